@@ -1,8 +1,8 @@
-"""Memory asked for ahead of need, so that what follows finds it in the L2 cache, or in registers.
+"""Prefetches: memory is requested early, so that it is in the L2 cache, or in registers, when it is needed.
 
-With cold caches the first look at a sector costs most of a microsecond, and a kernel that comes upon its parameters,
-ids, counters and rows one after another pays it for each. A prefetch is waited for by nobody, and a load not before its
-value is used.
+With cold caches the first access to a sector takes most of a microsecond. A kernel that reads its parameters, ids,
+counters and rows one after another pays this for each. No thread waits for a prefetch, and a load is waited for only
+when its value is used.
 """
 
 from epmoe.device import block_dim, block_idx, device_fn, i32, load16_nc, prefetch, store16, thread_idx, u32, u64
@@ -12,7 +12,7 @@ from .formats.row_copy import LANES, most_parts
 
 SECTOR = 32     # bytes that memory gives at a time
 HELD = 4        # vectors of a piece that a lane holds
-ROWS_AHEAD = 32 # rows of which nobody knows yet whether there are so many
+ROWS_AHEAD = 32 # rows to prefetch before their number is known
 
 
 def span(n_bytes):

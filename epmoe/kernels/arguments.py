@@ -1,4 +1,4 @@
-"""What a kernel is called with on the host: addresses, and the small tuples that go with them."""
+"""The host's arguments for a kernel call: addresses, and the small tuples that go with them."""
 
 from typing import NamedTuple
 

@@ -1,37 +1,37 @@
-"""Combine: every expert output goes back to the rank and token it came from, and every rank sums up its tokens.
+"""Combine: sends every expert output back to its token's rank, and every rank sums its tokens' rows.
 
-The story, in the words of the specification, and who tells which part:
+These are the steps, with the names of the specification and the module of each:
 
-1. **way back** (returners.py). Region A, which dispatch left behind, says for each entry, (local expert, source rank),
-   where its rows end and how many they are. A block sends a run of consecutive rows (row_runs.py), a warp a row or a
-   piece of one (row_pieces.py): it reads `src_info[row] = (token, k)` and writes the row to place [token, k] of the
-   source rank's recv_buf. The place says all, so the message is the row and nothing else.
-2. **signal**. Whoever knows that all rows of an entry are written writes the count into the source rank's recv_count at
-   [local_expert, my_rank], release at system scope. The warps of a block count their pieces in shared memory. Where all rows of the entry are one block's, the warp
-   with the last piece has acquired the others and signals; where they are several blocks', each adds its rows to
-   `finished[local_expert, source rank]`, acquire and release at device scope (dispatch no longer needs that region),
-   and whoever makes it complete puts the word back to 0 and signals. The signal covers rows of all warps and blocks.
-   Where no row goes back it is sent at once.
+1. **way back** (returners.py). Region A, written by dispatch, gives for each segment (local expert, src_rank) its end
+   row and its number of rows. A block sends a run of consecutive rows (row_runs.py), a warp a row or a piece of one
+   (row_pieces.py). It reads `src_info[row] = (token, k)` and writes the row to place [token, k] of src_rank's recv_buf.
+   The place identifies the row, so the message is only the row.
+2. **signal**. The thread that knows that all rows of a segment are written stores the count into src_rank's recv_count
+   at [local_expert, my_rank], release at system scope. The warps of a block count their pieces in shared memory. If all
+   rows of the segment belong to one block, the warp with the last piece has acquired the others and signals. If they
+   belong to several blocks, each adds its rows to `finished[local_expert, src_rank]`, acquire and release at device
+   scope (dispatch no longer needs that region). The block that completes the count resets the word to 0 and signals.
+   The signal covers rows of all warps and blocks. If a segment has no rows, it is sent at once.
 3. **wait** (watchers.py). In every block a few warps acquire all words of the rank's recv_count at system scope, and
-   raise a flag in shared memory for each one as it comes.
-4. **cleaning up** (leaving.py). When all words of a block are seen its last warp counts it in D: it needs neither A nor
-   recv_count any more. The last block resets recv_count, region A and D: the next round finds the memory as this one
-   did.
-5. **reducing** (reducers.py). A warp takes columns of a token, loads the rows' vectors as their flags go up, and sums
-   over k ascending fma(w, x, sum) from +0.0, one rounding to the output type, then the shared expert, then the
-   epilogue.
+   raise a flag in shared memory for each.
+4. **cleaning up** (leaving.py). When a block has seen all words, its last warp counts it in D: the block needs neither
+   A nor recv_count any more. The last block resets recv_count, region A and D, so the next round finds the memory as
+   this one did.
+5. **reducing** (reducers.py). A warp takes columns of a token and loads the rows' vectors as their flags go up. It sums
+   fma(w, x, sum) over k ascending from +0.0, rounds once to the output type, then adds the shared expert, then applies
+   the epilogue.
 
 To ranks of other p2p worlds (use_shmem) the row goes out of send_buf, by a put that is complete before step 2, and the
 count by a SHMEM signal: transport.py.
 
-combine_async is 1 and 2, combine_wait 3 to 5, combine_kernel all in one launch; there every block does all steps, so
-the blocks of a launch must be resident together: each waits for rows that all blocks of its peers return. Region A may
-be zeroed only when every block has read it, and recv_count when every block has seen it: the last one to leave comes
-after all. The region of ready flags stays 0: no block waits for another one that waits for all. When a round fails,
-tokens that miss a row are left alone, and others may have been reduced.
+combine_async is steps 1 and 2, combine_wait 3 to 5, and combine_kernel all of them in one launch. There every block
+does all steps. So the blocks of a launch must be resident together: each waits for rows that all blocks of its peers
+return. Region A may be zeroed only when every block has read it, and recv_count only when every block has seen it; the
+last block to leave comes after all. The ready flags stay 0, because no block waits for another block that waits for
+all. If a round fails, tokens that miss a row are not written; others may have been reduced.
 
-The addresses of ep_counters, status, rows and src_info are arguments of the kernels besides being parameters: the first
-look at memory is then one at A and at the parameters at once, and src_info and the first rows are asked for as well.
+The addresses of ep_counters, status, rows and src_info are kernel arguments as well as parameters. So the first memory
+access loads A and the parameters at once, and src_info and the first rows are prefetched.
 """
 
 from functools import lru_cache
@@ -171,7 +171,7 @@ def _compile_lamport(cfg, threads, trace, *functions):
 
 
 def _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn):
-    """What is done with a value before it is stored: epilogue, an OutputLambda, or None."""
+    """The function applied to a value before it is stored: epilogue, an OutputLambda, or None."""
     if elementwise_lambda_fn is not None and epilogue is not None:
         raise EPValueError("epilogue and elementwise_lambda_fn are both given: the second stores the result itself, so "
                            "it must also do what the first does")

@@ -1,10 +1,10 @@
-"""The receiving blocks of dispatch: messages out of recv_buf into the rows of the grouped output, as they arrive.
+"""The receiving blocks of dispatch: copy messages from recv_buf into the rows of the grouped output, as they
+arrive.
 
-Rows are dealt out to the warps in their order, which is that in which messages are sent (senders.py), in several
-parts where there are more warps than rows. A warp waits for the signal of the segment (local expert, source rank) that
-its row belongs to, then copies: while some messages are still under way, others lie in their rows already. The payload
-is the message's own or, where the sender shares payloads, that of another message to this rank, which the same signal
-covers.
+Rows are assigned to the warps in order, the same order in which messages are sent (senders.py). If there are more
+warps than rows, a row has several parts. A warp waits for the signal of its row's segment (local expert, src_rank),
+then copies. So some messages are copied while others are still under way. The payload is in the message itself or,
+if the sender shares payloads, in another message to this rank, which the same signal covers.
 """
 
 from epmoe import layout
@@ -258,7 +258,7 @@ def make(cfg, block, threads, mark, leave, are_few=False):
                     finish_group(params + u64(p_out), i32(0), i32(0), n_shared, i32(0), lane_id())
             first = i32(first + here)
             if first < local:
-                syncthreads()                               # nobody reads the old window any more
+                syncthreads()                               # all have read the old window
         mark(params, stamps.COPIED)
         return syncthreads_or(not ok) != 0, is_out
 

@@ -1,4 +1,4 @@
-"""Where the words of ep_counters lie, as byte offsets that the kernels take as constants."""
+"""Byte offsets of the words of ep_counters, which the kernels take as constants."""
 
 from functools import cache
 from typing import NamedTuple
@@ -10,8 +10,8 @@ from epmoe_ref.config import EPConfig
 class CounterWords(NamedTuple):
     """Byte offsets from the start of ep_counters; an entry of a region is 4 bytes, of region A 8.
 
-    reserved, finished: per (local expert, destination rank). a: (READY + end row, count) per (local expert, source
-    rank). b: inclusive prefix sums over source ranks within an expert. d: blocks that have finished. f: send_buf_ready.
+    reserved, finished: per (local expert, dst_rank). a: (READY + end row, count) per (local expert, source
+    rank). b: inclusive prefix sums over src_ranks within an expert. d: blocks that have finished. f: send_buf_ready.
     g: shared_expert_started. Where tokens are many, the first word of c (claimed tiles) counts the messages that have
     been taken to be copied, and e (ready flag) the batches of tokens that have been taken to be sent; else they stay
     0, as does combine_ready (one flag a reducing block): these kernels do without.

@@ -1,9 +1,9 @@
-"""A recv_count word that says all about a few messages: they need no trailers then, nor a look at one.
+"""Packed signals: a recv_count word that describes up to MOST_TOKENS messages, which then need no trailers.
 
-Of at most MOST_TOKENS tokens a rank has, a word of DESCRIBED tells how many go to the expert, which ones, and in which
-slot each of them has it; its bits, from the lowest: count (4) | a bit for each token (8) | the slots of tokens 0 to 2
-(5 each) | unused (5) | those of tokens 3 to 7 (5 each) | DESCRIBED. Messages are in the order of their tokens. The
-payload of token t, whatever its experts, lies in the row [local expert 0, src_rank, t] of recv_buf.
+If a rank has at most MOST_TOKENS tokens, a word of DESCRIBED tells how many go to the expert, which ones, and k of
+each. Its bits, from the lowest: count (4) | a bit for each token (8) | k of tokens 0 to 2 (5 each) | unused (5) | k of
+tokens 3 to 7 (5 each) | DESCRIBED. Messages are in the order of their tokens. The payload of token t, for all of its
+experts, is in row [local expert 0, src_rank, t] of recv_buf.
 """
 
 from epmoe.device import device_fn, ffs, i32, u32, u64
@@ -15,7 +15,7 @@ SLOTS_AT, SLOT_BITS, FIRST_HIGH = 12, 5, 3      # the slots of tokens from FIRST
 
 @device_fn
 def share_of(token, k):
-    """(lower, upper half): what a token with the expert in slot k adds to the expert's word."""
+    """(lower, upper half): the bits that a token with the expert at place k adds to the expert's word."""
     low, high = i32(1 + i32(16 << token)), i32(0)
     if token < FIRST_HIGH:
         low = i32(low + i32(k << i32(SLOTS_AT + SLOT_BITS * token)))

@@ -1,59 +1,59 @@
-"""Dispatch: every token goes to the owners of its experts, and every rank groups what it received by expert.
+"""Dispatch: sends every token to the owners of its experts; every rank groups the tokens that it receives by expert.
 
-The story, in the words of the specification, and who tells which part. In the fused kernel some blocks send, the others
-receive, both from the start (of the split kernels each has blocks of one kind):
+These are the steps, with the names of the specification and the module of each. In the fused kernel some blocks send
+and the others receive, both from the beginning. (Each split kernel has blocks of one kind.)
 
-1. **announcing** (signaller.py). Block 0 counts the ids of each expert and tells its owner, in the owner's recv_count
-   at [local_expert, my_rank]: ANNOUNCED + count. Where the count is 0 that is the signal already: 0.
-2. **reserved** (senders.py). A warp takes a token. For each slot k, lane k claims place s by a fetch-add on
-   `reserved[local_expert, owner]`; the message goes to the owner's recv_buf at [local_expert, my_rank, s].
-3. **sending** (senders.py, pieces.py). Warps write messages, or pieces of them, in an order that is the same in all
-   blocks, so that those to the first experts are complete long before the last ones.
-4. **finished, signal** (signaller.py). Pieces are added up in `finished[local_expert, owner]`, acquire and release at
-   device scope, by the warp that has written one, or behind a barrier for a whole block whose warps have one each;
-   block 0 has entered the number of pieces as a debt. Whoever brings the word to 0 has
-   acquired all of these messages. It writes the count into the same word of recv_count, release at system scope: the
-   signal. Release is cumulative: the signal covers messages that other blocks wrote.
-5. **counts** (offsets.py). Every receiving block waits until all words of its recv_count say how many messages come,
-   acquires them, and computes all places: row_offsets, regions A and B, which one block writes down.
-6. **waiting, copying** (copiers.py). A warp takes a row, in the order in which they arrive; acquires, at system scope,
-   the signal of its (local expert, source rank), and decodes the message to the row.
-7. **cleaning up** (leaving.py). Each block counts itself in D when it needs the counters no more, which may be
-   before it copies: its last warp does, and the last block's leaves reserved, D, F and G at 0 and recv_count at
-   MAX_FINITE; `finished` is 0 again by itself, and A stays for combine. No host has to reset anything between rounds.
+1. **announcing** (signaller.py). Block 0 counts the ids of each expert and announces the count to its owner: it writes
+   ANNOUNCED + count into the owner's recv_count at [local_expert, my_rank]. A count of 0 is the signal itself: 0.
+2. **reserved** (senders.py). A warp takes a token. For each k, lane k claims slot s by a fetch-add on
+   `reserved[local_expert, dst_rank]`. The message goes to the owner's recv_buf at [local_expert, my_rank, s].
+3. **sending** (senders.py, pieces.py). Warps write messages, or pieces of them, in the same order in all blocks. So the
+   messages to the first experts are complete long before the last ones.
+4. **finished, signal** (signaller.py). `finished[local_expert, dst_rank]` counts pieces, with acquire and release at
+   device scope. The warp that has written a piece adds to it; if all warps of a block have one, a thread adds for the
+   block after a barrier. Block 0 has subtracted the number of pieces in advance. The thread that brings the word to 0
+   has acquired all of these messages. It writes the count into the same word of recv_count, release at system scope:
+   the signal. Release is cumulative, so the signal covers messages that other blocks wrote.
+5. **counts** (offsets.py). Every receiving block waits until all words of its recv_count hold a count, acquires them,
+   and computes all places: row_offsets, regions A and B. One block stores them.
+6. **waiting, copying** (copiers.py). A warp takes a row, in the order of arrival. It acquires, at system scope, the
+   signal of the row's (local expert, src_rank), and decodes the message into the row.
+7. **cleaning up** (leaving.py). A block counts itself in D when it no longer needs the counters, possibly before it
+   copies. The last warp of a block does so. The last block resets reserved, D, F and G to 0 and recv_count to
+   MAX_FINITE. `finished` is 0 again already, and A stays for combine. So the host need not reset anything between
+   rounds.
 
-The announcement is no step of the specification; without it everything would be right, only later: places are known
-early, so that copying overlaps sending. Rows are dealt out, not claimed in C, and nobody waits for another block to
-compute offsets, which E would tell of. Both words are counters where tokens are many: of the messages that warps have
-taken to copy (rows_of_token.py), and of the batches of tokens that blocks have taken to send (senders.py).
+The specification has no announcement. It only saves time: places are known early, so copying overlaps sending. Rows are
+assigned, not claimed in C, and no block waits for another one's offsets, which E would signal. For many tokens both
+words are counters: of messages that warps have taken to copy (rows_of_token.py), and of batches of tokens that blocks
+have taken to send (senders.py).
 
-A token's payload is sent once to a rank, whatever number of its experts are there (pieces.py): the message to the
-lowest of them carries it, the others are trailers that say in which row of recv_buf it lies. A signal covers the
-payloads that its messages refer to, and receivers know from each trailer where to read, so only the sender chooses.
-To other p2p worlds, and where nothing is exchanged (skip_a2a), every message is whole, as in the specification. Where
-payloads are shared and there are but a few tokens, one block a destination takes the place of steps 1 to 4
-(few_tokens.py): payloads leave at once, and the signals themselves describe the messages (described.py), which have no
-trailers. A peer may send either way in the same round. Where all signals are such, warps need not wait for each other
-in step 6 (known_rows.py). Where ranks may have many tokens, a payload is also read once only, and stored to all its
-rows (rows_of_token.py).
+A token's payload is sent to a rank once, even if several of its experts are there (pieces.py). The message to the
+lowest of these experts carries it. The others are trailers, which give the row of recv_buf that holds the payload. A
+signal covers the payloads that its messages refer to, and receivers read from each trailer where the payload is, so the
+sender alone decides. Messages to other p2p worlds, and all messages under skip_a2a, are whole, as in the specification.
+In small batches with shared payloads, one block for each dst_rank replaces steps 1 to 4 (few_tokens.py): it sends
+payloads at once, and the signals describe the messages (described.py), which have no trailers. A peer may use either
+way in the same round. If all signals describe messages, warps need not wait for each other in step 6 (known_rows.py).
+If ranks may have many tokens, a payload is also read only once, and stored into all its rows (rows_of_token.py).
 
-Blocks that have several batches of tokens to send complete no expert before the last one, so that nobody could copy
-meanwhile: then all blocks of the fused kernel send, and after that all of them receive. Where copying is not dealt out
-beforehand, blocks that have sent always join in.
+If blocks have several batches of tokens to send, no expert is complete before the last batch, and nothing could be
+copied meanwhile. Then all blocks of the fused kernel send first, and afterwards all receive. If copying is not assigned
+in advance, blocks that have finished sending always join in.
 
 To ranks of other p2p worlds (use_shmem) the message goes out of send_buf, by a put that is complete before step 4, and
 the count by a SHMEM signal, without an announcement: transport.py.
 
-dispatch_async is 1 to 4, dispatch_wait 5 to 7, dispatch_kernel all in one launch. What the boundary between the
-launches gave the split kernels for free, and what replaces it in the fused one:
-- reserved is cleared when no sender needs it any more: by the last block to leave, in both.
-- the copying blocks of the fused kernel may read recv_buf while peers still write other messages to it, but never a
-  message whose signal they have not acquired.
+dispatch_async is steps 1 to 4, dispatch_wait 5 to 7, and dispatch_kernel all of them in one launch. The launch boundary
+orders the split kernels. The fused kernel replaces it as follows:
+- the last block to leave clears reserved, when no sender needs it any more (in both forms).
+- a copying block may read recv_buf while peers write other messages to it, but never a message whose signal it has not
+  acquired.
 - rows of a fused shared expert need tokens that other blocks encode: region F counts them (shared_expert.py).
-- sending blocks wait for nobody, and they are the first blocks of the grid; only receiving blocks wait, for senders.
+- sending blocks wait for no block, and they are the first blocks of the grid. Only receiving blocks wait, for senders.
   Blocks that do both send first.
 
-Order inside one (expert, source rank) segment is the order of the claims: unspecified.
+The order within an (expert, src_rank) segment is the order of the claims: unspecified.
 """
 
 from functools import lru_cache, partial
@@ -231,7 +231,7 @@ def dispatch_async_kernel(cfg, launch=None, *, input_scale=None) -> DispatchAsyn
 def dispatch_wait_kernel(cfg, launch=None) -> DispatchWaitCall:
     """The kernel that waits for all messages of the round and groups them by expert: steps 5 to 7.
 
-    Its launch ends when they lie in their rows; inside an (expert, source rank) segment the order of rows is free.
+    Its launch ends when they lie in their rows; inside an (expert, src_rank) segment the order of rows is free.
 
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig().
     Returns a DispatchWaitCall, called with the page's arguments in the page's order: addresses (KernelCall).

@@ -1,13 +1,13 @@
-"""Few tokens: a block for each destination rank does all that concerns it, so that no block waits for another's word.
+"""Small batches: one block for each dst_rank does all of its work, so that no block waits for another.
 
-With a handful of tokens a dispatch takes as long as the longest chain of steps that wait for each other. The longest
-step is a release, which waits until the peer has acknowledged what was sent before. So the block of a destination sends
-all payloads at once, before it knows who wants them, each to a place of its own: row [local expert 0, my_rank, token]
-of recv_buf, and a warp fences behind them. Others clean the ids while the fence waits. Who wants what goes into the
-words of recv_count themselves (described.py), so there are no trailers, no slots to claim in `reserved`, no pieces to
-count in `finished`, and no announcement, since nothing is long under way. A launch has no more blocks and threads than
-have work to do, since a thread that has none costs the others time at each step. A kernel whose launches never have
-more tokens has no code for more: what is not run costs time too, since instructions come from memory.
+With a handful of tokens, a dispatch takes as long as its longest chain of dependent steps. The longest step is a
+release, which waits until the peer has acknowledged everything sent before. So a block sends all payloads at once,
+before it knows their experts, each to a fixed place: row [local expert 0, my_rank, token] of recv_buf. Then a warp
+fences. Other warps clean the ids while the fence waits. The routing goes into the words of recv_count themselves
+(described.py). So there are no trailers, no slots to claim in `reserved`, no pieces to count in `finished`, and no
+announcement, since nothing is under way for long. A launch has only as many blocks and threads as have work, since idle
+threads slow the others down at each step. A kernel for small batches has no code for more tokens, because unused code
+still costs instruction fetches.
 """
 
 from epmoe import layout
@@ -30,7 +30,7 @@ THREADS_A_TOKEN, MOST_THREADS = 256, 512        # of a block; 256 load a row of 
 
 
 def applies(cfg, shares):
-    """Whether the configuration has this way: payloads are shared, and nobody needs them in send_buf."""
+    """Whether the configuration allows this: payloads are shared, and not needed in send_buf."""
     encodes_for_itself = cfg.fused_shared_expert and not formats.of(cfg).direct
     return shares and not cfg.skip_a2a and not encodes_for_itself and cfg.n_local_experts <= MOST_EXPERTS
 

@@ -1,4 +1,4 @@
-"""Topk ids as the kernels use them: lane k of a warp holds slot k of a token; what is not a usable id becomes -1."""
+"""Topk ids as the kernels use them: lane k of a warp holds a token's k-th id; an invalid id becomes -1."""
 
 from typing import NamedTuple
 

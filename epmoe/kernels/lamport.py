@@ -1,20 +1,20 @@
-"""Combine of few tokens without signals: every word of a row says by itself that it has come.
+"""Combine of small batches without signals: each 32-bit word of a row is its own ready flag.
 
-While nothing is there, every 32-bit word of the buffer is ABSENT, all ones, which is a NaN in every output type. Rows
-are stored relaxed at system scope, and their receiver polls the very words that it is going to add up until none is
-ABSENT: by the PTX memory model each of the four words of a 16-byte access is read and written at once, so who sees
-another value sees the word itself, and nothing need be ordered between words. No release waits for acknowledgements, no
-signal follows it, and no second look fetches the row. The name is NCCL's and TensorRT-LLM's for such buffers, after
-Lamport's queue without locks.
+Until a row arrives, every 32-bit word of the buffer is the sentinel ABSENT, all ones, which is a NaN in every output
+type. Rows are stored relaxed at system scope. Their receiver polls the words that it is going to sum until none is
+ABSENT. By the PTX memory model each of the four words of a 16-byte access is read and written as a whole, so a thread
+that sees another value sees the word itself. No order between words is needed. No release waits for acknowledgements,
+no signal follows the row, and no second load fetches it. The name "Lamport" for these buffers is NCCL's and TensorRT-LLM's,
+after Lamport's queue without locks.
 
-What that takes. A row that holds the word ABSENT has NAN in its place, which sums up to the same, as which NaN results
-from arithmetic is unspecified; so rows that are not summed up go the other way. Who has taken a vector puts ABSENT
-back: the next round's rows come only when this rank has dispatched again. A rank that has no row for another one still
-has to say that it has left the dispatch: its combine begins by a word in recv_count at [0, my_rank], BEGUN, released,
-which its receiver waits for last, and puts back. Region A is put back by the last block that has read it. The other
-words of recv_count are neither written nor looked at.
+Conditions. A row that contains the word ABSENT gets NAN instead. This gives the same sum, as the bits of a NaN result
+are unspecified; rows that are not summed use signals. A thread that has taken a vector restores ABSENT. This is safe
+because the next round's rows arrive only after this rank has dispatched again. A rank without rows for a peer must
+still tell it that it has left the dispatch. So its combine begins with a word in recv_count at [0, my_rank], BEGUN,
+released, which the receiver waits for last, and resets. The last block that has read region A resets it. The other
+words of recv_count are neither written nor read.
 
-A row whose src_info names no place is not sent, and its receiver cannot tell: it waits in vain, and gives up.
+A row whose src_info is invalid is not sent. Its receiver cannot know this, and its wait expires.
 """
 
 from epmoe import layout
@@ -86,7 +86,7 @@ def ending(cfg, block):
 
 
 def taking(cfg, block):
-    """The Taking of reducers.py: each lane waits for its own vectors, as they come. Rows that nobody sums up have none."""
+    """The Taking of reducers.py: each lane polls its own vectors. Rows that are not summed have none."""
     bytes_a_row, top_k, n_ranks = layout.combine_msg_bytes(cfg), cfg.top_k, cfg.n_src_ranks
     p_status, p_timeout = block.offset("status"), block.offset("timeout_ns")
 

@@ -1,4 +1,6 @@
-"""The way back of a combine without signals (lamport.py): region A, dealt out in runs of rows, and who has begun."""
+"""The sending part of a combine without signals (lamport.py): divides region A into runs of rows, and tells peers
+BEGUN.
+"""
 
 from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, block_idx, device_fn, grid_dim, i32, lane_id, load_i32,
                           n_warps, shared_array, store_i32, syncthreads_or, syncwarp, thread_idx, u64,

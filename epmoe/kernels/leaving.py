@@ -1,7 +1,7 @@
-"""The end of a round's half: the last block of a kernel leaves the counters as the round found them.
+"""The end of a half: the last block of a kernel resets the counters to their values before the round.
 
-Every block counts itself in D when it needs the counters no more. Whatever the blocks did before comes before what the
-last one does then, so that no host has to reset anything between rounds.
+Every block counts itself in D when it no longer needs the counters. Everything that the blocks did before is ordered
+before the last block's resets, so the host need not reset anything between rounds.
 """
 
 from epmoe.device import (atomic_add_acq_rel_gpu_i32, device_fn, grid_dim, i32, lane_id, load_u64, store_i32, store_u64,

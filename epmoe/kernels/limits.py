@@ -1,4 +1,4 @@
-"""What the fast kernels for pairs cannot do; the plain ones have no limit on top_k."""
+"""The limits of the fast kernels for pairs; the plain ones have no limit on top_k."""
 
 from epmoe_ref.config import MAX_GPUS_PER_NODE, EPConfig
 from epmoe_ref.errors import EPValueError

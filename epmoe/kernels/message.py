@@ -1,8 +1,8 @@
-"""The end of a dispatch message: `src_info | topk_info`, which says whose token it is and where it wants to go.
+"""The trailer of a dispatch message: `src_info | topk_info`, the token's number and its experts.
 
-A message whose payload lies in another message of the same token to the same rank says so in the second word of
-src_info, which is padding otherwise: 1 + the row of that message in recv_buf [local_expert, src_rank, slot]; 0 where
-the payload is its own, as in the specification. Of many tokens, see rows_of_token.py.
+If a message's payload is in another message of the same token to the same rank, the second word of src_info, otherwise
+padding, says so: 1 + the row of that message in recv_buf [local_expert, src_rank, slot]. It is 0 if the message has its
+payload, as in the specification. For many tokens, see rows_of_token.py.
 """
 
 from typing import NamedTuple

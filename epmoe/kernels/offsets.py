@@ -1,7 +1,7 @@
-"""Where every message's row lies: counts of all source ranks turned into places, by each receiving block for itself.
+"""Turns the counts of all src_ranks into the rows of their messages; each receiving block computes this for itself.
 
-Each block waits for the counts, which arrive long before most messages do, and computes the places in shared memory;
-that takes less time than to wait for another block that does it for all. One of them also writes down the results.
+Each block waits for the counts, which arrive long before most messages, and computes the places in shared memory. This
+takes less time than waiting for one block to do it for all. One of the blocks also stores the results.
 """
 
 from typing import NamedTuple
@@ -30,7 +30,7 @@ def block_sum():
     def sums(value, partial):
         lane, warp = lane_id(), warp_id()
         inclusive = i32(warp_inclusive_sum_i32(value))
-        syncthreads()                           # nobody reads `partial` of an earlier call any more
+        syncthreads()                           # all have read `partial` of the earlier call
         if lane == 31:
             partial[warp] = inclusive
         syncthreads()
@@ -49,14 +49,14 @@ def block_sum():
 class Places(NamedTuple):
     """Device functions of a block, and the sizes of what they fill, for a window of the local experts.
 
-    experts, counts: the most experts of a window, and counts of them (one for each source rank). known: see below.
+    experts, counts: the most experts of a window, and counts of them (one for each src_rank). known: see below.
     await_counts(params, first, here, counts, words) -> whether all came, those of `here` experts from `first` on, and
         whether all were of messages that had come, and never were anything else, so that all blocks see the same, as
         far as this thread looked. words: those of the first `known` counts.
     await_messages: the same, but it waits until all messages have come.
     place(here, start, counts, before, ends, starts, tiles, partial) -> the next window's `start`, before a barrier.
         start: (output row, 128-row tile) at which the window begins.
-        before[expert, source]: rows of the expert from lower source ranks. ends[expert, source]: rows of the window up
+        before[expert, source]: rows of the expert from lower src_ranks. ends[expert, source]: rows of the window up
         to the end of this segment, padding rows not counted. starts, tiles[expert]: its first output row and tile.
     begin(params, num_tokens, my_rank) -> the first window's `start`.
     write(params, first, here, counts, before, starts, tiles): the results of a window, by the whole block: row_offsets,
@@ -150,7 +150,7 @@ def make(cfg, block, threads) -> Places:
 
     @device_fn
     def end_group(params, group, start, n_rows):
-        """The group's end in row_offsets, its id, and nobody as the source of its padding rows."""
+        """The group's end in row_offsets, its id, and (-1, -1) as the source of its padding rows."""
         end = i32(start + padded(n_rows))
         store_i32(u64(load_u64(params + u64(p_offsets))) + u64(4) * u64(group + 1), end)
         store_i32(u64(load_u64(params + u64(p_ids))) + u64(4) * u64(group), group)

@@ -1,9 +1,9 @@
-"""What one warp sends at a time: a piece of a payload, and with the first piece the trailers that belong to it.
+"""The unit that one warp sends: a piece of a payload, and with the first piece the trailers that belong to it.
 
-Plain: each message has its own payload. Shared: a payload goes to a rank once, to the place of the token's message to
-the lowest expert there, which carries it; the trailers of the token's other messages to that rank refer to it. A piece
-of a shared payload counts as finished for each of these messages, so that the signal of any expert covers the payloads
-that its messages refer to.
+Plain: each message has its own payload. Shared: a payload goes to a rank once, in the token's message to its lowest
+expert there. The trailers of the token's other messages to that rank refer to it. A piece of a shared payload
+counts as finished for each of these messages, so the signal of any expert covers the payloads that its messages
+refer to.
 """
 
 from typing import NamedTuple

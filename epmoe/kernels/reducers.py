@@ -1,7 +1,7 @@
-"""The reducing of combine_wait: per token the weighted sum of its rows, or the rows as they are.
+"""The reducing part of combine_wait: the weighted sum of each token's rows, or the rows themselves.
 
-A warp takes a run of columns of one token. It loads the rows' vectors into registers as the rows come, in whatever
-order, and adds them up when it has all of them: so little is left to do when the last row of the round is here.
+A warp takes a run of columns of one token. It loads the rows' vectors into registers as they arrive, in any order, and
+sums them when it has all of them. So little work remains when the last row of the round arrives.
 """
 
 from typing import NamedTuple

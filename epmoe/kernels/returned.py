@@ -1,4 +1,4 @@
-"""What the caller's functions return: a value function one real number, an output lambda nothing."""
+"""Return values of the caller's functions: a value function returns one real number, an output lambda nothing."""
 
 from functools import lru_cache
 from numbers import Real

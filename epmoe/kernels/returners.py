@@ -1,7 +1,7 @@
-"""Combine's way back: rows of expert outputs to the places (token, k) of the ranks that their tokens came from.
+"""The sending part of combine: rows of expert outputs to the places (token, k) of their tokens' ranks.
 
-Region A gives for each segment, (local expert, source rank), where its rows end and how many there are. Each block sends
-a run of consecutive rows (row_runs.py); a warp sends one piece of a row at a time (row_pieces.py).
+Region A gives for each segment (local expert, src_rank) its end row and its number of rows. Each block sends a run of
+consecutive rows (row_runs.py); a warp sends one piece of a row at a time (row_pieces.py).
 """
 
 from epmoe.device import (block_dim, block_idx, device_fn, grid_dim, i32, load_i32, shared_array, syncthreads,
@@ -48,7 +48,7 @@ def make(cfg, block, mark):
             send_runs(params, words, rows, src_infos, first, here, my_rank, ends, counts, done)
             first = i32(first + window)
             if first < n_entries:
-                syncthreads()               # nobody reads the old window any more
+                syncthreads()               # all have read the old window
         mark(params, stamps.SENT)
         return False
 

@@ -1,4 +1,4 @@
-"""What one warp of combine sends at a time: a piece of a row, to the place that the row's src_info names."""
+"""The unit that one warp of combine sends: a piece of a row, to the place in the row's src_info."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ HELD = 7            # vectors that a lane holds at a time
 
 
 class RowPieces(NamedTuple):
-    """Device functions; an entry is one of region A: (local expert, source rank).
+    """Device functions; an entry is one of region A: (local expert, src_rank).
 
     cut(n_rows) -> (n_parts, vectors of a part): how a block that has so many rows cuts each: a piece for every warp.
     ask(rows, src_infos, row, first, end, lane) -> (src_info, vectors from `first` on): on their way to a warp.
@@ -22,7 +22,7 @@ class RowPieces(NamedTuple):
         end - 1 of a row, as far as there are, to their place; the row is the entry's at_row-th; asked: what `ask` gave.
     signal(params, entry, my_rank, count): one thread writes the entry's count into the word of recv_count of the rank
         that its rows go to; covers all that this thread has written, or acquired from others.
-    signals: whether signals are needed: else a row says by itself that it is there, to who polls it.
+    signals: whether signals are needed; else each word of a row is its own ready flag for its receiver.
     """
 
     cut: callable

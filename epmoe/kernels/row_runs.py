@@ -1,8 +1,8 @@
-"""Rows of combine dealt out in runs: a block takes rows that follow one another, whatever entries they belong to.
+"""Assigns rows of combine in runs: a block takes consecutive rows, whatever segments they belong to.
 
-So blocks have equally many. Most entries are one block's work: its warps count their pieces in shared memory, nobody
-waits until a piece has arrived before the next one goes, and the last warp signals for all. Only entries that reach
-over several blocks are counted in device memory.
+So blocks have equal shares. Most segments are one block's work: its warps count their pieces in shared memory, no warp
+waits for the arrival of a piece before it sends the next, and the last warp signals for all. Only segments that span
+several blocks are counted in device memory.
 """
 
 from epmoe.device import (atomic_add_acq_rel_gpu_i32, ballot, block_idx, device_fn, fence_acq_rel_cta, ffs, grid_dim,

@@ -1,10 +1,10 @@
-"""Many tokens: a payload that came once is read once, and becomes the rows of all its token's messages to this rank.
+"""Large batches: a payload that arrived once is read once, and stored into the rows of all its token's messages.
 
-Who copies row by row reads a payload as often as it has experts here, each time out of memory. So the sender of a
-shared payload adds a list: 1 + the row in recv_buf of the token's message in each slot, 0 where it is not to this rank.
-It lies where another of these messages would have its payload, and the carrier's reference says where: LISTED + 1 +
-that message's row. A receiver has work with carriers alone, and warps take messages as they become free, since nobody
-knows beforehand which ones carry a payload.
+Copying row by row would read a payload from memory once for each of its experts here. So the sender of a shared payload
+adds a list: for each k, 1 + the row in recv_buf of the token's message, or 0 if it goes to another rank. The list is
+where another of these messages would have its payload. The carrier's reference gives the place: LISTED + 1 + that
+message's row. Only carriers cause work for a receiver. Warps take messages as they become free, since it is not known
+in advance which ones carry a payload.
 """
 
 from epmoe import layout

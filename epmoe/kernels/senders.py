@@ -1,13 +1,13 @@
-"""The sending blocks of dispatch: tokens to the owners of their experts, in an order that lets receivers follow.
+"""The sending blocks of dispatch: send tokens to the owners of their experts, in an order that lets receivers follow.
 
-A block takes a batch of tokens: places for its messages (a warp a token), payloads (steps of a row over the warps), and
-then pieces of payloads, one warp each, 16 bytes a lane (pieces.py). All blocks send in the same order: by local expert,
-and for each of them to all owners in turn, so that the links to all peers are busy all the time; each rank begins with
-itself, so that no two ranks turn to the same peer. Messages to the first experts are complete long before the last
-message is, and their receivers copy them to their rows while others are under way. So it is with shared payloads too,
-since a payload goes with the message to the lowest expert of those that want it.
+A block takes a batch of tokens. It claims slots for its messages (a warp for each token), encodes payloads (steps of a
+row over the warps), and sends pieces of payloads (a warp for each piece, 16 bytes a lane: pieces.py). All blocks send
+in the same order: by local expert, and for each local expert to all owners in turn, so that the links to all peers stay
+busy. Each rank begins with itself, so that no two ranks send to the same peer at the same time. Messages to the first
+experts are complete long before the last message, and their receivers copy them meanwhile. This holds for shared
+payloads too, because a payload goes with the message to its lowest expert.
 
-One block counts and announces; it has no tokens, unless there are only a few sending blocks.
+One block counts and announces. It has no tokens, unless there are only a few sending blocks.
 """
 
 from epmoe import layout
@@ -262,7 +262,7 @@ def make(cfg, block, mark, input_scale=None, shares=False, few=-1, are_few=False
                 upcoming[0] = i32(n_workers + atomic_add_relaxed_gpu_i32(words + u64(at.e), i32(1)))
             send_pieces(params, first, stride, i32(n_tokens * top_k), n_parts, my_rank, places, experts, keys, order)
             mark(params, stamps.SENT)
-            syncthreads()                       # nobody reads the batch any more, and all is written at the end
+            syncthreads()                       # all have read the batch, and all is written at the end
             if deals:
                 first = i32(upcoming[0])
             else:

@@ -1,10 +1,10 @@
-"""How many messages a rank sends to every expert: counted and told at once, and signalled when all are written.
+"""Counts the messages to every expert, announces the counts at once, and signals when all messages are written.
 
-The owner of an expert learns the count early, as ANNOUNCED + count in its recv_count word, so that it knows every row's
-place while messages are under way; the same word becomes the count alone, the signal, when they are there. Nobody waits
-for that: `finished` counts the pieces of an expert's messages as they are written, and is given their number as a debt
-when they have been counted. Whoever brings it to zero, be it a sender or who counted, signals. So `finished` is 0 again
-at the end, and no block of the sending half ever waits for another.
+The owner of an expert learns the count early, as ANNOUNCED + count in its recv_count word. So it knows every row's
+place while messages are under way. The same word becomes the plain count, the signal, when they have arrived. No block
+waits for this. `finished` counts the pieces of an expert's messages as they are written; when the messages have been
+counted, their number of pieces is subtracted. The thread that brings the word to zero, a sender or the counting block,
+signals. So `finished` is 0 again at the end, and no block of the sending half ever waits for another.
 """
 
 from typing import NamedTuple
@@ -125,7 +125,7 @@ def make(cfg, block, mark) -> Signaller:
                 tell(params, owner, index, u64(ANNOUNCED) + u64(count))
             debt = i32(count * n_parts)
             finished = u64(load_u64(params + u64(p_counters))) + u64(at.finished) + u64(4) * u64(entry_of(expert))
-            # release: whoever signals comes after the announcement; acquire: the messages, if all are written
+            # release: the signal comes after the announcement; acquire: the messages, if all are written
             if atomic_add_acq_rel_gpu_i32(finished, i32(-debt)) == debt:
                 signal_expert(params, expert, my_rank, count)
 

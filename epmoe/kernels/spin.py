@@ -1,10 +1,10 @@
-"""Bounded waits: every spin of every kernel is one of these, and each ends after the timeout by the device's clock.
+"""Bounded waits: every spin of every kernel is one of these, and each ends after the timeout, by the device's clock.
 
 A wait gives up when its own time is over, which it records in the status region, or when another wait of this rank has
-failed. FAILED is the one abort flag: it releases all waits of the rank, in this launch and in later ones.
+failed. FAILED is the only abort flag: it ends all waits of the rank, in this launch and in later ones.
 
-Peers' words are polled by acquiring loads: what they guard can be looked at at once. Words of the own device are polled
-relaxed, since many threads wait for the same one, and acquired when they have been seen.
+Words that peers write are polled with acquire, so the data that they guard can be read at once. Words of this device
+are polled relaxed, since many threads wait for the same one, and acquired after the poll has succeeded.
 """
 
 from epmoe.device import (device_fn, globaltimer, ld_acquire_gpu_i32, ld_acquire_sys_u64, ld_relaxed_gpu_i32,

@@ -30,7 +30,7 @@ START, CLAIMED, ENCODED, ANNOUNCED, SENT, COUNTED, PLACED, ARRIVED, COPIED, REDU
 
 
 class Stamps(NamedTuple):
-    """What the last launch of a kernel left: kernel's name, rank, and times [blocks, marks] uint64, 0 for none."""
+    """The stamps of a kernel's last launch: kernel's name, rank, and times [blocks, marks] uint64, 0 for none."""
 
     kernel: str
     rank: int

@@ -1,4 +1,4 @@
-"""The status region: what a kernel found wrong, as int32 words that the host reads when it synchronises anyway.
+"""The status region: errors that a kernel found, as int32 words that the host reads when it synchronises anyway.
 
 Kernels do not raise; they record. The first thread whose wait expires takes the words FAILED..BLOCK for itself; every
 other wait of this rank, in this launch and in later ones, then ends at its next look at FAILED. Bad ids are counted and
@@ -20,13 +20,13 @@ EXPECTED, SEEN = 3, 4
 BLOCK = 5
 BAD_IDS, REPEATED_IDS = 8, 9    # how many were treated as -1
 BAD_TOKEN, BAD_SLOT, BAD_ID = 10, 11, 12    # the first that was recorded
-MISSING_RANKS = 13              # FOR_ROWS: a bit for each source rank of which something has not come
+MISSING_RANKS = 13              # FOR_ROWS: a bit for each src_rank of which something has not come
 
-# Phases that wait; combine_async waits for nobody, and dispatch_async for blocks of its own rank only
+# Phases that wait; combine_async never waits, and dispatch_async waits only for blocks of its own rank
 DISPATCH_ASYNC, DISPATCH_WAIT, COMBINE_WAIT = 1, 2, 4
 PHASES = {DISPATCH_ASYNC: "dispatch_async", DISPATCH_WAIT: "dispatch_wait", COMBINE_WAIT: "combine_wait"}
 
-# What a wait was for
+# The purposes of waits
 FOR_FINISHED, FOR_RECV_COUNT, FOR_SEND_BUF, FOR_ROWS, FOR_READY, FOR_REDUCING = 1, 2, 4, 8, 16, 32
 LOCAL_WAITS = {FOR_FINISHED: "finished[{}]: messages that this rank's own blocks were to write",
                FOR_SEND_BUF: "send_buf_ready: tokens that this rank's own blocks were to encode",
@@ -116,7 +116,7 @@ def raise_if_bad_ids(words, cfg: EPConfig, rank: int):
 
 
 def _missing_rows(cfg, rank, index, sources):
-    """index: an entry, (local expert, source rank), of which a row is missing, or -1."""
+    """index: an entry, (local expert, src_rank), of which a row is missing, or -1."""
     some = "no word that its combine has begun"
     if index >= 0:
         local_expert, source = divmod(index, cfg.n_src_ranks)

@@ -1,11 +1,11 @@
-"""How bytes and signals reach a peer: the one place that knows, and all that a kernel knows of its peers.
+"""How bytes and signals reach a peer; only this module depends on it.
 
-Inside a p2p world: plain stores into the peer's mapped memory, and a release at system scope. To ranks of other
+Inside a p2p world: plain stores into the peer's mapped memory, and a release at system scope. To ranks of other p2p
 worlds (use_shmem): SHMEM puts out of a symmetric send_buf, and a SHMEM signal. One count signal covers the puts of many
-warps, so the order is: every lane of a warp completes its puts; then they are counted in `finished`, release at device
-scope, by their warp or, behind a barrier, by a thread for the whole block; whoever finds the count complete has
-acquired all of them, and a fence of its own at system scope carries that to the signal, which by itself orders nothing.
-A put that was not completed may arrive after the signal; its source is read until then.
+warps, in this order. Every lane of a warp completes its puts. Then its warp, or after a barrier a thread for the whole
+block, counts them in `finished`, release at device scope. The thread that finds the count complete has acquired all of
+them. Its own fence at system scope carries this to the signal, which by itself orders nothing. A put that was not
+completed may arrive after the signal; its source is read until then.
 """
 
 from typing import NamedTuple
@@ -16,10 +16,10 @@ from epmoe.device import device_fn, load_u64, st_relaxed_sys_u64, st_release_sys
 class Transport(NamedTuple):
     """Device functions made for one kernel.
 
-    recv_buf(params, rank, my_rank): address of that rank's recv_buf; for a far rank, of the own one, which names it in
+    recv_buf(params, rank, my_rank): address of that rank's recv_buf; for a far rank, of its own one, which names it in
         puts.
     signal(params, rank, my_rank, index, count): writes count into word `index` of that rank's recv_count. What this
-        thread has written, or acquired from other threads, is visible to who acquires the word; puts if completed.
+        thread has written, or acquired from other threads, is visible to a thread that acquires the word; puts if done.
     tell(params, rank, index, value): writes value into word `index` of the recv_count of a rank of the same world,
         which says nothing of what else this thread has written.
     crosses: whether there are far ranks, those of other p2p worlds. The rest is used only if there are.

@@ -17,7 +17,7 @@ from . import returned
 
 
 class OutputLambda(NamedTuple):
-    """A function (token, col, value, *args) in the place of an epilogue, which stores its result itself."""
+    """A function (token, col, value, *args) instead of an epilogue, which stores its result itself."""
 
     function: callable
 

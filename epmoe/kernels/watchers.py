@@ -1,8 +1,8 @@
-"""Combine's signals, watched by a few warps of each block for all its warps: they learn of each one as it comes.
+"""A few warps of each block poll combine's signals for all of its warps, which see each signal as it arrives.
 
-The words of recv_count are few and every block wants to see all of them; if all warps polled them, polls would queue up
-behind each other where the signals have to go. So the last warps of a block poll, one word a thread where there are
-enough of them, and raise a flag in shared memory for each word that they have acquired. The others look there.
+recv_count has few words, and every block needs all of them. If all warps polled them, polls would queue up in front of
+the signals. So the last warps of a block poll, one word for each thread if there are enough threads, and raise a flag
+in shared memory for each word that they have acquired. The other warps poll these flags.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from .status import COMBINE_WAIT, FOR_RECV_COUNT, record_expired
 
 MAX_FLAGS = 1024        # in shared memory; where there are more words, a flag counts several of them
 SHARE = 4               # one warp of so many watches, at most
-NAP_NS = 40             # between two looks at a flag: who waits leaves the multiprocessor to who polls and sums up
+NAP_NS = 40             # between two polls of a flag: waiting warps leave the multiprocessor to those that poll and sum
 
 
 class Watchers(NamedTuple):
@@ -73,7 +73,7 @@ def make(cfg, block):
             while watching:
                 polls += 1
                 if ld_acquire_sys_u64(recv_count + u64(8) * u64(i)) < u64(ANNOUNCED):
-                    # inside the loop: a lane whose word has come must not wait for the others before it says so
+                    # inside the loop: a lane whose word has arrived must raise its flag without waiting for the others
                     fence_acq_rel_cta()                 # release: what this thread acquired, before the flag
                     shared_add_i32(flags, i32(i % gave_up), i32(1))
                     i = i32(i + n_watching * 32)

@@ -1,4 +1,4 @@
-"""Blockwise FP8 tokens: e4m3 values and one float32 scale for 128 elements; scales come out transposed."""
+"""Blockwise FP8 tokens: e4m3 values and one float32 scale for 128 elements; scales are transposed in the output."""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-"""e8m0, the power-of-two scale of the MX formats: a byte b stands for 2**(b - 127), and 0xFF for NaN."""
+"""e8m0, the power-of-two scale of the MX formats: a byte b means 2**(b - 127), and 0xFF means NaN."""
 
 from epmoe.device import device_fn, f32_as_u32, u32, u32_as_f32
 

@@ -1,4 +1,4 @@
-"""What a token format offers the dispatch kernels: sizes, the handler's arrays, and device functions for one warp."""
+"""The interface of a token format in dispatch: sizes, the handler's arrays, and device functions for one warp."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,7 +17,7 @@ def nothing_to_begin(out, group, group_start, tiles_before, lane):
 
 @device_fn
 def nothing_to_finish(out, group, group_start, n_rows, tiles_before, lane):
-    """finish_group of a format whose unused scale bytes nobody reads."""
+    """finish_group of a format whose unused scale bytes are never read."""
     return
 
 

@@ -1,4 +1,4 @@
-"""NVFP4, MXFP4 and MXFP8 tokens: low-precision values, and scale bytes that come out in 5-D tiles."""
+"""NVFP4, MXFP4 and MXFP8 tokens: low-precision values, and scale bytes in 5-D tiles."""
 
 import ml_dtypes
 import numpy as np

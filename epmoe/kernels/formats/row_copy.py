@@ -1,4 +1,4 @@
-"""Moving and clearing runs of bytes by one warp: what every decoder, and the encoders' padding, need."""
+"""Moves and clears runs of bytes with one warp, for every decoder and for the encoders' padding."""
 
 from epmoe.device import (device_fn, ffs, i32, load16, load16_nc, load_u8, load_u32, shfl_idx, store16, store_u8,
                           store_u32, u32, u64)
@@ -26,7 +26,7 @@ def copy_part(n_bytes: int, *, read_only=False):
 
     The parts 0..n_parts-1 are contiguous and together everything; both addresses are 16-byte aligned. By ordinary
     loads, which see what a peer wrote before the signal that this warp acquired; read_only: through the read-only path,
-    which might not, for arrays that nobody writes while the kernel runs.
+    which may not, for arrays that are not written while the kernel runs.
     """
     n_vectors, n_runs, load = n_bytes // 16, most_parts(n_bytes), load16
     if read_only:

@@ -1,7 +1,7 @@
-"""Kernels of the rank-deduplicated layout: a token travels once to a rank, however many of its experts are there.
+"""Kernels of the rank-deduplicated layout: each rank receives a token once, even if several of its experts are there.
 
-dispatch, resend, combine: kernels in which the ranks meet, whose stories dispatch.py and combine.py tell; expand, move:
-local ones.
+In dispatch, resend and combine the ranks communicate; dispatch.py and combine.py describe the steps. expand and move
+are local.
 """
 
 from .combine import combine_kernel

@@ -1,4 +1,6 @@
-"""The parameter block of the rows kernels: one table of fields for all of them, each fills in what it reads."""
+"""The parameter block of the rows kernels: one table of fields for all of them; each kernel fills in the fields that it
+reads.
+"""
 
 from functools import cache
 

@@ -1,6 +1,7 @@
-"""What the blocks of a rank tell each other in the layout: a word for each sending block and column, and their sums.
+"""Exchanges counts between the blocks of a rank in the layout: a word for each sending block and column, and their
+sums.
 
-A told word says itself that it is of this call, so nothing is fenced and no barrier of the grid is needed.
+Each word names its call, so it is its own ready flag: no fence and no barrier of the grid is needed.
 """
 
 from typing import NamedTuple

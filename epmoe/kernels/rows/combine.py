@@ -1,11 +1,13 @@
-"""Combine of rows: each rank pushes its rows back to the ranks their tokens came from, which sum them by token.
+"""Combine of rows: each rank pushes its rows back to the ranks of their tokens, which sum them by token.
 
-1. exchange: each rank tells where the rows that it gets back are to lie (one place for each (token, rank): no two
-meet). 2. pushing (pushers.py) by some of the blocks, row by row, with a flag for each part of a row; expert-major, a
-row is the sum over the local experts, rounded once. 3. reducing (reducers.py) by the other blocks meanwhile, and by all
-when there is nothing left to push: each part of a token when its rows have come, the sum over ranks ascending in
-float32, rounded once. Few rows wait for nobody: all blocks but the clerk push them into windows (windows.py), and then
-reduce. Rows of up to 128 tokens need no flags (lamport_combine.py).
+1. exchange: each rank announces where its returned rows must be written. Each (token, rank) has its own place.
+2. pushing (pushers.py): some of the blocks send row by row, with a flag for each part of a row. In expert-major, a row
+   is the sum over the local experts, rounded once.
+3. reducing (reducers.py): the other blocks meanwhile, and all blocks when nothing is left to push. Each part of a token
+   is summed when its rows have arrived, over ranks ascending in float32, rounded once.
+
+Small numbers of rows need not wait for the exchange: all blocks but the leader block push them into windows
+(windows.py), and then reduce. Rows of up to 128 tokens need no flags (lamport_combine.py).
 """
 
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""What goes with a row: the token's ids (or places of local experts), probs and scales, as the row's rank sees them."""
+"""A row's metadata: the token's ids (or places of local experts), probs and scales, as the row's rank sees them."""
 
 from epmoe.device import (ballot, device_fn, ffs, i32, load_i32, load_u32, load_u64, popc, store_i32, store_u32,
                           store_u64, u32, u64, warp_broadcast_i32, warp_broadcast_u64)

@@ -1,11 +1,11 @@
-"""The control memory of a rank: what peers write into it (symmetric), and the words of its own blocks.
+"""The control memory of a rank: words that peers write (symmetric), and the words of its own blocks.
 
-Symmetric, the same on all ranks: the notes of every source rank, and counters of its blocks that have sent all their
-rows. A word of a note holds a number in its low half and the number of the call (the epoch) in its high half, so it
-says itself whether it is of this call. Epochs only grow, and nothing has to be reset. Notes and counters are doubled by
-the epoch's parity. A rank begins call e + 1 when everybody has begun it, which nobody does before its launch of call e
-has ended; so the notes of e are read by nobody when those of e + 2 are written, and the counters of e - 1, which every
-rank clears in call e, are added to by nobody before e + 1. Flags of windows (windows.py) hold the call they are of.
+The symmetric part is the same on all ranks: the notes of every src_rank, and counters of its blocks that have sent all
+their rows. A word of a note holds a number in its low half and the number of the call (the epoch) in its high half, so
+it is its own ready flag. Epochs only grow, and nothing has to be reset. Notes and counters are doubled by the epoch's
+parity. A rank begins call e + 1 when every rank has begun it, and no rank begins it before its launch of call e has
+ended. So no rank reads the notes of e when those of e + 2 are written, and no rank adds to the counters of e - 1, which
+every rank clears in call e, before e + 1. Flags of windows (windows.py) hold the number of their call.
 """
 
 from typing import NamedTuple
@@ -33,8 +33,8 @@ BLOCKS = CAPACITY + 2               # its blocks that send
 COUNTS = CAPACITY + 3               # for each rank: rows that it sends there; behind them the reader's experts
 PLACE_BYTES = 256
 
-WINDOW_ROWS = 4 if SIM else 128     # of one source rank (windows.py)
-LAMPORT_ROWS = 4 if SIM else 128    # of one source rank for one rank, that need no signals (lamport.py)
+WINDOW_ROWS = 4 if SIM else 128     # of one src_rank (windows.py)
+LAMPORT_ROWS = 4 if SIM else 128    # of one src_rank for one rank, that need no signals (lamport.py)
 MOST_PARTS = 8          # flags a row: the most parts of it
 
 
@@ -49,7 +49,7 @@ class Control(NamedTuple):
     nbytes: int
 
     def note(self, parity, source):
-        """Byte offset of the note of a source rank."""
+        """Byte offset of the note of a src_rank."""
         return self.notes + (parity * self.n_ranks + source) * self.note_bytes
 
 
@@ -59,7 +59,7 @@ def experts_at(n_ranks: int) -> int:
 
 
 def window_flags_at(n_ranks: int) -> int:
-    """Byte offset of the flags of windows [parity, source rank, row, part], u32."""
+    """Byte offset of the flags of windows [parity, src_rank, row, part], u32."""
     return -(-2 * 4 * n_ranks // 256) * 256
 
 

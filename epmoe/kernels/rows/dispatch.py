@@ -1,16 +1,18 @@
-"""Dispatch of rows: every token travels once to each rank of its experts, straight to the row where it stays.
+"""Dispatch of rows: every token is sent once to each rank of its experts, directly to its final row.
 
-1. layout (layout.py): which rank gets which token, and the token's number among this rank's; deterministic.
-2. exchange (exchange.py): each rank tells all others its counts and where its arrays for this call lie. This and what
-follows from it for the handle (records.py) is done by one block, the clerk, which sends nothing.
-3. sending (senders.py): row, ids and probs, at the place that counts and layout give.
-4. arrival (exchange.py): every block tells every rank when it has sent its part; the clerk waits for all of them.
-Where rows are expanded by expert in the same launch, some blocks send, and raise a flag for each part of a row, while
-the others expand what has come (expanders.py); then all do.
+1. layout (layout.py): the tokens for each rank, and a token's number among this rank's; deterministic.
+2. exchange (exchange.py): each rank tells all others its counts and the addresses of its arrays for this call. One
+   block, the leader block, does this and writes the records for the handle (records.py). It sends no rows.
+3. sending (senders.py): row, ids and probs, to the place that counts and layout give.
+4. arrival (exchange.py): every block tells every rank when it has sent its part; the leader block waits for all of
+   them.
+
+If rows are expanded by expert in the same launch, some blocks send, and raise a flag for each part of a row. The others
+expand the rows that have arrived (expanders.py). When sending is done, all blocks expand.
 
 resend is 2 (without counts), 3 and 4 with the layout of a handle: a cached dispatch, or the second try of a dispatch
-that found no room. Rows of up to 128 tokens leave before 2, and need no 4 (lamport_dispatch.py); expert-major,
-expert_dispatch.py has a shorter way for them.
+that found no room. Rows of up to 128 tokens are sent before 2, and need no 4 (lamport_dispatch.py). For expert-major,
+expert_dispatch.py is faster for them.
 """
 
 from functools import lru_cache

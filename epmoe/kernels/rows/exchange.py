@@ -1,4 +1,6 @@
-"""How the ranks meet in a call: what the clerk of each tells all others at its beginning, arrivals at its end."""
+"""The communication of a call: what each rank's leader block announces to all others at the beginning, and arrivals at
+the end.
+"""
 
 from typing import NamedTuple
 
@@ -13,7 +15,7 @@ from .status import FOR_ANNOUNCEMENT, FOR_ARRIVAL
 
 
 class Telling(NamedTuple):
-    """Device functions by which a warp of the clerk tells every peer some words of this rank's note.
+    """Device functions by which a warp of the leader block tells every peer some words of this rank's note.
 
     look(params, num_tokens, my_rank, first) -> looked: what it takes besides the call's number and the counts, of the
     words [first, first + 32) of all peers; looking takes longer than telling, so the caller looks before it waits for
@@ -31,13 +33,13 @@ class Exchange(NamedTuple):
     announce: a Telling, behind a fence of the same warp for what earlier launches of this rank have done, of this
     rank's note, without counts of experts. announce_facts, announce_places: its two halves; only places, which peers
     write to, have to lie behind that fence. announce_tokens, announce_counts: two parts of the facts, the second the
-    counts of rows. announce_experts(params, epoch, my_rank, counts, at): of the clerk; those of experts,
+    counts of rows. announce_experts(params, epoch, my_rank, counts, at): of the leader block; those of experts,
     counts[at + expert]. load_counts(counts, notes): every block, where counts are those of a handle, at this address;
     these and the tokens of all ranks into a shared int32 array. await_notes(params, epoch, my_rank, notes): every
     block; what the ranks tell; whether all ranks have announced themselves. await_facts: all of it but the places.
     await_tokens: what announce_tokens tells, without acquiring anything. expert_count(params, epoch,
     my_rank, source, expert): a number of a note, -1 if it did not come. sent(params, epoch, my_rank, ok): every block
-    that sends, when it has sent its part (ok). await_arrivals(params, epoch, my_rank, notes): of the clerk; whether
+    that sends, when it has sent its part (ok). await_arrivals(params, epoch, my_rank, notes): of the leader block; whether
     every rank has sent all its rows.
     """
 
@@ -89,7 +91,7 @@ def _none(ids, num_tokens):
 
 
 def closing(of_block, await_notes, phase):
-    """Device function (params, epoch, my_rank, notes), of the clerk: whether it may end the call, once all have come.
+    """Device function (params, epoch, my_rank, notes), of the leader block: whether it may end the call, once all have come.
 
     All ranks have announced themselves, and all blocks of this one have begun; both are waited for at once.
     """
@@ -107,7 +109,7 @@ def closing(of_block, await_notes, phase):
 
 
 def ending(of_block, await_notes, phase):
-    """Device function (params, epoch, my_rank, notes), of the clerk that has nothing else to do: it ends the call."""
+    """Device function (params, epoch, my_rank, notes), of the leader block that has nothing else to do: it ends the call."""
     may_end, end = closing(of_block, await_notes, phase), of_block.end
 
     @device_fn
@@ -130,7 +132,7 @@ def make(shape, block, phase, *, with_counts):
 
     @device_fn
     def note_at(params, rank, epoch, source):
-        """Address of the note of a source rank in the control memory of a rank."""
+        """Address of the note of a src_rank in the control memory of a rank."""
         index = u64((u64(epoch) & u64(1)) * u64(ranks) + u64(source))
         base = u64(load_u64(params + u64(p_control) + u64(8) * u64(rank)))
         return u64(base + u64(load_u64(params + u64(p_notes))) + index * u64(load_u64(params + u64(p_note_bytes))))
@@ -194,7 +196,7 @@ def make(shape, block, phase, *, with_counts):
             i = i32(i + block_dim())
 
     def waiting(load, wait):
-        """Device function that waits for a word of a source rank's note, polled by `load`."""
+        """Device function that waits for a word of a src_rank's note, polled by `load`."""
         @device_fn
         def await_word(params, epoch, my_rank, source, word):
             address = u64(note_at(params, my_rank, epoch, source) + u64(8) * u64(word))

@@ -1,4 +1,4 @@
-"""Expansion: rows as they came (source rank, token) to rows by local expert, with zeros where no token is. No peers."""
+"""Expansion: from received rows (src_rank, token) to rows by local expert, with zeros where there is no token. Local."""
 
 from functools import lru_cache
 

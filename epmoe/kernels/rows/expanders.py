@@ -1,4 +1,4 @@
-"""Expanding rows while they arrive: each part of a row, when its flag is up, to the rows of its experts."""
+"""Expands rows while they arrive: each part of a row, when its flag is up, to the rows of its experts."""
 
 from epmoe.device import (SIM, ballot, block_idx, device_fn, ffs, grid_dim, i32, lane_id, load_u64, n_warps, shfl_idx,
                           st_release_gpu_i32, syncthreads_or, syncwarp, thread_idx, u32, u64,
@@ -16,7 +16,7 @@ LOOKS = 2 if SIM else 64    # at the flags of all of them, before it waits for t
 def make(shape, block, flags):
     """Device functions (recorded, expand_rows) for one kernel.
 
-    recorded(params, epoch): of the clerk, when the places of experts' rows are written down. expand_rows(params, epoch,
+    recorded(params, epoch): of the leader block, when the places of experts' rows are written down. expand_rows(params, epoch,
     my_rank, notes) -> whether all rows came: every block, those that send when they have sent. Warps take a few
     parts of rows at a time, and expand them as they come. flags: of row_flags.
     """

@@ -1,8 +1,9 @@
-"""Bits by expert: which of a few tokens go to which expert, told by every rank to all in words that name the call.
+"""Bits by expert for small batches: every rank tells all others which of its tokens go to which expert.
 
-A word holds an expert's bits of 32 tokens of a source rank. Who has the words of all source ranks knows where each
-token's rows by expert begin (expert_places.py); every block works that out for itself, so that nobody waits for anybody
-who writes it down. Words are stored and polled relaxed (lamport_words.py): who sees the call's number sees the bits beside it.
+A word holds an expert's bits for 32 tokens of a src_rank, and the number of the call. A block that has the words of all
+src_ranks can compute where each token's rows by expert begin (expert_places.py). Every block computes this for itself,
+so no block waits for another. Words are stored and polled relaxed (lamport_words.py): a thread that sees the call's
+number sees the bits in the same word.
 """
 
 from types import SimpleNamespace
@@ -41,7 +42,7 @@ def bytes_for(shape):
 
 
 def words_of_all(shape):
-    """Device function (notes) -> words of an expert and a source rank: of the one that has most tokens."""
+    """Device function (notes) -> words of an expert and a src_rank: of the one that has most tokens."""
     most_tokens = peers.most_tokens(shape.n_ranks)
 
     @device_fn

@@ -1,11 +1,12 @@
-"""Dispatch of few tokens by expert: rows leave before any rank has said anything, and every block places them itself.
+"""Dispatch of small batches by expert: rows are sent before any rank has announced anything, and every block places
+them itself.
 
 Each rank tells all others which of its tokens go to which expert (expert_bits.py), and its rows go into windows at
-their ranks (window_rows.py). Every block finds their places out of the bits (expert_places.py) and stores them there
-(window_expand.py). So between the ids and a row of an expert lie one way of the row and one of these words, side by
-side, and nobody waits for the clerk, who numbers rows for the handle and writes down what the host asks for. Peers
-write where this rank says only if one of them has many tokens; then all go the ordinary way, as though nothing had been
-sent. Nobody ends the call before all have announced themselves.
+their ranks (window_rows.py). Every block computes their places from the bits (expert_places.py) and stores them there
+(window_expand.py). So between the ids and an expert's row there is one transfer of the row and, at the same time, one
+of these words. No block waits for the leader block, which numbers rows for the handle and writes the numbers for the
+host. If a rank has many tokens, it says where peers must write; then all ranks use the ordinary way, as if nothing had
+been sent. No rank ends the call before all ranks have announced themselves.
 """
 
 from epmoe.device import (ballot, block_dim, device_fn, i32, lane_id, load_i32, load_u64, n_warps, popc, store_i32,
@@ -19,7 +20,7 @@ from .status import ROWS_DISPATCH
 
 
 def _numbers(shape, block):
-    """Device functions (look, number) over the tokens of this rank, of the clerk; masks: of their ranks, shared.
+    """Device functions (look, number) over the tokens of this rank, of the leader block; masks: of their ranks, shared.
 
     look(routing_map, num_tokens, masks). number(params, num_tokens, masks, totals, writes): behind a barrier, rows for
     rank r in totals[r]; if it writes, the handle's row_of.

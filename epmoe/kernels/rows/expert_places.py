@@ -1,6 +1,6 @@
-"""Where the rows by expert of a few tokens lie, worked out by every block from the bits that all ranks told it.
+"""The places of rows by expert in small batches, which every block computes from the bits of all ranks.
 
-An expert's rows follow those of the experts before it, padded; among them come those of lower ranks first, a rank's in
+An expert's rows follow those of the previous experts, padded. Among them lower ranks come first, and a rank's rows have
 the order of its tokens.
 """
 

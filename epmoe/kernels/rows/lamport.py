@@ -1,18 +1,18 @@
-"""Lamport rows: rows of up to 128 tokens travel as they are, and every word of them says itself that it has come.
+"""Lamport rows: rows of up to 128 tokens without flags; each 32-bit word is its own ready flag.
 
-As in epmoe/kernels/lamport.py: a 32-bit word of a window is ABSENT, all ones, while nothing is there; rows are stored
-relaxed at system scope, and who is to store or to add them up polls the very vectors that it takes, until none of their
-words is ABSENT. What goes with a row lies behind it (lamport_words.py). So no release waits for acknowledgements, and
-no flag follows the rows.
+As in epmoe/kernels/lamport.py, a 32-bit word of a window is the sentinel ABSENT, all ones, until it is written. Rows
+are stored relaxed at system scope. The thread that stores or sums a row polls its vectors until none of their words is
+ABSENT. A row's metadata follows it (lamport_words.py). So no release waits for acknowledgements, and no flag follows
+the rows.
 
-A rank has windows for each parity of calls and each source rank. Who has taken something puts ABSENT back; so whatever
-calls came before, all words are ABSENT when call e begins to write those of its parity, without asking: whoever writes
-them has heard in call e - 1 that everybody has begun that one, behind all that was done in call e - 2. What has been
-sent and nobody is going to take is put back by the rank that has sent it.
+A rank has windows for each parity of calls and each src_rank. A thread that has taken something restores ABSENT. So
+when call e begins to write the words of its parity, without asking, all are ABSENT: the writer knows from call e - 1
+that every rank had begun that call, after everything in call e - 2. If data was sent that no rank will take, its sender
+restores ABSENT.
 
-A word of a row that is ABSENT itself cannot be told from one that has not come. In a row that is added up a NaN has its
-place, since which NaN arithmetic gives is unspecified. Where a row is to stay as it is, each PART of it has a word of
-its own that says what stands for ABSENT in it: a number that this part does not hold.
+A payload word equal to ABSENT would look like a word that has not arrived. In a row that is summed it is replaced by
+NAN, since the bits of a NaN result are unspecified. In a row that must arrive bit-exact, each PART has a word that
+names an escape for ABSENT: a number that does not occur in this part.
 """
 
 from types import SimpleNamespace
@@ -62,7 +62,7 @@ def bytes_for(shape):
 
 @device_fn
 def _empty(at, tag):
-    """What is known of a vector before the first look: nothing has come, or, without an address, nothing has to."""
+    """The state of a vector before the first poll: nothing has arrived; without an address, nothing is expected."""
     w = u32(0)
     if at != u64(0):
         w = u32(ABSENT)

@@ -1,4 +1,6 @@
-"""Combine of few rows without signals: pushed as soon as they are read, added up as they come (lamport.py)."""
+"""Combine of small batches without signals: rows are pushed as soon as they are read, and summed as they arrive
+(lamport.py).
+"""
 
 from epmoe.device import (add_rn, block_dim, block_idx, device_fn, f32, f32_as_u32, grid_dim, i32, lane_id,
                           load16, load_i32, load_u32, load_u64, n_warps, store16, store_u32, thread_idx, u32,
@@ -184,7 +186,7 @@ def _reducing(shape, block, words):
 def make(shape, block, of_block, meeting, mark):
     """Device function combine(params, epoch, num_tokens, my_rank, notes): the rest of the call, of every block.
 
-    Every block but the clerk pushes, and then reduces.
+    Every block but the leader block pushes, and then reduces.
     """
     if not shape.lamport:
         return _never

@@ -1,8 +1,8 @@
-"""Dispatch in Lamport rows: they leave as soon as tokens are looked at, while the ranks tell each other their counts.
+"""Dispatch in Lamport rows: rows are sent as soon as tokens are read, while the ranks exchange their counts.
 
-Who knows all counts stores the rows that come; nobody ends the call before all have announced themselves. If a rank has
-more tokens than go this way, each rank takes back what it has sent, and all go the ordinary way. If one has no room,
-rows are received and not stored.
+A block that knows all counts stores the rows that arrive. No rank ends the call before all ranks have announced
+themselves. If a rank has too many tokens for this, each rank takes back what it has sent, and all use the ordinary way.
+If a rank has no room, rows are received and not stored.
 """
 
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from .status import ROWS_DISPATCH
 
 
 def ahead(shape, block):
-    """Device functions for the kernel of a dispatch, of blocks other than the clerk's; few: of this rank's tokens.
+    """Device functions for the kernel of a dispatch, of blocks other than the leader block's; few: of this rank's tokens.
 
     are_few(num_tokens): whether these functions are for this rank. unprepared(), prepare(params, num_tokens, my_rank,
     x): before the first barrier. nothing_known(): `known` before send(). send(params, epoch, num_tokens, my_rank, x,

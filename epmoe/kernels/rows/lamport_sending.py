@@ -1,8 +1,9 @@
-"""Sending Lamport rows (lamport.py) before anybody has told anything, and storing those that come where they stay.
+"""Sends Lamport rows (lamport.py) before any rank has announced anything, and stores arriving rows in their final
+place.
 
-Some blocks send, and others receive: polls of a multiprocessor wait in line behind its own stores. A warp sends a part
-of a row, or what goes with the row. Rows of this rank itself are copied by the blocks that receive, while the first
-rows of others are on their way.
+Some blocks send, and others receive, because polls of a multiprocessor queue behind its own stores. A warp sends a part
+of a row, or its metadata. The receiving blocks copy this rank's own rows while the first rows of other ranks are under
+way.
 """
 
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from .lamport_words import NOTHING
 from .row_copy import VECTOR, copy_to_lanes
 from .substitutes import substitute, with_words
 
-TENTHS_SENDING = 3      # of the blocks but the clerk
+TENTHS_SENDING = 3      # of the blocks but the leader block
 
 
 def _blocks():
@@ -49,7 +50,7 @@ def _blocks():
 
 
 def make(shape, block, phase, number):
-    """Device functions for one kernel; of no block that is the clerk.
+    """Device functions for one kernel; of no block that is the leader block.
 
     number: device function (known, token, lane) -> the token's row among those for rank `lane`, -1 for none;
     unprepared(): in the stead of prepare(), for others. prepare(params, num_tokens, my_rank, x) -> what a warp sends,

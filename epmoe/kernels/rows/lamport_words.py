@@ -1,8 +1,8 @@
-"""What goes with a Lamport row: ids, probabilities and scales, in words of 4 bytes of data and the number of the call.
+"""Metadata of a Lamport row: ids, probabilities and scales, in words with 4 bytes of data and the number of the call.
 
-Every word is stored relaxed at system scope by its source and polled relaxed by its receiver until it names this call.
-By the PTX memory model an aligned 8-byte access is single-copy atomic: a thread that sees the call's number sees the
-data beside it, so no fence and no flag is needed. A word that was taken becomes NOTHING again.
+Every word is stored relaxed at system scope by its src_rank, and polled relaxed by its receiver until it names this
+call. By the PTX memory model an aligned 8-byte access is single-copy atomic: a thread that sees the call's number sees
+the data with it, so no fence and no flag is needed. After a word has been taken it is reset to NOTHING.
 """
 
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from .companions import MINUS_ONE
 from .status import FOR_WINDOW
 
 WORD = 8                # bytes
-NOTHING = 2**64 - 1     # a word of which nothing has come
+NOTHING = 2**64 - 1     # a word that has not arrived
 
 
 def words_with(shape):
@@ -122,7 +122,7 @@ def more(shape, block, words):
 
     @device_fn
     def keep(params, my_rank, row, i, data):
-        """Stores what the i-th word of a row says."""
+        """Stores the data of a row's i-th word."""
         if i < n_slots:
             value = u64(data)
             if data == u32(0xFFFFFFFF):

@@ -1,9 +1,9 @@
-"""Layout: which number a token's row has among those that this rank sends to a rank; the order of tokens, on every run.
+"""Layout: the number of a token's row among those that this rank sends to a rank; always in the order of tokens.
 
 A sending block takes a run of consecutive tokens, a warp a run inside it. Each block tells the others of its rank how
-many it has for whom (columns.py), adds up what those before it told, and numbers its tokens (numbering.py). The clerk
-adds up what all told, first by rank, which all peers wait for, then by expert. Few tokens are looked at by every block,
-so that blocks have nothing to tell each other.
+many it has for each rank (columns.py), sums the numbers of the blocks before it, and numbers its tokens (numbering.py).
+The leader block sums the numbers of all blocks, first by rank, because all peers wait for this, then by expert. In
+small batches every block reads all tokens, so blocks need not tell each other anything.
 """
 
 from typing import NamedTuple
@@ -23,16 +23,16 @@ class Layout(NamedTuple):
     """Device functions made for one kernel; scratch: what allocate() gives.
 
     allocate() -> shared int32 arrays (by_warp [warp, rank], experts, totals [columns], masks [tokens]).
-    count(params, ids, begun, num_tokens, scratch): the first step of blocks that send and of the clerk -> epoch, as
+    count(params, ids, begun, num_tokens, scratch): the first step of blocks that send and of the leader block -> epoch, as
     goes_on(begun) gives it; 0 also if a block that it waits for does not come. ids: address of ids or of the map.
-    totals: tokens for each rank, for the clerk of all blocks, for others of those before them. look_at_few(ids, begun,
+    totals: tokens for each rank, for the leader block of all blocks, for others of those before them. look_at_few(ids, begun,
     num_tokens, scratch) -> epoch, count_few(params, num_tokens, scratch): its two halves where tokens are few, between
     which masks of all tokens' ranks are there. number(params, ids, epoch, num_tokens, scratch), of blocks that send;
     whether all is well: writes row_of [T, R] (-1 where the token does not go), expert-major also slot_of [T, E], each
     block those of its tokens. Other warps may read
     them behind the block's next barrier, and, where blocks share all tokens, a warp those of other blocks behind
     await_numbers(params, epoch, lane) -> whether all have numbered theirs. sum_experts(params, ids, epoch, num_tokens,
-    scratch): of the clerk; whether the sums of tokens by expert, of all blocks, are there, behind a barrier: in
+    scratch): of the leader block; whether the sums of tokens by expert, of all blocks, are there, behind a barrier: in
     experts, expert-major in totals, behind the ranks.
     """
 
@@ -113,7 +113,7 @@ def make(shape, block, phase, goes_on):
 
     @device_fn
     def blocks_before():
-        """Of the blocks that send those before this one; all, for the clerk."""
+        """Of the blocks that send those before this one; all, for the leader block."""
         return i32(min(i32(block_idx()), sending()))
 
     @device_fn

@@ -1,4 +1,4 @@
-"""Bits out of a routing map, in few loads that are all asked for together: an expert's tokens, a token's ranks."""
+"""Bits of a routing map, in few loads that are all issued together: an expert's tokens, a token's ranks."""
 
 from epmoe.device import device_fn, i32, load_u8, u32, u64
 

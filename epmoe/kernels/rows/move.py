@@ -1,4 +1,6 @@
-"""Arrays out of the pool into memory of their own: what peers wrote, where no result memory was free. No peers."""
+"""Moves arrays out of the pool into separate memory: rows that peers wrote there because no result memory was free.
+Local.
+"""
 
 from functools import lru_cache
 

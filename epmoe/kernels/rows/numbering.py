@@ -1,7 +1,7 @@
-"""Numbers of a block's tokens among those that its rank sends to a rank: counted by warp, then given out in order.
+"""Numbers a block's tokens among those that its rank sends to a rank: counts by warp, then assigns numbers in order.
 
-A warp has a run of the block's tokens. by_thread: tokens with ids, each looked at by a thread; by_warp: tokens of a
-routing map, each by a warp.
+A warp has a run of the block's tokens. by_thread: tokens with ids, one thread for each; by_warp: tokens of a routing
+map, one warp for each.
 """
 
 from epmoe.device import (ballot, device_fn, i32, lane_id, load_u64, n_warps, popc, shfl_idx, store_i32, u32, u64,

@@ -1,6 +1,7 @@
-"""What lane r of a warp knows of rank r: where its arrays lie, and which of their rows are this rank's.
+"""Lane r's knowledge of rank r: the addresses of its arrays, and which of their rows are this rank's.
 
-All from the notes of a call, a shared array: the counts of rows [source, target] in them are known to all ranks.
+All of it comes from the notes of a call, a shared array: the row counts [src_rank, dst_rank] in them are known to all
+ranks.
 """
 
 from epmoe.device import all_lanes, device_fn, i32, lane_id, load_u64, shfl_up, u32, u64, warp_inclusive_sum_i32
@@ -10,7 +11,7 @@ from . import control
 
 @device_fn
 def of_lane_before(n):
-    """What the lane before has, 0 in lane 0."""
+    """The value of the previous lane, 0 in lane 0."""
     before = i32(shfl_up(n, 1))
     if lane_id() == 0:
         before = i32(0)

@@ -1,4 +1,4 @@
-"""Pushing rows back to the ranks that their tokens came from; expert-major rows are summed over local experts first."""
+"""Pushes rows back to their tokens' ranks; expert-major rows are summed over local experts first."""
 
 from epmoe.device import (SIM, ballot, block_idx, device_fn, fence_acq_rel_sys, ffs, grid_dim, i32, lane_id, load16,
                           load_i32, load_u32, load_u64, n_warps, red_add_relaxed_gpu_i32, shfl_idx, store16,
@@ -82,7 +82,7 @@ def n_targets_of(shape):
 def make(shape, block, flags, few):
     """Device function push(params, epoch, my_rank, notes, are_few): the rows that this rank received, back.
 
-    Each to its source rank, at [row of the source's handle]. Warps take parts of rows, few blocks whole ones, in turn,
+    Each to its src_rank, at [row of the source's handle]. Warps take parts of rows, few blocks whole ones, in turn,
     beginning with the first tokens of every rank, so that tokens become whole one after another. Few rows go into
     windows, all at once, and a block says so for all of its warps, which share their parts by expert. flags: of
     row_flags; few: of windows.

@@ -1,4 +1,4 @@
-"""What the clerk writes down of a call, for handle and host: counts, tokens, and where experts' rows begin."""
+"""Records of a call that the leader block writes for handle and host: counts, tokens, and where experts' rows begin."""
 
 from epmoe.device import (block_dim, device_fn, i32, int32, load_i32, load_u64, shared_array, store_i32, store_u64,
                           syncthreads, syncthreads_or, thread_idx, u32, u64)
@@ -13,11 +13,11 @@ TOKENS = 2              # then the tokens of each rank, and then the counts [R, 
 
 
 def make(shape, block, expert_count):
-    """Device functions (record, record_few), of the clerk.
+    """Device functions (record, record_few), of the leader block.
 
     record(params, epoch, my_rank, notes, has_room, gathered) -> whether all came. Writes info (its last R * R words are
     the handle's counts) and tokens_per_expert int64 [L]; expert-major also expert_base int32 [R, L], the row at which
-    the rows of a (source rank, expert) begin, expert_rows int32 [2, L], where each expert's rows begin and how many
+    the rows of a (src_rank, expert) begin, expert_rows int32 [2, L], where each expert's rows begin and how many
     hold tokens, and overflow int32 [1]. gathered: shared int32 array [experts] that nobody needs. expert_count: of the
     exchange. record_few(params, notes, has_room, gathered, partial): the same, behind a barrier, where a
     shared array has all that is gathered: of ids the slots of each local expert, expert-major the tokens of each source

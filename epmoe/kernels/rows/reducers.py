@@ -1,4 +1,4 @@
-"""Reducing what came back: per token the sum over ranks ascending, in float32, rounded (in each p2p world first)."""
+"""Reduces returned rows: for each token the sum over ranks ascending, in float32, rounded (in each p2p world first)."""
 
 from epmoe.device import (add_rn, block_idx, device_fn, f32, f32_as_u32, grid_dim, i32, lane_id, load16, load_f32,
                           load_i32, load_u32, load_u64, n_warps, shfl_up, store16, store_u32, u32, u64,
@@ -155,7 +155,7 @@ def make(shape, block, flags, few):
             first_row = i32(0)
             if lane > 0:
                 first_row = before
-        workers, ok = i32(grid_dim() - 1), True     # for few rows: all blocks but the clerk
+        workers, ok = i32(grid_dim() - 1), True     # for few rows: all blocks but the leader block
         warps, unit, following = i32(n_warps() * workers), i32(warp_id() * workers + block_idx()), i32(0)
         if not are_few:
             unit = claim(params, epoch, lane)

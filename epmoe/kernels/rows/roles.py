@@ -1,4 +1,4 @@
-"""Which blocks do what: the first ones send, the last one, the clerk, speaks for its rank."""
+"""The roles of blocks: all blocks but the last send; the last block, the leader block (clerk), talks to the peers."""
 
 from epmoe.device import SIM, block_idx, device_fn, grid_dim, i32, n_warps, u32, warp_id
 
@@ -8,9 +8,9 @@ BLOCKS_A_TOKEN = 4          # of Lamport rows, of which others receive three tim
 
 
 def few(shape):
-    """Device function (num_tokens) -> whether every block looks at all tokens; never at a routing map.
+    """Device function (num_tokens) -> whether every block reads all tokens; never with a routing map.
 
-    Of those that lamport.py is for always, so that their kernel has no code for many.
+    Always true for the batches of lamport.py, so that their kernel has no code for more.
     """
     ever, most = not shape.expert_major, max(FEW, 1)
     if ever and shape.lamport and not SIM:
@@ -24,7 +24,7 @@ def few(shape):
 
 
 def blocks_for(num_tokens, lamport):
-    """How many blocks so many tokens give something to send to, or to store on arrival.
+    """The number of blocks that have tokens to send, or to store on arrival.
 
     lamport: of the kernel's shape.
     """
@@ -32,7 +32,7 @@ def blocks_for(num_tokens, lamport):
 
 
 def sharing(shape):
-    """Device function (num_tokens) -> whether blocks share all tokens to send; or each sends one of its own, or none.
+    """Device function (num_tokens) -> whether blocks share all tokens to send; else each sends one token or none.
     """
     blocks = sending(shape)
 
@@ -46,8 +46,8 @@ def sharing(shape):
 def beginning(shape):
     """Device function (num_tokens) -> whether each warp first sends parts of a token of its own block.
 
-    Where blocks share tokens, and there are as many warps. What it needs for that, its block knows by itself. Where
-    rows are expanded while they come, they are sent in order, and there is no such beginning.
+    True if blocks share tokens, and there are as many warps. The block has all data for this itself. If rows are expanded
+    while they arrive, they are sent in order from the start.
     """
     blocks, are_shared = sending(shape), sharing(shape)
     in_order = shape.expands or shape.encode
@@ -72,18 +72,18 @@ def is_clerk():
 
 @device_fn
 def is_herald():
-    """Whether this is the warp of the clerk that announces its rank: the last one; others have tokens to look at."""
+    """Whether this is the notify warp, which announces its rank: the leader block's last one; others read tokens."""
     return is_clerk() and warp_id() == n_warps() - 1
 
 
 @device_fn
 def is_keeper():
-    """Whether this is the warp of the clerk that fences where the herald does not: another one, if there is one."""
+    """Whether this is the fence warp, which fences when the notify warp does not: another of the leader block's, if any."""
     return is_clerk() and warp_id() == max(0, i32(n_warps() - 2))
 
 
 def sending(shape):
-    """Device function () -> how many blocks send; the clerk is not among them."""
+    """Device function () -> how many blocks send; the leader block is not among them."""
     tenths = TENTHS_SENDING if shape.expands else 10
 
     @device_fn

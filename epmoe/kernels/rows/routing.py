@@ -1,4 +1,4 @@
-"""Which ranks a token goes to, out of its ids or out of its row of a routing map; a warp looks at a token."""
+"""The ranks of a token, from its ids or from its row of a routing map; one warp for each token."""
 
 from types import SimpleNamespace
 

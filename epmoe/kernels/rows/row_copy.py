@@ -1,4 +1,4 @@
-"""One row to several places, or a part of it: a warp reads 16 bytes a lane and stores them to each lane's place."""
+"""Copies a row, or a part of it, to several places: a warp reads 16 bytes a lane and stores them to each place."""
 
 from epmoe.device import device_fn, ffs, i32, load16, load16_nc, store16, u32, u64, warp_broadcast_u64
 
@@ -19,7 +19,7 @@ def copy_to_lanes(*, read_only, store=store16):
     copy(src, place, mask, start, first, end, lane): vectors [first, end) of the row at src go to the place (address of
     a row) of each lane in `mask`, beginning with lane `start`. The row is read once. load_batch(src, base, end, lane),
     store_batch(batch, place, mask, start, base, end, lane): its two halves, for [base, base + BATCH) before `end`.
-    read_only: nobody writes the row while the kernel runs, so that the non-coherent path may be taken. store: the
+    read_only: the row is not written while the kernel runs, so that the non-coherent path may be used. store: the
     device function that stores 16 bytes.
     """
     load = load16_nc if read_only else load16

@@ -1,7 +1,7 @@
 """Flags of rows: for each part of a row that peers write, the last call in which it was written.
 
-They lie at the beginning of a rank's pool, PARTS u32 a row. A warp that has written a part of a row raises its flag
-there, so that who reads it need not wait for the rows behind it. Epochs only grow: flags are never lowered.
+They are at the beginning of a rank's pool, PARTS u32 for each row. A warp that has written a part of a row raises its
+flag there, so a reader need not wait for later rows. Epochs only grow: flags are never lowered.
 """
 
 from epmoe.device import (any_lane, device_fn, i32, ld_acquire_sys_u32, load_u64, shfl_xor, st_release_sys_u32,
@@ -41,7 +41,7 @@ def make(shape, block, phase, n_vectors, fewest_parts):
     warp, when it has written the part at the ranks of `mask`; lane r has the row there. raise_row(params, rank, row,
     n_parts, epoch, lane): a warp, when it has written all parts of a row at one rank. is_up(params, my_rank, row, part,
     epoch): whether the part of a lane's row came. await_flag(params, my_rank, row, part, epoch, source): each lane
-    waits for the part of its own row that a source rank writes here, those with row < 0 for none; whether all came.
+    waits for the part of its own row that a src_rank writes here, those with row < 0 for none; whether all came.
     """
     ranks = shape.n_ranks
     most = min(PARTS, max(1, -(-n_vectors // BATCH)))

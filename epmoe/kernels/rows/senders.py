@@ -1,7 +1,7 @@
-"""Sending rows: a warp takes a token, or a part of one, reads it once and stores it at every rank that it goes to.
+"""Sends rows: a warp takes a token, or a part of one, reads it once and stores it at every rank that it goes to.
 
-The rows of a source rank lie together at the receiver, in the order of its tokens, behind those of lower ranks. So
-every row is written where it is to stay.
+The rows of a src_rank are together at the receiver, in the order of its tokens, after those of lower ranks. So every
+row is written to its final place.
 """
 
 from types import SimpleNamespace
@@ -63,7 +63,7 @@ def _encode(shape, block):
 
 
 def _ahead(shape, block):
-    """Device function bring(params, token, part, n_parts, lane): lets what a warp sends next come nearer."""
+    """Device function bring(params, token, part, n_parts, lane): prefetches the next work item into L2."""
     has_probs, expert_major = shape.has_probs, shape.expert_major
     src_bytes, slots_bytes = bytes_of(shape), 4 * shape.top_k
     (_, part_span), n_apart = parts(vectors_of(shape)), companions.apart(shape)

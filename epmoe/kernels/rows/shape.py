@@ -1,4 +1,4 @@
-"""What a rows kernel is compiled for."""
+"""The constants that a rows kernel is compiled for."""
 
 from dataclasses import dataclass
 
@@ -57,5 +57,5 @@ class RowsShape:
 
     @property
     def n_columns(self) -> int:
-        """What the layout counts by block: tokens of each rank and, expert-major, of each expert."""
+        """Counts of the layout, by block: tokens of each rank and, in expert-major, of each expert."""
         return self.n_ranks + (self.n_experts if self.expert_major else 0)

@@ -1,4 +1,4 @@
-"""What the rows kernels record when a wait expires, and how the host says it. Words: epmoe/kernels/status.py."""
+"""What the rows kernels record when a wait expires, and the host's message for it. Words: epmoe/kernels/status.py."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Substitutes: what stands for the word ABSENT in a part of a Lamport row (lamport.py) that is to arrive to the bit."""
+"""Escapes payload words equal to the sentinel ABSENT in Lamport rows (lamport.py), so rows arrive bit-exact."""
 
 from epmoe.device import any_lane, device_fn, u32
 from epmoe.layout import ABSENT
@@ -22,7 +22,7 @@ def _replaced(q, old, new):
 
 @device_fn
 def with_words(batch, old, new):
-    """A batch with another word in the place of one."""
+    """A batch with one word replaced by another."""
     return (_replaced(batch[0], old, new), _replaced(batch[1], old, new), _replaced(batch[2], old, new),
             _replaced(batch[3], old, new))
 
@@ -34,7 +34,7 @@ def _has(q, word):
 
 @device_fn
 def substitute(batch):
-    """What stands for ABSENT in a part of a row that a warp holds; ABSENT if that is not in it.
+    """The escape for ABSENT in a part of a row that a warp holds; ABSENT if the part does not contain it.
 
     The part has 512 words, so one of as many candidates is not among those that are not ABSENT.
     """

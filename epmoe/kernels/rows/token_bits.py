@@ -1,4 +1,4 @@
-"""Bits by rank: which of up to 128 tokens go to a rank, and so what number each one's row has among those for it."""
+"""Bits by rank: which of up to 128 tokens go to a rank, and so the number of each one's row among those for it."""
 
 from epmoe.device import device_fn, i32, lane_id, popc, u32
 

@@ -1,4 +1,4 @@
-"""Bounded waits of the rows kernels, and what all of them do at the beginning and the end of a call."""
+"""Bounded waits of the rows kernels, and the common beginning and end of a call."""
 
 from typing import NamedTuple
 
@@ -42,7 +42,7 @@ def _wait_for_word(load):
 
 wait_for_word_of_rank = _wait_for_word(ld_relaxed_gpu_u64)          # written by a block of this rank
 wait_for_word_of_peer = _wait_for_word(ld_acquire_sys_u64)          # behind the fence of its clerk
-wait_for_tagged_word = _wait_for_word(ld_relaxed_sys_u64)           # that says itself all that is wanted of it
+wait_for_tagged_word = _wait_for_word(ld_relaxed_sys_u64)           # the word is its own ready flag
 
 
 def _wait_until_equal(load):
@@ -115,9 +115,9 @@ def of_block(block, n_ranks):
     for a warp that does not wait for others, before goes_on(); as that gives it. goes_on(begun): the first barrier
     of a block -> this call's epoch, 0 if a wait of this rank expired in an earlier one. say_begun(params): one thread
     of a block, behind that barrier; whoever needs no fence of its own for it says it when the block has nothing urgent
-    to do. has_begun(params, phase): a thread of the clerk, some time in the call; whether all blocks of this rank have
+    to do. has_begun(params, phase): a thread of the leader block, some time in the call; whether all blocks of this rank have
     said so, which it acquires. all_begun(params, phase): the same of the whole block.
-    end(params, epoch, my_rank): of the clerk, when all have begun and no peer writes here any more.
+    end(params, epoch, my_rank): of the leader block, when all have begun and no peer writes here any more.
     """
     p_words, p_timeout, p_control = block.offset("words"), block.offset("timeout_ns"), block.offset("control_ptrs")
     n_lines = -(-8 * block.n_words // LINE)

@@ -1,4 +1,6 @@
-"""Few rows by expert: out of windows, or from where they lie, to the rows of their experts (expert_places.py)."""
+"""Expands small batches by expert: from windows, or from this rank's own memory, to the rows of their experts
+(expert_places.py).
+"""
 
 from types import SimpleNamespace
 
@@ -10,7 +12,7 @@ from .window_rows import n_parts_of, part_of_row, warps_of_rank
 
 
 def make(shape, block, into, places, receive_probs):
-    """Device functions for one kernel, of all blocks but the clerk. known: of expert_places.py, which made `places`.
+    """Device functions for one kernel, of all blocks but the leader block. known: of expert_places.py, which made `places`.
 
     into: the kernel's Windows; receive_probs: of window_probs.py. keep(params, epoch, num_tokens, my_rank, x, known):
     this warp's share of the rows that this rank sends to itself. clear(params, known): of zeros in rows without a

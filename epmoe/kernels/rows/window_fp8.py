@@ -1,4 +1,4 @@
-"""Encoded rows of few tokens: made in registers, sent from there into windows; their scales, to experts' rows."""
+"""Encoded rows of small batches: encoded in registers, sent from there into windows; their scales go to experts' rows."""
 
 from epmoe.device import (device_fn, f32, ffs, i32, load_u32, store16, store_f32, store_u32, u32, u64,
                           warp_broadcast_u64)

@@ -1,4 +1,4 @@
-"""Probs of rows by expert: in words that name the call (expert_bits.py), each at its token and expert."""
+"""Probs of rows by expert: in words that name the call (expert_bits.py), one for each token and expert."""
 
 from epmoe.device import (any_lane, device_fn, i32, ld_relaxed_sys_u64, load_u8, load_u32, load_u64,
                           st_relaxed_sys_u64, store_u32, u32, u64)

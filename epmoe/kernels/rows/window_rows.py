@@ -1,8 +1,8 @@
-"""Few rows by expert: into windows at their ranks before anybody has said anything.
+"""Sends small batches by expert into windows at their ranks, before any rank has announced anything.
 
-A token has its own place in a window, so nobody needs to know how many others there are. What a rank sends to itself
-stays where it lies, or, encoded, in its own window. Probs go in words that name the call (window_probs.py), rows with a
-flag for each part. What comes of it is window_expand.py's.
+A token has its own place in a window, so no rank needs the number of other tokens. A rank's rows for itself are not
+moved, or, if encoded, are in its own window. Probs go in words that name the call (window_probs.py), rows with a flag
+for each part. window_expand.py stores them in experts' rows.
 """
 
 from types import SimpleNamespace
@@ -35,13 +35,13 @@ def part_of_row(shape):
 
 @device_fn
 def warps_of_rank():
-    """(number of this warp among those of all blocks but the clerk, how many these are)"""
+    """(number of this warp among those of all blocks but the leader block, how many these are)"""
     blocks = i32(grid_dim() - 1)
     return i32(warp_id() * blocks + block_idx()), i32(n_warps() * blocks)
 
 
 def make(shape, block, into, send_probs):
-    """Device functions for one kernel, of all blocks but the clerk. into: its Windows; send_probs: of window_probs.py.
+    """Device functions for one kernel, of all blocks but the leader block. into: its Windows; send_probs: of window_probs.py.
 
     prepare(num_tokens, x, routing_map) -> what a warp sends first, on its way. send(params, epoch, num_tokens, my_rank,
     x, routing_map, prepared): this warp's share of this rank's tokens. raise_flags(params, epoch, num_tokens, my_rank):
@@ -116,7 +116,7 @@ def make(shape, block, into, send_probs):
             unit = i32(lane_id() * blocks + block_idx())
             while unit < units:
                 (token, part), peer = part_of(unit), i32(1)
-                while peer < ranks:             # also where the token does not go: nobody looks at that
+                while peer < ranks:             # also for ranks without the token, which never read it
                     rank = i32(my_rank + peer)
                     if rank >= ranks:
                         rank = i32(rank - ranks)

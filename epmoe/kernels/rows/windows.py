@@ -1,9 +1,10 @@
-"""Windows: memory at every rank into which the others may push a few rows before it has said anything in a combine.
+"""Windows: memory at every rank into which the others may push small numbers of rows before it has announced anything
+in a combine.
 
-A rank has two windows for each source rank, taken in turn. Call e writes those of its parity without asking: who has
-ended call e - 1 has seen that everybody had begun it, which nobody does before its launch of e - 2 has ended, and with
-it all reading of what e - 2 wrote there. Flags in the control memory tell what has come; epochs only grow, so they are
-never lowered. For few tokens this takes the round trip of the notes out of the way of the rows.
+A rank has two windows for each src_rank, used in turn. Call e writes those of its parity without asking. A rank that
+has ended call e - 1 has seen that every rank had begun it, and no rank begins it before its launch of e - 2 has ended,
+and with it all reading of e - 2's rows. Flags in the control memory show what has arrived; epochs only grow, so flags
+are never lowered. For small batches this removes the round trip of the notes before the rows.
 """
 
 from typing import NamedTuple
