@@ -66,11 +66,14 @@ def _world(dump, n_experts, n_ranks, assumed):
     if n_experts is not None and n_experts > MAX_EXPERTS:
         raise EPValueError(f"--experts {n_experts} must be at most {MAX_EXPERTS}")
     if given is None:
-        top = max([int(ids.max(initial=-1)) + 1 for ids in dump.steps] + [dump.top_k])
+        largest = max(int(ids.max(initial=-1)) for ids in dump.steps)
+        top = max(largest + 1, dump.top_k)
         step = n_ranks or DEFAULT_RANKS
         given = min(-(-top // step) * step, MAX_EXPERTS // step * step)
         assumed.append(
-            f"n_experts={given}, a guess: the largest id is {top - 1}; --experts says how many there are"
+            f"n_experts={given}, a guess: "
+            + (f"the largest id is {largest}" if largest >= 0 else "every id is -1")
+            + "; --experts sets the number"
         )
     if n_ranks is None:
         n_ranks = max(n for n in range(1, DEFAULT_RANKS + 1) if given % n == 0)

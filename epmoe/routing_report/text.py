@@ -54,12 +54,16 @@ def size(nbytes):
         nbytes /= 1000
 
 
+def _tokens(n):
+    return "1 token" if n == 1 else f"{n:,} tokens"
+
+
 def _head(found):
     steps = "" if found["steps"] == 1 else f" in {found['steps']} steps"
     empty = f", {found['empty_slots']:,} ids -1 (no expert)" if found["empty_slots"] else ""
     return (
-        f"{found['file']}: {found['tokens']:,} tokens{steps}, top-{found['top_k']} of {found['n_experts']} experts"
-        f"{empty}; {found['n_ranks']} ranks, at most {number(found['tokens_per_rank']['max'], 0)} tokens each"
+        f"{found['file']}: {_tokens(found['tokens'])}{steps}, top-{found['top_k']} of {found['n_experts']} experts"
+        f"{empty}; {found['n_ranks']} ranks with at most {_tokens(int(found['tokens_per_rank']['max']))} each"
     )
 
 

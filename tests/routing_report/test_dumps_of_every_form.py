@@ -88,6 +88,15 @@ def test_what_is_guessed_is_said(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "ids, said", [([[-1, -1], [-1, -1]], "every id is -1"), ([[0, -1]], "the largest id is 0")]
+)
+def test_a_guess_names_only_ids_of_the_file(tmp_path, ids, said):
+    np.save(tmp_path / "a.npy", np.array(ids))
+    found = report.report(dump.read(tmp_path / "a.npy"), "a")
+    assert f"n_experts=8, a guess: {said};" in found["assumed"][0]
+
+
+@pytest.mark.parametrize(
     "ids, options, said",
     [
         (
