@@ -7,7 +7,10 @@ refused with the remedy (epmoe.torch copies them); those in host memory may have
 Numbers are those of `epmoe_ref.fused_a2a`, to the bit.
 
 A result and a handle may be kept as long as one likes; what nobody keeps a later call may return again. Calls on a
-group are collective: every rank makes the same ones, in the same order.
+group are collective: every rank makes the same ones, in the same order, with the same hidden size, dtype, top_k and
+number of experts. The ranks compare these when they are new. Ranks that later mix sizes that all of them know get a
+PeerTimeout that says which rank gave what. Where the sizes in bytes are equal (bf16 [T, 16] beside float32 [T, 8]) such a
+mix goes unnoticed. One thread at a time may call: EPStateError.
 """
 
 from epmoe.fused_a2a.arguments import get_hidden_bytes

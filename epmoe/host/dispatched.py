@@ -52,6 +52,8 @@ class Dispatched:
     Groups follow each other, and in a group the source ranks; inside an (expert, source rank) segment the order of rows
     is free (epmoe_ref.canonical sorts it). The arrays are NumPy in the simulator and DeviceArray on a GPU, where
     nothing has waited for the kernels yet. src_info, topk_ids and row_offsets are for reading: combine relies on them.
+    As NumPy arrays they are read-only, and combine refuses a changed copy. A change in GPU memory is not noticed: combine
+    then gives wrong numbers or a PeerTimeout.
     A copy (copy.copy, copy.deepcopy) is as good as the original for combine; a pickle holds NumPy arrays and is of no
     round. Printing shows the exact rows, and waits for the kernels. Source: the dispatch_wait_kernel page
     (docs/pages.md).
