@@ -25,21 +25,30 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # The files that take longest, the longest first: begun last, one of them would run alone.
 LONGEST = [
-    "fused_a2a/test_fused_a2a_as_ptx.py",
     "mutants/test_mutants_are_noticed.py",
+    "fused_a2a/test_fused_a2a_as_ptx.py",
     "kernels/test_kernels_as_ptx.py",
+    "fused_a2a/test_fused_a2a_kernels.py",
+    "check/test_wrong_implementations_are_told_apart.py",
+    "check/test_check_command.py",
+    "processes/test_ranks_as_processes.py",
+    "processes/test_a_rank_fails.py",
+    "soak/test_soak_finds_what_is_wrong.py",
+    "explain/test_explain_command.py",
+    "host/test_local_rounds.py",
     "shmem/test_shmem_worlds.py",
     "shmem/test_rounds_over_the_network.py",
-    "processes/test_ranks_as_processes.py",
-    "check/test_check_command.py",
+    "device/test_device_ptx.py",
+    "kernels/plain/test_plain_as_ptx.py",
+    "kernels/test_dispatch_combine_rounds.py",
+    "kernels/test_lamport_combine.py",
+    "benchmarks/test_ranks_launch_alike.py",
     "host/test_host_cost.py",
-    "processes/test_a_rank_fails.py",
     "oracle/test_corner_worlds.py",
     "shmem/test_shmem_kernels_as_ptx.py",
-    "kernels/test_formats_ptx.py",
     "processes/test_kernels_are_compiled_first.py",
+    "kernels/test_formats_ptx.py",
     "host/test_command_line.py",
-    "fused_a2a/test_fused_a2a_kernels.py",
 ]
 
 WORLDS_OF_A_NIGHT = "1000"  # random ones, of tests/fuzz

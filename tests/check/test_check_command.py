@@ -26,6 +26,24 @@ def run(*arguments, launcher=(), python=("-m", "epmoe"), cwd=HERE):
     )
 
 
+@pytest.fixture
+def told(capsys, monkeypatch):
+    """Function: what `run` returns, of the command in this process."""
+    from epmoe.__main__ import main
+
+    monkeypatch.chdir(HERE)
+
+    def called(*arguments):
+        try:
+            status = main(list(arguments))
+        except SystemExit as end:  # argparse
+            status = end.code
+        out = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, status, out.out, out.err)
+
+    return called
+
+
 def test_a_right_implementation_exits_with_0():
     result = run("check", "numpy_world:NumpyWorld", "--ranks", "2")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -91,17 +109,17 @@ def test_json_says_the_same():
         (["reference", "--ranks", "2147483648"], "must be at most 21845"),
     ],
 )
-def test_what_cannot_be_run_exits_with_2(arguments, words):
-    result = run("check", *arguments)
+def test_what_cannot_be_run_exits_with_2(arguments, words, told):
+    result = told("check", *arguments)
     assert result.returncode == 2
     assert words in result.stderr and "Traceback" not in result.stderr
 
 
-def test_nothing_checked_is_no_pass_and_what_cannot_be_is_said_once():
-    result = run("check", "--only", "no such case")
+def test_nothing_checked_is_no_pass_and_what_cannot_be_is_said_once(told):
+    result = told("check", "--only", "no such case")
     assert (result.returncode, result.stdout) == (2, "")
     assert "no case's name contains 'no such case'; there are: uneven ranks, " in result.stderr
-    result = run("check", "--ranks", "0")
+    result = told("check", "--ranks", "0")
     assert result.returncode == 2 and result.stderr.count("epmoe check: ") == 1
 
 

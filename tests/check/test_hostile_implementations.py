@@ -4,7 +4,7 @@ import json
 
 import hostile_worlds
 import pytest
-from test_check_command import mpirun, run
+from test_check_command import mpirun, run, told  # noqa: F401
 from test_pytest_plugin import pytest_run
 
 from epmoe.check import check
@@ -142,8 +142,8 @@ def test_serving_no_case_is_no_pass(tmp_path):
 
 
 @pytest.mark.parametrize("name", [":", ":x", "x:", "../x:Y", "a b:C", "json:dumps.x", "."])
-def test_what_names_no_class_is_refused_in_a_line(name):
-    result = run("check", name)
+def test_what_names_no_class_is_refused_in_a_line(name, told):  # noqa: F811
+    result = told("check", name)
     assert (
         result.returncode == 2
         and "must be module:Class" in result.stderr

@@ -72,6 +72,7 @@ def test_calls_of_any_width_and_of_any_way_leave_nothing_behind(seed, n_sms):
         equal_calls(group, rng, num_tokens, hidden, dtype=dtype, of_combine=hidden)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("seed", [None, 11])
 def test_the_same_with_signals(seed):
     """Flags and windows, and no memory for rows without them."""
@@ -115,6 +116,7 @@ def words_of_all_kinds(rng, n_rows, n_words):
     return rows
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("seed", [5, 6])
 def test_received_rows_are_equal_to_the_bit_whatever_they_hold(seed):
     """Also where a part of a row holds all candidates but one; the reference moves bytes."""

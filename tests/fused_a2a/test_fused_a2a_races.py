@@ -11,6 +11,7 @@ from epmoe_ref.errors import EPStateError
 from epmoe_ref.strategies import HybridWorld, RowsWorld
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_rows_are_free_of_races_over_several_rounds(seed):
     group, rng = group_of(3, num_threads=64, seed=seed, racecheck=True), np.random.default_rng(seed)

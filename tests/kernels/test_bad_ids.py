@@ -22,6 +22,7 @@ KINDS = {
 }
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_garbage_ids_send_nothing_and_hurt_nobody(kind, fused):

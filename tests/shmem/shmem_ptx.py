@@ -1,4 +1,7 @@
-"""Prints the PTX of kernels that cross worlds as JSON {name: text}, or what is missing; EPMOE_DEVICE=gpu, no GPU."""
+"""Prints the PTX of the named kernels that cross worlds as JSON {name: text}, or what is missing.
+
+Run with EPMOE_DEVICE=gpu; needs no GPU.
+"""
 
 import json
 import sys
@@ -10,8 +13,6 @@ from epmoe_ref.errors import UnavailableError
 
 CFG = EPConfig(4, 256, 8, 7168, 128, p2p_world_size=2, use_shmem=True)
 LAUNCH = LaunchConfig(n_sms=132, num_threads=1024)
-NAMES = ("dispatch_async", "dispatch", "combine_async", "combine", "dispatch_wait", "combine_wait")
-NAMES += ("plain dispatch", "plain combine")
 
 
 def ptx(name):
@@ -23,4 +24,4 @@ def ptx(name):
         return f"unavailable: {error}"
 
 
-json.dump({name: ptx(name) for name in NAMES}, sys.stdout)
+json.dump({name: ptx(name) for name in sys.argv[1:]}, sys.stdout)

@@ -12,16 +12,25 @@ SENDERS, WAITERS = (
     ("dispatch_async", "dispatch", "combine_async", "combine"),
     ("dispatch_wait", "combine_wait"),
 )
+PLAIN = ("plain dispatch", "plain combine")
+BY_DAY = ("dispatch_async", "plain combine", "dispatch_wait")
 WORDS = ("nvshmemx_uint8_put_nbi_warp", "nvshmem_quiet", "nvshmem_fence", "nvshmemx_signal_op")
 
 
 @pytest.fixture(scope="module")
-def ptx(gpu_side):
+def ptx(gpu_side, tonight):
     """{kernel: its PTX, or what is missing}"""
-    return gpu_side(HERE / "shmem_ptx.py")
+    return gpu_side(HERE / "shmem_ptx.py", *(SENDERS + PLAIN + WAITERS if tonight else BY_DAY))
 
 
-@pytest.mark.parametrize("name", [*SENDERS, "plain dispatch", "plain combine"])
+def some(names):
+    """Parameters of a test: these, the others than BY_DAY at night."""
+    return [
+        name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names
+    ]
+
+
+@pytest.mark.parametrize("name", some(SENDERS + PLAIN))
 def test_senders_put_complete_and_signal_or_say_what_is_missing(ptx, name):
     text = ptx[name]
     if find_spec("nvshmem") is None:
@@ -33,7 +42,7 @@ def test_senders_put_complete_and_signal_or_say_what_is_missing(ptx, name):
     assert name.startswith("plain") or re.search(r"atom\.acq_rel\.gpu\.\S*add", text)
 
 
-@pytest.mark.parametrize("name", WAITERS)
+@pytest.mark.parametrize("name", some(WAITERS))
 def test_waiting_kernels_need_no_nvshmem(ptx, name):
     assert ".target sm_90" in ptx[name] and "nvshmem" not in ptx[name]
 
