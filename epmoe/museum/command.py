@@ -3,11 +3,10 @@
 from epmoe.command_line import DIFFERS, EQUAL, at_least_one
 from epmoe.lessons.telling import WIDTH, plain_simulator, wrapped
 from epmoe.museum import FILES
-from epmoe.museum import exhibit as exhibits
-from epmoe.museum.exhibit import SHOWN, Exhibit
 from epmoe_ref.errors import EPValueError
 
 ASK = 0  # --spot without a line
+SHOWN = 14  # operations of a schedule that are shown
 
 
 def add_arguments(parser):
@@ -32,11 +31,15 @@ def add_arguments(parser):
 
 def run(args):
     """Do what was asked; the exit status is 0, 1 if the line is not the one, 2 if something cannot be done."""
+    if args.number is None and args.spot is not None:
+        raise EPValueError("--spot needs a number: epmoe museum 1 --spot")
     with plain_simulator():
+        from epmoe.museum.exhibit import (
+            Exhibit,
+        )  # epmoe.device chooses the simulator when it is imported
+
         if args.number is None:
-            if args.spot is not None:
-                raise EPValueError("--spot needs a number: epmoe museum 1 --spot")
-            return listed()
+            return listed([Exhibit(file) for file in FILES.values()])
         exhibit = Exhibit(FILES[args.number])
         if args.spot == ASK:
             return asked(args.number, exhibit)
@@ -49,14 +52,13 @@ def run(args):
         return shown(args.number, exhibit)
 
 
-def listed():
+def listed(exhibits):
     """The exhibits by number and title."""
     print(
         "Faults of public kernels. Each is rebuilt as a small kernel that breaks in the\n"
         "simulator, with the report and the repair.\n"
     )
-    for number, file in FILES.items():
-        exhibit = Exhibit(file)
+    for number, exhibit in zip(FILES, exhibits):
         threads = ", ".join(_short(link) for link in exhibit.links)
         print(f"  {number}  {exhibit.title}" + (f"\n     {threads}" if threads else ""))
     print(
@@ -99,10 +101,10 @@ def shown(number, exhibit):
     if cut > 0:
         print(f"(after {cut} operations)")
     print("\n".join(failure.events[-SHOWN:]) or "(no access to memory came before it)")
-    print('\n("flag[0] of 1" is word 0 of the region flag of rank 1; = is written, -> is read)')
+    print("\n(row[2] of 1: word 2 of the region row of rank 1; = written, -> read)")
     _heading({"race": "The race report", "hang": "The hang report"}.get(failure.how, "The error"))
     print(wrapped(failure.says, WIDTH))
-    _heading(f"Under {exhibits.SCHEDULES} schedules")
+    _heading(f"Under {exhibit.schedules} schedules")
     print(f"  broken, results alone looked at:  {_told(exhibit.counts(racecheck=False))}")
     print(f"  broken, with the race detector:   {_told(exhibit.counts())}")
     print(f"  repaired, with the race detector: {_told(exhibit.counts(repaired=True))}")

@@ -18,7 +18,6 @@ from epmoe_ref.errors import DeadlockError, EPError, RaceError
 SCHEDULES = 20
 RANKS = 2
 BYTES = 256  # of a rank's memory
-SHOWN = 14  # operations of a schedule that are shown
 
 
 @dataclass(frozen=True)
@@ -141,6 +140,11 @@ class Exhibit:
         """{how: under how many of SCHEDULES schedules}."""
         hows = [self.run(s, repaired=repaired, racecheck=racecheck).how for s in range(SCHEDULES)]
         return {how: hows.count(how) for how in dict.fromkeys(hows)}
+
+    @property
+    def schedules(self):
+        """How many schedules counts() tries."""
+        return SCHEDULES
 
     # ------------------------------------------------------------------ showing
     @cached_property

@@ -1,11 +1,11 @@
 """A stage in shared memory that is refilled while it is read.
 
 Combine reads rows through stages of shared memory: a TMA copy fills a stage, the lanes of a warp add it up, and the
-next copy fills it again. On B200 one row in some per cent of calls was wrong, by amounts that look like rounding, and only
-with the largest batches. The lanes' reads were not fenced from the next copy, which belongs to another proxy, so it could
-overwrite numbers that were still being read. The fix is one line: every lane calls fence.proxy.async for shared memory
-before the stage is given back. In DeepEP an mbarrier ordered the reads and only the fence was missing; our race
-detector is content with ordered reads, so in this miniature the order is missing as well.
+next copy fills it again. With large batches results were wrong on NVL72, and on B200 one row in 1.5 to 3.3 % of calls
+(#700), by plausible amounts. The lanes' reads were not fenced from the next copy, which belongs to another proxy, so it
+could overwrite numbers that were still being read: #642 lets every lane call fence.proxy.async first, and NCCL's EP kernels
+had the same gap. What we have read of #700 does not name its cause. In DeepEP an mbarrier ordered the reads and only the
+fence was missing; our race detector is content with ordered reads, so in this miniature the order is missing as well.
 """
 
 from epmoe.device import (

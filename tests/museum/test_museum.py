@@ -1,6 +1,9 @@
 """Each exhibit breaks as its story says, its repair is silent, and "spot it" knows the line."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -134,3 +137,22 @@ def test_spot_it_shows_code_alone_and_judges(capsys):
     assert status == 1 and text.startswith("NOT YET")
     status, text = run(capsys, "--spot")
     assert status == 2 and "--spot needs a number" in text
+
+
+def test_exhibits_run_in_the_simulator_whatever_the_device_is():
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "epmoe",
+            "museum",
+            "4",
+            "--spot",
+            str(max(Exhibit(FILES[4]).guilty) + 1),
+        ],
+        env=os.environ | {"EPMOE_DEVICE": "gpu"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1 and done.stdout.startswith("NOT YET"), done.stderr
