@@ -105,17 +105,20 @@ def test_the_paths_exist():
             folder = path.parent
 
 
+def prose(page):
+    """A page's text without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+
+
 def anchors(page):
     """The names by which a page's headings are linked to."""
-    for heading in re.findall(
-        r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M
-    ):
+    for heading in re.findall(r"^#+ (.*)$", prose(page), re.M):
         yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 @pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_links_lead_somewhere(page):
-    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if link.startswith("http"):
             continue
         name, _, anchor = link.partition("#")
