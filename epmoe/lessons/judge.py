@@ -5,6 +5,8 @@ The parts of an exercise are the warm-up (a number), the core (code) and the str
 or ["cannot", why] if there is no answer to judge.
 """
 
+import time
+
 from epmoe import guard
 from epmoe.lessons import exercise
 from epmoe.lessons.answers import Wrong, load
@@ -28,13 +30,15 @@ def verdicts(number, file, output=None):
     return [tuple(part) for part in found]
 
 
-def verdict_of(module, task, patience_s, heard=None, **how):
+def verdict_of(module, task, patience_s, heard=None, *, in_all_s=300, **how):
     """What `python -m module` says of its task in the end: ("right" or "wrong", words). how: as for guard.process.
 
-    It may say ["begun", ""] before, or ["part", x] for heard(x), and then has patience_s seconds more.
+    It may say ["begun", ""] before, or ["part", x] for heard(x), and then has patience_s seconds more, but no
+    more than in_all_s.
     """
+    end = time.monotonic() + in_all_s
     with guard.process(module, task, **how) as (process, lines):
-        for what, says in lines(lambda: patience_s):
+        for what, says in lines(lambda: min(patience_s, end - time.monotonic())):
             if what == "cannot":
                 raise EPValueError(says)
             if what == "part":

@@ -6,6 +6,9 @@
 | world.py, given.py | memory, launches and schedules; what a kernel is given |
 | judging.py, pictures.py | the verdict in words; memory as it should be and as it is |
 | child.py, limits.py | judges a file in a process of its own, which cannot write, connect or start others |
+| own_kernels.py, own_implementation.py | for puzzles 15 and 16: each synchronisation lost in turn; `epmoe check` |
+| grading.py | judges a folder of answers |
+| on_gpu.py | runs an answer on a GPU |
 | command.py | the command line |
 
 The answers are in tests/puzzles/answers, outside the wheel.

@@ -14,21 +14,25 @@ PATIENCE_S = 9
 MODULE = "epmoe.puzzles.child"
 
 
-def verdict(number, file, **how):
-    """("right" or "wrong", words) of the answer to puzzle `number` in a file; EPValueError if there is none."""
-    return verdict_of(MODULE, dict(number=number, file=str(file)), PATIENCE_S, **how)
+def verdict(number, file, sealed=False, **how):
+    """("right" or "wrong", words) of the answer to puzzle `number` in a file; EPValueError if there is none.
+
+    sealed: the process has namespaces of its own, and closes its file systems. how: as for verdict_of.
+    """
+    task = dict(number=number, file=str(file), sealed=sealed)
+    return verdict_of(MODULE, task, PATIENCE_S, **how)
 
 
 def run(task, say):
-    """Judge the file of task, {"number", "file", "sealed": folder or nothing}."""
+    """Judge the file of task, {"number", "file", "sealed"}."""
     from epmoe.puzzles import limits, puzzle
     from epmoe.puzzles.judging import judge
 
-    number, file, sealed = task["number"], task["file"], task.get("sealed")
+    number, file = task["number"], task["file"]
     with plain_simulator():
         asked = puzzle(number)
-        if sealed:
-            limits.seal(sealed)
+        if task["sealed"]:
+            limits.seal(".")
         refused = limits.apply(".")
         say(["begun", ""])
         try:

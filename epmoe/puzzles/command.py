@@ -42,13 +42,27 @@ def add_arguments(parser):
     what.add_argument(
         "--show", action="store_true", help="print the answer and why it is so (in a checkout)"
     )
-    parser.add_argument("--json", action="store_true", help="with --check: one JSON object")
+    what.add_argument(
+        "--grade", metavar="DIR", help="judge a folder of answers: a file or a folder a student"
+    )
+    parser.add_argument(
+        "--gpu", action="store_true", help="with --check: what is right then runs on a GPU too"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="with --check and --grade: one JSON object"
+    )
 
 
 def run(args):
     """Do what was asked; the exit status is 0, 1 if an answer is not right, 2 if something cannot be done."""
-    if args.json and not args.check:
-        raise EPValueError("--json is for verdicts: give it together with --check")
+    if args.json and not (args.check or args.grade) or args.gpu and not args.check:
+        raise EPValueError(
+            "--json goes together with --check or --grade, and --gpu with --check: they are about verdicts"
+        )
+    if args.grade:
+        from epmoe.puzzles.grading import grade
+
+        return grade(Path(args.grade), args.number, args.json)
     asked = args.start or args.check or args.hint or args.show
     if args.number is None:
         if asked:
@@ -66,7 +80,7 @@ def run(args):
             return show(args.number)
         if not args.check:
             return told(args.number)
-    return check(args.number, own if args.check == HERE else args.check, args.json)
+    return check(args.number, own if args.check == HERE else args.check, args.json, args.gpu)
 
 
 def file_of(number):
@@ -150,11 +164,15 @@ def show(number):
     return EQUAL
 
 
-def check(number, file, as_json):
+def check(number, file, as_json, gpu):
     """Judge a file, in words or as a JSON object; remembers in this folder that it was right."""
-    from epmoe.puzzles.child import verdict
+    from epmoe.puzzles import child, on_gpu
 
-    what, says = verdict(number, file, output=STDERR if as_json else None)
+    output = STDERR if as_json else None
+    what, says = child.verdict(number, file, output=output)
+    if gpu and what == "right":
+        what, more = on_gpu.verdict(number, file, output=output)
+        says = f"{says}\n{more}" if what == "right" else more
     right = what == "right"
     if right:
         _remember(Path(file))

@@ -34,6 +34,7 @@ REFUSED = {
     "os.kill": "sends a signal",
     "os.killpg": "sends a signal",
     "signal.pthread_kill": "sends a signal",
+    "sqlite3.connect": "opens a database",
     "ctypes.dlopen": "loads a library",
     "ctypes.dlsym": "calls a library",
     "resource.setrlimit": "changes its limits",
