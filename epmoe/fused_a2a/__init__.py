@@ -1,16 +1,16 @@
 """Megatron-Core's `fused_a2a`: its names, signatures and shapes, over a world of epmoe.
 
-`group` is a LocalWorld (every argument and result that differs per rank is a list over ranks), or an MPIWorld or a
-ShmemWorld of one p2p world (this rank's own arrays). Arrays come in as NumPy, or from torch and CuPy without a copy;
-results are NumPy arrays in the simulator, DeviceArray on a GPU. Arrays in GPU memory must be C-contiguous, or they are
-refused with the remedy (epmoe.torch copies them); those in host memory may have any strides. `ctx` is any object with attributes; Context is one.
-Numbers are those of `epmoe_ref.fused_a2a`, to the bit.
+`group` is a LocalWorld (arguments and results that differ between ranks are lists over ranks), or an MPIWorld or a
+ShmemWorld of one p2p world (this rank's arrays). Arguments are arrays of NumPy, or of torch or CuPy, which are not
+copied. Results are NumPy arrays in the simulator, and DeviceArray on a GPU. Arrays in GPU memory must be C-contiguous;
+others are refused, and the error names the remedy (epmoe.torch copies them). Arrays in host memory may have any strides.
+`ctx` is any object with attributes; Context is one. Results equal those of `epmoe_ref.fused_a2a` bit for bit.
 
-A result and a handle may be kept as long as one likes; what nobody keeps a later call may return again. Calls on a
-group are collective: every rank makes the same ones, in the same order, with the same hidden size, dtype, top_k and
-number of experts. The ranks compare these when they are new. Ranks that later mix sizes that all of them know get a
-PeerTimeout that says which rank gave what. Where the sizes in bytes are equal (bf16 [T, 16] beside float32 [T, 8]) such a
-mix goes unnoticed. One thread at a time may call: EPStateError.
+You may keep a result or a handle as long as you like; a later call reuses the memory of dropped ones. Calls on a group
+are collective: every rank makes the same calls in the same order, with the same hidden size, dtype, top_k and number of
+experts. The ranks compare these when they are new. If ranks later mix sizes that all of them know, a PeerTimeout says
+which rank gave what. A mix of equal sizes in bytes (bf16 [T, 16] and float32 [T, 8]) is not noticed. Only one thread at a
+time may call; otherwise EPStateError.
 """
 
 from epmoe.fused_a2a.arguments import get_hidden_bytes

@@ -1,4 +1,4 @@
-"""Token formats: how a row of bf16 becomes the payload of a message, and what the receiver stores."""
+"""Token formats: the encoding of a bf16 row as a message's payload, and the arrays that the receiver stores."""
 
 from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""BF16: the token as it is."""
+"""BF16: the token unchanged."""
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -9,7 +9,7 @@ from .message import TokenFormat
 class BF16TokenFormat(TokenFormat):
     """hid_dim x 2 bytes, no scales; output_tokens bf16 [rows, hid_dim]. hid_dim is a multiple of 8 (16 bytes).
 
-    Every bit pattern arrives as it was sent, NaN payloads too.
+    Every bit pattern arrives unchanged, including NaN payloads.
     """
 
     hidden_multiple = 8

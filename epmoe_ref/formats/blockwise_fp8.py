@@ -1,4 +1,4 @@
-"""Blockwise FP8: e4m3 values with one float32 scale for every 128 elements, scales transposed at the receiver."""
+"""Blockwise FP8: e4m3 values with one float32 scale for every 128 elements; the receiver stores scales transposed."""
 
 import numpy as np
 from ml_dtypes import float8_e4m3fn

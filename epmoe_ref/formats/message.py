@@ -1,4 +1,4 @@
-"""The message that one (token, k) pair travels in: its parts, their sizes and places, and its trailer."""
+"""The message of a pair (token, k): its parts, their sizes and places, and its trailer."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ class TokenFormat:
 
     payload    token_size() bytes: the values, then the scales, each padded
     src_info   int32: the token's row in the src_rank's input_tokens
-    topk_info  uint16 [top_k]: the token's global expert ids in slot order, -1 as 65535; the receiver finds the slot by
+    topk_info  uint16 [top_k]: the token's global expert ids in the order of k, -1 as 65535; the receiver finds k by
                looking up its own id
 
     A family adds `values_size()`, `scales_size()`, `values_dtype`, `scales_dtype` and, unless it is bf16, `quantise`.
@@ -130,7 +130,7 @@ class TokenFormat:
         return payload
 
     def decode(self, payload: np.ndarray):
-        """Payloads to what the receiver stores: uint8 [n, >= token_size()] to (values, scales or None).
+        """Payloads to the receiver's arrays: uint8 [n, >= token_size()] to (values, scales or None).
 
         values: values_dtype [n, values per token] (FP4: packed uint8 [n, hid_dim / 2]). scales: scales_dtype
         [n, n_scales()]. Nothing is dequantised. Both may share memory with payload.

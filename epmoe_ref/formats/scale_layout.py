@@ -1,4 +1,4 @@
-"""Where the scale of (row, scale column) lies in output_scales: four layouts, each a sum of two places.
+"""The place of the scale of (row, scale column) in output_scales: four layouts, each a sum of two places.
 
 Every layout is a function (shape, row_offsets, scales_offset, group, rows) -> (row_places, column_places): with
 `flat = output_scales.reshape(-1)`, the scale of row `rows[i]` of the group and column c is
@@ -55,7 +55,7 @@ def slots_4d(shape, row_offsets, scales_offset, group, rows):
 
 
 def layout_of(output_scales: np.ndarray):
-    """The layout of an array of scales, told by its form: every layout has its own."""
+    """The layout of an array of scales, recognised by its shape."""
     if output_scales.ndim == 5:
         return tiles_5d
     if output_scales.ndim == 4:

@@ -1,22 +1,22 @@
-"""Megatron-Core's `fused_a2a`, said exactly, over a world at once.
+"""Megatron-Core's `fused_a2a`, defined exactly, for all ranks at once.
 
-Whatever differs from rank to rank is a list over ranks, arguments and results alike; one handle serves the world. The
-number of ranks is the length of those lists. Two families of functions:
+Arguments and results that differ between ranks are lists over ranks. The number of ranks is the length of these lists.
+One handle serves all ranks. There are two families of functions:
 
-`dispatch_*`, `combine_*` (FusedDispatch, FusedCombine): a token travels once to each rank that has one of its experts;
+`dispatch_*`, `combine_*` (FusedDispatch, FusedCombine): a token is sent once to each rank that has one of its experts;
 rows by src_rank, then token; gradients are sums over ranks.
 `hybrid_dispatch_*`, `hybrid_combine_*` (HybridEPDispatch, HybridEPCombine): a token has one row for each of its
 experts; rows by local expert, then src_rank, then token, padded; gradients are sums over experts, then over ranks.
 
 R ranks, E = `num_experts` global experts, L = E / R local ones, T tokens on a rank (0 is allowed, ranks may differ),
-K slots, H hidden, N rows received by a rank, P rows of an expert-major result. Expert e lives on rank e // L.
+K experts a token, H hidden, N rows received by a rank, P rows of an expert-major result. Rank e // L owns expert e.
 
 Every sum starts from +0.0, runs in ascending order (rank, expert) in float32, and is rounded (nearest, ties to even)
-exactly where the docstrings say so. Results are therefore defined to the bit; only the sign and the payload of a NaN
-that a sum has produced are not. Forward moves bytes, so a NaN that was dispatched arrives unchanged.
+exactly where the docstrings say so. So every bit of a result is defined, except the sign and payload of a NaN that a sum
+has produced. Forward moves bytes, so a NaN arrives unchanged.
 
-A backward takes the gradients that the next operation gave, and may be called any number of times with one handle, as
-may combine: a handle is never used up.
+A backward takes the gradients from the next operation. Backward and combine may be called any number of times with one
+handle.
 
 Source: the core.transformer.moe.fused_a2a page of Megatron-Core r0.16 (docs/pages.md).
 """

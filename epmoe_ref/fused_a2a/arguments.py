@@ -1,4 +1,4 @@
-"""What the fused_a2a functions accept: each check names the value, the rule and the remedy."""
+"""Checks of the arguments of fused_a2a functions: each error names the value, the rule and the remedy."""
 
 import operator
 
@@ -18,8 +18,8 @@ SCALE_GROUP = 128  # elements that share a scale in blockwise FP8
 def get_hidden_bytes(x) -> int:
     """Bytes that a buffer must have for one row of x.
 
-    x: [T, H] of one rank. Result: H * max(itemsize, 2): one-byte inputs are billed at 2 bytes, because combine travels
-    in bfloat16.
+    x: [T, H] of one rank. Result: H * max(itemsize, 2). One-byte inputs count as 2 bytes, because combine sends
+    bfloat16.
     Errors: x is not a matrix.
     Source: get_hidden_bytes of the fused_a2a page.
     """
@@ -81,7 +81,7 @@ def matrices(
     n_rows=None,
     n_columns=None,
 ) -> list[np.ndarray]:
-    """The argument as one matrix a rank: same width (and dtype) everywhere, rows and columns as asked for."""
+    """The argument as one matrix for each rank: same width (and dtype) everywhere, with the required rows and columns."""
     arrays = [np.asarray(array) for array in over_ranks(name, per_rank, n_ranks)]
     for rank, array in enumerate(arrays):
         if array.ndim != 2:
@@ -134,7 +134,7 @@ def hidden_rows(
 
 
 def scaled_rows(name: str, per_rank) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The argument as blockwise FP8, one pair (e4m3 [T, H], float32 scales [T, H / 128]) a rank, taken apart."""
+    """The argument as blockwise FP8, split: for each rank a pair (e4m3 [T, H], float32 scales [T, H / 128])."""
     pairs = over_ranks(name, per_rank)
     for rank, pair in enumerate(pairs):
         if not isinstance(pair, tuple) or len(pair) != 2:
@@ -158,7 +158,7 @@ def scaled_rows(name: str, per_rank) -> tuple[list[np.ndarray], list[np.ndarray]
 
 
 def expert_indices(name: str, per_rank, n_rows: list[int], num_experts: int) -> list[np.ndarray]:
-    """The argument as int64 [T, K] of distinct global expert ids, -1 for a slot without expert."""
+    """The argument as int64 [T, K] of distinct global expert ids, -1 for no expert."""
     arrays = matrices(name, per_rank, len(n_rows), one_dtype=False, n_rows=n_rows)
     for rank, array in enumerate(arrays):
         if array.dtype.kind not in "iu":
@@ -238,7 +238,7 @@ def p2p_world(p2p_world_size, n_ranks: int) -> int:
 
 
 def same_num_rows(num_permuted_tokens, num_rows: list[int]) -> None:
-    """Nothing, if num_permuted_tokens (one number, or one a rank) is what the handle has."""
+    """Check that num_permuted_tokens (one number, or one for each rank) equals the handle's."""
     if not isinstance(num_permuted_tokens, (list, tuple)):
         num_permuted_tokens = [num_permuted_tokens] * len(num_rows)
     numbers = over_ranks("num_permuted_tokens", num_permuted_tokens, len(num_rows))

@@ -30,11 +30,11 @@ def hybrid_dispatch_forward(
     routing_map: over ranks bool [T, E], True where the token goes to the expert.
     probs: over ranks float32 [T, E], dense; only the routed places are read. Or None (also as a list).
     num_local_experts: L; E = R * L.
-    num_permuted_tokens: P, one number for all ranks, so that nobody has to wait for counts; None: P is exact.
+    num_permuted_tokens: P, one number for all ranks, so that the host need not wait for counts; None: P is exact.
     pad_multiple: each expert's segment is rounded up to it; None or 0: no padding.
     fp8_dispatch: send blockwise FP8 (bfloat16 in, H a multiple of 128; each token is encoded once, by its src_rank,
     as BlockwiseFP8TokenFormat does). Upstream refuses it.
-    p2p_world_size: ranks joined by a fast interconnect; decides the rounding points of combine alone. It must divide R.
+    p2p_world_size: ranks joined by a fast interconnect; affects only where combine rounds. It must divide R.
     None: all ranks are one p2p world (1 gives the same numbers).
 
     Returns (dispatched_hidden, dispatched_probs, dispatched_scaling_factor, tokens_per_expert, handle), lists over
@@ -48,8 +48,8 @@ def hybrid_dispatch_forward(
     tokens_per_expert int64 [L]: rows of each expert, padding included. P is their sum, unless num_permuted_tokens is
     given: then, if the padded total exceeds P, the tail in expert-major order is dropped, and
     tokens_per_expert[e] = min(padded[e], max(0, P - sum of padded before e)).
-    handle: HybridHandle; handle.overflow, over ranks int32 [1], is 1 where the padded total exceeded P (if only by
-    padding), else 0. Dropped rows take no part in combine or gradients.
+    handle: HybridHandle; handle.overflow, over ranks int32 [1], is 1 if the padded total exceeded P (even if only by
+    padding), else 0. Dropped rows do not count in combine or gradients.
 
     Errors: shapes or dtypes that do not fit, E != R * L, negative num_permuted_tokens or pad_multiple, H or dtype that
     FP8 cannot take, p2p_world_size that does not divide R.
@@ -88,7 +88,7 @@ def hybrid_dispatch_forward(
 
 
 def hybrid_dispatch_backward(handle, grad_hidden, grad_probs):
-    """The gradients of dispatch: each token sums what its rows got.
+    """The gradients of dispatch: each token sums the gradients of its rows.
 
     grad_hidden: over ranks [P, H], bfloat16 or float16, rows a multiple of 16 bytes; also after fp8_dispatch.
     grad_probs: over ranks float32 [P], or None (also as a list).
@@ -112,7 +112,7 @@ def hybrid_dispatch_backward(handle, grad_hidden, grad_probs):
 
 
 def hybrid_combine_forward(x, handle, *, num_permuted_tokens=None, pad_multiple=None):
-    """Bring the rows back and sum them, unweighted: one result a token.
+    """Send the rows back and sum them, unweighted: one result for each token.
 
     x: over ranks [P, H], bfloat16 or float16, rows a multiple of 16 bytes, rows as dispatch made them. Rows without a
     token are not read: they may hold anything. H and dtype need not be those of the dispatch.

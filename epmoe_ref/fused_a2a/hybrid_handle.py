@@ -1,4 +1,4 @@
-"""Which row is whose, when a token travels once for each of its experts."""
+"""The token of each row, when a token is sent once for each of its experts."""
 
 from dataclasses import dataclass
 
@@ -53,7 +53,7 @@ def hybrid_handle(
 
     routing_map: over ranks, bool [T, E], checked. Rows of a rank are expert-major, inside an expert by src_rank,
     then token. Each expert's segment is rounded up to pad_multiple (0: not). With num_permuted_tokens the rank has
-    exactly that many rows: what lies beyond is dropped in expert-major order, what is missing belongs to nobody.
+    exactly that many rows: rows beyond are dropped in expert-major order, and missing rows have no token.
     """
     n_ranks, num_tokens = len(routing_map), tuple(len(routed) for routed in routing_map)
     routed = np.concatenate(routing_map)  # the tokens of the world in the order (src_rank, token)

@@ -1,4 +1,4 @@
-"""FusedDispatch and FusedCombine: a token travels once to a rank, however many of its experts are there."""
+"""FusedDispatch and FusedCombine: a token is sent to a rank once, even if several of its experts are there."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ FLOAT32 = (np.dtype(np.float32),)
 
 
 def dispatch_forward(x, token_indices, token_probs, num_experts):
-    """Send every token to the ranks of its experts, once to each.
+    """Send every token once to each rank that has one of its experts.
 
     x: over ranks [T, H], any dtype without references, rows a multiple of 16 bytes; or, going beyond upstream,
     blockwise FP8 as pairs (e4m3 [T, H], float32 scales [T, H / 128]).
@@ -22,11 +22,11 @@ def dispatch_forward(x, token_indices, token_probs, num_experts):
     Returns (recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle), lists over ranks but for the
     handle:
     recv_x [N, H], dtype of x (pairs if x was): one row for each (source token, this rank), by src_rank, then token.
-    Not grouped by expert. A token whose slots are all -1 goes nowhere.
-    recv_token_indices int64 [N, K]: the row's slots with local ids, id - rank * L; -1 where the expert lives elsewhere
-    or there is none. Slot positions are kept.
-    recv_token_probs float32 [N, K]: the row's probs; +0.0 where recv_token_indices is -1, whatever stood there.
-    tokens_per_expert int64 [L]: (row, slot) pairs that a local expert has. No padding.
+    Not grouped by expert. A token whose ids are all -1 is not sent.
+    recv_token_indices int64 [N, K]: the row's local ids, id - rank * L, at the same k; -1 if another rank owns the
+    expert, or there is none.
+    recv_token_probs float32 [N, K]: the row's probs; always +0.0 where recv_token_indices is -1.
+    tokens_per_expert int64 [L]: number of pairs (row, k) of each local expert. No padding.
     handle: RowsHandle.
 
     Errors: shapes or dtypes that do not fit, ids outside [-1, E), an id twice in a token, E no multiple of the ranks.
@@ -62,7 +62,7 @@ def dispatch_forward(x, token_indices, token_probs, num_experts):
 
 
 def dispatch_backward(handle, grad_recv_x, grad_recv_token_probs):
-    """The gradients of dispatch: each token sums what its rows got.
+    """The gradients of dispatch: each token sums the gradients of its rows.
 
     grad_recv_x: over ranks [N, H], bfloat16, float16 or float32, rows a multiple of 16 bytes.
     grad_recv_token_probs: over ranks float32 [N, K], or None (also as a list).
@@ -92,7 +92,7 @@ def dispatch_backward(handle, grad_recv_x, grad_recv_token_probs):
 
 
 def combine_forward(x, handle):
-    """Bring the rows back and sum them: one result a token.
+    """Send the rows back and sum them: one result for each token.
 
     x: over ranks [N, H], bfloat16, float16 or float32, rows a multiple of 16 bytes; rows as dispatch made them, already
     weighted and summed over the local experts by the caller. H and dtype need not be those of the dispatch.

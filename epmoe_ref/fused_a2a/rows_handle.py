@@ -1,4 +1,4 @@
-"""Who sends which token where, when a token travels once to a rank."""
+"""The rows of each rank, when a token is sent once to a rank."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class RowsHandle:
     num_experts: int
     """E, over all ranks."""
     top_k: int
-    """K, slots a token."""
+    """K, experts of a token."""
     num_tokens: tuple[int, ...]
     """T of each rank."""
     row_of: list[np.ndarray]
@@ -45,9 +45,7 @@ def rows_handle(token_indices: list[np.ndarray], num_experts: int) -> RowsHandle
     n_ranks, num_tokens = len(token_indices), tuple(len(ids) for ids in token_indices)
     ids = np.concatenate(token_indices)  # the tokens of the world in the order (src_rank, token)
     owner = np.where(ids >= 0, ids // (num_experts // n_ranks), n_ranks)
-    goes = np.zeros(
-        (len(ids), n_ranks + 1), bool
-    )  # the last column collects the slots without expert
+    goes = np.zeros((len(ids), n_ranks + 1), bool)  # the last column collects ids of -1
     goes[np.arange(len(ids))[:, None], owner] = True
     goes = goes[:, :n_ranks]
     row_of = np.where(goes, np.cumsum(goes, axis=0) - 1, -1)

@@ -6,15 +6,13 @@ from ..casts import to_float32
 
 
 def zero_sums(n_tokens: int, width: int) -> np.ndarray:
-    """Where sums start: +0.0, float32 [n_tokens, width]."""
+    """The start of sums: +0.0, float32 [n_tokens, width]."""
     return np.zeros((n_tokens, width), np.float32)
 
 
 def add(total: np.ndarray, terms: np.ndarray) -> None:
     """Add one term to each total, in float32, in place. total: float32. terms: bf16, fp16 or float32, same shape."""
-    with np.errstate(
-        invalid="ignore", over="ignore"
-    ):  # Inf - Inf and overflow are results like any other
+    with np.errstate(invalid="ignore", over="ignore"):  # Inf - Inf and overflow are valid results
         total += to_float32(terms)
 
 

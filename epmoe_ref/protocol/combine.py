@@ -12,7 +12,7 @@ from .state import MAX_FINITE, RankState, Step, Write, sent
 
 
 def combine_async(state: RankState, expert_outputs: np.ndarray, src_info: np.ndarray) -> Step:
-    """Send every row of expert output back to the (token, k) of its src_rank.
+    """Send every row of expert output back to its pair (token, k) on src_rank.
 
     expert_outputs: combine_dtype [rows, hidden], the rows of dispatch's output_tokens; src_info: int32 [rows, 2], from
     it.

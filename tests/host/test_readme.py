@@ -127,6 +127,11 @@ def test_the_links_lead_somewhere(page):
         assert not anchor or anchor in set(anchors(target)), link
 
 
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_merge_is_left_unfinished(page):
+    assert not re.search(r"^(<<<<<<<|>>>>>>>) ", page.read_text(), re.M)
+
+
 def test_every_page_is_linked_from_the_readme():
     assert all(f"](docs/{page.name})" in TEXT for page in PAGES if page != README)
 
