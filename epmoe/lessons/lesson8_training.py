@@ -195,9 +195,9 @@ print("the kernels give the same bytes")
 # Above, all numbers were small and whole. With real ones, sums are rounded,
 # and the order of additions matters. The specification fixes the order (by
 # rank, in float32, one rounding at the end), so gradients are the same in
-# every run, on the CPU and on any GPU. Most libraries add in the order in
-# which rows arrive, and their gradients differ from run to run in the last
-# bits:
+# every run, on the CPU and on any GPU. Code that adds rows in the order in
+# which they arrive, by atomic additions for instance, has gradients that
+# differ from run to run in the last bits:
 
 parts = rng.standard_normal((8, 20_000)).astype(np.float32)
 shuffled = parts[rng.permutation(8)]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import right_answers as right
 
+from epmoe import device
 from epmoe.__main__ import main
 from epmoe.lessons import FILES, exercise, exercise9, judge
 from epmoe.lessons.answers import Wrong, load
@@ -531,6 +532,49 @@ def test_a_program_that_sends_ahead_needs_four_buffers():
     assert [explore(program(n), 2) is None for n in (1, 2, 3, 4, 5)] == [
         n >= right for n in (1, 2, 3, 4, 5)
     ]
+
+
+def test_the_least_counter_of_two_threads_with_ten_claims_each():
+    """By trying all orders; a thread is (steps done, what its last load saw)."""
+    least, seen, todo = 99, set(), [(0, 0, 0, 0, 0)]
+    while todo:
+        state = todo.pop()
+        if state in seen:
+            continue
+        seen.add(state)
+        a, saw_a, b, saw_b, counter = state
+        if a == b == 20:
+            least = min(least, counter)
+        if a < 20:
+            todo.append(
+                (a + 1, 0, b, saw_b, saw_a + 1) if a % 2 else (a + 1, counter, b, saw_b, counter)
+            )
+        if b < 20:
+            todo.append(
+                (a, saw_a, b + 1, 0, saw_b + 1) if b % 2 else (a, saw_a, b + 1, counter, counter)
+            )
+    assert least == exercise(3).STRETCH.right
+
+
+def test_the_outcomes_of_two_stores_and_two_loads():
+    @device.kernel
+    def store_and_load(params, call, my_rank):
+        device.st_release_sys_i32(params + 64 * my_rank, 1)
+        seen = device.ld_acquire_sys_i32(params + 64 * (1 - my_rank))
+        device.store_i32(params + 128 + 4 * my_rank, seen)
+
+    outcomes = set()
+    for seed in range(100):
+        machine = device.machine(2, seed=seed, stale=True)
+        memory = machine.alloc(256, "memory")
+        memory.fill(0)
+        for rank in (0, 1):
+            machine.launch(
+                store_and_load, 1, 1, (memory.address, 0, rank), stream=machine.stream(rank)
+            )
+        outcomes.add(tuple(memory.read(np.int32, 2, 128).tolist()))
+        memory.free()
+    assert len(outcomes) == exercise(4).STRETCH.right
 
 
 def test_no_other_order_of_two_microbatches_is_faster():
