@@ -102,11 +102,11 @@ def listed():
             f"  {number:2}  {title(file.read_text(encoding='utf-8')).partition(': ')[2].rstrip('.')}"
         )
     print(
-        "\nepmoe lesson N             tells lesson N  (--step: section by section)\n"
+        "\nepmoe lesson N             prints lesson N  (--step: section by section)\n"
         "epmoe lesson N --answers   shows the answers to its worked problems\n"
         "epmoe lesson N --start     writes answerN.py, for your answers\n"
         "epmoe lesson N --check     judges them, and says what is wrong\n\n"
-        f"To read them: {_shown(FILES[1].parent)}"
+        f"The files are in {_shown(FILES[1].parent)}"
     )
     return EQUAL
 
