@@ -177,7 +177,7 @@ def test_an_output_that_cannot_show_boxes_shows_the_rest():
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0 and "? import numpy as np" in done.stdout, done.stderr
+    assert done.returncode == 0 and "?import numpy as np" in done.stdout, done.stderr
 
 
 def test_ctrl_c_ends_a_command_without_a_traceback(capsys, monkeypatch):
