@@ -1,4 +1,4 @@
-"""Compile every case's kernel to PTX for sm_90 without a GPU; print {word: ptx} as JSON. Run as a program."""
+"""Compile the named cases' kernels to PTX for sm_90 without a GPU; print {word: ptx} as JSON. Run as a program."""
 
 import json
 import sys
@@ -7,11 +7,11 @@ import sys
 def main():
     from word_cases import CASES
 
-    texts = {}
-    for case in CASES.values():
+    texts, cases = {}, {name: CASES[name] for name in sys.argv[1:]}
+    for case in cases.values():
         if case.kernel not in texts:
             texts[case.kernel] = case.kernel.ptx()
-    json.dump({name: texts[case.kernel] for name, case in CASES.items()}, sys.stdout)
+    json.dump({name: texts[case.kernel] for name, case in cases.items()}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def ptx(gpu_side):
     """{word: PTX of a kernel that uses it}"""
-    return gpu_side(HERE / "ptx_of_words.py")
+    return gpu_side(HERE / "ptx_of_words.py", *sorted(CASES))
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
