@@ -22,7 +22,7 @@ def add_arguments(parser):
     parser.add_argument(
         "--into",
         metavar="PAGE.md",
-        help="put it and the words below it into a page, in the place of the table that is there",
+        help="put the table and its text into a page, replacing the table that is there",
     )
 
 

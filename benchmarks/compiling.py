@@ -1,6 +1,6 @@
 """`python -m benchmarks compile`: the kernels of a run into the disk cache, by as many processes as there are cores.
 
-On a fresh machine compiling would take longer than measuring. A run does it first, so nobody has to call it.
+On a fresh machine compiling would take longer than measuring. A run does this first, by itself.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What calls cost the host, and how fast the host was just then: beside each call a fixed piece of Python is timed.
+"""Host time of calls, and the host's speed at that time: a fixed piece of Python is timed with each call.
 
 The same call takes the same CPU up to 1.7 times as long for seconds at a time, whoever's fault that is. A figure of the
 host that the piece shares the rise of is the machine's mood; one that it does not is the call's own.
@@ -19,7 +19,7 @@ SLOW = 1.3  # times as long as that: neither noise nor a call that leaves less i
 class OfHost:
     """One phase's calls on one rank, medians; and what the operating system did while all its phases were measured.
 
-    us: of a call. piece_us: of the fixed piece of Python beside each. preempted: times that this thread lost its CPU to
+    us: of a call. piece_us: of the fixed piece of Python. preempted: how often this thread lost its CPU to
     another. waited_us: for a CPU, in all. stolen_ms: of this machine's CPUs by others' machines, in ticks of 10. None:
     not known here.
     """
@@ -62,7 +62,7 @@ class HostTime:
 
 
 class _Entry:
-    """What the piece makes."""
+    """The result of the piece."""
 
     def __init__(self, number, more):
         self.number, self.more = number, more

@@ -44,7 +44,7 @@ class Arrays:
         return values if self.world.lists else values[0]
 
     def close(self):
-        """Free what nobody looks at any more; the kernels must have ended."""
+        """Free unused arrays; the kernels must have ended."""
         self._made = self._each = None
         for pool in self._pools.values():
             pool.close()

@@ -1,4 +1,4 @@
-"""Puts a Markdown table with the paragraph below it into a page, instead of the one that is there."""
+"""Puts a Markdown table with the paragraph below it into a page, replacing the table that is there."""
 
 import sys
 import textwrap

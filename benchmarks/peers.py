@@ -19,7 +19,7 @@ SOURCE = (
 
 
 class Peer(NamedTuple):
-    """One constant: microseconds of a phase on 4 and on 2 ranks, None where nobody measured."""
+    """One constant: microseconds of a phase on 4 and on 2 ranks, None if not measured."""
 
     name: str
     phase: str
@@ -66,7 +66,7 @@ def of_kernels(kernels):
 
 
 def constants(device, n_ranks):
-    """[(Peer, us)] that hold on such a machine: those of H200s, for 2 and 4 ranks of a GPU each."""
+    """[(Peer, us)] for this kind of machine: only H200s, with 2 or 4 ranks of a GPU each."""
     if "H200" not in device or n_ranks not in (2, 4) or "virtual" in device:
         return []
     column = 3 if n_ranks == 4 else 4

@@ -11,7 +11,7 @@ OF_A_PART = ("date", "commit", "command", "link_gbps", "compiling_seconds", "sec
 
 
 def path(record, file=None):
-    """Where a record goes: the file given, or one whose name says date and machine."""
+    """The file of a record: the given one, or one named after date and machine."""
     stamp = record["date"].replace(":", "").replace("+0000", "Z")
     return Path(file) if file else HERE / f"{stamp}-{record['n_ranks']}-ranks.json"
 
@@ -33,7 +33,7 @@ def _text(record):
 
 
 def exists(file):
-    """Whether there is such a file."""
+    """Whether the file exists."""
     return Path(file).exists()
 
 

@@ -140,7 +140,7 @@ def verdicts(rows, n_ranks):
 
 
 def report(record):
-    """Lines of text: each target beside what was measured; none on other machines or without rows that have one."""
+    """Lines of text: each target with its measurement; none on other machines, or if no row has a target."""
     found = verdicts(record["rows"], record["n_ranks"]) if "H200" in record["device"] else []
     if not found:
         return []

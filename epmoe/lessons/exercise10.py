@@ -38,7 +38,7 @@ STRETCH = Number(
         (1.5, "a host that was picked may get no expert: with probability C(64, 8) / C(128, 8)."),
         (2 * (1 - _MISSED), "the token's own host needs no copy, and is picked half of the time."),
         (2, "the token's own host needs no copy, and a host that was picked may get no expert."),
-        (1 - _MISSED, "the own host is picked half of the time, not always."),
+        (1 - _MISSED, "the rank's own host is picked half of the time, not always."),
         (3 * (1 - comb(192, 8) / comb(256, 8)), "this is without the limit of 2 hosts."),
         (1.5 * (1 - 0.5**8), "the experts of a token are different: draw without putting back."),
         (1.5 * _MISSED, "this is how many of the picked hosts are MISSED."),
@@ -136,7 +136,7 @@ def _why(way, copies, case):
         ),
         (
             busiest(off_rank),
-            "copies to other ranks of the own host are counted; they go over NVLink",
+            "copies to other ranks of the same host are counted; they go over NVLink",
         ),
         (matrix.sum(axis=1).max(), "only what cards send is looked at; here one receives more"),
         (matrix.sum(axis=0).max(), "only what cards receive is looked at; here one sends more"),

@@ -10,12 +10,11 @@ README = Path(__file__).with_name("README.md")
 HEAD = """\
 # Is every synchronisation needed, and would its loss be noticed?
 
-`epmoe mutants` takes the source of every kernel, breaks one synchronising token at a time (an order
-weakened, a scope narrowed, an atomic made plain, a barrier, a wait or a reset deleted, a load sent through the
-non-coherent path), and runs the result in small worlds, most of two ranks, under the race detector. Every such mutant
-must be noticed: as a race, a wrong result, a hang, an access out of bounds, or memory that is not as it was before the
-rounds. The few that change nothing are in `harmless.py`, each with its reason, and it is an error if one of them is
-noticed after all.
+`epmoe mutants` takes the source of every kernel and breaks one synchronising token at a time: it weakens an order, narrows a
+scope, makes an atomic plain, deletes a barrier, a wait or a reset, or sends a load through the non-coherent path. It runs the
+result in small worlds, most of two ranks, under the race detector. Every mutant must be noticed: as a race, a wrong result, a
+hang, an access out of bounds, or memory that differs from its state before the rounds. A few mutants change nothing. They are
+in `harmless.py`, each with its reason, and it is an error if one of them is noticed.
 
 | option | |
 |---|---|
@@ -28,34 +27,33 @@ noticed after all.
 | `--as-they-are` | the kernels as they stand in the tree, in all worlds: nothing may be reported |
 | `--faults` | the four faults below |
 
-Checking results alone would not do: under sequentially consistent schedules, and on most GPUs most of the time, a
-weakened order gives right results. The race detector (`epmoe/device/sim/`) follows the PTX memory model instead.
+Checking results alone is not enough. Under sequentially consistent schedules, and on most GPUs most of the time, a weakened
+order gives right results. The race detector (`epmoe/device/sim/`) follows the PTX memory model instead.
 
-# An edit of your own
+# Your own edit
 
-A kernel is edited in the tree: `epmoe mutants --as-they-are` runs it in every world under the detector, with
-three schedules each, in the last of which loads give older values as long as they may, and prints what is reported, if
-anything is; it takes minutes.
+After you have edited a kernel in the tree, `epmoe mutants --as-they-are` runs it in every world under the detector, with three
+schedules each, and prints all reports. In the last schedule loads return older values as long as they may. This takes minutes.
 
-Or somebody wants to know whether a certain mistake would be noticed, without making it in the tree:
+To find out whether a certain mistake would be noticed, without leaving it in the tree:
 
 ```sh
 git diff > /tmp/edit.patch && git checkout epmoe/kernels
 epmoe mutants --patch /tmp/edit.patch --reports
 ```
 
-Each patch is a mutant; paths may begin at the repository's root or at any folder on the way to the file. The worlds
-that run the changed lines come first, then all others, then some drawn at random (`--random`). The exit status is 0 if
-all patches are noticed; 1 if one survives: then it changes nothing that results, memory or the order of accesses show,
-or `worlds.py` lacks the circumstances; 2 if one is no patch of the kernels. `--seeds` and `--jobs` work as without it.
+Each patch is a mutant. Paths may begin at the repository's root or at any folder on the way to the file. The worlds that run
+the changed lines come first, then all others, then some drawn at random (`--random`). The exit status is 0 if all patches are
+noticed, and 2 if one is no patch of the kernels. It is 1 if one survives: then it changes neither results nor memory nor the
+order of accesses, or `worlds.py` lacks a world that shows it. `--seeds` and `--jobs` work as without `--patch`.
 
-Verdicts are printed as they are found. Ctrl-C ends the hunt with a table of what is known by then, and says of every
-patch without a verdict how many runs have not noticed it; the exit status is 130.
+Verdicts are printed as they are found. Ctrl-C ends the hunt with a table of the verdicts so far, and for every patch without
+a verdict the number of runs that have not noticed it. The exit status is 130.
 
 # Four faults of public kernels
 
-Each is an edit of this project's kernels (`public_faults.py`). What follows them is the report, made by
-`epmoe mutants --faults --write`.
+Each is an edit of this project's kernels (`public_faults.py`), followed by the report. `epmoe mutants --faults --write` makes
+this section.
 """
 
 

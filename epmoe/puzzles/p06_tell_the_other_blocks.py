@@ -14,7 +14,7 @@ it writes `offsets`, all its threads together. The other blocks must not read
 Two holes:
   tell   all threads of block 0, behind their stores to `offsets`: set the flag
          of each block to 1. There may be more blocks than threads.
-  hear   all threads of every block (of block 0 too): go on when the own flag
+  hear   all threads of every block (of block 0 too): go on when its own flag
          is set, and see all of `offsets`. Put the flag back to 0.
 
 In NumPy:

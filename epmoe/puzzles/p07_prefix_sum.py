@@ -111,7 +111,7 @@ PUZZLE = Puzzle(
         (_model(lambda c: 0 * c), "`start` is 0 for every thread."),
         (
             _model(np.cumsum),
-            "the own count is in the sum: the sum over the threads BEFORE this one is asked for.",
+            "the thread's own count is in the sum: the sum over the threads BEFORE this one is asked for.",
         ),
         (
             _model(lambda c: _in_warps(c).ravel() - c),
@@ -119,7 +119,7 @@ PUZZLE = Puzzle(
         ),
         (
             _model(lambda c: _in_warps(c).ravel()),
-            "each warp begins at 0 again, and the own count is in the sum.",
+            "each warp begins at 0 again, and the thread's own count is in the sum.",
         ),
         (
             _model(
@@ -130,11 +130,11 @@ PUZZLE = Puzzle(
                     + np.repeat(c.reshape(-1, 32).sum(axis=1), 32)
                 )
             ),
-            "the sum of the own warp is added too: only warps before it count.",
+            "the sum of the thread's own warp is added too: only warps before it count.",
         ),
         (
             _model(lambda c: _in_warps(c).ravel() - c + c.sum()),
-            "the sums of all warps are added: only warps before the own one count.",
+            "the sums of all warps are added: only warps before the thread's own count.",
         ),
         (
             _model(
@@ -144,7 +144,7 @@ PUZZLE = Puzzle(
                     + np.repeat(np.r_[0, c.reshape(-1, 32).sum(axis=1)[:-1]], 32)
                 )
             ),
-            "only the warp just before is added: all warps before the own one count.",
+            "only the warp just before is added: all warps before the thread's own count.",
         ),
         (
             _model(lambda c: _in_warps(c).ravel() - c + _before(c, 1)),

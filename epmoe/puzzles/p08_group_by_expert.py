@@ -159,7 +159,7 @@ PUZZLE = Puzzle(
         ),
         (
             _model(lambda c: c.ravel().cumsum()),
-            "the own count is in the sum: a segment begins where those BEFORE it end.",
+            "the segment's own count is in the sum: a segment begins where those BEFORE it end.",
         ),
         (
             _model(_by_rank),

@@ -401,7 +401,7 @@ WRONG = [
         10,
         right.FLOORS,
         [("if dst // h != src // h:", "if dst != src:")],
-        "other ranks of the own host",
+        "other ranks of the same host",
     ),
     (
         10,

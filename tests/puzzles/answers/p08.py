@@ -43,7 +43,7 @@ WRONG = [
     ),
     ([("range(segment)", "range(local_expert * N_RANKS, segment)")], "each expert begins at row 0"),
     ([("range(segment)", "range(local_expert * N_RANKS)")], "segments overlap"),
-    ([("range(segment)", "range(segment + 1)")], "the own count is in the sum"),
+    ([("range(segment)", "range(segment + 1)")], "the segment's own count is in the sum"),
     (
         [
             (
