@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from epmoe.command_line import DIFFERS, EQUAL, at_least_one
-from epmoe.lessons.telling import plain_simulator
+from epmoe.lessons.telling import WIDTH, plain_simulator, wrapped
 from epmoe.puzzles import FILES, puzzle
 from epmoe_ref.errors import EPValueError
 
@@ -144,7 +144,7 @@ def hint(number, k):
     hints = puzzle(number).hints
     if k > len(hints):
         raise EPValueError(f"puzzle {number} has {len(hints)} hints: epmoe puzzle {number} --show")
-    print(f"Hint {k} of {len(hints)}: {hints[k - 1]}")
+    print(wrapped(f"Hint {k} of {len(hints)}: {hints[k - 1]}", WIDTH))
     if k < len(hints):
         print(f"\nThe next one: epmoe puzzle {number} --hint {k + 1}")
     return EQUAL

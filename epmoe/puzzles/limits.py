@@ -13,7 +13,9 @@ import ctypes
 import os
 import resource
 import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from epmoe_ref.errors import EPError
@@ -126,14 +128,18 @@ CAPSET = {"x86_64": 126, "aarch64": 91}
 
 def namespaces():
     """The words to put before a command that is to have namespaces of its own; [] where that cannot be had."""
-    import subprocess
-
     unshare = shutil.which("unshare")
     if not unshare or os.uname().machine not in CAPSET:
         return []
     words = [unshare, *CLONE, "--"]
-    own = "from epmoe.puzzles import limits; limits.seal('.')"
-    done = subprocess.run([*words, sys.executable, "-c", own], capture_output=True)
+    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [*words, sys.executable, "-c", "from epmoe.puzzles import limits; limits.seal('.')"],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": paths},
+            capture_output=True,
+        )
     return words if done.returncode == 0 else []
 
 

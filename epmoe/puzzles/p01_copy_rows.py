@@ -3,7 +3,7 @@
 import numpy as np
 
 from epmoe.puzzles.judging import Puzzle
-from epmoe.puzzles.world import Region, World
+from epmoe.puzzles.world import Region, World, many
 
 START = '''"""Puzzle 1: copy rows.
 
@@ -17,10 +17,11 @@ VECTORS vectors of 16 bytes and lies directly behind the row before it.
 In NumPy:
     copied[:num_tokens] = rows[:num_tokens]
 
-The words for it:
+Intrinsics:
     a, b, c, d = load16(address)        four uint32, 16 bytes
     store16(address, a, b, c, d)
-Addresses are in bytes; wrap what you add to one in u64(...).
+Here and in all puzzles the name of a region, such as rows, is the address of
+its first byte. Addresses count bytes; wrap what you add to one in u64(...).
 """
 
 from epmoe.device import *
@@ -48,7 +49,7 @@ def _rows():
 
 
 def _world(n, grid, block):
-    name = f"{n} rows, {grid} blocks of {block} threads"
+    name = f"{many(n, 'row')}, {many(grid, 'block')} of {many(block, 'thread')}"
     regions = tuple(
         Region(r, (ROOM, WIDTH), np.uint32, ("row", "word")) for r in ("rows", "copied")
     )

@@ -3,7 +3,7 @@
 import numpy as np
 
 from epmoe.puzzles.judging import Puzzle
-from epmoe.puzzles.world import Region, World
+from epmoe.puzzles.world import Region, World, many
 
 START = '''"""Puzzle 2: claim a slot.
 
@@ -18,7 +18,7 @@ In NumPy, for one order:
     reserved = len(chosen)
     messages[:reserved] = 100 * (chosen[:, None] + 1) + np.arange(LANES)
 
-The words for it:
+Intrinsics:
     atomic_add_relaxed_gpu_i32(address, n)    adds, returns what was there
     warp_broadcast_i32(value, lane)           all lanes get the value of one
     lane_id()                                 0 to LANES - 1
@@ -60,7 +60,7 @@ def _world(ids, grid, warps):
     ids = np.array([*ids, *[-1] * (ROOM - len(ids))], np.int32)
     tokens = int((ids >= 0).sum())
     chosen = np.flatnonzero(ids == WANTED)
-    name = f"{tokens} tokens, {len(chosen)} of them for expert {WANTED}, {grid} x {warps} warps"
+    name = f"{tokens} tokens, {len(chosen)} of them for expert {WANTED}, {many(grid, 'block')} of {many(warps, 'warp')}"
     start = {"experts": ids, "reserved": np.zeros(1)}
     data = dict(chosen=chosen, warps=grid * warps)
     expected = {"reserved": np.array([len(chosen)]), "messages": _messages(chosen)}

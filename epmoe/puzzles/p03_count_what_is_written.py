@@ -3,7 +3,7 @@
 import numpy as np
 
 from epmoe.puzzles.judging import Puzzle
-from epmoe.puzzles.world import Region, World
+from epmoe.puzzles.world import Region, World, many
 
 START = '''"""Puzzle 3: count what is written.
 
@@ -18,7 +18,7 @@ In NumPy:
     messages[:num_tokens] = ...         value, at place
     finished += num_tokens              never before its message is there
 
-The words for it:
+Intrinsics:
     store_i32(address, value)
     syncwarp()                          all lanes of the warp meet, and each
                                         sees what the others have done before
@@ -69,7 +69,7 @@ REGIONS = (
 def _world(n, writers, warps):
     messages = REGIONS[1].unwritten()
     messages[:n] = 100 * (np.arange(n)[:, None] + 1) + np.arange(LANES)
-    name = f"{n} tokens, {writers} blocks of {warps} warps write"
+    name = f"{many(n, 'token')}, {many(writers, 'block')} of {many(warps, 'warp')} to write them"
     expected = {"finished": np.array([n]), "messages": messages, "seen": messages}
     start = {"finished": np.zeros(1)}
     return World(name, REGIONS, (n,), (start,), (expected,), 1 + writers, 32 * warps)

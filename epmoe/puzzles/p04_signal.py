@@ -3,7 +3,7 @@
 import numpy as np
 
 from epmoe.puzzles.judging import Puzzle
-from epmoe.puzzles.world import Region, World
+from epmoe.puzzles.world import Region, World, many
 
 START = '''"""Puzzle 4: signal.
 
@@ -22,7 +22,7 @@ In NumPy, for rank r:
     for e in range(EXPERTS):
         recv_count[e // LOCAL][e % LOCAL, r] = np.sum(ids[:num_tokens] == e)
 
-The words for it:
+Intrinsics:
     ld_ORDER_SCOPE_i32(address)                 relaxed or acquire
     st_ORDER_SCOPE_u64(address, u64(value))     relaxed or release
     region(params, RECV_COUNT, rank)            recv_count of that rank
@@ -110,7 +110,7 @@ def _world(ids, writers):
         start.append({"ids": padded, "finished": np.zeros(EXPERTS), "recv_count": words})
         expected.append({"recv_count": counts, "recv_buf": buf, "seen": buf})
     tokens = tuple(len(of_rank) for of_rank in ids)
-    name = f"ranks with {tokens[0]} and {tokens[1]} tokens, {writers} writing blocks each"
+    name = f"ranks with {tokens[0]} and {tokens[1]} tokens, {many(writers, 'writing block')} each"
     data = dict(ids=ids)
     return World(name, REGIONS, tokens, tuple(start), tuple(expected), 2 + writers, 1, data=data)
 

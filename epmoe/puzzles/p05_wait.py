@@ -1,25 +1,25 @@
-"""Puzzle 5: wait for signals, and put them back."""
+"""Puzzle 5: wait for signals, and reset them."""
 
 import numpy as np
 
 from epmoe.puzzles.judging import Puzzle
-from epmoe.puzzles.world import Region, World
+from epmoe.puzzles.world import Region, World, many
 
 START = '''"""Puzzle 5: wait.
 
 The other side of puzzle 4. Block 0 of each rank sends messages and signals to
 both ranks. Block 1 receives. There are SEGMENTS signals, one for each (local
 expert, src_rank): 64-bit words of recv_count that hold NOT_YET until the count
-arrives. Thread i waits for signal i, writes the count to counts[i], and puts
-the word back to NOT_YET, for the next round. Threads from SEGMENTS on have no
+arrives. Thread i waits for signal i, writes the count to counts[i], and resets
+the word to NOT_YET, for the next round. Threads from SEGMENTS on have no
 signal. Behind your lines all threads of the block read all counts and copy all
-messages, so all must know then what thread i has learnt.
+messages. So each must see by then what every other thread has seen and stored.
 
 In NumPy:
     counts[:] = recv_count          once no word is NOT_YET any more
     recv_count[:] = NOT_YET
 
-The words for it:
+Intrinsics:
     ld_ORDER_SCOPE_u64(address)     relaxed or acquire; cta, gpu or sys
     store_i32(address, i32(value)), store_u64(address, u64(value))
     syncthreads()                   all threads of the block meet, and each
@@ -94,7 +94,7 @@ def _world(counts, threads):
         nothing = np.full((LOCAL, RANKS), NOT_YET, np.uint64)
         start.append({"to_send": np.array(counts[rank]), "recv_count": nothing})
         expected.append({"counts": mine, "seen": buf, "recv_count": nothing, "recv_buf": buf})
-    name = f"blocks of {threads} threads, {np.sum(counts)} messages"
+    name = f"blocks of {threads} threads, {many(np.sum(counts), 'message')}"
     return World(name, REGIONS, (0,) * RANKS, tuple(start), tuple(expected), 2, threads)
 
 
@@ -132,11 +132,11 @@ PUZZLE = Puzzle(
                 {"recv_count": e["counts"].astype(np.uint64), "counts": e["counts"]}
                 for e in w.expected
             ],
-            "recv_count is not put back: the next round would take these counts for its own. Store NOT_YET.",
+            "recv_count is not reset: the next round would take these counts for its own. Store NOT_YET.",
         ),
         (
             lambda w: [{"recv_count": np.zeros((LOCAL, RANKS), np.uint64)} for _ in w.expected],
-            'recv_count is put back to 0, which is a count. "Nothing came yet" is NOT_YET.',
+            'recv_count is reset to 0, which is a count. "Nothing came yet" is NOT_YET.',
         ),
         (
             lambda w: [{"counts": REGIONS[3].unwritten()} for _ in w.expected],
@@ -151,7 +151,7 @@ PUZZLE = Puzzle(
                 and f.says("which holds 18446744073709551615")
                 and _reset_too_early(f)
             ),
-            "a signal was put back before it was read, and is lost: load it, keep it, then reset the word.",
+            "a signal was reset before it was read, and is lost: load it, keep it, then reset the word.",
         ),
         (
             lambda f: f.waits_for("recv_count"),
@@ -172,7 +172,7 @@ PUZZLE = Puzzle(
         ),
         (
             lambda f: f.race_on("recv_count"),
-            "the word is put back while its signal may still be on the way: wait for it first.",
+            "the word is reset while its signal may still be on the way: wait for it first.",
         ),
         (
             lambda f: f.race_on("counts"),

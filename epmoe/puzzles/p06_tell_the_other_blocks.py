@@ -3,7 +3,7 @@
 import numpy as np
 
 from epmoe.puzzles.judging import Puzzle
-from epmoe.puzzles.world import Region, World
+from epmoe.puzzles.world import Region, World, many
 
 START = '''"""Puzzle 6: tell the other blocks.
 
@@ -15,13 +15,13 @@ Two holes:
   tell   all threads of block 0, behind their stores to `offsets`: set the flag
          of each block to 1. There may be more blocks than threads.
   hear   all threads of every block (of block 0 too): go on when its own flag
-         is set, and see all of `offsets`. Put the flag back to 0.
+         is set, and see all of `offsets`. Reset the flag to 0.
 
 In NumPy:
     tell:  ready[:grid] = 1         after offsets[:] = ...
     hear:  wait for ready[block]; ready[block] = 0
 
-The words for it:
+Intrinsics:
     st_ORDER_SCOPE_i32(address, value)      relaxed or release
     ld_ORDER_SCOPE_i32(address)             relaxed or acquire
     store_i32(address, value)
@@ -80,7 +80,7 @@ def _world(n, grid, threads):
     seen[:grid] = offsets
     start = {"ready": np.zeros(BLOCKS)}
     expected = {"offsets": offsets, "ready": np.zeros(BLOCKS), "seen": seen}
-    name = f"{grid} blocks of {threads} threads"
+    name = f"{many(grid, 'block')} of {many(threads, 'thread')}"
     return World(name, REGIONS, (n,), (start,), (expected,), grid, threads, data=dict(n=grid))
 
 
@@ -120,13 +120,13 @@ PUZZLE = Puzzle(
                     "seen": w.expected[0]["seen"],
                 },
             ),
-            "the flags stay raised: the next launch would go on at once. Put each back to 0.",
+            "the flags stay raised: the next launch would go on at once. Reset each to 0.",
         ),
     ),
     causes=(
         (
             lambda f: f.waits_for("ready") and f.says(r"threads 1-[^:]*:\d+[^:]*:\d+: spins on"),
-            "all threads poll the flag, and the first one puts it back before the others have seen it: "
+            "all threads poll the flag, and the first one resets it before the others have seen it: "
             "one thread polls for the block.",
         ),
         (

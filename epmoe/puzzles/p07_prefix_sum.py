@@ -14,7 +14,7 @@ all threads BEFORE thread i, also of other warps.
 In NumPy:
     start = np.cumsum(counts) - counts
 
-The words for it:
+Intrinsics:
     warp_inclusive_sum_i32(n)       sum over the lanes up to this one, of the
                                     warp; all 32 lanes must come to it
     sums = shared_array(32, int32)  memory of the block: sums[i] reads, and

@@ -3,7 +3,7 @@
 import numpy as np
 
 from epmoe.puzzles.judging import Puzzle
-from epmoe.puzzles.world import Region, World
+from epmoe.puzzles.world import Region, World, many
 
 START = '''"""Puzzle 8: group by expert.
 
@@ -21,7 +21,7 @@ In NumPy:
     rows = np.concatenate([recv_buf[e, s, :counts[e, s]] for e in ... for s in ...])
     row_offsets[e] = counts[:e].sum()
 
-The words for it:
+Intrinsics:
     load_i32(address), store_i32(address, value)
 Everything is int32; a place in an array of axes (A, B, C) is (a * B + b) * C + c.
 """
@@ -74,7 +74,7 @@ def _world(name, counts, grid, threads):
     begins = np.cumsum(counts.ravel()) - counts.ravel()
     start = {"counts": counts, "recv_buf": _buf()}
     expected = {"row_offsets": np.r_[0, counts.sum(axis=1).cumsum()], "rows": _rows(counts, begins)}
-    name = f"{name}, {grid} blocks of {threads} threads"
+    name = f"{name}, {many(grid, 'block')} of {many(threads, 'thread')}"
     return World(
         name, REGIONS, (0,), (start,), (expected,), grid, threads, data=dict(counts=counts)
     )

@@ -21,10 +21,12 @@ In NumPy, for each row:
     token, k = src_info[row]
     if token >= 0: returned[src_rank][token, k] = rows[row]
 
-The words for it:
+Intrinsics:
     load_i32(address), store_i32(address, value)
     syncthreads()
     st_ORDER_SCOPE_u64(address, u64(value))     relaxed or release
+rows, src_info, returned and word are addresses; all numbers of the arrays take
+4 bytes, so a row of src_info takes 8.
 """
 
 from epmoe.device import *

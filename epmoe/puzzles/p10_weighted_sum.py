@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 
 from epmoe.puzzles.judging import Puzzle
-from epmoe.puzzles.world import Region, World
+from epmoe.puzzles.world import Region, World, many
 from epmoe_ref import fma_rn
 
 START = '''"""Puzzle 10: a weighted sum.
@@ -25,11 +25,12 @@ In NumPy:
         out = np.where(ids[:, k, None] >= 0, new, out)
     out.astype(bfloat16)
 
-The words for it:
+Intrinsics:
     load_i32(address), load_f32(address), load_u32(address), store_u32(address, value)
     bf16_lo(pair), bf16_hi(pair)    the two numbers as float32
     fma_rn(a, b, c)                 a * b + c, rounded once
-    pack_bf16x2(low, high)          two float32, rounded, as a pair
+    pack_bf16x2(low, high)          two float32, rounded, as a pair (given)
+Ids, weights and pairs take 4 bytes each.
 """
 
 from epmoe.device import *
@@ -76,7 +77,7 @@ def _world(name, ids, weights, returned, grid, threads):
     data = dict(ids=ids, weights=weights.astype(np.float32), returned=returned.astype(BF16))
     out = full.pop("out")
     out[:n] = _sum(data)
-    name = f"{n} tokens, {name}, {grid} blocks of {threads} threads"
+    name = f"{n} tokens, {name}, {many(grid, 'block')} of {many(threads, 'thread')}"
     return World(name, REGIONS, (n,), (full,), ({"out": out},), grid, threads, data=data)
 
 

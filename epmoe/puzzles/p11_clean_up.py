@@ -1,9 +1,9 @@
-"""Puzzle 11: the last block puts the counters back."""
+"""Puzzle 11: the last block resets the counters."""
 
 import numpy as np
 
 from epmoe.puzzles.judging import Puzzle
-from epmoe.puzzles.world import Region, World
+from epmoe.puzzles.world import Region, World, many
 
 START = '''"""Puzzle 11: clean up for the next round.
 
@@ -17,7 +17,7 @@ In NumPy, at the end of a launch:
     claimed[:] = 0
     done = 0
 
-The words for it:
+Intrinsics:
     atomic_add_ORDER_SCOPE_i32(address, n)  returns what was there before; ORDER
                                             is relaxed, acquire, release or
                                             acq_rel (both)
@@ -60,7 +60,7 @@ def _world(n, grid, threads):
     rows[:, :, :n] = 100 * (np.arange(EXPERTS)[:, None] + 1) + np.arange(n)
     nothing = {"claimed": np.zeros(EXPERTS), "done": np.zeros(1)}
     expected = nothing | {"rows": rows}
-    name = f"{ROUNDS} launches of {grid} blocks of {threads} threads, {n} rows an expert"
+    name = f"{ROUNDS} launches of {many(grid, 'block')} of {many(threads, 'thread')}, {n} rows an expert"
     data = dict(n=n, grid=grid, threads=threads)
     return World(
         name, REGIONS, (n,), (nothing,), (expected,), grid, threads, rounds=ROUNDS, data=data
@@ -81,7 +81,7 @@ def _first_only(w):
 
 PUZZLE = Puzzle(
     title="Clean up",
-    line="the last block to leave puts the counters back",
+    line="the last block to leave resets the counters",
     start=START,
     hints=(
         "First all threads of the block must have ended their work; then one thread counts the block.",
@@ -96,11 +96,11 @@ PUZZLE = Puzzle(
             lambda f: (
                 f.differs("claimed", "rows") and not f.holds("done", 0).any() and _no_reset(f)
             ),
-            "the counters are not put back: the second launch finds all rows claimed.",
+            "the counters are not reset: the second launch finds all rows claimed.",
         ),
         (
             lambda f: f.holds("done", 0)[0] == ROUNDS * f.world.grid,
-            "`done` is not put back to 0, so the next launch counts on from there.",
+            "`done` is not reset to 0, so the next launch counts on from there.",
         ),
         (
             lambda f: f.uses(r"== grid_dim\(\)(?! *- *1)"),
@@ -112,7 +112,7 @@ PUZZLE = Puzzle(
                 and (f.holds("claimed", 0) == 0).any()
                 and (f.holds("claimed", 0) != 0).any()
             ),
-            "only some counters are put back: there is one for each expert.",
+            "only some counters are reset: there is one for each expert.",
         ),
     ),
     causes=(
@@ -154,7 +154,7 @@ PUZZLE = Puzzle(
         ),
         (
             lambda f: f.differs("done"),
-            "each block counts itself once, by one thread; the last one puts `done` back to 0.",
+            "each block counts itself once, by one thread; the last one resets `done`.",
         ),
     ),
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from epmoe.puzzles.holes import holes_of
 from epmoe.puzzles.judging import Puzzle
-from epmoe.puzzles.world import Region, World
+from epmoe.puzzles.world import Region, World, many
 
 START = '''"""Puzzle 12: fuse async and wait.
 
@@ -16,7 +16,7 @@ Dispatch as two launches, with the device functions that are given below:
             for each expert:   signal    wait until its messages are written,
                                          then tell the expert's rank
     wait:   for each segment:  receive   wait for its signal, copy its messages
-            once:              clean     put the counters of this rank back to 0
+            once:              clean     reset the counters of this rank to 0
 
 In each launch the work is dealt out: block b takes number b, b + grid_dim(),
 and so on. Write the same as ONE kernel, which saves a launch. What the end of
@@ -24,10 +24,10 @@ the async launch did for you before, you must do yourself now. Think of each
 function that waits: who sends what it waits for, and can that block get there?
 And when is it safe to clean?
 
-`done` is a counter for you, 0 at first; clean puts it back to 0 too. Blocks
+`done` is a counter for you, 0 at first; clean resets it too. Blocks
 have one thread here. Two rounds follow one another on the same counters.
 
-The words for it:
+Intrinsics:
     send(params, token, my_rank)
     signal(params, expert, num_tokens, my_rank)
     receive(params, segment, my_rank)
@@ -80,7 +80,7 @@ def signal(params, expert, num_tokens, my_rank):
 
 @device_fn
 def receive(params, segment, my_rank):
-    """Given: wait for the signal of a segment, copy its messages, put the word back."""
+    """Given: wait for the signal of a segment, copy its messages, reset the word."""
     word = region(params, RECV_COUNT, my_rank) + u64(8 * segment)
     count = ld_acquire_sys_u64(word)
     while count == NOT_YET:
@@ -94,7 +94,7 @@ def receive(params, segment, my_rank):
 
 @device_fn
 def clean(params, my_rank):
-    """Given: all counters of this rank back to 0."""
+    """Given: reset all counters of this rank."""
     for expert in range(EXPERTS):
         store_i32(region(params, RESERVED, my_rank) + u64(4 * expert), 0)
         store_i32(region(params, FINISHED, my_rank) + u64(4 * expert), 0)
@@ -133,7 +133,7 @@ def _world(ids, grid):
         start.append({"ids": padded} | counters | words)
         expected.append({"seen": seen} | words | counters)
     tokens = tuple(len(i) for i in ids)
-    name = f"ranks with {tokens[0]} and {tokens[1]} tokens, {grid} blocks each, {ROUNDS} rounds"
+    name = f"ranks with {tokens[0]} and {tokens[1]} tokens, {many(grid, 'block')} each, {ROUNDS} rounds"
     return World(name, REGIONS, tokens, tuple(start), tuple(expected), grid, 1, rounds=ROUNDS)
 
 
@@ -167,9 +167,9 @@ def _signals(f):
     )
 
 
-TOO_EARLY = "the counters are put back while other blocks still use them: only the last block to end may clean."
+TOO_EARLY = "the counters are reset while other blocks still use them: only the last block to end may clean."
 LAST = (
-    "the counters are put back while other blocks still use them: the block that finds grid_dim() - 1 "
+    "the counters are reset while other blocks still use them: the block that finds grid_dim() - 1 "
     "in `done` is the last."
 )
 
@@ -209,7 +209,7 @@ PUZZLE = Puzzle(
             lambda f: (
                 f.differs("reserved", "finished", "done") and (f.holds("reserved") != 0).any()
             ),
-            "the counters are not put back to 0.",
+            "the counters are not reset to 0.",
         ),
     ),
     causes=(
@@ -232,7 +232,7 @@ PUZZLE = Puzzle(
         ),
         (
             lambda f: f.waits_for("finished") and not f.uses("clean"),
-            "the counters are not put back: the next round waits for a count that is already exceeded.",
+            "the counters are not reset: the next round waits for a count that is already exceeded.",
         ),
         (
             lambda f: f.waits_for("finished") and not f.uses("while|range|for"),
@@ -250,7 +250,7 @@ PUZZLE = Puzzle(
         (
             lambda f: f.waits_for("finished"),
             "a count in `finished` is never reached: a token is not sent, is sent twice, or the counters are "
-            "put back while others still count.",
+            "reset while others still count.",
         ),
         (
             lambda f: f.waits_for("recv_count"),
@@ -271,7 +271,7 @@ PUZZLE = Puzzle(
         ),
         (
             lambda f: f.kind == "bounds",
-            "a message goes outside its segment: a token is sent twice, or the counters are not put back to 0.",
+            "a message goes outside its segment: a token is sent twice, or the counters are not reset to 0.",
         ),
     ),
 )

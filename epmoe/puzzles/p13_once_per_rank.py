@@ -3,7 +3,7 @@
 import numpy as np
 
 from epmoe.puzzles.judging import Puzzle
-from epmoe.puzzles.world import Region, World
+from epmoe.puzzles.world import Region, World, many
 
 START = '''"""Puzzle 13: send once per rank.
 
@@ -20,7 +20,7 @@ In NumPy, for each token and rank:
     mask = sum(1 << k for k in range(TOP_K) if ids[token, k] // LOCAL == rank)
     if mask: send_row(..., rank, slot, token, mask, my_rank)
 
-The words for it:
+Intrinsics:
     load_i32(address)
     atomic_add_relaxed_gpu_i32(address, n)
     send_row(params, dst_rank, slot, token, mask, my_rank)
@@ -72,7 +72,7 @@ def _world(name, ids, grid, threads):
         start.append({"ids": padded, "reserved": np.zeros(RANKS)})
     tokens = tuple(map(len, ids))
     data = dict(ids=ids)
-    name = f"{name}, {grid} blocks of {threads} threads"
+    name = f"{name}, {many(grid, 'block')} of {many(threads, 'thread')}"
     return World(
         name, REGIONS, tokens, tuple(start), tuple(_sent(ids, _mask)), grid, threads, data=data
     )

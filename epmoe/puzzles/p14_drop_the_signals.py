@@ -16,14 +16,14 @@ Lamport all-reduce works like this.)
 Two holes:
   put    store the words a, b, c, d at place. If one of them happens to be
          ABSENT, send ESCAPE in its stead.
-  take   poll the 16 bytes at place until all four words have come. Put ABSENT
-         back there, for the next round. Return the four words.
+  take   poll the 16 bytes at place until all four words have come. Reset the
+         place to ABSENT, for the next round. (The return is given.)
 
 In NumPy:
     put:   recv_buf[...] = np.where(words == ABSENT, ESCAPE, words)
     take:  out = recv_buf[...]; recv_buf[...] = ABSENT
 
-The words for it:
+Intrinsics:
     load16_relaxed_sys(address)             four uint32, each one by itself
     store16_relaxed_sys(address, a, b, c, d)
 The four words may arrive one after another. They need no order among each
@@ -128,14 +128,14 @@ PUZZLE = Puzzle(
             lambda w: [
                 {"out": w.expected[0]["out"], "recv_buf": w.expected[0]["out"]} for _ in w.tokens
             ],
-            "ABSENT is not put back: in the next round old rows would pass for new ones.",
+            "the words are not reset to ABSENT: in the next round old rows would pass for new ones.",
         ),
         (
             lambda w: [
                 {"out": w.expected[0]["out"], "recv_buf": np.zeros((RANKS, ROOM, 4), np.uint32)}
                 for _ in w.tokens
             ],
-            "0 is put back, and 0 may be data. What has not come yet is ABSENT.",
+            "the words are reset to 0, and 0 may be data. What has not come yet is ABSENT.",
         ),
     ),
     signs=(
@@ -174,7 +174,7 @@ PUZZLE = Puzzle(
         ),
         (
             lambda f: f.race_on("recv_buf") and f.says("both are strong stores"),
-            "ABSENT is put back before the words have come: poll first, put back after.",
+            "ABSENT is stored before the words have come: poll first, reset after.",
         ),
         (
             lambda f: (
@@ -194,7 +194,7 @@ PUZZLE = Puzzle(
         ),
         (
             lambda f: f.kind == "hang",
-            "take waits for words that have come, or are gone: put ABSENT back once, behind the loop.",
+            "take waits for words that have come, or are gone: reset them once, behind the loop.",
         ),
         (lambda f: f.kind == "bounds", "an address is wrong: a vector has 16 bytes."),
     ),

@@ -6,7 +6,7 @@ import numpy as np
 
 from epmoe.puzzles.judging import Puzzle
 from epmoe.puzzles.own_kernels import BF16, NOT_YET, more_of, only_these_missing, routing, values
-from epmoe.puzzles.world import Region, World
+from epmoe.puzzles.world import Region, World, many
 
 START = '''"""Puzzle 15: your own dispatch.
 
@@ -18,7 +18,7 @@ one after the other on each rank.
               its messages, then signal the count to its rank (puzzle 4).
     receive   wait for all signals (puzzle 5; here each block waits by itself).
               Copy messages to rows, grouped by expert (puzzle 8, given). The
-              last block puts reserved, finished, done and recv_count back
+              last block resets reserved, finished, done and recv_count
               (puzzle 11).
 
 Your kernels are judged like those of the project itself:
@@ -31,6 +31,8 @@ Your kernels are judged like those of the project itself:
     the race detector. They must notice each reset and each wait that is lost.
 
 In NumPy: epmoe_ref.dispatch.
+
+Intrinsics: those of the puzzles named above; i32(...) and u64(...) convert.
 """
 
 from epmoe.device import *
@@ -82,7 +84,7 @@ def dispatch_kernels(n_ranks, n_experts, top_k, hidden, slots):
 
     @device_fn
     def clean_up(params, my_rank):
-        """All threads of every block, at their end: the last block puts everything back."""
+        """All threads of every block, at their end: the last block resets everything."""
         reserved, finished = region(params, RESERVED, my_rank), region(params, FINISHED, my_rank)
         recv_count, done = region(params, RECV_COUNT, my_rank), region(params, DONE, my_rank)
         # ---- your 9 lines ----
@@ -223,7 +225,7 @@ def world(shape, tokens, rounds=2, *, ids=None, rows=None, grid=3, threads=64, n
     counts = " and ".join(map(str, tokens))
     name = (
         name
-        or f"ranks with {counts} tokens, {experts} experts, {rounds} rounds, {grid} blocks of {threads}"
+        or f"ranks with {counts} tokens, {experts} experts, {many(rounds, 'round')}, {grid} blocks of {threads} threads"
     )
     return World(
         name,
@@ -283,8 +285,8 @@ PUZZLE = Puzzle(
         "send_pair: lane 0 claims, all lanes get the slot, all write, the warp meets, lane 0 counts. "
         "signal: its word is number expert % local * n_ranks + my_rank of `words`.",
         "wait_for_all: each thread polls its words, in steps of block_dim(), and the block meets behind "
-        "the loop. No word is put back here: other blocks may still look at it.",
-        "clean_up: the block meets, thread 0 counts it in `done`, and the last one puts back n_experts "
+        "the loop. No word is reset here: other blocks may still look at it.",
+        "clean_up: the block meets, thread 0 counts it in `done`, and the last one resets n_experts "
         "words twice, local * n_ranks words of NOT_YET, and done. TESTS need two rounds, and tokens on "
         "both ranks.",
     ),
@@ -304,7 +306,7 @@ PUZZLE = Puzzle(
         (
             lambda f: f.waits_for("finished"),
             "a count in `finished` is never reached: messages are not counted, or the counters of the round "
-            "before were not put back.",
+            "before were not reset.",
         ),
         (
             lambda f: f.waits_for("recv_count") and _zeros_missing(f),
@@ -316,7 +318,7 @@ PUZZLE = Puzzle(
         ),
         (
             lambda f: f.waits_for("recv_count"),
-            "a signal is never sent, or is put back before all blocks have seen it.",
+            "a signal is never sent, or is reset before all blocks have seen it.",
         ),
         (
             lambda f: f.race_on("recv_count") and f.says("scopes"),
@@ -366,7 +368,7 @@ PUZZLE = Puzzle(
         ),
         (
             lambda f: f.race_on(*TRAVELS, "done") and "syncthreads" not in f.hole(3),
-            "words are put back that other threads of the block still read: a syncthreads() is missing before the block is counted.",
+            "words are reset that other threads of the block still read: a syncthreads() is missing before the block is counted.",
         ),
         (
             lambda f: (
@@ -378,7 +380,7 @@ PUZZLE = Puzzle(
         ),
         (
             lambda f: f.race_on("recv_count", "done", "reserved", "finished"),
-            "words are put back while other blocks still use them: only the last block may.",
+            "words are reset while other blocks still use them: only the last block may.",
         ),
         (
             lambda f: f.race_on(*TRAVELS),
@@ -390,8 +392,8 @@ PUZZLE = Puzzle(
             ),
             "`reserved` or `finished` is not right: one claim and one count for each message, and 0 after each round.",
         ),
-        (lambda f: f.differs("recv_count"), "recv_count is not put back to NOT_YET."),
-        (lambda f: f.differs("done"), "`done` is not put back to 0."),
+        (lambda f: f.differs("recv_count"), "recv_count is not reset to NOT_YET."),
+        (lambda f: f.differs("done"), "`done` is not reset to 0."),
     ),
 )
 

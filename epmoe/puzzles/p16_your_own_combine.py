@@ -6,7 +6,7 @@ import numpy as np
 
 from epmoe.puzzles.judging import Puzzle
 from epmoe.puzzles.own_kernels import BF16, NOT_YET, more_of, only_these_missing, routing
-from epmoe.puzzles.world import Region, World
+from epmoe.puzzles.world import Region, World, many
 from epmoe_ref import fma_rn
 
 START = '''"""Puzzle 16: your own combine.
@@ -19,12 +19,14 @@ after the other on each rank.
                 their number to src_rank (puzzle 9).
     reduce      wait for all signals, one for each expert; each block waits by
                 itself (puzzle 5). Sum the rows of each token (puzzle 10). The
-                last block puts recv_count and done back (puzzle 11).
+                last block resets recv_count and done (puzzle 11).
 
 It is judged like puzzle 15: many schedules, `epmoe check`, each of your
 synchronisations broken in turn, and your TESTS.
 
 In NumPy: epmoe_ref.combine.
+
+Intrinsics: those of the puzzles named above; i32(...) and u64(...) convert.
 """
 
 from epmoe.device import *
@@ -71,7 +73,7 @@ def combine_kernels(n_ranks, n_experts, top_k, hidden, slots):
 
     @device_fn
     def clean_up(params, my_rank):
-        """All threads of every block, at their end: the last block puts everything back."""
+        """All threads of every block, at their end: the last block resets everything."""
         recv_count, done = region(params, RECV_COUNT, my_rank), region(params, DONE, my_rank)
         # ---- your 5 lines ----
         pass
@@ -184,7 +186,7 @@ def world(
             {"combined": combined} | {k: start[rank][k] for k in ("recv_count", "done")}
         )
     counts = " and ".join(map(str, tokens))
-    name = f"ranks with {counts} tokens, {experts} experts, {rounds} rounds, {grid} blocks of {threads}"
+    name = f"ranks with {counts} tokens, {experts} experts, {many(rounds, 'round')}, {grid} blocks of {threads} threads"
     data = dict(shape=shape, ids=ids)
     return World(
         name, made, tuple(tokens), tuple(start), tuple(expected), grid, threads, rounds, data=data
@@ -208,6 +210,8 @@ def test_world(tokens, rounds):
 
 BACK = ("returned", "recv_count", "combined")
 
+NOT_MET = "threads sum before their block has seen all signals: a syncthreads() is missing behind the wait."
+
 PUZZLE = Puzzle(
     title="Your own combine",
     line="send back, wait, sum, clean up: judged like the project's own",
@@ -216,9 +220,9 @@ PUZZLE = Puzzle(
         "Each hole is a puzzle that you have solved: 9; 5; 10; 11.",
         "send_segment: `row` grows by n_warps(); the block meets behind the loop; thread 0 releases "
         "u64(end - first) into `word`, at system scope, also for 0 rows.",
-        "wait_for_all: n_experts words, in steps of block_dim(); nothing is put back here. sum_pair: the "
+        "wait_for_all: n_experts words, in steps of block_dim(); nothing is reset here. sum_pair: the "
         "pair is number (token * top_k + k) * pairs + i.",
-        "clean_up: thread 0 counts the block in `done`; the last one puts back n_experts words of NOT_YET, "
+        "clean_up: thread 0 counts the block in `done`; the last one resets n_experts words of NOT_YET, "
         "and done. Does the block have to meet before, as in puzzle 15? Who reads recv_count, and when? TESTS need two rounds, and tokens on both ranks.",
     ),
     worlds=worlds,
@@ -245,12 +249,18 @@ PUZZLE = Puzzle(
     ),
     causes=(
         (
+            lambda f: (
+                f.waits_for("recv_count") and "ld_" in f.hole(1) and "syncthreads" not in f.hole(1)
+            ),
+            NOT_MET,
+        ),
+        (
             lambda f: f.waits_for("recv_count") and _zeros_missing(f),
             "a segment without rows sends no signal, and its receiver waits for ever.",
         ),
         (
             lambda f: f.waits_for("recv_count"),
-            "a signal is never sent, or is put back before all blocks have seen it.",
+            "a signal is never sent, or is reset before all blocks have seen it.",
         ),
         (lambda f: f.kind == "hang", "not all threads of a block come to syncthreads."),
         (
@@ -277,10 +287,7 @@ PUZZLE = Puzzle(
             lambda f: f.race_on(*BACK) and "ld_relaxed" in f.hole(1) and "fence" not in f.hole(1),
             "the signal is seen by a relaxed load, which orders nothing: acquire it.",
         ),
-        (
-            lambda f: f.race_on(*BACK) and "syncthreads" not in f.hole(1),
-            "threads sum before their block has seen all signals: a syncthreads() is missing behind the wait.",
-        ),
+        (lambda f: f.race_on(*BACK) and "syncthreads" not in f.hole(1), NOT_MET),
         (
             lambda f: (
                 f.race_on("recv_count", "done")
@@ -291,7 +298,7 @@ PUZZLE = Puzzle(
         ),
         (
             lambda f: f.race_on("recv_count", "done"),
-            "words are put back while other blocks still use them: only the last block may.",
+            "words are reset while other blocks still use them: only the last block may.",
         ),
         (
             lambda f: f.race_on(*BACK),
@@ -301,8 +308,8 @@ PUZZLE = Puzzle(
             lambda f: f.kind == "bounds",
             "an address is wrong: pair i of [token, k] is number (token * top_k + k) * pairs + i.",
         ),
-        (lambda f: f.differs("recv_count"), "recv_count is not put back to NOT_YET."),
-        (lambda f: f.differs("done"), "`done` is not put back to 0."),
+        (lambda f: f.differs("recv_count"), "recv_count is not reset to NOT_YET."),
+        (lambda f: f.differs("done"), "`done` is not reset to 0."),
         (
             lambda f: f.differs("combined"),
             "a sum is wrong: weights[token, k] times returned[token, k], over all k with an expert.",

@@ -13,6 +13,11 @@ KINDS = {RaceError: "race", DeadlockError: "hang", OutOfBoundsError: "bounds"}
 N_SMS = 8
 
 
+def many(n, noun):
+    """ "1 token", "2 tokens"."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class Region:
     """A named array in the memory of every rank. axes: names of its indices, for reports.

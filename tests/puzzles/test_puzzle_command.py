@@ -68,6 +68,7 @@ def test_what_cannot_be_done_is_refused(folder, capsys, argv, says):
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_a_machine_without_a_gpu_says_so(folder, capsys, monkeypatch):
     """The kernels are right; then there is nothing to run them on."""
     monkeypatch.setattr(child, "verdict", lambda *_, **__: ("right", "fine"))

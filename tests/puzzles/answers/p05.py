@@ -44,7 +44,7 @@ WRONG = [
     ([("ld_acquire_sys", "ld_acquire_gpu")], "comes from another GPU, so sys"),
     ([("ld_acquire_sys_u64", "load_u64")], "by a plain load while peers write it"),
     ([("\nsyncthreads()", "\npass")], "other threads of the block have just written"),
-    ([("store_u64(recv_count + u64(8 * i), u64(NOT_YET))", "pass")], "recv_count is not put back"),
+    ([("store_u64(recv_count + u64(8 * i), u64(NOT_YET))", "pass")], "recv_count is not reset"),
     ([("u64(NOT_YET)", "u64(0)")], "which is a count"),
     ([("store_i32(counts + u64(4 * i), i32(count))", "pass")], "`counts` is never written"),
     (
@@ -58,7 +58,7 @@ WRONG = [
                 "store_u64(recv_count + u64(8 * i), u64(NOT_YET)); count = ld_acquire_sys_u64(recv_count + u64(8 * i))\n    while",
             )
         ],
-        "put back before it was read|wait for it first",
+        "reset before it was read|wait for it first",
     ),
     (
         [("while count == NOT_YET:", "while count == 0:")],

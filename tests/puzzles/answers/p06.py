@@ -5,7 +5,7 @@ The order goes from thread to thread: every thread of block 0 stores, then
 syncthreads, then one thread releases a flag; thread 0 of another block acquires
 it, then syncthreads, then all its threads read. Two barriers and one release
 with its acquire carry 70 numbers from all threads to all threads. A flag a
-block, not one for all: each block can put its own back without asking whether
+block, not one for all: each block can reset its own without asking whether
 the others have seen it.
 """
 

@@ -41,20 +41,20 @@ WRONG = [
     ([("acq_rel", "release")], "with release alone"),
     ([("acq_rel_gpu", "acq_rel_cta")], "cta is too narrow"),
     ([("syncthreads()", "pass")], "a syncthreads() is missing before the count"),
-    ([("    store_i32(done, 0)", "    pass")], "`done` is not put back to 0"),
+    ([("    store_i32(done, 0)", "    pass")], "`done` is not reset to 0"),
     ([("== grid_dim() - 1", "== grid_dim()")], "how many blocks came BEFORE"),
     (
         [("== grid_dim() - 1", ">= 0")],
         "`done` is reset while|the last one alone|only the last block",
     ),
     ([("== grid_dim() - 1", "== 0")], "only the last block|the last one alone"),
-    ([("range(EXPERTS)", "range(1)")], "only some counters are put back"),
+    ([("range(EXPERTS)", "range(1)")], "only some counters are reset"),
     (
         [("if thread_idx() == 0:", "if True:")],
         "only the last block|each block counts itself once|the last one alone",
     ),
     (
         [("        store_i32(claimed + u64(4 * expert), 0)", "        pass")],
-        "the counters are not put back",
+        "the counters are not reset",
     ),
 ]

@@ -5,7 +5,7 @@ A wait can only hang if the block that should end it is stuck as well. So sort
 the work: sends wait for nobody, signals wait for sends, receives wait for
 signals. If every block does them in this order, there is always somebody who
 can go on, as long as all blocks are on the GPU at once. And the end of a launch
-was a barrier: the counters could be put back since nobody used them any more.
+was a barrier: the counters could be reset since nobody used them any more.
 Without it the last block has to be found, by an atomic that orders.
 """
 
@@ -65,7 +65,7 @@ WRONG = [
                 "",
             )
         ],
-        "the counters are not put back",
+        "the counters are not reset",
     ),
     (
         [("if atomic_add_acq_rel_gpu_i32(done, 1) == grid_dim() - 1:", "if block_idx() == 0:")],

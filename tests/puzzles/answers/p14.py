@@ -4,8 +4,8 @@ EXPLANATION = """
 A word is there when it differs from ABSENT, so no word needs an order with any
 other, and relaxed is enough: what is read is what is wanted. Four words are
 four flags, and all must be looked at. The price: one number cannot be sent and
-needs an ESCAPE (for bf16 rows a NaN that nobody uses), and memory must be put
-back to ABSENT after each round, in time for the round that uses it again.
+needs an ESCAPE (for bf16 rows a NaN that nobody uses), and memory must be reset
+to ABSENT after each round, in time for the round that uses it again.
 """
 
 RIGHT = [
@@ -49,9 +49,9 @@ WRONG = [
     ([("store16_relaxed_sys(place, a", "store16(place, a")], "both need strong words"),
     (
         [("store16_relaxed_sys(place, ABSENT, ABSENT, ABSENT, ABSENT)", "pass")],
-        "ABSENT is not put back",
+        "the words are not reset to ABSENT",
     ),
-    ([("ABSENT, ABSENT, ABSENT, ABSENT", "0, 0, 0, 0")], "0 is put back"),
+    ([("ABSENT, ABSENT, ABSENT, ABSENT", "0, 0, 0, 0")], "the words are reset to 0"),
     ([("a = ESCAPE if a == ABSENT else a\n", "")], "send ESCAPE in its stead"),
     (
         [("store16_relaxed_sys(place, a, b, c, d)", "store16_relaxed_sys(place, b, a, c, d)")],
@@ -67,6 +67,6 @@ WRONG = [
                 "load16_relaxed_sys(place)",
             ),
         ],
-        "poll first, put back after|ABSENT is not put back|put ABSENT back once",
+        "poll first, reset after|the words are not reset to ABSENT|reset them once",
     ),
 ]

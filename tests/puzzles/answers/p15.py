@@ -4,8 +4,8 @@ EXPLANATION = """
 Four synchronisations carry a dispatch. A message is counted when its warp has
 met (syncwarp, release). The signaller acquires the count and releases the
 signal to another GPU. Every block acquires all signals and meets. And the last
-block to end, found by an atomic that both acquires and releases, puts the words
-back, since nobody looks at them any more. Break any one of them and the race
+block to end, found by an atomic that both acquires and releases, resets the
+words, since nobody looks at them any more. Break any one of them and the race
 detector reports it; results alone show only lost waits and resets, and those
 only in tests with several rounds.
 """
@@ -71,8 +71,8 @@ WRONG = [
     ),
     ([("            store_i32(finished + u64(4 * i), 0)\n", "")], "0 after each round"),
     ([("acq_rel", "relaxed")], "`done` is not counted with acq_rel"),
-    ([("    store_i32(done, 0)", "    pass")], "not put back to 0|is put back"),
-    ([("store_u64(recv_count + u64(8 * i), u64(NOT_YET))", "pass")], "recv_count is not put back"),
+    ([("    store_i32(done, 0)", "    pass")], "not reset to 0|is reset"),
+    ([("store_u64(recv_count + u64(8 * i), u64(NOT_YET))", "pass")], "recv_count is not reset"),
     ([("red_add_release_gpu", "red_add_release_sys")], "superfluous or stronger"),
     ([("while i < local", "syncthreads()\nwhile i < local")], "superfluous or stronger"),
     ([("TESTS = ", "[((3, 2), 1)]")], "your TESTS are too weak"),

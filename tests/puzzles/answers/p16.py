@@ -65,9 +65,9 @@ WRONG = [
         "a syncthreads() is missing behind the wait",
     ),
     ([("acq_rel", "acquire")], "`done` is not counted with acq_rel"),
-    ([("    store_i32(done, 0)", "    pass")], "not put back to 0"),
-    ([("store_u64(recv_count + u64(8 * i), u64(NOT_YET))", "pass")], "recv_count is not put back"),
-    ([("== grid_dim() - 1", ">= 0")], "only the last block may|is put back before all blocks"),
+    ([("    store_i32(done, 0)", "    pass")], "not reset to 0"),
+    ([("store_u64(recv_count + u64(8 * i), u64(NOT_YET))", "pass")], "recv_count is not reset"),
+    ([("== grid_dim() - 1", ">= 0")], "only the last block may|is reset before all blocks"),
     (
         [("fma_rn(weight, bf16_lo(pair), low)", "add_rn(mul_rn(weight, bf16_lo(pair)), low)")],
         "`epmoe check` finds a difference",
