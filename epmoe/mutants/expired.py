@@ -9,6 +9,7 @@ from epmoe import layout
 from epmoe.device import block_idx, i32, kernel, load_u64, store_i32, thread_idx
 from epmoe.device.sim.memory import POISON
 from epmoe.kernels import status
+from epmoe.layout import MAX_FINITE
 from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.mutants.world_inputs import inputs
 from epmoe.mutants.world_kinds import PlainWorld
@@ -58,6 +59,8 @@ def check(run, rounds):
             raise WrongResult(
                 f"status of rank {rank} is {words.tolist()}; it must begin with {wanted}"
             )
+        if isinstance(world, PlainWorld) and wanted[1] == status.FOR_RECV_COUNT:
+            _index_of_a_missing_signal(run, rank, words)
         for number, results in enumerate(rounds, 1):
             groups, combined = results[rank]
             if wanted[0]:
@@ -87,6 +90,17 @@ def check(run, rounds):
             _claims_of_one_round(run, rank)
         if world.absent and isinstance(world, PlainWorld):
             _signals_of_one_round(run, rank)
+
+
+def _index_of_a_missing_signal(run, rank, words):
+    """The status words name a word of recv_count, and no signal has come there."""
+    counts = run.regions[rank][status.failed_recv_count(words)]
+    n = run.cfg.n_local_experts * run.cfg.n_src_ranks
+    missing = np.flatnonzero(counts.array(np.uint64, n) == MAX_FINITE)
+    if words[status.INDEX] not in missing:
+        raise WrongResult(
+            f"status of rank {rank} names recv_count word {words[status.INDEX]}; without a signal are {missing}"
+        )
 
 
 def _no_row_missing(run, rank, what, combined):

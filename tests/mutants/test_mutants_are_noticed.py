@@ -122,6 +122,17 @@ def test_removed_synchronisations_and_slips_in_one_hunt(capsys):
     assert "0 not as expected: 100 %;" in shown
 
 
+def test_a_wait_that_names_another_word_than_it_waited_for_is_noticed():
+    wrong = [m for m in hunt.slips_in_files() if m.token.file == "plain/waits.py"]
+    wrong = [m for m in wrong if m.kind == "off by one"]
+    assert len(wrong) == 2
+    for mutant in wrong:
+        how, report = hunt.attempt(
+            WORLDS["plain, absent peer, fused"], 0, hunt.edits_of(mutant), mutant.seen_by
+        )
+        assert how == "wrong" and "names recv_count word" in report
+
+
 def test_a_part_without_mutants_is_no_pass():
     with pytest.raises(EPValueError, match="nothing would be tried"):
         command.run(arguments("--only", "spin.py", "--sample", "1", "--part", "2/2"))
