@@ -54,7 +54,7 @@ def first_rows(bytes_a_row):
 
 @device_fn
 def nothing():
-    """What `ask` gives, of no piece."""
+    """The result of `ask` without a piece."""
     none = (u32(0), u32(0), u32(0), u32(0))
     return none, none, none, none
 
@@ -91,7 +91,7 @@ def piece(n_bytes):
 
     @device_fn
     def store(dst, i, end, held):
-        """Stores what `load` gave."""
+        """Stores the values of `load`."""
         store_one(dst, i, end, held[0])
         store_one(dst, i32(i + LANES), end, held[1])
         store_one(dst, i32(i + 2 * LANES), end, held[2])

@@ -27,7 +27,7 @@ class ScalarArg(NamedTuple):
 
     @property
     def type(self):
-        """What a kernel is compiled for: (dtype, number of axes, whether it may be written)."""
+        """The key of a compiled kernel: (dtype, number of axes, whether it may be written)."""
         return self.dtype, 0, False
 
     def words(self):
@@ -50,7 +50,7 @@ class ArrayArg(NamedTuple):
 
     @property
     def type(self):
-        """What a kernel is compiled for: (dtype, number of axes, whether it may be written)."""
+        """The key of a compiled kernel: (dtype, number of axes, whether it may be written)."""
         return self.dtype, len(self.shape), self.writable
 
     def words(self):

@@ -12,7 +12,7 @@ from .written_blocks import WrittenBlocks
 
 
 class KernelCall:
-    """What a factory returns. Calling it launches; it compiles at the first call and copies no known argument twice.
+    """The result of a factory. Calling it launches; it compiles at the first call and copies no known argument twice.
 
     compile: function (types of router_weights_args, types of epilogue_args) -> compiled kernel.
 
@@ -78,7 +78,7 @@ class KernelCall:
         return {"programmatic": True} if self.programmatic else {}
 
     def _buffer(self, machine, my_rank, values, tail):
-        """The parameter block of these arguments; what was seen before is neither packed nor copied again."""
+        """The parameter block of these arguments; known ones are neither packed nor copied again."""
         if machine is not self._machine:
             self._written.close()
             self._machine = machine

@@ -63,7 +63,7 @@ def make(cfg, block, threads, mark, leave, are_few=False):
 
     @device_fn
     def await_signal(params, entry, lane):
-        """Waits for a segment's messages, by a whole warp; its word, MAX_FINITE if it gave up."""
+        """Waits for a segment's messages, by a whole warp; returns its word, MAX_FINITE if it gave up."""
         word = u64(0)
         if lane == 0:
             address = u64(load_u64(params + u64(p_count))) + u64(8) * u64(entry)

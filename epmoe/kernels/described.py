@@ -35,7 +35,7 @@ def word_of(low, high):
 
 @device_fn
 def count_of(word):
-    """How many messages come, from any word that says so."""
+    """The number of messages, from any word that holds it."""
     count = i32(u32(word))          # without ANNOUNCED
     if (word & u64(DESCRIBED)) != u64(0):
         count = i32(u32(word & u64(15)))
@@ -44,7 +44,7 @@ def count_of(word):
 
 @device_fn
 def message_of(word, slot):
-    """(token, k): whose the message in that slot of the segment is, and in which slot of the token's list it stands."""
+    """(token, k) of the message in that slot of the segment."""
     tokens, i = i32(u32((word >> u64(4)) & u64(255))), i32(0)
     while i < slot:
         tokens = i32(tokens & (tokens - 1))

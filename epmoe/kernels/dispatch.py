@@ -85,7 +85,7 @@ def parameter_block(cfg) -> ParameterBlock:
 
 
 def _shares(cfg):
-    """Whether a payload goes to a rank once: not to other p2p worlds, nor where nothing is sent."""
+    """Whether a payload is sent to a rank once: not to other p2p worlds, nor if nothing is sent."""
     return not cfg.use_shmem and not cfg.skip_a2a
 
 

@@ -88,7 +88,7 @@ def make(cfg, block, mark, scale_of):
 
     @device_fn
     def id_of(topk_ids, token, num_tokens, lane):
-        """The id in the slot of this lane, -1 where there is no such token."""
+        """The id of this lane's k, -1 if there is no such token."""
         value = i32(-1)
         if token < num_tokens:
             value = load_id(topk_ids, token, lane)

@@ -35,7 +35,7 @@ VECTOR = 16             # bytes
 
 
 def applies(cfg, wanted, router_weights):
-    """Whether a fused combine goes this way, if it is wanted."""
+    """Whether a fused combine may use this, if requested."""
     return wanted and layout.has_lamport_buf(cfg) and router_weights is not None
 
 
@@ -59,7 +59,7 @@ def _present(word):
 
 @device_fn
 def is_absent(q):
-    """Whether a word of a vector has not come."""
+    """Whether a word of a vector has not arrived."""
     return q[0] == u32(ABSENT) or q[1] == u32(ABSENT) or q[2] == u32(ABSENT) or q[3] == u32(ABSENT)
 
 

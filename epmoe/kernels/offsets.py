@@ -93,12 +93,12 @@ def make(cfg, block, threads) -> Places:
 
     @device_fn
     def padded(n_rows):
-        """Rows that so many take, with those that fill a group up."""
+        """Rows of a group of this size, with its padding."""
         return i32((n_rows + pad_rows - 1) // pad_rows * pad_rows)
 
     @device_fn
     def tiles_of(n_rows):
-        """Tiles of scales that so many rows touch."""
+        """Tiles of scales of a group with this many rows."""
         return i32((n_rows + TILE_ROWS - 1) // TILE_ROWS)
 
     @device_fn

@@ -6,7 +6,7 @@ from epmoe_ref.errors import EPValueError
 
 
 class ParameterBlock:
-    """Where each named field lies in a kernel's parameter block, in bytes from its start.
+    """The offset of each named field in a kernel's parameter block, in bytes.
 
     fields: (name, number of words) in order. A float32 or int32 sits in the low half of its word.
     """

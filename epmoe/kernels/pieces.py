@@ -120,7 +120,7 @@ def make(cfg, block, finish, shares) -> Pieces:
 
     @device_fn
     def source_of(params, token):
-        """Where a token's payload lies before it is sent."""
+        """The address of a token's payload before it is sent."""
         src = u64(load_u64(params + u64(p_tokens))) + u64(token) * u64(row_bytes)
         if not direct:
             src = staged(params, token)

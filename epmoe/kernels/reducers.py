@@ -30,7 +30,7 @@ class Taking(NamedTuple):
 
 
 def behind_signals(cfg, next_come) -> Taking:
-    """Rows are loaded when their signals have come. next_come: of watchers.py."""
+    """Rows are loaded when their signals have arrived. next_come: of watchers.py."""
     top_k, bytes_a_row = cfg.top_k, layout.combine_msg_bytes(cfg)
 
     @device_fn
@@ -143,7 +143,7 @@ def make(cfg, block, mark, taking, router_weights, weights_types, epilogue, epil
 
     @device_fn
     def sum_eight(params, place, is_own, flags, entry, has_row, first, w, sums):
-        """Adds slots first .. first + 7 to the sums; (sums, whether their rows came)."""
+        """Adds k = first .. first + 7 to the sums; (sums, whether their rows arrived)."""
         q0, q1, q2, q3, q4, q5, q6, q7, came = take_eight(params, flags, entry, has_row, first, place, is_own)
         sums = add1(add0(sums, has_row, first, w, q0), has_row, first, w, q1)
         sums = add3(add2(sums, has_row, first, w, q2), has_row, first, w, q3)
@@ -152,7 +152,7 @@ def make(cfg, block, mark, taking, router_weights, weights_types, epilogue, epil
 
     @device_fn
     def sum_slots(params, place, is_own, flags, entry, has_row, w):
-        """fma(w, x, sum) over k ascending from +0.0; (sums, whether all rows came)."""
+        """fma(w, x, sum) over k ascending from +0.0; (sums, whether all rows arrived)."""
         sums, goes_on, first = zeros(), True, i32(0)
         while goes_on and first < top_k:
             sums, goes_on = sum_eight(params, place, is_own, flags, entry, has_row, first, w, sums)

@@ -121,7 +121,7 @@ def make(cfg, block, mark, input_scale=None, shares=False, few=-1, are_few=False
 
     @device_fn
     def put_in_order(keys, order, n):
-        """order[i]: which of the n messages goes i-th; those without a payload come last."""
+        """order[i]: the number of the i-th message to send, of n; those without a payload come last."""
         m = i32(thread_idx())
         while m < n:
             key, before, j = i32(keys[m]), i32(0), i32(0)

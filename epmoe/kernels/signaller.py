@@ -113,7 +113,7 @@ def make(cfg, block, mark) -> Signaller:
 
     @device_fn
     def announce_expert(params, expert, count, my_rank, n_parts):
-        """Tells the owner of an expert its count, and enters the debt; the signal itself if nothing is owed."""
+        """Announces its count to an expert's owner, and subtracts its pieces; sends the signal if there are none."""
         owner, index = i32(expert // local), index_of(expert, my_rank)
         if count == 0:
             signal(params, owner, my_rank, index, count)

@@ -49,7 +49,7 @@ def wait_for_signal(word, status, timeout_ns, phase, index):
 
 @device_fn
 def wait_for_count(word, status, timeout_ns, phase, index):
-    """Waits until a recv_count word says how many messages come, be they here or not; MAX_FINITE if it gave up.
+    """Waits until a recv_count word holds a count, whether the messages have arrived or not; MAX_FINITE if it gave up.
 
     What it returns is acquired at system scope: below ANNOUNCED the messages are here.
     """

@@ -55,7 +55,7 @@ def make(block, trace):
 
 
 def by_caller(block, trace):
-    """Likewise, and the time is written by whoever calls: one thread of the block."""
+    """Likewise, but the caller writes the time: one thread of the block."""
     p_trace = block.offset("trace")
 
     @device_fn

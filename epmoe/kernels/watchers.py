@@ -95,7 +95,7 @@ def make(cfg, block):
 
     @device_fn
     def wait_for(flags, flag):
-        """One thread waits for one flag; whether it was raised, which it is unless a watcher has given up."""
+        """One thread waits for one flag; returns whether it was raised: always, unless a watcher has given up."""
         polls, up, goes_on = 0, is_up(flags, flag), True
         while goes_on and not up:
             nanosleep(u32(NAP_NS))

@@ -67,7 +67,7 @@ def make(shape, block, phase):
 
     @device_fn
     def await_words(params, epoch, at, i, step, end):
-        """Waits until all of so many blocks have told."""
+        """Waits until all n blocks have stored their words."""
         status, ok, n = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS)), True, i32(0)
         timeout_ns = u64(load_u64(params + u64(p_timeout)))
         while ok and n < n_words and i < end:

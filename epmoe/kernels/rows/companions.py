@@ -110,7 +110,7 @@ def expert_masks(n_local_experts):
 
 
 def exist(shape):
-    """Whether anything goes with a row."""
+    """Whether a row has metadata."""
     return shape.has_meta or shape.scale_words > 0 and not shape.expert_major
 
 

@@ -168,7 +168,7 @@ def make(shape, block, phase, number):
 
     @device_fn
     def take(params, epoch, source, at, part, lane):
-        """(whether a part came, its batch as it was sent), by a warp."""
+        """(whether a part arrived, its batch as sent), by a warp."""
         (a, b), word = span(part), part_at(at, part)
         one = i32(a + lane)
         ok, instead, e, f, g, h = take_part(

@@ -19,7 +19,7 @@ NOTHING = 2**64 - 1     # a word that has not arrived
 
 
 def words_with(shape):
-    """Words of what goes with a row: of slots, of probs, of scales; in this order, behind the row."""
+    """Words of a row's metadata: ids, probs, scales; in this order, after the row."""
     slots = shape.top_k * shape.has_meta
     return slots, shape.top_k * shape.has_probs, shape.scale_words
 
@@ -85,7 +85,7 @@ def make(block, phase):
 
 
 def more(shape, block, words):
-    """Device functions (look, send, receive) for what goes with a row.
+    """Device functions (look, send, receive) for a row's metadata.
 
     send(params, token, seen, mask, to, epoch, lane): to the words of a row at each rank of `mask`, in whose lane `to`
     has their address. receive(params, epoch, my_rank, source, at, row, lane, has_room): whether it came; it is stored

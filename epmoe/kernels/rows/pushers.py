@@ -70,7 +70,7 @@ def expert_sums(shape, block):
 
 
 def keeps_own(shape):
-    """Whether a rank's own rows are not pushed, but read where they lie."""
+    """Whether a rank's own rows are read in place instead of being pushed."""
     return not shape.expert_major
 
 

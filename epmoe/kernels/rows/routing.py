@@ -161,8 +161,8 @@ def groups_of_threads(shape):
 def map_columns(shape, block):
     """Device functions over a block's tokens [first, end) of the routing map, one thread or several an expert.
 
-    by_group: shared int32 array [groups, E]. fetch(routing_map, first, end): lets the block's part of the map come
-    nearer. count(routing_map, first, end, by_group): the tokens of each expert by group. add_groups(by_group, expert)
+    by_group: shared int32 array [groups, E]. fetch(routing_map, first, end): prefetches the block's part of the
+    map. count(routing_map, first, end, by_group): the tokens of each expert by group. add_groups(by_group, expert)
     -> the block's, behind a barrier; by_group becomes those of the groups before. number(params, first, end, by_group,
     before, at), behind another: writes slot_of[token, expert], the token's number among those that this rank sends to
     the expert, -1 where it is not routed; the block starts from before[at + expert].

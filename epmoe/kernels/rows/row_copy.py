@@ -64,7 +64,7 @@ def copy_to_lanes(*, read_only, store=store16):
 
 
 def fewest_parts(n_vectors):
-    """The fewest parts of a row of so many vectors that warps send."""
+    """The fewest parts into which warps divide a row of this many vectors."""
     return min(FEWEST_PARTS, max(1, -(-n_vectors // BATCH)))
 
 

@@ -17,7 +17,7 @@ FLAG_BYTES = 4
 
 
 def bytes_for(n_rows):
-    """Bytes of the flags of so many rows."""
+    """Bytes of the flags of n rows."""
     return PARTS * FLAG_BYTES * n_rows
 
 

@@ -19,7 +19,7 @@ STEP, A_SCALE = 32, 8   # vectors of encoded values that are made in one step, a
 
 
 def fp8_format(hidden):
-    """The blockwise FP8 token format for rows of so many elements; expert-major, values and scales share a row."""
+    """The blockwise FP8 token format for rows of this many elements; in expert-major, values and scales share a row."""
     return blockwise_fp8.make(SimpleNamespace(hidden=hidden, alignment=16))
 
 
@@ -29,7 +29,7 @@ def vectors_of(shape):
 
 
 def bytes_of(shape):
-    """Bytes of a row as it is given."""
+    """Bytes of an input row."""
     return shape.value_bytes * BF16_BYTES if shape.encode else shape.row_bytes
 
 

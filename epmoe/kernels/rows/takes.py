@@ -9,7 +9,7 @@ from .status import FOR_WINDOW
 
 
 def of_four(block, phase, empty, look, is_late):
-    """Device function take(params, epoch, source, step, word, p, q, r, s) -> (whether all came, data of word, four).
+    """Device function take(params, epoch, source, step, word, p, q, r, s) -> (whether all arrived, data of word, four).
 
     By a whole warp: each lane waits for what lies at its own four addresses, 0 for none, asked for together. word:
     address of a word of a call that all lanes wait for besides, 0 for none. source: the rank that writes what the first

@@ -24,7 +24,7 @@ def told(epoch, number):
 def _wait_for_word(load):
     @device_fn
     def wait(address, seen, epoch, status, timeout_ns, phase, waited_for, index):
-        """The word at the address once it is of this epoch, 0 if that takes too long; seen: what it held before."""
+        """The word at the address once it is of this epoch, 0 if that takes too long; seen: its value before."""
         if u32(u64(seen) >> u64(32)) == u32(epoch):
             return u64(seen)
         since = u64(globaltimer())
@@ -96,7 +96,7 @@ def claims(block, counter):
 
 
 class OfBlock(NamedTuple):
-    """What of_block() makes."""
+    """The functions of of_block()."""
 
     begin: callable
     epoch_now: callable

@@ -54,7 +54,7 @@ def make(shape, block, bits, places):
 
     @device_fn
     def take(params, epoch, my_rank, source, token, expert):
-        """(whether it came, the prob)"""
+        """(whether it arrived, the prob)"""
         ok, prob = True, u32(0)
         if source == my_rank:
             at = u64(u64(token) * u64(n_experts) + u64(i32(my_rank * local + expert)))
