@@ -3,7 +3,7 @@
 A rank sends many messages to a peer, and only its last signal needs to be a release. The blocks count themselves, and
 the one that finds itself last raises the flag. The count was a relaxed addition, which passes nothing on from block to
 block. So the flag released the last block's message, and nobody else's. Results were right almost always, since the other
-messages had had time to arrive.
+messages had time to arrive.
 """
 
 from epmoe.device import (

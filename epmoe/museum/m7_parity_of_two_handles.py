@@ -1,10 +1,10 @@
-"""Signals of two handles in the same slots.
+"""Signals of two handles in the same words.
 
-A low-latency call signals in one of two slots, and clears the other one for the next call. The parity that picks the
-slot was kept by each handle, but the slots belong to the group. With two handles in turn, a call finds the signal of the
+A low-latency call signals in one of two words, and clears the other one for the next call. The parity that picks the
+word was kept by each handle, but the words belong to the group. With two handles in turn, a call finds the signal of the
 other handle's last call, which looks exactly like its own, and goes on before its data are there. Then the handles clear
-each other's signals, and ranks time out: 64 dispatches of one run, none with a single handle. The fix that was proposed tags each
-signal with a number of the call; one parity for the whole group does it here.
+each other's signals, and ranks time out: 64 times in the dispatches of one run, never with a single handle. The fix that
+was proposed tags each signal with the number of the call; one parity for the whole group does it here.
 """
 
 from epmoe.device import (
@@ -32,7 +32,7 @@ REPAIR = (
 
 @kernel
 def two_handles_in_turn(params, call, my_rank):
-    """Call n, by handle n % 2: clear the next slot, send message n + 1, wait for the peer's."""
+    """Call n, by handle n % 2: clear the next word, send message n + 1, wait for the peer's."""
     own = load_u64(params + u64(8 * my_rank))
     peer = load_u64(params + u64(8 * (1 - my_rank)))
     if thread_idx() > 0:

@@ -2,8 +2,8 @@
 
 Several waves of threads write rows into a ring buffer of the peer, meet at a barrier, and one of them publishes the new
 tail. The store of the tail was called a release, but by default it was a wait for the wave's own stores and then a
-relaxed store. That covers one wave; the others' rows were on nobody's list. In 7 of 8 short runs between 1 and 6 of 8192 rows
-were old ones, silently, and the training loss drifted. The real release is the default again, and costs 2 to 3 % of a step.
+relaxed store. That covers one wave, and nothing covers the others' rows. In 7 of 8 short runs between 1 and 6 of 8192 rows
+were corrupt, silently, and the training loss drifted. The real release is the default again, and costs 2 to 3 % of a step.
 """
 
 from epmoe.device import (
