@@ -41,7 +41,8 @@ def test_the_package_brings_every_file_that_it_reads():
         str(path)
         for path in found
         if path.suffix not in (".py", ".pyc")
-        and path.name != "README.md"
+        and path.name not in ("README.md", "ruff.toml")
+        and ".ruff_cache" not in path.parts
         and not any(path.match(pattern) for pattern in brought)
     ]
     assert left_out == []
