@@ -95,7 +95,7 @@ def shown(number, exhibit):
     _print_code(exhibit)
     _heading("The repair")
     print("\n".join(exhibit.diff))
-    failure = exhibit.first_failure
+    failure = exhibit.first_failure()
     _heading(f"A schedule that breaks it: seed {failure.seed}")
     cut = len(failure.events) - SHOWN
     if cut > 0:
