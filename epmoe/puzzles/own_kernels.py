@@ -1,7 +1,8 @@
 """Puzzles 15 and 16: whole kernels, held against `epmoe check`, broken word by word, and run on a GPU.
 
 Losses: every way to lose or weaken a synchronisation in the student's lines. The judge must notice each, or it is
-superfluous; and the student's own TESTS, which compare results alone, must notice each lost reset and wait.
+superfluous; and the student's own TESTS, which compare results alone, must notice the lost resets and waits that good
+tests notice.
 """
 
 import ast
@@ -32,6 +33,7 @@ CASES = (
 )
 MOST_TOKENS, MOST_ROUNDS, MOST_TESTS = 8, 4, 6
 SHOWN = 6
+GOOD_TESTS = (((3, 2), 2), ((0, 4), 3), ((5, 5), 2))
 
 
 def routing(rank, n, top_k, n_experts):
@@ -80,11 +82,6 @@ class Loss:
     change: str
     source: str
 
-    @property
-    def is_certain(self):
-        """Whether results alone can show it: a reset or a wait is gone."""
-        return self.kind in ("reset", "wait")
-
 
 def losses(file, source):
     """Every Loss in the student's lines, in their order; what a comment `# kept: why` stands beside is left out."""
@@ -122,16 +119,19 @@ def _lost_waits(source, own):
 
 
 def more_of(name, test_world):
-    """What `judge` does behind the schedules. name: "dispatch" or "combine". test_world: (tokens, rounds) -> World."""
+    """What `judge` does behind the schedules. name: "dispatch" or "combine". test_world: (tokens, rounds) -> World.
+
+    A test compares the regions in test_world's `expected`: results, and the signals, which must be NOT_YET again.
+    """
 
     def more(answer, tell):
         from epmoe.puzzles import puzzle
 
         asked = puzzle({"dispatch": 15, "combine": 16}[name])
-        tests = [test_world(*entry) for entry in tests_of(answer)]
+        tests, good = ([test_world(*t) for t in given] for given in (tests_of(answer), GOOD_TESTS))
         said = [_checked(name, asked, answer, tell)]
         tell()
-        said.append(broken(asked, answer, tests, tell))
+        said.append(broken(asked, answer, tests, good, tell))
         return "\n".join(said)
 
     return more
@@ -175,8 +175,11 @@ def _checked(name, asked, answer, tell):
     return f"epmoe check: {len(outcomes)} cases, equal to the reference to the bit."
 
 
-def broken(asked, answer, tests, tell):
-    """Each synchronisation broken in turn; Wrong if nothing notices, or the tests notice too little."""
+def broken(asked, answer, tests, good, tell):
+    """Each synchronisation broken in turn; Wrong if nothing notices, or the tests notice too little.
+
+    tests: the worlds of the student's TESTS. good: those of good tests, which tell what can be noticed without the race detector.
+    """
     file = Path(answer.__file__)
     found = losses(file.name, file.read_text(encoding="utf-8"))
     superfluous, missed = [], []
@@ -195,10 +198,15 @@ def broken(asked, answer, tests, tell):
             "if it is lost or weakened. Weaken it, take it out, or say on its line why it stays, "
             f"# kept: ...\n\n{_listed(superfluous)}"
         )
-    certain = [loss for loss, _ in missed if loss.is_certain]
+    certain = [
+        loss
+        for loss, _ in missed
+        if loss.kind in ("reset", "wait")
+        and _noticed(asked, _maker_of(asked, answer, loss.source), good, TESTED)
+    ]
     if certain:
         raise Wrong(
-            "your TESTS are too weak: they do not notice that a reset or a wait is gone. What would show it? "
+            "your TESTS are too weak: they do not notice that a reset or a wait is gone, which results can show. What would show it? "
             f"More rounds, more tokens, ranks that differ.\n\n{_listed(certain)}"
         )
     said = f"{len(found)} ways to lose or weaken a synchronisation: each is noticed, so nothing is superfluous."

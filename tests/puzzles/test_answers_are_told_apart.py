@@ -100,7 +100,11 @@ def test_each_synchronisation_in_the_students_lines_can_be_lost():
             "acq_rel_sys_i32 -> .*acq_rel_gpu",
             ("acq_rel_gpu", "acq_rel_sys"),
         ),
-        ("your TESTS are too weak", "the wait -> nothing", ("TESTS = ", "[((3, 2), 1)]")),
+        (
+            "your TESTS are too weak",
+            r"store_i32\(done, 0\) -> nothing",
+            ("TESTS = ", "[((3, 2), 1)]"),
+        ),
     ],
 )
 def test_what_is_superfluous_or_missed_is_told(says, chosen, edit, tmp_path, monkeypatch):
@@ -114,9 +118,12 @@ def test_what_is_superfluous_or_missed_is_told(says, chosen, edit, tmp_path, mon
     )
     monkeypatch.setattr(own_kernels, "losses", lambda *_: [loss])
     answer = load(file)
-    tests = [puzzle_16.test_world(*t) for t in own_kernels.tests_of(answer)]
+    tests, good = (
+        [puzzle_16.test_world(*t) for t in given]
+        for given in (own_kernels.tests_of(answer), own_kernels.GOOD_TESTS)
+    )
     with pytest.raises(Wrong, match=says) as error:
-        own_kernels.broken(asked, answer, tests, lambda: None)
+        own_kernels.broken(asked, answer, tests, good, lambda: None)
     assert f"line {loss.line}: {loss.change}" in str(error.value)
 
 

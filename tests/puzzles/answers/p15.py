@@ -48,7 +48,46 @@ RIGHT = [
 
 TESTS = "[((3, 2), 2), ((0, 4), 3), ((5, 5), 2)]"
 
-ALSO_RIGHT = []
+ALSO_RIGHT = [
+    [
+        """
+    slot = 0
+    if lane_id() == 0:
+        slot = atomic_add_relaxed_gpu_i32(reserved, 1)
+    slot = shfl_idx(slot, 0)
+    write_message(params, expert, slot, token, k, my_rank)
+    syncwarp()
+    if lane_id() == 0:
+        fence_acq_rel_gpu()
+        red_add_relaxed_gpu_i32(finished, 1)
+        """,
+        """
+    while ld_relaxed_gpu_i32(finished) < count:
+        pass
+    fence_acq_rel_sys()
+    st_relaxed_sys_u64(words + u64(8 * (expert % local * n_ranks + my_rank)), u64(count))
+        """,
+        """
+    if i == 0:
+        for segment in range(local * n_ranks):
+            while ld_acquire_sys_u64(recv_count + u64(8 * segment)) == u64(NOT_YET):
+                pass
+    syncthreads()
+        """,
+        """
+    syncthreads()
+    if thread_idx() == 0:
+        last = atomic_add_acq_rel_gpu_i32(done, 1) == grid_dim() - 1
+        if last:
+            for i in range(n_experts):
+                store_i32(reserved + u64(4 * i), 0)
+                store_i32(finished + u64(4 * i), 0)
+            for i in range(local * n_ranks):
+                store_u64(recv_count + u64(8 * i), u64(NOT_YET))
+            store_i32(done, 0)
+        """,
+    ]
+]
 
 WRONG = [
     ([("\nsyncwarp()", "\npass")], "a syncwarp() is missing before the count"),

@@ -46,7 +46,44 @@ RIGHT = [
 
 TESTS = "[((3, 2), 2), ((0, 4), 3), ((5, 5), 2)]"
 
-ALSO_RIGHT = []
+ALSO_RIGHT = [
+    [
+        """
+    while row < end:
+        return_row(params, row, src_rank, my_rank)
+        row += n_warps()
+    syncthreads()
+    if thread_idx() == 0:
+        fence_acq_rel_sys()
+        st_relaxed_sys_u64(word, u64(end - first))
+        """,
+        """
+    while i < n_experts:
+        word = ld_relaxed_sys_u64(recv_count + u64(8 * i))
+        while word == u64(NOT_YET):
+            word = ld_relaxed_sys_u64(recv_count + u64(8 * i))
+        i += block_dim()
+    fence_acq_rel_sys()
+    syncthreads()
+        """,
+        """
+    k = 0
+    while k < top_k:
+        if load_i32(ids + u64(4 * (token * top_k + k))) != -1:
+            w = load_f32(weights + u64(4 * (token * top_k + k)))
+            both = load_u32(returned + u64(4 * ((token * top_k + k) * pairs + i)))
+            low, high = fma_rn(w, bf16_lo(both), low), fma_rn(w, bf16_hi(both), high)
+        k += 1
+        """,
+        """
+    if thread_idx() == 0:
+        if atomic_add_acq_rel_gpu_i32(done, 1) == grid_dim() - 1:
+            for i in range(n_experts):
+                store_u64(recv_count + u64(8 * i), u64(NOT_YET))
+            store_i32(done, 0)
+        """,
+    ]
+]
 
 WRONG = [
     (
