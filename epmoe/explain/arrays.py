@@ -1,5 +1,6 @@
 """Names and shapes of everything that kernels touch: from an address to `reserved[rank 1][local_expert 0, ...]`."""
 
+import math
 from typing import NamedTuple
 
 import ml_dtypes
@@ -60,7 +61,7 @@ class Array(NamedTuple):
     @property
     def nbytes(self):
         """Bytes of the elements."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Touched(NamedTuple):

@@ -1,6 +1,7 @@
 """Recorded runs as the page plays them: words of memory, operations on them one after another, and what is wrong."""
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -123,6 +124,7 @@ def _says(word, e, old, value):
     return f"sees {word} = {value}{order}"
 
 
+@cache
 def pairs():
     """The recordings of the page: for each mistake the right run and the broken one, as JSON."""
     captions = chapter("broken", source("text/13-broken.md")).captions
