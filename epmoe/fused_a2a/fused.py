@@ -42,10 +42,9 @@ class FusedDispatch:
         buffer = buffer_of(group)
         num_experts = arguments.plain("num_experts", num_experts)
         with buffer.calling("fused_dispatch"):
-            made, handle = rows.dispatch_forward(
-                buffer, x, token_indices, token_probs, num_experts, options["num_sms"]
+            made, handle = rows.dispatch(
+                buffer, x, token_indices, token_probs, num_experts, options["num_sms"], False, group
             )
-        handle.group = group
         ctx.group, ctx.handle = group, handle
         ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
         return (*columns(group, made), handle)
@@ -62,7 +61,7 @@ class FusedDispatch:
         """
         buffer, handle = buffer_of(ctx.group), handle_of(RowsHandle, ctx.handle)
         with buffer.calling("the gradient of fused_dispatch"):
-            grad_x, grad_probs = rows.combine_forward(
+            grad_x, grad_probs = rows.combine(
                 buffer, "grad_output", grad_output, handle, grad_token_probs, options["num_sms"]
             )
         probs = None if grad_probs is None else results(ctx.group, grad_probs)
@@ -110,12 +109,7 @@ class FusedCombine:
                 f"{handle.group!r}: rows go back over the group that they came by; pass that one"
             )
         with buffer.calling("fused_combine"):
-            made, key = buffer.steady.again("combine", x, None, None, (num_sms,), handle.seen)
-            combined, _ = (
-                rows.new_combine(buffer, key, "x", x, handle, None, num_sms)
-                if made is None
-                else made
-            )
+            combined, _ = rows.combine(buffer, "x", x, handle, None, num_sms)
         ctx.group, ctx.handle = group, handle
         ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
         return combined if group.lists else combined[0], None
@@ -131,13 +125,7 @@ class FusedCombine:
             handle_of(RowsHandle, handle)
         buffer = buffer_of(group)
         with buffer.calling("the gradient of fused_combine"):
-            made, key = buffer.steady.again(
-                "cached", grad_output, None, None, (num_sms,), handle.seen
-            )
-            if made is None:
-                made = rows.new_cached_dispatch(
-                    buffer, key, "grad_output", grad_output, handle, num_sms
-                )
+            made = rows.cached_dispatch(buffer, "grad_output", grad_output, handle, num_sms)
         return made if group.lists else made[0], None, None, None, None
 
 
@@ -175,13 +163,8 @@ def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
         num_experts = arguments.plain("num_experts", num_experts)
     buffer, num_sms = buffer_of(group), options["num_sms"]
     with buffer.calling("fused_dispatch_on_device"):
-        made, key = buffer.steady.again(
-            "dispatch", x, token_indices, token_probs, (num_experts, num_sms)
-        )
-        if made is not None:
-            return made
-        made, handle = rows.new_dispatch(
-            buffer, key, x, token_indices, token_probs, num_experts, num_sms, True, group=group
+        made, handle = rows.dispatch(
+            buffer, x, token_indices, token_probs, num_experts, num_sms, True, group
         )
     return (*columns(group, made), handle)
 
