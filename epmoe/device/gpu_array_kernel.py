@@ -191,10 +191,11 @@ class ArrayKernel:
         with warnings.catch_warnings():  # a grid that leaves room for other ranks is no mistake
             warnings.filterwarnings("ignore", "Grid size")
             configured = self.numba[grid, block, _numba_stream(stream)]
+        launch = _types.SimpleNamespace(start=lambda: configured(*args))
         if machine is not None and machine.held:
-            machine.queue(lambda: configured(*args))
+            machine.queue(launch)
         else:
-            configured(*args)
+            launch.start()
 
 
 def _kernel_of(given, cc, entry, cubin):

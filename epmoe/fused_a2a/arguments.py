@@ -5,7 +5,7 @@ import operator
 import ml_dtypes
 import numpy as np
 
-from epmoe.host import arrays, inputs
+from epmoe.host import inputs
 from epmoe.host.arrays import view
 from epmoe.kernels.rows.shape import MAX_RANKS, MAX_TOP_K
 from epmoe_ref.config import MAX_EXPERTS, MAX_INT32
@@ -70,47 +70,6 @@ def absent(argument):
     """Whether an optional argument was left out: None, or None on every rank."""
     return (
         argument is None or isinstance(argument, (list, tuple)) and all(a is None for a in argument)
-    )
-
-
-def look(buffer, name, argument):
-    """([array of each rank], what decides how calls with them are made); an array may be a pair of them, or None."""
-    if not buffer.world_has_lists:
-        a = _look(buffer, name, buffer.ranks[0], argument)
-        return (a,), _form_of(a)
-    if argument is None:
-        return (None,) * len(buffer.ranks), None
-    given = of_ranks(buffer, name, argument)
-    arrays = [_look(buffer, name, r, one) for r, one in zip(buffer.ranks, given)]
-    return arrays, tuple(map(_form_of, arrays))
-
-
-def _form_of(a):
-    if a is None:
-        return None
-    return tuple([one.form for one in a]) if type(a) is tuple else a.form
-
-
-def _look(buffer, name, r, given):
-    a = arrays.seen(given)
-    if a is None:
-        if given is None:
-            return None
-        if isinstance(given, (list, tuple)):
-            return tuple([_look(buffer, name, r, one) for one in given])
-        a = view(given, f"{name} of rank {r.rank}")
-    if a.address % VECTOR and a.host is None:
-        return array(buffer, name, r, given)
-    return a
-
-
-def of_rows(looks, num_rows):
-    """Forms of matrices without their number of rows, None for one that has not num_rows."""
-    return tuple(
-        [
-            None if a is None or a.form[0][:1] != (n,) else (a.form[0][1:], *a.form[1:])
-            for a, n in zip(looks, num_rows)
-        ]
     )
 
 
@@ -249,14 +208,10 @@ def expert_indices(buffer, given, n_rows, num_experts):
         raise EPValueError(
             f"token_indices has {top_k} slots, 1 to {min(num_experts, MAX_TOP_K)} are needed"
         )
-    return seen
-
-
-def distinct_ids(buffer, ids, num_experts):
-    """Nothing, if the ids of arrays in host memory are of [-1, num_experts), and distinct in a token."""
-    for r, a in zip(buffer.ranks, ids):
+    for r, a in zip(buffer.ranks, seen):
         if a.host is not None:
             _check_ids(r.rank, a.host, num_experts)
+    return seen
 
 
 def _check_ids(rank, ids, num_experts):

@@ -1,16 +1,16 @@
 """Buffer: the memory behind the rows functions of one group, and what keeps its calls apart."""
 
 from contextlib import contextmanager
-from functools import partial
 
 import numpy as np
 
 from epmoe import device
 from epmoe.fused_a2a.calls import Calls, as_called
+from epmoe.fused_a2a.heap import Arena, Heap
 from epmoe.fused_a2a.launches import Launches
 from epmoe.fused_a2a.pool import PoolLayout
+from epmoe.fused_a2a.steady import SteadyCalls
 from epmoe.host import inputs
-from epmoe.host.lending import Arena, Heap
 from epmoe.host.placing import Placing
 from epmoe.host.rounds import REFUSALS, Turn, in_short
 from epmoe.kernels.rows import control
@@ -18,7 +18,6 @@ from epmoe.kernels.rows import status as rows_status
 from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout
 
 INITIAL_LOCAL_EXPERTS = 64
-MOST_PLANS = 1024
 STATUS_BYTES = 64
 
 
@@ -61,10 +60,9 @@ class _Calling:
         self.buffer, self.name = buffer, name
 
     def __enter__(self):
-        buffer = self.buffer
-        buffer.turn.take(self.name)
-        buffer.calls.number += 1
-        buffer.is_captured = bool(buffer.capture())
+        self.buffer.turn.take(self.name)
+        self.buffer.calls.number += 1
+        return self
 
     def __exit__(self, kind, error, trace):
         self.buffer.turn.give()
@@ -91,71 +89,32 @@ class Buffer:
 
     def __init__(self, group, hidden_bytes=0, *, timeout=30.0, launch=None):
         self.world, self.machine = group, group.machine
-        self.hidden_bytes, self._timeout = hidden_bytes, inputs.seconds("timeout", timeout)
+        self.hidden_bytes, self.timeout = hidden_bytes, inputs.seconds("timeout", timeout)
         self.launches = Launches(group, launch)
         self.placing = Placing(self.machine, lambda rank: self.world.stream_of(rank))
-        self.n_ranks = group.n_ranks
         self.ranks = [_Rank(self.machine, rank) for rank in group.ranks]
         self.n_local_experts, self.max_tokens = 0, 0
         # With all ranks in one process every rank's number of tokens is known before the launch.
-        self.knows_all_ranks = self.world_has_lists = bool(group.lists)
-        self.is_alone = not (group.lists or device.SIM)  # launches begin one by one
+        self.knows_all_ranks = bool(group.lists)
         self.pool_layout = PoolLayout()
-        self.failure, self.failed_call, self.closed = None, "a kernel", False
-        self.kept = ()  # arrays of the caller that the last such call was given
-        self.is_captured = False  # whether the call under way is, into a CUDA graph
-        self._plans, self._found, self._callings = {}, {}, {}
+        self._failure, self.failed_call, self.closed = None, "a kernel", False
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
         self._reading = self.machine.reading()
         self.calls, self.turn = Calls(), Turn()
+        self.steady = SteadyCalls(self)
         self._control = self._pool = None
         self._retired, self._agreed = [], set()
-        self.capture = group.stream_of(group.ranks[0]).capture
         self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="get_buffer"))
 
     @property
-    def timeout(self):
-        """Seconds after which a wait gives up."""
-        return self._timeout
+    def failure(self):
+        """The error after which only reset() helps, or None."""
+        return self._failure
 
-    @timeout.setter
-    def timeout(self, seconds):
-        self._timeout = inputs.seconds("timeout", seconds)
-        self.changed()
-
-    def plan(self, key, make):
-        """What make() gave under this key, since memory has grown the last time."""
-        plan = self._plans.get(key)
-        if plan is not None:
-            self.calls.begin(plan.facts)
-        else:
-            plan = make()
-            if len(self._plans) >= MOST_PLANS:
-                self._plans.clear()
-            self._plans[key] = plan
-        return plan
-
-    def known(self, key):
-        """The plan under this key, or None."""
-        plan = self._plans.get(key)
-        if plan is not None:
-            self.expect_open()
-            self.calls.begin(plan.facts)
-        return plan
-
-    def changed(self):
-        """What plans depend on is not what it was."""
-        self.kept = ()
-        self._plans.clear()
-        self._found.clear()
-        self.launches.forget()
-
-    def lend(self, lender, arrangement):
-        """A Loan of a Heap or an Arena, or None; what graphs write to, at every replay, is lent until close()."""
-        loan = lender.lend(arrangement)
-        if self.is_captured and loan is not None:
-            lender.captured.append(loan)
-        return loan
+    @failure.setter
+    def failure(self, error):
+        self._failure = error
+        self.steady.changed()
 
     # ------------------------------------------------------------------ memory
     def want_experts(self, n_local_experts, facts):
@@ -164,7 +123,7 @@ class Buffer:
         if n_local_experts <= self.n_local_experts:
             return
         self.machine.synchronize()
-        self.changed()
+        self.steady.changed()
         n_ranks, before = self.world.n_ranks, self._control
         layout = control.control(n_ranks, n_local_experts)
         new = self.world.allocate(
@@ -196,7 +155,7 @@ class Buffer:
         """Remember the most tokens of any rank; all ranks are told the same."""
         if max_tokens > self.max_tokens:
             self.max_tokens = max_tokens
-            self.changed()
+            self.steady.changed()
 
     def want_pool(self, facts, **needs):
         """A pool with room for what is needed: what PoolLayout.holds() and grown() take; collective if it must grow.
@@ -233,7 +192,7 @@ class Buffer:
 
     def _grow(self, needs):
         layout = self.pool_layout.grown(**needs)
-        self.changed()
+        self.steady.changed()
         self.machine.synchronize()
         new = self.world.allocate(layout.nbytes, "rows pool", layout.regions(), self.timeout)
         if self._pool is not None:
@@ -290,13 +249,16 @@ class Buffer:
 
     @property
     def lent_bytes(self):
-        """Bytes of one rank's own memory that results in use lie in; what lies in the pool is not counted."""
+        """Bytes of one rank's own memory that results in use lie in; what lies in the pool is not counted.
+
+        What is kept for calls to come, and nobody looks at, is given back first.
+        """
+        self.steady.give_back()
         return self.ranks[0].arena.lent_bytes
 
     # ------------------------------------------------------------------ launches
-    def _same(self, rank):
-        """The fields of the block that every launch of a rank has."""
-        r = self.ranks[list(self.world.ranks).index(rank)]
+    def values(self, r):
+        """The fields of the parameter block that every launch of a rank has."""
         pool, at = (
             self._pool.addresses if self._pool is not None else [0] * self.world.n_ranks,
             self.pool_layout,
@@ -317,61 +279,43 @@ class Buffer:
             window_bytes=at.window_bytes,
         )
 
+    @contextmanager
     def launching(self):
         """Context of one call's launches; gives {rank: stream}. In the simulator the kernels have ended behind it.
 
         Nothing inside may wait for the GPU: kernels of some ranks would then begin, and wait for those of the others.
         """
         self.expect_open()
-        return self._launching() if device.SIM else self.world.launching(True)
-
-    @contextmanager
-    def _launching(self):
+        self.launches.trim()
         with self.world.launching(True) as streams:
             yield streams
-        self.check()
+        if device.SIM:
+            self.check()
 
     def calling(self, name):
         """Context of all of one call: whatever ends it but a refusal, also Ctrl-C, leaves it half-way."""
-        calling = self._callings.get(name)
-        if calling is None:
-            calling = self._callings[name] = _Calling(self, name)
-        return calling
+        return _Calling(self, name)
 
     @contextmanager
     def letting_go(self):
-        """Context of one call in the simulator: afterwards the simulator lets go of the caller's arrays."""
+        """Context of one call: afterwards the simulator lets go of the caller's arrays."""
         try:
             yield
         finally:
-            self.machine.synchronize()
-            self.placing.let_go()
+            if device.SIM:
+                self.machine.synchronize()
+                self.placing.let_go()
 
     def launch_all(self, kernel, calls, num_sms=None):
         """Launch a kernel on every rank of this process.
 
-        calls: (rank, words of launches.words_of, num_tokens, rows that it moves).
+        calls: (rank, fields of the parameter block, num_tokens), and rows that it moves if that is not a row a token.
         """
-        if self.is_alone:
-            self.expect_open()
-            for rank, words, num_tokens, n_rows in calls:
-                self.find(kernel, rank, num_tokens, None, num_sms, n_rows).start(*words)
-            return
         with self.launching() as streams:
-            for rank, words, num_tokens, n_rows in calls:
-                self.find(kernel, rank, num_tokens, streams[rank], num_sms, n_rows).start(*words)
-
-    def find(self, kernel, rank, num_tokens, stream, num_sms, n_rows):
-        """What launches a kernel of a rank; see Launches.find. stream: None for the rank's own."""
-        key = kernel, rank, num_tokens, num_sms, n_rows
-        launch = self._found.get(key)
-        if launch is None:
-            same, stream = partial(self._same, rank), stream or self.world.stream_of(rank)
-            launch = self.launches.find(kernel, rank, num_tokens, stream, same, num_sms, n_rows)
-            if len(self._found) >= MOST_PLANS:
-                self._found.clear()
-            self._found[key] = launch
-        return launch
+            for rank, values, num_tokens, *n_rows in calls:
+                self.launches.start(
+                    kernel, rank, values, num_tokens, streams[rank], num_sms, *n_rows
+                )
 
     def expect_open(self):
         """Raise EPStateError after close, or after an error that left the words in the middle of a call."""
@@ -444,7 +388,6 @@ class Buffer:
             )  # a slower rank comes after its own timeout
             self._agreed.clear()
             self.calls.reset()
-            self.changed()
             sizes = self.world.tell([self.n_local_experts, *self.pool_layout], self.timeout)
             if any(
                 one != sizes[0] for one in sizes
@@ -460,11 +403,12 @@ class Buffer:
         if self.closed:
             return
         self.closed = True
-        self.changed()
+        self.steady.changed()
         self.machine.synchronize()
         if collective and self.failure is None:
             self.world.barrier("leaving", self.timeout)
         self.launches.close()
+        self.steady.close()
         self.placing.close()
         self._reading.free()
         for r in self.ranks:

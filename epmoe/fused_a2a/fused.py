@@ -42,9 +42,10 @@ class FusedDispatch:
         buffer = buffer_of(group)
         num_experts = arguments.plain("num_experts", num_experts)
         with buffer.calling("fused_dispatch"):
-            made, handle = rows.dispatch(
-                buffer, x, token_indices, token_probs, num_experts, options["num_sms"], False, group
+            made, handle = rows.dispatch_forward(
+                buffer, x, token_indices, token_probs, num_experts, options["num_sms"]
             )
+        handle.group = group
         ctx.group, ctx.handle = group, handle
         ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
         return (*columns(group, made), handle)
@@ -61,7 +62,7 @@ class FusedDispatch:
         """
         buffer, handle = buffer_of(ctx.group), handle_of(RowsHandle, ctx.handle)
         with buffer.calling("the gradient of fused_dispatch"):
-            grad_x, grad_probs = rows.combine(
+            grad_x, grad_probs = rows.combine_forward(
                 buffer, "grad_output", grad_output, handle, grad_token_probs, options["num_sms"]
             )
         probs = None if grad_probs is None else results(ctx.group, grad_probs)
@@ -109,7 +110,12 @@ class FusedCombine:
                 f"{handle.group!r}: rows go back over the group that they came by; pass that one"
             )
         with buffer.calling("fused_combine"):
-            combined, _ = rows.combine(buffer, "x", x, handle, None, num_sms)
+            made, key = buffer.steady.again("combine", x, None, None, (num_sms,), handle.seen)
+            combined, _ = (
+                rows.new_combine(buffer, key, "x", x, handle, None, num_sms)
+                if made is None
+                else made
+            )
         ctx.group, ctx.handle = group, handle
         ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
         return combined if group.lists else combined[0], None
@@ -125,7 +131,13 @@ class FusedCombine:
             handle_of(RowsHandle, handle)
         buffer = buffer_of(group)
         with buffer.calling("the gradient of fused_combine"):
-            made = rows.cached_dispatch(buffer, "grad_output", grad_output, handle, num_sms)
+            made, key = buffer.steady.again(
+                "cached", grad_output, None, None, (num_sms,), handle.seen
+            )
+            if made is None:
+                made = rows.new_cached_dispatch(
+                    buffer, key, "grad_output", grad_output, handle, num_sms
+                )
         return made if group.lists else made[0], None, None, None, None
 
 
@@ -163,8 +175,13 @@ def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
         num_experts = arguments.plain("num_experts", num_experts)
     buffer, num_sms = buffer_of(group), options["num_sms"]
     with buffer.calling("fused_dispatch_on_device"):
-        made, handle = rows.dispatch(
-            buffer, x, token_indices, token_probs, num_experts, num_sms, True, group
+        made, key = buffer.steady.again(
+            "dispatch", x, token_indices, token_probs, (num_experts, num_sms)
+        )
+        if made is not None:
+            return made
+        made, handle = rows.new_dispatch(
+            buffer, key, x, token_indices, token_probs, num_experts, num_sms, True, group=group
         )
     return (*columns(group, made), handle)
 

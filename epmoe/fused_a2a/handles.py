@@ -5,6 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
+from epmoe.fused_a2a.heap import places_in
 from epmoe.kernels.rows import records
 from epmoe_ref.errors import EPValueError
 
@@ -38,20 +39,36 @@ class RowsHandle:
     group: object = field(default=None, repr=False)
 
     @cached_property
+    def seen(self):
+        """What decides how calls with it are launched, for comparison, where a process has one rank.
+
+        First its Places and, if the host knows them, numbers of rows: those that differ between handles of one form.
+        Of these the first is this rank's, the last the room that combine needs.
+        """
+        rows = () if self.counts is None else (self.num_rows[0], self.most_rows, self.most_returned)
+        return (
+            places_in(self.loans[0]),
+            rows,
+            self.num_tokens[0],
+            self.top_k,
+            self.counts is None and self.capacity,
+        )
+
+    @property
     def num_rows(self):
         """N of each rank of this process."""
         if self.counts is None:
             return [self.capacity for _ in self.ranks]
         return [int(self.counts[:, rank].sum()) for rank in self.ranks]
 
-    @cached_property
+    @property
     def most_rows(self):
         """The largest N of all ranks."""
         if self.counts is None:
             return self.capacity
         return int(self.counts.sum(axis=0).max(initial=0))
 
-    @cached_property
+    @property
     def most_returned(self):
         """The most rows that a rank gets back in combine."""
         if self.counts is None:
@@ -75,7 +92,7 @@ class HybridHandle:
     pad_multiple: int
     p2p_world_size: int
     overflow: object
-    loans: list = field(repr=False)  # (of the handle, of its rows of experts) of each rank
+    loans: list = field(repr=False)
     group: object = field(default=None, repr=False)
     num_sms: tuple = (None, None)  # granted to dispatch, to combine
     shown: object = field(
@@ -90,9 +107,18 @@ class HybridHandle:
         return self.overflow if self.shown is None else self.shown(self.overflow)
 
     @cached_property
-    def form(self):
-        """What decides how calls with it are launched, but its memory and its numbers of rows."""
-        return (self.num_local_experts, tuple(self.num_tokens), self.capacity, self.p2p_world_size)
+    def seen(self):
+        """As of a RowsHandle."""
+        loan = self.loans[0]
+        return (
+            places_in(loan) + places_in(loan.expert_row),
+            (self.num_rows[0], self.capacity),
+            self.num_local_experts,
+            self.num_tokens[0],
+            self.capacity,
+            self.pad_multiple,
+            self.p2p_world_size,
+        )
 
 
 def handle_of(kind, handle):

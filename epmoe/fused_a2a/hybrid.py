@@ -1,402 +1,221 @@
 """HybridEPDispatch and HybridEPCombine on a Buffer: a row for each (token, local expert), grouped by expert.
 
 A token travels once to a rank and is expanded there, in the staging area's order; on the way back each rank sums its
-experts' rows first. Results are a rank's own memory, so no call needs room that another may lack. What follows from
-shapes, types and options alone is a plan, as in rows.py.
+experts' rows first. Results are a rank's own memory, so no call needs room that another may lack.
 """
-
-from contextlib import nullcontext
 
 import numpy as np
 
-from epmoe import device
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import BF16, E4M3, FP8_GROUP, FP16, FP32
 from epmoe.fused_a2a.expanding import (
-    ExpertRows,
+    First,
+    Results,
     StagingArea,
+    expanded,
     handle_values,
-    result_values,
     staged_bytes,
-    write_handle,
 )
-from epmoe.fused_a2a.handles import HybridHandle, counts_offset, info_words
-from epmoe.fused_a2a.launches import FIELDS, at, words_of
-from epmoe.fused_a2a.returning import ReturnPlan
+from epmoe.fused_a2a.handles import HybridHandle, handle_of
+from epmoe.fused_a2a.heap import arrays_in
+from epmoe.fused_a2a.returning import sums_of_rows
 from epmoe.fused_a2a.rows import told_by
-from epmoe.host.arrays import seen
-from epmoe.host.lending import Arrangement
-from epmoe.kernels.rows import dispatch_kernel, expand_kernel, expert_bits, resend_kernel, windows
+from epmoe.kernels.rows import resend_kernel
 from epmoe.kernels.rows.senders import fp8_format
 from epmoe_ref.errors import EPValueError
 
 TYPES = (BF16, FP16)
-X, IDS, PROBS = at("x", "ids", "probs")
-# (field of the block, array) of what is lent to a dispatch: its handle, scratch, places of rows, results
-LENT = (
-    [(name, name) for name in ("info", "tokens_per_expert", "overflow", "expert_base")]
-    + [("expert_rows", "expert_rows"), ("row_of", "row_of")],
-    [("slot_of", "slot_of"), ("encoded", "encoded")],
-    [("expert_row", "expert_row")],
-    [("out", "x"), ("out_probs", "probs"), ("out_scales", "scales")],
-)
-NO_LIMIT = 2**31 - 1
 
 
-class DispatchPlan:
-    """Dispatches of these shapes and options; arguments: HybridEPDispatch.forward."""
+def dispatch_forward(
+    buffer,
+    x,
+    routing_map,
+    probs,
+    num_local_experts,
+    pad_multiple=None,
+    fp8_dispatch=False,
+    p2p_world_size=None,
+    num_sms=(None, None),
+    group=None,
+):
+    """Send every token to each of its experts, rows grouped by expert. Arguments and results: HybridEPDispatch.forward.
 
-    def __init__(
-        self,
-        buffer,
-        x,
-        routing_map,
-        probs,
-        num_local_experts,
-        num_permuted_tokens,
-        pad_multiple,
-        fp8_dispatch,
-        p2p_world_size,
-        num_sms,
-    ):
-        self.buffer, self.num_sms, world = buffer, num_sms, buffer.world
-        arguments.ranks_that_fit(world.n_ranks)
-        self.local = local = arguments.local_experts(num_local_experts, world.n_ranks)
-        self.pad = arguments.padding(pad_multiple, local)
-        self.limit = limit = (
-            None
-            if num_permuted_tokens is None
-            else arguments.rows("num_permuted_tokens", num_permuted_tokens)
-        )
-        self.a_world = (
-            world.n_ranks
-            if p2p_world_size is None
-            else arguments.whole("p2p_world_size", p2p_world_size, 1)
-        )
-        if world.n_ranks % self.a_world:
-            raise EPValueError(f"p2p_world_size={self.a_world} must divide n_ranks={world.n_ranks}")
-        xs = arguments.hidden_rows(buffer, "x", x, dtypes=TYPES)
-        (_, hidden), dtype = xs[0].shape, xs[0].dtype
-        if fp8_dispatch and (dtype != BF16 or hidden % FP8_GROUP):
-            raise EPValueError(
-                f"fp8_dispatch=True needs bfloat16 rows of a multiple of {FP8_GROUP} elements; x is {dtype} "
-                f"with {hidden} columns"
-            )
-        self.num_tokens = num_tokens = [a.shape[0] for a in xs]
-        of_all = dict(
-            n_rows=num_tokens,
-            n_columns=local * world.n_ranks,
-            because=f": n_ranks={world.n_ranks} times num_local_experts={local}",
-        )
-        maps = arguments.matrices(
-            buffer, "routing_map", routing_map, dtypes=(np.dtype(bool),), **of_all
-        )
-        has_probs = not arguments.absent(probs)
-        if has_probs:
-            of_probs = arguments.matrices(buffer, "probs", probs, dtypes=(FP32,), **of_all)
-        buffer.expect_open()
-        self.facts = facts = dict(
-            call="hybrid_ep_dispatch",
-            hidden=hidden,
-            dtype=str(dtype),
-            num_local_experts=local,
-            has_probs=has_probs,
-            fp8_dispatch=bool(fp8_dispatch),
-            has_num_permuted_tokens=limit is not None,
-        )
-        buffer.want_experts(local, facts)
-        row_bytes = fp8_format(hidden).token_size if fp8_dispatch else hidden * dtype.itemsize
-        self.shape = shape = buffer.launches.shape(
-            local,
-            row_bytes,
-            to_expand=num_tokens,
-            has_probs=has_probs,
-            has_meta=True,
-            value_bytes=hidden if fp8_dispatch else 0,
-            scale_words=hidden // FP8_GROUP if fp8_dispatch else 0,
-            encode=bool(fp8_dispatch),
-        )
-        if buffer.knows_all_ranks or limit is not None and buffer.max_tokens:
-            # without a look at the device, a batch larger than any before is taken to be that large on all ranks
-            buffer.want_tokens(max(num_tokens))
-        self.results = ExpertRows(shape, hidden, E4M3 if fp8_dispatch else dtype)
-        self.scratch = [
-            Arrangement(
-                "rows scratch",
-                {
-                    "slot_of": ((n, shape.n_experts), np.int32),
-                    "encoded": ((n, row_bytes if shape.encode else 0), np.uint8),
-                },
-            )
-            for n in num_tokens
-        ]
-        self.of_handle = [
-            Arrangement(
-                "hybrid handle",
-                {
-                    "info": ((info_words(world.n_ranks),), np.int32),
-                    "tokens_per_expert": ((local,), np.int64),
-                    "overflow": ((1,), np.int32),
-                    "expert_base": ((world.n_ranks, local), np.int32),
-                    "expert_rows": ((2, local), np.int32),
-                    "row_of": ((n, world.n_ranks), np.int32),
-                },
-            )
-            for n in num_tokens
-        ]
-        launches, n_sms = buffer.launches, num_sms[0]
-        self.expanding = launches.expanding(shape, num_tokens, launches.are_all(n_sms))
-        self.kernel = dispatch_kernel(shape if limit is None else self.expanding)
-        self.again, self.n_ranks, self.num_rows = None, world.n_ranks, [limit] * len(num_tokens)
-        self.is_simple = all(a.host is None for a in (*xs, *maps, *(of_probs if has_probs else ())))
-        self._staging = {}  # room in rows -> (StagingArea, Arrangement of expert_row)
-
-    def start(self, xs, maps, probs, group):
-        """Launch: (dispatched_hidden, probs, scales, tokens_per_expert) of each rank, and the handle of all."""
-        buffer, limit = self.buffer, self.limit
-        with buffer.letting_go() if device.SIM else nullcontext():
-            loans = [buffer.lend(r.arena, of) for r, of in zip(buffer.ranks, self.of_handle)]
-            scratch = [buffer.lend(r.arena, of) for r, of in zip(buffer.ranks, self.scratch)]
-            given = self._given(xs, maps, probs, loans, scratch)
-            if limit is not None and (buffer.knows_all_ranks or buffer.max_tokens):
-                made = [buffer.lend(r.arena, self.results.of(limit)) for r in buffer.ranks]
-                rows, _ = self._send(self.kernel, given, loans, made, self.expanding)
-                per_expert = [loan.array("tokens_per_expert") for loan in loans]
-                num_rows = self.num_rows
-                if buffer.is_alone and self.is_simple and self.again is None:
-                    staged, of_rows = self._staged()
-                    lent = self.of_handle[0], self.scratch[0], of_rows, self.results.of(limit)
-                    same = staged.values | staged.sources(buffer, buffer.ranks[0])
-                    same |= dict(n_rows=limit, pad=self.pad)
-                    self.again = _Again(self, lent, same, self.num_tokens[0] + limit)
-            else:
-                kernel = self.kernel if limit is None else dispatch_kernel(self.shape)
-                rows, staged = self._send(kernel, given, loans)
-                told = told_by(buffer, loans)
-                if not told[0].has_room:
-                    # every rank has seen it, and comes to the same number of tokens here
-                    rows, staged = self._send(resend_kernel(self.shape), given, loans)
-                is_exact = limit is None
-                num_rows = [one.padded_rows if is_exact else limit for one in told]
-                made = self._expanded(staged, list(zip(loans, rows)), num_rows)
-                per_expert = [
-                    one.tokens_per_expert if is_exact else loan.array("tokens_per_expert")
-                    for one, loan in zip(told, loans)
-                ]
-            results = [(*self.results.arrays(out), n) for out, n in zip(made, per_expert)]
-            overflow = [loan.array("overflow") for loan in loans]
-        # a rank with more tokens than any before gets more rows back than there was room for where they were received
-        return results, HybridHandle(
-            self.local,
-            self.num_tokens,
-            num_rows,
-            buffer.world.n_ranks * buffer.max_tokens,
-            self.pad,
-            self.a_world,
-            overflow if buffer.world.lists else overflow[0],
-            list(zip(loans, rows)),
-            group,
-            self.num_sms,
-        )
-
-    def _given(self, xs, maps, probs, loans, scratch):
-        """The fields of the parameter block of each rank, but for where rows go."""
-        place, given = self.buffer.placing.place, []
-        for i, (r, loan, more) in enumerate(zip(self.buffer.ranks, loans, scratch)):
-            at = loan.address
-            given.append(
-                dict(
-                    x=place(r.rank, "x", xs[i]),
-                    ids=place(r.rank, "routing_map", maps[i]),
-                    probs=place(r.rank, "probs", probs[i]) if self.shape.has_probs else 0,
-                    info=at("info"),
-                    tokens_per_expert=at("tokens_per_expert"),
-                    overflow=at("overflow"),
-                    expert_base=at("expert_base"),
-                    slot_of=more.address("slot_of"),
-                    encoded=more.address("encoded"),
-                    n_rows=NO_LIMIT if self.limit is None else self.limit,
-                    pad=self.pad,
-                )
-            )
-        return given
-
-    def _staged(self):
-        """(StagingArea, Arrangement of expert_row) for the most tokens so far."""
-        buffer, rows = self.buffer, self.buffer.world.n_ranks * self.buffer.max_tokens
-        key = rows, buffer.pool_layout
-        if key not in self._staging:
-            expert_row = {"expert_row": ((rows, self.local), np.int32)}
-            self._staging[key] = (
-                StagingArea(buffer, rows, self.shape.row_bytes, self.local),
-                Arrangement("hybrid rows", expert_row),
-            )
-        return self._staging[key]
-
-    def _send(self, kernel, given, loans, made=None, shape=None):
-        """Launch; made: Loans of what is expanded as well, by the kernel of that shape.
-
-        Returns (Loans of expert_row, the StagingArea).
-        """
-        buffer, n_ranks, row_bytes = self.buffer, self.buffer.world.n_ranks, self.shape.row_bytes
-        of_few = (
-            {}
-            if shape is None
-            else dict(
-                window_bytes=windows.bytes_for(shape), bits_bytes=expert_bits.bytes_for(shape)
-            )
-        )
-
-        def needs(tokens):
-            rows = n_ranks * tokens
-            staged = staged_bytes(rows, row_bytes, self.local)
-            return dict(staging_bytes=staged, flag_rows=rows, **of_few)
-
-        # else: the first call asks the ranks for their tokens
-        if buffer.knows_all_ranks or buffer.max_tokens:
-            self._want(needs, kernel)
-        staged, of_rows = self._staged()
-        rows = [buffer.lend(r.arena, of_rows) for r in buffer.ranks]
-        calls = []
-        for i, (r, values, of_rank, n) in enumerate(
-            zip(buffer.ranks, given, zip(loans, rows), self.num_tokens)
-        ):
-            values = values | staged.values | handle_values(buffer, of_rank)
-            if made is not None:
-                values |= staged.sources(buffer, r) | result_values(made[i])
-            calls.append((r.rank, words_of(values), n, n + (self.limit if made else 0)))
-        buffer.launch_all(kernel, calls, self.num_sms[0])
-        return rows, staged
-
-    def _want(self, needs, kernel):
-        """Room in the pool; looked at once for each kernel, layout, and most tokens."""
-        buffer = self.buffer
-        key = kernel, buffer.max_tokens, buffer.pool_layout
-        if key != self.__dict__.get("_wanted"):
-            buffer.want_pool_for_tokens(self.facts, needs)
-            self._wanted = kernel, buffer.max_tokens, buffer.pool_layout
-
-    def _expanded(self, staged, loans, num_rows):
-        """Loans of rows of experts, made of what has come into the staging area."""
-        buffer, shape = self.buffer, self.shape
-        made, calls = [], []
-        for r, of_rank, rows, n in zip(buffer.ranks, loans, num_rows, self.num_tokens):
-            made.append(buffer.lend(r.arena, self.results.of(rows)))
-            values = (
-                staged.values
-                | staged.sources(buffer, r)
-                | handle_values(buffer, of_rank)
-                | result_values(made[-1])
-                | dict(expert_base=of_rank[0].address("expert_base"), n_rows=rows)
-            )
-            calls.append((r.rank, words_of(values), n, n + rows))
-        buffer.launch_all(expand_kernel(shape), calls, self.num_sms[0])
-        return made
-
-
-class _Again:
-    """What a dispatch without a wait does once more, where a process has one rank, with arrays in GPU memory."""
-
-    def __init__(self, plan, arrangements, values, n_rows):
-        """arrangements: of handle, scratch, expert_row, results; values: fields that do not differ."""
-        self.plan, self.buffer, (self.r,), (n,) = (
-            plan,
-            plan.buffer,
-            plan.buffer.ranks,
-            plan.num_tokens,
-        )
-        self.words, self.capacity = words_of(values), plan.n_ranks * plan.buffer.max_tokens
-        handle = arrangements[0]
-        # (arrangement, [(index of a word, offset in the loan)])
-        self.lent = [
-            (one, [(FIELDS[field][0], one.fields[name].offset) for field, name in names])
-            for one, names in zip(arrangements, LENT)
-        ]
-        self.lent[0][1].append(
-            (FIELDS["counts"][0], handle.fields["info"].offset + counts_offset(plan.n_ranks))
-        )
-        results = plan.results
-        self.names = [
-            name
-            for name, has in zip(
-                ("x", "probs", "scales"), (True, results.shape.has_probs, results.shape.scale_words)
-            )
-            if has
-        ]
-        kernel, n_sms = plan.kernel, plan.num_sms[0]
-        self.launch = self.buffer.find(kernel, self.r.rank, n, None, n_sms, n_rows)
-
-    def start(self, x, routing_map, probs, group):
-        """As DispatchPlan.start of one rank's arrays."""
-        plan, buffer, arena, words, loans = self.plan, self.buffer, self.r.arena, self.words[:], []
-        for arrangement, places in self.lent:
-            loan = arena.lend(arrangement)
-            base = loan.base
-            for i, offset in places:
-                words[i] = base + offset
-            loans.append(loan)
-        if buffer.is_captured:
-            arena.captured += loans
-        words[X], words[IDS] = x.address, routing_map.address
-        if probs is not None:
-            words[PROBS] = probs.address
-        self.launch.start(*words)
-        buffer.kept = x, routing_map, probs
-        of_handle, _, rows, made = loans
-        arrays = dict(zip(self.names, made.arrays(self.names)))
-        per_expert, overflow = of_handle.arrays(("tokens_per_expert", "overflow"))
-        handle = HybridHandle(
-            plan.local,
-            plan.num_tokens,
-            plan.num_rows,
-            self.capacity,
-            plan.pad,
-            plan.a_world,
-            overflow,
-            [(of_handle, rows)],
-            group,
-            plan.num_sms,
-        )
-        return [(arrays["x"], arrays.get("probs"), arrays.get("scales"), per_expert)], handle
-
-
-def _known(buffer, x, routing_map, probs, options, group):
-    """The results of a dispatch like one before, launched, or None if there was none."""
-    x, routing_map, of_probs = seen(x), seen(routing_map), None
-    if x is None or routing_map is None:
-        return None
-    at, form = x.address | routing_map.address, None
-    if probs is not None:
-        of_probs = seen(probs)
-        if of_probs is None:
-            return None
-        at, form = at | of_probs.address, of_probs.form
-    if at % arguments.VECTOR:
-        return None
-    plan = buffer.known(("hybrid dispatch", x.form, routing_map.form, form, *options))
-    return plan and plan.again and plan.again.start(x, routing_map, of_probs, group)
-
-
-def dispatch(buffer, x, routing_map, probs, *options, group=None):
-    """Send every token to each of its experts, rows grouped by expert: see DispatchPlan for the options.
-
-    Of each rank of this process, as lists: (dispatched_hidden, dispatched_probs, dispatched_scaling_factor,
-    tokens_per_expert); and the handle of all.
+    The host waits: num_permuted_tokens is None.
+    num_sms: granted to dispatch, to combine. Of each rank of this process, as lists: dispatched_hidden,
+    dispatched_probs, dispatched_scaling_factor, tokens_per_expert; and the handle of all.
     """
-    if arguments.absent(probs):
-        probs = None
-    if buffer.is_alone:
-        made = _known(buffer, x, routing_map, probs, options, group)
-        if made is not None:
-            return made
-    xs, x_form = arguments.look(buffer, "x", x)
-    maps, map_form = arguments.look(buffer, "routing_map", routing_map)
-    of_probs, probs_form = arguments.look(buffer, "probs", probs)
-    plan = buffer.plan(
-        ("hybrid dispatch", x_form, map_form, probs_form, *options),
-        lambda: DispatchPlan(buffer, x, routing_map, probs, *options),
+    numbers = num_local_experts, None, pad_multiple, fp8_dispatch, p2p_world_size, num_sms
+    made, key = buffer.steady.again("exact hybrid dispatch", x, routing_map, probs, numbers)
+    if made is None:
+        return new_dispatch(buffer, key, x, routing_map, probs, *numbers, group)
+    finished, kept = made
+    told = told_by(buffer, kept[0])
+    if told[0].has_room:
+        return finished(kept[0], told)
+    buffer.steady.give_back()  # the others need more room than any had; all come to this
+    return new_dispatch(buffer, key, x, routing_map, probs, *numbers, group, kept, told)
+
+
+def new_dispatch(
+    buffer,
+    key,
+    x,
+    routing_map,
+    probs,
+    num_local_experts,
+    num_permuted_tokens,
+    pad_multiple,
+    fp8_dispatch,
+    p2p_world_size,
+    num_sms,
+    group,
+    kept=None,
+    told=None,
+):
+    """dispatch_forward the general way, also if num_permuted_tokens are given. key: of SteadyCalls.
+
+    told, kept: what it has told, and its memory (see First), if it was launched already, and there was no room.
+    """
+    is_exact, world = num_permuted_tokens is None, buffer.world
+    arguments.ranks_that_fit(world.n_ranks)
+    local = arguments.local_experts(num_local_experts, world.n_ranks)
+    pad = arguments.padding(pad_multiple, local)
+    limit = None if is_exact else arguments.rows("num_permuted_tokens", num_permuted_tokens)
+    a_world = (
+        world.n_ranks
+        if p2p_world_size is None
+        else arguments.whole("p2p_world_size", p2p_world_size, 1)
     )
-    return plan.start(xs, maps, of_probs, group)
+    if world.n_ranks % a_world:
+        raise EPValueError(f"p2p_world_size={a_world} must divide n_ranks={world.n_ranks}")
+    xs = arguments.hidden_rows(buffer, "x", x, dtypes=TYPES)
+    (_, hidden), dtype = xs[0].shape, xs[0].dtype
+    if fp8_dispatch and (dtype != BF16 or hidden % FP8_GROUP):
+        raise EPValueError(
+            f"fp8_dispatch=True needs bfloat16 rows of a multiple of {FP8_GROUP} elements; x is {dtype} "
+            f"with {hidden} columns"
+        )
+    num_tokens = [a.shape[0] for a in xs]
+    n_experts, because = (
+        local * world.n_ranks,
+        f": n_ranks={world.n_ranks} times num_local_experts={local}",
+    )
+    maps = arguments.matrices(
+        buffer,
+        "routing_map",
+        routing_map,
+        dtypes=(np.dtype(bool),),
+        n_rows=num_tokens,
+        n_columns=n_experts,
+        because=because,
+    )
+    has_probs = not arguments.absent(probs)
+    if has_probs:
+        probs = arguments.matrices(
+            buffer,
+            "probs",
+            probs,
+            dtypes=(FP32,),
+            n_rows=num_tokens,
+            n_columns=n_experts,
+            because=because,
+        )
+    buffer.expect_open()
+    facts = dict(
+        call="hybrid_ep_dispatch",
+        hidden=hidden,
+        dtype=str(dtype),
+        num_local_experts=local,
+        has_probs=has_probs,
+        fp8_dispatch=bool(fp8_dispatch),
+        has_num_permuted_tokens=limit is not None,
+    )
+    buffer.want_experts(local, facts)
+    row_bytes = fp8_format(hidden).token_size if fp8_dispatch else hidden * dtype.itemsize
+    shape = buffer.launches.shape(
+        local,
+        row_bytes,
+        to_expand=num_tokens,
+        has_probs=has_probs,
+        has_meta=True,
+        value_bytes=hidden if fp8_dispatch else 0,
+        scale_words=hidden // FP8_GROUP if fp8_dispatch else 0,
+        encode=bool(fp8_dispatch),
+    )
+    if buffer.knows_all_ranks or limit is not None and buffer.max_tokens:
+        # without a look at the device, a batch larger than any before is taken to be that large on all ranks
+        buffer.want_tokens(max(num_tokens))
+    results = Results(buffer, shape, hidden, E4M3 if fp8_dispatch else dtype, num_tokens)
+
+    def handle_with(loans, num_rows):
+        overflow = [arrays_in(loan, ("overflow",))[0] for loan in loans]
+        # a rank with more tokens than any before gets more rows back than there was room for where they were received
+        return HybridHandle(
+            local,
+            num_tokens,
+            num_rows,
+            world.n_ranks * buffer.max_tokens,
+            pad,
+            a_world,
+            overflow if world.lists else overflow[0],
+            loans,
+            group,
+            num_sms,
+        )
+
+    with buffer.letting_go(), buffer.steady.watching(key) as remember:
+        call = First(
+            buffer,
+            facts,
+            shape,
+            xs,
+            maps,
+            probs if has_probs else None,
+            num_tokens,
+            limit,
+            pad,
+            kept,
+        )
+        if limit is not None and (buffer.knows_all_ranks or buffer.max_tokens):
+
+            def results_in(scratch, rows, loan, out):
+                loan.expert_row = rows
+                return (
+                    *results.arrays(out),
+                    *arrays_in(loan, ("tokens_per_expert",)),
+                    handle_with([loan], [limit]),
+                )
+
+            outputs = call.send_and_expand(results, num_sms[0])
+            memory, lent = call.lent()
+            remember([*memory, results.memory(limit)], [*lent, outputs[-1]], results_in)
+            made = [
+                (*results.arrays(out), loan.array("tokens_per_expert"))
+                for out, loan in zip(outputs, call.loans)
+            ]
+            return made, handle_with(call.loans, [limit] * len(made))
+
+        told = call.send(told, num_sms[0])
+        loans, capacity = call.loans, call.capacity
+
+        def finished(loans, told):
+            """What is returned, when it is told how many rows there are."""
+            num_rows = [one.padded_rows if is_exact else limit for one in told]
+            made = expanded(buffer, results, loans, num_rows, capacity, num_sms[0])
+            per_expert = [
+                one.tokens_per_expert if is_exact else loan.array("tokens_per_expert")
+                for one, loan in zip(told, loans)
+            ]
+            return [(*row, n) for row, n in zip(made, per_expert)], handle_with(loans, num_rows)
+
+        def exact_in(scratch, rows, loan):
+            loan.expert_row = rows
+            return finished, ([loan], [scratch])
+
+        if is_exact:
+            remember(*call.lent(), exact_in)
+    return finished(loans, told)
 
 
 def same_pad(pad_multiple, handle):
@@ -408,103 +227,98 @@ def same_pad(pad_multiple, handle):
         )
 
 
-class _CachedPlan:
-    """Cached dispatches of tokens of this form, for handles of one form."""
-
-    def __init__(self, buffer, name, x, handle, num_sms):
-        self.buffer, self.name, self.num_sms = buffer, name, num_sms
-        self.num_tokens, self.capacity = handle.num_tokens, handle.capacity
-        xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=handle.num_tokens)
-        (_, hidden), dtype = xs[0].shape, xs[0].dtype
-        buffer.expect_open()
-        row_bytes = hidden * dtype.itemsize
-        self.facts = dict(call="the gradient of hybrid_ep_combine", hidden=hidden, dtype=str(dtype))
-        buffer.want_pool(
-            self.facts,
-            staging_bytes=staged_bytes(self.capacity, row_bytes, 0),
-            flag_rows=self.capacity,
-        )
-        self.staged = StagingArea(buffer, self.capacity, row_bytes, 0)
-        self.shape = buffer.launches.shape(handle.num_local_experts, row_bytes, expands=True)
-        self.results, self.kernel = ExpertRows(self.shape, hidden, dtype), resend_kernel(self.shape)
-
-    def start(self, xs, handle):
-        """Launch: rows of experts of each rank."""
-        buffer, made, calls = self.buffer, [], []
-        with buffer.letting_go() if device.SIM else nullcontext():
-            for i, (r, loans, rows) in enumerate(zip(buffer.ranks, handle.loans, handle.num_rows)):
-                made.append(buffer.lend(r.arena, self.results.of(rows)))
-                values = (
-                    self.staged.values
-                    | handle_values(buffer, loans)
-                    | self.staged.sources(buffer, r)
-                    | dict(
-                        x=buffer.placing.place(r.rank, self.name, xs[i]),
-                        n_rows=rows,
-                        pad=handle.pad_multiple,
-                        out=made[i].address("x"),
-                    )
-                )
-                n = self.num_tokens[i]
-                calls.append((r.rank, words_of(values), n, n + rows))
-            buffer.launch_all(self.kernel, calls, self.num_sms)
-        return [loan.array("x") for loan in made]
-
-
 def cached_dispatch(buffer, name, x, handle, num_sms=None):
     """The tokens x [T, H] as rows of experts, as an earlier dispatch placed them: a list of [P, H], of x's dtype."""
-    xs, forms = arguments.look(buffer, name, x)
-    plan = buffer.plan(
-        ("hybrid cached", forms, handle.form, num_sms),
-        lambda: _CachedPlan(buffer, name, x, handle, num_sms),
+    handle_of(HybridHandle, handle)
+    made, key = buffer.steady.again("hybrid cached", x, None, None, (num_sms,), handle.seen)
+    return new_cached_dispatch(buffer, key, name, x, handle, num_sms) if made is None else made
+
+
+def new_cached_dispatch(buffer, key, name, x, handle, num_sms):
+    """cached_dispatch the general way. key: of SteadyCalls."""
+    xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=handle.num_tokens)
+    (_, hidden), dtype = xs[0].shape, xs[0].dtype
+    buffer.expect_open()
+    row_bytes = hidden * dtype.itemsize
+    facts = dict(call="the gradient of hybrid_ep_combine", hidden=hidden, dtype=str(dtype))
+    buffer.want_pool(
+        facts, staging_bytes=staged_bytes(handle.capacity, row_bytes, 0), flag_rows=handle.capacity
     )
-    return plan.start(xs, handle)
+    staged = StagingArea(buffer, handle.capacity, row_bytes, 0)
+    shape = buffer.launches.shape(handle.num_local_experts, row_bytes, expands=True)
+    outputs, calls = [], []
+    with buffer.letting_go(), buffer.steady.watching(key) as remember:
+        for i, (r, loan, rows) in enumerate(zip(buffer.ranks, handle.loans, handle.num_rows)):
+            shapes = {"x": ((rows, hidden), dtype)}
+            outputs.append(r.arena.lend("hybrid result", shapes))
+            values = (
+                buffer.values(r)
+                | staged.values
+                | handle_values(buffer, loan)
+                | staged.sources(buffer, r)
+                | dict(
+                    x=buffer.placing.place(r.rank, name, xs[i]),
+                    n_rows=rows,
+                    pad=handle.pad_multiple,
+                    out=outputs[i].address("x"),
+                )
+            )
+            calls.append((r.rank, values, handle.num_tokens[i], handle.num_tokens[i] + rows))
+        buffer.launch_all(resend_kernel(shape), calls, num_sms)
+
+        def memory_for(n, _):
+            return [r.arena.memory("hybrid result", {"x": ((n, hidden), dtype)})]
+
+        n_tokens = handle.num_tokens[-1]
+
+        def numbers(n, _):
+            return n, buffer.launches.grid(num_sms, n_tokens + n)
+
+        remember(memory_for, outputs[-1:], lambda loan, _: arrays_in(loan, ("x",)), numbers)
+    return [loan.array("x") for loan in outputs]
 
 
-class _CombinePlan(ReturnPlan):
-    """Combines of rows of this form, for handles of one form."""
+def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
+    """Sums of rows x [P, H] over experts, ranks and worlds, and probs [P] back in their places [T, E]: two lists."""
+    made, key = buffer.steady.again("hybrid combine", x, probs, None, (num_sms,), handle.seen)
+    return new_combine(buffer, key, name, x, handle, probs, num_sms) if made is None else made
 
-    write_handle = staticmethod(write_handle)
 
-    def __init__(self, buffer, name, x, handle, probs, num_sms):
-        local, has_probs = handle.num_local_experts, not arguments.absent(probs)
-        xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=handle.num_rows)
-        (_, hidden), dtype = xs[0].shape, xs[0].dtype
-        for i, r in enumerate(buffer.ranks if has_probs else ()):
-            given = arguments.of_ranks(buffer, f"probs of {name}", probs)[i]
-            p, rows = arguments.array(buffer, f"probs of {name}", r, given), handle.num_rows[i]
+def new_combine(buffer, key, name, x, handle, probs, num_sms):
+    """combine_forward the general way. key: of SteadyCalls."""
+    local, has_probs = handle.num_local_experts, not arguments.absent(probs)
+    xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=handle.num_rows)
+    (_, hidden), dtype = xs[0].shape, xs[0].dtype
+    if has_probs:
+        probs = [
+            arguments.array(buffer, f"probs of {name}", r, p)
+            for r, p in zip(buffer.ranks, arguments.of_ranks(buffer, f"probs of {name}", probs))
+        ]
+        for r, p, rows in zip(buffer.ranks, probs, handle.num_rows):
             if p.dtype != FP32 or p.shape != (rows,):
                 raise EPValueError(
                     f"probs of {name} of rank {r.rank} is {p.dtype} {p.shape}, float32 ({rows},) is "
                     "needed"
                 )
-        buffer.expect_open()
-        shape = buffer.launches.shape(
-            local,
-            hidden * dtype.itemsize,
-            to_combine=handle.num_tokens,
-            has_probs=has_probs,
-            dtype=arguments.NAMES[dtype],
-            p2p_world_size=handle.p2p_world_size,
-        )
-        n_experts = buffer.world.n_ranks * local
-        super().__init__(buffer, shape, name, hidden, dtype, handle.num_tokens, n_experts, num_sms)
-
-
-def combine(buffer, name, x, handle, probs=None, num_sms=None):
-    """Sums of rows x [P, H] over experts, ranks and worlds, and probs [P] back in their places [T, E]: two lists."""
-    key = "hybrid combine", handle.form, handle.num_rows[0]
-    if probs is None and buffer.is_alone:
-        made = ReturnPlan.known(buffer, key, x, handle, num_sms)
-        if made is not None:
-            return made
-    known_by = key
-    (xs, of_probs), key = ReturnPlan.seen(buffer, name, x, probs, handle)
-    plan = buffer.plan(
-        ("hybrid combine", key, handle.form, num_sms),
-        lambda: _CombinePlan(buffer, name, x, handle, probs, num_sms),
+    buffer.expect_open()
+    shape = buffer.launches.shape(
+        local,
+        hidden * dtype.itemsize,
+        to_combine=handle.num_tokens,
+        has_probs=has_probs,
+        dtype=arguments.NAMES[dtype],
+        p2p_world_size=handle.p2p_world_size,
     )
-    made = plan.start(xs, of_probs, handle, handle.capacity)
-    if probs is None and buffer.is_alone:
-        plan.remember(known_by, xs[0], handle, handle.capacity)
-    return made
+    return sums_of_rows(
+        buffer,
+        key,
+        shape,
+        name,
+        xs,
+        probs,
+        handle,
+        handle.capacity,
+        buffer.world.n_ranks * local,
+        handle_values,
+        num_sms,
+    )

@@ -61,7 +61,7 @@ class HybridEPDispatch:
         handle = handle_of(HybridHandle, ctx.handle)
         buffer = hybrid_ep_buffer(ctx.group)
         with buffer.calling("the gradient of hybrid_ep_dispatch"):
-            summed, probs = hybrid.combine(
+            summed, probs = hybrid.combine_forward(
                 buffer, "grad_x", grad_x, handle, grad_probs, handle.num_sms[1]
             )
         probs = None if probs is None else results(ctx.group, probs)
@@ -139,7 +139,15 @@ def hybrid_ep_dispatch(
         (num_sms_dispatch_api, num_sms_combine_api),
     )
     with buffer.calling("hybrid_ep_dispatch"):
-        made, handle = hybrid.dispatch(buffer, x, routing_map, probs, *numbers, group=group)
+        if num_permuted_tokens is None:
+            made, handle = hybrid.dispatch_forward(
+                buffer, x, routing_map, probs, num_local_experts, *numbers[2:], group
+            )
+        else:
+            made, key = buffer.steady.again("hybrid dispatch", x, routing_map, probs, numbers)
+            if made is not None:
+                return made
+            made, handle = hybrid.new_dispatch(buffer, key, x, routing_map, probs, *numbers, group)
     return (*columns(group, made), handle)
 
 
@@ -154,5 +162,8 @@ def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *,
     if pad_multiple is not None:
         hybrid.same_pad(pad_multiple, handle)
     with buffer.calling("hybrid_ep_combine"):
-        combined, _ = hybrid.combine(buffer, "x", x, handle, None, num_sms)
+        made, key = buffer.steady.again("hybrid combine", x, None, None, (num_sms,), handle.seen)
+        combined, _ = (
+            hybrid.new_combine(buffer, key, "x", x, handle, None, num_sms) if made is None else made
+        )
     return combined if group.lists else combined[0]

@@ -1,4 +1,4 @@
-"""Launching rows kernels: what stays the same from call to call, and the size of grids."""
+"""Launching rows kernels: parameter blocks that are written once for each set of arguments, and the size of grids."""
 
 from dataclasses import replace
 
@@ -6,11 +6,15 @@ from epmoe import device
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.launch import SIMULATOR_BLOCKS
 from epmoe.kernels.rows import expert_bits, lamport
-from epmoe.kernels.rows.block import FIRST, parameter_block
+from epmoe.kernels.rows.block import parameter_block
 from epmoe.kernels.rows.shape import RowsShape
 from epmoe.kernels.stamps import TraceBuffers
+from epmoe.kernels.written_blocks import WrittenBlocks
 
-MOST_PLANS = 4096
+N_ARGUMENTS = (
+    3  # of every kernel; others are fields of the block that it reads first, by their names
+)
+BLOCKS_A_CALL = 3  # parameter blocks of one call of a rank, at most
 FEW_TO_SEND, THREADS_TO_SEND = (
     128,
     256,
@@ -38,7 +42,7 @@ def smaller_blocks(num_tokens):
 
 
 class Launches:
-    """The launches of one Buffer. launch: its LaunchConfig."""
+    """The launches of one Buffer. launch: its LaunchConfig; a steady state copies no arguments."""
 
     lamport_rows = True  # whether few rows go without flags; tests change it
 
@@ -50,7 +54,7 @@ class Launches:
             SIMULATOR_BLOCKS if device.SIM else self.machine.n_sms
         )
         self.traces = {}  # by kernel: stamps, if the LaunchConfig asks for them
-        self._planned, self._contexts = {}, {}
+        self._written = WrittenBlocks()
 
     def shape(
         self,
@@ -110,68 +114,39 @@ class Launches:
         granted = self.most_blocks if num_sms is None else min(int(num_sms), self.most_blocks)
         return max(2, min(granted, n_rows + 1))
 
-    def find(self, kernel, rank, num_tokens, stream, same, num_sms=None, n_rows=None):
-        """What launches a kernel of a rank, with start(*words_of(...)). n_rows: that it moves, if not a row a token.
-
-        same(): the fields of the block that do not change from call to call, until forget().
-        """
+    def start(self, kernel, rank, values, num_tokens, stream, num_sms=None, n_rows=None):
+        """Launch a kernel with these fields of the parameter block. n_rows: that it moves, if not a row a token."""
         grid = self.grid(num_sms, num_tokens if n_rows is None else n_rows)
-        key = kernel, rank, num_tokens, grid, stream
-        launch = self._planned.get(key)
-        if launch is None:
-            if len(self._planned) >= MOST_PLANS:
-                self._planned.clear()
-            launch = self._planned[key] = self._plan(kernel, rank, num_tokens, stream, same(), grid)
-        return launch
-
-    def _plan(self, kernel, rank, num_tokens, stream, same, grid):
-        block = parameter_block(self.world.n_ranks)
-        context = {name: same.pop(name) for name in ("control_ptrs", "pool_ptrs")}
-        same["context"] = self._context(rank, block.pack_context(context))
         if self.launch.trace:
-            traces = self.traces.setdefault(kernel.name, TraceBuffers())
-            same["trace"] = traces.address(self.machine, rank, self.most_blocks)
-        words = block.pack(same)[: block.index(FIRST)].tolist()
-        return self.machine.prepared(
-            kernel, grid, kernel.max_threads, words, num_tokens, rank, stream=stream
+            values["trace"] = self.traces.setdefault(kernel.name, TraceBuffers()).address(
+                self.machine, rank, self.most_blocks
+            )
+        block, code = self._block(rank, values), kernel.fn.__code__
+        early = [values[name] for name in code.co_varnames[N_ARGUMENTS : code.co_argcount]]
+        self.machine.launch(
+            kernel,
+            grid,
+            kernel.max_threads,
+            (block.address, num_tokens, rank, *early),
+            stream=stream,
         )
 
-    def _context(self, rank, words):
-        """The address of the words that are looked up by rank."""
-        key = rank, words.tobytes()
-        if key not in self._contexts:
-            self._contexts[key] = self.machine.alloc(words.nbytes, "context", rank)
-            self._contexts[key].write(words)
-        return self._contexts[key].address
+    def _block(self, rank, values):
+        key = (
+            rank,
+            *((name, tuple(v) if isinstance(v, list) else v) for name, v in values.items()),
+        )
+        block = self._written.find(key)
+        return block or self._written.write(
+            self.machine, rank, key, parameter_block(self.world.n_ranks).pack(values)
+        )
 
-    def forget(self):
-        """Fields that do not change from call to call have changed."""
-        self._planned.clear()
+    def trim(self):
+        """Room for the parameter blocks of one call; between calls, since it may wait for their launches."""
+        self._written.make_room(self.machine, BLOCKS_A_CALL * len(self.world.ranks))
 
     def close(self):
-        """Free contexts and stamps; the launches that use them must have ended."""
-        self._planned.clear()
+        """Free parameter blocks and stamps; the launches that use them must have ended."""
         for trace in self.traces.values():
             trace.close()
-        while self._contexts:
-            self._contexts.popitem()[1].free()
-
-
-FIELDS = parameter_block(1).places_behind(
-    parameter_block(1).index(FIRST)
-)  # {name: (index, length)}
-N_WORDS = sum(n for _, n in FIELDS.values())
-
-
-def at(*names):
-    """Where these fields are among the words that differ from call to call."""
-    return [FIELDS[name][0] for name in names]
-
-
-def words_of(values):
-    """The words that differ from call to call: of these fields of the block, 0 of all others."""
-    words = [0] * N_WORDS
-    for name, value in values.items():
-        first, n = FIELDS[name]
-        words[first : first + n] = value if n > 1 else [value]
-    return words
+        self._written.close()

@@ -1,5 +1,6 @@
 """Arrays from anywhere, seen in one way (NumPy, torch, CuPy, DLPack, CUDA array interface), and our DeviceArray."""
 
+from dataclasses import dataclass, field
 from math import prod
 
 import ml_dtypes
@@ -15,62 +16,25 @@ _TORCH_DTYPES = {
 }
 
 
+@dataclass(frozen=True)
 class Array:
     """One array of the caller: where it is, what it holds. `host` is the NumPy array, or None for device memory.
 
-    `strides` are in bytes, None where the array is C-contiguous. `owner` keeps the memory alive. `form`: all that
-    decides whether it is accepted, but the address and what it holds.
+    `strides` are in bytes, None where the array is C-contiguous. `owner` keeps the memory alive.
     """
 
-    __slots__ = ("host", "address", "shape", "dtype", "device", "strides", "owner", "form")
-
-    def __init__(self, host, address, shape, dtype, device, strides, owner):
-        self.host, self.address, self.shape, self.dtype = host, address, shape, dtype
-        self.device, self.strides, self.owner = device, strides, owner
-        self.form = shape, dtype, device, strides, host is None
+    host: np.ndarray | None
+    address: int
+    shape: tuple
+    dtype: np.dtype
+    device: int | None
+    strides: tuple | None
+    owner: object = field(repr=False)
 
     @property
     def is_contiguous(self):
         """Whether it lies in C order without gaps."""
         return self.strides is None
-
-
-class OfTorch:
-    """An Array of a torch tensor in GPU memory: nothing but `form` and address is looked at before it is needed."""
-
-    __slots__ = ("owner", "address", "form")
-    host = None
-
-    def __init__(self, t):
-        self.owner, self.address = t, t.data_ptr()
-        self.form = t.shape, t.dtype, t.is_contiguous(), t.get_device()
-
-    @property
-    def shape(self):
-        """A tuple of ints."""
-        return tuple(self.form[0])
-
-    @property
-    def dtype(self):
-        """NumPy's, of those that epmoe knows."""
-        return _known_dtypes[self.form[1]]
-
-    @property
-    def device(self):
-        """Number of the GPU."""
-        return self.form[3]
-
-    @property
-    def strides(self):
-        """In bytes, None where it is C-contiguous."""
-        if self.is_contiguous:
-            return None
-        return tuple(s * self.dtype.itemsize for s in self.owner.stride())
-
-    @property
-    def is_contiguous(self):
-        """Whether it lies in C order without gaps."""
-        return self.form[2]
 
 
 class DeviceArray:
@@ -81,9 +45,11 @@ class DeviceArray:
     """
 
     def __init__(self, address, shape, dtype, *, owner, read, ordinal=0, strides=None):
-        self.address, self.shape, self.dtype = address, tuple(shape), np.dtype(dtype)
+        self.address, self.shape, self.dtype = int(address), tuple(shape), np.dtype(dtype)
         self.strides, self.ordinal = strides, ordinal
         self._owner, self._read = owner, read
+        # everything that decides how it is treated as an argument, for comparison
+        self.seen = self.address, self.shape, self.dtype, strides, ordinal
 
     def __repr__(self):
         return f"DeviceArray({self.shape}, {self.dtype}, GPU {self.ordinal}, 0x{self.address:x})"
@@ -161,42 +127,36 @@ class DeviceArray:
         return np.ndarray(self.shape, self.dtype, raw, strides=strides).copy()
 
 
+_new_array = DeviceArray.__new__
+
+
+def lent_again(arrays, owner, read):
+    """[the same DeviceArrays of the same memory, which `owner` keeps now], in less time than making them takes."""
+    again = []
+    for array in arrays:
+        one = _new_array(DeviceArray)
+        one.__dict__ = own = array.__dict__.copy()
+        own["_owner"], own["_read"] = owner, read
+        again.append(one)
+    return again
+
+
 def view(obj, what):
     """See any array as `Array`; what names it in messages. Raises EPValueError for things that are no array."""
-    way = _ways.get(type(obj))
-    if way is None:
-        way = _way_of(obj)
-        if way is None:
-            raise EPValueError(
-                f"{what} is a {type(obj).__name__}, which is no array that can be read here: give a NumPy "
-                "array, or anything with __dlpack__ or __cuda_array_interface__ (torch, CuPy)"
-            )
-    return way(obj, what)
-
-
-def _way_of(obj):
-    """The function that sees objects like this one; remembered for its type where that decides."""
-    kind = type(obj)
     if isinstance(obj, DeviceArray):
-        way = _from_device
-    elif isinstance(obj, np.ndarray):
-        way = _from_numpy
-    elif is_torch(obj):
-        way = _from_torch
-    elif hasattr(obj, "__cuda_array_interface__"):
-        return _from_cuda
-    elif hasattr(obj, "__dlpack__") and not isinstance(obj, type):
-        return _from_dlpack
-    else:
-        return None
-    _ways[kind] = way
-    return way
-
-
-def seen(obj):
-    """What view() gives, in less time, for objects of a type that view() has seen; None for others."""
-    way = _ways.get(type(obj))
-    return None if way is None else way(obj, "an array")
+        return Array(None, obj.address, obj.shape, obj.dtype, obj.ordinal, obj.strides, obj)
+    if isinstance(obj, np.ndarray):
+        return _from_numpy(obj)
+    if is_torch(obj):
+        return _from_torch(obj, what)
+    if hasattr(obj, "__cuda_array_interface__"):
+        return _from_cuda(obj)
+    if hasattr(obj, "__dlpack__") and not isinstance(obj, type):
+        return _from_dlpack(obj, what)
+    raise EPValueError(
+        f"{what} is a {type(obj).__name__}, which is no array that can be read here: give a NumPy "
+        "array, or anything with __dlpack__ or __cuda_array_interface__ (torch, CuPy)"
+    )
 
 
 def is_torch(obj):
@@ -216,33 +176,24 @@ def first(array, n, axis=0):
     return array[(slice(None),) * axis + (slice(n),)]
 
 
-def _as_it_is(a, what):
-    return a
-
-
-def _from_device(a, what):
-    return Array(None, a.address, a.shape, a.dtype, a.ordinal, a.strides, a)
-
-
-def _from_numpy(a, what=None):
+def _from_numpy(a):
     return Array(
         a, a.ctypes.data, a.shape, a.dtype, None, None if a.flags.c_contiguous else a.strides, a
     )
 
 
 def _from_torch(t, what):
-    if t.dtype not in _known_dtypes:
-        if str(t.dtype) not in _TORCH_DTYPES:
-            raise EPValueError(f"{what} has dtype {t.dtype}, which epmoe does not know")
-        _known_dtypes[t.dtype] = _TORCH_DTYPES[str(t.dtype)]
+    dtype = _TORCH_DTYPES.get(str(t.dtype))
+    if dtype is None:
+        raise EPValueError(f"{what} has dtype {t.dtype}, which epmoe does not know")
+    strides = None if t.is_contiguous() else tuple(s * dtype.itemsize for s in t.stride())
     if t.is_cuda:
-        return OfTorch(t)
+        return Array(None, t.data_ptr(), tuple(t.shape), dtype, t.device.index, strides, t)
     if str(t.layout) != "torch.strided" or t.device.type != "cpu":
         raise EPValueError(
             f"{what} is a tensor with layout {t.layout} on device {t.device}: give a dense one "
             "(to_dense()) on a CPU or CUDA device"
         )
-    dtype = _known_dtypes[t.dtype]
     # torch has no NumPy bfloat16: look at the same memory as bytes
     import torch
 
@@ -251,7 +202,7 @@ def _from_torch(t, what):
     return _from_numpy(raw.view(dtype).reshape(tuple(t.shape)))
 
 
-def _from_cuda(obj, what):
+def _from_cuda(obj):
     interface = obj.__cuda_array_interface__
     dtype = np.dtype(interface["typestr"])
     if dtype.kind == "V":  # ml_dtypes' types have no code of their own: the object itself knows
@@ -296,12 +247,3 @@ def _unless_c_order(shape, strides, itemsize):
         return None
     ordered = all(n == 1 or s == c for n, s, c in zip(shape, strides, c_strides(shape, itemsize)))
     return None if ordered else tuple(strides)
-
-
-# by type: functions (obj, what) -> Array, or one that is used like it
-_ways = {
-    **dict.fromkeys((Array, OfTorch), _as_it_is),
-    DeviceArray: _from_device,
-    np.ndarray: _from_numpy,
-}
-_known_dtypes: dict = {}  # of torch

@@ -6,7 +6,7 @@ import numpy as np
 
 from epmoe import device
 from epmoe.host import inputs
-from epmoe.host.arrays import seen, view
+from epmoe.host.arrays import view
 from epmoe.host.dispatched import Dispatched
 from epmoe.host.overlaps import expect_apart, on_device
 from epmoe.host.rank_memory import combine_shape
@@ -19,11 +19,9 @@ from epmoe.host.user_functions import (
     expect_sequence,
     of_rank,
 )
-from epmoe.kernels import lamport
-from epmoe.kernels.call import argument_words
+from epmoe.kernels import TokenArray, lamport
 from epmoe_ref.errors import EPValueError
 
-TYPES, MOST_KNOWN = ((), ()), 4096
 READ = "src_info", "topk_ids"  # what combine reads of a Dispatched
 
 
@@ -65,52 +63,7 @@ class CombinePhase:
 
     def __init__(self, engine, capacity):
         self.engine, self.cfg, self.capacity = engine, engine.cfg, capacity
-        self._read = []  # what this round's combine reads: (rank, expert outputs, Dispatched) of each
-        self._known = {}  # what calls are alike in -> _Known
-
-    def again(self, sent, expert_outputs, d, router_weights, epilogue):
-        """[result], launched, where there is a plan for such arrays; the round's Dispatched is as it was made."""
-        y, s = seen(expert_outputs), sent[0]
-        weights = router_weights if callable(router_weights) else seen(router_weights)
-        if y is None or type(d) is not Dispatched or d.round is not s or s.results.given:
-            return None
-        form, at = weights, 0
-        if weights is not None and not callable(weights):
-            form, at = weights.form, weights.address
-        elif weights is not router_weights:
-            return None  # an array of a kind that is new
-        known = self._known.get((y.form, form, epilogue, s.tokens.n))
-        now, made = d.__dict__, s.made
-        if (
-            known is None
-            or (y.address | at) % inputs.VECTOR_BYTES
-            or now.get("src_info") is not made.get("src_info")
-            or now.get("topk_ids") is not made.get("topk_ids")
-        ):
-            return None
-        return known.start(s, y, at, expert_outputs, router_weights)
-
-    def remember(self, sent, returned, reduction, expert_outputs, router_weights, epilogue):
-        """There is a plan for arrays like these, which were combined in the general way."""
-        y, weights = seen(expert_outputs), router_weights
-        if not self.engine.remembers or y is None or y.shape[0] != self.capacity:
-            return
-        # functions that are made anew for each call are kept nowhere
-        if any([callable(f) and earlier(f) is not f for f in (router_weights, epilogue)]):
-            return
-        form = weights
-        if weights is not None and not callable(weights):
-            weights = seen(weights)
-            form = weights.form
-        if y.host is None and getattr(weights, "host", None) is None:
-            if len(self._known) >= MOST_KNOWN:
-                self._known.clear()
-            key = y.form, form, epilogue, sent[0].num_tokens
-            self._known[key] = _Known(self, sent[0], returned[0], reduction[0])
-
-    def forget(self):
-        """No plan is known any more."""
-        self._known.clear()
+        self._read = []  # what this round's combine reads in device memory: pairs (what it is, Array)
 
     def begin(self, sent, expert_outputs, dispatched):
         """Check and place expert outputs and what combine needs of the open round's Dispatched: a list of Returned."""
@@ -132,16 +85,14 @@ class CombinePhase:
                     f"combine of rank {r.rank} was given a Dispatched {kind}; it needs what the open "
                     f"dispatch returned for rank {r.rank}, whole, trimmed() or numpy()"
                 )
-            y = view(y, f"expert_outputs of rank {r.rank}")
-            form = "expert_outputs", y.form
-            if not engine.accepts(form, y):
-                y = inputs.expert_outputs(
-                    self.cfg, engine.machine, r.rank, y, self.capacity, lambda d=d: d.n_rows
-                )
-                if y.shape[0] == self.capacity:  # fewer rows must be as many as the round has
-                    engine.accept(form)
+            y = inputs.expert_outputs(
+                self.cfg, engine.machine, r.rank, y, self.capacity, lambda d=d: d.n_rows
+            )
             checked.append((r, s, y, d))
-            self._read.append((r.rank, y, d))
+            self._read += on_device(
+                (f"expert_outputs of rank {r.rank}", y),
+                *((f"{name} of rank {r.rank}", view(getattr(d, name), name)) for name in READ),
+            )
         return [self._placed(*one) for one in checked]
 
     def _placed(self, r, s, y, d):
@@ -157,10 +108,7 @@ class CombinePhase:
 
     def _written_by_dispatch(self, r, s, d, name):
         """Address of what dispatch wrote, which the Dispatched must still have, as that memory or as a copy."""
-        at = s.results.address(name)
-        if not s.results.given and d.__dict__.get(name) is s.made.get(name):
-            return at  # nobody has put another array there
-        array = view(getattr(d, name), name)
+        array, at = view(getattr(d, name), name), s.results.address(name)
         if (
             array.address == at or s.results.given
         ):  # arrays of the caller (out=) are taken as they are now
@@ -175,7 +123,7 @@ class CombinePhase:
                 f"{what} is {array.dtype} {array.shape}, dispatch wrote {field.dtype} "
                 f"{(n, *field.shape[1:])}: leave it as it was"
             )
-        own = s.loan.read(name)[: array.shape[0]]
+        own = s.loan.buffer.read(field.dtype, array.shape, field.offset)
         changed = np.argwhere(array.host != own)
         if len(changed):
             row = int(changed[0][0])
@@ -216,23 +164,32 @@ class CombinePhase:
         weights, outs = [None] * len(sent), [None] * len(sent)
         if reduced and function is None:
             weights = [
-                self._checked_weights(r.rank, w, s.num_tokens)
+                inputs.router_weights(self.cfg, engine.machine, r.rank, w, s.num_tokens)
                 for r, s, w in zip(
                     engine.ranks, sent, inputs.ranks_of(world, "router_weights", router_weights)
                 )
             ]
         if out is not None:
             outs = inputs.ranks_of(world, "out", out)
+            self._read += on_device(
+                *(
+                    (f"router_weights of rank {r.rank}", w)
+                    for r, w in zip(engine.ranks, weights)
+                    if w is not None
+                )
+            )
         options = {"router_weights": function or ("array" if reduced else None), name: last}
-        made, shared, is_captured = [], {}, bool(engine.rounds.capture)
+        made, shared = [], {}
         for i, (r, s, w, o) in enumerate(zip(engine.ranks, sent, weights, outs)):
-            result = r.reduced_result if reduced else r.unreduced_result
-            loan = engine.lent(r.lend(result), is_captured)
-            if o is None:
-                results = Results(loan)
-            else:
-                shape = {"output_tokens": combine_shape(self.cfg, s.num_tokens, reduced)}
-                results = Results(loan, engine.machine, r.rank, {"output_tokens": o}, shape)
+            loan = engine.lent((r.reduced_pool if reduced else r.unreduced_pool).lend())
+            shape = combine_shape(self.cfg, s.num_tokens, reduced)
+            results = Results(
+                loan,
+                engine.machine,
+                r.rank,
+                {} if o is None else {"output_tokens": o},
+                {"output_tokens": shape},
+            )
             made.append(
                 Reduction(
                     options,
@@ -246,47 +203,28 @@ class CombinePhase:
                     stores,
                 )
             )
-        if out is not None:
-            self._expect_apart(made, weights)
+        expect_apart([one for to in made for one in to.results.outs], self._read)
         self._read = []  # whose memory may be lent again, or is the caller's
-        if shared:
-            made[0].written = {
-                place: array.host
-                for _, place, array in shared.values()
-                if array.host is not None and array.host.flags.writeable
-            }
-        if function is not None or last is not None:
-            self._check_returned(function, router_weights_args, name, last, epilogue_args, made[0])
-        return made
-
-    def _check_returned(self, function, router_weights_args, name, last, epilogue_args, to):
-        world, i32, f32 = self.engine.world, np.int32(0), np.float32(1)
+        made[0].written = {
+            place: array.host
+            for _, place, array in shared.values()
+            if array.host is not None and array.host.flags.writeable
+        }
+        i32, f32 = np.int32(0), np.float32(1)
         for what, f, numbers, args, kinds in (
-            ("router_weights", function, (i32, i32), router_weights_args, to.weights_args),
-            (name, last, (i32, i32, f32), epilogue_args, to.epilogue_args),
+            ("router_weights", function, (i32, i32), router_weights_args, made[0].weights_args),
+            (name, last, (i32, i32, f32), epilogue_args, made[0].epilogue_args),
         ):
             if f is not None:
-                types, first = [a.type for a in kinds], of_rank(world, 0, args)
-                check_returned(self.engine.machine, f, what, numbers, first, types)
-
-    def _checked_weights(self, rank, weights, num_tokens):
-        if hasattr(weights, "shape"):  # a number is refused below
-            weights = view(weights, f"router_weights of rank {rank}")
-            form = "router_weights", weights.form, num_tokens
-            if self.engine.accepts(form, weights):
-                return weights
-            self.engine.accept(form)
-        return inputs.router_weights(self.cfg, self.engine.machine, rank, weights, num_tokens)
-
-    def _expect_apart(self, made, weights):
-        """Arrays of the caller that are written share no memory with what is read."""
-        read = []
-        for (rank, y, d), w in zip(self._read, weights):
-            read.append((f"expert_outputs of rank {rank}", y))
-            read += [(f"{name} of rank {rank}", view(getattr(d, name), name)) for name in READ]
-            if w is not None:
-                read.append((f"router_weights of rank {rank}", w))
-        expect_apart([one for to in made for one in to.results.outs], on_device(*read))
+                check_returned(
+                    engine.machine,
+                    f,
+                    what,
+                    numbers,
+                    of_rank(world, 0, args),
+                    [a.type for a in kinds],
+                )
+        return made
 
     def _check_functions(self, reduced, function, router_weights_args, name, last, epilogue_args):
         if last is not None and not reduced:
@@ -338,102 +276,66 @@ class CombinePhase:
     def launch_async(self, returned, streams):
         """combine_async of every rank."""
         for r, b in zip(self.engine.ranks, returned):
-            plan = self._plan("combine_async_kernel", r, 0, streams)
-            plan.start(b.expert_outputs, b.src_info, b.n_rows, 0, 0, 0)
+            self.engine.call("combine_async_kernel")(
+                b.expert_outputs,
+                b.src_info,
+                r.address("combine_send_buf"),
+                r.peers("combine_recv_buf"),
+                r.peers("combine_recv_count"),
+                r.address("ep_counters"),
+                r.rank,
+                n_rows=b.n_rows,
+                **self.engine.launch_arguments(r, streams[r.rank]),
+            )
 
     def launch_wait(self, returned, reduction, streams):
         """combine_wait of every rank."""
         for r, b, to in zip(self.engine.ranks, returned, reduction):
-            self._launch("combine_wait_kernel", r, b, to, streams)
+            self.engine.call("combine_wait_kernel", **to.options)(
+                TokenArray(to.results.address("output_tokens"), b.num_tokens),
+                r.address("combine_recv_buf"),
+                r.address("combine_recv_count"),
+                r.address("ep_counters"),
+                r.rank,
+                b.topk_ids,
+                router_weights=to.weights,
+                router_weights_args=to.weights_args,
+                epilogue_args=to.epilogue_args,
+                input_tokens=b.expert_outputs,
+                **self.engine.launch_arguments(r, streams[r.rank]),
+            )
 
     def launch_fused(self, returned, reduction, streams):
         """The fused combine of every rank."""
+        fast = self.engine.kernels == "fast"
+        buf = lamport.recv_buf_name(self.cfg, fast, reduction[0].options["router_weights"])
+        ways = {"without_signals": True} if fast else {}
         for r, b, to in zip(self.engine.ranks, returned, reduction):
-            self._launch("combine_kernel", r, b, to, streams)
-
-    def _launch(self, factory, r, b, to, streams):
-        plan = self._plan(factory, r, b.num_tokens, streams, to)
-        plan.start(
-            b.expert_outputs,
-            b.src_info,
-            b.n_rows,
-            to.results.address("output_tokens"),
-            b.topk_ids,
-            to.weights,
-            *argument_words(*to.weights_args, *to.epilogue_args),
-        )
-
-    def _plan(self, factory, r, num_tokens, streams, to=None):
-        """What launches a kernel of this module for so many tokens of a rank."""
-        engine, options, types = self.engine, {}, TYPES
-        if to is not None:
-            options = to.options
-            types = (
-                tuple([a.type for a in to.weights_args]),
-                tuple([a.type for a in to.epilogue_args]),
-            )
-
-        def make():
-            ways, regions = {}, r.combine_regions
-            if factory == "combine_kernel" and engine.kernels == "fast":
-                ways["without_signals"] = True
-                if lamport.applies(self.cfg, True, options["router_weights"]):
-                    regions = r.lamport_regions
-            return engine.call(factory, **options, **ways).plan(
-                num_tokens,
+            self.engine.call("combine_kernel", **to.options, **ways)(
+                b.expert_outputs,
+                b.src_info,
+                TokenArray(to.results.address("output_tokens"), b.num_tokens),
+                r.address("combine_send_buf"),
+                r.peers(buf),
+                r.peers("combine_recv_count"),
+                r.address("ep_counters"),
+                b.topk_ids,
                 r.rank,
-                regions,
-                machine=engine.machine,
-                stream=streams[r.rank],
-                timeout_s=engine.timeout,
-                weights_types=types[0],
-                epilogue_types=types[1],
+                n_rows=b.n_rows,
+                router_weights=to.weights,
+                router_weights_args=to.weights_args,
+                epilogue_args=to.epilogue_args,
+                **self.engine.launch_arguments(r, streams[r.rank]),
             )
-
-        return engine.plan((factory, r.rank, num_tokens, *options.items(), types), make)
 
     def finish(self, reduction):
         """The results of every rank; waits for the kernels only if the caller's host arrays are to be filled."""
-        if any([to.written or to.results.given and to.results.copies for to in reduction]):
+        if any(to.written or to.results.copies for to in reduction):
             self.engine.check()
-            for to in reduction:
-                for place, array in to.written.items():
-                    self.engine.placing.fetch(*place, array)
-                to.results.finish()
+        for to in reduction:
+            for place, array in to.written.items():
+                self.engine.placing.fetch(*place, array)
+            to.results.finish()
         if device.SIM:
             self.engine.placing.let_go()
         return [to.output() for to in reduction]
-
-
-class _Known:
-    """The plan of combines that are alike, by the fused kernel: one was accepted and launched."""
-
-    def __init__(self, phase, sent, returned, to):
-        self.engine, self.rank, (r,) = phase.engine, sent.rank, phase.engine.ranks
-        fields, n = r.dispatch_result.fields, sent.num_tokens
-        self.src_info, self.topk_ids = (fields[name].offset for name in READ)
-        self.n_rows, self.n = returned.n_rows, n
-        self.lend = r.lend
-        self.result = r.reduced_result if to.options["router_weights"] else r.unreduced_result
-        self.launch = self.engine.plan(
-            ("combine_kernel", r.rank, n, *to.options.items(), TYPES), None
-        )
-
-    def start(self, s, y, weights_at, expert_outputs, router_weights):
-        """[result], launched."""
-        placed, sent = self.engine.placing.placed, s.loan
-        placed[self.rank, "router_weights"] = None, router_weights
-        lent = sent.base <= y.address < sent.base + sent.nbytes
-        placed[self.rank, "expert_outputs"] = None, None if lent else expert_outputs
-        loan, base = self.lend(self.result), sent.base
-        if self.engine.rounds.capture:
-            self.engine.lent(loan, True)
-        self.launch.start(
-            y.address,
-            base + self.src_info,
-            self.n_rows,
-            loan.base,
-            base + self.topk_ids,
-            weights_at,
-        )
-        return [loan.array("output_tokens", self.n)]

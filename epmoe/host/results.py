@@ -12,13 +12,8 @@ class Results:
     host arrays are filled by `finish`, which needs the kernels to have ended.
     """
 
-    given, outs, _out, _given = False, (), {}, {}  # where nothing is the caller's
-
     def __init__(self, loan, machine=None, rank=None, out=None, shapes=None):
-        self.loan = loan
-        if out is None:
-            return
-        self._out, self._given = out, {}
+        self.loan, self._out, self._given = loan, out or {}, {}
         for name, array in self._out.items():
             shape = (shapes or {}).get(name, loan.fields[name].shape)
             what = f"out: {name} of rank {rank}"
@@ -32,13 +27,6 @@ class Results:
         return (
             given.address if given is not None and given.host is None else self.loan.address(name)
         )
-
-    def addresses(self, names):
-        """Where the kernel writes the arrays of these names."""
-        if self.given:
-            return [self.address(name) for name in names]
-        start, fields = self.loan.base, self.loan.fields
-        return [start + fields[name].offset for name in names]
 
     def array(self, name, n=None):
         """The caller's own array, or one of the lent memory cut to n entries; None if the result has no such array."""

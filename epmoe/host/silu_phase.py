@@ -37,9 +37,7 @@ class SiluPhase:
                 limit=limit,
                 alpha=alpha,
             )
-            loan = engine.lent(
-                r.lend(r.silu_result(rows.shape[0], width, output_format)), bool(engine.capture())
-            )
+            loan = engine.lent(r.silu_pool(rows.shape[0], width, output_format).lend())
             placed.append(
                 (
                     r,

@@ -24,7 +24,6 @@ from epmoe.device import (
     u64,
 )
 from epmoe.fused_a2a.buffer import Buffer
-from epmoe.host.lending import Arrangement
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.rows import control
 from epmoe.mutants import rows_bad_ids
@@ -34,7 +33,6 @@ from epmoe.worlds.local import LocalWorld
 from epmoe_ref.errors import PeerTimeout
 
 TIMEOUT = 1e-2  # seconds of the simulated clock
-SMALLEST = Arrangement("smallest", {"smallest": ((1,), np.uint8)})
 
 
 @kernel
@@ -146,7 +144,7 @@ class RowsRun:
     def _fill_heaps(self, buffer):
         for rank in self.world.full_heap:
             heap = buffer.ranks[rank].heap  # another one after a call that made the pool grow
-            while (loan := heap.lend(SMALLEST)) is not None:
+            while (loan := heap.lend({"smallest": ((1,), np.uint8)})) is not None:
                 self.lent.append(loan)
 
     def _read(self, rank, arrays):
@@ -183,13 +181,10 @@ class RowsRun:
         self.machine.synchronize()
 
     def _leave_out(self, buffer):
-        find = buffer.find
-        buffer.find = lambda kernel, rank, *more: (
-            self if rank in self.world.absent else find(kernel, rank, *more)
+        start = buffer.launches.start
+        buffer.launches.start = lambda kernel, rank, *more: (
+            rank in self.world.absent or start(kernel, rank, *more)
         )
-
-    def start(self, *words):
-        """As a launch of a rank that stays away: nothing."""
 
     def _check_expired(self, buffer):
         """The first call that a rank stayed away from must have expired, and the later ones not have begun."""

@@ -67,13 +67,16 @@ class DryMachine:
 
     is_simulator = False
     compute_capability = 9, 0
-    ordinal = 0
+    ordinal = n_changes = 0
     has_captured = False
     streams = ()
 
     def __init__(self, n_sms):
         self.n_sms = self.all_sms = n_sms
         self.kernels, self._end = {}, FIRST_ADDRESS
+
+    def changed(self):
+        """Nothing."""
 
     def describe(self):
         """One line."""
@@ -103,19 +106,20 @@ class DryMachine:
         """Remember the kernel."""
         self.kernels[kernel] = None
 
-    def prepared(self, kernel, grid, block, words, num_tokens, my_rank, **options):
-        """Remember the kernel; start(*words) does nothing."""
-        self.kernels[kernel] = None
-        return self
-
-    def start(self, *words):
-        """Nothing."""
+    def again(self, launches):
+        """A function that launches nothing."""
+        return lambda references: 0
 
     def synchronize(self):
         """Nothing."""
 
     def activate(self):
         """Nothing."""
+
+    @contextlib.contextmanager
+    def recording(self):
+        """Records nothing."""
+        yield []
 
 
 class DryMemory:

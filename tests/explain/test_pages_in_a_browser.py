@@ -319,6 +319,71 @@ def test_a_token_is_followed_up_to_its_sum(chromium, tmp_path):
         assert float(tab.locator("#card b").inner_text()) == want
 
 
+def test_the_keyboard_follows_a_token_at_every_step_that_draws_one(chromium, tmp_path):
+    with opened(chromium, tmp_path) as tab:
+        steps = tab.evaluate("explain.steps().map((s) => s.chapter)")
+        drawing = set()
+        for n, chapter in enumerate(steps):
+            tab.evaluate(f"explain.go({n})")
+            drawn = tab.locator("#stage [data-token].token")
+            if not drawn.count():
+                continue
+            drawing.add(chapter)
+            token = drawn.nth(n % drawn.count())
+            rank, index = token.get_attribute("data-token").split(",")
+            token.focus()
+            tab.keyboard.press("Enter")
+            assert token.get_attribute("aria-pressed") == "true", n
+            card = tab.locator("#card")
+            assert card.is_visible(), (n, chapter)
+            assert f"Token t{index} of rank {rank}" in card.inner_text(), (n, chapter)
+            if chapter in ("rows", "hot", "time"):  # the round is over: its numbers are known
+                held = "JSON.parse(document.querySelector('#arrays').textContent)"
+                want = tab.evaluate(f"{held}.combined[{rank}][{index}][0]")
+                assert float(card.locator("b").inner_text()) == want
+        assert drawing == set(steps) - {"one-gpu", "broken"}
+
+
+def test_each_step_of_the_broken_kernels_says_what_happened(chromium, tmp_path):
+    with opened(chromium, tmp_path) as tab:
+        steps = tab.evaluate("explain.steps().map((s) => s.chapter)")
+        before = None
+        for n in (n for n, chapter in enumerate(steps) if chapter == "broken"):
+            tab.evaluate(f"explain.go({n})")
+            said = tab.locator("#broken .now .happened").inner_text()
+            assert re.search(r"rank \d block \d: .+\(\w+\.py:\d+\)", said) and said != before, n
+            assert tab.locator("#said").inner_text().endswith(said)
+            before = said
+        tab.evaluate(f"explain.go({n + 1})")
+        assert not tab.locator("#broken .happened").all_inner_texts()[-1]
+
+
+def test_on_a_phone_the_report_of_a_broken_run_fits_below_its_panel(chromium, tmp_path):
+    with opened(chromium, tmp_path, view=VIEWS[1]) as tab:
+        steps = tab.evaluate("explain.steps().map((s) => s.chapter + s.caption)")
+        ends = [
+            n
+            for n, caption in enumerate(steps)
+            if caption.startswith("broken") and steps[n + 1] != caption
+        ]
+        assert len(ends) == 5
+        for n in ends:
+            tab.evaluate(f"explain.go({n})")
+            tab.wait_for_selector("[data-key='b.report']")
+            view, panel, report, words = (
+                tab.locator(what).bounding_box()
+                for what in (
+                    ".view",
+                    "[data-key=b1]",
+                    "[data-key='b.report']",
+                    "#broken .now .happened",
+                )
+            )
+            assert view["y"] <= panel["y"] and panel["y"] + panel["height"] <= report["y"], n
+            assert report["y"] + report["height"] <= view["y"] + view["height"], n
+            assert words["y"] + words["height"] <= VIEWS[1][1], n
+
+
 def test_a_choice_can_be_dragged_to_another_expert_or_changed_with_keys(chromium, tmp_path):
     with opened(chromium, tmp_path) as tab:
         last = tab.evaluate("explain.steps().findLastIndex((s) => s.chapter === 'grouping')")
