@@ -2,6 +2,10 @@
 
 ep_counters is the address of the counters' first word. A segment is one (local_expert, rank); its index is
 `local_expert * n_ranks + rank`. Under skip_a2a the rank axis has length 1 and the index is local_expert.
+The rank is dst_rank in reserved and finished, src_rank in A and B.
+
+The last block of dispatch_wait zeroes reserved, finished, rank_completion, D, E, F and G. combine_async zeroes A. Each
+block of combine_wait zeroes its combine_ready. B and C are left; the next dispatch_wait writes them before it reads.
 """
 
 from types import ModuleType
@@ -23,9 +27,8 @@ def words(cfg) -> ModuleType:
     """Addresses of counters: namespace of device functions (ep_counters, i), and `segment`.
 
     reserved, finished, b: by segment. a_end, a_count: the two words of region A, by segment. c: by local_expert.
-    rank_completion: by place in the p2p world. d, e, f, g: i is 0. combine_ready: by block.
-    segment(local_expert, rank): the index of a segment.
-    n_async: words of the dispatch_async region, which begins with reserved.
+    rank_completion: by place in the p2p world; signals sent there, read by no plain kernel. d, e, f, g: i is 0.
+    combine_ready: by block. n_async: words of the dispatch_async region, which begins with reserved.
     """
     at = {r.name: r.offset for r in layout.counter_regions(cfg)}
     ranks, single = cfg.n_src_ranks, cfg.skip_a2a

@@ -5,9 +5,14 @@ Sending half. For every pair (t, k): expert = topk_ids[t, k], dst_rank = its own
 then adds one to `finished` with release. For every expert a warp counts its tokens in topk_ids, waits with acquire
 until `finished` has reached that count, and writes the count into dst_rank's recv_count at [local_expert, my_rank],
 with release at system scope. That is the signal. It is sent for every expert, also where the count is 0.
+Waiting half: receive.py. Every kernel first looks at FAILED (waits.py), and does nothing if it is set.
 
-Waiting half: receive.py. Every kernel first looks at FAILED in the status words: once a wait of this rank has given up,
-its later launches do nothing.
+A rank's dispatch i+1 comes after its combine_wait i. Then all peers have sent combine i, so all have read dispatch i.
+If dispatch i+1 began earlier, it could overwrite messages in a peer's recv_buf, and counts in its recv_count, that the
+peer has not read. Its waiting half would overwrite region A, which combine_async i of this rank needs.
+
+skip_a2a (own_only here): a rank sends to itself alone, pairs and signals of its own experts. The rank axis of segments
+has length 1. The ranks divide the shared expert's rows. Combine sums the pairs of a rank's own experts.
 """
 
 from typing import NamedTuple
@@ -26,7 +31,7 @@ from .waits import Waiter
 
 
 class Call(NamedTuple):
-    """What a dispatch was called with: address of the status words, of int32 [num_tokens, top_k] or 0, input scale."""
+    """Of one launch: addresses of the status words and of clean_topk_ids (0: not wanted), and the input scale."""
 
     status: int
     clean_topk_ids: int
@@ -47,7 +52,7 @@ def _sending(cfg, input_type):
 
     @device_fn
     def send_pair(place, expert, to, ep_counters):
-        """A warp: the message at address `place` goes to the owner of `expert`."""
+        """A warp: the message at address `place` goes to the owner of `expert`. Ids of a token differ: slot < slots."""
         lane, dst_rank, local_expert = i32(lane_id()), i32(expert // local), i32(expert % local)
         i = segment(local_expert, dst_rank)
         slot = i32(0)
@@ -116,7 +121,7 @@ def _sending(cfg, input_type):
 
 
 def dispatch_async_kernel(cfg, launch=None, **page):
-    """The kernel that sends every pair of this rank, and the signals; it waits for no other rank.
+    """The kernel that sends every pair of this rank, and the signals. Its blocks wait only for each other.
 
     cfg: EPConfig. launch: LaunchConfig. page: the page's compile-time names, see PlainKernel.
     kernel[grid, block, stream](input_tokens, topk_ids, send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters,

@@ -22,10 +22,11 @@ USER_ARGUMENTS = {"input_scales_args", "router_weights_args", "epilogue_args"}
 class PlainKernel:
     """One of the six plain kernels, compiled for one configuration at its first launch.
 
-    kernel[grid, block](...) or kernel[grid, block, stream](...) launches. grid: blocks; kernels whose blocks have ready
-    flags take at most 2 * n_experts of them, and all must be resident at once. block: threads, a multiple of 32.
-    stream: of machine.stream(rank), or on a GPU a Numba stream or its handle. In the simulator launches run at
-    machine.synchronize() or at the end of `with machine.hold()`; one without a stream runs alone, and at once.
+    kernel[grid, block](...) or kernel[grid, block, stream](...) launches. grid: blocks; they wait for each other, so
+    all must be resident (not in combine_async); combine and combine_wait run at most 2 * n_experts of them. block:
+    threads, a multiple of 32. stream: of machine.stream(rank), or on a GPU a Numba stream or its handle. In the
+    simulator launches run at machine.synchronize() or at the end of `with machine.hold()`; without a stream, alone and
+    at once.
 
     Arguments are the page's, in its order. Arrays, C-contiguous: input_tokens [num_tokens, hidden] (in dispatch bf16,
     or input_type; in combine [rows, hidden] of the combine type), topk_ids int32 [num_tokens, top_k], row_offsets
@@ -35,14 +36,13 @@ class PlainKernel:
     an array. recv_buf_ptrs, recv_count_ptrs: tuples of p2p_world_size of them. ep_counters: EPLocalSyncCounters, or its
     buffer, or its address. my_rank: int.
 
-    Keywords: status: address of STATUS_WORDS int32 words; default: words of this kernel, which check() reads.
-    timeout [s]: after it a wait gives up. clean_topk_ids: where dispatch stores the ids it used, -1 for bad ones;
-    combine applies the same rule to its topk_ids, so the caller's own array serves it as well. recv_counts: where
-    dispatch stores the counts, int32 [n_local_experts, n_src_ranks]. With fused_shared_expert send_buf_p and num_tokens
-    for dispatch_wait, input_tokens for combine_wait. input_scales_args, router_weights_args, epilogue_args: tuples of
+    Keywords: status: address of STATUS_WORDS int32 words; default: words of this kernel, which check() reads. timeout
+    [s]: after it a wait gives up. clean_topk_ids: where dispatch stores the ids it used, -1 for bad ones; combine
+    applies the same rule to its topk_ids, so the caller's own array serves it as well. recv_counts: where dispatch
+    stores the counts, int32 [n_local_experts, n_src_ranks]. With fused_shared_expert send_buf_p and num_tokens for
+    dispatch_wait, input_tokens for combine_wait. input_scales_args, router_weights_args, epilogue_args: tuples of
     numbers and arrays that the functions of input_scales_wrapper, router_weights_wrapper, and epilogue_fn or
-    elementwise_lambda_fn get behind their own arguments. Without input_scales_wrapper the scale is
-    input_scales_args[0].
+    elementwise_lambda_fn get after their own arguments. Without input_scales_wrapper the scale is input_scales_args[0].
 
     A factory takes as keywords the page's compile-time names. Those that EPConfig says too must agree with it. n_sms
     and num_threads are the defaults of grid() and block(). Errors: EPValueError, before anything is launched.

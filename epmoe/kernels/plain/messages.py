@@ -24,7 +24,7 @@ def ids(cfg) -> ModuleType:
 
     clean(topk_ids, t, k): the id, or -1 for one that is outside [0, n_experts) or stands at a smaller k of the token
         already. Dispatch and combine both read ids through it, so they agree without a copy.
-    count(topk_ids, num_tokens, expert, lane): a warp counts the tokens that select the expert.
+    count(topk_ids, num_tokens, expert, lane): a warp counts the tokens for which `clean` gives the expert.
     record(topk_ids, t, k, status): counts an id that `clean` refused, unless it is -1.
     """
     n_experts, top_k = cfg.n_experts, cfg.top_k
@@ -125,7 +125,6 @@ def make(cfg, input_type="bf16") -> ModuleType:
 def _convert_row(hidden: int, token_size: int, input_type: str):
     """Device function (row, place): a block rounds `hidden` numbers at `row` to bf16, eight a thread at a time."""
     n_vectors, n_places = hidden // 8, token_size // 16
-
     unpack, pack = elements.make(input_type).unpack, elements.make("bf16").pack
 
     @device_fn

@@ -27,8 +27,8 @@ def make(cfg, row_bytes: int) -> ModuleType:
     """Namespace "to_peers" for rows of row_bytes. A warp calls write, one thread calls signal. to: Peers.
 
     is_near(dst_rank, my_rank): whether both are in one p2p world.
-    write(to, dst_rank, offset, src, lane): row_bytes from src to recv_buf + offset of dst_rank, complete at the end
-        of the call for the calling lane. Across worlds src lies in symmetric memory.
+    write(to, dst_rank, offset, src, lane): row_bytes from src to byte `offset` of dst_rank's recv_buf. At its end the
+        calling lane's part is complete. Across worlds src lies in symmetric memory.
     signal(to, dst_rank, index, count): the count goes into word `index` of dst_rank's recv_count, behind everything
         that this thread has written, or acquired from others.
     """

@@ -1,8 +1,4 @@
-"""The wait half of dispatch: signals, row numbers, and messages that become rows of the output.
-
-Block 0 waits for the signals, numbers the rows and raises the ready flag E. Then every block claims tiles of 128 rows,
-an expert at a time, by fetch-add on region C. The block that is last to count itself in D clears the counters.
-"""
+"""The wait half of dispatch: signals, row numbers, and messages that become rows of the output. Its steps: `make`."""
 
 from types import ModuleType
 from typing import NamedTuple
@@ -64,14 +60,13 @@ def shared_rows(cfg):
 def make(cfg) -> ModuleType:
     """Namespace "receive": rows(out, inbox, send_buf_p, num_tokens, waiter) is the wait half, by all blocks. Its steps:
 
-    await_signals(inbox, waiter): block 0: all counts, into region A; resets recv_count. Whether all came.
-    number_rows(out, inbox, n_shared): block 0: row_offsets, expert_ids, regions A and B, C to 0, then E.
-    await_rows(inbox, waiter): waits for E. Whether it was raised.
-    copy_shared(out, inbox, send_buf_p, num_tokens, waiter): rows of the shared expert, out of send_buf, once F counts
-        them all. A warp claims a row by fetch-add on G.
-    copy_tiles(out, inbox): the routed rows. A block claims tiles of an expert by fetch-add on C.
-    fill_rest(out, inbox, n_shared): what no message fills: unused scales of a tile, src_info of padding rows.
-    clear_counters(inbox): by the last block that comes: reserved, finished, rank completion, D, E, F, G.
+    await_signals: block 0 waits for all counts, writes them into region A and resets recv_count. Whether all came.
+    number_rows: block 0 writes B, zeroes C, writes row_offsets and expert_ids, raises E, writes the end rows of A.
+    await_rows: waits for E. Whether it was raised.
+    copy_shared: the shared expert's rows, from send_buf, once F counts them all. A warp claims a row by fetch-add on G.
+    copy_tiles: the routed rows, an expert at a time. A block claims tiles of 128 rows by fetch-add on C.
+    fill_rest: what no message fills, that is unused scales of a tile and src_info of padding rows.
+    clear_counters: the last block to count itself in D zeroes what counters.py lists.
 
     A group is the rows of one expert. With fused_shared_expert group 0 is the shared expert, else local expert 0.
     """
@@ -108,7 +103,7 @@ def make(cfg) -> ModuleType:
 
     @device_fn
     def offset_groups(out, inbox, n_shared):
-        """One warp: row_offsets, expert_ids and first tiles of all groups, 32 of them at a time."""
+        """One warp: row_offsets, expert_ids, first tiles. Each lane has its own group, and is begin_group's lane 0."""
         lane, first, start, tile = i32(lane_id()), i32(0), i32(0), i32(0)
         if lane == 0:
             out.row_offsets[0] = 0

@@ -14,7 +14,7 @@ from ..spin import gives_up
 from ..status import FOR_RECV_COUNT, record_expired
 
 POLLS_PER_LOOK = 32     # polls between two looks at the clock and at FAILED
-LONGER_NS = 1_000_000_000   # that a wait for another block takes
+LONGER_NS = 1_000_000_000   # added to the timeout of a wait for block 0
 
 
 class Waiter(NamedTuple):
@@ -27,7 +27,7 @@ class Waiter(NamedTuple):
 
 @device_fn
 def behind_another(waiter):
-    """For a wait that ends when a block's own waits have ended: that block gives up first, and says for what."""
+    """For a wait for a flag of block 0. It lasts longer: block 0 gives up first, and records the missing signal."""
     return Waiter(waiter.status, u64(waiter.timeout_ns) + u64(LONGER_NS), waiter.phase)
 
 
@@ -48,7 +48,7 @@ def wait_for_signal(word, segment, waiter):
 
 @device_fn
 def wait_for_counter(word, wanted, waiter, waited_for, index):
-    """Waits until a counter that blocks of this rank write is `wanted`, acquired at device scope; whether it was."""
+    """Waits until a counter of this rank is `wanted`, never more; acquired at device scope. Whether it came to that."""
     seen = ld_acquire_gpu_i32(word)
     since = u64(globaltimer())
     polls = 0
@@ -80,7 +80,7 @@ def all_signals(cfg, keep):
                 keep(inbox.ep_counters, i, i32(count))
             i = i32(i + block_dim())
         ok, i = not syncthreads_or(missing), i32(thread_idx())
-        while ok and i < n_words:               # after a timeout they tell which signals are missing
+        while ok and i < n_words:               # not after a timeout: the words then tell which signals are missing
             store_u64(u64(inbox.recv_count_p) + u64(8 * i), u64(MAX_FINITE))
             i = i32(i + block_dim())
         return ok
