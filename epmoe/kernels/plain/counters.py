@@ -1,8 +1,7 @@
 """The words of ep_counters, by the name of their region: functions from ep_counters and an index to an address.
 
-ep_counters is the address of the counters' first word. A segment is one (local_expert, rank); its index is
-`local_expert * n_ranks + rank`. Under skip_a2a the rank axis has length 1 and the index is local_expert.
-The rank is dst_rank in reserved and finished, src_rank in A and B.
+ep_counters is the address of the counters' first word. A segment is one (local_expert, rank): dst_rank in
+reserved and finished, src_rank in A and B. Its index is local_expert * n_ranks + rank; under skip_a2a, local_expert.
 
 The last block of dispatch_wait zeroes reserved, finished, rank_completion, D, E, F and G. combine_async zeroes A. Each
 block of combine_wait zeroes its combine_ready. B and C are left; the next dispatch_wait writes them before it reads.

@@ -22,11 +22,10 @@ USER_ARGUMENTS = {"input_scales_args", "router_weights_args", "epilogue_args"}
 class PlainKernel:
     """One of the six plain kernels, compiled for one configuration at its first launch.
 
-    kernel[grid, block](...) or kernel[grid, block, stream](...) launches. grid: blocks; they wait for each other, so
-    all must be resident (not in combine_async); combine and combine_wait run at most 2 * n_experts of them. block:
-    threads, a multiple of 32. stream: of machine.stream(rank), or on a GPU a Numba stream or its handle. In the
-    simulator launches run at machine.synchronize() or at the end of `with machine.hold()`; without a stream, alone and
-    at once.
+    kernel[grid, block](...) or kernel[grid, block, stream](...) launches. grid: blocks; all must be resident, as they
+    wait for each other (not in combine_async); combine and combine_wait run at most 2 * n_experts. block: threads, a
+    multiple of 32. stream: of machine.stream(rank), or on a GPU a Numba stream or its handle. In the simulator launches
+    run at machine.synchronize() or at the end of `with machine.hold()`; without a stream alone and at once.
 
     Arguments are the page's, in its order. Arrays, C-contiguous: input_tokens [num_tokens, hidden] (in dispatch bf16,
     or input_type; in combine [rows, hidden] of the combine type), topk_ids int32 [num_tokens, top_k], row_offsets
