@@ -6,13 +6,11 @@ browser, with the race detector everywhere (CONTRIBUTING.md has a table).
 Also whether tests/epmoe_torch and tests/book can run: without torch or Sphinx they are left out, and the run says so.
 """
 
-import collections
 import contextlib
 import ctypes
 import functools
 import hashlib
 import importlib.util
-import itertools
 import json
 import os
 import subprocess
@@ -20,6 +18,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from covering import covering
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -209,30 +208,6 @@ def leave_to_the_night(items):
         for i, case in enumerate(cases):
             if i not in chosen:
                 case.add_marker("nightly")
-
-
-def covering(cases, at_most):
-    """Indices of at most that many cases, each a set of values, which together have as many values as possible.
-
-    The next one is always the case with the most new values; among those the one whose pairs of values, then whose
-    values, occurred least.
-    """
-    seen, chosen = collections.Counter(), []
-
-    def pairs(case):
-        return map(frozenset, itertools.combinations(case, 2))
-
-    def rank(i):
-        fresh = sum(not seen[value] for value in cases[i])
-        return fresh, -sum(seen[p] for p in pairs(cases[i])), -sum(seen[v] for v in cases[i]), -i
-
-    while len(chosen) < at_most:
-        best = max(range(len(cases)), key=rank)
-        if not rank(best)[0]:
-            break
-        chosen.append(best)
-        seen.update([*cases[best], *pairs(cases[best])])
-    return chosen
 
 
 def _longest_first(item):

@@ -109,6 +109,7 @@ def test_json_says_the_same():
         (["reference", "--ranks", "2147483648"], "must be at most 21845"),
     ],
 )
+@pytest.mark.by_day(3)
 def test_what_cannot_be_run_exits_with_2(arguments, words, told):
     result = told("check", *arguments)
     assert result.returncode == 2
@@ -172,6 +173,7 @@ def mpirun():
         ("OneRankWrong", 1, "FAIL per_rank_worlds:OneRankWrong"),
     ],
 )
+@pytest.mark.by_day(1)
 def test_one_rank_a_process(name, code, verdict):
     assert mpirun(), "no mpirun: pip install mpich"
     result = run(
@@ -187,6 +189,7 @@ def test_one_rank_a_process(name, code, verdict):
         assert "rank 1" in result.stdout and "the weights are applied twice" in result.stdout
 
 
+@pytest.mark.nightly
 def test_the_kernels_of_a_check_over_processes_are_known_beforehand(tonight):
     cases = ["mpi_kernels:an epilogue", "mpi_rows:one slot", "mpi_hybrid:more rows"]
     cases = cases if tonight else cases[1:2]

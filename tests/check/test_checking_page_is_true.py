@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "checking.md").read_text()
 MINE, RANDOM, SWAP = re.findall(r"^```python\n(# \w+\.py\n.*?)^```", TEXT, re.M | re.S)
@@ -51,6 +53,7 @@ def test_a_wrong_word_is_reported_as_shown():
     assert all(line in report for line in WORDS.splitlines()), report
 
 
+@pytest.mark.nightly
 def test_random_worlds_find_the_mistake_too(tmp_path):
     unshrunk = "deadline=None, phases=[__import__('hypothesis').Phase.generate]"  # shrinking takes ten seconds
     (tmp_path / "test_mine.py").write_text(RANDOM.replace("deadline=None", unshrunk))

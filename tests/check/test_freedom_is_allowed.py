@@ -108,6 +108,7 @@ class Free(Reference):
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 3])
+@pytest.mark.by_day(1)
 def test_everything_that_is_free_passes(n_ranks):
     report = check(Free, n_ranks=n_ranks)
     assert report.passed, str(report)

@@ -20,6 +20,7 @@ from epmoe_ref.errors import EPValueError
         ("Crashes", "crashed the process: signal 6 (SIGABRT)"),
     ],
 )
+@pytest.mark.by_day(1)
 def test_one_that_ends_the_process_differs(name, says):
     result = run("check", f"hostile_worlds:{name}", "--ranks", "2", "--only", "slot", "--quiet")
     assert result.returncode == 1 and says in result.stdout, result.stdout + result.stderr
@@ -59,6 +60,7 @@ def test_one_that_hangs_in_a_case_is_told_so_and_the_other_cases_run():
         ("RankThatLeavesAtOnce", "differs: it ended the process: os._exit(0); all ranks end"),
     ],
 )
+@pytest.mark.by_day(1)
 def test_ranks_in_processes_that_hang_or_leave_differ(name, says):
     result = run(
         "check",
@@ -75,6 +77,7 @@ def test_ranks_in_processes_that_hang_or_leave_differ(name, says):
     )
 
 
+@pytest.mark.nightly
 def test_one_that_hangs_always_is_given_up():
     result = run(
         "check", "hostile_worlds:HangsAlways", "--ranks", "2", "--timeout", "0.5", "--quiet"
@@ -142,6 +145,7 @@ def test_serving_no_case_is_no_pass(tmp_path):
 
 
 @pytest.mark.parametrize("name", [":", ":x", "x:", "../x:Y", "a b:C", "json:dumps.x", "."])
+@pytest.mark.by_day(3)
 def test_what_names_no_class_is_refused_in_a_line(name, told):  # noqa: F811
     result = told("check", name)
     assert (

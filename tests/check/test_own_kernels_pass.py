@@ -12,7 +12,7 @@ def each_case_once(monkeypatch):
     monkeypatch.setattr(conformance, "RUNS", 1)
 
 
-@pytest.mark.by_day(5)
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize(
     ("name", "case"),
     [

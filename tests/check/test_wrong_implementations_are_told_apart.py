@@ -90,6 +90,7 @@ def test_a_right_implementation_passes(n_ranks):
 
 
 @pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.by_day(24)
 def test_a_mistake_is_named(name, reports):
     what, words = MISTAKES[name]
     failed = reports[name].failed

@@ -82,6 +82,7 @@ def ptx(gpu_side, tonight):
 
 
 @pytest.mark.parametrize("name", kernels(NEEDED))
+@pytest.mark.by_day(2)
 def test_accesses_and_orders_are_in_the_ptx(ptx, name):
     assert ".target sm_90" in ptx[name]
     for pattern in NEEDED[name]:

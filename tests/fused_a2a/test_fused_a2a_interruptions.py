@@ -71,6 +71,7 @@ def round_of_experts(group, rng, num_tokens, on_device):
         (round_of_experts, hybrid_ep_buffer, False),
     ],
 )
+@pytest.mark.by_day(1)
 def test_a_round_that_was_interrupted_anywhere_is_refused_until_reset(
     round_of, of_group, on_device, device
 ):

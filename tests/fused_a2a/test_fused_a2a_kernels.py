@@ -27,6 +27,7 @@ def test_rows_by_expert_are_the_references(world, dtype, seed):
 
 
 @pytest.mark.parametrize("num_tokens", [(0, 0, 0), (1, 0, 0), (70, 3, 0)], ids=str)
+@pytest.mark.by_day(1)
 def test_ranks_with_nothing_and_ranks_with_more_than_others(num_tokens):
     rng = np.random.default_rng(1)
     ids, probs = routing(rng, num_tokens, 6, 6)

@@ -11,6 +11,7 @@ PROGRAM = Path(__file__).with_name("known_calls_program.py")
 
 
 @pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.by_day(1)
 def test_random_calls_are_told_their_own_arrays(seed):
     pytest.importorskip("cuda.bindings")  # not on macOS
     # in a process of its own: this one uses the simulator

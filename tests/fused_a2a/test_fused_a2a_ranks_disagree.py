@@ -69,6 +69,7 @@ def told(what, kind, *known):
         ),
     ],
 )
+@pytest.mark.by_day(1)
 def test_every_rank_says_which_rank_has_what_and_goes_on(what, kind):
     printed = told(what, kind)
     for rank in (0, 1):

@@ -34,6 +34,7 @@ def dispatched(group, num_tokens=(4, 3), hidden=16):
 
 @ON_BOTH
 @pytest.mark.parametrize("end", [close_it, grow_and_close, lambda group: None])
+@pytest.mark.by_day(2)
 def test_a_result_of_dispatch_keeps_its_memory_and_the_memory_goes_with_the_last_result(end, on):
     group = group_of(2)
     recv_x, recv_ids = dispatched(group)[:2]

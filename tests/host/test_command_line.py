@@ -104,6 +104,7 @@ def test_an_empty_word_is_refused_by_name(capsys, argv, name):
 
 
 @pytest.mark.parametrize("command", ["verify", "check", "mutants", "explain", "soak", "doctor"])
+@pytest.mark.by_day(2)
 def test_a_device_that_is_none_is_refused_by_every_command(command):
     done = subprocess.run(
         [sys.executable, "-m", "epmoe", command],
@@ -153,6 +154,7 @@ def test_a_reader_that_has_left_sees_no_traceback():
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["pictures", "json"])
+@pytest.mark.by_day(1)
 def test_an_output_that_is_closed_or_full_is_no_difference(options):
     """Closed from the start: the exit status alone is wanted. Full: the report is lost, so it could not be made."""
     command = [sys.executable, "-m", "epmoe", *SMALL, *options]

@@ -58,6 +58,7 @@ def expect_right(ep, x, ids, weights):
 @pytest.mark.parametrize(
     "call, kind", [(call, Interruption) for call in CALLS] + [("dispatch", TimeoutError)]
 )
+@pytest.mark.by_day(5)
 def test_a_call_that_was_interrupted_anywhere_is_named_and_reset_helps(call, kind, device, tonight):
     cfg = config()
     x, ids, weights = batch(cfg)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import covering
+from covering import covering
 
 from epmoe.doctor import find_mpirun
 

@@ -27,6 +27,7 @@ ENOUGH = LaunchConfig(n_sms=6, num_threads=64)
         "nvfp4",
     ],
 )
+@pytest.mark.by_day(4)
 def test_rounds_are_exact(name):
     case = CASES[name]
     world = KernelWorld(EPConfig(**case["cfg"]), fused=True, launch=ENOUGH, seed=1, racecheck=True)

@@ -46,6 +46,7 @@ def agree(cfg, bits, input_scale=1.0, n_parts=0):
 
 
 @pytest.mark.parametrize("token_format", FORMATS)
+@pytest.mark.by_day(3)
 def test_every_bf16_pattern(token_format):
     agree(config(token_format, 2048), every_pattern(2048))
 

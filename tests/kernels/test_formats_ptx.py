@@ -39,6 +39,7 @@ def count(ptx, pattern):
 
 
 @pytest.mark.parametrize("name", some("", NAMES))
+@pytest.mark.by_day(1)
 def test_no_local_memory_and_no_calls(compiled, name):
     ptx = compiled[name]["ptx"]
     assert not count(ptx, r"\.local\b") and not count(ptx, r"\bcall\b")

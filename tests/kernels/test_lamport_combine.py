@@ -51,6 +51,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("name, shape", WAYS, ids=str)
+@pytest.mark.by_day(3)
 def test_rounds_are_exact_and_leave_nothing_behind(name, shape):
     case = CASES[name]
     # what is strong is slow under the race detector

@@ -31,7 +31,7 @@ def test_stale_values_that_the_memory_model_permits_change_nothing(seed):
             run_round(world, dict(tokens=tokens), rng)
 
 
-@pytest.mark.by_day
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize(
     "options",

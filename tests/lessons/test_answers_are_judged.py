@@ -655,6 +655,7 @@ def test_without_an_answer_there_is_no_verdict(capsys, tmp_path):
         ("raise SystemExit(0)", "SystemExit in program(1)"),
     ],
 )
+@pytest.mark.by_day(2)
 def test_an_answer_that_does_not_return_is_wrong(capsys, monkeypatch, tmp_path, body, says):
     assert judge.PATIENCE_S <= 10
     if "while" in body:

@@ -23,6 +23,7 @@ def without_numbers(text):
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
+@pytest.mark.by_day(2)
 def test_it_is_rejected_under_any_schedule(fault):
     assert [report(fault, seed)[0] for seed in range(3)] == [HOW[fault.name]] * 3
 

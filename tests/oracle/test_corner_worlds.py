@@ -89,6 +89,7 @@ CORNERS = {
 
 
 @pytest.mark.parametrize("name", CORNERS)
+@pytest.mark.by_day(9)
 def test_sizes_at_the_edges(name):
     world = busy_world(**CORNERS[name])
     assert reference_difference(world) is None

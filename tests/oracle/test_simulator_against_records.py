@@ -37,6 +37,7 @@ def launch_of(draw):
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.by_day(3)
 def test_random_worlds_round_after_round(batch):
     """Rounds of one configuration with other data each, split and fused mixed, under random schedules and grids."""
     for seed in range(FIRST + batch, FIRST + WORLDS, BATCHES):
@@ -60,6 +61,7 @@ def test_random_worlds_round_after_round(batch):
 
 
 @pytest.mark.parametrize("token_format", ["fp8_blockwise", "nvfp4", "mxfp4_rows"])
+@pytest.mark.by_day(1)
 def test_more_rows_than_a_scale_tile(token_format):
     """An expert gets more than 128 rows: its scales need a second tile, its rows a second block of work."""
     limits = Limits(hidden=1, tokens=80, large_share=1.0)

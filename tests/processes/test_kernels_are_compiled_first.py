@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from epmoe import __main__
 from epmoe.device import kernel_cache
 from epmoe.host import compiling
@@ -41,6 +43,7 @@ def test_a_piece_is_compiled_once_and_the_longest_come_first():
     assert {case.cfg for case in ALL} == {case.cfg for case, phase in pieces if phase == "dispatch"}
 
 
+@pytest.mark.nightly
 def test_a_piece_is_compiled_without_a_gpu_and_found_again(tmp_path):
     command = [
         sys.executable,

@@ -155,6 +155,7 @@ def test_at_a_measured_size_the_measured_time_is_expected():
     assert 2000 < slower < 2000 * 1.2
 
 
+@pytest.mark.nightly
 def test_memory_is_what_the_interfaces_allocate():
     """Of ExpertParallel to the byte; of the others to a quarter, and their control memory and flags."""
     import ml_dtypes

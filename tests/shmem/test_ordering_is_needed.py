@@ -78,6 +78,7 @@ def reused_at_once(put):
 
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 class TestOrder:
+    @pytest.mark.by_day(1)
     def test_unchanged_kernels_pass(self, fused):
         assert {outcome(seed, True, fused) for seed in range(2)} == {"equal"}
 

@@ -44,7 +44,7 @@ def test_rounds_are_exact_whatever_the_network_delays(seed):
     assert not differences(case, seed, racecheck=False)
 
 
-@pytest.mark.by_day
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize("shared", [False, True], ids=["routed", "shared expert"])
 @pytest.mark.parametrize("kernels", ["plain", "fast"])
 @pytest.mark.parametrize("name", FORMATS)
@@ -68,6 +68,7 @@ def test_every_format_crosses_worlds(name, kernels, shared):
     ],
     ids=str,
 )
+@pytest.mark.by_day(4)
 def test_shapes_and_sizes(options):
     assert not differences(
         Case(EPConfig(**PLAIN | dict(p2p_world_size=2) | options)), seed=4, rounds=1

@@ -31,6 +31,7 @@ def some(names):
 
 
 @pytest.mark.parametrize("name", some(SENDERS + PLAIN))
+@pytest.mark.by_day(1)
 def test_senders_put_complete_and_signal_or_say_what_is_missing(ptx, name):
     text = ptx[name]
     if find_spec("nvshmem") is None:

@@ -187,6 +187,7 @@ def test_an_expert_that_is_not_applied_is_found():
 
 
 @pytest.mark.parametrize("token_format", ["fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"])
+@pytest.mark.by_day(2)
 def test_formats_that_round_are_encoded_again_and_compared(token_format):
     cfg = EPConfig(
         2, 4, 2, TOKEN_FORMATS[token_format].hidden_multiple, 4, token_format=token_format

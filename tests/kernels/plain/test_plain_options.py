@@ -73,7 +73,7 @@ def test_every_format_is_exact(name, fused):
     )
 
 
-@pytest.mark.by_day
+@pytest.mark.by_day(9)
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_is_exact(name, fused):
