@@ -253,8 +253,18 @@ def _one(puzzle, answer, kernels, world, schedule):
     if failure is None:
         return 1
     if failure.kind == "error":
-        raise Wrong(failed(answer.__file__, failure.result.error, "in the kernel"))
+        error = failure.result.error
+        raise Wrong(failed(answer.__file__, error, "in the kernel") + _remedy(error))
     raise Wrong(told(kernels, failure))
+
+
+def _remedy(error):
+    """What to do about an error that students often meet, behind a full stop, or ""."""
+    if isinstance(error, UnboundLocalError):
+        return ".\nA thread that skips the `if` which sets a variable has none: set it before the `if` too."
+    if isinstance(error, TypeError) and re.search("subscriptable|item assignment", str(error)):
+        return ".\nA region is an address, not an array: read it with load_..., write it with store_..."
+    return ""
 
 
 def told(kernels, failure):
@@ -314,6 +324,8 @@ def cause_of(failure):
         for pattern, cause in RACES:
             if failure.says(pattern):
                 return cause.format(region=failure.region)
+    if failure.kind == "hang" and failure.says("operations without a barrier"):
+        return "a loop never ends: nothing in it changes what its condition asks for."
     return GENERAL[failure.kind].format(region=failure.region)
 
 

@@ -125,6 +125,17 @@ PUZZLE = Puzzle(
             "slots are claimed, but no message is written.",
         ),
     ),
+    signs=(
+        (
+            lambda f: (
+                f.differs("messages")
+                and (
+                    f.holds("messages") == _messages(f.world.data["chosen"], f.world.data["chosen"])
+                ).all()
+            ),
+            "a message lies in the slot of its token's number: its slot is what the atomic returns.",
+        ),
+    ),
     causes=(
         (
             lambda f: f.race_on("reserved") and f.says("plain access|atomic_add.*load_|load_i32"),

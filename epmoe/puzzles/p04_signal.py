@@ -140,6 +140,10 @@ def _all(value):
     return lambda w: [{"recv_count": value(_counts(w.data["ids"], rank))} for rank in range(RANKS)]
 
 
+WRONG_WORD = (
+    "a signal holds the wrong number, or is at the wrong place: the count of expert e goes to "
+    "[e % LOCAL, my_rank]."
+)
 PUZZLE = Puzzle(
     title="Signal",
     line="tell another rank that its messages are there",
@@ -207,14 +211,14 @@ PUZZLE = Puzzle(
             "the signal is relaxed: whoever sees it knows nothing of the messages. Release it.",
         ),
         (
+            lambda f: f.race_on("recv_buf") and f.before and f.before.differs("recv_count"),
+            WRONG_WORD,
+        ),
+        (
             lambda f: f.race_on("recv_buf") or f.differs("seen"),
             "a signal is sent before all messages are written: wait for finished[expert] first.",
         ),
-        (
-            lambda f: f.differs("recv_count") and f.kind == "wrong",
-            "a signal holds the wrong number, or is at the wrong place: the count of expert e goes to "
-            "[e % LOCAL, my_rank].",
-        ),
+        (lambda f: f.differs("recv_count") and f.kind == "wrong", WRONG_WORD),
     ),
 )
 

@@ -113,6 +113,10 @@ TOOK = (
     "look is not enough, and threads from SEGMENTS on have no signal."
 )
 
+RESET_TOO_EARLY = (
+    "a signal was reset before it was read, and is lost: load it, keep it, then reset the word."
+)
+NO_SIGNAL = "a thread looks beyond recv_count: threads from SEGMENTS on have no signal."
 PUZZLE = Puzzle(
     title="Wait",
     line="poll the signals of all peers, and tell the whole block",
@@ -143,7 +147,10 @@ PUZZLE = Puzzle(
             "`counts` is never written: store each count into counts[i].",
         ),
     ),
-    signs=((lambda f: any((m["counts"] == -1).any() for m in f.raw), TOOK),),
+    signs=(
+        (lambda f: f.uses("while") and _lost(f), RESET_TOO_EARLY),
+        (lambda f: any((m["counts"] == -1).any() for m in f.raw), TOOK),
+    ),
     causes=(
         (
             lambda f: (
@@ -151,7 +158,7 @@ PUZZLE = Puzzle(
                 and f.says("which holds 18446744073709551615")
                 and _reset_too_early(f)
             ),
-            "a signal was reset before it was read, and is lost: load it, keep it, then reset the word.",
+            RESET_TOO_EARLY,
         ),
         (
             lambda f: f.waits_for("recv_count"),
@@ -161,6 +168,7 @@ PUZZLE = Puzzle(
             lambda f: f.kind == "hang" and f.says("waits at syncthreads"),
             "not all threads come to syncthreads: take it out of the `if`.",
         ),
+        (lambda f: f.kind == "bounds" and not f.uses("SEGMENTS"), NO_SIGNAL),
         (lambda f: f.kind == "bounds", TOOK),
         (
             lambda f: f.race_on("recv_count") and f.says("scopes"),
@@ -173,6 +181,10 @@ PUZZLE = Puzzle(
         (
             lambda f: f.race_on("recv_count"),
             "the word is reset while its signal may still be on the way: wait for it first.",
+        ),
+        (
+            lambda f: f.race_on("counts") and f.uses("syncthreads"),
+            "not all threads meet behind the stores: syncthreads() stands behind the `if`, not in it.",
         ),
         (
             lambda f: f.race_on("counts"),
@@ -188,6 +200,12 @@ PUZZLE = Puzzle(
         ),
     ),
 )
+
+
+def _lost(f):
+    """Whether NOT_YET was taken for counts, and their signals are gone."""
+    taken = [m["recv_count"].ravel()[m["counts"].ravel() == -1] for m in f.raw]
+    return any(map(len, taken)) and all((words == NOT_YET).all() for words in taken)
 
 
 def _reset_too_early(f):

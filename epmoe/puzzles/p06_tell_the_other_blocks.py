@@ -136,6 +136,10 @@ PUZZLE = Puzzle(
             "no flag is ever raised.",
         ),
         (
+            lambda f: f.waits_for("ready") and "block_idx" not in f.hole(1),
+            "all blocks wait for one flag: each hears its own, ready + u64(4 * block_idx()).",
+        ),
+        (
             lambda f: f.waits_for("ready"),
             "the flags of some blocks are never raised: there is one for each of grid_dim() blocks, block "
             "0 included, and there may be more blocks than threads.",

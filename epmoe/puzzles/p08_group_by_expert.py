@@ -114,6 +114,10 @@ def _by_rank(c):
     return (flat.cumsum() - flat).reshape(RANKS, LOCAL).T.ravel()
 
 
+WRONG_SLOTS = (
+    "rows come from the wrong slots: slot i of the segment is recv_buf[segment * SLOTS + i], row + i "
+    "its row."
+)
 PUZZLE = Puzzle(
     title="Group by expert",
     line="from slots with gaps to rows without",
@@ -207,6 +211,7 @@ PUZZLE = Puzzle(
             lambda f: f.race_on("row_offsets"),
             "several threads or blocks write the same row offset: one thread of the segment with src_rank 0 does.",
         ),
+        (lambda f: (f.race_on("rows") or f.differs("rows")) and not f.uses("SLOTS"), WRONG_SLOTS),
         (
             lambda f: (f.race_on("rows") or f.differs("rows")) and _unfilled(f),
             "slots beyond the count are copied: a segment holds `count` messages, not SLOTS.",
@@ -215,15 +220,15 @@ PUZZLE = Puzzle(
             lambda f: f.race_on("rows"),
             "segments overlap: each begins where all segments before it end, those of the same expert too.",
         ),
-        (lambda f: f.kind == "bounds", "an address is outside the arrays."),
+        (
+            lambda f: f.kind == "bounds",
+            "an address is outside the arrays: row_offsets has a word for each local expert, and one more.",
+        ),
         (
             lambda f: f.differs("row_offsets"),
             "row_offsets[e] must be the number of rows of all experts before e.",
         ),
-        (
-            lambda f: f.differs("rows"),
-            "rows come from the wrong slots: slot i of the segment is recv_buf[segment * SLOTS + i], row + i its row.",
-        ),
+        (lambda f: f.differs("rows"), WRONG_SLOTS),
     ),
 )
 

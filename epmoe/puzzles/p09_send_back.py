@@ -253,9 +253,11 @@ PUZZLE = Puzzle(
             "one thread signals while others still write: a syncthreads() is missing before the signal.",
         ),
         (
-            lambda f: f.race_on("returned"),
-            "threads write the same place, or the receiver reads before the signal.",
+            lambda f: f.race_on("returned") and f.says("the write at .* ordered after the write"),
+            "two rows go to the same place: begin with row first + thread_idx(), and read the token and "
+            "the k of each row, 8 bytes a row.",
         ),
+        (lambda f: f.race_on("returned"), "the receiver reads a row before its signal."),
         (
             lambda f: f.differs("returned", "seen"),
             "a row is at the wrong place, or the wrong row: rows[row] goes to [token, k] of src_info[row].",

@@ -179,6 +179,12 @@ PUZZLE = Puzzle(
             _model(ids=lambda d: np.zeros_like(d["ids"])),
             "empty slots take part: where ids[token, k] is -1 nothing is added, or NaN spoils the sum.",
         ),
+        (
+            _model(
+                ids=lambda d: np.where((d["ids"] < 0).cumsum(axis=1) > 0, -1, d["ids"]).astype(int)
+            ),
+            "the sum ends at an empty slot: leave it out, and go on with the next k.",
+        ),
         (_model(swap=True), "the two halves are swapped: bf16_lo belongs to low, bf16_hi to high."),
         (
             _model(step=lambda w, x, out: fma_rn(w, x, 0 * out)),
@@ -205,11 +211,13 @@ PUZZLE = Puzzle(
     causes=(
         (
             lambda f: f.kind == "bounds",
-            "an address is outside the arrays: all numbers take 4 bytes, a pair of bf16 too.",
+            "an address is outside the arrays: all numbers take 4 bytes, a pair of bf16 too, and a row has "
+            "PAIRS pairs.",
         ),
         (
             lambda f: f.differs("out"),
-            "the wrong numbers are added: pair i of [token, k] is number (token * TOP_K + k) * PAIRS + i.",
+            "the wrong numbers are added: pair i of [token, k] is number (token * TOP_K + k) * PAIRS + i, "
+            "and fma_rn(a, b, c) is a * b + c.",
         ),
     ),
 )

@@ -144,6 +144,10 @@ PUZZLE = Puzzle(
             "`done` is reset while other blocks still count themselves in: the last one alone resets it.",
         ),
         (
+            lambda f: f.race_on("claimed") and not f.uses("thread_idx|lane_id|elect_one"),
+            "every thread counts itself in `done`: one thread counts its block.",
+        ),
+        (
             lambda f: f.race_on("claimed") and not f.uses("syncthreads"),
             "a block counts itself when some of its threads still claim: a syncthreads() is missing before the count.",
         ),

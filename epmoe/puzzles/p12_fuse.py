@@ -239,7 +239,7 @@ PUZZLE = Puzzle(
             "not all tokens are sent: a block goes on with token + grid_dim().",
         ),
         (
-            lambda f: f.waits_for("finished") and _inside(f),
+            lambda f: f.waits_for("finished") and _in_one_loop(f, "send(", "signal("),
             "a block waits for messages that it has yet to write itself: all its sends come before its signals.",
         ),
         (lambda f: f.kind == "hang" and f.uses("clean") and not f.uses("done"), TOO_EARLY),
@@ -251,6 +251,11 @@ PUZZLE = Puzzle(
             lambda f: f.waits_for("finished"),
             "a count in `finished` is never reached: a token is not sent, is sent twice, or the counters are "
             "reset while others still count.",
+        ),
+        (
+            lambda f: f.waits_for("recv_count") and _in_one_loop(f, "signal(", "receive("),
+            "a block waits for a signal while it has signals to send itself: all its signals come before "
+            "its receives.",
         ),
         (
             lambda f: f.waits_for("recv_count"),
@@ -284,10 +289,7 @@ def _order(f, first, second):
     return places[0] >= 0 and (places[1] < 0 or places[0] < places[1])
 
 
-def _inside(f):
-    """Whether signals are sent in the loop over tokens."""
+def _in_one_loop(f, *calls):
+    """Whether a loop makes both calls."""
     loops = [n for n in ast.walk(ast.parse(f.source)) if isinstance(n, (ast.For, ast.While))]
-    return any(
-        {"send(", "signal("} <= {w for w in ("send(", "signal(") if w in ast.unparse(n)}
-        for n in loops
-    )
+    return any(all(call in ast.unparse(n) for call in calls) for n in loops)

@@ -224,6 +224,17 @@ PUZZLE = Puzzle(
             "two threads take the same slot: claim it with an atomic.",
         ),
         (
+            lambda f: f.kind == "bounds" and f.says("reserved.* not 4-byte aligned"),
+            "an address is between two counters: reserved[rank] begins 4 * rank bytes behind the first.",
+        ),
+        (
+            lambda f: (
+                f.differs("reserved", "received") and not any(m["reserved"].any() for m in f.raw)
+            ),
+            "no slot is claimed: add 1 to reserved[dst_rank] for each row, and send it to the slot that "
+            "the atomic returns.",
+        ),
+        (
             lambda f: (
                 (f.differs("reserved", "received") or f.kind == "bounds")
                 and (f.holds("reserved", 0)[1:] == 0).all()

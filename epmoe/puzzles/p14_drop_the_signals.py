@@ -174,7 +174,8 @@ PUZZLE = Puzzle(
         ),
         (
             lambda f: f.race_on("recv_buf") and f.says("both are strong stores"),
-            "ABSENT is stored before the words have come: poll first, reset after.",
+            "ABSENT is stored before the words have come: poll first, until none of the four is ABSENT; reset "
+            "after.",
         ),
         (
             lambda f: (

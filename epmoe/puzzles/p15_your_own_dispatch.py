@@ -383,6 +383,11 @@ PUZZLE = Puzzle(
             "`done` is not counted with acq_rel: the last block must acquire what the others release.",
         ),
         (
+            lambda f: f.race_on(*TRAVELS) and not re.search("block_dim|range", f.hole(2)),
+            "some signals are not waited for: there may be more words than threads, so thread i polls the "
+            "words i, i + block_dim(), ...",
+        ),
+        (
             lambda f: f.race_on("recv_count", "done", "reserved", "finished"),
             "words are reset while other blocks still use them: only the last block may.",
         ),

@@ -300,6 +300,11 @@ PUZZLE = Puzzle(
             "`done` is not counted with acq_rel: the last block must acquire what the others release.",
         ),
         (
+            lambda f: f.race_on(*BACK) and not re.search("block_dim|range", f.hole(1)),
+            "some signals are not waited for: there may be more words than threads, so thread i polls the "
+            "words i, i + block_dim(), ...",
+        ),
+        (
             lambda f: f.race_on("recv_count", "done"),
             "words are reset while other blocks still use them: only the last block may.",
         ),

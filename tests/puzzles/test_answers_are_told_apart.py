@@ -9,6 +9,7 @@ from answer_files import RIGHT, WRONG, edited, right, wrong
 from epmoe import puzzles
 from epmoe.lessons.answers import Wrong, load
 from epmoe.puzzles import FILES, own_kernels, puzzle
+from epmoe.puzzles import p15_your_own_dispatch as puzzle_15
 from epmoe.puzzles import p16_your_own_combine as puzzle_16
 from epmoe.puzzles.holes import answers
 from epmoe.puzzles.judging import SCHEDULES, judge
@@ -125,6 +126,29 @@ def test_what_is_superfluous_or_missed_is_told(says, chosen, edit, tmp_path, mon
     with pytest.raises(Wrong, match=says) as error:
         own_kernels.broken(asked, answer, tests, good, lambda: None)
     assert f"line {loss.line}: {loss.change}" in str(error.value)
+
+
+@pytest.mark.parametrize("tests, notice", [("[((7, 5), 2)]", True), ("[((1, 0), 3)]", False)])
+def test_a_lost_wait_is_noticed_with_several_tokens(tests, notice, tmp_path, monkeypatch):
+    asked = replace(puzzle(15), worlds=lambda: puzzle_15.worlds()[:1])
+    file = tmp_path / "puzzle15.py"
+    file.write_text(edited(15, [("TESTS = ", tests)]))
+    loss = next(
+        x
+        for x in own_kernels.losses(file.name, file.read_text())
+        if "finished" in x.change and x.kind == "wait"
+    )
+    monkeypatch.setattr(own_kernels, "losses", lambda *_: [loss])
+    answer = load(file)
+    own, good = (
+        [puzzle_15.test_world(*t) for t in given]
+        for given in (own_kernels.tests_of(answer), own_kernels.GOOD_TESTS)
+    )
+    if notice:
+        assert "miss" not in own_kernels.broken(asked, answer, own, good, lambda: None)
+    else:
+        with pytest.raises(Wrong, match="your TESTS are too weak"):
+            own_kernels.broken(asked, answer, own, good, lambda: None)
 
 
 @pytest.mark.parametrize("tests", ["3", "[]", "[((1, 2, 3), 1)]", "[((1, 2), 99)]"])

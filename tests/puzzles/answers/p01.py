@@ -53,4 +53,6 @@ WRONG = [
     ([("row * VECTORS + i", "row + i")], "the rows overlap"),
     ([("16 * (row * VECTORS", "16 * ((row + 1) * VECTORS")], "block 0 begins with row 0"),
     ([("store16(copied", "store16(rows")], "no row has been copied yet"),
+    ([("i += block_dim()", "pass")], "a loop never ends"),
+    ([("load16(rows + at)", "rows[row, i]")], "A region is an address, not an array"),
 ]

@@ -61,4 +61,6 @@ WRONG = [
         "two warps write to the same slot|slot s begins|several tokens|do not agree",
     ),
     ([("store_i32(place", "print(place) if place < 0 else max(place")], "no message is written"),
+    ([("slot = 0\nif", "if")], "set it before the `if` too"),
+    ([("slot * LANES", "token * LANES")], "the slot of its token's number"),
 ]

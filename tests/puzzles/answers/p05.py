@@ -64,4 +64,19 @@ WRONG = [
         [("while count == NOT_YET:", "while count == 0:")],
         "it must look again until the word has changed",
     ),
+    ([("\nsyncthreads()", "\n    syncthreads()")], "behind the `if`, not in it"),
+    (
+        [
+            (
+                "i32(count))\n    store_u64(recv_count + u64(8 * i), u64(NOT_YET))",
+                "i32(load_u64(recv_count + u64(8 * i))))",
+            ),
+            (
+                "    store_i32(counts",
+                "    store_u64(recv_count + u64(8 * i), u64(NOT_YET))\n    store_i32(counts",
+            ),
+        ],
+        "reset before it was read",
+    ),
+    ([("if i < SEGMENTS:", "if True:")], "threads from SEGMENTS on have no signal"),
 ]

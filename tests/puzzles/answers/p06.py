@@ -68,4 +68,14 @@ WRONG = [
         "a block does not wait for its flag|it must hear its flag too",
     ),
     ([("    st_release_gpu_i32(ready + u64(4 * block), 1)", "    pass")], "no flag is ever raised"),
+    (
+        [
+            (
+                "while ld_acquire_gpu_i32(ready + u64(4 * block_idx()))",
+                "while ld_acquire_gpu_i32(ready)",
+            ),
+            ("store_i32(ready + u64(4 * block_idx()), 0)", "store_i32(ready, 0)"),
+        ],
+        "all blocks wait for one flag",
+    ),
 ]

@@ -78,4 +78,9 @@ WRONG = [
         "the number of rows of all experts before",
     ),
     ([("    store_i32(rows", "    max(rows")], "no row is written"),
+    ([("(segment * SLOTS + slot)", "(row + slot)")], "rows come from the wrong slots"),
+    (
+        [("u64(4 * local_expert)", "u64(4 * segment)"), ("src_rank == 0 and ", "")],
+        "a word for each local expert",
+    ),
 ]

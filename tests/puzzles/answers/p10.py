@@ -68,4 +68,13 @@ WRONG = [
         ],
         "nothing is added yet",
     ),
+    (
+        [
+            (
+                "    if load_i32(ids + u64(4 * at)) >= 0:",
+                "    if load_i32(ids + u64(4 * at)) < 0:\n        break\n    if True:",
+            )
+        ],
+        "the sum ends at an empty slot",
+    ),
 ]

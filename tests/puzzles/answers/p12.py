@@ -87,4 +87,15 @@ WRONG = [
         ],
         "all its sends come before its signals",
     ),
+    (
+        [
+            (
+                SIGNALS + RECEIVES,
+                SIGNALS.replace(
+                    "    expert +=", "    receive(params, expert, my_rank)\n    expert +="
+                ),
+            )
+        ],
+        "all its signals come before its receives",
+    ),
 ]

@@ -115,4 +115,8 @@ WRONG = [
     ([("red_add_release_gpu", "red_add_release_sys")], "superfluous or stronger"),
     ([("while i < local", "syncthreads()\nwhile i < local")], "superfluous or stronger"),
     ([("TESTS = ", "[((3, 2), 1)]")], "your TESTS are too weak"),
+    (
+        [("    i += block_dim()\nsyncthreads()", "    break\nsyncthreads()")],
+        "some signals are not waited for",
+    ),
 ]

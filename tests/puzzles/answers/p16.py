@@ -122,4 +122,8 @@ WRONG = [
         "superfluous or stronger",
     ),
     ([("TESTS = ", "[((3, 2), 1)]")], "your TESTS are too weak"),
+    (
+        [("    i += block_dim()\nsyncthreads()", "    break\nsyncthreads()")],
+        "some signals are not waited for",
+    ),
 ]
