@@ -93,6 +93,7 @@ def _cases():
         ("tokens with fewer experts", gaps, 4, 8, 2, 1024, 10.0),
         ("one host", ids((8, 8), 8, 2), 2, 8, 2, 4096, 50.0),
         ("a rank on each host", ids((8, 9, 7), 9, 4), 3, 9, 1, 4096, 50.0),
+        ("a host that all want", ids((20,) * 8, 16, 2, hot), 8, 16, 2, 4096, 50.0),
     ]
 
 

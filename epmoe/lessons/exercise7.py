@@ -124,8 +124,13 @@ def _why(ids, n_experts, capacity, got, right):
     of_total = ids.reshape(-1).copy()
     of_total[capacity:] = -1
     kept = [(got == e).sum() for e in range(n_experts)]
+    as_last = dropped(np.where(ids < 0, n_experts - 1, ids), n_experts, capacity)
     looks = (
         (ids, "nothing is dropped."),
+        (
+            np.where(ids < 0, -1, as_last),
+            "-1 means no expert and takes no room; here it is counted for the last expert.",
+        ),
         (
             dropped(ids, n_experts, capacity - 1),
             "an expert may keep `capacity` pairs, not one fewer.",

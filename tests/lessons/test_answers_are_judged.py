@@ -288,6 +288,13 @@ WRONG = [
     (7, right.DROP, [("= -1", "= e")], "nothing is dropped"),
     (7, right.DROP, [("where[capacity:]", "where[max(0, capacity - 1):]")], "not one fewer"),
     (7, right.DROP, [("where[capacity:]", "where[capacity + 1:]")], "one pair too many"),
+    (7, right.DROP_BY_HAND, [("e >= 0 and room", "room")], "takes no room"),
+    (
+        10,
+        right.FLOORS_BY_HAND,
+        [("received[r]", "received[r if way < 2 else src]")],
+        "here one receives more",
+    ),
     (
         7,
         right.DROP,
