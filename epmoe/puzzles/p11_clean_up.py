@@ -55,21 +55,32 @@ REGIONS = (
 )
 
 
-def _world(n, grid, threads):
+def _world(n, grid, threads, at_once=None):
     rows = REGIONS[2].unwritten()
     rows[:, :, :n] = 100 * (np.arange(EXPERTS)[:, None] + 1) + np.arange(n)
     nothing = {"claimed": np.zeros(EXPERTS), "done": np.zeros(1)}
     expected = nothing | {"rows": rows}
     name = f"{ROUNDS} launches of {many(grid, 'block')} of {many(threads, 'thread')}, {n} rows an expert"
+    if at_once:
+        name += f", {many(at_once, 'block')} at a time"
     data = dict(n=n, grid=grid, threads=threads)
     return World(
-        name, REGIONS, (n,), (nothing,), (expected,), grid, threads, rounds=ROUNDS, data=data
+        name,
+        REGIONS,
+        (n,),
+        (nothing,),
+        (expected,),
+        grid,
+        threads,
+        rounds=ROUNDS,
+        blocks=at_once,
+        data=data,
     )
 
 
 def worlds():
-    """Several blocks of a thread; of several warps; a single block."""
-    return _world(5, 4, 1), _world(12, 2, 33), _world(9, 1, 8), _world(0, 6, 2)
+    """Several blocks of a thread; of several warps; a single block; blocks that start when others have ended."""
+    return _world(5, 4, 1), _world(12, 2, 33), _world(9, 1, 8), _world(0, 6, 2, at_once=1)
 
 
 def _first_only(w):
@@ -116,6 +127,11 @@ PUZZLE = Puzzle(
         ),
     ),
     causes=(
+        (
+            lambda f: f.waits_for("done", "claimed"),
+            "a block waits for others, and some may start only when it has ended: no block waits, the last "
+            "one resets.",
+        ),
         (
             lambda f: (
                 f.race_on("claimed")

@@ -54,4 +54,13 @@ WRONG = [
         [("        store_i32(claimed + u64(4 * expert), 0)", "        pass")],
         "the counters are not reset",
     ),
+    (
+        [
+            (
+                "if atomic_add_acq_rel_gpu_i32(done, 1) == grid_dim() - 1:",
+                "atomic_add_acq_rel_gpu_i32(done, 1)\n    if block_idx() == 0:\n        while ld_acquire_gpu_i32(done) < grid_dim():\n            pass",
+            )
+        ],
+        "no block waits, the last one resets",
+    ),
 ]
