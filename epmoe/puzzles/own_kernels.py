@@ -9,11 +9,13 @@ import ast
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 
 import ml_dtypes
 import numpy as np
 
 from epmoe.lessons.answers import Wrong
+from epmoe.lessons.telling import WIDTH
 from epmoe.mutants.plain_words import WORDS as PLAIN_WORDS
 from epmoe.mutants.tokens import STRONG, mutants_of
 from epmoe.puzzles.holes import HOLE
@@ -195,10 +197,11 @@ def broken(asked, answer, tests, good, tell):
         elif _noticed(asked, made, tests, _tested(loss)) is None:
             missed.append((loss, report))
     if superfluous:
-        raise Wrong(
+        raise _wrong(
             "right, and no race; but something is superfluous or stronger than it must be: nobody notices "
             "if it is lost or weakened. Weaken it, take it out, or say on its line why it stays, "
-            f"# kept: ...\n\n{_listed(superfluous)}"
+            "# kept: ...",
+            superfluous,
         )
     certain = [
         loss
@@ -207,9 +210,10 @@ def broken(asked, answer, tests, good, tell):
         and _noticed(asked, _maker_of(asked, answer, loss.source), good, TESTED)
     ]
     if certain:
-        raise Wrong(
+        raise _wrong(
             "your TESTS are too weak: they do not notice that a reset or a wait is gone, which results can show. "
-            f"A lost reset shows in a second round, a lost wait with several tokens on a rank.\n\n{_listed(certain)}"
+            "A lost reset shows in a second round, a lost wait with several tokens on a rank.",
+            certain,
         )
     said = f"{len(found)} ways to lose or weaken a synchronisation: each is noticed, so nothing is superfluous."
     if missed:
@@ -223,6 +227,10 @@ def broken(asked, answer, tests, good, tell):
 def _tested(loss):
     """The schedules on which the student's TESTS may notice a loss."""
     return TESTED + MORE_TESTED if loss.kind in SHOWN_BY_RESULTS else TESTED
+
+
+def _wrong(cause, found):
+    return Wrong(f"{fill(cause, WIDTH)}\n\n{_listed(found)}")
 
 
 def _listed(found):
