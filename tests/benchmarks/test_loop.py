@@ -50,6 +50,7 @@ def test_new_arrays_lie_elsewhere_and_hold_the_same_tokens(kind):
     contender.close()
 
 
+@pytest.mark.nightly
 def test_a_run_of_the_matrix_can_end_with_the_loop(tmp_path, monkeypatch):
     monkeypatch.setattr(loop_contenders, "OURS", (loop_contenders.Pairs,))
     file = tmp_path / "whole.json"

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.nightly
 def test_contenders_on_a_driver_that_runs_nothing():
     pytest.importorskip("cuda.bindings")  # not on macOS
     program = Path(__file__).with_name("ranks_program.py")

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 HERE = Path(__file__).parent
 ENCODED = ["fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"]
 DECODED = ["bf16", "fp8_blockwise", "nvfp4", "mxfp4_rows", "slots"]

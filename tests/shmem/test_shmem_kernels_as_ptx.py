@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(300)  # one compilation for all
+pytestmark = [pytest.mark.timeout(300), pytest.mark.nightly]  # one compilation for all
 HERE = Path(__file__).parent
 SENDERS, WAITERS = (
     ("dispatch_async", "dispatch", "combine_async", "combine"),
