@@ -92,12 +92,19 @@ def _heading(source):
 
 
 def _markdown(kind, lines):
-    text = "\n".join(lines).strip("\n")
+    text = "\n".join(map(_line, lines)).strip("\n")
     if kind == "predict":
         text = text.replace("Predict:", "**Predict:**", 1)
     elif kind == "answer":
         text = FOLDED.format(answer=text.removeprefix("Answer: "))
     return new_markdown_cell(text)
+
+
+def _line(line):
+    """A line of text whose stars stay stars; code, indented or between backquotes, is left as it is."""
+    if line.startswith("    "):
+        return line
+    return re.sub(r"(`[^`]*`)|\*", lambda found: found[1] or r"\*", line)
 
 
 def finished(out):

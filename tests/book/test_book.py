@@ -29,7 +29,7 @@ import run_notebooks  # noqa: E402
 
 ARTICLE = '''"""Lesson 0: A title."""
 
-# Text with a word_of_code.
+# Text with a word_of_code, 2 ** 3 ** 4, and `a ** b`.
 
 numbers = [1, 2]
 print(sum(numbers))
@@ -61,6 +61,7 @@ def test_a_page_has_the_lesson_s_text_code_output_and_line_numbers(article):
         "code",
         *["markdown"] * 4,
     ]
+    assert r"2 \*\* 3 \*\* 4, and `a ** b`" in page.cells[1].source
     code = page.cells[2]
     assert code.metadata.first_line == 5
     assert code.source.splitlines() == ARTICLE.splitlines()[4:6]
