@@ -21,7 +21,8 @@ Intrinsics:
     a, b, c, d = load16(address)        four uint32, 16 bytes
     store16(address, a, b, c, d)
 Here and in all puzzles the name of a region, such as rows, is the address of
-its first byte. Addresses count bytes; wrap what you add to one in u64(...).
+its first byte. Addresses are uint64 and count bytes. Adding u64(n) keeps them
+uint64 on a GPU; a plain n works too.
 """
 
 from epmoe.device import *

@@ -154,9 +154,7 @@ PUZZLE = Puzzle(
     causes=(
         (
             lambda f: (
-                f.waits_for("recv_count")
-                and f.says("which holds 18446744073709551615")
-                and _reset_too_early(f)
+                f.waits_for("recv_count") and f.says("which holds NOT_YET") and _reset_too_early(f)
             ),
             RESET_TOO_EARLY,
         ),

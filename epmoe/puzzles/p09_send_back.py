@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from epmoe.device.sim.recorder import Recorder
+from epmoe.lessons.answers import Wrong
 from epmoe.puzzles.judging import Puzzle
-from epmoe.puzzles.world import Region, World
+from epmoe.puzzles.world import Region, Schedule, World, run
 
 START = '''"""Puzzle 9: send back.
 
@@ -166,6 +168,23 @@ def _only_zeros_missing(f):
     )
 
 
+def _one_signal(answer, tell):
+    """Praise if every block stores each signal once; otherwise Wrong. The memory is right either way."""
+    recorder = Recorder()
+    run([answer.send_back], worlds()[0], Schedule(), recorder=recorder)
+    signals = {}  # word -> the stores into it
+    for e in recorder.events:
+        if e.wrote is not None and e.launch >= 0 and e.span.name == "recv_count":
+            signals.setdefault(e.address, []).append(e)
+    stores = max(signals.values(), key=len)
+    if len(stores) > 1:
+        raise Wrong(
+            f"{len(stores)} stores signal the same word ({stores[0].line}): one thread of the block "
+            "signals, once.\n\nThe memory is right, but each of these stores is a write to another GPU."
+        )
+    return "Each block signals once."
+
+
 PUZZLE = Puzzle(
     title="Send back",
     line="results return to their tokens; one signal for a block",
@@ -263,4 +282,5 @@ PUZZLE = Puzzle(
             "a row is at the wrong place, or the wrong row: rows[row] goes to [token, k] of src_info[row].",
         ),
     ),
+    more=_one_signal,
 )

@@ -194,7 +194,8 @@ def run(kernels, world, schedule, *, recorder=None, go_on=False):
         memory.launch(kernels)
     except EPError as error:
         kind = next((k for c, k in KINDS.items() if isinstance(error, c)), "error")
-        return Result(kind, str(error), memory.arrays(), error)
+        report = str(error).replace("which holds 2**64 - 1", "which holds NOT_YET")
+        return Result(kind, report, memory.arrays(), error)
     except (Exception, SystemExit) as error:
         return Result("error", f"{type(error).__name__}: {error}", memory.arrays(), error)
     finally:

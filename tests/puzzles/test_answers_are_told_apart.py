@@ -80,6 +80,12 @@ def test_a_failure_shows_memory_schedule_and_report_in_the_students_lines(tmp_pa
     assert re.search(r"what happened to seen\[0, \d+\] of rank 0:\n  puzzle03.py:41 ", told)
 
 
+def test_a_hang_says_that_a_signal_is_not_yet_there(tmp_path):
+    text = edited(4, [("st_release_sys_u64", "#")])
+    with pytest.raises(Wrong, match=r"recv_count\[.*\] of rank \d, which holds NOT_YET"):
+        verdict(4, text, tmp_path)
+
+
 def test_each_synchronisation_in_the_students_lines_can_be_lost():
     source = right(15)[0]
     found = own_kernels.losses("puzzle15.py", source)

@@ -52,13 +52,13 @@ def waits_for(t, scheduler):
     if t in scheduler.spinners:
         words = {look & ~1: value for look, value in t.polled.items()}
         return "spins on " + ", ".join(
-            "%s, which holds %d" % (place_of(a, t.block), v) for a, v in words.items()
+            "%s, which holds %s" % (place_of(a, t.block), number(v)) for a, v in words.items()
         )
     watched = scheduler.watch.notes if scheduler.watch else {}
     looks = watched[t].looked_at() if t in watched else ()
     loop = "".join(
-        "; looks again and again at %s, which holds %d, at %s"
-        % (place_of(address, t.block), value, site(code, place))
+        "; looks again and again at %s, which holds %s, at %s"
+        % (place_of(address, t.block), number(value), site(code, place))
         for address, value, code, place in looks
     )
     if t in t.block.arrived:
@@ -75,6 +75,11 @@ def waits_for(t, scheduler):
             loop,
         )
     return "runs" + loop
+
+
+def number(value):
+    """A word's value; the largest 64-bit number, which stands for "not arrived", as 2**64 - 1."""
+    return "2**64 - 1" if value == 2**64 - 1 else "%d" % value
 
 
 def place_of(address, block):

@@ -29,7 +29,8 @@ ALSO_RIGHT = [
         store16(copied + u64(16 * v), *load16(rows + u64(16 * v)))
         v += grid_dim() * block_dim()
     """
-    ]
+    ],
+    [RIGHT[0].replace("u64(16 * (row * VECTORS + i))", "16 * (row * VECTORS + i)")],
 ]
 
 WRONG = [

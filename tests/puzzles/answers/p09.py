@@ -40,6 +40,7 @@ ALSO_RIGHT = [
 SIGNAL = "st_release_sys_u64(word, u64(end - first))"
 
 WRONG = [
+    ([(f"if thread_idx() == 0:\n    {SIGNAL}", SIGNAL)], "32 stores signal the same word"),
     ([("\nsyncthreads()", "\npass")], "a syncthreads() is missing before the signal"),
     ([("st_release_sys", "st_relaxed_sys")], "the signal is relaxed"),
     ([("st_release_sys", "st_release_gpu")], "its scope is sys"),
