@@ -121,7 +121,7 @@ class ExpertParallel:
         input_scale: one positive float32 a rank, or a function (i) -> float32; the nvfp4 encoder reads it.
         out: a Dispatched whose arrays receive the results (topk_ids, and arrays that are None, are allocated).
         Returns a Dispatched: rows by group, then src_rank; within a segment their order is free.
-        Errors: EPValueError names rank, token, slot (k), value, and nothing was launched. Bad ids in device memory
+        Errors: EPValueError names rank, token, k, value, and nothing was launched. Bad ids in device memory
         are treated as -1. The next call that waits for the kernels (trimmed(), numpy(), check()) raises the error, or
         a PeerTimeout. EPStateError if it is not dispatch's turn. Source: the dispatch_kernel page (docs/pages.md);
         epmoe_ref.dispatch.

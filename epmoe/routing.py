@@ -42,24 +42,24 @@ def token_counts(n_ranks, max_tokens, rng):
     return [int(n) for n in counts]
 
 
-def make(cfg, seed, empty_slots=0.1):
+def make(cfg, seed, no_expert=0.1):
     """A batch from a seed: uneven ranks, experts of unequal popularity, some ids -1, softmax weights.
 
     Under cfg.skip_a2a all ranks hold the same tokens, as the caller of such a configuration promises.
     """
     rng = np.random.default_rng(seed)
     if cfg.skip_a2a:
-        one = _rank(cfg, rng, cfg.max_tokens_per_rank, empty_slots)
+        one = _rank(cfg, rng, cfg.max_tokens_per_rank, no_expert)
         ranks = [one] * cfg.n_ranks
     else:
         ranks = [
-            _rank(cfg, rng, n, empty_slots)
+            _rank(cfg, rng, n, no_expert)
             for n in token_counts(cfg.n_ranks, cfg.max_tokens_per_rank, rng)
         ]
     return Routed(*(list(of_ranks) for of_ranks in zip(*ranks)))
 
 
-def _rank(cfg, rng, n, empty_slots):
+def _rank(cfg, rng, n, no_expert):
     x = rng.standard_normal((n, cfg.hidden), np.float32).astype(ml_dtypes.bfloat16)
     popularity = np.log(np.arange(1, cfg.n_experts + 1) ** -0.5)  # expert 0 is the hot one
     logits = popularity + rng.gumbel(
@@ -68,7 +68,7 @@ def _rank(cfg, rng, n, empty_slots):
     ids = np.argsort(-logits, axis=1, kind="stable")[:, : cfg.top_k].astype(np.int32)
     chosen = np.exp(np.take_along_axis(logits, ids, axis=1))
     weights = (chosen / chosen.sum(axis=1, keepdims=True)).astype(np.float32)
-    ids[rng.random(ids.shape) < empty_slots] = -1
+    ids[rng.random(ids.shape) < no_expert] = -1
     return x, ids, weights
 
 
@@ -110,7 +110,7 @@ class Batch:
         return -(-top // n_ranks) * n_ranks
 
     def check_ids(self, n_experts):
-        """Every id must be an expert or -1, and the ids of a token distinct; the message names token and slot."""
+        """Every id must be an expert or -1, and the ids of a token distinct; the message names token and k."""
         outside = (self.topk_ids < -1) | (self.topk_ids >= n_experts)
         if outside.any():
             of_file = self.n_experts == n_experts
@@ -125,7 +125,7 @@ class Batch:
             token = int(np.argmax(twice))
             raise EPValueError(
                 f"topk_ids in the file: token {token} has {self.topk_ids[token].tolist()}; the ids of a "
-                f"token must be distinct ({int(twice.sum())} such tokens): put -1 into a repeated slot"
+                f"token must be distinct ({int(twice.sum())} such tokens): put -1 for the repetition"
             )
 
     def split(self, n_ranks):
@@ -190,7 +190,7 @@ def load(path):
     notes, ids = [], _integers(arrays, "topk_ids")
     if ids.ndim != 2 or not ids.shape[1]:
         raise EPValueError(
-            f"topk_ids in the file has shape {ids.shape}; (N, K) is needed: N tokens, K slots each"
+            f"topk_ids in the file has shape {ids.shape}; (N, K) is needed: N tokens, K ids each"
         )
     if not len(ids):
         raise EPValueError(
@@ -208,9 +208,9 @@ def load(path):
                 f"{name} in the file has shape {a.shape}; {needed} is needed, and topk_ids (N, K) has "
                 f"{ids.shape}"
             )
-    notes += _not_finite("x", "column", x) + _not_finite("topk_weights", "slot", weights)
+    notes += _not_finite("x", "column", x) + _not_finite("topk_weights", "k", weights)
     if (ids < 0).all():
-        notes.append("topk_ids: every slot is -1, so no token goes to any expert")
+        notes.append("topk_ids: every id is -1, so no token goes to any expert")
     return Batch(x, ids, weights, _offsets(arrays, len(ids)), _n_experts(arrays), notes)
 
 
@@ -288,7 +288,7 @@ def _made_up(n, notes):
 
 
 def _equal(shape, notes):
-    notes.append(f"topk_weights: not in the file, {1 / shape[1]:.3g} is taken for every slot")
+    notes.append(f"topk_weights: not in the file, {1 / shape[1]:.3g} is taken for every id")
     return np.full(shape, 1 / shape[1], np.float32)
 
 
@@ -305,5 +305,5 @@ def _not_finite(name, column, array):
 
 
 def _first(wrong, ids):
-    token, slot = np.argwhere(wrong)[0]
-    return f"token {token}, slot {slot} holds {ids[token, slot]}"
+    token, k = np.argwhere(wrong)[0]
+    return f"token {token}, k {k} holds {ids[token, k]}"

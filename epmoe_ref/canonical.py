@@ -18,8 +18,8 @@ def canonical(dispatched) -> Dispatched:
         None if dispatched.output_scales is None else np.array(dispatched.output_scales, order="C")
     )
     for segment in segments(dispatched):
-        token, slot = np.asarray(dispatched.src_info[segment.start : segment.end]).T
-        in_order = np.lexsort((slot, token))
+        token, k = np.asarray(dispatched.src_info[segment.start : segment.end]).T
+        in_order = np.lexsort((k, token))
         order[segment.start : segment.end] = segment.start + in_order
         if output_scales is not None:
             _sort_scales(dispatched, output_scales, segment, in_order)

@@ -123,10 +123,10 @@ def _senders(cfg: EPConfig, dispatched, rank: int) -> np.ndarray:
         src_index = 0 if cfg.skip_a2a else rank
         for segment in segments(dispatched[owner]):
             if segment.src_rank == src_index:
-                token, slot = np.asarray(dispatched[owner].src_info[segment.start : segment.end]).T
-                sent = (token >= 0) & (token < num_tokens) & (slot >= 0) & (slot < cfg.top_k)
-                senders[token[sent], slot[sent], 0] = owner
-                senders[token[sent], slot[sent], 1] = np.arange(segment.start, segment.end)[sent]
+                token, k = np.asarray(dispatched[owner].src_info[segment.start : segment.end]).T
+                sent = (token >= 0) & (token < num_tokens) & (k >= 0) & (k < cfg.top_k)
+                senders[token[sent], k[sent], 0] = owner
+                senders[token[sent], k[sent], 1] = np.arange(segment.start, segment.end)[sent]
     return senders
 
 

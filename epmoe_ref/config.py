@@ -174,7 +174,7 @@ def _check_experts(cfg: EPConfig) -> None:
     if cfg.top_k > cfg.n_experts:
         raise EPValueError(
             f"top_k={cfg.top_k} must be at most n_experts={cfg.n_experts}: the ids of a token are "
-            "distinct; lower top_k and leave unused slots at -1"
+            "distinct; lower top_k and leave unused ids at -1"
         )
     rows = cfg.n_src_ranks * cfg.max_tokens_per_rank * min(cfg.top_k, cfg.n_local_experts)
     rows += cfg.max_tokens_per_rank * cfg.fused_shared_expert + 4 * cfg.n_groups

@@ -147,7 +147,7 @@ def _put_routed(
         if scales is not None:
             put_scales(fmt, result, group, row_in_group, scales[token])
         result.src_info[start:end, 0] = token
-        result.src_info[start:end, 1] = pairs.slot[sent]
+        result.src_info[start:end, 1] = pairs.k[sent]
 
 
 def put_scales(

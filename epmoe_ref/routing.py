@@ -11,11 +11,11 @@ from .errors import EPValueError
 class Routes(NamedTuple):
     """The pairs of one rank's tokens, sorted by global expert, then by (token, k).
 
-    token, slot: int32 [pairs]. offsets: int64 [n_experts + 1]; the pairs of expert e are [offsets[e], offsets[e + 1]).
+    token, k: int32 [pairs]. offsets: int64 [n_experts + 1]; the pairs of expert e are [offsets[e], offsets[e + 1]).
     """
 
     token: np.ndarray
-    slot: np.ndarray
+    k: np.ndarray
     offsets: np.ndarray
 
 
@@ -24,14 +24,14 @@ def clean_topk_ids(cfg: EPConfig, topk_ids, rank: int) -> np.ndarray:
 
     -1 means "no expert". Errors: EPValueError for a wrong dtype or shape, more tokens than max_tokens_per_rank, an id
     outside [0, n_experts) that is not -1, and an id that occurs twice in one token (the receiver finds k by the id).
-    The message names rank, token, slot (k) and value. Ids are checked before the cast to int32, so none can wrap around
+    The message names rank, token, k and value. Ids are checked before the cast to int32, so none can wrap around
     into the range.
     """
     ids = np.asarray(topk_ids)
     if ids.ndim != 2 or ids.shape[1] != cfg.top_k:
         raise EPValueError(
             f"topk_ids of rank {rank} has shape {list(ids.shape)} and must be [num_tokens, "
-            f"top_k={cfg.top_k}]: fill unused slots with -1"
+            f"top_k={cfg.top_k}]: fill the rest with -1"
         )
     if ids.dtype.kind not in "iu":
         raise EPValueError(
@@ -46,9 +46,9 @@ def clean_topk_ids(cfg: EPConfig, topk_ids, rank: int) -> np.ndarray:
     if ids.dtype.kind == "i":
         bad |= ids < -1
     if bad.any():
-        token, slot = np.argwhere(bad)[0].tolist()
+        token, k = np.argwhere(bad)[0].tolist()
         raise EPValueError(
-            f"topk_ids of rank {rank}, token {token}, slot {slot} is {ids[token, slot]} and must be in "
+            f"topk_ids of rank {rank}, token {token}, k {k} is {ids[token, k]} and must be in "
             f"[0, n_experts={cfg.n_experts}), or -1 for no expert ({np.count_nonzero(bad)} such ids)"
         )
     ids = ids.astype(np.int32)
@@ -63,8 +63,8 @@ def routes(cfg: EPConfig, topk_ids: np.ndarray) -> Routes:
     experts = flat[pairs]
     pairs = pairs[np.argsort(experts, kind="stable")]
     offsets = np.concatenate([[0], np.cumsum(np.bincount(experts, minlength=cfg.n_experts))])
-    token, slot = np.divmod(pairs.astype(np.int32), np.int32(cfg.top_k))
-    return Routes(token, slot, offsets)
+    token, k = np.divmod(pairs.astype(np.int32), np.int32(cfg.top_k))
+    return Routes(token, k, offsets)
 
 
 def _check_distinct(ids: np.ndarray, rank: int) -> None:
@@ -74,9 +74,9 @@ def _check_distinct(ids: np.ndarray, rank: int) -> None:
         return
     token = int(np.flatnonzero(twice)[0])
     row = ids[token].tolist()
-    slot = next(k for k, value in enumerate(row) if value >= 0 and value in row[:k])
+    k = next(i for i, value in enumerate(row) if value >= 0 and value in row[:i])
     raise EPValueError(
-        f"topk_ids of rank {rank}, token {token}, slot {slot} is {row[slot]}, as slot "
-        f"{row.index(row[slot])} is already: the ids of one token must be distinct; use -1 for a slot "
-        f"without an expert ({np.count_nonzero(twice)} such tokens)"
+        f"topk_ids of rank {rank}, token {token}, k {k} is {row[k]}, as k "
+        f"{row.index(row[k])} is already: the ids of one token must be distinct; use -1 for no "
+        f"expert ({np.count_nonzero(twice)} such tokens)"
     )

@@ -119,7 +119,7 @@ class Case:
             result.append(np.where(ids >= 0, weights, np.float32("nan")))
         return result
 
-    def pair_outputs(self, round_, rank, src_rank, token, slot):
+    def pair_outputs(self, round_, rank, src_rank, token, k):
         """The outputs of the experts of `rank` for the given pairs; [n, hidden] in combine_dtype.
 
         This is a made-up function of (rank, src_rank, token, k), so the order of rows does not matter. In every fourth
@@ -127,24 +127,24 @@ class Case:
         sum, which reveals every missing fused multiply-add and every change of order, even after a cast to bf16. In
         every eighth column those of 4i and 4i + 2 are opposite and large, so the sum loses bits of 4i + 1.
         """
-        token, slot = np.asarray(token), np.asarray(slot)
-        seeds = self.stream(round_, OUTPUTS, rank, src_rank, token, slot)
+        token, k = np.asarray(token), np.asarray(k)
+        seeds = self.stream(round_, OUTPUTS, rank, src_rank, token, k)
         outputs = random_bits.floats(self.cfg.combine_dtype, seeds, self.cfg.hidden)
-        seeds = self.stream(round_, OPPOSITES, src_rank, token, slot // 2)
+        seeds = self.stream(round_, OPPOSITES, src_rank, token, k // 2)
         opposites = random_bits.floats(
             self.cfg.combine_dtype, seeds, len(range(0, self.cfg.hidden, 4))
         )
-        outputs[..., ::4] = np.where(slot[..., None] % 2 == 0, opposites, -opposites)
-        seeds = self.stream(round_, ABSORBING, src_rank, token, slot // 4)
+        outputs[..., ::4] = np.where(k[..., None] % 2 == 0, opposites, -opposites)
+        seeds = self.stream(round_, ABSORBING, src_rank, token, k // 4)
         large = random_bits.floats(
             self.cfg.combine_dtype, seeds, len(range(2, self.cfg.hidden, 8)), exponents=(12, 14)
         )
-        place = slot[..., None] % 4
+        place = k[..., None] % 4
         outputs[..., 2::8] = np.where(
             place == 0, large, np.where(place == 2, -large, outputs[..., 2::8])
         )
         if self.edges:
-            edge_outputs(outputs, self.stream(round_, EDGES, src_rank, token), token, slot)
+            edge_outputs(outputs, self.stream(round_, EDGES, src_rank, token), token, k)
         return outputs
 
     def shared_outputs(self, round_, rank, n):
@@ -170,14 +170,14 @@ def cases(n_ranks=4, only_hidden=None):
     one_empty = tuple(0 if rank == n_ranks - 1 else count for rank, count in enumerate(uneven))
     listed = [
         Case("uneven ranks", cfg(), uneven, rounds=3),
-        Case("slots without an expert", cfg(), uneven, "gaps", rounds=3),
+        Case("some ids are -1", cfg(), uneven, "gaps", rounds=3),
         Case("a rank without tokens", cfg(), one_empty, "gaps"),
         Case("no tokens at all", cfg(), (0,) * n_ranks),
-        Case("no slot has an expert", cfg(), full, "dropped"),
+        Case("all ids are -1", cfg(), full, "dropped"),
         Case("a hot expert", cfg(), full, "hot"),
         Case("all to the last rank", cfg(), full, "one_rank"),
-        Case("one slot", cfg(top_k=1), uneven),
-        Case("as many slots as experts", cfg(top_k=min(n, 32)), uneven),
+        Case("top_k 1", cfg(top_k=1), uneven),
+        Case("top_k as many as experts", cfg(top_k=min(n, 32)), uneven),
         Case("hidden not a power of two", cfg(hidden=200), uneven, "gaps"),
         Case("without router weights", cfg(), uneven, "gaps", weighted=False),
         Case("combine in fp16", cfg(combine_dtype="fp16"), uneven, "gaps"),

@@ -13,7 +13,7 @@ from epmoe.check.difference import bits
 from epmoe.check.place_causes import SUMS_LOST, outputs_beside
 from epmoe.check.seen_causes import SEEN, of_sums
 
-BESIDE = "each slot has the row beside its own of expert_outputs: rows are read, or written, one place off"
+BESIDE = "each (token, k) has the row beside its own of expert_outputs: rows are read, or written, one place off"
 OUTPUT = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "fp16": np.dtype(np.float16),
@@ -30,7 +30,7 @@ def with_causes(round_, differences):
             round_.combined_want[difference.rank],
         )
         if {got.ndim, want.ndim} == {2, 3}:
-            return ["with router weights the slots are summed, without them they are not"]
+            return ["with router weights the rows are summed, without them they are not"]
         if got.shape != want.shape or got.dtype.itemsize != want.dtype.itemsize:
             return []
         got = np.ascontiguousarray(got).view(want.dtype)
@@ -53,9 +53,9 @@ class Sum:
         self.ids, self.takes_part = ids, ids >= 0
         if cfg.skip_a2a:
             self.takes_part &= ids // cfg.n_local_experts == rank
-        token, slot = np.indices(ids.shape)
+        token, k = np.indices(ids.shape)
         self.recv = round_.case.pair_outputs(
-            round_.number, ids // cfg.n_local_experts, rank, token, slot
+            round_.number, ids // cfg.n_local_experts, rank, token, k
         )
         self.recv = np.where(self.takes_part[..., None], self.recv, 0).astype(self.dtype)
         if round_.router_weights is not None:
@@ -82,13 +82,13 @@ class Sum:
         acc = np.zeros(self.recv[:, 0].shape, np.float32) if start is None else start
         token = np.arange(len(acc))
         for k in range(self.cfg.top_k):
-            slot = k if order is None else order[:, k]
+            place = k if order is None else order[:, k]
             term = (
-                weights[token, slot, None].astype(np.float64)
-                * self.recv[token, slot].astype(np.float64)
+                weights[token, place, None].astype(np.float64)
+                * self.recv[token, place].astype(np.float64)
             ).astype(product)
             added = step((acc.astype(np.float64) + term).astype(np.float32))
-            acc = np.where(only[token, slot, None], added, acc)
+            acc = np.where(only[token, place, None], added, acc)
         return acc
 
     def by_expert(self):
@@ -138,20 +138,17 @@ def _weighted(s, got):
             "the weights are normalised, so that those of a token add up to 1; they are taken as they are",
             lambda: s.routed(s.weights / s.weights.sum(axis=1, keepdims=True)),
         ),
+        ("the weights are in the reverse order of k", lambda: s.routed(s.weights[:, ::-1])),
         (
-            "the weights are in another order than the slots: reversed",
-            lambda: s.routed(s.weights[:, ::-1]),
-        ),
-        (
-            "the weights are shifted by one slot: each goes to the next",
+            "the weights are shifted by one: that of k goes to k + 1",
             lambda: s.routed(np.roll(s.weights, 1, axis=1)),
         ),
         (
-            "the weights are shifted by one slot: each goes to the one before",
+            "the weights are shifted by one: that of k goes to k - 1",
             lambda: s.routed(np.roll(s.weights, -1, axis=1)),
         ),
         (
-            "the weights are in the order of the experts' ids, not in that of the slots",
+            "the weights are in the order of the experts' ids, not in that of k",
             lambda: s.routed(np.take_along_axis(s.weights, s.by_expert(), axis=1)),
         ),
         (
@@ -159,24 +156,24 @@ def _weighted(s, got):
             lambda: s.routed(product=np.float32),
         ),
         (
-            "the slots are added in descending order",
+            "the rows are added in descending order of k",
             lambda: s.routed(order=np.broadcast_to(np.arange(s.cfg.top_k)[::-1], s.ids.shape)),
         ),
         (
-            "the slots are added in the order of their experts' ids",
+            "the rows are added in the order of their experts' ids",
             lambda: s.routed(order=s.by_expert()),
         ),
         (
-            "each rank's slots are summed first, then the ranks' sums; the definition is one sum over all slots",
+            "each rank's rows are summed first, then the ranks' sums; the definition is one sum over all k",
             lambda: s.over_ranks(lambda part: part),
         ),
         (
-            f"each rank's slots are summed first and rounded to {name}, then the ranks' sums; the definition is one sum "
-            "over all slots",
+            f"each rank's rows are summed first and rounded to {name}, then the ranks' sums; the definition is one sum "
+            "over all k",
             lambda: s.over_ranks(s.rounded),
         ),
         (
-            f"double rounding: the sum is rounded to {name} after every slot; it stays float32 until the end",
+            f"double rounding: the sum is rounded to {name} after every row; it stays float32 until the end",
             lambda: s.routed(step=s.rounded),
         ),
         (
@@ -188,7 +185,7 @@ def _weighted(s, got):
             lambda: _in_float64(s),
         ),
     )
-    causes = _slots_without_expert(s, got)
+    causes = _ids_of_minus_one(s, got)
     causes += [cause for cause, acc in mistakes if _same(got, s.finish(acc()))]
     if _begins_with_the_round_before(s, got):
         causes.append(
@@ -242,11 +239,11 @@ def _toward_zero(acc):
     )
 
 
-def _slots_without_expert(s, got):
+def _ids_of_minus_one(s, got):
     nan = np.isnan(got).any(axis=1)
     if nan.any() and (nan == (~s.takes_part).any(axis=1)).all():
         return [
-            "slots of -1 take part: NaN at exactly the tokens that have one; such a slot adds nothing, whatever "
+            "ids of -1 take part: NaN at exactly the tokens that have one; an id of -1 adds nothing, whatever "
             "its weight"
         ]
     return []
@@ -259,7 +256,7 @@ def _in_float64(s):
 
 def _unweighted(s, got):
     if _same(got[s.takes_part], s.recv[s.takes_part]):
-        return ["rows of slots with -1 are not zero"]
+        return ["rows of ids of -1 are not zero"]
     if any(
         _same(got[known], other.recv[known]) for other, known in outputs_beside(s) if known.any()
     ):

@@ -17,12 +17,12 @@ import numpy as np
 
 from epmoe.check.compare_segments import compare_payload, compare_scales, compare_src_info
 from epmoe.check.difference import Difference, bits, columns, shown
-from epmoe.check.places import layout, places_of, source_rank
+from epmoe.check.places import layout, places_of, src_rank_at
 from epmoe_ref.formats.scale_layout import transposed
 
 NEEDED = ("output_tokens", "row_offsets", "src_info")
 RULE = {
-    "recv_count": "recv_count[local expert, source rank] is the number of (token, slot) pairs routed there",
+    "recv_count": "recv_count[local expert, src_rank] is the number of (token, k) pairs routed there",
     "row_offsets": "row_offsets are exclusive prefix sums of the experts' row counts (rounded up where the format "
     "pads), one entry more than there are groups",
     "expert_ids": "expert_ids are local ids, 0 .. n_groups - 1",
@@ -144,10 +144,10 @@ def _compare_small(cfg, rank, name, got, want):
     place = {}
     if name == "recv_count":
         place = dict(
-            expert=rank * cfg.n_local_experts + at[0], src_rank=source_rank(cfg, rank, at[1])
+            expert=rank * cfg.n_local_experts + at[0], src_rank=src_rank_at(cfg, rank, at[1])
         )
     elif name == "topk_ids":
-        place = dict(token=at[0], slot=at[1])
+        place = dict(token=at[0], k=at[1])
     index = f"[{', '.join(map(str, at))}]" if at else ""
     whole = f"; whole array {got.tolist()}, reference {want.tolist()}" if 1 < got.size <= 16 else ""
     return Difference(
@@ -226,20 +226,20 @@ def compare_combined(cfg, rank, got, want, *, topk_ids=None):
     if not different.any():
         return []
     at = tuple(int(i) for i in np.argwhere(different)[0])
-    place, of_slots = dict(token=at[0], column=at[-1]), ""
+    place, of_token = dict(token=at[0], column=at[-1]), ""
     if len(at) == 2 and topk_ids is not None:
-        of_slots = f"; the experts of the token's slots are {', '.join(map(str, topk_ids[at[0]].tolist()))}"
+        of_token = f"; the token's experts are {', '.join(map(str, topk_ids[at[0]].tolist()))}"
     if len(at) == 3:
-        place["slot"] = at[1]
+        place["k"] = at[1]
         if topk_ids is not None and topk_ids[at[0]][at[1]] >= 0:
             place["expert"] = int(topk_ids[at[0]][at[1]])
     n_tokens = int(different.any(axis=tuple(range(1, different.ndim))).sum())
     says = (
         f"is {shown(got[at])}, reference {shown(want[at])}; first of {int(different.sum())} differing elements in "
-        f"{n_tokens} of {len(want)} tokens{columns(different)}{of_slots}"
+        f"{n_tokens} of {len(want)} tokens{columns(different)}{of_token}"
     )
     rule = (
-        "without router weights out[t, k] is the expert's row, and zero at a -1 slot"
+        "without router weights out[t, k] is the expert's row, and zero where the id is -1"
         if len(at) == 3
         else "out[t] = sum over k ascending of w[t, k] * y[t, k], fused multiply-add in float32 from +0, rounded once"
     )

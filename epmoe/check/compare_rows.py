@@ -7,7 +7,7 @@ from epmoe.check.compare import compare_combined, same_type
 from epmoe.check.difference import Difference, bits, shown
 from epmoe.check.seen_causes import of_rows, of_sums
 
-ORDER = "recv_x has one row for each (source token, this rank), by source rank, then token"
+ORDER = "recv_x has one row for each (source token, this rank), by src_rank, then token"
 SUM = "combined_x[t] = sum over ranks ascending, in float32 from +0, rounded once; zeros for a token that went nowhere"
 
 
@@ -47,20 +47,19 @@ def _first(rank, rows, name, got, want, different, indices):
             got,
             want,
             rank,
-            rule="the number of (row, slot) pairs that a local expert has",
+            rule="the number of (row, k) pairs that a local expert has",
             column=at[0],
         )
     place = dict(src_rank=int(rows[at[0], 0]), token=int(rows[at[0], 1]), row=at[0])
-    place["column" if name == "recv_x" else "slot"] = at[1]
+    place["column" if name == "recv_x" else "k"] = at[1]
     rule = {
         "recv_x": ORDER,
-        "recv_token_indices": "local ids, slot positions kept; -1 where the slot's expert is "
-        "elsewhere",
+        "recv_token_indices": "local ids, each at its k; -1 where the expert is on another rank",
         "recv_token_probs": "0.0 where there is no expert of this rank",
     }[name]
     cause = ""
     if name == "recv_token_probs" and int(np.asarray(indices)[at]) == -1:
-        cause = "prob not zero at a -1 slot"
+        cause = "prob not zero where the id is -1"
     elif name == "recv_x":
         cause = best(of_rows(np.ascontiguousarray(got).view(want.dtype), want))
     return Difference(name, says, got, want, rank, rule=rule, cause=cause, **place)
@@ -84,12 +83,12 @@ def compare_combined_rows(rank, got, want, name="combined_x", rule=SUM):
     ]
 
 
-def compare_slot_gradients(rank, got, want):
+def compare_prob_gradients(rank, got, want):
     """Differences between one rank's gradient of token_probs and the reference's."""
     rule = "grad_token_probs[t, k] = sum over the token's ranks ascending, in float32, of its rows' gradients"
     return [
         Difference(
-            "grad_token_probs", d.says, d.got, d.want, rank, token=d.token, slot=d.column, rule=rule
+            "grad_token_probs", d.says, d.got, d.want, rank, token=d.token, k=d.column, rule=rule
         )
         for d in compare_combined(None, rank, got, want)
     ]

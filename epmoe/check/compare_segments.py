@@ -12,7 +12,7 @@ from epmoe.check.places import (
     packed,
     scale_group,
     scale_index,
-    source_rank,
+    src_rank_at,
     tiled,
 )
 from epmoe_ref.formats import scale_layout
@@ -46,25 +46,25 @@ def compare_src_info(cfg, rank, where, got, want):
     missing = _only_in(want[segment], got[segment])
     extra = _only_in(got[segment], want[segment])
     says = (
-        f"of this segment (rows {segment[0]} to {segment[-1]}) lacks (token, slot) {_some(missing)} and has "
+        f"of this segment (rows {segment[0]} to {segment[-1]}) lacks (token, k) {_some(missing)} and has "
         f"{_some(extra)} instead; {len(wrong)} of {where.n_rows} rows differ after sorting"
     )
-    token, slot = (int(x) for x in (missing[0] if missing else want[row]))
+    token, k = (int(x) for x in (missing[0] if missing else want[row]))
     return Difference(
         "src_info",
         says,
         got,
         want,
-        src_rank=source_rank(cfg, rank, src_rank),
+        src_rank=src_rank_at(cfg, rank, src_rank),
         token=token,
-        slot=slot,
-        rule="src_info[row] = (token, slot) at the source rank. " + SWAP,
+        k=k,
+        rule="src_info[row] = (token, k) at the src_rank. " + SWAP,
         **place,
     ), None
 
 
 def _sorted_rows(where, src_info):
-    """Row numbers by (group, src_rank, token, slot); shared and padding rows stay in their order."""
+    """Row numbers by (group, src_rank, token, k); shared and padding rows stay in their order."""
     free = (where.src_rank >= 0)[:, None]
     key = np.where(free, src_info, 0)
     starts = (np.diff(where.group) != 0) | (np.diff(where.src_rank) != 0)
@@ -202,8 +202,8 @@ def _at_row(cfg, rank, where, src_info, row_got, row, what, says, got, want, col
         rank=rank, expert=global_expert(cfg, rank, where.group[row]), row=row_got, column=column
     )
     if where.src_rank[row] >= 0:
-        token, slot = (int(x) for x in src_info[row])
-        place |= dict(src_rank=source_rank(cfg, rank, where.src_rank[row]), token=token, slot=slot)
+        token, k = (int(x) for x in src_info[row])
+        place |= dict(src_rank=src_rank_at(cfg, rank, where.src_rank[row]), token=token, k=k)
     else:
         place |= dict(token=int(where.row_in_group[row]))
     return Difference(what, says, got, want, rule=rule, **place)

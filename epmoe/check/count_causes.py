@@ -10,11 +10,11 @@ from epmoe_ref import format_of
 
 
 def _first_of_rank(cfg, ids):
-    """The ids with -1 for all but the first slot of each rank that a token goes to."""
+    """The ids with -1 for all but the first k of each rank that a token goes to."""
     owner, first = ids // cfg.n_local_experts, ids.copy()
-    for slot in range(1, ids.shape[1]):
-        again = (owner[:, :slot] == owner[:, slot : slot + 1]).any(axis=1)
-        first[again, slot] = -1
+    for k in range(1, ids.shape[1]):
+        again = (owner[:, :k] == owner[:, k : k + 1]).any(axis=1)
+        first[again, k] = -1
     return first
 
 
@@ -24,19 +24,19 @@ def _in_turn(cfg, ids):
 
 MISTAKES = (
     (
-        "-1 was treated as expert 0; it means: no expert in this slot, nothing is sent",
+        "-1 was treated as expert 0; it means: no expert, nothing is sent",
         lambda cfg, rank, source, ids: np.where(ids < 0, 0, ids),
     ),
     (
-        "-1 was used as an index and hit the last expert; it means: no expert in this slot, nothing is sent",
+        "-1 was used as an index and hit the last expert; it means: no expert, nothing is sent",
         lambda cfg, rank, source, ids: np.where(ids < 0, cfg.n_experts - 1, ids),
     ),
-    ("the last token of each source rank is left out", lambda cfg, rank, source, ids: ids[:-1]),
-    ("the first token of each source rank is left out", lambda cfg, rank, source, ids: ids[1:]),
-    ("only slot 0 of each token is sent", lambda cfg, rank, source, ids: ids[:, :1]),
-    ("the last slot of each token is left out", lambda cfg, rank, source, ids: ids[:, :-1]),
+    ("the last token of each src_rank is left out", lambda cfg, rank, source, ids: ids[:-1]),
+    ("the first token of each src_rank is left out", lambda cfg, rank, source, ids: ids[1:]),
+    ("only k = 0 of each token is sent", lambda cfg, rank, source, ids: ids[:, :1]),
+    ("the last k of each token is left out", lambda cfg, rank, source, ids: ids[:, :-1]),
     (
-        "a token with several experts on a rank is counted there once; each (token, slot) is a row of its own",
+        "a token with several experts on a rank is counted there once; each (token, k) is a row of its own",
         lambda cfg, rank, source, ids: _first_of_rank(cfg, ids),
     ),
     (
@@ -112,7 +112,7 @@ def _experts_cut_off(suspect):
 
 COUNT_CAUSES = [(sentence, _test(mistaken)) for sentence, mistaken in MISTAKES] + [
     (
-        "rows beyond a fixed number for each (expert, source rank) are left out; every routed pair arrives",
+        "rows beyond a fixed number for each (expert, src_rank) are left out; every routed pair arrives",
         _cut_off,
     ),
     (

@@ -13,8 +13,8 @@ class Difference:
     """What differs, where, and the sentence of the specification that it breaks; places that do not apply are None.
 
     got, want: the whole arrays.
-    `rank` has the wrong result, `expert` is a global id ("shared" for the shared expert), `token` and `slot` (k) are
-    indices on src_rank, `row` and `column` indices of the array `what`; `round` counts from 1.
+    `rank` has the wrong result, `expert` is a global id ("shared" for the shared expert), `token` and `k` are indices on
+    src_rank, `row` and `column` indices of the array `what`; `round` counts from 1.
     """
 
     what: str
@@ -25,7 +25,7 @@ class Difference:
     expert: int | str | None = None
     src_rank: int | None = None
     token: int | None = None
-    slot: int | None = None
+    k: int | None = None
     row: int | None = None
     column: int | None = None
     rule: str = ""
@@ -57,7 +57,7 @@ class Difference:
             "expert",
             "src_rank",
             "token",
-            "slot",
+            "k",
             "row",
             "column",
             "says",
@@ -68,7 +68,7 @@ class Difference:
 
     @property
     def place(self):
-        """`rank 1, expert 5, src_rank 0, token 3, slot 2, row 17, column 64`, as far as it is known.
+        """`rank 1, expert 5, src_rank 0, token 3, k 2, row 17, column 64`, as far as it is known.
 
         A round is named if it is not the first one: those before it were right.
         """
@@ -76,9 +76,9 @@ class Difference:
             ("round", None if self.round == 1 else self.round),
             ("rank", self.rank),
             ("expert", self.expert),
-            ("source rank", self.src_rank),
+            ("src_rank", self.src_rank),
             ("token", self.token),
-            ("slot", self.slot),
+            ("k", self.k),
             ("row", self.row),
             ("column", self.column),
         )

@@ -190,9 +190,9 @@ def _not_tiled(suspect):
 
 
 RANK_ORDER = (
-    "an expert's rows are in another order of source ranks; ranks must ascend inside an expert"
+    "an expert's rows are in another order of src_ranks; ranks must ascend inside an expert"
 )
-MIXED = "an expert's rows are not grouped by source rank; ranks must ascend inside an expert"
+MIXED = "an expert's rows are not grouped by src_rank; ranks must ascend inside an expert"
 CAUSES = {
     "recv_count": COUNT_CAUSES
     + [
@@ -224,11 +224,11 @@ CAUSES = {
         ("they are global ids; the rank's first expert has the local id 0", _global_ids)
     ],
     "src_info": [
-        ("the two columns are swapped: (token, slot), not (slot, token)", _columns_swapped),
+        ("the two columns are swapped: (token, k), not (k, token)", _columns_swapped),
         (RANK_ORDER, _other_rank_order),
         (MIXED, _ranks_mixed),
         (
-            "tokens are counted over all ranks; the index is the one at the source rank",
+            "tokens are counted over all ranks; the index is the one at the src_rank",
             _tokens_counted_over_ranks,
         ),
         ("these are the rows of the round before", _from_before("src_info")),

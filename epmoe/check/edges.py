@@ -42,22 +42,22 @@ def edge_weights(weights):
     weights[5:6] *= -1
 
 
-def edge_outputs(outputs, seeds, token, slot):
+def edge_outputs(outputs, seeds, token, k):
     """Changes experts' outputs [..., hidden] in place.
 
-    seeds: uint64 [...] of (src_rank, token), so that all slots of a token have their edges in the same columns;
-    token, slot: int [...]. The token of a zero weight has an infinity under it, which makes NaN.
+    seeds: uint64 [...] of (src_rank, token), so that all k of a token have their edges in the same columns;
+    token, k: int [...]. The token of a zero weight has an infinity under it, which makes NaN.
     """
     kinds = random_bits.words(seeds, outputs.shape[-1] // 16) % np.uint64(12)
-    token, slot = (np.broadcast_to(x, kinds.shape[:-1]) for x in (token, slot))
+    token, k = (np.broadcast_to(x, kinds.shape[:-1]) for x in (token, k))
     kinds[token == 3, 0] = 3
-    of, column, even = ml_dtypes.finfo(outputs.dtype), np.arange(16), slot[..., None] % 2 == 0
+    of, column, even = ml_dtypes.finfo(outputs.dtype), np.arange(16), k[..., None] % 2 == 0
     plain = np.float32(1.5)
     fillings = {
         0: np.float32(-0.0),  # their sum begins at +0, and stays there
         1: (column * of.smallest_subnormal).astype(np.float32),
-        2: np.where((column == 5) & (slot[..., None] == 0), np.float32("nan"), plain),
-        3: np.where((column == 9) & (slot[..., None] == 0), np.float32("inf"), -plain),
+        2: np.where((column == 5) & (k[..., None] == 0), np.float32("nan"), plain),
+        3: np.where((column == 9) & (k[..., None] == 0), np.float32("inf"), -plain),
         4: np.where(
             column == 9, np.where(even, np.float32("inf"), np.float32("-inf")), plain
         ),  # NaN
@@ -65,7 +65,7 @@ def edge_outputs(outputs, seeds, token, slot):
     }
     groups = outputs.reshape(*outputs.shape[:-1], -1, 16)
     for kind, values in fillings.items():
-        values = np.broadcast_to(values, (*slot.shape, 16))[..., None, :].astype(outputs.dtype)
+        values = np.broadcast_to(values, (*k.shape, 16))[..., None, :].astype(outputs.dtype)
         groups[...] = np.where((kinds == np.uint64(kind))[..., None], values, groups)
 
 
@@ -77,7 +77,7 @@ def edge_rows(rows, row_of, seed):
     out = [r.copy() for r in rows]
     for src_rank, of_token in enumerate(row_of):
         for token, columns in enumerate(of_token >= 0):
-            for slot, column in enumerate(np.flatnonzero(columns)):
+            for k, column in enumerate(np.flatnonzero(columns)):
                 row = out[int(column) * len(rows) // of_token.shape[1]][of_token[token, column]]
-                edge_outputs(row, random_bits.stream(seed, src_rank, token), token, slot)
+                edge_outputs(row, random_bits.stream(seed, src_rank, token), token, k)
     return out

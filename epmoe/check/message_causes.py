@@ -192,16 +192,15 @@ def _own(test):
     return lambda segment, rank, place: rank == segment.suspect.state.rank and test(segment, place)
 
 
-WRONG_TOKEN = "src_info is wrong: int32, the token's index at the source rank"
-WRONG_IDS = "topk_info is wrong: uint16, the token's global expert ids in slot order, -1 as 65535"
+WRONG_TOKEN = "src_info is wrong: int32, the token's index at the src_rank"
+WRONG_IDS = (
+    "topk_info is wrong: uint16, the token's global expert ids in the order of k, -1 as 65535"
+)
 WRONG_PAYLOAD = "the payload is wrong, the trailer is right"
 OTHER_RANK = "misplaced: messages lie on another rank than their expert's owner"
 GENERAL_OF_MESSAGES = (WRONG_TOKEN, WRONG_IDS, WRONG_PAYLOAD, OTHER_RANK)
 MESSAGE_CAUSES = [
-    (
-        "src_info holds the slot k; it is the token's index at the source rank",
-        _holds(1, "<i4", _slot_of),
-    ),
+    ("src_info holds k; it is the token's index at the src_rank", _holds(1, "<i4", _slot_of)),
     ("src_info is counted from 1", _holds(1, "<i4", lambda suspect, segment, want: want + 1)),
     (WRONG_TOKEN, _all(_only(0, 2))),
     (
@@ -237,7 +236,7 @@ MESSAGE_CAUSES = [
         _found(_own(lambda segment, place: place[:2] == segment.at and place[2] >= segment.count)),
     ),
     (
-        "misplaced: messages lie in the segment of another source rank",
+        "misplaced: messages lie in the segment of another src_rank",
         _found(
             _own(lambda segment, place: place[0] == segment.at[0] and place[1] != segment.at[1])
         ),
@@ -283,7 +282,7 @@ def _rows_at(where):
 ROW_CAUSES = [
     ("rows are missing: the bytes of before are there", _rows_stale),
     (
-        "misplaced: rows lie in another slot of their token",
+        "misplaced: rows lie at another k of their token",
         _rows_at(lambda suspect, at, place: place[0] == suspect.state.rank and place[1] == at[0]),
     ),
     (

@@ -75,9 +75,9 @@ def outputs_beside(total):
             rows = np.flatnonzero(
                 places_of(cfg, rank, round_.dispatched_want[rank]).src_rank == total.rank
             )
-            token, slot = array(result, "src_info")[rows].T
+            token, k = array(result, "src_info")[rows].T
             there = (rows + by >= 0) & (rows + by < len(outputs))
             known[token[~there]] = False
-            other.recv[token[there], slot[there]] = outputs[rows[there] + by]
+            other.recv[token[there], k[there]] = outputs[rows[there] + by]
         made.append((other, known))
     return made

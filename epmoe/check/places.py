@@ -87,7 +87,7 @@ def global_expert(cfg, rank, group):
     return "shared" if local_expert < 0 else rank * cfg.n_local_experts + local_expert
 
 
-def source_rank(cfg, rank, index):
+def src_rank_at(cfg, rank, index):
     """The src_rank that an index of recv_count's second axis stands for: under skip_a2a the rank itself."""
     return rank if cfg.skip_a2a else int(index)
 

@@ -73,7 +73,7 @@ def _payload_of_other_rank(suspect):
     if suspect.cfg.token_format != "bf16" or suspect.cfg.skip_a2a:
         return False
     held = {
-        (*key[:2], *key[3:]): row.tobytes()  # of (group, src_rank, token, slot)
+        (*key[:2], *key[3:]): row.tobytes()  # of (group, src_rank, token, k)
         for key, row in zip(_keys(where, suspect.got), bits(got)[: where.n_rows])
     }
     rows = [
@@ -111,14 +111,14 @@ ROW_CAUSES = [
     ("stale rows: they hold what the round before left in their place", _stale_rows),
     (
         "payload and src_info of a segment's rows do not belong together: rows were moved without their src_info, or "
-        "slots given out in another order than the payload's",
+        "slots claimed in another order than the payloads'",
         _payload_in_segment,
     ),
     (
-        "the payloads of an expert's rows are in another order of source ranks than their src_info",
+        "the payloads of an expert's rows are in another order of src_ranks than their src_info",
         _payload_in_group,
     ),
-    ("each row holds the token of that number of another source rank", _payload_of_other_rank),
+    ("each row holds the token of that number of another src_rank", _payload_of_other_rank),
     (BESIDE, rows_beside),
     (
         "the two fp4 codes of each byte are swapped: the even column is in the low nibble",

@@ -9,9 +9,9 @@ from epmoe.check.calls import call, first_found, over_ranks
 from epmoe.check.cancelling import cancelling
 from epmoe.check.compare_rows import (
     compare_combined_rows,
+    compare_prob_gradients,
     compare_received,
     compare_rows_back,
-    compare_slot_gradients,
 )
 from epmoe.check.edges import edge_rows, edge_tokens
 from epmoe.check.made_arrays import GRAD_OUT, GRAD_PROBS, GRAD_X, made
@@ -69,7 +69,7 @@ class RowsCase:
         return np.full_like(ids, -1) if self.routing == "dropped" else ids
 
     def token_probs(self, round_):
-        """float32 [T, K] over ranks, not zero in slots of -1."""
+        """float32 [T, K] over ranks, not zero where the id is -1."""
         return [
             np.abs(
                 random_bits.floats(
@@ -121,12 +121,12 @@ def cases(n_ranks=4):
     one_empty = tuple(0 if rank == n_ranks - 1 else count for rank, count in enumerate(uneven))
     listed = [
         ("uneven ranks", uneven, n, min(4, n), 128),
-        ("slots without an expert", uneven, n, min(4, n), 128, "gaps", 3),
+        ("some ids are -1", uneven, n, min(4, n), 128, "gaps", 3),
         ("a rank without tokens", one_empty, n, min(4, n), 128, "gaps"),
-        ("no slot has an expert", uneven, n, min(4, n), 128, "dropped"),
+        ("all ids are -1", uneven, n, min(4, n), 128, "dropped"),
         ("a hot expert", uneven, n, 2, 128, "hot"),
-        ("one slot", uneven, n, 1, 256),
-        ("as many slots as experts", uneven, n, n, 128),
+        ("top_k 1", uneven, n, 1, 256),
+        ("top_k as many as experts", uneven, n, n, 128),
     ]
     return [
         *(RowsCase(entry[0], seed, *entry[1:]) for seed, entry in enumerate(listed)),
@@ -215,7 +215,7 @@ def _steps(implementation, world, case, ranks, round_, not_given):
             for rank in ranks.here
             for d in (
                 *compare_combined_rows(rank, grad_x[rank], grads_want[0][rank], "grad_x"),
-                *compare_slot_gradients(rank, grad_probs[rank], grads_want[1][rank]),
+                *compare_prob_gradients(rank, grad_probs[rank], grads_want[1][rank]),
             )
         ],
     )

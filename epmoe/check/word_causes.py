@@ -163,11 +163,11 @@ SIGNALS = [
     ("the counts are one too large", _differ_by(1)),
     ("the counts are one too small", _differ_by(-1)),
     (
-        "the indices are swapped; the first is the local expert, the second the source rank",
+        "the indices are swapped; the first is the local expert, the second the src_rank",
         _transposed,
     ),
     (
-        "the signals lie at the receiver's rank; the second index is the source rank",
+        "the signals lie at the receiver's rank; the second index is the src_rank",
         _only_in_column_of_receiver,
     ),
     (

@@ -206,7 +206,7 @@ def expert_indices(buffer, given, n_rows, num_experts):
             )
     if not 1 <= top_k <= min(num_experts, MAX_TOP_K):
         raise EPValueError(
-            f"token_indices has {top_k} slots, 1 to {min(num_experts, MAX_TOP_K)} are needed"
+            f"token_indices has {top_k} ids a token, 1 to {min(num_experts, MAX_TOP_K)} are needed"
         )
     for r, a in zip(buffer.ranks, seen):
         if a.host is not None:
@@ -217,10 +217,10 @@ def expert_indices(buffer, given, n_rows, num_experts):
 def _check_ids(rank, ids, num_experts):
     outside = (ids < -1) | (ids >= num_experts)
     if outside.any():
-        token, slot = (int(i) for i in np.argwhere(outside)[0])
+        token, k = (int(i) for i in np.argwhere(outside)[0])
         raise EPValueError(
-            f"token_indices of rank {rank}: token {token}, slot {slot} holds {int(ids[token, slot])}, "
-            f"which is outside [0, num_experts={num_experts}); -1 is the id for a dropped slot"
+            f"token_indices of rank {rank}: token {token}, k {k} holds {int(ids[token, k])}, "
+            f"which is outside [0, num_experts={num_experts}); -1 is the id for no expert"
         )
     ordered = np.sort(ids.astype(np.int64), axis=1)
     twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
@@ -228,7 +228,7 @@ def _check_ids(rank, ids, num_experts):
         token = int(np.flatnonzero(twice)[0])
         raise EPValueError(
             f"token_indices of rank {rank}: token {token} holds an id twice: {ids[token].tolist()}; the "
-            "ids of a token must be distinct: put -1 into one of the slots"
+            "ids of a token must be distinct: put -1 for one of them"
         )
 
 

@@ -1,6 +1,6 @@
 """What the caller gives, checked before anything is launched: host arrays fully, device arrays by shape, dtype, device.
 
-Every message names the rank, the value, the rule and the remedy; for routing also the token and the slot.
+Every message names the rank, the value, the rule and the remedy; for routing also the token and k.
 """
 
 import ml_dtypes
@@ -80,10 +80,10 @@ def topk_ids(cfg, machine, rank, given, num_tokens):
 def _check_ids(cfg, rank, ids):
     outside = (ids < -1) | (ids >= cfg.n_experts)
     if outside.any():
-        token, slot = (int(i) for i in np.argwhere(outside)[0])
+        token, k = (int(i) for i in np.argwhere(outside)[0])
         raise EPValueError(
-            f"topk_ids of rank {rank}: token {token}, slot {slot} holds {int(ids[token, slot])}, which "
-            f'is outside [0, n_experts={cfg.n_experts}); -1 is the id for "no expert in this slot" '
+            f"topk_ids of rank {rank}: token {token}, k {k} holds {int(ids[token, k])}, which "
+            f'is outside [0, n_experts={cfg.n_experts}); -1 is the id for "no expert" '
             f"({int(outside.sum())} such ids in all)"
         )
     ordered = np.sort(ids.astype(np.int32), axis=1)
@@ -91,9 +91,9 @@ def _check_ids(cfg, rank, ids):
     if twice.any():
         token = int(np.argwhere(twice.any(axis=1))[0][0])
         value = int(ordered[token, 1:][twice[token]][0])
-        first, slot = (int(k) for k in np.argwhere(ids[token] == value)[:2, 0])
+        first, k = (int(i) for i in np.argwhere(ids[token] == value)[:2, 0])
         raise EPValueError(
-            f"topk_ids of rank {rank}: token {token}, slot {slot} holds {value}, which slot {first} of "
+            f"topk_ids of rank {rank}: token {token}, k {k} holds {value}, which k {first} of "
             "the token already holds; the ids of one token must be distinct: put -1 into one of them"
         )
 

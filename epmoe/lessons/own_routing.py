@@ -27,5 +27,5 @@ def read(file, n_ranks):
         )
     found.check(n_experts)
     if not (ids >= 0).any():
-        raise EPValueError(f"{file} holds no pair: every slot is -1 or there is no token")
+        raise EPValueError(f"{file} holds no pair: every id is -1 or there is no token")
     return ids, n_experts

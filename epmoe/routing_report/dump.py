@@ -43,11 +43,10 @@ class Dump:
             where = f"step {step}, " if len(self.steps) > 1 else ""
             outside = (ids < -1) | (ids >= n_experts)
             if outside.any():
-                token, slot = np.argwhere(outside)[0]
+                token, k = np.argwhere(outside)[0]
                 raise EPValueError(
-                    f"{where}token {token}, slot {slot} has expert {ids[token, slot]}, outside [0, n_experts="
-                    f"{n_experts}) ({int(outside.sum())} such ids): give --experts, or write -1 where a slot has no "
-                    "expert"
+                    f"{where}token {token}, k {k} has expert {ids[token, k]}, outside [0, n_experts="
+                    f"{n_experts}) ({int(outside.sum())} such ids): give --experts, or write -1 for no expert"
                 )
             in_order = np.sort(ids, axis=1)
             twice = ((in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] >= 0)).any(axis=1)
@@ -55,7 +54,7 @@ class Dump:
                 token = int(np.argmax(twice))
                 raise EPValueError(
                     f"{where}token {token} has experts {ids[token].tolist()}: the experts of a token must be "
-                    f"distinct ({int(twice.sum())} such tokens); write -1 into the repeated slot"
+                    f"distinct ({int(twice.sum())} such tokens); write -1 for the repetition"
                 )
 
     def split(self, ids, n_ranks):

@@ -132,7 +132,7 @@ def fused_dispatch(
     x: bf16, fp16 or float32 [T, H]. token_indices: integers [T, K], global expert ids, -1 for none. token_probs:
     float32 [T, K]. num_experts: of all ranks. group: a process group of torch, or a world of epmoe (LocalWorld: lists
     over ranks). Returns (recv_x [N, H], recv_token_indices int64 [N, K] (local ids, -1 elsewhere), recv_token_probs
-    float32 [N, K], tokens_per_expert int64 [L] on the CPU, handle); rows by source rank, then token: their order is not
+    float32 [N, K], tokens_per_expert int64 [L] on the CPU, handle); rows by src_rank, then token: their order is not
     free. The host waits for N. async_finish, allocate_on_comm_stream: change nothing; results are in the order of
     torch's current stream. Gradients: x and token_probs. Errors: EPValueError, PeerTimeout. Source: the fused_a2a page
     (docs/pages.md); values and gradients to the bit: epmoe_ref.fused_a2a.dispatch_forward, dispatch_backward.

@@ -114,7 +114,7 @@ def hybrid_ep_dispatch(
     None. group: as for fused_dispatch. num_permuted_tokens: P, the same on all ranks, and the host does not wait; None:
     it waits for P. pad_multiple: an expert's rows are rounded up to it. Returns (dispatched_hidden [P, H],
     dispatched_probs float32 [P] or None, scales or None, tokens_per_expert int64 [L], padding included, on the CPU or,
-    with P given, where x is, handle); rows by local expert, then source rank, then token: their order is not free. Rows
+    with P given, where x is, handle); rows by local expert, then src_rank, then token: their order is not free. Rows
     that do not fit into P are dropped, and handle[-1], int32 [1], is 1. Gradients: x and probs; FP8 rows have none. By
     name alone: what Megatron-Core 0.17 to 0.19 say of scheduling. Errors: EPValueError, PeerTimeout. Source: the
     fused_a2a page (docs/pages.md); epmoe_ref.fused_a2a.hybrid_dispatch_forward, hybrid_dispatch_backward.

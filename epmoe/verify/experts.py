@@ -57,5 +57,5 @@ def _order(cfg, d):
     where = places(cfg, d.row_offsets, d.recv_count)
     info = np.asarray(d.src_info)[: where.n_rows]
     free = where.src_rank >= 0
-    token, slot = (np.where(free, info[:, i], where.row_in_group if i == 0 else 0) for i in (0, 1))
-    return np.lexsort((slot, token, where.src_rank % (cfg.n_ranks + 2), where.group))
+    token, k = (np.where(free, info[:, i], where.row_in_group if i == 0 else 0) for i in (0, 1))
+    return np.lexsort((k, token, where.src_rank % (cfg.n_ranks + 2), where.group))

@@ -168,14 +168,14 @@ def expert_indices(name: str, per_rank, n_rows: list[int], num_experts: int) -> 
         top_k = array.shape[1]
         if not 1 <= top_k <= num_experts:
             raise EPValueError(
-                f"{name}[{rank}] has {top_k} slots a token: there must be 1 to num_experts={num_experts}; "
-                "drop the slots that cannot hold an expert"
+                f"{name}[{rank}] has {top_k} ids a token: there must be 1 to num_experts={num_experts}; "
+                "drop the columns that cannot hold an expert"
             )
         wild = (array >= num_experts) | ((array < -1) if array.dtype.kind == "i" else False)
         if wild.any():
-            token, slot = np.argwhere(wild)[0]
+            token, k = np.argwhere(wild)[0]
             raise EPValueError(
-                f"{name}[{rank}][{token}, {slot}] = {array[token, slot]}: an id must be in [0, {num_experts}), "
+                f"{name}[{rank}][{token}, {k}] = {array[token, k]}: an id must be in [0, {num_experts}), "
                 "or -1 for no expert"
             )
         ids = np.sort(array.astype(np.int64), axis=1)
@@ -184,7 +184,7 @@ def expert_indices(name: str, per_rank, n_rows: list[int], num_experts: int) -> 
             token, place = np.argwhere(twice)[0]
             raise EPValueError(
                 f"{name}[{rank}][{token}] = {array[token].tolist()} has expert {ids[token, place]} twice: "
-                "the ids of a token must be distinct; put -1 in one of the slots"
+                "the ids of a token must be distinct; put -1 for one of them"
             )
     return [array.astype(np.int64) for array in arrays]
 

@@ -69,8 +69,8 @@ def dispatch_backward(handle, grad_recv_x, grad_recv_token_probs):
 
     Returns (grad_x, grad_token_probs), lists over ranks:
     grad_x [T, H], dtype of grad_recv_x: as `combine_forward`, order and rounding.
-    grad_token_probs float32 [T, K]: sum over the ranks that got t, ascending, in float32, of the row's gradient, slot
-    by slot. Nothing is masked: it is the exact adjoint only if the caller's gradient is 0 where recv_token_indices is
+    grad_token_probs float32 [T, K]: sum over the ranks that got t, ascending, in float32, of the row's gradient, for
+    each k. Nothing is masked: it is the exact adjoint only if the caller's gradient is 0 where recv_token_indices is
     -1. None on every rank if there is no grad_recv_token_probs.
 
     Errors: a handle of another routing, shapes or dtypes that do not fit.

@@ -59,8 +59,8 @@ class NumpyWorld(Implementation):
     def payload_order(self, pairs):
         return pairs
 
-    def info(self, token, slot):
-        return token, slot
+    def info(self, token, k):
+        return token, k
 
     def row_padding(self):
         return 4 if self.cfg.token_format == "fp8_blockwise" else 1

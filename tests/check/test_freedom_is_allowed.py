@@ -160,7 +160,7 @@ def test_one_wrong_scale_is_found_and_placed(case):
     report = check(OneWrongScale, n_ranks=2, only=case)
     ((difference,),) = (o.differences for o in report.failed)
     assert (difference.what, difference.rank) == ("output_scales", 1)
-    assert (difference.row, difference.token, difference.slot) == OneWrongScale.expected
+    assert (difference.row, difference.token, difference.k) == OneWrongScale.expected
     assert difference.column == 2 * VECTOR.get(case.split()[0], 128)
     assert "first of 1 differing scales in 1 of" in str(difference)
 
@@ -175,9 +175,9 @@ class FewSlots(Reference):
         return super().dispatch(input_tokens, topk_ids, **options)
 
 
-def test_more_slots_than_an_implementation_takes_are_listed_as_not_served():
+def test_more_experts_a_token_than_an_implementation_takes_are_listed_as_not_served():
     report = check(FewSlots, n_ranks=2)
     reasons = {o.case: o.not_served for o in report.outcomes}
     assert report.passed, str(report)
-    assert reasons["one slot"] is None and reasons["uneven ranks"] == "top_k 4, more than 3"
-    assert reasons["as many slots as experts"] == "top_k 6, more than 3"
+    assert reasons["top_k 1"] is None and reasons["uneven ranks"] == "top_k 4, more than 3"
+    assert reasons["top_k as many as experts"] == "top_k 6, more than 3"

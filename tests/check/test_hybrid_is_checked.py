@@ -96,10 +96,10 @@ def reads_every_row(x, handle):
 
 
 MISTAKES = {
-    "by source rank, not by expert first": changed(
+    "by src_rank, not by expert first": changed(
         hidden=reordered("local_expert", "src_token", "src_rank")
     ),
-    "by token before source rank inside an expert": changed(
+    "by token before src_rank inside an expert": changed(
         hidden=reordered("src_rank", "src_token", "local_expert")
     ),
     "the right rows in another order": changed(hidden=lambda handle, rank, a: a[::-1].copy()),
@@ -143,13 +143,13 @@ def test_no_other_cause_is_named(words):
 
 
 def test_the_place_of_a_wrong_row():
-    report = check(MISTAKES["by source rank, not by expert first"], n_ranks=2, only="exact rows")
+    report = check(MISTAKES["by src_rank, not by expert first"], n_ranks=2, only="exact rows")
     difference = report.failed[0].differences[0]
     assert difference.what == "dispatched_hidden"
     for word in (
         "rank ",
         "expert ",
-        "source rank ",
+        "src_rank ",
         "token ",
         "row ",
         "column ",

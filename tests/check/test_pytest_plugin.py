@@ -49,7 +49,7 @@ def test_a_wrong_one_fails_in_words_and_beside_the_projects_own_tests(tmp_path):
     (tmp_path / "test_mine.py").write_text("def test_mine():\n    pass\n")
     result = pytest_run(tmp_path, "--epmoe-ranks", "2")
     assert result.returncode == 1
-    assert "the two columns are swapped: (token, slot), not (slot, token)" in result.stdout
+    assert "the two columns are swapped: (token, k), not (k, token)" in result.stdout
     assert "Traceback" not in result.stdout and "1 passed" not in result.stdout.splitlines()[0]
     assert "test_mine" not in result.stdout.split("short test summary")[1]
 

@@ -1,4 +1,4 @@
-"""Mistakes in fused_a2a rows are named: probs at -1 slots, global ids, row order, counts, sums, inputs written to."""
+"""Mistakes in fused_a2a rows are named: probs at ids of -1, global ids, row order, counts, sums, inputs written to."""
 
 import ml_dtypes
 import numpy as np
@@ -64,14 +64,14 @@ def lost(rows):
 
 
 MISTAKES = {
-    "prob not zero at a -1 slot": changed(
+    "prob not zero where the id is -1": changed(
         recv_token_probs=lambda rank, p: np.where(p == 0, np.float32(0.5), p)
     ),
-    "local ids, slot positions kept": changed(
+    "local ids, each at its k": changed(
         recv_token_indices=lambda rank, i: np.where(i >= 0, i + 3 * rank, i)
     ),
-    "by source rank, then token": changed(recv_x=lambda rank, x: x[::-1]),
-    "the number of (row, slot) pairs": changed(tokens_per_expert=lambda rank, n: n + 1),
+    "by src_rank, then token": changed(recv_x=lambda rank, x: x[::-1]),
+    "the number of (row, k) pairs": changed(tokens_per_expert=lambda rank, n: n + 1),
     "each row holds its neighbour's payload": changed(recv_x=lambda rank, x: np.roll(x, 1, axis=0)),
     "the last columns of the rows are lost": changed(recv_x=lambda rank, x: lost(x)),
     "the last columns of the output are lost": changed(
@@ -95,9 +95,9 @@ def test_a_mistake_is_named(words):
 
 
 def test_the_place_of_a_wrong_prob():
-    report = check(MISTAKES["prob not zero at a -1 slot"], n_ranks=2, only="one slot")
-    assert report.passed  # each row has its only slot here
-    report = check(MISTAKES["prob not zero at a -1 slot"], n_ranks=2, only="uneven")
+    report = check(MISTAKES["prob not zero where the id is -1"], n_ranks=2, only="top_k 1")
+    assert report.passed  # each row has its only expert here
+    report = check(MISTAKES["prob not zero where the id is -1"], n_ranks=2, only="uneven")
     difference = report.failed[0].differences[0]
     assert (difference.what, difference.rank, difference.src_rank) == ("recv_token_probs", 0, 0)
     assert "is 0.5 [0x3f000000], reference 0 [0x00000000]" in str(difference)

@@ -16,7 +16,7 @@ MISTAKES = {
         "output_tokens",
         "payload and src_info of a segment's rows do not belong together",
     ),
-    "RankOrder": ("src_info", "in another order of source ranks"),
+    "RankOrder": ("src_info", "in another order of src_ranks"),
     "DoubleRounding": ("output", "double rounding: the sum is rounded to"),
     "MinusOneIsZero": ("recv_count", "-1 was treated as expert 0"),
     "OffByOne": ("row_offsets", "off by one: every entry is one too large"),
@@ -27,18 +27,15 @@ MISTAKES = {
     "StaleRows": ("output_tokens", "stale rows"),
     "GlobalExpertIds": ("expert_ids", "they are global ids"),
     "NotFused": ("output", "a fused multiply-add rounds once a step"),
-    "Descending": ("output", "the slots are added in descending order"),
-    "MinusOneTakesPart": (
-        "output",
-        "slots of -1 take part: NaN at exactly the tokens that have one",
-    ),
-    "GarbageAtMinusOne": ("output", "rows of slots with -1 are not zero"),
-    "LastTokenLost": ("recv_count", "the last token of each source rank is left out"),
-    "FirstSlotOnly": ("recv_count", "only slot 0 of each token is sent"),
+    "Descending": ("output", "the rows are added in descending order of k"),
+    "MinusOneTakesPart": ("output", "ids of -1 take part: NaN at exactly the tokens that have one"),
+    "GarbageAtMinusOne": ("output", "rows of ids of -1 are not zero"),
+    "LastTokenLost": ("recv_count", "the last token of each src_rank is left out"),
+    "FirstSlotOnly": ("recv_count", "only k = 0 of each token is sent"),
     "ExpertsInTurn": ("recv_count", "experts were dealt to the ranks in turn"),
     "OtherRanksPayload": (
         "output_tokens",
-        "each row holds the token of that number of another source rank",
+        "each row holds the token of that number of another src_rank",
     ),
     "NoFloor": ("output_scales", "the floor is missing"),
     "ReciprocalScales": ("output_scales", "the scales are reciprocals"),
@@ -49,10 +46,10 @@ MISTAKES = {
     "OtherRanksTokens": ("output", "these are the tokens of rank "),
     "LastTokenZero": ("output", "the tokens that differ are all zeros"),
     "InFloat64": ("output", "the sum is kept in float64"),
-    "ByExpert": ("output", "the slots are added in the order of their experts' ids"),
+    "ByExpert": ("output", "the rows are added in the order of their experts' ids"),
     "WeightsByExpert": ("output", "the weights are in the order of the experts' ids"),
-    "RanksFirst": ("output", "each rank's slots are summed first, then the ranks' sums"),
-    "RanksFirstRounded": ("output", "each rank's slots are summed first and rounded to "),
+    "RanksFirst": ("output", "each rank's rows are summed first, then the ranks' sums"),
+    "RanksFirstRounded": ("output", "each rank's rows are summed first and rounded to "),
     "BeginsWithTheProduct": ("output", "zeros have the wrong sign"),
     "SubnormalsAreZero": ("output", "subnormal sums are lost"),
     "SumIsNeverNan": ("output", "sums are never NaN"),
@@ -62,14 +59,14 @@ MISTAKES = {
     "PadsEveryGroup": ("row_offsets", "each group's row count is rounded up to 16"),
     "CountsForOffsets": ("row_offsets", "they are the row counts themselves"),
     "RowsBeside": ("output_tokens", "each row holds its neighbour's payload"),
-    "OutputsBeside": ("output", "each slot has the row beside its own"),
+    "OutputsBeside": ("output", "each (token, k) has the row beside its own"),
     "LastColumnsLost": ("output_tokens", "the last columns of the rows are lost"),
     "LastSumsLost": ("output", "the last columns of the output are lost"),
     "RoomForThree": (
         "recv_count",
-        "rows beyond a fixed number for each (expert, source rank) are left out",
+        "rows beyond a fixed number for each (expert, src_rank) are left out",
     ),
-    "SortedByToken": ("src_info", "an expert's rows are not grouped by source rank"),
+    "SortedByToken": ("src_info", "an expert's rows are not grouped by src_rank"),
     "WritesInput": ("topk_ids", "was written to"),
     "Raises": ("call", "raised IndexError: index 12 is out of bounds"),
 }
@@ -123,14 +120,14 @@ def test_the_messages_are_as_many_as_the_mistakes(reports):
     assert {name: told(reports(name)) for name in MISTAKES} == {name: {name} for name in MISTAKES}
 
 
-def test_a_difference_says_rank_expert_source_rank_token_slot_column_and_both_values(reports):
+def test_a_difference_says_rank_expert_src_rank_token_k_column_and_both_values(reports):
     difference = reports("SlotOrder").failed[0].differences[0]
     for word in (
         "rank ",
         "expert ",
-        "source rank ",
+        "src_rank ",
         "token ",
-        "slot ",
+        " k ",
         "row ",
         "column ",
         " is ",

@@ -27,14 +27,14 @@ class NotFused(NumpyWorld):
 
 
 class MinusOneTakesPart(NumpyWorld):
-    """Multiplies slots of -1 by their weight, whatever it is."""
+    """Multiplies rows of ids of -1 by their weight, whatever it is."""
 
     def takes_part(self, ids):
         return np.ones(ids.shape, bool)
 
 
 class GarbageAtMinusOne(NumpyWorld):
-    """Leaves rows of -1 slots as they are without router weights."""
+    """Leaves rows of ids of -1 as they are without router weights."""
 
     def unreduced(self, recv, ids):
         recv[ids < 0] = 7
@@ -42,7 +42,7 @@ class GarbageAtMinusOne(NumpyWorld):
 
 
 class Descending(NumpyWorld):
-    """Adds the last slot first."""
+    """Adds the last k first."""
 
     def reduce(self, recv, weights, takes_part):
         return super().reduce(recv[:, ::-1], weights[:, ::-1], takes_part[:, ::-1])
@@ -99,7 +99,7 @@ class InFloat64(NumpyWorld):
 
 
 class ByExpert(NumpyWorld):
-    """Adds a token's slots as its experts come."""
+    """Adds a token's rows in the order of its expert ids."""
 
     def combine_of(self, rank, *given):
         self.order = np.argsort(self.topk_ids[rank], axis=1, kind="stable")

@@ -43,8 +43,8 @@ class PaddingForgotten(NumpyWorld):
 
 
 class SrcInfoSwapped(NumpyWorld):
-    def info(self, token, slot):
-        return slot, token
+    def info(self, token, k):
+        return k, token
 
 
 class StaleRows(NumpyWorld):
@@ -183,14 +183,14 @@ class LastColumnsLost(NumpyWorld):
 
 
 class RoomForThree(NumpyWorld):
-    """Has a fixed room for each expert and source rank."""
+    """Has a fixed room for each expert and src_rank."""
 
     def pairs(self, ids, expert):
         return super().pairs(ids, expert)[:3]
 
 
 class SortedByToken(NumpyWorld):
-    """Merges the source ranks' rows by token."""
+    """Merges the src_ranks' rows by token."""
 
     def dispatch_of(self, rank, *given):
         d = super().dispatch_of(rank, *given)

@@ -29,7 +29,7 @@ REFUSED = {
         lambda w: fused_a2a.fused_dispatch(
             w["x"], at(w["ids"], 1, (2, 0), 4), w["probs"], 4, w["group"]
         ),
-        r"rank 1: token 2, slot 0 holds 4, which is outside \[0, num_experts=4\)",
+        r"rank 1: token 2, k 0 holds 4, which is outside \[0, num_experts=4\)",
     ),
     "an id twice": (
         lambda w: fused_a2a.fused_dispatch(

@@ -58,19 +58,19 @@ def dispatch_cases():
         "id too large",
         x,
         with_id(ones(ids, 1), 1, 2, 1, 4),
-        ["rank 1", "token 2, slot 1", "holds 4", "n_experts=4", "-1"],
+        ["rank 1", "token 2, k 1", "holds 4", "n_experts=4", "-1"],
     )
     yield (
         "id below -1",
         x,
         with_id(ones(ids, 0), 0, 1, 0, -2),
-        ["rank 0", "token 1, slot 0", "holds -2", "[0, n_experts=4)"],
+        ["rank 0", "token 1, k 0", "holds -2", "[0, n_experts=4)"],
     )
     yield (
         "id that wraps to a good int32",
         x,
         with_id(ones(ids, 0), 0, 0, 0, 2**32 + 1),
-        ["rank 0", "token 0, slot 0", "holds 4294967297"],
+        ["rank 0", "token 0, k 0", "holds 4294967297"],
     )
     yield (
         "id of uint64",
@@ -84,7 +84,7 @@ def dispatch_cases():
         "id twice in a token",
         x,
         twice,
-        ["rank 1", "token 0, slot 1", "holds 3", "slot 0", "distinct"],
+        ["rank 1", "token 0, k 1", "holds 3", "k 0", "distinct"],
     )
     yield "ids of float", x, [a.astype(np.float32) for a in ids], ["rank 0", "float32", "integer"]
     yield "ids of bool", x, [a > 0 for a in ids], ["rank 0", "bool", "integer"]

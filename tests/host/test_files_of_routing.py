@@ -83,11 +83,11 @@ def test_bf16_saved_by_numpy_is_read(tmp_path):
             "token 0 has [3, 3]; the ids of a token must be distinct",
         ),
         (dict(topk_ids=np.tile([0, -2], (7, 1))), "holds -2"),
-        (dict(n_experts=4), "token 0, slot 1 holds 5, outside [0, n_experts=4)"),
-        (dict(topk_ids=np.tile([0, 1 << 40], (7, 1))), "token 0, slot 1 holds 1099511627776"),
+        (dict(n_experts=4), "token 0, k 1 holds 5, outside [0, n_experts=4)"),
+        (dict(topk_ids=np.tile([0, 1 << 40], (7, 1))), "token 0, k 1 holds 1099511627776"),
         (
             dict(topk_ids=np.tile(np.uint64([0, (1 << 64) - 1]), (7, 1))),
-            "token 0, slot 1 holds 18446744073709551615",
+            "token 0, k 1 holds 18446744073709551615",
         ),
         (dict(topk_ids=np.zeros((0, 2), int), x=None, topk_weights=None), "has 0 tokens"),
         (dict(topk_ids=np.zeros((7, 0), int)), "has shape (7, 0)"),
@@ -190,7 +190,7 @@ def test_numbers_that_are_not_finite_are_counted_and_placed(capsys, tmp_path):
     assert status == 0, out.err
     assert "note: x: 1 NaN and 2 infinite of 112 numbers, the first at token 2, column 5" in out.out
     assert (
-        "note: topk_weights: 1 NaN and 0 infinite of 14 numbers, the first at token 6, slot 1"
+        "note: topk_weights: 1 NaN and 0 infinite of 14 numbers, the first at token 6, k 1"
         in out.out
     )
 

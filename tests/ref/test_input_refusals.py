@@ -1,4 +1,4 @@
-"""What dispatch and combine refuse: each message names rank, token, slot and value, and the rule."""
+"""What dispatch and combine refuse: each message names rank, token, k and value, and the rule."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def with_ids(rank, change):
 
 
 @pytest.mark.parametrize(
-    "rank, token, slot, value, dtype",
+    "rank, token, k, value, dtype",
     [
         (0, 3, 2, 16, np.int32),
         (2, 39, 3, -2, np.int64),
@@ -34,15 +34,15 @@ def with_ids(rank, change):
         (0, 0, 0, 127, np.int8),
     ],
 )
-def test_ids_out_of_range(rank, token, slot, value, dtype):
+def test_ids_out_of_range(rank, token, k, value, dtype):
     def change(ids):
         ids = np.where(ids < 0, 0, ids) if np.dtype(dtype).kind == "u" else ids
         ids = ids.astype(dtype)
-        ids[token, slot] = value
+        ids[token, k] = value
         return ids
 
     refused(
-        rf"topk_ids of rank {rank}, token {token}, slot {slot} is {value} and must be in \[0, n_experts=16\)",
+        rf"topk_ids of rank {rank}, token {token}, k {k} is {value} and must be in \[0, n_experts=16\)",
         dispatch,
         CFG,
         *with_ids(rank, change),
@@ -53,7 +53,7 @@ def test_an_id_twice_in_one_token():
     ids = np.array([[0, 1, 2, 3], [-1, 7, -1, 7], [5, 5, 5, 5]])
     x = [np.ones((3, 24), bfloat16)] * 4
     refused(
-        r"rank 2, token 1, slot 3 is 7, as slot 1 is already.*\(2 such tokens\)",
+        r"rank 2, token 1, k 3 is 7, as k 1 is already.*\(2 such tokens\)",
         dispatch,
         CFG,
         x,

@@ -98,9 +98,9 @@ ROWS = {
     ),
     "K > E": (
         dict(token_indices=[np.full((n, 5), -1) for n in (3, 2)]),
-        r"5 slots a token.*num_experts=4",
+        r"5 ids a token.*num_experts=4",
     ),
-    "K = 0": (dict(token_indices=[np.zeros((n, 0), int) for n in (3, 2)]), r"0 slots a token"),
+    "K = 0": (dict(token_indices=[np.zeros((n, 0), int) for n in (3, 2)]), r"0 ids a token"),
     "probs of float64": (
         dict(token_probs=[np.ones((n, 2)) for n in (3, 2)]),
         r"dtype float64: it must be float32",

@@ -102,13 +102,9 @@ def test_a_guess_names_only_ids_of_the_file(tmp_path, ids, said):
         (
             np.array([[0, 9]]),
             dict(n_experts=8),
-            "token 0, slot 1 has expert 9, outside [0, n_experts=8)",
+            "token 0, k 1 has expert 9, outside [0, n_experts=8)",
         ),
-        (
-            np.array([[[0, 1]], [[2, -3]]]),
-            dict(n_experts=8),
-            "step 1, token 0, slot 1 has expert -3",
-        ),
+        (np.array([[[0, 1]], [[2, -3]]]), dict(n_experts=8), "step 1, token 0, k 1 has expert -3"),
         (
             np.array([[0, 1], [4, 4]]),
             dict(n_experts=8),
