@@ -113,7 +113,7 @@ def _footer(tape):
     return (
         f"{link}<p>Made by <code>epmoe explain</code>. The numbers on the stage are those of "
         "<code>epmoe_ref</code>; its arrays are in this page as JSON, under the id <code>arrays</code>. "
-        "Measured times: 4 x NVIDIA H200, 2026-11-22, 7,168 columns, 256 experts, top 8.</p>"
+        "Measured device times: 4 x NVIDIA H200, 2026-11-22, 7,168 columns, 256 experts, top 8.</p>"
     )
 
 

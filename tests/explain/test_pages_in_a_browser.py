@@ -106,6 +106,12 @@ def test_arrow_keys_go_through_all_steps_and_each_changes_the_picture(chromium, 
         assert tab.evaluate("explain.page.at") == n - 2
 
 
+def test_buttons_and_slider_are_on_the_first_screen_of_a_laptop(chromium, tmp_path):
+    with opened(chromium, tmp_path, view=(1280, 800)) as tab:
+        box = tab.locator(".clock").bounding_box()
+        assert box["y"] + box["height"] <= 800 and tab.locator("h1").bounding_box()["y"] < 100
+
+
 def test_scrolling_is_the_same_clock(chromium, tmp_path):
     with opened(chromium, tmp_path) as tab:
         places, last = [], -1
