@@ -31,5 +31,5 @@ copy kernel, measured in the same run (link.py).
 | pages.py | puts tables into pages |
 | cpu.py | reference and simulator |
 
-notes/ records expectations and outcomes.
+notes/ records decisions and everything tried.
 """

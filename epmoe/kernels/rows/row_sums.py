@@ -32,7 +32,7 @@ def make(dtype):
 
     @device_fn
     def gather(places, kept, n, lane):
-        syncwarp()                              # see benchmarks/notes/host.md, "A run that broke off"
+        syncwarp()                              # see "Lanes meet" in benchmarks/notes/rows.md
         left = u32(ballot(places != u64(0)))
         while left != u32(0):
             place = u64(warp_broadcast_u64(places, i32(ffs(left) - 1)))
