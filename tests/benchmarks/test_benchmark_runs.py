@@ -97,16 +97,16 @@ def test_curves_of_the_figure_come_from_the_rows(tiny):
 
 
 def test_parts_of_a_run_are_merged_and_resumed(tiny, tmp_path):
-    parts = [str(tmp_path / f"{only}.json") for only in ("fused", "rows")]
-    for part, only in zip(parts, ("fused", "rows")):
+    parts = [str(tmp_path / f"{only}.json") for only in ("fused", "expert-major")]
+    for part, only in zip(parts, ("fused", "expert-major")):
         printed_by(*TINY, "--only", only, "--json", part)
     whole = tmp_path / "whole.json"
     printed_by("merge", *parts, "--json", str(whole))
     record = results.read(whole)
     assert {(r["kernels"], r["phase"]) for r in record["rows"]} == {
-        p for p in PHASES if p[0] in ("pairs fused", "rows", "rows, host waits")
+        p for p in PHASES if p[0] in ("pairs fused", "expert-major")
     } and len(record["parts"]) == 2
-    out = printed_by(*TINY, "--only", "pairs,rows", "--resume", "--json", str(whole))
+    out = printed_by(*TINY, "--only", "pairs,expert-major", "--resume", "--json", str(whole))
     again = results.read(whole)
     assert (
         "2 cases" in out

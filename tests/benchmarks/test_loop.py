@@ -11,7 +11,11 @@ from benchmarks.shapes import Shape
 SHAPE = Shape(3, 64, 4, 2)
 
 
-def test_each_way_of_giving_arrays_has_a_row_and_a_piece_of_python_beside_it(tmp_path, capsys):
+def test_each_way_of_giving_arrays_has_a_row_and_a_piece_of_python_beside_it(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(loop, "REPEATS", 3)
+    monkeypatch.setattr(loop, "LAYERS", 2)
     file = tmp_path / "loop.json"
     words = "loop --ranks 2 --shapes 3x64/4/2 --pairs 1 --only ExpertParallel --against nccl --json".split()
     assert main([*words, str(file)]) == 0

@@ -120,7 +120,9 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("n_ranks", [1, 3, 4])
+@pytest.mark.parametrize(
+    "n_ranks", [3, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 4))]
+)
 def test_the_reference_passes(n_ranks):
     report = check(ReferenceHybrid, n_ranks=n_ranks)
     assert report.passed and len(report.run) == len(report.outcomes), str(report)

@@ -12,7 +12,7 @@ def each_case_once(monkeypatch):
     monkeypatch.setattr(conformance, "RUNS", 1)
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("name", "case"),
     [
@@ -30,7 +30,7 @@ def test_own_fused_a2a_and_p2p_worlds_pass(name, case):
     assert report.passed, str(report)
 
 
-@pytest.mark.by_day
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize("name", ["kernels", "fused_kernels", "plain_kernels"])
 @pytest.mark.parametrize(
     "case",

@@ -81,7 +81,7 @@ def reports():
     return cache(lambda name: check(WRONG[name], n_ranks=3))
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 4])
+@pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=pytest.mark.nightly), 4])
 def test_a_right_implementation_passes(n_ranks):
     report = check(NumpyWorld, n_ranks=n_ranks)
     assert report.passed, str(report)
@@ -90,7 +90,7 @@ def test_a_right_implementation_passes(n_ranks):
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-@pytest.mark.by_day(24)
+@pytest.mark.by_day(10)
 def test_a_mistake_is_named(name, reports):
     what, words = MISTAKES[name]
     failed = reports(name).failed
@@ -100,7 +100,7 @@ def test_a_mistake_is_named(name, reports):
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-@pytest.mark.by_day(24)
+@pytest.mark.by_day(10)
 def test_no_other_mistake_is_named(name, reports):
     """Every cause is the right one; where a case cannot tell two apart, the right one is among those named."""
     words = MISTAKES[name][1]

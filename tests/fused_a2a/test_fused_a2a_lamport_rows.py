@@ -86,7 +86,7 @@ def test_the_same_with_signals(seed):
 
 
 def test_more_ranks_than_are_added_up_at_once():
-    group, rng = group_of(6, seed=3, racecheck=True), np.random.default_rng(3)
+    group, rng = group_of(6, seed=3), np.random.default_rng(3)
     equal_calls(group, rng, [FEW] * 6, 16, 12, dropped=0)
 
 
@@ -118,10 +118,10 @@ def words_of_all_kinds(rng, n_rows, n_words):
 
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("seed", [5, 6])
-def test_received_rows_are_equal_to_the_bit_whatever_they_hold(seed):
+def test_received_rows_are_equal_to_the_bit_whatever_they_hold(seed, tonight):
     """Also where a part of a row holds all candidates but one; the reference moves bytes."""
     group, rng = group_of(2, n_sms=3, seed=seed, racecheck=True), np.random.default_rng(seed)
-    for n_words in (4, 600, 1100):
+    for n_words in (4, 600, 1100) if tonight else (4, 600):
         num_tokens = (FEW, 3)
         ids, probs = routing(rng, num_tokens, 4, 2, 0)
         for a in probs:
@@ -138,6 +138,7 @@ def test_received_rows_are_equal_to_the_bit_whatever_they_hold(seed):
         expect_nothing_left(group)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
 def test_sums_over_rows_of_nans(dtype):
     """A word that says that nothing has come is a NaN in every type that is summed up."""

@@ -120,7 +120,7 @@ def expected():
     )
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("sms, threads, seed", [(2, 64, None), (3, 32, 3), (5, 96, 4)])
 def test_no_bit_depends_on_sms_threads_or_the_schedule(expected, sms, threads, seed):
     rows, rows_results, hybrid, hybrid_results = expected

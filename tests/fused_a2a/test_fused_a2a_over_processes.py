@@ -38,7 +38,7 @@ def equal_on(n_ranks, *arguments, limit):
 @pytest.mark.parametrize(
     "n_ranks, world",
     [
-        (1, "MPIWorld"),
+        pytest.param(1, "MPIWorld", marks=pytest.mark.nightly),
         pytest.param(3, "MPIWorld", marks=pytest.mark.nightly),
         (2, "MPIWorld"),
         (2, "ShmemWorld"),

@@ -142,7 +142,7 @@ def test_a_reader_that_has_left_sees_no_traceback():
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", "epmoe", "verify", "--json"],
+        [sys.executable, "-m", "epmoe", "verify", "--ranks", "2", "--rounds", "1", "--json"],
         cwd=ROOT,
         stdout=writer,
         stderr=subprocess.PIPE,

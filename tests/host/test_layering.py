@@ -1,6 +1,7 @@
 """Imports go down only: the table of layers, and what epmoe may know of the reference."""
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -42,14 +43,16 @@ def module_name(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def imported(path):
     """Absolute names of all modules that a file imports, relative ones resolved, submodules as names of their own."""
     package = (
         module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
     )
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
@@ -62,7 +65,8 @@ def imported(path):
             for alias in node.names:
                 sub = ROOT.joinpath(*base.split("."), alias.name)
                 is_module = sub.with_suffix(".py").exists() or sub.is_dir()
-                yield f"{base}.{alias.name}" if is_module else base
+                names.add(f"{base}.{alias.name}" if is_module else base)
+    return names
 
 
 def layer(module):
@@ -74,7 +78,7 @@ def layer(module):
 
 def found_in(package, wrong):
     """{module: imports that are wrong there} of a package; wrong(path, its imports) -> those that are."""
-    found = {module_name(path): wrong(path, set(imported(path))) for path in sources(package)}
+    found = {module_name(path): wrong(path, imported(path)) for path in sources(package)}
     assert len(found) > 20, "the package's modules were looked at"
     return {module: sorted(names) for module, names in found.items() if names}
 

@@ -61,6 +61,7 @@ def test_tests_for_a_gpu_without_one_end_with_4_and_a_line(tmp_path):
     ), said
 
 
+@pytest.mark.nightly
 def test_under_mpirun_each_rank_writes_a_junit_file_of_its_own(tmp_path):
     done = run(
         tmp_path, f"--junitxml={tmp_path / 'report.xml'}", launcher=(find_mpirun(), "-n", "2")

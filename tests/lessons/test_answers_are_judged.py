@@ -656,7 +656,7 @@ def test_without_an_answer_there_is_no_verdict(capsys, tmp_path):
 @pytest.mark.parametrize(
     "body, says",
     [
-        ("while True:\n        pass", "a loop that does not end"),
+        ("while True:\n        time.sleep(1)", "a loop that does not end"),
         ("import os; os._exit(0)", "ended the process with exit"),
         ("import os; os.abort()", "crashed the process"),
         ("raise SystemExit(0)", "SystemExit in program(1)"),
@@ -667,7 +667,7 @@ def test_an_answer_that_does_not_return_is_wrong(capsys, monkeypatch, tmp_path, 
     assert judge.PATIENCE_S <= 10
     if "while" in body:
         monkeypatch.setattr(judge, "PATIENCE_S", 3)
-    file = written(tmp_path, f"WARM_UP = 264\n\ndef program(rounds):\n    {body}\n")
+    file = written(tmp_path, f"import time\n\nWARM_UP = 264\n\ndef program(rounds):\n    {body}\n")
     assert main(["lesson", "5", "--check", str(file)]) == 1
     told = " ".join(capsys.readouterr().out.split())
     assert says in told and "RIGHT warm-up: " in told and "NOT YET core: " in told

@@ -122,11 +122,11 @@ def test_removed_synchronisations_and_slips_in_one_hunt(capsys):
     assert "0 not as expected: 100 %;" in shown
 
 
-def test_a_wait_that_names_another_word_than_it_waited_for_is_noticed():
+def test_a_wait_that_names_another_word_than_it_waited_for_is_noticed(tonight):
     wrong = [m for m in hunt.slips_in_files() if m.token.file == "plain/waits.py"]
     wrong = [m for m in wrong if m.kind == "off by one"]
     assert len(wrong) == 2
-    for mutant in wrong:
+    for mutant in wrong if tonight else wrong[:1]:
         how, report = hunt.attempt(
             WORLDS["plain, absent peer, fused"], 0, hunt.edits_of(mutant), mutant.seen_by
         )

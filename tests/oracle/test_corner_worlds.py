@@ -89,7 +89,7 @@ CORNERS = {
 
 
 @pytest.mark.parametrize("name", CORNERS)
-@pytest.mark.by_day(9)
+@pytest.mark.by_day(6)
 def test_sizes_at_the_edges(name):
     world = busy_world(**CORNERS[name])
     assert reference_difference(world) is None
@@ -111,7 +111,7 @@ def test_expert_ids_above_32767_travel_unsigned_through_the_kernels():
     world.topk_ids[0] = [[32769, 32768, 0]] + [[32767, -1, 32769]] * (len(world.topk_ids[0]) - 1)
     # two blocks and no race detector: each walks the words of all experts
     difference = simulator_difference(
-        world, fused=True, seed=None, racecheck=False, launch=LaunchConfig(2, 64), kernels="fast"
+        world, fused=True, seed=None, racecheck=False, launch=LaunchConfig(2, 32), kernels="fast"
     )
     assert difference is None, difference
 

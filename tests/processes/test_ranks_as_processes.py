@@ -19,7 +19,7 @@ from epmoe.worlds.launcher import launched_size
     [
         pytest.param(1, "fused-plain", marks=pytest.mark.nightly),
         (2, "split-fast"),
-        (3, "fused-plain"),
+        pytest.param(3, "fused-plain", marks=pytest.mark.nightly),
         pytest.param(4, "split-fast", marks=pytest.mark.nightly),
     ],
 )

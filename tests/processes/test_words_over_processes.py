@@ -1,5 +1,6 @@
 """The plain kernels' memory with one rank a process: every word is as the model has it. Needs mpirun, no GPU."""
 
+import pytest
 from mpirun import mpirun
 
 
@@ -8,6 +9,7 @@ def test_words_of_ranks_as_processes_are_as_the_model_has_them():
     assert job.status == 0 and "PASS  2 worlds of 2 rounds" in job.output, job.output
 
 
+@pytest.mark.nightly
 def test_check_compares_the_words_of_ranks_as_processes():
     job = mpirun(
         2, "-m", "epmoe", "check", "mpi_plain_kernels", "--only", "uneven ranks", EPMOE_DEVICE="sim"

@@ -19,7 +19,7 @@ WHOLE = (
     15,
     16,
 )  # puzzles whose judge takes seconds: check, and each synchronisation broken in turn
-BY_DAY = 6  # wrong answers of a puzzle, 2 of these
+BY_DAY = 3  # wrong answers of a puzzle, 1 of these
 
 
 def verdict(number, text, tmp_path, schedules=SCHEDULES):
@@ -42,7 +42,7 @@ def without_more(number):
 
 
 def by_night(number, i):
-    return [pytest.mark.nightly] if i >= (2 if number in WHOLE else BY_DAY) else []
+    return [pytest.mark.nightly] if i >= (1 if number in WHOLE else BY_DAY) else []
 
 
 @pytest.mark.parametrize("number, i", [pytest.param(n, i, marks=by_night(n, i)) for n, i in WRONG])

@@ -193,7 +193,7 @@ def changed_arrays(blob, text, rng):
     return blob, text.replace(f'"crc32": {entry["crc32"]}', f'"crc32": {crc}')
 
 
-def test_the_c_program_trusts_nothing_in_a_manifest_or_an_array(folder, tmp_path):
+def test_the_c_program_trusts_nothing_in_a_manifest_or_an_array(folder, tmp_path, tonight):
     program = tmp_path / "read_vector"
     subprocess.run(
         [
@@ -214,7 +214,8 @@ def test_the_c_program_trusts_nothing_in_a_manifest_or_an_array(folder, tmp_path
         0,
     )
     text, blob = source.with_suffix(".json").read_text(), source.with_suffix(".bin").read_bytes()
-    for i in range(120):
+    tries = 120 if tonight else 30
+    for i in range(tries):
         changed = (blob, changed_manifest(text, rng)) if i % 2 else changed_arrays(blob, text, rng)
         (tmp_path / "odd.bin").write_bytes(changed[0])
         (tmp_path / "odd.json").write_text(changed[1])
@@ -226,7 +227,7 @@ def test_the_c_program_trusts_nothing_in_a_manifest_or_an_array(folder, tmp_path
             and "runtime error" not in done.stderr
         ), done.stderr[:2000]
         assert done.returncode == 0 or done.stderr.startswith("read_vector: ")
-    assert refused > 80
+    assert refused > tries * 2 // 3
 
 
 def test_random_words_are_splitmix64():
