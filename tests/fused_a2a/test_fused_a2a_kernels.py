@@ -46,6 +46,7 @@ def test_rows_of_several_batches_of_vectors():
     )
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("seed, lamport_rows", [(None, False), (1, False), (1, True)])
 def test_a_token_is_sent_by_several_blocks_where_there_are_few(seed, lamport_rows):
     """1200 elements and what goes with them, by four blocks; with two tokens, by four each; with three, by two."""
@@ -59,6 +60,7 @@ def test_a_token_is_sent_by_several_blocks_where_there_are_few(seed, lamport_row
     assert not group.machine.races
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("budget", [None, 9])
 def test_rows_are_encoded_in_parts(budget):
     """1280 elements: two steps of 512 and half a step, in two parts; ten scales."""

@@ -41,7 +41,7 @@ def equal_on(n_ranks, *arguments, limit):
         pytest.param(1, "MPIWorld", marks=pytest.mark.nightly),
         pytest.param(3, "MPIWorld", marks=pytest.mark.nightly),
         (2, "MPIWorld"),
-        (2, "ShmemWorld"),
+        pytest.param(2, "ShmemWorld", marks=pytest.mark.nightly),
     ],
 )
 def test_every_rank_has_the_references_results(n_ranks, world):

@@ -45,7 +45,7 @@ def check_round(ep, cfg, x, ids, **options):
     return d, out
 
 
-@pytest.mark.by_day
+@pytest.mark.by_day(6)
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("kernels", ["plain", "fast"])
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda s: "-".join(map(str, s.values())))

@@ -23,7 +23,7 @@ def gate_up_rows(rank, rows):
 @pytest.mark.parametrize("capacity_rows", [False, True], ids=["exact rows", "capacity rows"])
 @pytest.mark.parametrize("variant", [dict(), dict(limit=2.0, alpha=1.5)], ids=["plain", "clamped"])
 @pytest.mark.parametrize("token_format", ["bf16", "fp8_blockwise"])
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(1)
 def test_rows_agree_with_the_reference(token_format, variant, capacity_rows):
     cfg = config(hidden=128, token_format=token_format)
     x, ids, weights = batch(cfg)

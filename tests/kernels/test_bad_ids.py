@@ -22,7 +22,7 @@ KINDS = {
 }
 
 
-@pytest.mark.by_day
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_garbage_ids_send_nothing_and_hurt_nobody(kind, fused):

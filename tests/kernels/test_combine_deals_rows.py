@@ -27,7 +27,7 @@ CASES = {
 }
 
 
-@pytest.mark.by_day(3)
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("name", CASES)
 def test_rounds_are_exact(name, fused):

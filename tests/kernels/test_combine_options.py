@@ -54,6 +54,7 @@ def assert_same(got, expected):
     assert (got.view(unsigned) == expected.view(unsigned)).all()
 
 
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("dtype", COMBINE)
 def test_without_weights_rows_are_moved(dtype, fused):
@@ -64,6 +65,7 @@ def test_without_weights_rows_are_moved(dtype, fused):
     assert (out[0][1, 2] == 0).all(), "the slot without an expert"
 
 
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("dtype", COMBINE)
 def test_epilogue_and_weights_by_functions(dtype, fused):

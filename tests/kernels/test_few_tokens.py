@@ -27,7 +27,7 @@ ENOUGH = LaunchConfig(n_sms=6, num_threads=64)
         "nvfp4",
     ],
 )
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(3)
 def test_rounds_are_exact(name):
     case = CASES[name]
     world = KernelWorld(EPConfig(**case["cfg"]), fused=True, launch=ENOUGH, seed=1, racecheck=True)
@@ -36,7 +36,7 @@ def test_rounds_are_exact(name):
         run_round(world, case, rng)
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("seed, stale", [(None, False), (1, False), (2, True), (3, True)])
 def test_beside_ranks_with_many_tokens(seed, stale, monkeypatch):
     """Of the two ranks one or the other has too many tokens, in turn."""
@@ -47,7 +47,7 @@ def test_beside_ranks_with_many_tokens(seed, stale, monkeypatch):
         run_round(world, dict(tokens=tokens), np.random.default_rng(5))
 
 
-@pytest.mark.by_day(3)
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("n_sms, num_threads", [(2, 32), (2, 96), (3, 64), (5, 32), (12, 64)])
 def test_kernels_for_few_tokens_alone_are_right_with_any_blocks(n_sms, num_threads, monkeypatch):
     """One block may send to several ranks, receive by itself, and have one warp for everything."""

@@ -40,7 +40,7 @@ NEEDED = {
 }
 
 
-BY_DAY = ("dispatch_wait", "combine_async")  # what is received and what is returned; at night all
+BY_DAY = ("combine_async", "combine_wait")  # what is sent and what is received; at night all
 
 
 def kernels(names):

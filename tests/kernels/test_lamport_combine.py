@@ -51,7 +51,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("name, shape", WAYS, ids=str)
-@pytest.mark.by_day(3)
+@pytest.mark.by_day(2)
 def test_rounds_are_exact_and_leave_nothing_behind(name, shape):
     case = CASES[name]
     # what is strong is slow under the race detector
@@ -74,6 +74,7 @@ def test_cases_are_of_all_types_and_of_more_slots_than_a_lane_holds():
     assert not {"skip_a2a"} & set(SUITING)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_words_that_are_absent_are_summed_up_as_nans(dtype):
     """A row full of all-ones words, and one with a single such number, do not keep their receiver waiting."""

@@ -28,7 +28,7 @@ def many(monkeypatch):
         kernels.cache_clear()
 
 
-@pytest.mark.by_day
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize(
     "name", ["plain", "empty rank, three ranks", "nobody has a token", "shared expert", "top 32"]
 )
@@ -48,7 +48,7 @@ def test_rounds_are_exact(name, fused, many):
         run_round(world, case, rng)
 
 
-@pytest.mark.by_day
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])
 @pytest.mark.parametrize(
     "n_sms, num_threads",

@@ -12,7 +12,7 @@ from epmoe_ref.errors import EPValueError
 SMALL = dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
 
 
-@pytest.mark.by_day(3)
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("seed", [None, 11, 12, 13, 14])
 def test_any_schedule_gives_the_same_answer(seed, fused):
@@ -22,6 +22,7 @@ def test_any_schedule_gives_the_same_answer(seed, fused):
         run_round(world, dict(tokens=tokens), rng)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("seed", [21, 22])
 def test_stale_values_that_the_memory_model_permits_change_nothing(seed):
     for fused in (False, True):
@@ -68,6 +69,7 @@ def test_tiles_of_several_rows(fused, monkeypatch):
         run_round(world, dict(tokens=tokens), rng)
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("launch", [LaunchConfig(2, 32), LaunchConfig(5, 32), LaunchConfig(2, 128)])
 def test_any_grid(launch):
     for fused in (False, True):

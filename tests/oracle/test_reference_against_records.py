@@ -158,6 +158,7 @@ def test_any_integer_dtype_and_any_strides_come_in():
             assert dispatched[rank].topk_ids.dtype == np.int32
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("token_format", [name for name, facts in FACTS.items() if facts.tiles])
 def test_groups_of_several_scale_tiles(token_format):
     """Groups of more and of fewer than 128 rows, so that scales_offset differs from the number of tiles before."""

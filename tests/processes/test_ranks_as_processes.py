@@ -31,6 +31,7 @@ def test_every_rank_has_the_reference_s_results_round_after_round(n_ranks, kind)
     ], job.output
 
 
+@pytest.mark.nightly
 def test_verify_is_one_command_under_mpirun():
     job = mpirun(4, "-m", "epmoe", "verify")
     assert job.status == 0 and job.seconds < 60, job.output

@@ -92,10 +92,12 @@ class TestOrder:
         without("shmem_quiet", lambda: quiet() if lane_id() == 0 else None)
         assert outcome(0, True, fused) == "race"
 
+    @pytest.mark.by_day(1)
     def test_fence_of_the_signalling_thread(self, without, fused):
         without("shmem_fence", nothing)
         assert outcome(0, True, fused) == "race"
 
+    @pytest.mark.by_day(1)
     def test_source_is_kept_until_quiet(self, without, fused):
         without("shmem_put_nbi_warp", reused_at_once(shmem.shmem_put_nbi_warp))
         assert outcome(0, True, fused) == "race"

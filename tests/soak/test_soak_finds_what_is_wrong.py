@@ -62,6 +62,7 @@ def busy_round(of, rank=0):
     )
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("fused", [True, False])
 def test_right_kernels_pass_and_every_row_was_looked_at(fused):
     of, numbers = plain(CFG), range(3)
@@ -187,7 +188,7 @@ def test_an_expert_that_is_not_applied_is_found():
 
 
 @pytest.mark.parametrize("token_format", ["fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"])
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 def test_formats_that_round_are_encoded_again_and_compared(token_format):
     cfg = EPConfig(
         2, 4, 2, TOKEN_FORMATS[token_format].hidden_multiple, 4, token_format=token_format
