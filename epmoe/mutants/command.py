@@ -1,6 +1,6 @@
-"""`epmoe mutants`: breaks every synchronisation of the kernels in turn, and sees whether it is noticed.
+"""`epmoe mutants`: removes each synchronisation of the kernels in turn, and checks that a run notices.
 
-Or what patches make of the kernels; or the kernels as they are, which must run in silence.
+It also runs kernels changed by patches, and the unchanged kernels, which must run without a report.
 """
 
 import difflib
@@ -98,9 +98,9 @@ def add_arguments(parser):
 
 
 def run(args, console=None):
-    """Hunt mutants; the exit status is 0 if exactly the harmless ones survive, 1 if not, 2 if it cannot be run.
+    """Run the mutants. Exit status: 0 if exactly the harmless ones survive, 1 if not, 2 if they cannot be run.
 
-    130 after Ctrl-C, when what is known by then is printed.
+    After Ctrl-C it prints the verdicts so far and returns 130.
     """
     from epmoe import device
     from epmoe.mutants import hunt
@@ -109,9 +109,7 @@ def run(args, console=None):
     if console is None:
         from rich.console import Console
 
-        console = Console(
-            highlight=False, soft_wrap=True
-        )  # places stay whole, as editors need them
+        console = Console(highlight=False, soft_wrap=True)  # no line breaks inside file:line
     if not device.SIM:
         print(
             "epmoe mutants: races are seen in the simulator only, and a GPU is used: set EPMOE_DEVICE=sim",
@@ -122,7 +120,7 @@ def run(args, console=None):
         return write_faults(console) if args.write else show_faults(console)
     if args.only:
         _refuse_no_such_file(args.only)
-    args.jobs = min(args.jobs, os.cpu_count())  # more would only wait for one another
+    args.jobs = min(args.jobs, os.cpu_count())  # more would only compete for cores
     if args.as_they_are:
         return show_as_they_are(args, console)
     start, verdicts = (
@@ -150,7 +148,7 @@ def run(args, console=None):
 
 
 def read_patches(args):
-    """The edits that --patch names; EPValueError if one is not to be had."""
+    """The edits in the --patch files; EPValueError if one cannot be read or applied."""
     from epmoe.mutants.patches import edit_of
 
     if args.patch and args.only:
@@ -162,7 +160,7 @@ def read_patches(args):
 
 
 def _refuse_no_such_file(only):
-    """Before anything runs: --only names a file of the kernels."""
+    """Refuse an --only that names no file of the kernels, before anything runs."""
     from epmoe.mutants import edited_kernels
 
     file = only.partition(":")[0]
@@ -182,7 +180,7 @@ def _refuse_no_such_file(only):
 
 
 def choose(args, mutants):
-    """Those of the mutants that the options ask for."""
+    """The mutants that the options select."""
     if args.only:
         file, _, line = args.only.partition(":")
         mutants = [
@@ -211,7 +209,7 @@ def choose(args, mutants):
 
 
 def _hunt_with_progress(args, console, workers, chosen, verdicts):
-    """Hunt the mutants until all have a verdict; an interrupted hunt leaves in `verdicts` what is known, and says it."""
+    """Run the mutants until all have a verdict; Ctrl-C ends it, and `verdicts` holds those so far."""
     from epmoe.mutants import hunt
     from epmoe.mutants.pieces import hunt_of
     from epmoe.mutants.worlds import WORLDS
@@ -234,7 +232,7 @@ def _hunt_with_progress(args, console, workers, chosen, verdicts):
 
 
 def show_as_they_are(args, console):
-    """Unedited kernels in all worlds: what is reported, where, as it comes."""
+    """Run the unedited kernels in all worlds and print each report as it comes."""
     from epmoe.mutants import hunt
     from epmoe.mutants.pieces import runs_of_random
     from epmoe.mutants.worlds import WORLDS
@@ -280,7 +278,7 @@ def show_as_they_are(args, console):
 
 
 def write_faults(console):
-    """The document on the public faults, after a change of the kernels."""
+    """Write README.md, the document on the public faults, again after a change of the kernels."""
     from epmoe.mutants import document
 
     document.README.write_text(document.text())
@@ -289,7 +287,7 @@ def write_faults(console):
 
 
 def show_faults(console):
-    """The public faults: what each is, and what the checker says."""
+    """Show each public fault, and the report on it."""
     from epmoe.mutants.public_faults import FAULTS, repaired_is_silent, report
 
     missed = 0

@@ -1,4 +1,4 @@
-"""README.md of this folder: what mutants are, and the reports on the four public faults, made by running them."""
+"""Writes README.md of this folder: what mutants are, and the reports on the four public faults, which it runs."""
 
 import re
 from pathlib import Path
@@ -18,13 +18,13 @@ in `harmless.py`, each with its reason, and it is an error if one of them is not
 
 | option | |
 |---|---|
-| `--only signaller.py:72` | only what stands there |
-| `--only plain/ --slips also` | all of the plain kernels: every removed synchronisation, every slip |
-| `--sample 30`, `--part 1/2` | a fixed sample; every second one |
-| `--slips` | other mistakes instead (statements that change places, waits off by one, ...): see `slips.py`. `--slips also`: besides |
-| `--list`, `--reports` | every verdict; what was reported |
-| `--patch FILE ...` | what your own unified diffs (`git diff`) make of the kernels, each a mutant: see below |
-| `--as-they-are` | the kernels as they stand in the tree, in all worlds: nothing may be reported |
+| `--only signaller.py:72` | only tokens on that line |
+| `--only plain/ --slips also` | the plain kernels: every removed synchronisation and every slip |
+| `--sample 30`, `--part 1/2` | a fixed sample of 30; every second mutant |
+| `--slips` | other mistakes instead (exchanged statements, waits off by one, ...): see `slips.py`. `--slips also`: both |
+| `--list`, `--reports` | print every verdict; print every report |
+| `--patch FILE ...` | your own unified diffs (`git diff`) of the kernels, each a mutant: see below |
+| `--as-they-are` | the kernels of the tree, in all worlds: nothing may be reported |
 | `--faults` | the four faults below |
 
 Checking results alone is not enough. Under sequentially consistent schedules, and on most GPUs most of the time, a weakened
@@ -33,7 +33,7 @@ order gives right results. The race detector (`epmoe/device/sim/`) follows the P
 # Your own edit
 
 After you have edited a kernel in the tree, `epmoe mutants --as-they-are` runs it in every world under the detector, with three
-schedules each, and prints all reports. In the last schedule loads return older values as long as they may. This takes minutes.
+schedules each, and prints all reports. In the last schedule loads return older values. This takes minutes.
 
 To find out whether a certain mistake would be noticed, without leaving it in the tree:
 
@@ -58,7 +58,7 @@ this section.
 
 
 def text():
-    """The whole document, reports of seed 0 included."""
+    """The whole document, with the reports of seed 0."""
     parts = [HEAD]
     for number, fault in enumerate(FAULTS, 1):
         how, said = report(fault)
@@ -72,5 +72,5 @@ def text():
 
 
 def _without_addresses(said):
-    """Where buffers lie differs from run to run, and so does which one comes next."""
+    """The report without addresses and neighbouring buffers, which differ from run to run."""
     return re.sub(r" and \d+ bytes before .*", "", re.sub(r"0x[0-9a-f]+", "0x7f0000000000", said))

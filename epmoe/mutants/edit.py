@@ -1,4 +1,4 @@
-"""A mutant written by hand: the whole new sources of some files."""
+"""A mutant written by hand, with the new source of each changed file."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,7 +8,7 @@ from epmoe.mutants.tokens import Token
 
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """What somebody made of the kernels; has what command.py and hunt.py ask of a tokens.Mutant.
+    """A hand-written change of the kernels, with the interface of tokens.Mutant that command.py and hunt.py use.
 
     edits: {file: new source}. lines: {file: numbers of the old source's lines that change}.
     """
@@ -28,6 +28,6 @@ class Edit:
 
     @cached_property
     def token(self):
-        """Where its first change stands."""
+        """The place of its first change."""
         file = min(self.lines)
         return Token(file, "", self.name, 1, max(1, min(self.lines[file])), 0, 0)

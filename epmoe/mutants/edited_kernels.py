@@ -1,7 +1,7 @@
-"""An edited copy of the package epmoe.kernels, under a name of its own, beside the one that everybody uses.
+"""Loads an edited copy of the package epmoe.kernels under another name, beside the original.
 
-Inside epmoe.kernels siblings import each other relatively, so a copy under another name is whole. File names stay those
-of the originals: reports speak of dispatch.py, at the line where it says so.
+Modules of epmoe.kernels import each other relatively, so a renamed copy is complete. File names and line numbers stay
+those of the originals, so reports name them.
 """
 
 import importlib
@@ -39,7 +39,7 @@ class _Loader(importlib.abc.Loader):
         vars(module).update(PLAIN_WORDS)
         vars(module).update(
             (name, getattr(device, name)) for name in WORDS
-        )  # what an edit may need besides
+        )  # helpers that an edit may use
         vars(module).update(self.finder.names)
         exec(self.finder.code(self.file), vars(module))
 
@@ -75,10 +75,10 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def load(edits, *, constants=None, seen_by=None, names=None):
-    """The package with some files replaced; the copy before it is forgotten.
+    """The package with some files replaced. It discards the previous copy.
 
-    edits: {file: source}. constants: {"signaller.WINDOW": value} to set before any kernel is made. names: further
-    global names for all modules. seen_by: only this module uses the edited file, all others the original.
+    edits: {file: source}. constants: {"signaller.WINDOW": value}, set before any kernel is made. names: more
+    global names for all modules. seen_by: the one module that uses the edited file; all others use the original.
     """
     package = _load(NAME, {} if seen_by else edits, names or {})
     if seen_by:
@@ -86,7 +86,7 @@ def load(edits, *, constants=None, seen_by=None, names=None):
         stem = file.removesuffix(".py").replace("/", ".")
         user = importlib.import_module(f"{NAME}.{seen_by.replace('/', '.')}")
         original = sys.modules[f"{NAME}.{stem}"]
-        # the edited module with its own globals, its siblings those of the copy
+        # the edited module has its own globals, and imports from the copy
         edited = importlib.util.module_from_spec(
             importlib.util.spec_from_loader(
                 f"{NAME}.{stem}__edited", None, origin=str(FOLDER / file)
@@ -106,7 +106,7 @@ def load(edits, *, constants=None, seen_by=None, names=None):
 
 
 def _replace(names, original, edited):
-    """Whatever a module has from `original`, it has from `edited`."""
+    """Replace the names that a module imported from `original` by those of `edited`."""
     for name, value in list(names.items()):
         if value is original:
             names[name] = edited

@@ -1,11 +1,11 @@
-"""What a run of a world can end with, besides the simulator's own errors."""
+"""Errors that a run of a world can end with, besides the simulator's own."""
 
 from epmoe_ref.errors import EPError
 
 
 class WrongResult(EPError):
-    """Results differ from the reference's."""
+    """Results differ from the reference."""
 
 
 class Leftover(EPError):
-    """The memory is not as it was before the first round, or was written where nothing may be written."""
+    """Memory differs from its state before the first round, or was written where no kernel may write."""

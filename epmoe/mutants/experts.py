@@ -1,8 +1,8 @@
-"""Experts between dispatch and combine: a kernel and its NumPy twin, simple numbers out of whatever bytes arrived.
+"""Experts between dispatch and combine, as a kernel and in NumPy: simple numbers computed from the bytes that arrived.
 
 A row's element j is (byte j of the row, modulo its length, + 11 (j // 64)) & 63, plus 64 times the group modulo 4:
-exact in bf16, different for a row that is stale, of another expert, or not there, and not as large in one half as in
-the other.
+exact in bf16, different for a row that is stale, missing or of another expert, and of different size in the two
+halves of a row.
 """
 
 from importlib import import_module
@@ -87,7 +87,7 @@ def _kernel(hidden, n_bytes, n_groups):
 
 
 def launch(run, rank, output_tokens, row_offsets, expert_outputs):
-    """Queue the experts of a rank behind its dispatch, and behind them a SwiGLU of their rows (Buffers, all three)."""
+    """Queue the experts of a rank behind its dispatch, and then a SwiGLU of their rows; all three are Buffers."""
     cfg = run.cfg
     addresses = np.array(
         [output_tokens.address, row_offsets.address, expert_outputs.address], np.uint64
@@ -117,7 +117,7 @@ def launch(run, rank, output_tokens, row_offsets, expert_outputs):
 
 
 def check_gated(run):
-    """Raise WrongResult if a SwiGLU's codes are not those of the reference, or their neighbours."""
+    """Raise WrongResult if a SwiGLU's codes differ from the reference by more than one step."""
     cfg, width = run.cfg, run.cfg.hidden // 2
     for rank, rows, row_offsets, gated, scales in run.gated:
         offsets = row_offsets.read(np.int32, (cfg.n_groups + 1,))

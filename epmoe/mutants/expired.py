@@ -1,6 +1,6 @@
-"""Worlds in which waits expire: who must have recorded what, and what must not have been touched.
+"""Worlds in which waits expire: which wait each rank must record, and which memory must stay untouched.
 
-A wait that gave up ends its kernel and all later ones of its rank; nothing is copied from what did not arrive.
+A wait that expires ends its kernel and all later ones of its rank. Nothing is copied from data that did not arrive.
 """
 
 import numpy as np
@@ -15,10 +15,10 @@ from epmoe.mutants.world_inputs import inputs
 from epmoe.mutants.world_kinds import PlainWorld
 
 STUCK_EXPERT = 1  # of rank 0
-NEVER = -1000  # a number of finished pieces that adding cannot bring to any count in these worlds
-WAITED = {  # (absent?, stuck in, rank) -> phase and wait that expire
+NEVER = -1000  # added to a number of finished pieces, it never equals a count of these worlds
+WAITED = {  # (absent?, stuck in, rank) -> the phase and the wait that expire
     ("absent", 0): (status.DISPATCH_WAIT, status.FOR_RECV_COUNT),
-    ("dispatch", 0): (status.COMBINE_WAIT, status.FOR_RECV_COUNT),  # rank 1 answers no more
+    ("dispatch", 0): (status.COMBINE_WAIT, status.FOR_RECV_COUNT),  # rank 1 has stopped
     ("dispatch", 1): (status.DISPATCH_WAIT, status.FOR_RECV_COUNT),
     ("combine", 0): (0, 0),
     ("combine", 1): (status.COMBINE_WAIT, status.FOR_RECV_COUNT),
@@ -27,13 +27,13 @@ WAITED = {  # (absent?, stuck in, rank) -> phase and wait that expire
 
 @kernel
 def spoil_word(params, num_tokens, my_rank):
-    """Writes NEVER to the word whose address stands in the parameters."""
+    """Writes NEVER to the word whose address is in the parameters."""
     if block_idx() == 0 and thread_idx() == 0:
         store_i32(load_u64(params), i32(NEVER))
 
 
 def spoil(run):
-    """Queue the spoiling of rank 0's finished[local expert STUCK_EXPERT, rank 1]."""
+    """Queue a kernel that overwrites finished[local expert STUCK_EXPERT, rank 1] of rank 0."""
     region = next(c for c in layout.counter_regions(run.cfg) if c.name == "finished")
     entry = STUCK_EXPERT * run.cfg.n_src_ranks + 1
     word = np.array([run.at(0, "ep_counters") + region.offset + 4 * entry], np.uint64)
@@ -52,7 +52,7 @@ def check(run, rounds):
             wanted = (
                 status.DISPATCH_ASYNC,
                 status.FOR_FINISHED,
-            )  # who signals waits for what it signals
+            )  # the signalling block waits for the rows that it announces
         if wanted[0] == status.COMBINE_WAIT and run.returned_to == "combine_lamport_buf":
             wanted = status.COMBINE_WAIT, status.FOR_ROWS
         if (words[status.FAILED], words[status.WAITED_FOR]) != wanted:
@@ -73,7 +73,7 @@ def check(run, rounds):
             if world.absent and number > 1:  # which must not begin
                 _untouched(f"round {number}, rank {rank}: clean_topk_ids", groups["topk_ids"])
             if world.stuck == "dispatch" and rank == 1:
-                # others have come and may be copied; the counts are known, so that row_offsets are written
+                # other messages have arrived and may be copied; counts are known, so row_offsets are written
                 ids, expert = (
                     inputs(world)[0][2],
                     run.cfg.n_local_experts,
@@ -93,7 +93,7 @@ def check(run, rounds):
 
 
 def _index_of_a_missing_signal(run, rank, words):
-    """The status words name a word of recv_count, and no signal has come there."""
+    """The status words must name a word of recv_count that has no signal."""
     counts = run.regions[rank][status.failed_recv_count(words)]
     n = run.cfg.n_local_experts * run.cfg.n_src_ranks
     missing = np.flatnonzero(counts.array(np.uint64, n) == MAX_FINITE)
@@ -104,7 +104,7 @@ def _index_of_a_missing_signal(run, rank, words):
 
 
 def _no_row_missing(run, rank, what, combined):
-    """Nothing was written; or, if it is combine that waits, only tokens all of whose rows came."""
+    """Nothing may be written; or, if combine waits, only tokens of which all rows arrived."""
     if WAITED[run.world.stuck or "absent", rank][0] != status.COMBINE_WAIT:
         return _untouched(what, combined)
     for token, ids in enumerate(inputs(run.world)[0][2][rank]):
@@ -122,7 +122,7 @@ def _untouched(what, array, first=0, end=None):
 
 
 def _claims_of_one_round(run, rank):
-    """The second round must not have begun: `reserved` counts the messages of the first one alone."""
+    """The second round must not have begun: `reserved` counts only the messages of the first one."""
     cfg, claimed = run.cfg, run.counters(rank, "reserved")
     ids = inputs(run.world)[0][2][rank]
     counts = (
@@ -138,7 +138,7 @@ def _claims_of_one_round(run, rank):
 
 
 def _signals_of_one_round(run, rank):
-    """Rank completion, which only the end of dispatch_wait clears, counts the signals of the first round."""
+    """Rank completion counts the signals of the first round; only the end of dispatch_wait resets it."""
     told, cfg = run.counters(rank, "rank_completion"), run.cfg
     wanted = np.where(np.arange(len(told)) < cfg.p2p_world_size, cfg.n_local_experts, 0)
     if (told != wanted).any() or (

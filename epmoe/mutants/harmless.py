@@ -1,6 +1,6 @@
-"""Mutants that change nothing, each with the reason why: the run fails if one of them is killed, or if others survive.
+"""Mutants that change nothing, each with its reason. The hunt fails if one of them is killed, or if any other survives.
 
-The names are those of Mutant.key: file, function, what became what.
+Names are Mutant.key: file, function, old text -> new text.
 """
 
 INPUT = "what it reads no kernel writes while this one runs, so the non-coherent path sees the same bytes"

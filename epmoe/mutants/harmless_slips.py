@@ -1,4 +1,4 @@
-"""Slips that change nothing, each with the reason why; judged as those of harmless.py are. Names are Slip.key."""
+"""Slips (edited statements) that change nothing, each with its reason; judged like harmless.py. Names are Slip.key."""
 
 STATUS = (
     "the status words are looked at only when a wait takes long, and blocks of a rank that all run at once do "

@@ -1,4 +1,4 @@
-"""Running mutants until they are noticed: which worlds run their line, how each was killed, in parallel processes."""
+"""Runs mutants in parallel processes until they are noticed: which worlds run their lines, and what killed each."""
 
 import multiprocessing
 import signal
@@ -40,12 +40,12 @@ RUNS = {
 }
 SEEDS = 3
 OWN_WORLDS = {"rows/": RowsWorld, "plain/": PlainWorld}
-FEW = 2  # edits by hand
+FEW = 2  # edited by hand
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant. how: one of KILLS, "unused" (no world runs the line), or "survives"."""
+    """The outcome for a mutant. how: one of KILLS, "unused" (no world runs the line), or "survives"."""
 
     mutant: object
     how: str
@@ -56,12 +56,12 @@ class Verdict:
 
     @property
     def killed(self):
-        """Whether something noticed it."""
+        """Whether a run noticed it."""
         return self.how not in ("survives", "unused")
 
 
 def all_mutants():
-    """Every mutant of every file of epmoe/kernels, those of PER_IMPORTER once for each module that uses them."""
+    """Every mutant of every file of epmoe/kernels; those of PER_IMPORTER once for each module that imports them."""
     sources = {file: edited_kernels.source_of(file) for file in edited_kernels.files()}
     used = {file: names_in(source) for file, source in sources.items()}
 
@@ -87,12 +87,12 @@ def all_mutants():
 
 
 def slips_in_pairs(workers, file):
-    """The slips of kind "both", for which the worlds are run; those of a folder's worlds if only those run the file."""
+    """The slips of kind "both", found by running the worlds; only a folder's own worlds if no others run the file."""
     return slips_of_pairs(set().union(*workers.map(_pairs, worlds_of([file], WORLDS))))
 
 
 def slips_in_files():
-    """The slips that the sources alone show."""
+    """The slips that are found in the source alone."""
     return [
         s for file in edited_kernels.files() for s in slips_of(file, edited_kernels.source_of(file))
     ]
@@ -108,9 +108,9 @@ def run_of(world, kernels, seed, **options):
 
 
 def attempt(world, seed, edits, seen_by=None, **options):
-    """(how, report) of one run with edited kernels; how is "" if nothing was noticed.
+    """(how, report) of one run with edited kernels; how is "" if it noticed nothing.
 
-    In every third schedule strong loads give older values, as long as they may.
+    In every third schedule strong loads return older values for as long as the memory model allows.
     """
     options = dict(stale=seed % SEEDS == SEEDS - 1) | options
     kernels = edited_kernels.load(edits, constants=world.constants, seen_by=seen_by)
@@ -124,19 +124,19 @@ def attempt(world, seed, edits, seen_by=None, **options):
         NameError,
         TypeError,
         ValueError,
-    ) as error:  # a kernel's nonsense
+    ) as error:  # an edited kernel may raise anything
         return "error", f"{type(error).__name__}: {error}"
     return "", ""
 
 
 def as_they_are(run):
-    """(world's name, seed, how, report) of a run (world's name, seed) of the kernels as they stand."""
+    """(world's name, seed, how, report) of a run (world's name, seed) of the unedited kernels."""
     name, seed = run
     return name, seed, *attempt(named(name), seed, {})
 
 
 def hunt_by(mutant, runs):
-    """The Verdict on one mutant of runs [(world's name, seed)], of which the first one that notices it is the last."""
+    """The Verdict on one mutant. runs: [(world's name, seed)], tried in turn until one notices it."""
     start = time.perf_counter()
     edits = edits_of(mutant)
     for name, seed in runs:
@@ -147,7 +147,7 @@ def hunt_by(mutant, runs):
 
 
 def edits_of(mutant):
-    """{file: source} of the kernels with the mutant, and with the edit that belongs to it, if there is one."""
+    """{file: source} of the kernels with the mutant, and with its second edit if it has one."""
     if isinstance(mutant, Edit):
         return mutant.edits
     edits = {}
@@ -161,9 +161,9 @@ def edits_of(mutant):
 
 # ---------------------------------------------------------------- which worlds run which tokens
 def visits(name, lines=None):
-    """(tokens that this world runs: {(file, start, module that called)}, seconds); unedited kernels must pass.
+    """(tokens that this world runs: {(file, start, calling module)}, seconds); unedited kernels must pass.
 
-    lines: {file: numbers}; of these files the statements of these lines are looked at, with -line for start.
+    lines: {file: numbers}; in these files statements on these lines are recorded instead, with -line for start.
     """
     seen = set()
     edits = {}
@@ -190,21 +190,21 @@ def visits(name, lines=None):
 
 
 def _stem(frame):
-    """ "rows/senders" of a frame in rows/senders.py."""
+    """ "rows/senders" for a frame in rows/senders.py."""
     if frame is None:
         return ""
     return frame.f_code.co_filename.removeprefix(f"{edited_kernels.FOLDER}/").removesuffix(".py")
 
 
 class Coverage:
-    """{(file, start)} -> worlds, the cheapest first, from one run of every world with unedited kernels."""
+    """{(file, start)} -> worlds, the cheapest first; measured by running every world once with unedited kernels."""
 
     def __init__(self, runs):
         self.seen = {name: tokens for name, (tokens, _) in runs.items()}
         self.order = sorted(runs, key=lambda name: runs[name][1])
 
     def worlds(self, mutant):
-        """Names of the worlds in which the mutant's token runs; if none ran it (a second poll), those nearby."""
+        """Names of the worlds that run the mutant's token; if none does (a second poll), those that run nearby tokens."""
         at, by = (mutant.token.file, mutant.token.start), mutant.seen_by
         if isinstance(mutant, Slip):
             return self.around(mutant)
@@ -218,7 +218,7 @@ class Coverage:
         return found or self.around(mutant)
 
     def all_worlds(self, edit):
-        """Names of all worlds that there are for its files: those that run the most of its lines first."""
+        """Names of all worlds for its files; those that run most of its lines come first."""
 
         def runs(name):
             return len({v[:2] for v in self.seen[name] if -v[1] in edit.lines.get(v[0], ())})
@@ -226,12 +226,12 @@ class Coverage:
         return sorted(worlds_of(edit.lines, self.order), key=lambda name: -runs(name))
 
     def around(self, mutant):
-        """Names of the worlds that run a token of the same lines; without any, of its function."""
+        """Names of the worlds that run a token on the same lines, or else one in its function."""
         file, by = mutant.token.file, mutant.seen_by
         first, last = getattr(mutant, "lines", (mutant.token.line,) * 2)
         tokens = [m.token for m in mutants_of(file, edited_kernels.source_of(file))]
         nearby = [lambda t: first <= t.line <= last, lambda t: t.function == mutant.token.function]
-        if isinstance(mutant, Slip):  # its function may have no token
+        if isinstance(mutant, Slip):  # its function may have no other token
             nearby.append(lambda t: True)
         for near in nearby:
             starts = {t.start for t in tokens if near(t)}
@@ -248,9 +248,9 @@ class Coverage:
 
 
 def pool(jobs):
-    """Processes of their own, freshly started: each runs one simulator.
+    """A pool of freshly started processes; each runs one simulator.
 
-    Ctrl-C is left to this process, which ends them: one that died by it would leave the others' queues locked.
+    They ignore Ctrl-C, and this process ends them: a process that died by it would leave the queues locked.
     """
     kept = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -260,12 +260,12 @@ def pool(jobs):
 
 
 def cover(workers, names=None, advance=lambda: None):
-    """The Coverage of all worlds or of those named, measured in parallel; advance() is called after each world."""
+    """The Coverage of all worlds, or of the named ones, measured in parallel; calls advance() after each world."""
     return _cover(workers, [(name, None) for name in names or WORLDS], advance)
 
 
 def cover_lines(workers, edits, advance=lambda: None):
-    """The Coverage of what edits change alone; of few edits none, since it would cost more than it saves."""
+    """The Coverage of the edited lines only. A few edits get none, because it would cost more than it saves."""
     if len(edits) <= FEW:
         return Coverage({name: (set(), number) for number, name in enumerate(WORLDS)})
     lines = {}
@@ -275,7 +275,7 @@ def cover_lines(workers, edits, advance=lambda: None):
 
 
 def worlds_of(files, names):
-    """Those of the names whose worlds can run these files: rows/ and plain/ are run by worlds of their own."""
+    """The names of worlds that can run these files; rows/ and plain/ have their own worlds."""
     for folder, kind in OWN_WORLDS.items():
         if all(file.startswith(folder) for file in files):
             return [name for name in names if isinstance(WORLDS[name], kind)]

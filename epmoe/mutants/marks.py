@@ -1,4 +1,4 @@
-"""Sources with calls of visit__ in them, by which is seen what a world runs; lines keep their numbers."""
+"""Inserts calls of visit__ into sources, to record what a world runs. Line numbers do not change."""
 
 import ast
 
@@ -30,7 +30,7 @@ def marked_tokens(file, source, tokens):
 
 
 def marked_lines(file, source, lines):
-    """The source with a call of visit__(file, -line) at each statement, or condition, that has one of these lines."""
+    """The source with a call of visit__(file, -line) at each statement or condition on one of these lines."""
     starts, raw, insertions = [0], source.encode(), []
     for line in raw.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))

@@ -1,4 +1,4 @@
-"""Worlds of the page kernels, called barely: rounds without a reset, all of them in flight."""
+"""Worlds of the page kernels, called directly: rounds without a reset, all in flight at once."""
 
 from epmoe.mutants.world_kinds import World
 
@@ -47,7 +47,7 @@ PAGE_WORLDS = (
         fused=True,
     ),
     World(
-        "shared expert of tokens that go elsewhere",  # encoding takes longer than what comes before its wait
+        "shared expert of tokens that go elsewhere",  # encoding takes longer than the work before its wait
         SHARED | dict(token_format="nvfp4", hidden=1024, n_experts=2, top_k=1),
         ((6, 6),),
         fused=True,

@@ -1,4 +1,4 @@
-"""Which release is read by which acquire, found by running the worlds; both become relaxed, together."""
+"""Finds, by running the worlds, which acquire reads which release; a slip relaxes both together."""
 
 from functools import lru_cache
 
@@ -12,7 +12,7 @@ SITE = 7, 8, 6  # code, place and word of an access
 
 
 def seen_in(run):
-    """{(release's (file, line, word), acquire's)} of one run of a world, which must pass."""
+    """{(release's (file, line, word), acquire's)} in one run of a world, which must pass."""
     found, observe = set(), Detector.observe
 
     def watch(self, a, location, access, acquire, scope, write, heads):
@@ -40,7 +40,7 @@ def _site(access):
 
 @lru_cache(None)
 def _relaxed(file):
-    """{(line, word): the mutant of tokens.py that makes it relaxed}."""
+    """{(line, word): the mutant of tokens.py that relaxes it}."""
     return {
         (m.token.line, m.token.text): m
         for m in mutants_of(file, edited_kernels.source_of(file))

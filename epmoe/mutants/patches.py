@@ -1,6 +1,6 @@
-"""Patches of the kernels as mutants: unified diffs, as `git diff` makes them, applied to the source that is there.
+"""Turns unified diffs (`git diff`) of the kernels into mutants.
 
-Paths may begin at the repository's root, or at any folder on the way to the file, as `git diff --relative` names it.
+Paths may begin at the repository's root, or at any folder above the file, as with `git diff --relative`.
 """
 
 import re
@@ -18,7 +18,7 @@ REMEDY = "give a unified diff of the source as it is now, as `git diff` makes it
 
 @dataclass
 class Hunk:
-    """Lines with their ends. at: the header; first: number of the first old line, from 1."""
+    """Lines with their line ends. at: the header; first: number of the first old line, from 1."""
 
     at: str
     first: int
@@ -26,10 +26,10 @@ class Hunk:
     new: list = field(default_factory=list)
     changed: set = field(
         default_factory=set
-    )  # indices of old lines that go, or stand beside new ones
+    )  # indices of old lines that are removed or next to new ones
 
     def placed(self, lines):
-        """Index of its first line in a file's lines: where it says, else the only place that fits; None without."""
+        """Index of its first line in a file: the stated place, else the only place that fits; None if there is none."""
         if not self.old:
             return self.first if self.first <= len(lines) else None
         fits = [
@@ -41,9 +41,9 @@ class Hunk:
 
 
 def edit_of(name, text):
-    """The Edit that a patch makes. name: of its file.
+    """The Edit of a patch. name: of its file.
 
-    Raises EPValueError if it is no patch, does not apply, changes what is not in epmoe/kernels, or makes no Python.
+    Raises EPValueError if it is no patch, does not apply, changes a file outside epmoe/kernels, or leaves invalid Python.
     """
     files = _files(name, text)
     if not files:
@@ -104,7 +104,7 @@ def _hunk(name, lines, i):
             for side in (hunk.old, hunk.new):
                 if lines[i - 1][0] in (" ", "-" if side is hunk.old else "+"):
                     side[-1] = side[-1].rstrip("\n")
-        elif kind in " \n":  # an editor may have taken the blank of an empty line
+        elif kind in " \n":  # an editor may have stripped the blank of an empty line
             line = line or "\n"
             hunk.old.append(line)
             hunk.new.append(line)
@@ -165,7 +165,7 @@ def _applied(source, hunks):
     lines, changed = source.splitlines(keepends=True), set()
     for hunk in sorted(
         hunks, key=lambda h: -h.first
-    ):  # the last one first: the others' lines stay in place
+    ):  # from the last hunk to the first, so line numbers stay valid
         at = hunk.placed(lines)
         if at is None:
             return None, hunk

@@ -1,4 +1,4 @@
-"""Runs of mutants, dealt to processes in pieces: all go through the runs of a mutant, until one of them notices it."""
+"""Splits the runs of mutants among processes, until one run notices each mutant."""
 
 from collections import Counter, deque
 from dataclasses import replace
@@ -18,17 +18,17 @@ class Hunt:
             Counter(),
             Counter(),
             set(),
-        )  # runs and seconds, by number of the mutant
+        )  # runs and seconds of each mutant, by its number
 
     def verdicts(self, workers, jobs):
-        """Verdicts in the order in which they come. jobs: processes of the pool."""
+        """Verdicts in order of completion. jobs: processes of the pool."""
         pieces = deque(
             sorted(
                 (at, number, runs[at : at + RUNS])
                 for number, runs in enumerate(self.runs)
                 for at in range(0, max(1, len(runs)), RUNS)
             )
-        )  # the likeliest runs of all come first
+        )  # the likeliest runs of all mutants come first
         answers, flying = SimpleQueue(), 0
         while pieces or flying:
             while pieces and flying < 2 * jobs:
@@ -71,7 +71,7 @@ class Hunt:
 
 
 def hunt_of(mutants, coverage, seeds=hunt.SEEDS, n_random=0):
-    """The Hunt through all worlds of a mutant under each seed, and then through random ones."""
+    """The Hunt through all of a mutant's worlds with each seed, then through random worlds."""
     return Hunt(
         mutants,
         (

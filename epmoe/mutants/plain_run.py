@@ -17,12 +17,12 @@ SCALE, FACTOR, TIMEOUT = 0.5, 0.75, 1.0
 
 
 def scaled_weight(token, k, weights, factor):
-    """Router weights as a function: those given, each times 1 / FACTOR times FACTOR."""
+    """Router weights as a function: the given ones, times 1 / FACTOR, times FACTOR."""
     return mul_rn(mul_rn(weights[token, k], f32(4.0)), factor)
 
 
 def doubled(token, col, value, out):
-    """An epilogue that gives its value, changed by what it reads."""
+    """An epilogue that changes its value by what it reads."""
     return add_rn(value, out[token, col])
 
 
@@ -96,7 +96,7 @@ class PlainRun(WorldRun):
         rows = self.new("expert_outputs", rank, (self.capacity, cfg.hidden), BF16)
         if not (
             self.world.absent or self.world.stuck == "dispatch"
-        ):  # else row_offsets say nothing
+        ):  # otherwise row_offsets is undefined
             experts.launch(self, rank, out["output_tokens"][0], out["row_offsets"][0], rows)
         ids_of = clean.array(np.int32, (n, cfg.top_k))
         combined = self._launch_plain_combine(rank, n, rows, arrays["src_info"], ids_of, weights)
@@ -154,7 +154,7 @@ class PlainRun(WorldRun):
         return combined, shape, BF16
 
     def _in_place_of(self, combined, values):
-        """What an output lambda stored, to be read as the result is; nothing else may have been stored."""
+        """The values that an output lambda stored, in the form of the result. Nothing else may have been stored."""
         run = self
 
         class Stored:

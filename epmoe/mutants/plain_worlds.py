@@ -1,4 +1,4 @@
-"""Worlds of the plain kernels: rounds without a reset, all of them in flight."""
+"""Worlds of the plain kernels: rounds without a reset, all in flight at once."""
 
 from epmoe.mutants.page_worlds import FAR, FAR_AND_NEAR, PLAIN, ROUNDS, SHARED, SIX, THREE
 from epmoe.mutants.world_kinds import PlainWorld

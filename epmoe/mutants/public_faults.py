@@ -1,7 +1,7 @@
 """Four faults seen in public kernels, each as an edit of ours that the checker must reject.
 
-An edit is (file, text, new text); the text must occur exactly once, so that an edit cannot silently stop to apply when
-the kernels change. README.md beside this file shows the reports; a test compares them.
+An edit is (file, text, new text); the text must occur exactly once, so that an edit that no longer applies
+fails loudly. README.md shows the reports, and a test compares them.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ SMALL_REGION = World(
 
 @dataclass(frozen=True)
 class Fault:
-    """repair: further edits, after which nothing may be reported; repair_is says what they are."""
+    """A fault. repair: more edits, after which nothing may be reported; repair_is describes them."""
 
     name: str
     what: str

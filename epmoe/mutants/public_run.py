@@ -1,6 +1,6 @@
 """One run of a public world: rounds of an ExpertParallel with edited kernels, every result compared with the reference.
 
-By it options reach the kernels that other worlds leave at their defaults; the host waits after each call.
+It covers options that other worlds leave at their defaults. The host waits after each call.
 """
 
 from functools import lru_cache
@@ -24,7 +24,7 @@ TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6)
 
 
 def edges(rng, n, hidden):
-    """Tokens bf16 [n, hidden] at which number formats differ: a token of each kind, in turn."""
+    """Tokens bf16 [n, hidden] with values at which number formats differ, one token of each kind in turn."""
     group = np.arange(hidden) // 32
     sign = np.where(np.arange(hidden) % 3 == 1, -1, 1)
     strewn = np.array([np.nan, np.inf, -np.inf, -0.0, 2.0**-133, 3e38, -3e38])
@@ -43,7 +43,7 @@ def edges(rng, n, hidden):
 
 @lru_cache(None)
 def rounds(world):
-    """For each round (tokens, ids, weights), lists over ranks, what dispatch must give, and what combine."""
+    """For each round: (tokens, ids, weights) as lists over ranks, and the expected results of dispatch and of combine."""
     cfg, rng, out = world.cfg, np.random.default_rng(7), []
     for tokens in world.tokens:
         x = [
@@ -96,14 +96,14 @@ def reduction(world, weights):
 
 
 class PublicRun:
-    """One run; go() raises what the simulator or the check finds."""
+    """One run; go() raises any error of the simulator or the check."""
 
     def __init__(self, world, kernels, seed, *, racecheck=True, **simulation):
         self.world, self.kernels = world, kernels
         self.local = LocalWorld(world.cfg.n_ranks, seed=seed, racecheck=racecheck, **simulation)
 
     def go(self):
-        """Run the world's rounds with the edited kernels; raises what notices the edit."""
+        """Run the world's rounds with the edited kernels; raises the error that notices the edit."""
         world = self.world
         launch = LaunchConfig(*world.shape, **world.launch)
         with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""Worlds of ExpertParallel and of the SwiGLU kernel: formats at the edges of their numbers, dtypes, options, widths."""
+"""Worlds of ExpertParallel and of the SwiGLU kernel: edge values of formats, dtypes, options, widths."""
 
 from epmoe.mutants.page_worlds import PIECES, PLAIN, SHARED
 from epmoe.mutants.world_kinds import PublicWorld, SwigluWorld

@@ -1,4 +1,4 @@
-"""Worlds drawn at random, behind those of worlds.py: circumstances that nobody has thought of.
+"""Random worlds, tried after those of worlds.py, for cases that nobody thought of.
 
 The same number gives the same world everywhere; its name is "random 17".
 """
@@ -13,7 +13,7 @@ from epmoe_ref.config import TOKEN_FORMATS
 
 PREFIX = "random "
 WORK = 6_000  # elements of a round's messages
-PAIRS = 48  # of a rank's tokens and slots
+PAIRS = 48  # of a rank's tokens and ids
 THREADS = 32, 32, 64, 64, 96, 128, 224
 BLOCKS = 2, 3, 4, 5, 6, 8
 MOST_THREADS = 320  # of a rank
@@ -37,7 +37,7 @@ def _world(number):
 
 
 def _sizes(rng, most_ranks):
-    """(ranks, local experts, slots, most tokens)."""
+    """(ranks, local experts, top_k, most tokens)."""
     n_ranks, local = int(min(most_ranks, rng.choice((2, 2, 2, 3, 4, 5)))), int(rng.choice(LOCAL))
     top_k = int(min(rng.choice((1, 2, 2, 3, 4, 8, 9, 17, 32)), n_ranks * local))
     return (
@@ -49,12 +49,12 @@ def _sizes(rng, most_ranks):
 
 
 def _tokens(rng, n_ranks, most):
-    """Of each rank: often none, often all."""
+    """Each rank's number of tokens: often none, often the most."""
     return tuple(int(rng.choice((0, most, *rng.integers(0, most + 1, 2)))) for _ in range(n_ranks))
 
 
 def _hidden(rng, multiple, pairs):
-    """Not more than the work allows, for so many pairs."""
+    """A hidden size within the limit on work, for this many pairs."""
     most = max(1, WORK // max(1, pairs) // multiple)
     return multiple * int(min(most, rng.choice((1, 2, 3, 5, 33, 66, 129, 200))))
 
@@ -97,7 +97,7 @@ def _page(name, rng):
     few = fused and sizes["max_tokens_per_rank"] <= 8
     unreduced = bool(rng.random() < 0.2) and not sizes["fused_shared_expert"]
     if sizes["n_experts"] < 2 * sizes["n_ranks"] or sizes["top_k"] == sizes["n_experts"]:
-        return _public(name, rng)  # in World an expert goes without tokens
+        return _public(name, rng)  # in a World one expert gets no tokens
     return World(
         name,
         sizes,

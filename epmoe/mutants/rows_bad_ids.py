@@ -1,4 +1,4 @@
-"""Bad ids for the rows kernels, as only device memory may hold them: the host of the simulator would refuse them."""
+"""Bad ids for the rows kernels, as device memory can hold them; the host refuses them in host arrays."""
 
 from collections import Counter
 from contextlib import contextmanager
@@ -9,11 +9,11 @@ import numpy as np
 from epmoe.kernels import status
 from epmoe.mutants.errors import WrongResult
 
-OUTSIDE = (2**32, -2, 2**40 + 1, -1, -(2**63), 2**31)  # and the first that is no expert's
+OUTSIDE = (2**32, -2, 2**40 + 1, -1, -(2**63), 2**31)  # and the first number past the experts
 
 
 def spoilt(ids, n_experts):
-    """The ids int64 [T, top_k] with others in the places of some -1, which kernels must take for -1."""
+    """The ids int64 [T, top_k] with some -1 replaced by bad ids, which kernels must treat as -1."""
     others = np.array([n_experts, *OUTSIDE], np.int64)
     bad = np.where(ids < 0, others[np.arange(ids.size) % len(others)].reshape(ids.shape), ids)
     again = (ids[:, -1] < 0) & (ids[:, 0] >= 0)
@@ -23,9 +23,9 @@ def spoilt(ids, n_experts):
 
 @contextmanager
 def counted(ids, n_experts, n_dispatches, kernels):
-    """Context of dispatches that are given such ids; raises WrongResult unless kernels tell of each one every time.
+    """Context of dispatches with such ids; raises WrongResult unless kernels report every one, every time.
 
-    ids: of each rank, before they were spoilt. kernels: the package that the host has.
+    ids: of each rank, before the replacement. kernels: the package that the host uses.
     """
     told = Counter()
 

@@ -1,4 +1,4 @@
-"""The calls of a rows world, and what they are given: the same of the reference and of epmoe.fused_a2a."""
+"""The calls of a rows world and their inputs, the same for the reference and epmoe.fused_a2a."""
 
 from contextlib import contextmanager
 from functools import lru_cache
@@ -14,12 +14,12 @@ from epmoe_ref import fused_a2a as reference
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 E4M3, GROUP = np.dtype(ml_dtypes.float8_e4m3fn), 128
-ABSORBING = 2.0**14, -(2.0**14), 2.0**-12  # sums of them in another order differ
+ABSORBING = 2.0**14, -(2.0**14), 2.0**-12  # their sums depend on the order
 DISPATCHES = 2  # of rows_calls, that are given ids
 
 
 class Inputs:
-    """Arrays over ranks, from one seed. spoilt: with ids that kernels must take for -1, in the places of some -1."""
+    """Arrays over ranks, from one seed. spoilt: some -1 are replaced by bad ids, which kernels must treat as -1."""
 
     def __init__(self, world, spoilt=False):
         self.world, self.rng = world, np.random.default_rng(11)
@@ -51,12 +51,10 @@ class Inputs:
         return [a.astype(dtype) for a in out]
 
     def tokens(self, columns=0):
-        """What is dispatched; columns: other than the world's."""
+        """The dispatched tokens; columns: if other than the world's."""
         values = self.rows(self.world.tokens, E4M3 if self.world.pairs else BF16, columns or None)
         for a in values:
-            a.view(np.uint32)[1::2, 3] = (
-                ABSENT  # a word that rows without signals have another one for
-            )
+            a.view(np.uint32)[1::2, 3] = ABSENT  # equal to the sentinel, so it is escaped
         if not self.world.pairs:
             return values
         return list(
@@ -64,15 +62,15 @@ class Inputs:
         )
 
     def turned(self, of_ranks, number):
-        """Another routing of as many rows: each token has that of the one before it, `number` times."""
+        """Another routing with as many rows: rotated by `number` tokens."""
         return of_ranks if self.world.bad_ids else [np.roll(a, number, axis=0) for a in of_ranks]
 
 
 def rows_calls(world, make, functions, in_flight):
     """The calls of a rows world: (results of the dispatches, results of the others).
 
-    functions: (dispatch, its backward, a cached dispatch), over rank lists; make: Inputs. in_flight: a function that
-    gives the context of the others.
+    functions: (dispatch, its backward, a cached dispatch), over rank lists; make: Inputs. in_flight: makes the
+    context of the other calls.
     """
     dispatch, sums, cached, *counted = functions
     given = [
@@ -107,7 +105,7 @@ def rows_calls(world, make, functions, in_flight):
                 for r in range(world.n_ranks)
             ]
             others += [counted[0](*few, rows_of), sums(handle, x[0], probs)]
-            if world.wide:  # what they leave behind is of the next ones' parity
+            if world.wide:  # what they leave in memory has the next calls' parity
                 others += [counted[0](*given[1], n), sums(handle, x[0], probs)]
         if world.on_device:
             others += [counted[0](*arguments, n) for arguments in given]
@@ -138,7 +136,7 @@ def hybrid_calls(world, make, functions, in_flight):
 
 
 def by_reference(world):
-    """The functions of the reference that the calls take."""
+    """The reference's functions for the calls."""
     if world.kind == "rows":
 
         def dispatch(x, ids, probs):
@@ -169,7 +167,7 @@ def by_reference(world):
 
 
 def on_device(world, buffer):
-    """The same functions of epmoe.fused_a2a, on a buffer."""
+    """epmoe.fused_a2a's functions for the calls, on a buffer."""
     if world.kind == "rows":
 
         def dispatch(x, ids, probs):
@@ -234,7 +232,7 @@ def expected(world):
 
 
 def flat(results):
-    """All arrays of nested lists, in order; None and empty places left out."""
+    """All arrays of nested lists, in order; without None and empty lists."""
     if isinstance(results, (list, tuple)):
         for r in results:
             yield from flat(r)

@@ -1,7 +1,7 @@
 """One run of a rows world: the host functions of epmoe.fused_a2a with edited kernels, most calls in flight at once.
 
-The first dispatches wait for the host, as they must; the calls behind them do not depend on each other's results, so
-they are queued without waiting, and ranks may be a call or two apart.
+The host must wait for the first dispatches. The calls behind them do not depend on each other's results, so they are
+queued without waiting, and ranks may be a call or two apart.
 """
 
 import sys
@@ -37,7 +37,7 @@ TIMEOUT = 1e-2  # seconds of the simulated clock
 
 @kernel
 def read_everything(params, num_tokens, my_rank):
-    """Reads some arrays as whoever comes next would; parameters: how many, then address and words of each."""
+    """Reads some arrays, as the next kernel of a user would; parameters: how many, then address and words of each."""
     n, k = i32(load_u64(params)), i32(0)
     while k < n:
         address, words = (
@@ -52,7 +52,7 @@ def read_everything(params, num_tokens, my_rank):
 
 
 class RowsRun:
-    """One run; go() raises what the simulator or the check finds."""
+    """One run; go() raises any error of the simulator or the check."""
 
     def __init__(self, world, kernels, seed, *, racecheck=True, **simulation):
         self.world, self.kernels = world, kernels
@@ -68,7 +68,7 @@ class RowsRun:
         self.flying, self.read_from, self.lent = False, [], []
 
     def go(self):
-        """Run the world's rounds with the edited kernels; raises what notices the edit."""
+        """Run the world's rounds with the edited kernels; raises the error that notices the edit."""
         blocks, threads = self.world.shape
         with self._edited():
             buffer = Buffer(
@@ -110,7 +110,7 @@ class RowsRun:
         self._check_memory(buffer)
 
     def _go_crowded(self, buffer, dispatch, inputs):
-        """Hybrid dispatches behind one for which there was room, as if ranks had not promised how many tokens come."""
+        """Hybrid dispatches after one that had enough room, as if ranks had not announced their numbers of tokens."""
         given = inputs.rows(self.world.tokens), inputs.maps
         dispatch(*given, None)
         buffer.max_tokens, buffer.want_tokens = 1, lambda n: None
@@ -122,7 +122,7 @@ class RowsRun:
         self._check_memory(buffer)
 
     def _then_read(self, function, buffer):
-        """The function, and behind each call of it in flight a kernel of each rank that reads its results."""
+        """The function; behind each call in flight, a kernel of each rank reads its results."""
 
         def call(*arguments):
             if self.flying:
@@ -143,7 +143,7 @@ class RowsRun:
 
     def _fill_heaps(self, buffer):
         for rank in self.world.full_heap:
-            heap = buffer.ranks[rank].heap  # another one after a call that made the pool grow
+            heap = buffer.ranks[rank].heap  # a call that grew the pool has replaced it
             while (loan := heap.lend({"smallest": ((1,), np.uint8)})) is not None:
                 self.lent.append(loan)
 
@@ -159,7 +159,7 @@ class RowsRun:
 
     @contextmanager
     def _in_flight(self, buffer):
-        """Context of calls that are queued and not waited for; all memory that they use stays until they have run."""
+        """Context of calls that are queued without waiting; all memory that they use stays until they have run."""
         place, number, kept = buffer.placing.place, count(), []
         self.machine.synchronize = buffer.placing.let_go = lambda: None
         buffer.placing.place = lambda rank, name, *more: place(
@@ -187,14 +187,14 @@ class RowsRun:
         )
 
     def _check_expired(self, buffer):
-        """The first call that a rank stayed away from must have expired, and the later ones not have begun."""
+        """The first call without all ranks must have expired, and later calls must not have begun."""
         epoch = int(buffer.ranks[0].words.read(np.uint64, (1,), control.EPOCH)[0]) + 1
         try:
             buffer.check()
         except PeerTimeout:
             note = buffer.layout.note(epoch & 1, 0) + control.PLACES
             places = buffer._control.buffers[self.world.absent[0]].read(np.uint64, (3,), note)
-            # where combine's probs go; a cached dispatch, which came later, has none
+            # combine's probs use it; a later cached dispatch has none
             if not places[2] & np.uint64(2**32 - 1):
                 raise Leftover(
                     f"the note of epoch {epoch} is that of a later call, which went on after a wait had "
@@ -208,7 +208,7 @@ class RowsRun:
             words = r.words.read(np.int32, (control.WORDS_BYTES // 4,))
             if words[control.BEGUN // 4] or words[control.STATUS // 4 :].any():
                 raise Leftover(f"words of rank {r.rank} after the calls: {words.tolist()}")
-            # counters of the last call stay until the next one; those of the other parity are ready for that
+            # counters of the last call stay until the next one, which uses those of the other parity
             other = 1 - int(words[control.EPOCH // 4]) % 2
             arrived = buffer._control.buffers[r.rank].read(
                 np.int32, (2, self.world.n_ranks), buffer.layout.arrived
@@ -220,7 +220,7 @@ class RowsRun:
 
     @contextmanager
     def _edited(self):
-        """The host functions with what they have of the edited package's rows, places of words in memory among it."""
+        """The host functions, using the rows kernels of the edited package, with its layout of memory."""
         original, edited = "epmoe.kernels", self.kernels.__name__
         users = [m for name, m in sys.modules.items() if name.startswith("epmoe.fused_a2a.")]
         before = []

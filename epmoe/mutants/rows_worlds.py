@@ -2,8 +2,10 @@
 
 from epmoe.mutants.world_kinds import RowsWorld
 
-ORDINARY = {"rows.expert_bits.MOST_EXPERTS": 0}  # by expert, few rows go the way of many
-SIGNALS = {"rows.control.LAMPORT_ROWS": 0}  # no rows go without them
+ORDINARY = {
+    "rows.expert_bits.MOST_EXPERTS": 0
+}  # expert-major, a small batch uses the kernel for large ones
+SIGNALS = {"rows.control.LAMPORT_ROWS": 0}  # every row uses signals
 
 ROWS_WORLDS = (
     RowsWorld("rows", "rows"),
@@ -24,7 +26,7 @@ ROWS_WORLDS = (
         tokens=(0, 4),
         shape=(2, 32),
         combines=3,
-        slow=(1,),  # 0 awaits none
+        slow=(1,),  # rank 0 waits for none
         constants=SIGNALS,
     ),
     RowsWorld(
@@ -33,7 +35,7 @@ ROWS_WORLDS = (
     RowsWorld("rows, counted on the device", "rows", on_device=True),
     RowsWorld("rows, bad ids", "rows", tokens=(9, 4), top_k=4, local=3, bad_ids=True),
     RowsWorld("rows, absent peer", "rows", absent=(1,)),
-    RowsWorld("hybrid", "hybrid", limit=16, pad=4),  # what rank 0 receives just fits
+    RowsWorld("hybrid", "hybrid", limit=16, pad=4),  # rank 0's rows just fit
     RowsWorld("hybrid, several sending blocks", "hybrid", tokens=(5, 4), limit=20, shape=(6, 32)),
     RowsWorld(
         "hybrid, two p2p worlds",

@@ -1,16 +1,16 @@
-"""Mistakes of another kind than those of tokens.py: what a hand does that edits statements, not words.
+"""Slips: mistakes in whole statements, where tokens.py changes single words.
 
 | kind | what is done to the source |
 |---|---|
-| swap | two statements that follow each other change places; one of them synchronises, the other touches memory |
-| early | a release or a barrier goes to the top of its block of statements |
-| skip | a reset is left out where the rank is odd, or by every other thread |
-| off by one | a wait, or a comparison with an atomic's result, takes one more or one less than it should |
-| twice | an atomic adds 2 in place of 1 |
-| whose | a synchronising statement takes another rank's number, or another region's words |
+| swap | two consecutive statements are exchanged; one synchronises, the other accesses memory |
+| early | a release or a barrier is moved to the top of its block of statements |
+| skip | odd ranks, or every other thread, leave out a reset |
+| off by one | a wait, or a comparison with an atomic's result, is off by one |
+| twice | an atomic adds 2 instead of 1 |
+| whose | a synchronising statement uses another rank's number or another region's words |
 | both | a release and the acquire that reads it become relaxed, together (pairs.py finds them by running) |
 
-They are found by the shape of the source alone. What changes nothing is in harmless_slips.py.
+All but "both" are found in the source alone. harmless_slips.py lists those that change nothing.
 """
 
 import ast
@@ -23,17 +23,17 @@ PURE = re.compile(
     r"(i32|u32|u64|f32|min|max|len|range|lane_id|thread_idx|block_idx|block_dim|grid_dim|n_warps|ballot"
     r"|shared_array|ffs|popc|clz|shfl_\w+|warp_\w+|any_lane|all_lanes|mark|globaltimer)$"
 )
-OF_PARAMETERS = re.compile(r"(u64\(load_u64\()*params\b(?!.*load)")  # no kernel writes them
+OF_PARAMETERS = re.compile(r"(u64\(load_u64\()*params\b(?!.*load)")  # read-only for kernels
 RANKS = ("my_rank", "owner", "rank", "source", "peer", "src_rank", "to_rank")
 SIGNALS = {"signal", "put", "complete"}
-OFFSETS = {"at", "control"}  # objects whose attributes are places of words
+OFFSETS = {"at", "control"}  # objects whose attributes are addresses of words
 
 
 @dataclass(frozen=True)
 class Slip:
     """One edit: `new` instead of source[token.start:token.end]; the interface of tokens.Mutant.
 
-    lines: (first, last) of the statements concerned. other: a further edit, of any file, that belongs to it.
+    lines: (first, last) of the statements. other: a second edit, in any file, that belongs to it.
     """
 
     token: Token
@@ -46,7 +46,7 @@ class Slip:
 
     @property
     def change(self):
-        """What is done, in words."""
+        """The change, in words."""
         return self.what
 
     @property
@@ -85,14 +85,14 @@ class _Source:
         return self.text[start:end]
 
     def add(self, kind, function, start, end, new, what, first, last):
-        """Enter an edit of text[start:end]; what: in words, the same for equal edits of a function."""
+        """Add an edit of text[start:end]; what: in words, the same for equal edits of a function."""
         number = self.seen[function, kind, what] = self.seen.get((function, kind, what), 0) + 1
         token = Token(self.file, function, self.text[start:end], number, first.lineno, start, end)
         self.found.append(Slip(token, kind, new, what, (first.lineno, last.end_lineno)))
 
 
 def calls(node):
-    """Names that are called in a node, functions defined inside left out."""
+    """Names that are called in a node, except in functions defined inside it."""
     return [
         n.func.id
         for n in ast.walk(node)
@@ -101,7 +101,7 @@ def calls(node):
 
 
 def synchronises(node):
-    """Whether a statement holds a strong access that may order others, a barrier, a fence, a wait or a signal."""
+    """Whether a statement contains a strong access that may order others, a barrier, a fence, a wait or a signal."""
     return any(
         (m := STRONG.match(c))
         and (m[1], m[2]) != ("ld", "relaxed")
@@ -143,7 +143,7 @@ def used(node):
 
 
 def independent(a, b):
-    """Whether two statements may change places as far as local names go."""
+    """Whether local names allow two statements to be exchanged."""
     return not (assigned(a) & (used(b) | assigned(b)) or assigned(b) & used(a))
 
 
@@ -167,7 +167,7 @@ def releases(node):
 
 
 def slips_of(file, text):
-    """All slips of one source file but the kind "both", in the order of its lines."""
+    """All slips of one source file except kind "both", in the order of its lines."""
     source = _Source(file, text)
     for function, node in _device_functions(ast.parse(text)):
         names = assigned(node) | {
@@ -253,7 +253,7 @@ def _early(source, function, body):
             + 1
         )
         if first >= i - 1 or not any(touches_memory(s) for s in body[first:i]):
-            continue  # else it is a swap
+            continue  # otherwise it is a swap
         (start, _), (own_start, own_end) = source.span(body[first]), source.span(statement)
         between = source.text[start:own_start].rstrip()
         if "\n" in source.of(statement):
@@ -308,7 +308,7 @@ def _skips(source, function, statement, names):
 
 
 def _from_atomics(function):
-    """Names to which the function assigns an atomic's result."""
+    """Names that the function assigns an atomic's result to."""
     return {
         t.id
         for n in ast.walk(function)

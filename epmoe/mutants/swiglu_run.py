@@ -1,4 +1,4 @@
-"""One run of a SwiGLU world: the kernel of swiglu.py alone, on rows of ordinary and of odd numbers."""
+"""One run of a SwiGLU world: the kernel of swiglu.py alone, on rows of ordinary and of unusual numbers."""
 
 from importlib import import_module
 
@@ -17,7 +17,7 @@ SPARE = 3  # rows behind the last group
 
 
 def rows(n, width):
-    """Rows [n, 2 width] bf16: ordinary, with odd numbers strewn in, and one of tiny numbers."""
+    """Rows [n, 2 width] bf16: ordinary ones, some with unusual numbers, and one of tiny numbers."""
     rng = np.random.default_rng(3)
     x = rng.standard_normal((n, 2 * width)) * 2.0 ** rng.integers(-4, 5, (n, 2 * width))
     x[1::2] = np.where(rng.random(x[1::2].shape) < 0.05, rng.choice(ODD, x[1::2].shape), x[1::2])
@@ -26,7 +26,7 @@ def rows(n, width):
 
 
 class SwigluRun:
-    """One run; go() raises what the simulator or the check finds."""
+    """One run; go() raises any error of the simulator or the check."""
 
     def __init__(self, world, kernels, seed, *, racecheck=True, **simulation):
         self.world, self.kernels = world, kernels
@@ -34,7 +34,7 @@ class SwigluRun:
         self.buffers = []
 
     def go(self):
-        """Run the kernel; raises what notices the edit."""
+        """Run the kernel; raises the error that notices the edit."""
         world = self.world
         cfg = EPConfig(
             n_ranks=1,

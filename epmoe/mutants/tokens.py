@@ -1,14 +1,14 @@
-"""Every synchronising token of a kernel's source, and the ways to break it, found in the syntax tree.
+"""Finds every synchronising token of a kernel's source in the syntax tree, and the ways to break it.
 
 | kind | what is done to the source |
 |---|---|
 | order | acq_rel becomes acquire, release, relaxed; acquire and release become relaxed |
 | scope | sys becomes gpu, cta; gpu becomes cta |
 | plain | a strong load, store or read-modify-write becomes weak |
-| barrier | a syncthreads, syncwarp, fence or wait for bulk copies goes; of syncthreads_or(p) the p stays |
-| reset | a store of a constant goes |
-| wait | a call of one of spin.py's waits goes, as if it had succeeded at once |
-| nc | an ordinary vector load takes the non-coherent path |
+| barrier | a syncthreads, syncwarp, fence or wait for bulk copies is removed; syncthreads_or(p) becomes p |
+| reset | a store of a constant is removed |
+| wait | a call of one of spin.py's waits is removed, as if it had succeeded at once |
+| nc | an ordinary vector load uses the non-coherent path |
 """
 
 import ast
@@ -26,7 +26,7 @@ WEAKER = {
     "relaxed": (),
 }
 NARROWER = {"sys": ("gpu", "cta"), "gpu": ("cta",), "cta": ()}
-NO_CTA = ("atomic_max", "atomic_or", "atomic_cas")  # these have no words of scope cta
+NO_CTA = ("atomic_max", "atomic_or", "atomic_cas")  # these have no scope cta
 BARRIERS = re.compile(
     r"(syncthreads|syncwarp|fence_\w+|bulk_(wait|wait_read|commit)|griddep_wait"
     r"|shmem_(quiet|fence))$"
@@ -42,7 +42,7 @@ SUCCESS = {
     "wait_for_counter": "True",
     "mbar_try_wait": "True",
 }
-# Modules of words that several others use: each user gets mutants of its own, since one may need what another does not.
+# Shared modules: each user gets its own mutants, since one may need a synchronisation that another does not.
 PER_IMPORTER = ("spin", "transport", "plain/waits", "plain/peers")
 
 
@@ -50,8 +50,8 @@ PER_IMPORTER = ("spin", "transport", "plain/waits", "plain/peers")
 class Token:
     """One place of the source: `text` at (line, column), inside `function` of `file` (relative to the package).
 
-    start, end: offsets in the source. number: which one of those with the same text in the function, from 1.
-    is_statement: else it is part of an expression.
+    start, end: offsets in the source. number: counts those with the same text in the function, from 1.
+    is_statement: a whole statement; otherwise part of an expression.
     """
 
     file: str
@@ -71,7 +71,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A token, and what replaces it. seen_by: for tokens of PER_IMPORTER, the one module that sees the change."""
+    """A token and its replacement. seen_by: for tokens of PER_IMPORTER, the one module that sees the change."""
 
     token: Token
     kind: str
@@ -86,7 +86,7 @@ class Mutant:
 
     @property
     def key(self):
-        """Its name in harmless.py: it holds no line number, so edits elsewhere in the file do not change it."""
+        """Its name in harmless.py. It has no line number, so edits elsewhere in the file do not change it."""
         number = f" (number {self.token.number})" if self.token.number > 1 else ""
         seen = f", seen by {self.seen_by}" if self.seen_by else ""
         return f"{self.token.file} {self.token.function}: {self.change}{number}{seen}"
@@ -143,7 +143,7 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def add_strong(self, node):
-        """A strong word, called or given to somebody who will."""
+        """A strong intrinsic, called or passed to a function that calls it."""
         op, order, scope, kind = STRONG.match(node.id).groups()
         self.add("order", node, *(f"{op}_{weaker}_{scope}_{kind}" for weaker in _orders(op, order)))
         self.add(
@@ -206,7 +206,7 @@ def mutants_of(file, source):
     for line in raw.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
 
-    def offset(line, column):  # the tree counts bytes
+    def offset(line, column):  # columns of the tree are bytes
         return len(raw[: starts[line - 1] + column].decode())
 
     made, seen = [], {}
@@ -244,7 +244,7 @@ def for_importers(mutants, importers):
 
 @lru_cache(None)
 def names_in(source):
-    """Every name and attribute that a source uses, imports apart."""
+    """Every name and attribute that a source uses, except in imports."""
     return {
         n.id if isinstance(n, ast.Name) else n.attr
         for n in ast.walk(_tree(source))
@@ -254,7 +254,7 @@ def names_in(source):
 
 @lru_cache(None)
 def imports_of(source, module):
-    """Names that a source imports from a sibling; those of its attributes that it uses, if it imports it whole."""
+    """Names that a source imports from a sibling, or the attributes that it uses if it imports the whole module."""
     tree, found, module = _tree(source), set(), module.rpartition("/")[2]
     for n in tree.body:
         if isinstance(n, ast.ImportFrom) and n.level:
@@ -274,9 +274,9 @@ def imports_of(source, module):
 
 @lru_cache(None)
 def entrances(source, function):
-    """The names by which other modules can come to run `function` (dotted where nested).
+    """The names through which other modules can run `function` (dotted where nested).
 
-    Its own, its callers', and those under which a namespace gives it to others: namespace(signal=signal_near).
+    Its own name, its callers', and names in a namespace: namespace(signal=signal_near).
     """
     inside = {
         n.name: names_in(ast.unparse(n))

@@ -1,4 +1,4 @@
-"""What is said of mutants: a line for each verdict as it comes, then a table, and what is not as expected."""
+"""Prints verdicts: a line for each as it comes, then a table, then those that are not as expected."""
 
 from collections import Counter
 
@@ -75,14 +75,14 @@ def judge(verdicts):
 
 
 class Verdicts:
-    """All verdicts of a hunt. every: each has a line, not only those of survivors. reports: with what was reported."""
+    """All verdicts of a hunt. every: print a line for each, not only for survivors. reports: print the reports too."""
 
     def __init__(self, console, *, every=False, reports=False):
         self.console, self.every, self.reports = console, every, reports
         self.all, self.known = [], harmless_ones()
 
     def add(self, v):
-        """Take a Verdict, and say it."""
+        """Add a Verdict and print it."""
         self.all.append(v)
         if self.every or not v.killed or v.mutant.key in self.known:
             self._line(v)
@@ -99,7 +99,7 @@ class Verdicts:
         )
 
     def unexpected(self):
-        """judge() of them, in the order of the sources."""
+        """judge() of all, in source order."""
         return judge(
             sorted(
                 self.all, key=lambda v: (v.mutant.token.file, v.mutant.token.start, v.mutant.key)
@@ -107,7 +107,7 @@ class Verdicts:
         )
 
     def table(self):
-        """Print how many were noticed, by what was done and how."""
+        """Print how many were noticed, by kind of edit and of report."""
         from rich.table import Table
 
         counts = Counter((v.mutant.kind, v.how) for v in self.all)
@@ -126,7 +126,7 @@ class Verdicts:
         self.console.print("; ".join(f"{how}: {MEANING[how]}" for how in hows), style="dim")
 
     def end(self, undecided, seeds, seconds):
-        """Print the table, what is not as expected, and of an interrupted hunt what is undecided; the number of those."""
+        """Print the table, verdicts that are not as expected, and undecided mutants; returns the number of unexpected ones."""
         unexpected = self.unexpected()
         if self.all:
             self.table()

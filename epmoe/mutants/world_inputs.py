@@ -1,4 +1,4 @@
-"""What goes into a world and what must come out: made once, the same for every mutant."""
+"""Inputs and expected results of a world, made once and used for every mutant."""
 
 from functools import lru_cache
 
@@ -13,7 +13,7 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 
 @lru_cache(None)
 def inputs(world):
-    """For each round (x, ids as given, ids as kernels must clean them, weights), each a list over ranks."""
+    """For each round (x, ids as given, ids as kernels must clean them, weights); each is a list over ranks."""
     cfg, rng, rounds = world.cfg, np.random.default_rng(5), []
     for tokens in world.tokens:
         x = [rng.normal(size=(n, cfg.hidden)).astype(BF16) for n in tokens]
@@ -34,7 +34,7 @@ def inputs(world):
 
 
 def _routing(cfg, n, rng, from_expert):
-    """Distinct ids a token; the last expert but one gets nothing, some slots are -1."""
+    """Distinct ids for each token; the second to last expert gets none, some ids are -1."""
     popular = np.delete(np.arange(cfg.n_experts), cfg.n_experts - 2)
     popular = popular[popular % cfg.n_local_experts >= from_expert]
     ids = np.array([rng.permutation(popular)[: cfg.top_k] for _ in range(n)], np.int32).reshape(
@@ -45,7 +45,7 @@ def _routing(cfg, n, rng, from_expert):
 
 
 def _spoilt(cfg, ids, most):
-    """Ids of which dispatch must make these: -1 comes from a number that is no expert, or from a repeated one."""
+    """Ids that dispatch must clean to these: some -1 are replaced by a number that is no expert, or by a repeated id."""
     out = ids.copy()
     for t in range(len(out))[:most]:
         if t % 3 and out[t, 0] >= 0:
@@ -69,6 +69,6 @@ def expected(world):
 
 @lru_cache(None)
 def last_payloads(world):
-    """Bytes of the last round's encoded tokens, padding included, a list over ranks: what send_buf must hold."""
+    """Bytes of the last round's encoded tokens, padding included, a list over ranks: the expected content of send_buf."""
     fmt = epmoe_ref.format_of(world.cfg)
     return [fmt.encode(x) for x in inputs(world)[-1][0]]

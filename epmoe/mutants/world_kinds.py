@@ -1,4 +1,4 @@
-"""The kinds of small worlds in which mutants are hunted: what can be said of one."""
+"""The kinds of small worlds in which mutants run, and their options."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from epmoe_ref.config import EPConfig
 
 @dataclass(frozen=True, eq=False)
 class SmallWorld:
-    """What every world has. shape: blocks, threads. constants: of the kernel package, made small."""
+    """Options of every world. shape: blocks, threads. constants: smaller values for constants of the kernel package."""
 
     name: str
     shape: tuple = field(default=(3, 64), kw_only=True)
@@ -36,12 +36,12 @@ class PageWorld(SmallWorld):
 class World(PageWorld):
     """One world of bare kernel calls (world_run.py), all rounds in flight at once.
 
-    few: tokens go the way of few_tokens.py, without `reserved` and send_buf. unreduced: combine without router weights.
+    few: tokens use few_tokens.py, without `reserved` and send_buf. unreduced: combine without router weights.
     swiglu: its kernel runs too. bad_ids: ids out of range and repeated ones in device memory. elsewhere: no token goes
-    to its own rank. absent: ranks that never launch anything, so that the others' waits must expire. stuck: before this
-    half of the first round ("dispatch", "combine") a word of `finished` is spoilt on rank 0, so that rank 1 waits for
-    its signal in vain (expired.py). slow: ranks that are far slower than the others. from_expert: a rank's experts
-    below it get nothing. without_signals: a fused combine goes without, as that of an ExpertParallel does.
+    to its own rank. absent: ranks that launch nothing, so that the others' waits must expire. stuck: before this
+    half of the first round ("dispatch", "combine") a word of `finished` is overwritten on rank 0, so that
+    rank 1 never gets its signal (expired.py). slow: ranks that are far slower than the others. from_expert: a rank's experts
+    below it get nothing. without_signals: a fused combine uses none, like that of an ExpertParallel.
     """
 
     few: bool = False
@@ -57,7 +57,7 @@ class World(PageWorld):
 
     @property
     def fails(self):
-        """Whether waits are to expire in this world."""
+        """Whether waits must expire in this world."""
         return bool(self.absent or self.stuck)
 
 
@@ -78,15 +78,15 @@ class RowsWorld(SmallWorld):
 
     kind: "rows" (FusedDispatch, FusedCombine), "hybrid" (HybridEP). tokens: of each rank. limit: rows of a rank in
     HybridEP; pad: to which each expert's are rounded up; fp8: they travel as blockwise FP8. local: experts of a rank.
-    combines: further ones in a row, and cached dispatches. on_device: further dispatches, counted on the device, in
+    combines: more of them in a row, and cached dispatches. on_device: more dispatches, counted on the device, in
     flight too. slow: ranks that are far slower than the others. full_heap: ranks that have no memory left for results.
-    asks: as where ranks are processes, nobody knows before the first call how much room the others' tokens take.
-    bad_ids: ids of rows that are no expert's, and repeated ones, as only device memory may hold them. absent: as in
-    World. pairs: tokens are pairs of e4m3 values and scales. dtype: of what is summed first. from_expert: a rank's
-    experts below it get nothing. trace: with stamps. stale: strong loads give older values, as long as they may. brief:
-    a call of each kind, and no more. between: combines, and dispatches of at most `few` tokens of a rank between them.
-    wide: those of so many columns, behind dispatches of all tokens. crowded: hybrid dispatches of more tokens than
-    there is room for, which no rank may send (results are not looked at).
+    asks: as with ranks in processes, no rank knows the others' sizes before the first call.
+    bad_ids: ids of no expert and repeated ids, in device memory. absent: as in
+    World. pairs: tokens are pairs of e4m3 values and scales. dtype: of the first rows that are summed. from_expert: a rank's
+    experts below it get nothing. trace: with stamps. stale: strong loads return older values. brief: one call of
+    each kind. between: combines, and dispatches of at most `few` tokens of a rank between them.
+    wide: those have so many columns, and follow dispatches of all tokens. crowded: hybrid dispatches of more tokens
+    than there is room for, which no rank may send (results are not checked).
     """
 
     kind: str
@@ -130,10 +130,10 @@ class RowsWorld(SmallWorld):
 
 @dataclass(frozen=True, eq=False)
 class PublicWorld(PageWorld):
-    """One world of ExpertParallel (public_run.py): what other worlds leave at its default.
+    """One world of ExpertParallel (public_run.py): with options that other worlds leave at their defaults.
 
     weights: "array", "function" or "none"; epilogue: with one. edges: tokens at which number formats differ. scaled:
-    with an input scale. to_one: every token goes to the last expert alone.
+    with an input scale. to_one: every token goes only to the last expert.
     """
 
     fused: bool = field(default=True, kw_only=True)

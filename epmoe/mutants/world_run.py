@@ -1,4 +1,4 @@
-"""One run of a world with one set of kernels: all rounds of all ranks in flight at once, then all is checked."""
+"""One run of a world with one set of kernels: all rounds of all ranks in flight at once, then every check."""
 
 import numpy as np
 
@@ -38,7 +38,7 @@ class WorldRun:
         self.capacity = self._capacity()
 
     def _regions(self, rank):
-        """{name: Buffer}: every region an allocation of its own, so that the simulator knows its bounds."""
+        """{name: Buffer}: a separate allocation for each region, so that the simulator knows its bounds."""
         made = {}
         for r in layout.regions(self.cfg):
             words = [(r.name, 0, r.shape, r.dtype, r.index_names)]
@@ -53,7 +53,7 @@ class WorldRun:
         return made
 
     def _connect(self):
-        """Makes of each region symmetric memory, which puts of other p2p worlds may name."""
+        """Make each region symmetric memory, so that other p2p worlds can put into it."""
         for name, buffer in self.regions[0].items():
             self.heaps.append([regions[name].address for regions in self.regions])
             self.machine.network.connect(self.heaps[-1], buffer.nbytes)
@@ -117,7 +117,7 @@ class WorldRun:
 
     # ------------------------------------------------------------------ launches
     def go(self):
-        """Run all rounds. Raises whatever the simulator or the check finds."""
+        """Run all rounds. Raises any error of the simulator or the check."""
         rounds = []
         try:
             with self.machine.hold():
@@ -191,7 +191,7 @@ class WorldRun:
         rows = self.new("expert_outputs", rank, (self.capacity, cfg.hidden), BF16)
         if not (
             self.world.absent or self.world.stuck == "dispatch"
-        ):  # else row_offsets say nothing
+        ):  # otherwise row_offsets is undefined
             experts.launch(self, rank, out["output_tokens"][0], out["row_offsets"][0], rows)
         if self.world.stuck == "combine" and rank == 0:
             expired.spoil(self)

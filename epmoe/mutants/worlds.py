@@ -1,7 +1,7 @@
-"""The small worlds in which mutants are hunted: each makes lines of the kernels run that the others leave out.
+"""The small worlds in which mutants run; each runs lines of the kernels that the others do not.
 
-All are tiny, and uneven: a rank with fewer tokens, an expert without any, -1 slots, more rows than warps, several
-rounds without a reset, all of them in flight at once, so that one rank may be a round ahead of another.
+All are tiny and uneven: a rank with fewer tokens, an expert without any, ids of -1, more rows than warps. Several
+rounds without a reset are in flight at once, so one rank may be a round ahead of another.
 """
 
 from epmoe.mutants.page_worlds import PAGE_WORLDS
