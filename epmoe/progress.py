@@ -17,8 +17,8 @@ class _Lines:
     def start(self, what, total):
         self._what, self._total, self._done = what, total, 0
 
-    def advance(self):
-        self._done += 1
+    def advance(self, n=1):
+        self._done += n
         now = time.monotonic()
         if now - self._said >= EVERY_S:
             self._said = now
@@ -38,20 +38,22 @@ class _Bar:
     def start(self, what, total):
         self._shown.update(self._task, description=what, completed=0, total=total)
 
-    def advance(self):
-        self._shown.advance(self._task)
+    def advance(self, n=1):
+        self._shown.advance(self._task, n)
 
 
 @contextlib.contextmanager
 def progress(console, what, total, hidden=False):
     """Context of an object with advance(), to call after each of `total` steps, and start(what, total) for a new bar.
 
+    advance(n): after n of them.
+
     hidden: print nothing, on ranks other than the first.
     """
     if hidden or not console.is_terminal:
         lines = _Lines(what, total)
         if hidden:
-            lines.advance = lambda: None
+            lines.advance = lambda n=1: None
         yield lines
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

@@ -210,25 +210,38 @@ def choose(args, mutants):
 
 def _hunt_with_progress(args, console, workers, chosen, verdicts):
     """Run the mutants until all have a verdict; Ctrl-C ends it, and `verdicts` holds those so far."""
-    from epmoe.mutants import hunt
-    from epmoe.mutants.pieces import hunt_of
+    from epmoe.mutants import hunt, random_worlds
+    from epmoe.mutants.pieces import hunt_of, hunt_of_edits
     from epmoe.mutants.worlds import WORLDS
 
-    worlds = hunt.worlds_of({m.token.file for m in chosen}, WORLDS)
+    files = {file for m in chosen for file in (m.lines if args.patch else [m.token.file])}
+    names = [*WORLDS, *random_worlds.names(args.random)] if args.patch else WORLDS
+    worlds = hunt.worlds_of(files, names)
     with progress(console, "which world runs what", len(worlds)) as shown:
         if args.patch:
-            coverage = hunt.cover_lines(workers, chosen, shown.advance)
+            coverage = hunt.cover_lines(workers, chosen, worlds, shown.advance)
+            hunted = hunt_of_edits(chosen, coverage, args.seeds)
+            for edit in chosen:
+                _say_who_runs(console, edit, coverage)
         else:
-            coverage = hunt.cover(workers, worlds, shown.advance)
-        hunted = hunt_of(chosen, coverage, args.seeds, args.random if args.patch else 0)
-        shown.start("mutants", len(chosen))
+            hunted = hunt_of(chosen, hunt.cover(workers, worlds, shown.advance), args.seeds)
+        shown.start("runs", hunted.n_runs)
         try:
-            for verdict in hunted.verdicts(workers, args.jobs):
+            for verdict in hunted.verdicts(workers, args.jobs, shown.advance):
                 verdicts.add(verdict)
-                shown.advance()
         except KeyboardInterrupt:
             return hunted.undecided()
     return ()
+
+
+def _say_who_runs(console, edit, coverage):
+    """How many worlds run the lines that an edit changes."""
+    n = len(coverage.running(edit))
+    beside = f", {len(coverage.beside(edit))} only their functions" if n else ""
+    console.print(
+        f"{edit.key}: {n} of {len(coverage.order)} worlds run the edited lines{beside}",
+        markup=False,
+    )
 
 
 def show_as_they_are(args, console):

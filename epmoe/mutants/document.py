@@ -42,13 +42,15 @@ git diff > /tmp/edit.patch && git checkout epmoe/kernels
 epmoe mutants --patch /tmp/edit.patch --reports
 ```
 
-Each patch is a mutant. Paths may begin at the repository's root or at any folder on the way to the file. The worlds that run
-the changed lines come first, then all others, then some drawn at random (`--random`). The exit status is 0 if all patches are
-noticed, and 2 if one is no patch of the kernels. It is 1 if one survives: then it changes neither results nor memory nor the
-order of accesses, or `worlds.py` lacks a world that shows it. `--seeds` and `--jobs` work as without `--patch`.
+Each patch is a mutant. Paths may begin at the repository's root or at any folder on the way to the file. First all worlds, and
+some drawn at random (`--random`), run the unedited kernels once: the output says how many run the edited lines. Only these run
+the mutant, under each seed. Worlds that run only the function around the lines come last, under one seed: another schedule may
+lead them to the lines. The exit status is 0 if all patches are noticed, and 2 if one is no patch of the kernels. It is 1 if
+one survives: then it changes neither results nor memory nor the order of accesses, or `worlds.py` lacks a world that shows it.
+`--seeds` and `--jobs` work as without `--patch`.
 
-Verdicts are printed as they are found. Ctrl-C ends the hunt with a table of the verdicts so far, and for every patch without
-a verdict the number of runs that have not noticed it. The exit status is 130.
+Verdicts are printed as they are found, and every ten seconds how many runs are over. Ctrl-C ends the hunt with a table of the
+verdicts so far, and for every patch without a verdict the number of runs that have not noticed it. The exit status is 130.
 
 # Four faults of public kernels
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from epmoe.mutants import edited_kernels
 from epmoe.mutants.edit import Edit
 from epmoe.mutants.errors import Leftover, WrongResult
-from epmoe.mutants.marks import NAME, marked_lines, marked_tokens
+from epmoe.mutants.marks import NAME, functions_of, marked_lines, marked_tokens
 from epmoe.mutants.pairs import seen_in, slips_of_pairs
 from epmoe.mutants.plain_run import PlainRun
 from epmoe.mutants.public_run import PublicRun
@@ -40,7 +40,6 @@ RUNS = {
 }
 SEEDS = 3
 OWN_WORLDS = {"rows/": RowsWorld, "plain/": PlainWorld}
-FEW = 2  # edited by hand
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,8 @@ def edits_of(mutant):
 def visits(name, lines=None):
     """(tokens that this world runs: {(file, start, calling module)}, seconds); unedited kernels must pass.
 
-    lines: {file: numbers}; in these files statements on these lines are recorded instead, with -line for start.
+    lines: {file: numbers}; in these files statements on these lines are recorded instead, with -line for start,
+    and races are not looked for, which takes two thirds of the time.
     """
     seen = set()
     edits = {}
@@ -183,9 +183,9 @@ def visits(name, lines=None):
         seen.add((file, start, _stem(caller)))
         return True
 
-    kernels = edited_kernels.load(edits, constants=WORLDS[name].constants, names={NAME: visit})
-    start = time.perf_counter()
-    run_of(WORLDS[name], kernels, 0).go()
+    world, start = named(name), time.perf_counter()
+    kernels = edited_kernels.load(edits, constants=world.constants, names={NAME: visit})
+    run_of(world, kernels, 0, racecheck=lines is None).go()
     return seen, time.perf_counter() - start
 
 
@@ -209,7 +209,7 @@ class Coverage:
         if isinstance(mutant, Slip):
             return self.around(mutant)
         if isinstance(mutant, Edit):
-            return self.all_worlds(mutant)
+            return self.running(mutant)
         found = [
             name
             for name in self.order
@@ -217,13 +217,19 @@ class Coverage:
         ]
         return found or self.around(mutant)
 
-    def all_worlds(self, edit):
-        """Names of all worlds for its files; those that run most of its lines come first."""
+    def running(self, edit):
+        """Names of the worlds that run lines of an Edit: those that run the most of them first."""
+        runs = {name: self._runs(name, edit.lines) for name in self.order}
+        return sorted(filter(runs.get, self.order), key=lambda name: -runs[name])
 
-        def runs(name):
-            return len({v[:2] for v in self.seen[name] if -v[1] in edit.lines.get(v[0], ())})
+    def beside(self, edit):
+        """Names of the worlds that run only the functions around these lines, as far as one schedule shows."""
+        around, runs = functions_around(edit.lines), set(self.running(edit))
+        return [name for name in self.order if name not in runs and self._runs(name, around)]
 
-        return sorted(worlds_of(edit.lines, self.order), key=lambda name: -runs(name))
+    def _runs(self, name, lines):
+        """How many of the lines {file: numbers} a world runs."""
+        return len({v[:2] for v in self.seen[name] if -v[1] in lines.get(v[0], ())})
 
     def around(self, mutant):
         """Names of the worlds that run a token on the same lines, or else one in its function."""
@@ -264,21 +270,28 @@ def cover(workers, names=None, advance=lambda: None):
     return _cover(workers, [(name, None) for name in names or WORLDS], advance)
 
 
-def cover_lines(workers, edits, advance=lambda: None):
-    """The Coverage of the edited lines only. A few edits get none, because it would cost more than it saves."""
-    if len(edits) <= FEW:
-        return Coverage({name: (set(), number) for number, name in enumerate(WORLDS)})
+def functions_around(lines):
+    """{file: lines at which functions begin to run} of those around the lines {file: numbers}."""
+    return {
+        file: functions_of(edited_kernels.source_of(file), numbers)
+        for file, numbers in lines.items()
+    }
+
+
+def cover_lines(workers, edits, names, advance=lambda: None):
+    """The Coverage of the lines that edits change, and of the functions around them, in the worlds of these names."""
     lines = {}
-    for file, numbers in (item for e in edits for item in e.lines.items()):
-        lines[file] = lines.get(file, set()) | numbers
-    return _cover(workers, [(name, lines) for name in worlds_of(lines, WORLDS)], advance)
+    for of_edit in (e.lines for e in edits):
+        for file, numbers in (*of_edit.items(), *functions_around(of_edit).items()):
+            lines[file] = lines.get(file, set()) | numbers
+    return _cover(workers, [(name, lines) for name in names], advance)
 
 
 def worlds_of(files, names):
     """The names of worlds that can run these files; rows/ and plain/ have their own worlds."""
     for folder, kind in OWN_WORLDS.items():
         if all(file.startswith(folder) for file in files):
-            return [name for name in names if isinstance(WORLDS[name], kind)]
+            return [name for name in names if isinstance(named(name), kind)]
     return list(names)
 
 

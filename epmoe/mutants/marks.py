@@ -13,6 +13,9 @@ SIMPLE = (
     ast.Pass,
     ast.Break,
     ast.Continue,
+    ast.AnnAssign,
+    ast.Import,
+    ast.ImportFrom,
 )
 
 
@@ -29,15 +32,40 @@ def marked_tokens(file, source, tokens):
     return source
 
 
+def functions_of(source, lines):
+    """Numbers of the lines at which the innermost functions around these lines begin to run."""
+    found = set()
+    functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef)]
+    for line in lines:
+        around = [
+            f
+            for f in functions
+            if min((f, *f.decorator_list), key=lambda n: n.lineno).lineno <= line <= f.end_lineno
+        ]
+        if around:
+            found.add(_first(max(around, key=lambda f: f.lineno)))
+    return found
+
+
+def _first(function):
+    """The line of its first statement that can be marked."""
+    return next(filter(_part, function.body), function).lineno
+
+
+def _part(node):
+    """What of a statement is marked: all of it, its condition, or what it iterates over; None if nothing is."""
+    if isinstance(node, SIMPLE):
+        return node
+    return getattr(node, "test", getattr(node, "iter", None))
+
+
 def marked_lines(file, source, lines):
     """The source with a call of visit__(file, -line) at each statement or condition on one of these lines."""
     starts, raw, insertions = [0], source.encode(), []
     for line in raw.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     for node in ast.walk(ast.parse(source)):
-        part = (
-            node if isinstance(node, SIMPLE) else getattr(node, "test", getattr(node, "iter", None))
-        )
+        part = _part(node)
         if not isinstance(node, ast.stmt) or part is None:
             continue
         hit = lines & set(range(node.lineno, part.end_lineno + 1))
@@ -49,7 +77,7 @@ def marked_lines(file, source, lines):
                     (part.end_lineno, part.end_col_offset),
                 )
             )
-            call = f"{NAME}({file!r}, {-min(hit)})"
+            call = " and ".join(f"{NAME}({file!r}, {-line})" for line in sorted(hit))
             insertions += (
                 [(begin, f"{call}; ")] if part is node else [(begin, f"({call} and ("), (end, "))")]
             )

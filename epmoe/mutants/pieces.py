@@ -5,6 +5,7 @@ from dataclasses import replace
 from queue import SimpleQueue
 
 from epmoe.mutants import hunt, random_worlds
+from epmoe.mutants.random_worlds import is_random
 
 RUNS = 3  # of a piece
 
@@ -20,8 +21,8 @@ class Hunt:
             set(),
         )  # runs and seconds of each mutant, by its number
 
-    def verdicts(self, workers, jobs):
-        """Verdicts in order of completion. jobs: processes of the pool."""
+    def verdicts(self, workers, jobs, advance=lambda n: None):
+        """Verdicts in the order in which they come. jobs: processes of the pool. advance(n): n runs are over."""
         pieces = deque(
             sorted(
                 (at, number, runs[at : at + RUNS])
@@ -46,9 +47,14 @@ class Hunt:
             answer, flying = answers.get(), flying - 1
             if isinstance(answer, BaseException):
                 raise answer
+            number, n_runs, _ = answer
+            decided = number in self.ended
             verdict = self._verdict(*answer)
             if verdict:
+                n_runs += len(self.runs[number]) - self.done[number]  # which need not run
                 yield verdict
+            if not decided:
+                advance(n_runs)
 
     def _verdict(self, number, n_runs, verdict):
         """The Verdict on a mutant, if this piece of its runs decides it."""
@@ -69,17 +75,36 @@ class Hunt:
             if number not in self.ended
         ]
 
+    @property
+    def n_runs(self):
+        """Runs of all mutants, at most."""
+        return sum(map(len, self.runs))
 
-def hunt_of(mutants, coverage, seeds=hunt.SEEDS, n_random=0):
-    """The Hunt through all of a mutant's worlds with each seed, then through random worlds."""
+
+def hunt_of(mutants, coverage, seeds=hunt.SEEDS):
+    """The Hunt through all worlds of a mutant under each seed."""
     return Hunt(
         mutants,
         (
             [(world, seed) for seed in range(seeds) for world in coverage.worlds(mutant)]
-            + runs_of_random(n_random)
             for mutant in mutants
         ),
     )
+
+
+def hunt_of_edits(edits, coverage, seeds=hunt.SEEDS):
+    """The Hunt through the worlds that run an edit's lines, under each seed.
+
+    Behind these come worlds that run only the function around them: another schedule may lead them there. Random
+    worlds have one schedule.
+    """
+    runs = []
+    for edit in edits:
+        running, beside = coverage.running(edit), coverage.beside(edit)
+        runs.append([(name, 0) for name in running])
+        runs[-1] += [(n, seed) for seed in range(1, seeds) for n in running if not is_random(n)]
+        runs[-1] += [(name, number % seeds) for number, name in enumerate(beside)]
+    return Hunt(edits, runs)
 
 
 def runs_of_random(n):

@@ -25,6 +25,11 @@ def named(name):
     return WORLDS[name] if name in WORLDS else _world(int(name.removeprefix(PREFIX)))
 
 
+def is_random(name):
+    """Whether a world of that name is drawn."""
+    return name.startswith(PREFIX)
+
+
 def names(n):
     """Names of the first n random worlds."""
     return [f"{PREFIX}{number}" for number in range(n)]

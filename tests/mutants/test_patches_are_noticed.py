@@ -8,9 +8,9 @@ import pytest
 
 from epmoe import command_line
 from epmoe.mutants import command, edited_kernels, hunt, random_worlds, world_kinds, worlds
-from epmoe.mutants.marks import NAME, marked_lines
+from epmoe.mutants.marks import NAME, functions_of, marked_lines
 from epmoe.mutants.patches import edit_of
-from epmoe.mutants.pieces import runs_of_random
+from epmoe.mutants.pieces import Hunt, hunt_of_edits, runs_of_random
 from epmoe_ref.errors import EPValueError
 
 PUSHERS, RUNS = "rows/pushers.py", "row_runs.py"
@@ -170,26 +170,79 @@ def test_statements_of_lines_are_marked():
     )
 
 
-def test_worlds_that_run_the_lines_come_first(monkeypatch):
-    names = _, small, of_rows = "absent peer, split", "absent peer, few tokens", "rows, absent peer"
-    monkeypatch.setattr(hunt, "WORLDS", {name: worlds.WORLDS[name] for name in names})
+def test_every_changed_line_of_a_statement_is_told():
+    marked = marked_lines("f.py", "x = (1 +\n  2)\n", {1, 2})
+    assert marked == f"{NAME}('f.py', -1) and {NAME}('f.py', -2); x = (1 +\n  2)\n"
+
+
+def test_a_function_begins_at_its_first_statement():
+    source = "X = 1\n\n@outer\ndef f(\n    a,\n):\n    def g():\n        return a\n\n    b = 2\n    return g\n"
+    assert [functions_of(source, {line}) for line in (1, 3, 4, 5, 7, 8, 10, 11)] == [
+        set(),
+        {10},
+        {10},
+        {10},
+        {8},
+        {8},
+        {10},
+        {10},
+    ]
+
+
+def test_worlds_that_run_the_lines_come_first():
+    names = fused, small, of_rows = (
+        "absent peer, split",
+        "absent peer, few tokens",
+        "rows, absent peer",
+    )
     few = edit_of("few", diff("few_tokens.py", "# and zeros before sums\n", "# zeros\n"))
     rows = edit_of(
         "rows", diff(PUSHERS, "# the stores of all warps, before one warp releases them\n", "\n")
     )
-    assert hunt.cover_lines(InTurn(), [few]).worlds(few) == list(names)
-    assert hunt.cover_lines(InTurn(), [few]).worlds(rows) == [of_rows]
-    coverage = hunt.cover_lines(InTurn(), [few, few, rows])
-    assert coverage.worlds(few)[0] == small and coverage.worlds(rows) == [of_rows]
+    assert hunt.worlds_of(rows.lines, names) == [of_rows]
+    coverage = hunt.cover_lines(InTurn(), [few, rows], names)
+    assert coverage.running(few) == [small] and coverage.beside(few) == []
+    assert coverage.running(rows) == [] and coverage.beside(rows) == []
+    assert hunt_of_edits([few, rows], coverage, 3).runs == [
+        [(small, seed) for seed in range(3)],
+        [],
+    ]
+
+
+def test_worlds_that_run_only_the_function_come_last(monkeypatch):
+    edit = edit_of("x", diff(RUNS, BARRIER, ""))
+    line, around = min(edit.lines[RUNS]), hunt.functions_around(edit.lines)[RUNS]
+    seen = {
+        "rare": {(RUNS, -at, "") for at in around},
+        "twice": {(RUNS, -line, "a"), (RUNS, -line, "b")},
+        "random 4": {(RUNS, -line, "")},
+        "never": {("spin.py", -1, "")},
+    }
+    coverage = hunt.Coverage({name: (seen[name], at) for at, name in enumerate(seen)})
+    assert coverage.running(edit) == ["twice", "random 4"]
+    assert hunt_of_edits([edit], coverage, 2).runs == [
+        [("twice", 0), ("random 4", 0), ("twice", 1), ("rare", 0)]
+    ]
+
+
+def test_progress_counts_runs_to_the_last_one(monkeypatch):
+    hunted = Hunt(["noticed", "not"], [[("a", seed) for seed in range(8)]] * 2)
+    how = {"noticed": "race", "not": "survives"}
+    monkeypatch.setattr(hunt, "hunt_by", lambda m, runs: hunt.Verdict(m, how[m]))
+    done = []
+    verdicts = list(hunted.verdicts(InTurn(), 1, done.append))
+    assert [v.how for v in verdicts] == ["race", "survives"]
+    assert sum(done) == hunted.n_runs == 16 and len(done) == 4
 
 
 def test_a_patch_is_noticed_and_another_changes_nothing(tmp_path, in_turn, monkeypatch, capsys):
-    monkeypatch.setattr(hunt, "WORLDS", {"bad ids": worlds.WORLDS["bad ids"]})
+    monkeypatch.setattr(worlds, "WORLDS", {"bad ids": worlds.WORLDS["bad ids"]})
     broken, same = tmp_path / "broken.patch", tmp_path / "same.patch"
     broken.write_text(diff(RUNS, BARRIER, ""))
     same.write_text(diff(RUNS, BARRIER, BARRIER.replace("all lanes", "lanes")))
     assert run("--patch", str(broken)) == command_line.EQUAL
-    assert "PASS" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "PASS" in said and f"{broken}: 1 of 1 worlds run the edited lines, 0 only" in said
     assert (
         run("--patch", str(same), str(broken), "--seeds", "1", "--reports") == command_line.DIFFERS
     )
@@ -212,7 +265,8 @@ def test_verdicts_come_as_they_are_found_and_an_interrupted_hunt_says_what_is_kn
             raise KeyboardInterrupt
         return hunt.Verdict(mutant, "survives" if len(shown) > 1 else "race", *runs[0])
 
-    monkeypatch.setattr(hunt, "FEW", 3)
+    names = "bad ids", "idle blocks"
+    monkeypatch.setattr(worlds, "WORLDS", {name: worlds.WORLDS[name] for name in names})
     monkeypatch.setattr(hunt, "hunt_by", hunted)
     assert run("--patch", *map(str, patches)) == command_line.INTERRUPTED
     assert shown[2].startswith("race     row_runs.py:")
