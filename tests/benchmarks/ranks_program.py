@@ -1,7 +1,7 @@
-"""The contenders of a benchmark one after another on four ranks of this process, on a driver that runs nothing.
+"""Runs a benchmark's contenders in turn on four ranks of this process, with a driver that runs nothing.
 
-Garbage is collected and memory freed at other moments on each rank, results are held, and calls captured. Then all
-ranks launch the same and meet as often, what launches name is there, and closed contenders leave nothing behind.
+Each rank collects garbage and frees memory at different moments, holds results and captures calls. All ranks must
+launch the same and meet equally often. Launches may only use live memory, and closed contenders must leave none.
 
 `python ranks_program.py` with EPMOE_DEVICE=gpu, and perhaps a seed and seconds; test_ranks_launch_alike.py runs it.
 """
@@ -31,14 +31,14 @@ from epmoe.worlds.symmetric import SymmetricMemory
 
 RANKS, HIDDEN, EXPERTS = 4, 256, 16
 NO_RESERVE = 0x4000  # of mmap
-ROOM = 64 << 30  # bytes of addresses, which are given once
+ROOM = 64 << 30  # bytes of address space; no address is given twice
 PAGE, ITERATIONS = 4096, 16
 CAPTURED = (8, 9)  # iterations
-events = defaultdict(list)  # rank -> what it launched, and where it met the others
+events = defaultdict(list)  # rank -> its launches and meetings
 
 
 class Driver(counted_driver.Driver):
-    """Whose memory lies at other addresses each time; it looks at what launches name."""
+    """A driver that gives each allocation new addresses and checks the addresses in launches."""
 
     room = mmap.mmap(-1, ROOM, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
     first = end = ctypes.addressof(ctypes.c_char.from_buffer(room))
@@ -67,13 +67,13 @@ class Driver(counted_driver.Driver):
                 assert bytes_behind(word) > 0, (
                     f"{function} of rank {rank} names memory that is gone"
                 )
-        if "move" not in function:  # to a rank's own memory, where results are held
+        if "move" not in function:  # of a rank's own memory, in which results are held
             events[rank].append((str(function), grid, block, num_tokens))
         return (self.launch_result,)
 
 
 class World(OneRankHere):
-    """A rank of several here; each has memory of its own for all ranks."""
+    """One of several ranks in this process; each has its own memory for all ranks."""
 
     def __init__(self, machine, rank):
         super().__init__(machine, RANKS)
@@ -93,7 +93,7 @@ class World(OneRankHere):
 
 
 def told_by(buffer, loans, shape=None):
-    """Instead of rows.told_by: what kernels would have told, room in a Buffer that has a staging area."""
+    """Replaces rows.told_by: what kernels would have reported, for a Buffer with a staging area."""
     counts = traffic.rows_matrix(shape, traffic.topk_ids(shape, RANKS))
     words = [buffer.pool_layout.staging_bytes > 0, 0, *RANKS * [shape.tokens], *counts.ravel()]
     assert records.TOKENS == 2
@@ -102,7 +102,7 @@ def told_by(buffer, loans, shape=None):
 
 
 def run(case, worlds, driver):
-    """The case's iterations on all ranks; nothing of it is left."""
+    """Run the case's iterations on all ranks, and leave nothing."""
     rows.told_by = lambda buffer, loans: told_by(buffer, loans, case.shape)
     before = set(driver.allocated())
     made, held = [case.make(world) for world in worlds], defaultdict(list)
@@ -121,7 +121,7 @@ def run(case, worlds, driver):
     for contender in made:
         contender.check()
         contender.close()
-    gc.disable()  # what is left may not wait for it
+    gc.disable()  # remaining objects may not wait for it
     del made, contender
     left = set(driver.allocated()) - before
     gc.enable()
@@ -134,7 +134,7 @@ def run(case, worlds, driver):
 
 
 def disturb(world, held):
-    """What happens on one rank and not on another."""
+    """Do something on one rank and not on the others."""
     if random.random() < 0.05:
         gc.set_threshold(random.randint(1, 60), random.randint(1, 5), random.randint(1, 3))
     if random.random() < 0.02:

@@ -1,4 +1,4 @@
-"""A start line of two ranks in one process, on a driver that only keeps count: what a failing rank says to the other.
+"""A start line of two ranks in one process, on a driver that only counts: what a failing rank tells the other.
 
 `python start_line_program.py` with EPMOE_DEVICE=gpu; test_start_line.py runs it.
 """
@@ -41,7 +41,7 @@ def line_of(machine, rank, memory):
     )
 
 
-meeting_kernel(4, 300).binary((9, 0))  # before anything stands for the driver
+meeting_kernel(4, 300).binary((9, 0))  # before the driver is replaced
 machine, driver = counted_machine(2, 0)
 CODES = driver.CUresult
 stream, none_failed = machine.stream(0, handle=77), lambda: None
@@ -62,18 +62,18 @@ def start_again():
 
 
 def queried(*codes):
-    """The stream says these, one after another."""
+    """The stream answers these, one after another."""
     left = iter(codes)
     driver.cuStreamQuery = lambda handle: (next(left),)
 
 
-# A rank that fails says so at all ranks, whose kernels and hosts then wait for nobody
+# A rank that fails tells all ranks; their kernels and hosts then stop waiting
 lines[1].give_up()
 assert expired() == 2 * [FAILED + 1]
 fails(LeftBehind, "rank 0: rank 1 failed", lines[0].check)
 start_again()
 
-# One whose device has failed cannot; the others see what it tells
+# A rank whose device has failed cannot write; the others learn it from the host
 driver.cuMemcpyHtoDAsync = lambda *_: (CODES.CUDA_ERROR_ILLEGAL_ADDRESS,)
 lines[1].give_up()
 del driver.cuMemcpyHtoDAsync
@@ -84,7 +84,7 @@ fails(LeftBehind, "rank 0: rank 1 failed", lines[0].drain, stream, partial(next,
 assert expired() == [FAILED + 1, 0]
 start_again()
 
-# Who waited in vain says for whom; what ended, or failed here, is not waited for
+# A rank whose wait expires names the missing ranks; nobody waits for finished or failed work
 buffers[0].write(np.array([2], np.uint32), EXPIRED_AT)
 fails(PeerTimeout, "rank 0: rank 1 did not come", lines[0].check)
 queried(CODES.CUDA_ERROR_NOT_READY, CODES.CUDA_SUCCESS)

@@ -1,4 +1,4 @@
-"""A tiny run in the simulator: the table, the file, what is refused with words, and runs in parts."""
+"""A tiny run in the simulator: the table, the file, refusals, and runs in parts."""
 
 import contextlib
 import io
@@ -30,7 +30,7 @@ PHASES = {
 
 
 def printed_by(*words):
-    """What a command prints; it must succeed."""
+    """The output of a command, which must succeed."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         assert main(list(words)) == 0

@@ -1,4 +1,4 @@
-"""What the benchmarks count as bytes to other ranks, against the definition word by word."""
+"""The bytes to other ranks that the benchmarks count equal the definition."""
 
 import numpy as np
 import pytest

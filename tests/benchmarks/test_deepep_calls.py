@@ -1,7 +1,7 @@
 """DeepEP is called as its releases 1.2.1 and 2.1.0 are written: arguments, results, sizes.
 
-It is seldom installed, and needs GPUs: a stand-in has its signatures and what it demands. torch is a stand-in too, so
-values are not seen, only what is called how.
+DeepEP is seldom installed and needs GPUs, so a stand-in has its signatures and checks its rules. torch is a stand-in
+too, so only calls are checked, not values.
 """
 
 import os
@@ -150,7 +150,7 @@ class Buffer:
 
 
 class Config(NamedTuple):
-    """deep_ep.Config: tokens in a chunk, and for how many a channel has room."""
+    """deep_ep.Config: tokens in a chunk, and the capacity of a channel."""
 
     num_sms: int = 20
     num_max_nvl_chunked_send_tokens: int = 6
@@ -160,7 +160,7 @@ class Config(NamedTuple):
 
 
 class ElasticBuffer:
-    """deep_ep.ElasticBuffer, of 2.1.0 alone."""
+    """deep_ep.ElasticBuffer, only in 2.1.0."""
 
     def __init__(
         self,
@@ -247,14 +247,14 @@ V1_PACKAGE = SimpleNamespace(Buffer=Buffer, Config=Config)
 
 
 def received_like(x, shape):
-    """What arrives for x: rows of that shape, with scales if x has some."""
+    """The rows that arrive for x: of its shape, with scales if x has some."""
     rows = SimpleNamespace(shape=shape)
     return (rows, "scales") if isinstance(x, tuple) else rows
 
 
 @pytest.fixture
 def world(monkeypatch):
-    """A rank of two, with torch's stand-in; deep_ep is 2.1.0."""
+    """One of two ranks, with the stand-ins for torch and for deep_ep 2.1.0."""
     torch = MagicMock()
     torch.distributed.group.WORLD = "world"
     torch.zeros.side_effect = lambda *shape, **_: SimpleNamespace(shape=shape[0])
@@ -315,7 +315,10 @@ def test_v1_at_many_tokens_on_4_ranks_is_configured_as_was_fastest(world):
         4,
         6,
     )
-    for config in (dispatch, combine):  # what deep_ep::Config asserts, and that the buffer holds it
+    for config in (
+        dispatch,
+        combine,
+    ):  # deep_ep::Config asserts this; and the buffer is large enough
         assert config.num_max_nvl_chunked_send_tokens < config.num_max_nvl_chunked_recv_tokens
         channels = config.num_sms // 2
         assert (

@@ -1,6 +1,6 @@
-"""The tables of docs/measured.md, the picture and the verdicts, out of a made-up file of results of a machine like the real ones.
+"""Tables, picture and verdicts are made correctly from a made-up file of results.
 
-And the tables that README and docs show are those of their files."""
+The tables in README and docs equal those made from their files."""
 
 import importlib.util
 import re
@@ -207,7 +207,7 @@ def test_a_page_has_a_table_for_each_number_of_gpus(record, tmp_path):
         f"{heading}\n| stale |\n\n"
         "Microseconds on 2 x NVIDIA H200, stale,\nof two lines.\n\nmore words\n"
     )
-    for _ in range(2):  # the second time each finds what it has written
+    for _ in range(2):  # the second time it finds its own output
         for n in (2, 4):
             assert main(["table", str(files[n]), "--into", str(page)]) == 0
         text = page.read_text()

@@ -1,4 +1,4 @@
-"""Compiling before a run: a call on a machine on which nothing runs tells the kernels that it needs. Needs no GPU."""
+"""Kernels to compile before a run: a call on a dry machine lists those it needs. Needs no GPU."""
 
 import json
 import os
@@ -41,14 +41,14 @@ def test_kernels_of_every_case():
         "combine_async",
         "combine_wait",
     }
-    # few tokens make a difference, and many, if all SMs move them
+    # small batches use other kernels, and so do large ones with all SMs
     name = "expert-major"
     assert all(
         (name, f"{tokens}x1024/16/4:bf16:uniform") in kernels for tokens in (16, 128, 160, 4096)
     )
     assert all(kernels.values())
     prints = {fingerprint for *_, of, _ in found for _, fingerprint in of}
-    assert all(prints)  # else the cache could not keep them
+    assert all(prints)  # otherwise the cache could not keep them
     assert prints == {fingerprint for *_, of, _ in cases for _, fingerprint in of}, (
         "kernels that no part compiles"
     )

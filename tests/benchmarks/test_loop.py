@@ -1,4 +1,4 @@
-"""benchmarks loop: pairs back to back, for the same arrays, for new ones, and with results that are kept."""
+"""benchmarks loop: back-to-back calls with the same arrays, with new arrays, and with results kept."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Ranks of a benchmark whose garbage, memory and held results differ launch the same, and nothing that is gone."""
+"""Ranks of a benchmark launch the same kernels on live memory, though garbage, memory and held results differ."""
 
 import os
 import re
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_contenders_on_a_driver_that_runs_nothing():
     pytest.importorskip("cuda.bindings")  # not on macOS
     program = Path(__file__).with_name("ranks_program.py")
-    # in a process of its own: this one uses the simulator
+    # in another process, because this one uses the simulator
     done = subprocess.run(
         [sys.executable, "-W", "error", str(program)],
         cwd=ROOT,

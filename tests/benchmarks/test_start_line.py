@@ -1,4 +1,4 @@
-"""Ranks that meet before a phase, and those that a rank that fails leaves there: they wait no longer, and are told why."""
+"""Ranks meet before each phase. If one fails, the others stop waiting and learn why."""
 
 import os
 import subprocess
@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def met(comes, expired):
-    """What the words of two ranks hold behind their first start line: (flags [2, 2], expired [2]).
+    """The words of two ranks after their first start line: (flags [2, 2], expired [2]).
 
-    comes: ranks that come. expired: before.
+    comes: the ranks that arrive. expired: its value before.
     """
     world = LocalWorld(2)
     machine, words = world.machine, ParameterBlock(("flags", 2), ("expired", 1))
@@ -51,7 +51,7 @@ def test_ranks_meet_twice():
 
 
 def test_nobody_waits_for_a_rank_that_failed():
-    # TIMEOUT_S of the simulator's clock would be millions of its steps
+    # TIMEOUT_S would take the simulator millions of steps
     assert met((0,), FAILED + 1) == ([[2, 0], [2, 0]], 2 * [FAILED + 1])
 
 
@@ -71,7 +71,7 @@ def test_what_a_rank_that_fails_says_to_the_other():
 
 
 class Line:
-    """A start line at which this rank gives up, or not."""
+    """A start line; whether this rank gives up."""
 
     gave_up = met_again = 0
 

@@ -93,7 +93,7 @@ def test_lessons_over_the_simulator_do_not_claim_to_run_in_a_page():
 
 def test_a_notebook_runs_and_a_cell_that_raises_is_named(tmp_path, article, capsys):
     book = chapters.notebook(0, article)
-    book.cells = book.cells[:5]  # without the command line, of which there is no lesson 0
+    book.cells = book.cells[:5]  # "lesson 0" is no lesson
     (tmp_path / "good.ipynb").write_text(json.dumps(book))
     book.cells[2].cell_type, book.cells[2]["source"] = "code", "raise ValueError('broken')"
     book.cells[2].update(outputs=[], execution_count=None)
@@ -117,7 +117,7 @@ def test_the_book_is_built_without_a_warning(tmp_path):
 
 @pytest.fixture(scope="module")
 def pyodide(tmp_path_factory):
-    """The folder of npm's pyodide: Python without packages."""
+    """The folder of npm's pyodide, which has no packages."""
     if os.environ.get("EPMOE_PYODIDE"):
         return Path(os.environ["EPMOE_PYODIDE"])
     folder = tmp_path_factory.mktemp("npm")
@@ -129,7 +129,7 @@ def pyodide(tmp_path_factory):
 
 @pytest.fixture
 def served(tmp_path, pyodide, article, monkeypatch):
-    """The address of a book of one article, with Pyodide from the same place."""
+    """The address of a book with one chapter, served with Pyodide."""
     monkeypatch.setattr(build, "FILES", {0: article})
     html = build.build(tmp_path / "book", pyodide="pyodide/", pictures=False)
     shutil.copytree(pyodide, html / "pyodide")

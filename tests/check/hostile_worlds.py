@@ -1,4 +1,4 @@
-"""Implementations that would slip through a check which trusts them: they end, hang, cast, or change their minds."""
+"""Implementations that a trusting check would pass: they exit, hang, cast, or change results later."""
 
 import os
 import sys
@@ -10,21 +10,21 @@ from per_rank_worlds import OneRank
 
 
 class Exits(NumpyWorld):
-    """Ends the process as if all were well."""
+    """Exits with status 0."""
 
     def dispatch(self, input_tokens, topk_ids, **options):
         sys.exit(0)
 
 
 class LeavesAtOnce(NumpyWorld):
-    """The same, past every handler."""
+    """Exits without running any handler."""
 
     def dispatch(self, input_tokens, topk_ids, **options):
         os._exit(0)
 
 
 class Crashes(NumpyWorld):
-    """A signal, as of a segmentation fault."""
+    """Ends by a signal, like a segmentation fault."""
 
     def combine(self, expert_outputs, dispatched, router_weights, **options):
         os.abort()
@@ -61,7 +61,7 @@ class SecondWorldIsWrong(NumpyWorld):
 
 
 class UsesMemoryAgain(NumpyWorld):
-    """Every dispatch writes into the arrays that the one before it returned, where they fit."""
+    """Every dispatch reuses the arrays that the previous one returned, where they fit."""
 
     last = None
 

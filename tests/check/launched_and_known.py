@@ -1,4 +1,4 @@
-"""A rank of a check over MPI, in the simulator: are the kernels that it launches those that would be compiled first?"""
+"""One rank of a check over MPI, in the simulator: it compares launched kernels with those that would be compiled first."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A right dispatch and combine in plain NumPy loops, written from the protocol alone; the wrong ones are made of it.
+"""A right dispatch and combine in plain NumPy loops, written only from the protocol; wrong implementations derive from it.
 
 It serves bf16 and blockwise FP8. Rows of a segment are in descending token order, which the protocol leaves free.
 """

@@ -1,4 +1,4 @@
-"""Implementations with one rank a process: the NumPy world, whose inputs are brought together with MPI."""
+"""Implementations with one rank a process: the NumPy world, which gathers its inputs with MPI."""
 
 from mpi4py import MPI
 from numpy_world import NumpyWorld
@@ -20,7 +20,7 @@ class OneRank(NumpyWorld):
 
 
 class OneRankWrong(OneRank):
-    """Only rank 1 is wrong: the others must not wait for it forever."""
+    """Only rank 1 is wrong; the others must not wait for it for ever."""
 
     def weights(self, weights):
         return weights * weights if COMM.rank == 1 else weights

@@ -1,4 +1,4 @@
-"""`epmoe check`: its exit codes, what it prints, and one rank a process under mpirun."""
+"""`epmoe check`: exit codes, output, and one rank a process under mpirun."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def run(*arguments, launcher=(), python=("-m", "epmoe"), cwd=HERE):
 
 @pytest.fixture
 def told(capsys, monkeypatch):
-    """Function: what `run` returns, of the command in this process."""
+    """Function: runs the command in this process and returns the result of `run`."""
     from epmoe.__main__ import main
 
     monkeypatch.chdir(HERE)

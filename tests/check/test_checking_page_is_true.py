@@ -1,4 +1,4 @@
-"""docs/checking.md: its code runs, and the output that it shows is what comes out."""
+"""docs/checking.md: its code runs and prints the output that the page shows."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What loses NaN, subnormals, large numbers or the sign of zero differs from the reference, in every layout."""
+"""Implementations that lose NaN, subnormals, large numbers or the sign of zero fail, in every layout."""
 
 import ml_dtypes
 import numpy as np

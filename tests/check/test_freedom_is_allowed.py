@@ -1,4 +1,4 @@
-"""What the protocol leaves free is no difference: order inside segments, padding, unused slots, spare capacity."""
+"""Freedoms of the protocol are no difference: order inside segments, padding, unused slots, spare capacity."""
 
 import copy
 
@@ -13,7 +13,7 @@ GARBAGE = 0xA5
 
 
 def scale_place(cfg, d, group, mn, k):
-    """Index in output_scales of the scale of row mn of a group and scale column k; from the text, one at a time."""
+    """Index in output_scales of the scale of row mn of a group and scale column k; computed from the specification, one at a time."""
     row = int(d.row_offsets[group]) + mn
     if cfg.token_format == "fp8_blockwise":
         return k, row
@@ -35,7 +35,7 @@ def scale_place(cfg, d, group, mn, k):
 
 
 class Free(Reference):
-    """The reference's result with everything changed that may be."""
+    """The reference's result with every free part changed."""
 
     def dispatch(self, input_tokens, topk_ids, **options):
         results = super().dispatch(input_tokens, topk_ids, **options)
@@ -166,7 +166,7 @@ def test_one_wrong_scale_is_found_and_placed(case):
 
 
 class FewSlots(Reference):
-    """Takes no more than three experts a token."""
+    """Supports at most three experts a token."""
 
     max_top_k = 3
 

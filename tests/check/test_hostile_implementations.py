@@ -1,4 +1,4 @@
-"""No verdict without results: implementations that end, hang, crash, cast or change what they returned."""
+"""No implementation passes without results: some exit, hang, crash, cast, or change results later."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""This project's kernels, connected like anybody's: a few cases that between them have every adapter path."""
+"""This project's kernels pass through the public interface: a few cases that cover every adapter."""
 
 import pytest
 

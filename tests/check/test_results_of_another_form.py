@@ -1,4 +1,4 @@
-"""What is no result at all, or has another form, is told in the words of the implementation's author, not of ours."""
+"""Missing results, and results of another form, are reported in terms of the implementation's interface."""
 
 import pytest
 
@@ -99,7 +99,7 @@ def test_the_form_is_named(formed, words):
     ],
 )
 def test_another_element_type_is_all_that_is_said(name, dtype, words):
-    """Values of another type were once held against each mistake, and some were found that nobody had made."""
+    """Regression: values of another type were once matched against mistakes that nobody had made."""
     implementation = type("Formed", (Form,), {"formed": staticmethod(widened(name, dtype))})
     report = check(implementation, n_ranks=2, only="tokens")
     assert len(report.failed) == 2

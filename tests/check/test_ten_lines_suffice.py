@@ -34,7 +34,7 @@ def library():
 
 
 def example():
-    """The class in the docstring, and the lines it takes."""
+    """The class in the docstring, and its number of lines."""
     block = epmoe.check.__doc__.split("# mine.py\n")[1].split("    $ ")[0]
     source = textwrap.dedent("    " + block.lstrip())
     return source, [line for line in source.splitlines() if line.strip()]

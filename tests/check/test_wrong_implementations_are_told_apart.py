@@ -1,4 +1,4 @@
-"""A right NumPy implementation passes; each wrong one gets the message that names its own mistake, and no other's."""
+"""A right NumPy implementation passes; each wrong one gets the message for its own mistake and no other."""
 
 from functools import cache
 
@@ -77,7 +77,7 @@ WRONG = vars(wrong_dispatches) | vars(wrong_combines)
 
 @pytest.fixture(scope="module")
 def reports():
-    """The report on each mistake that is asked for, once."""
+    """The report on each mistake, made once."""
     return cache(lambda name: check(WRONG[name], n_ranks=3))
 
 
@@ -102,7 +102,7 @@ def test_a_mistake_is_named(name, reports):
 @pytest.mark.parametrize("name", MISTAKES)
 @pytest.mark.by_day(10)
 def test_no_other_mistake_is_named(name, reports):
-    """Every cause is the right one; where a case cannot tell two apart, the right one is among those named."""
+    """Only the right cause is named; where a case cannot tell two apart, the right one is among them."""
     words = MISTAKES[name][1]
     causes = {d.cause for o in reports(name).failed for d in o.differences if d.cause}
     assert all(words in cause for cause in causes), causes

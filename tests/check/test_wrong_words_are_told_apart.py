@@ -1,4 +1,4 @@
-"""Right memory passes; each wrong word gets the message that names its mistake, and no other's."""
+"""Right memory passes; each wrong word gets the message for its own mistake and no other."""
 
 import numpy as np
 import pytest

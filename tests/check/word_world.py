@@ -1,7 +1,7 @@
 """The protocol with its memory in plain Python loops, written from the specification alone, by halves.
 
-All hooks are right here; a wrong implementation overrides one of them. Serves bf16 and blockwise FP8 through the
-reference's format objects, which encode and decode payloads; everything else is its own.
+All hooks are right here; a wrong implementation overrides one of them. It serves bf16 and blockwise FP8. Only
+encoding and decoding of payloads use the reference's format objects.
 """
 
 import numpy as np

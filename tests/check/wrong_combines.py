@@ -1,4 +1,4 @@
-"""Combine with one mistake each, as people make them."""
+"""Combines with one common mistake each."""
 
 import ml_dtypes
 import numpy as np
@@ -75,7 +75,7 @@ class AddsToTheRoundBefore(NumpyWorld):
 
 
 class OtherRanksTokens(NumpyWorld):
-    """Returns to each rank what the next one should have, where they have as many tokens."""
+    """Returns the next rank's results to each rank, where both have as many tokens."""
 
     def combine(self, *given):
         sums = super().combine(*given)
@@ -113,7 +113,7 @@ class ByExpert(NumpyWorld):
 
 
 class WeightsByExpert(ByExpert):
-    """Takes a token's weights as its experts come."""
+    """Uses a token's weights in the order of its expert ids."""
 
     def reduce(self, recv, weights, takes_part):
         return NumpyWorld.reduce(
@@ -122,7 +122,7 @@ class WeightsByExpert(ByExpert):
 
 
 class RanksFirst(NumpyWorld):
-    """Adds up what a rank has for a token before it is sent."""
+    """Sums a rank's rows of a token before sending."""
 
     def combine_of(self, rank, *given):
         self.owner = self.topk_ids[rank] // self.cfg.n_local_experts

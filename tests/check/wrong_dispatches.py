@@ -1,18 +1,18 @@
-"""Dispatch with one mistake each, as people make them."""
+"""Dispatches with one common mistake each."""
 
 import numpy as np
 from numpy_world import NumpyWorld
 
 
 class SlotOrder(NumpyWorld):
-    """Gives out slots in one order and writes payloads in another."""
+    """Claims slots in one order and writes payloads in another."""
 
     def payload_order(self, pairs):
         return pairs[::-1]
 
 
 class RankOrder(NumpyWorld):
-    """Starts every expert's rows with the own rank's."""
+    """Puts the own rank's rows first for every expert."""
 
     def rank_order(self, rank):
         return [(rank + i) % self.cfg.n_ranks for i in range(self.cfg.n_ranks)]
@@ -48,7 +48,7 @@ class SrcInfoSwapped(NumpyWorld):
 
 
 class StaleRows(NumpyWorld):
-    """Leaves every third row to what was in the buffer before."""
+    """Leaves old buffer contents in every third row."""
 
     def left_in_place(self, rank, output_tokens):
         buffers = self.__dict__.setdefault("buffers", {})
@@ -91,7 +91,7 @@ class FirstSlotOnly(NumpyWorld):
 
 
 class ExpertsInTurn(NumpyWorld):
-    """Deals experts to ranks like cards."""
+    """Deals experts to ranks in turn."""
 
     def seen(self, ids):
         cfg = self.cfg
@@ -99,7 +99,7 @@ class ExpertsInTurn(NumpyWorld):
 
 
 class OtherRanksPayload(NumpyWorld):
-    """Takes tokens out of the next rank's array, as far as there are any."""
+    """Reads tokens from the next rank's array, as far as it goes."""
 
     def dispatch_of(self, rank, input_tokens, topk_ids):
         taken = [a.copy() for a in input_tokens]
@@ -183,7 +183,7 @@ class LastColumnsLost(NumpyWorld):
 
 
 class RoomForThree(NumpyWorld):
-    """Has a fixed room for each expert and src_rank."""
+    """Has a fixed capacity for each expert and src_rank."""
 
     def pairs(self, ids, expert):
         return super().pairs(ids, expert)[:3]

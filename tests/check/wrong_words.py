@@ -1,4 +1,4 @@
-"""Implementations whose results are right, or nearly, and whose memory is wrong: one mistake each."""
+"""Implementations with right or nearly right results and wrong memory: one mistake each."""
 
 import numpy as np
 from word_world import MAX_FINITE, READY, WordWorld

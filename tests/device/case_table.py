@@ -1,7 +1,7 @@
-"""One table for all words of the device layer: a small kernel for each, what it must leave in memory, and its PTX.
+"""One table of all intrinsics: a small kernel for each, the expected memory, and its PTX.
 
 A kernel finds its inputs at `params` and writes its results at `params + OUT`. Expected values come from Python
-integers and from NumPy and ml_dtypes, not from the device layer. The cases stand in the modules cases_*.
+integers and from NumPy and ml_dtypes, not from the device layer. The modules cases_* have the cases.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ SCOPES = ("cta", "gpu", "sys")
 
 @dataclass
 class Case:
-    """A kernel and what it must leave at OUT (and, if `left` is given, at the inputs)."""
+    """A kernel and its expected memory at OUT (and, if `left` is given, at the inputs)."""
 
     word: str
     ptx: str

@@ -58,7 +58,7 @@ case(
 
 
 def goes_through_shared(load, store, op_load, op_store, size):
-    """Write with a word on a shared-window address, read with its counterpart, in reverse order."""
+    """Write with a store to a shared-window address, read with the matching load, in reverse order."""
 
     @kernel()
     def through(params, num_tokens, my_rank):

@@ -14,7 +14,7 @@ FLAG, DATA, OUT = 0, 64, 2048
 
 
 def execute(kernel, *, ranks=1, grid=1, block=32, seed=0, launches=1, shared_bytes=0, **options):
-    """Run a kernel on every rank, all of them at the words of rank 0. Returns the memory as int32."""
+    """Run a kernel on every rank, all on the words of rank 0. Returns the memory as int32."""
     options.setdefault("racecheck", True)
     machine = device.machine(ranks, seed=seed, **options)
     buffer = machine.alloc(4096, "words", regions=REGIONS)

@@ -1,4 +1,4 @@
-"""Run one case of word_cases on whatever machine this process has, and compare."""
+"""Run one case of word_cases on the machine of this process, and compare."""
 
 import numpy as np
 from case_table import OUT
@@ -7,7 +7,7 @@ from epmoe import device
 
 
 def run(case, **options):
-    """Launch the case's kernel and check what it leaves in memory."""
+    """Launch the case's kernel and compare the memory afterwards."""
     machine = device.machine(1, **options)
     buffer = machine.alloc(2 * OUT, "case")
     try:

@@ -1,4 +1,4 @@
-"""The casts that devices below 8.0 and 8.9 do by integer arithmetic give the bits that the reference gives."""
+"""Casts by integer arithmetic, for devices below 8.0 and 8.9, give the reference's bits."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The PTX of every word, compiled for sm_90 without a GPU: at night of all, by day of every third."""
+"""The PTX of the intrinsics, compiled for sm_90 without a GPU: all at night, every third by day."""
 
 import re
 from pathlib import Path

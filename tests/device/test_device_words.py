@@ -1,4 +1,4 @@
-"""What every word of the device layer does, in the simulator and (-m gpu) on a GPU: one table for both."""
+"""Every intrinsic works the same in the simulator and (-m gpu) on a GPU: one table for both."""
 
 import pytest
 from run_case import run

@@ -1,4 +1,4 @@
-"""The GPU's machine (-m gpu): memory, streams, launches, and what it refuses."""
+"""The GPU's machine (-m gpu): memory, streams, launches, refusals."""
 
 import threading
 import time
@@ -27,9 +27,7 @@ from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 pytestmark = pytest.mark.gpu
 
-FAST_PIECE_S = (
-    2.9e-6  # a fixed_piece() of many, on the CPU beside an H200 that nobody else keeps busy
-)
+FAST_PIECE_S = 2.9e-6  # fixed_piece() on the CPU of an idle H200 host
 
 
 @kernel(max_threads=256)
@@ -212,7 +210,7 @@ def test_a_launch_costs_the_host_little(machine):
     machine.synchronize()
 
     def seconds_of(call):
-        start = time.thread_time()  # other programs' turns on the cores are no part of it
+        start = time.thread_time()  # without the time of other programs
         for _ in range(50):
             call()
         return (time.thread_time() - start) / 50

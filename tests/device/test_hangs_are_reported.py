@@ -1,4 +1,4 @@
-"""A hang is proved and reported: where each thread waits, and for which word."""
+"""Hangs are proved and reported, with each thread's place and the word it waits for."""
 
 import gc
 import re
@@ -210,7 +210,7 @@ def test_the_machine_can_be_used_after_a_hang():
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_a_thread_that_looks_twice_at_very_many_words_does_not_hang(seed):
-    """A relaxed look and an acquiring one at each of 200 words: the second is no spin, since the thread moves on."""
+    """A relaxed and an acquiring load of each of 200 words: the second is no spin, since the thread moves on."""
 
     @kernel()
     def looks(params, num_tokens, my_rank):
@@ -243,5 +243,5 @@ def test_a_run_that_failed_keeps_none_of_its_threads():
         for _ in range(2):
             with pytest.raises(error):
                 execute(program, grid=2, block=64)
-    gc.collect()  # once, of all: to look through all objects takes a second
+    gc.collect()  # once for all: walking all objects takes a second
     assert not [o for o in gc.get_objects() if isinstance(o, SimThread)]

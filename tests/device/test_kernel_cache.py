@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: found by what they are made of, made once a host, never wrong when files or folders are."""
+"""Compiled kernels on disk: found by content, made once a host, and never wrong if files or folders are damaged."""
 
 import functools
 import json
@@ -267,5 +267,5 @@ def test_a_folder_in_a_place_that_others_can_write_to_is_not_used(cache, monkeyp
     (cache / "open").chmod(0o777)
     monkeypatch.setenv("EPMOE_CACHE_DIR", str(cache / "open" / "kernels"))
     assert kernel_cache.folder() is None
-    (cache / "open").chmod(0o1777)  # as /tmp: names in it belong to who made them
+    (cache / "open").chmod(0o1777)  # like /tmp: a name belongs to the user who made it
     assert kernel_cache.folder() == cache / "open" / "kernels"

@@ -1,4 +1,4 @@
-"""Waiting loops that hold a barrier, a warp operation or a write end too; slow and long runs are no livelocks."""
+"""Waiting loops with a barrier, a warp operation or a write end too. Slow and long runs are no livelocks."""
 
 import time
 
@@ -62,7 +62,7 @@ STEPS = {
 
 @pytest.fixture
 def soon(monkeypatch):
-    """Begin to look after fewer operations: the same, in less time."""
+    """Start watching after fewer operations, to save time."""
     monkeypatch.setattr(livelock, "QUIET", 20_000)
     monkeypatch.setattr(livelock, "LENGTH", 4_000)
 
@@ -118,7 +118,7 @@ def test_two_that_keep_writing_what_the_other_waits_for(soon):
 def test_one_loops_and_the_others_wait_for_it_at_a_barrier_or_for_a_word(soon):
     @kernel()
     def waits(params, num_tokens, my_rank):
-        for _ in range(400):  # so long that they come to wait when the run is watched
+        for _ in range(400):  # so long that they still wait when watching starts
             atomic_add_relaxed_gpu_i32(params + u64(OUT), 1)
         if block_idx() == 0 and thread_idx() == 0:
             while ld_acquire_gpu_i32(params) == 0:
@@ -178,7 +178,7 @@ def test_it_takes_seconds_as_the_simulator_comes():
 @pytest.mark.parametrize("seed", [None, 0, 1, 2])
 @pytest.mark.parametrize("work", ["stores", "loads", "barriers", "counts", "looks", "heartbeat"])
 def test_a_long_wait_for_one_that_works_is_none(work, seed, soon):
-    """Block 0 works long, with all that a waiting loop may hold; block 1 waits for it in a loop with a barrier."""
+    """Block 0 works for a long time, with every operation of a waiting loop; block 1 waits for it in a loop with a barrier."""
 
     @kernel()
     def one_works(params, num_tokens, my_rank):

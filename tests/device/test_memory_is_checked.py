@@ -1,4 +1,4 @@
-"""Bounds, alignment, freed and read-only memory: what is wrong is said with the buffer's name and index."""
+"""Bounds, alignment, freed and read-only memory: each error names the buffer and the index."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""NumPy 2.5 has no row_stack, which numba-cuda asks for: epmoe lends the name, and takes it back."""
+"""NumPy 2.5 has no row_stack, which numba-cuda imports: epmoe adds the name for the import and removes it."""
 
 import importlib.util
 import os

@@ -153,7 +153,7 @@ def test_counting_blocks_needs_the_barrier_after():
 
 
 def chain(middle):
-    """Block 0 releases, block 1 changes the word with an RMW, block 2 acquires what block 1 left."""
+    """Block 0 releases, block 1 changes the word with an RMW, block 2 acquires block 1's value."""
 
     @kernel()
     def relay(params, num_tokens, my_rank):
@@ -181,7 +181,9 @@ def test_an_rmw_continues_a_release_sequence():
                 store_i32(params + u64(DATA), 42)
                 atomic_add_release_gpu_i32(params, 1)
             elif block_idx() == 1:
-                atomic_add_relaxed_gpu_i32(params, 1)  # knows nothing, passes the release on
+                atomic_add_relaxed_gpu_i32(
+                    params, 1
+                )  # has acquired nothing, and passes the release on
             else:
                 while ld_acquire_gpu_i32(params) != 2:
                     pass

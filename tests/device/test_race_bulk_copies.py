@@ -1,4 +1,4 @@
-"""Bulk copies: who waits for what, what needs a proxy fence. Each mutation of a correct kernel is found."""
+"""Bulk copies need their waits and proxy fences: each mutation of a correct kernel is found."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Scopes, release and acquire patterns, and load16_nc: rules of PTX's model that a single message does not show."""
+"""Scopes, release and acquire patterns, and load16_nc: rules of PTX's model beyond message passing."""
 
 import pytest
 from litmus import DATA, FLAG, first_race
@@ -82,7 +82,7 @@ def test_too_narrow_a_scope_counts_even_if_an_ordered_thread_uses_a_wide_one():
 @pytest.mark.parametrize("early_fence", [nothing, fence_acq_rel_gpu])
 @pytest.mark.parametrize("after", ["atomic_add", "st", "nothing"])
 def test_a_release_counts_behind_an_early_fence_and_before_later_writes(early_fence, after):
-    """The release is followed by a relaxed write of its thread, which is part of its pattern."""
+    """A relaxed write of the same thread follows the release and belongs to its pattern."""
 
     def then_writes(flag):
         if after == "atomic_add":
@@ -107,7 +107,7 @@ def test_a_release_counts_behind_an_early_fence_and_before_later_writes(early_fe
 
 
 def test_a_release_counts_even_if_another_thread_writes_before_the_later_write():
-    """PTX 8.8: a release of a word, then a strong write of it by the same thread, whatever comes between."""
+    """PTX 8.8: a release of a word, then a strong write of it by the same thread, whatever is between them."""
 
     @kernel()
     def tells(params, num_tokens, my_rank):
@@ -131,7 +131,7 @@ def test_a_release_counts_even_if_another_thread_writes_before_the_later_write()
 
 
 def test_an_acquire_counts_for_what_an_earlier_relaxed_load_of_the_word_saw():
-    """PTX 8.8: a strong read of a word, then an acquire of it, even if that one sees somebody else's write."""
+    """PTX 8.8: a strong read of a word, then an acquire of it, even if the acquire sees another thread's write."""
 
     def reader(last_look):
         @kernel()
@@ -229,7 +229,7 @@ def test_the_next_launch_may_write_what_was_read_through_the_non_coherent_path()
 
 @pytest.mark.parametrize("expected, race", [(1, False), (7, True)])
 def test_a_comparison_that_fails_releases_nothing(expected, race):
-    """Block 1 writes, then compares and swaps; what block 0 released goes on, what block 1 did only if it swapped."""
+    """Block 1 writes, then compares and swaps; block 0's release goes on; block 1's writes only if it swapped."""
 
     @kernel()
     def swaps(params, num_tokens, my_rank):

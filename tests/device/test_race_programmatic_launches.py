@@ -1,4 +1,4 @@
-"""A launch that may begin before the one before it has ended knows of that one behind griddep_wait, and not earlier."""
+"""A programmatic launch has seen its predecessor only after griddep_wait."""
 
 import pytest
 from litmus import DATA, OUT, REGIONS

@@ -1,4 +1,4 @@
-"""Reads of memory that nobody has written yet in the run count too, once somebody writes it, by whatever word."""
+"""Reads of memory that no thread has written yet race with later writes by any intrinsic."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The text of a report, word for word, and what a machine does with several of them."""
+"""The exact text of a report, and machines with several reports."""
 
 import numpy as np
 import pytest

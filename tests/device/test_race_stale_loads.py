@@ -1,4 +1,4 @@
-"""Stale mode: a strong load may return an older value that nothing it knows of hides."""
+"""Stale mode: a strong load may return an older value that no known write hides."""
 
 import pytest
 from litmus import FLAG, OUT, execute
@@ -77,7 +77,7 @@ def test_a_wait_sees_the_newest_value_in_the_end():
 
 
 def test_what_a_store_of_another_size_has_left_is_no_older_value():
-    """Words of 8 bytes, and then, behind a release, such of 4 at the same address."""
+    """Words of 8 bytes, and then, after a release, words of 4 at the same address."""
 
     @kernel()
     def of_two_sizes(params, num_tokens, my_rank):

@@ -1,4 +1,4 @@
-"""Two strong stores of different values to one word must be ordered: else nothing says which value stays."""
+"""Two strong stores of different values to one word must be ordered; otherwise the final value is undefined."""
 
 import pytest
 from litmus import FLAG, first_race
@@ -19,7 +19,7 @@ WORD, COUNT = FLAG, FLAG + 32
 
 
 def by_whoever_counts_last(count, second):
-    """Each block stores and counts; the one that counts last stores `second` over it."""
+    """Each block stores and counts; the last one stores `second` over it."""
 
     @kernel()
     def last_stores(params, num_tokens, my_rank):

@@ -1,4 +1,4 @@
-"""What a report says of each usual mistake: the two accesses first, then the cause, and never another word's blame."""
+"""The report on each common mistake: the two accesses, then the cause, and never a wrong cause."""
 
 import pytest
 from litmus import DATA, FLAG, OUT, first_race, line_of
@@ -34,7 +34,7 @@ def passing(
     look=ld_acquire_gpu_i32,
     fence_behind=nothing,
 ):
-    """Block 0 writes and tells; block 1 looks and reads. Arguments make one mistake each."""
+    """Block 0 writes and signals; block 1 polls and reads. Each argument makes one mistake."""
 
     @kernel()
     def passes(params, num_tokens, my_rank):
@@ -49,7 +49,7 @@ def passing(
                 tell(params + u64(FLAG), 1)  # in time
         else:
             if waits:
-                while look(params + u64(FLAG)) == 0:  # the look
+                while look(params + u64(FLAG)) == 0:  # the poll
                     pass
                 fence_behind()
             store_i32(params + u64(OUT + 4 * thread_idx()), load_i32(at))
@@ -115,7 +115,7 @@ def test_the_first_line_names_the_two_accesses(name, mistake, block, told):
 
 
 def said(name, way):
-    """Reports of a mistake in which the write came first (way "write"), or the read; and the line that told of it."""
+    """Reports of a mistake in which the write came first (way "write"), or the read; and the line of the signal."""
     _, mistake, block, told = next(m for m in MISTAKES if m[0] == name)
     program, texts = reports(range(16), block, **mistake)
     texts = [t for t in texts if t.splitlines()[1].startswith("  1. " + way)]
@@ -183,7 +183,7 @@ def test_a_missing_barrier_is_told_with_the_release_that_it_should_precede():
 
 
 def test_adds_that_count_for_several_are_not_blamed():
-    """Two blocks count with releasing adds: that one does not acquire the other's is no mistake."""
+    """Two blocks count with releasing adds: that neither acquires the other's is no mistake."""
 
     @kernel()
     def counts_first(params, num_tokens, my_rank):

@@ -30,7 +30,7 @@ from epmoe_ref.errors import EPValueError
 
 @kernel()
 def takes_tickets(params, num_tokens, my_rank):
-    """Every thread writes down in which order it came."""
+    """Every thread records its place in the order."""
     ticket = atomic_add_relaxed_gpu_i32(params, 1)
     syncwarp()
     ticket = i32(ticket * 1000 + atomic_add_relaxed_gpu_i32(params, 1))

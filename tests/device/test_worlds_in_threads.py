@@ -12,7 +12,7 @@ from epmoe.device.sim.threads import SimThread
 
 
 def in_threads(n, work):
-    """Run work(i) in n threads at once; their results. What one raises is raised here."""
+    """Run work(i) in n threads at once; their results. An exception in one is raised here."""
     results, errors = [None] * n, []
     ready = threading.Barrier(n)
 

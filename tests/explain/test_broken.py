@@ -1,4 +1,4 @@
-"""Right beside broken: each mistake shows in the recording, and the race report speaks of operations in the picture."""
+"""Right beside broken: each mistake shows in the recording, and the race report names operations of the picture."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""`epmoe explain`: files, sizes, and what it refuses."""
+"""`epmoe explain`: files, sizes, refusals."""
 
 import json
 import os
@@ -152,7 +152,7 @@ def test_figures_say_what_they_lack(tmp_path, capsys, monkeypatch):
 
 
 def test_a_gpu_needs_no_simulator():
-    """greenlet, on which the simulator stands, is not needed for a trace of a GPU run."""
+    """A trace of a GPU run does not need greenlet, which the simulator needs."""
     code = (
         "import sys; sys.modules['greenlet'] = None\n"
         "import epmoe.explain.command, epmoe.explain.gpu_round, epmoe.explain.stamped; print('fine')"

@@ -1,4 +1,4 @@
-"""The page as a file: everything is in it, its arrays are the reference's, and a large world becomes a slice."""
+"""The page as a file: it is complete, its arrays are the reference's, and a large world becomes a slice."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def made():
 
 
 class Tags(HTMLParser):
-    """All tags with their attributes; what is open must be closed."""
+    """All tags with their attributes; open tags must be closed."""
 
     VOID = {"meta", "link", "input", "br"}
 

@@ -1,4 +1,4 @@
-"""The page's JavaScript: its own tests under node, and its model against epmoe_ref in the engine that draws stills."""
+"""The page's JavaScript: its own tests under node, and its model against epmoe_ref, in the engine that draws stills."""
 
 import json
 import os

@@ -1,7 +1,7 @@
-"""The pages in Chromium, wide and narrow, light and dark: every step changes the stage, everything can be reached.
+"""The pages in Chromium, wide and narrow, light and dark: every step changes the stage, and everything is reachable.
 
-`python -m pytest -m browser`, after `pip install -e '.[test,browser]'` and `playwright install chromium`; a Chromium
-that the system has (PATH, or EPMOE_CHROMIUM) is taken instead.
+`python -m pytest -m browser`, after `pip install -e '.[test,browser]'` and `playwright install chromium`; a
+system Chromium (PATH, or EPMOE_CHROMIUM) is used instead.
 """
 
 import os
@@ -59,7 +59,7 @@ def chromium():
 def opened(
     chromium, tmp_path, which="page", view=VIEWS[0], scheme="light", motion="reduce", **options
 ):
-    """A page from disk; in the end no script may have complained, and nothing been asked of the network."""
+    """A page from disk. In the end there must be no script error and no network request."""
     path = tmp_path / f"{which}.html"
     path.write_text(html(which), encoding="utf-8")
     context = chromium.new_context(
@@ -85,7 +85,7 @@ def opened(
 
 
 def seen(tab):
-    """What the stage shows, as text: elements in order, with their places."""
+    """The stage as text: elements in order, with their places."""
     return tab.evaluate("""() => [...document.querySelectorAll("#stage g[data-key]")].map(
         (g) => g.dataset.key + g.style.transform + g.innerHTML).join("\\n")""")
 
@@ -194,7 +194,7 @@ def test_words_on_the_stage_do_not_overlap(chromium, tmp_path, view):
 
 
 def stands_under(collision):
-    """What is meant to lie over words: a message over its slot's old name, a rank's name over what scrolls below it."""
+    """Elements that may cover words: a message over its slot's old name, a rank's name over content scrolled below it."""
     under, over = (key.split(".")[0] for key in collision.split(" | "))
     return over.startswith("head") or under in ("line", "offset") and over == "message"
 
@@ -210,7 +210,7 @@ def test_the_model_in_the_browser_equals_the_reference_on_200_worlds(chromium, t
         )
 
 
-# What a title on the stage says, and the reference's value beside it: [what is shown, what epmoe_ref has].
+# A title on the stage and the reference's value: [shown, epmoe_ref's].
 SHOWN = (
     (
         r"recv_count\[rank (\d)\]\[local_expert (\d), src_rank (\d)\] = \d+",
@@ -237,7 +237,7 @@ def range_of(first, end):
 
 
 def test_a_value_picked_at_random_is_found_in_the_arrays_of_the_reference(chromium, tmp_path):
-    """Words that can be seen on the stage, not what its titles say, at random steps."""
+    """Words visible on the stage at random steps, not in titles."""
     held = reference(drawn(CFG, routed_for(CFG, 0)).world)
     rng, found = random.Random(26), Counter()
     with opened(chromium, tmp_path) as tab:

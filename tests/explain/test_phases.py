@@ -1,4 +1,4 @@
-"""What the timeline says of each block, and the moments that the tape steps through."""
+"""The phases of each block on the timeline, and the moments of the tape."""
 
 import pytest
 from recorded_round import history

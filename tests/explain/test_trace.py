@@ -1,4 +1,4 @@
-"""Traces for Perfetto: slices nest, arrows begin and end inside slices; clocks of several GPUs are put right."""
+"""Traces for Perfetto: slices nest, arrows begin and end inside slices; clocks of several GPUs are aligned."""
 
 import json
 
@@ -25,7 +25,7 @@ def slices(events):
 
 
 def check(events):
-    """What Perfetto needs: slices of a thread nest, and both ends of an arrow lie in a slice."""
+    """Perfetto's rules: slices of a thread nest, and both ends of an arrow lie in a slice."""
     by_thread = slices(events)
     for thread, of_thread in by_thread.items():
         stack = []
@@ -73,8 +73,8 @@ def test_the_recorded_trace_opens(fused):
 def stamps(offsets, late=None, tells="announced"):
     """A dispatch and a combine on two blocks of each rank, whose clocks are off by so many ns.
 
-    tells: the mark before which a rank has told its peers nothing ("claimed" of few tokens). late: the rank that comes
-    500 us late, as all others notice when they wait.
+    tells: the mark before which a rank has told its peers nothing ("claimed" for small batches). late: the rank that
+    arrives 500 us late; all others wait for it.
     """
     made = []
     for rank, offset in enumerate(offsets):
@@ -117,7 +117,7 @@ def test_stamps_become_slices_and_arrows():
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_round_with_stamps(fused):
-    """What a GPU does, done by the simulator: kernels stamp, nobody records."""
+    """As on a GPU, in the simulator: kernels write stamps, and nothing is recorded."""
     cfg = EPConfig(2, 4, 2, 64, 3)
     made = of_stamps(stamped_rounds(cfg, LocalWorld(2, seed=0), fused=fused, seed=0), {})
     assert check(made.events) == 4

@@ -9,7 +9,7 @@ from epmoe.explain.world import reference
 
 @cache
 def worlds(n=200):
-    """[{"world": ..., "reference": ...}]: 1 to 4 ranks, uneven and empty ones, empty slots, values of all sizes."""
+    """[{"world": ..., "reference": ...}]: 1 to 4 ranks, uneven and empty ones, ids of -1, values of all sizes."""
     rng = np.random.default_rng(26)
     return [{"world": w, "reference": reference(w)} for w in (_world(rng) for _ in range(n))]
 

@@ -1,4 +1,4 @@
-"""How many random worlds go through the kernels: a sample, or EPMOE_FUZZ of them; in batches, for many cores."""
+"""How many random worlds run through the kernels: a sample, or EPMOE_FUZZ of them; in batches, for many cores."""
 
 import os
 

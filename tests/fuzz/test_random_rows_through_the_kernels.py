@@ -1,6 +1,6 @@
 """Fuzzing: worlds of epmoe_ref.strategies through the kernels of rows, forward and backward, to the bit.
 
-Any schedule and grid, calls of few tokens and of many behind one another; memory holds garbage before the first one.
+Any schedule and grid, small and large batches in turn. Memory holds garbage before the first call.
 How many worlds: nightly.py.
 """
 
@@ -23,11 +23,11 @@ from rows_group import BF16, FP16, FP32, group_of
 GRIDS = st.sampled_from(((2, 32), (3, 64), (6, 32)))  # blocks and threads of a rank
 RACECHECK = st.sampled_from((True, None, None))
 SHARE = 0.06  # of all worlds, for each of the two
-FEW = 2  # tokens that go another way than many
+FEW = 2  # small batches, which use other kernels
 
 
 def few(world):
-    """The same world with the first tokens of each rank alone."""
+    """The same world with only the first tokens of each rank."""
     return replace(
         world,
         **{

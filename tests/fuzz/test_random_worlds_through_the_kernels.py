@@ -1,8 +1,8 @@
 """Fuzzing: worlds of epmoe_ref.strategies through the kernels in the simulator, two rounds each, to the bit.
 
-Any configuration, routing and data (NaN and Inf among it), any schedule, grid and kind of launch; memory holds garbage
-before the first round, spare rows NaN. EPMOE_FUZZ=10000 runs that many worlds of this folder's tests instead of the
-sample, a nightly run, and shrinks what fails to a small world, which takes minutes: give -x.
+Any configuration, routing and data (with NaN and Inf), any schedule, grid and kind of launch; memory holds garbage
+before the first round, spare rows NaN. EPMOE_FUZZ=10000 runs that many worlds in this folder's tests instead of the
+sample. It shrinks a failing world to a small one, which takes minutes; use -x.
 """
 
 from contextlib import nullcontext
@@ -71,7 +71,7 @@ def test_two_rounds_are_the_references(batch):
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("batch", batches(GARBAGE))
 def test_garbage_ids_are_refused_and_leave_no_trace(batch):
-    """In host memory they are refused; from device memory kernels take them for -1, and the host is told."""
+    """In host memory they are refused. In device memory kernels treat them as -1 and report them."""
 
     @law(batch, GARBAGE)
     @given(
@@ -85,7 +85,7 @@ def test_garbage_ids_are_refused_and_leave_no_trace(batch):
         with ExpertParallel(cfg, world, fused=fused) as ep:
             refusal = pytest.raises(EPValueError, match="topk_ids") if bad else nullcontext()
             if on_device:
-                # as from device memory, where the host does not look, nor waits for what kernels say
+                # as from device memory: the host does not check them or wait for reports
                 with patch("epmoe.host.inputs._check_ids"), patch.object(ep._engine, "check"):
                     dispatched = ep.dispatch(x, garbage.topk_ids)
                 with refusal:
@@ -108,7 +108,7 @@ def agree(cfg, dispatched, want):
 
 
 def agree_on_all(ep, garbage, dispatched):
-    """Dispatch, and combine of ones with weights of one, are those of the ids that kernels take these for."""
+    """Dispatch, and combine of ones with weights of one, are those of the cleaned ids."""
     cfg, ids = ep.cfg, [cleaned(ids, ep.cfg.n_experts) for ids in garbage.topk_ids]
     want, ones = (
         epmoe_ref.dispatch(cfg, garbage.input_tokens, ids),
@@ -125,7 +125,7 @@ def agree_on_all(ep, garbage, dispatched):
 
 
 def cleaned(ids, n_experts):
-    """As kernels take them: -1 for what is no expert, and for one that an earlier slot of the token holds."""
+    """As kernels clean them: -1 for an id of no expert, and for a repeated id of a token."""
     ids = np.where((ids < 0) | (ids >= n_experts), -1, ids)
     for slot in range(1, ids.shape[1]):
         ids[(ids[:, :slot] == ids[:, slot : slot + 1]).any(axis=1), slot] = -1
@@ -133,7 +133,7 @@ def cleaned(ids, n_experts):
 
 
 def are_good(ids, n_experts):
-    """Whether kernels may be given them: experts or -1, no expert twice in a token."""
+    """Whether they are valid: experts or -1, no expert twice in a token."""
     taken = [[e for e in token if e >= 0] for token in ids.tolist()]
     return ((ids >= -1) & (ids < n_experts)).all() and all(
         len(set(own)) == len(own) for own in taken

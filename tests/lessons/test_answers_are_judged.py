@@ -1,4 +1,4 @@
-"""Each exercise's judge accepts right answers, whatever their form, and tells wrong ones what is wrong."""
+"""Each exercise's judge accepts right answers in any form, and names the mistake in wrong ones."""
 
 import json
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ RIGHT = [
     (10, right.FLOORS_BY_HAND),
 ]
 
-# number, right answer, [(text, what stands there instead)], words of the verdict
+# number, right answer, [(text, replacement)], words of the verdict
 WRONG = [
     (1, right.OFFSETS, [("[[0], ends]", "[ends]")], "the 0 at the front is missing"),
     (1, right.OFFSETS, [("[[0], ends]", "[[0], ends[:-1]]")], "the last number is missing"),
@@ -109,7 +109,7 @@ WRONG = [
         right.CHAIN,
         [("ld_acquire_gpu_i32(finished)", "load_i32(finished)")],
         "needs a strong word",
-        marks=pytest.mark.nightly,  # 300,000 looks of a loop that does not end
+        marks=pytest.mark.nightly,  # 300,000 polls of an endless loop
     ),
     (
         4,

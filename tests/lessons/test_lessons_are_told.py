@@ -1,4 +1,4 @@
-"""Each lesson runs, within a terminal of 80 columns; what it claims it asserts on the way."""
+"""Each lesson runs in a terminal of 80 columns and asserts its own claims."""
 
 import io
 import json

@@ -13,7 +13,7 @@ from epmoe.museum import FILES
 from epmoe.museum import exhibit as exhibits
 from epmoe.museum.exhibit import Exhibit
 
-# how the first schedule that breaks it ends, words of the report, whether results alone show it
+# kind of report, words of it, whether results alone show the fault
 FOUND = {
     1: ("race", "atomic_add_relaxed_gpu_i32 -> m1_relaxed_counter.py", False),
     2: ("hang", "spins on prefix sums[word 1] of rank 0", True),
@@ -61,7 +61,7 @@ def test_an_exhibit_breaks_and_its_repair_is_silent(monkeypatch, number, schedul
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", FILES)
 def test_each_repair_is_needed(number, tmp_path):
-    """The same file without the fault has nothing to show, so that the report is not a text of ours."""
+    """The file without the fault gives no report, so the report is not a fixed text."""
     exhibit = Exhibit(FILES[number])
     copy = tmp_path / FILES[number].name
     copy.write_text(exhibit.repaired_source)
@@ -78,7 +78,7 @@ def test_a_story_has_five_sentences_and_threads(number):
         re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(pull|issues)/\d+", link)
         for link in exhibit.links
     )
-    assert bool(exhibit.links) == (number > 4)  # for the first four we know of no thread
+    assert bool(exhibit.links) == (number > 4)  # the first four have no known thread
 
 
 @pytest.mark.parametrize("number", FILES)

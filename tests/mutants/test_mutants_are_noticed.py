@@ -22,10 +22,10 @@ from epmoe.mutants.worlds import WORLDS
 from epmoe_ref.errors import EPValueError
 
 SAMPLE, HARMLESS_SAMPLE, SLIPS = 6, 1, 3
-SEEDS = 3  # as `epmoe mutants` has; the second is for what the first leaves
-PARTS = 6  # of all worlds, one is run in any case
+SEEDS = 3  # as in `epmoe mutants`; the second is for survivors of the first
+PARTS = 6  # of all worlds; at least one runs
 
-all_mutants = functools.cache(hunt.all_mutants)  # which takes some seconds
+all_mutants = functools.cache(hunt.all_mutants)  # takes seconds
 
 
 def arguments(*argv):
@@ -40,13 +40,13 @@ def test_the_harmless_ones_are_mutants_that_there_are():
 
 
 def content():
-    """A number that is another one whenever a kernel or a world is."""
+    """A number that changes with every kernel and world."""
     text = repr(sorted(WORLDS)) + "".join(map(edited_kernels.source_of, edited_kernels.files()))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def others(mutant, names):
-    """Names of the worlds beside these that can run the mutant's file."""
+    """Names of the other worlds that can run the mutant's file."""
     kind = next(
         (kind for folder, kind in hunt.OWN_WORLDS.items() if mutant.token.file.startswith(folder)),
         SmallWorld,
@@ -57,7 +57,7 @@ def others(mutant, names):
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_a_sample_is_noticed_and_harmless_ones_are_not():
-    """Which mutants, and which part of the worlds comes first, differs from version to version of the kernels.
+    """The choice of mutants and of the first worlds changes with the kernels.
 
     The unedited kernels must pass that part of the worlds; `epmoe mutants --as-they-are` runs all.
     """

@@ -1,4 +1,4 @@
-"""Patches as mutants: which text is taken, where it applies, what a bad one is told; and the kernels as they are."""
+"""Patches as mutants: parsing, applying, refusals; and the unedited kernels."""
 
 import argparse
 import difflib

@@ -1,4 +1,4 @@
-"""The four faults seen in public kernels, put into ours, are rejected, and the document shows what is said of them."""
+"""The four faults of public kernels, put into ours, are rejected; the document shows the reports."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Slips: each kind is found where it should be, each compiles, differs and has a name of its own."""
+"""Slips: each kind is found where it should be; each slip compiles, changes the code and has a unique name."""
 
 from epmoe.mutants import edited_kernels, hunt
 from epmoe.mutants.slips import slips_of

@@ -1,4 +1,4 @@
-"""No synchronising word of the kernels escapes: what a plain search finds, the mutants cover."""
+"""No synchronisation of the kernels is missed: mutants cover everything that a text search finds."""
 
 import ast
 import re

@@ -16,7 +16,7 @@ from epmoe.worlds.launcher import trial_environment
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-# what the error of a fused combine of one p2p world says of the rank that it waits for
+# in the error of a fused combine of one p2p world, about the missing rank
 WITHOUT_SIGNALS = (
     r"nothing, or not all, from source rank (\d) "
     r"\((?:rows of expert \d+ are missing|no word that its combine has begun)\)"

@@ -1,4 +1,4 @@
-"""What the programs of this folder send: a small world's inputs, alike on every rank, and the reference's results."""
+"""Inputs of the programs in this folder, the same on every rank, and the reference's results."""
 
 import ml_dtypes
 import numpy as np

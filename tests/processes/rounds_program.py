@@ -1,4 +1,4 @@
-"""One rank of a world of processes: rounds on the same buffers, each held against the reference.
+"""One rank of a world of processes: rounds on the same buffers, each compared with the reference.
 
 Arguments: fused or split, with "-plain" or "-fast" for kernels other than the machine's own; number of rounds.
 """
@@ -15,7 +15,7 @@ from epmoe.host.arrays import to_numpy
 def main(kind, rounds):
     world, (kind, _, kernels) = MPIWorld(), kind.partition("-")
     cfg, rank = config(world.n_ranks), world.rank
-    for _ in range(2):  # the second time in memory that the first gave back
+    for _ in range(2):  # the second time in memory that the first has freed
         with ExpertParallel(cfg, world, fused=kind == "fused", kernels=kernels or None) as ep:
             for number in range(rounds):
                 batch = Batch(cfg, number)

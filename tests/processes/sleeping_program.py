@@ -1,4 +1,4 @@
-"""One rank of a world whose last rank oversleeps, in each phase in turn; after each, all reset and a round succeeds.
+"""One rank of a world whose last rank is late, in each phase in turn; after each, all reset and a round succeeds.
 
 Arguments: timeout [s], phases (dispatch,combine); ranks of a p2p world, with SHMEM between the worlds (default: an
 MPIWorld).

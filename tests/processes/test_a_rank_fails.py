@@ -1,4 +1,4 @@
-"""A rank that fails, in every phase: nobody waits longer than timeout + 2 s, and the job does not end with status 0.
+"""A rank fails, in every phase: no rank waits longer than timeout + 2 s, and the job does not end with status 0.
 
 p2p_world_size: 0 for one p2p world of all ranks, 1 for one a rank, with SHMEM between them.
 """
@@ -52,7 +52,7 @@ def test_the_job_ends_with_an_error(how, phase, p2p_world_size):
     assert ("raised on purpose" in job.output) == (how == "raise"), job.output
     for waited in job.said(r"waited ([\d.]+):"):
         assert float(waited) < TIMEOUT + GRACE, job.output
-    if how == "return":  # the launcher sees no failure: it is for the other ranks to notice
+    if how == "return":  # the launcher sees no failure; the other ranks must notice
         said = job.said(r"rank 0 waited [\d.]+: rank 0, (\w+): (.*)")
         assert len(said) == 1 and said[0][0] == PHASES[phase], job.output
         missing = (
@@ -74,7 +74,7 @@ def test_a_rank_that_oversleeps_is_named_and_all_can_go_on_after_a_reset(p2p_wor
     job = mpirun(3, "sleeping_program.py", TIMEOUT, ",".join(phases), p2p_world_size)
     assert job.status == 0 and job.output.count("recovered every time") == 3, job.output
     for phase in phases:
-        if phase == "combine_wait":  # waits for others and is waited for by nobody
+        if phase == "combine_wait":  # waits for others; no rank waits for it
             assert len(job.said(rf"rank \d finished, sleeping before {phase}")) == 3, job.output
             continue
         waits = "dispatch_wait" if phase in ("dispatch_async", "dispatch") else "combine_wait"

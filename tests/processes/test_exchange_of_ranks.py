@@ -1,4 +1,4 @@
-"""What one rank does to tell the others something, over a communicator that moves messages only while it is asked."""
+"""Exchange between ranks over a communicator that moves messages only when it is polled."""
 
 import pickle
 import time
@@ -12,7 +12,7 @@ from epmoe_ref.errors import PeerTimeout
 
 
 class Request:
-    """A message that leaves after its sender has looked at it so many times; never for None."""
+    """A message that leaves after so many polls of its sender; None: never."""
 
     def __init__(self, looks):
         self.looks = looks
@@ -39,7 +39,7 @@ MPI = SimpleNamespace(BYTE=object(), Status=Status)
 
 
 class Communicator:
-    """Rank 0 of three. `told`: what each peer has sent; `looks`: see Request."""
+    """Rank 0 of three. `told`: the values that each peer has sent; `looks`: see Request."""
 
     def __init__(self, told, looks):
         self.told, self.looks, self.requests, self.resets = dict(told), looks, [], 0

@@ -1,4 +1,4 @@
-"""A walk of verify over processes: its kernels are known beforehand, each once, and shared out. Needs no GPU."""
+"""`verify --all` over processes: its kernels are listed in advance, each once, and shared out. Needs no GPU."""
 
 import os
 import subprocess
@@ -57,7 +57,7 @@ def test_a_piece_is_compiled_without_a_gpu_and_found_again(tmp_path):
         "34",
         "--compile",
         "2/2",
-    ]  # a combine without exchange and weights: the smallest kernel that there is
+    ]  # the smallest kernel: a combine without exchange and weights
     env = os.environ | {
         "EPMOE_DEVICE": "gpu",
         "EPMOE_CACHE_DIR": str(tmp_path),

@@ -1,4 +1,4 @@
-"""A world knows its simulator's options: a misspelt one is refused, and so is a value that means nothing."""
+"""A world refuses misspelt simulator options and invalid values."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other is plain data: it comes back as it went, and bytes from elsewhere run no code."""
+"""Ranks exchange plain data: it is restored exactly, and received bytes run no code."""
 
 import pickle
 

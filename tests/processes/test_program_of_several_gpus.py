@@ -1,4 +1,4 @@
-"""The program of docs/several_gpus.md runs as it stands there: on GPUs its experts are a @cuda.jit kernel."""
+"""The program of docs/several_gpus.md runs unchanged: on GPUs its experts are a @cuda.jit kernel."""
 
 import re
 
@@ -16,7 +16,7 @@ def test_the_program_runs(n_ranks, tmp_path):
         if "MPIWorld()" in block
     ]
     file = tmp_path / "program.py"
-    # what it combines is the sum of two experts' rows, each half of (expert + 1) times the token
+    # combine gives the sum of two experts' rows, each half of (expert + 1) times the token
     file.write_text(
         program
         + """

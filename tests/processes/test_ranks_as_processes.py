@@ -51,9 +51,7 @@ def test_verify_takes_a_file_of_routing(tmp_path):
     routing.dump(file, routing.make(cfg, 5), cfg.n_experts)
     job = mpirun(2, "-m", "epmoe", "--input", file, "--fused", "--json")
     assert job.status == 0, job.output
-    record = json.loads(
-        job.output[job.output.index("{\n") :]
-    )  # an MPI library may have said something before
+    record = json.loads(job.output[job.output.index("{\n") :])  # an MPI library may print before it
     assert record["passed"], job.output
     assert sum(record["seeds"][0]["rounds"][0]["num_tokens"]) == len(np.load(file)["x"])
     assert Case(cfg, fused=True).fused and record["case"].startswith("bf16 tokens, fused plain")
@@ -83,7 +81,7 @@ def test_ranks_must_agree_on_the_configuration():
 
 
 def test_a_launcher_of_another_mpi_is_recognised():
-    # What such a launcher does: several processes, each of them a world of size 1.
+    # As with a launcher of another MPI: several processes, each a world of size 1.
     job = started(
         [sys.executable, "-m", "mpi4py", "-m", "epmoe", "verify"], 60, {"OMPI_COMM_WORLD_SIZE": "4"}
     )

@@ -38,7 +38,7 @@ def test_a_rank_that_oversleeps_is_named_and_all_can_go_on_after_a_reset(n_ranks
         return
     assert job.status == 0 and job.output.count("recovered every time") == n_ranks, job.output
     for rank in range(n_ranks - 1):
-        for phase in PHASES[:-2] + PHASES[-1:]:  # nobody waits for combine_wait
+        for phase in PHASES[:-2] + PHASES[-1:]:  # no rank waits for combine_wait
             says = (
                 WITHOUT_SIGNALS
                 if phase == "combine" and not p2p_world_size
@@ -64,7 +64,7 @@ def test_the_job_ends_with_an_error(n_ranks, how, p2p_world_size):
 
 
 def can_run(job, p2p_world_size):
-    """Whether the job could begin: between p2p worlds it needs NVSHMEM, or says so."""
+    """Whether the job could begin; between p2p worlds it needs NVSHMEM, and says so."""
     if not p2p_world_size or find_spec("nvshmem"):
         return True
     assert job.status != 0 and "epmoe[shmem]" in job.output, job.output

@@ -1,4 +1,4 @@
-"""A /dev/shm that is too small is an error in words on every rank, before a page of it is touched."""
+"""A /dev/shm that is too small gives a clear error on every rank, before any page of it is touched."""
 
 import pytest
 from mpirun import mpirun

@@ -1,4 +1,4 @@
-"""The plain kernels' memory with one rank a process: every word is as the model has it. Needs mpirun, no GPU."""
+"""The plain kernels' memory with one rank a process: every word equals the model. Needs mpirun, no GPU."""
 
 import pytest
 from mpirun import mpirun

@@ -1,4 +1,4 @@
-"""The files that students might hand in: puzzles' starts with right and wrong answers in their holes."""
+"""Files that students might hand in: the puzzles' start files with right and wrong answers filled in."""
 
 import textwrap
 

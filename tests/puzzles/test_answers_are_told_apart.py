@@ -1,4 +1,4 @@
-"""Every right answer to a puzzle passes, and every wrong one is told its own cause."""
+"""Every right answer to a puzzle passes, and every wrong one gets its own cause."""
 
 import re
 from dataclasses import replace

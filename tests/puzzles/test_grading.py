@@ -1,4 +1,4 @@
-"""`epmoe puzzle --grade`: a folder of answers, each in a process that cannot write, connect or stay."""
+"""`epmoe puzzle --grade`: a folder of answers, each in a process that cannot write, connect or outlive its time."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_what_cannot_be_graded_is_refused(tmp_path, capsys, make, says):
 
 
 def test_the_kernel_itself_refuses_network_and_writing(tmp_path):
-    """What an answer that got past the audit hook would meet."""
+    """The barrier behind the audit hook."""
     words = limits.namespaces()
     if not words:
         pytest.skip("no unshare, or no namespaces for this user: the audit hook is all there is")

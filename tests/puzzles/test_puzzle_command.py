@@ -1,4 +1,4 @@
-"""`epmoe puzzle` as a student uses it, and what a file may not do."""
+"""`epmoe puzzle` as a student uses it, and the limits on a file."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def test_what_cannot_be_done_is_refused(folder, capsys, argv, says):
 
 @pytest.mark.nightly
 def test_a_machine_without_a_gpu_says_so(folder, capsys, monkeypatch):
-    """The kernels are right; then there is nothing to run them on."""
+    """The kernels are right, but there is no GPU to run them."""
     monkeypatch.setattr(child, "verdict", lambda *_, **__: ("right", "fine"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     (folder / "puzzle01.py").write_text(right(1)[0])

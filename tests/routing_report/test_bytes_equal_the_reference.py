@@ -1,4 +1,4 @@
-"""What `epmoe routing` counts is what the reference sends: messages, rows, and rows of experts."""
+"""The counts of `epmoe routing` equal the reference: messages, rows, and rows of experts."""
 
 import ml_dtypes
 import numpy as np
@@ -8,7 +8,7 @@ import epmoe_ref
 from epmoe.routing_report import dump, report
 from epmoe_ref import fused_a2a
 
-WORLDS = [  # ranks, experts, top_k, hidden, tokens of each rank, share of empty slots
+WORLDS = [  # ranks, experts, top_k, hidden, tokens of each rank, share of ids of -1
     (4, 16, 3, 128, (5, 0, 9, 2), 0.2),
     (1, 4, 2, 128, (6,), 0.0),
     (2, 2, 1, 256, (3, 8), 0.5),

@@ -1,4 +1,4 @@
-"""The forms of a routing dump give one report, and what does not fit is named: file, place, value and remedy."""
+"""All forms of a routing dump give the same report. Errors name file, place, value and remedy."""
 
 import json
 

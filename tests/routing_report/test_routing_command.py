@@ -52,7 +52,7 @@ def test_json_holds_everything(file, capsys):
 
 
 class Seen(HTMLParser):
-    """Tags that were opened and closed, and what a page asks the network for."""
+    """Opened and closed tags, and the network requests of a page."""
 
     def __init__(self):
         super().__init__()

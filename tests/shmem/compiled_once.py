@@ -1,4 +1,4 @@
-"""Prints as JSON which texts NVRTC was asked to compile, and what came back; a stand-in for NVRTC, and no GPU."""
+"""Prints as JSON the texts that NVRTC compiled, and the results; a stand-in for NVRTC, no GPU."""
 
 import json
 import sys

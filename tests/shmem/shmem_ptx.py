@@ -1,4 +1,4 @@
-"""Prints the PTX of the named kernels that cross worlds as JSON {name: text}, or what is missing.
+"""Prints the PTX of the named kernels that cross worlds as JSON {name: text}, or the missing package.
 
 Run with EPMOE_DEVICE=gpu; needs no GPU.
 """

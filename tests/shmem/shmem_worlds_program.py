@@ -1,7 +1,7 @@
-"""One rank of a ShmemWorld: rounds over p2p worlds of each size, each held against the reference on every rank.
+"""One rank of a ShmemWorld: rounds over p2p worlds of each size, each compared with the reference on every rank.
 
 Arguments: sizes of the p2p worlds (1,2), rounds; then, for larger shapes, hidden and tokens. On GPUs the kernels are
-compiled first, by processes of their own, whose arguments are: compile, I/N, compute capability, ranks, sizes, hidden,
+compiled first, in other processes with the arguments compile, I/N, compute capability, ranks, sizes, hidden,
 tokens.
 """
 

@@ -1,4 +1,4 @@
-"""What NVSHMEM promises about the order of puts and signals, and no more: small programs of two ranks."""
+"""The simulated network keeps exactly the order of puts and signals that NVSHMEM promises: programs of two ranks."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def fill(base, value):
 
 
 def receive(base):
-    """Rank 1 copies what it finds in the target when the word has come."""
+    """Rank 1 copies the target when the word has arrived."""
     while ld_acquire_sys_u64(base + WORD) == 0:
         pass
     i = lane_id()
@@ -83,7 +83,7 @@ def run(prog, seed, racecheck, **options):
 
 
 def values(prog):
-    """What is found over several seeds, without the race detector."""
+    """The results over several seeds, without the race detector."""
     return {int(v) for seed in SEEDS for v in run(prog, seed, False)}
 
 
@@ -148,7 +148,7 @@ def no_fence(base):
 
 
 def put_fence_signal_in_one_thread(base):
-    """A vector a lane, of which lane 0 signals its own."""
+    """A vector a lane; lane 0 signals its own."""
     fill(base, 7)
     shmem_put_nbi_warp(base + TARGET, base + SOURCE, 16, 1)  # all of it is lane 0's
     if lane_id() == 0:
@@ -180,7 +180,7 @@ def reuse_after_quiet(base):
 
 
 def another_warp_signals(base):
-    """As the kernels do it: lanes complete, then count; who has acquired the count signals."""
+    """As in the kernels: lanes complete, then count; the thread that acquires the count signals."""
     if warp_id() == 1:
         fill(base, 7)
         shmem_put_nbi_warp(base + TARGET, base + SOURCE, BYTES, 1)

@@ -1,4 +1,4 @@
-"""Each step that orders puts and signals is needed: without it a round races, and may have wrong bytes."""
+"""Each step that orders puts and signals is needed: without it a round races and may give wrong bytes."""
 
 import pytest
 
@@ -20,7 +20,7 @@ CACHES = (
 
 @pytest.fixture
 def without(monkeypatch):
-    """without(name, word): kernels are made with `word` in the place of a SHMEM word."""
+    """without(name, word): kernels use `word` instead of a SHMEM intrinsic."""
 
     def put(name, word):
         monkeypatch.setattr(shmem, name, word)
@@ -65,7 +65,7 @@ def nothing(*args):
 
 
 def reused_at_once(put):
-    """A put whose source is written over right after it has begun, as by the next row in the same place."""
+    """The source of a put is overwritten right after it has begun, as by the next row in the same place."""
 
     def word(dst, src, nbytes, pe):
         put(dst, src, nbytes, pe)

@@ -20,7 +20,7 @@ FORMATS = {
 
 
 def differences(case, seed, racecheck=None, rounds=2):
-    """What differs in some rounds in the simulator, as text; even seeds run the plain kernels."""
+    """The differences of some rounds in the simulator, as text; even seeds run the plain kernels."""
     case = replace(case, kernels=case.kernels or ("fast" if seed is None or seed % 2 else "plain"))
     world = LocalWorld(case.cfg.n_ranks, seed=seed, racecheck=racecheck)
     routed = [routing.make(case.cfg, [7, n]) for n in range(rounds)]
@@ -94,7 +94,7 @@ def test_a_world_of_all_ranks_needs_no_network(monkeypatch):
 
 
 def test_direct_stores_reach_only_the_own_world():
-    """A kernel is told of no address outside its p2p world, so what arrives elsewhere came through the network."""
+    """A kernel gets no address outside its p2p world, so all other data went through the network."""
     cfg = EPConfig(**PLAIN, p2p_world_size=2)
     with ExpertParallel(cfg, LocalWorld(4)) as ep:
         ranks = ep._engine.ranks

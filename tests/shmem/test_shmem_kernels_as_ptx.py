@@ -1,4 +1,4 @@
-"""The kernels that cross worlds compiled for sm_90, where nvshmem4py is; elsewhere they say what is missing."""
+"""The kernels that cross worlds compiled for sm_90 if nvshmem4py is installed; otherwise the error names what is missing."""
 
 import re
 from importlib.util import find_spec
@@ -19,12 +19,12 @@ WORDS = ("nvshmemx_uint8_put_nbi_warp", "nvshmem_quiet", "nvshmem_fence", "nvshm
 
 @pytest.fixture(scope="module")
 def ptx(gpu_side, tonight):
-    """{kernel: its PTX, or what is missing}"""
+    """{kernel: its PTX, or the missing package}"""
     return gpu_side(HERE / "shmem_ptx.py", *(SENDERS + PLAIN + WAITERS if tonight else BY_DAY))
 
 
 def some(names):
-    """Parameters of a test: these, the others than BY_DAY at night."""
+    """Parameters of a test; those not in BY_DAY run at night."""
     return [
         name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names
     ]

@@ -1,4 +1,4 @@
-"""ShmemWorld: ranks as processes in several p2p worlds, in the simulator and on GPUs; who is in which world."""
+"""ShmemWorld: ranks as processes in several p2p worlds, in the simulator and on GPUs; which ranks form a p2p world."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ ROOT = HERE.parent.parent
 
 
 def mpirun(n_ranks, *command, limit):
-    """What `python -m mpi4py command...` prints on n_ranks ranks; it must succeed."""
+    """The output of `python -m mpi4py command...` on n_ranks ranks; it must succeed."""
     found = find_mpirun()
     assert found, "no mpirun beside this Python or on PATH: pip install 'epmoe[test]'"
     env = trial_environment() | {
@@ -90,7 +90,7 @@ def test_a_world_that_reaches_no_other_refuses_use_shmem(monkeypatch):
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("hidden, tokens, rounds", [(128, 6, 3), (7168, 128, 3)])
 def test_rounds_between_worlds_of_gpus(hidden, tokens, rounds):
-    """Every world of 1, 2, ... GPUs of this host; needs 2 GPUs at least."""
+    """Every world of 1, 2, ... GPUs of this host; needs at least 2 GPUs."""
     from epmoe.worlds.ipc_memory import gpu_count
 
     n = min(gpu_count(), 4)

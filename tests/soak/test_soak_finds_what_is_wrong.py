@@ -1,4 +1,4 @@
-"""A soak's checks on the device: silent when all is right, and one wrong byte, count or place is found and named."""
+"""A soak's checks on the device report nothing if all is right, and name one wrong byte, count or place."""
 
 import json
 
@@ -53,7 +53,7 @@ def test_experts_do_different_things():
 
 
 def busy_round(of, rank=0):
-    """A round in which every rank has several tokens and rank 0's first one has an expert in slot 0."""
+    """A round in which every rank has several tokens and rank 0's first one has an expert at k = 0."""
     return next(
         n
         for n in ROUNDS

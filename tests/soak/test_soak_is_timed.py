@@ -1,4 +1,4 @@
-"""What the clock of a soak counts: rounds, and not the kernels, which are compiled and loaded before the first one."""
+"""The clock of a soak starts after the kernels are compiled and loaded."""
 
 import json
 import os

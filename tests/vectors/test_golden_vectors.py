@@ -1,4 +1,4 @@
-"""The vectors are the same bytes everywhere, hold what the laws say, and can be read without Python."""
+"""The vectors are the same bytes everywhere, obey the laws, and can be read without Python."""
 
 import argparse
 import hashlib
@@ -160,7 +160,7 @@ ODD = (-7, -1, 0, 3, 63, 64, 1 << 20, 1 << 31, (1 << 32) - 1, 1 << 62, -(1 << 63
 
 
 def changed_manifest(text, rng):
-    """A manifest with a number, a word or a line changed, as one from elsewhere may be."""
+    """A manifest with a number, a word or a line changed, as in a damaged file."""
     lines = text.splitlines()
     at = int(rng.choice([i for i, line in enumerate(lines) if '"rank": ' in line]))
     keys = [
