@@ -1,4 +1,4 @@
-"""`python -m benchmarks aims FILE.json ...`: what was aimed at, and what is reached, as a Markdown table.
+"""`python -m benchmarks aims FILE.json ...`: aims and results as a Markdown table.
 
 A file for each number of GPUs; what a file does not have is left empty, and what is missed says so.
 """
@@ -113,7 +113,7 @@ def below(records, files):
 
 
 def _slow_cpus(records):
-    """What is meant by a slow CPU, if the table says so."""
+    """The meaning of "slow CPU", if the table has one."""
     if not any(
         v.slow and not v.reached
         for record in records

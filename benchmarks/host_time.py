@@ -101,7 +101,7 @@ def report(rows):
 
 
 def _counts():
-    """Since the start: (times preempted, us waited for a CPU, ms stolen), None what is not known here."""
+    """Since the start: (times preempted, us waited for a CPU, ms stolen), None for values that this system does not show."""
     try:
         import resource
 

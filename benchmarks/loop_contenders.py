@@ -23,7 +23,7 @@ POOL = 2048  # addresses that inputs(i) takes in turn: more than any loop rememb
 class _Ours:
     """A world's inputs, and what all our interfaces have in common.
 
-    varies: inputs(i) lie elsewhere for each i. keeps: layers() keeps results. capturable: pairs can be in a CUDA graph.
+    varies: inputs(i) have other addresses for each i. keeps: layers() keeps results. capturable: pairs can be in a CUDA graph.
     """
 
     varies = keeps = True

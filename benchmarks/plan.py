@@ -7,7 +7,7 @@ from benchmarks import shapes, targets
 from benchmarks.shapes import Shape
 from epmoe import device
 
-# section -> what it is; --only names them
+# section -> description; --only names them
 SECTIONS = {
     "fused": "the page kernels (pairs), dispatch and combine in a launch each; a token's payload goes to a rank once",
     "plain": "the plain kernels, which do what the specification says (bf16, uniform routing)",

@@ -1,9 +1,9 @@
-"""What is measured: sizes, format and routing of a batch, and the matrix of them that a run takes."""
+"""Shapes: sizes, format and routing of a batch, and the matrix of shapes of a run."""
 
 import re
 from dataclasses import dataclass, replace
 
-TOKENS = (128, 4096, 1, 16, 1024)  # of each rank; what is asked for most comes first
+TOKENS = (128, 4096, 1, 16, 1024)  # of each rank; the most important come first
 MODELS = ((7168, 256), (4096, 128))  # hidden, experts
 FORMATS = {"bf16": "bf16", "fp8": "fp8_blockwise"}  # name here -> token_format
 ROUTINGS = ("uniform", "zipf")

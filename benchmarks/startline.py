@@ -35,7 +35,7 @@ from epmoe_ref.errors import EPError, PeerTimeout
 FLUSH_BYTES = 256 << 20
 HOLD_US = 300
 TIMEOUT_S = 20
-POLLS_PER_LOOK = 32  # polls between two looks at the clock and at `expired`
+POLLS_PER_LOOK = 32  # polls between two checks of the clock and of `expired`
 EXPIRED_AT = 2048  # bytes, behind the flags: 0; 1 + a rank that did not come; or this and a rank that failed:
 FAILED = 1 << 16
 NAP_S = 0.0002
@@ -126,7 +126,7 @@ class StartLine:
         """Wait until all that is on the stream has ended.
 
         failed_peer: function () -> a rank that has said that it failed, or None; then this raises LeftBehind at once,
-        and what is on the stream meets nobody any more.
+        and work on the stream meets no rank any more.
         """
         if not self._needed or not self._meets:
             self.machine.synchronize()
@@ -147,7 +147,7 @@ class StartLine:
             time.sleep(NAP_S)
 
     def give_up(self):
-        """This rank failed, and comes to no more meetings until meet_again(): nobody waits for it at those, nor it."""
+        """This rank failed and attends no more meetings until meet_again(); no rank waits for it, nor it for others."""
         if not self._needed or not self._meets:
             return
         for address in self._flags.addresses:
@@ -155,7 +155,7 @@ class StartLine:
                 self._write_expired(address, FAILED + self._rank)
 
     def _write_expired(self, flags, value):
-        """Into this rank's memory or a peer's, beside what is on the stream."""
+        """Write into this rank's memory or a peer's, independently of the stream."""
         from epmoe.device.gpu_driver import check, cu
 
         word, copies = np.array([value], np.uint32), self.machine.copies

@@ -1,4 +1,4 @@
-"""Progress of a long command: a bar in a terminal, elsewhere a line on stderr every few seconds."""
+"""Progress of a long command: a bar in a terminal, otherwise a line on stderr every few seconds."""
 
 import contextlib
 import sys

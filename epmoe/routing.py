@@ -180,7 +180,7 @@ def _arrays(path):
 
 
 def load(path):
-    """Read an .npz of a user's own routing. What does not fit is refused with what is there and what is needed."""
+    """Read an .npz of a user's own routing. An error names what the file holds and what is needed."""
     arrays, names = _arrays(path)
     if "topk_ids" not in arrays:
         raise EPValueError(

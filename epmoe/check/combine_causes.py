@@ -233,7 +233,7 @@ def _earlier(round_):
 
 
 def _toward_zero(acc):
-    """Float32 numbers whose lower half is cut off: what is then rounded to bf16 stays as it is."""
+    """Float32 numbers whose lower half is cut off: rounding to bf16 then changes nothing."""
     return np.where(
         np.isnan(acc), acc, (acc.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     )

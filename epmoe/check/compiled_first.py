@@ -103,7 +103,7 @@ def _call_rows(called, case, round_):
 
 def _call_hybrid(called, case, round_):
     x, probs = case.x(round_)[0], case.probs(round_)
-    if round_:  # the ranks' tokens are known, but here nobody told them
+    if round_:  # the ranks' tokens are known, but were not exchanged here
         init_hybrid_ep_buffer(
             called.world,
             case.hidden,

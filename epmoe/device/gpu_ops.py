@@ -1,4 +1,4 @@
-"""Every word of the device layer as PTX for sm_90: the table that the GPU's words are made from."""
+"""Every intrinsic as PTX for sm_90: the table from which the GPU's intrinsics are made."""
 
 import math
 
@@ -25,7 +25,7 @@ def _op(name, text, ret, args, **options):
 
 
 def _number(name, text, ret, args, **options):
-    """A pure function of registers; plain Python can call it too, where what overflows is no warning."""
+    """A pure function of registers. Plain Python can call it too; an overflow gives no warning."""
     _op(
         name,
         text,
@@ -103,7 +103,7 @@ for _scope in ("cta", "gpu", "sys"):
                 [u64, _v],
             )
     _op("fence_acq_rel_" + _scope, "fence.acq_rel.%s;" % _scope, None, [])
-# four words, of which each is read or written at once; 16 bytes together are no word
+# four words; each is accessed at once, but not the 16 bytes together
 _op("load16_relaxed_sys", "ld.relaxed.sys.global.v4.u32 {$0,$1,$2,$3}, [$4];", Q, [u64])
 _op("store16_relaxed_sys", "st.relaxed.sys.global.v4.u32 [$0], {$1,$2,$3,$4};", None, [u64] + Q)
 for _scope in ("gpu", "sys"):
@@ -252,7 +252,7 @@ _shared_addr = WORDS["shared_addr"]
 def dynamic_shared():
     """Shared-window address (u32) of the launch's dynamic shared memory, 16-byte aligned.
 
-    CUDA 13.0 puts it right behind the kernel's shared_arrays, whatever alignment is asked for; 13.5 heeds that.
+    CUDA 13.0 puts it right behind the kernel's shared_arrays and ignores the alignment; 13.5 respects it.
     """
     return _shared_addr(cuda.shared.array(0, types.uint8, 128))
 

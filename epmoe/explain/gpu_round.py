@@ -29,7 +29,7 @@ def stamped_rounds(cfg, world, *, fused, seed, timeout=30.0):
         y, rounds = None, []
         late = [None] * WARM_UP + ([] if world.lists else [*range(world.n_ranks)] * 2) + [None]
         for number, late_rank in enumerate(late):
-            # one clock for all processes of a host; if it is not, nobody waits for long
+            # one clock for all processes of a host; otherwise no rank waits long
             begin = min(max(world.tell(time.monotonic(), timeout)), time.monotonic()) + MEETING_S
             while time.monotonic() < begin:
                 pass

@@ -154,10 +154,10 @@ class History:
         return found
 
     def row_token(self, rank, row):
-        """(source rank, token) of a row of output_tokens."""
+        """(src_rank, token) of a row of output_tokens."""
         d = self.recording.dispatched[rank]
         group = int(np.searchsorted(d.row_offsets, row, "right")) - 1
-        ends = np.cumsum(d.recv_count[group])  # an expert's rows are ordered by source rank
+        ends = np.cumsum(d.recv_count[group])  # an expert's rows are ordered by src_rank
         return int(np.searchsorted(ends, row - int(d.row_offsets[group]), "right")), int(
             d.src_info[row][0]
         )

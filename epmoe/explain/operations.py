@@ -1,4 +1,4 @@
-"""Recorded runs as the page plays them: words of memory, operations on them one after another, and what is wrong."""
+"""Recorded runs as the page plays them: words of memory, operations in order, and the error."""
 
 import re
 from functools import cache

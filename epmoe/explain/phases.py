@@ -236,7 +236,7 @@ def merged_waits(polls):
 
 
 def cut(phases, waits):
-    """Slices in order that do not overlap: waits stay whole, phases keep what is left of them."""
+    """Slices in order that do not overlap: waits stay whole, phases are cut around them."""
     slices = [Slice("wait", *w) for w in waits]
     for phase, begin, end in phases:
         at = begin

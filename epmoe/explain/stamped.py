@@ -75,7 +75,7 @@ def corrections(rounds):
     ranks = sorted({s.rank for stamps in rounds for s in stamps})
     low, high = {r: -np.inf for r in ranks}, {r: np.inf for r in ranks}
     for stamps in rounds:
-        # whoever has heard all has heard this rank's, of few tokens from one block, which may be the first
+        # a rank with all announcements has this rank's; for small batches one block sends it, perhaps the first
         tell = {rank: at for rank, _, at in ends(stamps, "dispatch", TELLS, np.min)}
         hear = {rank: at for rank, _, at in ends(stamps, "dispatch", HEARS, np.min)}
         for r in ranks:

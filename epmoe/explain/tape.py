@@ -7,7 +7,7 @@ from epmoe.explain.bundle import script, source
 from epmoe.explain.moments import moments
 from epmoe.explain.phases import PHASES, Timeline
 
-# array -> what it is for; in the order of the round
+# array -> its purpose, in the order of the round
 MEANING = {
     "reserved": "slots claimed, by (local expert, destination rank)",
     "finished": "messages completely written, by (local expert, destination rank)",
@@ -105,7 +105,7 @@ def lane_of(lane, history):
 
 
 def regions(history):
-    """[{name, meaning, ranks: [[{name, index, changes: [[step, text, source rank or None]]}]]}] of what changes."""
+    """[{name, meaning, ranks: [[{name, index, changes: [[step, text, src_rank or None]]}]]}] of what changes."""
     made = []
     for name, meaning in MEANING.items():
         ranks = [list(cells(history, name, rank)) for rank in range(history.recording.cfg.n_ranks)]

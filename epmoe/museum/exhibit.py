@@ -217,7 +217,7 @@ class Exhibit:
 
 
 def told(recorder):
-    """The operations on memory in the order in which they happened, one a line; a repeated look is told once."""
+    """The operations on memory in order, one a line; repeated polls are shown once."""
     out, last = [], {}
     for event in recorder.events:
         if (

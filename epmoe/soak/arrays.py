@@ -1,4 +1,4 @@
-"""All memory of one rank of a soak, in one buffer: what it sends and receives, and what the checks need."""
+"""All memory of one rank of a soak, in one buffer: its inputs, its results, and memory of the checks."""
 
 import ml_dtypes
 import numpy as np

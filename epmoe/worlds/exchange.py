@@ -86,18 +86,18 @@ class Exchange:
         return [values[rank] for rank in range(self.size)]
 
     def hear(self, channel, value, timeout):
-        """{rank: value} of this rank and of those that come in time; nobody has to."""
+        """{rank: value} of this rank and of those that arrive in time; no rank must."""
         return heard(self, channel, value, timeout)
 
     def came(self, channel):
-        """{rank: value} of the peers that are at the next exchange, where this rank has not come yet; waits for none."""
+        """{rank: value} of the peers that have already begun the next exchange; does not wait."""
         early = self._early.setdefault(channel, {})
         seen = self._begun.get(channel, {self.rank: None}) | early
         early |= self._receive(FIRST_TAG + CHANNELS.index(channel), seen)
         return dict(early)
 
     def _receive(self, tag, values):
-        """Add what has come of peers that are not in values: {rank: value} of these."""
+        """Add messages from peers that are not in values; returns {rank: value} of these."""
         new = {}
         for peer in [p for p in range(self.size) if p not in values]:
             while peer not in new:
@@ -119,8 +119,8 @@ class Exchange:
     def _deliver(self, deadline):
         """Returns when what this rank sent has left it, or at the deadline.
 
-        A large message leaves only while its sender is inside MPI, and the caller may now wait for a peer's kernel for
-        long, which that peer launches after it has the message.
+        A large message leaves only while its sender is inside MPI. Afterwards the caller may wait long for a kernel that
+        the peer launches only after it has the message.
         """
         while time.monotonic() < deadline:
             self._look_at_sends()

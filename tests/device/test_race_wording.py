@@ -49,7 +49,7 @@ def passing(
                 tell(params + u64(FLAG), 1)  # in time
         else:
             if waits:
-                while look(params + u64(FLAG)) == 0:  # the poll
+                while look(params + u64(FLAG)) == 0:  # the look
                     pass
                 fence_behind()
             store_i32(params + u64(OUT + 4 * thread_idx()), load_i32(at))

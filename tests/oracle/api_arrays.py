@@ -1,4 +1,4 @@
-"""A world's numbers as the arrays that both packages take, and results of both packages as bit patterns."""
+"""A world's numbers as arguments of both packages, and their results as bit patterns."""
 
 import ml_dtypes
 import numpy as np
@@ -53,7 +53,7 @@ def weights(world):
 
 
 def input_scale(world):
-    """What dispatch takes as input_scale: a list over ranks, or 1.0."""
+    """The argument input_scale of dispatch: a list over ranks, or 1.0."""
     if world.input_scale is None:
         return 1.0
     return [array([bits], "fp32", (1,))[0] for bits in world.input_scale]
@@ -70,9 +70,9 @@ def epilogue_args(world):
 
 
 def expert_outputs(world, rank, received, dispatched):
-    """The rows that this rank's experts computed, for the row order that `dispatched` has; padding rows are NaN.
+    """The rows that this rank's experts computed, in the row order of `dispatched`; padding rows are NaN.
 
-    `received` is the oracle's result and says which rows are shared, padding, or of which source rank.
+    `received` is the oracle's result and says which rows are shared, padding, or of which src_rank.
     """
     rows = np.asarray(dispatched.src_info).shape[0]
     out = np.full((rows, world.hidden), 0xFFFFFFFF, np.uint32).astype(
@@ -85,6 +85,6 @@ def expert_outputs(world, rank, received, dispatched):
         elif record.src_rank != "padding":
             token, slot = src_info[
                 row
-            ]  # order inside a segment is free: ask the result, the source rank is fixed
+            ]  # order inside a segment is free, so the result says it; the src_rank is fixed
             out[row] = world.routed_outputs[record.src_rank][token][slot]
     return out.view(DTYPES[world.combine_dtype])

@@ -1,4 +1,4 @@
-"""What the counters must hold after dispatch and after combine, the after-conditions of the protocol."""
+"""The required counters after dispatch and after combine, from the protocol."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ MAX_FINITE = 2**64 - 1
 
 
 def region_a(world, received):
-    """The words of region A that combine_async reads: (READY + end row, count) of each (local expert, source rank)."""
+    """The words of region A that combine_async reads: (READY + end row, count) of each (local expert, src_rank)."""
     words = [0] * (2 * world.n_experts)
     first_group = 1 if world.fused_shared_expert else 0
     for local_expert, counts in enumerate(received.recv_count):
@@ -20,7 +20,7 @@ def region_a(world, received):
 
 
 def counter_words(world, rank, ep):
-    """A rank's counters as one array, each region at the offset that the EPLocalSyncCounters page gives it."""
+    """A rank's counters as one array, each region at its offset from the EPLocalSyncCounters page."""
     n = world.n_experts
     start = 2 * n + 8
     offsets = {
@@ -44,7 +44,7 @@ def counter_words(world, rank, ep):
 
 
 def after_dispatch(world, rank, received, ep):
-    """reserved, finished, rank completion, D, E, F, G are 0; A holds what combine_async needs; no signal is left."""
+    """reserved, finished, rank completion, D, E, F, G are 0; A holds the words for combine_async; no signal is left."""
     n = world.n_experts
     words = counter_words(world, rank, ep)
     wanted = [

@@ -1,6 +1,6 @@
-"""Small programs through the simulator: what they did, in order, as operations of ptx_model, and the first race found.
+"""Runs small programs in the simulator: their operations in order, as in ptx_model, and the first race found.
 
-A program is a list of steps (word, address, value) for each thread. Two steps are no words of the device layer:
+A program is a list of steps (word, address, value) for each thread. Two steps are no intrinsics:
 "skip_if_zero" leaves out the next `value` steps, barriers excepted, if the last word read was 0; "pause" takes `value`
 operations. Addresses below SHARED are bytes of one buffer that all ranks use; those from SHARED on are bytes of the
 block's dynamic shared memory.
@@ -36,7 +36,7 @@ BY_NAME = {
 
 
 def operations_of(step, thread, group):
-    """What one step does, by the name of its word alone."""
+    """The operations of one step, from the name of its intrinsic."""
     word, address, value = step
     if address >= SHARED:
         address += BLOCK_SHARED * (1 + 2 * thread.rank + thread.block)
@@ -139,7 +139,7 @@ class Notes:
 
 
 class NotingDetector(Detector):
-    """The race detector, which goes on behind a race, beside notes of what it is told."""
+    """The race detector, which continues after a race and records its calls."""
 
     notes = None
 
@@ -148,10 +148,7 @@ class NotingDetector(Detector):
         who = Thread(a.rank, a.block.index, a.tid, a.launch.ordinal)
         at, step = notes.current[who]
         made = operations_of(step, who, group)
-        if step[0] in (
-            "load16_relaxed_sys",
-            "store16_relaxed_sys",
-        ):  # the detector hears of each word
+        if step[0] in ("load16_relaxed_sys", "store16_relaxed_sys"):  # the detector sees each word
             made = [made[notes.done.get((who, at), 0)]]
             notes.done[who, at] = notes.done.get((who, at), 0) + 1
         notes.ops += made
@@ -204,7 +201,7 @@ class NotingDetector(Detector):
         (self.notes.orders if kind == "order" else self.notes.races).append(self.notes.at)
 
     def report(self, text):
-        """Of threads that end before their copies have been done: no conflict of accesses."""
+        """For threads that end before their copies complete: no conflict of accesses."""
 
 
 def run(programs, seed, *, ranks=2, grid=2, block=64, launches=1):

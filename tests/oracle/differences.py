@@ -1,4 +1,4 @@
-"""First difference between the record model and a package's result, in the words of the protocol; None when equal."""
+"""First difference between the record model and a package's result, in the protocol's terms; None if equal."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def dispatch_difference(world, rank, received, dispatched, *, padding_is_zero, t
     """Compare one rank's Dispatched (exact rows) with the model's Received.
 
     padding_is_zero: the reference defines padding rows as zero, the device leaves their payload alone.
-    typed: array dtypes are ml_dtypes types (the reference); otherwise only bytes count.
+    typed: array dtypes are ml_dtypes types (the reference); otherwise only bytes are compared.
     """
     for difference in _dispatch_differences(world, received, dispatched, padding_is_zero, typed):
         return f"rank {rank}: {difference}"
@@ -142,7 +142,7 @@ def _scale_differences(world, received, dispatched, rows, padding_is_zero, typed
     actual = bytes_of(scales)
     if len(actual) != received.scale_size:
         yield f"output_scales has {len(actual)} bytes, expected {received.scale_size}"
-    # The model placed scales for its own row order; move each to the row that really holds the record.
+    # The model placed scales for its own row order; move each to the row that holds the record.
     expected = _expected_scale_bytes(world, received, rows)
     for at, (value, record) in expected.items():
         if actual[at] != value:
@@ -157,7 +157,7 @@ def _scale_differences(world, received, dispatched, rows, padding_is_zero, typed
 
 
 def _expected_scale_bytes(world, received, rows):
-    """byte -> (value, Row), for the row order that the result has."""
+    """byte -> (value, Row), in the row order of the result."""
     moved = Received(
         rows=[None] * len(received.rows),
         row_offsets=received.row_offsets,

@@ -26,7 +26,7 @@ E8M0 = [
 E2M1 = _table(2, 1, 1, 8)  # 0 .5 1 1.5 2 3 4 6
 BF16 = _table(
     8, 7, 127, 0x7F81
-)  # the last entry is infinity's place on the grid, 2**128: what rounds there overflows
+)  # the last entry stands for infinity, 2**128: rounding to it overflows
 FP16 = _table(5, 10, 15, 0x7C01)  # likewise 2**16
 
 
@@ -44,7 +44,7 @@ def nearest(table, m):
 
 
 def to_e4m3(x):
-    """Round to nearest even, saturating at +-448; NaN is 0x7F whatever its sign."""
+    """Round to nearest even, saturating at +-448; NaN is 0x7F with either sign."""
     if f32.is_nan(x):
         return 0x7F
     return (0x80 if f32.is_negative(x) else 0) | nearest(E4M3, f32.magnitude(x))

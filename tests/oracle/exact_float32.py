@@ -1,8 +1,8 @@
 """float32 arithmetic in whole numbers: every operation is exact first, then rounded once, to nearest, ties to even.
 
 A number is a Python int counting units of 2**-149 (the smallest float32), so every finite float32 is an int and
-+0.0 is 0. What an int cannot say is one of five Python floats: -0.0, inf, -inf, nan (and nothing else is a float).
-No operation here uses the machine's floating point on finite values; that is the point of the module.
++0.0 is 0. -0.0, inf, -inf and nan are Python floats, and nothing else is a float.
+No operation here uses the machine's floating point on finite values.
 """
 
 import math
@@ -45,7 +45,7 @@ def is_nan(x):
 
 
 def is_negative(x):
-    """The sign bit, that of -0.0 included."""
+    """The sign bit; also of -0.0."""
     return math.copysign(1.0, x) < 0 if isinstance(x, float) else x < 0
 
 
@@ -119,11 +119,9 @@ def add(a, b):
     for x, other in ((a, b), (b, a)):
         if is_nan(x):
             return NAN
-        if (
-            isinstance(x, float) and x == 0
-        ):  # -0.0 changes nothing, and stays only beside another -0.0
+        if isinstance(x, float) and x == 0:  # -0.0 changes nothing; -0.0 + -0.0 stays -0.0
             return other
-    return _finite_as_zero(a) + _finite_as_zero(b)  # an infinity is among them: nan for inf - inf
+    return _finite_as_zero(a) + _finite_as_zero(b)  # with an infinity; inf - inf is nan
 
 
 def _finite_as_zero(x):

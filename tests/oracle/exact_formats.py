@@ -1,7 +1,7 @@
-"""The six token formats written a second time from their formulas, one value at a time, in exact arithmetic.
+"""The six token formats, written independently from their formulas, one value at a time, in exact arithmetic.
 
 `encode_token(format, row, g)` takes a token as bf16 bit patterns and gives its code bytes and its scale bytes; the
-payload is both, each padded with zeros. Where the scales of a row go is said by `scale_places`.
+payload is both, each padded with zeros. `scale_places` says where the scales of a row go.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def absmax(values):
     return max([0] + [f32.magnitude(x) for x in values if not f32.is_nan(x)])
 
 
-# An encoder takes the numbers of a group (each once) and g; it gives the scale bytes and the function number -> code.
+# An encoder takes the numbers of a group (each once) and g, and returns the scale bytes and a function number -> code.
 
 
 def _blockwise_fp8(values, g):
@@ -57,7 +57,7 @@ def _clamp_448(x):
 
 
 def _zero(x):
-    """k = 0: a zero with the sign of the value; NaN stays what NaN encodes to."""
+    """k = 0: a zero with the sign of the value; NaN keeps its code."""
     if f32.is_nan(x):
         return x
     return f32.NEG_ZERO if f32.is_negative(x) else 0

@@ -1,4 +1,4 @@
-"""fused_a2a (Megatron's names) as lists of records: rows travel as (source rank, token), sums are exact, then rounded.
+"""fused_a2a (Megatron's names) as lists of records: rows travel as (src_rank, token), sums are exact, then rounded.
 
 Values are bit patterns of `dtype` ("bf16", "fp16", "fp32"); ranks' arguments are nested lists.
 """
@@ -8,7 +8,7 @@ from exact_codes import OUTPUT_TYPES
 
 
 def rounded_sum(rows, kind, hidden):
-    """Float32 sum of rows of bits in the order given, from +0.0; one rounding to the type at the end."""
+    """Float32 sum of rows of bits in the given order, from +0.0; rounded to the type once, at the end."""
     sums = [0] * hidden
     for row in rows:
         sums = [f32.add(acc, kind.from_bits(bits)) for acc, bits in zip(sums, row)]

@@ -39,7 +39,7 @@ class Case:
 
     @property
     def legal(self):
-        """A shared expert and an epilogue work on the weighted sum."""
+        """Whether the options go together: a shared expert and an epilogue need the weighted sum."""
         return self.weights != "none" or not (self.shared_expert or self.epilogue)
 
     def __str__(self):
@@ -141,7 +141,7 @@ def difference_of(case, seed=0, kernels=None):
 
 
 def _unequal_arrays(world, received, kernel, reference):
-    """Array by array, after canonical; bytes that the device leaves undefined are taken from the reference."""
+    """Array by array, after canonical; bytes that are undefined on the device are copied from the reference."""
     data = np.array([record.src_rank != record_model.PADDING for record in received.rows], bool)
     for field in fields(reference):
         mine, theirs = getattr(reference, field.name), getattr(kernel, field.name)
@@ -175,9 +175,7 @@ def _run(task):
     case, seed, kernels = task
     try:
         return case, difference_of(case, seed, kernels)
-    except (
-        Exception
-    ) as e:  # a crash is a result of the matrix too: it must name its case and let the others run
+    except Exception as e:  # a crash must name its case and let the others run
         return case, f"{type(e).__name__}: {e}"
 
 

@@ -1,15 +1,15 @@
 """The part of PTX's memory consistency model that the kernels use, axiomatically: which accesses of a run race.
 
 Written from chapter 8 of the PTX manual (the sections are named below), one function for each of its relations, slowly.
-A run is a list of operations in the order in which they were done: each read sees the last write. A relation is a
-boolean matrix: [i, j] says that operation i stands in it to operation j.
+A run is a list of operations in order of execution: each read sees the last write. A relation is a boolean matrix:
+[i, j] says that it holds between operations i and j.
 
-What the manual leaves open, or what is settled otherwise here, so that the race detector can agree in every run:
+Points that the manual leaves open, or that are decided differently here so that the race detector agrees in every run:
 
-* Sight. A write counts as observed only if it is strong: 8.9.2 would let a thread's own atomic pass its plain store on.
+* Sight. A write counts as observed only if it is strong: 8.9.2 would let a thread's own atomic publish its plain store.
 * Bulk copies (8.9.1.1) come after what their thread did before, and before a wait that covers them. The manual has no
   axiom for `fence.proxy.async`. Here an ordinary write is ordered before a copy only if a proxy fence lies between them
-  on the way; an ordinary read needs none, and neither does what comes behind the wait for a copy.
+  on the way; an ordinary read needs none, and neither do operations after the wait for a copy.
 * Loads through the non-coherent path are outside the model (8.1): memory they read must not be written while their
   launch runs, so they race with every write that is not ordered before its beginning or behind its end.
 """
@@ -23,7 +23,7 @@ SCOPES = ("cta", "gpu", "sys")
 
 @dataclass(frozen=True)
 class Thread:
-    """Who does an operation. Ranks are GPUs; launch: which one of its rank, they follow one another."""
+    """The thread of an operation. Ranks are GPUs; launch: its number on the rank; launches follow one another."""
 
     rank: int
     block: int
@@ -38,7 +38,7 @@ class Operation:
     kind: "read", "write", "atomic" (reads, writes, and returns what it read), "reduction" (returns nothing), "fence",
     "proxy fence", "barrier", "copy read" and "copy write" (of a bulk copy), "commit", "wait", "wait read".
     order: "weak", "relaxed", "acquire", "release" or "acq_rel". scope: "cta", "gpu", "sys", or None of weak ones.
-    address, nbytes: the bytes touched. group: of a barrier, which one; its participants have the same. value: what a
+    address, nbytes: the bytes touched. group: of a barrier, which one; its participants have the same. value: that a
     plain strong store writes. non_coherent: of a read.
     """
 
@@ -99,7 +99,7 @@ def includes(x, y):
 
 
 def overlap(x, y):
-    """8.2.1: have they bytes in common?"""
+    """8.2.1: do they share bytes?"""
     return (
         x.is_memory
         and y.is_memory
@@ -279,7 +279,7 @@ def proxy_preserved(ops, base):
 
 
 def causality_order(ops):
-    """8.9.5. A copy that comes behind a read has to have a proxy fence in between to come behind what that saw."""
+    """8.9.5. A copy after a read is ordered after what the read saw only through a proxy fence."""
     base = base_causality_order(ops)
     preserved = proxy_preserved(ops, base)
     copy = np.array([op.is_copy for op in ops], bool)
@@ -305,7 +305,7 @@ def data_races(ops):
 def unordered_stores(ops):
     """Pairs of stores of different values, morally strong but not ordered, the second straight over the first.
 
-    No data race: but nothing says which of the values stays, and the race detector reports it.
+    This is no data race, but the final value is undefined, so the race detector reports it.
     """
     ordered, strong = causality_order(ops), morally_strong(ops)
     out, last = [], {}

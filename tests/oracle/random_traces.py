@@ -1,7 +1,7 @@
 """Random programs of a few threads for the race detector: two ranks, two blocks, two warps, all operations.
 
-Operations alone nearly always race at once. So most threads follow a part in passing a message (write, tell, relay,
-look, read), from which steps are dropped and to which others are added.
+Random operations nearly always race at once. So most threads have a role in passing a message (write, tell, relay,
+look, read); steps are dropped from it and others added.
 """
 
 from detector_runs import ARRAY, SHARED
@@ -61,9 +61,7 @@ class Trace:
         self.scope = random.choice(("sys", "sys", "gpu", "cta"))
         self.care = random.choice((0.6, 0.9, 1.0, 1.0))
         self.width = "i32" if random.random() < 0.9 else "u64"
-        self.stray = random.choice(
-            (0.0, 0.0, 0.1, 0.3)
-        )  # how often something else is done than the part says
+        self.stray = random.choice((0.0, 0.0, 0.1, 0.3))  # how often a step differs from the role
         self.copies = random.random() < 0.25
         self.flags = FLAGS[: random.choice((1, 1, 2, 3))]
         self.data = DATA[: random.choice((1, 2, 3))]
@@ -132,7 +130,7 @@ class Trace:
         return word, at - at % size, self.pick(1, 2)
 
     def anything(self):
-        """Some step that no part asks for."""
+        """A step outside any role."""
         kind = self.random.random()
         if kind < 0.25:
             return self.weak(STORES + LOADS, self.pick(*self.data))
@@ -165,7 +163,7 @@ class Trace:
                 yield word, at if word == "bulk_store" else SHARED + at, 1
 
     def program(self, number, barriers, may_copy):
-        """The steps of one thread. may_copy: the detector takes the bulk stores of a warp for those of one lane."""
+        """The steps of one thread. may_copy: the detector treats the bulk stores of a warp as those of one lane."""
         parts = []
         for _ in range(self.pick(1, 1, 1, 2)):
             flag, at = self.pick(*self.flags), self.pick(*self.data)

@@ -1,6 +1,6 @@
-"""Random worlds from a seed: sizes, routing and numbers, with the unlikely made likely.
+"""Random worlds from a seed: sizes, routing and numbers, with unlikely cases made likely.
 
-`random_world(seed)` always gives the same world. The machine's floats are not used: numbers are drawn as bit patterns.
+`random_world(seed)` always gives the same world. It uses no machine floats: numbers are drawn as bit patterns.
 """
 
 import random
@@ -16,7 +16,7 @@ SMALL_WORK = 6_000  # multiply-adds of combine in a typical world; now and then 
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest sizes drawn: those that issue 2 judges by."""
+    """The largest sizes drawn."""
 
     ranks: int = 4
     local_experts: int = 16
@@ -48,7 +48,7 @@ def bits_of(rng, kind, shape, exponent_bits, mantissa_bits):
     else:
         exponent = rng.integers(bias - 6, bias + 3, shape)
     bits = (sign << (exponent_bits + mantissa_bits)) | (exponent << mantissa_bits) | mantissa
-    if kind == "salted":  # ordinary numbers with a few of the values that have a rule of their own
+    if kind == "salted":  # ordinary numbers and a few special values
         inf = top << mantissa_bits
         salt = np.array(
             [
@@ -202,7 +202,7 @@ def random_world(seed, limits=Limits(), **fixed):
         world.weights = [numbers(rng, "fp32", (n, top_k), weights_kind) for n in counts]
         for ids, weights in zip(
             topk_ids, world.weights
-        ):  # the weight of an empty slot must not matter
+        ):  # the weight of an id of -1 must not matter
             for row, w in zip(ids, weights):
                 for k, expert in enumerate(row):
                     if expert == -1 and draw.random() < 0.5:

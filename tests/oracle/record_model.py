@@ -1,6 +1,6 @@
-"""Dispatch and combine as a list of records: one Python loop over tokens and slots, one record a message.
+"""Dispatch and combine as a list of records: one Python loop over tokens and k, one record a message.
 
-Written from the text of the protocol alone. Nothing is vectorised, sorted by key tricks or shared with the packages.
+Written only from the text of the protocol. It is not vectorised, and shares nothing with the packages.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ SHARED = "shared"
 
 @dataclass
 class World:
-    """Sizes, options and inputs of all ranks. Numbers are bit patterns, so that nothing is rounded on the way here."""
+    """Sizes, options and inputs of all ranks. Numbers are bit patterns, so nothing is rounded."""
 
     n_ranks: int
     n_local_experts: int
@@ -24,7 +24,7 @@ class World:
     max_tokens_per_rank: int
     token_format: str
     tokens: list  # [rank][token][column], bf16 bits
-    topk_ids: list  # [rank][token][slot]
+    topk_ids: list  # [rank][token][k]
     fused_shared_expert: bool = False
     skip_a2a: bool = False
     allreduce_world_size: int = 1
@@ -32,9 +32,9 @@ class World:
     combine_dtype: str = "bf16"
     alignment: int = 16
     input_scale: list = None  # [rank], float32 bits
-    routed_outputs: list = None  # [source rank][token][slot][column], bits of combine_dtype
+    routed_outputs: list = None  # [src_rank][token][k][column], bits of combine_dtype
     shared_outputs: list = None  # [rank][token][column], bits of combine_dtype
-    weights: list = None  # [rank][token][slot], float32 bits, or None
+    weights: list = None  # [rank][token][k], float32 bits, or None
     epilogue: object = None  # (rank, token, column, number) -> number, in exact_float32's numbers
     name: str = "world"
 
@@ -60,13 +60,13 @@ class World:
         return range(start, start + (t + w - rank - 1) // w)
 
     def takes_part(self, rank, expert):
-        """Whether a slot of this rank's tokens with this id sends a message (and gets one back)."""
+        """Whether this id of this rank's token sends a message (and gets one back)."""
         return expert != -1 and (not self.skip_a2a or self.owner(expert) == rank)
 
 
 @dataclass
 class Row:
-    """One row of dispatch's output: where it came from and what it holds."""
+    """One row of dispatch's output: its origin and its content."""
 
     group: int
     row_in_group: int
@@ -84,7 +84,7 @@ class Row:
 
 @dataclass
 class Received:
-    """What one rank has after dispatch."""
+    """The result of dispatch on one rank."""
 
     rows: list = field(default_factory=list)
     row_offsets: list = field(default_factory=list)
@@ -102,7 +102,7 @@ def dispatch(world):
     """list over ranks of Received."""
     facts = FACTS[world.token_format]
     encoded = {}  # (rank, token) -> code bytes, scale bytes
-    messages = {}  # (destination rank, local expert, source rank) -> [(token, slot)]
+    messages = {}  # (destination rank, local expert, src_rank) -> [(token, k)]
     for rank in range(world.n_ranks):
         for token in range(world.num_tokens(rank)):
             g = f32.from_bits(world.input_scale[rank]) if world.input_scale else f32.ONE
@@ -202,7 +202,7 @@ def place_scales(world, received):
 def combine(world):
     """list over ranks of the output as bits of combine_dtype.
 
-    With weights [token][column]; without [token][slot][column].
+    With weights [token][column]; without [token][k][column].
     """
     kind = OUTPUT_TYPES[world.combine_dtype]
     return [_combine_rank(world, rank, kind) for rank in range(world.n_ranks)]
@@ -231,7 +231,7 @@ def _combine_rank(world, rank, kind):
             sums = [f32.fma(w, kind.from_bits(bits), acc) for bits, acc in zip(row, sums)]
         row = [kind.to_bits(acc) for acc in sums]
         if world.fused_shared_expert:
-            # rows outside the share add 0, which is visible in one place: -0 becomes +0
+            # rows outside the share add 0, which turns -0 into +0
             shared = (
                 [kind.from_bits(b) for b in world.shared_outputs[rank][token]]
                 if token in share

@@ -7,7 +7,7 @@ from random_worlds import describe
 
 
 def weight_of(token, k, w):
-    """The router weights as a function of its place."""
+    """The router weights as a function of the place."""
     return w[token, k]
 
 

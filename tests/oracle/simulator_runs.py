@@ -9,7 +9,7 @@ from random_worlds import describe
 
 
 def weight_of(token, k, w):
-    """The router weights as a function of its place."""
+    """The router weights as a function of the place."""
     return w[token, k]
 
 
@@ -31,7 +31,7 @@ def combine_arguments(world, weights_as_function=False):
 
 
 def one_round(ep, world, fused, weights_as_function=False, received=None, fused_combine=None):
-    """(list of Dispatched, list of outputs) of one dispatch and combine; outputs are those of world's experts.
+    """(list of Dispatched, list of outputs) of one dispatch and combine; outputs are from the world's experts.
 
     fused: both launches; fused_combine: another choice for combine.
     """
@@ -89,10 +89,10 @@ def simulator_difference(
     mixed=False,
     kernels=None,
 ):
-    """First difference of a sequence of rounds on one ExpertParallel, so that leftovers meet the next round.
+    """First difference of a sequence of rounds on one ExpertParallel, so that leftovers affect the next round.
 
     worlds: worlds of one configuration (next_round), or one world. fused: True, False, or one for each round.
-    mixed: combine is launched the way of the round before. kernels: as in ExpertParallel.
+    mixed: combine is launched as in the round before. kernels: as in ExpertParallel.
     """
     from epmoe import ExpertParallel, LocalWorld
     from epmoe_ref import EPConfig

@@ -1,4 +1,4 @@
-"""The casts and exact words against whole-number arithmetic, on float32 bits where one rounding is easily two."""
+"""The casts and exact intrinsics against whole-number arithmetic, on float32 bits where double rounding shows."""
 
 import exact_codes as codes
 import exact_float32 as f32
@@ -175,7 +175,7 @@ def test_exact_words_round_once(package, word, arity):
 
 
 def test_the_hard_sums_would_catch_two_roundings():
-    """float64 rounded to float32 is wrong for many of them; otherwise the test above shows nothing."""
+    """float64 rounded to float32 is wrong for many of them, so the test above can fail."""
     triples = hard_sums(3)
     with np.errstate(all="ignore"):
         a, b, c = (floats(np.ascontiguousarray(triples[:, i])).astype(np.float64) for i in range(3))

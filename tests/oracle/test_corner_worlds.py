@@ -15,7 +15,7 @@ SMALL = Limits(hidden=1, tokens=3, large_share=1.0)
 
 
 def busy_world(limits=SMALL, **fixed):
-    """The first seed's world of these fields in which every rank has a token."""
+    """The world of the first seed, with these fields, in which every rank has a token."""
     fixed = {
         **dict(
             token_format="bf16",
@@ -119,7 +119,7 @@ def test_expert_ids_above_32767_travel_unsigned_through_the_kernels():
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("token_format", ["bf16", "fp8_blockwise", "nvfp4", "mxfp4_rows"])
 def test_nothing_to_send(token_format, shared):
-    """Tokens whose slots are all empty on rank 0, no token at all on rank 1."""
+    """Tokens with only ids of -1 on rank 0, no token on rank 1."""
     hidden = {"bf16": 8, "fp8_blockwise": 128, "nvfp4": 64, "mxfp4_rows": 32}[token_format]
     world = busy_world(
         n_ranks=2,
@@ -178,7 +178,7 @@ def test_every_form_of_the_input_scale(nvfp4_world, form):
 
 
 def by_place(token, col, value, shift, table, gain):
-    """Uses the place as a number, a scalar, an int32 table and a bf16 table; the exact words only."""
+    """Uses the place as a number, a scalar, an int32 table and a bf16 table; exact intrinsics only."""
     from epmoe import add_rn, mul_rn
 
     return add_rn(mul_rn(value, gain[col]), mul_rn(shift, table[token, col % 2]))
@@ -284,7 +284,7 @@ def test_expert_outputs_of_capacity_rows_and_results_in_the_callers_arrays(token
 
 
 def test_a_used_round_is_left_behind_whole():
-    """A large round, then a small one with empty slots: no byte of the first may show in the second."""
+    """A large round, then a small one with ids of -1: no byte of the first may appear in the second."""
     from epmoe import ExpertParallel, LocalWorld
     from epmoe_ref import EPConfig
 

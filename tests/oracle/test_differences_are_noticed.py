@@ -1,4 +1,4 @@
-"""The comparison itself: equal results pass, and each single wrong number is reported in the words of the protocol."""
+"""The comparison itself: equal results pass, and each single wrong number is reported in the protocol's terms."""
 
 from types import SimpleNamespace
 

@@ -1,6 +1,6 @@
 """Every encoder of epmoe_ref against the same formula in whole numbers: each bf16 bit pattern, and the edges.
 
-EPMOE_ALL_PATTERNS=1 puts all 65536 patterns through every test; CI takes every 7th besides the full pass over values.
+EPMOE_ALL_PATTERNS=1 runs all 65536 patterns in every test; CI runs every 7th, and one full pass over values.
 """
 
 import os
@@ -105,7 +105,7 @@ def test_sizes_of_the_message(token_format, alignment):
 
 @pytest.mark.parametrize("token_format", FACTS)
 def test_every_bf16_pattern_among_others(token_format):
-    """All 65536 patterns, in random company."""
+    """All 65536 patterns, in random groups."""
     width = max(FACTS[token_format].hidden_unit, 128)
     for seed in range(3 if ALL else 1):
         order = np.random.default_rng(seed).permutation(1 << 16)

@@ -177,7 +177,7 @@ def test_rows_of_experts(batch):
         ps = [len(rows) for rows in model.rows]
         grads = [numbers(rng, dtype, (p, hidden)) for p in ps]
         grad_probs = [numbers(rng, "fp32", (p,)) for p in ps]
-        for rows, g in zip(model.rows, grads):  # what must not be read is NaN
+        for rows, g in zip(model.rows, grads):  # values that must not be read are NaN
             for place, row in enumerate(rows):
                 if row is None:
                     g[place] = [POISON[dtype]] * hidden

@@ -38,7 +38,7 @@ def check_rows(token_format, rows, input_scale=None):
 
 
 def edge_groups(group):
-    """Groups of every absmax that has a rule of its own, with values on either side of ties and the special values."""
+    """Groups of every special absmax, with values on either side of ties, and special values."""
     rng = np.random.default_rng(group)
     groups = []
     for absmax in ABSMAX_PATTERNS:

@@ -7,7 +7,7 @@ from option_matrix import FORMATS, all_cases, difference_of, legal_cases
 
 
 def sample():
-    """The same cases every time, so few that every format still meets every option at least once."""
+    """The same few cases every time, in which every format meets every option."""
     draw = random.Random(1)
     cases = []
     for token_format in FORMATS:

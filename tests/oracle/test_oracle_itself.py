@@ -1,4 +1,4 @@
-"""The models against hand-worked examples and a third way of rounding, before anything is held against the models."""
+"""The models against hand-worked examples and a third way of rounding."""
 
 import random
 from fractions import Fraction

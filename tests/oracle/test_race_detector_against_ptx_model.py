@@ -1,8 +1,8 @@
-"""The race detector and an axiomatic model of PTX's memory model agree on the first race of a run, or that it has none.
+"""The race detector and an axiomatic model of PTX's memory model agree on the first race of a run, or that there is none.
 
-The detector sees one schedule, and each access once, so what is compared is the operation at which a run has its first
-race: behind that one it may forget what the model does not. The exceptions are stated in ptx_model.py and in
-docs/checking.md. EPMOE_FUZZ=10000 makes so many traces.
+The detector sees one schedule, and each access once. So the test compares the operation of the first race; after it
+the detector may forget accesses that the model remembers. The exceptions are stated in ptx_model.py and in
+docs/checking.md. EPMOE_FUZZ=10000 runs that many traces.
 """
 
 import os
@@ -21,7 +21,7 @@ def first_of(pairs):
 
 
 def disagreement(seed):
-    """(what differs in the trace of this seed, or None; whether it races)."""
+    """(the difference in the trace of this seed, or None; whether it races)."""
     trace = Trace(Random(seed))
     notes = run(trace.programs, seed, launches=trace.launches)
     races, orders = data_races(notes.ops), unordered_stores(notes.ops)

@@ -1,4 +1,4 @@
-"""epmoe_ref.dispatch and combine give what one loop over tokens and slots gives, to the bit, in random worlds.
+"""epmoe_ref.dispatch and combine equal one loop over tokens and k, to the bit, in random worlds.
 
 EPMOE_WORLDS=10000 runs that many worlds instead of the sample; EPMOE_FIRST_WORLD starts at another seed.
 """
@@ -49,7 +49,7 @@ def test_every_format_with_every_routing_option(token_format, fused_shared_exper
 
 @pytest.mark.parametrize("token_format", FACTS)
 def test_canonical_undoes_any_order_inside_a_segment(token_format):
-    """Rows shuffled inside each (expert, source rank) segment come back in (token, slot) order."""
+    """Rows shuffled inside each (expert, src_rank) segment come back in (token, k) order."""
     import dataclasses
 
     import epmoe_ref

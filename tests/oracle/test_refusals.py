@@ -1,4 +1,4 @@
-"""What makes no sense is refused by both packages before anything is computed, and the object stays usable."""
+"""Both packages refuse invalid input before computing anything, and the object stays usable."""
 
 import api_arrays
 import numpy as np
@@ -58,7 +58,7 @@ def test_configurations_that_make_no_sense_are_refused(name):
 
 
 class Refused:
-    """One world, dispatched by a package; `combine` takes what is to be refused."""
+    """One world, dispatched by a package; `combine` gets the arguments to refuse."""
 
     def __init__(self, world):
         from epmoe_ref import EPConfig

@@ -1,4 +1,4 @@
-"""ExpertParallel over LocalWorld gives what one loop over tokens and slots gives, split and fused, to the bit.
+"""ExpertParallel over LocalWorld equals one loop over tokens and k, split and fused, to the bit.
 
 EPMOE_SIM_WORLDS=1000 runs that many worlds instead of the sample, each several rounds; EPMOE_FIRST_WORLD starts at
 another seed; EPMOE_SIM_LIMITS=full draws sizes up to 4 ranks, 16 experts a rank, top-8, hidden 512 and 40 tokens.

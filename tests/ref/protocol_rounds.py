@@ -8,7 +8,7 @@ from epmoe_ref.protocol import World
 
 
 def tables(cfg, world, seed):
-    """What the experts return, over ranks: one row for each (token, slot), and one for each token (shared expert)."""
+    """The experts' outputs, over ranks: one row for each (token, k), and one for each token (shared expert)."""
     rng = np.random.default_rng(seed)
     dtype = COMBINE_DTYPES[cfg.combine_dtype]
     return [
@@ -37,7 +37,7 @@ def expert_outputs(cfg, d, rank, returned):
 def run(
     cfg, rounds, seed, *, options=None, scales=None, after_step=lambda world, rank: None, fill=0
 ):
-    """Run rounds (strategies.World each) without a reset; ranks that need not wait step in random order.
+    """Run rounds (each a strategies.World) without a reset; ranks that need not wait step in random order.
 
     options: (world, rank) -> the options of combine_wait; None: the world's router weights. scales: input_scale of each
     rank, or None. Returns a list over rounds of (list of Dispatched, list of results), and the rounds' tables.

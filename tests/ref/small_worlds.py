@@ -1,4 +1,4 @@
-"""Seeded worlds for the laws of the reference: uneven and empty ranks, -1 slots, hot experts."""
+"""Seeded worlds for the laws of the reference: uneven and empty ranks, ids of -1, hot experts."""
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -57,7 +57,7 @@ def every_option(token_format, slots, hidden):
 
 
 def topk_ids(cfg, num_tokens, rng, *, empty_slots=0.2, hot=None):
-    """Distinct ids in each token; a share of the slots is -1; `hot` is an expert that every token selects."""
+    """Distinct ids in each token; a share of the ids is -1; `hot` is an expert that every token selects."""
     weights = rng.random((num_tokens, cfg.n_experts))
     if hot is not None:
         weights[:, hot] = 2

@@ -1,4 +1,4 @@
-"""canonical: any order inside the segments gives the same form, and nothing else does."""
+"""canonical: every order inside the segments gives the same form, and no other change does."""
 
 import copy
 
@@ -11,7 +11,7 @@ from epmoe_ref.formats.scale_layout import layout_of
 
 
 def shuffled(d, rng):
-    """The same result as another order of atomics might have left it: rows permuted inside each segment."""
+    """The same result after another order of atomics: rows permuted inside each segment."""
     d = copy.deepcopy(d)
     for s in segments(d):
         order = rng.permutation(s.end - s.start)

@@ -1,4 +1,4 @@
-"""Combine: every row returns to its (token, slot), the sum has one rounding a step, options act where they should."""
+"""Combine: every row returns to its (token, k), the sum is rounded once a step, and options act where they should."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ def row_of_pair(cfg, d, rank, token, slot):
 
 
 def expected(cfg, y, d, rank, token, weights, epilogue=None):
-    """One combined row, a slot at a time, from the words of the specification."""
+    """One combined row, one k at a time, from the specification."""
     dtype = DTYPES[cfg.combine_dtype]
     acc = np.zeros(cfg.hidden, np.float32)
     for k in range(cfg.top_k):
@@ -120,7 +120,7 @@ def test_weighted_sum_is_k_ascending_with_one_rounding_a_step(combine_dtype):
 
 
 def test_another_order_of_slots_gives_other_bits():
-    """So the order is tested by the law above, and not only the set of terms."""
+    """So the law above tests the order, not only the terms."""
     cfg = config(combine_dtype="fp32")
     x, ids, d = dispatched_world(cfg)
     y, w = random_outputs(cfg, d), random_weights(cfg, d)
@@ -195,7 +195,7 @@ def test_rows_with_src_info_outside_are_not_sent():
 
 
 def test_src_info_that_points_at_another_experts_slot_is_followed():
-    """The place (token, slot) says all; which expert the slot names is not looked at again."""
+    """Only (token, k) counts; the expert id there is not read again."""
     cfg = config(n_ranks=2, n_experts=2, top_k=1, hidden=8)
     d = dispatch(
         cfg,

@@ -1,4 +1,4 @@
-"""EPConfig: what it derives, and every refusal with value, rule and remedy."""
+"""EPConfig: derived values, and every refusal with value, rule and remedy."""
 
 import pickle
 

@@ -20,7 +20,7 @@ formats = pytest.mark.parametrize("name, slots, hidden", FORMATS, ids=FORMAT_IDS
 
 
 def expected_rows(cfg, ids, rank):
-    """(group, source rank, token, slot) of each row of a rank, by going through all pairs one at a time; None pads."""
+    """(group, src_rank, token, k) of each row of a rank, by going through all pairs one at a time; None pads."""
     sources = [rank] if cfg.skip_a2a else range(cfg.n_ranks)
     multiple = format_of(cfg).pad_rows
     groups = []

@@ -57,7 +57,7 @@ def test_dispatch_takes_at_most_twice_one_take_of_the_same_rows():
 @pytest.mark.by_day(2)
 @pytest.mark.parametrize("name", [name for name, slots, _ in FORMATS if not slots])
 def test_dispatch_needs_inputs_outputs_and_a_tenth(name):
-    # The scratch is one source rank's payloads and a block of an encoder, whatever the number of ranks.
+    # The scratch is one src_rank's payloads and a block of an encoder, whatever the number of ranks.
     cfg, x, ids = real_world(512 if name != "bf16" else 128, token_format=name)
     tracemalloc.start()
     try:

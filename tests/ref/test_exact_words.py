@@ -26,7 +26,7 @@ def any_float32(rng, n):
 
 
 def half_way(rng, n):
-    """a * b is half an ulp of c, or next to it: where rounding twice goes wrong."""
+    """a * b is half an ulp of c, or next to it, where double rounding is wrong."""
     c = (1 + rng.integers(0, 8, n) * 2.0**-23) * np.exp2(rng.integers(-100, 100, n))
     a = np.spacing(c.astype(np.float32)) * 0.5 * (1 + rng.integers(-3, 4, n) * 2.0**-23)
     b = np.where(rng.random(n) < 0.5, 1, -1) * (1 + rng.integers(-3, 4, n) * 2.0**-23)

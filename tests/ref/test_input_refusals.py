@@ -1,4 +1,4 @@
-"""What dispatch and combine refuse: each message names rank, token, k and value, and the rule."""
+"""Refusals of dispatch and combine: each message names rank, token, k and value, and the rule."""
 
 import numpy as np
 import pytest

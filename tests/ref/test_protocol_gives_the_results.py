@@ -1,4 +1,4 @@
-"""The state machine of the protocol gives what dispatch and combine give, in every legal order, round after round."""
+"""The state machine of the protocol gives the results of dispatch and combine, in every legal order, round after round."""
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def test_several_p2p_worlds_and_input_scales_and_functions():
     got = [machine.dispatch_wait(rank) for rank in range(4)]
     want = dispatch(cfg, x, ids, input_scale=scales)
     for a, b in zip(got, want):
-        assert_same(a, b)  # in (token, slot) order, since no other claims were asked for
+        assert_same(a, b)  # in (token, k) order, since no other claims were asked for
     y = [np.full((len(d.src_info), 64), rank, np.float32) for rank, d in enumerate(got)]
     for rank in range(4):
         machine.combine_async(rank, y[rank], got[rank].src_info)

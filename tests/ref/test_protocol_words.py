@@ -1,4 +1,4 @@
-"""What the words of every region hold after each step, by hand and in random worlds; wrong orders are refused."""
+"""The words of every region after each step, by hand and in random worlds; wrong orders are refused."""
 
 import numpy as np
 import pytest
@@ -71,7 +71,7 @@ def test_after_both_halves_of_combine_by_hand():
     ]  # experts 0, 1 of rank 0; experts 2, 3 of rank 1
     for token, slot in np.argwhere(IDS[0] >= 0):
         assert state.combine_recv_buf[token, slot].view(bfloat16).tolist() == X[0][token].tolist()
-    assert (state.combine_recv_buf[1, 1] == 0xEE).all()  # nobody's expert: nothing is sent
+    assert (state.combine_recv_buf[1, 1] == 0xEE).all()  # no expert: nothing is sent
     machine.combine_wait(0)
     state = machine.ranks[0]
     assert (state.combine_recv_count == MAX_FINITE).all()
@@ -157,7 +157,7 @@ def test_what_comes_from_another_p2p_world_may_be_under_way_until_the_wait():
         may.tolist() == [[True, False], [True, False]]
         and not may_be_under_way(machine.ranks[0])[:, 0].any()
     )
-    without = RankState.initial(cfg, 1)  # as if nothing had come yet
+    without = RankState.initial(cfg, 1)  # as if nothing had arrived
     for name, held in (
         ("dispatch_recv_count", without.dispatch_recv_count),
         ("dispatch_recv_buf", None),
@@ -169,7 +169,7 @@ def test_what_comes_from_another_p2p_world_may_be_under_way_until_the_wait():
         )
         assert (
             len(words(state)[name].wrong(held)) > len(words(state, may)[name].wrong(held)) > 0
-        )  # its own have come
+        )  # its own have arrived
     d = [machine.dispatch_wait(rank) for rank in range(2)]
     assert not may_be_under_way(machine.ranks[1]).any()
     for rank in range(2):

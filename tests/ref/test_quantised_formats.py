@@ -31,7 +31,7 @@ INF, NAN = np.inf, np.nan
 
 
 def encode(fmt, first_values, fill=0.0, input_scale=1.0):
-    """Codes of a group that starts with the values and goes on with `fill`, and its scale byte or float."""
+    """Codes of a group of the values followed by `fill`, and its scale byte or float."""
     x = np.full((1, 128), fill, np.float32)
     x[0, : len(first_values)] = first_values
     values, scales = fmt.decode(fmt.encode(x.astype(bfloat16), input_scale))

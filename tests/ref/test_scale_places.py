@@ -1,4 +1,4 @@
-"""Where scales lie: the example of the 5-D tiles, its formula, and that no two scales share a place."""
+"""Places of scales: the example of the 5-D tiles, its formula, and no two scales in one place."""
 
 import numpy as np
 import pytest

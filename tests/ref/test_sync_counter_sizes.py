@@ -50,7 +50,7 @@ def test_with_a_buffer_the_pointers_are_slices_of_it():
 
 
 class DeviceMemory:
-    """What CuPy, Numba and torch show of an array on a GPU."""
+    """An array on a GPU as CuPy, Numba and torch present it."""
 
     def __init__(self, address, shape, typestr="<i4", strides=None):
         self.__cuda_array_interface__ = {
@@ -63,7 +63,7 @@ class DeviceMemory:
 
 
 class Allocation:
-    """Memory without a type, as the buffers of epmoe are."""
+    """Untyped memory, like epmoe's buffers."""
 
     def __init__(self, address, nbytes):
         self.address, self.nbytes = address, nbytes

@@ -1,9 +1,9 @@
-"""What the tests of fused_a2a's laws share: the same worlds in every run, exact equality, the inner product."""
+"""Shared by the tests of fused_a2a's laws: the same worlds in every run, exact equality, the inner product."""
 
 import numpy as np
 from hypothesis import HealthCheck, settings
 
-# Derandomised, so that a run depends on nothing but the code; a slow machine is no failure.
+# Derandomised, so that a run depends only on the code; slow machines do not fail.
 law = settings(
     max_examples=40,
     derandomize=True,

@@ -1,4 +1,4 @@
-"""The semantics of fused_a2a once more, in plain loops over tokens, for comparison bit by bit.
+"""The semantics of fused_a2a in plain loops over tokens, for comparison bit by bit.
 
 It shares nothing with epmoe_ref: routes are lists that grow by append, casts are made from bits and tables.
 """
@@ -103,7 +103,7 @@ def matrix(rows, width, dtype):
     return out
 
 
-# FusedDispatch, FusedCombine: a route is (source rank, token)
+# FusedDispatch, FusedCombine: a route is (src_rank, token)
 
 
 def rows_routes(token_indices, num_experts):
@@ -165,7 +165,7 @@ def rows_return(rows, routes, num_tokens):
     return out
 
 
-# HybridEP: a route is (source rank, token, global expert), or PAD
+# HybridEP: a route is (src_rank, token, global expert), or PAD
 
 
 def hybrid_routes(routing_map, num_local_experts, num_permuted_tokens, pad_multiple):

@@ -17,7 +17,7 @@ def refused(message):
 
 
 def rows_world(**changes):
-    """Arguments of dispatch_forward: two ranks of 3 and 2 tokens, four experts, two slots."""
+    """Arguments of dispatch_forward: two ranks of 3 and 2 tokens, four experts, top-2."""
     world = dict(
         x=[np.ones((3, 8), BF16), np.ones((2, 8), BF16)],
         token_indices=[np.array([[0, 1], [2, -1], [3, 0]]), np.array([[1, 3], [2, 0]])],

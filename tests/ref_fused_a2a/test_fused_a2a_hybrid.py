@@ -241,7 +241,7 @@ def test_results_share_no_memory_with_arguments_or_handle(world):
 @law
 @given(anything)
 def test_combine_takes_the_numbers_of_its_handle(world):
-    """As callers pass them who took P from the sum of tokens_per_expert."""
+    """As passed by callers who compute P as the sum of tokens_per_expert."""
     hidden, *_, counts, handle = dispatch(world, fp8_dispatch=False)
     want = fused_a2a.hybrid_combine_forward(hidden, handle)
     numbers = (
@@ -291,7 +291,7 @@ EDGES = {
 @pytest.mark.parametrize("pad_multiple", [None, 0, 1, 16, 128])
 @pytest.mark.parametrize("edge", EDGES)
 def test_edges_of_routing(edge, pad_multiple):
-    """Two ranks, four experts: shapes, dtypes, counts, and what comes back."""
+    """Two ranks, four experts: shapes, dtypes, counts, and combined rows."""
     routing_map, rng = EDGES[edge], np.random.default_rng(1)
     x = [rng.integers(-4, 5, (len(m), 8)).astype(BF16) for m in routing_map]
     probs = [rng.random(m.shape, np.float32) for m in routing_map]

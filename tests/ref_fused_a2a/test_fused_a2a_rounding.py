@@ -10,7 +10,7 @@ BF16, FP16, FP32 = (np.dtype(name) for name in (ml_dtypes.bfloat16, np.float16, 
 
 
 def combined(n_ranks, values, dtype):
-    """Rank 0's only token goes to all ranks, whose rows hold these values: what combine makes of it."""
+    """Rank 0's only token goes to all ranks, whose rows hold these values; the combined result."""
     x = [np.zeros((int(rank == 0), 8), dtype) for rank in range(n_ranks)]
     ids = [np.arange(n_ranks)[None][: len(own)] for own in x]
     probs = [np.zeros((len(own), n_ranks), np.float32) for own in x]
@@ -40,7 +40,7 @@ def test_combine_of_too_large_a_sum_is_infinite():
 
 
 def hybrid_combined(n_ranks, n_local, values, dtype, p2p_world_size=None):
-    """Rank 0's only token goes to all experts, whose rows hold these values: what combine makes of it."""
+    """Rank 0's only token goes to all experts, whose rows hold these values; the combined result."""
     tokens = [int(rank == 0) for rank in range(n_ranks)]
     routing_map = [np.ones((n, n_ranks * n_local), bool) for n in tokens]
     x = [np.zeros((n, 8), dtype) for n in tokens]

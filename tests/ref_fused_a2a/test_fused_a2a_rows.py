@@ -23,7 +23,7 @@ def dispatch(world):
 
 
 def ranks_of(world):
-    """Over source ranks: int [T], how many distinct ranks a token goes to; -1 goes nowhere."""
+    """Over src_ranks: int [T], how many distinct ranks a token goes to; -1 goes nowhere."""
     n_local = world.num_experts // len(world.x)
     ranks = [
         [{int(e) // n_local for e in token if e >= 0} for token in ids]
@@ -224,7 +224,7 @@ EDGES = {
 
 @pytest.mark.parametrize("edge", EDGES)
 def test_edges_of_routing(edge):
-    """Two ranks, four experts: shapes, dtypes, counts, and what comes back."""
+    """Two ranks, four experts: shapes, dtypes, counts, and combined rows."""
     tokens, top_k, routing = EDGES[edge]
     rng = np.random.default_rng(1)
     x = [rng.integers(-4, 5, (n, 8)).astype(BF16) for n in tokens]
@@ -250,7 +250,7 @@ def test_edges_of_routing(edge):
 
 
 def test_a_world_worked_by_hand():
-    """Two ranks, four experts (0, 1 on rank 0; 2, 3 on rank 1), two slots."""
+    """Two ranks, four experts (0, 1 on rank 0; 2, 3 on rank 1), top-2."""
     x = [
         np.repeat([[1], [2]], 4, axis=1).astype(np.float32),
         np.repeat([[3], [4]], 4, axis=1).astype(np.float32),

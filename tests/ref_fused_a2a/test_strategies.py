@@ -1,4 +1,4 @@
-"""What the public strategies promise: valid worlds that reach the corners, and garbage that is garbage."""
+"""The public strategies give valid worlds that reach corner cases, and garbage that is invalid."""
 
 import numpy as np
 import pytest

@@ -155,7 +155,7 @@ class Accesses:
                         self.race(old, access, span)
         if by_sight and cell[HIDDEN]:
             self.check_hidden(access, cell, span, known, me)
-        for old in reversed(reads):  # of an actor's reads the last is to be told of
+        for old in reversed(reads):  # of an actor's reads, report the last
             if old[3] < end and address < old[3] + old[4]:
                 i = old[0].idx
                 if i != me and known[i] < old[1]:

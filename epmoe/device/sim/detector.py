@@ -61,7 +61,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         launch.ordinal = last.ordinal + 1 if last is not None else 1
         if launch.programmatic and last is not None:
             launch.before = launch.base
-            if last.before is None:  # else that one may have begun early itself
+            if last.before is None:  # otherwise that one may have begun early itself
                 launch.base = last.base
                 launch.first = first + (engines - first) // 2 if last.first == first else first
 
@@ -185,7 +185,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         self.check_strong(access, span, chain)
         if (
             sees and acquire is not None
-        ):  # behind the check: what it sees is not what it comes after
+        ):  # after the check, because seeing a write does not order it before
             location.observations.append((first, last[11], a.idx, access[1]))
         if write:
             if (

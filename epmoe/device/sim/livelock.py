@@ -25,7 +25,7 @@ class Notes:
         self.count = self.new = 0
         self.last = 0  # step of the last operation
         self.known = set()
-        self.looks = {}  # address of a word -> [looks that changed nothing, value, code, place]
+        self.looks = {}  # address of a word -> [polls without a change, value, code, place]
 
     def note(self, what):
         self.count += 1
@@ -72,7 +72,7 @@ class Watch:
         look = notes.looks.setdefault(address, [0, value, None, 0])
         look[:] = look[0] + 1 if look[1] == value else 1, value, frame.f_code, frame.f_lasti
 
-    # ------------------------------------------------------------------ what the detector is told
+    # ------------------------------------------------------------------ calls of the detector
     def plain(self, a, address, n, write, word, frame, span, nc=False):
         if self.inner is not None:
             self.inner.plain(a, address, n, write, word, frame, span, nc)

@@ -22,7 +22,7 @@ class NetworkAgents:
         e = Actor(idx, a.snapshot(), a.block, a.tid, word)
         e.time = int(self.agent_time[a.idx])
         e.proxy, e.fences = e.base, dict(a.fences)
-        a.time += 1  # what a does from now on comes after
+        a.time += 1  # a's later operations come after it
         return e
 
     def put(self, a, source, target, nbytes, source_span, target_span, frame):

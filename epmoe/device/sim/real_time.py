@@ -3,7 +3,7 @@
 import os
 import time
 
-SPINS = 20  # looks with nothing but a yield between them, before the process sleeps between looks
+SPINS = 20  # polls with only a yield between them, before the process sleeps between polls
 NAP_S = 0.0005
 BUSY_S = 0.005  # if this rank did something for so long since its last look, it spins again
 yield_processor = getattr(os, "sched_yield", lambda: time.sleep(0))  # macOS has no sched_yield

@@ -118,7 +118,7 @@ class RecordedLaunch:
 
 
 class RecordedRun:
-    """The launches between two looks of the host: first step, and the bytes of every buffer before it."""
+    """The launches between two waits of the host: first step, and the bytes of every buffer before it."""
 
     __slots__ = ("first_step", "first_event", "before")
 
@@ -153,7 +153,7 @@ class RecordingDetector(Detector):
         self.in_memory = {id(s) for s in MEMORY.spans}  # as opposed to the blocks' shared memory
         self.launch_places = {}  # launch -> its place in recorder.launches
         self.unread = []  # events whose stores come after the detector has seen them
-        self.on_their_way = []  # events of bulk stores that nobody has waited for
+        self.on_their_way = []  # events of bulk stores without a wait yet
         self.acquired = []  # access numbers that the operation under way acquires
         self.event_of = {}  # access number of a strong operation -> number of its event
 

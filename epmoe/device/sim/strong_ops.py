@@ -40,7 +40,7 @@ def _strong_load(order, scope, ty, depth=1):
                 newest,
                 None,
             )
-        # a second look at an unchanged word, with nothing but such looks between: wait until something changes; an
+        # a second load of an unchanged word, with only such loads between: wait until something changes; an
         # acquiring look behind a relaxed one, which has ended a wait, is none
         time = t.operations + NOW.mark - NOW.fuel
         polled = t.polled

@@ -177,7 +177,7 @@ class SimThread(greenlet.greenlet):
         self.sent, self.fenced = (
             [],
             {},
-        )  # what it gave the network: all, and by target what a fence orders
+        )  # its operations on the network: all, and by target those that a fence orders
 
     def _main(self):
         self.parent.switch()  # begun by the hub, so that all greenlets have its stack depth, not their maker's
