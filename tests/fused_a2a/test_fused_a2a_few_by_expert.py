@@ -26,22 +26,27 @@ def equal_calls(
     assert not group.machine.races
 
 
-def test_few_and_many_tokens_take_turns():
+def test_few_and_many_tokens_take_turns(tonight):
     """One rank with many is enough for all to go the ordinary way, and what few had sent is not looked at."""
     group, rng = (
         group_of(3, n_sms=3, num_threads=64, seed=1, racecheck=True),
         np.random.default_rng(1),
     )
-    equal_calls(group, rng, [(1, 0, FEW), (2, FEW + 1, 1), (FEW, FEW, 0)], 2, 8, 20, 3)
+    calls = [(1, 0, FEW), (2, FEW + 1, 1), (FEW, FEW, 0)]
+    equal_calls(group, rng, calls if tonight else calls[:2], 2, 8, 20, 3)
 
 
-def test_encoded_rows_in_parts():
+def test_encoded_rows_in_parts(tonight):
     """1280 elements: two parts of a row, the second a half step of the encoder; ten scales."""
     group, rng = (
         group_of(2, n_sms=3, num_threads=64, seed=2, racecheck=True),
         np.random.default_rng(2),
     )
-    equal_calls(group, rng, [(FEW, 1), (FEW + 1, 2)], 2, 1280, 20, 4, fp8=True)
+    calls = [
+        (FEW, 1),
+        (FEW + 1, 2),
+    ]  # the second the ordinary way, as in tests/fused_a2a/test_fused_a2a_kernels.py
+    equal_calls(group, rng, calls if tonight else calls[:1], 2, 1280, 20, 4, fp8=True)
 
 
 def test_more_local_experts_than_lanes_and_one_warp_a_block():
@@ -66,12 +71,13 @@ def test_a_rank_by_itself():
     equal_calls(group, rng, [(FEW,), (1,)], 4, 256, 12, fp8=True)
 
 
-def test_no_rank_knows_how_many_tokens_the_others_have():
+def test_no_rank_knows_how_many_tokens_the_others_have(tonight):
     group, rng = (
         group_of(2, knows_all_ranks=False, seed=6, racecheck=True),
         np.random.default_rng(6),
     )
-    equal_calls(group, rng, [(2, 2), (FEW, FEW), (FEW + 2, FEW + 2), (1, FEW)], 2, 8, 24)
+    calls = [(2, 2), (FEW + 2, FEW + 2), (FEW, FEW), (1, FEW)]
+    equal_calls(group, rng, calls if tonight else calls[:2], 2, 8, 24)
 
 
 def test_a_rank_that_does_not_come_is_named_and_reset_helps(monkeypatch):

@@ -116,6 +116,7 @@ WRONG = {
 }
 
 
+@pytest.mark.by_day(12)
 @pytest.mark.parametrize("where", HERE)
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("what", ["epilogue", "router_weights"])

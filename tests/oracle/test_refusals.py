@@ -212,6 +212,7 @@ def test_bad_dispatches_are_refused_and_leave_a_usable_object(package, name):
         run.combine(run.outputs(dispatched), dispatched, api_arrays.weights(run.world))
 
 
+@pytest.mark.by_day(7)
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan"), 1e-60, 1e60, "one"])
 def test_input_scales_that_are_not_positive_and_finite_are_refused(package, scale):
     from epmoe_ref.errors import EPValueError
