@@ -5,7 +5,7 @@ NUMBA_ENABLE_CUDASIM=1 means the simulator; else the GPU, if numba-cuda can be i
 else the simulator. With EPMOE_DEVICE=gpu and no GPU, kernels can still be compiled to PTX. The simulator never imports
 numba.
 
-epmoe.device.names lists the intrinsics. Decorators: @device_fn for functions, @kernel(max_threads=...) for entry points
+epmoe.device.intrinsics lists the intrinsics. Decorators: @device_fn for functions, @kernel(max_threads=...) for entry points
 with the signature (params: u64, num_tokens: i32, my_rank: i32), followed by any number of u64. ArrayKernel makes a
 kernel whose arguments are arrays, tuples and numbers; address_of(array) is the address of its first element.
 machine(n_ranks, ...) makes the host's side: buffers, streams, launches.
@@ -13,7 +13,7 @@ machine(n_ranks, ...) makes the host's side: buffers, streams, launches.
 
 import os as _os
 
-from . import names as _names
+from . import intrinsics as _intrinsics
 
 
 def _simulate():
@@ -35,9 +35,9 @@ SIM = _simulate()
 
 if SIM:
     from .sim.array_kernel import ArrayKernel, address_of, own_stream
+    from .sim.intrinsics import DTYPES as _DTYPES
+    from .sim.intrinsics import INTRINSICS as _INTRINSICS
     from .sim.machine import SimMachine, device_fn, kernel
-    from .sim.words import DTYPES as _DTYPES
-    from .sim.words import WORDS as _WORDS
 
     machine = SimMachine
 else:
@@ -46,13 +46,13 @@ else:
     from .gpu_decorators import device_fn, kernel
     from .gpu_machine import GpuMachine
     from .gpu_ops import DTYPES as _DTYPES
-    from .gpu_ops import WORDS as _WORDS
+    from .gpu_ops import INTRINSICS as _INTRINSICS
 
     address_of = _ptx_factory.address_of
     machine = GpuMachine
 
-globals().update({name: _WORDS[name] for name in _names.WORDS})
-globals().update({name: _DTYPES[name] for name in _names.DTYPES.split()})
+globals().update({name: _INTRINSICS[name] for name in _intrinsics.INTRINSICS})
+globals().update({name: _DTYPES[name] for name in _intrinsics.DTYPES.split()})
 
 __all__ = [
     "SIM",
@@ -62,6 +62,6 @@ __all__ = [
     "own_stream",
     "device_fn",
     "kernel",
-    *_names.WORDS,
-    *_names.DTYPES.split(),
+    *_intrinsics.INTRINSICS,
+    *_intrinsics.DTYPES.split(),
 ]

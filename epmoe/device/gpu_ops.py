@@ -10,18 +10,18 @@ from numba.cuda.cudadecl import Cuda_shared_array, register_global
 from . import arithmetic, casts
 from .ptx_factory import cast, f32, i32, on_array, ptx, shuffle, u32, u64
 
-WORDS = {}
+INTRINSICS = {}
 PTX_TYPE = {"i32": "s32", "u32": "u32", "u64": "u64", "f32": "f32", "u8": "u8", "u16": "u16"}
 VALUE_TYPE = {"i32": i32, "u32": u32, "u64": u64, "f32": f32, "u8": u32, "u16": u32}
 Q = [u32] * 4
 
 
 def _enter(name, intrinsic):
-    WORDS[name] = intrinsic
+    INTRINSICS[name] = intrinsic
 
 
 def _op(name, text, ret, args, **options):
-    WORDS[name] = ptx(name, text, ret, args, **options)
+    INTRINSICS[name] = ptx(name, text, ret, args, **options)
 
 
 def _number(name, text, ret, args, **options):
@@ -245,7 +245,7 @@ _enter(
         [i32, i32],
     ),
 )
-_shared_addr = WORDS["shared_addr"]
+_shared_addr = INTRINSICS["shared_addr"]
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -303,7 +303,7 @@ _number("max_f32", "max.f32 $0, $1, $2;", f32, [f32, f32])
 _number("min_f32", "min.f32 $0, $1, $2;", f32, [f32, f32])
 _number("abs_f32", "abs.f32 $0, $1;", f32, [f32])
 _number("ex2_approx", "ex2.approx.f32 $0, $1;", f32, [f32])
-_f32 = WORDS["f32"]
+_f32 = INTRINSICS["f32"]
 
 
 @cuda.jit(device=True, forceinline=True)

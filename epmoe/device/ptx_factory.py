@@ -140,7 +140,7 @@ def typed_intrinsic(name, signature_of, codegen, n_args, *, python=None, doc=Non
     return intrinsic(made) if python is None else _callable_intrinsic(made, python)
 
 
-class _NumberWord(_Intrinsic):
+class _NumberIntrinsic(_Intrinsic):
     """An intrinsic that plain Python can call too."""
 
     def __call__(self, *args):
@@ -148,10 +148,10 @@ class _NumberWord(_Intrinsic):
 
 
 def _callable_intrinsic(made, python):
-    word = _NumberWord(made.__name__, made, target="cuda")
-    word.python = python
-    word._register()
-    return word
+    callable_ = _NumberIntrinsic(made.__name__, made, target="cuda")
+    callable_.python = python
+    callable_._register()
+    return callable_
 
 
 def cast(name, target, *, python=None):

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 
 from epmoe import device
-from epmoe.device.names import WORDS
+from epmoe.device.intrinsics import INTRINSICS
 from epmoe.lessons.answers import Wrong, failed, function
 from epmoe.lessons.number_questions import Number
-from epmoe.mutants.plain_words import WORDS as PLAIN_WORDS
+from epmoe.mutants.plain_atomics import PLAIN_ATOMICS
 from epmoe.mutants.tokens import mutants_of
 from epmoe_ref.errors import DeadlockError, EPError, OutOfBoundsError, RaceError
 
@@ -311,6 +311,6 @@ def _weaker(file, source):
 
 
 def _parties_of(source, file):
-    names = {**{word: getattr(device, word) for word in WORDS}, **PLAIN_WORDS}
+    names = {**{word: getattr(device, word) for word in INTRINSICS}, **PLAIN_ATOMICS}
     exec(compile(source, str(file), "exec"), names)
     return [names[name] for name in NAMES]

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from epmoe import device
-from epmoe.device.names import WORDS
+from epmoe.device.intrinsics import INTRINSICS
 from epmoe.device.sim.recorder import Recorder
 from epmoe_ref.errors import DeadlockError, EPError, RaceError
 
@@ -43,7 +43,7 @@ class Exhibit:
         self.links = self._broken.LINKS
 
     def _names(self, source):
-        names = {word: getattr(device, word) for word in WORDS}  # a repair may need one more
+        names = {word: getattr(device, word) for word in INTRINSICS}  # a repair may need one more
         exec(compile(source, str(self.file), "exec"), names)
         return SimpleNamespace(**names)
 

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from epmoe import device, kernels
-from epmoe.device.names import WORDS
-from epmoe.mutants.plain_words import WORDS as PLAIN_WORDS
+from epmoe.device.intrinsics import INTRINSICS
+from epmoe.mutants.plain_atomics import PLAIN_ATOMICS
 
 FOLDER = Path(kernels.__file__).parent
 NAME = "epmoe_edited_kernels"
@@ -36,9 +36,9 @@ class _Loader(importlib.abc.Loader):
         return None
 
     def exec_module(self, module):
-        vars(module).update(PLAIN_WORDS)
+        vars(module).update(PLAIN_ATOMICS)
         vars(module).update(
-            (name, getattr(device, name)) for name in WORDS
+            (name, getattr(device, name)) for name in INTRINSICS
         )  # helpers that an edit may use
         vars(module).update(self.finder.names)
         exec(self.finder.code(self.file), vars(module))

@@ -16,7 +16,7 @@ import numpy as np
 
 from epmoe.lessons.answers import Wrong
 from epmoe.lessons.telling import WIDTH
-from epmoe.mutants.plain_words import WORDS as PLAIN_WORDS
+from epmoe.mutants.plain_atomics import PLAIN_ATOMICS
 from epmoe.mutants.tokens import STRONG, mutants_of
 from epmoe.puzzles.holes import HOLE
 from epmoe.puzzles.world import Schedule
@@ -244,7 +244,7 @@ def _maker_of(asked, answer, source):
 
     edited = type(answer)(answer.__name__)
     edited.__file__ = answer.__file__
-    vars(edited).update(PLAIN_WORDS)
+    vars(edited).update(PLAIN_ATOMICS)
     exec(compile(source, answer.__file__, "exec"), vars(edited))
     return maker(asked, edited)
 

@@ -27,7 +27,7 @@ SCOPES = ("cta", "gpu", "sys")
 class Case:
     """A kernel and its expected memory at OUT (and, if `left` is given, at the inputs)."""
 
-    word: str
+    intrinsic: str
     ptx: str
     kernel: object
     inputs: np.ndarray
@@ -36,15 +36,15 @@ class Case:
     grid: int = 1
     block: int = 32
     shared_bytes: int = 0
-    close: bool = False  # approximate words: two units in the last place
+    close: bool = False  # approximate intrinsics: two units in the last place
 
 
-def word(name):
+def intrinsic(name):
     return getattr(device, name)
 
 
 def at_types(ty):
-    return word("load_" + ty), word("store_" + ty)
+    return intrinsic("load_" + ty), intrinsic("store_" + ty)
 
 
 # values for 64 threads

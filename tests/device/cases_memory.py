@@ -1,7 +1,7 @@
 """Cases of plain and strong accesses, atomics and fences."""
 
 import numpy as np
-from case_table import DTYPE, OUT, PTX, SCOPES, at_types, case, word
+from case_table import DTYPE, OUT, PTX, SCOPES, at_types, case, intrinsic
 
 from epmoe.device import kernel, load_i32, load_u32, store16, store_i32, store_u32, thread_idx, u64
 
@@ -65,14 +65,14 @@ for _ty in DTYPE:
     case(
         "load_" + _ty,
         r"ld\.global\.%s " % PTX[_ty],
-        reads_one(word("load_" + _ty), _store),
+        reads_one(intrinsic("load_" + _ty), _store),
         _in,
         np.array([SAMPLE[_ty][1]], DTYPE[WIDE.get(_ty, _ty)]),
     )
     case(
         "store_" + _ty,
         r"st\.global\.%s " % PTX[_ty],
-        writes_one(word("store_" + _ty), at_types(_ty)[0]),
+        writes_one(intrinsic("store_" + _ty), at_types(_ty)[0]),
         _in,
         np.array([SAMPLE[_ty][1]], DTYPE[_ty]),
     )
@@ -83,7 +83,13 @@ for _name, _text in {
     "load16_stream": r"ld\.global\.L1::no_allocate\.v4\.u32",
     "load16_relaxed_sys": r"ld\.relaxed\.sys\.global\.v4\.u32",
 }.items():
-    case(_name, _text, reads_16(word(_name)), np.concatenate([np.zeros(4, np.uint32), FOUR]), FOUR)
+    case(
+        _name,
+        _text,
+        reads_16(intrinsic(_name)),
+        np.concatenate([np.zeros(4, np.uint32), FOUR]),
+        FOUR,
+    )
 
 
 def prefetches(op, load):
@@ -99,7 +105,7 @@ def prefetches(op, load):
 case(
     "prefetch",
     r"prefetch\.global\.L2",
-    prefetches(word("prefetch"), load_u32),
+    prefetches(intrinsic("prefetch"), load_u32),
     np.arange(8, dtype=np.uint32),
     np.array([2], np.uint32),
 )
@@ -108,7 +114,7 @@ for _name, _text in {
     "store16_stream": r"st\.global\.L1::no_allocate\.v4\.u32",
     "store16_relaxed_sys": r"st\.relaxed\.sys\.global\.v4\.u32",
 }.items():
-    case(_name, _text, writes_16(word(_name)), FOUR, FOUR)
+    case(_name, _text, writes_16(intrinsic(_name)), FOUR, FOUR)
 
 
 def changes_one(op, load, store):
@@ -165,7 +171,7 @@ for _ty in ("i32", "u32", "u64"):
             case(
                 _name,
                 r"ld\.%s\.%s\.global\.%s " % (_order, _scope, PTX[_ty]),
-                reads_one(word(_name), _store),
+                reads_one(intrinsic(_name), _store),
                 words_of(_ty, _b, _a),
                 np.array([_a], _dtype),
             )
@@ -174,7 +180,7 @@ for _ty in ("i32", "u32", "u64"):
             case(
                 _name,
                 r"st\.%s\.%s\.global\.%s " % (_order, _scope, PTX[_ty]),
-                writes_one(word(_name), _load),
+                writes_one(intrinsic(_name), _load),
                 words_of(_ty, _b, _a),
                 np.array([_a], _dtype),
             )
@@ -182,7 +188,7 @@ for _ty in ("i32", "u32", "u64"):
             case(
                 _name,
                 r"red\.%s\.%s\.global\.add\.%s " % (_order, _scope, PTX[_ty]),
-                adds_one(word(_name), _load, _store),
+                adds_one(intrinsic(_name), _load, _store),
                 words_of(_ty, _a, _b),
                 np.array([_sum], _dtype),
             )
@@ -191,7 +197,7 @@ for _ty in ("i32", "u32", "u64"):
             case(
                 _name,
                 r"atom\.%s\.%s\.global\.add\.%s " % (_order, _scope, PTX[_ty]),
-                changes_one(word(_name), _load, _store),
+                changes_one(intrinsic(_name), _load, _store),
                 words_of(_ty, _a, _b),
                 np.array([_a], _dtype),
                 left=words_of(_ty, _sum, _b),
@@ -201,7 +207,7 @@ for _ty in ("i32", "u32", "u64"):
         case(
             _name,
             r"atom\.relaxed\.%s\.global\.max\.%s " % (_scope, PTX[_ty]),
-            changes_one(word(_name), _load, _store),
+            changes_one(intrinsic(_name), _load, _store),
             words_of(_ty, _a, _b),
             np.array([_a], _dtype),
             left=words_of(_ty, max(_a, _b), _b),
@@ -210,7 +216,7 @@ for _scope in ("gpu", "sys"):
     case(
         "atomic_or_relaxed_%s_u32" % _scope,
         r"atom\.relaxed\.%s\.global\.or\.b32 " % _scope,
-        changes_one(word("atomic_or_relaxed_%s_u32" % _scope), load_u32, store_u32),
+        changes_one(intrinsic("atomic_or_relaxed_%s_u32" % _scope), load_u32, store_u32),
         words_of("u32", 0x80000001, 0x11),
         np.array([0x80000001], np.uint32),
         left=words_of("u32", 0x80000011, 0x11),
@@ -223,7 +229,7 @@ for _scope in ("gpu", "sys"):
             case(
                 _name,
                 r"atom\.%s\.%s\.global\.cas\.%s " % (_order, _scope, _bits),
-                swaps_twice(word(_name), _load, _store),
+                swaps_twice(intrinsic(_name), _load, _store),
                 words_of(_ty, _a, 3, 9, _a),
                 words_of(_ty, _a, _a),
                 left=words_of(_ty, 9, 3, 9, _a),
@@ -247,21 +253,21 @@ for _scope in SCOPES:
     case(
         "fence_acq_rel_" + _scope,
         r"fence\.acq_rel\.%s;" % _scope,
-        fences(word("fence_acq_rel_" + _scope)),
+        fences(intrinsic("fence_acq_rel_" + _scope)),
         np.zeros(1, np.int32),
         np.arange(1, 33, dtype=np.int32),
     )
 case(
     "syncwarp",
     r"bar\.warp\.sync",
-    fences(word("syncwarp")),
+    fences(intrinsic("syncwarp")),
     np.zeros(1, np.int32),
     np.arange(1, 33, dtype=np.int32),
 )
 case(
     "syncthreads",
     r"bar\.sync",
-    fences(word("syncthreads")),
+    fences(intrinsic("syncthreads")),
     np.zeros(1, np.int32),
     np.arange(1, 33, dtype=np.int32),
 )
@@ -270,4 +276,10 @@ for _name, _text in {
     "griddep_launch": r"griddepcontrol\.launch_dependents",
     "fence_proxy_async": r"fence\.proxy\.async;",
 }.items():
-    case(_name, _text, fences(word(_name)), np.zeros(1, np.int32), np.arange(1, 33, dtype=np.int32))
+    case(
+        _name,
+        _text,
+        fences(intrinsic(_name)),
+        np.zeros(1, np.int32),
+        np.arange(1, 33, dtype=np.int32),
+    )

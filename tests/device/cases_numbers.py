@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
-from case_table import DTYPE, OUT, at_types, case, word
+from case_table import DTYPE, OUT, at_types, case, intrinsic
 
 from epmoe.device import kernel, load_f32, store_f32, thread_idx, u64
 
@@ -47,7 +47,7 @@ def ternary(op):
 def number(name, ptx, ty_in, ty_out, inputs, expected, **more):
     load, store = at_types(ty_in)[0], at_types(ty_out)[1]
     inputs = np.asarray(inputs, DTYPE[ty_in])
-    made = unary(word(name), load, store, inputs.itemsize, DTYPE[ty_out]().itemsize)
+    made = unary(intrinsic(name), load, store, inputs.itemsize, DTYPE[ty_out]().itemsize)
     case(name, ptx, made, inputs, np.asarray(expected, DTYPE[ty_out]), block=len(inputs), **more)
 
 
@@ -56,7 +56,7 @@ def number2(name, ptx, ty_out, a, b, expected):
     case(
         name,
         ptx,
-        binary(word(name), load_f32, at_types(ty_out)[1], 4),
+        binary(intrinsic(name), load_f32, at_types(ty_out)[1], 4),
         np.concatenate([a, b]),
         np.asarray(expected, DTYPE[ty_out]),
         block=len(a),
@@ -300,7 +300,7 @@ with np.errstate(all="ignore"):
     case(
         "fma_rn",
         r"fma\.rn\.f32 ",
-        ternary(word("fma_rn")),
+        ternary(intrinsic("fma_rn")),
         np.concatenate([A, B, C]),
         np.array([exactly_rounded(a, b, c) for a, b, c in zip(A, B, C)], np.float32),
         block=len(A),

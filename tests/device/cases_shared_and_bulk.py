@@ -1,7 +1,7 @@
 """Cases of shared memory, mbarriers and bulk copies."""
 
 import numpy as np
-from case_table import DTYPE, FLOATS, LONG, OUT, PTX, VALUES, at_types, case, word
+from case_table import DTYPE, FLOATS, LONG, OUT, PTX, VALUES, at_types, case, intrinsic
 
 from epmoe.device import int32 as shared_int32
 from epmoe.device import (
@@ -50,7 +50,7 @@ def counts_in_shared(op):
 case(
     "shared_add_i32",
     r"atom\.relaxed\.cta\.shared\.add\.s32",
-    counts_in_shared(word("shared_add_i32")),
+    counts_in_shared(intrinsic("shared_add_i32")),
     np.zeros(1, np.int32),
     np.array([10, 42, 74, 10], np.int32),
     block=64,
@@ -71,7 +71,7 @@ def goes_through_shared(load, store, op_load, op_store, size):
     return through
 
 
-word_dynamic_shared = word("dynamic_shared")
+word_dynamic_shared = intrinsic("dynamic_shared")
 INSTRUCTION = {"load": "ld", "store": "st"}
 for _ty in ("i32", "u32", "u64", "f32"):
     _load, _store = at_types(_ty)
@@ -83,8 +83,8 @@ for _ty in ("i32", "u32", "u64", "f32"):
             goes_through_shared(
                 _load,
                 _store,
-                word("shared_load_" + _ty),
-                word("shared_store_" + _ty),
+                intrinsic("shared_load_" + _ty),
+                intrinsic("shared_store_" + _ty),
                 DTYPE[_ty]().itemsize,
             ),
             _data,
@@ -118,7 +118,7 @@ for _kind in ("load", "store"):
     case(
         "shared_%s16" % _kind,
         r"%s\.shared\.v4\.u32" % INSTRUCTION[_kind],
-        sixteen_through_shared(word("shared_load16"), word("shared_store16")),
+        sixteen_through_shared(intrinsic("shared_load16"), intrinsic("shared_store16")),
         VALUES,
         VALUES.reshape(16, 4)[::-1].copy(),
         block=16,
@@ -136,7 +136,7 @@ def tells_addresses(params, num_tokens, my_rank):
         store_i32(params + u64(OUT + 4), word_shared_load(shared_addr(b) + u32(12)))
 
 
-word_shared_load = word("shared_load_i32")
+word_shared_load = intrinsic("shared_load_i32")
 case(
     "shared_addr",
     r"cvta\.to\.shared\.u64",
@@ -159,7 +159,7 @@ def tells_dynamic(params, num_tokens, my_rank):
     store_i32(params + u64(OUT) + u64(4 * i), word_shared_load(base + u32(4 * i)) + aligned)
 
 
-word_shared_store = word("shared_store_i32")
+word_shared_store = intrinsic("shared_store_i32")
 case(
     "dynamic_shared",
     r"\.extern \.shared \.align 128",
@@ -171,11 +171,19 @@ case(
 
 
 w_init, w_expect, w_arrive, w_try = [
-    word("mbar_" + n) for n in ("init", "expect_tx", "arrive", "try_wait")
+    intrinsic("mbar_" + n) for n in ("init", "expect_tx", "arrive", "try_wait")
 ]
-w_bulk_load, w_bulk_store, w_commit = word("bulk_load"), word("bulk_store"), word("bulk_commit")
-w_wait, w_wait_read, w_fence = word("bulk_wait"), word("bulk_wait_read"), word("fence_proxy_async")
-w_elect = word("elect_one")
+w_bulk_load, w_bulk_store, w_commit = (
+    intrinsic("bulk_load"),
+    intrinsic("bulk_store"),
+    intrinsic("bulk_commit"),
+)
+w_wait, w_wait_read, w_fence = (
+    intrinsic("bulk_wait"),
+    intrinsic("bulk_wait_read"),
+    intrinsic("fence_proxy_async"),
+)
+w_elect = intrinsic("elect_one")
 
 
 @kernel()
@@ -233,7 +241,7 @@ def elects(params, num_tokens, my_rank):
         store_i32(params + u64(OUT + 8) + u64(4 * (thread_idx() // 32)), how_many)
 
 
-device_popc, device_ballot = word("popc"), word("ballot")
+device_popc, device_ballot = intrinsic("popc"), intrinsic("ballot")
 case(
     "elect_one",
     r"elect\.sync",

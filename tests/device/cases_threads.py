@@ -1,7 +1,7 @@
 """Cases of ids, time, warp operations and votes."""
 
 import numpy as np
-from case_table import DTYPE, FLOATS, LONG, OUT, VALUES, at_types, case, word
+from case_table import DTYPE, FLOATS, LONG, OUT, VALUES, at_types, case, intrinsic
 
 from epmoe.device import (
     block_dim,
@@ -40,7 +40,7 @@ for _name, _text, _expected in (
     case(
         _name,
         _text,
-        tells_id(word(_name)),
+        tells_id(intrinsic(_name)),
         np.zeros(1, np.int32),
         _expected.astype(np.int32),
         grid=3,
@@ -61,9 +61,9 @@ def advances(op):
     return clock_advances
 
 
-device_nanosleep = word("nanosleep")
+device_nanosleep = intrinsic("nanosleep")
 for _name, _text in {"globaltimer": r"%globaltimer", "clock": r"%clock64"}.items():
-    case(_name, _text, advances(word(_name)), np.zeros(1, np.int32), np.ones(1, np.int32))
+    case(_name, _text, advances(intrinsic(_name)), np.zeros(1, np.int32), np.ones(1, np.int32))
 
 
 @kernel()
@@ -75,7 +75,7 @@ def sleeps(params, num_tokens, my_rank):
         store_i32(params + u64(OUT), 1 if u64(word_globaltimer()) - u64(start) > u64(200000) else 0)
 
 
-word_globaltimer = word("globaltimer")
+word_globaltimer = intrinsic("globaltimer")
 case("nanosleep", r"nanosleep\.u32", sleeps, np.zeros(1, np.int32), np.ones(1, np.int32))
 
 
@@ -120,7 +120,7 @@ for _name, _text, _other, _source in (
     case(
         _name,
         _text,
-        shuffles_all(word(_name), _other),
+        shuffles_all(intrinsic(_name), _other),
         VALUES,
         np.tile(VALUES[_source], 3),
         block=64,
@@ -131,9 +131,9 @@ def warp_case(name, ptx, ty_in, ty_out, inputs, expected, other=None):
     size = 8 if "u64" in (ty_in, ty_out) else 4
     load, store = at_types(ty_in)[0], at_types(ty_out)[1]
     made = (
-        by_lane(word(name), load, store, size)
+        by_lane(intrinsic(name), load, store, size)
         if other is None
-        else by_lane2(word(name), load, store, size, other)
+        else by_lane2(intrinsic(name), load, store, size, other)
     )
     case(
         name,
@@ -216,7 +216,7 @@ def votes(op):
 case(
     "syncthreads_or",
     r"bar\.red\.or\.pred",
-    votes(word("syncthreads_or")),
+    votes(intrinsic("syncthreads_or")),
     _some,
     np.ones(64, np.int32),
     block=64,
@@ -224,7 +224,7 @@ case(
 case(
     "syncthreads_count",
     r"bar\.red\.popc\.u32",
-    votes(word("syncthreads_count")),
+    votes(intrinsic("syncthreads_count")),
     ODD,
     np.full(64, ODD.sum(), np.int32),
     block=64,

@@ -1,4 +1,4 @@
-"""Run one case of word_cases on the machine of this process, and compare."""
+"""Run one case of intrinsic_cases on the machine of this process, and compare."""
 
 import numpy as np
 from case_table import OUT
@@ -34,7 +34,7 @@ def same(got, expected, case):
         ulps = np.abs(
             got.view(np.int32).astype(np.int64) - expected.view(np.int32).astype(np.int64)
         )
-        assert (ulps <= 2).all(), "%s: %s instead of %s" % (case.word, got, expected)
+        assert (ulps <= 2).all(), "%s: %s instead of %s" % (case.intrinsic, got, expected)
     else:
         equal = got == expected
         if got.dtype == np.float32:
@@ -42,7 +42,7 @@ def same(got, expected, case):
                 expected
             )
         assert equal.all(), "%s: %s instead of %s at %s" % (
-            case.word,
+            case.intrinsic,
             got[~equal],
             expected[~equal],
             np.argwhere(~equal).ravel(),

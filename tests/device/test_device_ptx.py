@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from word_cases import CASES
+from intrinsic_cases import CASES
 
 HERE = Path(__file__).parent
 
@@ -14,8 +14,8 @@ BY_DAY = sorted(CASES)[::3]
 
 @pytest.fixture(scope="module")
 def ptx(gpu_side, tonight):
-    """{word: PTX of a kernel that uses it}"""
-    return gpu_side(HERE / "ptx_of_words.py", *(sorted(CASES) if tonight else BY_DAY))
+    """{intrinsic: PTX of a kernel that uses it}"""
+    return gpu_side(HERE / "ptx_of_intrinsics.py", *(sorted(CASES) if tonight else BY_DAY))
 
 
 @pytest.mark.parametrize(

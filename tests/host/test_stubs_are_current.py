@@ -6,7 +6,7 @@ import pytest
 
 import epmoe
 from epmoe import device, stubs
-from epmoe.device import names
+from epmoe.device import intrinsics
 
 
 @pytest.mark.parametrize("path", stubs.STUBS)
@@ -25,6 +25,6 @@ def test_every_public_name_is_in_the_stub():
 def test_every_word_is_in_the_stub_with_its_meaning():
     tree = ast.parse((stubs.FOLDER / "device" / "__init__.pyi").read_text(encoding="utf-8"))
     told = {n.name: ast.get_docstring(n) for n in tree.body if isinstance(n, ast.FunctionDef)}
-    assert set(told) == set(names.WORDS) and all(told.values())
+    assert set(told) == set(intrinsics.INTRINSICS) and all(told.values())
     named = {node.target.id for node in tree.body if isinstance(node, ast.AnnAssign)}
     assert named | set(told) == set(device.__all__)

@@ -11,7 +11,7 @@ from greenlet import getcurrent
 
 from epmoe_ref.errors import EPError
 
-from .ops import span_of, word
+from .ops import intrinsic, span_of
 from .scheduler import NOW
 from .shared import shared_span
 from .warp import meet
@@ -112,7 +112,7 @@ def _mbarrier(t, address, name):
     return found, span
 
 
-@word
+@intrinsic
 def mbar_init(mbar, count):
     """Make an mbarrier at a shared-window address (8 bytes, aligned) that takes `count` arrivals a phase."""
     t = _step()
@@ -138,21 +138,21 @@ def _arrive(t, mbar, nbytes, name, frame):
         NOW.detector.phase_ends(bar)
 
 
-@word
+@intrinsic
 def mbar_expect_tx(mbar, nbytes):
     """Arrive, and extend the phase until nbytes more have been copied."""
     t = _step()
     _arrive(t, mbar, int(nbytes), "mbar_expect_tx", sys._getframe(1))
 
 
-@word
+@intrinsic
 def mbar_arrive(mbar):
     """Arrive (release, scope cta)."""
     t = _step()
     _arrive(t, mbar, 0, "mbar_arrive", sys._getframe(1))
 
 
-@word
+@intrinsic
 def mbar_try_wait(mbar, parity):
     """1 if the phase of this parity has ended (acquire, scope cta), else 0, perhaps after a while."""
     t = _step()
@@ -180,7 +180,7 @@ def _check_bulk(t, name, nbytes):
         _fault(t, "%s of %d bytes: the size must be a positive multiple of 16" % (name, nbytes))
 
 
-@word
+@intrinsic
 def bulk_load(shared_dst, src, nbytes, mbar):
     """Copy nbytes (multiple of 16) from global memory to a shared-window address; the mbarrier counts the bytes."""
     t = _step()
@@ -197,7 +197,7 @@ def bulk_load(shared_dst, src, nbytes, mbar):
     NOW.copies.append(Copy(t, src, real, nbytes, shared, bar, ticket))
 
 
-@word
+@intrinsic
 def bulk_store(dst, shared_src, nbytes):
     """Copy nbytes (multiple of 16) from a shared-window address to global memory, in the thread's open bulk group."""
     t = _step()
@@ -212,7 +212,7 @@ def bulk_store(dst, shared_src, nbytes):
     NOW.copies.append(copy)
 
 
-@word
+@intrinsic
 def bulk_commit():
     """Close the thread's current group of bulk stores."""
     t = _step()
@@ -222,7 +222,7 @@ def bulk_commit():
         NOW.detector.bulk_commit(t.actor)
 
 
-@word
+@intrinsic
 def bulk_wait():
     """Wait until all closed groups of this thread are done; their writes may now be signalled."""
     t = _step()
@@ -233,7 +233,7 @@ def bulk_wait():
         NOW.detector.bulk_wait(t.actor, True)
 
 
-@word
+@intrinsic
 def bulk_wait_read():
     """Wait until all closed groups of this thread have read their source; shared memory may now be overwritten."""
     t = _step()
@@ -243,7 +243,7 @@ def bulk_wait_read():
         NOW.detector.bulk_wait(t.actor, False)
 
 
-@word
+@intrinsic
 def fence_proxy_async():
     """Make ordinary accesses before it visible to bulk copies issued after it (by any thread ordered after this one)."""
     t = _step()
@@ -251,14 +251,14 @@ def fence_proxy_async():
         NOW.detector.fence_proxy(t.actor)
 
 
-@word
+@intrinsic
 def elect_one():
     """1 in one lane of the warp (here the lowest), 0 in the others; all lanes meet."""
     t, vals = meet("elect_one", True)
     return 1 if vals.index(True) == t.lane else 0
 
 
-@word
+@intrinsic
 def griddep_wait():
     """Programmatic launch: wait until the launch before this one has ended.
 
@@ -269,7 +269,7 @@ def griddep_wait():
         NOW.detector.launch_before_has_ended(t)
 
 
-@word
+@intrinsic
 def griddep_launch():
     """Programmatic launch: the next launch may begin. Streams here never overlap launches."""
     _step()

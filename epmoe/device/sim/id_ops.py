@@ -2,48 +2,48 @@
 
 from greenlet import getcurrent
 
-from .. import arithmetic, names
-from .ops import word
+from .. import arithmetic, intrinsics
+from .ops import intrinsic
 from .scheduler import NOW
 
 
-@word
+@intrinsic
 def thread_idx():
     """Index of the thread in its block."""
     return getcurrent().tid
 
 
-@word
+@intrinsic
 def block_idx():
     """Index of the block in the grid."""
     return getcurrent().block.index
 
 
-@word
+@intrinsic
 def block_dim():
     """Threads a block."""
     return getcurrent().launch.threads
 
 
-@word
+@intrinsic
 def grid_dim():
     """Blocks in the grid."""
     return getcurrent().launch.grid
 
 
-@word
+@intrinsic
 def lane_id():
     """Index of the thread in its warp, 0..31."""
     return getcurrent().lane
 
 
-@word
+@intrinsic
 def warp_id():
     """Index of the warp in its block."""
     return getcurrent().tid >> 5
 
 
-@word
+@intrinsic
 def n_warps():
     """Warps a block."""
     return (getcurrent().launch.threads + 31) >> 5
@@ -58,25 +58,25 @@ def _tick(ns):
         NOW.preempt()
 
 
-@word
+@intrinsic
 def globaltimer():
     """Nanoseconds since some start; here 100 for each operation of any thread."""
     _tick(0)
     return NOW.nanoseconds()
 
 
-@word
+@intrinsic
 def clock():
     """Cycles of this multiprocessor since some start; here the same as globaltimer."""
     _tick(0)
     return NOW.nanoseconds()
 
 
-@word
+@intrinsic
 def nanosleep(ns):
     """Sleep for about ns nanoseconds."""
     _tick(int(ns))
 
 
-for _name in " ".join([names.CASTS, names.NUMBERS, names.BITS]).split():
-    word(getattr(arithmetic, _name))
+for _name in " ".join([intrinsics.CASTS, intrinsics.NUMBERS, intrinsics.BITS]).split():
+    intrinsic(getattr(arithmetic, _name))

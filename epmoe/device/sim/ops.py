@@ -19,7 +19,7 @@ read4, write4 = struct.Struct("=4I").unpack_from, struct.Struct("=4I").pack_into
 OPS = {}
 
 
-def word(op, name=None, doc=None):
+def intrinsic(op, name=None, doc=None):
     """Enter an operation into the table, under its name."""
     op.__name__ = op.__qualname__ = name or op.__name__
     if doc:

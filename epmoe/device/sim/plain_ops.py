@@ -6,7 +6,7 @@ from bisect import bisect_right
 from greenlet import getcurrent
 
 from .memory import VIEW, WIDTH
-from .ops import MASK32, SPANS, STARTS, WRAP, read4, span_of, word, write4
+from .ops import MASK32, SPANS, STARTS, WRAP, intrinsic, read4, span_of, write4
 from .scheduler import NOW
 
 
@@ -26,7 +26,7 @@ def _load(ty):
             NOW.detector.plain(getcurrent().actor, address, n, False, name, sys._getframe(1), span)
         return span.views[view][address - span.origin >> shift]
 
-    return word(load, name, "The %s at a global address; a plain load." % ty)
+    return intrinsic(load, name, "The %s at a global address; a plain load." % ty)
 
 
 def _store(ty):
@@ -50,7 +50,7 @@ def _store(ty):
         if address >> 4 in NOW.watchers:
             NOW.written(address >> 4)
 
-    return word(store, name, "Store a %s at a global address; a plain store." % ty)
+    return intrinsic(store, name, "Store a %s at a global address; a plain store." % ty)
 
 
 def _load16(name, doc):
@@ -69,7 +69,7 @@ def _load16(name, doc):
             )
         return read4(span.views[0], address - span.origin)
 
-    return word(load16, name, doc)
+    return intrinsic(load16, name, doc)
 
 
 def _store16(name, doc):
@@ -86,7 +86,7 @@ def _store16(name, doc):
         if address >> 4 in NOW.watchers:
             NOW.written(address >> 4)
 
-    return word(store16, name, doc)
+    return intrinsic(store16, name, doc)
 
 
 for _ty in WIDTH:
@@ -102,7 +102,7 @@ _store16("store16", "Store four u32 at a 16-byte aligned global address; a plain
 _store16("store16_stream", "store16 that leaves no trace in the L1 cache.")
 
 
-@word
+@intrinsic
 def prefetch(address):
     """Prefetch the bytes around a global address into L2; nothing is read, so no order is needed."""
     NOW.fuel -= 1

@@ -6,7 +6,7 @@ import numpy as np
 from greenlet import getcurrent
 
 from .memory import VIEW, WIDTH, out_of_bounds
-from .ops import MASK32, SCOPES, WRAP, read4, word, write4
+from .ops import MASK32, SCOPES, WRAP, intrinsic, read4, write4
 from .scheduler import NOW
 
 int32, uint32, uint64, float32, uint8 = (
@@ -66,7 +66,7 @@ class SharedArray:
         self.view[k] = self.wrap(v)
 
 
-@word
+@intrinsic
 def shared_array(shape, dtype):
     """A static array of the block. shape (int or tuple) is a constant, dtype int32, uint32, uint64, float32 or uint8.
 
@@ -91,19 +91,19 @@ def shared_array(shape, dtype):
     return array
 
 
-@word
+@intrinsic
 def shared_addr(array):
     """Shared-window address (u32) of an array's first element."""
     return array.window
 
 
-@word
+@intrinsic
 def dynamic_shared():
     """Shared-window address (u32) of the launch's dynamic shared memory, 16-byte aligned."""
     return getcurrent().block.dynamic_window
 
 
-@word
+@intrinsic
 def shared_add_i32(array, i, v):
     """Add to an element of a shared int32 array, relaxed, scope cta; returns the old value.
 
@@ -185,7 +185,7 @@ def _shared_load(ty):
             NOW.detector.plain(getcurrent().actor, real, n, False, name, sys._getframe(1), span)
         return span.views[view][(real - span.origin) // n]
 
-    return word(load, name, "The %s at a shared-window address." % ty)
+    return intrinsic(load, name, "The %s at a shared-window address." % ty)
 
 
 def _shared_store(ty):
@@ -200,7 +200,7 @@ def _shared_store(ty):
             NOW.detector.plain(getcurrent().actor, real, n, True, name, sys._getframe(1), span)
         span.views[view][(real - span.origin) // n] = wrap(v)
 
-    return word(store, name, "Store a %s at a shared-window address." % ty)
+    return intrinsic(store, name, "Store a %s at a shared-window address." % ty)
 
 
 for _ty in ("i32", "u32", "u64", "f32"):
@@ -208,7 +208,7 @@ for _ty in ("i32", "u32", "u64", "f32"):
     _shared_store(_ty)
 
 
-@word
+@intrinsic
 def shared_load16(address):
     """Four u32 from a 16-byte aligned shared-window address."""
     NOW.fuel -= 1
@@ -222,7 +222,7 @@ def shared_load16(address):
     return read4(span.views[0], real - span.origin)
 
 
-@word
+@intrinsic
 def shared_store16(address, a, b, c, d):
     """Store four u32 at a 16-byte aligned shared-window address."""
     NOW.fuel -= 1

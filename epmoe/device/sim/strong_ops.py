@@ -6,7 +6,7 @@ from bisect import bisect_right
 from greenlet import getcurrent
 
 from .memory import VIEW, WIDTH
-from .ops import SCOPES, SPANS, STARTS, WRAP, span_of, word
+from .ops import SCOPES, SPANS, STARTS, WRAP, intrinsic, span_of
 from .scheduler import NOW
 
 
@@ -113,14 +113,14 @@ def _four_words():
         _strong_store("relaxed", "sys", "u32", depth=2),
     )
 
-    @word
+    @intrinsic
     def load16_relaxed_sys(address):
         """Four u32 from a 16-byte aligned global address; relaxed loads, scope sys, one by one."""
         if address & 15:
             span_of(address, 16, "load16_relaxed_sys")
         return look(address), look(address + 4), look(address + 8), look(address + 12)
 
-    @word
+    @intrinsic
     def store16_relaxed_sys(address, a, b, c, d):
         """Store four u32 at a 16-byte aligned global address; relaxed stores, scope sys, one by one."""
         if address & 15:
@@ -193,7 +193,7 @@ def _rmw(name, order, scope, ty, change, returns=True, operands=1, doc=None):
         def rmw(address, v):
             access(address, wrap(v))
 
-    return word(rmw, name, doc)
+    return intrinsic(rmw, name, doc)
 
 
 def _add(old, v):
@@ -211,9 +211,9 @@ def _cas(old, expected, new):
 for _ty in ("i32", "u32", "u64"):
     for _scope in SCOPES:
         for _order in ("relaxed", "acquire"):
-            word(_strong_load(_order, _scope, _ty), "ld_%s_%s_%s" % (_order, _scope, _ty))
+            intrinsic(_strong_load(_order, _scope, _ty), "ld_%s_%s_%s" % (_order, _scope, _ty))
         for _order in ("relaxed", "release"):
-            word(_strong_store(_order, _scope, _ty), "st_%s_%s_%s" % (_order, _scope, _ty))
+            intrinsic(_strong_store(_order, _scope, _ty), "st_%s_%s_%s" % (_order, _scope, _ty))
             _rmw(
                 "red_add_%s_%s_%s" % (_order, _scope, _ty),
                 _order,
@@ -276,7 +276,7 @@ def _fence(scope):
         if NOW.detector is not None:
             NOW.detector.fence(getcurrent().actor, number)
 
-    return word(
+    return intrinsic(
         fence,
         name,
         "fence.acq_rel, scope %s: orders this thread's accesses before it and after it." % scope,

@@ -63,7 +63,7 @@ HOPPER = (
 )
 DTYPES = "int32 uint32 uint64 float32 uint8"
 
-WORDS = tuple(
+INTRINSICS = tuple(
     PLAIN
     + STRONG
     + FENCES

@@ -6,7 +6,7 @@ import cases_shared_and_bulk
 import cases_threads
 from case_table import CASES
 
-from epmoe.device import names
+from epmoe.device import intrinsics
 
 MODULES = (cases_memory, cases_numbers, cases_shared_and_bulk, cases_threads)
-assert set(CASES) == set(names.WORDS), set(CASES) ^ set(names.WORDS)
+assert set(CASES) == set(intrinsics.INTRINSICS), set(CASES) ^ set(intrinsics.INTRINSICS)

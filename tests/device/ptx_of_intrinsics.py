@@ -1,11 +1,11 @@
-"""Compile the named cases' kernels to PTX for sm_90 without a GPU; print {word: ptx} as JSON. Run as a program."""
+"""Compile the named cases' kernels to PTX for sm_90 without a GPU; print {intrinsic: ptx} as JSON. Run as a program."""
 
 import json
 import sys
 
 
 def main():
-    from word_cases import CASES
+    from intrinsic_cases import CASES
 
     texts, cases = {}, {name: CASES[name] for name in sys.argv[1:]}
     for case in cases.values():

@@ -2,7 +2,7 @@
 
 from epmoe import device
 
-WORDS = {}
+PLAIN_ATOMICS = {}
 
 
 def _enter(op, kind, change):
@@ -13,7 +13,7 @@ def _enter(op, kind, change):
         store(address, change(old, *operands))
         return old
 
-    WORDS[f"plain_{op}_{kind}"] = rmw
+    PLAIN_ATOMICS[f"plain_{op}_{kind}"] = rmw
 
 
 for _kind in ("i32", "u32", "u64"):
@@ -31,4 +31,4 @@ def plain_shared_add_i32(array, i, v):
     return old
 
 
-WORDS["plain_shared_add_i32"] = plain_shared_add_i32
+PLAIN_ATOMICS["plain_shared_add_i32"] = plain_shared_add_i32
