@@ -176,7 +176,7 @@ def _told(error):
     if isinstance(error, OSError):
         return f"{'' if error.filename is None else f'{error.filename}: '}{error.strerror or error}"
     if isinstance(error, MemoryError):
-        return f"not enough memory, take smaller sizes ({error or 'MemoryError'})"
+        return f"not enough memory: choose smaller sizes ({error or 'MemoryError'})"
     if not isinstance(error, EPError):
         return "this is a fault of the program, not a difference; please report it"
     text = str(error)

@@ -68,7 +68,7 @@ def how_it_ended(running):
     """How a process ended instead of reporting more, in words."""
     status = running.returncode
     if status is None:
-        return "closed what it reports through"
+        return "closed the pipe that it reports through"
     if status < 0:
         return f"crashed the process: signal {-status} ({signal.Signals(-status).name})"
     return f"ended the process with exit status {status} (sys.exit, os._exit?)"

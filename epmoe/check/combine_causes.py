@@ -13,7 +13,7 @@ from epmoe.check.difference import bits
 from epmoe.check.place_causes import SUMS_LOST, outputs_beside
 from epmoe.check.seen_causes import SEEN, of_sums
 
-BESIDE = "each (token, k) has the row beside its own of expert_outputs: rows are read, or written, one place off"
+BESIDE = "each (token, k) has the row next to its own of expert_outputs: rows are read or written one place off"
 OUTPUT = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "fp16": np.dtype(np.float16),

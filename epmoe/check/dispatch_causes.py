@@ -197,7 +197,7 @@ CAUSES = {
     "recv_count": COUNT_CAUSES
     + [
         ("the array is transposed: the first axis is the local expert", _count_transposed),
-        ("a word that nobody has written yet (2**64 - 1) was taken as a count", _not_arrived),
+        ("a word that was not yet written (2**64 - 1) was used as a count", _not_arrived),
         ("these are the counts of the round before", _from_before("recv_count")),
     ],
     "row_offsets": COUNT_CAUSES

@@ -215,7 +215,7 @@ MESSAGE_CAUSES = [
     ),
     (WRONG_IDS, _all(_only(0, 1))),
     (
-        "src_info and topk_info are both wrong: the trailer lies elsewhere, or is not written",
+        "src_info and topk_info are both wrong: the trailer is at another place, or is not written",
         _all(_only(0)),
     ),
     ("payload and trailer do not belong together", _all(_payloads_mixed)),

@@ -139,7 +139,7 @@ def _within_expert(ends, counts, suspect):
     return np.cumsum(counts, axis=1) + READY, counts
 
 
-LEFT = "it is not reset: it still holds what it held before this step"
+LEFT = "it is not reset: it still has its value from before this step"
 PARTLY = "only some of its words are reset"
 GENERAL = (PARTLY, *GENERAL_OF_MESSAGES)
 RESET = [(LEFT, _kept), (PARTLY, _partly_kept)]

@@ -131,7 +131,7 @@ def _recorded(args):
     elif args.trace:
         raise EPValueError(
             f"--trace records every operation, and {sum(routed.num_tokens)} tokens of {cfg.n_ranks} ranks "
-            "have too many: take smaller sizes; a trace of a large round is made on GPUs"
+            "have too many: choose smaller sizes, or trace a large round on GPUs"
         )
     recordings = pairs()
     html, notes = story.page(drawn, recordings, tape=link and link.name)

@@ -139,7 +139,7 @@ def run(args, console=None):
         raise
     except tuple(hunt.KILLS) as error:
         print(
-            f"epmoe mutants: the kernels as they stand fail (--as-they-are shows where): {error}",
+            f"epmoe mutants: the unedited kernels fail (--as-they-are shows where): {error}",
             file=sys.stderr,
         )
         return CANNOT_RUN
@@ -283,7 +283,7 @@ def show_as_they_are(args, console):
         else "[bold red]INTERRUPTED[/bold red]"
     )
     console.print(
-        f"{word}  the kernels as they stand: {len(WORLDS)} worlds, {args.seeds} seeds each, and "
+        f"{word}  the unedited kernels: {len(WORLDS)} worlds, {args.seeds} seeds each, and "
         f"{args.random} random ones: {f'{reported} runs are' if reported else 'nothing is'} reported; "
         f"{'' if ended else f'{done} of {len(runs)} runs, '}{time.perf_counter() - start:.0f} s"
     )

@@ -140,7 +140,7 @@ def _apply(name, path, hunks, edits):
     if len(fits) != 1:
         file, _, hunk = tried[0]
         why = (
-            f"the old lines of {hunk.at} stand neither there nor at one other place of {file}"
+            f"the old lines of {hunk.at} are neither there nor at one other place of {file}"
             if not fits
             else f"it fits {' and '.join(f[0] for f in fits)}"
         )

@@ -33,12 +33,12 @@ KINDS = (
     "patch",
 )
 SURVIVES = (
-    "survives: either the synchronisation is not needed (say why in epmoe/mutants/harmless.py), or no world "
-    "shows that it is"
+    "survives: either the synchronisation is not needed (say why in epmoe/mutants/harmless.py), or a world "
+    "that needs it is missing"
 )
 NO_WORLD = (
-    "survives: either it changes nothing that results, memory or the order of accesses show, or no world of "
-    "epmoe/mutants/worlds.py has the circumstances: add one"
+    "survives: either it changes neither results nor memory nor the order of accesses, or "
+    "epmoe/mutants/worlds.py lacks a world that shows it: add one"
 )
 UNUSED = "is run by no world of epmoe/mutants/worlds.py: add one"
 
@@ -55,10 +55,7 @@ def judge(verdicts):
     for v in verdicts:
         if v.killed and v.mutant.key in known:
             found.append(
-                (
-                    v,
-                    f'is written down as harmless, and was killed: {v.how} in "{v.world}", seed {v.seed}',
-                )
+                (v, f'is listed as harmless, but was killed: {v.how} in "{v.world}", seed {v.seed}')
             )
         elif not v.killed and v.mutant.key not in known:
             found.append(

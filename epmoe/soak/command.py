@@ -107,7 +107,7 @@ def run(args):
             json.dump(record, f, indent=1)
     if not any(of_rank["rows"] or of_rank["tokens"] for of_rank in record["ranks"]):
         raise EPValueError(
-            "no rank sent or received a token, so nothing was compared: take more --tokens or --rounds"
+            "no rank sent or received a token, so nothing was compared: choose more --tokens or --rounds"
         )
     return EQUAL if record["errors"] == 0 else DIFFERS
 

@@ -59,7 +59,7 @@ MISTAKES = {
     "PadsEveryGroup": ("row_offsets", "each group's row count is rounded up to 16"),
     "CountsForOffsets": ("row_offsets", "they are the row counts themselves"),
     "RowsBeside": ("output_tokens", "each row holds its neighbour's payload"),
-    "OutputsBeside": ("output", "each (token, k) has the row beside its own"),
+    "OutputsBeside": ("output", "each (token, k) has the row next to its own"),
     "LastColumnsLost": ("output_tokens", "the last columns of the rows are lost"),
     "LastSumsLost": ("output", "the last columns of the output are lost"),
     "RoomForThree": (

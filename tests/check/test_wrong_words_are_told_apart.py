@@ -11,7 +11,7 @@ from epmoe.check.causes import OR
 from epmoe_ref.errors import EPValueError
 
 # class -> (region, words of its likely cause)
-LEFT, EARLY = "it is not reset: it still holds what it held before", "it is reset too early"
+LEFT, EARLY = "it is not reset: it still has its value from before", "it is reset too early"
 MISTAKES = {
     "CountersNotReset": ("reserved", LEFT),
     "FinishedNotReset": ("finished", LEFT),

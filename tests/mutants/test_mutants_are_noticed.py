@@ -154,7 +154,7 @@ def test_a_wrong_expectation_fails():
     survivor = hunt.Verdict(next(m for m in all_mutants() if m.key not in HARMLESS), "survives")
     unused = hunt.Verdict(survivor.mutant, "unused")
     assert [what[:30] for _, what in judge([killed, survivor, unused])] == [
-        "is written down as harmless, a",
+        "is listed as harmless, but was",
         "survives: either the synchroni",
         "is run by no world of epmoe/mu",
     ]

@@ -121,7 +121,7 @@ def test_an_added_line_and_a_missing_last_newline():
         ),
         (
             diff(RUNS, BARRIER, "").replace("by all lanes", "by no lanes"),
-            "the old lines of @@ -.* stand neither there nor",
+            "the old lines of @@ -.* are neither there nor",
         ),
         (
             diff(RUNS, BARRIER, "  if\n"),
@@ -247,7 +247,7 @@ def test_a_patch_is_noticed_and_another_changes_nothing(tmp_path, in_turn, monke
         run("--patch", str(same), str(broken), "--seeds", "1", "--reports") == command_line.DIFFERS
     )
     said = " ".join(capsys.readouterr().out.split())
-    assert "survives: either it changes nothing" in said and "2 mutants: 1 noticed" in said
+    assert "survives: either it changes neither" in said and "2 mutants: 1 noticed" in said
     assert "data race on combine_recv_buf" in said
 
 
