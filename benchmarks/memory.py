@@ -1,6 +1,6 @@
 """Arrays of every rank of this process in device memory, as the calls under test take them."""
 
-from epmoe.host.lending import Pool
+from epmoe.host.lending import Arena, Arrangement
 
 
 class Arrays:
@@ -8,8 +8,9 @@ class Arrays:
 
     def __init__(self, world, shapes):
         self.world = world
-        self._pools = {rank: Pool(world.machine, rank, "benchmark", shapes) for rank in world.ranks}
-        self._loans = {rank: pool.lend() for rank, pool in self._pools.items()}
+        arrangement = Arrangement("benchmark", shapes, is_exact=True)
+        self._arenas = {rank: Arena(world.machine, rank) for rank in world.ranks}
+        self._loans = {rank: arena.lend(arrangement) for rank, arena in self._arenas.items()}
         self._made, self._each = {}, {}
 
     def write(self, name, of_rank):
@@ -46,6 +47,6 @@ class Arrays:
     def close(self):
         """Free unused arrays; the kernels must have ended."""
         self._made = self._each = None
-        for pool in self._pools.values():
-            pool.close()
+        for arena in self._arenas.values():
+            arena.close()
         self._loans = None

@@ -5,16 +5,11 @@ import weakref
 from epmoe.host import inputs, memory
 from epmoe.host.combine_phase import CombinePhase
 from epmoe.host.dispatch_phase import DispatchPhase
-from epmoe.host.dispatched import Dispatched
 from epmoe.host.engine import Engine
 from epmoe.host.rounds import part_of_round
 from epmoe.host.silu_phase import SiluPhase
-from epmoe.host.steady_calls import SteadyCalls
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPStateError, EPValueError
-
-_new = Dispatched.__new__
-NO_ARGUMENTS = ()  # the one empty tuple that there is
 
 
 class ExpertParallel:
@@ -80,11 +75,8 @@ class ExpertParallel:
         self._dispatch = DispatchPhase(self._engine)
         self._combine = CombinePhase(self._engine, self._dispatch.capacity)
         self._silu = SiluPhase(self._engine, self._dispatch.capacity)
-        self._steady = SteadyCalls(
-            self._engine, self._dispatch.capacity, self.kernels == "fast" and _factories is None
-        )
         self._sent = self._returned = None  # what one call of a round leaves for the next
-        self._leave = weakref.finalize(self, _leave, self._steady, self._engine)
+        self._leave = weakref.finalize(self, self._engine.leave)
         self._leave.atexit = False
 
     @property
@@ -126,24 +118,16 @@ class ExpertParallel:
         a PeerTimeout. EPStateError if it is not dispatch's turn. Source: the dispatch_kernel page (docs/pages.md);
         epmoe_ref.dispatch.
         """
-        known = self._steady.dispatch(input_tokens, topk_ids, input_scale, out)
-        if known is not None:
-            self._sent = known.sent
-            d = _new(Dispatched)  # Dispatched.of_round, sooner
-            d.round = known.of_rank
-            return d
-        self._expect("dispatch")
-        with self._steady.watching():
-            sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)
-            self._dispatch.into(sent, out)
-            self._sent = sent
-            with self._engine.launching("dispatch", self.fused) as streams:
-                if self.fused:
-                    self._dispatch.launch_fused(sent, streams)
-                else:
-                    self._dispatch.launch_async(sent, streams)
-                    self._dispatch.launch_wait(sent, streams)
-            self._steady.remember_dispatch(sent, input_tokens, topk_ids, input_scale, out)
+        self._rounds.expect("dispatch", self._capture())
+        sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)
+        self._dispatch.into(sent, out)
+        self._sent = sent
+        with self._engine.launching("dispatch", self.fused) as streams:
+            if self.fused:
+                self._dispatch.launch_fused(sent, streams)
+            else:
+                self._dispatch.launch_async(sent, streams)
+                self._dispatch.launch_wait(sent, streams)
         return self._of_ranks(self._dispatch.finish(sent))
 
     @part_of_round
@@ -217,38 +201,23 @@ class ExpertParallel:
         Errors: EPValueError names rank, argument, value; EPStateError if it is not combine's turn; PeerTimeout by the
         next call that waits for the kernels. Source: the combine_wait_kernel page (docs/pages.md); epmoe_ref.combine.
         """
-        arguments = (
-            epilogue_args is not NO_ARGUMENTS
-            or router_weights_args is not NO_ARGUMENTS
-            or elementwise_lambda_fn is not None
+        self._rounds.expect("combine", self._capture())
+        returned = self._combine.begin(self._sent, expert_outputs, d)
+        reduction = self._combine.reduction(
+            self._sent,
+            router_weights,
+            router_weights_args,
+            epilogue,
+            epilogue_args,
+            elementwise_lambda_fn,
+            out,
         )
-        combined = self._steady.combine(
-            self._sent, expert_outputs, d, router_weights, epilogue, arguments, out
-        )
-        if combined is not None:
-            self._sent = None
-            return combined
-        self._expect("combine")
-        with self._steady.watching():
-            returned = self._combine.begin(self._sent, expert_outputs, d)
-            reduction = self._combine.reduction(
-                self._sent,
-                router_weights,
-                router_weights_args,
-                epilogue,
-                epilogue_args,
-                elementwise_lambda_fn,
-                out,
-            )
-            with self._engine.launching("combine", self.fused) as streams:
-                if self.fused:
-                    self._combine.launch_fused(returned, reduction, streams)
-                else:
-                    self._combine.launch_async(returned, streams)
-                    self._combine.launch_wait(returned, reduction, streams)
-            self._steady.remember_combine(
-                self._sent, reduction, expert_outputs, d, router_weights, epilogue, arguments, out
-            )
+        with self._engine.launching("combine", self.fused) as streams:
+            if self.fused:
+                self._combine.launch_fused(returned, reduction, streams)
+            else:
+                self._combine.launch_async(returned, streams)
+                self._combine.launch_wait(returned, reduction, streams)
         return self._end_of_round(reduction)
 
     def fused_silu(self, gate_up, d, *, output_format="bf16", limit=None, alpha=1.702):
@@ -322,10 +291,7 @@ class ExpertParallel:
         self._leave.detach()
         if self._rounds.state != "closed":
             self._sent = self._returned = None
-            try:
-                self._steady.close()
-            finally:  # which says what has failed, and frees what can be
-                self._engine.close(collective)
+            self._engine.close(collective)
 
     def __enter__(self):
         return self
@@ -346,12 +312,6 @@ class ExpertParallel:
 
     def _of_ranks(self, results):
         return results if self.world.lists else results[0]
-
-
-def _leave(steady, engine):
-    """An ExpertParallel was collected without close()."""
-    steady.close()
-    engine.leave()
 
 
 def _check_config(cfg):

@@ -6,9 +6,9 @@ else the simulator. With EPMOE_DEVICE=gpu and no GPU, kernels can still be compi
 numba.
 
 epmoe.device.intrinsics lists the intrinsics. Decorators: @device_fn for functions, @kernel(max_threads=...) for entry points
-with the signature (params: u64, num_tokens: i32, my_rank: i32), followed by any number of u64. ArrayKernel makes a
-kernel whose arguments are arrays, tuples and numbers; address_of(array) is the address of its first element.
-machine(n_ranks, ...) makes the host's side: buffers, streams, launches.
+with the signature (params: u64 or a tuple of u64, num_tokens: i32, my_rank: i32). ArrayKernel makes a kernel whose
+arguments are arrays, tuples and numbers; address_of(array) is the address of its first element. machine(n_ranks, ...)
+makes the host's side: buffers, streams, launches.
 """
 
 import os as _os

@@ -191,11 +191,10 @@ class ArrayKernel:
         with warnings.catch_warnings():  # a grid that leaves room for other ranks is no mistake
             warnings.filterwarnings("ignore", "Grid size")
             configured = self.numba[grid, block, _numba_stream(stream)]
-        launch = _types.SimpleNamespace(start=lambda: configured(*args))
         if machine is not None and machine.held:
-            machine.queue(launch)
+            machine.queue(lambda: configured(*args))
         else:
-            launch.start()
+            configured(*args)
 
 
 def _kernel_of(given, cc, entry, cubin):

@@ -8,9 +8,8 @@ import numba.cuda.dispatcher as _dispatcher
 from numba import cuda
 
 from .fingerprint import fingerprint
-from .ptx_factory import i32, u64
+from .ptx_factory import i32, types, u64
 
-SIGNATURE = (u64, i32, i32)  # params, num_tokens, my_rank; what else a kernel takes is u64
 SM_90 = (9, 0)
 
 
@@ -38,11 +37,11 @@ def _current_cc():
 
 
 class Kernel:
-    """An entry point of the device. `fn` is the Python function."""
+    """An entry point of the device: fn(params, num_tokens, my_rank), a Python function. words: see @kernel."""
 
-    def __init__(self, fn, max_threads):
-        self.fn, self.name, self.max_threads = fn, fn.__name__, max_threads
-        self.signature = SIGNATURE + (u64,) * (fn.__code__.co_argcount - len(SIGNATURE))
+    def __init__(self, fn, max_threads, words=0):
+        self.fn, self.name, self.max_threads, self.n_words = fn, fn.__name__, max_threads, words
+        self.signature = (types.UniTuple(u64, words) if words else u64, i32, i32)
         self.__doc__ = fn.__doc__
         self._compiled = None
         self._handles = {}  # compute capability -> CUkernel
@@ -98,7 +97,7 @@ class Kernel:
 
     def fingerprint(self, cc):
         """What the compiled kernel is found by in the cache; None if it depends on things that cannot be compared."""
-        return fingerprint(self.fn, self.max_threads, *cc)
+        return fingerprint(self.fn, self.max_threads, self.n_words, *cc)
 
     def _cubin(self, cc):
         library = self.compile(cc)._codelibrary

@@ -1,9 +1,11 @@
-"""Launches: compiled code loaded for a GPU, and its launches with all arguments packed, to be started again and again.
+"""Launches: compiled code loaded for a GPU, and its launches with their arguments packed, to be started again.
 
 A launch through Numba costs four to ten times as much as one through the driver.
 """
 
 import ctypes
+import struct
+from array import array
 
 from .gpu_driver import SUCCESS, check, cu
 
@@ -26,7 +28,7 @@ class LoadedKernel:
     """A kernel on the current GPU, ready to be launched."""
 
     def __init__(self, kernel):
-        self.name, self.max_threads = kernel.name, kernel.max_threads
+        self.name, self.max_threads, self.n_words = kernel.name, kernel.max_threads, kernel.n_words
         handle = kernel.handle()
         if isinstance(handle, cu.CUfunction):
             self.function = handle
@@ -58,55 +60,52 @@ class LoadedKernel:
 
 
 class Launch:
-    """A launch with all its arguments packed, for start() as often as one likes.
+    """A launch of one kernel, to be started as often as one likes; the driver copies the arguments before that returns.
 
-    args: (params, num_tokens, my_rank), and what else the kernel takes; the driver copies them before start() returns.
+    words: of params. The first ones are given when it is prepared; the others are stored into `words`, or given to
+    start(), before each start.
     """
 
-    __slots__ = ("_fields", "_pointers", "_start", "_call", "_words")
+    __slots__ = ("words", "_machine", "_pack", "_at", "_pointers", "_start", "_call")
 
-    def __init__(self, function, grid, threads, args, stream, shared_bytes, attributes=None):
-        params, num_tokens, my_rank, *others = args
-        self._fields = (
-            ctypes.c_uint64(params),
-            ctypes.c_int32(num_tokens),
-            ctypes.c_int32(my_rank),
-            *map(ctypes.c_uint64, others),
-        )
-        self._pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(f) for f in self._fields))
-        arguments = ctypes.addressof(self._pointers)
-        self._words = int(function), arguments, grid, threads, shared_bytes, int(stream)
+    def __init__(self, machine, kernel, grid, threads, words, num_tokens, my_rank, stream, **how):
+        shared_bytes, attributes = how["shared_bytes"], how["attributes"]
+        n_words = kernel.n_words or 1
+        self._machine, self._at = machine, 8 * len(words)
+        self.words = array("Q", [*words, *[0] * (n_words + 1 - len(words))])  # never resized
+        self._pack = struct.Struct("%dQ" % (n_words - len(words))).pack_into
+        struct.pack_into("2i", self.words, 8 * n_words, num_tokens, my_rank)
+        base, _ = self.words.buffer_info()
+        places = [*range(0, 8 * n_words + 4, 8), 8 * n_words + 4]
+        self._pointers = (ctypes.c_void_p * len(places))(*(base + at for at in places))
+        pointers, function = ctypes.addressof(self._pointers), kernel.function
         if not attributes:
             self._start = cu.cuLaunchKernel
-            self._call = (function, grid, 1, 1, threads, 1, 1, shared_bytes, stream, arguments, 0)
+            self._call = (function, grid, 1, 1, threads, 1, 1, shared_bytes, stream, pointers, 0)
             return
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes, config.hStream = shared_bytes, stream
         config.attrs, config.numAttrs = attributes, len(attributes)
-        self._start, self._call = cu.cuLaunchKernelEx, (config, function, arguments, 0)
+        self._start, self._call = cu.cuLaunchKernelEx, (config, function, pointers, 0)
 
-    @property
-    def stream(self):
-        """Handle of the stream."""
-        return self._words[-1]
-
-    @property
-    def values(self):
-        """The arguments as ints, the address of the parameters first."""
-        return [field.value for field in self._fields]
-
-    def words(self):
-        """Address of the CUlaunchConfig or 0, function, address of the arguments' addresses, blocks, threads, ..."""
-        config = self._call[0] if self._start is cu.cuLaunchKernelEx else None
-        return 0 if config is None else int(config.getPtr()), *self._words
-
-    def start(self):
-        """Put it on its stream."""
+    def start(self, *words):
+        """Put it on its stream; inside hold() of the machine, at its end."""
+        if words:
+            self._pack(self.words, self._at, *words)
+        machine = self._machine
+        if machine.held:
+            machine.queue(self.submit)
+            return
+        cu.cuCtxSetCurrent(machine.context)
         result = self._start(*self._call)
-        if result[0] != SUCCESS:
+        if result[0] is not SUCCESS:
             check(result)
+
+    def submit(self):
+        """Put it on its stream now."""
+        check(self._start(*self._call))
 
 
 def launch_attributes(cooperative, programmatic):

@@ -9,7 +9,6 @@ from epmoe.capability import OLDEST
 from epmoe_ref.errors import EPValueError, UnavailableError
 
 from .forks import belongs_here
-from .gpu_again import Restarter, Slots
 from .gpu_driver import SUCCESS, check, cu
 from .gpu_launch import Launch, launch_attributes, loaded
 from .gpu_memory import Buffer
@@ -93,7 +92,7 @@ class GpuMachine:
             ) from error
         self.n_ranks, self.rank = n_ranks, rank
         self.ranks_here = n_ranks if rank is None else 1
-        self._context = check(cu.cuCtxGetCurrent())
+        self.context = check(cu.cuCtxGetCurrent())
         device = context.device
         self.ordinal = device.id
         self.name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
@@ -115,20 +114,10 @@ class GpuMachine:
         self.copies = new_stream()
         self.streams = []
         self.held = 0
-        self.n_changes = (
-            0  # how often memory was freed, or anything else changed that launches may name
-        )
         self.has_captured = False  # graphs may name memory that nothing here uses any more
-        self.recorded = None  # a list, while launches are also to be kept for again()
-        self._restarter = Restarter(self._context)
         self._queue = []
         self._adopted = {}
         belongs_here(self)
-
-    def changed(self):
-        """Something that launches may name has changed: those that were recorded before do not start any more."""
-        self.n_changes += 1
-        self._restarter.changed(self.n_changes)
 
     def describe(self):
         """One line about the machine."""
@@ -140,7 +129,7 @@ class GpuMachine:
 
     def activate(self):
         """Make this machine's context the thread's current one."""
-        check(cu.cuCtxSetCurrent(self._context))
+        check(cu.cuCtxSetCurrent(self.context))
 
     # ------------------------------------------------------------------ memory
     def alloc(self, nbytes, name, rank=0, *, regions=None):
@@ -173,8 +162,6 @@ class GpuMachine:
         self.activate()
         s = Stream(self, rank, handle)
         self.streams.append(s)
-        if s.can_be_captured:
-            self._restarter.watch(s.handle)
         return s
 
     def max_resident_blocks(self, kernel, threads, shared_bytes=0):
@@ -187,19 +174,27 @@ class GpuMachine:
         self.activate()
         return loaded(kernel)
 
-    def launch(
+    def launch(self, kernel, grid, block, args, *, stream, **how):
+        """Start grid blocks of `block` threads on a stream; inside hold(), at its end. args: params and two numbers."""
+        params, num_tokens, my_rank = args
+        words = params if isinstance(params, (tuple, list)) else (params,)
+        self.prepared(kernel, grid, block, words, num_tokens, my_rank, stream=stream, **how).start()
+
+    def prepared(
         self,
         kernel,
         grid,
         block,
-        args,
+        words,
+        num_tokens,
+        my_rank,
         *,
         stream,
         shared_bytes=0,
         cooperative=False,
         programmatic=False,
     ):
-        """Start grid blocks of `block` threads on a stream; inside hold(), at its end."""
+        """A Launch with start(*more): of a kernel whose params are these words and then those, checked and loaded."""
         k = self.prepare(kernel)
         grid, block = int(grid), int(block)
         if not 1 <= block <= k.max_threads:
@@ -224,56 +219,28 @@ class GpuMachine:
         attributes = (
             launch_attributes(cooperative, programmatic) if cooperative or programmatic else None
         )
-        launch = Launch(k.function, grid, block, args, stream.handle, shared_bytes, attributes)
-        if self.recorded is not None:
-            self.recorded.append(launch)
-        if self.held:
-            self._queue.append(launch)
-        else:
-            launch.start()
+        return Launch(
+            self,
+            k,
+            grid,
+            block,
+            words,
+            num_tokens,
+            my_rank,
+            stream.handle,
+            shared_bytes=shared_bytes,
+            attributes=attributes,
+        )
 
-    def queue(self, launch):
-        """Start it, an object with start(), when hold() ends."""
-        self._queue.append(launch)
-
-    @contextlib.contextmanager
-    def recording(self):
-        """Gives a list of the launches inside, for again()."""
-        self.recorded = launches = []
-        try:
-            yield launches
-        finally:
-            self.recorded = None
-
-    def again(self, launches):
-        """A function that starts launches that were recorded once more: (references) -> 0, or why it started none.
-
-        references: address of References to what nobody else may refer to, or 0. HELD: somebody does; CAPTURED: a
-        stream of this machine is being captured; else a code for refused().
-        """
-        return self._restarter.again(launches)
-
-    def bound(self, start, references):
-        """A function that gives what a start by again() or of a Slot does with these references, in less time."""
-        return self._restarter.bound(start, references)
-
-    def flat(self, launches, blocks):
-        """Launches that were recorded as a Flat, for Slots; blocks: their parameter blocks. None if it does not fit."""
-        return self._restarter.flat(launches, blocks)
-
-    def slots(self, n, flat):
-        """n Slots for the stream of a Flat."""
-        return Slots(self, self._restarter, n, flat)
-
-    def refused(self, code):
-        """Raise what the code of a start that failed means."""
-        check((cu.CUresult(code),))
+    def queue(self, start):
+        """Call this function when hold() ends."""
+        self._queue.append(start)
 
     def submit(self):
         """Start what hold() holds back."""
         queue, self._queue = self._queue, []
-        for launch in queue:
-            launch.start()
+        for start in queue:
+            start()
 
     def synchronize(self):
         """Wait until every launch on this machine's streams has ended."""

@@ -81,7 +81,6 @@ class Buffer:
             self.machine.synchronize()
             check(cu.cuMemFree(self.address))
             self.address = 0
-            self.machine.changed()
 
 
 class DeviceArray:

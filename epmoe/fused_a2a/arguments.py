@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from epmoe.host import inputs
-from epmoe.host.arrays import view
+from epmoe.host.arrays import peek, view
 from epmoe.kernels.rows.shape import MAX_RANKS, MAX_TOP_K
 from epmoe_ref.config import MAX_EXPERTS, MAX_INT32
 from epmoe_ref.errors import EPValueError
@@ -17,6 +17,7 @@ BF16, FP16, FP32, E4M3 = (
 NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
 VECTOR = 16  # bytes
 FP8_GROUP = 128  # elements that share a scale
+NOTHING = None, None  # address and array, or form and address, of an argument that is left out
 
 
 def get_hidden_bytes(x) -> int:
@@ -73,6 +74,77 @@ def absent(argument):
     )
 
 
+def look(buffer, **arguments):
+    """([[(address or None, array) of each argument] of each rank], [form of each argument]).
+
+    address: None of an array that must be placed first. form: all that decides how calls with it are made, of all
+    ranks; None of an argument that is left out.
+    """
+    if buffer.world_has_lists:
+        return _look_at_lists(buffer, arguments)
+    given, forms, (r,) = [], [], buffer.ranks
+    for name, a in arguments.items():
+        if a is None:
+            given.append(NOTHING)
+            forms.append(None)
+            continue
+        form, address = peek(a, name)
+        if address is not None and address % VECTOR:
+            array(buffer, name, r, a)  # which refuses it
+        given.append((address, a))
+        forms.append(form)
+    return (given,), forms
+
+
+def _look_at_lists(buffer, arguments):
+    given, forms = [[] for _ in buffer.ranks], []
+    for name, argument in arguments.items():
+        of_all = []
+        if argument is None:
+            argument = [None] * len(buffer.ranks)
+        for i, (r, a) in enumerate(zip(buffer.ranks, of_ranks(buffer, name, argument))):
+            if a is None:
+                form, address = NOTHING
+            else:
+                form, address = peek(a, f"{name} of rank {r.rank}")
+                if address is not None and address % VECTOR:
+                    array(buffer, name, r, a)
+            given[i].append((address, a))
+            of_all.append(form)
+        forms.append(tuple(of_all))
+    return given, forms
+
+
+def without_rows(forms, num_rows, buffer):
+    """A form of matrices without their numbers of rows; None of one that has not num_rows."""
+    if not buffer.world_has_lists:
+        forms = (forms,)
+    return tuple(
+        [
+            None if form is None or form[0][:1] != (n,) else (form[0][1:], *form[1:])
+            for form, n in zip(forms, num_rows)
+        ]
+    )
+
+
+def values_and_scales(buffer, name, given):
+    """Hidden states as they are given: (x, None), or of pairs (e4m3 values, float32 scales) on every rank both."""
+    if not isinstance(given, (list, tuple)):
+        return given, None
+    of_all = given if buffer.world_has_lists else [given]
+    if not isinstance(of_all, (list, tuple)) or not any(
+        isinstance(a, (list, tuple)) for a in of_all
+    ):
+        return given, None
+    if not all(isinstance(a, (list, tuple)) and len(a) == 2 for a in of_all):
+        raise EPValueError(
+            f"{name} is a pair (e4m3 values, float32 scales) on every rank, or on none"
+        )
+    if not buffer.world_has_lists:
+        return given
+    return [a for a, _ in of_all], [a for _, a in of_all]
+
+
 def array(buffer, name, r, given):
     """One rank's array, where kernels can read it."""
     return inputs._array(buffer.machine, given, f"{name} of rank {r.rank}")
@@ -118,18 +190,10 @@ def hidden_rows(buffer, name, given, *, dtypes=None, n_rows=None):
     return matrices(buffer, name, given, dtypes=dtypes, n_rows=n_rows, vectors=True)
 
 
-def values_and_scales(buffer, name, given):
-    """Hidden states as one matrix a rank, or as pairs of e4m3 values and float32 scales: (values, scales or None)."""
-    if not any(isinstance(a, (list, tuple)) for a in of_ranks(buffer, name, given)):
-        return hidden_rows(buffer, name, given), None
-    pairs = of_ranks(buffer, name, given)
-    if not all(isinstance(a, (list, tuple)) and len(a) == 2 for a in pairs):
-        raise EPValueError(
-            f"{name} is a pair (e4m3 values, float32 scales) on every rank, or on none"
-        )
-    values, scales = ([pair[i] for pair in pairs] for i in (0, 1))
-    if not buffer.world.lists:
-        values, scales = values[0], scales[0]
+def tokens(buffer, name, values, scales):
+    """Hidden states as one matrix a rank, and the float32 scales of e4m3 values, if there are any."""
+    if scales is None:
+        return hidden_rows(buffer, name, values), None
     x = hidden_rows(buffer, name, values, dtypes=(E4M3,))
     hidden = x[0].shape[1]
     if hidden % FP8_GROUP:
@@ -208,10 +272,14 @@ def expert_indices(buffer, given, n_rows, num_experts):
         raise EPValueError(
             f"token_indices has {top_k} ids a token, 1 to {min(num_experts, MAX_TOP_K)} are needed"
         )
-    for r, a in zip(buffer.ranks, seen):
+    return seen
+
+
+def distinct_ids(buffer, ids, num_experts):
+    """Nothing, if the ids of arrays in host memory are of [-1, num_experts), and distinct in a token."""
+    for r, a in zip(buffer.ranks, ids):
         if a.host is not None:
             _check_ids(r.rank, a.host, num_experts)
-    return seen
 
 
 def _check_ids(rank, ids, num_experts):

@@ -1,23 +1,25 @@
 """Buffer: the memory behind the rows functions of one group, and what keeps its calls apart."""
 
-from contextlib import contextmanager
+from threading import get_ident
 
 import numpy as np
 
 from epmoe import device
 from epmoe.fused_a2a.calls import Calls, as_called
-from epmoe.fused_a2a.heap import Arena, Heap
-from epmoe.fused_a2a.launches import Launches
+from epmoe.fused_a2a.launches import Launches, fill
 from epmoe.fused_a2a.pool import PoolLayout
-from epmoe.fused_a2a.steady import SteadyCalls
 from epmoe.host import inputs
+from epmoe.host.arrays import view
+from epmoe.host.lending import Arena, Heap
 from epmoe.host.placing import Placing
 from epmoe.host.rounds import REFUSALS, Turn, in_short
 from epmoe.kernels.rows import control
 from epmoe.kernels.rows import status as rows_status
+from epmoe.kernels.rows.block import parameter_block
 from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout
 
 INITIAL_LOCAL_EXPERTS = 64
+MOST_PLANS = 1024
 STATUS_BYTES = 64
 
 
@@ -51,29 +53,6 @@ class _Rank:
         self.heap = Heap(machine, None, 0, 0)
 
 
-class _Calling:
-    """See Buffer.calling; a class, since a generator would cost each call more."""
-
-    __slots__ = ("buffer", "name")
-
-    def __init__(self, buffer, name):
-        self.buffer, self.name = buffer, name
-
-    def __enter__(self):
-        self.buffer.turn.take(self.name)
-        self.buffer.calls.number += 1
-        return self
-
-    def __exit__(self, kind, error, trace):
-        self.buffer.turn.give()
-        if kind is None:
-            return
-        if issubclass(kind, REFUSALS):
-            self.buffer.calls.number -= 1
-        elif self.buffer.failure is None:
-            self.buffer.failed_call, self.buffer.failure = self.name, error
-
-
 class Buffer:
     """Memory and launches for the fused_a2a functions of one group.
 
@@ -89,32 +68,95 @@ class Buffer:
 
     def __init__(self, group, hidden_bytes=0, *, timeout=30.0, launch=None):
         self.world, self.machine = group, group.machine
-        self.hidden_bytes, self.timeout = hidden_bytes, inputs.seconds("timeout", timeout)
+        self.hidden_bytes, self._timeout = hidden_bytes, inputs.seconds("timeout", timeout)
         self.launches = Launches(group, launch)
         self.placing = Placing(self.machine, lambda rank: self.world.stream_of(rank))
+        self.n_ranks = group.n_ranks
         self.ranks = [_Rank(self.machine, rank) for rank in group.ranks]
         self.n_local_experts, self.max_tokens = 0, 0
         # With all ranks in one process every rank's number of tokens is known before the launch.
-        self.knows_all_ranks = bool(group.lists)
+        self.knows_all_ranks = self.world_has_lists = bool(group.lists)
+        self.is_alone = not (group.lists or device.SIM)  # launches begin one by one
         self.pool_layout = PoolLayout()
-        self._failure, self.failed_call, self.closed = None, "a kernel", False
+        self.failure, self.failed_call, self.closed = None, "a kernel", False
+        self.kept = ()  # arrays of the caller that the last call was given
+        self.is_captured = False  # whether the call under way is, into a CUDA graph
+        self.captured = []  # Loans that graphs write to at every replay
+        self._plans, self._streams = {}, None
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
         self._reading = self.machine.reading()
         self.calls, self.turn = Calls(), Turn()
-        self.steady = SteadyCalls(self)
         self._control = self._pool = None
         self._retired, self._agreed = [], set()
+        self.capture = group.stream_of(group.ranks[0]).capture
         self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="get_buffer"))
 
     @property
-    def failure(self):
-        """The error after which only reset() helps, or None."""
-        return self._failure
+    def timeout(self):
+        """Seconds after which a wait gives up."""
+        return self._timeout
 
-    @failure.setter
-    def failure(self, error):
-        self._failure = error
-        self.steady.changed()
+    @timeout.setter
+    def timeout(self, seconds):
+        self._timeout = inputs.seconds("timeout", seconds)
+        self.changed()
+
+    def call(self, name, function, *arguments):
+        """function(*arguments) as one call: whatever ends it but a refusal, also Ctrl-C, leaves it half-way."""
+        turn = self.turn
+        try:
+            turn.free.pop()
+        except IndexError:
+            turn.refuse(name)
+        turn.thread = get_ident()
+        try:
+            self.calls.number += 1
+            self.is_captured = self.capture() != 0
+            if not device.SIM:
+                return function(*arguments)
+            try:
+                return function(*arguments)
+            finally:  # the simulator lets go of the caller's arrays
+                self.machine.synchronize()
+                self.placing.let_go()
+        except REFUSALS:
+            self.calls.number -= 1
+            raise
+        except BaseException as error:
+            if self.failure is None:
+                self.failed_call, self.failure = name, error
+            raise
+        finally:
+            turn.free[:] = (True,)
+
+    def plan(self, key, make):
+        """What make() gave under this key, since memory has grown the last time."""
+        if self.closed or self.failure is not None:
+            self.expect_open()
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = make()
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            self._plans[key] = plan
+        self.calls.begin(plan.facts)
+        return plan
+
+    def changed(self):
+        """What plans depend on is not what it was."""
+        self.kept = ()
+        self._plans.clear()
+
+    def lend(self, lender, arrangement):
+        """A Loan of a Heap or an Arena, or None; what graphs write to is lent until close()."""
+        loan = lender.lend(arrangement)
+        if self.is_captured and loan is not None:
+            self.captured.append(loan)
+        return loan
+
+    def place(self, rank, name, array, dtype=None):
+        """The address at which kernels find an array of the caller."""
+        return self.placing.place(rank, name, view(array, f"{name} of rank {rank}"), dtype)
 
     # ------------------------------------------------------------------ memory
     def want_experts(self, n_local_experts, facts):
@@ -123,7 +165,7 @@ class Buffer:
         if n_local_experts <= self.n_local_experts:
             return
         self.machine.synchronize()
-        self.steady.changed()
+        self.changed()
         n_ranks, before = self.world.n_ranks, self._control
         layout = control.control(n_ranks, n_local_experts)
         new = self.world.allocate(
@@ -155,7 +197,7 @@ class Buffer:
         """Remember the most tokens of any rank; all ranks are told the same."""
         if max_tokens > self.max_tokens:
             self.max_tokens = max_tokens
-            self.steady.changed()
+            self.changed()
 
     def want_pool(self, facts, **needs):
         """A pool with room for what is needed: what PoolLayout.holds() and grown() take; collective if it must grow.
@@ -192,7 +234,7 @@ class Buffer:
 
     def _grow(self, needs):
         layout = self.pool_layout.grown(**needs)
-        self.steady.changed()
+        self.changed()
         self.machine.synchronize()
         new = self.world.allocate(layout.nbytes, "rows pool", layout.regions(), self.timeout)
         if self._pool is not None:
@@ -249,73 +291,55 @@ class Buffer:
 
     @property
     def lent_bytes(self):
-        """Bytes of one rank's own memory that results in use lie in; what lies in the pool is not counted.
-
-        What is kept for calls to come, and nobody looks at, is given back first.
-        """
-        self.steady.give_back()
+        """Bytes of one rank's own memory that results in use lie in; what lies in the pool is not counted."""
         return self.ranks[0].arena.lent_bytes
 
     # ------------------------------------------------------------------ launches
-    def values(self, r):
-        """The fields of the parameter block that every launch of a rank has."""
-        pool, at = (
-            self._pool.addresses if self._pool is not None else [0] * self.world.n_ranks,
-            self.pool_layout,
+    def find(self, kernel, rank, num_tokens, grid):
+        """A launch of a kernel of a rank; its words begin with what every launch of the rank is given."""
+        r = self.ranks[list(self.world.ranks).index(rank)]
+        pool, layout = [0] * self.n_ranks, self.pool_layout
+        if self._pool is not None:
+            pool = list(self._pool.addresses)
+        if self._streams is None:
+            with self.world.launching(True) as streams:
+                self._streams = streams
+        words = [0] * parameter_block(self.n_ranks).n_words
+        fill(
+            words,
+            dict(
+                context=self.launches.context(
+                    rank, dict(control_ptrs=list(self._control.addresses), pool_ptrs=pool)
+                ),
+                notes_at=self.layout.notes,
+                note_bytes=self.layout.note_bytes,
+                words=r.words.address,
+                timeout_ns=max(1, int(self.timeout * 1e9)),
+                columns=r.scratch.address,
+                bits_at=layout.flag_bytes,
+                bits_bytes=layout.bits_bytes,
+                lamport_at=layout.lamport_at,
+                lamport_bytes=layout.lamport_bytes,
+                windows_at=layout.windows_at,
+                window_bytes=layout.window_bytes,
+            ),
         )
-        return dict(
-            control_ptrs=list(self._control.addresses),
-            pool_ptrs=list(pool),
-            notes_at=self.layout.notes,
-            note_bytes=self.layout.note_bytes,
-            words=r.words.address,
-            timeout_ns=max(1, int(self.timeout * 1e9)),
-            columns=r.scratch.address,
-            bits_at=at.flag_bytes,
-            bits_bytes=at.bits_bytes,
-            lamport_at=at.lamport_at,
-            lamport_bytes=at.lamport_bytes,
-            windows_at=at.windows_at,
-            window_bytes=at.window_bytes,
-        )
+        return self.launches.prepare(kernel, rank, num_tokens, self._streams[rank], words, grid)
 
-    @contextmanager
-    def launching(self):
-        """Context of one call's launches; gives {rank: stream}. In the simulator the kernels have ended behind it.
+    def start(self, launches):
+        """Start one launch of each rank of this process. In the simulator they have ended when this returns.
 
-        Nothing inside may wait for the GPU: kernels of some ranks would then begin, and wait for those of the others.
+        Nothing between them may wait for the GPU: kernels of some ranks would begin, and wait for those of the others.
         """
-        self.expect_open()
-        self.launches.trim()
-        with self.world.launching(True) as streams:
-            yield streams
+        if self.is_alone:
+            for launch in launches:
+                launch.start()
+            return
+        with self.world.launching(True):
+            for launch in launches:
+                launch.start()
         if device.SIM:
             self.check()
-
-    def calling(self, name):
-        """Context of all of one call: whatever ends it but a refusal, also Ctrl-C, leaves it half-way."""
-        return _Calling(self, name)
-
-    @contextmanager
-    def letting_go(self):
-        """Context of one call: afterwards the simulator lets go of the caller's arrays."""
-        try:
-            yield
-        finally:
-            if device.SIM:
-                self.machine.synchronize()
-                self.placing.let_go()
-
-    def launch_all(self, kernel, calls, num_sms=None):
-        """Launch a kernel on every rank of this process.
-
-        calls: (rank, fields of the parameter block, num_tokens), and rows that it moves if that is not a row a token.
-        """
-        with self.launching() as streams:
-            for rank, values, num_tokens, *n_rows in calls:
-                self.launches.start(
-                    kernel, rank, values, num_tokens, streams[rank], num_sms, *n_rows
-                )
 
     def expect_open(self):
         """Raise EPStateError after close, or after an error that left the words in the middle of a call."""
@@ -381,34 +405,35 @@ class Buffer:
 
     def reset(self):
         """After an error: words and flags as before the first call. Collective; handles and results stay good."""
-        with self.calling("reset"):
-            self.machine.synchronize()
-            self.world.barrier(
-                "reset", 2 * self.timeout
-            )  # a slower rank comes after its own timeout
-            self._agreed.clear()
-            self.calls.reset()
-            sizes = self.world.tell([self.n_local_experts, *self.pool_layout], self.timeout)
-            if any(
-                one != sizes[0] for one in sizes
-            ):  # memory had grown on some ranks when a call ended
-                self._begin_anew()
-            else:
-                self._make_heaps()
-                self.initialise()
+        self.call("reset", self._reset)
         self.failure = None
+
+    def _reset(self):
+        self.machine.synchronize()
+        self.world.barrier("reset", 2 * self.timeout)  # a slower rank comes after its own timeout
+        self._agreed.clear()
+        self.calls.reset()
+        self.changed()
+        sizes = self.world.tell([self.n_local_experts, *self.pool_layout], self.timeout)
+        if any(
+            one != sizes[0] for one in sizes
+        ):  # memory had grown on some ranks when a call ended
+            self._begin_anew()
+        else:
+            self._make_heaps()
+            self.initialise()
 
     def close(self, *, collective=True):
         """Free everything, but memory of results in use: that follows when nobody holds them. Collective by default."""
         if self.closed:
             return
         self.closed = True
-        self.steady.changed()
+        self.changed()
         self.machine.synchronize()
         if collective and self.failure is None:
             self.world.barrier("leaving", self.timeout)
+        self.captured.clear()
         self.launches.close()
-        self.steady.close()
         self.placing.close()
         self._reading.free()
         for r in self.ranks:

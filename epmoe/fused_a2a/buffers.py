@@ -151,10 +151,13 @@ def init_hybrid_ep_buffer(
         fp8_dispatch=bool(fp8_dispatch),
     )
     rows = group.n_ranks * tokens
-    with buffer.calling("init_hybrid_ep_buffer"):
+
+    def make():
         buffer.want_experts(local, facts)
         buffer.want_tokens(tokens)
         buffer.want_pool(facts, staging_bytes=staged_bytes(rows, 2 * hidden, local), flag_rows=rows)
+
+    buffer.call("init_hybrid_ep_buffer", make)
 
 
 def reset_hybrid_ep_buffer(group=None) -> None:

@@ -41,11 +41,8 @@ class FusedDispatch:
         arguments.scheduling(async_finish, allocate_on_comm_stream)
         buffer = buffer_of(group)
         num_experts = arguments.plain("num_experts", num_experts)
-        with buffer.calling("fused_dispatch"):
-            made, handle = rows.dispatch_forward(
-                buffer, x, token_indices, token_probs, num_experts, options["num_sms"]
-            )
-        handle.group = group
+        given = buffer, x, token_indices, token_probs, num_experts, options["num_sms"], False, group
+        made, handle = buffer.call("fused_dispatch", rows.dispatch, *given)
         ctx.group, ctx.handle = group, handle
         ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
         return (*columns(group, made), handle)
@@ -61,10 +58,8 @@ class FusedDispatch:
         gradient is 0 where recv_token_indices is -1. None gives None.
         """
         buffer, handle = buffer_of(ctx.group), handle_of(RowsHandle, ctx.handle)
-        with buffer.calling("the gradient of fused_dispatch"):
-            grad_x, grad_probs = rows.combine_forward(
-                buffer, "grad_output", grad_output, handle, grad_token_probs, options["num_sms"]
-            )
+        given = buffer, "grad_output", grad_output, handle, grad_token_probs, options["num_sms"]
+        grad_x, grad_probs = buffer.call("the gradient of fused_dispatch", rows.combine, *given)
         probs = None if grad_probs is None else results(ctx.group, grad_probs)
         return results(ctx.group, grad_x), None, probs, None, None, None, None
 
@@ -109,13 +104,8 @@ class FusedCombine:
                 f"group is {group!r}, and the handle is that of a dispatch over another one, "
                 f"{handle.group!r}: rows go back over the group that they came by; pass that one"
             )
-        with buffer.calling("fused_combine"):
-            made, key = buffer.steady.again("combine", x, None, None, (num_sms,), handle.seen)
-            combined, _ = (
-                rows.new_combine(buffer, key, "x", x, handle, None, num_sms)
-                if made is None
-                else made
-            )
+        given = buffer, "x", x, handle, None, num_sms
+        combined, _ = buffer.call("fused_combine", rows.combine, *given)
         ctx.group, ctx.handle = group, handle
         ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
         return combined if group.lists else combined[0], None
@@ -130,14 +120,8 @@ class FusedCombine:
         if type(handle) is not RowsHandle:
             handle_of(RowsHandle, handle)
         buffer = buffer_of(group)
-        with buffer.calling("the gradient of fused_combine"):
-            made, key = buffer.steady.again(
-                "cached", grad_output, None, None, (num_sms,), handle.seen
-            )
-            if made is None:
-                made = rows.new_cached_dispatch(
-                    buffer, key, "grad_output", grad_output, handle, num_sms
-                )
+        given = buffer, "grad_output", grad_output, handle, num_sms
+        made = buffer.call("the gradient of fused_combine", rows.cached_dispatch, *given)
         return made if group.lists else made[0], None, None, None, None
 
 
@@ -174,15 +158,8 @@ def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
     if type(num_experts) is not int:
         num_experts = arguments.plain("num_experts", num_experts)
     buffer, num_sms = buffer_of(group), options["num_sms"]
-    with buffer.calling("fused_dispatch_on_device"):
-        made, key = buffer.steady.again(
-            "dispatch", x, token_indices, token_probs, (num_experts, num_sms)
-        )
-        if made is not None:
-            return made
-        made, handle = rows.new_dispatch(
-            buffer, key, x, token_indices, token_probs, num_experts, num_sms, True, group=group
-        )
+    given = buffer, x, token_indices, token_probs, num_experts, num_sms, True, group
+    made, handle = buffer.call("fused_dispatch_on_device", rows.dispatch, *given)
     return (*columns(group, made), handle)
 
 

@@ -1,11 +1,11 @@
 """Handles: what a dispatch leaves for combines and cached dispatches. They own memory, none of it the buffer's."""
 
-from dataclasses import dataclass, field
-from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from epmoe.fused_a2a.heap import places_in
+from epmoe.host.arrays import Field
+from epmoe.host.lending import Arrangement
 from epmoe.kernels.rows import records
 from epmoe_ref.errors import EPValueError
 
@@ -20,46 +20,51 @@ def counts_offset(n_ranks):
     return 4 * (records.TOKENS + n_ranks)
 
 
-@dataclass(eq=False)
-class RowsHandle:
-    """The routing of one FusedDispatch.forward, for any number of combines and cached dispatches.
+def memory_of(name, n_ranks, arrays):
+    """The Arrangement of a handle's memory: `info`, what a dispatch tells the host, and {name: (shape, dtype)}.
 
-    It depends on ids and numbers of tokens alone: data of another hidden size or dtype may use it. num_tokens,
-    num_rows: T and N of each rank of this process (`ranks`). counts: int [R, R], rows from each source to each rank;
-    None where they are on the device alone, and then every rank has `capacity` rows, of which the first N count.
+    `counts` [R, R] are the last words of `info`: kernels find each rank's tokens before them.
     """
+    n_words = records.TOKENS + n_ranks
+    made = Arrangement(name, {"info": ((n_words + n_ranks * n_ranks,), np.int32)} | arrays)
+    made.fields["counts"] = Field((n_ranks, n_ranks), np.int32, 4 * n_words)
+    return made
+
+
+class RowsRouting(NamedTuple):
+    """What handles of dispatches of one form have in common; see RowsHandle."""
 
     ranks: list
     num_experts: int
     top_k: int
-    num_tokens: list
-    counts: np.ndarray | None
-    loans: list = field(repr=False)
-    capacity: int = 0
-    group: object = field(default=None, repr=False)
 
-    @cached_property
-    def seen(self):
-        """What decides how calls with it are launched, for comparison, where a process has one rank.
 
-        First its Places and, if the host knows them, numbers of rows: those that differ between handles of one form.
-        Of these the first is this rank's, the last the room that combine needs.
-        """
-        rows = () if self.counts is None else (self.num_rows[0], self.most_rows, self.most_returned)
-        return (
-            places_in(self.loans[0]),
-            rows,
-            self.num_tokens[0],
-            self.top_k,
-            self.counts is None and self.capacity,
-        )
+class RowsHandle:
+    """The routing of one FusedDispatch.forward, for any number of combines and cached dispatches.
+
+    It depends on ids and numbers of tokens alone: data of another hidden size or dtype may use it. ranks: of this
+    process. num_tokens, num_rows: T and N of each of them. counts: int [R, R], rows from each source to each rank; None
+    where they are on the device alone, and then every rank has `capacity` rows, of which the first N count. memory:
+    (Loan, places) of each rank, see launches.borrowed.
+    """
+
+    def __init__(self, plan, counts, memory, capacity, group):
+        self.routing, self.counts, self.memory = plan.routing, counts, memory
+        self.capacity, self.group = capacity, group
+        self.form, self.num_tokens = plan.form, plan.num_tokens
+        if counts is None:
+            self.num_rows = [capacity] * len(self.num_tokens)
+        else:
+            self.num_rows = [int(counts[:, rank].sum()) for rank in self.ranks]
+
+    ranks = property(lambda self: self.routing.ranks)
+    num_experts = property(lambda self: self.routing.num_experts)
+    top_k = property(lambda self: self.routing.top_k)
 
     @property
-    def num_rows(self):
-        """N of each rank of this process."""
-        if self.counts is None:
-            return [self.capacity for _ in self.ranks]
-        return [int(self.counts[:, rank].sum()) for rank in self.ranks]
+    def loans(self):
+        """The memory of each rank."""
+        return [loan for ((loan, _),) in self.memory]
 
     @property
     def most_rows(self):
@@ -76,28 +81,23 @@ class RowsHandle:
         return int(self.counts.sum(axis=1).max(initial=0))
 
 
-@dataclass(eq=False)
 class HybridHandle:
     """The routing of one HybridEPDispatch.forward, for any number of combines and cached dispatches.
 
     It depends on the routing map and the options alone. num_tokens, num_rows: T and P of each rank of this process.
     overflow: int32 [1], 1 if the padded rows did not all fit into P; with a LocalWorld a list over ranks. It is
-    handle[-1] too, as in the tuple that upstream's handle is, and a tensor there under torch.
+    handle[-1] too, as in the tuple that upstream's handle is, and a tensor there under torch. capacity: rows that a rank
+    receives before they are expanded, or gets back, at most. memory: as in a RowsHandle, two Loans a rank.
     """
 
-    num_local_experts: int
-    num_tokens: list
-    num_rows: list
-    capacity: int  # rows that a rank receives before they are expanded, or gets back, at most
-    pad_multiple: int
-    p2p_world_size: int
-    overflow: object
-    loans: list = field(repr=False)
-    group: object = field(default=None, repr=False)
-    num_sms: tuple = (None, None)  # granted to dispatch, to combine
-    shown: object = field(
-        default=None, repr=False
-    )  # function that makes what handle[-1] is out of overflow
+    shown = None  # function that makes what handle[-1] is out of overflow
+
+    def __init__(self, plan, num_rows, capacity, overflow, memory, group):
+        self.num_local_experts, self.num_tokens = plan.local, plan.num_tokens
+        self.pad_multiple, self.p2p_world_size, self.num_sms = plan.pad, plan.a_world, plan.num_sms
+        self.num_rows, self.capacity, self.overflow = num_rows, capacity, overflow
+        self.memory, self.group = memory, group
+        self.form = plan.form, capacity
 
     def __getitem__(self, index):
         if index != -1:
@@ -105,20 +105,6 @@ class HybridHandle:
                 f"handle[{index}]: a handle is opaque but for handle[-1], the overflow flag"
             )
         return self.overflow if self.shown is None else self.shown(self.overflow)
-
-    @cached_property
-    def seen(self):
-        """As of a RowsHandle."""
-        loan = self.loans[0]
-        return (
-            places_in(loan) + places_in(loan.expert_row),
-            (self.num_rows[0], self.capacity),
-            self.num_local_experts,
-            self.num_tokens[0],
-            self.capacity,
-            self.pad_multiple,
-            self.p2p_world_size,
-        )
 
 
 def handle_of(kind, handle):

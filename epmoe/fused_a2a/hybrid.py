@@ -1,221 +1,276 @@
 """HybridEPDispatch and HybridEPCombine on a Buffer: a row for each (token, local expert), grouped by expert.
 
 A token travels once to a rank and is expanded there, in the staging area's order; on the way back each rank sums its
-experts' rows first. Results are a rank's own memory, so no call needs room that another may lack.
+experts' rows first. Results are a rank's own memory, so no call needs room that another may lack. What follows from
+shapes, types and options alone is a plan, as in rows.py.
 """
 
 import numpy as np
 
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import BF16, E4M3, FP8_GROUP, FP16, FP32
-from epmoe.fused_a2a.expanding import (
-    First,
-    Results,
-    StagingArea,
-    expanded,
-    handle_values,
-    staged_bytes,
-)
-from epmoe.fused_a2a.handles import HybridHandle, handle_of
-from epmoe.fused_a2a.heap import arrays_in
-from epmoe.fused_a2a.returning import sums_of_rows
+from epmoe.fused_a2a.expanding import RESULTS, ExpertRows, StagingArea, staged_bytes
+from epmoe.fused_a2a.handles import HybridHandle, memory_of
+from epmoe.fused_a2a.launches import RankCall, at, borrowed, places
+from epmoe.fused_a2a.returning import ReturnPlan
 from epmoe.fused_a2a.rows import told_by
-from epmoe.kernels.rows import resend_kernel
+from epmoe.host.lending import Arrangement
+from epmoe.kernels.rows import dispatch_kernel, expand_kernel, expert_bits, resend_kernel, windows
 from epmoe.kernels.rows.senders import fp8_format
 from epmoe_ref.errors import EPValueError
 
 TYPES = (BF16, FP16)
+X, IDS, PROBS, N_ROWS, PAD, EXPERT_BASE, OUT = map(
+    at, ("x", "ids", "probs", "n_rows", "pad", "expert_base", "out")
+)
+KEPT = {name: name for name in ("counts", "row_of", "expert_rows")}  # what later calls read
+WRITTEN = KEPT | {n: n for n in ("info", "tokens_per_expert", "overflow", "expert_base")}
+SCRATCH = {name: name for name in ("slot_of", "encoded")}
+EXPERT_ROW = {"expert_row": "expert_row"}
+NO_LIMIT = 2**31 - 1
 
 
-def dispatch_forward(
-    buffer,
-    x,
-    routing_map,
-    probs,
-    num_local_experts,
-    pad_multiple=None,
-    fp8_dispatch=False,
-    p2p_world_size=None,
-    num_sms=(None, None),
-    group=None,
-):
-    """Send every token to each of its experts, rows grouped by expert. Arguments and results: HybridEPDispatch.forward.
+class DispatchPlan:
+    """Dispatches of these shapes and options; arguments: HybridEPDispatch.forward."""
 
-    The host waits: num_permuted_tokens is None.
-    num_sms: granted to dispatch, to combine. Of each rank of this process, as lists: dispatched_hidden,
-    dispatched_probs, dispatched_scaling_factor, tokens_per_expert; and the handle of all.
-    """
-    numbers = num_local_experts, None, pad_multiple, fp8_dispatch, p2p_world_size, num_sms
-    made, key = buffer.steady.again("exact hybrid dispatch", x, routing_map, probs, numbers)
-    if made is None:
-        return new_dispatch(buffer, key, x, routing_map, probs, *numbers, group)
-    finished, kept = made
-    told = told_by(buffer, kept[0])
-    if told[0].has_room:
-        return finished(kept[0], told)
-    buffer.steady.give_back()  # the others need more room than any had; all come to this
-    return new_dispatch(buffer, key, x, routing_map, probs, *numbers, group, kept, told)
-
-
-def new_dispatch(
-    buffer,
-    key,
-    x,
-    routing_map,
-    probs,
-    num_local_experts,
-    num_permuted_tokens,
-    pad_multiple,
-    fp8_dispatch,
-    p2p_world_size,
-    num_sms,
-    group,
-    kept=None,
-    told=None,
-):
-    """dispatch_forward the general way, also if num_permuted_tokens are given. key: of SteadyCalls.
-
-    told, kept: what it has told, and its memory (see First), if it was launched already, and there was no room.
-    """
-    is_exact, world = num_permuted_tokens is None, buffer.world
-    arguments.ranks_that_fit(world.n_ranks)
-    local = arguments.local_experts(num_local_experts, world.n_ranks)
-    pad = arguments.padding(pad_multiple, local)
-    limit = None if is_exact else arguments.rows("num_permuted_tokens", num_permuted_tokens)
-    a_world = (
-        world.n_ranks
-        if p2p_world_size is None
-        else arguments.whole("p2p_world_size", p2p_world_size, 1)
-    )
-    if world.n_ranks % a_world:
-        raise EPValueError(f"p2p_world_size={a_world} must divide n_ranks={world.n_ranks}")
-    xs = arguments.hidden_rows(buffer, "x", x, dtypes=TYPES)
-    (_, hidden), dtype = xs[0].shape, xs[0].dtype
-    if fp8_dispatch and (dtype != BF16 or hidden % FP8_GROUP):
-        raise EPValueError(
-            f"fp8_dispatch=True needs bfloat16 rows of a multiple of {FP8_GROUP} elements; x is {dtype} "
-            f"with {hidden} columns"
-        )
-    num_tokens = [a.shape[0] for a in xs]
-    n_experts, because = (
-        local * world.n_ranks,
-        f": n_ranks={world.n_ranks} times num_local_experts={local}",
-    )
-    maps = arguments.matrices(
+    def __init__(
+        self,
         buffer,
-        "routing_map",
+        x,
         routing_map,
-        dtypes=(np.dtype(bool),),
-        n_rows=num_tokens,
-        n_columns=n_experts,
-        because=because,
-    )
-    has_probs = not arguments.absent(probs)
-    if has_probs:
-        probs = arguments.matrices(
-            buffer,
-            "probs",
-            probs,
-            dtypes=(FP32,),
+        probs,
+        num_local_experts,
+        num_permuted_tokens,
+        pad_multiple,
+        fp8_dispatch,
+        p2p_world_size,
+        num_sms,
+    ):
+        self.buffer, self.num_sms, world = buffer, num_sms, buffer.world
+        arguments.ranks_that_fit(world.n_ranks)
+        self.local = local = arguments.local_experts(num_local_experts, world.n_ranks)
+        self.pad = arguments.padding(pad_multiple, local)
+        self.limit = limit = (
+            None
+            if num_permuted_tokens is None
+            else arguments.rows("num_permuted_tokens", num_permuted_tokens)
+        )
+        self.a_world = (
+            world.n_ranks
+            if p2p_world_size is None
+            else arguments.whole("p2p_world_size", p2p_world_size, 1)
+        )
+        if world.n_ranks % self.a_world:
+            raise EPValueError(f"p2p_world_size={self.a_world} must divide n_ranks={world.n_ranks}")
+        xs = arguments.hidden_rows(buffer, "x", x, dtypes=TYPES)
+        (_, hidden), dtype = xs[0].shape, xs[0].dtype
+        if fp8_dispatch and (dtype != BF16 or hidden % FP8_GROUP):
+            raise EPValueError(
+                f"fp8_dispatch=True needs bfloat16 rows of a multiple of {FP8_GROUP} elements; x is {dtype} "
+                f"with {hidden} columns"
+            )
+        self.num_tokens = num_tokens = [a.shape[0] for a in xs]
+        self.form = local, tuple(num_tokens), self.a_world
+        of_all = dict(
             n_rows=num_tokens,
-            n_columns=n_experts,
-            because=because,
+            n_columns=local * world.n_ranks,
+            because=f": n_ranks={world.n_ranks} times num_local_experts={local}",
         )
-    buffer.expect_open()
-    facts = dict(
-        call="hybrid_ep_dispatch",
-        hidden=hidden,
-        dtype=str(dtype),
-        num_local_experts=local,
-        has_probs=has_probs,
-        fp8_dispatch=bool(fp8_dispatch),
-        has_num_permuted_tokens=limit is not None,
-    )
-    buffer.want_experts(local, facts)
-    row_bytes = fp8_format(hidden).token_size if fp8_dispatch else hidden * dtype.itemsize
-    shape = buffer.launches.shape(
-        local,
-        row_bytes,
-        to_expand=num_tokens,
-        has_probs=has_probs,
-        has_meta=True,
-        value_bytes=hidden if fp8_dispatch else 0,
-        scale_words=hidden // FP8_GROUP if fp8_dispatch else 0,
-        encode=bool(fp8_dispatch),
-    )
-    if buffer.knows_all_ranks or limit is not None and buffer.max_tokens:
-        # without a look at the device, a batch larger than any before is taken to be that large on all ranks
-        buffer.want_tokens(max(num_tokens))
-    results = Results(buffer, shape, hidden, E4M3 if fp8_dispatch else dtype, num_tokens)
-
-    def handle_with(loans, num_rows):
-        overflow = [arrays_in(loan, ("overflow",))[0] for loan in loans]
-        # a rank with more tokens than any before gets more rows back than there was room for where they were received
-        return HybridHandle(
+        arguments.matrices(buffer, "routing_map", routing_map, dtypes=(np.dtype(bool),), **of_all)
+        has_probs = probs is not None
+        if has_probs:
+            arguments.matrices(buffer, "probs", probs, dtypes=(FP32,), **of_all)
+        self.facts = facts = dict(
+            call="hybrid_ep_dispatch",
+            hidden=hidden,
+            dtype=str(dtype),
+            num_local_experts=local,
+            has_probs=has_probs,
+            fp8_dispatch=bool(fp8_dispatch),
+            has_num_permuted_tokens=limit is not None,
+        )
+        buffer.want_experts(local, facts)
+        row_bytes = fp8_format(hidden).token_size if fp8_dispatch else hidden * dtype.itemsize
+        self.shape = shape = buffer.launches.shape(
             local,
-            num_tokens,
-            num_rows,
-            world.n_ranks * buffer.max_tokens,
-            pad,
-            a_world,
-            overflow if world.lists else overflow[0],
-            loans,
-            group,
-            num_sms,
+            row_bytes,
+            to_expand=num_tokens,
+            has_probs=has_probs,
+            has_meta=True,
+            value_bytes=hidden if fp8_dispatch else 0,
+            scale_words=hidden // FP8_GROUP if fp8_dispatch else 0,
+            encode=bool(fp8_dispatch),
         )
+        if buffer.knows_all_ranks or limit is not None and buffer.max_tokens:
+            # without a look at the device, a batch larger than any before is taken to be that large on all ranks
+            buffer.want_tokens(max(num_tokens))
+        self.results = ExpertRows(shape, hidden, E4M3 if fp8_dispatch else dtype)
+        n_ranks = buffer.n_ranks
+        self.of_handle = [
+            memory_of(
+                "hybrid handle",
+                n_ranks,
+                {
+                    "tokens_per_expert": ((local,), np.int64),
+                    "overflow": ((1,), np.int32),
+                    "expert_base": ((n_ranks, local), np.int32),
+                    "expert_rows": ((2, local), np.int32),
+                    "row_of": ((n, n_ranks), np.int32),
+                },
+            )
+            for n in num_tokens
+        ]
+        scratch = [
+            Arrangement(
+                "rows scratch",
+                {
+                    "slot_of": ((n, shape.n_experts), np.int32),
+                    "encoded": ((n, row_bytes if shape.encode else 0), np.uint8),
+                },
+            )
+            for n in num_tokens
+        ]
+        # one launch does it all where the host need not know the number of rows
+        self.is_one_launch = limit is not None and (buffer.knows_all_ranks or buffer.max_tokens > 0)
+        lent = [[(of, WRITTEN), (more, SCRATCH)] for of, more in zip(self.of_handle, scratch)]
+        if self.is_one_launch:
+            shape = buffer.launches.expanding(
+                shape, num_tokens, buffer.launches.are_all(num_sms[0])
+            )
+            lent = [[*of, (self.results.of(limit), RESULTS)] for of in lent]
+        self._prepare(dispatch_kernel(shape), lent, shape if self.is_one_launch else None)
 
-    with buffer.letting_go(), buffer.steady.watching(key) as remember:
-        call = First(
-            buffer,
-            facts,
-            shape,
-            xs,
-            maps,
-            probs if has_probs else None,
-            num_tokens,
-            limit,
-            pad,
-            kept,
-        )
-        if limit is not None and (buffer.knows_all_ranks or buffer.max_tokens):
+    def _prepare(self, kernel, lent, expanding=None):
+        """RankCalls of a kernel that sends, for the most tokens so far; lent: what each rank's borrows, besides.
 
-            def results_in(scratch, rows, loan, out):
-                loan.expert_row = rows
-                return (
-                    *results.arrays(out),
-                    *arrays_in(loan, ("tokens_per_expert",)),
-                    handle_with([loan], [limit]),
-                )
+        expanding: the shape of a kernel that expands the rows as well.
+        """
+        buffer, n_ranks, row_bytes = self.buffer, self.buffer.n_ranks, self.shape.row_bytes
+        more = {}
+        if expanding is not None:
+            more = dict(
+                window_bytes=windows.bytes_for(expanding),
+                bits_bytes=expert_bits.bytes_for(expanding),
+            )
 
-            outputs = call.send_and_expand(results, num_sms[0])
-            memory, lent = call.lent()
-            remember([*memory, results.memory(limit)], [*lent, outputs[-1]], results_in)
-            made = [
-                (*results.arrays(out), loan.array("tokens_per_expert"))
-                for out, loan in zip(outputs, call.loans)
-            ]
-            return made, handle_with(call.loans, [limit] * len(made))
+        def needs(tokens):
+            rows = n_ranks * tokens
+            staged = staged_bytes(rows, row_bytes, self.local)
+            return dict(staging_bytes=staged, flag_rows=rows, **more)
 
-        told = call.send(told, num_sms[0])
-        loans, capacity = call.loans, call.capacity
+        # else the first call asks the ranks for their tokens
+        if buffer.knows_all_ranks or buffer.max_tokens:
+            buffer.want_pool_for_tokens(self.facts, needs)
+        rows = n_ranks * buffer.max_tokens
+        self.staged = staged = StagingArea(buffer, rows, row_bytes, self.local)
+        of_rows = Arrangement("hybrid rows", {"expert_row": ((rows, self.local), np.int32)})
+        self.places = [(places(of, KEPT), places(of_rows, EXPERT_ROW)) for of in self.of_handle]
+        limit = NO_LIMIT if self.limit is None else self.limit
+        self.calls, self.expanding = [], None
+        for r, n, memory in zip(buffer.ranks, self.num_tokens, lent):
+            values = staged.expanded(buffer, r) if expanding is not None else staged.values
+            values = values | dict(n_rows=limit, pad=self.pad)
+            n_rows = n if expanding is None else n + limit
+            memory = [(of_rows, EXPERT_ROW), *memory]
+            self.calls.append(
+                RankCall(buffer, r, kernel, n, self.num_sms[0], n_rows, values, memory)
+            )
 
-        def finished(loans, told):
-            """What is returned, when it is told how many rows there are."""
-            num_rows = [one.padded_rows if is_exact else limit for one in told]
-            made = expanded(buffer, results, loans, num_rows, capacity, num_sms[0])
+    def start(self, given, group):
+        """Launch: (dispatched_hidden, probs, scales, tokens_per_expert) of each rank, and the handle of all."""
+        buffer, launches, lent, has_probs = self.buffer, [], [], self.shape.has_probs
+        for call, ((x_at, x), (map_at, routing_map), (probs_at, probs)) in zip(self.calls, given):
+            launch, loans = call.begin()
+            words = launch.words
+            words[X] = x_at or buffer.place(call.rank, "x", x)
+            words[IDS] = map_at or buffer.place(call.rank, "routing_map", routing_map)
+            if has_probs:
+                words[PROBS] = probs_at or buffer.place(call.rank, "probs", probs)
+            launches.append(launch)
+            lent.append(loans)
+        buffer.start(launches)
+        buffer.kept = given
+        rows, handles = [loans[0] for loans in lent], [loans[1] for loans in lent]
+        if self.is_one_launch:
+            made, num_rows = [loans[3] for loans in lent], [self.limit] * len(lent)
+            per_expert = [loan.array("tokens_per_expert") for loan in handles]
+        else:
+            told = told_by(buffer, handles)
+            if not told[0].has_room:
+                rows = self._send_again(launches)
+            is_exact = self.limit is None
+            num_rows = [one.padded_rows if is_exact else self.limit for one in told]
+            made = self._expanded(handles, rows, num_rows)
             per_expert = [
                 one.tokens_per_expert if is_exact else loan.array("tokens_per_expert")
-                for one, loan in zip(told, loans)
+                for one, loan in zip(told, handles)
             ]
-            return [(*row, n) for row, n in zip(made, per_expert)], handle_with(loans, num_rows)
+        results = [(*self.results.arrays(out), n) for out, n in zip(made, per_expert)]
+        overflow = [loan.array("overflow") for loan in handles]
+        # a rank with more tokens than any before gets more rows back than there was room for where they were received
+        return results, HybridHandle(
+            self,
+            num_rows,
+            buffer.n_ranks * buffer.max_tokens,
+            overflow if buffer.world_has_lists else overflow[0],
+            self._memory(handles, rows),
+            group,
+        )
 
-        def exact_in(scratch, rows, loan):
-            loan.expert_row = rows
-            return finished, ([loan], [scratch])
+    def _memory(self, handles, rows):
+        """What a handle keeps: (Loan, places) of its arrays, and of the places of experts' rows."""
+        return [
+            ((handle, of_handle), (of_rank, of_rows))
+            for handle, of_rank, (of_handle, of_rows) in zip(handles, rows, self.places)
+        ]
 
-        if is_exact:
-            remember(*call.lent(), exact_in)
-    return finished(loans, told)
+    def _send_again(self, launches):
+        """Loans of places of experts' rows, of rows that are sent once more: every rank has seen that there was no room,
+        and comes to the same number of tokens here.
+        """
+        self._prepare(resend_kernel(self.shape), [()] * len(launches))
+        again = [call.begin_like(launch) for call, launch in zip(self.calls, launches)]
+        self.buffer.start([launch for launch, _ in again])
+        return [loans[0] for _, loans in again]
+
+    def _expanded(self, handles, rows, num_rows):
+        """Loans of rows of experts, made of what has come into the staging area."""
+        buffer, kernel, made, launches = self.buffer, expand_kernel(self.shape), [], []
+        if self.expanding is None:
+            self.expanding = [
+                RankCall(
+                    buffer, r, kernel, n, self.num_sms[0], None, self.staged.expanded(buffer, r)
+                )
+                for r, n in zip(buffer.ranks, self.num_tokens)
+            ]
+        of_handles = self._memory(handles, rows)
+        for i, (r, n_rows) in enumerate(zip(buffer.ranks, num_rows)):
+            of_results = self.results.of(n_rows)
+            loan = buffer.lend(r.arena, of_results)
+            launch, _ = self.expanding[i].begin(self.num_tokens[i] + n_rows)
+            words = launch.words
+            borrowed(words, (*of_handles[i], (loan, places(of_results, RESULTS))))
+            words[N_ROWS], words[EXPERT_BASE] = n_rows, handles[i].address("expert_base")
+            made.append(loan)
+            launches.append(launch)
+        buffer.start(launches)
+        return made
+
+
+def dispatch(buffer, x, routing_map, probs, group, *options):
+    """Send every token to each of its experts, rows grouped by expert: see DispatchPlan for the options.
+
+    Of each rank of this process, as lists: (dispatched_hidden, dispatched_probs, dispatched_scaling_factor,
+    tokens_per_expert); and the handle of all.
+    """
+    if arguments.absent(probs):
+        probs = None
+    given, forms = arguments.look(buffer, x=x, routing_map=routing_map, probs=probs)
+    plan = buffer.plan(
+        ("hybrid dispatch", *forms, *options),
+        lambda: DispatchPlan(buffer, x, routing_map, probs, *options),
+    )
+    return plan.start(given, group)
 
 
 def same_pad(pad_multiple, handle):
@@ -227,98 +282,86 @@ def same_pad(pad_multiple, handle):
         )
 
 
+class _CachedPlan:
+    """Cached dispatches of tokens of this form, for handles of one form."""
+
+    def __init__(self, buffer, name, x, handle, num_sms):
+        self.buffer, self.name = buffer, name
+        capacity, num_tokens = handle.capacity, handle.num_tokens
+        xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=num_tokens)
+        (_, hidden), dtype = xs[0].shape, xs[0].dtype
+        row_bytes = hidden * dtype.itemsize
+        self.facts = dict(call="the gradient of hybrid_ep_combine", hidden=hidden, dtype=str(dtype))
+        buffer.want_pool(
+            self.facts, staging_bytes=staged_bytes(capacity, row_bytes, 0), flag_rows=capacity
+        )
+        staged = StagingArea(buffer, capacity, row_bytes, 0)
+        shape = buffer.launches.shape(handle.num_local_experts, row_bytes, expands=True)
+        self.results, kernel = ExpertRows(shape, hidden, dtype), resend_kernel(shape)
+        self.calls = [
+            RankCall(buffer, r, kernel, n, num_sms, None, staged.expanded(buffer, r))
+            for r, n in zip(buffer.ranks, num_tokens)
+        ]
+
+    def start(self, given, handle):
+        """Launch: rows of experts of each rank."""
+        buffer, made, launches = self.buffer, [], []
+        for i, (r, n_rows) in enumerate(zip(buffer.ranks, handle.num_rows)):
+            loan = buffer.lend(r.arena, self.results.of(n_rows))
+            launch, _ = self.calls[i].begin(handle.num_tokens[i] + n_rows)
+            words, ((x_at, x),) = launch.words, given[i]
+            borrowed(words, handle.memory[i])
+            words[X] = x_at or buffer.place(r.rank, self.name, x)
+            words[N_ROWS], words[PAD], words[OUT] = n_rows, handle.pad_multiple, loan.address("x")
+            made.append(loan)
+            launches.append(launch)
+        buffer.start(launches)
+        buffer.kept = given
+        return [loan.array("x") for loan in made]
+
+
 def cached_dispatch(buffer, name, x, handle, num_sms=None):
     """The tokens x [T, H] as rows of experts, as an earlier dispatch placed them: a list of [P, H], of x's dtype."""
-    handle_of(HybridHandle, handle)
-    made, key = buffer.steady.again("hybrid cached", x, None, None, (num_sms,), handle.seen)
-    return new_cached_dispatch(buffer, key, name, x, handle, num_sms) if made is None else made
-
-
-def new_cached_dispatch(buffer, key, name, x, handle, num_sms):
-    """cached_dispatch the general way. key: of SteadyCalls."""
-    xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=handle.num_tokens)
-    (_, hidden), dtype = xs[0].shape, xs[0].dtype
-    buffer.expect_open()
-    row_bytes = hidden * dtype.itemsize
-    facts = dict(call="the gradient of hybrid_ep_combine", hidden=hidden, dtype=str(dtype))
-    buffer.want_pool(
-        facts, staging_bytes=staged_bytes(handle.capacity, row_bytes, 0), flag_rows=handle.capacity
+    given, forms = arguments.look(buffer, **{name: x})
+    plan = buffer.plan(
+        ("hybrid cached", *forms, handle.form, num_sms),
+        lambda: _CachedPlan(buffer, name, x, handle, num_sms),
     )
-    staged = StagingArea(buffer, handle.capacity, row_bytes, 0)
-    shape = buffer.launches.shape(handle.num_local_experts, row_bytes, expands=True)
-    outputs, calls = [], []
-    with buffer.letting_go(), buffer.steady.watching(key) as remember:
-        for i, (r, loan, rows) in enumerate(zip(buffer.ranks, handle.loans, handle.num_rows)):
-            shapes = {"x": ((rows, hidden), dtype)}
-            outputs.append(r.arena.lend("hybrid result", shapes))
-            values = (
-                buffer.values(r)
-                | staged.values
-                | handle_values(buffer, loan)
-                | staged.sources(buffer, r)
-                | dict(
-                    x=buffer.placing.place(r.rank, name, xs[i]),
-                    n_rows=rows,
-                    pad=handle.pad_multiple,
-                    out=outputs[i].address("x"),
-                )
-            )
-            calls.append((r.rank, values, handle.num_tokens[i], handle.num_tokens[i] + rows))
-        buffer.launch_all(resend_kernel(shape), calls, num_sms)
-
-        def memory_for(n, _):
-            return [r.arena.memory("hybrid result", {"x": ((n, hidden), dtype)})]
-
-        n_tokens = handle.num_tokens[-1]
-
-        def numbers(n, _):
-            return n, buffer.launches.grid(num_sms, n_tokens + n)
-
-        remember(memory_for, outputs[-1:], lambda loan, _: arrays_in(loan, ("x",)), numbers)
-    return [loan.array("x") for loan in outputs]
+    return plan.start(given, handle)
 
 
-def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
-    """Sums of rows x [P, H] over experts, ranks and worlds, and probs [P] back in their places [T, E]: two lists."""
-    made, key = buffer.steady.again("hybrid combine", x, probs, None, (num_sms,), handle.seen)
-    return new_combine(buffer, key, name, x, handle, probs, num_sms) if made is None else made
+class _CombinePlan(ReturnPlan):
+    """Combines of rows of this form, for handles of one form."""
 
-
-def new_combine(buffer, key, name, x, handle, probs, num_sms):
-    """combine_forward the general way. key: of SteadyCalls."""
-    local, has_probs = handle.num_local_experts, not arguments.absent(probs)
-    xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=handle.num_rows)
-    (_, hidden), dtype = xs[0].shape, xs[0].dtype
-    if has_probs:
-        probs = [
-            arguments.array(buffer, f"probs of {name}", r, p)
-            for r, p in zip(buffer.ranks, arguments.of_ranks(buffer, f"probs of {name}", probs))
-        ]
-        for r, p, rows in zip(buffer.ranks, probs, handle.num_rows):
+    def __init__(self, buffer, name, x, handle, probs, num_sms):
+        local, has_probs = handle.num_local_experts, not arguments.absent(probs)
+        xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=handle.num_rows)
+        (_, hidden), dtype = xs[0].shape, xs[0].dtype
+        for i, r in enumerate(buffer.ranks if has_probs else ()):
+            given = arguments.of_ranks(buffer, f"probs of {name}", probs)[i]
+            p, rows = arguments.array(buffer, f"probs of {name}", r, given), handle.num_rows[i]
             if p.dtype != FP32 or p.shape != (rows,):
                 raise EPValueError(
                     f"probs of {name} of rank {r.rank} is {p.dtype} {p.shape}, float32 ({rows},) is "
                     "needed"
                 )
-    buffer.expect_open()
-    shape = buffer.launches.shape(
-        local,
-        hidden * dtype.itemsize,
-        to_combine=handle.num_tokens,
-        has_probs=has_probs,
-        dtype=arguments.NAMES[dtype],
-        p2p_world_size=handle.p2p_world_size,
+        shape = buffer.launches.shape(
+            local,
+            hidden * dtype.itemsize,
+            to_combine=handle.num_tokens,
+            has_probs=has_probs,
+            dtype=arguments.NAMES[dtype],
+            p2p_world_size=handle.p2p_world_size,
+        )
+        n_experts = buffer.world.n_ranks * local
+        super().__init__(buffer, shape, name, hidden, dtype, handle.num_tokens, n_experts, num_sms)
+
+
+def combine(buffer, name, x, handle, probs=None, num_sms=None):
+    """Sums of rows x [P, H] over experts, ranks and worlds, and probs [P] back in their places [T, E]: two lists."""
+    given, key = ReturnPlan.look(buffer, name, x, probs, handle, True)
+    plan = buffer.plan(
+        ("hybrid combine", *key, num_sms),
+        lambda: _CombinePlan(buffer, name, x, handle, probs, num_sms),
     )
-    return sums_of_rows(
-        buffer,
-        key,
-        shape,
-        name,
-        xs,
-        probs,
-        handle,
-        handle.capacity,
-        buffer.world.n_ranks * local,
-        handle_values,
-        num_sms,
-    )
+    return plan.start(given, handle, handle.capacity)

@@ -60,10 +60,8 @@ class HybridEPDispatch:
         """
         handle = handle_of(HybridHandle, ctx.handle)
         buffer = hybrid_ep_buffer(ctx.group)
-        with buffer.calling("the gradient of hybrid_ep_dispatch"):
-            summed, probs = hybrid.combine_forward(
-                buffer, "grad_x", grad_x, handle, grad_probs, handle.num_sms[1]
-            )
+        given = buffer, "grad_x", grad_x, handle, grad_probs, handle.num_sms[1]
+        summed, probs = buffer.call("the gradient of hybrid_ep_dispatch", hybrid.combine, *given)
         probs = None if probs is None else results(ctx.group, probs)
         return results(ctx.group, summed), None, probs, None, None, None, None, None, None
 
@@ -90,8 +88,8 @@ class HybridEPCombine:
         """Gradients of forward's four arguments: (grad_x [P, H], None, None, None); rows without a token are zero."""
         handle = ctx.handle
         buffer = hybrid_ep_buffer(ctx.group)
-        with buffer.calling("the gradient of hybrid_ep_combine"):
-            made = hybrid.cached_dispatch(buffer, "grad_x", grad_x, handle, handle.num_sms[0])
+        given = buffer, "grad_x", grad_x, handle, handle.num_sms[0]
+        made = buffer.call("the gradient of hybrid_ep_combine", hybrid.cached_dispatch, *given)
         return results(ctx.group, made), None, None, None
 
 
@@ -130,7 +128,12 @@ def hybrid_ep_dispatch(
         num_permuted_tokens = arguments.plain("num_permuted_tokens", num_permuted_tokens)
         pad_multiple = arguments.plain("pad_multiple", pad_multiple)
     buffer = hybrid_ep_buffer(group)
-    numbers = (
+    given = (
+        buffer,
+        x,
+        routing_map,
+        probs,
+        group,
         num_local_experts,
         num_permuted_tokens,
         pad_multiple,
@@ -138,16 +141,7 @@ def hybrid_ep_dispatch(
         getattr(group, "p2p_world_size", None),
         (num_sms_dispatch_api, num_sms_combine_api),
     )
-    with buffer.calling("hybrid_ep_dispatch"):
-        if num_permuted_tokens is None:
-            made, handle = hybrid.dispatch_forward(
-                buffer, x, routing_map, probs, num_local_experts, *numbers[2:], group
-            )
-        else:
-            made, key = buffer.steady.again("hybrid dispatch", x, routing_map, probs, numbers)
-            if made is not None:
-                return made
-            made, handle = hybrid.new_dispatch(buffer, key, x, routing_map, probs, *numbers, group)
+    made, handle = buffer.call("hybrid_ep_dispatch", hybrid.dispatch, *given)
     return (*columns(group, made), handle)
 
 
@@ -161,9 +155,6 @@ def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *,
         arguments.same_num_rows(buffer, num_permuted_tokens, handle.num_rows)
     if pad_multiple is not None:
         hybrid.same_pad(pad_multiple, handle)
-    with buffer.calling("hybrid_ep_combine"):
-        made, key = buffer.steady.again("hybrid combine", x, None, None, (num_sms,), handle.seen)
-        combined, _ = (
-            hybrid.new_combine(buffer, key, "x", x, handle, None, num_sms) if made is None else made
-        )
+    given = buffer, "x", x, handle, None, num_sms
+    combined, _ = buffer.call("hybrid_ep_combine", hybrid.combine, *given)
     return combined if group.lists else combined[0]

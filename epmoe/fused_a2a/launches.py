@@ -1,4 +1,4 @@
-"""Launching rows kernels: parameter blocks that are written once for each set of arguments, and the size of grids."""
+"""Launching rows kernels: what stays the same from call to call, and the size of grids."""
 
 from dataclasses import replace
 
@@ -6,15 +6,12 @@ from epmoe import device
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.launch import SIMULATOR_BLOCKS
 from epmoe.kernels.rows import expert_bits, lamport
-from epmoe.kernels.rows.block import parameter_block
+from epmoe.kernels.rows.block import FIRST, parameter_block
 from epmoe.kernels.rows.shape import RowsShape
 from epmoe.kernels.stamps import TraceBuffers
-from epmoe.kernels.written_blocks import WrittenBlocks
 
-N_ARGUMENTS = (
-    3  # of every kernel; others are fields of the block that it reads first, by their names
-)
-BLOCKS_A_CALL = 3  # parameter blocks of one call of a rank, at most
+_BLOCK = parameter_block(1)  # indices do not depend on the number of ranks
+_FIRST = _BLOCK.index(FIRST)  # from here on words differ from call to call
 FEW_TO_SEND, THREADS_TO_SEND = (
     128,
     256,
@@ -42,7 +39,7 @@ def smaller_blocks(num_tokens):
 
 
 class Launches:
-    """The launches of one Buffer. launch: its LaunchConfig; a steady state copies no arguments."""
+    """The launches of one Buffer. launch: its LaunchConfig."""
 
     lamport_rows = True  # whether few rows go without flags; tests change it
 
@@ -54,7 +51,7 @@ class Launches:
             SIMULATOR_BLOCKS if device.SIM else self.machine.n_sms
         )
         self.traces = {}  # by kernel: stamps, if the LaunchConfig asks for them
-        self._written = WrittenBlocks()
+        self._contexts = {}
 
     def shape(
         self,
@@ -114,39 +111,107 @@ class Launches:
         granted = self.most_blocks if num_sms is None else min(int(num_sms), self.most_blocks)
         return max(2, min(granted, n_rows + 1))
 
-    def start(self, kernel, rank, values, num_tokens, stream, num_sms=None, n_rows=None):
-        """Launch a kernel with these fields of the parameter block. n_rows: that it moves, if not a row a token."""
-        grid = self.grid(num_sms, num_tokens if n_rows is None else n_rows)
+    def prepare(self, kernel, rank, num_tokens, stream, words, grid):
+        """A launch of a kernel of a rank. words: of the block, by which it begins."""
         if self.launch.trace:
-            values["trace"] = self.traces.setdefault(kernel.name, TraceBuffers()).address(
-                self.machine, rank, self.most_blocks
-            )
-        block, code = self._block(rank, values), kernel.fn.__code__
-        early = [values[name] for name in code.co_varnames[N_ARGUMENTS : code.co_argcount]]
-        self.machine.launch(
-            kernel,
-            grid,
-            kernel.max_threads,
-            (block.address, num_tokens, rank, *early),
-            stream=stream,
+            traces = self.traces.setdefault(kernel.name, TraceBuffers())
+            words[at("trace")] = traces.address(self.machine, rank, self.most_blocks)
+        return self.machine.prepared(
+            kernel, grid, kernel.max_threads, words, num_tokens, rank, stream=stream
         )
 
-    def _block(self, rank, values):
-        key = (
-            rank,
-            *((name, tuple(v) if isinstance(v, list) else v) for name, v in values.items()),
-        )
-        block = self._written.find(key)
-        return block or self._written.write(
-            self.machine, rank, key, parameter_block(self.world.n_ranks).pack(values)
-        )
-
-    def trim(self):
-        """Room for the parameter blocks of one call; between calls, since it may wait for their launches."""
-        self._written.make_room(self.machine, BLOCKS_A_CALL * len(self.world.ranks))
+    def context(self, rank, of_ranks):
+        """The address of the words that kernels look up by rank: {name: a word of each rank}."""
+        words = parameter_block(self.world.n_ranks).pack_context(of_ranks)
+        key = rank, words.tobytes()
+        if key not in self._contexts:
+            self._contexts[key] = self.machine.alloc(words.nbytes, "context", rank)
+            self._contexts[key].write(words)
+        return self._contexts[key].address
 
     def close(self):
-        """Free parameter blocks and stamps; the launches that use them must have ended."""
+        """Free contexts and stamps; the launches that use them must have ended."""
         for trace in self.traces.values():
             trace.close()
-        self._written.close()
+        while self._contexts:
+            self._contexts.popitem()[1].free()
+
+
+def at(name):
+    """The index of a field's first word among those of a launch."""
+    return _BLOCK.index(name)
+
+
+def fill(words, values):
+    """Enter {field: value} into the words of a launch; a value is a number, or one for each word of the field."""
+    for name, value in values.items():
+        i = _BLOCK.index(name)
+        for word in value if isinstance(value, (list, tuple)) else (value,):
+            words[i] = word
+            i += 1
+
+
+def places(arrangement, names):
+    """Where arrays lie, for `borrowed`: [(index of a word, offset)]; names: {field: array of the Arrangement}."""
+    fields = arrangement.fields
+    return [(at(field), fields[name].offset) for field, name in names.items()]
+
+
+def borrowed(words, memory):
+    """Enter addresses of lent arrays into the words of a launch; memory: (Loan, places) of each piece."""
+    for loan, places in memory:
+        base = loan.base
+        for i, offset in places:
+            words[i] = base + offset
+
+
+class RankCall:
+    """One rank's part of calls that are alike: what launches a kernel, and the memory that each call borrows.
+
+    n_rows: rows that the kernel moves, None if each call says. values: {field: value} of the words that stay the same.
+    lent: (Arrangement, {field: array}) of each piece of memory that a call borrows of the rank's own.
+    """
+
+    __slots__ = ("_buffer", "rank", "_arena", "_lent", "_how", "_values", "_launches", "_latest")
+
+    def __init__(self, buffer, r, kernel, num_tokens, num_sms, n_rows, values, lent=()):
+        self._buffer, self.rank, self._arena = buffer, r.rank, r.arena
+        self._lent = [(arranged, places(arranged, names)) for arranged, names in lent]
+        self._how, self._values, self._launches = (kernel, num_tokens, num_sms), values, {}
+        self._latest = None, None  # number of rows, launch
+        if n_rows is not None:
+            self._latest = None, self._for(n_rows)
+
+    def _for(self, n_rows):
+        kernel, num_tokens, num_sms = self._how
+        grid = self._buffer.launches.grid(num_sms, n_rows)
+        launch = self._launches.get(grid)
+        if launch is None:
+            launch = self._buffer.find(kernel, self.rank, num_tokens, grid)
+            fill(launch.words, self._values)
+            self._launches[grid] = launch
+        self._latest = n_rows, launch
+        return launch
+
+    def begin(self, n_rows=None):
+        """(what is to be started, the Loans of what it borrows); its `words` want the addresses of the call's arrays."""
+        known, launch = self._latest
+        if known != n_rows:
+            launch = self._for(n_rows)
+        words, loans, lend = launch.words, [], self._arena.lend
+        for arrangement, at_words in self._lent:
+            loan = lend(arrangement)
+            base = loan.base
+            for i, offset in at_words:
+                words[i] = base + offset
+            loans.append(loan)
+        if self._buffer.is_captured:
+            self._buffer.captured += loans
+        return launch, loans
+
+    def begin_like(self, earlier):
+        """The same of a kernel that goes on with what another launch was given."""
+        _, launch = self._latest
+        launch.words[_FIRST:] = earlier.words[_FIRST:]
+        fill(launch.words, self._values)
+        return self.begin()

@@ -1,76 +1,89 @@
 """What FusedCombine and HybridEPCombine have in common: the launch that sends rows back and sums them by token."""
 
+from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import FP32
-from epmoe.fused_a2a.heap import arrays_in
+from epmoe.fused_a2a.launches import RankCall, at, borrowed
 from epmoe.fused_a2a.pool import align
+from epmoe.host.lending import Arrangement
 from epmoe.kernels.rows import combine_kernel, windows
 
+X, PROBS, CAPACITY, PLACES = map(at, ("x", "probs", "capacity", "places"))
+MADE = {"out": "x", "out_probs": "probs"}
 
-def sums_of_rows(
-    buffer, key, shape, name, xs, probs, handle, capacity, n_numbers, values_of, num_sms
-):
-    """Sums of rows xs over what the handle says, and of their probs: two lists over ranks, the second None without.
 
-    key: of SteadyCalls. shape: RowsShape. name: of xs, for messages. probs: arrays, None without. capacity: rows that a
-    rank may get back. n_numbers: of a token in the second result. values_of(buffer, loan): fields of the parameter
-    block that the handle's memory of a rank fills in.
+class ReturnPlan:
+    """Sums of rows of one form over what handles say, and of their probs.
+
+    shape: RowsShape. name: of the rows, for messages. n_numbers: of a token in the second result.
     """
-    has_probs, (_, hidden), dtype = shape.has_probs, xs[0].shape, xs[0].dtype
-    probs_at = align(capacity * shape.row_bytes)
-    facts = dict(
-        call="combine",
-        hidden=hidden,
-        dtype=str(dtype),
-        has_probs=bool(has_probs),
-        probs_a_token=n_numbers,
-    )
-    buffer.want_pool(
-        facts,
-        staging_bytes=probs_at + 4 * shape.n_meta * capacity * has_probs,
-        flag_rows=capacity,
-        window_bytes=windows.bytes_for(shape),
-        **buffer.launches.window_bytes(shape),
-    )
-    results, calls, at, place = [], [], buffer.pool_layout.staging_at, buffer.placing.place
-    with buffer.letting_go(), buffer.steady.watching(key) as remember:
-        for i, (r, loan, n) in enumerate(zip(buffer.ranks, handle.loans, handle.num_tokens)):
-            shapes = {
-                "x": ((n, hidden), dtype),
-                "probs": ((n if has_probs else 0, n_numbers), FP32),
-            }
-            results.append(r.arena.lend("combine result", shapes))
-            values = (
-                buffer.values(r)
-                | values_of(buffer, loan)
-                | dict(
-                    x=place(r.rank, name, xs[i]),
-                    places=[at, 0, at + probs_at, 0],
-                    capacity=capacity,
-                    probs=place(r.rank, f"probs of {name}", probs[i]) if has_probs else 0,
-                    out=results[i].address("x"),
-                    out_probs=results[i].address("probs"),
-                )
+
+    def __init__(self, buffer, shape, name, hidden, dtype, num_tokens, n_numbers, num_sms):
+        self.buffer, self.shape, self.num_sms = buffer, shape, num_sms
+        self.name, self.probs_name, has_probs = name, f"probs of {name}", shape.has_probs
+        self.num_tokens, self.room = num_tokens, -1
+        self.facts = dict(
+            call="combine",
+            hidden=hidden,
+            dtype=str(dtype),
+            has_probs=bool(has_probs),
+            probs_a_token=n_numbers,
+        )
+        self.results = [
+            Arrangement(
+                "combine result",
+                {"x": ((n, hidden), dtype), "probs": ((n if has_probs else 0, n_numbers), FP32)},
             )
-            calls.append((r.rank, values, n, n + handle.num_rows[i]))
-        buffer.launch_all(combine_kernel(shape), calls, num_sms)
+            for n in num_tokens
+        ]
 
-        names = ("x", "probs") if has_probs else ("x",)
+    @staticmethod
+    def look(buffer, name, x, probs, handle, is_exact):
+        """(what look() gives of x and probs, what decides how they are returned).
 
-        def arrays_of(loans):
-            made = [arrays_in(loan, names) for loan in loans]
-            return [x for x, *_ in made], [probs for _, probs in made] if has_probs else None
+        is_exact: the number of rows is another in each call, and decides nothing.
+        """
+        if probs is not None and arguments.absent(probs):
+            probs = None
+        given, forms = arguments.look(buffer, **{name: x, f"probs of {name}": probs})
+        if not is_exact:
+            return given, (*forms, handle.form, handle.capacity)
+        num_rows = handle.num_rows
+        forms = [form and arguments.without_rows(form, num_rows, buffer) for form in forms]
+        return given, (*forms, handle.form)
 
-        memory, n_tokens = [r.arena.memory("combine result", shapes)], n
+    def _want_room(self, capacity, probs_at):
+        buffer, shape, self.room = self.buffer, self.shape, capacity
+        buffer.want_pool(
+            self.facts,
+            staging_bytes=probs_at + 4 * shape.n_meta * capacity * shape.has_probs,
+            flag_rows=capacity,
+            window_bytes=windows.bytes_for(shape),
+            **buffer.launches.window_bytes(shape),
+        )
+        kernel = combine_kernel(shape)
+        self.calls = [
+            RankCall(buffer, r, kernel, n, self.num_sms, None, {}, [(result, MADE)])
+            for r, n, result in zip(buffer.ranks, self.num_tokens, self.results)
+        ]
 
-        def numbers(rows, *more):
-            """What of the launch follows from numbers of rows, the last its capacity, if the pool is large enough."""
-            *_, capacity = more
-            probs_at = align(capacity * shape.row_bytes)
-            if not buffer.pool_layout.holds(
-                probs_at + 4 * shape.n_meta * capacity * has_probs, flag_rows=capacity
-            ):
-                return None
-            return capacity, at + probs_at, buffer.launches.grid(num_sms, n_tokens + rows)
-
-        remember(memory, results, lambda loan, *_: arrays_of([loan]), numbers)
-        return arrays_of(results)
+    def start(self, given, handle, capacity):
+        """Launch: sums of each rank, and those of probs or None; capacity: rows that a rank may get back."""
+        buffer, probs_at = self.buffer, align(capacity * self.shape.row_bytes)
+        if capacity > self.room:
+            self._want_room(capacity, probs_at)
+        has_probs, staging_at = self.shape.has_probs, buffer.pool_layout.staging_at
+        loans, launches = [], []
+        for i, r in enumerate(buffer.ranks):
+            launch, (loan,) = self.calls[i].begin(self.num_tokens[i] + handle.num_rows[i])
+            words, ((x_at, x), (probs_at_, probs)) = launch.words, given[i]
+            borrowed(words, handle.memory[i])
+            words[X], words[CAPACITY] = x_at or buffer.place(r.rank, self.name, x), capacity
+            words[PLACES], words[PLACES + 2] = staging_at, staging_at + probs_at
+            if has_probs:
+                words[PROBS] = probs_at_ or buffer.place(r.rank, self.probs_name, probs)
+            loans.append(loan)
+            launches.append(launch)
+        buffer.start(launches)
+        buffer.kept = given
+        sums = [loan.array("x") for loan in loans]
+        return sums, [loan.array("probs") for loan in loans] if has_probs else None

@@ -1,30 +1,27 @@
-"""FusedDispatch and FusedCombine on a Buffer: a token travels once to a rank, however many of its experts are there."""
+"""FusedDispatch and FusedCombine on a Buffer: a token travels once to a rank, however many of its experts are there.
 
-from dataclasses import replace
+What follows from shapes, types and options alone is a plan, one class for each function. A call finds its plan, or makes
+it, with all checks and all growing of memory. Then it borrows memory, enters addresses, and launches.
+"""
 
 import numpy as np
 
+from epmoe import device
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import FP32
-from epmoe.fused_a2a.handles import RowsHandle, counts_offset, handle_of, info_words
-from epmoe.fused_a2a.heap import Staged, arrays_in, is_in_heap
-from epmoe.fused_a2a.returning import sums_of_rows
-from epmoe.host.lending import arrange
+from epmoe.fused_a2a.expanding import NO_ROOM
+from epmoe.fused_a2a.handles import RowsHandle, RowsRouting, memory_of
+from epmoe.fused_a2a.launches import RankCall, at, borrowed, fill, places
+from epmoe.fused_a2a.returning import ReturnPlan
+from epmoe.host.arrays import view
+from epmoe.host.lending import Arrangement
 from epmoe.kernels.rows import dispatch_kernel, move_kernel, records, resend_kernel
 from epmoe.kernels.rows.roles import blocks_for
 
-MOVED = "rows result"  # memory of results that found no room in the heap
-PLACES = ("x", "ids", "probs", "scales")  # order of the arrays of a result in a note
-
-
-def result_arrays(rows, hidden, dtype, top_k=0, scales=0):
-    """Arrays of a received result with room for `rows` rows: {name: (shape, dtype)}."""
-    arrays = {"x": ((rows, hidden), dtype)}
-    if top_k:
-        arrays |= {"ids": ((rows, top_k), np.int64), "probs": ((rows, top_k), FP32)}
-    if scales:
-        arrays["scales"] = ((rows, scales), FP32)
-    return arrays
+X, IDS, PROBS, SCALES, CAPACITY = map(at, ("x", "ids", "probs", "scales", "capacity"))
+RECEIVED = ("x", "ids", "probs", "scales")  # order of the arrays of a result in a note
+WRITTEN = {name: name for name in ("info", "counts", "tokens_per_expert", "row_of")}
+KEPT = {name: name for name in ("counts", "row_of")}  # what later calls read of a handle
 
 
 def _native(dtype):
@@ -32,227 +29,254 @@ def _native(dtype):
     return dtype.newbyteorder("=")
 
 
-class _Target:
-    """Where one rank's result of a call is received: a loan of the pool's heap, or the staging area."""
+class Receiving:
+    """What is received: arrays of so many rows, in the pool's heap or, without room there, in the staging area."""
 
-    def __init__(self, buffer, r, arrays_of, rows):
-        self.buffer, self.r, self.arrays_of = buffer, r, arrays_of
-        self.capacity, self.loan = rows, r.heap.lend(arrays_of(rows))
-        if self.loan is None:
-            self.fields, nbytes = arrange(arrays_of(rows))
-            if nbytes > buffer.pool_layout.staging_bytes:
-                self.capacity = -1  # no room at all: not even for zero rows, so that all ranks grow
+    def __init__(self, buffer, hidden, dtype, top_k=0, n_scales=0):
+        self.buffer, self.hidden, self.dtype = buffer, hidden, dtype
+        self.top_k, self.n_scales = top_k, n_scales
+        self.names = [name for name in RECEIVED if name in self._arrays(0)]
+        self._latest, self._moves = (None, None, None), {}
 
-    def _address(self, name):
-        if self.loan is not None:
-            return self.loan.address(name)
-        return self.buffer.staging(self.r) + self.fields[name].offset
+    def _arrays(self, rows):
+        arrays = {"x": ((rows, self.hidden), self.dtype)}
+        if self.top_k:
+            arrays |= {"ids": ((rows, self.top_k), np.int64), "probs": ((rows, self.top_k), FP32)}
+        if self.n_scales:
+            arrays["scales"] = ((rows, self.n_scales), FP32)
+        return arrays
 
-    def values(self):
-        """The fields of the parameter block that say it."""
-        if self.capacity < 0:
-            return dict(places=[0] * len(PLACES), capacity=0xFFFFFFFF)
-        names = self.arrays_of(0)
-        return dict(
-            places=[
-                self.buffer.offset(self.r, self._address(n)) if n in names else 0 for n in PLACES
-            ],
-            capacity=self.capacity,
+    def of(self, rows):
+        """(rows, the Arrangement of so many rows, [(index of a word, offset)])."""
+        if self._latest[0] != rows:
+            arrangement, first = Arrangement("rows result", self._arrays(rows)), at("places")
+            fields = arrangement.fields
+            at_words = [(first + RECEIVED.index(n), fields[n].offset) for n in self.names]
+            self._latest = rows, arrangement, at_words
+        return self._latest
+
+    def begin(self, r, launch, rows):
+        """Tell a launch where a rank receives at most so many rows: a Loan of its heap, or None for the staging area."""
+        buffer, words = self.buffer, launch.words
+        latest, arrangement, at_words = self._latest
+        if latest != rows:
+            _, arrangement, at_words = self.of(rows)
+        loan = r.heap.lend(arrangement)
+        words[CAPACITY] = rows
+        if loan is not None:
+            start = loan.start
+            if buffer.is_captured:
+                buffer.captured.append(loan)
+        else:
+            start = buffer.pool_layout.staging_at
+            if arrangement.nbytes > buffer.pool_layout.staging_bytes:
+                words[CAPACITY] = NO_ROOM
+        for i, offset in at_words:
+            words[i] = start + offset
+        return loan
+
+    def results(self, loans, rows, num_rows):
+        """Of each rank [x or (x, scales), ids, probs], cut to num_rows, out of memory for so many rows."""
+        if None in loans:
+            loans = self._settled(loans, rows, num_rows)
+        made = []
+        for loan, n in zip(loans, num_rows):
+            if n == rows:
+                arrays = loan.arrays(self.names)
+            else:
+                arrays = [loan.array(name, n) for name in self.names]
+            if self.n_scales:
+                arrays[0] = arrays[0], arrays.pop()
+            made.append(arrays)
+        return made
+
+    def _settled(self, loans, rows, num_rows):
+        """The loans, and of own memory where rows are in the staging area, from which they are moved there."""
+        buffer, (_, staged, _), loans, launches = self.buffer, self.of(rows), list(loans), []
+        kernel = move_kernel(buffer.n_ranks, buffer.launches.threads)
+        more = [0] * (len(RECEIVED) - len(self.names))
+        for i, (r, n) in enumerate(zip(buffer.ranks, num_rows)):
+            if loans[i] is not None:
+                continue
+            _, arrangement, _ = self.of(n)
+            loan = loans[i] = buffer.lend(r.arena, arrangement)
+            if i not in self._moves:
+                self._moves[i] = RankCall(buffer, r, kernel, 0, None, None, {})
+            launch, _ = self._moves[i].begin(n)
+            at_staging = buffer.staging(r)
+            values = dict(
+                sources=[at_staging + staged.fields[name].offset for name in self.names] + more,
+                targets=[loan.address(name) for name in self.names] + more,
+                word_counts=[loan.fields[name].nbytes // 4 for name in self.names] + more,
+            )
+            fill(launch.words, values)
+            launches.append(launch)
+        buffer.start(launches)
+        return loans
+
+
+class DispatchPlan:
+    """Dispatches of these shapes; on_device: as fused_dispatch_on_device says. Arguments: FusedDispatch.forward."""
+
+    def __init__(
+        self, buffer, x, scales, token_indices, token_probs, num_experts, num_sms, on_device
+    ):
+        self.buffer, self.num_sms, self.on_device = buffer, num_sms, on_device
+        n_ranks = buffer.n_ranks
+        arguments.ranks_that_fit(n_ranks)
+        local = arguments.experts_per_rank(num_experts, n_ranks)
+        self.num_experts = local * n_ranks
+        xs, scales = arguments.tokens(buffer, "x", x, scales)
+        self.num_tokens = num_tokens = [a.shape[0] for a in xs]
+        ids = arguments.expert_indices(buffer, token_indices, num_tokens, self.num_experts)
+        self.top_k, (_, hidden), dtype = ids[0].shape[1], xs[0].shape, xs[0].dtype
+        self.form = self.top_k, tuple(num_tokens)
+        self.routing = RowsRouting(list(buffer.world.ranks), self.num_experts, self.top_k)
+        arguments.matrices(
+            buffer,
+            "token_probs",
+            token_probs,
+            dtypes=(FP32,),
+            n_rows=num_tokens,
+            n_columns=self.top_k,
+        )
+        arguments.distinct_ids(buffer, ids, self.num_experts)
+        n_scales = scales[0].shape[1] if scales else 0
+        self.facts = facts = dict(
+            call="fused_dispatch",
+            hidden=hidden,
+            dtype=str(dtype),
+            num_experts=self.num_experts,
+            top_k=self.top_k,
+            has_scales=bool(n_scales),
+            on_device=on_device,
+        )
+        buffer.want_experts(local, facts)
+        self.received = received = Receiving(buffer, hidden, dtype, self.top_k, n_scales)
+        asks_for_results = buffer.knows_all_ranks or on_device
+        if asks_for_results:
+            # without a look at the device, a batch larger than any before is taken to be that large on all ranks
+            buffer.want_tokens(max(num_tokens))
+        wide = all(a.dtype.itemsize == 8 for a in ids)
+        types = [_native(a.dtype) if wide else np.dtype(np.int32) for a in ids]
+        # on a GPU None: kernels read them as they are
+        self.id_types = [None if a.dtype == t and not device.SIM else t for a, t in zip(ids, types)]
+        self.shape = buffer.launches.shape(
+            local,
+            hidden * dtype.itemsize,
+            to_send=num_tokens,
+            by_all=buffer.launches.are_all(num_sms),
+            top_k=self.top_k,
+            id_bytes=8 if wide else 4,
+            scale_words=n_scales,
+            has_probs=True,
+            has_meta=True,
         )
 
-    def settle(self, rows, stream):
-        """Launch the move out of the staging area, if the result is there; there is a loan afterwards."""
-        if self.loan is None:
-            self.loan = _move(self.buffer, self.r, self.fields, self.arrays_of(rows), rows, stream)
+        def needs(tokens):
+            return dict(
+                staging_bytes=0,
+                result_bytes=received.of(n_ranks * tokens)[1].nbytes if asks_for_results else 0,
+                **buffer.launches.window_bytes(self.shape),
+            )
+
+        buffer.want_pool_for_tokens(facts, needs)
+        self.capacity = n_ranks * max(buffer.max_tokens, *num_tokens)
+        of_handle = [
+            memory_of(
+                "rows handle",
+                n_ranks,
+                {"tokens_per_expert": ((local,), np.int64), "row_of": ((n, n_ranks), np.int32)},
+            )
+            for n in num_tokens
+        ]
+        self.places = [places(arrangement, KEPT) for arrangement in of_handle]
+        self.calls = self._calls(dispatch_kernel(self.shape), [[(a, WRITTEN)] for a in of_handle])
+
+    def _calls(self, kernel, lent):
+        """The RankCalls of a kernel that sends."""
+        calls = []
+        for r, n, memory in zip(self.buffer.ranks, self.num_tokens, lent):
+            n_rows = blocks_for(n, self.shape.lamport)
+            calls.append(RankCall(self.buffer, r, kernel, n, self.num_sms, n_rows, {}, memory))
+        return calls
+
+    def start(self, given, group):
+        """Launch: results of each rank (recv_x, recv_token_indices, recv_token_probs, tokens_per_expert), the handle."""
+        buffer, rows, launches, loans, memory = self.buffer, self.capacity, [], [], []
+        if device.SIM:
+            ids = [view(of_rank[1][1], "token_indices") for of_rank in given]
+            arguments.distinct_ids(buffer, ids, self.num_experts)
+        for i, r in enumerate(buffer.ranks):
+            launch, (loan,) = self.calls[i].begin()
+            self._enter(launch.words, r.rank, self.id_types[i], given[i])
+            loans.append(self.received.begin(r, launch, rows))
+            launches.append(launch)
+            memory.append(((loan, self.places[i]),))
+        buffer.start(launches)
+        buffer.kept = given
+        counts, capacity = None, rows
+        if not self.on_device:
+            told = told_by(buffer, [loan for ((loan, _),) in memory])
+            counts, capacity = told[0].counts, buffer.n_ranks * buffer.max_tokens
+            if not told[0].has_room:
+                rows = capacity
+                loans = self._sent_again(launches, rows)
+        handle = RowsHandle(self, counts, memory, capacity, group)
+        made = self.received.results(loans, rows, handle.num_rows)
+        for i, results in enumerate(made):
+            on_device = memory[i][0][0].array("tokens_per_expert") if self.on_device else None
+            results.append(on_device if self.on_device else told[i].tokens_per_expert)
+        return made, handle
+
+    def _enter(self, words, rank, id_type, given):
+        """Enter what a rank sends into the words of a launch."""
+        place, ((x_at, x), (ids_at, ids), (probs_at, probs), (scales_at, scales)) = (
+            self.buffer.place,
+            given,
+        )
+        words[X] = x_at or place(rank, "x", x)
+        if ids_at is None or id_type is not None:
+            ids_at = place(rank, "token_indices", ids, id_type)
+        words[IDS] = ids_at
+        words[PROBS] = probs_at or place(rank, "token_probs", probs)
+        if scales is not None:
+            words[SCALES] = scales_at or place(rank, "scales", scales)
+
+    def _sent_again(self, launches, rows):
+        """Loans of rows that are sent once more: every rank has seen the same counts, and comes to the same number here."""
+        buffer, again = self.buffer, []
+        room = self.received.of(rows)[1].nbytes
+        buffer.want_pool(self.facts, staging_bytes=0, result_bytes=room)
+        for call, launch in zip(
+            self._calls(resend_kernel(self.shape), [()] * len(launches)), launches
+        ):
+            again.append(call.begin_like(launch)[0])
+        loans = [self.received.begin(r, a, rows) for r, a in zip(buffer.ranks, again)]
+        buffer.start(again)
+        return loans
 
 
-def _move(buffer, r, fields, shapes, rows, stream):
-    """Launch the move of so many rows out of the staging area, where arrays lie as fields say: the Loan of them."""
-    loan, names = r.arena.lend(MOVED, shapes), [name for name in PLACES if name in shapes]
-    fill = [0] * (len(PLACES) - len(names))
-    values = buffer.values(r) | dict(
-        sources=[buffer.staging(r) + fields[name].offset for name in names] + fill,
-        targets=[loan.address(name) for name in names] + fill,
-        word_counts=[loan.fields[name].nbytes // 4 for name in names] + fill,
-    )
-    kernel = move_kernel(buffer.world.n_ranks, buffer.launches.threads)
-    buffer.launches.start(kernel, r.rank, values, 0, stream, None, rows)
-    return loan
-
-
-def dispatch_forward(buffer, x, token_indices, token_probs, num_experts, num_sms=None):
+def dispatch(buffer, x, token_indices, token_probs, num_experts, num_sms, on_device, group=None):
     """Send every token to the ranks of its experts, once to each. Arguments and results: FusedDispatch.forward.
 
     Of each rank of this process, as lists: (recv_x or (recv_x, recv_scales), recv_token_indices, recv_token_probs,
     tokens_per_expert), and the handle of all.
     """
-    made, key = buffer.steady.again(
-        "exact dispatch", x, token_indices, token_probs, (num_experts, num_sms)
+    x, scales = arguments.values_and_scales(buffer, "x", x)
+    given, forms = arguments.look(
+        buffer, x=x, token_indices=token_indices, token_probs=token_probs, scales=scales
     )
-    if made is None:
-        return new_dispatch(buffer, key, x, token_indices, token_probs, num_experts, num_sms, False)
-    told, loans = told_by(buffer, made[1].loans), made[1].loans
-    if told[0].has_room:
-        return _exact(made, told[0])
-    del made
-    buffer.steady.give_back()  # the others need more room than any had; all come to this
-    return new_dispatch(
-        buffer, key, x, token_indices, token_probs, num_experts, num_sms, False, told, loans
+    plan = buffer.plan(
+        ("dispatch", *forms, num_experts, num_sms, on_device),
+        lambda: DispatchPlan(
+            buffer, x, scales, token_indices, token_probs, num_experts, num_sms, on_device
+        ),
     )
+    return plan.start(given, group)
 
 
-def new_dispatch(
-    buffer,
-    key,
-    x,
-    token_indices,
-    token_probs,
-    num_experts,
-    num_sms,
-    on_device,
-    told=None,
-    loans=(),
-    group=None,
-):
-    """dispatch_forward the general way. key: of SteadyCalls. group: of handles that known calls give.
-
-    on_device: as fused_dispatch_on_device says.
-    told, loans: what it has told, and the handle's memory, if it was launched already, and there was no room.
-    """
-    loans = list(loans)
-    world = buffer.world
-    arguments.ranks_that_fit(world.n_ranks)
-    local = arguments.experts_per_rank(num_experts, world.n_ranks)
-    xs, scales = arguments.values_and_scales(buffer, "x", x)
-    num_tokens = [a.shape[0] for a in xs]
-    ids = arguments.expert_indices(buffer, token_indices, num_tokens, local * world.n_ranks)
-    top_k, (_, hidden), dtype = ids[0].shape[1], xs[0].shape, xs[0].dtype
-    probs = arguments.matrices(
-        buffer, "token_probs", token_probs, dtypes=(FP32,), n_rows=num_tokens, n_columns=top_k
-    )
-    n_scales = scales[0].shape[1] if scales else 0
-    buffer.expect_open()
-    facts = dict(
-        call="fused_dispatch",
-        hidden=hidden,
-        dtype=str(dtype),
-        num_experts=local * world.n_ranks,
-        top_k=top_k,
-        has_scales=bool(n_scales),
-        on_device=on_device,
-    )
-    buffer.want_experts(local, facts)
-
-    def arrays_of(rows):
-        return result_arrays(rows, hidden, dtype, top_k, n_scales)
-
-    asks_for_results = buffer.knows_all_ranks or on_device
-    if asks_for_results:
-        # without a look at the device, a batch larger than any before is taken to be that large on all ranks
-        buffer.want_tokens(max(num_tokens))
-    wide = all(a.dtype.itemsize == 8 for a in ids)
-    by_all = buffer.launches.are_all(num_sms)
-    shape = buffer.launches.shape(
-        local,
-        hidden * dtype.itemsize,
-        to_send=num_tokens,
-        by_all=by_all,
-        top_k=top_k,
-        id_bytes=8 if wide else 4,
-        scale_words=n_scales,
-        has_probs=True,
-        has_meta=True,
-    )
-
-    def needs(tokens):
-        rows = world.n_ranks * tokens
-        return dict(
-            staging_bytes=0,
-            result_bytes=arrange(arrays_of(rows))[1] if asks_for_results else 0,
-            **buffer.launches.window_bytes(shape),
-        )
-
-    buffer.want_pool_for_tokens(facts, needs)
-    with buffer.letting_go(), buffer.steady.watching(key) as remember:
-        values = []
-        for i, r in enumerate(buffer.ranks):
-            place = buffer.placing.place
-            of_handle = {
-                "info": ((info_words(world.n_ranks),), np.int32),
-                "tokens_per_expert": ((local,), np.int64),
-                "row_of": ((num_tokens[i], world.n_ranks), np.int32),
-            }
-            if told is None:
-                loans.append(r.arena.lend("rows handle", of_handle))
-            at = loans[i].address
-            values.append(
-                dict(
-                    x=place(r.rank, "x", xs[i]),
-                    ids=place(
-                        r.rank, "token_indices", ids[i], _native(ids[i].dtype) if wide else np.int32
-                    ),
-                    probs=place(r.rank, "token_probs", probs[i]),
-                    scales=place(r.rank, "scales", scales[i]) if scales else 0,
-                    info=at("info"),
-                    counts=at("info") + counts_offset(world.n_ranks),
-                    row_of=at("row_of"),
-                    tokens_per_expert=at("tokens_per_expert"),
-                )
-            )
-        told, targets = _send_first(
-            buffer, facts, shape, values, loans, num_tokens, arrays_of, num_sms, on_device, told
-        )
-        ranks, capacity, names = (
-            list(world.ranks),
-            world.n_ranks * buffer.max_tokens,
-            tuple(arrays_of(0)),
-        )
-
-        def handle_with(loans, counts=None):
-            return RowsHandle(
-                ranks, local * world.n_ranks, top_k, num_tokens, counts, loans, capacity, group
-            )
-
-        def results_in(of_handle, result):
-            x, ids, probs, *scales = arrays_in(result, names)
-            (per_expert,) = arrays_in(of_handle, ("tokens_per_expert",))
-            return (x, *scales) if scales else x, ids, probs, per_expert, handle_with([of_handle])
-
-        def exact_in(of_handle, result):
-            """A function of the number of rows, as soon as that is told, and the handle."""
-
-            def cut(n):
-                if is_in_heap(result):
-                    return _result(result, n, n_scales)
-                return _moved(buffer, arrays_of, n, n_scales, capacity, hidden, dtype, top_k)
-
-            return cut, handle_with([of_handle])
-
-        handle = handle_with(loans, told and told[0].counts)
-        lasting = on_device or told[0].has_room and targets[-1].capacity == capacity
-        # what has come into the staging area is moved, without a wait, or as a call of its own
-        if on_device:
-            results = _settle(buffer, targets, handle, n_scales)
-        if lasting:
-            room = r.arena.memory(MOVED, arrays_of(capacity)) if on_device else Staged
-            memory = (
-                r.arena.memory("rows handle", of_handle),
-                r.heap.memory(arrays_of(capacity), room),
-            )
-            remember(
-                memory,
-                [loans[-1], targets[-1].loan or Staged()],
-                results_in if on_device else exact_in,
-            )
-    if on_device:
-        per_expert = [loan.array("tokens_per_expert") for loan in loans]
-    else:
-        results = _settle(buffer, targets, handle, n_scales)
-        per_expert = [one.tokens_per_expert for one in told]
-    return [(*row, n) for row, n in zip(results, per_expert)], handle
-
-
-class _Told:
+class Told:
     """What a dispatch told the host of one rank: whether there was room, tokens by rank, counts [R, R], by expert."""
 
     def __init__(self, n_ranks, words, tokens_per_expert):
@@ -269,209 +293,107 @@ def told_by(buffer, loans):
     The most tokens of a rank are remembered, also where there was room for all rows: the next call may not look.
     """
     told = [
-        _Told(buffer.world.n_ranks, *words)
-        for words in buffer.told(loans, "info", "tokens_per_expert")
+        Told(buffer.n_ranks, *words) for words in buffer.told(loans, "info", "tokens_per_expert")
     ]
     buffer.want_tokens(max(told[0].tokens.tolist()))
     return told
 
 
-def _send_first(
-    buffer, facts, shape, values, loans, num_tokens, arrays_of, num_sms, on_device, told
-):
-    """Layout, exchange, sending: (what it told or None, targets). Without room on a rank all grow and resend.
+class _CachedPlan:
+    """Cached dispatches of rows of this form, for handles of so many tokens."""
 
-    facts: as for want_pool(). told: what it has told already, if it was launched before, and there was no room.
-    """
-    world = buffer.world
-    if told is None:
-        rows = world.n_ranks * max(buffer.max_tokens, *num_tokens)
-        targets = [_Target(buffer, r, arrays_of, rows) for r in buffer.ranks]
-        _launch(buffer, dispatch_kernel(shape), shape, targets, values, num_tokens, num_sms)
-        if on_device:
-            return None, targets
-        told = told_by(buffer, loans)
-        if told[0].has_room:
-            return told, targets
-    # every rank has seen the same counts, and comes to the same number here
-    rows = world.n_ranks * buffer.max_tokens
-    buffer.want_pool(facts, staging_bytes=0, result_bytes=arrange(arrays_of(rows))[1])
-    targets = [_Target(buffer, r, arrays_of, rows) for r in buffer.ranks]
-    _resend(buffer, shape, targets, values, num_tokens, num_sms)
-    return told, targets
-
-
-def _exact(made, told):
-    """Results with room for the worst case, and their handle, once it is told how many rows there are."""
-    cut, handle = made
-    handle = replace(handle, counts=told.counts, loans=list(handle.loans))
-    return [(*cut(*handle.num_rows), told.tokens_per_expert)], handle
-
-
-def _moved(buffer, arrays_of, n, n_scales, capacity, *form):
-    """This rank's n rows, which a dispatch that had room for `capacity` received in the staging area: as _result's."""
-    made, key = buffer.steady.again(
-        "move", None, None, None, (n_scales, capacity, *form), ((), (n,))
-    )
-    if made is not None:
-        return made
-    r, (staged, _), (of_one, _) = (
-        buffer.ranks[-1],
-        arrange(arrays_of(capacity)),
-        arrange(arrays_of(1)),
-    )
-    words = sorted({field.nbytes // 4 for field in of_one.values()})  # of a row
-    with buffer.steady.watching(key) as remember:
-        with buffer.launching() as streams:
-            loan = _move(buffer, r, staged, arrays_of(n), n, streams[r.rank])
-        remember(
-            lambda n: [r.arena.memory(MOVED, arrays_of(n))],
-            [loan],
-            lambda loan, n: _result(loan, n, n_scales),
-            lambda n: (buffer.launches.grid(None, n), *(n * of_row for of_row in words)),
+    def __init__(self, buffer, name, x, num_tokens, num_sms):
+        self.buffer, self.name = buffer, name
+        xs = arguments.hidden_rows(buffer, name, x, n_rows=num_tokens)
+        (_, hidden), dtype = xs[0].shape, xs[0].dtype
+        self.received, self.room = Receiving(buffer, hidden, dtype), -1
+        self.shape = buffer.launches.shape(
+            1,
+            hidden * dtype.itemsize,
+            to_send=num_tokens,
+            top_k=1,
+            by_all=buffer.launches.are_all(num_sms),
         )
-        return _result(loan, n, n_scales)
+        self.num_tokens, self.num_sms = num_tokens, num_sms
+        self.facts = dict(call="the gradient of combine", hidden=hidden, dtype=str(dtype))
 
+    def _want_room(self, rows):
+        # Counts are known to all ranks, so all grow together; in the staging area there is then room on every rank.
+        buffer, shape = self.buffer, self.shape
+        buffer.want_pool(
+            self.facts,
+            staging_bytes=0,
+            result_bytes=self.received.of(rows)[1].nbytes,
+            **buffer.launches.window_bytes(shape),
+        )
+        kernel, self.room = resend_kernel(shape), rows
+        self.calls = [
+            RankCall(buffer, r, kernel, n, self.num_sms, blocks_for(n, shape.lamport), {})
+            for r, n in zip(buffer.ranks, self.num_tokens)
+        ]
 
-def _resend(buffer, shape, targets, values, num_tokens, num_sms):
-    _launch(buffer, resend_kernel(shape), shape, targets, values, num_tokens, num_sms)
-
-
-def _launch(buffer, kernel, shape, targets, values, num_tokens, num_sms):
-    calls = [
-        (r.rank, buffer.values(r) | given | target.values(), n, blocks_for(n, shape.lamport))
-        for r, target, given, n in zip(buffer.ranks, targets, values, num_tokens)
-    ]
-    buffer.launch_all(kernel, calls, num_sms)
-
-
-def _settle(buffer, targets, handle, n_scales=0):
-    """Results of each rank, cut to the exact rows: tuples (x or (x, scales), ids, probs), or of x alone."""
-    made = []
-    if any(target.loan is None for target in targets):
-        with buffer.launching() as streams:
-            for r, target, n in zip(buffer.ranks, targets, handle.num_rows):
-                target.settle(n, streams[r.rank])
-    for target, n in zip(targets, handle.num_rows):
-        made.append(_result(target.loan, n, n_scales))
-    return made
-
-
-def _result(loan, n, n_scales):
-    """x or (x, scales), ids, probs, as far as there are any, cut to n rows."""
-    x, more = (
-        loan.array("x", n),
-        [loan.array(name, n) for name in ("ids", "probs") if name in loan.fields],
-    )
-    return (x, loan.array("scales", n)) if n_scales else x, *more
-
-
-def _x_of(result, n=None):
-    """[x] of a loan, or its first n rows."""
-    return arrays_in(result, ("x",)) if n is None else [result.array("x", n)]
-
-
-def _handle_values(buffer, loan):
-    n_ranks = buffer.world.n_ranks
-    return dict(row_of=loan.address("row_of"), counts=loan.address("info") + counts_offset(n_ranks))
+    def start(self, given, handle):
+        """Launch: recv_x of each rank."""
+        buffer, rows, launches, loans = self.buffer, handle.most_rows, [], []
+        if rows > self.room:
+            self._want_room(rows)
+        for r, call, ((x_at, x),), memory in zip(buffer.ranks, self.calls, given, handle.memory):
+            launch, _ = call.begin()
+            launch.words[X] = x_at or buffer.place(r.rank, self.name, x)
+            borrowed(launch.words, memory)
+            loans.append(self.received.begin(r, launch, rows))
+            launches.append(launch)
+        buffer.start(launches)
+        buffer.kept = given
+        return [x for (x,) in self.received.results(loans, rows, handle.num_rows)]
 
 
 def cached_dispatch(buffer, name, x, handle, num_sms=None):
     """The rows of x [T, H] where an earlier dispatch sent its tokens: a list of [N, H], of x's dtype."""
-    handle_of(RowsHandle, handle)
-    made, key = buffer.steady.again("cached", x, None, None, (num_sms,), handle.seen)
-    return new_cached_dispatch(buffer, key, name, x, handle, num_sms) if made is None else made
-
-
-def new_cached_dispatch(buffer, key, name, x, handle, num_sms):
-    """cached_dispatch the general way. key: of SteadyCalls."""
-    xs = arguments.hidden_rows(buffer, name, x, n_rows=handle.num_tokens)
-    (_, hidden), dtype = xs[0].shape, xs[0].dtype
-    buffer.expect_open()
-
-    def arrays_of(rows):
-        return result_arrays(rows, hidden, dtype)
-
-    # Counts are known to all ranks, so all grow together; in the staging area there is then room on every rank.
-    shape = buffer.launches.shape(
-        1,
-        hidden * dtype.itemsize,
-        to_send=handle.num_tokens,
-        top_k=1,
-        by_all=buffer.launches.are_all(num_sms),
+    given, forms = arguments.look(buffer, **{name: x})
+    plan = buffer.plan(
+        ("cached dispatch", *forms, handle.form, num_sms),
+        lambda: _CachedPlan(buffer, name, x, handle.num_tokens, num_sms),
     )
-    facts = dict(call="the gradient of combine", hidden=hidden, dtype=str(dtype))
-    buffer.want_pool(
-        facts,
-        staging_bytes=0,
-        result_bytes=arrange(arrays_of(handle.most_rows))[1],
-        **buffer.launches.window_bytes(shape),
-    )
-    with buffer.letting_go(), buffer.steady.watching(key) as remember:
-        targets = [_Target(buffer, r, arrays_of, handle.most_rows) for r in buffer.ranks]
-        values = [
-            dict(x=buffer.placing.place(r.rank, name, a)) | _handle_values(buffer, loan)
-            for r, a, loan in zip(buffer.ranks, xs, handle.loans)
-        ]
-        _resend(buffer, shape, targets, values, handle.num_tokens, num_sms)
-        made, r = _settle(buffer, targets, handle), buffer.ranks[-1]
-
-        def memory_for(n, most_rows, _=None):
-            return [r.heap.memory(arrays_of(most_rows), r.arena.memory(MOVED, arrays_of(n)))]
-
-        def numbers(n, most_rows, _):
-            """What of the launches follows from numbers of rows, if the pool is large enough."""
-            if not buffer.pool_layout.holds(0, arrange(arrays_of(most_rows))[1]):
-                return None
-            return most_rows, buffer.launches.grid(None, n), n * hidden * dtype.itemsize // 4
-
-        memory = memory_for if handle.counts is not None else memory_for(*2 * [handle.capacity])
-        remember(memory, [targets[-1].loan], _x_of, numbers)
-        return [x for (x,) in made]
+    return plan.start(given, handle)
 
 
-def combine_forward(buffer, name, x, handle, probs=None, num_sms=None):
-    """Sums over ranks of rows x [N, H], and slot by slot of probs [N, K]: two lists, the second None without probs."""
-    made, key = buffer.steady.again("combine", x, probs, None, (num_sms,), handle.seen)
-    return new_combine(buffer, key, name, x, handle, probs, num_sms) if made is None else made
+class _CombinePlan(ReturnPlan):
+    """Combines of rows of this form, for handles of so many tokens."""
 
-
-def new_combine(buffer, key, name, x, handle, probs, num_sms):
-    """combine_forward the general way. key: of SteadyCalls."""
-    has_probs = not arguments.absent(probs)
-    xs = arguments.hidden_rows(
-        buffer, name, x, dtypes=tuple(arguments.NAMES), n_rows=handle.num_rows
-    )
-    (_, hidden), dtype = xs[0].shape, xs[0].dtype
-    if has_probs:
-        probs = arguments.matrices(
-            buffer,
-            f"probs of {name}",
-            probs,
-            dtypes=(FP32,),
-            n_rows=handle.num_rows,
-            n_columns=handle.top_k,
+    def __init__(self, buffer, name, x, handle, probs, num_sms):
+        has_probs = not arguments.absent(probs)
+        xs = arguments.hidden_rows(
+            buffer, name, x, dtypes=tuple(arguments.NAMES), n_rows=handle.num_rows
         )
-    buffer.expect_open()
-    shape = buffer.launches.shape(
-        1,
-        hidden * dtype.itemsize,
-        to_combine=handle.num_tokens,
-        top_k=handle.top_k,
-        by_all=buffer.launches.are_all(num_sms),
-        has_probs=has_probs,
-        dtype=arguments.NAMES[dtype],
+        (_, hidden), dtype = xs[0].shape, xs[0].dtype
+        if has_probs:
+            arguments.matrices(
+                buffer,
+                f"probs of {name}",
+                probs,
+                dtypes=(FP32,),
+                n_rows=handle.num_rows,
+                n_columns=handle.top_k,
+            )
+        shape = buffer.launches.shape(
+            1,
+            hidden * dtype.itemsize,
+            to_combine=handle.num_tokens,
+            top_k=handle.top_k,
+            by_all=buffer.launches.are_all(num_sms),
+            has_probs=has_probs,
+            dtype=arguments.NAMES[dtype],
+        )
+        super().__init__(
+            buffer, shape, name, hidden, dtype, handle.num_tokens, handle.top_k, num_sms
+        )
+
+
+def combine(buffer, name, x, handle, probs=None, num_sms=None):
+    """Sums over ranks of rows x [N, H], and slot by slot of probs [N, K]: two lists, the second None without probs."""
+    given, key = ReturnPlan.look(buffer, name, x, probs, handle, handle.counts is not None)
+    plan = buffer.plan(
+        ("combine", *key, num_sms), lambda: _CombinePlan(buffer, name, x, handle, probs, num_sms)
     )
-    return sums_of_rows(
-        buffer,
-        key,
-        shape,
-        name,
-        xs,
-        probs,
-        handle,
-        handle.most_returned,
-        handle.top_k,
-        _handle_values,
-        num_sms,
-    )
+    return plan.start(given, handle, handle.most_returned)

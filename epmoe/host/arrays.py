@@ -1,6 +1,5 @@
 """Arrays from anywhere, seen in one way (NumPy, torch, CuPy, DLPack, CUDA array interface), and our DeviceArray."""
 
-from dataclasses import dataclass, field
 from math import prod
 
 import ml_dtypes
@@ -8,6 +7,7 @@ import numpy as np
 
 from epmoe_ref.errors import EPValueError
 
+MOST_CUT = 64  # lengths of a Field that are kept
 _TORCH_DTYPES = {
     f"torch.{t}": np.dtype(getattr(ml_dtypes, t)) for t in ("bfloat16", "float8_e4m3fn")
 } | {
@@ -16,20 +16,19 @@ _TORCH_DTYPES = {
 }
 
 
-@dataclass(frozen=True)
 class Array:
     """One array of the caller: where it is, what it holds. `host` is the NumPy array, or None for device memory.
 
-    `strides` are in bytes, None where the array is C-contiguous. `owner` keeps the memory alive.
+    `strides` are in bytes, None where the array is C-contiguous. `owner` keeps the memory alive. `form`: all that
+    decides whether it is accepted, but the address and what it holds.
     """
 
-    host: np.ndarray | None
-    address: int
-    shape: tuple
-    dtype: np.dtype
-    device: int | None
-    strides: tuple | None
-    owner: object = field(repr=False)
+    __slots__ = ("host", "address", "shape", "dtype", "device", "strides", "owner", "form")
+
+    def __init__(self, host, address, shape, dtype, device, strides, owner):
+        self.host, self.address, self.shape, self.dtype = host, address, shape, dtype
+        self.device, self.strides, self.owner = device, strides, owner
+        self.form = shape, dtype, device, strides, host is None
 
     @property
     def is_contiguous(self):
@@ -37,19 +36,93 @@ class Array:
         return self.strides is None
 
 
+class OfTorch:
+    """An Array of a torch tensor in GPU memory: what `form` does not hold is looked at when it is needed."""
+
+    __slots__ = ("owner", "address", "form")
+    host = None
+
+    def __init__(self, t):
+        self.owner = t
+        self.form, self.address = _peek_torch(t)
+
+    @property
+    def shape(self):
+        """A tuple of ints."""
+        return tuple(self.form[0])
+
+    @property
+    def dtype(self):
+        """NumPy's, of those that epmoe knows."""
+        return _known_dtypes[self.form[1]]
+
+    @property
+    def device(self):
+        """Number of the GPU."""
+        return self.form[3]
+
+    @property
+    def strides(self):
+        """In bytes, None where it is C-contiguous."""
+        if self.is_contiguous:
+            return None
+        return tuple(s * self.dtype.itemsize for s in self.owner.stride())
+
+    @property
+    def is_contiguous(self):
+        """Whether it lies in C order without gaps."""
+        return self.form[2]
+
+
+class Field:
+    """One array in lent memory: shape, dtype, offset [bytes] from the memory's base, strides [bytes] or None: C order."""
+
+    __slots__ = ("shape", "dtype", "offset", "strides", "form", "_cut")
+
+    def __init__(self, shape, dtype, offset, strides=None):
+        self._cut = {}
+        self.shape, self.dtype = tuple([int(n) for n in shape]), np.dtype(dtype)
+        self.offset, self.strides = offset, strides
+        self.form = self.shape, self.dtype, strides
+
+    @property
+    def nbytes(self):
+        """Bytes of the elements."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def byte_strides(self):
+        """Strides in bytes, also those of C order."""
+        if self.strides is not None:
+            return self.strides
+        return c_strides(self.shape, self.dtype.itemsize)
+
+    def first(self, n, axis=0):
+        """The first n entries along an axis."""
+        cut = self._cut.get((n, axis))
+        if cut is None:
+            shape = self.shape[:axis] + (n,) + self.shape[axis + 1 :]
+            strides = None if axis == 0 and self.strides is None else self.byte_strides
+            cut = Field(shape, self.dtype, self.offset, strides)
+            if len(self._cut) >= MOST_CUT:
+                self._cut.clear()
+            self._cut[n, axis] = cut
+        return cut
+
+
 class DeviceArray:
     """A result in GPU memory: address, shape [elements], dtype, strides [bytes] or None for C order.
 
     torch takes it with `torch.from_dlpack`, CuPy with `cupy.asarray` or `cupy.from_dlpack`, a `@cuda.jit` kernel with
-    `numba()`; `numpy()` waits for the GPU and copies. The memory stays lent to it (and to everything made from it) until the last of them is gone.
+    `numba()`; `numpy()` waits for the GPU and copies. The memory stays lent to it (and to everything made from it)
+    until the last of them is gone.
     """
 
-    def __init__(self, address, shape, dtype, *, owner, read, ordinal=0, strides=None):
-        self.address, self.shape, self.dtype = int(address), tuple(shape), np.dtype(dtype)
-        self.strides, self.ordinal = strides, ordinal
-        self._owner, self._read = owner, read
-        # everything that decides how it is treated as an argument, for comparison
-        self.seen = self.address, self.shape, self.dtype, strides, ordinal
+    __slots__ = ("_owner", "_field", "__weakref__")
+
+    def __init__(self, owner, field):
+        """owner: a Loan; field: which part of it."""
+        self._owner, self._field = owner, field
 
     def __repr__(self):
         return f"DeviceArray({self.shape}, {self.dtype}, GPU {self.ordinal}, 0x{self.address:x})"
@@ -58,15 +131,34 @@ class DeviceArray:
         return self.shape[0]
 
     @property
-    def nbytes(self):
-        """Bytes of the elements."""
-        return prod(self.shape) * self.dtype.itemsize
+    def address(self):
+        """Where the first element lies."""
+        return self._owner.base + self._field.offset
 
     @property
-    def _byte_strides(self):
-        if self.strides is not None:
-            return self.strides
-        return c_strides(self.shape, self.dtype.itemsize)
+    def shape(self):
+        """A tuple of ints."""
+        return self._field.shape
+
+    @property
+    def dtype(self):
+        """NumPy's or ml_dtypes'."""
+        return self._field.dtype
+
+    @property
+    def strides(self):
+        """In bytes, None for C order."""
+        return self._field.strides
+
+    @property
+    def ordinal(self):
+        """Number of the GPU."""
+        return self._owner.ordinal
+
+    @property
+    def nbytes(self):
+        """Bytes of the elements."""
+        return self._field.nbytes
 
     @property
     def __cuda_array_interface__(self):
@@ -84,7 +176,7 @@ class DeviceArray:
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         from epmoe.host.dlpack import capsule
 
-        strides = tuple(s // self.dtype.itemsize for s in self._byte_strides)
+        strides = tuple(s // self.dtype.itemsize for s in self._field.byte_strides)
         return capsule(
             self.address, self.shape, strides, self.dtype, self.__dlpack_device__(), self
         )
@@ -105,58 +197,60 @@ class DeviceArray:
 
     def first(self, n, axis=0):
         """The first n entries along an axis: the same memory, no copy."""
-        shape = self.shape[:axis] + (n,) + self.shape[axis + 1 :]
-        strides = None if axis == 0 and self.strides is None else self._byte_strides
-        return DeviceArray(
-            self.address,
-            shape,
-            self.dtype,
-            owner=self._owner,
-            read=self._read,
-            ordinal=self.ordinal,
-            strides=strides,
-        )
+        return DeviceArray(self._owner, self._field.first(n, axis))
 
     def numpy(self):
         """The values as a NumPy array (a copy); waits for the GPU."""
-        strides = self._byte_strides
-        if 0 in self.shape:
-            return np.empty(self.shape, self.dtype)
-        span = sum((n - 1) * s for n, s in zip(self.shape, strides)) + self.dtype.itemsize
-        raw = self._read(self.address, span)
-        return np.ndarray(self.shape, self.dtype, raw, strides=strides).copy()
-
-
-_new_array = DeviceArray.__new__
-
-
-def lent_again(arrays, owner, read):
-    """[the same DeviceArrays of the same memory, which `owner` keeps now], in less time than making them takes."""
-    again = []
-    for array in arrays:
-        one = _new_array(DeviceArray)
-        one.__dict__ = own = array.__dict__.copy()
-        own["_owner"], own["_read"] = owner, read
-        again.append(one)
-    return again
+        shape, dtype, strides = self.shape, self.dtype, self._field.byte_strides
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        span = sum((n - 1) * s for n, s in zip(shape, strides)) + dtype.itemsize
+        raw = self._owner.read_bytes(self._field.offset, span)
+        return np.ndarray(shape, dtype, raw, strides=strides).copy()
 
 
 def view(obj, what):
     """See any array as `Array`; what names it in messages. Raises EPValueError for things that are no array."""
+    way = _ways.get(type(obj))
+    if way is None:
+        way = _way_of(obj)
+        if way is None:
+            raise EPValueError(
+                f"{what} is a {type(obj).__name__}, which is no array that can be read here: give a NumPy "
+                "array, or anything with __dlpack__ or __cuda_array_interface__ (torch, CuPy)"
+            )
+    return way(obj, what)
+
+
+def _way_of(obj):
+    """The function that sees objects like this one; remembered for its type where that decides."""
+    kind = type(obj)
     if isinstance(obj, DeviceArray):
-        return Array(None, obj.address, obj.shape, obj.dtype, obj.ordinal, obj.strides, obj)
-    if isinstance(obj, np.ndarray):
-        return _from_numpy(obj)
-    if is_torch(obj):
-        return _from_torch(obj, what)
-    if hasattr(obj, "__cuda_array_interface__"):
-        return _from_cuda(obj)
-    if hasattr(obj, "__dlpack__") and not isinstance(obj, type):
-        return _from_dlpack(obj, what)
-    raise EPValueError(
-        f"{what} is a {type(obj).__name__}, which is no array that can be read here: give a NumPy "
-        "array, or anything with __dlpack__ or __cuda_array_interface__ (torch, CuPy)"
-    )
+        way = _from_device
+    elif isinstance(obj, np.ndarray):
+        way = _from_numpy
+    elif is_torch(obj):
+        way = _from_torch
+    elif hasattr(obj, "__cuda_array_interface__"):
+        return _from_cuda
+    elif hasattr(obj, "__dlpack__") and not isinstance(obj, type):
+        return _from_dlpack
+    else:
+        return None
+    _ways[kind] = way
+    return way
+
+
+def peek(obj, what):
+    """(form, address) of any array, in less time than view(); address: None in host memory.
+
+    form: all that decides whether an array is accepted, but the address and what it holds.
+    """
+    way = _peeks.get(type(obj))
+    if way is not None:
+        return way(obj)
+    array = view(obj, what)
+    return array.form, None if array.host is not None else array.address
 
 
 def is_torch(obj):
@@ -176,24 +270,44 @@ def first(array, n, axis=0):
     return array[(slice(None),) * axis + (slice(n),)]
 
 
-def _from_numpy(a):
+def _as_it_is(a, what):
+    return a
+
+
+def _from_device(a, what):
+    return Array(None, a.address, a.shape, a.dtype, a.ordinal, a.strides, a)
+
+
+def _peek_device(a):
+    return a._field.form, a._owner.base + a._field.offset
+
+
+def _peek_torch(t):
+    device = t.get_device()
+    form = t.shape, t.dtype, t.is_contiguous(), device
+    return form, None if device < 0 else t.data_ptr()
+
+
+def _from_numpy(a, what=None):
     return Array(
         a, a.ctypes.data, a.shape, a.dtype, None, None if a.flags.c_contiguous else a.strides, a
     )
 
 
 def _from_torch(t, what):
-    dtype = _TORCH_DTYPES.get(str(t.dtype))
-    if dtype is None:
-        raise EPValueError(f"{what} has dtype {t.dtype}, which epmoe does not know")
-    strides = None if t.is_contiguous() else tuple(s * dtype.itemsize for s in t.stride())
+    if t.dtype not in _known_dtypes:
+        if str(t.dtype) not in _TORCH_DTYPES:
+            raise EPValueError(f"{what} has dtype {t.dtype}, which epmoe does not know")
+        _known_dtypes[t.dtype] = _TORCH_DTYPES[str(t.dtype)]
+    _peeks[type(t)] = _peek_torch
     if t.is_cuda:
-        return Array(None, t.data_ptr(), tuple(t.shape), dtype, t.device.index, strides, t)
+        return OfTorch(t)
     if str(t.layout) != "torch.strided" or t.device.type != "cpu":
         raise EPValueError(
             f"{what} is a tensor with layout {t.layout} on device {t.device}: give a dense one "
             "(to_dense()) on a CPU or CUDA device"
         )
+    dtype = _known_dtypes[t.dtype]
     # torch has no NumPy bfloat16: look at the same memory as bytes
     import torch
 
@@ -202,7 +316,7 @@ def _from_torch(t, what):
     return _from_numpy(raw.view(dtype).reshape(tuple(t.shape)))
 
 
-def _from_cuda(obj):
+def _from_cuda(obj, what):
     interface = obj.__cuda_array_interface__
     dtype = np.dtype(interface["typestr"])
     if dtype.kind == "V":  # ml_dtypes' types have no code of their own: the object itself knows
@@ -247,3 +361,13 @@ def _unless_c_order(shape, strides, itemsize):
         return None
     ordered = all(n == 1 or s == c for n, s, c in zip(shape, strides, c_strides(shape, itemsize)))
     return None if ordered else tuple(strides)
+
+
+# by type: functions (obj, what) -> Array, or one that is used like it
+_ways = {
+    **dict.fromkeys((Array, OfTorch), _as_it_is),
+    DeviceArray: _from_device,
+    np.ndarray: _from_numpy,
+}
+_peeks = {DeviceArray: _peek_device}  # by type: functions obj -> (form, address)
+_known_dtypes: dict = {}  # of torch

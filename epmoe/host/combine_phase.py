@@ -1,12 +1,12 @@
 """Combine on the host: expert outputs and weights checked and placed, kernels launched, results handed out."""
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from epmoe import device
 from epmoe.host import inputs
-from epmoe.host.arrays import view
+from epmoe.host.arrays import peek, view
 from epmoe.host.dispatched import Dispatched
 from epmoe.host.overlaps import expect_apart, on_device
 from epmoe.host.rank_memory import combine_shape
@@ -19,16 +19,18 @@ from epmoe.host.user_functions import (
     expect_sequence,
     of_rank,
 )
-from epmoe.kernels import TokenArray, lamport
+from epmoe.kernels import lamport
+from epmoe.kernels.call import argument_words
 from epmoe_ref.errors import EPValueError
 
+TYPES, NO_OPTIONS, NO_WORDS = ((), ()), {}, ()
 READ = "src_info", "topk_ids"  # what combine reads of a Dispatched
 
 
-@dataclass(eq=False)
-class Returned:
+class Returned(NamedTuple):
     """One rank's placed expert outputs, the addresses of src_info and the cleaned ids, and how many rows both have."""
 
+    r: object
     expert_outputs: int
     src_info: int
     n_rows: int
@@ -36,22 +38,21 @@ class Returned:
     num_tokens: int
 
 
-@dataclass(eq=False)
-class Reduction:
+class Reduction(NamedTuple):
     """How one rank reduces what comes back: compile-time options, placed arguments, and where the result goes.
 
-    stores: whether an elementwise_lambda_fn stores the result itself; then results are not written. written: {name: the
-    caller's array in host memory, into which it may have stored}.
+    types, words: of the arguments of functions. stores: whether an elementwise_lambda_fn stores the result itself; then
+    results are not written. written: {name: the caller's array in host memory, into which it may have stored}.
     """
 
     options: dict
     weights: int
-    weights_args: tuple
-    epilogue_args: tuple
+    types: tuple
+    words: list
     results: Results
     num_tokens: int
     stores: bool
-    written: dict = field(default_factory=dict)
+    written: dict
 
     def output(self):
         """The result array of the caller, or the lent one cut to num_tokens; None if there is none."""
@@ -63,12 +64,12 @@ class CombinePhase:
 
     def __init__(self, engine, capacity):
         self.engine, self.cfg, self.capacity = engine, engine.cfg, capacity
-        self._read = []  # what this round's combine reads in device memory: pairs (what it is, Array)
+        self._read = []  # what this round's combine reads: (rank, expert outputs, Dispatched) of each
+        self._kept = []  # what it reads in device memory that nobody has lent, until the next combine
 
     def begin(self, sent, expert_outputs, dispatched):
         """Check and place expert outputs and what combine needs of the open round's Dispatched: a list of Returned."""
-        engine, world = self.engine, self.engine.world
-        checked, self._read = [], []
+        engine, world, checked = self.engine, self.engine.world, []
         for r, s, y, d in zip(
             engine.ranks,
             sent,
@@ -76,39 +77,43 @@ class CombinePhase:
             inputs.ranks_of(world, "dispatched", dispatched),
         ):
             if not isinstance(d, Dispatched) or d.round is not s:
-                kind = (
-                    "of another round or rank"
-                    if isinstance(d, Dispatched)
-                    else f"a {type(d).__name__}"
+                raise EPValueError(_of_another_round(r.rank, d))
+            form, at = peek(y, "expert_outputs")
+            accepted = "expert_outputs", form
+            if at is None or at % inputs.VECTOR_BYTES or accepted not in engine.accepted:
+                y = inputs.expert_outputs(
+                    self.cfg, engine.machine, r.rank, y, self.capacity, lambda d=d: d.n_rows
                 )
-                raise EPValueError(
-                    f"combine of rank {r.rank} was given a Dispatched {kind}; it needs what the open "
-                    f"dispatch returned for rank {r.rank}, whole, trimmed() or numpy()"
-                )
-            y = inputs.expert_outputs(
-                self.cfg, engine.machine, r.rank, y, self.capacity, lambda d=d: d.n_rows
-            )
-            checked.append((r, s, y, d))
-            self._read += on_device(
-                (f"expert_outputs of rank {r.rank}", y),
-                *((f"{name} of rank {r.rank}", view(getattr(d, name), name)) for name in READ),
-            )
+                if y.host is None and y.shape[0] == self.capacity:
+                    engine.accept(accepted)  # fewer rows must be as many as the round has
+            checked.append((r, s, y, at, form[0][0], d))
+        self._read, self._kept = [(r.rank, y, d) for r, s, y, at, n, d in checked], []
         return [self._placed(*one) for one in checked]
 
-    def _placed(self, r, s, y, d):
-        src_info, topk_ids = (self._written_by_dispatch(r, s, d, name) for name in READ)
-        place = self.engine.placing.place
-        return Returned(
-            place(r.rank, "expert_outputs", y, lent=s.loan),
-            src_info,
-            min(y.shape[0], self.capacity),
-            topk_ids,
-            s.num_tokens,
-        )
+    def _placed(self, r, s, y, at, n_rows, d):
+        now, made, loan = d.__dict__, s.made, s.loan
+        if (
+            now.get("src_info") is made.get("src_info")
+            and now.get("topk_ids") is made.get("topk_ids")
+            and not s.results.given
+        ):  # nobody has put another array there
+            src_info, topk_ids = loan.address("src_info"), loan.address("topk_ids")
+        else:
+            src_info, topk_ids = (self._written_by_dispatch(r, s, d, name) for name in READ)
+        if at is None:
+            at = self.engine.placing.place(r.rank, "expert_outputs", y)
+        elif not loan.base <= at < loan.base + loan.nbytes:
+            self._kept.append(
+                y
+            )  # whoever borrows lent memory next launches after this round's kernels
+        return Returned(r, at, src_info, min(n_rows, self.capacity), topk_ids, s.num_tokens)
 
     def _written_by_dispatch(self, r, s, d, name):
         """Address of what dispatch wrote, which the Dispatched must still have, as that memory or as a copy."""
-        array, at = view(getattr(d, name), name), s.results.address(name)
+        at = s.results.address(name)
+        if not s.results.given and d.__dict__.get(name) is s.made.get(name):
+            return at  # nobody has put another array there
+        array = view(getattr(d, name), name)
         if (
             array.address == at or s.results.given
         ):  # arrays of the caller (out=) are taken as they are now
@@ -123,7 +128,7 @@ class CombinePhase:
                 f"{what} is {array.dtype} {array.shape}, dispatch wrote {field.dtype} "
                 f"{(n, *field.shape[1:])}: leave it as it was"
             )
-        own = s.loan.buffer.read(field.dtype, array.shape, field.offset)
+        own = s.loan.read(name)[: array.shape[0]]
         changed = np.argwhere(array.host != own)
         if len(changed):
             row = int(changed[0][0])
@@ -145,86 +150,104 @@ class CombinePhase:
     ):
         """Check and place everything about the reduction: a list of Reduction."""
         engine, world = self.engine, self.engine.world
-        router_weights, epilogue, elementwise_lambda_fn = map(
-            earlier, (router_weights, epilogue, elementwise_lambda_fn)
-        )
-        expect_sequence("router_weights_args", router_weights_args)
-        expect_sequence("epilogue_args", epilogue_args)
-        function = router_weights if callable(router_weights) else None
         reduced, stores = router_weights is not None, elementwise_lambda_fn is not None
+        function = last = None
+        name = "elementwise_lambda_fn" if stores else "epilogue"
+        if epilogue is not None or stores or callable(router_weights):
+            router_weights, epilogue, elementwise_lambda_fn = map(
+                earlier, (router_weights, epilogue, elementwise_lambda_fn)
+            )
+            function = router_weights if callable(router_weights) else None
+            last = elementwise_lambda_fn if stores else epilogue
         if stores and (epilogue is not None or out is not None):
             raise EPValueError(
                 f"elementwise_lambda_fn and {'out' if epilogue is None else 'epilogue'} are both given: "
                 "the function stores the result itself, and nothing else is stored"
             )
-        name, last = (
-            ("elementwise_lambda_fn", elementwise_lambda_fn) if stores else ("epilogue", epilogue)
-        )
-        self._check_functions(reduced, function, router_weights_args, name, last, epilogue_args)
-        weights, outs = [None] * len(sent), [None] * len(sent)
+        has_arguments = router_weights_args is not NO_WORDS or epilogue_args is not NO_WORDS
+        if not reduced or function or last or has_arguments:
+            expect_sequence("router_weights_args", router_weights_args)
+            expect_sequence("epilogue_args", epilogue_args)
+            self._check_functions(reduced, function, router_weights_args, name, last, epilogue_args)
+        weights, outs = [(None, None)] * len(sent), [None] * len(sent)
         if reduced and function is None:
             weights = [
-                inputs.router_weights(self.cfg, engine.machine, r.rank, w, s.num_tokens)
+                self._checked_weights(r.rank, w, s.num_tokens)
                 for r, s, w in zip(
                     engine.ranks, sent, inputs.ranks_of(world, "router_weights", router_weights)
                 )
             ]
         if out is not None:
             outs = inputs.ranks_of(world, "out", out)
-            self._read += on_device(
-                *(
-                    (f"router_weights of rank {r.rank}", w)
-                    for r, w in zip(engine.ranks, weights)
-                    if w is not None
-                )
-            )
         options = {"router_weights": function or ("array" if reduced else None), name: last}
         made, shared = [], {}
-        for i, (r, s, w, o) in enumerate(zip(engine.ranks, sent, weights, outs)):
-            loan = engine.lent((r.reduced_pool if reduced else r.unreduced_pool).lend())
-            shape = combine_shape(self.cfg, s.num_tokens, reduced)
-            results = Results(
-                loan,
-                engine.machine,
-                r.rank,
-                {} if o is None else {"output_tokens": o},
-                {"output_tokens": shape},
-            )
-            made.append(
-                Reduction(
-                    options,
-                    0 if w is None else engine.placing.place(r.rank, "router_weights", w),
-                    self._arguments(r, i, "router_weights_args", router_weights_args),
-                    self._arguments(
-                        r, i, "epilogue_args", epilogue_args, shared if stores else None
-                    ),
-                    results,
-                    s.num_tokens,
-                    stores,
+        for i, (r, s, (w_at, w), o) in enumerate(zip(engine.ranks, sent, weights, outs)):
+            loan = engine.lend(r, r.reduced_result if reduced else r.unreduced_result)
+            if o is None:
+                results = Results(loan)
+            else:
+                shape = {"output_tokens": combine_shape(self.cfg, s.num_tokens, reduced)}
+                results = Results(loan, engine.machine, r.rank, {"output_tokens": o}, shape)
+            if w is None:
+                w_at = 0
+            elif w_at is None:
+                w_at = engine.placing.place(r.rank, "router_weights", w)
+            else:
+                self._kept.append(w)
+            types, words = TYPES, ()
+            if router_weights_args or epilogue_args:
+                of_weights = self._arguments(r, i, "router_weights_args", router_weights_args)
+                of_last = self._arguments(
+                    r, i, "epilogue_args", epilogue_args, shared if stores else None
                 )
-            )
-        expect_apart([one for to in made for one in to.results.outs], self._read)
+                types = tuple([a.type for a in of_weights]), tuple([a.type for a in of_last])
+                words = argument_words(*of_weights, *of_last)
+            made.append(Reduction(options, w_at, types, words, results, s.num_tokens, stores, {}))
+        if out is not None:
+            self._expect_apart(made, weights)
         self._read = []  # whose memory may be lent again, or is the caller's
-        made[0].written = {
-            place: array.host
-            for _, place, array in shared.values()
-            if array.host is not None and array.host.flags.writeable
-        }
-        i32, f32 = np.int32(0), np.float32(1)
-        for what, f, numbers, args, kinds in (
-            ("router_weights", function, (i32, i32), router_weights_args, made[0].weights_args),
-            (name, last, (i32, i32, f32), epilogue_args, made[0].epilogue_args),
+        for _, place, array in shared.values():
+            if array.host is not None and array.host.flags.writeable:
+                made[0].written[place] = array.host
+        if function is not None or last is not None:
+            self._check_returned(function, router_weights_args, name, last, epilogue_args, made[0])
+        return made
+
+    def _check_returned(self, function, router_weights_args, name, last, epilogue_args, to):
+        world, i32, f32 = self.engine.world, np.int32(0), np.float32(1)
+        of_weights, of_last = to.types
+        for what, f, numbers, args, types in (
+            ("router_weights", function, (i32, i32), router_weights_args, of_weights),
+            (name, last, (i32, i32, f32), epilogue_args, of_last),
         ):
             if f is not None:
-                check_returned(
-                    engine.machine,
-                    f,
-                    what,
-                    numbers,
-                    of_rank(world, 0, args),
-                    [a.type for a in kinds],
-                )
-        return made
+                first = of_rank(world, 0, args)
+                check_returned(self.engine.machine, f, what, numbers, first, types)
+
+    def _checked_weights(self, rank, weights, num_tokens):
+        """(address, or None of an array in host memory; the array) of router weights, which are accepted."""
+        if hasattr(weights, "shape"):  # a number is refused below
+            form, at = peek(weights, "router_weights")
+            accepted = "router_weights", form, num_tokens
+            if at is not None and not at % inputs.VECTOR_BYTES and accepted in self.engine.accepted:
+                return at, weights
+            weights = inputs.router_weights(
+                self.cfg, self.engine.machine, rank, weights, num_tokens
+            )
+            if at is not None:
+                self.engine.accept(accepted)
+            return at, weights
+        return None, inputs.router_weights(self.cfg, self.engine.machine, rank, weights, num_tokens)
+
+    def _expect_apart(self, made, weights):
+        """Arrays of the caller that are written share no memory with what is read."""
+        read = []
+        for (rank, y, d), (_, w) in zip(self._read, weights):
+            read.append((f"expert_outputs of rank {rank}", view(y, "expert_outputs")))
+            read += [(f"{name} of rank {rank}", view(getattr(d, name), name)) for name in READ]
+            if w is not None:
+                read.append((f"router_weights of rank {rank}", view(w, "router_weights")))
+        expect_apart([one for to in made for one in to.results.outs], on_device(*read))
 
     def _check_functions(self, reduced, function, router_weights_args, name, last, epilogue_args):
         if last is not None and not reduced:
@@ -275,67 +298,70 @@ class CombinePhase:
 
     def launch_async(self, returned, streams):
         """combine_async of every rank."""
-        for r, b in zip(self.engine.ranks, returned):
-            self.engine.call("combine_async_kernel")(
+        for b in returned:
+            launch = self._launch("combine_async_kernel", b.r, 0, streams)
+            launch.start(b.expert_outputs, b.src_info, b.n_rows, 0, 0, 0)
+
+    def launch_wait(self, returned, reduction, streams, factory="combine_wait_kernel"):
+        """combine_wait of every rank."""
+        for b, to in zip(returned, reduction):
+            self._launch(factory, b.r, b.num_tokens, streams, to.options, to.types).start(
                 b.expert_outputs,
                 b.src_info,
-                r.address("combine_send_buf"),
-                r.peers("combine_recv_buf"),
-                r.peers("combine_recv_count"),
-                r.address("ep_counters"),
-                r.rank,
-                n_rows=b.n_rows,
-                **self.engine.launch_arguments(r, streams[r.rank]),
-            )
-
-    def launch_wait(self, returned, reduction, streams):
-        """combine_wait of every rank."""
-        for r, b, to in zip(self.engine.ranks, returned, reduction):
-            self.engine.call("combine_wait_kernel", **to.options)(
-                TokenArray(to.results.address("output_tokens"), b.num_tokens),
-                r.address("combine_recv_buf"),
-                r.address("combine_recv_count"),
-                r.address("ep_counters"),
-                r.rank,
+                b.n_rows,
+                to.results.address("output_tokens"),
                 b.topk_ids,
-                router_weights=to.weights,
-                router_weights_args=to.weights_args,
-                epilogue_args=to.epilogue_args,
-                input_tokens=b.expert_outputs,
-                **self.engine.launch_arguments(r, streams[r.rank]),
+                to.weights,
+                *to.words,
             )
 
     def launch_fused(self, returned, reduction, streams):
         """The fused combine of every rank."""
-        fast = self.engine.kernels == "fast"
-        buf = lamport.recv_buf_name(self.cfg, fast, reduction[0].options["router_weights"])
-        ways = {"without_signals": True} if fast else {}
-        for r, b, to in zip(self.engine.ranks, returned, reduction):
-            self.engine.call("combine_kernel", **to.options, **ways)(
-                b.expert_outputs,
-                b.src_info,
-                TokenArray(to.results.address("output_tokens"), b.num_tokens),
-                r.address("combine_send_buf"),
-                r.peers(buf),
-                r.peers("combine_recv_count"),
-                r.address("ep_counters"),
-                b.topk_ids,
+        self.launch_wait(returned, reduction, streams, "combine_kernel")
+
+    def _launch(self, factory, r, num_tokens, streams, options=NO_OPTIONS, types=TYPES):
+        """What launches a kernel for so many tokens of a rank."""
+        key = factory, r.rank, num_tokens, *options.items(), types
+        launch = self.engine.plans.get(key)
+        if launch is not None:
+            return launch
+        engine = self.engine
+
+        def make():
+            ways, regions = {}, r.combine_regions
+            if factory == "combine_kernel" and engine.kernels == "fast":
+                ways["without_signals"] = True
+                if lamport.applies(self.cfg, True, options["router_weights"]):
+                    regions = r.lamport_regions
+            return engine.call(factory, **options, **ways).plan(
+                num_tokens,
                 r.rank,
-                n_rows=b.n_rows,
-                router_weights=to.weights,
-                router_weights_args=to.weights_args,
-                epilogue_args=to.epilogue_args,
-                **self.engine.launch_arguments(r, streams[r.rank]),
+                regions,
+                machine=engine.machine,
+                stream=streams[r.rank],
+                timeout_s=engine.timeout,
+                weights_types=types[0],
+                epilogue_types=types[1],
             )
+
+        return engine.plan(key, make)
 
     def finish(self, reduction):
         """The results of every rank; waits for the kernels only if the caller's host arrays are to be filled."""
-        if any(to.written or to.results.copies for to in reduction):
+        if any([to.written or to.results.given and to.results.copies for to in reduction]):
             self.engine.check()
-        for to in reduction:
-            for place, array in to.written.items():
-                self.engine.placing.fetch(*place, array)
-            to.results.finish()
+            for to in reduction:
+                for place, array in to.written.items():
+                    self.engine.placing.fetch(*place, array)
+                to.results.finish()
         if device.SIM:
             self.engine.placing.let_go()
         return [to.output() for to in reduction]
+
+
+def _of_another_round(rank, d):
+    kind = "of another round or rank" if isinstance(d, Dispatched) else f"a {type(d).__name__}"
+    return (
+        f"combine of rank {rank} was given a Dispatched {kind}; it needs what the open "
+        f"dispatch returned for rank {rank}, whole, trimmed() or numpy()"
+    )

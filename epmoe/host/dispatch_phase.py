@@ -1,20 +1,21 @@
 """Dispatch on the host: inputs checked and placed, kernels launched, Dispatched made."""
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from epmoe.host import inputs
+from epmoe.host.arrays import peek, view
 from epmoe.host.dispatched import ARRAYS, Dispatched
+from epmoe.host.inputs import VECTOR_BYTES
 from epmoe.host.overlaps import expect_apart, on_device
 from epmoe.host.rank_memory import dispatch_arrays
 from epmoe.host.results import Results
 from epmoe.host.same_functions import earlier
 from epmoe.host.user_functions import check_returned, check_signature
-from epmoe.kernels import FormatHandler, TokenArray, formats
-from epmoe_ref.config import EPConfig
+from epmoe.kernels import formats
+from epmoe.kernels.params import float32_word
 from epmoe_ref.errors import EPValueError
 
+INT32, ONE = np.dtype(np.int32), float32_word(1.0)
 READONLY = "src_info", "topk_ids", "row_offsets"  # in the simulator: what combine relies on
 
 
@@ -31,30 +32,52 @@ def _writable(d, name, array):
     return array
 
 
-@dataclass(eq=False)
+class _Plan:
+    """One rank's dispatches of arrays of two forms: what was checked of them, and how they are launched.
+
+    ids_type: to which ids are converted, None where kernels read them as they are. cfg, rank, check: as in a Dispatched.
+    """
+
+    def __init__(self, phase, r, num_tokens, ids_type, function):
+        self.engine, self.r, self.num_tokens, self.ids_type = phase.engine, r, num_tokens, ids_type
+        self.cfg, self.rank, self.check = phase.cfg, r.rank, phase.engine.check
+        self.function, self._launches = function, {}
+
+    def launch(self, factory, streams):
+        """What launches a kernel; prepared once."""
+        launch = self._launches.get(factory)
+        if launch is None:
+            engine, r = self.engine, self.r
+            of_wait = factory == "dispatch_wait_kernel"
+            options = {} if of_wait else {"input_scale": self.function}
+            launch = self._launches[factory] = engine.call(factory, **options).plan(
+                self.num_tokens,
+                r.rank,
+                r.dispatch_regions,
+                machine=engine.machine,
+                stream=streams[r.rank],
+                timeout_s=engine.timeout,
+            )
+        return launch
+
+
 class Sent:
     """One rank's part of the open round: its placed inputs, and the loan that its results go into.
 
-    cfg, rank, check: as in a Dispatched. place: what known combines are told it by, None if it is not known.
+    scale: its word. read: the inputs, until it is known where results go. made: arrays by name, when they were first
+    looked at. cfg, rank, check, num_tokens: as in a Dispatched.
     """
 
-    cfg: EPConfig
-    rank: int
-    check: object
-    tokens: TokenArray
-    topk_ids: int
-    scale: float
-    scale_function: object
-    loan: object
-    results: Results | None = None
-    place: tuple | None = None
-    read: tuple = ()  # (what it is, Array) of inputs that the kernels read where they lie
-    made: dict = field(default_factory=dict)  # arrays by name, when they were first looked at
+    __slots__ = ("plan", "tokens", "topk_ids", "scale", "loan", "read", "results", "made")
 
-    @property
-    def num_tokens(self):
-        """Tokens that the rank put in."""
-        return self.tokens.n
+    def __init__(self, plan, tokens, topk_ids, scale, loan, read):
+        self.plan, self.tokens, self.topk_ids, self.scale = plan, tokens, topk_ids, scale
+        self.loan, self.read, self.results, self.made = loan, read, None, {}
+
+    cfg = property(lambda self: self.plan.cfg)
+    rank = property(lambda self: self.plan.rank)
+    check = property(lambda self: self.plan.check)
+    num_tokens = property(lambda self: self.plan.num_tokens)
 
     def array(self, name):
         """An array of the Dispatched, None if the token format has none of that name."""
@@ -73,63 +96,84 @@ class DispatchPhase:
 
     def __init__(self, engine):
         self.engine, self.cfg = engine, engine.cfg
-        self._format = formats.of(engine.cfg)
+        fields = formats.of(engine.cfg).output_fields
         self.capacity = dispatch_arrays(engine.cfg)[1]
+        self._written = *fields, "row_offsets", "expert_ids", "src_info", "recv_count"
+        self._n_fields = len(fields)
+        of = engine.ranks[0].dispatch_result.fields
+        self._offsets = [of[name].offset for name in self._written]
+        self._clean = of["topk_ids"].offset
+        self._named = [
+            (r, f"input_tokens of rank {r.rank}", f"topk_ids of rank {r.rank}")
+            for r in engine.ranks
+        ]
+        self._kept = []  # inputs in device memory, until the next ones come
 
     def begin(self, input_tokens, topk_ids, input_scale):
         """Check all ranks' inputs, then place them: a list of Sent. Nothing is launched."""
-        engine, cfg, world = self.engine, self.cfg, self.engine.world
-        function = earlier(input_scale) if callable(input_scale) else None
-        if function is not None:
+        engine, world, function = self.engine, self.engine.world, None
+        if callable(input_scale):
+            function = earlier(input_scale)
             check_signature(function, "input_scale", ("i",), ())
             check_returned(engine.machine, function, "input_scale", (np.int32(0),), (), ())
+            input_scale = 1.0
         scales = [input_scale] * len(engine.ranks)
         if world.lists and isinstance(input_scale, (list, tuple)):
             scales = inputs.ranks_of(world, "input_scale", input_scale)
         checked = []
-        for r, x, ids, scale in zip(
-            engine.ranks,
+        for (r, of_x, of_ids), x, ids, scale in zip(
+            self._named,
             inputs.ranks_of(world, "input_tokens", input_tokens),
             inputs.ranks_of(world, "topk_ids", topk_ids),
             scales,
         ):
-            x = inputs.tokens(cfg, engine.machine, r.rank, x)
-            ids = inputs.topk_ids(cfg, engine.machine, r.rank, ids, x.shape[0])
-            checked.append((r, x, ids, 1.0 if function else inputs.input_scale(r.rank, scale)))
+            (x_form, x_at), (ids_form, ids_at) = peek(x, of_x), peek(ids, of_ids)
+            key = r.rank, x_form, ids_form, function
+            plan = engine.plans.get(key)
+            # in host memory, what they hold is looked at, too
+            if plan is None or x_at is None or ids_at is None or (x_at | ids_at) % VECTOR_BYTES:
+                plan, x, ids = self._checked(key, x, ids)
+            word = ONE if scale == 1.0 and type(scale) is float else None
+            if word is None:
+                word = float32_word(inputs.input_scale(r.rank, scale))
+            checked.append((plan, x_at, x, ids_at, ids, word))
+        self._kept = []
+        return [self._sent(*one) for one in checked]
+
+    def _checked(self, key, x, ids):
+        """The plan of arrays that have passed all checks, and the arrays."""
+        rank, _, _, function = key
+        x = inputs.tokens(self.cfg, self.engine.machine, rank, x)
+        ids = inputs.topk_ids(self.cfg, self.engine.machine, rank, ids, x.shape[0])
+
+        def make():
+            of_rank = next(r for r in self.engine.ranks if r.rank == rank)
+            is_read = ids.host is None and ids.dtype == INT32
+            return _Plan(self, of_rank, x.shape[0], None if is_read else INT32, function)
+
+        return self.engine.plan(key, make), x, ids
+
+    def _sent(self, plan, x_at, x, ids_at, ids, word):
+        engine, r = self.engine, plan.r
         place = engine.placing.place
-        return [
-            Sent(
-                cfg,
-                r.rank,
-                engine.check,
-                TokenArray(place(r.rank, "input_tokens", x), x.shape[0]),
-                place(r.rank, "topk_ids", ids, np.int32),
-                scale,
-                function,
-                engine.lent(r.dispatch_pool.lend()),
-                read=on_device(
-                    (f"input_tokens of rank {r.rank}", x), (f"topk_ids of rank {r.rank}", ids)
-                ),
-            )
-            for r, x, ids, scale in checked
-        ]
+        if x_at is None:
+            x_at = place(r.rank, "input_tokens", x)
+        if ids_at is None or plan.ids_type is not None:
+            ids_at = place(r.rank, "topk_ids", view(ids, "topk_ids"), INT32)
+        self._kept.append((x, ids))
+        return Sent(plan, x_at, ids_at, word, engine.lend(r, r.dispatch_result), (x, ids))
 
     def into(self, sent, out):
         """Where the results go: `out` is None, or a Dispatched a rank whose arrays (None: lent ones) are written."""
-        engine = self.engine
-        given = [None] * len(sent) if out is None else inputs.ranks_of(engine.world, "out", out)
-        results = []
-        for r, s, d in zip(engine.ranks, sent, given):
-            arrays = (
-                {}
-                if d is None
-                else {
-                    n: _writable(d, n, a) for n in ARRAYS if (a := getattr(d, n, None)) is not None
-                }
-            )
-            arrays.pop(
-                "topk_ids", None
-            )  # dispatch_async writes the cleaned ids before out is known
+        if out is None:
+            for s in sent:
+                s.results, s.read = Results(s.loan), ()
+            return
+        engine, results = self.engine, []
+        for r, s, d in zip(engine.ranks, sent, inputs.ranks_of(engine.world, "out", out)):
+            arrays = {} if d is None else _arrays_of(d)
+            # dispatch_async writes the cleaned ids before out is known
+            arrays.pop("topk_ids", None)
             unknown = [name for name in arrays if name not in s.loan.fields]
             if unknown:
                 raise EPValueError(
@@ -137,79 +181,53 @@ class DispatchPhase:
                     f"{self.cfg.token_format!r} does not produce: leave it None"
                 )
             results.append(Results(s.loan, engine.machine, r.rank, arrays))
-        expect_apart(
-            [one for result in results for one in result.outs],
-            [one for s in sent for one in s.read],
-        )
+        read = [
+            (what, view(a, what))
+            for (_, *names), s in zip(self._named, sent)
+            for what, a in zip(names, s.read)
+        ]
+        expect_apart([one for result in results for one in result.outs], on_device(*read))
         for s, result in zip(sent, results):
             s.results, s.read = result, ()
 
     def launch_async(self, sent, streams):
         """dispatch_async of every rank."""
-        for r, s in zip(self.engine.ranks, sent):
-            self.engine.call("dispatch_async_kernel", input_scale=s.scale_function)(
-                s.tokens,
-                s.topk_ids,
-                r.address("dispatch_send_buf"),
-                r.peers("dispatch_recv_buf"),
-                r.peers("dispatch_recv_count"),
-                r.address("ep_counters"),
-                r.rank,
-                clean_topk_ids=s.loan.address("topk_ids"),
-                input_scale=s.scale,
-                **self.engine.launch_arguments(r, streams[r.rank]),
-            )
+        nowhere = (0,) * (len(self._written) + 1)
+        for s in sent:
+            launch = s.plan.launch("dispatch_async_kernel", streams)
+            launch.start(s.tokens, s.topk_ids, s.loan.address("topk_ids"), s.scale, *nowhere)
 
     def launch_wait(self, sent, streams):
         """dispatch_wait of every rank."""
-        for r, s in zip(self.engine.ranks, sent):
-            to = s.results.address
-            self.engine.call("dispatch_wait_kernel")(
-                self._handler(s),
-                to("row_offsets"),
-                to("expert_ids"),
-                to("src_info"),
-                r.address("dispatch_recv_buf"),
-                r.address("dispatch_recv_count"),
-                r.address("ep_counters"),
-                r.rank,
-                recv_counts=to("recv_count"),
-                input_tokens=s.tokens,
-                send_buf_p=r.address("dispatch_send_buf"),
-                **self.engine.launch_arguments(r, streams[r.rank]),
-            )
+        for s in sent:
+            launch = s.plan.launch("dispatch_wait_kernel", streams)
+            launch.start(s.tokens, 0, 0, 0, *self._written_by(s))
 
     def launch_fused(self, sent, streams):
         """The fused dispatch of every rank."""
-        for r, s in zip(self.engine.ranks, sent):
-            to = s.results.address
-            self.engine.call("dispatch_kernel", input_scale=s.scale_function)(
-                s.tokens,
-                s.topk_ids,
-                self._handler(s),
-                to("row_offsets"),
-                to("expert_ids"),
-                to("src_info"),
-                r.address("dispatch_send_buf"),
-                r.peers("dispatch_recv_buf"),
-                r.peers("dispatch_recv_count"),
-                r.address("ep_counters"),
-                r.rank,
-                clean_topk_ids=s.loan.address("topk_ids"),
-                recv_counts=to("recv_count"),
-                input_scale=s.scale,
-                **self.engine.launch_arguments(r, streams[r.rank]),
-            )
+        for s in sent:
+            launch, written = s.plan.launch("dispatch_kernel", streams), self._written_by(s)
+            launch.start(s.tokens, s.topk_ids, s.loan.base + self._clean, s.scale, *written)
+
+    def _written_by(self, s):
+        """Words of what dispatch writes."""
+        if s.results.given:
+            words = [s.results.address(name) for name in self._written]
+        else:
+            base = s.loan.base
+            words = [base + offset for offset in self._offsets]
+        words.insert(self._n_fields, self.capacity)
+        return words
 
     def finish(self, sent):
         """Dispatched of every rank; waits for the kernels only if the caller's host arrays are to be filled."""
-        if any(s.results.copies for s in sent):
+        if any([s.results.given and s.results.copies for s in sent]):
             self.engine.check()
-        for s in sent:
-            s.results.finish()
+            for s in sent:
+                s.results.finish()
         return [Dispatched.of_round(s) for s in sent]
 
-    def _handler(self, s):
-        return FormatHandler(
-            {name: s.results.address(name) for name in self._format.output_fields}, self.capacity
-        )
+
+def _arrays_of(d):
+    """{name: array} of a Dispatched that is given as out=."""
+    return {n: _writable(d, n, a) for n in ARRAYS if (a := getattr(d, n, None)) is not None}

@@ -1,7 +1,5 @@
 """What dispatch and combine of an ExpertParallel share: the ranks' memory, compiled calls, launching, errors."""
 
-from contextlib import contextmanager
-
 from epmoe import device, layout
 from epmoe import kernels as fast_kernels
 from epmoe.device.forks import is_of_another_process
@@ -14,7 +12,7 @@ from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout, UnavailableError
 
 FUSED = ("dispatch_kernel", "combine_kernel")
-MOST_CALLS = 64  # that are kept beyond a round
+MOST_CALLS, MOST_PLANS = 64, 4096  # that are kept
 KERNELS = {"plain": plain_kernels.Factories(), "fast": fast_kernels}
 FAST_FROM = (9, 0)  # compute capability
 
@@ -53,7 +51,10 @@ class Engine:
         self.rounds = Rounds()
         self.placing = Placing(self.machine, world.stream_of)
         self._factories = factories or KERNELS[self.kernels]
-        self._calls = {}  # by factory and options; what was used last is last
+        self._calls = {}  # KernelCall by factory and options
+        self.accepted = set()  # forms of arrays
+        self.plans = {}  # what launches, by what a phase knows it by
+        self._has_many = False  # plans or calls
         self._captured = []  # loans of captured calls
         self._unseen = None  # what kernels had recorded when leave() looked
         if cfg.use_shmem and not getattr(world, "shmem", False):
@@ -70,6 +71,8 @@ class Engine:
         self.ranks = [RankMemory(cfg, self.machine, rank, self._memory) for rank in world.ranks]
         # () -> id of the capture into a CUDA graph that the ranks' stream is in, 0 for none
         self.capture = world.stream_of(world.ranks[0]).capture
+        self.is_alone = not (world.lists or device.SIM)  # launches begin one by one
+        self.streams = {rank: world.stream_of(rank) for rank in world.ranks}
         self._initialise("start", timeout)
 
     def reset(self):
@@ -85,33 +88,47 @@ class Engine:
             r.initialise()
         self.world.barrier(occasion, timeout)
 
-    def lent(self, loan):
-        """The loan, for a call about to be launched: what a captured call returns stays lent until close()."""
-        if self.capture():
-            self.keep_lent(loan)
+    def lend(self, r, arrangement):
+        """A Loan of a rank's memory, for the call under way: what a captured call returns stays lent until close()."""
+        loan = r.arena.lend(arrangement)
+        if self.rounds.capture:
+            self._captured.append(loan)
         return loan
 
-    def keep_lent(self, loan):
-        """The loan ends with close() at the earliest: graphs write to its memory whenever they are replayed."""
-        self._captured.append(loan)
+    def accept(self, form):
+        """Arrays of this form in device memory have passed the checks."""
+        if len(self.accepted) >= MOST_PLANS:
+            self.accepted.clear()
+        self.accepted.add(form)
+
+    def plan(self, key, make):
+        """What make() gave when it was asked for under this key."""
+        plan = self.plans.get(key)
+        if plan is None:
+            plan = self.plans[key] = make()
+            self._has_many = len(self.plans) > MOST_PLANS or len(self._calls) > MOST_CALLS
+        return plan
 
     def call(self, factory, **options):
         """The KernelCall of a factory of epmoe.kernels with these compile-time options, made once."""
         key = (factory, *options.items())
-        call = self._calls.pop(key, None)
+        call = self._calls.get(key)
         if call is None:
             launch = self.world.share(self.launch) if factory in FUSED else self.launch
             call = getattr(self._factories, factory)(self.cfg, launch, **options)
-        self._calls[key] = call
+            self._calls[key] = call
         return call
 
     def _forget_calls(self):
-        """Let go of the calls that were used longest ago: functions may be others in every round."""
+        """Let go of plans and calls when there are many: functions may be others in every round."""
+        if len(self.plans) > MOST_PLANS:
+            self.plans.clear()
         if len(self._calls) <= MOST_CALLS or self.capture() or self._captured:
             return
         self.machine.synchronize()
-        for key in list(self._calls)[:-MOST_CALLS]:
-            self._calls.pop(key).close()
+        self.plans.clear()
+        while self._calls:
+            self._calls.popitem()[1].close()
 
     def trace(self):
         """[Stamps] of the last launch of every kernel and rank that was launched with LaunchConfig(trace=True)."""
@@ -121,28 +138,11 @@ class Engine:
             for stamps in call.trace(factory.removesuffix("_kernel"))
         ]
 
-    def launch_arguments(self, r, stream):
-        """The arguments that every KernelCall takes by name."""
-        return dict(
-            machine=self.machine, stream=stream, status=r.address("status"), timeout_s=self.timeout
-        )
-
-    @contextmanager
     def launching(self, call, fused=False):
         """Context of one call's launches; gives {rank: stream}. In the simulator the kernels have ended behind it."""
-        launched = False
-        self._forget_calls()
-        try:
-            with self.world.launching(fused) as streams:
-                yield streams
-                launched = True
-            if device.SIM:
-                self.check()
-        except REFUSALS as error:
-            if launched:  # a function of the caller has raised it inside a kernel
-                self.rounds.fail(call, error)
-            raise
-        self.rounds.advance(call)
+        if self._has_many:
+            self._forget_calls()
+        return _Launching(self, call, fused)
 
     def check(self):
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if device memory held bad ids."""
@@ -221,9 +221,38 @@ class Engine:
         for call in self._calls.values():
             call.close()
         for r in self.ranks:
-            for pool in r.pools():
-                pool.close()
+            r.arena.close()
         self.placing.close()
         if self.cfg.use_shmem:
             self.world.disconnect(self._memory)
         self._memory.free(together, self.timeout)
+
+
+class _Launching:
+    """See Engine.launching; a class, since a generator would cost each call more."""
+
+    __slots__ = ("_engine", "_call", "_streams")
+
+    def __init__(self, engine, call, fused):
+        self._engine, self._call = engine, call
+        self._streams = None if engine.is_alone else engine.world.launching(fused)
+
+    def __enter__(self):
+        return self._engine.streams if self._streams is None else self._streams.__enter__()
+
+    def __exit__(self, kind, error, trace):
+        engine = self._engine
+        if self._streams is None:
+            if kind is None:
+                engine.rounds.advance(self._call)
+            return False
+        if kind is not None:
+            return self._streams.__exit__(kind, error, trace)
+        try:
+            self._streams.__exit__(None, None, None)
+            if device.SIM:
+                engine.check()
+        except REFUSALS as error:  # a function of the caller has raised it inside a kernel
+            engine.rounds.fail(self._call, error)
+            raise
+        engine.rounds.advance(self._call)

@@ -1,97 +1,67 @@
-"""Memory for results: lent when a round needs it, back in the pool when nobody looks at the arrays any more."""
+"""Memory for results, lent when a call needs it and back when nobody looks at the arrays any more.
+
+An Arena lends memory of a rank's own, a buffer at a time; a Heap parts of one buffer, which peers write.
+"""
 
 import sys
-from math import prod
-from typing import NamedTuple
+from threading import RLock
 
 import numpy as np
 
 from epmoe import device
-from epmoe.host.arrays import DeviceArray, lent_again
+from epmoe.host.arrays import DeviceArray, Field
 
 ALIGNMENT = 256  # bytes
-
-
-class Field(NamedTuple):
-    """One array inside a loan: shape, dtype, and offset [bytes] from the loan's address."""
-
-    shape: tuple
-    dtype: np.dtype
-    offset: int
-
-    @property
-    def nbytes(self):
-        """Bytes of the elements."""
-        return prod(self.shape) * self.dtype.itemsize
+_one_thread = RLock()  # results go in any thread; an action may let others go
 
 
 def arrange(shapes):
     """Lay arrays, {name: (shape, dtype)}, one after another, each 256-byte aligned: ({name: Field}, total bytes)."""
     offset, placed = 0, {}
     for name, (shape, dtype) in shapes.items():
-        placed[name] = field = Field(tuple(int(n) for n in shape), np.dtype(dtype), offset)
+        placed[name] = field = Field(shape, dtype, offset)
         offset += -(-max(field.nbytes, 1) // ALIGNMENT) * ALIGNMENT
     return placed, max(offset, ALIGNMENT)
 
 
-class Pool:
-    """Buffers of one rank for one kind of result. As many exist as results of that kind are in use at once."""
+def size_class(nbytes):
+    """The smallest size of buffers that holds nbytes: at most an eighth larger."""
+    step = max(ALIGNMENT, 1 << max(0, nbytes.bit_length() - 4))
+    return -(-nbytes // step) * step
 
-    def __init__(self, machine, rank, name, shapes):
-        self.machine, self.rank, self.name = machine, rank, name
+
+class Arrangement:
+    """Arrays of one kind, {name: (shape, dtype)}, to be lent together. fields: {name: Field}.
+
+    size: bytes of the buffer that an Arena lends for it: a size class, so that others fit in as well; exactly nbytes
+    where is_exact.
+    """
+
+    __slots__ = ("name", "fields", "nbytes", "size")
+
+    def __init__(self, name, shapes, is_exact=False):
+        self.name = name
         self.fields, self.nbytes = arrange(shapes)
-        self._free, self._made = [], []
-        self._closed = False
-
-    def lend(self):
-        """A Loan of a free buffer, or of a new one."""
-        if self._free:
-            buffer = self._free.pop()
-        else:
-            regions = [
-                (f"{self.name}.{name}", f.offset, f.shape, f.dtype, ())
-                for name, f in self.fields.items()
-            ]
-            buffer = self.machine.alloc(self.nbytes, self.name, self.rank, regions=regions)
-            self._made.append(buffer)
-        if device.SIM:
-            buffer.fill(
-                0xA5
-            )  # what a kernel fails to write must not look like the last round's right answer
-        return Loan(self, buffer)
-
-    def take_back(self, buffer):
-        """The last array in the buffer is gone."""
-        if not self._closed:
-            self._free.append(buffer)
-        elif not sys.is_finalizing():
-            buffer.free()
-
-    def close(self):
-        """Free what is not lent; what is lent follows when its last array is gone."""
-        self._closed = True
-        for buffer in self._free:
-            buffer.free()
-        self._free.clear()
-
-    @property
-    def allocated_bytes(self):
-        """Bytes of all buffers, lent or not."""
-        return self.nbytes * len(self._made)
+        self.size = self.nbytes if is_exact else size_class(self.nbytes)
 
 
 class Loan:
-    """A buffer of a pool in use; every array made from it keeps it alive, and after the last it is free again."""
+    """Memory in use, from byte `start` of a buffer on; every array made from it keeps it alive, and then it is free."""
 
-    def __init__(self, pool, buffer):
-        self.buffer, self.fields, self._pool = buffer, pool.fields, pool
+    __slots__ = ("buffer", "fields", "start", "base", "nbytes", "lender", "__weakref__")
+
+    def __init__(self, lender, buffer, fields, start, nbytes):
+        self.lender, self.buffer, self.fields, self.start = lender, buffer, fields, start
+        self.base, self.nbytes = buffer.address + start, nbytes
+        if device.SIM:  # what a kernel fails to write must not look like the last result
+            buffer.fill(0xA5, start, nbytes)
 
     def __del__(self):
-        self._pool.take_back(self.buffer)
+        self.lender.take_back(self.buffer, self.start, self.nbytes)
 
     def address(self, name):
         """Address of one of the arrays."""
-        return self.buffer.address + self.fields[name].offset
+        return self.base + self.fields[name].offset
 
     def holds(self, array):
         """Whether an Array lies in this memory, in C order."""
@@ -99,29 +69,40 @@ class Loan:
 
     def holds_address(self, address):
         """Whether an address lies in this memory."""
-        return 0 <= address - self.buffer.address < self.buffer.nbytes
+        return 0 <= address - self.base < self.nbytes
+
+    @property
+    def ordinal(self):
+        """Number of the GPU."""
+        return self.lender.machine.ordinal
 
     def array(self, name, n=None):
         """One of the arrays, or its first n entries: a NumPy view in the simulator, a DeviceArray on a GPU."""
         field = self.fields[name]
         if device.SIM:
-            return _lent_numpy(self, field)[:n]
-        shape = field.shape if n is None else (n, *field.shape[1:])
-        return DeviceArray(
-            self.buffer.address + field.offset,
-            shape,
-            field.dtype,
-            owner=self,
-            read=self._read,
-            ordinal=self._pool.machine.ordinal,
-        )
+            return self._numpy(field)[:n]
+        return DeviceArray(self, field if n is None else field.first(n))
 
-    def again(self, arrays):
-        """[DeviceArrays that an earlier loan of this buffer made, as this loan would make them]"""
-        return lent_again(arrays, self, self._read)
+    def arrays(self, names):
+        """These arrays, whole."""
+        if device.SIM:
+            return [self._numpy(self.fields[name]) for name in names]
+        fields = self.fields
+        return [DeviceArray(self, fields[name]) for name in names]
 
-    def _read(self, address, nbytes):
-        return self.buffer.read(np.uint8, (nbytes,), offset=address - self.buffer.address)
+    def read(self, name):
+        """A copy of one of the arrays; waits for the kernels."""
+        field = self.fields[name]
+        return self.buffer.read(field.dtype, field.shape, self.start + field.offset)
+
+    def read_bytes(self, offset, nbytes):
+        """A copy of some bytes; waits for the kernels."""
+        return self.buffer.read(np.uint8, (nbytes,), self.start + offset)
+
+    def _numpy(self, field):
+        raw = self.buffer.array(np.uint8, (max(field.nbytes, 1),), self.start + field.offset)
+        of_loan = np.asarray(_LentMemory(self, raw))[: field.nbytes]
+        return of_loan.view(field.dtype).reshape(field.shape)
 
 
 class _LentMemory:
@@ -132,6 +113,114 @@ class _LentMemory:
         self.__array_interface__ = raw.__array_interface__
 
 
-def _lent_numpy(loan, field):
-    raw = loan.buffer.array(np.uint8, (max(field.nbytes, 1),), field.offset)
-    return np.asarray(_LentMemory(loan, raw))[: field.nbytes].view(field.dtype).reshape(field.shape)
+class Arena:
+    """One rank's own memory: buffers by size, used again when nobody looks."""
+
+    def __init__(self, machine, rank):
+        self.machine, self.rank = machine, rank
+        self._free, self._closed = {}, False
+        self.bytes_by_name = {}  # of all buffers, lent or not
+
+    def lend(self, arrangement):
+        """A Loan of an Arrangement."""
+        waiting = self._free.get(arrangement.size)
+        buffer = waiting.pop() if waiting else self._made(arrangement)
+        return Loan(self, buffer, arrangement.fields, 0, arrangement.size)
+
+    def _made(self, a):
+        regions = [
+            (f"{a.name}.{name}", f.offset, f.shape, f.dtype, ()) for name, f in a.fields.items()
+        ]
+        self._free.setdefault(a.size, [])
+        self.bytes_by_name[a.name] = self.bytes_by_name.get(a.name, 0) + a.size
+        return self.machine.alloc(a.size, a.name, self.rank, regions=regions)
+
+    def take_back(self, buffer, start, nbytes):
+        """Nobody looks at the buffer any more."""
+        if not self._closed:
+            self._free[nbytes].append(buffer)
+        elif not sys.is_finalizing():
+            buffer.free()
+
+    @property
+    def allocated_bytes(self):
+        """Bytes of all buffers, lent or not."""
+        return sum(self.bytes_by_name.values())
+
+    @property
+    def lent_bytes(self):
+        """Bytes of the buffers that somebody looks at."""
+        return self.allocated_bytes - sum(
+            size * len(waiting) for size, waiting in self._free.items()
+        )
+
+    def close(self):
+        """Free what is not lent; what is lent follows when its last array is gone."""
+        self._closed = True
+        for buffers in self._free.values():
+            while buffers:
+                buffers.pop().free()
+
+
+class Heap:
+    """Part of one rank's buffer, [first, end) in bytes; lends the first free piece that is large enough."""
+
+    def __init__(self, machine, buffer, first, end):
+        self.machine, self.buffer = machine, buffer
+        self._free = [(first, end)] if end > first else []
+        self._size = end - first
+        self._unused = None  # what is to be done when nothing is lent any more
+        self._returned = []  # pieces come back at any moment, in any thread (torch's of backward): only appended
+
+    def lend(self, arrangement):
+        """A Loan of an Arrangement, or None if no free piece holds it."""
+        start = self._take(arrangement.nbytes)
+        if start is None:
+            return None
+        return Loan(self, self.buffer, arrangement.fields, start, arrangement.nbytes)
+
+    def _take(self, nbytes):
+        """Where so many free bytes begin, which are free no more; None if there are none together."""
+        while self._returned:
+            start, end = self._returned.pop()
+            if end - start == nbytes:  # what such a result just had
+                return start
+            self._put_back(start, end)
+        for i, (start, end) in enumerate(self._free):
+            if end - start >= nbytes:
+                self._free[i : i + 1] = [(start + nbytes, end)] if end - start > nbytes else []
+                return start
+        return None
+
+    def take_back(self, buffer, start, nbytes):
+        """These bytes are free again."""
+        self._returned.append((start, start + nbytes))
+        if self._unused is not None:
+            self._act_if_unused()
+
+    def when_unused(self, action):
+        """Nothing is lent any more. Call action() when all that was lent has come back, which may be now."""
+        self._unused = action
+        self._act_if_unused()
+
+    @property
+    def in_use(self):
+        """Whether anything is lent."""
+        while self._returned:
+            self._put_back(*self._returned.pop())
+        return sum(end - start for start, end in self._free) < self._size
+
+    def _act_if_unused(self):
+        with _one_thread:
+            if self._unused is not None and not self.in_use and not sys.is_finalizing():
+                action, self._unused = self._unused, None
+                action()
+
+    def _put_back(self, start, end):
+        pieces = sorted([*self._free, (start, end)])
+        self._free = pieces[:1]
+        for start, end in pieces[1:]:
+            if self._free[-1][1] == start:
+                self._free[-1] = (self._free[-1][0], end)
+            else:
+                self._free.append((start, end))

@@ -50,7 +50,7 @@ def plan(cfg: EPConfig) -> MemoryTable:
 
 def held(cfg: EPConfig, rank_memory, staging_bytes) -> MemoryTable:
     """The same with what one rank holds now."""
-    pools = {pool.name: pool.allocated_bytes for pool in rank_memory.pools()}
+    pools = rank_memory.arena.bytes_by_name
     rows = []
     for row in plan(cfg):
         is_result = row.buffer in result_bytes(cfg)

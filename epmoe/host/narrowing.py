@@ -34,9 +34,9 @@ def narrowing_kernel(itemsize, is_signed):
     small_negative = whole - min(half, largest)  # from here on a signed value fits in int32
     fits_always = itemsize < 4
 
-    @kernel(max_threads=THREADS)
+    @kernel(max_threads=THREADS, words=2)
     def narrow_ids(params, n_ids, my_rank):
-        source, destination = load_u64(params), load_u64(params + u64(8))
+        source, destination = params
         i = i32(block_idx() * block_dim() + thread_idx())
         while i < n_ids:
             value = u64(load(source + u64(itemsize) * u64(i)))
@@ -52,13 +52,8 @@ def narrowing_kernel(itemsize, is_signed):
     return narrow_ids
 
 
-def narrow(machine, stream, rank, params, dtype, n_ids):
-    """Launch the conversion of n_ids ids to int32; params: address of two uint64, from where and to where."""
+def narrowing(machine, stream, rank, dtype, n_ids):
+    """A launch with start(from where, to where): n_ids ids to int32."""
     dtype = np.dtype(dtype)
-    machine.launch(
-        narrowing_kernel(dtype.itemsize, dtype.kind == "i"),
-        BLOCKS,
-        THREADS,
-        (params, n_ids, rank),
-        stream=stream,
-    )
+    kernel = narrowing_kernel(dtype.itemsize, dtype.kind == "i")
+    return machine.prepared(kernel, BLOCKS, THREADS, (), n_ids, rank, stream=stream)

@@ -6,8 +6,7 @@ import numpy as np
 
 from epmoe import device
 from epmoe.host.arrays import Array
-from epmoe.host.narrowing import narrow
-from epmoe.kernels.written_blocks import WrittenBlocks
+from epmoe.host.narrowing import narrowing
 from epmoe_ref.errors import EPValueError
 
 ALIGNMENT = 16  # bytes: kernels read rows as 16-byte vectors
@@ -26,7 +25,7 @@ class Placing:
         self.placed = {}  # (rank, name) -> (address or None, what keeps the memory alive)
         self._staging = {}  # (rank, name) -> Buffer
         self._outgrown = []  # staging buffers that CUDA graphs may use
-        self._addresses = WrittenBlocks()
+        self._narrowing = {}  # (rank, dtype, how many) -> launch
 
     def place(self, rank, name, array: Array, dtype=None, *, lent=None) -> int:
         """Address of the array's elements in C order; lent: a Loan it may lie in already; dtype: np.int32 for ids.
@@ -36,7 +35,7 @@ class Placing:
         if lent is not None and lent.holds(array):
             return array.address
         if array.host is None:
-            self._hold(rank, name, None, array.owner)
+            self.placed[rank, name] = None, array.owner
             if dtype is None or array.dtype == dtype:
                 return array.address
             return self._narrowed(rank, name, array)
@@ -79,13 +78,12 @@ class Placing:
     def _narrowed(self, rank, name, array):
         # Launches of earlier rounds, which may still read the buffer, come before this one on the stream.
         n = math.prod(array.shape)
-        ids = self._buffer(rank, f"int32 {name}", 4 * n)
-        key = rank, array.address, ids.address
-        known = self._addresses
-        params = known.find(key) or known.write(
-            self.machine, rank, key, np.array(key[1:], np.uint64)
-        )
-        narrow(self.machine, self._stream_of(rank), rank, params.address, array.dtype, n)
+        ids, key = self._buffer(rank, f"int32 {name}", 4 * n), (rank, array.dtype, n)
+        if key not in self._narrowing:
+            self._narrowing[key] = narrowing(
+                self.machine, self._stream_of(rank), rank, array.dtype, n
+            )
+        self._narrowing[key].start(array.address, ids.address)
         return ids.address
 
     def _buffer(self, rank, name, nbytes):
@@ -124,7 +122,6 @@ class Placing:
             buffer.free()
         self._staging.clear()
         self._outgrown.clear()
-        self._addresses.close()
 
     @property
     def staging_bytes(self):

@@ -1,6 +1,6 @@
 """The plain kernels for an ExpertParallel: what a phase has by address becomes the page's arguments.
 
-Factories of the names and the calls that epmoe.kernels has, so that the phases of a round need not know which kernels
+Factories of the names and the plans that epmoe.kernels has, so that the phases of a round need not know which kernels
 they launch. A launch gets arrays where the page has tensors, and addresses where it has pointers.
 """
 
@@ -12,7 +12,15 @@ import numpy as np
 
 from epmoe import device
 from epmoe.host.arrays import Array
-from epmoe.kernels import ArrayArg, formats, fused_silu_kernel, plain, returned
+from epmoe.kernels import formats, fused_silu_kernel, plain, returned
+from epmoe.kernels.call import (
+    CombineAsyncCall,
+    CombineCall,
+    CombineWaitCall,
+    DispatchAsyncCall,
+    DispatchCall,
+    DispatchWaitCall,
+)
 
 OF_COMBINE = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
@@ -31,18 +39,23 @@ def _array(address, shape, dtype):
     return Array(host, address, tuple(shape), dtype, None, None, None)
 
 
-def _arguments(args):
-    """Arguments of a user's function: numbers of NumPy, and arrays."""
-    return tuple(
-        _array(arg.address, arg.shape, arg.dtype)
-        if isinstance(arg, ArrayArg)
-        else np.dtype(arg.dtype).type(arg.value)
-        for arg in args
-    )
+def _arguments(types, words):
+    """Arguments of a user's function out of their words: numbers of NumPy, and arrays."""
+    made, words = [], list(words)
+    for dtype, n_axes, _ in types:
+        word, shape = words[0], tuple(words[1 : 1 + n_axes])
+        del words[: 1 + n_axes]
+        made.append(_array(word, shape, dtype) if n_axes else _number(word, dtype))
+    return tuple(made)
+
+
+def _number(word, dtype):
+    """The number of a type in the low half of a word."""
+    return np.array([word], np.uint64).view(dtype)[0]
 
 
 class _Call:
-    """A plain kernel, called as a KernelCall of epmoe.kernels is.
+    """A plain kernel, planned and called as a KernelCall of epmoe.kernels is.
 
     scales: the function of the input scale, or None. weights: "array", the function of router weights, or None.
     """
@@ -53,246 +66,128 @@ class _Call:
     def close(self):
         """Nothing is kept between launches."""
 
-    def _launch(self, arguments, machine, stream, status, timeout_s, **given):
-        grid, block = self.kernel.options.launch.grid(machine), self.kernel.block()
-        self.kernel[grid, block, stream](*arguments, status=status, timeout=timeout_s, **given)
+    def plan(
+        self, num_tokens, my_rank, regions, *, stream, weights_types=(), epilogue_types=(), **how
+    ):
+        """What launches for so many tokens of a rank; as of a KernelCall."""
+        types = weights_types, epilogue_types
+        return _Plan(self, num_tokens, my_rank, regions, stream, types, how)
 
-    def _sent(self, input_tokens, topk_ids):
-        n = input_tokens.n
-        return (
-            _array(input_tokens.address, (n, self.cfg.hidden), ml_dtypes.bfloat16),
-            _array(topk_ids, (n, self.cfg.top_k), np.int32),
+
+class _Plan:
+    """A launch: start(*words) makes the page's arguments of the words that a fast kernel is given."""
+
+    def __init__(self, call, num_tokens, my_rank, regions, stream, types, how):
+        self.call, self.cfg, self.n, self.stream, self.how = call, call.cfg, num_tokens, stream, how
+        self.at, self.my_rank, self.types = regions, my_rank, types
+
+    def start(self, *words):
+        """Launch."""
+        call = self.call
+        arguments, given = call.page(self, *words)
+        grid, block = call.kernel.options.launch.grid(self.how["machine"]), call.kernel.block()
+        call.kernel[grid, block, self.stream](
+            *arguments, status=self.at["status"], timeout=self.how["timeout_s"], **given
         )
 
-    def _grouped(self, handler, row_offsets, expert_ids, src_info):
-        cfg, rows = self.cfg, handler.capacity
+    def peers(self):
+        """The page's arguments that say where messages go."""
+        return (
+            self.at["send_buf_p"],
+            tuple(self.at["recv_buf_ptrs"]),
+            tuple(self.at["recv_count_ptrs"]),
+            self.at["ep_counters"],
+        )
+
+    def own(self):
+        """The page's arguments that say where messages come."""
+        return self.at["recv_buf_p"], self.at["recv_count_p"], self.at["ep_counters"], self.my_rank
+
+    def sent(self, input_tokens, topk_ids, clean_topk_ids, scale):
+        """(arrays of what dispatch sends, keywords)."""
+        given = dict(clean_topk_ids=clean_topk_ids)
+        given["input_scales_args"] = () if self.call.scales else (_number(scale, np.float32),)
+        return (
+            _array(input_tokens, (self.n, self.cfg.hidden), ml_dtypes.bfloat16),
+            _array(topk_ids, (self.n, self.cfg.top_k), np.int32),
+        ), given
+
+    def grouped(self, words):
+        """(arrays that dispatch writes, keywords)."""
+        cfg, fmt = self.cfg, formats.of(self.cfg)
+        *addresses, rows, row_offsets, expert_ids, src_info, recv_counts = words
+        shapes = fmt.outputs(cfg, rows)
         outputs = {
-            name: _array(handler.arrays[name], shape, dtype)
-            for name, (shape, dtype) in formats.of(cfg).outputs(cfg, rows).items()
+            name: _array(at, *shapes[name]) for name, at in zip(fmt.output_fields, addresses)
         }
         return (
             outputs,
             _array(row_offsets, (cfg.n_groups + 1,), np.uint32),
             _array(expert_ids, (cfg.n_groups,), np.int32),
             _array(src_info, (rows, 2), np.int32),
-        )
+        ), dict(recv_counts=recv_counts)
 
-    def _returned(self, input_tokens, src_info, n_rows):
-        n_rows = plain.capacity(self.cfg) if n_rows is None else n_rows
+    def returned(self, input_tokens, src_info, n_rows):
+        """Arrays of what combine sends back."""
         return (
             _array(input_tokens, (n_rows, self.cfg.hidden), OF_COMBINE[self.cfg.combine_dtype]),
             _array(src_info, (n_rows, 2), np.int32),
         )
 
-    def _reduced(self, output_tokens, topk_ids):
-        cfg, n = self.cfg, output_tokens.n
-        shape = (n, cfg.hidden) if self.weights else (n, cfg.top_k, cfg.hidden)
+    def reduced(self, output_tokens, topk_ids, router_weights, words):
+        """(output, ids, keywords for the functions; an array of router weights is the argument of one)."""
+        cfg, n, reduces = self.cfg, self.n, self.call.weights
+        shape = (n, cfg.hidden) if reduces else (n, cfg.top_k, cfg.hidden)
+        of_weights, of_epilogue = self.types
+        n_words = sum(1 + n_axes for _, n_axes, _ in of_weights)
+        weights = _arguments(of_weights, words[:n_words])
+        if reduces == "array":
+            weights = (_array(router_weights, (n, cfg.top_k), np.float32),)
+        epilogue = _arguments(of_epilogue, words[n_words:])
         return (
-            _array(output_tokens.address, shape, OF_COMBINE[cfg.combine_dtype]),
+            _array(output_tokens, shape, OF_COMBINE[cfg.combine_dtype]),
             _array(topk_ids, (n, cfg.top_k), np.int32),
-        )
-
-    def _of_functions(self, num_tokens, router_weights, router_weights_args, epilogue_args):
-        """The launch's keywords for the functions; an array of router weights is the argument of one."""
-        weights = _arguments(router_weights_args)
-        if self.weights == "array":
-            weights = (_array(router_weights, (num_tokens, self.cfg.top_k), np.float32),)
-        return dict(router_weights_args=weights, epilogue_args=_arguments(epilogue_args))
-
-
-class _DispatchAsync(_Call):
-    def __call__(
-        self,
-        input_tokens,
-        topk_ids,
-        send_buf_p,
-        recv_buf_ptrs,
-        recv_count_ptrs,
-        ep_counters,
-        my_rank,
-        *,
-        clean_topk_ids,
-        input_scale=1.0,
-        **where,
-    ):
-        self._launch(
-            (
-                *self._sent(input_tokens, topk_ids),
-                send_buf_p,
-                tuple(recv_buf_ptrs),
-                tuple(recv_count_ptrs),
-                ep_counters,
-                my_rank,
-            ),
-            clean_topk_ids=clean_topk_ids,
-            **_scale(self, input_scale),
-            **where,
+            dict(router_weights_args=weights, epilogue_args=epilogue),
         )
 
 
-class _DispatchWait(_Call):
-    def __call__(
-        self,
-        format_handler,
-        row_offsets,
-        expert_ids,
-        src_info,
-        recv_buf_p,
-        recv_count_p,
-        ep_counters,
-        my_rank,
-        *,
-        recv_counts,
-        input_tokens,
-        send_buf_p,
-        **where,
-    ):
+class _DispatchAsync(_Call, DispatchAsyncCall):
+    def page(self, p, x, ids, clean, scale, *_):
+        arrays, given = p.sent(x, ids, clean, scale)
+        return (*arrays, *p.peers(), p.my_rank), given
+
+
+class _DispatchWait(_Call, DispatchWaitCall):
+    def page(self, p, x, ids, clean, scale, *words):
+        arrays, given = p.grouped(words)
         if self.cfg.fused_shared_expert:
-            where |= dict(send_buf_p=send_buf_p, num_tokens=input_tokens.n)
-        self._launch(
-            (
-                *self._grouped(format_handler, row_offsets, expert_ids, src_info),
-                recv_buf_p,
-                recv_count_p,
-                ep_counters,
-                my_rank,
-            ),
-            recv_counts=recv_counts,
-            **where,
-        )
+            given |= dict(send_buf_p=p.at["send_buf_p"], num_tokens=p.n)
+        return (*arrays, *p.own()), given
 
 
-class _Dispatch(_Call):
-    def __call__(
-        self,
-        input_tokens,
-        topk_ids,
-        format_handler,
-        row_offsets,
-        expert_ids,
-        src_info,
-        send_buf_p,
-        recv_buf_ptrs,
-        recv_count_ptrs,
-        ep_counters,
-        my_rank,
-        *,
-        clean_topk_ids,
-        recv_counts,
-        input_scale=1.0,
-        **where,
-    ):
-        self._launch(
-            (
-                *self._sent(input_tokens, topk_ids),
-                *self._grouped(format_handler, row_offsets, expert_ids, src_info),
-                send_buf_p,
-                tuple(recv_buf_ptrs),
-                tuple(recv_count_ptrs),
-                ep_counters,
-                my_rank,
-            ),
-            clean_topk_ids=clean_topk_ids,
-            recv_counts=recv_counts,
-            **_scale(self, input_scale),
-            **where,
-        )
+class _Dispatch(_Call, DispatchCall):
+    def page(self, p, x, ids, clean, scale, *words):
+        (sent, given), (grouped, more) = p.sent(x, ids, clean, scale), p.grouped(words)
+        return (*sent, *grouped, *p.peers(), p.my_rank), given | more
 
 
-class _CombineAsync(_Call):
-    def __call__(
-        self,
-        input_tokens,
-        src_info,
-        send_buf_p,
-        recv_buf_ptrs,
-        recv_count_ptrs,
-        ep_counters,
-        my_rank,
-        *,
-        n_rows=None,
-        **where,
-    ):
-        self._launch(
-            (
-                *self._returned(input_tokens, src_info, n_rows),
-                send_buf_p,
-                tuple(recv_buf_ptrs),
-                tuple(recv_count_ptrs),
-                ep_counters,
-                my_rank,
-            ),
-            **where,
-        )
+class _CombineAsync(_Call, CombineAsyncCall):
+    def page(self, p, y, src_info, n_rows, *_):
+        return (*p.returned(y, src_info, n_rows), *p.peers(), p.my_rank), {}
 
 
-class _CombineWait(_Call):
-    def __call__(
-        self,
-        output_tokens,
-        recv_buf_p,
-        recv_count_p,
-        ep_counters,
-        my_rank,
-        topk_ids,
-        *,
-        router_weights=0,
-        router_weights_args=(),
-        epilogue_args=(),
-        input_tokens=0,
-        **where,
-    ):
-        output, ids = self._reduced(output_tokens, topk_ids)
-        self._launch(
-            (output, recv_buf_p, recv_count_p, ep_counters, my_rank, ids),
-            **({"input_tokens": input_tokens} if self.cfg.fused_shared_expert else {}),
-            **self._of_functions(
-                output_tokens.n, router_weights, router_weights_args, epilogue_args
-            ),
-            **where,
-        )
+class _CombineWait(_Call, CombineWaitCall):
+    def page(self, p, y, src_info, n_rows, out, ids, weights, *words):
+        out, ids, given = p.reduced(out, ids, weights, words)
+        if self.cfg.fused_shared_expert:
+            given["input_tokens"] = y
+        return (out, *p.own(), ids), given
 
 
-class _Combine(_Call):
-    def __call__(
-        self,
-        input_tokens,
-        src_info,
-        output_tokens,
-        send_buf_p,
-        recv_buf_ptrs,
-        recv_count_ptrs,
-        ep_counters,
-        topk_ids,
-        my_rank,
-        *,
-        n_rows=None,
-        router_weights=0,
-        router_weights_args=(),
-        epilogue_args=(),
-        **where,
-    ):
-        output, ids = self._reduced(output_tokens, topk_ids)
-        self._launch(
-            (
-                *self._returned(input_tokens, src_info, n_rows),
-                output,
-                send_buf_p,
-                tuple(recv_buf_ptrs),
-                tuple(recv_count_ptrs),
-                ep_counters,
-                ids,
-                my_rank,
-            ),
-            **self._of_functions(
-                output_tokens.n, router_weights, router_weights_args, epilogue_args
-            ),
-            **where,
-        )
-
-
-def _scale(call, input_scale):
-    return {"input_scales_args": () if call.scales else (input_scale,)}
+class _Combine(_Call, CombineCall):
+    def page(self, p, y, src_info, n_rows, out, ids, weights, *words):
+        out, ids, given = p.reduced(out, ids, weights, words)
+        return (*p.returned(y, src_info, n_rows), out, *p.peers(), ids, p.my_rank), given
 
 
 class Factories:

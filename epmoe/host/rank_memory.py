@@ -8,7 +8,7 @@ import numpy as np
 from epmoe import layout
 from epmoe.host.dispatched import capacity_rows
 from epmoe.host.inputs import BF16, COMBINE_DTYPE
-from epmoe.host.lending import Pool, arrange
+from epmoe.host.lending import Arena, Arrangement, arrange
 from epmoe.kernels import formats
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
@@ -68,7 +68,8 @@ class RankMemory:
             name: (offset, shape, dtype)
             for name, offset, shape, dtype, _ in layout.named_words(cfg)
         }
-        self._silu_pools = {}
+        self._silu_results = {}
+        self.arena = Arena(machine, rank)
         first = cfg.world(rank) * cfg.p2p_world_size
         self._world = range(first, first + cfg.p2p_world_size)
 
@@ -79,6 +80,32 @@ class RankMemory:
     def peers(self, name):
         """Addresses of that region at every rank of this rank's p2p world."""
         return [self._addresses[peer] + self._regions[name].offset for peer in self._world]
+
+    @cached_property
+    def dispatch_regions(self):
+        """What the kernels of dispatch know of memory: {name: address, or addresses of all peers}."""
+        return self._regions_of("dispatch_recv_buf", "dispatch_recv_count", "dispatch_send_buf")
+
+    @cached_property
+    def combine_regions(self):
+        """The same of combine."""
+        return self._regions_of("combine_recv_buf", "combine_recv_count", "combine_send_buf")
+
+    @cached_property
+    def lamport_regions(self):
+        """The same of a combine whose rows are polled themselves."""
+        return self._regions_of("combine_lamport_buf", "combine_recv_count", "combine_send_buf")
+
+    def _regions_of(self, buf, count, send_buf):
+        return dict(
+            send_buf_p=self.address(send_buf),
+            recv_buf_ptrs=self.peers(buf),
+            recv_count_ptrs=self.peers(count),
+            recv_buf_p=self.address(buf),
+            recv_count_p=self.address(count),
+            ep_counters=self.address("ep_counters"),
+            status=self.address("status"),
+        )
 
     def read(self, name):
         """A copy of a region, or of a counter region (reserved, finished, A, ...); waits for the kernels."""
@@ -99,38 +126,27 @@ class RankMemory:
         self._buffer.write(np.full(r.shape, r.initial, r.dtype), r.offset)
 
     @cached_property
-    def dispatch_pool(self):
-        """Memory for what dispatch returns."""
-        return self._pool("dispatch result", dispatch_arrays(self.cfg)[0])
+    def dispatch_result(self):
+        """What dispatch returns, for `lend`."""
+        return Arrangement("dispatch result", dispatch_arrays(self.cfg)[0], is_exact=True)
 
     @cached_property
-    def reduced_pool(self):
-        """Memory for what combine returns with router weights."""
-        return self._pool("combine result", combine_arrays(self.cfg, True))
+    def reduced_result(self):
+        """What combine returns with router weights."""
+        return Arrangement("combine result", combine_arrays(self.cfg, True), is_exact=True)
 
     @cached_property
-    def unreduced_pool(self):
-        """Memory for what combine returns without router weights."""
-        return self._pool("unreduced combine result", combine_arrays(self.cfg, False))
+    def unreduced_result(self):
+        """What combine returns without router weights."""
+        name = "unreduced combine result"
+        return Arrangement(name, combine_arrays(self.cfg, False), is_exact=True)
 
-    def silu_pool(self, rows, width, output_format):
-        """Memory for what fused_silu returns for so many rows."""
+    def silu_result(self, rows, width, output_format):
+        """What fused_silu returns for so many rows."""
         key = rows, width, output_format
-        if key not in self._silu_pools:
-            self._silu_pools[key] = self._pool("SwiGLU result", silu_arrays(*key))
-        return self._silu_pools[key]
-
-    def pools(self):
-        """The pools that were used so far."""
-        used = [
-            self.__dict__[n]
-            for n in ("dispatch_pool", "reduced_pool", "unreduced_pool")
-            if n in self.__dict__
-        ]
-        return used + list(self._silu_pools.values())
-
-    def _pool(self, name, shapes):
-        return Pool(self.machine, self.rank, name, shapes)
+        if key not in self._silu_results:
+            self._silu_results[key] = Arrangement("SwiGLU result", silu_arrays(*key))
+        return self._silu_results[key]
 
 
 def result_bytes(cfg: EPConfig):

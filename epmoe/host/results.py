@@ -12,8 +12,13 @@ class Results:
     host arrays are filled by `finish`, which needs the kernels to have ended.
     """
 
+    given, outs, _out, _given = False, (), {}, {}  # where nothing is the caller's
+
     def __init__(self, loan, machine=None, rank=None, out=None, shapes=None):
-        self.loan, self._out, self._given = loan, out or {}, {}
+        self.loan = loan
+        if out is None:
+            return
+        self._out, self._given = out, {}
         for name, array in self._out.items():
             shape = (shapes or {}).get(name, loan.fields[name].shape)
             what = f"out: {name} of rank {rank}"

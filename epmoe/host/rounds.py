@@ -49,28 +49,24 @@ def in_short(error):
 
 
 class Turn:
-    """Whose turn it is to call one object: one call at a time, of any thread."""
+    """Whose turn it is to call one object: one call at a time, of any thread.
 
-    __slots__ = ("_free", "_thread")
+    A call begins with free.pop(), or refuse() where that raises IndexError, and ends with free[:] = (True,). Both are one
+    step each, in which no other thread and no exception comes.
+    """
+
+    __slots__ = ("free", "thread")
 
     def __init__(self):
-        self._free, self._thread = [True], None
+        self.free, self.thread = [True], None
 
-    def take(self, call):
-        """Raise EPStateError if a call is under way; reset() of its thread may come, as it may have been interrupted."""
-        try:
-            self._free.pop()  # in one step, unlike a look and a store
-        except IndexError:
-            if call != "reset" or self._thread != get_ident():
-                raise EPStateError(
-                    f"{call}: another call is under way, in another thread or around a function of "
-                    "yours: make calls one after another, or give each thread a world of its own"
-                ) from None
-        self._thread = get_ident()
-
-    def give(self):
-        """The call has ended."""
-        self._free[:] = (True,)
+    def refuse(self, call):
+        """Raise EPStateError: a call is under way. reset() of its thread may come, as it may have been interrupted."""
+        if call != "reset" or self.thread != get_ident():
+            raise EPStateError(
+                f"{call}: another call is under way, in another thread or around a function of "
+                "yours: make calls one after another, or give each thread a world of its own"
+            )
 
 
 def part_of_round(method):
@@ -79,19 +75,25 @@ def part_of_round(method):
     That is any exception: KeyboardInterrupt, SystemExit, and whatever a signal handler raises, wherever it comes.
     """
 
+    name = method.__name__
+
     @functools.wraps(method)
     def watched(self, *arguments, **options):
         turn = self._rounds.turn
-        turn.take(method.__name__)
+        try:
+            turn.free.pop()
+        except IndexError:
+            turn.refuse(name)
+        turn.thread = get_ident()
         try:
             return method(self, *arguments, **options)
         except REFUSALS:
             raise
         except BaseException as error:
-            self._rounds.fail(method.__name__, error)
+            self._rounds.fail(name, error)
             raise
         finally:
-            turn.give()
+            turn.free[:] = (True,)
 
     return watched
 

@@ -37,7 +37,8 @@ class SiluPhase:
                 limit=limit,
                 alpha=alpha,
             )
-            loan = engine.lent(r.silu_pool(rows.shape[0], width, output_format).lend())
+            engine.rounds.capture = engine.capture()
+            loan = engine.lend(r, r.silu_result(rows.shape[0], width, output_format))
             placed.append(
                 (
                     r,

@@ -1,8 +1,8 @@
 """Prefetches: memory is requested early, so that it is in the L2 cache, or in registers, when it is needed.
 
-With cold caches the first access to a sector takes most of a microsecond. A kernel that reads its parameters, ids,
-counters and rows one after another pays this for each. No thread waits for a prefetch, and a load is waited for only
-when its value is used.
+With cold caches the first access to a sector takes most of a microsecond. A kernel that reads its ids, counters and rows
+one after another pays this for each. No thread waits for a prefetch, and a load is waited for only when its value is
+used.
 """
 
 from epmoe.device import block_dim, block_idx, device_fn, i32, load16_nc, prefetch, store16, thread_idx, u32, u64
@@ -29,9 +29,15 @@ def span(n_bytes):
     return fetch
 
 
-def parameters(block):
-    """Device function (params): a block asks for its parameters, those of user functions not among them."""
-    return span(8 * block.n_words)
+def context(block):
+    """Device function (params): a block asks for its context."""
+    p_context, ask = block.index("context"), span(8 * block.context_words)
+
+    @device_fn
+    def fetch(params):
+        ask(params[p_context])
+
+    return fetch
 
 
 def first_rows(bytes_a_row):

@@ -1,4 +1,6 @@
-"""KernelCall: a kernel with its host side, which packs the arguments into a parameter block and launches."""
+"""KernelCall: a kernel with its host side, which packs the words that it is called with and launches."""
+
+from functools import partial
 
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
@@ -8,13 +10,18 @@ from .arguments import FormatHandler, TokenArray
 from .launch import LaunchConfig
 from .params import ParameterBlock, float32_word
 from .stamps import TraceBuffers
-from .written_blocks import WrittenBlocks
+
+MOST_PLANS = 1024
 
 
 class KernelCall:
-    """The result of a factory. Calling it launches; it compiles at the first call and copies no known argument twice.
+    """The result of a factory. Calling it launches; it compiles at the first call.
 
     compile: function (types of router_weights_args, types of epilogue_args) -> compiled kernel.
+
+    What stays the same from call to call (peers, regions, the number of tokens) makes a plan, which `plan` gives;
+    plan.start(*words) launches: words are the fields of the block from `first` on, in order, and then the arguments of
+    functions. A call finds its plan, and starts it.
 
     What the calls take; a number that stands for an array is its address in device memory:
     input_tokens: dispatch: TokenArray of bf16 [num_tokens, hidden]; combine: combine_dtype [rows, hidden].
@@ -29,14 +36,13 @@ class KernelCall:
     """
 
     programmatic = False    # whether a launch may begin before the one before it has ended, for which the kernel waits
-    at_hand = ()    # fields that are also arguments of the kernel, which needs them before it has read a parameter
+    first = "input_tokens"  # the first field that differs from call to call
 
     def __init__(self, cfg: EPConfig, launch: LaunchConfig, block: ParameterBlock, compile):
         self.cfg, self.launch, self.block = cfg, launch, block
         self.size = _all        # function (blocks, threads, num_tokens) -> what of them a launch takes
         self._compile = compile
-        self._written, self._traces = WrittenBlocks(), TraceBuffers()
-        self._machine = None
+        self._plans, self._contexts, self._traces, self._machine = {}, {}, TraceBuffers(), None
 
     @property
     def fmt(self):
@@ -52,63 +58,118 @@ class KernelCall:
         return self.launch.grid(machine)
 
     def close(self):
-        """Frees the parameter blocks; the machine must have finished the launches that use them."""
-        self._written.close()
+        """Frees the contexts; the machine must have finished the launches that use them."""
+        self._plans.clear()
+        while self._contexts:
+            self._contexts.popitem()[1].free()
         self._traces.close()
 
     def trace(self, name):
         """The stamps of the last launch of every rank, under this name: [Stamps]; waits for the kernels."""
         return self._traces.read(name)
 
-    def _launch(self, machine, stream, my_rank, num_tokens, values, weights_args=(), epilogue_args=()):
+    def plan(self, num_tokens, my_rank, regions=None, *, machine, stream, timeout_s=30.0, weights_types=(),
+             epilogue_types=()):
+        """What launches for so many tokens of a rank; regions: {name: address, or addresses of all peers}."""
+        regions = regions or {}
+        if machine is not self._machine:
+            self.close()
+            self._machine = machine
+        key = (num_tokens, my_rank, stream, timeout_s, weights_types, epilogue_types,
+               *(tuple(at) if isinstance(at, list) else at for at in regions.values()))
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self._planned(num_tokens, my_rank, regions, machine, stream, timeout_s,
+                                                    self.kernel(weights_types, epilogue_types))
+        return plan
+
+    def _planned(self, num_tokens, my_rank, regions, machine, stream, timeout_s, kernel):
         if num_tokens > self.cfg.max_tokens_per_rank:
             raise EPValueError(f"{num_tokens} tokens are more than max_tokens_per_rank={self.cfg.max_tokens_per_rank}: "
                                "split the batch or configure more")
-        tail = tuple(word for arg in (*weights_args, *epilogue_args) for word in arg.words())
-        grid, threads = self.size(self.grid(machine), self.launch.threads, num_tokens)
-        if self.launch.trace and "trace" in self.block:
-            values["trace"] = self._traces.address(machine, my_rank, self.grid(machine), grid)
-        block = self._buffer(machine, my_rank, values, tail)
-        kernel = self.kernel([arg.type for arg in weights_args], [arg.type for arg in epilogue_args])
-        at_hand = [values[name] for name in self.at_hand]
-        machine.launch(kernel, grid, threads, (block.address, num_tokens, my_rank, *at_hand), stream=stream,
-                       **self._options(machine))
+        block, most = self.block, self.grid(machine)
+        grid, threads = self.size(most, self.launch.threads, num_tokens)
+        of_peers = {name: at for name, at in regions.items() if isinstance(at, list)}
+        same = {name: at for name, at in regions.items() if name not in of_peers}
+        if block.context_words:
+            same["context"] = self._context(machine, my_rank, of_peers)
+        if "timeout_ns" in block:
+            same["timeout_ns"] = max(1, int(timeout_s * 1e9))
+        note = None
+        if self.launch.trace and "trace" in block:
+            same["trace"] = self._traces.address(machine, my_rank, most)
+            note = partial(self._traces.note, my_rank, grid)
+        words = block.pack(same)[:block.index(self.first)].tolist()
+        launch = machine.prepared(kernel, grid, threads, words, num_tokens, my_rank, stream=stream,
+                                  programmatic=self.programmatic)
+        return launch if note is None else Traced(launch, note)
 
-    def _options(self, machine):
-        return {"programmatic": True} if self.programmatic else {}
+    def _context(self, machine, my_rank, of_peers):
+        """The address of the words that are looked up by rank."""
+        words = self.block.pack_context(of_peers)
+        key = my_rank, words.tobytes()
+        if key not in self._contexts:
+            self._contexts[key] = machine.alloc(words.nbytes, "context", rank=my_rank)
+            self._contexts[key].write(words)
+        return self._contexts[key].address
 
-    def _buffer(self, machine, my_rank, values, tail):
-        """The parameter block of these arguments; known ones are neither packed nor copied again."""
-        if machine is not self._machine:
-            self._written.close()
-            self._machine = machine
-        key = (my_rank, *values.values(), tail)
-        return self._written.find(key) or self._written.write(machine, my_rank, key, self.block.pack(values, tail))
+
+class Traced:
+    """A launch of which it is noted how many blocks write stamps."""
+
+    def __init__(self, launch, note):
+        self._launch, self._note = launch, note
+
+    def start(self, *words):
+        """Launch."""
+        self._note()
+        self._launch.start(*words)
 
 
 def _all(blocks, threads, num_tokens):
     return blocks, threads
 
 
-def _timeout_ns(timeout_s):
-    return max(1, int(timeout_s * 1e9))
+def handler_words(fmt, handler: FormatHandler):
+    """The addresses of the arrays that a token format writes, and their rows."""
+    return *(handler.arrays[name] for name in fmt.output_fields), handler.capacity
 
 
-def _handler_words(fmt, handler: FormatHandler):
-    return (*(handler.arrays[name] for name in fmt.output_fields), handler.capacity)
+def argument_words(*arguments):
+    """The words of ScalarArg and ArrayArg."""
+    return [word for arg in arguments for word in arg.words()]
 
 
-class DispatchAsyncCall(KernelCall):
+def _types(arguments):
+    return tuple([arg.type for arg in arguments])
+
+
+class DispatchCall(KernelCall):
+    """dispatch_async and dispatch_wait in one launch."""
+
+    def __call__(self, input_tokens: TokenArray, topk_ids, format_handler: FormatHandler, row_offsets, expert_ids,
+                 src_info, send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters, my_rank, *, machine, stream,
+                 status, clean_topk_ids, recv_counts=0, input_scale=1.0, timeout_s=30.0):
+        here = self.cfg.world_rank(my_rank)
+        self.plan(input_tokens.n, my_rank, dict(
+            send_buf_p=send_buf_p, recv_buf_ptrs=recv_buf_ptrs, recv_count_ptrs=recv_count_ptrs,
+            recv_buf_p=recv_buf_ptrs[here], recv_count_p=recv_count_ptrs[here], ep_counters=ep_counters,
+            status=status), machine=machine, stream=stream, timeout_s=timeout_s,
+        ).start(input_tokens.address, topk_ids, clean_topk_ids, float32_word(input_scale),
+                *handler_words(self.fmt, format_handler), row_offsets, expert_ids, src_info, recv_counts)
+
+
+class DispatchAsyncCall(DispatchCall):
     """Sends this rank's tokens to the owners of their experts."""
-
-    at_hand = "topk_ids", "input_tokens", "status"
 
     def __call__(self, input_tokens: TokenArray, topk_ids, send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters,
                  my_rank, *, machine, stream, status, clean_topk_ids, input_scale=1.0, timeout_s=30.0):
-        self._launch(machine, stream, my_rank, input_tokens.n, dict(
-            input_tokens=input_tokens.address, topk_ids=topk_ids, clean_topk_ids=clean_topk_ids, send_buf_p=send_buf_p,
-            recv_buf_ptrs=tuple(recv_buf_ptrs), recv_count_ptrs=tuple(recv_count_ptrs), ep_counters=ep_counters,
-            status=status, input_scale=float32_word(input_scale), timeout_ns=_timeout_ns(timeout_s)))
+        nowhere = FormatHandler(dict.fromkeys(self.fmt.output_fields, 0), 0)
+        super().__call__(input_tokens, topk_ids, nowhere, 0, 0, 0, send_buf_p, recv_buf_ptrs, recv_count_ptrs,
+                         ep_counters, my_rank, machine=machine, stream=stream, status=status,
+                         clean_topk_ids=clean_topk_ids, input_scale=input_scale, timeout_s=timeout_s)
 
 
 class DispatchWaitCall(KernelCall):
@@ -125,47 +186,41 @@ class DispatchWaitCall(KernelCall):
             raise EPValueError("dispatch_wait with fused_shared_expert needs input_tokens and send_buf_p: "
                                "the shared expert's rows are this rank's own tokens")
         tokens = input_tokens or TokenArray(0, 0)
-        self._launch(machine, stream, my_rank, tokens.n, dict(
-            format_handler=_handler_words(self.fmt, format_handler), row_offsets=row_offsets, expert_ids=expert_ids,
-            src_info=src_info, recv_buf_p=recv_buf_p, recv_count_p=recv_count_p, ep_counters=ep_counters,
-            status=status, recv_counts=recv_counts, input_tokens=tokens.address, send_buf_p=send_buf_p,
-            timeout_ns=_timeout_ns(timeout_s)))
+        self.plan(tokens.n, my_rank, dict(
+            send_buf_p=send_buf_p, recv_buf_p=recv_buf_p, recv_count_p=recv_count_p, ep_counters=ep_counters,
+            status=status), machine=machine, stream=stream, timeout_s=timeout_s,
+        ).start(tokens.address, 0, 0, 0, *handler_words(self.fmt, format_handler), row_offsets, expert_ids, src_info,
+                recv_counts)
 
 
-class DispatchCall(KernelCall):
-    """dispatch_async and dispatch_wait in one launch."""
+class CombineCall(KernelCall):
+    """combine_async and combine_wait in one launch; n_rows as in CombineAsyncCall."""
 
-    at_hand = DispatchAsyncCall.at_hand
-
-    def __call__(self, input_tokens: TokenArray, topk_ids, format_handler: FormatHandler, row_offsets, expert_ids,
-                 src_info, send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters, my_rank, *, machine, stream,
-                 status, clean_topk_ids, recv_counts=0, input_scale=1.0, timeout_s=30.0):
+    def __call__(self, input_tokens, src_info, output_tokens: TokenArray, send_buf_p, recv_buf_ptrs, recv_count_ptrs,
+                 ep_counters, topk_ids, my_rank, *, machine, stream, status, n_rows=0, router_weights=0,
+                 router_weights_args=(), epilogue_args=(), timeout_s=30.0):
         here = self.cfg.world_rank(my_rank)
-        self._launch(machine, stream, my_rank, input_tokens.n, dict(
-            input_tokens=input_tokens.address, topk_ids=topk_ids, send_buf_p=send_buf_p,
-            recv_buf_ptrs=tuple(recv_buf_ptrs), recv_count_ptrs=tuple(recv_count_ptrs),
-            recv_buf_p=recv_buf_ptrs[here], recv_count_p=recv_count_ptrs[here],
-            format_handler=_handler_words(self.fmt, format_handler), row_offsets=row_offsets, expert_ids=expert_ids,
-            src_info=src_info, ep_counters=ep_counters, status=status, clean_topk_ids=clean_topk_ids,
-            recv_counts=recv_counts, input_scale=float32_word(input_scale), timeout_ns=_timeout_ns(timeout_s)))
+        self.plan(output_tokens.n, my_rank, dict(
+            send_buf_p=send_buf_p, recv_buf_ptrs=recv_buf_ptrs, recv_count_ptrs=recv_count_ptrs,
+            recv_buf_p=recv_buf_ptrs[here], recv_count_p=recv_count_ptrs[here], ep_counters=ep_counters,
+            status=status), machine=machine, stream=stream, timeout_s=timeout_s,
+            weights_types=_types(router_weights_args), epilogue_types=_types(epilogue_args),
+        ).start(input_tokens, src_info, n_rows, output_tokens.address, topk_ids, router_weights,
+                *argument_words(*router_weights_args, *epilogue_args))
 
 
-class CombineAsyncCall(KernelCall):
+class CombineAsyncCall(CombineCall):
     """Sends the experts' output rows [row_offsets[-1], hidden] back to the ranks their tokens came from.
 
     n_rows: how many rows input_tokens and src_info have memory for: these may be looked at before it is known how many
     were received. 0: none is.
     """
 
-    at_hand = "ep_counters", "status", "input_tokens", "src_info", "n_rows"
-
     def __call__(self, input_tokens, src_info, send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters, my_rank, *,
                  machine, stream, status, n_rows=0, timeout_s=30.0):
-        self._launch(machine, stream, my_rank, 0, dict(
-            input_tokens=input_tokens, src_info=src_info, n_rows=n_rows, send_buf_p=send_buf_p,
-            recv_buf_ptrs=tuple(recv_buf_ptrs), recv_count_ptrs=tuple(recv_count_ptrs), ep_counters=ep_counters,
-            status=status,
-            timeout_ns=_timeout_ns(timeout_s)))
+        super().__call__(input_tokens, src_info, TokenArray(0, 0), send_buf_p, recv_buf_ptrs, recv_count_ptrs,
+                         ep_counters, 0, my_rank, machine=machine, stream=stream, status=status, n_rows=n_rows,
+                         timeout_s=timeout_s)
 
 
 class CombineWaitCall(KernelCall):
@@ -175,33 +230,15 @@ class CombineWaitCall(KernelCall):
     ScalarArg and ArrayArg for the user's functions. input_tokens: the combine input, read for the shared expert only.
     """
 
-    at_hand = ("ep_counters", "status")
-
     def __call__(self, output_tokens: TokenArray, recv_buf_p, recv_count_p, ep_counters, my_rank, topk_ids, *,
                  machine, stream, status, router_weights=0, router_weights_args=(), epilogue_args=(), input_tokens=0,
                  timeout_s=30.0):
         if self.cfg.fused_shared_expert and not input_tokens:
             raise EPValueError("combine_wait with fused_shared_expert needs input_tokens: "
                                "the shared expert's output rows are its first rows")
-        self._launch(machine, stream, my_rank, output_tokens.n, dict(
-            output_tokens=output_tokens.address, recv_buf_p=recv_buf_p, recv_count_p=recv_count_p,
-            ep_counters=ep_counters, topk_ids=topk_ids, status=status, router_weights=router_weights,
-            input_tokens=input_tokens, timeout_ns=_timeout_ns(timeout_s)),
-            tuple(router_weights_args), tuple(epilogue_args))
-
-
-class CombineCall(KernelCall):
-    """combine_async and combine_wait in one launch; n_rows as in CombineAsyncCall."""
-
-    at_hand = CombineAsyncCall.at_hand
-
-    def __call__(self, input_tokens, src_info, output_tokens: TokenArray, send_buf_p, recv_buf_ptrs, recv_count_ptrs,
-                 ep_counters, topk_ids, my_rank, *, machine, stream, status, n_rows=0, router_weights=0,
-                 router_weights_args=(), epilogue_args=(), timeout_s=30.0):
-        here = self.cfg.world_rank(my_rank)
-        self._launch(machine, stream, my_rank, output_tokens.n, dict(
-            input_tokens=input_tokens, src_info=src_info, n_rows=n_rows, output_tokens=output_tokens.address,
-            send_buf_p=send_buf_p, recv_buf_ptrs=tuple(recv_buf_ptrs), recv_count_ptrs=tuple(recv_count_ptrs),
-            recv_buf_p=recv_buf_ptrs[here], recv_count_p=recv_count_ptrs[here], ep_counters=ep_counters,
-            topk_ids=topk_ids, status=status, router_weights=router_weights, timeout_ns=_timeout_ns(timeout_s)),
-            tuple(router_weights_args), tuple(epilogue_args))
+        self.plan(output_tokens.n, my_rank, dict(
+            recv_buf_p=recv_buf_p, recv_count_p=recv_count_p, ep_counters=ep_counters, status=status),
+            machine=machine, stream=stream, timeout_s=timeout_s,
+            weights_types=_types(router_weights_args), epilogue_types=_types(epilogue_args),
+        ).start(input_tokens, 0, 0, output_tokens.address, topk_ids, router_weights,
+                *argument_words(*router_weights_args, *epilogue_args))

@@ -30,8 +30,7 @@ return. Region A may be zeroed only when every block has read it, and recv_count
 last block to leave comes after all. The ready flags stay 0, because no block waits for another block that waits for
 all. If a round fails, tokens that miss a row are not written; others may have been reduced.
 
-The addresses of ep_counters, status, rows and src_info are kernel arguments as well as parameters. So the first memory
-access loads A and the parameters at once, and src_info and the first rows are prefetched.
+The first memory access loads A; src_info, the first rows and the peers' addresses are prefetched.
 """
 
 from functools import lru_cache
@@ -47,7 +46,7 @@ from .launch import LaunchConfig
 from .params import ParameterBlock
 from .status import failed_before
 from .transport import crosses_worlds
-from .user_functions import OutputLambda
+from .user_functions import OutputLambda, words_of
 
 CACHED = 128        # compiled kernels that are remembered, for each of the three
 
@@ -55,10 +54,22 @@ CACHED = 128        # compiled kernels that are remembered, for each of the thre
 def parameter_block(cfg) -> ParameterBlock:
     """The fields of the three combine kernels; the arguments of user functions follow them."""
     return ParameterBlock(
-        ("input_tokens", 1), ("src_info", 1), ("output_tokens", 1), ("send_buf_p", 1),
-        ("recv_buf_ptrs", cfg.p2p_world_size), ("recv_count_ptrs", cfg.p2p_world_size),
-        ("recv_buf_p", 1), ("recv_count_p", 1), ("ep_counters", 1), ("topk_ids", 1), ("router_weights", 1),
-        ("n_rows", 1), ("status", 1), ("timeout_ns", 1), ("trace", 1))
+        ("send_buf_p", 1), ("recv_buf_p", 1), ("recv_count_p", 1), ("ep_counters", 1), ("status", 1),
+        ("timeout_ns", 1), ("trace", 1),
+        ("input_tokens", 1), ("src_info", 1), ("n_rows", 1), ("output_tokens", 1), ("topk_ids", 1),
+        ("router_weights", 1),
+        context=(("recv_buf_ptrs", cfg.p2p_world_size), ("recv_count_ptrs", cfg.p2p_world_size)))
+
+
+def _looked_at_first(block):
+    """Indices of ep_counters, status, rows, src_info, and how many rows there is memory for."""
+    return [block.index(n) for n in ("ep_counters", "status", "input_tokens", "src_info", "n_rows")]
+
+
+def _n_words(block, functions):
+    """Words of a kernel with these functions and types of their arguments."""
+    _, weights_types, _, epilogue_types = functions
+    return block.n_words + words_of(weights_types) + words_of(epilogue_types)
 
 
 def _leaving(cfg, block, trace):
@@ -84,14 +95,16 @@ def _leaving(cfg, block, trace):
 @lru_cache(CACHED)
 def _compile_async(cfg, threads, trace):
     block = parameter_block(cfg)
-    mark, fetch, fetch_rows = stamps.make(block, trace), ahead.parameters(block), ahead.first_rows(row_bytes(cfg))
+    p_words, p_status, p_rows, p_src_info, p_n_rows = _looked_at_first(block)
+    mark, fetch, fetch_rows = stamps.make(block, trace), ahead.context(block), ahead.first_rows(row_bytes(cfg))
     return_rows = returners.make(cfg, block, mark)
 
-    @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
-    def combine_async(params, num_tokens, my_rank, words, status, rows, src_infos, n_rows):
+    @kernel(max_threads=threads, words=block.n_words, shmem=crosses_worlds(cfg))
+    def combine_async(params, num_tokens, my_rank):
+        words, status, rows, src_infos = params[p_words], params[p_status], params[p_rows], params[p_src_info]
         mark(params, stamps.START)
         fetch(params)
-        fetch_rows(rows, src_infos, n_rows)
+        fetch_rows(rows, src_infos, params[p_n_rows])
         return_rows(params, words, rows, src_infos, my_rank, failed_before(status))
 
     return combine_async
@@ -115,11 +128,14 @@ def _second_half(cfg, block, trace, mark, router_weights, weights_types, epilogu
 @lru_cache(CACHED)
 def _compile_wait(cfg, threads, trace, *functions):
     block = parameter_block(cfg)
-    mark, fetch = stamps.make(block, trace), ahead.parameters(block)
+    p_words, p_status, *_ = _looked_at_first(block)
+    n_words = _n_words(block, functions)
+    mark, fetch = stamps.make(block, trace), ahead.context(block)
     n_flags, clear, finish = _second_half(cfg, block, trace, mark, *functions)
 
-    @kernel(max_threads=threads)
-    def combine_wait(params, num_tokens, my_rank, words, status):
+    @kernel(max_threads=threads, words=n_words)
+    def combine_wait(params, num_tokens, my_rank):
+        words, status = params[p_words], params[p_status]
         flags = shared_array(n_flags, int32)
         mark(params, stamps.START)
         fetch(params)
@@ -133,16 +149,19 @@ def _compile_wait(cfg, threads, trace, *functions):
 @lru_cache(CACHED)
 def _compile_fused(cfg, threads, trace, *functions):
     block = parameter_block(cfg)
-    mark, fetch, fetch_rows = stamps.make(block, trace), ahead.parameters(block), ahead.first_rows(row_bytes(cfg))
+    p_words, p_status, p_rows, p_src_info, p_n_rows = _looked_at_first(block)
+    n_words = _n_words(block, functions)
+    mark, fetch, fetch_rows = stamps.make(block, trace), ahead.context(block), ahead.first_rows(row_bytes(cfg))
     return_rows = returners.make(cfg, block, mark)
     n_flags, clear, finish = _second_half(cfg, block, trace, mark, *functions)
 
-    @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
-    def combine(params, num_tokens, my_rank, words, status, rows, src_infos, n_rows):
+    @kernel(max_threads=threads, words=n_words, shmem=crosses_worlds(cfg))
+    def combine(params, num_tokens, my_rank):
+        words, status, rows, src_infos = params[p_words], params[p_status], params[p_rows], params[p_src_info]
         flags = shared_array(n_flags, int32)
         mark(params, stamps.START)
         fetch(params)
-        fetch_rows(rows, src_infos, n_rows)
+        fetch_rows(rows, src_infos, params[p_n_rows])
         clear(flags)                        # there is a barrier in return_rows
         if not return_rows(params, words, rows, src_infos, my_rank, failed_before(status)):
             finish(params, num_tokens, my_rank, words, status, flags)
@@ -153,15 +172,18 @@ def _compile_fused(cfg, threads, trace, *functions):
 @lru_cache(CACHED)
 def _compile_lamport(cfg, threads, trace, *functions):
     block = parameter_block(cfg)
-    mark, fetch, fetch_rows = stamps.make(block, trace), ahead.parameters(block), ahead.first_rows(row_bytes(cfg))
+    p_words, p_status, p_rows, p_src_info, p_n_rows = _looked_at_first(block)
+    n_words = _n_words(block, functions)
+    mark, fetch, fetch_rows = stamps.make(block, trace), ahead.context(block), ahead.first_rows(row_bytes(cfg))
     return_rows, await_begun = lamport_returners.make(cfg, block, mark), lamport.ending(cfg, block)
     reduce = reducers.make(cfg, block, mark, lamport.taking(cfg, block), *functions)
 
-    @kernel(max_threads=threads)
-    def combine(params, num_tokens, my_rank, words, status, rows, src_infos, n_rows):
+    @kernel(max_threads=threads, words=n_words)
+    def combine(params, num_tokens, my_rank):
+        words, status, rows, src_infos = params[p_words], params[p_status], params[p_rows], params[p_src_info]
         mark(params, stamps.START)
         fetch(params)
-        fetch_rows(rows, src_infos, n_rows)
+        fetch_rows(rows, src_infos, params[p_n_rows])
         if not return_rows(params, words, rows, src_infos, my_rank, failed_before(status)):
             reduce(params, i32(0), num_tokens, my_rank)
             await_begun(params, status)

@@ -8,7 +8,7 @@ if the sender shares payloads, in another message to this rank, which the same s
 """
 
 from epmoe import layout
-from epmoe.device import (ballot, device_fn, ffs, i32, lane_id, load_u64, n_warps, shared_array, store_i32, syncthreads,
+from epmoe.device import (ballot, device_fn, ffs, i32, lane_id, n_warps, shared_array, store_i32, syncthreads,
                           syncthreads_or, syncwarp, u32, u64, warp_broadcast_u64, warp_id)
 from epmoe.device import int32, uint64
 from epmoe.layout import DESCRIBED, MAX_FINITE
@@ -16,6 +16,7 @@ from epmoe.layout import DESCRIBED, MAX_FINITE
 from . import formats, known_rows, message, offsets, rows_of_token, shared_expert, stamps
 from .described import message_of
 from .division import divided
+from .params import fields_of
 from .rows_of_token import LISTED
 from .spin import wait_for_signal
 from .status import DISPATCH_WAIT
@@ -46,8 +47,8 @@ def make(cfg, block, threads, mark, leave, are_few=False):
     has_lists = rows_of_token.are_listed(cfg)
     once = has_lists and window == local
     leaves_early = not cfg.fused_shared_expert and not once     # whose words C, F and G other warps may still need
-    p_status, p_timeout, p_count = block.offset("status"), block.offset("timeout_ns"), block.offset("recv_count_p")
-    p_recv, p_out, p_src_info = block.offset("recv_buf_p"), block.offset("format_handler"), block.offset("src_info")
+    p_status, p_timeout, p_count = block.index("status"), block.index("timeout_ns"), block.index("recv_count_p")
+    p_recv, fields, p_src_info = block.index("recv_buf_p"), fields_of(block, "format_handler"), block.index("src_info")
 
     @device_fn
     def segment_of(ends, n_segments, q, lane):
@@ -66,9 +67,9 @@ def make(cfg, block, threads, mark, leave, are_few=False):
         """Waits for a segment's messages, by a whole warp; returns its word, MAX_FINITE if it gave up."""
         word = u64(0)
         if lane == 0:
-            address = u64(load_u64(params + u64(p_count))) + u64(8) * u64(entry)
-            word = u64(wait_for_signal(address, u64(load_u64(params + u64(p_status))),
-                                       u64(load_u64(params + u64(p_timeout))), DISPATCH_WAIT, entry))
+            address = params[p_count] + u64(8) * u64(entry)
+            word = u64(wait_for_signal(address, params[p_status],
+                                       params[p_timeout], DISPATCH_WAIT, entry))
         word = u64(warp_broadcast_u64(word, 0))
         syncwarp()                      # lane 0 acquired for all
         return word
@@ -97,7 +98,7 @@ def make(cfg, block, threads, mark, leave, are_few=False):
             payload, id16 = message_at(recv_buf, i32(entry % ranks), token), i32(0)
         else:
             (token, payload, id16), k = look_up(recv_buf, message_at(recv_buf, entry, slot), part, lane), i32(0)
-        decode(payload, params + u64(p_out), row, group, row_in_group, tile, part, n_parts, lane)
+        decode(payload, fields(params), row, group, row_in_group, tile, part, n_parts, lane)
         if part == 0:
             half = token
             if not is_described:
@@ -105,7 +106,7 @@ def make(cfg, block, threads, mark, leave, are_few=False):
             if lane == 1:
                 half = k
             if lane < 2:
-                store_i32(u64(load_u64(params + u64(p_src_info))) + u64(4) * u64(2 * row + lane), half)
+                store_i32(params[p_src_info] + u64(4) * u64(2 * row + lane), half)
 
     @device_fn
     def copy_window(params, recv_buf, first, here, my_rank, warp, warps, free, before, ends, starts, tiles, words,
@@ -151,7 +152,7 @@ def make(cfg, block, threads, mark, leave, are_few=False):
         i = i32(warp)
         while i < here:
             last = i32(i * ranks + ranks - 1)
-            finish_group(params + u64(p_out), i32(front + first + i), i32(starts[i]), i32(before[last] + counts[last]),
+            finish_group(fields(params), i32(front + first + i), i32(starts[i]), i32(before[last] + counts[last]),
                          i32(tiles[i]), lane_id())
             i = i32(i + warps)
 
@@ -190,7 +191,7 @@ def make(cfg, block, threads, mark, leave, are_few=False):
         if copier == 0 and warp_id() == 0:
             write_known(params, counts)
         if (copier > 0 or others == 0) and warp_id() < n_free:
-            recv_buf = u64(load_u64(params + u64(p_recv)))
+            recv_buf = params[p_recv]
             copy_known(params, recv_buf, my_rank, worker, workers, counts, words)
         mark(params, stamps.COPIED)
         return False, True
@@ -210,7 +211,7 @@ def make(cfg, block, threads, mark, leave, are_few=False):
         warp, free = i32(warp_id() * others + copier - 1), i32((n_warps() - 1) * others)
         if copier == 0:
             warp = i32(n_warps() * others + warp_id())
-        recv_buf = u64(load_u64(params + u64(p_recv)))
+        recv_buf = params[p_recv]
         start, first, ok, is_out = begin(params, num_tokens, my_rank), i32(0), not failed, False
         while first < local:
             here = i32(min(window, local - first))
@@ -255,7 +256,7 @@ def make(cfg, block, threads, mark, leave, are_few=False):
                 finish_groups(params, first, here, warp, warps, counts, before, starts, tiles)
                 if first == 0 and front == 1 and warp == 0:
                     n_shared, _ = share(num_tokens, my_rank)
-                    finish_group(params + u64(p_out), i32(0), i32(0), n_shared, i32(0), lane_id())
+                    finish_group(fields(params), i32(0), i32(0), n_shared, i32(0), lane_id())
             first = i32(first + here)
             if first < local:
                 syncthreads()                               # all have read the old window

@@ -58,7 +58,7 @@ The order within an (expert, src_rank) segment is the order of the claims: unspe
 
 from functools import lru_cache, partial
 
-from epmoe.device import (block_idx, device_fn, grid_dim, griddep_launch, griddep_wait, i32, kernel, load_u64, n_warps,
+from epmoe.device import (block_idx, device_fn, grid_dim, griddep_launch, griddep_wait, i32, kernel, n_warps,
                           store_i32, u64, warp_id)
 
 from . import ahead, copiers, counters, few_tokens, formats, leaving, limits, rows_of_token, senders, stamps
@@ -77,11 +77,12 @@ TURNS_FROM = 4      # batches of tokens of a block: a kernel for fewer tokens ha
 def parameter_block(cfg) -> ParameterBlock:
     """The fields of the three dispatch kernels; each uses those that its call fills in."""
     return ParameterBlock(
-        ("input_tokens", 1), ("topk_ids", 1), ("clean_topk_ids", 1), ("send_buf_p", 1),
-        ("recv_buf_ptrs", cfg.p2p_world_size), ("recv_count_ptrs", cfg.p2p_world_size),
-        ("recv_buf_p", 1), ("recv_count_p", 1), ("format_handler", len(formats.of(cfg).output_fields) + 1),
-        ("row_offsets", 1), ("expert_ids", 1), ("src_info", 1), ("recv_counts", 1), ("ep_counters", 1), ("status", 1),
-        ("input_scale", 1), ("timeout_ns", 1), ("trace", 1))
+        ("send_buf_p", 1), ("recv_buf_p", 1), ("recv_count_p", 1), ("ep_counters", 1), ("status", 1),
+        ("timeout_ns", 1), ("trace", 1),
+        ("input_tokens", 1), ("topk_ids", 1), ("clean_topk_ids", 1), ("input_scale", 1),
+        ("format_handler", len(formats.of(cfg).output_fields) + 1), ("row_offsets", 1), ("expert_ids", 1),
+        ("src_info", 1), ("recv_counts", 1),
+        context=(("recv_buf_ptrs", cfg.p2p_world_size), ("recv_count_ptrs", cfg.p2p_world_size)))
 
 
 def _shares(cfg):
@@ -94,7 +95,7 @@ def _leaving(cfg, block):
 
     Behind a barrier.
     """
-    at, p_counters = counters.words(cfg), block.offset("ep_counters")
+    at, p_counters = counters.words(cfg), block.index("ep_counters")
 
     @device_fn
     def clear(words, entry):
@@ -109,7 +110,7 @@ def _leaving(cfg, block):
 
     @device_fn
     def leave(params):
-        count_out(params, u64(load_u64(params + u64(p_counters))))
+        count_out(params, params[p_counters])
 
     return leave
 
@@ -117,15 +118,17 @@ def _leaving(cfg, block):
 @lru_cache(CACHED)
 def _compile_async(cfg, threads, trace, input_scale, shares, few, are_few):
     block = parameter_block(cfg)
-    mark, fetch = stamps.make(block, trace), ahead.parameters(block)
+    mark, fetch = stamps.make(block, trace), ahead.context(block)
     send_tokens = senders.make(cfg, block, mark, input_scale, shares, few, are_few)
+    p_ids, p_tokens, p_status = (block.index(n) for n in ("topk_ids", "input_tokens", "status"))
 
-    @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
-    def dispatch_async(params, num_tokens, my_rank, topk_ids, tokens, status):
+    @kernel(max_threads=threads, words=block.n_words, shmem=crosses_worlds(cfg))
+    def dispatch_async(params, num_tokens, my_rank):
         mark(params, stamps.START)
         griddep_launch()            # dispatch_wait, if it is next, may be there when this one ends
         fetch(params)
-        send_tokens(params, topk_ids, tokens, num_tokens, my_rank, grid_dim(), failed_before(status))
+        failed = failed_before(params[p_status])
+        send_tokens(params, params[p_ids], params[p_tokens], num_tokens, my_rank, grid_dim(), failed)
 
     return dispatch_async
 
@@ -133,16 +136,16 @@ def _compile_async(cfg, threads, trace, input_scale, shares, few, are_few):
 @lru_cache(CACHED)
 def _compile_wait(cfg, threads, trace, are_few):
     block = parameter_block(cfg)
-    mark, fetch = stamps.make(block, trace), ahead.parameters(block)
+    mark, fetch = stamps.make(block, trace), ahead.context(block)
     leave = _leaving(cfg, block)
-    receive, p_status = copiers.make(cfg, block, threads, mark, leave, are_few), block.offset("status")
+    receive, p_status = copiers.make(cfg, block, threads, mark, leave, are_few), block.index("status")
 
-    @kernel(max_threads=threads)
+    @kernel(max_threads=threads, words=block.n_words)
     def dispatch_wait(params, num_tokens, my_rank):
         mark(params, stamps.START)
         fetch(params)
         griddep_wait()              # dispatch_async may still be running
-        found = failed_before(u64(load_u64(params + u64(p_status))))
+        found = failed_before(params[p_status])
         gave_up, is_out = receive(params, num_tokens, my_rank, block_idx(), grid_dim(), found, True)
         if not gave_up and not is_out and warp_id() == n_warps() - 1:
             leave(params)
@@ -154,13 +157,14 @@ def _compile_wait(cfg, threads, trace, are_few):
 @lru_cache(CACHED)
 def _compile_fused(cfg, threads, trace, input_scale, shares, are_few):
     block = parameter_block(cfg)
-    mark, fetch = stamps.make(block, trace), ahead.parameters(block)
+    mark, fetch = stamps.make(block, trace), ahead.context(block)
     n_ranks, n_payloads, batch = cfg.n_src_ranks, min(cfg.top_k, cfg.n_src_ranks), senders.batch_of(cfg)
     few = few_tokens.MOST_TOKENS if few_tokens.applies(cfg, shares) else -1
     send_tokens = senders.make(cfg, block, mark, input_scale, shares, few, are_few)
     leave = _leaving(cfg, block)
     receive = copiers.make(cfg, block, threads, mark, leave, are_few)
     joins = rows_of_token.are_listed(cfg)
+    p_ids, p_tokens, p_status = (block.index(n) for n in ("topk_ids", "input_tokens", "status"))
 
     @device_fn
     def send_or_receive(params, num_tokens, my_rank, topk_ids, tokens, n_senders, failed):
@@ -189,8 +193,8 @@ def _compile_fused(cfg, threads, trace, input_scale, shares, are_few):
 
     act = send_and_receive if cfg.max_tokens_per_rank > TURNS_FROM * batch else send_or_receive
 
-    @kernel(max_threads=threads, shmem=crosses_worlds(cfg))
-    def dispatch(params, num_tokens, my_rank, topk_ids, tokens, status):
+    @kernel(max_threads=threads, words=block.n_words, shmem=crosses_worlds(cfg))
+    def dispatch(params, num_tokens, my_rank):
         mark(params, stamps.START)
         fetch(params)
         n_senders = i32(max(1, i32(grid_dim() * SENDERS_OF_8 // 8)))
@@ -199,7 +203,8 @@ def _compile_fused(cfg, threads, trace, input_scale, shares, are_few):
             n_senders = i32(n_ranks)
         elif shares and num_tokens * n_payloads <= n_warps() * at_once:
             n_senders = at_once
-        gave_up, is_out = act(params, num_tokens, my_rank, topk_ids, tokens, n_senders, failed_before(status))
+        failed = failed_before(params[p_status])
+        gave_up, is_out = act(params, num_tokens, my_rank, params[p_ids], params[p_tokens], n_senders, failed)
         if not gave_up and not is_out and warp_id() == n_warps() - 1:
             leave(params)
         mark(params, stamps.LEFT)

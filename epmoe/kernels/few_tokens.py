@@ -11,7 +11,7 @@ still costs instruction fetches.
 """
 
 from epmoe import layout
-from epmoe.device import (SIM, block_dim, block_idx, device_fn, fence_acq_rel_sys, i32, lane_id, load_u64, n_warps,
+from epmoe.device import (SIM, block_dim, block_idx, device_fn, fence_acq_rel_sys, i32, lane_id, n_warps,
                           shared_add_i32, shared_array, store_i32, syncthreads, syncthreads_or, thread_idx, u64,
                           warp_id)
 from epmoe.device import int32
@@ -84,7 +84,7 @@ def make(cfg, block, mark, scale_of):
     most = most_parts(sizes.token_size) if direct else fmt.encode_parts
     top_k, local, n_ranks, tokens_per_rank = cfg.top_k, cfg.n_local_experts, cfg.n_ranks, cfg.max_tokens_per_rank
     row_bytes, msg_bytes = cfg.hidden * BF16_BYTES, sizes.msg_bytes
-    p_clean, p_status = block.offset("clean_topk_ids"), block.offset("status")
+    p_clean, p_status = block.index("clean_topk_ids"), block.index("status")
 
     @device_fn
     def id_of(topk_ids, token, num_tokens, lane):
@@ -128,9 +128,9 @@ def make(cfg, block, mark, scale_of):
             shared_add_i32(high, i32(expert % local), add_high)
         if owner == my_rank:        # one of the blocks
             if lane < top_k:
-                store_i32(u64(load_u64(params + u64(p_clean))) + u64(4) * u64(token * top_k + lane), expert)
+                store_i32(params[p_clean] + u64(4) * u64(token * top_k + lane), expert)
             if value != expert:
-                record_id(value, expert, token, lane, u64(load_u64(params + u64(p_status))))
+                record_id(value, expert, token, lane, params[p_status])
 
     @device_fn
     def send_to(params, topk_ids, tokens, num_tokens, owner, my_rank, failed, low, high):

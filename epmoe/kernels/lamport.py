@@ -19,7 +19,7 @@ A row whose src_info is invalid is not sent. Its receiver cannot know this, and 
 
 from epmoe import layout
 from epmoe.device import (any_lane, atomic_or_relaxed_gpu_u32, block_idx, device_fn, globaltimer, grid_dim, i32, lane_id,
-                          ld_acquire_sys_u64, load16_relaxed_sys, load_u64, nanosleep, store16, store16_relaxed_sys,
+                          ld_acquire_sys_u64, load16_relaxed_sys, nanosleep, store16, store16_relaxed_sys,
                           store_u64, u32, u64, warp_id)
 from epmoe.layout import MAX_FINITE
 
@@ -65,13 +65,13 @@ def is_absent(q):
 
 def ending(cfg, block):
     """Device function await_begun(params, status): one warp of the launch waits until all ranks have begun."""
-    p_count, p_timeout, n_ranks = block.offset("recv_count_p"), block.offset("timeout_ns"), cfg.n_ranks
+    p_count, p_timeout, n_ranks = block.index("recv_count_p"), block.index("timeout_ns"), cfg.n_ranks
 
     @device_fn
     def await_begun(params, status):
         if block_idx() == grid_dim() - 1 and warp_id() == 0 and lane_id() < n_ranks:
-            word = u64(load_u64(params + u64(p_count))) + u64(8) * u64(lane_id())
-            timeout_ns, since, polls, goes_on = u64(load_u64(params + u64(p_timeout))), u64(globaltimer()), 0, True
+            word = params[p_count] + u64(8) * u64(lane_id())
+            timeout_ns, since, polls, goes_on = params[p_timeout], u64(globaltimer()), 0, True
             # acquire: what that rank has read in the dispatch before, which this rank's next one overwrites
             while goes_on and u64(ld_acquire_sys_u64(word)) == u64(MAX_FINITE):
                 polls += 1
@@ -88,7 +88,7 @@ def ending(cfg, block):
 def taking(cfg, block):
     """The Taking of reducers.py: each lane polls its own vectors. Rows that are not summed have none."""
     bytes_a_row, top_k, n_ranks = layout.combine_msg_bytes(cfg), cfg.top_k, cfg.n_src_ranks
-    p_status, p_timeout = block.offset("status"), block.offset("timeout_ns")
+    p_status, p_timeout = block.index("status"), block.index("timeout_ns")
 
     def slot(j):
         """Two device functions for slot first + j: (late) -> whether it is late; its vector, put back if it has come."""
@@ -118,7 +118,7 @@ def taking(cfg, block):
     @device_fn
     def give_up(params, late, entry, first):
         """Records the ranks whose rows are missing."""
-        status, k, lane = u64(load_u64(params + u64(p_status))), i32(0), i32(lane_id())
+        status, k, lane = params[p_status], i32(0), i32(lane_id())
         while k < 8:
             if any_lane(((u32(late) >> u32(k)) & u32(1)) != u32(0)):
                 if lane == first + k:
@@ -129,7 +129,7 @@ def taking(cfg, block):
 
     @device_fn
     def has_to_end(params, since):
-        return gives_up(u64(load_u64(params + u64(p_status))), since, u64(load_u64(params + u64(p_timeout))))
+        return gives_up(params[p_status], since, params[p_timeout])
 
     @device_fn
     def take(params, flags, entry, wanted, first, place, is_own):

@@ -4,7 +4,7 @@ Every block counts itself in D when it no longer needs the counters. Everything 
 before the last block's resets, so the host need not reset anything between rounds.
 """
 
-from epmoe.device import (atomic_add_acq_rel_gpu_i32, device_fn, grid_dim, i32, lane_id, load_u64, store_i32, store_u64,
+from epmoe.device import (atomic_add_acq_rel_gpu_i32, device_fn, grid_dim, i32, lane_id, store_i32, store_u64,
                           syncwarp, u64, warp_broadcast_i32)
 from epmoe.layout import MAX_FINITE
 
@@ -17,11 +17,11 @@ def make(cfg, block, clear):
     words: the address of ep_counters. clear: device function (words, entry), which puts the kernel's own counters of a
     (local expert, rank) back; D and recv_count are put back here.
     """
-    at, p_count, n_entries = counters.words(cfg), block.offset("recv_count_p"), cfg.n_local_experts * cfg.n_src_ranks
+    at, p_count, n_entries = counters.words(cfg), block.index("recv_count_p"), cfg.n_local_experts * cfg.n_src_ranks
 
     @device_fn
     def leave(params, words):
-        lane, recv_count, last = i32(lane_id()), u64(load_u64(params + u64(p_count))), i32(0)
+        lane, recv_count, last = i32(lane_id()), params[p_count], i32(0)
         if lane == 0:
             # release: what this block did with the counters; acquire: what all the others did
             last = i32(atomic_add_acq_rel_gpu_i32(words + u64(at.d), i32(1)) == grid_dim() - 1)

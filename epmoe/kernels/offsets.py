@@ -6,13 +6,14 @@ takes less time than waiting for one block to do it for all. One of the blocks a
 
 from typing import NamedTuple
 
-from epmoe.device import (block_dim, device_fn, i32, lane_id, load_u64, n_warps, shfl_idx, store_i32, syncthreads,
+from epmoe.device import (block_dim, device_fn, i32, lane_id, n_warps, shfl_idx, store_i32, syncthreads,
                           thread_idx, u64, warp_id, warp_inclusive_sum_i32)
 from epmoe.layout import ANNOUNCED, DESCRIBED, MAX_FINITE
 from epmoe_ref.config import READY
 
 from . import counters, few_tokens, formats, shared_expert
 from .described import count_of
+from .params import fields_of
 from .spin import wait_for_count, wait_for_signal
 from .status import DISPATCH_WAIT
 
@@ -87,9 +88,9 @@ def make(cfg, block, threads) -> Places:
     window = max(1, min(local, threads, few_tokens.THREADS_A_TOKEN, MAX_COUNTS // ranks))       # one thread an expert
     known = min(window * ranks, MOST_KNOWN)
     block_sums, share = block_sum(), shared_expert.share_of(cfg)
-    p_counters, p_status, p_timeout = block.offset("ep_counters"), block.offset("status"), block.offset("timeout_ns")
-    p_count, p_out, p_src_info = block.offset("recv_count_p"), block.offset("format_handler"), block.offset("src_info")
-    p_offsets, p_ids, p_counts = block.offset("row_offsets"), block.offset("expert_ids"), block.offset("recv_counts")
+    p_counters, p_status, p_timeout = block.index("ep_counters"), block.index("status"), block.index("timeout_ns")
+    p_count, fields, p_src_info = block.index("recv_count_p"), fields_of(block, "format_handler"), block.index("src_info")
+    p_offsets, p_ids, p_counts = block.index("row_offsets"), block.index("expert_ids"), block.index("recv_counts")
 
     @device_fn
     def padded(n_rows):
@@ -109,8 +110,8 @@ def make(cfg, block, threads) -> Places:
     def awaiting(wait):
         @device_fn
         def await_words(params, first, here, counts, words):
-            status, timeout_ns = u64(load_u64(params + u64(p_status))), u64(load_u64(params + u64(p_timeout)))
-            recv_count = u64(load_u64(params + u64(p_count)))
+            status, timeout_ns = params[p_status], params[p_timeout]
+            recv_count = params[p_count]
             ok, is_final, i = True, True, i32(thread_idx())
             while ok and i < here * ranks:
                 entry = i32(first * ranks + i)
@@ -152,9 +153,9 @@ def make(cfg, block, threads) -> Places:
     def end_group(params, group, start, n_rows):
         """The group's end in row_offsets, its id, and (-1, -1) as the source of its padding rows."""
         end = i32(start + padded(n_rows))
-        store_i32(u64(load_u64(params + u64(p_offsets))) + u64(4) * u64(group + 1), end)
-        store_i32(u64(load_u64(params + u64(p_ids))) + u64(4) * u64(group), group)
-        src_info = u64(load_u64(params + u64(p_src_info)))
+        store_i32(params[p_offsets] + u64(4) * u64(group + 1), end)
+        store_i32(params[p_ids] + u64(4) * u64(group), group)
+        src_info = params[p_src_info]
         row = i32(start + n_rows)
         while row < end:
             store_i32(src_info + u64(8) * u64(row), i32(-1))
@@ -164,7 +165,7 @@ def make(cfg, block, threads) -> Places:
     @device_fn
     def write_segment(params, entry, start, before, count):
         """Regions A and B, and the count for the caller."""
-        words, given = u64(load_u64(params + u64(p_counters))), u64(load_u64(params + u64(p_counts)))
+        words, given = params[p_counters], params[p_counts]
         store_i32(words + u64(at.a) + u64(8) * u64(entry), i32(READY + start + before + count))
         store_i32(words + u64(at.a) + u64(8) * u64(entry) + u64(4), count)
         store_i32(words + u64(at.b) + u64(4) * u64(entry), i32(before + count))
@@ -184,19 +185,19 @@ def make(cfg, block, threads) -> Places:
         if has_tiles:
             i = i32(warp_id())
             while i < here:
-                begin_group(params + u64(p_out), i32(front + first + i), i32(starts[i]), i32(tiles[i]), lane_id())
+                begin_group(fields(params), i32(front + first + i), i32(starts[i]), i32(tiles[i]), lane_id())
                 i = i32(i + n_warps())
 
     @device_fn
     def write_first(params, num_tokens, my_rank):
         n_shared, _ = share(num_tokens, my_rank)
         if thread_idx() == 0:
-            store_i32(u64(load_u64(params + u64(p_offsets))), i32(0))
+            store_i32(params[p_offsets], i32(0))
             if front == 1:
                 end_group(params, i32(0), i32(0), n_shared)
         if has_tiles and front == 1:
             if warp_id() == 0:
-                begin_group(params + u64(p_out), i32(0), i32(0), i32(0), lane_id())
+                begin_group(fields(params), i32(0), i32(0), i32(0), lane_id())
 
     return Places(window, window * ranks, known, awaiting(wait_for_count), awaiting(wait_for_signal), place, begin,
                   write, write_first, write_segment, end_group)

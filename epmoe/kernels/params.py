@@ -1,47 +1,131 @@
-"""The parameter block: everything a kernel is called with, as uint64 words in device memory, under the pages' names."""
+"""What a kernel is called with: words that are passed by value, and a context in device memory that is written once.
+
+A kernel's first argument, params, is a tuple of uint64: the addresses and numbers of one call, each at its index. What
+is looked up by rank, the peers' addresses, lies in the context, whose address is one of these words.
+"""
+
+import struct
 
 import numpy as np
 
+from epmoe.device import device_fn, load_u64, u64
 from epmoe_ref.errors import EPValueError
 
 
 class ParameterBlock:
-    """The offset of each named field in a kernel's parameter block, in bytes.
+    """The index of each named field among a kernel's words.
 
-    fields: (name, number of words) in order. A float32 or int32 sits in the low half of its word.
+    fields: (name, number of words) in order. A float32 or int32 sits in the low half of its word. context: the same of
+    what lies in the context; if there is any, its address is the first word, "context".
     """
 
-    def __init__(self, *fields):
-        self._places, n_words = {}, 0
-        for name, length in fields:
-            self._places[name] = (n_words, length)
-            n_words += length
-        self.n_words = n_words
+    def __init__(self, *fields, context=()):
+        self._places, self.n_words = _places((("context", 1), *fields) if context else fields)
+        self._context, self.context_words = _places(context)
 
     def __contains__(self, name: str) -> bool:
         """Whether there is a field of that name."""
         return name in self._places
 
+    def index(self, name: str) -> int:
+        """The index of a field's first word; a constant for the kernels."""
+        return self._places[name][0]
+
     def offset(self, name: str) -> int:
-        """Byte offset of a field; a constant for the kernels."""
+        """Byte offset of a field, for kernels that are given the address of all words in device memory."""
         return 8 * self._places[name][0]
+
+    def length(self, name: str) -> int:
+        """Words of a field."""
+        return self._places[name][1]
+
+    def places_behind(self, first: int) -> dict:
+        """{name: (index, counted from `first`, length)} of the fields from there on."""
+        return {name: (at - first, n) for name, (at, n) in self._places.items() if at >= first}
+
+    def context_index(self, name: str) -> int:
+        """The index of a field's first word in the context."""
+        return self._context[name][0]
 
     def pack(self, values: dict, tail=()) -> np.ndarray:
         """The words [n_words + len(tail)] uint64; `tail` (the arguments of user functions) follows the last field.
 
         A value is a number or a sequence of them; a field that is not given is zero.
         """
-        words = np.zeros(self.n_words + len(tail), np.uint64)
-        for name, value in values.items():
-            at, length = self._places[name]
-            value = value if isinstance(value, (list, tuple)) else [value]
-            if len(value) != length:
-                raise EPValueError(f"{name} takes {length} words, not {len(value)}")
-            words[at:at + length] = value
-        words[self.n_words:] = tail
-        return words
+        return _packed(self._places, self.n_words, values, tail)
+
+    def pack_context(self, values: dict) -> np.ndarray:
+        """The words of the context; values as for pack."""
+        return _packed(self._context, self.context_words, values, ())
+
+
+def _places(fields):
+    places, n_words = {}, 0
+    for name, length in fields:
+        places[name] = (n_words, length)
+        n_words += length
+    return places, n_words
+
+
+def _packed(places, n_words, values, tail):
+    words = np.zeros(n_words + len(tail), np.uint64)
+    for name, value in values.items():
+        at, length = places[name]
+        value = value if isinstance(value, (list, tuple)) else [value]
+        if len(value) != length:
+            raise EPValueError(f"{name} takes {length} words, not {len(value)}")
+        words[at:at + length] = value
+    words[n_words:] = tail
+    return words
 
 
 def float32_word(value) -> int:
-    """A float32 as a word of the block."""
-    return int(np.float32(value).view(np.uint32))
+    """A float32 as a word."""
+    return int.from_bytes(struct.pack("<f", value), "little")
+
+
+def in_context(block, name):
+    """Device function (params, i) -> word i of a field of the context."""
+    p_context, first = block.index("context"), 8 * block.context_index(name)
+
+    @device_fn
+    def word(params, i):
+        return u64(load_u64(params[p_context] + u64(first) + u64(8) * u64(i)))
+
+    return word
+
+
+def chosen(block, name):
+    """Device function (params, i) -> word i of a field, which each thread may choose for itself."""
+    return _chosen(block.index(name), block.length(name))
+
+
+def _chosen(first, n):
+    i_last, at = n - 1, first + n - 1
+    if n == 1:
+        @device_fn
+        def only(params, i):
+            return params[at]
+
+        return only
+    earlier = _chosen(first, n - 1)
+
+    @device_fn
+    def choose(params, i):
+        word = u64(earlier(params, i))
+        if i == i_last:
+            word = params[at]
+        return word
+
+    return choose
+
+
+def fields_of(block, name):
+    """Device function params -> the words of a field, as a tuple."""
+    first, end = block.index(name), block.index(name) + block.length(name)
+
+    @device_fn
+    def fields(params):
+        return params[first:end]
+
+    return fields

@@ -9,7 +9,7 @@ refer to.
 from typing import NamedTuple
 
 from epmoe import layout
-from epmoe.device import device_fn, i32, load_u64, n_warps, shfl_idx, store16, syncwarp, u32, u64
+from epmoe.device import device_fn, i32, n_warps, shfl_idx, store16, syncwarp, u32, u64
 
 from . import formats, message, rows_of_token, transport
 from .division import divided
@@ -44,11 +44,11 @@ class Pieces(NamedTuple):
 
 def staged_at(block, msg_bytes):
     """Device function (params, token) -> address of the token's message, or only its payload, in send_buf."""
-    p_send = block.offset("send_buf_p")
+    p_send = block.index("send_buf_p")
 
     @device_fn
     def staged(params, token):
-        return u64(load_u64(params + u64(p_send))) + u64(token) * u64(msg_bytes)
+        return params[p_send] + u64(token) * u64(msg_bytes)
 
     return staged
 
@@ -64,7 +64,7 @@ def make(cfg, block, finish, shares) -> Pieces:
     row_bytes, msg_bytes, token_size = cfg.hidden * BF16_BYTES, sizes.msg_bytes, sizes.token_size
     payloads = min(top_k, cfg.n_src_ranks) if shares else top_k         # of a token, at most
     lists, store_list = rows_of_token.are_listed(cfg), rows_of_token.lister(cfg)
-    p_tokens = block.offset("input_tokens")
+    p_tokens = block.index("input_tokens")
 
     @device_fn
     def count(n_tokens):
@@ -121,7 +121,7 @@ def make(cfg, block, finish, shares) -> Pieces:
     @device_fn
     def source_of(params, token):
         """The address of a token's payload before it is sent."""
-        src = u64(load_u64(params + u64(p_tokens))) + u64(token) * u64(row_bytes)
+        src = params[p_tokens] + u64(token) * u64(row_bytes)
         if not direct:
             src = staged(params, token)
         return src

@@ -7,8 +7,7 @@ sums them when it has all of them. So little work remains when the last row of t
 from typing import NamedTuple
 
 from epmoe import layout
-from epmoe.device import (ballot, block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_f32, load_u64,
-                          n_warps, shfl_idx, store16, u32, u64, warp_id)
+from epmoe.device import (ballot, block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_f32, n_warps, shfl_idx, store16, u32, u64, warp_id)
 
 from . import elements, ids, shared_expert, stamps, user_functions
 
@@ -86,11 +85,11 @@ def make(cfg, block, mark, taking, router_weights, weights_types, epilogue, epil
     bytes_a_row, numbers_a_vector = layout.combine_msg_bytes(cfg), numbers.n
     n_vectors = bytes_a_row // VECTOR
     n_runs = (n_vectors + 31) // 32                     # a run: one vector a lane
-    p_recv, p_out, p_topk = block.offset("recv_buf_p"), block.offset("output_tokens"), block.offset("topk_ids")
-    p_weights, p_rows = block.offset("router_weights"), block.offset("input_tokens")
-    tail = 8 * block.n_words
+    p_recv, p_out, p_topk = block.index("recv_buf_p"), block.index("output_tokens"), block.index("topk_ids")
+    p_weights, p_rows = block.index("router_weights"), block.index("input_tokens")
+    tail = block.n_words
     weights_words = user_functions.reader(weights_types, tail)
-    epilogue_words = user_functions.reader(epilogue_types, tail + 8 * user_functions.words_of(weights_types))
+    epilogue_words = user_functions.reader(epilogue_types, tail + user_functions.words_of(weights_types))
     has_epilogue, weights_are_array = epilogue is not None, router_weights == "array"
     stores_itself = isinstance(epilogue, user_functions.OutputLambda)
     weight_of = (user_functions.bound(router_weights, weights_types, "router_weights") if callable(router_weights)
@@ -101,7 +100,7 @@ def make(cfg, block, mark, taking, router_weights, weights_types, epilogue, epil
     @device_fn
     def expert_of(params, token, my_rank, lane):
         """The expert whose row lies in slot `lane` of the token's place in recv_buf; -1 if none does."""
-        expert = clean_id(load_id(u64(load_u64(params + u64(p_topk))), token, lane), i32(0), lane)
+        expert = clean_id(load_id(params[p_topk], token, lane), i32(0), lane)
         if keeps_own:
             if expert >= 0 and expert // local != my_rank:
                 expert = i32(-1)
@@ -113,7 +112,7 @@ def make(cfg, block, mark, taking, router_weights, weights_types, epilogue, epil
         value = f32(0)
         if lane < top_k:
             if weights_are_array:
-                value = f32(load_f32(u64(load_u64(params + u64(p_weights))) + u64(4) * u64(token * top_k + lane)))
+                value = f32(load_f32(params[p_weights] + u64(4) * u64(token * top_k + lane)))
             else:
                 value = f32(weight_of((token, lane), weights_words(params)))
         return value
@@ -164,13 +163,13 @@ def make(cfg, block, mark, taking, router_weights, weights_types, epilogue, epil
         """Plus the shared expert's output, row token - first of its share; plus 0 for other ranks' tokens."""
         row = (u32(0), u32(0), u32(0), u32(0))
         if token >= first and token < first + n_share:
-            row = load16(u64(load_u64(params + u64(p_rows))) + u64(token - first) * u64(bytes_a_row)
+            row = load16(params[p_rows] + u64(token - first) * u64(bytes_a_row)
                          + u64(VECTOR) * u64(vector))
         return pack(add(unpack(q), row))
 
     @device_fn
     def reduce_weighted(params, flags, num_tokens, my_rank):
-        lane, out, recv = i32(lane_id()), u64(load_u64(params + u64(p_out))), u64(load_u64(params + u64(p_recv)))
+        lane, out, recv = i32(lane_id()), params[p_out], params[p_recv]
         n_share, first = share(num_tokens, my_rank)
         words = epilogue_words(params)
         unit, goes_on = i32(warp_id() * grid_dim() + block_idx()), True
@@ -199,7 +198,7 @@ def make(cfg, block, mark, taking, router_weights, weights_types, epilogue, epil
 
     @device_fn
     def keep_rows(params, flags, num_tokens, my_rank):
-        lane, out, recv = i32(lane_id()), u64(load_u64(params + u64(p_out))), u64(load_u64(params + u64(p_recv)))
+        lane, out, recv = i32(lane_id()), params[p_out], params[p_recv]
         unit, goes_on = i32(warp_id() * grid_dim() + block_idx()), True
         while goes_on and unit < num_tokens * n_runs:
             token, vector = i32(unit // n_runs), i32(unit % n_runs * 32 + lane)

@@ -41,7 +41,7 @@ def make(cfg, block, without_signals=False) -> RowPieces:
     place_of, most, n_vectors = _placing(cfg), most_parts(bytes_a_row), bytes_a_row // VECTOR
     stage, (load_held, deliver) = copy_part(bytes_a_row, read_only=True), _carrying(n_vectors, store)
     ranks, tokens_per_rank, keeps_own = cfg.n_src_ranks, cfg.max_tokens_per_rank, cfg.skip_a2a
-    p_send = block.offset("send_buf_p")
+    p_send = block.index("send_buf_p")
 
     @device_fn
     def cut(n_rows):
@@ -68,7 +68,7 @@ def make(cfg, block, without_signals=False) -> RowPieces:
         if crosses:
             if place != u64(0) and is_far(rank, my_rank):
                 if part == 0:   # out of send_buf, where the entry has a row for each token
-                    staged = (u64(load_u64(params + u64(p_send)))
+                    staged = (params[p_send]
                               + u64(entry * tokens_per_rank + at_row) * u64(bytes_a_row))
                     stage(staged, src, 0, 1, lane)
                     syncwarp()  # the row by all lanes, before the network reads it

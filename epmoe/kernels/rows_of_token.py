@@ -8,13 +8,13 @@ in advance which ones carry a payload.
 """
 
 from epmoe import layout
-from epmoe.device import (atomic_add_relaxed_gpu_i32, ballot, device_fn, ffs, i32, lane_id, load_u32, load_u64,
-                          n_warps, shfl_idx, store_i32, store_u32, u32, u64, warp_broadcast_i32)
+from epmoe.device import (atomic_add_relaxed_gpu_i32, ballot, device_fn, ffs, i32, lane_id, load_u32, n_warps, shfl_idx, store_i32, store_u32, u32, u64, warp_broadcast_i32)
 from epmoe.layout import DESCRIBED, MAX_FINITE
 
 from . import counters, formats, message, stamps
 from .described import message_of
 from .division import divided
+from .params import fields_of
 
 LISTED = 1 << 31        # of a reference: this message carries the payload, and the list lies there
 CLAIMED = 2             # messages that a warp takes at a time, or one where several warps share a payload
@@ -67,8 +67,8 @@ def make(cfg, block, mark, segment_of, await_signal, message_at):
     decode_rows, n_steps = fmt.decode_rows
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     tokens_per_rank, msg_bytes, top_k = cfg.max_tokens_per_rank, layout.message(cfg).msg_bytes, cfg.top_k
-    p_out, p_src_info = block.offset("format_handler"), block.offset("src_info")
-    p_counters, at_c = block.offset("ep_counters"), counters.words(cfg).c
+    fields, p_src_info = fields_of(block, "format_handler"), block.index("src_info")
+    p_counters, at_c = block.index("ep_counters"), counters.words(cfg).c
 
     @device_fn
     def copy_token(params, recv_buf, word, entry, slot, my_rank, before, starts, tiles, part, n_parts, lane):
@@ -96,12 +96,12 @@ def make(cfg, block, mark, segment_of, await_signal, message_at):
                 row_in_group = i32(before[there] + mine - 1 - there * tokens_per_rank)
                 row, group, tile = i32(starts[expert] + row_in_group), i32(front + expert), i32(tiles[expert])
                 if part == 0:
-                    src_info = u64(load_u64(params + u64(p_src_info))) + u64(8) * u64(row)
+                    src_info = params[p_src_info] + u64(8) * u64(row)
                     store_i32(src_info, token)
                     store_i32(src_info + u64(4), lane)
             wanted, step = u32(ballot(mine != 0)), i32(part)
             while step < n_steps:
-                decode_rows(payload, params + u64(p_out), row, group, row_in_group, tile, wanted, step, lane)
+                decode_rows(payload, fields(params), row, group, row_in_group, tile, wanted, step, lane)
                 step = i32(step + n_parts)
 
     @device_fn
@@ -109,7 +109,7 @@ def make(cfg, block, mark, segment_of, await_signal, message_at):
         """The first one of the next n parts of messages, for a warp."""
         first = i32(0)
         if lane == 0:
-            first = i32(atomic_add_relaxed_gpu_i32(u64(load_u64(params + u64(p_counters))) + u64(at_c), n))
+            first = i32(atomic_add_relaxed_gpu_i32(params[p_counters] + u64(at_c), n))
         return i32(warp_broadcast_i32(first, 0))
 
     @device_fn

@@ -11,9 +11,8 @@ One block counts and announces. It has no tokens, unless there are only a few se
 """
 
 from epmoe import layout
-from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, device_fn, f32, i32, lane_id, load_f32,
-                          load_u64, n_warps, prefetch, shared_array, store_i32, syncthreads, syncthreads_or, thread_idx,
-                          u64, warp_id)
+from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, device_fn, f32, i32, lane_id, n_warps, prefetch, shared_array, store_i32, syncthreads, syncthreads_or, thread_idx,
+                          u32, u32_as_f32, u64, warp_id)
 from epmoe.device import int32, uint64
 
 from . import ahead, counters, few_tokens, formats, ids, pieces, shared_expert, signaller, stamps, transport
@@ -34,11 +33,11 @@ def batch_of(cfg):
 
 def _scale_of(block, input_scale):
     """Device function params -> input scale."""
-    p_scale = block.offset("input_scale")
+    p_scale = block.index("input_scale")
     if input_scale is None:
         @device_fn
         def given_number(params):
-            return f32(load_f32(params + u64(p_scale)))
+            return u32_as_f32(u32(params[p_scale]))
 
         return given_number
     given = device_fn(input_scale)
@@ -81,8 +80,8 @@ def make(cfg, block, mark, input_scale=None, shares=False, few=-1, are_few=False
     batch = batch_of(cfg)
     n_slots, last_key = batch * top_k, cfg.n_experts
     dealt, deals = min(DEALT, batch), tokens_per_rank > DEALT_FROM * batch
-    p_tokens, p_clean = block.offset("input_tokens"), block.offset("clean_topk_ids")
-    p_counters, p_status = block.offset("ep_counters"), block.offset("status")
+    p_tokens, p_clean = block.index("input_tokens"), block.index("clean_topk_ids")
+    p_counters, p_status = block.index("ep_counters"), block.index("status")
 
     @device_fn
     def claim(params, words, expert, my_rank):
@@ -102,7 +101,7 @@ def make(cfg, block, mark, input_scale=None, shares=False, few=-1, are_few=False
         value = load_id(topk_ids, token, lane)
         expert = clean_id(value, i32(0), lane)
         if value != expert:
-            record_id(value, expert, token, lane, u64(load_u64(params + u64(p_status))))
+            record_id(value, expert, token, lane, params[p_status])
         has_payload = carries(expert)
         if lane < top_k:
             store_i32(clean_topk_ids + u64(4) * u64(token * top_k + lane), expert)
@@ -148,7 +147,7 @@ def make(cfg, block, mark, input_scale=None, shares=False, few=-1, are_few=False
         while unit >= 0 and unit < n_tokens * n_parts:
             i = divided(unit, n_parts)
             token = i32(first + i * stride)
-            src = u64(load_u64(params + u64(p_tokens))) + u64(token) * u64(row_bytes)
+            src = params[p_tokens] + u64(token) * u64(row_bytes)
             encode_part(src, staged_at(params, token), scale_of(params), i32(unit - i * n_parts), n_parts, lane)
             unit = i32(unit + warps)
 
@@ -159,7 +158,7 @@ def make(cfg, block, mark, input_scale=None, shares=False, few=-1, are_few=False
         while i < n_tokens:
             token = i32(first + i * stride)
             if direct:
-                src = u64(load_u64(params + u64(p_tokens))) + u64(token) * u64(row_bytes)
+                src = params[p_tokens] + u64(token) * u64(row_bytes)
                 copy_payload(staged_at(params, token), src, 0, 1, lane)
             store_trailer(staged_at(params, token), token, i32(i * top_k), experts, lane)
             i = i32(i + n_warps())
@@ -221,7 +220,7 @@ def make(cfg, block, mark, input_scale=None, shares=False, few=-1, are_few=False
             if block_idx() == 0:
                 first = i32(num_tokens)
         # all of these are under way at once, while one thread looks whether an earlier wait failed
-        clean_topk_ids, words = u64(load_u64(params + u64(p_clean))), u64(load_u64(params + u64(p_counters)))
+        clean_topk_ids, words = params[p_clean], params[p_counters]
         if first < num_tokens:
             fetch_ids(topk_ids, i32(first + thread_idx() * n_workers), num_tokens)
             fetch_row(tokens + u64(first) * u64(row_bytes))

@@ -8,10 +8,11 @@ rows come straight from input_tokens and F is not used.
 from typing import NamedTuple
 
 from epmoe import layout
-from epmoe.device import (atomic_add_relaxed_gpu_i32, device_fn, i32, lane_id, load_u64, red_add_release_gpu_i32,
+from epmoe.device import (atomic_add_relaxed_gpu_i32, device_fn, i32, lane_id, red_add_release_gpu_i32,
                           store_i32, syncthreads_or, thread_idx, u64, warp_broadcast_i32)
 
 from . import counters, formats
+from .params import fields_of
 from .spin import wait_for_own_blocks
 from .status import DISPATCH_WAIT, FOR_SEND_BUF
 
@@ -54,15 +55,15 @@ def make(cfg, block) -> SharedExpert:
     fmt, at = formats.of(cfg), counters.words(cfg)
     fused, direct, decode = cfg.fused_shared_expert, fmt.direct, fmt.decode
     row_bytes, msg_bytes = cfg.hidden * BF16_BYTES, layout.message(cfg).msg_bytes
-    p_counters, p_status, p_timeout = block.offset("ep_counters"), block.offset("status"), block.offset("timeout_ns")
-    p_tokens, p_send = block.offset("input_tokens"), block.offset("send_buf_p")
-    p_out, p_src_info = block.offset("format_handler"), block.offset("src_info")
+    p_counters, p_status, p_timeout = block.index("ep_counters"), block.index("status"), block.index("timeout_ns")
+    p_tokens, p_send = block.index("input_tokens"), block.index("send_buf_p")
+    fields, p_src_info = fields_of(block, "format_handler"), block.index("src_info")
     share = share_of(cfg)
 
     @device_fn
     def encoded(params, n):
         if fused and not direct:
-            words = u64(load_u64(params + u64(p_counters)))
+            words = params[p_counters]
             red_add_release_gpu_i32(words + u64(at.f), i32(n))      # acquired by pack
 
     @device_fn
@@ -70,17 +71,17 @@ def make(cfg, block) -> SharedExpert:
         if not fused:
             return False
         lane = lane_id()
-        words = u64(load_u64(params + u64(p_counters)))
+        words = params[p_counters]
         n_rows, first = share(num_tokens, my_rank)
         if not direct:
             ok = True
             if thread_idx() == 0:
-                ok = wait_for_own_blocks(words + u64(at.f), n_rows, u64(load_u64(params + u64(p_status))),
-                                         u64(load_u64(params + u64(p_timeout))), DISPATCH_WAIT, FOR_SEND_BUF, 0)
+                ok = wait_for_own_blocks(words + u64(at.f), n_rows, params[p_status],
+                                         params[p_timeout], DISPATCH_WAIT, FOR_SEND_BUF, 0)
             if syncthreads_or(not ok):                                  # thread 0 acquired for all
                 return True
-        tokens, staged = u64(load_u64(params + u64(p_tokens))), u64(load_u64(params + u64(p_send)))
-        src_info = u64(load_u64(params + u64(p_src_info)))
+        tokens, staged = params[p_tokens], params[p_send]
+        src_info = params[p_src_info]
         row = i32(0)
         while row < n_rows:
             claimed = i32(0)
@@ -92,7 +93,7 @@ def make(cfg, block) -> SharedExpert:
                     payload = tokens + u64(row_bytes) * u64(first + row)
                 else:
                     payload = staged + u64(msg_bytes) * u64(first + row)
-                decode(payload, params + u64(p_out), row, i32(0), row, i32(0), 0, 1, lane)
+                decode(payload, fields(params), row, i32(0), row, i32(0), 0, 1, lane)
                 if lane < 2:
                     store_i32(src_info + u64(4) * u64(2 * row + lane), i32(-1))     # it goes back to nobody
         return False

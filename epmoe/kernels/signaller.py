@@ -9,7 +9,7 @@ signals. So `finished` is 0 again at the end, and no block of the sending half e
 
 from typing import NamedTuple
 
-from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, device_fn, i32, lane_id, load_i32, load_u64, n_warps,
+from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, device_fn, i32, lane_id, load_i32, n_warps,
                           shared_add_i32, shared_array, syncthreads, syncthreads_or, thread_idx, u64, warp_id)
 from epmoe.device import int32
 from epmoe.layout import ANNOUNCED
@@ -44,7 +44,7 @@ def make(cfg, block, mark) -> Signaller:
     window = min(WINDOW, n_signalled)
     tokens_a_warp = 32 // top_k
     ids_a_warp = tokens_a_warp * top_k
-    p_counters = block.offset("ep_counters")
+    p_counters = block.index("ep_counters")
 
     @device_fn
     def entry_of(expert):
@@ -70,7 +70,7 @@ def make(cfg, block, mark) -> Signaller:
 
     @device_fn
     def finish(params, expert, my_rank, n):
-        words, entry = u64(load_u64(params + u64(p_counters))), entry_of(expert)
+        words, entry = params[p_counters], entry_of(expert)
         # release: the pieces that were written here; acquire: all the others, if these are the last
         before = atomic_add_acq_rel_gpu_i32(words + u64(at.finished) + u64(4) * u64(entry), i32(n))
         if before == -n:
@@ -124,7 +124,7 @@ def make(cfg, block, mark) -> Signaller:
             if near:
                 tell(params, owner, index, u64(ANNOUNCED) + u64(count))
             debt = i32(count * n_parts)
-            finished = u64(load_u64(params + u64(p_counters))) + u64(at.finished) + u64(4) * u64(entry_of(expert))
+            finished = params[p_counters] + u64(at.finished) + u64(4) * u64(entry_of(expert))
             # release: the signal comes after the announcement; acquire: the messages, if all are written
             if atomic_add_acq_rel_gpu_i32(finished, i32(-debt)) == debt:
                 signal_expert(params, expert, my_rank, count)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from epmoe.device import block_idx, device_fn, globaltimer, load_u64, store_u64, thread_idx, u64
+from epmoe.device import block_idx, device_fn, globaltimer, store_u64, thread_idx, u64
 
 MARKS = {
     "start": "the block has begun",
@@ -56,11 +56,11 @@ def make(block, trace):
 
 def by_caller(block, trace):
     """Likewise, but the caller writes the time: one thread of the block."""
-    p_trace = block.offset("trace")
+    p_trace = block.index("trace")
 
     @device_fn
     def write(params, which):
-        row = u64(load_u64(params + u64(p_trace))) + u64(8 * N_MARKS) * u64(block_idx())
+        row = params[p_trace] + u64(8 * N_MARKS) * u64(block_idx())
         store_u64(row + u64(8) * u64(which), u64(globaltimer()))
 
     @device_fn
@@ -76,13 +76,17 @@ class TraceBuffers:
     def __init__(self):
         self._buffers, self._used = {}, {}
 
-    def address(self, machine, rank, most, grid=None):
-        """The rank's buffer, of `most` blocks, for a launch of `grid` blocks (default all)."""
+    def address(self, machine, rank, most):
+        """The rank's buffer, of `most` blocks."""
         if rank not in self._buffers:
             buffer = self._buffers[rank] = machine.alloc(8 * most * N_MARKS, "trace", rank=rank)
             buffer.fill(0)
-        self._used[rank] = most if grid is None else grid
+            self._used[rank] = most
         return self._buffers[rank].address
+
+    def note(self, rank, grid):
+        """The rank's next launch has so many blocks."""
+        self._used[rank] = grid
 
     def read(self, kernel):
         """[Stamps] of the ranks that launched, by rank; waits for the kernels."""

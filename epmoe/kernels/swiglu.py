@@ -7,7 +7,7 @@ inside, one rounding at the end. exp is not exactly rounded: results agree with 
 """
 
 from epmoe.device import (abs_f32, add_rn, bf16_hi, bf16_lo, block_idx, device_fn, div_rn, exp, f32, grid_dim, i32,
-                          kernel, lane_id, load16, load_i32, load_u64, max_f32, mul_rn, n_warps, pack_bf16x2, shfl_xor,
+                          kernel, lane_id, load16, load_i32, max_f32, mul_rn, n_warps, pack_bf16x2, shfl_xor,
                           store16, store_f32, sub_rn, u64, warp_id)
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
@@ -24,8 +24,8 @@ GROUP_LANES = 8             # 16 elements each: one 16-byte store of e4m3
 MULTIPLE = {"bf16": 8, "fp8_blockwise": GROUP}
 BLOCK = ParameterBlock(("input_tokens", 1), ("row_offsets", 1), ("output_tokens", 1), ("output_scales", 1),
                        ("capacity", 1))
-INPUT, OFFSETS, OUTPUT = BLOCK.offset("input_tokens"), BLOCK.offset("row_offsets"), BLOCK.offset("output_tokens")
-SCALES, CAPACITY = BLOCK.offset("output_scales"), BLOCK.offset("capacity")
+INPUT, OFFSETS, OUTPUT = BLOCK.index("input_tokens"), BLOCK.index("row_offsets"), BLOCK.index("output_tokens")
+SCALES, CAPACITY = BLOCK.index("output_scales"), BLOCK.index("capacity")
 
 
 class FusedSiluCall(KernelCall):
@@ -39,9 +39,8 @@ class FusedSiluCall(KernelCall):
 
     def __call__(self, input_tokens: TokenArray, row_offsets, output_tokens, my_rank, *, machine, stream,
                  output_scales=0):
-        self._launch(machine, stream, my_rank, 0, dict(
-            input_tokens=input_tokens.address, row_offsets=row_offsets, output_tokens=output_tokens,
-            output_scales=output_scales, capacity=input_tokens.n))
+        self.plan(0, my_rank, machine=machine, stream=stream).start(
+            input_tokens.address, row_offsets, output_tokens, output_scales, input_tokens.n)
 
 
 def fused_silu_kernel(cfg: EPConfig, launch: LaunchConfig | None = None, *, intermediate: int,
@@ -63,7 +62,7 @@ def fused_silu_kernel(cfg: EPConfig, launch: LaunchConfig | None = None, *, inte
         raise EPValueError(f"limit={limit} must be positive, or None for the plain variant")
     gated = plain_gate if limit is None else clamped_gate(limit, alpha)
     make = bf16_rows if output_format == "bf16" else fp8_rows
-    compiled = kernel()(make(intermediate, cfg.n_groups, gated))
+    compiled = kernel(words=BLOCK.n_words)(make(intermediate, cfg.n_groups, gated))
     return FusedSiluCall(cfg, launch or LaunchConfig(), BLOCK, lambda weights_types, epilogue_types: compiled)
 
 
@@ -100,10 +99,10 @@ def bf16_rows(intermediate, n_groups, gated):
         return pack_bf16x2(gated(bf16_lo(gate), bf16_lo(up)), gated(bf16_hi(gate), bf16_hi(up)))
 
     def fused_silu(params, num_tokens, my_rank):
-        src = load_u64(params + u64(INPUT))
-        dst = load_u64(params + u64(OUTPUT))
-        n_rows = load_i32(load_u64(params + u64(OFFSETS)) + u64(4 * n_groups))
-        n_rows = min(n_rows, i32(load_u64(params + u64(CAPACITY))))
+        src = params[INPUT]
+        dst = params[OUTPUT]
+        n_rows = load_i32(params[OFFSETS] + u64(4 * n_groups))
+        n_rows = min(n_rows, i32(params[CAPACITY]))
         unit = i32(block_idx() * n_warps() + warp_id())
         while unit < n_rows * n_segments:
             row = unit // n_segments
@@ -139,11 +138,11 @@ def fp8_rows(intermediate, n_groups, gated):
         return e4m3x4(div_rn(v[0], scale), div_rn(v[1], scale), div_rn(v[2], scale), div_rn(v[3], scale))
 
     def fused_silu_fp8(params, num_tokens, my_rank):
-        src = load_u64(params + u64(INPUT))
-        dst = load_u64(params + u64(OUTPUT))
-        scales = load_u64(params + u64(SCALES))
-        capacity = load_u64(params + u64(CAPACITY))
-        n_rows = min(load_i32(load_u64(params + u64(OFFSETS)) + u64(4 * n_groups)), i32(capacity))
+        src = params[INPUT]
+        dst = params[OUTPUT]
+        scales = params[SCALES]
+        capacity = params[CAPACITY]
+        n_rows = min(load_i32(params[OFFSETS] + u64(4 * n_groups)), i32(capacity))
         lane = lane_id()
         unit = i32(block_idx() * n_warps() + warp_id())
         while unit < n_rows * n_segments:

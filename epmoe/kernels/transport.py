@@ -10,7 +10,9 @@ completed may arrive after the signal; its source is read until then.
 
 from typing import NamedTuple
 
-from epmoe.device import device_fn, load_u64, st_relaxed_sys_u64, st_release_sys_u64, u64
+from epmoe.device import device_fn, st_relaxed_sys_u64, st_release_sys_u64, u64
+
+from .params import in_context
 
 
 class Transport(NamedTuple):
@@ -45,17 +47,17 @@ def crosses_worlds(cfg) -> bool:
 
 def make(cfg, block) -> Transport:
     """The transport of a configuration, for one parameter block."""
-    bufs, counts = block.offset("recv_buf_ptrs"), block.offset("recv_count_ptrs")
+    buf_of, counts_of = in_context(block, "recv_buf_ptrs"), in_context(block, "recv_count_ptrs")
     world_size = cfg.p2p_world_size
 
     @device_fn
     def recv_buf(params, rank, my_rank):
-        return u64(load_u64(params + u64(bufs) + u64(8) * u64(rank % world_size)))
+        return buf_of(params, rank % world_size)
 
     @device_fn
     def word_at(params, rank, index):
         """Address of a word of that rank's recv_count."""
-        return u64(load_u64(params + u64(counts) + u64(8) * u64(rank % world_size))) + u64(8) * u64(index)
+        return counts_of(params, rank % world_size) + u64(8) * u64(index)
 
     @device_fn
     def tell(params, rank, index, value):
@@ -66,11 +68,11 @@ def make(cfg, block) -> Transport:
         st_release_sys_u64(word_at(params, rank, index), u64(count))
 
     if crosses_worlds(cfg):
-        return _with_shmem(recv_buf, signal, tell, counts, world_size)
+        return _with_shmem(recv_buf, signal, tell, counts_of, world_size)
     return Transport(recv_buf, signal, tell, False, _is_never_far, _do_nothing, _do_nothing)
 
 
-def _with_shmem(recv_buf_here, signal_here, tell, counts, world_size) -> Transport:
+def _with_shmem(recv_buf_here, signal_here, tell, counts_of, world_size) -> Transport:
     from epmoe.device.shmem import shmem_fence, shmem_put_nbi_warp, shmem_quiet, shmem_signal_set
 
     @device_fn
@@ -86,7 +88,7 @@ def _with_shmem(recv_buf_here, signal_here, tell, counts, world_size) -> Transpo
     @device_fn
     def signal(params, rank, my_rank, index, count):
         if is_far(rank, my_rank):
-            own = u64(load_u64(params + u64(counts) + u64(8) * u64(my_rank % world_size)))
+            own = counts_of(params, my_rank % world_size)
             shmem_fence()               # what was acquired from other warps by `finished`, before the signal
             shmem_signal_set(own + u64(8) * u64(index), u64(count), rank)
         else:

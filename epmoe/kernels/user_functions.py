@@ -10,8 +10,7 @@ nothing.
 
 from typing import NamedTuple
 
-from epmoe.device import (SIM, device_fn, f32, i32, load_f32, load_i32, load_u64, store_f32, store_i32, u32, u32_as_f32,
-                          u64)
+from epmoe.device import (SIM, device_fn, f32, i32, load_f32, load_i32, store_f32, store_i32, u32, u32_as_f32)
 
 from . import returned
 
@@ -23,12 +22,12 @@ class OutputLambda(NamedTuple):
 
 
 def words_of(types) -> int:
-    """Words of the parameter block that arguments of these (dtype, number of axes, writable) take."""
+    """Words of a kernel that arguments of these (dtype, number of axes, writable) take."""
     return sum(1 + n_axes for _, n_axes, _ in types)
 
 
-def reader(types, offset):
-    """Device function params -> tuple of the arguments' words, which begin `offset` bytes behind params."""
+def reader(types, first):
+    """Device function params -> tuple of the arguments' words, the first of which is params[first]."""
     n_words = words_of(types)
     if not n_words:
         @device_fn
@@ -36,23 +35,13 @@ def reader(types, offset):
             return ()
 
         return none
-    return _words(offset, n_words)
-
-
-def _words(offset, n):
-    if n == 1:
-        @device_fn
-        def one(params):
-            return (u64(load_u64(params + u64(offset))),)
-
-        return one
-    others = _words(offset + 8, n - 1)
+    end = first + n_words
 
     @device_fn
-    def several(params):
-        return (u64(load_u64(params + u64(offset))),) + others(params)
+    def words(params):
+        return params[first:end]
 
-    return several
+    return words
 
 
 def bound(fn, types, what):

@@ -8,7 +8,7 @@ in shared memory for each word that they have acquired. The other warps poll the
 from typing import NamedTuple
 
 from epmoe.device import (all_lanes, any_lane, ballot, block_dim, device_fn, fence_acq_rel_cta, ffs, globaltimer, i32,
-                          lane_id, ld_acquire_sys_u64, load_u64, n_warps, nanosleep, shared_add_i32, syncwarp,
+                          lane_id, ld_acquire_sys_u64, n_warps, nanosleep, shared_add_i32, syncwarp,
                           thread_idx, u32, u64, warp_id)
 from epmoe.layout import ANNOUNCED
 
@@ -43,7 +43,7 @@ def make(cfg, block):
     n_entries = cfg.n_local_experts * cfg.n_src_ranks
     gave_up = min(MAX_FLAGS, n_entries)
     n_through = gave_up + 1                     # counts the watching warps that have seen their words
-    p_count, p_timeout = block.offset("recv_count_p"), block.offset("timeout_ns")
+    p_count, p_timeout = block.index("recv_count_p"), block.index("timeout_ns")
 
     @device_fn
     def clear(flags):
@@ -68,7 +68,7 @@ def make(cfg, block):
         n_watching = i32(max(1, min((n_entries + 31) // 32, n_warps() // SHARE)))
         i = i32((warp_id() - n_warps() + n_watching) * 32 + lane_id())
         if i >= 0:
-            recv_count, timeout_ns = u64(load_u64(params + u64(p_count))), u64(load_u64(params + u64(p_timeout)))
+            recv_count, timeout_ns = params[p_count], params[p_timeout]
             since, polls, watching, through = u64(globaltimer()), 0, i < n_entries, True
             while watching:
                 polls += 1

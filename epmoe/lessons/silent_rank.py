@@ -13,10 +13,13 @@ class all_but(Factories):
     def dispatch_async_kernel(self, cfg, launch=None, **options):
         """The kernel, launched on the other ranks."""
         call = super().dispatch_async_kernel(cfg, launch, **options)
+        plan = call.plan
 
-        def launched(*arguments, **named):
-            if arguments[6] != self._silent_rank:  # my_rank
-                call(*arguments, **named)
+        def planned(num_tokens, my_rank, *more, **how):
+            launch = plan(num_tokens, my_rank, *more, **how)
+            if my_rank == self._silent_rank:
+                launch.start = lambda *words: None
+            return launch
 
-        launched.close = call.close
-        return launched
+        call.plan = planned
+        return call

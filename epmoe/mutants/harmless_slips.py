@@ -28,10 +28,8 @@ HARMLESS_SLIPS = {
     "send_pairs(topk_ids, t, place, to, ep_counters, call)": "F says that the token is encoded, which the barrier before both has seen to; it may be counted later",
     "dispatch.py _compile_wait.dispatch_wait: early: griddep_wait() before mark(params, stamps.START)": SOONER,
     "dispatch.py _compile_wait.dispatch_wait: swap: fetch(params) / griddep_wait()": SOONER,
-    "dispatch.py _compile_wait.dispatch_wait: swap: griddep_wait() / found = failed_before(u64(load_u64(params + "
-    "u64(p_status))))": "it reads whether a wait expired; those of launches before dispatch_async are known, and that one never waits",
-    "rows/expert_dispatch.py dispatching.of_others: swap: if total_rows(known, i32(lane_id())) <= i32(load_i32(params  "
-    "/ if trace:": "with stamps only, and of these: the time at which a block has copied its rows is that before them",
+    "dispatch.py _compile_wait.dispatch_wait: swap: griddep_wait() / found = failed_before(params[p_status])": "it reads whether a wait expired; those of launches before dispatch_async are known, and that one never waits",
+    "rows/expert_dispatch.py dispatching.of_others: swap: if total_rows(known, i32(lane_id())) <= i32(params[p_capacit / if trace:": "with stamps only, and of these: the time at which a block has copied its rows is that before them",
     "rows/window_probs.py make.send: early: put(to, epoch, i32(expert + 32), b, q) before r, s = (prob_of(probs, "
     "i32(expert + 64), c), prob_of(probs, ": READ,
     "rows/window_probs.py make.send: swap: r, s = (prob_of(probs, i32(expert + 64), c), prob_of(probs,  / put(to, "

@@ -38,11 +38,11 @@ SIGNAL = """\
 """
 LAST_SIGNAL = """\
         owner = i32(expert // local)
-        written = u64(load_u64(params + u64(p_counters))) + u64(at.finished + 4 * cfg.n_experts) + u64(4) * u64(owner)
+        written = params[p_counters] + u64(at.finished + 4 * cfg.n_experts) + u64(4) * u64(owner)
         if atomic_add_relaxed_gpu_i32(written, i32(1)) == local - 1:
             signal(params, owner, my_rank, index_of(expert, my_rank), count)
         else:
-            word = u64(load_u64(params + u64(block.offset("recv_count_ptrs")) + u64(8) * u64(owner)))
+            word = u64(load_u64(params[0] + u64(8 * (block.context_index("recv_count_ptrs") + owner))))
             st_relaxed_sys_u64(word + u64(8) * u64(index_of(expert, my_rank)), u64(count))
 """
 WATCH = """\
@@ -73,6 +73,11 @@ FAULTS = (
         "the other signals before the last one, so the peer may read messages that have not arrived.",
         (
             ("signaller.py", SIGNAL, LAST_SIGNAL),
+            (
+                "signaller.py",
+                "from epmoe.device import int32\n",
+                "from epmoe.device import int32, load_u64\n",
+            ),
             (
                 "signaller.py",
                 "            signal(params, owner, my_rank, index, count)\n",

@@ -171,11 +171,11 @@ def on_device(world, buffer):
     if world.kind == "rows":
 
         def dispatch(x, ids, probs):
-            made, handle = rows.dispatch_forward(buffer, x, ids, probs, world.n_experts)
+            made, handle = rows.dispatch(buffer, x, ids, probs, world.n_experts, None, False)
             return [list(column) for column in zip(*made)], handle
 
         def counted(x, ids, probs, n):
-            made, _ = rows.new_dispatch(buffer, None, x, ids, probs, world.n_experts, None, True)
+            made, _ = rows.dispatch(buffer, x, ids, probs, world.n_experts, None, True)
             *columns, per_expert = zip(*made)
             return [
                 [_cut(a, rows_here) for a, rows_here in zip(column, n)] for column in columns
@@ -185,9 +185,8 @@ def on_device(world, buffer):
     else:
 
         def forward(x, maps, probs):
-            made, handle = hybrid.new_dispatch(
+            made, handle = hybrid.dispatch(
                 buffer,
-                None,
                 x,
                 maps,
                 probs,
@@ -197,14 +196,13 @@ def on_device(world, buffer):
                 world.fp8,
                 world.p2p_world_size,
                 (None, None),
-                None,
             )
             return [list(column) for column in zip(*made)], handle
 
         module = hybrid
 
     def sums(handle, x, probs):
-        return module.combine_forward(buffer, "x", x, handle, probs)
+        return module.combine(buffer, "x", x, handle, probs)
 
     def cached(handle, x):
         return module.cached_dispatch(buffer, "x", x, handle)

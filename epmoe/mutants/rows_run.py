@@ -24,8 +24,10 @@ from epmoe.device import (
     u64,
 )
 from epmoe.fused_a2a.buffer import Buffer
+from epmoe.host.lending import Arrangement
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.rows import control
+from epmoe.kernels.rows.block import parameter_block
 from epmoe.mutants import rows_bad_ids
 from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.mutants.rows_calls import CALLS, DISPATCHES, Inputs, expected, flat, on_device
@@ -33,6 +35,7 @@ from epmoe.worlds.local import LocalWorld
 from epmoe_ref.errors import PeerTimeout
 
 TIMEOUT = 1e-2  # seconds of the simulated clock
+SMALLEST = Arrangement("smallest", {"smallest": ((1,), np.uint8)})
 
 
 @kernel
@@ -114,6 +117,7 @@ class RowsRun:
         given = inputs.rows(self.world.tokens), inputs.maps
         dispatch(*given, None)
         buffer.max_tokens, buffer.want_tokens = 1, lambda n: None
+        buffer.changed()
         with self._in_flight(buffer):
             for _ in range(2):
                 dispatch(*given, None)
@@ -144,7 +148,7 @@ class RowsRun:
     def _fill_heaps(self, buffer):
         for rank in self.world.full_heap:
             heap = buffer.ranks[rank].heap  # a call that grew the pool has replaced it
-            while (loan := heap.lend({"smallest": ((1,), np.uint8)})) is not None:
+            while (loan := heap.lend(SMALLEST)) is not None:
                 self.lent.append(loan)
 
     def _read(self, rank, arrays):
@@ -181,10 +185,14 @@ class RowsRun:
         self.machine.synchronize()
 
     def _leave_out(self, buffer):
-        start = buffer.launches.start
-        buffer.launches.start = lambda kernel, rank, *more: (
-            rank in self.world.absent or start(kernel, rank, *more)
+        find, self.words = buffer.find, [0] * parameter_block(1).n_words
+        buffer.changed()
+        buffer.find = lambda kernel, rank, *more: (
+            self if rank in self.world.absent else find(kernel, rank, *more)
         )
+
+    def start(self, *words):
+        """As a launch of a rank that stays away: nothing."""
 
     def _check_expired(self, buffer):
         """The first call without all ranks must have expired, and later calls must not have begun."""

@@ -5,7 +5,7 @@ import numpy as np
 
 from epmoe.host.arrays import first
 from epmoe.host.inputs import COMBINE_DTYPE
-from epmoe.host.lending import Pool
+from epmoe.host.lending import Arena, Arrangement
 from epmoe.host.rank_memory import combine_arrays, dispatch_arrays
 from epmoe.kernels import formats
 from epmoe.kernels.params import ParameterBlock
@@ -68,11 +68,11 @@ class RankArrays:
     def __init__(self, cfg, machine, rank):
         inputs, results = shapes(cfg)
         self.cfg, self.rank = cfg, rank
-        self._pool = Pool(machine, rank, "soak", inputs | results)
-        self._loan = self._pool.lend()
+        self._arena = Arena(machine, rank)
+        self._loan = self._arena.lend(Arrangement("soak", inputs | results, is_exact=True))
         self.results = tuple(results)
         addresses = {name: self._loan.address(name) for name in (*inputs, *results)}
-        end = self._loan.buffer.address + self._pool.nbytes
+        end = self._loan.base + self._loan.nbytes
         fmt, capacity = formats.of(cfg), results["y"][0][0]
         handler = [addresses.get(f"{AGAIN} {name}", 0) for name in fmt.output_fields]
         words = parameter_block(cfg).pack(
@@ -101,13 +101,10 @@ class RankArrays:
 
     def found(self):
         """The kernels' findings so far; waits for the kernels."""
-        field = self._loan.fields["errors"]
-        return errors.found(
-            self.rank, self._loan.buffer.read(field.dtype, field.shape, field.offset)
-        )
+        return errors.found(self.rank, self._loan.read("errors"))
 
     def free(self):
         """Free the memory; the kernels must have ended."""
         self.parameters.free()
-        self._pool.close()
+        self._arena.close()
         self._arrays, self._loan = {}, None

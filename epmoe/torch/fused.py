@@ -1,5 +1,6 @@
 """FusedDispatch and FusedCombine under autograd."""
 
+import torch
 from torch.autograd.function import once_differentiable
 
 from epmoe import fused_a2a
@@ -13,7 +14,7 @@ from epmoe.torch.tensors import readable
 def _dispatched(function, ctx, x, token_indices, token_probs, num_experts, group, *scheduling):
     """What function.forward gives, as tensors; ctx knows then which of them and of the arguments have gradients."""
     group = world_of(group)
-    if len(leaves_of(x)) > len(leaves_of(token_indices)):
+    if type(x) is not torch.Tensor and len(leaves_of(x)) > len(leaves_of(token_indices)):
         refuse_gradients("x as a pair", x, token_probs)
     given = (
         readable("x", x),

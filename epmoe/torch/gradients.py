@@ -1,12 +1,12 @@
 """Which arguments ask for gradients, and where there are none to be had."""
 
-from epmoe.torch.over_ranks import asks_for_gradient, leaves_of
+from epmoe.torch.over_ranks import any_gradient
 from epmoe_ref.errors import EPValueError
 
 
 def ask_for_gradients(given):
     """Whether a tensor, or one of those in lists, requires a gradient."""
-    return any(map(asks_for_gradient, leaves_of(given)))
+    return any_gradient((given,))
 
 
 def refuse_gradients(what, *given):

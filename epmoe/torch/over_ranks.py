@@ -13,13 +13,23 @@ class WorldFunction(torch.autograd.Function):
     """An autograd Function whose arguments, results and gradients may be lists over ranks, or pairs."""
 
     @classmethod
-    @torch.compiler.disable  # what it does, torch.compile cannot look into: it compiles what is before and behind
     def apply(cls, *arguments):
         """forward(ctx, *arguments), with a backward for every tensor in them that asks for a gradient.
 
         Where no gradient is wanted forward is called as it is: autograd would take the host more than 10 us a call.
         """
-        if not (torch.is_grad_enabled() and any(map(asks_for_gradient, leaves_of(arguments)))):
+        if torch.compiler.is_compiling():
+            return cls._call_uncompiled(*arguments)
+        return cls._call(*arguments)
+
+    @classmethod
+    @torch.compiler.disable  # what it does, torch.compile cannot look into: it compiles what is before and behind
+    def _call_uncompiled(cls, *arguments):
+        return cls._call(*arguments)
+
+    @classmethod
+    def _call(cls, *arguments):
+        if not (torch.is_grad_enabled() and any_gradient(arguments)):
             return cls.forward(_WithoutGradients(), *arguments)
         if not any(isinstance(a, (list, tuple)) for a in arguments):
             return super().apply(*arguments)
@@ -112,6 +122,12 @@ def leaves_of(value):
     return [value]
 
 
-def asks_for_gradient(given):
-    """Whether it is a tensor that requires a gradient."""
-    return isinstance(given, torch.Tensor) and given.requires_grad
+def any_gradient(given):
+    """Whether a tensor in lists and tuples requires a gradient."""
+    for one in given:
+        if isinstance(one, torch.Tensor):
+            if one.requires_grad:
+                return True
+        elif isinstance(one, (list, tuple)) and any_gradient(one):
+            return True
+    return False

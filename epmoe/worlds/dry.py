@@ -62,21 +62,28 @@ class DryStream:
         """Nothing."""
 
 
+class DryLaunch:
+    """A launch that never starts."""
+
+    def __init__(self, words, n_words):
+        self.words = [*words, *[0] * (n_words - len(words))]
+
+    def start(self, *words):
+        """Nothing."""
+
+
 class DryMachine:
     """Replaces a GpuMachine in calls: `kernels` has each launched kernel once."""
 
     is_simulator = False
     compute_capability = 9, 0
-    ordinal = n_changes = 0
+    ordinal = 0
     has_captured = False
     streams = ()
 
     def __init__(self, n_sms):
         self.n_sms = self.all_sms = n_sms
         self.kernels, self._end = {}, FIRST_ADDRESS
-
-    def changed(self):
-        """Nothing."""
 
     def describe(self):
         """One line."""
@@ -106,20 +113,16 @@ class DryMachine:
         """Remember the kernel."""
         self.kernels[kernel] = None
 
-    def again(self, launches):
-        """A function that launches nothing."""
-        return lambda references: 0
+    def prepared(self, kernel, grid, block, words, num_tokens, my_rank, **options):
+        """Remember the kernel; its launch does nothing."""
+        self.kernels[kernel] = None
+        return DryLaunch(words, kernel.n_words)
 
     def synchronize(self):
         """Nothing."""
 
     def activate(self):
         """Nothing."""
-
-    @contextlib.contextmanager
-    def recording(self):
-        """Records nothing."""
-        yield []
 
 
 class DryMemory:

@@ -6,7 +6,7 @@ runs the simulator for its own rank.
 
 import warnings
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from epmoe import device
 from epmoe.worlds import agreement, launcher
@@ -147,13 +147,13 @@ class MPIWorld:
         """The LaunchConfig of the fused kernel: the rank has a whole device, alone or in turns with others."""
         return launch
 
-    @contextmanager
     def launching(self, fused):
         """Context of the launches of one call; yields {rank: stream}."""
-        if device.SIM:
-            with self.machine.hold():
-                yield self._streams
-        else:
+        return self._held() if device.SIM else nullcontext(self._streams)
+
+    @contextmanager
+    def _held(self):
+        with self.machine.hold():
             yield self._streams
 
 

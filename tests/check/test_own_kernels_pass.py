@@ -16,8 +16,8 @@ def each_case_once(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "case"),
     [
-        ("rows", "slots without an expert"),
-        ("rows", "as many slots"),
+        ("rows", "some ids are -1"),
+        ("rows", "top_k as many"),
         ("hybrid", "overflow by padding"),
         ("hybrid", "fp8"),
         ("hybrid", "two p2p worlds"),
@@ -35,7 +35,7 @@ def test_own_fused_a2a_and_p2p_worlds_pass(name, case):
 @pytest.mark.parametrize(
     "case",
     [
-        "slots without an expert",
+        "some ids are -1",
         "without router weights",
         "an epilogue",
         "nvfp4 with an input scale",

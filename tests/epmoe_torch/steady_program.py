@@ -93,8 +93,6 @@ def used(world):
         torch.cuda.synchronize()
     gc.collect()
     buffers = get_buffer(world, 0), hybrid_ep_buffer(world)
-    for buffer in buffers:
-        buffer.steady.give_back()  # the last results, which it keeps while nobody else does
     on_device, lent = (
         sum(getattr(b, name) for b in buffers) for name in ("allocated_bytes", "lent_bytes")
     )

@@ -1,5 +1,7 @@
 """epmoe.torch with tensors in GPU memory: the other files' tests, the order of streams, and CUDA graphs."""
 
+import inspect
+
 import pytest
 import test_torch_gradients as of_gradients
 import test_torch_tensors as of_tensors
@@ -31,8 +33,10 @@ def laws(module, *without):
 
 @pytest.mark.parametrize("law", laws(of_gradients, BY_EXPERT))
 @pytest.mark.parametrize("sizes", of_gradients.WORLDS.values(), ids=list(of_gradients.WORLDS))
-def test_laws_of_gradients(law, sizes):
-    getattr(of_gradients, law)(sizes)
+def test_laws_of_gradients(law, sizes, monkeypatch):
+    function = getattr(of_gradients, law)
+    wants_it = "monkeypatch" in inspect.signature(function).parameters
+    function(sizes, *[monkeypatch] * wants_it)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch
 from small_tensors import DEVICE, array, group_of
 
 from epmoe import device
-from epmoe.fused_a2a.heap import Heap
+from epmoe.host.lending import Arrangement, Heap
 from epmoe.torch import fused_combine, fused_dispatch, get_buffer, get_hidden_bytes
 from epmoe.torch.tensors import readable, tensors
 
@@ -141,7 +141,7 @@ def test_memory_of_results_may_come_back_in_another_thread():
         for thread in threads:
             thread.start()
         for number in range(2000):
-            loan = heap.lend({"x": ((256 * (1 + number % 5),), np.uint8)})
+            loan = heap.lend(Arrangement("x", {"x": ((256 * (1 + number % 5),), np.uint8)}))
             loans.put(loan)
             del loan
     finally:
@@ -150,7 +150,7 @@ def test_memory_of_results_may_come_back_in_another_thread():
         for thread in threads:
             thread.join()
         sys.setswitchinterval(interval)
-    assert heap.lend({"x": ((64 * 256,), np.uint8)}) is not None
+    assert heap.lend(Arrangement("x", {"x": ((64 * 256,), np.uint8)})) is not None
 
 
 class Silent:

@@ -9,6 +9,7 @@ from rows_group import group_of, routing, tokens
 
 from epmoe import fused_a2a
 from epmoe.fused_a2a import rows as rows_calls
+from epmoe.kernels.rows.block import parameter_block
 from epmoe_ref.errors import PeerTimeout
 from epmoe_ref.strategies import RowsWorld
 
@@ -17,14 +18,28 @@ TIMEOUT_S = 0.01
 
 def absent_rank(group, rank, monkeypatch):
     """From here on that rank launches nothing."""
-    launches = fused_a2a.get_buffer(group, 0).launches
-    start = launches.start
+    without(fused_a2a.get_buffer(group, 0), rank, monkeypatch)
 
-    def start_others(kernel, at, *arguments):
-        if at != rank:
-            start(kernel, at, *arguments)
 
-    monkeypatch.setattr(launches, "start", start_others)
+class Nothing:
+    """A launch that starts nothing."""
+
+    def __init__(self):
+        self.words = [0] * parameter_block(1).n_words
+
+    def start(self, *words):
+        """Nothing."""
+
+
+def without(buffer, rank, monkeypatch):
+    """From here on that rank launches nothing of this Buffer."""
+    find = buffer.find
+    buffer.changed()
+    monkeypatch.setattr(
+        buffer,
+        "find",
+        lambda kernel, at, *more: Nothing() if at == rank else find(kernel, at, *more),
+    )
 
 
 def expect_named(phase, call, *arguments):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from absent_rank import without
 from against_reference import equal_hybrid
 from rows_group import group_of, tokens
 
@@ -84,11 +85,9 @@ def test_a_rank_that_does_not_come_is_named_and_reset_helps(monkeypatch):
     group, rng = group_of(2, timeout=0.01, expire_waits=True), np.random.default_rng(7)
     buffer = buffers.hybrid_ep_buffer(group)
     equal_calls(group, rng, [(FEW, 1)], 2, 8, 16)
-    start, maps = buffer.launches.start, [np.ones((n, 4), bool) for n in (FEW, 1)]
+    maps = [np.ones((n, 4), bool) for n in (FEW, 1)]
     with monkeypatch.context() as patch:
-        patch.setattr(
-            buffer.launches, "start", lambda kernel, at, *more: at == 1 or start(kernel, at, *more)
-        )
+        without(buffer, 1, patch)
         with pytest.raises(
             PeerTimeout, match="rank 0, dispatch of rows: source rank 1 did not begin the call"
         ):

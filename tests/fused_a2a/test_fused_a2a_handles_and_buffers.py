@@ -10,7 +10,7 @@ from rows_group import assert_same, group_of, host, routing, tokens
 from epmoe import LocalWorld, fused_a2a
 from epmoe.device.sim.memory import MEMORY
 from epmoe.fused_a2a import buffers
-from epmoe.fused_a2a.heap import Arena, Heap, size_class
+from epmoe.host.lending import Arena, Arrangement, Heap, size_class
 from epmoe_ref import fused_a2a as reference
 from epmoe_ref.errors import EPStateError, EPValueError
 from epmoe_ref.strategies import HybridWorld
@@ -215,6 +215,11 @@ def test_a_group_is_a_world(function, more):
         function("group", *more)
 
 
+def arranged(n, dtype):
+    """An Arrangement of one array."""
+    return Arrangement("result", {"a": ((n,), dtype)})
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_heap_lends_no_byte_twice_and_gets_all_back(seed):
     rng, machine = np.random.default_rng(seed), LocalWorld(1).machine
@@ -223,7 +228,7 @@ def test_the_heap_lends_no_byte_twice_and_gets_all_back(seed):
     for _ in range(60):
         if lent and rng.random() < 0.5:
             lent.pop(int(rng.integers(len(lent))))
-        loan = heap.lend({"a": ((int(rng.integers(1, 1500)),), np.uint8)})
+        loan = heap.lend(arranged(int(rng.integers(1, 1500)), np.uint8))
         if loan is not None:
             lent.append(loan)
         spans = sorted((x.address("a"), x.address("a") + x.fields["a"].nbytes) for x in lent)
@@ -231,17 +236,17 @@ def test_the_heap_lends_no_byte_twice_and_gets_all_back(seed):
         assert all(buffer.address + 1024 <= a and b <= buffer.address + 8192 for a, b in spans)
     loan = None
     lent.clear()
-    assert heap.lend({"a": ((7168,), np.uint8)}) is not None, "pieces were not joined again"
+    assert heap.lend(arranged(7168, np.uint8)) is not None, "pieces were not joined again"
 
 
 def test_the_arena_uses_a_buffer_again_when_its_arrays_are_gone():
     arena = Arena(LocalWorld(1).machine, 0)
-    loan = arena.lend("first", {"a": ((100,), np.float32)})
+    loan = arena.lend(arranged(100, np.float32))
     array, address = loan.array("a"), loan.address("a")
     del loan
-    assert arena.lend("second", {"a": ((100,), np.float32)}).address("a") != address, (
+    assert arena.lend(arranged(100, np.float32)).address("a") != address, (
         "an array in use was overwritten"
     )
     del array
-    assert arena.lend("third", {"a": ((90,), np.float32)}).buffer.nbytes == size_class(512)
+    assert arena.lend(arranged(90, np.float32)).buffer.nbytes == size_class(512)
     assert arena.allocated_bytes == 2 * size_class(512)

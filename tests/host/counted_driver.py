@@ -6,6 +6,7 @@ attributes and methods, of the same meaning.
 """
 
 import ctypes
+import gc
 import threading
 import types
 from itertools import repeat
@@ -14,6 +15,7 @@ import numpy as np
 
 ADDRESS_ALIGNMENT = 256  # bytes
 NO_CAPTURE, CONTEXT = 0, 1
+WORDS = {}  # of params, by the name of a kernel
 KERNELS = []  # names of those that are loaded, by number, which is their handle
 LEGACY_DEFAULT = 0, 1  # handles of the default stream
 
@@ -32,8 +34,6 @@ class Driver:
         self._memory = {}  # address -> (array, bytes)
         self.fills = []  # (bytes, handle of the stream)
         self._success = (real.CUresult.CUDA_SUCCESS,)
-        self.native_calls = []  # names of C functions that were called
-        self._native = {}  # name -> C function
         self.cuLaunchKernelEx = (
             self._launch_with
         )  # the same object each time, as a function of a module is
@@ -96,28 +96,6 @@ class Driver:
         self.threads.add(threading.get_ident())
         return self._success
 
-    def cuGetProcAddress(self, name, version, flags):
-        """Of C functions that do what the methods do."""
-        name = name.decode()
-        if name not in self._native:
-            arguments, function = NATIVE[name]
-
-            def call(*given):
-                self.native_calls.append(name)
-                return function(self, *given)
-
-            self._native[name] = ctypes.CFUNCTYPE(ctypes.c_int32, *arguments)(call)
-        return self._success[0], ctypes.cast(self._native[name], ctypes.c_void_p).value, 0
-
-    def cuEventRecord(self, event, stream):
-        """On a default stream it fails in a thread without a context, as the real one does."""
-        self.calls.append("cuEventRecord")
-        known = threading.get_ident() in self.threads or int(stream) not in LEGACY_DEFAULT
-        return (self._success[0] if known else self._real.CUresult.CUDA_ERROR_INVALID_CONTEXT,)
-
-    def cuStreamCreate(self, flags):
-        return self._success[0], self._real.CUstream(len(self.calls) + 1000)
-
     def cuStreamIsCapturing(self, stream):
         status = self._real.CUstreamCaptureStatus
         return self._success[0], (
@@ -144,23 +122,14 @@ class Driver:
     def cuLaunchKernel(
         self, function, grid, _y, _z, block, _by, _bz, shared_bytes, stream, arguments, extra
     ):
-        """Records (kernel, grid, block, stream, address of the parameters, num_tokens, my_rank)."""
-        self.launches.append((function, grid, block, int(stream), *_arguments(arguments)))
+        """Records (kernel, grid, block, stream, words of params, num_tokens, my_rank)."""
+        self.launches.append((function, grid, block, int(stream), *_arguments(function, arguments)))
         return (self.launch_result,)
 
     def _launch_with(self, config, function, arguments, extra):
-        """The same. config: a CUlaunchConfig, or where one lies."""
-        if isinstance(config, int):
-            grid, _, _, block, _, _, shared_bytes = (ctypes.c_uint32 * 7).from_address(config)
-            stream = ctypes.c_uint64.from_address(config + 32).value
-            function = Function(function)
-        else:
-            grid, block, shared_bytes, stream = (
-                config.gridDimX,
-                config.blockDimX,
-                config.sharedMemBytes,
-                config.hStream,
-            )
+        """The same. config: a CUlaunchConfig."""
+        grid, block = config.gridDimX, config.blockDimX
+        shared_bytes, stream = config.sharedMemBytes, config.hStream
         return self.cuLaunchKernel(
             function, grid, 1, 1, block, 1, 1, shared_bytes, stream, arguments, extra
         )
@@ -179,48 +148,12 @@ class Driver:
         return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
 
 
-def _write(kind, address, value):
-    kind.from_address(address).value = value
-    return 0
-
-
-WORD, INT = ctypes.c_size_t, ctypes.c_uint32
-NATIVE = {  # arguments, and what the C function does
-    "cuStreamIsCapturing": (
-        (WORD, WORD),
-        lambda driver, stream, status: _write(
-            ctypes.c_int32, status, int(driver.cuStreamIsCapturing(stream)[1])
-        ),
-    ),
-    "cuCtxGetCurrent": (
-        (WORD,),
-        lambda driver, context: _write(
-            WORD, context, CONTEXT if threading.get_ident() in driver.threads else 0
-        ),
-    ),
-    "cuCtxSetCurrent": ((WORD,), lambda driver, context: int(driver.cuCtxSetCurrent(context)[0])),
-    "cuMemcpyHtoDAsync": (
-        4 * (WORD,),
-        lambda driver, *given: int(driver.cuMemcpyHtoDAsync(*given)[0]),
-    ),
-    "cuLaunchKernel": (
-        (WORD, *7 * (INT,), *3 * (WORD,)),
-        lambda driver, *given: int(driver.cuLaunchKernel(Function(given[0]), *given[1:])[0]),
-    ),
-    "cuLaunchKernelEx": (
-        4 * (WORD,),
-        lambda driver, *given: int(driver.cuLaunchKernelEx(*given)[0]),
-    ),
-}
-
-
-def _arguments(at):
-    pointers = (ctypes.c_void_p * 3).from_address(at)
-    return (
-        ctypes.c_uint64.from_address(pointers[0]).value,
-        ctypes.c_int32.from_address(pointers[1]).value,
-        ctypes.c_int32.from_address(pointers[2]).value,
-    )
+def _arguments(function, at):
+    """(words of params, number of tokens, rank)."""
+    n = WORDS[function] or 1
+    pointers = (ctypes.c_void_p * (n + 2)).from_address(at)
+    words = tuple(ctypes.c_uint64.from_address(pointer).value for pointer in pointers[:n])
+    return words, *(ctypes.c_int32.from_address(pointer).value for pointer in pointers[n:])
 
 
 class Function(str):
@@ -270,7 +203,6 @@ def counted_machine(n_ranks, rank, n_sms=132):
     from numba import cuda
 
     from epmoe.device import (
-        gpu_again,
         gpu_driver,
         gpu_kernel,
         gpu_launch,
@@ -279,6 +211,7 @@ def counted_machine(n_ranks, rank, n_sms=132):
         gpu_reading,
     )
 
+    gc.collect()  # while the driver before, if there was one, knows what is freed
     real = gpu_driver.cu
     driver = Driver(real)
     device = types.SimpleNamespace(
@@ -287,9 +220,10 @@ def counted_machine(n_ranks, rank, n_sms=132):
 
     def handle_by_name(kernel):
         KERNELS.append(kernel.name)
+        WORDS[kernel.name] = kernel.n_words
         return len(KERNELS) - 1
 
-    for module in (gpu_again, gpu_driver, gpu_launch, gpu_memory, gpu_machine, gpu_reading):
+    for module in (gpu_driver, gpu_launch, gpu_memory, gpu_machine, gpu_reading):
         module.cu = driver
     gpu_kernel.Kernel.handle = handle_by_name
     driver.CUkernel = int

@@ -1,7 +1,5 @@
 """What checks of rounds on the counting driver have in common."""
 
-import numpy as np
-
 
 def fails(error, said, function, *args, **options):
     try:
@@ -26,14 +24,3 @@ def since(driver, function):
     driver.copied_on.clear()
     function()
     return list(driver.launches), list(driver.calls)
-
-
-def words_at(ep, driver, params, n=None):
-    """n words of the parameter block at an address, those of an allocation made comparable between processes."""
-    raw = driver.memory_at(params).view(np.uint64)[:n]
-    bases = sorted(driver.allocated())
-    places = []
-    for word in raw.tolist():
-        inside = [i for i, (start, nbytes) in enumerate(bases) if start <= word < start + nbytes]
-        places.append((bases[inside[0]][1], word - bases[inside[0]][0]) if inside else word)
-    return places

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import sys
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from worlds_at_hand import BF16, batch, config, parallel
 
 from epmoe import DeviceArray, EPValueError
-from epmoe.host.arrays import first, to_numpy, view
+from epmoe.host.arrays import Field, first, to_numpy, view
 
 
 class WithDlpack:
@@ -102,10 +103,12 @@ def test_one_array_may_be_given_for_several_ranks():
 def made(array):
     """A DeviceArray over host memory: what it says of itself can be tested without a GPU."""
 
-    def read(address, nbytes):
-        return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
+    def read_bytes(offset, nbytes):
+        raw = (ctypes.c_uint8 * nbytes).from_address(array.ctypes.data + offset)
+        return np.frombuffer(raw, np.uint8)
 
-    return DeviceArray(array.ctypes.data, array.shape, array.dtype, owner=array, read=read)
+    memory = SimpleNamespace(base=array.ctypes.data, ordinal=0, read_bytes=read_bytes)
+    return DeviceArray(memory, Field(array.shape, array.dtype, 0))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16, np.uint32, ml_dtypes.float8_e4m3fn])
@@ -135,7 +138,6 @@ def test_a_dlpack_capsule_holds_the_owner_until_it_is_gone():
     a = np.arange(12, dtype=np.float32).reshape(3, 4)
     before = sys.getrefcount(a)
     d = made(a)
-    d.__dlpack_device__ = None
 
     class OnHost:
         def __init__(self, of):

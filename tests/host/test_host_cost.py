@@ -1,4 +1,4 @@
-"""What calls cost the host on a GPU, counted on a driver that runs nothing; and that the fast way launches the same.
+"""What calls cost the host on a GPU, counted on a driver that runs nothing; and what they launch.
 
 Functions are counted, not seconds, so that a busy machine decides nothing.
 """
@@ -11,11 +11,8 @@ from pathlib import Path
 
 import pytest
 
-BY_DAY = ("checks_of_results",)  # most take long
 PROGRAMS = [
-    pytest.param(
-        program, marks=() if program.stem in BY_DAY else pytest.mark.nightly, id=program.stem
-    )
+    pytest.param(program, id=program.stem)
     for program in sorted(Path(__file__).parent.glob("checks_of_*.py"))
 ]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from epmoe import device
-from epmoe.host.narrowing import OUTSIDE, narrow
+from epmoe.host.narrowing import OUTSIDE, narrowing
 
 INTERESTING = [
     0,
@@ -43,14 +43,11 @@ def test_ids_are_kept_or_marked(dtype):
     values = [v for v in INTERESTING if info.min <= v <= info.max] * 3
     machine = device.machine(1)
     source = machine.alloc(len(values) * np.dtype(dtype).itemsize, "ids")
-    destination, params = (
-        machine.alloc(4 * len(values), "int32 ids"),
-        machine.alloc(16, "addresses"),
-    )
+    destination = machine.alloc(4 * len(values), "int32 ids")
     source.write(np.array(values, dtype))
-    params.write(np.array([source.address, destination.address], np.uint64))
-    narrow(machine, machine.stream(0), 0, params.address, dtype, len(values))
+    launch = narrowing(machine, machine.stream(0), 0, dtype, len(values))
+    launch.start(source.address, destination.address)
     got = destination.read(np.int32, (len(values),))
     assert got.tolist() == [v if -(2**31) <= v < 2**31 else OUTSIDE for v in values]
-    for buffer in (source, destination, params):
+    for buffer in (source, destination):
         buffer.free()

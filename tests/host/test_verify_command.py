@@ -157,13 +157,18 @@ class Forgetful:
         def factory(cfg, *args, **options):
             call = made(cfg, *args, **options)
 
-            def launch(*arguments, machine, router_weights, **named):
-                weights = np.full((arguments[0].n, cfg.top_k), 2, np.float32)
-                address = machine.adopt(weights, "wrong weights", arguments[4])
-                call(*arguments, machine=machine, router_weights=address, **named)
+            plan = call.plan
 
-            launch.close = call.close
-            return launch
+            def planned(num_tokens, my_rank, *more, machine, **how):
+                launch = plan(num_tokens, my_rank, *more, machine=machine, **how)
+                weights = np.full((num_tokens, cfg.top_k), 2, np.float32)
+                address = machine.adopt(weights, "wrong weights", my_rank)
+                start = launch.start
+                launch.start = lambda *words: start(*words[:5], address)
+                return launch
+
+            call.plan = planned
+            return call
 
         return factory
 

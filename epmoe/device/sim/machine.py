@@ -21,8 +21,8 @@ from .threads import Launch
 class Kernel:
     """An entry point of the device, made by @kernel. `fn` is the plain function."""
 
-    def __init__(self, fn, max_threads):
-        self.fn, self.name, self.max_threads = fn, fn.__name__, max_threads
+    def __init__(self, fn, max_threads, words=0):
+        self.fn, self.name, self.max_threads, self.n_words = fn, fn.__name__, max_threads, words
         self.__doc__ = fn.__doc__
 
     def __repr__(self):
@@ -33,11 +33,14 @@ class Kernel:
         return resident_blocks(n_threads, shared_bytes, n_sms)
 
 
-def kernel(fn=None, *, max_threads=1024, shmem=False):
-    """Decorator for entry points: fn(params: u64, num_tokens: i32, my_rank: i32). shmem: ignored here."""
+def kernel(fn=None, *, max_threads=1024, words=0, shmem=False):
+    """Decorator for entry points: fn(params, num_tokens: i32, my_rank: i32). shmem: ignored here.
+
+    words: params is a tuple of so many u64; 0: one u64, an address.
+    """
     if fn is None:
-        return lambda f: Kernel(f, max_threads)
-    return Kernel(fn, max_threads)
+        return lambda f: Kernel(f, max_threads, words)
+    return Kernel(fn, max_threads, words)
 
 
 def device_fn(fn):
@@ -117,6 +120,28 @@ class Stream:
     def synchronize(self):
         """Run all queued launches."""
         self.machine.synchronize()
+
+
+class PreparedLaunch:
+    """A launch whose last words are stored into `words`, or given to start(), before each start."""
+
+    def __init__(self, machine, kernel, grid, block, words, numbers, how):
+        self._machine, self._kernel, self._grid, self._block = machine, kernel, grid, block
+        self.words = [*words, *[0] * (kernel.n_words - len(words))]
+        self._n_given, self._numbers, self._how = len(words), numbers, how
+
+    def start(self, *words):
+        """Queue it."""
+        if words:
+            self.words[self._n_given :] = words
+        params = tuple(map(int, self.words))
+        if len(params) != self._kernel.n_words:
+            raise EPValueError(
+                "%s takes %d words, not %d" % (self._kernel.name, self._kernel.n_words, len(params))
+            )
+        self._machine.launch(
+            self._kernel, self._grid, self._block, (params, *self._numbers), **self._how
+        )
 
 
 class SimMachine:
@@ -289,6 +314,10 @@ class SimMachine:
         stream.queue.append(
             Launch(self.count, kernel, grid, block, tuple(args), stream, shared_bytes, programmatic)
         )
+
+    def prepared(self, kernel, grid, block, words, num_tokens, my_rank, **how):
+        """A launch with start(*more): of a kernel whose params are these words and then those; how: as for launch."""
+        return PreparedLaunch(self, kernel, grid, block, words, (num_tokens, my_rank), how)
 
     def in_flight(self):
         return any(s.queue for s in self.streams)

@@ -4,24 +4,17 @@ import {node, path, rect, text, wrapped} from "./svg.js";
 
 const ROW = 15, WORD = 24;
 
-/** What both runs did in a step, each with its rank, operation and place in the source. */
-export function happened(pair, step) {
-  const [right, broken] = [pair.right, pair.broken].map((run) => run.operations[step - 1]?.text.replace(/\s+/g, " ") ?? "nothing more");
-  return (right === broken ? `Both: ${right}.` : `As it is: ${right}. With the mistake: ${broken}.`) +
-    (step < pair.length ? "" : " The race detector reports the mistake.");
-}
-
 /**
  * {nodes, height, end}: two GPUs with their words, operations so far, and the race report of a pair of recordings. On a
- * narrow stage the report takes the place of the right run and of the operations.
+ * narrow stage the report takes the place of the right run.
  */
 export function recordingPanels(pair, step, width) {
   const beside = width > 600, w = beside ? (width - 16) / 2 : width, end = step >= pair.length;
-  const alone = end && !beside, nodes = alone ? [] : [node("b.title", 0, 16, text(0, 0, pair.title, "t title"))];
-  let y = alone ? 0 : 22, bottom = y;
-  [["as it is", pair.right], [alone ? pair.title : "with the mistake", pair.broken]].forEach(([words, run], i) => {
-    if (!i && alone) return;
-    const x = beside ? i * (w + 16) : 0, made = panel(run, `b${i}`, words, step, x, y, w, beside, alone);
+  const nodes = [node("b.title", 0, 16, text(0, 0, pair.title, "t title"))];
+  let y = 22, bottom = y;
+  [["as it is", pair.right], ["with the mistake", pair.broken]].forEach(([words, run], i) => {
+    if (!i && !beside && end) return;
+    const x = beside ? i * (w + 16) : 0, made = panel(run, `b${i}`, words, step, x, y, w, beside);
     nodes.push(...made.nodes);
     bottom = Math.max(bottom, made.bottom);
     if (!beside) y = made.bottom + 4;
@@ -36,13 +29,13 @@ export function recordingPanels(pair, step, width) {
 }
 
 // One run: rank 0 and rank 1 with their blocks of threads and their words, a line for the operation of this step from the
-// block to its word, and the operations up to now; where panels are stacked only the latest, and none beside the report.
-function panel(run, key, title, step, x, y, w, beside, alone) {
+// block to its word, and the operations up to now; where panels are stacked only the latest.
+function panel(run, key, title, step, x, y, w, beside) {
   const now = run.operations.slice(0, step), last = step <= run.operations.length ? now.at(-1) : null;
   const values = run.words.map((word, n) => now.reduce((v, o) => o.word === n && o.value !== undefined ? o.value : v, word.first));
   const gpu = (w - 24) / 2, left = [8, 16 + gpu], places = [], used = [0, 0];
   for (const word of run.words) places.push({rank: word.rank, x: left[word.rank] + 8, y: 60 + WORD * used[word.rank]++});
-  const most = Math.max(...used), high = 38 + WORD * most, top = 24 + high + 15, latest = beside ? now.length : alone ? 0 : most > 3 ? 1 : 2;
+  const most = Math.max(...used), high = 38 + WORD * most, top = 24 + high + 15, latest = beside ? 0 : most > 3 ? 1 : 2;
   const chip = Math.min(56, (gpu - 58) / 2), block = (rank, n) => left[rank] + gpu - (2 - n) * chip;
   const boxes = [0, 1].map((rank) => rect(left[rank], 24, gpu, high, "gpu", 6) + rect(left[rank] + 1, 25, gpu - 2, 24, `s${rank}`, 5) +
     text(left[rank] + 8, 41, `rank ${rank}`, `x${rank} b`) + [0, 1].map((n) => {
@@ -57,14 +50,14 @@ function panel(run, key, title, step, x, y, w, beside, alone) {
   }).join("");
   const linesOf = (o) => wrapped(o.text, w - 34), height = (list) => list.reduce((h, o) => h + linesOf(o).length * ROW + 2, 0);
   let at = top;
-  const list = (latest ? now.slice(-latest) : []).map((o) => {
+  const list = now.slice(-latest).map((o) => {
     const lines = linesOf(o), from = at;
     at += lines.length * ROW + 2;
     const cls = o.wrong ? "wrong" : o.race ? "race" : o === last ? "now" : "none";
     return rect(4, from - 11, w - 8, lines.length * ROW + 1, cls, 3) + rect(8, from - 8, 10, 10, `s${o.rank % 8}`, 2) +
       lines.map((l, i) => text(24, from + 1 + i * ROW, l, "t")).join("");
   }).join("");
-  const full = top + (beside ? height(run.operations) : latest * 2 * (ROW + 1)) - (latest ? 8 : 14);
+  const full = top + (latest ? latest * 2 * (ROW + 1) : height(run.operations)) - 8;
   return {nodes: [node(key, x, y, rect(0, 0, w, full, "ground", 8) + text(8, 16, title, "t b") + boxes + words +
     (last ? way(last, block(last.rank, last.block) + chip / 2 - 1, places[last.word], left, gpu) : "") + list)], bottom: y + full};
 }

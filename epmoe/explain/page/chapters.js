@@ -47,9 +47,8 @@ export const CHAPTERS = {
     () => ({blind: true, focus: ["recv"]}),
   ],
   "arrived": [
-    (s, story) => ({blind: false, counters: "both", finished: add(s.finished, names(punctual(story))),
-      mark: story.late ? [`finished.${story.late.rank}.${story.late.e}`] : [], focus: ["counters", "recv"]}),
-    () => ({signals: true, mark: []}),
+    (s, story) => ({blind: false, counters: "both", finished: add(s.finished, names(punctual(story))), focus: ["counters", "recv"]}),
+    () => ({signals: true}),
     (s, story) => ({signalled: add(s.signalled, segments(story).filter((key) => key !== lateSegment(story) && story.sizeOf(key))), mark: story.late ? [`line.${lateSegment(story)}`] : []}),
     (s, story) => ({signalled: add(s.signalled, segments(story).filter((key) => key !== lateSegment(story))),
       mark: segments(story).filter((key) => !story.sizeOf(key)).map((key) => `count.${key}`)}),
@@ -85,14 +84,14 @@ export const CHAPTERS = {
   ],
   "broken": null,       // from the recordings: see brokenSteps
   "rows": [
-    () => ({...beginning(), boxes: 9, home: true, tokens: true, chips: true, done: true, lines: "pairs", focus: ["tokens", "rows"]}),
+    () => ({...beginning(), boxes: 9, home: true, tokens: true, chips: true, lines: "pairs", focus: ["tokens", "rows"]}),
     (s, {twice}) => ({lines: twice ? "rows" : "pairs"}),
     () => ({lines: false, chart: {kind: "bytes", step: 1}, focus: ["chart"]}),
     () => ({chart: {kind: "bytes", step: 2}}),
     () => ({chart: {kind: "ranks", step: 1}}),
   ],
   "hot": [
-    () => ({chart: {kind: "load", step: 1}}),
+    () => ({follow: true, chart: {kind: "load", step: 1}}),
     () => ({chart: {kind: "load", step: 2}}),
     () => ({chart: {kind: "load", step: 3}}),
   ],
@@ -125,7 +124,7 @@ export function makeStory(world, model, more = {}) {
   const example = at(followed.rank, followed.token).find((p) => p.dst !== p.rank) ?? pairs[0];
   const sizeOf = (key) => { const [dst, le, src] = key.split(".").map(Number); return model.counts[dst][le][src]; };
   const twice = away.find((p) => away.some((q) => q !== p && q.rank === p.rank && q.token === p.token && q.dst === p.dst)) ?? null;
-  return {...more, world, model, followed, chosen: Boolean(wished), late, together, example, twice, sizeOf};
+  return {...more, world, model, followed, late, together, example, twice, sizeOf};
 }
 
 // What travels in a step is what these sets gain.

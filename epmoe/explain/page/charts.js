@@ -57,7 +57,7 @@ function anatomy(w, rank) {
 const LINKS = [["1 writer", "stores the message, adds to finished: release"],
   ["2 signaller", "loads finished: acquire, stores the count: release"], ["3 receiver", "loads the count: acquire, reads the message"]];
 
-// Who hands on to whom: each step is a release that an acquire sees.
+// Who hands on to whom: each link is a release that an acquire sees.
 function chain(step, w) {
   const width = (w - 20) / 3;
   return LINKS.map(([who, what], i) => {
@@ -104,11 +104,11 @@ const charts = {
     const t = story.load, n = t.load.length, ranks = t.rankLoad.length;
     const w = (width - 20) / n, most = Math.max(1, ...t.load), mean = total([t.load], true) / n, high = Math.min(150, chart.h / 2.6);
     const experts = t.load.map((v, e) => rect(10 + e * w, 20 + high - v / most * high, Math.max(0.8, w - 1), Math.max(0.5, v / most * high), `s${Math.floor(e / t.local) % 8}`, 1)).join("");
-    const nodes = [node("l.experts", 0, chart.y + 10, text(10, 6, "pairs of each expert", "t b") + experts +
+    const nodes = [node("l.experts", 0, chart.y + 10, text(10, 6, "rows of each expert", "t b") + experts +
       line(10, 20 + high - mean / most * high, width - 10, 20 + high - mean / most * high, "mean") +
       text(width - 12, 20 + high - mean / most * high - 4, `mean ${mean.toFixed(1)}`, "t halo", "end"))];
     const column = (width - 20) / ranks, top = Math.max(1, ...t.rankLoad), rankMean = total([t.rankLoad], true) / ranks;
-    if (step > 1) nodes.push(node("l.ranks", 0, chart.y + high + 54, text(10, 6, "pairs of each rank", "t b") + t.rankLoad.map((v, r) =>
+    if (step > 1) nodes.push(node("l.ranks", 0, chart.y + high + 54, text(10, 6, "rows of each rank", "t b") + t.rankLoad.map((v, r) =>
       rect(10 + r * column, 20 + high - v / top * high, column - 8, v / top * high, `s${r % 8} edge`, 3) +
       text(10 + r * column + (column - 8) / 2, 20 + high + 16, `rank ${r}: ${say(v)}`, "t", "middle")).join("") +
       (step > 2 ? line(10, 20 + high - rankMean / top * high, width - 10, 20 + high - rankMean / top * high, "mean") +

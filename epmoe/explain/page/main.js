@@ -3,14 +3,12 @@
 import {combine, expert, makeWorld} from "./model.js";
 import {stepsOf} from "./chapters.js";
 import {picture, storyOf} from "./picture.js";
-import {happened} from "./broken.js";
 import {references, values} from "./words.js";
 import {Stage} from "./stage.js";
 import {leastWidth} from "./layout.js";
 import {scrubs} from "./scrub.js";
 import {dragging} from "./drag.js";
 import {name} from "./scene.js";
-import {weight} from "./svg.js";
 
 // names of arrays that light up on the stage when the pointer is over them in the text
 const NAMED = ["topk_ids", "reserved", "finished", "recv_buf", "recv_count", "row_offsets"];
@@ -22,8 +20,6 @@ export function main() {
   const data = JSON.parse(one("#data").textContent), svg = one("#stage"), view = one(".view"), stage = new Stage(svg);
   // each caption with its chapter, its number in it, and the steps that it has
   const captions = every(".chapter").flatMap((s) => [...s.querySelectorAll("ol.steps > li")].map((li, n) => ({chapter: s.id, li, n, steps: []})));
-  // below a caption of many steps: what happened in this one
-  for (const c of captions) if (c.chapter === "broken") c.happened = c.li.firstChild.appendChild(Object.assign(document.createElement("p"), {className: "happened"}));
   const captionOf = (step) => captions.find((c) => c.chapter === step.chapter && c.n === step.caption);
   const still = matchMedia("(prefers-reduced-motion: reduce)");
   const page = {world: data.world, numbers: {...data.numbers}, followed: null, at: -1, playing: null};
@@ -81,18 +77,18 @@ export function main() {
     }
   }
 
-  // The followed token's numbers, as far as they are known at this step; readers can follow a token wherever one is drawn.
+  // The followed token's numbers, as far as they are known at this step.
   function card() {
-    const {world, followed, chosen, model} = story, {state} = shown, {rank, token} = followed;
-    one("#card").classList.toggle("off", !state.tokens || state.next || !(chosen || state.follow));
+    const {world, followed, model} = story, {state} = shown, {rank, token} = followed;
+    one("#card").classList.toggle("off", !state.follow);
     one("#card").classList.toggle("chart", Boolean(state.chart));
-    const x = world.x[rank][token]?.[0] ?? 0, known = (set, p, value) => state.done || set.has(name(p)) ? value : "·";
+    const x = world.x[rank][token]?.[0] ?? 0, known = (set, p, value) => set.has(name(p)) ? value : "·";
     const rows = model.pairs.filter((p) => p.rank === rank && p.token === token).map((p) => {
       const y = expert(p.e, x);
       return [`e${p.e} on rank ${p.dst}`, known(state.reserved, p, p.slot), known(state.grouped, p, p.row), short(x),
-        known(state.computed, p, short(y)), weight(p.weight), known(state.back, p, short(p.weight * y))];
+        known(state.computed, p, short(y)), p.weight.toFixed(2), known(state.back, p, short(p.weight * y))];
     });
-    const sum = state.done || state.summed.has(`${rank}.${token}`) ? combine(world)[rank][token][0] : "·";
+    const sum = state.summed.has(`${rank}.${token}`) ? combine(world)[rank][token][0] : "·";
     one("#card tbody").innerHTML = rows.map((row) => `<tr>${row.map((v, i) => i ? `<td>${v}</td>` : `<th scope="row">${v}</th>`).join("")}</tr>`).join("") +
       `<tr><th scope="row" colspan="6">sum, rounded to bf16</th><td><b>${sum}</b></td></tr>`;
     one("#card caption").textContent = `Token t${token} of rank ${rank}, first of its numbers`;
@@ -101,17 +97,14 @@ export function main() {
   function show(n, moving = true) {
     n = Math.max(0, Math.min(steps.length - 1, n));
     if (n === page.at) return;
-    const now = captionOf(steps[n]), known = page.at >= 0 && now === captionOf(steps[page.at]), {chart} = steps[n].state;
     page.at = n;
-    for (const c of captions) {
-      c.li.classList.toggle("now", c === now);
-      if (c.happened) c.happened.textContent = c === now ? ` ${happened(story.recordings[chart.recording], chart.step)}` : "";
-    }
+    const now = captionOf(steps[n]);
+    for (const c of captions) c.li.classList.toggle("now", c === now);
     one("#where").textContent = `${n + 1} of ${steps.length}`;
     one("#clock").max = steps.length - 1;
     one("#clock").value = n;
     one("#clock").setAttribute("aria-valuetext", `${one(`#${CSS.escape(now.chapter)} h2`).textContent}: ${now.li.textContent}`);
-    one("#said").textContent = (known && now.happened || now.li).textContent;
+    one("#said").textContent = now.li.textContent;
     draw(moving);
   }
 

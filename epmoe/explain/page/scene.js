@@ -1,13 +1,13 @@
 // The stage: from a world, what dispatch makes of it, and how far the story has come, to nodes.
 
-import {box, line, node, path, rect, text, weight} from "./svg.js";
+import {box, line, node, path, rect, text} from "./svg.js";
 
 /** The beginning of the story. Each step of a chapter changes some of it; the sets hold names of messages or segments. */
 export const beginning = () => ({
   boxes: 1, home: false, tokens: false, chips: false, lines: false, recv: false, blind: false, counters: false, signals: false,
   reserved: new Set(), written: new Set(), finished: new Set(), signalled: new Set(), reset: new Set(),
   offsets: false, grouped: new Set(), computed: new Set(), backShown: false, back: new Set(), summed: new Set(),
-  follow: false, mark: [], inset: null, chart: null, chain: 0, capacity: 0, focus: ["tokens"], next: false, done: false, moved: {},
+  follow: false, mark: [], inset: null, chart: null, chain: 0, capacity: 0, focus: ["tokens"], next: false, moved: {},
 });
 
 export const name = (p) => p.name ??= `${p.rank}.${p.token}.${p.k}`;
@@ -21,7 +21,7 @@ export function scene(world, model, state, places, story) {
   return parts.flatMap((part) => part(world, model, state, places, story));
 }
 
-const isFollowed = (state, {followed, chosen}, rank, token) => (state.follow || chosen) && followed.rank === rank && followed.token === token;
+const isFollowed = (state, {followed}, rank, token) => state.follow && followed.rank === rank && followed.token === token;
 const marked = (state, key) => state.mark.includes(key) ? " mark" : "";
 const boxesOf = (state, places) => state.capacity ? [] : Array.from({length: Math.min(state.boxes, places.R)}, (_, rank) => rank);
 
@@ -69,9 +69,8 @@ function tokens(world, model, state, places, story) {
     nodes.push(strip(places, rank, "tokens", state.next ? "new tokens" : state.chips ? "tokens, topk_ids" : "tokens"));
     world.ids[rank].forEach((chosen, t) => {
       const at = places.token(rank, t), hot = isFollowed(state, story, rank, t) ? " hot" : "";
-      const drawn = (name) => box(w, 24, `s${color(rank)} edge`, name, `x${color(rank)}`);
-      if (state.next) nodes.push(node(`next.${rank}.${t}`, at.x, at.y, drawn(`t${t}′`), {about: [`rank${rank}`]}));
-      else nodes.push(node(`token.${rank}.${t}`, at.x, at.y, drawn(`t${t}`), {
+      nodes.push(node(`token.${rank}.${t}`, at.x, at.y,
+        box(w, 24, `s${color(rank)} edge`, state.next ? `t${t}′` : `t${t}`, `x${color(rank)}`), {
           cls: "token" + hot + marked(state, `token.${rank}.${t}`), data: {"data-token": `${rank},${t}`}, about: [`t${rank}.${t}`, `rank${rank}`],
           title: `token ${t} of rank ${rank}: ${world.x[rank][t].slice(0, 4).join(", ")}, …`}));
       if (state.chips && !state.next) chosen.forEach((e, k) => {
@@ -80,7 +79,7 @@ function tokens(world, model, state, places, story) {
           box(w, 24, "cell", e < 0 ? "−1" : `e${e}`) + (e < 0 ? "" : rect(0, 21, w, 3, `s${color(Math.floor(e / places.L))}`, 0)), {
             cls: "chip" + hot + marked(state, `chip.${rank}.${t}.${k}`), data: {"data-chip": `${rank},${t},${k}`},
             about: [`p${rank}.${t}.${k}`, `t${rank}.${t}`, `e${e}`, "topk_ids"],
-            title: `topk_ids[rank ${rank}][token ${t}, k ${k}] = ${e}, weight ${weight(world.weights[rank][t][k])}`}));
+            title: `topk_ids[rank ${rank}][token ${t}, k ${k}] = ${e}, weight ${world.weights[rank][t][k].toFixed(2)}`}));
       });
     });
   }

@@ -6,9 +6,6 @@ export function say(value, digits = 0) {
   return whole.replace(/\B(?=(\d{3})+$)/g, ",") + (part ? `.${part}` : "");
 }
 
-/** A weight with two decimals, or with its first digit where two would show 0. */
-export const weight = (w) => w > 0 && w < 0.005 ? w.toPrecision(1) : w.toFixed(2);
-
 export const escape = (s) => String(s).replace(/[&<>"]/g, (c) => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
 const n = (v) => Math.round(v * 10) / 10;
 

@@ -1,7 +1,7 @@
 // Values that stand in the text as {{name}}: all of them follow from the world and from the numbers that readers change.
 
 import {combine, messageBytes, traffic} from "./model.js";
-import {say, weight} from "./svg.js";
+import {say} from "./svg.js";
 
 const HIDDEN = 7168, LINK = 359.1;      // of the measured model, GB/s of the measured links
 
@@ -60,7 +60,7 @@ export function values(story, numbers) {
     lastLocal: world.local - 1,
     gigabytes: say(weights / 1e9), gpus: Math.ceil(weights / 141e9), bigExperts: numbers.bigExperts,
     token: tokenName(followed), tokenRank: rankName(followed.rank),
-    chosen: world.ids[followed.rank][followed.token].map((e, k) => e < 0 ? "none" : `e${e} (weight ${weight(world.weights[followed.rank][followed.token][k])})`).join(" and "),
+    chosen: world.ids[followed.rank][followed.token].map((e, k) => e < 0 ? "none" : `e${e} (weight ${world.weights[followed.rank][followed.token][k].toFixed(2)})`).join(" and "),
     exampleExpert: expertName(example.e), dst: rankName(example.dst), src: rankName(example.rank),
     firstExpert: expertName(first.e), firstDst: rankName(first.dst), firstSlot: first.slot,
     pairs: model.pairs.length, payload: say(bytes.payload), trailer: bytes.src_info + bytes.topk_info, message: say(bytes.total),

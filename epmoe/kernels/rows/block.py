@@ -7,6 +7,8 @@ from functools import cache
 from ..params import ParameterBlock
 from .shape import MAX_PLACES
 
+FIRST = "places"        # from here on fields differ from call to call
+
 
 @cache
 def parameter_block(n_ranks: int) -> ParameterBlock:
@@ -21,11 +23,12 @@ def parameter_block(n_ranks: int) -> ParameterBlock:
     expert_row [N, L] and the rest: arrays of a handle.
     """
     return ParameterBlock(
-        ("control_ptrs", n_ranks), ("pool_ptrs", n_ranks), ("notes_at", 1), ("note_bytes", 1), ("words", 1),
-        ("timeout_ns", 1), ("trace", 1), ("columns", 1), ("places", MAX_PLACES), ("capacity", 1),
+        ("notes_at", 1), ("note_bytes", 1), ("words", 1), ("timeout_ns", 1), ("trace", 1), ("columns", 1),
         ("windows_at", 1), ("window_bytes", 1), ("bits_at", 1), ("bits_bytes", 1),
         ("lamport_at", 1), ("lamport_bytes", 1),
+        (FIRST, MAX_PLACES), ("capacity", 1),
         ("x", 1), ("ids", 1), ("probs", 1), ("scales", 1), ("encoded", 1), ("row_of", 1), ("counts", 1), ("info", 1),
         ("tokens_per_expert", 1), ("slot_of", 1), ("expert_base", 1), ("expert_rows", 1), ("expert_row", 1),
         ("overflow", 1), ("n_rows", 1), ("pad", 1), ("out", 1), ("out_probs", 1), ("out_scales", 1),
-        ("sources", MAX_PLACES), ("targets", MAX_PLACES), ("word_counts", MAX_PLACES))
+        ("sources", MAX_PLACES), ("targets", MAX_PLACES), ("word_counts", MAX_PLACES),
+        context=(("control_ptrs", n_ranks), ("pool_ptrs", n_ranks)))

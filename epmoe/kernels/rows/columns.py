@@ -6,7 +6,7 @@ Each word names its call, so it is its own ready flag: no fence and no barrier o
 
 from typing import NamedTuple
 
-from epmoe.device import device_fn, i32, ld_relaxed_gpu_u64, load_u64, st_relaxed_gpu_u64, u32, u64
+from epmoe.device import device_fn, i32, ld_relaxed_gpu_u64, st_relaxed_gpu_u64, u32, u64
 
 from . import control, waits
 from .status import FOR_BLOCKS
@@ -54,11 +54,11 @@ def make(shape, block, phase):
     """The Columns of one kernel: the ranks', and behind them the experts'."""
     stride, n_words = shape.n_ranks + shape.n_experts, IN_FLIGHT
     sum_of_words = _sum_of(n_words, stride)
-    p_columns, p_words, p_timeout = block.offset("columns"), block.offset("words"), block.offset("timeout_ns")
+    p_columns, p_words, p_timeout = block.index("columns"), block.index("words"), block.index("timeout_ns")
 
     @device_fn
     def column_at(params, column):
-        return u64(u64(load_u64(params + u64(p_columns))) + u64(8) * u64(column))
+        return u64(params[p_columns] + u64(8) * u64(column))
 
     @device_fn
     def tell(params, epoch, my_block, column, number):
@@ -68,8 +68,8 @@ def make(shape, block, phase):
     @device_fn
     def await_words(params, epoch, at, i, step, end):
         """Waits until all n blocks have stored their words."""
-        status, ok, n = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS)), True, i32(0)
-        timeout_ns = u64(load_u64(params + u64(p_timeout)))
+        status, ok, n = u64(params[p_words] + u64(control.STATUS)), True, i32(0)
+        timeout_ns = params[p_timeout]
         while ok and n < n_words and i < end:
             word = u64(at + u64(8 * stride) * u64(i))
             ok = waits.wait_for_word_of_rank(word, u64(ld_relaxed_gpu_u64(word)), epoch, status, timeout_ns, phase,

@@ -47,8 +47,11 @@ def combine_kernel(shape):
     if pushers.n_targets_of(shape) <= 1:
         tenths_of_few = int(10 * PUSHING_TO_ONE)
 
-    @kernel(max_threads=shape.threads)
-    def rows_combine(params, num_tokens, my_rank, words, counts):
+    p_words, p_counts = block.index("words"), block.index("counts")
+
+    @kernel(max_threads=shape.threads, words=block.n_words)
+    def rows_combine(params, num_tokens, my_rank):
+        words, counts = params[p_words], params[p_counts]
         notes, told = shared_array(n_notes, int32), shared_array(1, uint64)
         mark(params, stamps.START)
         begun = begin(params, words, told)

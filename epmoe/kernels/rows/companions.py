@@ -1,6 +1,6 @@
 """A row's metadata: the token's ids (or places of local experts), probs and scales, as the row's rank sees them."""
 
-from epmoe.device import (ballot, device_fn, ffs, i32, load_i32, load_u32, load_u64, popc, store_i32, store_u32,
+from epmoe.device import (ballot, device_fn, ffs, i32, load_i32, load_u32, popc, store_i32, store_u32,
                           store_u64, u32, u64, warp_broadcast_i32, warp_broadcast_u64)
 
 from . import peers, routing
@@ -14,13 +14,13 @@ def _slots(shape, block):
     send(expert, prob, mask, row, ids_at, probs_at, lane): a token's slots, as its ranks see them.
     """
     top_k, local, has_probs = shape.top_k, shape.n_local_experts, shape.has_probs
-    (load_id, clean_id), p_probs = routing.token_ids(shape, block), block.offset("probs")
+    (load_id, clean_id), p_probs = routing.token_ids(shape, block), block.index("probs")
 
     @device_fn
     def look(params, token, lane):
         seen, prob = load_id(params, token, lane), u32(0)
         if has_probs and lane < top_k:
-            prob = u32(load_u32(u64(load_u64(params + u64(p_probs))) + u64(4) * (u64(token) * u64(top_k) + u64(lane))))
+            prob = u32(load_u32(params[p_probs] + u64(4) * (u64(token) * u64(top_k) + u64(lane))))
         return clean_id(seen, lane), prob
 
     @device_fn
@@ -52,7 +52,7 @@ def _send_experts(shape, block):
     """
     ranks, local, n_experts, has_probs = shape.n_ranks, shape.n_local_experts, shape.n_experts, shape.has_probs
     n_masks = expert_masks(local)
-    p_slots, p_probs = block.offset("slot_of"), block.offset("probs")
+    p_slots, p_probs = block.index("slot_of"), block.index("probs")
 
     @device_fn
     def load_window(slots, probs, token, window, lane):
@@ -68,7 +68,7 @@ def _send_experts(shape, block):
 
     @device_fn
     def send_experts(params, token, mask, row, slots_at, probs_at, masks_at, lane):
-        slots, probs = u64(load_u64(params + u64(p_slots))), u64(load_u64(params + u64(p_probs)))
+        slots, probs = params[p_slots], params[p_probs]
         start, sent = i32(0), i32(0)
         while start < ranks * n_masks:          # four windows in flight
             a, b = load_window(slots, probs, token, start, lane), load_window(slots, probs, token, i32(start + 1), lane)
@@ -150,7 +150,7 @@ def make(shape, block):
     seen, mask, row, at, lane): to the ranks of `mask`, where lane r has the row at rank r; at: of places().
     """
     has_meta, expert_major = shape.has_meta, shape.expert_major
-    n_scales, p_scales = 0 if expert_major else shape.scale_words, block.offset("scales")
+    n_scales, p_scales = 0 if expert_major else shape.scale_words, block.index("scales")
     if has_meta and expert_major:
         send_experts = _send_experts(shape, block)
     elif has_meta:
@@ -158,7 +158,7 @@ def make(shape, block):
 
     @device_fn
     def send_scales(params, token, mask, row, scales_at, lane):
-        src = u64(load_u64(params + u64(p_scales))) + u64(4) * u64(token) * u64(n_scales)
+        src = params[p_scales] + u64(4) * u64(token) * u64(n_scales)
         left = u32(mask)
         while left != u32(0):
             rank = i32(ffs(left) - 1)

@@ -57,9 +57,11 @@ def dispatch_kernel(shape):
     in_vectors, unprepared_vectors, prepare_vectors = ahead.are_few, ahead.unprepared, ahead.prepare
     send_vectors, all_in_vectors, receive, erase = ahead.send, ahead.all_few, ahead.receive, ahead.erase
     nothing_known = ahead.nothing_known
+    p_words, p_ids, p_x = (block.index(n) for n in ("words", "ids", "x"))
 
-    @kernel(max_threads=shape.threads)
-    def rows_dispatch(params, num_tokens, my_rank, words, ids, x):
+    @kernel(max_threads=shape.threads, words=block.n_words)
+    def rows_dispatch(params, num_tokens, my_rank):
+        words, ids, x = params[p_words], params[p_ids], params[p_x]
         notes, scratch, told = shared_array(n_notes, int32), allocate(), shared_array(1, uint64)
         mark(params, stamps.START)
         begun, sends, is_clerk = begin(params, words, told), block_idx() < sending(), roles.is_clerk()
@@ -165,11 +167,13 @@ def resend_kernel(shape):
     sending, mark, expands = roles.sending(shape), stamps.make(block, shape.trace), shape.expands
     herald = exchange.heralding(epoch_now, meeting.announce, stamps.by_caller(block, shape.trace))
     n_notes = exchange.words_of_notes(shape.n_ranks)
+    p_words, p_counts, p_rows, p_x = (block.index(n) for n in ("words", "counts", "row_of", "x"))
     prepare_vectors, goes_in_vectors, resend_in_vectors = lamport_dispatch.resending(shape, block, of_block, meeting,
                                                                                      mark)
 
-    @kernel(max_threads=shape.threads)
-    def rows_resend(params, num_tokens, my_rank, words, counts, row_of, x):
+    @kernel(max_threads=shape.threads, words=block.n_words)
+    def rows_resend(params, num_tokens, my_rank):
+        words, counts, row_of, x = params[p_words], params[p_counts], params[p_rows], params[p_x]
         notes, told = shared_array(n_notes, int32), shared_array(1, uint64)
         mark(params, stamps.START)
         begun, sends, is_clerk, ok = begin(params, words, told), block_idx() < sending(), roles.is_clerk(), True

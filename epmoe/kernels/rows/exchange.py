@@ -5,10 +5,11 @@ the end.
 from typing import NamedTuple
 
 from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id, ld_acquire_sys_u64, ld_relaxed_sys_u64,
-                          load_i32, load_u64, red_add_release_sys_i32, shfl_idx, st_relaxed_sys_u64, syncthreads_or,
+                          load_i32, red_add_release_sys_i32, shfl_idx, st_relaxed_sys_u64, syncthreads_or,
                           thread_idx, u32, u64)
 
 from .. import stamps
+from ..params import chosen, in_context
 from . import control, roles, waits
 from .shape import MAX_PLACES
 from .status import FOR_ANNOUNCEMENT, FOR_ARRIVAL
@@ -126,26 +127,26 @@ def make(shape, block, phase, *, with_counts):
     n_words, n_told, n_notes = control.experts_at(ranks), control.COUNTS, ranks * control.experts_at(ranks)
     if with_counts:
         n_told = n_words
-    p_control, p_words, p_timeout = block.offset("control_ptrs"), block.offset("words"), block.offset("timeout_ns")
-    p_notes, p_note_bytes = block.offset("notes_at"), block.offset("note_bytes")
-    p_places, p_capacity = block.offset("places"), block.offset("capacity")
+    control_of, p_words, p_timeout = in_context(block, "control_ptrs"), block.index("words"), block.index("timeout_ns")
+    p_notes, p_note_bytes = block.index("notes_at"), block.index("note_bytes")
+    place_of, p_capacity = chosen(block, "places"), block.index("capacity")
 
     @device_fn
     def note_at(params, rank, epoch, source):
         """Address of the note of a src_rank in the control memory of a rank."""
         index = u64((u64(epoch) & u64(1)) * u64(ranks) + u64(source))
-        base = u64(load_u64(params + u64(p_control) + u64(8) * u64(rank)))
-        return u64(base + u64(load_u64(params + u64(p_notes))) + index * u64(load_u64(params + u64(p_note_bytes))))
+        base = control_of(params, rank)
+        return u64(base + params[p_notes] + index * params[p_note_bytes])
 
     @device_fn
     def word_of(params, num_tokens, word):
         """The number in a word of this rank's note, but for counts."""
         number = i32(num_tokens)
         if word < MAX_PLACES:
-            place = u64(load_u64(params + u64(p_places) + u64(8) * u64(word)))
+            place = place_of(params, word)
             number = i32(place // u64(control.PLACE_BYTES))
         if word == control.CAPACITY:
-            number = i32(load_i32(params + u64(p_capacity)))
+            number = i32(params[p_capacity])
         if word == control.BLOCKS:
             number = sending()
         return number
@@ -166,7 +167,7 @@ def make(shape, block, phase, *, with_counts):
             """(address of the word in calls of parity 0, bytes to that of the other, its number but for counts)."""
             peer, word = word_at(first)
             at = u64(note_at(params, peer, u64(0), my_rank) + u64(8) * u64(word))
-            other = u64(u64(load_u64(params + u64(p_note_bytes))) * u64(ranks))
+            other = u64(params[p_note_bytes] * u64(ranks))
             return at, other, i32(word_of(params, num_tokens, word))
 
         @device_fn
@@ -200,8 +201,8 @@ def make(shape, block, phase, *, with_counts):
         @device_fn
         def await_word(params, epoch, my_rank, source, word):
             address = u64(note_at(params, my_rank, epoch, source) + u64(8) * u64(word))
-            status = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
-            return wait(address, u64(load(address)), epoch, status, u64(load_u64(params + u64(p_timeout))), phase,
+            status = u64(params[p_words] + u64(control.STATUS))
+            return wait(address, u64(load(address)), epoch, status, params[p_timeout], phase,
                         FOR_ANNOUNCEMENT, source)
 
         return await_word
@@ -247,7 +248,7 @@ def make(shape, block, phase, *, with_counts):
     @device_fn
     def arrived_at(params, rank, epoch, source):
         index = u64((u64(epoch) & u64(1)) * u64(ranks) + u64(source))
-        return u64(u64(load_u64(params + u64(p_control) + u64(8) * u64(rank))) + u64(4) * index)
+        return u64(control_of(params, rank) + u64(4) * index)
 
     @device_fn
     def sent(params, epoch, my_rank, ok):
@@ -262,8 +263,8 @@ def make(shape, block, phase, *, with_counts):
         if source < ranks:
             ok = waits.wait_for_count(arrived_at(params, my_rank, epoch, source),
                                       i32(notes[source * n_words + control.BLOCKS]),
-                                      u64(load_u64(params + u64(p_words))) + u64(control.STATUS),
-                                      u64(load_u64(params + u64(p_timeout))), phase, FOR_ARRIVAL, source)
+                                      params[p_words] + u64(control.STATUS),
+                                      params[p_timeout], phase, FOR_ARRIVAL, source)
         return not syncthreads_or(not ok)
 
     return Exchange(telling(0, n_told), telling(MAX_PLACES, n_told), telling(0, MAX_PLACES),

@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, kernel, lane_id, load_i32, load_u32,
-                          load_u64, n_warps, popc, store16, store_i32, store_u32, u32, u64, warp_broadcast_i32, warp_id,
+                          n_warps, popc, store16, store_i32, store_u32, u32, u64, warp_broadcast_i32, warp_id,
                           warp_inclusive_sum_i32)
 
 from . import companions
@@ -23,12 +23,12 @@ def _expert_rows(shape, block):
     and into the handle if `writes`. What is looked up for both windows of experts is asked for together.
     """
     local, has_meta, n_masks = shape.n_local_experts, shape.has_meta, companions.expert_masks(shape.n_local_experts)
-    p_known, p_base, p_rows, p_sources = (block.offset(n) for n in ("expert_row", "expert_base", "n_rows", "sources"))
-    p_slots, p_masks = p_sources + 8, p_sources + 24
+    p_known, p_base, p_rows, p_sources = (block.index(n) for n in ("expert_row", "expert_base", "n_rows", "sources"))
+    p_slots, p_masks = p_sources + 1, p_sources + 3
 
     @device_fn
     def known_at(params, row, expert):
-        return u64(load_u64(params + u64(p_known))) + u64(4) * (u64(row) * u64(local) + u64(expert))
+        return params[p_known] + u64(4) * (u64(row) * u64(local) + u64(expert))
 
     @device_fn
     def known_row(params, row, expert):
@@ -72,8 +72,8 @@ def _expert_rows(shape, block):
         a, b = i32(first + lane), i32(first + 32 + lane)
         if not has_meta:
             return (known_row(params, row, a), i32(0)), (known_row(params, row, b), i32(0)), i32(0)
-        masks, base = u64(load_u64(params + u64(p_masks))), u64(load_u64(params + u64(p_base)))
-        slots, limit = u64(load_u64(params + u64(p_slots))), i32(load_i32(params + u64(p_rows)))
+        masks, base = params[p_masks], params[p_base]
+        slots, limit = params[p_slots], i32(params[p_rows])
         window = i32(u32(first) // u32(32))
         here_a, here_b = mask_of(masks, row, window), mask_of(masks, row, i32(window + 1))
         is_a = u32(here_a >> u32(lane)) & u32(1) != u32(0)
@@ -93,18 +93,18 @@ def clear_row_of(shape, block):
     """Device function clear_row(params, row, lane): zeros in an output row, its prob and its scales, by a warp."""
     has_probs, out_bytes = shape.has_probs, vectors_of(shape) * VECTOR
     n_vectors, n_scales = out_bytes // VECTOR, shape.scale_words if shape.encode else 0
-    p_out, p_out_probs, p_out_scales = (block.offset(name) for name in ("out", "out_probs", "out_scales"))
+    p_out, p_out_probs, p_out_scales = (block.index(name) for name in ("out", "out_probs", "out_scales"))
 
     @device_fn
     def clear_row(params, row, lane):
-        out, i = u64(load_u64(params + u64(p_out))) + u64(row) * u64(out_bytes), i32(lane)
+        out, i = params[p_out] + u64(row) * u64(out_bytes), i32(lane)
         while i < n_vectors:
             store16(out + u64(VECTOR) * u64(i), u32(0), u32(0), u32(0), u32(0))
             i = i32(i + 32)
         if has_probs and lane == 0:
-            store_u32(u64(load_u64(params + u64(p_out_probs))) + u64(4) * u64(row), u32(0))
+            store_u32(params[p_out_probs] + u64(4) * u64(row), u32(0))
         if n_scales > 0:
-            scales, i = u64(load_u64(params + u64(p_out_scales))) + u64(4) * u64(row) * u64(n_scales), i32(lane)
+            scales, i = params[p_out_scales] + u64(4) * u64(row) * u64(n_scales), i32(lane)
             while i < n_scales:
                 store_u32(scales + u64(4) * u64(i), u32(0))
                 i = i32(i + 32)
@@ -118,7 +118,7 @@ def _clear_rows(shape, block):
     For warp `me` of so many that share this.
     """
     local, clear_row = shape.n_local_experts, clear_row_of(shape, block)
-    p_starts, p_rows = block.offset("expert_rows"), block.offset("n_rows")
+    p_starts, p_rows = block.index("expert_rows"), block.index("n_rows")
 
     @device_fn
     def holds_token(starts, row, lane):
@@ -133,7 +133,7 @@ def _clear_rows(shape, block):
 
     @device_fn
     def clear_rows(params, me, warps, lane):
-        n_rows, starts = i32(load_i32(params + u64(p_rows))), u64(load_u64(params + u64(p_starts)))
+        n_rows, starts = i32(params[p_rows]), params[p_starts]
         row = i32(me)
         while row < n_rows:
             if not holds_token(starts, row, lane):
@@ -155,13 +155,14 @@ def make(shape, block):
     out_bytes, n_scales = vectors_of(shape) * VECTOR, shape.scale_words if shape.encode else 0
     expert_rows, clear_rows = _expert_rows(shape, block), _clear_rows(shape, block)
     load_batch, store_batch, _ = copy_to_lanes(read_only=False)
-    p_sources, p_out = block.offset("sources"), block.offset("out")
-    p_out_probs, p_out_scales = block.offset("out_probs"), block.offset("out_scales")
+    p_sources, p_out = block.index("sources"), block.index("out")
+    p_probs = p_sources + 2
+    p_out_probs, p_out_scales = block.index("out_probs"), block.index("out_scales")
 
     @device_fn
     def copy_scales(params, src, target, mask, start, end, lane):
         """The scales of the vectors [start, end)."""
-        left, scales = u32(mask), u64(load_u64(params + u64(p_out_scales)))
+        left, scales = u32(mask), params[p_out_scales]
         while left != u32(0):
             to = scales + u64(4) * u64(warp_broadcast_i32(target, i32(ffs(left) - 1))) * u64(n_scales)
             i = i32(start // A_SCALE + lane)
@@ -173,14 +174,14 @@ def make(shape, block):
     @device_fn
     def copy_prob(params, row, target, place):
         if target >= 0:
-            probs = u64(load_u64(params + u64(p_sources) + u64(16)))
+            probs = params[p_probs]
             value = load_u32(probs + u64(4) * (u64(row) * u64(local) + u64(place)))
-            store_u32(u64(load_u64(params + u64(p_out_probs))) + u64(4) * u64(target), value)
+            store_u32(params[p_out_probs] + u64(4) * u64(target), value)
 
     @device_fn
     def expand_row(params, row, source, start, end, is_first, lane):
-        src = u64(load_u64(params + u64(p_sources))) + u64(row) * u64(row_bytes)
-        out = u64(load_u64(params + u64(p_out)))
+        src = params[p_sources] + u64(row) * u64(row_bytes)
+        out = params[p_out]
         first, before = i32(0), i32(0)
         while first < local:                    # two windows of experts
             batch = load_batch(src, start, end, lane)       # on its way while their rows are looked up
@@ -209,17 +210,17 @@ def expand_kernel(shape):
     block, ranks = parameter_block(shape.n_ranks), shape.n_ranks
     expand_row, clear_rows = make(shape, block)
     count_parts, part_span = parts(vectors_of(shape))
-    p_counts = block.offset("counts")
+    p_counts = block.index("counts")
 
     @device_fn
     def received(params, my_rank, lane):
         """Rows from the ranks up to `lane`."""
         here = i32(0)
         if lane < ranks:
-            here = i32(load_i32(u64(load_u64(params + u64(p_counts))) + u64(4) * u64(lane * ranks + my_rank)))
+            here = i32(load_i32(params[p_counts] + u64(4) * u64(lane * ranks + my_rank)))
         return i32(warp_inclusive_sum_i32(here))
 
-    @kernel(max_threads=shape.threads)
+    @kernel(max_threads=shape.threads, words=block.n_words)
     def rows_expand(params, num_tokens, my_rank):
         lane = i32(lane_id())
         ends = received(params, my_rank, lane)

@@ -1,6 +1,6 @@
 """Expands rows while they arrive: each part of a row, when its flag is up, to the rows of its experts."""
 
-from epmoe.device import (SIM, ballot, block_idx, device_fn, ffs, grid_dim, i32, lane_id, load_u64, n_warps, shfl_idx,
+from epmoe.device import (SIM, ballot, block_idx, device_fn, ffs, grid_dim, i32, lane_id, n_warps, shfl_idx,
                           st_release_gpu_i32, syncthreads_or, syncwarp, thread_idx, u32, u64,
                           warp_broadcast_i32, warp_id)
 
@@ -26,19 +26,19 @@ def make(shape, block, flags):
     claim, sending = waits.claims(block, control.CLAIMED), roles.sending(shape)
     count_parts, _, _, is_up, await_flag = flags
     _, part_span = parts(senders.vectors_of(shape))
-    p_words, p_timeout = block.offset("words"), block.offset("timeout_ns")
+    p_words, p_timeout = block.index("words"), block.index("timeout_ns")
 
     @device_fn
     def recorded(params, epoch):
         if thread_idx() == 0:                   # a barrier lies behind the last store
-            st_release_gpu_i32(u64(load_u64(params + u64(p_words))) + u64(control.RECORDED), i32(epoch))
+            st_release_gpu_i32(params[p_words] + u64(control.RECORDED), i32(epoch))
 
     @device_fn
     def await_records(params, epoch):
-        words, ok = u64(load_u64(params + u64(p_words))), True
+        words, ok = params[p_words], True
         if thread_idx() == 0:
             ok = wait_for_own_blocks(words + u64(control.RECORDED), i32(epoch), words + u64(control.STATUS),
-                                     u64(load_u64(params + u64(p_timeout))), ROWS_DISPATCH, FOR_BLOCKS, i32(0))
+                                     params[p_timeout], ROWS_DISPATCH, FOR_BLOCKS, i32(0))
         return not syncthreads_or(not ok)       # thread 0 acquired for all
 
     @device_fn

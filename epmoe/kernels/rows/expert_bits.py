@@ -8,9 +8,10 @@ number sees the bits in the same word.
 
 from types import SimpleNamespace
 
-from epmoe.device import (SIM, block_dim, device_fn, i32, lane_id, ld_relaxed_sys_u64, load_u64, st_relaxed_sys_u64,
+from epmoe.device import (SIM, block_dim, device_fn, i32, lane_id, ld_relaxed_sys_u64, st_relaxed_sys_u64,
                           syncthreads_or, thread_idx, u32, u64)
 
+from ..params import in_context
 from . import control, map_bits, peers, waits
 from .status import FOR_WINDOW
 
@@ -75,15 +76,15 @@ def make(shape, block, phase):
     ranks, local, n_experts, of_source = shape.n_ranks, shape.n_local_experts, shape.n_experts, _bytes_of_source(shape)
     n_windows, n_notes, words_told = -(-local // 32), control.experts_at(ranks), words_of_all(shape)
     of_some, of_all = map_bits.of_tokens(FEWEST, n_experts), map_bits.of_tokens(A_WORD, n_experts)
-    p_pools, p_words, p_timeout = block.offset("pool_ptrs"), block.offset("words"), block.offset("timeout_ns")
-    p_bits, p_bytes = block.offset("bits_at"), block.offset("bits_bytes")
+    pool_of, p_words, p_timeout = in_context(block, "pool_ptrs"), block.index("words"), block.index("timeout_ns")
+    p_bits, p_bytes = block.index("bits_at"), block.index("bits_bytes")
 
     @device_fn
     def words_at(params, epoch, rank, source):
         """Where a rank has a source's words."""
-        pool = u64(load_u64(params + u64(p_pools) + u64(8) * u64(rank)))
-        half = u64((u64(epoch) & u64(1)) * u64(load_u64(params + u64(p_bytes))))
-        return u64(pool + u64(load_u64(params + u64(p_bits))) + half + u64(source) * u64(of_source))
+        pool = pool_of(params, rank)
+        half = u64((u64(epoch) & u64(1)) * params[p_bytes])
+        return u64(pool + params[p_bits] + half + u64(source) * u64(of_source))
 
     @device_fn
     def prob_at(params, epoch, rank, source, token, expert):
@@ -119,8 +120,8 @@ def make(shape, block, phase):
     @device_fn
     def await_bits(params, epoch, my_rank, notes, bits):
         ok, i, n = True, i32(thread_idx()), i32(words_told(notes) * n_experts)
-        status = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
-        timeout_ns = u64(load_u64(params + u64(p_timeout)))
+        status = u64(params[p_words] + u64(control.STATUS))
+        timeout_ns = params[p_timeout]
         while ok and i < n:
             word = i32(u32(i) // u32(n_experts))
             source = i32(u32(i32(i - word * n_experts)) // u32(local))

@@ -9,7 +9,7 @@ host. If a rank has many tokens, it says where peers must write; then all ranks 
 been sent. No rank ends the call before all ranks have announced themselves.
 """
 
-from epmoe.device import (ballot, block_dim, device_fn, i32, lane_id, load_i32, load_u64, n_warps, popc, store_i32,
+from epmoe.device import (ballot, block_dim, device_fn, i32, lane_id, n_warps, popc, store_i32,
                           syncthreads, thread_idx, u32, u64, warp_id)
 
 from .. import stamps
@@ -25,7 +25,7 @@ def _numbers(shape, block):
     look(routing_map, num_tokens, masks). number(params, num_tokens, masks, totals, writes): behind a barrier, rows for
     rank r in totals[r]; if it writes, the handle's row_of.
     """
-    ranks, p_rows = shape.n_ranks, block.offset("row_of")
+    ranks, p_rows = shape.n_ranks, block.index("row_of")
     look_at_ranks = map_bits.ranks_of_token(shape)
 
     @device_fn
@@ -39,7 +39,7 @@ def _numbers(shape, block):
 
     @device_fn
     def number(params, num_tokens, masks, totals, writes):
-        lane, rank, rows = i32(lane_id()), i32(warp_id()), u64(load_u64(params + u64(p_rows)))
+        lane, rank, rows = i32(lane_id()), i32(warp_id()), params[p_rows]
         while rank < ranks:
             total, first = i32(0), i32(0)
             while first < num_tokens:
@@ -80,7 +80,7 @@ def dispatching(shape, block, of_block, meeting, record_few, mark, mark_own):
     prepare, send, raise_flags = sending.prepare, sending.send, sending.raise_flags
     receiving = window_expand.make(shape, block, into, places, receive_probs)
     keep, clear, receive = receiving.keep, receiving.clear, receiving.receive
-    p_capacity, trace = block.offset("capacity"), shape.trace
+    p_capacity, trace = block.index("capacity"), shape.trace
 
     @device_fn
     def herald(params, words, num_tokens, my_rank):
@@ -152,7 +152,7 @@ def dispatching(shape, block, of_block, meeting, record_few, mark, mark_own):
         if thread_idx() == block_dim() - 1:
             say_begun(params)
         raise_flags(params, epoch, num_tokens, my_rank)     # behind the barriers of these
-        if total_rows(known, i32(lane_id())) <= i32(load_i32(params + u64(p_capacity))):
+        if total_rows(known, i32(lane_id())) <= i32(params[p_capacity]):
             keep(params, epoch, num_tokens, my_rank, x, known)
             mark(params, stamps.ARRIVED)
             clear(params, known)

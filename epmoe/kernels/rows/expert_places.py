@@ -6,8 +6,8 @@ the order of its tokens.
 
 from types import SimpleNamespace
 
-from epmoe.device import (block_dim, device_fn, i32, int32, lane_id, load_i32, n_warps, popc, shared_array, syncthreads,
-                          thread_idx, u32, u64, warp_id, warp_sum_i32)
+from epmoe.device import (block_dim, device_fn, i32, int32, lane_id, n_warps, popc, shared_array, syncthreads,
+                          thread_idx, u32, warp_id, warp_sum_i32)
 
 from ..offsets import block_sum
 from .expert_bits import A_WORD, WORDS, below, word_of, words_of_all
@@ -27,7 +27,7 @@ def make(shape, block):
     """
     ranks, local, n_experts, words_told = shape.n_ranks, shape.n_local_experts, shape.n_experts, words_of_all(shape)
     n_bits, n_starts, n_here = WORDS * n_experts, local + 1, ranks * WORDS
-    sums, p_pad = block_sum(), block.offset("pad")
+    sums, p_pad = block_sum(), block.index("pad")
 
     @device_fn
     def allocate():
@@ -83,7 +83,7 @@ def make(shape, block):
     @device_fn
     def place(params, notes, known):
         bits, _, starts, counts, _, partial = known
-        pad, n_words, start, first = i32(load_i32(params + u64(p_pad))), words_told(notes), i32(0), i32(0)
+        pad, n_words, start, first = i32(params[p_pad]), words_told(notes), i32(0), i32(0)
         gather_here(known, n_words)
         while first < local:
             expert, n, padded = i32(first + thread_idx()), i32(0), i32(0)

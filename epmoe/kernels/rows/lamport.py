@@ -17,12 +17,13 @@ names an escape for ABSENT: a number that does not occur in this part.
 
 from types import SimpleNamespace
 
-from epmoe.device import (SIM, device_fn, load16_relaxed_sys, load_u64, store16_relaxed_sys, u32,
+from epmoe.device import (SIM, device_fn, load16_relaxed_sys, store16_relaxed_sys, u32,
                           u64)
 from epmoe.layout import ABSENT
 
 from .. import lamport
 from ..lamport import is_absent
+from ..params import in_context
 from . import control, lamport_words, takes
 from .lamport_words import WORD, words_with
 from .row_copy import BATCH, VECTOR, copy_to_lanes
@@ -115,16 +116,16 @@ def make(shape, block, phase):
     """
     row_bytes, parts_at = _bytes_of_row(shape), shape.row_bytes
     words_at, of_source = parts_at + WORD * n_parts_of(shape), control.LAMPORT_ROWS * row_bytes
-    p_pools, p_at, p_bytes = block.offset("pool_ptrs"), block.offset("lamport_at"), block.offset("lamport_bytes")
+    pool_of, p_at, p_bytes = in_context(block, "pool_ptrs"), block.index("lamport_at"), block.index("lamport_bytes")
     words, take_part = lamport_words.make(block, phase), _taking(block, phase)
     _, store_batch, _ = copy_to_lanes(read_only=True, store=lamport.store_row)
 
     @device_fn
     def place(params, rank, source):
         """What can be looked up before the call is known: (address in calls of parity 0, bytes to the other)."""
-        pool = u64(load_u64(params + u64(p_pools) + u64(8) * u64(rank)))
-        at = u64(u64(load_u64(params + u64(p_at))) + u64(source) * u64(of_source))
-        return u64(pool + at), u64(load_u64(params + u64(p_bytes)))
+        pool = pool_of(params, rank)
+        at = u64(params[p_at] + u64(source) * u64(of_source))
+        return u64(pool + at), params[p_bytes]
 
     @device_fn
     def rows_at(place, epoch):

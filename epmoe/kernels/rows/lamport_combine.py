@@ -3,7 +3,7 @@
 """
 
 from epmoe.device import (add_rn, block_dim, block_idx, device_fn, f32, f32_as_u32, grid_dim, i32, lane_id,
-                          load16, load_i32, load_u32, load_u64, n_warps, store16, store_u32, thread_idx, u32,
+                          load16, load_i32, load_u32, n_warps, store16, store_u32, thread_idx, u32,
                           u32_as_f32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from .. import elements, stamps
@@ -23,7 +23,7 @@ def _pushing(shape, block, words):
     (load_batch, _, _), fewest = copy_to_lanes(read_only=True), fewest_parts(row_bytes // VECTOR)
     place, rows_at, row_at, word_at = words.place, words.rows_at, words.row_at, words.word_at
     put, put_batch = words.put, words.put_batch
-    p_x, p_probs = block.offset("x"), block.offset("probs")
+    p_x, p_probs = block.index("x"), block.index("probs")
 
     @device_fn
     def push(params, epoch, my_rank, notes):
@@ -31,7 +31,7 @@ def _pushing(shape, block, words):
         before = peers.of_lane_before(ends)
         if lane < ranks:
             rows = rows_at(place(params, lane, my_rank), epoch)
-        here, x, blocks = i32(ends - before), u64(load_u64(params + u64(p_x))), i32(grid_dim() - 1)
+        here, x, blocks = i32(ends - before), params[p_x], i32(grid_dim() - 1)
         if lane == my_rank:
             here = i32(0)
         n_turns = i32(row_flags.largest(here) * n_targets)
@@ -52,7 +52,7 @@ def _pushing(shape, block, words):
                 put_batch(batch, to, u32(1), i32(0), a, b, lane, epoch)
                 a = i32(a + BATCH)
             if has_probs and part == 0 and lane < n_meta:
-                probs = u64(load_u64(params + u64(p_probs))) + u64(4) * (u64(row) * u64(n_meta) + u64(lane))
+                probs = params[p_probs] + u64(4) * (u64(row) * u64(n_meta) + u64(lane))
                 put(word_at(to, lane), load_u32(probs), epoch)
             unit = i32(unit + warps)
 
@@ -69,10 +69,10 @@ def _reducing(shape, block, words):
     zeros, add, pack = numbers.zeros, numbers.add, numbers.pack
     n_vectors = row_bytes // VECTOR
     n_pieces = -(-n_vectors // 32)
-    p_rows, p_out, p_out_probs = (block.offset(n) for n in ("row_of", "out", "out_probs"))
+    p_rows, p_out, p_out_probs = (block.index(n) for n in ("row_of", "out", "out_probs"))
     place, rows_at, row_at, vector_at = words.place, words.rows_at, words.row_at, words.vector_at
     word_at, take, take_words = words.word_at, words.take, words.take_words
-    p_x, p_probs = block.offset("x"), block.offset("probs")
+    p_x, p_probs = block.index("x"), block.index("probs")
 
     def awaited(address, n):
         """Device function (at, rank, my_rank, i) -> address of the words of value i of a rank's row.
@@ -136,7 +136,7 @@ def _reducing(shape, block, words):
     def sum_probs(params, epoch, my_rank, at, token, own_row, lane):
         total, rank, ok, own = f32(0), i32(0), True, u32(0)
         if own_row >= 0 and lane < n_meta:
-            probs = u64(load_u64(params + u64(p_probs)))
+            probs = params[p_probs]
             own = u32(load_u32(probs + u64(4) * (u64(own_row) * u64(n_meta) + u64(lane))))
         while ok and rank < ranks:
             b, c, d = i32(rank + 1), i32(rank + 2), i32(rank + 3)
@@ -149,7 +149,7 @@ def _reducing(shape, block, words):
             total = added_prob(total, at, d, my_rank, own, s)
             rank = i32(rank + 4)
         if ok and lane < n_meta:
-            out = u64(load_u64(params + u64(p_out_probs))) + u64(4) * (u64(token) * u64(n_meta) + u64(lane))
+            out = params[p_out_probs] + u64(4) * (u64(token) * u64(n_meta) + u64(lane))
             store_u32(out, f32_as_u32(total))
         return ok
 
@@ -157,8 +157,8 @@ def _reducing(shape, block, words):
     def reduce(params, epoch, num_tokens, my_rank, notes):
         lane, rows, ends = i32(lane_id()), u64(0), received(notes, my_rank)
         before = peers.of_lane_before(ends)
-        row_of, out = u64(load_u64(params + u64(p_rows))), u64(load_u64(params + u64(p_out)))
-        x, ok = u64(load_u64(params + u64(p_x))), True
+        row_of, out = params[p_rows], params[p_out]
+        x, ok = params[p_x], True
         if lane < ranks:
             rows = rows_at(place(params, my_rank, lane), epoch)
         blocks = i32(grid_dim() - 1)

@@ -57,7 +57,7 @@ def resending(shape, block, of_block, meeting, mark):
     """
     if not shape.lamport:
         return _never_prepare, _never_goes, _never_resend
-    ranks, say_begun, p_capacity = shape.n_ranks, of_block.say_begun, block.offset("capacity")
+    ranks, say_begun, p_capacity = shape.n_ranks, of_block.say_begun, block.index("capacity")
     sending = lamport_sending.make(shape, block, ROWS_DISPATCH, _in_handle(ranks))
     send, receive = sending.send, sending.receive
     end, (_, _, _, received, _) = exchange.ending(of_block, meeting.await_notes, ROWS_DISPATCH), peers.sums(ranks)
@@ -70,7 +70,7 @@ def resending(shape, block, of_block, meeting, mark):
             end(params, epoch, my_rank, notes)
         else:
             n_rows = i32(warp_broadcast_i32(received(notes, my_rank), i32(ranks - 1)))
-            has_room = n_rows <= i32(load_i32(params + u64(p_capacity)))
+            has_room = n_rows <= i32(params[p_capacity])
             send(params, epoch, num_tokens, my_rank, x, row_of, prepared)
             mark(params, stamps.SENT)
             receive(params, epoch, num_tokens, my_rank, x, row_of, notes, has_room, prepared)

@@ -7,9 +7,10 @@ the data with it, so no fence and no flag is needed. After a word has been taken
 
 from types import SimpleNamespace
 
-from epmoe.device import (any_lane, device_fn, ffs, i32, ld_relaxed_sys_u64, load_u32, load_u64, st_relaxed_sys_u64,
+from epmoe.device import (any_lane, device_fn, ffs, i32, ld_relaxed_sys_u64, load_u32, st_relaxed_sys_u64,
                           store_u32, store_u64, u32, u64, warp_broadcast_u64)
 
+from ..params import chosen, in_context
 from . import companions, control, takes, waits
 from .companions import MINUS_ONE
 from .status import FOR_WINDOW
@@ -56,7 +57,7 @@ def make(block, phase):
     take_word(params, epoch, source, at): a thread; a word of this call, 0 if it does not come.
     """
     wait = takes.of_four(block, phase, _empty, _look, _is_late)
-    p_words, p_timeout = block.offset("words"), block.offset("timeout_ns")
+    p_words, p_timeout = block.index("words"), block.index("timeout_ns")
 
     @device_fn
     def put(at, number, epoch):
@@ -74,9 +75,9 @@ def make(block, phase):
 
     @device_fn
     def take_word(params, epoch, source, at):
-        status = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
+        status = u64(params[p_words] + u64(control.STATUS))
         word = u64(waits.wait_for_tagged_word(at, u64(ld_relaxed_sys_u64(at)), epoch, status,
-                                              u64(load_u64(params + u64(p_timeout))), phase, FOR_WINDOW, source))
+                                              params[p_timeout], phase, FOR_WINDOW, source))
         if word != u64(0):
             _put_back(at)
         return word
@@ -92,7 +93,7 @@ def more(shape, block, words):
     with the row, if there is room.
     """
     (n_slots, n_probs, n_scales), (look, _) = words_with(shape), companions.make(shape, block)
-    local, n_all, p_scales = shape.n_local_experts, n_slots + n_probs + n_scales, block.offset("scales")
+    local, n_all, p_scales = shape.n_local_experts, n_slots + n_probs + n_scales, block.index("scales")
     home, word_at, put, take_word = home_of(block), words.word_at, words.put, words.take_word
 
     @device_fn
@@ -103,7 +104,7 @@ def more(shape, block, words):
             owner, local_expert = i32(u32(expert) // u32(local)), u32(u32(expert) % u32(local))
         scales = u64(0)
         if n_scales > 0:
-            scales = u64(load_u64(params + u64(p_scales))) + u64(4) * u64(token) * u64(n_scales)
+            scales = params[p_scales] + u64(4) * u64(token) * u64(n_scales)
         while left != u32(0):
             rank = i32(ffs(left) - 1)
             there = u64(warp_broadcast_u64(to, rank))
@@ -150,11 +151,11 @@ def more(shape, block, words):
 
 def home_of(block):
     """Device function (params, my_rank, index): address of this rank's array `index` of the call."""
-    p_pools, p_places = block.offset("pool_ptrs"), block.offset("places")
+    pool_of, place_of = in_context(block, "pool_ptrs"), chosen(block, "places")
 
     @device_fn
     def home(params, my_rank, index):
-        pool = u64(load_u64(params + u64(p_pools) + u64(8) * u64(my_rank)))
-        return u64(pool + u64(load_u64(params + u64(p_places) + u64(8) * u64(index))))
+        pool = pool_of(params, my_rank)
+        return u64(pool + place_of(params, index))
 
     return home

@@ -8,8 +8,7 @@ small batches every block reads all tokens, so blocks need not tell each other a
 
 from typing import NamedTuple
 
-from epmoe.device import (any_lane, ballot, block_dim, block_idx, device_fn, i32, int32, lane_id, load_u64,
-                          n_warps, popc, red_add_release_gpu_i32, shared_add_i32, shared_array, store_i32, syncthreads,
+from epmoe.device import (any_lane, ballot, block_dim, block_idx, device_fn, i32, int32, lane_id, n_warps, popc, red_add_release_gpu_i32, shared_add_i32, shared_array, store_i32, syncthreads,
                           syncthreads_or, syncwarp, thread_idx, u32, u64, warp_id, warp_inclusive_sum_i32, warp_sum_i32)
 
 from ..spin import wait_for_own_blocks
@@ -83,7 +82,7 @@ def make(shape, block, phase, goes_on):
         count_experts, mask_of_token = routing.experts_of_ids(shape, block), routing.mask_by_thread(shape)
     tell, sum_up = columns.make(shape, block, phase)
     n_by_warp, n_by_group, n_few = MAX_WARPS * ranks, groups * n_experts, max(roles.FEW, 1)
-    p_rows, p_words, p_timeout = block.offset("row_of"), block.offset("words"), block.offset("timeout_ns")
+    p_rows, p_words, p_timeout = block.index("row_of"), block.index("words"), block.index("timeout_ns")
 
     @device_fn
     def allocate():
@@ -173,7 +172,7 @@ def make(shape, block, phase, goes_on):
     @device_fn
     def count_few(params, num_tokens, scratch):
         _, _, totals, masks = scratch
-        number_few(u64(load_u64(params + u64(p_rows))), num_tokens, masks, totals)
+        number_few(params[p_rows], num_tokens, masks, totals)
         syncthreads()
 
     @device_fn
@@ -214,7 +213,7 @@ def make(shape, block, phase, goes_on):
 
     @device_fn
     def numbered_at(params, epoch):
-        words = u64(load_u64(params + u64(p_words)))
+        words = params[p_words]
         return u64(words + u64(control.NUMBERED) + u64(4) * (u64(epoch) & u64(1)))
 
     @device_fn
@@ -254,9 +253,9 @@ def make(shape, block, phase, goes_on):
     def await_numbers(params, epoch, lane):
         ok = True
         if lane == 0:
-            words = u64(load_u64(params + u64(p_words)))
+            words = params[p_words]
             ok = wait_for_own_blocks(numbered_at(params, epoch), sending(), words + u64(control.STATUS),
-                                     u64(load_u64(params + u64(p_timeout))), phase, FOR_BLOCKS, i32(0))
+                                     params[p_timeout], phase, FOR_BLOCKS, i32(0))
         failed = any_lane(not ok)
         syncwarp()                              # what lane 0 acquired, all lanes read
         return failed == 0

@@ -4,9 +4,10 @@ Local.
 
 from functools import lru_cache
 
-from epmoe.device import (block_dim, block_idx, grid_dim, kernel, load16, load_u32, load_u64, store16, store_u32,
+from epmoe.device import (block_dim, block_idx, grid_dim, i32, kernel, load16, load_u32, store16, store_u32,
                           thread_idx, u64)
 
+from ..params import chosen
 from .block import parameter_block
 from .shape import MAX_PLACES
 
@@ -15,15 +16,15 @@ from .shape import MAX_PLACES
 def move_kernel(n_ranks, threads):
     """Kernel that copies word_counts[i] 32-bit words from sources[i] to targets[i]; both 16-byte aligned."""
     block = parameter_block(n_ranks)
-    p_sources, p_targets, p_words = block.offset("sources"), block.offset("targets"), block.offset("word_counts")
+    source_of, target_of, words_of = (chosen(block, n) for n in ("sources", "targets", "word_counts"))
 
-    @kernel(max_threads=threads)
+    @kernel(max_threads=threads, words=block.n_words)
     def rows_move(params, num_tokens, my_rank):
-        array = u64(0)
-        while array < u64(MAX_PLACES):
-            src = u64(load_u64(params + u64(p_sources) + u64(8) * array))
-            to = u64(load_u64(params + u64(p_targets) + u64(8) * array))
-            words = u64(load_u64(params + u64(p_words) + u64(8) * array))
+        array = i32(0)
+        while array < MAX_PLACES:
+            src = source_of(params, array)
+            to = target_of(params, array)
+            words = words_of(params, array)
             me, all_threads = u64(block_idx() * block_dim() + thread_idx()), u64(grid_dim() * block_dim())
             i = u64(me)
             while i < words // u64(4):
@@ -34,6 +35,6 @@ def move_kernel(n_ranks, threads):
             while i < words:
                 store_u32(to + u64(4) * i, load_u32(src + u64(4) * i))
                 i = u64(i + all_threads)
-            array = u64(array + u64(1))
+            array = i32(array + 1)
 
     return rows_move

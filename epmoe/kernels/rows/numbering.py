@@ -4,7 +4,7 @@ A warp has a run of the block's tokens. by_thread: tokens with ids, one thread f
 map, one warp for each.
 """
 
-from epmoe.device import (ballot, device_fn, i32, lane_id, load_u64, n_warps, popc, shfl_idx, store_i32, u32, u64,
+from epmoe.device import (ballot, device_fn, i32, lane_id, n_warps, popc, shfl_idx, store_i32, u32, u64,
                           warp_id)
 
 from . import routing
@@ -56,7 +56,7 @@ def by_thread(shape, block):
     before[rank] those of the blocks before.
     """
     ranks, mask_of_token, tokens_of_warp = shape.n_ranks, routing.mask_by_thread(shape), _runs(32)
-    (keep, begin), p_rows = _of_warps(ranks), block.offset("row_of")
+    (keep, begin), p_rows = _of_warps(ranks), block.index("row_of")
 
     @device_fn
     def mask_before(ids, token, stop):
@@ -81,7 +81,7 @@ def by_thread(shape, block):
 
     @device_fn
     def number(params, ids, first, end, by_warp, before):
-        lane, next_row, rows = i32(lane_id()), begin(by_warp, before), u64(load_u64(params + u64(p_rows)))
+        lane, next_row, rows = i32(lane_id()), begin(by_warp, before), params[p_rows]
         token, stop = tokens_of_warp(first, end)
         while token < stop:
             mask, rank = mask_before(ids, i32(token + lane), stop), i32(0)
@@ -143,7 +143,7 @@ def _nothing(ids, num_tokens):
 def by_warp(shape, block):
     """The same for tokens of a routing map."""
     ranks, mask_of, tokens_of_warp = shape.n_ranks, routing.mask_of_map(shape), _runs(1)
-    (keep, begin), p_rows = _of_warps(ranks), block.offset("row_of")
+    (keep, begin), p_rows = _of_warps(ranks), block.index("row_of")
 
     @device_fn
     def count(ids, first, end, by_warp):
@@ -156,7 +156,7 @@ def by_warp(shape, block):
 
     @device_fn
     def number(params, ids, first, end, by_warp, before):
-        lane, next_row, rows = i32(lane_id()), begin(by_warp, before), u64(load_u64(params + u64(p_rows)))
+        lane, next_row, rows = i32(lane_id()), begin(by_warp, before), params[p_rows]
         token, stop = tokens_of_warp(first, end)
         while token < stop:
             mask, row = u32(mask_of(ids, token, lane)), i32(-1)

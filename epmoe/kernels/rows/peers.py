@@ -4,8 +4,9 @@ All of it comes from the notes of a call, a shared array: the row counts [src_ra
 ranks.
 """
 
-from epmoe.device import all_lanes, device_fn, i32, lane_id, load_u64, shfl_up, u32, u64, warp_inclusive_sum_i32
+from epmoe.device import all_lanes, device_fn, i32, lane_id, shfl_up, u32, u64, warp_inclusive_sum_i32
 
+from ..params import in_context
 from . import control
 
 
@@ -20,12 +21,12 @@ def of_lane_before(n):
 
 def place_in(block, n_ranks):
     """Device function (params, notes, index, rank): address of array `index` that the rank announced in its note."""
-    p_pools, n_words = block.offset("pool_ptrs"), control.experts_at(n_ranks)
+    pool_of, n_words = in_context(block, "pool_ptrs"), control.experts_at(n_ranks)
 
     @device_fn
     def place(params, notes, index, rank):
         offset = u64(control.PLACE_BYTES) * u64(u32(notes[rank * n_words + control.PLACES + index]))
-        return u64(u64(load_u64(params + u64(p_pools) + u64(8) * u64(rank))) + offset)
+        return u64(pool_of(params, rank) + offset)
 
     return place
 

@@ -1,7 +1,7 @@
 """Pushes rows back to their tokens' ranks; expert-major rows are summed over local experts first."""
 
 from epmoe.device import (SIM, ballot, block_idx, device_fn, fence_acq_rel_sys, ffs, grid_dim, i32, lane_id, load16,
-                          load_i32, load_u32, load_u64, n_warps, red_add_relaxed_gpu_i32, shfl_idx, store16,
+                          load_i32, load_u32, n_warps, red_add_relaxed_gpu_i32, shfl_idx, store16,
                           store_u32, syncthreads, syncwarp, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from .. import elements
@@ -22,13 +22,13 @@ def expert_sums(shape, block):
     numbers, (gather, sum_rows) = elements.make(shape.dtype), row_sums.make(shape.dtype)
     zeros, add, pack = numbers.zeros, numbers.add, numbers.pack
     local, row_bytes = shape.n_local_experts, shape.row_bytes
-    p_x, p_expert_row = block.offset("x"), block.offset("expert_row")
+    p_x, p_expert_row = block.index("x"), block.index("expert_row")
 
     @device_fn
     def experts_from(params, x, row, first, lane):
         """Address of the row of expert first + lane, 0 if it has none; x: of all rows. Without a branch before votes."""
         at, expert = u64(0), i32(min(i32(first + lane), i32(local - 1)))
-        known = u64(load_u64(params + u64(p_expert_row))) + u64(4) * (u64(row) * u64(local) + u64(expert))
+        known = params[p_expert_row] + u64(4) * (u64(row) * u64(local) + u64(expert))
         expert_row = i32(load_i32(known))
         if first + lane < local and expert_row >= 0:
             at = x + u64(expert_row) * u64(row_bytes)
@@ -55,7 +55,7 @@ def expert_sums(shape, block):
 
     @device_fn
     def sum_row(params, row, to, first, end, lane):
-        rows, n, expert, x = u64(0), i32(0), i32(0), u64(load_u64(params + u64(p_x)))
+        rows, n, expert, x = u64(0), i32(0), i32(0), params[p_x]
         while expert < local:                   # two windows of experts in flight
             a, b = experts_from(params, x, row, expert, lane), experts_from(params, x, row, i32(expert + 32), lane)
             rows, n = gather(a, rows, n, lane)
@@ -95,8 +95,8 @@ def make(shape, block, flags, few):
     _, part_span = parts(row_bytes // VECTOR)
     _, _, copy = copy_to_lanes(read_only=True)
     sum_row, take = expert_sums(shape, block), waits.claims(block, control.TAKEN)
-    p_x, p_probs, p_expert_row = block.offset("x"), block.offset("probs"), block.offset("expert_row")
-    p_words = block.offset("words")
+    p_x, p_probs, p_expert_row = block.index("x"), block.index("probs"), block.index("expert_row")
+    p_words = block.index("words")
 
     @device_fn
     def unit_of(my_rank, unit, n_parts):
@@ -129,7 +129,7 @@ def make(shape, block, flags, few):
         """A warp: of this block's units of work all flags in windows, a lane one of another warp's."""
         fence_acq_rel_sys()
         if lane_id() == 0:                      # behind the same fence: this block has begun
-            red_add_relaxed_gpu_i32(u64(load_u64(params + u64(p_words))) + u64(control.BEGUN), i32(1))
+            red_add_relaxed_gpu_i32(params[p_words] + u64(control.BEGUN), i32(1))
         first, workers = i32(0), i32(grid_dim() - 1)
         while first * workers + block_idx() < n_units:
             unit = i32((first + lane_id()) * workers + block_idx())
@@ -142,11 +142,11 @@ def make(shape, block, flags, few):
     @device_fn
     def push_probs(params, row, to, lane):
         """The row's numbers: as they are, or, expert-major, those of its experts' rows, 0 where it has none."""
-        probs, i = u64(load_u64(params + u64(p_probs))), i32(lane)
+        probs, i = params[p_probs], i32(lane)
         while i < n_meta:
             src, there = i32(0), True
             if expert_major:
-                known = u64(load_u64(params + u64(p_expert_row))) + u64(4) * (u64(row) * u64(local) + u64(i))
+                known = params[p_expert_row] + u64(4) * (u64(row) * u64(local) + u64(i))
                 src = i32(load_i32(known))
                 there = src >= 0
             value = u32(0)
@@ -160,7 +160,7 @@ def make(shape, block, flags, few):
 
     @device_fn
     def push(params, epoch, my_rank, notes, are_few):
-        lane, x = i32(lane_id()), u64(load_u64(params + u64(p_x)))
+        lane, x = i32(lane_id()), params[p_x]
         ends, first_row = received(notes, my_rank), returned_before_me(notes, my_rank)
         before, rows_at, probs_at = peers.of_lane_before(ends), u64(0), u64(0)
         if are_few:

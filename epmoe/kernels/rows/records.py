@@ -1,6 +1,6 @@
 """Records of a call that the leader block writes for handle and host: counts, tokens, and where experts' rows begin."""
 
-from epmoe.device import (block_dim, device_fn, i32, int32, load_i32, load_u64, shared_array, store_i32, store_u64,
+from epmoe.device import (block_dim, device_fn, i32, int32, shared_array, store_i32, store_u64,
                           syncthreads, syncthreads_or, thread_idx, u32, u64)
 
 from ..offsets import block_sum
@@ -25,9 +25,9 @@ def make(shape, block, expert_count):
     """
     ranks, local, expert_major = shape.n_ranks, shape.n_local_experts, shape.expert_major
     sums, n_words = block_sum(), control.experts_at(ranks)
-    p_info, p_counts, p_per_expert = block.offset("info"), block.offset("counts"), block.offset("tokens_per_expert")
-    p_base, p_starts, p_overflow = block.offset("expert_base"), block.offset("expert_rows"), block.offset("overflow")
-    p_rows, p_pad = block.offset("n_rows"), block.offset("pad")
+    p_info, p_counts, p_per_expert = block.index("info"), block.index("counts"), block.index("tokens_per_expert")
+    p_base, p_starts, p_overflow = block.index("expert_base"), block.index("expert_rows"), block.index("overflow")
+    p_rows, p_pad = block.index("n_rows"), block.index("pad")
 
     @device_fn
     def gather(params, epoch, my_rank, gathered):
@@ -51,7 +51,7 @@ def make(shape, block, expert_count):
 
     @device_fn
     def record_counts(params, notes, has_room):
-        info, counts = u64(load_u64(params + u64(p_info))), u64(load_u64(params + u64(p_counts)))
+        info, counts = params[p_info], params[p_counts]
         if thread_idx() == 0:
             room = i32(0)
             if has_room:
@@ -68,14 +68,14 @@ def make(shape, block, expert_count):
 
     @device_fn
     def record_slots(params, gathered, n_sources):
-        per_expert, expert = u64(load_u64(params + u64(p_per_expert))), i32(thread_idx())
+        per_expert, expert = params[p_per_expert], i32(thread_idx())
         while expert < local:
             store_u64(per_expert + u64(8) * u64(expert), u64(pairs_of(gathered, expert, n_sources)))
             expert = i32(expert + block_dim())
 
     @device_fn
     def place_expert(params, gathered, expert, start, n, padded, limit):
-        base, starts = u64(load_u64(params + u64(p_base))), u64(load_u64(params + u64(p_starts)))
+        base, starts = params[p_base], params[p_starts]
         row, source = i32(start), i32(0)
         while source < ranks:
             store_i32(base + u64(4) * u64(source * local + expert), row)
@@ -83,11 +83,11 @@ def make(shape, block, expert_count):
         store_i32(starts + u64(4) * u64(expert), start)
         store_i32(starts + u64(4) * u64(local + expert), n)
         kept = i32(min(padded, i32(max(0, limit - start))))
-        store_u64(u64(load_u64(params + u64(p_per_expert))) + u64(8) * u64(expert), u64(kept))
+        store_u64(params[p_per_expert] + u64(8) * u64(expert), u64(kept))
 
     @device_fn
     def record_experts(params, gathered, partial):
-        limit, pad = i32(load_i32(params + u64(p_rows))), i32(load_i32(params + u64(p_pad)))
+        limit, pad = i32(params[p_rows]), i32(params[p_pad])
         start, first = i32(0), i32(0)
         while first < local:
             expert, n, padded = i32(first + thread_idx()), i32(0), i32(0)
@@ -99,11 +99,11 @@ def make(shape, block, expert_count):
                 place_expert(params, gathered, expert, i32(start + before), n, padded, limit)
             start, first = i32(start + total), i32(first + block_dim())
         if thread_idx() == 0:
-            store_i32(u64(load_u64(params + u64(p_info))) + u64(4 * PADDED_ROWS), start)
+            store_i32(params[p_info] + u64(4 * PADDED_ROWS), start)
             over = i32(0)
             if start > limit:
                 over = i32(1)
-            store_i32(u64(load_u64(params + u64(p_overflow))), over)
+            store_i32(params[p_overflow], over)
 
     @device_fn
     def record(params, epoch, my_rank, notes, has_room, gathered):

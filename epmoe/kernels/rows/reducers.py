@@ -1,7 +1,7 @@
 """Reduces returned rows: for each token the sum over ranks ascending, in float32, rounded (in each p2p world first)."""
 
 from epmoe.device import (add_rn, block_idx, device_fn, f32, f32_as_u32, grid_dim, i32, lane_id, load16, load_f32,
-                          load_i32, load_u32, load_u64, n_warps, shfl_up, store16, store_u32, u32, u64,
+                          load_i32, load_u32, n_warps, shfl_up, store16, store_u32, u32, u64,
                           warp_broadcast_u64, warp_id)
 
 from .. import elements
@@ -103,13 +103,13 @@ def make(shape, block, flags, few):
     n_vectors, rows_in_window, probs_in_window = row_bytes // VECTOR, few.at[windows.X], few.at[windows.PROBS]
     n_pieces = -(-n_vectors // 32)
     _, part_span = parts(row_bytes // VECTOR)
-    p_rows, p_out, p_out_probs = (block.offset(n) for n in ("row_of", "out", "out_probs"))
-    p_x, p_probs = block.offset("x"), block.offset("probs")
+    p_rows, p_out, p_out_probs = (block.index(n) for n in ("row_of", "out", "out_probs"))
+    p_x, p_probs = block.index("x"), block.index("probs")
 
     @device_fn
     def sum_probs(params, token, places, lane):
         """Slot by slot the sum over the token's ranks ascending, from +0.0."""
-        out, k = u64(load_u64(params + u64(p_out_probs))), i32(lane)
+        out, k = params[p_out_probs], i32(lane)
         total, rank = f32(0), i32(0)
         while rank < ranks:
             there = u64(warp_broadcast_u64(places, rank))
@@ -122,7 +122,7 @@ def make(shape, block, flags, few):
     @device_fn
     def copy_probs(params, token, places, lane):
         """Each expert's number from its rank, bit by bit; zero for ranks that the token did not go to."""
-        out, rank = u64(load_u64(params + u64(p_out_probs))), i32(0)
+        out, rank = params[p_out_probs], i32(0)
         while rank < ranks:
             there, expert = u64(warp_broadcast_u64(places, rank)), i32(lane)
             while expert < local:
@@ -137,7 +137,7 @@ def make(shape, block, flags, few):
 
     @device_fn
     def reduce(params, epoch, num_tokens, my_rank, notes, are_few):
-        lane, row_of, out = i32(lane_id()), u64(load_u64(params + u64(p_rows))), u64(load_u64(params + u64(p_out)))
+        lane, row_of, out = i32(lane_id()), params[p_rows], params[p_out]
         rows_at, probs_at, first_row, n_parts = u64(0), u64(0), i32(0), count_parts(notes)
         is_own, n_shares, a_part = own_stay and lane == my_rank, i32(n_parts), i32(1)
         if not are_few:
@@ -151,7 +151,7 @@ def make(shape, block, flags, few):
                 probs_at = probs_in_window(params, epoch, my_rank, lane)
         before = i32(shfl_up(received(notes, my_rank), 1))
         if is_own:                              # rows as this rank received them, among its own arrays
-            rows_at, probs_at = u64(load_u64(params + u64(p_x))), u64(load_u64(params + u64(p_probs)))
+            rows_at, probs_at = params[p_x], params[p_probs]
             first_row = i32(0)
             if lane > 0:
                 first_row = before

@@ -40,13 +40,13 @@ def token_ids(shape, block):
     """
     top_k, id_bytes = shape.top_k, shape.id_bytes
     clean = ids_of_kernels(SimpleNamespace(n_experts=shape.n_experts, top_k=top_k)).clean
-    p_ids = block.offset("ids")
+    p_ids = block.index("ids")
 
     @device_fn
     def load_id(params, token, lane):
         value = i32(-1)
         if lane < top_k:
-            at = u64(load_u64(params + u64(p_ids))) + u64(id_bytes) * (u64(token) * u64(top_k) + u64(lane))
+            at = params[p_ids] + u64(id_bytes) * (u64(token) * u64(top_k) + u64(lane))
             if id_bytes == 8:
                 value = narrow(u64(load_u64(at)))
             else:
@@ -69,11 +69,11 @@ def experts_of_ids(shape, block, *, counts=True):
     top_k, id_bytes = shape.top_k, shape.id_bytes
     clean_and_record = ids_of_kernels(SimpleNamespace(n_experts=shape.n_experts, top_k=top_k))
     clean, record, a_warp = clean_and_record.clean, clean_and_record.record, 32 // max(top_k, 1)
-    p_words = block.offset("words")
+    p_words = block.index("words")
 
     @device_fn
     def count(params, ids, first, end, experts):
-        status, lane = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS)), i32(lane_id())
+        status, lane = u64(params[p_words] + u64(control.STATUS)), i32(lane_id())
         group, step = i32(u32(lane) // u32(top_k)), i32(n_warps() * a_warp)
         slot, me = i32(lane - group * top_k), i32(warp_id())
         if not counts:
@@ -168,7 +168,7 @@ def map_columns(shape, block):
     the expert, -1 where it is not routed; the block starts from before[at + expert].
     """
     n_experts, groups = shape.n_experts, groups_of_threads(shape)
-    p_map, p_slots = block.offset("ids"), block.offset("slot_of")
+    p_map, p_slots = block.index("ids"), block.index("slot_of")
 
     @device_fn
     def tokens_of_group(first, end, group):
@@ -228,7 +228,7 @@ def map_columns(shape, block):
 
     @device_fn
     def number(params, first, end, by_group, before, at):
-        base, slots = u64(load_u64(params + u64(p_map))), u64(load_u64(params + u64(p_slots)))
+        base, slots = params[p_map], params[p_slots]
         i = i32(thread_idx())
         while i < groups * n_experts:
             expert = i32(u32(i) % u32(n_experts))

@@ -4,9 +4,10 @@ They are at the beginning of a rank's pool, PARTS u32 for each row. A warp that 
 flag there, so a reader need not wait for later rows. Epochs only grow: flags are never lowered.
 """
 
-from epmoe.device import (any_lane, device_fn, i32, ld_acquire_sys_u32, load_u64, shfl_xor, st_release_sys_u32,
+from epmoe.device import (any_lane, device_fn, i32, ld_acquire_sys_u32, shfl_xor, st_release_sys_u32,
                           syncwarp, u32, u64)
 
+from ..params import in_context
 from . import control, peers, waits
 from .row_copy import BATCH
 from .status import FOR_ARRIVAL
@@ -47,11 +48,11 @@ def make(shape, block, phase, n_vectors, fewest_parts):
     most = min(PARTS, max(1, -(-n_vectors // BATCH)))
     fewest = min(fewest_parts, most)
     _, arriving, _, _, _ = peers.sums(ranks)
-    p_pools, p_words, p_timeout = block.offset("pool_ptrs"), block.offset("words"), block.offset("timeout_ns")
+    pool_of, p_words, p_timeout = in_context(block, "pool_ptrs"), block.index("words"), block.index("timeout_ns")
 
     @device_fn
     def flag_at(params, rank, row, part):
-        return u64(u64(load_u64(params + u64(p_pools) + u64(8) * u64(rank)))
+        return u64(pool_of(params, rank)
                    + u64(FLAG_BYTES) * (u64(row) * u64(PARTS) + u64(part)))
 
     @device_fn
@@ -80,8 +81,8 @@ def make(shape, block, phase, n_vectors, fewest_parts):
         ok = True
         if row >= 0:
             ok = waits.wait_for_flag(flag_at(params, my_rank, row, part), u32(epoch),
-                                     u64(load_u64(params + u64(p_words))) + u64(control.STATUS),
-                                     u64(load_u64(params + u64(p_timeout))), phase, FOR_ARRIVAL, source)
+                                     params[p_words] + u64(control.STATUS),
+                                     params[p_timeout], phase, FOR_ARRIVAL, source)
         failed = any_lane(not ok)
         syncwarp()                              # what one lane acquired, all lanes read
         return failed == 0

@@ -6,7 +6,7 @@ row is written to its final place.
 
 from types import SimpleNamespace
 
-from epmoe.device import (ballot, device_fn, f32, ffs, i32, lane_id, load_i32, load_u32, load_u64, n_warps, prefetch,
+from epmoe.device import (ballot, device_fn, f32, ffs, i32, lane_id, load_i32, load_u32, n_warps, prefetch,
                           store_u32, syncthreads_or, syncwarp, u32, u64, warp_broadcast_u64, warp_id)
 
 from ..formats import blockwise_fp8
@@ -40,12 +40,12 @@ def _encode(shape, block):
     """
     row_bytes, value_bytes, n_scales = shape.row_bytes, shape.value_bytes, shape.scale_words
     encode_part, n_steps = fp8_format(value_bytes).encode_part, -(-value_bytes // (STEP * VECTOR))
-    p_x, p_encoded = block.offset("x"), block.offset("encoded")
+    p_x, p_encoded = block.index("x"), block.index("encoded")
 
     @device_fn
     def encode(params, token, first, end, to, mask, lane):
-        src = u64(load_u64(params + u64(p_x))) + u64(token) * u64(value_bytes * BF16_BYTES)
-        staged = u64(load_u64(params + u64(p_encoded))) + u64(token) * u64(row_bytes)
+        src = params[p_x] + u64(token) * u64(value_bytes * BF16_BYTES)
+        staged = params[p_encoded] + u64(token) * u64(row_bytes)
         step, left = i32(first // STEP), u32(mask)
         while left != u32(0) and STEP * step < end:
             encode_part(src, staged, f32(1), step, n_steps, lane)
@@ -68,17 +68,17 @@ def _ahead(shape, block):
     src_bytes, slots_bytes = bytes_of(shape), 4 * shape.top_k
     (_, part_span), n_apart = parts(vectors_of(shape)), companions.apart(shape)
     a_vector = src_bytes // vectors_of(shape)       # bytes that become a vector
-    p_x, p_probs = block.offset("x"), block.offset("probs")
+    p_x, p_probs = block.index("x"), block.index("probs")
 
     @device_fn
     def bring(params, token, part, n_parts, lane):
         a, b = part_span(part, n_parts)
-        row, at = u64(load_u64(params + u64(p_x))) + u64(token) * u64(src_bytes), i32(a_vector * a + LINE * lane)
+        row, at = params[p_x] + u64(token) * u64(src_bytes), i32(a_vector * a + LINE * lane)
         while at < a_vector * b:
             prefetch(row + u64(at))
             at = i32(at + 32 * LINE)
         if has_probs and not expert_major and part == n_parts * n_apart and lane == 0:
-            prefetch(u64(load_u64(params + u64(p_probs))) + u64(token) * u64(slots_bytes))
+            prefetch(params[p_probs] + u64(token) * u64(slots_bytes))
 
     return bring
 
@@ -106,7 +106,7 @@ def make(shape, block, flags=None, await_numbers=None):
         encode = _encode(shape, block)
     bring, take, are_shared = _ahead(shape, block), waits.claims(block, control.TAKEN), roles.sharing(shape)
     is_numbered_now, begins_with_own = await_numbers is not None, roles.beginning(shape)
-    p_x, p_rows = block.offset("x"), block.offset("row_of")
+    p_x, p_rows = block.index("x"), block.index("row_of")
 
     @device_fn
     def part_of(unit, first, rest, own, mine):
@@ -129,7 +129,7 @@ def make(shape, block, flags=None, await_numbers=None):
         rows_at, at_more = u64(0), places_of_more(params, notes, lane)
         if lane < ranks:
             rows_at = place(params, notes, i32(0), lane)
-        x, row_of = u64(load_u64(params + u64(p_x))), u64(load_u64(params + u64(p_rows)))
+        x, row_of = params[p_x], params[p_rows]
         start = i32((my_rank + 1) & 31)
         first, end = tokens_of_block(num_tokens)
         warps, shared = i32(n_warps()), are_shared(num_tokens)

@@ -1,6 +1,6 @@
 """Polling data that carries its own ready flag: Lamport rows (lamport.py), and their words (lamport_words.py)."""
 
-from epmoe.device import any_lane, device_fn, globaltimer, i32, ld_relaxed_sys_u64, load_u64, u32, u64
+from epmoe.device import any_lane, device_fn, globaltimer, i32, ld_relaxed_sys_u64, u32, u64
 
 from ..spin import POLLS_PER_LOOK, gives_up
 from ..status import record_expired
@@ -17,7 +17,7 @@ def of_four(block, phase, empty, look, is_late):
     look. look(at, known, tag): what lies there now. is_late(known, tag): whether it has not come; never true without an
     address. tag: this call's, as u64 above 32 zeros.
     """
-    p_words, p_timeout = block.offset("words"), block.offset("timeout_ns")
+    p_words, p_timeout = block.index("words"), block.index("timeout_ns")
 
     @device_fn
     def first_late(a, b, c, tag):
@@ -42,10 +42,10 @@ def of_four(block, phase, empty, look, is_late):
                         or u32(w >> u64(32)) != u32(epoch))
             polls += 1
             if are_late and polls % POLLS_PER_LOOK == 0:
-                status = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
+                status = u64(params[p_words] + u64(control.STATUS))
                 if since == u64(0):
                     since = u64(globaltimer())
-                elif gives_up(status, since, u64(load_u64(params + u64(p_timeout)))):
+                elif gives_up(status, since, params[p_timeout]):
                     record_expired(status, phase, FOR_WINDOW, i32(source + step * first_late(a, b, c, tag)), i32(epoch),
                                    -1)
                     ok = False

@@ -7,6 +7,7 @@ from epmoe.device import (atomic_add_relaxed_gpu_i32, device_fn, globaltimer, gr
                           ld_relaxed_sys_u64, load_u64, prefetch, red_add_release_gpu_i32, store_i32, store_u64,
                           syncthreads_or, thread_idx, u32, u64, warp_broadcast_i32)
 
+from ..params import in_context
 from ..spin import POLLS_PER_LOOK, gives_up, wait_for_own_blocks
 from ..status import has_failed, record_expired
 from . import control
@@ -82,13 +83,13 @@ def claims(block, counter):
 
     counter: CLAIMED or TAKEN.
     """
-    p_words = block.offset("words")
+    p_words = block.index("words")
 
     @device_fn
     def claim(params, epoch, lane):
         unit = i32(0)
         if lane == 0:
-            words = u64(load_u64(params + u64(p_words)))
+            words = params[p_words]
             unit = atomic_add_relaxed_gpu_i32(words + u64(counter) + u64(4) * (u64(epoch) & u64(1)), i32(1))
         return i32(warp_broadcast_i32(unit, i32(0)))
 
@@ -119,13 +120,13 @@ def of_block(block, n_ranks):
     said so, which it acquires. all_begun(params, phase): the same of the whole block.
     end(params, epoch, my_rank): of the leader block, when all have begun and no peer writes here any more.
     """
-    p_words, p_timeout, p_control = block.offset("words"), block.offset("timeout_ns"), block.offset("control_ptrs")
-    n_lines = -(-8 * block.n_words // LINE)
+    p_words, p_timeout, control_of = block.index("words"), block.index("timeout_ns"), in_context(block, "control_ptrs")
+    p_context, n_lines = block.index("context"), -(-8 * block.context_words // LINE)
 
     @device_fn
     def begin(params, words, told):
         if thread_idx() < n_lines:              # one miss for all of them
-            prefetch(params + u64(LINE) * u64(thread_idx()))
+            prefetch(params[p_context] + u64(LINE) * u64(thread_idx()))
         failed, last_epoch = False, u64(0)
         if thread_idx() == 0:                   # others need not wait for it until the barrier
             failed = has_failed(words + u64(control.STATUS))
@@ -149,13 +150,13 @@ def of_block(block, n_ranks):
 
     @device_fn
     def say_begun(params):
-        red_add_release_gpu_i32(u64(load_u64(params + u64(p_words))) + u64(control.BEGUN), i32(1))
+        red_add_release_gpu_i32(params[p_words] + u64(control.BEGUN), i32(1))
 
     @device_fn
     def has_begun(params, phase):
-        words = u64(load_u64(params + u64(p_words)))
+        words = params[p_words]
         return wait_for_own_blocks(words + u64(control.BEGUN), i32(grid_dim()), words + u64(control.STATUS),
-                                   u64(load_u64(params + u64(p_timeout))), phase, FOR_BLOCKS, i32(0))
+                                   params[p_timeout], phase, FOR_BLOCKS, i32(0))
 
     @device_fn
     def all_begun(params, phase):
@@ -166,10 +167,10 @@ def of_block(block, n_ranks):
 
     @device_fn
     def end(params, epoch, my_rank):
-        words, i = u64(load_u64(params + u64(p_words))), i32(thread_idx())
+        words, i = params[p_words], i32(thread_idx())
         other = u64(u64(u64(epoch) & u64(1)) ^ u64(1))
         if i < n_ranks:                         # arrivals, which lie at the beginning of control memory
-            mine = u64(load_u64(params + u64(p_control) + u64(8) * u64(my_rank)))
+            mine = control_of(params, my_rank)
             store_i32(mine + u64(4) * (other * u64(n_ranks) + u64(i)), i32(0))
         if i == 0:
             store_i32(words + u64(control.CLAIMED) + u64(4) * other, i32(0))

@@ -4,7 +4,7 @@
 
 from types import SimpleNamespace
 
-from epmoe.device import ballot, device_fn, i32, lane_id, load_i32, load_u64, store_i32, u32, u64
+from epmoe.device import ballot, device_fn, i32, lane_id, store_i32, u32, u64
 
 from . import control, expand, peers, senders, window_fp8, windows
 from .row_copy import BATCH, VECTOR, copy_to_lanes, parts
@@ -27,19 +27,19 @@ def make(shape, block, into, places, receive_probs):
     target, comes, number = places.target, places.comes, places.number
     if encodes:
         send_scales = window_fp8.scale_sender(shape)
-    p_out, p_scales, p_rows = block.offset("out"), block.offset("out_scales"), block.offset("n_rows")
-    p_known = block.offset("expert_row")
+    p_out, p_scales, p_rows = block.index("out"), block.index("out_scales"), block.index("n_rows")
+    p_known = block.index("expert_row")
 
     @device_fn
     def expand_part(params, src, known, source, token, part, limit, lane):
         """A part of a row, at this address, to the rows of its experts; with the first, these are written down."""
-        out, scales, row = u64(load_u64(params + u64(p_out))), u64(0), u64(0)
+        out, scales, row = params[p_out], u64(0), u64(0)
         (base, end), is_first = part_span(part, n_parts), True
         if n_scales > 0 and encodes:
-            scales = u64(load_u64(params + u64(p_scales)))
+            scales = params[p_scales]
         if part == 0:
             row = u64(number(known, source, token, lane)) * u64(local)
-            row = u64(u64(load_u64(params + u64(p_known))) + u64(4) * row)
+            row = u64(params[p_known] + u64(4) * row)
         while base < end:
             batch, window = load_batch(src, base, end, lane), i32(0)
             while window < local:
@@ -56,7 +56,7 @@ def make(shape, block, into, places, receive_probs):
 
     @device_fn
     def keep(params, epoch, num_tokens, my_rank, x, known):
-        lane, (unit, warps), limit = i32(lane_id()), warps_of_rank(), i32(load_i32(params + u64(p_rows)))
+        lane, (unit, warps), limit = i32(lane_id()), warps_of_rank(), i32(params[p_rows])
         rows = u64(x)
         if encodes:
             rows = u64(rows_at(params, epoch, my_rank, my_rank))
@@ -68,7 +68,7 @@ def make(shape, block, into, places, receive_probs):
 
     @device_fn
     def clear(params, known):
-        lane, (me, warps), limit = i32(lane_id()), warps_of_rank(), i32(load_i32(params + u64(p_rows)))
+        lane, (me, warps), limit = i32(lane_id()), warps_of_rank(), i32(params[p_rows])
         starts, counts = known[2], known[3]
         expert = i32(warps - 1 - me)
         while expert < local:
@@ -84,7 +84,7 @@ def make(shape, block, into, places, receive_probs):
 
     @device_fn
     def receive(params, epoch, my_rank, notes, known):
-        lane, (me, warps), limit = i32(lane_id()), warps_of_rank(), i32(load_i32(params + u64(p_rows)))
+        lane, (me, warps), limit = i32(lane_id()), warps_of_rank(), i32(params[p_rows])
         unit, ok, most = i32(warps - 1 - me), True, most_tokens(notes)
         units, others = i32(most * (ranks - 1) * n_parts), max(ranks - 1, 1)
         while ok and unit < units:              # those of all ranks are expected to come side by side

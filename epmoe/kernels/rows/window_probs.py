@@ -1,7 +1,6 @@
 """Probs of rows by expert: in words that name the call (expert_bits.py), one for each token and expert."""
 
-from epmoe.device import (any_lane, device_fn, i32, ld_relaxed_sys_u64, load_u8, load_u32, load_u64,
-                          st_relaxed_sys_u64, store_u32, u32, u64)
+from epmoe.device import (any_lane, device_fn, i32, ld_relaxed_sys_u64, load_u8, load_u32, st_relaxed_sys_u64, store_u32, u32, u64)
 
 from . import control, waits
 from .status import FOR_WINDOW, ROWS_DISPATCH
@@ -14,8 +13,8 @@ def make(shape, block, bits, places):
     limit, lane): to the token's output rows; whether they came. A rank's own are where they are.
     """
     local, n_experts, target, prob_at = shape.n_local_experts, shape.n_experts, places.target, bits.prob_at
-    p_probs, p_out_probs = block.offset("probs"), block.offset("out_probs")
-    p_words, p_timeout = block.offset("words"), block.offset("timeout_ns")
+    p_probs, p_out_probs = block.index("probs"), block.index("out_probs")
+    p_words, p_timeout = block.index("words"), block.index("timeout_ns")
 
     @device_fn
     def routed(row, expert):
@@ -39,7 +38,7 @@ def make(shape, block, bits, places):
     @device_fn
     def send(params, epoch, my_rank, routing_map, token, rank, lane):
         first = u64(u64(token) * u64(n_experts) + u64(i32(rank * local)))
-        row, probs = u64(routing_map) + first, u64(load_u64(params + u64(p_probs))) + u64(4) * first
+        row, probs = u64(routing_map) + first, params[p_probs] + u64(4) * first
         to, expert = u64(prob_at(params, epoch, rank, my_rank, token, i32(0))), i32(lane)
         while expert - lane < local:            # four windows of experts in flight
             a, b = routed(row, expert), routed(row, i32(expert + 32))
@@ -58,12 +57,12 @@ def make(shape, block, bits, places):
         ok, prob = True, u32(0)
         if source == my_rank:
             at = u64(u64(token) * u64(n_experts) + u64(i32(my_rank * local + expert)))
-            prob = u32(load_u32(u64(load_u64(params + u64(p_probs))) + u64(4) * at))
+            prob = u32(load_u32(params[p_probs] + u64(4) * at))
         else:
             at = u64(prob_at(params, epoch, my_rank, source, token, expert))
-            status = u64(u64(load_u64(params + u64(p_words))) + u64(control.STATUS))
+            status = u64(params[p_words] + u64(control.STATUS))
             word = u64(waits.wait_for_tagged_word(at, u64(ld_relaxed_sys_u64(at)), epoch, status,
-                                                  u64(load_u64(params + u64(p_timeout))), ROWS_DISPATCH, FOR_WINDOW,
+                                                  params[p_timeout], ROWS_DISPATCH, FOR_WINDOW,
                                                   source))
             ok, prob = word != u64(0), u32(word)
         return ok, prob
@@ -75,7 +74,7 @@ def make(shape, block, bits, places):
             row = i32(target(known, source, token, expert, limit))
             if ok and row >= 0:
                 ok, prob = take(params, epoch, my_rank, source, token, expert)
-                store_u32(u64(load_u64(params + u64(p_out_probs))) + u64(4) * u64(row), prob)
+                store_u32(params[p_out_probs] + u64(4) * u64(row), prob)
             expert = i32(expert + 32)
         return any_lane(not ok) == 0
 

@@ -9,8 +9,9 @@ are never lowered. For small batches this removes the round trip of the notes be
 
 from typing import NamedTuple
 
-from epmoe.device import (any_lane, device_fn, i32, lane_id, load_u64, st_relaxed_sys_u32, syncwarp, u32, u64)
+from epmoe.device import (any_lane, device_fn, i32, lane_id, st_relaxed_sys_u32, syncwarp, u32, u64)
 
+from ..params import in_context
 from . import control, row_flags, waits
 from .status import FOR_WINDOW
 
@@ -46,8 +47,8 @@ def make(shape, block, phase, wait=waits.wait_for_flag):
     """The Windows of one kernel. wait: for a flag."""
     ranks, sizes, rows = shape.n_ranks, _row_sizes(shape), control.WINDOW_ROWS
     n_words, flags_at = control.experts_at(ranks), control.window_flags_at(ranks)
-    p_pools, p_control, p_words = block.offset("pool_ptrs"), block.offset("control_ptrs"), block.offset("words")
-    p_windows, p_bytes, p_timeout = (block.offset(n) for n in ("windows_at", "window_bytes", "timeout_ns"))
+    pool_of, control_of, p_words = in_context(block, "pool_ptrs"), in_context(block, "control_ptrs"), block.index("words")
+    p_windows, p_bytes, p_timeout = (block.index(n) for n in ("windows_at", "window_bytes", "timeout_ns"))
 
     @device_fn
     def all_few(notes):
@@ -63,9 +64,9 @@ def make(shape, block, phase, wait=waits.wait_for_flag):
 
         @device_fn
         def at(params, epoch, rank, source):
-            pool = u64(load_u64(params + u64(p_pools) + u64(8) * u64(rank)))
-            base = u64(pool + u64(load_u64(params + u64(p_windows))))
-            half = u64((u64(epoch) & u64(1)) * u64(load_u64(params + u64(p_bytes))))
+            pool = pool_of(params, rank)
+            base = u64(pool + params[p_windows])
+            half = u64((u64(epoch) & u64(1)) * params[p_bytes])
             return u64(base + half + u64(begin) + u64(source) * u64(a_source))
 
         return at
@@ -73,7 +74,7 @@ def make(shape, block, phase, wait=waits.wait_for_flag):
     @device_fn
     def flag_at(params, epoch, rank, source, row, part):
         index = u64(((u64(epoch) & u64(1)) * u64(ranks) + u64(source)) * u64(rows) + u64(row))
-        base = u64(u64(load_u64(params + u64(p_control) + u64(8) * u64(rank))) + u64(flags_at))
+        base = u64(control_of(params, rank) + u64(flags_at))
         return u64(base + u64(row_flags.FLAG_BYTES) * (index * u64(row_flags.PARTS) + u64(part)))
 
     @device_fn
@@ -85,8 +86,8 @@ def make(shape, block, phase, wait=waits.wait_for_flag):
         ok = True
         if row >= 0:
             ok = wait(flag_at(params, epoch, my_rank, source, row, part), u32(epoch),
-                      u64(load_u64(params + u64(p_words))) + u64(control.STATUS),
-                      u64(load_u64(params + u64(p_timeout))), phase, FOR_WINDOW, source)
+                      params[p_words] + u64(control.STATUS),
+                      params[p_timeout], phase, FOR_WINDOW, source)
         failed = any_lane(not ok)
         syncwarp()                              # what one lane acquired, all lanes read
         return failed == 0

@@ -7,7 +7,7 @@ import * as model from "../../../epmoe/explain/page/model.js";
 import {bf16, fma} from "../../../epmoe/explain/page/floats.js";
 import {CHAPTERS, stepsOf} from "../../../epmoe/explain/page/chapters.js";
 import {picture, storyOf} from "../../../epmoe/explain/page/picture.js";
-import {drawn, weight} from "../../../epmoe/explain/page/svg.js";
+import {drawn} from "../../../epmoe/explain/page/svg.js";
 import {film} from "../../../epmoe/explain/page/stills.js";
 import {stepped} from "../../../epmoe/explain/page/scrub.js";
 import {uniform, values} from "../../../epmoe/explain/page/words.js";
@@ -110,10 +110,6 @@ test("floors follow from the routing: the uniform formulas agree with a large ra
   const t = traffic(world), want = uniform({ranks: 4, experts: 64, topK: 8, tokens: 2000});
   const sent = (m) => m.reduce((all, of, r) => all + of.reduce((a, b) => a + b) - of[r], 0) / 4;
   assert.ok(Math.abs(sent(t.pairs) / want.pairs - 1) < 0.01 && Math.abs(sent(t.rows) / want.rows - 1) < 0.01);
-});
-
-test("a small weight is not shown as 0", () => {
-  assert.deepEqual([0.84, 1, 0.005, 0.00499, 0.0004, 0].map(weight), ["0.84", "1.00", "0.01", "0.005", "0.0004", "0.00"]);
 });
 
 test("numbers are scrubbed inside their range", () => {
