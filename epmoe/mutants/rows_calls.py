@@ -14,6 +14,8 @@ from epmoe_ref import fused_a2a as reference
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 E4M3, GROUP = np.dtype(ml_dtypes.float8_e4m3fn), 128
+REPLACED = np.array([ABSENT, ABSENT, ABSENT - 1, ABSENT - 2], np.uint32)
+REPLACED_AT = np.array([3, 5, 8, 13])  # the first two in one vector or in two
 ABSORBING = 2.0**14, -(2.0**14), 2.0**-12  # their sums depend on the order
 DISPATCHES = 2  # of rows_calls, that are given ids
 
@@ -53,8 +55,10 @@ class Inputs:
     def tokens(self, columns=0):
         """The dispatched tokens; columns: if other than the world's."""
         values = self.rows(self.world.tokens, E4M3 if self.world.pairs else BF16, columns or None)
-        for a in values:
-            a.view(np.uint32)[1::2, 3] = ABSENT  # equal to the sentinel, so it is escaped
+        for rank, a in enumerate(values):
+            for t, words in enumerate(a.view(np.uint32)):
+                if t % 2:  # words that rows without signals replace, and those by which they do
+                    words[(t // 2 + 2 * rank + REPLACED_AT) % len(words)] = REPLACED
         if not self.world.pairs:
             return values
         return list(
@@ -132,6 +136,12 @@ def hybrid_calls(world, make, functions, in_flight):
         others = [two, second.overflow, sums(handle, x, probs), cached(handle, y)]
         three, _ = dispatch(given[2][0], maps[2], given[2][1])
         others += [three, sums(second, x, None), cached(second, y)]
+        for number in range(2 * world.between):
+            few = [[r[: world.few] for r in of_ranks] for of_ranks in (given[number][0], maps[0])]
+            made, of_few = dispatch(*few, [r[: world.few] for r in given[0][1]])
+            again = dispatch(*given[1][:1], maps[1], given[1][1])
+            others += [made, sums(of_few, x, probs), cached(of_few, few[0])]
+            others += [again[0], sums(again[1], x, probs)]
     return [one], others
 
 

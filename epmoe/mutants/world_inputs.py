@@ -51,7 +51,7 @@ def _spoilt(cfg, ids, most):
         if t % 3 and out[t, 0] >= 0:
             out[t, 1], ids[t, 1] = out[t, 0], -1
         else:
-            out[t, 0], ids[t, 0] = cfg.n_experts + t, -1
+            out[t, 0], ids[t, 0] = -2 - t if t % 2 else cfg.n_experts + t, -1
     return out
 
 

@@ -271,7 +271,7 @@ class WorldRun:
             return
         _, given, ids, _ = inputs(self.world)[0]
         different = given[rank] != ids[rank]
-        inside = (given[rank] < self.cfg.n_experts) & different
+        inside = (given[rank] >= 0) & (given[rank] < self.cfg.n_experts) & different
         counts = [int((different & ~inside).sum()), int(inside.sum())]
         token, slot, value = (
             int(words[i]) for i in (status.BAD_TOKEN, status.BAD_SLOT, status.BAD_ID)

@@ -8,5 +8,9 @@ from epmoe.mutants.page_worlds import PAGE_WORLDS
 from epmoe.mutants.plain_worlds import PLAIN_WORLDS
 from epmoe.mutants.public_worlds import PUBLIC_WORLDS
 from epmoe.mutants.rows_worlds import ROWS_WORLDS
+from epmoe.mutants.threshold_worlds import THRESHOLD_WORLDS
 
-WORLDS = {w.name: w for w in (*PAGE_WORLDS, *PLAIN_WORLDS, *ROWS_WORLDS, *PUBLIC_WORLDS)}
+WORLDS = {
+    w.name: w
+    for w in (*PAGE_WORLDS, *PLAIN_WORLDS, *ROWS_WORLDS, *PUBLIC_WORLDS, *THRESHOLD_WORLDS)
+}

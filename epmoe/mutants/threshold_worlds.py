@@ -1,0 +1,211 @@
+"""Worlds at the kernels' own thresholds: sizes just below, at and just above them, several in each world.
+
+`epmoe mutants --thresholds` prints which world crosses which threshold.
+"""
+
+from epmoe.kernels.rows.control import LAMPORT_ROWS, MOST_PARTS, WINDOW_ROWS
+from epmoe.kernels.rows.row_copy import BATCH
+from epmoe.kernels.rows.row_sums import MOST as MOST_ROWS
+from epmoe.mutants.page_worlds import PLAIN
+from epmoe.mutants.rows_worlds import ORDINARY, SIGNALS
+from epmoe.mutants.world_kinds import RowsWorld, World
+
+VECTOR = 8  # columns of bf16 in an access of 16 bytes
+WARP = 32
+SCALED = 128  # columns of FP8 with one scale
+MOST_COLUMNS = VECTOR * MOST_PARTS * BATCH  # of a row whose parts are a batch each
+DEALT = {"dispatch.TURNS_FROM": 2, "senders.DEALT_FROM": 2, "senders.DEALT": 1}
+RECEIVERS = {"few_tokens.RECEIVERS_A_TOKEN": 1, "few_tokens.MOST_RECEIVERS": 1}
+
+THRESHOLD_WORLDS = (
+    # Lamport rows, one more vector than the most parts hold at a batch each: later parts are empty
+    RowsWorld(
+        "rows of more batches than parts",
+        "rows",
+        tokens=(1, 1),
+        hidden=MOST_COLUMNS + VECTOR,
+        brief=True,
+    ),
+    RowsWorld(
+        "rows of more batches than parts, with signals",
+        "rows",
+        tokens=(1, 1),
+        hidden=MOST_COLUMNS + VECTOR,
+        brief=True,
+        constants=SIGNALS,
+    ),
+    RowsWorld(
+        "few rows by expert of more batches than parts",
+        "hybrid",
+        tokens=(1, 1),
+        hidden=MOST_COLUMNS + VECTOR,
+        limit=6,
+        shape=(2, 64),
+    ),
+    # as many tokens as may go without signals, one less, none, one; as many ranks as are summed together
+    RowsWorld(
+        "rows without signals of four ranks",
+        "rows",
+        tokens=(LAMPORT_ROWS, LAMPORT_ROWS - 1, 0, 1),
+        top_k=5,
+        hidden=VECTOR * (WARP + 1),
+        brief=True,
+    ),
+    # one rank has one token too many, so that others erase rows of two parts, the second of one vector more than a warp
+    RowsWorld(
+        "rows without signals in parts, erased",
+        "rows",
+        tokens=(LAMPORT_ROWS - 1, LAMPORT_ROWS + 1),
+        hidden=VECTOR * (BATCH + WARP + 1),
+        shape=(3, 64),
+        few=LAMPORT_ROWS - 1,
+        wide=VECTOR * (BATCH + WARP + 1),
+        between=True,
+        brief=True,
+        slow=(0,),
+    ),
+    RowsWorld(
+        "rows of eight ranks",
+        "rows",
+        tokens=(LAMPORT_ROWS + 1, 0, 1, 0, 0, 1, 0, 0),
+        top_k=9,
+        hidden=VECTOR * WARP,
+        shape=(2, 32),
+        brief=True,
+    ),
+    # one scale more than a warp has lanes
+    RowsWorld(
+        "pairs of more scales than lanes",
+        "rows",
+        tokens=(2, 1),
+        hidden=SCALED * (WARP + 1),
+        pairs=True,
+        brief=True,
+    ),
+    # as many experts as a warp, as a block, and as four windows have lanes, and one more than these
+    RowsWorld(
+        "few rows by expert, as many experts as lanes",
+        "hybrid",
+        tokens=(2, 1),
+        top_k=8,
+        local=WARP,
+        limit=24,
+        hidden=VECTOR * WARP,
+    ),
+    RowsWorld(
+        "hybrid, as many experts as threads",
+        "hybrid",
+        tokens=(WINDOW_ROWS + 1, 1),
+        top_k=3,
+        local=2 * WARP,
+        limit=24,
+        hidden=VECTOR,
+        shape=(3, 2 * WARP),
+    ),
+    RowsWorld(
+        "few rows by expert, as many experts as four windows",
+        "hybrid",
+        tokens=(WINDOW_ROWS, 1),
+        top_k=9,
+        local=4 * WARP,
+        limit=48,
+        hidden=VECTOR,
+        shape=(2, 4 * WARP),
+    ),
+    RowsWorld(
+        "few rows by expert, one more than four windows",
+        "hybrid",
+        tokens=(2, 1),
+        top_k=9,
+        local=4 * WARP + 1,
+        limit=40,
+        hidden=VECTOR,
+        shape=(2, 4 * WARP),
+    ),
+    # a rank's sums of about as many rows as are gathered at once
+    RowsWorld(
+        "hybrid, as many experts of a token as lanes",
+        "hybrid",
+        tokens=(3, 2),
+        top_k=75,
+        local=MOST_ROWS + VECTOR,
+        limit=200,
+        hidden=VECTOR,
+        shape=(2, 32),
+        constants=ORDINARY,
+    ),
+    # sums of up to four rows of one vector more than a warp; calls of few and of many tokens in turn
+    RowsWorld(
+        "hybrid, few tokens between more",
+        "hybrid",
+        tokens=(WINDOW_ROWS + 1, 2),
+        top_k=6,
+        local=4,
+        limit=30,
+        hidden=VECTOR * (WARP + 1),
+        few=WINDOW_ROWS,
+        between=True,
+        slow=(1,),
+    ),
+    # as many experts as a block has room for; two warps share the sum of one vector
+    RowsWorld(
+        "few rows by expert, few bits at a time",
+        "hybrid",
+        tokens=(WINDOW_ROWS, WINDOW_ROWS - 1),
+        top_k=3,
+        limit=24,
+        hidden=VECTOR,
+        shape=(6, 64),
+        constants={"rows.expert_bits.FEWEST": 1, "rows.expert_bits.MOST_EXPERTS": 4},
+    ),
+    # pieces of more vectors than a lane holds, and of as many
+    World(
+        "few tokens, more vectors than are held",
+        PLAIN | dict(hidden=VECTOR * (2 * BATCH + 1), max_tokens_per_rank=8),
+        ((8, 3), (1, 0)),
+        fused=True,
+        shape=(6, 32),
+        few=True,
+        constants={"ahead.ROWS_AHEAD": 3} | RECEIVERS,
+    ),
+    World(
+        "few tokens, all vectors held",
+        PLAIN | dict(hidden=VECTOR * 2 * BATCH, max_tokens_per_rank=8),
+        ((8, 3),),
+        shape=(4, 32),
+        few=True,
+    ),
+    World(
+        "few tokens, bad ids",
+        PLAIN,
+        ((5, 5),),
+        fused=True,
+        shape=(6, 32),
+        few=True,
+        bad_ids=True,
+        constants={"few_tokens.MOST_EXPERTS": 2},
+    ),
+    World(
+        "few tokens, too many experts",
+        PLAIN,
+        ((5, 3), (2, 2)),
+        fused=True,
+        shape=(6, 32),
+        constants={"few_tokens.MOST_EXPERTS": 1},
+    ),
+    # more entries than a warp finds a row among in two votes
+    World(
+        "rows among very many entries",
+        dict(n_ranks=2, n_experts=WARP**2 + 16, top_k=2, hidden=8, max_tokens_per_rank=9),
+        ((9, 2),),
+        fused=True,
+        shape=(2, 32),
+    ),
+    World(
+        "as many batches as one block sends",
+        PLAIN | dict(max_tokens_per_rank=8),
+        ((8, 7),),
+        fused=True,
+        constants=DEALT | {"senders.MAX_MESSAGES": 8, "few_tokens.MOST_TOKENS": 0},
+    ),
+)
