@@ -81,6 +81,11 @@ def add_arguments(parser):
         action="store_true",
         help="instead: show four faults of public kernels, and the reports",
     )
+    instead.add_argument(
+        "--thresholds",
+        action="store_true",
+        help="instead: run all worlds, and print which come below, at and above each threshold of the kernels",
+    )
     parser.add_argument(
         "--random",
         type=at_least_zero,
@@ -116,6 +121,8 @@ def run(args, console=None):
             file=sys.stderr,
         )
         return CANNOT_RUN
+    if args.thresholds:
+        return show_thresholds(args, console)
     if args.faults:
         return write_faults(console) if args.write else show_faults(console)
     if args.only:
@@ -288,6 +295,33 @@ def show_as_they_are(args, console):
         f"{'' if ended else f'{done} of {len(runs)} runs, '}{time.perf_counter() - start:.0f} s"
     )
     return (DIFFERS if reported else EQUAL) if ended else INTERRUPTED
+
+
+def show_thresholds(args, console):
+    """Print for each threshold of the kernels how many worlds come on each side of it, and the first of them."""
+    from epmoe.mutants import hunt, thresholds
+    from epmoe.mutants.worlds import WORLDS
+
+    seen = {}
+    with (
+        hunt.pool(args.jobs) as workers,
+        progress(console, "which world crosses what", len(WORLDS)) as shown,
+    ):
+        for name, sides in workers.imap_unordered(thresholds.sides_in, WORLDS):
+            seen[name] = sides
+            shown.advance()
+    found = thresholds.crossings({name: seen[name] for name in WORLDS})
+    missed = thresholds.uncrossed(found)
+    for (file, line, text), worlds in found:
+        word = "NOT CROSSED  " if (file, line, text) in missed else ""
+        console.print(f"{word}{file}:{line} {text}", markup=False)
+        for side, word in zip(worlds, ("below", "at", "above")):
+            first = f', first "{worlds[side][0]}"' if worlds[side] else ""
+            console.print(f"    {word:6}{len(worlds[side]):4}{first}", markup=False)
+    console.print(
+        f"{len(found)} thresholds, {len(WORLDS)} worlds: {len(missed)} crossed by none and not explained"
+    )
+    return DIFFERS if missed else EQUAL
 
 
 def write_faults(console):

@@ -25,6 +25,7 @@ in `harmless.py`, each with its reason, and it is an error if one of them is not
 | `--list`, `--reports` | print every verdict; print every report |
 | `--patch FILE ...` | your own unified diffs (`git diff`) of the kernels, each a mutant: see below |
 | `--as-they-are` | the kernels of the tree, in all worlds: nothing may be reported |
+| `--thresholds` | the kernels as they stand: which worlds come below, at and above each threshold, such as a most number of tokens |
 | `--faults` | the four faults below |
 
 Checking results alone is not enough. Under sequentially consistent schedules, and on most GPUs most of the time, a weakened

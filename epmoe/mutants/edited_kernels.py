@@ -9,6 +9,7 @@ import importlib.abc
 import importlib.util
 import sys
 from pathlib import Path
+from types import CodeType
 
 from epmoe import device, kernels
 from epmoe.device.intrinsics import INTRINSICS
@@ -67,8 +68,11 @@ class _Finder(importlib.abc.MetaPathFinder):
         return None
 
     def code(self, file):
-        if file in self.edits:
-            return compile(self.edits[file], str(FOLDER / file), "exec")
+        edit = self.edits.get(file)
+        if isinstance(edit, CodeType):
+            return edit
+        if edit is not None:
+            return compile(edit, str(FOLDER / file), "exec")
         if file not in self.compiled:
             self.compiled[file] = compile(source_of(file), str(FOLDER / file), "exec")
         return self.compiled[file]
@@ -77,7 +81,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 def load(edits, *, constants=None, seen_by=None, names=None):
     """The package with some files replaced. It discards the previous copy.
 
-    edits: {file: source}. constants: {"signaller.WINDOW": value}, set before any kernel is made. names: more
+    edits: {file: source or code}. constants: {"signaller.WINDOW": value}, set before any kernel is made. names: more
     global names for all modules. seen_by: the one module that uses the edited file; all others use the original.
     """
     package = _load(NAME, {} if seen_by else edits, names or {})

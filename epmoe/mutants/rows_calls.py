@@ -200,6 +200,7 @@ def on_device(world, buffer):
                 x,
                 maps,
                 probs,
+                None,
                 world.local,
                 world.limit,
                 world.pad,

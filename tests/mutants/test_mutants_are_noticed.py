@@ -163,3 +163,8 @@ def test_a_wrong_expectation_fails():
 @pytest.mark.parametrize("name", ["split", "nvfp4, shared expert, fused", "idle blocks"])
 def test_unedited_kernels_pass_with_stale_loads_too(name):
     WorldRun(WORLDS[name], kernels, 1, stale=True).go()
+
+
+@pytest.mark.parametrize("name", ["few rows by expert", "rows without signals", "32 slots"])
+def test_unedited_kernels_pass_a_world_of_each_kind(name):
+    assert hunt.attempt(WORLDS[name], 0, {}) == ("", "")
