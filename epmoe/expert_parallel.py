@@ -169,7 +169,7 @@ class ExpertParallel:
         )
         with self._engine.launching("combine_wait") as streams:
             self._combine.launch_wait(self._returned, reduction, streams)
-        return self._end_of_round(reduction)
+        return self._end_of_round(self._returned, reduction)
 
     @part_of_round
     def combine(
@@ -218,7 +218,7 @@ class ExpertParallel:
             else:
                 self._combine.launch_async(returned, streams)
                 self._combine.launch_wait(returned, reduction, streams)
-        return self._end_of_round(reduction)
+        return self._end_of_round(returned, reduction)
 
     def fused_silu(self, gate_up, d, *, output_format="bf16", limit=None, alpha=1.702):
         """SwiGLU between an expert's two products, for the rows of d; the host does not wait for their number.
@@ -306,9 +306,9 @@ class ExpertParallel:
     def _expect(self, call):
         self._rounds.expect(call, self._capture())
 
-    def _end_of_round(self, reduction):
+    def _end_of_round(self, returned, reduction):
         self._sent = self._returned = None  # whose memory is reused as soon as the caller drops it
-        return self._of_ranks(self._combine.finish(reduction))
+        return self._of_ranks(self._combine.finish(returned, reduction))
 
     def _of_ranks(self, results):
         return results if self.world.lists else results[0]

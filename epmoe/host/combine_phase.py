@@ -23,7 +23,7 @@ from epmoe.kernels import lamport
 from epmoe.kernels.call import argument_words
 from epmoe_ref.errors import EPValueError
 
-TYPES, NO_OPTIONS, NO_WORDS = ((), ()), {}, ()
+TYPES, NO_WORDS = ((), ()), ()
 READ = "src_info", "topk_ids"  # what combine reads of a Dispatched
 
 
@@ -38,25 +38,35 @@ class Returned(NamedTuple):
     num_tokens: int
 
 
-class Reduction(NamedTuple):
-    """How one rank reduces what comes back: compile-time options, placed arguments, and where the result goes.
-
-    types, words: of the arguments of functions. stores: whether an elementwise_lambda_fn stores the result itself; then
-    results are not written. written: {name: the caller's array in host memory, into which it may have stored}.
-    """
+class Way(NamedTuple):
+    """How all ranks reduce: compile-time options, and whether an elementwise_lambda_fn stores the result itself."""
 
     options: dict
+    stores: bool
+    key: tuple
+
+    @classmethod
+    def of(cls, stores=False, **options):
+        """The Way of these options."""
+        return cls(options, stores, tuple(options.items()))
+
+
+SUMS = Way.of(router_weights="array", epilogue=None)  # without functions
+NO_SUMS = Way.of(router_weights=None, epilogue=None)
+NO_WAY = Way.of()  # nothing is reduced
+
+
+class Reduction(NamedTuple):
+    """How one rank reduces what comes back: placed arguments, and where the result goes.
+
+    types, words: of the arguments of functions.
+    """
+
+    way: Way
     weights: int
     types: tuple
-    words: list
-    results: Results
-    num_tokens: int
-    stores: bool
-    written: dict
-
-    def output(self):
-        """The result array of the caller, or the lent one cut to num_tokens; None if there is none."""
-        return None if self.stores else self.results.array("output_tokens", self.num_tokens)
+    words: tuple
+    results: object
 
 
 class CombinePhase:
@@ -66,16 +76,21 @@ class CombinePhase:
         self.engine, self.cfg, self.capacity = engine, engine.cfg, capacity
         self._read = []  # what this round's combine reads: (rank, expert outputs, Dispatched) of each
         self._kept = []  # what it reads in device memory that nobody has lent, until the next combine
+        self._written = {}  # {name: array of the caller in host memory} that an elementwise_lambda_fn may have written
 
     def begin(self, sent, expert_outputs, dispatched):
         """Check and place expert outputs and what combine needs of the open round's Dispatched: a list of Returned."""
         engine, world, checked = self.engine, self.engine.world, []
-        for r, s, y, d in zip(
-            engine.ranks,
-            sent,
-            inputs.ranks_of(world, "expert_outputs", expert_outputs),
-            inputs.ranks_of(world, "dispatched", dispatched),
-        ):
+        if world.lists:
+            given = zip(
+                engine.ranks,
+                sent,
+                inputs.ranks_of(world, "expert_outputs", expert_outputs),
+                inputs.ranks_of(world, "dispatched", dispatched),
+            )
+        else:
+            given = ((engine.ranks[0], sent[0], expert_outputs, dispatched),)
+        for r, s, y, d in given:
             if not isinstance(d, Dispatched) or d.round is not s:
                 raise EPValueError(_of_another_round(r.rank, d))
             form, at = peek(y, "expert_outputs")
@@ -87,7 +102,7 @@ class CombinePhase:
                 if y.host is None and y.shape[0] == self.capacity:
                     engine.accept(accepted)  # fewer rows must be as many as the round has
             checked.append((r, s, y, at, form[0][0], d))
-        self._read, self._kept = [(r.rank, y, d) for r, s, y, at, n, d in checked], []
+        self._read, self._kept, self._written = checked, [], {}
         return [self._placed(*one) for one in checked]
 
     def _placed(self, r, s, y, at, n_rows, d):
@@ -179,13 +194,14 @@ class CombinePhase:
             ]
         if out is not None:
             outs = inputs.ranks_of(world, "out", out)
-        options = {"router_weights": function or ("array" if reduced else None), name: last}
+        way = SUMS if reduced else NO_SUMS
+        if function is not None or last is not None:
+            way = Way.of(stores, **{"router_weights": function or "array", name: last})
         made, shared = [], {}
         for i, (r, s, (w_at, w), o) in enumerate(zip(engine.ranks, sent, weights, outs)):
             loan = engine.lend(r, r.reduced_result if reduced else r.unreduced_result)
-            if o is None:
-                results = Results(loan)
-            else:
+            results = loan
+            if o is not None:
                 shape = {"output_tokens": combine_shape(self.cfg, s.num_tokens, reduced)}
                 results = Results(loan, engine.machine, r.rank, {"output_tokens": o}, shape)
             if w is None:
@@ -202,13 +218,13 @@ class CombinePhase:
                 )
                 types = tuple([a.type for a in of_weights]), tuple([a.type for a in of_last])
                 words = argument_words(*of_weights, *of_last)
-            made.append(Reduction(options, w_at, types, words, results, s.num_tokens, stores, {}))
+            made.append(Reduction(way, w_at, types, words, results))
         if out is not None:
             self._expect_apart(made, weights)
         self._read = []  # whose memory may be lent again, or is the caller's
         for _, place, array in shared.values():
             if array.host is not None and array.host.flags.writeable:
-                made[0].written[place] = array.host
+                self._written[place] = array.host
         if function is not None or last is not None:
             self._check_returned(function, router_weights_args, name, last, epilogue_args, made[0])
         return made
@@ -242,7 +258,8 @@ class CombinePhase:
     def _expect_apart(self, made, weights):
         """Arrays of the caller that are written share no memory with what is read."""
         read = []
-        for (rank, y, d), (_, w) in zip(self._read, weights):
+        for (r, _, y, _, _, d), (_, w) in zip(self._read, weights):
+            rank = r.rank
             read.append((f"expert_outputs of rank {rank}", view(y, "expert_outputs")))
             read += [(f"{name} of rank {rank}", view(getattr(d, name), name)) for name in READ]
             if w is not None:
@@ -305,7 +322,7 @@ class CombinePhase:
     def launch_wait(self, returned, reduction, streams, factory="combine_wait_kernel"):
         """combine_wait of every rank."""
         for b, to in zip(returned, reduction):
-            self._launch(factory, b.r, b.num_tokens, streams, to.options, to.types).start(
+            self._launch(factory, b.r, b.num_tokens, streams, to.way, to.types).start(
                 b.expert_outputs,
                 b.src_info,
                 b.n_rows,
@@ -319,13 +336,13 @@ class CombinePhase:
         """The fused combine of every rank."""
         self.launch_wait(returned, reduction, streams, "combine_kernel")
 
-    def _launch(self, factory, r, num_tokens, streams, options=NO_OPTIONS, types=TYPES):
+    def _launch(self, factory, r, num_tokens, streams, way=NO_WAY, types=TYPES):
         """What launches a kernel for so many tokens of a rank."""
-        key = factory, r.rank, num_tokens, *options.items(), types
+        key = factory, r.rank, num_tokens, way.key, types
         launch = self.engine.plans.get(key)
         if launch is not None:
             return launch
-        engine = self.engine
+        engine, options = self.engine, way.options
 
         def make():
             ways, regions = {}, r.combine_regions
@@ -346,17 +363,22 @@ class CombinePhase:
 
         return engine.plan(key, make)
 
-    def finish(self, reduction):
+    def finish(self, returned, reduction):
         """The results of every rank; waits for the kernels only if the caller's host arrays are to be filled."""
-        if any([to.written or to.results.given and to.results.copies for to in reduction]):
+        filled = [to.results for to in reduction if to.results.copies]
+        if filled or self._written:
             self.engine.check()
-            for to in reduction:
-                for place, array in to.written.items():
-                    self.engine.placing.fetch(*place, array)
-                to.results.finish()
+            for place, array in self._written.items():
+                self.engine.placing.fetch(*place, array)
+            for results in filled:
+                results.finish()
         if device.SIM:
             self.engine.placing.let_go()
-        return [to.output() for to in reduction]
+        if reduction[0].way.stores:
+            return [None] * len(reduction)
+        return [
+            to.results.array("output_tokens", b.num_tokens) for b, to in zip(returned, reduction)
+        ]
 
 
 def _of_another_round(rank, d):

@@ -68,16 +68,26 @@ class Sent:
     looked at. cfg, rank, check, num_tokens: as in a Dispatched.
     """
 
-    __slots__ = ("plan", "tokens", "topk_ids", "scale", "loan", "read", "results", "made")
+    __slots__ = (
+        "plan",
+        "num_tokens",
+        "tokens",
+        "topk_ids",
+        "scale",
+        "loan",
+        "read",
+        "results",
+        "made",
+    )
 
     def __init__(self, plan, tokens, topk_ids, scale, loan, read):
-        self.plan, self.tokens, self.topk_ids, self.scale = plan, tokens, topk_ids, scale
+        self.plan, self.num_tokens = plan, plan.num_tokens
+        self.tokens, self.topk_ids, self.scale = tokens, topk_ids, scale
         self.loan, self.read, self.results, self.made = loan, read, None, {}
 
     cfg = property(lambda self: self.plan.cfg)
     rank = property(lambda self: self.plan.rank)
     check = property(lambda self: self.plan.check)
-    num_tokens = property(lambda self: self.plan.num_tokens)
 
     def array(self, name):
         """An array of the Dispatched, None if the token format has none of that name."""
@@ -117,16 +127,20 @@ class DispatchPhase:
             check_signature(function, "input_scale", ("i",), ())
             check_returned(engine.machine, function, "input_scale", (np.int32(0),), (), ())
             input_scale = 1.0
-        scales = [input_scale] * len(engine.ranks)
-        if world.lists and isinstance(input_scale, (list, tuple)):
-            scales = inputs.ranks_of(world, "input_scale", input_scale)
+        if world.lists:
+            scales = [input_scale] * len(engine.ranks)
+            if isinstance(input_scale, (list, tuple)):
+                scales = inputs.ranks_of(world, "input_scale", input_scale)
+            given = zip(
+                self._named,
+                inputs.ranks_of(world, "input_tokens", input_tokens),
+                inputs.ranks_of(world, "topk_ids", topk_ids),
+                scales,
+            )
+        else:
+            given = ((self._named[0], input_tokens, topk_ids, input_scale),)
         checked = []
-        for (r, of_x, of_ids), x, ids, scale in zip(
-            self._named,
-            inputs.ranks_of(world, "input_tokens", input_tokens),
-            inputs.ranks_of(world, "topk_ids", topk_ids),
-            scales,
-        ):
+        for (r, of_x, of_ids), x, ids, scale in given:
             (x_form, x_at), (ids_form, ids_at) = peek(x, of_x), peek(ids, of_ids)
             key = r.rank, x_form, ids_form, function
             plan = engine.plans.get(key)
@@ -167,7 +181,7 @@ class DispatchPhase:
         """Where the results go: `out` is None, or a Dispatched a rank whose arrays (None: lent ones) are written."""
         if out is None:
             for s in sent:
-                s.results, s.read = Results(s.loan), ()
+                s.results, s.read = s.loan, ()
             return
         engine, results = self.engine, []
         for r, s, d in zip(engine.ranks, sent, inputs.ranks_of(engine.world, "out", out)):
@@ -221,9 +235,9 @@ class DispatchPhase:
 
     def finish(self, sent):
         """Dispatched of every rank; waits for the kernels only if the caller's host arrays are to be filled."""
-        if any([s.results.given and s.results.copies for s in sent]):
-            self.engine.check()
-            for s in sent:
+        for s in sent:
+            if s.results.given and s.results.copies:
+                self.engine.check()
                 s.results.finish()
         return [Dispatched.of_round(s) for s in sent]
 

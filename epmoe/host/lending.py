@@ -50,6 +50,8 @@ class Loan:
 
     __slots__ = ("buffer", "fields", "start", "base", "nbytes", "lender", "__weakref__")
 
+    given, outs, copies = False, (), False  # as Results: none are arrays of the caller
+
     def __init__(self, lender, buffer, fields, start, nbytes):
         self.lender, self.buffer, self.fields, self.start = lender, buffer, fields, start
         self.base, self.nbytes = buffer.address + start, nbytes
@@ -77,8 +79,10 @@ class Loan:
         return self.lender.machine.ordinal
 
     def array(self, name, n=None):
-        """One of the arrays, or its first n entries: a NumPy view in the simulator, a DeviceArray on a GPU."""
-        field = self.fields[name]
+        """One of the arrays, or its first n entries: a NumPy view in the simulator, a DeviceArray on a GPU; or None."""
+        field = self.fields.get(name)
+        if field is None:
+            return None
         if device.SIM:
             return self._numpy(field)[:n]
         return DeviceArray(self, field if n is None else field.first(n))

@@ -1,4 +1,4 @@
-"""Where a kernel writes one rank's results: lent memory, or arrays that the caller gave with out=."""
+"""Where a kernel writes one rank's results if the caller gave arrays with out=; else that is a Loan alone."""
 
 import numpy as np
 
@@ -12,13 +12,8 @@ class Results:
     host arrays are filled by `finish`, which needs the kernels to have ended.
     """
 
-    given, outs, _out, _given = False, (), {}, {}  # where nothing is the caller's
-
-    def __init__(self, loan, machine=None, rank=None, out=None, shapes=None):
-        self.loan = loan
-        if out is None:
-            return
-        self._out, self._given = out, {}
+    def __init__(self, loan, machine, rank, out, shapes=None):
+        self.loan, self._out, self._given = loan, out, {}
         for name, array in self._out.items():
             shape = (shapes or {}).get(name, loan.fields[name].shape)
             what = f"out: {name} of rank {rank}"
@@ -37,7 +32,7 @@ class Results:
         """The caller's own array, or one of the lent memory cut to n entries; None if the result has no such array."""
         if name in self._out:
             return self._out[name]
-        return self.loan.array(name, n) if name in self.loan.fields else None
+        return self.loan.array(name, n)
 
     @property
     def copies(self):

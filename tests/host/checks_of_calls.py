@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 
+import numpy as np
 from counted_driver import FakeDtype, FakeTensor, bfloat16, counted_machine, float32, int32, int64
 from counted_rounds import a_round, fails, since
 from host_cost import OneRankHere, at_hand, python_calls, tensors, without_python
@@ -237,6 +238,27 @@ def check_a_failed_launch_of_rows_needs_reset():
                 fails(EPStateError, "reset()", calls[name])
             of(world).reset()
             calls[name]()
+
+
+def check_arrays_in_host_memory_are_staged():
+    """Also ids that need no conversion: a copy on the GPU is what kernels are told of."""
+    machine, driver = counted_machine(2, None)
+    device.machine = lambda n_ranks, **_: machine
+    world = LocalWorld(2)
+    x = [np.ones((n, 16), np.float32) for n in (4, 3)]
+    probs = [np.ones((n, 1), np.float32) for n in (4, 3)]
+    for ids_type in (np.int64, np.int32):
+        ids = [np.full((n, 1), 3, ids_type) for n in (4, 3)]
+        for _ in range(2):
+            launched, _ = since(
+                driver, lambda: fused_a2a.fused_dispatch_on_device(x, ids, probs, 4, world)
+            )
+            assert [name for name, *_ in launched] == ["rows_dispatch"] * 2, launched
+            for _, _, _, _, words, n, _ in launched:
+                staged = [w for w in words if any(a == w for a, _ in driver.allocated())]
+                copies = [driver.memory_at(w)[: 4 * n].view(np.int32) for w in staged]
+                assert any((one == 3).any() for one in copies), "ids are on the GPU"
+    buffers.buffer_of(world).close(collective=False)
 
 
 def check_a_closed_buffer_keeps_nothing_of_the_caller():

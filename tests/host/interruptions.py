@@ -12,14 +12,18 @@ class Interruption(BaseException):
 def at_function_call(n, kind=Interruption):
     """Raise this exception at the n-th Python function that is called inside; n=None counts them alone.
 
-    Gives a list, to which the name of every function is added.
+    Gives a list, to which the name of every function is added. Python drops exceptions that come in a finaliser, so
+    they do not come there but at the next function.
     """
-    seen = []
+    seen, is_raised = [], False
 
     def look(frame, event, argument):
+        nonlocal is_raised
         if event == "call":
             seen.append(frame.f_code.co_name)
-            if len(seen) == n:
+            is_late = n is not None and len(seen) >= n and not is_raised
+            if is_late and not is_in_finaliser(frame):
+                is_raised = True
                 raise kind(f"at {frame.f_code.co_name}")
 
     sys.setprofile(look)
@@ -27,6 +31,15 @@ def at_function_call(n, kind=Interruption):
         yield seen
     finally:
         sys.setprofile(None)
+
+
+def is_in_finaliser(frame):
+    """Whether a function runs in a __del__."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def places(n_calls, n):
