@@ -278,10 +278,6 @@ class Buffer:
             else 0
         )
 
-    def offset(self, r, address):
-        """Where in the pool an address lies."""
-        return address - self._pool.buffers[r.rank].address
-
     @property
     def allocated_bytes(self):
         """Bytes of one rank: control, pool, and memory of its own."""

@@ -10,16 +10,6 @@ from epmoe.kernels.rows import records
 from epmoe_ref.errors import EPValueError
 
 
-def info_words(n_ranks):
-    """int32 words of `info`: what a dispatch tells the host, and at its end the counts [R, R]."""
-    return records.TOKENS + n_ranks + n_ranks * n_ranks
-
-
-def counts_offset(n_ranks):
-    """Bytes of `info` before the counts."""
-    return 4 * (records.TOKENS + n_ranks)
-
-
 def memory_of(name, n_ranks, arrays):
     """The Arrangement of a handle's memory: `info`, what a dispatch tells the host, and {name: (shape, dtype)}.
 

@@ -106,7 +106,7 @@ class Launches:
     def grid(self, num_sms, n_rows):
         """Blocks of a launch for which the caller grants num_sms (None: as many as there are); at least two.
 
-        No more than have something to do with so many rows, besides the clerk: few begin and end sooner than many.
+        No more than have something to do with so many rows, besides the leader block: few begin and end sooner than many.
         """
         granted = self.most_blocks if num_sms is None else min(int(num_sms), self.most_blocks)
         return max(2, min(granted, n_rows + 1))

@@ -21,7 +21,6 @@ _NEXT = {
     "combining": {"combine_wait": "idle"},
 }
 
-_BEFORE = {call: state for state, calls in _NEXT.items() for call in calls}
 _AFTER = {call: state for calls in _NEXT.values() for call, state in calls.items()}
 
 _REASON = {
@@ -128,11 +127,6 @@ class Rounds:
                 raise EPStateError(f"{call}: {_CAPTURED[bool(capture)]}")
         if call not in _NEXT[self.state]:
             raise EPStateError(f"{call}: {_REASON[self.state]}")
-
-    def comes(self, call):
-        """Whether expect() would let the call come now, if it is captured by no graph; sooner told."""
-        self.capture = 0
-        return self.state == _BEFORE[call] and (not self.opened_in or self.state == "idle")
 
     def advance(self, call):
         """The call was launched."""

@@ -39,10 +39,6 @@ class ParameterBlock:
         """Words of a field."""
         return self._places[name][1]
 
-    def places_behind(self, first: int) -> dict:
-        """{name: (index, counted from `first`, length)} of the fields from there on."""
-        return {name: (at - first, n) for name, (at, n) in self._places.items() if at >= first}
-
     def context_index(self, name: str) -> int:
         """The index of a field's first word in the context."""
         return self._context[name][0]
