@@ -13,18 +13,16 @@ from epmoe.device import (ballot, device_fn, ffs, i32, lane_id, n_warps, shared_
 from epmoe.device import int32, uint64
 from epmoe.layout import DESCRIBED, MAX_FINITE
 
-from . import formats, known_rows, message, offsets, rows_of_token, shared_expert, stamps
+from . import formats, known_rows, message, offsets, shared_expert, stamps
 from .described import message_of
 from .division import divided
 from .params import fields_of
-from .rows_of_token import LISTED
 from .spin import wait_for_signal
 from .status import DISPATCH_WAIT
 
 
 def make(cfg, block, threads, mark, leave, are_few=False):
-    """Device function receive(params, num_tokens, my_rank, copier, n_copiers, failed, all_first) ->
-    (gave_up, is_out).
+    """Device function receive(params, num_tokens, my_rank, copier, n_copiers, failed) -> (gave_up, is_out).
 
     copier: which of the n_copiers receiving blocks this one is; the first one writes down offsets and counts. failed:
     whether this thread knows of an earlier wait that expired. leave: device function params; the last warp of the block
@@ -44,9 +42,7 @@ def make(cfg, block, threads, mark, leave, are_few=False):
     window, window_counts, known = places.experts, places.counts, places.known
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     tokens_per_rank, msg_bytes = cfg.max_tokens_per_rank, sizes.msg_bytes
-    has_lists = rows_of_token.are_listed(cfg)
-    once = has_lists and window == local
-    leaves_early = not cfg.fused_shared_expert and not once     # whose words C, F and G other warps may still need
+    leaves_early = not cfg.fused_shared_expert      # whose words F and G other warps may still need
     p_status, p_timeout, p_count = block.index("status"), block.index("timeout_ns"), block.index("recv_count_p")
     p_recv, fields, p_src_info = block.index("recv_buf_p"), fields_of(block, "format_handler"), block.index("src_info")
 
@@ -85,7 +81,7 @@ def make(cfg, block, threads, mark, leave, are_few=False):
         (token, reference), id16, payload = load_source(at), i32(0), u64(at)
         if part == 0:
             id16 = load_id(at, lane)
-        if reference != u32(0) and (not has_lists or reference < u32(LISTED)):
+        if reference != u32(0):
             payload = u64(recv_buf + u64(reference - u32(1)) * u64(msg_bytes))
         return token, payload, id16
 
@@ -142,10 +138,6 @@ def make(cfg, block, threads, mark, leave, are_few=False):
             unit = i32(unit + warps)
         return ok
 
-    copy_tokens = None
-    if once:
-        copy_tokens = rows_of_token.make(cfg, block, mark, segment_of, await_signal, message_at)
-
     @device_fn
     def finish_groups(params, first, here, warp, warps, counts, before, starts, tiles):
         """Clears the scales behind the rows of each group's last tile; a warp takes a group."""
@@ -171,7 +163,7 @@ def make(cfg, block, threads, mark, leave, are_few=False):
         mark(params, stamps.COPIED)
 
     @device_fn
-    def receive_few(params, num_tokens, my_rank, copier, n_copiers, failed, all_first):
+    def receive_few(params, num_tokens, my_rank, copier, n_copiers, failed):
         counts, words, ok = shared_array(window_counts, int32), shared_array(known, uint64), not failed
         if ok:
             ok, _ = await_messages(params, i32(0), local, counts, words)
@@ -200,7 +192,7 @@ def make(cfg, block, threads, mark, leave, are_few=False):
         return receive_few
 
     @device_fn
-    def receive(params, num_tokens, my_rank, copier, n_copiers, failed, all_first):
+    def receive(params, num_tokens, my_rank, copier, n_copiers, failed):
         counts, before = shared_array(window_counts, int32), shared_array(window_counts, int32)
         ends, partial = shared_array(window_counts, int32), shared_array(32, int32)
         starts, tiles = shared_array(window, int32), shared_array(window, int32)
@@ -217,15 +209,11 @@ def make(cfg, block, threads, mark, leave, are_few=False):
             here = i32(min(window, local - first))
             fits, is_final = here * ranks <= known, False
             if ok:
-                if once and all_first:
-                    ok, is_final = await_messages(params, first, here, counts, words)
-                else:
-                    ok, is_final = await_counts(params, first, here, counts, words)
+                ok, is_final = await_counts(params, first, here, counts, words)
             if syncthreads_or(not ok):                      # every thread acquired for all
                 return True, False
             # the same in all blocks, which share the rows out
             is_final = syncthreads_or(not (fits and is_final)) == 0
-            is_known = is_final or (once and all_first and fits)
             mark(params, stamps.COUNTED)
             if has_quick_way:
                 if is_final and others > 0 and n_warps() > 1:
@@ -243,15 +231,12 @@ def make(cfg, block, threads, mark, leave, are_few=False):
             if first == 0:
                 if pack_shared(params, num_tokens, my_rank):
                     return True, False
-            if is_known and leaves_early and first + here == local:
+            if is_final and leaves_early and first + here == local:
                 is_out = True
                 if warp_id() == n_warps() - 1:
                     leave(params)
-            if once:
-                ok = copy_tokens(params, recv_buf, my_rank, n_copiers, before, ends, starts, tiles, words, is_known)
-            else:
-                ok = copy_window(params, recv_buf, first, here, my_rank, warp, warps, free, before, ends, starts, tiles,
-                                 words, is_known)
+            ok = copy_window(params, recv_buf, first, here, my_rank, warp, warps, free, before, ends, starts, tiles,
+                             words, is_final)
             if has_tiles:
                 finish_groups(params, first, here, warp, warps, counts, before, starts, tiles)
                 if first == 0 and front == 1 and warp == 0:

@@ -12,9 +12,8 @@ class CounterWords(NamedTuple):
 
     reserved, finished: per (local expert, dst_rank). a: (READY + end row, count) per (local expert, source
     rank). b: inclusive prefix sums over src_ranks within an expert. d: blocks that have finished. f: send_buf_ready.
-    g: shared_expert_started. Where tokens are many, the first word of c (claimed tiles) counts the messages that have
-    been taken to be copied, and e (ready flag) the batches of tokens that have been taken to be sent; else they stay
-    0, as does combine_ready (one flag a reducing block): these kernels do without.
+    g: shared_expert_started. c (claimed tiles), e (ready flag) and combine_ready (one flag a reducing block) stay 0:
+    these kernels do without.
     """
 
     reserved: int

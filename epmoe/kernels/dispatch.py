@@ -24,9 +24,7 @@ and the others receive, both from the beginning. (Each split kernel has blocks o
    rounds.
 
 The specification has no announcement. It only saves time: places are known early, so copying overlaps sending. Rows are
-assigned, not claimed in C, and no block waits for another one's offsets, which E would signal. For many tokens both
-words are counters: of messages that warps have taken to copy (rows_of_token.py), and of batches of tokens that blocks
-have taken to send (senders.py).
+assigned, not claimed in C, and no block waits for another one's offsets, which E would signal.
 
 A token's payload is sent to a rank once, even if several of its experts are there (pieces.py). The message to the
 lowest of these experts carries it. The others are trailers, which give the row of recv_buf that holds the payload. A
@@ -35,11 +33,9 @@ sender alone decides. Messages to other p2p worlds, and all messages under skip_
 In small batches with shared payloads, one block for each dst_rank replaces steps 1 to 4 (few_tokens.py): it sends
 payloads at once, and the signals describe the messages (described.py), which have no trailers. A peer may use either
 way in the same round. If all signals describe messages, warps need not wait for each other in step 6 (known_rows.py).
-If ranks may have many tokens, a payload is also read only once, and stored into all its rows (rows_of_token.py).
 
 If blocks have several batches of tokens to send, no expert is complete before the last batch, and nothing could be
-copied meanwhile. Then all blocks of the fused kernel send first, and afterwards all receive. If copying is not assigned
-in advance, blocks that have finished sending always join in.
+copied meanwhile. Then all blocks of the fused kernel send first, and afterwards all receive.
 
 To ranks of other p2p worlds (use_shmem) the message goes out of send_buf, by a put that is complete before step 4, and
 the count by a SHMEM signal, without an announcement: transport.py.
@@ -61,7 +57,7 @@ from functools import lru_cache, partial
 from epmoe.device import (block_idx, device_fn, grid_dim, griddep_launch, griddep_wait, i32, kernel, n_warps,
                           store_i32, u64, warp_id)
 
-from . import ahead, copiers, counters, few_tokens, formats, leaving, limits, rows_of_token, senders, stamps
+from . import ahead, copiers, counters, few_tokens, formats, leaving, limits, senders, stamps
 from .call import DispatchAsyncCall, DispatchCall, DispatchWaitCall
 from .launch import LaunchConfig
 from .params import ParameterBlock
@@ -101,8 +97,6 @@ def _leaving(cfg, block):
     def clear(words, entry):
         store_i32(words + u64(at.reserved) + u64(4) * u64(entry), i32(0))
         if entry == 0:
-            store_i32(words + u64(at.c), i32(0))
-            store_i32(words + u64(at.e), i32(0))
             store_i32(words + u64(at.f), i32(0))
             store_i32(words + u64(at.g), i32(0))
 
@@ -146,7 +140,7 @@ def _compile_wait(cfg, threads, trace, are_few):
         fetch(params)
         griddep_wait()              # dispatch_async may still be running
         found = failed_before(params[p_status])
-        gave_up, is_out = receive(params, num_tokens, my_rank, block_idx(), grid_dim(), found, True)
+        gave_up, is_out = receive(params, num_tokens, my_rank, block_idx(), grid_dim(), found)
         if not gave_up and not is_out and warp_id() == n_warps() - 1:
             leave(params)
         mark(params, stamps.LEFT)
@@ -163,32 +157,27 @@ def _compile_fused(cfg, threads, trace, input_scale, shares, are_few):
     send_tokens = senders.make(cfg, block, mark, input_scale, shares, few, are_few)
     leave = _leaving(cfg, block)
     receive = copiers.make(cfg, block, threads, mark, leave, are_few)
-    joins = rows_of_token.are_listed(cfg)
     p_ids, p_tokens, p_status = (block.index(n) for n in ("topk_ids", "input_tokens", "status"))
 
     @device_fn
     def send_or_receive(params, num_tokens, my_rank, topk_ids, tokens, n_senders, failed):
         if block_idx() < n_senders:
             return send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed), False
-        return receive(params, num_tokens, my_rank, i32(block_idx() - n_senders), i32(grid_dim() - n_senders), failed,
-                       False)
+        return receive(params, num_tokens, my_rank, i32(block_idx() - n_senders), i32(grid_dim() - n_senders), failed)
 
     @device_fn
     def send_and_receive(params, num_tokens, my_rank, topk_ids, tokens, n_senders, failed):
         copier, n_copiers = i32(block_idx() - n_senders), i32(grid_dim() - n_senders)
-        all_first = num_tokens > batch * n_senders
-        if all_first:
-            n_senders = i32(grid_dim())
-        receives = all_first or (joins and num_tokens > few)
-        if receives:                                # who has sent, too
-            n_copiers = i32(grid_dim())
+        in_turns = num_tokens > batch * n_senders
+        if in_turns:
+            n_senders, n_copiers = i32(grid_dim()), i32(grid_dim())
             if copier < 0:
                 copier = i32(copier + n_copiers)
         gave_up, is_out, sends = False, False, block_idx() < n_senders
         if sends:
             gave_up = send_tokens(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed)
-        if not gave_up and (receives or not sends):
-            gave_up, is_out = receive(params, num_tokens, my_rank, copier, n_copiers, failed, all_first)
+        if not gave_up and (in_turns or not sends):
+            gave_up, is_out = receive(params, num_tokens, my_rank, copier, n_copiers, failed)
         return gave_up, is_out
 
     act = send_and_receive if cfg.max_tokens_per_rank > TURNS_FROM * batch else send_or_receive

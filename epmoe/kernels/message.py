@@ -2,7 +2,7 @@
 
 If a message's payload is in another message of the same token to the same rank, the second word of src_info, otherwise
 padding, says so: 1 + the row of that message in recv_buf [local_expert, src_rank, slot]. It is 0 if the message has its
-payload, as in the specification. For many tokens, see rows_of_token.py.
+payload, as in the specification.
 """
 
 from typing import NamedTuple

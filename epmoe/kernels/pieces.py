@@ -11,7 +11,7 @@ from typing import NamedTuple
 from epmoe import layout
 from epmoe.device import device_fn, i32, n_warps, shfl_idx, store16, syncwarp, u32, u64
 
-from . import formats, message, rows_of_token, transport
+from . import formats, message, transport
 from .division import divided
 from .formats.row_copy import copy_part, most_parts
 
@@ -63,7 +63,6 @@ def make(cfg, block, finish, shares) -> Pieces:
     top_k, local = cfg.top_k, cfg.n_local_experts
     row_bytes, msg_bytes, token_size = cfg.hidden * BF16_BYTES, sizes.msg_bytes, sizes.token_size
     payloads = min(top_k, cfg.n_src_ranks) if shares else top_k         # of a token, at most
-    lists, store_list = rows_of_token.are_listed(cfg), rows_of_token.lister(cfg)
     p_tokens = block.index("input_tokens")
 
     @device_fn
@@ -100,15 +99,12 @@ def make(cfg, block, finish, shares) -> Pieces:
         expert = i32(-1)
         if lane < top_k:
             expert = i32(experts[at_slot + lane])
-        buf, listed = recv_buf(params, owner, my_rank), u32(0)
-        carrier = u32((place - buf) // u64(msg_bytes) + u64(1))
-        if lists:
-            listed = store_list(buf, place, at_slot, expert // local == owner, places, lane)
+        carrier = u32((place - recv_buf(params, owner, my_rank)) // u64(msg_bytes) + u64(1))
         first = i32(0)
         while first < top_k * n_vectors:
             slot = i32((first + lane) // n_vectors)
             i = i32(first + lane - slot * n_vectors)
-            there, target, reference = u64(0), i32(-1), listed
+            there, target, reference = u64(0), i32(-1), u32(0)
             if slot < top_k:
                 there, target = u64(places[at_slot + slot]), i32(experts[at_slot + slot])
             if there != place:

@@ -21,8 +21,6 @@ from .formats.row_copy import copy_part
 from .pieces import BF16_BYTES
 
 MAX_MESSAGES = 512          # of a batch, in shared memory
-DEALT = 32                  # tokens of a batch where blocks have several: they take them as they become free
-DEALT_FROM = 4              # batches of tokens of a block: a kernel for fewer tokens has no code for it
 CLERK_FROM = 4              # sending blocks from which one of them only counts and announces
 
 
@@ -79,7 +77,6 @@ def make(cfg, block, mark, input_scale=None, shares=False, few=-1, are_few=False
     row_bytes, msg_bytes = cfg.hidden * BF16_BYTES, sizes.msg_bytes
     batch = batch_of(cfg)
     n_slots, last_key = batch * top_k, cfg.n_experts
-    dealt, deals = min(DEALT, batch), tokens_per_rank > DEALT_FROM * batch
     p_tokens, p_clean = block.index("input_tokens"), block.index("clean_topk_ids")
     p_counters, p_status = block.index("ep_counters"), block.index("status")
 
@@ -212,7 +209,7 @@ def make(cfg, block, mark, input_scale=None, shares=False, few=-1, are_few=False
     @device_fn
     def send_many(params, topk_ids, tokens, num_tokens, my_rank, n_senders, failed):
         places, order = shared_array(n_slots, uint64), shared_array(n_slots, int32)
-        experts, keys, upcoming = shared_array(n_slots, int32), shared_array(n_slots, int32), shared_array(1, int32)
+        experts, keys = shared_array(n_slots, int32), shared_array(n_slots, int32)
         # consecutive tokens go to different blocks, and the first ones not to the block that announces
         n_workers, first = n_senders, i32(n_senders - 1 - block_idx())
         if n_senders >= CLERK_FROM:
@@ -225,11 +222,8 @@ def make(cfg, block, mark, input_scale=None, shares=False, few=-1, are_few=False
             fetch_ids(topk_ids, i32(first + thread_idx() * n_workers), num_tokens)
             fetch_row(tokens + u64(first) * u64(row_bytes))
             fetch_words(words + u64(at.reserved))                                       # and finished, behind it
-        stride, most = i32(n_workers), i32(batch)
-        if deals:
-            if num_tokens > n_workers * batch:
-                stride, most = divided(i32(num_tokens + dealt - 1), i32(dealt)), i32(dealt)
-        n_parts = count_pieces(i32(max(1, min(most, divided(i32(num_tokens + n_workers - 1), n_workers)))))
+        stride = i32(n_workers)
+        n_parts = count_pieces(i32(max(1, min(batch, divided(i32(num_tokens + stride - 1), stride)))))
         if block_idx() == 0:
             fetch_all_ids(topk_ids, num_tokens)
             if not announce(params, topk_ids, num_tokens, my_rank, n_parts, failed):
@@ -238,7 +232,7 @@ def make(cfg, block, mark, input_scale=None, shares=False, few=-1, are_few=False
             return True
         n_shared, first_shared = share(num_tokens, my_rank)
         lane = i32(lane_id())
-        while first < num_tokens and (not deals or first < stride):
+        while first < num_tokens:
             n_tokens = i32(min(batch, divided(i32(num_tokens - first + stride - 1), stride)))
             i = i32(warp_id())
             while i < n_tokens:
@@ -257,15 +251,10 @@ def make(cfg, block, mark, input_scale=None, shares=False, few=-1, are_few=False
                 stage_batch(params, first, stride, n_tokens, experts)
             put_in_order(keys, order, i32(n_tokens * top_k))
             syncthreads()                       # the order, and whole messages, by all threads
-            if deals and thread_idx() == 0:
-                upcoming[0] = i32(n_workers + atomic_add_relaxed_gpu_i32(words + u64(at.e), i32(1)))
             send_pieces(params, first, stride, i32(n_tokens * top_k), n_parts, my_rank, places, experts, keys, order)
             mark(params, stamps.SENT)
             syncthreads()                       # all have read the batch, and all is written at the end
-            if deals:
-                first = i32(upcoming[0])
-            else:
-                first = i32(first + n_tokens * stride)
+            first = i32(first + n_tokens * stride)
         return False
 
     if few < 0:

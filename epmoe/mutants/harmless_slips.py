@@ -52,7 +52,6 @@ HARMLESS_SLIPS = {
     "neither before it",
     "returners.py make.return_rows: swap: if block_idx() == grid_dim() - 1: / send_runs(params, words, rows, src_infos, "
     "first, here, my_ra": "entries without rows may be signalled at any time",
-    "senders.py make.send_many: swap: syncthreads() / if deals and thread_idx() == 0:": "the number of the last batch has been read by all before the barrier in front of the order",
     "rows/senders.py make.send: swap: if is_numbered_now and mine == 0 and shared: / if shared:": "the first lets rows be looked at, which the second does not do: it takes a number",
     "watchers.py make.watch: swap: record_expired(status, COMBINE_WAIT, FOR_RECV_COUNT, i, 0, - / "
     "shared_add_i32(flags, gave_up, i32(1))": "the record is for the host, which looks when the launch has ended",

@@ -27,9 +27,7 @@ FAR = dict(
 )
 FAR_AND_NEAR = FAR | dict(n_ranks=4, n_experts=8, p2p_world_size=2)
 ROUNDS = ((5, 3), (0, 5), (4, 4))
-LISTS = {"rows_of_token.LEAST_TOKENS": 1, "few_tokens.MOST_TOKENS": 0}
 TURNS = {"dispatch.TURNS_FROM": 1, "senders.MAX_MESSAGES": 4, "few_tokens.MOST_TOKENS": 0}
-DEALT = TURNS | {"senders.DEALT_FROM": 1, "senders.DEALT": 1}
 LAMPORT = dict(without_signals=True)
 SIX = ((1, 2), (0, 1), (2, 0), (0, 0), (3, 1), (1, 2))
 
@@ -297,46 +295,7 @@ PAGE_WORLDS = (
         few=True,
         absent=(1,),
     ),
-    World(
-        "rows of a token at once, split",
-        PLAIN | dict(n_experts=6, top_k=3, max_tokens_per_rank=9),
-        ((9, 7), (3, 9)),
-        constants=LISTS,
-    ),
-    World(
-        "rows of a token at once, fused",
-        PLAIN | dict(n_experts=6, top_k=3, max_tokens_per_rank=9),
-        ((9, 7), (3, 9)),
-        fused=True,
-        constants=LISTS,
-    ),
-    World(
-        "rows of a token at once, six rounds, a late rank",
-        PLAIN,
-        SIX,
-        fused=True,
-        shape=(4, 64),
-        slow=(0,),
-        constants=LISTS,
-    ),
-    World(
-        "rows of a token at once, in pieces",
-        PIECES | dict(top_k=2, n_experts=6, fused_shared_expert=True),
-        ((2, 3), (3, 1)),
-        fused=True,
-        shape=(4, 128),
-        constants=LISTS,
-    ),
     World("all blocks send, then receive", PLAIN, ROUNDS, fused=True, constants=TURNS),
-    World(
-        "all blocks send, then receive rows of a token at once",
-        PLAIN | dict(n_experts=6, top_k=3),
-        ((5, 3), (1, 5), (0, 0), (4, 4)),
-        fused=True,
-        shape=(4, 64),
-        slow=(1,),
-        constants=TURNS | LISTS,
-    ),
     World(
         "all blocks send, then receive, absent peer",
         PLAIN,
@@ -344,43 +303,6 @@ PAGE_WORLDS = (
         fused=True,
         constants=TURNS,
         absent=(1,),
-    ),
-    World(
-        "batches dealt to blocks, split",
-        PLAIN | dict(max_tokens_per_rank=9),
-        ((9, 7), (3, 9)),
-        constants=DEALT,
-    ),
-    World(
-        "batches dealt to blocks, fused",
-        PLAIN | dict(max_tokens_per_rank=9),
-        ((9, 7), (0, 8), (9, 9)),
-        fused=True,
-        constants=DEALT,
-        slow=(1,),
-    ),
-    World(
-        "batches of fp8 dealt to blocks, rows of a token at once",
-        SHARED | dict(hidden=256, token_format="fp8_blockwise", max_tokens_per_rank=9),
-        ((9, 7), (2, 9)),
-        fused=True,
-        shape=(3, 96),
-        constants=DEALT | LISTS,
-    ),
-    World(
-        "fp8 rows of a token at once, by several warps",
-        PLAIN | dict(hidden=2432, token_format="fp8_blockwise"),
-        ((2, 1), (1, 2)),
-        shape=(3, 128),
-        constants=LISTS,
-    ),
-    World(
-        "rows of a token at once, by several warps",
-        PLAIN | dict(hidden=1288),
-        ((2, 1), (1, 2)),
-        fused=True,
-        shape=(4, 128),
-        constants=LISTS,
     ),
     World("without signals", PLAIN, ROUNDS, fused=True, **LAMPORT),
     World(

@@ -7,7 +7,7 @@ from epmoe.device import device_fn, u64
 
 from .kernel_format import KernelFormat, align_up
 from .output_fields import output
-from .row_copy import clear_padding, copy_part, copy_to_rows, most_parts
+from .row_copy import clear_padding, copy_part, most_parts
 
 BF16_BYTES = 2
 output_tokens = output(0)
@@ -19,7 +19,6 @@ def make(cfg) -> KernelFormat:
     token_size = align_up(row_bytes, cfg.alignment)
     copy_in = copy_part(row_bytes, read_only=True)
     copy_out = copy_part(row_bytes)
-    copy_all, n_steps = copy_to_rows(row_bytes)
     clear_rest = clear_padding(token_size - row_bytes)
 
     @device_fn
@@ -36,13 +35,8 @@ def make(cfg) -> KernelFormat:
     def decode(payload, out, row, group, row_in_group, tiles_before, part, n_parts, lane):
         copy_out(output_tokens(out) + u64(row) * u64(row_bytes), payload, part, n_parts, lane)
 
-    @device_fn
-    def decode_rows(payload, out, row, group, row_in_group, tiles_before, wanted, step, lane):
-        copy_all(output_tokens(out), payload, row, wanted, step, lane)
-
     def outputs(cfg, capacity):
         return {"output_tokens": ((capacity, cfg.hidden), np.dtype(ml_dtypes.bfloat16))}
 
     return KernelFormat(token_size, token_size == row_bytes, 1, ("output_tokens",), outputs, encode,
-                        encode_part, most_parts(row_bytes), decode, most_parts(row_bytes),
-                        decode_rows=(decode_rows, n_steps))
+                        encode_part, most_parts(row_bytes), decode, most_parts(row_bytes))

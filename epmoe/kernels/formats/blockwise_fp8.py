@@ -3,14 +3,14 @@
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import (bf16_hi, bf16_lo, device_fn, div_rn, f32, f32_as_u32, ffs, fma_rn, i32, max_f32,
-                          mul_rn, shfl_idx, store16, store_f32, sub_rn, u32, u32_as_f32, u64)
+from epmoe.device import (bf16_hi, bf16_lo, device_fn, div_rn, f32, f32_as_u32, fma_rn, i32, max_f32,
+                          mul_rn, store16, store_f32, sub_rn, u32, u32_as_f32, u64)
 
 from .e4m3 import e4m3x4
 from .kernel_format import KernelFormat
 from .output_fields import output
 from .payload_parts import values_and_scales
-from .row_copy import copy_part, copy_to_rows, most_parts, spread_words
+from .row_copy import copy_part, most_parts, spread_words
 from .row_encoder import LANE_ELEMENTS, encode_parts, encode_row
 
 GROUP = 128
@@ -71,7 +71,6 @@ def make(cfg) -> KernelFormat:
     n_scales = hidden // GROUP
     scales_at, token_size, clear_rest = values_and_scales(hidden, n_scales * SCALE_BYTES, cfg.alignment)
     copy_values = copy_part(hidden)
-    copy_all, n_steps = copy_to_rows(hidden)
     spread_scales = spread_words(n_scales)
 
     @device_fn
@@ -92,21 +91,9 @@ def make(cfg) -> KernelFormat:
             spread_scales(scales, column_bytes, payload + u64(scales_at), lane)
         copy_values(output_tokens(out) + u64(row) * u64(hidden), payload, part, n_parts, lane)
 
-    @device_fn
-    def decode_rows(payload, out, row, group, row_in_group, tiles_before, wanted, step, lane):
-        copy_all(output_tokens(out), payload, row, wanted, step, lane)
-        if step == 0:
-            column_bytes, left = capacity(out) * u64(SCALE_BYTES), u32(wanted)
-            while left != u32(0):
-                at = i32(shfl_idx(row, i32(i32(ffs(left)) - 1)))
-                spread_scales(output_scales(out) + u64(at) * u64(SCALE_BYTES), column_bytes,
-                              payload + u64(scales_at), lane)
-                left = u32(left & u32(left - u32(1)))
-
     def outputs(cfg, capacity):
         return {"output_tokens": ((capacity, cfg.hidden), np.dtype(ml_dtypes.float8_e4m3fn)),
                 "output_scales": ((cfg.hidden // GROUP, capacity), np.dtype(np.float32))}
 
     return KernelFormat(token_size, False, PAD_ROWS, ("output_tokens", "output_scales"), outputs, encode,
-                        encode_part, encode_parts(cfg.hidden), decode, most_parts(hidden),
-                        decode_rows=(decode_rows, n_steps))
+                        encode_part, encode_parts(cfg.hidden), decode, most_parts(hidden))

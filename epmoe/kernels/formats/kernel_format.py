@@ -43,9 +43,6 @@ class KernelFormat(NamedTuple):
         becomes that of output row `row`, by a warp each; decode_parts: the most parts that have work. Reads the payload
         by ordinary loads, so a peer's bytes are seen once its signal is acquired. tiles_before: number of 128-row tiles
         of the groups before this one, that is the sum of ceil(n_rows / 128) over them.
-    decode_rows: None, or (function, n_steps) where a payload that becomes several rows is read once for all of them:
-        function(payload, out, row, group, row_in_group, tiles_before, wanted, step, lane), step 0..n_steps-1, for the
-        rows of those lanes that have a bit in `wanted`.
     begin_group(out, group, group_start, tiles_before, lane): writes scales_offset[group], by any warp, once.
     finish_group(out, group, group_start, n_rows, tiles_before, lane): zero scale bytes for the rows past the group's
         n_rows in its last tile. Touches no byte that `decode` writes: any warp, any time before the kernel ends, in no
@@ -64,7 +61,6 @@ class KernelFormat(NamedTuple):
     decode_parts: int
     begin_group: Callable = nothing_to_begin
     finish_group: Callable = nothing_to_finish
-    decode_rows: tuple[Callable, int] | None = None
 
 
 def align_up(n: int, multiple: int) -> int:

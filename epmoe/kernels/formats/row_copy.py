@@ -1,12 +1,10 @@
 """Moves and clears runs of bytes with one warp, for every decoder and for the encoders' padding."""
 
-from epmoe.device import (device_fn, ffs, i32, load16, load16_nc, load_u8, load_u32, shfl_idx, store16, store_u8,
-                          store_u32, u32, u64)
+from epmoe.device import (device_fn, i32, load16, load16_nc, load_u8, load_u32, store16, store_u8, store_u32, u64)
 
 from ..division import divided
 
 LANES = 32
-HELD_RUNS = 4       # of 512 bytes, that a warp holds while it stores them to several rows
 MAX_IN_FLIGHT = 8       # loads of a lane before its first store, so that a row waits for memory once or a few times
 
 
@@ -45,39 +43,6 @@ def copy_part(n_bytes: int, *, read_only=False):
             four(dst, src, i32(first + lane), end)
 
     return copy
-
-
-def copy_to_rows(n_bytes: int):
-    """(copy, n_steps): device function (out, src, row, wanted, step, lane), for step 0..n_steps-1.
-
-    A warp reads a part of n_bytes, a multiple of 16, once and stores it to several rows of out [rows, n_bytes]: those
-    that the lanes with a bit in `wanted` have as their `row`.
-    """
-    n_vectors, n_steps = n_bytes // 16, -(-most_parts(n_bytes) // HELD_RUNS)
-    is_exact = n_vectors == n_steps * HELD_RUNS * LANES
-
-    @device_fn
-    def store(dst, i, q):
-        if is_exact or i < n_vectors:
-            store_vector(dst + u64(16) * u64(i), q)
-
-    @device_fn
-    def copy(out, src, row, wanted, step, lane):
-        i, last, left = i32(step * (HELD_RUNS * LANES) + lane), i32(n_vectors - 1), u32(wanted)
-        # Past the end the last vector is read again and not stored: no branch comes between the loads.
-        a = load16(src + u64(16) * u64(min(i, last)))
-        b = load16(src + u64(16) * u64(min(i + LANES, last)))
-        c = load16(src + u64(16) * u64(min(i + 2 * LANES, last)))
-        d = load16(src + u64(16) * u64(min(i + 3 * LANES, last)))
-        while left != u32(0):
-            dst = out + u64(i32(shfl_idx(row, i32(i32(ffs(left)) - 1)))) * u64(n_bytes)
-            store(dst, i, a)
-            store(dst, i32(i + LANES), b)
-            store(dst, i32(i + 2 * LANES), c)
-            store(dst, i32(i + 3 * LANES), d)
-            left = u32(left & u32(left - u32(1)))
-
-    return copy, n_steps
 
 
 def _batch_until_end(load, n):

@@ -1,0 +1,59 @@
+"""Large batches: if blocks have several batches of tokens to send, all of them send first, then all receive."""
+
+import numpy as np
+import pytest
+from kernel_world import KernelWorld
+from test_dispatch_combine_rounds import CASES, run_round
+
+from epmoe.kernels import LaunchConfig, dispatch, senders
+from epmoe_ref.config import EPConfig
+
+
+@pytest.fixture
+def many(monkeypatch):
+    """A batch is a token or two."""
+    compiled = dispatch._compile_async, dispatch._compile_wait, dispatch._compile_fused
+    monkeypatch.setattr(senders, "MAX_MESSAGES", 4)
+    monkeypatch.setattr(dispatch, "TURNS_FROM", 1)
+    for kernels in compiled:
+        kernels.cache_clear()
+    yield
+    for kernels in compiled:
+        kernels.cache_clear()
+
+
+@pytest.mark.by_day
+@pytest.mark.parametrize(
+    "name", ["plain", "empty rank, three ranks", "nobody has a token", "shared expert", "top 32"]
+)
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])
+def test_rounds_are_exact(name, fused, many):
+    case = CASES[name]
+    world = KernelWorld(
+        EPConfig(**case["cfg"]),
+        fused=fused,
+        launch=LaunchConfig(n_sms=3, num_threads=64),
+        seed=1,
+        racecheck=True,
+        stale=True,
+    )
+    rng = np.random.default_rng(8)
+    for _ in range(2):
+        run_round(world, case, rng)
+
+
+@pytest.mark.by_day
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])
+@pytest.mark.parametrize(
+    "n_sms, num_threads",
+    [
+        pytest.param(3, 32, id="fewer threads than experts"),
+        pytest.param(6, 96, id="beside few tokens"),
+    ],
+)
+def test_other_ways_are_right_beside_it(fused, n_sms, num_threads, many):
+    cfg = EPConfig(n_ranks=2, n_experts=68, top_k=4, hidden=40, max_tokens_per_rank=10)
+    launch = LaunchConfig(n_sms=n_sms, num_threads=num_threads)
+    world = KernelWorld(cfg, fused=fused, launch=launch, seed=2, racecheck=True)
+    for tokens in ([10, 3], [2, 9]):
+        run_round(world, dict(tokens=tokens), np.random.default_rng(5))
