@@ -5,6 +5,8 @@ is looked up by rank, the peers' addresses, lies in the context, whose address i
 """
 
 import struct
+from collections import namedtuple
+from types import ModuleType
 
 import numpy as np
 
@@ -38,6 +40,15 @@ class ParameterBlock:
     def length(self, name: str) -> int:
         """Words of a field."""
         return self._places[name][1]
+
+    @property
+    def names(self):
+        """Names of the fields, in order."""
+        return tuple(self._places)
+
+    def place(self, name: str):
+        """(index of a field's first word, its number of words)."""
+        return self._places[name]
 
     def context_index(self, name: str) -> int:
         """The index of a field's first word in the context."""
@@ -125,3 +136,45 @@ def fields_of(block, name):
         return params[first:end]
 
     return fields
+
+
+def namespace(name: str, **functions) -> ModuleType:
+    """Device functions under one name, for kernels to call as `name.function(...)`."""
+    made = ModuleType(name)
+    made.__dict__.update(functions)
+    return made
+
+
+def record_of(block, tails=()):
+    """Device function (params, num_tokens, my_rank) -> a record of the call: a named tuple with a field for each name.
+
+    A field of several words is a tuple. tails: (name, number of words) of those that follow the block's, as tuples.
+    num_tokens and my_rank are the last fields.
+    """
+    ranges, end = [(name, *block.place(name)) for name in block.names], block.n_words
+    for name, length in tails:
+        ranges.append((name, end, length))
+        end += length
+    Call = namedtuple("Call", [*(name for name, _, _ in ranges), "num_tokens", "my_rank"])
+    words = _grouped([(at, length, length != 1 or at >= block.n_words) for _, at, length in ranges])
+
+    @device_fn
+    def record(params, num_tokens, my_rank):
+        return Call(*(words(params) + (num_tokens, my_rank)))
+
+    return record
+
+
+def _grouped(ranges):
+    """Device function params -> tuple of the words in these ranges (first, number, whether they form a tuple)."""
+    if not ranges:
+        return device_fn(lambda params: ())
+    n_single = next((i for i, (_, _, several) in enumerate(ranges) if several), len(ranges))
+    if n_single:
+        first, end, others = ranges[0][0], ranges[n_single - 1][0] + 1, _grouped(ranges[n_single:])
+        return device_fn(lambda params: params[first:end] + others(params))
+    (first, length, _), others = ranges[0], _grouped(ranges[1:])
+    if length == 0:
+        return device_fn(lambda params: ((),) + others(params))
+    end = first + length
+    return device_fn(lambda params: (params[first:end],) + others(params))

@@ -44,30 +44,45 @@ class Stamps(NamedTuple):
 
 def make(block, trace):
     """Device function mark(params, which): thread 0 writes the time; nothing at all unless `trace`."""
-    write = by_caller(block, trace)
+    p_trace = block.index("trace")
 
     @device_fn
     def mark(params, which):
         if thread_idx() == 0:
-            write(params, which)
+            _write(params[p_trace], which)
 
-    return mark if trace else write
+    return mark if trace else _nothing
 
 
-def by_caller(block, trace):
+def of_call(trace):
+    """The same for the record of a call: mark(call, which)."""
+    return _mark if trace else _nothing
+
+
+def by_caller(trace):
     """Likewise, but the caller writes the time: one thread of the block."""
-    p_trace = block.index("trace")
+    return _mark_by_caller if trace else _nothing
 
-    @device_fn
-    def write(params, which):
-        row = params[p_trace] + u64(8 * N_MARKS) * u64(block_idx())
-        store_u64(row + u64(8) * u64(which), u64(globaltimer()))
 
-    @device_fn
-    def nothing(params, which):
-        return
+@device_fn
+def _mark(call, which):
+    if thread_idx() == 0:
+        _write(call.trace, which)
 
-    return write if trace else nothing
+
+@device_fn
+def _mark_by_caller(call, which):
+    _write(call.trace, which)
+
+
+@device_fn
+def _write(buffer, which):
+    store_u64(buffer + u64(8 * N_MARKS) * u64(block_idx()) + u64(8) * u64(which), u64(globaltimer()))
+
+
+@device_fn
+def _nothing(call, which):
+    return
 
 
 class TraceBuffers:

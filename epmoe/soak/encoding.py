@@ -29,6 +29,7 @@ from epmoe.device import (
 )
 from epmoe.host.lending import arrange
 from epmoe.kernels import formats
+from epmoe.kernels.formats import RowPlace
 from epmoe.soak import arrays, segments
 from epmoe.soak.errors import ENCODED, record
 
@@ -144,10 +145,7 @@ def again_kernel(cfg):
                 decode(
                     payload,
                     params + u64(p_again),
-                    row,
-                    group,
-                    i32(row - start),
-                    tiles_before(counts, group, lane),
+                    RowPlace(row, group, i32(row - start), tiles_before(counts, group, lane)),
                     0,
                     1,
                     lane,

@@ -15,7 +15,7 @@ from rich.console import Console
 from worlds_at_hand import config
 
 from epmoe import LocalWorld, routing
-from epmoe.kernels import transport
+from epmoe.kernels.pairs import peers
 from epmoe.verify import command as verify
 from epmoe.verify import one_token, pictures
 from epmoe.verify.checked_rounds import rounds_of
@@ -202,7 +202,7 @@ def test_a_wrong_kernel_fails_with_the_first_difference(capsys, monkeypatch):
 @pytest.mark.parametrize("fused", [[], ["--fused"]], ids=["split", "fused"])
 def test_a_race_is_reported_with_the_seed_that_shows_it_again(capsys, monkeypatch, fused):
     """Signals that release nothing: the messages behind them race, between the halves of a split dispatch too."""
-    monkeypatch.setattr(transport, "st_release_sys_u64", transport.st_relaxed_sys_u64)
+    monkeypatch.setattr(peers, "st_release_sys_u64", peers.st_relaxed_sys_u64)
     status, out = shown(
         capsys, *SMALL, "--kernels", "fast", "--racecheck", "--seed", "5", "--seeds", "2", *fused
     )

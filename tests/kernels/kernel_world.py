@@ -17,6 +17,7 @@ from epmoe.kernels import (
     lamport,
     status,
 )
+from epmoe.kernels.pairs.tuning import Tuning
 from epmoe_ref.config import EPConfig
 
 COMBINE = {
@@ -31,7 +32,8 @@ POISON = 0xFF  # NaN in every format, -1 in every integer
 class KernelWorld:
     """The ranks' memory on one machine, and the six kernels with the options given.
 
-    compile-time options go to the factories: input_scale, router_weights, epilogue, without_signals. `fused` picks the fused kernels.
+    Compile-time options go to the factories: input_scale, router_weights, epilogue, without_signals; tuning: changes
+    to the fast kernels' tuning numbers. `fused` picks the fused kernels.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class KernelWorld:
         router_weights="array",
         epilogue=None,
         without_signals=False,
+        tuning=None,
         module=kernels,
         **machine_options,
     ):
@@ -69,14 +72,21 @@ class KernelWorld:
                     fill = np.full(region.shape, region.initial, region.dtype)
                 self.base[rank].write(fill, region.offset)
         make, weights = module, dict(router_weights=router_weights, epilogue=epilogue)
+        tuned = dict(tuning=Tuning(**tuning)) if tuning else {}
         self.calls = dict(
-            dispatch_async=make.dispatch_async_kernel(cfg, launch, input_scale=input_scale),
-            dispatch_wait=make.dispatch_wait_kernel(cfg, launch),
-            dispatch=make.dispatch_kernel(cfg, launch, input_scale=input_scale),
-            combine_async=make.combine_async_kernel(cfg, launch),
-            combine_wait=make.combine_wait_kernel(cfg, launch, **weights),
+            dispatch_async=make.dispatch_async_kernel(
+                cfg, launch, input_scale=input_scale, **tuned
+            ),
+            dispatch_wait=make.dispatch_wait_kernel(cfg, launch, **tuned),
+            dispatch=make.dispatch_kernel(cfg, launch, input_scale=input_scale, **tuned),
+            combine_async=make.combine_async_kernel(cfg, launch, **tuned),
+            combine_wait=make.combine_wait_kernel(cfg, launch, **weights, **tuned),
             combine=make.combine_kernel(
-                cfg, launch, **weights, **({"without_signals": True} if without_signals else {})
+                cfg,
+                launch,
+                **weights,
+                **tuned,
+                **({"without_signals": True} if without_signals else {}),
             ),
         )
         self.unreduced = router_weights is None

@@ -19,6 +19,7 @@ from epmoe.device import (
     warp_id,
 )
 from epmoe.kernels import formats
+from epmoe.kernels.formats import RowPlace
 
 POISON = 0xCD
 THREADS = 64 if device.SIM else 512
@@ -97,10 +98,9 @@ def decode_kernel(fmt, n_groups, n_parts=1):
                     decode(
                         payload,
                         out,
-                        i32(group_start + row_in_group),
-                        group,
-                        row_in_group,
-                        tiles_before,
+                        RowPlace(
+                            i32(group_start + row_in_group), group, row_in_group, tiles_before
+                        ),
                         part,
                         n_parts,
                         lane_id(),

@@ -8,7 +8,9 @@ from kernel_world import KernelWorld
 from test_dispatch_combine_rounds import CASES, run_round
 
 from epmoe import layout
-from epmoe.kernels import LaunchConfig, described, few_tokens
+from epmoe.kernels import LaunchConfig
+from epmoe.kernels.pairs import dispatch, few_tokens, packed_signal
+from epmoe.kernels.pairs.tuning import TUNING
 from epmoe_ref.config import EPConfig
 
 SMALL = dict(n_ranks=2, n_experts=6, top_k=4, hidden=16, max_tokens_per_rank=6)
@@ -38,33 +40,34 @@ def test_rounds_are_exact(name):
 
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("seed, stale", [(None, False), (1, False), (2, True), (3, True)])
-def test_beside_ranks_with_many_tokens(seed, stale, monkeypatch):
+def test_beside_ranks_with_many_tokens(seed, stale):
     """Of the two ranks one or the other has too many tokens, in turn."""
-    monkeypatch.setattr(few_tokens, "MOST_TOKENS", 3)
-    cfg = EPConfig(**SMALL | dict(hidden=24))  # compiled for this test
-    world = KernelWorld(cfg, fused=True, launch=ENOUGH, seed=seed, racecheck=True, stale=stale)
+    cfg, tuning = EPConfig(**SMALL | dict(hidden=24)), dict(few_tokens=3)
+    world = KernelWorld(
+        cfg, fused=True, launch=ENOUGH, seed=seed, racecheck=True, stale=stale, tuning=tuning
+    )
     for tokens in ([3, 6], [4, 2], [1, 0]):
         run_round(world, dict(tokens=tokens), np.random.default_rng(5))
 
 
 @pytest.mark.by_day(2)
 @pytest.mark.parametrize("n_sms, num_threads", [(2, 32), (2, 96), (3, 64), (5, 32), (12, 64)])
-def test_kernels_for_few_tokens_alone_are_right_with_any_blocks(n_sms, num_threads, monkeypatch):
+def test_kernels_for_few_tokens_alone_are_right_with_any_blocks(n_sms, num_threads):
     """One block may send to several ranks, receive by itself, and have one warp for everything."""
-    monkeypatch.setattr(few_tokens, "are_all", lambda cfg, shares, launch: True)
-    launch = LaunchConfig(n_sms=n_sms, num_threads=num_threads)
+    launch, tuning = LaunchConfig(n_sms=n_sms, num_threads=num_threads), dict(few_blocks_a_rank=0)
     cfg = EPConfig(**SMALL | dict(n_ranks=3, hidden=40))
-    world = KernelWorld(cfg, fused=True, launch=launch, seed=3, racecheck=True)
+    world = KernelWorld(cfg, fused=True, launch=launch, seed=3, racecheck=True, tuning=tuning)
     for tokens in ([3, 6, 1], [0, 2, 5]):
         run_round(world, dict(tokens=tokens), np.random.default_rng(5))
 
 
 def test_few_tokens_have_a_kernel_of_their_own_where_blocks_are_enough():
     few, many = (EPConfig(**SMALL | dict(max_tokens_per_rank=n)) for n in (8, 9))
-    assert few_tokens.are_all(few, True, ENOUGH) and not few_tokens.are_all(many, True, ENOUGH)
-    assert not few_tokens.are_all(few, False, ENOUGH) and not few_tokens.are_all(
-        few, True, LaunchConfig(n_sms=3)
-    )
+    whole = EPConfig(**SMALL | dict(max_tokens_per_rank=8, skip_a2a=True))
+    assert dispatch.build_of(few, ENOUGH, TUNING).are_few
+    assert not dispatch.build_of(many, ENOUGH, TUNING).are_few
+    assert not dispatch.build_of(whole, ENOUGH, TUNING).are_few
+    assert not dispatch.build_of(few, LaunchConfig(n_sms=3), TUNING).are_few
 
 
 def test_counters_are_not_used(monkeypatch):
@@ -73,8 +76,8 @@ def test_counters_are_not_used(monkeypatch):
     def unused(*args):
         raise AssertionError("counted in device memory")
 
-    monkeypatch.setattr("epmoe.kernels.senders.atomic_add_relaxed_gpu_i32", unused)
-    monkeypatch.setattr("epmoe.kernels.signaller.atomic_add_acq_rel_gpu_i32", unused)
+    monkeypatch.setattr("epmoe.kernels.pairs.send.atomic_add_relaxed_gpu_i32", unused)
+    monkeypatch.setattr("epmoe.kernels.pairs.signal.load_i32", unused)
     world = KernelWorld(EPConfig(**SMALL), fused=True, launch=ENOUGH, seed=0)
     run_round(world, dict(tokens=[6, 5]), np.random.default_rng(5))
 
@@ -84,27 +87,30 @@ def test_counters_are_not_used(monkeypatch):
 )
 def test_a_word_says_all_about_its_messages(tokens):
     slots = {t: (31, 0, 17, 5, 30, 9, 31, 1)[t] for t in tokens}
-    halves = [described.share_of(t, k) for t, k in slots.items()]
+    halves = [packed_signal.share_of(t, k) for t, k in slots.items()]
     low, high = (sum(column) for column in zip(*halves))
-    word = described.word_of(low, high)
+    word = packed_signal.word_of(low, high)
     assert low < 2**31 and high < 2**31  # sums of int32
     assert layout.DESCRIBED <= word < layout.ANNOUNCED < layout.MAX_FINITE
-    assert described.count_of(word) == len(tokens)
-    assert [described.message_of(word, s) for s in range(len(tokens))] == sorted(slots.items())
+    assert packed_signal.count_of(word) == len(tokens)
+    assert [packed_signal.message_of(word, s) for s in range(len(tokens))] == sorted(slots.items())
 
 
 def test_other_words_say_how_many():
-    assert described.word_of(0, 0) == described.count_of(0) == 0
-    assert [described.count_of(start + 4096) for start in (0, layout.ANNOUNCED)] == [4096, 4096]
+    assert packed_signal.word_of(0, 0) == packed_signal.count_of(0) == 0
+    assert [packed_signal.count_of(start + 4096) for start in (0, layout.ANNOUNCED)] == [4096, 4096]
 
 
 def test_a_launch_has_no_more_blocks_than_have_work():
     cfg = EPConfig(n_ranks=4, n_experts=256, top_k=8, hidden=7168, max_tokens_per_rank=128)
-    assert few_tokens.size(cfg, True, 132, 1024, 1) == (20, 256)
-    assert few_tokens.size(cfg, True, 132, 1024, 8) == (36, 512)
-    assert few_tokens.size(cfg, True, 12, 64, 0) == (12, 64)
+    whole = EPConfig(
+        n_ranks=4, n_experts=256, top_k=8, hidden=7168, max_tokens_per_rank=128, skip_a2a=True
+    )
+    assert few_tokens.size(cfg, TUNING, 132, 1024, 1) == (20, 256)
+    assert few_tokens.size(cfg, TUNING, 132, 1024, 8) == (36, 512)
+    assert few_tokens.size(cfg, TUNING, 12, 64, 0) == (12, 64)
     assert (
-        few_tokens.size(cfg, True, 132, 1024, 9)
-        == few_tokens.size(cfg, False, 132, 1024, 1)
+        few_tokens.size(cfg, TUNING, 132, 1024, 9)
+        == few_tokens.size(whole, TUNING, 132, 1024, 1)
         == (132, 1024)
     )

@@ -5,7 +5,7 @@ import pytest
 from kernel_world import KernelWorld
 from test_dispatch_combine_rounds import run_round
 
-from epmoe.kernels import LaunchConfig, offsets, returners, signaller
+from epmoe.kernels import LaunchConfig
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
@@ -43,16 +43,14 @@ def test_stale_values_that_the_memory_model_permits_change_nothing(seed):
     ],
     ids=["tiles and shared expert", "padded rows", "bf16"],
 )
-def test_more_experts_than_one_look_takes(options, fused, monkeypatch):
+def test_more_experts_than_one_look_takes(options, fused):
     """Shared memory holds a window of the experts; here the windows are tiny, so that several are needed."""
-    monkeypatch.setattr(signaller, "WINDOW", 3)
-    monkeypatch.setattr(offsets, "MAX_COUNTS", 5)
-    monkeypatch.setattr(returners, "WINDOW", 4)
+    tuning = dict(counted_experts=3, counts=5, returned_segments=4)
     sizes = (
         dict(n_ranks=2, n_experts=14, top_k=3, hidden=16, max_tokens_per_rank=7, alignment=32)
         | options
     )
-    world = KernelWorld(EPConfig(**sizes), fused=fused, seed=3, racecheck=True)
+    world = KernelWorld(EPConfig(**sizes), fused=fused, seed=3, racecheck=True, tuning=tuning)
     rng = np.random.default_rng(3)
     for tokens in ([7, 5], [2, 7]):
         run_round(world, dict(tokens=tokens), rng)
@@ -60,7 +58,7 @@ def test_more_experts_than_one_look_takes(options, fused, monkeypatch):
 
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
-def test_tiles_of_several_rows(fused, monkeypatch):
+def test_tiles_of_several_rows(fused):
     """Many rows a warp: claims of whole tiles, the last of them short."""
     cfg = EPConfig(n_ranks=2, n_experts=4, top_k=2, hidden=8, max_tokens_per_rank=33)
     world = KernelWorld(cfg, fused=fused, seed=5, racecheck=True)

@@ -5,21 +5,10 @@ import pytest
 from kernel_world import KernelWorld
 from test_dispatch_combine_rounds import CASES, run_round
 
-from epmoe.kernels import LaunchConfig, dispatch, senders
+from epmoe.kernels import LaunchConfig
 from epmoe_ref.config import EPConfig
 
-
-@pytest.fixture
-def many(monkeypatch):
-    """A batch is a token or two."""
-    compiled = dispatch._compile_async, dispatch._compile_wait, dispatch._compile_fused
-    monkeypatch.setattr(senders, "MAX_MESSAGES", 4)
-    monkeypatch.setattr(dispatch, "TURNS_FROM", 1)
-    for kernels in compiled:
-        kernels.cache_clear()
-    yield
-    for kernels in compiled:
-        kernels.cache_clear()
+IN_TURNS = dict(batch_messages=4, turns_from=1)  # a batch is a token or two
 
 
 @pytest.mark.by_day
@@ -27,7 +16,7 @@ def many(monkeypatch):
     "name", ["plain", "empty rank, three ranks", "nobody has a token", "shared expert", "top 32"]
 )
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])
-def test_rounds_are_exact(name, fused, many):
+def test_rounds_are_exact(name, fused):
     case = CASES[name]
     world = KernelWorld(
         EPConfig(**case["cfg"]),
@@ -36,6 +25,7 @@ def test_rounds_are_exact(name, fused, many):
         seed=1,
         racecheck=True,
         stale=True,
+        tuning=IN_TURNS,
     )
     rng = np.random.default_rng(8)
     for _ in range(2):
@@ -51,9 +41,9 @@ def test_rounds_are_exact(name, fused, many):
         pytest.param(6, 96, id="beside few tokens"),
     ],
 )
-def test_other_ways_are_right_beside_it(fused, n_sms, num_threads, many):
+def test_other_ways_are_right_beside_it(fused, n_sms, num_threads):
     cfg = EPConfig(n_ranks=2, n_experts=68, top_k=4, hidden=40, max_tokens_per_rank=10)
     launch = LaunchConfig(n_sms=n_sms, num_threads=num_threads)
-    world = KernelWorld(cfg, fused=fused, launch=launch, seed=2, racecheck=True)
+    world = KernelWorld(cfg, fused=fused, launch=launch, seed=2, racecheck=True, tuning=IN_TURNS)
     for tokens in ([10, 3], [2, 9]):
         run_round(world, dict(tokens=tokens), np.random.default_rng(5))

@@ -6,7 +6,7 @@ import epmoe_ref
 from epmoe import EPConfig, ExpertParallel, LocalWorld, routing
 from epmoe.check import compare_combined, compare_dispatched
 from epmoe.device import lane_id, shmem, store_u32, syncwarp
-from epmoe.kernels import combine, dispatch
+from epmoe.kernels.pairs import combine, dispatch, peers
 from epmoe_ref.errors import RaceError
 
 CFG = EPConfig(4, 8, 3, 64, 5, p2p_world_size=2, use_shmem=True)
@@ -15,6 +15,7 @@ CACHES = (
     dispatch._compile_fused,
     combine._compile_async,
     combine._compile_fused,
+    peers.make,
 )
 
 

@@ -9,9 +9,9 @@ from importlib import import_module
 
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 
-from .kernel_format import KernelFormat
+from .kernel_format import KernelFormat, RowPlace
 
-__all__ = ["KernelFormat", "of"]
+__all__ = ["KernelFormat", "RowPlace", "of"]
 
 
 @cache

@@ -32,8 +32,8 @@ def make(cfg) -> KernelFormat:
         encode_part(src_row, dst_payload, input_scale, 0, 1, lane)
 
     @device_fn
-    def decode(payload, out, row, group, row_in_group, tiles_before, part, n_parts, lane):
-        copy_out(output_tokens(out) + u64(row) * u64(row_bytes), payload, part, n_parts, lane)
+    def decode(payload, out, place, part, n_parts, lane):
+        copy_out(output_tokens(out) + u64(place.row) * u64(row_bytes), payload, part, n_parts, lane)
 
     def outputs(cfg, capacity):
         return {"output_tokens": ((capacity, cfg.hidden), np.dtype(ml_dtypes.bfloat16))}

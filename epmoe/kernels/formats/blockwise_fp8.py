@@ -74,8 +74,8 @@ def make(cfg) -> KernelFormat:
     spread_scales = spread_words(n_scales)
 
     @device_fn
-    def quantise(dst_payload, chunk, there, a, b, absmax, input_scale, lane):
-        scale, codes = quantised(a, b, absmax)
+    def quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane):
+        scale, codes = quantised(ab[0], ab[1], absmax)
         if there:
             store16(dst_payload + u64(16 * chunk), codes[0], codes[1], codes[2], codes[3])
             if lane & (GROUP_LANES - 1) == 0:
@@ -84,12 +84,12 @@ def make(cfg) -> KernelFormat:
     encode, encode_part = encode_row(hidden, GROUP, quantise, clear_rest)
 
     @device_fn
-    def decode(payload, out, row, group, row_in_group, tiles_before, part, n_parts, lane):
-        scales = output_scales(out) + u64(row) * u64(SCALE_BYTES)
+    def decode(payload, out, place, part, n_parts, lane):
+        scales = output_scales(out) + u64(place.row) * u64(SCALE_BYTES)
         column_bytes = capacity(out) * u64(SCALE_BYTES)
         if part == 0:
             spread_scales(scales, column_bytes, payload + u64(scales_at), lane)
-        copy_values(output_tokens(out) + u64(row) * u64(hidden), payload, part, n_parts, lane)
+        copy_values(output_tokens(out) + u64(place.row) * u64(hidden), payload, part, n_parts, lane)
 
     def outputs(cfg, capacity):
         return {"output_tokens": ((capacity, cfg.hidden), np.dtype(ml_dtypes.float8_e4m3fn)),

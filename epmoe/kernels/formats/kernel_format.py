@@ -21,6 +21,18 @@ def nothing_to_finish(out, group, group_start, n_rows, tiles_before, lane):
     return
 
 
+class RowPlace(NamedTuple):
+    """Where a message's row goes: the output row, its group, its number there, and the 128-row tiles before the group.
+
+    Tiles before a group: the sum of ceil(n_rows / 128) over the earlier groups.
+    """
+
+    row: int
+    group: int
+    row_in_group: int
+    tiles_before: int
+
+
 class KernelFormat(NamedTuple):
     """One token format, made by `make(cfg)` of its module; `formats.of(cfg)` finds the module by the format's name.
 
@@ -39,10 +51,9 @@ class KernelFormat(NamedTuple):
         runs.
     encode_part(src_row, dst_payload, input_scale, part, n_parts, lane): part 0..n_parts-1 of the same, by a warp each;
         encode_parts: the most parts that have work.
-    decode(payload, out, row, group, row_in_group, tiles_before, part, n_parts, lane): part 0..n_parts-1 of one payload
-        becomes that of output row `row`, by a warp each; decode_parts: the most parts that have work. Reads the payload
-        by ordinary loads, so a peer's bytes are seen once its signal is acquired. tiles_before: number of 128-row tiles
-        of the groups before this one, that is the sum of ceil(n_rows / 128) over them.
+    decode(payload, out, place, part, n_parts, lane): part 0..n_parts-1 of one payload becomes that of the output row at
+        `place` (RowPlace), by a warp each; decode_parts: the most parts that have work. Reads the payload by ordinary
+        loads, so a peer's bytes are seen once its signal is acquired.
     begin_group(out, group, group_start, tiles_before, lane): writes scales_offset[group], by any warp, once.
     finish_group(out, group, group_start, n_rows, tiles_before, lane): zero scale bytes for the rows past the group's
         n_rows in its last tile. Touches no byte that `decode` writes: any warp, any time before the kernel ends, in no

@@ -40,22 +40,22 @@ def make(cfg) -> KernelFormat:
     store_scales = store_slot_scales(cfg) if slots else store_scale_row(n_scales)
 
     @device_fn
-    def quantise(dst_payload, chunk, there, a, b, absmax, input_scale, lane):
+    def quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane):
         byte = even_scale(absmax)
         # The product with the exact reciprocal of a power of two is the quotient, rounded once, subnormals included.
         k = e8m0_reciprocal(byte)
         if there:
-            store_u64(dst_payload + u64(8 * chunk), e2m1x16(a, b, k))
+            store_u64(dst_payload + u64(8 * chunk), e2m1x16(ab[0], ab[1], k))
             if lane & 1 == 0:
                 store_u8(dst_payload + u64(scales_at + i32(chunk >> 1)), byte)
 
     encode, encode_part = encode_row(cfg.hidden, GROUP, quantise, clear_rest)
 
     @device_fn
-    def decode(payload, out, row, group, row_in_group, tiles_before, part, n_parts, lane):
+    def decode(payload, out, place, part, n_parts, lane):
         if part == 0:
-            store_scales(output_scales(out), row, group, row_in_group, payload + u64(scales_at), lane)
-        copy_values(output_tokens(out) + u64(row) * u64(value_bytes), payload, part, n_parts, lane)
+            store_scales(output_scales(out), place, payload + u64(scales_at), lane)
+        copy_values(output_tokens(out) + u64(place.row) * u64(value_bytes), payload, part, n_parts, lane)
 
     def outputs(cfg, capacity):
         return {"output_tokens": ((capacity, value_bytes), np.dtype(np.uint8)),
@@ -67,14 +67,14 @@ def make(cfg) -> KernelFormat:
 
 
 def store_scale_row(n_scales):
-    """Device function (scales, row, group, row_in_group, src, lane): the scale bytes at src to row `row` of the output.
+    """Device function (scales, place, src, lane): the scale bytes at src to a row of the output.
 
     Byte by byte: with an odd n_scales rows are not aligned.
     """
     copy_scales = copy_bytes(n_scales)
 
     @device_fn
-    def store(scales, row, group, row_in_group, src, lane):
-        copy_scales(scales + u64(row) * u64(n_scales), src, lane)
+    def store(scales, place, src, lane):
+        copy_scales(scales + u64(place.row) * u64(n_scales), src, lane)
 
     return store

@@ -43,11 +43,11 @@ def quantise_nvfp4(scales_at):
     """What encode_row calls for NVFP4: a lane has a whole group."""
 
     @device_fn
-    def quantise(dst_payload, chunk, there, a, b, absmax, input_scale, lane):
+    def quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane):
         byte = nvfp4_scale(absmax, input_scale)
         k = nvfp4_factor(byte, input_scale)
         if there:
-            store_u64(dst_payload + u64(8 * chunk), e2m1x16(a, b, k))
+            store_u64(dst_payload + u64(8 * chunk), e2m1x16(ab[0], ab[1], k))
             store_u8(dst_payload + u64(scales_at + chunk), byte)
 
     return quantise
@@ -60,11 +60,11 @@ def quantise_mxfp4(scales_at):
     """
 
     @device_fn
-    def quantise(dst_payload, chunk, there, a, b, absmax, input_scale, lane):
+    def quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane):
         byte = e8m0_round_up(mul_rn(absmax, f32(SIXTH)))
         k = e8m0_reciprocal(byte)
         if there:
-            store_u64(dst_payload + u64(8 * chunk), e2m1x16(a, b, k))
+            store_u64(dst_payload + u64(8 * chunk), e2m1x16(ab[0], ab[1], k))
             if lane & 1 == 0:
                 store_u8(dst_payload + u64(scales_at + i32(chunk >> 1)), byte)
 
@@ -75,9 +75,9 @@ def quantise_mxfp8(scales_at):
     """The same for MXFP8."""
 
     @device_fn
-    def quantise(dst_payload, chunk, there, a, b, absmax, input_scale, lane):
+    def quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane):
         byte = e8m0_round_up(mul_rn(absmax, f32(PER_448)))
-        k = e8m0_reciprocal(byte)
+        (a, b), k = ab, e8m0_reciprocal(byte)
         if there:
             store16(dst_payload + u64(16 * chunk), scaled_e4m3x4(a[0], a[1], k), scaled_e4m3x4(a[2], a[3], k),
                     scaled_e4m3x4(b[0], b[1], k), scaled_e4m3x4(b[2], b[3], k))
@@ -110,10 +110,10 @@ def make(cfg) -> KernelFormat:
     clear_scales = clear_unused_rows(n_words)
 
     @device_fn
-    def decode(payload, out, row, group, row_in_group, tiles_before, part, n_parts, lane):
+    def decode(payload, out, place, part, n_parts, lane):
         if part == 0:
-            store_scales(output_scales(out), tiles_before, row_in_group, payload + u64(scales_at), lane)
-        copy_values(output_tokens(out) + u64(row) * u64(value_bytes), payload, part, n_parts, lane)
+            store_scales(output_scales(out), place.tiles_before, place.row_in_group, payload + u64(scales_at), lane)
+        copy_values(output_tokens(out) + u64(place.row) * u64(value_bytes), payload, part, n_parts, lane)
 
     @device_fn
     def begin_group(out, group, group_start, tiles_before, lane):

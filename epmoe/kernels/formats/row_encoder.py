@@ -17,8 +17,8 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
 
     encode takes all steps by one warp, encode_part part 0..n_parts-1 of them.
     hidden, group: elements of a row, and of a group with one scale (16, 32, 64, ...; it divides hidden).
-    quantise(dst_payload, chunk, there, a, b, absmax, input_scale, lane): chunk counts the row's runs of 16 elements;
-    a, b are its 8 + 8 bf16 values in 4 + 4 words; absmax is that of the whole group, the same in the group's lanes. It
+    quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane): chunk counts the row's runs of 16 elements;
+    ab are its 8 + 8 bf16 values in 4 + 4 words; absmax is that of the whole group, the same in the group's lanes. It
     writes only if `there`: all lanes take every step, for the shuffles, and behind the row's end they repeat its last
     group.
     clear_rest(dst_payload, lane): what is padding in the payload; by one warp, part 0 where there are several.
@@ -41,7 +41,7 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
     @device_fn
     def encode_step(dst_payload, chunk, ab, input_scale, lane):
         absmax = group_maximum(max_f32(f32(0.0), max_f32(absmax8(ab[0]), absmax8(ab[1]))))
-        quantise(dst_payload, chunk, chunk < n_chunks, ab[0], ab[1], absmax, input_scale, lane)
+        quantise(dst_payload, chunk, chunk < n_chunks, ab, absmax, input_scale, lane)
 
     @device_fn
     def encode(src_row, dst_payload, input_scale, lane):

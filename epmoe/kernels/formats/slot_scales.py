@@ -22,18 +22,18 @@ def slots_shape(cfg) -> tuple[int, int, int, int]:
 
 
 def store_slot_scales(cfg):
-    """Device function (slots, row, slot, mn, src, lane): one row's hidden / 32 scale bytes at src into its slot.
+    """Device function (slots, place, src, lane): one row's hidden / 32 scale bytes at src into its slot, the group.
 
-    slot: the group; mn: row inside the group; src is 4-byte aligned.
+    src is 4-byte aligned.
     """
     n_scales = cfg.hidden // 32
     slot_bytes = slot_rows(cfg) * n_scales
     n_words = n_scales // 4
 
     @device_fn
-    def store(slots, row, slot, mn, src, lane):
-        m = u32(mn)
-        base = slots + u64(slot) * u64(slot_bytes) + u64(m >> u32(5)) * u64(32 * n_scales)
+    def store(slots, place, src, lane):
+        m = u32(place.row_in_group)
+        base = slots + u64(place.group) * u64(slot_bytes) + u64(m >> u32(5)) * u64(32 * n_scales)
         base = u64(base + u64(u32(m >> u32(4)) & u32(1)) + u64(4 * (m & u32(15))))
         j = u32(lane)
         while j < n_words:          # columns 4 j ... 4 j + 3

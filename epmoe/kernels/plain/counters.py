@@ -12,14 +12,9 @@ from types import ModuleType
 from epmoe import layout
 from epmoe.device import device_fn, i32, u64
 
+from ..params import namespace
+
 READY = 1024    # of region A: a written end row differs from an unwritten one; also the value of raised flags
-
-
-def namespace(name: str, **functions) -> ModuleType:
-    """Device functions under one name, for kernels to call as `name.function(...)`."""
-    made = ModuleType(name)
-    made.__dict__.update(functions)
-    return made
 
 
 def words(cfg) -> ModuleType:

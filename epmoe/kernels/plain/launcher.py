@@ -8,7 +8,7 @@ from epmoe_ref.errors import EPValueError
 
 from ..launch import MAX_THREADS
 from ..status import raise_if_bad_ids, raise_if_failed
-from ..transport import crosses_worlds
+from ..pairs.peers import crosses_worlds
 from . import arguments
 
 # Behind the page's arguments: what a launch takes by keyword, and what it is when it is not given.

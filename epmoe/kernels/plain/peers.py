@@ -11,7 +11,7 @@ from typing import NamedTuple
 from epmoe.device import device_fn, st_release_sys_u64, u64
 
 from ..formats.row_copy import copy_part
-from ..transport import crosses_worlds
+from ..pairs.peers import crosses_worlds
 from .counters import namespace
 
 

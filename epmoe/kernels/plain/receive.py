@@ -9,6 +9,7 @@ from epmoe.device import (address_of, atomic_add_acq_rel_gpu_i32, atomic_add_rel
                           warp_broadcast_i32, warp_id, warp_inclusive_sum_i32)
 
 from .. import formats
+from ..formats import RowPlace
 from ..formats.scale_tiles import TILE_ROWS as SCALE_ROWS
 from ..status import FOR_READY, FOR_SEND_BUF
 from . import counters, messages, waits
@@ -167,7 +168,8 @@ def make(cfg) -> ModuleType:
             row = i32(warp_broadcast_i32(claimed, 0))
             if row < n_rows:
                 place = message.at(send_buf_p, i32(first + row))
-                decode(place, of_handler(out.format_handler), row, i32(0), row, i32(0), 0, 1, lane)  # part 0 of 1
+                there = RowPlace(row, i32(0), row, i32(0))
+                decode(place, of_handler(out.format_handler), there, 0, 1, lane)    # part 0 of 1
                 if lane < 2:
                     out.src_info[row, lane] = -1
         return True
@@ -195,8 +197,8 @@ def make(cfg) -> ModuleType:
         group, lane = i32(front + local_expert), i32(lane_id())
         start = i32(out.row_offsets[group])
         row = i32(start + j)
-        tiles = tiles_before(out.format_handler, group, start)
-        decode(place, of_handler(out.format_handler), row, group, j, tiles, 0, 1, lane)     # part 0 of 1
+        there = RowPlace(row, group, j, tiles_before(out.format_handler, group, start))
+        decode(place, of_handler(out.format_handler), there, 0, 1, lane)    # part 0 of 1
         if lane == 0:
             out.src_info[row, 0] = message.token(place)
             out.src_info[row, 1] = message.k_of(place, i32(inbox.my_rank * local + local_expert))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from epmoe.device import (block_dim, device_fn, i32, int32, lane_id, n_warps, popc, shared_array, syncthreads,
                           thread_idx, u32, warp_id, warp_sum_i32)
 
-from ..offsets import block_sum
+from ..pairs.offsets import block_sum
 from .expert_bits import A_WORD, WORDS, below, word_of, words_of_all
 from .routing import or_of_warp
 

@@ -3,7 +3,7 @@
 from epmoe.device import (block_dim, device_fn, i32, int32, shared_array, store_i32, store_u64,
                           syncthreads, syncthreads_or, thread_idx, u32, u64)
 
-from ..offsets import block_sum
+from ..pairs.offsets import block_sum
 from . import control
 
 # Words of `info`, int32

@@ -10,17 +10,17 @@ from epmoe.device import device_fn, ffs, i32, u32, u64
 from epmoe.layout import DESCRIBED
 
 MOST_TOKENS = 8
-SLOTS_AT, SLOT_BITS, FIRST_HIGH = 12, 5, 3      # the slots of tokens from FIRST_HIGH on are in the upper half
+FIRST_K, K_BITS, FIRST_HIGH = 12, 5, 3      # k of tokens from FIRST_HIGH on is in the upper half
 
 
 @device_fn
 def share_of(token, k):
-    """(lower, upper half): the bits that a token with the expert at place k adds to the expert's word."""
+    """(lower, upper half): the bits that a token with the expert at k adds to the expert's word."""
     low, high = i32(1 + i32(16 << token)), i32(0)
     if token < FIRST_HIGH:
-        low = i32(low + i32(k << i32(SLOTS_AT + SLOT_BITS * token)))
+        low = i32(low + i32(k << i32(FIRST_K + K_BITS * token)))
     else:
-        high = i32(k << i32(SLOT_BITS * (token - FIRST_HIGH)))
+        high = i32(k << i32(K_BITS * (token - FIRST_HIGH)))
     return low, high
 
 
@@ -50,7 +50,7 @@ def message_of(word, slot):
         tokens = i32(tokens & (tokens - 1))
         i = i32(i + 1)
     token = i32(i32(ffs(u32(tokens))) - 1)
-    at = i32(SLOTS_AT + SLOT_BITS * token)
+    at = i32(FIRST_K + K_BITS * token)
     if token >= FIRST_HIGH:
-        at = i32(at + SLOT_BITS)
+        at = i32(at + K_BITS)
     return token, i32(u32((word >> u64(at)) & u64(31)))

@@ -1,0 +1,255 @@
+"""Combine: sends every expert output back to its token's rank, and every rank sums its tokens' rows.
+
+These are the steps, with the names of the specification and the module of each:
+
+1. **way back** (send_back.py). Region A, written by dispatch, gives for each segment (local expert, src_rank) its end
+   row and its number of rows. A block sends a run of consecutive rows, a warp a row or a piece of one. It reads
+   `src_info[row] = (token, k)` and writes the row to place [token, k] of src_rank's recv_buf. The place identifies the
+   row, so the message is only the row.
+2. **signal** (send_back.py). The thread that knows that all rows of a segment are written stores the count into
+   src_rank's recv_count at [local_expert, my_rank], release at system scope. The warps of a block count their pieces in
+   shared memory. If all rows of the segment belong to one block, the warp with the last piece has acquired the others
+   and signals. If they belong to several blocks, each adds its rows to `finished[local_expert, src_rank]`, acquire and
+   release at device scope (dispatch no longer needs that region). The block that completes the count resets the word to
+   0 and signals. The signal covers rows of all warps and blocks. If a segment has no rows, it is sent at once.
+3. **wait** (poll_signals.py). In every block a few warps acquire all words of the rank's recv_count at system scope, and
+   raise a flag in shared memory for each.
+4. **cleaning up** (signal.resetting). When a block has seen all words, its last warp counts it in D: the block needs
+   neither A nor recv_count any more. The last block resets recv_count, region A and D, so the next round finds the
+   memory as this one did.
+5. **reducing** (reduce.py, take_rows.py). A warp takes columns of a token and loads the rows' vectors as their flags go
+   up. It sums fma(w, x, sum) over k ascending from +0.0, rounds once to the output type, then adds the shared expert,
+   then applies the epilogue.
+
+To ranks of other p2p worlds (use_shmem) the row goes out of send_buf, by a put that is complete before step 2, and the
+count by a SHMEM signal: peers.py.
+
+combine_async is steps 1 and 2, combine_wait 3 to 5, and combine_kernel all of them in one launch. There every block
+does all steps. So the blocks of a launch must be resident together: each waits for rows that all blocks of its peers
+return. Region A may be zeroed only when every block has read it, and recv_count only when every block has seen it; the
+last block to leave comes after all. The ready flags stay 0, because no block waits for another block that waits for
+all. If a round fails, tokens that miss a row are not written; others may have been reduced.
+
+A fused combine of few tokens may go without signals (steps 2 to 4): each word of a row is its own ready flag
+(epmoe/kernels/lamport.py, take_rows.py).
+
+The first memory access loads A; src_info, the first rows and the peers' addresses are prefetched.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from epmoe.device import device_fn, i32, kernel, lane_id, shared_array, syncthreads_or
+from epmoe.device import int32
+from epmoe.layout import combine_msg_bytes
+from epmoe_ref.config import EPConfig
+from epmoe_ref.errors import EPValueError
+
+from .. import ahead, lamport, limits, stamps, user_functions
+from ..call import CombineAsyncCall, CombineCall, CombineWaitCall
+from ..launch import LaunchConfig
+from ..params import ParameterBlock, record_of
+from ..status import failed_before
+from . import peers, poll_signals, reduce, send_back, signal, take_rows
+from .tuning import TUNING, Tuning
+
+CACHED = 128        # compiled kernels that are remembered, for each of the three
+
+
+@dataclass(frozen=True)
+class Build:
+    """What a combine kernel is compiled for.
+
+    router_weights: "array", a function (token, k, *args), or None for output [num_tokens, top_k, hidden].
+    epilogue: a function (token, col, value, *args), an OutputLambda, or None. weights_types, epilogue_types: of args.
+    """
+
+    cfg: EPConfig
+    threads: int
+    trace: bool
+    tuning: Tuning
+    router_weights: object = None
+    epilogue: object = None
+    weights_types: tuple = ()
+    epilogue_types: tuple = ()
+
+    @property
+    def args(self):
+        """(name, number of words) of the arguments of user functions."""
+        return (("router_weights_args", user_functions.words_of(self.weights_types)),
+                ("epilogue_args", user_functions.words_of(self.epilogue_types)))
+
+    @property
+    def n_words(self):
+        """Words of a kernel."""
+        return parameter_block(self.cfg).n_words + sum(n for _, n in self.args)
+
+
+def parameter_block(cfg) -> ParameterBlock:
+    """The fields of the three combine kernels; the arguments of user functions follow them."""
+    return ParameterBlock(
+        ("send_buf_p", 1), ("recv_buf_p", 1), ("recv_count_p", 1), ("ep_counters", 1), ("status", 1),
+        ("timeout_ns", 1), ("trace", 1),
+        ("input_tokens", 1), ("src_info", 1), ("n_rows", 1), ("output_tokens", 1), ("topk_ids", 1),
+        ("router_weights", 1), context=peers.context(cfg))
+
+
+def _beginning(build, sends=True):
+    """Device function (params, num_tokens, my_rank) -> the record of the call; begins to load what is needed first."""
+    block = parameter_block(build.cfg)
+    record, mark = record_of(block, build.args), stamps.of_call(build.trace)
+    fetch, fetch_rows = ahead.span(8 * block.context_words), ahead.first_rows(combine_msg_bytes(build.cfg))
+
+    @device_fn
+    def begin(params, num_tokens, my_rank):
+        call = record(params, num_tokens, my_rank)
+        mark(call, stamps.START)
+        fetch(call.context)
+        if sends:
+            fetch_rows(call.input_tokens, call.src_info, call.n_rows)
+        return call
+
+    return begin
+
+
+def _finishing(build):
+    """(n_flags, clear, finish): finish(call, flags) is steps 3 to 5; flags: int32 [n_flags], which clear(flags) zeroes."""
+    polls, mark = poll_signals.make(build), stamps.by_caller(build.trace)
+    count_out = signal.resetting(build.cfg, send_back.clear_a(build.cfg))
+    reduce_tokens = reduce.make(build, take_rows.after_signals(build.cfg, polls.next_come))
+
+    @device_fn
+    def finish(call, flags):
+        if polls.poll(call, flags):
+            count_out(call)
+            if lane_id() == 0:
+                mark(call, stamps.LEFT)
+        reduce_tokens(call, flags)
+
+    return polls.n_flags, polls.clear, finish
+
+
+@lru_cache(CACHED)
+def _compile_async(build):
+    begin, send = _beginning(build), send_back.make(build)
+
+    @kernel(max_threads=build.threads, words=build.n_words, shmem=peers.crosses_worlds(build.cfg))
+    def combine_async(params, num_tokens, my_rank):
+        call = begin(params, num_tokens, my_rank)
+        send(call, failed_before(call.status))
+
+    return combine_async
+
+
+@lru_cache(CACHED)
+def _compile_wait(build):
+    begin, (n_flags, clear, finish) = _beginning(build, sends=False), _finishing(build)
+
+    @kernel(max_threads=build.threads, words=build.n_words)
+    def combine_wait(params, num_tokens, my_rank):
+        call, flags = begin(params, num_tokens, my_rank), shared_array(n_flags, int32)
+        clear(flags)
+        if not syncthreads_or(failed_before(call.status)):
+            finish(call, flags)
+
+    return combine_wait
+
+
+@lru_cache(CACHED)
+def _compile_fused(build):
+    begin, send, (n_flags, clear, finish) = _beginning(build), send_back.make(build), _finishing(build)
+
+    @kernel(max_threads=build.threads, words=build.n_words, shmem=peers.crosses_worlds(build.cfg))
+    def combine(params, num_tokens, my_rank):
+        call, flags = begin(params, num_tokens, my_rank), shared_array(n_flags, int32)
+        clear(flags)                        # there is a barrier in send
+        if not send(call, failed_before(call.status)):
+            finish(call, flags)
+
+    return combine
+
+
+@lru_cache(CACHED)
+def _compile_without_signals(build):
+    begin, send, await_begun = _beginning(build), send_back.without_signals(build), take_rows.await_begun(build.cfg)
+    reduce_tokens, mark = reduce.make(build, take_rows.without_signals(build)), stamps.of_call(build.trace)
+
+    @kernel(max_threads=build.threads, words=build.n_words)
+    def combine(params, num_tokens, my_rank):
+        call = begin(params, num_tokens, my_rank)
+        if not send(call, failed_before(call.status)):
+            reduce_tokens(call, i32(0))
+            await_begun(call)
+            mark(call, stamps.LEFT)
+
+    return combine
+
+
+def _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn):
+    """The function applied to a value before it is stored: epilogue, an OutputLambda, or None."""
+    if elementwise_lambda_fn is not None and epilogue is not None:
+        raise EPValueError("epilogue and elementwise_lambda_fn are both given: the second stores the result itself, so "
+                           "it must also do what the first does")
+    if not (router_weights is None or router_weights == "array" or callable(router_weights)):
+        raise EPValueError(f"router_weights={router_weights!r} must be an array, a function (token, k, *args) or None")
+    if router_weights is None and (epilogue is not None or elementwise_lambda_fn is not None):
+        raise EPValueError("an epilogue needs router_weights, and so does elementwise_lambda_fn: without them rows are "
+                           "not reduced, only moved")
+    if cfg.fused_shared_expert and router_weights is None:
+        raise EPValueError("fused_shared_expert needs router_weights: its output is added to the sum over k")
+    return epilogue if elementwise_lambda_fn is None else user_functions.OutputLambda(elementwise_lambda_fn)
+
+
+def combine_async_kernel(cfg, launch=None, *, tuning=TUNING) -> CombineAsyncCall:
+    """The kernel that sends the experts' rows back to the ranks of their tokens: steps 1 and 2 of this module's story.
+
+    Its launch ends when this rank's rows and signals are on their way.
+
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). tuning: for tests.
+    Returns a CombineAsyncCall, called with the page's arguments in the page's order: addresses (KernelCall).
+    The same arguments give the same compiled kernel. Errors: EPValueError. Source: the combine_async_kernel
+    page (docs/pages.md).
+    """
+    limits.check(cfg)
+    launch = launch or LaunchConfig()
+    build = Build(cfg, launch.threads, launch.trace, tuning)
+    return CombineAsyncCall(cfg, launch, parameter_block(cfg), lambda weights, epilogue: _compile_async(build))
+
+
+def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, elementwise_lambda_fn=None,
+                        tuning=TUNING) -> CombineWaitCall:
+    """The kernel that waits for the returned rows and reduces them by token: steps 3 to 5.
+
+    Its launch ends when all tokens are reduced, over k = 0, 1, ... in float32: nothing is free in the result.
+
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). router_weights: "array" for an array given at the call,
+    a function (token, k, *args) -> float32, or None: then the output is [num_tokens, top_k, hidden] and not reduced.
+    epilogue: a function (token, col, value, *args) -> value, or None. elementwise_lambda_fn: a function of the same
+    arguments that stores its result into writable arrays among args and returns nothing, or None; with it the output
+    array is not written, and both functions' args are the call's epilogue_args. tuning: for tests.
+    Returns a CombineWaitCall, called with the page's arguments in the page's order: addresses (KernelCall).
+    Errors: EPValueError. Source: the combine_wait_kernel page (docs/pages.md).
+    """
+    limits.check(cfg)
+    launch = launch or LaunchConfig()
+    epilogue = _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn)
+    chosen = cfg, launch.threads, launch.trace, tuning, router_weights, epilogue
+    return CombineWaitCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_wait(Build(*chosen, *types)))
+
+
+def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, elementwise_lambda_fn=None,
+                   without_signals=False, tuning=TUNING) -> CombineCall:
+    """combine_async and combine_wait as one kernel: all steps in one launch.
+
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). without_signals: True: where lamport.applies, rows are
+    polled themselves, and recv_buf_ptrs are of lamport.recv_buf_name. router_weights, epilogue, elementwise_lambda_fn,
+    tuning: as in combine_wait_kernel.
+    Returns a CombineCall, called with the page's arguments in the page's order: addresses (KernelCall).
+    Errors: EPValueError. Source: the combine_kernel page (docs/pages.md).
+    """
+    limits.check(cfg)
+    launch = launch or LaunchConfig()
+    epilogue = _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn)
+    compile = _compile_without_signals if lamport.applies(cfg, without_signals, router_weights) else _compile_fused
+    chosen = cfg, launch.threads, launch.trace, tuning, router_weights, epilogue
+    return CombineCall(cfg, launch, parameter_block(cfg), lambda *types: compile(Build(*chosen, *types)))

@@ -1,0 +1,306 @@
+"""Dispatch: sends every token to the owners of its experts; every rank groups the tokens that it receives by expert.
+
+These are the steps, with the names of the specification and the module of each. In the fused kernel some blocks send
+and the others receive, both from the beginning. (Each split kernel has blocks of one kind.)
+
+1. **announcing** (signal.py). Block 0 counts the ids of each expert and announces the count to its owner: it writes
+   ANNOUNCED + count into the owner's recv_count at [local_expert, my_rank]. A count of 0 is the signal itself: 0.
+2. **reserved** (send.py). A warp takes a token. For each k, lane k claims slot s by a fetch-add on
+   `reserved[local_expert, dst_rank]`. The message goes to the owner's recv_buf at [local_expert, my_rank, s].
+3. **sending** (send.py). Warps write messages, or pieces of them, in the same order in all blocks. So the messages to
+   the first experts are complete long before the last ones.
+4. **finished, signal** (signal.py). `finished[local_expert, dst_rank]` counts pieces, with acquire and release at
+   device scope. The warp that has written a piece adds to it; if all warps of a block have one, a thread adds for the
+   block after a barrier. Block 0 has subtracted the number of pieces in advance. The thread that brings the word to 0
+   has acquired all of these messages. It writes the count into the same word of recv_count, release at system scope:
+   the signal. Release is cumulative, so the signal covers messages that other blocks wrote.
+5. **counts** (offsets.py). Every receiving block waits until all words of its recv_count hold a count, acquires them,
+   and computes all places: row_offsets, regions A and B. One block stores them.
+6. **waiting, copying** (receive.py). A warp takes a row, in the order of arrival. It acquires, at system scope, the
+   signal of the row's (local expert, src_rank), and decodes the message into the row.
+7. **cleaning up** (signal.resetting). A block counts itself in D when it no longer needs the counters, possibly before
+   it copies. The last warp of a block does so. The last block resets reserved, D, F and G to 0 and recv_count to
+   MAX_FINITE. `finished` is 0 again already, and A stays for combine. So the host need not reset anything between
+   rounds.
+
+The specification has no announcement. It only saves time: places are known early, so copying overlaps sending. Rows are
+assigned, not claimed in C, and no block waits for another one's offsets, which E would signal.
+
+A token's payload is sent to a rank once, even if several of its experts are there (send.py). The message to the lowest
+of these experts carries it. The others are trailers, which give the row of recv_buf that holds the payload. A signal
+covers the payloads that its messages refer to, and receivers read from each trailer where the payload is, so the sender
+alone decides. Messages to other p2p worlds, and all messages under skip_a2a, are whole, as in the specification.
+In small batches with shared payloads, one block for each dst_rank replaces steps 1 to 4 (few_tokens.py): it sends
+payloads at once, and the signals describe the messages (packed_signal.py), which have no trailers. A peer may use either
+way in the same round. If all signals describe messages, warps need not wait for each other in step 6 (receive.py).
+
+If blocks have several batches of tokens to send, no expert is complete before the last batch, and nothing could be
+copied meanwhile. Then all blocks of the fused kernel send first, and afterwards all receive.
+
+To ranks of other p2p worlds (use_shmem) the message goes out of send_buf, by a put that is complete before step 4, and
+the count by a SHMEM signal, without an announcement: peers.py.
+
+dispatch_async is steps 1 to 4, dispatch_wait 5 to 7, and dispatch_kernel all of them in one launch. The launch boundary
+orders the split kernels. The fused kernel replaces it as follows:
+- the last block to leave clears reserved, when no sender needs it any more (in both forms).
+- a receiving block may read recv_buf while peers write other messages to it, but never a message whose signal it has not
+  acquired.
+- rows of a fused shared expert need tokens that other blocks encode: region F counts them (shared_expert.py).
+- sending blocks wait for no block, and they are the first blocks of the grid. Only receiving blocks wait, for senders.
+  Blocks that do both send first.
+
+The order within an (expert, src_rank) segment is the order of the claims: unspecified.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from epmoe.device import (block_idx, device_fn, grid_dim, griddep_launch, griddep_wait, i32, kernel, n_warps, store_i32,
+                          warp_id)
+from epmoe_ref.config import EPConfig
+
+from .. import ahead, formats, limits, stamps
+from ..call import DispatchAsyncCall, DispatchCall, DispatchWaitCall
+from ..launch import LaunchConfig
+from ..params import ParameterBlock, record_of
+from ..plain import counters
+from ..status import failed_before
+from . import few_tokens, peers, receive, send, signal
+from .tuning import TUNING, Tuning
+
+CACHED = 128        # compiled kernels that are remembered, for each of the three
+
+
+@dataclass(frozen=True)
+class Build:
+    """What a dispatch kernel is compiled for.
+
+    input_scale: a function i -> float32, or None for the number of the call. few: up to how many tokens go the way of
+    small batches, -1 for none; are_few: no launch can have more.
+    """
+
+    cfg: EPConfig
+    threads: int
+    trace: bool
+    tuning: Tuning
+    input_scale: object = None
+    few: int = -1
+    are_few: bool = False
+
+    @property
+    def shares(self):
+        """Whether a payload is sent to a rank once: not to other p2p worlds, nor if nothing is sent."""
+        return not self.cfg.use_shmem and not self.cfg.skip_a2a
+
+
+def build_of(cfg, launch, tuning, input_scale=None) -> Build:
+    """The Build for a launch configuration. Errors: EPValueError."""
+    limits.check(cfg)
+    few = few_tokens.most(cfg, launch, tuning)
+    return Build(cfg, launch.threads, launch.trace, tuning, input_scale, few, few >= cfg.max_tokens_per_rank)
+
+
+def parameter_block(cfg) -> ParameterBlock:
+    """The fields of the three dispatch kernels; each uses those that its call fills in."""
+    return ParameterBlock(
+        ("send_buf_p", 1), ("recv_buf_p", 1), ("recv_count_p", 1), ("ep_counters", 1), ("status", 1),
+        ("timeout_ns", 1), ("trace", 1),
+        ("input_tokens", 1), ("topk_ids", 1), ("clean_topk_ids", 1), ("input_scale", 1),
+        ("format_handler", len(formats.of(cfg).output_fields) + 1), ("row_offsets", 1), ("expert_ids", 1),
+        ("src_info", 1), ("recv_counts", 1), context=peers.context(cfg))
+
+
+def _sending(build):
+    """Device function send(call, n_senders, failed) -> whether it gave up, as send.make and few_tokens.make say."""
+    few, n_ranks = build.few, build.cfg.n_ranks
+    if build.are_few:
+        return few_tokens.make(build)
+    send_many = send.make(build)
+    if few < 0:
+        return send_many
+    send_few = few_tokens.make(build)
+
+    @device_fn
+    def send_tokens(call, n_senders, failed):
+        if call.num_tokens <= few and n_senders >= n_ranks:
+            return send_few(call, n_senders, failed)
+        return send_many(call, n_senders, failed)
+
+    return send_tokens
+
+
+def _receiving(build):
+    """(receive, leave): receive as receive.make says; leave(call, result) ends a block that it has not taken out."""
+    cfg = build.cfg
+    word = counters.words(cfg)
+
+    @device_fn
+    def clear(ep_counters, segment):
+        store_i32(word.reserved(ep_counters, segment), i32(0))
+        if segment == 0:
+            store_i32(word.f(ep_counters, 0), i32(0))
+            store_i32(word.g(ep_counters, 0), i32(0))
+
+    count_out = signal.resetting(cfg, clear)
+
+    @device_fn
+    def leave(call, result):
+        gave_up, is_out = result
+        if not gave_up and not is_out and warp_id() == n_warps() - 1:
+            count_out(call)
+
+    return receive.make(build, count_out), leave
+
+
+def _beginning(build):
+    """Device function (params, num_tokens, my_rank) -> the record of the call; peers' addresses are prefetched."""
+    block = parameter_block(build.cfg)
+    record, mark, fetch = record_of(block), stamps.of_call(build.trace), ahead.span(8 * block.context_words)
+
+    @device_fn
+    def begin(params, num_tokens, my_rank):
+        call = record(params, num_tokens, my_rank)
+        mark(call, stamps.START)
+        fetch(call.context)
+        return call
+
+    return begin
+
+
+@lru_cache(CACHED)
+def _compile_async(build):
+    begin, send_tokens = _beginning(build), _sending(build)
+
+    @kernel(max_threads=build.threads, words=parameter_block(build.cfg).n_words, shmem=peers.crosses_worlds(build.cfg))
+    def dispatch_async(params, num_tokens, my_rank):
+        griddep_launch()            # dispatch_wait, if it is next, may be there when this one ends
+        call = begin(params, num_tokens, my_rank)
+        send_tokens(call, grid_dim(), failed_before(call.status))
+
+    return dispatch_async
+
+
+@lru_cache(CACHED)
+def _compile_wait(build):
+    begin, (receive_tokens, leave) = _beginning(build), _receiving(build)
+    mark = stamps.of_call(build.trace)
+
+    @kernel(max_threads=build.threads, words=parameter_block(build.cfg).n_words)
+    def dispatch_wait(params, num_tokens, my_rank):
+        call = begin(params, num_tokens, my_rank)
+        griddep_wait()              # dispatch_async may still be running
+        leave(call, receive_tokens(call, block_idx(), grid_dim(), failed_before(call.status)))
+        mark(call, stamps.LEFT)
+
+    return dispatch_wait
+
+
+@lru_cache(CACHED)
+def _compile_fused(build):
+    begin, send_tokens, (receive_tokens, leave) = _beginning(build), _sending(build), _receiving(build)
+    senders_of, mark = _senders_of(build), stamps.of_call(build.trace)
+    batch = send.batch_of(build.cfg, build.tuning)
+
+    @device_fn
+    def send_or_receive(call, n_senders, failed):
+        if block_idx() < n_senders:
+            return send_tokens(call, n_senders, failed), False
+        return receive_tokens(call, i32(block_idx() - n_senders), i32(grid_dim() - n_senders), failed)
+
+    @device_fn
+    def send_then_receive(call, n_senders, failed):
+        """All blocks do both if blocks have several batches to send, else a block does one of the two."""
+        receiver, n_receivers = i32(block_idx() - n_senders), i32(grid_dim() - n_senders)
+        in_turns = call.num_tokens > batch * n_senders
+        if in_turns:
+            n_senders, n_receivers = i32(grid_dim()), i32(grid_dim())
+            if receiver < 0:
+                receiver = i32(receiver + n_receivers)
+        gave_up, is_out, sends = False, False, block_idx() < n_senders
+        if sends:
+            gave_up = send_tokens(call, n_senders, failed)
+        if not gave_up and (in_turns or not sends):
+            gave_up, is_out = receive_tokens(call, receiver, n_receivers, failed)
+        return gave_up, is_out
+
+    takes_turns = build.cfg.max_tokens_per_rank > build.tuning.turns_from * batch
+    act = send_then_receive if takes_turns else send_or_receive
+
+    @kernel(max_threads=build.threads, words=parameter_block(build.cfg).n_words, shmem=peers.crosses_worlds(build.cfg))
+    def dispatch(params, num_tokens, my_rank):
+        call = begin(params, num_tokens, my_rank)
+        leave(call, act(call, senders_of(num_tokens), failed_before(call.status)))
+        mark(call, stamps.LEFT)
+
+    return dispatch
+
+
+def _senders_of(build):
+    """Device function num_tokens -> how many blocks of the fused kernel send: the first ones."""
+    cfg, tuning, shares = build.cfg, build.tuning, build.shares
+    n_ranks, n_payloads = cfg.n_src_ranks, min(cfg.top_k, cfg.n_src_ranks)
+    few = tuning.few_tokens if few_tokens.applies(cfg, tuning) else -1
+    of_8, at_once_of_8 = tuning.senders_of_8, tuning.at_once_of_8
+
+    @device_fn
+    def senders_of(num_tokens):
+        n_senders = i32(max(1, i32(grid_dim() * of_8 // 8)))
+        at_once = i32(max(min(n_senders, n_ranks), i32(grid_dim() * at_once_of_8 // 8)))
+        if num_tokens <= few and n_senders >= n_ranks:
+            n_senders = i32(n_ranks)
+        elif shares and num_tokens * n_payloads <= n_warps() * at_once:
+            n_senders = at_once
+        return n_senders
+
+    return senders_of
+
+
+def dispatch_async_kernel(cfg, launch=None, *, input_scale=None, tuning=TUNING) -> DispatchAsyncCall:
+    """The kernel that sends this rank's tokens to the owners of their experts: steps 1 to 4 of this module's story.
+
+    Its launch ends when this rank's messages and signals are on their way.
+
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); input_scale:
+    a function i -> float32 that is read at 0, or None for the number given at the call. tuning: for tests.
+    Returns a DispatchAsyncCall, called with the page's arguments in the page's order: addresses (KernelCall).
+    The same arguments give the same compiled kernel. Errors: EPValueError. Source: the dispatch_async_kernel
+    page (docs/pages.md).
+    """
+    launch = launch or LaunchConfig()
+    build = build_of(cfg, launch, tuning, input_scale)
+    call = DispatchAsyncCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_async(build))
+    call.size = partial(few_tokens.size_of_senders, cfg, tuning)
+    return call
+
+
+def dispatch_wait_kernel(cfg, launch=None, *, tuning=TUNING) -> DispatchWaitCall:
+    """The kernel that waits for all messages of the round and groups them by expert: steps 5 to 7.
+
+    Its launch ends when they lie in their rows; inside an (expert, src_rank) segment the order of rows is free.
+
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). tuning: for tests.
+    Returns a DispatchWaitCall, called with the page's arguments in the page's order: addresses (KernelCall).
+    Errors: EPValueError. Source: the dispatch_wait_kernel page (docs/pages.md).
+    """
+    launch = launch or LaunchConfig()
+    build = build_of(cfg, launch, tuning)
+    call = DispatchWaitCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_wait(build))
+    call.size = partial(few_tokens.size_of_receivers, cfg, tuning)
+    call.programmatic = True
+    return call
+
+
+def dispatch_kernel(cfg, launch=None, *, input_scale=None, tuning=TUNING) -> DispatchCall:
+    """dispatch_async and dispatch_wait as one kernel: all steps in one launch.
+
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). recv_buf gets the payload of a token once a rank;
+    under use_shmem and skip_a2a once a message. input_scale, tuning: as in dispatch_async_kernel.
+    Returns a DispatchCall, called with the page's arguments in the page's order: addresses (KernelCall); a
+    launch of a few tokens takes fewer blocks and threads than `launch` says.
+    Errors: EPValueError. Source: the dispatch_kernel page (docs/pages.md).
+    """
+    launch = launch or LaunchConfig()
+    build = build_of(cfg, launch, tuning, input_scale)
+    call = DispatchCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_fused(build))
+    call.size = partial(few_tokens.size, cfg, tuning)
+    return call

@@ -1,0 +1,183 @@
+"""Small batches, of at most 8 tokens: one block for each dst_rank does all of its work; no block waits for another.
+
+With a handful of tokens, a dispatch takes as long as its longest chain of dependent steps. The longest step is a
+release, which waits until the peer has acknowledged everything sent before. So
+1. a block sends all payloads at once, before it knows their experts, each to a fixed place: row [local expert 0,
+   my_rank, token] of recv_buf.
+2. A warp fences. Meanwhile the other warps clean the ids.
+3. The routing goes into the words of recv_count themselves (packed_signal.py).
+So there are no trailers, no slots to claim in `reserved`, no pieces to count in `finished`, and no announcement, since
+nothing is under way for long. A launch has only as many blocks and threads as have work, since idle threads slow the
+others down at each step. A kernel for small batches has no code for more tokens, because unused code still costs
+instruction fetches.
+"""
+
+from typing import NamedTuple
+
+from epmoe.device import (SIM, block_dim, block_idx, device_fn, fence_acq_rel_sys, i32, lane_id, n_warps,
+                          shared_add_i32, shared_array, store_i32, syncthreads, syncthreads_or, thread_idx, u64,
+                          warp_id)
+from epmoe.device import int32
+
+from .. import ahead, formats, ids, stamps
+from ..division import divided
+from ..formats.row_copy import most_parts
+from ..launch import SIMULATOR_BLOCKS
+from . import message, peers
+from .packed_signal import share_of, word_of
+from .send import BF16_BYTES, scale_of
+
+
+class Outgoing(NamedTuple):
+    """What a block sends: dst_rank, and the halves of the words of its local experts, in shared memory."""
+
+    dst_rank: int
+    low: object
+    high: object
+
+
+def applies(cfg, tuning):
+    """Whether the configuration allows this: payloads are shared, and not needed in send_buf."""
+    encodes_for_itself = cfg.fused_shared_expert and not formats.of(cfg).direct
+    shares = not cfg.use_shmem and not cfg.skip_a2a
+    return shares and not encodes_for_itself and cfg.n_local_experts <= tuning.few_experts
+
+
+def most(cfg, launch, tuning):
+    """Up to how many tokens a rank's launches go this way; -1 for none, as there are fewer blocks than it wants."""
+    wanted = tuning.few_blocks_a_rank * cfg.n_ranks
+    blocks = launch.n_sms or (SIMULATOR_BLOCKS if SIM else wanted)
+    return tuning.few_tokens if applies(cfg, tuning) and blocks >= wanted else -1
+
+
+def size(cfg, tuning, blocks, threads, num_tokens):
+    """(blocks, threads) of a launch that may have the given ones; any size is right, this one is quick."""
+    if not applies(cfg, tuning) or num_tokens > tuning.few_tokens:
+        return blocks, threads
+    n = max(1, num_tokens)
+    most_blocks = max(2 * cfg.n_ranks, cfg.n_ranks + min(tuning.few_receivers, tuning.few_receivers_a_token * n))
+    return min(blocks, most_blocks), min(threads, tuning.few_threads, tuning.few_threads_a_token * n)
+
+
+def size_of_senders(cfg, tuning, blocks, threads, num_tokens):
+    """The same of a launch that only sends."""
+    n_blocks, n_threads = size(cfg, tuning, blocks, threads, num_tokens)
+    if applies(cfg, tuning) and num_tokens <= tuning.few_tokens and blocks >= 2 * cfg.n_ranks:
+        n_blocks = cfg.n_ranks
+    return n_blocks, n_threads
+
+
+def size_of_receivers(cfg, tuning, blocks, threads, num_tokens):
+    """The same of a launch that only receives, whatever number of tokens others have: at most cfg's."""
+    n = max(1, cfg.max_tokens_per_rank)
+    if not applies(cfg, tuning) or n > tuning.few_tokens:
+        return blocks, threads
+    return (min(blocks, tuning.few_receivers, tuning.few_receivers_a_token * n),
+            min(threads, tuning.few_threads, tuning.few_threads_a_token * n))
+
+
+def make(build):
+    """Device function send_few(call, n_senders, failed) -> whether it gave up.
+
+    For blocks [0, n_senders), each for every n_senders-th dst_rank, and at most tuning.few_tokens tokens.
+    """
+    cfg, mark = build.cfg, stamps.of_call(build.trace)
+    fmt, msg, to, input_scale = formats.of(cfg), message.make(cfg), peers.make(cfg), scale_of(build.input_scale)
+    load_id, clean_id, record_id = ids.make(cfg)
+    direct, encode_part = fmt.direct, fmt.encode_part
+    ask, put = ahead.piece(fmt.token_size)
+    most_pieces = most_parts(fmt.token_size) if direct else fmt.encode_parts
+    top_k, local, n_ranks, row_bytes = cfg.top_k, cfg.n_local_experts, cfg.n_ranks, cfg.hidden * BF16_BYTES
+
+    @device_fn
+    def id_of(call, token):
+        """The id at the k of this lane, -1 if there is no such token."""
+        value = i32(-1)
+        if token < call.num_tokens:
+            value = load_id(call.topk_ids, token, lane_id())
+        return value
+
+    @device_fn
+    def ask_piece(call, unit, n_parts):
+        """Begins to load the piece of a payload that is this unit."""
+        if direct and unit < call.num_tokens * n_parts:
+            token = divided(unit, n_parts)
+            return ask(call.input_tokens + u64(token) * u64(row_bytes), i32(unit - token * n_parts), n_parts, lane_id())
+        return ahead.nothing()
+
+    @device_fn
+    def send_payloads(call, to_buf, n_parts, held):
+        """Warps write pieces of all payloads; held: of a warp's first one, on their way."""
+        unit, lane = i32(warp_id()), i32(lane_id())
+        while unit < call.num_tokens * n_parts:
+            if unit != warp_id():
+                held = ask_piece(call, unit, n_parts)
+            token = divided(unit, n_parts)
+            place, part = msg.at(to_buf, call.my_rank, token), i32(unit - token * n_parts)      # of local expert 0
+            src = u64(call.input_tokens + u64(token) * u64(row_bytes))
+            if direct:
+                put(place, src, part, n_parts, lane, held)
+            else:
+                encode_part(src, place, input_scale(call), part, n_parts, lane)
+            unit = i32(unit + n_warps())
+
+    @device_fn
+    def describe(call, value, token, out):
+        """A warp cleans a token's ids, and adds it to the words of the experts of dst_rank that it goes to."""
+        lane = i32(lane_id())
+        expert = clean_id(value, i32(0), lane)
+        if expert >= 0 and expert // local == out.dst_rank:
+            add_low, add_high = share_of(token, lane)
+            shared_add_i32(out.low, i32(expert % local), add_low)
+            shared_add_i32(out.high, i32(expert % local), add_high)
+        if out.dst_rank == call.my_rank:        # one of the blocks
+            if lane < top_k:
+                store_i32(call.clean_topk_ids + u64(4) * u64(token * top_k + lane), expert)
+            if value != expert:
+                record_id(value, expert, token, lane, call.status)
+
+    @device_fn
+    def send_to(call, out, failed):
+        """All that a block does for one rank; whether it had to give up."""
+        # everything that comes from memory is under way before any of it is waited for
+        lane, token, i = i32(lane_id()), i32(warp_id() - 1), i32(thread_idx())
+        if token < 0:
+            token = i32(n_warps() - 1)          # the warp that fences has ids to clean only where tokens are many
+        to_buf = to.recv_buf(call, out.dst_rank)
+        n_parts = i32(max(1, min(most_pieces, divided(n_warps(), i32(max(1, call.num_tokens))))))
+        held = ask_piece(call, i32(warp_id()), n_parts)
+        value = id_of(call, token)
+        while i < local:
+            out.low[i], out.high[i] = 0, 0
+            i = i32(i + block_dim())
+        if syncthreads_or(failed):              # and zeros before sums
+            return True
+        send_payloads(call, to_buf, n_parts, held)
+        syncthreads()                           # payloads by all warps, before one releases them
+        if warp_id() == 0:
+            fence_acq_rel_sys()                 # release: one for all words, since each waits for the peer
+        while token < call.num_tokens:
+            describe(call, value, token, out)
+            token = i32(token + n_warps())
+            value = id_of(call, token)
+        mark(call, stamps.CLAIMED)
+        syncthreads()                           # sums by all warps
+        if warp_id() == 0:
+            while lane < local:
+                to.tell(call, out.dst_rank, i32(lane * n_ranks + call.my_rank), word_of(out.low[lane], out.high[lane]))
+                lane = i32(lane + 32)
+        mark(call, stamps.SENT)
+        return False
+
+    @device_fn
+    def send_few(call, n_senders, failed):
+        low, high = shared_array(local, int32), shared_array(local, int32)
+        dst_rank, gave_up = i32(block_idx()), False
+        while dst_rank < n_ranks and not gave_up:
+            gave_up = send_to(call, Outgoing(dst_rank, low, high), failed)
+            dst_rank = i32(dst_rank + n_senders)
+            if dst_rank < n_ranks:
+                syncthreads()                   # all words told, before their sums are cleared
+        return gave_up
+
+    return send_few

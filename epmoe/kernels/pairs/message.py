@@ -1,0 +1,82 @@
+"""The dispatch message `payload | src_info | topk_info`, its place in recv_buf, and its trailer, which says whose it is.
+
+If a message's payload is in another message of the same token to the same rank, the second word of src_info, otherwise
+padding, is 1 + the row of that message in recv_buf [local_expert, src_rank, slot]. It is 0 if the message has its
+payload, as in the specification.
+"""
+
+from functools import cache
+
+from epmoe import layout
+from epmoe.device import ballot, device_fn, ffs, i32, lane_id, load16, load_u16, shfl_idx, store16, u32, u64
+
+from ..params import namespace
+
+VECTOR = 16     # bytes of one access
+
+
+@cache
+def make(cfg):
+    """Namespace "message" of device functions. place: the address of a message.
+
+    n_bytes: of a message. at(recv_buf, segment, slot): its place.
+    n_vectors: 16-byte vectors of a trailer, at most 32: one a lane.
+    vector(i, token, reference, expert): vector i of a trailer, which may be another one in each lane, by a warp. expert:
+        the cleaned id at the k of this lane, -1 from top_k on. reference: the second word of src_info.
+    store_vector(place, i, q): vector i of the message's trailer.
+    load_source(place) -> (token, reference), and load_id(place) -> the id at the k of this lane, which is not looked at,
+        so that other loads can follow at once.
+    k_of(id, expert): the k of that global expert id, from what all lanes loaded; -1 if it is not among the ids.
+    """
+    sizes, top_k, slots = layout.message(cfg), cfg.top_k, cfg.max_tokens_per_rank
+    n_bytes, token_size, src_info, topk_info = (sizes.msg_bytes, sizes.token_size, sizes.src_info_offset,
+                                                sizes.topk_info_offset)
+    n_vectors, src_vectors = (n_bytes - token_size) // VECTOR, (topk_info - src_info) // VECTOR
+
+    @device_fn
+    def at(recv_buf, segment, slot):
+        return u64(recv_buf + (u64(segment) * u64(slots) + u64(slot)) * u64(n_bytes))
+
+    @device_fn
+    def two_ids(id16, k):
+        """Two ids of topk_info as one word, from the lanes that hold them."""
+        low, high = u32(shfl_idx(id16, i32(k & 31))), u32(shfl_idx(id16, i32((k + 1) & 31)))
+        pair = u32(0)
+        if k >= 0 and k < top_k:            # behind the ids, and in src_info, there is padding: zero
+            pair = u32(low | u32(high << u32(16)))
+        return pair
+
+    @device_fn
+    def vector(i, token, reference, expert):
+        id16 = u32(0)
+        if lane_id() < top_k:
+            id16 = u32(u32(expert) & u32(0xFFFF))       # -1 travels as 65535
+        k = i32((i - src_vectors) * 8)
+        a, b = two_ids(id16, k), two_ids(id16, k + 2)
+        c, d = two_ids(id16, k + 4), two_ids(id16, k + 6)
+        if i == 0:
+            a, b = u32(token), u32(reference)
+        return a, b, c, d
+
+    @device_fn
+    def store_vector(place, i, q):
+        store16(place + u64(token_size) + u64(VECTOR) * u64(i), q[0], q[1], q[2], q[3])
+
+    @device_fn
+    def load_source(place):
+        words = load16(place + u64(src_info))
+        return i32(words[0]), u32(words[1])
+
+    @device_fn
+    def load_id(place):
+        id16 = i32(-1)
+        if lane_id() < top_k:
+            id16 = i32(load_u16(place + u64(topk_info) + u64(2) * u64(lane_id())))
+        return id16
+
+    @device_fn
+    def k_of(id16, expert):
+        return i32(i32(ffs(ballot(id16 == expert))) - 1)
+
+    return namespace("message", n_bytes=n_bytes, at=at, n_vectors=n_vectors, vector=vector, store_vector=store_vector,
+                     load_source=load_source, load_id=load_id, k_of=k_of)

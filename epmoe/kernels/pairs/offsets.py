@@ -1,0 +1,207 @@
+"""Turns the counts of all src_ranks into the rows of their messages; each receiving block computes this for itself.
+
+Each block waits for the counts, which arrive long before most messages, and computes the places in shared memory. This
+takes less time than waiting for one block to do it for all. One of the blocks also stores the results.
+"""
+
+from typing import NamedTuple
+
+from epmoe.device import (block_dim, device_fn, i32, lane_id, n_warps, shfl_idx, store_i32, syncthreads, thread_idx,
+                          u64, warp_id, warp_inclusive_sum_i32)
+from epmoe.layout import ANNOUNCED, DESCRIBED, MAX_FINITE
+from epmoe_ref.config import READY
+
+from .. import formats
+from ..params import namespace
+from ..plain import counters
+from ..spin import wait_for_count, wait_for_signal
+from ..status import DISPATCH_WAIT
+from . import shared_expert
+from .packed_signal import count_of
+
+TILE_ROWS = 128         # rows of a tile of scales
+
+
+class Window(NamedTuple):
+    """A window of the local experts, `here` of them from `first` on; the arrays are in shared memory.
+
+    counts, words [here, src_rank]: of messages, and the words of recv_count that said so (of the first `known` ones).
+    before [here, src_rank]: rows of the expert from lower src_ranks. ends [here, src_rank]: rows of the window up to the
+    end of this segment, padding rows not counted. starts, tiles [here]: the expert's first output row and tile.
+    partial: int32 [32].
+    """
+
+    first: int
+    here: int
+    counts: object
+    words: object
+    before: object
+    ends: object
+    starts: object
+    tiles: object
+    partial: object
+
+
+def block_sum():
+    """Device function (value, partial) -> (sum over the lower threads of the block, sum over all); int32.
+
+    partial: a shared int32 array of 32. A barrier for the block.
+    """
+    @device_fn
+    def sums(value, partial):
+        lane, warp = lane_id(), warp_id()
+        inclusive = i32(warp_inclusive_sum_i32(value))
+        syncthreads()                           # all have read `partial` of the earlier call
+        if lane == 31:
+            partial[warp] = inclusive
+        syncthreads()
+        of_warp = i32(0)
+        if lane < n_warps():
+            of_warp = i32(partial[lane])
+        up_to = i32(warp_inclusive_sum_i32(of_warp))
+        before, total = i32(shfl_idx(up_to, i32((warp + 31) & 31))), i32(shfl_idx(up_to, i32(31)))
+        if warp == 0:
+            before = i32(0)
+        return i32(before + inclusive - value), total
+
+    return sums
+
+
+def has_tiles(fmt) -> bool:
+    """Whether the format keeps scales in 128-row tiles, whose places begin_group and finish_group settle."""
+    return "scales_offset" in fmt.output_fields
+
+
+def make(build):
+    """Namespace "offsets" of device functions of a block, for windows of at most `experts` experts.
+
+    experts, counts: the most experts of a window, and counts of them. known: how many of their words are remembered.
+    await_counts(call, first, here, counts, words) -> whether all came, and whether all were of messages that had come,
+        and never were anything else, so that all blocks see the same, as far as this thread looked.
+    await_messages: the same, but it waits until all messages have come.
+    begin(call) -> (output row, 128-row tile) at which the first window begins.
+    place(window, start) -> the next window's `start`; fills before, ends, starts and tiles, without a last barrier.
+    write(call, window): the window's results, by the whole block: row_offsets, expert_ids, regions A and B, recv_counts,
+        (-1, -1) as src_info of padding rows, and what begin_group writes.
+    write_first(call): those in front of all windows.
+    write_segment(call, segment, start, before, count), end_group(call, group, start, n_rows): what one thread writes of
+        them, for a segment, and for a group that begins at row `start`.
+    """
+    cfg, tuning, threads = build.cfg, build.tuning, build.threads
+    fmt, word, share = formats.of(cfg), counters.words(cfg), shared_expert.share_of(cfg)
+    tiled, pad_rows, begin_group = has_tiles(fmt), fmt.pad_rows, fmt.begin_group
+    local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
+    experts = max(1, min(local, threads, tuning.few_threads_a_token, tuning.counts // ranks))       # one thread an expert
+    known = min(experts * ranks, tuning.known_words)
+    block_sums = block_sum()
+
+    @device_fn
+    def padded(n_rows):
+        """Rows of a group of this size, with its padding."""
+        return i32((n_rows + pad_rows - 1) // pad_rows * pad_rows)
+
+    @device_fn
+    def tiles_of(n_rows):
+        """Tiles of scales of a group with this many rows."""
+        return i32((n_rows + TILE_ROWS - 1) // TILE_ROWS)
+
+    @device_fn
+    def begin(call):
+        n_shared, _ = share(call)
+        return padded(n_shared), tiles_of(n_shared)
+
+    def awaiting(wait):
+        @device_fn
+        def await_words(call, first, here, counts, words):
+            ok, is_final, i = True, True, i32(thread_idx())
+            while ok and i < here * ranks:
+                segment = i32(first * ranks + i)
+                seen = wait(call.recv_count_p + u64(8) * u64(segment), call.status, call.timeout_ns, DISPATCH_WAIT,
+                            segment)
+                ok = seen != u64(MAX_FINITE)
+                if ok:
+                    counts[i] = count_of(seen)
+                    if i < known:
+                        words[i] = seen
+                    is_final = is_final and (seen == u64(0) or (seen >= u64(DESCRIBED) and seen < u64(ANNOUNCED)))
+                i = i32(i + block_dim())
+            return ok, is_final
+
+        return await_words
+
+    @device_fn
+    def place(window, start):
+        expert, n_rows, r = i32(thread_idx()), i32(0), i32(0)
+        while expert < window.here and r < ranks:
+            n_rows = i32(n_rows + window.counts[expert * ranks + r])
+            r = i32(r + 1)
+        padded_before, padded_here = block_sums(padded(n_rows), window.partial)
+        rows_before, tiles_before, tiles_here = padded_before, i32(0), i32(0)
+        if pad_rows > 1:
+            rows_before, _ = block_sums(n_rows, window.partial)
+        if tiled:
+            tiles_before, tiles_here = block_sums(tiles_of(n_rows), window.partial)
+        if expert < window.here:
+            window.starts[expert], window.tiles[expert] = i32(start[0] + padded_before), i32(start[1] + tiles_before)
+        n_rows, r = i32(0), i32(0)
+        while expert < window.here and r < ranks:
+            window.before[expert * ranks + r] = n_rows
+            n_rows = i32(n_rows + window.counts[expert * ranks + r])
+            window.ends[expert * ranks + r] = i32(rows_before + n_rows)
+            r = i32(r + 1)
+        return i32(start[0] + padded_here), i32(start[1] + tiles_here)
+
+    @device_fn
+    def end_group(call, group, start, n_rows):
+        """The group's end in row_offsets, its id, and (-1, -1) as src_info of its padding rows."""
+        end, row = i32(start + padded(n_rows)), i32(start + n_rows)
+        store_i32(call.row_offsets + u64(4) * u64(group + 1), end)
+        store_i32(call.expert_ids + u64(4) * u64(group), group)
+        while row < end:
+            store_i32(call.src_info + u64(8) * u64(row), i32(-1))
+            store_i32(call.src_info + u64(8) * u64(row) + u64(4), i32(-1))
+            row = i32(row + 1)
+
+    @device_fn
+    def write_segment(call, segment, start, before, count):
+        """Regions A and B, and the count for the caller."""
+        store_i32(word.a_end(call.ep_counters, segment), i32(READY + start + before + count))
+        store_i32(word.a_count(call.ep_counters, segment), count)
+        store_i32(word.b(call.ep_counters, segment), i32(before + count))
+        if call.recv_counts != u64(0):
+            store_i32(call.recv_counts + u64(4) * u64(segment), count)
+
+    @device_fn
+    def write(call, window):
+        i = i32(thread_idx())
+        while i < window.here * ranks:
+            write_segment(call, i32(window.first * ranks + i), window.starts[i // ranks], window.before[i],
+                          window.counts[i])
+            i = i32(i + block_dim())
+        i = i32(thread_idx())
+        if i < window.here:
+            last = i32(i * ranks + ranks - 1)
+            end_group(call, i32(front + window.first + i), window.starts[i],
+                      i32(window.before[last] + window.counts[last]))
+        if tiled:
+            i = i32(warp_id())
+            while i < window.here:
+                begin_group(call.format_handler, i32(front + window.first + i), i32(window.starts[i]),
+                            i32(window.tiles[i]), lane_id())
+                i = i32(i + n_warps())
+
+    @device_fn
+    def write_first(call):
+        n_shared, _ = share(call)
+        if thread_idx() == 0:
+            store_i32(call.row_offsets, i32(0))
+            if front == 1:
+                end_group(call, i32(0), i32(0), n_shared)
+        if tiled and front == 1:
+            if warp_id() == 0:
+                begin_group(call.format_handler, i32(0), i32(0), i32(0), lane_id())
+
+    return namespace("offsets", experts=experts, counts=experts * ranks, known=known,
+                     await_counts=awaiting(wait_for_count), await_messages=awaiting(wait_for_signal), place=place,
+                     begin=begin, write=write, write_first=write_first, write_segment=write_segment,
+                     end_group=end_group)

@@ -1,0 +1,108 @@
+"""How kernels reach other ranks: addresses of their memory, signals, and puts to other p2p worlds (SHMEM).
+
+Inside a p2p world a message is plain stores into the peer's memory. A release store, the signal, orders them.
+
+To a far rank, one of another p2p world, the bytes go out of symmetric memory by a put of a warp, and the signal is a
+SHMEM signal. SHMEM keeps no order between the two, so each put is completed before its warp counts the message as
+finished. The thread that finds the count complete has acquired all of them. Its own fence at system scope carries this
+to the signal, which by itself orders nothing. A put that was not completed may arrive after the signal; its source is
+read until then.
+"""
+
+from functools import cache
+
+from epmoe.device import device_fn, load_u64, st_relaxed_sys_u64, st_release_sys_u64, u64
+
+from ..params import namespace
+
+
+def context(cfg):
+    """The fields of a kernel's context: addresses of recv_buf and recv_count of each rank of the p2p world."""
+    return ("recv_buf_ptrs", cfg.p2p_world_size), ("recv_count_ptrs", cfg.p2p_world_size)
+
+
+def crosses_worlds(cfg) -> bool:
+    """Whether messages leave a p2p world; kernels for which they do need SHMEM."""
+    return cfg.use_shmem and cfg.n_worlds > 1 and not cfg.skip_a2a
+
+
+@cache
+def make(cfg):
+    """Namespace "peers" of device functions. call: a kernel's record, of which context and my_rank are used.
+
+    recv_buf(call, rank): address of that rank's recv_buf; for a far rank, of the own one, which names it in puts.
+    signal(call, rank, index, count): writes count into word `index` of that rank's recv_count. A thread that acquires
+        the word sees what this thread has written, or acquired from other threads, and completed puts.
+    tell(call, rank, index, value): writes value into word `index` of recv_count of a near rank, without any order.
+    crosses: whether there are far ranks. is_far(call, rank): whether it is one. Only to those:
+    put(place, staged, n_bytes, rank): a warp begins to copy n_bytes from `staged`, in symmetric memory, to the place in
+        a far rank's memory; after a syncwarp, if other lanes wrote the bytes.
+    complete(): every lane, before the puts of its warp are counted as finished, and before their sources are reused.
+    """
+    world_size = cfg.p2p_world_size
+
+    @device_fn
+    def recv_buf_near(call, rank):
+        return u64(load_u64(call.context + u64(8) * u64(rank % world_size)))
+
+    @device_fn
+    def word_at(call, rank, index):
+        """Address of a word of that rank's recv_count."""
+        return u64(load_u64(call.context + u64(8 * world_size) + u64(8) * u64(rank % world_size))) + u64(8) * u64(index)
+
+    @device_fn
+    def tell(call, rank, index, value):
+        st_relaxed_sys_u64(word_at(call, rank, index), u64(value))
+
+    @device_fn
+    def signal_near(call, rank, index, count):
+        st_release_sys_u64(word_at(call, rank, index), u64(count))
+
+    if crosses_worlds(cfg):
+        return _with_shmem(world_size, recv_buf_near, word_at, tell, signal_near)
+    return namespace("peers", recv_buf=recv_buf_near, signal=signal_near, tell=tell, crosses=False, is_far=_never,
+                     put=_nothing, complete=_nothing)
+
+
+def _with_shmem(world_size, recv_buf_near, word_at, tell, signal_near):
+    from epmoe.device.shmem import shmem_fence, shmem_put_nbi_warp, shmem_quiet, shmem_signal_set
+
+    @device_fn
+    def is_far(call, rank):
+        return rank // world_size != call.my_rank // world_size
+
+    @device_fn
+    def recv_buf(call, rank):
+        if is_far(call, rank):
+            return recv_buf_near(call, call.my_rank)
+        return recv_buf_near(call, rank)
+
+    @device_fn
+    def signal(call, rank, index, count):
+        if is_far(call, rank):
+            own = word_at(call, call.my_rank, index)
+            shmem_fence()               # what was acquired from other warps by `finished`, before the signal
+            shmem_signal_set(own, u64(count), rank)
+        else:
+            signal_near(call, rank, index, count)
+
+    @device_fn
+    def put(place, staged, n_bytes, rank):
+        shmem_put_nbi_warp(place, staged, n_bytes, rank)
+
+    @device_fn
+    def complete():
+        shmem_quiet()
+
+    return namespace("peers", recv_buf=recv_buf, signal=signal, tell=tell, crosses=True, is_far=is_far, put=put,
+                     complete=complete)
+
+
+@device_fn
+def _never(call, rank):
+    return False
+
+
+@device_fn
+def _nothing(*args):
+    return

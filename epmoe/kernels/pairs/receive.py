@@ -1,0 +1,333 @@
+"""The receiving blocks of dispatch: copy messages from recv_buf into the rows of the grouped output, as they arrive.
+
+1. A block waits for the counts of all segments (local expert, src_rank), and computes the place of every row.
+2. Its warps take rows in order, the same order in which messages are sent (send.py). If there are more warps than rows,
+   a row has several parts. A warp waits for the signal of its row's segment, then copies. So some messages are copied
+   while others are still under way. The payload is in the message itself or, if the sender shares payloads, in another
+   message to this rank, which the same signal covers.
+3. A block that no longer needs the counters counts itself out (signal.resetting).
+
+If all messages have arrived with their counts, and rows need no padding, no warp waits for another: each finds the
+places of its rows by itself, which takes less time than the barriers at which a block would share the work.
+"""
+
+from typing import NamedTuple
+
+from epmoe.device import (ballot, device_fn, ffs, i32, lane_id, n_warps, shared_array, shfl_idx, store_i32,
+                          syncthreads, syncthreads_or, syncwarp, u32, u64, warp_broadcast_u64, warp_id,
+                          warp_inclusive_sum_i32)
+from epmoe.device import int32, uint64
+from epmoe.layout import DESCRIBED, MAX_FINITE
+
+from .. import formats, stamps
+from ..division import divided
+from ..formats import RowPlace
+from ..params import namespace
+from ..spin import wait_for_signal
+from ..status import DISPATCH_WAIT
+from . import message, offsets, shared_expert
+from .offsets import Window
+from .packed_signal import message_of
+
+LANES = 32
+
+
+class Message(NamedTuple):
+    """A received message: its segment's word of recv_count, its segment, and its slot there."""
+
+    word: int
+    segment: int
+    slot: int
+
+
+class Workers(NamedTuple):
+    """The number of this warp among all that copy, how many there are, and how many of them have nothing else to do.
+
+    The warps of one block have numbers far from each other, so that all blocks have work to the end. The block that
+    writes the results comes last.
+    """
+
+    warp: int
+    warps: int
+    free: int
+
+
+def make(build, leave):
+    """Device function receive(call, receiver, n_receivers, failed) -> (gave_up, is_out).
+
+    receiver: which of the n_receivers receiving blocks this one is; the first one writes down offsets and counts. failed:
+    whether this thread knows of an earlier wait that expired. leave: device function call; the last warp of the block
+    calls it, and is_out says so, where all messages are here as soon as their counts are known, so that it need not
+    look at recv_count again. Where it does not say so it ends with a barrier.
+    """
+    cfg, mark = build.cfg, stamps.of_call(build.trace)
+    fmt, off, share, own_share = formats.of(cfg), offsets.make(build), shared_expert.share_of(cfg), shared_expert.make(cfg)
+    has_tiles, finish_group = offsets.has_tiles(fmt), fmt.finish_group
+    local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
+    known, n_counts, n_experts = off.known, off.counts, off.experts
+    leaves_early = not front                        # else other warps may still need F and G
+    rows = _rows(build)
+    knows_rows = fmt.direct and not front and local * ranks <= known     # no padding, and all words are remembered
+    known_rows = _known_rows(build, off, rows.copy)
+
+    @device_fn
+    def workers_of(receiver, n_receivers):
+        others = i32(n_receivers - 1)
+        warp = i32(warp_id() * others + receiver - 1)
+        if receiver == 0:
+            warp = i32(n_warps() * others + warp_id())
+        return Workers(warp, i32(n_warps() * n_receivers), i32((n_warps() - 1) * others))
+
+    @device_fn
+    def finish_groups(call, window, workers):
+        """Clears the scales after the rows of each group's last tile; a warp takes a group."""
+        i = i32(workers.warp)
+        while i < window.here:
+            last = i32(i * ranks + ranks - 1)
+            n_rows = i32(window.before[last] + window.counts[last])
+            finish_group(call.format_handler, i32(front + window.first + i), i32(window.starts[i]), n_rows,
+                         i32(window.tiles[i]), lane_id())
+            i = i32(i + workers.warps)
+        if window.first == 0 and front == 1 and workers.warp == 0:
+            n_shared, _ = share(call)
+            finish_group(call.format_handler, i32(0), i32(0), n_shared, i32(0), lane_id())
+
+    @device_fn
+    def receive_known(call, receiver, workers, counts, words):
+        """All messages are here and rows need no padding: what each warp of the block does, by itself."""
+        if receiver == 0:
+            off.write_first(call)
+        if warp_id() == n_warps() - 1:
+            leave(call)
+        elif receiver > 0:
+            known_rows.copy(call, workers.warp, workers.free, counts, words)
+        elif warp_id() == 0:
+            known_rows.write(call, counts)
+        mark(call, stamps.COPIED)
+
+    @device_fn
+    def receive_few(call, receiver, n_receivers, failed):
+        """There are never so many messages that it pays to begin with some of them before all are here."""
+        counts, words, ok = shared_array(n_counts, int32), shared_array(known, uint64), not failed
+        if ok:
+            ok, _ = off.await_messages(call, i32(0), local, counts, words)
+        if syncthreads_or(not ok):                          # every thread acquired for all
+            return True, False
+        mark(call, stamps.COUNTED)
+        # The last warp of a block leaves for it; the first block writes, and has rows only if it is the only one.
+        others, last = i32(n_receivers - 1), i32(n_warps() - 1)
+        n_free = i32(max(1, last))
+        worker, workers = i32(warp_id() * others + receiver - 1), i32(n_free * others)
+        if others == 0:
+            worker, workers = i32(warp_id()), n_free
+        if receiver == 0:
+            off.write_first(call)
+        if warp_id() == last:
+            leave(call)
+        if receiver == 0 and warp_id() == 0:
+            known_rows.write(call, counts)
+        if (receiver > 0 or others == 0) and warp_id() < n_free:
+            known_rows.copy(call, worker, workers, counts, words)
+        mark(call, stamps.COPIED)
+        return False, True
+
+    if build.are_few and knows_rows:
+        return receive_few
+
+    @device_fn
+    def receive(call, receiver, n_receivers, failed):
+        counts, before = shared_array(n_counts, int32), shared_array(n_counts, int32)
+        ends, partial = shared_array(n_counts, int32), shared_array(32, int32)
+        starts, tiles = shared_array(n_experts, int32), shared_array(n_experts, int32)
+        words, workers = shared_array(known, uint64), workers_of(receiver, n_receivers)
+        start, first, ok, is_out = off.begin(call), i32(0), not failed, False
+        while first < local:
+            here = i32(min(n_experts, local - first))
+            window, is_final = Window(first, here, counts, words, before, ends, starts, tiles, partial), False
+            if ok:
+                ok, is_final = off.await_counts(call, first, here, counts, words)
+            if syncthreads_or(not ok):                      # every thread acquired for all
+                return True, False
+            # the same in all blocks, which share the rows out
+            is_final = syncthreads_or(not (here * ranks <= known and is_final)) == 0
+            mark(call, stamps.COUNTED)
+            if knows_rows:
+                if is_final and n_receivers > 1 and n_warps() > 1:
+                    receive_known(call, receiver, workers, counts, words)
+                    return False, True
+            start = off.place(window, start)
+            syncthreads()                                   # all places by all threads
+            mark(call, stamps.PLACED)
+            if receiver == 0:
+                if first == 0:
+                    off.write_first(call)
+                off.write(call, window)
+            if first == 0:
+                if own_share.copy(call):
+                    return True, False
+            if is_final and leaves_early and first + here == local:
+                is_out = True
+                if warp_id() == n_warps() - 1:
+                    leave(call)
+            ok = rows.copy_window(call, window, workers, is_final)
+            if has_tiles:
+                finish_groups(call, window, workers)
+            first = i32(first + here)
+            if first < local:
+                syncthreads()                               # all have read the old window
+        mark(call, stamps.COPIED)
+        return syncthreads_or(not ok) != 0, is_out
+
+    return receive
+
+
+def _rows(build):
+    """Namespace "rows" of device functions of a warp.
+
+    copy(call, received, row, part, n_parts): decodes its part of a Message to the RowPlace; with the first part goes
+        src_info. copy_window(call, window, workers, is_known) -> whether all arrived: its parts of the window's rows.
+        is_known: the block has acquired all messages, and window.words are those of all segments.
+    """
+    cfg, mark = build.cfg, stamps.of_call(build.trace)
+    fmt, msg = formats.of(cfg), message.make(cfg)
+    decode, decode_parts = fmt.decode, fmt.decode_parts
+    local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
+
+    @device_fn
+    def segment_of(ends, n_segments, q):
+        """The first segment that ends behind row q of the window; a warp looks at 32 places at a time."""
+        low, n = i32(0), i32(n_segments)
+        while n > 1:
+            stride = i32((n + 31) // 32)
+            last = i32(min(low + n - 1, low + (lane_id() + 1) * stride - 1))    # of the lane's part of them
+            part = i32(i32(ffs(ballot(ends[last] > q))) - 1)
+            n = i32(min(stride, n - part * stride))
+            low = i32(low + part * stride)
+        return low
+
+    @device_fn
+    def await_signal(call, segment):
+        """Waits for a segment's messages, by a whole warp; returns its word, MAX_FINITE if it gave up."""
+        word = u64(0)
+        if lane_id() == 0:
+            address = call.recv_count_p + u64(8) * u64(segment)
+            word = u64(wait_for_signal(address, call.status, call.timeout_ns, DISPATCH_WAIT, segment))
+        word = u64(warp_broadcast_u64(word, 0))
+        syncwarp()                      # lane 0 acquired for all
+        return word
+
+    @device_fn
+    def look_up(recv_buf, place, part):
+        """(token, payload, id at the k of this lane) of the message at that place, from its trailer."""
+        (token, reference), id16, payload = msg.load_source(place), i32(0), u64(place)
+        if part == 0:
+            id16 = msg.load_id(place)
+        if reference != u32(0):
+            payload = u64(recv_buf + u64(reference - u32(1)) * u64(msg.n_bytes))
+        return token, payload, id16
+
+    @device_fn
+    def copy(call, received, row, part, n_parts):
+        lane, recv_buf, is_described = i32(lane_id()), call.recv_buf_p, received.word >= u64(DESCRIBED)
+        if is_described:
+            token, k = message_of(received.word, received.slot)
+            payload, id16 = msg.at(recv_buf, i32(received.segment % ranks), token), i32(0)     # of local expert 0
+        else:
+            (token, payload, id16), k = look_up(recv_buf, msg.at(recv_buf, received.segment, received.slot), part), i32(0)
+        decode(payload, call.format_handler, row, part, n_parts, lane)
+        if part == 0:
+            half = token
+            if not is_described:
+                k = msg.k_of(id16, i32(call.my_rank * local + row.group - front))
+            if lane == 1:
+                half = k
+            if lane < 2:
+                store_i32(call.src_info + u64(4) * u64(2 * row.row + lane), half)
+
+    @device_fn
+    def copy_window(call, window, workers, is_known):
+        n_segments = i32(window.here * ranks)
+        n_rows = i32(window.ends[n_segments - 1])
+        n_parts = i32(max(1, min(decode_parts, divided(workers.free, i32(max(1, n_rows))))))
+        unit, seen, ok, word = i32(workers.warp), i32(-1), True, u64(0)
+        while ok and unit < n_rows * n_parts:
+            q = divided(unit, n_parts)
+            j = segment_of(window.ends, n_segments, q)
+            expert, segment, slot = i32(j // ranks), i32(window.first * ranks + j), q
+            if j > 0:
+                slot = i32(q - window.ends[j - 1])
+            if segment != seen:
+                if is_known:
+                    word = u64(window.words[j])
+                else:
+                    word = await_signal(call, segment)
+                ok = word != u64(MAX_FINITE)
+                if seen < 0:
+                    mark(call, stamps.ARRIVED)
+                seen = segment
+            if ok:
+                in_group = i32(window.before[j] + slot)
+                row = RowPlace(i32(window.starts[expert] + in_group), i32(front + window.first + expert), in_group,
+                               i32(window.tiles[expert]))
+                copy(call, Message(word, segment, slot), row, i32(unit - q * n_parts), n_parts)
+            unit = i32(unit + workers.warps)
+        return ok
+
+    return namespace("rows", copy=copy, copy_window=copy_window)
+
+
+def _known_rows(build, off, copy_row):
+    """Namespace "known_rows" of device functions of a warp, when the block's threads have acquired all messages.
+
+    A row's place is the number of messages that the words before its own tell of.
+    copy(call, worker, workers, counts, words): the rows' parts that are this worker's.
+    write(call, counts): row_offsets, expert_ids, regions A and B, and counts.
+    """
+    cfg, mark = build.cfg, stamps.of_call(build.trace)
+    local, ranks, decode_parts = cfg.n_local_experts, cfg.n_src_ranks, formats.of(cfg).decode_parts
+    experts_a_lane = -(-local // LANES)
+    run, n_segments = experts_a_lane * ranks, local * ranks
+
+    @device_fn
+    def rows_of_lane(counts):
+        """How many rows the segments of this lane have, which follow one another, and up to their end."""
+        n_rows, i = i32(0), i32(0)
+        while i < run:
+            if lane_id() * run + i < n_segments:
+                n_rows = i32(n_rows + counts[lane_id() * run + i])
+            i = i32(i + 1)
+        return n_rows, i32(warp_inclusive_sum_i32(n_rows))
+
+    @device_fn
+    def copy(call, worker, workers, counts, words):
+        here, end = rows_of_lane(counts)
+        n_rows, unit = i32(shfl_idx(end, i32(LANES - 1))), i32(worker)
+        n_parts = i32(max(1, min(decode_parts, divided(workers, i32(max(1, n_rows))))))
+        mark(call, stamps.PLACED)
+        while unit < n_rows * n_parts:
+            row = divided(unit, n_parts)
+            holder = i32(i32(ffs(ballot(end > row))) - 1)
+            slot, j = i32(row - i32(shfl_idx(i32(end - here), holder))), i32(holder * run)
+            while slot >= counts[j]:
+                slot, j = i32(slot - counts[j]), i32(j + 1)
+            copy_row(call, Message(u64(words[j]), j, slot), RowPlace(row, i32(j // ranks), slot, i32(0)),
+                     i32(unit - row * n_parts), n_parts)
+            unit = i32(unit + workers)
+
+    @device_fn
+    def write(call, counts):
+        lane = i32(lane_id())
+        here, end = rows_of_lane(counts)
+        start, i = i32(end - here), i32(0)
+        mark(call, stamps.PLACED)
+        while i < experts_a_lane:
+            expert, before, src_rank = i32(lane * experts_a_lane + i), i32(0), i32(0)
+            while expert < local and src_rank < ranks:
+                segment = i32(expert * ranks + src_rank)
+                off.write_segment(call, segment, start, before, i32(counts[segment]))
+                before, src_rank = i32(before + counts[segment]), i32(src_rank + 1)
+            if expert < local:
+                off.end_group(call, expert, start, before)
+            start, i = i32(start + before), i32(i + 1)
+
+    return namespace("known_rows", copy=copy, write=write)

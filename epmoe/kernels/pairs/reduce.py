@@ -1,0 +1,194 @@
+"""The reducing part of combine_wait: the weighted sum of each token's rows, or the rows themselves.
+
+A warp takes a run of columns of one token. It loads the rows' vectors into registers as they arrive, in any order
+(take_rows.py), and sums them when it has all of them. So little work remains when the last row of the round arrives.
+"""
+
+from epmoe import layout
+from epmoe.device import (ballot, block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_f32, n_warps,
+                          shfl_idx, store16, u32, u64, warp_id)
+
+from .. import elements, ids, stamps, user_functions
+from ..plain import counters
+from . import shared_expert
+from .take_rows import AT_ONCE, TokenRows
+
+VECTOR = 16         # bytes
+
+
+def make(build, take):
+    """Device function reduce(call, flags), for all warps of all blocks. take: of take_rows.py; flags: what it takes.
+
+    Tokens whose rows do not come, because the round has failed, are left alone.
+    """
+    mark, n_runs = stamps.of_call(build.trace), _n_runs(build.cfg)
+    reduce_tokens = _keeping(build, take) if build.router_weights is None else _summing(build, take)
+
+    @device_fn
+    def reduce(call, flags):
+        reduce_tokens(call, flags)
+        if block_idx() >= call.num_tokens * n_runs:
+            mark(call, stamps.ARRIVED)                  # thread 0 had no token to wait for
+        mark(call, stamps.REDUCED)
+
+    return reduce
+
+
+def _n_runs(cfg):
+    """Runs of a row: one vector a lane."""
+    return -(-layout.combine_msg_bytes(cfg) // VECTOR // 32)
+
+
+def _token_rows(cfg):
+    """Device function (call, token, run) -> TokenRows.
+
+    Lanes behind the last column do it again and store nothing: all stay together for the shuffles.
+    """
+    id_words, word, bytes_a_row = ids.make(cfg), counters.words(cfg), layout.combine_msg_bytes(cfg)
+    load_id, clean_id, n_vectors = id_words.load, id_words.clean, bytes_a_row // VECTOR
+    top_k, local, own_only = cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
+
+    @device_fn
+    def token_rows(call, token, run):
+        lane = i32(lane_id())
+        expert = clean_id(load_id(call.topk_ids, token, lane), i32(0), lane)
+        if own_only:
+            if expert >= 0 and expert // local != call.my_rank:
+                expert = i32(-1)
+        vector = i32(min(run * 32 + lane, n_vectors - 1))
+        place = call.recv_buf_p + u64(token * top_k) * u64(bytes_a_row) + u64(VECTOR) * u64(vector)
+        segment = word.segment(i32(expert % local), i32(expert // local))
+        return TokenRows(u32(ballot(expert >= 0)), segment, place, run * 32 + lane < n_vectors)
+
+    return token_rows
+
+
+def _weights(build):
+    """Device function (call, token) -> the router weight at the k of this lane."""
+    top_k, is_array = build.cfg.top_k, build.router_weights == "array"
+    given = (user_functions.bound(build.router_weights, build.weights_types, "router_weights")
+             if callable(build.router_weights) else None)
+
+    @device_fn
+    def weight_of(call, token):
+        value = f32(0)
+        if lane_id() < top_k:
+            if is_array:
+                value = f32(load_f32(call.router_weights + u64(4) * u64(token * top_k + lane_id())))
+            else:
+                value = f32(given((token, i32(lane_id())), call.router_weights_args))
+        return value
+
+    return weight_of
+
+
+def _sums(build, take, numbers):
+    """Device function (call, flags, rows, w) -> (fma(w, x, sum) over k ascending from +0.0, whether all rows arrived)."""
+    top_k, accumulate, zeros = build.cfg.top_k, numbers.accumulate, numbers.zeros
+
+    def adding(j):
+        """Device function (sums, wanted, first, w, held) -> sums, to which k = first + j .. first + 7 are added."""
+        if j == AT_ONCE:
+            return device_fn(lambda sums, wanted, first, w, held: sums)
+        others = adding(j + 1)
+
+        @device_fn
+        def add(sums, wanted, first, w, held):
+            # a k without an expert adds nothing, whatever its weight
+            if j < top_k:
+                w_k = f32(shfl_idx(w, i32((first + j) & 31)))
+                if ((wanted >> u32((first + j) & 31)) & u32(1)) != u32(0):
+                    sums = accumulate(w_k, held[j], sums)
+            return others(sums, wanted, first, w, held)
+
+        return add
+
+    add_eight = adding(0)
+
+    @device_fn
+    def sum_rows(call, flags, rows, w):
+        sums, goes_on, first = zeros(), True, i32(0)
+        while goes_on and first < top_k:
+            held, goes_on = take.eight(call, flags, rows, first)
+            sums = add_eight(sums, rows.wanted, first, w, held)
+            first = i32(first + AT_ONCE)
+        return sums, goes_on
+
+    return sum_rows
+
+
+def _summing(build, take):
+    """Device function (call, flags): the weighted sums, plus the shared expert's output, through the epilogue."""
+    cfg, mark, epilogue = build.cfg, stamps.of_call(build.trace), build.epilogue
+    numbers, token_rows, weight_of = elements.make(cfg.combine_dtype), _token_rows(cfg), _weights(build)
+    sum_rows, share, n_numbers = _sums(build, take, numbers), shared_expert.share_of(cfg), numbers.n
+    unpack, pack, add, fused_share = numbers.unpack, numbers.pack, numbers.add, cfg.fused_shared_expert
+    bytes_a_row, n_vectors, n_runs = layout.combine_msg_bytes(cfg), layout.combine_msg_bytes(cfg) // VECTOR, _n_runs(cfg)
+    has_epilogue, stores_itself = epilogue is not None, isinstance(epilogue, user_functions.OutputLambda)
+    what = "elementwise_lambda_fn" if stores_itself else "epilogue"
+    apply = numbers.each(user_functions.bound(epilogue, build.epilogue_types, what)) if has_epilogue else None
+
+    @device_fn
+    def add_shared_expert(call, token, vector, q):
+        """Plus the shared expert's output, row token - first of its share; plus 0 for other ranks' tokens."""
+        (n_share, first), row = share(call), (u32(0), u32(0), u32(0), u32(0))
+        if token >= first and token < first + n_share:
+            row = load16(call.input_tokens + u64(token - first) * u64(bytes_a_row) + u64(VECTOR) * u64(vector))
+        return pack(add(unpack(q), row))
+
+    @device_fn
+    def store(call, token, vector, q, is_own):
+        col = i32(vector * n_numbers)
+        if has_epilogue and not stores_itself:
+            q = pack(apply(token, col, unpack(q), call.epilogue_args))
+        if is_own:
+            if stores_itself:
+                apply(token, col, unpack(q), call.epilogue_args)
+            else:
+                store16(call.output_tokens + u64(token) * u64(bytes_a_row) + u64(VECTOR) * u64(vector), q[0], q[1], q[2],
+                        q[3])
+
+    @device_fn
+    def reduce_tokens(call, flags):
+        unit, goes_on = i32(warp_id() * grid_dim() + block_idx()), True
+        while goes_on and unit < call.num_tokens * n_runs:
+            token, run = i32(unit // n_runs), i32(unit % n_runs)
+            rows, w = token_rows(call, token, run), weight_of(call, token)
+            sums, goes_on = sum_rows(call, flags, rows, w)
+            vector = i32(min(run * 32 + lane_id(), n_vectors - 1))
+            q = pack(sums)
+            if fused_share:
+                q = add_shared_expert(call, token, vector, q)
+            store(call, token, vector, q, goes_on and rows.is_own)
+            if unit < grid_dim():
+                mark(call, stamps.ARRIVED)              # thread 0: its first token
+            unit = i32(unit + n_warps() * grid_dim())
+
+    return reduce_tokens
+
+
+def _keeping(build, take):
+    """Device function (call, flags): the rows as they are, [num_tokens, top_k, hidden], zeros where there is none."""
+    cfg, mark = build.cfg, stamps.of_call(build.trace)
+    token_rows, top_k, bytes_a_row, n_runs = _token_rows(cfg), cfg.top_k, layout.combine_msg_bytes(cfg), _n_runs(cfg)
+
+    @device_fn
+    def keep_rows(call, flags):
+        unit, goes_on = i32(warp_id() * grid_dim() + block_idx()), True
+        while goes_on and unit < call.num_tokens * n_runs:
+            token, run = i32(unit // n_runs), i32(unit % n_runs)
+            rows, k = token_rows(call, token, run), i32(0)
+            goes_on = take.all_signals(flags, rows)
+            if unit < grid_dim():
+                mark(call, stamps.ARRIVED)
+            while goes_on and k < top_k:
+                if rows.is_own:
+                    q = (u32(0), u32(0), u32(0), u32(0))
+                    if ((rows.wanted >> u32(k)) & u32(1)) != u32(0):
+                        q = load16(rows.place + u64(k) * u64(bytes_a_row))
+                    store16(call.output_tokens + (rows.place - call.recv_buf_p) + u64(k) * u64(bytes_a_row), q[0], q[1],
+                            q[2], q[3])
+                k = i32(k + 1)
+            unit = i32(unit + n_warps() * grid_dim())
+
+    return keep_rows

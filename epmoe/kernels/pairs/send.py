@@ -1,0 +1,394 @@
+"""The sending blocks of dispatch: send tokens to the owners of their experts, in an order that lets receivers follow.
+
+A block takes a batch of tokens.
+1. It claims a slot for each message; a warp takes a token. It encodes the payloads; warps share a row.
+2. It orders its messages by local expert, and for each local expert by dst_rank, from its own rank on. All blocks send
+   in this order. So the links to all peers stay busy, and no two ranks send to the same peer at the same time. Messages
+   to the first experts are complete long before the last message, and their receivers copy them meanwhile.
+3. It sends pieces of payloads, a warp each, 16 bytes a lane. With the first piece go the trailers.
+
+Shared payloads: a payload goes to a rank once, in the token's message to its lowest expert there. The trailers of the
+token's other messages to that rank refer to it. A piece of a shared payload counts as finished for each of these
+messages, so the signal of any expert covers the payloads that its messages refer to. Otherwise each message has its own
+payload.
+
+Block 0 counts and announces (signal.py). It has no tokens, unless there are only a few sending blocks.
+"""
+
+from typing import NamedTuple
+
+from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, device_fn, f32, i32, lane_id, n_warps,
+                          prefetch, shared_array, shfl_idx, store_i32, syncthreads, syncthreads_or, syncwarp,
+                          thread_idx, u32, u32_as_f32, u64, warp_id)
+from epmoe.device import int32, uint64
+
+from .. import ahead, formats, ids, stamps
+from ..division import divided
+from ..formats.row_copy import copy_part, most_parts
+from ..params import namespace
+from ..plain import counters
+from . import message, peers, shared_expert, signal
+
+BF16_BYTES = 2
+LANES = 32
+
+
+class Batch(NamedTuple):
+    """Tokens first, first + stride, ... of a block, n of them, and their messages, top_k a token, in shared memory.
+
+    places: addresses, 0 where nothing is sent. experts: cleaned ids. keys: by which messages are sent in order, n_experts
+    for one without a payload. order: the numbers of the messages in this order.
+    """
+
+    first: int
+    stride: int
+    n: int
+    places: object
+    experts: object
+    keys: object
+    order: object
+
+
+def batch_of(cfg, tuning):
+    """Tokens that a block sends at a time."""
+    return max(1, tuning.batch_messages // cfg.top_k)
+
+
+def scale_of(input_scale):
+    """Device function call -> input scale: the number of the call, or what the function input_scale gives for 0."""
+    if input_scale is None:
+        return device_fn(lambda call: u32_as_f32(u32(call.input_scale)))
+    given = device_fn(input_scale)
+    return device_fn(lambda call: f32(given(i32(0))))
+
+
+def make(build):
+    """Device function send_tokens(call, n_senders, failed) -> whether it had to give up.
+
+    For blocks [0, n_senders). It ends with a barrier. failed: whether this thread knows of an earlier wait that expired;
+    then nothing is sent. Block 0 announces the counts first.
+    """
+    cfg, mark, shares = build.cfg, stamps.of_call(build.trace), build.shares
+    fmt, word, to, msg = formats.of(cfg), counters.words(cfg), peers.make(cfg), message.make(cfg)
+    load_id, clean_id, record_id = ids.make(cfg)
+    own_share, signals, batches = shared_expert.make(cfg), signal.make(build), _batches(build)
+    pieces = _shared_pieces(cfg, msg, signals.finish) if shares else _own_pieces(cfg, msg, signals.finish)
+    crosses, direct, fused_share, own_only = to.crosses, fmt.direct, cfg.fused_shared_expert, cfg.skip_a2a
+    top_k, local, n_ranks, most_pieces = cfg.top_k, cfg.n_local_experts, cfg.n_ranks, most_parts(fmt.token_size)
+    row_bytes, batch_size, no_payload = cfg.hidden * BF16_BYTES, batch_of(cfg, build.tuning), cfg.n_experts
+    n_payloads = min(top_k, cfg.n_src_ranks) if shares else top_k       # of a token, at most
+    n_slots, counter_from = batch_size * top_k, build.tuning.counter_from
+    fetch_row, fetch_words = ahead.span(row_bytes), ahead.span(8 * cfg.n_experts)
+
+    @device_fn
+    def claim(call, expert):
+        """A slot for one message at the expert's owner: its address there."""
+        dst_rank, local_expert = i32(expert // local), i32(expert % local)
+        reserved = word.reserved(call.ep_counters, word.segment(local_expert, dst_rank))
+        slot = atomic_add_relaxed_gpu_i32(reserved, i32(1))
+        return msg.at(to.recv_buf(call, dst_rank), word.segment(local_expert, call.my_rank), slot)
+
+    @device_fn
+    def claim_token(call, batch, i):
+        """A warp cleans the ids of token i of the batch and claims slots for its messages; lane k holds k."""
+        token, lane = i32(batch.first + i * batch.stride), i32(lane_id())
+        value = load_id(call.topk_ids, token, lane)
+        expert = clean_id(value, i32(0), lane)
+        if value != expert:
+            record_id(value, expert, token, lane, call.status)
+        has_payload = pieces.carries(expert)
+        if lane < top_k:
+            store_i32(call.clean_topk_ids + u64(4) * u64(token * top_k + lane), expert)
+            kept = expert >= 0
+            if own_only:
+                kept = kept and expert // local == call.my_rank
+            place, key = u64(0), i32(no_payload)
+            if kept:
+                place = claim(call, expert)
+                turn = i32(expert // local - call.my_rank)      # this rank, the next one, ...
+                if turn < 0:
+                    turn = i32(turn + n_ranks)
+                if has_payload:
+                    key = i32(expert % local * n_ranks + turn)
+            m = i32(i * top_k + lane)
+            batch.places[m], batch.experts[m], batch.keys[m] = place, expert, key
+
+    @device_fn
+    def put_in_order(batch):
+        """Messages by their keys; those without a payload come last."""
+        m, n = i32(thread_idx()), i32(batch.n * top_k)
+        while m < n:
+            key, before, j = i32(batch.keys[m]), i32(0), i32(0)
+            while j < n:
+                other = i32(batch.keys[j])
+                if other < key or (other == key and j < m):
+                    before = i32(before + 1)
+                j = i32(j + 1)
+            batch.order[before] = m
+            m = i32(m + block_dim())
+
+    @device_fn
+    def send_pieces(call, batch, n_parts):
+        """Where no warp has more than one piece, all are counted together behind a barrier, else each one at once."""
+        unit, key, n_messages = i32(warp_id()), i32(-1), i32(batch.n * top_k)
+        in_turns = batch.n * n_payloads * n_parts > n_warps()
+        while unit < n_messages * n_parts and key != no_payload:
+            i = divided(unit, n_parts)
+            m = i32(batch.order[i])
+            key = i32(batch.keys[m])
+            if key != no_payload:
+                pieces.send(call, batch, m, i32(unit - i * n_parts), n_parts)
+                syncwarp()              # the piece by all lanes, before one of them releases it
+                if in_turns:
+                    pieces.finish(call, batch, m)
+            unit = i32(unit + n_warps())
+        if not in_turns:
+            syncthreads()               # all pieces by all warps, before each thread releases a message
+            m = i32(thread_idx())
+            while m < n_messages:
+                if batch.places[m] != u64(0):
+                    signals.finish(call, i32(batch.experts[m]), n_parts)
+                m = i32(m + block_dim())
+
+    @device_fn
+    def prefetch_first(call, first, stride):
+        """Ids of the block's tokens, the first one's row, and the counters: all of them are under way at once."""
+        if first < call.num_tokens:
+            token = i32(first + thread_idx() * stride)
+            if thread_idx() < batch_size and token < call.num_tokens:
+                prefetch(call.topk_ids + u64(4) * u64(token * top_k))
+            fetch_row(call.input_tokens + u64(first) * u64(row_bytes))
+            fetch_words(word.reserved(call.ep_counters, 0))     # and finished, behind it
+        if block_idx() == 0:                                    # which counts all ids
+            i = i32(thread_idx())
+            while i * ahead.SECTOR < call.num_tokens * top_k * 4:
+                prefetch(call.topk_ids + u64(ahead.SECTOR) * u64(i))
+                i = i32(i + block_dim())
+
+    @device_fn
+    def send_batch(call, batch, n_parts):
+        i = i32(warp_id())
+        while i < batch.n:
+            claim_token(call, batch, i)
+            i = i32(i + n_warps())
+        mark(call, stamps.CLAIMED)
+        if not direct:
+            batches.encode(call, batch)
+            mark(call, stamps.ENCODED)
+        syncthreads()                       # places, keys and payloads by all warps
+        if fused_share and not direct:
+            if thread_idx() == 0:
+                own_share.encoded(call, batches.shared_in(call, batch))
+        if crosses:
+            batches.stage(call, batch)
+        put_in_order(batch)
+        syncthreads()                       # the order, and whole messages, by all threads
+        send_pieces(call, batch, n_parts)
+        mark(call, stamps.SENT)
+        syncthreads()                       # all have read the batch, and all is written at the end
+
+    @device_fn
+    def send_tokens(call, n_senders, failed):
+        places, order = shared_array(n_slots, uint64), shared_array(n_slots, int32)
+        experts, keys = shared_array(n_slots, int32), shared_array(n_slots, int32)
+        # consecutive tokens go to different blocks, and the first ones not to the block that announces
+        stride, first = i32(n_senders), i32(n_senders - 1 - block_idx())
+        if n_senders >= counter_from:
+            stride, first = i32(n_senders - 1), i32(block_idx() - 1)
+            if block_idx() == 0:
+                first = i32(call.num_tokens)
+        prefetch_first(call, first, stride)     # while one thread looks whether an earlier wait failed
+        # as many pieces of a payload as give every warp one; more would not pay: each costs a round trip to the peer
+        n_tokens = i32(max(1, min(batch_size, divided(i32(call.num_tokens + stride - 1), stride))))
+        n_parts = i32(max(1, min(most_pieces, divided(n_warps(), i32(n_tokens * n_payloads)))))
+        if block_idx() == 0:
+            if not signals.announce(call, n_parts, failed):
+                return True
+        elif syncthreads_or(failed):
+            return True
+        while first < call.num_tokens:
+            n = i32(min(batch_size, divided(i32(call.num_tokens - first + stride - 1), stride)))
+            send_batch(call, Batch(first, stride, n, places, experts, keys, order), n_parts)
+            first = i32(first + n * stride)
+        return False
+
+    return send_tokens
+
+
+def _batches(build):
+    """Namespace "batches": what a block does with the tokens of a batch before they are sent.
+
+    encode(call, batch): payloads into send_buf. stage(call, batch): whole messages there, for the network.
+    shared_in(call, batch): how many tokens of the batch are rows of the shared expert here.
+    """
+    cfg = build.cfg
+    fmt, msg, row_bytes, top_k = formats.of(cfg), message.make(cfg), cfg.hidden * BF16_BYTES, cfg.top_k
+    encode_part, encode_parts, direct = fmt.encode_part, fmt.encode_parts, fmt.direct
+    copy_payload, input_scale = copy_part(fmt.token_size, read_only=direct), scale_of(build.input_scale)
+    store_trailer, share = _own_trailer(cfg, msg), shared_expert.share_of(cfg)
+
+    @device_fn
+    def encode(call, batch):
+        """Warps share a row where there are more warps than rows.
+
+        Where there are many more, those encode that have no token to claim for, at the same time.
+        """
+        claiming = i32(batch.n)
+        if 2 * batch.n > n_warps():
+            claiming = i32(0)
+        warps = i32(n_warps() - claiming)
+        n_parts = i32(max(1, min(encode_parts, divided(warps, batch.n))))
+        unit = i32(warp_id() - claiming)
+        while unit >= 0 and unit < batch.n * n_parts:
+            i = divided(unit, n_parts)
+            token = i32(batch.first + i * batch.stride)
+            src = call.input_tokens + u64(token) * u64(row_bytes)
+            encode_part(src, call.send_buf_p + u64(token) * u64(msg.n_bytes), input_scale(call),
+                        i32(unit - i * n_parts), n_parts, lane_id())
+            unit = i32(unit + warps)
+
+    @device_fn
+    def stage(call, batch):
+        i = i32(warp_id())
+        while i < batch.n:
+            token = i32(batch.first + i * batch.stride)
+            staged = call.send_buf_p + u64(token) * u64(msg.n_bytes)
+            if direct:
+                copy_payload(staged, call.input_tokens + u64(token) * u64(row_bytes), 0, 1, lane_id())
+            store_trailer(staged, token, batch.experts, i32(i * top_k))
+            i = i32(i + n_warps())
+
+    @device_fn
+    def shared_in(call, batch):
+        (n_shared, first), n, i = share(call), i32(0), i32(0)
+        while i < batch.n:
+            token = i32(batch.first + i * batch.stride)
+            if token >= first and token < first + n_shared:
+                n = i32(n + 1)
+            i = i32(i + 1)
+        return n
+
+    return namespace("batches", encode=encode, stage=stage, shared_in=shared_in)
+
+
+def _own_trailer(cfg, msg):
+    """Device function (place, token, experts, m): a warp stores the trailer of a message with a payload of its own.
+
+    experts[m]: the token's first expert.
+    """
+    top_k = cfg.top_k
+
+    @device_fn
+    def store_trailer(place, token, experts, m):
+        lane, expert = i32(lane_id()), i32(-1)
+        if lane < top_k:
+            expert = i32(experts[m + lane])
+        q = msg.vector(lane, token, u32(0), expert)
+        if lane < msg.n_vectors:
+            msg.store_vector(place, lane, q)
+
+    return store_trailer
+
+
+def _payload_of(cfg, msg):
+    """Device function (call, token) -> the address of a token's payload before it is sent."""
+    direct, row_bytes = formats.of(cfg).direct, cfg.hidden * BF16_BYTES
+
+    @device_fn
+    def payload_of(call, token):
+        src = call.input_tokens + u64(token) * u64(row_bytes)
+        if not direct:
+            src = call.send_buf_p + u64(token) * u64(msg.n_bytes)
+        return src
+
+    return payload_of
+
+
+# _own_pieces, _shared_pieces: namespace "pieces" of device functions of a warp; m: the number of a message of a batch.
+# carries(expert): of the cleaned ids of a token, one a lane, those whose messages have a payload.
+# send(call, batch, m, part, n_parts): a piece of message m, which has a payload, and with the first piece the trailers.
+# finish(call, batch, m): counts the piece that the warp has written.
+
+def _own_pieces(cfg, msg, finish_one):
+    """Each message has its own payload."""
+    to, top_k, local = peers.make(cfg), cfg.top_k, cfg.n_local_experts
+    store_trailer, payload_of = _own_trailer(cfg, msg), _payload_of(cfg, msg)
+    copy_payload = copy_part(formats.of(cfg).token_size, read_only=formats.of(cfg).direct)
+
+    @device_fn
+    def carries(expert):
+        return expert >= 0
+
+    @device_fn
+    def send(call, batch, m, part, n_parts):
+        place, dst_rank = u64(batch.places[m]), i32(batch.experts[m] // local)
+        token = i32(batch.first + m // top_k * batch.stride)
+        if not to.is_far(call, dst_rank):
+            copy_payload(place, payload_of(call, token), part, n_parts, lane_id())
+            if part == 0:
+                store_trailer(place, token, batch.experts, i32(m - m % top_k))
+        elif part == 0:
+            to.put(place, call.send_buf_p + u64(token) * u64(msg.n_bytes), msg.n_bytes, dst_rank)
+            to.complete()
+
+    @device_fn
+    def finish(call, batch, m):
+        if lane_id() == 0:
+            finish_one(call, i32(batch.experts[m]), 1)
+
+    return namespace("pieces", carries=carries, send=send, finish=finish)
+
+
+def _shared_pieces(cfg, msg, finish_one):
+    """A payload goes to a rank once, with the token's message to its lowest expert there."""
+    to, top_k, local, payload_of = peers.make(cfg), cfg.top_k, cfg.n_local_experts, _payload_of(cfg, msg)
+    copy_payload = copy_part(formats.of(cfg).token_size, read_only=formats.of(cfg).direct)
+
+    @device_fn
+    def carries(expert):
+        first, is_lowest, k = i32(expert - expert % local), expert >= 0, i32(0)
+        while k < top_k:
+            other = i32(shfl_idx(expert, k))
+            if other >= first and other < expert:       # of the same rank
+                is_lowest = False
+            k = i32(k + 1)
+        return is_lowest
+
+    @device_fn
+    def store_trailers(call, batch, m, token, place):
+        """Those of all messages of the token to the rank of message m, as many at a time as there are lanes for them."""
+        of_token, dst_rank = i32(m - m % top_k), i32(batch.experts[m] // local)
+        lane, expert, first = i32(lane_id()), i32(-1), i32(0)
+        if lane < top_k:
+            expert = i32(batch.experts[of_token + lane])
+        carrier = u32((place - to.recv_buf(call, dst_rank)) // u64(msg.n_bytes) + u64(1))
+        while first < top_k * msg.n_vectors:
+            k = i32((first + lane) // msg.n_vectors)
+            i = i32(first + lane - k * msg.n_vectors)
+            there, its_expert, reference = u64(0), i32(-1), u32(0)
+            if k < top_k:
+                there, its_expert = u64(batch.places[of_token + k]), i32(batch.experts[of_token + k])
+            if there != place:
+                reference = carrier
+            q = msg.vector(i, token, reference, expert)
+            if there != u64(0) and its_expert // local == dst_rank:
+                msg.store_vector(there, i, q)
+            first = i32(first + LANES)
+
+    @device_fn
+    def send(call, batch, m, part, n_parts):
+        token, place = i32(batch.first + m // top_k * batch.stride), u64(batch.places[m])
+        copy_payload(place, payload_of(call, token), part, n_parts, lane_id())
+        if part == 0:
+            store_trailers(call, batch, m, token, place)
+
+    @device_fn
+    def finish(call, batch, m):
+        """Each lane counts it for one expert."""
+        if lane_id() < top_k:
+            of_lane = i32(m - m % top_k + lane_id())
+            expert = i32(batch.experts[of_lane])
+            if batch.places[of_lane] != u64(0) and expert // local == batch.experts[m] // local:
+                finish_one(call, expert, 1)
+
+    return namespace("pieces", carries=carries, send=send, finish=finish)

@@ -1,0 +1,339 @@
+"""The sending part of combine: rows of expert outputs to the places [token, k] of their tokens' ranks.
+
+Region A gives for each segment (local expert, src_rank) its end row and its number of rows.
+1. Each block takes a run of consecutive rows, whatever segments they belong to. So blocks have equal shares.
+2. A warp sends a row, or a piece of one if there are more warps than rows. It reads src_info[row] = (token, k), which is
+   the row's place in the recv_buf of src_rank.
+3. The warps of a block count a segment's pieces in shared memory; no warp waits for the arrival of a piece before it
+   sends the next. The warp with the last piece signals. Only segments that span several blocks are counted in device
+   memory, by the last warp of each block.
+
+Without signals (lamport.py) step 3 is left out: each word of a row is its own ready flag for its receiver.
+"""
+
+from typing import NamedTuple
+
+from epmoe import layout
+from epmoe.device import (atomic_add_acq_rel_gpu_i32, ballot, block_dim, block_idx, device_fn, fence_acq_rel_cta, ffs,
+                          grid_dim, i32, lane_id, load16_stream, load_i32, load_u64, n_warps, shared_add_i32,
+                          shared_array, store16, store_i32, syncthreads, syncthreads_or, syncwarp, thread_idx, u32, u64,
+                          warp_id)
+from epmoe.device import int32
+from epmoe_ref.config import READY
+
+from .. import lamport, stamps
+from ..division import divided
+from ..formats.row_copy import LANES, copy_part, most_parts
+from ..params import namespace
+from ..plain import counters
+from . import peers, signal
+
+VECTOR = 16         # bytes
+HELD = 7            # vectors that a lane holds at a time
+
+
+class Segments(NamedTuple):
+    """A window of region A, n segments from `first` on, in shared memory; done: pieces that the block has sent of each."""
+
+    first: int
+    n: int
+    ends: object
+    counts: object
+    done: object
+
+
+class Run(NamedTuple):
+    """The rows of a block: n from `low` on, each cut into n_parts of so many vectors."""
+
+    low: int
+    n: int
+    n_parts: int
+    vectors: int
+
+
+class Piece(NamedTuple):
+    """Vectors first to end - 1 of a row, as far as there are, and what `ask` has loaded: src_info, and some vectors."""
+
+    row: int
+    part: int
+    first: int
+    end: int
+    asked: tuple
+
+
+def make(build):
+    """Device function send_back(call, failed), for all blocks -> whether it had to give up.
+
+    Every segment is signalled in every round, also where no row goes back. failed: whether this thread knows of an
+    earlier wait that expired. Has a barrier before it sends.
+    """
+    cfg, mark = build.cfg, stamps.of_call(build.trace)
+    word, n_segments, pieces = counters.words(cfg), cfg.n_local_experts * cfg.n_src_ranks, _pieces(cfg, store16)
+    window, send_run = min(build.tuning.returned_segments, n_segments), _runs(build, pieces)
+
+    @device_fn
+    def send_back(call, failed):
+        ends, counts, done = shared_array(window, int32), shared_array(window, int32), shared_array(window, int32)
+        first = i32(0)
+        while first < n_segments:
+            n, i = i32(min(window, n_segments - first)), i32(thread_idx())
+            while i < n:
+                ends[i] = i32(load_i32(word.a_end(call.ep_counters, i32(first + i))) - READY)
+                counts[i], done[i] = i32(load_i32(word.a_count(call.ep_counters, i32(first + i)))), 0
+                i = i32(i + block_dim())
+            if syncthreads_or(failed):          # the window is there
+                return True
+            mark(call, stamps.COUNTED)
+            if block_idx() == grid_dim() - 1:
+                i = i32(thread_idx())
+                while i < n:
+                    if counts[i] == 0:
+                        pieces.signal(call, i32(first + i), i32(0))
+                    i = i32(i + block_dim())
+            send_run(call, Segments(first, n, ends, counts, done))
+            first = i32(first + window)
+            if first < n_segments:
+                syncthreads()               # all have read the old window
+        mark(call, stamps.SENT)
+        return False
+
+    return send_back
+
+
+def without_signals(build):
+    """The same for a combine without signals, which tells peers BEGUN; the last block that has read region A resets it."""
+    cfg, mark = build.cfg, stamps.of_call(build.trace)
+    word, to, n_segments, n_ranks = counters.words(cfg), peers.make(cfg), cfg.n_local_experts * cfg.n_src_ranks, cfg.n_ranks
+    send_run = _runs(build, _pieces(cfg, lamport.store_row), signals=False)
+    leave = signal.resetting(cfg, clear_a(cfg), recv_count=False)
+
+    @device_fn
+    def send_back(call, failed):
+        ends, counts, i = shared_array(n_segments, int32), shared_array(n_segments, int32), i32(thread_idx())
+        while i < n_segments:
+            ends[i] = i32(load_i32(word.a_end(call.ep_counters, i)) - READY)
+            counts[i] = i32(load_i32(word.a_count(call.ep_counters, i)))
+            i = i32(i + block_dim())
+        if syncthreads_or(failed):              # and A is there
+            return True
+        mark(call, stamps.COUNTED)
+        if block_idx() == grid_dim() - 1 and thread_idx() < n_ranks:
+            # release: what this rank has read in the dispatch before, which its peers' next one overwrites
+            to.signal(call, i32(thread_idx()), call.my_rank, i32(lamport.BEGUN))
+        if warp_id() == n_warps() - 1:          # the first warps have the first rows to send
+            leave(call)
+        send_run(call, Segments(i32(0), i32(n_segments), ends, counts, counts))
+        mark(call, stamps.SENT)
+        return False
+
+    return send_back
+
+
+def clear_a(cfg):
+    """Device function (ep_counters, segment): resets the segment's words of region A."""
+    word = counters.words(cfg)
+
+    @device_fn
+    def clear(ep_counters, segment):
+        store_i32(word.a_end(ep_counters, segment), i32(0))
+        store_i32(word.a_count(ep_counters, segment), i32(0))
+
+    return clear
+
+
+def _runs(build, pieces, signals=True):
+    """Device function send_run(call, segments), by all blocks: sends the window's rows, and their signals."""
+    word, of_11 = counters.words(build.cfg), build.tuning.senders_of_11
+
+    @device_fn
+    def finish(call, segments, i, count, n_here, n_parts):
+        """One thread, when its warp has sent a piece of n_here of segment i's rows: the last one of them all signals."""
+        segment = i32(segments.first + i)
+        fence_acq_rel_cta()                             # release: the piece that this warp has written
+        if shared_add_i32(segments.done, i, i32(1)) == n_here * n_parts - 1:
+            fence_acq_rel_cta()                         # acquire: all the others of this block
+            is_last = n_here == count
+            if not is_last:
+                finished = word.finished(call.ep_counters, segment)
+                # release: this block's rows; acquire: those of all the others, if this is the last block
+                if atomic_add_acq_rel_gpu_i32(finished, n_here) == count - n_here:
+                    store_i32(finished, i32(0))
+                    is_last = True
+            if is_last:
+                pieces.signal(call, segment, count)
+
+    @device_fn
+    def segment_of(segments, row):
+        """The first of the window's segments that ends behind the row; segments end in ascending order."""
+        ends, n, lane = segments.ends, segments.n, i32(lane_id())
+        step = divided(i32(n + LANES - 1), i32(LANES))
+        base = i32((ffs(ballot(ends[i32(min(n, i32((lane + 1) * step)) - 1)] > row)) - 1) * step)
+        found = u32(ballot(ends[min(i32(base + lane), i32(n - 1))] > row))
+        while found == u32(0):
+            base = i32(base + LANES)
+            found = u32(ballot(ends[min(i32(base + lane), i32(n - 1))] > row))
+        return i32(base + ffs(found) - 1)
+
+    @device_fn
+    def run_of(segments):
+        """The run of this block. Fewer blocks than there are share the rows if all are on their way at once."""
+        start, last = i32(segments.ends[0] - segments.counts[0]), i32(segments.n - 1)
+        n, blocks = i32(segments.ends[last] - segments.ends[0] + segments.counts[0]), grid_dim()
+        if n > blocks and n <= blocks * n_warps():
+            blocks = i32(max(i32(1), divided(i32(blocks * of_11), i32(11))))
+        each = divided(n, blocks)
+        more = i32(n - each * blocks)
+        n_rows = i32((each + i32(block_idx() < more)) * i32(block_idx() < blocks))
+        n_parts, vectors = pieces.cut(n_rows)
+        return Run(i32(start + block_idx() * each + min(block_idx(), more)), n_rows, n_parts, vectors)
+
+    @device_fn
+    def send_run(call, segments):
+        run, unit = run_of(segments), i32(warp_id())
+        while unit < run.n * run.n_parts:
+            n_before = divided(unit, run.n_parts)
+            row, part = i32(run.low + n_before), i32(unit - n_before * run.n_parts)
+            first = i32(part * run.vectors)
+            end = i32(first + run.vectors)
+            piece = Piece(row, part, first, end, pieces.ask(call, row, first, end))     # while the warp finds out whose it is
+            i = segment_of(segments, row)
+            last_row, count = i32(segments.ends[i]), i32(segments.counts[i])
+            if row >= last_row - count:             # else it is a padding row between two experts
+                pieces.send(call, piece, i32(segments.first + i), i32(row - last_row + count))
+                if signals:
+                    syncwarp()                      # the piece by all lanes, before lane 0 releases it
+                    if lane_id() == 0:
+                        n_here = i32(min(last_row, i32(run.low + run.n)) - max(i32(last_row - count), run.low))
+                        finish(call, segments, i, count, n_here, run.n_parts)
+            unit = i32(unit + n_warps())
+
+    return send_run
+
+
+def _pieces(cfg, store_vector):
+    """Namespace "pieces" of device functions of a warp; segment: one of region A. store_vector: of a row to its place.
+
+    cut(n_rows) -> (n_parts, vectors of a part): how a block that has so many rows cuts each: a piece for every warp.
+    ask(call, row, first, end) -> (src_info, vectors from `first` on): on their way to a warp.
+    send(call, piece, segment, at_row): writes a piece of a row to its place; the row is the segment's at_row-th.
+    signal(call, segment, count): one thread writes the segment's count into recv_count of the rank that its rows go to;
+        covers all that this thread has written, or acquired from others.
+    """
+    to, bytes_a_row, place_of = peers.make(cfg), layout.combine_msg_bytes(cfg), _placing(cfg)
+    most, n_vectors = most_parts(bytes_a_row), bytes_a_row // VECTOR
+    stage, (load_held, deliver) = copy_part(bytes_a_row, read_only=True), _carrying(n_vectors, store_vector)
+    ranks, tokens_per_rank, own_only = cfg.n_src_ranks, cfg.max_tokens_per_rank, cfg.skip_a2a
+
+    @device_fn
+    def cut(n_rows):
+        n_parts = i32(max(i32(1), min(i32(most), divided(n_warps(), i32(max(i32(1), n_rows))))))
+        return n_parts, i32(divided(i32(most + n_parts - 1), n_parts) * LANES)
+
+    @device_fn
+    def ask(call, row, first, end):
+        src_info = u64(load_u64(call.src_info + u64(8) * u64(row)))
+        return src_info, load_held(call.input_tokens + u64(row) * u64(bytes_a_row), first, end)
+
+    @device_fn
+    def rank_of(call, segment):
+        rank = i32(u32(segment) % u32(ranks))
+        if own_only:
+            rank = i32(call.my_rank)
+        return rank
+
+    @device_fn
+    def send_far(call, piece, segment, at_row, place):
+        """Out of send_buf, where the segment has a row for each token."""
+        if piece.part == 0:
+            staged = call.send_buf_p + u64(segment * tokens_per_rank + at_row) * u64(bytes_a_row)
+            stage(staged, call.input_tokens + u64(piece.row) * u64(bytes_a_row), 0, 1, lane_id())
+            syncwarp()      # the row by all lanes, before the network reads it
+            to.put(place, staged, bytes_a_row, rank_of(call, segment))
+            to.complete()
+
+    @device_fn
+    def send(call, piece, segment, at_row):
+        (src_info, held), rank = piece.asked, rank_of(call, segment)
+        place = place_of(to.recv_buf(call, rank), i32(u32(src_info)), i32(u32(src_info >> u64(32))))
+        if place != u64(0):
+            if to.is_far(call, rank):
+                send_far(call, piece, segment, at_row, place)
+            else:
+                src = call.input_tokens + u64(piece.row) * u64(bytes_a_row)
+                deliver(place, src, piece.first, i32(min(piece.end, n_vectors)), held)
+
+    @device_fn
+    def signal(call, segment, count):
+        index = i32(segment - i32(u32(segment) % u32(ranks)))
+        if not own_only:
+            index = i32(index + call.my_rank)
+        to.signal(call, rank_of(call, segment), index, count)
+
+    return namespace("pieces", cut=cut, ask=ask, send=send, signal=signal)
+
+
+def _placing(cfg):
+    """Device function (recv_buf, token, k) -> the address of place [token, k]; 0 if there is no such place.
+
+    What src_info says is another rank's memory: a wrong pair must not become a wild write there.
+    """
+    bytes_a_row, top_k, tokens_per_rank = layout.combine_msg_bytes(cfg), cfg.top_k, cfg.max_tokens_per_rank
+
+    @device_fn
+    def place_of(recv_buf, token, k):
+        place = u64(0)
+        if token >= 0 and token < tokens_per_rank and k >= 0 and k < top_k:
+            place = recv_buf + u64(token * top_k + k) * u64(bytes_a_row)
+        return place
+
+    return place_of
+
+
+def _carrying(n_vectors, store_vector):
+    """(ask, deliver): a warp copies vectors of a row, in two halves, between which it can find out where they go.
+
+    ask(src, first, end) -> a lane's vectors first + lane and more at distances of 32, as many as it holds at a time;
+    deliver(place, src, first, end, held) stores them and copies the rest. The loads are of a kind that the compiler
+    leaves where they are: those of the read-only path it puts behind the question whether there is a place.
+    """
+    @device_fn
+    def load(src, i, last):
+        # Past the end the last vector is read again and not stored: no branch comes between the loads.
+        return load16_stream(src + u64(VECTOR) * u64(min(i, last)))
+
+    @device_fn
+    def ask(src, first, end):
+        last, i = i32(min(end, n_vectors) - 1), i32(first + lane_id())
+        none = (u32(0), u32(0), u32(0), u32(0))
+        a, b, c, d, e, f, g = load(src, i, last), none, none, none, none, none, none
+        if first + LANES < end:
+            b, c, d = load(src, i32(i + 32), last), load(src, i32(i + 64), last), load(src, i32(i + 96), last)
+            e, f, g = load(src, i32(i + 128), last), load(src, i32(i + 160), last), load(src, i32(i + 192), last)
+        return a, b, c, d, e, f, g
+
+    def storing(j):
+        """Device function (place, i, end, held): stores vectors j to HELD - 1 of those held, below the end."""
+        if j == HELD:
+            return device_fn(lambda place, i, end, held: None)
+        others = storing(j + 1)
+
+        @device_fn
+        def store(place, i, end, held):
+            if i + j * LANES < end:
+                q = held[j]
+                store_vector(place + u64(VECTOR) * u64(i32(i + j * LANES)), q[0], q[1], q[2], q[3])
+            others(place, i, end, held)
+
+        return store
+
+    store_held = storing(0)
+
+    @device_fn
+    def deliver(place, src, first, end, held):
+        store_held(place, i32(first + lane_id()), end, held)
+        first = i32(first + HELD * LANES)
+        while first < end:
+            store_held(place, i32(first + lane_id()), end, ask(src, first, end))
+            first = i32(first + HELD * LANES)
+
+    return ask, deliver

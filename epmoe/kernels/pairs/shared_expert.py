@@ -1,0 +1,82 @@
+"""The fused shared expert: the rank's own tokens become the rows of group 0, ahead of all routed rows.
+
+Region F (send_buf_ready) counts the tokens of the share that senders have encoded into send_buf; region G
+(shared_expert_started) gives out the rows to the warps that copy them. Where the payload is the input row itself, the
+rows come straight from input_tokens and F is not used.
+"""
+
+from epmoe import layout
+from epmoe.device import (atomic_add_relaxed_gpu_i32, device_fn, i32, lane_id, red_add_release_gpu_i32, store_i32,
+                          syncthreads_or, thread_idx, u64, warp_broadcast_i32)
+
+from .. import formats
+from ..formats import RowPlace
+from ..params import namespace
+from ..plain import counters
+from ..spin import wait_for_own_blocks
+from ..status import DISPATCH_WAIT, FOR_SEND_BUF
+
+BF16_BYTES = 2
+
+
+def share_of(cfg):
+    """Device function call -> (rows of group 0, first token): all tokens, or under skip_a2a the rank's share."""
+    fused, divided, world = cfg.fused_shared_expert, cfg.skip_a2a, cfg.allreduce_world_size
+
+    @device_fn
+    def share(call):
+        n_rows, first = i32(0), i32(0)
+        if fused:
+            n_rows = i32(call.num_tokens)
+            if divided:
+                r = i32(call.my_rank % world)
+                n_rows = i32((call.num_tokens + world - r - 1) // world)
+                first = i32(r * (call.num_tokens // world) + min(r, i32(call.num_tokens % world)))
+        return n_rows, first
+
+    return share
+
+
+def make(cfg):
+    """Namespace "shared_expert" of device functions; they do nothing without a fused shared expert.
+
+    encoded(call, n): one thread, when the block has encoded n tokens of the share; after a barrier.
+    copy(call): receiving blocks write the rows of group 0; returns whether it had to give up.
+    """
+    fmt, word, share = formats.of(cfg), counters.words(cfg), share_of(cfg)
+    fused, direct, decode = cfg.fused_shared_expert, fmt.direct, fmt.decode
+    row_bytes, msg_bytes = cfg.hidden * BF16_BYTES, layout.message(cfg).msg_bytes
+
+    @device_fn
+    def encoded(call, n):
+        if fused and not direct:
+            red_add_release_gpu_i32(word.f(call.ep_counters, 0), i32(n))      # acquired by copy
+
+    @device_fn
+    def copy(call):
+        if not fused:
+            return False
+        (n_rows, first), lane, row = share(call), lane_id(), i32(0)
+        if not direct:
+            ok = True
+            if thread_idx() == 0:
+                ok = wait_for_own_blocks(word.f(call.ep_counters, 0), n_rows, call.status, call.timeout_ns,
+                                         DISPATCH_WAIT, FOR_SEND_BUF, 0)
+            if syncthreads_or(not ok):                                  # thread 0 acquired for all
+                return True
+        while row < n_rows:
+            claimed = i32(0)
+            if lane == 0:
+                claimed = i32(atomic_add_relaxed_gpu_i32(word.g(call.ep_counters, 0), i32(1)))
+            row = i32(warp_broadcast_i32(claimed, 0))
+            if row < n_rows:
+                if direct:
+                    payload = call.input_tokens + u64(row_bytes) * u64(first + row)
+                else:
+                    payload = call.send_buf_p + u64(msg_bytes) * u64(first + row)
+                decode(payload, call.format_handler, RowPlace(row, i32(0), row, i32(0)), 0, 1, lane)
+                if lane < 2:
+                    store_i32(call.src_info + u64(4) * u64(2 * row + lane), i32(-1))     # it goes back to nobody
+        return False
+
+    return namespace("shared_expert", encoded=encoded, copy=copy)

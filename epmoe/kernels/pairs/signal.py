@@ -1,0 +1,156 @@
+"""Counts the messages to every expert, announces the counts at once, and signals when all messages are written.
+
+The owner of an expert learns the count early, as ANNOUNCED + count in its recv_count word. So it knows every row's
+place while messages are under way. The same word becomes the plain count, the signal, when they have arrived. No block
+waits for this. `finished` counts the pieces of an expert's messages as they are written; when the messages have been
+counted, their number of pieces is subtracted. The thread that brings the word to zero, a sender or the counting block,
+signals. So `finished` is 0 again at the end, and no block of the sending half ever waits for another.
+"""
+
+from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, device_fn, grid_dim, i32, lane_id, load_i32, n_warps,
+                          shared_add_i32, shared_array, store_i32, store_u64, syncthreads, syncthreads_or, syncwarp,
+                          thread_idx, u64, warp_broadcast_i32, warp_id)
+from epmoe.device import int32
+from epmoe.layout import ANNOUNCED, MAX_FINITE
+
+from .. import ids, stamps
+from ..params import namespace
+from ..plain import counters
+from . import peers
+
+
+def make(build):
+    """Namespace "signals" of device functions.
+
+    announce(call, n_parts, failed) -> whether to go on: one block counts the ids, tells the owners, and subtracts
+        n_parts pieces a message. Every expert is told of in every round, also where the count is 0, which is a signal
+        at once; under skip_a2a the own experts only. failed: whether any thread of the block knows of a failure.
+    finish(call, expert, n): one thread, when it and all threads that a barrier joins it to have written n pieces of
+        messages to that expert.
+    segment_of(expert): the index of `reserved` and of `finished` for messages to an expert.
+    """
+    cfg, mark = build.cfg, stamps.of_call(build.trace)
+    word, clean_id, to = counters.words(cfg), ids.make(cfg).clean, peers.make(cfg)
+    top_k, local, own_only = cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
+    n_signals = local if own_only else cfg.n_experts
+    window = min(build.tuning.counted_experts, n_signals)
+    ids_a_warp = 32 // top_k * top_k
+
+    @device_fn
+    def segment_of(expert):
+        return word.segment(i32(expert % local), i32(expert // local))
+
+    @device_fn
+    def signal(call, expert, count):
+        """The signal to the expert's owner: what this thread acquired from `finished` goes with it, at system scope."""
+        to.signal(call, i32(expert // local), word.segment(i32(expert % local), call.my_rank), count)
+
+    @device_fn
+    def finish(call, expert, n):
+        segment = segment_of(expert)
+        # release: the pieces that were written here; acquire: all the others, if these are the last
+        before = atomic_add_acq_rel_gpu_i32(word.finished(call.ep_counters, segment), i32(n))
+        if before == -n:
+            # as many places were claimed as there are messages
+            signal(call, expert, i32(load_i32(word.reserved(call.ep_counters, segment))))
+
+    @device_fn
+    def load_id(call, i):
+        """The id of lane i behind the first of a warp, out of the list of all tokens' ids; -1 behind the end."""
+        value = i32(-1)
+        if lane_id() < ids_a_warp and i + lane_id() < call.num_tokens * top_k:
+            value = i32(load_i32(call.topk_ids + u64(4) * u64(i + lane_id())))
+        return value
+
+    @device_fn
+    def count_id(value, first, wanted):
+        """Counts a lane's id if it is one of the window's experts."""
+        expert = clean_id(value, i32(lane_id() // top_k), lane_id())
+        if expert >= first and expert < first + window:
+            shared_add_i32(wanted, i32(expert - first), i32(1))
+
+    @device_fn
+    def count_ids(call, first, wanted):
+        """Adds up the cleaned ids of [first, first + window); a warp takes as many tokens at a time as have room."""
+        n_ids, i, stride = i32(call.num_tokens * top_k), i32(warp_id() * ids_a_warp), i32(n_warps() * ids_a_warp)
+        while i < n_ids:
+            a, b = load_id(call, i), load_id(call, i32(i + stride))         # four loads in flight
+            c, d = load_id(call, i32(i + 2 * stride)), load_id(call, i32(i + 3 * stride))
+            count_id(a, first, wanted)
+            if i + stride < n_ids:
+                count_id(b, first, wanted)
+                count_id(c, first, wanted)
+                count_id(d, first, wanted)
+            i = i32(i + 4 * stride)
+
+    @device_fn
+    def announce_expert(call, expert, count, n_parts):
+        """Announces its count to an expert's owner, and subtracts its pieces; sends the signal if there are none."""
+        if count == 0:
+            signal(call, expert, count)
+        else:
+            if not to.is_far(call, i32(expert // local)):       # two signals there might arrive in either order
+                index = word.segment(i32(expert % local), call.my_rank)
+                to.tell(call, i32(expert // local), index, u64(ANNOUNCED) + u64(count))
+            n_pieces = i32(count * n_parts)
+            finished = word.finished(call.ep_counters, segment_of(expert))
+            # release: the signal comes after the announcement; acquire: the messages, if all are written
+            if atomic_add_acq_rel_gpu_i32(finished, i32(-n_pieces)) == n_pieces:
+                signal(call, expert, count)
+
+    @device_fn
+    def announce(call, n_parts, failed):
+        wanted = shared_array(window, int32)
+        first = i32(0)
+        if own_only:
+            first = i32(call.my_rank * local)
+        end = i32(first + n_signals)
+        while first < end:
+            i = i32(thread_idx())
+            while i < window:
+                wanted[i] = 0
+                i = i32(i + block_dim())
+            if syncthreads_or(failed):          # zeros before counts
+                return False
+            count_ids(call, first, wanted)
+            mark(call, stamps.ANNOUNCED)        # ahead of the barrier: no peer knows anything of it before
+            syncthreads()                       # counts before they are told
+            i = i32(thread_idx())
+            while i < window and first + i < end:
+                announce_expert(call, i32(first + i), wanted[i], n_parts)
+                i = i32(i + block_dim())
+            first = i32(first + window)
+        return True
+
+    return namespace("signals", announce=announce, finish=finish, segment_of=segment_of)
+
+
+def resetting(cfg, clear, *, recv_count=True):
+    """Device function leave(call): the last block of a kernel to call it resets the counters, so the host need not.
+
+    By one warp of every block, when the block no longer needs the counters; all work of the block comes before its lane
+    0. A block counts itself in D. Everything that blocks did before is ordered before the last block's resets.
+    clear: device function (ep_counters, segment), which resets the kernel's own counters. D is reset here, and so is
+    this rank's recv_count, unless recv_count is False.
+    """
+    word, n_segments = counters.words(cfg), cfg.n_local_experts * cfg.n_src_ranks
+
+    @device_fn
+    def leave(call):
+        lane, last = i32(lane_id()), i32(0)
+        if lane == 0:
+            # release: what this block did with the counters; acquire: what all the others did
+            last = i32(atomic_add_acq_rel_gpu_i32(word.d(call.ep_counters, 0), i32(1)) == grid_dim() - 1)
+        last = i32(warp_broadcast_i32(last, 0))
+        syncwarp()                      # lane 0 acquired for all
+        if last != 0:
+            i = lane
+            while i < n_segments:
+                if recv_count:          # a peer signals this word again only when this rank has answered, in a later kernel
+                    store_u64(call.recv_count_p + u64(8) * u64(i), u64(MAX_FINITE))
+                clear(call.ep_counters, i)
+                i = i32(i + 32)
+            if lane == 0:
+                store_i32(word.d(call.ep_counters, 0), i32(0))
+
+    return leave

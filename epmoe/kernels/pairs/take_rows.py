@@ -1,0 +1,192 @@
+"""How a warp of combine takes the rows of a token as they arrive: after their signals, or without signals.
+
+Without signals, each 32-bit word of a row is its own ready flag (epmoe/kernels/lamport.py). A thread that has taken a
+vector restores ABSENT. This is safe because the next round's rows arrive only after this rank has dispatched again. A
+rank without rows for a peer must still tell it that it has left the dispatch. So its combine begins with a word in
+recv_count at [0, my_rank], BEGUN, released, which the receiver waits for last, and resets. The last block that has read
+region A resets it. The other words of recv_count are neither written nor read.
+
+A row whose src_info is invalid is not sent. Its receiver cannot know this, and its wait expires.
+"""
+
+from typing import NamedTuple
+
+from epmoe import layout
+from epmoe.device import (any_lane, atomic_or_relaxed_gpu_u32, block_idx, device_fn, globaltimer, grid_dim, i32,
+                          lane_id, ld_acquire_sys_u64, load16, load16_relaxed_sys, nanosleep, store16, store_u64, u32,
+                          u64, warp_id)
+from epmoe.layout import ABSENT, MAX_FINITE
+
+from ..lamport import is_absent
+from ..params import namespace
+from ..spin import POLLS_PER_LOOK, gives_up
+from ..status import COMBINE_WAIT, FOR_ROWS, MISSING_RANKS, record_expired
+
+AT_ONCE = 8         # rows whose vectors a lane holds
+
+
+class TokenRows(NamedTuple):
+    """The rows of a token, of each of which a lane takes one vector.
+
+    wanted: a bit for each k that has a row. segment: on lane k, the word of recv_count that signals the row of k. place:
+    address of the vector of k = 0. is_own: whether the vector is the lane's own, and not one that it looks at with
+    another lane.
+    """
+
+    wanted: int
+    segment: int
+    place: int
+    is_own: bool
+
+
+@device_fn
+def none_held():
+    """AT_ONCE vectors of zeros."""
+    none = (u32(0), u32(0), u32(0), u32(0))
+    return none, none, none, none, none, none, none, none
+
+
+# after_signals, without_signals: namespace "take" of device functions of a warp.
+# eight(call, flags, rows, first) -> (vectors of k = first .. first + 7, whether they came). flags: of poll_signals.py.
+# all_signals(flags, rows) -> whether all came: for rows that are not summed, which need signals.
+
+def after_signals(cfg, next_come):
+    """Rows are loaded when their signals have arrived. next_come: of poll_signals.py."""
+    top_k, bytes_a_row = cfg.top_k, layout.combine_msg_bytes(cfg)
+
+    @device_fn
+    def all_signals(flags, rows):
+        wanted, came = rows.wanted, u32(0xFFFFFFFF)
+        while wanted != u32(0) and came != u32(0):
+            came = next_come(flags, rows.segment, wanted)
+            wanted = u32(wanted & ~came)
+        return came != u32(0)
+
+    def loading(j):
+        """Device function (came, first, place, held) -> vectors j to 7: those that came are loaded."""
+        if j == AT_ONCE:
+            return device_fn(lambda came, first, place, held: ())
+        others = loading(j + 1)
+
+        @device_fn
+        def load(came, first, place, held):
+            q = held[j]
+            if j < top_k:
+                if ((came >> u32(first + j)) & u32(1)) != u32(0):
+                    q = load16(place + u64(first + j) * u64(bytes_a_row))
+            return (q,) + others(came, first, place, held)
+
+        return load
+
+    load_those = loading(0)
+
+    @device_fn
+    def eight(call, flags, rows, first):
+        held = none_held()
+        wanted, came = u32(rows.wanted & u32(u32((1 << AT_ONCE) - 1) << u32(first))), u32(1)
+        while wanted != u32(0) and came != u32(0):
+            came = u32(next_come(flags, rows.segment, wanted))
+            held = load_those(came, first, rows.place, held)
+            wanted = u32(wanted & ~came)
+        return held, came != u32(0)
+
+    return namespace("take", eight=eight, all_signals=all_signals)
+
+
+def without_signals(build):
+    """Each lane polls its own vectors."""
+    cfg, nap_ns = build.cfg, build.tuning.row_nap_ns
+    bytes_a_row, top_k, n_ranks = layout.combine_msg_bytes(cfg), cfg.top_k, cfg.n_src_ranks
+
+    def looking(j):
+        """Device function (late, first, place, held) -> vectors j to 7: those that are late are looked at again."""
+        if j == AT_ONCE:
+            return device_fn(lambda late, first, place, held: ())
+        others, bit = looking(j + 1), 1 << j
+
+        @device_fn
+        def look(late, first, place, held):
+            q = held[j]
+            if j < top_k:
+                if u32(late) & u32(bit) != u32(0):
+                    q = load16_relaxed_sys(place + u64(first + j) * u64(bytes_a_row))
+            return (q,) + others(late, first, place, held)
+
+        return look
+
+    def restoring(j):
+        """Device function (late, first, place, held) -> what is late still; of the others ABSENT is restored."""
+        if j == AT_ONCE:
+            return device_fn(lambda late, first, place, held: late)
+        others, bit = restoring(j + 1), 1 << j
+
+        @device_fn
+        def restore(late, first, place, held):
+            if j < top_k:
+                if u32(late) & u32(bit) != u32(0) and not is_absent(held[j]):
+                    late = u32(late & u32(~bit & 0xFF))
+                    store16(place + u64(first + j) * u64(bytes_a_row), u32(ABSENT), u32(ABSENT), u32(ABSENT),
+                            u32(ABSENT))
+            return others(late, first, place, held)
+
+        return restore
+
+    look_at_late, restore_absent = looking(0), restoring(0)
+
+    @device_fn
+    def give_up(call, late, segment, first):
+        """Records the ranks whose rows are missing."""
+        k, lane = i32(0), i32(lane_id())
+        while k < AT_ONCE:
+            if any_lane(((u32(late) >> u32(k)) & u32(1)) != u32(0)):
+                if lane == first + k:
+                    atomic_or_relaxed_gpu_u32(call.status + u64(4 * MISSING_RANKS),
+                                              u32(u32(1) << u32(u32(segment) % u32(n_ranks))))
+                    record_expired(call.status, COMBINE_WAIT, FOR_ROWS, segment, 0, -1)
+            k = i32(k + 1)
+
+    @device_fn
+    def eight(call, flags, rows, first):
+        held, late = none_held(), u32(u32(rows.wanted) >> u32(first) & u32(0xFF))
+        polls, since, ok = 0, u64(0), True
+        if not rows.is_own:         # whose lane restores ABSENT as soon as it has seen the vector
+            late = u32(0)
+        while ok and late != u32(0):
+            held = look_at_late(late, first, rows.place, held)
+            late = restore_absent(late, first, rows.place, held)
+            polls += 1
+            if late != u32(0):
+                nanosleep(u32(nap_ns))
+                if polls % POLLS_PER_LOOK == 0:
+                    if since == u64(0):
+                        since = u64(globaltimer())
+                    elif gives_up(call.status, since, call.timeout_ns):
+                        ok = False
+        failed = any_lane(not ok)
+        if failed != 0:
+            give_up(call, late, rows.segment, first)
+        return held, failed == 0
+
+    return namespace("take", eight=eight)
+
+
+def await_begun(cfg):
+    """Device function (call): one warp of the launch waits until all ranks have begun their combine without signals."""
+    n_ranks = cfg.n_ranks
+
+    @device_fn
+    def await_all(call):
+        if block_idx() == grid_dim() - 1 and warp_id() == 0 and lane_id() < n_ranks:
+            word = call.recv_count_p + u64(8) * u64(lane_id())
+            since, polls, goes_on = u64(globaltimer()), 0, True
+            # acquire: what that rank has read in the dispatch before, which this rank's next one overwrites
+            while goes_on and u64(ld_acquire_sys_u64(word)) == u64(MAX_FINITE):
+                polls += 1
+                if polls % POLLS_PER_LOOK == 0 and gives_up(call.status, since, call.timeout_ns):
+                    atomic_or_relaxed_gpu_u32(call.status + u64(4 * MISSING_RANKS), u32(u32(1) << u32(lane_id())))
+                    record_expired(call.status, COMBINE_WAIT, FOR_ROWS, -1, 0, -1)
+                    goes_on = False
+            if goes_on:
+                store_u64(word, u64(MAX_FINITE))
+
+    return await_all
