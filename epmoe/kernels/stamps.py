@@ -54,25 +54,26 @@ def make(block, trace):
     return mark if trace else _nothing
 
 
+def by_caller(block, trace):
+    """Likewise, but the caller writes the time: one thread of the block."""
+    p_trace = block.index("trace")
+    return device_fn(lambda params, which: _write(params[p_trace], which)) if trace else _nothing
+
+
 def of_call(trace):
-    """The same for the record of a call: mark(call, which)."""
+    """As `make`, for the record of a call: mark(call, which)."""
     return _mark if trace else _nothing
 
 
-def by_caller(trace):
-    """Likewise, but the caller writes the time: one thread of the block."""
-    return _mark_by_caller if trace else _nothing
+def of_caller(trace):
+    """As `by_caller`, for the record of a call."""
+    return device_fn(lambda call, which: _write(call.trace, which)) if trace else _nothing
 
 
 @device_fn
 def _mark(call, which):
     if thread_idx() == 0:
         _write(call.trace, which)
-
-
-@device_fn
-def _mark_by_caller(call, which):
-    _write(call.trace, which)
 
 
 @device_fn

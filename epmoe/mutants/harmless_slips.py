@@ -26,9 +26,7 @@ HARMLESS_SLIPS = {
     "plain/peers.py make.signal: swap: own = u64(to.recv_count_ptrs[to.my_rank % p2p_world_size]) / shmem_fence()": "the first only makes an address of an argument",
     "plain/dispatch.py _sending.send_messages: swap: if fused_shared_expert and thread_idx() == 0 and (t >= first / "
     "send_pairs(topk_ids, t, place, to, ep_counters, call)": "F says that the token is encoded, which the barrier before both has seen to; it may be counted later",
-    "dispatch.py _compile_wait.dispatch_wait: early: griddep_wait() before mark(params, stamps.START)": SOONER,
-    "dispatch.py _compile_wait.dispatch_wait: swap: fetch(params) / griddep_wait()": SOONER,
-    "dispatch.py _compile_wait.dispatch_wait: swap: griddep_wait() / found = failed_before(params[p_status])": "it reads whether a wait expired; those of launches before dispatch_async are known, and that one never waits",
+    "pairs/dispatch.py _compile_wait.dispatch_wait: swap: call = begin(params, num_tokens, my_rank) / griddep_wait()": SOONER,
     "rows/expert_dispatch.py dispatching.of_others: swap: if total_rows(known, i32(lane_id())) <= i32(params[p_capacit / if trace:": "with stamps only, and of these: the time at which a block has copied its rows is that before them",
     "rows/window_probs.py make.send: early: put(to, epoch, i32(expert + 32), b, q) before r, s = (prob_of(probs, "
     "i32(expert + 64), c), prob_of(probs, ": READ,
@@ -45,17 +43,16 @@ HARMLESS_SLIPS = {
     "d, s)": WORDS,
     "rows/lamport_combine.py _pushing.push: swap: while a < b: / if has_probs and part == 0 and (lane < n_meta):": WORDS,
     "rows/lamport_words.py more.send: swap: put(word_at(there, lane), value, epoch) / if n_probs > 0:": WORDS,
-    "few_tokens.py make.describe: swap: if expert >= 0 and expert // local == owner: / if owner == my_rank:": OTHERS,
-    "few_tokens.py make.describe: swap: shared_add_i32(low, i32(expert % local), add_low) / shared_add_i32(high, "
-    "i32(expert % local), add_high)": OTHERS,
-    "few_tokens.py make.send_to: swap: if warp_id() == 0: / while token < num_tokens:": "the fence orders payloads before the words; ids and their sums have the barrier behind both, and others read "
+    "pairs/few_tokens.py make.describe: swap: if expert >= 0 and expert // local == out.dst_rank: / if out.dst_rank == "
+    "call.my_rank:": OTHERS,
+    "pairs/few_tokens.py make.describe: swap: shared_add_i32(out.low, i32(expert % local), add_low) / shared_add_i32("
+    "out.high, i32(expert % local), add_high)": OTHERS,
+    "pairs/few_tokens.py make.send_to: swap: if warp_id() == 0: / while token < call.num_tokens:": "the fence orders payloads before the words; ids and their sums have the barrier behind both, and others read "
     "neither before it",
-    "returners.py make.return_rows: swap: if block_idx() == grid_dim() - 1: / send_runs(params, words, rows, src_infos, "
-    "first, here, my_ra": "entries without rows may be signalled at any time",
     "rows/senders.py make.send: swap: if is_numbered_now and mine == 0 and shared: / if shared:": "the first lets rows be looked at, which the second does not do: it takes a number",
-    "watchers.py make.watch: swap: record_expired(status, COMBINE_WAIT, FOR_RECV_COUNT, i, 0, - / "
+    "pairs/poll_signals.py make.poll_words: swap: record_expired(call.status, COMBINE_WAIT, FOR_RECV_COUNT, i, / "
     "shared_add_i32(flags, gave_up, i32(1))": "the record is for the host, which looks when the launch has ended",
-    "watchers.py make.wait_for: swap: if polls % POLLS_PER_LOOK == 0: / up = is_up(flags, flag)": "two looks at two words, in a loop",
+    "pairs/poll_signals.py make.wait_for: swap: if polls % POLLS_PER_LOOK == 0: / up = is_up(flags, flag)": "two looks at two words, in a loop",
     "rows/expanders.py make.await_records: whose: control.STATUS -> control.RECORDED in ok = wait_for_own_blocks(words "
     "+ u64(control.RECORDED), i32(": STATUS,
     "rows/waits.py of_block.has_begun: whose: control.STATUS -> control.BEGUN in return wait_for_own_blocks(words + "

@@ -8,14 +8,10 @@ SHARED = dict(
     n_ranks=2, n_experts=6, top_k=2, hidden=64, max_tokens_per_rank=6, fused_shared_expert=True
 )
 PIECES = dict(n_ranks=2, n_experts=4, top_k=1, hidden=512, max_tokens_per_rank=3)
-WINDOWS = {
-    "signaller.WINDOW": 3,
-    "offsets.MAX_COUNTS": 5,
-    "returners.WINDOW": 4,
-    "senders.MAX_MESSAGES": 6,
-    "watchers.MAX_FLAGS": 5,
-    "watchers.POLLS_PER_LOOK": 1,
-}
+WINDOWS = dict(
+    tuning=dict(counted_experts=3, counts=5, returned_segments=4, batch_messages=6, flags=5),
+    constants={"pairs.poll_signals.POLLS_PER_LOOK": 1},
+)
 FAR = dict(
     n_ranks=2,
     n_experts=4,
@@ -27,7 +23,7 @@ FAR = dict(
 )
 FAR_AND_NEAR = FAR | dict(n_ranks=4, n_experts=8, p2p_world_size=2)
 ROUNDS = ((5, 3), (0, 5), (4, 4))
-TURNS = {"dispatch.TURNS_FROM": 1, "senders.MAX_MESSAGES": 4, "few_tokens.MOST_TOKENS": 0}
+TURNS = dict(turns_from=1, batch_messages=4, few_tokens=0)
 LAMPORT = dict(without_signals=True)
 SIX = ((1, 2), (0, 1), (2, 0), (0, 0), (3, 1), (1, 2))
 
@@ -91,14 +87,14 @@ PAGE_WORLDS = (
             alignment=64,
         ),
         ((7, 5), (2, 7)),
-        constants=WINDOWS,
+        **WINDOWS,
     ),
     World(
         "windows, fused",
         dict(n_ranks=2, n_experts=14, top_k=3, hidden=16, max_tokens_per_rank=7),
         ((7, 5), (2, 7)),
         fused=True,
-        constants=WINDOWS,
+        **WINDOWS,
     ),
     World(
         "announced when some are written",
@@ -106,7 +102,7 @@ PAGE_WORLDS = (
         ((9, 8),),
         fused=True,
         shape=(8, 32),
-        constants={"signaller.WINDOW": 1, "senders.MAX_MESSAGES": 1, "few_tokens.MOST_TOKENS": 0},
+        tuning=dict(counted_experts=1, batch_messages=1, few_tokens=0),
     ),
     World("few tokens", PLAIN | dict(hidden=64), ROUNDS, fused=True, shape=(5, 64), few=True),
     World(
@@ -132,7 +128,7 @@ PAGE_WORLDS = (
         fused=True,
         shape=(4, 64),
         few=True,
-        constants={"offsets.MAX_COUNTS": 4},
+        tuning=dict(counts=4),
     ),
     World(
         "few tokens and one more",
@@ -149,7 +145,7 @@ PAGE_WORLDS = (
         fused=True,
         shape=(2, 64),
         few=True,
-        constants={"few_tokens.are_all": lambda cfg, shares, launch: True},
+        tuning=dict(few_blocks_a_rank=0),
     ),
     World(
         "few tokens, a block for several ranks of many experts",
@@ -158,7 +154,7 @@ PAGE_WORLDS = (
         fused=True,
         shape=(2, 64),
         few=True,
-        constants={"few_tokens.are_all": lambda cfg, shares, launch: True},
+        tuning=dict(few_blocks_a_rank=0),
     ),
     World(
         "few tokens, more words than are remembered",
@@ -167,7 +163,7 @@ PAGE_WORLDS = (
         fused=True,
         shape=(6, 64),
         few=True,
-        constants={"offsets.MOST_KNOWN": 4},
+        tuning=dict(known_words=4),
     ),
     World(
         "seventeen slots, 33 segments",
@@ -175,7 +171,7 @@ PAGE_WORLDS = (
         ((5, 0, 1),),
         fused=True,
         shape=(2, 32),
-        constants={"few_tokens.MOST_TOKENS": 0},
+        tuning=dict(few_tokens=0),
     ),
     World(
         "more experts than lanes",
@@ -265,7 +261,7 @@ PAGE_WORLDS = (
         ((1, 0, 3, 2, 0, 1, 0, 2), (0, 1, 2, 0, 0, 3, 1, 1)),
         fused=True,
         shape=(4, 32),
-        constants={"few_tokens.MOST_TOKENS": 0},
+        tuning=dict(few_tokens=0),
     ),
     World(
         "unreduced, wide rows",
@@ -295,13 +291,13 @@ PAGE_WORLDS = (
         few=True,
         absent=(1,),
     ),
-    World("all blocks send, then receive", PLAIN, ROUNDS, fused=True, constants=TURNS),
+    World("all blocks send, then receive", PLAIN, ROUNDS, fused=True, tuning=TURNS),
     World(
         "all blocks send, then receive, absent peer",
         PLAIN,
         ((5, 3), (5, 3)),
         fused=True,
-        constants=TURNS,
+        tuning=TURNS,
         absent=(1,),
     ),
     World("without signals", PLAIN, ROUNDS, fused=True, **LAMPORT),

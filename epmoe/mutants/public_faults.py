@@ -34,31 +34,29 @@ class Fault:
 
 
 SIGNAL = """\
-        signal(params, i32(expert // local), my_rank, index_of(expert, my_rank), count)
+        to.signal(call, i32(expert // local), word.segment(i32(expert % local), call.my_rank), count)
 """
 LAST_SIGNAL = """\
-        owner = i32(expert // local)
-        written = params[p_counters] + u64(at.finished + 4 * cfg.n_experts) + u64(4) * u64(owner)
-        if atomic_add_relaxed_gpu_i32(written, i32(1)) == local - 1:
-            signal(params, owner, my_rank, index_of(expert, my_rank), count)
+        dst_rank, index = i32(expert // local), word.segment(i32(expert % local), call.my_rank)
+        if atomic_add_relaxed_gpu_i32(word.rank_completion(call.ep_counters, dst_rank), i32(1)) == local - 1:
+            to.signal(call, dst_rank, index, count)
         else:
-            word = u64(load_u64(params[0] + u64(8 * (block.context_index("recv_count_ptrs") + owner))))
-            st_relaxed_sys_u64(word + u64(8) * u64(index_of(expert, my_rank)), u64(count))
+            counts = u64(load_u64(call.context + u64(8 * (cfg.p2p_world_size + dst_rank))))
+            st_relaxed_sys_u64(counts + u64(8) * u64(index), u64(count))
 """
-WATCH = """\
-        if watch(params, status, flags):
+POLL = """\
+        if polls.poll(call, flags):
 """
 WAIT_FOR_FLAG = """\
-        has_all = watch(params, status, flags)
-        ready = words + u64(counters.words(cfg).combine_ready)
+        has_all, word = polls.poll(call, flags), counters.words(build.cfg)
         if block_idx() == 0:
             syncthreads()
             i = i32(thread_idx())
             while i < grid_dim() - 1:
-                st_release_gpu_i32(ready + u64(4) * u64(i), i32(READY))
+                st_release_gpu_i32(word.combine_ready(call.ep_counters, i), i32(READY))
                 i = i32(i + block_dim())
         elif thread_idx() == 0:
-            flag = ready + u64(4) * u64(block_idx() - 1)
+            flag = word.combine_ready(call.ep_counters, i32(block_idx() - 1))
             while ld_acquire_gpu_i32(flag) != READY:
                 pass
             store_i32(flag, i32(0))
@@ -72,31 +70,26 @@ FAULTS = (
         "the last is found by a relaxed fetch-add on the region rank completion. Nothing orders the messages behind "
         "the other signals before the last one, so the peer may read messages that have not arrived.",
         (
-            ("signaller.py", SIGNAL, LAST_SIGNAL),
+            ("pairs/signal.py", SIGNAL, LAST_SIGNAL),
             (
-                "signaller.py",
+                "pairs/signal.py",
                 "from epmoe.device import int32\n",
                 "from epmoe.device import int32, load_u64\n",
             ),
             (
-                "signaller.py",
-                "            signal(params, owner, my_rank, index, count)\n",
-                "            signal_expert(params, expert, my_rank, count)\n",
-            ),
-            (
-                "dispatch.py",
-                "store_i32(words + u64(at.g), i32(0))",
-                "store_i32(words + u64(at.g), i32(0))\n            i = i32(0)\n            while i < cfg.n_ranks:\n"
-                "                store_i32(words + u64(at.finished + 4 * cfg.n_experts + 4 * i), i32(0))\n"
+                "pairs/dispatch.py",
+                "store_i32(word.g(ep_counters, 0), i32(0))",
+                "store_i32(word.g(ep_counters, 0), i32(0))\n            i = i32(0)\n            while i < cfg.n_ranks:\n"
+                "                store_i32(word.rank_completion(ep_counters, i), i32(0))\n"
                 "                i = i32(i + 1)",
             ),
         ),
         WORLDS["three ranks, split"],
         (
             (
-                "signaller.py",
-                "            st_relaxed_sys_u64(word",
-                "            st_release_sys_u64(word",
+                "pairs/signal.py",
+                "            st_relaxed_sys_u64(counts",
+                "            st_release_sys_u64(counts",
             ),
         ),
         "every signal is a release",
@@ -107,9 +100,9 @@ FAULTS = (
         "with its prefix sums. The count starts wrong, beyond the number at which a signal is sent, and it never is.",
         (
             (
-                "row_runs.py",
-                "words + u64(at.finished) + u64(4) * u64(entry)",
-                "words + u64(at.b) + u64(4) * u64(entry)",
+                "pairs/send_back.py",
+                "word.finished(call.ep_counters, segment)",
+                "word.b(call.ep_counters, segment)",
             ),
         ),
         WORLDS["split"],
@@ -119,11 +112,12 @@ FAULTS = (
         "combine_wait has a ready flag for each of 2 n_experts reducing blocks, and the launch does not keep its "
         "grid within them: with 2 experts, 6 reducing blocks use 6 words of a region of 4.",
         (
-            ("combine.py", WATCH, WAIT_FOR_FLAG),
+            ("pairs/combine.py", POLL, WAIT_FOR_FLAG),
             (
-                "combine.py",
+                "pairs/combine.py",
                 "from epmoe_ref.errors import EPValueError\n",
-                "from epmoe_ref.config import READY; from epmoe_ref.errors import EPValueError\n",
+                "from epmoe_ref.config import READY; from epmoe_ref.errors import EPValueError\n"
+                "from ..plain import counters\n",
             ),
         ),
         SMALL_REGION,

@@ -43,7 +43,7 @@ SUCCESS = {
     "mbar_try_wait": "True",
 }
 # Shared modules: each user gets its own mutants, since one may need a synchronisation that another does not.
-PER_IMPORTER = ("spin", "transport", "plain/waits", "plain/peers")
+PER_IMPORTER = ("spin", "pairs/peers", "plain/waits", "plain/peers")
 
 
 @dataclass(frozen=True)

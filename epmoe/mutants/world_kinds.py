@@ -11,7 +11,7 @@ class SmallWorld:
 
     name: str
     shape: tuple = field(default=(3, 64), kw_only=True)
-    constants: dict = field(default_factory=dict, kw_only=True)  # {"signaller.WINDOW": 3}
+    constants: dict = field(default_factory=dict, kw_only=True)  # {"spin.POLLS_PER_LOOK": 1}
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,12 +19,14 @@ class PageWorld(SmallWorld):
     """A world of the page kernels.
 
     sizes: of its EPConfig. tokens: for each round, the tokens of each rank. launch: further options of LaunchConfig.
+    tuning: changed tuning numbers of the fast kernels.
     """
 
     sizes: dict
     tokens: tuple
     fused: bool = field(default=False, kw_only=True)
     launch: dict = field(default_factory=dict, kw_only=True)
+    tuning: dict = field(default_factory=dict, kw_only=True)
 
     @property
     def cfg(self):

@@ -5,6 +5,7 @@ import numpy as np
 from epmoe import device, layout
 from epmoe.check import compare_combined_world, compare_dispatched_world
 from epmoe.kernels import FormatHandler, LaunchConfig, TokenArray, formats, lamport, status
+from epmoe.kernels.pairs.tuning import Tuning
 from epmoe.mutants import experts, expired
 from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.mutants.world_inputs import BF16, expected, inputs, last_payloads
@@ -65,18 +66,19 @@ class WorldRun:
             self.cfg, self.world.without_signals, weights["router_weights"]
         )
         ways = dict(without_signals=True) if self.world.without_signals else {}
+        tuned = dict(tuning=Tuning(**self.world.tuning)) if self.world.tuning else {}
         make = self.kernels
         calls = dict(swiglu=experts.swiglu_of(make, self.cfg, launch)) if self.world.swiglu else {}
         if self.world.fused:
             return calls | dict(
-                dispatch=make.dispatch_kernel(self.cfg, launch),
-                combine=make.combine_kernel(self.cfg, launch, **weights, **ways),
+                dispatch=make.dispatch_kernel(self.cfg, launch, **tuned),
+                combine=make.combine_kernel(self.cfg, launch, **weights, **ways, **tuned),
             )
         return calls | dict(
-            dispatch_async=make.dispatch_async_kernel(self.cfg, launch),
-            dispatch_wait=make.dispatch_wait_kernel(self.cfg, launch),
-            combine_async=make.combine_async_kernel(self.cfg, launch),
-            combine_wait=make.combine_wait_kernel(self.cfg, launch, **weights),
+            dispatch_async=make.dispatch_async_kernel(self.cfg, launch, **tuned),
+            dispatch_wait=make.dispatch_wait_kernel(self.cfg, launch, **tuned),
+            combine_async=make.combine_async_kernel(self.cfg, launch, **tuned),
+            combine_wait=make.combine_wait_kernel(self.cfg, launch, **weights, **tuned),
         )
 
     def _capacity(self):

@@ -13,8 +13,8 @@ from epmoe.mutants.patches import edit_of
 from epmoe.mutants.pieces import Hunt, hunt_of_edits, runs_of_random
 from epmoe_ref.errors import EPValueError
 
-PUSHERS, RUNS = "rows/pushers.py", "row_runs.py"
-BARRIER = "                    syncwarp()                  # the piece by all lanes, before lane 0 releases it\n"
+PUSHERS, RUNS = "rows/pushers.py", "pairs/send_back.py"
+BARRIER = "                    syncwarp()                      # the piece by all lanes, before lane 0 releases it\n"
 
 
 def diff(file, old, new, path=None, context=3, source=None):
@@ -117,7 +117,7 @@ def test_an_added_line_and_a_missing_last_newline():
             diff(RUNS, BARRIER, "")
             .replace("a/epmoe/kernels", "a/docs")
             .replace("b/epmoe/kernels", "b/docs"),
-            r"docs/row_runs.py is no source of a kernel; only the files of epmoe/kernels/",
+            r"docs/pairs/send_back.py is no source of a kernel; only the files of epmoe/kernels/",
         ),
         (
             diff(RUNS, BARRIER, "").replace("by all lanes", "by no lanes"),
@@ -125,7 +125,7 @@ def test_an_added_line_and_a_missing_last_newline():
         ),
         (
             diff(RUNS, BARRIER, "  if\n"),
-            r"makes no Python of epmoe/kernels/row_runs.py: line \d+: ",
+            r"makes no Python of epmoe/kernels/pairs/send_back.py: line \d+: ",
         ),
         (
             diff(RUNS, BARRIER, "").replace(
@@ -195,7 +195,7 @@ def test_worlds_that_run_the_lines_come_first():
         "absent peer, few tokens",
         "rows, absent peer",
     )
-    few = edit_of("few", diff("few_tokens.py", "# and zeros before sums\n", "# zeros\n"))
+    few = edit_of("few", diff("pairs/few_tokens.py", "# and zeros before sums\n", "# zeros\n"))
     rows = edit_of(
         "rows", diff(PUSHERS, "# the stores of all warps, before one warp releases them\n", "\n")
     )
@@ -269,7 +269,7 @@ def test_verdicts_come_as_they_are_found_and_an_interrupted_hunt_says_what_is_kn
     monkeypatch.setattr(worlds, "WORLDS", {name: worlds.WORLDS[name] for name in names})
     monkeypatch.setattr(hunt, "hunt_by", hunted)
     assert run("--patch", *map(str, patches)) == command_line.INTERRUPTED
-    assert shown[2].startswith("race     row_runs.py:")
+    assert shown[2].startswith("race     pairs/send_back.py:")
     said = " ".join(capsys.readouterr().out.split())
     assert "same.patch: not noticed in 3 of" in said and "later.patch: not noticed in 0 of" in said
     assert "INTERRUPTED" in said and "seed 0" not in said

@@ -81,7 +81,7 @@ class Event:
 
     @property
     def line(self):
-        """Its source line: "senders.py:91"; empty for the beginning and end of a block."""
+        """Its source line: "send.py:91"; empty for the beginning and end of a block."""
         return site(self._code, self._place) if self._code is not None else ""
 
     @property

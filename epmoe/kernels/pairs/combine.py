@@ -114,7 +114,7 @@ def _beginning(build, sends=True):
 
 def _finishing(build):
     """(n_flags, clear, finish): finish(call, flags) is steps 3 to 5; flags: int32 [n_flags], which clear(flags) zeroes."""
-    polls, mark = poll_signals.make(build), stamps.by_caller(build.trace)
+    polls, mark = poll_signals.make(build), stamps.of_caller(build.trace)
     count_out = signal.resetting(build.cfg, send_back.clear_a(build.cfg))
     reduce_tokens = reduce.make(build, take_rows.after_signals(build.cfg, polls.next_come))
 
