@@ -1,11 +1,16 @@
 """Moves and clears runs of bytes with one warp, for every decoder and for the encoders' padding."""
 
-from epmoe.device import (device_fn, i32, load16, load16_nc, load_u8, load_u32, store16, store_u8, store_u32, u64)
-
-from ..division import divided
+from epmoe.device import (device_fn, i32, lane_id, load16, load16_nc, load_u8, load_u32, store16, store_u8, store_u32,
+                          u32, u64)
 
 LANES = 32
 MAX_IN_FLIGHT = 8       # loads of a lane before its first store, so that a row waits for memory once or a few times
+
+
+@device_fn
+def divided(a, b):
+    """a // b of int32 numbers, a not negative and b positive: of unsigned words, where // of int32 divides 64-bit ones."""
+    return i32(u32(a) // u32(b))
 
 
 @device_fn
@@ -26,16 +31,12 @@ def copy_part(n_bytes: int, *, read_only=False):
     loads, which see what a peer wrote before the signal that this warp acquired; read_only: through the read-only path,
     which may not, for arrays that are not written while the kernel runs.
     """
-    n_vectors, n_runs, load = n_bytes // 16, most_parts(n_bytes), load16
-    if read_only:
-        load = load16_nc
+    load, bounds = load16_nc if read_only else load16, part_bounds(n_bytes)
     eight, four = _batch_until_end(load, 8), _batch_until_end(load, 4)
 
     @device_fn
     def copy(dst, src, part, n_parts, lane):
-        runs = divided(i32(n_runs + n_parts - 1), n_parts)
-        first = i32(part * runs * LANES)
-        end = i32(min(first + runs * LANES, n_vectors))
+        first, end = bounds(part, n_parts)
         while first + 4 * LANES < end:
             eight(dst, src, i32(first + lane), end)
             first = i32(first + 8 * LANES)
@@ -43,6 +44,84 @@ def copy_part(n_bytes: int, *, read_only=False):
             four(dst, src, i32(first + lane), end)
 
     return copy
+
+
+def part_bounds(n_bytes: int):
+    """Device function (part, n_parts) -> (first, end): the 16-byte vectors of a part of n_bytes."""
+    n_vectors, n_runs = n_bytes // 16, most_parts(n_bytes)
+
+    @device_fn
+    def bounds(part, n_parts):
+        runs = divided(i32(n_runs + n_parts - 1), n_parts)
+        first = i32(part * runs * LANES)
+        return first, i32(min(first + runs * LANES, n_vectors))
+
+    return bounds
+
+
+def copy_in_halves(held, load, store=store16, *, short=False):
+    """(ask, put): a warp copies 16-byte vectors in two halves, between which other things can be done.
+
+    ask(src, first, end) -> vectors first + lane, first + lane + 32, ..., `held` of a lane, on their way. put(dst, src,
+    first, end, vectors) stores those below `end`, and copies the rest. load(address) -> vector; store(address, *vector).
+    short: parts are often of one vector a lane, and then only this one is loaded.
+    """
+    @device_fn
+    def load_one(src, i, last):
+        # Past the end the last vector is read again and not stored: no branch comes between the loads.
+        return load(src + u64(16) * u64(min(i, last)))
+
+    def loading(j):
+        """Device function (src, i, last) -> vectors j to held - 1."""
+        if j == held:
+            return device_fn(lambda src, i, last: ())
+        others = loading(j + 1)
+        return device_fn(lambda src, i, last: (load_one(src, i32(i + j * LANES), last),) + others(src, i, last))
+
+    def storing(j):
+        """Device function (dst, i, end, vectors): stores vectors j to held - 1, below the end."""
+        if j == held:
+            return device_fn(lambda dst, i, end, vectors: None)
+        others = storing(j + 1)
+
+        @device_fn
+        def store_some(dst, i, end, vectors):
+            at, q = i32(i + j * LANES), vectors[j]
+            if at < end:
+                store(dst + u64(16) * u64(at), q[0], q[1], q[2], q[3])
+            others(dst, i, end, vectors)
+
+        return store_some
+
+    load_all, load_others, store_held, nothing = loading(0), loading(1), storing(0), no_vectors(held - 1)
+
+    @device_fn
+    def ask(src, first, end):
+        i, last = i32(first + lane_id()), i32(end - 1)
+        if not short:
+            return load_all(src, i, last)
+        q, others = load_one(src, i, last), nothing()
+        if first + LANES < end:
+            others = load_others(src, i, last)
+        return (q,) + others
+
+    @device_fn
+    def put(dst, src, first, end, vectors):
+        store_held(dst, i32(first + lane_id()), end, vectors)
+        first = i32(first + held * LANES)
+        while first < end:
+            store_held(dst, i32(first + lane_id()), end, ask(src, first, end))
+            first = i32(first + held * LANES)
+
+    return ask, put
+
+
+def no_vectors(n: int):
+    """Device function () -> n vectors of zeros."""
+    if n == 0:
+        return device_fn(lambda: ())
+    others = no_vectors(n - 1)
+    return device_fn(lambda: ((u32(0), u32(0), u32(0), u32(0)),) + others())
 
 
 def _batch_until_end(load, n):

@@ -45,10 +45,12 @@ from epmoe.layout import combine_msg_bytes
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
-from .. import ahead, lamport, limits, stamps, user_functions
+from .. import lamport, limits, stamps, user_functions
 from ..call import CombineAsyncCall, CombineCall, CombineWaitCall
 from ..launch import LaunchConfig
 from ..params import ParameterBlock, record_of
+from ..prefetch import first_rows
+from ..prefetch import span as prefetch_span
 from ..status import failed_before
 from . import peers, poll_signals, reduce, send_back, signal, take_rows
 from .tuning import TUNING, Tuning
@@ -98,7 +100,7 @@ def _beginning(build, sends=True):
     """Device function (params, num_tokens, my_rank) -> the record of the call; begins to load what is needed first."""
     block = parameter_block(build.cfg)
     record, mark = record_of(block, build.args), stamps.of_call(build.trace)
-    fetch, fetch_rows = ahead.span(8 * block.context_words), ahead.first_rows(combine_msg_bytes(build.cfg))
+    fetch, fetch_rows = prefetch_span(8 * block.context_words), first_rows(combine_msg_bytes(build.cfg))
 
     @device_fn
     def begin(params, num_tokens, my_rank):

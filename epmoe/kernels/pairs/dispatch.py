@@ -59,11 +59,12 @@ from epmoe.device import (block_idx, device_fn, grid_dim, griddep_launch, gridde
                           warp_id)
 from epmoe_ref.config import EPConfig
 
-from .. import ahead, formats, limits, stamps
+from .. import formats, limits, stamps
 from ..call import DispatchAsyncCall, DispatchCall, DispatchWaitCall
 from ..launch import LaunchConfig
 from ..params import ParameterBlock, record_of
 from ..plain import counters
+from ..prefetch import span as prefetch_span
 from ..status import failed_before
 from . import few_tokens, peers, receive, send, signal
 from .tuning import TUNING, Tuning
@@ -155,7 +156,7 @@ def _receiving(build):
 def _beginning(build):
     """Device function (params, num_tokens, my_rank) -> the record of the call; peers' addresses are prefetched."""
     block = parameter_block(build.cfg)
-    record, mark, fetch = record_of(block), stamps.of_call(build.trace), ahead.span(8 * block.context_words)
+    record, mark, fetch = record_of(block), stamps.of_call(build.trace), prefetch_span(8 * block.context_words)
 
     @device_fn
     def begin(params, num_tokens, my_rank):

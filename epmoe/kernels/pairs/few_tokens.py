@@ -14,18 +14,19 @@ instruction fetches.
 
 from typing import NamedTuple
 
-from epmoe.device import (SIM, block_dim, block_idx, device_fn, fence_acq_rel_sys, i32, lane_id, n_warps,
-                          shared_add_i32, shared_array, store_i32, syncthreads, syncthreads_or, thread_idx, u64,
+from epmoe.device import (SIM, block_dim, block_idx, device_fn, fence_acq_rel_sys, i32, lane_id, load16_nc,
+                          n_warps, shared_add_i32, shared_array, store_i32, syncthreads, syncthreads_or, thread_idx, u64,
                           warp_id)
 from epmoe.device import int32
 
-from .. import ahead, formats, ids, stamps
-from ..division import divided
-from ..formats.row_copy import most_parts
+from .. import formats, ids, stamps
+from ..formats.row_copy import copy_in_halves, divided, most_parts, no_vectors, part_bounds
 from ..launch import SIMULATOR_BLOCKS
 from . import message, peers
 from .packed_signal import share_of, word_of
 from .send import BF16_BYTES, scale_of
+
+HELD = 4        # vectors of a piece that a lane holds
 
 
 class Outgoing(NamedTuple):
@@ -85,7 +86,7 @@ def make(build):
     fmt, msg, to, input_scale = formats.of(cfg), message.make(cfg), peers.make(cfg), scale_of(build.input_scale)
     load_id, clean_id, record_id = ids.make(cfg)
     direct, encode_part = fmt.direct, fmt.encode_part
-    ask, put = ahead.piece(fmt.token_size)
+    bounds, (ask, put), nothing = part_bounds(fmt.token_size), copy_in_halves(HELD, load16_nc), no_vectors(HELD)
     most_pieces = most_parts(fmt.token_size) if direct else fmt.encode_parts
     top_k, local, n_ranks, row_bytes = cfg.top_k, cfg.n_local_experts, cfg.n_ranks, cfg.hidden * BF16_BYTES
 
@@ -102,13 +103,14 @@ def make(build):
         """Begins to load the piece of a payload that is this unit."""
         if direct and unit < call.num_tokens * n_parts:
             token = divided(unit, n_parts)
-            return ask(call.input_tokens + u64(token) * u64(row_bytes), i32(unit - token * n_parts), n_parts, lane_id())
-        return ahead.nothing()
+            first, end = bounds(i32(unit - token * n_parts), n_parts)
+            return ask(call.input_tokens + u64(token) * u64(row_bytes), first, end)
+        return nothing()
 
     @device_fn
     def send_payloads(call, to_buf, n_parts, held):
         """Warps write pieces of all payloads; held: of a warp's first one, on their way."""
-        unit, lane = i32(warp_id()), i32(lane_id())
+        unit = i32(warp_id())
         while unit < call.num_tokens * n_parts:
             if unit != warp_id():
                 held = ask_piece(call, unit, n_parts)
@@ -116,9 +118,10 @@ def make(build):
             place, part = msg.at(to_buf, call.my_rank, token), i32(unit - token * n_parts)      # of local expert 0
             src = u64(call.input_tokens + u64(token) * u64(row_bytes))
             if direct:
-                put(place, src, part, n_parts, lane, held)
+                first, end = bounds(part, n_parts)
+                put(place, src, first, end, held)
             else:
-                encode_part(src, place, input_scale(call), part, n_parts, lane)
+                encode_part(src, place, input_scale(call), part, n_parts, lane_id())
             unit = i32(unit + n_warps())
 
     @device_fn

@@ -20,8 +20,8 @@ from epmoe.device import int32, uint64
 from epmoe.layout import DESCRIBED, MAX_FINITE
 
 from .. import formats, stamps
-from ..division import divided
 from ..formats import RowPlace
+from ..formats.row_copy import divided
 from ..params import namespace
 from ..spin import wait_for_signal
 from ..status import DISPATCH_WAIT

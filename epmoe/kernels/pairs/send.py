@@ -22,11 +22,12 @@ from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, devi
                           thread_idx, u32, u32_as_f32, u64, warp_id)
 from epmoe.device import int32, uint64
 
-from .. import ahead, formats, ids, stamps
-from ..division import divided
-from ..formats.row_copy import copy_part, most_parts
+from .. import formats, ids, stamps
+from ..formats.row_copy import copy_part, divided, most_parts
 from ..params import namespace
 from ..plain import counters
+from ..prefetch import SECTOR
+from ..prefetch import span as prefetch_span
 from . import message, peers, shared_expert, signal
 
 BF16_BYTES = 2
@@ -78,7 +79,7 @@ def make(build):
     row_bytes, batch_size, no_payload = cfg.hidden * BF16_BYTES, batch_of(cfg, build.tuning), cfg.n_experts
     n_payloads = min(top_k, cfg.n_src_ranks) if shares else top_k       # of a token, at most
     n_slots, counter_from = batch_size * top_k, build.tuning.counter_from
-    fetch_row, fetch_words = ahead.span(row_bytes), ahead.span(8 * cfg.n_experts)
+    fetch_row, fetch_words = prefetch_span(row_bytes), prefetch_span(8 * cfg.n_experts)
 
     @device_fn
     def claim(call, expert):
@@ -161,8 +162,8 @@ def make(build):
             fetch_words(word.reserved(call.ep_counters, 0))     # and finished, behind it
         if block_idx() == 0:                                    # which counts all ids
             i = i32(thread_idx())
-            while i * ahead.SECTOR < call.num_tokens * top_k * 4:
-                prefetch(call.topk_ids + u64(ahead.SECTOR) * u64(i))
+            while i * SECTOR < call.num_tokens * top_k * 4:
+                prefetch(call.topk_ids + u64(SECTOR) * u64(i))
                 i = i32(i + block_dim())
 
     @device_fn

@@ -22,8 +22,7 @@ from epmoe.device import int32
 from epmoe_ref.config import READY
 
 from .. import lamport, stamps
-from ..division import divided
-from ..formats.row_copy import LANES, copy_part, most_parts
+from ..formats.row_copy import LANES, copy_in_halves, copy_part, divided, most_parts
 from ..params import namespace
 from ..plain import counters
 from . import peers, signal
@@ -52,7 +51,7 @@ class Run(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Vectors first to end - 1 of a row, as far as there are, and what `ask` has loaded: src_info, and some vectors."""
+    """Vectors first to end - 1 of a row, and what `ask` has loaded: src_info, and some vectors."""
 
     row: int
     part: int
@@ -144,6 +143,7 @@ def clear_a(cfg):
 def _runs(build, pieces, signals=True):
     """Device function send_run(call, segments), by all blocks: sends the window's rows, and their signals."""
     word, of_11 = counters.words(build.cfg), build.tuning.senders_of_11
+    n_vectors = layout.combine_msg_bytes(build.cfg) // VECTOR
 
     @device_fn
     def finish(call, segments, i, count, n_here, n_parts):
@@ -194,7 +194,7 @@ def _runs(build, pieces, signals=True):
             n_before = divided(unit, run.n_parts)
             row, part = i32(run.low + n_before), i32(unit - n_before * run.n_parts)
             first = i32(part * run.vectors)
-            end = i32(first + run.vectors)
+            end = i32(min(first + run.vectors, n_vectors))
             piece = Piece(row, part, first, end, pieces.ask(call, row, first, end))     # while the warp finds out whose it is
             i = segment_of(segments, row)
             last_row, count = i32(segments.ends[i]), i32(segments.counts[i])
@@ -220,8 +220,9 @@ def _pieces(cfg, store_vector):
         covers all that this thread has written, or acquired from others.
     """
     to, bytes_a_row, place_of = peers.make(cfg), layout.combine_msg_bytes(cfg), _placing(cfg)
-    most, n_vectors = most_parts(bytes_a_row), bytes_a_row // VECTOR
-    stage, (load_held, deliver) = copy_part(bytes_a_row, read_only=True), _carrying(n_vectors, store_vector)
+    most = most_parts(bytes_a_row)
+    # load16_stream: the compiler leaves it where it is; loads of the read-only path it puts behind `place != 0`
+    stage, (load_held, deliver) = copy_part(bytes_a_row, read_only=True), copy_in_halves(HELD, load16_stream, store_vector, short=True)
     ranks, tokens_per_rank, own_only = cfg.n_src_ranks, cfg.max_tokens_per_rank, cfg.skip_a2a
 
     @device_fn
@@ -260,7 +261,7 @@ def _pieces(cfg, store_vector):
                 send_far(call, piece, segment, at_row, place)
             else:
                 src = call.input_tokens + u64(piece.row) * u64(bytes_a_row)
-                deliver(place, src, piece.first, i32(min(piece.end, n_vectors)), held)
+                deliver(place, src, piece.first, piece.end, held)
 
     @device_fn
     def signal(call, segment, count):
@@ -287,53 +288,3 @@ def _placing(cfg):
         return place
 
     return place_of
-
-
-def _carrying(n_vectors, store_vector):
-    """(ask, deliver): a warp copies vectors of a row, in two halves, between which it can find out where they go.
-
-    ask(src, first, end) -> a lane's vectors first + lane and more at distances of 32, as many as it holds at a time;
-    deliver(place, src, first, end, held) stores them and copies the rest. The loads are of a kind that the compiler
-    leaves where they are: those of the read-only path it puts behind the question whether there is a place.
-    """
-    @device_fn
-    def load(src, i, last):
-        # Past the end the last vector is read again and not stored: no branch comes between the loads.
-        return load16_stream(src + u64(VECTOR) * u64(min(i, last)))
-
-    @device_fn
-    def ask(src, first, end):
-        last, i = i32(min(end, n_vectors) - 1), i32(first + lane_id())
-        none = (u32(0), u32(0), u32(0), u32(0))
-        a, b, c, d, e, f, g = load(src, i, last), none, none, none, none, none, none
-        if first + LANES < end:
-            b, c, d = load(src, i32(i + 32), last), load(src, i32(i + 64), last), load(src, i32(i + 96), last)
-            e, f, g = load(src, i32(i + 128), last), load(src, i32(i + 160), last), load(src, i32(i + 192), last)
-        return a, b, c, d, e, f, g
-
-    def storing(j):
-        """Device function (place, i, end, held): stores vectors j to HELD - 1 of those held, below the end."""
-        if j == HELD:
-            return device_fn(lambda place, i, end, held: None)
-        others = storing(j + 1)
-
-        @device_fn
-        def store(place, i, end, held):
-            if i + j * LANES < end:
-                q = held[j]
-                store_vector(place + u64(VECTOR) * u64(i32(i + j * LANES)), q[0], q[1], q[2], q[3])
-            others(place, i, end, held)
-
-        return store
-
-    store_held = storing(0)
-
-    @device_fn
-    def deliver(place, src, first, end, held):
-        store_held(place, i32(first + lane_id()), end, held)
-        first = i32(first + HELD * LANES)
-        while first < end:
-            store_held(place, i32(first + lane_id()), end, ask(src, first, end))
-            first = i32(first + HELD * LANES)
-
-    return ask, deliver
