@@ -12,7 +12,7 @@ import numpy as np
 
 from epmoe import device
 from epmoe.host.arrays import Array
-from epmoe.kernels import formats, fused_silu_kernel, plain, returned
+from epmoe.kernels import formats, fused_silu_kernel, plain, user_functions
 from epmoe.kernels.call import (
     CombineAsyncCall,
     CombineCall,
@@ -235,10 +235,10 @@ class Factories:
         if router_weights == "array":
             router_weights = self._plain.given_weights
         elif router_weights is not None:
-            router_weights = returned.checked("router_weights", router_weights)
+            router_weights = user_functions.checked("router_weights", router_weights)
         names = {"epilogue": "epilogue_fn", "elementwise_lambda_fn": "elementwise_lambda_fn"}
         return {"router_weights_wrapper": router_weights} | {
-            names[what]: returned.checked(what, fn)
+            names[what]: user_functions.checked(what, fn)
             for what, fn in functions.items()
             if fn is not None
         }
@@ -248,5 +248,5 @@ def _sending(input_scale):
     return (
         {}
         if input_scale is None
-        else {"input_scales_wrapper": returned.checked("input_scale", input_scale)}
+        else {"input_scales_wrapper": user_functions.checked("input_scale", input_scale)}
     )

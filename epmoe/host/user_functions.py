@@ -6,7 +6,8 @@ import numpy as np
 
 from epmoe import device
 from epmoe.host.arrays import is_torch, view
-from epmoe.kernels import ArrayArg, ScalarArg, returned
+from epmoe.kernels import ArrayArg, ScalarArg
+from epmoe.kernels import user_functions as in_kernels
 from epmoe_ref.errors import EPValueError
 
 _ARRAY_DTYPES = ("float32", "int32")
@@ -42,13 +43,13 @@ def check_returned(machine, function, what, numbers, args, kinds):
     """
     if not device.SIM:
         kinds = tuple((n.dtype.name, 0, False) for n in numbers) + tuple(kinds)
-        returned.check_compiled(what, function, kinds, machine.compute_capability)
+        in_kernels.check_compiled(what, function, kinds, machine.compute_capability)
     elif what != "elementwise_lambda_fn":
         try:
             value = function(*numbers, *args)
         except Exception:  # perhaps an array without an entry 0; else the kernel raises it, too
             return
-        returned.number(what, function, value)
+        in_kernels.number(what, function, value)
 
 
 def of_rank(world, index, args):

@@ -1,12 +1,14 @@
-"""How many blocks of how many threads a kernel gets."""
+"""How many blocks of how many threads a kernel gets, and which configurations the fast kernels of pairs serve."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from epmoe.device import SIM
+from epmoe_ref.config import MAX_GPUS_PER_NODE, EPConfig
 from epmoe_ref.errors import EPValueError
 
+MAX_TOP_K = 32      # one lane of a warp holds one k
 WARP = 32
 MAX_THREADS = 1024
 SIMULATOR_BLOCKS, SIMULATOR_THREADS = 3, 64
@@ -46,3 +48,13 @@ class LaunchConfig:
     def grid(self, machine) -> int:
         """Blocks of a launch on that machine."""
         return self.n_sms or (SIMULATOR_BLOCKS if SIM else max(2, machine.n_sms))
+
+
+def check_limits(cfg: EPConfig) -> None:
+    """Refuses a configuration that these kernels do not serve: EPValueError."""
+    if cfg.top_k > MAX_TOP_K:
+        raise EPValueError(f"top_k={cfg.top_k} must be at most {MAX_TOP_K} for the fast kernels: one lane of a warp "
+                           "holds one slot; the plain kernels take more")
+    if cfg.p2p_world_size > MAX_GPUS_PER_NODE:
+        raise EPValueError(f"p2p_world_size={cfg.p2p_world_size} must be at most {MAX_GPUS_PER_NODE} "
+                           "(MAX_GPUS_PER_NODE): use more p2p worlds")

@@ -12,9 +12,8 @@ from epmoe.device import (abs_f32, add_rn, bf16_hi, bf16_lo, block_idx, device_f
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
-from .arguments import TokenArray
-from .call import KernelCall
-from .formats.e4m3 import e4m3x4
+from .call import KernelCall, TokenArray
+from .formats.number_codes import e4m3x4
 from .launch import LaunchConfig
 from .params import ParameterBlock
 

@@ -4,15 +4,20 @@ A function is plain Python: scalars come as numbers, arrays as something to inde
 compiled; in the simulator it runs as it is. Its arguments travel as words (uint64) and become numbers and arrays where
 the function is called, because device functions cannot return arrays.
 
-A value function returns a number. An output lambda (OutputLambda) stores into arrays among its arguments, and returns
-nothing.
+A value function returns one real number. An output lambda (OutputLambda) stores into arrays among its arguments, and
+returns nothing.
 """
 
+from functools import lru_cache
+from numbers import Real
 from typing import NamedTuple
 
-from epmoe.device import (SIM, device_fn, f32, i32, load_f32, load_i32, store_f32, store_i32, u32, u32_as_f32)
+import numpy as np
 
-from . import returned
+from epmoe.device import (SIM, device_fn, f32, i32, load_f32, load_i32, store_f32, store_i32, u32, u32_as_f32)
+from epmoe_ref.errors import EPValueError
+
+CACHED = 128
 
 
 class OutputLambda(NamedTuple):
@@ -26,98 +31,42 @@ def words_of(types) -> int:
     return sum(1 + n_axes for _, n_axes, _ in types)
 
 
-def reader(types, first):
-    """Device function params -> tuple of the arguments' words, the first of which is params[first]."""
-    n_words = words_of(types)
-    if not n_words:
-        @device_fn
-        def none(params):
-            return ()
-
-        return none
-    end = first + n_words
-
-    @device_fn
-    def words(params):
-        return params[first:end]
-
-    return words
-
-
 def bound(fn, types, what):
     """Device function (arguments, words) -> float32: fn(*arguments, *its own arguments out of their words).
 
     what: the function's name among the caller's arguments. With an OutputLambda the result is 0.
     """
-    return _bind(_storing(fn.function, what) if isinstance(fn, OutputLambda) else _valued(fn, what), types, 0)
-
-
-def _valued(fn, what):
-    of_device = device_fn(returned.checked(what, fn))
+    stores = isinstance(fn, OutputLambda)
+    of_device = device_fn(checked(what, fn.function if stores else fn))
 
     @device_fn
-    def call(arguments, words):
+    def value(arguments, words):
         return f32(of_device(*arguments))
 
-    return call
-
-
-def _storing(fn, what):
-    of_device = device_fn(returned.checked(what, fn))
-
     @device_fn
-    def call(arguments, words):
+    def store(arguments, words):
         of_device(*arguments)
         return f32(0)
 
-    return call
+    return _bind(store if stores else value, types, 0)
 
 
-def _bind(call, types, first_word):
+def _bind(call, types, first):
     if not types:
         return call
     (dtype, n_axes, writable), *others = types
-    made = _scalar(dtype) if n_axes == 0 else _array(dtype, n_axes, writable)
-    call_rest = _bind(call, others, first_word + 1 + n_axes)
-    i, j, k = first_word, first_word + 1, first_word + 2
-    if n_axes == 0:
-        @device_fn
-        def with_scalar(arguments, words):
-            return call_rest(arguments + (made(words[i]),), words)
-
-        return with_scalar
-    if n_axes == 1:
-        @device_fn
-        def with_vector(arguments, words):
-            return call_rest(arguments + (made(words[i], words[j]),), words)
-
-        return with_vector
-
-    @device_fn
-    def with_matrix(arguments, words):
-        return call_rest(arguments + (made(words[i], words[j], words[k]),), words)
-
-    return with_matrix
+    made, end = _scalar(dtype) if n_axes == 0 else _array(dtype, n_axes, writable), first + 1 + n_axes
+    call_rest = _bind(call, others, end)
+    return device_fn(lambda arguments, words: call_rest(arguments + (made(*words[first:end]),), words))
 
 
 def _scalar(dtype):
-    if dtype == "float32":
-        @device_fn
-        def number(word):
-            return u32_as_f32(u32(word))
-
-        return number
-
-    @device_fn
-    def whole_number(word):
-        return i32(u32(word))
-
-    return whole_number
+    return {"float32": device_fn(lambda word: u32_as_f32(u32(word))), "int32": device_fn(lambda word: i32(u32(word)))}[dtype]
 
 
 def _array(dtype, n_axes, writable):
     if not SIM:
-        from .gpu_array import array_at
+        from epmoe.device.gpu_user_arrays import array_at
 
         return array_at(dtype, n_axes, writable)
     load, store, number = {"float32": (load_f32, store_f32, f32), "int32": (load_i32, store_i32, i32)}[dtype]
@@ -155,3 +104,76 @@ class SimulatedArray:
                 raise IndexError(f"index {i} is outside an axis of length {n}")
             place = place * n + int(i) % n
         return self.address + 4 * place
+
+
+class WrongReturn(EPValueError):
+    """A function returned something else while a kernel ran in the simulator: that round has failed."""
+
+
+def refusal(what, function, returned):
+    """The error for a function, called `what` among the arguments, and a word for what it returned."""
+    name = getattr(function, "__name__", repr(function))
+    if what == "elementwise_lambda_fn":
+        rule = "it stores its result itself and returns nothing; a function that returns the value is an epilogue"
+    else:
+        rule = "it must return one real number"
+        if what == "epilogue":
+            rule += "; a function that stores its result itself is given as elementwise_lambda_fn"
+    return f"{what} {name} returns {returned}: {rule}"
+
+
+def number(what, function, value):
+    """The value that a value function returned, for the simulator."""
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if not isinstance(value, (Real, np.number, np.bool_)) and str(getattr(value, "dtype", "")) != "bfloat16" or (
+            isinstance(value, np.complexfloating)):
+        shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
+        raise WrongReturn(refusal(what, function, "nothing" if value is None else f"a {type(value).__name__}{shape}"))
+    return value
+
+
+def nothing(what, function, value):
+    """The value that an output lambda returned, for the simulator: None."""
+    if value is not None:
+        raise WrongReturn(refusal(what, function, f"a {type(value).__name__}"))
+
+
+@lru_cache(CACHED)
+def checked(what, function):
+    """The function; in the simulator with a look at what each call returns."""
+    if not SIM:
+        return function
+    look = nothing if what == "elementwise_lambda_fn" else number
+    return lambda *arguments: look(what, function, function(*arguments))
+
+
+@lru_cache(CACHED)
+def check_compiled(what, function, kinds, cc):
+    """EPValueError unless the function compiles for a GPU and returns what it must, told by the types alone.
+
+    kinds: of its arguments, (dtype, number of axes, whether it may be written). cc: compute capability. Needs no GPU.
+    """
+    from epmoe.device.gpu_kernel import result_type
+    from numba.core.errors import NumbaError
+    from numba.cuda import types
+
+    from epmoe.device.gpu_user_arrays import array_type
+
+    try:
+        returned = result_type(function, tuple(array_type(*kind) for kind in kinds), cc)
+    except NumbaError as error:
+        name = getattr(function, "__name__", repr(function))
+        raise EPValueError(f"{what} {name} cannot be compiled for the GPU: {_reason(error)}") from error
+    if what == "elementwise_lambda_fn":
+        fits = returned == types.none
+    else:
+        fits = isinstance(returned, (types.Number, types.Boolean)) and not isinstance(returned, types.Complex)
+    if not fits:
+        raise EPValueError(refusal(what, function, "nothing" if returned == types.none else f"{returned}"))
+
+
+def _reason(error):
+    """The lines of Numba's error that say why, without the path it took through the compiler."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "Failed in" not in line]
+    return next((line for line in lines if "Error: " in line), lines[0])

@@ -19,10 +19,8 @@ from epmoe.device import (
     u32_as_f32,
 )
 from epmoe.kernels.formats.blockwise_fp8 import PER_448, quotient
-from epmoe.kernels.formats.e2m1 import e2m1_code
-from epmoe.kernels.formats.e4m3 import e4m3_byte
-from epmoe.kernels.formats.e8m0 import e8m0_reciprocal, e8m0_round_up
 from epmoe.kernels.formats.mxfp4 import even_scale
+from epmoe.kernels.formats.number_codes import e2m1_code, e4m3_byte, e8m0_reciprocal, e8m0_round_up
 
 # float32 bits -> e8m0 byte, as the definition of the cast lists them
 E8M0_VECTORS = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from epmoe import device
-from epmoe.kernels.arguments import TokenArray
+from epmoe.kernels import TokenArray
 from epmoe.kernels.launch import LaunchConfig
 from epmoe.kernels.swiglu import fused_silu_kernel
 from epmoe_ref.config import EPConfig

@@ -5,8 +5,7 @@ import numpy as np
 
 from epmoe.device import device_fn, u64
 
-from .kernel_format import KernelFormat, align_up
-from .output_fields import output
+from .kernel_format import KernelFormat, align_up, output
 from .row_copy import clear_padding, copy_part, most_parts
 
 BF16_BYTES = 2

@@ -6,12 +6,10 @@ import numpy as np
 from epmoe.device import (bf16_hi, bf16_lo, device_fn, div_rn, f32, f32_as_u32, fma_rn, i32, max_f32,
                           mul_rn, store16, store_f32, sub_rn, u32, u32_as_f32, u64)
 
-from .e4m3 import e4m3x4
-from .kernel_format import KernelFormat
-from .output_fields import output
-from .payload_parts import values_and_scales
+from .kernel_format import KernelFormat, output
+from .number_codes import e4m3x4
 from .row_copy import copy_part, most_parts, spread_words
-from .row_encoder import LANE_ELEMENTS, encode_parts, encode_row
+from .row_encoder import LANE_ELEMENTS, encode_parts, encode_row, values_and_scales
 
 GROUP = 128
 SCALE_BYTES = 4

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from epmoe.device import device_fn
+from epmoe.device import SIM, device_fn, load_u64
 from epmoe_ref.config import EPConfig
 
 
@@ -39,7 +39,7 @@ class KernelFormat(NamedTuple):
     Every device function is called by all 32 lanes of one warp with the same arguments (besides `lane`) and contains no
     barrier other than warp shuffles. Rows, groups and offsets are int32, addresses uint64. A group is one expert's
     rows: the shared expert, where it is fused, is group 0. `out` holds one uint64 address per name of `output_fields`,
-    in that order, then the capacity in rows as uint64: a tuple, or the address of such words (output_fields.py).
+    in that order, then the capacity in rows as uint64: a tuple, or the address of such words; output(i) reads entry i.
 
     token_size: bytes of a message's payload, each of its parts padded to cfg.alignment.
     direct: the payload is the input row as it is, byte for byte, so a copy replaces `encode`.
@@ -77,3 +77,16 @@ class KernelFormat(NamedTuple):
 def align_up(n: int, multiple: int) -> int:
     """The least multiple of `multiple` that is not below n."""
     return (n + multiple - 1) // multiple * multiple
+
+
+if SIM:
+
+    def output(i: int):
+        """Device function (out) -> uint64: entry i of `out`, a tuple of uint64, or the address of such words."""
+
+        def entry(out):
+            return out[i] if isinstance(out, tuple) else load_u64(out + 8 * i)
+
+        return entry
+else:
+    from epmoe.device.tuple_or_memory import output  # noqa: F401

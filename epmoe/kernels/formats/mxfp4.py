@@ -5,14 +5,11 @@ import numpy as np
 
 from epmoe.device import device_fn, f32_as_u32, i32, store_u8, store_u64, u32, u64
 
-from .e2m1 import e2m1x16
-from .e8m0 import e8m0_reciprocal
-from .kernel_format import KernelFormat
-from .output_fields import output
-from .payload_parts import values_and_scales
+from .kernel_format import KernelFormat, output
+from .number_codes import e2m1x16, e8m0_reciprocal
 from .row_copy import copy_bytes, copy_part, most_parts
-from .row_encoder import encode_parts, encode_row
-from .slot_scales import slots_shape, store_slot_scales
+from .row_encoder import encode_parts, encode_row, values_and_scales
+from .scale_layouts import slots_shape, store_slot_scales
 
 GROUP = 32
 output_tokens, output_scales = output(0), output(1)

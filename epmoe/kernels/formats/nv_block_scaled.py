@@ -6,15 +6,11 @@ import numpy as np
 from epmoe.device import (device_fn, div_rn, f32, i32, mul_rn, store16, store_i32, store_u8, store_u64,
                           u64)
 
-from .e2m1 import e2m1x16
-from .e4m3 import e4m3_byte, e4m3_value, scaled_e4m3x4
-from .e8m0 import e8m0_reciprocal, e8m0_round_up
-from .kernel_format import KernelFormat
-from .output_fields import output
-from .payload_parts import values_and_scales
+from .kernel_format import KernelFormat, output
+from .number_codes import e2m1x16, e4m3_byte, e4m3_value, scaled_e4m3x4, e8m0_reciprocal, e8m0_round_up
 from .row_copy import copy_part, most_parts
-from .row_encoder import encode_parts, encode_row
-from .scale_tiles import TILE_ROWS, clear_unused_rows, n_tiles_for, store_row_scales
+from .row_encoder import encode_parts, encode_row, values_and_scales
+from .scale_layouts import TILE_ROWS, clear_unused_rows, n_tiles_for, store_row_scales
 
 SIXTH = float(np.float32(1) / np.float32(6))
 PER_448 = float(np.float32(1) / np.float32(448))

@@ -2,6 +2,9 @@
 
 from epmoe.device import abs_f32, bf16_hi, bf16_lo, device_fn, f32, i32, load16, max_f32, shfl_xor, u64
 
+from .kernel_format import align_up
+from .row_copy import clear_padding
+
 LANES = 32
 LANE_ELEMENTS = 16
 LANE_BYTES = 32         # of bf16
@@ -101,3 +104,21 @@ def maximum_over(n_lanes: int):
 @device_fn
 def _itself(v):
     return v
+
+
+def values_and_scales(value_bytes: int, scale_bytes: int, alignment: int):
+    """(where the scales begin, bytes of the payload, clear_rest).
+
+    clear_rest(dst_payload, lane): device function, a warp writes the zeros behind the values and behind the scales.
+    """
+    scales_at = align_up(value_bytes, alignment)
+    token_size = scales_at + align_up(scale_bytes, alignment)
+    clear_after_values = clear_padding(scales_at - value_bytes)
+    clear_after_scales = clear_padding(token_size - scales_at - scale_bytes)
+
+    @device_fn
+    def clear_rest(dst_payload, lane):
+        clear_after_values(dst_payload + u64(value_bytes), lane)
+        clear_after_scales(dst_payload + u64(scales_at + scale_bytes), lane)
+
+    return scales_at, token_size, clear_rest

@@ -45,9 +45,9 @@ from epmoe.layout import combine_msg_bytes
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
-from .. import lamport, limits, stamps, user_functions
+from .. import lamport, stamps, user_functions
 from ..call import CombineAsyncCall, CombineCall, CombineWaitCall
-from ..launch import LaunchConfig
+from ..launch import LaunchConfig, check_limits
 from ..params import ParameterBlock, record_of
 from ..prefetch import first_rows
 from ..prefetch import span as prefetch_span
@@ -212,7 +212,7 @@ def combine_async_kernel(cfg, launch=None, *, tuning=TUNING) -> CombineAsyncCall
     The same arguments give the same compiled kernel. Errors: EPValueError. Source: the combine_async_kernel
     page (docs/pages.md).
     """
-    limits.check(cfg)
+    check_limits(cfg)
     launch = launch or LaunchConfig()
     build = Build(cfg, launch.threads, launch.trace, tuning)
     return CombineAsyncCall(cfg, launch, parameter_block(cfg), lambda weights, epilogue: _compile_async(build))
@@ -232,7 +232,7 @@ def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=No
     Returns a CombineWaitCall, called with the page's arguments in the page's order: addresses (KernelCall).
     Errors: EPValueError. Source: the combine_wait_kernel page (docs/pages.md).
     """
-    limits.check(cfg)
+    check_limits(cfg)
     launch = launch or LaunchConfig()
     epilogue = _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn)
     chosen = cfg, launch.threads, launch.trace, tuning, router_weights, epilogue
@@ -249,7 +249,7 @@ def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, e
     Returns a CombineCall, called with the page's arguments in the page's order: addresses (KernelCall).
     Errors: EPValueError. Source: the combine_kernel page (docs/pages.md).
     """
-    limits.check(cfg)
+    check_limits(cfg)
     launch = launch or LaunchConfig()
     epilogue = _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn)
     compile = _compile_without_signals if lamport.applies(cfg, without_signals, router_weights) else _compile_fused

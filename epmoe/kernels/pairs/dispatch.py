@@ -59,9 +59,9 @@ from epmoe.device import (block_idx, device_fn, grid_dim, griddep_launch, gridde
                           warp_id)
 from epmoe_ref.config import EPConfig
 
-from .. import formats, limits, stamps
+from .. import formats, stamps
 from ..call import DispatchAsyncCall, DispatchCall, DispatchWaitCall
-from ..launch import LaunchConfig
+from ..launch import LaunchConfig, check_limits
 from ..params import ParameterBlock, record_of
 from ..plain import counters
 from ..prefetch import span as prefetch_span
@@ -96,7 +96,7 @@ class Build:
 
 def build_of(cfg, launch, tuning, input_scale=None) -> Build:
     """The Build for a launch configuration. Errors: EPValueError."""
-    limits.check(cfg)
+    check_limits(cfg)
     few = few_tokens.most(cfg, launch, tuning)
     return Build(cfg, launch.threads, launch.trace, tuning, input_scale, few, few >= cfg.max_tokens_per_rank)
 

@@ -93,28 +93,11 @@ def make(build, leave):
             finish_group(call.format_handler, i32(0), i32(0), n_shared, i32(0), lane_id())
 
     @device_fn
-    def receive_known(call, receiver, workers, counts, words):
-        """All messages are here and rows need no padding: what each warp of the block does, by itself."""
-        if receiver == 0:
-            off.write_first(call)
-        if warp_id() == n_warps() - 1:
-            leave(call)
-        elif receiver > 0:
-            known_rows.copy(call, workers.warp, workers.free, counts, words)
-        elif warp_id() == 0:
-            known_rows.write(call, counts)
-        mark(call, stamps.COPIED)
+    def receive_known(call, receiver, n_receivers, counts, words):
+        """All messages are here and rows need no padding: what each warp of the block does, by itself.
 
-    @device_fn
-    def receive_few(call, receiver, n_receivers, failed):
-        """There are never so many messages that it pays to begin with some of them before all are here."""
-        counts, words, ok = shared_array(n_counts, int32), shared_array(known, uint64), not failed
-        if ok:
-            ok, _ = off.await_messages(call, i32(0), local, counts, words)
-        if syncthreads_or(not ok):                          # every thread acquired for all
-            return True, False
-        mark(call, stamps.COUNTED)
-        # The last warp of a block leaves for it; the first block writes, and has rows only if it is the only one.
+        The last warp of a block leaves for it; the first block writes, and has rows only if it is the only one.
+        """
         others, last = i32(n_receivers - 1), i32(n_warps() - 1)
         n_free = i32(max(1, last))
         worker, workers = i32(warp_id() * others + receiver - 1), i32(n_free * others)
@@ -129,6 +112,17 @@ def make(build, leave):
         if (receiver > 0 or others == 0) and warp_id() < n_free:
             known_rows.copy(call, worker, workers, counts, words)
         mark(call, stamps.COPIED)
+
+    @device_fn
+    def receive_few(call, receiver, n_receivers, failed):
+        """There are never so many messages that it pays to begin with some of them before all are here."""
+        counts, words, ok = shared_array(n_counts, int32), shared_array(known, uint64), not failed
+        if ok:
+            ok, _ = off.await_messages(call, i32(0), local, counts, words)
+        if syncthreads_or(not ok):                          # every thread acquired for all
+            return True, False
+        mark(call, stamps.COUNTED)
+        receive_known(call, receiver, n_receivers, counts, words)
         return False, True
 
     if build.are_few and knows_rows:
@@ -152,8 +146,8 @@ def make(build, leave):
             is_final = syncthreads_or(not (here * ranks <= known and is_final)) == 0
             mark(call, stamps.COUNTED)
             if knows_rows:
-                if is_final and n_receivers > 1 and n_warps() > 1:
-                    receive_known(call, receiver, workers, counts, words)
+                if is_final:
+                    receive_known(call, receiver, n_receivers, counts, words)
                     return False, True
             start = off.place(window, start)
             syncthreads()                                   # all places by all threads

@@ -18,8 +18,8 @@ def encoder(shape):
     value_bytes, quantised = shape.value_bytes, blockwise_fp8.quantised
 
     @device_fn
-    def put(rows, chunk, there, a, b, absmax, input_scale, lane):
-        (scale, codes), (to, left, start) = quantised(a, b, absmax), rows
+    def put(rows, chunk, there, ab, absmax, input_scale, lane):
+        (scale, codes), (to, left, start) = quantised(ab[0], ab[1], absmax), rows
         while left != u32(0):
             at = u64(warp_broadcast_u64(to, i32((ffs(left) - 1 + start) & 31)))
             if there:

@@ -4,10 +4,10 @@ Arrays as kernel arguments would cost host time at every launch; made here, they
 mostly removes.
 """
 
-from epmoe.device import kernel  # noqa: F401  the device layer imports numba-cuda first, and prepares NumPy for it
 from llvmlite import ir
-from numba.cuda import types
 from numba.cuda.extending import intrinsic
+
+from .ptx_factory import types
 
 DTYPES = {"float32": types.float32, "int32": types.int32}
 ITEMSIZE = 4
@@ -18,13 +18,19 @@ def _codegen(context, builder, signature, args):
     address, *lengths = args
     words = ir.IntType(64)
     made = context.make_array(signature.return_type)(context, builder)
-    data = builder.inttoptr(address, context.get_data_type(signature.return_type.dtype).as_pointer())
+    data = builder.inttoptr(
+        address, context.get_data_type(signature.return_type.dtype).as_pointer()
+    )
     strides, stride = [], ir.Constant(words, ITEMSIZE)
     for length in reversed(lengths):
         strides.insert(0, stride)
         stride = builder.mul(stride, length)
     n_elements = builder.udiv(stride, ir.Constant(words, ITEMSIZE))
-    for name, value in (("data", data), ("nitems", n_elements), ("itemsize", ir.Constant(words, ITEMSIZE))):
+    for name, value in (
+        ("data", data),
+        ("nitems", n_elements),
+        ("itemsize", ir.Constant(words, ITEMSIZE)),
+    ):
         setattr(made, name, value)
     made.shape = _pack(builder, lengths)
     made.strides = _pack(builder, strides)
@@ -42,7 +48,9 @@ def _pack(builder, values):
 
 def array_type(dtype: str, n_axes: int, writable: bool):
     """Numba's type of such an array; of a number if it has no axes."""
-    return types.Array(DTYPES[dtype], n_axes, "C", readonly=not writable) if n_axes else DTYPES[dtype]
+    return (
+        types.Array(DTYPES[dtype], n_axes, "C", readonly=not writable) if n_axes else DTYPES[dtype]
+    )
 
 
 def array_at(dtype: str, n_axes: int, writable: bool):
