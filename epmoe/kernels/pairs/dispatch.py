@@ -190,7 +190,8 @@ def _compile_wait(build):
     def dispatch_wait(params, num_tokens, my_rank):
         call = begin(params, num_tokens, my_rank)
         griddep_wait()              # dispatch_async may still be running
-        leave(call, receive_tokens(call, block_idx(), grid_dim(), failed_before(call.status)))
+        result = receive_tokens(call, block_idx(), grid_dim(), failed_before(call.status))
+        leave(call, result)
         mark(call, stamps.LEFT)
 
     return dispatch_wait
@@ -225,12 +226,13 @@ def _compile_fused(build):
         return gave_up, is_out
 
     takes_turns = build.cfg.max_tokens_per_rank > build.tuning.turns_from * batch
-    act = send_then_receive if takes_turns else send_or_receive
+    send_and_receive = send_then_receive if takes_turns else send_or_receive
 
     @kernel(max_threads=build.threads, words=parameter_block(build.cfg).n_words, shmem=peers.crosses_worlds(build.cfg))
     def dispatch(params, num_tokens, my_rank):
         call = begin(params, num_tokens, my_rank)
-        leave(call, act(call, senders_of(num_tokens), failed_before(call.status)))
+        result = send_and_receive(call, senders_of(num_tokens), failed_before(call.status))
+        leave(call, result)
         mark(call, stamps.LEFT)
 
     return dispatch
