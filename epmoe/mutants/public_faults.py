@@ -129,8 +129,8 @@ FAULTS = (
         (
             (
                 "formats/row_copy.py",
-                "most_parts(n_bytes), load16\n",
-                "most_parts(n_bytes), load16_nc\n",
+                "if read_only else load16, part_bounds",
+                "if read_only else load16_nc, part_bounds",
             ),
         ),
         WORLDS["fused"],
