@@ -11,7 +11,7 @@ from epmoe import device
 from epmoe.command_line import at_least_one, part_of_all
 from epmoe.fused_a2a.launches import FEW_TO_EXPAND, MANY, MANY_TO_EXPAND, smaller_blocks
 from epmoe.host import compiling
-from epmoe.kernels.rows import control
+from epmoe.kernels.rows.tuning import TUNING
 from epmoe.worlds.dry import DryWorld
 
 
@@ -72,10 +72,10 @@ def distinct(cases):
             of_all = tokens if case.sms is None else min(tokens, MANY - 1)
             by_expert = (
                 tokens <= FEW_TO_EXPAND,
-                tokens <= control.WINDOW_ROWS,
+                tokens <= TUNING.window_tokens,
                 of_all >= MANY_TO_EXPAND,
             )
-            by_rank = smaller_blocks(of_all), tokens <= control.LAMPORT_ROWS
+            by_rank = smaller_blocks(of_all), tokens <= TUNING.lamport_tokens
             tokens = by_rank if case.kernels.startswith("rows") else by_expert
         key = case.kernels, tokens, s.hidden, s.experts, s.top_k, s.format
         found.setdefault(key, case)

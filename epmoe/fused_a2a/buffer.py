@@ -13,9 +13,9 @@ from epmoe.host.arrays import view
 from epmoe.host.lending import Arena, Heap
 from epmoe.host.placing import Placing
 from epmoe.host.rounds import REFUSALS, Turn, in_short
-from epmoe.kernels.rows import control
-from epmoe.kernels.rows import status as rows_status
-from epmoe.kernels.rows.block import parameter_block
+from epmoe.kernels.rows import mailbox
+from epmoe.kernels.rows import wait as rows_wait
+from epmoe.kernels.rows.shape import parameter_block
 from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout
 
 INITIAL_LOCAL_EXPERTS = 64
@@ -23,13 +23,13 @@ MOST_PLANS = 1024
 STATUS_BYTES = 64
 
 
-def _regions(at, n_ranks):
+def _regions(at, n_ranks, window_tokens):
     return [
         ("arrived", at.arrived, (2, n_ranks), np.int32, ("parity", "src_rank")),
         (
             "window flags",
             at.window_flags,
-            (2, n_ranks, control.WINDOW_ROWS, control.MOST_PARTS),
+            (2, n_ranks, window_tokens, mailbox.MOST_PARTS),
             np.uint32,
             ("parity", "src_rank", "row", "part"),
         ),
@@ -48,7 +48,7 @@ class _Rank:
 
     def __init__(self, machine, rank):
         self.rank, self.arena = rank, Arena(machine, rank)
-        self.words = machine.alloc(control.WORDS_BYTES, "rows words", rank)
+        self.words = machine.alloc(mailbox.WORDS_BYTES, "rows words", rank)
         self.scratch = None  # columns of the layout
         self.heap = Heap(machine, None, 0, 0)
 
@@ -167,9 +167,10 @@ class Buffer:
         self.machine.synchronize()
         self.changed()
         n_ranks, before = self.world.n_ranks, self._control
-        layout = control.control(n_ranks, n_local_experts)
+        window_tokens = self.launches.tuning.window_tokens
+        layout = mailbox.control(n_ranks, n_local_experts, window_tokens)
         new = self.world.allocate(
-            layout.nbytes, "rows control", _regions(layout, n_ranks), self.timeout
+            layout.nbytes, "rows control", _regions(layout, n_ranks, window_tokens), self.timeout
         )
         self._control, self.n_local_experts, self.layout = new, n_local_experts, layout
         if before is not None:
@@ -360,7 +361,7 @@ class Buffer:
         if self.world.lists:
             self.machine.synchronize()  # kernels have streams of their own
         status = [
-            (self.world.stream_of(r.rank), r.words, control.STATUS, STATUS_BYTES)
+            (self.world.stream_of(r.rank), r.words, mailbox.STATUS, STATUS_BYTES)
             for r in self.ranks
         ]
         of_loans = [
@@ -383,11 +384,11 @@ class Buffer:
             n, at, buffer = self.world.n_ranks, self.layout, self._control.buffers[r.rank]
             try:
                 notes = buffer.read(np.uint64, (2, n, at.note_bytes // 8), at.notes)
-                rows_status.raise_if_failed(
-                    words, r.rank, self.timeout, notes[:, :, control.TOKENS] >> np.uint64(32)
+                rows_wait.raise_if_failed(
+                    words, r.rank, self.timeout, notes[:, :, mailbox.TOKENS] >> np.uint64(32)
                 )
-                r.words.fill(0, control.STATUS, STATUS_BYTES)
-                rows_status.raise_if_bad_ids(words, r.rank)
+                r.words.fill(0, mailbox.STATUS, STATUS_BYTES)
+                rows_wait.raise_if_bad_ids(words, r.rank)
             except PeerTimeout as error:
                 timeouts.append(error)
             except EPValueError as error:

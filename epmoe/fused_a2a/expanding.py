@@ -4,7 +4,7 @@ import numpy as np
 
 from epmoe.fused_a2a.arguments import FP32
 from epmoe.host.lending import Arrangement, arrange
-from epmoe.kernels.rows.companions import expert_masks
+from epmoe.kernels.rows.send import expert_masks
 
 STAGED = "x", "slots", "probs", "masks"
 RESULTS = {"out": "x", "out_probs": "probs", "out_scales": "scales"}

@@ -6,7 +6,7 @@ import numpy as np
 
 from epmoe.host.arrays import Field
 from epmoe.host.lending import Arrangement
-from epmoe.kernels.rows import records
+from epmoe.kernels.rows.handle import TOKENS
 from epmoe_ref.errors import EPValueError
 
 
@@ -15,7 +15,7 @@ def memory_of(name, n_ranks, arrays):
 
     `counts` [R, R] are the last words of `info`: kernels find each rank's tokens before them.
     """
-    n_words = records.TOKENS + n_ranks
+    n_words = TOKENS + n_ranks
     made = Arrangement(name, {"info": ((n_words + n_ranks * n_ranks,), np.int32)} | arrays)
     made.fields["counts"] = Field((n_ranks, n_ranks), np.int32, 4 * n_words)
     return made

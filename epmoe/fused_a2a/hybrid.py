@@ -15,8 +15,10 @@ from epmoe.fused_a2a.launches import RankCall, at, borrowed, places
 from epmoe.fused_a2a.returning import ReturnPlan
 from epmoe.fused_a2a.rows import told_by
 from epmoe.host.lending import Arrangement
-from epmoe.kernels.rows import dispatch_kernel, expand_kernel, expert_bits, resend_kernel, windows
-from epmoe.kernels.rows.senders import fp8_format
+from epmoe.kernels.rows import dispatch_kernel, expand_kernel, resend_kernel
+from epmoe.kernels.rows.few import places as bits_by_expert
+from epmoe.kernels.rows.few import windows
+from epmoe.kernels.rows.send import fp8_format
 from epmoe_ref.errors import EPValueError
 
 TYPES = (BF16, FP16)
@@ -150,7 +152,7 @@ class DispatchPlan:
         if expanding is not None:
             more = dict(
                 window_bytes=windows.bytes_for(expanding),
-                bits_bytes=expert_bits.bytes_for(expanding),
+                bits_bytes=bits_by_expert.bytes_for(expanding),
             )
 
         def needs(tokens):

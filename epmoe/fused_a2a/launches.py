@@ -5,9 +5,10 @@ from dataclasses import replace
 from epmoe import device
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.launch import SIMULATOR_BLOCKS
-from epmoe.kernels.rows import expert_bits, lamport
-from epmoe.kernels.rows.block import FIRST, parameter_block
-from epmoe.kernels.rows.shape import RowsShape
+from epmoe.kernels.rows import tuning as rows_tuning
+from epmoe.kernels.rows.few import lamport
+from epmoe.kernels.rows.few import places as bits_by_expert
+from epmoe.kernels.rows.shape import FIRST, RowsShape, parameter_block
 from epmoe.kernels.stamps import TraceBuffers
 
 _BLOCK = parameter_block(1)  # indices do not depend on the number of ranks
@@ -53,6 +54,11 @@ class Launches:
         self.traces = {}  # by kernel: stamps, if the LaunchConfig asks for them
         self._contexts = {}
 
+    @property
+    def tuning(self):
+        """The numbers that kernels are tuned with: small ones in the simulator."""
+        return rows_tuning.SMALL if device.SIM else rows_tuning.TUNING
+
     def shape(
         self,
         n_local_experts,
@@ -77,7 +83,13 @@ class Launches:
             if to_combine is not None:
                 threads = min(threads, smaller_blocks(max(to_combine))[1] or threads)
         shape = RowsShape(
-            self.world.n_ranks, n_local_experts, threads, row_bytes, trace=self.launch.trace, **more
+            self.world.n_ranks,
+            n_local_experts,
+            threads,
+            row_bytes,
+            trace=self.launch.trace,
+            tuning=self.tuning,
+            **more,
         )
         num_tokens = max(to_send or to_expand or to_combine or [0])
         return replace(
@@ -92,7 +104,7 @@ class Launches:
         """The shape of the kernel that expands rows as they come. num_tokens: of each rank of this process."""
         shape, threads = replace(shape, expands=True), shape.threads
         few, is_many = (
-            expert_bits.few_for(shape, max(num_tokens)),
+            bits_by_expert.few_for(shape, max(num_tokens)),
             max(num_tokens) >= MANY_TO_EXPAND,
         )
         if by_all and (few or is_many and not shape.encode) and self.launch.num_threads is None:

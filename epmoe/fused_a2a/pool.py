@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from epmoe.kernels.rows import row_flags
+from epmoe.kernels.rows.copy import MOST_PARTS, flag_bytes_for
 
 ALIGNMENT = 256  # bytes
 RESULTS_AT_ONCE = 2  # results in the pool that may be in use while another call needs room
@@ -43,7 +43,7 @@ class PoolLayout(NamedTuple):
         return (
             align(max(staging_bytes, result_bytes)) <= self.staging_bytes
             and result_bytes <= self.heap_bytes
-            and align(row_flags.bytes_for(flag_rows)) <= self.flag_bytes
+            and align(flag_bytes_for(flag_rows)) <= self.flag_bytes
             and window_bytes <= self.window_bytes
             and bits_bytes <= self.bits_bytes
             and lamport_bytes <= self.lamport_bytes
@@ -60,7 +60,7 @@ class PoolLayout(NamedTuple):
     ):
         """The layout of a pool that also has room for this."""
         return PoolLayout(
-            _grown(self.flag_bytes, align(row_flags.bytes_for(flag_rows))),
+            _grown(self.flag_bytes, align(flag_bytes_for(flag_rows))),
             _grown(self.bits_bytes, bits_bytes),
             _grown(self.lamport_bytes, lamport_bytes),
             _grown(self.window_bytes, window_bytes),
@@ -95,9 +95,9 @@ class PoolLayout(NamedTuple):
 
     def regions(self):
         """The parts of the pool, for reports of the simulator."""
-        n_flags = self.flag_bytes // row_flags.bytes_for(1)
+        n_flags = self.flag_bytes // flag_bytes_for(1)
         return [
-            ("row flags", 0, (n_flags, row_flags.PARTS), np.uint32, ("row", "part")),
+            ("row flags", 0, (n_flags, MOST_PARTS), np.uint32, ("row", "part")),
             (
                 "bits by expert",
                 self.flag_bytes,

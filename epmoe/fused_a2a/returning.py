@@ -5,7 +5,8 @@ from epmoe.fused_a2a.arguments import FP32
 from epmoe.fused_a2a.launches import RankCall, at, borrowed
 from epmoe.fused_a2a.pool import align
 from epmoe.host.lending import Arrangement
-from epmoe.kernels.rows import combine_kernel, windows
+from epmoe.kernels.rows import combine_kernel
+from epmoe.kernels.rows.few import windows
 
 X, PROBS, CAPACITY, PLACES = map(at, ("x", "probs", "capacity", "places"))
 MADE = {"out": "x", "out_probs": "probs"}

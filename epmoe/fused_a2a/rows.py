@@ -15,8 +15,9 @@ from epmoe.fused_a2a.launches import RankCall, at, borrowed, fill, places
 from epmoe.fused_a2a.returning import ReturnPlan
 from epmoe.host.arrays import view
 from epmoe.host.lending import Arrangement
-from epmoe.kernels.rows import dispatch_kernel, move_kernel, records, resend_kernel
-from epmoe.kernels.rows.roles import blocks_for
+from epmoe.kernels.rows import dispatch_kernel, move_kernel, resend_kernel
+from epmoe.kernels.rows import handle as written
+from epmoe.kernels.rows.few.lamport import blocks_for
 
 X, IDS, PROBS, SCALES, CAPACITY = map(at, ("x", "ids", "probs", "scales", "capacity"))
 RECEIVED = ("x", "ids", "probs", "scales")  # order of the arrays of a result in a note
@@ -93,7 +94,7 @@ class Receiving:
     def _settled(self, loans, rows, num_rows):
         """The loans, and of own memory where rows are in the staging area, from which they are moved there."""
         buffer, (_, staged, _), loans, launches = self.buffer, self.of(rows), list(loans), []
-        kernel = move_kernel(buffer.n_ranks, buffer.launches.threads)
+        kernel = move_kernel(buffer.launches.threads)
         more = [0] * (len(RECEIVED) - len(self.names))
         for i, (r, n) in enumerate(zip(buffer.ranks, num_rows)):
             if loans[i] is not None:
@@ -280,10 +281,10 @@ class Told:
     """What a dispatch told the host of one rank: whether there was room, tokens by rank, counts [R, R], by expert."""
 
     def __init__(self, n_ranks, words, tokens_per_expert):
-        self.has_room = bool(words[records.HAS_ROOM])
-        self.padded_rows = int(words[records.PADDED_ROWS])
-        self.tokens = words[records.TOKENS : records.TOKENS + n_ranks]
-        self.counts = words[records.TOKENS + n_ranks :].reshape(n_ranks, n_ranks).astype(np.int64)
+        self.has_room = bool(words[written.HAS_ROOM])
+        self.padded_rows = int(words[written.PADDED_ROWS])
+        self.tokens = words[written.TOKENS : written.TOKENS + n_ranks]
+        self.counts = words[written.TOKENS + n_ranks :].reshape(n_ranks, n_ranks).astype(np.int64)
         self.tokens_per_expert = tokens_per_expert
 
 

@@ -51,26 +51,25 @@ HARMLESS = {
     "swiglu.py fp8_rows.fused_silu_fp8: load16 -> load16_nc (number 2)": SWIGLU,
     "swiglu.py fp8_rows.fused_silu_fp8: load16 -> load16_nc (number 3)": SWIGLU,
     "swiglu.py fp8_rows.fused_silu_fp8: load16 -> load16_nc (number 4)": SWIGLU,
-    "rows/move.py move_kernel.rows_move: load16 -> load16_nc": "the staging area is filled by peers before the launch ahead of this one ends, and again only after this rank "
+    "rows/copy.py move_kernel.rows_move: load16 -> load16_nc": "the staging area is filled by peers before the launch ahead of this one ends, and again only after this rank "
     "announces its next call",
-    "rows/pushers.py expert_sums.sum_many: load16 -> load16_nc": INPUT
+    "rows/reduce.py sum_of_experts.sum_many: load16 -> load16_nc": INPUT
     + ": the expert outputs given to combine",
-    "rows/combine.py combine_kernel.rows_combine: syncthreads_or(not ok) -> (not ok)": AGREE,
-    "rows/dispatch.py dispatch_kernel.rows_dispatch: syncthreads_or(not ok) -> (not ok)": AGREE,
-    "rows/dispatch.py resend_kernel.rows_resend: syncthreads_or(not expand_rows(params, epoch, my_rank, notes)) -> "
-    "(not expand_rows(params, epoch, my_rank, notes))": AGREE,
-    "rows/exchange.py closing.may_end: syncthreads_or(not ok) -> (not ok)": "what its last thread acquired the barrier of await_notes, which comes behind, gives to the block. "
+    "rows/combine.py combine_kernel.rows_combine: syncthreads_or(not reduce_rows(call, notes)) -> "
+    "(not reduce_rows(call, notes))": AGREE,
+    "rows/dispatch.py expanding.await_rows: syncthreads_or(not ok) -> (not ok)": AGREE,
+    "rows/announce.py closing.may_end: syncthreads_or(not ok) -> (not ok)": "what its last thread acquired the barrier of await_notes, which comes behind, gives to the block. "
     + AGREE,
-    "rows/lamport_combine.py _reducing.sum_piece: load16 -> load16_nc": INPUT
+    "rows/few/combine.py _reducing.sum_piece: load16 -> load16_nc": INPUT
     + ": the expert outputs given to combine",
-    "rows/lamport_sending.py make.take: st_relaxed_sys_u64 -> st_relaxed_gpu_u64": PUT_BACK,
-    "rows/lamport_sending.py make.take: st_relaxed_sys_u64 -> st_relaxed_cta_u64": PUT_BACK,
-    "rows/lamport_words.py _put_back: st_relaxed_sys_u64 -> st_relaxed_gpu_u64": PUT_BACK,
-    "rows/lamport_words.py _put_back: st_relaxed_sys_u64 -> st_relaxed_cta_u64": PUT_BACK,
-    "rows/lamport_words.py _put_back: st_relaxed_sys_u64 -> store_u64": PUT_BACK,
-    "rows/records.py make.record_counts: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) -> nothing": "nobody uses this word of dispatches that are not expert-major; the host only copies it with the others",
-    "rows/records.py make.record: syncthreads() -> nothing": "all_begun, which comes before `recorded` says so, is a barrier of the block too",
-    "rows/waits.py of_block.all_begun: syncthreads_or(not ok) -> (not ok)": "record, which comes before `recorded`, ends with a barrier of the block too; elsewhere only thread 0 needs "
+    "rows/few/send.py make.take_part: st_relaxed_sys_u64 -> st_relaxed_gpu_u64": PUT_BACK,
+    "rows/few/send.py make.take_part: st_relaxed_sys_u64 -> st_relaxed_cta_u64": PUT_BACK,
+    "rows/few/lamport.py _put_back: st_relaxed_sys_u64 -> st_relaxed_gpu_u64": PUT_BACK,
+    "rows/few/lamport.py _put_back: st_relaxed_sys_u64 -> st_relaxed_cta_u64": PUT_BACK,
+    "rows/few/lamport.py _put_back: st_relaxed_sys_u64 -> store_u64": PUT_BACK,
+    "rows/handle.py writing.write_counts: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) -> nothing": "nobody uses this word of dispatches that are not expert-major; the host only copies it with the others",
+    "rows/handle.py recording.record_experts: syncthreads() -> nothing": "all_begun, which comes before `recorded` says so, is a barrier of the block too",
+    "rows/call.py all_begun: syncthreads_or(not ok) -> (not ok)": "record, which comes before `recorded`, ends with a barrier of the block too; elsewhere only thread 0 needs "
     "what it acquired here, and another barrier comes before end()",
-    "rows/expert_dispatch.py dispatching.of_others: syncthreads() -> nothing": "with stamps only: it is behind all that the block does, and one that comes earlier stands for an earlier time",
+    "rows/few/by_expert.py dispatching.send_and_receive: syncthreads() -> nothing": "with stamps only: it is behind all that the block does, and one that comes earlier stands for an earlier time",
 }

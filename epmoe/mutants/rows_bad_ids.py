@@ -33,7 +33,7 @@ def counted(ids, n_experts, n_dispatches, kernels):
         told[rank, "outside"] += int(words[status.BAD_IDS])
         told[rank, "repeated"] += int(words[status.REPEATED_IDS])
 
-    told_to = f"{kernels.__name__}.rows.status.raise_if_bad_ids"
+    told_to = f"{kernels.__name__}.rows.wait.raise_if_bad_ids"
     with patch("epmoe.fused_a2a.arguments._check_ids"), patch(told_to, count):
         yield
     for rank, clean in enumerate(ids):

@@ -26,8 +26,8 @@ from epmoe.device import (
 from epmoe.fused_a2a.buffer import Buffer
 from epmoe.host.lending import Arrangement
 from epmoe.kernels import LaunchConfig
-from epmoe.kernels.rows import control
-from epmoe.kernels.rows.block import parameter_block
+from epmoe.kernels.rows import mailbox
+from epmoe.kernels.rows.shape import parameter_block
 from epmoe.mutants import rows_bad_ids
 from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.mutants.rows_calls import CALLS, DISPATCHES, Inputs, expected, flat, on_device
@@ -196,11 +196,11 @@ class RowsRun:
 
     def _check_expired(self, buffer):
         """The first call without all ranks must have expired, and later calls must not have begun."""
-        epoch = int(buffer.ranks[0].words.read(np.uint64, (1,), control.EPOCH)[0]) + 1
+        epoch = int(buffer.ranks[0].words.read(np.uint64, (1,), mailbox.EPOCH)[0]) + 1
         try:
             buffer.check()
         except PeerTimeout:
-            note = buffer.layout.note(epoch & 1, 0) + control.PLACES
+            note = buffer.layout.note(epoch & 1, 0) + mailbox.PLACES
             places = buffer._control.buffers[self.world.absent[0]].read(np.uint64, (3,), note)
             # combine's probs use it; a later cached dispatch has none
             if not places[2] & np.uint64(2**32 - 1):
@@ -213,15 +213,15 @@ class RowsRun:
 
     def _check_memory(self, buffer):
         for r in buffer.ranks:
-            words = r.words.read(np.int32, (control.WORDS_BYTES // 4,))
-            if words[control.BEGUN // 4] or words[control.STATUS // 4 :].any():
+            words = r.words.read(np.int32, (mailbox.WORDS_BYTES // 4,))
+            if words[mailbox.BEGUN // 4] or words[mailbox.STATUS // 4 :].any():
                 raise Leftover(f"words of rank {r.rank} after the calls: {words.tolist()}")
             # counters of the last call stay until the next one, which uses those of the other parity
-            other = 1 - int(words[control.EPOCH // 4]) % 2
+            other = 1 - int(words[mailbox.EPOCH // 4]) % 2
             arrived = buffer._control.buffers[r.rank].read(
                 np.int32, (2, self.world.n_ranks), buffer.layout.arrived
             )
-            if arrived[other].any() or any(words[at // 4 + other] for at in control.BY_PARITY):
+            if arrived[other].any() or any(words[at // 4 + other] for at in mailbox.BY_PARITY):
                 raise Leftover(
                     f"counters of rank {r.rank} after the calls: {arrived.tolist()}, {words.tolist()}"
                 )

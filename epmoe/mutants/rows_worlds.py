@@ -1,11 +1,18 @@
 """Worlds of the rows kernels."""
 
+from dataclasses import replace
+
+from epmoe.kernels.rows.tuning import SMALL
 from epmoe.mutants.world_kinds import RowsWorld
 
-ORDINARY = {
-    "rows.expert_bits.MOST_EXPERTS": 0
-}  # expert-major, a small batch uses the kernel for large ones
-SIGNALS = {"rows.control.LAMPORT_ROWS": 0}  # every row uses signals
+
+def tuned(**numbers):
+    """Constants of a world with these numbers in place of the simulator's own."""
+    return {"rows.tuning.SMALL": replace(SMALL, **numbers)}
+
+
+ORDINARY = tuned(window_experts=0)  # expert-major, a small batch uses the kernel for large ones
+SIGNALS = tuned(lamport_tokens=0)  # every row uses signals
 
 ROWS_WORLDS = (
     RowsWorld("rows", "rows"),
@@ -122,15 +129,6 @@ ROWS_WORLDS = (
         "rows, more tokens than lanes", "rows", tokens=(40, 33), top_k=1, hidden=8, shape=(2, 32)
     ),
     RowsWorld(
-        "rows, all looked at by every block",
-        "rows",
-        tokens=(130, 2),
-        top_k=1,
-        hidden=8,
-        shape=(2, 32),
-        constants={"rows.roles.FEW": 136},
-    ),
-    RowsWorld(
         "hybrid fp8, too little room", "hybrid", hidden=128, limit=9, fp8=True, shape=(2, 64)
     ),
     RowsWorld(
@@ -143,7 +141,7 @@ ROWS_WORLDS = (
         hidden=1032,
         shape=(4, 32),
         brief=True,
-        constants={"rows.row_flags.UNITS": 10, "rows.combine.FEWEST_PARTS": 1},
+        constants=tuned(useful_parts=10, return_parts=1),
     ),
     RowsWorld(
         "rows of ten ranks",
@@ -176,7 +174,7 @@ ROWS_WORLDS = (
         hidden=1032,
         shape=(2, 32),
         from_expert=64,
-        constants=ORDINARY | {"rows.row_flags.UNITS": 1, "rows.dispatch.FEWEST_PARTS": 1},
+        constants=tuned(window_experts=0, useful_parts=1, expand_parts=1),
     ),
     RowsWorld("few wide rows, few warps", "rows", tokens=(1, 2), hidden=1032, shape=(2, 32)),
     RowsWorld(

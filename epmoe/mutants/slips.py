@@ -26,7 +26,7 @@ PURE = re.compile(
 OF_PARAMETERS = re.compile(r"(u64\(load_u64\()*params\b(?!.*load)")  # read-only for kernels
 RANKS = ("my_rank", "owner", "rank", "source", "peer", "src_rank", "to_rank")
 SIGNALS = {"signal", "put", "complete"}
-OFFSETS = {"at", "control"}  # objects whose attributes are addresses of words
+OFFSETS = {"at", "mailbox"}  # objects whose attributes are addresses of words
 
 
 @dataclass(frozen=True)
@@ -321,9 +321,15 @@ def _from_atomics(function):
 
 def _wrong_numbers(source, function, statement, names, whole, from_atomics):
     for n in ast.walk(statement):
-        called = getattr(getattr(n, "func", None), "attr", "")  # waits.wait_for_counter(...)
-        if called == "wait_for_counter":
+        attribute = getattr(getattr(n, "func", None), "attr", "")  # waits.wait_for_counter(...)
+        if attribute == "wait_for_counter":
             _off_by_one(source, function, n.args[1], statement)
+        if attribute in (
+            "for_blocks",
+            "for_count",
+            "for_flag",
+        ):  # wait.for_count(params, address, wanted, ...)
+            _off_by_one(source, function, n.args[2], statement)
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Name):
             if (
                 n.func.id.startswith("wait_for")
@@ -391,6 +397,9 @@ def _whose(source, function, statement, names, whole):
         others = []
         if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.id in RANKS:
             others = [name for name in RANKS if name in names and name != n.id][:1]
+            others = others or ["call.my_rank"] * ("call" in names)
+        elif isinstance(n, ast.Attribute) and n.attr == "my_rank":
+            others = [name for name in RANKS if name in names][:1]
         elif (
             isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in OFFSETS
         ):

@@ -26,7 +26,7 @@ from host_cost import OneRankHere
 from benchmarks import plan, shapes, traffic
 from epmoe.device import gpu_machine
 from epmoe.fused_a2a import rows
-from epmoe.kernels.rows import records
+from epmoe.kernels.rows import handle as records
 from epmoe.worlds.symmetric import SymmetricMemory
 
 RANKS, HIDDEN, EXPERTS = 4, 256, 16

@@ -9,7 +9,7 @@ from rows_group import group_of, routing, tokens
 
 from epmoe import fused_a2a
 from epmoe.fused_a2a import rows as rows_calls
-from epmoe.kernels.rows.block import parameter_block
+from epmoe.kernels.rows.shape import parameter_block
 from epmoe_ref.errors import PeerTimeout
 from epmoe_ref.strategies import RowsWorld
 

@@ -13,7 +13,7 @@ from epmoe import device, fused_a2a
 from epmoe.device import kernel_cache
 from epmoe.fused_a2a.launches import FEW_TO_EXPAND, MANY_TO_EXPAND, smaller_blocks
 from epmoe.host import compiling
-from epmoe.kernels.rows import control
+from epmoe.kernels.rows.tuning import TUNING
 from epmoe.worlds.dry import DryWorld
 
 BF16, FP32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
@@ -32,7 +32,7 @@ def kernels_of(n_ranks, hidden, local, top_k, most_tokens=MOST_TOKENS):
 
 def _kind(n_tokens):
     """What the number of a rank's tokens decides about its kernels."""
-    few = FEW_TO_EXPAND, control.LAMPORT_ROWS, control.WINDOW_ROWS, MANY_TO_EXPAND - 1
+    few = FEW_TO_EXPAND, TUNING.lamport_tokens, TUNING.window_tokens, MANY_TO_EXPAND - 1
     return smaller_blocks(n_tokens), *(n_tokens <= most for most in few)
 
 

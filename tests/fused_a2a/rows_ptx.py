@@ -31,7 +31,7 @@ def every_kernel():
     yield "hybrid cached dispatch", rows.resend_kernel(shape(expands=True))
     yield "hybrid combine", rows.combine_kernel(shape(has_probs=True, p2p_world_size=2))
     yield "expand fp8", rows.expand_kernel(shape(**META, **FP8))
-    yield "move", rows.move_kernel(4, 1024)
+    yield "move", rows.move_kernel(1024)
 
 
 if __name__ == "__main__":

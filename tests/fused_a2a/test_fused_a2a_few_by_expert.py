@@ -8,11 +8,11 @@ from rows_group import group_of, tokens
 
 from epmoe import fused_a2a
 from epmoe.fused_a2a import buffers
-from epmoe.kernels.rows.control import WINDOW_ROWS
+from epmoe.kernels.rows.tuning import SMALL
 from epmoe_ref.errors import PeerTimeout
 from epmoe_ref.strategies import HybridWorld
 
-FEW = WINDOW_ROWS
+FEW = SMALL.window_tokens
 
 
 def equal_calls(

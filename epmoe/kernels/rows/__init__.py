@@ -5,8 +5,8 @@ are local.
 """
 
 from .combine import combine_kernel
+from .copy import move_kernel
 from .dispatch import dispatch_kernel, resend_kernel
 from .expand import expand_kernel
-from .move import move_kernel
 
 __all__ = ["combine_kernel", "dispatch_kernel", "expand_kernel", "move_kernel", "resend_kernel"]

@@ -1,93 +1,82 @@
 """Combine of rows: each rank pushes its rows back to the ranks of their tokens, which sum them by token.
 
-1. exchange: each rank announces where its returned rows must be written. Each (token, rank) has its own place.
-2. pushing (pushers.py): some of the blocks send row by row, with a flag for each part of a row. In expert-major, a row
+1. The notify warp announces where this rank's returned rows must be written. Each (token, rank) has its own place.
+2. Small batches need not wait for that: few/combine.py, expert-major few/windows.py.
+3. Pushing (push.py): some of the blocks send row by row, with a flag for each part of a row. In expert-major, a row
    is the sum over the local experts, rounded once.
-3. reducing (reducers.py): the other blocks meanwhile, and all blocks when nothing is left to push. Each part of a token
+4. Reducing (reduce.py): the other blocks meanwhile, and all blocks when nothing is left to push. Each part of a token
    is summed when its rows have arrived, over ranks ascending in float32, rounded once.
-
-Small numbers of rows need not wait for the exchange: all blocks but the leader block push them into windows
-(windows.py), and then reduce. Rows of up to 128 tokens need no flags (lamport_combine.py).
+5. The leader block ends the call when all blocks have begun it.
 """
 
 from functools import lru_cache
 
-from epmoe.device import (block_dim, block_idx, grid_dim, i32, int32, kernel, shared_array, syncthreads_or, thread_idx,
-                          u32, u64, uint64)
+from epmoe.device import block_idx, device_fn, grid_dim, i32, int32, kernel, shared_array, syncthreads_or, u32, u64, uint64
 
 from .. import stamps
-from . import exchange, lamport_combine, peers, pushers, reducers, roles, row_flags, waits, windows
-from .block import parameter_block
-from .row_copy import VECTOR
-from .status import ROWS_COMBINE
+from . import announce, copy, mailbox, push, reduce
+from . import call as calls
+from .call import Call, is_last_thread, is_leader, is_notify_warp
+from .few import combine as few_rows
+from .few import windows
+from .shape import BLOCK, CACHED
+from .wait import ROWS_COMBINE
 
-CACHED = 128
-PUSHING = 0.6           # of the blocks
-PUSHING_TO_ONE = 0.5    # of few blocks (pushers.py), if there is one peer: there is more to reduce
-FEWEST_PARTS = 4        # of a row
+
+def pushing(shape):
+    """Device function () -> how many blocks push; the others reduce from the start."""
+    tenths, many_blocks = shape.tuning.push_tenths, shape.tuning.many_blocks
+    tenths_of_few = shape.tuning.push_tenths_of_two if push.n_targets_of(shape) <= 1 else tenths
+
+    @device_fn
+    def blocks():
+        n = i32(tenths)
+        if grid_dim() < many_blocks:
+            n = i32(tenths_of_few)
+        return i32(max(1, i32(u32(i32(grid_dim() * n)) // u32(10))))
+
+    return blocks
 
 
 @lru_cache(CACHED)
 def combine_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
-    block = parameter_block(shape.n_ranks)
-    of_block = waits.of_block(block, shape.n_ranks)
-    begin, epoch_now, goes_on, say_begun, _, all_begun, end = of_block
-    few = windows.make(shape, block, ROWS_COMBINE)
-    few_rows, lamport = few.all_few, shape.lamport > 0
-    need_no_signals = peers.all_few(shape, shape.lamport, told=False)
-    meeting = exchange.make(shape, block, ROWS_COMBINE, with_counts=False)
-    load_counts, await_notes = meeting.load_counts, meeting.await_notes
-    flags = row_flags.make(shape, block, ROWS_COMBINE, shape.row_bytes // VECTOR, FEWEST_PARTS)
-    push, reduce = pushers.make(shape, block, flags, few), reducers.make(shape, block, flags, few)
-    mark, mark_own = stamps.make(block, shape.trace), stamps.by_caller(block, shape.trace)
-    herald = exchange.heralding(epoch_now, meeting.announce, mark_own)
-    in_vectors = lamport_combine.make(shape, block, of_block, meeting, mark)
-    n_notes, tenths, tenths_of_few = exchange.words_of_notes(shape.n_ranks), int(10 * PUSHING), int(10 * PUSHING)
-    if pushers.n_targets_of(shape) <= 1:
-        tenths_of_few = int(10 * PUSHING_TO_ONE)
+    ends, n_notes, mark = calls.ends(shape.n_ranks), mailbox.words_of_notes(shape.n_ranks), stamps.make(BLOCK, shape.trace)
+    announce_places, load_counts = announce.early(shape, "without_counts"), announce.load_counts(shape)
+    await_announcements = announce.awaiting(shape, ROWS_COMBINE, "without_counts")
+    flags = copy.flags(shape, ROWS_COMBINE, shape.n_vectors, shape.tuning.return_parts)
+    has_few = bool(shape.expert_major or shape.lamport)
+    if has_few:
+        few = (windows if shape.expert_major else few_rows).combining(shape, flags, mark)
+    pushing_blocks, push_rows, reduce_rows = pushing(shape), push.make(shape, flags), reduce.make(shape, flags)
 
-    p_words, p_counts = block.index("words"), block.index("counts")
-
-    @kernel(max_threads=shape.threads, words=block.n_words)
+    @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_combine(params, num_tokens, my_rank):
-        words, counts = params[p_words], params[p_counts]
         notes, told = shared_array(n_notes, int32), shared_array(1, uint64)
         mark(params, stamps.START)
-        begun = begin(params, words, told)
-        if roles.is_herald():
-            herald(params, words, num_tokens, my_rank, u64(0))
-        load_counts(counts, notes)
-        epoch = goes_on(begun)
-        if epoch == u64(0):
+        begun = ends.begin(params, told)
+        if is_notify_warp():
+            announce_places(Call(params, num_tokens, my_rank, u64(0)))
+        load_counts(params, notes)
+        call = Call(params, num_tokens, my_rank, calls.epoch_of(begun))
+        if call.epoch == u64(0):
             return
-        if lamport and need_no_signals(notes):
-            in_vectors(params, epoch, num_tokens, my_rank, notes)
+        if has_few and few.fits(notes):
+            few.combine(call, notes)
             return
-        are_few, pushing, ok = few_rows(notes), i32(grid_dim() - 1), True
-        if thread_idx() == block_dim() - 1 and (roles.is_clerk() or not are_few):
-            say_begun(params)                   # others of few rows with their flags
-        if not are_few:
-            n = i32(tenths)
-            if grid_dim() < pushers.MANY:
-                n = i32(tenths_of_few)
-            pushing = i32(max(1, i32(u32(i32(grid_dim() * n)) // u32(10))))
-            if not await_notes(params, epoch, my_rank, notes):
-                return
-            mark(params, stamps.COUNTED)
-        if block_idx() < pushing:
-            push(params, epoch, my_rank, notes, are_few)
+        if is_last_thread():
+            calls.say_begun(params)
+        if not await_announcements(call, notes):
+            return
+        mark(params, stamps.COUNTED)
+        if block_idx() < pushing_blocks():
+            push_rows(call, notes)
             mark(params, stamps.SENT)
-        if are_few and roles.is_clerk():        # it has its hands full, and ends the call for the others
-            ok = await_notes(params, epoch, my_rank, notes)
-        else:
-            ok = reduce(params, epoch, num_tokens, my_rank, notes, are_few)
-        if syncthreads_or(not ok):
+        if syncthreads_or(not reduce_rows(call, notes)):
             return
         mark(params, stamps.REDUCED)
-        if roles.is_clerk():
-            if all_begun(params, ROWS_COMBINE):
-                end(params, epoch, my_rank)
-                mark(params, stamps.LEFT)
+        if is_leader() and calls.all_begun(params, ROWS_COMBINE):
+            ends.end(call)
+            mark(params, stamps.LEFT)
 
     return rows_combine

@@ -1,47 +1,40 @@
 """Layout: the number of a token's row among those that this rank sends to a rank; always in the order of tokens.
 
 A sending block takes a run of consecutive tokens, a warp a run inside it. Each block tells the others of its rank how
-many it has for each rank (columns.py), sums the numbers of the blocks before it, and numbers its tokens (numbering.py).
-The leader block sums the numbers of all blocks, first by rank, because all peers wait for this, then by expert. In
-small batches every block reads all tokens, so blocks need not tell each other anything.
+many it has for each rank (columns), sums the numbers of the blocks before it, and numbers its tokens. The leader block
+sums the numbers of all blocks, first by rank, because all peers wait for this, then by expert. In small batches every
+block reads all tokens, so blocks need not tell each other anything (numbering_few).
 """
 
 from typing import NamedTuple
 
-from epmoe.device import (any_lane, ballot, block_dim, block_idx, device_fn, i32, int32, lane_id, n_warps, popc, red_add_release_gpu_i32, shared_add_i32, shared_array, store_i32, syncthreads,
-                          syncthreads_or, syncwarp, thread_idx, u32, u64, warp_id, warp_inclusive_sum_i32, warp_sum_i32)
+from epmoe.device import (any_lane, ballot, block_dim, block_idx, device_fn, i32, int32, lane_id, ld_relaxed_gpu_u64,
+                          n_warps, popc, red_add_release_gpu_i32, shared_add_i32, shared_array, shfl_idx,
+                          st_relaxed_gpu_u64, store_i32, syncthreads, syncthreads_or, syncwarp, thread_idx, u32, u64,
+                          warp_id, warp_inclusive_sum_i32, warp_sum_i32)
 
-from ..spin import wait_for_own_blocks
-from . import columns, control, numbering, roles, routing
-from .status import FOR_BLOCKS
+from . import call as calls
+from . import mailbox, routing, wait
+from .bits import below, divided_up, has, lanes_for, split
+from .shape import namespace, p
+from .wait import FOR_BLOCKS
 
 MAX_WARPS = 32
+IN_FLIGHT = 8           # words of columns that a thread asks for together
 
 
-class Layout(NamedTuple):
-    """Device functions made for one kernel; scratch: what allocate() gives.
+class Scratch(NamedTuple):
+    """Shared int32 arrays of a block.
 
-    allocate() -> shared int32 arrays (by_warp [warp, rank], experts, totals [columns], masks [tokens]).
-    count(params, ids, begun, num_tokens, scratch): the first step of blocks that send and of the leader block -> epoch, as
-    goes_on(begun) gives it; 0 also if a block that it waits for does not come. ids: address of ids or of the map.
-    totals: tokens for each rank, for the leader block of all blocks, for others of those before them. look_at_few(ids, begun,
-    num_tokens, scratch) -> epoch, count_few(params, num_tokens, scratch): its two halves where tokens are few, between
-    which masks of all tokens' ranks are there. number(params, ids, epoch, num_tokens, scratch), of blocks that send;
-    whether all is well: writes row_of [T, R] (-1 where the token does not go), expert-major also slot_of [T, E], each
-    block those of its tokens. Other warps may read
-    them behind the block's next barrier, and, where blocks share all tokens, a warp those of other blocks behind
-    await_numbers(params, epoch, lane) -> whether all have numbered theirs. sum_experts(params, ids, epoch, num_tokens,
-    scratch): of the leader block; whether the sums of tokens by expert, of all blocks, are there, behind a barrier: in
-    experts, expert-major in totals, behind the ranks.
+    by_warp [warp, rank]: tokens. experts: tokens (slots) by expert. totals [columns]: tokens for each rank, for the
+    leader block of all blocks, for others of those before them; expert-major behind them those by expert. masks: of the
+    ranks of each token of a small batch.
     """
 
-    allocate: callable
-    count: callable
-    look_at_few: callable
-    count_few: callable
-    number: callable
-    await_numbers: callable
-    sum_experts: callable
+    by_warp: object
+    experts: object
+    totals: object
+    masks: object
 
 
 @device_fn
@@ -53,15 +46,29 @@ def clear(array, n):
         i = i32(i + block_dim())
 
 
+def allocating(shape):
+    """Device function () -> Scratch."""
+    groups = routing.groups_of_threads(shape) if shape.expert_major else 1
+    n_by_warp, n_by_group, n_columns = MAX_WARPS * shape.n_ranks, groups * shape.n_experts, shape.n_columns
+    n_few = max(shape.few, shape.lamport, 1)
+
+    @device_fn
+    def allocate():
+        return Scratch(shared_array(n_by_warp, int32), shared_array(n_by_group, int32),
+                       shared_array(n_columns, int32), shared_array(n_few, int32))
+
+    return allocate
+
+
 def tokens_of(shape):
     """Device function (num_tokens) -> [first, end) of this block's tokens; none for blocks that do not send."""
-    sending = roles.sending(shape)
+    sending = calls.sending(shape)
 
     @device_fn
     def tokens_of_block(num_tokens):
         senders, at, a_block = sending(), i32(block_idx()), i32(1)
         if num_tokens > senders:
-            a_block = i32(u32(i32(num_tokens + senders - 1)) // u32(senders))
+            a_block = divided_up(num_tokens, senders)
             at = i32(at * a_block)
         first = i32(min(at, num_tokens))
         return first, i32(min(i32(first + a_block), num_tokens))
@@ -69,25 +76,292 @@ def tokens_of(shape):
     return tokens_of_block
 
 
-def make(shape, block, phase, goes_on):
-    """The Layout of one kernel. goes_on: of waits.of_block."""
-    ranks, n_experts, n_columns, expert_major = shape.n_ranks, shape.n_experts, shape.n_columns, shape.expert_major
-    tokens_of_block, sending, are_shared = tokens_of(shape), roles.sending(shape), roles.sharing(shape)
-    are_few = roles.few(shape)
-    groups = routing.groups_of_threads(shape) if expert_major else 1
-    count_ranks, number_ranks = (numbering.by_warp if expert_major else numbering.by_thread)(shape, block)
-    if expert_major:
-        fetch_map, count_map, add_groups, number_map = routing.map_columns(shape, block)
-    else:
-        count_experts, mask_of_token = routing.experts_of_ids(shape, block), routing.mask_by_thread(shape)
-    tell, sum_up = columns.make(shape, block, phase)
-    n_by_warp, n_by_group, n_few = MAX_WARPS * ranks, groups * n_experts, max(roles.FEW, 1)
-    p_rows, p_words, p_timeout = block.index("row_of"), block.index("words"), block.index("timeout_ns")
+def sharing(shape):
+    """Device function (num_tokens) -> whether blocks share all tokens to send; else each sends one token or none.
+    """
+    blocks = calls.sending(shape)
 
     @device_fn
-    def allocate():
-        return (shared_array(n_by_warp, int32), shared_array(n_by_group, int32), shared_array(n_columns, int32),
-                shared_array(n_few, int32))
+    def are_shared(num_tokens):
+        return num_tokens > blocks()
+
+    return are_shared
+
+
+def beginning(shape):
+    """Device function (num_tokens) -> whether each warp first sends parts of a token of its own block.
+
+    True if blocks share tokens, and there are as many warps. The block has all data for this itself. If rows are expanded
+    while they arrive, they are sent in order from the start.
+    """
+    blocks, are_shared, in_order = calls.sending(shape), sharing(shape), shape.expands or shape.encode
+
+    @device_fn
+    def begin_with_own(num_tokens):
+        return not in_order and are_shared(num_tokens) and num_tokens <= blocks() * n_warps()
+
+    return begin_with_own
+
+
+def _sum_of(n, stride):
+    """Device function (at, i, step, end, epoch) -> (whether all are of this epoch, sum) of n words, asked for together.
+    """
+    @device_fn
+    def nothing(at, i, step, end, epoch):
+        return True, i32(0)
+
+    if n == 0:
+        return nothing
+    of_the_rest = _sum_of(n - 1, stride)
+
+    @device_fn
+    def of_words(at, i, step, end, epoch):
+        word = u64(0)
+        if i < end:
+            word = u64(ld_relaxed_gpu_u64(at + u64(8 * stride) * u64(i)))
+        all_told, total = of_the_rest(at, i32(i + step), step, end, epoch)
+        if i < end:
+            all_told = all_told and u32(word >> u64(32)) == u32(epoch)
+            total = i32(total + i32(word))
+        return all_told, total
+
+    return of_words
+
+
+def columns(shape, phase):
+    """Exchanges counts between the blocks of a rank: a word for each sending block and column, and their sums.
+
+    Columns: the ranks, and behind them the experts. Each word names its call, so it is its own ready flag: no fence and
+    no barrier of the grid is needed. tell(call, column, number): of this block. sum_up(call, column, first, step, end):
+    the sum of what the blocks first, first + step, ... before `end` told in a column -> (whether all did, the sum).
+    """
+    stride, n_words, what = shape.n_ranks + shape.n_experts, IN_FLIGHT, (phase, FOR_BLOCKS)
+    sum_of_words = _sum_of(n_words, stride)
+
+    @device_fn
+    def column_at(params, column):
+        return u64(params[p.columns] + u64(8) * u64(column))
+
+    @device_fn
+    def tell(call, column, number):
+        at = u64(column_at(call.params, column) + u64(8 * stride) * u64(i32(block_idx())))
+        st_relaxed_gpu_u64(at, wait.told(call.epoch, number))
+
+    @device_fn
+    def await_words(call, at, i, step, end):
+        """Waits until all n blocks have stored their words."""
+        ok, n = True, i32(0)
+        while ok and n < n_words and i < end:
+            word = u64(at + u64(8 * stride) * u64(i))
+            ok = wait.for_word_of_rank(call.params, word, u64(ld_relaxed_gpu_u64(word)), call.epoch, what, i) != u64(0)
+            n, i = i32(n + 1), i32(i + step)
+        return ok
+
+    @device_fn
+    def sum_up(call, column, first, step, end):
+        at, ok, total, i = u64(column_at(call.params, column)), True, i32(0), i32(first)
+        while ok and i < end:
+            all_told, here = sum_of_words(at, i, step, end, call.epoch)
+            if all_told:
+                total, i = i32(total + here), i32(i + n_words * step)
+            else:
+                ok = await_words(call, at, i, step, end)
+        return ok, total
+
+    return namespace("columns", tell=tell, sum_up=sum_up)
+
+
+def _tokens_of_warp(unit):
+    """Device function (first, end) -> [start, stop) of the tokens of this warp, whole units of them where it can be."""
+    @device_fn
+    def tokens_of_warp(first, end):
+        units = divided_up(i32(end - first), unit)
+        a_warp = i32(divided_up(units, n_warps()) * unit)
+        start = i32(min(i32(first + warp_id() * a_warp), end))
+        return start, i32(min(i32(start + a_warp), end))
+
+    return tokens_of_warp
+
+
+def _by_warp(ranks):
+    """Device functions over by_warp [warp, rank]: keep(by_warp, seen), begin(by_warp, before) -> first number.
+
+    A warp's, in lane r of the tokens for rank r.
+    """
+    @device_fn
+    def keep(by_warp, seen):
+        if lane_id() < ranks:
+            by_warp[warp_id() * ranks + lane_id()] = seen
+
+    @device_fn
+    def begin(by_warp, before):
+        number = i32(0)
+        if lane_id() < ranks:
+            number = i32(before[lane_id()] + by_warp[warp_id() * ranks + lane_id()])
+        return number
+
+    return keep, begin
+
+
+def _numbering_ids(shape):
+    """Device functions (count, number) over a block's tokens [first, end) with ids, one thread for each.
+
+    count(ids, first, end, by_warp): by_warp [warp, rank], the warp's tokens for a rank; ids: their address.
+    number(params, first, end, by_warp, before): writes row_of; by_warp holds those of the warps before,
+    before[rank] those of the blocks before.
+    """
+    ranks, mask_of_token, tokens_of_warp = shape.n_ranks, routing.mask_by_thread(shape), _tokens_of_warp(32)
+    keep, begin = _by_warp(ranks)
+
+    @device_fn
+    def mask_before(ids, token, stop):
+        mask = u32(0)
+        if token < stop:
+            mask = u32(mask_of_token(ids, token))
+        return mask
+
+    @device_fn
+    def count(ids, first, end, by_warp):
+        lane, seen = i32(lane_id()), i32(0)
+        token, stop = tokens_of_warp(first, end)
+        while token < stop:
+            mask, rank = mask_before(ids, i32(token + lane), stop), i32(0)
+            while rank < ranks:
+                n = i32(popc(lanes_for(mask, rank)))
+                if lane == rank:
+                    seen = i32(seen + n)
+                rank = i32(rank + 1)
+            token = i32(token + 32)
+        keep(by_warp, seen)
+
+    @device_fn
+    def number(params, first, end, by_warp, before):
+        lane, next_row, rows = i32(lane_id()), begin(by_warp, before), params[p.row_of]
+        token, stop = tokens_of_warp(first, end)
+        while token < stop:
+            mask, rank = mask_before(params[p.ids], i32(token + lane), stop), i32(0)
+            while rank < ranks:
+                go, row = lanes_for(mask, rank), i32(-1)
+                start = i32(shfl_idx(next_row, rank))
+                if has(go, lane):
+                    row = i32(start + popc(u32(go & below(lane))))
+                if token + lane < stop:
+                    store_i32(rows + u64(4) * u64(i32(token + lane) * ranks + rank), row)
+                if lane == rank:
+                    next_row = i32(next_row + popc(go))
+                rank = i32(rank + 1)
+            token = i32(token + 32)
+
+    return count, number
+
+
+def _numbering_map(shape):
+    """The same for tokens of a routing map, one warp for each."""
+    ranks, mask_of, tokens_of_warp = shape.n_ranks, routing.mask_of_map(shape), _tokens_of_warp(1)
+    keep, begin = _by_warp(ranks)
+
+    @device_fn
+    def count(ids, first, end, by_warp):
+        lane, seen = i32(lane_id()), i32(0)
+        token, stop = tokens_of_warp(first, end)
+        while token < stop:
+            seen = i32(seen + i32(u32(u32(mask_of(ids, token, lane)) >> u32(lane)) & u32(1)))
+            token = i32(token + 1)
+        keep(by_warp, seen)
+
+    @device_fn
+    def number(params, first, end, by_warp, before):
+        lane, next_row, rows = i32(lane_id()), begin(by_warp, before), params[p.row_of]
+        token, stop = tokens_of_warp(first, end)
+        while token < stop:
+            mask, row = u32(mask_of(params[p.ids], token, lane)), i32(-1)
+            if lane < ranks:
+                if has(mask, lane):
+                    row, next_row = next_row, i32(next_row + 1)
+                store_i32(rows + u64(4) * u64(token * ranks + lane), row)
+            token = i32(token + 1)
+
+    return count, number
+
+
+def numbering_few(shape):
+    """Device function (call, scratch, first, end): totals out of the masks of all tokens, a warp a rank.
+
+    The numbers of the tokens [first, end) are written to row_of.
+    """
+    ranks = shape.n_ranks
+
+    @device_fn
+    def number_few(call, scratch, first, end):
+        lane, rank, rows = i32(lane_id()), i32(warp_id()), call.params[p.row_of]
+        while rank < ranks:
+            total, start = i32(0), i32(0)
+            while start < call.num_tokens:
+                token, bit, row = i32(start + lane), u32(0), i32(-1)
+                if token < call.num_tokens:
+                    bit = u32(u32(u32(scratch.masks[token]) >> u32(rank)) & u32(1))
+                go = u32(ballot(bit != u32(0)))
+                if bit != u32(0):
+                    row = i32(total + popc(u32(go & below(lane))))
+                if token >= first and token < end:
+                    store_i32(rows + u64(4) * u64(token * ranks + rank), row)
+                total, start = i32(total + popc(go)), i32(start + 32)
+            if lane == 0:
+                scratch.totals[rank] = total
+            rank = i32(rank + n_warps())
+
+    return number_few
+
+
+def counter(shape, phase):
+    """Device functions by which warps wait until all blocks that send have numbered their tokens: namespace.
+
+    say_numbered(call): behind a barrier, where blocks share all tokens. await_numbers(call, lane): a warp; whether all
+    have, and it may read the numbers that other blocks wrote.
+    """
+    sending, are_shared = calls.sending(shape), sharing(shape)
+
+    @device_fn
+    def numbered_at(call):
+        return u64(call.params[p.words] + u64(mailbox.NUMBERED) + u64(4) * (u64(call.epoch) & u64(1)))
+
+    @device_fn
+    def say_numbered(call):
+        if are_shared(call.num_tokens):
+            if calls.is_last_thread():
+                red_add_release_gpu_i32(numbered_at(call), i32(1))
+
+    @device_fn
+    def await_numbers(call, lane):
+        ok = True
+        if lane == 0:
+            ok = wait.for_blocks(call.params, numbered_at(call), sending(), phase)
+        failed = any_lane(not ok)
+        syncwarp()                              # what lane 0 acquired, all lanes read
+        return failed == 0
+
+    return namespace("numbered", say=say_numbered, wait_for=await_numbers)
+
+
+def make(shape, phase):
+    """Device functions for the kernel of a dispatch: namespace.
+
+    count(call, begun, scratch): the first step of every block -> this call's number, 0 also if a block that it waits
+    for does not come; scratch.totals: by rank. number(call, scratch), of blocks that send; whether all is well: writes
+    row_of [T, R] (-1 where the token does not go), expert-major also slot_of [T, E], each block those of its tokens.
+    Other warps may read them behind the block's next barrier, those of other blocks behind await_numbers.
+    sum_experts(call, scratch), of the leader block; whether the sums of tokens by expert, of all blocks, are there,
+    behind a barrier: in experts, expert-major in totals, behind the ranks.
+    """
+    ranks, n_experts, n_columns, expert_major = shape.n_ranks, shape.n_experts, shape.n_columns, shape.expert_major
+    tokens_of_block, sending, numbered = tokens_of(shape), calls.sending(shape), counter(shape, phase)
+    groups = routing.groups_of_threads(shape) if expert_major else 1
+    count_ranks, number_ranks = (_numbering_map if expert_major else _numbering_ids)(shape)
+    if expert_major:
+        of_map = routing.map_columns(shape)
+    else:
+        count_experts = routing.experts_of_ids(shape)
+    column, n_by_group = columns(shape, phase), groups * n_experts
 
     @device_fn
     def add_warps(by_warp, rank, lane):
@@ -101,13 +375,13 @@ def make(shape, block, phase, goes_on):
         return up_to
 
     @device_fn
-    def tell_ranks(params, epoch, by_warp):
+    def tell_ranks(call, by_warp):
         """A warp a rank: tells the other blocks."""
         lane, rank = i32(lane_id()), i32(warp_id())
         while rank < ranks:
             up_to = add_warps(by_warp, rank, lane)
             if lane == 31:
-                tell(params, epoch, i32(block_idx()), rank, up_to)
+                column.tell(call, rank, up_to)
             rank = i32(rank + n_warps())
 
     @device_fn
@@ -116,11 +390,11 @@ def make(shape, block, phase, goes_on):
         return i32(min(i32(block_idx()), sending()))
 
     @device_fn
-    def sum_ranks(params, epoch, totals):
+    def sum_ranks(call, totals):
         """A warp a rank, a lane some of the blocks."""
         lane, rank, ok, end = i32(lane_id()), i32(warp_id()), True, blocks_before()
         while rank < ranks:
-            told, here = sum_up(params, epoch, rank, lane, i32(32), end)
+            told, here = column.sum_up(call, rank, lane, i32(32), end)
             ok, total = ok and told, i32(warp_sum_i32(here))
             if lane == 0:
                 totals[rank] = total
@@ -128,149 +402,70 @@ def make(shape, block, phase, goes_on):
         return ok
 
     @device_fn
-    def add_experts(params, epoch, sums, at, end):
+    def add_experts(call, sums, at, end):
         """A thread an expert and some of the blocks: adds to sums[at + expert], which is 0 at first."""
         ok, i = True, i32(thread_idx())
         while i < n_by_group:
-            expert = i32(u32(i) % u32(n_experts))
-            told, here = sum_up(params, epoch, i32(ranks + expert), i32(u32(i) // u32(n_experts)), i32(groups), end)
+            group, expert = split(i, n_experts)
+            told, here = column.sum_up(call, i32(ranks + expert), group, i32(groups), end)
             if here != 0:
                 shared_add_i32(sums, i32(at + expert), here)
             ok, i = ok and told, i32(i + block_dim())
         return not syncthreads_or(not ok)
 
     @device_fn
-    def number_few(rows, num_tokens, masks, totals):
-        """Totals out of the masks of all tokens, a warp a rank, and the numbers of the block's own tokens."""
-        lane, rank = i32(lane_id()), i32(warp_id())
-        mine, end = tokens_of_block(num_tokens)
-        while rank < ranks:
-            total, first = i32(0), i32(0)
-            while first < num_tokens:
-                token, bit, row = i32(first + lane), u32(0), i32(-1)
-                if token < num_tokens:
-                    bit = u32(u32(u32(masks[token]) >> u32(rank)) & u32(1))
-                go = u32(ballot(bit != u32(0)))
-                if bit != u32(0):
-                    row = i32(total + popc(u32(go & u32(u32(u32(1) << u32(lane)) - u32(1)))))
-                if token >= mine and token < end:
-                    store_i32(rows + u64(4) * u64(token * ranks + rank), row)
-                total, first = i32(total + popc(go)), i32(first + 32)
-            if lane == 0:
-                totals[rank] = total
-            rank = i32(rank + n_warps())
-
-    @device_fn
-    def look_at_few(ids, begun, num_tokens, scratch):
-        _, _, _, masks = scratch
-        token = i32(thread_idx())
-        while token < num_tokens:
-            masks[token] = i32(mask_of_token(ids, token))
-            token = i32(token + block_dim())
-        return goes_on(begun)                   # and the masks of all threads
-
-    @device_fn
-    def count_few(params, num_tokens, scratch):
-        _, _, totals, masks = scratch
-        number_few(params[p_rows], num_tokens, masks, totals)
-        syncthreads()
-
-    @device_fn
-    def count_many(params, ids, begun, num_tokens, by_warp, experts, totals):
-        first, end = tokens_of_block(num_tokens)
-        clear(totals, n_columns)
+    def count(call, begun, scratch):
+        ids = call.params[p.ids]
+        first, end = tokens_of_block(call.num_tokens)
+        clear(scratch.totals, n_columns)
         if expert_major:
-            fetch_map(ids, first, end)
-            count_map(ids, first, end, experts)
+            of_map.fetch(ids, first, end)
+            of_map.count(ids, first, end, scratch.experts)
         else:
-            clear(experts, n_experts)           # number() counts them
-        count_ranks(ids, first, end, by_warp)
-        epoch = goes_on(begun)                  # and the counts of all warps
+            clear(scratch.experts, n_experts)   # number() counts them
+        count_ranks(ids, first, end, scratch.by_warp)
+        epoch = calls.epoch_of(begun)           # and the counts of all warps
         if epoch == u64(0):
             return epoch
+        call = calls.Call(call.params, call.num_tokens, call.my_rank, epoch)
         if block_idx() < sending():
-            tell_ranks(params, epoch, by_warp)
+            tell_ranks(call, scratch.by_warp)
             if expert_major:
                 expert = i32(thread_idx())
                 while expert < n_experts:
-                    tell(params, epoch, i32(block_idx()), i32(ranks + expert), add_groups(experts, expert))
+                    column.tell(call, i32(ranks + expert), of_map.add_groups(scratch.experts, expert))
                     expert = i32(expert + block_dim())
-        if syncthreads_or(not sum_ranks(params, epoch, totals)):
+        if syncthreads_or(not sum_ranks(call, scratch.totals)):
             epoch = u64(0)
         return epoch
 
     @device_fn
-    def count(params, ids, begun, num_tokens, scratch):
-        by_warp, experts, totals, _ = scratch
-        if expert_major:
-            return count_many(params, ids, begun, num_tokens, by_warp, experts, totals)
-        if are_few(num_tokens):
-            epoch = look_at_few(ids, begun, num_tokens, scratch)
-            if epoch != u64(0):
-                count_few(params, num_tokens, scratch)
-            return epoch
-        return count_many(params, ids, begun, num_tokens, by_warp, experts, totals)
-
-    @device_fn
-    def numbered_at(params, epoch):
-        words = params[p_words]
-        return u64(words + u64(control.NUMBERED) + u64(4) * (u64(epoch) & u64(1)))
-
-    @device_fn
-    def say_numbered(params, epoch, num_tokens):
-        if are_shared(num_tokens):              # behind a barrier
-            if thread_idx() == block_dim() - 1:     # the first threads wait for notes
-                red_add_release_gpu_i32(numbered_at(params, epoch), i32(1))
-
-    @device_fn
-    def tell_experts(params, epoch, experts):
+    def tell_experts(call, experts):
         expert = i32(thread_idx())
         while expert < n_experts:
-            tell(params, epoch, i32(block_idx()), i32(ranks + expert), i32(experts[expert]))
+            column.tell(call, i32(ranks + expert), i32(experts[expert]))
             expert = i32(expert + block_dim())
 
     @device_fn
-    def number(params, ids, epoch, num_tokens, scratch):
-        by_warp, experts, totals, _ = scratch
-        if are_few(num_tokens):                 # it is done
-            say_numbered(params, epoch, num_tokens)
-            return True
-        first, end = tokens_of_block(num_tokens)
-        number_ranks(params, ids, first, end, by_warp, totals)
+    def number(call, scratch):
+        first, end = tokens_of_block(call.num_tokens)
+        number_ranks(call.params, first, end, scratch.by_warp, scratch.totals)
         if expert_major:
-            if not add_experts(params, epoch, totals, i32(ranks), blocks_before()):
+            if not add_experts(call, scratch.totals, i32(ranks), blocks_before()):
                 return False
-            number_map(params, first, end, experts, totals, ranks)
+            of_map.number(call.params, first, end, scratch.experts, scratch.totals, ranks)
         else:
-            count_experts(params, ids, first, end, experts)
+            count_experts(call.params, call.params[p.ids], first, end, scratch.experts)
         syncthreads()                           # the numbers and counts of all warps
-        say_numbered(params, epoch, num_tokens)
+        numbered.say(call)
         if not expert_major:
-            tell_experts(params, epoch, experts)
+            tell_experts(call, scratch.experts)
         return True
 
     @device_fn
-    def await_numbers(params, epoch, lane):
-        ok = True
-        if lane == 0:
-            words = params[p_words]
-            ok = wait_for_own_blocks(numbered_at(params, epoch), sending(), words + u64(control.STATUS),
-                                     params[p_timeout], phase, FOR_BLOCKS, i32(0))
-        failed = any_lane(not ok)
-        syncwarp()                              # what lane 0 acquired, all lanes read
-        return failed == 0
-
-    @device_fn
-    def sum_experts(params, ids, epoch, num_tokens, scratch):
-        _, experts, totals, _ = scratch
+    def sum_experts(call, scratch):
         if expert_major:
-            return add_experts(params, epoch, totals, i32(ranks), sending())
-        if are_few(num_tokens):
-            clear(experts, n_experts)
-            syncthreads()                       # zeros before sums
-            count_experts(params, ids, i32(0), i32(num_tokens), experts)
-            syncthreads()
-            return True
-        return add_experts(params, epoch, experts, i32(0), sending())
+            return add_experts(call, scratch.totals, i32(ranks), sending())
+        return add_experts(call, scratch.experts, i32(0), sending())
 
-    return Layout(allocate, count, look_at_few, count_few, number, await_numbers, sum_experts)
+    return namespace("layout", count=count, number=number, sum_experts=sum_experts)

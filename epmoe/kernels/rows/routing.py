@@ -1,13 +1,15 @@
-"""The ranks of a token, from its ids or from its row of a routing map; one warp for each token."""
+"""The ranks and experts of a token, from its ids or from its row of a routing map [T, E]."""
 
 from types import SimpleNamespace
 
 from epmoe.device import (block_dim, device_fn, i32, lane_id, load_i32, load_u8, load_u64, n_warps, prefetch,
-                          shared_add_i32, shfl_xor, store_i32, thread_idx, u32, u64, warp_id)
+                          shared_add_i32, store_i32, thread_idx, u32, u64, warp_id)
 
 from ..ids import make as ids_of_kernels
-from . import control
-from .waits import LINE
+from .bits import divided_up, or_of_warp, split
+from .call import LINE
+from .shape import namespace, p
+from .wait import status_of
 
 LARGEST = 2**31 - 1
 
@@ -23,72 +25,44 @@ def narrow(wide):
     return value
 
 
-@device_fn
-def or_of_warp(mask):
-    """The bits that any lane of a whole warp has; in all lanes."""
-    mask = u32(mask | u32(shfl_xor(mask, 16)))
-    mask = u32(mask | u32(shfl_xor(mask, 8)))
-    mask = u32(mask | u32(shfl_xor(mask, 4)))
-    mask = u32(mask | u32(shfl_xor(mask, 2)))
-    return u32(mask | u32(shfl_xor(mask, 1)))
-
-
-def token_ids(shape, block):
-    """Device functions (load_id(params, token, lane), clean_id(id, lane)) of slot `lane`; -1 past the last.
-
-    A cleaned id is -1 where the slot has no expert, an id that is no expert's, or one that an earlier slot has.
-    """
+def loading_id(shape):
+    """Device function (ids, token, slot) -> an id as int32; ids: their address."""
     top_k, id_bytes = shape.top_k, shape.id_bytes
-    clean = ids_of_kernels(SimpleNamespace(n_experts=shape.n_experts, top_k=top_k)).clean
-    p_ids = block.index("ids")
 
     @device_fn
-    def load_id(params, token, lane):
-        value = i32(-1)
-        if lane < top_k:
-            at = params[p_ids] + u64(id_bytes) * (u64(token) * u64(top_k) + u64(lane))
-            if id_bytes == 8:
-                value = narrow(u64(load_u64(at)))
-            else:
-                value = i32(load_i32(at))
-        return value
+    def load_id(ids, token, slot):
+        at = u64(ids) + u64(id_bytes) * (u64(token) * u64(top_k) + u64(slot))
+        if id_bytes == 8:
+            return narrow(u64(load_u64(at)))
+        return i32(load_i32(at))
 
-    @device_fn
-    def clean_id(value, lane):
-        return clean(value, i32(0), lane)
-
-    return load_id, clean_id
+    return load_id
 
 
-def experts_of_ids(shape, block, *, counts=True):
+def cleaning(shape):
+    """The functions of epmoe/kernels/ids.py for slots of a token."""
+    return ids_of_kernels(SimpleNamespace(n_experts=shape.n_experts, top_k=shape.top_k))
+
+
+def experts_of_ids(shape):
     """Device function (params, ids, first, end, experts): the tokens of each expert among tokens [first, end).
 
-    All warps add them to a shared array, if it counts, and bad ids to the status words; a lane has a slot, a warp
-    several tokens. Without counts the last warps begin.
+    All warps add them to a shared array, and bad ids to the status words; a lane has a slot, a warp several tokens.
     """
-    top_k, id_bytes = shape.top_k, shape.id_bytes
-    clean_and_record = ids_of_kernels(SimpleNamespace(n_experts=shape.n_experts, top_k=top_k))
-    clean, record, a_warp = clean_and_record.clean, clean_and_record.record, 32 // max(top_k, 1)
-    p_words = block.index("words")
+    top_k, load_id, a_warp = shape.top_k, loading_id(shape), 32 // max(shape.top_k, 1)
+    clean, record = cleaning(shape).clean, cleaning(shape).record
 
     @device_fn
     def count(params, ids, first, end, experts):
-        status, lane = u64(params[p_words] + u64(control.STATUS)), i32(lane_id())
-        group, step = i32(u32(lane) // u32(top_k)), i32(n_warps() * a_warp)
-        slot, me = i32(lane - group * top_k), i32(warp_id())
-        if not counts:
-            me = i32(n_warps() - 1 - me)
-        start = i32(first + me * a_warp)
+        status, lane = status_of(params), i32(lane_id())
+        step, (group, slot) = i32(n_warps() * a_warp), split(lane, top_k)
+        start = i32(first + warp_id() * a_warp)
         while start < end:
             token, seen = i32(start + group), i32(-1)
             if group < a_warp and token < end:
-                at = u64(ids) + u64(id_bytes) * (u64(token) * u64(top_k) + u64(slot))
-                if id_bytes == 8:
-                    seen = narrow(u64(load_u64(at)))
-                else:
-                    seen = i32(load_i32(at))
+                seen = load_id(ids, token, slot)
             expert = clean(seen, group, lane)
-            if counts and expert >= 0:
+            if expert >= 0:
                 shared_add_i32(experts, expert, i32(1))
             record(seen, expert, token, slot, status)
             start = i32(start + step)
@@ -153,12 +127,72 @@ def mask_of_map(shape):
     return mask_of
 
 
+def ranks_of_token(shape):
+    """Device function (routing_map, token, lane) -> a lane's part of the mask of a token's ranks, by a warp.
+
+    The mask itself is or_of_warp of these. All loads are issued together; only or_of_warp waits for them.
+    """
+    n_experts, local = shape.n_experts, shape.n_local_experts
+
+    def looking(n):
+        @device_fn
+        def nothing(row, lane):
+            return u32(0)
+
+        if n == 0:
+            return nothing
+        at_the_rest, first = looking(n - 1), 32 * (n - 1)
+
+        @device_fn
+        def look_at(row, lane):
+            expert = i32(min(i32(first + lane), n_experts - 1))
+            value = load_u8(row + u64(expert))
+            mask = u32(at_the_rest(row, lane))
+            if value != 0:
+                mask = u32(mask | u32(u32(1) << u32(u32(expert) // u32(local))))
+            return mask
+
+        return look_at
+
+    look_at_all = looking(-(-n_experts // 32))
+
+    @device_fn
+    def look(routing_map, token, lane):
+        return look_at_all(u64(routing_map) + u64(token) * u64(n_experts), lane)
+
+    return look
+
+
+def bits_of_tokens(n, n_experts):
+    """Device function (at, last) -> an expert's bits of n tokens from an address of the map on, all asked for first.
+
+    Bits behind that of token `last` are not cleared.
+    """
+    @device_fn
+    def nothing(at, last):
+        return u32(0)
+
+    if n == 0:
+        return nothing
+    of_the_rest, token = bits_of_tokens(n - 1, n_experts), n - 1
+
+    @device_fn
+    def bits(at, last):
+        value = load_u8(at + u64(n_experts) * u64(min(i32(token), last)))
+        mask = u32(of_the_rest(at, last))
+        if value != 0:
+            mask = u32(mask | u32(u32(1) << u32(token)))
+        return mask
+
+    return bits
+
+
 def groups_of_threads(shape):
     """How many threads share an expert's column of the map, each a run of the block's tokens."""
     return max(1, shape.threads // shape.n_experts)
 
 
-def map_columns(shape, block):
+def map_columns(shape):
     """Device functions over a block's tokens [first, end) of the routing map, one thread or several an expert.
 
     by_group: shared int32 array [groups, E]. fetch(routing_map, first, end): prefetches the block's part of the
@@ -168,11 +202,10 @@ def map_columns(shape, block):
     the expert, -1 where it is not routed; the block starts from before[at + expert].
     """
     n_experts, groups = shape.n_experts, groups_of_threads(shape)
-    p_map, p_slots = block.index("ids"), block.index("slot_of")
 
     @device_fn
     def tokens_of_group(first, end, group):
-        a_group = i32(u32(i32(end - first + groups - 1)) // u32(groups))
+        a_group = divided_up(i32(end - first), groups)
         start = i32(min(i32(first + group * a_group), end))
         return start, i32(min(i32(start + a_group), end))
 
@@ -194,14 +227,19 @@ def map_columns(shape, block):
         return value
 
     @device_fn
+    def four_routed(base, token, end, expert):
+        """Of four tokens in a row: four loads in flight."""
+        return (routed(base, token, end, expert), routed(base, i32(token + 1), end, expert),
+                routed(base, i32(token + 2), end, expert), routed(base, i32(token + 3), end, expert))
+
+    @device_fn
     def count(routing_map, first, end, by_group):
         base, i = u64(routing_map), i32(thread_idx())
         while i < groups * n_experts:
-            expert, n = i32(u32(i) % u32(n_experts)), i32(0)
-            token, stop = tokens_of_group(first, end, i32(u32(i) // u32(n_experts)))
-            while token < stop:                 # four loads in flight
-                a, b = routed(base, token, stop, expert), routed(base, i32(token + 1), stop, expert)
-                c, d = routed(base, i32(token + 2), stop, expert), routed(base, i32(token + 3), stop, expert)
+            (group, expert), n = split(i, n_experts), i32(0)
+            token, stop = tokens_of_group(first, end, group)
+            while token < stop:
+                a, b, c, d = four_routed(base, token, stop, expert)
                 n = i32(n + a + b + c + d)
                 token = i32(token + 4)
             by_group[i] = n
@@ -228,15 +266,13 @@ def map_columns(shape, block):
 
     @device_fn
     def number(params, first, end, by_group, before, at):
-        base, slots = params[p_map], params[p_slots]
-        i = i32(thread_idx())
+        base, slots, i = params[p.ids], params[p.slot_of], i32(thread_idx())
         while i < groups * n_experts:
-            expert = i32(u32(i) % u32(n_experts))
+            group, expert = split(i, n_experts)
             n = i32(before[at + expert] + by_group[i])
-            token, stop = tokens_of_group(first, end, i32(u32(i) // u32(n_experts)))
-            while token < stop:                 # four loads in flight
-                a, b = routed(base, token, stop, expert), routed(base, i32(token + 1), stop, expert)
-                c, d = routed(base, i32(token + 2), stop, expert), routed(base, i32(token + 3), stop, expert)
+            token, stop = tokens_of_group(first, end, group)
+            while token < stop:
+                a, b, c, d = four_routed(base, token, stop, expert)
                 n = store_slot(slots, token, stop, expert, a, n)
                 n = store_slot(slots, i32(token + 1), stop, expert, b, n)
                 n = store_slot(slots, i32(token + 2), stop, expert, c, n)
@@ -244,4 +280,4 @@ def map_columns(shape, block):
                 token = i32(token + 4)
             i = i32(i + block_dim())
 
-    return fetch, count, add_groups, number
+    return namespace("columns", fetch=fetch, count=count, add_groups=add_groups, number=number)

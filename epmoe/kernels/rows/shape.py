@@ -1,10 +1,18 @@
-"""The constants that a rows kernel is compiled for."""
+"""The compile-time constants of a rows kernel, the fields of its parameters, and namespaces of device functions."""
 
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+
+from ..params import ParameterBlock, in_context, namespace
+from .tuning import TUNING, Tuning
 
 MAX_RANKS = 32          # a lane of a warp stands for a rank
 MAX_TOP_K = 32          # and another time for a slot
 MAX_PLACES = 4          # arrays of one call that peers write
+VECTOR = 16             # bytes of a load or store
+BF16_BYTES = 2
+CACHED = 128            # kernels of one kind that are kept
 
 
 @dataclass(frozen=True)
@@ -17,9 +25,9 @@ class RowsShape:
     array of their own (rows) or behind the values (HybridEP). has_probs: whether a float32 for each slot (local expert)
     travels with a row. has_meta: whether ids (or slots of local experts) do. encode: rows are bf16 and become blockwise
     FP8 on their way. dtype: of sums, "bf16", "fp16" or "fp32". p2p_world_size: ranks whose sum is rounded first.
-    expands: rows are expanded by expert while they arrive. few: expert-major, tokens of each rank up to which rows
-    travel into windows (expert_dispatch.py), for which the kernel has a way of its own; 0: it has none. lamport:
-    likewise for rows that need no signals (lamport.py). threads: of a block. trace: whether blocks write stamps.
+    expands: rows are expanded by expert while they arrive. few: expert-major, the most tokens of a rank that the
+    kernel sends into windows (few/by_expert.py); 0: it has no code for this. lamport: the same for Lamport rows
+    (few/lamport.py). threads: of a block. trace: whether blocks write stamps. tuning: tuning.py.
     """
 
     n_ranks: int
@@ -39,6 +47,7 @@ class RowsShape:
     few: int = 0
     lamport: int = 0
     trace: bool = False
+    tuning: Tuning = TUNING
 
     @property
     def n_experts(self) -> int:
@@ -51,6 +60,16 @@ class RowsShape:
         return self.top_k == 0
 
     @property
+    def by_world(self) -> bool:
+        """Whether sums are rounded in each p2p world first."""
+        return 1 < self.p2p_world_size < self.n_ranks
+
+    @property
+    def keeps_own(self) -> bool:
+        """Whether combine reads a rank's own rows in place instead of pushing them."""
+        return not self.expert_major
+
+    @property
     def n_meta(self) -> int:
         """Numbers that go with a row: one a slot, or one a local expert."""
         return self.top_k or self.n_local_experts
@@ -59,3 +78,52 @@ class RowsShape:
     def n_columns(self) -> int:
         """Counts of the layout, by block: tokens of each rank and, in expert-major, of each expert."""
         return self.n_ranks + (self.n_experts if self.expert_major else 0)
+
+    @property
+    def n_vectors(self) -> int:
+        """16-byte vectors of a row as it travels, without scales behind them."""
+        return (self.value_bytes if self.encode else self.row_bytes) // VECTOR
+
+    @property
+    def src_bytes(self) -> int:
+        """Bytes of an input row."""
+        return self.value_bytes * BF16_BYTES if self.encode else self.row_bytes
+
+
+FIRST = "places"        # from here on fields differ from call to call
+FIELDS = (
+    ("notes_at", 1), ("note_bytes", 1), ("words", 1), ("timeout_ns", 1), ("trace", 1), ("columns", 1),
+    ("windows_at", 1), ("window_bytes", 1), ("bits_at", 1), ("bits_bytes", 1), ("lamport_at", 1), ("lamport_bytes", 1),
+    (FIRST, MAX_PLACES), ("capacity", 1),
+    ("x", 1), ("ids", 1), ("probs", 1), ("scales", 1), ("encoded", 1), ("row_of", 1), ("counts", 1), ("info", 1),
+    ("tokens_per_expert", 1), ("slot_of", 1), ("expert_base", 1), ("expert_rows", 1), ("expert_row", 1),
+    ("overflow", 1), ("n_rows", 1), ("pad", 1), ("out", 1), ("out_probs", 1), ("out_scales", 1),
+    ("sources", MAX_PLACES), ("targets", MAX_PLACES), ("word_counts", MAX_PLACES))
+
+
+@cache
+def parameter_block(n_ranks: int) -> ParameterBlock:
+    """The parameters of all rows kernels, in uint64 words; each kernel fills in the fields that it reads.
+
+    control_ptrs, pool_ptrs: every rank's control and pool memory. notes_at, note_bytes: of the control memory. words:
+    this rank's own control words. trace: where stamps go. columns: scratch of the layout, [blocks, columns]. places:
+    offsets in the pool of the arrays that peers write in this call. capacity: rows that they hold. windows_at: offset
+    in the pool of the windows, window_bytes of each parity. bits_at, bits_bytes: of the bits by expert;
+    lamport_at, lamport_bytes: of the windows of Lamport rows.
+    x, ids, probs, scales, out...: arrays of the caller and of results; row_of [T, R], counts [R, R], slot_of [T, E],
+    expert_row [N, L] and the rest: arrays of a handle.
+    """
+    return ParameterBlock(*FIELDS, context=(("control_ptrs", n_ranks), ("pool_ptrs", n_ranks)))
+
+
+BLOCK = parameter_block(1)      # fields are where they are for any number of ranks
+SOURCE_SLOTS, SOURCE_PROBS, SOURCE_MASKS = (BLOCK.index("sources") + i for i in (1, 2, 3))
+p = namespace("p", **{name: BLOCK.index(name) for name in ("context", *dict(FIELDS))}, source_slots=SOURCE_SLOTS,
+              source_probs=SOURCE_PROBS, source_masks=SOURCE_MASKS)     # params[p.x]
+
+
+@cache
+def memory_of(n_ranks: int) -> ModuleType:
+    """Device functions (params, rank) -> address of that rank's memory: control, pool."""
+    block = parameter_block(n_ranks)
+    return namespace("memory", control=in_context(block, "control_ptrs"), pool=in_context(block, "pool_ptrs"))

@@ -1,0 +1,247 @@
+"""What the leader block announces to all peers at the beginning of a call, and arrivals at its end.
+
+A rank's note (mailbox.py) tells where its arrays lie, and how many tokens and blocks it has, and, where the peers do
+not know them from a handle, how many rows it sends to each rank. Only places, which peers write to, have to lie behind
+a fence for what earlier launches of this rank have done there.
+"""
+
+from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id, ld_acquire_sys_u64, ld_relaxed_sys_u64,
+                          load_i32, red_add_release_sys_i32, shfl_idx, st_relaxed_sys_u64, syncthreads_or, thread_idx,
+                          u64)
+
+from .. import stamps
+from ..params import chosen
+from . import call as calls
+from . import mailbox, wait
+from .bits import split
+from .mailbox import BLOCKS, CAPACITY, COUNTS, PLACE_BYTES
+from .shape import BLOCK, MAX_PLACES, memory_of, namespace, p
+from .wait import FOR_ANNOUNCEMENT, FOR_ARRIVAL
+
+
+def _noting(shape):
+    """Device function (params, rank, epoch, source) -> address of a src_rank's note in the memory of a rank."""
+    ranks, memory = shape.n_ranks, memory_of(shape.n_ranks)
+
+    @device_fn
+    def note_at(params, rank, epoch, source):
+        index = u64((u64(epoch) & u64(1)) * u64(ranks) + u64(source))
+        return u64(memory.control(params, rank) + params[p.notes_at] + index * params[p.note_bytes])
+
+    return note_at
+
+
+def telling(shape, begin, end):
+    """Device functions by which a warp of the leader block tells every peer the words [begin, end) of its note.
+
+    look(call, first) -> looked: what telling takes besides the call's number and the counts, of the words [first,
+    first + 32) of all peers. Looking takes longer than telling, so the caller looks before it waits for those.
+    tell(call, counts, looked): all of them; looked: at the first ones. counts: of the tokens for rank r, in lane r.
+    """
+    ranks, n, note_at, sending = shape.n_ranks, end - begin, _noting(shape), calls.sending(shape)
+    place_of, tells_counts = chosen(BLOCK, "places"), end > COUNTS
+
+    @device_fn
+    def number_in(call, word):
+        """The number in a word of this rank's note, but for counts."""
+        number = i32(call.num_tokens)
+        if word < MAX_PLACES:
+            number = i32(place_of(call.params, word) // u64(PLACE_BYTES))
+        if word == CAPACITY:
+            number = i32(call.params[p.capacity])
+        if word == BLOCKS:
+            number = sending()
+        return number
+
+    @device_fn
+    def word_at(first):
+        """(peer, word of the note) of this lane; lanes past the last have the last one."""
+        peer, word = split(i32(min(i32(first + lane_id()), ranks * n - 1)), n)
+        return peer, i32(begin + word)
+
+    @device_fn
+    def look(call, first):
+        """(address of the word in calls of parity 0, bytes to that of the other, its number but for counts)."""
+        peer, word = word_at(first)
+        at = u64(note_at(call.params, peer, u64(0), call.my_rank) + u64(8) * u64(word))
+        return at, u64(call.params[p.note_bytes] * u64(ranks)), i32(number_in(call, word))
+
+    @device_fn
+    def tell(call, counts, looked):
+        lane, first, (at, other, number) = i32(lane_id()), i32(0), looked
+        while first < ranks * n:
+            _, word = word_at(first)
+            if tells_counts:
+                count = i32(shfl_idx(counts, i32(max(0, word - COUNTS))))
+                if word >= COUNTS:
+                    number = count
+            if first + lane < ranks * n:
+                st_relaxed_sys_u64(at + (u64(call.epoch) & u64(1)) * other, wait.told(call.epoch, number))
+            first = i32(first + 32)
+            if first < ranks * n:
+                at, other, number = look(call, first)
+
+    return namespace("telling", look=look, tell=tell)
+
+
+def parts_of_note(n_ranks):
+    """{part of a note: its words [begin, end)}."""
+    experts = mailbox.experts_at(n_ranks)
+    return dict(note=(0, experts), without_counts=(0, COUNTS), places=(0, MAX_PLACES), facts=(MAX_PLACES, experts),
+                tokens=(MAX_PLACES, COUNTS), counts=(COUNTS, experts))
+
+
+def early(shape, part, *, fences=True, counts_of=None, marks=True):
+    """Device function (call): a warp announces a part of its note before its block's first barrier.
+
+    It waits for no other warp: all peers wait for it. fences: for what earlier launches of this rank have done, while
+    nothing is on its way that the fence would wait for. counts_of: device function (call) -> counts, in lane r of the
+    rows for rank r. marks: whether its stamp says so.
+    """
+    words, mark = telling(shape, *parts_of_note(shape.n_ranks)[part]), stamps.by_caller(BLOCK, shape.trace and marks)
+    counts_of = counts_of or _no_counts
+
+    @device_fn
+    def announce(call):
+        if fences:
+            fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
+        looked = words.look(call, i32(0))
+        now, counts = calls.epoch_now(call.params), counts_of(call)
+        if now != u64(0):
+            words.tell(calls.Call(call.params, call.num_tokens, call.my_rank, now), counts, looked)
+            if lane_id() == 0:
+                mark(call.params, stamps.ANNOUNCED)
+
+    return announce
+
+
+@device_fn
+def _no_counts(call):
+    return i32(0)
+
+
+def experts(shape):
+    """Device function (call, counts, at), of the leader block: tells each rank its experts' tokens, counts[at + expert].
+    """
+    local, n_experts, n_words, note_at = (shape.n_local_experts, shape.n_experts, mailbox.experts_at(shape.n_ranks),
+                                          _noting(shape))
+
+    @device_fn
+    def announce(call, counts, at):
+        i = i32(thread_idx())
+        while i < n_experts:
+            peer, expert = split(i, local)
+            to = note_at(call.params, peer, call.epoch, call.my_rank) + u64(8) * u64(i32(n_words + expert))
+            st_relaxed_sys_u64(to, wait.told(call.epoch, i32(counts[at + i])))
+            i = i32(i + block_dim())
+
+    return announce
+
+
+def awaiting(shape, phase, part, *, acquires=True):
+    """Device function (call, notes), of a block: the numbers of this part of all notes -> whether all came."""
+    ranks, n_words, note_at = shape.n_ranks, mailbox.experts_at(shape.n_ranks), _noting(shape)
+    begin, end = parts_of_note(ranks)[part]
+    n, what = end - begin, (phase, FOR_ANNOUNCEMENT)
+    load = ld_acquire_sys_u64 if acquires else ld_relaxed_sys_u64       # relaxed: nothing lies behind it
+    poll_word = wait.for_word_of_peer if acquires else wait.for_tagged_word
+
+    @device_fn
+    def await_notes(call, notes):
+        ok, i = True, i32(thread_idx())
+        while ok and i < ranks * n:
+            source, word = split(i, n)
+            word = i32(begin + word)
+            address = u64(note_at(call.params, call.my_rank, call.epoch, source) + u64(8) * u64(word))
+            seen = u64(poll_word(call.params, address, u64(load(address)), call.epoch, what, source))
+            ok = seen != u64(0)
+            notes[source * n_words + word] = i32(seen)
+            i = i32(i + block_dim())
+        return not syncthreads_or(not ok)       # each thread acquired what it waited for, the barrier gives it to all
+
+    return await_notes
+
+
+def expert_count(shape, phase):
+    """Device function (call, source, expert) -> a src_rank's tokens for a local expert, -1 if it did not tell."""
+    n_words, note_at, what = mailbox.experts_at(shape.n_ranks), _noting(shape), (phase, FOR_ANNOUNCEMENT)
+
+    @device_fn
+    def count(call, source, expert):
+        address = u64(note_at(call.params, call.my_rank, call.epoch, source) + u64(8) * u64(i32(n_words + expert)))
+        seen, number = u64(wait.for_word_of_peer(call.params, address, u64(ld_acquire_sys_u64(address)), call.epoch,
+                                                 what, source)), i32(-1)
+        if seen != u64(0):
+            number = i32(seen)
+        return number
+
+    return count
+
+
+def load_counts(shape):
+    """Device function (params, notes), of a block: counts of rows and tokens of all ranks, as the call's handle knows.
+    """
+    ranks, n_words = shape.n_ranks, mailbox.experts_at(shape.n_ranks)
+
+    @device_fn
+    def load(params, notes):
+        counts, i = params[p.counts], i32(thread_idx())
+        if i < ranks:                           # before the counts lie the ranks' tokens (handle.py)
+            notes[ranks * n_words + i] = i32(load_i32(u64(counts) + u64(4) * u64(i) - u64(4 * ranks)))
+        while i < ranks * ranks:
+            source, target = split(i, ranks)
+            notes[source * n_words + COUNTS + target] = i32(load_i32(u64(counts) + u64(4) * u64(i)))
+            i = i32(i + block_dim())
+
+    return load
+
+
+def arrivals(shape, phase):
+    """Device functions by which blocks tell all ranks that they have sent their part: namespace.
+
+    sent(call, ok): every block that sends, when it has sent its part (ok). await_all(call, notes): of the leader block;
+    whether every rank has sent all its rows.
+    """
+    ranks, memory, mail, what = (shape.n_ranks, memory_of(shape.n_ranks), mailbox.reading(shape.n_ranks),
+                                 (phase, FOR_ARRIVAL))
+
+    @device_fn
+    def arrived_at(params, rank, epoch, source):
+        index = u64((u64(epoch) & u64(1)) * u64(ranks) + u64(source))
+        return u64(memory.control(params, rank) + u64(4) * index)
+
+    @device_fn
+    def sent(call, ok):
+        failed = syncthreads_or(not ok)         # all of this block's stores before it says so
+        i = i32(thread_idx())
+        if i < ranks and not failed:
+            red_add_release_sys_i32(arrived_at(call.params, i, call.epoch, call.my_rank), i32(1))
+
+    @device_fn
+    def await_all(call, notes):
+        ok, source = True, i32(thread_idx())
+        if source < ranks:
+            address = arrived_at(call.params, call.my_rank, call.epoch, source)
+            ok = wait.for_count(call.params, address, mail.blocks(notes, source), what, source)
+        return not syncthreads_or(not ok)
+
+    return namespace("arrivals", sent=sent, await_all=await_all)
+
+
+def closing(shape, phase, part):
+    """Device function (call, notes), of the leader block: whether it may end the call, once all have come.
+
+    All ranks have announced themselves (part: what they announce), and all blocks of this one have begun; both are
+    waited for at once.
+    """
+    await_notes = awaiting(shape, phase, part)
+
+    @device_fn
+    def may_end(call, notes):
+        ok = True
+        if calls.is_last_thread():
+            ok = calls.has_begun(call.params, phase)
+        come = await_notes(call, notes)
+        return come and not syncthreads_or(not ok)
+
+    return may_end

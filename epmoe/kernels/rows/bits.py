@@ -1,0 +1,91 @@
+"""Bits of masks, and shares of work: which rank, token or part a number stands for."""
+
+from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, lane_id, n_warps, shfl_up, shfl_xor, u32,
+                          warp_id)
+
+
+@device_fn
+def has(mask, i):
+    """Whether bit i of the mask is set."""
+    return u32(u32(mask) >> u32(i)) & u32(1) != u32(0)
+
+
+@device_fn
+def below(i):
+    """The bits before bit i."""
+    return u32(u32(u32(1) << u32(i)) - u32(1))
+
+
+@device_fn
+def lowest(mask):
+    """The number of the lowest bit of a mask that is not 0."""
+    return i32(ffs(mask) - 1)
+
+
+@device_fn
+def but_lowest(mask):
+    """The mask without its lowest bit."""
+    return u32(mask & u32(mask - u32(1)))
+
+
+@device_fn
+def lanes_for(mask, rank):
+    """The lanes whose tokens go to the rank; mask: of the ranks of the lane's token."""
+    return u32(ballot(has(mask, rank)))
+
+
+@device_fn
+def or_of_warp(mask):
+    """The bits that any lane of a whole warp has; in all lanes."""
+    mask = u32(mask | u32(shfl_xor(mask, 16)))
+    mask = u32(mask | u32(shfl_xor(mask, 8)))
+    mask = u32(mask | u32(shfl_xor(mask, 4)))
+    mask = u32(mask | u32(shfl_xor(mask, 2)))
+    return u32(mask | u32(shfl_xor(mask, 1)))
+
+
+@device_fn
+def largest(n):
+    """The largest n of all lanes of a warp."""
+    n = i32(max(n, i32(shfl_xor(n, 16))))
+    n = i32(max(n, i32(shfl_xor(n, 8))))
+    n = i32(max(n, i32(shfl_xor(n, 4))))
+    n = i32(max(n, i32(shfl_xor(n, 2))))
+    return i32(max(n, i32(shfl_xor(n, 1))))
+
+
+@device_fn
+def of_lane_before(n):
+    """The value of the previous lane, 0 in lane 0."""
+    before = i32(shfl_up(n, 1))
+    if lane_id() == 0:
+        before = i32(0)
+    return before
+
+
+@device_fn
+def split(unit, n):
+    """(unit // n, unit % n) of int32 numbers, unit not negative and n positive."""
+    whole = i32(u32(unit) // u32(n))
+    return whole, i32(unit - whole * n)
+
+
+@device_fn
+def divided_up(a, b):
+    """a // b, rounded up."""
+    return i32(u32(i32(a + b - 1)) // u32(b))
+
+
+@device_fn
+def around(rank, ranks):
+    """The rank that so many steps behind rank 0 is, at most twice around."""
+    if rank >= ranks:
+        rank = i32(rank - ranks)
+    return i32(rank)
+
+
+@device_fn
+def warps_of_rank():
+    """(number of this warp among those of all blocks but the leader block, how many these are); blocks take turns."""
+    blocks = i32(grid_dim() - 1)
+    return i32(warp_id() * blocks + block_idx()), i32(n_warps() * blocks)

@@ -1,0 +1,170 @@
+"""A call: its record, its beginning and end, and which blocks do what in it.
+
+All blocks but the last send. The last one, the leader block, talks to the peers. In it the notify warp announces this
+rank, and the fence warp fences where the notify warp does not.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, device_fn, grid_dim, i32, load_u64,
+                          n_warps, prefetch, red_add_release_gpu_i32, store_i32, store_u64, syncthreads_or, thread_idx,
+                          u32, u64, warp_broadcast_i32, warp_id)
+
+from ..status import has_failed
+from . import mailbox, wait
+from .shape import memory_of, namespace, p, parameter_block
+
+LINE = 128              # bytes that prefetch brings
+
+
+class Call(NamedTuple):
+    """What the steps of a kernel are given: its arguments, and the number of the call, 0 before epoch_of(begun)."""
+
+    params: tuple
+    num_tokens: int
+    my_rank: int
+    epoch: int
+
+
+class Begun(NamedTuple):
+    """What a block has seen at its beginning; of thread 0. told: shared uint64 array [1]."""
+
+    has_failed: bool
+    last_epoch: int
+    told: object
+
+
+@device_fn
+def is_leader():
+    """Whether this is the leader block."""
+    return block_idx() == grid_dim() - 1
+
+
+@device_fn
+def is_notify_warp():
+    """Whether this is the leader block's last warp; its others read tokens."""
+    return is_leader() and warp_id() == n_warps() - 1
+
+
+@device_fn
+def is_fence_warp():
+    """Whether this is another warp of the leader block, if it has any."""
+    return is_leader() and warp_id() == max(0, i32(n_warps() - 2))
+
+
+@device_fn
+def is_last_thread():
+    """Whether this is the block's last thread; its first ones wait for notes."""
+    return thread_idx() == block_dim() - 1
+
+
+def sending(shape):
+    """Device function () -> how many blocks send; the leader block is not among them."""
+    tenths = shape.tuning.send_tenths if shape.expands else 10
+
+    @device_fn
+    def blocks():
+        return i32(max(1, i32(u32(i32((grid_dim() - 1) * tenths)) // u32(10))))
+
+    return blocks
+
+
+def sends(shape):
+    """Device function () -> whether this block sends."""
+    blocks = sending(shape)
+
+    @device_fn
+    def this_block_sends():
+        return block_idx() < blocks()
+
+    return this_block_sends
+
+
+@device_fn
+def epoch_now(params):
+    """This call's number for a warp that does not wait for others: as epoch_of gives it."""
+    words = params[p.words]
+    epoch = u64(u64(load_u64(words + u64(mailbox.EPOCH))) + u64(1))
+    if has_failed(words + u64(mailbox.STATUS)):
+        epoch = u64(0)
+    return epoch
+
+
+@device_fn
+def epoch_of(begun):
+    """The first barrier of a block -> this call's number, 0 if a wait of this rank expired in an earlier call."""
+    if thread_idx() == 0:
+        begun.told[0] = u64(begun.last_epoch + u64(1))
+    if syncthreads_or(begun.has_failed):
+        return u64(0)
+    return u64(begun.told[0])
+
+
+@device_fn
+def say_begun(params):
+    """One thread of a block, behind epoch_of, when the block has nothing urgent to do: it releases."""
+    red_add_release_gpu_i32(params[p.words] + u64(mailbox.BEGUN), i32(1))
+
+
+@device_fn
+def has_begun(params, phase):
+    """A thread of the leader block: whether all blocks of this rank have said so, which it acquires."""
+    return wait.for_blocks(params, params[p.words] + u64(mailbox.BEGUN), i32(grid_dim()), phase)
+
+
+@device_fn
+def all_begun(params, phase):
+    """The same of the whole leader block."""
+    ok = True
+    if thread_idx() == 0:
+        ok = has_begun(params, phase)
+    return not syncthreads_or(not ok)           # thread 0 acquired for all
+
+
+def claims(counter):
+    """Device function claim(call, lane) -> the next unit of work that no warp of this rank has.
+
+    counter: CLAIMED or TAKEN.
+    """
+    @device_fn
+    def claim(call, lane):
+        unit = i32(0)
+        if lane == 0:
+            at = call.params[p.words] + u64(counter) + u64(4) * (u64(call.epoch) & u64(1))
+            unit = atomic_add_relaxed_gpu_i32(at, i32(1))
+        return i32(warp_broadcast_i32(unit, i32(0)))
+
+    return claim
+
+
+@cache
+def ends(n_ranks):
+    """begin(params, told) -> Begun. end(call): of the leader block, when all have begun and no peer writes here."""
+    n_lines, memory = -(-8 * parameter_block(n_ranks).context_words // LINE), memory_of(n_ranks)
+
+    @device_fn
+    def begin(params, told):
+        if thread_idx() < n_lines:              # one miss for all of them
+            prefetch(params[p.context] + u64(LINE) * u64(thread_idx()))
+        failed, last_epoch = False, u64(0)
+        if thread_idx() == 0:                   # others need not wait for it until the barrier
+            failed = has_failed(params[p.words] + u64(mailbox.STATUS))
+            last_epoch = u64(load_u64(params[p.words] + u64(mailbox.EPOCH)))
+        return Begun(failed, last_epoch, told)
+
+    @device_fn
+    def end(call):
+        words, i = call.params[p.words], i32(thread_idx())
+        other = u64(u64(u64(call.epoch) & u64(1)) ^ u64(1))
+        if i < n_ranks:                         # arrivals, which lie at the beginning of control memory
+            mine = memory.control(call.params, call.my_rank)
+            store_i32(mine + u64(4) * (other * u64(n_ranks) + u64(i)), i32(0))
+        if i == 0:
+            store_i32(words + u64(mailbox.CLAIMED) + u64(4) * other, i32(0))
+            store_i32(words + u64(mailbox.TAKEN) + u64(4) * other, i32(0))
+            store_i32(words + u64(mailbox.NUMBERED) + u64(4) * other, i32(0))
+            store_i32(words + u64(mailbox.BEGUN), i32(0))
+            store_u64(words + u64(mailbox.EPOCH), call.epoch)
+
+    return namespace("ends", begin=begin, end=end)

@@ -1,0 +1,195 @@
+"""Copies of rows in parts: a warp reads 16 bytes a lane and stores them to each place; flags say which parts have come.
+
+Flags are at the beginning of a rank's pool: MOST_PARTS u32 for each row, one for each part, the last call in which it
+was written. A warp that has written a part of a row raises its flag there, so a reader need not wait for later rows.
+Epochs only grow: flags are never lowered.
+"""
+
+from functools import cache, lru_cache
+
+from epmoe.device import (any_lane, block_dim, block_idx, device_fn, grid_dim, i32, kernel, ld_acquire_sys_u32, load16,
+                          load16_nc, load_u32, st_release_sys_u32, store16, store_u32, syncwarp, thread_idx, u32, u64,
+                          warp_broadcast_u64)
+
+from ..params import chosen
+from . import mailbox, wait
+from .bits import but_lowest, divided_up, has, largest, lowest
+from .mailbox import MOST_PARTS
+from .shape import BLOCK, MAX_PLACES, VECTOR, memory_of, namespace
+from .wait import FOR_ARRIVAL
+
+BATCH = 128         # vectors: four loads by each of 32 lanes
+FLAG_BYTES = 4
+
+
+@device_fn
+def rotated(mask, start):
+    """The mask with bit `start` moved to bit 0; each peer begins with another one, so they do not all meet at one."""
+    return u32((mask >> u32(start)) | u32(mask << u32((32 - start) & 31)))
+
+
+@cache
+def copying(*, read_only, store=store16):
+    """Device functions of a warp: namespace.
+
+    copy(src, place, mask, start, first, end, lane): vectors [first, end) of the row at src go to the place (address of
+    a row) of each lane in `mask`, beginning with lane `start`. The row is read once. load(src, base, end, lane),
+    store(batch, place, mask, start, base, end, lane): its two halves, for [base, base + BATCH) before `end`.
+    read_only: the row is not written while the kernel runs, so that the non-coherent path may be used. store: the
+    device function that stores 16 bytes.
+    """
+    load_vector = load16_nc if read_only else load16
+
+    @device_fn
+    def store_all(to, batch, n):
+        """The lane's first n vectors of a batch."""
+        a, b, c, d = batch
+        if n > 0:
+            store(to, a[0], a[1], a[2], a[3])
+        if n > 1:
+            store(to + u64(512), b[0], b[1], b[2], b[3])
+        if n > 2:
+            store(to + u64(1024), c[0], c[1], c[2], c[3])
+        if n > 3:
+            store(to + u64(1536), d[0], d[1], d[2], d[3])
+
+    @device_fn
+    def load(src, base, end, lane):
+        # lanes behind the end read the last vector again and store nothing: all stay together for the broadcasts
+        one, last = i32(base + lane), i32(end - 1)
+        return (load_vector(src + u64(VECTOR) * u64(min(one, last))),
+                load_vector(src + u64(VECTOR) * u64(min(i32(one + 32), last))),
+                load_vector(src + u64(VECTOR) * u64(min(i32(one + 64), last))),
+                load_vector(src + u64(VECTOR) * u64(min(i32(one + 96), last))))
+
+    @device_fn
+    def store_batch(batch, place, mask, start, base, end, lane):
+        n, at = i32((end - base - lane + 31) >> 5), u64(VECTOR) * u64(base + lane)
+        left = rotated(mask, start)
+        while left != u32(0):
+            store_all(u64(warp_broadcast_u64(place, i32((lowest(left) + start) & 31))) + at, batch, n)
+            left = but_lowest(left)
+
+    @device_fn
+    def copy(src, place, mask, start, first, end, lane):
+        base = i32(first)
+        while base < end:
+            store_batch(load(src, base, end, lane), place, mask, start, base, end, lane)
+            base = i32(base + BATCH)
+
+    return namespace("rows", load=load, store=store_batch, copy=copy)
+
+
+def fewest_parts(shape):
+    """The fewest parts into which warps divide a row that is sent, if it has so many batches."""
+    return min(shape.tuning.send_parts, max(1, -(-shape.n_vectors // BATCH)))
+
+
+@cache
+def parts(n_vectors):
+    """Device functions that share a row among warps where there are more warps than rows: namespace.
+
+    count(n_rows, warps) -> parts of a row. span(part, n_parts) -> its vectors [first, end).
+    """
+    most, batches = max(1, -(-n_vectors // 32)), -(-n_vectors // BATCH)
+
+    @device_fn
+    def count(n_rows, warps):
+        return i32(max(1, min(most, i32(u32(max(warps, 0)) // u32(max(n_rows, 1))))))
+
+    @device_fn
+    def span(part, n_parts):
+        runs, a_run = i32(most), i32(1)
+        if n_parts <= batches:                  # whole batches
+            runs, a_run = i32(batches), i32(BATCH // 32)
+        runs = i32(divided_up(runs, n_parts) * a_run)
+        first = i32(min(i32(part * runs * 32), n_vectors))
+        return first, i32(min(i32(first + runs * 32), n_vectors))
+
+    return namespace("parts", count=count, span=span)
+
+
+def flag_bytes_for(n_rows):
+    """Bytes of the flags of n rows."""
+    return MOST_PARTS * FLAG_BYTES * n_rows
+
+
+def flags(shape, phase, n_vectors, fewest):
+    """Device functions over the flags of rows: namespace.
+
+    Rows have so many 16-byte vectors, and at least so many parts if they are long, so that parts come in turn even when
+    all warps have many rows. count(notes) -> parts of a row, the same on all ranks. raise_part(call, mask, row, part,
+    lane): a warp, when it has written the part at the ranks of `mask`; lane r has the row there. raise_row(call, rank,
+    row, n_parts, lane): a warp, when it has written all parts of a row at one rank. is_up(call, row, part): whether the
+    part of a lane's row came. wait_for(call, row, part, source): each lane waits for the part of its own row that a
+    src_rank writes here, those with row < 0 for none; whether all came.
+    """
+    most = min(MOST_PARTS, max(1, -(-n_vectors // BATCH)))
+    fewest, mail, memory = min(fewest, most), mailbox.reading(shape.n_ranks), memory_of(shape.n_ranks)
+    what, units = (phase, FOR_ARRIVAL), shape.tuning.useful_parts
+
+    @device_fn
+    def flag_at(params, rank, row, part):
+        return u64(memory.pool(params, rank) + u64(FLAG_BYTES) * (u64(row) * u64(MOST_PARTS) + u64(part)))
+
+    @device_fn
+    def count(notes):
+        rows = largest(mail.arriving(notes))
+        return i32(max(fewest, min(most, i32(u32(units) // u32(max(rows, 1))))))
+
+    @device_fn
+    def raise_part(call, mask, row, part, lane):
+        syncwarp()                              # all lanes' stores of the part, before a lane releases it
+        if has(mask, lane):
+            st_release_sys_u32(flag_at(call.params, lane, row, part), u32(call.epoch))
+
+    @device_fn
+    def raise_row(call, rank, row, n_parts, lane):
+        syncwarp()                              # all lanes' stores of the row, before lanes release them
+        if lane < n_parts:
+            st_release_sys_u32(flag_at(call.params, rank, row, lane), u32(call.epoch))
+
+    @device_fn
+    def is_up(call, row, part):
+        return u32(ld_acquire_sys_u32(flag_at(call.params, call.my_rank, row, part))) == u32(call.epoch)
+
+    @device_fn
+    def wait_for(call, row, part, source):
+        ok = True
+        if row >= 0:
+            ok = wait.for_flag(call.params, flag_at(call.params, call.my_rank, row, part), u32(call.epoch), what, source)
+        failed = any_lane(not ok)
+        syncwarp()                              # what one lane acquired, all lanes read
+        return failed == 0
+
+    return namespace("flags", count=count, raise_part=raise_part, raise_row=raise_row, is_up=is_up, wait_for=wait_for)
+
+
+@lru_cache
+def move_kernel(threads):
+    """Kernel that copies word_counts[i] 32-bit words from sources[i] to targets[i]; both 16-byte aligned. Local.
+
+    For rows that peers wrote into the pool because no result memory was free.
+    """
+    source_of, target_of, words_of = (chosen(BLOCK, n) for n in ("sources", "targets", "word_counts"))
+
+    @kernel(max_threads=threads, words=BLOCK.n_words)
+    def rows_move(params, num_tokens, my_rank):
+        array = i32(0)
+        while array < MAX_PLACES:
+            src = source_of(params, array)
+            to = target_of(params, array)
+            words = words_of(params, array)
+            me, all_threads = u64(block_idx() * block_dim() + thread_idx()), u64(grid_dim() * block_dim())
+            i = u64(me)
+            while i < words // u64(4):
+                q = load16(src + u64(16) * i)
+                store16(to + u64(16) * i, q[0], q[1], q[2], q[3])
+                i = u64(i + all_threads)
+            i = u64(u64(words // u64(4)) * u64(4) + me)
+            while i < words:
+                store_u32(to + u64(4) * i, load_u32(src + u64(4) * i))
+                i = u64(i + all_threads)
+            array = i32(array + 1)
+
+    return rows_move

@@ -1,0 +1,253 @@
+"""Lamport rows: rows of up to 128 tokens without flags; each 32-bit word is its own ready flag.
+
+As in epmoe/kernels/lamport.py, a 32-bit word of a window is the sentinel ABSENT, all ones, until it is written. Rows
+are stored relaxed at system scope. The thread that stores or sums a row polls its vectors until none of their words is
+ABSENT. So no release waits for acknowledgements, and no flag follows the rows.
+
+A row's metadata (ids, probs, scales) follows it, in words with 4 bytes of data and the number of the call, polled until
+they name this call. By the PTX memory model an aligned 8-byte access is single-copy atomic: a thread that sees the
+call's number sees the data with it. After a word has been taken it is reset to NOTHING.
+
+A rank has windows for each parity of calls and each src_rank. A thread that has taken something restores ABSENT. So
+when call e begins to write the words of its parity, without asking, all are ABSENT: the writer knows from call e - 1
+that every rank had begun that call, after everything in call e - 2. If data was sent that no rank will take, its sender
+restores ABSENT.
+
+A payload word equal to ABSENT would look like a word that has not arrived. In a row that is summed it is replaced by
+NAN, since the bits of a NaN result are unspecified. In a row that must arrive bit-exact, each PART has a word that
+names an escape for ABSENT: a number that does not occur in this part.
+"""
+
+from epmoe.device import (SIM, any_lane, device_fn, ld_relaxed_sys_u64, load16_relaxed_sys, st_relaxed_sys_u64,
+                          store16_relaxed_sys, u32, u64)
+from epmoe.layout import ABSENT
+
+from ...lamport import is_absent
+from .. import wait
+from ..copy import BATCH
+from ..shape import VECTOR, memory_of, namespace, p
+from ..wait import FOR_WINDOW
+
+WORD = 8                # bytes
+NOTHING = 2**64 - 1     # a word that has not arrived
+PART = BATCH            # vectors of a row that have an escape for ABSENT in common
+BLOCKS_A_TOKEN = 4      # of a launch: three times as many receive as send
+
+
+def suit(shape):
+    """Whether the rows of a kernel may travel so, if they are few: as they are, to be stored or summed as they come."""
+    moved = shape.expert_major or shape.expands or shape.encode or shape.by_world
+    return not moved and _bytes_of(shape) <= shape.tuning.lamport_bytes
+
+
+def rows_for(shape, num_tokens):
+    """RowsShape.lamport of a kernel for a rank's tokens; the simulator's ranks share a kernel."""
+    few = shape.tuning.lamport_tokens
+    return few if suit(shape) and (SIM or num_tokens <= few) else 0
+
+
+def blocks_for(num_tokens, lamport):
+    """The number of blocks that have tokens to send, or to store on arrival. lamport: of the kernel's shape."""
+    return BLOCKS_A_TOKEN * max(num_tokens, 1) if lamport and num_tokens <= lamport else num_tokens
+
+
+def n_parts_of(shape):
+    """Parts of a row."""
+    return -(-shape.row_bytes // (PART * VECTOR))
+
+
+def words_with(shape):
+    """Words of a row's metadata: ids, probs, scales; in this order, after the row."""
+    slots = shape.top_k * shape.has_meta
+    return slots, shape.top_k * shape.has_probs, shape.scale_words
+
+
+def _bytes_of_row(shape):
+    return -(-(shape.row_bytes + WORD * (n_parts_of(shape) + sum(words_with(shape)))) // 256) * 256
+
+
+def _bytes_of(shape):
+    return shape.n_ranks * shape.tuning.lamport_tokens * _bytes_of_row(shape)
+
+
+def bytes_for(shape):
+    """Bytes of the windows of one parity for the calls of a kernel."""
+    return _bytes_of(shape) if suit(shape) else 0
+
+
+def places(shape):
+    """Device functions: where a rank has a source's rows, and what is in them: namespace.
+
+    of(params, rank, source) -> what can be looked up before the call is known: (address in calls of parity 0, bytes to
+    that of the other). rows(of, epoch): address of the rows. row(rows, row): of one. Of a row vector(row, i),
+    word(row, i): the i-th word of its metadata, part(row, i): the word of a part.
+    """
+    row_bytes, parts_at, memory = _bytes_of_row(shape), shape.row_bytes, memory_of(shape.n_ranks)
+    words_at, of_source = parts_at + WORD * n_parts_of(shape), shape.tuning.lamport_tokens * row_bytes
+
+    @device_fn
+    def of(params, rank, source):
+        at = u64(params[p.lamport_at] + u64(source) * u64(of_source))
+        return u64(memory.pool(params, rank) + at), params[p.lamport_bytes]
+
+    @device_fn
+    def rows(of, epoch):
+        return u64(of[0] + (u64(epoch) & u64(1)) * of[1])
+
+    @device_fn
+    def row_in(rows, row):
+        return u64(u64(rows) + u64(row) * u64(row_bytes))
+
+    @device_fn
+    def vector(row, i):
+        return u64(row + u64(VECTOR) * u64(i))
+
+    @device_fn
+    def part(row, i):
+        return u64(row + u64(parts_at) + u64(WORD) * u64(i))
+
+    @device_fn
+    def word(row, i):
+        return u64(row + u64(words_at) + u64(WORD) * u64(i))
+
+    return namespace("at", of=of, rows=rows, row=row_in, vector=vector, part=part, word=word)
+
+
+@device_fn
+def put(at, number, epoch):
+    """Stores a word."""
+    st_relaxed_sys_u64(at, wait.told(epoch, number))
+
+
+@device_fn
+def _no_vector(at, tag):
+    """The state of a vector before the first poll: nothing has arrived; without an address, nothing is expected."""
+    w = u32(0)
+    if at != u64(0):
+        w = u32(ABSENT)
+    return w, w, w, w
+
+
+@device_fn
+def _look_at_vector(at, q, tag):
+    if is_absent(q):
+        q = load16_relaxed_sys(at)
+    return q
+
+
+@device_fn
+def _vector_is_late(q, tag):
+    return is_absent(q)
+
+
+@device_fn
+def _put_vector_back(at):
+    if at != u64(0):
+        store16_relaxed_sys(at, u32(ABSENT), u32(ABSENT), u32(ABSENT), u32(ABSENT))
+
+
+@device_fn
+def _no_word(at, tag):
+    return u64(0)
+
+
+@device_fn
+def _look_at_word(at, known, tag):
+    w = u64(tag)
+    if at != u64(0):
+        w = u64(ld_relaxed_sys_u64(at))
+    return w
+
+
+@device_fn
+def _word_is_late(w, tag):
+    return u64(w ^ tag) >> u64(32) != u64(0)
+
+
+@device_fn
+def _put_back(at):
+    if at != u64(0):
+        st_relaxed_sys_u64(at, u64(NOTHING))
+
+
+def taking(phase):
+    """Device functions that poll what has been put, and put ABSENT or NOTHING back: namespace.
+
+    By a warp, each lane at its own four addresses `at`, 0 for none; source, step: as of wait.for_four. vectors(call,
+    source, step, word, at) -> (whether they came, data of word, four vectors); the word, 0 for none, is left there.
+    words(call, source, step, at) -> (whether they came, four u32). word(call, source, at): a thread; a word of this
+    call, 0 if it does not come.
+    """
+    poll_vectors = wait.for_four(phase, _no_vector, _look_at_vector, _vector_is_late)
+    poll_words = wait.for_four(phase, _no_word, _look_at_word, _word_is_late)
+    what = phase, FOR_WINDOW
+
+    @device_fn
+    def take_vectors(call, source, step, word, at):
+        ok, data, vectors = poll_vectors(call, source, step, word, at)
+        if ok:
+            _put_vector_back(at[0])
+            _put_vector_back(at[1])
+            _put_vector_back(at[2])
+            _put_vector_back(at[3])
+        return ok, data, vectors
+
+    @device_fn
+    def take_words(call, source, step, at):
+        ok, _, (a, b, c, d) = poll_words(call, source, step, u64(0), at)
+        if ok:
+            _put_back(at[0])
+            _put_back(at[1])
+            _put_back(at[2])
+            _put_back(at[3])
+        return ok, (u32(a), u32(b), u32(c), u32(d))
+
+    @device_fn
+    def take_word(call, source, at):
+        word = u64(wait.for_tagged_word(call.params, at, u64(ld_relaxed_sys_u64(at)), call.epoch, what, source))
+        if word != u64(0):
+            _put_back(at)
+        return word
+
+    return namespace("take", vectors=take_vectors, words=take_words, word=take_word)
+
+
+@device_fn
+def _replaced(q, old, new):
+    a, b, c, d = q
+    if a == old:
+        a = new
+    if b == old:
+        b = new
+    if c == old:
+        c = new
+    if d == old:
+        d = new
+    return a, b, c, d
+
+
+@device_fn
+def with_words(batch, old, new):
+    """A batch with one word replaced by another."""
+    return (_replaced(batch[0], old, new), _replaced(batch[1], old, new), _replaced(batch[2], old, new),
+            _replaced(batch[3], old, new))
+
+
+@device_fn
+def _has_word(q, word):
+    return q[0] == word or q[1] == word or q[2] == word or q[3] == word
+
+
+@device_fn
+def escape_for(batch):
+    """The escape for ABSENT in a part of a row that a warp holds; ABSENT if the part does not contain it.
+
+    The part has 512 words, so one of as many candidates is not among those that are not ABSENT.
+    """
+    word = u32(ABSENT)
+    if any_lane(is_absent(batch[0]) or is_absent(batch[1]) or is_absent(batch[2]) or is_absent(batch[3])):
+        word = u32(ABSENT - 1)
+        while any_lane(_has_word(batch[0], word) or _has_word(batch[1], word) or _has_word(batch[2], word)
+                       or _has_word(batch[3], word)):
+            word = u32(word - u32(1))
+    return word

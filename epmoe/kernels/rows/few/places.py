@@ -1,0 +1,270 @@
+"""The places of rows by expert in small batches, which every block computes from the bits of all ranks.
+
+Every rank tells all others which of its tokens go to which expert. A word holds an expert's bits for 32 tokens of a
+src_rank, and the number of the call. A block that has the words of all src_ranks can compute where each token's rows by
+expert begin: an expert's rows follow those of the previous experts, padded. Among them lower ranks come first, and a
+rank's rows have the order of its tokens. Every block computes this for itself, so no block waits for another. Words are
+stored and polled relaxed (lamport.py): a thread that sees the call's number sees the bits in the same word.
+"""
+
+from typing import NamedTuple
+
+from epmoe.device import (SIM, block_dim, device_fn, i32, int32, lane_id, ld_relaxed_sys_u64, n_warps, popc, shared_array,
+                          st_relaxed_sys_u64, syncthreads, syncthreads_or, thread_idx, u32, u64, warp_id, warp_sum_i32)
+
+from ...pairs.offsets import block_sum
+from .. import mailbox, routing, wait
+from ..bits import below, divided_up, has, or_of_warp, split
+from ..shape import memory_of, namespace, p
+from ..wait import FOR_WINDOW, ROWS_DISPATCH
+
+WORD = 8                            # bytes
+
+
+class Places(NamedTuple):
+    """Shared int32 arrays of a block.
+
+    bits, before: [word, source, expert]; before: the output row of the first of the word's tokens. starts [expert + 1],
+    counts [expert]: of an expert's rows, starts[experts] the end of all. here [source, word]: the tokens with any
+    expert of this rank. partial [32].
+    """
+
+    bits: object
+    before: object
+    starts: object
+    counts: object
+    here: object
+    partial: object
+
+
+def suit(shape):
+    """Whether a kernel's rows may go this way, if they are few: expanded by expert while they come."""
+    return shape.expert_major and shape.expands and shape.has_meta and shape.n_experts <= shape.tuning.window_experts
+
+
+def few_for(shape, num_tokens):
+    """RowsShape.few of a kernel for a rank's tokens; the simulator's ranks share a kernel."""
+    few = shape.tuning.window_tokens
+    return few if suit(shape) and (SIM or num_tokens <= few) else 0
+
+
+def _words_of(shape):
+    """(tokens whose bits a word holds, words of an expert)."""
+    return shape.tuning.window_word, shape.tuning.window_tokens // shape.tuning.window_word
+
+
+def _bytes_of_source(shape):
+    words = _words_of(shape)[1] + shape.tuning.window_tokens * shape.has_probs
+    return -(-WORD * words * shape.n_local_experts // 256) * 256
+
+
+def bytes_for(shape):
+    """Bytes of the words of one parity for the calls of a kernel."""
+    return shape.n_ranks * _bytes_of_source(shape) if suit(shape) else 0
+
+
+def _words_told(shape):
+    """Device function (notes) -> words of an expert and a src_rank: of the one that has most tokens."""
+    mail, (a_word, _) = mailbox.reading(shape.n_ranks), _words_of(shape)
+
+    @device_fn
+    def words_told(notes):
+        return i32(u32(mail.most_tokens(notes) + a_word - 1) // u32(a_word))
+
+    return words_told
+
+
+def telling(shape):
+    """Device functions by which ranks tell each other bits: namespace.
+
+    n_told(num_tokens): what warps have to tell, 32 words each. tell(call, first, step): by warps, of `step` the
+    first-th; this rank's words to all ranks. await_bits(call, notes, bits): every block; whether all ranks' words came,
+    to the shared array bits. prob_at(call, rank, source, token, expert): address of the word with a prob, behind those
+    of bits.
+    """
+    ranks, local, n_experts, of_source = shape.n_ranks, shape.n_local_experts, shape.n_experts, _bytes_of_source(shape)
+    n_windows, mail, words_told, memory = -(-local // 32), mailbox.reading(ranks), _words_told(shape), memory_of(ranks)
+    (a_word, n_words), few = _words_of(shape), shape.tuning.window_word_of_few
+    of_some, of_all = routing.bits_of_tokens(few, n_experts), routing.bits_of_tokens(a_word, n_experts)
+    what = ROWS_DISPATCH, FOR_WINDOW
+
+    @device_fn
+    def words_at(call, rank, source):
+        """Where a rank has a source's words."""
+        pool = memory.pool(call.params, rank)
+        half = u64((u64(call.epoch) & u64(1)) * call.params[p.bits_bytes])
+        return u64(pool + call.params[p.bits_at] + half + u64(source) * u64(of_source))
+
+    @device_fn
+    def prob_at(call, rank, source, token, expert):
+        words = u64(words_at(call, rank, source) + u64(WORD * n_words * local))
+        return u64(words + u64(WORD) * (u64(token) * u64(local) + u64(expert)))
+
+    @device_fn
+    def n_told(num_tokens):
+        return i32(i32(u32(num_tokens + a_word - 1) // u32(a_word)) * (ranks * n_windows))
+
+    @device_fn
+    def bits_of(call, rank, expert, word):
+        """Of a word's tokens, for an expert of a rank."""
+        column = call.params[p.ids] + u64(word * a_word) * u64(n_experts)
+        column = u64(column + u64(i32(rank * local + min(expert, local - 1))))
+        last = i32(min(a_word, i32(call.num_tokens - word * a_word)) - 1)
+        if last < few:
+            mask = u32(of_some(column, last))
+        else:
+            mask = u32(of_all(column, last))
+        return u32(mask & u32(u32(u32(u32(1) << u32(last)) << u32(1)) - u32(1)))
+
+    @device_fn
+    def tell(call, first, step):
+        lane, task, end = i32(lane_id()), i32(first), n_told(call.num_tokens)
+        while task < end:
+            word, rest = split(task, ranks * n_windows)
+            rank, window = split(rest, n_windows)
+            expert = i32(window * 32 + lane)
+            to = u64(words_at(call, rank, call.my_rank) + u64(WORD) * u64(i32(word * local + expert)))
+            mask = bits_of(call, rank, expert, word)
+            if expert < local:
+                st_relaxed_sys_u64(to, wait.told(call.epoch, mask))
+            task = i32(task + step)
+
+    @device_fn
+    def await_bits(call, notes, bits):
+        ok, i, n = True, i32(thread_idx()), i32(words_told(notes) * n_experts)
+        while ok and i < n:
+            word, rest = split(i, n_experts)
+            (source, expert), value = split(rest, local), i32(0)
+            if word * a_word < mail.tokens(notes, source):
+                at = u64(words_at(call, call.my_rank, source) + u64(WORD) * u64(i32(word * local + expert)))
+                seen = u64(wait.for_tagged_word(call.params, at, u64(ld_relaxed_sys_u64(at)), call.epoch, what, source))
+                ok, value = seen != u64(0), i32(u32(seen))
+            bits[i] = value
+            i = i32(i + block_dim())
+        return not syncthreads_or(not ok)
+
+    return namespace("bits", n_told=n_told, tell=tell, await_bits=await_bits, prob_at=prob_at)
+
+
+def placing(shape):
+    """Device functions over Places: namespace.
+
+    allocate() -> Places. count(places, notes, gathered): of a block that wants only gathered[source * local + expert],
+    the tokens for an expert. place(params, notes, places): all but the bits, behind a barrier. target(places, source,
+    token, expert, limit) -> output row, -1 for none. comes(places, source, token): whether it has a row here.
+    number(places, source, token, lane) -> its number among all rows that come, by a warp. total(places, lane): of
+    these.
+    """
+    ranks, local, n_experts, words_told = shape.n_ranks, shape.n_local_experts, shape.n_experts, _words_told(shape)
+    (a_word, most_words), n_starts, sums = _words_of(shape), local + 1, block_sum()
+    n_bits, n_here = most_words * n_experts, ranks * most_words
+
+    @device_fn
+    def allocate():
+        return Places(shared_array(n_bits, int32), shared_array(n_bits, int32), shared_array(n_starts, int32),
+                      shared_array(local, int32), shared_array(n_here, int32), shared_array(32, int32))
+
+    @device_fn
+    def index(word, source, expert):
+        return i32((word * ranks + source) * local + expert)
+
+    @device_fn
+    def tokens_for(places, source, expert, n_words):
+        n, word = i32(0), i32(0)
+        while word < n_words:
+            n = i32(n + popc(u32(places.bits[index(word, source, expert)])))
+            word = i32(word + 1)
+        return n
+
+    @device_fn
+    def count(places, notes, gathered):
+        i, n_words = i32(thread_idx()), words_told(notes)
+        while i < n_experts:
+            source, expert = split(i, local)
+            gathered[i] = tokens_for(places, source, expert, n_words)
+            i = i32(i + block_dim())
+
+    @device_fn
+    def gather_here(places, n_words):
+        """A warp a word of a source, from the last warp on: the others sum up experts."""
+        lane, task = i32(lane_id()), i32(n_warps() - 1 - warp_id())
+        while task < n_here:
+            (source, word), mask, expert = split(task, most_words), u32(0), i32(lane)
+            if word >= n_words:
+                expert = i32(local)
+            while expert < local:
+                mask = u32(mask | u32(places.bits[index(word, source, expert)]))
+                expert = i32(expert + 32)
+            mask = or_of_warp(mask)
+            if lane == 0:
+                places.here[task] = i32(mask)
+            task = i32(task + n_warps())
+
+    @device_fn
+    def place_expert(places, expert, start, n_words):
+        row, source = i32(start), i32(0)
+        while source < ranks:
+            word = i32(0)
+            while word < n_words:
+                i = index(word, source, expert)
+                places.before[i] = row
+                row, word = i32(row + popc(u32(places.bits[i]))), i32(word + 1)
+            source = i32(source + 1)
+
+    @device_fn
+    def place(params, notes, places):
+        pad, n_words, start, first = i32(params[p.pad]), words_told(notes), i32(0), i32(0)
+        gather_here(places, n_words)
+        while first < local:
+            expert, n, padded = i32(first + thread_idx()), i32(0), i32(0)
+            if expert < local:
+                source = i32(0)
+                while source < ranks:
+                    n, source = i32(n + tokens_for(places, source, expert, n_words)), i32(source + 1)
+                padded = i32(divided_up(n, pad) * pad)
+            before, all_rows = sums(padded, places.partial)
+            if expert < local:
+                places.starts[expert], places.counts[expert] = i32(start + before), n
+                place_expert(places, expert, i32(start + before), n_words)
+            start, first = i32(start + all_rows), i32(first + block_dim())
+        if thread_idx() == 0:
+            places.starts[local] = start
+        syncthreads()
+
+    @device_fn
+    def target(places, source, token, expert, limit):
+        row, (word, bit) = i32(-1), split(token, a_word)
+        if expert < local:
+            i = index(word, source, expert)
+            mask = u32(places.bits[i])
+            if has(mask, bit):
+                row = i32(places.before[i] + popc(u32(mask & below(bit))))
+            if row >= limit:
+                row = i32(-1)
+        return row
+
+    @device_fn
+    def comes(places, source, token):
+        word, bit = split(token, a_word)
+        return has(u32(places.here[source * most_words + word]), bit)
+
+    @device_fn
+    def rows_up_to(places, end, lane):
+        """Rows that come, of the first words; in all lanes."""
+        n, i = i32(0), i32(lane)
+        while i < end:
+            n, i = i32(n + popc(u32(places.here[i]))), i32(i + 32)
+        return i32(warp_sum_i32(n))
+
+    @device_fn
+    def number(places, source, token, lane):
+        word, bit = split(token, a_word)
+        i = i32(source * most_words + word)
+        return i32(rows_up_to(places, i, lane) + popc(u32(u32(places.here[i]) & below(bit))))
+
+    @device_fn
+    def total(places, lane):
+        return rows_up_to(places, i32(n_here), lane)
+
+    return namespace("placing", allocate=allocate, count=count, place=place, target=target, comes=comes, number=number,
+                     total=total)

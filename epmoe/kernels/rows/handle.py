@@ -1,0 +1,134 @@
+"""What the leader block writes for handle and host: counts, tokens, and where experts' rows begin."""
+
+from epmoe.device import (block_dim, device_fn, i32, int32, shared_array, store_i32, store_u64, syncthreads,
+                          syncthreads_or, thread_idx, u64)
+
+from ..pairs.offsets import block_sum
+from . import announce, mailbox
+from .bits import divided_up, split
+from .shape import namespace, p
+
+# Words of `info`, int32
+HAS_ROOM = 0            # whether all ranks had room, so that rows were sent
+PADDED_ROWS = 1         # expert-major: rows of all local experts, padding included
+TOKENS = 2              # then the tokens of each rank, and then the counts [R, R]
+
+
+def writing(shape):
+    """Device functions of the leader block, whose shared array gathered[source * local + expert] has tokens: namespace.
+
+    counts(params, notes, has_room): writes info (its last R * R words are the handle's counts). slots(params, gathered,
+    n_sources): tokens_per_expert int64 [L], of ids; n_sources: of gathered. experts(params, gathered, partial): the
+    same, expert-major, and expert_base int32 [R, L], the row at which the rows of a (src_rank, expert) begin,
+    expert_rows int32 [2, L], where each expert's rows begin and how many hold tokens, and overflow int32 [1]. partial:
+    shared int32 array [32].
+    """
+    ranks, local, sums, mail = shape.n_ranks, shape.n_local_experts, block_sum(), mailbox.reading(shape.n_ranks)
+
+    @device_fn
+    def pairs_of(gathered, expert, n_sources):
+        """Rows (or slots) that all ranks have for a local expert."""
+        n, source = i32(0), i32(0)
+        while source < n_sources:
+            n, source = i32(n + gathered[source * local + expert]), i32(source + 1)
+        return n
+
+    @device_fn
+    def write_counts(params, notes, has_room):
+        info, counts = params[p.info], params[p.counts]
+        if thread_idx() == 0:
+            room = i32(0)
+            if has_room:
+                room = i32(1)
+            store_i32(info + u64(4 * HAS_ROOM), room)
+            store_i32(info + u64(4 * PADDED_ROWS), i32(0))
+        i = i32(thread_idx())
+        while i < ranks * ranks:
+            source, target = split(i, ranks)
+            store_i32(counts + u64(4) * u64(i), mail.count(notes, source, target))
+            if target == 0:
+                store_i32(info + u64(4) * u64(TOKENS + source), mail.tokens(notes, source))
+            i = i32(i + block_dim())
+
+    @device_fn
+    def write_slots(params, gathered, n_sources):
+        expert = i32(thread_idx())
+        while expert < local:
+            n = u64(pairs_of(gathered, expert, n_sources))
+            store_u64(params[p.tokens_per_expert] + u64(8) * u64(expert), n)
+            expert = i32(expert + block_dim())
+
+    @device_fn
+    def write_expert(params, gathered, expert, start, n, padded):
+        base, starts, limit = params[p.expert_base], params[p.expert_rows], i32(params[p.n_rows])
+        row, source = i32(start), i32(0)
+        while source < ranks:
+            store_i32(base + u64(4) * u64(source * local + expert), row)
+            row, source = i32(row + gathered[source * local + expert]), i32(source + 1)
+        store_i32(starts + u64(4) * u64(expert), start)
+        store_i32(starts + u64(4) * u64(local + expert), n)
+        kept = i32(min(padded, i32(max(0, limit - start))))
+        store_u64(params[p.tokens_per_expert] + u64(8) * u64(expert), u64(kept))
+
+    @device_fn
+    def write_experts(params, gathered, partial):
+        limit, pad = i32(params[p.n_rows]), i32(params[p.pad])
+        start, first = i32(0), i32(0)
+        while first < local:
+            expert, n, padded = i32(first + thread_idx()), i32(0), i32(0)
+            if expert < local:
+                n = i32(pairs_of(gathered, expert, ranks))
+                padded = i32(divided_up(n, pad) * pad)
+            before, total = sums(padded, partial)
+            if expert < local:
+                write_expert(params, gathered, expert, i32(start + before), n, padded)
+            start, first = i32(start + total), i32(first + block_dim())
+        if thread_idx() == 0:
+            store_i32(params[p.info] + u64(4 * PADDED_ROWS), start)
+            over = i32(0)
+            if start > limit:
+                over = i32(1)
+            store_i32(params[p.overflow], over)
+
+    return namespace("write", counts=write_counts, slots=write_slots, experts=write_experts)
+
+
+def recording(shape, phase):
+    """Device function record(call, notes, has_room, gathered), of the leader block -> whether all counts of experts came.
+
+    gathered: shared int32 array [experts] that nobody needs.
+    """
+    ranks, local, write, expert_count = (shape.n_ranks, shape.n_local_experts, writing(shape),
+                                         announce.expert_count(shape, phase))
+
+    @device_fn
+    def gather(call, gathered):
+        """What the ranks tell of local experts; all at once, it has a long way."""
+        ok, i = True, i32(thread_idx())
+        while i < ranks * local:
+            source, expert = split(i, local)
+            n = i32(expert_count(call, source, expert))
+            ok, gathered[i] = ok and n >= 0, i32(max(n, 0))
+            i = i32(i + block_dim())
+        return not syncthreads_or(not ok)
+
+    @device_fn
+    def record_experts(call, notes, has_room, gathered):
+        partial = shared_array(32, int32)
+        if not gather(call, gathered):
+            return False
+        write.counts(call.params, notes, has_room)
+        write.experts(call.params, gathered, partial)
+        syncthreads()                           # all of it before thread 0 may say so
+        return True
+
+    @device_fn
+    def record_slots(call, notes, has_room, gathered):
+        if not gather(call, gathered):
+            return False
+        write.counts(call.params, notes, has_room)
+        write.slots(call.params, gathered, ranks)
+        syncthreads()                           # as above
+        return True
+
+    return record_experts if shape.expert_major else record_slots

@@ -1,0 +1,182 @@
+"""The control memory of a rank: notes that peers write (symmetric), and the words of its own blocks.
+
+The symmetric part is the same on all ranks: the notes of every src_rank, and counters of its blocks that have sent all
+their rows. A word of a note holds a number in its low half and the number of the call (the epoch) in its high half, so
+it is its own ready flag. Epochs only grow, and nothing has to be reset. Notes and counters are doubled by the epoch's
+parity. A rank begins call e + 1 when every rank has begun it, and no rank begins it before its launch of call e has
+ended. So no rank reads the notes of e when those of e + 2 are written, and no rank adds to the counters of e - 1, which
+every rank clears in call e, before e + 1. Flags of windows (few/windows.py) hold the number of their call.
+
+Every block keeps the numbers of all notes in a shared array, `notes`.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+from epmoe.device import all_lanes, device_fn, i32, lane_id, u32, u64, warp_inclusive_sum_i32
+
+from .shape import MAX_PLACES, memory_of, namespace
+
+# Words of a rank's own blocks, bytes from their start
+EPOCH = 0               # u64: the last call that ended
+BEGUN = 8               # i32: blocks that have begun this call
+CLAIMED = 16            # 2 i32: parts of rows (tokens) that warps have taken to expand (reduce), by parity
+TAKEN = 32              # 2 i32: parts of rows that warps have taken to send, by parity
+NUMBERED = 40           # 2 i32: blocks that have numbered their tokens, by parity
+BY_PARITY = (CLAIMED, TAKEN, NUMBERED)      # cleared in the call that has the other parity
+RECORDED = 24           # i32: the last call whose places of experts' rows are written down
+STATUS = 64             # 16 i32: as in epmoe/kernels/status.py
+WORDS_BYTES = 128
+
+# Words of a note
+PLACES = 0                          # where in the writer's pool its arrays begin, in units of PLACE_BYTES
+CAPACITY = MAX_PLACES               # rows that it has room for
+TOKENS = CAPACITY + 1               # its tokens
+BLOCKS = CAPACITY + 2               # its blocks that send
+COUNTS = CAPACITY + 3               # for each rank: rows that it sends there; behind them the reader's experts
+PLACE_BYTES = 256
+
+MOST_PARTS = 8          # flags a row: the most parts of it
+
+
+class Control(NamedTuple):
+    """Byte offsets in the symmetric control memory of a world, and its size."""
+
+    n_ranks: int
+    arrived: int
+    window_flags: int
+    notes: int
+    note_bytes: int
+    nbytes: int
+
+    def note(self, parity, source):
+        """Byte offset of the note of a src_rank."""
+        return self.notes + (parity * self.n_ranks + source) * self.note_bytes
+
+
+def experts_at(n_ranks: int) -> int:
+    """The word of a note at which the counts by local expert of the reader begin."""
+    return COUNTS + n_ranks
+
+
+def words_of_notes(n_ranks: int) -> int:
+    """Numbers of all notes, but for counts of experts, and behind them each rank's tokens as a handle knows them."""
+    return n_ranks * experts_at(n_ranks) + n_ranks
+
+
+def window_flags_at(n_ranks: int) -> int:
+    """Byte offset of the flags of windows [parity, src_rank, row, part], u32."""
+    return -(-2 * 4 * n_ranks // 256) * 256
+
+
+def control(n_ranks: int, n_local_experts: int, window_tokens: int) -> Control:
+    """The control memory for a world of n_ranks with at most n_local_experts experts a rank.
+
+    window_tokens: of the Tuning, rows of a window.
+    """
+    note_bytes = 8 * (experts_at(n_ranks) + n_local_experts)
+    flags = window_flags_at(n_ranks)
+    notes = flags + 2 * 4 * n_ranks * window_tokens * MOST_PARTS
+    return Control(n_ranks, 0, flags, notes, note_bytes, notes + 2 * n_ranks * note_bytes)
+
+
+@cache
+def reading(n_ranks):
+    """Device functions over `notes`, by a warp: namespace.
+
+    count(notes, source, target): rows that a rank sends to another. tokens(notes, rank). blocks(notes, rank).
+    place(params, notes, index, rank): address of array `index` that a rank has announced. most_tokens(notes): of a
+    rank. has_room(notes): whether every rank has room; if one has none, no rank sends anything. All see the same.
+
+    (notes, my_rank) -> number for lane r, 0 for lanes past the ranks. before_me: rows for rank r from the ranks before
+    this one. arriving(notes): rows for rank r from all ranks. mine_before: rows from this rank for the ranks before r.
+    received: rows for this rank from the ranks up to r. returned_before_me: rows from rank r for the ranks before this
+    one.
+    """
+    n_words, memory = experts_at(n_ranks), memory_of(n_ranks)
+
+    @device_fn
+    def count(notes, source, target):
+        return i32(notes[source * n_words + COUNTS + target])
+
+    @device_fn
+    def tokens(notes, rank):
+        return i32(notes[rank * n_words + TOKENS])
+
+    @device_fn
+    def blocks(notes, rank):
+        return i32(notes[rank * n_words + BLOCKS])
+
+    @device_fn
+    def place(params, notes, index, rank):
+        offset = u64(PLACE_BYTES) * u64(u32(notes[rank * n_words + PLACES + index]))
+        return u64(memory.pool(params, rank) + offset)
+
+    @device_fn
+    def most_tokens(notes):
+        n, rank = i32(0), i32(0)
+        while rank < n_ranks:
+            n, rank = i32(max(n, tokens(notes, rank))), i32(rank + 1)
+        return n
+
+    @device_fn
+    def before_me(notes, my_rank):
+        total, source, lane = i32(0), i32(0), i32(lane_id())
+        while lane < n_ranks and source < my_rank:
+            total, source = i32(total + count(notes, source, lane)), i32(source + 1)
+        return total
+
+    @device_fn
+    def arriving(notes):
+        return before_me(notes, i32(n_ranks))
+
+    @device_fn
+    def mine_before(notes, my_rank):
+        lane, here = i32(lane_id()), i32(0)
+        if lane < n_ranks:
+            here = count(notes, my_rank, lane)
+        return i32(warp_inclusive_sum_i32(here) - here)
+
+    @device_fn
+    def received(notes, my_rank):
+        lane, here = i32(lane_id()), i32(0)
+        if lane < n_ranks:
+            here = count(notes, lane, my_rank)
+        return i32(warp_inclusive_sum_i32(here))
+
+    @device_fn
+    def returned_before_me(notes, my_rank):
+        total, target, lane = i32(0), i32(0), i32(lane_id())
+        while lane < n_ranks and target < my_rank:
+            total, target = i32(total + count(notes, lane, target)), i32(target + 1)
+        return total
+
+    @device_fn
+    def has_room(notes):
+        lane, rows, capacity = i32(lane_id()), arriving(notes), i32(0)
+        if lane < n_ranks:
+            capacity = i32(notes[lane * n_words + CAPACITY])
+        return all_lanes(rows <= capacity) != 0
+
+    return namespace("mail", count=count, tokens=tokens, blocks=blocks, place=place, most_tokens=most_tokens,
+                     before_me=before_me, arriving=arriving, mine_before=mine_before, received=received,
+                     returned_before_me=returned_before_me, has_room=has_room)
+
+
+def all_few(n_ranks, few, *, told):
+    """Device function (notes) -> whether no rank has more than `few` tokens: shape.few, or shape.lamport.
+
+    As they have told in this call, or as the call's handle knows them. All ranks see the same, and every rank that has
+    so few has a kernel for it.
+    """
+    n_words = experts_at(n_ranks)
+    first, step = (TOKENS, n_words) if told else (n_ranks * n_words, 1)
+
+    @device_fn
+    def all_have_few(notes):
+        lane, n = i32(lane_id()), i32(0)
+        if lane < n_ranks:
+            n = i32(notes[first + lane * step])
+        return all_lanes(n <= few) != 0
+
+    return all_have_few

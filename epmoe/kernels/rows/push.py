@@ -1,0 +1,107 @@
+"""Pushes rows back to their tokens' ranks; expert-major rows are summed over local experts first."""
+
+from epmoe.device import (device_fn, grid_dim, i32, lane_id, load_i32, load_u32, store_u32, u32, u64,
+                          warp_broadcast_i32, warp_broadcast_u64)
+
+from . import call as calls
+from . import mailbox, reduce
+from .bits import around, largest, of_lane_before, split
+from .copy import copying, parts
+from .shape import namespace, p
+
+
+def n_targets_of(shape):
+    """Ranks that a rank pushes rows to."""
+    return shape.n_ranks - shape.keeps_own
+
+
+def of_part(shape):
+    """Device functions by which a warp pushes one part of a row: namespace.
+
+    unit(my_rank, unit, n_parts) -> (part, number among the rows for a rank, that rank) of a unit of work: the first
+    rows of all ranks first, so that tokens become whole one after another. row(params, row, to, first, end, lane): its
+    vectors [first, end) to the row at `to`. probs(params, row, to, lane): the row's numbers to the address `to`.
+    """
+    ranks, local, row_bytes, n_meta = shape.n_ranks, shape.n_local_experts, shape.row_bytes, shape.n_meta
+    expert_major, n_targets, rows = shape.expert_major, max(n_targets_of(shape), 1), copying(read_only=True)
+    if expert_major:
+        sum_row = reduce.sum_of_experts(shape)
+
+    @device_fn
+    def unit_of(my_rank, unit, n_parts):
+        turn, part = split(unit, n_parts)
+        number, step = split(turn, n_targets)
+        return part, number, around(i32(my_rank + 1 + step), ranks)
+
+    @device_fn
+    def push_row(params, row, to, first, end, lane):
+        if expert_major:
+            sum_row(params, row, to, first, end, lane)
+        else:
+            rows.copy(params[p.x] + u64(row) * u64(row_bytes), to, u32(1), i32(0), first, end, lane)
+
+    @device_fn
+    def push_probs(params, row, to, lane):
+        """As they are, or, expert-major, those of its experts' rows, 0 where it has none."""
+        i = i32(lane)
+        while i < n_meta:
+            src, there = i32(0), True
+            if expert_major:
+                src = i32(load_i32(params[p.expert_row] + u64(4) * (u64(row) * u64(local) + u64(i))))
+                there = src >= 0
+            value = u32(0)
+            if there:
+                at = u64(src)
+                if not expert_major:
+                    at = u64(row) * u64(n_meta) + u64(i)
+                value = u32(load_u32(params[p.probs] + u64(4) * at))
+            store_u32(to + u64(4) * u64(i), value)
+            i = i32(i + 32)
+
+    return namespace("push", unit=unit_of, row=push_row, probs=push_probs)
+
+
+def make(shape, flags):
+    """Device function push(call, notes): the rows that this rank received, back.
+
+    Each to its src_rank, at [row of the source's handle]. Warps take parts of rows, few blocks whole ones, in turn.
+    flags: of copy.py.
+    """
+    ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
+    mail, take, part_of_row = mailbox.reading(ranks), calls.claims(mailbox.TAKEN), of_part(shape)
+    stays, n_targets, spans = shape.keeps_own, n_targets_of(shape), parts(shape.n_vectors)
+    many_blocks = shape.tuning.many_blocks  # fewer push whole rows: their warps wait less often for a release
+
+    @device_fn
+    def push(call, notes):
+        params, lane = call.params, i32(lane_id())
+        ends, first_row = mail.received(notes, call.my_rank), mail.returned_before_me(notes, call.my_rank)
+        before, rows_at, probs_at = of_lane_before(ends), u64(0), u64(0)
+        if lane < ranks:
+            rows_at, probs_at = mail.place(params, notes, i32(0), lane), mail.place(params, notes, i32(2), lane)
+        here = i32(ends - before)
+        if stays and lane == call.my_rank:
+            here = i32(0)
+        n_parts, whole = flags.count(notes), grid_dim() < many_blocks
+        a_row = i32(n_parts)
+        if whole:
+            a_row = i32(1)
+        unit, n_units = take(call, lane), i32(largest(here) * n_targets * a_row)
+        while unit < n_units:
+            following = take(call, lane)
+            part, number, source = part_of_row.unit(call.my_rank, unit, a_row)
+            row = i32(warp_broadcast_i32(before, source) + number)
+            if row < warp_broadcast_i32(ends, source):
+                to_row = i32(warp_broadcast_i32(first_row, source) + number)
+                to, (a, b) = u64(warp_broadcast_u64(rows_at, source)), spans.span(part, a_row)
+                part_of_row.row(params, row, u64(to + u64(to_row) * u64(row_bytes)), a, b, lane)
+                if has_probs and part == 0:
+                    to_probs = u64(warp_broadcast_u64(probs_at, source)) + u64(4) * u64(to_row) * u64(n_meta)
+                    part_of_row.probs(params, row, to_probs, lane)
+                if whole:
+                    flags.raise_row(call, source, to_row, n_parts, lane)
+                else:
+                    flags.raise_part(call, u32(u32(1) << u32(source)), to_row, part, lane)
+            unit = i32(following)
+
+    return push

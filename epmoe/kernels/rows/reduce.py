@@ -1,0 +1,347 @@
+"""Reduces returned rows: for each token the sum over ranks ascending, in float32, rounded (in each p2p world first).
+
+A warp adds rows whose addresses its lanes hold, vector by vector.
+"""
+
+from epmoe.device import (add_rn, ballot, device_fn, f32, f32_as_u32, i32, lane_id, load16, load_f32, load_i32, load_u32,
+                          shfl_up, store16, store_u32, syncwarp, u32, u64, warp_broadcast_u64)
+
+from .. import elements
+from . import call as calls
+from . import mailbox
+from .bits import but_lowest, lowest, split
+from .copy import parts
+from .shape import VECTOR, p
+
+MOST = 32               # rows: one a lane
+IN_FLIGHT = 4           # rows that are read together; of up to four rows two vectors each
+
+
+@device_fn
+def at_vector(vector, end):
+    """Lanes behind the end take the last vector again, and store nothing: all stay together."""
+    return u64(VECTOR) * u64(min(vector, i32(end - 1)))
+
+
+@device_fn
+def gather(places, kept, n, lane):
+    """(kept, n): the addresses that are not 0, by lane, behind the n <= MOST in `kept`; n tells of those past MOST."""
+    syncwarp()                                  # see "Lanes meet" in benchmarks/notes/rows.md
+    left = u32(ballot(places != u64(0)))
+    while left != u32(0):
+        place = u64(warp_broadcast_u64(places, lowest(left)))
+        if lane == n:
+            kept = place
+        n, left = i32(n + 1), but_lowest(left)
+    return kept, n
+
+
+def sum_of_rows(dtype):
+    """Device function sum_rows(places, n, to, first, end, lane): a warp, for "bf16", "fp16" or "fp32".
+
+    The sum, from +0.0, of the vectors [first, end) of the rows in the first n lanes, in their order, stored in the row
+    at `to`.
+    """
+    numbers = elements.make(dtype)
+    zeros, add, pack = numbers.zeros, numbers.add, numbers.pack
+
+    @device_fn
+    def add_up_to_four(sums, n, vectors):
+        """Of four vectors the first n."""
+        sums = add(sums, vectors[0])
+        if n > 1:
+            sums = add(sums, vectors[1])
+        if n > 2:
+            sums = add(sums, vectors[2])
+        if n > 3:
+            sums = add(sums, vectors[3])
+        return sums
+
+    @device_fn
+    def store(to, vector, end, sums):
+        q = pack(sums)
+        if vector < end:
+            store16(to + u64(VECTOR) * u64(vector), q[0], q[1], q[2], q[3])
+
+    @device_fn
+    def sum_two(rows, n, to, first, end, lane):
+        """Of one or two rows two vectors are in flight."""
+        a, b, _, _ = rows
+        base = i32(first)
+        while base < end:
+            one, two = i32(base + lane), i32(base + lane + 32)
+            q, r = load16(a + at_vector(one, end)), load16(b + at_vector(one, end))
+            s, t = load16(a + at_vector(two, end)), load16(b + at_vector(two, end))
+            store(to, one, end, add_up_to_four(zeros(), n, (q, r, q, r)))
+            store(to, two, end, add_up_to_four(zeros(), n, (s, t, s, t)))
+            base = i32(base + 64)
+
+    @device_fn
+    def load_four(rows, at):
+        return load16(rows[0] + at), load16(rows[1] + at), load16(rows[2] + at), load16(rows[3] + at)
+
+    @device_fn
+    def sum_four(rows, n, to, first, end, lane):
+        base = i32(first)
+        while base + 32 < end:                  # eight loads in flight
+            one, two = i32(base + lane), i32(base + lane + 32)
+            q, r = load_four(rows, at_vector(one, end)), load_four(rows, at_vector(two, end))
+            store(to, one, end, add_up_to_four(zeros(), n, q))
+            store(to, two, end, add_up_to_four(zeros(), n, r))
+            base = i32(base + 64)
+        while base < end:
+            q = load_four(rows, at_vector(i32(base + lane), end))
+            store(to, i32(base + lane), end, add_up_to_four(zeros(), n, q))
+            base = i32(base + 32)
+
+    @device_fn
+    def four_of(places, i, last):
+        """The addresses in four lanes from the i-th on, or in the last one."""
+        return (u64(warp_broadcast_u64(places, i32(min(i, last)))),
+                u64(warp_broadcast_u64(places, i32(min(i32(i + 1), last)))),
+                u64(warp_broadcast_u64(places, i32(min(i32(i + 2), last)))),
+                u64(warp_broadcast_u64(places, i32(min(i32(i + 3), last)))))
+
+    @device_fn
+    def sum_many(places, n, to, first, end, lane):
+        base = i32(first)
+        while base < end:
+            at, sums, i = at_vector(i32(base + lane), end), zeros(), i32(0)
+            while i < n:
+                rows = four_of(places, i, i32(n - 1))
+                sums = add_up_to_four(sums, i32(n - i), load_four(rows, at))
+                i = i32(i + IN_FLIGHT)
+            store(to, i32(base + lane), end, sums)
+            base = i32(base + 32)
+
+    @device_fn
+    def clear(to, first, end, lane):
+        vector = i32(first + lane)
+        while vector < end:
+            store(to, vector, end, zeros())
+            vector = i32(vector + 32)
+
+    @device_fn
+    def sum_rows(places, n, to, first, end, lane):
+        # where there are fewer than four, the last one is read again and not added
+        rows = four_of(places, i32(0), i32(max(n, 1) - 1))
+        if n == 0:
+            clear(to, first, end, lane)
+        elif n <= 2:
+            sum_two(rows, n, to, first, end, lane)
+        elif n <= IN_FLIGHT:
+            sum_four(rows, n, to, first, end, lane)
+        else:
+            sum_many(places, n, to, first, end, lane)
+
+    return sum_rows
+
+
+def sum_of_experts(shape):
+    """Device function sum_row(params, row, to, first, end, lane): vectors [first, end) of the sum over local experts.
+
+    float32 from +0.0, experts ascending, rounded once, stored at `to`. Experts without a row of this token are not
+    read.
+    """
+    numbers, sum_rows = elements.make(shape.dtype), sum_of_rows(shape.dtype)
+    zeros, add, pack = numbers.zeros, numbers.add, numbers.pack
+    local, row_bytes = shape.n_local_experts, shape.row_bytes
+
+    @device_fn
+    def experts_from(params, row, first, lane):
+        """Address of the row of expert first + lane, 0 if it has none. Without a branch before votes."""
+        at, expert = u64(0), i32(min(i32(first + lane), i32(local - 1)))
+        expert_row = i32(load_i32(params[p.expert_row] + u64(4) * (u64(row) * u64(local) + u64(expert))))
+        if first + lane < local and expert_row >= 0:
+            at = params[p.x] + u64(expert_row) * u64(row_bytes)
+        return at
+
+    @device_fn
+    def sum_many(params, row, to, first, end, lane):
+        """More experts than lanes: window by window, again for every vector."""
+        base = i32(first)
+        while base < end:
+            at, sums, expert = at_vector(i32(base + lane), end), zeros(), i32(0)
+            while expert < local:
+                places = experts_from(params, row, expert, lane)
+                syncwarp()                      # as in gather()
+                left = u32(ballot(places != u64(0)))
+                while left != u32(0):
+                    sums = add(sums, load16(u64(warp_broadcast_u64(places, lowest(left))) + at))
+                    left = but_lowest(left)
+                expert = i32(expert + 32)
+            q = pack(sums)
+            if base + lane < end:
+                store16(to + at, q[0], q[1], q[2], q[3])
+            base = i32(base + 32)
+
+    @device_fn
+    def sum_row(params, row, to, first, end, lane):
+        rows, n, expert = u64(0), i32(0), i32(0)
+        while expert < local:                   # two windows of experts in flight
+            a, b = experts_from(params, row, expert, lane), experts_from(params, row, i32(expert + 32), lane)
+            rows, n = gather(a, rows, n, lane)
+            rows, n = gather(b, rows, n, lane)
+            expert = i32(expert + 64)
+        if n <= MOST:
+            sum_rows(rows, n, to, first, end, lane)
+        else:
+            sum_many(params, row, to, first, end, lane)
+
+    return sum_row
+
+
+def _by_world(shape):
+    """Device function sum_row(places, to, first, end, lane): of p2p worlds, each rounded; ranks and worlds ascend."""
+    numbers, ranks, a_world = elements.make(shape.dtype), shape.n_ranks, shape.p2p_world_size
+    zeros, add, pack = numbers.zeros, numbers.add, numbers.pack
+
+    @device_fn
+    def load_rank(places, rank, end, at):
+        q, there = (u32(0), u32(0), u32(0), u32(0)), False
+        if rank < end:
+            row = u64(warp_broadcast_u64(places, rank))
+            if row != u64(0):
+                q, there = load16(row + at), True
+        return q, there
+
+    @device_fn
+    def sum_of_ranks(places, at, first, end):
+        sums, rank = zeros(), i32(first)
+        while rank < end:
+            a, has_a = load_rank(places, rank, end, at)             # four loads in flight
+            b, has_b = load_rank(places, i32(rank + 1), end, at)
+            c, has_c = load_rank(places, i32(rank + 2), end, at)
+            d, has_d = load_rank(places, i32(rank + 3), end, at)
+            if has_a:
+                sums = add(sums, a)
+            if has_b:
+                sums = add(sums, b)
+            if has_c:
+                sums = add(sums, c)
+            if has_d:
+                sums = add(sums, d)
+            rank = i32(rank + 4)
+        return pack(sums)
+
+    @device_fn
+    def sum_row(places, to, first, end, lane):
+        base = i32(first)
+        while base < end:
+            at, sums, world = at_vector(i32(base + lane), end), zeros(), i32(0)
+            while world < ranks:
+                sums = add(sums, sum_of_ranks(places, at, world, i32(world + a_world)))
+                world = i32(world + a_world)
+            q = pack(sums)
+            if base + lane < end:
+                store16(to + at, q[0], q[1], q[2], q[3])
+            base = i32(base + 32)
+
+    return sum_row
+
+
+def sum_of_ranks(shape):
+    """Device function sum_row(places, to, first, end, lane): vectors [first, end) of the sum over ranks, into `to`.
+
+    places: lane r has the address of rank r's row, 0 for none; rows that do not exist are not read. Every lane sums its
+    own vectors.
+    """
+    if shape.by_world:
+        return _by_world(shape)
+    sum_rows = sum_of_rows(shape.dtype)
+
+    @device_fn
+    def sum_row(places, to, first, end, lane):
+        rows, n = gather(places, u64(0), i32(0), lane)
+        sum_rows(rows, n, to, first, end, lane)
+
+    return sum_row
+
+
+def of_probs(shape):
+    """Device function (params, token, places, lane): out_probs of a token; places: lane r the address at rank r, or 0.
+
+    Slot by slot the sum over the token's ranks ascending, from +0.0; expert-major each expert's number from its rank,
+    bit by bit, and zero for ranks that the token did not go to.
+    """
+    ranks, local, n_meta, n_experts = shape.n_ranks, shape.n_local_experts, shape.n_meta, shape.n_experts
+
+    @device_fn
+    def sum_probs(params, token, places, lane):
+        out, k = params[p.out_probs], i32(lane)
+        total, rank = f32(0), i32(0)
+        while rank < ranks:
+            there = u64(warp_broadcast_u64(places, rank))
+            if there != u64(0) and k < n_meta:
+                total = add_rn(total, f32(load_f32(there + u64(4) * u64(k))))
+            rank = i32(rank + 1)
+        if k < n_meta:
+            store_u32(out + u64(4) * (u64(token) * u64(n_meta) + u64(k)), f32_as_u32(total))
+
+    @device_fn
+    def copy_probs(params, token, places, lane):
+        out, rank = params[p.out_probs], i32(0)
+        while rank < ranks:
+            there, expert = u64(warp_broadcast_u64(places, rank)), i32(lane)
+            while expert < local:
+                value = u32(0)
+                if there != u64(0):
+                    value = u32(load_u32(there + u64(4) * u64(expert)))
+                store_u32(out + u64(4) * (u64(token) * u64(n_experts) + u64(rank * local + expert)), value)
+                expert = i32(expert + 32)
+            rank = i32(rank + 1)
+
+    return copy_probs if shape.expert_major else sum_probs
+
+
+def make(shape, flags):
+    """Device function reduce(call, notes) -> whether all rows came.
+
+    Writes out [T, H], and out_probs if probs come back. Warps take parts of tokens in turn, each when its rows have
+    come. flags: of copy.py.
+    """
+    ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
+    mail, claim, spans, stays = (mailbox.reading(ranks), calls.claims(mailbox.CLAIMED), parts(shape.n_vectors),
+                                 shape.keeps_own)
+    sum_row, reduce_probs = sum_of_ranks(shape), of_probs(shape)
+
+    @device_fn
+    def places_of_rows(call, notes, is_own):
+        """(address of the rows of rank r in lane r, of their probs, number of the first one of them)."""
+        params, lane = call.params, i32(lane_id())
+        rows_at = mail.place(params, notes, i32(0), call.my_rank)
+        probs_at = mail.place(params, notes, i32(2), call.my_rank)
+        first_row, before = mail.mine_before(notes, call.my_rank), i32(shfl_up(mail.received(notes, call.my_rank), 1))
+        if is_own:                              # rows as this rank received them, among its own arrays
+            rows_at, probs_at, first_row = params[p.x], params[p.probs], i32(0)
+            if lane > 0:
+                first_row = before
+        return rows_at, probs_at, first_row
+
+    @device_fn
+    def reduce(call, notes):
+        params, lane, n_parts, ok = call.params, i32(lane_id()), flags.count(notes), True
+        is_own = stays and lane == call.my_rank
+        rows_at, probs_at, first_row = places_of_rows(call, notes, is_own)
+        unit = claim(call, lane)
+        while ok and unit < call.num_tokens * n_parts:
+            following = claim(call, lane)
+            (token, part), row, awaited, at_row, at_probs = split(unit, n_parts), i32(-1), i32(-1), u64(0), u64(0)
+            if lane < ranks:
+                row = i32(load_i32(params[p.row_of] + u64(4) * u64(token * ranks + lane)))
+            if row >= 0:
+                row = i32(first_row + row)
+                at_row = u64(rows_at + u64(row) * u64(row_bytes))
+                at_probs = u64(probs_at + u64(4) * u64(row) * u64(n_meta))
+                if not is_own:
+                    awaited = row
+            ok = flags.wait_for(call, awaited, part, lane)
+            if ok:
+                a, b = spans.span(part, n_parts)
+                sum_row(at_row, params[p.out] + u64(token) * u64(row_bytes), a, b, lane)
+                if has_probs and part == 0:
+                    reduce_probs(params, token, at_probs, lane)
+            unit = i32(following)
+        return ok
+
+    return reduce

@@ -1,0 +1,381 @@
+"""Sends rows: a warp takes a token, or a part of one, reads it once and stores it at every rank that it goes to.
+
+The rows of a src_rank are together at the receiver, in the order of its tokens, after those of lower ranks. So every
+row is written to its final place. With it goes its metadata: the token's ids (or places of local experts), probs and
+scales, as the row's rank sees them.
+"""
+
+from types import SimpleNamespace
+from typing import NamedTuple
+
+from epmoe.device import (ballot, device_fn, f32, i32, lane_id, load_i32, load_u32, n_warps, popc, prefetch, store_i32,
+                          store_u32, store_u64, syncthreads_or, syncwarp, u32, u64, warp_broadcast_i32,
+                          warp_broadcast_u64, warp_id)
+
+from ..formats import blockwise_fp8
+from . import call as calls
+from . import layout, mailbox, routing
+from .bits import below, but_lowest, has, lowest, split
+from .call import LINE
+from .copy import copying, fewest_parts, parts
+from .shape import BF16_BYTES, VECTOR, namespace, p
+
+MINUS_ONE = 2**64 - 1
+STEP, A_SCALE = 32, 8   # vectors of encoded values that are made in one step, and that have a scale in common
+
+
+def expert_masks(n_local_experts):
+    """u32 words that hold a bit for each local expert."""
+    return -(-n_local_experts // 32)
+
+
+def has_metadata(shape):
+    """Whether a row has metadata."""
+    return shape.has_meta or shape.scale_words > 0 and not shape.expert_major
+
+
+def metadata_apart(shape):
+    """1 if what goes with a row is a unit of work of its own, another warp's, behind those of its parts; 0 if not.
+
+    It is not where it has to come with part 0, or where there is nothing.
+    """
+    return int((shape.has_meta or shape.scale_words > 0) and not shape.expands and not shape.encode)
+
+
+def looking_at_slots(shape):
+    """Device function look(params, token, lane) -> (expert, prob) of slot `lane` of a token; by a warp.
+
+    expert: -1 past the last slot, and where the slot has no expert, an id that is no expert's, or one that an earlier
+    slot has.
+    """
+    top_k, has_probs, load_id, clean = shape.top_k, shape.has_probs, routing.loading_id(shape), routing.cleaning(shape).clean
+    has_slots = shape.has_meta and not shape.expert_major
+
+    @device_fn
+    def look(params, token, lane):
+        if not has_slots:
+            return i32(-1), u32(0)
+        seen, prob = i32(-1), u32(0)
+        if lane < top_k:
+            seen = load_id(params[p.ids], token, lane)
+        if has_probs and lane < top_k:
+            prob = u32(load_u32(params[p.probs] + u64(4) * (u64(token) * u64(top_k) + u64(lane))))
+        return clean(seen, i32(0), lane), prob
+
+    return look
+
+
+def _sending_slots(shape):
+    """Device function send(seen, mask, row, ids_at, probs_at, lane): a token's slots, as its ranks see them."""
+    top_k, local, has_probs = shape.top_k, shape.n_local_experts, shape.has_probs
+
+    @device_fn
+    def send(seen, mask, row, ids_at, probs_at, lane):
+        expert, prob = seen
+        expert_rank, local_expert, left = i32(-1), u64(MINUS_ONE), u32(mask)
+        if expert >= 0:
+            expert_rank, local_expert = i32(u32(expert) // u32(local)), u64(u32(expert) % u32(local))
+        while left != u32(0):
+            rank = lowest(left)
+            at = u64(warp_broadcast_i32(row, rank)) * u64(top_k) + u64(lane)
+            to_ids, to_probs = u64(warp_broadcast_u64(ids_at, rank)), u64(warp_broadcast_u64(probs_at, rank))
+            if lane < top_k:
+                value, here = u64(MINUS_ONE), u32(0)
+                if expert_rank == rank:
+                    value, here = u64(local_expert), prob
+                store_u64(to_ids + u64(8) * at, value)
+                if has_probs:
+                    store_u32(to_probs + u64(4) * at, here)
+            left = but_lowest(left)
+
+    return send
+
+
+def _sending_experts(shape):
+    """Device function (params, token, mask, row, at, lane): a token's places by expert.
+
+    For each rank of `mask`: a bit for each local expert that the token goes to, and for these experts, ascending, the
+    token's place among the expert's rows, and its prob. at: addresses of places, probs and masks at rank `lane`.
+    """
+    ranks, local, n_experts, has_probs = shape.n_ranks, shape.n_local_experts, shape.n_experts, shape.has_probs
+    n_masks = expert_masks(local)
+
+    @device_fn
+    def load_window(params, token, window, lane):
+        """(place, prob) of an expert of a window of 32 of a rank; -1 for none."""
+        rank, number = split(window, n_masks)
+        expert, slot, prob = i32(32 * number + lane), i32(-1), u32(0)
+        if expert < local and rank < ranks:
+            src = u64(4) * (u64(token) * u64(n_experts) + u64(rank * local + expert))
+            slot = i32(load_i32(params[p.slot_of] + src))
+            if has_probs:
+                prob = u32(load_u32(params[p.probs] + src))
+        return slot, prob
+
+    @device_fn
+    def send_experts(params, token, mask, row, at, lane):
+        slots_at, probs_at, masks_at = at
+        start, sent = i32(0), i32(0)
+        while start < ranks * n_masks:          # four windows in flight
+            a, b = load_window(params, token, start, lane), load_window(params, token, i32(start + 1), lane)
+            c, d = load_window(params, token, i32(start + 2), lane), load_window(params, token, i32(start + 3), lane)
+            n = i32(0)
+            while n < 4 and start + n < ranks * n_masks:
+                slot, prob = a
+                if n == 1:
+                    slot, prob = b
+                if n == 2:
+                    slot, prob = c
+                if n == 3:
+                    slot, prob = d
+                rank, number = split(i32(start + n), n_masks)
+                if number == 0:
+                    sent = i32(0)
+                to_row, here = u64(warp_broadcast_i32(row, rank)), u32(ballot(slot >= 0))
+                to_slots = u64(warp_broadcast_u64(slots_at, rank)) + u64(4) * to_row * u64(local)
+                to_probs = u64(warp_broadcast_u64(probs_at, rank)) + u64(4) * to_row * u64(local)
+                to_masks = u64(warp_broadcast_u64(masks_at, rank)) + u64(4) * (to_row * u64(n_masks) + u64(number))
+                place = u64(4) * u64(sent + popc(u32(here & below(lane))))
+                if slot >= 0:
+                    store_i32(to_slots + place, slot)
+                    if has_probs:
+                        store_u32(to_probs + place, prob)
+                if lane == 0 and has(mask, rank):
+                    store_u32(to_masks, here)
+                sent, n = i32(sent + popc(here)), i32(n + 1)
+            start = i32(start + 4)
+
+    return send_experts
+
+
+def _sending_scales(shape):
+    """Device function (params, token, mask, row, scales_at, lane): a token's scales."""
+    n_scales = shape.scale_words
+
+    @device_fn
+    def send_scales(params, token, mask, row, scales_at, lane):
+        src = params[p.scales] + u64(4) * u64(token) * u64(n_scales)
+        left = u32(mask)
+        while left != u32(0):
+            rank = lowest(left)
+            to_row = u64(warp_broadcast_i32(row, rank)) * u64(n_scales)
+            to, i = u64(warp_broadcast_u64(scales_at, rank)) + u64(4) * to_row, i32(lane)
+            while i < n_scales:
+                store_u32(to + u64(4) * u64(i), load_u32(src + u64(4) * u64(i)))
+                i = i32(i + 32)
+            left = but_lowest(left)
+
+    return send_scales
+
+
+def sending_metadata(shape):
+    """Device functions of a warp: namespace.
+
+    places(params, notes, lane) -> addresses of ids, probs, scales (masks) at rank `lane`; 0 for none. send(params,
+    token, mask, row, at, lane): a token's metadata to the ranks of `mask`, where lane r has the row at rank r; at: of
+    places().
+    """
+    ranks, mail, expert_major = shape.n_ranks, mailbox.reading(shape.n_ranks), shape.expert_major
+    has_meta, has_probs = shape.has_meta, shape.has_meta and shape.has_probs
+    has_more, has_scales = shape.scale_words > 0 or expert_major, shape.scale_words > 0 and not expert_major
+    look, send_slots, send_experts, send_scales = (make(shape) for make in (looking_at_slots, _sending_slots, _sending_experts,
+                                                                            _sending_scales))
+
+    @device_fn
+    def places(params, notes, lane):
+        ids_at, probs_at, scales_at = u64(0), u64(0), u64(0)
+        if lane < ranks:
+            if has_meta:
+                ids_at = mail.place(params, notes, i32(1), lane)
+            if has_probs:
+                probs_at = mail.place(params, notes, i32(2), lane)
+            if has_more:
+                scales_at = mail.place(params, notes, i32(3), lane)
+        return ids_at, probs_at, scales_at
+
+    @device_fn
+    def send(params, token, mask, row, at, lane):
+        if has_meta and expert_major:
+            send_experts(params, token, mask, row, at, lane)
+        elif has_meta:
+            send_slots(look(params, token, lane), mask, row, at[0], at[1], lane)
+        if has_scales:
+            send_scales(params, token, mask, row, at[2], lane)
+
+    return namespace("metadata", places=places, send=send)
+
+
+class Work(NamedTuple):
+    """What warps send: the tokens [first, end), each in n_parts parts.
+
+    A warp that begins with its own token takes the first n_own parts of it; `rest` units are left of each token.
+    """
+
+    first: int
+    end: int
+    n_parts: int
+    rest: int
+    own: int
+    n_own: int
+
+
+def fp8_format(hidden):
+    """The blockwise FP8 token format for rows of this many elements; in expert-major, values and scales share a row."""
+    return blockwise_fp8.make(SimpleNamespace(hidden=hidden, alignment=16))
+
+
+def _encode(shape):
+    """Device function encode(params, token, first, end, to, mask, lane) -> where the encoded row lies.
+
+    A warp makes its vectors [first, end), whole steps of the encoder, and sends their scales to the rows at `to`.
+    """
+    row_bytes, value_bytes, n_scales = shape.row_bytes, shape.value_bytes, shape.scale_words
+    encode_part, n_steps = fp8_format(value_bytes).encode_part, -(-value_bytes // (STEP * VECTOR))
+
+    @device_fn
+    def encode(params, token, first, end, to, mask, lane):
+        src = params[p.x] + u64(token) * u64(value_bytes * BF16_BYTES)
+        staged = params[p.encoded] + u64(token) * u64(row_bytes)
+        step, left = i32(first // STEP), u32(mask)
+        while left != u32(0) and STEP * step < end:
+            encode_part(src, staged, f32(1), step, n_steps, lane)
+            step = i32(step + 1)
+        syncwarp()                              # the payload by all lanes, before any lane reads it
+        while left != u32(0):
+            there, i = u64(warp_broadcast_u64(to, lowest(left))) + u64(value_bytes), i32(first // A_SCALE + lane)
+            while i < n_scales and A_SCALE * i < end:
+                store_u32(there + u64(4) * u64(i), load_u32(staged + u64(value_bytes) + u64(4) * u64(i)))
+                i = i32(i + 32)
+            left = but_lowest(left)
+        return staged
+
+    return encode
+
+
+def _prefetching(shape):
+    """Device function bring(params, token, part, n_parts, lane): prefetches the next work item into L2."""
+    src_bytes, slots_bytes, n_apart = shape.src_bytes, 4 * shape.top_k, metadata_apart(shape)
+    has_slots, spans = shape.has_probs and not shape.expert_major, parts(shape.n_vectors)
+    a_vector = src_bytes // shape.n_vectors         # bytes that become a vector
+
+    @device_fn
+    def bring(params, token, part, n_parts, lane):
+        a, b = spans.span(part, n_parts)
+        row, at = params[p.x] + u64(token) * u64(src_bytes), i32(a_vector * a + LINE * lane)
+        while at < a_vector * b:
+            prefetch(row + u64(at))
+            at = i32(at + 32 * LINE)
+        if has_slots and part == n_parts * n_apart and lane == 0:
+            prefetch(params[p.probs] + u64(token) * u64(slots_bytes))
+
+    return bring
+
+
+def make(shape, flags=None, numbered=None):
+    """Device function send(call, notes) -> whether this block's tokens are sent.
+
+    If every rank has room; else nothing is. Where there are more tokens than blocks, the blocks share them: some reach
+    the links sooner than others. flags: of copy.py, where rows are expanded while they arrive. numbered:
+    layout.counter(), if the layout is made in the same launch; then a warp sends the first half of a token of its own
+    block meanwhile.
+    """
+    ranks, row_bytes, src_bytes, encodes = shape.n_ranks, shape.row_bytes, shape.src_bytes, shape.encode
+    mail, spans = mailbox.reading(ranks), parts(shape.n_vectors)
+    sending, are_shared, tokens_of_block = calls.sending(shape), layout.sharing(shape), layout.tokens_of(shape)
+    begins_with_own, take = layout.beginning(shape), calls.claims(mailbox.TAKEN)
+    raises, is_numbered_now, fewest = flags is not None, numbered is not None, fewest_parts(shape)
+    n_apart, has_more, more = metadata_apart(shape), has_metadata(shape), sending_metadata(shape)
+    rows, bring = copying(read_only=not encodes), _prefetching(shape)
+    if encodes:
+        encode = _encode(shape)
+
+    @device_fn
+    def parts_of_row(notes, n_tokens, warps):
+        if raises:
+            return flags.count(notes)
+        return i32(max(fewest, spans.count(n_tokens, i32(warps - n_apart * n_tokens))))
+
+    @device_fn
+    def work_of(call, notes):
+        """This warp's Work."""
+        first, end = tokens_of_block(call.num_tokens)
+        warps = i32(n_warps())
+        if are_shared(call.num_tokens):         # all tokens, which warps take in turn
+            first, end, warps = i32(0), i32(call.num_tokens), i32(n_warps() * sending())
+        n_parts = parts_of_row(notes, i32(end - first), warps)
+        own, n_own = i32(-1), i32(0)
+        if is_numbered_now and begins_with_own(call.num_tokens):
+            mine, mine_end = tokens_of_block(call.num_tokens)
+            n_own = i32(i32(n_parts + n_apart) // 2)
+            if mine + warp_id() < mine_end:
+                own = i32(mine + warp_id())
+        return Work(first, end, n_parts, i32(n_parts + n_apart - n_own), own, n_own)
+
+    @device_fn
+    def first_unit(call, work, lane):
+        """Below 0: a part of one's own token."""
+        unit = i32(warp_id())
+        if are_shared(call.num_tokens):
+            unit = i32(-work.n_own)
+            if work.own < 0 or work.n_own == 0:
+                unit = take(call, lane)
+        return unit
+
+    @device_fn
+    def unit_after(call, unit, lane):
+        following = i32(unit + n_warps())
+        if are_shared(call.num_tokens):
+            following = i32(unit + 1)
+            if following >= 0:
+                following = take(call, lane)
+        return following
+
+    @device_fn
+    def part_of(work, unit):
+        """(token, part of its row) of a unit of work: below 0 the first parts of one's own token, then what is left."""
+        token, part = work.own, i32(unit + work.n_own)
+        if unit >= 0:
+            turn, left = split(unit, work.rest)
+            token, part = i32(work.first + turn), i32(work.n_own + left)
+        return token, part
+
+    @device_fn
+    def send(call, notes):
+        if not mail.has_room(notes):
+            return True
+        lane, first_row, start = i32(lane_id()), mail.before_me(notes, call.my_rank), i32((call.my_rank + 1) & 31)
+        rows_at, at_more = u64(0), more.places(call.params, notes, lane)
+        if lane < ranks:
+            rows_at = mail.place(call.params, notes, i32(0), lane)
+        work, ok = work_of(call, notes), True
+        are_numbered, with_row = not (is_numbered_now and are_shared(call.num_tokens)), i32(work.n_parts * n_apart)
+        if is_numbered_now and work.n_own == 0 and not are_numbered:
+            if warp_id() == 0:
+                ok = numbered.wait_for(call, lane)
+            ok, are_numbered = not syncthreads_or(not ok), True     # what one thread acquired, all read
+        unit, n_units = first_unit(call, work, lane), i32((work.end - work.first) * work.rest)
+        while ok and unit < n_units:
+            following = unit_after(call, unit, lane)
+            if is_numbered_now and unit >= 0 and not are_numbered:
+                ok, are_numbered = numbered.wait_for(call, lane), True
+            (token, part), row = part_of(work, unit), i32(-1)
+            if lane < ranks and ok:
+                row = i32(load_i32(call.params[p.row_of] + u64(4) * u64(token * ranks + lane)))
+            mask = u32(ballot(row >= 0))
+            row = i32(first_row + row)
+            src, to = call.params[p.x] + u64(token) * u64(src_bytes), rows_at + u64(row) * u64(row_bytes)
+            a, b = spans.span(part, work.n_parts)
+            if encodes:
+                src = u64(encode(call.params, token, a, b, to, mask, lane))
+            if following < n_units:
+                next_token, next_part = part_of(work, following)
+                bring(call.params, next_token, next_part, work.n_parts, lane)
+            rows.copy(src, to, mask, start, a, b, lane)     # nothing behind the last part
+            if has_more and part == with_row:
+                more.send(call.params, token, mask, row, at_more, lane)
+            if raises:
+                flags.raise_part(call, mask, row, part, lane)
+            unit = i32(following)
+        return ok
+
+    return send

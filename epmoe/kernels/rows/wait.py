@@ -1,0 +1,172 @@
+"""Bounded waits of the rows kernels, and what is recorded when one expires. Words: epmoe/kernels/status.py.
+
+Every wait gives up after the call's time-out, or when another wait of this rank has failed. what: (phase, FOR_...),
+for the record; index: of what is waited for, mostly a src_rank.
+"""
+
+import numpy as np
+
+from epmoe.device import (any_lane, device_fn, globaltimer, i32, ld_acquire_sys_i32, ld_acquire_sys_u32,
+                          ld_acquire_sys_u64, ld_relaxed_gpu_u64, ld_relaxed_sys_u32, ld_relaxed_sys_u64, u32, u64)
+from epmoe_ref.errors import EPValueError, PeerTimeout
+
+from .. import status
+from ..spin import POLLS_PER_LOOK, gives_up, wait_for_own_blocks
+from ..status import record_expired
+from . import mailbox
+from .shape import p
+
+ROWS_DISPATCH, ROWS_COMBINE = 11, 12
+PHASES = {ROWS_DISPATCH: "dispatch of rows", ROWS_COMBINE: "combine of rows"}
+FOR_ANNOUNCEMENT, FOR_ARRIVAL, FOR_BLOCKS, FOR_WINDOW = 11, 12, 13, 14
+
+
+@device_fn
+def told(epoch, number):
+    """A word that says a number (32 bits) in this call."""
+    return u64(u64(u64(epoch) << u64(32)) | u64(u32(number)))
+
+
+@device_fn
+def status_of(params):
+    """Address of the status words."""
+    return u64(params[p.words] + u64(mailbox.STATUS))
+
+
+@device_fn
+def for_blocks(params, address, wanted, phase):
+    """One thread waits until a counter of this rank's blocks is `wanted`; whether it is, acquired."""
+    return wait_for_own_blocks(address, wanted, status_of(params), params[p.timeout_ns], phase, FOR_BLOCKS, i32(0))
+
+
+def _until_told(load):
+    @device_fn
+    def wait(params, address, seen, epoch, what, index):
+        """The word at the address once it is of this epoch, 0 if that takes too long; seen: its value before."""
+        if u32(u64(seen) >> u64(32)) == u32(epoch):
+            return u64(seen)
+        since = u64(globaltimer())
+        polls = 0
+        while u32(u64(seen) >> u64(32)) != u32(epoch):
+            polls += 1
+            if polls % POLLS_PER_LOOK == 0 and gives_up(status_of(params), since, params[p.timeout_ns]):
+                record_expired(status_of(params), what[0], what[1], index, i32(epoch), i32(u64(seen) >> u64(32)))
+                return u64(0)
+            seen = u64(load(address))
+        return u64(seen)
+
+    return wait
+
+
+for_word_of_rank = _until_told(ld_relaxed_gpu_u64)          # written by a block of this rank
+for_word_of_peer = _until_told(ld_acquire_sys_u64)          # behind the fence of its leader block
+for_tagged_word = _until_told(ld_relaxed_sys_u64)           # the word is its own ready flag
+
+
+def _until_equal(load):
+    @device_fn
+    def wait(params, address, wanted, what, index):
+        """Waits until the word that peers write at the address equals `wanted`, acquired; whether it does."""
+        if load(address) == wanted:
+            return True
+        since = u64(globaltimer())
+        polls = 0
+        while load(address) != wanted:
+            polls += 1
+            if polls % POLLS_PER_LOOK == 0 and gives_up(status_of(params), since, params[p.timeout_ns]):
+                record_expired(status_of(params), what[0], what[1], index, i32(wanted), -1)
+                return False
+        return True
+
+    return wait
+
+
+for_count = _until_equal(ld_acquire_sys_i32)
+for_flag = _until_equal(ld_acquire_sys_u32)
+_see_flag = _until_equal(ld_relaxed_sys_u32)
+
+
+@device_fn
+def see_flag(params, address, wanted, what, index):
+    """As for_flag, polled relaxed: acquiring polls would empty an L1 again and again that others work with."""
+    seen = _see_flag(params, address, wanted, what, index)
+    if seen:
+        ld_acquire_sys_u32(address)
+    return seen
+
+
+def for_four(phase, empty, look, is_late):
+    """Polling data that carries its own ready flag: device function take(call, source, step, word, at).
+
+    By a whole warp: each lane waits for what lies at its own four addresses `at`, 0 for none, asked for together ->
+    (whether all arrived, data of word, the four). word: address of a word of a call that all lanes wait for besides, 0
+    for none. source: the rank that writes what the first address is of; each further one is that of the rank `step`
+    behind. empty(address, tag): what is known before the first look. look(address, known, tag): what lies there now.
+    is_late(known, tag): whether it has not come; never true without an address. tag: this call's, as u64 above 32
+    zeros.
+    """
+    @device_fn
+    def first_late(a, b, c, tag):
+        n = i32(3)
+        if is_late(c, tag):
+            n = i32(2)
+        if is_late(b, tag):
+            n = i32(1)
+        if is_late(a, tag):
+            n = i32(0)
+        return n
+
+    @device_fn
+    def take(call, source, step, word, at):
+        tag, ok, are_late, polls, since = u64(u64(call.epoch) << u64(32)), True, True, 0, u64(0)
+        a, b, c, d, w = empty(at[0], tag), empty(at[1], tag), empty(at[2], tag), empty(at[3], tag), u64(tag)
+        while ok and are_late:
+            if word != u64(0):
+                w = u64(ld_relaxed_sys_u64(word))
+            a, b, c, d = look(at[0], a, tag), look(at[1], b, tag), look(at[2], c, tag), look(at[3], d, tag)
+            are_late = (is_late(a, tag) or is_late(b, tag) or is_late(c, tag) or is_late(d, tag)
+                        or u32(w >> u64(32)) != u32(call.epoch))
+            polls += 1
+            if are_late and polls % POLLS_PER_LOOK == 0:
+                if since == u64(0):
+                    since = u64(globaltimer())
+                elif gives_up(status_of(call.params), since, call.params[p.timeout_ns]):
+                    record_expired(status_of(call.params), phase, FOR_WINDOW,
+                                   i32(source + step * first_late(a, b, c, tag)), i32(call.epoch), -1)
+                    ok = False
+        failed = any_lane(not ok)
+        return failed == 0, u32(w), (a, b, c, d)
+
+    return take
+
+
+def raise_if_failed(words, rank: int, timeout_s: float, announced):
+    """Raises PeerTimeout if a wait of this rank expired.
+
+    words: the status words. announced: [2, n_ranks], the calls of which this rank has notes, by parity.
+    """
+    if not words[status.FAILED]:
+        return
+    phase, waited_for = PHASES[int(words[status.FAILED])], int(words[status.WAITED_FOR])
+    if waited_for == FOR_BLOCKS:
+        what = ("waited for this rank's own blocks, which do not all run at once: take fewer SMs or share the device "
+                "less")
+    else:
+        missing, did = [int(words[status.INDEX])], "send all its rows"
+        if waited_for in (FOR_ANNOUNCEMENT, FOR_WINDOW):
+            epoch = int(words[status.EXPECTED])
+            silent = np.flatnonzero(np.asarray(announced)[epoch & 1] != epoch).tolist()
+            if waited_for == FOR_ANNOUNCEMENT or silent:
+                missing, did = silent or missing, "begin the call"
+        what = f"source rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} did not {did}"
+    raise PeerTimeout(f"rank {rank}, {phase}: {what}; gave up after timeout={timeout_s:g} s")
+
+
+def raise_if_bad_ids(words, rank: int):
+    """Raises EPValueError if the kernels met ids that they had to treat as -1."""
+    outside, repeated = int(words[status.BAD_IDS]), int(words[status.REPEATED_IDS])
+    if outside or repeated:
+        raise EPValueError(
+            f"rank {rank}: token_indices[{words[status.BAD_TOKEN] - 1}, {words[status.BAD_SLOT]}] is "
+            f"{words[status.BAD_ID]}; {outside} ids outside [0, num_experts) and {repeated} repeated ids were "
+            "treated as -1 (no expert): give each token distinct ids, and -1 for empty slots")
