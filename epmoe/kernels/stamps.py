@@ -2,7 +2,7 @@
 
 LaunchConfig(trace=True) compiles them in; without it a kernel holds no instruction of them. Thread 0 of a block writes
 the time into its row of the rank's trace buffer, [blocks, marks] uint64: nanoseconds on a GPU, whose clock is the same
-for all blocks of a launch but not the same on all GPUs, and steps of the scheduler in the simulator. A mark lies behind
+for all blocks of a launch but not the same on all GPUs, and steps of the scheduler in the simulator. A mark comes after
 what it names in the program order of thread 0, and says nothing of other threads unless a barrier lies before it.
 """
 

@@ -22,7 +22,7 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
     hidden, group: elements of a row, and of a group with one scale (16, 32, 64, ...; it divides hidden).
     quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane): chunk counts the row's runs of 16 elements;
     ab are its 8 + 8 bf16 values in 4 + 4 words; absmax is that of the whole group, the same in the group's lanes. It
-    writes only if `there`: all lanes take every step, for the shuffles, and behind the row's end they repeat its last
+    writes only if `there`: all lanes take every step, for the shuffles, and past the row's end they repeat its last
     group.
     clear_rest(dst_payload, lane): what is padding in the payload; by one warp, part 0 where there are several.
 
@@ -109,7 +109,7 @@ def _itself(v):
 def values_and_scales(value_bytes: int, scale_bytes: int, alignment: int):
     """(where the scales begin, bytes of the payload, clear_rest).
 
-    clear_rest(dst_payload, lane): device function, a warp writes the zeros behind the values and behind the scales.
+    clear_rest(dst_payload, lane): device function, a warp writes the zeros after the values and after the scales.
     """
     scales_at = align_up(value_bytes, alignment)
     token_size = scales_at + align_up(scale_bytes, alignment)

@@ -42,7 +42,7 @@ def make(cfg):
         """Two ids of topk_info as one word, from the lanes that hold them."""
         low, high = u32(shfl_idx(id16, i32(k & 31))), u32(shfl_idx(id16, i32((k + 1) & 31)))
         pair = u32(0)
-        if k >= 0 and k < top_k:            # behind the ids, and in src_info, there is padding: zero
+        if k >= 0 and k < top_k:            # past the ids, and in src_info, padding is zero
             pair = u32(low | u32(high << u32(16)))
         return pair
 

@@ -26,7 +26,7 @@ def share_of(token, k):
 
 @device_fn
 def word_of(low, high):
-    """The word, from the sums of both halves; 0, the plain signal, where nothing goes to the expert."""
+    """The word, from the sums of both halves; 0, the plain signal, if nothing goes to the expert."""
     word = u64(0)
     if low != 0:
         word = u64(u64(DESCRIBED) + (u64(high) << u64(32)) + u64(low))

@@ -30,7 +30,7 @@ def crosses_worlds(cfg) -> bool:
 def make(cfg):
     """Namespace "peers" of device functions. call: a kernel's record, of which context and my_rank are used.
 
-    recv_buf(call, rank): address of that rank's recv_buf; for a far rank, of the own one, which names it in puts.
+    recv_buf(call, rank): address of that rank's recv_buf; for a far rank, this rank's own, which names it in puts.
     signal(call, rank, index, count): writes count into word `index` of that rank's recv_count. A thread that acquires
         the word sees what this thread has written, or acquired from other threads, and completed puts.
     tell(call, rank, index, value): writes value into word `index` of recv_count of a near rank, without any order.

@@ -189,7 +189,7 @@ def _rows(build):
 
     @device_fn
     def segment_of(ends, n_segments, q):
-        """The first segment that ends behind row q of the window; a warp looks at 32 places at a time."""
+        """The first segment that ends after row q of the window; a warp compares 32 ends at a time."""
         low, n = i32(0), i32(n_segments)
         while n > 1:
             stride = i32((n + 31) // 32)

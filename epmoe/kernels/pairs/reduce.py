@@ -42,7 +42,7 @@ def _n_runs(cfg):
 def _token_rows(cfg):
     """Device function (call, token, run) -> TokenRows.
 
-    Lanes behind the last column do it again and store nothing: all stay together for the shuffles.
+    Lanes past the last column repeat it and store nothing, since all lanes are needed for the shuffles.
     """
     id_words, word, bytes_a_row = ids.make(cfg), counters.words(cfg), layout.combine_msg_bytes(cfg)
     load_id, clean_id, n_vectors = id_words.load, id_words.clean, bytes_a_row // VECTOR

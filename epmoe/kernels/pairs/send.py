@@ -37,7 +37,7 @@ LANES = 32
 class Batch(NamedTuple):
     """Tokens first, first + stride, ... of a block, n of them, and their messages, top_k a token, in shared memory.
 
-    places: addresses, 0 where nothing is sent. experts: cleaned ids. keys: by which messages are sent in order, n_experts
+    places: addresses, 0 if nothing is sent. experts: cleaned ids. keys: by which messages are sent in order, n_experts
     for one without a payload. order: the numbers of the messages in this order.
     """
 
@@ -130,7 +130,7 @@ def make(build):
 
     @device_fn
     def send_pieces(call, batch, n_parts):
-        """Where no warp has more than one piece, all are counted together behind a barrier, else each one at once."""
+        """If no warp has more than one piece, all are counted together after a barrier, else each one at once."""
         unit, key, n_messages = i32(warp_id()), i32(-1), i32(batch.n * top_k)
         in_turns = batch.n * n_payloads * n_parts > n_warps()
         while unit < n_messages * n_parts and key != no_payload:
@@ -159,7 +159,7 @@ def make(build):
             if thread_idx() < batch_size and token < call.num_tokens:
                 prefetch(call.topk_ids + u64(4) * u64(token * top_k))
             fetch_row(call.input_tokens + u64(first) * u64(row_bytes))
-            fetch_words(word.reserved(call.ep_counters, 0))     # and finished, behind it
+            fetch_words(word.reserved(call.ep_counters, 0))     # and finished, which follows it
         if block_idx() == 0:                                    # which counts all ids
             i = i32(thread_idx())
             while i * SECTOR < call.num_tokens * top_k * 4:

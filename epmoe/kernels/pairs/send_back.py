@@ -164,7 +164,7 @@ def _runs(build, pieces, signals=True):
 
     @device_fn
     def segment_of(segments, row):
-        """The first of the window's segments that ends behind the row; segments end in ascending order."""
+        """The first of the window's segments that ends after the row; segments end in ascending order."""
         ends, n, lane = segments.ends, segments.n, i32(lane_id())
         step = divided(i32(n + LANES - 1), i32(LANES))
         base = i32((ffs(ballot(ends[i32(min(n, i32((lane + 1) * step)) - 1)] > row)) - 1) * step)
@@ -221,7 +221,7 @@ def _pieces(cfg, store_vector):
     """
     to, bytes_a_row, place_of = peers.make(cfg), layout.combine_msg_bytes(cfg), _placing(cfg)
     most = most_parts(bytes_a_row)
-    # load16_stream: the compiler leaves it where it is; loads of the read-only path it puts behind `place != 0`
+    # load16_stream stays where it is; the compiler would move loads of the read-only path after `place != 0`
     stage, (load_held, deliver) = copy_part(bytes_a_row, read_only=True), copy_in_halves(HELD, load16_stream, store_vector, short=True)
     ranks, tokens_per_rank, own_only = cfg.n_src_ranks, cfg.max_tokens_per_rank, cfg.skip_a2a
 

@@ -76,7 +76,7 @@ def make(cfg):
                     payload = call.send_buf_p + u64(msg_bytes) * u64(first + row)
                 decode(payload, call.format_handler, RowPlace(row, i32(0), row, i32(0)), 0, 1, lane)
                 if lane < 2:
-                    store_i32(call.src_info + u64(4) * u64(2 * row + lane), i32(-1))     # it goes back to nobody
+                    store_i32(call.src_info + u64(4) * u64(2 * row + lane), i32(-1))     # no rank gets it back
         return False
 
     return namespace("shared_expert", encoded=encoded, copy=copy)

@@ -24,7 +24,7 @@ def make(build):
 
     announce(call, n_parts, failed) -> whether to go on: one block counts the ids, tells the owners, and subtracts
         n_parts pieces a message. Every expert is told of in every round, also where the count is 0, which is a signal
-        at once; under skip_a2a the own experts only. failed: whether any thread of the block knows of a failure.
+        at once; under skip_a2a only those of this rank. failed: whether any thread of the block knows of a failure.
     finish(call, expert, n): one thread, when it and all threads that a barrier joins it to have written n pieces of
         messages to that expert.
     segment_of(expert): the index of `reserved` and of `finished` for messages to an expert.
@@ -56,7 +56,7 @@ def make(build):
 
     @device_fn
     def load_id(call, i):
-        """The id of lane i behind the first of a warp, out of the list of all tokens' ids; -1 behind the end."""
+        """This lane's id, from i on, in the list of all tokens' ids; -1 past its end."""
         value = i32(-1)
         if lane_id() < ids_a_warp and i + lane_id() < call.num_tokens * top_k:
             value = i32(load_i32(call.topk_ids + u64(4) * u64(i + lane_id())))
@@ -113,7 +113,7 @@ def make(build):
             if syncthreads_or(failed):          # zeros before counts
                 return False
             count_ids(call, first, wanted)
-            mark(call, stamps.ANNOUNCED)        # ahead of the barrier: no peer knows anything of it before
+            mark(call, stamps.ANNOUNCED)        # before the barrier: no peer knows anything earlier
             syncthreads()                       # counts before they are told
             i = i32(thread_idx())
             while i < window and first + i < end:
