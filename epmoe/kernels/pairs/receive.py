@@ -93,6 +93,12 @@ def make(build, leave):
             finish_group(call.format_handler, i32(0), i32(0), n_shared, i32(0), lane_id())
 
     @device_fn
+    def write_window(call, window):
+        if window.first == 0:
+            off.write_first(call)
+        off.write(call, window)
+
+    @device_fn
     def receive_known(call, receiver, n_receivers, counts, words):
         """All messages are here and rows need no padding: what each warp of the block does, by itself.
 
@@ -153,9 +159,7 @@ def make(build, leave):
             syncthreads()                                   # all places by all threads
             mark(call, stamps.PLACED)
             if receiver == 0:
-                if first == 0:
-                    off.write_first(call)
-                off.write(call, window)
+                write_window(call, window)
             if first == 0:
                 if own_share.copy(call):
                     return True, False
