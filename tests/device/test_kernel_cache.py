@@ -14,6 +14,7 @@ import pytest
 
 from epmoe.device import kernel_cache
 from epmoe.device.fingerprint import fingerprint
+from epmoe.kernels.params import namespace
 
 KERNEL = ("entry", b"\x7fELF\0\1\2" * 9)
 STEP = 1
@@ -153,6 +154,19 @@ def test_the_fingerprint_follows_closures_called_functions_and_globals(monkeypat
     monkeypatch.setattr(sys.modules[__name__], "STEP", 5)
     others.append(fingerprint(calls_what(called, 2), 512))
     assert len({same[0], *others}) == 6 and None not in others
+
+
+def test_the_fingerprint_follows_the_functions_of_a_namespace():
+    def kernel_with(function):
+        steps = namespace("steps", step=function)
+
+        def kernel_function(x):
+            return steps.step(x)
+
+        return fingerprint(kernel_function)
+
+    one, two = kernel_with(lambda x: x + 1), kernel_with(lambda x: x + 2)
+    assert one == kernel_with(lambda x: x + 1) and None not in (one, two) and one != two
 
 
 def test_a_name_of_a_branch_not_taken_is_no_obstacle():
