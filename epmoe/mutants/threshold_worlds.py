@@ -3,19 +3,19 @@
 `epmoe mutants --thresholds` prints which world crosses which threshold.
 """
 
-from epmoe.kernels.rows.control import LAMPORT_ROWS, MOST_PARTS, WINDOW_ROWS
-from epmoe.kernels.rows.row_copy import BATCH
-from epmoe.kernels.rows.row_sums import MOST as MOST_ROWS
+from epmoe.kernels.rows.copy import BATCH
+from epmoe.kernels.rows.mailbox import MOST_PARTS
+from epmoe.kernels.rows.reduce import MOST as MOST_ROWS
+from epmoe.kernels.rows.tuning import SMALL
 from epmoe.mutants.page_worlds import PLAIN
-from epmoe.mutants.rows_worlds import ORDINARY, SIGNALS
+from epmoe.mutants.rows_worlds import ORDINARY, SIGNALS, tuned
 from epmoe.mutants.world_kinds import RowsWorld, World
 
 VECTOR = 8  # columns of bf16 in an access of 16 bytes
 WARP = 32
 SCALED = 128  # columns of FP8 with one scale
 MOST_COLUMNS = VECTOR * MOST_PARTS * BATCH  # of a row whose parts are a batch each
-DEALT = {"dispatch.TURNS_FROM": 2, "senders.DEALT_FROM": 2, "senders.DEALT": 1}
-RECEIVERS = {"few_tokens.RECEIVERS_A_TOKEN": 1, "few_tokens.MOST_RECEIVERS": 1}
+RECEIVERS = dict(few_receivers_a_token=1, few_receivers=1)
 
 THRESHOLD_WORLDS = (
     # Lamport rows, one more vector than the most parts hold at a batch each: later parts are empty
@@ -46,7 +46,7 @@ THRESHOLD_WORLDS = (
     RowsWorld(
         "rows without signals of four ranks",
         "rows",
-        tokens=(LAMPORT_ROWS, LAMPORT_ROWS - 1, 0, 1),
+        tokens=(SMALL.lamport_tokens, SMALL.lamport_tokens - 1, 0, 1),
         top_k=5,
         hidden=VECTOR * (WARP + 1),
         brief=True,
@@ -55,10 +55,10 @@ THRESHOLD_WORLDS = (
     RowsWorld(
         "rows without signals in parts, erased",
         "rows",
-        tokens=(LAMPORT_ROWS - 1, LAMPORT_ROWS + 1),
+        tokens=(SMALL.lamport_tokens - 1, SMALL.lamport_tokens + 1),
         hidden=VECTOR * (BATCH + WARP + 1),
         shape=(3, 64),
-        few=LAMPORT_ROWS - 1,
+        few=SMALL.lamport_tokens - 1,
         wide=VECTOR * (BATCH + WARP + 1),
         between=True,
         brief=True,
@@ -67,7 +67,7 @@ THRESHOLD_WORLDS = (
     RowsWorld(
         "rows of eight ranks",
         "rows",
-        tokens=(LAMPORT_ROWS + 1, 0, 1, 0, 0, 1, 0, 0),
+        tokens=(SMALL.lamport_tokens + 1, 0, 1, 0, 0, 1, 0, 0),
         top_k=9,
         hidden=VECTOR * WARP,
         shape=(2, 32),
@@ -95,7 +95,7 @@ THRESHOLD_WORLDS = (
     RowsWorld(
         "hybrid, as many experts as threads",
         "hybrid",
-        tokens=(WINDOW_ROWS + 1, 1),
+        tokens=(SMALL.window_tokens + 1, 1),
         top_k=3,
         local=2 * WARP,
         limit=24,
@@ -105,7 +105,7 @@ THRESHOLD_WORLDS = (
     RowsWorld(
         "few rows by expert, as many experts as four windows",
         "hybrid",
-        tokens=(WINDOW_ROWS, 1),
+        tokens=(SMALL.window_tokens, 1),
         top_k=9,
         local=4 * WARP,
         limit=48,
@@ -138,12 +138,12 @@ THRESHOLD_WORLDS = (
     RowsWorld(
         "hybrid, few tokens between more",
         "hybrid",
-        tokens=(WINDOW_ROWS + 1, 2),
+        tokens=(SMALL.window_tokens + 1, 2),
         top_k=6,
         local=4,
         limit=30,
         hidden=VECTOR * (WARP + 1),
-        few=WINDOW_ROWS,
+        few=SMALL.window_tokens,
         between=True,
         slow=(1,),
     ),
@@ -151,12 +151,12 @@ THRESHOLD_WORLDS = (
     RowsWorld(
         "few rows by expert, few bits at a time",
         "hybrid",
-        tokens=(WINDOW_ROWS, WINDOW_ROWS - 1),
+        tokens=(SMALL.window_tokens, SMALL.window_tokens - 1),
         top_k=3,
         limit=24,
         hidden=VECTOR,
         shape=(6, 64),
-        constants={"rows.expert_bits.FEWEST": 1, "rows.expert_bits.MOST_EXPERTS": 4},
+        constants=tuned(window_word_of_few=1, window_experts=4),
     ),
     # pieces of more vectors than a lane holds, and of as many
     World(
@@ -166,7 +166,8 @@ THRESHOLD_WORLDS = (
         fused=True,
         shape=(6, 32),
         few=True,
-        constants={"ahead.ROWS_AHEAD": 3} | RECEIVERS,
+        constants={"prefetch.ROWS_AHEAD": 3},
+        tuning=RECEIVERS,
     ),
     World(
         "few tokens, all vectors held",
@@ -183,7 +184,7 @@ THRESHOLD_WORLDS = (
         shape=(6, 32),
         few=True,
         bad_ids=True,
-        constants={"few_tokens.MOST_EXPERTS": 2},
+        tuning=dict(few_experts=2),
     ),
     World(
         "few tokens, too many experts",
@@ -191,7 +192,7 @@ THRESHOLD_WORLDS = (
         ((5, 3), (2, 2)),
         fused=True,
         shape=(6, 32),
-        constants={"few_tokens.MOST_EXPERTS": 1},
+        tuning=dict(few_experts=1),
     ),
     # more entries than a warp finds a row among in two votes
     World(
@@ -206,6 +207,6 @@ THRESHOLD_WORLDS = (
         PLAIN | dict(max_tokens_per_rank=8),
         ((8, 7),),
         fused=True,
-        constants=DEALT | {"senders.MAX_MESSAGES": 8, "few_tokens.MOST_TOKENS": 0},
+        tuning=dict(turns_from=2, batch_messages=8, few_tokens=0),
     ),
 )
