@@ -20,13 +20,11 @@ BELOW, AT, ABOVE = -1, 0, 1
 
 EXPLAINED = {  # name of a threshold -> why worlds stay on one side of it
     "ANNOUNCED": "a value of a word that waits for its peer, used in reports of expired waits",
-    "lamport_tokens": "where the host asks: the ranks of the simulator share one kernel",
     "MAX_GPUS_PER_NODE": "above it the host refuses",
     "MAX_THREADS": "above it the host refuses",
     "MAX_TOP_K": "above it the host refuses",
     "lamport_bytes": "64 MiB of windows are too many for a world",
     "WARP": "below it the host refuses",
-    "window_tokens": "where the host asks: the ranks of the simulator share one kernel",
 }
 
 

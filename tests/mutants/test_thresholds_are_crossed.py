@@ -76,7 +76,7 @@ def test_a_threshold_without_a_world_on_each_side_is_told(monkeypatch, site, sid
 
 def test_a_world_comes_above_the_threshold_that_it_is_made_for():
     _, sides = thresholds.sides_in("few tokens, too many experts")
-    seen = [s for (_, _, text), s in sides.items() if text.endswith("<= MOST_EXPERTS")]
+    seen = [s for (_, _, text), s in sides.items() if text.endswith("<= tuning.few_experts")]
     assert seen == [{ABOVE}]
 
 
