@@ -53,6 +53,26 @@ one survives: then it changes neither results nor memory nor the order of access
 Verdicts are printed as they are found, and every ten seconds how many runs are over. Ctrl-C ends the hunt with a table of the
 verdicts so far, and for every patch without a verdict the number of runs that have not noticed it. The exit status is 130.
 
+# Thirteen edits written blind
+
+They were written from the docstrings and the protocol alone. What notices each under seed 0:
+
+| edit | noticed as | in the world |
+|---|---|---|
+| a payload word equal to ABSENT is not replaced | hang | "fp16 and an epilogue" |
+| a negative id of a small batch is not counted as a bad one | wrong | "few tokens, bad ids" |
+| the second window of counts begins again at tile 0 | race | "windows, split" |
+| half of the vectors of a Lamport row are not erased | **not noticed** | |
+| scales of a row from the 33rd on are those of the first 32 | wrong | "pairs of more scales than lanes" |
+| a counter of parity 0 is cleared in place of the other parity's | leftover | "rows of eight ranks" |
+| a sum of eight rows takes the seventh twice | wrong | "hybrid, as many experts of a token as lanes" |
+| the escape misses a third word of a vector whose first is ABSENT too | hang | "rows without signals of four ranks" |
+| bits are looked at by the way of few tokens for one token too many | wrong | "few rows by expert, few bits at a time" |
+| tokens 97 to 128 of a small batch are counted one too early | hang | "rows without signals of four tokens a lane" |
+| an expert without rows gets a row of padding | wrong | "hybrid, several sending blocks" |
+| a warp's share of one vector is none | wrong | "few rows by expert, few bits at a time" |
+| expert 0 is taken for no expert | wrong | "rows without signals" |
+
 # Four faults of public kernels
 
 Each is an edit of this project's kernels (`public_faults.py`), followed by the report. `epmoe mutants --faults --write` makes

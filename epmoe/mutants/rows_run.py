@@ -28,6 +28,7 @@ from epmoe.host.lending import Arrangement
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.rows import mailbox
 from epmoe.kernels.rows.shape import parameter_block
+from epmoe.layout import ABSENT
 from epmoe.mutants import rows_bad_ids
 from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.mutants.rows_calls import CALLS, DISPATCHES, Inputs, expected, flat, on_device
@@ -225,6 +226,18 @@ class RowsRun:
                 raise Leftover(
                     f"counters of rank {r.rank} after the calls: {arrived.tolist()}, {words.tolist()}"
                 )
+            self._check_lamport_rows(buffer, r.rank)
+
+    def _check_lamport_rows(self, buffer, rank):
+        """Whoever took or did not need a word has put ABSENT back."""
+        pool, layout = buffer._pool.buffers[rank], buffer.pool_layout
+        words = pool.read(np.uint32, (2, layout.lamport_bytes // 4), layout.lamport_at)
+        if (words != ABSENT).any():
+            parity, word = np.argwhere(words != ABSENT)[0].tolist()
+            raise Leftover(
+                f"Lamport rows[parity {parity}, word {word}] of rank {rank} hold "
+                f"{words[parity, word]} after the calls, not ABSENT"
+            )
 
     @contextmanager
     def _edited(self):

@@ -209,4 +209,42 @@ THRESHOLD_WORLDS = (
         fused=True,
         tuning=dict(turns_from=2, batch_messages=8, few_tokens=0),
     ),
+    # fewer words of signals than warps that could poll them
+    World(
+        "signals polled by one warp of eight",
+        PLAIN,
+        ((2, 1),),
+        fused=True,
+        shape=(2, 8 * WARP),
+        tuning=dict(few_tokens=0),
+    ),
+    # more parts of rows than warps take at once
+    RowsWorld(
+        "hybrid, many rows for two warps",
+        "hybrid",
+        tokens=(12, 9),
+        top_k=3,
+        limit=60,
+        hidden=VECTOR,
+        shape=(2, WARP),
+        constants=ORDINARY,
+    ),
+    # payloads of more padding than a warp clears at once
+    World(
+        "few bytes of a message and much padding",
+        PLAIN | dict(hidden=64, token_format="nvfp4", alignment=256),
+        ((5, 3),),
+        fused=True,
+    ),
+    # as many tokens of a small batch as a warp looks at in one turn, four a lane
+    RowsWorld(
+        "rows without signals of four tokens a lane",
+        "rows",
+        tokens=(4 * WARP, 2),
+        top_k=1,
+        hidden=VECTOR,
+        shape=(3, WARP),
+        brief=True,
+        constants=tuned(lamport_tokens=4 * WARP),
+    ),
 )

@@ -8,6 +8,7 @@ import ast
 import operator
 import re
 from functools import lru_cache
+from typing import NamedTuple
 
 from epmoe.mutants import edited_kernels
 from epmoe.mutants.random_worlds import named
@@ -18,21 +19,42 @@ BY_NAME = {kind.__name__: op for kind, op in OPERATORS.items()} | dict(min=min, 
 NUMBER = re.compile(r"[A-Z][A-Z0-9_]{2,}$")
 BELOW, AT, ABOVE = -1, 0, 1
 
-EXPLAINED = {  # name of a threshold -> why worlds stay on one side of it
+EXPLAINED = {  # name of a number, or a whole comparison -> why worlds stay on one side of it
     "ANNOUNCED": "a value of a word that waits for its peer, used in reports of expired waits",
     "MAX_GPUS_PER_NODE": "above it the host refuses",
     "MAX_THREADS": "above it the host refuses",
     "MAX_TOP_K": "above it the host refuses",
-    "lamport_bytes": "64 MiB of windows are too many for a world",
+    "MOST_PLANS": "memory of the host",
     "WARP": "below it the host refuses",
+    "start + LANES < n_chunks": "in KernelFormat.encode, which no kernel calls",
+    "min(i32(u32(end + A_SCALE - 1) // u32(A_SCALE)), n_scales)": "a row has no vectors behind those of its scales",
+    "lamport_bytes": "64 MiB of windows are too many for a world",
+    "lamport_tokens": "where the host asks: the ranks of the simulator share one kernel",
+    "window_tokens": "where the host asks: the ranks of the simulator share one kernel",
 }
 
 
-class _Marker(ast.NodeTransformer):
-    """Calls compare__ and choose__ in the places of the thresholds in functions. found: {(file, line, text): names}."""
+class Threshold(NamedTuple):
+    """names: of the numbers. what: the operator, min or max. turned: whether the number stands on the left."""
 
-    def __init__(self, file):
+    names: frozenset
+    what: str
+    turned: bool
+
+    def is_crossed(self, worlds):
+        """Whether worlds {side: names} are enough for both outcomes."""
+        sides = [side for side in (BELOW, AT, ABOVE) if worlds[side]]
+        if self.what in ("min", "max"):
+            return BELOW in sides and ABOVE in sides
+        return len({BY_NAME[self.what](-s if self.turned else s, 0) for s in sides}) == 2
+
+
+class _Marker(ast.NodeTransformer):
+    """Calls compare__ and choose__ in the places of the thresholds in functions. found: {(file, line, text): Threshold}."""
+
+    def __init__(self, file, tree):
         self.file, self.found, self.depth = file, {}, 0
+        self.aliases = _aliases(tree)
 
     def visit_FunctionDef(self, node):
         """Numbers compared where a module is made are no thresholds."""
@@ -57,14 +79,15 @@ class _Marker(ast.NodeTransformer):
         return self._marked(node, CHOOSES, name, node.args)
 
     def _marked(self, node, call, what, operands):
-        names = _names(operands[0]) | _names(operands[1])
-        site = self.file, node.lineno, ast.unparse(node)
+        sides = [_names(operand, self.aliases) for operand in operands]
+        names, site = sides[0] | sides[1], (self.file, node.lineno, ast.unparse(node))
+        guards = call == CHOOSES and any(isinstance(v, ast.Constant) for v in operands)
         self.generic_visit(node)
-        if not names or not self.depth:
+        if not names or not self.depth or guards:
             return node
-        self.found[site] = names
-        # signs are those of the quantity against the threshold, whichever stands first
-        turned = bool(_names(operands[0])) and not _names(operands[1])
+        # sides are those of the quantity against the threshold, whichever stands first
+        turned = bool(sides[0]) and not sides[1]
+        self.found[site] = Threshold(names, what, turned)
         given = [ast.Constant(v) for v in (site, what, turned)]
         operands = (
             [node.left, *node.comparators] if isinstance(node, ast.Compare) else list(node.args)
@@ -74,25 +97,41 @@ class _Marker(ast.NodeTransformer):
         )
 
 
-def _names(node):
+def _aliases(tree):
+    """[(line, variable, name of the number)] of the variables that hold a named number."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target, value = node.targets[0], node.value
+            both = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+            for name, v in zip(target.elts, value.elts) if both else [(target, value)]:
+                is_plain = isinstance(name, ast.Name) and isinstance(v, (ast.Name, ast.Attribute))
+                if is_plain and _names(v, ()):
+                    found.append((node.lineno, name.id, next(iter(_names(v, ())))))
+    return sorted(found)
+
+
+def _names(node, aliases):
     """Named numbers of an expression, outside calls but those of casts."""
     if isinstance(node, ast.Name):
-        return {node.id} if NUMBER.match(node.id) else set()
+        held = [n for line, name, n in aliases if name == node.id and line < node.lineno]
+        return {held[-1]} if held else {node.id} if NUMBER.match(node.id) else set()
     if isinstance(node, ast.Attribute):
         owner = node.value.attr if isinstance(node.value, ast.Attribute) else ""
         owner = node.value.id if isinstance(node.value, ast.Name) else owner
         return {node.attr} if NUMBER.match(node.attr) or owner == "tuning" else set()
     if isinstance(node, ast.BinOp):
-        return _names(node.left) | _names(node.right)
+        return _names(node.left, aliases) | _names(node.right, aliases)
     if isinstance(node, ast.Call) and len(node.args) == 1:
-        return _names(node.args[0])
+        return _names(node.args[0], aliases)
     return set()
 
 
 def marked(file, source):
-    """(code with calls at each threshold, {(file, line, text): names} of them)."""
-    marker = _Marker(file)
-    tree = ast.fix_missing_locations(marker.visit(ast.parse(source)))
+    """(code with calls at each threshold, {(file, line, text): Threshold})."""
+    tree = ast.parse(source)
+    marker = _Marker(file, tree)
+    tree = ast.fix_missing_locations(marker.visit(tree))
     return compile(tree, str(edited_kernels.FOLDER / file), "exec"), marker.found
 
 
@@ -102,8 +141,8 @@ def _all_marked():
 
 
 def thresholds():
-    """{(file, line, text): names} of all thresholds of the kernels."""
-    return {site: names for _, found in _all_marked().values() for site, names in found.items()}
+    """{(file, line, text): Threshold} of the kernels."""
+    return {site: one for _, found in _all_marked().values() for site, one in found.items()}
 
 
 def sides_in(name):
@@ -144,20 +183,9 @@ def uncrossed(found):
 
     A comparison must come out both ways, and min and max must take each argument.
     """
+    known = thresholds()
     return [
         site
         for site, worlds in found
-        if not thresholds()[site] & set(EXPLAINED)
-        and not (worlds[BELOW] and worlds[ABOVE] or worlds[AT] and _parts_at(site, worlds))
+        if not {site[2], *known[site].names} & set(EXPLAINED) and not known[site].is_crossed(worlds)
     ]
-
-
-def _parts_at(site, worlds):
-    """Whether a comparison that is seen at its threshold and on one side of it comes out both ways."""
-    node = ast.parse(site[2], mode="eval").body
-    if not isinstance(node, ast.Compare):
-        return False
-    turned = bool(_names(node.left)) and not _names(node.comparators[0])
-    is_met = OPERATORS[type(node.ops[0])]
-    outcomes = {is_met(-side if turned else side, 0) for side in (BELOW, AT, ABOVE) if worlds[side]}
-    return len(outcomes) == 2

@@ -24,7 +24,22 @@ SITES = [
 
 def test_named_numbers_in_functions_are_thresholds():
     _, found = thresholds.marked("f.py", SOURCE)
-    assert found == dict(zip(SITES, ({"MOST_PARTS"}, {"few_tokens"}, {"MOST_PARTS"})))
+    most, few = {"MOST_PARTS"}, {"few_tokens"}
+    want = (most, "LtE", False), (few, "min", False), (most, "Gt", True)
+    assert found == dict(zip(SITES, want))
+
+
+def test_a_variable_that_holds_a_number_is_a_threshold():
+    source = """
+def make(shape):
+    few, n_parts = shape.tuning.few_tokens, count()
+    def f(n):
+        return n <= few and n < n_parts and max(n, 1)
+"""
+    _, found = thresholds.marked("f.py", source)
+    assert [(text, one.names) for (*_, text), one in found.items()] == [
+        ("n <= few", {"few_tokens"})
+    ]
 
 
 def test_sides_are_those_of_the_quantity():
@@ -67,21 +82,26 @@ def test_sides_are_those_of_the_quantity():
     ],
 )
 def test_a_threshold_without_a_world_on_each_side_is_told(monkeypatch, site, sides, crossed):
-    monkeypatch.setattr(thresholds, "thresholds", lambda: {site: {"MOST_PARTS"}})
+    monkeypatch.setattr(
+        thresholds, "thresholds", lambda: {site: thresholds.marked("f.py", SOURCE)[1][site]}
+    )
     found = thresholds.crossings({"a world": {site: sides}})
     assert thresholds.uncrossed(found) == ([] if crossed else [site])
-    monkeypatch.setattr(thresholds, "EXPLAINED", {"MOST_PARTS": "why"})
+    monkeypatch.setattr(thresholds, "EXPLAINED", {"MOST_PARTS": "why", "few_tokens": "why"})
     assert thresholds.uncrossed(found) == []
 
 
 def test_a_world_comes_above_the_threshold_that_it_is_made_for():
     _, sides = thresholds.sides_in("few tokens, too many experts")
-    seen = [s for (_, _, text), s in sides.items() if text.endswith("<= tuning.few_experts")]
+    seen = [s for (_, _, text), s in sides.items() if text.endswith("few_experts")]
     assert seen == [{ABOVE}]
 
 
 def test_what_is_explained_is_a_threshold():
-    assert set(thresholds.EXPLAINED) <= set().union(*thresholds.thresholds().values())
+    there = {
+        name for site, one in thresholds.thresholds().items() for name in (site[2], *one.names)
+    }
+    assert set(thresholds.EXPLAINED) <= there
 
 
 @pytest.mark.nightly
