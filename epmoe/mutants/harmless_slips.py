@@ -33,6 +33,7 @@ HARMLESS_SLIPS = {
     "out.high, i32(expert % local), add_high)": OTHERS,
     "pairs/few_tokens.py make.send_to: swap: if warp_id() == 0: / while token < call.num_tokens:": "the fence orders payloads before the words; ids and their sums have the barrier behind both, and others read "
     "neither before it",
+    "pairs/take_rows.py await_begun.await_all: swap: atomic_or_relaxed_gpu_u32(call.status + u64(4 * MISSING_RANK / record_expired(call.status, COMBINE_WAIT, FOR_ROWS, -1, 0, -": "the record is for the host, which looks when the launch has ended",
     "pairs/poll_signals.py make.poll_words: swap: record_expired(call.status, COMBINE_WAIT, FOR_RECV_COUNT, i, / "
     "shared_add_i32(flags, gave_up, i32(1))": "the record is for the host, which looks when the launch has ended",
     "pairs/poll_signals.py make.wait_for: swap: if polls % POLLS_PER_LOOK == 0: / up = is_up(flags, flag)": "two looks at two words, in a loop",

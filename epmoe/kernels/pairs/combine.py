@@ -52,7 +52,8 @@ from ..params import ParameterBlock, record_of
 from ..prefetch import first_rows
 from ..prefetch import span as prefetch_span
 from ..status import failed_before
-from . import peers, poll_signals, reduce, send_back, signal, take_rows
+from . import poll_signals, reduce, send_back, signal, take_rows
+from .peers import context, crosses_worlds
 from .tuning import TUNING, Tuning
 
 CACHED = 128        # compiled kernels that are remembered, for each of the three
@@ -93,7 +94,7 @@ def parameter_block(cfg) -> ParameterBlock:
         ("send_buf_p", 1), ("recv_buf_p", 1), ("recv_count_p", 1), ("ep_counters", 1), ("status", 1),
         ("timeout_ns", 1), ("trace", 1),
         ("input_tokens", 1), ("src_info", 1), ("n_rows", 1), ("output_tokens", 1), ("topk_ids", 1),
-        ("router_weights", 1), context=peers.context(cfg))
+        ("router_weights", 1), context=context(cfg))
 
 
 def _beginning(build, sends=True):
@@ -135,7 +136,7 @@ def _finishing(build):
 def _compile_async(build):
     begin, send = _beginning(build), send_back.make(build)
 
-    @kernel(max_threads=build.threads, words=build.n_words, shmem=peers.crosses_worlds(build.cfg))
+    @kernel(max_threads=build.threads, words=build.n_words, shmem=crosses_worlds(build.cfg))
     def combine_async(params, num_tokens, my_rank):
         call = begin(params, num_tokens, my_rank)
         send(call, failed_before(call.status))
@@ -161,7 +162,7 @@ def _compile_wait(build):
 def _compile_fused(build):
     begin, send, (n_flags, clear, finish) = _beginning(build), send_back.make(build), _finishing(build)
 
-    @kernel(max_threads=build.threads, words=build.n_words, shmem=peers.crosses_worlds(build.cfg))
+    @kernel(max_threads=build.threads, words=build.n_words, shmem=crosses_worlds(build.cfg))
     def combine(params, num_tokens, my_rank):
         call, flags = begin(params, num_tokens, my_rank), shared_array(n_flags, int32)
         clear(flags)                        # there is a barrier in send

@@ -66,7 +66,8 @@ from ..params import ParameterBlock, record_of
 from ..plain import counters
 from ..prefetch import span as prefetch_span
 from ..status import failed_before
-from . import few_tokens, peers, receive, send, signal
+from . import few_tokens, receive, send, signal
+from .peers import context, crosses_worlds
 from .tuning import TUNING, Tuning
 
 CACHED = 128        # compiled kernels that are remembered, for each of the three
@@ -108,7 +109,7 @@ def parameter_block(cfg) -> ParameterBlock:
         ("timeout_ns", 1), ("trace", 1),
         ("input_tokens", 1), ("topk_ids", 1), ("clean_topk_ids", 1), ("input_scale", 1),
         ("format_handler", len(formats.of(cfg).output_fields) + 1), ("row_offsets", 1), ("expert_ids", 1),
-        ("src_info", 1), ("recv_counts", 1), context=peers.context(cfg))
+        ("src_info", 1), ("recv_counts", 1), context=context(cfg))
 
 
 def _sending(build):
@@ -172,7 +173,7 @@ def _beginning(build):
 def _compile_async(build):
     begin, send_tokens = _beginning(build), _sending(build)
 
-    @kernel(max_threads=build.threads, words=parameter_block(build.cfg).n_words, shmem=peers.crosses_worlds(build.cfg))
+    @kernel(max_threads=build.threads, words=parameter_block(build.cfg).n_words, shmem=crosses_worlds(build.cfg))
     def dispatch_async(params, num_tokens, my_rank):
         griddep_launch()            # dispatch_wait, if it is next, may be there when this one ends
         call = begin(params, num_tokens, my_rank)
@@ -228,7 +229,7 @@ def _compile_fused(build):
     takes_turns = build.cfg.max_tokens_per_rank > build.tuning.turns_from * batch
     send_and_receive = send_then_receive if takes_turns else send_or_receive
 
-    @kernel(max_threads=build.threads, words=parameter_block(build.cfg).n_words, shmem=peers.crosses_worlds(build.cfg))
+    @kernel(max_threads=build.threads, words=parameter_block(build.cfg).n_words, shmem=crosses_worlds(build.cfg))
     def dispatch(params, num_tokens, my_rank):
         call = begin(params, num_tokens, my_rank)
         result = send_and_receive(call, senders_of(num_tokens), failed_before(call.status))
