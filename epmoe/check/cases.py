@@ -170,14 +170,14 @@ def cases(n_ranks=4, only_hidden=None):
     one_empty = tuple(0 if rank == n_ranks - 1 else count for rank, count in enumerate(uneven))
     listed = [
         Case("uneven ranks", cfg(), uneven, rounds=3),
-        Case("some ids are -1", cfg(), uneven, "gaps", rounds=3),
+        Case("slots without an expert", cfg(), uneven, "gaps", rounds=3),
         Case("a rank without tokens", cfg(), one_empty, "gaps"),
         Case("no tokens at all", cfg(), (0,) * n_ranks),
-        Case("all ids are -1", cfg(), full, "dropped"),
+        Case("no slot has an expert", cfg(), full, "dropped"),
         Case("a hot expert", cfg(), full, "hot"),
         Case("all to the last rank", cfg(), full, "one_rank"),
-        Case("top_k 1", cfg(top_k=1), uneven),
-        Case("top_k as many as experts", cfg(top_k=min(n, 32)), uneven),
+        Case("one slot", cfg(top_k=1), uneven),
+        Case("as many slots as experts", cfg(top_k=min(n, 32)), uneven),
         Case("hidden not a power of two", cfg(hidden=200), uneven, "gaps"),
         Case("without router weights", cfg(), uneven, "gaps", weighted=False),
         Case("combine in fp16", cfg(combine_dtype="fp16"), uneven, "gaps"),

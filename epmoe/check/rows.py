@@ -121,12 +121,12 @@ def cases(n_ranks=4):
     one_empty = tuple(0 if rank == n_ranks - 1 else count for rank, count in enumerate(uneven))
     listed = [
         ("uneven ranks", uneven, n, min(4, n), 128),
-        ("some ids are -1", uneven, n, min(4, n), 128, "gaps", 3),
+        ("slots without an expert", uneven, n, min(4, n), 128, "gaps", 3),
         ("a rank without tokens", one_empty, n, min(4, n), 128, "gaps"),
-        ("all ids are -1", uneven, n, min(4, n), 128, "dropped"),
+        ("no slot has an expert", uneven, n, min(4, n), 128, "dropped"),
         ("a hot expert", uneven, n, 2, 128, "hot"),
-        ("top_k 1", uneven, n, 1, 256),
-        ("top_k as many as experts", uneven, n, n, 128),
+        ("one slot", uneven, n, 1, 256),
+        ("as many slots as experts", uneven, n, n, 128),
     ]
     return [
         *(RowsCase(entry[0], seed, *entry[1:]) for seed, entry in enumerate(listed)),

@@ -30,7 +30,7 @@ MORE_TESTED = tuple(Schedule(seed, races=False) for seed in range(1, 5))
 KEPT = re.compile(r"#\s*kept:\s*\S")
 CASES = (
     "uneven ranks",
-    "some ids are -1",
+    "slots without an expert",
     "a rank without tokens",
     "a hot expert",
     "hidden not a power of two",

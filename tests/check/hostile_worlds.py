@@ -31,7 +31,7 @@ class Crashes(NumpyWorld):
 
 
 class Hangs(NumpyWorld):
-    """Never returns from the case with top_k 1."""
+    """Never returns from the case "one slot"."""
 
     def combine(self, expert_outputs, dispatched, router_weights, **options):
         if self.cfg.top_k == 1:

@@ -128,7 +128,7 @@ def test_what_every_case_says_is_said_once():
     lines = run("check", "wrong_dispatches:Raises", "--ranks", "2", "--quiet").stdout.splitlines()
     assert lines[0] == "DIFFERS     uneven ranks"
     assert lines[1].startswith("  call raised IndexError: index 12 is out of bounds")
-    assert lines[2] == "DIFFERS     some ids are -1: as in 'uneven ranks'"
+    assert lines[2] == "DIFFERS     slots without an expert: as in 'uneven ranks'"
 
 
 def test_an_implementation_that_serves_no_case_does_not_pass():
@@ -202,7 +202,7 @@ def test_one_rank_a_process(name, code, verdict):
 
 @pytest.mark.nightly
 def test_the_kernels_of_a_check_over_processes_are_known_beforehand(tonight):
-    cases = ["mpi_kernels:an epilogue", "mpi_rows:top_k 1", "mpi_hybrid:more rows"]
+    cases = ["mpi_kernels:an epilogue", "mpi_rows:one slot", "mpi_hybrid:more rows"]
     cases = cases if tonight else cases[1:2]
     result = run(
         *cases,
@@ -215,7 +215,7 @@ def test_the_kernels_of_a_check_over_processes_are_known_beforehand(tonight):
 
 
 def test_without_a_name_this_projects_kernels_are_checked():
-    result = run("check", "--ranks", "2", "--only", "top_k 1", "--quiet")
+    result = run("check", "--ranks", "2", "--only", "one slot", "--quiet")
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.findall(r"^PASS (\w+): equal", result.stdout, re.M) == [
         "kernels",

@@ -40,7 +40,7 @@ def test_the_implementation_passes_and_its_mistake_is_told_as_shown(tmp_path):
     ), text
     assert EMPTY_SLOTS.search(MINE)
     (tmp_path / "wrong.py").write_text(EMPTY_SLOTS.sub("", MINE))
-    code, text = printed(tmp_path, "-m", "epmoe", "check", "wrong:Mine", "--only", "some ids")
+    code, text = printed(tmp_path, "-m", "epmoe", "check", "wrong:Mine", "--only", "slots without")
     assert code == 1 and all(line in text for line in DIFFERS.splitlines()), text
 
 

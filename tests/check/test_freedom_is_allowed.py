@@ -179,5 +179,5 @@ def test_more_experts_a_token_than_an_implementation_takes_are_listed_as_not_ser
     report = check(FewSlots, n_ranks=2)
     reasons = {o.case: o.not_served for o in report.outcomes}
     assert report.passed, str(report)
-    assert reasons["top_k 1"] is None and reasons["uneven ranks"] == "top_k 4, more than 3"
-    assert reasons["top_k as many as experts"] == "top_k 6, more than 3"
+    assert reasons["one slot"] is None and reasons["uneven ranks"] == "top_k 4, more than 3"
+    assert reasons["as many slots as experts"] == "top_k 6, more than 3"

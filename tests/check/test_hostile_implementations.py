@@ -22,7 +22,7 @@ from epmoe_ref.errors import EPValueError
 )
 @pytest.mark.by_day(1)
 def test_one_that_ends_the_process_differs(name, says):
-    result = run("check", f"hostile_worlds:{name}", "--ranks", "2", "--only", "top_k 1", "--quiet")
+    result = run("check", f"hostile_worlds:{name}", "--ranks", "2", "--only", "one slot", "--quiet")
     assert result.returncode == 1 and says in result.stdout, result.stdout + result.stderr
     assert result.stdout.splitlines()[-1].startswith(f"FAIL hostile_worlds:{name}: ")
 
@@ -34,7 +34,7 @@ def test_one_that_hangs_in_a_case_is_told_so_and_the_other_cases_run():
         "--ranks",
         "2",
         "--only",
-        "top_k",
+        "slot",
         "--timeout",
         "6",
         "--json",
@@ -42,7 +42,7 @@ def test_one_that_hangs_in_a_case_is_told_so_and_the_other_cases_run():
     record = json.loads(result.stdout)["implementations"][0]
     states = {case["case"]: case["state"] for case in record["cases"]}
     assert (
-        result.returncode == 1 and states.pop("top_k 1") == "differs" and "ok" in states.values()
+        result.returncode == 1 and states.pop("one slot") == "differs" and "ok" in states.values()
     ), states
     assert "differs" not in states.values()
     differences = [d for case in record["cases"] for d in case["differences"]]
@@ -52,7 +52,7 @@ def test_one_that_hangs_in_a_case_is_told_so_and_the_other_cases_run():
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("HangingRank", "'top_k 1' did not return within 4 s (--timeout); all ranks end"),
+        ("HangingRank", "'one slot' did not return within 4 s (--timeout); all ranks end"),
         (
             "LeavingRank",
             "differs: it raised RuntimeError: the implementation ended the process: sys.exit(0)",
@@ -66,7 +66,7 @@ def test_ranks_in_processes_that_hang_or_leave_differ(name, says):
         "check",
         f"hostile_worlds:{name}",
         "--only",
-        "top_k 1",
+        "one slot",
         "--timeout",
         "4",
         launcher=(mpirun(), "-n", "2"),

@@ -16,8 +16,8 @@ def each_case_once(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "case"),
     [
-        ("rows", "some ids are -1"),
-        ("rows", "top_k as many"),
+        ("rows", "slots without an expert"),
+        ("rows", "as many slots"),
         ("hybrid", "overflow by padding"),
         ("hybrid", "fp8"),
         ("hybrid", "two p2p worlds"),
@@ -35,7 +35,7 @@ def test_own_fused_a2a_and_p2p_worlds_pass(name, case):
 @pytest.mark.parametrize(
     "case",
     [
-        "some ids are -1",
+        "slots without an expert",
         "without router weights",
         "an epilogue",
         "nvfp4 with an input scale",

@@ -95,7 +95,7 @@ def test_a_mistake_is_named(words):
 
 
 def test_the_place_of_a_wrong_prob():
-    report = check(MISTAKES["prob not zero where the id is -1"], n_ranks=2, only="top_k 1")
+    report = check(MISTAKES["prob not zero where the id is -1"], n_ranks=2, only="one slot")
     assert report.passed  # each row has its only expert here
     report = check(MISTAKES["prob not zero where the id is -1"], n_ranks=2, only="uneven")
     difference = report.failed[0].differences[0]

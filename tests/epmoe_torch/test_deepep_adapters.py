@@ -133,7 +133,7 @@ def on_the_cpu(monkeypatch, tmp_path):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("only", ["uneven", "some ids are -1"])
+@pytest.mark.parametrize("only", ["uneven", "slots without an expert"])
 @pytest.mark.parametrize("adapter", [deepep.Rows, deepep.LowLatency])
 def test_what_an_adapter_makes_of_deepeps_results_is_right(adapter, only, on_the_cpu):
     report = check(adapter, n_ranks=1, ranks=OneRank(), only=only)

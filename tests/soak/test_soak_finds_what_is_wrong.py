@@ -121,10 +121,7 @@ AFTER_DISPATCH = {
     "an offset": (change("row_offsets", -1, lambda v: v + 1), "row_offsets[3]"),
     "an expert id": (change("expert_ids", 1, 0), "expert_ids[1]"),
     "a token number": (change("src_info", (0, 0), 99), "outside the src_rank's tokens"),
-    "a slot": (
-        change("src_info", (0, 1), lambda k: 1 - k),
-        "the expert that its (token, k) selects",
-    ),
+    "a k": (change("src_info", (0, 1), lambda k: 1 - k), "the expert that its (token, k) selects"),
     "src_info of two rows": (swap_tokens, "bits of the token"),
     "a row twice": (repeat_row, "came twice"),
 }
@@ -147,7 +144,7 @@ def test_a_wrong_dispatch_is_found(what):
     assert found[0].first.startswith(f"rank 0, round {number}: ") and says in found[0].first
 
 
-@pytest.mark.parametrize("what", ["a slot", "a row twice"])
+@pytest.mark.parametrize("what", ["a k", "a row twice"])
 def test_a_combine_without_signals_waits_for_the_row_that_such_a_dispatch_loses(what):
     with Soak(CFG, LocalWorld(2, racecheck=False), kernels="fast") as soak:
         number = busy_round(plain(CFG))
