@@ -9,6 +9,7 @@ Also whether tests/epmoe_torch and tests/book can run: without torch or Sphinx t
 import contextlib
 import ctypes
 import functools
+import gc
 import hashlib
 import importlib.util
 import json
@@ -190,6 +191,12 @@ def pytest_collection_modifyitems(config, items):
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = chosen
+
+
+def pytest_collection_finish():
+    """What tests are made of stays: those that collect garbage need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 def leave_to_the_night(items):

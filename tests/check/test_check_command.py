@@ -117,7 +117,7 @@ def test_what_cannot_be_run_exits_with_2(arguments, words, told):
 
 
 def test_nothing_checked_is_no_pass_and_what_cannot_be_is_said_once(told):
-    result = told("check", "--only", "no such case")
+    result = told("check", "reference", "--only", "no such case")
     assert (result.returncode, result.stdout) == (2, "")
     assert "no case's name contains 'no such case'; there are: uneven ranks, " in result.stderr
     result = told("check", "--ranks", "0")
