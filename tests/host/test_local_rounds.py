@@ -45,7 +45,7 @@ def check_round(ep, cfg, x, ids, **options):
     return d, out
 
 
-@pytest.mark.by_day(6)
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("kernels", ["plain", "fast"])
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda s: "-".join(map(str, s.values())))
@@ -152,6 +152,7 @@ def test_a_shared_expert_takes_the_ranks_own_tokens(fused, skip_a2a):
             check_round(ep, cfg, x, ids, router_weights=weights)
 
 
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize("token_format", ["fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"])
 def test_every_format_equals_the_reference(token_format):
     cfg = config(n_ranks=2, hidden=128, token_format=token_format, max_tokens_per_rank=3)

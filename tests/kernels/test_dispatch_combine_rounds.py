@@ -236,7 +236,7 @@ def assert_clean(world):
             )
 
 
-@pytest.mark.by_day(6)
+@pytest.mark.by_day(5)
 @pytest.mark.racecheck
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("name", CASES)

@@ -56,6 +56,7 @@ def test_zeros_nan_inf_subnormals_ties_and_scale_underflow(token_format):
     agree(config(token_format, 512), as_rows(edge_groups(GROUP[token_format]), 512))
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("token_format", QUANTISED)
 def test_any_maximum_in_any_place(token_format):
     maxima = (

@@ -33,7 +33,11 @@ def test_they_are_numbered_from_one():
     assert all(title(f.read_text()).startswith(f"Lesson {n}: ") for n, f in FILES.items())
 
 
-@pytest.mark.parametrize("number", FILES)
+@pytest.mark.parametrize(
+    "number",
+    # the longest two at night: they run on every change as notebooks too
+    [pytest.param(n, marks=pytest.mark.nightly if n in (5, 10) else []) for n in FILES],
+)
 def test_a_lesson_runs_and_fits_the_terminal(number):
     told = io.StringIO()
     tell(FILES[number], stream=told)

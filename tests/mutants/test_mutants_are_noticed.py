@@ -160,6 +160,7 @@ def test_a_wrong_expectation_fails():
     ]
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("name", ["split", "nvfp4, shared expert, fused", "idle blocks"])
 def test_unedited_kernels_pass_with_stale_loads_too(name):
     WorldRun(WORLDS[name], kernels, 1, stale=True).go()

@@ -104,6 +104,7 @@ def test_expert_ids_above_32767_travel_unsigned():
     assert difference is None, difference
 
 
+@pytest.mark.nightly
 def test_expert_ids_above_32767_travel_unsigned_through_the_kernels():
     from epmoe import LaunchConfig
 

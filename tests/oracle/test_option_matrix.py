@@ -44,7 +44,7 @@ def with_kernels():
 
 
 @pytest.mark.parametrize("case, kernels", with_kernels())
-@pytest.mark.by_day(12)
+@pytest.mark.by_day(8)
 def test_kernels_reference_and_records_agree(case, kernels):
     difference = difference_of(case, kernels=kernels)
     assert difference is None, difference

@@ -199,6 +199,7 @@ def full_world(**fixed):
     raise AssertionError("no seed gives such a world")
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("name", BAD_DISPATCHES)
 def test_bad_dispatches_are_refused_and_leave_a_usable_object(package, name):
     from epmoe_ref.errors import EPValueError
@@ -263,6 +264,7 @@ BAD_COMBINES = [
 ]
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("spoil", BAD_COMBINES, ids=lambda f: f.__name__)
 def test_bad_combines_are_refused_and_leave_a_usable_object(package, spoil):
     from epmoe_ref.errors import EPValueError

@@ -32,7 +32,7 @@ CASES = {
 }
 
 
-@pytest.mark.by_day
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])
 @pytest.mark.parametrize("case", CASES)
 def test_rounds_are_exact_and_need_no_host_reset(case, fused):
