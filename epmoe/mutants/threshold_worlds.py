@@ -56,6 +56,8 @@ THRESHOLD_WORLDS = (
         "rows without signals in parts, erased",
         "rows",
         tokens=(SMALL.lamport_tokens - 1, SMALL.lamport_tokens + 1),
+        local=3,
+        top_k=3,
         hidden=VECTOR * (BATCH + WARP + 1),
         shape=(3, 64),
         few=SMALL.lamport_tokens - 1,
