@@ -32,7 +32,7 @@ def _noting(shape):
 
 
 def telling(shape, begin, end):
-    """Device functions by which a warp of the leader block tells every peer the words [begin, end) of its note.
+    """Device functions by which a warp of the leader block tells all ranks, its own too, words [begin, end) of its note.
 
     look(call, first) -> looked: what telling takes besides the call's number and the counts, of the words [first,
     first + 32) of all peers. Looking takes longer than telling, so the caller looks before it waits for those.

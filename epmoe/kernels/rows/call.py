@@ -1,7 +1,7 @@
 """A call: its record, its beginning and end, and which blocks do what in it.
 
-All blocks but the last send. The last one, the leader block, talks to the peers. In it the notify warp announces this
-rank, and the fence warp fences where the notify warp does not.
+The last block, the leader block, talks to the peers and sends nothing; of the others, all or some send. In it the
+notify warp announces this rank, and the fence warp fences where the notify warp does not.
 """
 
 from functools import cache
@@ -43,7 +43,7 @@ def is_leader():
 
 @device_fn
 def is_notify_warp():
-    """Whether this is the leader block's last warp; its others read tokens."""
+    """Whether this is the leader block's last warp; in a small batch its others read tokens."""
     return is_leader() and warp_id() == n_warps() - 1
 
 
@@ -93,7 +93,7 @@ def epoch_now(params):
 
 @device_fn
 def epoch_of(begun):
-    """The first barrier of a block -> this call's number, 0 if a wait of this rank expired in an earlier call."""
+    """A barrier of the block, its first -> this call's number, 0 if a wait of this rank expired in an earlier call."""
     if thread_idx() == 0:
         begun.told[0] = u64(begun.last_epoch + u64(1))
     if syncthreads_or(begun.has_failed):
@@ -140,7 +140,8 @@ def claims(counter):
 
 @cache
 def ends(n_ranks):
-    """begin(params, told) -> Begun. end(call): of the leader block, when all have begun and no peer writes here."""
+    """begin(params, told) -> Begun. end(call): of the leader block, when all have begun; no peer touches what
+    it clears."""
     n_lines, memory = -(-8 * parameter_block(n_ranks).context_words // LINE), memory_of(n_ranks)
 
     @device_fn

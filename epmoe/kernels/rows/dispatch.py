@@ -1,24 +1,26 @@
 """Dispatch of rows: every token is sent once to each rank of its experts, directly to its final row.
 
-Every block of a rank runs the kernel. All blocks but the last send tokens; the last one, the leader block, talks to the
-peers and sends no rows (call.py).
+Every block of a rank runs the kernel. The last one, the leader block, talks to the peers and sends no rows (call.py).
+The others send tokens, or some of them do where the others copy or expand rows meanwhile.
 
 1. Begin: the number of the call, and whether an earlier one failed (call.py).
 2. Small batches have a way of their own, which ends the call: rows in Lamport words (few/dispatch.py), expert-major
-   rows in windows (few/by_expert.py). If some rank has too many tokens for it, all ranks go on with step 4.
-3. Number the rows (layout.py): a token's row is its number among this rank's tokens for that rank, in the order of
-   tokens; -1 where it does not go. The leader block announces how many rows each rank gets, and where this call's
-   arrays lie (announce.py).
+   rows in windows (few/by_expert.py). If some rank has too many tokens for it, all ranks go on with step 3, or with
+   step 4 where the small way has done step 3 already.
+3. Number the rows (layout.py): the n-th of this rank's tokens that go to a rank is the n-th row that this rank sends
+   there; -1 where a token does not go. The leader block announces how many rows each rank gets, and where this
+   call's arrays lie (announce.py).
 4. Wait until all ranks have announced the same of themselves. Every block knows then where each of its rows lies.
 5. Send (send.py): row, ids and probs, unless some rank has no room for all its rows; then nobody sends.
 6. The leader block records counts and places for handle and host (handle.py).
 7. Wait for the rows: every block tells every rank when it has sent its part, and the leader block waits for all of
-   them. Where rows are expanded by expert in the same launch (expand.py), half the blocks send and raise a flag for
-   each part of a row, and the others expand the rows that have arrived; when sending is done, all blocks expand.
+   them. Where rows are expanded by expert in the same launch (expand.py), flags take the place of these counters: half
+   the blocks send and raise a flag for each part of a row, and the others expand the rows that have arrived; when
+   sending is done, all blocks expand.
 8. The leader block ends the call.
 
 A cached dispatch, and the second try of one that found no room, have the numbers and counts of a handle: rows_resend
-is steps 1, 2, 4 (of places alone), 5, 7 and 8.
+is steps 1, 2 (of Lamport rows), 4 (of all but the counts), 5, 7 and 8.
 """
 
 from functools import lru_cache
@@ -188,8 +190,10 @@ def arriving(shape, mark):
 
 
 def expanding(shape, mark, flags, asks_room):
-    """The same where rows are expanded by expert while they arrive. flags: of copy.py. asks_room: whether a rank may
-    have no room, and then expands nothing."""
+    """The same functions where rows are expanded by expert while they arrive: await_rows expands them.
+
+    flags: of copy.py. asks_room: whether a rank may have no room, and then expands nothing.
+    """
     expand_rows, has_room = expand.arriving(shape, flags), mailbox.reading(shape.n_ranks).has_room
 
     @device_fn

@@ -96,7 +96,7 @@ def writing(shape):
 def recording(shape, phase):
     """Device function record(call, notes, has_room, gathered), of the leader block -> whether all counts of experts came.
 
-    gathered: shared int32 array [experts] that nobody needs.
+    gathered: shared int32 array [experts], overwritten.
     """
     ranks, local, write, expert_count = (shape.n_ranks, shape.n_local_experts, writing(shape),
                                          announce.expert_count(shape, phase))

@@ -3,7 +3,7 @@
 The symmetric part is the same on all ranks: the notes of every src_rank, and counters of its blocks that have sent all
 their rows. A word of a note holds a number in its low half and the number of the call (the epoch) in its high half, so
 it is its own ready flag. Epochs only grow, and nothing has to be reset. Notes and counters are doubled by the epoch's
-parity. A rank begins call e + 1 when every rank has begun it, and no rank begins it before its launch of call e has
+parity. A rank ends call e only after every rank has begun it, and begins e + 1 only after its own launch of e has
 ended. So no rank reads the notes of e when those of e + 2 are written, and no rank adds to the counters of e - 1, which
 every rank clears in call e, before e + 1. Flags of windows (few/windows.py) hold the number of their call.
 
@@ -82,7 +82,7 @@ def control(n_ranks: int, n_local_experts: int, window_tokens: int) -> Control:
 
 @cache
 def reading(n_ranks):
-    """Device functions over `notes`, by a warp: namespace.
+    """Device functions over `notes`: namespace.
 
     count(notes, source, target): rows that a rank sends to another. tokens(notes, rank). blocks(notes, rank).
     place(params, notes, index, rank): address of array `index` that a rank has announced. most_tokens(notes): of a

@@ -272,10 +272,10 @@ def _prefetching(shape):
 
 
 def make(shape, flags=None, numbered=None):
-    """Device function send(call, notes) -> whether this block's tokens are sent.
+    """Device function send(call, notes) -> whether no wait expired, of a warp.
 
-    If every rank has room; else nothing is. Where there are more tokens than blocks, the blocks share them: some reach
-    the links sooner than others. flags: of copy.py, where rows are expanded while they arrive. numbered:
+    If some rank has no room, nothing is sent. Where there are more tokens than blocks, the blocks share them: some
+    reach the links sooner than others. flags: of copy.py, where rows are expanded while they arrive. numbered:
     layout.counter(), if the layout is made in the same launch; then a warp sends the first half of a token of its own
     block meanwhile.
     """

@@ -38,6 +38,10 @@ class Tuning:
     window_word_of_few: int = 8     # tokens of a word that are looked at together, if there are no more
     window_shares: int = 4          # warps that share a part of a row in combine; one token: 15.0 us, 19.5 with 1
 
+    def __post_init__(self):
+        if self.lamport_tokens > 128:
+            raise ValueError(f"lamport_tokens={self.lamport_tokens}: at most 128, whose bits fill four words")
+
 
 TUNING = Tuning()
 SMALL = Tuning(expand_looks=2, many_blocks=3, lamport_tokens=4, window_tokens=4, window_word=2, window_word_of_few=2)

@@ -3,10 +3,10 @@ them itself.
 
 Each rank tells all others which of its tokens go to which expert, and its rows go into windows at their ranks
 (windows.py). Every block computes their places from the bits (places.py) and stores them there. So between the ids and
-an expert's row there is one transfer of the row and, at the same time, one of these words. No block waits for the
-leader block, which numbers rows for the handle and writes the numbers for the host. If a rank has many tokens, it says
-where peers must write; then all ranks use the ordinary way, as if nothing had been sent. No rank ends the call before
-all ranks have announced themselves.
+an expert's row there is one transfer of the row and, at the same time, one of these words. No block waits for what the
+leader block does besides: it numbers rows for the handle and writes the numbers for the host. It also says where peers
+must write. If a rank has many tokens, all ranks use the ordinary way, as if nothing had been sent. No rank ends the
+call before all ranks have announced themselves.
 
 A token has its own place in a window, so no rank needs the number of other tokens. A rank's rows for itself are not
 moved, or, if encoded, are in its own window. Probs go in words that name the call, one for each token and expert; rows

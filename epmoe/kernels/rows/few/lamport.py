@@ -31,7 +31,7 @@ from ..wait import FOR_WINDOW
 WORD = 8                # bytes
 NOTHING = 2**64 - 1     # a word that has not arrived
 PART = BATCH            # vectors of a row that have an escape for ABSENT in common
-BLOCKS_A_TOKEN = 4      # of a launch: three times as many receive as send
+BLOCKS_A_TOKEN = 4      # of a launch of one or two tokens; of more, tuning.lamport_send_tenths send
 
 
 def suit(shape):
