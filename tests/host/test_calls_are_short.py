@@ -1,6 +1,7 @@
 """A call goes through few files of the host: the third of its kind, of one rank, in the simulator."""
 
 import sys
+from functools import cache
 from pathlib import Path
 
 import ml_dtypes
@@ -19,6 +20,15 @@ MOST = {  # files, moves between them
 }
 
 
+@cache
+def file_of_host(name):
+    """A file's path below epmoe; None if it is not of the host."""
+    path = Path(name)
+    if HOST not in path.parents or path.relative_to(HOST).parts[0] in ("kernels", "device"):
+        return None
+    return str(path.relative_to(HOST))
+
+
 def way_of(function, *arguments):
     """The files of the host that a call runs through, in order, and its result."""
     files = []
@@ -27,11 +37,8 @@ def way_of(function, *arguments):
         frame = frame if event == "call" else frame.f_back
         if event not in ("call", "return") or frame is None:
             return
-        path = Path(frame.f_code.co_filename)
-        if HOST not in path.parents or path.relative_to(HOST).parts[0] in ("kernels", "device"):
-            return
-        name = str(path.relative_to(HOST))
-        if not files or files[-1] != name:
+        name = file_of_host(frame.f_code.co_filename)
+        if name and (not files or files[-1] != name):
             files.append(name)
 
     sys.setprofile(look)
