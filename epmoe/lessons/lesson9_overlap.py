@@ -70,16 +70,23 @@ else:
 
 loop, machine = measured.loop()
 if loop:
-    print(f"us a pair of dispatch and combine, {machine}")
-    for r in loop:
-        print(f"{r['kernels'][:34]:34} {r['arrays']:6}"
-              f"{r['tokens']:6}{r['us']:10.1f}")
+    us = {(r["kernels"], r["arrays"]): r["us"]
+          for r in loop if r["tokens"] == 128}
+    columns = "same", "new", "layers", "graph"
+    print(f"us a pair of dispatch and combine, 128 tokens, {machine}")
+    print(" " * 36 + "".join(f"{c:>8}" for c in columns))
+    for name in dict.fromkeys(name for name, _ in us):
+        print(f"{name:36}" + "".join(
+            f"{us[name, c]:8.1f}" if (name, c) in us else f"{'-':>8}"
+            for c in columns))
 else:
     print("(no table of loops at hand; on GPUs this makes one:")
     print(" mpirun -n 2 python -m mpi4py -m benchmarks loop)")
 
-# The rows "same" and "new" of such a table differ by what the host does for
-# arrays that it has not seen before. "graph" is the next section.
+# same: every pair gets the same arrays. new: every pair gets arrays that the
+# host has not seen before. layers: eight pairs in a row whose results are
+# kept. graph: the device alone, which is the next section. Compare each
+# column with the last one: it is the host that the caller waits for.
 #
 # ## Graphs
 #
