@@ -1,8 +1,10 @@
-"""`python -m benchmarks table FILE.json ...`: the figures of docs/measured.md as a Markdown table, made of files of results."""
+"""`python -m benchmarks table FILE.json ...`: the figures of docs/measured.md as a Markdown table, made of files of results.
+
+Of files that hold loops and no rows: the table of loops."""
 
 import sys
 
-from benchmarks import pages, peers, results, shapes
+from benchmarks import loop_table, pages, peers, results, shapes
 
 # kernels, format, routing, tokens: what docs/measured.md shows of a model of 7168 columns and 256 experts
 LINES = (
@@ -42,6 +44,9 @@ def run(args):
     record = results.merged([results.read(file) for file in args.files])
     peers.annotate(record)
     lines = markdown(record, args.hidden, args.experts)
+    if not lines and record.get("loop"):
+        words = loop_table.below(record, args.files)
+        return pages.shown(loop_table.markdown(record), words, args.into, "benchmarks table")
     if not lines:
         print(
             f"benchmarks table: no row with {args.hidden} columns and {args.experts} experts in "

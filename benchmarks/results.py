@@ -27,9 +27,12 @@ def write(record, file):
 
 def _text(record):
     """JSON with a line for each row, so that a difference between two files shows which rows differ."""
-    rows, start = record["rows"], json.dumps(record | {"rows": []}, indent=1)
-    lines = "".join(f"\n  {json.dumps(r)}," for r in rows).removesuffix(",")
-    return start.replace('\n "rows": []', f'\n "rows": [{lines}\n ]', 1) + "\n"
+    lists = [name for name in ("rows", "loop") if name in record]
+    text = json.dumps(record | {name: [] for name in lists}, indent=1)
+    for name in lists:
+        lines = "".join(f"\n  {json.dumps(r)}," for r in record[name]).removesuffix(",")
+        text = text.replace(f'\n "{name}": []', f'\n "{name}": [{lines}\n ]', 1)
+    return text + "\n"
 
 
 def exists(file):

@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import aims, pages, peers, plan, readme_table, results, shapes, targets, traffic
+from benchmarks import (
+    aims,
+    loop_table,
+    pages,
+    peers,
+    plan,
+    readme_table,
+    results,
+    shapes,
+    targets,
+    traffic,
+)
 from benchmarks.__main__ import main
 from benchmarks.measure import Row
 from benchmarks.shapes import Shape
@@ -299,6 +310,15 @@ def test_docs_show_what_the_files_of_results_say(n_ranks):
     peers.annotate(record)
     assert table == readme_table.markdown(record) and record["n_ranks"] == n_ranks
     assert paragraph == pages.paragraph(readme_table.below(record, files))
+
+
+def test_docs_show_the_loops_that_a_file_of_results_holds():
+    table, paragraph, files = shown_below(
+        (ROOT / "docs" / "measured.md").read_text(), "Wall clock on"
+    )
+    record = results.merged([results.read(ROOT / file) for file in files])
+    assert table == loop_table.markdown(record)
+    assert paragraph == pages.paragraph(loop_table.below(record, files))
 
 
 def test_readme_shows_a_part_of_the_table_of_4_gpus():
