@@ -25,7 +25,7 @@ COMMANDS = {
         "epmoe.explain.command",
         "write a page that teaches dispatch, the full tape of a round, slides, a trace",
     ),
-    "soak": ("epmoe.soak.command", "run a great many rounds, made and checked on the device"),
+    "soak": ("epmoe.soak.command", "run many rounds, generated and checked on the device"),
     "lesson": (
         "epmoe.lessons.command",
         "list or print the lessons on expert parallelism, with exercises",

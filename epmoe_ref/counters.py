@@ -106,7 +106,7 @@ class EPLocalSyncCounters:
         return self._at(self.dispatch_async_size())
 
     def get_combine_async_ptr(self):
-        """Where the counters of combine_async start: the same place as those of dispatch_wait."""
+        """Where the counters of combine_async start: the same place as dispatch_wait's."""
         return self.get_dispatch_wait_ptr()
 
     def get_combine_wait_ptr(self):

@@ -68,7 +68,7 @@ def words(state: RankState, under_way: np.ndarray | None = None) -> dict[str, Wo
 def may_be_under_way(state: RankState) -> np.ndarray:
     """Segments whose signal may come after the step that sent it has ended: bool [n_local_experts, n_ranks].
 
-    Those of other p2p worlds, after dispatch_async and combine_async; a wait ends when all have arrived.
+    Words that other p2p worlds write, after dispatch_async and combine_async; a wait ends when all have arrived.
     """
     cfg = state.cfg
     other_world = cfg.world(np.arange(cfg.n_src_ranks)) != cfg.world(state.rank)

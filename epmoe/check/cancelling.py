@@ -15,7 +15,7 @@ def cancelling(rows, row_of, per_rank, seed):
     """A copy of rows, over ranks bf16 [P, hidden], with such columns.
 
     row_of: over src_ranks, int [T, n]: rows of a token, -1 for none; column c's lie on rank c // per_rank. Every
-    fourth column shows the order of a rank's rows, the column behind it that of the ranks.
+    fourth column shows the order of a rank's rows, the next column the order of the ranks.
     """
     out = [r.copy() for r in rows]
     for src_rank, of_token in enumerate(row_of):

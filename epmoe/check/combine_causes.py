@@ -135,20 +135,20 @@ def _weighted(s, got):
         ("the weights are applied twice", lambda: s.routed(s.weights * s.weights)),
         ("the weights are not applied", lambda: s.routed(np.ones_like(s.weights))),
         (
-            "the weights are normalised, so that those of a token add up to 1; they are taken as they are",
+            "the weights are normalised, so that a token's add up to 1; they must be used as given",
             lambda: s.routed(s.weights / s.weights.sum(axis=1, keepdims=True)),
         ),
         ("the weights are in the reverse order of k", lambda: s.routed(s.weights[:, ::-1])),
         (
-            "the weights are shifted by one: that of k goes to k + 1",
+            "the weights are shifted by one: k's weight goes to k + 1",
             lambda: s.routed(np.roll(s.weights, 1, axis=1)),
         ),
         (
-            "the weights are shifted by one: that of k goes to k - 1",
+            "the weights are shifted by one: k's weight goes to k - 1",
             lambda: s.routed(np.roll(s.weights, -1, axis=1)),
         ),
         (
-            "the weights are in the order of the experts' ids, not in that of k",
+            "the weights are in the order of the experts' ids, not of k",
             lambda: s.routed(np.take_along_axis(s.weights, s.by_expert(), axis=1)),
         ),
         (
@@ -189,7 +189,7 @@ def _weighted(s, got):
     causes += [cause for cause, acc in mistakes if _same(got, s.finish(acc()))]
     if _begins_with_the_round_before(s, got):
         causes.append(
-            "the sum begins with that of the round before, which was not cleared; it begins with +0"
+            "the sum begins with the previous round's, which was not cleared; it must begin with +0"
         )
     acc = s.routed()
     if s.cfg.combine_dtype == "bf16" and _same(got, s.finish(_toward_zero(acc))):

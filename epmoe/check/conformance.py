@@ -82,7 +82,7 @@ class Report:
 
     @property
     def failed(self):
-        """Those of them with differences."""
+        """Cases that differ."""
         return [o for o in self.run if o.differences]
 
     @property

@@ -140,7 +140,7 @@ def _columns_swapped(suspect):
 
 
 def _other_rank_order(suspect):
-    """Each expert's rows are those of the reference, with the src_ranks in one other order."""
+    """Each expert's rows are the reference's, with the src_ranks in one other order."""
     where, n_src = suspect.where, array(suspect.want, "recv_count").shape[1]
     orders = [
         range(n_src)[::-1],

@@ -72,7 +72,7 @@ def _bf16_rows(suspect):
 
 
 def _changed(change):
-    """A test: the result's rows are those of the reference, changed like that, and not all of them are the same."""
+    """A test: the result's rows are the reference's, changed like that, and not all rows are equal."""
 
     def test(suspect):
         rows = _bf16_rows(suspect)
@@ -157,10 +157,7 @@ PAYLOAD_CAUSES = [
         "the tokens went through fp8 (e4m3) on their way",
         _changed(_through(ml_dtypes.float8_e4m3fn)),
     ),
-    (
-        "NaN has other bits than the format's: those of the reference have no sign",
-        _nan_of_other_bits,
-    ),
+    ("NaN has other bits than the format's: the reference's have no sign", _nan_of_other_bits),
 ]
 SCALE_CAUSES = [
     ("the scales are reciprocals: an element is its code times the scale", _reciprocals),

@@ -1,6 +1,6 @@
 """Casts as integer arithmetic, in PTX, for devices whose hardware lacks them: bf16 and fp16 pairs, and e4m3.
 
-The results equal those of newer devices' instructions bit for bit. `run` interprets a PTX text on the host, to test it
+The results equal newer devices' instructions bit for bit. `run` interprets a PTX text on the host, to test it
 without a GPU.
 """
 

@@ -88,7 +88,7 @@ class Kernel:
     def binary(self, cc=None):
         """(name of the entry point, cubin): out of the disk cache, or compiled and put there.
 
-        cc: compute capability; with it no GPU is needed. Default: that of the current GPU.
+        cc: compute capability; with it no GPU is needed. Default: the current GPU's.
         """
         from . import kernel_cache
 

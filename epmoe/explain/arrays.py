@@ -10,7 +10,7 @@ from epmoe import layout
 from epmoe.host.inputs import COMBINE_DTYPE
 from epmoe.host.rank_memory import combine_arrays, dispatch_arrays
 
-# Axes of results and of the caller's arrays; the layout has those of the regions.
+# Axes of results and of the caller's arrays; the layout has the axes of regions.
 AXES = {
     "output_tokens": ("row", "col"),
     "output_scales": ("row", "group"),

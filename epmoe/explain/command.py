@@ -30,8 +30,8 @@ def add_arguments(parser):
     options.add_argument(
         "--input",
         metavar="FILE.npz",
-        help="your own routing (topk_ids, and if wanted topk_weights, x, "
-        "n_experts, rank_offsets): the page shows a slice of it, and totals of all of it",
+        help="your own routing (topk_ids and, if you have them, topk_weights, x, "
+        "n_experts, rank_offsets): the page shows a slice, and totals of the whole",
     )
     options.add_argument(
         "--format", choices=tuple(TOKEN_FORMATS), default="bf16", help="token format (default bf16)"
@@ -43,15 +43,15 @@ def add_arguments(parser):
         "--seed",
         type=at_least_zero,
         default=0,
-        help="of tokens, routing, experts and schedule (default 0)",
+        help="seed of tokens, routing, experts and schedule (default 0)",
     )
     files = parser.add_argument_group("files")
     files.add_argument(
         "--out",
         default="explain.html",
         metavar="FILE",
-        help="the page (default %(default)s); beside it "
-        "FILE-tape.html, with every counter of a recorded round",
+        help="the page (default %(default)s); the tape, with every counter of a "
+        "recorded round, goes to FILE-tape.html",
     )
     files.add_argument(
         "--figures",
@@ -63,7 +63,7 @@ def add_arguments(parser):
         "--trace",
         metavar="FILE",
         help="a trace for ui.perfetto.dev or chrome://tracing; with a GPU "
-        "(and under mpirun) it has times of the device's clock, and is all that is written",
+        "(and under mpirun) it has times of the device's clock, and nothing else is written",
     )
 
 

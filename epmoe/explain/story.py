@@ -111,7 +111,7 @@ def _footer(tape):
         else ""
     )
     return (
-        f"{link}<p>Made by <code>epmoe explain</code>. The numbers on the stage are those of "
+        f"{link}<p>Made by <code>epmoe explain</code>. The numbers on the stage come from "
         "<code>epmoe_ref</code>; its arrays are in this page as JSON, under the id <code>arrays</code>. "
         "Measured device times: 4 x NVIDIA H200, 2026-11-22, 7,168 columns, 256 experts, top 8.</p>"
     )

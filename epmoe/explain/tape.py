@@ -1,4 +1,4 @@
-"""The full tape: every counter of a recorded round over its steps, and what each block did when, as a second page."""
+"""The full tape: every counter of a recorded round over its steps, and what each block did when. A second page."""
 
 import json
 
@@ -9,22 +9,22 @@ from epmoe.explain.phases import PHASES, Timeline
 
 # array -> its purpose, in the order of the round
 MEANING = {
-    "reserved": "slots claimed, by (local expert, destination rank)",
-    "finished": "messages completely written, by (local expert, destination rank)",
-    "dispatch_recv_buf": "messages in their slots: the token of each, by (local expert, source rank, slot)",
+    "reserved": "slots claimed, by (local expert, dst_rank)",
+    "finished": "messages completely written, by (local expert, dst_rank)",
+    "dispatch_recv_buf": "messages in their slots: the token of each, by (local expert, src_rank, slot)",
     "rank_completion": "signals written to each peer",
-    "dispatch_recv_count": "signals of dispatch, by (local expert, source rank); – is not arrived",
-    "A": "READY + end row, and count, by (local expert, source rank)",
-    "B": "rows of an expert up to a source rank",
+    "dispatch_recv_count": "signals of dispatch, by (local expert, src_rank); – means not arrived",
+    "A": "READY + end row, and count, by (local expert, src_rank)",
+    "B": "rows of an expert up to a src_rank",
     "row_offsets": "where each expert's rows begin",
-    "C": "tiles of an expert's rows that were claimed",
+    "C": "claimed tiles of an expert's rows",
     "D": "blocks that are done",
     "E": "ready flag: rows have their places",
     "F": "send_buf is ready (shared expert)",
     "G": "shared expert has started",
     "output_tokens": "rows grouped by expert: the token of each",
     "combine_recv_buf": "rows that came back, by (token, k)",
-    "combine_recv_count": "signals of combine, by (local expert, source rank)",
+    "combine_recv_count": "signals of combine, by (local expert, src_rank)",
     "combine_ready": "ready flag of each reducing block",
     "combined": "results, by token",
 }

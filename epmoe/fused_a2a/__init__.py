@@ -4,7 +4,7 @@
 ShmemWorld of one p2p world (this rank's arrays). Arguments are arrays of NumPy, or of torch or CuPy, which are not
 copied. Results are NumPy arrays in the simulator, and DeviceArray on a GPU. Arrays in GPU memory must be C-contiguous;
 others are refused, and the error names the remedy (epmoe.torch copies them). Arrays in host memory may have any strides.
-`ctx` is any object with attributes; Context is one. Results equal those of `epmoe_ref.fused_a2a` bit for bit.
+`ctx` is any object with attributes; Context is one. Results equal `epmoe_ref.fused_a2a`'s bit for bit.
 
 You may keep a result or a handle as long as you like; a later call reuses the memory of dropped ones. Calls on a group
 are collective: every rank makes the same calls in the same order, with the same hidden size, dtype, top_k and number of

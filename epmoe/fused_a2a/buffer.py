@@ -326,7 +326,7 @@ class Buffer:
     def start(self, launches):
         """Start one launch of each rank of this process. In the simulator they have ended when this returns.
 
-        Nothing between them may wait for the GPU: kernels of some ranks would begin, and wait for those of the others.
+        Nothing between them may wait for the GPU: some ranks' kernels would begin, and wait for the others'.
         """
         if self.is_alone:
             for launch in launches:

@@ -29,8 +29,8 @@ class FusedDispatch:
         x: [T, H], rows of whole 16 bytes, any dtype; or, going beyond upstream, blockwise FP8 as a pair (e4m3 [T, H],
         float32 scales [T, H / 128]). token_indices: integers [T, K], distinct global expert ids in a token, -1 dropped.
         token_probs: float32 [T, K].
-        recv_x [N, H], a pair if x was: one row for each (source token, this rank), by source rank, then token.
-        recv_token_indices: int64 [N, K], local ids, -1 where the slot's expert is elsewhere; recv_token_probs: float32
+        recv_x [N, H], a pair if x was: one row for each (source token, this rank), by src_rank, then token.
+        recv_token_indices: int64 [N, K], local ids, -1 where k's expert is elsewhere; recv_token_probs: float32
         [N, K], 0 there. tokens_per_expert: int64 [L] on the host. The host waits, for N.
         async_finish, allocate_on_comm_stream: change nothing (docs/pages.md): all work is in the order of the world's
         stream. The second is refused without the first, as upstream.
@@ -90,7 +90,7 @@ class FusedCombine:
         """(combined_x [T, H], None): the sum over the token's ranks ascending, in float32, rounded once to x's dtype.
 
         x: [N, H] in dispatch's row order, bf16, fp16 or float32, already weighted and summed over the local experts.
-        handle: of FusedDispatch.forward; H and dtype need not be those of the dispatch. A token that went nowhere gives
+        handle: of FusedDispatch.forward; H and dtype may differ from the dispatch's. A token that went nowhere gives
         zeros. async_finish, allocate_on_comm_stream: change nothing, as in FusedDispatch, and there is no event: the
         result is in the order of the world's stream.
         """
@@ -101,7 +101,7 @@ class FusedCombine:
             handle_of(RowsHandle, handle)
         if handle.group is not group:
             raise EPValueError(
-                f"group is {group!r}, and the handle is that of a dispatch over another one, "
+                f"group is {group!r}, and the handle belongs to a dispatch over another one, "
                 f"{handle.group!r}: rows go back over the group that they came by; pass that one"
             )
         given = buffer, "x", x, handle, None, num_sms

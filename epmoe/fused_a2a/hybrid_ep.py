@@ -30,7 +30,7 @@ class HybridEPDispatch:
         x: [T, H], bf16 or fp16, rows of whole 16 bytes. routing_map: bool [T, E]. probs: float32 [T, E], of which only
         the routed places are read, or None. num_permuted_tokens: P, the same on all ranks; then the host does not wait
         and counts stay on the device. None: P is exact. pad_multiple: each expert's rows are rounded up to it; None, 0:
-        not. dispatched_hidden [P, H]: by local expert, then source rank, then token; zeros in padding and behind the
+        not. dispatched_hidden [P, H]: by local expert, then src_rank, then token; zeros in padding and behind the
         last row. dispatched_probs: float32 [P], or None. dispatched_scaling_factor: None, or float32 [P, H / 128] if
         the buffer was made with fp8_dispatch=True; dispatched_hidden is e4m3 then. tokens_per_expert: int64 [L],
         padding included; rows that do not fit into P are dropped from the end, and handle.overflow (int32 [1]) is 1

@@ -92,7 +92,7 @@ class Field:
 
     @property
     def byte_strides(self):
-        """Strides in bytes, also those of C order."""
+        """Strides in bytes, never None."""
         if self.strides is not None:
             return self.strides
         return c_strides(self.shape, self.dtype.itemsize)
@@ -356,7 +356,7 @@ def c_strides(shape, itemsize):
 
 
 def _unless_c_order(shape, strides, itemsize):
-    """The strides, or None if they are those of C order (axes of length 1 and empty arrays have no say)."""
+    """The strides, or None in C order (axes of length 1 and empty arrays have no say)."""
     if strides is None or 0 in shape:
         return None
     ordered = all(n == 1 or s == c for n, s, c in zip(shape, strides, c_strides(shape, itemsize)))

@@ -43,14 +43,14 @@ class Dispatched:
     scales_offset: uint32 (n_groups), where each group's scale tiles begin; None for formats without scale tiles
     row_offsets: uint32 (n_groups + 1); rows of group g are row_offsets[g]:row_offsets[g + 1]
     expert_ids: int32 (n_groups), 0 .. n_groups - 1; a fused shared expert is group 0
-    src_info: int32 (capacity, 2), (token, slot) at the source rank; (-1, -1) in shared-expert and padding rows
-    recv_count: int32 (n_local_experts, n_ranks), rows that came from each source rank; under skip_a2a (.., 1)
+    src_info: int32 (capacity, 2), (token, k) at the src_rank; (-1, -1) in shared-expert and padding rows
+    recv_count: int32 (n_local_experts, n_ranks), rows that came from each src_rank; under skip_a2a (.., 1)
     topk_ids: int32 (num_tokens, top_k), the rank's own ids, cleaned; combine reads them
     num_tokens: how many tokens the rank put in
     cfg, rank: whose result it is; check: waits for the kernels and raises what they recorded
 
-    Groups follow each other, and in a group the source ranks; inside an (expert, source rank) segment the order of rows
-    is free (epmoe_ref.canonical sorts it). The arrays are NumPy in the simulator and DeviceArray on a GPU, where
+    Rows are in order of group, then of src_rank. The order of rows in an (expert, src_rank) segment is free
+    (epmoe_ref.canonical sorts it). The arrays are NumPy in the simulator and DeviceArray on a GPU, where
     nothing has waited for the kernels yet. src_info, topk_ids and row_offsets are for reading: combine relies on them.
     As NumPy arrays they are read-only, and combine refuses a changed copy. A change in GPU memory is not noticed: combine
     then gives wrong numbers or a PeerTimeout.

@@ -1,4 +1,4 @@
-"""The words that functions of the caller are written in: in kernels those of epmoe.device, on the host also on arrays.
+"""Rounding functions for the caller's functions: epmoe.device's in kernels; on the host they also take arrays.
 
 What is too large for float32 is the infinity that IEEE says, without a warning, as in kernels.
 """

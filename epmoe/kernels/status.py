@@ -123,7 +123,7 @@ def _missing_rows(cfg, rank, index, sources):
         some = f"rows of expert {source * cfg.n_local_experts + local_expert} are missing"
     names = ", ".join(str(source) for source in range(cfg.n_src_ranks) if sources >> source & 1)
     remedy = ": has it ended, or made another call, or changed src_info? reset() by all ranks starts anew"
-    return f"nothing, or not all, from source rank {names} ({some})", remedy
+    return f"nothing, or not all, from src_rank {names} ({some})", remedy
 
 
 def _missing_signals(cfg, rank, index, recv_count):
@@ -141,6 +141,6 @@ def _missing_signals(cfg, rank, index, recv_count):
     parts = []
     for source, experts in sorted(by_source.items()):
         some = ", ".join(map(str, experts[:8])) + (", ..." if len(experts) > 8 else "")
-        parts.append(f"source rank {source} ({len(experts)} of {cfg.n_local_experts} experts: {some})")
+        parts.append(f"src_rank {source} ({len(experts)} of {cfg.n_local_experts} experts: {some})")
     remedy = ": has it ended, or made another call? reset() by all ranks starts anew"
     return "no signal from " + "; ".join(parts), remedy

@@ -51,7 +51,7 @@ def _race(seed, edits):
 
 
 def _candidates():
-    """Sort key: removed fences first, then relaxed releases of system scope, then those of device scope."""
+    """Sort key: removed fences first, then relaxed releases of system scope, then relaxed releases of device scope."""
     found = [
         m
         for file in edited_kernels.files()

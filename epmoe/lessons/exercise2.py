@@ -27,18 +27,18 @@ WARM_UP = Number(
 )
 STRETCH = Number(
     256 // 8 * 8 * (4096 - 128) * 14368,
-    "32 local experts x 8 source ranks x 3968 more slots x 14368 bytes: 14.6 GB, which is why large batches talk first.",
+    "32 local experts x 8 src_ranks x 3968 more slots x 14368 bytes: 14.6 GB. That is why ranks exchange sizes before a large batch.",
     (
-        (32 * 8 * 4096 * 14368, "this is the size, not by how much it grows."),
+        (32 * 8 * 4096 * 14368, "this is the whole size. The question asks how much it grows."),
         (
             256 * 8 * (4096 - 128) * 14368,
             "that is what 8 ranks need. One rank has recv_buf for its 32 LOCAL experts only.",
         ),
-        (32 * (4096 - 128) * 14368, "each of 8 source ranks has slots of its own."),
+        (32 * (4096 - 128) * 14368, "each of the 8 src_ranks has its own slots."),
         (32 * 8 * (4096 - 128) * 14336, "a message has 32 bytes beside its payload."),
         (14.6, "the answer is in bytes."),
     ),
-    "multiply local experts, source ranks, the slots added, and the bytes of a message (problem 1).",
+    "multiply local experts, src_ranks, the slots added, and the bytes of a message (problem 1).",
 )
 
 #        n_ranks, n_experts, top_k, hidden, max_tokens
@@ -49,7 +49,7 @@ WORLDS = (
     (8, 256, 8, 7168, 128),
     (1, 6, 6, 64, 7),
     (8, 256, 8, 7168, 4096),
-)  # byte offsets that 32 bits do not hold
+)  # the last has byte offsets beyond 32 bits
 
 
 def judge(answer):
@@ -61,7 +61,7 @@ def judge(answer):
             _one(answer, n_ranks, n_experts, top_k, hidden, max_tokens, expert, src, slot)
             tried += 1
     return (
-        f"owner and offset are those of all {tried} places tried, among them messages with 9 experts, whose "
+        f"owner and offset are right in all {tried} places tried, among them messages with 9 experts, whose "
         "topk_info takes 32 bytes."
     )
 
@@ -89,11 +89,11 @@ def _one(answer, n_ranks, n_experts, top_k, hidden, max_tokens, expert, src, slo
     if not right_owner:
         if got_owner == expert % n_ranks:
             raise Wrong(
-                f"{shown}: experts are not dealt out in turn (expert % n_ranks); the first "
-                f"{local} live on rank 0, the next {local} on rank 1, and so on."
+                f"{shown}: experts are not assigned in turn (expert % n_ranks); the first "
+                f"{local} are on rank 0, the next {local} on rank 1, and so on."
             )
         raise Wrong(
-            f"{shown}: expert {expert} lives on rank {owner}; each rank has {local} neighbouring experts."
+            f"{shown}: expert {expert} is on rank {owner}; each rank has {local} consecutive experts."
         )
 
     if (got_offset - right) % (1 << 32) == 0:
@@ -108,8 +108,8 @@ def _one(answer, n_ranks, n_experts, top_k, hidden, max_tokens, expert, src, slo
     for looks, says in (
         (
             at(e=expert),
-            "recv_buf has an axis of LOCAL experts, and this counts all experts; on its owner this one "
-            f"has the number {le}",
+            "recv_buf has an axis of LOCAL experts, and this counts all experts; this one is local expert "
+            f"{le} of its owner",
         ),
         (at(size=2 * hidden), "a message is more than its payload: src_info and topk_info follow"),
         (at(size=payload + 4 + 2 * top_k), "src_info and topk_info are padded to 16 bytes too"),
@@ -130,16 +130,15 @@ def _one(answer, n_ranks, n_experts, top_k, hidden, max_tokens, expert, src, slo
         (at(size=_align(4 * hidden) + 16 + ids), "a bf16 number takes 2 bytes, not 4"),
         (
             (le * n_ranks + src) * max_tokens + slot,
-            "this counts messages; asked for is a number of bytes",
+            "this counts messages; the question asks for bytes",
         ),
         (
             ((src * local + le) * max_tokens + slot) * message,
-            "the order of the axes is local expert, source rank, "
-            "slot: the local expert weighs most",
+            "the order of the axes is local expert, src_rank, slot: the local expert comes first",
         ),
         (
             ((le * max_tokens + slot) * n_ranks + src) * message,
-            "the order of the axes is local expert, source rank, slot: the slot is the last",
+            "the order of the axes is local expert, src_rank, slot: the slot is the last",
         ),
     ):
         if got_offset == looks:

@@ -99,7 +99,7 @@ def _first(counts, got):
     )
     if (got == np.cumsum(counts, axis=0)).all():
         raise Wrong(
-            f"{shown}: this counts the block's own pairs too. Its first slot comes after those of the blocks "
+            f"{shown}: this counts the block's own pairs too. Its first slot comes after the slots of the blocks "
             "BEFORE it: block 0 begins at 0."
         )
     if (got == np.cumsum(counts, axis=1) - counts).all() or (

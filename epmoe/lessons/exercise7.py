@@ -106,7 +106,7 @@ def _one(ids, n_experts, capacity, got):
     got = whole_numbers(got, "drop")
     if got.shape != ids.shape:
         raise Wrong(
-            f"drop returned an array of shape {got.shape}; it must be that of topk_ids, {ids.shape}"
+            f"drop returned an array of shape {got.shape}; it must be {ids.shape}, like topk_ids"
         )
     right = dropped(ids, n_experts, capacity)
     if (got == right).all():

@@ -89,7 +89,7 @@ def judge(answer):
         got = call(answer, "backward", *(a.copy() for a in case))
         _one(case, got)
     return (
-        f"all three gradients are those of finite differences, exactly, in {len(cases)} layers, with -1 in place of experts and "
+        f"all three gradients equal finite differences exactly in {len(cases)} layers, with -1 in place of experts and "
         "with no token at all."
     )
 
@@ -105,7 +105,7 @@ def _one(case, got):
         right = differences(case, which)
         if part.shape != right.shape:
             raise Wrong(
-                f"the gradient of {name} has shape {part.shape}; it must be that of {name}, {right.shape}"
+                f"the gradient of {name} has shape {part.shape}; it must be {right.shape}, like {name}"
             )
         if not (part == right).all():
             place = tuple(int(i) for i in np.argwhere(part != right)[0])

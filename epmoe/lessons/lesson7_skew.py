@@ -302,7 +302,7 @@ eight = np.array([50, 10, 10, 10, 5, 5, 5, 5])
 assert round(100 * dropped(eight, 1.2)) == 35
 
 # 3. All tokens choose the same 8 of 256 experts, on 8 ranks. What are the
-#    imbalance of experts and that of ranks, at worst?
+#    imbalance of experts and of ranks, at worst?
 #
 # Answer: 8 experts share what 256 should: 32. If all 8 live on one rank, that
 # rank has all pairs, 8 times the mean.

@@ -232,7 +232,7 @@ assert (C @ D == TOP_K * np.eye(TOKENS)).all()
 #    How many multiplications does it need forwards, and how many backwards?
 #
 # Answer: Forwards 100 x 7168 x 2048 = 1.47 billion. Backwards twice as many:
-# one product for the gradient of the rows, one for that of the matrix.
+# one product for the gradient of the rows, one for the gradient of the matrix.
 
 assert round(100 * 7168 * 2048 / 1e9, 2) == 1.47
 

@@ -40,7 +40,7 @@ def _after(part, rank, boxes):
     if what == "write":
         if not was_read:
             raise Fault(
-                f"rank {rank} writes its message of round {number} over that of round {message}, which rank "
+                f"rank {rank} writes its message of round {number} over the message of round {message}, which rank "
                 f"{peer} has not read yet"
             )
         new = number, False, up
@@ -56,7 +56,7 @@ def _after(part, rank, boxes):
     elif what == "read":
         if message != number:
             raise Fault(
-                f"rank {rank} wants the message of round {number} from rank {peer}, and reads that of round "
+                f"rank {rank} wants the message of round {number} from rank {peer}, and reads the message of round "
                 f"{message}"
             )
         new = message, True, up

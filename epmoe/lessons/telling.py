@@ -1,7 +1,7 @@
 """Prints a lesson from top to bottom: its comments as text, its code, and the output of the code.
 
 A lesson is a plain Python file. Comments that begin in the first column are the text of the article, "# ## " begins a
-section; everything else is code, comments inside functions included. Line numbers stay those of the file and stand before
+section; everything else is code, comments inside functions included. Line numbers are the file's and stand before
 each line of code, so that tracebacks, race reports and hang reports point into the article.
 
 A paragraph that begins with "Predict: " asks for a prediction, which --step waits for. One that begins with "Answer: "

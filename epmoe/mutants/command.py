@@ -26,12 +26,12 @@ from epmoe_ref.errors import EPValueError
 def add_arguments(parser):
     """The options of mutants."""
     parser.add_argument(
-        "--sample", type=at_least_one, metavar="N", help="only N mutants, always the same ones"
+        "--sample", type=at_least_one, metavar="N", help="run only N mutants, always the same ones"
     )
     parser.add_argument(
         "--only",
         metavar="FILE[:LINE]",
-        help="only mutants of a file of epmoe/kernels, of its line, or of a folder (plain/)",
+        help="run only mutants of a file of epmoe/kernels, of one line, or of a folder (plain/)",
     )
     parser.add_argument(
         "--seeds",
@@ -45,15 +45,15 @@ def add_arguments(parser):
         type=at_least_one,
         default=os.cpu_count(),
         metavar="N",
-        help="processes (default and at most: one a core)",
+        help="number of processes (default and limit: one for each core)",
     )
     parser.add_argument(
         "--list",
         action="store_true",
-        help="print every mutant's verdict, not only the survivors' (--patch does)",
+        help="print every mutant's verdict, not only the survivors' (--patch always does)",
     )
     parser.add_argument(
-        "--reports", action="store_true", help="print what was reported for each killed mutant too"
+        "--reports", action="store_true", help="also print the report for each killed mutant"
     )
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
@@ -62,7 +62,7 @@ def add_arguments(parser):
         choices=("instead", "also"),
         const="instead",
         help="make other mistakes (statements swapped, waits off by one, resets left out on some "
-        "ranks, ...), instead of removing synchronisations, or also",
+        "ranks, ...) instead of removing synchronisations, or in addition",
     )
     instead.add_argument(
         "--patch",
@@ -84,7 +84,7 @@ def add_arguments(parser):
     instead.add_argument(
         "--thresholds",
         action="store_true",
-        help="instead: run all worlds, and print which come below, at and above each threshold of the kernels",
+        help="instead: run all worlds, and print which are below, at and above each threshold of the kernels",
     )
     parser.add_argument(
         "--random",

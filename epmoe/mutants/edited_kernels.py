@@ -110,7 +110,7 @@ def load(edits, *, constants=None, seen_by=None, names=None):
 
 
 def _replace(names, original, edited):
-    """Replace the names that a module imported from `original` by those of `edited`."""
+    """Replace the names that a module imported from `original` by the names in `edited`."""
     for name, value in list(names.items()):
         if value is original:
             names[name] = edited

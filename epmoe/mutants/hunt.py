@@ -60,7 +60,7 @@ class Verdict:
 
 
 def all_mutants():
-    """Every mutant of every file of epmoe/kernels; those of PER_IMPORTER once for each module that imports them."""
+    """Every mutant of every file of epmoe/kernels; files of PER_IMPORTER once for each module that imports them."""
     sources = {file: edited_kernels.source_of(file) for file in edited_kernels.files()}
     used = {file: names_in(source) for file, source in sources.items()}
 

@@ -1,4 +1,4 @@
-"""Random worlds, tried after those of worlds.py, for cases that nobody thought of.
+"""Random worlds, tried after the worlds of worlds.py, for cases that nobody thought of.
 
 The same number gives the same world everywhere; its name is "random 17".
 """

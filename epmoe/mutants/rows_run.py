@@ -206,7 +206,7 @@ class RowsRun:
             # combine's probs use it; a later cached dispatch has none
             if not places[2] & np.uint64(2**32 - 1):
                 raise Leftover(
-                    f"the note of epoch {epoch} is that of a later call, which went on after a wait had "
+                    f"the note of epoch {epoch} belongs to a later call, which went on after a wait had "
                     "expired"
                 ) from None
             return

@@ -43,7 +43,7 @@ class World(PageWorld):
     to its own rank. absent: ranks that launch nothing, so that the others' waits must expire. stuck: before this
     half of the first round ("dispatch", "combine") a word of `finished` is overwritten on rank 0, so that
     rank 1 never gets its signal (expired.py). slow: ranks that are far slower than the others. from_expert: a rank's experts
-    below it get nothing. without_signals: a fused combine uses none, like that of an ExpertParallel.
+    below it get nothing. without_signals: a fused combine uses none, as in an ExpertParallel.
     """
 
     few: bool = False

@@ -34,19 +34,25 @@ def add_arguments(parser):
         help="write the file to fill in (default puzzleNN.py)",
     )
     what.add_argument(
-        "--check", nargs="?", const=HERE, metavar="FILE", help="judge it (default puzzleNN.py)"
+        "--check",
+        nargs="?",
+        const=HERE,
+        metavar="FILE",
+        help="judge your answer (default puzzleNN.py)",
     )
     what.add_argument(
         "--hint", nargs="?", const=1, type=at_least_one, metavar="K", help="give hint K (default 1)"
     )
     what.add_argument(
-        "--show", action="store_true", help="print the answer and why it is so (in a checkout)"
+        "--show", action="store_true", help="print the answer and the reason (in a checkout)"
     )
     what.add_argument(
-        "--grade", metavar="DIR", help="judge a folder of answers: a file or a folder a student"
+        "--grade",
+        metavar="DIR",
+        help="judge a folder of answers: one file or folder for each student",
     )
     parser.add_argument(
-        "--gpu", action="store_true", help="with --check: what is right then runs on a GPU too"
+        "--gpu", action="store_true", help="with --check: also run a right answer on a GPU"
     )
     parser.add_argument(
         "--json", action="store_true", help="with --check and --grade: one JSON object"

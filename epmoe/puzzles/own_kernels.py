@@ -239,7 +239,7 @@ def _listed(found):
 
 
 def _maker_of(asked, answer, source):
-    """maker() for edited source; its lines are those of the student's file."""
+    """maker() for edited source; its lines are the student's."""
     from epmoe.puzzles.judging import maker
 
     edited = type(answer)(answer.__name__)

@@ -10,7 +10,7 @@ START = '''"""Puzzle 8: group by expert.
 Messages lie in recv_buf[local_expert, src_rank, slot], with gaps: only the
 first counts[local_expert, src_rank] slots of a segment are filled. Experts
 want rows without gaps: first all rows of local expert 0, in the order of
-src_rank, then those of local expert 1, and so on.
+src_rank, then the rows of local expert 1, and so on.
 
 A block takes a segment. Find the row at which it begins, copy its messages,
 thread by thread, and let the first segment of each expert write
@@ -218,7 +218,7 @@ PUZZLE = Puzzle(
         ),
         (
             lambda f: f.race_on("rows"),
-            "segments overlap: each begins where all segments before it end, those of the same expert too.",
+            "segments overlap: each begins where all segments before it end, also segments of the same expert.",
         ),
         (
             lambda f: f.kind == "bounds",

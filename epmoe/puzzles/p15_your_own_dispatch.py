@@ -22,7 +22,7 @@ one after the other on each rank.
               last block resets reserved, finished, done and recv_count
               (puzzle 11).
 
-Your kernels are judged like those of the project itself:
+Your kernels are judged like the project's own:
   - in small worlds, on many schedules, under the race detector;
   - by `epmoe check`, against the reference, to the bit;
   - by breaking each of your synchronisations in turn. Each must be needed: if
@@ -34,7 +34,7 @@ Your kernels are judged like those of the project itself:
 
 In NumPy: epmoe_ref.dispatch.
 
-Intrinsics: those of the puzzles named above; i32(...) and u64(...) convert.
+Intrinsics: as in the puzzles named above; i32(...) and u64(...) convert.
 """
 
 from epmoe.device import *

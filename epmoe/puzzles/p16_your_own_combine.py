@@ -27,7 +27,7 @@ synchronisations broken in turn, and your TESTS.
 
 In NumPy: epmoe_ref.combine.
 
-Intrinsics: those of the puzzles named above; i32(...) and u64(...) convert.
+Intrinsics: as in the puzzles named above; i32(...) and u64(...) convert.
 """
 
 from epmoe.device import *

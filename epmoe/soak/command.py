@@ -53,18 +53,20 @@ def add_arguments(parser):
     options.add_argument(
         "--kernels",
         choices=("plain", "fast"),
-        help="the specification's, or the fast ones "
+        help="plain: as in the specification; fast: tuned "
         "(default: fast on GPUs of compute capability 9.0 and newer, plain elsewhere)",
     )
-    options.add_argument("--poison", action="store_true", help="results are NaN before each round")
     options.add_argument(
-        "--seed", type=at_least_zero, default=0, help="of everything that is sent (default 0)"
+        "--poison", action="store_true", help="fill results with NaN before each round"
+    )
+    options.add_argument(
+        "--seed", type=at_least_zero, default=0, help="seed of all data and routing (default 0)"
     )
     options.add_argument(
         "--look-every",
         type=at_least_one,
         metavar="M",
-        help="the host looks every M rounds (default 20, in the simulator 1)",
+        help="the host reads the error counts every M rounds (default 20, in the simulator 1)",
     )
     options.add_argument(
         "--timeout",
@@ -77,7 +79,7 @@ def add_arguments(parser):
         "--world",
         choices=("auto", "local", "mpi"),
         default="auto",
-        help="ranks in this process, or one a process (default: as it was started)",
+        help="all ranks in this process, or one rank a process (default: what mpirun suggests)",
     )
     options.add_argument(
         "--p2p-world-size",

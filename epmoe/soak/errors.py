@@ -28,7 +28,7 @@ SAYS = {
     ROW_OFFSETS: "row_offsets[{place}]",
     EXPERT_IDS: "expert_ids[{place}]",
     PADDING: "src_info of padding row {place}, column {part}",
-    NOT_A_TOKEN: "row {place}: src_info column {part} lies outside the source rank's tokens or top_k; its limit",
+    NOT_A_TOKEN: "row {place}: src_info column {part} lies outside the src_rank's tokens or top_k; its limit",
     WRONG_PLACE: "row {place}: the expert that its (token, k) selects, k {part}",
     TWICE: "row {place}: its (token, k) came twice; token {part}",
     PAYLOAD: "row {place}, elements from {part} on: bits of the token",

@@ -74,7 +74,7 @@ def _mapped(peer, path, nbytes):
     try:
         if not PATH.fullmatch(path):
             raise OSError("ranks name theirs otherwise")
-        # a link would lead to a file of somebody else's choice; those of /proc/.../fd are the kernel's
+        # a link would lead to a file of somebody else's choice; links in /proc/.../fd are the kernel's
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC | (0 if NAMELESS else os.O_NOFOLLOW))
     except OSError as error:
         raise UnavailableError(

@@ -47,7 +47,7 @@ def run(arguments):
             f"{name}: sha256 {sums[name]}, this version's is {known.get(name, 'not recorded')}",
             file=sys.stderr,
         )
-    print("hashes differ" if wrong else "hashes are those of this version")
+    print("hashes differ" if wrong else "hashes equal this version's")
     return DIFFERS if wrong else EQUAL
 
 

@@ -180,7 +180,7 @@ class Own:
         self.world = world
 
     def __call__(self, of_all):
-        """Arguments out of those of all ranks: a list over this process's ranks, or the one rank's."""
+        """This process's part of all ranks' arguments: a list over its ranks, or the one rank's argument."""
         mine = [of_all[rank] for rank in self.world.ranks]
         return mine if self.world.lists else mine[0]
 

@@ -22,7 +22,7 @@ def checked(world, own, options):
         name = unknown[0]
         raise EPValueError(
             f"{type(world).__name__} has no option {name}={options[name]!r}; it has "
-            f"{', '.join(own)}, and those of the simulator: {', '.join(OPTIONS)}"
+            f"{', '.join(own)}, and the simulator's: {', '.join(OPTIONS)}"
         )
     seed = options.get("seed")
     if seed is not None and not _is_whole(seed):

@@ -26,7 +26,7 @@ def get_hidden_bytes(x) -> int:
     if getattr(x, "ndim", None) != 2:
         shape = getattr(x, "shape", type(x).__name__)
         raise EPValueError(
-            f"x is {shape}: hidden bytes are those of one rank's matrix [tokens, hidden]; pass x[rank]"
+            f"x is {shape}: hidden bytes belong to one rank's matrix [tokens, hidden]; pass x[rank]"
         )
     return int(x.shape[1]) * max(x.dtype.itemsize, 2)
 

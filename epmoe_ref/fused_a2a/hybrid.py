@@ -115,7 +115,7 @@ def hybrid_combine_forward(x, handle, *, num_permuted_tokens=None, pad_multiple=
     """Send the rows back and sum them, unweighted: one result for each token.
 
     x: over ranks [P, H], bfloat16 or float16, rows a multiple of 16 bytes, rows as dispatch made them. Rows without a
-    token are not read: they may hold anything. H and dtype need not be those of the dispatch.
+    token are not read: they may hold anything. H and dtype may differ from the dispatch's.
     num_permuted_tokens, pad_multiple: may be left out; if given they must be the handle's. num_permuted_tokens is then
     P, one number or a list over ranks, also if dispatch found P by itself.
 

@@ -95,7 +95,7 @@ def combine_forward(x, handle):
     """Send the rows back and sum them: one result for each token.
 
     x: over ranks [N, H], bfloat16, float16 or float32, rows a multiple of 16 bytes; rows as dispatch made them, already
-    weighted and summed over the local experts by the caller. H and dtype need not be those of the dispatch.
+    weighted and summed over the local experts by the caller. H and dtype may differ from the dispatch's.
 
     Returns combined_x, over ranks [T, H], dtype of x:
     combined_x[t] = cast( sum over the ranks that got t, ascending, in float32, of float32(x_rank[row of t]) ): one

@@ -78,7 +78,7 @@ def combine_wait(
     After: A, reserved, finished, rank completion and combine_wait are 0, D to G still are; every word of
     combine_recv_count is MAX_FINITE; B and C are free; combine_recv_buf still holds the rows, until the next round.
 
-    The sum is that of epmoe_ref.combine: ks with -1, and under skip_a2a those of experts elsewhere, are skipped,
+    The sum is epmoe_ref.combine's: ks with -1 are skipped, and under skip_a2a ks of experts elsewhere,
     whatever lies in combine_recv_buf. A pair whose row was not sent counts with the bytes that are there. Source:
     protocol section 6.
     """

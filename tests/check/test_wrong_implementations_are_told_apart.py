@@ -53,7 +53,7 @@ MISTAKES = {
     "BeginsWithTheProduct": ("output", "zeros have the wrong sign"),
     "SubnormalsAreZero": ("output", "subnormal sums are lost"),
     "SumIsNeverNan": ("output", "sums are never NaN"),
-    "NeverCleared": ("output", "the sum begins with that of the round before"),
+    "NeverCleared": ("output", "the sum begins with the previous round's"),
     "ThroughHalf": ("output_tokens", "the tokens went through fp16"),
     "NeighboursSwapped": ("output_tokens", "the two elements of each 4 bytes are swapped"),
     "PadsEveryGroup": ("row_offsets", "each group's row count is rounded up to 16"),

@@ -25,7 +25,7 @@ BF16 = torch.bfloat16
 
 
 def exchanged(rows, sent, received):
-    """The rows that all ranks sent to this one, by source rank; through the host, unless NCCL takes them."""
+    """The rows that all ranks sent to this one, by src_rank; through the host, unless NCCL takes them."""
     here = rows.contiguous() if dist.get_backend() == "nccl" else rows.cpu().contiguous()
     out = here.new_empty(sum(received), *rows.shape[1:])
     dist.all_to_all_single(out, here, received, sent)
@@ -49,7 +49,7 @@ class ByAllToAll:
         self.order = group.argsort(stable=True)
 
     def dispatch(self, x):
-        """Rows of x [T, ...] that arrive here, by group, source rank, token."""
+        """Rows of x [T, ...] that arrive here, by group, src_rank, token."""
         return exchanged(x.index_select(0, self.token), self.sent, self.received)[self.order]
 
     def combine(self, rows):

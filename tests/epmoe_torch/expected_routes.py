@@ -55,7 +55,7 @@ class ExpertsRoute:
         self.num_rows = self.held if room is None else [self.budget] * len(maps)
 
     def _segments(self, rank):
-        """(local expert, source rank, bool [T]: its tokens) in the order of a rank's rows."""
+        """(local expert, src_rank, bool [T]: its tokens) in the order of a rank's rows."""
         for e in range(self.n_local):
             for source, routing_map in enumerate(self.maps):
                 yield e, source, routing_map[:, rank * self.n_local + e]

@@ -44,7 +44,9 @@ def without(buffer, rank, monkeypatch):
 
 def expect_named(phase, call, *arguments):
     """The call ends in rank 0's error, which names rank 1; its group has timeout=TIMEOUT_S and expire_waits=True."""
-    late = rf"rank 0, {phase}: source rank 1 did not begin the call; gave up after timeout={TIMEOUT_S} s"
+    late = (
+        rf"rank 0, {phase}: src_rank 1 did not begin the call; gave up after timeout={TIMEOUT_S} s"
+    )
     with pytest.raises(PeerTimeout, match=late):
         call(*arguments)
 

@@ -89,7 +89,7 @@ def test_a_rank_that_does_not_come_is_named_and_reset_helps(monkeypatch):
     with monkeypatch.context() as patch:
         without(buffer, 1, patch)
         with pytest.raises(
-            PeerTimeout, match="rank 0, dispatch of rows: source rank 1 did not begin the call"
+            PeerTimeout, match="rank 0, dispatch of rows: src_rank 1 did not begin the call"
         ):
             fused_a2a.hybrid_ep_dispatch(
                 tokens(rng, (FEW, 1), 8), maps, None, group, 2, num_permuted_tokens=16

@@ -176,12 +176,12 @@ def test_a_silent_rank_is_named_and_reset_helps(name):
             "rank 0",
             "rank 2",
             "dispatch_wait",
-            "source rank 1",
+            "src_rank 1",
             "experts: 0, 1",
             "timeout=0.5 s",
         ):
             assert part in str(error.value), error.value
-        assert "source rank 0" not in str(error.value)
+        assert "src_rank 0" not in str(error.value)
         for call in (
             lambda: ep.dispatch(x, ids),
             ep.dispatch_wait,

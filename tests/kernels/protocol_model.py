@@ -29,7 +29,7 @@ def share(cfg, num_tokens, rank):
 
 
 def routed(cfg, rank, topk_ids):
-    """{(local expert, source rank index): [(source rank, t, k), ...]} of everything that reaches a rank."""
+    """{(local expert, src_rank index): [(src_rank, t, k), ...]} of everything that reaches a rank."""
     rows = {}
     sources = [rank] if cfg.skip_a2a else range(cfg.n_ranks)
     for index, source in enumerate(sources):
@@ -41,7 +41,7 @@ def routed(cfg, rank, topk_ids):
 
 
 def check_dispatch(cfg, rank, topk_ids, d, pad_rows=1):
-    """Asserts offsets, ids, counts and src_info of a rank's result; returns [(source rank, token, group)] a row.
+    """Asserts offsets, ids, counts and src_info of a rank's result; returns [(src_rank, token, group)] a row.
 
     Rows of the shared expert have this rank as their source; padding rows are None.
     """
@@ -93,7 +93,7 @@ def fma(a, b, c):
 
 
 def combine(cfg, rank, topk_ids, outputs_of, weights, dtype, shared=None, epilogue=None):
-    """Output tokens of a rank. outputs_of(source rank, t, expert) -> row of `dtype`; shared(t) -> row or None."""
+    """Output tokens of a rank. outputs_of(src_rank, t, expert) -> row of `dtype`; shared(t) -> row or None."""
     ids = clean(cfg, topk_ids[rank])
     n, k_slots = ids.shape
     if weights is None:

@@ -119,7 +119,7 @@ def test_a_rank_that_does_not_answer_is_named():
     world.dispatch(TOKENS, IDS)
     out = world.combine([np.ones((world.capacity(), 16))] * 3, [2] * 3, WEIGHTS, ranks=[0, 1])
     said = (
-        r"rank 0, combine_wait: nothing, or not all, from source rank 2 "
+        r"rank 0, combine_wait: nothing, or not all, from src_rank 2 "
         r"\((rows of expert [45] are missing|no word that its combine has begun)\)"
     )
     with pytest.raises(PeerTimeout, match=said):
@@ -135,7 +135,7 @@ def test_a_rank_without_rows_for_this_one_is_waited_for_too():
     world.dispatch(TOKENS, ids)
     world.combine([np.ones((world.capacity(), 16))] * 3, [2] * 3, WEIGHTS, ranks=[0, 1])
     for rank in (0, 1):
-        said = rf"rank {rank}, combine_wait: nothing, or not all, from source rank 2 \(no word that its combine"
+        said = rf"rank {rank}, combine_wait: nothing, or not all, from src_rank 2 \(no word that its combine"
         with pytest.raises(PeerTimeout, match=said):
             world.raise_if_failed(rank)
 
@@ -152,7 +152,7 @@ def test_a_row_that_names_no_place_is_missed():
         try:
             world.raise_if_failed(rank)
         except PeerTimeout as error:
-            assert "from source rank 1 (rows of expert" in str(error) and "changed src_info" in str(
+            assert "from src_rank 1 (rows of expert" in str(error) and "changed src_info" in str(
                 error
             )
             failed.append(rank)

@@ -31,7 +31,7 @@ def test_dispatch_names_the_rank_that_did_not_send(fused):
         with pytest.raises(
             PeerTimeout,
             match=(
-                f"rank {rank}, dispatch_wait: no signal from source rank 1 "
+                f"rank {rank}, dispatch_wait: no signal from src_rank 1 "
                 f"\\(2 of 2 experts: {first}, {first + 1}\\); gave up after timeout=0.01 s"
             ),
         ):
@@ -47,7 +47,7 @@ def test_combine_names_the_rank_that_did_not_answer(fused):
     rows = [np.ones((world.capacity(), 8))] * 3
     out = world.combine(rows, [2] * 3, WEIGHTS, ranks=[1])
     with pytest.raises(
-        PeerTimeout, match="rank 1, combine_wait: no signal from source rank 0 .*; source rank 2 "
+        PeerTimeout, match="rank 1, combine_wait: no signal from src_rank 0 .*; src_rank 2 "
     ):
         world.raise_if_failed(1)
     assert (out[1].view(np.uint16) == 0xFFFF).all(), "an output token was written"
@@ -91,7 +91,7 @@ def test_blocks_of_combine_that_cannot_run_together_say_so():
     world.dispatch(TOKENS, IDS)
     world.machine.resident_limit = 1
     world.combine([np.ones((world.capacity(), 8))] * 3, [2] * 3, WEIGHTS)
-    with pytest.raises(PeerTimeout, match="combine_wait: no signal from source rank"):
+    with pytest.raises(PeerTimeout, match="combine_wait: no signal from src_rank"):
         world.raise_if_failed(0)
 
 

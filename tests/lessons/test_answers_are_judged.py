@@ -243,7 +243,12 @@ WRONG = [
         [("* row_bytes", ".astype(np.int32) * np.int32(row_bytes)")],
         "messages of 64 MiB: the floor",
     ),
-    (5, right.TWO_BUFFERS, [("i % 2", "0")], "over that of round 1, which rank 1 has not read yet"),
+    (
+        5,
+        right.TWO_BUFFERS,
+        [("i % 2", "0")],
+        "over the message of round 1, which rank 1 has not read yet",
+    ),
     (5, right.BARRIERS, [('"wait 0", "barrier"', '"barrier", "wait 0"')], "has not read yet"),
     (
         5,

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 # in the error of a fused combine of one p2p world, about the missing rank
 WITHOUT_SIGNALS = (
-    r"nothing, or not all, from source rank (\d) "
+    r"nothing, or not all, from src_rank (\d) "
     r"\((?:rows of expert \d+ are missing|no word that its combine has begun)\)"
 )
 

@@ -58,7 +58,7 @@ def test_the_job_ends_with_an_error(how, phase, p2p_world_size):
         missing = (
             "rank 1 did not come"
             if phase in ("start", "leave")
-            else "source rank 1 (3 of 3 experts: 0, 1, 2)"
+            else "src_rank 1 (3 of 3 experts: 0, 1, 2)"
         )
         if phase == "combine" and p2p_world_size == 0:
             assert re.match(WITHOUT_SIGNALS, said[0][1])[1] == "1", job.output
@@ -83,7 +83,7 @@ def test_a_rank_that_oversleeps_is_named_and_all_can_go_on_after_a_reset(p2p_wor
         waits = "dispatch_wait" if phase in ("dispatch_async", "dispatch") else "combine_wait"
         for rank in (0, 1):
             experts = ", ".join(str(3 * rank + e) for e in range(3))
-            signals = rf"no signal from source rank (2) \(3 of 3 experts: {experts}\)"
+            signals = rf"no signal from src_rank (2) \(3 of 3 experts: {experts}\)"
             says = WITHOUT_SIGNALS if phase == "combine" and p2p_world_size == 0 else signals
             said = job.said(
                 rf"rank {rank} waited ([\d.]+), sleeping before {phase}: rank {rank}, (\w+): "

@@ -42,7 +42,7 @@ def test_a_rank_that_oversleeps_is_named_and_all_can_go_on_after_a_reset(n_ranks
             says = (
                 WITHOUT_SIGNALS
                 if phase == "combine" and not p2p_world_size
-                else r"no signal from source rank (\d) "
+                else r"no signal from src_rank (\d) "
             )
             said = job.said(
                 rf"rank {rank} waited ([\d.]+), sleeping before {phase}: rank {rank}, \w+: " + says

@@ -263,9 +263,7 @@ def test_a_handle_of_the_other_family_is_refused():
 
 
 def test_hidden_bytes_are_those_of_a_matrix():
-    with refused(
-        re.escape("x is (8,): hidden bytes are those of one rank's matrix [tokens, hidden]")
-    ):
+    with refused(re.escape("x is (8,): hidden bytes belong to one rank's matrix [tokens, hidden]")):
         fused_a2a.get_hidden_bytes(np.ones(8))
     with refused("x is list"):
         fused_a2a.get_hidden_bytes([np.ones((2, 8))])

@@ -126,7 +126,7 @@ def test_a_rank_that_stays_away_is_named():
     routed = routing.make(cfg, 1)
     world = LocalWorld(4, expire_waits=True)
     with (
-        pytest.raises(PeerTimeout, match="source rank 3"),
+        pytest.raises(PeerTimeout, match="src_rank 3"),
         ExpertParallel(cfg, world, timeout=0.01) as ep,
     ):
         ep._engine.ranks.pop()

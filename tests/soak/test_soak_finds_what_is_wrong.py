@@ -120,7 +120,7 @@ AFTER_DISPATCH = {
     ),
     "an offset": (change("row_offsets", -1, lambda v: v + 1), "row_offsets[3]"),
     "an expert id": (change("expert_ids", 1, 0), "expert_ids[1]"),
-    "a token number": (change("src_info", (0, 0), 99), "outside the source rank's tokens"),
+    "a token number": (change("src_info", (0, 0), 99), "outside the src_rank's tokens"),
     "a k": (change("src_info", (0, 1), lambda k: 1 - k), "the expert that its (token, k) selects"),
     "src_info of two rows": (swap_tokens, "bits of the token"),
     "a row twice": (repeat_row, "came twice"),

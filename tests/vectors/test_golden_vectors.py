@@ -257,7 +257,7 @@ def test_the_command_says_when_files_are_not_this_versions(folder, tmp_path, mon
     command.add_arguments(parser)
     arguments = parser.parse_args([str(tmp_path), "--only", "hybrid_overflow"])
     assert command.run(arguments) == 0
-    assert "hashes are those of this version" in capsys.readouterr().out
+    assert "hashes equal this version's" in capsys.readouterr().out
     other = tmp_path / "SHA256SUMS"
     other.write_bytes(command.SUMS.read_bytes().replace(b"a", b"b"))
     monkeypatch.setattr(command, "SUMS", other)

@@ -188,7 +188,7 @@ class SimMachine:
         self.stale = stale
         self.n_sms = 8 if n_sms is None else int(n_sms)
         self.resident_limit, self.expire_waits = resident_limit, expire_waits
-        self.slow_ranks = ()  # whose blocks are SLOW times as slow as those of the others
+        self.slow_ranks = ()  # whose blocks are SLOW times as slow as others'
         self.stop_at_first_race = stop_at_first_race
         self.recorder = recorder
         self.races = []

@@ -57,7 +57,7 @@ def _send_back(cfg):
     def send_back(input_tokens, src_info, send_buf_p, to, ep_counters):
         i = i32(block_idx())
         while i < local * ranks:
-            local_expert, dst_rank = i32(i // ranks), i32(i % ranks)    # the segment's source rank gets its rows back
+            local_expert, dst_rank = i32(i // ranks), i32(i % ranks)    # the segment's src_rank gets its rows back
             if own_only:
                 dst_rank = to.my_rank
             end, count = load_i32(word.a_end(ep_counters, i)) - READY, i32(load_i32(word.a_count(ep_counters, i)))

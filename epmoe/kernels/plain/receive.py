@@ -186,7 +186,7 @@ def make(cfg) -> ModuleType:
 
     @device_fn
     def copy_row(out, inbox, local_expert, j):
-        """A warp: row j of a local expert, counted over source ranks in order."""
+        """A warp: row j of a local expert, counted over src_ranks in order."""
         src_rank, before = i32(0), i32(0)
         end = i32(load_i32(word.b(inbox.ep_counters, i32(local_expert * ranks))))
         while end <= j:

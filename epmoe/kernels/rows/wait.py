@@ -158,7 +158,7 @@ def raise_if_failed(words, rank: int, timeout_s: float, announced):
             silent = np.flatnonzero(np.asarray(announced)[epoch & 1] != epoch).tolist()
             if waited_for == FOR_ANNOUNCEMENT or silent:
                 missing, did = silent or missing, "begin the call"
-        what = f"source rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} did not {did}"
+        what = f"src_rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} did not {did}"
     raise PeerTimeout(f"rank {rank}, {phase}: {what}; gave up after timeout={timeout_s:g} s")
 
 

@@ -97,7 +97,7 @@ def test_user_functions_with_arguments():
 
 def test_a_peer_that_never_comes_is_named_in_time():
     world = PlainWorld(EPConfig(**TWO, hidden=8), launch=LAUNCH, timeout=0.2)
-    with pytest.raises(PeerTimeout, match="no signal from source rank 1"):
+    with pytest.raises(PeerTimeout, match="no signal from src_rank 1"):
         world.dispatch([np.zeros((2, 8), "bfloat16")] * 2, [np.array([[0, 1]] * 2)] * 2, ranks=[0])
 
 
