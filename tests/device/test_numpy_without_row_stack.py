@@ -13,6 +13,7 @@ PROGRAM = """
 import numpy as np
 if hasattr(np, "row_stack"):
     del np.row_stack
+    np.__all__ = [name for name in np.__all__ if name != "row_stack"]
 import epmoe.device
 assert not hasattr(np, "row_stack"), "the name is taken back"
 from numba import cuda

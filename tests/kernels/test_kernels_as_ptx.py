@@ -36,7 +36,7 @@ NEEDED = {
     ],
     "dispatch with options": [STORE16, COUNTED, SIGNALS, r"ld\.acquire\.gpu\.\S*[su]32", *RECEIVES],
     "combine with options": RETURNS + RECEIVES + IN_BLOCK + [r"fma\.rn\.f32"],
-    "combine with an output lambda": RETURNS + RECEIVES + IN_BLOCK + [r"\bst\.(f32|b32|u32)\b"],
+    "combine with an output lambda": RETURNS + RECEIVES + IN_BLOCK + [r"\bst\.(global\.)?f32\b"],
 }
 
 

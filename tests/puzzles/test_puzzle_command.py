@@ -122,7 +122,9 @@ def test_an_endless_loop_gets_a_verdict(folder, capsys, monkeypatch):
     monkeypatch.setattr(child, "PATIENCE_S", 2)
     (folder / "puzzle01.py").write_text(right(1)[0].replace("row += grid_dim()", "pass"))
     assert main(["puzzle", "1", "--check"]) == 1
-    assert "is there a loop that does not end?" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    on_a_fast_machine = "a loop never ends"  # the simulator counts operations before the time is up
+    assert "is there a loop that does not end?" in said or on_a_fast_machine in said
 
 
 @pytest.mark.nightly

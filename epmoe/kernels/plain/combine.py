@@ -43,14 +43,15 @@ def _send_back(cfg):
         to_peers.write(to, dst_rank, offset, place, lane)
 
     @device_fn
-    def send_rows(input_tokens, src_info, send_buf_p, to, first, end, dst_rank):
+    def send_rows(input_tokens, src_info, staging, to, first, end, dst_rank):
+        """The segment's rows [first, end); staging: its part of send_buf, which has no place for padding rows."""
         rows = u64(address_of(input_tokens))
         row = i32(first + warp_id())
         while row < end:
             t, k = i32(src_info[row, 0]), i32(src_info[row, 1])
             if t >= 0 and t < max_tokens and k >= 0 and k < top_k:      # else the row goes back to nobody
-                at = u64(row) * u64(row_bytes)
-                send_row(u64(rows + at), t, k, dst_rank, u64(u64(send_buf_p) + at), to)
+                place, staged = rows + u64(row) * u64(row_bytes), staging + u64(row - first) * u64(row_bytes)
+                send_row(u64(place), t, k, dst_rank, u64(staged), to)
             row = i32(row + n_warps())
 
     @device_fn
@@ -61,7 +62,8 @@ def _send_back(cfg):
             if own_only:
                 dst_rank = to.my_rank
             end, count = load_i32(word.a_end(ep_counters, i)) - READY, i32(load_i32(word.a_count(ep_counters, i)))
-            send_rows(input_tokens, src_info, send_buf_p, to, i32(end - count), i32(end), dst_rank)
+            staging = u64(send_buf_p) + u64(i * max_tokens) * u64(row_bytes)
+            send_rows(input_tokens, src_info, u64(staging), to, i32(end - count), i32(end), dst_rank)
             syncthreads()               # the whole block has written, and has read A
             if thread_idx() == 0:
                 to_peers.signal(to, dst_rank, segment(local_expert, to.my_rank), count)

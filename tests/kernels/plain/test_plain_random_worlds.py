@@ -55,3 +55,23 @@ def test_a_random_world_is_exact(seed):
     )
     for number in range(2):
         run_round(world, np.random.default_rng([seed, number]), counts)
+
+
+@pytest.mark.parametrize("fused, shared_expert", [(True, False), (False, True)])
+def test_rows_behind_padding_are_staged_inside_send_buf(fused, shared_expert):
+    """combine's send_buf has a place for every received row and none for padding or the shared expert's rows."""
+    cfg = EPConfig(
+        n_ranks=2,
+        n_experts=4,
+        top_k=4,
+        hidden=128,
+        max_tokens_per_rank=1,
+        token_format="fp8_blockwise",
+        combine_dtype="fp16",
+        use_shmem=True,
+        p2p_world_size=1,
+        fused_shared_expert=shared_expert,
+    )
+    world = PlainWorld(cfg, fused=fused, seed=1, racecheck=True)
+    for number in range(2):
+        run_round(world, np.random.default_rng(number), [1, 1])
