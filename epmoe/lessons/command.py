@@ -85,7 +85,10 @@ def run(args):
     if args.check:
         return check(args.number, own if args.check == HERE else args.check, args.json)
     own_routing.INPUT = args.input
-    tell(FILES[args.number], pause=args.step)
+    try:
+        tell(FILES[args.number], pause=args.step)
+    finally:
+        own_routing.INPUT = None
     print(_how_to_answer(args.number))
     return EQUAL
 

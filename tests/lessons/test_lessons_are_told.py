@@ -263,6 +263,7 @@ def test_lesson_7_takes_a_routing_of_the_readers_own(capsys, tmp_path):
     status, text = run(capsys, "7", "--input", str(file))
     assert status == 0 and f"{file}: 100 tokens, 16 experts, top 3" in text.replace("\n    ", " ")
     assert "hottest experts: [100  50  50  50" in text
+    assert own_routing.INPUT is None  # the next lesson of this process draws its own
 
 
 @pytest.mark.parametrize(
