@@ -97,19 +97,26 @@ def run(args):
         "loop": [],
     }
     speaks = world.ranks[0] == 0
-    measure_all(
-        world, chosen, args.against, record, _say if speaks else _say_nothing, args.only, args.pairs
-    )
+    file = results.path(record, args.json) if speaks and args.json != "-" else None
+    kinds = loop_contenders.chosen(args.only, args.against)
+    say = _say if speaks else _say_nothing
+    for i, shape in enumerate(chosen):  # a run that is cut off leaves the shapes before
+        measure_all(world, [shape], args.against, record, say, args.only, args.pairs)
+        if file and record["loop"]:
+            later = [_not_run(k, s, "the run ended before") for s in chosen[i + 1 :] for k in kinds]
+            results.write(record | {"not_run": record["not_run"] + later}, file)
     torch_peer.leave()
     if not record["loop"]:
         return 2
     if speaks:
         print("", table.text(COLUMNS, record["loop"]), sep="\n")
-        if args.json != "-":
-            file = results.path(record, args.json)
-            results.write(record, file)
+        if file:
             print(f"written: {file}")
     return 0
+
+
+def _not_run(kind, shape, why):
+    return {"kernels": kind.name, "shape": str(shape), "sms": None, "why": why}
 
 
 def measure_all(world, chosen, against, record, say, words=None, n_pairs=None):
@@ -127,9 +134,7 @@ def measure_all(world, chosen, against, record, say, words=None, n_pairs=None):
                             f"{row['kernels']:40} {arrays:7} {shape.tokens:5} tokens {row['us']:9.1f} us a pair"
                         )
             except Refused as error:
-                record["not_run"].append(
-                    {"kernels": kind.name, "shape": str(shape), "sms": None, "why": str(error)}
-                )
+                record["not_run"].append(_not_run(kind, shape, str(error)))
                 say(f"not run: {kind.name} at {shape}: {error}")
             with contextlib.suppress(Refused):
                 together(world, lambda: [contender.close() for contender in made])

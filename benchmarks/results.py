@@ -80,6 +80,7 @@ def merged(records):
     }
     if loops:
         whole["loop"] = list(loops.values())
+        measured |= {(name, str(shapes.Shape(*sizes)), None) for name, _, *sizes in loops}
     whole["not_run"] = [f for name, f in failures.items() if name not in measured]
     whole["parts"] = [
         part

@@ -54,6 +54,26 @@ def test_new_arrays_lie_elsewhere_and_hold_the_same_tokens(kind):
     contender.close()
 
 
+def test_a_run_that_is_cut_off_leaves_the_shapes_before(tmp_path, monkeypatch):
+    def cut_off(world, chosen, against, record, *how):
+        if record["loop"]:
+            raise KeyboardInterrupt
+        record["loop"] = [row]
+
+    row = {"kernels": "ExpertParallel", "arrays": "same", "us": 1.0}
+    row |= {"tokens": 3, "hidden": 64, "experts": 4, "top_k": 2}
+    monkeypatch.setattr(loop, "measure_all", cut_off)
+    file = tmp_path / "loop.json"
+    words = "loop --ranks 2 --shapes 3x64/4/2 5x64/4/2 --only ExpertParallel --json".split()
+    assert main([*words, str(file)]) == 130  # interrupted
+    record = results.read(file)
+    assert record["loop"] == [row]
+    (missing,) = record["not_run"]
+    assert (missing["kernels"], missing["shape"]) == ("ExpertParallel", str(Shape(5, 64, 4, 2)))
+    later = record | {"loop": [row | {"tokens": 5}], "not_run": []}
+    assert results.merged([record, later])["not_run"] == []
+
+
 @pytest.mark.nightly
 def test_a_run_of_the_matrix_can_end_with_the_loop(tmp_path, monkeypatch):
     monkeypatch.setattr(loop_contenders, "OURS", (loop_contenders.Pairs,))
