@@ -60,7 +60,8 @@ def _tokens(n):
 
 def _head(found):
     steps = "" if found["steps"] == 1 else f" in {found['steps']} steps"
-    empty = f", {found['empty_slots']:,} ids -1 (no expert)" if found["empty_slots"] else ""
+    n_empty = found["empty_slots"]
+    empty = f", {n_empty:,} id{'s' * (n_empty != 1)} of -1 (no expert)" if n_empty else ""
     return (
         f"{found['file']}: {_tokens(found['tokens'])}{steps}, top-{found['top_k']} of {found['n_experts']} experts"
         f"{empty}; {found['n_ranks']} ranks with at most {_tokens(int(found['tokens_per_rank']['max']))} each"
