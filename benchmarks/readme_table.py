@@ -19,8 +19,8 @@ LINES = (
 HEADINGS = (
     "kernels",
     "tokens a rank",
-    *("dispatch", "floor", "x floor", "best peer"),
-    *("combine", "floor", "x floor", "best peer"),
+    *("dispatch", "floor", "x floor", "best other"),
+    *("combine", "floor", "x floor", "best other"),
 )
 
 
@@ -91,7 +91,7 @@ def below(record, files, hidden=7168, experts=256):
         f"median, cold L2; {hidden} columns, {experts} experts, top {record['rows'][0]['top_k']}. Floor: the "
         "bytes that the routing sends to other ranks, divided by the links' speed of "
         f"{' to '.join(f'{gbps:g}' for gbps in (link[:1] + link[1:][-1:]))} GB/s, measured in the same run. "
-        "A star marks a peer that was measured earlier on the same kind of machine; the others ran in the same run."
+        "A star marks a figure from an earlier run on the same kind of machine."
     )
 
 

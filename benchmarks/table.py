@@ -16,7 +16,7 @@ COLUMNS = (
     ("floor_us", ">", "floor us"),
     ("to_floor", ">", "x floor"),
     ("host_us", ">", "host us"),
-    ("best_peer", "<", "best peer"),
+    ("best_peer", "<", "best other"),
     ("peer_us", ">", "its us"),
     ("to_peer", ">", "x peer"),
 )

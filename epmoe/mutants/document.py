@@ -25,7 +25,7 @@ in `harmless.py`, each with its reason, and it is an error if one of them is not
 | `--list`, `--reports` | print every verdict; print every report |
 | `--patch FILE ...` | your own unified diffs (`git diff`) of the kernels, each a mutant: see below |
 | `--as-they-are` | the kernels of the tree, in all worlds: nothing may be reported |
-| `--thresholds` | the kernels as they stand: which worlds come below, at and above each threshold, such as a most number of tokens |
+| `--thresholds` | which worlds are below, at and above each threshold of the kernels, such as a limit on tokens |
 | `--faults` | the four faults below |
 
 Checking results alone is not enough. Under sequentially consistent schedules, and on most GPUs most of the time, a weakened
@@ -50,7 +50,7 @@ lead them to the lines. The exit status is 0 if all patches are noticed, and 2 i
 one survives: then it changes neither results nor memory nor the order of accesses, or `worlds.py` lacks a world that shows it.
 `--seeds` and `--jobs` work as without `--patch`.
 
-Verdicts are printed as they are found, and every ten seconds how many runs are over. Ctrl-C ends the hunt with a table of the
+Verdicts are printed as they are found, and the number of finished runs every ten seconds. Ctrl-C ends the hunt with a table of the
 verdicts so far, and for every patch without a verdict the number of runs that have not noticed it. The exit status is 130.
 
 # Thirteen edits written blind
