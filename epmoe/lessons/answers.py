@@ -61,7 +61,7 @@ def call(answer, name, *arguments):
         shown = ", ".join(map(_short, arguments))
         raise Wrong(failed(answer.__file__, error, f"in {name}({shown})")) from None
     if result is None:
-        raise Wrong(f"{name} returns None: it has no return yet, or one of its ways has none")
+        raise Wrong(f"{name} returns None: it has no return yet, or a path without one")
     for number, (mine, theirs) in enumerate(zip(arguments, given), 1):
         if not _same(mine, theirs):
             raise Wrong(

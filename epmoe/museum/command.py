@@ -88,7 +88,7 @@ def shown(number, exhibit):
         print("\nRead on: " + "\n         ".join(exhibit.links))
     else:
         print(
-            "\nSeen in public kernels; we know of no thread. `epmoe mutants --faults` puts\n"
+            "\nSeen in public kernels; we know of no issue. `epmoe mutants --faults` puts\n"
             "the same fault into this project's own kernels."
         )
     _heading("The kernel")

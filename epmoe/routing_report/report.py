@@ -196,7 +196,7 @@ def _take(ways):
     others = ", ".join(f"{ours[name]['is']} {us[name]:.1f}" for name in us if name != best)
     if others:
         least = "take about" if measured_all else "take at least"
-        why.append(f"in a median step dispatch and combine {least} {us[best]:.1f} us ({others})")
+        why.append(f"dispatch and combine {least} {us[best]:.1f} us in the median step ({others})")
     if best == "pairs":
         why.append(
             "rows arrive grouped by expert, and the token's rank sums in float32, so results have the same bits on "

@@ -25,8 +25,8 @@ def show(found, page=None):
     console.print(_costs(found))
     machine = found["measured"]
     console.print(
-        "busiest rank: the most that one rank sends to others, or receives. expected: this floor plus the time that our kernels "
-        f"took beyond theirs on {machine['n_ranks']} x {machine['device'].partition(',')[0]} ({machine['date']}).",
+        "busiest rank: the most that one rank sends to others, or receives. expected: this floor plus the time by which our "
+        f"kernels exceeded their floor on {machine['n_ranks']} x {machine['device'].partition(',')[0]} ({machine['date']}).",
         style="dim",
     )
     console.print(f"\nUse [bold]{found['take']['is']}[/bold]:")
