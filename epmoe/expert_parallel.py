@@ -87,10 +87,8 @@ class ExpertParallel:
     @part_of_round
     def dispatch_async(self, input_tokens, topk_ids, input_scale=1.0):
         """Send every token to the owners of its experts: the first half of `dispatch`, with its arguments."""
-        self._expect("dispatch_async")
         self._sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)
-        with self._engine.launching("dispatch_async") as streams:
-            self._dispatch.launch_async(self._sent, streams)
+        self._dispatch.launch("dispatch_async", self._sent)
 
     @part_of_round
     def dispatch_wait(self, *, out=None):
@@ -98,10 +96,9 @@ class ExpertParallel:
 
         out, what is returned, and errors: as in `dispatch`.
         """
-        self._expect("dispatch_wait")
-        self._dispatch.into(self._sent, out)
-        with self._engine.launching("dispatch_wait") as streams:
-            self._dispatch.launch_wait(self._sent, streams)
+        if out is not None:
+            self._dispatch.into(self._sent, out)
+        self._dispatch.launch("dispatch_wait", self._sent)
         return self._of_ranks(self._dispatch.finish(self._sent))
 
     @part_of_round
@@ -118,16 +115,11 @@ class ExpertParallel:
         a PeerTimeout. EPStateError if it is not dispatch's turn. Source: the dispatch_kernel page (docs/pages.md);
         epmoe_ref.dispatch.
         """
-        self._rounds.expect("dispatch", self._capture())
         sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)
-        self._dispatch.into(sent, out)
+        if out is not None:
+            self._dispatch.into(sent, out)
         self._sent = sent
-        with self._engine.launching("dispatch", self.fused) as streams:
-            if self.fused:
-                self._dispatch.launch_fused(sent, streams)
-            else:
-                self._dispatch.launch_async(sent, streams)
-                self._dispatch.launch_wait(sent, streams)
+        self._dispatch.launch("dispatch", sent, self.fused)
         return self._of_ranks(self._dispatch.finish(sent))
 
     @part_of_round
@@ -137,10 +129,8 @@ class ExpertParallel:
         expert_outputs, d, and errors: as in `combine`. combine_wait reads a fused shared expert's rows of
         expert_outputs.
         """
-        self._expect("combine_async")
         self._returned = self._combine.begin(self._sent, expert_outputs, d)
-        with self._engine.launching("combine_async") as streams:
-            self._combine.launch_async(self._returned, streams)
+        self._combine.launch("combine_async", self._returned)
 
     @part_of_round
     def combine_wait(
@@ -157,9 +147,8 @@ class ExpertParallel:
 
         Arguments, what is returned, and errors: as in `combine`.
         """
-        self._expect("combine_wait")
-        reduction = self._combine.reduction(
-            self._sent,
+        self._combine.reduction(
+            self._returned,
             router_weights,
             router_weights_args,
             epilogue,
@@ -167,9 +156,7 @@ class ExpertParallel:
             elementwise_lambda_fn,
             out,
         )
-        with self._engine.launching("combine_wait") as streams:
-            self._combine.launch_wait(self._returned, reduction, streams)
-        return self._end_of_round(self._returned, reduction)
+        return self._end_of_round("combine_wait", self._returned)
 
     @part_of_round
     def combine(
@@ -201,10 +188,9 @@ class ExpertParallel:
         Errors: EPValueError names rank, argument, value; EPStateError if it is not combine's turn; PeerTimeout by the
         next call that waits for the kernels. Source: the combine_wait_kernel page (docs/pages.md); epmoe_ref.combine.
         """
-        self._rounds.expect("combine", self._capture())
         returned = self._combine.begin(self._sent, expert_outputs, d)
-        reduction = self._combine.reduction(
-            self._sent,
+        self._combine.reduction(
+            returned,
             router_weights,
             router_weights_args,
             epilogue,
@@ -212,13 +198,7 @@ class ExpertParallel:
             elementwise_lambda_fn,
             out,
         )
-        with self._engine.launching("combine", self.fused) as streams:
-            if self.fused:
-                self._combine.launch_fused(returned, reduction, streams)
-            else:
-                self._combine.launch_async(returned, streams)
-                self._combine.launch_wait(returned, reduction, streams)
-        return self._end_of_round(returned, reduction)
+        return self._end_of_round("combine", returned, self.fused)
 
     def fused_silu(self, gate_up, d, *, output_format="bf16", limit=None, alpha=1.702):
         """SwiGLU between an expert's two products, for the rows of d; the host does not wait for their number.
@@ -303,12 +283,10 @@ class ExpertParallel:
         if self._rounds.state == "closed":
             raise EPStateError(f"{call}: this ExpertParallel is closed: make a new one")
 
-    def _expect(self, call):
-        self._rounds.expect(call, self._capture())
-
-    def _end_of_round(self, returned, reduction):
+    def _end_of_round(self, call, returned, fused=False):
+        self._combine.launch(call, returned, fused)
         self._sent = self._returned = None  # whose memory is reused as soon as the caller drops it
-        return self._of_ranks(self._combine.finish(returned, reduction))
+        return self._of_ranks(self._combine.finish(returned))
 
     def _of_ranks(self, results):
         return results if self.world.lists else results[0]

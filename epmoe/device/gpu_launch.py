@@ -98,7 +98,7 @@ class Launch:
         if machine.held:
             machine.queue(self.submit)
             return
-        cu.cuCtxSetCurrent(machine.context)
+        machine.enter()
         result = self._start(*self._call)
         if result[0] is not SUCCESS:
             check(result)

@@ -4,17 +4,19 @@ Numba compiles kernels and owns the (primary) context; memory, streams and launc
 """
 
 import contextlib
+import ctypes
+from functools import partial
 
 from epmoe.capability import OLDEST
 from epmoe_ref.errors import EPValueError, UnavailableError
 
 from .forks import belongs_here
-from .gpu_driver import SUCCESS, check, cu
+from .gpu_driver import at_address, check, cu
 from .gpu_launch import Launch, launch_attributes, loaded
 from .gpu_memory import Buffer
 from .gpu_reading import Reading
 
-NOT_CAPTURING = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+NOT_CAPTURING = int(cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 LEGACY_DEFAULT = (0, 1)  # handles of the legacy default stream: null and CU_STREAM_LEGACY
 
 
@@ -31,16 +33,21 @@ class Stream:
         self.own = handle is None
         self.handle = new_stream() if self.own else cu.CUstream(int(handle))
         self.can_be_captured = int(self.handle) not in LEGACY_DEFAULT
-        self._event = None
+        self._status, self._event = ctypes.c_int(NOT_CAPTURING), None
+        self._look = partial(
+            at_address("cuStreamIsCapturing", ctypes.c_void_p, ctypes.c_void_p),
+            int(self.handle),
+            ctypes.addressof(self._status),
+        )
 
     def capture(self):
         """The id of the capture into a CUDA graph that the stream is in, 0 for none."""
         if not self.can_be_captured:
             return 0
-        code, status = cu.cuStreamIsCapturing(self.handle)
-        if code == SUCCESS and status == NOT_CAPTURING:
+        code = self._look()
+        if not code and self._status.value == NOT_CAPTURING:
             return 0
-        check((code, status))
+        check((cu.CUresult(code),))
         self.machine.has_captured = True
         return int(check(cu.cuStreamGetCaptureInfo(self.handle))[1])
 
@@ -93,6 +100,8 @@ class GpuMachine:
         self.n_ranks, self.rank = n_ranks, rank
         self.ranks_here = n_ranks if rank is None else 1
         self.context = check(cu.cuCtxGetCurrent())
+        # makes it the thread's current one
+        self.enter = partial(at_address("cuCtxSetCurrent", ctypes.c_void_p), int(self.context))
         device = context.device
         self.ordinal = device.id
         self.name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
@@ -129,7 +138,7 @@ class GpuMachine:
 
     def activate(self):
         """Make this machine's context the thread's current one."""
-        check(cu.cuCtxSetCurrent(self.context))
+        check((cu.CUresult(self.enter()),))
 
     # ------------------------------------------------------------------ memory
     def alloc(self, nbytes, name, rank=0, *, regions=None):

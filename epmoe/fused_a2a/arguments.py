@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from epmoe.host import inputs
-from epmoe.host.arrays import peek, view
+from epmoe.host.arrays import PEEKS, VECTOR_BYTES, peek, view
 from epmoe.kernels.rows.shape import MAX_RANKS, MAX_TOP_K
 from epmoe_ref.config import MAX_EXPERTS, MAX_INT32
 from epmoe_ref.errors import EPValueError
@@ -15,7 +15,6 @@ BF16, FP16, FP32, E4M3 = (
     np.dtype(t) for t in (ml_dtypes.bfloat16, np.float16, np.float32, ml_dtypes.float8_e4m3fn)
 )
 NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
-VECTOR = 16  # bytes
 FP8_GROUP = 128  # elements that share a scale
 NOTHING = None, None  # address and array, or form and address, of an argument that is left out
 
@@ -74,31 +73,30 @@ def absent(argument):
     )
 
 
-def look(buffer, **arguments):
+def look(buffer, names, arguments):
     """([[(address or None, array) of each argument] of each rank], [form of each argument]).
 
     address: None of an array that must be placed first. form: all that decides how calls with it are made, of all
     ranks; None of an argument that is left out.
     """
     if buffer.world_has_lists:
-        return _look_at_lists(buffer, arguments)
-    given, forms, (r,) = [], [], buffer.ranks
-    for name, a in arguments.items():
+        return _look_at_lists(buffer, names, arguments)
+    given, forms = [], []
+    for a in arguments:
         if a is None:
             given.append(NOTHING)
             forms.append(None)
-            continue
-        form, address = peek(a, name)
-        if address is not None and address % VECTOR:
-            array(buffer, name, r, a)  # which refuses it
-        given.append((address, a))
-        forms.append(form)
+        else:
+            way = PEEKS.get(type(a))
+            form, address = way(a) if way is not None else peek(a, names[len(given)])
+            given.append((address, a))
+            forms.append(form)
     return (given,), forms
 
 
-def _look_at_lists(buffer, arguments):
+def _look_at_lists(buffer, names, arguments):
     given, forms = [[] for _ in buffer.ranks], []
-    for name, argument in arguments.items():
+    for name, argument in zip(names, arguments):
         of_all = []
         if argument is None:
             argument = [None] * len(buffer.ranks)
@@ -107,8 +105,6 @@ def _look_at_lists(buffer, arguments):
                 form, address = NOTHING
             else:
                 form, address = peek(a, f"{name} of rank {r.rank}")
-                if address is not None and address % VECTOR:
-                    array(buffer, name, r, a)
             given[i].append((address, a))
             of_all.append(form)
         forms.append(tuple(of_all))
@@ -177,10 +173,10 @@ def matrices(
                 f"{what} is {a.dtype} with {a.shape[1]} columns, on another rank {seen[0].dtype} with "
                 f"{seen[0].shape[1]}: all ranks must agree"
             )
-        if vectors and (a.shape[1] == 0 or a.shape[1] * a.dtype.itemsize % VECTOR):
+        if vectors and (a.shape[1] == 0 or a.shape[1] * a.dtype.itemsize % VECTOR_BYTES):
             raise EPValueError(
                 f"{what}: a row of {a.shape[1]} x {a.dtype} has {a.shape[1] * a.dtype.itemsize} bytes, "
-                f"which must be a positive multiple of {VECTOR}"
+                f"which must be a positive multiple of {VECTOR_BYTES}"
             )
     return seen
 

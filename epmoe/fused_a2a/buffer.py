@@ -129,16 +129,20 @@ class Buffer:
         finally:
             turn.free[:] = (True,)
 
-    def plan(self, key, make):
-        """What make() gave under this key, since memory has grown the last time."""
+    def planned(self, key):
+        """The plan that was entered under this key since memory has grown the last time, or None."""
         if self.closed or self.failure is not None:
             self.expect_open()
         plan = self._plans.get(key)
-        if plan is None:
-            plan = make()
-            if len(self._plans) >= MOST_PLANS:
-                self._plans.clear()
-            self._plans[key] = plan
+        if plan is not None:
+            self.calls.begin(plan.facts)
+        return plan
+
+    def enter(self, key, plan):
+        """Remember a plan."""
+        if len(self._plans) >= MOST_PLANS:
+            self._plans.clear()
+        self._plans[key] = plan
         self.calls.begin(plan.facts)
         return plan
 

@@ -38,7 +38,8 @@ class FusedDispatch:
         Errors: EPValueError names argument, rank, value; PeerTimeout. Source: FusedDispatch on
         the fused_a2a page (docs/pages.md).
         """
-        arguments.scheduling(async_finish, allocate_on_comm_stream)
+        if allocate_on_comm_stream:
+            arguments.scheduling(async_finish, allocate_on_comm_stream)
         buffer = buffer_of(group)
         num_experts = arguments.plain("num_experts", num_experts)
         given = buffer, x, token_indices, token_probs, num_experts, options["num_sms"], False, group

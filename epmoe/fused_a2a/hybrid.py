@@ -22,6 +22,7 @@ from epmoe.kernels.rows.send import fp8_format
 from epmoe_ref.errors import EPValueError
 
 TYPES = (BF16, FP16)
+ARGUMENTS = "x", "routing_map", "probs"
 X, IDS, PROBS, N_ROWS, PAD, EXPERT_BASE, OUT = map(
     at, ("x", "ids", "probs", "n_rows", "pad", "expert_base", "out")
 )
@@ -267,11 +268,11 @@ def dispatch(buffer, x, routing_map, probs, group, *options):
     """
     if arguments.absent(probs):
         probs = None
-    given, forms = arguments.look(buffer, x=x, routing_map=routing_map, probs=probs)
-    plan = buffer.plan(
-        ("hybrid dispatch", *forms, *options),
-        lambda: DispatchPlan(buffer, x, routing_map, probs, *options),
-    )
+    given, forms = arguments.look(buffer, ARGUMENTS, (x, routing_map, probs))
+    key = "hybrid dispatch", *forms, *options
+    plan = buffer.planned(key)
+    if plan is None:
+        plan = buffer.enter(key, DispatchPlan(buffer, x, routing_map, probs, *options))
     return plan.start(given, group)
 
 
@@ -324,11 +325,11 @@ class _CachedPlan:
 
 def cached_dispatch(buffer, name, x, handle, num_sms=None):
     """The tokens x [T, H] as rows of experts, as an earlier dispatch placed them: a list of [P, H], of x's dtype."""
-    given, forms = arguments.look(buffer, **{name: x})
-    plan = buffer.plan(
-        ("hybrid cached", *forms, handle.form, num_sms),
-        lambda: _CachedPlan(buffer, name, x, handle, num_sms),
-    )
+    given, forms = arguments.look(buffer, (name,), (x,))
+    key = "hybrid cached", *forms, handle.form, num_sms
+    plan = buffer.planned(key)
+    if plan is None:
+        plan = buffer.enter(key, _CachedPlan(buffer, name, x, handle, num_sms))
     return plan.start(given, handle)
 
 
@@ -361,9 +362,9 @@ class _CombinePlan(ReturnPlan):
 
 def combine(buffer, name, x, handle, probs=None, num_sms=None):
     """Sums of rows x [P, H] over experts, ranks and worlds, and probs [P] back in their places [T, E]: two lists."""
-    given, key = ReturnPlan.look(buffer, name, x, probs, handle, True)
-    plan = buffer.plan(
-        ("hybrid combine", *key, num_sms),
-        lambda: _CombinePlan(buffer, name, x, handle, probs, num_sms),
-    )
+    given, form = ReturnPlan.look(buffer, name, x, probs, handle, True)
+    key = "hybrid combine", form, num_sms
+    plan = buffer.planned(key)
+    if plan is None:
+        plan = buffer.enter(key, _CombinePlan(buffer, name, x, handle, probs, num_sms))
     return plan.start(given, handle, handle.capacity)

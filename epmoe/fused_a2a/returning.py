@@ -45,23 +45,24 @@ class ReturnPlan:
         """
         if probs is not None and arguments.absent(probs):
             probs = None
-        given, forms = arguments.look(buffer, **{name: x, f"probs of {name}": probs})
+        given, forms = arguments.look(buffer, (name, f"probs of {name}"), (x, probs))
         if not is_exact:
             return given, (*forms, handle.form, handle.capacity)
         num_rows = handle.num_rows
         forms = [form and arguments.without_rows(form, num_rows, buffer) for form in forms]
         return given, (*forms, handle.form)
 
-    def _want_room(self, capacity, probs_at):
+    def _want_room(self, capacity):
         buffer, shape, self.room = self.buffer, self.shape, capacity
+        of_rows, of_probs = align(capacity * shape.row_bytes), 4 * shape.n_meta * capacity
         buffer.want_pool(
             self.facts,
-            staging_bytes=probs_at + 4 * shape.n_meta * capacity * shape.has_probs,
+            staging_bytes=of_rows + of_probs * shape.has_probs,
             flag_rows=capacity,
             window_bytes=windows.bytes_for(shape),
             **buffer.launches.window_bytes(shape),
         )
-        kernel = combine_kernel(shape)
+        kernel, self.staging_at = combine_kernel(shape), buffer.pool_layout.staging_at
         self.calls = [
             RankCall(buffer, r, kernel, n, self.num_sms, None, {}, [(result, MADE)])
             for r, n, result in zip(buffer.ranks, self.num_tokens, self.results)
@@ -69,18 +70,21 @@ class ReturnPlan:
 
     def start(self, given, handle, capacity):
         """Launch: sums of each rank, and those of probs or None; capacity: rows that a rank may get back."""
-        buffer, probs_at = self.buffer, align(capacity * self.shape.row_bytes)
+        buffer = self.buffer
         if capacity > self.room:
-            self._want_room(capacity, probs_at)
-        has_probs, staging_at = self.shape.has_probs, buffer.pool_layout.staging_at
+            self._want_room(capacity)
+        has_probs, staging_at = self.shape.has_probs, self.staging_at
         loans, launches = [], []
-        for i, r in enumerate(buffer.ranks):
-            launch, (loan,) = self.calls[i].begin(self.num_tokens[i] + handle.num_rows[i])
-            words, ((x_at, x), (probs_at_, probs)) = launch.words, given[i]
-            borrowed(words, handle.memory[i])
+        for r, call, n, n_rows, memory, ((x_at, x), (probs_at_, probs)) in zip(
+            buffer.ranks, self.calls, self.num_tokens, handle.num_rows, handle.memory, given
+        ):
+            launch, (loan,) = call.begin(n + n_rows)
+            words = launch.words
+            borrowed(words, memory)
             words[X], words[CAPACITY] = x_at or buffer.place(r.rank, self.name, x), capacity
-            words[PLACES], words[PLACES + 2] = staging_at, staging_at + probs_at
+            words[PLACES] = staging_at
             if has_probs:
+                words[PLACES + 2] = staging_at + align(capacity * self.shape.row_bytes)
                 words[PROBS] = probs_at_ or buffer.place(r.rank, self.probs_name, probs)
             loans.append(loan)
             launches.append(launch)

@@ -20,6 +20,7 @@ from epmoe.kernels.rows import handle as written
 from epmoe.kernels.rows.few.lamport import blocks_for
 
 X, IDS, PROBS, SCALES, CAPACITY = map(at, ("x", "ids", "probs", "scales", "capacity"))
+ARGUMENTS = "x", "token_indices", "token_probs", "scales"
 RECEIVED = ("x", "ids", "probs", "scales")  # order of the arrays of a result in a note
 WRITTEN = {name: name for name in ("info", "counts", "tokens_per_expert", "row_of")}
 KEPT = {name: name for name in ("counts", "row_of")}  # what later calls read of a handle
@@ -208,12 +209,22 @@ class DispatchPlan:
         if device.SIM:
             ids = [view(of_rank[1][1], "token_indices") for of_rank in given]
             arguments.distinct_ids(buffer, ids, self.num_experts)
-        for i, r in enumerate(buffer.ranks):
-            launch, (loan,) = self.calls[i].begin()
-            self._enter(launch.words, r.rank, self.id_types[i], given[i])
+        for r, call, id_type, places_, of_rank in zip(
+            buffer.ranks, self.calls, self.id_types, self.places, given
+        ):
+            launch, (loan,) = call.begin()
+            (x_at, x), (ids_at, ids), (probs_at, probs), (scales_at, scales) = of_rank
+            words, place = launch.words, buffer.place
+            words[X] = x_at or place(r.rank, "x", x)
+            if ids_at is None or id_type is not None:
+                ids_at = place(r.rank, "token_indices", ids, id_type)
+            words[IDS] = ids_at
+            words[PROBS] = probs_at or place(r.rank, "token_probs", probs)
+            if scales is not None:
+                words[SCALES] = scales_at or place(r.rank, "scales", scales)
             loans.append(self.received.begin(r, launch, rows))
             launches.append(launch)
-            memory.append(((loan, self.places[i]),))
+            memory.append(((loan, places_),))
         buffer.start(launches)
         buffer.kept = given
         counts, capacity = None, rows
@@ -226,23 +237,12 @@ class DispatchPlan:
         handle = RowsHandle(self, counts, memory, capacity, group)
         made = self.received.results(loans, rows, handle.num_rows)
         for i, results in enumerate(made):
-            on_device = memory[i][0][0].array("tokens_per_expert") if self.on_device else None
-            results.append(on_device if self.on_device else told[i].tokens_per_expert)
+            if self.on_device:
+                ((loan, _),) = memory[i]
+                results.append(loan.array("tokens_per_expert"))
+            else:
+                results.append(told[i].tokens_per_expert)
         return made, handle
-
-    def _enter(self, words, rank, id_type, given):
-        """Enter what a rank sends into the words of a launch."""
-        place, ((x_at, x), (ids_at, ids), (probs_at, probs), (scales_at, scales)) = (
-            self.buffer.place,
-            given,
-        )
-        words[X] = x_at or place(rank, "x", x)
-        if ids_at is None or id_type is not None:
-            ids_at = place(rank, "token_indices", ids, id_type)
-        words[IDS] = ids_at
-        words[PROBS] = probs_at or place(rank, "token_probs", probs)
-        if scales is not None:
-            words[SCALES] = scales_at or place(rank, "scales", scales)
 
     def _sent_again(self, launches, rows):
         """Loans of rows that are sent once more: every rank has seen the same counts, and comes to the same number here."""
@@ -264,16 +264,18 @@ def dispatch(buffer, x, token_indices, token_probs, num_experts, num_sms, on_dev
     Of each rank of this process, as lists: (recv_x or (recv_x, recv_scales), recv_token_indices, recv_token_probs,
     tokens_per_expert), and the handle of all.
     """
-    x, scales = arguments.values_and_scales(buffer, "x", x)
-    given, forms = arguments.look(
-        buffer, x=x, token_indices=token_indices, token_probs=token_probs, scales=scales
-    )
-    plan = buffer.plan(
-        ("dispatch", *forms, num_experts, num_sms, on_device),
-        lambda: DispatchPlan(
+    scales = None
+    if isinstance(x, (list, tuple)):
+        x, scales = arguments.values_and_scales(buffer, "x", x)
+    arrays = x, token_indices, token_probs, scales
+    given, forms = arguments.look(buffer, ARGUMENTS, arrays)
+    key = "dispatch", on_device, num_experts, num_sms, *forms
+    plan = buffer.planned(key)
+    if plan is None:
+        made = DispatchPlan(
             buffer, x, scales, token_indices, token_probs, num_experts, num_sms, on_device
-        ),
-    )
+        )
+        plan = buffer.enter(key, made)
     return plan.start(given, group)
 
 
@@ -351,11 +353,11 @@ class _CachedPlan:
 
 def cached_dispatch(buffer, name, x, handle, num_sms=None):
     """The rows of x [T, H] where an earlier dispatch sent its tokens: a list of [N, H], of x's dtype."""
-    given, forms = arguments.look(buffer, **{name: x})
-    plan = buffer.plan(
-        ("cached dispatch", *forms, handle.form, num_sms),
-        lambda: _CachedPlan(buffer, name, x, handle.num_tokens, num_sms),
-    )
+    given, forms = arguments.look(buffer, (name,), (x,))
+    key = "cached dispatch", *forms, handle.form, num_sms
+    plan = buffer.planned(key)
+    if plan is None:
+        plan = buffer.enter(key, _CachedPlan(buffer, name, x, handle.num_tokens, num_sms))
     return plan.start(given, handle)
 
 
@@ -393,8 +395,9 @@ class _CombinePlan(ReturnPlan):
 
 def combine(buffer, name, x, handle, probs=None, num_sms=None):
     """Sums over ranks of rows x [N, H], and slot by slot of probs [N, K]: two lists, the second None without probs."""
-    given, key = ReturnPlan.look(buffer, name, x, probs, handle, handle.counts is not None)
-    plan = buffer.plan(
-        ("combine", *key, num_sms), lambda: _CombinePlan(buffer, name, x, handle, probs, num_sms)
-    )
+    given, form = ReturnPlan.look(buffer, name, x, probs, handle, handle.counts is not None)
+    key = "combine", form, num_sms
+    plan = buffer.planned(key)
+    if plan is None:
+        plan = buffer.enter(key, _CombinePlan(buffer, name, x, handle, probs, num_sms))
     return plan.start(given, handle, handle.most_returned)

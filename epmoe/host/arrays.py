@@ -7,6 +7,7 @@ import numpy as np
 
 from epmoe_ref.errors import EPValueError
 
+VECTOR_BYTES = 16  # kernels read rows as vectors of so many bytes
 MOST_CUT = 64  # lengths of a Field that are kept
 _TORCH_DTYPES = {
     f"torch.{t}": np.dtype(getattr(ml_dtypes, t)) for t in ("bfloat16", "float8_e4m3fn")
@@ -20,7 +21,7 @@ class Array:
     """One array of the caller: where it is, what it holds. `host` is the NumPy array, or None for device memory.
 
     `strides` are in bytes, None where the array is C-contiguous. `owner` keeps the memory alive. `form`: all that
-    decides whether it is accepted, but the address and what it holds.
+    decides whether it is accepted, but what it holds.
     """
 
     __slots__ = ("host", "address", "shape", "dtype", "device", "strides", "owner", "form")
@@ -28,7 +29,8 @@ class Array:
     def __init__(self, host, address, shape, dtype, device, strides, owner):
         self.host, self.address, self.shape, self.dtype = host, address, shape, dtype
         self.device, self.strides, self.owner = device, strides, owner
-        self.form = shape, dtype, device, strides, host is None
+        misaligned = None if host is not None else address % VECTOR_BYTES
+        self.form = shape, dtype, device, strides, misaligned
 
     @property
     def is_contiguous(self):
@@ -244,9 +246,10 @@ def _way_of(obj):
 def peek(obj, what):
     """(form, address) of any array, in less time than view(); address: None in host memory.
 
-    form: all that decides whether an array is accepted, but the address and what it holds.
+    form: all that decides whether an array is accepted, but what it holds: also what its address is beyond a multiple of
+    VECTOR_BYTES.
     """
-    way = _peeks.get(type(obj))
+    way = PEEKS.get(type(obj))
     if way is not None:
         return way(obj)
     array = view(obj, what)
@@ -284,8 +287,10 @@ def _peek_device(a):
 
 def _peek_torch(t):
     device = t.get_device()
-    form = t.shape, t.dtype, t.is_contiguous(), device
-    return form, None if device < 0 else t.data_ptr()
+    if device < 0:
+        return (t.shape, t.dtype, t.is_contiguous(), device), None
+    at = t.data_ptr()
+    return (t.shape, t.dtype, t.is_contiguous(), device, at % VECTOR_BYTES), at
 
 
 def _from_numpy(a, what=None):
@@ -299,7 +304,7 @@ def _from_torch(t, what):
         if str(t.dtype) not in _TORCH_DTYPES:
             raise EPValueError(f"{what} has dtype {t.dtype}, which epmoe does not know")
         _known_dtypes[t.dtype] = _TORCH_DTYPES[str(t.dtype)]
-    _peeks[type(t)] = _peek_torch
+    PEEKS[type(t)] = _peek_torch
     if t.is_cuda:
         return OfTorch(t)
     if str(t.layout) != "torch.strided" or t.device.type != "cpu":
@@ -369,5 +374,5 @@ _ways = {
     DeviceArray: _from_device,
     np.ndarray: _from_numpy,
 }
-_peeks = {DeviceArray: _peek_device}  # by type: functions obj -> (form, address)
+PEEKS = {DeviceArray: _peek_device}  # by type: functions obj -> (form, address), as peek()
 _known_dtypes: dict = {}  # of torch

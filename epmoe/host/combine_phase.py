@@ -9,7 +9,6 @@ from epmoe.host import inputs
 from epmoe.host.arrays import peek, view
 from epmoe.host.dispatched import Dispatched
 from epmoe.host.overlaps import expect_apart, on_device
-from epmoe.host.rank_memory import combine_shape
 from epmoe.host.results import Results
 from epmoe.host.same_functions import earlier
 from epmoe.host.user_functions import (
@@ -27,56 +26,96 @@ TYPES, NO_WORDS = ((), ()), ()
 READ = "src_info", "topk_ids"  # what combine reads of a Dispatched
 
 
-class Returned(NamedTuple):
-    """One rank's placed expert outputs, the addresses of src_info and the cleaned ids, and how many rows both have."""
+class Returned:
+    """One rank's part of a round's combine: what it reads, and how it is reduced.
 
-    r: object
-    expert_outputs: int
-    src_info: int
-    n_rows: int
-    topk_ids: int
-    num_tokens: int
+    expert_outputs, src_info, topk_ids, weights: placed arrays. n_rows: that both first ones have. plan: a ReductionPlan,
+    once it is known how rows are reduced; words: of the arguments of functions; results: where the sum goes.
+    """
+
+    __slots__ = (
+        "r",
+        "expert_outputs",
+        "src_info",
+        "n_rows",
+        "topk_ids",
+        "num_tokens",
+        "plan",
+        "weights",
+        "words",
+        "results",
+    )
+
+    def __init__(self, r, expert_outputs, src_info, n_rows, topk_ids, num_tokens):
+        self.r, self.expert_outputs, self.src_info = r, expert_outputs, src_info
+        self.n_rows, self.topk_ids, self.num_tokens = n_rows, topk_ids, num_tokens
 
 
 class Way(NamedTuple):
-    """How all ranks reduce: compile-time options, and whether an elementwise_lambda_fn stores the result itself."""
+    """How all ranks reduce: compile-time options, which `key` stands for, and functions of the caller among them.
 
-    options: dict
-    stores: bool
-    key: tuple
-
-    @classmethod
-    def of(cls, stores=False, **options):
-        """The Way of these options."""
-        return cls(options, stores, tuple(options.items()))
-
-
-SUMS = Way.of(router_weights="array", epilogue=None)  # without functions
-NO_SUMS = Way.of(router_weights=None, epilogue=None)
-NO_WAY = Way.of()  # nothing is reduced
-
-
-class Reduction(NamedTuple):
-    """How one rank reduces what comes back: placed arguments, and where the result goes.
-
-    types, words: of the arguments of functions.
+    weights: of the router; last: an epilogue, or an elementwise_lambda_fn, which stores the result itself.
     """
 
-    way: Way
-    weights: int
-    types: tuple
-    words: tuple
-    results: object
+    key: object
+    options: dict
+    weights: object = None
+    last: object = None
+    name_of_last: str = "epilogue"
+
+    @property
+    def stores(self):
+        """Whether a function stores the result."""
+        return self.name_of_last == "elementwise_lambda_fn"
+
+
+SUMS = Way("sums", dict(router_weights="array", epilogue=None))  # without functions
+NO_SUMS = Way("no sums", dict(router_weights=None, epilogue=None))
+
+
+class ReductionPlan:
+    """How one rank reduces rows of so many tokens: what launches the kernels, and the form of the result.
+
+    types: of the arguments of functions.
+    """
+
+    def __init__(self, engine, r, num_tokens, way, types):
+        self.engine, self.r, self.num_tokens = engine, r, num_tokens
+        self.way, self.types, self._launches = way, types, {}
+        self.result = r.unreduced_result if way is NO_SUMS else r.reduced_result
+        self.field = self.result.fields["output_tokens"].first(num_tokens)
+
+    def launch(self, factory):
+        """What launches a kernel; prepared once."""
+        launch = self._launches.get(factory)
+        if launch is None:
+            r, options, regions = self.r, self.way.options, self.r.combine_regions
+            if factory == "combine_kernel" and self.engine.kernels == "fast":
+                options = options | {"without_signals": True}
+                if lamport.applies(self.engine.cfg, True, options["router_weights"]):
+                    regions = r.lamport_regions
+            launch = self._launches[factory] = self.engine.prepared(
+                factory,
+                r,
+                self.num_tokens,
+                regions,
+                options,
+                weights_types=self.types[0],
+                epilogue_types=self.types[1],
+            )
+        return launch
 
 
 class CombinePhase:
-    """begin and reduction, then launch_async and launch_wait, or launch_fused, then finish."""
+    """begin and reduction, then launch, then finish."""
 
     def __init__(self, engine, capacity):
         self.engine, self.cfg, self.capacity = engine, engine.cfg, capacity
         self._read = []  # what this round's combine reads: (rank, expert outputs, Dispatched) of each
         self._kept = []  # what it reads in device memory that nobody has lent, until the next combine
         self._written = {}  # {name: array of the caller in host memory} that an elementwise_lambda_fn may have written
+        of = engine.ranks[0].dispatch_result.fields
+        self._src_info, self._topk_ids = (of[name].offset for name in READ)
 
     def begin(self, sent, expert_outputs, dispatched):
         """Check and place expert outputs and what combine needs of the open round's Dispatched: a list of Returned."""
@@ -95,7 +134,7 @@ class CombinePhase:
                 raise EPValueError(_of_another_round(r.rank, d))
             form, at = peek(y, "expert_outputs")
             accepted = "expert_outputs", form
-            if at is None or at % inputs.VECTOR_BYTES or accepted not in engine.accepted:
+            if at is None or accepted not in engine.accepted:
                 y = inputs.expert_outputs(
                     self.cfg, engine.machine, r.rank, y, self.capacity, lambda d=d: d.n_rows
                 )
@@ -103,25 +142,25 @@ class CombinePhase:
                     engine.accept(accepted)  # fewer rows must be as many as the round has
             checked.append((r, s, y, at, form[0][0], d))
         self._read, self._kept, self._written = checked, [], {}
-        return [self._placed(*one) for one in checked]
-
-    def _placed(self, r, s, y, at, n_rows, d):
-        now, made, loan = d.__dict__, s.made, s.loan
-        if (
-            now.get("src_info") is made.get("src_info")
-            and now.get("topk_ids") is made.get("topk_ids")
-            and not s.results.given
-        ):  # nobody has put another array there
-            src_info, topk_ids = loan.address("src_info"), loan.address("topk_ids")
-        else:
-            src_info, topk_ids = (self._written_by_dispatch(r, s, d, name) for name in READ)
-        if at is None:
-            at = self.engine.placing.place(r.rank, "expert_outputs", y)
-        elif not loan.base <= at < loan.base + loan.nbytes:
-            self._kept.append(
-                y
-            )  # whoever borrows lent memory next launches after this round's kernels
-        return Returned(r, at, src_info, min(n_rows, self.capacity), topk_ids, s.num_tokens)
+        returned = []
+        for r, s, y, at, n_rows, d in checked:
+            now, made, loan = d.__dict__, s.made, s.loan
+            if (
+                now.get("src_info") is made.get("src_info")
+                and now.get("topk_ids") is made.get("topk_ids")
+                and s.results is loan
+            ):  # nobody has put another array there
+                src_info, topk_ids = loan.base + self._src_info, loan.base + self._topk_ids
+            else:
+                src_info, topk_ids = (self._written_by_dispatch(r, s, d, name) for name in READ)
+            if at is None:
+                at = engine.placing.place(r.rank, "expert_outputs", y)
+            elif not 0 <= at - loan.base < loan.nbytes:
+                # whoever borrows lent memory next launches after this round's kernels
+                self._kept.append(y)
+            n_rows = min(n_rows, self.capacity)
+            returned.append(Returned(r, at, src_info, n_rows, topk_ids, s.num_tokens))
+        return returned
 
     def _written_by_dispatch(self, r, s, d, name):
         """Address of what dispatch wrote, which the Dispatched must still have, as that memory or as a copy."""
@@ -155,7 +194,7 @@ class CombinePhase:
 
     def reduction(
         self,
-        sent,
+        returned,
         router_weights,
         router_weights_args,
         epilogue,
@@ -163,99 +202,120 @@ class CombinePhase:
         elementwise_lambda_fn,
         out,
     ):
-        """Check and place everything about the reduction: a list of Reduction."""
+        """Check and place everything about the reduction, and enter it into the Returned of every rank."""
         engine, world = self.engine, self.engine.world
-        reduced, stores = router_weights is not None, elementwise_lambda_fn is not None
-        function = last = None
-        name = "elementwise_lambda_fn" if stores else "epilogue"
-        if epilogue is not None or stores or callable(router_weights):
-            router_weights, epilogue, elementwise_lambda_fn = map(
-                earlier, (router_weights, epilogue, elementwise_lambda_fn)
+        way = SUMS
+        if (
+            router_weights is None
+            or epilogue is not None
+            or elementwise_lambda_fn is not None
+            or callable(router_weights)
+            or router_weights_args is not NO_WORDS
+            or epilogue_args is not NO_WORDS
+        ):
+            way = self._way(
+                router_weights,
+                router_weights_args,
+                epilogue,
+                epilogue_args,
+                elementwise_lambda_fn,
+                out,
             )
-            function = router_weights if callable(router_weights) else None
-            last = elementwise_lambda_fn if stores else epilogue
+        if router_weights is None or way.weights is not None:
+            weights = [(0, None)] * len(returned)
+        else:
+            of_ranks = inputs.ranks_of(world, "router_weights", router_weights)
+            weights = [self._checked_weights(b, w) for b, w in zip(returned, of_ranks)]
+        outs = None if out is None else inputs.ranks_of(world, "out", out)
+        shared = {}
+        for i, b in enumerate(returned):
+            r, (b.weights, w), types, b.words = b.r, weights[i], TYPES, NO_WORDS
+            if b.weights is None:
+                b.weights = engine.placing.place(r.rank, "router_weights", w)
+            elif w is not None:
+                self._kept.append(w)
+            if router_weights_args or epilogue_args:
+                of_weights = self._arguments(r, i, "router_weights_args", router_weights_args)
+                of_last = self._arguments(
+                    r, i, "epilogue_args", epilogue_args, shared if way.stores else None
+                )
+                types = tuple([a.type for a in of_weights]), tuple([a.type for a in of_last])
+                b.words = argument_words(*of_weights, *of_last)
+            key = r.rank, b.num_tokens, way.key, types
+            plan = engine.plans.get(key)
+            if plan is None:
+                plan = engine.plan(key, lambda: ReductionPlan(engine, r, b.num_tokens, way, types))
+            b.plan, b.results = plan, engine.lend(r, plan.result)
+            if outs is not None and outs[i] is not None:
+                shapes = {"output_tokens": plan.field.shape}
+                given = {"output_tokens": outs[i]}
+                b.results = Results(b.results, engine.machine, r.rank, given, shapes)
+        if outs is not None:
+            self._expect_apart(returned, weights)
+        self._read = []  # whose memory may be lent again, or is the caller's
+        for _, place, array in shared.values():
+            if array.host is not None and array.host.flags.writeable:
+                self._written[place] = array.host
+        if way.weights is not None or way.last is not None:
+            types = returned[0].plan.types
+            self._check_returned(way, router_weights_args, epilogue_args, types)
+
+    def _way(
+        self,
+        router_weights,
+        router_weights_args,
+        epilogue,
+        epilogue_args,
+        elementwise_lambda_fn,
+        out,
+    ):
+        """The Way of these arguments, which go together."""
+        router_weights, epilogue, elementwise_lambda_fn = map(
+            earlier, (router_weights, epilogue, elementwise_lambda_fn)
+        )
+        reduced, stores = router_weights is not None, elementwise_lambda_fn is not None
+        function = router_weights if callable(router_weights) else None
+        name, last = "epilogue", epilogue
+        if stores:
+            name, last = "elementwise_lambda_fn", elementwise_lambda_fn
         if stores and (epilogue is not None or out is not None):
             raise EPValueError(
                 f"elementwise_lambda_fn and {'out' if epilogue is None else 'epilogue'} are both given: "
                 "the function stores the result itself, and nothing else is stored"
             )
-        has_arguments = router_weights_args is not NO_WORDS or epilogue_args is not NO_WORDS
-        if not reduced or function or last or has_arguments:
-            expect_sequence("router_weights_args", router_weights_args)
-            expect_sequence("epilogue_args", epilogue_args)
-            self._check_functions(reduced, function, router_weights_args, name, last, epilogue_args)
-        weights, outs = [(None, None)] * len(sent), [None] * len(sent)
-        if reduced and function is None:
-            weights = [
-                self._checked_weights(r.rank, w, s.num_tokens)
-                for r, s, w in zip(
-                    engine.ranks, sent, inputs.ranks_of(world, "router_weights", router_weights)
-                )
-            ]
-        if out is not None:
-            outs = inputs.ranks_of(world, "out", out)
-        way = SUMS if reduced else NO_SUMS
-        if function is not None or last is not None:
-            way = Way.of(stores, **{"router_weights": function or "array", name: last})
-        made, shared = [], {}
-        for i, (r, s, (w_at, w), o) in enumerate(zip(engine.ranks, sent, weights, outs)):
-            loan = engine.lend(r, r.reduced_result if reduced else r.unreduced_result)
-            results = loan
-            if o is not None:
-                shape = {"output_tokens": combine_shape(self.cfg, s.num_tokens, reduced)}
-                results = Results(loan, engine.machine, r.rank, {"output_tokens": o}, shape)
-            if w is None:
-                w_at = 0
-            elif w_at is None:
-                w_at = engine.placing.place(r.rank, "router_weights", w)
-            else:
-                self._kept.append(w)
-            types, words = TYPES, ()
-            if router_weights_args or epilogue_args:
-                of_weights = self._arguments(r, i, "router_weights_args", router_weights_args)
-                of_last = self._arguments(
-                    r, i, "epilogue_args", epilogue_args, shared if stores else None
-                )
-                types = tuple([a.type for a in of_weights]), tuple([a.type for a in of_last])
-                words = argument_words(*of_weights, *of_last)
-            made.append(Reduction(way, w_at, types, words, results))
-        if out is not None:
-            self._expect_apart(made, weights)
-        self._read = []  # whose memory may be lent again, or is the caller's
-        for _, place, array in shared.values():
-            if array.host is not None and array.host.flags.writeable:
-                self._written[place] = array.host
-        if function is not None or last is not None:
-            self._check_returned(function, router_weights_args, name, last, epilogue_args, made[0])
-        return made
+        expect_sequence("router_weights_args", router_weights_args)
+        expect_sequence("epilogue_args", epilogue_args)
+        self._check_functions(reduced, function, router_weights_args, name, last, epilogue_args)
+        if function is None and last is None:
+            return SUMS if reduced else NO_SUMS
+        options = {"router_weights": function or "array", name: last}
+        return Way(tuple(options.items()), options, function, last, name)
 
-    def _check_returned(self, function, router_weights_args, name, last, epilogue_args, to):
+    def _check_returned(self, way, router_weights_args, epilogue_args, types):
         world, i32, f32 = self.engine.world, np.int32(0), np.float32(1)
-        of_weights, of_last = to.types
+        of_weights, of_last = types
         for what, f, numbers, args, types in (
-            ("router_weights", function, (i32, i32), router_weights_args, of_weights),
-            (name, last, (i32, i32, f32), epilogue_args, of_last),
+            ("router_weights", way.weights, (i32, i32), router_weights_args, of_weights),
+            (way.name_of_last, way.last, (i32, i32, f32), epilogue_args, of_last),
         ):
             if f is not None:
                 first = of_rank(world, 0, args)
                 check_returned(self.engine.machine, f, what, numbers, first, types)
 
-    def _checked_weights(self, rank, weights, num_tokens):
+    def _checked_weights(self, b, weights):
         """(address, or None of an array in host memory; the array) of router weights, which are accepted."""
+        engine, at = self.engine, None
         if hasattr(weights, "shape"):  # a number is refused below
             form, at = peek(weights, "router_weights")
-            accepted = "router_weights", form, num_tokens
-            if at is not None and not at % inputs.VECTOR_BYTES and accepted in self.engine.accepted:
+            accepted = "router_weights", form, b.num_tokens
+            if at is not None and accepted in engine.accepted:
                 return at, weights
-            weights = inputs.router_weights(
-                self.cfg, self.engine.machine, rank, weights, num_tokens
-            )
-            if at is not None:
-                self.engine.accept(accepted)
-            return at, weights
-        return None, inputs.router_weights(self.cfg, self.engine.machine, rank, weights, num_tokens)
+        weights = inputs.router_weights(self.cfg, engine.machine, b.r.rank, weights, b.num_tokens)
+        if at is not None:
+            engine.accept(accepted)
+        return at, weights
 
-    def _expect_apart(self, made, weights):
+    def _expect_apart(self, returned, weights):
         """Arrays of the caller that are written share no memory with what is read."""
         read = []
         for (r, _, y, _, _, d), (_, w) in zip(self._read, weights):
@@ -264,7 +324,7 @@ class CombinePhase:
             read += [(f"{name} of rank {rank}", view(getattr(d, name), name)) for name in READ]
             if w is not None:
                 read.append((f"router_weights of rank {rank}", view(w, "router_weights")))
-        expect_apart([one for to in made for one in to.results.outs], on_device(*read))
+        expect_apart([one for b in returned for one in b.results.outs], on_device(*read))
 
     def _check_functions(self, reduced, function, router_weights_args, name, last, epilogue_args):
         if last is not None and not reduced:
@@ -313,72 +373,51 @@ class CombinePhase:
             for n, value in enumerate(of_rank(self.engine.world, index, args))
         )
 
-    def launch_async(self, returned, streams):
-        """combine_async of every rank."""
-        for b in returned:
-            launch = self._launch("combine_async_kernel", b.r, 0, streams)
-            launch.start(b.expert_outputs, b.src_info, b.n_rows, 0, 0, 0)
+    def launch(self, call, returned, fused=False):
+        """Launch the kernels of a call for every rank."""
+        launches = []
+        if call != "combine_wait" and not fused:
+            for b in returned:
+                launch = self._launch_async(b.r)
+                launches.append((launch, (b.expert_outputs, b.src_info, b.n_rows, 0, 0, 0)))
+        if call != "combine_async":
+            factory = "combine_kernel" if fused else "combine_wait_kernel"
+            for b in returned:
+                words = (
+                    b.expert_outputs,
+                    b.src_info,
+                    b.n_rows,
+                    b.results.address("output_tokens"),
+                    b.topk_ids,
+                    b.weights,
+                    *b.words,
+                )
+                launches.append((b.plan.launch(factory), words))
+        self.engine.start(call, launches, fused)
 
-    def launch_wait(self, returned, reduction, streams, factory="combine_wait_kernel"):
-        """combine_wait of every rank."""
-        for b, to in zip(returned, reduction):
-            self._launch(factory, b.r, b.num_tokens, streams, to.way, to.types).start(
-                b.expert_outputs,
-                b.src_info,
-                b.n_rows,
-                to.results.address("output_tokens"),
-                b.topk_ids,
-                to.weights,
-                *to.words,
-            )
+    def _launch_async(self, r):
+        engine, factory = self.engine, "combine_async_kernel"
+        return engine.plan(
+            (factory, r.rank), lambda: engine.prepared(factory, r, 0, r.combine_regions, {})
+        )
 
-    def launch_fused(self, returned, reduction, streams):
-        """The fused combine of every rank."""
-        self.launch_wait(returned, reduction, streams, "combine_kernel")
-
-    def _launch(self, factory, r, num_tokens, streams, way=NO_WAY, types=TYPES):
-        """What launches a kernel for so many tokens of a rank."""
-        key = factory, r.rank, num_tokens, way.key, types
-        launch = self.engine.plans.get(key)
-        if launch is not None:
-            return launch
-        engine, options = self.engine, way.options
-
-        def make():
-            ways, regions = {}, r.combine_regions
-            if factory == "combine_kernel" and engine.kernels == "fast":
-                ways["without_signals"] = True
-                if lamport.applies(self.cfg, True, options["router_weights"]):
-                    regions = r.lamport_regions
-            return engine.call(factory, **options, **ways).plan(
-                num_tokens,
-                r.rank,
-                regions,
-                machine=engine.machine,
-                stream=streams[r.rank],
-                timeout_s=engine.timeout,
-                weights_types=types[0],
-                epilogue_types=types[1],
-            )
-
-        return engine.plan(key, make)
-
-    def finish(self, returned, reduction):
+    def finish(self, returned):
         """The results of every rank; waits for the kernels only if the caller's host arrays are to be filled."""
-        filled = [to.results for to in reduction if to.results.copies]
-        if filled or self._written:
-            self.engine.check()
+        engine, filled, made = self.engine, self._written, []
+        for b in returned:
+            filled = filled or b.results.copies
+            made.append(
+                None if b.plan.way.stores else b.results.part("output_tokens", b.plan.field)
+            )
+        if filled:
+            engine.check()
             for place, array in self._written.items():
-                self.engine.placing.fetch(*place, array)
-            for results in filled:
-                results.finish()
+                engine.placing.fetch(*place, array)
+            for b in returned:
+                b.results.finish()
         if device.SIM:
-            self.engine.placing.let_go()
-        if reduction[0].way.stores:
-            return [None] * len(reduction)
-        return [
-            to.results.array("output_tokens", b.num_tokens) for b, to in zip(returned, reduction)
-        ]
+            engine.placing.let_go()
+        return made
 
 
 def _of_another_round(rank, d):

@@ -5,7 +5,6 @@ import numpy as np
 from epmoe.host import inputs
 from epmoe.host.arrays import peek, view
 from epmoe.host.dispatched import ARRAYS, Dispatched
-from epmoe.host.inputs import VECTOR_BYTES
 from epmoe.host.overlaps import expect_apart, on_device
 from epmoe.host.rank_memory import dispatch_arrays
 from epmoe.host.results import Results
@@ -43,20 +42,14 @@ class _Plan:
         self.cfg, self.rank, self.check = phase.cfg, r.rank, phase.engine.check
         self.function, self._launches = function, {}
 
-    def launch(self, factory, streams):
+    def launch(self, factory):
         """What launches a kernel; prepared once."""
         launch = self._launches.get(factory)
         if launch is None:
-            engine, r = self.engine, self.r
             of_wait = factory == "dispatch_wait_kernel"
             options = {} if of_wait else {"input_scale": self.function}
-            launch = self._launches[factory] = engine.call(factory, **options).plan(
-                self.num_tokens,
-                r.rank,
-                r.dispatch_regions,
-                machine=engine.machine,
-                stream=streams[r.rank],
-                timeout_s=engine.timeout,
+            launch = self._launches[factory] = self.engine.prepared(
+                factory, self.r, self.num_tokens, self.r.dispatch_regions, options
             )
         return launch
 
@@ -64,26 +57,17 @@ class _Plan:
 class Sent:
     """One rank's part of the open round: its placed inputs, and the loan that its results go into.
 
-    scale: its word. read: the inputs, until it is known where results go. made: arrays by name, when they were first
-    looked at. cfg, rank, check, num_tokens: as in a Dispatched.
+    scale: its word. results: the loan, or the caller's arrays. made: arrays by name, when they were first looked at.
+    cfg, rank, check, num_tokens: as in a Dispatched.
     """
 
-    __slots__ = (
-        "plan",
-        "num_tokens",
-        "tokens",
-        "topk_ids",
-        "scale",
-        "loan",
-        "read",
-        "results",
-        "made",
-    )
+    __slots__ = ("plan", "num_tokens", "tokens", "topk_ids", "scale", "loan", "results", "made")
 
-    def __init__(self, plan, tokens, topk_ids, scale, loan, read):
+    def __init__(self, plan, tokens, topk_ids, scale, loan):
         self.plan, self.num_tokens = plan, plan.num_tokens
         self.tokens, self.topk_ids, self.scale = tokens, topk_ids, scale
-        self.loan, self.read, self.results, self.made = loan, read, None, {}
+        self.loan = self.results = loan
+        self.made = {}
 
     cfg = property(lambda self: self.plan.cfg)
     rank = property(lambda self: self.plan.rank)
@@ -102,7 +86,7 @@ class Sent:
 
 
 class DispatchPhase:
-    """begin, then launch_async and launch_wait, or launch_fused, then finish."""
+    """begin, perhaps into, then launch, then finish."""
 
     def __init__(self, engine):
         self.engine, self.cfg = engine, engine.cfg
@@ -122,6 +106,8 @@ class DispatchPhase:
     def begin(self, input_tokens, topk_ids, input_scale):
         """Check all ranks' inputs, then place them: a list of Sent. Nothing is launched."""
         engine, world, function = self.engine, self.engine.world, None
+        if engine.has_many:
+            engine.forget_calls()
         if callable(input_scale):
             function = earlier(input_scale)
             check_signature(function, "input_scale", ("i",), ())
@@ -145,14 +131,21 @@ class DispatchPhase:
             key = r.rank, x_form, ids_form, function
             plan = engine.plans.get(key)
             # in host memory, what they hold is looked at, too
-            if plan is None or x_at is None or ids_at is None or (x_at | ids_at) % VECTOR_BYTES:
+            if plan is None or x_at is None or ids_at is None:
                 plan, x, ids = self._checked(key, x, ids)
             word = ONE if scale == 1.0 and type(scale) is float else None
             if word is None:
                 word = float32_word(inputs.input_scale(r.rank, scale))
             checked.append((plan, x_at, x, ids_at, ids, word))
-        self._kept = []
-        return [self._sent(*one) for one in checked]
+        self._kept, sent = checked, []
+        for plan, x_at, x, ids_at, ids, word in checked:
+            r = plan.r
+            if x_at is None:
+                x_at = engine.placing.place(r.rank, "input_tokens", x)
+            if ids_at is None or plan.ids_type is not None:
+                ids_at = engine.placing.place(r.rank, "topk_ids", view(ids, "topk_ids"), INT32)
+            sent.append(Sent(plan, x_at, ids_at, word, engine.lend(r, r.dispatch_result)))
+        return sent
 
     def _checked(self, key, x, ids):
         """The plan of arrays that have passed all checks, and the arrays."""
@@ -167,22 +160,8 @@ class DispatchPhase:
 
         return self.engine.plan(key, make), x, ids
 
-    def _sent(self, plan, x_at, x, ids_at, ids, word):
-        engine, r = self.engine, plan.r
-        place = engine.placing.place
-        if x_at is None:
-            x_at = place(r.rank, "input_tokens", x)
-        if ids_at is None or plan.ids_type is not None:
-            ids_at = place(r.rank, "topk_ids", view(ids, "topk_ids"), INT32)
-        self._kept.append((x, ids))
-        return Sent(plan, x_at, ids_at, word, engine.lend(r, r.dispatch_result), (x, ids))
-
     def into(self, sent, out):
-        """Where the results go: `out` is None, or a Dispatched a rank whose arrays (None: lent ones) are written."""
-        if out is None:
-            for s in sent:
-                s.results, s.read = s.loan, ()
-            return
+        """Where the results go: `out` is a Dispatched a rank, whose arrays (None: lent ones) are written."""
         engine, results = self.engine, []
         for r, s, d in zip(engine.ranks, sent, inputs.ranks_of(engine.world, "out", out)):
             arrays = {} if d is None else _arrays_of(d)
@@ -197,49 +176,54 @@ class DispatchPhase:
             results.append(Results(s.loan, engine.machine, r.rank, arrays))
         read = [
             (what, view(a, what))
-            for (_, *names), s in zip(self._named, sent)
-            for what, a in zip(names, s.read)
+            for (_, *names), (_, _, x, _, ids, _) in zip(self._named, self._kept)
+            for what, a in zip(names, (x, ids))
         ]
         expect_apart([one for result in results for one in result.outs], on_device(*read))
         for s, result in zip(sent, results):
-            s.results, s.read = result, ()
+            s.results = result
 
-    def launch_async(self, sent, streams):
-        """dispatch_async of every rank."""
-        nowhere = (0,) * (len(self._written) + 1)
-        for s in sent:
-            launch = s.plan.launch("dispatch_async_kernel", streams)
-            launch.start(s.tokens, s.topk_ids, s.loan.address("topk_ids"), s.scale, *nowhere)
-
-    def launch_wait(self, sent, streams):
-        """dispatch_wait of every rank."""
-        for s in sent:
-            launch = s.plan.launch("dispatch_wait_kernel", streams)
-            launch.start(s.tokens, 0, 0, 0, *self._written_by(s))
-
-    def launch_fused(self, sent, streams):
-        """The fused dispatch of every rank."""
-        for s in sent:
-            launch, written = s.plan.launch("dispatch_kernel", streams), self._written_by(s)
-            launch.start(s.tokens, s.topk_ids, s.loan.base + self._clean, s.scale, *written)
-
-    def _written_by(self, s):
-        """Words of what dispatch writes."""
-        if s.results.given:
-            words = [s.results.address(name) for name in self._written]
-        else:
-            base = s.loan.base
-            words = [base + offset for offset in self._offsets]
-        words.insert(self._n_fields, self.capacity)
-        return words
+    def launch(self, call, sent, fused=False):
+        """Launch the kernels of a call for every rank."""
+        launches = []
+        if call != "dispatch_wait" and not fused:
+            nowhere = (0,) * (len(self._written) + 1)
+            for s in sent:
+                words = s.tokens, s.topk_ids, s.loan.base + self._clean, s.scale, *nowhere
+                launches.append((s.plan.launch("dispatch_async_kernel"), words))
+        if call != "dispatch_async":
+            for s in sent:
+                if s.results.given:
+                    written = [s.results.address(name) for name in self._written]
+                else:
+                    base = s.loan.base
+                    written = [base + offset for offset in self._offsets]
+                written.insert(self._n_fields, self.capacity)
+                if fused:
+                    launch = s.plan.launch("dispatch_kernel")
+                    words = s.tokens, s.topk_ids, s.loan.base + self._clean, s.scale, *written
+                else:
+                    launch, words = (
+                        s.plan.launch("dispatch_wait_kernel"),
+                        (s.tokens, 0, 0, 0, *written),
+                    )
+                launches.append((launch, words))
+        self.engine.start(call, launches, fused)
 
     def finish(self, sent):
         """Dispatched of every rank; waits for the kernels only if the caller's host arrays are to be filled."""
+        made = []
         for s in sent:
-            if s.results.given and s.results.copies:
+            if s.results.copies:
                 self.engine.check()
                 s.results.finish()
-        return [Dispatched.of_round(s) for s in sent]
+            d = _new(Dispatched)
+            d.round = s
+            made.append(d)
+        return made
+
+
+_new = object.__new__
 
 
 def _arrays_of(d):

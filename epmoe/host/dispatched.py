@@ -74,17 +74,10 @@ class Dispatched:
     check: Any = field(default_factory=_nothing, repr=False)
     round: object = field(
         default=None, repr=False
-    )  # which round of which ExpertParallel; combine wants its own
+    )  # its Sent, which is asked for the rest when that is first looked at; combine wants its own
     offsets: np.ndarray | None = field(
         default=None, repr=False
     )  # row_offsets on the host, once they were asked for
-
-    @classmethod
-    def of_round(cls, sent):
-        """What a rank's dispatch returns: its Sent, which is asked for the rest when that is first looked at."""
-        d = cls.__new__(cls)
-        d.round = sent
-        return d
 
     def __getattr__(self, name):
         if name not in OF_ROUND or self.round is None:

@@ -54,7 +54,7 @@ class Engine:
         self._calls = {}  # KernelCall by factory and options
         self.accepted = set()  # forms of arrays
         self.plans = {}  # what launches, by what a phase knows it by
-        self._has_many = False  # plans or calls
+        self.has_many = False  # plans or calls
         self._captured = []  # loans of captured calls
         self._unseen = None  # what kernels had recorded when leave() looked
         if cfg.use_shmem and not getattr(world, "shmem", False):
@@ -72,7 +72,7 @@ class Engine:
         # () -> id of the capture into a CUDA graph that the ranks' stream is in, 0 for none
         self.capture = world.stream_of(world.ranks[0]).capture
         self.is_alone = not (world.lists or device.SIM)  # launches begin one by one
-        self.streams = {rank: world.stream_of(rank) for rank in world.ranks}
+        self._streams = {}  # {rank: stream} by whether kernels are fused
         self._initialise("start", timeout)
 
     def reset(self):
@@ -106,8 +106,45 @@ class Engine:
         plan = self.plans.get(key)
         if plan is None:
             plan = self.plans[key] = make()
-            self._has_many = len(self.plans) > MOST_PLANS or len(self._calls) > MOST_CALLS
+            self.has_many = len(self.plans) > MOST_PLANS or len(self._calls) > MOST_CALLS
         return plan
+
+    def prepared(self, factory, r, num_tokens, regions, options, **types):
+        """What launches a kernel for so many tokens of a rank."""
+        fused = factory in FUSED
+        if fused not in self._streams:
+            with self.world.launching(fused) as self._streams[fused]:
+                pass
+        stream = self._streams[fused][r.rank]
+        return self.call(factory, **options).plan(
+            num_tokens,
+            r.rank,
+            regions,
+            machine=self.machine,
+            stream=stream,
+            timeout_s=self.timeout,
+            **types,
+        )
+
+    def start(self, call, launches, fused=False):
+        """Start launches, [(launch, its words)], which are one call; in the simulator they have then ended."""
+        if self.is_alone:
+            for launch, words in launches:
+                launch.start(*words)
+        else:
+            started = False
+            try:
+                with self.world.launching(fused):
+                    for launch, words in launches:
+                        launch.start(*words)
+                    started = True
+                if device.SIM:
+                    self.check()
+            except REFUSALS as error:
+                if started:  # a function of the caller has raised it inside a kernel
+                    self.rounds.fail(call, error)
+                raise
+        self.rounds.advance(call)
 
     def call(self, factory, **options):
         """The KernelCall of a factory of epmoe.kernels with these compile-time options, made once."""
@@ -119,8 +156,8 @@ class Engine:
             self._calls[key] = call
         return call
 
-    def _forget_calls(self):
-        """Let go of plans and calls when there are many: functions may be others in every round."""
+    def forget_calls(self):
+        """Between rounds: let go of plans and calls when there are many, as functions may be others in every round."""
         if len(self.plans) > MOST_PLANS:
             self.plans.clear()
         if len(self._calls) <= MOST_CALLS or self.capture() or self._captured:
@@ -137,12 +174,6 @@ class Engine:
             for (factory, *_), call in self._calls.items()
             for stamps in call.trace(factory.removesuffix("_kernel"))
         ]
-
-    def launching(self, call, fused=False):
-        """Context of one call's launches; gives {rank: stream}. In the simulator the kernels have ended behind it."""
-        if self._has_many:
-            self._forget_calls()
-        return _Launching(self, call, fused)
 
     def check(self):
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if device memory held bad ids."""
@@ -226,33 +257,3 @@ class Engine:
         if self.cfg.use_shmem:
             self.world.disconnect(self._memory)
         self._memory.free(together, self.timeout)
-
-
-class _Launching:
-    """See Engine.launching; a class, since a generator would cost each call more."""
-
-    __slots__ = ("_engine", "_call", "_streams")
-
-    def __init__(self, engine, call, fused):
-        self._engine, self._call = engine, call
-        self._streams = None if engine.is_alone else engine.world.launching(fused)
-
-    def __enter__(self):
-        return self._engine.streams if self._streams is None else self._streams.__enter__()
-
-    def __exit__(self, kind, error, trace):
-        engine = self._engine
-        if self._streams is None:
-            if kind is None:
-                engine.rounds.advance(self._call)
-            return False
-        if kind is not None:
-            return self._streams.__exit__(kind, error, trace)
-        try:
-            self._streams.__exit__(None, None, None)
-            if device.SIM:
-                engine.check()
-        except REFUSALS as error:  # a function of the caller has raised it inside a kernel
-            engine.rounds.fail(self._call, error)
-            raise
-        engine.rounds.advance(self._call)

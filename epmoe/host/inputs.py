@@ -7,12 +7,11 @@ import ml_dtypes
 import numpy as np
 
 from epmoe import device
-from epmoe.host.arrays import view
+from epmoe.host.arrays import VECTOR_BYTES, view
 from epmoe_ref.errors import EPValueError
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 COMBINE_DTYPE = {"bf16": BF16, "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
-VECTOR_BYTES = 16
 MOST_SECONDS = 1e9  # kernels count nanoseconds in 64 bits
 
 

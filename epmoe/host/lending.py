@@ -8,7 +8,7 @@ from threading import RLock
 
 import numpy as np
 
-from epmoe import device
+from epmoe.device import SIM
 from epmoe.host.arrays import DeviceArray, Field
 
 ALIGNMENT = 256  # bytes
@@ -55,7 +55,7 @@ class Loan:
     def __init__(self, lender, buffer, fields, start, nbytes):
         self.lender, self.buffer, self.fields, self.start = lender, buffer, fields, start
         self.base, self.nbytes = buffer.address + start, nbytes
-        if device.SIM:  # what a kernel fails to write must not look like the last result
+        if SIM:  # what a kernel fails to write must not look like the last result
             buffer.fill(0xA5, start, nbytes)
 
     def __del__(self):
@@ -83,13 +83,18 @@ class Loan:
         field = self.fields.get(name)
         if field is None:
             return None
-        if device.SIM:
-            return self._numpy(field)[:n]
-        return DeviceArray(self, field if n is None else field.first(n))
+        return self.part(name, field if n is None else field.first(n))
+
+    def part(self, name, field):
+        """The array of that name, or the part of it that is a Field."""
+        return self._numpy(field) if SIM else DeviceArray(self, field)
+
+    def finish(self):
+        """As of Results: nothing is to be copied."""
 
     def arrays(self, names):
         """These arrays, whole."""
-        if device.SIM:
+        if SIM:
             return [self._numpy(self.fields[name]) for name in names]
         fields = self.fields
         return [DeviceArray(self, fields[name]) for name in names]
@@ -127,9 +132,10 @@ class Arena:
 
     def lend(self, arrangement):
         """A Loan of an Arrangement."""
-        waiting = self._free.get(arrangement.size)
+        size = arrangement.size
+        waiting = self._free.get(size)
         buffer = waiting.pop() if waiting else self._made(arrangement)
-        return Loan(self, buffer, arrangement.fields, 0, arrangement.size)
+        return Loan(self, buffer, arrangement.fields, 0, size)
 
     def _made(self, a):
         regions = [
@@ -185,16 +191,20 @@ class Heap:
 
     def _take(self, nbytes):
         """Where so many free bytes begin, which are free no more; None if there are none together."""
-        while self._returned:
-            start, end = self._returned.pop()
-            if end - start == nbytes:  # what such a result just had
+        returned = self._returned
+        for i, (start, end) in enumerate(returned):
+            if end - start == nbytes:  # what such a result had
+                del returned[i]
                 return start
-            self._put_back(start, end)
-        for i, (start, end) in enumerate(self._free):
-            if end - start >= nbytes:
-                self._free[i : i + 1] = [(start + nbytes, end)] if end - start > nbytes else []
-                return start
-        return None
+        while True:
+            for i, (start, end) in enumerate(self._free):
+                if end - start >= nbytes:
+                    self._free[i : i + 1] = [(start + nbytes, end)] if end - start > nbytes else []
+                    return start
+            if not returned:
+                return None
+            while returned:
+                self._put_back(*returned.pop())
 
     def take_back(self, buffer, start, nbytes):
         """These bytes are free again."""

@@ -34,6 +34,10 @@ class Results:
             return self._out[name]
         return self.loan.array(name, n)
 
+    def part(self, name, field):
+        """The caller's own array, or the part of lent memory that is a Field."""
+        return self._out[name] if name in self._out else self.loan.part(name, field)
+
     @property
     def copies(self):
         """Whether host arrays of the caller wait for `finish`."""

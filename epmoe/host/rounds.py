@@ -72,24 +72,29 @@ def part_of_round(method):
     """A method of an ExpertParallel that leaves a round half-way if anything but a refusal ends it.
 
     That is any exception: KeyboardInterrupt, SystemExit, and whatever a signal handler raises, wherever it comes.
+    A call of a round is refused unless it is its turn.
     """
 
     name = method.__name__
+    has_turn = name in _AFTER
 
     @functools.wraps(method)
     def watched(self, *arguments, **options):
-        turn = self._rounds.turn
+        rounds = self._rounds
+        turn = rounds.turn
         try:
             turn.free.pop()
         except IndexError:
             turn.refuse(name)
         turn.thread = get_ident()
         try:
+            if has_turn:
+                rounds.expect(name, self._capture())
             return method(self, *arguments, **options)
         except REFUSALS:
             raise
         except BaseException as error:
-            self._rounds.fail(name, error)
+            rounds.fail(name, error)
             raise
         finally:
             turn.free[:] = (True,)

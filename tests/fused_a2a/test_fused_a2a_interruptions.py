@@ -86,24 +86,32 @@ def test_a_round_that_was_interrupted_anywhere_is_refused_until_reset(
         return [round_of(group, rng, num_tokens, on_device) for num_tokens in ((2, 1), (4, 3))]
 
     wanted = [make() for make in rounds(group_of(2, racecheck=False, timeout=2.0))]
-    group = group_of(2, racecheck=False, timeout=2.0)
-    with at_function_call(None) as seen:
-        rounds(group)[1]()
-    n_calls, n_inside = len(seen), 0
-    for n in [300, 400, *places(n_calls * 3 // 4, 3)[1:]]:
+
+    def prepared(grows):
+        """(group, few, many); grows: the pool grows from one that there is."""
         group = group_of(2, racecheck=False, timeout=2.0)
         few, many = rounds(group)
-        if n % 2:
-            few()  # the pool grows from one that there is
-        with pytest.raises(Interruption) as ended, at_function_call(n):
-            many()
-        if is_inside(ended.traceback):
-            with pytest.raises(EPStateError, match="was ended by Interruption.*reset\\(\\) of the"):
-                few()
-            n_inside += 1
-        else:
+        if grows:
             few()
-        of_group(group).reset()
-        for make, want in zip((few, many), wanted):
-            assert_same(make(), want, f"after call {n}")
+        return group, few, many
+
+    n_inside = 0
+    for grows in (False, True):
+        _, _, many = prepared(grows)
+        with at_function_call(None) as seen:
+            many()
+        for n in places(len(seen) * 3 // 4, 4)[1:3] if grows else places(len(seen) * 3 // 4, 3)[1:]:
+            group, few, many = prepared(grows)
+            with pytest.raises(Interruption) as ended, at_function_call(n):
+                many()
+            if is_inside(ended.traceback):
+                said = "was ended by Interruption.*reset\\(\\) of the"
+                with pytest.raises(EPStateError, match=said):
+                    few()
+                n_inside += 1
+            else:
+                few()
+            of_group(group).reset()
+            for make, want in zip((few, many), wanted):
+                assert_same(make(), want, f"after call {n} of {len(seen)}")
     assert n_inside >= 2  # others may be between two calls

@@ -92,20 +92,23 @@ class Driver:
         self.waited_for.add(int(stream))
         return self._success
 
-    def cuCtxSetCurrent(self, context):
-        self.threads.add(threading.get_ident())
-        return self._success
+    def at_address(self, name, *types):
+        """A function that gives an int, as that of gpu_driver."""
+        return {"cuStreamIsCapturing": self._is_capturing, "cuCtxSetCurrent": self._set_current}[
+            name
+        ]
 
-    def cuStreamIsCapturing(self, stream):
-        status = self._real.CUstreamCaptureStatus
-        return self._success[0], (
-            status.CU_STREAM_CAPTURE_STATUS_ACTIVE
-            if self.capture and int(stream)
-            else status.CU_STREAM_CAPTURE_STATUS_NONE
-        )
+    def _is_capturing(self, stream, status):
+        ctypes.c_int.from_address(status).value = int(self.capture and stream != 0)
+        return 0
+
+    def _set_current(self, context):
+        self.threads.add(threading.get_ident())
+        return 0
 
     def cuStreamGetCaptureInfo(self, stream):
-        return self.cuStreamIsCapturing(stream) + (self.capture, None, [], [])
+        status = self._real.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+        return self._success[0], status, self.capture, None, [], []
 
     def cuThreadExchangeStreamCaptureMode(self, mode):
         return self._success[0], mode
@@ -225,6 +228,7 @@ def counted_machine(n_ranks, rank, n_sms=132):
 
     for module in (gpu_driver, gpu_launch, gpu_memory, gpu_machine, gpu_reading):
         module.cu = driver
+    gpu_machine.at_address = driver.at_address
     gpu_kernel.Kernel.handle = handle_by_name
     driver.CUkernel = int
     driver.cuKernelGetFunction = lambda number: (real.CUresult.CUDA_SUCCESS, Function(number))
