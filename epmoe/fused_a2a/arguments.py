@@ -16,7 +16,6 @@ BF16, FP16, FP32, E4M3 = (
 )
 NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
 FP8_GROUP = 128  # elements that share a scale
-NOTHING = None, None  # address and array, or form and address, of an argument that is left out
 
 
 def get_hidden_bytes(x) -> int:
@@ -74,38 +73,37 @@ def absent(argument):
 
 
 def look(buffer, names, arguments):
-    """([[(address or None, array) of each argument] of each rank], [form of each argument]).
+    """([(addresses, arrays) of each rank], [form of each argument]).
 
     address: None of an array that must be placed first. form: all that decides how calls with it are made, of all
     ranks; None of an argument that is left out.
     """
     if buffer.world_has_lists:
         return _look_at_lists(buffer, names, arguments)
-    given, forms = [], []
+    addresses, forms = [], []
     for a in arguments:
-        if a is None:
-            given.append(NOTHING)
-            forms.append(None)
-        else:
-            way = PEEKS.get(type(a))
-            form, address = way(a) if way is not None else peek(a, names[len(given)])
-            given.append((address, a))
-            forms.append(form)
-    return (given,), forms
+        form = address = None
+        if a is not None:
+            look = PEEKS.get(type(a))
+            form, address = look(a) if look else peek(a, names[len(forms)])
+        addresses.append(address)
+        forms.append(form)
+    return ((addresses, arguments),), forms
 
 
 def _look_at_lists(buffer, names, arguments):
-    given, forms = [[] for _ in buffer.ranks], []
+    given, forms = [([], []) for _ in buffer.ranks], []
     for name, argument in zip(names, arguments):
         of_all = []
         if argument is None:
             argument = [None] * len(buffer.ranks)
         for i, (r, a) in enumerate(zip(buffer.ranks, of_ranks(buffer, name, argument))):
-            if a is None:
-                form, address = NOTHING
-            else:
+            form = address = None
+            if a is not None:
                 form, address = peek(a, f"{name} of rank {r.rank}")
-            given[i].append((address, a))
+            addresses, arrays = given[i]
+            addresses.append(address)
+            arrays.append(a)
             of_all.append(form)
         forms.append(tuple(of_all))
     return given, forms

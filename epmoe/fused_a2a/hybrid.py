@@ -182,7 +182,7 @@ class DispatchPlan:
     def start(self, given, group):
         """Launch: (dispatched_hidden, probs, scales, tokens_per_expert) of each rank, and the handle of all."""
         buffer, launches, lent, has_probs = self.buffer, [], [], self.shape.has_probs
-        for call, ((x_at, x), (map_at, routing_map), (probs_at, probs)) in zip(self.calls, given):
+        for call, ((x_at, map_at, probs_at), (x, routing_map, probs)) in zip(self.calls, given):
             launch, loans = call.begin()
             words = launch.words
             words[X] = x_at or buffer.place(call.rank, "x", x)
@@ -312,7 +312,7 @@ class _CachedPlan:
         for i, (r, n_rows) in enumerate(zip(buffer.ranks, handle.num_rows)):
             loan = buffer.lend(r.arena, self.results.of(n_rows))
             launch, _ = self.calls[i].begin(handle.num_tokens[i] + n_rows)
-            words, ((x_at, x),) = launch.words, given[i]
+            words, ((x_at,), (x,)) = launch.words, given[i]
             borrowed(words, handle.memory[i])
             words[X] = x_at or buffer.place(r.rank, self.name, x)
             words[N_ROWS], words[PAD], words[OUT] = n_rows, handle.pad_multiple, loan.address("x")

@@ -210,9 +210,9 @@ class RankCall:
         known, launch = self._latest
         if known != n_rows:
             launch = self._for(n_rows)
-        words, loans, lend = launch.words, [], self._arena.lend
+        words, loans = launch.words, []
         for arrangement, at_words in self._lent:
-            loan = lend(arrangement)
+            loan = self._arena.lend(arrangement)
             base = loan.base
             for i, offset in at_words:
                 words[i] = base + offset

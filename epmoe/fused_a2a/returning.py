@@ -75,7 +75,7 @@ class ReturnPlan:
             self._want_room(capacity)
         has_probs, staging_at = self.shape.has_probs, self.staging_at
         loans, launches = [], []
-        for r, call, n, n_rows, memory, ((x_at, x), (probs_at_, probs)) in zip(
+        for r, call, n, n_rows, memory, ((x_at, probs_at), (x, probs)) in zip(
             buffer.ranks, self.calls, self.num_tokens, handle.num_rows, handle.memory, given
         ):
             launch, (loan,) = call.begin(n + n_rows)
@@ -85,7 +85,7 @@ class ReturnPlan:
             words[PLACES] = staging_at
             if has_probs:
                 words[PLACES + 2] = staging_at + align(capacity * self.shape.row_bytes)
-                words[PROBS] = probs_at_ or buffer.place(r.rank, self.probs_name, probs)
+                words[PROBS] = probs_at or buffer.place(r.rank, self.probs_name, probs)
             loans.append(loan)
             launches.append(launch)
         buffer.start(launches)

@@ -207,21 +207,20 @@ class DispatchPlan:
         """Launch: results of each rank (recv_x, recv_token_indices, recv_token_probs, tokens_per_expert), the handle."""
         buffer, rows, launches, loans, memory = self.buffer, self.capacity, [], [], []
         if device.SIM:
-            ids = [view(of_rank[1][1], "token_indices") for of_rank in given]
+            ids = [view(arrays[1], "token_indices") for _, arrays in given]
             arguments.distinct_ids(buffer, ids, self.num_experts)
-        for r, call, id_type, places_, of_rank in zip(
+        for r, call, id_type, places_, (addresses, arrays) in zip(
             buffer.ranks, self.calls, self.id_types, self.places, given
         ):
             launch, (loan,) = call.begin()
-            (x_at, x), (ids_at, ids), (probs_at, probs), (scales_at, scales) = of_rank
-            words, place = launch.words, buffer.place
-            words[X] = x_at or place(r.rank, "x", x)
+            words, (x_at, ids_at, probs_at, scales_at) = launch.words, addresses
+            words[X] = x_at or buffer.place(r.rank, "x", arrays[0])
             if ids_at is None or id_type is not None:
-                ids_at = place(r.rank, "token_indices", ids, id_type)
+                ids_at = buffer.place(r.rank, "token_indices", arrays[1], id_type)
             words[IDS] = ids_at
-            words[PROBS] = probs_at or place(r.rank, "token_probs", probs)
-            if scales is not None:
-                words[SCALES] = scales_at or place(r.rank, "scales", scales)
+            words[PROBS] = probs_at or buffer.place(r.rank, "token_probs", arrays[2])
+            if arrays[3] is not None:
+                words[SCALES] = scales_at or buffer.place(r.rank, "scales", arrays[3])
             loans.append(self.received.begin(r, launch, rows))
             launches.append(launch)
             memory.append(((loan, places_),))
@@ -340,7 +339,7 @@ class _CachedPlan:
         buffer, rows, launches, loans = self.buffer, handle.most_rows, [], []
         if rows > self.room:
             self._want_room(rows)
-        for r, call, ((x_at, x),), memory in zip(buffer.ranks, self.calls, given, handle.memory):
+        for r, call, ((x_at,), (x,)), memory in zip(buffer.ranks, self.calls, given, handle.memory):
             launch, _ = call.begin()
             launch.words[X] = x_at or buffer.place(r.rank, self.name, x)
             borrowed(launch.words, memory)

@@ -6,7 +6,7 @@ import numpy as np
 
 from epmoe import device
 from epmoe.host import inputs
-from epmoe.host.arrays import peek, view
+from epmoe.host.arrays import PEEKS, peek, view
 from epmoe.host.dispatched import Dispatched
 from epmoe.host.overlaps import expect_apart, on_device
 from epmoe.host.results import Results
@@ -30,7 +30,8 @@ class Returned:
     """One rank's part of a round's combine: what it reads, and how it is reduced.
 
     expert_outputs, src_info, topk_ids, weights: placed arrays. n_rows: that both first ones have. plan: a ReductionPlan,
-    once it is known how rows are reduced; words: of the arguments of functions; results: where the sum goes.
+    once it is known how rows are reduced; words: of the arguments of functions; results: what the sum goes into, at
+    output_tokens.
     """
 
     __slots__ = (
@@ -43,6 +44,7 @@ class Returned:
         "plan",
         "weights",
         "words",
+        "output_tokens",
         "results",
     )
 
@@ -81,28 +83,26 @@ class ReductionPlan:
 
     def __init__(self, engine, r, num_tokens, way, types):
         self.engine, self.r, self.num_tokens = engine, r, num_tokens
-        self.way, self.types, self._launches = way, types, {}
+        self.way, self.types, self.launches, self.stores = way, types, {}, way.stores
         self.result = r.unreduced_result if way is NO_SUMS else r.reduced_result
         self.field = self.result.fields["output_tokens"].first(num_tokens)
 
     def launch(self, factory):
         """What launches a kernel; prepared once."""
-        launch = self._launches.get(factory)
-        if launch is None:
-            r, options, regions = self.r, self.way.options, self.r.combine_regions
-            if factory == "combine_kernel" and self.engine.kernels == "fast":
-                options = options | {"without_signals": True}
-                if lamport.applies(self.engine.cfg, True, options["router_weights"]):
-                    regions = r.lamport_regions
-            launch = self._launches[factory] = self.engine.prepared(
-                factory,
-                r,
-                self.num_tokens,
-                regions,
-                options,
-                weights_types=self.types[0],
-                epilogue_types=self.types[1],
-            )
+        r, options, regions = self.r, self.way.options, self.r.combine_regions
+        if factory == "combine_kernel" and self.engine.kernels == "fast":
+            options = options | {"without_signals": True}
+            if lamport.applies(self.engine.cfg, True, options["router_weights"]):
+                regions = r.lamport_regions
+        launch = self.launches[factory] = self.engine.prepared(
+            factory,
+            r,
+            self.num_tokens,
+            regions,
+            options,
+            weights_types=self.types[0],
+            epilogue_types=self.types[1],
+        )
         return launch
 
 
@@ -132,27 +132,23 @@ class CombinePhase:
         for r, s, y, d in given:
             if not isinstance(d, Dispatched) or d.round is not s:
                 raise EPValueError(_of_another_round(r.rank, d))
-            form, at = peek(y, "expert_outputs")
-            accepted = "expert_outputs", form
-            if at is None or accepted not in engine.accepted:
+            look = PEEKS.get(type(y))
+            form, at = look(y) if look else peek(y, "expert_outputs")
+            if at is None or form not in engine.accepted:
                 y = inputs.expert_outputs(
                     self.cfg, engine.machine, r.rank, y, self.capacity, lambda d=d: d.n_rows
                 )
                 if y.host is None and y.shape[0] == self.capacity:
-                    engine.accept(accepted)  # fewer rows must be as many as the round has
+                    engine.accept(form)  # fewer rows must be as many as the round has
             checked.append((r, s, y, at, form[0][0], d))
         self._read, self._kept, self._written = checked, [], {}
         returned = []
         for r, s, y, at, n_rows, d in checked:
-            now, made, loan = d.__dict__, s.made, s.loan
-            if (
-                now.get("src_info") is made.get("src_info")
-                and now.get("topk_ids") is made.get("topk_ids")
-                and s.results is loan
-            ):  # nobody has put another array there
-                src_info, topk_ids = loan.base + self._src_info, loan.base + self._topk_ids
-            else:
+            looked_at, loan = d.__dict__, s.loan
+            if "src_info" in looked_at or "topk_ids" in looked_at or s.results is not loan:
                 src_info, topk_ids = (self._written_by_dispatch(r, s, d, name) for name in READ)
+            else:  # nobody has put another array there
+                src_info, topk_ids = loan.base + self._src_info, loan.base + self._topk_ids
             if at is None:
                 at = engine.placing.place(r.rank, "expert_outputs", y)
             elif not 0 <= at - loan.base < loan.nbytes:
@@ -224,7 +220,9 @@ class CombinePhase:
         if router_weights is None or way.weights is not None:
             weights = [(0, None)] * len(returned)
         else:
-            of_ranks = inputs.ranks_of(world, "router_weights", router_weights)
+            of_ranks = (router_weights,)
+            if world.lists:
+                of_ranks = inputs.ranks_of(world, "router_weights", router_weights)
             weights = [self._checked_weights(b, w) for b, w in zip(returned, of_ranks)]
         outs = None if out is None else inputs.ranks_of(world, "out", out)
         shared = {}
@@ -244,12 +242,15 @@ class CombinePhase:
             key = r.rank, b.num_tokens, way.key, types
             plan = engine.plans.get(key)
             if plan is None:
-                plan = engine.plan(key, lambda: ReductionPlan(engine, r, b.num_tokens, way, types))
-            b.plan, b.results = plan, engine.lend(r, plan.result)
+                plan = engine.enter(key, ReductionPlan(engine, r, b.num_tokens, way, types))
+            b.plan = plan
+            b.results = loan = engine.lend(r, plan.result)
+            b.output_tokens = loan.base
             if outs is not None and outs[i] is not None:
                 shapes = {"output_tokens": plan.field.shape}
                 given = {"output_tokens": outs[i]}
-                b.results = Results(b.results, engine.machine, r.rank, given, shapes)
+                b.results = Results(loan, engine.machine, r.rank, given, shapes)
+                b.output_tokens = b.results.address("output_tokens")
         if outs is not None:
             self._expect_apart(returned, weights)
         self._read = []  # whose memory may be lent again, or is the caller's
@@ -307,7 +308,7 @@ class CombinePhase:
         engine, at = self.engine, None
         if hasattr(weights, "shape"):  # a number is refused below
             form, at = peek(weights, "router_weights")
-            accepted = "router_weights", form, b.num_tokens
+            accepted = form, b.num_tokens
             if at is not None and accepted in engine.accepted:
                 return at, weights
         weights = inputs.router_weights(self.cfg, engine.machine, b.r.rank, weights, b.num_tokens)
@@ -387,28 +388,30 @@ class CombinePhase:
                     b.expert_outputs,
                     b.src_info,
                     b.n_rows,
-                    b.results.address("output_tokens"),
+                    b.output_tokens,
                     b.topk_ids,
                     b.weights,
                     *b.words,
                 )
-                launches.append((b.plan.launch(factory), words))
+                plan = b.plan
+                launches.append((plan.launches.get(factory) or plan.launch(factory), words))
         self.engine.start(call, launches, fused)
 
     def _launch_async(self, r):
         engine, factory = self.engine, "combine_async_kernel"
-        return engine.plan(
-            (factory, r.rank), lambda: engine.prepared(factory, r, 0, r.combine_regions, {})
-        )
+        launch = engine.plans.get((factory, r.rank))
+        if launch is None:
+            made = engine.prepared(factory, r, 0, r.combine_regions, {})
+            launch = engine.enter((factory, r.rank), made)
+        return launch
 
     def finish(self, returned):
         """The results of every rank; waits for the kernels only if the caller's host arrays are to be filled."""
         engine, filled, made = self.engine, self._written, []
         for b in returned:
             filled = filled or b.results.copies
-            made.append(
-                None if b.plan.way.stores else b.results.part("output_tokens", b.plan.field)
-            )
+            plan = b.plan
+            made.append(None if plan.stores else b.results.part("output_tokens", plan.field))
         if filled:
             engine.check()
             for place, array in self._written.items():

@@ -3,7 +3,7 @@
 import numpy as np
 
 from epmoe.host import inputs
-from epmoe.host.arrays import peek, view
+from epmoe.host.arrays import PEEKS, peek, view
 from epmoe.host.dispatched import ARRAYS, Dispatched
 from epmoe.host.overlaps import expect_apart, on_device
 from epmoe.host.rank_memory import dispatch_arrays
@@ -127,7 +127,9 @@ class DispatchPhase:
             given = ((self._named[0], input_tokens, topk_ids, input_scale),)
         checked = []
         for (r, of_x, of_ids), x, ids, scale in given:
-            (x_form, x_at), (ids_form, ids_at) = peek(x, of_x), peek(ids, of_ids)
+            look, look_at_ids = PEEKS.get(type(x)), PEEKS.get(type(ids))
+            x_form, x_at = look(x) if look else peek(x, of_x)
+            ids_form, ids_at = look_at_ids(ids) if look_at_ids else peek(ids, of_ids)
             key = r.rank, x_form, ids_form, function
             plan = engine.plans.get(key)
             # in host memory, what they hold is looked at, too
@@ -153,12 +155,13 @@ class DispatchPhase:
         x = inputs.tokens(self.cfg, self.engine.machine, rank, x)
         ids = inputs.topk_ids(self.cfg, self.engine.machine, rank, ids, x.shape[0])
 
-        def make():
+        plan = self.engine.plans.get(key)
+        if plan is None:
             of_rank = next(r for r in self.engine.ranks if r.rank == rank)
             is_read = ids.host is None and ids.dtype == INT32
-            return _Plan(self, of_rank, x.shape[0], None if is_read else INT32, function)
-
-        return self.engine.plan(key, make), x, ids
+            made = _Plan(self, of_rank, x.shape[0], None if is_read else INT32, function)
+            plan = self.engine.enter(key, made)
+        return plan, x, ids
 
     def into(self, sent, out):
         """Where the results go: `out` is a Dispatched a rank, whose arrays (None: lent ones) are written."""

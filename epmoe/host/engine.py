@@ -101,12 +101,10 @@ class Engine:
             self.accepted.clear()
         self.accepted.add(form)
 
-    def plan(self, key, make):
-        """What make() gave when it was asked for under this key."""
-        plan = self.plans.get(key)
-        if plan is None:
-            plan = self.plans[key] = make()
-            self.has_many = len(self.plans) > MOST_PLANS or len(self._calls) > MOST_CALLS
+    def enter(self, key, plan):
+        """Remember a plan."""
+        self.plans[key] = plan
+        self.has_many = len(self.plans) > MOST_PLANS or len(self._calls) > MOST_CALLS
         return plan
 
     def prepared(self, factory, r, num_tokens, regions, options, **types):

@@ -83,7 +83,9 @@ class Loan:
         field = self.fields.get(name)
         if field is None:
             return None
-        return self.part(name, field if n is None else field.first(n))
+        if n is not None:
+            field = field.first(n)
+        return self._numpy(field) if SIM else DeviceArray(self, field)
 
     def part(self, name, field):
         """The array of that name, or the part of it that is a Field."""

@@ -13,10 +13,10 @@ from epmoe import EPConfig, ExpertParallel, LocalWorld, fused_a2a
 
 HOST = Path(epmoe.__file__).parent
 MOST = {  # files, moves between them
-    "dispatch": (12, 72),
-    "combine": (11, 80),
-    "fused_dispatch": (14, 98),
-    "fused_combine": (15, 60),
+    "dispatch": (11, 60),
+    "combine": (11, 68),
+    "fused_dispatch": (14, 96),
+    "fused_combine": (14, 56),
 }
 
 
