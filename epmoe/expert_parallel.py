@@ -98,8 +98,7 @@ class ExpertParallel:
         """
         if out is not None:
             self._dispatch.into(self._sent, out)
-        self._dispatch.launch("dispatch_wait", self._sent)
-        return self._of_ranks(self._dispatch.finish(self._sent))
+        return self._of_ranks(self._dispatch.launch("dispatch_wait", self._sent))
 
     @part_of_round
     def dispatch(self, input_tokens, topk_ids, input_scale=1.0, *, out=None):
@@ -119,8 +118,7 @@ class ExpertParallel:
         if out is not None:
             self._dispatch.into(sent, out)
         self._sent = sent
-        self._dispatch.launch("dispatch", sent, self.fused)
-        return self._of_ranks(self._dispatch.finish(sent))
+        return self._of_ranks(self._dispatch.launch("dispatch", sent, self.fused))
 
     @part_of_round
     def combine_async(self, expert_outputs, d):

@@ -80,15 +80,15 @@ def look(buffer, names, arguments):
     """
     if buffer.world_has_lists:
         return _look_at_lists(buffer, names, arguments)
-    addresses, forms = [], []
+    addresses, arrays, forms = [], [], []
     for a in arguments:
         form = address = None
         if a is not None:
-            look = PEEKS.get(type(a))
-            form, address = look(a) if look else peek(a, names[len(forms)])
+            form, address, a = (PEEKS.get(type(a)) or peek)(a, names[len(forms)])
         addresses.append(address)
+        arrays.append(a)
         forms.append(form)
-    return ((addresses, arguments),), forms
+    return ((addresses, arrays),), forms
 
 
 def _look_at_lists(buffer, names, arguments):
@@ -100,7 +100,7 @@ def _look_at_lists(buffer, names, arguments):
         for i, (r, a) in enumerate(zip(buffer.ranks, of_ranks(buffer, name, argument))):
             form = address = None
             if a is not None:
-                form, address = peek(a, f"{name} of rank {r.rank}")
+                form, address, a = peek(a, f"{name} of rank {r.rank}")
             addresses, arrays = given[i]
             addresses.append(address)
             arrays.append(a)

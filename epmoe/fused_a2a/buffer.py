@@ -9,7 +9,6 @@ from epmoe.fused_a2a.calls import Calls, as_called
 from epmoe.fused_a2a.launches import Launches, fill
 from epmoe.fused_a2a.pool import PoolLayout
 from epmoe.host import inputs
-from epmoe.host.arrays import view
 from epmoe.host.lending import Arena, Heap
 from epmoe.host.placing import Placing
 from epmoe.host.rounds import REFUSALS, Turn, in_short
@@ -157,10 +156,6 @@ class Buffer:
         if self.is_captured and loan is not None:
             self.captured.append(loan)
         return loan
-
-    def place(self, rank, name, array, dtype=None):
-        """The address at which kernels find an array of the caller."""
-        return self.placing.place(rank, name, view(array, f"{name} of rank {rank}"), dtype)
 
     # ------------------------------------------------------------------ memory
     def want_experts(self, n_local_experts, facts):

@@ -185,10 +185,10 @@ class DispatchPlan:
         for call, ((x_at, map_at, probs_at), (x, routing_map, probs)) in zip(self.calls, given):
             launch, loans = call.begin()
             words = launch.words
-            words[X] = x_at or buffer.place(call.rank, "x", x)
-            words[IDS] = map_at or buffer.place(call.rank, "routing_map", routing_map)
+            words[X] = x_at or buffer.placing.place(call.rank, "x", x)
+            words[IDS] = map_at or buffer.placing.place(call.rank, "routing_map", routing_map)
             if has_probs:
-                words[PROBS] = probs_at or buffer.place(call.rank, "probs", probs)
+                words[PROBS] = probs_at or buffer.placing.place(call.rank, "probs", probs)
             launches.append(launch)
             lent.append(loans)
         buffer.start(launches)
@@ -314,7 +314,7 @@ class _CachedPlan:
             launch, _ = self.calls[i].begin(handle.num_tokens[i] + n_rows)
             words, ((x_at,), (x,)) = launch.words, given[i]
             borrowed(words, handle.memory[i])
-            words[X] = x_at or buffer.place(r.rank, self.name, x)
+            words[X] = x_at or buffer.placing.place(r.rank, self.name, x)
             words[N_ROWS], words[PAD], words[OUT] = n_rows, handle.pad_multiple, loan.address("x")
             made.append(loan)
             launches.append(launch)

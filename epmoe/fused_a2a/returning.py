@@ -81,11 +81,11 @@ class ReturnPlan:
             launch, (loan,) = call.begin(n + n_rows)
             words = launch.words
             borrowed(words, memory)
-            words[X], words[CAPACITY] = x_at or buffer.place(r.rank, self.name, x), capacity
+            words[X], words[CAPACITY] = x_at or buffer.placing.place(r.rank, self.name, x), capacity
             words[PLACES] = staging_at
             if has_probs:
                 words[PLACES + 2] = staging_at + align(capacity * self.shape.row_bytes)
-                words[PROBS] = probs_at or buffer.place(r.rank, self.probs_name, probs)
+                words[PROBS] = probs_at or buffer.placing.place(r.rank, self.probs_name, probs)
             loans.append(loan)
             launches.append(launch)
         buffer.start(launches)

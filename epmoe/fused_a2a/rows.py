@@ -13,7 +13,6 @@ from epmoe.fused_a2a.expanding import NO_ROOM
 from epmoe.fused_a2a.handles import RowsHandle, RowsRouting, memory_of
 from epmoe.fused_a2a.launches import RankCall, at, borrowed, fill, places
 from epmoe.fused_a2a.returning import ReturnPlan
-from epmoe.host.arrays import view
 from epmoe.host.lending import Arrangement
 from epmoe.kernels.rows import dispatch_kernel, move_kernel, resend_kernel
 from epmoe.kernels.rows import handle as written
@@ -207,20 +206,19 @@ class DispatchPlan:
         """Launch: results of each rank (recv_x, recv_token_indices, recv_token_probs, tokens_per_expert), the handle."""
         buffer, rows, launches, loans, memory = self.buffer, self.capacity, [], [], []
         if device.SIM:
-            ids = [view(arrays[1], "token_indices") for _, arrays in given]
-            arguments.distinct_ids(buffer, ids, self.num_experts)
+            arguments.distinct_ids(buffer, [arrays[1] for _, arrays in given], self.num_experts)
         for r, call, id_type, places_, (addresses, arrays) in zip(
             buffer.ranks, self.calls, self.id_types, self.places, given
         ):
             launch, (loan,) = call.begin()
             words, (x_at, ids_at, probs_at, scales_at) = launch.words, addresses
-            words[X] = x_at or buffer.place(r.rank, "x", arrays[0])
+            words[X] = x_at or buffer.placing.place(r.rank, "x", arrays[0])
             if ids_at is None or id_type is not None:
-                ids_at = buffer.place(r.rank, "token_indices", arrays[1], id_type)
+                ids_at = buffer.placing.place(r.rank, "token_indices", arrays[1], id_type)
             words[IDS] = ids_at
-            words[PROBS] = probs_at or buffer.place(r.rank, "token_probs", arrays[2])
+            words[PROBS] = probs_at or buffer.placing.place(r.rank, "token_probs", arrays[2])
             if arrays[3] is not None:
-                words[SCALES] = scales_at or buffer.place(r.rank, "scales", arrays[3])
+                words[SCALES] = scales_at or buffer.placing.place(r.rank, "scales", arrays[3])
             loans.append(self.received.begin(r, launch, rows))
             launches.append(launch)
             memory.append(((loan, places_),))
@@ -341,7 +339,7 @@ class _CachedPlan:
             self._want_room(rows)
         for r, call, ((x_at,), (x,)), memory in zip(buffer.ranks, self.calls, given, handle.memory):
             launch, _ = call.begin()
-            launch.words[X] = x_at or buffer.place(r.rank, self.name, x)
+            launch.words[X] = x_at or buffer.placing.place(r.rank, self.name, x)
             borrowed(launch.words, memory)
             loans.append(self.received.begin(r, launch, rows))
             launches.append(launch)

@@ -121,19 +121,13 @@ class CombinePhase:
         """Check and place expert outputs and what combine needs of the open round's Dispatched: a list of Returned."""
         engine, world, checked = self.engine, self.engine.world, []
         if world.lists:
-            given = zip(
-                engine.ranks,
-                sent,
-                inputs.ranks_of(world, "expert_outputs", expert_outputs),
-                inputs.ranks_of(world, "dispatched", dispatched),
-            )
+            given = inputs.each_rank(world, expert_outputs=expert_outputs, dispatched=dispatched)
         else:
-            given = ((engine.ranks[0], sent[0], expert_outputs, dispatched),)
-        for r, s, y, d in given:
+            given = ((expert_outputs, dispatched),)
+        for r, s, (y, d) in zip(engine.ranks, sent, given):
             if not isinstance(d, Dispatched) or d.round is not s:
                 raise EPValueError(_of_another_round(r.rank, d))
-            look = PEEKS.get(type(y))
-            form, at = look(y) if look else peek(y, "expert_outputs")
+            form, at, y = (PEEKS.get(type(y)) or peek)(y, "expert_outputs")
             if at is None or form not in engine.accepted:
                 y = inputs.expert_outputs(
                     self.cfg, engine.machine, r.rank, y, self.capacity, lambda d=d: d.n_rows
@@ -307,7 +301,7 @@ class CombinePhase:
         """(address, or None of an array in host memory; the array) of router weights, which are accepted."""
         engine, at = self.engine, None
         if hasattr(weights, "shape"):  # a number is refused below
-            form, at = peek(weights, "router_weights")
+            form, at, weights = (PEEKS.get(type(weights)) or peek)(weights, "router_weights")
             accepted = form, b.num_tokens
             if at is not None and accepted in engine.accepted:
                 return at, weights

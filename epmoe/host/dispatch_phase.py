@@ -86,7 +86,7 @@ class Sent:
 
 
 class DispatchPhase:
-    """begin, perhaps into, then launch, then finish."""
+    """begin, perhaps into, then launch."""
 
     def __init__(self, engine):
         self.engine, self.cfg = engine, engine.cfg
@@ -117,19 +117,14 @@ class DispatchPhase:
             scales = [input_scale] * len(engine.ranks)
             if isinstance(input_scale, (list, tuple)):
                 scales = inputs.ranks_of(world, "input_scale", input_scale)
-            given = zip(
-                self._named,
-                inputs.ranks_of(world, "input_tokens", input_tokens),
-                inputs.ranks_of(world, "topk_ids", topk_ids),
-                scales,
-            )
+            arrays = inputs.each_rank(world, input_tokens=input_tokens, topk_ids=topk_ids)
+            given = zip(self._named, arrays, scales)
         else:
-            given = ((self._named[0], input_tokens, topk_ids, input_scale),)
+            given = ((self._named[0], (input_tokens, topk_ids), input_scale),)
         checked = []
-        for (r, of_x, of_ids), x, ids, scale in given:
-            look, look_at_ids = PEEKS.get(type(x)), PEEKS.get(type(ids))
-            x_form, x_at = look(x) if look else peek(x, of_x)
-            ids_form, ids_at = look_at_ids(ids) if look_at_ids else peek(ids, of_ids)
+        for (r, of_x, of_ids), (x, ids), scale in given:
+            x_form, x_at, x = (PEEKS.get(type(x)) or peek)(x, of_x)
+            ids_form, ids_at, ids = (PEEKS.get(type(ids)) or peek)(ids, of_ids)
             key = r.rank, x_form, ids_form, function
             plan = engine.plans.get(key)
             # in host memory, what they hold is looked at, too
@@ -145,7 +140,7 @@ class DispatchPhase:
             if x_at is None:
                 x_at = engine.placing.place(r.rank, "input_tokens", x)
             if ids_at is None or plan.ids_type is not None:
-                ids_at = engine.placing.place(r.rank, "topk_ids", view(ids, "topk_ids"), INT32)
+                ids_at = engine.placing.place(r.rank, "topk_ids", ids, INT32)
             sent.append(Sent(plan, x_at, ids_at, word, engine.lend(r, r.dispatch_result)))
         return sent
 
@@ -187,7 +182,7 @@ class DispatchPhase:
             s.results = result
 
     def launch(self, call, sent, fused=False):
-        """Launch the kernels of a call for every rank."""
+        """Launch the kernels of a call for every rank; of a whole dispatch the Dispatched of every rank."""
         launches = []
         if call != "dispatch_wait" and not fused:
             nowhere = (0,) * (len(self._written) + 1)
@@ -206,18 +201,13 @@ class DispatchPhase:
                     launch = s.plan.launch("dispatch_kernel")
                     words = s.tokens, s.topk_ids, s.loan.base + self._clean, s.scale, *written
                 else:
-                    launch, words = (
-                        s.plan.launch("dispatch_wait_kernel"),
-                        (s.tokens, 0, 0, 0, *written),
-                    )
+                    launch = s.plan.launch("dispatch_wait_kernel")
+                    words = s.tokens, 0, 0, 0, *written
                 launches.append((launch, words))
         self.engine.start(call, launches, fused)
-
-    def finish(self, sent):
-        """Dispatched of every rank; waits for the kernels only if the caller's host arrays are to be filled."""
         made = []
-        for s in sent:
-            if s.results.copies:
+        for s in sent if call != "dispatch_async" else ():
+            if s.results.copies:  # the caller's host arrays are to be filled
                 self.engine.check()
                 s.results.finish()
             d = _new(Dispatched)

@@ -6,7 +6,7 @@ from epmoe.device.forks import is_of_another_process
 from epmoe.host import plain_kernels
 from epmoe.host.placing import Placing
 from epmoe.host.rank_memory import RankMemory
-from epmoe.host.rounds import REFUSALS, Rounds
+from epmoe.host.rounds import AFTER, REFUSALS, Rounds
 from epmoe.kernels import LaunchConfig, status
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout, UnavailableError
@@ -142,7 +142,8 @@ class Engine:
                 if started:  # a function of the caller has raised it inside a kernel
                     self.rounds.fail(call, error)
                 raise
-        self.rounds.advance(call)
+        rounds = self.rounds
+        rounds.state, rounds.opened_in = AFTER[call], rounds.capture
 
     def call(self, factory, **options):
         """The KernelCall of a factory of epmoe.kernels with these compile-time options, made once."""

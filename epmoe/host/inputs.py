@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from epmoe import device
-from epmoe.host.arrays import VECTOR_BYTES, view
+from epmoe.host.arrays import VECTOR_BYTES, Array, view
 from epmoe_ref.errors import EPValueError
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -29,6 +29,11 @@ def ranks_of(world, what, argument):
             f"{what} has {len(argument)} entries; one for each of {len(world.ranks)} ranks is needed"
         )
     return list(argument)
+
+
+def each_rank(world, **arguments):
+    """The arguments of each rank of this process, together."""
+    return zip(*[ranks_of(world, what, argument) for what, argument in arguments.items()])
 
 
 def tokens(cfg, machine, rank, given):
@@ -214,7 +219,7 @@ def result(machine, given, shape, dtype, what):
 
 
 def _array(machine, given, what):
-    a = view(given, what)
+    a = given if type(given) is Array else view(given, what)
     if a.host is not None:
         return a
     if device.SIM:

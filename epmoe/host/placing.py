@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from epmoe import device
-from epmoe.host.arrays import Array
+from epmoe.host.arrays import Array, view
 from epmoe.host.narrowing import narrowing
 from epmoe_ref.errors import EPValueError
 
@@ -27,11 +27,13 @@ class Placing:
         self._outgrown = []  # staging buffers that CUDA graphs may use
         self._narrowing = {}  # (rank, dtype, how many) -> launch
 
-    def place(self, rank, name, array: Array, dtype=None, *, lent=None) -> int:
-        """Address of the array's elements in C order; lent: a Loan it may lie in already; dtype: np.int32 for ids.
+    def place(self, rank, name, array, dtype=None, *, lent=None) -> int:
+        """Address of an array's elements in C order; lent: a Loan it may lie in already; dtype: np.int32 for ids.
 
         An array in lent memory is not kept alive: whoever borrows that memory next launches after this round's kernels.
         """
+        if type(array) is not Array:
+            array = view(array, name)
         if lent is not None and lent.holds(array):
             return array.address
         if array.host is None:

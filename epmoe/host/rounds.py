@@ -21,7 +21,7 @@ _NEXT = {
     "combining": {"combine_wait": "idle"},
 }
 
-_AFTER = {call: state for calls in _NEXT.values() for call, state in calls.items()}
+AFTER = {call: state for calls in _NEXT.values() for call, state in calls.items()}
 
 _REASON = {
     "idle": "no dispatch is open: call dispatch (or dispatch_async and dispatch_wait) first",
@@ -76,7 +76,7 @@ def part_of_round(method):
     """
 
     name = method.__name__
-    has_turn = name in _AFTER
+    has_turn = name in AFTER
 
     @functools.wraps(method)
     def watched(self, *arguments, **options):
@@ -132,11 +132,6 @@ class Rounds:
                 raise EPStateError(f"{call}: {_CAPTURED[bool(capture)]}")
         if call not in _NEXT[self.state]:
             raise EPStateError(f"{call}: {_REASON[self.state]}")
-
-    def advance(self, call):
-        """The call was launched."""
-        self.state = _AFTER[call]
-        self.opened_in = self.capture
 
     def fail(self, call, error):
         """An error or an interruption ended this call half-way; the first one is kept."""
