@@ -1,6 +1,7 @@
 """Every intrinsic as PTX for sm_90: the table from which the GPU's intrinsics are made."""
 
 import math
+from functools import partial
 
 import numpy as np
 from numba import cuda
@@ -71,121 +72,72 @@ _op("store16", "st.global.v4.u32 [$0], {$1,$2,$3,$4};", None, [u64] + Q)
 _op("prefetch", "prefetch.global.L2 [$0];", None, [u64])
 _op("store16_stream", "st.global.L1::no_allocate.v4.u32 [$0], {$1,$2,$3,$4};", None, [u64] + Q)
 
+
 # ---------------------------------------------------------------- strong accesses, atomics, fences
+def _strong(
+    name, text, returns, n_values, orders, scopes=("cta", "gpu", "sys"), of=("i32", "u32", "u64")
+):
+    """An intrinsic (address, values) for each order, scope and type, which name and text take as {o}, {s} and {t}.
+
+    text takes the type in PTX as {p}, and as {b} if its bits alone matter.
+    """
+    for t in of:
+        value, bits = VALUE_TYPE[t], "b64" if t == "u64" else "b32"
+        for o in orders.split():
+            for s in scopes:
+                made = [one.format(o=o, s=s, t=t, p=PTX_TYPE[t], b=bits) for one in (name, text)]
+                _op(*made, value if returns else None, [u64] + n_values * [value])
+
+
+FAR, ATOMIC = ("gpu", "sys"), "atom.{o}.{s}.global."
+_strong("ld_{o}_{s}_{t}", "ld.{o}.{s}.global.{p} $0, [$1];", True, 0, "relaxed acquire")
+_strong("st_{o}_{s}_{t}", "st.{o}.{s}.global.{p} [$0], $1;", False, 1, "relaxed release")
+_red = "red.{o}.{s}.global.add.{p} [$0], $1;"
+_strong("red_add_{o}_{s}_{t}", _red, False, 1, "relaxed release")
+_add, _orders = ATOMIC + "add.{p} $0, [$1], $2;", "relaxed acquire release acq_rel"
+_strong("atomic_add_{o}_{s}_{t}", _add, True, 1, _orders)
+_max, _or = ATOMIC + "max.{p} $0, [$1], $2;", ATOMIC + "or.{b} $0, [$1], $2;"
+_strong("atomic_max_{o}_{s}_{t}", _max, True, 1, "relaxed", FAR)
+_strong("atomic_or_{o}_{s}_{t}", _or, True, 1, "relaxed", FAR, ("u32",))
+_cas = ATOMIC + "cas.{b} $0, [$1], $2, $3;"
+_strong("atomic_cas_{o}_{s}_{t}", _cas, True, 2, "relaxed acq_rel", FAR, ("i32", "u64"))
 for _scope in ("cta", "gpu", "sys"):
-    for _t in ("i32", "u32", "u64"):
-        _v, _p = VALUE_TYPE[_t], PTX_TYPE[_t]
-        for _order in ("relaxed", "acquire"):
-            _op(
-                "ld_%s_%s_%s" % (_order, _scope, _t),
-                "ld.%s.%s.global.%s $0, [$1];" % (_order, _scope, _p),
-                _v,
-                [u64],
-            )
-        for _order in ("relaxed", "release"):
-            _op(
-                "st_%s_%s_%s" % (_order, _scope, _t),
-                "st.%s.%s.global.%s [$0], $1;" % (_order, _scope, _p),
-                None,
-                [u64, _v],
-            )
-            _op(
-                "red_add_%s_%s_%s" % (_order, _scope, _t),
-                "red.%s.%s.global.add.%s [$0], $1;" % (_order, _scope, _p),
-                None,
-                [u64, _v],
-            )
-        for _order in ("relaxed", "acquire", "release", "acq_rel"):
-            _op(
-                "atomic_add_%s_%s_%s" % (_order, _scope, _t),
-                "atom.%s.%s.global.add.%s $0, [$1], $2;" % (_order, _scope, _p),
-                _v,
-                [u64, _v],
-            )
     _op("fence_acq_rel_" + _scope, "fence.acq_rel.%s;" % _scope, None, [])
 # four words; each is accessed at once, but not the 16 bytes together
 _op("load16_relaxed_sys", "ld.relaxed.sys.global.v4.u32 {$0,$1,$2,$3}, [$4];", Q, [u64])
 _op("store16_relaxed_sys", "st.relaxed.sys.global.v4.u32 [$0], {$1,$2,$3,$4};", None, [u64] + Q)
-for _scope in ("gpu", "sys"):
-    for _t in ("i32", "u32", "u64"):
-        _v, _p = VALUE_TYPE[_t], PTX_TYPE[_t]
-        _op(
-            "atomic_max_relaxed_%s_%s" % (_scope, _t),
-            "atom.relaxed.%s.global.max.%s $0, [$1], $2;" % (_scope, _p),
-            _v,
-            [u64, _v],
-        )
-    _op(
-        "atomic_or_relaxed_%s_u32" % _scope,
-        "atom.relaxed.%s.global.or.b32 $0, [$1], $2;" % _scope,
-        u32,
-        [u64, u32],
-    )
-    for _order in ("relaxed", "acq_rel"):
-        for _t, _bits in (("i32", "b32"), ("u64", "b64")):
-            _v = VALUE_TYPE[_t]
-            _op(
-                "atomic_cas_%s_%s_%s" % (_order, _scope, _t),
-                "atom.%s.%s.global.cas.%s $0, [$1], $2, $3;" % (_order, _scope, _bits),
-                _v,
-                [u64, _v, _v],
-            )
 
 # ---------------------------------------------------------------- block and warp
 TRUE = "{ .reg .pred p; setp.ne.s32 p, $1, 0; "  # p = the argument is not 0
-_together = dict(convergent=True)
-_op("syncthreads", "bar.sync 0;", None, [], **_together)
-_op(
-    "syncthreads_or",
-    TRUE + "bar.red.or.pred p, 0, p; selp.s32 $0, 1, 0, p; }",
-    i32,
-    [i32],
-    **_together,
-)
-_op("syncthreads_count", TRUE + "bar.red.popc.u32 $0, 0, p; }", i32, [i32], **_together)
-_op("syncwarp", "bar.warp.sync 0xffffffff;", None, [], **_together)
-_together = dict(convergent=True, effect="volatile")
+_block = partial(_op, convergent=True)
+_warp = partial(_block, effect="volatile")
+_block("syncthreads", "bar.sync 0;", None, [])
+_block("syncthreads_or", TRUE + "bar.red.or.pred p, 0, p; selp.s32 $0, 1, 0, p; }", i32, [i32])
+_block("syncthreads_count", TRUE + "bar.red.popc.u32 $0, 0, p; }", i32, [i32])
+_block("syncwarp", "bar.warp.sync 0xffffffff;", None, [])
 _enter("shfl_idx", shuffle("shfl_idx", "shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;"))
 _enter("shfl_xor", shuffle("shfl_xor", "shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;"))
 _enter("shfl_up", shuffle("shfl_up", "shfl.sync.up.b32 $0, $1, $2, 0x0, 0xffffffff;"))
 _enter("shfl_down", shuffle("shfl_down", "shfl.sync.down.b32 $0, $1, $2, 0x1f, 0xffffffff;"))
-_op("ballot", TRUE + "vote.sync.ballot.b32 $0, p, 0xffffffff; }", u32, [i32], **_together)
-_op("match_any", "match.any.sync.b32 $0, $1, 0xffffffff;", u32, [i32], **_together)
-_op(
-    "any_lane",
-    TRUE + "vote.sync.any.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }",
-    i32,
-    [i32],
-    **_together,
+_warp("ballot", TRUE + "vote.sync.ballot.b32 $0, p, 0xffffffff; }", u32, [i32])
+_warp("match_any", "match.any.sync.b32 $0, $1, 0xffffffff;", u32, [i32])
+_warp("any_lane", TRUE + "vote.sync.any.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }", i32, [i32])
+_warp(
+    "all_lanes", TRUE + "vote.sync.all.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }", i32, [i32]
 )
-_op(
-    "all_lanes",
-    TRUE + "vote.sync.all.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }",
-    i32,
-    [i32],
-    **_together,
-)
-_op(
-    "warp_broadcast_i32",
-    "shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;",
-    i32,
-    [i32, i32],
-    **_together,
-)
-_op(
+_warp("warp_broadcast_i32", "shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;", i32, [i32, i32])
+_warp(
     "warp_broadcast_u64",
     "{ .reg .b32 lo, hi; mov.b64 {lo, hi}, $1; shfl.sync.idx.b32 lo, lo, $2, 0x1f, 0xffffffff; "
     "shfl.sync.idx.b32 hi, hi, $2, 0x1f, 0xffffffff; mov.b64 $0, {lo, hi}; }",
     u64,
     [u64, i32],
-    **_together,
 )
-_op(
+_warp(
     "warp_sum_i32",
     "redux.sync.add.s32 $0, $1, 0xffffffff;",
     i32,
     [i32],
-    **_together,
     below=(
         (8, 0),
         (
@@ -198,7 +150,7 @@ _op(
         ),
     ),
 )
-_op(
+_warp(
     "warp_inclusive_sum_i32",
     "{ .reg .s32 s, t; .reg .pred p; mov.s32 s, $1; "
     + " ".join(
@@ -208,9 +160,8 @@ _op(
     + " mov.s32 $0, s; }",
     i32,
     [i32],
-    **_together,
 )
-_op(
+_warp(
     "warp_max_f32",
     "{ .reg .f32 m, t; mov.f32 m, $1; "
     + " ".join(
@@ -220,7 +171,6 @@ _op(
     + " mov.f32 $0, m; }",
     f32,
     [f32],
-    **_together,
 )
 _number("popc", "popc.b32 $0, $1;", i32, [u32])
 _number(
@@ -340,13 +290,7 @@ _op("bulk_commit", "cp.async.bulk.commit_group;", None, [])
 _op("bulk_wait", "cp.async.bulk.wait_group 0;", None, [])
 _op("bulk_wait_read", "cp.async.bulk.wait_group.read 0;", None, [])
 _op("fence_proxy_async", "fence.proxy.async;", None, [])
-_op(
-    "elect_one",
-    "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.s32 $0, 1, 0, p; }",
-    i32,
-    [],
-    **_together,
-)
+_warp("elect_one", "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.s32 $0, 1, 0, p; }", i32, [])
 _op("griddep_wait", "griddepcontrol.wait;", None, [])
 _op("griddep_launch", "griddepcontrol.launch_dependents;", None, [])
 
