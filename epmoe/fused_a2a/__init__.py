@@ -16,12 +16,12 @@ time may call; otherwise EPStateError.
 from epmoe.fused_a2a.arguments import get_hidden_bytes
 from epmoe.fused_a2a.buffer import Buffer
 from epmoe.fused_a2a.buffers import (
+    Context,
     get_buffer,
     init_hybrid_ep_buffer,
     reset_hybrid_ep_buffer,
     set_deepep_num_sms,
 )
-from epmoe.fused_a2a.context import Context
 from epmoe.fused_a2a.fused import (
     FusedCombine,
     FusedDispatch,

@@ -92,21 +92,16 @@ def look(buffer, names, arguments):
 
 
 def _look_at_lists(buffer, names, arguments):
-    given, forms = [([], []) for _ in buffer.ranks], []
-    for name, argument in zip(names, arguments):
-        of_all = []
-        if argument is None:
-            argument = [None] * len(buffer.ranks)
-        for i, (r, a) in enumerate(zip(buffer.ranks, of_ranks(buffer, name, argument))):
-            form = address = None
-            if a is not None:
-                form, address, a = peek(a, f"{name} of rank {r.rank}")
-            addresses, arrays = given[i]
-            addresses.append(address)
-            arrays.append(a)
-            of_all.append(form)
-        forms.append(tuple(of_all))
-    return given, forms
+    given, forms = [], []
+    of_ranks = inputs.each_rank(buffer.world, **dict(zip(names, arguments)))
+    for r, of_rank in zip(buffer.ranks, of_ranks):
+        seen = [
+            (None, None, None) if a is None else peek(a, f"{name} of rank {r.rank}")
+            for name, a in zip(names, of_rank)
+        ]
+        forms.append([form for form, _, _ in seen])
+        given.append(([address for _, address, _ in seen], [array for _, _, array in seen]))
+    return given, list(zip(*forms))
 
 
 def without_rows(forms, num_rows, buffer):
@@ -273,25 +268,7 @@ def distinct_ids(buffer, ids, num_experts):
     """Nothing, if the ids of arrays in host memory are of [-1, num_experts), and distinct in a token."""
     for r, a in zip(buffer.ranks, ids):
         if a.host is not None:
-            _check_ids(r.rank, a.host, num_experts)
-
-
-def _check_ids(rank, ids, num_experts):
-    outside = (ids < -1) | (ids >= num_experts)
-    if outside.any():
-        token, k = (int(i) for i in np.argwhere(outside)[0])
-        raise EPValueError(
-            f"token_indices of rank {rank}: token {token}, k {k} holds {int(ids[token, k])}, "
-            f"which is outside [0, num_experts={num_experts}); -1 is the id for no expert"
-        )
-    ordered = np.sort(ids.astype(np.int64), axis=1)
-    twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
-    if twice.any():
-        token = int(np.flatnonzero(twice)[0])
-        raise EPValueError(
-            f"token_indices of rank {rank}: token {token} holds an id twice: {ids[token].tolist()}; the "
-            "ids of a token must be distinct: put -1 for one of them"
-        )
+            inputs.check_ids(f"token_indices of rank {r.rank}", a.host, "num_experts", num_experts)
 
 
 def scheduling(async_finish, allocate_on_comm_stream):

@@ -200,22 +200,23 @@ class Buffer:
             self.changed()
 
     def want_pool(self, facts, **needs):
-        """A pool with room for what is needed: what PoolLayout.holds() and grown() take; collective if it must grow.
+        """A pool with room for what is needed: what PoolLayout.grown() takes; collective if it must grow.
 
         facts: what all ranks must have given alike, a dict by name, since what they need, and what their kernels write
         to each other, follows from it; compared when they are new. Errors: EPValueError, on all ranks, which says what
         differs.
         """
         self._agree(facts)
-        if not self.pool_layout.holds(**needs):
-            self._grow(needs)
+        layout = self.pool_layout.grown(**needs)
+        if layout != self.pool_layout:
+            self._grow(layout)
 
     def want_pool_for_tokens(self, facts, needs):
         """want_pool() for needs(most tokens of any rank), where ranks may know only their own number."""
         self._agree(facts)
-        if not self.pool_layout.holds(**needs(self.max_tokens)):
+        if self.pool_layout.grown(**needs(self.max_tokens)) != self.pool_layout:
             self.want_tokens(max(self.world.tell(self.max_tokens, self.timeout)))
-            self._grow(needs(self.max_tokens))
+            self._grow(self.pool_layout.grown(**needs(self.max_tokens)))
 
     def _agree(self, facts):
         self.calls.begin(facts)
@@ -232,8 +233,7 @@ class Buffer:
             ) from None
         self._agreed.add(key)
 
-    def _grow(self, needs):
-        layout = self.pool_layout.grown(**needs)
+    def _grow(self, layout):
         self.changed()
         self.machine.synchronize()
         new = self.world.allocate(layout.nbytes, "rows pool", layout.regions(), self.timeout)

@@ -1,4 +1,4 @@
-"""Which Buffer belongs to which group: one for FusedDispatch and FusedCombine, one for HybridEP."""
+"""Which Buffer belongs to which group: one for FusedDispatch and FusedCombine, one for HybridEP; and what calls return."""
 
 import weakref
 
@@ -168,3 +168,24 @@ def reset_hybrid_ep_buffer(group=None) -> None:
         buffer = _hybrid_ep_buffer.pop(key, None)
         if buffer is not None:
             buffer.close()
+
+
+class Context:
+    """What forward leaves for backward, where torch.autograd does not give its own: any object with attributes will do."""
+
+
+def results(group, per_rank):
+    """What a function returns: a list over ranks for a LocalWorld, else this rank's own."""
+    return list(per_rank) if group.lists else per_rank[0]
+
+
+def columns(group, per_rank):
+    """What a function returns where each rank has several results: of each a list over ranks, or this rank's own.
+
+    None instead of a list of what no rank has.
+    """
+    if not group.lists:
+        return per_rank[0]
+    return [
+        None if all(one is None for one in column) else list(column) for column in zip(*per_rank)
+    ]

@@ -1,8 +1,7 @@
 """FusedDispatch and FusedCombine: a token travels once to each rank that has one of its experts."""
 
 from epmoe.fused_a2a import arguments, rows
-from epmoe.fused_a2a.buffers import buffer_of, options
-from epmoe.fused_a2a.context import Context, columns, results
+from epmoe.fused_a2a.buffers import Context, buffer_of, columns, options, results
 from epmoe.fused_a2a.handles import RowsHandle, handle_of
 from epmoe_ref.errors import EPValueError
 
@@ -41,7 +40,8 @@ class FusedDispatch:
         if allocate_on_comm_stream:
             arguments.scheduling(async_finish, allocate_on_comm_stream)
         buffer = buffer_of(group)
-        num_experts = arguments.plain("num_experts", num_experts)
+        if type(num_experts) is not int:
+            num_experts = arguments.plain("num_experts", num_experts)
         given = buffer, x, token_indices, token_probs, num_experts, options["num_sms"], False, group
         made, handle = buffer.call("fused_dispatch", rows.dispatch, *given)
         ctx.group, ctx.handle = group, handle

@@ -1,8 +1,7 @@
 """HybridEPDispatch and HybridEPCombine: permute, exchange, permute in one; a row for each (token, local expert)."""
 
 from epmoe.fused_a2a import arguments, hybrid
-from epmoe.fused_a2a.buffers import hybrid_ep_buffer
-from epmoe.fused_a2a.context import columns, results
+from epmoe.fused_a2a.buffers import columns, hybrid_ep_buffer, results
 from epmoe.fused_a2a.handles import HybridHandle, handle_of
 
 

@@ -30,25 +30,6 @@ class PoolLayout(NamedTuple):
     staging_bytes: int = 0  # where rows are received that find no room in the heap
     heap_bytes: int = 0  # where results are lent from
 
-    def holds(
-        self,
-        staging_bytes,
-        result_bytes=0,
-        flag_rows=0,
-        window_bytes=0,
-        bits_bytes=0,
-        lamport_bytes=0,
-    ):
-        """Whether there is room for this. result_bytes: of one result; flag_rows: rows that have flags."""
-        return (
-            align(max(staging_bytes, result_bytes)) <= self.staging_bytes
-            and result_bytes <= self.heap_bytes
-            and align(flag_bytes_for(flag_rows)) <= self.flag_bytes
-            and window_bytes <= self.window_bytes
-            and bits_bytes <= self.bits_bytes
-            and lamport_bytes <= self.lamport_bytes
-        )
-
     def grown(
         self,
         staging_bytes,
@@ -58,14 +39,19 @@ class PoolLayout(NamedTuple):
         bits_bytes=0,
         lamport_bytes=0,
     ):
-        """The layout of a pool that also has room for this."""
+        """The layout of a pool with room for this, too; this one if it has.
+
+        result_bytes: of one result; flag_rows: rows that have flags.
+        """
+        is_larger = result_bytes > min(self.heap_bytes, self.staging_bytes)
+        heap = align(result_bytes) * RESULTS_AT_ONCE if is_larger else 0
         return PoolLayout(
             _grown(self.flag_bytes, align(flag_bytes_for(flag_rows))),
             _grown(self.bits_bytes, bits_bytes),
             _grown(self.lamport_bytes, lamport_bytes),
             _grown(self.window_bytes, window_bytes),
             _grown(self.staging_bytes, align(max(staging_bytes, result_bytes))),
-            _grown(self.heap_bytes, align(result_bytes) * RESULTS_AT_ONCE),
+            _grown(self.heap_bytes, heap),
         )
 
     @property

@@ -77,20 +77,19 @@ class OfTorch:
 
 
 class Field:
-    """One array in lent memory: shape, dtype, offset [bytes] from the memory's base, strides [bytes] or None: C order."""
+    """One array in lent memory: shape, dtype, offset [bytes] from the memory's base, strides [bytes] or None: C order.
 
-    __slots__ = ("shape", "dtype", "offset", "strides", "form", "_cut")
+    nbytes: of the elements.
+    """
+
+    __slots__ = ("shape", "dtype", "offset", "strides", "nbytes", "form", "_cut")
 
     def __init__(self, shape, dtype, offset, strides=None):
         self._cut = {}
         self.shape, self.dtype = tuple([int(n) for n in shape]), np.dtype(dtype)
         self.offset, self.strides = offset, strides
+        self.nbytes = prod(self.shape) * self.dtype.itemsize
         self.form = self.shape, self.dtype, strides
-
-    @property
-    def nbytes(self):
-        """Bytes of the elements."""
-        return prod(self.shape) * self.dtype.itemsize
 
     @property
     def byte_strides(self):

@@ -183,14 +183,7 @@ class CombinePhase:
         return at
 
     def reduction(
-        self,
-        returned,
-        router_weights,
-        router_weights_args,
-        epilogue,
-        epilogue_args,
-        elementwise_lambda_fn,
-        out,
+        self, returned, router_weights, weights_args, epilogue, epilogue_args, elementwise_fn, out
     ):
         """Check and place everything about the reduction, and enter it into the Returned of every rank."""
         engine, world = self.engine, self.engine.world
@@ -198,19 +191,14 @@ class CombinePhase:
         if (
             router_weights is None
             or epilogue is not None
-            or elementwise_lambda_fn is not None
+            or elementwise_fn is not None
             or callable(router_weights)
-            or router_weights_args is not NO_WORDS
+            or weights_args is not NO_WORDS
             or epilogue_args is not NO_WORDS
         ):
-            way = self._way(
-                router_weights,
-                router_weights_args,
-                epilogue,
-                epilogue_args,
-                elementwise_lambda_fn,
-                out,
-            )
+            way = self._way(router_weights, weights_args, epilogue, epilogue_args, elementwise_fn)
+            if way.stores and out is not None:
+                raise EPValueError(_stored_by_itself("out"))
         if router_weights is None or way.weights is not None:
             weights = [(0, None)] * len(returned)
         else:
@@ -226,8 +214,8 @@ class CombinePhase:
                 b.weights = engine.placing.place(r.rank, "router_weights", w)
             elif w is not None:
                 self._kept.append(w)
-            if router_weights_args or epilogue_args:
-                of_weights = self._arguments(r, i, "router_weights_args", router_weights_args)
+            if weights_args or epilogue_args:
+                of_weights = self._arguments(r, i, "router_weights_args", weights_args)
                 of_last = self._arguments(
                     r, i, "epilogue_args", epilogue_args, shared if way.stores else None
                 )
@@ -238,8 +226,10 @@ class CombinePhase:
             if plan is None:
                 plan = engine.enter(key, ReductionPlan(engine, r, b.num_tokens, way, types))
             b.plan = plan
-            b.results = loan = engine.lend(r, plan.result)
+            b.results = loan = r.arena.lend(plan.result)
             b.output_tokens = loan.base
+            if engine.rounds.capture:
+                engine.captured.append(loan)
             if outs is not None and outs[i] is not None:
                 shapes = {"output_tokens": plan.field.shape}
                 given = {"output_tokens": outs[i]}
@@ -253,34 +243,24 @@ class CombinePhase:
                 self._written[place] = array.host
         if way.weights is not None or way.last is not None:
             types = returned[0].plan.types
-            self._check_returned(way, router_weights_args, epilogue_args, types)
+            self._check_returned(way, weights_args, epilogue_args, types)
 
-    def _way(
-        self,
-        router_weights,
-        router_weights_args,
-        epilogue,
-        epilogue_args,
-        elementwise_lambda_fn,
-        out,
-    ):
+    def _way(self, router_weights, weights_args, epilogue, epilogue_args, elementwise_fn):
         """The Way of these arguments, which go together."""
-        router_weights, epilogue, elementwise_lambda_fn = map(
-            earlier, (router_weights, epilogue, elementwise_lambda_fn)
+        router_weights, epilogue, elementwise_fn = map(
+            earlier, (router_weights, epilogue, elementwise_fn)
         )
-        reduced, stores = router_weights is not None, elementwise_lambda_fn is not None
-        function = router_weights if callable(router_weights) else None
+        reduced, function = router_weights is not None, None
+        if callable(router_weights):
+            function = router_weights
         name, last = "epilogue", epilogue
-        if stores:
-            name, last = "elementwise_lambda_fn", elementwise_lambda_fn
-        if stores and (epilogue is not None or out is not None):
-            raise EPValueError(
-                f"elementwise_lambda_fn and {'out' if epilogue is None else 'epilogue'} are both given: "
-                "the function stores the result itself, and nothing else is stored"
-            )
-        expect_sequence("router_weights_args", router_weights_args)
+        if elementwise_fn is not None:
+            name, last = "elementwise_lambda_fn", elementwise_fn
+            if epilogue is not None:
+                raise EPValueError(_stored_by_itself("epilogue"))
+        expect_sequence("router_weights_args", weights_args)
         expect_sequence("epilogue_args", epilogue_args)
-        self._check_functions(reduced, function, router_weights_args, name, last, epilogue_args)
+        self._check_functions(reduced, function, weights_args, name, last, epilogue_args)
         if function is None and last is None:
             return SUMS if reduced else NO_SUMS
         options = {"router_weights": function or "array", name: last}
@@ -415,6 +395,13 @@ class CombinePhase:
         if device.SIM:
             engine.placing.let_go()
         return made
+
+
+def _stored_by_itself(other):
+    return (
+        f"elementwise_lambda_fn and {other} are both given: the function stores the result itself, and nothing else "
+        "is stored"
+    )
 
 
 def _of_another_round(rank, d):

@@ -141,7 +141,10 @@ class DispatchPhase:
                 x_at = engine.placing.place(r.rank, "input_tokens", x)
             if ids_at is None or plan.ids_type is not None:
                 ids_at = engine.placing.place(r.rank, "topk_ids", ids, INT32)
-            sent.append(Sent(plan, x_at, ids_at, word, engine.lend(r, r.dispatch_result)))
+            loan = r.arena.lend(r.dispatch_result)
+            if engine.rounds.capture:
+                engine.captured.append(loan)
+            sent.append(Sent(plan, x_at, ids_at, word, loan))
         return sent
 
     def _checked(self, key, x, ids):

@@ -55,7 +55,7 @@ class Engine:
         self.accepted = set()  # forms of arrays
         self.plans = {}  # what launches, by what a phase knows it by
         self.has_many = False  # plans or calls
-        self._captured = []  # loans of captured calls
+        self.captured = []  # loans of captured calls, which stay lent until close()
         self._unseen = None  # what kernels had recorded when leave() looked
         if cfg.use_shmem and not getattr(world, "shmem", False):
             raise EPValueError(
@@ -87,13 +87,6 @@ class Engine:
         for r in self.ranks:
             r.initialise()
         self.world.barrier(occasion, timeout)
-
-    def lend(self, r, arrangement):
-        """A Loan of a rank's memory, for the call under way: what a captured call returns stays lent until close()."""
-        loan = r.arena.lend(arrangement)
-        if self.rounds.capture:
-            self._captured.append(loan)
-        return loan
 
     def accept(self, form):
         """Arrays of this form in device memory have passed the checks."""
@@ -159,7 +152,7 @@ class Engine:
         """Between rounds: let go of plans and calls when there are many, as functions may be others in every round."""
         if len(self.plans) > MOST_PLANS:
             self.plans.clear()
-        if len(self._calls) <= MOST_CALLS or self.capture() or self._captured:
+        if len(self._calls) <= MOST_CALLS or self.capture() or self.captured:
             return
         self.machine.synchronize()
         self.plans.clear()
@@ -220,7 +213,7 @@ class Engine:
 
         What its kernels recorded is raised by the results that are still held. Memory that graphs write to stays.
         """
-        if self.rounds.state == "closed" or self._captured or is_of_another_process(self.machine):
+        if self.rounds.state == "closed" or self.captured or is_of_another_process(self.machine):
             return
         try:
             self.check()
@@ -247,7 +240,7 @@ class Engine:
 
     def _free(self, together):
         self.rounds.close()
-        self._captured.clear()
+        self.captured.clear()
         for call in self._calls.values():
             call.close()
         for r in self.ranks:

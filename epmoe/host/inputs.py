@@ -32,8 +32,9 @@ def ranks_of(world, what, argument):
 
 
 def each_rank(world, **arguments):
-    """The arguments of each rank of this process, together."""
-    return zip(*[ranks_of(world, what, argument) for what, argument in arguments.items()])
+    """The arguments of each rank of this process, together; None of those that are left out."""
+    none = [None] * len(world.ranks)
+    return zip(*[none if a is None else ranks_of(world, what, a) for what, a in arguments.items()])
 
 
 def tokens(cfg, machine, rank, given):
@@ -77,18 +78,18 @@ def topk_ids(cfg, machine, rank, given, num_tokens):
             "one row for each token of input_tokens"
         )
     if a.host is not None:
-        _check_ids(cfg, rank, a.host)
+        check_ids(what, a.host, "n_experts", cfg.n_experts)
     return a
 
 
-def _check_ids(cfg, rank, ids):
-    outside = (ids < -1) | (ids >= cfg.n_experts)
+def check_ids(what, ids, name, n_experts):
+    """Nothing, if ids are of [-1, n_experts), and distinct in a token. name: of n_experts."""
+    outside = (ids < -1) | (ids >= n_experts)
     if outside.any():
         token, k = (int(i) for i in np.argwhere(outside)[0])
         raise EPValueError(
-            f"topk_ids of rank {rank}: token {token}, k {k} holds {int(ids[token, k])}, which "
-            f'is outside [0, n_experts={cfg.n_experts}); -1 is the id for "no expert" '
-            f"({int(outside.sum())} such ids in all)"
+            f"{what}: token {token}, k {k} holds {int(ids[token, k])}, which is outside "
+            f'[0, {name}={n_experts}); -1 is the id for "no expert" ({int(outside.sum())} such ids in all)'
         )
     ordered = np.sort(ids.astype(np.int32), axis=1)
     twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
@@ -97,8 +98,8 @@ def _check_ids(cfg, rank, ids):
         value = int(ordered[token, 1:][twice[token]][0])
         first, k = (int(i) for i in np.argwhere(ids[token] == value)[:2, 0])
         raise EPValueError(
-            f"topk_ids of rank {rank}: token {token}, k {k} holds {value}, which k {first} of "
-            "the token already holds; the ids of one token must be distinct: put -1 into one of them"
+            f"{what}: token {token}, k {k} holds {value}, which k {first} of the token already holds; the ids of one "
+            "token must be distinct: put -1 into one of them"
         )
 
 

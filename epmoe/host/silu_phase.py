@@ -37,8 +37,9 @@ class SiluPhase:
                 limit=limit,
                 alpha=alpha,
             )
-            engine.rounds.capture = engine.capture()
-            loan = engine.lend(r, r.silu_result(rows.shape[0], width, output_format))
+            loan = r.arena.lend(r.silu_result(rows.shape[0], width, output_format))
+            if engine.capture():
+                engine.captured.append(loan)
             placed.append(
                 (
                     r,

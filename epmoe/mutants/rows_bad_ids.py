@@ -34,7 +34,7 @@ def counted(ids, n_experts, n_dispatches, kernels):
         told[rank, "repeated"] += int(words[status.REPEATED_IDS])
 
     told_to = f"{kernels.__name__}.rows.wait.raise_if_bad_ids"
-    with patch("epmoe.fused_a2a.arguments._check_ids"), patch(told_to, count):
+    with patch("epmoe.host.inputs.check_ids"), patch(told_to, count):
         yield
     for rank, clean in enumerate(ids):
         bad = spoilt(clean, n_experts)

@@ -35,7 +35,7 @@ REFUSED = {
         lambda w: fused_a2a.fused_dispatch(
             w["x"], at(w["ids"], 0, 1, 3), w["probs"], 4, w["group"]
         ),
-        r"rank 0: token 1 holds an id twice: \[3, 3\]",
+        r"rank 0: token 1, k 1 holds 3, which k 0 of the token already holds",
     ),
     "float ids": (
         lambda w: fused_a2a.fused_dispatch(w["x"], w["probs"], w["probs"], 4, w["group"]),

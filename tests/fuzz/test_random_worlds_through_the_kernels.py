@@ -86,7 +86,7 @@ def test_garbage_ids_are_refused_and_leave_no_trace(batch):
             refusal = pytest.raises(EPValueError, match="topk_ids") if bad else nullcontext()
             if on_device:
                 # as from device memory: the host does not check them or wait for reports
-                with patch("epmoe.host.inputs._check_ids"), patch.object(ep._engine, "check"):
+                with patch("epmoe.host.inputs.check_ids"), patch.object(ep._engine, "check"):
                     dispatched = ep.dispatch(x, garbage.topk_ids)
                 with refusal:
                     ep.check()

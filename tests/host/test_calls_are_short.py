@@ -13,10 +13,10 @@ from epmoe import EPConfig, ExpertParallel, LocalWorld, fused_a2a
 
 HOST = Path(epmoe.__file__).parent
 MOST = {  # files, moves between them
-    "dispatch": (10, 32),
-    "combine": (10, 46),
-    "fused_dispatch": (14, 82),
-    "fused_combine": (14, 52),
+    "dispatch": (10, 30),
+    "combine": (10, 40),
+    "fused_dispatch": (13, 60),
+    "fused_combine": (14, 46),
 }
 
 
