@@ -224,6 +224,23 @@ def check_calls_of_rows_are_short():
             assert n <= MOST_OF_ROWS[name], (name, n)
 
 
+def check_misaligned_arrays_of_rows_are_refused_also_where_there_is_a_plan():
+    with _rows_world() as (world, driver):
+        calls = _rows(world)
+        for _ in range(2):
+            calls["dispatch"]()
+        x, ids, probs = tensors(ids_dtype=int64)
+        apart = FakeTensor(x.data_ptr() + 8, (4, 64), bfloat16)
+        handle = fused_a2a.fused_dispatch_on_device(x, ids, probs, 16, world)[-1]
+        said = "no multiple of 16"
+        for _ in range(2):
+            fails(
+                EPValueError, said, fused_a2a.fused_dispatch_on_device, apart, ids, probs, 16, world
+            )
+            fails(EPValueError, said, fused_a2a.fused_combine, apart, world, handle)
+            calls["dispatch"]()
+
+
 def check_a_failed_launch_of_rows_needs_reset():
     with _rows_world() as (world, driver):
         calls = _rows(world)
