@@ -34,13 +34,14 @@ def _writable(d, name, array):
 class _Plan:
     """One rank's dispatches of arrays of two forms: what was checked of them, and how they are launched.
 
-    ids_type: to which ids are converted, None where kernels read them as they are. cfg, rank, check: as in a Dispatched.
+    narrowing: of ids in device memory, for Placing.narrowed; None where kernels read them as they are. cfg, rank, check:
+    as in a Dispatched.
     """
 
-    def __init__(self, phase, r, num_tokens, ids_type, function):
-        self.engine, self.r, self.num_tokens, self.ids_type = phase.engine, r, num_tokens, ids_type
+    def __init__(self, phase, r, num_tokens, narrowing, function):
+        self.engine, self.r, self.num_tokens = phase.engine, r, num_tokens
         self.cfg, self.rank, self.check = phase.cfg, r.rank, phase.engine.check
-        self.function, self._launches = function, {}
+        self.narrowing, self.function, self._launches = narrowing, function, {}
 
     def launch(self, factory):
         """What launches a kernel; prepared once."""
@@ -139,8 +140,10 @@ class DispatchPhase:
             r = plan.r
             if x_at is None:
                 x_at = engine.placing.place(r.rank, "input_tokens", x)
-            if ids_at is None or plan.ids_type is not None:
+            if ids_at is None:
                 ids_at = engine.placing.place(r.rank, "topk_ids", ids, INT32)
+            elif plan.narrowing is not None:
+                ids_at = engine.placing.narrowed(plan.narrowing, ids_at)
             loan = r.arena.lend(r.dispatch_result)
             if engine.rounds.capture:
                 engine.captured.append(loan)
@@ -156,9 +159,10 @@ class DispatchPhase:
         plan = self.engine.plans.get(key)
         if plan is None:
             of_rank = next(r for r in self.engine.ranks if r.rank == rank)
-            is_read = ids.host is None and ids.dtype == INT32
-            made = _Plan(self, of_rank, x.shape[0], None if is_read else INT32, function)
-            plan = self.engine.enter(key, made)
+            narrowing = None
+            if ids.host is None and ids.dtype != INT32:
+                narrowing = rank, "topk_ids", ids.dtype, ids.shape[0] * ids.shape[1]
+            plan = self.engine.enter(key, _Plan(self, of_rank, x.shape[0], narrowing, function))
         return plan, x, ids
 
     def into(self, sent, out):

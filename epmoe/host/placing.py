@@ -25,7 +25,7 @@ class Placing:
         self.placed = {}  # (rank, name) -> (address or None, what keeps the memory alive)
         self._staging = {}  # (rank, name) -> Buffer
         self._outgrown = []  # staging buffers that CUDA graphs may use
-        self._narrowing = {}  # (rank, dtype, how many) -> launch
+        self._narrowing = {}  # (rank, name, dtype, how many) -> launch, where ids go
 
     def place(self, rank, name, array, dtype=None, *, lent=None) -> int:
         """Address of an array's elements in C order; lent: a Loan it may lie in already; dtype: np.int32 for ids.
@@ -40,7 +40,7 @@ class Placing:
             self.placed[rank, name] = None, array.owner
             if dtype is None or array.dtype == dtype:
                 return array.address
-            return self._narrowed(rank, name, array)
+            return self.narrowed((rank, name, array.dtype, math.prod(array.shape)), array.address)
         host = np.ascontiguousarray(array.host, dtype)
         if device.SIM:
             return self._adopted(rank, name, host)
@@ -77,16 +77,18 @@ class Placing:
         self._hold(rank, name, address, host)
         return address
 
-    def _narrowed(self, rank, name, array):
+    def narrowed(self, key, address):
+        """Address of ids in device memory as int32, by a launch. key: (rank, name, dtype, how many); address: of the ids."""
         # Launches of earlier rounds, which may still read the buffer, come before this one on the stream.
-        n = math.prod(array.shape)
-        ids, key = self._buffer(rank, f"int32 {name}", 4 * n), (rank, array.dtype, n)
-        if key not in self._narrowing:
-            self._narrowing[key] = narrowing(
-                self.machine, self._stream_of(rank), rank, array.dtype, n
-            )
-        self._narrowing[key].start(array.address, ids.address)
-        return ids.address
+        known = self._narrowing.get(key)
+        if known is None:
+            rank, name, dtype, n = key
+            to = self._buffer(rank, f"int32 {name}", 4 * n).address
+            launch = narrowing(self.machine, self._stream_of(rank), rank, dtype, n)
+            known = self._narrowing[key] = launch, to
+        launch, to = known
+        launch.start(address, to)
+        return to
 
     def _buffer(self, rank, name, nbytes):
         buffer = self._staging.get((rank, name))
@@ -95,6 +97,7 @@ class Placing:
                 self._outgrown.append(buffer)
             elif buffer is not None:
                 buffer.free()
+            self._narrowing.clear()
             buffer = self._staging[rank, name] = self.machine.alloc(
                 max(nbytes, 256), f"staged {name}", rank
             )
