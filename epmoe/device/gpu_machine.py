@@ -5,19 +5,23 @@ Numba compiles kernels and owns the (primary) context; memory, streams and launc
 
 import contextlib
 import ctypes
+import os
+import time
 from functools import partial
 
 from epmoe.capability import OLDEST
-from epmoe_ref.errors import EPValueError, UnavailableError
+from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 from .forks import belongs_here
 from .gpu_driver import at_address, check, cu
 from .gpu_launch import Launch, launch_attributes, loaded
-from .gpu_memory import Buffer
-from .gpu_reading import Reading
+from .gpu_memory import Buffer, HostMemory
 
 NOT_CAPTURING = int(cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+NOT_READY = cu.CUresult.CUDA_ERROR_NOT_READY
 LEGACY_DEFAULT = (0, 1)  # handles of the legacy default stream: null and CU_STREAM_LEGACY
+# a wait for a word: looks at the beginning; then seconds in which it yields, and sleeps, and between questions to the driver
+LOOKS, YIELDING, PAUSE, ASKING = 300, 1e-3, 5e-5, 1e-3
 
 
 def new_stream():
@@ -58,6 +62,31 @@ class Stream:
             other._event = check(cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
         check(cu.cuEventRecord(other._event, other.handle))
         check(cu.cuStreamWaitEvent(self.handle, other._event, 0))
+
+    def wait_for(self, word, number, seconds):
+        """Poll word[0], which a kernel on the stream stores, until it is this number; False if that takes too long.
+
+        A wait of a few microseconds keeps the processor; a longer one lets other threads run; a long one sleeps.
+        """
+        for _ in range(LOOKS):
+            if word[0] == number:
+                return True
+        begin = asked = time.monotonic()
+        while word[0] != number:
+            now = time.monotonic()
+            if now - begin < YIELDING:
+                os.sched_yield()  # without Python's lock; time.sleep(0) takes 100 us
+                continue
+            if now - asked > ASKING:
+                asked, code = now, cu.cuStreamQuery(self.handle)[0]
+                if code != NOT_READY:
+                    check((code,))  # the error of a kernel that was broken off
+                    if word[0] != number:
+                        raise EPError(f"the stream has ended, and no kernel has stored {number}")
+                if now - begin > seconds:
+                    return False
+            time.sleep(PAUSE)
+        return True
 
     def synchronize(self):
         """Wait until everything on it has ended."""
@@ -146,9 +175,10 @@ class GpuMachine:
         self.activate()
         return Buffer(self, nbytes, name, rank, regions)
 
-    def reading(self):
-        """What reads small parts of several Buffers at once."""
-        return Reading(self)
+    def host_memory(self, nbytes, name, rank=0):
+        """New HostMemory."""
+        self.activate()
+        return HostMemory(self, nbytes)
 
     def adopt(self, array, name, rank=0, *, regions=None):
         """Device address of the caller's array, from its __cuda_array_interface__; nothing is copied."""

@@ -1,4 +1,9 @@
-"""Device memory: every Buffer is one whole allocation of cuMemAlloc, so that its CUDA IPC handle is its own."""
+"""Device memory: every Buffer is one whole allocation of cuMemAlloc, so that its CUDA IPC handle is its own.
+
+HostMemory is memory of the host that kernels write.
+"""
+
+import ctypes
 
 import numpy as np
 
@@ -80,6 +85,29 @@ class Buffer:
         if self.address:
             self.machine.synchronize()
             check(cu.cuMemFree(self.address))
+            self.address = 0
+
+
+class HostMemory:
+    """Page-locked memory of the host, zero at first, which kernels of all GPUs reach at the same address."""
+
+    def __init__(self, machine, nbytes):
+        self._machine, self.nbytes = machine, int(nbytes)
+        flags = cu.CU_MEMHOSTALLOC_PORTABLE | cu.CU_MEMHOSTALLOC_DEVICEMAP
+        with outside_capture():
+            self.address = int(check(cu.cuMemHostAlloc(self.nbytes, flags)))
+        self._bytes = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(self.address), np.uint8)
+        self._bytes[:] = 0
+
+    def array(self, dtype, n):
+        """The first n elements as a NumPy array; it must not be used after free()."""
+        return self._bytes[: n * np.dtype(dtype).itemsize].view(dtype)
+
+    def free(self):
+        """Give the memory back, after all launches have ended."""
+        if self.address:
+            self._machine.synchronize()
+            check(cu.cuMemFreeHost(self.address))
             self.address = 0
 
 

@@ -5,6 +5,7 @@ from threading import get_ident
 import numpy as np
 
 from epmoe import device
+from epmoe.device.telling import Telling
 from epmoe.fused_a2a.calls import Calls, as_called
 from epmoe.fused_a2a.launches import Launches, fill
 from epmoe.fused_a2a.pool import PoolLayout
@@ -83,7 +84,7 @@ class Buffer:
         self.captured = []  # Loans that graphs write to at every replay
         self._plans, self._streams = {}, None
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
-        self._reading = self.machine.reading()
+        self.telling = Telling(self.machine, group.ranks[0], group.stream_of(group.ranks[0]))
         self.calls, self.turn = Calls(), Turn()
         self._control = self._pool = None
         self._retired, self._agreed = [], set()
@@ -322,10 +323,11 @@ class Buffer:
         )
         return self.launches.prepare(kernel, rank, num_tokens, self._streams[rank], words, grid)
 
-    def start(self, launches):
+    def start(self, launches, then_told=False):
         """Start one launch of each rank of this process. In the simulator they have ended when this returns.
 
         Nothing between them may wait for the GPU: some ranks' kernels would begin, and wait for the others'.
+        then_told: told() comes next, which checks.
         """
         if self.is_alone:
             for launch in launches:
@@ -334,7 +336,7 @@ class Buffer:
         with self.world.launching(True):
             for launch in launches:
                 launch.start()
-        if device.SIM:
+        if device.SIM and not then_told:
             self.check()
 
     def expect_open(self):
@@ -347,33 +349,30 @@ class Buffer:
                 "the middle of a call: call reset() of the Buffer on all ranks first"
             )
 
+    def expect_no_capture(self, call, remedy):
+        """Raise EPStateError if a call whose results the host waits for is captured into a CUDA graph."""
+        if self.is_captured:
+            raise EPStateError(
+                f"{call} waits for its number of rows, and the stream is being captured into a CUDA graph, "
+                f"so nothing runs yet: {remedy}"
+            )
+
     def check(self):
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if ids in device memory were bad."""
-        self.machine.synchronize()
-        self.told()
+        words = (np.int32, (STATUS_BYTES // 4,), mailbox.STATUS)
+        self._raise_what_failed([r.words.read(*words) for r in self.ranks])
 
-    def told(self, loans=(), *names):
-        """check(), and what the kernels have written for the host: [arrays of these names] of each rank's loan.
+    def told(self, loans, *names):
+        """What the launches have written for the host: [arrays of these names] of each rank's loan; raises as check().
 
-        names: fields of the loans; of those that follow each other in memory, in this order, a GPU makes one copy.
+        The host waits for the launches by polling its own memory.
         """
-        if self.world.lists:
-            self.machine.synchronize()  # kernels have streams of their own
-        status = [
-            (self.world.stream_of(r.rank), r.words, mailbox.STATUS, STATUS_BYTES)
-            for r in self.ranks
-        ]
-        of_loans = [
-            (stream, loan.buffer, loan.fields[name].offset, loan.fields[name].nbytes)
-            for (stream, *_), loan in zip(status, loans)
-            for name in names
-        ]
-        seen = iter(self._reading.read(status + of_loans))
-        self._raise_what_failed([next(seen).view(np.int32) for _ in status])
-        return [
-            [next(seen).view(f.dtype).reshape(f.shape) for f in map(loan.fields.get, names)]
-            for loan in loans
-        ]
+        fields = [loans[0].fields[name] for name in names]
+        arrays = [(r.words.address + mailbox.STATUS, STATUS_BYTES) for r in self.ranks]
+        arrays += [(loan.base + f.offset, f.nbytes) for loan in loans for f in fields]
+        told = iter(self.telling.tell(arrays, self._timeout))
+        self._raise_what_failed([next(told).view(np.int32) for _ in self.ranks])
+        return [[next(told).view(f.dtype).reshape(f.shape) for f in fields] for _ in loans]
 
     def _raise_what_failed(self, status):
         timeouts, bad_ids = [], []
@@ -431,7 +430,7 @@ class Buffer:
         self.captured.clear()
         self.launches.close()
         self.placing.close()
-        self._reading.free()
+        self.telling.free()
         for r in self.ranks:
             r.words.free()
             r.scratch.free()

@@ -142,6 +142,8 @@ class DispatchPlan:
             )
             lent = [[*of, (self.results.of(limit), RESULTS)] for of in lent]
         self._prepare(dispatch_kernel(shape), lent, shape if self.is_one_launch else None)
+        if not self.is_one_launch:
+            buffer.telling.prepare()
 
     def _prepare(self, kernel, lent, expanding=None):
         """RankCalls of a kernel that sends, for the most tokens so far; lent: what each rank's borrows, besides.
@@ -182,6 +184,10 @@ class DispatchPlan:
     def start(self, given, group):
         """Launch: (dispatched_hidden, probs, scales, tokens_per_expert) of each rank, and the handle of all."""
         buffer, launches, lent, has_probs = self.buffer, [], [], self.shape.has_probs
+        if not self.is_one_launch:
+            buffer.expect_no_capture(
+                "hybrid_ep_dispatch", "give num_permuted_tokens, and call it once before"
+            )
         for call, ((x_at, map_at, probs_at), (x, routing_map, probs)) in zip(self.calls, given):
             launch, loans = call.begin()
             words = launch.words
@@ -191,7 +197,7 @@ class DispatchPlan:
                 words[PROBS] = probs_at or buffer.placing.place(call.rank, "probs", probs)
             launches.append(launch)
             lent.append(loans)
-        buffer.start(launches)
+        buffer.start(launches, then_told=not self.is_one_launch)
         buffer.kept = given
         rows, handles = [loans[0] for loans in lent], [loans[1] for loans in lent]
         if self.is_one_launch:

@@ -193,6 +193,8 @@ class DispatchPlan:
         ]
         self.places = [places(arrangement, KEPT) for arrangement in of_handle]
         self.calls = self._calls(dispatch_kernel(self.shape), [[(a, WRITTEN)] for a in of_handle])
+        if not on_device:
+            buffer.telling.prepare()
 
     def _calls(self, kernel, lent):
         """The RankCalls of a kernel that sends."""
@@ -205,6 +207,8 @@ class DispatchPlan:
     def start(self, given, group):
         """Launch: results of each rank (recv_x, recv_token_indices, recv_token_probs, tokens_per_expert), the handle."""
         buffer, rows, launches, loans, memory = self.buffer, self.capacity, [], [], []
+        if not self.on_device:
+            buffer.expect_no_capture("fused_dispatch", "call fused_dispatch_on_device")
         if device.SIM:
             arguments.distinct_ids(buffer, [arrays[1] for _, arrays in given], self.num_experts)
         for r, call, id_type, places_, (addresses, arrays) in zip(
@@ -222,7 +226,7 @@ class DispatchPlan:
             loans.append(self.received.begin(r, launch, rows))
             launches.append(launch)
             memory.append(((loan, places_),))
-        buffer.start(launches)
+        buffer.start(launches, then_told=not self.on_device)
         buffer.kept = given
         counts, capacity = None, rows
         if not self.on_device:

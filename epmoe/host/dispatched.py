@@ -126,9 +126,8 @@ class Dispatched:
     def n_rows(self) -> int:
         """Exact number of rows, padding rows included; the first time it waits for the kernels."""
         if self.offsets is None:
-            if self.check is not None:
-                self.check()
-            self.offsets = to_numpy(self.row_offsets).astype(np.int64)
+            offsets = self.row_offsets
+            self.offsets = np.asarray(self.check(offsets) if self.check else offsets, np.int64)
         return int(self.offsets[-1])
 
     def trimmed(self) -> "Dispatched":

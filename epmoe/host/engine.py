@@ -1,9 +1,13 @@
 """What dispatch and combine of an ExpertParallel share: the ranks' memory, compiled calls, launching, errors."""
 
+import numpy as np
+
 from epmoe import device, layout
 from epmoe import kernels as fast_kernels
 from epmoe.device.forks import is_of_another_process
+from epmoe.device.telling import Telling
 from epmoe.host import plain_kernels
+from epmoe.host.arrays import DeviceArray, to_numpy
 from epmoe.host.placing import Placing
 from epmoe.host.rank_memory import RankMemory
 from epmoe.host.rounds import AFTER, REFUSALS, Rounds
@@ -73,6 +77,7 @@ class Engine:
         self.capture = world.stream_of(world.ranks[0]).capture
         self.is_alone = not (world.lists or device.SIM)  # launches begin one by one
         self._streams = {}  # {rank: stream} by whether kernels are fused
+        self.telling = Telling(self.machine, world.ranks[0], world.stream_of(world.ranks[0]))
         self._initialise("start", timeout)
 
     def reset(self):
@@ -167,21 +172,27 @@ class Engine:
             for stamps in call.trace(factory.removesuffix("_kernel"))
         ]
 
-    def check(self):
-        """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if device memory held bad ids."""
+    def check(self, result=None):
+        """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if device memory held bad ids.
+
+        result: an array of a result, a small one, whose values are wanted: then NumPy's array of them is returned, and
+        the host waits by polling its own memory.
+        """
         if self.rounds.state == "closed":
             if self._unseen is not None:
                 raise self._unseen
-            return  # close() has waited and looked
+            return to_numpy(result)  # close() has waited and looked
         if self.capture():
             raise EPStateError(
                 "results can be looked at when a captured CUDA graph was replayed, not while the stream "
                 "is being captured: nothing has run yet"
             )
-        self.machine.synchronize()
-        timeouts, bad_ids = [], []
-        for r in self.ranks:
-            words = r.read("status")
+        timeouts, bad_ids, seen = [], [], []
+        try:
+            seen, result = self._look(result)
+        except PeerTimeout as error:
+            timeouts.append(error)
+        for r, words in zip(self.ranks, seen):
             if not words.any():
                 continue
             recv_count = status.failed_recv_count(words)
@@ -207,6 +218,21 @@ class Engine:
             raise error
         if bad_ids:
             raise bad_ids[0]
+        return result
+
+    def _look(self, result):
+        """The status words of each rank, and the values of a result, when the kernels have ended."""
+        if result is None:
+            self.machine.synchronize()
+            return [r.read("status") for r in self.ranks], None
+        arrays = [(r.address("status"), 4 * layout.STATUS_WORDS) for r in self.ranks]
+        if not isinstance(result, DeviceArray):
+            told = self.telling.tell(arrays, self.timeout)
+        else:
+            arrays.append((result.address, result.nbytes))
+            *told, values = self.telling.tell(arrays, self.timeout)
+            result = values.view(result.dtype).reshape(result.shape)
+        return [words.view(np.int32) for words in told], result
 
     def leave(self):
         """Free everything when the ExpertParallel was let go without close(): alone, since the others may not have.
@@ -246,6 +272,7 @@ class Engine:
         for r in self.ranks:
             r.arena.close()
         self.placing.close()
+        self.telling.free()
         if self.cfg.use_shmem:
             self.world.disconnect(self._memory)
         self._memory.free(together, self.timeout)

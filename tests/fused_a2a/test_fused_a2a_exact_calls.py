@@ -1,13 +1,15 @@
 """Calls whose number of rows the host waits for, step after step: plans are the same, whatever number comes."""
 
+from threading import Thread
+
 import numpy as np
 import pytest
-from rows_group import BF16, assert_same, group_of, routing, tokens
+from rows_group import BF16, assert_same, group_of, host, routing, tokens
 
 from epmoe import fused_a2a
 from epmoe.fused_a2a import buffers, hybrid, rows
 from epmoe_ref import fused_a2a as reference
-from epmoe_ref.errors import EPValueError
+from epmoe_ref.errors import EPStateError, EPValueError
 
 T, EXPERTS, TOP_K, HIDDEN = (5, 3), 4, 2, 16
 
@@ -20,7 +22,7 @@ def by_rows(group, rng):
     for one, other in zip(got, want):
         assert_same(one, other, "dispatch")
     assert handle.num_rows == known.num_rows and handle.group is group
-    y, ctx, of_dispatch = [a.copy() for a in got[0]], fused_a2a.Context(), fused_a2a.Context()
+    y, ctx, of_dispatch = host(got[0]), fused_a2a.Context(), fused_a2a.Context()
     combined, _ = fused_a2a.FusedCombine.forward(ctx, y, group, handle)
     assert_same(combined, reference.combine_forward(y, known), "combine")
     back = fused_a2a.FusedCombine.backward(ctx, x)[0]
@@ -29,7 +31,7 @@ def by_rows(group, rng):
     grad, _, grad_probs, *_ = fused_a2a.FusedDispatch.backward(
         of_dispatch, y, None, got[2], None, None
     )
-    want_grad, want_probs = reference.dispatch_backward(known, y, [a.copy() for a in got[2]])
+    want_grad, want_probs = reference.dispatch_backward(known, y, host(got[2]))
     assert_same(grad, want_grad, "gradient of tokens")
     assert_same(grad_probs, want_probs, "gradient of probs")
     wrong = [np.zeros((n + 1, HIDDEN), BF16) for n in handle.num_rows]
@@ -50,8 +52,8 @@ def by_expert(group, rng):
     )
     for one, of_all in zip(got, want):
         assert_same(one, of_all, "dispatch by expert")
-    assert handle.num_rows == known.num_rows and not any(flag[0] for flag in handle.overflow)
-    y, row_probs = ([a.copy() for a in of_all] for of_all in got[:2])
+    assert handle.num_rows == known.num_rows and not any(flag[0] for flag in host(handle.overflow))
+    y, row_probs = host(got[:2])
     combined = fused_a2a.HybridEPCombine.forward(other, y, handle)
     assert_same(combined, reference.hybrid_combine_forward(y, known), "combine by expert")
     back = fused_a2a.HybridEPCombine.backward(other, x)[0]
@@ -78,6 +80,39 @@ def test_numbers_of_rows_differ_and_plans_do_not(step, buffer_of):
     for _ in range(5):
         seen.add(step(group, rng))
     assert len(seen) > 3 and buffer_of(group)._plans == plans
+
+
+@pytest.mark.parametrize(
+    "step, buffer_of, remedy",
+    [
+        (by_rows, buffers.buffer_of, "call fused_dispatch_on_device"),
+        (by_expert, buffers.hybrid_ep_buffer, "give num_permuted_tokens"),
+    ],
+    ids=["rows", "hybrid"],
+)
+def test_a_capture_is_refused_before_anything_is_launched(step, buffer_of, remedy):
+    group, rng = group_of(2, knows_all_ranks=False), np.random.default_rng(8)
+    step(group, rng)
+    buffer = buffer_of(group)
+    captures, launched = buffer.capture, group.machine.count
+    buffer.capture = lambda: 7
+    with pytest.raises(EPStateError, match=f"captured into a CUDA graph.*{remedy}"):
+        step(group, rng)
+    assert group.machine.count == launched
+    buffer.capture = captures
+    step(group, rng)
+
+
+@pytest.mark.parametrize("step", [by_rows, by_expert])
+@pytest.mark.parametrize("on", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_another_thread_may_make_the_call(step, on):
+    group, seen = group_of(2), []
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        thread = Thread(target=lambda rng=rng: seen.append(step(group, rng)))
+        thread.start()
+        thread.join()
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize(

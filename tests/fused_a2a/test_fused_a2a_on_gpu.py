@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rows_group import BF16, FP16, FP32, OneRank, assert_same, group_of, host, law, routing, tokens
 
-from epmoe import fused_a2a
+from epmoe import LocalWorld, fused_a2a
 from epmoe_ref import fused_a2a as reference
 from epmoe_ref import strategies
 from epmoe_ref.strategies import HybridWorld, RowsWorld
@@ -116,6 +116,40 @@ def test_device_arrays_go_in_and_bad_ids_are_told_afterwards():
     )
 
 
+@needs_torch
+def test_a_call_that_the_host_waits_for_copies_nothing_and_synchronises_with_nothing(monkeypatch):
+    from cuda.bindings import driver
+
+    rng, group = np.random.default_rng(6), OneRank(LocalWorld(1))
+    (x,), ((ids,), (probs,)) = tokens(rng, (40,), 512), routing(rng, (40,), 16, 4)
+    maps = rng.random((40, 16)) < 0.3
+    given, given_maps = [on_gpu(a) for a in (x, ids, probs)], on_gpu(maps)
+    *want, _ = reference.dispatch_forward([x], [ids], [probs], 16)
+    *by_expert, _ = reference.hybrid_dispatch_forward([x], [maps], None, 16)
+
+    def both():
+        *rows, _ = fused_a2a.fused_dispatch(*given, 16, group)
+        *experts, _ = fused_a2a.hybrid_ep_dispatch(given[0], given_maps, None, group, 16)
+        return rows, experts
+
+    both(), both()
+    waits = []
+    for name in ("cuStreamSynchronize", "cuCtxSynchronize", "cuMemcpyDtoHAsync"):
+        call = getattr(driver, name)
+        monkeypatch.setattr(
+            driver, name, lambda *a, name=name, call=call: waits.append(name) or call(*a)
+        )
+    made = [both() for _ in range(20)]
+    assert not waits
+    made[0][0][0].numpy()
+    assert waits, "calls are counted"
+    for rows, experts in made:
+        for got, one in zip(rows, want):
+            assert_same([got], one, "rows")
+        for got, one in zip(experts, by_expert):
+            assert got is None or not assert_same([got], one, "rows by expert")
+
+
 def test_many_rounds_take_no_more_memory():
     rng, group = np.random.default_rng(3), group_of(4)
     ids, probs = routing(rng, (64,) * 4, 16, 4)
@@ -153,8 +187,6 @@ def test_blockwise_fp8_travels_as_a_pair():
 def test_a_graph_of_forward_and_backward_runs_again_with_new_data():
     """num_permuted_tokens given: nothing waits, nothing is allocated; one rank, whose stream torch captures."""
     import torch
-
-    from epmoe import LocalWorld
 
     rng, stream = np.random.default_rng(5), torch.cuda.Stream()
     group = OneRank(LocalWorld(1, stream=stream))

@@ -126,8 +126,19 @@ class Driver:
         self, function, grid, _y, _z, block, _by, _bz, shared_bytes, stream, arguments, extra
     ):
         """Records (kernel, grid, block, stream, words of params, num_tokens, my_rank)."""
-        self.launches.append((function, grid, block, int(stream), *_arguments(function, arguments)))
+        words, *numbers = _arguments(function, arguments)
+        self.launches.append((function, grid, block, int(stream), words, *numbers))
+        if function == "tell_host":
+            self.tell(words)
         return (self.launch_result,)
+
+    def tell(self, words):
+        """What tell_host does, which the host waits for."""
+        word, number, at, *arrays = words
+        for source, n_words in zip(arrays[::2], arrays[1::2]):
+            ctypes.memmove(at, source, 4 * n_words)
+            at += 4 * n_words
+        ctypes.c_uint64.from_address(word).value = number
 
     def _launch_with(self, config, function, arguments, extra):
         """The same. config: a CUlaunchConfig."""
@@ -205,14 +216,7 @@ def counted_machine(n_ranks, rank, n_sms=132):
     """(machine, driver): a GpuMachine over a Driver; needs EPMOE_DEVICE=gpu, a process of its own, and no GPU."""
     from numba import cuda
 
-    from epmoe.device import (
-        gpu_driver,
-        gpu_kernel,
-        gpu_launch,
-        gpu_machine,
-        gpu_memory,
-        gpu_reading,
-    )
+    from epmoe.device import gpu_driver, gpu_kernel, gpu_launch, gpu_machine, gpu_memory
 
     gc.collect()  # while the driver before, if there was one, knows what is freed
     real = gpu_driver.cu
@@ -226,7 +230,7 @@ def counted_machine(n_ranks, rank, n_sms=132):
         WORDS[kernel.name] = kernel.n_words
         return len(KERNELS) - 1
 
-    for module in (gpu_driver, gpu_launch, gpu_memory, gpu_machine, gpu_reading):
+    for module in (gpu_driver, gpu_launch, gpu_memory, gpu_machine):
         module.cu = driver
     gpu_machine.at_address = driver.at_address
     gpu_kernel.Kernel.handle = handle_by_name

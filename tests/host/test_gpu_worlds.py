@@ -310,5 +310,10 @@ def test_a_steady_state_allocates_nothing_and_waits_for_nothing():
         for _ in range(20):
             a_round()
         assert not waits and ep.memory().allocated_bytes == held
+        d = ep.dispatch(*given[:2])
+        n_rows = [a.trimmed().n_rows for a in d]
+        assert not waits
         machine.synchronize = synchronize
         ep.check()
+        want = epmoe_ref.dispatch(cfg, x, ids)
+        assert n_rows == [len(a.src_info) for a in want]

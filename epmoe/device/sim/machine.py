@@ -9,7 +9,6 @@ import numpy as np
 from epmoe_ref.errors import EPValueError, UnavailableError
 
 from ..forks import belongs_here
-from ..reading import Reading
 from .detector import Detector
 from .memory import MEMORY, POISON, Span, aligned_bytes
 from .network import Network
@@ -121,6 +120,11 @@ class Stream:
         """Run all queued launches."""
         self.machine.synchronize()
 
+    def wait_for(self, word, number, seconds):
+        """Run all queued launches; whether word[0] is this number then."""
+        self.machine.synchronize()
+        return word[0] == number
+
 
 class PreparedLaunch:
     """A launch whose last words are stored into `words`, or given to start(), before each start."""
@@ -218,9 +222,9 @@ class SimMachine:
         """A new Buffer. regions: (name, offset, shape, dtype, index names) of its parts, for reports."""
         return Buffer(self, nbytes, name, rank, regions)
 
-    def reading(self):
-        """A reader of small parts of several Buffers at once."""
-        return Reading()
+    def host_memory(self, nbytes, name, rank=0):
+        """Memory that both the host and kernels reach: a Buffer."""
+        return Buffer(self, nbytes, name, rank, None)
 
     def adopt(self, array, name, rank=0, *, regions=None):
         """Let kernels touch an array of the caller, in place; returns its address. release(address) ends it."""

@@ -1,0 +1,108 @@
+"""What kernels tell the host: a small kernel copies a few arrays into host memory that the GPU maps; the host polls it.
+
+The kernel follows those that write the arrays, on the same stream. So the host waits for these alone: it copies nothing
+and synchronises with no stream.
+"""
+
+from threading import Lock
+
+import numpy as np
+
+from epmoe_ref.errors import PeerTimeout
+
+from . import (
+    SIM,
+    block_dim,
+    kernel,
+    load_u32,
+    st_release_sys_u64,
+    store_u32,
+    syncthreads,
+    thread_idx,
+    u64,
+)
+
+THREADS = 32 if SIM else 256
+MOST_ARRAYS = 3  # that one launch tells
+HEADER = 64  # bytes before the arrays; they begin with the number of the last launch that has told
+STEP = 4096  # bytes
+MOST_WAITS = 4  # of a call, one after another, each for at most timeout
+PATIENCE = 300.0  # seconds more, for what lies before the call on the stream
+
+
+@kernel(max_threads=THREADS, words=3 + 2 * MOST_ARRAYS)
+def tell_host(params, num_tokens, my_rank):
+    """One block: copies up to three arrays of 32-bit words one after another, then stores the number of this launch."""
+    word, number, to, first, n_first, second, n_second, third, n_third = params
+    n_two, i = u64(n_first + n_second), u64(thread_idx())
+    while i < u64(n_two + n_third):
+        source = u64(first + u64(4) * i)
+        if i >= n_two:
+            source = u64(third + u64(4) * u64(i - n_two))
+        elif i >= n_first:
+            source = u64(second + u64(4) * u64(i - n_first))
+        store_u32(to + u64(4) * i, load_u32(source))
+        i = u64(i + u64(block_dim()))
+    syncthreads()
+    if thread_idx() == 0:
+        st_release_sys_u64(word, number)
+
+
+class Telling:
+    """Launches of tell_host on a stream, and the host memory that they write. rank: to name in errors."""
+
+    def __init__(self, machine, rank, stream):
+        self._machine, self._rank, self._stream = machine, rank, stream
+        self._one_at_a_time = Lock()  # results are looked at in any thread
+        self._number, self._launch, self._memory = 0, None, None
+
+    def prepare(self, nbytes=STEP):
+        """Load the kernel, and take host memory; before launches that tell() follows, which may wait for others."""
+        if self._launch is None:
+            how = dict(stream=self._stream)
+            self._launch = self._machine.prepared(tell_host, 1, THREADS, (), 0, self._rank, **how)
+        if self._memory is None or nbytes > self._memory.nbytes:
+            self.free()
+            nbytes = -(-nbytes // STEP) * STEP
+            memory = self._machine.host_memory(nbytes, "what the host is told", self._rank)
+            self._bytes, word = memory.array(np.uint8, nbytes), memory.array(np.uint64, 1)
+            word[0] = 0  # launches count from 1
+            self._memory, self._word = memory, memoryview(word)
+
+    def tell(self, arrays, timeout):
+        """[the bytes of each array, uint8], as they are when all that is on the stream now has run.
+
+        arrays: [(address, bytes, a multiple of 4)]. timeout [s]: of the calls that are waited for. Errors: PeerTimeout
+        when the stream does not get there; EPError with the name of an error of the device.
+        """
+        told, at = [], HEADER
+        with self._one_at_a_time:
+            self.prepare(HEADER + sum(nbytes for _, nbytes in arrays))
+            for i in range(0, len(arrays), MOST_ARRAYS):
+                words = [0] * (2 * MOST_ARRAYS)
+                for j, (address, nbytes) in enumerate(arrays[i : i + MOST_ARRAYS]):
+                    words[2 * j : 2 * j + 2] = address, nbytes // 4
+                self._number += 1
+                to = self._memory.address
+                self._launch.start(to, self._number, to + at, *words)
+                at += 4 * sum(words[1::2])
+            self._wait(MOST_WAITS * timeout + PATIENCE)
+            at = HEADER
+            for _, nbytes in arrays:
+                told.append(self._bytes[at : at + nbytes].copy())
+                at += nbytes
+        return told
+
+    def _wait(self, seconds):
+        if not self._stream.wait_for(self._word, self._number, seconds):
+            raise PeerTimeout(
+                f"rank {self._rank}: the GPU has told the host nothing for {seconds:g} s: what was put on the "
+                "stream before the call has not ended, or a kernel of it cannot begin; when the "
+                "stream runs again, call reset() on all ranks"
+            )
+
+    def free(self):
+        """Free the host memory; the launches must have ended."""
+        if self._memory is not None:
+            self._memory.free()
+            self._memory = None
