@@ -175,8 +175,8 @@ class Engine:
     def check(self, result=None):
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if device memory held bad ids.
 
-        result: an array of a result, a small one, whose values are wanted: then NumPy's array of them is returned, and
-        the host waits by polling its own memory.
+        result: a small array of a result; its values are returned. Those of a DeviceArray are told, and nothing is
+        synchronised with.
         """
         if self.rounds.state == "closed":
             if self._unseen is not None:
@@ -222,17 +222,13 @@ class Engine:
 
     def _look(self, result):
         """The status words of each rank, and the values of a result, when the kernels have ended."""
-        if result is None:
-            self.machine.synchronize()
-            return [r.read("status") for r in self.ranks], None
-        arrays = [(r.address("status"), 4 * layout.STATUS_WORDS) for r in self.ranks]
         if not isinstance(result, DeviceArray):
-            told = self.telling.tell(arrays, self.timeout)
-        else:
-            arrays.append((result.address, result.nbytes))
-            *told, values = self.telling.tell(arrays, self.timeout)
-            result = values.view(result.dtype).reshape(result.shape)
-        return [words.view(np.int32) for words in told], result
+            self.machine.synchronize()
+            return [r.read("status") for r in self.ranks], result
+        arrays = [(r.address("status"), 4 * layout.STATUS_WORDS) for r in self.ranks]
+        *told, values = self.telling.tell([*arrays, (result.address, result.nbytes)], self.timeout)
+        values = values.view(result.dtype).reshape(result.shape)
+        return [words.view(np.int32) for words in told], values
 
     def leave(self):
         """Free everything when the ExpertParallel was let go without close(): alone, since the others may not have.
