@@ -5,6 +5,7 @@ from math import prod
 import ml_dtypes
 import numpy as np
 
+from epmoe.host.dlpack import capsule, form_of
 from epmoe_ref.errors import EPValueError
 
 VECTOR_BYTES = 16  # kernels read rows as vectors of so many bytes
@@ -82,10 +83,11 @@ class Field:
     nbytes: of the elements.
     """
 
-    __slots__ = ("shape", "dtype", "offset", "strides", "nbytes", "form", "_cut")
+    __slots__ = ("shape", "dtype", "offset", "strides", "nbytes", "form", "of_dlpack", "_cut")
 
     def __init__(self, shape, dtype, offset, strides=None):
         self._cut = {}
+        self.of_dlpack = None, None  # number of a GPU, dlpack.form_of the array there
         self.shape, self.dtype = tuple([int(n) for n in shape]), np.dtype(dtype)
         self.offset, self.strides = offset, strides
         self.nbytes = prod(self.shape) * self.dtype.itemsize
@@ -175,12 +177,13 @@ class DeviceArray:
         return (2, self.ordinal)  # kDLCUDA
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        from epmoe.host.dlpack import capsule
-
-        strides = tuple(s // self.dtype.itemsize for s in self._field.byte_strides)
-        return capsule(
-            self.address, self.shape, strides, self.dtype, self.__dlpack_device__(), self
-        )
+        loan, field = self._owner, self._field
+        ordinal, form = field.of_dlpack
+        if ordinal != loan.lender.machine.ordinal:
+            ordinal = loan.ordinal
+            form = form_of(field.shape, field.strides, field.dtype, (2, ordinal))  # 2: kDLCUDA
+            field.of_dlpack = ordinal, form
+        return capsule(loan.base + field.offset, form, loan)
 
     def numba(self):
         """The same memory as Numba's device array, for arguments of @cuda.jit kernels; no copy, and nothing waits.

@@ -6,6 +6,8 @@ written for that; one in Python would crash.
 """
 
 import ctypes
+import struct
+import sys
 from functools import cache
 
 import numpy as np
@@ -18,59 +20,42 @@ _NAMED = {
     "float8_e4m3fn": 10,
     "float8_e8m0fnu": 14,
 }  # DLDataTypeCode of the DLPack headers
-_OF_SIZE = {1: "|u1", 2: "<u2", 4: "<u4", 8: "<u8"}
-
-
-class _Device(ctypes.Structure):
-    _fields_ = [("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
-
-
-class _Tensor(ctypes.Structure):
-    """The first fields of a DLTensor, with which the capsule's structure begins."""
-
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device", _Device),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-    ]
-
+_OF_SIZE = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+_HEADER = ctypes.c_char * 13  # of a DLTensor: device type, device id, dimensions, type code
+_HEADER_AT = 8  # behind its address
 
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 
-class _Memory:
-    """What NumPy takes for memory of this process, and does not touch; it keeps the owner alive."""
+class _Memory(ctypes.c_uint8 * (sys.maxsize // 2)):
+    """What NumPy takes for memory of this process from an address on, and does not touch; it keeps the owner alive."""
 
-    __slots__ = ("__array_interface__", "owner")
+    __slots__ = ("owner",)
 
 
 @cache
 def _named(dtype):
-    """(DLPack's code of it, what NumPy may call it, bytes)."""
+    """(DLPack's code of it, what NumPy may call it)."""
     code = _NAMED.get(dtype.name, _KINDS.get(dtype.kind))
     if code is None:
         raise EPValueError(
             f"DLPack has no code for {dtype}; use .numpy() or __cuda_array_interface__"
         )
-    return code, _OF_SIZE[dtype.itemsize], dtype.itemsize
+    return code, _OF_SIZE[dtype.itemsize]
 
 
-def capsule(address, shape, strides, dtype, device, owner):
-    """PyCapsule "dltensor" over memory at address; strides in elements; owner lives until the consumer lets go."""
-    code, typestr, nbytes = _named(np.dtype(dtype))
-    memory = _Memory()
+def form_of(shape, strides, dtype, device):
+    """All of an array that capsule() needs but address and owner. strides: in bytes, None for C order."""
+    code, plain = _named(np.dtype(dtype))
+    return shape, plain, strides, struct.pack("=iiiB", *device, len(shape), code)
+
+
+def capsule(address, form, owner):
+    """PyCapsule "dltensor" over memory at address; owner lives until the consumer lets go."""
+    shape, plain, strides, header = form
+    memory = _Memory.from_address(address)
     memory.owner = owner
-    memory.__array_interface__ = {
-        "version": 3,
-        "data": (address, False),
-        "shape": tuple(shape),
-        "typestr": typestr,
-        "strides": tuple([s * nbytes for s in strides]),
-    }
-    made = np.asarray(memory).__dlpack__()
-    tensor = _Tensor.from_address(_get_pointer(made, b"dltensor"))
-    tensor.device.device_type, tensor.device.device_id = device
-    tensor.code = code
+    made = np.ndarray(shape, plain, memory, 0, strides).__dlpack__()
+    _HEADER.from_address(_get_pointer(made, b"dltensor") + _HEADER_AT).raw = header
     return made

@@ -4,31 +4,46 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from epmoe import fused_a2a
-from epmoe.torch.gradients import ask_for_gradients, refuse_gradients
+from epmoe.torch.gradients import completed, given_to, refuse_gradients, remember
 from epmoe.torch.over_ranks import WorldFunction, leaves_of
 from epmoe.torch.process_group import world_of
 from epmoe.torch.streams import in_stream_order
 from epmoe.torch.tensors import readable
 
 
-def _dispatched(function, ctx, x, token_indices, token_probs, num_experts, group, *scheduling):
-    """What function.forward gives, as tensors; ctx knows then which of them and of the arguments have gradients."""
-    group = world_of(group)
+def _recorded(ctx, plain, x, token_indices, token_probs, num_experts, group, *scheduling):
+    """What plain gives; ctx knows then which of that and of the arguments have gradients."""
     if type(x) is not torch.Tensor and len(leaves_of(x)) > len(leaves_of(token_indices)):
         refuse_gradients("x as a pair", x, token_probs)
-    given = (
-        readable("x", x),
-        readable("token_indices", token_indices),
-        readable("token_probs", token_probs),
-    )
-    made = in_stream_order(group, function.forward, ctx, *given, num_experts, group, *scheduling)
-    ctx.probs_need_gradient = ask_for_gradients(token_probs)
-    ctx.mark_non_differentiable(*leaves_of([made[1], made[3]]))
+    group = world_of(group)
+    made = plain(x, token_indices, token_probs, num_experts, group, *scheduling)
+    remember(ctx, group, made, token_probs, leaves_of([made[1], made[3]]))
     return made
+
+
+def _gradients(ctx, grad_output, grad_token_probs):
+    """Gradients of FusedDispatch.forward's arguments."""
+    rows, probs = given_to(ctx, "grad_output", grad_output, "grad_token_probs", grad_token_probs)
+    backward = fused_a2a.FusedDispatch.backward
+    return completed(ctx, in_stream_order(ctx.group, backward, ctx, rows, None, probs, None, None))
 
 
 class FusedDispatch(WorldFunction):
     """Every token to the ranks of its experts; its gradient is a combine. See epmoe.fused_a2a.FusedDispatch."""
+
+    @staticmethod
+    def plain(x, token_indices, token_probs, num_experts, group, *scheduling):
+        """What forward returns, where no gradient is wanted."""
+        return in_stream_order(
+            world := world_of(group),
+            fused_a2a.fused_dispatch,
+            readable("x", x),
+            readable("token_indices", token_indices),
+            readable("token_probs", token_probs),
+            num_experts,
+            world,
+            *scheduling,
+        )
 
     @staticmethod
     def forward(
@@ -45,17 +60,8 @@ class FusedDispatch(WorldFunction):
 
         tokens_per_expert is on the CPU, the other tensors where x is. FP8 pairs carry no gradient.
         """
-        return _dispatched(
-            fused_a2a.FusedDispatch,
-            ctx,
-            x,
-            token_indices,
-            token_probs,
-            num_experts,
-            group,
-            async_finish,
-            allocate_on_comm_stream,
-        )
+        given = x, token_indices, token_probs, num_experts, group
+        return _recorded(ctx, FusedDispatch.plain, *given, async_finish, allocate_on_comm_stream)
 
     @staticmethod
     @once_differentiable
@@ -63,15 +69,24 @@ class FusedDispatch(WorldFunction):
         ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
     ):
         """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
-        probs = readable("grad_token_probs", grad_token_probs) if ctx.probs_need_gradient else None
-        rows = readable("grad_output", grad_output)
-        return in_stream_order(
-            ctx.group, fused_a2a.FusedDispatch.backward, ctx, rows, None, probs, None, None
-        )
+        return _gradients(ctx, grad_output, grad_token_probs)
 
 
 class FusedDispatchOnDevice(WorldFunction):
     """FusedDispatch without a wait of the host. See epmoe.fused_a2a.fused_dispatch_on_device."""
+
+    @staticmethod
+    def plain(x, token_indices, token_probs, num_experts, group):
+        """What forward returns, where no gradient is wanted."""
+        return in_stream_order(
+            world := world_of(group),
+            fused_a2a.fused_dispatch_on_device,
+            readable("x", x),
+            readable("token_indices", token_indices),
+            readable("token_probs", token_probs),
+            num_experts,
+            world,
+        )
 
     @staticmethod
     def forward(ctx, x, token_indices, token_probs, num_experts, group):
@@ -80,9 +95,8 @@ class FusedDispatchOnDevice(WorldFunction):
         All tensors are where x is, with room for the worst case: rows behind the first N hold nothing, and their
         gradients are not read. FP8 pairs carry no gradient.
         """
-        return _dispatched(
-            fused_a2a.FusedDispatchOnDevice, ctx, x, token_indices, token_probs, num_experts, group
-        )
+        plain = FusedDispatchOnDevice.plain
+        return _recorded(ctx, plain, x, token_indices, token_probs, num_experts, group)
 
     @staticmethod
     @once_differentiable
@@ -90,26 +104,26 @@ class FusedDispatchOnDevice(WorldFunction):
         ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
     ):
         """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
-        return FusedDispatch.backward(ctx, grad_output, None, grad_token_probs, None, None)[:5]
+        return _gradients(ctx, grad_output, grad_token_probs)[:5]
 
 
 class FusedCombine(WorldFunction):
     """Rows back to their tokens' ranks, summed; its gradient is a dispatch. See epmoe.fused_a2a.FusedCombine."""
 
+    n_tensors = 1
+
+    @staticmethod
+    def plain(x, group, handle, *scheduling):
+        """What forward returns, where no gradient is wanted."""
+        group = world_of(group)
+        given = readable("x", x), group, handle, *scheduling
+        return in_stream_order(group, fused_a2a.fused_combine, *given)
+
     @staticmethod
     def forward(ctx, x, group, handle, async_finish=False, allocate_on_comm_stream=False):
         """(combined_x, None); the gradient is x's."""
-        rows, group = readable("x", x), world_of(group)
-        return in_stream_order(
-            group,
-            fused_a2a.FusedCombine.forward,
-            ctx,
-            rows,
-            group,
-            handle,
-            async_finish,
-            allocate_on_comm_stream,
-        )
+        ctx.group, ctx.handle = group, handle = world_of(group), handle
+        return FusedCombine.plain(x, group, handle, async_finish, allocate_on_comm_stream)
 
     @staticmethod
     @once_differentiable

@@ -5,7 +5,7 @@ from torch.autograd.function import once_differentiable
 from epmoe import fused_a2a
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
 from epmoe.fused_a2a.handles import HybridHandle, handle_of
-from epmoe.torch.gradients import ask_for_gradients, refuse_gradients
+from epmoe.torch.gradients import completed, given_to, refuse_gradients, remember
 from epmoe.torch.over_ranks import WorldFunction, leaves_of
 from epmoe.torch.process_group import world_of
 from epmoe.torch.streams import in_stream_order
@@ -14,6 +14,21 @@ from epmoe.torch.tensors import readable, tensors
 
 class HybridEPDispatch(WorldFunction):
     """Every token to each of its experts, rows grouped by expert. See epmoe.fused_a2a.HybridEPDispatch."""
+
+    @staticmethod
+    def plain(x, routing_map, probs, group, *options):
+        """What forward returns, where no gradient is wanted."""
+        made = in_stream_order(
+            world := world_of(group),
+            fused_a2a.hybrid_ep_dispatch,
+            readable("x", x),
+            readable("routing_map", routing_map),
+            readable("probs", probs),
+            world,
+            *options,
+        )
+        made[-1].shown = tensors
+        return made
 
     @staticmethod
     def forward(
@@ -36,53 +51,40 @@ class HybridEPDispatch(WorldFunction):
         group = world_of(group)
         if hybrid_ep_buffer(group).fp8_dispatch:
             refuse_gradients("fp8_dispatch=True", x, probs)
-        given = readable("x", x), readable("routing_map", routing_map), readable("probs", probs)
-        made = in_stream_order(
-            group,
-            fused_a2a.HybridEPDispatch.forward,
-            ctx,
-            *given,
-            group,
-            num_local_experts,
-            num_sms_dispatch_api,
-            num_sms_combine_api,
-            num_permuted_tokens,
-            pad_multiple,
-        )
-        ctx.handle.shown = tensors
-        ctx.probs_need_gradient = ask_for_gradients(probs)
-        ctx.mark_non_differentiable(
-            *(one for one in leaves_of([made[2], made[3]]) if one is not None)
-        )
+        num_sms = num_sms_dispatch_api, num_sms_combine_api
+        options = num_local_experts, *num_sms, num_permuted_tokens, pad_multiple
+        made = HybridEPDispatch.plain(x, routing_map, probs, group, *options)
+        remember(ctx, group, made, probs, leaves_of(made[3]))
         return made
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_x, grad_probs, grad_scaling_factor, grad_tokens_per_expert, grad_handle):
         """Gradients of forward's nine arguments: x first, probs third, None otherwise."""
-        probs = readable("grad_probs", grad_probs) if ctx.probs_need_gradient else None
-        rows = readable("grad_x", grad_x)
-        return in_stream_order(
-            ctx.group, fused_a2a.HybridEPDispatch.backward, ctx, rows, probs, None, None, None
+        rows, probs = given_to(ctx, "grad_x", grad_x, "grad_probs", grad_probs)
+        backward = fused_a2a.HybridEPDispatch.backward
+        return completed(
+            ctx, in_stream_order(ctx.group, backward, ctx, rows, probs, None, None, None)
         )
 
 
 class HybridEPCombine(WorldFunction):
     """Rows of experts back to their tokens' ranks, summed. See epmoe.fused_a2a.HybridEPCombine."""
 
+    n_tensors = 1
+
+    @staticmethod
+    def plain(x, handle, *options):
+        """What forward returns, where no gradient is wanted."""
+        group, given = handle_of(HybridHandle, handle).group, readable("x", x)
+        return in_stream_order(group, fused_a2a.hybrid_ep_combine, given, handle, *options)
+
     @staticmethod
     def forward(ctx, x, handle, num_permuted_tokens=None, pad_multiple=None):
         """combined_x; the gradient is x's."""
-        rows, group = readable("x", x), handle_of(HybridHandle, handle).group
-        return in_stream_order(
-            group,
-            fused_a2a.HybridEPCombine.forward,
-            ctx,
-            rows,
-            handle,
-            num_permuted_tokens,
-            pad_multiple,
-        )
+        made = HybridEPCombine.plain(x, handle, num_permuted_tokens, pad_multiple)
+        ctx.group, ctx.handle = handle.group, handle
+        return made
 
     @staticmethod
     @once_differentiable

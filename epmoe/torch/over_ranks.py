@@ -10,39 +10,33 @@ from torch.autograd.function import once_differentiable
 
 
 class WorldFunction(torch.autograd.Function):
-    """An autograd Function whose arguments, results and gradients may be lists over ranks, or pairs."""
+    """An autograd Function whose arguments, results and gradients may be lists over ranks, or pairs.
+
+    plain: the same call where no gradient is wanted. n_tensors: so many first arguments may ask for gradients.
+    """
+
+    n_tensors = 3
 
     @classmethod
     def apply(cls, *arguments):
         """forward(ctx, *arguments), with a backward for every tensor in them that asks for a gradient.
 
-        Where no gradient is wanted forward is called as it is: autograd would take the host more than 10 us a call.
+        Where no gradient is wanted, plain(*arguments): autograd would take the host more than 10 us a call.
         """
-        if torch.compiler.is_compiling():
-            return cls._call_uncompiled(*arguments)
-        return cls._call(*arguments)
-
-    @classmethod
-    @torch.compiler.disable  # what it does, torch.compile cannot look into: it compiles what is before and behind
-    def _call_uncompiled(cls, *arguments):
-        return cls._call(*arguments)
-
-    @classmethod
-    def _call(cls, *arguments):
-        if not (torch.is_grad_enabled() and any_gradient(arguments)):
-            return cls.forward(_WithoutGradients(), *arguments)
+        if torch.compiler.is_dynamo_compiling():
+            return cls._apply_uncompiled(*arguments)
+        if not (torch.is_grad_enabled() and any_gradient(arguments[: cls.n_tensors])):
+            return cls.plain(*arguments)
         if not any(isinstance(a, (list, tuple)) for a in arguments):
             return super().apply(*arguments)
         call = _Call(cls, shape_of(arguments))
         results = call.results_of(_OverRanks.apply(call, *leaves_of(arguments)))
         return results if call.several else results[0]
 
-
-class _WithoutGradients:
-    """The ctx of a forward that no backward follows."""
-
-    def mark_non_differentiable(self, *tensors):
-        """Nothing is differentiable here."""
+    @classmethod
+    @torch.compiler.disable  # what it does, torch.compile cannot look into: it compiles what is before and behind
+    def _apply_uncompiled(cls, *arguments):
+        return cls.apply(*arguments)
 
 
 class _Call:

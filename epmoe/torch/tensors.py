@@ -3,21 +3,19 @@
 import ml_dtypes
 import numpy as np
 import torch
-from torch.utils.dlpack import from_dlpack
+from torch import Tensor
+from torch._C import (
+    _from_dlpack as from_dlpack,
+)  # torch.utils.dlpack's, less its looks at objects that are no capsules
 
 from epmoe import device
-from epmoe.host.arrays import DeviceArray, c_strides
-from epmoe.host.dlpack import capsule
-from epmoe.host.lending import Loan
+from epmoe.host.arrays import DeviceArray, Field
+from epmoe.host.dlpack import capsule, form_of
 from epmoe_ref.errors import EPValueError
 
 VECTOR_BYTES = 16  # kernels read rows as vectors of so many bytes
-_CPU, _CUDA = (1, 0), 2  # DLPack's devices
-UINT8 = np.dtype(np.uint8)
-_DTYPES = {
-    np.dtype(getattr(ml_dtypes, name, None) or name): getattr(torch, name)
-    for name in ("bfloat16", "float8_e4m3fn", "float16", "float32", "int32", "int64", "uint8")
-}
+CPU = 1, 0  # DLPack's device
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
 def readable(what, given):
@@ -25,65 +23,45 @@ def readable(what, given):
 
     given: a tensor, or lists of them; None stays None.
     """
-    if isinstance(given, (list, tuple)):
-        return [readable(what, one) for one in given]
-    if not isinstance(given, torch.Tensor):
+    if not isinstance(given, Tensor):
+        if isinstance(given, (list, tuple)):
+            return [readable(what, one) for one in given]
         return given
-    if not device.SIM and not given.is_cuda:
+    if not (device.SIM or given.is_cuda):
         raise EPValueError(
             f"{what} is on the CPU, and epmoe runs on the GPU here: {what}.cuda(), or EPMOE_DEVICE=sim "
             "for the simulator"
         )
-    tensor = given.detach() if given.requires_grad else given
-    if not tensor.is_contiguous():
-        tensor = tensor.contiguous()
-    return tensor.clone() if tensor.data_ptr() % VECTOR_BYTES else tensor
+    if given.requires_grad:
+        given = given.detach()
+    if not given.is_contiguous():
+        given = given.contiguous()
+    return given.clone() if given.data_ptr() % VECTOR_BYTES else given
 
 
 def tensors(made):
-    """Results as tensors over the same memory, which they keep alive; also inside lists and tuples."""
-    return _tensors(made, {})
+    """Results as tensors over the same memory, which they keep alive; also inside lists and tuples.
 
-
-def _tensors(made, storages):
-    """storages: of what was lent together, by the Loan's id: results of one Loan have one in common."""
+    Each has a storage of its own, and lent memory comes back when the last storage over it has ended. None is a view,
+    which could not be changed in place behind a Function.
+    """
     kind = type(made)
-    if kind is DeviceArray and type(made._owner) is Loan and made.dtype in _DTYPES:
-        return _in_storage(made, storages)
+    if kind is DeviceArray:
+        if made._field.dtype.itemsize > 1 or made.dtype != E4M3:
+            return from_dlpack(made.__dlpack__())
+        field = made._field
+        field = Field(field.shape, np.uint8, field.offset, field.strides)
+        return _as_fp8(DeviceArray(made._owner, field).__dlpack__())
     if kind is list or kind is tuple:
-        return kind([_tensors(one, storages) for one in made])
-    if kind is not DeviceArray and not isinstance(made, np.ndarray):
+        return kind([tensors(one) for one in made])
+    if not isinstance(made, np.ndarray):
         return made
-    # By DLPack and not by .view(dtype): a view made inside a Function could not be changed in place afterwards.
-    if made.dtype.name == "float8_e4m3fn":  # not every torch takes it by DLPack
-        return _tensor(made, np.dtype(np.uint8)).view(torch.float8_e4m3fn)
-    return _tensor(made, made.dtype)
+    is_fp8 = made.dtype == E4M3
+    strides = None if made.flags.c_contiguous or not made.size else made.strides
+    form = form_of(made.shape, strides, np.uint8 if is_fp8 else made.dtype, CPU)
+    return (_as_fp8 if is_fp8 else from_dlpack)(capsule(made.ctypes.data, form, made))
 
 
-def _in_storage(array, storages):
-    """A tensor of its own, no view, in the storage of what was lent together."""
-    loan, dtype = array._owner, _DTYPES[array.dtype]
-    storage = storages.get(id(loan))
-    if storage is None:
-        of_loan = capsule(loan.base, (loan.nbytes,), (1,), UINT8, (_CUDA, array.ordinal), loan)
-        storage = storages[id(loan)] = from_dlpack(of_loan).untyped_storage()
-    itemsize = array.dtype.itemsize
-    strides = array.strides
-    if strides is not None:
-        strides = tuple([s // itemsize for s in strides])
-    else:
-        strides = c_strides(array.shape, 1)
-    tensor = torch.empty(0, dtype=dtype, device=storage.device)
-    return tensor.set_(storage, (array.address - loan.base) // itemsize, array.shape, strides)
-
-
-def _tensor(array, dtype):
-    if isinstance(array, DeviceArray):
-        address, place, strides = array.address, array.__dlpack_device__(), array.strides
-    else:
-        address, place, strides = array.ctypes.data, _CPU, array.strides
-    if strides is None or 0 in array.shape:
-        strides = c_strides(array.shape, 1)
-    else:
-        strides = tuple(s // array.dtype.itemsize for s in strides)
-    return from_dlpack(capsule(address, array.shape, strides, dtype, place, array))
+def _as_fp8(of_bytes):
+    """Of a capsule of uint8: not every torch takes FP8 by DLPack."""
+    return from_dlpack(of_bytes).view(torch.float8_e4m3fn).detach()
