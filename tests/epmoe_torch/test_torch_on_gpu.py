@@ -47,14 +47,9 @@ def test_laws_of_rows_by_expert(sizes, options):
     getattr(of_gradients, BY_EXPERT)(sizes, options)
 
 
-@pytest.mark.parametrize("law", laws(of_tensors, SIMULATED))
-def test_laws_of_tensors(law):
-    getattr(of_tensors, law)()
-
-
-@pytest.mark.parametrize("law", laws(of_training))
-def test_laws_of_training(law):
-    getattr(of_training, law)()
+globals().update(
+    {law: vars(of)[law] for of in (of_tensors, of_training) for law in laws(of, SIMULATED)}
+)
 
 
 def test_real_gradients_are_adjoint_within_their_rounding():

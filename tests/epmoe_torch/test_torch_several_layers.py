@@ -29,11 +29,11 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 class Model:
-    """Three layers, each with routing and probs of its own; probs are 1 or 2."""
+    """Layers, each with routing and probs of its own; probs are 1 or 2."""
 
-    def __init__(self, draw):
-        self.routing = [chosen(draw) for _ in LAYERS]
-        shapes = [(TOKENS, TOP_K if layer is by_rows else EXPERTS) for layer in LAYERS]
+    def __init__(self, draw, kinds=LAYERS):
+        self.kinds, self.routing = kinds, [chosen(draw) for _ in kinds]
+        shapes = [(TOKENS, TOP_K if layer is by_rows else EXPERTS) for layer in kinds]
         self.probs = [
             torch.randint(1, 3, shape, generator=draw).float().to(DEVICE).requires_grad_()
             for shape in shapes
@@ -41,7 +41,7 @@ class Model:
 
     def layers(self):
         """(function, where tokens go, probs) of each layer."""
-        for layer, (ids, routing_map), probs in zip(LAYERS, self.routing, self.probs):
+        for layer, (ids, routing_map), probs in zip(self.kinds, self.routing, self.probs):
             yield layer, ids if layer is by_rows else routing_map, probs
 
     def __call__(self, group, x, through=lambda layer, *given: layer(*given)):
