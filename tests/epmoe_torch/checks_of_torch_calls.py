@@ -1,0 +1,143 @@
+"""What calls of epmoe.torch cost the host besides those of epmoe.fused_a2a, on a CUDA driver that runs nothing.
+
+`python checks_of_torch_calls.py check_...`; test_torch_host_cost.py runs all of them. torch's CPU tensors pass for tensors
+on a GPU: addresses, shapes and lifetimes are as there.
+"""
+
+import os
+import sys
+from itertools import repeat
+from pathlib import Path
+
+os.environ["EPMOE_DEVICE"] = "gpu"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "host"))
+
+import torch
+from counted_driver import counted_machine
+from host_cost import STREAM, OneRankHere, python_calls, without_python
+from torch.utils._python_dispatch import TorchDispatchMode
+
+torch._C._cuda_getCurrentRawStream = {0: STREAM}.__getitem__
+torch.Tensor.is_cuda, torch.Tensor.get_device = True, repeat(0).__next__
+
+import epmoe.torch  # noqa: E402
+from epmoe import fused_a2a  # noqa: E402
+from epmoe.fused_a2a import buffers  # noqa: E402
+from epmoe.host import arrays  # noqa: E402
+
+form_of = arrays.form_of
+arrays.form_of = lambda shape, strides, dtype, device: form_of(shape, strides, dtype, (1, 0))
+BUFFERS = buffers.buffer_of, buffers.hybrid_ep_buffer
+EXPERTS, ROWS = 16, 64
+MOST_MORE = {"dispatch": 26, "combine": 15, "by expert": 24, "sums": 12}  # Python functions
+
+
+class Calls:
+    """Calls of a package with functions of Megatron's names, on a world of its own."""
+
+    def __init__(self, package):
+        machine, driver = counted_machine(2, 0)
+        without_python(driver)
+        self.world, self.package = OneRankHere(machine, 2), package
+        for of in BUFFERS:
+            of(self.world).want_tokens(4)  # as an earlier batch would have told
+        self.x, self.probs = torch.zeros(4, 64, dtype=torch.bfloat16), torch.zeros(4, 8)
+        self.ids, self.dense = torch.zeros(4, 8, dtype=torch.int64), torch.zeros(4, EXPERTS)
+        self.rows, self.sorted = (torch.zeros(n, 64, dtype=torch.bfloat16) for n in (2 * 4, ROWS))
+        self.dispatch(), self.by_expert()
+
+    def dispatch(self):
+        made = self.package.fused_dispatch_on_device(
+            self.x, self.ids, self.probs, EXPERTS, self.world
+        )
+        self.handle = made[-1]
+        return made
+
+    def combine(self):
+        return self.package.fused_combine(self.rows, self.world, self.handle)
+
+    def by_expert(self):
+        made = self.package.hybrid_ep_dispatch(
+            self.x, self.dense > 1, self.dense, self.world, EXPERTS // 2, 24, 24, ROWS
+        )
+        self.experts = made[-1]
+        return made
+
+    def sums(self):
+        return self.package.hybrid_ep_combine(self.sorted, self.experts)
+
+    def lent(self):
+        """Pieces of memory that results lie in."""
+        return [(of(self.world).lent_bytes, of(self.world).ranks[0].heap.in_use) for of in BUFFERS]
+
+    def close(self):
+        self.handle = self.experts = None
+        for of in BUFFERS:
+            of(self.world).close()
+
+
+def python_functions(package):
+    """{call: how many Python functions it runs}, the third time."""
+    calls, found = Calls(package), {}
+    for name in ("dispatch", "combine", "by_expert", "sums"):
+        for _ in range(3):
+            found[name.replace("_", " ")], *_ = python_calls(getattr(calls, name))
+    calls.close()
+    return found
+
+
+def check_calls_cost_little_more_than_those_of_fused_a2a():
+    plain, under_torch = map(python_functions, (fused_a2a, epmoe.torch))
+    more = {name: n - plain[name] for name, n in under_torch.items()}
+    assert all(n <= MOST_MORE[name] for name, n in more.items()), more
+
+
+def check_memory_comes_back_when_the_last_tensor_over_it_has_ended():
+    calls = Calls(epmoe.torch)
+    calls.handle = calls.experts = None
+    before = calls.lent()
+    assert before == [(0, False)] * 2, before
+    rows, ids, probs, counts, handle = calls.dispatch()
+    calls.handle = None
+    del handle
+    address, part = ids.data_ptr(), ids.detach()[1:]
+    del rows, ids, probs
+    assert calls.lent()[0][1], "a part of the ids is kept"
+    assert part.data_ptr() == address + 8 * 8
+    per_expert = counts.data
+    del counts, part
+    assert calls.lent()[0][0] > 0 and not calls.lent()[0][1], "counts are kept, rows are not"
+    del per_expert
+    assert calls.lent() == before
+    calls.close()
+
+
+class Zeros(TorchDispatchMode):
+    """Counts tensors of zeros that torch makes."""
+
+    n = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.n += "zero" in str(function) or function is torch.ops.aten.new_zeros.default
+        return function(*args, **(kwargs or {}))
+
+
+def check_a_backward_makes_no_zeros_for_what_has_no_gradient():
+    calls = Calls(epmoe.torch)
+    for probs_too, most in ((False, 0), (True, 1)):
+        calls.x = calls.x.detach().requires_grad_()
+        calls.probs = calls.probs.detach().requires_grad_(probs_too)
+        rows, *_ = calls.dispatch()
+        with Zeros() as zeros:
+            rows.backward(torch.ones_like(rows))
+        assert zeros.n == most, zeros.n
+        assert (calls.probs.grad is not None) == probs_too and calls.x.grad is not None
+        assert not probs_too or not calls.probs.grad.any()
+        del rows, _
+    calls.close()
+
+
+if __name__ == "__main__":
+    for check in sys.argv[1:]:
+        print(check, flush=True)
+        globals()[check]()
