@@ -6,7 +6,6 @@ from epmoe.fused_a2a.launches import RankCall, at, borrowed
 from epmoe.fused_a2a.pool import align
 from epmoe.host.lending import Arrangement
 from epmoe.kernels.rows import combine_kernel
-from epmoe.kernels.rows.few import windows
 
 X, PROBS, CAPACITY, PLACES = map(at, ("x", "probs", "capacity", "places"))
 MADE = {"out": "x", "out_probs": "probs"}
@@ -59,7 +58,6 @@ class ReturnPlan:
             self.facts,
             staging_bytes=of_rows + of_probs * shape.has_probs,
             flag_rows=capacity,
-            window_bytes=windows.bytes_for(shape),
             **buffer.launches.window_bytes(shape),
         )
         kernel, self.staging_at = combine_kernel(shape), buffer.pool_layout.staging_at

@@ -352,20 +352,12 @@ ROWS_WORLDS = (
         crowded=True,
     ),
     RowsWorld(
-        "few rows by expert, shared by four warps",
+        "few rows by expert, parts of a vector a lane",
         "hybrid",
         tokens=(2, 1),
         hidden=1288,
         limit=10,
         shape=(2, 256),
-    ),
-    RowsWorld(
-        "few rows by expert, shared by three warps",
-        "hybrid",
-        tokens=(1, 1),
-        hidden=520,
-        limit=8,
-        shape=(3, 96),
     ),
     RowsWorld("rows without signals", "rows", tokens=(4, 3), shape=(4, 64)),
     RowsWorld(

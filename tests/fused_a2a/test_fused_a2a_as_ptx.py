@@ -54,6 +54,7 @@ NEEDED = {
         r"st\.relaxed\.sys\.\S*u32",
     ],
     "hybrid cached dispatch": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, INPUT16, LOAD16],
+    "hybrid combine without signals": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, LOAD16, *VECTORS],
     "hybrid combine": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, LOAD16],
     "expand fp8": [LOAD16, STORE16],
     "move": [LOAD16, STORE16],
@@ -89,6 +90,8 @@ def test_no_local_memory_no_calls_no_double(ptx, name):
         assert not re.search(unwanted, ptx[name]), f"{name} has {unwanted}"
 
 
-@pytest.mark.parametrize("name", kernels(["expand fp8", "move", "hybrid combine"]))
+@pytest.mark.parametrize(
+    "name", kernels(["expand fp8", "move", "hybrid combine", "hybrid combine without signals"])
+)
 def test_what_peers_write_is_never_read_through_the_non_coherent_path(ptx, name):
     assert ".nc" not in ptx[name]

@@ -13,7 +13,7 @@ from epmoe.mutants.patches import edit_of
 from epmoe.mutants.pieces import Hunt, hunt_of_edits, runs_of_random
 from epmoe_ref.errors import EPValueError
 
-WINDOWS, RUNS = "rows/few/windows.py", "pairs/send_back.py"
+FEW, RUNS = "rows/few/dispatch.py", "pairs/send_back.py"
 BARRIER = "                    syncwarp()                      # the piece by all lanes, before lane 0 releases it\n"
 
 
@@ -76,13 +76,13 @@ def test_paths_begin_anywhere(path, context):
 def test_of_files_with_the_same_name_it_is_the_one_that_fits():
     old = next(
         line
-        for line in edited_kernels.source_of(WINDOWS).splitlines(True)
-        if "syncthreads()" in line
+        for line in edited_kernels.source_of(FEW).splitlines(True)
+        if "# zeros before sums" in line
     )
     new = old.replace("syncthreads()", "pass")
-    assert list(edit_of("x", diff(WINDOWS, old, new, "windows.py")).edits) == [WINDOWS]
-    both = diff(WINDOWS, old, new) + diff(RUNS, BARRIER, "")
-    assert set(edit_of("x", both).edits) == {WINDOWS, RUNS}
+    assert list(edit_of("x", diff(FEW, old, new, "dispatch.py")).edits) == [FEW]
+    both = diff(FEW, old, new) + diff(RUNS, BARRIER, "")
+    assert set(edit_of("x", both).edits) == {FEW, RUNS}
     file = "rows/dispatch.py"
     old = next(
         line
@@ -196,9 +196,7 @@ def test_worlds_that_run_the_lines_come_first():
         "rows, absent peer",
     )
     few = edit_of("few", diff("pairs/few_tokens.py", "# and zeros before sums\n", "# zeros\n"))
-    rows = edit_of(
-        "rows", diff(WINDOWS, "# the stores of all warps, before one warp releases them\n", "\n")
-    )
+    rows = edit_of("rows", diff("rows/few/by_expert.py", "# behind the barriers of these\n", "\n"))
     assert hunt.worlds_of(rows.lines, names) == [of_rows]
     coverage = hunt.cover_lines(InTurn(), [few, rows], names)
     assert coverage.running(few) == [small] and coverage.beside(few) == []

@@ -1,7 +1,7 @@
 """Combine of rows: each rank pushes its rows back to the ranks of their tokens, which sum them by token.
 
 1. The notify warp announces where this rank's returned rows must be written. Each (token, rank) has its own place.
-2. Small batches need not wait for that: few/combine.py, expert-major few/windows.py.
+2. Small batches need not wait for that (few/combine.py).
 3. Pushing (push.py): some of the blocks send row by row, with a flag for each part of a row. In expert-major, a row
    is the sum over the local experts, rounded once.
 4. Reducing (reduce.py): the other blocks meanwhile, and all blocks when nothing is left to push. Each part of a token
@@ -18,7 +18,6 @@ from . import announce, copy, mailbox, push, reduce
 from . import call as calls
 from .call import Call, is_last_thread, is_leader, is_notify_warp
 from .few import combine as few_rows
-from .few import windows
 from .shape import BLOCK, CACHED
 from .wait import ROWS_COMBINE
 
@@ -45,9 +44,9 @@ def combine_kernel(shape):
     announce_places, load_counts = announce.early(shape, "without_counts"), announce.load_counts(shape)
     await_announcements = announce.awaiting(shape, ROWS_COMBINE, "without_counts")
     flags = copy.flags(shape, ROWS_COMBINE, shape.n_vectors, shape.tuning.return_parts)
-    has_few = bool(shape.expert_major or shape.lamport)
+    has_few = bool(shape.lamport)
     if has_few:
-        few = (windows if shape.expert_major else few_rows).combining(shape, flags, mark)
+        few = few_rows.combining(shape, mark)
     pushing_blocks, push_rows, reduce_rows = pushing(shape), push.make(shape, flags), reduce.make(shape, flags)
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)

@@ -45,7 +45,8 @@ def dispatch_kernel(shape):
     allocate, number_rows = layout.allocating(shape), numbering(shape, mark)
     has_few = bool(shape.few or shape.lamport)
     if has_few:
-        few = (by_expert if shape.expert_major else few_rows).dispatching(shape, mark, number_rows)
+        few = (by_expert.dispatching(shape, mark, number_rows) if shape.expert_major
+               else few_rows.dispatching(shape, mark))
     await_announcements, sends = announce.awaiting(shape, ROWS_DISPATCH, "note"), calls.sends(shape)
     send_rows, arrive = moving(shape, mark, layout.counter(shape, ROWS_DISPATCH))
     record, has_room = handle.recording(shape, ROWS_DISPATCH), mailbox.reading(shape.n_ranks).has_room

@@ -1,6 +1,6 @@
 """Pushes rows back to their tokens' ranks; expert-major rows are summed over local experts first."""
 
-from epmoe.device import (device_fn, grid_dim, i32, lane_id, load_i32, load_u32, store_u32, u32, u64,
+from epmoe.device import (device_fn, grid_dim, i32, lane_id, load_i32, load_u32, store16, store_u32, u32, u64,
                           warp_broadcast_i32, warp_broadcast_u64)
 
 from . import call as calls
@@ -15,17 +15,18 @@ def n_targets_of(shape):
     return shape.n_ranks - shape.keeps_own
 
 
-def of_part(shape):
+def of_part(shape, store=store16):
     """Device functions by which a warp pushes one part of a row: namespace.
 
     unit(my_rank, unit, n_parts) -> (part, number among the rows for a rank, that rank) of a unit of work: the first
     rows of all ranks first, so that tokens become whole one after another. row(params, row, to, first, end, lane): its
-    vectors [first, end) to the row at `to`. probs(params, row, to, lane): the row's numbers to the address `to`.
+    vectors [first, end) to the row at `to`, stored by `store`. prob(params, row, i): the row's i-th number (bits).
     """
-    ranks, local, row_bytes, n_meta = shape.n_ranks, shape.n_local_experts, shape.row_bytes, shape.n_meta
-    expert_major, n_targets, rows = shape.expert_major, max(n_targets_of(shape), 1), copying(read_only=True)
+    ranks, row_bytes, n_meta = shape.n_ranks, shape.row_bytes, shape.n_meta
+    expert_major, n_targets = shape.expert_major, max(n_targets_of(shape), 1)
+    rows = copying(read_only=True, store=store)
     if expert_major:
-        sum_row = reduce.sum_of_experts(shape)
+        sum_row = reduce.sum_of_experts(shape, store)
 
     @device_fn
     def unit_of(my_rank, unit, n_parts):
@@ -41,24 +42,18 @@ def of_part(shape):
             rows.copy(params[p.x] + u64(row) * u64(row_bytes), to, u32(1), i32(0), first, end, lane)
 
     @device_fn
-    def push_probs(params, row, to, lane):
-        """As they are, or, expert-major, those of its experts' rows, 0 where it has none."""
-        i = i32(lane)
-        while i < n_meta:
-            src, there = i32(0), True
-            if expert_major:
-                src = i32(load_i32(params[p.expert_row] + u64(4) * (u64(row) * u64(local) + u64(i))))
-                there = src >= 0
-            value = u32(0)
-            if there:
-                at = u64(src)
-                if not expert_major:
-                    at = u64(row) * u64(n_meta) + u64(i)
-                value = u32(load_u32(params[p.probs] + u64(4) * at))
-            store_u32(to + u64(4) * u64(i), value)
-            i = i32(i + 32)
+    def prob(params, row, i):
+        """As it is, or, expert-major, that of the row of its i-th local expert, 0 if there is none."""
+        at, there = u64(row) * u64(n_meta) + u64(i), True
+        if expert_major:
+            expert_row = i32(load_i32(params[p.expert_row] + u64(4) * at))
+            at, there = u64(expert_row), expert_row >= 0
+        value = u32(0)
+        if there:
+            value = u32(load_u32(params[p.probs] + u64(4) * at))
+        return value
 
-    return namespace("push", unit=unit_of, row=push_row, probs=push_probs)
+    return namespace("push", unit=unit_of, row=push_row, prob=prob)
 
 
 def make(shape, flags):
@@ -97,7 +92,10 @@ def make(shape, flags):
                 part_of_row.row(params, row, u64(to + u64(to_row) * u64(row_bytes)), a, b, lane)
                 if has_probs and part == 0:
                     to_probs = u64(warp_broadcast_u64(probs_at, source)) + u64(4) * u64(to_row) * u64(n_meta)
-                    part_of_row.probs(params, row, to_probs, lane)
+                    i = i32(lane)
+                    while i < n_meta:
+                        store_u32(to_probs + u64(4) * u64(i), part_of_row.prob(params, row, i))
+                        i = i32(i + 32)
                 if whole:
                     flags.raise_row(call, source, to_row, n_parts, lane)
                 else:

@@ -36,11 +36,11 @@ def gather(places, kept, n, lane):
     return kept, n
 
 
-def sum_of_rows(dtype):
+def sum_of_rows(dtype, store16=store16):
     """Device function sum_rows(places, n, to, first, end, lane): a warp, for "bf16", "fp16" or "fp32".
 
     The sum, from +0.0, of the vectors [first, end) of the rows in the first n lanes, in their order, stored in the row
-    at `to`.
+    at `to` by `store16`.
     """
     numbers = elements.make(dtype)
     zeros, add, pack = numbers.zeros, numbers.add, numbers.pack
@@ -137,13 +137,13 @@ def sum_of_rows(dtype):
     return sum_rows
 
 
-def sum_of_experts(shape):
+def sum_of_experts(shape, store16=store16):
     """Device function sum_row(params, row, to, first, end, lane): vectors [first, end) of the sum over local experts.
 
     float32 from +0.0, experts ascending, rounded once, stored at `to`. Experts without a row of this token are not
     read.
     """
-    numbers, sum_rows = elements.make(shape.dtype), sum_of_rows(shape.dtype)
+    numbers, sum_rows = elements.make(shape.dtype), sum_of_rows(shape.dtype, store16)
     zeros, add, pack = numbers.zeros, numbers.add, numbers.pack
     local, row_bytes = shape.n_local_experts, shape.row_bytes
 

@@ -36,7 +36,6 @@ class Tuning:
     window_experts: int = 512       # whose bits a block has room for, in shared memory
     window_word: int = 32           # tokens whose bits a word holds, at most 32
     window_word_of_few: int = 8     # tokens of a word that are looked at together, if there are no more
-    window_shares: int = 4          # warps that share a part of a row in combine; one token: 15.0 us, 19.5 with 1
 
     def __post_init__(self):
         if self.lamport_tokens > 128:

@@ -288,7 +288,7 @@ def dispatching(shape, mark, number_rows):
     await_tokens = announce.awaiting(shape, ROWS_DISPATCH, "tokens", acquires=False)
     may_end, mark_own = announce.closing(shape, ROWS_DISPATCH, "note"), stamps.by_caller(BLOCK, trace)
     look_at_ranks, number_few, write = routing.ranks_of_token(shape), layout.numbering_few(shape), handle.writing(shape)
-    bits, placing, into = places.telling(shape), places.placing(shape), windows.make(shape, ROWS_DISPATCH, wait.see_flag)
+    bits, placing, into = places.telling(shape), places.placing(shape), windows.make(shape)
     probs = _probs(shape, bits, placing)
     sending, receiving = _sending(shape, into, probs), _receiving(shape, into, placing, probs)
 

@@ -1,5 +1,5 @@
 """Combine of small batches without signals: rows are pushed as soon as they are read, and summed as they arrive
-(lamport.py).
+(lamport.py). In expert-major, what is pushed is the sum over the local experts, also to this rank itself.
 """
 
 from epmoe.device import (add_rn, device_fn, f32, f32_as_u32, i32, lane_id, load16, load_i32, load_u32, store16,
@@ -10,21 +10,20 @@ from ...lamport import store_row
 from .. import announce, mailbox, push
 from .. import call as calls
 from ..bits import largest, of_lane_before, split, warps_of_rank
-from ..copy import BATCH, copying, fewest_parts, parts
+from ..copy import fewest_parts, parts
 from ..shape import VECTOR, namespace, p
 from ..wait import ROWS_COMBINE
 from . import lamport
 
 
 def _pushing(shape):
-    """Device function push(call, notes): this warp's share of the rows of other ranks.
+    """Device function push(call, notes): this warp's share of the rows that this rank received.
 
     Of all of them the first rows first, so that tokens become whole one after another. By all blocks but the last.
     """
-    ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
-    mail, at, unit_of = mailbox.reading(ranks), lamport.places(shape), push.of_part(shape).unit
-    spans, fewest, n_targets = parts(shape.n_vectors), fewest_parts(shape), max(ranks - 1, 1)
-    rows_of, rows_to = copying(read_only=True), copying(read_only=True, store=store_row)
+    ranks, n_meta, has_probs, stays = shape.n_ranks, shape.n_meta, shape.has_probs, shape.keeps_own
+    mail, at, part_of_row = mailbox.reading(ranks), lamport.places(shape), push.of_part(shape, store_row)
+    spans, fewest, n_targets = parts(shape.n_vectors), fewest_parts(shape), max(push.n_targets_of(shape), 1)
 
     @device_fn
     def push_rows(call, notes):
@@ -32,27 +31,127 @@ def _pushing(shape):
         before = of_lane_before(ends)
         if lane < ranks:
             rows = at.rows(at.of(call.params, lane, call.my_rank), call.epoch)
-        here, x = i32(ends - before), call.params[p.x]
-        if lane == call.my_rank:
+        here = i32(ends - before)
+        if stays and lane == call.my_rank:
             here = i32(0)
         n_turns, (unit, warps) = i32(largest(here) * n_targets), warps_of_rank()
         n_parts = i32(max(fewest, spans.count(n_turns, warps)))
         while unit < n_turns * n_parts:
-            part, number, source = unit_of(call.my_rank, unit, n_parts)
+            part, number, source = part_of_row.unit(call.my_rank, unit, n_parts)
             row, (a, b) = i32(warp_broadcast_i32(before, source) + number), spans.span(part, n_parts)
-            if number >= warp_broadcast_i32(here, source):
-                part, a = i32(-1), b
             to = at.row(warp_broadcast_u64(rows, source), number)
-            while a < b:
-                batch = rows_of.load(x + u64(row) * u64(row_bytes), a, b, lane)
-                rows_to.store(batch, to, u32(1), i32(0), a, b, lane)
-                a = i32(a + BATCH)
-            if has_probs and part == 0 and lane < n_meta:
-                probs = call.params[p.probs] + u64(4) * (u64(row) * u64(n_meta) + u64(lane))
-                lamport.put(at.word(to, lane), load_u32(probs), call.epoch)
+            if number < warp_broadcast_i32(here, source):
+                if a < b:
+                    part_of_row.row(call.params, row, to, a, b, lane)
+                i = i32(lane)
+                while has_probs and part == 0 and i < n_meta:
+                    lamport.put(at.word(to, i), part_of_row.prob(call.params, row, i), call.epoch)
+                    i = i32(i + 32)
             unit = i32(unit + warps)
 
     return push_rows
+
+
+def _taking(shape, address, n, take):
+    """Device function (call, rows, rank, i) -> (whether all arrived, value i of the rows of four ranks from `rank` on).
+
+    address(row, i): of a value, one of n. take(call, rank, at): of four addresses. What is not awaited has address 0:
+    of this rank's own row that stays, of a rank without the row, of values behind the n-th.
+    """
+    ranks, stays = shape.n_ranks, shape.keeps_own
+
+    @device_fn
+    def awaited_at(call, rows, rank, i):
+        row, there = u64(0), u64(0)
+        if rank < ranks and not (stays and rank == call.my_rank):
+            row = u64(warp_broadcast_u64(rows, rank))
+        if row != u64(0) and i < n:
+            there = address(row, i)
+        return there
+
+    @device_fn
+    def take_four(call, rows, rank, i):
+        return take(call, rank, (awaited_at(call, rows, rank, i), awaited_at(call, rows, i32(rank + 1), i),
+                                 awaited_at(call, rows, i32(rank + 2), i), awaited_at(call, rows, i32(rank + 3), i)))
+
+    return take_four
+
+
+def _adding(shape, add):
+    """Device function (call, total, rows, rank, own, four): of four ranks, those that have the row are added in turn.
+
+    own: what stands for a value of this rank's own row, where that stays. add(total, value).
+    """
+    ranks, stays = shape.n_ranks, shape.keeps_own
+
+    @device_fn
+    def added(call, total, rows, rank, own, value):
+        if rank < ranks:
+            if warp_broadcast_u64(rows, rank) != u64(0):
+                if stays and rank == call.my_rank:
+                    value = own
+                total = add(total, value)
+        return total
+
+    @device_fn
+    def add_four(call, total, rows, rank, own, four):
+        total = added(call, total, rows, rank, own, four[0])
+        total = added(call, total, rows, i32(rank + 1), own, four[1])
+        total = added(call, total, rows, i32(rank + 2), own, four[2])
+        return added(call, total, rows, i32(rank + 3), own, four[3])
+
+    return add_four
+
+
+def _returning_probs(shape, take):
+    """Device function (call, rows, token, own_row, lane) -> whether all arrived: out_probs of a token, by a warp.
+
+    Slot by slot the sum over the token's ranks ascending, from +0.0; expert-major each expert's number from its rank,
+    bit by bit, and zero for ranks that the token did not go to. rows: in lane r that of rank r, 0 for none.
+    """
+    ranks, local, n_meta, n_experts = shape.n_ranks, shape.n_local_experts, shape.n_meta, shape.n_experts
+    add_four = _adding(shape, device_fn(lambda total, prob: add_rn(total, u32_as_f32(prob))))
+    take_words = device_fn(lambda call, rank, at: take.words(call, rank, i32(1), at))
+    take_four = _taking(shape, lamport.places(shape).word, n_meta, take_words)
+
+    @device_fn
+    def sum_probs(call, rows, token, own_row, lane):
+        total, rank, ok, own = f32(0), i32(0), True, u32(0)
+        if own_row >= 0 and lane < n_meta:
+            probs = call.params[p.probs]
+            own = u32(load_u32(probs + u64(4) * (u64(own_row) * u64(n_meta) + u64(lane))))
+        while ok and rank < ranks:
+            ok, four = take_four(call, rows, rank, lane)
+            total = add_four(call, total, rows, rank, own, four)
+            rank = i32(rank + 4)
+        if ok and lane < n_meta:
+            out = call.params[p.out_probs] + u64(4) * (u64(token) * u64(n_meta) + u64(lane))
+            store_u32(out, f32_as_u32(total))
+        return ok
+
+    @device_fn
+    def store_prob(call, token, rank, expert, prob):
+        if rank < ranks and expert < local:
+            i = u64(token) * u64(n_experts) + u64(i32(rank * local + expert))
+            store_u32(call.params[p.out_probs] + u64(4) * i, prob)
+
+    @device_fn
+    def copy_probs(call, rows, token, own_row, lane):
+        rank, ok = i32(0), True
+        while ok and rank < ranks:
+            expert = i32(lane)
+            while ok and expert - lane < local:
+                ok, four = take_four(call, rows, rank, expert)
+                if ok:
+                    store_prob(call, token, rank, expert, four[0])
+                    store_prob(call, token, i32(rank + 1), expert, four[1])
+                    store_prob(call, token, i32(rank + 2), expert, four[2])
+                    store_prob(call, token, i32(rank + 3), expert, four[3])
+                expert = i32(expert + 32)
+            rank = i32(rank + 4)
+        return ok
+
+    return copy_probs if shape.expert_major else sum_probs
 
 
 def _reducing(shape):
@@ -60,88 +159,38 @@ def _reducing(shape):
 
     A warp sums 32 vectors of a token, a lane one of them; over ranks ascending, from +0.0, rounded once.
     """
-    ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
+    ranks, row_bytes, has_probs, stays = shape.n_ranks, shape.row_bytes, shape.has_probs, shape.keeps_own
     mail, at, take, numbers = (mailbox.reading(ranks), lamport.places(shape), lamport.taking(ROWS_COMBINE),
                                elements.make(shape.dtype))
-    zeros, add, pack, n_vectors = numbers.zeros, numbers.add, numbers.pack, shape.n_vectors
-    n_pieces = -(-n_vectors // 32)
-
-    def awaited(address, n):
-        """Device function (rows, rank, my_rank, i) -> addresses of value i of the rows of four ranks from `rank` on.
-
-        0 where none is awaited: of this rank itself, of a rank without the row, of values behind the n-th.
-        """
-        @device_fn
-        def awaited_at(rows, rank, my_rank, i):
-            row, there = u64(0), u64(0)
-            if rank < ranks and rank != my_rank:
-                row = u64(warp_broadcast_u64(rows, rank))
-            if row != u64(0) and i < n:
-                there = address(row, i)
-            return there
-
-        @device_fn
-        def four_awaited(rows, rank, my_rank, i):
-            return (awaited_at(rows, rank, my_rank, i), awaited_at(rows, i32(rank + 1), my_rank, i),
-                    awaited_at(rows, i32(rank + 2), my_rank, i), awaited_at(rows, i32(rank + 3), my_rank, i))
-
-        return four_awaited
-
-    vectors_of, words_of = awaited(at.vector, n_vectors), awaited(at.word, n_meta)
+    zeros, pack, n_vectors, n_pieces = numbers.zeros, numbers.pack, shape.n_vectors, -(-shape.n_vectors // 32)
+    add_four, return_probs = _adding(shape, numbers.add), _returning_probs(shape, take)
 
     @device_fn
-    def added(sums, rows, rank, my_rank, own, vector):
-        """The sums, and a rank's vector if it has one."""
-        if rank < ranks:
-            if warp_broadcast_u64(rows, rank) != u64(0):
-                if rank == my_rank:
-                    vector = own
-                sums = add(sums, vector)
-        return sums
+    def take_vectors(call, rank, addresses):
+        ok, _, vectors = take.vectors(call, rank, i32(1), u64(0), addresses)
+        return ok, vectors
+
+    take_four = _taking(shape, at.vector, n_vectors, take_vectors)
 
     @device_fn
-    def added_prob(total, rows, rank, my_rank, own, prob):
-        if rank < ranks:
-            if warp_broadcast_u64(rows, rank) != u64(0):
-                if rank == my_rank:
-                    prob = own
-                total = add_rn(total, u32_as_f32(prob))
-        return total
+    def own_vector(call, rows, vector):
+        q, mine = (u32(0), u32(0), u32(0), u32(0)), u64(0)
+        if stays:
+            mine = u64(warp_broadcast_u64(rows, call.my_rank))
+        if mine != u64(0):
+            q = load16(mine + u64(VECTOR) * u64(min(vector, i32(n_vectors - 1))))
+        return q
 
     @device_fn
     def sum_piece(call, rows, out, vector):
-        sums, rank, ok, own, me = zeros(), i32(0), True, (u32(0), u32(0), u32(0), u32(0)), call.my_rank
-        mine = u64(warp_broadcast_u64(rows, me))
-        if mine != u64(0):
-            own = load16(mine + u64(VECTOR) * u64(min(vector, i32(n_vectors - 1))))
+        sums, rank, ok, own = zeros(), i32(0), True, own_vector(call, rows, vector)
         while ok and rank < ranks:
-            ok, _, q = take.vectors(call, rank, i32(1), u64(0), vectors_of(rows, rank, me, vector))
-            sums = added(sums, rows, rank, me, own, q[0])
-            sums = added(sums, rows, i32(rank + 1), me, own, q[1])
-            sums = added(sums, rows, i32(rank + 2), me, own, q[2])
-            sums = added(sums, rows, i32(rank + 3), me, own, q[3])
+            ok, four = take_four(call, rows, rank, vector)
+            sums = add_four(call, sums, rows, rank, own, four)
             rank = i32(rank + 4)
         s = pack(sums)
         if ok and vector < n_vectors:
             store16(out + u64(VECTOR) * u64(vector), s[0], s[1], s[2], s[3])
-        return ok
-
-    @device_fn
-    def sum_probs(call, rows, token, own_row, lane):
-        total, rank, ok, own, me = f32(0), i32(0), True, u32(0), call.my_rank
-        if own_row >= 0 and lane < n_meta:
-            probs = call.params[p.probs]
-            own = u32(load_u32(probs + u64(4) * (u64(own_row) * u64(n_meta) + u64(lane))))
-        while ok and rank < ranks:
-            ok, w = take.words(call, rank, i32(1), words_of(rows, rank, me, lane))
-            total = added_prob(total, rows, rank, me, own, w[0])
-            total = added_prob(total, rows, i32(rank + 1), me, own, w[1])
-            total = added_prob(total, rows, i32(rank + 2), me, own, w[2])
-            total = added_prob(total, rows, i32(rank + 3), me, own, w[3])
-            rank = i32(rank + 4)
-        if ok and lane < n_meta:
-            out = call.params[p.out_probs] + u64(4) * (u64(token) * u64(n_meta) + u64(lane))
-            store_u32(out, f32_as_u32(total))
         return ok
 
     @device_fn
@@ -157,19 +206,19 @@ def _reducing(shape):
                 row = i32(load_i32(params[p.row_of] + u64(4) * u64(token * ranks + lane)))
             if row >= 0:
                 rows = at.row(windows, row)
-                if lane == call.my_rank:        # as this rank received it, in its own array
+                if stays and lane == call.my_rank:      # as this rank received it, in its own array
                     row = i32(row + before)
                     rows = u64(params[p.x] + u64(row) * u64(row_bytes))
             ok = sum_piece(call, rows, params[p.out] + u64(token) * u64(row_bytes), i32(32 * piece + lane))
             if ok and has_probs and piece == 0:
-                ok = sum_probs(call, rows, token, i32(warp_broadcast_i32(row, call.my_rank)), lane)
+                ok = return_probs(call, rows, token, i32(warp_broadcast_i32(row, call.my_rank)), lane)
             unit = i32(unit + warps)
         return ok
 
     return reduce
 
 
-def combining(shape, flags, mark):
+def combining(shape, mark):
     """Device functions: namespace. fits(notes): whether rows of this call travel so, the same on all ranks.
 
     combine(call, notes): the rest of the call, of every block. Every block but the leader block pushes, and then

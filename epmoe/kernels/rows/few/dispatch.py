@@ -108,8 +108,8 @@ def _counts(shape):
     return count
 
 
-def dispatching(shape, mark, number_rows):
-    """Device functions: namespace. fits(num_tokens): whether this rank has few tokens. number_rows: of dispatch.py.
+def dispatching(shape, mark):
+    """Device functions: namespace. fits(num_tokens): whether this rank has few tokens.
 
     dispatch(call, begun, notes, scratch): of every block -> 0 if the call is over; else its number: some rank has many
     tokens, all ranks go on in the ordinary way, and this rank's rows are numbered and announced.
@@ -118,7 +118,8 @@ def dispatching(shape, mark, number_rows):
     announce_places = announce.early(shape, "places", marks=False)
     announce_facts = announce.early(shape, "facts", fences=False, counts_of=_counts(shape))
     announce_experts, all_few = announce.experts(shape), mailbox.all_few(shape.n_ranks, few, told=True)
-    await_note, await_facts = (announce.awaiting(shape, ROWS_DISPATCH, part) for part in ("note", "facts"))
+    await_note = announce.awaiting(shape, ROWS_DISPATCH, "note")
+    await_facts = announce.awaiting(shape, ROWS_DISPATCH, "facts", acquires=False)
     mask_of_token, count_experts = routing.mask_by_thread(shape), routing.experts_of_ids(shape)
     bits_of, number_few, tokens_of_block = _bits_of_tokens(shape), layout.numbering_few(shape), layout.tokens_of(shape)
     rows, record = send.make(shape, _number_in_bits(shape)), handle.recording(shape, ROWS_DISPATCH)
@@ -153,7 +154,6 @@ def dispatching(shape, mark, number_rows):
     @device_fn
     def lead(call, notes, scratch):
         """The leader block announces experts' counts, records those of all ranks, and ends the call."""
-        number_rows(call, scratch)
         sum_experts(call, scratch)
         announce_experts(call, scratch.experts, 0)
         if not await_note(call, notes):

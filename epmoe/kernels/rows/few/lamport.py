@@ -35,8 +35,11 @@ BLOCKS_A_TOKEN = 4      # of a launch of one or two tokens; of more, tuning.lamp
 
 
 def suit(shape):
-    """Whether the rows of a kernel may travel so, if they are few: as they are, to be stored or summed as they come."""
-    moved = shape.expert_major or shape.expands or shape.encode or shape.by_world
+    """Whether the rows of a kernel may travel so, if they are few: as they are, to be stored or summed as they come.
+
+    Expert-major ones do in combine, which sends no places.
+    """
+    moved = shape.expert_major and shape.has_meta or shape.expands or shape.encode or shape.by_world
     return not moved and _bytes_of(shape) <= shape.tuning.lamport_bytes
 
 
@@ -58,8 +61,7 @@ def n_parts_of(shape):
 
 def words_with(shape):
     """Words of a row's metadata: ids, probs, scales; in this order, after the row."""
-    slots = shape.top_k * shape.has_meta
-    return slots, shape.top_k * shape.has_probs, shape.scale_words
+    return shape.top_k * shape.has_meta, shape.n_meta * shape.has_probs, shape.scale_words
 
 
 def _bytes_of_row(shape):
