@@ -171,8 +171,16 @@ def columns(shape, phase):
     return namespace("columns", tell=tell, sum_up=sum_up)
 
 
-def _tokens_of_warp(unit):
-    """Device function (first, end) -> [start, stop) of the tokens of this warp, whole units of them where it can be."""
+def _over_tokens_of_warp(shape, unit, walk):
+    """Device functions (count, number) over a block's tokens [first, end), of which each warp takes whole units.
+
+    walk(writes): device function (params, tokens, numbered) -> rows numbered, in lane r those for rank r, behind the
+    tokens [start, stop); it writes row_of if `writes`.
+    count(params, first, end, by_warp): by_warp [warp, rank], the warp's tokens for a rank. number(params, first, end,
+    by_warp, before): writes row_of; by_warp holds those of the warps before, before[rank] those of the blocks before.
+    """
+    ranks, walk_only, walk_and_write = shape.n_ranks, walk(False), walk(True)
+
     @device_fn
     def tokens_of_warp(first, end):
         units = divided_up(i32(end - first), unit)
@@ -180,108 +188,75 @@ def _tokens_of_warp(unit):
         start = i32(min(i32(first + warp_id() * a_warp), end))
         return start, i32(min(i32(start + a_warp), end))
 
-    return tokens_of_warp
-
-
-def _by_warp(ranks):
-    """Device functions over by_warp [warp, rank]: keep(by_warp, seen), begin(by_warp, before) -> first number.
-
-    A warp's, in lane r of the tokens for rank r.
-    """
     @device_fn
-    def keep(by_warp, seen):
+    def count(params, first, end, by_warp):
+        seen = walk_only(params, tokens_of_warp(first, end), i32(0))
         if lane_id() < ranks:
             by_warp[warp_id() * ranks + lane_id()] = seen
 
     @device_fn
-    def begin(by_warp, before):
-        number = i32(0)
+    def number(params, first, end, by_warp, before):
+        begin = i32(0)
         if lane_id() < ranks:
-            number = i32(before[lane_id()] + by_warp[warp_id() * ranks + lane_id()])
-        return number
+            begin = i32(before[lane_id()] + by_warp[warp_id() * ranks + lane_id()])
+        walk_and_write(params, tokens_of_warp(first, end), begin)
 
-    return keep, begin
+    return count, number
 
 
 def _numbering_ids(shape):
-    """Device functions (count, number) over a block's tokens [first, end) with ids, one thread for each.
+    """_over_tokens_of_warp for tokens with ids, one thread for each."""
+    ranks, mask_of_token = shape.n_ranks, routing.mask_by_thread(shape)
 
-    count(ids, first, end, by_warp): by_warp [warp, rank], the warp's tokens for a rank; ids: their address.
-    number(params, first, end, by_warp, before): writes row_of; by_warp holds those of the warps before,
-    before[rank] those of the blocks before.
-    """
-    ranks, mask_of_token, tokens_of_warp = shape.n_ranks, routing.mask_by_thread(shape), _tokens_of_warp(32)
-    keep, begin = _by_warp(ranks)
-
-    @device_fn
-    def mask_before(ids, token, stop):
-        mask = u32(0)
-        if token < stop:
-            mask = u32(mask_of_token(ids, token))
-        return mask
-
-    @device_fn
-    def count(ids, first, end, by_warp):
-        lane, seen = i32(lane_id()), i32(0)
-        token, stop = tokens_of_warp(first, end)
-        while token < stop:
-            mask, rank = mask_before(ids, i32(token + lane), stop), i32(0)
-            while rank < ranks:
-                n = i32(popc(lanes_for(mask, rank)))
-                if lane == rank:
-                    seen = i32(seen + n)
-                rank = i32(rank + 1)
-            token = i32(token + 32)
-        keep(by_warp, seen)
-
-    @device_fn
-    def number(params, first, end, by_warp, before):
-        lane, next_row, rows = i32(lane_id()), begin(by_warp, before), params[p.row_of]
-        token, stop = tokens_of_warp(first, end)
-        while token < stop:
-            mask, rank = mask_before(params[p.ids], i32(token + lane), stop), i32(0)
-            while rank < ranks:
-                go, row = lanes_for(mask, rank), i32(-1)
-                start = i32(shfl_idx(next_row, rank))
-                if has(go, lane):
-                    row = i32(start + popc(u32(go & below(lane))))
+    def walk(writes):
+        @device_fn
+        def walk_ids(params, tokens, numbered):
+            lane, (token, stop) = i32(lane_id()), tokens
+            while token < stop:
+                mask, rank = u32(0), i32(0)
                 if token + lane < stop:
-                    store_i32(rows + u64(4) * u64(i32(token + lane) * ranks + rank), row)
-                if lane == rank:
-                    next_row = i32(next_row + popc(go))
-                rank = i32(rank + 1)
-            token = i32(token + 32)
+                    mask = u32(mask_of_token(params[p.ids], i32(token + lane)))
+                while rank < ranks:
+                    go = lanes_for(mask, rank)
+                    if writes:
+                        row, start = i32(-1), i32(shfl_idx(numbered, rank))
+                        if has(go, lane):
+                            row = i32(start + popc(u32(go & below(lane))))
+                        if token + lane < stop:
+                            at = u64(4) * u64(i32(token + lane) * ranks + rank)
+                            store_i32(params[p.row_of] + at, row)
+                    n = i32(popc(go))
+                    if lane == rank:
+                        numbered = i32(numbered + n)
+                    rank = i32(rank + 1)
+                token = i32(token + 32)
+            return numbered
 
-    return count, number
+        return walk_ids
+
+    return _over_tokens_of_warp(shape, 32, walk)
 
 
 def _numbering_map(shape):
-    """The same for tokens of a routing map, one warp for each."""
-    ranks, mask_of, tokens_of_warp = shape.n_ranks, routing.mask_of_map(shape), _tokens_of_warp(1)
-    keep, begin = _by_warp(ranks)
+    """_over_tokens_of_warp for tokens of a routing map, one warp for each."""
+    ranks, mask_of = shape.n_ranks, routing.mask_of_map(shape)
 
-    @device_fn
-    def count(ids, first, end, by_warp):
-        lane, seen = i32(lane_id()), i32(0)
-        token, stop = tokens_of_warp(first, end)
-        while token < stop:
-            seen = i32(seen + i32(u32(u32(mask_of(ids, token, lane)) >> u32(lane)) & u32(1)))
-            token = i32(token + 1)
-        keep(by_warp, seen)
-
-    @device_fn
-    def number(params, first, end, by_warp, before):
-        lane, next_row, rows = i32(lane_id()), begin(by_warp, before), params[p.row_of]
-        token, stop = tokens_of_warp(first, end)
-        while token < stop:
-            mask, row = u32(mask_of(params[p.ids], token, lane)), i32(-1)
-            if lane < ranks:
+    def walk(writes):
+        @device_fn
+        def walk_map(params, tokens, numbered):
+            lane, (token, stop) = i32(lane_id()), tokens
+            while token < stop:
+                mask, row = u32(mask_of(params[p.ids], token, lane)), i32(-1)
                 if has(mask, lane):
-                    row, next_row = next_row, i32(next_row + 1)
-                store_i32(rows + u64(4) * u64(token * ranks + lane), row)
-            token = i32(token + 1)
+                    row, numbered = numbered, i32(numbered + 1)
+                if writes and lane < ranks:
+                    store_i32(params[p.row_of] + u64(4) * u64(token * ranks + lane), row)
+                token = i32(token + 1)
+            return numbered
 
-    return count, number
+        return walk_map
+
+    return _over_tokens_of_warp(shape, 1, walk)
 
 
 def numbering_few(shape):
@@ -423,7 +398,7 @@ def make(shape, phase):
             of_map.count(ids, first, end, scratch.experts)
         else:
             clear(scratch.experts, n_experts)   # number() counts them
-        count_ranks(ids, first, end, scratch.by_warp)
+        count_ranks(call.params, first, end, scratch.by_warp)
         epoch = calls.epoch_of(begun)           # and the counts of all warps
         if epoch == u64(0):
             return epoch
