@@ -26,7 +26,6 @@ EXPLAINED = {  # name of a number, or a whole comparison -> why worlds stay on o
     "MAX_TOP_K": "above it the host refuses",
     "MOST_PLANS": "memory of the host",
     "WARP": "below it the host refuses",
-    "start + LANES < n_chunks": "in KernelFormat.encode, which no kernel calls",
     "min(i32(u32(end + A_SCALE - 1) // u32(A_SCALE)), n_scales)": "a row has no vectors behind those of its scales",
     "lamport_bytes": "64 MiB of windows are too many for a world",
     "lamport_tokens": "where the host asks: the ranks of the simulator share one kernel",

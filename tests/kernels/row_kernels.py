@@ -25,9 +25,9 @@ POISON = 0xCD
 THREADS = 64 if device.SIM else 512
 
 
-def encode_kernel(fmt, row_bytes, n_parts=0):
-    """A warp a row; with n_parts it makes them one after another by encode_part, else the whole by encode."""
-    encode, encode_part, token_size = fmt.encode, fmt.encode_part, fmt.token_size
+def encode_kernel(fmt, row_bytes, n_parts=1):
+    """A warp a row, whose parts it makes one after another."""
+    encode_part, token_size = fmt.encode_part, fmt.token_size
 
     def encode_rows(params, num_tokens, my_rank):
         src = load_u64(params)
@@ -36,8 +36,6 @@ def encode_kernel(fmt, row_bytes, n_parts=0):
         while row < num_tokens:
             of_row, payload = src + u64(row) * u64(row_bytes), dst + u64(row) * u64(token_size)
             scale, part = load_f32(params + u64(16)), i32(0)
-            if n_parts == 0:
-                encode(of_row, payload, scale, lane_id())
             while part < n_parts:
                 encode_part(of_row, payload, scale, part, n_parts, lane_id())
                 part = i32(part + 1)
@@ -152,8 +150,8 @@ class Bench:
         params.free()
 
 
-def encode(cfg, bits, input_scale=1.0, seed=0, n_parts=0):
-    """The payload bytes [n, token_size] that the encoder makes of bf16 patterns [n, hidden], whole or in n_parts."""
+def encode(cfg, bits, input_scale=1.0, seed=0, n_parts=1):
+    """The payload bytes [n, token_size] that the encoder makes of bf16 patterns [n, hidden], in n_parts."""
     fmt, bench = formats.of(cfg), Bench(seed)
     n = bits.shape[0]
     src, dst = bench.put(bits, "rows"), bench.room(n * fmt.token_size, "payloads")

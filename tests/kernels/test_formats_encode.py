@@ -31,7 +31,7 @@ def config(token_format, hidden, **options):
     return EPConfig(1, 4, 2, hidden, 16, token_format=token_format, **options)
 
 
-def agree(cfg, bits, input_scale=1.0, n_parts=0):
+def agree(cfg, bits, input_scale=1.0, n_parts=1):
     got, expected = (
         encode(cfg, bits, input_scale, n_parts=n_parts),
         payloads(cfg, bits, input_scale),

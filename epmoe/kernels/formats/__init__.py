@@ -4,14 +4,95 @@ Which formats there are is the table `TOKEN_FORMATS` of the configuration: name 
 module here with `make(cfg) -> KernelFormat`, its twin in the reference, and a line in that table.
 """
 
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from typing import NamedTuple
 
+import numpy as np
+
+from epmoe.device import SIM, device_fn, load_u64
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 
-from .kernel_format import KernelFormat, RowPlace
 
-__all__ = ["KernelFormat", "RowPlace", "of"]
+@device_fn
+def nothing_to_begin(out, group, group_start, tiles_before, lane):
+    """begin_group of a format without scales_offset."""
+    return
+
+
+@device_fn
+def nothing_to_finish(out, group, group_start, n_rows, tiles_before, lane):
+    """finish_group of a format whose unused scale bytes are never read."""
+    return
+
+
+class RowPlace(NamedTuple):
+    """Where a message's row goes: the output row, its group, its number there, and the 128-row tiles before the group.
+
+    Tiles before a group: the sum of ceil(n_rows / 128) over the earlier groups.
+    """
+
+    row: int
+    group: int
+    row_in_group: int
+    tiles_before: int
+
+
+class KernelFormat(NamedTuple):
+    """One token format, made by `make(cfg)` of its module; `formats.of(cfg)` finds the module by the format's name.
+
+    Every device function is called by all 32 lanes of one warp with the same arguments (besides `lane`) and contains no
+    barrier other than warp shuffles. Rows, groups and offsets are int32, addresses uint64. A group is one expert's
+    rows: the shared expert, where it is fused, is group 0. `out` holds one uint64 address per name of `output_fields`,
+    in that order, then the capacity in rows as uint64: a tuple, or the address of such words; output(i) reads entry i.
+
+    token_size: bytes of a message's payload, each of its parts padded to cfg.alignment.
+    direct: the payload is the input row as it is, byte for byte, so a copy replaces `encode_part`.
+    pad_rows: a group's row count is rounded up to a multiple of it.
+    output_fields: names of the handler's arrays.
+    outputs(cfg, capacity): {name: (shape, dtype)} of these arrays for `capacity` rows, all groups with padding.
+    encode_part(src_row, dst_payload, input_scale, part, n_parts, lane): makes the payload at dst_payload of the bf16 row
+        [hidden] at src_row, padding bytes 0: part 0..n_parts-1 of it, by a warp each; encode_parts: the most parts that
+        have work. Both are global addresses, 16-byte aligned. Nobody may write the row while the kernel runs.
+    decode(payload, out, place, part, n_parts, lane): part 0..n_parts-1 of one payload becomes that of the output row at
+        `place` (RowPlace), by a warp each; decode_parts: the most parts that have work. Reads the payload by ordinary
+        loads, so a peer's bytes are seen once its signal is acquired.
+    begin_group(out, group, group_start, tiles_before, lane): writes scales_offset[group], by any warp, once.
+    finish_group(out, group, group_start, n_rows, tiles_before, lane): zero scale bytes for the rows past the group's
+        n_rows in its last tile. Touches no byte that `decode` writes: any warp, any time before the kernel ends, in no
+        order with `decode`. n_rows does not count padding rows.
+    """
+
+    token_size: int
+    direct: bool
+    pad_rows: int
+    output_fields: tuple[str, ...]
+    outputs: Callable[[EPConfig, int], dict[str, tuple[tuple[int, ...], np.dtype]]]
+    encode_part: Callable
+    encode_parts: int
+    decode: Callable
+    decode_parts: int
+    begin_group: Callable = nothing_to_begin
+    finish_group: Callable = nothing_to_finish
+
+
+def align_up(n: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not below n."""
+    return (n + multiple - 1) // multiple * multiple
+
+
+if SIM:
+
+    def output(i: int):
+        """Device function (out) -> uint64: entry i of `out`, a tuple of uint64, or the address of such words."""
+
+        def entry(out):
+            return out[i] if isinstance(out, tuple) else load_u64(out + 8 * i)
+
+        return entry
+else:
+    from epmoe.device.tuple_or_memory import output  # noqa: F401
 
 
 @cache

@@ -5,7 +5,7 @@ import numpy as np
 
 from epmoe.device import device_fn, u64
 
-from .kernel_format import KernelFormat, align_up, output
+from . import KernelFormat, align_up, output
 from .row_copy import clear_padding, copy_part, most_parts
 
 BF16_BYTES = 2
@@ -27,15 +27,11 @@ def make(cfg) -> KernelFormat:
             clear_rest(dst_payload + u64(row_bytes), lane)
 
     @device_fn
-    def encode(src_row, dst_payload, input_scale, lane):
-        encode_part(src_row, dst_payload, input_scale, 0, 1, lane)
-
-    @device_fn
     def decode(payload, out, place, part, n_parts, lane):
         copy_out(output_tokens(out) + u64(place.row) * u64(row_bytes), payload, part, n_parts, lane)
 
     def outputs(cfg, capacity):
         return {"output_tokens": ((capacity, cfg.hidden), np.dtype(ml_dtypes.bfloat16))}
 
-    return KernelFormat(token_size, token_size == row_bytes, 1, ("output_tokens",), outputs, encode,
+    return KernelFormat(token_size, token_size == row_bytes, 1, ("output_tokens",), outputs,
                         encode_part, most_parts(row_bytes), decode, most_parts(row_bytes))

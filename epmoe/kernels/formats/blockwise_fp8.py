@@ -6,7 +6,7 @@ import numpy as np
 from epmoe.device import (bf16_hi, bf16_lo, device_fn, div_rn, f32, f32_as_u32, fma_rn, i32, max_f32,
                           mul_rn, store16, store_f32, sub_rn, u32, u32_as_f32, u64)
 
-from .kernel_format import KernelFormat, output
+from . import KernelFormat, output
 from .number_codes import e4m3x4
 from .row_copy import copy_part, most_parts, spread_words
 from .row_encoder import LANE_ELEMENTS, encode_parts, encode_row, values_and_scales
@@ -79,7 +79,7 @@ def make(cfg) -> KernelFormat:
             if lane & (GROUP_LANES - 1) == 0:
                 store_f32(dst_payload + u64(scales_at + SCALE_BYTES * i32(chunk >> 3)), scale)
 
-    encode, encode_part = encode_row(hidden, GROUP, quantise, clear_rest)
+    encode_part = encode_row(hidden, GROUP, quantise, clear_rest)
 
     @device_fn
     def decode(payload, out, place, part, n_parts, lane):
@@ -93,5 +93,5 @@ def make(cfg) -> KernelFormat:
         return {"output_tokens": ((capacity, cfg.hidden), np.dtype(ml_dtypes.float8_e4m3fn)),
                 "output_scales": ((cfg.hidden // GROUP, capacity), np.dtype(np.float32))}
 
-    return KernelFormat(token_size, False, PAD_ROWS, ("output_tokens", "output_scales"), outputs, encode,
+    return KernelFormat(token_size, False, PAD_ROWS, ("output_tokens", "output_scales"), outputs,
                         encode_part, encode_parts(cfg.hidden), decode, most_parts(hidden))

@@ -1,15 +1,19 @@
-"""MXFP4 tokens with "even" scales: row-major scales, or the slot layout of fuse_a_scale_preshuffle."""
+"""MXFP4 tokens with "even" scales: row-major scales, or the slot layout of fuse_a_scale_preshuffle.
+
+In the slot layout every expert has a slot of a fixed number of rows for its scales. Scale (slot, row mn, column k), with
+KS = hidden / 32 columns and Mpad rows a slot, is byte
+slot Mpad KS + (mn // 16) % 2 + 2 ((k // 4) % 2) + 4 (mn % 16) + 64 (k % 4) + 256 (k // 8) + 32 KS (mn // 32).
+"""
 
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import device_fn, f32_as_u32, i32, store_u8, store_u64, u32, u64
+from epmoe.device import device_fn, f32_as_u32, i32, load_u32, store_u8, store_u64, u32, u64
 
-from .kernel_format import KernelFormat, output
+from . import KernelFormat, align_up, output
 from .number_codes import e2m1x16, e8m0_reciprocal
-from .row_copy import copy_bytes, copy_part, most_parts
+from .row_copy import LANES, copy_bytes, copy_part, most_parts
 from .row_encoder import encode_parts, encode_row, values_and_scales
-from .scale_layouts import slots_shape, store_slot_scales
 
 GROUP = 32
 output_tokens, output_scales = output(0), output(1)
@@ -46,7 +50,7 @@ def make(cfg) -> KernelFormat:
             if lane & 1 == 0:
                 store_u8(dst_payload + u64(scales_at + i32(chunk >> 1)), byte)
 
-    encode, encode_part = encode_row(cfg.hidden, GROUP, quantise, clear_rest)
+    encode_part = encode_row(cfg.hidden, GROUP, quantise, clear_rest)
 
     @device_fn
     def decode(payload, out, place, part, n_parts, lane):
@@ -59,7 +63,7 @@ def make(cfg) -> KernelFormat:
                 "output_scales": (slots_shape(cfg) if slots else (capacity, n_scales),
                                   np.dtype(ml_dtypes.float8_e8m0fnu))}
 
-    return KernelFormat(token_size, False, 1, ("output_tokens", "output_scales"), outputs, encode,
+    return KernelFormat(token_size, False, 1, ("output_tokens", "output_scales"), outputs,
                         encode_part, encode_parts(cfg.hidden), decode, most_parts(value_bytes))
 
 
@@ -73,5 +77,42 @@ def store_scale_row(n_scales):
     @device_fn
     def store(scales, place, src, lane):
         copy_scales(scales + u64(place.row) * u64(n_scales), src, lane)
+
+    return store
+
+
+def slot_rows(cfg) -> int:
+    """Mpad: the rows a slot holds scales for; one expert can receive every token of every rank."""
+    return align_up(cfg.n_ranks * cfg.max_tokens_per_rank, 32)
+
+
+def slots_shape(cfg) -> tuple[int, int, int, int]:
+    """Slots (the groups), blocks of 32 rows, blocks of 8 columns, bytes of such a block (256, interleaved)."""
+    return cfg.n_groups, slot_rows(cfg) // 32, cfg.hidden // 256, 256
+
+
+def store_slot_scales(cfg):
+    """Device function (slots, place, src, lane): one row's hidden / 32 scale bytes at src into its slot, the group.
+
+    src is 4-byte aligned.
+    """
+    n_scales = cfg.hidden // 32
+    slot_bytes = slot_rows(cfg) * n_scales
+    n_words = n_scales // 4
+
+    @device_fn
+    def store(slots, place, src, lane):
+        m = u32(place.row_in_group)
+        base = slots + u64(place.group) * u64(slot_bytes) + u64(m >> u32(5)) * u64(32 * n_scales)
+        base = u64(base + u64(u32(m >> u32(4)) & u32(1)) + u64(4 * (m & u32(15))))
+        j = u32(lane)
+        while j < n_words:          # columns 4 j ... 4 j + 3
+            word = load_u32(src + u64(4 * j))
+            dst = base + u64(2 * (j & u32(1)) + 256 * (j >> u32(1)))
+            store_u8(dst, u32(word & u32(0xFF)))
+            store_u8(dst + u64(64), u32(u32(word >> u32(8)) & u32(0xFF)))
+            store_u8(dst + u64(128), u32(u32(word >> u32(16)) & u32(0xFF)))
+            store_u8(dst + u64(192), u32(word >> u32(24)))
+            j = u32(j + LANES)
 
     return store

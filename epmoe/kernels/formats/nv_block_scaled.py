@@ -1,21 +1,27 @@
-"""NVFP4, MXFP4 and MXFP8 tokens: low-precision values, and scale bytes in 5-D tiles."""
+"""NVFP4, MXFP4 and MXFP8 tokens: low-precision values, and scale bytes in 5-D tiles.
+
+A tile has 128 rows, by 4 scales to an atom of 512 bytes. Shape [tiles, n_words, 32, 4, 4] with n_words = hidden / (4 V):
+the four scale bytes of (row r, columns 4 V j ...) are the word at [r // 128, j, r % 32, (r % 128) // 32]. Rows count from
+the group's start, and every group starts a tile.
+"""
 
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import (device_fn, div_rn, f32, i32, mul_rn, store16, store_i32, store_u8, store_u64,
+from epmoe.device import (device_fn, div_rn, f32, i32, mul_rn, store16, store_i32, store_u8, store_u32, store_u64, u32,
                           u64)
 
-from .kernel_format import KernelFormat, output
+from . import KernelFormat, output
 from .number_codes import e2m1x16, e4m3_byte, e4m3_value, scaled_e4m3x4, e8m0_reciprocal, e8m0_round_up
-from .row_copy import copy_part, most_parts
+from .row_copy import copy_part, most_parts, spread_words
 from .row_encoder import encode_parts, encode_row, values_and_scales
-from .scale_layouts import TILE_ROWS, clear_unused_rows, n_tiles_for, store_row_scales
 
 SIXTH = float(np.float32(1) / np.float32(6))
 PER_448 = float(np.float32(1) / np.float32(448))
 GROUP = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
 VALUES_PER_BYTE = {"nvfp4": 2, "mxfp4": 2, "mxfp8": 1}
+TILE_ROWS = 128
+ATOM_BYTES = 512
 output_tokens, output_scales, scales_offset = output(0), output(1), output(2)
 
 
@@ -86,6 +92,57 @@ def quantise_mxfp8(scales_at):
 QUANTISE = {"nvfp4": quantise_nvfp4, "mxfp4": quantise_mxfp4, "mxfp8": quantise_mxfp8}
 
 
+def n_tiles_for(n_rows: int, n_groups: int) -> int:
+    """Tiles that n_rows rows in n_groups groups can need at most: each group can leave 127 rows of a tile unused."""
+    return (n_rows + (TILE_ROWS - 1) * n_groups) // TILE_ROWS
+
+
+def store_row_scales(n_words: int):
+    """Device function (tiles, first_tile, row_in_group, src, lane): one row's scale bytes at src into the tiles.
+
+    tiles: address of the scale array; first_tile: the group's; src: n_words words, 4-byte aligned.
+    """
+    spread = spread_words(n_words)
+
+    @device_fn
+    def store(tiles, first_tile, row_in_group, src, lane):
+        r = u32(row_in_group)
+        tile = u64(first_tile) + u64(r >> u32(7))
+        dst = tiles + tile * u64(n_words * ATOM_BYTES) + u64(16 * (r & u32(31)) + 4 * (u32(r >> u32(5)) & u32(3)))
+        spread(dst, u64(ATOM_BYTES), src, lane)
+
+    return store
+
+
+def clear_unused_rows(n_words: int):
+    """Device function (tiles, first_tile, n_rows, lane): zero the bytes of the rows past n_rows in a group's last tile.
+
+    A lane owns rows lane, lane + 32, lane + 64, lane + 96 of the tile: 16 adjacent bytes of each atom.
+    """
+
+    @device_fn
+    def clear(tiles, first_tile, n_rows, lane):
+        n_used = i32(u32(n_rows) & u32(TILE_ROWS - 1))
+        if n_used > 0:
+            tile = u64(first_tile) + u64(u32(n_rows) >> u32(7))
+            dst = tiles + tile * u64(n_words * ATOM_BYTES) + u64(16 * lane)
+            j = 0
+            while j < n_words:
+                if lane >= n_used:
+                    store16(dst, 0, 0, 0, 0)
+                else:
+                    if lane + 32 >= n_used:
+                        store_u32(dst + u64(4), 0)
+                    if lane + 64 >= n_used:
+                        store_u32(dst + u64(8), 0)
+                    if lane + 96 >= n_used:
+                        store_u32(dst + u64(12), 0)
+                dst = u64(dst + u64(ATOM_BYTES))
+                j += 1
+
+    return clear
+
+
 def make(cfg) -> KernelFormat:
     """Payload: hidden values (two to a byte in FP4), then hidden / V scale bytes; V = 16 (NVFP4) or 32 (MX).
 
@@ -100,7 +157,7 @@ def make(cfg) -> KernelFormat:
     n_scales = cfg.hidden // group_size
     n_words = n_scales // 4
     scales_at, token_size, clear_rest = values_and_scales(value_bytes, n_scales, cfg.alignment)
-    encode, encode_part = encode_row(cfg.hidden, group_size, QUANTISE[kind](scales_at), clear_rest)
+    encode_part = encode_row(cfg.hidden, group_size, QUANTISE[kind](scales_at), clear_rest)
     copy_values = copy_part(value_bytes)
     store_scales = store_row_scales(n_words)
     clear_scales = clear_unused_rows(n_words)
@@ -128,5 +185,5 @@ def make(cfg) -> KernelFormat:
                 "scales_offset": ((cfg.n_groups,), np.dtype(np.uint32))}
 
     return KernelFormat(token_size, False, 1, ("output_tokens", "output_scales", "scales_offset"), outputs,
-                        encode, encode_part, encode_parts(cfg.hidden), decode, most_parts(value_bytes),
-                        begin_group, finish_group)
+                        encode_part, encode_parts(cfg.hidden), decode, most_parts(value_bytes), begin_group,
+                        finish_group)

@@ -2,7 +2,7 @@
 
 from epmoe.device import abs_f32, bf16_hi, bf16_lo, device_fn, f32, i32, load16, max_f32, shfl_xor, u64
 
-from .kernel_format import align_up
+from . import align_up
 from .row_copy import clear_padding
 
 LANES = 32
@@ -16,9 +16,8 @@ def encode_parts(hidden: int) -> int:
 
 
 def encode_row(hidden: int, group: int, quantise, clear_rest):
-    """(encode, encode_part) of a KernelFormat: device functions that hand every 16 elements of a row to `quantise`.
+    """encode_part of a KernelFormat: a device function that hands every 16 elements of a row to `quantise`.
 
-    encode takes all steps by one warp, encode_part part 0..n_parts-1 of them.
     hidden, group: elements of a row, and of a group with one scale (16, 32, 64, ...; it divides hidden).
     quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane): chunk counts the row's runs of 16 elements;
     ab are its 8 + 8 bf16 values in 4 + 4 words; absmax is that of the whole group, the same in the group's lanes. It
@@ -26,10 +25,8 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
     group.
     clear_rest(dst_payload, lane): what is padding in the payload; by one warp, part 0 where there are several.
 
-    In `encode` two steps take turns: one's loads are issued before the other's arithmetic, which hides most of their
-    latency. (One step with copies to the next would wait for the loads at the copies.) Where many warps share rows,
-    others compute while one waits, and `encode_part` needs fewer registers. They are ordinary loads: two consecutive
-    ones share each 32-byte sector, which a load that bypasses L1 might fetch twice.
+    Loads are ordinary ones: two consecutive ones share each 32-byte sector, which a load that bypasses L1 might fetch
+    twice.
     """
     n_chunks, n_steps = hidden // LANE_ELEMENTS, encode_parts(hidden)
     group_lanes = group // LANE_ELEMENTS
@@ -47,21 +44,6 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
         quantise(dst_payload, chunk, chunk < n_chunks, ab, absmax, input_scale, lane)
 
     @device_fn
-    def encode(src_row, dst_payload, input_scale, lane):
-        chunk = i32(lane)
-        even = load_step(src_row, chunk, lane)
-        start = i32(0)
-        while start < n_chunks:
-            odd = load_step(src_row, i32(chunk + LANES), lane)
-            encode_step(dst_payload, chunk, even, input_scale, lane)
-            if start + LANES < n_chunks:
-                even = load_step(src_row, i32(chunk + 2 * LANES), lane)
-                encode_step(dst_payload, i32(chunk + LANES), odd, input_scale, lane)
-            chunk = i32(chunk + 2 * LANES)
-            start = i32(start + 2 * LANES)
-        clear_rest(dst_payload, lane)
-
-    @device_fn
     def encode_part(src_row, dst_payload, input_scale, part, n_parts, lane):
         steps = i32((n_steps + n_parts - 1) // n_parts)
         step, end = i32(part * steps), i32(min(part * steps + steps, n_steps))
@@ -72,7 +54,7 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
         if part == 0:
             clear_rest(dst_payload, lane)
 
-    return encode, encode_part
+    return encode_part
 
 
 @device_fn

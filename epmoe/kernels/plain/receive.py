@@ -10,7 +10,7 @@ from epmoe.device import (address_of, atomic_add_acq_rel_gpu_i32, atomic_add_rel
 
 from .. import formats
 from ..formats import RowPlace
-from ..formats.scale_layouts import TILE_ROWS as SCALE_ROWS
+from ..formats.nv_block_scaled import TILE_ROWS as SCALE_ROWS
 from ..status import FOR_READY, FOR_SEND_BUF
 from . import counters, messages, waits
 from .counters import READY, namespace

@@ -85,7 +85,7 @@ def encoding(shape):
     def no_rest(rows, lane):
         return
 
-    _, encode_part = encode_row(value_bytes, blockwise_fp8.GROUP, put, no_rest)
+    encode_part = encode_row(value_bytes, blockwise_fp8.GROUP, put, no_rest)
     n_steps = encode_parts(value_bytes)
 
     @device_fn
