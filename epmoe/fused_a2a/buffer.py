@@ -383,7 +383,7 @@ class Buffer:
             try:
                 notes = buffer.read(np.uint64, (2, n, at.note_bytes // 8), at.notes)
                 rows_wait.raise_if_failed(
-                    words, r.rank, self.timeout, notes[:, :, mailbox.TOKENS] >> np.uint64(32)
+                    words, r.rank, self.timeout, notes[:, :, mailbox.NUM_TOKENS] >> np.uint64(32)
                 )
                 r.words.fill(0, mailbox.STATUS, STATUS_BYTES)
                 rows_wait.raise_if_bad_ids(words, r.rank)

@@ -20,12 +20,12 @@ from .wait import FOR_ANNOUNCEMENT, FOR_ARRIVAL
 
 
 def _noting(shape):
-    """Device function (params, rank, epoch, source) -> address of a src_rank's note in the memory of a rank."""
+    """Device function (params, rank, epoch, src_rank) -> address of a src_rank's note in the memory of a rank."""
     ranks, memory = shape.n_ranks, memory_of(shape.n_ranks)
 
     @device_fn
-    def note_at(params, rank, epoch, source):
-        index = u64((u64(epoch) & u64(1)) * u64(ranks) + u64(source))
+    def note_at(params, rank, epoch, src_rank):
+        index = u64((u64(epoch) & u64(1)) * u64(ranks) + u64(src_rank))
         return u64(memory.control(params, rank) + params[p.notes_at] + index * params[p.note_bytes])
 
     return note_at
@@ -38,7 +38,7 @@ def telling(shape, begin, end):
     first + 32) of all peers. Looking takes longer than telling, so the caller looks before it waits for those.
     tell(call, counts, looked): all of them; looked: at the first ones. counts: of the tokens for rank r, in lane r.
     """
-    ranks, n, note_at, sending = shape.n_ranks, end - begin, _noting(shape), calls.sending(shape)
+    ranks, n, note_at, num_senders = shape.n_ranks, end - begin, _noting(shape), calls.num_senders(shape)
     place_of, tells_counts = chosen(BLOCK, "places"), end > COUNTS
 
     @device_fn
@@ -50,7 +50,7 @@ def telling(shape, begin, end):
         if word == CAPACITY:
             number = i32(call.params[p.capacity])
         if word == BLOCKS:
-            number = sending()
+            number = num_senders()
         return number
 
     @device_fn
@@ -76,7 +76,7 @@ def telling(shape, begin, end):
                 if word >= COUNTS:
                     number = count
             if first + lane < ranks * n:
-                st_relaxed_sys_u64(at + (u64(call.epoch) & u64(1)) * other, wait.told(call.epoch, number))
+                st_relaxed_sys_u64(at + (u64(call.epoch) & u64(1)) * other, wait.tagged(call.epoch, number))
             first = i32(first + 32)
             if first < ranks * n:
                 at, other, number = look(call, first)
@@ -123,16 +123,16 @@ def _no_counts(call):
 def experts(shape):
     """Device function (call, counts, at), of the leader block: tells each rank its experts' tokens, counts[at + expert].
     """
-    local, n_experts, n_words, note_at = (shape.n_local_experts, shape.n_experts, mailbox.experts_at(shape.n_ranks),
+    n_local, n_experts, n_words, note_at = (shape.n_local_experts, shape.n_experts, mailbox.experts_at(shape.n_ranks),
                                           _noting(shape))
 
     @device_fn
     def announce(call, counts, at):
         i = i32(thread_idx())
         while i < n_experts:
-            peer, expert = split(i, local)
+            peer, expert = split(i, n_local)
             to = note_at(call.params, peer, call.epoch, call.my_rank) + u64(8) * u64(i32(n_words + expert))
-            st_relaxed_sys_u64(to, wait.told(call.epoch, i32(counts[at + i])))
+            st_relaxed_sys_u64(to, wait.tagged(call.epoch, i32(counts[at + i])))
             i = i32(i + block_dim())
 
     return announce
@@ -150,12 +150,12 @@ def awaiting(shape, phase, part, *, acquires=True):
     def await_notes(call, notes):
         ok, i = True, i32(thread_idx())
         while ok and i < ranks * n:
-            source, word = split(i, n)
+            src_rank, word = split(i, n)
             word = i32(begin + word)
-            address = u64(note_at(call.params, call.my_rank, call.epoch, source) + u64(8) * u64(word))
-            seen = u64(poll_word(call.params, address, u64(load(address)), call.epoch, what, source))
+            address = u64(note_at(call.params, call.my_rank, call.epoch, src_rank) + u64(8) * u64(word))
+            seen = u64(poll_word(call.params, address, u64(load(address)), call.epoch, what, src_rank))
             ok = seen != u64(0)
-            notes[source * n_words + word] = i32(seen)
+            notes[src_rank * n_words + word] = i32(seen)
             i = i32(i + block_dim())
         return not syncthreads_or(not ok)       # each thread acquired what it waited for, the barrier gives it to all
 
@@ -163,14 +163,14 @@ def awaiting(shape, phase, part, *, acquires=True):
 
 
 def expert_count(shape, phase):
-    """Device function (call, source, expert) -> a src_rank's tokens for a local expert, -1 if it did not tell."""
+    """Device function (call, src_rank, expert) -> a src_rank's tokens for a local expert, -1 if it did not tell."""
     n_words, note_at, what = mailbox.experts_at(shape.n_ranks), _noting(shape), (phase, FOR_ANNOUNCEMENT)
 
     @device_fn
-    def count(call, source, expert):
-        address = u64(note_at(call.params, call.my_rank, call.epoch, source) + u64(8) * u64(i32(n_words + expert)))
+    def count(call, src_rank, expert):
+        address = u64(note_at(call.params, call.my_rank, call.epoch, src_rank) + u64(8) * u64(i32(n_words + expert)))
         seen, number = u64(wait.for_word_of_peer(call.params, address, u64(ld_acquire_sys_u64(address)), call.epoch,
-                                                 what, source)), i32(-1)
+                                                 what, src_rank)), i32(-1)
         if seen != u64(0):
             number = i32(seen)
         return number
@@ -189,8 +189,8 @@ def load_counts(shape):
         if i < ranks:                           # before the counts lie the ranks' tokens (handle.py)
             notes[ranks * n_words + i] = i32(load_i32(u64(counts) + u64(4) * u64(i) - u64(4 * ranks)))
         while i < ranks * ranks:
-            source, target = split(i, ranks)
-            notes[source * n_words + COUNTS + target] = i32(load_i32(u64(counts) + u64(4) * u64(i)))
+            src_rank, dst_rank = split(i, ranks)
+            notes[src_rank * n_words + COUNTS + dst_rank] = i32(load_i32(u64(counts) + u64(4) * u64(i)))
             i = i32(i + block_dim())
 
     return load
@@ -206,8 +206,8 @@ def arrivals(shape, phase):
                                  (phase, FOR_ARRIVAL))
 
     @device_fn
-    def arrived_at(params, rank, epoch, source):
-        index = u64((u64(epoch) & u64(1)) * u64(ranks) + u64(source))
+    def arrived_at(params, rank, epoch, src_rank):
+        index = u64((u64(epoch) & u64(1)) * u64(ranks) + u64(src_rank))
         return u64(memory.control(params, rank) + u64(4) * index)
 
     @device_fn
@@ -219,10 +219,10 @@ def arrivals(shape, phase):
 
     @device_fn
     def await_all(call, notes):
-        ok, source = True, i32(thread_idx())
-        if source < ranks:
-            address = arrived_at(call.params, call.my_rank, call.epoch, source)
-            ok = wait.for_count(call.params, address, mail.blocks(notes, source), what, source)
+        ok, src_rank = True, i32(thread_idx())
+        if src_rank < ranks:
+            address = arrived_at(call.params, call.my_rank, call.epoch, src_rank)
+            ok = wait.for_count(call.params, address, mail.blocks(notes, src_rank), what, src_rank)
         return not syncthreads_or(not ok)
 
     return namespace("arrivals", sent=sent, await_all=await_all)

@@ -13,7 +13,7 @@ from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, devi
 
 from ..status import has_failed
 from . import mailbox, wait
-from .shape import memory_of, namespace, p, parameter_block
+from .shape import memory_of, p, parameter_block
 
 LINE = 128              # bytes that prefetch brings
 
@@ -28,11 +28,11 @@ class Call(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """What a block has seen at its beginning; of thread 0. told: shared uint64 array [1]."""
+    """What a block has seen at its beginning; of thread 0. shared_epoch: shared uint64 array [1]."""
 
     has_failed: bool
     last_epoch: int
-    told: object
+    shared_epoch: object
 
 
 @device_fn
@@ -59,7 +59,7 @@ def is_last_thread():
     return thread_idx() == block_dim() - 1
 
 
-def sending(shape):
+def num_senders(shape):
     """Device function () -> how many blocks send; the leader block is not among them."""
     tenths = shape.tuning.send_tenths if shape.expands else 10
 
@@ -70,9 +70,9 @@ def sending(shape):
     return blocks
 
 
-def sends(shape):
+def is_sender(shape):
     """Device function () -> whether this block sends."""
-    blocks = sending(shape)
+    blocks = num_senders(shape)
 
     @device_fn
     def this_block_sends():
@@ -95,10 +95,10 @@ def epoch_now(params):
 def epoch_of(begun):
     """A barrier of the block, its first -> this call's number, 0 if a wait of this rank expired in an earlier call."""
     if thread_idx() == 0:
-        begun.told[0] = u64(begun.last_epoch + u64(1))
+        begun.shared_epoch[0] = u64(begun.last_epoch + u64(1))
     if syncthreads_or(begun.has_failed):
         return u64(0)
-    return u64(begun.told[0])
+    return u64(begun.shared_epoch[0])
 
 
 @device_fn
@@ -125,7 +125,7 @@ def all_begun(params, phase):
 def claims(counter):
     """Device function claim(call, lane) -> the next unit of work that no warp of this rank has.
 
-    counter: CLAIMED or TAKEN.
+    counter: NEXT_TO_RECEIVE or NEXT_TO_SEND.
     """
     @device_fn
     def claim(call, lane):
@@ -139,20 +139,20 @@ def claims(counter):
 
 
 @cache
-def ends(n_ranks):
-    """begin(params, told) -> Begun. end(call): of the leader block, when all have begun; no peer touches what
-    it clears."""
+def begin_and_end(n_ranks):
+    """(begin, end): device functions. begin(params, shared_epoch) -> Begun. end(call): of the leader block, when all have
+    begun; no peer touches what it clears."""
     n_lines, memory = -(-8 * parameter_block(n_ranks).context_words // LINE), memory_of(n_ranks)
 
     @device_fn
-    def begin(params, told):
+    def begin(params, shared_epoch):
         if thread_idx() < n_lines:              # one miss for all of them
             prefetch(params[p.context] + u64(LINE) * u64(thread_idx()))
         failed, last_epoch = False, u64(0)
         if thread_idx() == 0:                   # others need not wait for it until the barrier
             failed = has_failed(params[p.words] + u64(mailbox.STATUS))
             last_epoch = u64(load_u64(params[p.words] + u64(mailbox.EPOCH)))
-        return Begun(failed, last_epoch, told)
+        return Begun(failed, last_epoch, shared_epoch)
 
     @device_fn
     def end(call):
@@ -162,10 +162,10 @@ def ends(n_ranks):
             mine = memory.control(call.params, call.my_rank)
             store_i32(mine + u64(4) * (other * u64(n_ranks) + u64(i)), i32(0))
         if i == 0:
-            store_i32(words + u64(mailbox.CLAIMED) + u64(4) * other, i32(0))
-            store_i32(words + u64(mailbox.TAKEN) + u64(4) * other, i32(0))
+            store_i32(words + u64(mailbox.NEXT_TO_RECEIVE) + u64(4) * other, i32(0))
+            store_i32(words + u64(mailbox.NEXT_TO_SEND) + u64(4) * other, i32(0))
             store_i32(words + u64(mailbox.NUMBERED) + u64(4) * other, i32(0))
             store_i32(words + u64(mailbox.BEGUN), i32(0))
             store_u64(words + u64(mailbox.EPOCH), call.epoch)
 
-    return namespace("ends", begin=begin, end=end)
+    return begin, end

@@ -11,7 +11,8 @@
 
 from functools import lru_cache
 
-from epmoe.device import block_idx, device_fn, grid_dim, i32, int32, kernel, shared_array, syncthreads_or, u32, u64, uint64
+from epmoe.device import (block_idx, device_fn, grid_dim, i32, int32, kernel, shared_array, syncthreads_or, u32, u64,
+                          uint64)
 
 from .. import stamps
 from . import announce, copy, mailbox, push, reduce
@@ -40,7 +41,8 @@ def pushing(shape):
 @lru_cache(CACHED)
 def combine_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
-    ends, n_notes, mark = calls.ends(shape.n_ranks), mailbox.words_of_notes(shape.n_ranks), stamps.make(BLOCK, shape.trace)
+    (begin_call, end_call), n_notes = calls.begin_and_end(shape.n_ranks), mailbox.words_of_notes(shape.n_ranks)
+    mark = stamps.make(BLOCK, shape.trace)
     announce_places, load_counts = announce.early(shape, "without_counts"), announce.load_counts(shape)
     await_announcements = announce.awaiting(shape, ROWS_COMBINE, "without_counts")
     flags = copy.flags(shape, ROWS_COMBINE, shape.n_vectors, shape.tuning.return_parts)
@@ -51,9 +53,9 @@ def combine_kernel(shape):
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_combine(params, num_tokens, my_rank):
-        notes, told = shared_array(n_notes, int32), shared_array(1, uint64)
+        notes, shared_epoch = shared_array(n_notes, int32), shared_array(1, uint64)
         mark(params, stamps.START)
-        begun = ends.begin(params, told)
+        begun = begin_call(params, shared_epoch)
         if is_notify_warp():
             announce_places(Call(params, num_tokens, my_rank, u64(0)))
         load_counts(params, notes)
@@ -75,7 +77,7 @@ def combine_kernel(shape):
             return
         mark(params, stamps.REDUCED)
         if is_leader() and calls.all_begun(params, ROWS_COMBINE):
-            ends.end(call)
+            end_call(call)
             mark(params, stamps.LEFT)
 
     return rows_combine

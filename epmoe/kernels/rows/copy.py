@@ -121,7 +121,7 @@ def flags(shape, phase, n_vectors, fewest):
     all warps have many rows. count(notes) -> parts of a row, the same on all ranks. raise_part(call, mask, row, part,
     lane): a warp, when it has written the part at the ranks of `mask`; lane r has the row there. raise_row(call, rank,
     row, n_parts, lane): a warp, when it has written all parts of a row at one rank. is_up(call, row, part): whether the
-    part of a lane's row came. wait_for(call, row, part, source): each lane waits for the part of its own row that a
+    part of a lane's row came. wait_for(call, row, part, src_rank): each lane waits for the part of its own row that a
     src_rank writes here, those with row < 0 for none; whether all came.
     """
     most = min(MOST_PARTS, max(1, -(-n_vectors // BATCH)))
@@ -154,10 +154,11 @@ def flags(shape, phase, n_vectors, fewest):
         return u32(ld_acquire_sys_u32(flag_at(call.params, call.my_rank, row, part))) == u32(call.epoch)
 
     @device_fn
-    def wait_for(call, row, part, source):
+    def wait_for(call, row, part, src_rank):
         ok = True
         if row >= 0:
-            ok = wait.for_flag(call.params, flag_at(call.params, call.my_rank, row, part), u32(call.epoch), what, source)
+            at = flag_at(call.params, call.my_rank, row, part)
+            ok = wait.for_flag(call.params, at, u32(call.epoch), what, src_rank)
         failed = any_lane(not ok)
         syncwarp()                              # what one lane acquired, all lanes read
         return failed == 0

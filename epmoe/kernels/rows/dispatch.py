@@ -41,21 +41,22 @@ from .wait import ROWS_DISPATCH
 @lru_cache(CACHED)
 def dispatch_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
-    ends, n_notes, mark = calls.ends(shape.n_ranks), mailbox.words_of_notes(shape.n_ranks), stamps.make(BLOCK, shape.trace)
+    (begin_call, end_call), n_notes = calls.begin_and_end(shape.n_ranks), mailbox.words_of_notes(shape.n_ranks)
+    mark = stamps.make(BLOCK, shape.trace)
     allocate, number_rows = layout.allocating(shape), numbering(shape, mark)
     has_few = bool(shape.few or shape.lamport)
     if has_few:
         few = (by_expert.dispatching(shape, mark, number_rows) if shape.expert_major
                else few_rows.dispatching(shape, mark))
-    await_announcements, sends = announce.awaiting(shape, ROWS_DISPATCH, "note"), calls.sends(shape)
+    await_announcements, is_sender = announce.awaiting(shape, ROWS_DISPATCH, "note"), calls.is_sender(shape)
     send_rows, arrive = moving(shape, mark, layout.counter(shape, ROWS_DISPATCH))
     record, has_room = handle.recording(shape, ROWS_DISPATCH), mailbox.reading(shape.n_ranks).has_room
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_dispatch(params, num_tokens, my_rank):
-        notes, scratch, told = shared_array(n_notes, int32), allocate(), shared_array(1, uint64)
+        notes, scratch, shared_epoch = shared_array(n_notes, int32), allocate(), shared_array(1, uint64)
         mark(params, stamps.START)
-        call, begun = Call(params, num_tokens, my_rank, u64(0)), ends.begin(params, told)
+        call, begun = Call(params, num_tokens, my_rank, u64(0)), begin_call(params, shared_epoch)
         if has_few and few.fits(num_tokens):
             epoch = few.dispatch(call, begun, notes, scratch)
         else:
@@ -67,14 +68,14 @@ def dispatch_kernel(shape):
         if not await_announcements(call, notes):
             return
         mark(params, stamps.COUNTED)
-        if sends():
+        if is_sender():
             ok = send_rows(call, notes)
             mark(params, stamps.SENT)
         if is_leader():
             ok = record(call, notes, has_room(notes), scratch.experts) and arrive.all_begun(call)
             mark(params, stamps.PLACED)
         if arrive.await_rows(call, notes, ok) and is_leader():
-            ends.end(call)
+            end_call(call)
         mark(params, stamps.LEFT)
 
     return rows_dispatch
@@ -83,18 +84,19 @@ def dispatch_kernel(shape):
 @lru_cache(CACHED)
 def resend_kernel(shape):
     """The kernel of a dispatch whose layout is known."""
-    ends, n_notes, mark = calls.ends(shape.n_ranks), mailbox.words_of_notes(shape.n_ranks), stamps.make(BLOCK, shape.trace)
+    (begin_call, end_call), n_notes = calls.begin_and_end(shape.n_ranks), mailbox.words_of_notes(shape.n_ranks)
+    mark = stamps.make(BLOCK, shape.trace)
     announce_places, load_counts = announce.early(shape, "without_counts"), announce.load_counts(shape)
     await_announcements = announce.awaiting(shape, ROWS_DISPATCH, "without_counts")
-    (send_rows, arrive), sends, has_few = moving(shape, mark), calls.sends(shape), bool(shape.lamport)
+    (send_rows, arrive), is_sender, has_few = moving(shape, mark), calls.is_sender(shape), bool(shape.lamport)
     if has_few:
         few = few_rows.resending(shape, mark)
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_resend(params, num_tokens, my_rank):
-        notes, told = shared_array(n_notes, int32), shared_array(1, uint64)
+        notes, shared_epoch = shared_array(n_notes, int32), shared_array(1, uint64)
         mark(params, stamps.START)
-        call, begun = Call(params, num_tokens, my_rank, u64(0)), ends.begin(params, told)
+        call, begun = Call(params, num_tokens, my_rank, u64(0)), begin_call(params, shared_epoch)
         if is_notify_warp():
             announce_places(call)
         load_counts(params, notes)
@@ -112,11 +114,11 @@ def resend_kernel(shape):
         mark(params, stamps.COUNTED)
         if is_leader() and not arrive.all_begun(call):
             return
-        if sends():
+        if is_sender():
             send_rows(call, notes)
             mark(params, stamps.SENT)
         if arrive.await_rows(call, notes, True) and is_leader():
-            ends.end(call)
+            end_call(call)
         mark(params, stamps.LEFT)
 
     return rows_resend
@@ -127,7 +129,7 @@ def numbering(shape, mark):
 
     Blocks that send have numbered their tokens then, and the leader block has announced this rank.
     """
-    ranks, sends, numbers = shape.n_ranks, calls.sends(shape), layout.make(shape, ROWS_DISPATCH)
+    ranks, is_sender, numbers = shape.n_ranks, calls.is_sender(shape), layout.make(shape, ROWS_DISPATCH)
     note, announce_experts = announce.telling(shape, *announce.parts_of_note(ranks)["note"]), announce.experts(shape)
     mark_own, expert_major = stamps.by_caller(BLOCK, shape.trace), shape.expert_major
 
@@ -157,7 +159,7 @@ def numbering(shape, mark):
         ok = True
         if is_leader():
             ok = announce_counts(call, scratch, looked)
-        elif sends():
+        elif is_sender():
             ok = numbers.number(call, scratch)
         if not ok:
             return u64(0)
@@ -172,7 +174,7 @@ def arriving(shape, mark):
     say_begun(call): behind the numbers. all_begun(call): of the leader block, behind its records. await_rows(call,
     notes, ok) -> whether all is well; ok: whether this block has done its part.
     """
-    arrivals, sends = announce.arrivals(shape, ROWS_DISPATCH), calls.sends(shape)
+    arrivals, is_sender = announce.arrivals(shape, ROWS_DISPATCH), calls.is_sender(shape)
 
     @device_fn
     def nothing(call):                          # arrivals of its own blocks say that they have begun
@@ -180,7 +182,7 @@ def arriving(shape, mark):
 
     @device_fn
     def await_rows(call, notes, ok):
-        if sends():
+        if is_sender():
             arrivals.sent(call, ok)
         elif ok:
             ok = arrivals.await_all(call, notes)

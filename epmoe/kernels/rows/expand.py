@@ -27,16 +27,16 @@ def _expert_rows(shape):
     (has_meta), out of these, and into the handle if `writes`. What is looked up for both windows of experts is asked
     for together.
     """
-    local, has_meta, n_masks = shape.n_local_experts, shape.has_meta, send.expert_masks(shape.n_local_experts)
+    n_local, has_meta, n_masks = shape.n_local_experts, shape.has_meta, send.expert_masks(shape.n_local_experts)
 
     @device_fn
     def known_at(params, row, expert):
-        return params[p.expert_row] + u64(4) * (u64(row) * u64(local) + u64(expert))
+        return params[p.expert_row] + u64(4) * (u64(row) * u64(n_local) + u64(expert))
 
     @device_fn
     def known_row(params, row, expert):
         target = i32(-1)
-        if expert < local:
+        if expert < n_local:
             target = i32(load_i32(known_at(params, row, expert)))
         return target
 
@@ -50,11 +50,11 @@ def _expert_rows(shape):
 
     @device_fn
     def look_up(params, received, expert, place, is_here):
-        """(the row's number among those of its source for the expert, where these begin), not waited for."""
-        (row, source), slot, begin = received, i32(0), i32(0)
+        """(the row's number among those of its src_rank for the expert, where these begin), not waited for."""
+        (row, src_rank), slot, begin = received, i32(0), i32(0)
         if is_here:
-            slot = i32(load_i32(params[p.source_slots] + u64(4) * (u64(row) * u64(local) + u64(place))))
-            begin = i32(load_i32(params[p.expert_base] + u64(4) * u64(source * local + expert)))
+            slot = i32(load_i32(params[p.source_slots] + u64(4) * (u64(row) * u64(n_local) + u64(place))))
+            begin = i32(load_i32(params[p.expert_base] + u64(4) * u64(src_rank * n_local + expert)))
         return slot, begin
 
     @device_fn
@@ -63,7 +63,7 @@ def _expert_rows(shape):
         target = i32(-1)
         if is_here and found[0] + found[1] < i32(params[p.n_rows]):
             target = i32(found[0] + found[1])
-        if writes and expert < local:
+        if writes and expert < n_local:
             store_i32(known_at(params, row, expert), target)
         return target
 
@@ -112,15 +112,15 @@ def clearing(shape):
 
     For warp `me` of so many that share this.
     """
-    local, clear_row = shape.n_local_experts, clear_row_of(shape)
+    n_local, clear_row = shape.n_local_experts, clear_row_of(shape)
 
     @device_fn
     def holds_token(starts, row, lane):
         """Whether some expert has a token in this row; a lane looks at an expert."""
         expert, found = i32(lane), False
-        while expert < local:
+        while expert < n_local:
             start = i32(load_i32(starts + u64(4) * u64(expert)))
-            if row >= start and row - start < load_i32(starts + u64(4) * u64(local + expert)):
+            if row >= start and row - start < load_i32(starts + u64(4) * u64(n_local + expert)):
                 found = True
             expert = i32(expert + 32)
         return ballot(found) != 0
@@ -144,7 +144,7 @@ def of_row(shape):
     expert_row is written too, else it is read. encode: rows are blockwise FP8 messages, whose scales go to out_scales
     [P, scale_words].
     """
-    local, row_bytes, has_probs = shape.n_local_experts, shape.row_bytes, shape.has_probs
+    n_local, row_bytes, has_probs = shape.n_local_experts, shape.row_bytes, shape.has_probs
     out_bytes, n_scales = shape.n_vectors * VECTOR, shape.scale_words if shape.encode else 0
     expert_rows, rows = _expert_rows(shape), copying(read_only=False)
 
@@ -161,16 +161,16 @@ def of_row(shape):
             left = but_lowest(left)
 
     @device_fn
-    def copy_prob(params, row, target, place):
+    def expand_probs(params, row, target, place):
         if target >= 0:
-            value = load_u32(params[p.source_probs] + u64(4) * (u64(row) * u64(local) + u64(place)))
+            value = load_u32(params[p.source_probs] + u64(4) * (u64(row) * u64(n_local) + u64(place)))
             store_u32(params[p.out_probs] + u64(4) * u64(target), value)
 
     @device_fn
     def expand_row(params, received, start, end, is_first, lane):
         row, src, out = received[0], params[p.sources] + u64(received[0]) * u64(row_bytes), params[p.out]
         first, before = i32(0), i32(0)
-        while first < local:                    # two windows of experts
+        while first < n_local:                    # two windows of experts
             batch = rows.load(src, start, end, lane)        # on its way while their rows are looked up
             (a, place_a), (b, place_b), before = expert_rows(params, received, first, before, is_first, lane)
             mask_a, mask_b, base = u32(ballot(a >= 0)), u32(ballot(b >= 0)), i32(start)
@@ -181,8 +181,8 @@ def of_row(shape):
                 rows.store(batch, out + u64(b) * u64(out_bytes), mask_b, i32(0), base, end, lane)
                 base = i32(base + BATCH)
             if is_first and has_probs:
-                copy_prob(params, row, a, place_a)
-                copy_prob(params, row, b, place_b)
+                expand_probs(params, row, a, place_a)
+                expand_probs(params, row, b, place_b)
             if n_scales > 0:
                 copy_scales(params, src, a, mask_a, start, end, lane)
                 copy_scales(params, src, b, mask_b, start, end, lane)
@@ -198,7 +198,7 @@ def arriving(shape, flags):
     """
     ranks, has_meta, mail = shape.n_ranks, shape.has_meta, mailbox.reading(shape.n_ranks)
     expand_row, clear_rows = of_row(shape), clearing(shape)
-    claim, sending, spans = calls.claims(mailbox.CLAIMED), calls.sending(shape), parts(shape.n_vectors)
+    claim, num_senders, spans = calls.claims(mailbox.NEXT_TO_RECEIVE), calls.num_senders(shape), parts(shape.n_vectors)
     most_at_once, most_looks = shape.tuning.expand_at_once, shape.tuning.expand_looks
 
     @device_fn
@@ -214,9 +214,9 @@ def arriving(shape, flags):
     @device_fn
     def clear_share(call, lane):
         """The share of a block that does not send: there is time until the first row comes."""
-        others = i32(grid_dim() - sending())
-        if block_idx() >= sending():
-            me = i32(warp_id() * others + block_idx() - sending())
+        others = i32(grid_dim() - num_senders())
+        if block_idx() >= num_senders():
+            me = i32(warp_id() * others + block_idx() - num_senders())
             clear_rows(call.params, me, i32(n_warps() * others), lane)
 
     @device_fn
@@ -225,16 +225,16 @@ def arriving(shape, flags):
         return flags.is_up(call, row, part) and flags.is_up(call, row, i32(0))
 
     @device_fn
-    def await_part(call, row, part, source):
-        ok = flags.wait_for(call, row, part, source)
+    def await_part(call, row, part, src_rank):
+        ok = flags.wait_for(call, row, part, src_rank)
         if ok:
-            ok = flags.wait_for(call, row, i32(0), source)
+            ok = flags.wait_for(call, row, i32(0), src_rank)
         return ok
 
     @device_fn
     def expand_parts(call, rows, n_parts, left, lane):
         """Expands those of `left` whose flags are up; lane i has the i-th part: rows = (row, part, its src_rank)."""
-        (row, part, source), here, looks, ok = rows, u32(left), i32(0), True
+        (row, part, src_rank), here, looks, ok = rows, u32(left), i32(0), True
         while ok and here != u32(0):
             is_up = False
             if has(here, lane):
@@ -244,12 +244,12 @@ def arriving(shape, flags):
                 awaited = i32(-1)
                 if lane == lowest(here):
                     awaited = row
-                ok = await_part(call, awaited, part, source)
+                ok = await_part(call, awaited, part, src_rank)
             syncwarp()                          # what one lane acquired, all lanes read
             while come != u32(0):
                 one = lowest(come)
                 its_part = i32(warp_broadcast_i32(part, one))
-                received = i32(warp_broadcast_i32(row, one)), i32(warp_broadcast_i32(source, one))
+                received = i32(warp_broadcast_i32(row, one)), i32(warp_broadcast_i32(src_rank, one))
                 a, b = spans.span(its_part, n_parts)
                 if a < b:                       # the last parts of long rows may be empty
                     expand_row(call.params, received, a, b, its_part == 0, lane)
@@ -272,10 +272,10 @@ def arriving(shape, flags):
             # lane i has the i-th part of a row; those of all ranks are expected to come side by side
             turn, part = split(i32(batch * at_once + lane), n_parts)
             number = i32(u32(turn) // u32(ranks))
-            source = i32(u32(i32(call.my_rank + turn)) % u32(ranks))
-            row, end = i32(shfl_idx(before, source) + number), i32(shfl_idx(ends, source))
+            src_rank = i32(u32(i32(call.my_rank + turn)) % u32(ranks))
+            row, end = i32(shfl_idx(before, src_rank) + number), i32(shfl_idx(ends, src_rank))
             left = u32(ballot(lane < at_once and row < end))
-            ok = expand_parts(call, (row, part, source), n_parts, left, lane)
+            ok = expand_parts(call, (row, part, src_rank), n_parts, left, lane)
             batch = i32(following)
         return ok
 
@@ -304,9 +304,9 @@ def expand_kernel(shape):
         n_parts, unit = spans.count(n_rows, warps), i32(me)
         while unit < n_rows * n_parts:
             row, part = split(unit, n_parts)
-            source = lowest(u32(ballot(lane < ranks and ends > row)))
+            src_rank = lowest(u32(ballot(lane < ranks and ends > row)))
             a, b = spans.span(part, n_parts)
-            expand_row(params, (row, source), a, b, part == 0, lane)
+            expand_row(params, (row, src_rank), a, b, part == 0, lane)
             unit = i32(unit + warps)
         clear_rows(params, me, warps, lane)
 

@@ -15,22 +15,21 @@ TOKENS = 2              # then the tokens of each rank, and then the counts [R, 
 
 
 def writing(shape):
-    """Device functions of the leader block, whose shared array gathered[source * local + expert] has tokens: namespace.
+    """Device functions of the leader block: namespace. gathered[src_rank * n_local + expert]: tokens, in a shared array.
 
-    counts(params, notes, has_room): writes info (its last R * R words are the handle's counts). slots(params, gathered,
-    n_sources): tokens_per_expert int64 [L], of ids; n_sources: of gathered. experts(params, gathered, partial): the
-    same, expert-major, and expert_base int32 [R, L], the row at which the rows of a (src_rank, expert) begin,
-    expert_rows int32 [2, L], where each expert's rows begin and how many hold tokens, and overflow int32 [1]. partial:
-    shared int32 array [32].
+    counts(params, notes, has_room): writes info (its last R * R words are the handle's counts). slots(params, gathered):
+    tokens_per_expert int64 [L], of ids. experts(params, gathered, partial): the same, expert-major, and expert_base int32
+    [R, L], the row at which the rows of a (src_rank, expert) begin, expert_rows int32 [2, L], where each expert's rows
+    begin and how many hold tokens, and overflow int32 [1]. partial: shared int32 array [32].
     """
-    ranks, local, sums, mail = shape.n_ranks, shape.n_local_experts, block_sum(), mailbox.reading(shape.n_ranks)
+    ranks, n_local, sums, mail = shape.n_ranks, shape.n_local_experts, block_sum(), mailbox.reading(shape.n_ranks)
 
     @device_fn
-    def pairs_of(gathered, expert, n_sources):
+    def pairs_of(gathered, expert):
         """Rows (or slots) that all ranks have for a local expert."""
-        n, source = i32(0), i32(0)
-        while source < n_sources:
-            n, source = i32(n + gathered[source * local + expert]), i32(source + 1)
+        n, src_rank = i32(0), i32(0)
+        while src_rank < ranks:
+            n, src_rank = i32(n + gathered[src_rank * n_local + expert]), i32(src_rank + 1)
         return n
 
     @device_fn
@@ -44,29 +43,29 @@ def writing(shape):
             store_i32(info + u64(4 * PADDED_ROWS), i32(0))
         i = i32(thread_idx())
         while i < ranks * ranks:
-            source, target = split(i, ranks)
-            store_i32(counts + u64(4) * u64(i), mail.count(notes, source, target))
-            if target == 0:
-                store_i32(info + u64(4) * u64(TOKENS + source), mail.tokens(notes, source))
+            src_rank, dst_rank = split(i, ranks)
+            store_i32(counts + u64(4) * u64(i), mail.count(notes, src_rank, dst_rank))
+            if dst_rank == 0:
+                store_i32(info + u64(4) * u64(TOKENS + src_rank), mail.tokens(notes, src_rank))
             i = i32(i + block_dim())
 
     @device_fn
-    def write_slots(params, gathered, n_sources):
+    def write_slots(params, gathered):
         expert = i32(thread_idx())
-        while expert < local:
-            n = u64(pairs_of(gathered, expert, n_sources))
+        while expert < n_local:
+            n = u64(pairs_of(gathered, expert))
             store_u64(params[p.tokens_per_expert] + u64(8) * u64(expert), n)
             expert = i32(expert + block_dim())
 
     @device_fn
     def write_expert(params, gathered, expert, start, n, padded):
         base, starts, limit = params[p.expert_base], params[p.expert_rows], i32(params[p.n_rows])
-        row, source = i32(start), i32(0)
-        while source < ranks:
-            store_i32(base + u64(4) * u64(source * local + expert), row)
-            row, source = i32(row + gathered[source * local + expert]), i32(source + 1)
+        row, src_rank = i32(start), i32(0)
+        while src_rank < ranks:
+            store_i32(base + u64(4) * u64(src_rank * n_local + expert), row)
+            row, src_rank = i32(row + gathered[src_rank * n_local + expert]), i32(src_rank + 1)
         store_i32(starts + u64(4) * u64(expert), start)
-        store_i32(starts + u64(4) * u64(local + expert), n)
+        store_i32(starts + u64(4) * u64(n_local + expert), n)
         kept = i32(min(padded, i32(max(0, limit - start))))
         store_u64(params[p.tokens_per_expert] + u64(8) * u64(expert), u64(kept))
 
@@ -74,13 +73,13 @@ def writing(shape):
     def write_experts(params, gathered, partial):
         limit, pad = i32(params[p.n_rows]), i32(params[p.pad])
         start, first = i32(0), i32(0)
-        while first < local:
+        while first < n_local:
             expert, n, padded = i32(first + thread_idx()), i32(0), i32(0)
-            if expert < local:
-                n = i32(pairs_of(gathered, expert, ranks))
+            if expert < n_local:
+                n = i32(pairs_of(gathered, expert))
                 padded = i32(divided_up(n, pad) * pad)
             before, total = sums(padded, partial)
-            if expert < local:
+            if expert < n_local:
                 write_expert(params, gathered, expert, i32(start + before), n, padded)
             start, first = i32(start + total), i32(first + block_dim())
         if thread_idx() == 0:
@@ -98,16 +97,16 @@ def recording(shape, phase):
 
     gathered: shared int32 array [experts], overwritten.
     """
-    ranks, local, write, expert_count = (shape.n_ranks, shape.n_local_experts, writing(shape),
+    ranks, n_local, write, expert_count = (shape.n_ranks, shape.n_local_experts, writing(shape),
                                          announce.expert_count(shape, phase))
 
     @device_fn
     def gather(call, gathered):
         """What the ranks tell of local experts; all at once, it has a long way."""
         ok, i = True, i32(thread_idx())
-        while i < ranks * local:
-            source, expert = split(i, local)
-            n = i32(expert_count(call, source, expert))
+        while i < ranks * n_local:
+            src_rank, expert = split(i, n_local)
+            n = i32(expert_count(call, src_rank, expert))
             ok, gathered[i] = ok and n >= 0, i32(max(n, 0))
             i = i32(i + block_dim())
         return not syncthreads_or(not ok)
@@ -127,7 +126,7 @@ def recording(shape, phase):
         if not gather(call, gathered):
             return False
         write.counts(call.params, notes, has_room)
-        write.slots(call.params, gathered, ranks)
+        write.slots(call.params, gathered)
         syncthreads()                           # as above
         return True
 

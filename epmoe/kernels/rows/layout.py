@@ -62,11 +62,11 @@ def allocating(shape):
 
 def tokens_of(shape):
     """Device function (num_tokens) -> [first, end) of this block's tokens; none for blocks that do not send."""
-    sending = calls.sending(shape)
+    num_senders = calls.num_senders(shape)
 
     @device_fn
     def tokens_of_block(num_tokens):
-        senders, at, a_block = sending(), i32(block_idx()), i32(1)
+        senders, at, a_block = num_senders(), i32(block_idx()), i32(1)
         if num_tokens > senders:
             a_block = divided_up(num_tokens, senders)
             at = i32(at * a_block)
@@ -79,7 +79,7 @@ def tokens_of(shape):
 def sharing(shape):
     """Device function (num_tokens) -> whether blocks share all tokens to send; else each sends one token or none.
     """
-    blocks = calls.sending(shape)
+    blocks = calls.num_senders(shape)
 
     @device_fn
     def are_shared(num_tokens):
@@ -94,7 +94,7 @@ def beginning(shape):
     True if blocks share tokens, and there are as many warps. The block has all data for this itself. If rows are expanded
     while they arrive, they are sent in order from the start.
     """
-    blocks, are_shared, in_order = calls.sending(shape), sharing(shape), shape.expands or shape.encode
+    blocks, are_shared, in_order = calls.num_senders(shape), sharing(shape), shape.expands or shape.encode
 
     @device_fn
     def begin_with_own(num_tokens):
@@ -119,11 +119,11 @@ def _sum_of(n, stride):
         word = u64(0)
         if i < end:
             word = u64(ld_relaxed_gpu_u64(at + u64(8 * stride) * u64(i)))
-        all_told, total = of_the_rest(at, i32(i + step), step, end, epoch)
+        all_come, total = of_the_rest(at, i32(i + step), step, end, epoch)
         if i < end:
-            all_told = all_told and u32(word >> u64(32)) == u32(epoch)
+            all_come = all_come and u32(word >> u64(32)) == u32(epoch)
             total = i32(total + i32(word))
-        return all_told, total
+        return all_come, total
 
     return of_words
 
@@ -133,7 +133,7 @@ def columns(shape, phase):
 
     Columns: the ranks, and behind them the experts. Each word names its call, so it is its own ready flag: no fence and
     no barrier of the grid is needed. tell(call, column, number): of this block. sum_up(call, column, first, step, end):
-    the sum of what the blocks first, first + step, ... before `end` told in a column -> (whether all did, the sum).
+    the sum of what the blocks first, first + step, ... before `end` say in a column -> (whether all did, the sum).
     """
     stride, n_words, what = shape.n_ranks + shape.n_experts, IN_FLIGHT, (phase, FOR_BLOCKS)
     sum_of_words = _sum_of(n_words, stride)
@@ -145,7 +145,7 @@ def columns(shape, phase):
     @device_fn
     def tell(call, column, number):
         at = u64(column_at(call.params, column) + u64(8 * stride) * u64(i32(block_idx())))
-        st_relaxed_gpu_u64(at, wait.told(call.epoch, number))
+        st_relaxed_gpu_u64(at, wait.tagged(call.epoch, number))
 
     @device_fn
     def await_words(call, at, i, step, end):
@@ -161,8 +161,8 @@ def columns(shape, phase):
     def sum_up(call, column, first, step, end):
         at, ok, total, i = u64(column_at(call.params, column)), True, i32(0), i32(first)
         while ok and i < end:
-            all_told, here = sum_of_words(at, i, step, end, call.epoch)
-            if all_told:
+            all_come, here = sum_of_words(at, i, step, end, call.epoch)
+            if all_come:
                 total, i = i32(total + here), i32(i + n_words * step)
             else:
                 ok = await_words(call, at, i, step, end)
@@ -217,15 +217,15 @@ def _numbering_ids(shape):
                 if token + lane < stop:
                     mask = u32(mask_of_token(params[p.ids], i32(token + lane)))
                 while rank < ranks:
-                    go = lanes_for(mask, rank)
+                    goes = lanes_for(mask, rank)
                     if writes:
                         row, start = i32(-1), i32(shfl_idx(numbered, rank))
-                        if has(go, lane):
-                            row = i32(start + popc(u32(go & below(lane))))
+                        if has(goes, lane):
+                            row = i32(start + popc(u32(goes & below(lane))))
                         if token + lane < stop:
                             at = u64(4) * u64(i32(token + lane) * ranks + rank)
                             store_i32(params[p.row_of] + at, row)
-                    n = i32(popc(go))
+                    n = i32(popc(goes))
                     if lane == rank:
                         numbered = i32(numbered + n)
                     rank = i32(rank + 1)
@@ -275,12 +275,12 @@ def numbering_few(shape):
                 token, bit, row = i32(start + lane), u32(0), i32(-1)
                 if token < call.num_tokens:
                     bit = u32(u32(u32(scratch.masks[token]) >> u32(rank)) & u32(1))
-                go = u32(ballot(bit != u32(0)))
+                goes = u32(ballot(bit != u32(0)))
                 if bit != u32(0):
-                    row = i32(total + popc(u32(go & below(lane))))
+                    row = i32(total + popc(u32(goes & below(lane))))
                 if token >= first and token < end:
                     store_i32(rows + u64(4) * u64(token * ranks + rank), row)
-                total, start = i32(total + popc(go)), i32(start + 32)
+                total, start = i32(total + popc(goes)), i32(start + 32)
             if lane == 0:
                 scratch.totals[rank] = total
             rank = i32(rank + n_warps())
@@ -294,7 +294,7 @@ def counter(shape, phase):
     say_numbered(call): behind a barrier, where blocks share all tokens. await_numbers(call, lane): a warp; whether all
     have, and it may read the numbers that other blocks wrote.
     """
-    sending, are_shared = calls.sending(shape), sharing(shape)
+    num_senders, are_shared = calls.num_senders(shape), sharing(shape)
 
     @device_fn
     def numbered_at(call):
@@ -310,7 +310,7 @@ def counter(shape, phase):
     def await_numbers(call, lane):
         ok = True
         if lane == 0:
-            ok = wait.for_blocks(call.params, numbered_at(call), sending(), phase)
+            ok = wait.for_blocks(call.params, numbered_at(call), num_senders(), phase)
         failed = any_lane(not ok)
         syncwarp()                              # what lane 0 acquired, all lanes read
         return failed == 0
@@ -329,7 +329,7 @@ def make(shape, phase):
     behind a barrier: in experts, expert-major in totals, behind the ranks.
     """
     ranks, n_experts, n_columns, expert_major = shape.n_ranks, shape.n_experts, shape.n_columns, shape.expert_major
-    tokens_of_block, sending, numbered = tokens_of(shape), calls.sending(shape), counter(shape, phase)
+    tokens_of_block, num_senders, numbered = tokens_of(shape), calls.num_senders(shape), counter(shape, phase)
     groups = routing.groups_of_threads(shape) if expert_major else 1
     count_ranks, number_ranks = (_numbering_map if expert_major else _numbering_ids)(shape)
     if expert_major:
@@ -362,15 +362,15 @@ def make(shape, phase):
     @device_fn
     def blocks_before():
         """Of the blocks that send those before this one; all, for the leader block."""
-        return i32(min(i32(block_idx()), sending()))
+        return i32(min(i32(block_idx()), num_senders()))
 
     @device_fn
     def sum_ranks(call, totals):
         """A warp a rank, a lane some of the blocks."""
         lane, rank, ok, end = i32(lane_id()), i32(warp_id()), True, blocks_before()
         while rank < ranks:
-            told, here = column.sum_up(call, rank, lane, i32(32), end)
-            ok, total = ok and told, i32(warp_sum_i32(here))
+            come, here = column.sum_up(call, rank, lane, i32(32), end)
+            ok, total = ok and come, i32(warp_sum_i32(here))
             if lane == 0:
                 totals[rank] = total
             rank = i32(rank + n_warps())
@@ -382,10 +382,10 @@ def make(shape, phase):
         ok, i = True, i32(thread_idx())
         while i < n_by_group:
             group, expert = split(i, n_experts)
-            told, here = column.sum_up(call, i32(ranks + expert), group, i32(groups), end)
+            come, here = column.sum_up(call, i32(ranks + expert), group, i32(groups), end)
             if here != 0:
                 shared_add_i32(sums, i32(at + expert), here)
-            ok, i = ok and told, i32(i + block_dim())
+            ok, i = ok and come, i32(i + block_dim())
         return not syncthreads_or(not ok)
 
     @device_fn
@@ -403,7 +403,7 @@ def make(shape, phase):
         if epoch == u64(0):
             return epoch
         call = calls.Call(call.params, call.num_tokens, call.my_rank, epoch)
-        if block_idx() < sending():
+        if block_idx() < num_senders():
             tell_ranks(call, scratch.by_warp)
             if expert_major:
                 expert = i32(thread_idx())
@@ -440,7 +440,7 @@ def make(shape, phase):
     @device_fn
     def sum_experts(call, scratch):
         if expert_major:
-            return add_experts(call, scratch.totals, i32(ranks), sending())
-        return add_experts(call, scratch.experts, i32(0), sending())
+            return add_experts(call, scratch.totals, i32(ranks), num_senders())
+        return add_experts(call, scratch.experts, i32(0), num_senders())
 
     return namespace("layout", count=count, number=number, sum_experts=sum_experts)

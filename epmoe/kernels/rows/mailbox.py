@@ -20,10 +20,10 @@ from .shape import MAX_PLACES, memory_of, namespace
 # Words of a rank's own blocks, bytes from their start
 EPOCH = 0               # u64: the last call that ended
 BEGUN = 8               # i32: blocks that have begun this call
-CLAIMED = 16            # 2 i32: parts of rows (tokens) that warps have taken to expand (reduce), by parity
-TAKEN = 32              # 2 i32: parts of rows that warps have taken to send, by parity
+NEXT_TO_RECEIVE = 16            # 2 i32: parts of rows (tokens) that warps have taken to expand (reduce), by parity
+NEXT_TO_SEND = 32              # 2 i32: parts of rows that warps have taken to send, by parity
 NUMBERED = 40           # 2 i32: blocks that have numbered their tokens, by parity
-BY_PARITY = (CLAIMED, TAKEN, NUMBERED)      # cleared in the call that has the other parity
+BY_PARITY = (NEXT_TO_RECEIVE, NEXT_TO_SEND, NUMBERED)      # cleared in the call that has the other parity
 RECORDED = 24           # i32: the last call whose places of experts' rows are written down
 STATUS = 64             # 16 i32: as in epmoe/kernels/status.py
 WORDS_BYTES = 128
@@ -31,7 +31,7 @@ WORDS_BYTES = 128
 # Words of a note
 PLACES = 0                          # where in the writer's pool its arrays begin, in units of PLACE_BYTES
 CAPACITY = MAX_PLACES               # rows that it has room for
-TOKENS = CAPACITY + 1               # its tokens
+NUM_TOKENS = CAPACITY + 1               # its tokens
 BLOCKS = CAPACITY + 2               # its blocks that send
 COUNTS = CAPACITY + 3               # for each rank: rows that it sends there; behind them the reader's experts
 PLACE_BYTES = 256
@@ -49,9 +49,9 @@ class Control(NamedTuple):
     note_bytes: int
     nbytes: int
 
-    def note(self, parity, source):
+    def note(self, parity, src_rank):
         """Byte offset of the note of a src_rank."""
-        return self.notes + (parity * self.n_ranks + source) * self.note_bytes
+        return self.notes + (parity * self.n_ranks + src_rank) * self.note_bytes
 
 
 def experts_at(n_ranks: int) -> int:
@@ -84,7 +84,7 @@ def control(n_ranks: int, n_local_experts: int, window_tokens: int) -> Control:
 def reading(n_ranks):
     """Device functions over `notes`: namespace.
 
-    count(notes, source, target): rows that a rank sends to another. tokens(notes, rank). blocks(notes, rank).
+    count(notes, src_rank, dst_rank): rows that a rank sends to another. tokens(notes, rank). blocks(notes, rank).
     place(params, notes, index, rank): address of array `index` that a rank has announced. most_tokens(notes): of a
     rank. has_room(notes): whether every rank has room; if one has none, no rank sends anything. All see the same.
 
@@ -96,12 +96,12 @@ def reading(n_ranks):
     n_words, memory = experts_at(n_ranks), memory_of(n_ranks)
 
     @device_fn
-    def count(notes, source, target):
-        return i32(notes[source * n_words + COUNTS + target])
+    def count(notes, src_rank, dst_rank):
+        return i32(notes[src_rank * n_words + COUNTS + dst_rank])
 
     @device_fn
     def tokens(notes, rank):
-        return i32(notes[rank * n_words + TOKENS])
+        return i32(notes[rank * n_words + NUM_TOKENS])
 
     @device_fn
     def blocks(notes, rank):
@@ -121,9 +121,9 @@ def reading(n_ranks):
 
     @device_fn
     def before_me(notes, my_rank):
-        total, source, lane = i32(0), i32(0), i32(lane_id())
-        while lane < n_ranks and source < my_rank:
-            total, source = i32(total + count(notes, source, lane)), i32(source + 1)
+        total, src_rank, lane = i32(0), i32(0), i32(lane_id())
+        while lane < n_ranks and src_rank < my_rank:
+            total, src_rank = i32(total + count(notes, src_rank, lane)), i32(src_rank + 1)
         return total
 
     @device_fn
@@ -146,9 +146,9 @@ def reading(n_ranks):
 
     @device_fn
     def returned_before_me(notes, my_rank):
-        total, target, lane = i32(0), i32(0), i32(lane_id())
-        while lane < n_ranks and target < my_rank:
-            total, target = i32(total + count(notes, lane, target)), i32(target + 1)
+        total, dst_rank, lane = i32(0), i32(0), i32(lane_id())
+        while lane < n_ranks and dst_rank < my_rank:
+            total, dst_rank = i32(total + count(notes, lane, dst_rank)), i32(dst_rank + 1)
         return total
 
     @device_fn
@@ -163,14 +163,14 @@ def reading(n_ranks):
                      returned_before_me=returned_before_me, has_room=has_room)
 
 
-def all_few(n_ranks, few, *, told):
+def all_few(n_ranks, few, *, announced):
     """Device function (notes) -> whether no rank has more than `few` tokens: shape.few, or shape.lamport.
 
-    As they have told in this call, or as the call's handle knows them. All ranks see the same, and every rank that has
+    As they announced in this call, or as the call's handle knows them. All ranks see the same, and every rank that has
     so few has a kernel for it.
     """
     n_words = experts_at(n_ranks)
-    first, step = (TOKENS, n_words) if told else (n_ranks * n_words, 1)
+    first, step = (NUM_TOKENS, n_words) if announced else (n_ranks * n_words, 1)
 
     @device_fn
     def all_have_few(notes):

@@ -59,11 +59,11 @@ def of_part(shape, store=store16):
 def make(shape, flags):
     """Device function push(call, notes): the rows that this rank received, back.
 
-    Each to its src_rank, at [row of the source's handle]. Warps take parts of rows, few blocks whole ones, in turn.
+    Each to its src_rank, at [row of the src_rank's handle]. Warps take parts of rows, few blocks whole ones, in turn.
     flags: of copy.py.
     """
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
-    mail, take, part_of_row = mailbox.reading(ranks), calls.claims(mailbox.TAKEN), of_part(shape)
+    mail, take, part_of_row = mailbox.reading(ranks), calls.claims(mailbox.NEXT_TO_SEND), of_part(shape)
     stays, n_targets, spans = shape.keeps_own, n_targets_of(shape), parts(shape.n_vectors)
     many_blocks = shape.tuning.many_blocks  # fewer push whole rows: their warps wait less often for a release
 
@@ -84,22 +84,22 @@ def make(shape, flags):
         unit, n_units = take(call, lane), i32(largest(here) * n_targets * a_row)
         while unit < n_units:
             following = take(call, lane)
-            part, number, source = part_of_row.unit(call.my_rank, unit, a_row)
-            row = i32(warp_broadcast_i32(before, source) + number)
-            if row < warp_broadcast_i32(ends, source):
-                to_row = i32(warp_broadcast_i32(first_row, source) + number)
-                to, (a, b) = u64(warp_broadcast_u64(rows_at, source)), spans.span(part, a_row)
+            part, number, src_rank = part_of_row.unit(call.my_rank, unit, a_row)
+            row = i32(warp_broadcast_i32(before, src_rank) + number)
+            if row < warp_broadcast_i32(ends, src_rank):
+                to_row = i32(warp_broadcast_i32(first_row, src_rank) + number)
+                to, (a, b) = u64(warp_broadcast_u64(rows_at, src_rank)), spans.span(part, a_row)
                 part_of_row.row(params, row, u64(to + u64(to_row) * u64(row_bytes)), a, b, lane)
                 if has_probs and part == 0:
-                    to_probs = u64(warp_broadcast_u64(probs_at, source)) + u64(4) * u64(to_row) * u64(n_meta)
+                    to_probs = u64(warp_broadcast_u64(probs_at, src_rank)) + u64(4) * u64(to_row) * u64(n_meta)
                     i = i32(lane)
                     while i < n_meta:
                         store_u32(to_probs + u64(4) * u64(i), part_of_row.prob(params, row, i))
                         i = i32(i + 32)
                 if whole:
-                    flags.raise_row(call, source, to_row, n_parts, lane)
+                    flags.raise_row(call, src_rank, to_row, n_parts, lane)
                 else:
-                    flags.raise_part(call, u32(u32(1) << u32(source)), to_row, part, lane)
+                    flags.raise_part(call, u32(u32(1) << u32(src_rank)), to_row, part, lane)
             unit = i32(following)
 
     return push

@@ -43,7 +43,7 @@ def sum_of_rows(dtype, store16=store16):
     at `to` by `store16`.
     """
     numbers = elements.make(dtype)
-    zeros, add, pack = numbers.zeros, numbers.add, numbers.pack
+    zero_sums, add, pack = numbers.zeros, numbers.add, numbers.pack
 
     @device_fn
     def add_up_to_four(sums, n, vectors):
@@ -72,8 +72,8 @@ def sum_of_rows(dtype, store16=store16):
             one, two = i32(base + lane), i32(base + lane + 32)
             q, r = load16(a + at_vector(one, end)), load16(b + at_vector(one, end))
             s, t = load16(a + at_vector(two, end)), load16(b + at_vector(two, end))
-            store(to, one, end, add_up_to_four(zeros(), n, (q, r, q, r)))
-            store(to, two, end, add_up_to_four(zeros(), n, (s, t, s, t)))
+            store(to, one, end, add_up_to_four(zero_sums(), n, (q, r, q, r)))
+            store(to, two, end, add_up_to_four(zero_sums(), n, (s, t, s, t)))
             base = i32(base + 64)
 
     @device_fn
@@ -86,12 +86,12 @@ def sum_of_rows(dtype, store16=store16):
         while base + 32 < end:                  # eight loads in flight
             one, two = i32(base + lane), i32(base + lane + 32)
             q, r = load_four(rows, at_vector(one, end)), load_four(rows, at_vector(two, end))
-            store(to, one, end, add_up_to_four(zeros(), n, q))
-            store(to, two, end, add_up_to_four(zeros(), n, r))
+            store(to, one, end, add_up_to_four(zero_sums(), n, q))
+            store(to, two, end, add_up_to_four(zero_sums(), n, r))
             base = i32(base + 64)
         while base < end:
             q = load_four(rows, at_vector(i32(base + lane), end))
-            store(to, i32(base + lane), end, add_up_to_four(zeros(), n, q))
+            store(to, i32(base + lane), end, add_up_to_four(zero_sums(), n, q))
             base = i32(base + 32)
 
     @device_fn
@@ -106,7 +106,7 @@ def sum_of_rows(dtype, store16=store16):
     def sum_many(places, n, to, first, end, lane):
         base = i32(first)
         while base < end:
-            at, sums, i = at_vector(i32(base + lane), end), zeros(), i32(0)
+            at, sums, i = at_vector(i32(base + lane), end), zero_sums(), i32(0)
             while i < n:
                 rows = four_of(places, i, i32(n - 1))
                 sums = add_up_to_four(sums, i32(n - i), load_four(rows, at))
@@ -118,7 +118,7 @@ def sum_of_rows(dtype, store16=store16):
     def clear(to, first, end, lane):
         vector = i32(first + lane)
         while vector < end:
-            store(to, vector, end, zeros())
+            store(to, vector, end, zero_sums())
             vector = i32(vector + 32)
 
     @device_fn
@@ -144,15 +144,15 @@ def sum_of_experts(shape, store16=store16):
     read.
     """
     numbers, sum_rows = elements.make(shape.dtype), sum_of_rows(shape.dtype, store16)
-    zeros, add, pack = numbers.zeros, numbers.add, numbers.pack
-    local, row_bytes = shape.n_local_experts, shape.row_bytes
+    zero_sums, add, pack = numbers.zeros, numbers.add, numbers.pack
+    n_local, row_bytes = shape.n_local_experts, shape.row_bytes
 
     @device_fn
     def experts_from(params, row, first, lane):
         """Address of the row of expert first + lane, 0 if it has none. Without a branch before votes."""
-        at, expert = u64(0), i32(min(i32(first + lane), i32(local - 1)))
-        expert_row = i32(load_i32(params[p.expert_row] + u64(4) * (u64(row) * u64(local) + u64(expert))))
-        if first + lane < local and expert_row >= 0:
+        at, expert = u64(0), i32(min(i32(first + lane), i32(n_local - 1)))
+        expert_row = i32(load_i32(params[p.expert_row] + u64(4) * (u64(row) * u64(n_local) + u64(expert))))
+        if first + lane < n_local and expert_row >= 0:
             at = params[p.x] + u64(expert_row) * u64(row_bytes)
         return at
 
@@ -161,8 +161,8 @@ def sum_of_experts(shape, store16=store16):
         """More experts than lanes: window by window, again for every vector."""
         base = i32(first)
         while base < end:
-            at, sums, expert = at_vector(i32(base + lane), end), zeros(), i32(0)
-            while expert < local:
+            at, sums, expert = at_vector(i32(base + lane), end), zero_sums(), i32(0)
+            while expert < n_local:
                 places = experts_from(params, row, expert, lane)
                 syncwarp()                      # as in gather()
                 left = u32(ballot(places != u64(0)))
@@ -178,7 +178,7 @@ def sum_of_experts(shape, store16=store16):
     @device_fn
     def sum_row(params, row, to, first, end, lane):
         rows, n, expert = u64(0), i32(0), i32(0)
-        while expert < local:                   # two windows of experts in flight
+        while expert < n_local:                   # two windows of experts in flight
             a, b = experts_from(params, row, expert, lane), experts_from(params, row, i32(expert + 32), lane)
             rows, n = gather(a, rows, n, lane)
             rows, n = gather(b, rows, n, lane)
@@ -193,8 +193,8 @@ def sum_of_experts(shape, store16=store16):
 
 def _by_world(shape):
     """Device function sum_row(places, to, first, end, lane): of p2p worlds, each rounded; ranks and worlds ascend."""
-    numbers, ranks, a_world = elements.make(shape.dtype), shape.n_ranks, shape.p2p_world_size
-    zeros, add, pack = numbers.zeros, numbers.add, numbers.pack
+    numbers, ranks, world_size = elements.make(shape.dtype), shape.n_ranks, shape.p2p_world_size
+    zero_sums, add, pack = numbers.zeros, numbers.add, numbers.pack
 
     @device_fn
     def load_rank(places, rank, end, at):
@@ -206,8 +206,8 @@ def _by_world(shape):
         return q, there
 
     @device_fn
-    def sum_of_ranks(places, at, first, end):
-        sums, rank = zeros(), i32(first)
+    def of_world(places, at, first, end):
+        sums, rank = zero_sums(), i32(first)
         while rank < end:
             a, has_a = load_rank(places, rank, end, at)             # four loads in flight
             b, has_b = load_rank(places, i32(rank + 1), end, at)
@@ -228,10 +228,10 @@ def _by_world(shape):
     def sum_row(places, to, first, end, lane):
         base = i32(first)
         while base < end:
-            at, sums, world = at_vector(i32(base + lane), end), zeros(), i32(0)
-            while world < ranks:
-                sums = add(sums, sum_of_ranks(places, at, world, i32(world + a_world)))
-                world = i32(world + a_world)
+            at, sums, first_rank = at_vector(i32(base + lane), end), zero_sums(), i32(0)
+            while first_rank < ranks:
+                sums = add(sums, of_world(places, at, first_rank, i32(first_rank + world_size)))
+                first_rank = i32(first_rank + world_size)
             q = pack(sums)
             if base + lane < end:
                 store16(to + at, q[0], q[1], q[2], q[3])
@@ -240,7 +240,7 @@ def _by_world(shape):
     return sum_row
 
 
-def sum_of_ranks(shape):
+def sum_over_ranks(shape):
     """Device function sum_row(places, to, first, end, lane): vectors [first, end) of the sum over ranks, into `to`.
 
     places: lane r has the address of rank r's row, 0 for none; rows that do not exist are not read. Every lane sums its
@@ -264,7 +264,7 @@ def of_probs(shape):
     Slot by slot the sum over the token's ranks ascending, from +0.0; expert-major each expert's number from its rank,
     bit by bit, and zero for ranks that the token did not go to.
     """
-    ranks, local, n_meta, n_experts = shape.n_ranks, shape.n_local_experts, shape.n_meta, shape.n_experts
+    ranks, n_local, n_meta, n_experts = shape.n_ranks, shape.n_local_experts, shape.n_meta, shape.n_experts
 
     @device_fn
     def sum_probs(params, token, places, lane):
@@ -279,19 +279,19 @@ def of_probs(shape):
             store_u32(out + u64(4) * (u64(token) * u64(n_meta) + u64(k)), f32_as_u32(total))
 
     @device_fn
-    def copy_probs(params, token, places, lane):
+    def collect_probs(params, token, places, lane):
         out, rank = params[p.out_probs], i32(0)
         while rank < ranks:
             there, expert = u64(warp_broadcast_u64(places, rank)), i32(lane)
-            while expert < local:
+            while expert < n_local:
                 value = u32(0)
                 if there != u64(0):
                     value = u32(load_u32(there + u64(4) * u64(expert)))
-                store_u32(out + u64(4) * (u64(token) * u64(n_experts) + u64(rank * local + expert)), value)
+                store_u32(out + u64(4) * (u64(token) * u64(n_experts) + u64(rank * n_local + expert)), value)
                 expert = i32(expert + 32)
             rank = i32(rank + 1)
 
-    return copy_probs if shape.expert_major else sum_probs
+    return collect_probs if shape.expert_major else sum_probs
 
 
 def make(shape, flags):
@@ -301,9 +301,9 @@ def make(shape, flags):
     come. flags: of copy.py.
     """
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
-    mail, claim, spans, stays = (mailbox.reading(ranks), calls.claims(mailbox.CLAIMED), parts(shape.n_vectors),
+    mail, claim, spans, stays = (mailbox.reading(ranks), calls.claims(mailbox.NEXT_TO_RECEIVE), parts(shape.n_vectors),
                                  shape.keeps_own)
-    sum_row, reduce_probs = sum_of_ranks(shape), of_probs(shape)
+    sum_row, reduce_probs = sum_over_ranks(shape), of_probs(shape)
 
     @device_fn
     def places_of_rows(call, notes, is_own):

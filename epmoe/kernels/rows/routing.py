@@ -72,7 +72,7 @@ def experts_of_ids(shape):
 
 def _mask_of_slots(n, shape):
     """Device function (at) -> the mask of the ranks of n ids from an address on, all asked for first."""
-    id_bytes, n_experts, local = shape.id_bytes, shape.n_experts, shape.n_local_experts
+    id_bytes, n_experts, n_local = shape.id_bytes, shape.n_experts, shape.n_local_experts
 
     @device_fn
     def nothing(at):
@@ -90,7 +90,7 @@ def _mask_of_slots(n, shape):
             wide = u64(u32(load_i32(at)))
         mask = u32(of_the_rest(at + u64(id_bytes)))
         if wide < u64(n_experts):
-            mask = u32(mask | u32(u32(1) << u32(u32(wide) // u32(local))))
+            mask = u32(mask | u32(u32(1) << u32(u32(wide) // u32(n_local))))
         return mask
 
     return of_slots
@@ -112,7 +112,7 @@ def mask_by_thread(shape):
 
 def mask_of_map(shape):
     """Device function (routing_map, token, lane) -> the mask of the ranks of a token's row of the map, by a warp."""
-    n_experts, local = shape.n_experts, shape.n_local_experts
+    n_experts, n_local = shape.n_experts, shape.n_local_experts
 
     @device_fn
     def mask_of(routing_map, token, lane):
@@ -120,7 +120,7 @@ def mask_of_map(shape):
         mask, expert = u32(0), i32(lane)
         while expert < n_experts:
             if load_u8(row + u64(expert)) != 0:
-                mask = u32(mask | (u32(1) << u32(u32(expert) // u32(local))))
+                mask = u32(mask | (u32(1) << u32(u32(expert) // u32(n_local))))
             expert = i32(expert + 32)
         return or_of_warp(mask)
 
@@ -132,7 +132,7 @@ def ranks_of_token(shape):
 
     The mask itself is or_of_warp of these. All loads are issued together; only or_of_warp waits for them.
     """
-    n_experts, local = shape.n_experts, shape.n_local_experts
+    n_experts, n_local = shape.n_experts, shape.n_local_experts
 
     def looking(n):
         @device_fn
@@ -149,7 +149,7 @@ def ranks_of_token(shape):
             value = load_u8(row + u64(expert))
             mask = u32(at_the_rest(row, lane))
             if value != 0:
-                mask = u32(mask | u32(u32(1) << u32(u32(expert) // u32(local))))
+                mask = u32(mask | u32(u32(1) << u32(u32(expert) // u32(n_local))))
             return mask
 
         return look_at

@@ -48,7 +48,8 @@ def looking_at_slots(shape):
     expert: -1 past the last slot, and where the slot has no expert, an id that is no expert's, or one that an earlier
     slot has.
     """
-    top_k, has_probs, load_id, clean = shape.top_k, shape.has_probs, routing.loading_id(shape), routing.cleaning(shape).clean
+    top_k, has_probs, load_id = shape.top_k, shape.has_probs, routing.loading_id(shape)
+    clean = routing.cleaning(shape).clean
     has_slots = shape.has_meta and not shape.expert_major
 
     @device_fn
@@ -67,14 +68,14 @@ def looking_at_slots(shape):
 
 def _sending_slots(shape):
     """Device function send(seen, mask, row, ids_at, probs_at, lane): a token's slots, as its ranks see them."""
-    top_k, local, has_probs = shape.top_k, shape.n_local_experts, shape.has_probs
+    top_k, n_local, has_probs = shape.top_k, shape.n_local_experts, shape.has_probs
 
     @device_fn
     def send(seen, mask, row, ids_at, probs_at, lane):
         expert, prob = seen
         expert_rank, local_expert, left = i32(-1), u64(MINUS_ONE), u32(mask)
         if expert >= 0:
-            expert_rank, local_expert = i32(u32(expert) // u32(local)), u64(u32(expert) % u32(local))
+            expert_rank, local_expert = i32(u32(expert) // u32(n_local)), u64(u32(expert) % u32(n_local))
         while left != u32(0):
             rank = lowest(left)
             at = u64(warp_broadcast_i32(row, rank)) * u64(top_k) + u64(lane)
@@ -97,16 +98,16 @@ def _sending_experts(shape):
     For each rank of `mask`: a bit for each local expert that the token goes to, and for these experts, ascending, the
     token's place among the expert's rows, and its prob. at: addresses of places, probs and masks at rank `lane`.
     """
-    ranks, local, n_experts, has_probs = shape.n_ranks, shape.n_local_experts, shape.n_experts, shape.has_probs
-    n_masks = expert_masks(local)
+    ranks, n_local, n_experts, has_probs = shape.n_ranks, shape.n_local_experts, shape.n_experts, shape.has_probs
+    n_masks = expert_masks(n_local)
 
     @device_fn
     def load_window(params, token, window, lane):
         """(place, prob) of an expert of a window of 32 of a rank; -1 for none."""
         rank, number = split(window, n_masks)
         expert, slot, prob = i32(32 * number + lane), i32(-1), u32(0)
-        if expert < local and rank < ranks:
-            src = u64(4) * (u64(token) * u64(n_experts) + u64(rank * local + expert))
+        if expert < n_local and rank < ranks:
+            src = u64(4) * (u64(token) * u64(n_experts) + u64(rank * n_local + expert))
             slot = i32(load_i32(params[p.slot_of] + src))
             if has_probs:
                 prob = u32(load_u32(params[p.probs] + src))
@@ -132,8 +133,8 @@ def _sending_experts(shape):
                 if number == 0:
                     sent = i32(0)
                 to_row, here = u64(warp_broadcast_i32(row, rank)), u32(ballot(slot >= 0))
-                to_slots = u64(warp_broadcast_u64(slots_at, rank)) + u64(4) * to_row * u64(local)
-                to_probs = u64(warp_broadcast_u64(probs_at, rank)) + u64(4) * to_row * u64(local)
+                to_slots = u64(warp_broadcast_u64(slots_at, rank)) + u64(4) * to_row * u64(n_local)
+                to_probs = u64(warp_broadcast_u64(probs_at, rank)) + u64(4) * to_row * u64(n_local)
                 to_masks = u64(warp_broadcast_u64(masks_at, rank)) + u64(4) * (to_row * u64(n_masks) + u64(number))
                 place = u64(4) * u64(sent + popc(u32(here & below(lane))))
                 if slot >= 0:
@@ -178,8 +179,8 @@ def sending_metadata(shape):
     ranks, mail, expert_major = shape.n_ranks, mailbox.reading(shape.n_ranks), shape.expert_major
     has_meta, has_probs = shape.has_meta, shape.has_meta and shape.has_probs
     has_more, has_scales = shape.scale_words > 0 or expert_major, shape.scale_words > 0 and not expert_major
-    look, send_slots, send_experts, send_scales = (make(shape) for make in (looking_at_slots, _sending_slots, _sending_experts,
-                                                                            _sending_scales))
+    look, send_slots = looking_at_slots(shape), _sending_slots(shape)
+    send_experts, send_scales = _sending_experts(shape), _sending_scales(shape)
 
     @device_fn
     def places(params, notes, lane):
@@ -281,8 +282,8 @@ def make(shape, flags=None, numbered=None):
     """
     ranks, row_bytes, src_bytes, encodes = shape.n_ranks, shape.row_bytes, shape.src_bytes, shape.encode
     mail, spans = mailbox.reading(ranks), parts(shape.n_vectors)
-    sending, are_shared, tokens_of_block = calls.sending(shape), layout.sharing(shape), layout.tokens_of(shape)
-    begins_with_own, take = layout.beginning(shape), calls.claims(mailbox.TAKEN)
+    num_senders, are_shared, tokens_of_block = calls.num_senders(shape), layout.sharing(shape), layout.tokens_of(shape)
+    begins_with_own, take = layout.beginning(shape), calls.claims(mailbox.NEXT_TO_SEND)
     raises, is_numbered_now, fewest = flags is not None, numbered is not None, fewest_parts(shape)
     n_apart, has_more, more = metadata_apart(shape), has_metadata(shape), sending_metadata(shape)
     rows, bring = copying(read_only=not encodes), _prefetching(shape)
@@ -301,7 +302,7 @@ def make(shape, flags=None, numbered=None):
         first, end = tokens_of_block(call.num_tokens)
         warps = i32(n_warps())
         if are_shared(call.num_tokens):         # all tokens, which warps take in turn
-            first, end, warps = i32(0), i32(call.num_tokens), i32(n_warps() * sending())
+            first, end, warps = i32(0), i32(call.num_tokens), i32(n_warps() * num_senders())
         n_parts = parts_of_row(notes, i32(end - first), warps)
         own, n_own = i32(-1), i32(0)
         if is_numbered_now and begins_with_own(call.num_tokens):

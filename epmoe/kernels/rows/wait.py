@@ -22,8 +22,8 @@ FOR_ANNOUNCEMENT, FOR_ARRIVAL, FOR_BLOCKS, FOR_WINDOW = 11, 12, 13, 14
 
 
 @device_fn
-def told(epoch, number):
-    """A word that says a number (32 bits) in this call."""
+def tagged(epoch, number):
+    """A word with a number (32 bits) and this call's, so that it is its own ready flag."""
     return u64(u64(u64(epoch) << u64(32)) | u64(u32(number)))
 
 
@@ -39,7 +39,7 @@ def for_blocks(params, address, wanted, phase):
     return wait_for_own_blocks(address, wanted, status_of(params), params[p.timeout_ns], phase, FOR_BLOCKS, i32(0))
 
 
-def _until_told(load):
+def _until_tagged(load):
     @device_fn
     def wait(params, address, seen, epoch, what, index):
         """The word at the address once it is of this epoch, 0 if that takes too long; seen: its value before."""
@@ -58,9 +58,9 @@ def _until_told(load):
     return wait
 
 
-for_word_of_rank = _until_told(ld_relaxed_gpu_u64)          # written by a block of this rank
-for_word_of_peer = _until_told(ld_acquire_sys_u64)          # behind the fence of its leader block
-for_tagged_word = _until_told(ld_relaxed_sys_u64)           # the word is its own ready flag
+for_word_of_rank = _until_tagged(ld_relaxed_gpu_u64)          # written by a block of this rank
+for_word_of_peer = _until_tagged(ld_acquire_sys_u64)          # behind the fence of its leader block
+for_tagged_word = _until_tagged(ld_relaxed_sys_u64)           # the word is its own ready flag
 
 
 def _until_equal(load):
@@ -96,11 +96,11 @@ def see_flag(params, address, wanted, what, index):
 
 
 def for_four(phase, empty, look, is_late):
-    """Polling data that carries its own ready flag: device function take(call, source, step, word, at).
+    """Polling data that carries its own ready flag: device function take(call, src_rank, step, word, at).
 
     By a whole warp: each lane waits for what lies at its own four addresses `at`, 0 for none, asked for together ->
     (whether all arrived, data of word, the four). word: address of a word of a call that all lanes wait for besides, 0
-    for none. source: the rank that writes what the first address is of; each further one is that of the rank `step`
+    for none. src_rank: the rank that writes what the first address is of; each further one is that of the rank `step`
     behind. empty(address, tag): what is known before the first look. look(address, known, tag): what lies there now.
     is_late(known, tag): whether it has not come; never true without an address. tag: this call's, as u64 above 32
     zeros.
@@ -117,7 +117,7 @@ def for_four(phase, empty, look, is_late):
         return n
 
     @device_fn
-    def take(call, source, step, word, at):
+    def take(call, src_rank, step, word, at):
         tag, ok, are_late, polls, since = u64(u64(call.epoch) << u64(32)), True, True, 0, u64(0)
         a, b, c, d, w = empty(at[0], tag), empty(at[1], tag), empty(at[2], tag), empty(at[3], tag), u64(tag)
         while ok and are_late:
@@ -132,7 +132,7 @@ def for_four(phase, empty, look, is_late):
                     since = u64(globaltimer())
                 elif gives_up(status_of(call.params), since, call.params[p.timeout_ns]):
                     record_expired(status_of(call.params), phase, FOR_WINDOW,
-                                   i32(source + step * first_late(a, b, c, tag)), i32(call.epoch), -1)
+                                   i32(src_rank + step * first_late(a, b, c, tag)), i32(call.epoch), -1)
                     ok = False
         failed = any_lane(not ok)
         return failed == 0, u32(w), (a, b, c, d)

@@ -37,15 +37,15 @@ def _parts_of_row(shape):
 def _probs(shape, bits, placing):
     """Device functions of a token's probs for the experts of one rank, by a warp: namespace. bits, placing: of places.py
 
-    send(call, token, rank, lane). receive(call, table, source, token, lane): to the token's output rows; whether they
+    send(call, token, rank, lane). receive(call, table, src_rank, token, lane): to the token's output rows; whether they
     came. A rank's own are where they are. table: Places.
     """
-    local, n_experts, what = shape.n_local_experts, shape.n_experts, (ROWS_DISPATCH, FOR_WINDOW)
+    n_local, n_experts, what = shape.n_local_experts, shape.n_experts, (ROWS_DISPATCH, FOR_WINDOW)
 
     @device_fn
     def routed(row, expert):
         value = i32(0)
-        if expert < local:
+        if expert < n_local:
             value = i32(load_u8(row + u64(expert)))
         return value
 
@@ -59,14 +59,14 @@ def _probs(shape, bits, placing):
     @device_fn
     def put(to, epoch, expert, is_routed, prob):
         if is_routed != 0:
-            st_relaxed_sys_u64(to + u64(8) * u64(expert), wait.told(epoch, prob))
+            st_relaxed_sys_u64(to + u64(8) * u64(expert), wait.tagged(epoch, prob))
 
     @device_fn
     def send(call, token, rank, lane):
-        first = u64(u64(token) * u64(n_experts) + u64(i32(rank * local)))
+        first = u64(u64(token) * u64(n_experts) + u64(i32(rank * n_local)))
         row, probs = call.params[p.ids] + first, call.params[p.probs] + u64(4) * first
         to, expert = u64(bits.prob_at(call, rank, call.my_rank, token, i32(0))), i32(lane)
-        while expert - lane < local:            # four windows of experts in flight
+        while expert - lane < n_local:            # four windows of experts in flight
             a, b = routed(row, expert), routed(row, i32(expert + 32))
             c, d = routed(row, i32(expert + 64)), routed(row, i32(expert + 96))
             q, r = prob_of(probs, expert, a), prob_of(probs, i32(expert + 32), b)
@@ -78,25 +78,25 @@ def _probs(shape, bits, placing):
             expert = i32(expert + 128)
 
     @device_fn
-    def take(call, source, token, expert):
+    def take(call, src_rank, token, expert):
         """(whether it arrived, the prob)"""
         ok, prob = True, u32(0)
-        if source == call.my_rank:
-            at = u64(u64(token) * u64(n_experts) + u64(i32(call.my_rank * local + expert)))
+        if src_rank == call.my_rank:
+            at = u64(u64(token) * u64(n_experts) + u64(i32(call.my_rank * n_local + expert)))
             prob = u32(load_u32(call.params[p.probs] + u64(4) * at))
         else:
-            at = u64(bits.prob_at(call, call.my_rank, source, token, expert))
-            word = u64(wait.for_tagged_word(call.params, at, u64(ld_relaxed_sys_u64(at)), call.epoch, what, source))
+            at = u64(bits.prob_at(call, call.my_rank, src_rank, token, expert))
+            word = u64(wait.for_tagged_word(call.params, at, u64(ld_relaxed_sys_u64(at)), call.epoch, what, src_rank))
             ok, prob = word != u64(0), u32(word)
         return ok, prob
 
     @device_fn
-    def receive(call, table, source, token, lane):
+    def receive(call, table, src_rank, token, lane):
         ok, expert = True, i32(lane)
-        while expert < local:
-            row = i32(placing.target(table, source, token, expert, i32(call.params[p.n_rows])))
+        while expert < n_local:
+            row = i32(placing.target(table, src_rank, token, expert, i32(call.params[p.n_rows])))
             if ok and row >= 0:
-                ok, prob = take(call, source, token, expert)
+                ok, prob = take(call, src_rank, token, expert)
                 store_u32(call.params[p.out_probs] + u64(4) * u64(row), prob)
             expert = i32(expert + 32)
         return any_lane(not ok) == 0
@@ -184,7 +184,7 @@ def _receiving(shape, into, placing, probs):
     keep(call, table): of the rows that this rank sends to itself. clear(params, table): of zeros in rows without a
     token. receive(call, notes, table): of what the others send; whether it came.
     """
-    ranks, local, n_parts, row_bytes = shape.n_ranks, shape.n_local_experts, _parts_of_row(shape), shape.row_bytes
+    ranks, n_local, n_parts, row_bytes = shape.n_ranks, shape.n_local_experts, _parts_of_row(shape), shape.row_bytes
     encodes, has_probs, mail = shape.encode, shape.has_probs, mailbox.reading(shape.n_ranks)
     out_bytes, n_scales = shape.n_vectors * VECTOR, shape.scale_words
     spans, clear_row, rows = parts(shape.n_vectors), expand.clear_row_of(shape), copying(read_only=False)
@@ -197,18 +197,18 @@ def _receiving(shape, into, placing, probs):
 
         token_of: (src_rank, token).
         """
-        (source, token), (base, end), is_first, row = token_of, spans.span(part, n_parts), True, u64(0)
+        (src_rank, token), (base, end), is_first, row = token_of, spans.span(part, n_parts), True, u64(0)
         if part == 0:
-            row = u64(placing.number(table, source, token, lane)) * u64(local)
+            row = u64(placing.number(table, src_rank, token, lane)) * u64(n_local)
             row = u64(params[p.expert_row] + u64(4) * row)
         while base < end:
             batch, window = rows.load(src, base, end, lane), i32(0)
-            while window < local:
+            while window < n_local:
                 expert = i32(window + lane)
-                to = i32(placing.target(table, source, token, expert, i32(params[p.n_rows])))
+                to = i32(placing.target(table, src_rank, token, expert, i32(params[p.n_rows])))
                 mask = u32(ballot(to >= 0))
                 rows.store(batch, params[p.out] + u64(to) * u64(out_bytes), mask, i32(0), base, end, lane)
-                if is_first and part == 0 and expert < local:
+                if is_first and part == 0 and expert < n_local:
                     store_i32(row + u64(4) * u64(expert), to)
                 if is_first and encodes:
                     scales = params[p.out_scales] + u64(4 * n_scales) * u64(to)
@@ -232,13 +232,13 @@ def _receiving(shape, into, placing, probs):
     def clear(params, table):
         lane, (me, warps), limit = i32(lane_id()), warps_of_rank(), i32(params[p.n_rows])
         expert = i32(warps - 1 - me)
-        while expert < local:
+        while expert < n_local:
             row, end = i32(table.starts[expert] + table.counts[expert]), i32(min(i32(table.starts[expert + 1]), limit))
             while row < end:
                 clear_row(params, row, lane)
                 row = i32(row + 1)
             expert = i32(expert + warps)
-        row = i32(table.starts[local] + warps - 1 - me)
+        row = i32(table.starts[n_local] + warps - 1 - me)
         while row < limit:
             clear_row(params, row, lane)
             row = i32(row + warps)
@@ -250,22 +250,22 @@ def _receiving(shape, into, placing, probs):
         while ok and unit < units:              # those of all ranks are expected to come side by side
             turn, part = split(unit, n_parts)
             token, step = split(turn, max(ranks - 1, 1))
-            source = around(i32(call.my_rank + 1 + step), ranks)
-            if token < mail.tokens(notes, source) and placing.comes(table, source, token):
+            src_rank = around(i32(call.my_rank + 1 + step), ranks)
+            if token < mail.tokens(notes, src_rank) and placing.comes(table, src_rank, token):
                 awaited = i32(-1)
                 if lane == 0:
                     awaited = i32(token)
-                ok = into.await_flag(call, source, awaited, part)
+                ok = into.await_flag(call, src_rank, awaited, part)
                 if ok:
-                    src = u64(into.rows(call, call.my_rank, source) + u64(token) * u64(row_bytes))
-                    expand_part(call.params, src, table, (source, token), part, lane)
+                    src = u64(into.rows(call, call.my_rank, src_rank) + u64(token) * u64(row_bytes))
+                    expand_part(call.params, src, table, (src_rank, token), part, lane)
             unit = i32(unit + warps)
         if has_probs:
             unit = i32(unit - units)
             while ok and unit < most * ranks:
-                token, source = split(unit, ranks)
-                if token < mail.tokens(notes, source):
-                    ok = probs.receive(call, table, source, token, lane)
+                token, src_rank = split(unit, ranks)
+                if token < mail.tokens(notes, src_rank):
+                    ok = probs.receive(call, table, src_rank, token, lane)
                 unit = i32(unit + warps)
         return ok
 
@@ -279,9 +279,9 @@ def dispatching(shape, mark, number_rows):
     tokens, all ranks go on in the ordinary way, and this rank's rows are numbered and announced. number_rows: of
     dispatch.py, for that.
     """
-    ranks, few, trace, mail, ends = (shape.n_ranks, shape.few, shape.trace, mailbox.reading(shape.n_ranks),
-                                     calls.ends(shape.n_ranks))
-    all_few = mailbox.all_few(ranks, few, told=True)
+    ranks, few, trace, mail, (_, end_call) = (shape.n_ranks, shape.few, shape.trace, mailbox.reading(shape.n_ranks),
+                                     calls.begin_and_end(shape.n_ranks))
+    all_few = mailbox.all_few(ranks, few, announced=True)
     announce_places = announce.early(shape, "places", marks=False)
     announce_tokens = announce.early(shape, "tokens", fences=False, marks=False)
     note_counts = announce.telling(shape, *announce.parts_of_note(ranks)["counts"])
@@ -346,7 +346,7 @@ def dispatching(shape, mark, number_rows):
         write.counts(call.params, notes, mail.has_room(notes))
         write.experts(call.params, scratch.experts, table.partial)
         mark(call.params, stamps.PLACED)
-        ends.end(call)
+        end_call(call)
         mark(call.params, stamps.LEFT)
         return True
 

@@ -37,10 +37,10 @@ def _pushing(shape):
         n_turns, (unit, warps) = i32(largest(here) * n_targets), warps_of_rank()
         n_parts = i32(max(fewest, spans.count(n_turns, warps)))
         while unit < n_turns * n_parts:
-            part, number, source = part_of_row.unit(call.my_rank, unit, n_parts)
-            row, (a, b) = i32(warp_broadcast_i32(before, source) + number), spans.span(part, n_parts)
-            to = at.row(warp_broadcast_u64(rows, source), number)
-            if number < warp_broadcast_i32(here, source):
+            part, number, src_rank = part_of_row.unit(call.my_rank, unit, n_parts)
+            row, (a, b) = i32(warp_broadcast_i32(before, src_rank) + number), spans.span(part, n_parts)
+            to = at.row(warp_broadcast_u64(rows, src_rank), number)
+            if number < warp_broadcast_i32(here, src_rank):
                 if a < b:
                     part_of_row.row(call.params, row, to, a, b, lane)
                 i = i32(lane)
@@ -109,7 +109,7 @@ def _returning_probs(shape, take):
     Slot by slot the sum over the token's ranks ascending, from +0.0; expert-major each expert's number from its rank,
     bit by bit, and zero for ranks that the token did not go to. rows: in lane r that of rank r, 0 for none.
     """
-    ranks, local, n_meta, n_experts = shape.n_ranks, shape.n_local_experts, shape.n_meta, shape.n_experts
+    ranks, n_local, n_meta, n_experts = shape.n_ranks, shape.n_local_experts, shape.n_meta, shape.n_experts
     add_four = _adding(shape, device_fn(lambda total, prob: add_rn(total, u32_as_f32(prob))))
     take_words = device_fn(lambda call, rank, at: take.words(call, rank, i32(1), at))
     take_four = _taking(shape, lamport.places(shape).word, n_meta, take_words)
@@ -131,16 +131,16 @@ def _returning_probs(shape, take):
 
     @device_fn
     def store_prob(call, token, rank, expert, prob):
-        if rank < ranks and expert < local:
-            i = u64(token) * u64(n_experts) + u64(i32(rank * local + expert))
+        if rank < ranks and expert < n_local:
+            i = u64(token) * u64(n_experts) + u64(i32(rank * n_local + expert))
             store_u32(call.params[p.out_probs] + u64(4) * i, prob)
 
     @device_fn
-    def copy_probs(call, rows, token, own_row, lane):
+    def collect_probs(call, rows, token, own_row, lane):
         rank, ok = i32(0), True
         while ok and rank < ranks:
             expert = i32(lane)
-            while ok and expert - lane < local:
+            while ok and expert - lane < n_local:
                 ok, four = take_four(call, rows, rank, expert)
                 if ok:
                     store_prob(call, token, rank, expert, four[0])
@@ -151,7 +151,7 @@ def _returning_probs(shape, take):
             rank = i32(rank + 4)
         return ok
 
-    return copy_probs if shape.expert_major else sum_probs
+    return collect_probs if shape.expert_major else sum_probs
 
 
 def _reducing(shape):
@@ -162,7 +162,7 @@ def _reducing(shape):
     ranks, row_bytes, has_probs, stays = shape.n_ranks, shape.row_bytes, shape.has_probs, shape.keeps_own
     mail, at, take, numbers = (mailbox.reading(ranks), lamport.places(shape), lamport.taking(ROWS_COMBINE),
                                elements.make(shape.dtype))
-    zeros, pack, n_vectors, n_pieces = numbers.zeros, numbers.pack, shape.n_vectors, -(-shape.n_vectors // 32)
+    zero_sums, pack, n_vectors, n_pieces = numbers.zeros, numbers.pack, shape.n_vectors, -(-shape.n_vectors // 32)
     add_four, return_probs = _adding(shape, numbers.add), _returning_probs(shape, take)
 
     @device_fn
@@ -183,7 +183,7 @@ def _reducing(shape):
 
     @device_fn
     def sum_piece(call, rows, out, vector):
-        sums, rank, ok, own = zeros(), i32(0), True, own_vector(call, rows, vector)
+        sums, rank, ok, own = zero_sums(), i32(0), True, own_vector(call, rows, vector)
         while ok and rank < ranks:
             ok, four = take_four(call, rows, rank, vector)
             sums = add_four(call, sums, rows, rank, own, four)
@@ -224,7 +224,7 @@ def combining(shape, mark):
     combine(call, notes): the rest of the call, of every block. Every block but the leader block pushes, and then
     reduces. The leader block ends the call when all ranks and all blocks have begun it.
     """
-    push_rows, reduce_rows, end = _pushing(shape), _reducing(shape), calls.ends(shape.n_ranks).end
+    push_rows, reduce_rows, (_, end_call) = _pushing(shape), _reducing(shape), calls.begin_and_end(shape.n_ranks)
     may_end = announce.closing(shape, ROWS_COMBINE, "without_counts")
 
     @device_fn
@@ -233,7 +233,7 @@ def combining(shape, mark):
             calls.say_begun(call.params)
         if calls.is_leader():
             if may_end(call, notes):
-                end(call)
+                end_call(call)
         else:
             push_rows(call, notes)
             mark(call.params, stamps.SENT)
@@ -241,4 +241,4 @@ def combining(shape, mark):
             mark(call.params, stamps.REDUCED)
         mark(call.params, stamps.LEFT)
 
-    return namespace("few", fits=mailbox.all_few(shape.n_ranks, shape.lamport, told=False), combine=combine)
+    return namespace("few", fits=mailbox.all_few(shape.n_ranks, shape.lamport, announced=False), combine=combine)

@@ -36,9 +36,9 @@ def _bits_of_tokens(shape):
         if lane < a_word and first + lane < num_tokens:
             mask = u32(masks[first + lane])
         while rank < ranks:
-            go = lanes_for(mask, rank)
+            goes = lanes_for(mask, rank)
             if lane == rank:
-                mine = go
+                mine = goes
             rank = i32(rank + 1)
         return mine
 
@@ -114,10 +114,10 @@ def dispatching(shape, mark):
     dispatch(call, begun, notes, scratch): of every block -> 0 if the call is over; else its number: some rank has many
     tokens, all ranks go on in the ordinary way, and this rank's rows are numbered and announced.
     """
-    mail, ends, few = mailbox.reading(shape.n_ranks), calls.ends(shape.n_ranks), shape.lamport
+    mail, (_, end_call), few = mailbox.reading(shape.n_ranks), calls.begin_and_end(shape.n_ranks), shape.lamport
     announce_places = announce.early(shape, "places", marks=False)
     announce_facts = announce.early(shape, "facts", fences=False, counts_of=_counts(shape))
-    announce_experts, all_few = announce.experts(shape), mailbox.all_few(shape.n_ranks, few, told=True)
+    announce_experts, all_few = announce.experts(shape), mailbox.all_few(shape.n_ranks, few, announced=True)
     await_note = announce.awaiting(shape, ROWS_DISPATCH, "note")
     await_facts = announce.awaiting(shape, ROWS_DISPATCH, "facts", acquires=False)
     mask_of_token, count_experts = routing.mask_by_thread(shape), routing.experts_of_ids(shape)
@@ -165,7 +165,7 @@ def dispatching(shape, mark):
         ok = record(call, notes, mail.has_room(notes), scratch.experts) and calls.all_begun(call.params, ROWS_DISPATCH)
         mark(call.params, stamps.PLACED)
         if ok:
-            ends.end(call)
+            end_call(call)
         mark(call.params, stamps.LEFT)
         return u64(0)
 
@@ -216,7 +216,7 @@ def resending(shape, mark):
     the call. Peers announce nothing that it waits for: the counts are known. A rank without room for its own rows takes
     them, and stores nothing.
     """
-    ranks, mail, end = shape.n_ranks, mailbox.reading(shape.n_ranks), calls.ends(shape.n_ranks).end
+    ranks, mail, (_, end_call) = shape.n_ranks, mailbox.reading(shape.n_ranks), calls.begin_and_end(shape.n_ranks)
     rows, may_end = send.make(shape, _number_in_handle(ranks)), announce.closing(shape, ROWS_DISPATCH, "without_counts")
 
     @device_fn
@@ -225,7 +225,7 @@ def resending(shape, mark):
             calls.say_begun(call.params)
         if calls.is_leader():
             if may_end(call, notes):
-                end(call)
+                end_call(call)
         else:
             n_rows, row_of = mail.received(notes, call.my_rank), call.params[p.row_of]
             has_room = i32(warp_broadcast_i32(n_rows, i32(ranks - 1))) <= i32(call.params[p.capacity])
@@ -234,7 +234,8 @@ def resending(shape, mark):
             rows.receive(call, row_of, notes, has_room, first)
         mark(call.params, stamps.LEFT)
 
-    return namespace("few", prepare=rows.prepare, fits=mailbox.all_few(ranks, shape.lamport, told=False), resend=resend)
+    all_few = mailbox.all_few(ranks, shape.lamport, announced=False)
+    return namespace("few", prepare=rows.prepare, fits=all_few, resend=resend)
 
 
 def _number_in_handle(ranks):

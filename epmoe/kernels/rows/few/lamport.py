@@ -78,9 +78,9 @@ def bytes_for(shape):
 
 
 def places(shape):
-    """Device functions: where a rank has a source's rows, and what is in them: namespace.
+    """Device functions: where a rank has a src_rank's rows, and what is in them: namespace.
 
-    of(params, rank, source) -> what can be looked up before the call is known: (address in calls of parity 0, bytes to
+    of(params, rank, src_rank) -> what can be looked up before the call is known: (address in calls of parity 0, bytes to
     that of the other). rows(of, epoch): address of the rows. row(rows, row): of one. Of a row vector(row, i),
     word(row, i): the i-th word of its metadata, part(row, i): the word of a part.
     """
@@ -88,8 +88,8 @@ def places(shape):
     words_at, of_source = parts_at + WORD * n_parts_of(shape), shape.tuning.lamport_tokens * row_bytes
 
     @device_fn
-    def of(params, rank, source):
-        at = u64(params[p.lamport_at] + u64(source) * u64(of_source))
+    def of(params, rank, src_rank):
+        at = u64(params[p.lamport_at] + u64(src_rank) * u64(of_source))
         return u64(memory.pool(params, rank) + at), params[p.lamport_bytes]
 
     @device_fn
@@ -118,7 +118,7 @@ def places(shape):
 @device_fn
 def put(at, number, epoch):
     """Stores a word."""
-    st_relaxed_sys_u64(at, wait.told(epoch, number))
+    st_relaxed_sys_u64(at, wait.tagged(epoch, number))
 
 
 @device_fn
@@ -175,9 +175,9 @@ def _put_back(at):
 def taking(phase):
     """Device functions that poll what has been put, and put ABSENT or NOTHING back: namespace.
 
-    By a warp, each lane at its own four addresses `at`, 0 for none; source, step: as of wait.for_four. vectors(call,
-    source, step, word, at) -> (whether they came, data of word, four vectors); the word, 0 for none, is left there.
-    words(call, source, step, at) -> (whether they came, four u32). word(call, source, at): a thread; a word of this
+    By a warp, each lane at its own four addresses `at`, 0 for none; src_rank, step: as of wait.for_four. vectors(call,
+    src_rank, step, word, at) -> (whether they came, data of word, four vectors); the word, 0 for none, is left there.
+    words(call, src_rank, step, at) -> (whether they came, four u32). word(call, src_rank, at): a thread; a word of this
     call, 0 if it does not come.
     """
     poll_vectors = wait.for_four(phase, _no_vector, _look_at_vector, _vector_is_late)
@@ -185,8 +185,8 @@ def taking(phase):
     what = phase, FOR_WINDOW
 
     @device_fn
-    def take_vectors(call, source, step, word, at):
-        ok, data, vectors = poll_vectors(call, source, step, word, at)
+    def take_vectors(call, src_rank, step, word, at):
+        ok, data, vectors = poll_vectors(call, src_rank, step, word, at)
         if ok:
             _put_vector_back(at[0])
             _put_vector_back(at[1])
@@ -195,8 +195,8 @@ def taking(phase):
         return ok, data, vectors
 
     @device_fn
-    def take_words(call, source, step, at):
-        ok, _, (a, b, c, d) = poll_words(call, source, step, u64(0), at)
+    def take_words(call, src_rank, step, at):
+        ok, _, (a, b, c, d) = poll_words(call, src_rank, step, u64(0), at)
         if ok:
             _put_back(at[0])
             _put_back(at[1])
@@ -205,8 +205,8 @@ def taking(phase):
         return ok, (u32(a), u32(b), u32(c), u32(d))
 
     @device_fn
-    def take_word(call, source, at):
-        word = u64(wait.for_tagged_word(call.params, at, u64(ld_relaxed_sys_u64(at)), call.epoch, what, source))
+    def take_word(call, src_rank, at):
+        word = u64(wait.for_tagged_word(call.params, at, u64(ld_relaxed_sys_u64(at)), call.epoch, what, src_rank))
         if word != u64(0):
             _put_back(at)
         return word

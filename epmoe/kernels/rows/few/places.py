@@ -24,8 +24,8 @@ WORD = 8                            # bytes
 class Places(NamedTuple):
     """Shared int32 arrays of a block.
 
-    bits, before: [word, source, expert]; before: the output row of the first of the word's tokens. starts [expert + 1],
-    counts [expert]: of an expert's rows, starts[experts] the end of all. here [source, word]: the tokens with any
+    bits, before: [word, src_rank, expert]; before: the output row of the first of the word's tokens. starts [expert + 1],
+    counts [expert]: of an expert's rows, starts[experts] the end of all. here [src_rank, word]: the tokens with any
     expert of this rank. partial [32].
     """
 
@@ -79,26 +79,26 @@ def telling(shape):
 
     n_told(num_tokens): what warps have to tell, 32 words each. tell(call, first, step): by warps, of `step` the
     first-th; this rank's words to all ranks. await_bits(call, notes, bits): every block; whether all ranks' words came,
-    to the shared array bits. prob_at(call, rank, source, token, expert): address of the word with a prob, behind those
+    to the shared array bits. prob_at(call, rank, src_rank, token, expert): address of the word with a prob, behind those
     of bits.
     """
-    ranks, local, n_experts, of_source = shape.n_ranks, shape.n_local_experts, shape.n_experts, _bytes_of_source(shape)
-    n_windows, mail, words_told, memory = -(-local // 32), mailbox.reading(ranks), _words_told(shape), memory_of(ranks)
+    ranks, n_local, n_experts, of_source = shape.n_ranks, shape.n_local_experts, shape.n_experts, _bytes_of_source(shape)
+    n_windows, mail, words_told, memory = -(-n_local // 32), mailbox.reading(ranks), _words_told(shape), memory_of(ranks)
     (a_word, n_words), few = _words_of(shape), shape.tuning.window_word_of_few
     of_some, of_all = routing.bits_of_tokens(few, n_experts), routing.bits_of_tokens(a_word, n_experts)
     what = ROWS_DISPATCH, FOR_WINDOW
 
     @device_fn
-    def words_at(call, rank, source):
-        """Where a rank has a source's words."""
+    def words_at(call, rank, src_rank):
+        """Where a rank has a src_rank's words."""
         pool = memory.pool(call.params, rank)
         half = u64((u64(call.epoch) & u64(1)) * call.params[p.bits_bytes])
-        return u64(pool + call.params[p.bits_at] + half + u64(source) * u64(of_source))
+        return u64(pool + call.params[p.bits_at] + half + u64(src_rank) * u64(of_source))
 
     @device_fn
-    def prob_at(call, rank, source, token, expert):
-        words = u64(words_at(call, rank, source) + u64(WORD * n_words * local))
-        return u64(words + u64(WORD) * (u64(token) * u64(local) + u64(expert)))
+    def prob_at(call, rank, src_rank, token, expert):
+        words = u64(words_at(call, rank, src_rank) + u64(WORD * n_words * n_local))
+        return u64(words + u64(WORD) * (u64(token) * u64(n_local) + u64(expert)))
 
     @device_fn
     def n_told(num_tokens):
@@ -108,7 +108,7 @@ def telling(shape):
     def bits_of(call, rank, expert, word):
         """Of a word's tokens, for an expert of a rank."""
         column = call.params[p.ids] + u64(word * a_word) * u64(n_experts)
-        column = u64(column + u64(i32(rank * local + min(expert, local - 1))))
+        column = u64(column + u64(i32(rank * n_local + min(expert, n_local - 1))))
         last = i32(min(a_word, i32(call.num_tokens - word * a_word)) - 1)
         if last < few:
             mask = u32(of_some(column, last))
@@ -123,10 +123,10 @@ def telling(shape):
             word, rest = split(task, ranks * n_windows)
             rank, window = split(rest, n_windows)
             expert = i32(window * 32 + lane)
-            to = u64(words_at(call, rank, call.my_rank) + u64(WORD) * u64(i32(word * local + expert)))
+            to = u64(words_at(call, rank, call.my_rank) + u64(WORD) * u64(i32(word * n_local + expert)))
             mask = bits_of(call, rank, expert, word)
-            if expert < local:
-                st_relaxed_sys_u64(to, wait.told(call.epoch, mask))
+            if expert < n_local:
+                st_relaxed_sys_u64(to, wait.tagged(call.epoch, mask))
             task = i32(task + step)
 
     @device_fn
@@ -134,10 +134,10 @@ def telling(shape):
         ok, i, n = True, i32(thread_idx()), i32(words_told(notes) * n_experts)
         while ok and i < n:
             word, rest = split(i, n_experts)
-            (source, expert), value = split(rest, local), i32(0)
-            if word * a_word < mail.tokens(notes, source):
-                at = u64(words_at(call, call.my_rank, source) + u64(WORD) * u64(i32(word * local + expert)))
-                seen = u64(wait.for_tagged_word(call.params, at, u64(ld_relaxed_sys_u64(at)), call.epoch, what, source))
+            (src_rank, expert), value = split(rest, n_local), i32(0)
+            if word * a_word < mail.tokens(notes, src_rank):
+                at = u64(words_at(call, call.my_rank, src_rank) + u64(WORD) * u64(i32(word * n_local + expert)))
+                seen = u64(wait.for_tagged_word(call.params, at, u64(ld_relaxed_sys_u64(at)), call.epoch, what, src_rank))
                 ok, value = seen != u64(0), i32(u32(seen))
             bits[i] = value
             i = i32(i + block_dim())
@@ -149,30 +149,30 @@ def telling(shape):
 def placing(shape):
     """Device functions over Places: namespace.
 
-    allocate() -> Places. count(places, notes, gathered): of a block that wants only gathered[source * local + expert],
-    the tokens for an expert. place(params, notes, places): all but the bits, behind a barrier. target(places, source,
-    token, expert, limit) -> output row, -1 for none. comes(places, source, token): whether it has a row here.
-    number(places, source, token, lane) -> its number among all rows that come, by a warp. total(places, lane): of
+    allocate() -> Places. count(places, notes, gathered): of a block that wants only gathered[src_rank * n_local +
+    expert], the tokens for an expert. place(params, notes, places): all but the bits, behind a barrier. target(places, src_rank,
+    token, expert, limit) -> output row, -1 for none. comes(places, src_rank, token): whether it has a row here.
+    number(places, src_rank, token, lane) -> its number among all rows that come, by a warp. total(places, lane): of
     these.
     """
-    ranks, local, n_experts, words_told = shape.n_ranks, shape.n_local_experts, shape.n_experts, _words_told(shape)
-    (a_word, most_words), n_starts, sums = _words_of(shape), local + 1, block_sum()
+    ranks, n_local, n_experts, words_told = shape.n_ranks, shape.n_local_experts, shape.n_experts, _words_told(shape)
+    (a_word, most_words), n_starts, sums = _words_of(shape), n_local + 1, block_sum()
     n_bits, n_here = most_words * n_experts, ranks * most_words
 
     @device_fn
     def allocate():
         return Places(shared_array(n_bits, int32), shared_array(n_bits, int32), shared_array(n_starts, int32),
-                      shared_array(local, int32), shared_array(n_here, int32), shared_array(32, int32))
+                      shared_array(n_local, int32), shared_array(n_here, int32), shared_array(32, int32))
 
     @device_fn
-    def index(word, source, expert):
-        return i32((word * ranks + source) * local + expert)
+    def index(word, src_rank, expert):
+        return i32((word * ranks + src_rank) * n_local + expert)
 
     @device_fn
-    def tokens_for(places, source, expert, n_words):
+    def tokens_for(places, src_rank, expert, n_words):
         n, word = i32(0), i32(0)
         while word < n_words:
-            n = i32(n + popc(u32(places.bits[index(word, source, expert)])))
+            n = i32(n + popc(u32(places.bits[index(word, src_rank, expert)])))
             word = i32(word + 1)
         return n
 
@@ -180,20 +180,20 @@ def placing(shape):
     def count(places, notes, gathered):
         i, n_words = i32(thread_idx()), words_told(notes)
         while i < n_experts:
-            source, expert = split(i, local)
-            gathered[i] = tokens_for(places, source, expert, n_words)
+            src_rank, expert = split(i, n_local)
+            gathered[i] = tokens_for(places, src_rank, expert, n_words)
             i = i32(i + block_dim())
 
     @device_fn
     def gather_here(places, n_words):
-        """A warp a word of a source, from the last warp on: the others sum up experts."""
+        """A warp a word of a src_rank, from the last warp on: the others sum up experts."""
         lane, task = i32(lane_id()), i32(n_warps() - 1 - warp_id())
         while task < n_here:
-            (source, word), mask, expert = split(task, most_words), u32(0), i32(lane)
+            (src_rank, word), mask, expert = split(task, most_words), u32(0), i32(lane)
             if word >= n_words:
-                expert = i32(local)
-            while expert < local:
-                mask = u32(mask | u32(places.bits[index(word, source, expert)]))
+                expert = i32(n_local)
+            while expert < n_local:
+                mask = u32(mask | u32(places.bits[index(word, src_rank, expert)]))
                 expert = i32(expert + 32)
             mask = or_of_warp(mask)
             if lane == 0:
@@ -202,40 +202,40 @@ def placing(shape):
 
     @device_fn
     def place_expert(places, expert, start, n_words):
-        row, source = i32(start), i32(0)
-        while source < ranks:
+        row, src_rank = i32(start), i32(0)
+        while src_rank < ranks:
             word = i32(0)
             while word < n_words:
-                i = index(word, source, expert)
+                i = index(word, src_rank, expert)
                 places.before[i] = row
                 row, word = i32(row + popc(u32(places.bits[i]))), i32(word + 1)
-            source = i32(source + 1)
+            src_rank = i32(src_rank + 1)
 
     @device_fn
     def place(params, notes, places):
         pad, n_words, start, first = i32(params[p.pad]), words_told(notes), i32(0), i32(0)
         gather_here(places, n_words)
-        while first < local:
+        while first < n_local:
             expert, n, padded = i32(first + thread_idx()), i32(0), i32(0)
-            if expert < local:
-                source = i32(0)
-                while source < ranks:
-                    n, source = i32(n + tokens_for(places, source, expert, n_words)), i32(source + 1)
+            if expert < n_local:
+                src_rank = i32(0)
+                while src_rank < ranks:
+                    n, src_rank = i32(n + tokens_for(places, src_rank, expert, n_words)), i32(src_rank + 1)
                 padded = i32(divided_up(n, pad) * pad)
             before, all_rows = sums(padded, places.partial)
-            if expert < local:
+            if expert < n_local:
                 places.starts[expert], places.counts[expert] = i32(start + before), n
                 place_expert(places, expert, i32(start + before), n_words)
             start, first = i32(start + all_rows), i32(first + block_dim())
         if thread_idx() == 0:
-            places.starts[local] = start
+            places.starts[n_local] = start
         syncthreads()
 
     @device_fn
-    def target(places, source, token, expert, limit):
+    def target(places, src_rank, token, expert, limit):
         row, (word, bit) = i32(-1), split(token, a_word)
-        if expert < local:
-            i = index(word, source, expert)
+        if expert < n_local:
+            i = index(word, src_rank, expert)
             mask = u32(places.bits[i])
             if has(mask, bit):
                 row = i32(places.before[i] + popc(u32(mask & below(bit))))
@@ -244,9 +244,9 @@ def placing(shape):
         return row
 
     @device_fn
-    def comes(places, source, token):
+    def comes(places, src_rank, token):
         word, bit = split(token, a_word)
-        return has(u32(places.here[source * most_words + word]), bit)
+        return has(u32(places.here[src_rank * most_words + word]), bit)
 
     @device_fn
     def rows_up_to(places, end, lane):
@@ -257,9 +257,9 @@ def placing(shape):
         return i32(warp_sum_i32(n))
 
     @device_fn
-    def number(places, source, token, lane):
+    def number(places, src_rank, token, lane):
         word, bit = split(token, a_word)
-        i = i32(source * most_words + word)
+        i = i32(src_rank * most_words + word)
         return i32(rows_up_to(places, i, lane) + popc(u32(u32(places.here[i]) & below(bit))))
 
     @device_fn

@@ -81,10 +81,10 @@ def _metadata(shape):
     """Device functions for a row's metadata: namespace.
 
     send(call, token, seen, mask, to, lane): to the words of a row at each rank of `mask`, in whose lane `to` has their
-    address. receive(call, source, row_at, row, lane, has_room): whether it came; it is stored with the row, if there is
+    address. receive(call, src_rank, row_at, row, lane, has_room): whether it came; it is stored with the row, if there is
     room.
     """
-    (n_slots, n_probs, n_scales), local, home = lamport.words_with(shape), shape.n_local_experts, _homes(shape)
+    (n_slots, n_probs, n_scales), n_local, home = lamport.words_with(shape), shape.n_local_experts, _homes(shape)
     n_all, at, take = n_slots + n_probs + n_scales, lamport.places(shape), lamport.taking(ROWS_DISPATCH)
 
     @device_fn
@@ -92,7 +92,7 @@ def _metadata(shape):
         expert, prob = seen
         expert_rank, local_expert, left = i32(-1), u32(NO_ID), u32(mask)
         if expert >= 0:
-            expert_rank, local_expert = i32(u32(expert) // u32(local)), u32(u32(expert) % u32(local))
+            expert_rank, local_expert = i32(u32(expert) // u32(n_local)), u32(u32(expert) % u32(n_local))
         scales = call.params[p.scales] + u64(4) * u64(token) * u64(n_scales)
         while left != u32(0):
             rank = lowest(left)
@@ -125,10 +125,10 @@ def _metadata(shape):
             store_u32(home(call, 3) + u64(4) * (u64(row) * u64(n_scales) + k), data)
 
     @device_fn
-    def receive(call, source, row_at, row, lane, has_room):
+    def receive(call, src_rank, row_at, row, lane, has_room):
         ok, i = True, i32(lane)
         while i < n_all:
-            word = u64(take.word(call, source, at.word(row_at, i)))
+            word = u64(take.word(call, src_rank, at.word(row_at, i)))
             ok, data = ok and word != u64(0), u32(word)
             if has_room:
                 keep(call, row, i, data)
@@ -247,12 +247,12 @@ def make(shape, number):
         return place
 
     @device_fn
-    def take_part(call, source, row_at, part, lane):
+    def take_part(call, src_rank, row_at, part, lane):
         """(whether a part arrived, its batch as sent), by a warp."""
         (a, b), word = span(part), at.part(row_at, part)
         one = i32(a + lane)
         ok, escape, batch = take.vectors(
-            call, source, i32(0), word, (vector_at(row_at, one, b), vector_at(row_at, i32(one + 32), b),
+            call, src_rank, i32(0), word, (vector_at(row_at, one, b), vector_at(row_at, i32(one + 32), b),
                                          vector_at(row_at, i32(one + 64), b), vector_at(row_at, i32(one + 96), b)))
         if ok and lane == 0:                    # all lanes have seen it
             st_relaxed_sys_u64(word, u64(NOTHING))
@@ -279,21 +279,21 @@ def make(shape, number):
         n_units = i32(n_own + largest(here) * n_others * units)
         unit, step = i32(warp_id() * workers + me), i32(n_warps() * workers)
         while ok and unit < n_units:
-            (token, part), source, among, n = split(unit, units), i32(call.my_rank), i32(0), i32(0)
+            (token, part), src_rank, among, n = split(unit, units), i32(call.my_rank), i32(0), i32(0)
             if unit < n_own:
                 among = i32(warp_broadcast_i32(number(known, token, lane), call.my_rank))
                 n = i32(among + 1)
             else:
-                part, among, source = unit_of_others(call.my_rank, i32(unit - n_own))
-                n = i32(warp_broadcast_i32(here, source))
+                part, among, src_rank = unit_of_others(call.my_rank, i32(unit - n_own))
+                n = i32(warp_broadcast_i32(here, src_rank))
             if among >= 0 and among < n:
-                row_at = at.row(warp_broadcast_u64(windows, source), among)
-                row = i32(warp_broadcast_i32(before, source) + among)
+                row_at = at.row(warp_broadcast_u64(windows, src_rank), among)
+                row = i32(warp_broadcast_i32(before, src_rank) + among)
                 if part == n_parts:
-                    ok = more.receive(call, source, row_at, row, lane, has_room)
+                    ok = more.receive(call, src_rank, row_at, row, lane, has_room)
                 else:
-                    if source != call.my_rank:
-                        ok, batch = take_part(call, source, row_at, part, lane)
+                    if src_rank != call.my_rank:
+                        ok, batch = take_part(call, src_rank, row_at, part, lane)
                     elif not is_first:
                         batch = load_part(call, token, part, lane)
                     a, b = span(part)

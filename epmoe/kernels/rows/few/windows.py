@@ -26,23 +26,23 @@ def bytes_for(shape):
 
 
 def make(shape):
-    """Device functions: namespace. rows(call, rank, source): address of the window that a rank has for a source.
+    """Device functions: namespace. rows(call, rank, src_rank): address of the window that a rank has for a src_rank.
 
     raise_flag(call, rank, row, part): of this rank's window there, behind a fence of the same thread. await_flag(call,
-    source, row, part): each lane waits for the flag of its own source and row, those with row < 0 for none; whether all
-    came.
+    src_rank, row, part): each lane waits for the flag of its own src_rank and row, those with row < 0 for none;
+    whether all came.
     """
-    ranks, rows, memory, what = shape.n_ranks, shape.tuning.window_tokens, memory_of(shape.n_ranks), (ROWS_DISPATCH, FOR_WINDOW)
-    flags_at, of_source = mailbox.window_flags_at(ranks), rows * shape.row_bytes
+    ranks, rows, memory = shape.n_ranks, shape.tuning.window_tokens, memory_of(shape.n_ranks)
+    what, flags_at, of_source = (ROWS_DISPATCH, FOR_WINDOW), mailbox.window_flags_at(ranks), rows * shape.row_bytes
 
     @device_fn
-    def rows_at(call, rank, source):
+    def rows_at(call, rank, src_rank):
         half = u64((u64(call.epoch) & u64(1)) * call.params[p.window_bytes])
-        return u64(memory.pool(call.params, rank) + call.params[p.windows_at] + half + u64(source) * u64(of_source))
+        return u64(memory.pool(call.params, rank) + call.params[p.windows_at] + half + u64(src_rank) * u64(of_source))
 
     @device_fn
-    def flag_at(call, rank, source, row, part):
-        index = u64(((u64(call.epoch) & u64(1)) * u64(ranks) + u64(source)) * u64(rows) + u64(row))
+    def flag_at(call, rank, src_rank, row, part):
+        index = u64(((u64(call.epoch) & u64(1)) * u64(ranks) + u64(src_rank)) * u64(rows) + u64(row))
         base = u64(memory.control(call.params, rank) + u64(flags_at))
         return u64(base + u64(FLAG_BYTES) * (index * u64(MOST_PARTS) + u64(part)))
 
@@ -51,10 +51,11 @@ def make(shape):
         st_relaxed_sys_u32(flag_at(call, rank, call.my_rank, row, part), u32(call.epoch))
 
     @device_fn
-    def await_flag(call, source, row, part):
+    def await_flag(call, src_rank, row, part):
         ok = True
         if row >= 0:
-            ok = wait.see_flag(call.params, flag_at(call, call.my_rank, source, row, part), u32(call.epoch), what, source)
+            at = flag_at(call, call.my_rank, src_rank, row, part)
+            ok = wait.see_flag(call.params, at, u32(call.epoch), what, src_rank)
         failed = any_lane(not ok)
         syncwarp()                              # what one lane acquired, all lanes read
         return failed == 0
