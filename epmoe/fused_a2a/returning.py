@@ -67,7 +67,7 @@ class ReturnPlan:
         ]
 
     def start(self, given, handle, capacity):
-        """Launch: sums of each rank, and those of probs or None; capacity: rows that a rank may get back."""
+        """Launch: sums of each rank, and sums of probs or None; capacity: rows that a rank may get back."""
         buffer = self.buffer
         if capacity > self.room:
             self._want_room(capacity)

@@ -199,34 +199,34 @@ class Factories:
         self._plain = package
 
     def dispatch_async_kernel(self, cfg, launch=None, *, input_scale=None):
-        """As that of epmoe.kernels."""
+        """As in epmoe.kernels."""
         return _DispatchAsync(
             self._plain.dispatch_async_kernel(cfg, launch, **_sending(input_scale)), input_scale
         )
 
     def dispatch_wait_kernel(self, cfg, launch=None):
-        """As that of epmoe.kernels."""
+        """As in epmoe.kernels."""
         return _DispatchWait(self._plain.dispatch_wait_kernel(cfg, launch))
 
     def dispatch_kernel(self, cfg, launch=None, *, input_scale=None):
-        """As that of epmoe.kernels."""
+        """As in epmoe.kernels."""
         return _Dispatch(
             self._plain.dispatch_kernel(cfg, launch, **_sending(input_scale)), input_scale
         )
 
     def combine_async_kernel(self, cfg, launch=None):
-        """As that of epmoe.kernels."""
+        """As in epmoe.kernels."""
         return _CombineAsync(self._plain.combine_async_kernel(cfg, launch))
 
     def combine_wait_kernel(self, cfg, launch=None, *, router_weights="array", **functions):
-        """As that of epmoe.kernels."""
+        """As in epmoe.kernels."""
         options = self._reducing(router_weights, functions)
         return _CombineWait(
             self._plain.combine_wait_kernel(cfg, launch, **options), weights=router_weights
         )
 
     def combine_kernel(self, cfg, launch=None, *, router_weights="array", **functions):
-        """As that of epmoe.kernels."""
+        """As in epmoe.kernels."""
         options = self._reducing(router_weights, functions)
         return _Combine(self._plain.combine_kernel(cfg, launch, **options), weights=router_weights)
 

@@ -187,7 +187,7 @@ class Exhibit:
 
     @property
     def guilty(self):
-        """Line numbers that answer "spot it": those of the first repair's text, and those that ALSO names."""
+        """Line numbers that answer "spot it": the first repair's text, and the texts in ALSO."""
         texts = [self._broken.REPAIR[0][0], *getattr(self._broken, "ALSO", ())]
         found = set()
         for text in texts:

@@ -63,7 +63,7 @@ They were written from the docstrings and the protocol alone. What notices each 
 | a negative id of a small batch is not counted as a bad one | wrong | "few tokens, bad ids" |
 | the second window of counts begins again at tile 0 | race | "windows, split" |
 | half of the vectors of a Lamport row are not erased | leftover | "rows without signals in parts, erased" |
-| scales of a row from the 33rd on are those of the first 32 | wrong | "pairs of more scales than lanes" |
+| scales of a row from the 33rd on repeat the first 32 | wrong | "pairs of more scales than lanes" |
 | a counter of parity 0 is cleared in place of the other parity's | leftover | "rows of eight ranks" |
 | a sum of eight rows takes the seventh twice | wrong | "hybrid, as many experts of a token as lanes" |
 | the escape misses a third word of a vector whose first is ABSENT too | hang | "rows without signals of four ranks" |

@@ -1,7 +1,7 @@
 """Loads an edited copy of the package epmoe.kernels under another name, beside the original.
 
 Modules of epmoe.kernels import each other relatively, so a renamed copy is complete. File names and line numbers stay
-those of the originals, so reports name them.
+the originals', so reports name them.
 """
 
 import importlib

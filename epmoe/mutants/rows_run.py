@@ -217,7 +217,7 @@ class RowsRun:
             words = r.words.read(np.int32, (mailbox.WORDS_BYTES // 4,))
             if words[mailbox.BEGUN // 4] or words[mailbox.STATUS // 4 :].any():
                 raise Leftover(f"words of rank {r.rank} after the calls: {words.tolist()}")
-            # counters of the last call stay until the next one, which uses those of the other parity
+            # counters of the last call stay until the next one, which uses the other parity's
             other = 1 - int(words[mailbox.EPOCH // 4]) % 2
             arrived = buffer._control.buffers[r.rank].read(
                 np.int32, (2, self.world.n_ranks), buffer.layout.arrived

@@ -26,7 +26,7 @@ EXPLAINED = {  # name of a number, or a whole comparison -> why worlds stay on o
     "MAX_TOP_K": "above it the host refuses",
     "MOST_PLANS": "memory of the host",
     "WARP": "below it the host refuses",
-    "min(i32(u32(end + A_SCALE - 1) // u32(A_SCALE)), n_scales)": "a row has no vectors behind those of its scales",
+    "min(i32(u32(end + A_SCALE - 1) // u32(A_SCALE)), n_scales)": "a row has no vectors after its scales",
     "lamport_bytes": "64 MiB of windows are too many for a world",
     "lamport_tokens": "where the host asks: the ranks of the simulator share one kernel",
     "window_tokens": "where the host asks: the ranks of the simulator share one kernel",
@@ -84,7 +84,7 @@ class _Marker(ast.NodeTransformer):
         self.generic_visit(node)
         if not names or not self.depth or guards:
             return node
-        # sides are those of the quantity against the threshold, whichever stands first
+        # sides are the quantity's against the threshold, whichever stands first
         turned = bool(sides[0]) and not sides[1]
         self.found[site] = Threshold(names, what, turned)
         given = [ast.Constant(v) for v in (site, what, turned)]
@@ -111,7 +111,7 @@ def _aliases(tree):
 
 
 def _names(node, aliases):
-    """Named numbers of an expression, outside calls but those of casts."""
+    """Named numbers of an expression, outside calls other than casts."""
     if isinstance(node, ast.Name):
         held = [n for line, name, n in aliases if name == node.id and line < node.lineno]
         return {held[-1]} if held else {node.id} if NUMBER.match(node.id) else set()

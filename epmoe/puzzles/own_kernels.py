@@ -54,7 +54,7 @@ def values(rank, n, hidden):
 
 
 def only_these_missing(f, counts):
-    """Whether a hang lacks just signals of counts of 0. counts: those of each rank's words, shaped like a round of them.
+    """Whether a hang lacks just signals of counts of 0. counts: of each rank's words, shaped like a round of them.
 
     Looked at are the ranks that are stuck in the earliest round: the others may wait for these.
     """
@@ -182,7 +182,7 @@ def _checked(name, asked, answer, tell):
 def broken(asked, answer, tests, good, tell):
     """Each synchronisation broken in turn; Wrong if nothing notices, or the tests notice too little.
 
-    tests: the worlds of the student's TESTS. good: those of good tests, which tell what can be noticed without the race detector.
+    tests: the worlds of the student's TESTS. good: the worlds of good tests, which tell what can be noticed without the race detector.
     """
     file = Path(answer.__file__)
     found = losses(file.name, file.read_text(encoding="utf-8"))

@@ -283,7 +283,7 @@ PUZZLE = Puzzle(
 
 
 def _order(f, first, second):
-    """Whether the first call of one function stands before that of the other in the student's lines."""
+    """Whether the first call of one function precedes the other's in the student's lines."""
     text = "".join(holes_of(f.source))
     places = [text.find(f"{name}(") for name in (first, second)]
     return places[0] >= 0 and (places[1] < 0 or places[0] < places[1])

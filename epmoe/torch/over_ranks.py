@@ -40,7 +40,7 @@ class WorldFunction(torch.autograd.Function):
 
 
 class _Call:
-    """One flattened call: the Function, the shape of its arguments, and, after forward, that of its results.
+    """One flattened call: the Function, the shape of its arguments, and, after forward, the shape of its results.
 
     several: forward returns a tuple, and backward gets a gradient for each result in it.
     """
