@@ -1,13 +1,53 @@
 """@device_fn and @kernel on the GPU."""
 
+from types import ModuleType
+
+import numpy as np
 from numba import cuda
 
 from .gpu_kernel import Kernel
 
+MOST_SHARED = 20_000  # device functions that are remembered
+_shared = {}
+
 
 def device_fn(fn):
-    """Decorator for functions that kernels call; always inlined."""
-    return cuda.jit(device=True, forceinline=True)(fn)
+    """Decorator for functions that kernels call; always inlined.
+
+    Factories make the same function for many kernels. Functions with equal code and equal closures are one, so that
+    Numba compiles it once in a process.
+    """
+    key = _key(fn)
+    if key in _shared:
+        return _shared[key]
+    made = cuda.jit(device=True, forceinline=True)(fn)
+    if key is not None:
+        if len(_shared) >= MOST_SHARED:
+            _shared.clear()
+        _shared[key] = made
+    return made
+
+
+def _key(fn):
+    """What functions share if they compile to the same code; None if that cannot be told."""
+    try:
+        closure = tuple(_of_value(cell.cell_contents) for cell in fn.__closure__ or ())
+        key = fn.__code__, id(fn.__globals__), closure, _of_value(fn.__defaults__)
+        hash(key)
+    except (ValueError, TypeError):  # an empty cell; a value that cannot be compared
+        return None
+    return key
+
+
+def _of_value(value):
+    """A value with its type, since 1, 1.0 and True are equal; a namespace by what it holds."""
+    if isinstance(value, tuple):
+        return type(value), tuple(map(_of_value, value))
+    if isinstance(value, ModuleType) and value.__spec__ is None:
+        return ModuleType, tuple((name, _of_value(v)) for name, v in vars(value).items())
+    if isinstance(value, (float, np.floating)):
+        return type(value), repr(value)  # -0.0 is equal to 0.0
+    return type(value), value
 
 
 def kernel(fn=None, *, max_threads=1024, words=0, shmem=False):
