@@ -25,7 +25,7 @@ LAMPORT_BYTES = (
 LAMPORT_EXPERTS = 2048  # at most
 DESCRIBED = (
     2**57
-)  # a signal that describes a few messages, which have arrived: epmoe/kernels/pairs/packed_signal.py
+)  # a signal that describes a few messages, which have arrived: epmoe/kernels/pairs/message.py
 STATUS_WORDS = 16  # meanings: epmoe/kernels/status.py
 
 

@@ -69,6 +69,18 @@ class ArrayArg(NamedTuple):
         return [self.address, *self.shape]
 
 
+class Wanted(NamedTuple):
+    """What a plan is for; regions: (name, address, or addresses of all peers) of each."""
+
+    num_tokens: int
+    my_rank: int
+    stream: object
+    timeout_s: float
+    weights_types: tuple
+    epilogue_types: tuple
+    regions: tuple
+
+
 class KernelCall:
     """The result of a factory. Calling it launches; it compiles at the first call.
 
@@ -126,39 +138,38 @@ class KernelCall:
     def plan(self, num_tokens, my_rank, regions=None, *, machine, stream, timeout_s=30.0, weights_types=(),
              epilogue_types=()):
         """What launches for so many tokens of a rank; regions: {name: address, or addresses of all peers}."""
-        regions = regions or {}
         if machine is not self._machine:
             self.close()
             self._machine = machine
-        key = (num_tokens, my_rank, stream, timeout_s, weights_types, epilogue_types,
-               *(tuple(at) if isinstance(at, list) else at for at in regions.values()))
-        plan = self._plans.get(key)
+        places = tuple((name, tuple(at) if isinstance(at, list) else at) for name, at in (regions or {}).items())
+        wanted = Wanted(num_tokens, my_rank, stream, timeout_s, weights_types, epilogue_types, places)
+        plan = self._plans.get(wanted)
         if plan is None:
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
-            plan = self._plans[key] = self._planned(num_tokens, my_rank, regions, machine, stream, timeout_s,
-                                                    self.kernel(weights_types, epilogue_types))
+            plan = self._plans[wanted] = self._planned(wanted)
         return plan
 
-    def _planned(self, num_tokens, my_rank, regions, machine, stream, timeout_s, kernel):
+    def _planned(self, wanted):
+        num_tokens, my_rank, machine = wanted.num_tokens, wanted.my_rank, self._machine
         if num_tokens > self.cfg.max_tokens_per_rank:
             raise EPValueError(f"{num_tokens} tokens are more than max_tokens_per_rank={self.cfg.max_tokens_per_rank}: "
                                "split the batch or configure more")
         block, most = self.block, self.grid(machine)
         grid, threads = self.size(most, self.launch.threads, num_tokens)
-        of_peers = {name: at for name, at in regions.items() if isinstance(at, list)}
-        same = {name: at for name, at in regions.items() if name not in of_peers}
+        of_peers = {name: at for name, at in wanted.regions if isinstance(at, tuple)}
+        same = {name: at for name, at in wanted.regions if name not in of_peers}
         if block.context_words:
             same["context"] = self._context(machine, my_rank, of_peers)
         if "timeout_ns" in block:
-            same["timeout_ns"] = max(1, int(timeout_s * 1e9))
+            same["timeout_ns"] = max(1, int(wanted.timeout_s * 1e9))
         note = None
         if self.launch.trace and "trace" in block:
             same["trace"] = self._traces.address(machine, my_rank, most)
             note = partial(self._traces.note, my_rank, grid)
         words = block.pack(same)[:block.index(self.first)].tolist()
-        launch = machine.prepared(kernel, grid, threads, words, num_tokens, my_rank, stream=stream,
-                                  programmatic=self.programmatic)
+        launch = machine.prepared(self.kernel(wanted.weights_types, wanted.epilogue_types), grid, threads, words,
+                                  num_tokens, my_rank, stream=wanted.stream, programmatic=self.programmatic)
         return launch if note is None else Traced(launch, note)
 
     def _context(self, machine, my_rank, of_peers):

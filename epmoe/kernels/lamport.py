@@ -16,7 +16,7 @@ from epmoe.device import device_fn, store16_relaxed_sys, u32
 
 ABSENT = layout.ABSENT
 NAN = 0x7FFF7FFF        # not ABSENT, and a NaN wherever ABSENT is one: in bf16, fp16 and float32
-BEGUN = 1               # told instead of a count by a combine of pairs without signals (pairs/take_rows.py)
+BEGUN = 1               # written instead of a count by a combine of pairs without signals (pairs/await_rows.py)
 
 
 def applies(cfg, wanted, router_weights):

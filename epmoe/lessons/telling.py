@@ -20,7 +20,6 @@ INDENT = "    "  # before each line that the code prints
 BAR = "│"  # between the number of a line of code and the line
 WORKED, EXERCISES = "## Worked problems", "## Exercises"  # the sections that end a lesson
 TEXTS = ("text", "predict", "answer")
-FOLDED = "The answers are folded."  # begins the note on how to see them
 
 
 def cells(source):
@@ -96,8 +95,7 @@ def exercise_text(source):
 def worked_problems(source):
     """The section "Worked problems" with its answers."""
     texts = [cell[1] for cell in cells(source) if cell[0] in TEXTS]
-    problems = _joined(texts[texts.index([WORKED]) + 1 : texts.index([EXERCISES])])
-    return problems.partition("\n\n")[2] if problems.startswith(FOLDED) else problems
+    return _joined(texts[texts.index([WORKED]) + 1 : texts.index([EXERCISES])])
 
 
 def _joined(texts):

@@ -42,7 +42,7 @@ HARMLESS = {
             "combine_kernel",
         )
     },
-    "pairs/reduce.py _summing.add_shared_expert: load16 -> load16_nc": INPUT
+    "pairs/reduce.py _reduced.add_shared_expert: load16 -> load16_nc": INPUT
     + ": the expert outputs given to combine",
     "swiglu.py bf16_rows.fused_silu: load16 -> load16_nc": SWIGLU,
     "swiglu.py bf16_rows.fused_silu: load16 -> load16_nc (number 2)": SWIGLU,

@@ -10,7 +10,7 @@ SHARED = dict(
 PIECES = dict(n_ranks=2, n_experts=4, top_k=1, hidden=512, max_tokens_per_rank=3)
 WINDOWS = dict(
     tuning=dict(counted_experts=3, counts=5, returned_segments=4, batch_messages=6, flags=5),
-    constants={"pairs.poll_signals.POLLS_PER_LOOK": 1},
+    constants={"pairs.await_rows.POLLS_PER_LOOK": 1},
 )
 FAR = dict(
     n_ranks=2,

@@ -9,7 +9,7 @@ from test_dispatch_combine_rounds import CASES, run_round
 
 from epmoe import layout
 from epmoe.kernels import LaunchConfig
-from epmoe.kernels.pairs import dispatch, few_tokens, packed_signal
+from epmoe.kernels.pairs import dispatch, few_tokens, message
 from epmoe.kernels.pairs.tuning import TUNING
 from epmoe_ref.config import EPConfig
 
@@ -87,18 +87,18 @@ def test_counters_are_not_used(monkeypatch):
 )
 def test_a_word_says_all_about_its_messages(tokens):
     slots = {t: (31, 0, 17, 5, 30, 9, 31, 1)[t] for t in tokens}
-    halves = [packed_signal.share_of(t, k) for t, k in slots.items()]
+    halves = [message.bits_of(t, k) for t, k in slots.items()]
     low, high = (sum(column) for column in zip(*halves))
-    word = packed_signal.word_of(low, high)
+    word = message.word_of(low, high)
     assert low < 2**31 and high < 2**31  # sums of int32
     assert layout.DESCRIBED <= word < layout.ANNOUNCED < layout.MAX_FINITE
-    assert packed_signal.count_of(word) == len(tokens)
-    assert [packed_signal.message_of(word, s) for s in range(len(tokens))] == sorted(slots.items())
+    assert message.count_of(word) == len(tokens)
+    assert [message.message_of(word, s) for s in range(len(tokens))] == sorted(slots.items())
 
 
 def test_other_words_say_how_many():
-    assert packed_signal.word_of(0, 0) == packed_signal.count_of(0) == 0
-    assert [packed_signal.count_of(start + 4096) for start in (0, layout.ANNOUNCED)] == [4096, 4096]
+    assert message.word_of(0, 0) == message.count_of(0) == 0
+    assert [message.count_of(start + 4096) for start in (0, layout.ANNOUNCED)] == [4096, 4096]
 
 
 def test_a_launch_has_no_more_blocks_than_have_work():

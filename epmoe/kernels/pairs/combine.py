@@ -12,12 +12,12 @@ These are the steps, with the names of the specification and the module of each:
    and signals. If they belong to several blocks, each adds its rows to `finished[local_expert, src_rank]`, acquire and
    release at device scope (dispatch no longer needs that region). The block that completes the count resets the word to
    0 and signals. The signal covers rows of all warps and blocks. If a segment has no rows, it is sent at once.
-3. **wait** (poll_signals.py). In every block a few warps acquire all words of the rank's recv_count at system scope, and
+3. **wait** (await_rows.py). In every block a few warps acquire all words of the rank's recv_count at system scope, and
    raise a flag in shared memory for each.
 4. **cleaning up** (signal.resetting). When a block has seen all words, its last warp counts it in D: the block needs
    neither A nor recv_count any more. The last block resets recv_count, region A and D, so the next round finds the
    memory as this one did.
-5. **reducing** (reduce.py, take_rows.py). A warp takes columns of a token and loads the rows' vectors as their flags go
+5. **reducing** (reduce.py, await_rows.py). A warp takes columns of a token and loads the rows' vectors as their flags go
    up. It sums fma(w, x, sum) over k ascending from +0.0, rounds once to the output type, then adds the shared expert,
    then applies the epilogue.
 
@@ -31,7 +31,7 @@ last block to leave comes after all. The ready flags stay 0, because no block wa
 all. If a round fails, tokens that miss a row are not written; others may have been reduced.
 
 A fused combine of few tokens may go without signals (steps 2 to 4): each word of a row is its own ready flag
-(epmoe/kernels/lamport.py, take_rows.py).
+(epmoe/kernels/lamport.py, await_rows.py).
 
 The first memory access loads A; src_info, the first rows and the peers' addresses are prefetched.
 """
@@ -52,7 +52,7 @@ from ..params import ParameterBlock, record_of
 from ..prefetch import first_rows
 from ..prefetch import span as prefetch_span
 from ..status import failed_before
-from . import poll_signals, reduce, send_back, signal, take_rows
+from . import await_rows, reduce, send_back, signal
 from .peers import context, crosses_worlds
 from .tuning import TUNING, Tuning
 
@@ -97,7 +97,7 @@ def parameter_block(cfg) -> ParameterBlock:
         ("router_weights", 1), context=context(cfg))
 
 
-def _beginning(build, sends=True):
+def _beginning(build, has_rows=True):
     """Device function (params, num_tokens, my_rank) -> the record of the call; begins to load what is needed first."""
     block = parameter_block(build.cfg)
     record, mark = record_of(block, build.args), stamps.of_call(build.trace)
@@ -108,7 +108,7 @@ def _beginning(build, sends=True):
         call = record(params, num_tokens, my_rank)
         mark(call, stamps.START)
         fetch(call.context)
-        if sends:
+        if has_rows:
             fetch_rows(call.input_tokens, call.src_info, call.n_rows)
         return call
 
@@ -117,9 +117,9 @@ def _beginning(build, sends=True):
 
 def _finishing(build):
     """(n_flags, clear, finish): finish(call, flags) is steps 3 to 5; flags: int32 [n_flags], which clear(flags) zeroes."""
-    polls, mark = poll_signals.make(build), stamps.of_caller(build.trace)
+    polls, mark = await_rows.polling(build), stamps.of_caller(build.trace)
     count_out = signal.resetting(build.cfg, send_back.clear_a(build.cfg))
-    reduce_tokens = reduce.make(build, take_rows.after_signals(build.cfg, polls.next_come))
+    reduce_tokens = reduce.make(build, await_rows.after_signals(build.cfg, polls.next_come))
 
     @device_fn
     def finish(call, flags):
@@ -146,7 +146,7 @@ def _compile_async(build):
 
 @lru_cache(CACHED)
 def _compile_wait(build):
-    begin, (n_flags, clear, finish) = _beginning(build, sends=False), _finishing(build)
+    begin, (n_flags, clear, finish) = _beginning(build, has_rows=False), _finishing(build)
 
     @kernel(max_threads=build.threads, words=build.n_words)
     def combine_wait(params, num_tokens, my_rank):
@@ -174,8 +174,8 @@ def _compile_fused(build):
 
 @lru_cache(CACHED)
 def _compile_without_signals(build):
-    begin, send, await_begun = _beginning(build), send_back.without_signals(build), take_rows.await_begun(build.cfg)
-    reduce_tokens, mark = reduce.make(build, take_rows.without_signals(build)), stamps.of_call(build.trace)
+    begin, send, await_begun = _beginning(build), send_back.without_signals(build), await_rows.await_begun(build.cfg)
+    reduce_tokens, mark = reduce.make(build, await_rows.without_signals(build)), stamps.of_call(build.trace)
 
     @kernel(max_threads=build.threads, words=build.n_words)
     def combine(params, num_tokens, my_rank):

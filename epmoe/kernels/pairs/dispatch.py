@@ -31,7 +31,7 @@ of these experts carries it. The others are trailers, which give the row of recv
 covers the payloads that its messages refer to, and receivers read from each trailer where the payload is, so the sender
 alone decides. Messages to other p2p worlds, and all messages under skip_a2a, are whole, as in the specification.
 In small batches with shared payloads, one block for each dst_rank replaces steps 1 to 4 (few_tokens.py): it sends
-payloads at once, and the signals describe the messages (packed_signal.py), which have no trailers. A peer may use either
+payloads at once, and the signals describe the messages (message.py), which have no trailers. A peer may use either
 way in the same round. If all signals describe messages, warps need not wait for each other in step 6 (receive.py).
 
 If blocks have several batches of tokens to send, no expert is complete before the last batch, and nothing could be
@@ -219,10 +219,10 @@ def _compile_fused(build):
             n_senders, n_receivers = i32(grid_dim()), i32(grid_dim())
             if receiver < 0:
                 receiver = i32(receiver + n_receivers)
-        gave_up, is_out, sends = False, False, block_idx() < n_senders
-        if sends:
+        gave_up, is_out, is_sender = False, False, block_idx() < n_senders
+        if is_sender:
             gave_up = send_tokens(call, n_senders, failed)
-        if not gave_up and (in_turns or not sends):
+        if not gave_up and (in_turns or not is_sender):
             gave_up, is_out = receive_tokens(call, receiver, n_receivers, failed)
         return gave_up, is_out
 

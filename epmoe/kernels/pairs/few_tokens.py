@@ -5,7 +5,7 @@ release, which waits until the peer has acknowledged everything sent before. So
 1. a block sends all payloads at once, before it knows their experts, each to a fixed place: row [local expert 0,
    my_rank, token] of recv_buf.
 2. A warp fences. Meanwhile the other warps clean the ids.
-3. The routing goes into the words of recv_count themselves (packed_signal.py).
+3. The routing goes into the words of recv_count themselves (message.py).
 So there are no trailers, no slots to claim in `reserved`, no pieces to count in `finished`, and no announcement, since
 nothing is under way for long. A launch has only as many blocks and threads as have work, since idle threads slow the
 others down at each step. A kernel for small batches has no code for more tokens, because unused code still costs
@@ -23,7 +23,7 @@ from .. import formats, ids, stamps
 from ..formats.row_copy import copy_in_halves, divided, most_parts, no_vectors, part_bounds
 from ..launch import SIMULATOR_BLOCKS
 from . import message, peers
-from .packed_signal import share_of, word_of
+from .message import bits_of, word_of
 from .send import BF16_BYTES, scale_of
 
 HELD = 4        # vectors of a piece that a lane holds
@@ -134,7 +134,7 @@ def make(build):
         lane = i32(lane_id())
         expert = clean_id(value, i32(0), lane)
         if expert >= 0 and expert // local == out.dst_rank:
-            add_low, add_high = share_of(token, lane)
+            add_low, add_high = bits_of(token, lane)
             shared_add_i32(out.low, i32(expert % local), add_low)
             shared_add_i32(out.high, i32(expert % local), add_high)
         if out.dst_rank == call.my_rank:        # one of the blocks
@@ -171,7 +171,7 @@ def make(build):
         syncthreads()                           # sums by all warps
         if warp_id() == 0:
             while lane < local:
-                to.tell(call, out.dst_rank, i32(lane * n_ranks + call.my_rank), word_of(out.low[lane], out.high[lane]))
+                to.write_word(call, out.dst_rank, i32(lane * n_ranks + call.my_rank), word_of(out.low[lane], out.high[lane]))
                 lane = i32(lane + 32)
         mark(call, stamps.SENT)
         return False
@@ -184,7 +184,7 @@ def make(build):
             gave_up = send_to(call, Outgoing(dst_rank, low, high), failed)
             dst_rank = i32(dst_rank + n_senders)
             if dst_rank < n_ranks:
-                syncthreads()                   # all words told, before their sums are cleared
+                syncthreads()                   # all words written, before their sums are cleared
         return gave_up
 
     return send_few

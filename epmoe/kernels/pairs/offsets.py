@@ -17,7 +17,7 @@ from ..plain import counters
 from ..spin import wait_for_count, wait_for_signal
 from ..status import DISPATCH_WAIT
 from . import shared_expert
-from .packed_signal import count_of
+from .message import count_of
 
 TILE_ROWS = 128         # rows of a tile of scales
 
@@ -88,7 +88,7 @@ def make(build):
         them, for a segment, and for a group that begins at row `start`.
     """
     cfg, tuning, threads = build.cfg, build.tuning, build.threads
-    fmt, word, share = formats.of(cfg), counters.words(cfg), shared_expert.share_of(cfg)
+    fmt, word, share = formats.of(cfg), counters.words(cfg), shared_expert.shared_expert_share(cfg)
     tiled, pad_rows, begin_group = has_tiles(fmt), fmt.pad_rows, fmt.begin_group
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     experts = max(1, min(local, threads, tuning.few_threads_a_token, tuning.counts // ranks))       # one thread an expert

@@ -33,7 +33,7 @@ def make(cfg):
     recv_buf(call, rank): address of that rank's recv_buf; for a far rank, this rank's own, which names it in puts.
     signal(call, rank, index, count): writes count into word `index` of that rank's recv_count. A thread that acquires
         the word sees what this thread has written, or acquired from other threads, and completed puts.
-    tell(call, rank, index, value): writes value into word `index` of recv_count of a near rank, without any order.
+    write_word(call, rank, index, value): writes value into word `index` of recv_count of a near rank, without any order.
     crosses: whether there are far ranks. is_far(call, rank): whether it is one. Only to those:
     put(place, staged, n_bytes, rank): a warp begins to copy n_bytes from `staged`, in symmetric memory, to the place in
         a far rank's memory; after a syncwarp, if other lanes wrote the bytes.
@@ -51,7 +51,7 @@ def make(cfg):
         return u64(load_u64(call.context + u64(8 * world_size) + u64(8) * u64(rank % world_size))) + u64(8) * u64(index)
 
     @device_fn
-    def tell(call, rank, index, value):
+    def write_word(call, rank, index, value):
         st_relaxed_sys_u64(word_at(call, rank, index), u64(value))
 
     @device_fn
@@ -59,12 +59,12 @@ def make(cfg):
         st_release_sys_u64(word_at(call, rank, index), u64(count))
 
     if crosses_worlds(cfg):
-        return _with_shmem(world_size, recv_buf_near, word_at, tell, signal_near)
-    return namespace("peers", recv_buf=recv_buf_near, signal=signal_near, tell=tell, crosses=False, is_far=_never,
+        return _with_shmem(world_size, recv_buf_near, word_at, write_word, signal_near)
+    return namespace("peers", recv_buf=recv_buf_near, signal=signal_near, write_word=write_word, crosses=False, is_far=_never,
                      put=_nothing, complete=_nothing)
 
 
-def _with_shmem(world_size, recv_buf_near, word_at, tell, signal_near):
+def _with_shmem(world_size, recv_buf_near, word_at, write_word, signal_near):
     from epmoe.device.shmem import shmem_fence, shmem_put_nbi_warp, shmem_quiet, shmem_signal_set
 
     @device_fn
@@ -94,7 +94,7 @@ def _with_shmem(world_size, recv_buf_near, word_at, tell, signal_near):
     def complete():
         shmem_quiet()
 
-    return namespace("peers", recv_buf=recv_buf, signal=signal, tell=tell, crosses=True, is_far=is_far, put=put,
+    return namespace("peers", recv_buf=recv_buf, signal=signal, write_word=write_word, crosses=True, is_far=is_far, put=put,
                      complete=complete)
 
 

@@ -27,7 +27,7 @@ from ..spin import wait_for_signal
 from ..status import DISPATCH_WAIT
 from . import message, offsets, shared_expert
 from .offsets import Window
-from .packed_signal import message_of
+from .message import message_of
 
 LANES = 32
 
@@ -61,14 +61,14 @@ def make(build, leave):
     look at recv_count again. Where it does not say so it ends with a barrier.
     """
     cfg, mark = build.cfg, stamps.of_call(build.trace)
-    fmt, off, share, own_share = formats.of(cfg), offsets.make(build), shared_expert.share_of(cfg), shared_expert.make(cfg)
+    fmt, off, share, own_share = formats.of(cfg), offsets.make(build), shared_expert.shared_expert_share(cfg), shared_expert.make(cfg)
     has_tiles, finish_group = offsets.has_tiles(fmt), fmt.finish_group
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     known, n_counts, n_experts = off.known, off.counts, off.experts
     leaves_early = not front                        # else other warps may still need F and G
     rows = _rows(build)
     knows_rows = fmt.direct and not front and local * ranks <= known     # no padding, and all words are remembered
-    known_rows = _known_rows(build, off, rows.copy)
+    known_rows = _known_rows(build, off, rows.put_routed)
 
     @device_fn
     def workers_of(receiver, n_receivers):
@@ -161,7 +161,7 @@ def make(build, leave):
             if receiver == 0:
                 write_window(call, window)
             if first == 0:
-                if own_share.copy(call):
+                if own_share.put_shared(call):
                     return True, False
             if is_final and leaves_early and first + here == local:
                 is_out = True
@@ -182,7 +182,7 @@ def make(build, leave):
 def _rows(build):
     """Namespace "rows" of device functions of a warp.
 
-    copy(call, received, row, part, n_parts): decodes its part of a Message to the RowPlace; with the first part goes
+    put_routed(call, received, row, part, n_parts): decodes its part of a Message to the RowPlace; with the first part goes
         src_info. copy_window(call, window, workers, is_known) -> whether all arrived: its parts of the window's rows.
         is_known: the block has acquired all messages, and window.words are those of all segments.
     """
@@ -225,11 +225,11 @@ def _rows(build):
         return token, payload, id16
 
     @device_fn
-    def copy(call, received, row, part, n_parts):
+    def put_routed(call, received, row, part, n_parts):
         lane, recv_buf, is_described = i32(lane_id()), call.recv_buf_p, received.word >= u64(DESCRIBED)
         if is_described:
-            token, k = message_of(received.word, received.slot)
-            payload, id16 = msg.at(recv_buf, i32(received.segment % ranks), token), i32(0)     # of local expert 0
+            src_index, (token, k) = i32(received.segment % ranks), message_of(received.word, received.slot)
+            payload, id16 = msg.at(recv_buf, src_index, token), i32(0)         # of local expert 0
         else:
             (token, payload, id16), k = look_up(recv_buf, msg.at(recv_buf, received.segment, received.slot), part), i32(0)
         decode(payload, call.format_handler, row, part, n_parts, lane)
@@ -267,17 +267,17 @@ def _rows(build):
                 in_group = i32(window.before[j] + slot)
                 row = RowPlace(i32(window.starts[expert] + in_group), i32(front + window.first + expert), in_group,
                                i32(window.tiles[expert]))
-                copy(call, Message(word, segment, slot), row, i32(unit - q * n_parts), n_parts)
+                put_routed(call, Message(word, segment, slot), row, i32(unit - q * n_parts), n_parts)
             unit = i32(unit + workers.warps)
         return ok
 
-    return namespace("rows", copy=copy, copy_window=copy_window)
+    return namespace("rows", put_routed=put_routed, copy_window=copy_window)
 
 
 def _known_rows(build, off, copy_row):
     """Namespace "known_rows" of device functions of a warp, when the block's threads have acquired all messages.
 
-    A row's place is the number of messages that the words before its own tell of.
+    A row's place is the number of messages that the words before its own count.
     copy(call, worker, workers, counts, words): the rows' parts that are this worker's.
     write(call, counts): row_offsets, expert_ids, regions A and B, and counts.
     """

@@ -1,7 +1,7 @@
 """The reducing part of combine_wait: the weighted sum of each token's rows, or the rows themselves.
 
 A warp takes a run of columns of one token. It loads the rows' vectors into registers as they arrive, in any order
-(take_rows.py), and sums them when it has all of them. So little work remains when the last row of the round arrives.
+(await_rows.py), and sums them when it has all of them. So little work remains when the last row of the round arrives.
 """
 
 from epmoe import layout
@@ -9,20 +9,21 @@ from epmoe.device import (ballot, block_idx, device_fn, f32, grid_dim, i32, lane
                           shfl_idx, store16, u32, u64, warp_id)
 
 from .. import elements, ids, stamps, user_functions
+from ..formats.row_copy import store_vector
 from ..plain import counters
 from . import shared_expert
-from .take_rows import AT_ONCE, TokenRows
+from .await_rows import AT_ONCE, TokenRows
 
 VECTOR = 16         # bytes
 
 
 def make(build, take):
-    """Device function reduce(call, flags), for all warps of all blocks. take: of take_rows.py; flags: what it takes.
+    """Device function reduce(call, flags), for all warps of all blocks. take: of await_rows.py; flags: what it takes.
 
     Tokens whose rows do not come, because the round has failed, are left alone.
     """
     mark, n_runs = stamps.of_call(build.trace), _n_runs(build.cfg)
-    reduce_tokens = _keeping(build, take) if build.router_weights is None else _summing(build, take)
+    reduce_tokens = _unreduced(build, take) if build.router_weights is None else _reduced(build, take)
 
     @device_fn
     def reduce(call, flags):
@@ -52,18 +53,18 @@ def _token_rows(cfg):
     def token_rows(call, token, run):
         lane = i32(lane_id())
         expert = clean_id(load_id(call.topk_ids, token, lane), i32(0), lane)
+        owner, takes_part = i32(expert // local), expert >= 0
         if own_only:
-            if expert >= 0 and expert // local != call.my_rank:
-                expert = i32(-1)
+            takes_part = takes_part and owner == call.my_rank
         vector = i32(min(run * 32 + lane, n_vectors - 1))
         place = call.recv_buf_p + u64(token * top_k) * u64(bytes_a_row) + u64(VECTOR) * u64(vector)
-        segment = word.segment(i32(expert % local), i32(expert // local))
-        return TokenRows(u32(ballot(expert >= 0)), segment, place, run * 32 + lane < n_vectors)
+        segment = word.segment(i32(expert % local), owner)
+        return TokenRows(u32(ballot(takes_part)), segment, place, run * 32 + lane < n_vectors)
 
     return token_rows
 
 
-def _weights(build):
+def _weights_of(build):
     """Device function (call, token) -> the router weight at the k of this lane."""
     top_k, is_array = build.cfg.top_k, build.router_weights == "array"
     given = (user_functions.bound(build.router_weights, build.weights_types, "router_weights")
@@ -117,16 +118,16 @@ def _sums(build, take, numbers):
     return sum_rows
 
 
-def _summing(build, take):
+def _reduced(build, take):
     """Device function (call, flags): the weighted sums, plus the shared expert's output, through the epilogue."""
     cfg, mark, epilogue = build.cfg, stamps.of_call(build.trace), build.epilogue
-    numbers, token_rows, weight_of = elements.make(cfg.combine_dtype), _token_rows(cfg), _weights(build)
-    sum_rows, share, n_numbers = _sums(build, take, numbers), shared_expert.share_of(cfg), numbers.n
+    numbers, token_rows, weight_of = elements.make(cfg.combine_dtype), _token_rows(cfg), _weights_of(build)
+    sum_rows, share, n_numbers = _sums(build, take, numbers), shared_expert.shared_expert_share(cfg), numbers.n
     unpack, pack, add, fused_share = numbers.unpack, numbers.pack, numbers.add, cfg.fused_shared_expert
     bytes_a_row, n_vectors, n_runs = layout.combine_msg_bytes(cfg), layout.combine_msg_bytes(cfg) // VECTOR, _n_runs(cfg)
     has_epilogue, stores_itself = epilogue is not None, isinstance(epilogue, user_functions.OutputLambda)
     what = "elementwise_lambda_fn" if stores_itself else "epilogue"
-    apply = numbers.each(user_functions.bound(epilogue, build.epilogue_types, what)) if has_epilogue else None
+    applied = numbers.each(user_functions.bound(epilogue, build.epilogue_types, what)) if has_epilogue else None
 
     @device_fn
     def add_shared_expert(call, token, vector, q):
@@ -137,16 +138,16 @@ def _summing(build, take):
         return pack(add(unpack(q), row))
 
     @device_fn
-    def store(call, token, vector, q, is_own):
+    def store(call, token, vector, stored, is_own):
         col = i32(vector * n_numbers)
         if has_epilogue and not stores_itself:
-            q = pack(apply(token, col, unpack(q), call.epilogue_args))
+            stored = pack(applied(token, col, unpack(stored), call.epilogue_args))
         if is_own:
             if stores_itself:
-                apply(token, col, unpack(q), call.epilogue_args)
+                applied(token, col, unpack(stored), call.epilogue_args)
             else:
-                store16(call.output_tokens + u64(token) * u64(bytes_a_row) + u64(VECTOR) * u64(vector), q[0], q[1], q[2],
-                        q[3])
+                place = call.output_tokens + u64(token) * u64(bytes_a_row) + u64(VECTOR) * u64(vector)
+                store_vector(place, stored)
 
     @device_fn
     def reduce_tokens(call, flags):
@@ -167,7 +168,7 @@ def _summing(build, take):
     return reduce_tokens
 
 
-def _keeping(build, take):
+def _unreduced(build, take):
     """Device function (call, flags): the rows as they are, [num_tokens, top_k, hidden], zeros where there is none."""
     cfg, mark = build.cfg, stamps.of_call(build.trace)
     token_rows, top_k, bytes_a_row, n_runs = _token_rows(cfg), cfg.top_k, layout.combine_msg_bytes(cfg), _n_runs(cfg)

@@ -226,7 +226,7 @@ def _batches(build):
     fmt, msg, row_bytes, top_k = formats.of(cfg), message.make(cfg), cfg.hidden * BF16_BYTES, cfg.top_k
     encode_part, encode_parts, direct = fmt.encode_part, fmt.encode_parts, fmt.direct
     copy_payload, input_scale = copy_part(fmt.token_size, read_only=direct), scale_of(build.input_scale)
-    store_trailer, share = _own_trailer(cfg, msg), shared_expert.share_of(cfg)
+    store_trailer, share = _own_trailer(cfg, msg), shared_expert.shared_expert_share(cfg)
 
     @device_fn
     def encode(call, batch):

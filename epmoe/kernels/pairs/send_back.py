@@ -100,7 +100,7 @@ def make(build):
 
 
 def without_signals(build):
-    """The same for a combine without signals, which tells peers BEGUN; the last block that has read region A resets it."""
+    """The same for a combine without signals, which signals BEGUN to peers; the last block that has read region A resets it."""
     cfg, mark = build.cfg, stamps.of_call(build.trace)
     word, to, n_segments, n_ranks = counters.words(cfg), peers.make(cfg), cfg.n_local_experts * cfg.n_src_ranks, cfg.n_ranks
     send_run = _runs(build, _pieces(cfg, lamport.store_row), signals=False)

@@ -19,7 +19,7 @@ from ..status import DISPATCH_WAIT, FOR_SEND_BUF
 BF16_BYTES = 2
 
 
-def share_of(cfg):
+def shared_expert_share(cfg):
     """Device function call -> (rows of group 0, first token): all tokens, or under skip_a2a the rank's share."""
     fused, divided, world = cfg.fused_shared_expert, cfg.skip_a2a, cfg.allreduce_world_size
 
@@ -41,19 +41,19 @@ def make(cfg):
     """Namespace "shared_expert" of device functions; they do nothing without a fused shared expert.
 
     encoded(call, n): one thread, when the block has encoded n tokens of the share; after a barrier.
-    copy(call): receiving blocks write the rows of group 0; returns whether it had to give up.
+    put_shared(call): receiving blocks write the rows of group 0; returns whether it had to give up.
     """
-    fmt, word, share = formats.of(cfg), counters.words(cfg), share_of(cfg)
+    fmt, word, share = formats.of(cfg), counters.words(cfg), shared_expert_share(cfg)
     fused, direct, decode = cfg.fused_shared_expert, fmt.direct, fmt.decode
     row_bytes, msg_bytes = cfg.hidden * BF16_BYTES, layout.message(cfg).msg_bytes
 
     @device_fn
     def encoded(call, n):
         if fused and not direct:
-            red_add_release_gpu_i32(word.f(call.ep_counters, 0), i32(n))      # acquired by copy
+            red_add_release_gpu_i32(word.f(call.ep_counters, 0), i32(n))      # acquired by put_shared
 
     @device_fn
-    def copy(call):
+    def put_shared(call):
         if not fused:
             return False
         (n_rows, first), lane, row = share(call), lane_id(), i32(0)
@@ -79,4 +79,4 @@ def make(cfg):
                     store_i32(call.src_info + u64(4) * u64(2 * row + lane), i32(-1))     # no rank gets it back
         return False
 
-    return namespace("shared_expert", encoded=encoded, copy=copy)
+    return namespace("shared_expert", encoded=encoded, put_shared=put_shared)

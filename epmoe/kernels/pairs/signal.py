@@ -22,8 +22,8 @@ from . import peers
 def make(build):
     """Namespace "signals" of device functions.
 
-    announce(call, n_parts, failed) -> whether to go on: one block counts the ids, tells the owners, and subtracts
-        n_parts pieces a message. Every expert is told of in every round, also where the count is 0, which is a signal
+    announce(call, n_parts, failed) -> whether to go on: one block counts the ids, announces the counts, and subtracts
+        n_parts pieces a message. Every expert gets a word in every round, also where the count is 0, which is a signal
         at once; under skip_a2a only those of this rank. failed: whether any thread of the block knows of a failure.
     finish(call, expert, n): one thread, when it and all threads that a barrier joins it to have written n pieces of
         messages to that expert.
@@ -91,7 +91,7 @@ def make(build):
         else:
             if not to.is_far(call, i32(expert // local)):       # two signals there might arrive in either order
                 index = word.segment(i32(expert % local), call.my_rank)
-                to.tell(call, i32(expert // local), index, u64(ANNOUNCED) + u64(count))
+                to.write_word(call, i32(expert // local), index, u64(ANNOUNCED) + u64(count))
             n_pieces = i32(count * n_parts)
             finished = word.finished(call.ep_counters, segment_of(expert))
             # release: the signal comes after the announcement; acquire: the messages, if all are written
@@ -101,10 +101,10 @@ def make(build):
     @device_fn
     def announce(call, n_parts, failed):
         wanted = shared_array(window, int32)
-        first = i32(0)
+        first_expert = i32(0)
         if own_only:
-            first = i32(call.my_rank * local)
-        end = i32(first + n_signals)
+            first_expert = i32(call.my_rank * local)
+        first, end = first_expert, i32(first_expert + n_signals)
         while first < end:
             i = i32(thread_idx())
             while i < window:
@@ -114,7 +114,7 @@ def make(build):
                 return False
             count_ids(call, first, wanted)
             mark(call, stamps.ANNOUNCED)        # before the barrier: no peer knows anything earlier
-            syncthreads()                       # counts before they are told
+            syncthreads()                       # counts before they are announced
             i = i32(thread_idx())
             while i < window and first + i < end:
                 announce_expert(call, i32(first + i), wanted[i], n_parts)
