@@ -53,9 +53,11 @@ def _token_rows(cfg):
     def token_rows(call, token, run):
         lane = i32(lane_id())
         expert = clean_id(load_id(call.topk_ids, token, lane), i32(0), lane)
-        owner, takes_part = i32(expert // local), expert >= 0
+        owner = i32(expert // local)
         if own_only:
-            takes_part = takes_part and owner == call.my_rank
+            if expert >= 0 and owner != call.my_rank:
+                expert = i32(-1)
+        takes_part = expert >= 0
         vector = i32(min(run * 32 + lane, n_vectors - 1))
         place = call.recv_buf_p + u64(token * top_k) * u64(bytes_a_row) + u64(VECTOR) * u64(vector)
         segment = word.segment(i32(expert % local), owner)
