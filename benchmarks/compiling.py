@@ -11,7 +11,7 @@ from epmoe import device
 from epmoe.command_line import at_least_one, part_of_all
 from epmoe.fused_a2a.launches import FEW_TO_EXPAND, MANY, MANY_TO_EXPAND, smaller_blocks
 from epmoe.host import compiling
-from epmoe.kernels.rows.tuning import TUNING
+from epmoe.kernels.rows.shape import TUNING
 from epmoe.worlds.dry import DryWorld
 
 

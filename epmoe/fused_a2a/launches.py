@@ -5,7 +5,7 @@ from dataclasses import replace
 from epmoe import device
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.launch import SIMULATOR_BLOCKS
-from epmoe.kernels.rows import tuning as rows_tuning
+from epmoe.kernels.rows import shape as rows_shape
 from epmoe.kernels.rows.few import lamport
 from epmoe.kernels.rows.few import places as bits_by_expert
 from epmoe.kernels.rows.shape import FIRST, RowsShape, parameter_block
@@ -57,7 +57,7 @@ class Launches:
     @property
     def tuning(self):
         """The numbers that kernels are tuned with: small ones in the simulator."""
-        return rows_tuning.SMALL if device.SIM else rows_tuning.TUNING
+        return rows_shape.SMALL if device.SIM else rows_shape.TUNING
 
     def shape(
         self,

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from epmoe.kernels.rows.tuning import SMALL
+from epmoe.kernels.rows.shape import SMALL
 from epmoe.mutants.world_kinds import RowsWorld
 
 
 def tuned(**numbers):
     """Constants of a world with these numbers in place of the simulator's own."""
-    return {"rows.tuning.SMALL": replace(SMALL, **numbers)}
+    return {"rows.shape.SMALL": replace(SMALL, **numbers)}
 
 
 ORDINARY = tuned(window_experts=0)  # expert-major, a small batch uses the kernel for large ones

@@ -6,7 +6,7 @@
 from epmoe.kernels.rows.copy import BATCH
 from epmoe.kernels.rows.mailbox import MOST_PARTS
 from epmoe.kernels.rows.reduce import MOST as MOST_ROWS
-from epmoe.kernels.rows.tuning import SMALL
+from epmoe.kernels.rows.shape import SMALL
 from epmoe.mutants.page_worlds import PLAIN
 from epmoe.mutants.rows_worlds import ORDINARY, SIGNALS, tuned
 from epmoe.mutants.world_kinds import RowsWorld, World

@@ -13,7 +13,7 @@ from epmoe import device, fused_a2a
 from epmoe.device import kernel_cache
 from epmoe.fused_a2a.launches import FEW_TO_EXPAND, MANY_TO_EXPAND, smaller_blocks
 from epmoe.host import compiling
-from epmoe.kernels.rows.tuning import TUNING
+from epmoe.kernels.rows.shape import TUNING
 from epmoe.worlds.dry import DryWorld
 
 BF16, FP32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)

@@ -8,7 +8,7 @@ from rows_group import group_of, tokens
 
 from epmoe import fused_a2a
 from epmoe.fused_a2a import buffers
-from epmoe.kernels.rows.tuning import SMALL
+from epmoe.kernels.rows.shape import SMALL
 from epmoe_ref.errors import PeerTimeout
 from epmoe_ref.strategies import HybridWorld
 

@@ -12,7 +12,7 @@ from rows_group import BF16, FP16, FP32, assert_same, group_of, host, routing, t
 from epmoe import fused_a2a
 from epmoe.fused_a2a import buffers
 from epmoe.fused_a2a import rows as rows_calls
-from epmoe.kernels.rows.tuning import SMALL
+from epmoe.kernels.rows.shape import SMALL
 from epmoe_ref import fused_a2a as reference
 from epmoe_ref.strategies import RowsWorld
 

@@ -197,31 +197,13 @@ def _by_world(shape):
     zero_sums, add, pack = numbers.zeros, numbers.add, numbers.pack
 
     @device_fn
-    def load_rank(places, rank, end, at):
-        q, there = (u32(0), u32(0), u32(0), u32(0)), False
-        if rank < end:
-            row = u64(warp_broadcast_u64(places, rank))
-            if row != u64(0):
-                q, there = load16(row + at), True
-        return q, there
-
-    @device_fn
     def of_world(places, at, first, end):
         sums, rank = zero_sums(), i32(first)
         while rank < end:
-            a, has_a = load_rank(places, rank, end, at)             # four loads in flight
-            b, has_b = load_rank(places, i32(rank + 1), end, at)
-            c, has_c = load_rank(places, i32(rank + 2), end, at)
-            d, has_d = load_rank(places, i32(rank + 3), end, at)
-            if has_a:
-                sums = add(sums, a)
-            if has_b:
-                sums = add(sums, b)
-            if has_c:
-                sums = add(sums, c)
-            if has_d:
-                sums = add(sums, d)
-            rank = i32(rank + 4)
+            row = u64(warp_broadcast_u64(places, rank))
+            if row != u64(0):
+                sums = add(sums, load16(row + at))
+            rank = i32(rank + 1)
         return pack(sums)
 
     @device_fn
