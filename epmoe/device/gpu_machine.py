@@ -38,6 +38,7 @@ class Stream:
         self.handle = new_stream() if self.own else cu.CUstream(int(handle))
         self.can_be_captured = int(self.handle) not in LEGACY_DEFAULT
         self._status, self._event = ctypes.c_int(NOT_CAPTURING), None
+        self._beside = {}  # handle -> Stream
         self._look = partial(
             at_address("cuStreamIsCapturing", ctypes.c_void_p, ctypes.c_void_p),
             int(self.handle),
@@ -54,6 +55,12 @@ class Stream:
         check((cu.CUresult(code),))
         self.machine.has_captured = True
         return int(check(cu.cuStreamGetCaptureInfo(self.handle))[1])
+
+    def beside(self, handle):
+        """Another stream of the caller, which calls of this rank wait for and let wait."""
+        if handle not in self._beside:
+            self._beside[handle] = Stream(self.machine, self.rank, handle)
+        return self._beside[handle]
 
     def wait(self, other):
         """What comes after this on the stream begins when all that is on the other stream now has ended."""

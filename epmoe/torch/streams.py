@@ -10,23 +10,38 @@ from epmoe_ref.errors import EPStateError
 def in_stream_order(group, call, *arguments):
     """Results of call(*arguments) as tensors: after what torch's current stream has now, before what it gets next.
 
-    Where the world has that very stream, nothing is needed; else two events, which a graph capture may hold too. What
-    is put on the current stream meanwhile is not waited for: tensors are made readable before. Who uses several streams
+    Where the world has that very stream, nothing is needed; else events, which a graph capture may hold too. What is
+    put on the current stream meanwhile is not waited for: tensors are made readable before. Who uses several streams
     may free tensors or take their memory away by torch's means, so results are then copied into memory of torch's own;
     a world whose `copies` is True or False says itself whether they are.
     """
     copies = getattr(group, "copies", None)
-    if device.SIM or _raw_stream(group.machine.ordinal) == int(
-        group.stream_of(group.ranks[0]).handle
-    ):
-        made = tensors(call(*arguments))
-        return copied(made) if copies else made
-    own, current = _stream_of(group), torch.cuda.current_stream(group.machine.ordinal)
-    _expect_no_capture_beside(own)
-    own.wait_stream(current)  # the tensors given are written by then
+    if not device.SIM:
+        own, current = group.stream_of(group.ranks[0]), _raw_stream(group.machine.ordinal)
+        if current != int(own.handle):
+            return _between(own, own.beside(current), copies, call, arguments)
     made = tensors(call(*arguments))
-    current.wait_stream(own)  # the results are; and what they were made of may be used again
-    return copied(made) if copies or copies is None else made
+    return copied(made) if copies else made
+
+
+def _between(own, current, copies, call, arguments):
+    """Results of call(*arguments) on the world's own stream, between two points of the current one."""
+    is_captured = current.capture()
+    if is_captured and not own.can_be_captured:
+        raise EPStateError(
+            "torch's current stream is being captured into a CUDA graph, and the group's world is on "
+            "the default stream, which cannot be: make the world with the stream that captures: "
+            "ProcessGroupWorld(group, stream=...) before the group's first call, MPIWorld(stream=...)"
+        )
+    own.wait(current)  # the tensors given are written by then
+    made = tensors(call(*arguments))
+    current.wait(own)  # the results are; and what they were made of may be used again
+    if copies is False:
+        return made
+    made = copied(made)
+    if not is_captured:  # memory that captured calls borrow is not lent again
+        own.wait(current)  # the next call, from whatever stream, may be lent what is copied now
+    return made
 
 
 def _slow_raw_stream(ordinal):
@@ -37,28 +52,8 @@ def _slow_raw_stream(ordinal):
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _slow_raw_stream)
 
 
-def _expect_no_capture_beside(own):
-    """Raise EPStateError if the current stream is being captured and the world's, CUDA's default, cannot be."""
-    if not own.cuda_stream and torch.cuda.is_current_stream_capturing():
-        raise EPStateError(
-            "torch's current stream is being captured into a CUDA graph, and the group's world is on "
-            "the default stream, which cannot be: make the world with the stream that captures: "
-            "ProcessGroupWorld(group, stream=...) before the group's first call, MPIWorld(stream=...)"
-        )
-
-
 def copied(made):
     """Tensors in memory of torch's own; also inside lists and tuples."""
     if isinstance(made, (list, tuple)):
         return type(made)(copied(one) for one in made)
     return made.clone() if isinstance(made, torch.Tensor) else made
-
-
-def _stream_of(group):
-    """The world's stream as torch's: the ranks of a process are ordered by one."""
-    ordinal, handle = group.machine.ordinal, int(group.stream_of(group.ranks[0]).handle)
-    return (
-        torch.cuda.ExternalStream(handle, device=ordinal)
-        if handle
-        else torch.cuda.default_stream(ordinal)
-    )

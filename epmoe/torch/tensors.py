@@ -4,9 +4,6 @@ import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C import (
-    _from_dlpack as from_dlpack,
-)  # torch.utils.dlpack's, less its looks at objects that are no capsules
 
 from epmoe import device
 from epmoe.host.arrays import DeviceArray, Field
@@ -15,6 +12,9 @@ from epmoe_ref.errors import EPValueError
 
 VECTOR_BYTES = 16  # kernels read rows as vectors of so many bytes
 CPU = 1, 0  # DLPack's device
+from_dlpack = (
+    torch._C._from_dlpack
+)  # torch.utils.dlpack's looks at objects that are no capsules too
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 

@@ -17,7 +17,8 @@ from counted_driver import counted_machine
 from host_cost import STREAM, OneRankHere, python_calls, without_python
 from torch.utils._python_dispatch import TorchDispatchMode
 
-torch._C._cuda_getCurrentRawStream = {0: STREAM}.__getitem__
+current = {0: STREAM}  # GPU -> handle of torch's current stream
+torch._C._cuda_getCurrentRawStream = current.__getitem__
 torch.Tensor.is_cuda, torch.Tensor.get_device = True, repeat(0).__next__
 
 import epmoe.torch  # noqa: E402
@@ -36,8 +37,8 @@ class Calls:
     """Calls of a package with functions of Megatron's names, on a world of its own."""
 
     def __init__(self, package):
-        machine, driver = counted_machine(2, 0)
-        without_python(driver)
+        machine, self.driver = counted_machine(2, 0)
+        without_python(self.driver)
         self.world, self.package = OneRankHere(machine, 2), package
         for of in BUFFERS:
             of(self.world).want_tokens(4)  # as an earlier batch would have told
@@ -134,6 +135,27 @@ def check_a_backward_makes_no_zeros_for_what_has_no_gradient():
         assert (calls.probs.grad is not None) == probs_too and calls.x.grad is not None
         assert not probs_too or not calls.probs.grad.any()
         del rows, _
+    calls.close()
+
+
+def check_a_call_on_another_stream_waits_and_is_waited_for_by_events_alone():
+    """No objects of torch's: the handle of its current stream is enough. Results are copies."""
+    calls = Calls(epmoe.torch)
+    driver, order = calls.driver, []
+    driver.cuEventRecord = lambda event, stream: order.append(("record", int(stream))) or (0,)
+    driver.cuStreamWaitEvent = lambda stream, event, _: order.append(("wait", int(stream))) or (0,)
+    launch = driver.cuLaunchKernel
+    driver.cuLaunchKernel = lambda *given: order.append("launch") or launch(*given)
+    calls.combine()
+    assert "launch" in order and len(order) == 1, order
+    for handle in (88, 99, 88):
+        current[0] = handle
+        order.clear()
+        out, _ = calls.combine()
+        before = ("record", handle), ("wait", STREAM)  # and when the copies have been made
+        assert order == [*before, "launch", ("record", STREAM), ("wait", handle), *before], order
+        assert out.untyped_storage().resizable(), "a copy"
+    current[0] = STREAM
     calls.close()
 
 
