@@ -40,12 +40,18 @@ class Measured:
 
 
 def loop():
-    """(rows, device) of the newest table that `python -m benchmarks loop` has written; ([], "") if there is none."""
+    """(rows, machine) of the tables that `python -m benchmarks loop` wrote on the machine of the newest, the newest row
+    of each kind; ([], "") if there is none."""
     records = [r for r in _records() if r.get("loop") and "simulator" not in r["device"]]
-    if not records:
-        return [], ""
-    newest = max(records, key=lambda r: r["date"])
-    return newest["loop"], f"{newest['n_ranks']} x {newest['device'].partition(',')[0]}"
+    records.sort(key=lambda r: r["date"])
+    machines = [(r["n_ranks"], r["device"].partition(",")[0]) for r in records]
+    rows = {
+        (row["kernels"], row["arrays"], row["tokens"]): row
+        for r, machine in zip(records, machines)
+        if machine == machines[-1]
+        for row in r["loop"]
+    }
+    return list(rows.values()), " x ".join(map(str, machines[-1])) if machines else ""
 
 
 def _records():
