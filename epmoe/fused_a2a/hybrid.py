@@ -17,7 +17,6 @@ from epmoe.fused_a2a.rows import told_by
 from epmoe.host.lending import Arrangement
 from epmoe.kernels.rows import dispatch_kernel, expand_kernel, resend_kernel
 from epmoe.kernels.rows.few import places as bits_by_expert
-from epmoe.kernels.rows.few import windows
 from epmoe.kernels.rows.send import fp8_format
 from epmoe_ref.errors import EPValueError
 
@@ -154,7 +153,7 @@ class DispatchPlan:
         more = {}
         if expanding is not None:
             more = dict(
-                window_bytes=windows.bytes_for(expanding),
+                window_bytes=bits_by_expert.window_bytes_for(expanding),
                 bits_bytes=bits_by_expert.bytes_for(expanding),
             )
 

@@ -5,7 +5,7 @@ their rows. A word of a note holds a number in its low half and the number of th
 it is its own ready flag. Epochs only grow, and nothing has to be reset. Notes and counters are doubled by the epoch's
 parity. A rank ends call e only after every rank has begun it, and begins e + 1 only after its own launch of e has
 ended. So no rank reads the notes of e when those of e + 2 are written, and no rank adds to the counters of e - 1, which
-every rank clears in call e, before e + 1. Flags of windows (few/windows.py) hold the number of their call.
+every rank clears in call e, before e + 1. Flags of windows (few/places.py) hold the number of their call.
 
 Every block keeps the numbers of all notes in a shared array, `notes`.
 """

@@ -8,16 +8,17 @@ scales, as the row's rank sees them.
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from epmoe.device import (ballot, device_fn, f32, i32, lane_id, load_i32, load_u32, n_warps, popc, prefetch, store_i32,
-                          store_u32, store_u64, syncthreads_or, syncwarp, u32, u64, warp_broadcast_i32,
+from epmoe.device import (ballot, device_fn, f32, i32, lane_id, load_i32, load_u32, n_warps, popc, prefetch, store16,
+                          store_f32, store_i32, store_u32, store_u64, syncthreads_or, syncwarp, u32, u64, warp_broadcast_i32,
                           warp_broadcast_u64, warp_id)
 
 from ..formats import blockwise_fp8
+from ..formats.row_encoder import encode_parts, encode_row
 from . import call as calls
 from . import layout, mailbox, routing
 from .bits import below, but_lowest, has, lowest, split
 from .call import LINE
-from .copy import copying, fewest_parts, parts
+from .copy import copying, fewest_parts, parts, rotated
 from .shape import BF16_BYTES, VECTOR, namespace, p
 
 MINUS_ONE = 2**64 - 1
@@ -223,6 +224,66 @@ class Work(NamedTuple):
 def fp8_format(hidden):
     """The blockwise FP8 token format for rows of this many elements; in expert-major, values and scales share a row."""
     return blockwise_fp8.make(SimpleNamespace(hidden=hidden, alignment=16))
+
+
+def encoding(shape):
+    """Device function (src, to, mask, start, first, end, lane): a warp makes vectors [first, end) of an encoded row.
+
+    Whole steps of the encoder. They go, with their scales, from registers to the rows at `to` of each lane in `mask`,
+    beginning with lane `start`.
+    """
+    value_bytes, quantised = shape.value_bytes, blockwise_fp8.quantised
+
+    @device_fn
+    def put(rows, chunk, there, ab, absmax, input_scale, lane):
+        (scale, codes), (to, left, start) = quantised(ab[0], ab[1], absmax), rows
+        while left != u32(0):
+            at = u64(warp_broadcast_u64(to, i32((lowest(left) + start) & 31)))
+            if there:
+                store16(at + u64(16 * chunk), codes[0], codes[1], codes[2], codes[3])
+                if lane & (A_SCALE - 1) == 0:
+                    store_f32(at + u64(value_bytes) + u64(4 * i32(chunk >> 3)), scale)
+            left = but_lowest(left)
+
+    @device_fn
+    def no_rest(rows, lane):
+        return
+
+    encode_part = encode_row(value_bytes, blockwise_fp8.GROUP, put, no_rest)
+    n_steps = encode_parts(value_bytes)
+
+    @device_fn
+    def encode(src, to, mask, start, first, end, lane):
+        rows, step = (to, rotated(mask, start), start), i32(first // STEP)
+        while mask != u32(0) and STEP * step < end:
+            encode_part(src, rows, f32(1), step, n_steps, lane)
+            step = i32(step + 1)
+
+    return encode
+
+
+def sending_scales(shape):
+    """Device function (src, first, end, to, mask, lane): a warp; the scales of vectors [first, end) of an encoded row.
+
+    From the address of the first of all its scales to those at `to` of each lane in `mask`.
+    """
+    n_scales = shape.scale_words
+
+    @device_fn
+    def send_scales(src, first, end, to, mask, lane):
+        base, behind = i32(first // A_SCALE), i32(min(i32(u32(end + A_SCALE - 1) // u32(A_SCALE)), n_scales))
+        while base < behind:
+            i, left = i32(base + lane), u32(mask)
+            at = u64(4) * u64(min(i, i32(behind - 1)))
+            scale = u32(load_u32(src + at))
+            while left != u32(0):
+                there = u64(warp_broadcast_u64(to, lowest(left)))
+                if i < behind:
+                    store_u32(there + at, scale)
+                left = but_lowest(left)
+            base = i32(base + 32)
+
+    return send_scales
 
 
 def _encode(shape):

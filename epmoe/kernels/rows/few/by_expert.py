@@ -2,7 +2,7 @@
 them itself.
 
 Each rank tells all others which of its tokens go to which expert, and its rows go into windows at their ranks
-(windows.py). Every block computes their places from the bits (places.py) and stores them there. So between the ids and
+(places.py). Every block computes their places from the bits (places.py) and stores them there. So between the ids and
 an expert's row there is one transfer of the row and, at the same time, one of these words. No block waits for what the
 leader block does besides: it numbers rows for the handle and writes the numbers for the host. It also says where peers
 must write. If a rank has many tokens, all ranks use the ordinary way, as if nothing had been sent. No rank ends the
@@ -24,9 +24,10 @@ from ..bits import around, or_of_warp, split, warps_of_rank
 from ..call import LINE, Call, is_fence_warp, is_last_thread, is_leader, is_notify_warp
 from ..copy import BATCH, copying, parts
 from ..mailbox import MOST_PARTS
+from ..send import encoding, sending_scales
 from ..shape import BLOCK, VECTOR, namespace, p
 from ..wait import FOR_WINDOW, ROWS_DISPATCH
-from . import places, windows
+from . import places
 
 
 def _parts_of_row(shape):
@@ -105,7 +106,7 @@ def _probs(shape, bits, placing):
 
 
 def _sending(shape, into, probs):
-    """Device functions of all blocks but the leader block: namespace. into: windows.make(); probs: _probs().
+    """Device functions of all blocks but the leader block: namespace. into: places.windows(); probs: _probs().
 
     prepare(call) -> (mask of ranks, batch) of what a warp sends first, on its way. send(call, first): this warp's share
     of this rank's tokens. raise_flags(call): behind that and a barrier; one warp says it for all of its block.
@@ -114,7 +115,7 @@ def _sending(shape, into, probs):
     encodes, has_probs, a_vector = shape.encode, shape.has_probs, src_bytes // shape.n_vectors
     spans, look_at_ranks, rows = parts(shape.n_vectors), routing.ranks_of_token(shape), copying(read_only=True)
     if encodes:
-        encode = windows.encoding(shape)
+        encode = encoding(shape)
 
     @device_fn
     def prepare(call):
@@ -189,7 +190,7 @@ def _receiving(shape, into, placing, probs):
     out_bytes, n_scales = shape.n_vectors * VECTOR, shape.scale_words
     spans, clear_row, rows = parts(shape.n_vectors), expand.clear_row_of(shape), copying(read_only=False)
     if encodes:
-        send_scales = windows.sending_scales(shape)
+        send_scales = sending_scales(shape)
 
     @device_fn
     def expand_part(params, src, table, token_of, part, lane):
@@ -288,7 +289,7 @@ def dispatching(shape, mark, number_rows):
     await_tokens = announce.awaiting(shape, ROWS_DISPATCH, "tokens", acquires=False)
     may_end, mark_own = announce.closing(shape, ROWS_DISPATCH, "note"), stamps.by_caller(BLOCK, trace)
     look_at_ranks, number_few, write = routing.ranks_of_token(shape), layout.numbering_few(shape), handle.writing(shape)
-    bits, placing, into = places.telling(shape), places.placing(shape), windows.make(shape)
+    bits, placing, into = places.telling(shape), places.placing(shape), places.windows(shape)
     probs = _probs(shape, bits, placing)
     sending, receiving = _sending(shape, into, probs), _receiving(shape, into, placing, probs)
 

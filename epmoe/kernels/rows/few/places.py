@@ -5,16 +5,22 @@ src_rank, and the number of the call. A block that has the words of all src_rank
 expert begin: an expert's rows follow those of the previous experts, padded. Among them lower ranks come first, and a
 rank's rows have the order of its tokens. Every block computes this for itself, so no block waits for another. Words are
 stored and polled relaxed (lamport.py): a thread that sees the call's number sees the bits in the same word.
+
+The rows themselves go into windows: memory at every rank into which the others may write before it has announced
+anything.
 """
 
 from typing import NamedTuple
 
-from epmoe.device import (SIM, block_dim, device_fn, i32, int32, lane_id, ld_relaxed_sys_u64, n_warps, popc, shared_array,
-                          st_relaxed_sys_u64, syncthreads, syncthreads_or, thread_idx, u32, u64, warp_id, warp_sum_i32)
+from epmoe.device import (SIM, any_lane, block_dim, device_fn, i32, int32, lane_id, ld_relaxed_sys_u64, n_warps, popc,
+                          shared_array, st_relaxed_sys_u32, st_relaxed_sys_u64, syncthreads, syncthreads_or, syncwarp,
+                          thread_idx, u32, u64, warp_id, warp_sum_i32)
 
 from ...pairs.offsets import block_sum
 from .. import mailbox, routing, wait
 from ..bits import below, divided_up, has, or_of_warp, split
+from ..copy import FLAG_BYTES
+from ..mailbox import MOST_PARTS
 from ..shape import memory_of, namespace, p
 from ..wait import FOR_WINDOW, ROWS_DISPATCH
 
@@ -146,14 +152,61 @@ def telling(shape):
     return namespace("bits", n_told=n_told, tell=tell, await_bits=await_bits, prob_at=prob_at)
 
 
+def window_bytes_for(shape):
+    """Bytes of all windows of one parity for an expert-major dispatch."""
+    return shape.n_ranks * shape.tuning.window_tokens * shape.row_bytes
+
+
+def windows(shape):
+    """Device functions: namespace. rows(call, rank, src_rank): address of the window that a rank has for a src_rank.
+
+    There are two for each src_rank, used in turn. Call e writes those of its parity without asking: a rank that has ended
+    call e - 1 has seen that every rank had begun it, and no rank begins it before its launch of e - 2 has ended, and with
+    it all reading of e - 2's rows. Flags in the control memory show what has arrived; they are never lowered.
+
+    raise_flag(call, rank, row, part): of this rank's window there, behind a fence of the same thread. await_flag(call,
+    src_rank, row, part): each lane waits for the flag of its own src_rank and row, those with row < 0 for none;
+    whether all came.
+    """
+    ranks, rows, memory = shape.n_ranks, shape.tuning.window_tokens, memory_of(shape.n_ranks)
+    what, flags_at, of_source = (ROWS_DISPATCH, FOR_WINDOW), mailbox.window_flags_at(ranks), rows * shape.row_bytes
+
+    @device_fn
+    def rows_at(call, rank, src_rank):
+        half = u64((u64(call.epoch) & u64(1)) * call.params[p.window_bytes])
+        return u64(memory.pool(call.params, rank) + call.params[p.windows_at] + half + u64(src_rank) * u64(of_source))
+
+    @device_fn
+    def flag_at(call, rank, src_rank, row, part):
+        index = u64(((u64(call.epoch) & u64(1)) * u64(ranks) + u64(src_rank)) * u64(rows) + u64(row))
+        base = u64(memory.control(call.params, rank) + u64(flags_at))
+        return u64(base + u64(FLAG_BYTES) * (index * u64(MOST_PARTS) + u64(part)))
+
+    @device_fn
+    def raise_flag(call, rank, row, part):
+        st_relaxed_sys_u32(flag_at(call, rank, call.my_rank, row, part), u32(call.epoch))
+
+    @device_fn
+    def await_flag(call, src_rank, row, part):
+        ok = True
+        if row >= 0:
+            at = flag_at(call, call.my_rank, src_rank, row, part)
+            ok = wait.see_flag(call.params, at, u32(call.epoch), what, src_rank)
+        failed = any_lane(not ok)
+        syncwarp()                              # what one lane acquired, all lanes read
+        return failed == 0
+
+    return namespace("windows", rows=rows_at, raise_flag=raise_flag, await_flag=await_flag)
+
+
 def placing(shape):
     """Device functions over Places: namespace.
 
     allocate() -> Places. count(places, notes, gathered): of a block that wants only gathered[src_rank * n_local +
-    expert], the tokens for an expert. place(params, notes, places): all but the bits, behind a barrier. target(places, src_rank,
-    token, expert, limit) -> output row, -1 for none. comes(places, src_rank, token): whether it has a row here.
-    number(places, src_rank, token, lane) -> its number among all rows that come, by a warp. total(places, lane): of
-    these.
+    expert], the tokens for an expert. place(params, notes, places): all but the bits, behind a barrier. target(places,
+    src_rank, token, expert, limit) -> output row, -1 for none. comes(places, src_rank, token): whether it has a row
+    here. number(places, src_rank, token, lane) -> its number among all rows that come, by a warp. total(places, lane):
+    of these.
     """
     ranks, n_local, n_experts, words_told = shape.n_ranks, shape.n_local_experts, shape.n_experts, _words_told(shape)
     (a_word, most_words), n_starts, sums = _words_of(shape), n_local + 1, block_sum()
