@@ -38,6 +38,7 @@ COMPILERS = (
     "nvidia-nvshmem-cu13",
 )
 PACKAGE = __name__.partition(".")[0]
+DECORATORS = f"{PACKAGE}.device.gpu_decorators"
 FOLDER = Path(__file__).parent.parent  # of the package
 TYPE_MODULES = (
     "abstract",
@@ -132,6 +133,12 @@ class _Walk:
         if isinstance(v, types.CodeType):
             self.code(v)
             return
+        # Equal functions are one (device_fn), so a kernel's namespaces may be another kernel's: by what they hold.
+        if isinstance(v, types.ModuleType) and v.__spec__ is None:
+            made = {name: x for name, x in sorted(vars(v).items()) if not name.startswith("__")}
+            self.put("namespace", v.__name__)
+            self.value(made)
+            return
         if id(v) in self._seen:
             self.put("seen", self._seen[id(v)])
             return
@@ -151,11 +158,6 @@ class _Walk:
             PACKAGE,
         ):
             self.put("module", v.__name__)
-        elif isinstance(v, types.ModuleType) and v.__spec__ is None:  # a namespace made by hand
-            self.put("namespace", v.__name__)
-            self.value(
-                {name: made for name, made in sorted(vars(v).items()) if not name.startswith("__")}
-            )
         elif isinstance(v, types.FunctionType):
             self.function(v)
         elif isinstance(getattr(v, "py_func", None), types.FunctionType):  # a device function
@@ -181,7 +183,7 @@ class _Walk:
             self.value(item)
 
     def function(self, f):
-        if _library(f):
+        if _library(f) or f.__module__ == DECORATORS:  # the source of the latter is in the digest
             self.put("library", f.__module__, f.__qualname__)
             return
         self.put("function", f.__name__)
@@ -195,7 +197,7 @@ class _Walk:
             else:
                 self.put("never assigned")  # a name in a branch that this kernel does not have
         for name in sorted(_names(f.__code__)):
-            if name in f.__globals__:
+            if name in f.__globals__ and not name.startswith("__"):
                 self.put(name)
                 self.value(f.__globals__[name])
 

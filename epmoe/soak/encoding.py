@@ -113,7 +113,12 @@ def again_kernel(cfg):
         block.offset("starts"),
     )
     p_tokens, p_payloads = block.offset("tokens"), block.offset("payloads")
-    encode, decode, token_size, row_bytes = fmt.encode, fmt.decode, fmt.token_size, 2 * cfg.hidden
+    encode, decode, token_size, row_bytes = (
+        fmt.encode_part,
+        fmt.decode,
+        fmt.token_size,
+        2 * cfg.hidden,
+    )
     ranks, n_segments = cfg.n_ranks, cfg.n_local_experts * cfg.n_ranks
     _, tiles_before = _rows_and_tiles(cfg)
 
@@ -139,6 +144,8 @@ def again_kernel(cfg):
                     u64(load_u64(params + u64(p_tokens)) + u64(row) * u64(row_bytes)),
                     payload,
                     f32(1),
+                    0,
+                    1,
                     lane,
                 )
                 syncwarp()  # the payload by all lanes, before any lane reads it
