@@ -32,7 +32,7 @@ def run(args):
     sizes = [record["n_ranks"] for record in records]
     if len(set(sizes)) < len(sizes):
         print(
-            f"benchmarks aims: files of {', '.join(map(str, sizes))} GPUs; one for each number: merge those of one "
+            f"benchmarks aims: files of {', '.join(map(str, sizes))} GPUs; one for each number: merge the files of one "
             "(`python -m benchmarks merge`)",
             file=sys.stderr,
         )

@@ -85,7 +85,7 @@ class V1(_DeepEP):
         self._configs = [
             None,
             None,
-        ]  # of dispatch and combine; None: DeepEP's choice for so many ranks
+        ]  # of dispatch and combine; None: DeepEP's choice for this number of ranks
         if shape.tokens >= MANY_TOKENS and world.n_ranks in V1_MANY:
             sms, *chunks = V1_MANY[world.n_ranks]
             self._configs = [self._package.Config(sms, chunk, *V1_ROOM) for chunk in chunks]

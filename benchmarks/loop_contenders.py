@@ -412,6 +412,6 @@ def names():
 
 
 def chosen(words, against):
-    """Our contenders whose names hold one of the words (None: all), then those of other libraries."""
+    """Our contenders whose names hold one of the words (None: all), then other libraries'."""
     ours = [kind for kind in OURS if words is None or any(word in kind.name for word in words)]
     return ours + [kind for library in against for kind in PEERS[library]]

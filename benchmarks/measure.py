@@ -125,7 +125,7 @@ def times(contender, line, iterations, warm_ups=WARM_UPS):
 
 
 def _of_host_alone(contender, iterations):
-    """{phase: OfHost} of so many calls that begin with nothing on the stream."""
+    """{phase: OfHost} of this many calls that begin with nothing on the stream."""
     host = HostTime(contender.phases)
     for phase in contender.phases:
         for _ in range(iterations):

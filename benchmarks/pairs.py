@@ -1,4 +1,4 @@
-"""The page kernels, one message for each (token, expert), through ExpertParallel: fused, plain or split."""
+"""The kernels of pairs, one message for each (token, expert), through ExpertParallel: fused, plain or split."""
 
 from functools import lru_cache
 

@@ -1,4 +1,4 @@
-"""Other libraries' times: those of the same run, and constants that were measured before, with their source.
+"""Other libraries' times: measured in the same run, and constants that were measured before, with their source.
 
 A peer counts for our kernels if it does their work. Pairs and expert-major bring rows grouped by expert, as NCCL with
 permute and DeepEP's low latency kernels do; rows bring one row for each (token, rank), as DeepEP V1 and V2 do, and are

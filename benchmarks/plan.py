@@ -9,9 +9,9 @@ from epmoe import device
 
 # section -> description; --only names them
 SECTIONS = {
-    "fused": "the page kernels (pairs), dispatch and combine in a launch each; a token's payload goes to a rank once",
+    "fused": "the kernels of pairs, dispatch and combine in a launch each; a token's payload goes to a rank once",
     "plain": "the plain kernels, which do what the specification says (bf16, uniform routing)",
-    "split": "the page kernels in two launches each",
+    "split": "the kernels of pairs in two launches each",
     "rows": "fused_a2a's rows, on the device, cached, and with the host waiting",
     "expert-major": "fused_a2a's rows by expert (HybridEP)",
     "sms": "fused, rows and expert-major with few SMs, at many tokens",
@@ -117,7 +117,7 @@ def cases(args):
 
 
 def shared_by(cases, n_ranks, is_more=False):
-    """Raises ValueError if no case has experts that so many ranks can share. is_more: cases are not all there is."""
+    """Raises ValueError if no case has experts that this number of ranks can share. is_more: cases are not all there is."""
     if is_more and not cases:
         return
     experts = sorted({case.shape.experts for case in cases})

@@ -50,7 +50,10 @@ def add_arguments(parser):
         "--ranks", type=at_least_one, default=4, help="virtual ranks without mpirun (default 4)"
     )
     parser.add_argument(
-        "--seconds", type=positive_seconds, metavar="S", help="begin no case after so many seconds"
+        "--seconds",
+        type=positive_seconds,
+        metavar="S",
+        help="begin no case after this many seconds",
     )
     parser.add_argument(
         "--resume", action="store_true", help="keep what the --json file has, and measure the rest"
@@ -246,7 +249,7 @@ class _Run:
                 captured.close()
 
     def _whole(self):
-        """This run's record, after that of an earlier one if it goes on with it; with peers beside our rows."""
+        """This run's record, with peers beside our rows; behind an earlier record that it continues."""
         whole = self.record if self.before is None else results.merged([self.before, self.record])
         peers.annotate(whole)
         return whole

@@ -11,10 +11,10 @@ from benchmarks import host_time, shapes
 
 ZIPF_AT_MOST = 1.3  # times of uniform routing, rows kernels
 FEW_SMS, FEW_SMS_AT_LEAST = 24, 0.9  # of the speed that all SMs give, rows kernels
-PLAIN_AT_MOST = 4  # times of the fast page kernels, at so many tokens
+PLAIN_AT_MOST = 4  # times of the fast kernels of pairs
 PLAIN_SHAPE = "4096x7168/256"
 HOST_US = 12  # of a dispatch call, without a graph
-HOST, OF_ALL = "host", "of all"  # what a Verdict of HOST_US is about; the unit of those of FEW_SMS
+HOST, OF_ALL = "host", "of all"  # what a Verdict of HOST_US is about; the unit of FEW_SMS
 
 
 class Target(NamedTuple):

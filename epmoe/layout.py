@@ -162,8 +162,8 @@ def counter_regions(cfg: EPConfig) -> tuple[Region, ...]:
 
     Shapes show the words that are used. `reserved`, `finished`, A and B have one entry per (local expert, rank), which
     is the whole region except under skip_a2a; of C the first n_local_experts words are used. A's last axis is
-    (READY + end row, count). The offsets repeat those of EPLocalSyncCounters on purpose: a test compares the two
-    independent readings of the page.
+    (READY + end row, count). EPLocalSyncCounters has the same offsets, read from the page
+    independently: a test compares the two.
     """
     local, ranks, n = cfg.n_local_experts, cfg.n_src_ranks, cfg.n_experts
     send, wait, reduce = 0, 2 * n + MAX_GPUS_PER_NODE, 6 * n + MAX_GPUS_PER_NODE + 4

@@ -235,5 +235,5 @@ def _check_options(cfg: EPConfig) -> None:
     if cfg.skip_a2a and cfg.fused_shared_expert and world % cfg.n_ranks and cfg.n_ranks % world:
         raise EPValueError(
             f"allreduce_world_size={world} must be a multiple or a divisor of n_ranks={cfg.n_ranks} "
-            "under skip_a2a with a fused shared expert, whose rows so many ranks share"
+            "under skip_a2a with a fused shared expert, whose rows those ranks share"
         )

@@ -46,7 +46,7 @@ def words(state: RankState, under_way: np.ndarray | None = None) -> dict[str, Wo
     signals sent to each rank of the p2p world).
 
     under_way: None, or bool [n_local_experts, n_ranks]: segments of other p2p worlds whose signal has not arrived,
-    although the step that sent it has ended, since SHMEM puts end later. Their count and what it covers are free too.
+    although the step that sent it has ended, since SHMEM puts end later. Their count and the messages that it counts are free too.
     """
     cfg, done = state.cfg, STEPS[STEPS.index(state.next_step) - 1]
     found = {"dispatch_recv_buf": _messages(state), "combine_recv_buf": _rows(state)}

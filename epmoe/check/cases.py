@@ -125,7 +125,7 @@ class Case:
         This is a made-up function of (rank, src_rank, token, k), so the order of rows does not matter. In every fourth
         column the outputs of k = 2i and 2i + 1 are opposite. With equal weights only rounding errors remain of their
         sum, which reveals every missing fused multiply-add and every change of order, even after a cast to bf16. In
-        every eighth column those of 4i and 4i + 2 are opposite and large, so the sum loses bits of 4i + 1.
+        every eighth column k = 4i and 4i + 2 have opposite and large outputs, so the sum loses bits of 4i + 1.
         """
         token, k = np.asarray(token), np.asarray(k)
         seeds = self.stream(round_, OUTPUTS, rank, src_rank, token, k)

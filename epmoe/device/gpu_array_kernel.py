@@ -146,7 +146,7 @@ class ArrayKernel:
         return library._entry_name, bytes(library.get_cubin(cc).code)
 
     def resident_blocks(self, values, threads, n_sms=None):
-        """How many blocks of so many threads the GPU, or n_sms multiprocessors of it, hold at once."""
+        """How many blocks of `threads` threads the GPU, or n_sms of its multiprocessors, hold at once."""
         device = cuda.current_context().device
         return (
             self.compiled(values).max_cooperative_grid_blocks(threads)

@@ -53,8 +53,8 @@ def _of_value(value):
 def kernel(fn=None, *, max_threads=1024, words=0, shmem=False):
     """Decorator for entry points: fn(params, num_tokens: i32, my_rank: i32), at most max_threads a block.
 
-    words: params is a tuple of so many u64, passed by value; 0: one u64, an address. shmem: it uses words of
-    epmoe.device.shmem.
+    words: params is a tuple of this many u64, passed by value; 0: one u64, an address. shmem: it uses intrinsics
+    of epmoe.device.shmem.
     """
     if fn is None:
         return lambda f: kernel(f, max_threads=max_threads, words=words, shmem=shmem)

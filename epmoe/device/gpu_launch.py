@@ -49,7 +49,7 @@ class LoadedKernel:
             self.dynamic_limit = shared_bytes
 
     def blocks_per_sm(self, threads, shared_bytes):
-        """How many blocks of so many threads a multiprocessor holds at once."""
+        """How many blocks of `threads` threads a multiprocessor holds at once."""
         key = (threads, shared_bytes)
         if key not in self._occupancy:
             self.allow_shared(shared_bytes)

@@ -1,7 +1,7 @@
 """The intrinsics that kernels are written in, by group; both implementations must have all of them.
 
-Accesses to memory take 64-bit addresses (shared memory: 32-bit shared-window addresses). Order and scope are those of
-the PTX memory model and are part of the name. Use the intrinsics under NUMBERS for f32 arithmetic; otherwise the compiler
+Accesses to memory take 64-bit addresses (shared memory: 32-bit shared-window addresses). Order and scope mean what they
+mean in PTX, and are part of the name. Use the intrinsics under NUMBERS for f32 arithmetic; otherwise the compiler
 contracts multiplications and additions.
 """
 

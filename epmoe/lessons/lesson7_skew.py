@@ -153,7 +153,7 @@ def softmax(z):
 
 
 def train(steps, rate, seed=1):
-    """Imbalance of experts before and after so many steps."""
+    """Imbalance of experts before and after this many steps."""
     rng = np.random.default_rng(seed)
     bias, seen = -1.0 * np.log(np.arange(1, N_EXPERTS + 1)), []
     for step in range(steps):
@@ -328,7 +328,7 @@ assert 64 * 64 * (1 / 64) ** 2 == 1
 #
 # topk_ids is an integer array (tokens, top_k); -1 means no expert. Return a
 # new array of the same shape in which every expert keeps at most `capacity`
-# pairs, those of the FIRST tokens, and all others are -1. A pair that stays
+# pairs, the FIRST tokens' pairs, and all others are -1. A pair that stays
 # keeps its k.
 #
 # STRETCH. 4 experts have the loads 80, 20, 20 and 20. There are 2 ranks with

@@ -11,7 +11,7 @@ INPUT = None  # the file that `epmoe lesson 7 --input` names
 def read(file, n_ranks):
     """(int ids (tokens, top_k) of all steps, n_experts) of a dump that `epmoe routing` reads.
 
-    n_experts is the file's, or the least multiple of n_ranks that holds all ids. Errors: those of `epmoe routing`; an
+    n_experts is the file's, or the least multiple of n_ranks that holds all ids. Errors: as in `epmoe routing`; also an
     n_experts that n_ranks does not divide.
     """
     found = dump.read(file)

@@ -1,7 +1,7 @@
 """Judges one file in a process of its own, with limits, which `puzzle N --check` and `--grade` start.
 
-It says ["begun", ""] when the file is about to be read and when a part of the judgement is done, then ["right", praise], ["wrong", what is wrong], or ["cannot",
-why] if there is no file to judge.
+It says ["begun", ""] before it reads the file and after each part of the judgement. Then it says ["right", praise],
+["wrong", what is wrong], or ["cannot", why] if there is no file to judge.
 """
 
 from epmoe import guard

@@ -13,7 +13,7 @@ that has the expert, and count them in `finished` (puzzle 3). Experts
 0 to EXPERTS - 1 are numbered over all ranks: expert e belongs to rank
 e // LOCAL and is there local expert e % LOCAL.
 
-For each expert: `count` tokens of this rank go to it. When so many messages
+For each expert: `count` tokens of this rank go to it. When `count` messages
 for it are finished, write the count into recv_count[local expert, my_rank] of
 the expert's rank. That is the signal. It is sent for a count of 0 too, or the
 receiver would wait for ever. Before the signal the word holds NOT_YET.

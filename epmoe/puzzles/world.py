@@ -51,7 +51,7 @@ class World:
 
     start, expected: for each rank {name of a region: array}. A region that is not in `start` begins unwritten. One that
     is not in `expected` may hold anything afterwards. rounds: launches of the kernel on each rank, one after another.
-    data: whatever the puzzle wants to remember about it. blocks: at most so many of a rank run at once.
+    data: whatever the puzzle wants to remember about it. blocks: how many of a rank run at once, at most.
     """
 
     name: str

@@ -36,7 +36,7 @@ def launched_size(environ=os.environ):
     for name, launcher in RANKS.items():
         rank = number(name, environ)
         if rank is not None:
-            return rank + 1, launcher  # at least so many
+            return rank + 1, launcher  # there may be more
     return None, None
 
 

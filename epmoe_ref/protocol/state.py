@@ -147,10 +147,9 @@ class RankState:
     def received(self, writes: Iterable[Write]) -> "RankState":
         """The state after writes of other ranks, in their order.
 
-        A signal lands only on a word that holds MAX_FINITE: a rank takes the signals of a round before its peers can
-        send those of the next, because nobody ends combine i before everybody has sent combine i, after its
-        dispatch_wait i. That is also why no message of round i is overwritten before it is read. Errors: EPStateError
-        otherwise.
+        A signal lands only on a word that holds MAX_FINITE. A rank takes the signals of a round before its peers can send
+        the next round's, because nobody ends combine i before everybody has sent combine i, after its dispatch_wait i.
+        For the same reason no message of round i is overwritten before it is read. Errors: EPStateError otherwise.
         """
         state = self._copied()
         for write in writes:

@@ -1,4 +1,4 @@
-"""Worlds in several threads of the operating system take turns, and their results are those of one thread."""
+"""Worlds in several threads of the operating system take turns, with the same results as in one thread."""
 
 import threading
 

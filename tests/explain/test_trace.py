@@ -71,7 +71,7 @@ def test_the_recorded_trace_opens(fused):
 
 
 def stamps(offsets, late=None, tells="announced"):
-    """A dispatch and a combine on two blocks of each rank, whose clocks are off by so many ns.
+    """A dispatch and a combine on two blocks of each rank, whose clocks are off by this many ns.
 
     tells: the mark before which a rank has told its peers nothing ("claimed" for small batches). late: the rank that
     arrives 500 us late; all others wait for it.

@@ -109,7 +109,7 @@ def agree(cfg, dispatched, want):
 
 
 def agree_on_all(ep, garbage, dispatched):
-    """Dispatch, and combine of ones with weights of one, are those of the cleaned ids."""
+    """Dispatch, and combine of ones with weights of one, are as with the cleaned ids."""
     cfg, ids = ep.cfg, [cleaned(ids, ep.cfg.n_experts) for ids in garbage.topk_ids]
     want, ones = (
         epmoe_ref.dispatch(cfg, garbage.input_tokens, ids),

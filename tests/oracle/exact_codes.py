@@ -1,6 +1,6 @@
 """Small number types as lists of all their values; a cast finds the nearest value, a tie goes to the even code.
 
-Numbers are those of exact_float32 (ints in units of 2**-149, floats for -0.0, inf and NaN).
+Numbers are as in exact_float32 (ints in units of 2**-149, floats for -0.0, inf and NaN).
 """
 
 from bisect import bisect_left

@@ -163,7 +163,7 @@ class Trace:
                 yield word, at if word == "bulk_store" else SHARED + at, 1
 
     def program(self, number, barriers, may_copy):
-        """The steps of one thread. may_copy: the detector treats the bulk stores of a warp as those of one lane."""
+        """The steps of one thread. may_copy: the detector treats a warp's bulk stores as one lane's."""
         parts = []
         for _ in range(self.pick(1, 1, 1, 2)):
             flag, at = self.pick(*self.flags), self.pick(*self.data)

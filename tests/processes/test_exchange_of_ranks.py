@@ -12,7 +12,7 @@ from epmoe_ref.errors import PeerTimeout
 
 
 class Request:
-    """A message that leaves after so many polls of its sender; None: never."""
+    """A message that leaves after this many polls of its sender; None: never."""
 
     def __init__(self, looks):
         self.looks = looks

@@ -36,7 +36,7 @@ def text(why, scheduler):
     for launch in dict.fromkeys(t.block.launch for t in all_threads(scheduler)):
         if launch.to_start:
             lines.append(
-                "  rank %d: %s of %s not resident, for want of room until others end"
+                "  rank %d: %s of %s not resident: no room until others end"
                 % (launch.rank, ranges("block", launch.to_start), launch)
             )
     return "\n".join(lines)

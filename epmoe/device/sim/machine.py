@@ -35,7 +35,7 @@ class Kernel:
 def kernel(fn=None, *, max_threads=1024, words=0, shmem=False):
     """Decorator for entry points: fn(params, num_tokens: i32, my_rank: i32). shmem: ignored here.
 
-    words: params is a tuple of so many u64; 0: one u64, an address.
+    words: params is a tuple of this many u64; 0: one u64, an address.
     """
     if fn is None:
         return lambda f: Kernel(f, max_threads, words)

@@ -61,7 +61,7 @@ def telling(shape, begin, end):
 
     @device_fn
     def look(call, first):
-        """(address of the word in calls of parity 0, bytes to that of the other, its number but for counts)."""
+        """(address of the word in calls of parity 0, bytes from it to the word of parity 1, its number if it is no count)."""
         peer, word = word_at(first)
         at = u64(note_at(call.params, peer, u64(0), call.my_rank) + u64(8) * u64(word))
         return at, u64(call.params[p.note_bytes] * u64(ranks)), i32(number_in(call, word))
