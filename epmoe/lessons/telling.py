@@ -20,6 +20,7 @@ INDENT = "    "  # before each line that the code prints
 BAR = "│"  # between the number of a line of code and the line
 WORKED, EXERCISES = "## Worked problems", "## Exercises"  # the sections that end a lesson
 TEXTS = ("text", "predict", "answer")
+FOLDED = "The answers are folded."  # how a lesson says where they are; not shown with them
 
 
 def cells(source):
@@ -95,7 +96,8 @@ def exercise_text(source):
 def worked_problems(source):
     """The section "Worked problems" with its answers."""
     texts = [cell[1] for cell in cells(source) if cell[0] in TEXTS]
-    return _joined(texts[texts.index([WORKED]) + 1 : texts.index([EXERCISES])])
+    shown = texts[texts.index([WORKED]) + 1 : texts.index([EXERCISES])]
+    return _joined([lines for lines in shown if not lines[0].startswith(FOLDED)])
 
 
 def _joined(texts):

@@ -10,6 +10,9 @@ from epmoe.routing_report.json_lines import WANTED, one_number
 from epmoe_ref.config import MAX_EXPERTS
 from epmoe_ref.errors import EPValueError
 
+NO_IDS = "give the numbers of each token's experts, not scores of all experts or a map of them"
+TORCH = "numpy.save('ids.npy', ids.cpu().numpy()) writes a file that can be read"
+
 
 @dataclass
 class Dump:
@@ -97,6 +100,9 @@ def _read(path):
 
 
 def _of_npz(path, arrays):
+    if not all(isinstance(a, np.ndarray) for a in arrays.values()):
+        made = "made by torch.save" if any(n.endswith("data.pkl") for n in arrays) else "no .npz"
+        raise EPValueError(f"{path} is {made}: {TORCH}")
     integers = [name for name, a in arrays.items() if a.dtype.kind in "iu" and a.ndim in (2, 3)]
     name = "topk_ids" if "topk_ids" in arrays else integers[0] if len(integers) == 1 else None
     if name is None:
@@ -134,9 +140,9 @@ def _checked_offsets(path, offsets, tokens):
 
 def _of_array(name, ids):
     if ids.dtype.kind not in "iu":
-        raise EPValueError(
-            f"{name} has dtype {ids.dtype}; integers are needed: convert with .astype(np.int32)"
-        )
+        whole = ids.dtype.kind == "f" and (ids == np.floor(ids)).all()
+        remedy = "convert with .astype(np.int32)" if whole else NO_IDS
+        raise EPValueError(f"{name} has dtype {ids.dtype}; integers are needed: {remedy}")
     if ids.ndim not in (2, 3) or ids.shape[-1] == 0 or (ids.ndim == 3 and len(ids) == 0):
         raise EPValueError(f"{name} has shape {list(ids.shape)}: {WANTED}")
     if ids.dtype == np.uint64 and ids.size and ids.max() > MAX_EXPERTS:

@@ -194,6 +194,7 @@ def test_answers_are_folded_and_their_numbers_checked(capsys, tmp_path):
         tell(file, stream=told)
     status, text = run(capsys, "1", "--answers")
     assert status == 0 and text.count("Answer: ") >= 3 and "Exercises" not in text
+    assert "folded" not in text  # they are shown
 
 
 def test_options_of_the_simulator_do_not_reach_a_lesson(monkeypatch, tmp_path):

@@ -1,6 +1,7 @@
 """All forms of a routing dump give the same report. Errors name file, place, value and remedy."""
 
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -169,6 +170,30 @@ def test_npz_that_does_not_fit_is_named(tmp_path, arrays, said):
     with pytest.raises(EPValueError) as error:
         dump.read(tmp_path / "a.npz")
     assert said in str(error.value), error.value
+
+
+@pytest.mark.parametrize(
+    "array, remedy",
+    [
+        (np.array([[1.0, 2.0]]), "convert with .astype(np.int32)"),
+        (np.array([[0.25, 0.75]]), "not scores of all experts"),
+        (np.array([[1.0, np.nan]]), "not scores of all experts"),
+        (np.array([[True, False]]), "or a map of them"),
+    ],
+    ids=["whole", "scores", "nan", "map"],
+)
+def test_ids_of_another_dtype_get_the_remedy_that_helps(tmp_path, array, remedy):
+    np.save(tmp_path / "a.npy", array)
+    with pytest.raises(EPValueError) as error:
+        dump.read(tmp_path / "a.npy")
+    assert remedy in str(error.value), error.value
+
+
+def test_a_file_of_torch_save_gets_the_call_that_writes_one(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as file:
+        file.writestr("a/data.pkl", b"")
+    with pytest.raises(EPValueError, match=r"a.pt is made by torch.save: numpy.save\('ids.npy'"):
+        dump.read(tmp_path / "a.pt")
 
 
 def test_a_file_cut_short_is_refused(tmp_path):
