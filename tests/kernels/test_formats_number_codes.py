@@ -63,7 +63,7 @@ def reciprocal_word(byte):
 
 @device_fn
 def even_scale_word(bits):
-    return even_scale(u32_as_f32(bits))
+    return even_scale(u32_as_f32(bits), f32(1.0))[0]
 
 
 @device_fn

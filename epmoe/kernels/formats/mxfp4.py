@@ -8,22 +8,26 @@ slot Mpad KS + (mn // 16) % 2 + 2 ((k // 4) % 2) + 4 (mn % 16) + 64 (k % 4) + 25
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import device_fn, f32_as_u32, i32, load_u32, store_u8, store_u64, u32, u64
+from epmoe.device import device_fn, f32_as_u32, load_u32, store_u8, u32, u64
 
 from . import KernelFormat, align_up, output
-from .number_codes import e2m1x16, e8m0_reciprocal
+from .number_codes import e8m0_reciprocal
 from .row_copy import LANES, copy_bytes, copy_part, most_parts
-from .row_encoder import encode_parts, encode_row, values_and_scales
+from .row_encoder import encode_parts, encode_row, store_e2m1, values_and_scales, with_scale_bytes
 
 GROUP = 32
 output_tokens, output_scales = output(0), output(1)
 
 
 @device_fn
-def even_scale(absmax):
-    """e8m0 byte (u32) that puts absmax, rounded to two significant bits, into [4, 8): clamp(... - 2, 0, 254)."""
+def even_scale(absmax, input_scale):
+    """(e8m0 byte that puts absmax, rounded to two significant bits, into [4, 8), clamp(... - 2, 0, 254); 1 / scale).
+
+    The product with the exact reciprocal of a power of two is the quotient, rounded once, subnormals included.
+    """
     exponent = u32(u32(u32(f32_as_u32(absmax) + u32(1 << 21)) >> u32(23)) & u32(0xFF))
-    return u32(u32(max(exponent, u32(2))) - u32(2))     # at most 253, so the upper clamp has nothing to do
+    byte = u32(u32(max(exponent, u32(2))) - u32(2))     # at most 253, so the upper clamp has nothing to do
+    return byte, e8m0_reciprocal(byte)
 
 
 def make(cfg) -> KernelFormat:
@@ -40,16 +44,7 @@ def make(cfg) -> KernelFormat:
     copy_values = copy_part(value_bytes)
     store_scales = store_slot_scales(cfg) if slots else store_scale_row(n_scales)
 
-    @device_fn
-    def quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane):
-        byte = even_scale(absmax)
-        # The product with the exact reciprocal of a power of two is the quotient, rounded once, subnormals included.
-        k = e8m0_reciprocal(byte)
-        if there:
-            store_u64(dst_payload + u64(8 * chunk), e2m1x16(ab[0], ab[1], k))
-            if lane & 1 == 0:
-                store_u8(dst_payload + u64(scales_at + i32(chunk >> 1)), byte)
-
+    quantise = with_scale_bytes(scales_at, GROUP, even_scale, store_e2m1)
     encode_part = encode_row(cfg.hidden, GROUP, quantise, clear_rest)
 
     @device_fn

@@ -8,13 +8,12 @@ the group's start, and every group starts a tile.
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import (device_fn, div_rn, f32, i32, mul_rn, store16, store_i32, store_u8, store_u32, store_u64, u32,
-                          u64)
+from epmoe.device import device_fn, div_rn, f32, i32, mul_rn, store16, store_i32, store_u32, u32, u64
 
 from . import KernelFormat, output
-from .number_codes import e2m1x16, e4m3_byte, e4m3_value, scaled_e4m3x4, e8m0_reciprocal, e8m0_round_up
+from .number_codes import e4m3_byte, e4m3_value, scaled_e4m3x4, e8m0_reciprocal, e8m0_round_up
 from .row_copy import copy_part, most_parts, spread_words
-from .row_encoder import encode_parts, encode_row, values_and_scales
+from .row_encoder import encode_parts, encode_row, store_e2m1, values_and_scales, with_scale_bytes
 
 SIXTH = float(np.float32(1) / np.float32(6))
 PER_448 = float(np.float32(1) / np.float32(448))
@@ -27,69 +26,41 @@ output_tokens, output_scales, scales_offset = output(0), output(1), output(2)
 
 @device_fn
 def nvfp4_scale(absmax, input_scale):
-    """e4m3 byte of input_scale * (absmax * (1/6)), saturating."""
-    return e4m3_byte(mul_rn(input_scale, mul_rn(absmax, f32(SIXTH))))
+    """(e4m3 byte of input_scale * (absmax * (1/6)), saturating; factor of the values).
 
-
-@device_fn
-def nvfp4_factor(byte, input_scale):
-    """k = 1 / (scale * (1 / input_scale)); 0 where the scale is 0, which makes a zero of every number."""
+    The factor is 1 / (scale * (1 / input_scale)); 0 where the scale is 0, which makes a zero of every number.
+    """
+    byte = e4m3_byte(mul_rn(input_scale, mul_rn(absmax, f32(SIXTH))))
     scale = e4m3_value(byte)
     k = div_rn(f32(1.0), mul_rn(scale, div_rn(f32(1.0), input_scale)))
     if scale == f32(0.0):
         k = f32(0.0)
-    return k
+    return byte, k
 
 
-def quantise_nvfp4(scales_at):
-    """What encode_row calls for NVFP4: a lane has a whole group."""
+def e8m0_scale(per_largest):
+    """Device function (absmax, input_scale) -> (e8m0 byte of absmax * per_largest, rounded up; 1 / scale).
 
-    @device_fn
-    def quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane):
-        byte = nvfp4_scale(absmax, input_scale)
-        k = nvfp4_factor(byte, input_scale)
-        if there:
-            store_u64(dst_payload + u64(8 * chunk), e2m1x16(ab[0], ab[1], k))
-            store_u8(dst_payload + u64(scales_at + chunk), byte)
-
-    return quantise
-
-
-def quantise_mxfp4(scales_at):
-    """The same for MXFP4: two neighbour lanes share a group.
-
-    k is 1 / scale; a group of zeros needs no k of its own, since its scale 2**-127 makes zeros of them too.
+    A group of zeros needs no factor of its own, since its scale 2**-127 makes zeros of them too.
     """
-
     @device_fn
-    def quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane):
-        byte = e8m0_round_up(mul_rn(absmax, f32(SIXTH)))
-        k = e8m0_reciprocal(byte)
-        if there:
-            store_u64(dst_payload + u64(8 * chunk), e2m1x16(ab[0], ab[1], k))
-            if lane & 1 == 0:
-                store_u8(dst_payload + u64(scales_at + i32(chunk >> 1)), byte)
+    def scale_of(absmax, input_scale):
+        byte = e8m0_round_up(mul_rn(absmax, f32(per_largest)))
+        return byte, e8m0_reciprocal(byte)
 
-    return quantise
+    return scale_of
 
 
-def quantise_mxfp8(scales_at):
-    """The same for MXFP8."""
-
-    @device_fn
-    def quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane):
-        byte = e8m0_round_up(mul_rn(absmax, f32(PER_448)))
-        (a, b), k = ab, e8m0_reciprocal(byte)
-        if there:
-            store16(dst_payload + u64(16 * chunk), scaled_e4m3x4(a[0], a[1], k), scaled_e4m3x4(a[2], a[3], k),
-                    scaled_e4m3x4(b[0], b[1], k), scaled_e4m3x4(b[2], b[3], k))
-            if lane & 1 == 0:
-                store_u8(dst_payload + u64(scales_at + i32(chunk >> 1)), byte)
-
-    return quantise
+@device_fn
+def store_e4m3(dst_payload, chunk, ab, k):
+    """store_values of MXFP8: 16 bytes a lane."""
+    a, b = ab
+    store16(dst_payload + u64(16 * chunk), scaled_e4m3x4(a[0], a[1], k), scaled_e4m3x4(a[2], a[3], k),
+            scaled_e4m3x4(b[0], b[1], k), scaled_e4m3x4(b[2], b[3], k))
 
 
-QUANTISE = {"nvfp4": quantise_nvfp4, "mxfp4": quantise_mxfp4, "mxfp8": quantise_mxfp8}
+ENCODERS = {"nvfp4": (nvfp4_scale, store_e2m1), "mxfp4": (e8m0_scale(SIXTH), store_e2m1),
+            "mxfp8": (e8m0_scale(PER_448), store_e4m3)}
 
 
 def n_tiles_for(n_rows: int, n_groups: int) -> int:
@@ -157,7 +128,8 @@ def make(cfg) -> KernelFormat:
     n_scales = cfg.hidden // group_size
     n_words = n_scales // 4
     scales_at, token_size, clear_rest = values_and_scales(value_bytes, n_scales, cfg.alignment)
-    encode_part = encode_row(cfg.hidden, group_size, QUANTISE[kind](scales_at), clear_rest)
+    quantise = with_scale_bytes(scales_at, group_size, *ENCODERS[kind])
+    encode_part = encode_row(cfg.hidden, group_size, quantise, clear_rest)
     copy_values = copy_part(value_bytes)
     store_scales = store_row_scales(n_words)
     clear_scales = clear_unused_rows(n_words)

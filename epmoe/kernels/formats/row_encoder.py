@@ -1,8 +1,10 @@
 """The loop that all quantising encoders share: a warp reads a row once, 16 elements a lane, and finds the absmax."""
 
-from epmoe.device import abs_f32, bf16_hi, bf16_lo, device_fn, f32, i32, load16, max_f32, shfl_xor, u64
+from epmoe.device import (abs_f32, bf16_hi, bf16_lo, device_fn, f32, i32, load16, max_f32, shfl_xor, store_u8, store_u64,
+                          u64)
 
 from . import align_up
+from .number_codes import e2m1x16
 from .row_copy import clear_padding
 
 LANES = 32
@@ -55,6 +57,30 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
             clear_rest(dst_payload, lane)
 
     return encode_part
+
+
+def with_scale_bytes(scales_at: int, group: int, scale_of, store_values):
+    """What encode_row calls for a format whose groups of 16 or 32 elements have one scale byte each.
+
+    scale_of(absmax, input_scale) -> (byte, factor of the group's values). store_values(dst_payload, chunk, ab, factor).
+    """
+    group_lanes = group // LANE_ELEMENTS
+
+    @device_fn
+    def quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane):
+        byte, factor = scale_of(absmax, input_scale)
+        if there:
+            store_values(dst_payload, chunk, ab, factor)
+            if lane & (group_lanes - 1) == 0:
+                store_u8(dst_payload + u64(scales_at + i32(chunk >> (group_lanes - 1))), byte)
+
+    return quantise
+
+
+@device_fn
+def store_e2m1(dst_payload, chunk, ab, factor):
+    """store_values of the FP4 formats: 8 bytes a lane."""
+    store_u64(dst_payload + u64(8 * chunk), e2m1x16(ab[0], ab[1], factor))
 
 
 @device_fn
