@@ -63,7 +63,7 @@ def combine_kernel(shape):
         if call.epoch == u64(0):
             return
         if has_few and few.fits(notes):
-            few.combine(call, notes)
+            few.combine(call, notes, None)
             return
         if is_last_thread():
             calls.say_begun(params)

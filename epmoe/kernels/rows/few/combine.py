@@ -7,8 +7,7 @@ from epmoe.device import (add_rn, device_fn, f32, f32_as_u32, i32, lane_id, load
 
 from ... import elements, stamps
 from ...lamport import store_row
-from .. import announce, mailbox, push
-from .. import call as calls
+from .. import mailbox, push
 from ..bits import largest, of_lane_before, split, warps_of_rank
 from ..copy import fewest_parts, parts
 from ..shape import VECTOR, namespace, p
@@ -221,24 +220,17 @@ def _reducing(shape):
 def combining(shape, mark):
     """Device functions: namespace. fits(notes): whether rows of this call travel so, the same on all ranks.
 
-    combine(call, notes): the rest of the call, of every block. Every block but the leader block pushes, and then
-    reduces. The leader block ends the call when all ranks and all blocks have begun it.
+    combine(call, notes, None): the rest of the call, of every block. Every block but the leader block pushes, and then
+    reduces.
     """
-    push_rows, reduce_rows, (_, end_call) = _pushing(shape), _reducing(shape), calls.begin_and_end(shape.n_ranks)
-    may_end = announce.closing(shape, ROWS_COMBINE, "without_counts")
+    push_rows, reduce_rows = _pushing(shape), _reducing(shape)
 
     @device_fn
-    def combine(call, notes):
-        if calls.is_last_thread():
-            calls.say_begun(call.params)
-        if calls.is_leader():
-            if may_end(call, notes):
-                end_call(call)
-        else:
-            push_rows(call, notes)
-            mark(call.params, stamps.SENT)
-            reduce_rows(call, notes)
-            mark(call.params, stamps.REDUCED)
-        mark(call.params, stamps.LEFT)
+    def push_and_reduce(call, notes, first):
+        push_rows(call, notes)
+        mark(call.params, stamps.SENT)
+        reduce_rows(call, notes)
+        mark(call.params, stamps.REDUCED)
 
-    return namespace("few", fits=mailbox.all_few(shape.n_ranks, shape.lamport, announced=False), combine=combine)
+    return namespace("few", fits=mailbox.all_few(shape.n_ranks, shape.lamport, announced=False),
+                     combine=lamport.beside_leader(shape, ROWS_COMBINE, mark, push_and_reduce))

@@ -15,7 +15,7 @@ from ..bits import below, has, lanes_for
 from ..call import Call
 from ..shape import namespace, p
 from ..wait import ROWS_DISPATCH
-from . import send
+from . import lamport, send
 
 
 def _tokens_a_word(shape):
@@ -216,26 +216,19 @@ def resending(shape, mark):
     the call. Peers announce nothing that it waits for: the counts are known. A rank without room for its own rows takes
     them, and stores nothing.
     """
-    ranks, mail, (_, end_call) = shape.n_ranks, mailbox.reading(shape.n_ranks), calls.begin_and_end(shape.n_ranks)
-    rows, may_end = send.make(shape, _number_in_handle(ranks)), announce.closing(shape, ROWS_DISPATCH, "without_counts")
+    ranks, mail, rows = shape.n_ranks, mailbox.reading(shape.n_ranks), send.make(shape, _number_in_handle(shape.n_ranks))
 
     @device_fn
-    def resend(call, notes, first):
-        if calls.is_last_thread():
-            calls.say_begun(call.params)
-        if calls.is_leader():
-            if may_end(call, notes):
-                end_call(call)
-        else:
-            n_rows, row_of = mail.received(notes, call.my_rank), call.params[p.row_of]
-            has_room = i32(warp_broadcast_i32(n_rows, i32(ranks - 1))) <= i32(call.params[p.capacity])
-            rows.send(call, row_of, first)
-            mark(call.params, stamps.SENT)
-            rows.receive(call, row_of, notes, has_room, first)
-        mark(call.params, stamps.LEFT)
+    def send_and_receive(call, notes, first):
+        n_rows, row_of = mail.received(notes, call.my_rank), call.params[p.row_of]
+        has_room = i32(warp_broadcast_i32(n_rows, i32(ranks - 1))) <= i32(call.params[p.capacity])
+        rows.send(call, row_of, first)
+        mark(call.params, stamps.SENT)
+        rows.receive(call, row_of, notes, has_room, first)
 
     all_few = mailbox.all_few(ranks, shape.lamport, announced=False)
-    return namespace("few", prepare=rows.prepare, fits=all_few, resend=resend)
+    return namespace("few", prepare=rows.prepare, fits=all_few,
+                     resend=lamport.beside_leader(shape, ROWS_DISPATCH, mark, send_and_receive))
 
 
 def _number_in_handle(ranks):

@@ -22,8 +22,10 @@ from epmoe.device import (SIM, any_lane, device_fn, ld_relaxed_sys_u64, load16_r
                           store16_relaxed_sys, u32, u64)
 from epmoe.layout import ABSENT
 
+from ... import stamps
 from ...lamport import is_absent
-from .. import wait
+from .. import announce, wait
+from .. import call as calls
 from ..copy import BATCH
 from ..shape import VECTOR, memory_of, namespace, p
 from ..wait import FOR_WINDOW
@@ -214,25 +216,44 @@ def taking(phase):
     return namespace("take", vectors=take_vectors, words=take_words, word=take_word)
 
 
+def beside_leader(shape, phase, mark, work):
+    """Device function (call, notes, first): the rest of a call whose counts are known, of every block.
+
+    Every block but the leader block does work(call, notes, first). The leader block ends the call when all ranks and all
+    blocks have begun it.
+    """
+    may_end, (_, end_call) = announce.closing(shape, phase, "without_counts"), calls.begin_and_end(shape.n_ranks)
+
+    @device_fn
+    def work_or_end(call, notes, first):
+        if calls.is_last_thread():
+            calls.say_begun(call.params)
+        if not calls.is_leader():
+            work(call, notes, first)
+        elif may_end(call, notes):
+            end_call(call)
+        mark(call.params, stamps.LEFT)
+
+    return work_or_end
+
+
 @device_fn
-def _replaced(q, old, new):
-    a, b, c, d = q
-    if a == old:
-        a = new
-    if b == old:
-        b = new
-    if c == old:
-        c = new
-    if d == old:
-        d = new
-    return a, b, c, d
+def _replaced(word, old, new):
+    if word == old:
+        word = new
+    return word
+
+
+@device_fn
+def _with_words(q, old, new):
+    return _replaced(q[0], old, new), _replaced(q[1], old, new), _replaced(q[2], old, new), _replaced(q[3], old, new)
 
 
 @device_fn
 def with_words(batch, old, new):
     """A batch with one word replaced by another."""
-    return (_replaced(batch[0], old, new), _replaced(batch[1], old, new), _replaced(batch[2], old, new),
-            _replaced(batch[3], old, new))
+    return (_with_words(batch[0], old, new), _with_words(batch[1], old, new), _with_words(batch[2], old, new),
+            _with_words(batch[3], old, new))
 
 
 @device_fn
