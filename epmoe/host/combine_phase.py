@@ -19,7 +19,7 @@ from epmoe.host.user_functions import (
     of_rank,
 )
 from epmoe.kernels import lamport
-from epmoe.kernels.call import argument_words
+from epmoe.kernels.user_functions import argument_words
 from epmoe_ref.errors import EPValueError
 
 TYPES, NO_WORDS = ((), ()), ()

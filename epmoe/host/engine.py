@@ -11,7 +11,7 @@ from epmoe.host.arrays import DeviceArray, to_numpy
 from epmoe.host.placing import Placing
 from epmoe.host.rank_memory import RankMemory
 from epmoe.host.rounds import AFTER, REFUSALS, Rounds
-from epmoe.kernels import LaunchConfig, status
+from epmoe.kernels import LaunchConfig, Wanted, status
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout, UnavailableError
 
@@ -112,15 +112,8 @@ class Engine:
             with self.world.launching(fused) as self._streams[fused]:
                 pass
         stream = self._streams[fused][r.rank]
-        return self.call(factory, **options).plan(
-            num_tokens,
-            r.rank,
-            regions,
-            machine=self.machine,
-            stream=stream,
-            timeout_s=self.timeout,
-            **types,
-        )
+        wanted = Wanted(num_tokens, r.rank, self.machine, stream, regions, self.timeout, **types)
+        return self.call(factory, **options).prepared(wanted)
 
     def start(self, call, launches, fused=False):
         """Start launches, [(launch, its words)], which are one call; in the simulator they have then ended."""

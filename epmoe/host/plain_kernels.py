@@ -13,14 +13,6 @@ import numpy as np
 from epmoe import device
 from epmoe.host.arrays import Array
 from epmoe.kernels import formats, fused_silu_kernel, plain, user_functions
-from epmoe.kernels.call import (
-    CombineAsyncCall,
-    CombineCall,
-    CombineWaitCall,
-    DispatchAsyncCall,
-    DispatchCall,
-    DispatchWaitCall,
-)
 
 OF_COMBINE = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
@@ -55,7 +47,7 @@ def _number(word, dtype):
 
 
 class _Call:
-    """A plain kernel, planned and called as a KernelCall of epmoe.kernels is.
+    """A plain kernel, prepared and started as a KernelCall of epmoe.kernels is.
 
     scales: the function of the input scale, or None. weights: "array", the function of router weights, or None.
     """
@@ -66,28 +58,25 @@ class _Call:
     def close(self):
         """Nothing is kept between launches."""
 
-    def plan(
-        self, num_tokens, my_rank, regions, *, stream, weights_types=(), epilogue_types=(), **how
-    ):
-        """What launches for so many tokens of a rank; as of a KernelCall."""
-        types = weights_types, epilogue_types
-        return _Plan(self, num_tokens, my_rank, regions, stream, types, how)
+    def prepared(self, wanted):
+        """What launches the kernel; as of a KernelCall."""
+        return _Launch(self, wanted)
 
 
-class _Plan:
-    """A launch: start(*words) makes the page's arguments of the words that a fast kernel is given."""
+class _Launch:
+    """start(*words) makes the page's arguments of the words that a fast kernel is given."""
 
-    def __init__(self, call, num_tokens, my_rank, regions, stream, types, how):
-        self.call, self.cfg, self.n, self.stream, self.how = call, call.cfg, num_tokens, stream, how
-        self.at, self.my_rank, self.types = regions, my_rank, types
+    def __init__(self, call, wanted):
+        self.call, self.cfg, self.wanted = call, call.cfg, wanted
+        self.n, self.my_rank, self.at = wanted.num_tokens, wanted.my_rank, wanted.regions
 
     def start(self, *words):
         """Launch."""
-        call = self.call
-        arguments, given = call.page(self, *words)
-        grid, block = call.kernel.options.launch.grid(self.how["machine"]), call.kernel.block()
-        call.kernel[grid, block, self.stream](
-            *arguments, status=self.at["status"], timeout=self.how["timeout_s"], **given
+        kernel, wanted = self.call.kernel, self.wanted
+        arguments, given = self.call.page(self, *words)
+        grid, block = kernel.options.launch.grid(wanted.machine), kernel.block()
+        kernel[grid, block, wanted.stream](
+            *arguments, status=self.at["status"], timeout=wanted.timeout_s, **given
         )
 
     def peers(self):
@@ -138,7 +127,7 @@ class _Plan:
         """(output, ids, keywords for the functions; an array of router weights is the argument of one)."""
         cfg, n, reduces = self.cfg, self.n, self.call.weights
         shape = (n, cfg.hidden) if reduces else (n, cfg.top_k, cfg.hidden)
-        of_weights, of_epilogue = self.types
+        of_weights, of_epilogue = self.wanted.weights_types, self.wanted.epilogue_types
         n_words = sum(1 + n_axes for _, n_axes, _ in of_weights)
         weights = _arguments(of_weights, words[:n_words])
         if reduces == "array":
@@ -151,13 +140,13 @@ class _Plan:
         )
 
 
-class _DispatchAsync(_Call, DispatchAsyncCall):
+class _DispatchAsync(_Call):
     def page(self, p, x, ids, clean, scale, *_):
         arrays, given = p.sent(x, ids, clean, scale)
         return (*arrays, *p.peers(), p.my_rank), given
 
 
-class _DispatchWait(_Call, DispatchWaitCall):
+class _DispatchWait(_Call):
     def page(self, p, x, ids, clean, scale, *words):
         arrays, given = p.grouped(words)
         if self.cfg.fused_shared_expert:
@@ -165,18 +154,18 @@ class _DispatchWait(_Call, DispatchWaitCall):
         return (*arrays, *p.own()), given
 
 
-class _Dispatch(_Call, DispatchCall):
+class _Dispatch(_Call):
     def page(self, p, x, ids, clean, scale, *words):
         (sent, given), (grouped, more) = p.sent(x, ids, clean, scale), p.grouped(words)
         return (*sent, *grouped, *p.peers(), p.my_rank), given | more
 
 
-class _CombineAsync(_Call, CombineAsyncCall):
+class _CombineAsync(_Call):
     def page(self, p, y, src_info, n_rows, *_):
         return (*p.returned(y, src_info, n_rows), *p.peers(), p.my_rank), {}
 
 
-class _CombineWait(_Call, CombineWaitCall):
+class _CombineWait(_Call):
     def page(self, p, y, src_info, n_rows, out, ids, weights, *words):
         out, ids, given = p.reduced(out, ids, weights, words)
         if self.cfg.fused_shared_expert:
@@ -184,7 +173,7 @@ class _CombineWait(_Call, CombineWaitCall):
         return (out, *p.own(), ids), given
 
 
-class _Combine(_Call, CombineCall):
+class _Combine(_Call):
     def page(self, p, y, src_info, n_rows, out, ids, weights, *words):
         out, ids, given = p.reduced(out, ids, weights, words)
         return (*p.returned(y, src_info, n_rows), out, *p.peers(), ids, p.my_rank), given

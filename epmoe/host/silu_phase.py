@@ -4,7 +4,6 @@ from epmoe import device
 from epmoe.host import inputs
 from epmoe.host.arrays import view
 from epmoe.host.dispatched import Dispatched
-from epmoe.kernels import TokenArray
 from epmoe_ref.errors import EPValueError
 
 
@@ -30,39 +29,35 @@ class SiluPhase:
                 )
             rows = inputs.gate_up(engine.machine, r.rank, rows, self.capacity, lambda d=d: d.n_rows)
             width = rows.shape[1] // 2
-            call = engine.call(
-                "fused_silu_kernel",
-                intermediate=width,
-                output_format=output_format,
-                limit=limit,
-                alpha=alpha,
+            launch = self._launch(
+                r, intermediate=width, output_format=output_format, limit=limit, alpha=alpha
             )
             loan = r.arena.lend(r.silu_result(rows.shape[0], width, output_format))
             if engine.capture():
                 engine.captured.append(loan)
-            placed.append(
-                (
-                    r,
-                    call,
-                    loan,
-                    TokenArray(engine.placing.place(r.rank, "gate_up", rows), rows.shape[0]),
-                    engine.placing.place(r.rank, "row_offsets", view(d.row_offsets, "row_offsets")),
-                )
+            words = (
+                engine.placing.place(r.rank, "gate_up", rows),
+                engine.placing.place(r.rank, "row_offsets", view(d.row_offsets, "row_offsets")),
+                loan.address("output_tokens"),
+                loan.address("output_scales") if len(loan.fields) > 1 else 0,
+                rows.shape[0],
             )
-        with world.launching(False) as streams:
-            for r, call, loan, rows, row_offsets in placed:
-                call(
-                    rows,
-                    row_offsets,
-                    loan.address("output_tokens"),
-                    r.rank,
-                    machine=engine.machine,
-                    stream=streams[r.rank],
-                    output_scales=loan.address("output_scales") if len(loan.fields) > 1 else 0,
-                )
+            placed.append((launch, words, loan))
+        with world.launching(False):
+            for launch, words, _ in placed:
+                launch.start(*words)
         if device.SIM:
             engine.machine.synchronize()
-        return [_arrays(loan) for _, _, loan, _, _ in placed]
+        return [_arrays(loan) for _, _, loan in placed]
+
+    def _launch(self, r, **options):
+        """What launches the kernel of a rank; prepared once."""
+        key = "fused_silu_kernel", r.rank, *options.values()
+        launch = self.engine.plans.get(key)
+        if launch is None:
+            made = self.engine.prepared("fused_silu_kernel", r, 0, {}, options)
+            launch = self.engine.enter(key, made)
+        return launch
 
 
 def _arrays(loan):

@@ -12,7 +12,7 @@ from epmoe.device import (abs_f32, add_rn, bf16_hi, bf16_lo, block_idx, device_f
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
-from .call import KernelCall, TokenArray
+from .call import KernelCall
 from .formats.number_codes import e4m3x4
 from .launch import LaunchConfig
 from .params import ParameterBlock
@@ -27,24 +27,13 @@ INPUT, OFFSETS, OUTPUT = BLOCK.index("input_tokens"), BLOCK.index("row_offsets")
 SCALES, CAPACITY = BLOCK.index("output_scales"), BLOCK.index("capacity")
 
 
-class FusedSiluCall(KernelCall):
-    """Gated rows on one rank: input [capacity, 2 intermediate] bf16 -> output [capacity, intermediate] bf16 or e4m3.
-
-    input_tokens: address and capacity in rows of both arrays. Rows [0, row_offsets[n_groups]) are written, padding rows
-    between groups included (what comes out of unspecified rows is unspecified). output_scales: with e4m3 output,
-    float32 [intermediate / 128, capacity], transposed, rows as in the input; so the padded row_offsets of an
-    fp8_blockwise dispatch give the padded layout.
-    """
-
-    def __call__(self, input_tokens: TokenArray, row_offsets, output_tokens, my_rank, *, machine, stream,
-                 output_scales=0):
-        self.plan(0, my_rank, machine=machine, stream=stream).start(
-            input_tokens.address, row_offsets, output_tokens, output_scales, input_tokens.n)
-
-
 def fused_silu_kernel(cfg: EPConfig, launch: LaunchConfig | None = None, *, intermediate: int,
-                      output_format: str = "bf16", limit: float | None = None, alpha: float = 1.702) -> FusedSiluCall:
-    """A kernel that turns rows [2 intermediate] into rows [intermediate].
+                      output_format: str = "bf16", limit: float | None = None, alpha: float = 1.702) -> KernelCall:
+    """A kernel that turns rows [capacity, 2 intermediate] bf16 into rows [capacity, intermediate] bf16 or e4m3.
+
+    It is started with the words of BLOCK. Rows [0, row_offsets[n_groups]) are written, padding rows between groups included
+    (what comes out of unspecified rows is unspecified). output_scales: with e4m3 output, float32 [intermediate / 128,
+    capacity], transposed, rows as in the input; so the padded row_offsets of an fp8_blockwise dispatch give the padded layout.
 
     gate * sigmoid(gate) * up; with a limit L, (u + 1) * g * sigmoid(alpha * g) of g = min(gate, L) and
     u = clamp(up, -L, L). NaN passes through. output_format: "bf16", or "fp8_blockwise": e4m3 and a float32 scale,
@@ -62,7 +51,7 @@ def fused_silu_kernel(cfg: EPConfig, launch: LaunchConfig | None = None, *, inte
     gated = plain_gate if limit is None else clamped_gate(limit, alpha)
     make = bf16_rows if output_format == "bf16" else fp8_rows
     compiled = kernel(words=BLOCK.n_words)(make(intermediate, cfg.n_groups, gated))
-    return FusedSiluCall(cfg, launch or LaunchConfig(), BLOCK, lambda weights_types, epilogue_types: compiled)
+    return KernelCall(cfg, launch or LaunchConfig(), BLOCK, lambda weights_types, epilogue_types: compiled)
 
 
 @device_fn

@@ -13,13 +13,13 @@ class all_but(Factories):
     def dispatch_async_kernel(self, cfg, launch=None, **options):
         """The kernel, launched on the other ranks."""
         call = super().dispatch_async_kernel(cfg, launch, **options)
-        plan = call.plan
+        prepared = call.prepared
 
-        def planned(num_tokens, my_rank, *more, **how):
-            launch = plan(num_tokens, my_rank, *more, **how)
-            if my_rank == self._silent_rank:
+        def of_rank(wanted):
+            launch = prepared(wanted)
+            if wanted.my_rank == self._silent_rank:
                 launch.start = lambda *words: None
             return launch
 
-        call.plan = planned
+        call.prepared = of_rank
         return call

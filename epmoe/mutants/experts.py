@@ -26,7 +26,7 @@ from epmoe.device import (
     u32,
     u64,
 )
-from epmoe.kernels import TokenArray, formats
+from epmoe.kernels import Wanted, formats
 from epmoe.mutants.errors import WrongResult
 from epmoe_ref.swiglu import fused_silu, fused_silu_fp8
 
@@ -104,15 +104,9 @@ def launch(run, rank, output_tokens, row_offsets, expert_outputs):
         width = cfg.hidden // 2
         scales = run.new("swiglu scales", rank, (max(1, width // GROUP), run.capacity), np.float32)
         gated = run.new("swiglu output", rank, (run.capacity, cfg.hidden), np.uint8)
-        run.calls["swiglu"](
-            TokenArray(expert_outputs.address, run.capacity),
-            row_offsets.address,
-            gated.address,
-            rank,
-            machine=run.machine,
-            stream=run.streams[rank],
-            output_scales=scales.address,
-        )
+        addresses = [array.address for array in (expert_outputs, row_offsets, gated, scales)]
+        wanted = Wanted(0, rank, run.machine, run.streams[rank], {})
+        run.calls["swiglu"].prepared(wanted).start(*addresses, run.capacity)
         run.gated.append((rank, expert_outputs, row_offsets, gated, scales))
 
 

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from epmoe import device
-from epmoe.kernels import LaunchConfig, TokenArray
+from epmoe.kernels import LaunchConfig, Wanted
 from epmoe.mutants.errors import WrongResult
 from epmoe_ref.config import EPConfig
 from epmoe_ref.swiglu import fused_silu, fused_silu_fp8
@@ -62,15 +62,8 @@ class SwigluRun:
             for (buffer, *_), a in zip(given, (x, offsets)):
                 buffer.write(a)
             before = [self._read(a) for a in (out, scales)]
-            call(
-                TokenArray(given[0][0].address, n + SPARE),
-                given[1][0].address,
-                out[0].address,
-                0,
-                machine=self.machine,
-                stream=self.machine.stream(0),
-                output_scales=scales[0].address,
-            )
+            launch = call.prepared(Wanted(0, 0, self.machine, self.machine.stream(0), {}))
+            launch.start(*(array[0].address for array in (*given, out, scales)), n + SPARE)
             self.machine.synchronize()
             with np.errstate(all="ignore"):
                 self._check(x, offsets, n, options, [self._read(a) for a in (out, scales)], before)

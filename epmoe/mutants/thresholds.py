@@ -24,7 +24,6 @@ EXPLAINED = {  # name of a number, or a whole comparison -> why worlds stay on o
     "MAX_GPUS_PER_NODE": "above it the host refuses",
     "MAX_THREADS": "above it the host refuses",
     "MAX_TOP_K": "above it the host refuses",
-    "MOST_PLANS": "memory of the host",
     "WARP": "below it the host refuses",
     "min(i32(u32(end + A_SCALE - 1) // u32(A_SCALE)), n_scales)": "a row has no vectors after its scales",
     "lamport_bytes": "64 MiB of windows are too many for a world",

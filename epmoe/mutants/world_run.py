@@ -4,8 +4,9 @@ import numpy as np
 
 from epmoe import device, layout
 from epmoe.check import compare_combined_world, compare_dispatched_world
-from epmoe.kernels import FormatHandler, LaunchConfig, TokenArray, formats, lamport, status
+from epmoe.kernels import LaunchConfig, Wanted, formats, lamport, status
 from epmoe.kernels.pairs.tuning import Tuning
+from epmoe.kernels.params import float32_word
 from epmoe.mutants import experts, expired
 from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.mutants.world_inputs import BF16, expected, inputs, last_payloads
@@ -133,13 +134,7 @@ class WorldRun:
 
     def _launch_round(self, rank, x, ids, weights):
         cfg, n, shapes = self.cfg, len(x), self.format.outputs(self.cfg, self.capacity)
-        where = dict(
-            machine=self.machine,
-            stream=self.streams[rank],
-            status=self.at(rank, "status"),
-            timeout_s=1.0,
-        )
-        tokens = TokenArray(self.put("input_tokens", rank, x), n)
+        tokens = self.put("input_tokens", rank, x)
         topk_ids = self.put("topk_ids", rank, ids)
         clean = self.new("clean_topk_ids", rank, (cfg.max_tokens_per_rank, cfg.top_k), np.int32)
         out = {
@@ -153,43 +148,12 @@ class WorldRun:
             ("recv_count", (cfg.n_local_experts, cfg.n_src_ranks)),
         ):
             out[name] = (self.new(name, rank, shape, np.int32), shape, np.int32)
-        address = {name: b.address for name, (b, _, _) in out.items()}
-        handler = FormatHandler(
-            {name: address[name] for name in self.format.output_fields}, self.capacity
-        )
-        groups = handler, address["row_offsets"], address["expert_ids"], address["src_info"]
-        send, counters = self.at(rank, "dispatch_send_buf"), self.at(rank, "ep_counters")
-        to = self.peers(rank, "dispatch_recv_buf"), self.peers(rank, "dispatch_recv_count")
-        here = self.at(rank, "dispatch_recv_buf"), self.at(rank, "dispatch_recv_count")
+        written = [b.address for b, _, _ in out.values()]
+        written.insert(len(self.format.output_fields), self.capacity)
         if self.world.stuck == "dispatch" and rank == 0:
             expired.spoil(self)
-        if self.world.fused:
-            self.calls["dispatch"](
-                tokens,
-                topk_ids,
-                *groups,
-                send,
-                *to,
-                counters,
-                rank,
-                clean_topk_ids=clean.address,
-                recv_counts=address["recv_count"],
-                **where,
-            )
-        else:
-            self.calls["dispatch_async"](
-                tokens, topk_ids, send, *to, counters, rank, clean_topk_ids=clean.address, **where
-            )
-            self.calls["dispatch_wait"](
-                *groups,
-                *here,
-                counters,
-                rank,
-                recv_counts=address["recv_count"],
-                input_tokens=tokens,
-                send_buf_p=send,
-                **where,
-            )
+        words = tokens, topk_ids, clean.address, float32_word(1.0), *written
+        self._start("dispatch", rank, n, "dispatch_recv_buf", words)
         rows = self.new("expert_outputs", rank, (self.capacity, cfg.hidden), BF16)
         if not (
             self.world.absent or self.world.stuck == "dispatch"
@@ -197,33 +161,30 @@ class WorldRun:
             experts.launch(self, rank, out["output_tokens"][0], out["row_offsets"][0], rows)
         if self.world.stuck == "combine" and rank == 0:
             expired.spoil(self)
-        combined = self._launch_combine(
-            rank, n, rows.address, address["src_info"], clean.address, weights, where
-        )
-        out["topk_ids"] = (clean, (n, cfg.top_k), np.int32)
-        return out, combined
-
-    def _launch_combine(self, rank, n, rows, src_info, ids, weights, where):
-        cfg, counters = self.cfg, self.at(rank, "ep_counters")
-        send = self.at(rank, "combine_send_buf") if cfg.use_shmem else 0
         shape = (n, cfg.top_k, cfg.hidden) if self.world.unreduced else (n, cfg.hidden)
         combined = self.new("combined", rank, shape, BF16)
-        output = TokenArray(combined.address, n)
-        weights = dict(
-            router_weights=0 if self.world.unreduced else self.put("router_weights", rank, weights)
+        weights = 0 if self.world.unreduced else self.put("router_weights", rank, weights)
+        src_info = out["src_info"][0].address
+        words = rows.address, src_info, 0, combined.address, clean.address, weights
+        self._start("combine", rank, n, self.returned_to, words)
+        out["topk_ids"] = (clean, (n, cfg.top_k), np.int32)
+        return out, (combined, shape, BF16)
+
+    def _start(self, phase, rank, num_tokens, recv_buf, words):
+        """Launch the kernels of a phase; each reads those of the words that it needs."""
+        sends = phase == "dispatch" or self.cfg.use_shmem
+        regions = dict(
+            send_buf_p=self.at(rank, f"{phase}_send_buf") if sends else 0,
+            recv_buf_ptrs=self.peers(rank, recv_buf),
+            recv_count_ptrs=self.peers(rank, f"{phase}_recv_count"),
+            recv_buf_p=self.at(rank, recv_buf),
+            recv_count_p=self.at(rank, f"{phase}_recv_count"),
+            ep_counters=self.at(rank, "ep_counters"),
+            status=self.at(rank, "status"),
         )
-        to = self.peers(rank, self.returned_to), self.peers(rank, "combine_recv_count")
-        here = self.at(rank, "combine_recv_buf"), self.at(rank, "combine_recv_count")
-        if self.world.fused:
-            self.calls["combine"](
-                rows, src_info, output, send, *to, counters, ids, rank, **weights, **where
-            )
-        else:
-            self.calls["combine_async"](rows, src_info, send, *to, counters, rank, **where)
-            self.calls["combine_wait"](
-                output, *here, counters, rank, ids, input_tokens=rows, **weights, **where
-            )
-        return combined, shape, BF16
+        wanted = Wanted(num_tokens, rank, self.machine, self.streams[rank], regions, 1.0)
+        for name in (phase,) if self.world.fused else (f"{phase}_async", f"{phase}_wait"):
+            self.calls[name].prepared(wanted).start(*words)
 
     # ------------------------------------------------------------------ checks
     def _check(self, rounds):

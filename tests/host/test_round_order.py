@@ -146,18 +146,18 @@ class WithoutDispatchOf:
 
         def factory(*args, **options):
             call = made(*args, **options)
-            plan = call.plan
+            prepared = call.prepared
 
-            def planned(num_tokens, my_rank, *more, **how):
-                launch = plan(num_tokens, my_rank, *more, **how)
+            def of_rank(wanted):
+                launch = prepared(wanted)
 
                 def start(*words):
-                    if not (self.silent and my_rank == self.silent_rank):
+                    if not (self.silent and wanted.my_rank == self.silent_rank):
                         launch.start(*words)
 
                 return SimpleNamespace(start=start)
 
-            call.plan = planned
+            call.prepared = of_rank
             return call
 
         return factory

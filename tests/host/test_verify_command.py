@@ -157,17 +157,17 @@ class Forgetful:
         def factory(cfg, *args, **options):
             call = made(cfg, *args, **options)
 
-            plan = call.plan
+            prepared = call.prepared
 
-            def planned(num_tokens, my_rank, *more, machine, **how):
-                launch = plan(num_tokens, my_rank, *more, machine=machine, **how)
-                weights = np.full((num_tokens, cfg.top_k), 2, np.float32)
-                address = machine.adopt(weights, "wrong weights", my_rank)
+            def wrong(wanted):
+                launch = prepared(wanted)
+                weights = np.full((wanted.num_tokens, cfg.top_k), 2, np.float32)
+                address = wanted.machine.adopt(weights, "wrong weights", wanted.my_rank)
                 start = launch.start
                 launch.start = lambda *words: start(*words[:5], address)
                 return launch
 
-            call.plan = planned
+            call.prepared = wrong
             return call
 
         return factory

@@ -7,17 +7,10 @@ import ml_dtypes
 import numpy as np
 
 from epmoe import device, kernels, layout
-from epmoe.kernels import (
-    ArrayArg,
-    FormatHandler,
-    LaunchConfig,
-    ScalarArg,
-    TokenArray,
-    formats,
-    lamport,
-    status,
-)
+from epmoe.kernels import ArrayArg, LaunchConfig, ScalarArg, Wanted, formats, lamport, status
 from epmoe.kernels.pairs.tuning import Tuning
+from epmoe.kernels.params import float32_word
+from epmoe.kernels.user_functions import argument_words
 from epmoe_ref.config import EPConfig
 
 COMBINE = {
@@ -153,67 +146,43 @@ class KernelWorld:
 
     def launch_dispatch(self, rank, tokens, topk_ids, input_scale=1.0):
         cfg, capacity = self.cfg, self.capacity()
-        groups = cfg.n_groups
-        x = TokenArray(self.put("input_tokens", rank, tokens), len(tokens))
-        ids = self.put("topk_ids", rank, np.asarray(topk_ids, np.int32))
-        out = {
-            name: self.buffer(name, rank, int(np.prod(shape)) * np.dtype(dtype).itemsize)
-            for name, (shape, dtype) in self.format.outputs(cfg, capacity).items()
-        }
-        handler = FormatHandler({name: b.address for name, b in out.items()}, capacity)
-        offsets = self.buffer("row_offsets", rank, 4 * groups + 4)
-        expert_ids = self.buffer("expert_ids", rank, 4 * groups)
-        src_info = self.buffer("src_info", rank, 8 * capacity)
-        counts = self.buffer("recv_counts", rank, 4 * cfg.n_local_experts * cfg.n_src_ranks)
-        results = handler, offsets.address, expert_ids.address, src_info.address
-        send, ctr = self.at(rank, "dispatch_send_buf"), self.at(rank, "ep_counters")
-        bufs, words = self.peers(rank, "dispatch_recv_buf"), self.peers(rank, "dispatch_recv_count")
-        where = dict(
-            machine=self.machine,
-            stream=self.streams[rank],
+        words = [
+            self.put("input_tokens", rank, tokens),
+            self.put("topk_ids", rank, np.asarray(topk_ids, np.int32)),
+            self.at(rank, "clean_topk_ids"),
+            float32_word(input_scale),
+        ]
+        for name, (shape, dtype) in self.format.outputs(cfg, capacity).items():
+            nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            words.append(self.buffer(name, rank, nbytes).address)
+        words.append(capacity)
+        for name, nbytes in (
+            ("row_offsets", 4 * cfg.n_groups + 4),
+            ("expert_ids", 4 * cfg.n_groups),
+            ("src_info", 8 * capacity),
+            ("recv_counts", 4 * cfg.n_local_experts * cfg.n_src_ranks),
+        ):
+            words.append(self.buffer(name, rank, nbytes).address)
+        self.start("dispatch", rank, len(tokens), "dispatch_recv_buf", words)
+
+    def start(self, phase, rank, num_tokens, recv_buf, words, **types):
+        """Launch the kernels of a phase; each reads those of the words that it needs."""
+        send_buf = self.at(rank, "dispatch_send_buf") if phase == "dispatch" else 0
+        regions = dict(
+            send_buf_p=send_buf,
+            recv_buf_ptrs=self.peers(rank, recv_buf),
+            recv_count_ptrs=self.peers(rank, f"{phase}_recv_count"),
+            recv_buf_p=self.at(rank, recv_buf),
+            recv_count_p=self.at(rank, f"{phase}_recv_count"),
+            ep_counters=self.at(rank, "ep_counters"),
             status=self.at(rank, "status"),
-            timeout_s=self.timeout_s,
         )
-        clean = self.at(rank, "clean_topk_ids")
-        if self.fused:
-            self.calls["dispatch"](
-                x,
-                ids,
-                *results,
-                send,
-                bufs,
-                words,
-                ctr,
-                rank,
-                clean_topk_ids=clean,
-                recv_counts=counts.address,
-                input_scale=input_scale,
-                **where,
-            )
-            return
-        self.calls["dispatch_async"](
-            x,
-            ids,
-            send,
-            bufs,
-            words,
-            ctr,
-            rank,
-            clean_topk_ids=clean,
-            input_scale=input_scale,
-            **where,
+        wanted = Wanted(
+            num_tokens, rank, self.machine, self.streams[rank], regions, self.timeout_s, **types
         )
-        self.calls["dispatch_wait"](
-            *results,
-            self.at(rank, "dispatch_recv_buf"),
-            self.at(rank, "dispatch_recv_count"),
-            ctr,
-            rank,
-            recv_counts=counts.address,
-            input_tokens=x,
-            send_buf_p=send,
-            **where,
-        )
+        for name in (phase,) if self.fused else (f"{phase}_async", f"{phase}_wait"):
+            of_functions = 6 if name == "combine_async" else None  # it has none
+            self.calls[name].prepared(wanted).start(*words[:of_functions])
 
     def dispatched(self, rank, num_tokens):
         cfg, b = self.cfg, self.buffers
@@ -267,38 +236,26 @@ class KernelWorld:
         out = self.buffer(
             "output_tokens", rank, int(np.prod(self.output_shape(n))) * dtype.itemsize
         )
-        src_info = self.buffers["src_info", rank].address
-        ctr, ids, send = self.at(rank, "ep_counters"), self.at(rank, "clean_topk_ids"), 0
-        bufs, words = self.peers(rank, self.returned_to), self.peers(rank, "combine_recv_count")
-        where = dict(
-            machine=self.machine,
-            stream=self.streams[rank],
-            status=self.at(rank, "status"),
-            timeout_s=self.timeout_s,
-        )
         array = 0 if weights is None else self.put("weights", rank, np.asarray(weights, np.float32))
-        options = dict(
-            router_weights=array,
-            router_weights_args=self.user_args("weights_arg", rank, weights_args),
-            epilogue_args=self.user_args("epilogue_arg", rank, epilogue_args),
-        )
-        tokens = TokenArray(out.address, n)
-        if self.fused:
-            self.calls["combine"](
-                x, src_info, tokens, send, bufs, words, ctr, ids, rank, **options, **where
-            )
-            return
-        self.calls["combine_async"](x, src_info, send, bufs, words, ctr, rank, **where)
-        self.calls["combine_wait"](
-            tokens,
-            self.at(rank, "combine_recv_buf"),
-            self.at(rank, "combine_recv_count"),
-            ctr,
+        weights_args = self.user_args("weights_arg", rank, weights_args)
+        epilogue_args = self.user_args("epilogue_arg", rank, epilogue_args)
+        words = [
+            x,
+            self.buffers["src_info", rank].address,
+            0,
+            out.address,
+            self.at(rank, "clean_topk_ids"),
+            array,
+            *argument_words(*weights_args, *epilogue_args),
+        ]
+        self.start(
+            "combine",
             rank,
-            ids,
-            input_tokens=x,
-            **options,
-            **where,
+            n,
+            self.returned_to,
+            words,
+            weights_types=tuple(arg.type for arg in weights_args),
+            epilogue_types=tuple(arg.type for arg in epilogue_args),
         )
 
     def user_args(self, name, rank, values):

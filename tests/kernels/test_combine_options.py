@@ -94,7 +94,7 @@ def test_epilogue_and_weights_by_functions(dtype, fused):
 
 
 def test_one_world_may_change_its_arguments():
-    """Each set of arguments has its own parameter block; the old ones are found again."""
+    """Arguments of functions travel with each launch."""
     cfg = EPConfig(**BASE)
     world = KernelWorld(cfg, epilogue=lambda token, col, value, shift: add_rn(value, shift))
     tokens = [np.ones((n, cfg.hidden)).astype(COMBINE["bf16"]) for n in N]
@@ -105,7 +105,6 @@ def test_one_world_may_change_its_arguments():
         rows = [np.ones((world.capacity(), cfg.hidden))] * 2
         out = world.combine(rows, N, weights, epilogue_args=[(np.float32(shift),)] * 2)
         assert all((o == 1 + shift).all() for o in out)
-    assert len(world.calls["combine_wait"]._plans) == 2
 
 
 def test_combinations_without_meaning_are_refused():

@@ -80,11 +80,6 @@ def test_more_blocks_than_combine_wait_has_flags():
     cfg = EPConfig(n_ranks=1, n_experts=1, top_k=1, hidden=8, max_tokens_per_rank=4)
     for fused in (False, True):
         world = KernelWorld(cfg, fused=fused, launch=LaunchConfig(7, 32), seed=7, racecheck=True)
-        assert (
-            world.calls["combine_wait"].grid(world.machine)
-            == world.calls["combine"].grid(world.machine)
-            == 7
-        )
         run_round(world, dict(tokens=[4]), np.random.default_rng(6))
 
 

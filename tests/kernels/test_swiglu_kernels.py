@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from epmoe import device
-from epmoe.kernels import TokenArray
+from epmoe.kernels import Wanted
 from epmoe.kernels.launch import LaunchConfig
 from epmoe.kernels.swiglu import fused_silu_kernel
 from epmoe_ref.config import EPConfig
@@ -51,15 +51,8 @@ def run(cfg, rows, n_rows, intermediate, launch=None, seed=0, **options):
     offsets = machine.alloc(4 * (cfg.n_groups + 1), "row_offsets")
     offsets.write(np.linspace(0, n_rows, cfg.n_groups + 1).astype(np.uint32))
     call = fused_silu_kernel(cfg, launch, intermediate=intermediate, **options)
-    call(
-        TokenArray(src.address, capacity),
-        offsets.address,
-        out.address,
-        0,
-        output_scales=scales.address,
-        machine=machine,
-        stream=machine.stream(0),
-    )
+    launch = call.prepared(Wanted(0, 0, machine, machine.stream(0), {}))
+    launch.start(src.address, offsets.address, out.address, scales.address, capacity)
     machine.synchronize()
     return (
         out.read(np.uint8, (capacity, intermediate * itemsize)),

@@ -46,7 +46,7 @@ from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
 from .. import lamport, stamps, user_functions
-from ..call import CombineAsyncCall, CombineCall, CombineWaitCall
+from ..call import KernelCall
 from ..launch import LaunchConfig, check_limits
 from ..params import ParameterBlock, record_of
 from ..prefetch import first_rows
@@ -203,24 +203,23 @@ def _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn):
     return epilogue if elementwise_lambda_fn is None else user_functions.OutputLambda(elementwise_lambda_fn)
 
 
-def combine_async_kernel(cfg, launch=None, *, tuning=TUNING) -> CombineAsyncCall:
+def combine_async_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
     """The kernel that sends the experts' rows back to the ranks of their tokens: steps 1 and 2 of this module's story.
 
     Its launch ends when this rank's rows and signals are on their way.
 
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). tuning: for tests.
-    Returns a CombineAsyncCall, called with the page's arguments in the page's order: addresses (KernelCall).
-    The same arguments give the same compiled kernel. Errors: EPValueError. Source: the combine_async_kernel
-    page (docs/pages.md).
+    The same arguments give the same compiled kernel. Errors: EPValueError. Source: the combine_async_kernel page
+    (docs/pages.md).
     """
     check_limits(cfg)
     launch = launch or LaunchConfig()
     build = Build(cfg, launch.threads, launch.trace, tuning)
-    return CombineAsyncCall(cfg, launch, parameter_block(cfg), lambda weights, epilogue: _compile_async(build))
+    return KernelCall(cfg, launch, parameter_block(cfg), lambda weights, epilogue: _compile_async(build))
 
 
 def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, elementwise_lambda_fn=None,
-                        tuning=TUNING) -> CombineWaitCall:
+                        tuning=TUNING) -> KernelCall:
     """The kernel that waits for the returned rows and reduces them by token: steps 3 to 5.
 
     Its launch ends when all tokens are reduced, over k = 0, 1, ... in float32: nothing is free in the result.
@@ -230,24 +229,22 @@ def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=No
     epilogue: a function (token, col, value, *args) -> value, or None. elementwise_lambda_fn: a function of the same
     arguments that stores its result into writable arrays among args and returns nothing, or None; with it the output
     array is not written, and both functions' args are the call's epilogue_args. tuning: for tests.
-    Returns a CombineWaitCall, called with the page's arguments in the page's order: addresses (KernelCall).
     Errors: EPValueError. Source: the combine_wait_kernel page (docs/pages.md).
     """
     check_limits(cfg)
     launch = launch or LaunchConfig()
     epilogue = _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn)
     chosen = cfg, launch.threads, launch.trace, tuning, router_weights, epilogue
-    return CombineWaitCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_wait(Build(*chosen, *types)))
+    return KernelCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_wait(Build(*chosen, *types)))
 
 
 def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, elementwise_lambda_fn=None,
-                   without_signals=False, tuning=TUNING) -> CombineCall:
+                   without_signals=False, tuning=TUNING) -> KernelCall:
     """combine_async and combine_wait as one kernel: all steps in one launch.
 
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). without_signals: True: where lamport.applies, rows are
     polled themselves, and recv_buf_ptrs are of lamport.recv_buf_name. router_weights, epilogue, elementwise_lambda_fn,
     tuning: as in combine_wait_kernel.
-    Returns a CombineCall, called with the page's arguments in the page's order: addresses (KernelCall).
     Errors: EPValueError. Source: the combine_kernel page (docs/pages.md).
     """
     check_limits(cfg)
@@ -255,4 +252,4 @@ def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, e
     epilogue = _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn)
     compile = _compile_without_signals if lamport.applies(cfg, without_signals, router_weights) else _compile_fused
     chosen = cfg, launch.threads, launch.trace, tuning, router_weights, epilogue
-    return CombineCall(cfg, launch, parameter_block(cfg), lambda *types: compile(Build(*chosen, *types)))
+    return KernelCall(cfg, launch, parameter_block(cfg), lambda *types: compile(Build(*chosen, *types)))

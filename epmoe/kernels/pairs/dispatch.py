@@ -60,7 +60,7 @@ from epmoe.device import (block_idx, device_fn, grid_dim, griddep_launch, gridde
 from epmoe_ref.config import EPConfig
 
 from .. import formats, stamps
-from ..call import DispatchAsyncCall, DispatchCall, DispatchWaitCall
+from ..call import KernelCall
 from ..launch import LaunchConfig, check_limits
 from ..params import ParameterBlock, record_of
 from ..plain import counters
@@ -259,52 +259,43 @@ def _senders_of(build):
     return senders_of
 
 
-def dispatch_async_kernel(cfg, launch=None, *, input_scale=None, tuning=TUNING) -> DispatchAsyncCall:
+def dispatch_async_kernel(cfg, launch=None, *, input_scale=None, tuning=TUNING) -> KernelCall:
     """The kernel that sends this rank's tokens to the owners of their experts: steps 1 to 4 of this module's story.
 
     Its launch ends when this rank's messages and signals are on their way.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); input_scale:
-    a function i -> float32 that is read at 0, or None for the number given at the call. tuning: for tests.
-    Returns a DispatchAsyncCall, called with the page's arguments in the page's order: addresses (KernelCall).
-    The same arguments give the same compiled kernel. Errors: EPValueError. Source: the dispatch_async_kernel
-    page (docs/pages.md).
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); input_scale: a function i -> float32 that is read at 0, or
+    None for the number given at the call. tuning: for tests. The same arguments give the same compiled kernel.
+    Errors: EPValueError. Source: the dispatch_async_kernel page (docs/pages.md).
     """
     launch = launch or LaunchConfig()
     build = build_of(cfg, launch, tuning, input_scale)
-    call = DispatchAsyncCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_async(build))
-    call.size = partial(few_tokens.size_of_senders, cfg, tuning)
-    return call
+    return KernelCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_async(build),
+                      size=partial(few_tokens.size_of_senders, cfg, tuning))
 
 
-def dispatch_wait_kernel(cfg, launch=None, *, tuning=TUNING) -> DispatchWaitCall:
+def dispatch_wait_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
     """The kernel that waits for all messages of the round and groups them by expert: steps 5 to 7.
 
     Its launch ends when they lie in their rows; inside an (expert, src_rank) segment the order of rows is free.
 
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). tuning: for tests.
-    Returns a DispatchWaitCall, called with the page's arguments in the page's order: addresses (KernelCall).
     Errors: EPValueError. Source: the dispatch_wait_kernel page (docs/pages.md).
     """
     launch = launch or LaunchConfig()
     build = build_of(cfg, launch, tuning)
-    call = DispatchWaitCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_wait(build))
-    call.size = partial(few_tokens.size_of_receivers, cfg, tuning)
-    call.programmatic = True
-    return call
+    return KernelCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_wait(build),
+                      size=partial(few_tokens.size_of_receivers, cfg, tuning), programmatic=True)
 
 
-def dispatch_kernel(cfg, launch=None, *, input_scale=None, tuning=TUNING) -> DispatchCall:
+def dispatch_kernel(cfg, launch=None, *, input_scale=None, tuning=TUNING) -> KernelCall:
     """dispatch_async and dispatch_wait as one kernel: all steps in one launch.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). recv_buf gets the payload of a token once a rank;
-    under use_shmem and skip_a2a once a message. input_scale, tuning: as in dispatch_async_kernel.
-    Returns a DispatchCall, called with the page's arguments in the page's order: addresses (KernelCall); a
-    launch of a few tokens takes fewer blocks and threads than `launch` says.
-    Errors: EPValueError. Source: the dispatch_kernel page (docs/pages.md).
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); a launch of a few tokens takes fewer blocks and threads.
+    recv_buf gets the payload of a token once a rank; under use_shmem and skip_a2a once a message. input_scale, tuning: as
+    in dispatch_async_kernel. Errors: EPValueError. Source: the dispatch_kernel page (docs/pages.md).
     """
     launch = launch or LaunchConfig()
     build = build_of(cfg, launch, tuning, input_scale)
-    call = DispatchCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_fused(build))
-    call.size = partial(few_tokens.size, cfg, tuning)
-    return call
+    return KernelCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_fused(build),
+                      size=partial(few_tokens.size, cfg, tuning))
