@@ -16,10 +16,6 @@ SIGNALS = tuned(lamport_tokens=0)  # every row uses signals
 
 ROWS_WORLDS = (
     RowsWorld("rows", "rows"),
-    RowsWorld("rows, more blocks than tokens", "rows", tokens=(2, 0), shape=(5, 32)),
-    RowsWorld(
-        "rows, more tokens than a block looks at", "rows", tokens=(7, 5), hidden=8, shape=(3, 32)
-    ),
     RowsWorld(
         "rows of four ranks", "rows", tokens=(5, 0, 3, 2), top_k=6, hidden=264, shape=(2, 64)
     ),
@@ -52,17 +48,6 @@ ROWS_WORLDS = (
         limit=24,
         shape=(2, 64),
         p2p_world_size=2,
-        constants=ORDINARY,
-    ),
-    RowsWorld(
-        "hybrid, many experts of a rank",
-        "hybrid",
-        tokens=(2, 1),
-        top_k=9,
-        local=5,
-        limit=16,
-        hidden=8,
-        shape=(2, 32),
         constants=ORDINARY,
     ),
     RowsWorld("rows in parts", "rows", tokens=(3, 2), hidden=1536, constants=SIGNALS),
@@ -113,17 +98,6 @@ ROWS_WORLDS = (
     ),
     RowsWorld(
         "hybrid, no room at first", "hybrid", tokens=(4, 3), limit=16, asks=True, constants=ORDINARY
-    ),
-    RowsWorld(
-        "hybrid, more experts than two windows",
-        "hybrid",
-        tokens=(1, 1),
-        top_k=110,
-        local=70,
-        limit=112,
-        hidden=8,
-        shape=(2, 32),
-        constants=ORDINARY,
     ),
     RowsWorld(
         "rows, more tokens than lanes", "rows", tokens=(40, 33), top_k=1, hidden=8, shape=(2, 32)
@@ -181,15 +155,6 @@ ROWS_WORLDS = (
         "pairs of rows and scales", "rows", tokens=(5, 2), hidden=128, pairs=True, on_device=True
     ),
     RowsWorld(
-        "few pairs, no memory left",
-        "rows",
-        tokens=(2, 1),
-        hidden=128,
-        pairs=True,
-        on_device=True,
-        full_heap=(1,),
-    ),
-    RowsWorld(
         "rows, three slots",
         "rows",
         tokens=(24, 13),
@@ -217,7 +182,6 @@ ROWS_WORLDS = (
         on_device=True,
         stale=True,
     ),
-    RowsWorld("few rows, stale loads", "rows", tokens=(2, 1), stale=True),
     RowsWorld("rows, stale loads", "rows", stale=True),
     RowsWorld("hybrid, stale loads", "hybrid", limit=16, pad=4, stale=True),
     RowsWorld("rows with stamps", "rows", id_dtype="int32", trace=True),
@@ -242,7 +206,6 @@ ROWS_WORLDS = (
         constants=ORDINARY,
     ),
     RowsWorld("rows in parts, late", "rows", tokens=(5, 2), hidden=1032, slow=(0,)),
-    RowsWorld("few rows, absent peer", "rows", tokens=(2, 1), absent=(1,)),
     RowsWorld("rows, 32 slots", "rows", tokens=(7, 1), top_k=32, local=17, hidden=8, shape=(3, 32)),
     RowsWorld(
         "rows, many experts, two warps",
