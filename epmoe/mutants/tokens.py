@@ -244,12 +244,16 @@ def for_importers(mutants, importers):
 
 @lru_cache(None)
 def names_in(source):
-    """Every name and attribute that a source uses, except in imports."""
-    return {
-        n.id if isinstance(n, ast.Name) else n.attr
-        for n in ast.walk(_tree(source))
-        if isinstance(n, (ast.Name, ast.Attribute))
+    """Every name and attribute that a source uses, except in imports; modules of its own package are not names."""
+    nodes = list(ast.walk(_tree(source)))
+    modules = {
+        alias.asname or alias.name
+        for n in nodes
+        if isinstance(n, ast.ImportFrom) and n.level and not n.module
+        for alias in n.names
     }
+    names = {n.id for n in nodes if isinstance(n, ast.Name)}
+    return (names - modules) | {n.attr for n in nodes if isinstance(n, ast.Attribute)}
 
 
 @lru_cache(None)

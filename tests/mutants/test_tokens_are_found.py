@@ -7,7 +7,7 @@ import pytest
 
 from epmoe.mutants import edited_kernels
 from epmoe.mutants.hunt import all_mutants
-from epmoe.mutants.tokens import mutants_of
+from epmoe.mutants.tokens import mutants_of, names_in
 
 WORDS = re.compile(
     r"\b((?:ld|st|red_add|atomic_\w+?)_(?:relaxed|acquire|release|acq_rel)_(?:cta|gpu|sys)_\w+"
@@ -95,3 +95,9 @@ def test_each_token_is_broken_in_every_way():
         (14, "scope", "ld_acquire_cta_u32"),
         (14, "plain", "load_u32"),
     ]
+
+
+def test_a_module_that_is_imported_is_no_use_of_a_function_of_its_name():
+    source = "from . import peers, signal\n\nto = peers.make(cfg)\nfinish = signal.make(cfg)\n"
+    assert "signal" not in names_in(source)
+    assert "signal" in names_in(source + "to.signal(call, rank)\n")
