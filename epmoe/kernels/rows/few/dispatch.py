@@ -141,8 +141,7 @@ def dispatching(shape, mark):
     @device_fn
     def number_rows(call, scratch):
         first, end = tokens_of_block(call.num_tokens)
-        number_few(call, scratch, first, end)
-        syncthreads()
+        number_few(call, scratch, first, end)   # await_facts, which follows, is a barrier
 
     @device_fn
     def sum_experts(call, scratch):
