@@ -26,6 +26,7 @@ ARRAYS = ("same", "new", "layers", "graph")
 REPEATS = 5  # of a loop; the median counts
 SECONDS = 0.15  # of one loop, about
 MOST_PAIRS = 400
+SIZES = "tokens", "hidden", "experts", "top_k"
 COLUMNS = (
     ("kernels", "<", "interface"),
     ("arrays", "<", "arrays"),
@@ -100,11 +101,23 @@ def run(args):
     file = results.path(record, args.json) if speaks and args.json != "-" else None
     kinds = loop_contenders.chosen(args.only, args.against)
     say = _say if speaks else _say_nothing
-    for i, shape in enumerate(chosen):  # a run that is cut off leaves the shapes before
-        measure_all(world, [shape], args.against, record, say, args.only, args.pairs)
+
+    def write():  # after each row, so that a run that is cut off leaves what it has measured
         if file and record["loop"]:
-            later = [_not_run(k, s, "the run ended before") for s in chosen[i + 1 :] for k in kinds]
+            refused = {(one["kernels"], one["shape"]) for one in record["not_run"]}
+            measured = {(row["kernels"], *(row[size] for size in SIZES)) for row in record["loop"]}
+            later = [
+                _not_run(kind, shape, "the run ended before")
+                for shape in chosen
+                for kind in kinds
+                if (kind.name, str(shape)) not in refused
+                and (kind.name, *(getattr(shape, size) for size in SIZES)) not in measured
+            ]
             results.write(record | {"not_run": record["not_run"] + later}, file)
+
+    for shape in chosen:
+        measure_all(world, [shape], args.against, record, say, write, args.only, args.pairs)
+        write()
     torch_peer.leave()
     if not record["loop"]:
         return 2
@@ -119,8 +132,11 @@ def _not_run(kind, shape, why):
     return {"kernels": kind.name, "shape": str(shape), "sms": None, "why": why}
 
 
-def measure_all(world, chosen, against, record, say, words=None, n_pairs=None):
-    """Every contender at every shape into record["loop"]; what cannot run is named in record["not_run"]; collective."""
+def measure_all(world, chosen, against, record, say, write, words=None, n_pairs=None):
+    """Every contender at every shape into record["loop"]; what cannot run is named in record["not_run"]; collective.
+
+    write: called when a row has been measured.
+    """
     for shape in chosen:
         for kind in loop_contenders.chosen(words, against):
             made = []
@@ -133,6 +149,7 @@ def measure_all(world, chosen, against, record, say, words=None, n_pairs=None):
                         say(
                             f"{row['kernels']:40} {arrays:7} {shape.tokens:5} tokens {row['us']:9.1f} us a pair"
                         )
+                        write()
             except Refused as error:
                 record["not_run"].append(_not_run(kind, shape, str(error)))
                 say(f"not run: {kind.name} at {shape}: {error}")
@@ -155,10 +172,7 @@ def _row(world, contender, arrays, n_pairs):
     return {
         "kernels": contender.name,
         "arrays": arrays,
-        "tokens": s.tokens,
-        "hidden": s.hidden,
-        "experts": s.experts,
-        "top_k": s.top_k,
+        **{size: getattr(s, size) for size in SIZES},
         "us": round(statistics.median(slowest), 2),
         "p20_us": round(slowest[1], 2),
         "p80_us": round(slowest[-2], 2),

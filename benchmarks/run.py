@@ -141,7 +141,9 @@ class _Run:
         self._cases(cases)
         if plan.has_loop(args) and not self._is_late():
             record["loop"] = []
-            loop.measure_all(world, plan.loop_shapes(args), args.against, record, self.say)
+            loop.measure_all(
+                world, plan.loop_shapes(args), args.against, record, self.say, self._write
+            )
         record["seconds"] = round(self.seconds(), 1)
         whole = self._whole()
         if not whole["rows"] and not whole.get("loop"):

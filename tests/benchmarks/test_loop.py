@@ -74,6 +74,28 @@ def test_a_run_that_is_cut_off_leaves_the_shapes_before(tmp_path, monkeypatch):
     assert results.merged([record, later])["not_run"] == []
 
 
+@pytest.mark.parametrize("words", ["loop", "--only loop"])
+def test_a_run_that_is_cut_off_in_a_shape_leaves_the_rows_before(tmp_path, monkeypatch, words):
+    """Each row is written as soon as it is measured."""
+
+    def row_of(world, contender, arrays, n_pairs):
+        if arrays == "new":
+            raise KeyboardInterrupt
+        sizes = dict(tokens=3, hidden=64, experts=4, top_k=2)
+        return {"kernels": contender.name, "arrays": arrays, "us": 1.0, "piece_us": 1.0} | sizes
+
+    monkeypatch.setattr(loop, "_row", row_of)
+    contenders = loop_contenders.Pairs, loop_contenders.RowsOnDevice
+    monkeypatch.setattr(loop_contenders, "OURS", contenders)
+    file = tmp_path / "loop.json"
+    given = f"{words} --ranks 2 --shapes 3x64/4/2 --json {file}".split()
+    assert main(given) == 130  # interrupted
+    record = results.read(file)
+    assert [row["arrays"] for row in record["loop"]] == ["same"]
+    if words == "loop":
+        assert [one["kernels"] for one in record["not_run"]] == [contenders[1].name]
+
+
 @pytest.mark.nightly
 def test_a_run_of_the_matrix_can_end_with_the_loop(tmp_path, monkeypatch):
     monkeypatch.setattr(loop_contenders, "OURS", (loop_contenders.Pairs,))
