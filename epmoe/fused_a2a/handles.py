@@ -35,17 +35,22 @@ class RowsHandle:
     It depends on ids and numbers of tokens alone: data of another hidden size or dtype may use it. ranks: of this
     process. num_tokens, num_rows: T and N of each of them. counts: int [R, R], rows from each source to each rank; None
     where they are on the device alone, and then every rank has `capacity` rows, of which the first N count. memory:
-    (Loan, places) of each rank, see launches.borrowed.
+    (Loan, places) of each rank, see launches.borrowed. most_rows, most_returned: the largest N of all ranks, and the most
+    rows that a rank gets back in combine.
     """
 
     def __init__(self, plan, counts, memory, capacity, group):
         self.routing, self.counts, self.memory = plan.routing, counts, memory
         self.capacity, self.group = capacity, group
         self.form, self.num_tokens = plan.form, plan.num_tokens
+        self.most_rows = self.most_returned = capacity
         if counts is None:
             self.num_rows = [capacity] * len(self.num_tokens)
-        else:
-            self.num_rows = [int(counts[:, rank].sum()) for rank in self.ranks]
+        else:  # few numbers, which NumPy takes longer for
+            by_source = counts.tolist()
+            received = [sum(of_rank) for of_rank in zip(*by_source)]
+            self.num_rows = [received[rank] for rank in self.ranks]
+            self.most_rows, self.most_returned = max(received), max(map(sum, by_source))
 
     ranks = property(lambda self: self.routing.ranks)
     num_experts = property(lambda self: self.routing.num_experts)
@@ -55,20 +60,6 @@ class RowsHandle:
     def loans(self):
         """The memory of each rank."""
         return [loan for ((loan, _),) in self.memory]
-
-    @property
-    def most_rows(self):
-        """The largest N of all ranks."""
-        if self.counts is None:
-            return self.capacity
-        return int(self.counts.sum(axis=0).max(initial=0))
-
-    @property
-    def most_returned(self):
-        """The most rows that a rank gets back in combine."""
-        if self.counts is None:
-            return self.capacity
-        return int(self.counts.sum(axis=1).max(initial=0))
 
 
 class HybridHandle:

@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, from_numpy
 
 from epmoe import device
 from epmoe.host.arrays import DeviceArray, Field
@@ -56,6 +56,8 @@ def tensors(made):
         return kind([tensors(one) for one in made])
     if not isinstance(made, np.ndarray):
         return made
+    if made.dtype.isbuiltin == 1:  # ml_dtypes have 2
+        return from_numpy(made)
     is_fp8 = made.dtype == E4M3
     strides = None if made.flags.c_contiguous or not made.size else made.strides
     form = form_of(made.shape, strides, np.uint8 if is_fp8 else made.dtype, CPU)
