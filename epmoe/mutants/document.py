@@ -18,7 +18,7 @@ in `harmless.py`, each with its reason, and it is an error if one of them is not
 
 | option | |
 |---|---|
-| `--only pairs/signal.py:72` | only tokens on that line |
+| `--only pairs/signal.py` | only tokens of that file; `FILE:LINE`: of that line; `pairs/`: of that folder |
 | `--only plain/ --slips also` | the plain kernels: every removed synchronisation and every slip |
 | `--sample 30`, `--part 1/2` | a fixed sample of 30; every second mutant |
 | `--slips` | other mistakes instead (exchanged statements, waits off by one, ...): see `slips.py`. `--slips also`: both |
