@@ -10,8 +10,9 @@ from epmoe_ref.errors import DeadlockError, RaceError
 class _WithoutCombine(WorldRun):
     """All ranks' dispatches in flight at once; results are not looked at."""
 
-    def _launch_combine(self, rank, n, *_):
-        return None
+    def _start(self, phase, *launch):
+        if phase == "dispatch":
+            super()._start(phase, *launch)
 
     def _check(self, rounds):
         pass
