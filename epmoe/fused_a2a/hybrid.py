@@ -27,7 +27,7 @@ X, IDS, PROBS, N_ROWS, PAD, EXPERT_BASE, OUT = map(
 )
 KEPT = {name: name for name in ("counts", "row_of", "expert_rows")}  # what later calls read
 WRITTEN = KEPT | {n: n for n in ("info", "tokens_per_expert", "overflow", "expert_base")}
-SCRATCH = {name: name for name in ("slot_of", "encoded")}
+SCRATCH = {name: name for name in ("slot_of",)}
 EXPERT_ROW = {"expert_row": "expert_row"}
 NO_LIMIT = 2**31 - 1
 
@@ -123,13 +123,7 @@ class DispatchPlan:
             for n in num_tokens
         ]
         scratch = [
-            Arrangement(
-                "rows scratch",
-                {
-                    "slot_of": ((n, shape.n_experts), np.int32),
-                    "encoded": ((n, row_bytes if shape.encode else 0), np.uint8),
-                },
-            )
+            Arrangement("rows scratch", {"slot_of": ((n, shape.n_experts), np.int32)})
             for n in num_tokens
         ]
         # one launch does it all where the host need not know the number of rows

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from epmoe.device import (ballot, device_fn, f32, i32, lane_id, load_i32, load_u32, n_warps, popc, prefetch, store16,
-                          store_f32, store_i32, store_u32, store_u64, syncthreads_or, syncwarp, u32, u64, warp_broadcast_i32,
+                          store_f32, store_i32, store_u32, store_u64, syncthreads_or, u32, u64, warp_broadcast_i32,
                           warp_broadcast_u64, warp_id)
 
 from ..formats import blockwise_fp8
@@ -19,7 +19,7 @@ from . import layout, mailbox, routing
 from .bits import below, but_lowest, has, lowest, split
 from .call import LINE
 from .copy import copying, fewest_parts, parts, rotated
-from .shape import BF16_BYTES, VECTOR, namespace, p
+from .shape import namespace, p
 
 MINUS_ONE = 2**64 - 1
 STEP, A_SCALE = 32, 8   # vectors of encoded values that are made in one step, and that have a scale in common
@@ -286,34 +286,6 @@ def sending_scales(shape):
     return send_scales
 
 
-def _encode(shape):
-    """Device function encode(params, token, first, end, to, mask, lane) -> where the encoded row lies.
-
-    A warp makes its vectors [first, end), whole steps of the encoder, and sends their scales to the rows at `to`.
-    """
-    row_bytes, value_bytes, n_scales = shape.row_bytes, shape.value_bytes, shape.scale_words
-    encode_part, n_steps = fp8_format(value_bytes).encode_part, -(-value_bytes // (STEP * VECTOR))
-
-    @device_fn
-    def encode(params, token, first, end, to, mask, lane):
-        src = params[p.x] + u64(token) * u64(value_bytes * BF16_BYTES)
-        staged = params[p.encoded] + u64(token) * u64(row_bytes)
-        step, left = i32(first // STEP), u32(mask)
-        while left != u32(0) and STEP * step < end:
-            encode_part(src, staged, f32(1), step, n_steps, lane)
-            step = i32(step + 1)
-        syncwarp()                              # the payload by all lanes, before any lane reads it
-        while left != u32(0):
-            there, i = u64(warp_broadcast_u64(to, lowest(left))) + u64(value_bytes), i32(first // A_SCALE + lane)
-            while i < n_scales and A_SCALE * i < end:
-                store_u32(there + u64(4) * u64(i), load_u32(staged + u64(value_bytes) + u64(4) * u64(i)))
-                i = i32(i + 32)
-            left = but_lowest(left)
-        return staged
-
-    return encode
-
-
 def _prefetching(shape):
     """Device function bring(params, token, part, n_parts, lane): prefetches the next work item into L2."""
     src_bytes, slots_bytes, n_apart = shape.src_bytes, 4 * shape.top_k, metadata_apart(shape)
@@ -347,9 +319,9 @@ def make(shape, flags=None, numbered=None):
     begins_with_own, take = layout.beginning(shape), calls.claims(mailbox.NEXT_TO_SEND)
     raises, is_numbered_now, fewest = flags is not None, numbered is not None, fewest_parts(shape)
     n_apart, has_more, more = metadata_apart(shape), has_metadata(shape), sending_metadata(shape)
-    rows, bring = copying(read_only=not encodes), _prefetching(shape)
+    rows, bring = copying(read_only=True), _prefetching(shape)
     if encodes:
-        encode = _encode(shape)
+        encode = encoding(shape)
 
     @device_fn
     def parts_of_row(notes, n_tokens, warps):
@@ -427,12 +399,13 @@ def make(shape, flags=None, numbered=None):
             row = i32(first_row + row)
             src, to = call.params[p.x] + u64(token) * u64(src_bytes), rows_at + u64(row) * u64(row_bytes)
             a, b = spans.span(part, work.n_parts)
-            if encodes:
-                src = u64(encode(call.params, token, a, b, to, mask, lane))
             if following < n_units:
                 next_token, next_part = part_of(work, following)
                 bring(call.params, next_token, next_part, work.n_parts, lane)
-            rows.copy(src, to, mask, start, a, b, lane)     # nothing behind the last part
+            if encodes:
+                encode(src, to, mask, start, a, b, lane)
+            else:
+                rows.copy(src, to, mask, start, a, b, lane)     # nothing behind the last part
             if has_more and part == with_row:
                 more.send(call.params, token, mask, row, at_more, lane)
             if raises:

@@ -138,7 +138,7 @@ FIELDS = (
     ("notes_at", 1), ("note_bytes", 1), ("words", 1), ("timeout_ns", 1), ("trace", 1), ("columns", 1),
     ("windows_at", 1), ("window_bytes", 1), ("bits_at", 1), ("bits_bytes", 1), ("lamport_at", 1), ("lamport_bytes", 1),
     (FIRST, MAX_PLACES), ("capacity", 1),
-    ("x", 1), ("ids", 1), ("probs", 1), ("scales", 1), ("encoded", 1), ("row_of", 1), ("counts", 1), ("info", 1),
+    ("x", 1), ("ids", 1), ("probs", 1), ("scales", 1), ("row_of", 1), ("counts", 1), ("info", 1),
     ("tokens_per_expert", 1), ("slot_of", 1), ("expert_base", 1), ("expert_rows", 1), ("expert_row", 1),
     ("overflow", 1), ("n_rows", 1), ("pad", 1), ("out", 1), ("out_probs", 1), ("out_scales", 1),
     ("sources", MAX_PLACES), ("targets", MAX_PLACES), ("word_counts", MAX_PLACES))
