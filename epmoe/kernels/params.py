@@ -127,17 +127,6 @@ def _chosen(first, n):
     return choose
 
 
-def fields_of(block, name):
-    """Device function params -> the words of a field, as a tuple."""
-    first, end = block.index(name), block.index(name) + block.length(name)
-
-    @device_fn
-    def fields(params):
-        return params[first:end]
-
-    return fields
-
-
 def namespace(name: str, **functions) -> ModuleType:
     """Device functions under one name, for kernels to call as `name.function(...)`."""
     made = ModuleType(name)

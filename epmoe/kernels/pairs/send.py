@@ -73,7 +73,7 @@ def make(build):
     fmt, word, to, msg = formats.of(cfg), counters.words(cfg), peers.make(cfg), message.make(cfg)
     load_id, clean_id, record_id = ids.make(cfg)
     own_share, signals, batches = shared_expert.make(cfg), signal.make(build), _batches(build)
-    pieces = _shared_pieces(cfg, msg, signals.finish) if shares else _own_pieces(cfg, msg, signals.finish)
+    pieces = _pieces(build, signals.finish)
     crosses, direct, fused_share, own_only = to.crosses, fmt.direct, cfg.fused_shared_expert, cfg.skip_a2a
     top_k, local, n_ranks, most_pieces = cfg.top_k, cfg.n_local_experts, cfg.n_ranks, most_parts(fmt.token_size)
     row_bytes, batch_size, no_payload = cfg.hidden * BF16_BYTES, batch_of(cfg, build.tuning), cfg.n_experts
@@ -291,9 +291,9 @@ def _own_trailer(cfg, msg):
     return store_trailer
 
 
-def _payload_of(cfg, msg):
+def _payload_of(cfg):
     """Device function (call, token) -> the address of a token's payload before it is sent."""
-    direct, row_bytes = formats.of(cfg).direct, cfg.hidden * BF16_BYTES
+    direct, row_bytes, msg = formats.of(cfg).direct, cfg.hidden * BF16_BYTES, message.make(cfg)
 
     @device_fn
     def payload_of(call, token):
@@ -305,50 +305,23 @@ def _payload_of(cfg, msg):
     return payload_of
 
 
-# _own_pieces, _shared_pieces: namespace "pieces" of device functions of a warp; m: the number of a message of a batch.
-# carries(expert): of the cleaned ids of a token, one a lane, those whose messages have a payload.
-# send(call, batch, m, part, n_parts): a piece of message m, which has a payload, and with the first piece the trailers.
-# finish(call, batch, m): counts the piece that the warp has written.
+def _pieces(build, finish_one):
+    """Namespace "pieces" of device functions of a warp; m: the number of a message of a batch.
 
-def _own_pieces(cfg, msg, finish_one):
-    """Each message has its own payload."""
-    to, top_k, local = peers.make(cfg), cfg.top_k, cfg.n_local_experts
-    store_trailer, payload_of = _own_trailer(cfg, msg), _payload_of(cfg, msg)
+    carries(expert): of the cleaned ids of a token, one a lane, those whose messages have a payload.
+    send(call, batch, m, part, n_parts): a piece of message m, which has a payload, and with the first piece the trailers:
+        its own or, of a shared payload, those of all messages of the token to the same rank.
+    finish(call, batch, m): counts the piece that the warp has written, for each of these messages.
+    """
+    cfg, shares = build.cfg, build.shares
+    to, msg, top_k, local, payload_of = peers.make(cfg), message.make(cfg), cfg.top_k, cfg.n_local_experts, _payload_of(cfg)
     copy_payload = copy_part(formats.of(cfg).token_size, read_only=formats.of(cfg).direct)
-
-    @device_fn
-    def carries(expert):
-        return expert >= 0
-
-    @device_fn
-    def send(call, batch, m, part, n_parts):
-        place, dst_rank = u64(batch.places[m]), i32(batch.experts[m] // local)
-        token = i32(batch.first + m // top_k * batch.stride)
-        if not to.is_far(call, dst_rank):
-            copy_payload(place, payload_of(call, token), part, n_parts, lane_id())
-            if part == 0:
-                store_trailer(place, token, batch.experts, i32(m - m % top_k))
-        elif part == 0:
-            to.put(place, call.send_buf_p + u64(token) * u64(msg.n_bytes), msg.n_bytes, dst_rank)
-            to.complete()
-
-    @device_fn
-    def finish(call, batch, m):
-        if lane_id() == 0:
-            finish_one(call, i32(batch.experts[m]), 1)
-
-    return namespace("pieces", carries=carries, send=send, finish=finish)
-
-
-def _shared_pieces(cfg, msg, finish_one):
-    """A payload goes to a rank once, with the token's message to its lowest expert there."""
-    to, top_k, local, payload_of = peers.make(cfg), cfg.top_k, cfg.n_local_experts, _payload_of(cfg, msg)
-    copy_payload = copy_part(formats.of(cfg).token_size, read_only=formats.of(cfg).direct)
+    store_own_trailer = _own_trailer(cfg, msg)
 
     @device_fn
     def carries(expert):
         first, is_lowest, k = i32(expert - expert % local), expert >= 0, i32(0)
-        while k < top_k:
+        while shares and k < top_k:
             other = i32(shfl_idx(expert, k))
             if other >= first and other < expert:       # of the same rank
                 is_lowest = False
@@ -357,7 +330,7 @@ def _shared_pieces(cfg, msg, finish_one):
 
     @device_fn
     def store_trailers(call, batch, m, token, place):
-        """Those of all messages of the token to the rank of message m, as many at a time as there are lanes for them."""
+        """As many at a time as there are lanes for them."""
         of_token, dst_rank = i32(m - m % top_k), i32(batch.experts[m] // local)
         lane, expert, first = i32(lane_id()), i32(-1), i32(0)
         if lane < top_k:
@@ -378,16 +351,27 @@ def _shared_pieces(cfg, msg, finish_one):
 
     @device_fn
     def send(call, batch, m, part, n_parts):
-        token, place = i32(batch.first + m // top_k * batch.stride), u64(batch.places[m])
-        copy_payload(place, payload_of(call, token), part, n_parts, lane_id())
-        if part == 0:
-            store_trailers(call, batch, m, token, place)
+        token, place, dst_rank = i32(batch.first + m // top_k * batch.stride), u64(batch.places[m]), i32(batch.experts[m] // local)
+        if not to.is_far(call, dst_rank):
+            copy_payload(place, payload_of(call, token), part, n_parts, lane_id())
+            if part == 0:
+                if shares:
+                    store_trailers(call, batch, m, token, place)
+                else:
+                    store_own_trailer(place, token, batch.experts, i32(m - m % top_k))
+        elif part == 0:
+            to.put(place, call.send_buf_p + u64(token) * u64(msg.n_bytes), msg.n_bytes, dst_rank)
+            to.complete()
 
     @device_fn
     def finish(call, batch, m):
         """Each lane counts it for one expert."""
-        if lane_id() < top_k:
-            of_lane = i32(m - m % top_k + lane_id())
+        lane = i32(lane_id())
+        if not shares:
+            if lane == 0:
+                finish_one(call, i32(batch.experts[m]), 1)
+        elif lane < top_k:
+            of_lane = i32(m - m % top_k + lane)
             expert = i32(batch.experts[of_lane])
             if batch.places[of_lane] != u64(0) and expert // local == batch.experts[m] // local:
                 finish_one(call, expert, 1)

@@ -13,6 +13,7 @@ from .. import formats
 from ..formats import RowPlace
 from ..params import namespace
 from ..plain import counters
+from ..plain.receive import shared_rows
 from ..spin import wait_for_own_blocks
 from ..status import DISPATCH_WAIT, FOR_SEND_BUF
 
@@ -21,20 +22,8 @@ BF16_BYTES = 2
 
 def shared_expert_share(cfg):
     """Device function call -> (rows of group 0, first token): all tokens, or under skip_a2a the rank's share."""
-    fused, divided, world = cfg.fused_shared_expert, cfg.skip_a2a, cfg.allreduce_world_size
-
-    @device_fn
-    def share(call):
-        n_rows, first = i32(0), i32(0)
-        if fused:
-            n_rows = i32(call.num_tokens)
-            if divided:
-                r = i32(call.my_rank % world)
-                n_rows = i32((call.num_tokens + world - r - 1) // world)
-                first = i32(r * (call.num_tokens // world) + min(r, i32(call.num_tokens % world)))
-        return n_rows, first
-
-    return share
+    share = shared_rows(cfg)
+    return device_fn(lambda call: share(call.num_tokens, call.my_rank))
 
 
 def make(cfg):
