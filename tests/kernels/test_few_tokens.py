@@ -106,11 +106,19 @@ def test_a_launch_has_no_more_blocks_than_have_work():
     whole = EPConfig(
         n_ranks=4, n_experts=256, top_k=8, hidden=7168, max_tokens_per_rank=128, skip_a2a=True
     )
-    assert few_tokens.size(cfg, TUNING, 132, 1024, 1) == (20, 256)
-    assert few_tokens.size(cfg, TUNING, 132, 1024, 8) == (36, 512)
-    assert few_tokens.size(cfg, TUNING, 12, 64, 0) == (12, 64)
+    assert few_tokens.size(cfg, TUNING, "both", 132, 1024, 1) == (20, 256)
+    assert few_tokens.size(cfg, TUNING, "both", 132, 1024, 8) == (36, 512)
+    assert few_tokens.size(cfg, TUNING, "both", 12, 64, 0) == (12, 64)
     assert (
-        few_tokens.size(cfg, TUNING, 132, 1024, 9)
-        == few_tokens.size(whole, TUNING, 132, 1024, 1)
+        few_tokens.size(cfg, TUNING, "both", 132, 1024, 9)
+        == few_tokens.size(whole, TUNING, "both", 132, 1024, 1)
         == (132, 1024)
     )
+    assert few_tokens.size(cfg, TUNING, "sends", 132, 1024, 1) == (4, 256)
+    assert few_tokens.size(cfg, TUNING, "sends", 7, 1024, 1) == (7, 256)
+    assert few_tokens.size(cfg, TUNING, "receives", 132, 1024, 1) == (
+        132,
+        1024,
+    )  # others may have 128
+    few = EPConfig(n_ranks=4, n_experts=256, top_k=8, hidden=7168, max_tokens_per_rank=2)
+    assert few_tokens.size(few, TUNING, "receives", 132, 1024, 0) == (32, 512)

@@ -271,7 +271,7 @@ def dispatch_async_kernel(cfg, launch=None, *, input_scale=None, tuning=TUNING) 
     launch = launch or LaunchConfig()
     build = build_of(cfg, launch, tuning, input_scale)
     return KernelCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_async(build),
-                      size=partial(few_tokens.size_of_senders, cfg, tuning))
+                      size=partial(few_tokens.size, cfg, tuning, "sends"))
 
 
 def dispatch_wait_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
@@ -285,7 +285,7 @@ def dispatch_wait_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
     launch = launch or LaunchConfig()
     build = build_of(cfg, launch, tuning)
     return KernelCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_wait(build),
-                      size=partial(few_tokens.size_of_receivers, cfg, tuning), programmatic=True)
+                      size=partial(few_tokens.size, cfg, tuning, "receives"), programmatic=True)
 
 
 def dispatch_kernel(cfg, launch=None, *, input_scale=None, tuning=TUNING) -> KernelCall:
@@ -298,4 +298,4 @@ def dispatch_kernel(cfg, launch=None, *, input_scale=None, tuning=TUNING) -> Ker
     launch = launch or LaunchConfig()
     build = build_of(cfg, launch, tuning, input_scale)
     return KernelCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_fused(build),
-                      size=partial(few_tokens.size, cfg, tuning))
+                      size=partial(few_tokens.size, cfg, tuning, "both"))

@@ -51,34 +51,21 @@ def most(cfg, launch, tuning):
     return tuning.few_tokens if applies(cfg, tuning) and blocks >= wanted else -1
 
 
-def size(cfg, tuning, blocks, threads, num_tokens):
-    """(blocks, threads) of a launch that may have the given ones; any size is right, this one is quick."""
+def size(cfg, tuning, halves, blocks, threads, num_tokens):
+    """(blocks, threads) of a launch that may have the given ones; any size is right, this one is quick.
+
+    halves: "sends", "receives" or "both". One that only receives cannot know how many tokens others have: at most cfg's.
+    """
+    if halves == "receives":
+        num_tokens = cfg.max_tokens_per_rank
     if not applies(cfg, tuning) or num_tokens > tuning.few_tokens:
         return blocks, threads
-    receivers, most_threads = _receivers(tuning, num_tokens)
-    return min(blocks, cfg.n_ranks + max(cfg.n_ranks, receivers)), min(threads, most_threads)
-
-
-def size_of_senders(cfg, tuning, blocks, threads, num_tokens):
-    """The same of a launch that only sends."""
-    n_blocks, n_threads = size(cfg, tuning, blocks, threads, num_tokens)
-    is_few = applies(cfg, tuning) and num_tokens <= tuning.few_tokens and blocks >= 2 * cfg.n_ranks
-    return cfg.n_ranks if is_few else n_blocks, n_threads
-
-
-def size_of_receivers(cfg, tuning, blocks, threads, num_tokens):
-    """The same of a launch that only receives, whatever number of tokens others have: at most cfg's."""
-    if not applies(cfg, tuning) or cfg.max_tokens_per_rank > tuning.few_tokens:
-        return blocks, threads
-    receivers, most_threads = _receivers(tuning, cfg.max_tokens_per_rank)
-    return min(blocks, receivers), min(threads, most_threads)
-
-
-def _receivers(tuning, num_tokens):
-    """(blocks that receive so many tokens, threads of a block), at most."""
-    n = max(1, num_tokens)
-    return (min(tuning.few_receivers, tuning.few_receivers_a_token * n),
-            min(tuning.few_threads, tuning.few_threads_a_token * n))
+    n, senders = max(1, num_tokens), cfg.n_ranks
+    receivers = min(tuning.few_receivers, tuning.few_receivers_a_token * n)
+    threads = min(threads, tuning.few_threads, tuning.few_threads_a_token * n)
+    if halves == "sends":
+        return senders if blocks >= 2 * senders else blocks, threads
+    return min(blocks, receivers if halves == "receives" else senders + max(senders, receivers)), threads
 
 
 def make(build):
