@@ -5,78 +5,25 @@ themselves. If a rank has too many tokens for this, each rank takes back what it
 If a rank has no room, rows are received and not stored.
 """
 
-from epmoe.device import (SIM, block_dim, device_fn, i32, lane_id, load_i32, popc, syncthreads, thread_idx, u32, u64,
-                          warp_broadcast_i32)
+from epmoe.device import (SIM, block_dim, device_fn, i32, int32, lane_id, load_i32, n_warps, popc, shared_array,
+                          store_i32, syncthreads, thread_idx, u32, u64, warp_broadcast_i32, warp_id)
 
 from ... import stamps
 from .. import announce, handle, layout, mailbox, routing
 from .. import call as calls
 from ..bits import below, has, lanes_for
 from ..call import Call
-from ..shape import namespace, p
+from ..shape import BLOCK, namespace, p
 from ..wait import ROWS_DISPATCH
 from . import lamport, send
 
 
-def _tokens_a_word(shape):
-    """Tokens whose bits are in one of four words."""
-    return -(-shape.tuning.lamport_tokens // 4)
+def _numbering(shape):
+    """Device function (call, numbers, totals): rows of all tokens, few of them, by a block, a warp a rank.
 
-
-def _bits_of_tokens(shape):
-    """Device function (masks, num_tokens) -> in lane r four u32, in turn a bit for each token that goes to rank r.
-
-    masks: shared array, of the ranks that a token goes to.
+    numbers [token, rank], a shared array: the number of a token's row among those for a rank, -1 for none. totals[rank]:
+    how many there are.
     """
-    ranks, a_word = shape.n_ranks, _tokens_a_word(shape)
-
-    @device_fn
-    def word(masks, first, num_tokens):
-        lane, mask, mine, rank = i32(lane_id()), u32(0), u32(0), i32(0)
-        if lane < a_word and first + lane < num_tokens:
-            mask = u32(masks[first + lane])
-        while rank < ranks:
-            goes = lanes_for(mask, rank)
-            if lane == rank:
-                mine = goes
-            rank = i32(rank + 1)
-        return mine
-
-    @device_fn
-    def words(masks, num_tokens):
-        return (word(masks, i32(0), num_tokens), word(masks, i32(a_word), num_tokens),
-                word(masks, i32(2 * a_word), num_tokens), word(masks, i32(3 * a_word), num_tokens))
-
-    return words
-
-
-def _number_in_bits(shape):
-    """Device function (bits, token, lane): number of the token's row among those for rank `lane`, -1 for none.
-
-    bits: four words.
-    """
-    a_word = _tokens_a_word(shape)
-
-    @device_fn
-    def number(bits, token, lane):
-        a, b, c, d = bits
-        word, before, row = a, i32(0), i32(-1)
-        if token >= a_word:
-            word, before = b, i32(popc(a))
-        if token >= 2 * a_word:
-            word, before = c, i32(before + popc(b))
-        if token >= 3 * a_word:
-            word, before = d, i32(before + popc(c))
-        at = u32(u32(token) % u32(a_word))
-        if has(word, at):
-            row = i32(before + popc(u32(word & below(at))))
-        return row
-
-    return number
-
-
-def _counts(shape):
-    """Device function (call) -> in lane r the tokens for rank r of all tokens, few of them, by one warp."""
     ranks, mask_of_token = shape.n_ranks, routing.mask_by_thread(shape)
 
     @device_fn
@@ -87,25 +34,45 @@ def _counts(shape):
         return mask
 
     @device_fn
-    def of_rank(mask, rank):
-        return i32(popc(lanes_for(mask, rank)))
+    def number_lanes(call, numbers, rank, token, mask, total):
+        """A token a lane; total: rows of the tokens before. The total with these."""
+        goes, row = lanes_for(mask, rank), i32(-1)
+        if has(mask, rank):
+            row = i32(total + popc(u32(goes & below(i32(lane_id())))))
+        if token < call.num_tokens:
+            numbers[token * ranks + rank] = row
+        return i32(total + popc(goes))
 
     @device_fn
-    def count(call):
-        lane, mine, first = i32(lane_id()), i32(0), i32(0)
-        while first < call.num_tokens:          # four tokens of a lane in flight
-            a, b = mask_at(call, i32(first + lane)), mask_at(call, i32(first + 32 + lane))
-            c, d = mask_at(call, i32(first + 64 + lane)), mask_at(call, i32(first + 96 + lane))
-            rank = i32(0)
-            while rank < ranks:
-                n = i32(of_rank(a, rank) + of_rank(b, rank) + of_rank(c, rank) + of_rank(d, rank))
-                if lane == rank:
-                    mine = i32(mine + n)
-                rank = i32(rank + 1)
-            first = i32(first + 128)
-        return mine
+    def number_rows(call, numbers, totals):
+        rank = i32(warp_id())
+        while rank < ranks:
+            total, token = i32(0), i32(lane_id())
+            while token - lane_id() < call.num_tokens:          # four tokens of a lane in flight
+                a, b = mask_at(call, token), mask_at(call, i32(token + 32))
+                c, d = mask_at(call, i32(token + 64)), mask_at(call, i32(token + 96))
+                total = number_lanes(call, numbers, rank, token, a, total)
+                total = number_lanes(call, numbers, rank, i32(token + 32), b, total)
+                total = number_lanes(call, numbers, rank, i32(token + 64), c, total)
+                total = number_lanes(call, numbers, rank, i32(token + 96), d, total)
+                token = i32(token + 128)
+            if lane_id() == 0:
+                totals[rank] = total
+            rank = i32(rank + n_warps())
 
-    return count
+    return number_rows
+
+
+def _number_in_array(ranks):
+    """Device function (numbers, token, lane) -> number of the token's row among those for rank `lane`, -1 for none."""
+    @device_fn
+    def number(numbers, token, lane):
+        row = i32(-1)
+        if lane < ranks:
+            row = i32(numbers[token * ranks + lane])
+        return row
+
+    return number
 
 
 def dispatching(shape, mark):
@@ -114,54 +81,48 @@ def dispatching(shape, mark):
     dispatch(call, begun, notes, scratch): of every block -> 0 if the call is over; else its number: some rank has many
     tokens, all ranks go on in the ordinary way, and this rank's rows are numbered and announced.
     """
-    mail, (_, end_call), few = mailbox.reading(shape.n_ranks), calls.begin_and_end(shape.n_ranks), shape.lamport
+    ranks, mail, (_, end_call), few = (shape.n_ranks, mailbox.reading(shape.n_ranks),
+                                       calls.begin_and_end(shape.n_ranks), shape.lamport)
     announce_places = announce.early(shape, "places", marks=False)
-    announce_facts = announce.early(shape, "facts", fences=False, counts_of=_counts(shape))
-    announce_experts, all_few = announce.experts(shape), mailbox.all_few(shape.n_ranks, few, announced=True)
-    await_note = announce.awaiting(shape, ROWS_DISPATCH, "note")
+    facts = announce.telling(shape, *announce.parts_of_note(ranks)["facts"])
+    announce_experts, all_few = announce.experts(shape), mailbox.all_few(ranks, few, announced=True)
+    may_end = announce.closing(shape, ROWS_DISPATCH, "note")
     await_facts = announce.awaiting(shape, ROWS_DISPATCH, "facts", acquires=False)
-    mask_of_token, count_experts = routing.mask_by_thread(shape), routing.experts_of_ids(shape)
-    bits_of, number_few, tokens_of_block = _bits_of_tokens(shape), layout.numbering_few(shape), layout.tokens_of(shape)
-    rows, record = send.make(shape, _number_in_bits(shape)), handle.recording(shape, ROWS_DISPATCH)
-    numbered, n_experts = layout.counter(shape, ROWS_DISPATCH), shape.n_experts
+    number_rows, count_experts = _numbering(shape), routing.experts_of_ids(shape)
+    rows, record = send.make(shape, _number_in_array(ranks)), handle.recording(shape, ROWS_DISPATCH)
+    numbered, tokens_of_block = layout.counter(shape, ROWS_DISPATCH), layout.tokens_of(shape)
+    mark_own, n_experts, n_numbers = stamps.by_caller(BLOCK, shape.trace), shape.n_experts, ranks * max(few, 1)
 
     @device_fn
     def fits(num_tokens):
         return not SIM or num_tokens <= few     # the simulator's ranks share a kernel
 
     @device_fn
-    def look_at_tokens(call, begun, scratch):
-        """Masks of the ranks of all tokens -> this call's number."""
-        token = i32(thread_idx())
-        while token < call.num_tokens:
-            scratch.masks[token] = i32(mask_of_token(call.params[p.ids], token))
-            token = i32(token + block_dim())
-        return calls.epoch_of(begun)            # and the masks of all threads
-
-    @device_fn
-    def number_rows(call, scratch):
+    def record_numbers(call, numbers):
+        """Those of the block's tokens, for the handle."""
         first, end = tokens_of_block(call.num_tokens)
-        number_few(call, scratch, first, end)   # await_facts, which follows, is a barrier
+        i = i32(first * ranks + thread_idx())
+        while i < end * ranks:
+            store_i32(call.params[p.row_of] + u64(4) * u64(i), i32(numbers[i]))
+            i = i32(i + block_dim())
 
     @device_fn
-    def sum_experts(call, scratch):
-        layout.clear(scratch.experts, n_experts)
-        syncthreads()                           # zeros before sums
+    def lead(call, notes, scratch, looked):
+        """The leader block announces rows' and experts' counts, records those of all ranks, and ends the call."""
+        if calls.is_notify_warp():
+            facts.tell(call, i32(scratch.totals[min(lane_id(), ranks - 1)]), looked)
+            if lane_id() == 0:
+                mark_own(call.params, stamps.ANNOUNCED)
         count_experts(call.params, call.params[p.ids], i32(0), i32(call.num_tokens), scratch.experts)
-        syncthreads()
-
-    @device_fn
-    def lead(call, notes, scratch):
-        """The leader block announces experts' counts, records those of all ranks, and ends the call."""
-        sum_experts(call, scratch)
+        syncthreads()                           # the counts of all warps
         announce_experts(call, scratch.experts, 0)
-        if not await_note(call, notes):
+        if not may_end(call, notes):
             return u64(0)
         mark(call.params, stamps.COUNTED)
         if not all_few(notes):
             syncthreads()                       # all warps have read the notes, which are written again
             return call.epoch
-        ok = record(call, notes, mail.has_room(notes), scratch.experts) and calls.all_begun(call.params, ROWS_DISPATCH)
+        ok = record(call, notes, mail.has_room(notes), scratch.experts)
         mark(call.params, stamps.PLACED)
         if ok:
             end_call(call)
@@ -169,41 +130,44 @@ def dispatching(shape, mark):
         return u64(0)
 
     @device_fn
-    def send_and_receive(call, notes, scratch, first):
+    def send_and_receive(call, notes, numbers, first):
         """The other blocks send at once, and store what comes as soon as they know all counts."""
-        bits = bits_of(scratch.masks, call.num_tokens)
-        rows.send(call, bits, first)
+        rows.send(call, numbers, first)
         mark(call.params, stamps.SENT)
-        number_rows(call, scratch)
+        record_numbers(call, numbers)
         if not await_facts(call, notes):        # places, which come later, are for the ordinary way
             return u64(0)
         if not all_few(notes):
-            rows.erase(call, bits, first)
+            rows.erase(call, numbers, first)
             syncthreads()                       # all warps have read the notes, which are written again
             numbered.say(call)
             return call.epoch
         mark(call.params, stamps.COUNTED)
-        rows.receive(call, bits, notes, mail.has_room(notes), first)
+        rows.receive(call, numbers, notes, mail.has_room(notes), first)
         mark(call.params, stamps.COPIED)
         mark(call.params, stamps.LEFT)
         return u64(0)
 
     @device_fn
     def dispatch(call, begun, notes, scratch):
+        numbers, looked = shared_array(n_numbers, int32), (u64(0), u64(0), i32(0))
         if calls.is_fence_warp():
             announce_places(call)
         if calls.is_notify_warp():
-            announce_facts(call)
+            looked = facts.look(call, i32(0))
+        if calls.is_leader():
+            layout.clear(scratch.experts, n_experts)
         first = rows.prepare(call)
-        call = Call(call.params, call.num_tokens, call.my_rank, look_at_tokens(call, begun, scratch))
+        number_rows(call, numbers, scratch.totals)
+        call = Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun))      # and all numbers
         if call.epoch == u64(0):
             return u64(0)
         mark(call.params, stamps.CLAIMED)
         if calls.is_last_thread():
             calls.say_begun(call.params)
         if calls.is_leader():
-            return lead(call, notes, scratch)
-        return send_and_receive(call, notes, scratch, first)
+            return lead(call, notes, scratch, looked)
+        return send_and_receive(call, notes, numbers, first)
 
     return namespace("few", fits=fits, dispatch=dispatch)
 
