@@ -48,6 +48,51 @@ def tell_host(params, num_tokens, my_rank):
         st_release_sys_u64(word, number)
 
 
+class HostWords:
+    """Host memory into which one kernel of each rank here stores what it tells, and then the number of the call.
+
+    stream: that of the call, behind which all of these kernels have ended.
+    """
+
+    def __init__(self, machine, n_ranks, stream):
+        self._machine, self._n_ranks, self._stream = machine, n_ranks, stream
+        self._nbytes, self._number, self._memory = 0, 0, None
+
+    def prepare(self, nbytes):
+        """Take memory for so many bytes of a rank, besides the number; before a launch."""
+        nbytes = HEADER + -(-nbytes // HEADER) * HEADER
+        if nbytes > self._nbytes:
+            self.free()
+            total = self._n_ranks * nbytes
+            self._memory = self._machine.host_memory(total, "what the host is told", 0)
+            self._bytes, self._nbytes = self._memory.array(np.uint8, total), nbytes
+            self._bytes[:] = 0  # calls count from 1
+            self._parts = [self._bytes[i * nbytes : (i + 1) * nbytes] for i in range(self._n_ranks)]
+            self._words = [memoryview(part[:8].view(np.uint64)) for part in self._parts]
+
+    def begin(self):
+        """(the number of a new call, the address that each rank's kernel is given)."""
+        self._number += 1
+        at = self._memory.address
+        return self._number, [at + i * self._nbytes for i in range(self._n_ranks)]
+
+    def wait(self, seconds):
+        """[the bytes that each rank has told, a copy], or None if one does not in this time.
+
+        Errors: EPError of the device, or when the stream has ended and a kernel has told nothing.
+        """
+        for word in self._words:
+            if not self._stream.wait_for(word, self._number, seconds):
+                return None
+        return [part[HEADER:].copy() for part in self._parts]
+
+    def free(self):
+        """Free the host memory; the launches must have ended."""
+        if self._memory is not None:
+            self._memory.free()
+            self._memory, self._nbytes = None, 0
+
+
 class Telling:
     """Launches of tell_host on a stream, and the host memory that they write. rank: to name in errors."""
 

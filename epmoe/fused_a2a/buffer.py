@@ -5,22 +5,24 @@ from threading import get_ident
 import numpy as np
 
 from epmoe import device
-from epmoe.device.telling import Telling
+from epmoe.device.telling import MOST_WAITS, PATIENCE, HostWords
 from epmoe.fused_a2a.calls import Calls, as_called
-from epmoe.fused_a2a.launches import Launches, fill
+from epmoe.fused_a2a.launches import Launches, at, fill
 from epmoe.fused_a2a.pool import PoolLayout
 from epmoe.host import inputs
 from epmoe.host.lending import Arena, Heap
 from epmoe.host.placing import Placing
 from epmoe.host.rounds import REFUSALS, Turn, in_short
+from epmoe.kernels.rows import handle as written
 from epmoe.kernels.rows import mailbox
 from epmoe.kernels.rows import wait as rows_wait
 from epmoe.kernels.rows.shape import parameter_block
-from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout
+from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout
 
 INITIAL_LOCAL_EXPERTS = 64
 MOST_PLANS = 1024
 STATUS_BYTES = 64
+TOLD, TOLD_NUMBER = at("told"), at("told_number")
 
 
 def _regions(at, n_ranks, window_tokens):
@@ -84,7 +86,8 @@ class Buffer:
         self.captured = []  # Loans that graphs write to at every replay
         self._plans, self._streams = {}, None
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
-        self.telling = Telling(self.machine, group.ranks[0], group.stream_of(group.ranks[0]))
+        stream = group.stream_of(group.ranks[0])
+        self.host_words = HostWords(self.machine, len(self.ranks), stream)
         self.calls, self.turn = Calls(), Turn()
         self._control = self._pool = None
         self._retired, self._agreed = [], set()
@@ -327,8 +330,12 @@ class Buffer:
         """Start one launch of each rank of this process. In the simulator they have ended when this returns.
 
         Nothing between them may wait for the GPU: some ranks' kernels would begin, and wait for the others'.
-        then_told: told() comes next, which checks.
+        then_told: these are dispatches that tell the host their counts; told() comes next, which checks.
         """
+        if then_told:
+            number, addresses = self.host_words.begin()
+            for launch, address in zip(launches, addresses):
+                launch.words[TOLD], launch.words[TOLD_NUMBER] = address, number
         if self.is_alone:
             for launch in launches:
                 launch.start()
@@ -362,17 +369,34 @@ class Buffer:
         words = (np.int32, (STATUS_BYTES // 4,), mailbox.STATUS)
         self._raise_what_failed([r.words.read(*words) for r in self.ranks])
 
-    def told(self, loans, *names):
-        """What the launches have written for the host: [arrays of these names] of each rank's loan; raises as check().
+    def prepare_to_be_told(self, n_local_experts):
+        """Memory for what dispatches tell; before their launch."""
+        self.host_words.prepare(4 * written.told_words(self.n_ranks, n_local_experts))
 
-        The host waits for the launches by polling its own memory.
+    def told(self, n_local_experts):
+        """Of each rank here (words of info, tokens_per_expert int64 [L]), as dispatches tell them; raises as check().
+
+        The host polls its own memory. It goes on when counts are known, while rows are on their way; if some do not
+        arrive, the next call that waits raises it, as with a dispatch on the device.
         """
-        fields = [loans[0].fields[name] for name in names]
-        arrays = [(r.words.address + mailbox.STATUS, STATUS_BYTES) for r in self.ranks]
-        arrays += [(loan.base + f.offset, f.nbytes) for loan in loans for f in fields]
-        told = iter(self.telling.tell(arrays, self._timeout))
-        self._raise_what_failed([next(told).view(np.int32) for _ in self.ranks])
-        return [[next(told).view(f.dtype).reshape(f.shape) for f in fields] for _ in loans]
+        seconds = MOST_WAITS * self._timeout + PATIENCE
+        try:
+            of_ranks = self.host_words.wait(seconds)
+        except EPError:
+            self.check()
+            raise
+        if device.SIM:
+            self.check()  # kernels have ended, as behind other launches
+        if of_ranks is None:
+            raise PeerTimeout(
+                f"rank {self.ranks[0].rank}: the GPU has told the host nothing for {seconds:g} s: what was put on "
+                "the stream before the call has not ended, or a kernel of it cannot begin; when the "
+                "stream runs again, call reset() on all ranks"
+            )
+        words, n = [told.view(np.int32) for told in of_ranks], written.TOLD_STATUS
+        self._raise_what_failed([of_rank[:n] for of_rank in words])
+        info_at, end = n + 2 * n_local_experts, written.told_words(self.n_ranks, n_local_experts)
+        return [(of_rank[info_at:end], of_rank[n:info_at].view(np.int64)) for of_rank in words]
 
     def _raise_what_failed(self, status):
         timeouts, bad_ids = [], []
@@ -430,7 +454,7 @@ class Buffer:
         self.captured.clear()
         self.launches.close()
         self.placing.close()
-        self.telling.free()
+        self.host_words.free()
         for r in self.ranks:
             r.words.free()
             r.scratch.free()

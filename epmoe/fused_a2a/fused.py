@@ -30,7 +30,8 @@ class FusedDispatch:
         token_probs: float32 [T, K].
         recv_x [N, H], a pair if x was: one row for each (source token, this rank), by src_rank, then token.
         recv_token_indices: int64 [N, K], local ids, -1 where k's expert is elsewhere; recv_token_probs: float32
-        [N, K], 0 there. tokens_per_expert: int64 [L] on the host. The host waits, for N.
+        [N, K], 0 there. tokens_per_expert: int64 [L] on the host. The host waits, for N, and goes on
+        while rows are on their way: if a rank ends then, the next call that waits, or check(), says so.
         async_finish, allocate_on_comm_stream: change nothing (docs/pages.md): all work is in the order of the world's
         stream. The second is refused without the first, as upstream.
         num_experts: E, a multiple of the number of ranks; group: the world.

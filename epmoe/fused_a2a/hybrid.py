@@ -136,7 +136,7 @@ class DispatchPlan:
             lent = [[*of, (self.results.of(limit), RESULTS)] for of in lent]
         self._prepare(dispatch_kernel(shape), lent, shape if self.is_one_launch else None)
         if not self.is_one_launch:
-            buffer.telling.prepare()
+            buffer.prepare_to_be_told(local)
 
     def _prepare(self, kernel, lent, expanding=None):
         """RankCalls of a kernel that sends, for the most tokens so far; lent: what each rank's borrows, besides.
@@ -197,7 +197,7 @@ class DispatchPlan:
             made, num_rows = [loans[3] for loans in lent], [self.limit] * len(lent)
             per_expert = [loan.array("tokens_per_expert") for loan in handles]
         else:
-            told = told_by(buffer, handles)
+            told = told_by(buffer, self.local)
             if not told[0].has_room:
                 rows = self._send_again(launches)
             is_exact = self.limit is None

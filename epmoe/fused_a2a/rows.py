@@ -194,7 +194,7 @@ class DispatchPlan:
         self.places = [places(arrangement, KEPT) for arrangement in of_handle]
         self.calls = self._calls(dispatch_kernel(self.shape), [[(a, WRITTEN)] for a in of_handle])
         if not on_device:
-            buffer.telling.prepare()
+            buffer.prepare_to_be_told(local)
 
     def _calls(self, kernel, lent):
         """The RankCalls of a kernel that sends."""
@@ -230,7 +230,7 @@ class DispatchPlan:
         buffer.kept = given
         counts, capacity = None, rows
         if not self.on_device:
-            told = told_by(buffer, [loan for ((loan, _),) in memory])
+            told = told_by(buffer, self.num_experts // buffer.n_ranks)
             counts, capacity = told[0].counts, buffer.n_ranks * buffer.max_tokens
             if not told[0].has_room:
                 rows = capacity
@@ -291,14 +291,12 @@ class Told:
         self.tokens_per_expert = tokens_per_expert
 
 
-def told_by(buffer, loans):
+def told_by(buffer, n_local_experts):
     """Wait for a dispatch, and read what it told of each rank of this process; raises what the kernels recorded.
 
     The most tokens of a rank are remembered, also where there was room for all rows: the next call may not look.
     """
-    told = [
-        Told(buffer.n_ranks, *words) for words in buffer.told(loans, "info", "tokens_per_expert")
-    ]
+    told = [Told(buffer.n_ranks, *words) for words in buffer.told(n_local_experts)]
     buffer.want_tokens(max(told[0].tokens.tolist()))
     return told
 

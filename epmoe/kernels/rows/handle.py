@@ -1,17 +1,21 @@
 """What the leader block writes for handle and host: counts, tokens, and where experts' rows begin."""
 
-from epmoe.device import (block_dim, device_fn, i32, int32, shared_array, store_i32, store_u64, syncthreads,
-                          syncthreads_or, thread_idx, u64)
+from epmoe.device import (block_dim, device_fn, i32, int32, ld_relaxed_gpu_i32, load_i32, shared_array,
+                          st_release_sys_u64, store_i32, store_u64, syncthreads, syncthreads_or, thread_idx, u64)
 
 from ..pairs.offsets import block_sum
 from . import announce, mailbox
 from .bits import divided_up, split
 from .shape import namespace, p
+from .wait import status_of
 
 # Words of `info`, int32
 HAS_ROOM = 0            # whether all ranks had room, so that rows were sent
 PADDED_ROWS = 1         # expert-major: rows of all local experts, padding included
 TOKENS = 2              # then the tokens of each rank, and then the counts [R, R]
+
+TOLD_AT = 64            # bytes in the memory of the host that is told: the number of the call lies before
+TOLD_STATUS = 16        # status words, int32, of what it is told; then tokens_per_expert, and then info
 
 
 def writing(shape):
@@ -92,6 +96,43 @@ def writing(shape):
     return namespace("write", counts=write_counts, slots=write_slots, experts=write_experts)
 
 
+def told_words(n_ranks, n_local):
+    """int32 words that the host is told."""
+    return TOLD_STATUS + 2 * n_local + TOKENS + n_ranks + n_ranks * n_ranks
+
+
+def telling_host(shape):
+    """Device function tell(params), of the leader block, behind its records: to the host that waits, if it does.
+
+    The counts are known before the rows have arrived, and results are in the order of the stream: so the host goes on
+    while rows are on their way.
+    """
+    n_words, info_at = told_words(shape.n_ranks, shape.n_local_experts), TOLD_STATUS + 2 * shape.n_local_experts
+
+    @device_fn
+    def word_at(params, i):
+        word = i32(0)
+        if i < TOLD_STATUS:
+            word = i32(ld_relaxed_gpu_i32(status_of(params) + u64(4) * u64(i)))
+        elif i < info_at:
+            word = i32(load_i32(params[p.tokens_per_expert] + u64(4) * u64(i32(i - TOLD_STATUS))))
+        else:
+            word = i32(load_i32(params[p.info] + u64(4) * u64(i32(i - info_at))))
+        return word
+
+    @device_fn
+    def tell(params):
+        i = i32(thread_idx())
+        while i < n_words:
+            store_i32(params[p.told] + u64(TOLD_AT) + u64(4) * u64(i), word_at(params, i))
+            i = i32(i + block_dim())
+        syncthreads()                           # all of it before thread 0 says so
+        if thread_idx() == 0:
+            st_release_sys_u64(params[p.told], params[p.told_number])
+
+    return tell
+
+
 def recording(shape, phase):
     """Device function record(call, notes, has_room, gathered), of the leader block -> whether all counts of experts came.
 
@@ -99,6 +140,7 @@ def recording(shape, phase):
     """
     ranks, n_local, write, expert_count = (shape.n_ranks, shape.n_local_experts, writing(shape),
                                          announce.expert_count(shape, phase))
+    tell_host = telling_host(shape)
 
     @device_fn
     def gather(call, gathered):
@@ -119,6 +161,8 @@ def recording(shape, phase):
         write.counts(call.params, notes, has_room)
         write.experts(call.params, gathered, partial)
         syncthreads()                           # all of it before thread 0 may say so
+        if call.params[p.told] != u64(0):
+            tell_host(call.params)
         return True
 
     @device_fn
@@ -128,6 +172,8 @@ def recording(shape, phase):
         write.counts(call.params, notes, has_room)
         write.slots(call.params, gathered)
         syncthreads()                           # as above
+        if call.params[p.told] != u64(0):
+            tell_host(call.params)
         return True
 
     return record_experts if shape.expert_major else record_slots

@@ -141,7 +141,8 @@ FIELDS = (
     ("x", 1), ("ids", 1), ("probs", 1), ("scales", 1), ("row_of", 1), ("counts", 1), ("info", 1),
     ("tokens_per_expert", 1), ("slot_of", 1), ("expert_base", 1), ("expert_rows", 1), ("expert_row", 1),
     ("overflow", 1), ("n_rows", 1), ("pad", 1), ("out", 1), ("out_probs", 1), ("out_scales", 1),
-    ("sources", MAX_PLACES), ("targets", MAX_PLACES), ("word_counts", MAX_PLACES))
+    ("sources", MAX_PLACES), ("targets", MAX_PLACES), ("word_counts", MAX_PLACES),
+    ("told", 1), ("told_number", 1))
 
 
 @cache
@@ -153,6 +154,7 @@ def parameter_block(n_ranks: int) -> ParameterBlock:
     offsets in the pool of the arrays that peers write in this call. capacity: rows that they hold. windows_at: offset
     in the pool of the windows, window_bytes of each parity. bits_at, bits_bytes: of the bits by expert;
     lamport_at, lamport_bytes: of the windows of Lamport rows.
+    told: of the host, which waits there for told_number, and finds what the call told (handle.py); 0: it does not wait.
     x, ids, probs, scales, out...: arrays of the caller and of results; row_of [T, R], counts [R, R], slot_of [T, E],
     expert_row [N, L] and the rest: arrays of a handle.
     """
