@@ -3,12 +3,12 @@
 A sending block takes a run of consecutive tokens, a warp a run inside it. Each block tells the others of its rank how
 many it has for each rank (columns), sums the numbers of the blocks before it, and numbers its tokens. The leader block
 sums the numbers of all blocks, first by rank, because all peers wait for this, then by expert. In small batches every
-block reads all tokens, so blocks need not tell each other anything (numbering_few).
+block reads all tokens, so blocks need not tell each other anything (few/numbers.py).
 """
 
 from typing import NamedTuple
 
-from epmoe.device import (any_lane, ballot, block_dim, block_idx, device_fn, i32, int32, lane_id, ld_relaxed_gpu_u64,
+from epmoe.device import (any_lane, block_dim, block_idx, device_fn, i32, int32, lane_id, ld_relaxed_gpu_u64,
                           n_warps, popc, red_add_release_gpu_i32, shared_add_i32, shared_array, shfl_idx,
                           st_relaxed_gpu_u64, store_i32, syncthreads, syncthreads_or, syncwarp, thread_idx, u32, u64,
                           warp_id, warp_inclusive_sum_i32, warp_sum_i32)
@@ -27,14 +27,12 @@ class Scratch(NamedTuple):
     """Shared int32 arrays of a block.
 
     by_warp [warp, rank]: tokens. experts: tokens (slots) by expert. totals [columns]: tokens for each rank, for the
-    leader block of all blocks, for others of those before them; expert-major behind them those by expert. masks: of the
-    ranks of each token of a small batch.
+    leader block of all blocks, for others of those before them; expert-major behind them those by expert.
     """
 
     by_warp: object
     experts: object
     totals: object
-    masks: object
 
 
 @device_fn
@@ -50,12 +48,11 @@ def allocating(shape):
     """Device function () -> Scratch."""
     groups = routing.groups_of_threads(shape) if shape.expert_major else 1
     n_by_warp, n_by_group, n_columns = MAX_WARPS * shape.n_ranks, groups * shape.n_experts, shape.n_columns
-    n_few = max(shape.few, shape.lamport, 1)
 
     @device_fn
     def allocate():
         return Scratch(shared_array(n_by_warp, int32), shared_array(n_by_group, int32),
-                       shared_array(n_columns, int32), shared_array(n_few, int32))
+                       shared_array(n_columns, int32))
 
     return allocate
 
@@ -257,35 +254,6 @@ def _numbering_map(shape):
         return walk_map
 
     return _over_tokens_of_warp(shape, 1, walk)
-
-
-def numbering_few(shape):
-    """Device function (call, scratch, first, end): totals out of the masks of all tokens, a warp a rank.
-
-    The numbers of the tokens [first, end) are written to row_of.
-    """
-    ranks = shape.n_ranks
-
-    @device_fn
-    def number_few(call, scratch, first, end):
-        lane, rank, rows = i32(lane_id()), i32(warp_id()), call.params[p.row_of]
-        while rank < ranks:
-            total, start = i32(0), i32(0)
-            while start < call.num_tokens:
-                token, bit, row = i32(start + lane), u32(0), i32(-1)
-                if token < call.num_tokens:
-                    bit = u32(u32(u32(scratch.masks[token]) >> u32(rank)) & u32(1))
-                goes = u32(ballot(bit != u32(0)))
-                if bit != u32(0):
-                    row = i32(total + popc(u32(goes & below(lane))))
-                if token >= first and token < end:
-                    store_i32(rows + u64(4) * u64(token * ranks + rank), row)
-                total, start = i32(total + popc(goes)), i32(start + 32)
-            if lane == 0:
-                scratch.totals[rank] = total
-            rank = i32(rank + n_warps())
-
-    return number_few
 
 
 def counter(shape, phase):

@@ -13,12 +13,12 @@ moved, or, if encoded, are in its own window. Probs go in words that name the ca
 with a flag for each part.
 """
 
-from epmoe.device import (SIM, any_lane, ballot, block_idx, device_fn, fence_acq_rel_sys, grid_dim, i32, lane_id,
-                          ld_relaxed_sys_u64, load_u8, load_u32, n_warps, prefetch, st_relaxed_sys_u64, store_i32,
-                          store_u32, syncthreads, u32, u64, warp_id)
+from epmoe.device import (SIM, any_lane, ballot, block_idx, device_fn, fence_acq_rel_sys, grid_dim, i32, int32, lane_id,
+                          ld_relaxed_sys_u64, load_u8, load_u32, n_warps, prefetch, shared_array, st_relaxed_sys_u64,
+                          store_i32, store_u32, syncthreads, u32, u64, warp_id)
 
 from ... import stamps
-from .. import announce, expand, handle, layout, mailbox, routing, wait
+from .. import announce, expand, handle, mailbox, routing, wait
 from .. import call as calls
 from ..bits import around, or_of_warp, split, warps_of_rank
 from ..call import LINE, Call, is_fence_warp, is_last_thread, is_leader, is_notify_warp
@@ -28,6 +28,7 @@ from ..send import encoding, sending_scales
 from ..shape import BLOCK, VECTOR, namespace, p
 from ..wait import FOR_WINDOW, ROWS_DISPATCH
 from . import places
+from .row_numbers import numbering
 
 
 def _parts_of_row(shape):
@@ -288,9 +289,10 @@ def dispatching(shape, mark, number_rows):
     note_counts = announce.telling(shape, *announce.parts_of_note(ranks)["counts"])
     await_tokens = announce.awaiting(shape, ROWS_DISPATCH, "tokens", acquires=False)
     may_end, mark_own = announce.closing(shape, ROWS_DISPATCH, "note"), stamps.by_caller(BLOCK, trace)
-    look_at_ranks, number_few, write = routing.ranks_of_token(shape), layout.numbering_few(shape), handle.writing(shape)
+    look_at_ranks, write, most = routing.ranks_of_token(shape), handle.writing(shape), max(few, 1)
+    number_tokens, record_numbers = numbering(shape, device_fn(lambda masks, token: u32(masks[token])))
     bits, placing, into = places.telling(shape), places.placing(shape), places.windows(shape)
-    probs = _probs(shape, bits, placing)
+    probs, n_numbers = _probs(shape, bits, placing), ranks * most
     sending, receiving = _sending(shape, into, probs), _receiving(shape, into, placing, probs)
 
     @device_fn
@@ -298,13 +300,13 @@ def dispatching(shape, mark, number_rows):
         return not SIM or num_tokens <= few     # the simulator's ranks share a kernel
 
     @device_fn
-    def look_at_tokens(call, scratch):
+    def look_at_tokens(call, masks):
         """Masks of the ranks of all tokens, by the leader block."""
         token = i32(warp_id())
         while token < call.num_tokens:
             mask = u32(or_of_warp(look_at_ranks(call.params[p.ids], token, i32(lane_id()))))
             if lane_id() == 0:
-                scratch.masks[token] = i32(mask)
+                masks[token] = i32(mask)
             token = i32(token + n_warps())
 
     @device_fn
@@ -318,16 +320,17 @@ def dispatching(shape, mark, number_rows):
     @device_fn
     def lead(call, begun, notes, scratch, table):
         """The leader block numbers rows for the handle, records counts, and ends the call -> whether it is over."""
+        masks, numbers = shared_array(most, int32), shared_array(n_numbers, int32)
         if is_fence_warp():
             announce_places(call)
         if is_notify_warp():
             announce_tokens(call)
-        look_at_tokens(call, scratch)
+        look_at_tokens(call, masks)
         call = Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun))  # and the masks of all warps
         if call.epoch == u64(0):
             return True
         mark(call.params, stamps.CLAIMED)
-        number_few(call, scratch, i32(0), i32(0))
+        number_tokens(call, masks, numbers, scratch.totals)
         syncthreads()
         announce_counts(call, scratch)
         if not await_tokens(call, notes):
@@ -337,7 +340,7 @@ def dispatching(shape, mark, number_rows):
             return False
         if is_last_thread():
             calls.say_begun(call.params)
-        number_few(call, scratch, i32(0), i32(call.num_tokens))
+        record_numbers(call, numbers, (i32(0), i32(call.num_tokens)))
         if not bits.await_bits(call, notes, table.bits):
             return True
         placing.count(table, notes, scratch.experts)
