@@ -51,7 +51,7 @@ class Tuning:
 
     def __post_init__(self):
         if self.lamport_tokens > 128:
-            raise ValueError(f"lamport_tokens={self.lamport_tokens}: at most 128, whose bits fill four words")
+            raise ValueError(f"lamport_tokens={self.lamport_tokens}: at most 128, four for each lane of a warp")
 
 
 TUNING = Tuning()

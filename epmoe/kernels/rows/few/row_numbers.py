@@ -17,7 +17,7 @@ def numbering(shape, mask_of_token):
 
     @device_fn
     def mask_at(call, known, token):
-        mask = u32(mask_of_token(known, i32(max(0, min(token, i32(call.num_tokens - 1))))))
+        mask = u32(mask_of_token(known, i32(min(token, i32(call.num_tokens - 1)))))
         if token >= call.num_tokens:
             mask = u32(0)
         return mask
@@ -34,18 +34,17 @@ def numbering(shape, mask_of_token):
 
     @device_fn
     def number(call, known, numbers, totals):
-        rank = i32(warp_id())
+        token, rank = i32(lane_id()), i32(warp_id())
         while rank < ranks:
-            total, token = i32(0), i32(lane_id())
-            while token - lane_id() < call.num_tokens:          # four tokens of a lane in flight
+            total = i32(0)
+            if call.num_tokens > 0:             # four tokens of a lane in flight: these are all
                 a, b = mask_at(call, known, token), mask_at(call, known, i32(token + 32))
                 c, d = mask_at(call, known, i32(token + 64)), mask_at(call, known, i32(token + 96))
                 total = number_lanes(call, numbers, rank, token, a, total)
                 total = number_lanes(call, numbers, rank, i32(token + 32), b, total)
                 total = number_lanes(call, numbers, rank, i32(token + 64), c, total)
                 total = number_lanes(call, numbers, rank, i32(token + 96), d, total)
-                token = i32(token + 128)
-            if lane_id() == 0:
+            if token == 0:
                 totals[rank] = total
             rank = i32(rank + n_warps())
 
