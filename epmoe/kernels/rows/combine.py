@@ -25,8 +25,12 @@ from .wait import ROWS_COMBINE
 
 def pushing(shape):
     """Device function () -> how many blocks push; the others reduce from the start."""
-    tenths, many_blocks = shape.tuning.push_tenths, shape.tuning.many_blocks
-    tenths_of_few = shape.tuning.push_tenths_of_two if push.n_targets_of(shape) <= 1 else tenths
+    tuning = shape.tuning
+    tenths, many_blocks, tenths_of_few = tuning.push_tenths, tuning.many_blocks, tuning.push_tenths
+    if shape.expert_major:                      # whose pushing blocks also sum
+        tenths_of_few = tuning.push_tenths_of_sums
+    elif push.n_targets_of(shape) <= 1:
+        tenths_of_few = tuning.push_tenths_of_two
 
     @device_fn
     def blocks():
