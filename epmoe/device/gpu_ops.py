@@ -1,7 +1,9 @@
-"""Every intrinsic as PTX for sm_90: the table from which the GPU's intrinsics are made."""
+"""Every intrinsic as PTX for sm_90: the tables from which the GPU's intrinsics are made.
+
+A line of a table: name, types of result and arguments, PTX ($0, $1, ...: the results, then the arguments). q: four u32.
+"""
 
 import math
-from functools import partial
 
 import numpy as np
 from numba import cuda
@@ -17,60 +19,72 @@ VALUE_TYPE = {"i32": i32, "u32": u32, "u64": u64, "f32": f32, "u8": u32, "u16": 
 Q = [u32] * 4
 
 
-def _enter(name, intrinsic):
-    INTRINSICS[name] = intrinsic
+def _over_lanes(text, steps):
+    return " ".join(text % step for step in steps)
+
+
+_ADD = "shfl.sync.bfly.b32 t, s, %d, 0x1f, 0xffffffff; add.s32 s, s, t;"
+_SCAN = "shfl.sync.up.b32 t|p, s, %d, 0x0, 0xffffffff; @p add.s32 s, s, t;"
+_MAX = "shfl.sync.bfly.b32 t, m, %d, 0x1f, 0xffffffff; max.f32 m, m, t;"
+SUM, SCAN = _over_lanes(_ADD, (16, 8, 4, 2, 1)), _over_lanes(_SCAN, (1, 2, 4, 8, 16))
+MAX = _over_lanes(_MAX, (16, 8, 4, 2, 1))
+BELOW = {  # name: (compute capability, PTX for devices below it)
+    "load16_nc": ((8, 0), "ld.global.nc.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4];"),
+    "warp_sum_i32": ((8, 0), "{ .reg .s32 s, t; mov.s32 s, $1; " + SUM + " mov.s32 $0, s; }"),
+    "pack_bf16x2": ((8, 0), casts.BF16X2),
+    "pack_f16x2": ((8, 0), casts.F16X2),
+    "pack_e4m3x2": ((8, 9), casts.E4M3X2),
+    "e4m3_lo": ((8, 9), casts.from_e4m3(0)),
+    "e4m3_hi": ((8, 9), casts.from_e4m3(8)),
+}
 
 
 def _op(name, text, ret, args, **options):
-    INTRINSICS[name] = ptx(name, text, ret, args, **options)
+    INTRINSICS[name] = ptx(name, text, ret, args, below=BELOW.get(name), **options)
 
 
-def _number(name, text, ret, args, **options):
-    """A pure function of registers. Plain Python can call it too; an overflow gives no warning."""
-    _op(
-        name,
-        text,
-        ret,
-        args,
-        effect="none",
-        **options,
-        python=np.errstate(all="ignore")(getattr(arithmetic, name)),
-    )
+def _table(lines, *, on_host=False, **options):
+    """Intrinsics of a table's lines. on_host: plain Python can call them too; an overflow gives no warning."""
+    for line in lines.strip().splitlines():
+        name, form, text = line.split(None, 2)
+        ret, _, given = form[:-1].partition("(")
+        args = [
+            u for t in filter(None, given.split(",")) for u in (Q if t == "q" else [VALUE_TYPE[t]])
+        ]
+        if on_host:
+            options["python"] = np.errstate(all="ignore")(getattr(arithmetic, name))
+        _op(name, text, Q if ret == "q" else VALUE_TYPE.get(ret), args, **options)
 
 
 # ---------------------------------------------------------------- casts and ids
-_enter("u64", cast("u64", u64, python=arithmetic.u64))
-_enter("u32", cast("u32", u32, python=arithmetic.u32))
-_enter("i32", cast("i32", i32, python=arithmetic.i32))
-_enter("f32", cast("f32", f32, python=arithmetic.f32))
-for _name, _text in {
-    "thread_idx": "mov.u32 $0, %tid.x;",
-    "block_idx": "mov.u32 $0, %ctaid.x;",
-    "block_dim": "mov.u32 $0, %ntid.x;",
-    "grid_dim": "mov.u32 $0, %nctaid.x;",
-    "lane_id": "mov.u32 $0, %laneid;",
-    "warp_id": "{ .reg .u32 t; mov.u32 t, %tid.x; shr.u32 $0, t, 5; }",
-    "n_warps": "{ .reg .u32 t; mov.u32 t, %ntid.x; add.u32 t, t, 31; shr.u32 $0, t, 5; }",
-}.items():
-    _op(_name, _text, i32, [], effect="none")
+for _t in ("u64", "u32", "i32", "f32"):
+    INTRINSICS[_t] = cast(_t, VALUE_TYPE[_t], python=getattr(arithmetic, _t))
+_table(
+    """
+    thread_idx  i32()  mov.u32 $0, %tid.x;
+    block_idx   i32()  mov.u32 $0, %ctaid.x;
+    block_dim   i32()  mov.u32 $0, %ntid.x;
+    grid_dim    i32()  mov.u32 $0, %nctaid.x;
+    lane_id     i32()  mov.u32 $0, %laneid;
+    warp_id     i32()  { .reg .u32 t; mov.u32 t, %tid.x; shr.u32 $0, t, 5; }
+    n_warps     i32()  { .reg .u32 t; mov.u32 t, %ntid.x; add.u32 t, t, 31; shr.u32 $0, t, 5; }
+    """,
+    effect="none",
+)
 
 # ---------------------------------------------------------------- plain global memory
 for _t in PTX_TYPE:
     _op("load_" + _t, "ld.global.%s $0, [$1];" % PTX_TYPE[_t], VALUE_TYPE[_t], [u64])
     _op("store_" + _t, "st.global.%s [$0], $1;" % PTX_TYPE[_t], None, [u64, VALUE_TYPE[_t]])
-_op("load16", "ld.global.v4.u32 {$0,$1,$2,$3}, [$4];", Q, [u64])
-_op(
-    "load16_nc",
-    "ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {$0,$1,$2,$3}, [$4];",
-    Q,
-    [u64],
-    effect="reads",
-    below=((8, 0), "ld.global.nc.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4];"),
-)
-_op("load16_stream", "ld.global.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4];", Q, [u64])
-_op("store16", "st.global.v4.u32 [$0], {$1,$2,$3,$4};", None, [u64] + Q)
-_op("prefetch", "prefetch.global.L2 [$0];", None, [u64])
-_op("store16_stream", "st.global.L1::no_allocate.v4.u32 [$0], {$1,$2,$3,$4};", None, [u64] + Q)
+_table("""
+    load16          q(u64)    ld.global.v4.u32 {$0,$1,$2,$3}, [$4];
+    load16_stream   q(u64)    ld.global.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4];
+    store16         (u64,q)   st.global.v4.u32 [$0], {$1,$2,$3,$4};
+    store16_stream  (u64,q)   st.global.L1::no_allocate.v4.u32 [$0], {$1,$2,$3,$4};
+    prefetch        (u64)     prefetch.global.L2 [$0];
+    """)
+_nc = "load16_nc  q(u64)  ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {$0,$1,$2,$3}, [$4];"
+_table(_nc, effect="reads")
 
 
 # ---------------------------------------------------------------- strong accesses, atomics, fences
@@ -101,101 +115,57 @@ _strong("atomic_max_{o}_{s}_{t}", _max, True, 1, "relaxed", FAR)
 _strong("atomic_or_{o}_{s}_{t}", _or, True, 1, "relaxed", FAR, ("u32",))
 _cas = ATOMIC + "cas.{b} $0, [$1], $2, $3;"
 _strong("atomic_cas_{o}_{s}_{t}", _cas, True, 2, "relaxed acq_rel", FAR, ("i32", "u64"))
-for _scope in ("cta", "gpu", "sys"):
-    _op("fence_acq_rel_" + _scope, "fence.acq_rel.%s;" % _scope, None, [])
-# four words; each is accessed at once, but not the 16 bytes together
-_op("load16_relaxed_sys", "ld.relaxed.sys.global.v4.u32 {$0,$1,$2,$3}, [$4];", Q, [u64])
-_op("store16_relaxed_sys", "st.relaxed.sys.global.v4.u32 [$0], {$1,$2,$3,$4};", None, [u64] + Q)
+# load16 and store16: four words; each is accessed at once, but not the 16 bytes together
+_table("""
+    fence_acq_rel_cta   ()       fence.acq_rel.cta;
+    fence_acq_rel_gpu   ()       fence.acq_rel.gpu;
+    fence_acq_rel_sys   ()       fence.acq_rel.sys;
+    load16_relaxed_sys  q(u64)   ld.relaxed.sys.global.v4.u32 {$0,$1,$2,$3}, [$4];
+    store16_relaxed_sys (u64,q)  st.relaxed.sys.global.v4.u32 [$0], {$1,$2,$3,$4};
+    """)
 
 # ---------------------------------------------------------------- block and warp
-TRUE = "{ .reg .pred p; setp.ne.s32 p, $1, 0; "  # p = the argument is not 0
-_block = partial(_op, convergent=True)
-_warp = partial(_block, effect="volatile")
-_block("syncthreads", "bar.sync 0;", None, [])
-_block("syncthreads_or", TRUE + "bar.red.or.pred p, 0, p; selp.s32 $0, 1, 0, p; }", i32, [i32])
-_block("syncthreads_count", TRUE + "bar.red.popc.u32 $0, 0, p; }", i32, [i32])
-_block("syncwarp", "bar.warp.sync 0xffffffff;", None, [])
-_enter("shfl_idx", shuffle("shfl_idx", "shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;"))
-_enter("shfl_xor", shuffle("shfl_xor", "shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;"))
-_enter("shfl_up", shuffle("shfl_up", "shfl.sync.up.b32 $0, $1, $2, 0x0, 0xffffffff;"))
-_enter("shfl_down", shuffle("shfl_down", "shfl.sync.down.b32 $0, $1, $2, 0x1f, 0xffffffff;"))
-_warp("ballot", TRUE + "vote.sync.ballot.b32 $0, p, 0xffffffff; }", u32, [i32])
-_warp("match_any", "match.any.sync.b32 $0, $1, 0xffffffff;", u32, [i32])
-_warp("any_lane", TRUE + "vote.sync.any.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }", i32, [i32])
-_warp(
-    "all_lanes", TRUE + "vote.sync.all.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }", i32, [i32]
+_TRUE = "{ .reg .pred p; setp.ne.s32 p, $1, 0; "  # p = the argument is not 0
+_table(
+    f"""
+    syncthreads        ()        bar.sync 0;
+    syncthreads_or     i32(i32)  {_TRUE}bar.red.or.pred p, 0, p; selp.s32 $0, 1, 0, p; }}
+    syncthreads_count  i32(i32)  {_TRUE}bar.red.popc.u32 $0, 0, p; }}
+    syncwarp           ()        bar.warp.sync 0xffffffff;
+    """,
+    convergent=True,
 )
-_warp("warp_broadcast_i32", "shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;", i32, [i32, i32])
-_warp(
-    "warp_broadcast_u64",
-    "{ .reg .b32 lo, hi; mov.b64 {lo, hi}, $1; shfl.sync.idx.b32 lo, lo, $2, 0x1f, 0xffffffff; "
-    "shfl.sync.idx.b32 hi, hi, $2, 0x1f, 0xffffffff; mov.b64 $0, {lo, hi}; }",
-    u64,
-    [u64, i32],
+for _name, _text in {"idx": "idx", "xor": "bfly", "up": "up", "down": "down"}.items():
+    _clamp = "0x0" if _name == "up" else "0x1f"
+    _text = "shfl.sync.%s.b32 $0, $1, $2, %s, 0xffffffff;" % (_text, _clamp)
+    INTRINSICS["shfl_" + _name] = shuffle("shfl_" + _name, _text)
+_table(
+    f"""
+    ballot                 u32(i32)      {_TRUE}vote.sync.ballot.b32 $0, p, 0xffffffff; }}
+    match_any              u32(i32)      match.any.sync.b32 $0, $1, 0xffffffff;
+    any_lane               i32(i32)      {_TRUE}vote.sync.any.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }}
+    all_lanes              i32(i32)      {_TRUE}vote.sync.all.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; }}
+    warp_broadcast_i32     i32(i32,i32)  shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;
+    warp_broadcast_u64     u64(u64,i32)  {{ .reg .b32 lo, hi; mov.b64 {{lo, hi}}, $1; """
+    """shfl.sync.idx.b32 lo, lo, $2, 0x1f, 0xffffffff; shfl.sync.idx.b32 hi, hi, $2, 0x1f, 0xffffffff; """
+    f"""mov.b64 $0, {{lo, hi}}; }}
+    warp_sum_i32           i32(i32)      redux.sync.add.s32 $0, $1, 0xffffffff;
+    warp_inclusive_sum_i32 i32(i32)      {{ .reg .s32 s, t; .reg .pred p; mov.s32 s, $1; {SCAN} mov.s32 $0, s; }}
+    warp_max_f32           f32(f32)      {{ .reg .f32 m, t; mov.f32 m, $1; {MAX} mov.f32 $0, m; }}
+    elect_one              i32()         {{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.s32 $0, 1, 0, p; }}
+    """,
+    convergent=True,
+    effect="volatile",
 )
-_warp(
-    "warp_sum_i32",
-    "redux.sync.add.s32 $0, $1, 0xffffffff;",
-    i32,
-    [i32],
-    below=(
-        (8, 0),
-        (
-            "{ .reg .s32 s, t; mov.s32 s, $1; "
-            + " ".join(
-                "shfl.sync.bfly.b32 t, s, %d, 0x1f, 0xffffffff; add.s32 s, s, t;" % d
-                for d in (16, 8, 4, 2, 1)
-            )
-            + " mov.s32 $0, s; }"
-        ),
-    ),
-)
-_warp(
-    "warp_inclusive_sum_i32",
-    "{ .reg .s32 s, t; .reg .pred p; mov.s32 s, $1; "
-    + " ".join(
-        "shfl.sync.up.b32 t|p, s, %d, 0x0, 0xffffffff; @p add.s32 s, s, t;" % d
-        for d in (1, 2, 4, 8, 16)
-    )
-    + " mov.s32 $0, s; }",
-    i32,
-    [i32],
-)
-_warp(
-    "warp_max_f32",
-    "{ .reg .f32 m, t; mov.f32 m, $1; "
-    + " ".join(
-        "shfl.sync.bfly.b32 t, m, %d, 0x1f, 0xffffffff; max.f32 m, m, t;" % d
-        for d in (16, 8, 4, 2, 1)
-    )
-    + " mov.f32 $0, m; }",
-    f32,
-    [f32],
-)
-_number("popc", "popc.b32 $0, $1;", i32, [u32])
-_number(
-    "ffs", "{ .reg .u32 t; brev.b32 t, $1; bfind.shiftamt.u32 t, t; add.s32 $0, t, 1; }", i32, [u32]
-)
-_number("clz", "clz.b32 $0, $1;", i32, [u32])
 
 # ---------------------------------------------------------------- shared memory
 shared_array = cuda.shared.array
 register_global(shared_array, types.Function(Cuda_shared_array))
-_enter("shared_array", shared_array)
-_enter(
-    "shared_addr",
-    on_array("shared_addr", "{ .reg .u64 t; cvta.to.shared.u64 t, $1; cvt.u32.u64 $0, t; }", u32),
-)
-_enter(
-    "shared_add_i32",
-    on_array(
-        "shared_add_i32",
-        "{ .reg .u64 t; cvta.to.shared.u64 t, $1; atom.relaxed.cta.shared.add.s32 $0, [t], $2; }",
-        i32,
-        [i32, i32],
-    ),
-)
-_shared_addr = INTRINSICS["shared_addr"]
+INTRINSICS["shared_array"] = shared_array
+_text = "{ .reg .u64 t; cvta.to.shared.u64 t, $1; cvt.u32.u64 $0, t; }"
+INTRINSICS["shared_addr"] = _shared_addr = on_array("shared_addr", _text, u32)
+_text = "{ .reg .u64 t; cvta.to.shared.u64 t, $1; atom.relaxed.cta.shared.add.s32 $0, [t], $2; }"
+INTRINSICS["shared_add_i32"] = on_array("shared_add_i32", _text, i32, [i32, i32])
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -207,52 +177,49 @@ def dynamic_shared():
     return _shared_addr(cuda.shared.array(0, types.uint8, 128))
 
 
-_enter("dynamic_shared", dynamic_shared)
+INTRINSICS["dynamic_shared"] = dynamic_shared
 for _t in ("i32", "u32", "u64", "f32"):
     _op("shared_load_" + _t, "ld.shared.%s $0, [$1];" % PTX_TYPE[_t], VALUE_TYPE[_t], [u32])
     _op("shared_store_" + _t, "st.shared.%s [$0], $1;" % PTX_TYPE[_t], None, [u32, VALUE_TYPE[_t]])
-_op("shared_load16", "ld.shared.v4.u32 {$0,$1,$2,$3}, [$4];", Q, [u32])
-_op("shared_store16", "st.shared.v4.u32 [$0], {$1,$2,$3,$4};", None, [u32] + Q)
+_table("""
+    shared_load16   q(u32)   ld.shared.v4.u32 {$0,$1,$2,$3}, [$4];
+    shared_store16  (u32,q)  st.shared.v4.u32 [$0], {$1,$2,$3,$4};
+    """)
 
-# ---------------------------------------------------------------- time
-_op("globaltimer", "mov.u64 $0, %globaltimer;", u64, [])
-_op("clock", "mov.u64 $0, %clock64;", u64, [])
-_op("nanosleep", "nanosleep.u32 $0;", None, [u32])
-
-# ---------------------------------------------------------------- numbers
-_number("f32_as_u32", "mov.b32 $0, $1;", u32, [f32])
-_number("u32_as_f32", "mov.b32 $0, $1;", f32, [u32])
-_number("bf16_lo", "{ .reg .b32 t; shl.b32 t, $1, 16; mov.b32 $0, t; }", f32, [u32])
-_number("bf16_hi", "{ .reg .b32 t; and.b32 t, $1, 0xffff0000; mov.b32 $0, t; }", f32, [u32])
-_number(
-    "pack_bf16x2", "cvt.rn.bf16x2.f32 $0, $2, $1;", u32, [f32, f32], below=((8, 0), casts.BF16X2)
+# ---------------------------------------------------------------- numbers and bits: functions of registers alone
+_E4M3 = (
+    "{ .reg .b16 t, l, h; .reg .b32 w; cvt.u16.u32 t, $1; cvt.rn.f16x2.e4m3x2 w, t; "
+    "mov.b32 {l, h}, w; cvt.f32.f16 $0, %s; }"
 )
-_number("f16_lo", "{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, l; }", f32, [u32])
-_number("f16_hi", "{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, h; }", f32, [u32])
-_number("pack_f16x2", "cvt.rn.f16x2.f32 $0, $2, $1;", u32, [f32, f32], below=((8, 0), casts.F16X2))
-_number(
-    "pack_e4m3x2",
-    "{ .reg .b16 t; cvt.rn.satfinite.e4m3x2.f32 t, $2, $1; cvt.u32.u16 $0, t; }",
-    u32,
-    [f32, f32],
-    below=((8, 9), casts.E4M3X2),
+_table(
+    f"""
+    popc         i32(u32)          popc.b32 $0, $1;
+    ffs          i32(u32)          {{ .reg .u32 t; brev.b32 t, $1; bfind.shiftamt.u32 t, t; add.s32 $0, t, 1; }}
+    clz          i32(u32)          clz.b32 $0, $1;
+    f32_as_u32   u32(f32)          mov.b32 $0, $1;
+    u32_as_f32   f32(u32)          mov.b32 $0, $1;
+    bf16_lo      f32(u32)          {{ .reg .b32 t; shl.b32 t, $1, 16; mov.b32 $0, t; }}
+    bf16_hi      f32(u32)          {{ .reg .b32 t; and.b32 t, $1, 0xffff0000; mov.b32 $0, t; }}
+    pack_bf16x2  u32(f32,f32)      cvt.rn.bf16x2.f32 $0, $2, $1;
+    f16_lo       f32(u32)          {{ .reg .b16 l, h; mov.b32 {{l, h}}, $1; cvt.f32.f16 $0, l; }}
+    f16_hi       f32(u32)          {{ .reg .b16 l, h; mov.b32 {{l, h}}, $1; cvt.f32.f16 $0, h; }}
+    pack_f16x2   u32(f32,f32)      cvt.rn.f16x2.f32 $0, $2, $1;
+    pack_e4m3x2  u32(f32,f32)      {{ .reg .b16 t; cvt.rn.satfinite.e4m3x2.f32 t, $2, $1; cvt.u32.u16 $0, t; }}
+    e4m3_lo      f32(u32)          {_E4M3 % "l"}
+    e4m3_hi      f32(u32)          {_E4M3 % "h"}
+    mul_rn       f32(f32,f32)      mul.rn.f32 $0, $1, $2;
+    add_rn       f32(f32,f32)      add.rn.f32 $0, $1, $2;
+    sub_rn       f32(f32,f32)      sub.rn.f32 $0, $1, $2;
+    div_rn       f32(f32,f32)      div.rn.f32 $0, $1, $2;
+    fma_rn       f32(f32,f32,f32)  fma.rn.f32 $0, $1, $2, $3;
+    max_f32      f32(f32,f32)      max.f32 $0, $1, $2;
+    min_f32      f32(f32,f32)      min.f32 $0, $1, $2;
+    abs_f32      f32(f32)          abs.f32 $0, $1;
+    ex2_approx   f32(f32)          ex2.approx.f32 $0, $1;
+    """,
+    on_host=True,
+    effect="none",
 )
-for _name, _half, _shift in (("e4m3_lo", "l", 0), ("e4m3_hi", "h", 8)):
-    _number(
-        _name,
-        "{ .reg .b16 t, l, h; .reg .b32 w; cvt.u16.u32 t, $1; cvt.rn.f16x2.e4m3x2 w, t; mov.b32 {l, h}, w; "
-        "cvt.f32.f16 $0, %s; }" % _half,
-        f32,
-        [u32],
-        below=((8, 9), casts.from_e4m3(_shift)),
-    )
-for _name in ("mul", "add", "sub", "div"):
-    _number(_name + "_rn", "%s.rn.f32 $0, $1, $2;" % _name, f32, [f32, f32])
-_number("fma_rn", "fma.rn.f32 $0, $1, $2, $3;", f32, [f32, f32, f32])
-_number("max_f32", "max.f32 $0, $1, $2;", f32, [f32, f32])
-_number("min_f32", "min.f32 $0, $1, $2;", f32, [f32, f32])
-_number("abs_f32", "abs.f32 $0, $1;", f32, [f32])
-_number("ex2_approx", "ex2.approx.f32 $0, $1;", f32, [f32])
 _f32 = INTRINSICS["f32"]
 
 
@@ -262,36 +229,29 @@ def exp(a):
     return _f32(math.exp(_f32(a)))
 
 
-_enter("exp", exp)
+INTRINSICS["exp"] = exp
 
-# ---------------------------------------------------------------- Hopper
-_op("mbar_init", "mbarrier.init.shared::cta.b64 [$0], $1;", None, [u32, u32])
-_op("mbar_expect_tx", "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", None, [u32, u32])
-_op("mbar_arrive", "mbarrier.arrive.shared::cta.b64 _, [$0];", None, [u32])
-_op(
-    "mbar_try_wait",
-    "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; selp.s32 $0, 1, 0, p; }",
-    i32,
-    [u32, u32],
+# ---------------------------------------------------------------- time, Hopper
+_BULK = "complete_tx::bytes [$0], [$1], $2, [$3];"
+_table(
+    f"""
+    globaltimer        u64()              mov.u64 $0, %globaltimer;
+    clock              u64()              mov.u64 $0, %clock64;
+    nanosleep          (u32)              nanosleep.u32 $0;
+    mbar_init          (u32,u32)          mbarrier.init.shared::cta.b64 [$0], $1;
+    mbar_expect_tx     (u32,u32)          mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;
+    mbar_arrive        (u32)              mbarrier.arrive.shared::cta.b64 _, [$0];
+    mbar_try_wait      i32(u32,u32)       {{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; """
+    f"""selp.s32 $0, 1, 0, p; }}
+    bulk_load          (u32,u64,u32,u32)  cp.async.bulk.shared::cluster.global.mbarrier::{_BULK}
+    bulk_store         (u64,u32,u32)      cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;
+    bulk_commit        ()                 cp.async.bulk.commit_group;
+    bulk_wait          ()                 cp.async.bulk.wait_group 0;
+    bulk_wait_read     ()                 cp.async.bulk.wait_group.read 0;
+    fence_proxy_async  ()                 fence.proxy.async;
+    griddep_wait       ()                 griddepcontrol.wait;
+    griddep_launch     ()                 griddepcontrol.launch_dependents;
+    """
 )
-_op(
-    "bulk_load",
-    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
-    None,
-    [u32, u64, u32, u32],
-)
-_op(
-    "bulk_store",
-    "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;",
-    None,
-    [u64, u32, u32],
-)
-_op("bulk_commit", "cp.async.bulk.commit_group;", None, [])
-_op("bulk_wait", "cp.async.bulk.wait_group 0;", None, [])
-_op("bulk_wait_read", "cp.async.bulk.wait_group.read 0;", None, [])
-_op("fence_proxy_async", "fence.proxy.async;", None, [])
-_warp("elect_one", "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.s32 $0, 1, 0, p; }", i32, [])
-_op("griddep_wait", "griddepcontrol.wait;", None, [])
-_op("griddep_launch", "griddepcontrol.launch_dependents;", None, [])
 
 DTYPES = {name: getattr(types, name) for name in ("int32", "uint32", "uint64", "float32", "uint8")}
