@@ -4,11 +4,11 @@ The kernel follows those that write the arrays, on the same stream. So the host 
 and synchronises with no stream.
 """
 
-from threading import Lock
+from threading import RLock
 
 import numpy as np
 
-from epmoe_ref.errors import PeerTimeout
+from epmoe_ref.errors import EPStateError, PeerTimeout
 
 from . import (
     SIM,
@@ -98,7 +98,7 @@ class Telling:
 
     def __init__(self, machine, rank, stream):
         self._machine, self._rank, self._stream = machine, rank, stream
-        self._one_at_a_time = Lock()  # results are looked at in any thread
+        self._one_at_a_time, self._waits = RLock(), False  # results are looked at in any thread
         self._number, self._launch, self._memory = 0, None, None
 
     def prepare(self, nbytes=STEP):
@@ -118,24 +118,37 @@ class Telling:
         """[the bytes of each array, uint8], as they are when all that is on the stream now has run.
 
         arrays: [(address, bytes, a multiple of 4)]. timeout [s]: of the calls that are waited for. Errors: PeerTimeout
-        when the stream does not get there; EPError with the name of an error of the device.
+        when the stream does not get there; EPError with the name of an error of the device;
+        EPStateError in the handler of a signal that has come while this thread waits here.
         """
-        told, at = [], HEADER
         with self._one_at_a_time:
-            self.prepare(HEADER + sum(nbytes for _, nbytes in arrays))
-            for i in range(0, len(arrays), MOST_ARRAYS):
-                words = [0] * (2 * MOST_ARRAYS)
-                for j, (address, nbytes) in enumerate(arrays[i : i + MOST_ARRAYS]):
-                    words[2 * j : 2 * j + 2] = address, nbytes // 4
-                self._number += 1
-                to = self._memory.address
-                self._launch.start(to, self._number, to + at, *words)
-                at += 4 * sum(words[1::2])
-            self._wait(MOST_WAITS * timeout + PATIENCE)
-            at = HEADER
-            for _, nbytes in arrays:
-                told.append(self._bytes[at : at + nbytes].copy())
-                at += nbytes
+            if self._waits:
+                raise EPStateError(
+                    f"rank {self._rank}: trimmed() was called while it waits in this same thread, by the handler of a "
+                    "signal: let the handler set a flag, and call trimmed() when the first has returned"
+                )
+            self._waits = True
+            try:
+                return self._tell(arrays, timeout)
+            finally:
+                self._waits = False
+
+    def _tell(self, arrays, timeout):
+        self.prepare(HEADER + sum(nbytes for _, nbytes in arrays))
+        told, at = [], HEADER
+        for i in range(0, len(arrays), MOST_ARRAYS):
+            words = [0] * (2 * MOST_ARRAYS)
+            for j, (address, nbytes) in enumerate(arrays[i : i + MOST_ARRAYS]):
+                words[2 * j : 2 * j + 2] = address, nbytes // 4
+            self._number += 1
+            to = self._memory.address
+            self._launch.start(to, self._number, to + at, *words)
+            at += 4 * sum(words[1::2])
+        self._wait(MOST_WAITS * timeout + PATIENCE)
+        at = HEADER
+        for _, nbytes in arrays:
+            told.append(self._bytes[at : at + nbytes].copy())
+            at += nbytes
         return told
 
     def _wait(self, seconds):

@@ -105,12 +105,12 @@ def _look_at_lists(buffer, names, arguments):
 
 
 def without_rows(forms, num_rows, buffer):
-    """A form of matrices without their numbers of rows; None of one that has not num_rows."""
+    """A form of matrices without their numbers of rows; () of one that has not num_rows, None of one left out."""
     if not buffer.world_has_lists:
         forms = (forms,)
     return tuple(
         [
-            None if form is None or form[0][:1] != (n,) else (form[0][1:], *form[1:])
+            form and ((form[0][1:], *form[1:]) if form[0][:1] == (n,) else ())
             for form, n in zip(forms, num_rows)
         ]
     )

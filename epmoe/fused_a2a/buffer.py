@@ -51,7 +51,7 @@ class _Rank:
     def __init__(self, machine, rank):
         self.rank, self.arena = rank, Arena(machine, rank)
         self.words = machine.alloc(mailbox.WORDS_BYTES, "rows words", rank)
-        self.scratch = None  # columns of the layout
+        self.scratch, self.retired = None, []  # columns of the layout, also of fewer experts
         self.heap = Heap(machine, None, 0, 0)
 
 
@@ -181,7 +181,7 @@ class Buffer:
         n_columns, blocks = n_ranks * (1 + n_local_experts), self.launches.most_blocks
         for r in self.ranks:
             if r.scratch is not None:
-                r.scratch.free()
+                r.retired.append(r.scratch)  # captured graphs write there
             # columns [blocks, n_columns] uint64
             r.scratch = self.machine.alloc(8 * n_columns * blocks, "rows layout", r.rank)
         self.initialise()
@@ -286,7 +286,8 @@ class Buffer:
     def allocated_bytes(self):
         """Bytes of one rank: control, pool, and memory of its own."""
         r = self.ranks[0]
-        own = r.words.nbytes + r.scratch.nbytes + r.arena.allocated_bytes
+        scratch = sum(memory.nbytes for memory in (r.scratch, *r.retired))
+        own = r.words.nbytes + scratch + r.arena.allocated_bytes
         return self.layout.nbytes + self.pool_layout.nbytes + own
 
     @property
@@ -457,7 +458,8 @@ class Buffer:
         self.host_words.free()
         for r in self.ranks:
             r.words.free()
-            r.scratch.free()
+            for scratch in (r.scratch, *r.retired):
+                scratch.free()
             r.arena.close()
         pool = [] if self._pool is None else [(self._pool, self._heaps())]
         for memory, heaps in [*self._retired, (self._control, {}), *pool]:

@@ -48,7 +48,7 @@ class ReturnPlan:
         if not is_exact:
             return given, (*forms, handle.form, handle.capacity)
         num_rows = handle.num_rows
-        forms = [form and arguments.without_rows(form, num_rows, buffer) for form in forms]
+        forms = [f and arguments.without_rows(f, num_rows, buffer) for f in forms]
         return given, (*forms, handle.form)
 
     def _want_room(self, capacity):

@@ -284,7 +284,8 @@ def _from_device(a, what):
 
 
 def _peek_device(a, what):
-    return a._field.form, a._owner.base + a._field.offset, a
+    loan, field = a._owner, a._field
+    return (*field.form, loan.lender.machine.ordinal), loan.base + field.offset, a
 
 
 def _peek_torch(t, what):

@@ -12,6 +12,7 @@ import pytest
 from epmoe import device
 from epmoe.device import ld_acquire_sys_u64, load_u32, store_u32, thread_idx, u32, u64
 from epmoe.device.telling import HEADER, THREADS, Telling, tell_host
+from epmoe_ref.errors import EPStateError
 
 ON_BOTH = pytest.mark.parametrize("on", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
 SIZES = 1, 40, 7  # words of the arrays
@@ -52,6 +53,26 @@ def test_what_was_written_before_is_told(n_arrays, on):
         told = telling.tell(arrays, 30.0)
         want = [list(range(first + 256 * i, first + 256 * i + n)) for i, n in enumerate(sizes)]
         assert [a.view(np.uint32).tolist() for a in told] == want
+    telling.free()
+    buffer.free()
+
+
+def test_the_handler_of_a_signal_may_not_ask_while_its_thread_waits(monkeypatch):
+    machine = device.machine(1)
+    telling, buffer = Telling(machine, 0, machine.stream(0)), machine.alloc(64, "numbers")
+    buffer.write(np.arange(16, dtype=np.uint32))
+    array, wait, refused = (buffer.address, 16), telling._wait, []
+
+    def interrupted(seconds):
+        with pytest.raises(EPStateError, match="rank 0: trimmed.. .* handler of a signal") as error:
+            telling.tell([array], 30.0)
+        refused.append(error.value)
+        wait(seconds)
+
+    monkeypatch.setattr(telling, "_wait", interrupted)
+    assert telling.tell([array], 30.0)[0].view(np.uint32).tolist() == [0, 1, 2, 3]
+    monkeypatch.undo()
+    assert refused and len(telling.tell([array], 30.0)) == 1
     telling.free()
     buffer.free()
 

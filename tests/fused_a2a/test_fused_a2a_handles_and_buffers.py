@@ -49,6 +49,18 @@ def test_results_and_handles_survive_growth():
     )
 
 
+def test_memory_that_a_graph_may_write_to_is_freed_with_the_buffer_alone():
+    group = group_of(2)
+    buffer, freed = fused_a2a.get_buffer(group, 0), []
+    before = [r.scratch for r in buffer.ranks]
+    for memory in before:
+        memory.free = lambda memory=memory, free=memory.free: (freed.append(memory), free())
+    buffer.want_experts(2 * buffer.n_local_experts, dict(call="a larger one"))
+    assert [r.scratch for r in buffer.ranks] != before and not freed
+    buffer.close()
+    assert freed == before
+
+
 @pytest.mark.parametrize("source", [0, 1])
 def test_a_rank_may_get_back_more_rows_than_any_rank_has_ever_received(source):
     """As many tokens go to a rank as before, and no more; but all of them are one rank's, and go to both."""
@@ -71,6 +83,19 @@ def test_the_most_tokens_of_a_rank_are_remembered_also_where_all_rows_have_room(
         tokens(rng, (0, 7), 8), ids, [a.astype(np.float32) for a in ids], 4, group
     )
     assert fused_a2a.get_buffer(group, 0).max_tokens == 7
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_gradients_with_wrong_numbers_of_rows_are_not_taken_as_left_out(n_ranks):
+    group, rng = group_of(n_ranks, knows_all_ranks=False), np.random.default_rng(5)
+    (*_, handle), (*_, known) = dispatched(group, rng, (4, 3)[:n_ranks])
+    rows, ctx = tokens(rng, known.num_rows, 8), fused_a2a.Context()
+    ctx.group, ctx.handle = group, handle
+    for _ in range(2):  # the second is done by the plan of the first, when memory has grown
+        assert fused_a2a.FusedDispatch.backward(ctx, rows, None, None, None, None)[2] is None
+    wrong = [np.zeros((n + 1, 2), np.float32) for n in known.num_rows]
+    with pytest.raises(EPValueError, match="probs of grad_output of rank 0 has . rows, . are need"):
+        fused_a2a.FusedDispatch.backward(ctx, rows, None, wrong, None, None)
 
 
 def test_results_that_are_kept_are_not_written_again():

@@ -11,7 +11,7 @@ import pytest
 from worlds_at_hand import BF16, batch, config, parallel
 
 from epmoe import DeviceArray, EPValueError
-from epmoe.host.arrays import Field, first, to_numpy, view
+from epmoe.host.arrays import Field, first, peek, to_numpy, view
 
 
 class WithDlpack:
@@ -177,3 +177,14 @@ def test_tensors_without_plain_memory_are_refused(kind):
     t = torch.zeros(2, 2, device="meta") if kind == "meta" else torch.zeros(2, 2).to_sparse()
     with pytest.raises(EPValueError, match="weights is a tensor with layout .* give a dense one"):
         view(t, "weights")
+
+
+def test_forms_of_device_arrays_differ_by_gpu():
+    forms = set()
+    for ordinal in (0, 1):
+        machine = SimpleNamespace(ordinal=ordinal)
+        loan = SimpleNamespace(base=256, lender=SimpleNamespace(machine=machine))
+        form, address, _ = peek(DeviceArray(loan, Field((2, 3), np.float32, 64)), "x")
+        assert address == 320 and form[:3] == ((2, 3), np.float32, None)
+        forms.add(form)
+    assert len(forms) == 2
