@@ -1,11 +1,10 @@
 """FusedDispatch and FusedCombine under autograd."""
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from epmoe import fused_a2a
 from epmoe.torch.gradients import completed, given_to, refuse_gradients, remember
-from epmoe.torch.over_ranks import WorldFunction, leaves_of
+from epmoe.torch.over_ranks import WorldFunction, leaves_of, once
 from epmoe.torch.process_group import world_of
 from epmoe.torch.streams import in_stream_order
 from epmoe.torch.tensors import readable
@@ -64,7 +63,7 @@ class FusedDispatch(WorldFunction):
         return _recorded(ctx, FusedDispatch.plain, *given, async_finish, allocate_on_comm_stream)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(
         ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
     ):
@@ -99,7 +98,7 @@ class FusedDispatchOnDevice(WorldFunction):
         return _recorded(ctx, plain, x, token_indices, token_probs, num_experts, group)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(
         ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
     ):
@@ -126,7 +125,7 @@ class FusedCombine(WorldFunction):
         return FusedCombine.plain(x, group, handle, async_finish, allocate_on_comm_stream)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, grad_output, previous_event=None):
         """Gradients of forward's arguments: x first, None otherwise."""
         given = readable("grad_output", grad_output)

@@ -1,12 +1,10 @@
 """HybridEPDispatch and HybridEPCombine under autograd."""
 
-from torch.autograd.function import once_differentiable
-
 from epmoe import fused_a2a
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
-from epmoe.fused_a2a.hybrid_ep import hybrid_handle
+from epmoe.fused_a2a.handles import HybridHandle, handle_of
 from epmoe.torch.gradients import completed, given_to, refuse_gradients, remember
-from epmoe.torch.over_ranks import WorldFunction, leaves_of
+from epmoe.torch.over_ranks import WorldFunction, leaves_of, once
 from epmoe.torch.process_group import world_of
 from epmoe.torch.streams import in_stream_order
 from epmoe.torch.tensors import readable, tensors
@@ -58,7 +56,7 @@ class HybridEPDispatch(WorldFunction):
         return made
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, grad_x, grad_probs, grad_scaling_factor, grad_tokens_per_expert, grad_handle):
         """Gradients of forward's nine arguments: x first, probs third, None otherwise."""
         rows, probs = given_to(ctx, "grad_x", grad_x, "grad_probs", grad_probs)
@@ -76,7 +74,7 @@ class HybridEPCombine(WorldFunction):
     @staticmethod
     def plain(x, handle, *options):
         """What forward returns, where no gradient is wanted."""
-        group, given = hybrid_handle(handle).group, readable("x", x)
+        group, given = handle_of(HybridHandle, handle).group, readable("x", x)
         return in_stream_order(group, fused_a2a.hybrid_ep_combine, given, handle, *options)
 
     @staticmethod
@@ -87,7 +85,7 @@ class HybridEPCombine(WorldFunction):
         return made
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, grad_x):
         """Gradients of forward's arguments: x first, None otherwise."""
         given = readable("grad_x", grad_x)

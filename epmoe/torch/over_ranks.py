@@ -5,8 +5,26 @@ _OverRanks gets the leaves, gives the lists to the Function's own forward, and r
 backward goes the same way with gradients.
 """
 
+import functools
+
 import torch
+from torch import Tensor, is_grad_enabled
 from torch.autograd.function import once_differentiable
+from torch.compiler import is_dynamo_compiling
+
+# Function.apply is Python that looks for transforms of torch.func, and takes the host 2 us where there are none
+_has_transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+
+
+def once(backward):
+    """once_differentiable, without its 4 us in a backward of which autograd records no gradients."""
+    checked = once_differentiable(backward)
+
+    @functools.wraps(backward)
+    def run(ctx, *gradients):
+        return (checked if is_grad_enabled() else backward)(ctx, *gradients)
+
+    return run
 
 
 class WorldFunction(torch.autograd.Function):
@@ -23,12 +41,16 @@ class WorldFunction(torch.autograd.Function):
 
         Where no gradient is wanted, plain(*arguments): autograd would take the host more than 10 us a call.
         """
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             return cls._apply_uncompiled(*arguments)
-        if not (torch.is_grad_enabled() and any_gradient(arguments[: cls.n_tensors])):
+        if not (is_grad_enabled() and any_gradient(arguments[: cls.n_tensors])):
             return cls.plain(*arguments)
-        if not any(isinstance(a, (list, tuple)) for a in arguments):
-            return super().apply(*arguments)
+        for one in arguments:
+            if isinstance(one, (list, tuple)):
+                break
+        else:
+            above = WorldFunction if _has_transforms() else torch.autograd.Function
+            return super(above, cls).apply(*arguments)
         call = _Call(cls, shape_of(arguments))
         results = call.results_of(_OverRanks.apply(call, *leaves_of(arguments)))
         return results if call.several else results[0]
@@ -67,7 +89,7 @@ class _OverRanks(torch.autograd.Function):
         return call.leaves(call.function.forward(ctx, *call.arguments.filled(leaves)))
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, *gradients):
         call = ctx.call
         of_arguments = call.function.backward(ctx, *call.results_of(gradients))
@@ -119,7 +141,7 @@ def leaves_of(value):
 def any_gradient(given):
     """Whether a tensor in lists and tuples requires a gradient."""
     for one in given:
-        if isinstance(one, torch.Tensor):
+        if isinstance(one, Tensor):
             if one.requires_grad:
                 return True
         elif isinstance(one, (list, tuple)) and any_gradient(one):

@@ -118,6 +118,17 @@ def test_checkpoints_run_forward_twice(group, draw, use_reentrant):
         assert_gradients(function, x, goes, probs, out, gradient)
 
 
+def test_second_gradients_and_transforms_are_refused(group, draw):
+    for function, x, goes, probs in cases(draw):
+        x.requires_grad_()
+        out = function(group, x, goes, probs)
+        (gradient,) = torch.autograd.grad(out.float().square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            gradient.float().sum().backward()
+        with pytest.raises(RuntimeError, match="setup_context"):
+            torch.func.grad(lambda x: function(group, x, goes, probs).float().sum())(x.detach())
+
+
 def test_compiled_models_may_call_them(group, draw):
     for function, x, goes, probs in cases(draw):
         x.requires_grad_(), probs.requires_grad_()
