@@ -76,7 +76,7 @@ def look(buffer, names, arguments):
     """([(addresses, arrays) of each rank], [form of each argument]).
 
     address: None of an array that must be placed first. form: all that decides how calls with it are made, of all
-    ranks; None of an argument that is left out.
+    ranks; None (for each rank) of an argument that is left out.
     """
     if buffer.world_has_lists:
         return _look_at_lists(buffer, names, arguments)
@@ -290,3 +290,12 @@ def same_num_rows(buffer, given, num_rows):
                 f"num_permuted_tokens={number} for rank {r.rank}, whose handle has {rows} rows: leave "
                 "it out, or give what the dispatch returned"
             )
+
+
+def handle_of(kind, maker, handle):
+    """The handle, if the matching dispatch made it."""
+    if not isinstance(handle, kind):
+        raise EPValueError(
+            f"handle is a {type(handle).__name__}; the handle that {maker}.forward returned is needed"
+        )
+    return handle

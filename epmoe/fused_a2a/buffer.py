@@ -6,6 +6,7 @@ import numpy as np
 
 from epmoe import device
 from epmoe.device.telling import MOST_WAITS, PATIENCE, HostWords
+from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.calls import Calls, as_called
 from epmoe.fused_a2a.launches import Launches, at, fill
 from epmoe.fused_a2a.pool import PoolLayout
@@ -53,6 +54,17 @@ class _Rank:
         self.words = machine.alloc(mailbox.WORDS_BYTES, "rows words", rank)
         self.scratch, self.retired = None, []  # columns of the layout, also of fewer experts
         self.heap = Heap(machine, None, 0, 0)
+
+
+class Told:
+    """What a dispatch told the host of one rank: whether there was room, tokens by rank, counts [R, R], by expert."""
+
+    def __init__(self, n_ranks, words, tokens_per_expert):
+        self.has_room = bool(words[written.HAS_ROOM])
+        self.padded_rows = int(words[written.PADDED_ROWS])
+        self.tokens = words[written.TOKENS : written.TOKENS + n_ranks]
+        self.counts = words[written.TOKENS + n_ranks :].reshape(n_ranks, n_ranks).astype(np.int64)
+        self.tokens_per_expert = tokens_per_expert
 
 
 class Buffer:
@@ -132,22 +144,24 @@ class Buffer:
         finally:
             turn.free[:] = (True,)
 
-    def planned(self, key):
-        """The plan that was entered under this key since memory has grown the last time, or None."""
+    def run(self, kind, names, arrays, options, of):
+        """A call by the plan for arrays like these, which is made if there is none: what its start() gives.
+
+        kind: the class of the plan, made by kind(buffer, names, arrays, options, of). options: what else decides about
+        it. of: the call's handle, or the group of a dispatch.
+        """
+        given, forms = arguments.look(self, names, arrays)
         if self.closed or self.failure is not None:
             self.expect_open()
+        key = kind, options, kind.decides(self, forms, of)
         plan = self._plans.get(key)
-        if plan is not None:
-            self.calls.begin(plan.facts)
-        return plan
-
-    def enter(self, key, plan):
-        """Remember a plan."""
-        if len(self._plans) >= MOST_PLANS:
-            self._plans.clear()
-        self._plans[key] = plan
+        if plan is None:
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            plan = kind(self, names, arrays, options, of)
+            self._plans[key] = plan  # the plan's own growing of memory has cleared them
         self.calls.begin(plan.facts)
-        return plan
+        return plan.start(given, of)
 
     def changed(self):
         """What plans depend on is not what it was."""
@@ -375,10 +389,11 @@ class Buffer:
         self.host_words.prepare(4 * written.told_words(self.n_ranks, n_local_experts))
 
     def told(self, n_local_experts):
-        """Of each rank here (words of info, tokens_per_expert int64 [L]), as dispatches tell them; raises as check().
+        """What a dispatch tells the host: a Told of each rank here; raises as check().
 
         The host polls its own memory. It goes on when counts are known, while rows are on their way; if some do not
-        arrive, the next call that waits raises it, as with a dispatch on the device.
+        arrive, the next call that waits raises it, as with a dispatch on the device. The most tokens of a rank are
+        remembered, also where there was room for all rows: the next call may not look.
         """
         seconds = MOST_WAITS * self._timeout + PATIENCE
         try:
@@ -397,7 +412,12 @@ class Buffer:
         words, n = [told.view(np.int32) for told in of_ranks], written.TOLD_STATUS
         self._raise_what_failed([of_rank[:n] for of_rank in words])
         info_at, end = n + 2 * n_local_experts, written.told_words(self.n_ranks, n_local_experts)
-        return [(of_rank[info_at:end], of_rank[n:info_at].view(np.int64)) for of_rank in words]
+        told = [
+            Told(self.n_ranks, of_rank[info_at:end], of_rank[n:info_at].view(np.int64))
+            for of_rank in words
+        ]
+        self.want_tokens(max(told[0].tokens.tolist()))
+        return told
 
     def _raise_what_failed(self, status):
         timeouts, bad_ids = [], []

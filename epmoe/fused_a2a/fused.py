@@ -1,9 +1,11 @@
 """FusedDispatch and FusedCombine: a token travels once to each rank that has one of its experts."""
 
-from epmoe.fused_a2a import arguments, rows
+from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.buffers import Context, buffer_of, columns, options, results
-from epmoe.fused_a2a.handles import RowsHandle, handle_of
+from epmoe.fused_a2a.rows import ARGUMENTS, CachedPlan, CombinePlan, DispatchPlan, RowsHandle
 from epmoe_ref.errors import EPValueError
+
+OF_X, OF_GRADIENT = ("x", "probs of x"), ("grad_output", "probs of grad_output")
 
 
 class FusedDispatch:
@@ -40,14 +42,12 @@ class FusedDispatch:
         """
         if allocate_on_comm_stream:
             arguments.scheduling(async_finish, allocate_on_comm_stream)
-        buffer = buffer_of(group)
-        if type(num_experts) is not int:
-            num_experts = arguments.plain("num_experts", num_experts)
-        given = buffer, x, token_indices, token_probs, num_experts, options["num_sms"], False, group
-        made, handle = buffer.call("fused_dispatch", rows.dispatch, *given)
-        ctx.group, ctx.handle = group, handle
+        made = _dispatch(
+            "fused_dispatch", (x, token_indices, token_probs), num_experts, False, group
+        )
+        ctx.group, ctx.handle = group, made[-1]
         ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
-        return (*columns(group, made), handle)
+        return made
 
     @staticmethod
     def backward(
@@ -59,9 +59,12 @@ class FusedDispatch:
         fp16, float32), rounded once. grad_token_probs is not masked: it is the exact adjoint only if the caller's
         gradient is 0 where recv_token_indices is -1. None gives None.
         """
-        buffer, handle = buffer_of(ctx.group), handle_of(RowsHandle, ctx.handle)
-        given = buffer, "grad_output", grad_output, handle, grad_token_probs, options["num_sms"]
-        grad_x, grad_probs = buffer.call("the gradient of fused_dispatch", rows.combine, *given)
+        buffer, handle = buffer_of(ctx.group), _handle(ctx.handle)
+        if arguments.absent(grad_token_probs):
+            grad_token_probs = None
+        arrays, granted = (grad_output, grad_token_probs), (options["num_sms"],)
+        call = CombinePlan, OF_GRADIENT, arrays, granted, handle
+        grad_x, grad_probs = buffer.call("the gradient of fused_dispatch", buffer.run, *call)
         probs = None if grad_probs is None else results(ctx.group, grad_probs)
         return results(ctx.group, grad_x), None, probs, None, None, None, None
 
@@ -98,16 +101,14 @@ class FusedCombine:
         """
         if allocate_on_comm_stream:
             arguments.scheduling(async_finish, allocate_on_comm_stream)
-        buffer, num_sms = buffer_of(group), options["num_sms"]
-        if type(handle) is not RowsHandle:
-            handle_of(RowsHandle, handle)
+        buffer, handle = buffer_of(group), _handle(handle)
         if handle.group is not group:
             raise EPValueError(
                 f"group is {group!r}, and the handle belongs to a dispatch over another one, "
                 f"{handle.group!r}: rows go back over the group that they came by; pass that one"
             )
-        given = buffer, "x", x, handle, None, num_sms
-        combined, _ = buffer.call("fused_combine", rows.combine, *given)
+        call = CombinePlan, OF_X, (x, None), (options["num_sms"],), handle
+        combined, _ = buffer.call("fused_combine", buffer.run, *call)
         ctx.group, ctx.handle = group, handle
         ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
         return combined if group.lists else combined[0], None
@@ -118,12 +119,10 @@ class FusedCombine:
 
         previous_event: the gradient of forward's second result, None; it changes nothing.
         """
-        group, handle, num_sms = ctx.group, ctx.handle, options["num_sms"]
-        if type(handle) is not RowsHandle:
-            handle_of(RowsHandle, handle)
+        group, handle = ctx.group, _handle(ctx.handle)
         buffer = buffer_of(group)
-        given = buffer, "grad_output", grad_output, handle, num_sms
-        made = buffer.call("the gradient of fused_combine", rows.cached_dispatch, *given)
+        call = CachedPlan, OF_GRADIENT[:1], (grad_output,), (options["num_sms"],), handle
+        made = buffer.call("the gradient of fused_combine", buffer.run, *call)
         return made if group.lists else made[0], None, None, None, None
 
 
@@ -157,12 +156,27 @@ def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
     before must be larger on all ranks. The handle serves fused_combine and the gradients, with arrays of as many rows;
     all of it can be captured in a graph.
     """
+    given = x, token_indices, token_probs
+    return _dispatch("fused_dispatch_on_device", given, num_experts, True, group)
+
+
+def _dispatch(name, given, num_experts, on_device, group):
+    """(recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle)."""
+    (x, token_indices, token_probs), scales, buffer = given, None, buffer_of(group)
     if type(num_experts) is not int:
         num_experts = arguments.plain("num_experts", num_experts)
-    buffer, num_sms = buffer_of(group), options["num_sms"]
-    given = buffer, x, token_indices, token_probs, num_experts, num_sms, True, group
-    made, handle = buffer.call("fused_dispatch_on_device", rows.dispatch, *given)
+    if isinstance(x, (list, tuple)):
+        x, scales = arguments.values_and_scales(buffer, "x", x)
+    arrays = x, token_indices, token_probs, scales
+    call = DispatchPlan, ARGUMENTS, arrays, (num_experts, options["num_sms"], on_device), group
+    made, handle = buffer.call(name, buffer.run, *call)
     return (*columns(group, made), handle)
+
+
+def _handle(handle):
+    if type(handle) is RowsHandle:
+        return handle
+    return arguments.handle_of(RowsHandle, "FusedDispatch", handle)
 
 
 def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=False):

@@ -10,10 +10,8 @@ import numpy as np
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import BF16, E4M3, FP8_GROUP, FP16, FP32
 from epmoe.fused_a2a.expanding import RESULTS, ExpertRows, StagingArea, staged_bytes
-from epmoe.fused_a2a.handles import HybridHandle, memory_of
-from epmoe.fused_a2a.launches import RankCall, at, borrowed, places
+from epmoe.fused_a2a.launches import RankCall, at, borrowed, handle_memory, places
 from epmoe.fused_a2a.returning import ReturnPlan
-from epmoe.fused_a2a.rows import told_by
 from epmoe.host.lending import Arrangement
 from epmoe.kernels.rows import dispatch_kernel, expand_kernel, resend_kernel
 from epmoe.kernels.rows.few import places as bits_by_expert
@@ -32,23 +30,51 @@ EXPERT_ROW = {"expert_row": "expert_row"}
 NO_LIMIT = 2**31 - 1
 
 
-class DispatchPlan:
-    """Dispatches of these shapes and options; arguments: HybridEPDispatch.forward."""
+class HybridHandle:
+    """The routing of one HybridEPDispatch.forward, for any number of combines and cached dispatches.
 
-    def __init__(
-        self,
-        buffer,
-        x,
-        routing_map,
-        probs,
-        num_local_experts,
-        num_permuted_tokens,
-        pad_multiple,
-        fp8_dispatch,
-        p2p_world_size,
-        num_sms,
-    ):
-        self.buffer, self.num_sms, world = buffer, num_sms, buffer.world
+    It depends on the routing map and the options alone. num_tokens, num_rows: T and P of each rank of this process.
+    overflow: int32 [1], 1 if the padded rows did not all fit into P; with a LocalWorld a list over ranks. It is
+    handle[-1] too, as in the tuple that upstream's handle is, and a tensor there under torch. capacity: rows that a rank
+    receives before they are expanded, or gets back, at most. memory: as in a RowsHandle, two Loans a rank.
+    """
+
+    is_exact = True  # as in a RowsHandle
+    shown = None  # function that makes what handle[-1] is out of overflow
+
+    def __init__(self, plan, num_rows, capacity, overflow, memory, group):
+        self.num_local_experts, self.num_tokens = plan.local, plan.num_tokens
+        self.pad_multiple, self.p2p_world_size, self.num_sms = plan.pad, plan.a_world, plan.num_sms
+        self.num_rows, self.capacity, self.overflow = num_rows, capacity, overflow
+        self.memory, self.group = memory, group
+        self.form, self.most_returned = (plan.form, capacity), capacity
+
+    def __getitem__(self, index):
+        if index != -1:
+            raise IndexError(
+                f"handle[{index}]: a handle is opaque but for handle[-1], the overflow flag"
+            )
+        return self.overflow if self.shown is None else self.shown(self.overflow)
+
+
+class DispatchPlan:
+    """Dispatches of these shapes and options. arrays: ARGUMENTS of HybridEPDispatch.forward.
+
+    options: num_local_experts, num_permuted_tokens, pad_multiple, fp8_dispatch, p2p_world_size, num_sms of dispatch and
+    combine.
+    """
+
+    def __init__(self, buffer, names, arrays, options, group):
+        x, routing_map, probs = arrays
+        (
+            num_local_experts,
+            num_permuted_tokens,
+            pad_multiple,
+            fp8_dispatch,
+            p2p_world_size,
+            self.num_sms,
+        ) = options
+        self.buffer, num_sms, world = buffer, self.num_sms, buffer.world
         arguments.ranks_that_fit(world.n_ranks)
         self.local = local = arguments.local_experts(num_local_experts, world.n_ranks)
         self.pad = arguments.padding(pad_multiple, local)
@@ -109,7 +135,7 @@ class DispatchPlan:
         self.results = ExpertRows(shape, hidden, E4M3 if fp8_dispatch else dtype)
         n_ranks = buffer.n_ranks
         self.of_handle = [
-            memory_of(
+            handle_memory(
                 "hybrid handle",
                 n_ranks,
                 {
@@ -137,6 +163,11 @@ class DispatchPlan:
         self._prepare(dispatch_kernel(shape), lent, shape if self.is_one_launch else None)
         if not self.is_one_launch:
             buffer.prepare_to_be_told(local)
+
+    @staticmethod
+    def decides(buffer, forms, group):
+        """What a plan is found by, besides options."""
+        return tuple(forms)
 
     def _prepare(self, kernel, lent, expanding=None):
         """RankCalls of a kernel that sends, for the most tokens so far; lent: what each rank's borrows, besides.
@@ -197,7 +228,7 @@ class DispatchPlan:
             made, num_rows = [loans[3] for loans in lent], [self.limit] * len(lent)
             per_expert = [loan.array("tokens_per_expert") for loan in handles]
         else:
-            told = told_by(buffer, self.local)
+            told = buffer.told(self.local)
             if not told[0].has_room:
                 rows = self._send_again(launches)
             is_exact = self.limit is None
@@ -259,22 +290,6 @@ class DispatchPlan:
         return made
 
 
-def dispatch(buffer, x, routing_map, probs, group, *options):
-    """Send every token to each of its experts, rows grouped by expert: see DispatchPlan for the options.
-
-    Of each rank of this process, as lists: (dispatched_hidden, dispatched_probs, dispatched_scaling_factor,
-    tokens_per_expert); and the handle of all.
-    """
-    if arguments.absent(probs):
-        probs = None
-    given, forms = arguments.look(buffer, ARGUMENTS, (x, routing_map, probs))
-    key = "hybrid dispatch", *forms, *options
-    plan = buffer.planned(key)
-    if plan is None:
-        plan = buffer.enter(key, DispatchPlan(buffer, x, routing_map, probs, *options))
-    return plan.start(given, group)
-
-
 def same_pad(pad_multiple, handle):
     """Nothing, if pad_multiple is what the handle has."""
     if (arguments.whole("pad_multiple", pad_multiple, 0) or 1) != handle.pad_multiple:
@@ -284,11 +299,12 @@ def same_pad(pad_multiple, handle):
         )
 
 
-class _CachedPlan:
-    """Cached dispatches of tokens of this form, for handles of one form."""
+class CachedPlan:
+    """Cached dispatches: the tokens x [T, H] as rows of experts, as an earlier one placed them. options: num_sms."""
 
-    def __init__(self, buffer, name, x, handle, num_sms):
-        self.buffer, self.name = buffer, name
+    def __init__(self, buffer, names, arrays, options, handle):
+        (self.name,), (x,), (num_sms,) = names, arrays, options
+        self.buffer, name = buffer, self.name
         capacity, num_tokens = handle.capacity, handle.num_tokens
         xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=num_tokens)
         (_, hidden), dtype = xs[0].shape, xs[0].dtype
@@ -305,8 +321,13 @@ class _CachedPlan:
             for r, n in zip(buffer.ranks, num_tokens)
         ]
 
+    @staticmethod
+    def decides(buffer, forms, handle):
+        """What a plan is found by, besides options."""
+        return *forms, handle.form
+
     def start(self, given, handle):
-        """Launch: rows of experts of each rank."""
+        """Launch: rows of experts [P, H] of each rank, of x's dtype."""
         buffer, made, launches = self.buffer, [], []
         for i, (r, n_rows) in enumerate(zip(buffer.ranks, handle.num_rows)):
             loan = buffer.lend(r.arena, self.results.of(n_rows))
@@ -322,29 +343,20 @@ class _CachedPlan:
         return [loan.array("x") for loan in made]
 
 
-def cached_dispatch(buffer, name, x, handle, num_sms=None):
-    """The tokens x [T, H] as rows of experts, as an earlier dispatch placed them: a list of [P, H], of x's dtype."""
-    given, forms = arguments.look(buffer, (name,), (x,))
-    key = "hybrid cached", *forms, handle.form, num_sms
-    plan = buffer.planned(key)
-    if plan is None:
-        plan = buffer.enter(key, _CachedPlan(buffer, name, x, handle, num_sms))
-    return plan.start(given, handle)
+class CombinePlan(ReturnPlan):
+    """Sums of rows x [P, H] over experts, ranks and worlds, and probs [P] back in their places [T, E]. options: num_sms."""
 
-
-class _CombinePlan(ReturnPlan):
-    """Combines of rows of this form, for handles of one form."""
-
-    def __init__(self, buffer, name, x, handle, probs, num_sms):
-        local, has_probs = handle.num_local_experts, not arguments.absent(probs)
+    def __init__(self, buffer, names, arrays, options, handle):
+        (name, of_probs), (x, probs), (num_sms,) = names, arrays, options
+        local, has_probs = handle.num_local_experts, probs is not None
         xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=handle.num_rows)
         (_, hidden), dtype = xs[0].shape, xs[0].dtype
         for i, r in enumerate(buffer.ranks if has_probs else ()):
-            given = arguments.of_ranks(buffer, f"probs of {name}", probs)[i]
-            p, rows = arguments.array(buffer, f"probs of {name}", r, given), handle.num_rows[i]
+            given = arguments.of_ranks(buffer, of_probs, probs)[i]
+            p, rows = arguments.array(buffer, of_probs, r, given), handle.num_rows[i]
             if p.dtype != FP32 or p.shape != (rows,):
                 raise EPValueError(
-                    f"probs of {name} of rank {r.rank} is {p.dtype} {p.shape}, float32 ({rows},) is "
+                    f"{of_probs} of rank {r.rank} is {p.dtype} {p.shape}, float32 ({rows},) is "
                     "needed"
                 )
         shape = buffer.launches.shape(
@@ -356,14 +368,4 @@ class _CombinePlan(ReturnPlan):
             p2p_world_size=handle.p2p_world_size,
         )
         n_experts = buffer.world.n_ranks * local
-        super().__init__(buffer, shape, name, hidden, dtype, handle.num_tokens, n_experts, num_sms)
-
-
-def combine(buffer, name, x, handle, probs=None, num_sms=None):
-    """Sums of rows x [P, H] over experts, ranks and worlds, and probs [P] back in their places [T, E]: two lists."""
-    given, form = ReturnPlan.look(buffer, name, x, probs, handle, True)
-    key = "hybrid combine", form, num_sms
-    plan = buffer.planned(key)
-    if plan is None:
-        plan = buffer.enter(key, _CombinePlan(buffer, name, x, handle, probs, num_sms))
-    return plan.start(given, handle, handle.capacity)
+        super().__init__(buffer, shape, names, hidden, dtype, handle.num_tokens, n_experts, num_sms)

@@ -1,8 +1,17 @@
 """HybridEPDispatch and HybridEPCombine: permute, exchange, permute in one; a row for each (token, local expert)."""
 
-from epmoe.fused_a2a import arguments, hybrid
+from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.buffers import columns, hybrid_ep_buffer, results
-from epmoe.fused_a2a.handles import HybridHandle, handle_of
+from epmoe.fused_a2a.hybrid import (
+    ARGUMENTS,
+    CachedPlan,
+    CombinePlan,
+    DispatchPlan,
+    HybridHandle,
+    same_pad,
+)
+
+OF_X, OF_GRADIENT = ("x", "probs of x"), ("grad_x", "probs of grad_x")
 
 
 class HybridEPDispatch:
@@ -57,10 +66,11 @@ class HybridEPDispatch:
         grad_x[t] sums the token's rows as HybridEPCombine.forward does; grad_probs is a copy where a pair has a row,
         zero elsewhere. Rows without a token are never read. grad_probs=None gives None.
         """
-        handle = handle_of(HybridHandle, ctx.handle)
-        buffer = hybrid_ep_buffer(ctx.group)
-        given = buffer, "grad_x", grad_x, handle, grad_probs, handle.num_sms[1]
-        summed, probs = buffer.call("the gradient of hybrid_ep_dispatch", hybrid.combine, *given)
+        handle, buffer = hybrid_handle(ctx.handle), hybrid_ep_buffer(ctx.group)
+        if arguments.absent(grad_probs):
+            grad_probs = None
+        call = CombinePlan, OF_GRADIENT, (grad_x, grad_probs), handle.num_sms[1:], handle
+        summed, probs = buffer.call("the gradient of hybrid_ep_dispatch", buffer.run, *call)
         probs = None if probs is None else results(ctx.group, probs)
         return results(ctx.group, summed), None, probs, None, None, None, None, None, None
 
@@ -85,10 +95,9 @@ class HybridEPCombine:
     @staticmethod
     def backward(ctx, grad_x):
         """Gradients of forward's four arguments: (grad_x [P, H], None, None, None); rows without a token are zero."""
-        handle = ctx.handle
-        buffer = hybrid_ep_buffer(ctx.group)
-        given = buffer, "grad_x", grad_x, handle, handle.num_sms[0]
-        made = buffer.call("the gradient of hybrid_ep_combine", hybrid.cached_dispatch, *given)
+        handle, buffer = ctx.handle, hybrid_ep_buffer(ctx.group)
+        call = CachedPlan, OF_GRADIENT[:1], (grad_x,), handle.num_sms[:1], handle
+        made = buffer.call("the gradient of hybrid_ep_combine", buffer.run, *call)
         return results(ctx.group, made), None, None, None
 
 
@@ -126,13 +135,10 @@ def hybrid_ep_dispatch(
         num_local_experts = arguments.plain("num_local_experts", num_local_experts)
         num_permuted_tokens = arguments.plain("num_permuted_tokens", num_permuted_tokens)
         pad_multiple = arguments.plain("pad_multiple", pad_multiple)
+    if arguments.absent(probs):
+        probs = None
     buffer = hybrid_ep_buffer(group)
-    given = (
-        buffer,
-        x,
-        routing_map,
-        probs,
-        group,
+    options = (
         num_local_experts,
         num_permuted_tokens,
         pad_multiple,
@@ -140,20 +146,26 @@ def hybrid_ep_dispatch(
         getattr(group, "p2p_world_size", None),
         (num_sms_dispatch_api, num_sms_combine_api),
     )
-    made, handle = buffer.call("hybrid_ep_dispatch", hybrid.dispatch, *given)
+    call = DispatchPlan, ARGUMENTS, (x, routing_map, probs), options, group
+    made, handle = buffer.call("hybrid_ep_dispatch", buffer.run, *call)
     return (*columns(group, made), handle)
 
 
 def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *, fused=False):
     """HybridEPCombine.forward without a ctx: arguments, results and errors are there. fused: as in dispatch."""
-    if type(handle) is not HybridHandle:
-        handle_of(HybridHandle, handle)
-    group, num_sms = handle.group, handle.num_sms[1]
+    group = hybrid_handle(handle).group
     buffer = hybrid_ep_buffer(group)
     if num_permuted_tokens is not None:
         arguments.same_num_rows(buffer, num_permuted_tokens, handle.num_rows)
     if pad_multiple is not None:
-        hybrid.same_pad(pad_multiple, handle)
-    given = buffer, "x", x, handle, None, num_sms
-    combined, _ = buffer.call("hybrid_ep_combine", hybrid.combine, *given)
+        same_pad(pad_multiple, handle)
+    call = CombinePlan, OF_X, (x, None), handle.num_sms[1:], handle
+    combined, _ = buffer.call("hybrid_ep_combine", buffer.run, *call)
     return combined if group.lists else combined[0]
+
+
+def hybrid_handle(handle):
+    """The handle, if HybridEPDispatch.forward made it."""
+    if type(handle) is HybridHandle:
+        return handle
+    return arguments.handle_of(HybridHandle, "HybridEPDispatch", handle)

@@ -2,12 +2,17 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from epmoe import device
+from epmoe.host.arrays import Field
+from epmoe.host.lending import Arrangement
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.launch import SIMULATOR_BLOCKS
 from epmoe.kernels.rows import shape as rows_shape
 from epmoe.kernels.rows.few import lamport
 from epmoe.kernels.rows.few import places as bits_by_expert
+from epmoe.kernels.rows.handle import TOKENS
 from epmoe.kernels.rows.shape import FIRST, RowsShape, parameter_block
 from epmoe.kernels.stamps import TraceBuffers
 
@@ -175,6 +180,17 @@ def borrowed(words, memory):
         base = loan.base
         for i, offset in places:
             words[i] = base + offset
+
+
+def handle_memory(name, n_ranks, arrays):
+    """The Arrangement of a handle's memory: `info`, what a dispatch tells the host, and {name: (shape, dtype)}.
+
+    `counts` [R, R] are the last words of `info`: kernels find each rank's tokens before them.
+    """
+    n_words = TOKENS + n_ranks
+    made = Arrangement(name, {"info": ((n_words + n_ranks * n_ranks,), np.int32)} | arrays)
+    made.fields["counts"] = Field((n_ranks, n_ranks), np.int32, 4 * n_words)
+    return made
 
 
 class RankCall:

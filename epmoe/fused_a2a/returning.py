@@ -14,12 +14,12 @@ MADE = {"out": "x", "out_probs": "probs"}
 class ReturnPlan:
     """Sums of rows of one form over what handles say, and of their probs.
 
-    shape: RowsShape. name: of the rows, for messages. n_numbers: of a token in the second result.
+    shape: RowsShape. names: of the rows and of their probs, for messages. n_numbers: of a token in the second result.
     """
 
-    def __init__(self, buffer, shape, name, hidden, dtype, num_tokens, n_numbers, num_sms):
+    def __init__(self, buffer, shape, names, hidden, dtype, num_tokens, n_numbers, num_sms):
         self.buffer, self.shape, self.num_sms = buffer, shape, num_sms
-        self.name, self.probs_name, has_probs = name, f"probs of {name}", shape.has_probs
+        (self.name, self.probs_name), has_probs = names, shape.has_probs
         self.num_tokens, self.room = num_tokens, -1
         self.facts = dict(
             call="combine",
@@ -37,19 +37,13 @@ class ReturnPlan:
         ]
 
     @staticmethod
-    def look(buffer, name, x, probs, handle, is_exact):
-        """(what look() gives of x and probs, what decides how they are returned).
-
-        is_exact: the number of rows is another in each call, and decides nothing.
-        """
-        if probs is not None and arguments.absent(probs):
-            probs = None
-        given, forms = arguments.look(buffer, (name, f"probs of {name}"), (x, probs))
-        if not is_exact:
-            return given, (*forms, handle.form, handle.capacity)
+    def decides(buffer, forms, handle):
+        """What a plan is found by, besides options; an exact handle's number of rows is another in each call."""
+        if not handle.is_exact:
+            return *forms, handle.form, handle.capacity
         num_rows = handle.num_rows
         forms = [f and arguments.without_rows(f, num_rows, buffer) for f in forms]
-        return given, (*forms, handle.form)
+        return *forms, handle.form
 
     def _want_room(self, capacity):
         buffer, shape, self.room = self.buffer, self.shape, capacity
@@ -66,9 +60,9 @@ class ReturnPlan:
             for r, n, result in zip(buffer.ranks, self.num_tokens, self.results)
         ]
 
-    def start(self, given, handle, capacity):
-        """Launch: sums of each rank, and sums of probs or None; capacity: rows that a rank may get back."""
-        buffer = self.buffer
+    def start(self, given, handle):
+        """Launch: sums of each rank, and sums of probs or None."""
+        buffer, capacity = self.buffer, handle.most_returned
         if capacity > self.room:
             self._want_room(capacity)
         has_probs, staging_at = self.shape.has_probs, self.staging_at

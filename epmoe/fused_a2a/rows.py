@@ -1,8 +1,10 @@
 """FusedDispatch and FusedCombine on a Buffer: a token travels once to a rank, however many of its experts are there.
 
-What follows from shapes, types and options alone is a plan, one class for each function. A call finds its plan, or makes
-it, with all checks and all growing of memory. Then it borrows memory, enters addresses, and launches.
+What follows from shapes, types and options alone is a plan, one class for each function. Buffer.run finds a call's plan,
+or makes it, with all checks and all growing of memory. Its start() borrows memory, enters addresses, and launches.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,12 +12,10 @@ from epmoe import device
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import FP32
 from epmoe.fused_a2a.expanding import NO_ROOM
-from epmoe.fused_a2a.handles import RowsHandle, RowsRouting, memory_of
-from epmoe.fused_a2a.launches import RankCall, at, borrowed, fill, places
+from epmoe.fused_a2a.launches import RankCall, at, borrowed, fill, handle_memory, places
 from epmoe.fused_a2a.returning import ReturnPlan
 from epmoe.host.lending import Arrangement
 from epmoe.kernels.rows import dispatch_kernel, move_kernel, resend_kernel
-from epmoe.kernels.rows import handle as written
 from epmoe.kernels.rows.few.lamport import blocks_for
 
 X, IDS, PROBS, SCALES, CAPACITY = map(at, ("x", "ids", "probs", "scales", "capacity"))
@@ -28,6 +28,48 @@ KEPT = {name: name for name in ("counts", "row_of")}  # what later calls read of
 def _native(dtype):
     """The type in this machine's byte order, which kernels read."""
     return dtype.newbyteorder("=")
+
+
+class RowsRouting(NamedTuple):
+    """What handles of dispatches of one form have in common; see RowsHandle."""
+
+    ranks: list
+    num_experts: int
+    top_k: int
+
+
+class RowsHandle:
+    """The routing of one FusedDispatch.forward, for any number of combines and cached dispatches.
+
+    It depends on ids and numbers of tokens alone: data of another hidden size or dtype may use it. ranks: of this
+    process. num_tokens, num_rows: T and N of each of them. is_exact: whether N is known. counts: int [R, R], rows from each source to each rank; None
+    where they are on the device alone, and then every rank has `capacity` rows, of which the first N count. memory:
+    (Loan, places) of each rank, see launches.borrowed. most_rows, most_returned: the largest N of all ranks, and the most
+    rows that a rank gets back in combine.
+    """
+
+    def __init__(self, plan, counts, memory, capacity, group):
+        self.routing, self.counts, self.memory = plan.routing, counts, memory
+        self.capacity, self.group = capacity, group
+        self.form, self.num_tokens = plan.form, plan.num_tokens
+        self.most_rows = self.most_returned = capacity
+        self.is_exact = counts is not None
+        if not self.is_exact:
+            self.num_rows = [capacity] * len(self.num_tokens)
+        else:  # few numbers, which NumPy takes longer for
+            by_source = counts.tolist()
+            received = [sum(of_rank) for of_rank in zip(*by_source)]
+            self.num_rows = [received[rank] for rank in self.ranks]
+            self.most_rows, self.most_returned = max(received), max(map(sum, by_source))
+
+    ranks = property(lambda self: self.routing.ranks)
+    num_experts = property(lambda self: self.routing.num_experts)
+    top_k = property(lambda self: self.routing.top_k)
+
+    @property
+    def loans(self):
+        """The memory of each rank."""
+        return [loan for ((loan, _),) in self.memory]
 
 
 class Receiving:
@@ -117,11 +159,14 @@ class Receiving:
 
 
 class DispatchPlan:
-    """Dispatches of these shapes; on_device: as fused_dispatch_on_device says. Arguments: FusedDispatch.forward."""
+    """Dispatches of these shapes. arrays: ARGUMENTS of FusedDispatch.forward.
 
-    def __init__(
-        self, buffer, x, scales, token_indices, token_probs, num_experts, num_sms, on_device
-    ):
+    options: num_experts, num_sms, on_device (as fused_dispatch_on_device says).
+    """
+
+    def __init__(self, buffer, names, arrays, options, group):
+        x, token_indices, token_probs, scales = arrays
+        num_experts, num_sms, on_device = options
         self.buffer, self.num_sms, self.on_device = buffer, num_sms, on_device
         n_ranks = buffer.n_ranks
         arguments.ranks_that_fit(n_ranks)
@@ -184,7 +229,7 @@ class DispatchPlan:
         buffer.want_pool_for_tokens(facts, needs)
         self.capacity = n_ranks * max(buffer.max_tokens, *num_tokens)
         of_handle = [
-            memory_of(
+            handle_memory(
                 "rows handle",
                 n_ranks,
                 {"tokens_per_expert": ((local,), np.int64), "row_of": ((n, n_ranks), np.int32)},
@@ -195,6 +240,11 @@ class DispatchPlan:
         self.calls = self._calls(dispatch_kernel(self.shape), [[(a, WRITTEN)] for a in of_handle])
         if not on_device:
             buffer.prepare_to_be_told(local)
+
+    @staticmethod
+    def decides(buffer, forms, group):
+        """What a plan is found by, besides options."""
+        return tuple(forms)
 
     def _calls(self, kernel, lent):
         """The RankCalls of a kernel that sends."""
@@ -230,7 +280,7 @@ class DispatchPlan:
         buffer.kept = given
         counts, capacity = None, rows
         if not self.on_device:
-            told = told_by(buffer, self.num_experts // buffer.n_ranks)
+            told = buffer.told(self.num_experts // buffer.n_ranks)
             counts, capacity = told[0].counts, buffer.n_ranks * buffer.max_tokens
             if not told[0].has_room:
                 rows = capacity
@@ -259,54 +309,13 @@ class DispatchPlan:
         return loans
 
 
-def dispatch(buffer, x, token_indices, token_probs, num_experts, num_sms, on_device, group=None):
-    """Send every token to the ranks of its experts, once to each. Arguments and results: FusedDispatch.forward.
+class CachedPlan:
+    """Cached dispatches: the rows of x [T, H] where an earlier dispatch sent its tokens. options: num_sms."""
 
-    Of each rank of this process, as lists: (recv_x or (recv_x, recv_scales), recv_token_indices, recv_token_probs,
-    tokens_per_expert), and the handle of all.
-    """
-    scales = None
-    if isinstance(x, (list, tuple)):
-        x, scales = arguments.values_and_scales(buffer, "x", x)
-    arrays = x, token_indices, token_probs, scales
-    given, forms = arguments.look(buffer, ARGUMENTS, arrays)
-    key = "dispatch", on_device, num_experts, num_sms, *forms
-    plan = buffer.planned(key)
-    if plan is None:
-        made = DispatchPlan(
-            buffer, x, scales, token_indices, token_probs, num_experts, num_sms, on_device
-        )
-        plan = buffer.enter(key, made)
-    return plan.start(given, group)
-
-
-class Told:
-    """What a dispatch told the host of one rank: whether there was room, tokens by rank, counts [R, R], by expert."""
-
-    def __init__(self, n_ranks, words, tokens_per_expert):
-        self.has_room = bool(words[written.HAS_ROOM])
-        self.padded_rows = int(words[written.PADDED_ROWS])
-        self.tokens = words[written.TOKENS : written.TOKENS + n_ranks]
-        self.counts = words[written.TOKENS + n_ranks :].reshape(n_ranks, n_ranks).astype(np.int64)
-        self.tokens_per_expert = tokens_per_expert
-
-
-def told_by(buffer, n_local_experts):
-    """Wait for a dispatch, and read what it told of each rank of this process; raises what the kernels recorded.
-
-    The most tokens of a rank are remembered, also where there was room for all rows: the next call may not look.
-    """
-    told = [Told(buffer.n_ranks, *words) for words in buffer.told(n_local_experts)]
-    buffer.want_tokens(max(told[0].tokens.tolist()))
-    return told
-
-
-class _CachedPlan:
-    """Cached dispatches of rows of this form, for handles of so many tokens."""
-
-    def __init__(self, buffer, name, x, num_tokens, num_sms):
-        self.buffer, self.name = buffer, name
-        xs = arguments.hidden_rows(buffer, name, x, n_rows=num_tokens)
+    def __init__(self, buffer, names, arrays, options, handle):
+        (self.name,), (x,), (num_sms,), num_tokens = names, arrays, options, handle.num_tokens
+        self.buffer = buffer
+        xs = arguments.hidden_rows(buffer, self.name, x, n_rows=num_tokens)
         (_, hidden), dtype = xs[0].shape, xs[0].dtype
         self.received, self.room = Receiving(buffer, hidden, dtype), -1
         self.shape = buffer.launches.shape(
@@ -318,6 +327,11 @@ class _CachedPlan:
         )
         self.num_tokens, self.num_sms = num_tokens, num_sms
         self.facts = dict(call="the gradient of combine", hidden=hidden, dtype=str(dtype))
+
+    @staticmethod
+    def decides(buffer, forms, handle):
+        """What a plan is found by, besides options."""
+        return *forms, handle.form
 
     def _want_room(self, rows):
         # Counts are known to all ranks, so all grow together; in the staging area there is then room on every rank.
@@ -335,7 +349,7 @@ class _CachedPlan:
         ]
 
     def start(self, given, handle):
-        """Launch: recv_x of each rank."""
+        """Launch: recv_x [N, H] of each rank, of x's dtype."""
         buffer, rows, launches, loans = self.buffer, handle.most_rows, [], []
         if rows > self.room:
             self._want_room(rows)
@@ -350,21 +364,12 @@ class _CachedPlan:
         return [x for (x,) in self.received.results(loans, rows, handle.num_rows)]
 
 
-def cached_dispatch(buffer, name, x, handle, num_sms=None):
-    """The rows of x [T, H] where an earlier dispatch sent its tokens: a list of [N, H], of x's dtype."""
-    given, forms = arguments.look(buffer, (name,), (x,))
-    key = "cached dispatch", *forms, handle.form, num_sms
-    plan = buffer.planned(key)
-    if plan is None:
-        plan = buffer.enter(key, _CachedPlan(buffer, name, x, handle.num_tokens, num_sms))
-    return plan.start(given, handle)
+class CombinePlan(ReturnPlan):
+    """Sums over ranks of rows x [N, H], and slot by slot of probs [N, K]. options: num_sms."""
 
-
-class _CombinePlan(ReturnPlan):
-    """Combines of rows of this form, for handles of so many tokens."""
-
-    def __init__(self, buffer, name, x, handle, probs, num_sms):
-        has_probs = not arguments.absent(probs)
+    def __init__(self, buffer, names, arrays, options, handle):
+        (name, of_probs), (x, probs), (num_sms,) = names, arrays, options
+        has_probs = probs is not None
         xs = arguments.hidden_rows(
             buffer, name, x, dtypes=tuple(arguments.NAMES), n_rows=handle.num_rows
         )
@@ -372,7 +377,7 @@ class _CombinePlan(ReturnPlan):
         if has_probs:
             arguments.matrices(
                 buffer,
-                f"probs of {name}",
+                of_probs,
                 probs,
                 dtypes=(FP32,),
                 n_rows=handle.num_rows,
@@ -388,15 +393,5 @@ class _CombinePlan(ReturnPlan):
             dtype=arguments.NAMES[dtype],
         )
         super().__init__(
-            buffer, shape, name, hidden, dtype, handle.num_tokens, handle.top_k, num_sms
+            buffer, shape, names, hidden, dtype, handle.num_tokens, handle.top_k, num_sms
         )
-
-
-def combine(buffer, name, x, handle, probs=None, num_sms=None):
-    """Sums over ranks of rows x [N, H], and slot by slot of probs [N, K]: two lists, the second None without probs."""
-    given, form = ReturnPlan.look(buffer, name, x, probs, handle, handle.counts is not None)
-    key = "combine", form, num_sms
-    plan = buffer.planned(key)
-    if plan is None:
-        plan = buffer.enter(key, _CombinePlan(buffer, name, x, handle, probs, num_sms))
-    return plan.start(given, handle, handle.most_returned)

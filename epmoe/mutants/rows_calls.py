@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from epmoe.fused_a2a import hybrid, rows
+from epmoe.fused_a2a.arguments import values_and_scales
 from epmoe.host.arrays import to_numpy
 from epmoe.layout import ABSENT
 from epmoe.mutants import rows_bad_ids
@@ -180,12 +181,18 @@ def on_device(world, buffer):
     """epmoe.fused_a2a's functions for the calls, on a buffer."""
     if world.kind == "rows":
 
+        def sent(x, ids, probs, on_device):
+            values, scales = values_and_scales(buffer, "x", x)
+            arrays = values, ids, probs, scales
+            options = world.n_experts, None, on_device
+            return buffer.run(rows.DispatchPlan, rows.ARGUMENTS, arrays, options, None)
+
         def dispatch(x, ids, probs):
-            made, handle = rows.dispatch(buffer, x, ids, probs, world.n_experts, None, False)
+            made, handle = sent(x, ids, probs, False)
             return [list(column) for column in zip(*made)], handle
 
         def counted(x, ids, probs, n):
-            made, _ = rows.dispatch(buffer, x, ids, probs, world.n_experts, None, True)
+            made, _ = sent(x, ids, probs, True)
             *columns, per_expert = zip(*made)
             return [
                 [_cut(a, rows_here) for a, rows_here in zip(column, n)] for column in columns
@@ -195,12 +202,7 @@ def on_device(world, buffer):
     else:
 
         def forward(x, maps, probs):
-            made, handle = hybrid.dispatch(
-                buffer,
-                x,
-                maps,
-                probs,
-                None,
+            options = (
                 world.local,
                 world.limit,
                 world.pad,
@@ -208,15 +210,19 @@ def on_device(world, buffer):
                 world.p2p_world_size,
                 (None, None),
             )
+            made, handle = buffer.run(
+                hybrid.DispatchPlan, hybrid.ARGUMENTS, (x, maps, probs), options, None
+            )
             return [list(column) for column in zip(*made)], handle
 
         module = hybrid
 
     def sums(handle, x, probs):
-        return module.combine(buffer, "x", x, handle, probs)
+        names = "x", "probs of x"
+        return buffer.run(module.CombinePlan, names, (x, probs), (None,), handle)
 
     def cached(handle, x):
-        return module.cached_dispatch(buffer, "x", x, handle)
+        return buffer.run(module.CachedPlan, ("x",), (x,), (None,), handle)
 
     return (forward, sums, cached, counted) if world.kind == "rows" else (forward, sums, cached)
 

@@ -2,7 +2,7 @@
 
 from epmoe import fused_a2a
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
-from epmoe.fused_a2a.handles import HybridHandle, handle_of
+from epmoe.fused_a2a.hybrid_ep import hybrid_handle
 from epmoe.torch.gradients import completed, given_to, refuse_gradients, remember
 from epmoe.torch.over_ranks import WorldFunction, leaves_of, once
 from epmoe.torch.process_group import world_of
@@ -74,7 +74,7 @@ class HybridEPCombine(WorldFunction):
     @staticmethod
     def plain(x, handle, *options):
         """What forward returns, where no gradient is wanted."""
-        group, given = handle_of(HybridHandle, handle).group, readable("x", x)
+        group, given = hybrid_handle(handle).group, readable("x", x)
         return in_stream_order(group, fused_a2a.hybrid_ep_combine, given, handle, *options)
 
     @staticmethod

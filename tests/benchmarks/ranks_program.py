@@ -25,7 +25,7 @@ from host_cost import OneRankHere
 
 from benchmarks import plan, shapes, traffic
 from epmoe.device import gpu_machine
-from epmoe.fused_a2a import rows
+from epmoe.fused_a2a.buffer import Buffer, Told
 from epmoe.kernels.rows import handle as records
 from epmoe.worlds.symmetric import SymmetricMemory
 
@@ -90,18 +90,18 @@ class World(OneRankHere):
         return self._streams[rank]
 
 
-def told_by(buffer, loans, shape=None):
-    """Replaces rows.told_by: what kernels would have reported, for a Buffer with a staging area."""
+def told(buffer, shape):
+    """Replaces Buffer.told: what kernels would have reported, for a Buffer with a staging area."""
     counts = traffic.rows_matrix(shape, traffic.topk_ids(shape, RANKS))
     words = [buffer.pool_layout.staging_bytes > 0, 0, *RANKS * [shape.tokens], *counts.ravel()]
     assert records.TOKENS == 2
     buffer.want_tokens(shape.tokens)
-    return [rows.Told(RANKS, np.array(words, np.int32), np.zeros(EXPERTS // RANKS, np.int64))]
+    return [Told(RANKS, np.array(words, np.int32), np.zeros(EXPERTS // RANKS, np.int64))]
 
 
 def run(case, worlds, driver):
     """Run the case's iterations on all ranks, and leave nothing."""
-    rows.told_by = lambda buffer, loans: told_by(buffer, loans, case.shape)
+    Buffer.told = lambda buffer, n_local_experts: told(buffer, case.shape)
     before = set(driver.allocated())
     made, held = [case.make(world) for world in worlds], defaultdict(list)
     for i in range(ITERATIONS):

@@ -86,10 +86,11 @@ class CallsWithoutRank1:
         """A dispatch with the handle, as combine's backward makes it."""
         self._expect_named(
             "dispatch of rows",
-            rows_calls.cached_dispatch,
-            self._buffer,
-            "x",
-            self._world.x,
+            self._buffer.run,
+            rows_calls.CachedPlan,
+            ("x",),
+            (self._world.x,),
+            (None,),
             self._handle,
         )
 

@@ -15,8 +15,8 @@ HOST = Path(epmoe.__file__).parent
 MOST = {  # files, moves between them
     "dispatch": (10, 30),
     "combine": (10, 40),
-    "fused_dispatch": (13, 58),
-    "fused_combine": (14, 44),
+    "fused_dispatch": (12, 54),
+    "fused_combine": (12, 38),
 }
 
 
