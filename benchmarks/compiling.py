@@ -72,7 +72,7 @@ def distinct(cases):
             of_all = tokens if case.sms is None else min(tokens, MANY - 1)
             by_expert = (
                 tokens <= FEW_TO_EXPAND,
-                tokens <= TUNING.window_tokens,
+                tokens <= TUNING.lamport_tokens,
                 of_all >= MANY_TO_EXPAND,
             )
             by_rank = smaller_blocks(of_all), tokens <= TUNING.lamport_tokens

@@ -26,16 +26,9 @@ STATUS_BYTES = 64
 TOLD, TOLD_NUMBER = at("told"), at("told_number")
 
 
-def _regions(at, n_ranks, window_tokens):
+def _regions(at, n_ranks):
     return [
         ("arrived", at.arrived, (2, n_ranks), np.int32, ("parity", "src_rank")),
-        (
-            "window flags",
-            at.window_flags,
-            (2, n_ranks, window_tokens, mailbox.MOST_PARTS),
-            np.uint32,
-            ("parity", "src_rank", "row", "part"),
-        ),
         (
             "notes",
             at.notes,
@@ -184,10 +177,9 @@ class Buffer:
         self.machine.synchronize()
         self.changed()
         n_ranks, before = self.world.n_ranks, self._control
-        window_tokens = self.launches.tuning.window_tokens
-        layout = mailbox.control(n_ranks, n_local_experts, window_tokens)
+        layout = mailbox.control(n_ranks, n_local_experts, self.launches.tuning.words_of_bits)
         new = self.world.allocate(
-            layout.nbytes, "rows control", _regions(layout, n_ranks, window_tokens), self.timeout
+            layout.nbytes, "rows control", _regions(layout, n_ranks), self.timeout
         )
         self._control, self.n_local_experts, self.layout = new, n_local_experts, layout
         if before is not None:
@@ -331,12 +323,8 @@ class Buffer:
                 words=r.words.address,
                 timeout_ns=max(1, int(self.timeout * 1e9)),
                 columns=r.scratch.address,
-                bits_at=layout.flag_bytes,
-                bits_bytes=layout.bits_bytes,
                 lamport_at=layout.lamport_at,
                 lamport_bytes=layout.lamport_bytes,
-                windows_at=layout.windows_at,
-                window_bytes=layout.window_bytes,
             ),
         )
         return self.launches.prepare(kernel, rank, num_tokens, self._streams[rank], words, grid)

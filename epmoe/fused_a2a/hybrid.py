@@ -14,7 +14,6 @@ from epmoe.fused_a2a.launches import RankCall, at, borrowed, handle_memory, plac
 from epmoe.fused_a2a.returning import ReturnPlan
 from epmoe.host.lending import Arrangement
 from epmoe.kernels.rows import dispatch_kernel, expand_kernel, resend_kernel
-from epmoe.kernels.rows.few import places as bits_by_expert
 from epmoe.kernels.rows.send import fp8_format
 from epmoe_ref.errors import EPValueError
 
@@ -177,10 +176,7 @@ class DispatchPlan:
         buffer, n_ranks, row_bytes = self.buffer, self.buffer.n_ranks, self.shape.row_bytes
         more = {}
         if expanding is not None:
-            more = dict(
-                window_bytes=bits_by_expert.window_bytes_for(expanding),
-                bits_bytes=bits_by_expert.bytes_for(expanding),
-            )
+            more = buffer.launches.window_bytes(expanding)
 
         def needs(tokens):
             rows = n_ranks * tokens

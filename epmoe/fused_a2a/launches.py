@@ -11,7 +11,6 @@ from epmoe.kernels import LaunchConfig
 from epmoe.kernels.launch import SIMULATOR_BLOCKS
 from epmoe.kernels.rows import shape as rows_shape
 from epmoe.kernels.rows.few import lamport
-from epmoe.kernels.rows.few import places as bits_by_expert
 from epmoe.kernels.rows.handle import TOKENS
 from epmoe.kernels.rows.shape import FIRST, RowsShape, parameter_block
 from epmoe.kernels.stamps import TraceBuffers
@@ -35,7 +34,7 @@ def smaller_blocks(num_tokens):
     """Threads of the blocks that send a rank's tokens, and of those that combine them; None where as many as usual.
 
     Kernels are compiled for the size of their blocks, so this is what the number of tokens changes in them, besides
-    RowsShape.lamport and few. Blocks of many tokens are smaller only where all that there are take part.
+    RowsShape.lamport. Blocks of many tokens are smaller only where all that there are take part.
     """
     many = THREADS_OF_MANY if num_tokens >= MANY else None
     return (
@@ -96,7 +95,10 @@ class Launches:
             tuning=self.tuning,
             **more,
         )
-        num_tokens = max(to_send or to_expand or to_combine or [0])
+        return self._sending_few(shape, max(to_send or to_expand or to_combine or [0]))
+
+    def _sending_few(self, shape, num_tokens):
+        """The shape of a kernel that has the code for small batches, if that many tokens are one."""
         return replace(
             shape, lamport=lamport.rows_for(shape, num_tokens) if self.lamport_rows else 0
         )
@@ -108,13 +110,14 @@ class Launches:
     def expanding(self, shape, num_tokens, by_all):
         """The shape of the kernel that expands rows as they come. num_tokens: of each rank of this process."""
         shape, threads = replace(shape, expands=True), shape.threads
-        few, is_many = (
-            bits_by_expert.few_for(shape, max(num_tokens)),
+        shape, is_many = (
+            self._sending_few(shape, max(num_tokens)),
             max(num_tokens) >= MANY_TO_EXPAND,
         )
-        if by_all and (few or is_many and not shape.encode) and self.launch.num_threads is None:
+        is_few = shape.lamport > 0
+        if by_all and (is_few or is_many and not shape.encode) and self.launch.num_threads is None:
             threads = min(threads, THREADS_TO_EXPAND)
-        return replace(shape, few=few, threads=threads)
+        return replace(shape, threads=threads)
 
     def are_all(self, num_sms):
         """Whether a caller that grants num_sms (None: as many as there are) grants all blocks that there are."""

@@ -24,21 +24,11 @@ class PoolLayout(NamedTuple):
     """Bytes of each part of the pool, in the order in which they lie; what peers say twice, by parity, lies twice."""
 
     flag_bytes: int = 0  # flags of rows
-    bits_bytes: int = 0  # bits by expert, of one parity
     lamport_bytes: int = 0  # Lamport rows, of one parity
-    window_bytes: int = 0  # windows for few rows, of one parity
     staging_bytes: int = 0  # where rows are received that find no room in the heap
     heap_bytes: int = 0  # where results are lent from
 
-    def grown(
-        self,
-        staging_bytes,
-        result_bytes=0,
-        flag_rows=0,
-        window_bytes=0,
-        bits_bytes=0,
-        lamport_bytes=0,
-    ):
+    def grown(self, staging_bytes, result_bytes=0, flag_rows=0, lamport_bytes=0):
         """The layout of a pool with room for this, too; this one if it has.
 
         result_bytes: of one result; flag_rows: rows that have flags.
@@ -47,9 +37,7 @@ class PoolLayout(NamedTuple):
         heap = align(result_bytes) * RESULTS_AT_ONCE if is_larger else 0
         return PoolLayout(
             _grown(self.flag_bytes, align(flag_bytes_for(flag_rows))),
-            _grown(self.bits_bytes, bits_bytes),
             _grown(self.lamport_bytes, lamport_bytes),
-            _grown(self.window_bytes, window_bytes),
             _grown(self.staging_bytes, align(max(staging_bytes, result_bytes))),
             _grown(self.heap_bytes, heap),
         )
@@ -57,17 +45,12 @@ class PoolLayout(NamedTuple):
     @property
     def lamport_at(self):
         """Where Lamport rows lie."""
-        return self.flag_bytes + 2 * self.bits_bytes
-
-    @property
-    def windows_at(self):
-        """Where the windows lie."""
-        return self.lamport_at + 2 * self.lamport_bytes
+        return self.flag_bytes
 
     @property
     def staging_at(self):
         """Where the staging area lies."""
-        return self.windows_at + 2 * self.window_bytes
+        return self.lamport_at + 2 * self.lamport_bytes
 
     @property
     def heap_at(self):
@@ -85,25 +68,17 @@ class PoolLayout(NamedTuple):
         return [
             ("row flags", 0, (n_flags, MOST_PARTS), np.uint32, ("row", "part")),
             (
-                "bits by expert",
-                self.flag_bytes,
-                (2, self.bits_bytes // 8),
-                np.uint64,
-                ("parity", "word"),
-            ),
-            (
                 "Lamport rows",
                 self.lamport_at,
                 (2, self.lamport_bytes // 4),
                 np.uint32,
                 ("parity", "word"),
             ),
-            ("rows windows", self.windows_at, (2, self.window_bytes), np.uint8, ("parity", "byte")),
             ("rows staging", self.staging_at, (self.staging_bytes,), np.uint8, ("byte",)),
             ("rows results", self.heap_at, (self.heap_bytes,), np.uint8, ("byte",)),
         ]
 
     def clear(self, buffer):
-        """Flags and words of a rank's pool name no call, and of Lamport rows nothing has come."""
+        """Flags of a rank's pool name no call, and of Lamport rows nothing has come."""
         buffer.fill(0, 0, self.lamport_at)
         buffer.fill(0xFF, self.lamport_at, 2 * self.lamport_bytes)

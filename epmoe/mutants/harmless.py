@@ -67,11 +67,9 @@ HARMLESS = {
     + AGREE,
     "rows/few/combine.py _reducing.own_vector: load16 -> load16_nc": INPUT
     + ": the expert outputs given to combine",
-    "rows/few/send.py make.take_part: st_relaxed_sys_u64 -> st_relaxed_gpu_u64": PUT_BACK,
-    "rows/few/send.py make.take_part: st_relaxed_sys_u64 -> st_relaxed_cta_u64": PUT_BACK,
-    "rows/few/lamport.py _put_back: st_relaxed_sys_u64 -> st_relaxed_gpu_u64": PUT_BACK,
-    "rows/few/lamport.py _put_back: st_relaxed_sys_u64 -> st_relaxed_cta_u64": PUT_BACK,
-    "rows/few/lamport.py _put_back: st_relaxed_sys_u64 -> store_u64": PUT_BACK,
+    "rows/few/lamport.py put_back: st_relaxed_sys_u64 -> st_relaxed_gpu_u64": PUT_BACK,
+    "rows/few/lamport.py put_back: st_relaxed_sys_u64 -> st_relaxed_cta_u64": PUT_BACK,
+    "rows/few/lamport.py put_back: st_relaxed_sys_u64 -> store_u64": PUT_BACK,
     "rows/handle.py writing.write_counts: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) -> nothing": "only expert-major dispatches use this word; otherwise the host merely copies it with the others",
     "rows/handle.py recording.record_experts: syncthreads() -> nothing": ALL_BEGUN,
     "rows/handle.py recording.record_slots: syncthreads() -> nothing": ALL_BEGUN,
@@ -81,5 +79,4 @@ HARMLESS = {
     "What else this rank reads of the peer, it acquires with other words",
     "rows/call.py all_begun: syncthreads_or(not ok) -> (not ok)": "record runs before `recorded` is set, and ends with a barrier of the block. Elsewhere only thread 0 needs what it "
     "acquired here, and another barrier precedes end()",
-    "rows/few/by_expert.py dispatching.send_and_receive: syncthreads() -> nothing": "only recorded times depend on it: it follows all work of the block, and an earlier stamp means an earlier time",
 }

@@ -28,23 +28,7 @@ HARMLESS_SLIPS = {
     "pairs/await_rows.py polling.poll_words: swap: record_expired(call.status, COMBINE_WAIT, FOR_RECV_COUNT, i, / "
     "shared_add_i32(flags, gave_up, i32(1))": "the record is for the host, which reads it when the launch has ended",
     "pairs/await_rows.py polling.wait_for: swap: if polls % POLLS_PER_LOOK == 0: / up = is_up(flags, flag)": "the two read different words, in a loop",
-    "rows/few/by_expert.py dispatching.send_and_receive: swap: if placing.total(table, i32(lane_id())) <= "
-    "i32(call.params[p / if trace:": "only a recorded time depends on it: the time at which a block has copied its rows is the time before it copies them",
-    "rows/few/by_expert.py _probs.send: "
-    "early: put(to, call.epoch, i32(expert + 32), b, r) before s, t = (prob_of(probs, i32(expert + 64), c), prob_of(probs, ": READ,
-    "rows/few/by_expert.py _probs.send: "
-    "swap: s, t = (prob_of(probs, i32(expert + 64), c), prob_of(probs,  / put(to, call.epoch, expert, a, q)": READ,
-    "rows/few/by_expert.py _probs.send: "
-    "early: put(to, call.epoch, i32(expert + 64), c, s) before put(to, call.epoch, expert, a, q)": WORDS,
-    "rows/few/by_expert.py _probs.send: "
-    "early: put(to, call.epoch, i32(expert + 96), d, t) before put(to, call.epoch, expert, a, q)": WORDS,
-    "rows/few/by_expert.py _probs.send: "
-    "swap: put(to, call.epoch, expert, a, q) / put(to, call.epoch, i32(expert + 32), b, r)": WORDS,
-    "rows/few/by_expert.py _probs.send: "
-    "swap: put(to, call.epoch, i32(expert + 32), b, r) / put(to, call.epoch, i32(expert + 64), c, s)": WORDS,
-    "rows/few/by_expert.py _probs.send: "
-    "swap: put(to, call.epoch, i32(expert + 64), c, s) / put(to, call.epoch, i32(expert + 96), d, t)": WORDS,
-    "rows/few/send.py _metadata.send: swap: put(at.word(there, lane), value, call.epoch) / if n_probs > 0:": WORDS,
+    "rows/few/dispatch.py _tokens.send_metadata: swap: put(at.word(there, lane), value, call.epoch) / if n_probs > 0:": WORDS,
     "rows/expand.py arriving.expand_parts: swap: if come == u32(0) and looks % most_looks == 0: / syncwarp()": "await_flag, inside the condition, ends with its own syncwarp, and the flags are read again after it",
     "rows/handle.py writing.write_counts: skip: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) left out by every other "
     "thread": "only expert-major dispatches use this word",

@@ -11,7 +11,7 @@ def tuned(**numbers):
     return {"rows.shape.SMALL": replace(SMALL, **numbers)}
 
 
-ORDINARY = tuned(window_experts=0)  # expert-major, a small batch uses the kernel for large ones
+ORDINARY = tuned(bits_experts=0)  # expert-major, a small batch uses the kernel for large ones
 SIGNALS = tuned(lamport_tokens=0)  # every row uses signals
 
 ROWS_WORLDS = (
@@ -148,7 +148,7 @@ ROWS_WORLDS = (
         hidden=1032,
         shape=(2, 32),
         from_expert=64,
-        constants=tuned(window_experts=0, useful_parts=1, expand_parts=1),
+        constants=tuned(bits_experts=0, useful_parts=1, expand_parts=1),
     ),
     RowsWorld("few wide rows, few warps", "rows", tokens=(1, 2), hidden=1032, shape=(2, 32)),
     RowsWorld(

@@ -97,7 +97,7 @@ THRESHOLD_WORLDS = (
     RowsWorld(
         "hybrid, as many experts as threads",
         "hybrid",
-        tokens=(SMALL.window_tokens + 1, 1),
+        tokens=(SMALL.lamport_tokens + 1, 1),
         top_k=3,
         local=2 * WARP,
         limit=24,
@@ -107,7 +107,7 @@ THRESHOLD_WORLDS = (
     RowsWorld(
         "few rows by expert, as many experts as four windows",
         "hybrid",
-        tokens=(SMALL.window_tokens, 1),
+        tokens=(SMALL.lamport_tokens, 1),
         top_k=9,
         local=4 * WARP,
         limit=48,
@@ -140,12 +140,12 @@ THRESHOLD_WORLDS = (
     RowsWorld(
         "hybrid, few tokens between more",
         "hybrid",
-        tokens=(SMALL.window_tokens + 1, 2),
+        tokens=(SMALL.lamport_tokens + 1, 2),
         top_k=6,
         local=4,
         limit=30,
         hidden=VECTOR * (WARP + 1),
-        few=SMALL.window_tokens,
+        few=SMALL.lamport_tokens,
         between=True,
         slow=(1,),
     ),
@@ -153,12 +153,12 @@ THRESHOLD_WORLDS = (
     RowsWorld(
         "few rows by expert, few bits at a time",
         "hybrid",
-        tokens=(SMALL.window_tokens, SMALL.window_tokens - 1),
+        tokens=(SMALL.lamport_tokens, SMALL.lamport_tokens - 1),
         top_k=3,
         limit=24,
         hidden=VECTOR,
         shape=(6, 64),
-        constants=tuned(window_word_of_few=1, window_experts=4),
+        constants=tuned(bits_word_of_few=1, bits_experts=4),
     ),
     # pieces of more vectors than a lane holds, and of as many
     World(

@@ -25,10 +25,8 @@ EXPLAINED = {  # name of a number, or a whole comparison -> why worlds stay on o
     "MAX_THREADS": "above it the host refuses",
     "MAX_TOP_K": "above it the host refuses",
     "WARP": "below it the host refuses",
-    "min(i32(u32(end + A_SCALE - 1) // u32(A_SCALE)), n_scales)": "a row has no vectors after its scales",
     "lamport_bytes": "64 MiB of windows are too many for a world",
     "lamport_tokens": "where the host asks: the ranks of the simulator share one kernel",
-    "window_tokens": "where the host asks: the ranks of the simulator share one kernel",
 }
 
 

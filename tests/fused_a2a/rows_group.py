@@ -47,6 +47,23 @@ def group_of(
     return group
 
 
+ABSENT = 2**32 - 1
+
+
+def expect_nothing_left(group, buffer):
+    """Every word of the buffer's Lamport rows is ABSENT, as before the first call; and no access raced."""
+    at = buffer.pool_layout
+    assert at.lamport_bytes > 0
+    for r in buffer.ranks:
+        words = buffer._pool.buffers[r.rank].read(
+            np.uint32, (2 * at.lamport_bytes // 4,), at.lamport_at
+        )
+        assert (words == ABSENT).all(), (
+            f"rank {r.rank}: {np.flatnonzero(words != ABSENT)} of the windows' words"
+        )
+    assert not group.machine.races
+
+
 class OneRank:
     """A world of one rank seen as one rank a process: plain arrays, and all launches on the caller's stream."""
 

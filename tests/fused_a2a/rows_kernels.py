@@ -32,7 +32,7 @@ def kernels_of(n_ranks, hidden, local, top_k, most_tokens=MOST_TOKENS):
 
 def _kind(n_tokens):
     """What the number of a rank's tokens decides about its kernels."""
-    few = FEW_TO_EXPAND, TUNING.lamport_tokens, TUNING.window_tokens, MANY_TO_EXPAND - 1
+    few = FEW_TO_EXPAND, TUNING.lamport_tokens, MANY_TO_EXPAND - 1
     return smaller_blocks(n_tokens), *(n_tokens <= most for most in few)
 
 

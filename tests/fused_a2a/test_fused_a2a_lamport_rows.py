@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 from absent_rank import rows_without_rank_1
 from against_reference import equal_rows, expect_bad_ids_told
-from rows_group import BF16, FP16, FP32, assert_same, group_of, host, routing, tokens
+from rows_group import (
+    ABSENT,
+    BF16,
+    FP16,
+    FP32,
+    assert_same,
+    expect_nothing_left,
+    group_of,
+    host,
+    routing,
+    tokens,
+)
 
 from epmoe import fused_a2a
 from epmoe.fused_a2a import buffers
@@ -17,22 +28,6 @@ from epmoe_ref import fused_a2a as reference
 from epmoe_ref.strategies import RowsWorld
 
 FEW = SMALL.lamport_tokens
-ABSENT = 2**32 - 1
-
-
-def expect_nothing_left(group):
-    """Every word of the windows is ABSENT, as before the first call; and nobody has met anybody by luck."""
-    buffer = buffers.get_buffer(group, 0)
-    at = buffer.pool_layout
-    assert at.lamport_bytes > 0
-    for r in buffer.ranks:
-        words = buffer._pool.buffers[r.rank].read(
-            np.uint32, (2 * at.lamport_bytes // 4,), at.lamport_at
-        )
-        assert (words == ABSENT).all(), (
-            f"rank {r.rank}: {np.flatnonzero(words != ABSENT)} of the windows' words"
-        )
-    assert not group.machine.races
 
 
 def equal_calls(group, rng, num_tokens, hidden, top_k=3, dtype=BF16, dropped=0.2, of_combine=None):
@@ -46,7 +41,7 @@ def equal_calls(group, rng, num_tokens, hidden, top_k=3, dtype=BF16, dropped=0.2
         dtype,
         of_combine,
     )
-    expect_nothing_left(group)
+    expect_nothing_left(group, buffers.get_buffer(group, 0))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +132,7 @@ def test_received_rows_are_equal_to_the_bit_whatever_they_hold(seed, tonight):
         sent = again.run(rows_calls.CachedPlan, ("x",), (x,), (None,), handle)
         for one, other in zip(sent, want[0]):
             assert np.array_equal(host(one).view(np.uint32), other.view(np.uint32))
-        expect_nothing_left(group)
+        expect_nothing_left(group, buffers.get_buffer(group, 0))
 
 
 @pytest.mark.by_day(1)
@@ -153,7 +148,7 @@ def test_sums_over_rows_of_nans(dtype):
     with np.errstate(all="ignore"):
         want = reference.combine_forward(rows, known)
     assert_same(fused_a2a.fused_combine(rows, group, handle)[0], want, "combined_x")
-    expect_nothing_left(group)
+    expect_nothing_left(group, buffers.get_buffer(group, 0))
 
 
 def test_scales_go_with_rows():
@@ -167,7 +162,7 @@ def test_scales_go_with_rows():
         for n in (FEW, 1)
     ]
     equal_rows(group, RowsWorld(x, ids, probs, 4), rng)
-    expect_nothing_left(group)
+    expect_nothing_left(group, buffers.get_buffer(group, 0))
 
 
 def test_bad_ids_are_told(monkeypatch):
@@ -177,10 +172,10 @@ def test_bad_ids_are_told(monkeypatch):
 def test_a_rank_that_does_not_come_is_named_and_nothing_of_what_others_sent_is_left(monkeypatch):
     with rows_without_rank_1(monkeypatch, 10, (3, FEW, 1)) as calls:
         calls.dispatch()
-        expect_nothing_left(calls.group)
+        expect_nothing_left(calls.group, buffers.get_buffer(calls.group, 0))
         calls.combine()
         calls.cached_dispatch()
-    expect_nothing_left(calls.group)
+    expect_nothing_left(calls.group, buffers.get_buffer(calls.group, 0))
 
 
 def test_more_tokens_than_bits_are_refused():

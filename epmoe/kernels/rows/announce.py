@@ -19,7 +19,7 @@ from .shape import BLOCK, MAX_PLACES, memory_of, namespace, p
 from .wait import FOR_ANNOUNCEMENT, FOR_ARRIVAL
 
 
-def _noting(shape):
+def noting(shape):
     """Device function (params, rank, epoch, src_rank) -> address of a src_rank's note in the memory of a rank."""
     ranks, memory = shape.n_ranks, memory_of(shape.n_ranks)
 
@@ -38,7 +38,7 @@ def telling(shape, begin, end):
     first + 32) of all peers. Looking takes longer than telling, so the caller looks before it waits for those.
     tell(call, counts, looked): all of them; looked: at the first ones. counts: of the tokens for rank r, in lane r.
     """
-    ranks, n, note_at, num_senders = shape.n_ranks, end - begin, _noting(shape), calls.num_senders(shape)
+    ranks, n, note_at, num_senders = shape.n_ranks, end - begin, noting(shape), calls.num_senders(shape)
     place_of, tells_counts = chosen(BLOCK, "places"), end > COUNTS
 
     @device_fn
@@ -124,7 +124,7 @@ def experts(shape):
     """Device function (call, counts, at), of the leader block: tells each rank its experts' tokens, counts[at + expert].
     """
     n_local, n_experts, n_words, note_at = (shape.n_local_experts, shape.n_experts, mailbox.experts_at(shape.n_ranks),
-                                          _noting(shape))
+                                          noting(shape))
 
     @device_fn
     def announce(call, counts, at):
@@ -140,7 +140,7 @@ def experts(shape):
 
 def awaiting(shape, phase, part, *, acquires=True):
     """Device function (call, notes), of a block: the numbers of this part of all notes -> whether all came."""
-    ranks, n_words, note_at = shape.n_ranks, mailbox.experts_at(shape.n_ranks), _noting(shape)
+    ranks, n_words, note_at = shape.n_ranks, mailbox.experts_at(shape.n_ranks), noting(shape)
     begin, end = parts_of_note(ranks)[part]
     n, what = end - begin, (phase, FOR_ANNOUNCEMENT)
     load = ld_acquire_sys_u64 if acquires else ld_relaxed_sys_u64       # relaxed: nothing lies behind it
@@ -164,7 +164,7 @@ def awaiting(shape, phase, part, *, acquires=True):
 
 def expert_count(shape, phase):
     """Device function (call, src_rank, expert) -> a src_rank's tokens for a local expert, -1 if it did not tell."""
-    n_words, note_at, what = mailbox.experts_at(shape.n_ranks), _noting(shape), (phase, FOR_ANNOUNCEMENT)
+    n_words, note_at, what = mailbox.experts_at(shape.n_ranks), noting(shape), (phase, FOR_ANNOUNCEMENT)
 
     @device_fn
     def count(call, src_rank, expert):

@@ -4,8 +4,8 @@ Every block of a rank runs the kernel. The last one, the leader block, talks to 
 The others send tokens, or some of them do where the others copy or expand rows meanwhile.
 
 1. Begin: the number of the call, and whether an earlier one failed (call.py).
-2. Small batches have a way of their own, which ends the call: rows in Lamport words (few/dispatch.py), expert-major
-   rows in windows (few/by_expert.py). If some rank has too many tokens for it, all ranks go on with step 3, or with
+2. Small batches have a way of their own, which ends the call: Lamport rows (few/dispatch.py), expert-major also
+   expanded as they come (few/by_expert.py). If some rank has too many tokens for it, all ranks go on with step 3, or with
    step 4 where the small way has done step 3 already.
 3. Number the rows (layout.py): the n-th of this rank's tokens that go to a rank is the n-th row that this rank sends
    there; -1 where a token does not go. The leader block announces how many rows each rank gets, and where this
@@ -44,7 +44,7 @@ def dispatch_kernel(shape):
     (begin_call, end_call), n_notes = calls.begin_and_end(shape.n_ranks), mailbox.words_of_notes(shape.n_ranks)
     mark = stamps.make(BLOCK, shape.trace)
     allocate, number_rows = layout.allocating(shape), numbering(shape, mark)
-    has_few = bool(shape.few or shape.lamport)
+    has_few = bool(shape.lamport)
     if has_few:
         few = (by_expert.dispatching(shape, mark, number_rows) if shape.expert_major
                else few_rows.dispatching(shape, mark))

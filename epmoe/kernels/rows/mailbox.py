@@ -5,7 +5,7 @@ their rows. A word of a note holds a number in its low half and the number of th
 it is its own ready flag. Epochs only grow, and nothing has to be reset. Notes and counters are doubled by the epoch's
 parity. A rank ends call e only after every rank has begun it, and begins e + 1 only after its own launch of e has
 ended. So no rank reads the notes of e when those of e + 2 are written, and no rank adds to the counters of e - 1, which
-every rank clears in call e, before e + 1. Flags of windows (few/places.py) hold the number of their call.
+every rank clears in call e, before e + 1.
 
 Every block keeps the numbers of all notes in a shared array, `notes`.
 """
@@ -33,7 +33,7 @@ PLACES = 0                          # where in the writer's pool its arrays begi
 CAPACITY = MAX_PLACES               # rows that it has room for
 NUM_TOKENS = CAPACITY + 1               # its tokens
 BLOCKS = CAPACITY + 2               # its blocks that send
-COUNTS = CAPACITY + 3               # for each rank: rows that it sends there; behind them the reader's experts
+COUNTS = CAPACITY + 3               # for each rank: rows that it sends there; behind them the reader's experts and bits
 PLACE_BYTES = 256
 
 MOST_PARTS = 8          # flags a row: the most parts of it
@@ -44,7 +44,6 @@ class Control(NamedTuple):
 
     n_ranks: int
     arrived: int
-    window_flags: int
     notes: int
     note_bytes: int
     nbytes: int
@@ -59,25 +58,24 @@ def experts_at(n_ranks: int) -> int:
     return COUNTS + n_ranks
 
 
+def bits_at(n_ranks: int, n_local_experts: int) -> int:
+    """The word of a note at which its tokens' bits [word, local expert] begin (few/places.py)."""
+    return experts_at(n_ranks) + n_local_experts
+
+
 def words_of_notes(n_ranks: int) -> int:
     """Numbers of all notes, but for counts of experts, and behind them each rank's tokens as a handle knows them."""
     return n_ranks * experts_at(n_ranks) + n_ranks
 
 
-def window_flags_at(n_ranks: int) -> int:
-    """Byte offset of the flags of windows [parity, src_rank, row, part], u32."""
-    return -(-2 * 4 * n_ranks // 256) * 256
-
-
-def control(n_ranks: int, n_local_experts: int, window_tokens: int) -> Control:
+def control(n_ranks: int, n_local_experts: int, words_of_bits: int) -> Control:
     """The control memory for a world of n_ranks with at most n_local_experts experts a rank.
 
-    window_tokens: of the Tuning, rows of a window.
+    words_of_bits: of the Tuning.
     """
-    note_bytes = 8 * (experts_at(n_ranks) + n_local_experts)
-    flags = window_flags_at(n_ranks)
-    notes = flags + 2 * 4 * n_ranks * window_tokens * MOST_PARTS
-    return Control(n_ranks, 0, flags, notes, note_bytes, notes + 2 * n_ranks * note_bytes)
+    note_bytes = 8 * (bits_at(n_ranks, n_local_experts) + words_of_bits * n_local_experts)
+    notes = -(-2 * 4 * n_ranks // 256) * 256
+    return Control(n_ranks, 0, notes, note_bytes, notes + 2 * n_ranks * note_bytes)
 
 
 @cache
@@ -164,7 +162,7 @@ def reading(n_ranks):
 
 
 def all_few(n_ranks, few, *, announced):
-    """Device function (notes) -> whether no rank has more than `few` tokens: shape.few, or shape.lamport.
+    """Device function (notes) -> whether no rank has more than `few` tokens: shape.lamport.
 
     As they announced in this call, or as the call's handle knows them. All ranks see the same, and every rank that has
     so few has a kernel for it.

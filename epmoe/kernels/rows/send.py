@@ -226,23 +226,23 @@ def fp8_format(hidden):
     return blockwise_fp8.make(SimpleNamespace(hidden=hidden, alignment=16))
 
 
-def encoding(shape):
-    """Device function (src, to, mask, start, first, end, lane): a warp makes vectors [first, end) of an encoded row.
+def encoding(shape, store, store_scale):
+    """Device function (src, to, mask, start, span, lane, epoch): a warp makes vectors [span) of an encoded row.
 
-    Whole steps of the encoder. They go, with their scales, from registers to the rows at `to` of each lane in `mask`,
-    beginning with lane `start`.
+    Whole steps of the encoder. They go from registers to the rows at `to` of each lane in `mask`, beginning with lane
+    `start`, by store, and their scales by store_scale(row_at, i, scale, epoch).
     """
     value_bytes, quantised = shape.value_bytes, blockwise_fp8.quantised
 
     @device_fn
     def put(rows, chunk, there, ab, absmax, input_scale, lane):
-        (scale, codes), (to, left, start) = quantised(ab[0], ab[1], absmax), rows
+        (scale, codes), (to, left, start, epoch) = quantised(ab[0], ab[1], absmax), rows
         while left != u32(0):
             at = u64(warp_broadcast_u64(to, i32((lowest(left) + start) & 31)))
             if there:
-                store16(at + u64(16 * chunk), codes[0], codes[1], codes[2], codes[3])
+                store(at + u64(16 * chunk), codes[0], codes[1], codes[2], codes[3])
                 if lane & (A_SCALE - 1) == 0:
-                    store_f32(at + u64(value_bytes) + u64(4 * i32(chunk >> 3)), scale)
+                    store_scale(at, i32(chunk >> 3), scale, epoch)
             left = but_lowest(left)
 
     @device_fn
@@ -253,37 +253,13 @@ def encoding(shape):
     n_steps = encode_parts(value_bytes)
 
     @device_fn
-    def encode(src, to, mask, start, first, end, lane):
-        rows, step = (to, rotated(mask, start), start), i32(first // STEP)
-        while mask != u32(0) and STEP * step < end:
+    def encode(src, to, mask, start, span, lane, epoch):
+        rows, step = (to, rotated(mask, start), start, epoch), i32(span[0] // STEP)
+        while mask != u32(0) and STEP * step < span[1]:
             encode_part(src, rows, f32(1), step, n_steps, lane)
             step = i32(step + 1)
 
     return encode
-
-
-def sending_scales(shape):
-    """Device function (src, first, end, to, mask, lane): a warp; the scales of vectors [first, end) of an encoded row.
-
-    From the address of the first of all its scales to those at `to` of each lane in `mask`.
-    """
-    n_scales = shape.scale_words
-
-    @device_fn
-    def send_scales(src, first, end, to, mask, lane):
-        base, behind = i32(first // A_SCALE), i32(min(i32(u32(end + A_SCALE - 1) // u32(A_SCALE)), n_scales))
-        while base < behind:
-            i, left = i32(base + lane), u32(mask)
-            at = u64(4) * u64(min(i, i32(behind - 1)))
-            scale = u32(load_u32(src + at))
-            while left != u32(0):
-                there = u64(warp_broadcast_u64(to, lowest(left)))
-                if i < behind:
-                    store_u32(there + at, scale)
-                left = but_lowest(left)
-            base = i32(base + 32)
-
-    return send_scales
 
 
 def _prefetching(shape):
@@ -320,8 +296,14 @@ def make(shape, flags=None, numbered=None):
     raises, is_numbered_now, fewest = flags is not None, numbered is not None, fewest_parts(shape)
     n_apart, has_more, more = metadata_apart(shape), has_metadata(shape), sending_metadata(shape)
     rows, bring = copying(read_only=True), _prefetching(shape)
+    value_bytes = shape.value_bytes
+
+    @device_fn
+    def store_scale(row_at, i, scale, epoch):
+        store_f32(row_at + u64(value_bytes) + u64(4 * i), scale)
+
     if encodes:
-        encode = encoding(shape)
+        encode = encoding(shape, store16, store_scale)
 
     @device_fn
     def parts_of_row(notes, n_tokens, warps):
@@ -403,7 +385,7 @@ def make(shape, flags=None, numbered=None):
                 next_token, next_part = part_of(work, following)
                 bring(call.params, next_token, next_part, work.n_parts, lane)
             if encodes:
-                encode(src, to, mask, start, a, b, lane)
+                encode(src, to, mask, start, (a, b), lane, call.epoch)
             else:
                 rows.copy(src, to, mask, start, a, b, lane)     # nothing behind the last part
             if has_more and part == with_row:

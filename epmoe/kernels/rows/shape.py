@@ -43,20 +43,23 @@ class Tuning:
     lamport_tokens: int = 128       # of a rank; 128 tokens: 25.8 / 24.5 us, 27.0 / 28.9 with signals
     lamport_bytes: int = 64 << 20   # the most of the windows of one parity
     lamport_send_tenths: int = 3    # of the blocks; half of them: fp8 20.1 us instead of 21.5
-
-    # Small batches by expert
-    window_tokens: int = 128        # of a rank; 128 tokens: 20.2 us, 38.0 in the ordinary way
-    window_experts: int = 512       # whose bits a block has room for, in shared memory
-    window_word: int = 32           # tokens whose bits a word holds, at most 32
-    window_word_of_few: int = 8     # tokens of a word that are looked at together, if there are no more
+    expert_send_tenths: int = 10    # of the blocks, by expert; all of them receive, too
+    bits_experts: int = 512         # whose bits a block has room for, in shared memory
+    bits_word: int = 32             # tokens whose bits a word holds, at most 32
+    bits_word_of_few: int = 8       # tokens of a word that are looked at together, if there are no more
 
     def __post_init__(self):
         if self.lamport_tokens > 128:
             raise ValueError(f"lamport_tokens={self.lamport_tokens}: at most 128, four for each lane of a warp")
 
+    @property
+    def words_of_bits(self) -> int:
+        """Words that hold an expert's bits of a small batch."""
+        return -(-self.lamport_tokens // self.bits_word)
+
 
 TUNING = Tuning()
-SMALL = Tuning(expand_looks=2, many_blocks=3, lamport_tokens=4, window_tokens=4, window_word=2, window_word_of_few=2)
+SMALL = Tuning(expand_looks=2, many_blocks=3, lamport_tokens=4, bits_word=2, bits_word_of_few=2)
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,8 @@ class RowsShape:
     array of their own (rows) or behind the values (HybridEP). has_probs: whether a float32 for each slot (local expert)
     travels with a row. has_meta: whether ids (or slots of local experts) do. encode: rows are bf16 and become blockwise
     FP8 on their way. dtype: of sums, "bf16", "fp16" or "fp32". p2p_world_size: ranks whose sum is rounded first.
-    expands: rows are expanded by expert while they arrive. few: expert-major, the most tokens of a rank that the
-    kernel sends into windows (few/by_expert.py); 0: it has no code for this. lamport: the same for Lamport rows
-    (few/lamport.py). threads: of a block. trace: whether blocks write stamps.
+    expands: rows are expanded by expert while they arrive. lamport: the most tokens of a rank that the kernel sends in
+    Lamport rows (few/lamport.py); 0: it has no code for this. threads: of a block. trace: whether blocks write stamps.
     """
 
     n_ranks: int
@@ -88,7 +90,6 @@ class RowsShape:
     dtype: str = "bf16"
     p2p_world_size: int = 0
     expands: bool = False
-    few: int = 0
     lamport: int = 0
     trace: bool = False
     tuning: Tuning = TUNING
@@ -137,7 +138,7 @@ class RowsShape:
 FIRST = "places"        # from here on fields differ from call to call
 FIELDS = (
     ("notes_at", 1), ("note_bytes", 1), ("words", 1), ("timeout_ns", 1), ("trace", 1), ("columns", 1),
-    ("windows_at", 1), ("window_bytes", 1), ("bits_at", 1), ("bits_bytes", 1), ("lamport_at", 1), ("lamport_bytes", 1),
+    ("lamport_at", 1), ("lamport_bytes", 1),
     (FIRST, MAX_PLACES), ("capacity", 1),
     ("x", 1), ("ids", 1), ("probs", 1), ("scales", 1), ("row_of", 1), ("counts", 1), ("info", 1),
     ("tokens_per_expert", 1), ("slot_of", 1), ("expert_base", 1), ("expert_rows", 1), ("expert_row", 1),
@@ -152,9 +153,8 @@ def parameter_block(n_ranks: int) -> ParameterBlock:
 
     control_ptrs, pool_ptrs: every rank's control and pool memory. notes_at, note_bytes: of the control memory. words:
     this rank's own control words. trace: where stamps go. columns: scratch of the layout, [blocks, columns]. places:
-    offsets in the pool of the arrays that peers write in this call. capacity: rows that they hold. windows_at: offset
-    in the pool of the windows, window_bytes of each parity. bits_at, bits_bytes: of the bits by expert;
-    lamport_at, lamport_bytes: of the windows of Lamport rows.
+    offsets in the pool of the arrays that peers write in this call. capacity: rows that they hold. lamport_at: offset
+    in the pool of the windows of Lamport rows, lamport_bytes of each parity.
     told: of the host, which waits there for told_number, and finds what the call told (handle.py); 0: it does not wait.
     x, ids, probs, scales, out...: arrays of the caller and of results; row_of [T, R], counts [R, R], slot_of [T, E],
     expert_row [N, L] and the rest: arrays of a handle.

@@ -7,7 +7,7 @@ for the record; index: of what is waited for, mostly a src_rank.
 import numpy as np
 
 from epmoe.device import (any_lane, device_fn, globaltimer, i32, ld_acquire_sys_i32, ld_acquire_sys_u32,
-                          ld_acquire_sys_u64, ld_relaxed_gpu_u64, ld_relaxed_sys_u32, ld_relaxed_sys_u64, u32, u64)
+                          ld_acquire_sys_u64, ld_relaxed_gpu_u64, ld_relaxed_sys_u64, u32, u64)
 from epmoe_ref.errors import EPValueError, PeerTimeout
 
 from .. import status
@@ -83,16 +83,6 @@ def _until_equal(load):
 
 for_count = _until_equal(ld_acquire_sys_i32)
 for_flag = _until_equal(ld_acquire_sys_u32)
-_see_flag = _until_equal(ld_relaxed_sys_u32)
-
-
-@device_fn
-def see_flag(params, address, wanted, what, index):
-    """As for_flag, polled relaxed: acquiring polls would empty an L1 again and again that others work with."""
-    seen = _see_flag(params, address, wanted, what, index)
-    if seen:
-        ld_acquire_sys_u32(address)
-    return seen
 
 
 def for_four(phase, empty, look, is_late):

@@ -1,234 +1,175 @@
-"""Dispatch of small batches by expert: rows are sent before any rank has announced anything, and every block places
-them itself.
+"""Dispatch of small batches by expert: rows are sent before any rank has announced anything, and expanded as they come.
 
-Each rank tells all others which of its tokens go to which expert, and its rows go into windows at their ranks
-(places.py). Every block computes their places from the bits (places.py) and stores them there. So between the ids and
-an expert's row there is one transfer of the row and, at the same time, one of these words. No block waits for what the
-leader block does besides: it numbers rows for the handle and writes the numbers for the host. It also says where peers
-must write. If a rank has many tokens, all ranks use the ordinary way, as if nothing had been sent. No rank ends the
-call before all ranks have announced themselves.
-
-A token has its own place in a window, so no rank needs the number of other tokens. A rank's rows for itself are not
-moved, or, if encoded, are in its own window. Probs go in words that name the call, one for each token and expert; rows
-with a flag for each part.
+Each rank tells all others which of its tokens go to which expert, and its rows go in Lamport words to their ranks
+(lamport.py), each to its token's own place, so no rank needs the number of other tokens. Every block computes from the
+bits where experts' rows begin (places.py), and stores each part of a row there as soon as it has come. So between the
+ids and an expert's row there is one transfer of the row and, at the same time, one of the bits. No block waits for what
+the leader block does besides: it numbers rows for the handle and writes the numbers for the host. It also says where
+peers must write. If a rank has many tokens, each rank takes back what it has sent, and all use the ordinary way. No
+rank ends the call before all ranks have announced themselves.
 """
 
-from epmoe.device import (SIM, any_lane, ballot, block_idx, device_fn, fence_acq_rel_sys, grid_dim, i32, int32, lane_id,
-                          ld_relaxed_sys_u64, load_u8, load_u32, n_warps, prefetch, shared_array, st_relaxed_sys_u64,
-                          store_i32, store_u32, syncthreads, u32, u64, warp_id)
+from epmoe.device import (SIM, ballot, device_fn, i32, int32, lane_id, load_u8, load_u32, n_warps, shared_array,
+                          store_i32, store_u32, syncthreads, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from ... import stamps
-from .. import announce, expand, handle, mailbox, routing, wait
+from .. import announce, expand, handle, mailbox, routing
 from .. import call as calls
-from ..bits import around, or_of_warp, split, warps_of_rank
-from ..call import LINE, Call, is_fence_warp, is_last_thread, is_leader, is_notify_warp
-from ..copy import BATCH, copying, parts
-from ..mailbox import MOST_PARTS
-from ..send import encoding, sending_scales
+from ..bits import but_lowest, has, lowest, or_of_warp, warps_of_rank
+from ..call import Call, is_fence_warp, is_last_thread, is_leader, is_notify_warp
+from ..copy import copying
+from ..send import A_SCALE
 from ..shape import BLOCK, VECTOR, namespace, p
-from ..wait import FOR_WINDOW, ROWS_DISPATCH
-from . import places
+from ..wait import ROWS_DISPATCH
+from . import lamport, places, send
+from .lamport import put
 from .row_numbers import numbering
 
 
-def _parts_of_row(shape):
-    """Parts of a row, each with a flag of its own."""
-    return min(MOST_PARTS, max(1, -(-shape.src_bytes // (VECTOR * BATCH))))
-
-
-def _probs(shape, bits, placing):
-    """Device functions of a token's probs for the experts of one rank, by a warp: namespace. bits, placing: of places.py
-
-    send(call, token, rank, lane). receive(call, table, src_rank, token, lane): to the token's output rows; whether they
-    came. A rank's own are where they are. table: Places.
-    """
-    n_local, n_experts, what = shape.n_local_experts, shape.n_experts, (ROWS_DISPATCH, FOR_WINDOW)
+def _tokens(shape):
+    """`tokens` of send.make: a token's row is that of its number, with the probs of its experts at each rank."""
+    n_local, n_experts, has_probs = shape.n_local_experts, shape.n_experts, shape.has_probs
+    at, look_at_ranks = lamport.places(shape), routing.ranks_of_token(shape)
 
     @device_fn
-    def routed(row, expert):
-        value = i32(0)
-        if expert < n_local:
-            value = i32(load_u8(row + u64(expert)))
-        return value
+    def look(params, token, part, lane, is_wanted):
+        mask = u32(0)
+        if is_wanted:
+            mask = u32(look_at_ranks(params[p.ids], token, lane))
+        return mask
 
     @device_fn
-    def prob_of(probs, expert, is_routed):
-        prob = u32(0)
-        if is_routed != 0:
-            prob = u32(load_u32(probs + u64(4) * u64(expert)))
-        return prob
+    def row(known, token, seen, lane):
+        number = i32(-1)
+        if has(or_of_warp(seen), lane):
+            number = i32(token)
+        return number
 
     @device_fn
-    def put(to, epoch, expert, is_routed, prob):
-        if is_routed != 0:
-            st_relaxed_sys_u64(to + u64(8) * u64(expert), wait.tagged(epoch, prob))
+    def look_at_expert(params, token, expert):
+        """(whether the token goes to the expert, its prob); not waited for."""
+        i = u64(token) * u64(n_experts) + u64(min(expert, i32(n_experts - 1)))
+        return load_u8(params[p.ids] + i), load_u32(params[p.probs] + u64(4) * i)
 
     @device_fn
-    def send(call, token, rank, lane):
-        first = u64(u64(token) * u64(n_experts) + u64(i32(rank * n_local)))
-        row, probs = call.params[p.ids] + first, call.params[p.probs] + u64(4) * first
-        to, expert = u64(bits.prob_at(call, rank, call.my_rank, token, i32(0))), i32(lane)
-        while expert - lane < n_local:            # four windows of experts in flight
-            a, b = routed(row, expert), routed(row, i32(expert + 32))
-            c, d = routed(row, i32(expert + 64)), routed(row, i32(expert + 96))
-            q, r = prob_of(probs, expert, a), prob_of(probs, i32(expert + 32), b)
-            s, t = prob_of(probs, i32(expert + 64), c), prob_of(probs, i32(expert + 96), d)
-            put(to, call.epoch, expert, a, q)
-            put(to, call.epoch, i32(expert + 32), b, r)
-            put(to, call.epoch, i32(expert + 64), c, s)
-            put(to, call.epoch, i32(expert + 96), d, t)
+    def put_prob(call, to, expert, seen):
+        rank = i32(u32(min(expert, i32(n_experts - 1))) // u32(n_local))
+        there = u64(warp_broadcast_u64(to, rank))       # each lane that of its own expert's rank
+        if expert < n_experts and seen[0] != 0:
+            put(at.word(there, i32(expert - rank * n_local)), seen[1], call.epoch)
+
+    @device_fn
+    def send_probs(call, token, seen, mask, to, lane):
+        expert = i32(lane)
+        while has_probs and expert - lane < n_experts:  # four windows of experts in flight
+            a, b = look_at_expert(call.params, token, expert), look_at_expert(call.params, token, i32(expert + 32))
+            c, d = (look_at_expert(call.params, token, i32(expert + 64)),
+                    look_at_expert(call.params, token, i32(expert + 96)))
+            put_prob(call, to, expert, a)
+            put_prob(call, to, i32(expert + 32), b)
+            put_prob(call, to, i32(expert + 64), c)
+            put_prob(call, to, i32(expert + 96), d)
             expert = i32(expert + 128)
 
-    @device_fn
-    def take(call, src_rank, token, expert):
-        """(whether it arrived, the prob)"""
-        ok, prob = True, u32(0)
-        if src_rank == call.my_rank:
-            at = u64(u64(token) * u64(n_experts) + u64(i32(call.my_rank * n_local + expert)))
-            prob = u32(load_u32(call.params[p.probs] + u64(4) * at))
-        else:
-            at = u64(bits.prob_at(call, call.my_rank, src_rank, token, expert))
-            word = u64(wait.for_tagged_word(call.params, at, u64(ld_relaxed_sys_u64(at)), call.epoch, what, src_rank))
-            ok, prob = word != u64(0), u32(word)
-        return ok, prob
+    return namespace("tokens", look=look, row=row, send=send_probs)
+
+
+def _into(shape, placing):
+    """`into` of send.make: rows, scales and probs go to the rows of their experts. known: Places; placing: of them."""
+    ranks, n_local, has_probs, encodes = shape.n_ranks, shape.n_local_experts, shape.has_probs, shape.encode
+    out_bytes, n_scales, rows = shape.n_vectors * VECTOR, shape.scale_words, copying(read_only=True)
+    mail, at, taking = mailbox.reading(ranks), lamport.places(shape), lamport.taking(ROWS_DISPATCH)
 
     @device_fn
-    def receive(call, table, src_rank, token, lane):
-        ok, expert = True, i32(lane)
-        while expert < n_local:
-            row = i32(placing.target(table, src_rank, token, expert, i32(call.params[p.n_rows])))
-            if ok and row >= 0:
-                ok, prob = take(call, src_rank, token, expert)
-                store_u32(call.params[p.out_probs] + u64(4) * u64(row), prob)
-            expert = i32(expert + 32)
-        return any_lane(not ok) == 0
-
-    return namespace("probs", send=send, receive=receive)
-
-
-def _sending(shape, into, probs):
-    """Device functions of all blocks but the leader block: namespace. into: places.windows(); probs: _probs().
-
-    prepare(call) -> (mask of ranks, batch) of what a warp sends first, on its way. send(call, first): this warp's share
-    of this rank's tokens. raise_flags(call): behind that and a barrier; one warp says it for all of its block.
-    """
-    ranks, n_parts, row_bytes, src_bytes = shape.n_ranks, _parts_of_row(shape), shape.row_bytes, shape.src_bytes
-    encodes, has_probs, a_vector = shape.encode, shape.has_probs, src_bytes // shape.n_vectors
-    spans, look_at_ranks, rows = parts(shape.n_vectors), routing.ranks_of_token(shape), copying(read_only=True)
-    if encodes:
-        encode = encoding(shape)
+    def arriving(call, notes):
+        n = i32(0)
+        if lane_id() < ranks:
+            n = mail.tokens(notes, i32(lane_id()))
+        return n, i32(0)
 
     @device_fn
-    def prepare(call):
-        lane, (unit, _), none, mask = i32(lane_id()), warps_of_rank(), (u32(0), u32(0), u32(0), u32(0)), u32(0)
-        batch = none, none, none, none
-        if unit < call.num_tokens * n_parts:
-            token, part = split(unit, n_parts)
-            (a, b), row = spans.span(part, n_parts), call.params[p.x] + u64(token) * u64(src_bytes)
-            mask = u32(look_at_ranks(call.params[p.ids], token, lane))
+    def coming(table, src_rank, token):
+        row = i32(-1)
+        if placing.comes(table, src_rank, token):
+            row = i32(token)
+        return row
+
+    @device_fn
+    def own(call, table, token, lane):
+        return coming(table, call.my_rank, token)
+
+    @device_fn
+    def kept(params, row):
+        """The output row, -1 if there is no room for it."""
+        if row >= i32(params[p.n_rows]):
+            row = i32(-1)
+        return row
+
+    @device_fn
+    def store_scales(params, rows_of_lanes, mask, scales, lane):
+        """scales: (number of the first, how many there are, this lane's)."""
+        (first, n, scale), left = scales, u32(mask)
+        while left != u32(0):
+            row = i32(warp_broadcast_i32(rows_of_lanes, lowest(left)))
+            if lane < n:
+                store_u32(params[p.out_scales] + u64(4) * (u64(row) * u64(n_scales) + u64(i32(first + lane))), scale)
+            left = but_lowest(left)
+
+    @device_fn
+    def store(call, table, found, batch, span, scale, lane):
+        (src_rank, token, _), (a, b), window = found, span, i32(0)
+        while window < n_local:
+            row = kept(call.params, placing.row(table, src_rank, token, i32(window + lane)))
+            mask, to = u32(ballot(row >= 0)), call.params[p.out] + u64(row) * u64(out_bytes)
+            rows.store(batch, to, mask, i32(0), a, b, lane)
             if encodes:
-                at = i32(a_vector * a + LINE * lane)
-                while at < a_vector * b:
-                    prefetch(row + u64(at))
-                    at = i32(at + 32 * LINE)
-            elif a < b:
-                batch = rows.load(row, a, b, lane)
-        return mask, batch
+                store_scales(call.params, row, mask, (i32(a // A_SCALE), i32((b - a) // A_SCALE), scale), lane)
+            window = i32(window + 32)
 
     @device_fn
-    def send(call, first):
-        lane, (unit, warps), is_first, windows_at = i32(lane_id()), warps_of_rank(), True, u64(0)
-        seen, batch = first
-        start, units, me = i32((call.my_rank + 1) & 31), i32(call.num_tokens * n_parts), u32(u32(1) << u32(call.my_rank))
-        if lane < ranks and unit < units:
-            windows_at = u64(into.rows(call, lane, call.my_rank))
-        while unit < units:
-            token, part = split(unit, n_parts)
-            if not is_first:
-                seen = u32(look_at_ranks(call.params[p.ids], token, lane))
-            mask = u32(or_of_warp(seen))
-            (a, b), to = spans.span(part, n_parts), windows_at + u64(token) * u64(row_bytes)
-            src = call.params[p.x] + u64(token) * u64(src_bytes)
-            if encodes:
-                encode(src, to, mask, start, a, b, lane)
-            else:
-                if is_first:
-                    rows.store(batch, to, u32(mask & ~me), start, a, b, lane)
-                    a = i32(min(i32(a + BATCH), b))
-                rows.copy(src, to, u32(mask & ~me), start, a, b, lane)
-            unit, is_first = i32(unit + warps), False
-        if has_probs:
-            unit = i32(unit - units)
-            while unit < call.num_tokens * (ranks - 1):
-                token, step = split(unit, max(ranks - 1, 1))
-                probs.send(call, token, around(i32(call.my_rank + 1 + step), ranks), lane)
-                unit = i32(unit + warps)
+    def prob_at(row_at, row, expert):
+        place = u64(0)
+        if has_probs and row >= 0:
+            place = at.word(row_at, expert)
+        return place
 
     @device_fn
-    def raise_flags(call):
-        blocks, units = i32(grid_dim() - 1), i32(call.num_tokens * n_parts)
-        if warp_id() == n_warps() // 2 and block_idx() < units:    # whose own share is small, if it has any
-            fence_acq_rel_sys()
-            unit = i32(lane_id() * blocks + block_idx())
-            while unit < units:
-                (token, part), step = split(unit, n_parts), i32(1)
-                while step < ranks:             # also for ranks without the token, which never read it
-                    into.raise_flag(call, around(i32(call.my_rank + step), ranks), token, part)
-                    step = i32(step + 1)
-                unit = i32(unit + 32 * blocks)
-
-    return namespace("sending", prepare=prepare, send=send, raise_flags=raise_flags)
-
-
-def _receiving(shape, into, placing, probs):
-    """Device functions of all blocks but the leader block, each for this warp's share: namespace. table: Places.
-
-    keep(call, table): of the rows that this rank sends to itself. clear(params, table): of zeros in rows without a
-    token. receive(call, notes, table): of what the others send; whether it came.
-    """
-    ranks, n_local, n_parts, row_bytes = shape.n_ranks, shape.n_local_experts, _parts_of_row(shape), shape.row_bytes
-    encodes, has_probs, mail = shape.encode, shape.has_probs, mailbox.reading(shape.n_ranks)
-    out_bytes, n_scales = shape.n_vectors * VECTOR, shape.scale_words
-    spans, clear_row, rows = parts(shape.n_vectors), expand.clear_row_of(shape), copying(read_only=False)
-    if encodes:
-        send_scales = sending_scales(shape)
+    def keep(params, known_at, expert, row, prob):
+        """The row of an expert, for later calls, and its prob; what has no room is dropped, from here on."""
+        row = kept(params, row)
+        if expert < n_local:
+            store_i32(known_at + u64(4) * u64(expert), row)
+        if has_probs and row >= 0:
+            store_u32(params[p.out_probs] + u64(4) * u64(row), prob)
 
     @device_fn
-    def expand_part(params, src, table, token_of, part, lane):
-        """A part of a row, at src, to the rows of its experts; with the first, these are written down.
+    def receive(call, table, found, row_at, lane, has_room):
+        (src_rank, token, _), ok, expert = found, True, i32(lane)
+        number = placing.number(table, src_rank, token, lane)
+        known_at = call.params[p.expert_row] + u64(4) * u64(number) * u64(n_local)
+        while ok and expert - lane < n_local:
+            a, b = (placing.row(table, src_rank, token, expert), placing.row(table, src_rank, token, i32(expert + 32)))
+            c, d = (placing.row(table, src_rank, token, i32(expert + 64)),
+                    placing.row(table, src_rank, token, i32(expert + 96)))
+            probs = u32(0), u32(0), u32(0), u32(0)
+            if has_probs:
+                ok, probs = taking.words(call, src_rank, i32(0), (
+                    prob_at(row_at, a, expert), prob_at(row_at, b, i32(expert + 32)),
+                    prob_at(row_at, c, i32(expert + 64)), prob_at(row_at, d, i32(expert + 96))))
+            if ok and has_room:
+                keep(call.params, known_at, expert, a, probs[0])
+                keep(call.params, known_at, i32(expert + 32), b, probs[1])
+                keep(call.params, known_at, i32(expert + 64), c, probs[2])
+                keep(call.params, known_at, i32(expert + 96), d, probs[3])
+            expert = i32(expert + 128)
+        return ok
 
-        token_of: (src_rank, token).
-        """
-        (src_rank, token), (base, end), is_first, row = token_of, spans.span(part, n_parts), True, u64(0)
-        if part == 0:
-            row = u64(placing.number(table, src_rank, token, lane)) * u64(n_local)
-            row = u64(params[p.expert_row] + u64(4) * row)
-        while base < end:
-            batch, window = rows.load(src, base, end, lane), i32(0)
-            while window < n_local:
-                expert = i32(window + lane)
-                to = i32(placing.target(table, src_rank, token, expert, i32(params[p.n_rows])))
-                mask = u32(ballot(to >= 0))
-                rows.store(batch, params[p.out] + u64(to) * u64(out_bytes), mask, i32(0), base, end, lane)
-                if is_first and part == 0 and expert < n_local:
-                    store_i32(row + u64(4) * u64(expert), to)
-                if is_first and encodes:
-                    scales = params[p.out_scales] + u64(4 * n_scales) * u64(to)
-                    send_scales(src + u64(out_bytes), base, end, scales, mask, lane)
-                window = i32(window + 32)
-            base, is_first = i32(base + BATCH), False
+    return namespace("into", arriving=arriving, own=own, coming=coming, store=store, receive=receive)
 
-    @device_fn
-    def keep(call, table):
-        lane, (unit, warps), own = i32(lane_id()), warps_of_rank(), call.params[p.x]
-        if encodes:
-            own = u64(into.rows(call, call.my_rank, call.my_rank))
-        while unit < call.num_tokens * n_parts:
-            token, part = split(unit, n_parts)
-            if placing.comes(table, call.my_rank, token):
-                src = own + u64(token) * u64(row_bytes)
-                expand_part(call.params, src, table, (call.my_rank, token), part, lane)
-            unit = i32(unit + warps)
+
+def _clearing(shape):
+    """Device function clear(params, table): zeros in rows without a token, by all blocks but the leader block."""
+    n_local, clear_row = shape.n_local_experts, expand.clear_row_of(shape)
 
     @device_fn
     def clear(params, table):
@@ -245,33 +186,7 @@ def _receiving(shape, into, placing, probs):
             clear_row(params, row, lane)
             row = i32(row + warps)
 
-    @device_fn
-    def receive(call, notes, table):
-        lane, (me, warps), ok, most = i32(lane_id()), warps_of_rank(), True, mail.most_tokens(notes)
-        unit, units = i32(warps - 1 - me), i32(most * (ranks - 1) * n_parts)
-        while ok and unit < units:              # those of all ranks are expected to come side by side
-            turn, part = split(unit, n_parts)
-            token, step = split(turn, max(ranks - 1, 1))
-            src_rank = around(i32(call.my_rank + 1 + step), ranks)
-            if token < mail.tokens(notes, src_rank) and placing.comes(table, src_rank, token):
-                awaited = i32(-1)
-                if lane == 0:
-                    awaited = i32(token)
-                ok = into.await_flag(call, src_rank, awaited, part)
-                if ok:
-                    src = u64(into.rows(call, call.my_rank, src_rank) + u64(token) * u64(row_bytes))
-                    expand_part(call.params, src, table, (src_rank, token), part, lane)
-            unit = i32(unit + warps)
-        if has_probs:
-            unit = i32(unit - units)
-            while ok and unit < most * ranks:
-                token, src_rank = split(unit, ranks)
-                if token < mail.tokens(notes, src_rank):
-                    ok = probs.receive(call, table, src_rank, token, lane)
-                unit = i32(unit + warps)
-        return ok
-
-    return namespace("receiving", keep=keep, clear=clear, receive=receive)
+    return clear
 
 
 def dispatching(shape, mark, number_rows):
@@ -281,19 +196,18 @@ def dispatching(shape, mark, number_rows):
     tokens, all ranks go on in the ordinary way, and this rank's rows are numbered and announced. number_rows: of
     dispatch.py, for that.
     """
-    ranks, few, trace, mail, (_, end_call) = (shape.n_ranks, shape.few, shape.trace, mailbox.reading(shape.n_ranks),
-                                     calls.begin_and_end(shape.n_ranks))
+    ranks, few, mail, (_, end_call) = (shape.n_ranks, shape.lamport, mailbox.reading(shape.n_ranks),
+                                       calls.begin_and_end(shape.n_ranks))
     all_few = mailbox.all_few(ranks, few, announced=True)
     announce_places = announce.early(shape, "places", marks=False)
     announce_tokens = announce.early(shape, "tokens", fences=False, marks=False)
     note_counts = announce.telling(shape, *announce.parts_of_note(ranks)["counts"])
     await_tokens = announce.awaiting(shape, ROWS_DISPATCH, "tokens", acquires=False)
-    may_end, mark_own = announce.closing(shape, ROWS_DISPATCH, "note"), stamps.by_caller(BLOCK, trace)
+    may_end, mark_own = announce.closing(shape, ROWS_DISPATCH, "note"), stamps.by_caller(BLOCK, shape.trace)
     look_at_ranks, write, most = routing.ranks_of_token(shape), handle.writing(shape), max(few, 1)
     number_tokens, record_numbers = numbering(shape, device_fn(lambda masks, token: u32(masks[token])))
-    bits, placing, into = places.telling(shape), places.placing(shape), places.windows(shape)
-    probs, n_numbers = _probs(shape, bits, placing), ranks * most
-    sending, receiving = _sending(shape, into, probs), _receiving(shape, into, placing, probs)
+    bits, placing, clear, n_numbers = places.telling(shape), places.placing(shape), _clearing(shape), ranks * most
+    rows = send.make(shape, _tokens(shape), _into(shape, placing))
 
     @device_fn
     def fits(num_tokens):
@@ -366,18 +280,19 @@ def dispatching(shape, mark, number_rows):
     @device_fn
     def send_and_receive(call, begun, notes, table):
         """The other blocks -> whether the call is over."""
-        first = sending.prepare(call)
+        first = rows.prepare(call)
         tell_bits(call)
         call = Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun))
         if call.epoch == u64(0):
             return True
         mark(call.params, stamps.CLAIMED)
-        sending.send(call, first)
+        rows.send(call, table, first)
         mark(call.params, stamps.SENT)
         if not await_tokens(call, notes):
             return True
         mark(call.params, stamps.COUNTED)
         if not all_few(notes):
+            rows.erase(call, table, first)
             return False
         if not bits.await_bits(call, notes, table.bits):
             return True
@@ -385,14 +300,10 @@ def dispatching(shape, mark, number_rows):
         mark(call.params, stamps.PLACED)
         if is_last_thread():
             calls.say_begun(call.params)
-        sending.raise_flags(call)               # behind the barriers of these
-        if placing.total(table, i32(lane_id())) <= i32(call.params[p.capacity]):
-            receiving.keep(call, table)
-            mark(call.params, stamps.ARRIVED)
-            receiving.clear(call.params, table)
-            receiving.receive(call, notes, table)
-        if trace:
-            syncthreads()
+        has_room = placing.total(table, i32(lane_id())) <= i32(call.params[p.capacity])
+        if has_room:
+            clear(call.params, table)
+        rows.receive(call, table, notes, has_room, first)
         mark(call.params, stamps.COPIED)
         mark(call.params, stamps.LEFT)
         return True

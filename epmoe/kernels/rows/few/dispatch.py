@@ -5,16 +5,133 @@ themselves. If a rank has too many tokens for this, each rank takes back what it
 If a rank has no room, rows are received and not stored.
 """
 
-from epmoe.device import SIM, device_fn, i32, int32, lane_id, shared_array, syncthreads, u64, warp_broadcast_i32
+from epmoe.device import (SIM, device_fn, i32, int32, lane_id, load_u32, shared_array, store_u32, store_u64, syncthreads,
+                          u32, u64, warp_broadcast_i32, warp_broadcast_u64)
 
 from ... import stamps
+from ...params import chosen
 from .. import announce, handle, layout, mailbox, routing
 from .. import call as calls
+from ..bits import but_lowest, lowest, of_lane_before
 from ..call import Call
-from ..shape import BLOCK, namespace, p
+from ..copy import copying
+from ..send import MINUS_ONE, looking_at_slots
+from ..shape import BLOCK, memory_of, namespace, p
 from ..wait import ROWS_DISPATCH
 from . import lamport, send
+from .lamport import put
 from .row_numbers import in_array, in_handle, numbering
+
+NO_ID = 0xFFFFFFFF      # -1, as 4 bytes
+
+
+def _tokens(shape, number):
+    """`tokens` of send.make: the n-th row for a rank is the n-th of its window, with ids, probs and scales.
+
+    number: device function (known, token, lane) -> the token's row among those for rank `lane`, -1 for none.
+    """
+    (n_slots, n_probs, n_scales), n_local, n_parts = (lamport.words_with(shape), shape.n_local_experts,
+                                                      lamport.n_parts_of(shape))
+    at, look_at_slots = lamport.places(shape), looking_at_slots(shape)
+
+    @device_fn
+    def look(params, token, part, lane, is_wanted):
+        seen = i32(-1), u32(0)
+        if is_wanted and part == n_parts:
+            seen = look_at_slots(params, token, lane)
+        return seen
+
+    @device_fn
+    def row(known, token, seen, lane):
+        return number(known, token, lane)
+
+    @device_fn
+    def send_metadata(call, token, seen, mask, to, lane):
+        expert, prob = seen
+        expert_rank, local_expert, left = i32(-1), u32(NO_ID), u32(mask)
+        if expert >= 0:
+            expert_rank, local_expert = i32(u32(expert) // u32(n_local)), u32(u32(expert) % u32(n_local))
+        scales = call.params[p.scales] + u64(4) * u64(token) * u64(n_scales)
+        while left != u32(0):
+            rank = lowest(left)
+            there = u64(warp_broadcast_u64(to, rank))
+            if lane < n_slots:
+                value, here = u32(NO_ID), u32(0)
+                if expert_rank == rank:
+                    value, here = local_expert, prob
+                put(at.word(there, lane), value, call.epoch)
+                if n_probs > 0:
+                    put(at.word(there, i32(n_slots + lane)), here, call.epoch)
+            i = i32(lane)
+            while i < n_scales:
+                put(at.word(there, i32(n_slots + n_probs + i)), load_u32(scales + u64(4) * u64(i)), call.epoch)
+                i = i32(i + 32)
+            left = but_lowest(left)
+
+    return namespace("tokens", look=look, row=row, send=send_metadata)
+
+
+def _into(shape, number):
+    """`into` of send.make: rows and their metadata go where the notes' counts say. number: as of _tokens."""
+    (n_slots, n_probs, n_scales), row_bytes, rows = lamport.words_with(shape), shape.row_bytes, copying(read_only=True)
+    n_all, mail, memory = n_slots + n_probs + n_scales, mailbox.reading(shape.n_ranks), memory_of(shape.n_ranks)
+    at, taking, place_of = lamport.places(shape), lamport.taking(ROWS_DISPATCH), chosen(BLOCK, "places")
+
+    @device_fn
+    def home(call, index):
+        """Address of this rank's array `index` of the call."""
+        return u64(memory.pool(call.params, call.my_rank) + place_of(call.params, index))
+
+    @device_fn
+    def arriving(call, notes):
+        ends = mail.received(notes, call.my_rank)
+        before = of_lane_before(ends)
+        return i32(ends - before), before
+
+    @device_fn
+    def own(call, known, token, lane):
+        return warp_broadcast_i32(number(known, token, lane), call.my_rank)
+
+    @device_fn
+    def coming(known, src_rank, row):
+        return row
+
+    @device_fn
+    def store(call, known, found, batch, span, scale, lane):
+        rows.store(batch, home(call, 0) + u64(found[2]) * u64(row_bytes), u32(1), i32(0), span[0], span[1], lane)
+
+    @device_fn
+    def keep(call, row, i, data):
+        """Stores the data of a row's i-th word."""
+        if i < n_slots:
+            value = u64(data)
+            if data == u32(NO_ID):
+                value = u64(MINUS_ONE)
+            store_u64(home(call, 1) + u64(8) * (u64(row) * u64(n_slots) + u64(i)), value)
+        elif i < n_slots + n_probs:
+            store_u32(home(call, 2) + u64(4) * (u64(row) * u64(n_probs) + u64(i - n_slots)), data)
+        elif i < n_all:
+            k = u64(i - n_slots - n_probs)
+            store_u32(home(call, 3) + u64(4) * (u64(row) * u64(n_scales) + k), data)
+
+    @device_fn
+    def word_at(row_at, i):
+        place = u64(0)
+        if i < n_all:
+            place = at.word(row_at, i)
+        return place
+
+    @device_fn
+    def receive(call, known, found, row_at, lane, has_room):
+        (src_rank, _, row), ok, i = found, True, i32(lane)
+        while ok and i - lane < n_all:
+            ok, words = taking.words(call, src_rank, i32(0), (word_at(row_at, i), u64(0), u64(0), u64(0)))
+            if ok and has_room:
+                keep(call, row, i, words[0])
+            i = i32(i + 32)
+        return ok
+
+    return namespace("into", arriving=arriving, own=own, coming=coming, store=store, receive=receive)
 
 
 def dispatching(shape, mark):
@@ -32,7 +149,8 @@ def dispatching(shape, mark):
     await_facts = announce.awaiting(shape, ROWS_DISPATCH, "facts", acquires=False)
     number_tokens, record_numbers = numbering(shape, routing.mask_by_thread(shape))
     count_experts = routing.experts_of_ids(shape)
-    rows, record = send.make(shape, in_array(ranks)), handle.recording(shape, ROWS_DISPATCH)
+    row_of, record = in_array(ranks), handle.recording(shape, ROWS_DISPATCH)
+    rows = send.make(shape, _tokens(shape, row_of), _into(shape, row_of))
     numbered, tokens_of_block = layout.counter(shape, ROWS_DISPATCH), layout.tokens_of(shape)
     mark_own, n_experts, n_numbers = stamps.by_caller(BLOCK, shape.trace), shape.n_experts, ranks * max(few, 1)
 
@@ -113,8 +231,8 @@ def resending(shape, mark):
     the call. Peers announce nothing that it waits for: the counts are known. A rank without room for its own rows takes
     them, and stores nothing.
     """
-    ranks, mail = shape.n_ranks, mailbox.reading(shape.n_ranks)
-    rows = send.make(shape, in_handle(ranks))
+    ranks, mail, row_of_token = shape.n_ranks, mailbox.reading(shape.n_ranks), in_handle(shape.n_ranks)
+    rows = send.make(shape, _tokens(shape, row_of_token), _into(shape, row_of_token))
 
     @device_fn
     def send_and_receive(call, notes, first):

@@ -8,14 +8,14 @@ A row's metadata (ids, probs, scales) follows it, in words with 4 bytes of data 
 they name this call. By the PTX memory model an aligned 8-byte access is single-copy atomic: a thread that sees the
 call's number sees the data with it. After a word has been taken it is reset to NOTHING.
 
-A rank has windows for each parity of calls and each src_rank. A thread that has taken something restores ABSENT. So
+A rank has windows for each parity of calls and each src_rank; row by row, or by expert a row for each token. A thread that has taken something restores ABSENT. So
 when call e begins to write the words of its parity, without asking, all are ABSENT: the writer knows from call e - 1
 that every rank had begun that call, after everything in call e - 2. If data was sent that no rank will take, its sender
 restores ABSENT.
 
 A payload word equal to ABSENT would look like a word that has not arrived. In a row that is summed it is replaced by
-NAN, since the bits of a NaN result are unspecified. In a row that must arrive bit-exact, each PART has a word that
-names an escape for ABSENT: a number that does not occur in this part.
+NAN, since the bits of a NaN result are unspecified. In a row that must arrive bit-exact, each part has a word that
+names an escape for ABSENT: a number that does not occur in this part. Encoded values are never ABSENT: a NaN is 0x7F.
 """
 
 from epmoe.device import (SIM, any_lane, device_fn, ld_relaxed_sys_u64, load16_relaxed_sys, st_relaxed_sys_u64,
@@ -27,22 +27,21 @@ from ...lamport import is_absent
 from .. import announce, wait
 from .. import call as calls
 from ..copy import BATCH
+from ..send import STEP
 from ..shape import VECTOR, memory_of, namespace, p
-from ..wait import FOR_WINDOW
 
 WORD = 8                # bytes
 NOTHING = 2**64 - 1     # a word that has not arrived
-PART = BATCH            # vectors of a row that have an escape for ABSENT in common
 BLOCKS_A_TOKEN = 4      # of a launch of one or two tokens; of more, tuning.lamport_send_tenths send
 
 
 def suit(shape):
-    """Whether the rows of a kernel may travel so, if they are few: as they are, to be stored or summed as they come.
-
-    Expert-major ones do in combine, which sends no places.
-    """
-    moved = shape.expert_major and shape.has_meta or shape.expands or shape.encode or shape.by_world
-    return not moved and _bytes_of(shape) <= shape.tuning.lamport_bytes
+    """Whether the rows of a kernel may travel so, if they are few: to be stored, expanded or summed as they come."""
+    if shape.expert_major and (shape.has_meta or shape.expands):    # a dispatch; a cached one does not
+        may = shape.has_meta and shape.expands and shape.n_experts <= shape.tuning.bits_experts
+    else:
+        may = not shape.by_world
+    return may and _bytes_of(shape) <= shape.tuning.lamport_bytes
 
 
 def rows_for(shape, num_tokens):
@@ -56,9 +55,14 @@ def blocks_for(num_tokens, lamport):
     return BLOCKS_A_TOKEN * max(num_tokens, 1) if lamport and num_tokens <= lamport else num_tokens
 
 
+def vectors_of_part(shape):
+    """The most vectors of a part of a row; a part has an escape for ABSENT, or, if it is encoded, scales."""
+    return 2 * STEP if shape.encode else BATCH
+
+
 def n_parts_of(shape):
     """Parts of a row."""
-    return -(-shape.row_bytes // (PART * VECTOR))
+    return -(-shape.n_vectors // vectors_of_part(shape))
 
 
 def words_with(shape):
@@ -67,7 +71,8 @@ def words_with(shape):
 
 
 def _bytes_of_row(shape):
-    return -(-(shape.row_bytes + WORD * (n_parts_of(shape) + sum(words_with(shape)))) // 256) * 256
+    words = n_parts_of(shape) + sum(words_with(shape))
+    return -(-(VECTOR * shape.n_vectors + WORD * words) // 256) * 256
 
 
 def _bytes_of(shape):
@@ -86,7 +91,7 @@ def places(shape):
     that of the other). rows(of, epoch): address of the rows. row(rows, row): of one. Of a row vector(row, i),
     word(row, i): the i-th word of its metadata, part(row, i): the word of a part.
     """
-    row_bytes, parts_at, memory = _bytes_of_row(shape), shape.row_bytes, memory_of(shape.n_ranks)
+    row_bytes, parts_at, memory = _bytes_of_row(shape), VECTOR * shape.n_vectors, memory_of(shape.n_ranks)
     words_at, of_source = parts_at + WORD * n_parts_of(shape), shape.tuning.lamport_tokens * row_bytes
 
     @device_fn
@@ -169,7 +174,8 @@ def _word_is_late(w, tag):
 
 
 @device_fn
-def _put_back(at):
+def put_back(at):
+    """Resets a word, if there is an address."""
     if at != u64(0):
         st_relaxed_sys_u64(at, u64(NOTHING))
 
@@ -179,12 +185,10 @@ def taking(phase):
 
     By a warp, each lane at its own four addresses `at`, 0 for none; src_rank, step: as of wait.for_four. vectors(call,
     src_rank, step, word, at) -> (whether they came, data of word, four vectors); the word, 0 for none, is left there.
-    words(call, src_rank, step, at) -> (whether they came, four u32). word(call, src_rank, at): a thread; a word of this
-    call, 0 if it does not come.
+    words(call, src_rank, step, at) -> (whether they came, four u32).
     """
     poll_vectors = wait.for_four(phase, _no_vector, _look_at_vector, _vector_is_late)
     poll_words = wait.for_four(phase, _no_word, _look_at_word, _word_is_late)
-    what = phase, FOR_WINDOW
 
     @device_fn
     def take_vectors(call, src_rank, step, word, at):
@@ -200,20 +204,13 @@ def taking(phase):
     def take_words(call, src_rank, step, at):
         ok, _, (a, b, c, d) = poll_words(call, src_rank, step, u64(0), at)
         if ok:
-            _put_back(at[0])
-            _put_back(at[1])
-            _put_back(at[2])
-            _put_back(at[3])
+            put_back(at[0])
+            put_back(at[1])
+            put_back(at[2])
+            put_back(at[3])
         return ok, (u32(a), u32(b), u32(c), u32(d))
 
-    @device_fn
-    def take_word(call, src_rank, at):
-        word = u64(wait.for_tagged_word(call.params, at, u64(ld_relaxed_sys_u64(at)), call.epoch, what, src_rank))
-        if word != u64(0):
-            _put_back(at)
-        return word
-
-    return namespace("take", vectors=take_vectors, words=take_words, word=take_word)
+    return namespace("take", vectors=take_vectors, words=take_words)
 
 
 def beside_leader(shape, phase, mark, work):

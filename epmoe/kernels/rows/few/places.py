@@ -4,27 +4,20 @@ Every rank tells all others which of its tokens go to which expert. A word holds
 src_rank, and the number of the call. A block that has the words of all src_ranks can compute where each token's rows by
 expert begin: an expert's rows follow those of the previous experts, padded. Among them lower ranks come first, and a
 rank's rows have the order of its tokens. Every block computes this for itself, so no block waits for another. Words are
-stored and polled relaxed (lamport.py): a thread that sees the call's number sees the bits in the same word.
-
-The rows themselves go into windows: memory at every rank into which the others may write before it has announced
-anything.
+stored and polled relaxed (lamport.py): a thread that sees the call's number sees the bits in the same word. They lie
+behind the notes (mailbox.py).
 """
 
 from typing import NamedTuple
 
-from epmoe.device import (SIM, any_lane, block_dim, device_fn, i32, int32, lane_id, ld_relaxed_sys_u64, n_warps, popc,
-                          shared_array, st_relaxed_sys_u32, st_relaxed_sys_u64, syncthreads, syncthreads_or, syncwarp,
-                          thread_idx, u32, u64, warp_id, warp_sum_i32)
+from epmoe.device import (block_dim, device_fn, i32, int32, lane_id, ld_relaxed_sys_u64, n_warps, popc, shared_array,
+                          st_relaxed_sys_u64, syncthreads, syncthreads_or, thread_idx, u32, u64, warp_id, warp_sum_i32)
 
 from ...pairs.offsets import block_sum
-from .. import mailbox, routing, wait
+from .. import announce, mailbox, routing, wait
 from ..bits import below, divided_up, has, or_of_warp, split
-from ..copy import FLAG_BYTES
-from ..mailbox import MOST_PARTS
-from ..shape import memory_of, namespace, p
+from ..shape import namespace, p
 from ..wait import FOR_WINDOW, ROWS_DISPATCH
-
-WORD = 8                            # bytes
 
 
 class Places(NamedTuple):
@@ -43,35 +36,9 @@ class Places(NamedTuple):
     partial: object
 
 
-def suit(shape):
-    """Whether a kernel's rows may go this way, if they are few: expanded by expert while they come."""
-    return shape.expert_major and shape.expands and shape.has_meta and shape.n_experts <= shape.tuning.window_experts
-
-
-def few_for(shape, num_tokens):
-    """RowsShape.few of a kernel for a rank's tokens; the simulator's ranks share a kernel."""
-    few = shape.tuning.window_tokens
-    return few if suit(shape) and (SIM or num_tokens <= few) else 0
-
-
-def _words_of(shape):
-    """(tokens whose bits a word holds, words of an expert)."""
-    return shape.tuning.window_word, shape.tuning.window_tokens // shape.tuning.window_word
-
-
-def _bytes_of_source(shape):
-    words = _words_of(shape)[1] + shape.tuning.window_tokens * shape.has_probs
-    return -(-WORD * words * shape.n_local_experts // 256) * 256
-
-
-def bytes_for(shape):
-    """Bytes of the words of one parity for the calls of a kernel."""
-    return shape.n_ranks * _bytes_of_source(shape) if suit(shape) else 0
-
-
 def _words_told(shape):
     """Device function (notes) -> words of an expert and a src_rank: of the one that has most tokens."""
-    mail, (a_word, _) = mailbox.reading(shape.n_ranks), _words_of(shape)
+    mail, a_word = mailbox.reading(shape.n_ranks), shape.tuning.bits_word
 
     @device_fn
     def words_told(notes):
@@ -85,26 +52,18 @@ def telling(shape):
 
     n_told(num_tokens): what warps have to tell, 32 words each. tell(call, first, step): by warps, of `step` the
     first-th; this rank's words to all ranks. await_bits(call, notes, bits): every block; whether all ranks' words came,
-    to the shared array bits. prob_at(call, rank, src_rank, token, expert): address of the word with a prob, behind those
-    of bits.
+    to the shared array bits.
     """
-    ranks, n_local, n_experts, of_source = shape.n_ranks, shape.n_local_experts, shape.n_experts, _bytes_of_source(shape)
-    n_windows, mail, words_told, memory = -(-n_local // 32), mailbox.reading(ranks), _words_told(shape), memory_of(ranks)
-    (a_word, n_words), few = _words_of(shape), shape.tuning.window_word_of_few
+    ranks, n_local, n_experts, note_at = shape.n_ranks, shape.n_local_experts, shape.n_experts, announce.noting(shape)
+    n_windows, mail, words_told = -(-n_local // 32), mailbox.reading(ranks), _words_told(shape)
+    a_word, few, bits_at = shape.tuning.bits_word, shape.tuning.bits_word_of_few, mailbox.bits_at(ranks, n_local)
     of_some, of_all = routing.bits_of_tokens(few, n_experts), routing.bits_of_tokens(a_word, n_experts)
     what = ROWS_DISPATCH, FOR_WINDOW
 
     @device_fn
-    def words_at(call, rank, src_rank):
-        """Where a rank has a src_rank's words."""
-        pool = memory.pool(call.params, rank)
-        half = u64((u64(call.epoch) & u64(1)) * call.params[p.bits_bytes])
-        return u64(pool + call.params[p.bits_at] + half + u64(src_rank) * u64(of_source))
-
-    @device_fn
-    def prob_at(call, rank, src_rank, token, expert):
-        words = u64(words_at(call, rank, src_rank) + u64(WORD * n_words * n_local))
-        return u64(words + u64(WORD) * (u64(token) * u64(n_local) + u64(expert)))
+    def bits_word_at(call, rank, src_rank, word, expert):
+        note = note_at(call.params, rank, call.epoch, src_rank)
+        return u64(note + u64(8) * u64(i32(bits_at + word * n_local + expert)))
 
     @device_fn
     def n_told(num_tokens):
@@ -129,7 +88,7 @@ def telling(shape):
             word, rest = split(task, ranks * n_windows)
             rank, window = split(rest, n_windows)
             expert = i32(window * 32 + lane)
-            to = u64(words_at(call, rank, call.my_rank) + u64(WORD) * u64(i32(word * n_local + expert)))
+            to = bits_word_at(call, rank, call.my_rank, word, expert)
             mask = bits_of(call, rank, expert, word)
             if expert < n_local:
                 st_relaxed_sys_u64(to, wait.tagged(call.epoch, mask))
@@ -142,74 +101,27 @@ def telling(shape):
             word, rest = split(i, n_experts)
             (src_rank, expert), value = split(rest, n_local), i32(0)
             if word * a_word < mail.tokens(notes, src_rank):
-                at = u64(words_at(call, call.my_rank, src_rank) + u64(WORD) * u64(i32(word * n_local + expert)))
+                at = bits_word_at(call, call.my_rank, src_rank, word, expert)
                 seen = u64(wait.for_tagged_word(call.params, at, u64(ld_relaxed_sys_u64(at)), call.epoch, what, src_rank))
                 ok, value = seen != u64(0), i32(u32(seen))
             bits[i] = value
             i = i32(i + block_dim())
         return not syncthreads_or(not ok)
 
-    return namespace("bits", n_told=n_told, tell=tell, await_bits=await_bits, prob_at=prob_at)
-
-
-def window_bytes_for(shape):
-    """Bytes of all windows of one parity for an expert-major dispatch."""
-    return shape.n_ranks * shape.tuning.window_tokens * shape.row_bytes
-
-
-def windows(shape):
-    """Device functions: namespace. rows(call, rank, src_rank): address of the window that a rank has for a src_rank.
-
-    There are two for each src_rank, used in turn. Call e writes those of its parity without asking: a rank that has ended
-    call e - 1 has seen that every rank had begun it, and no rank begins it before its launch of e - 2 has ended, and with
-    it all reading of e - 2's rows. Flags in the control memory show what has arrived; they are never lowered.
-
-    raise_flag(call, rank, row, part): of this rank's window there, behind a fence of the same thread. await_flag(call,
-    src_rank, row, part): each lane waits for the flag of its own src_rank and row, those with row < 0 for none;
-    whether all came.
-    """
-    ranks, rows, memory = shape.n_ranks, shape.tuning.window_tokens, memory_of(shape.n_ranks)
-    what, flags_at, of_source = (ROWS_DISPATCH, FOR_WINDOW), mailbox.window_flags_at(ranks), rows * shape.row_bytes
-
-    @device_fn
-    def rows_at(call, rank, src_rank):
-        half = u64((u64(call.epoch) & u64(1)) * call.params[p.window_bytes])
-        return u64(memory.pool(call.params, rank) + call.params[p.windows_at] + half + u64(src_rank) * u64(of_source))
-
-    @device_fn
-    def flag_at(call, rank, src_rank, row, part):
-        index = u64(((u64(call.epoch) & u64(1)) * u64(ranks) + u64(src_rank)) * u64(rows) + u64(row))
-        base = u64(memory.control(call.params, rank) + u64(flags_at))
-        return u64(base + u64(FLAG_BYTES) * (index * u64(MOST_PARTS) + u64(part)))
-
-    @device_fn
-    def raise_flag(call, rank, row, part):
-        st_relaxed_sys_u32(flag_at(call, rank, call.my_rank, row, part), u32(call.epoch))
-
-    @device_fn
-    def await_flag(call, src_rank, row, part):
-        ok = True
-        if row >= 0:
-            at = flag_at(call, call.my_rank, src_rank, row, part)
-            ok = wait.see_flag(call.params, at, u32(call.epoch), what, src_rank)
-        failed = any_lane(not ok)
-        syncwarp()                              # what one lane acquired, all lanes read
-        return failed == 0
-
-    return namespace("windows", rows=rows_at, raise_flag=raise_flag, await_flag=await_flag)
+    return namespace("bits", n_told=n_told, tell=tell, await_bits=await_bits)
 
 
 def placing(shape):
     """Device functions over Places: namespace.
 
     allocate() -> Places. count(places, notes, gathered): of a block that wants only gathered[src_rank * n_local +
-    expert], the tokens for an expert. place(params, notes, places): all but the bits, behind a barrier. target(places,
-    src_rank, token, expert, limit) -> output row, -1 for none. comes(places, src_rank, token): whether it has a row
+    expert], the tokens for an expert. place(params, notes, places): all but the bits, behind a barrier. row(places,
+    src_rank, token, expert) -> output row, -1 for none. comes(places, src_rank, token): whether it has a row
     here. number(places, src_rank, token, lane) -> its number among all rows that come, by a warp. total(places, lane):
     of these.
     """
     ranks, n_local, n_experts, words_told = shape.n_ranks, shape.n_local_experts, shape.n_experts, _words_told(shape)
-    (a_word, most_words), n_starts, sums = _words_of(shape), n_local + 1, block_sum()
+    a_word, most_words, n_starts, sums = shape.tuning.bits_word, shape.tuning.words_of_bits, n_local + 1, block_sum()
     n_bits, n_here = most_words * n_experts, ranks * most_words
 
     @device_fn
@@ -285,15 +197,13 @@ def placing(shape):
         syncthreads()
 
     @device_fn
-    def target(places, src_rank, token, expert, limit):
+    def row_of(places, src_rank, token, expert):
         row, (word, bit) = i32(-1), split(token, a_word)
         if expert < n_local:
             i = index(word, src_rank, expert)
             mask = u32(places.bits[i])
             if has(mask, bit):
                 row = i32(places.before[i] + popc(u32(mask & below(bit))))
-            if row >= limit:
-                row = i32(-1)
         return row
 
     @device_fn
@@ -319,5 +229,4 @@ def placing(shape):
     def total(places, lane):
         return rows_up_to(places, i32(n_here), lane)
 
-    return namespace("placing", allocate=allocate, count=count, place=place, target=target, comes=comes, number=number,
-                     total=total)
+    return namespace("placing", allocate=allocate, count=count, place=place, row=row_of, comes=comes, number=number, total=total)

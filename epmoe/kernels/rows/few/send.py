@@ -1,35 +1,31 @@
 """Sends Lamport rows (lamport.py) before any rank has announced anything, and stores arriving rows in their final
 place.
 
-Some blocks send, and others receive, because polls of a multiprocessor queue behind its own stores. A warp sends a part
-of a row, or its metadata. The receiving blocks copy this rank's own rows while the first rows of other ranks are under
-way.
+Some blocks send, and others receive, because polls of a multiprocessor queue behind its own stores; by expert all do
+both. A warp sends a part of a row, or its metadata. The receiving blocks copy this rank's own rows while the first rows
+of other ranks are under way. Encoded rows travel through a window to their own rank, too: they are made once.
 """
 
 from typing import NamedTuple
 
-from epmoe.device import (any_lane, ballot, block_idx, device_fn, grid_dim, i32, lane_id, load_u32, n_warps,
-                          st_relaxed_sys_u64, store16, store16_relaxed_sys, store_u32, store_u64, u32, u64,
-                          warp_broadcast_i32, warp_broadcast_u64, warp_id)
+from epmoe.device import (ballot, block_idx, device_fn, f32_as_u32, grid_dim, i32, lane_id, n_warps, prefetch, store16,
+                          store16_relaxed_sys, store_u64, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
 from epmoe.layout import ABSENT
 
-from ...params import chosen
-from .. import mailbox
-from ..bits import around, but_lowest, has, largest, lowest, of_lane_before, split
+from ..bits import around, but_lowest, has, largest, lowest, split
+from ..call import LINE
 from ..copy import copying
-from ..send import MINUS_ONE, looking_at_slots
-from ..shape import BLOCK, memory_of, namespace, p
+from ..send import A_SCALE, encoding
+from ..shape import namespace, p
 from ..wait import ROWS_DISPATCH
 from . import lamport
-from .lamport import NOTHING, PART, escape_for, put, with_words
-
-NO_ID = 0xFFFFFFFF      # -1, as 4 bytes
+from .lamport import NOTHING, escape_for, put, put_back, with_words
 
 
 class First(NamedTuple):
     """What a warp sends, or copies, first, on its way to its registers. place: of its rows at rank `lane`.
 
-    seen: its token's expert and prob in slot `lane`. batch: its part of a row.
+    seen: of its token's routing. batch: its part of a row.
     """
 
     place: tuple
@@ -42,7 +38,7 @@ def _blocks(shape):
 
     A single block does both. receivers() -> (this block's number among those that receive, how many there are).
     """
-    tenths = shape.tuning.lamport_send_tenths
+    tenths = shape.tuning.expert_send_tenths if shape.expert_major else shape.tuning.lamport_send_tenths
 
     @device_fn
     def senders():
@@ -66,96 +62,121 @@ def _blocks(shape):
     return namespace("blocks", senders=senders, sends=sends, receives=receives, receivers=receivers)
 
 
-def _homes(shape):
-    """Device function (call, index): address of this rank's array `index` of the call."""
-    memory, place_of = memory_of(shape.n_ranks), chosen(BLOCK, "places")
+def _parts(shape):
+    """Device functions of a part of a row, each by a warp: namespace. batch: as rows.load gives it.
 
-    @device_fn
-    def home(call, index):
-        return u64(memory.pool(call.params, call.my_rank) + place_of(call.params, index))
-
-    return home
-
-
-def _metadata(shape):
-    """Device functions for a row's metadata: namespace.
-
-    send(call, token, seen, mask, to, lane): to the words of a row at each rank of `mask`, in whose lane `to` has their
-    address. receive(call, src_rank, row_at, row, lane, has_room): whether it came; it is stored with the row, if there is
-    room.
+    load(call, token, part, lane) -> batch of an input row; of one that is going to be encoded, only on its way to L2.
+    send(call, token, batch, part, mask, to, lane): to the row at `to` of each lane in `mask`. erase(row_at, part, lane).
+    take(call, src_rank, row_at, part, lane) -> (whether it came, batch as sent, this lane's scale if encoded).
     """
-    (n_slots, n_probs, n_scales), n_local, home = lamport.words_with(shape), shape.n_local_experts, _homes(shape)
-    n_all, at, take = n_slots + n_probs + n_scales, lamport.places(shape), lamport.taking(ROWS_DISPATCH)
-
-    @device_fn
-    def send(call, token, seen, mask, to, lane):
-        expert, prob = seen
-        expert_rank, local_expert, left = i32(-1), u32(NO_ID), u32(mask)
-        if expert >= 0:
-            expert_rank, local_expert = i32(u32(expert) // u32(n_local)), u32(u32(expert) % u32(n_local))
-        scales = call.params[p.scales] + u64(4) * u64(token) * u64(n_scales)
-        while left != u32(0):
-            rank = lowest(left)
-            there = u64(warp_broadcast_u64(to, rank))
-            if lane < n_slots:
-                value, here = u32(NO_ID), u32(0)
-                if expert_rank == rank:
-                    value, here = local_expert, prob
-                put(at.word(there, lane), value, call.epoch)
-                if n_probs > 0:
-                    put(at.word(there, i32(n_slots + lane)), here, call.epoch)
-            i = i32(lane)
-            while i < n_scales:
-                put(at.word(there, i32(n_slots + n_probs + i)), load_u32(scales + u64(4) * u64(i)), call.epoch)
-                i = i32(i + 32)
-            left = but_lowest(left)
-
-    @device_fn
-    def keep(call, row, i, data):
-        """Stores the data of a row's i-th word."""
-        if i < n_slots:
-            value = u64(data)
-            if data == u32(NO_ID):
-                value = u64(MINUS_ONE)
-            store_u64(home(call, 1) + u64(8) * (u64(row) * u64(n_slots) + u64(i)), value)
-        elif i < n_slots + n_probs:
-            store_u32(home(call, 2) + u64(4) * (u64(row) * u64(n_probs) + u64(i - n_slots)), data)
-        else:
-            k = u64(i - n_slots - n_probs)
-            store_u32(home(call, 3) + u64(4) * (u64(row) * u64(n_scales) + k), data)
-
-    @device_fn
-    def receive(call, src_rank, row_at, row, lane, has_room):
-        ok, i = True, i32(lane)
-        while i < n_all:
-            word = u64(take.word(call, src_rank, at.word(row_at, i)))
-            ok, data = ok and word != u64(0), u32(word)
-            if has_room:
-                keep(call, row, i, data)
-            i = i32(i + 32)
-        return any_lane(not ok) == 0
-
-    return namespace("more", send=send, receive=receive)
-
-
-def make(shape, number):
-    """Device functions of blocks other than the leader block: namespace. first: First.
-
-    number: device function (known, token, lane) -> the token's row among those for rank `lane`, -1 for none.
-    prepare(call) -> First, before the call is known. send(call, known, first): this warp's share of this rank's tokens.
-    receive(call, known, notes, has_room, first): this warp's share of what comes, stored as notes' counts say, if there
-    is room. erase(call, known, first): what nobody is going to receive.
-    """
-    ranks, row_bytes, n_vectors = shape.n_ranks, shape.row_bytes, shape.n_vectors
-    at, take, mail, home = (lamport.places(shape), lamport.taking(ROWS_DISPATCH), mailbox.reading(ranks), _homes(shape))
-    n_parts, n_all = lamport.n_parts_of(shape), sum(lamport.words_with(shape))
-    units, n_others = n_parts + int(n_all > 0), max(ranks - 1, 1)
-    rows, away = copying(read_only=True), copying(read_only=True, store=store16_relaxed_sys)
-    look, more, blocks = looking_at_slots(shape), _metadata(shape), _blocks(shape)
+    src_bytes, n_vectors, encodes = shape.src_bytes, shape.n_vectors, shape.encode
+    at, taking, a_part = lamport.places(shape), lamport.taking(ROWS_DISPATCH), lamport.vectors_of_part(shape)
+    (n_slots, n_probs, _), a_vector = lamport.words_with(shape), src_bytes // n_vectors
+    rows, away, scales_at = copying(read_only=True), copying(read_only=True, store=store16_relaxed_sys), n_slots + n_probs
 
     @device_fn
     def span(part):
-        return i32(part * PART), i32(min(i32(part * PART + PART), n_vectors))
+        return i32(part * a_part), i32(min(i32(part * a_part + a_part), n_vectors))
+
+    @device_fn
+    def load(call, token, part, lane):
+        (a, b), src = span(part), call.params[p.x] + u64(token) * u64(src_bytes)
+        return rows.load(src, a, b, lane)
+
+    @device_fn
+    def bring(call, token, part, lane):
+        (a, b), src, none = span(part), call.params[p.x] + u64(token) * u64(src_bytes), (u32(0), u32(0), u32(0), u32(0))
+        i = i32(a_vector * a + LINE * lane)
+        while i < a_vector * b:
+            prefetch(src + u64(i))
+            i = i32(i + 32 * LINE)
+        return none, none, none, none
+
+    @device_fn
+    def send(call, token, batch, part, mask, to, lane):
+        others = u32(mask & u32(~u32(u32(1) << u32(call.my_rank))))
+        (a, b), escape, start = span(part), escape_for(batch), i32((call.my_rank + 1) & 31)
+        if escape != u32(ABSENT):
+            batch = with_words(batch, u32(ABSENT), escape)
+        if has(others, lane):
+            put(at.part(to, part), escape, call.epoch)
+        away.store(batch, to, others, start, a, b, lane)
+
+    @device_fn
+    def put_scale(row_at, i, scale, epoch):
+        put(at.word(row_at, i32(scales_at + i)), f32_as_u32(scale), epoch)
+
+    if encodes:
+        encode = encoding(shape, store16_relaxed_sys, put_scale)
+
+    @device_fn
+    def send_encoded(call, token, batch, part, mask, to, lane):
+        src, start = call.params[p.x] + u64(token) * u64(src_bytes), i32((call.my_rank + 1) & 31)
+        encode(src, to, mask, start, span(part), lane, call.epoch)
+
+    @device_fn
+    def erase(row_at, part, lane):
+        gone, (a, b), i = u32(ABSENT), span(part), i32(lane)
+        while a + i < b:
+            store16(at.vector(row_at, i32(a + i)), gone, gone, gone, gone)
+            i = i32(i + 32)
+        if lane == 0:
+            store_u64(at.part(row_at, part), u64(NOTHING))
+
+    @device_fn
+    def vector_at(row_at, vector, end):
+        """Where a row has the vector, 0 for one behind the end."""
+        place = u64(0)
+        if vector < end:
+            place = at.vector(row_at, vector)
+        return place
+
+    @device_fn
+    def word_with(row_at, part, lane):
+        """Address of the part's escape, or of this lane's scale, 0 for none."""
+        word = at.part(row_at, part)
+        if encodes:
+            (a, b), word = span(part), u64(0)
+            if A_SCALE * lane < b - a:
+                word = at.word(row_at, i32(scales_at + a // A_SCALE + lane))
+        return word
+
+    @device_fn
+    def take(call, src_rank, row_at, part, lane):
+        (a, b), word = span(part), word_with(row_at, part, lane)
+        one = i32(a + lane)
+        ok, data, batch = taking.vectors(
+            call, src_rank, i32(0), word, (vector_at(row_at, one, b), vector_at(row_at, i32(one + 32), b),
+                                           vector_at(row_at, i32(one + 64), b), vector_at(row_at, i32(one + 96), b)))
+        if ok and (encodes or lane == 0):       # all lanes have seen an escape
+            put_back(word)
+        if not encodes and data != u32(ABSENT):
+            batch = with_words(batch, data, u32(ABSENT))
+        return ok, batch, data
+
+    return namespace("parts", span=span, load=bring if encodes else load, send=send_encoded if encodes else send,
+                     erase=erase, take=take)
+
+
+def make(shape, tokens, into):
+    """Device functions of blocks other than the leader block: namespace. first: First.
+
+    prepare(call) -> First, before the call is known. send(call, known, first): this warp's share of this rank's tokens.
+    receive(call, known, notes, has_room, first): this warp's share of what comes, stored if there is room; whether it
+    came. erase(call, known, first): what nobody is going to receive.
+
+    tokens, into: namespaces of device functions, of rows (dispatch.py) or of rows by expert (by_expert.py), to which
+    `known` is handed on. tokens.look(params, token, part, lane, is_wanted) -> seen. tokens.row(known, token, seen, lane)
+    -> which row of the window at rank `lane` is the token's, -1 for none. tokens.send(call, token, seen, mask, to,
+    lane): its metadata to the rows at `to` of each lane in `mask`. into.arriving(call, notes) -> (how many rows of a
+    window are looked at, rows before these), in lane r those from rank r. into.own(call, known, token, lane) and
+    into.coming(known, src_rank, row) -> a row of a window, -1 if none comes there. into.store(call, known, found,
+    batch, span, scale, lane): a part; found: (src_rank, row of the window, row among all that come). into.receive(call,
+    known, found, row_at, lane, has_room) -> whether its metadata came, which is stored.
+    """
+    ranks, encodes, n_all = shape.n_ranks, shape.encode, sum(lamport.words_with(shape))
+    at, blocks, parts_of_row, n_parts = lamport.places(shape), _blocks(shape), _parts(shape), lamport.n_parts_of(shape)
+    units, n_others = n_parts + int(shape.expert_major or n_all > 0), ranks if encodes else max(ranks - 1, 1)
 
     @device_fn
     def first_unit():
@@ -166,71 +187,46 @@ def make(shape, number):
         return i32(warp_id() * workers + me), i32(n_warps() * workers)
 
     @device_fn
-    def load_part(call, token, part, lane):
-        a, b = span(part)
-        return rows.load(call.params[p.x] + u64(token) * u64(row_bytes), a, b, lane)
-
-    @device_fn
     def prepare(call):
         lane, (unit, _), none = i32(lane_id()), first_unit(), (u32(0), u32(0), u32(0), u32(0))
-        place, seen, batch = (u64(0), u64(0)), (i32(-1), u32(0)), (none, none, none, none)
-        token, part = split(unit, units)
-        if token < call.num_tokens and block_idx() < grid_dim() - 1:
-            if part < n_parts:
-                batch = load_part(call, token, part, lane)
-            elif blocks.sends():
-                seen = look(call.params, token, lane)
+        (token, part), place, batch = split(unit, units), (u64(0), u64(0)), (none, none, none, none)
+        is_mine = token < call.num_tokens and block_idx() < grid_dim() - 1
+        if is_mine and part < n_parts:
+            batch = parts_of_row.load(call, token, part, lane)
+        seen = tokens.look(call.params, token, part, lane, is_mine and blocks.sends())
         if lane < ranks:
             place = at.of(call.params, lane, call.my_rank)
         return First(place, seen, batch)
 
     @device_fn
-    def send_part(call, batch, part, mask, to, lane):
-        (a, b), escape, start = span(part), escape_for(batch), i32((call.my_rank + 1) & 31)
-        if escape != u32(ABSENT):
-            batch = with_words(batch, u32(ABSENT), escape)
-        if has(mask, lane):
-            put(at.part(to, part), escape, call.epoch)
-        away.store(batch, to, mask, start, a, b, lane)
-
-    @device_fn
     def send(call, known, first):
         lane, (unit, step), is_first, batch, seen = i32(lane_id()), first_unit(), True, first.batch, first.seen
-        windows, others = at.rows(first.place, call.epoch), u32(~u32(u32(1) << u32(call.my_rank)))
+        windows = at.rows(first.place, call.epoch)
         while blocks.sends() and unit < call.num_tokens * units:
             token, part = split(unit, units)
-            row = number(known, token, lane)
+            if not is_first:
+                seen = tokens.look(call.params, token, part, lane, True)
+            row = tokens.row(known, token, seen, lane)
             mask, to = u32(ballot(row >= 0)), at.row(windows, row)
             if part < n_parts:
                 if not is_first:
-                    batch = load_part(call, token, part, lane)
-                send_part(call, batch, part, u32(mask & others), to, lane)
+                    batch = parts_of_row.load(call, token, part, lane)
+                parts_of_row.send(call, token, batch, part, mask, to, lane)
             else:
-                if not is_first:
-                    seen = look(call.params, token, lane)
-                more.send(call, token, seen, mask, to, lane)
+                tokens.send(call, token, seen, mask, to, lane)
             unit, is_first = i32(unit + step), False
-
-    @device_fn
-    def erase_part(there, part, lane):
-        gone, (a, b), i = u32(ABSENT), span(part), i32(lane)
-        while a + i < b:
-            store16(at.vector(there, i32(a + i)), gone, gone, gone, gone)
-            i = i32(i + 32)
-        if lane == 0:
-            store_u64(at.part(there, part), u64(NOTHING))
 
     @device_fn
     def erase(call, known, first):
         lane, (unit, step), windows = i32(lane_id()), first_unit(), at.rows(first.place, call.epoch)
         while blocks.sends() and unit < call.num_tokens * units:
             token, part = split(unit, units)
-            row = number(known, token, lane)
+            row = tokens.row(known, token, tokens.look(call.params, token, part, lane, True), lane)
             left, to = u32(ballot(row >= 0)), at.row(windows, row)
             while left != u32(0):
                 there, i = u64(warp_broadcast_u64(to, lowest(left))), i32(lane)
                 if part < n_parts:
-                    erase_part(there, part, lane)
+                    parts_of_row.erase(there, part, lane)
                 else:
                     while i < n_all:
                         store_u64(at.word(there, i), u64(NOTHING))
@@ -239,66 +235,47 @@ def make(shape, number):
             unit = i32(unit + step)
 
     @device_fn
-    def vector_at(row, vector, end):
-        """Where a row has the vector, 0 for one behind the end."""
-        place = u64(0)
-        if vector < end:
-            place = at.vector(row, vector)
-        return place
-
-    @device_fn
-    def take_part(call, src_rank, row_at, part, lane):
-        """(whether a part arrived, its batch as sent), by a warp."""
-        (a, b), word = span(part), at.part(row_at, part)
-        one = i32(a + lane)
-        ok, escape, batch = take.vectors(
-            call, src_rank, i32(0), word, (vector_at(row_at, one, b), vector_at(row_at, i32(one + 32), b),
-                                         vector_at(row_at, i32(one + 64), b), vector_at(row_at, i32(one + 96), b)))
-        if ok and lane == 0:                    # all lanes have seen it
-            st_relaxed_sys_u64(word, u64(NOTHING))
-        if escape != u32(ABSENT):
-            batch = with_words(batch, escape, u32(ABSENT))
-        return ok, batch
-
-    @device_fn
-    def unit_of_others(my_rank, unit):
-        """(part, number among the rows from a rank, that rank): of all ranks the first rows first, as they are sent."""
-        turn, part = split(unit, units)
-        among, step = split(turn, n_others)
-        return part, among, around(i32(my_rank + 1 + step), ranks)
+    def row_of_unit(call, known, here, unit, n_own, lane):
+        """(part, rank, row of its window, -1 for none): this rank's own; then of all ranks the first rows first, as they
+        are sent.
+        """
+        (token, part), src_rank, row = split(unit, units), i32(call.my_rank), i32(-1)
+        if unit < n_own:
+            row = i32(into.own(call, known, token, lane))
+        else:
+            turn, part = split(i32(unit - n_own), units)
+            one, step = split(turn, n_others)
+            src_rank = around(i32(call.my_rank + 1 + step), ranks)
+            if one < warp_broadcast_i32(here, src_rank):
+                row = i32(into.coming(known, src_rank, one))
+        return part, src_rank, row
 
     @device_fn
     def receive(call, known, notes, has_room, first):
-        lane, ends, windows, is_first = i32(lane_id()), mail.received(notes, call.my_rank), u64(0), not blocks.sends()
-        before, to, (me, workers), batch = of_lane_before(ends), home(call, 0), blocks.receivers(), first.batch
+        lane, windows, is_first, batch, scale = i32(lane_id()), u64(0), not blocks.sends(), first.batch, u32(0)
+        (here, before), (me, workers), n_own = into.arriving(call, notes), blocks.receivers(), i32(0)
         if lane < ranks:
             windows = at.rows(at.of(call.params, call.my_rank, lane), call.epoch)
-        here, n_own, ok = i32(ends - before), i32(call.num_tokens * units), blocks.receives()
-        if lane == call.my_rank:
-            here = i32(0)
-        n_units = i32(n_own + largest(here) * n_others * units)
+        if not encodes:
+            n_own = i32(call.num_tokens * units)
+            if lane == call.my_rank:
+                here = i32(0)
+        n_units, ok = i32(n_own + largest(here) * n_others * units), blocks.receives()
         unit, step = i32(warp_id() * workers + me), i32(n_warps() * workers)
         while ok and unit < n_units:
-            (token, part), src_rank, among, n = split(unit, units), i32(call.my_rank), i32(0), i32(0)
-            if unit < n_own:
-                among = i32(warp_broadcast_i32(number(known, token, lane), call.my_rank))
-                n = i32(among + 1)
-            else:
-                part, among, src_rank = unit_of_others(call.my_rank, i32(unit - n_own))
-                n = i32(warp_broadcast_i32(here, src_rank))
-            if among >= 0 and among < n:
-                row_at = at.row(warp_broadcast_u64(windows, src_rank), among)
-                row = i32(warp_broadcast_i32(before, src_rank) + among)
+            part, src_rank, row = row_of_unit(call, known, here, unit, n_own, lane)
+            if row >= 0:
+                row_at = at.row(warp_broadcast_u64(windows, src_rank), row)
+                found = src_rank, row, i32(warp_broadcast_i32(before, src_rank) + row)
                 if part == n_parts:
-                    ok = more.receive(call, src_rank, row_at, row, lane, has_room)
+                    ok = into.receive(call, known, found, row_at, lane, has_room)
                 else:
-                    if src_rank != call.my_rank:
-                        ok, batch = take_part(call, src_rank, row_at, part, lane)
+                    if unit >= n_own:
+                        ok, batch, scale = parts_of_row.take(call, src_rank, row_at, part, lane)
                     elif not is_first:
-                        batch = load_part(call, token, part, lane)
-                    a, b = span(part)
+                        batch = parts_of_row.load(call, split(unit, units)[0], part, lane)
                     if ok and has_room:
-                        rows.store(batch, to + u64(row) * u64(row_bytes), u32(1), i32(0), a, b, lane)
+                        into.store(call, known, found, batch, parts_of_row.span(part), scale, lane)
             unit, is_first = i32(unit + step), False
         return ok
 
