@@ -65,26 +65,28 @@ class HostWords:
             self.free()
             total = self._n_ranks * nbytes
             self._memory = self._machine.host_memory(total, "what the host is told", 0)
-            self._bytes, self._nbytes = self._memory.array(np.uint8, total), nbytes
-            self._bytes[:] = 0  # calls count from 1
-            self._parts = [self._bytes[i * nbytes : (i + 1) * nbytes] for i in range(self._n_ranks)]
-            self._words = [memoryview(part[:8].view(np.uint64)) for part in self._parts]
+            told, self._nbytes = self._memory.array(np.uint8, total), nbytes
+            told[:] = 0  # calls count from 1
+            parts = [told[i : i + nbytes] for i in range(0, total, nbytes)]
+            self._words = [memoryview(part[:8].view(np.uint64)) for part in parts]
+            self._told = [memoryview(part[HEADER:]) for part in parts]
+            at = self._memory.address
+            self._addresses = list(range(at, at + total, nbytes))
 
     def begin(self):
         """(the number of a new call, the address that each rank's kernel is given)."""
         self._number += 1
-        at = self._memory.address
-        return self._number, [at + i * self._nbytes for i in range(self._n_ranks)]
+        return self._number, self._addresses
 
     def wait(self, seconds):
-        """[the bytes that each rank has told, a copy], or None if one does not in this time.
+        """[a bytearray of what each rank has told], or None if one does not in this time.
 
         Errors: EPError of the device, or when the stream has ended and a kernel has told nothing.
         """
         for word in self._words:
             if not self._stream.wait_for(word, self._number, seconds):
                 return None
-        return [part[HEADER:].copy() for part in self._parts]
+        return list(map(bytearray, self._told))
 
     def free(self):
         """Free the host memory; the launches must have ended."""

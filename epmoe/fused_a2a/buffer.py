@@ -1,6 +1,8 @@
 """Buffer: the memory behind the rows functions of one group, and what keeps its calls apart."""
 
+import struct
 from threading import get_ident
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout
 INITIAL_LOCAL_EXPERTS = 64
 MOST_PLANS = 1024
 STATUS_BYTES = 64
+ALL_WELL = bytes(STATUS_BYTES)
 TOLD, TOLD_NUMBER = at("told"), at("told_number")
 
 
@@ -49,15 +52,17 @@ class _Rank:
         self.heap = Heap(machine, None, 0, 0)
 
 
-class Told:
-    """What a dispatch told the host of one rank: whether there was room, tokens by rank, counts [R, R], by expert."""
+class Told(NamedTuple):
+    """What a dispatch told the host of one rank; tokens_per_expert: int64 [L], the rest is numbers.
 
-    def __init__(self, n_ranks, words, tokens_per_expert):
-        self.has_room = bool(words[written.HAS_ROOM])
-        self.padded_rows = int(words[written.PADDED_ROWS])
-        self.tokens = words[written.TOKENS : written.TOKENS + n_ranks]
-        self.counts = words[written.TOKENS + n_ranks :].reshape(n_ranks, n_ranks).astype(np.int64)
-        self.tokens_per_expert = tokens_per_expert
+    tokens: of each rank. counts: rows from each rank [to each rank].
+    """
+
+    has_room: bool
+    padded_rows: int
+    tokens: list
+    counts: list
+    tokens_per_expert: np.ndarray
 
 
 class Buffer:
@@ -93,6 +98,7 @@ class Buffer:
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
         stream = group.stream_of(group.ranks[0])
         self.host_words = HostWords(self.machine, len(self.ranks), stream)
+        self._info = struct.Struct(f"={written.TOKENS + self.n_ranks + self.n_ranks**2}i")
         self.calls, self.turn = Calls(), Turn()
         self._control = self._pool = None
         self._retired, self._agreed = [], set()
@@ -397,15 +403,19 @@ class Buffer:
                 "the stream before the call has not ended, or a kernel of it cannot begin; when the "
                 "stream runs again, call reset() on all ranks"
             )
-        words, n = [told.view(np.int32) for told in of_ranks], written.TOLD_STATUS
-        self._raise_what_failed([of_rank[:n] for of_rank in words])
-        info_at, end = n + 2 * n_local_experts, written.told_words(self.n_ranks, n_local_experts)
-        told = [
-            Told(self.n_ranks, of_rank[info_at:end], of_rank[n:info_at].view(np.int64))
-            for of_rank in words
-        ]
-        self.want_tokens(max(told[0].tokens.tolist()))
+        if any(raw[:STATUS_BYTES] != ALL_WELL for raw in of_ranks):
+            n = written.TOLD_STATUS
+            self._raise_what_failed([np.frombuffer(raw, np.int32, n) for raw in of_ranks])
+        told = [self._heard(raw, n_local_experts) for raw in of_ranks]
+        self.want_tokens(max(told[0].tokens))
         return told
+
+    def _heard(self, raw, n_local_experts):
+        n, status = self.n_ranks, 4 * written.TOLD_STATUS
+        has_room, padded_rows, *more = self._info.unpack_from(raw, status + 8 * n_local_experts)
+        counts = [more[i : i + n] for i in range(n, n + n * n, n)]
+        per_expert = np.frombuffer(raw, np.int64, n_local_experts, status)
+        return Told(bool(has_room), padded_rows, more[:n], counts, per_expert)
 
     def _raise_what_failed(self, status):
         timeouts, bad_ids = [], []

@@ -42,10 +42,10 @@ class RowsHandle:
     """The routing of one FusedDispatch.forward, for any number of combines and cached dispatches.
 
     It depends on ids and numbers of tokens alone: data of another hidden size or dtype may use it. ranks: of this
-    process. num_tokens, num_rows: T and N of each of them. is_exact: whether N is known. counts: int [R, R], rows from each source to each rank; None
-    where they are on the device alone, and then every rank has `capacity` rows, of which the first N count. memory:
-    (Loan, places) of each rank, see launches.borrowed. most_rows, most_returned: the largest N of all ranks, and the most
-    rows that a rank gets back in combine.
+    process. num_tokens, num_rows: T and N of each of them. is_exact: whether N is known. counts: [R] lists [R], rows from
+    each source to each rank; None where they are on the device alone, and then every rank has `capacity` rows, of which
+    the first N count. memory: (Loan, places) of each rank, see launches.borrowed. most_rows, most_returned: the largest
+    N of all ranks, and the most rows that a rank gets back in combine.
     """
 
     def __init__(self, plan, counts, memory, capacity, group):
@@ -56,11 +56,10 @@ class RowsHandle:
         self.is_exact = counts is not None
         if not self.is_exact:
             self.num_rows = [capacity] * len(self.num_tokens)
-        else:  # few numbers, which NumPy takes longer for
-            by_source = counts.tolist()
-            received = [sum(of_rank) for of_rank in zip(*by_source)]
+        else:
+            received = list(map(sum, zip(*counts)))
             self.num_rows = [received[rank] for rank in self.ranks]
-            self.most_rows, self.most_returned = max(received), max(map(sum, by_source))
+            self.most_rows, self.most_returned = max(received), max(map(sum, counts))
 
     ranks = property(lambda self: self.routing.ranks)
     num_experts = property(lambda self: self.routing.num_experts)
