@@ -152,7 +152,8 @@ class Buffer:
         given, forms = arguments.look(self, names, arrays)
         if self.closed or self.failure is not None:
             self.expect_open()
-        key = kind, options, kind.decides(self, forms, of)
+        decides = kind.decides
+        key = kind, options, tuple(forms) if decides is None else decides(self, forms, of)
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= MOST_PLANS:

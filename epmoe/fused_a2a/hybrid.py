@@ -63,6 +63,8 @@ class DispatchPlan:
     combine.
     """
 
+    decides = None  # nothing but options and the forms of arrays decides what plan is found
+
     def __init__(self, buffer, names, arrays, options, group):
         x, routing_map, probs = arrays
         (
@@ -162,11 +164,6 @@ class DispatchPlan:
         self._prepare(dispatch_kernel(shape), lent, shape if self.is_one_launch else None)
         if not self.is_one_launch:
             buffer.prepare_to_be_told(local)
-
-    @staticmethod
-    def decides(buffer, forms, group):
-        """What a plan is found by, besides options."""
-        return tuple(forms)
 
     def _prepare(self, kernel, lent, expanding=None):
         """RankCalls of a kernel that sends, for the most tokens so far; lent: what each rank's borrows, besides.

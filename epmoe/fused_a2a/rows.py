@@ -163,6 +163,8 @@ class DispatchPlan:
     options: num_experts, num_sms, on_device (as fused_dispatch_on_device says).
     """
 
+    decides = None  # nothing but options and the forms of arrays decides what plan is found
+
     def __init__(self, buffer, names, arrays, options, group):
         x, token_indices, token_probs, scales = arrays
         num_experts, num_sms, on_device = options
@@ -239,11 +241,6 @@ class DispatchPlan:
         self.calls = self._calls(dispatch_kernel(self.shape), [[(a, WRITTEN)] for a in of_handle])
         if not on_device:
             buffer.prepare_to_be_told(local)
-
-    @staticmethod
-    def decides(buffer, forms, group):
-        """What a plan is found by, besides options."""
-        return tuple(forms)
 
     def _calls(self, kernel, lent):
         """The RankCalls of a kernel that sends."""
