@@ -3,7 +3,8 @@
 import numpy as np
 
 from epmoe.fused_a2a.arguments import FP32
-from epmoe.host.lending import Arrangement, arrange
+from epmoe.fused_a2a.launches import arranged, at
+from epmoe.host.lending import arrange
 from epmoe.kernels.rows.send import expert_masks
 
 STAGED = "x", "slots", "probs", "masks"
@@ -46,22 +47,17 @@ class ExpertRows:
     """What the rows of experts of a dispatch are like, whatever number of them there is."""
 
     def __init__(self, shape, hidden, dtype):
-        self.shape, self.hidden, self.dtype = shape, hidden, dtype
-        self._arranged = None, None  # the latest
+        self.shape = shape
+        has_probs, n_scales = shape.has_probs, shape.scale_words
 
-    def of(self, rows):
-        """The Arrangement of so many rows."""
-        known, arrangement = self._arranged
-        if known != rows:
-            n_scales = self.shape.scale_words
-            shapes = {
-                "x": ((rows, self.hidden), self.dtype),
-                "probs": ((rows if self.shape.has_probs else 0,), FP32),
+        def shapes(rows):
+            return {
+                "x": ((rows, hidden), dtype),
+                "probs": ((rows if has_probs else 0,), FP32),
                 "scales": ((rows if n_scales else 0, n_scales), FP32),
             }
-            arrangement = Arrangement("hybrid result", shapes)
-            self._arranged = rows, arrangement
-        return arrangement
+
+        self.of = arranged("hybrid result", shapes, {at(f): name for f, name in RESULTS.items()})
 
     def arrays(self, loan):
         """x, probs or None, scales or None, of a Loan."""

@@ -160,7 +160,7 @@ class DispatchPlan:
             shape = buffer.launches.expanding(
                 shape, num_tokens, buffer.launches.are_all(num_sms[0])
             )
-            lent = [[*of, (self.results.of(limit), RESULTS)] for of in lent]
+            lent = [[*of, (self.results.of(limit)[0], RESULTS)] for of in lent]
         self._prepare(dispatch_kernel(shape), lent, shape if self.is_one_launch else None)
         if not self.is_one_launch:
             buffer.prepare_to_be_told(local)
@@ -271,11 +271,11 @@ class DispatchPlan:
             ]
         of_handles = self._memory(handles, rows)
         for i, (r, n_rows) in enumerate(zip(buffer.ranks, num_rows)):
-            of_results = self.results.of(n_rows)
+            of_results, at_words = self.results.of(n_rows)
             loan = buffer.lend(r.arena, of_results)
             launch, _ = self.expanding[i].begin(self.num_tokens[i] + n_rows)
             words = launch.words
-            borrowed(words, (*of_handles[i], (loan, places(of_results, RESULTS))))
+            borrowed(words, (*of_handles[i], (loan, at_words)))
             words[N_ROWS], words[EXPERT_BASE] = n_rows, handles[i].address("expert_base")
             made.append(loan)
             launches.append(launch)
@@ -323,7 +323,7 @@ class CachedPlan:
         """Launch: rows of experts [P, H] of each rank, of x's dtype."""
         buffer, made, launches = self.buffer, [], []
         for i, (r, n_rows) in enumerate(zip(buffer.ranks, handle.num_rows)):
-            loan = buffer.lend(r.arena, self.results.of(n_rows))
+            loan = buffer.lend(r.arena, self.results.of(n_rows)[0])
             launch, _ = self.calls[i].begin(handle.num_tokens[i] + n_rows)
             words, ((x_at,), (x,)) = launch.words, given[i]
             borrowed(words, handle.memory[i])

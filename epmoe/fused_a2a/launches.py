@@ -1,6 +1,7 @@
 """Launching rows kernels: what stays the same from call to call, and the size of grids."""
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -27,6 +28,7 @@ MANY, THREADS_OF_MANY = (
     1024,
     512,
 )  # of so many less is on its way at a time: blocks end closer together
+MOST_ARRANGED = 256  # numbers of rows of one kind of result
 MANY_TO_EXPAND = 4096  # likewise, by expert; not where rows are encoded
 
 
@@ -175,6 +177,20 @@ def places(arrangement, names):
     """Where arrays lie, for `borrowed`: [(index of a word, offset)]; names: {field: array of the Arrangement}."""
     fields = arrangement.fields
     return [(at(field), fields[name].offset) for field, name in names.items()]
+
+
+def arranged(name, shapes, at_words):
+    """A function of a number of rows: (the Arrangement of shapes(rows), places); those of the latest numbers are kept.
+
+    at_words: {index of a word: array of the Arrangement}; places: as for `borrowed`.
+    """
+
+    @lru_cache(MOST_ARRANGED)
+    def of(rows):
+        made = Arrangement(name, shapes(rows))
+        return made, [(i, made.fields[array].offset) for i, array in at_words.items()]
+
+    return of
 
 
 def borrowed(words, memory):

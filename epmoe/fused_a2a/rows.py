@@ -12,9 +12,8 @@ from epmoe import device
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import FP32
 from epmoe.fused_a2a.expanding import NO_ROOM
-from epmoe.fused_a2a.launches import RankCall, at, borrowed, fill, handle_memory, places
+from epmoe.fused_a2a.launches import RankCall, arranged, at, borrowed, fill, handle_memory, places
 from epmoe.fused_a2a.returning import ReturnPlan
-from epmoe.host.lending import Arrangement
 from epmoe.kernels.rows import dispatch_kernel, move_kernel, resend_kernel
 from epmoe.kernels.rows.few.lamport import blocks_for
 
@@ -75,34 +74,27 @@ class Receiving:
     """What is received: arrays of so many rows, in the pool's heap or, without room there, in the staging area."""
 
     def __init__(self, buffer, hidden, dtype, top_k=0, n_scales=0):
-        self.buffer, self.hidden, self.dtype = buffer, hidden, dtype
-        self.top_k, self.n_scales = top_k, n_scales
-        self.names = [name for name in RECEIVED if name in self._arrays(0)]
-        self._latest, self._moves = (None, None, None), {}
+        self.buffer = buffer
+        self.n_scales = n_scales
 
-    def _arrays(self, rows):
-        arrays = {"x": ((rows, self.hidden), self.dtype)}
-        if self.top_k:
-            arrays |= {"ids": ((rows, self.top_k), np.int64), "probs": ((rows, self.top_k), FP32)}
-        if self.n_scales:
-            arrays["scales"] = ((rows, self.n_scales), FP32)
-        return arrays
+        def shapes(rows):
+            arrays = {"x": ((rows, hidden), dtype)}
+            if top_k:
+                arrays |= {"ids": ((rows, top_k), np.int64), "probs": ((rows, top_k), FP32)}
+            if n_scales:
+                arrays["scales"] = ((rows, n_scales), FP32)
+            return arrays
 
-    def of(self, rows):
-        """(rows, the Arrangement of so many rows, [(index of a word, offset)])."""
-        if self._latest[0] != rows:
-            arrangement, first = Arrangement("rows result", self._arrays(rows)), at("places")
-            fields = arrangement.fields
-            at_words = [(first + RECEIVED.index(n), fields[n].offset) for n in self.names]
-            self._latest = rows, arrangement, at_words
-        return self._latest
+        self.names, first = [name for name in RECEIVED if name in shapes(0)], at("places")
+        self.of = arranged(
+            "rows result", shapes, {first + RECEIVED.index(n): n for n in self.names}
+        )
+        self._moves = {}
 
     def begin(self, r, launch, rows):
         """Tell a launch where a rank receives at most so many rows: a Loan of its heap, or None for the staging area."""
         buffer, words = self.buffer, launch.words
-        latest, arrangement, at_words = self._latest
-        if latest != rows:
-            _, arrangement, at_words = self.of(rows)
+        arrangement, at_words = self.of(rows)
         loan = r.heap.lend(arrangement)
         words[CAPACITY] = rows
         if loan is not None:
@@ -134,13 +126,13 @@ class Receiving:
 
     def _settled(self, loans, rows, num_rows):
         """The loans, and of own memory where rows are in the staging area, from which they are moved there."""
-        buffer, (_, staged, _), loans, launches = self.buffer, self.of(rows), list(loans), []
+        buffer, (staged, _), loans, launches = self.buffer, self.of(rows), list(loans), []
         kernel = move_kernel(buffer.launches.threads)
         more = [0] * (len(RECEIVED) - len(self.names))
         for i, (r, n) in enumerate(zip(buffer.ranks, num_rows)):
             if loans[i] is not None:
                 continue
-            _, arrangement, _ = self.of(n)
+            arrangement, _ = self.of(n)
             loan = loans[i] = buffer.lend(r.arena, arrangement)
             if i not in self._moves:
                 self._moves[i] = RankCall(buffer, r, kernel, 0, None, None, {})
@@ -223,7 +215,7 @@ class DispatchPlan:
         def needs(tokens):
             return dict(
                 staging_bytes=0,
-                result_bytes=received.of(n_ranks * tokens)[1].nbytes if asks_for_results else 0,
+                result_bytes=received.of(n_ranks * tokens)[0].nbytes if asks_for_results else 0,
                 **buffer.launches.window_bytes(self.shape),
             )
 
@@ -294,7 +286,7 @@ class DispatchPlan:
     def _sent_again(self, launches, rows):
         """Loans of rows that are sent once more: every rank has seen the same counts, and comes to the same number here."""
         buffer, again = self.buffer, []
-        room = self.received.of(rows)[1].nbytes
+        room = self.received.of(rows)[0].nbytes
         buffer.want_pool(self.facts, staging_bytes=0, result_bytes=room)
         for call, launch in zip(
             self._calls(resend_kernel(self.shape), [()] * len(launches)), launches
@@ -335,7 +327,7 @@ class CachedPlan:
         buffer.want_pool(
             self.facts,
             staging_bytes=0,
-            result_bytes=self.received.of(rows)[1].nbytes,
+            result_bytes=self.received.of(rows)[0].nbytes,
             **buffer.launches.window_bytes(shape),
         )
         kernel, self.room = resend_kernel(shape), rows

@@ -9,7 +9,7 @@ from epmoe.host.dlpack import capsule, form_of
 from epmoe_ref.errors import EPValueError
 
 VECTOR_BYTES = 16  # kernels read rows as vectors of so many bytes
-MOST_CUT = 64  # lengths of a Field that are kept
+MOST_CUT = 256  # lengths of a Field that are kept
 _TORCH_DTYPES = {
     f"torch.{t}": np.dtype(getattr(ml_dtypes, t)) for t in ("bfloat16", "float8_e4m3fn")
 } | {
