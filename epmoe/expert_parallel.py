@@ -128,7 +128,7 @@ class ExpertParallel:
         expert_outputs.
         """
         self._returned = self._combine.begin(self._sent, expert_outputs, d)
-        self._combine.launch("combine_async", self._returned)
+        self._combine.launch_async(self._returned)
 
     @part_of_round
     def combine_wait(
@@ -145,7 +145,8 @@ class ExpertParallel:
 
         Arguments, what is returned, and errors: as in `combine`.
         """
-        self._combine.reduction(
+        made = self._combine.end(
+            "combine_wait",
             self._returned,
             router_weights,
             router_weights_args,
@@ -154,7 +155,8 @@ class ExpertParallel:
             elementwise_lambda_fn,
             out,
         )
-        return self._end_of_round("combine_wait", self._returned)
+        self._sent = self._returned = None  # whose memory is reused as soon as the caller drops it
+        return self._of_ranks(made)
 
     @part_of_round
     def combine(
@@ -186,17 +188,20 @@ class ExpertParallel:
         Errors: EPValueError names rank, argument, value; EPStateError if it is not combine's turn; PeerTimeout by the
         next call that waits for the kernels. Source: the combine_wait_kernel page (docs/pages.md); epmoe_ref.combine.
         """
-        returned = self._combine.begin(self._sent, expert_outputs, d)
-        self._combine.reduction(
-            returned,
+        made = self._combine.whole(
+            self._sent,
+            expert_outputs,
+            d,
             router_weights,
             router_weights_args,
             epilogue,
             epilogue_args,
             elementwise_lambda_fn,
             out,
+            fused=self.fused,
         )
-        return self._end_of_round("combine", returned, self.fused)
+        self._sent = None
+        return self._of_ranks(made)
 
     def fused_silu(self, gate_up, d, *, output_format="bf16", limit=None, alpha=1.702):
         """SwiGLU between an expert's two products, for the rows of d; the host does not wait for their number.
@@ -280,11 +285,6 @@ class ExpertParallel:
     def _expect_open(self, call):
         if self._rounds.state == "closed":
             raise EPStateError(f"{call}: this ExpertParallel is closed: make a new one")
-
-    def _end_of_round(self, call, returned, fused=False):
-        self._combine.launch(call, returned, fused)
-        self._sent = self._returned = None  # whose memory is reused as soon as the caller drops it
-        return self._of_ranks(self._combine.finish(returned))
 
     def _of_ranks(self, results):
         return results if self.world.lists else results[0]

@@ -107,7 +107,7 @@ class ReductionPlan:
 
 
 class CombinePhase:
-    """begin and reduction, then launch, then finish."""
+    """whole; or begin, launch_async, and later end."""
 
     def __init__(self, engine, capacity):
         self.engine, self.cfg, self.capacity = engine, engine.cfg, capacity
@@ -182,7 +182,24 @@ class CombinePhase:
             )
         return at
 
-    def reduction(
+    def whole(self, sent, expert_outputs, dispatched, *reduction, fused=False):
+        """A combine: the results of every rank. reduction: see _reduction."""
+        returned = self.begin(sent, expert_outputs, dispatched)
+        return self.end("combine", returned, *reduction, fused=fused)
+
+    def end(self, call, returned, *reduction, fused=False):
+        """Launch the kernels of a combine or combine_wait: the results of every rank. reduction: see _reduction."""
+        self._reduction(returned, *reduction)
+        launches = self._launches_async(returned) if call == "combine" and not fused else []
+        factory = "combine_kernel" if fused else "combine_wait_kernel"
+        for b in returned:
+            placed = b.expert_outputs, b.src_info, b.n_rows, b.output_tokens, b.topk_ids, b.weights
+            launch = b.plan.launches.get(factory) or b.plan.launch(factory)
+            launches.append((launch, (*placed, *b.words)))
+        self.engine.start(call, launches, fused)
+        return self._finish(returned)
+
+    def _reduction(
         self, returned, router_weights, weights_args, epilogue, epilogue_args, elementwise_fn, out
     ):
         """Check and place everything about the reduction, and enter it into the Returned of every rank."""
@@ -348,38 +365,21 @@ class CombinePhase:
             for n, value in enumerate(of_rank(self.engine.world, index, args))
         )
 
-    def launch(self, call, returned, fused=False):
-        """Launch the kernels of a call for every rank."""
-        launches = []
-        if call != "combine_wait" and not fused:
-            for b in returned:
-                launch = self._launch_async(b.r)
-                launches.append((launch, (b.expert_outputs, b.src_info, b.n_rows, 0, 0, 0)))
-        if call != "combine_async":
-            factory = "combine_kernel" if fused else "combine_wait_kernel"
-            for b in returned:
-                words = (
-                    b.expert_outputs,
-                    b.src_info,
-                    b.n_rows,
-                    b.output_tokens,
-                    b.topk_ids,
-                    b.weights,
-                    *b.words,
-                )
-                plan = b.plan
-                launches.append((plan.launches.get(factory) or plan.launch(factory), words))
-        self.engine.start(call, launches, fused)
+    def launch_async(self, returned):
+        """Launch the kernels of a combine_async for every rank."""
+        self.engine.start("combine_async", self._launches_async(returned))
 
-    def _launch_async(self, r):
-        engine, factory = self.engine, "combine_async_kernel"
-        launch = engine.plans.get((factory, r.rank))
-        if launch is None:
-            made = engine.prepared(factory, r, 0, r.combine_regions, {})
-            launch = engine.enter((factory, r.rank), made)
-        return launch
+    def _launches_async(self, returned):
+        engine, made, factory = self.engine, [], "combine_async_kernel"
+        for b in returned:
+            launch = engine.plans.get((factory, b.r.rank))
+            if launch is None:
+                launch = engine.prepared(factory, b.r, 0, b.r.combine_regions, {})
+                engine.enter((factory, b.r.rank), launch)
+            made.append((launch, (b.expert_outputs, b.src_info, b.n_rows, 0, 0, 0)))
+        return made
 
-    def finish(self, returned):
+    def _finish(self, returned):
         """The results of every rank; waits for the kernels only if the caller's host arrays are to be filled."""
         engine, filled, made = self.engine, self._written, []
         for b in returned:

@@ -73,6 +73,7 @@ class Engine:
         if cfg.use_shmem:
             world.connect(self._memory)
         self.ranks = [RankMemory(cfg, self.machine, rank, self._memory) for rank in world.ranks]
+        self._status_at = next(r.offset for r in layout.regions(cfg) if r.name == "status")
         # () -> id of the capture into a CUDA graph that the ranks' stream is in, 0 for none
         self.capture = world.stream_of(world.ranks[0]).capture
         self.is_alone = not (world.lists or device.SIM)  # launches begin one by one
@@ -217,7 +218,11 @@ class Engine:
         """The status words of each rank, and the values of a result, when the kernels have ended."""
         if not isinstance(result, DeviceArray):
             self.machine.synchronize()
-            return [r.read("status") for r in self.ranks], result
+            form, buffers = (
+                (np.int32, (layout.STATUS_WORDS,), self._status_at),
+                self._memory.buffers,
+            )
+            return [buffers[r.rank].read(*form) for r in self.ranks], result
         arrays = [(r.address("status"), 4 * layout.STATUS_WORDS) for r in self.ranks]
         *told, values = self.telling.tell([*arrays, (result.address, result.nbytes)], self.timeout)
         values = values.view(result.dtype).reshape(result.shape)

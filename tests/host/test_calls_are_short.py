@@ -13,9 +13,9 @@ from epmoe import EPConfig, ExpertParallel, LocalWorld, fused_a2a
 
 HOST = Path(epmoe.__file__).parent
 MOST = {  # files, moves between them
-    "dispatch": (10, 30),
-    "combine": (10, 40),
-    "fused_dispatch": (12, 54),
+    "dispatch": (9, 28),
+    "combine": (9, 32),
+    "fused_dispatch": (12, 52),
     "fused_combine": (12, 38),
 }
 
