@@ -39,44 +39,6 @@ class Array:
         return self.strides is None
 
 
-class OfTorch:
-    """An Array of a torch tensor in GPU memory: what `form` does not hold is looked at when it is needed."""
-
-    __slots__ = ("owner", "address", "form")
-    host = None
-
-    def __init__(self, t):
-        self.owner = t
-        self.form, self.address, _ = _peek_torch(t, "a tensor")
-
-    @property
-    def shape(self):
-        """A tuple of ints."""
-        return tuple(self.form[0])
-
-    @property
-    def dtype(self):
-        """NumPy's, of those that epmoe knows."""
-        return _known_dtypes[self.form[1]]
-
-    @property
-    def device(self):
-        """Number of the GPU."""
-        return self.form[3]
-
-    @property
-    def strides(self):
-        """In bytes, None where it is C-contiguous."""
-        if self.is_contiguous:
-            return None
-        return tuple(s * self.dtype.itemsize for s in self.owner.stride())
-
-    @property
-    def is_contiguous(self):
-        """Whether it lies in C order without gaps."""
-        return self.form[2]
-
-
 class Field:
     """One array in lent memory: shape, dtype, offset [bytes] from the memory's base, strides [bytes] or None: C order.
 
@@ -252,10 +214,12 @@ def peek(obj, what):
     VECTOR_BYTES. (PEEKS.get(type(obj)) or peek)(obj, what) takes less time still.
     """
     way = PEEKS.get(type(obj))
-    if way is not None:
-        return way(obj, what)
-    array = view(obj, what)
-    return array.form, None if array.host is not None else array.address, array
+    if way is None:
+        array = view(obj, what)
+        way = PEEKS.get(type(obj))  # of a tensor: the first one has entered it
+        if way is None:
+            return array.form, None if array.host is not None else array.address, array
+    return way(obj, what)
 
 
 def is_torch(obj):
@@ -304,19 +268,18 @@ def _from_numpy(a, what=None):
 
 
 def _from_torch(t, what):
-    if t.dtype not in _known_dtypes:
-        if str(t.dtype) not in _TORCH_DTYPES:
-            raise EPValueError(f"{what} has dtype {t.dtype}, which epmoe does not know")
-        _known_dtypes[t.dtype] = _TORCH_DTYPES[str(t.dtype)]
+    if str(t.dtype) not in _TORCH_DTYPES:
+        raise EPValueError(f"{what} has dtype {t.dtype}, which epmoe does not know")
     PEEKS[type(t)] = _peek_torch
+    dtype = _TORCH_DTYPES[str(t.dtype)]
     if t.is_cuda:
-        return OfTorch(t)
+        strides = None if t.is_contiguous() else tuple(s * dtype.itemsize for s in t.stride())
+        return Array(None, t.data_ptr(), tuple(t.shape), dtype, t.get_device(), strides, t)
     if str(t.layout) != "torch.strided" or t.device.type != "cpu":
         raise EPValueError(
             f"{what} is a tensor with layout {t.layout} on device {t.device}: give a dense one "
             "(to_dense()) on a CPU or CUDA device"
         )
-    dtype = _known_dtypes[t.dtype]
     # torch has no NumPy bfloat16: look at the same memory as bytes
     import torch
 
@@ -373,10 +336,5 @@ def _unless_c_order(shape, strides, itemsize):
 
 
 # by type: functions (obj, what) -> Array, or one that is used like it
-_ways = {
-    **dict.fromkeys((Array, OfTorch), _as_it_is),
-    DeviceArray: _from_device,
-    np.ndarray: _from_numpy,
-}
+_ways = {Array: _as_it_is, DeviceArray: _from_device, np.ndarray: _from_numpy}
 PEEKS = {DeviceArray: _peek_device}  # by type: functions like peek()
-_known_dtypes: dict = {}  # of torch
