@@ -25,7 +25,7 @@ is steps 1, 2 (of Lamport rows), 4 (of all but the counts), 5, 7 and 8.
 
 from functools import lru_cache
 
-from epmoe.device import (device_fn, fence_acq_rel_sys, i32, int32, kernel, lane_id, shared_array,
+from epmoe.device import (SIM, device_fn, fence_acq_rel_sys, i32, int32, kernel, lane_id, shared_array,
                           syncthreads_or, u64, uint64)
 
 from .. import stamps
@@ -44,10 +44,10 @@ def dispatch_kernel(shape):
     (begin_call, end_call), n_notes = calls.begin_and_end(shape.n_ranks), mailbox.words_of_notes(shape.n_ranks)
     mark = stamps.make(BLOCK, shape.trace)
     allocate, number_rows = layout.allocating(shape), numbering(shape, mark)
-    has_few = bool(shape.lamport)
+    few_tokens, has_few = shape.lamport, bool(shape.lamport)
     if has_few:
-        few = (by_expert.dispatching(shape, mark, number_rows) if shape.expert_major
-               else few_rows.dispatching(shape, mark))
+        dispatch_few = (by_expert.dispatching(shape, mark, number_rows) if shape.expert_major
+                        else few_rows.dispatching(shape, mark))
     await_announcements, is_sender = announce.awaiting(shape, ROWS_DISPATCH, "note"), calls.is_sender(shape)
     send_rows, arrive = moving(shape, mark, layout.counter(shape, ROWS_DISPATCH))
     record, has_room = handle.recording(shape, ROWS_DISPATCH), mailbox.reading(shape.n_ranks).has_room
@@ -57,8 +57,8 @@ def dispatch_kernel(shape):
         notes, scratch, shared_epoch = shared_array(n_notes, int32), allocate(), shared_array(1, uint64)
         mark(params, stamps.START)
         call, begun = Call(params, num_tokens, my_rank, u64(0)), begin_call(params, shared_epoch)
-        if has_few and few.fits(num_tokens):
-            epoch = few.dispatch(call, begun, notes, scratch)
+        if has_few and (not SIM or num_tokens <= few_tokens):   # the simulator's ranks share a kernel
+            epoch = dispatch_few(call, begun, notes, scratch)
         else:
             epoch = number_rows(call, begun, scratch)
         if epoch == u64(0):                     # the call is over, or a wait expired

@@ -9,7 +9,7 @@ peers must write. If a rank has many tokens, each rank takes back what it has se
 rank ends the call before all ranks have announced themselves.
 """
 
-from epmoe.device import (SIM, ballot, device_fn, i32, int32, lane_id, load_u8, load_u32, n_warps, shared_array,
+from epmoe.device import (ballot, device_fn, i32, int32, lane_id, load_u8, load_u32, n_warps, shared_array,
                           store_i32, store_u32, syncthreads, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from ... import stamps
@@ -190,11 +190,10 @@ def _clearing(shape):
 
 
 def dispatching(shape, mark, number_rows):
-    """Device functions: namespace. fits(num_tokens): whether this rank has few tokens.
+    """Device function dispatch(call, begun, notes, scratch), of every block of a rank that has few tokens.
 
-    dispatch(call, begun, notes, scratch): of every block -> 0 if the call is over; else its number: some rank has many
-    tokens, all ranks go on in the ordinary way, and this rank's rows are numbered and announced. number_rows: of
-    dispatch.py, for that.
+    It gives 0 if the call is over; else its number: some rank has many tokens, all ranks go on in the ordinary way, and
+    this rank's rows are numbered and announced. number_rows: of ../dispatch.py, for that.
     """
     ranks, few, mail, (_, end_call) = (shape.n_ranks, shape.lamport, mailbox.reading(shape.n_ranks),
                                        calls.begin_and_end(shape.n_ranks))
@@ -208,10 +207,6 @@ def dispatching(shape, mark, number_rows):
     number_tokens, record_numbers = numbering(shape, device_fn(lambda masks, token: u32(masks[token])))
     bits, placing, clear, n_numbers = places.telling(shape), places.placing(shape), _clearing(shape), ranks * most
     rows = send.make(shape, _tokens(shape), _into(shape, placing))
-
-    @device_fn
-    def fits(num_tokens):
-        return not SIM or num_tokens <= few     # the simulator's ranks share a kernel
 
     @device_fn
     def look_at_tokens(call, masks):
@@ -319,4 +314,4 @@ def dispatching(shape, mark, number_rows):
             return u64(0)
         return number_rows(call, begun, scratch)
 
-    return namespace("few", fits=fits, dispatch=dispatch)
+    return dispatch

@@ -5,7 +5,7 @@ themselves. If a rank has too many tokens for this, each rank takes back what it
 If a rank has no room, rows are received and not stored.
 """
 
-from epmoe.device import (SIM, device_fn, i32, int32, lane_id, load_u32, shared_array, store_u32, store_u64, syncthreads,
+from epmoe.device import (device_fn, i32, int32, lane_id, load_u32, shared_array, store_u32, store_u64, syncthreads,
                           u32, u64, warp_broadcast_i32, warp_broadcast_u64)
 
 from ... import stamps
@@ -135,10 +135,10 @@ def _into(shape, number):
 
 
 def dispatching(shape, mark):
-    """Device functions: namespace. fits(num_tokens): whether this rank has few tokens.
+    """Device function dispatch(call, begun, notes, scratch), of every block of a rank that has few tokens.
 
-    dispatch(call, begun, notes, scratch): of every block -> 0 if the call is over; else its number: some rank has many
-    tokens, all ranks go on in the ordinary way, and this rank's rows are numbered and announced.
+    It gives 0 if the call is over; else its number: some rank has many tokens, all ranks go on in the ordinary way, and
+    this rank's rows are numbered and announced.
     """
     ranks, mail, (_, end_call), few = (shape.n_ranks, mailbox.reading(shape.n_ranks),
                                        calls.begin_and_end(shape.n_ranks), shape.lamport)
@@ -153,10 +153,6 @@ def dispatching(shape, mark):
     rows = send.make(shape, _tokens(shape, row_of), _into(shape, row_of))
     numbered, tokens_of_block = layout.counter(shape, ROWS_DISPATCH), layout.tokens_of(shape)
     mark_own, n_experts, n_numbers = stamps.by_caller(BLOCK, shape.trace), shape.n_experts, ranks * max(few, 1)
-
-    @device_fn
-    def fits(num_tokens):
-        return not SIM or num_tokens <= few     # the simulator's ranks share a kernel
 
     @device_fn
     def lead(call, notes, scratch, looked):
@@ -221,7 +217,7 @@ def dispatching(shape, mark):
             return lead(call, notes, scratch, looked)
         return send_and_receive(call, notes, numbers, first)
 
-    return namespace("few", fits=fits, dispatch=dispatch)
+    return dispatch
 
 
 def resending(shape, mark):
