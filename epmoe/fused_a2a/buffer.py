@@ -396,9 +396,9 @@ class Buffer:
         except EPError:
             self.check()
             raise
-        if device.SIM:
-            self.check()  # kernels have ended, as behind other launches
         if of_ranks is None:
+            if device.SIM:
+                self.check()
             raise PeerTimeout(
                 f"rank {self.ranks[0].rank}: the GPU has told the host nothing for {seconds:g} s: what was put on "
                 "the stream before the call has not ended, or a kernel of it cannot begin; when the "
@@ -407,6 +407,8 @@ class Buffer:
         if any(raw[:STATUS_BYTES] != ALL_WELL for raw in of_ranks):
             n = written.TOLD_STATUS
             self._raise_what_failed([np.frombuffer(raw, np.int32, n) for raw in of_ranks])
+        if device.SIM:
+            self.check()  # kernels have ended, as behind other launches
         told = [self._heard(raw, n_local_experts) for raw in of_ranks]
         self.want_tokens(max(told[0].tokens))
         return told

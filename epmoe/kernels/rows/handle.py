@@ -1,6 +1,6 @@
 """What the leader block writes for handle and host: counts, tokens, and where experts' rows begin."""
 
-from epmoe.device import (block_dim, device_fn, i32, int32, ld_relaxed_gpu_i32, load_i32, shared_array,
+from epmoe.device import (block_dim, device_fn, fence_acq_rel_gpu, i32, int32, ld_relaxed_gpu_i32, load_i32, shared_array,
                           st_release_sys_u64, store_i32, store_u64, syncthreads, syncthreads_or, thread_idx, u64)
 
 from ..pairs.offsets import block_sum
@@ -171,6 +171,8 @@ def recording(shape, phase):
             return False
         write.counts(call.params, notes, has_room)
         write.slots(call.params, gathered)
+        if call.params[p.told] != u64(0):
+            fence_acq_rel_gpu()                 # counts of experts seen, before what their blocks have noted of bad ids
         syncthreads()                           # as above
         if call.params[p.told] != u64(0):
             tell_host(call.params)

@@ -8,9 +8,9 @@ block reads all tokens, so blocks need not tell each other anything (few/numbers
 
 from typing import NamedTuple
 
-from epmoe.device import (any_lane, block_dim, block_idx, device_fn, i32, int32, lane_id, ld_relaxed_gpu_u64,
-                          n_warps, popc, red_add_release_gpu_i32, shared_add_i32, shared_array, shfl_idx,
-                          st_relaxed_gpu_u64, store_i32, syncthreads, syncthreads_or, syncwarp, thread_idx, u32, u64,
+from epmoe.device import (any_lane, block_dim, block_idx, device_fn, fence_acq_rel_gpu, i32, int32, lane_id,
+                          ld_relaxed_gpu_u64, n_warps, popc, red_add_release_gpu_i32, shared_add_i32, shared_array, shfl_idx,
+                          st_relaxed_gpu_u64, store_i32, syncthreads_or, syncwarp, thread_idx, u32, u64,
                           warp_id, warp_inclusive_sum_i32, warp_sum_i32)
 
 from . import call as calls
@@ -391,15 +391,16 @@ def make(shape, phase):
 
     @device_fn
     def number(call, scratch):
-        first, end = tokens_of_block(call.num_tokens)
+        (first, end), is_bad = tokens_of_block(call.num_tokens), False
         number_ranks(call.params, first, end, scratch.by_warp, scratch.totals)
         if expert_major:
             if not add_experts(call, scratch.totals, i32(ranks), blocks_before()):
                 return False
             of_map.number(call.params, first, end, scratch.experts, scratch.totals, ranks)
         else:
-            count_experts(call.params, call.params[p.ids], first, end, scratch.experts)
-        syncthreads()                           # the numbers and counts of all warps
+            is_bad = count_experts(call.params, call.params[p.ids], first, end, scratch.experts)
+        if syncthreads_or(is_bad):              # the numbers and counts of all warps
+            fence_acq_rel_gpu()                 # what was noted of bad ids, before the counts that the leader block awaits
         numbered.say(call)
         if not expert_major:
             tell_experts(call, scratch.experts)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from epmoe.device import (block_dim, device_fn, i32, lane_id, load_i32, load_u8, load_u64, n_warps, prefetch,
                           shared_add_i32, store_i32, thread_idx, u32, u64, warp_id)
 
+from ..ids import NO_EXPERT
 from ..ids import make as ids_of_kernels
 from .bits import divided_up, or_of_warp, split
 from .call import LINE
@@ -47,7 +48,8 @@ def cleaning(shape):
 def experts_of_ids(shape):
     """Device function (params, ids, first, end, experts): the tokens of each expert among tokens [first, end).
 
-    All warps add them to a shared array, and bad ids to the status words; a lane has a slot, a warp several tokens.
+    All warps add them to a shared array, and bad ids to the status words; a lane has a slot, a warp several tokens. It
+    gives whether this thread met a bad id.
     """
     top_k, load_id, a_warp = shape.top_k, loading_id(shape), 32 // max(shape.top_k, 1)
     clean, record = cleaning(shape).clean, cleaning(shape).record
@@ -56,7 +58,7 @@ def experts_of_ids(shape):
     def count(params, ids, first, end, experts):
         status, lane = status_of(params), i32(lane_id())
         step, (group, slot) = i32(n_warps() * a_warp), split(lane, top_k)
-        start = i32(first + warp_id() * a_warp)
+        start, is_bad = i32(first + warp_id() * a_warp), False
         while start < end:
             token, seen = i32(start + group), i32(-1)
             if group < a_warp and token < end:
@@ -65,7 +67,8 @@ def experts_of_ids(shape):
             if expert >= 0:
                 shared_add_i32(experts, expert, i32(1))
             record(seen, expert, token, slot, status)
-            start = i32(start + step)
+            start, is_bad = i32(start + step), is_bad or seen != expert and seen != NO_EXPERT
+        return is_bad
 
     return count
 
