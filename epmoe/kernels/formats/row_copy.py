@@ -32,16 +32,16 @@ def copy_part(n_bytes: int, *, read_only=False):
     which may not, for arrays that are not written while the kernel runs.
     """
     load, bounds = load16_nc if read_only else load16, part_bounds(n_bytes)
-    eight, four = _batch_until_end(load, 8), _batch_until_end(load, 4)
+    eight, four = _moving(load, store_vector, 16, 8), _moving(load, store_vector, 16, 4)
 
     @device_fn
     def copy(dst, src, part, n_parts, lane):
         first, end = bounds(part, n_parts)
         while first + 4 * LANES < end:
-            eight(dst, src, i32(first + lane), end)
+            eight(dst, u64(16), src, i32(first + lane), end)
             first = i32(first + 8 * LANES)
         if first < end:
-            four(dst, src, i32(first + lane), end)
+            four(dst, u64(16), src, i32(first + lane), end)
 
     return copy
 
@@ -124,102 +124,62 @@ def no_vectors(n: int):
     return device_fn(lambda: ((u32(0), u32(0), u32(0), u32(0)),) + others())
 
 
-def _batch_until_end(load, n):
-    """Device function (dst, src, i, end): vector i, and the n - 1 that follow at distances of 32, below `end`."""
+def _moving(load, store, item_bytes, n):
+    """Device function (dst, stride, src, i, end): item i, and the n - 1 that follow at distances of 32, below `end`.
+
+    Each goes to dst + stride * its number. load(address) -> value, store(address, value): all loads come before the
+    stores.
+    """
     if n == 0:
-        return _nothing_until_end
-    others = _batch_until_end(load, n - 1)
+        return device_fn(lambda dst, stride, src, i, end: None)
+    others = _moving(load, store, item_bytes, n - 1)
 
     @device_fn
-    def move(dst, src, i, end):
-        # Past the end the last vector is read again and not stored: no branch comes between the loads.
-        value = load(src + u64(16) * u64(min(i, i32(end - 1))))
-        others(dst, src, i32(i + LANES), end)
+    def move(dst, stride, src, i, end):
+        # Past the end the last item is read again and not stored: no branch comes between the loads.
+        value = load(src + u64(item_bytes) * u64(min(i, i32(end - 1))))
+        others(dst, stride, src, i32(i + LANES), end)
         if i < end:
-            store_vector(dst + u64(16) * u64(i), value)
+            store(dst + stride * u64(i), value)
 
     return move
 
 
-@device_fn
-def _nothing_until_end(dst, src, i, end):
-    return
-
-
 def spread_words(n_words: int):
     """Device function (dst, stride, src, lane): word i of n_words adjacent ones goes to dst + stride * i."""
-    return spread_items(load_u32, store_u32, n_words, 4)
+    return _spreading(load_u32, store_u32, 4, n_words)
 
 
 def copy_bytes(n_bytes: int):
     """Device function (dst, src, lane): one warp copies n_bytes that need not be aligned."""
-    return _contiguous(spread_items(load_u8, store_u8, n_bytes, 1), 1)
+    spread = _spreading(load_u8, store_u8, 1, n_bytes)
+    return device_fn(lambda dst, src, lane: spread(dst, u64(1), src, lane))
 
 
-def _contiguous(spread, item_bytes):
-    @device_fn
-    def copy(dst, src, lane):
-        spread(dst, u64(item_bytes), src, lane)
-
-    return copy
-
-
-def spread_items(load, store, n_items: int, item_bytes: int):
-    """Device function (dst, stride, src, lane): item i of n_items adjacent ones goes to dst + stride * i.
-
-    load(address) -> value, store(address, value). A lane takes every 32nd item, a batch of them at a time: all loads of
-    the batch come before its stores.
-    """
+def _spreading(load, store, item_bytes, n_items):
+    """Device function (dst, stride, src, lane): all n_items, each lane every 32nd, in batches of about the same size."""
     per_lane = -(-n_items // LANES)
     n_batches = -(-per_lane // MAX_IN_FLIGHT)
     batch = -(-per_lane // n_batches)
-    exact = n_items == LANES * batch * n_batches
-
-    def first(n):
-        """Device function (dst, stride, src, i): item i, and the n - 1 that follow it at a distance of 32."""
-        if n == 0:
-            return _nothing
-        others = first(n - 1)
-
-        @device_fn
-        def move_exactly(dst, stride, src, i):
-            value = load(src + u64(item_bytes) * u64(i))
-            others(dst, stride, src, i32(i + LANES))
-            store(dst + stride * u64(i), value)
-
-        @device_fn
-        def move_if_there(dst, stride, src, i):
-            # Past the end the last item is read again and not stored: no branch comes between the loads.
-            value = load(src + u64(item_bytes) * u64(min(i, n_items - 1)))
-            others(dst, stride, src, i32(i + LANES))
-            if i < n_items:
-                store(dst + stride * u64(i), value)
-
-        return move_exactly if exact else move_if_there
-
-    move_batch = first(batch)
+    move_batch = _moving(load, store, item_bytes, batch)
 
     @device_fn
     def spread(dst, stride, src, lane):
         start = 0
         while start < n_items:
-            move_batch(dst, stride, src, i32(start + lane))
+            move_batch(dst, stride, src, i32(start + lane), n_items)
             start = i32(start + LANES * batch)
 
     return spread
 
 
-@device_fn
-def _nothing(dst, stride, src, i):
-    return
-
-
 def clear_padding(n_bytes: int):
     """Device function (dst, lane): one warp writes n_bytes zero bytes that end where a 16-byte vector does."""
     if n_bytes == 0:
-        return _clear_nothing
-    stores = (_clear_vector, 16), (_clear_word, 4), (_clear_byte, 1)
-    store, unit = next((store, unit) for store, unit in stores if n_bytes % unit == 0)
+        return device_fn(lambda dst, lane: None)
+    clears = {16: lambda at: store16(at, 0, 0, 0, 0), 4: lambda at: store_u32(at, 0), 1: lambda at: store_u8(at, 0)}
+    unit = next(unit for unit in clears if n_bytes % unit == 0)
+    store = device_fn(clears[unit])
     n_units = n_bytes // unit
 
     @device_fn
@@ -235,23 +195,3 @@ def clear_padding(n_bytes: int):
             i = i32(i + LANES)
 
     return clear_once if n_units <= LANES else clear
-
-
-@device_fn
-def _clear_nothing(dst, lane):
-    return
-
-
-@device_fn
-def _clear_vector(address):
-    store16(address, 0, 0, 0, 0)
-
-
-@device_fn
-def _clear_word(address):
-    store_u32(address, 0)
-
-
-@device_fn
-def _clear_byte(address):
-    store_u8(address, 0)
