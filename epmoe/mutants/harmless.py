@@ -69,7 +69,6 @@ HARMLESS = {
     + ": the expert outputs given to combine",
     "rows/few/lamport.py put_back: st_relaxed_sys_u64 -> st_relaxed_gpu_u64": PUT_BACK,
     "rows/few/lamport.py put_back: st_relaxed_sys_u64 -> st_relaxed_cta_u64": PUT_BACK,
-    "rows/few/lamport.py put_back: st_relaxed_sys_u64 -> store_u64": PUT_BACK,
     "rows/handle.py writing.write_counts: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) -> nothing": "only expert-major dispatches use this word; otherwise the host merely copies it with the others",
     "rows/handle.py recording.record_experts: syncthreads() -> nothing": ALL_BEGUN,
     "rows/handle.py recording.record_slots: syncthreads() -> nothing": ALL_BEGUN,
