@@ -27,16 +27,36 @@ class Elements(NamedTuple):
     each: callable
 
 
+@device_fn
+def zeros_4():
+    return f32(0), f32(0), f32(0), f32(0)
+
+
+@device_fn
+def fma_4(w, x, s):
+    return fma_rn(w, x[0], s[0]), fma_rn(w, x[1], s[1]), fma_rn(w, x[2], s[2]), fma_rn(w, x[3], s[3])
+
+
+@device_fn
+def add_4(v, x):
+    return add_rn(v[0], x[0]), add_rn(v[1], x[1]), add_rn(v[2], x[2]), add_rn(v[3], x[3])
+
+
+def each_of_4(fn):
+    @device_fn
+    def apply(token, col, v, words):
+        return (fn((token, col, v[0]), words), fn((token, i32(col + 1), v[1]), words),
+                fn((token, i32(col + 2), v[2]), words), fn((token, i32(col + 3), v[3]), words))
+
+    return apply
+
+
 def make(dtype: str) -> Elements:
     """The functions for combine_dtype "bf16", "fp16" or "fp32"."""
     return _single() if dtype == "fp32" else _pairs(*PAIRS[dtype])
 
 
 def _pairs(low, high, pair):
-    @device_fn
-    def zeros():
-        return f32(0), f32(0), f32(0), f32(0), f32(0), f32(0), f32(0), f32(0)
-
     @device_fn
     def unpack(q):
         return low(q[0]), high(q[0]), low(q[1]), high(q[1]), low(q[2]), high(q[2]), low(q[3]), high(q[3])
@@ -47,34 +67,23 @@ def _pairs(low, high, pair):
 
     @device_fn
     def accumulate(w, q, s):
-        return (fma_rn(w, low(q[0]), s[0]), fma_rn(w, high(q[0]), s[1]),
-                fma_rn(w, low(q[1]), s[2]), fma_rn(w, high(q[1]), s[3]),
-                fma_rn(w, low(q[2]), s[4]), fma_rn(w, high(q[2]), s[5]),
-                fma_rn(w, low(q[3]), s[6]), fma_rn(w, high(q[3]), s[7]))
+        x = unpack(q)
+        return fma_4(w, x[:4], s[:4]) + fma_4(w, x[4:], s[4:])
 
     @device_fn
     def add(v, q):
-        return (add_rn(v[0], low(q[0])), add_rn(v[1], high(q[0])), add_rn(v[2], low(q[1])), add_rn(v[3], high(q[1])),
-                add_rn(v[4], low(q[2])), add_rn(v[5], high(q[2])), add_rn(v[6], low(q[3])), add_rn(v[7], high(q[3])))
+        x = unpack(q)
+        return add_4(v[:4], x[:4]) + add_4(v[4:], x[4:])
 
     def each(fn):
-        @device_fn
-        def apply(token, col, v, words):
-            return (fn((token, col, v[0]), words), fn((token, i32(col + 1), v[1]), words),
-                    fn((token, i32(col + 2), v[2]), words), fn((token, i32(col + 3), v[3]), words),
-                    fn((token, i32(col + 4), v[4]), words), fn((token, i32(col + 5), v[5]), words),
-                    fn((token, i32(col + 6), v[6]), words), fn((token, i32(col + 7), v[7]), words))
+        four = each_of_4(fn)
+        return device_fn(lambda token, col, v, words: four(token, col, v[:4], words)
+                         + four(token, i32(col + 4), v[4:], words))
 
-        return apply
-
-    return Elements(8, zeros, unpack, pack, accumulate, add, each)
+    return Elements(8, device_fn(lambda: zeros_4() + zeros_4()), unpack, pack, accumulate, add, each)
 
 
 def _single():
-    @device_fn
-    def zeros():
-        return f32(0), f32(0), f32(0), f32(0)
-
     @device_fn
     def unpack(q):
         return u32_as_f32(q[0]), u32_as_f32(q[1]), u32_as_f32(q[2]), u32_as_f32(q[3])
@@ -83,22 +92,5 @@ def _single():
     def pack(v):
         return f32_as_u32(v[0]), f32_as_u32(v[1]), f32_as_u32(v[2]), f32_as_u32(v[3])
 
-    @device_fn
-    def accumulate(w, q, s):
-        return (fma_rn(w, u32_as_f32(q[0]), s[0]), fma_rn(w, u32_as_f32(q[1]), s[1]),
-                fma_rn(w, u32_as_f32(q[2]), s[2]), fma_rn(w, u32_as_f32(q[3]), s[3]))
-
-    @device_fn
-    def add(v, q):
-        return (add_rn(v[0], u32_as_f32(q[0])), add_rn(v[1], u32_as_f32(q[1])),
-                add_rn(v[2], u32_as_f32(q[2])), add_rn(v[3], u32_as_f32(q[3])))
-
-    def each(fn):
-        @device_fn
-        def apply(token, col, v, words):
-            return (fn((token, col, v[0]), words), fn((token, i32(col + 1), v[1]), words),
-                    fn((token, i32(col + 2), v[2]), words), fn((token, i32(col + 3), v[3]), words))
-
-        return apply
-
-    return Elements(4, zeros, unpack, pack, accumulate, add, each)
+    accumulate, add = device_fn(lambda w, q, s: fma_4(w, unpack(q), s)), device_fn(lambda v, q: add_4(v, unpack(q)))
+    return Elements(4, zeros_4, unpack, pack, accumulate, add, each_of_4)

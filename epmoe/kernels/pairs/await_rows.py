@@ -23,6 +23,7 @@ from epmoe.device import (all_lanes, any_lane, atomic_or_relaxed_gpu_u32, ballot
                           thread_idx, u32, u64, warp_id)
 from epmoe.layout import ABSENT, ANNOUNCED, MAX_FINITE
 
+from ..formats.row_copy import no_vectors
 from ..lamport import is_absent
 from ..params import namespace
 from ..spin import POLLS_PER_LOOK, gives_up
@@ -45,11 +46,30 @@ class TokenRows(NamedTuple):
     is_own: bool
 
 
-@device_fn
-def none_held():
-    """AT_ONCE vectors of zeros."""
-    none = (u32(0), u32(0), u32(0), u32(0))
-    return none, none, none, none, none, none, none, none
+def loading(cfg, load):
+    """Device function (which, first, place, held) -> the vectors of k = first .. first + 7.
+
+    Those with a bit in `which` are loaded, the others are those of `held`. load: function address -> vector.
+    """
+    top_k, bytes_a_row = cfg.top_k, layout.combine_msg_bytes(cfg)
+
+    def loading_from(j):
+        """Of vectors j to 7."""
+        if j == AT_ONCE:
+            return device_fn(lambda which, first, place, held: ())
+        others = loading_from(j + 1)
+
+        @device_fn
+        def load_some(which, first, place, held):
+            q = held[j]
+            if j < top_k:
+                if u32(which) & u32(1 << j) != u32(0):
+                    q = load(place + u64(first + j) * u64(bytes_a_row))
+            return (q,) + others(which, first, place, held)
+
+        return load_some
+
+    return loading_from(0)
 
 
 # after_signals, without_signals: namespace "take" of device functions of a warp.
@@ -58,7 +78,7 @@ def none_held():
 
 def after_signals(cfg, next_come):
     """Rows are loaded when their signals have arrived. next_come: of `polling`."""
-    top_k, bytes_a_row = cfg.top_k, layout.combine_msg_bytes(cfg)
+    load_those, none_held = loading(cfg, load16), no_vectors(AT_ONCE)
 
     @device_fn
     def all_signals(flags, rows):
@@ -68,31 +88,13 @@ def after_signals(cfg, next_come):
             wanted = u32(wanted & ~came)
         return came != u32(0)
 
-    def loading(j):
-        """Device function (came, first, place, held) -> vectors j to 7: those that came are loaded."""
-        if j == AT_ONCE:
-            return device_fn(lambda came, first, place, held: ())
-        others = loading(j + 1)
-
-        @device_fn
-        def load(came, first, place, held):
-            q = held[j]
-            if j < top_k:
-                if ((came >> u32(first + j)) & u32(1)) != u32(0):
-                    q = load16(place + u64(first + j) * u64(bytes_a_row))
-            return (q,) + others(came, first, place, held)
-
-        return load
-
-    load_those = loading(0)
-
     @device_fn
     def eight(call, flags, rows, first):
         held = none_held()
         wanted, came = u32(rows.wanted & u32(u32((1 << AT_ONCE) - 1) << u32(first))), u32(1)
         while wanted != u32(0) and came != u32(0):
             came = u32(next_come(flags, rows.segment, wanted))
-            held = load_those(came, first, rows.place, held)
+            held = load_those(u32(came >> u32(first)), first, rows.place, held)
             wanted = u32(wanted & ~came)
         return held, came != u32(0)
 
@@ -103,22 +105,6 @@ def without_signals(build):
     """Each lane polls its own vectors."""
     cfg, nap_ns = build.cfg, build.tuning.row_nap_ns
     bytes_a_row, top_k, n_ranks = layout.combine_msg_bytes(cfg), cfg.top_k, cfg.n_src_ranks
-
-    def looking(j):
-        """Device function (late, first, place, held) -> vectors j to 7: those that are late are looked at again."""
-        if j == AT_ONCE:
-            return device_fn(lambda late, first, place, held: ())
-        others, bit = looking(j + 1), 1 << j
-
-        @device_fn
-        def look(late, first, place, held):
-            q = held[j]
-            if j < top_k:
-                if u32(late) & u32(bit) != u32(0):
-                    q = load16_relaxed_sys(place + u64(first + j) * u64(bytes_a_row))
-            return (q,) + others(late, first, place, held)
-
-        return look
 
     def restoring(j):
         """Device function (late, first, place, held) -> what is late still; of the others ABSENT is restored."""
@@ -137,7 +123,7 @@ def without_signals(build):
 
         return restore
 
-    look_at_late, restore_absent = looking(0), restoring(0)
+    look_at_late, restore_absent, none_held = loading(cfg, load16_relaxed_sys), restoring(0), no_vectors(AT_ONCE)
 
     @device_fn
     def give_up(call, late, segment, first):

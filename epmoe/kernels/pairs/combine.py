@@ -174,7 +174,7 @@ def _compile_fused(build):
 
 @lru_cache(CACHED)
 def _compile_without_signals(build):
-    begin, send, await_begun = _beginning(build), send_back.without_signals(build), await_rows.await_begun(build.cfg)
+    begin, send, await_begun = _beginning(build), send_back.make(build, signals=False), await_rows.await_begun(build.cfg)
     reduce_tokens, mark = reduce.make(build, await_rows.without_signals(build)), stamps.of_call(build.trace)
 
     @kernel(max_threads=build.threads, words=build.n_words)

@@ -60,68 +60,56 @@ class Piece(NamedTuple):
     asked: tuple
 
 
-def make(build):
+def make(build, signals=True):
     """Device function send_back(call, failed), for all blocks -> whether it had to give up.
 
-    Every segment is signalled in every round, also where no row goes back. failed: whether this thread knows of an
-    earlier wait that expired. Has a barrier before it sends.
+    Every segment is signalled in every round, also where no row goes back. Without signals, one block sends BEGUN to
+    all peers, and the last block that has read region A resets it. failed: whether this thread knows of an earlier wait
+    that expired. Has a barrier before it sends.
     """
     cfg, mark = build.cfg, stamps.of_call(build.trace)
-    word, n_segments, pieces = counters.words(cfg), cfg.n_local_experts * cfg.n_src_ranks, _pieces(cfg, store16)
-    window, send_run = min(build.tuning.returned_segments, n_segments), _runs(build, pieces)
+    word, to, n_segments, n_ranks = counters.words(cfg), peers.make(cfg), cfg.n_local_experts * cfg.n_src_ranks, cfg.n_ranks
+    window = min(build.tuning.returned_segments, n_segments) if signals else n_segments     # few without signals
+    pieces = _pieces(cfg, store16 if signals else lamport.store_row)
+    send_run, leave = _runs(build, pieces, signals), signal.resetting(cfg, clear_a(cfg), recv_count=False)
+
+    @device_fn
+    def announce(call, segments):
+        """What peers are told before rows are sent."""
+        i = i32(thread_idx())
+        if not signals:
+            if block_idx() == grid_dim() - 1 and i < n_ranks:
+                # release: what this rank has read in the dispatch before, which its peers' next one overwrites
+                to.signal(call, i, call.my_rank, i32(lamport.BEGUN))
+            if warp_id() == n_warps() - 1:      # the first warps have the first rows to send
+                leave(call)
+        elif block_idx() == grid_dim() - 1:
+            while i < segments.n:
+                if segments.counts[i] == 0:
+                    pieces.signal(call, i32(segments.first + i), i32(0))
+                i = i32(i + block_dim())
 
     @device_fn
     def send_back(call, failed):
-        ends, counts, done = shared_array(window, int32), shared_array(window, int32), shared_array(window, int32)
-        first = i32(0)
+        ends, counts, first = shared_array(window, int32), shared_array(window, int32), i32(0)
+        done = shared_array(window, int32) if signals else counts
         while first < n_segments:
             n, i = i32(min(window, n_segments - first)), i32(thread_idx())
             while i < n:
                 ends[i] = i32(load_i32(word.a_end(call.ep_counters, i32(first + i))) - READY)
-                counts[i], done[i] = i32(load_i32(word.a_count(call.ep_counters, i32(first + i)))), 0
+                counts[i] = i32(load_i32(word.a_count(call.ep_counters, i32(first + i))))
+                if signals:
+                    done[i] = 0
                 i = i32(i + block_dim())
             if syncthreads_or(failed):          # the window is there
                 return True
             mark(call, stamps.COUNTED)
-            if block_idx() == grid_dim() - 1:
-                i = i32(thread_idx())
-                while i < n:
-                    if counts[i] == 0:
-                        pieces.signal(call, i32(first + i), i32(0))
-                    i = i32(i + block_dim())
-            send_run(call, Segments(first, n, ends, counts, done))
+            segments = Segments(first, n, ends, counts, done)
+            announce(call, segments)
+            send_run(call, segments)
             first = i32(first + window)
             if first < n_segments:
                 syncthreads()               # all have read the old window
-        mark(call, stamps.SENT)
-        return False
-
-    return send_back
-
-
-def without_signals(build):
-    """The same for a combine without signals, which signals BEGUN to peers; the last block that has read region A resets it."""
-    cfg, mark = build.cfg, stamps.of_call(build.trace)
-    word, to, n_segments, n_ranks = counters.words(cfg), peers.make(cfg), cfg.n_local_experts * cfg.n_src_ranks, cfg.n_ranks
-    send_run = _runs(build, _pieces(cfg, lamport.store_row), signals=False)
-    leave = signal.resetting(cfg, clear_a(cfg), recv_count=False)
-
-    @device_fn
-    def send_back(call, failed):
-        ends, counts, i = shared_array(n_segments, int32), shared_array(n_segments, int32), i32(thread_idx())
-        while i < n_segments:
-            ends[i] = i32(load_i32(word.a_end(call.ep_counters, i)) - READY)
-            counts[i] = i32(load_i32(word.a_count(call.ep_counters, i)))
-            i = i32(i + block_dim())
-        if syncthreads_or(failed):              # and A is there
-            return True
-        mark(call, stamps.COUNTED)
-        if block_idx() == grid_dim() - 1 and thread_idx() < n_ranks:
-            # release: what this rank has read in the dispatch before, which its peers' next one overwrites
-            to.signal(call, i32(thread_idx()), call.my_rank, i32(lamport.BEGUN))
-        if warp_id() == n_warps() - 1:          # the first warps have the first rows to send
-            leave(call)
-        send_run(call, Segments(i32(0), i32(n_segments), ends, counts, counts))
         mark(call, stamps.SENT)
         return False
 
@@ -140,7 +128,7 @@ def clear_a(cfg):
     return clear
 
 
-def _runs(build, pieces, signals=True):
+def _runs(build, pieces, signals):
     """Device function send_run(call, segments), by all blocks: sends the window's rows, and their signals."""
     word, of_11 = counters.words(build.cfg), build.tuning.senders_of_11
     n_vectors = layout.combine_msg_bytes(build.cfg) // VECTOR
