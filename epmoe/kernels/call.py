@@ -38,7 +38,8 @@ class KernelCall:
     then the arguments of functions; a number that stands for an array is its address in device memory.
     input_tokens: dispatch: bf16 [num_tokens, hidden]; combine: combine_dtype [n_rows, hidden]. n_rows: of input_tokens and
     src_info in memory, which may be looked at before it is known how many were received; 0: none.
-    topk_ids: int32 [num_tokens, top_k], -1 for no expert; clean_topk_ids: the same, written by dispatch for combine.
+    topk_ids: int32 [num_tokens, top_k] (dispatch with id_bytes=8: int64), -1 for no expert; clean_topk_ids: the same as
+    int32, written by dispatch for combine.
     format_handler: the arrays that the token format writes, then their capacity in rows. row_offsets: uint32
     [n_groups + 1], expert_ids: int32 [n_groups], src_info: int32 [capacity, 2], recv_counts: int32 [n_local_experts,
     n_src_ranks], or 0. output_tokens: combine_dtype [num_tokens, hidden], or [num_tokens, top_k, hidden] without weights.

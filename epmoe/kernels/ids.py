@@ -2,36 +2,57 @@
 
 from typing import NamedTuple
 
-from epmoe.device import device_fn, i32, load_i32, match_any, u32, u64
+from epmoe.device import device_fn, i32, load_i32, load_u64, match_any, u32, u64
 
 from .status import BAD_IDS, REPEATED_IDS, record_bad_id
 
 NO_EXPERT = -1
+LARGEST = 2**31 - 1
 
 
 class Ids(NamedTuple):
-    """Device functions over topk_ids [num_tokens, top_k] int32, called by a whole warp.
+    """Device functions over topk_ids [num_tokens, top_k] of int32 or int64; load, clean and record by a whole warp.
 
-    load(topk_ids, token, lane): the id in the slot of this lane as it stands in memory; -1 for lanes past top_k.
+    read(topk_ids, i): id i of the list of all tokens' ids, as int32; one that does not fit becomes the nearest that does.
+    load(topk_ids, token, lane): the id in the slot of this lane; -1 for lanes past top_k.
     clean(value, group, lane): -1 for an id outside [0, n_experts) and for one that a lower lane of the same group
         holds, which is the same id in an earlier slot of the token. A group is one token; a warp may hold several.
     record(value, cleaned, token, lane, status): counts what `clean` refused, except -1 itself.
     """
 
+    read: callable
     load: callable
     clean: callable
     record: callable
 
 
-def make(cfg) -> Ids:
-    """The functions for cfg.n_experts and cfg.top_k."""
+@device_fn
+def narrow(wide):
+    """int64, as its bits, to int32; what does not fit becomes the nearest that does."""
+    value = i32(LARGEST)
+    if wide < u64(2**31) or wide >= u64(2**64 - 2**31):
+        value = i32(wide)
+    elif wide >= u64(2**63):
+        value = i32(-LARGEST)
+    return value
+
+
+def make(cfg, id_bytes=4) -> Ids:
+    """The functions for cfg.n_experts and cfg.top_k. id_bytes: 4 or 8, of an id in memory."""
     n_experts, top_k = cfg.n_experts, cfg.top_k
+
+    @device_fn
+    def read(topk_ids, i):
+        at = topk_ids + u64(id_bytes) * u64(i)
+        if id_bytes == 8:
+            return narrow(u64(load_u64(at)))
+        return i32(load_i32(at))
 
     @device_fn
     def load(topk_ids, token, lane):
         value = i32(NO_EXPERT)
         if lane < top_k:
-            value = i32(load_i32(topk_ids + u64(4) * u64(token * top_k + lane)))
+            value = i32(read(topk_ids, token * top_k + lane))
         return value
 
     @device_fn
@@ -55,4 +76,4 @@ def make(cfg) -> Ids:
             else:
                 record_bad_id(status, BAD_IDS, token, lane, value)
 
-    return Ids(load, clean, record)
+    return Ids(read, load, clean, record)

@@ -26,7 +26,7 @@ class KernelWorld:
     """The ranks' memory on one machine, and the six kernels with the options given.
 
     Compile-time options go to the factories: input_scale, router_weights, epilogue, without_signals; tuning: changes
-    to the fast kernels' tuning numbers. `fused` picks the fused kernels.
+    to the fast kernels' tuning numbers. `fused` picks the fused kernels. id_bytes: 8 for ids as int64.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class KernelWorld:
         router_weights="array",
         epilogue=None,
         without_signals=False,
+        id_bytes=4,
         tuning=None,
         module=kernels,
         **machine_options,
@@ -66,12 +67,14 @@ class KernelWorld:
                 self.base[rank].write(fill, region.offset)
         make, weights = module, dict(router_weights=router_weights, epilogue=epilogue)
         tuned = dict(tuning=Tuning(**tuning)) if tuning else {}
+        self.ids_dtype = np.dtype(f"i{id_bytes}")
+        sending = dict(input_scale=input_scale, **tuned)
+        if id_bytes != 4:
+            sending["id_bytes"] = id_bytes
         self.calls = dict(
-            dispatch_async=make.dispatch_async_kernel(
-                cfg, launch, input_scale=input_scale, **tuned
-            ),
+            dispatch_async=make.dispatch_async_kernel(cfg, launch, **sending),
             dispatch_wait=make.dispatch_wait_kernel(cfg, launch, **tuned),
-            dispatch=make.dispatch_kernel(cfg, launch, input_scale=input_scale, **tuned),
+            dispatch=make.dispatch_kernel(cfg, launch, **sending),
             combine_async=make.combine_async_kernel(cfg, launch, **tuned),
             combine_wait=make.combine_wait_kernel(cfg, launch, **weights, **tuned),
             combine=make.combine_kernel(
@@ -148,7 +151,7 @@ class KernelWorld:
         cfg, capacity = self.cfg, self.capacity()
         words = [
             self.put("input_tokens", rank, tokens),
-            self.put("topk_ids", rank, np.asarray(topk_ids, np.int32)),
+            self.put("topk_ids", rank, np.asarray(topk_ids, self.ids_dtype)),
             self.at(rank, "clean_topk_ids"),
             float32_word(input_scale),
         ]

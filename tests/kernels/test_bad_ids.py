@@ -7,7 +7,7 @@ from kernel_world import KernelWorld
 from protocol_model import check_dispatch, clean, combine
 from test_dispatch_combine_rounds import assert_clean, rows_of
 
-from epmoe.kernels import status
+from epmoe.kernels import LaunchConfig, status
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
@@ -19,15 +19,34 @@ KINDS = {
     "multiples of 2**16": lambda rng, shape: (
         rng.integers(0, CFG.n_experts, shape) + 65536 * rng.integers(-1, 2, shape)
     ),
+    "any int64": lambda rng, shape: rng.choice(
+        [
+            0,
+            5,
+            -1,
+            -2,
+            2**31 - 1,
+            2**31,
+            2**32,
+            2**32 + 1,
+            2**63 - 1,
+            -(2**31),
+            -(2**32) + 2,
+            -(2**63),
+        ],
+        shape,
+    ),
 }
+FOUR_BLOCKS = LaunchConfig(n_sms=4, num_threads=64)  # enough for the way of small batches
 
 
-@pytest.mark.by_day(3)
+@pytest.mark.by_day(5)
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_garbage_ids_send_nothing_and_hurt_nobody(kind, fused):
     rng = np.random.default_rng(3)
-    world = KernelWorld(CFG, fused=fused, seed=2, racecheck=True)
+    wide = dict(id_bytes=8, launch=FOUR_BLOCKS) if kind == "any int64" else {}
+    world = KernelWorld(CFG, fused=fused, seed=2, racecheck=True, **wide)
     n = [12, 7]
     for _ in range(2):
         ids = [KINDS[kind](rng, (i, CFG.top_k)) for i in n]
@@ -64,13 +83,21 @@ def check_counts(world, rank, ids):
     assert not words[status.FAILED]
     if refused.any():
         token, slot = words[status.BAD_TOKEN] - 1, words[status.BAD_SLOT]
-        assert refused[token, slot] and ids[token, slot] == words[status.BAD_ID]
+        recorded = as_int32(int(ids[token, slot]))
+        assert refused[token, slot] and recorded == words[status.BAD_ID]
         with pytest.raises(
-            EPValueError, match=f"rank {rank}: topk_ids\\[{token}, {slot}\\] is {ids[token, slot]}"
+            EPValueError, match=f"rank {rank}: topk_ids\\[{token}, {slot}\\] is {recorded}"
         ):
             status.raise_if_bad_ids(words, CFG, rank)
     else:
         status.raise_if_bad_ids(words, CFG, rank)
+
+
+def as_int32(value):
+    """What the kernels make of an id of 64 bits."""
+    if -(2**31) <= value < 2**31:
+        return value
+    return 2**31 - 1 if value > 0 else 1 - 2**31
 
 
 def clear_status(world, rank):

@@ -35,13 +35,14 @@ AT_ONCE = 8         # rows whose vectors a lane holds
 class TokenRows(NamedTuple):
     """The rows of a token, of each of which a lane takes one vector.
 
-    wanted: a bit for each k that has a row. segment: on lane k, the word of recv_count that signals the row of k. place:
-    address of the vector of k = 0. is_own: whether the vector is the lane's own, and not one that it looks at with
-    another lane.
+    wanted: a bit for each k that has a row. segment: on lane k, the word of recv_count that signals the row of k. vector:
+    which one of a row the lane takes; place: its address for k = 0. is_own: whether it is the lane's own, and not one
+    that it looks at with another lane.
     """
 
     wanted: int
     segment: int
+    vector: int
     place: int
     is_own: bool
 

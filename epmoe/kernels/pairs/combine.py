@@ -203,6 +203,20 @@ def _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn):
     return epilogue if elementwise_lambda_fn is None else user_functions.OutputLambda(elementwise_lambda_fn)
 
 
+def _call(compile, cfg, launch, tuning, *functions):
+    """The KernelCall of a kernel. functions: router_weights, epilogue and elementwise_lambda_fn, if it calls them."""
+    check_limits(cfg)
+    launch = launch or LaunchConfig()
+    chosen = cfg, launch.threads, launch.trace, tuning
+    if functions:
+        chosen += functions[0], _checked_output(cfg, *functions)
+
+    def compiled(*types):
+        return compile(Build(*chosen, *types) if functions else Build(*chosen))
+
+    return KernelCall(cfg, launch, parameter_block(cfg), compiled)
+
+
 def combine_async_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
     """The kernel that sends the experts' rows back to the ranks of their tokens: steps 1 and 2 of this module's story.
 
@@ -212,10 +226,7 @@ def combine_async_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
     The same arguments give the same compiled kernel. Errors: EPValueError. Source: the combine_async_kernel page
     (docs/pages.md).
     """
-    check_limits(cfg)
-    launch = launch or LaunchConfig()
-    build = Build(cfg, launch.threads, launch.trace, tuning)
-    return KernelCall(cfg, launch, parameter_block(cfg), lambda weights, epilogue: _compile_async(build))
+    return _call(_compile_async, cfg, launch, tuning)
 
 
 def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, elementwise_lambda_fn=None,
@@ -231,11 +242,7 @@ def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=No
     array is not written, and both functions' args are the call's epilogue_args. tuning: for tests.
     Errors: EPValueError. Source: the combine_wait_kernel page (docs/pages.md).
     """
-    check_limits(cfg)
-    launch = launch or LaunchConfig()
-    epilogue = _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn)
-    chosen = cfg, launch.threads, launch.trace, tuning, router_weights, epilogue
-    return KernelCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_wait(Build(*chosen, *types)))
+    return _call(_compile_wait, cfg, launch, tuning, router_weights, epilogue, elementwise_lambda_fn)
 
 
 def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, elementwise_lambda_fn=None,
@@ -247,9 +254,5 @@ def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, e
     tuning: as in combine_wait_kernel.
     Errors: EPValueError. Source: the combine_kernel page (docs/pages.md).
     """
-    check_limits(cfg)
-    launch = launch or LaunchConfig()
-    epilogue = _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn)
     compile = _compile_without_signals if lamport.applies(cfg, without_signals, router_weights) else _compile_fused
-    chosen = cfg, launch.threads, launch.trace, tuning, router_weights, epilogue
-    return KernelCall(cfg, launch, parameter_block(cfg), lambda *types: compile(Build(*chosen, *types)))
+    return _call(compile, cfg, launch, tuning, router_weights, epilogue, elementwise_lambda_fn)

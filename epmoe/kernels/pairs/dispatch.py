@@ -66,7 +66,7 @@ from ..params import ParameterBlock, record_of
 from ..plain import counters
 from ..prefetch import span as prefetch_span
 from ..status import failed_before
-from . import few_tokens, receive, send, signal
+from . import few_tokens, message, receive, send, signal
 from .peers import context, crosses_worlds
 from .tuning import TUNING, Tuning
 
@@ -77,29 +77,18 @@ CACHED = 128        # compiled kernels that are remembered, for each of the thre
 class Build:
     """What a dispatch kernel is compiled for.
 
-    input_scale: a function i -> float32, or None for the number of the call. few: up to how many tokens go the way of
-    small batches, -1 for none; are_few: no launch can have more.
+    few: up to how many tokens go the way of small batches, -1 for none; are_few: no launch can have more. input_scale: a
+    function i -> float32, or None for the number of the call. id_bytes: of an id of topk_ids.
     """
 
     cfg: EPConfig
     threads: int
     trace: bool
     tuning: Tuning
-    input_scale: object = None
     few: int = -1
     are_few: bool = False
-
-    @property
-    def shares(self):
-        """Whether a payload is sent to a rank once: not to other p2p worlds, nor if nothing is sent."""
-        return not self.cfg.use_shmem and not self.cfg.skip_a2a
-
-
-def build_of(cfg, launch, tuning, input_scale=None) -> Build:
-    """The Build for a launch configuration. Errors: EPValueError."""
-    check_limits(cfg)
-    few = few_tokens.most(cfg, launch, tuning)
-    return Build(cfg, launch.threads, launch.trace, tuning, input_scale, few, few >= cfg.max_tokens_per_rank)
+    input_scale: object = None
+    id_bytes: int = 4
 
 
 def parameter_block(cfg) -> ParameterBlock:
@@ -241,7 +230,7 @@ def _compile_fused(build):
 
 def _senders_of(build):
     """Device function num_tokens -> how many blocks of the fused kernel send: the first ones."""
-    cfg, tuning, shares = build.cfg, build.tuning, build.shares
+    cfg, tuning, shares = build.cfg, build.tuning, message.shares_payloads(build.cfg)
     n_ranks, n_payloads = cfg.n_src_ranks, min(cfg.top_k, cfg.n_src_ranks)
     few = tuning.few_tokens if few_tokens.applies(cfg, tuning) else -1
     of_8, at_once_of_8 = tuning.senders_of_8, tuning.at_once_of_8
@@ -259,19 +248,31 @@ def _senders_of(build):
     return senders_of
 
 
-def dispatch_async_kernel(cfg, launch=None, *, input_scale=None, tuning=TUNING) -> KernelCall:
+def build_of(cfg, launch, tuning, *options) -> Build:
+    """The Build for a launch configuration; options: input_scale and id_bytes. Errors: EPValueError."""
+    check_limits(cfg)
+    few = few_tokens.most(cfg, launch, tuning)
+    return Build(cfg, launch.threads, launch.trace, tuning, few, few >= cfg.max_tokens_per_rank, *options)
+
+
+def _call(compile, halves, cfg, launch, tuning, *options, programmatic=False):
+    """The KernelCall of a kernel. halves: as few_tokens.size wants it; options: input_scale and id_bytes."""
+    launch = launch or LaunchConfig()
+    build = build_of(cfg, launch, tuning, *options)
+    return KernelCall(cfg, launch, parameter_block(cfg), lambda *types: compile(build),
+                      size=partial(few_tokens.size, cfg, tuning, halves), programmatic=programmatic)
+
+
+def dispatch_async_kernel(cfg, launch=None, *, input_scale=None, id_bytes=4, tuning=TUNING) -> KernelCall:
     """The kernel that sends this rank's tokens to the owners of their experts: steps 1 to 4 of this module's story.
 
     Its launch ends when this rank's messages and signals are on their way.
 
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); input_scale: a function i -> float32 that is read at 0, or
-    None for the number given at the call. tuning: for tests. The same arguments give the same compiled kernel.
-    Errors: EPValueError. Source: the dispatch_async_kernel page (docs/pages.md).
+    None for the number given at the call. id_bytes: 4 or 8, of an id of topk_ids. tuning: for tests. The same arguments
+    give the same compiled kernel. Errors: EPValueError. Source: the dispatch_async_kernel page (docs/pages.md).
     """
-    launch = launch or LaunchConfig()
-    build = build_of(cfg, launch, tuning, input_scale)
-    return KernelCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_async(build),
-                      size=partial(few_tokens.size, cfg, tuning, "sends"))
+    return _call(_compile_async, "sends", cfg, launch, tuning, input_scale, id_bytes)
 
 
 def dispatch_wait_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
@@ -282,20 +283,14 @@ def dispatch_wait_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). tuning: for tests.
     Errors: EPValueError. Source: the dispatch_wait_kernel page (docs/pages.md).
     """
-    launch = launch or LaunchConfig()
-    build = build_of(cfg, launch, tuning)
-    return KernelCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_wait(build),
-                      size=partial(few_tokens.size, cfg, tuning, "receives"), programmatic=True)
+    return _call(_compile_wait, "receives", cfg, launch, tuning, programmatic=True)
 
 
-def dispatch_kernel(cfg, launch=None, *, input_scale=None, tuning=TUNING) -> KernelCall:
+def dispatch_kernel(cfg, launch=None, *, input_scale=None, id_bytes=4, tuning=TUNING) -> KernelCall:
     """dispatch_async and dispatch_wait as one kernel: all steps in one launch.
 
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); a launch of a few tokens takes fewer blocks and threads.
-    recv_buf gets the payload of a token once a rank; under use_shmem and skip_a2a once a message. input_scale, tuning: as
-    in dispatch_async_kernel. Errors: EPValueError. Source: the dispatch_kernel page (docs/pages.md).
+    recv_buf gets the payload of a token once a rank; under use_shmem and skip_a2a once a message. input_scale, id_bytes,
+    tuning: as in dispatch_async_kernel. Errors: EPValueError. Source: the dispatch_kernel page (docs/pages.md).
     """
-    launch = launch or LaunchConfig()
-    build = build_of(cfg, launch, tuning, input_scale)
-    return KernelCall(cfg, launch, parameter_block(cfg), lambda *types: _compile_fused(build),
-                      size=partial(few_tokens.size, cfg, tuning, "both"))
+    return _call(_compile_fused, "both", cfg, launch, tuning, input_scale, id_bytes)

@@ -40,8 +40,7 @@ class Outgoing(NamedTuple):
 def applies(cfg, tuning):
     """Whether the configuration allows this: payloads are shared, and not needed in send_buf."""
     encodes_for_itself = cfg.fused_shared_expert and not formats.of(cfg).direct
-    shares = not cfg.use_shmem and not cfg.skip_a2a
-    return shares and not encodes_for_itself and cfg.n_local_experts <= tuning.few_experts
+    return message.shares_payloads(cfg) and not encodes_for_itself and cfg.n_local_experts <= tuning.few_experts
 
 
 def most(cfg, launch, tuning):
@@ -75,7 +74,7 @@ def make(build):
     """
     cfg, mark = build.cfg, stamps.of_call(build.trace)
     fmt, msg, to, input_scale = formats.of(cfg), message.make(cfg), peers.make(cfg), scale_of(build.input_scale)
-    load_id, clean_id, record_id = ids.make(cfg)
+    _, load_id, clean_id, record_id = ids.make(cfg, build.id_bytes)
     direct, encode_part = fmt.direct, fmt.encode_part
     bounds, (ask, put), nothing = part_bounds(fmt.token_size), copy_in_halves(HELD, load16_nc), no_vectors(HELD)
     most_pieces = most_parts(fmt.token_size) if direct else fmt.encode_parts

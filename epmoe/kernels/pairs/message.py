@@ -23,6 +23,11 @@ VECTOR = 16     # bytes of one access
 FIRST_K, K_BITS, FIRST_HIGH = 12, 5, 3      # of a packed signal; k of tokens from FIRST_HIGH on is in the upper half
 
 
+def shares_payloads(cfg) -> bool:
+    """Whether a payload is sent to a rank once: not to other p2p worlds, nor if nothing is sent."""
+    return not cfg.use_shmem and not cfg.skip_a2a
+
+
 @cache
 def make(cfg):
     """Namespace "message" of device functions. place: the address of a message.

@@ -39,10 +39,19 @@ def make(cfg):
         a far rank's memory; after a syncwarp, if other lanes wrote the bytes.
     complete(): every lane, before the puts of its warp are counted as finished, and before their sources are reused.
     """
-    world_size = cfg.p2p_world_size
+    world_size, crosses = cfg.p2p_world_size, crosses_worlds(cfg)
+    shmem_put_nbi_warp = shmem_quiet = shmem_fence = shmem_signal_set = None
+    if crosses:
+        from epmoe.device.shmem import shmem_fence, shmem_put_nbi_warp, shmem_quiet, shmem_signal_set
 
     @device_fn
-    def recv_buf_near(call, rank):
+    def is_far(call, rank):
+        return crosses and rank // world_size != call.my_rank // world_size
+
+    @device_fn
+    def recv_buf(call, rank):
+        if is_far(call, rank):
+            rank = call.my_rank
         return u64(load_u64(call.context + u64(8) * u64(rank % world_size)))
 
     @device_fn
@@ -55,54 +64,24 @@ def make(cfg):
         st_relaxed_sys_u64(word_at(call, rank, index), u64(value))
 
     @device_fn
-    def signal_near(call, rank, index, count):
-        st_release_sys_u64(word_at(call, rank, index), u64(count))
-
-    if crosses_worlds(cfg):
-        return _with_shmem(world_size, recv_buf_near, word_at, write_word, signal_near)
-    return namespace("peers", recv_buf=recv_buf_near, signal=signal_near, write_word=write_word, crosses=False, is_far=_never,
-                     put=_nothing, complete=_nothing)
-
-
-def _with_shmem(world_size, recv_buf_near, word_at, write_word, signal_near):
-    from epmoe.device.shmem import shmem_fence, shmem_put_nbi_warp, shmem_quiet, shmem_signal_set
-
-    @device_fn
-    def is_far(call, rank):
-        return rank // world_size != call.my_rank // world_size
-
-    @device_fn
-    def recv_buf(call, rank):
-        if is_far(call, rank):
-            return recv_buf_near(call, call.my_rank)
-        return recv_buf_near(call, rank)
-
-    @device_fn
     def signal(call, rank, index, count):
         if is_far(call, rank):
-            own = word_at(call, call.my_rank, index)
-            shmem_fence()               # what was acquired from other warps by `finished`, before the signal
-            shmem_signal_set(own, u64(count), rank)
+            if crosses:
+                own = word_at(call, call.my_rank, index)
+                shmem_fence()           # what was acquired from other warps by `finished`, before the signal
+                shmem_signal_set(own, u64(count), rank)
         else:
-            signal_near(call, rank, index, count)
+            st_release_sys_u64(word_at(call, rank, index), u64(count))
 
     @device_fn
     def put(place, staged, n_bytes, rank):
-        shmem_put_nbi_warp(place, staged, n_bytes, rank)
+        if crosses:
+            shmem_put_nbi_warp(place, staged, n_bytes, rank)
 
     @device_fn
     def complete():
-        shmem_quiet()
+        if crosses:
+            shmem_quiet()
 
-    return namespace("peers", recv_buf=recv_buf, signal=signal, write_word=write_word, crosses=True, is_far=is_far, put=put,
-                     complete=complete)
-
-
-@device_fn
-def _never(call, rank):
-    return False
-
-
-@device_fn
-def _nothing(*args):
-    return
+    return namespace("peers", recv_buf=recv_buf, signal=signal, write_word=write_word, crosses=crosses, is_far=is_far,
+                     put=put, complete=complete)

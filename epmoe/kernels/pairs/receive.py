@@ -1,14 +1,10 @@
 """The receiving blocks of dispatch: copy messages from recv_buf into the rows of the grouped output, as they arrive.
 
-1. A block waits for the counts of all segments (local expert, src_rank), and computes the place of every row.
-2. Its warps take rows in order, the same order in which messages are sent (send.py). If there are more warps than rows,
-   a row has several parts. A warp waits for the signal of its row's segment, then copies. So some messages are copied
-   while others are still under way. The payload is in the message itself or, if the sender shares payloads, in another
-   message to this rank, which the same signal covers.
-3. A block that no longer needs the counters counts itself out (signal.resetting).
-
-If all messages have arrived with their counts, and rows need no padding, no warp waits for another: each finds the
-places of its rows by itself, which takes less time than the barriers at which a block would share the work.
+Steps 5 to 7 of dispatch.py. Warps take rows in order, the same order in which messages are sent (send.py). If there are
+more warps than rows, a row has several parts. A warp waits for the signal of its row's segment, then copies. So some
+messages are copied while others are still under way. If all messages have arrived with their counts, and rows need no
+padding, no warp waits for another: each finds the places of its rows by itself, which takes less time than the barriers
+at which a block would share the work.
 """
 
 from typing import NamedTuple
@@ -61,7 +57,8 @@ def make(build, leave):
     look at recv_count again. Where it does not say so it ends with a barrier.
     """
     cfg, mark = build.cfg, stamps.of_call(build.trace)
-    fmt, off, share, own_share = formats.of(cfg), offsets.make(build), shared_expert.shared_expert_share(cfg), shared_expert.make(cfg)
+    fmt, off = formats.of(cfg), offsets.make(build)
+    share, own_share = shared_expert.shared_expert_share(cfg), shared_expert.make(cfg)
     has_tiles, finish_group = offsets.has_tiles(fmt), fmt.finish_group
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     known, n_counts, n_experts = off.known, off.counts, off.experts

@@ -1,12 +1,12 @@
 """The reducing part of combine_wait: the weighted sum of each token's rows, or the rows themselves.
 
-A warp takes a run of columns of one token. It loads the rows' vectors into registers as they arrive, in any order
-(await_rows.py), and sums them when it has all of them. So little work remains when the last row of the round arrives.
+Rows' vectors are loaded as they arrive, in any order, and summed when all are there. So little work remains when the
+last row of the round arrives.
 """
 
 from epmoe import layout
 from epmoe.device import (ballot, block_idx, device_fn, f32, grid_dim, i32, lane_id, load16, load_f32, n_warps,
-                          shfl_idx, store16, u32, u64, warp_id)
+                          shfl_idx, u32, u64, warp_id)
 
 from .. import elements, ids, stamps, user_functions
 from ..formats.row_copy import store_vector
@@ -14,30 +14,32 @@ from ..plain import counters
 from . import shared_expert
 from .await_rows import AT_ONCE, TokenRows
 
-VECTOR = 16         # bytes
+VECTOR, LANES = 16, 32     # bytes of an access, lanes of a warp
 
 
 def make(build, take):
     """Device function reduce(call, flags), for all warps of all blocks. take: of await_rows.py; flags: what it takes.
 
-    Tokens whose rows do not come, because the round has failed, are left alone.
+    A warp takes a run of columns of one token. Tokens whose rows do not come, because the round has failed, are left alone.
     """
-    mark, n_runs = stamps.of_call(build.trace), _n_runs(build.cfg)
-    reduce_tokens = _unreduced(build, take) if build.router_weights is None else _reduced(build, take)
+    cfg, mark = build.cfg, stamps.of_call(build.trace)
+    token_rows, n_runs = _token_rows(cfg), -(-layout.combine_msg_bytes(cfg) // VECTOR // LANES)     # one vector a lane
+    finish_run = _unreduced(build, take) if build.router_weights is None else _reduced(build, take)
 
     @device_fn
     def reduce(call, flags):
-        reduce_tokens(call, flags)
+        unit, goes_on = i32(warp_id() * grid_dim() + block_idx()), True
+        while goes_on and unit < call.num_tokens * n_runs:
+            token, run = i32(unit // n_runs), i32(unit % n_runs)
+            goes_on = finish_run(call, flags, token, token_rows(call, token, run))
+            if unit < grid_dim():
+                mark(call, stamps.ARRIVED)              # thread 0: its first token
+            unit = i32(unit + n_warps() * grid_dim())
         if block_idx() >= call.num_tokens * n_runs:
             mark(call, stamps.ARRIVED)                  # thread 0 had no token to wait for
         mark(call, stamps.REDUCED)
 
     return reduce
-
-
-def _n_runs(cfg):
-    """Runs of a row: one vector a lane."""
-    return -(-layout.combine_msg_bytes(cfg) // VECTOR // 32)
 
 
 def _token_rows(cfg):
@@ -58,10 +60,10 @@ def _token_rows(cfg):
             if expert >= 0 and owner != call.my_rank:
                 expert = i32(-1)
         takes_part = expert >= 0
-        vector = i32(min(run * 32 + lane, n_vectors - 1))
+        vector = i32(min(run * LANES + lane, n_vectors - 1))
         place = call.recv_buf_p + u64(token * top_k) * u64(bytes_a_row) + u64(VECTOR) * u64(vector)
         segment = word.segment(i32(expert % local), owner)
-        return TokenRows(u32(ballot(takes_part)), segment, place, run * 32 + lane < n_vectors)
+        return TokenRows(u32(ballot(takes_part)), segment, vector, place, run * LANES + lane < n_vectors)
 
     return token_rows
 
@@ -121,12 +123,15 @@ def _sums(build, take, numbers):
 
 
 def _reduced(build, take):
-    """Device function (call, flags): the weighted sums, plus the shared expert's output, through the epilogue."""
-    cfg, mark, epilogue = build.cfg, stamps.of_call(build.trace), build.epilogue
-    numbers, token_rows, weight_of = elements.make(cfg.combine_dtype), _token_rows(cfg), _weights_of(build)
+    """Device function (call, flags, token, rows) -> whether all rows came.
+
+    It stores the weighted sum, plus the shared expert's output, through the epilogue.
+    """
+    cfg, epilogue = build.cfg, build.epilogue
+    numbers, weight_of = elements.make(cfg.combine_dtype), _weights_of(build)
     sum_rows, share, n_numbers = _sums(build, take, numbers), shared_expert.shared_expert_share(cfg), numbers.n
     unpack, pack, add, fused_share = numbers.unpack, numbers.pack, numbers.add, cfg.fused_shared_expert
-    bytes_a_row, n_vectors, n_runs = layout.combine_msg_bytes(cfg), layout.combine_msg_bytes(cfg) // VECTOR, _n_runs(cfg)
+    bytes_a_row = layout.combine_msg_bytes(cfg)
     has_epilogue, stores_itself = epilogue is not None, isinstance(epilogue, user_functions.OutputLambda)
     what = "elementwise_lambda_fn" if stores_itself else "epilogue"
     applied = numbers.each(user_functions.bound(epilogue, build.epilogue_types, what)) if has_epilogue else None
@@ -152,46 +157,31 @@ def _reduced(build, take):
                 store_vector(place, stored)
 
     @device_fn
-    def reduce_tokens(call, flags):
-        unit, goes_on = i32(warp_id() * grid_dim() + block_idx()), True
-        while goes_on and unit < call.num_tokens * n_runs:
-            token, run = i32(unit // n_runs), i32(unit % n_runs)
-            rows, w = token_rows(call, token, run), weight_of(call, token)
-            sums, goes_on = sum_rows(call, flags, rows, w)
-            vector = i32(min(run * 32 + lane_id(), n_vectors - 1))
-            q = pack(sums)
-            if fused_share:
-                q = add_shared_expert(call, token, vector, q)
-            store(call, token, vector, q, goes_on and rows.is_own)
-            if unit < grid_dim():
-                mark(call, stamps.ARRIVED)              # thread 0: its first token
-            unit = i32(unit + n_warps() * grid_dim())
+    def reduce_run(call, flags, token, rows):
+        sums, came = sum_rows(call, flags, rows, weight_of(call, token))
+        q = pack(sums)
+        if fused_share:
+            q = add_shared_expert(call, token, rows.vector, q)
+        store(call, token, rows.vector, q, came and rows.is_own)
+        return came
 
-    return reduce_tokens
+    return reduce_run
 
 
 def _unreduced(build, take):
-    """Device function (call, flags): the rows as they are, [num_tokens, top_k, hidden], zeros where there is none."""
-    cfg, mark = build.cfg, stamps.of_call(build.trace)
-    token_rows, top_k, bytes_a_row, n_runs = _token_rows(cfg), cfg.top_k, layout.combine_msg_bytes(cfg), _n_runs(cfg)
+    """The same for rows as they are, [num_tokens, top_k, hidden], zeros where there is none."""
+    top_k, bytes_a_row = build.cfg.top_k, layout.combine_msg_bytes(build.cfg)
 
     @device_fn
-    def keep_rows(call, flags):
-        unit, goes_on = i32(warp_id() * grid_dim() + block_idx()), True
-        while goes_on and unit < call.num_tokens * n_runs:
-            token, run = i32(unit // n_runs), i32(unit % n_runs)
-            rows, k = token_rows(call, token, run), i32(0)
-            goes_on = take.all_signals(flags, rows)
-            if unit < grid_dim():
-                mark(call, stamps.ARRIVED)
-            while goes_on and k < top_k:
-                if rows.is_own:
-                    q = (u32(0), u32(0), u32(0), u32(0))
-                    if ((rows.wanted >> u32(k)) & u32(1)) != u32(0):
-                        q = load16(rows.place + u64(k) * u64(bytes_a_row))
-                    store16(call.output_tokens + (rows.place - call.recv_buf_p) + u64(k) * u64(bytes_a_row), q[0], q[1],
-                            q[2], q[3])
-                k = i32(k + 1)
-            unit = i32(unit + n_warps() * grid_dim())
+    def keep_run(call, flags, token, rows):
+        came, k = take.all_signals(flags, rows), i32(0)
+        while came and k < top_k:
+            if rows.is_own:
+                place, q = rows.place + u64(k) * u64(bytes_a_row), (u32(0), u32(0), u32(0), u32(0))
+                if ((rows.wanted >> u32(k)) & u32(1)) != u32(0):
+                    q = load16(place)
+                store_vector(call.output_tokens + (place - call.recv_buf_p), q)
+            k = i32(k + 1)
+        return came
 
-    return keep_rows
+    return keep_run

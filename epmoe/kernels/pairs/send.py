@@ -1,18 +1,15 @@
 """The sending blocks of dispatch: send tokens to the owners of their experts, in an order that lets receivers follow.
 
-A block takes a batch of tokens.
+Steps 2 and 3 of dispatch.py. A block takes a batch of tokens.
 1. It claims a slot for each message; a warp takes a token. It encodes the payloads; warps share a row.
 2. It orders its messages by local expert, and for each local expert by dst_rank, from its own rank on. All blocks send
    in this order. So the links to all peers stay busy, and no two ranks send to the same peer at the same time. Messages
    to the first experts are complete long before the last message, and their receivers copy them meanwhile.
 3. It sends pieces of payloads, a warp each, 16 bytes a lane. With the first piece go the trailers.
 
-Shared payloads: a payload goes to a rank once, in the token's message to its lowest expert there. The trailers of the
-token's other messages to that rank refer to it. A piece of a shared payload counts as finished for each of these
-messages, so the signal of any expert covers the payloads that its messages refer to. Otherwise each message has its own
-payload.
-
-Block 0 counts and announces (signal.py). It has no tokens, unless there are only a few sending blocks.
+A piece of a shared payload counts as finished for all messages that refer to it, so the signal of any expert covers the
+payloads that its messages refer to. Block 0 counts and announces (signal.py). It has no tokens, unless there are only a
+few sending blocks.
 """
 
 from typing import NamedTuple
@@ -69,16 +66,17 @@ def make(build):
     For blocks [0, n_senders). It ends with a barrier. failed: whether this thread knows of an earlier wait that expired;
     then nothing is sent. Block 0 announces the counts first.
     """
-    cfg, mark, shares = build.cfg, stamps.of_call(build.trace), build.shares
+    cfg, mark, shares = build.cfg, stamps.of_call(build.trace), message.shares_payloads(build.cfg)
     fmt, word, to, msg = formats.of(cfg), counters.words(cfg), peers.make(cfg), message.make(cfg)
-    load_id, clean_id, record_id = ids.make(cfg)
+    _, load_id, clean_id, record_id = ids.make(cfg, build.id_bytes)
     own_share, signals, batches = shared_expert.make(cfg), signal.make(build), _batches(build)
     pieces = _pieces(build, signals.finish)
     crosses, direct, fused_share, own_only = to.crosses, fmt.direct, cfg.fused_shared_expert, cfg.skip_a2a
     top_k, local, n_ranks, most_pieces = cfg.top_k, cfg.n_local_experts, cfg.n_ranks, most_parts(fmt.token_size)
     row_bytes, batch_size, no_payload = cfg.hidden * BF16_BYTES, batch_of(cfg, build.tuning), cfg.n_experts
     n_payloads = min(top_k, cfg.n_src_ranks) if shares else top_k       # of a token, at most
-    n_slots, counter_from = batch_size * top_k, build.tuning.counter_from
+    n_slots, counter_from, token_bytes = batch_size * top_k, build.tuning.counter_from, build.id_bytes * top_k
+    sectors = -(-token_bytes // SECTOR)                                 # of the ids of a token
     fetch_row, fetch_words = prefetch_span(row_bytes), prefetch_span(8 * cfg.n_experts)
 
     @device_fn
@@ -155,14 +153,15 @@ def make(build):
     def prefetch_first(call, first, stride):
         """Ids of the block's tokens, the first one's row, and the counters: all of them are under way at once."""
         if first < call.num_tokens:
-            token = i32(first + thread_idx() * stride)
-            if thread_idx() < batch_size and token < call.num_tokens:
-                prefetch(call.topk_ids + u64(4) * u64(token * top_k))
+            i = divided(thread_idx(), i32(sectors))
+            token, sector = i32(first + i * stride), i32(thread_idx() - i * sectors)
+            if i < batch_size and token < call.num_tokens:
+                prefetch(call.topk_ids + u64(token_bytes) * u64(token) + u64(SECTOR) * u64(sector))
             fetch_row(call.input_tokens + u64(first) * u64(row_bytes))
             fetch_words(word.reserved(call.ep_counters, 0))     # and finished, which follows it
         if block_idx() == 0:                                    # which counts all ids
             i = i32(thread_idx())
-            while i * SECTOR < call.num_tokens * top_k * 4:
+            while i * SECTOR < call.num_tokens * token_bytes:
                 prefetch(call.topk_ids + u64(SECTOR) * u64(i))
                 i = i32(i + block_dim())
 
@@ -291,20 +290,6 @@ def _own_trailer(cfg, msg):
     return store_trailer
 
 
-def _payload_of(cfg):
-    """Device function (call, token) -> the address of a token's payload before it is sent."""
-    direct, row_bytes, msg = formats.of(cfg).direct, cfg.hidden * BF16_BYTES, message.make(cfg)
-
-    @device_fn
-    def payload_of(call, token):
-        src = call.input_tokens + u64(token) * u64(row_bytes)
-        if not direct:
-            src = call.send_buf_p + u64(token) * u64(msg.n_bytes)
-        return src
-
-    return payload_of
-
-
 def _pieces(build, finish_one):
     """Namespace "pieces" of device functions of a warp; m: the number of a message of a batch.
 
@@ -313,10 +298,10 @@ def _pieces(build, finish_one):
         its own or, of a shared payload, those of all messages of the token to the same rank.
     finish(call, batch, m): counts the piece that the warp has written, for each of these messages.
     """
-    cfg, shares = build.cfg, build.shares
-    to, msg, top_k, local, payload_of = peers.make(cfg), message.make(cfg), cfg.top_k, cfg.n_local_experts, _payload_of(cfg)
-    copy_payload = copy_part(formats.of(cfg).token_size, read_only=formats.of(cfg).direct)
-    store_own_trailer = _own_trailer(cfg, msg)
+    cfg, shares = build.cfg, message.shares_payloads(build.cfg)
+    fmt, to, msg, top_k, local = formats.of(cfg), peers.make(cfg), message.make(cfg), cfg.top_k, cfg.n_local_experts
+    direct, row_bytes, store_own_trailer = fmt.direct, cfg.hidden * BF16_BYTES, _own_trailer(cfg, msg)
+    copy_payload = copy_part(fmt.token_size, read_only=direct)
 
     @device_fn
     def carries(expert):
@@ -351,16 +336,19 @@ def _pieces(build, finish_one):
 
     @device_fn
     def send(call, batch, m, part, n_parts):
-        token, place, dst_rank = i32(batch.first + m // top_k * batch.stride), u64(batch.places[m]), i32(batch.experts[m] // local)
+        token, place = i32(batch.first + m // top_k * batch.stride), u64(batch.places[m])
+        dst_rank = i32(batch.experts[m] // local)
+        staged = u64(call.send_buf_p + u64(token) * u64(msg.n_bytes))
         if not to.is_far(call, dst_rank):
-            copy_payload(place, payload_of(call, token), part, n_parts, lane_id())
+            payload = call.input_tokens + u64(token) * u64(row_bytes) if direct else staged
+            copy_payload(place, payload, part, n_parts, lane_id())
             if part == 0:
                 if shares:
                     store_trailers(call, batch, m, token, place)
                 else:
                     store_own_trailer(place, token, batch.experts, i32(m - m % top_k))
         elif part == 0:
-            to.put(place, call.send_buf_p + u64(token) * u64(msg.n_bytes), msg.n_bytes, dst_rank)
+            to.put(place, staged, msg.n_bytes, dst_rank)
             to.complete()
 
     @device_fn

@@ -1,14 +1,8 @@
 """The sending part of combine: rows of expert outputs to the places [token, k] of their tokens' ranks.
 
-Region A gives for each segment (local expert, src_rank) its end row and its number of rows.
-1. Each block takes a run of consecutive rows, whatever segments they belong to. So blocks have equal shares.
-2. A warp sends a row, or a piece of one if there are more warps than rows. It reads src_info[row] = (token, k), which is
-   the row's place in the recv_buf of src_rank.
-3. The warps of a block count a segment's pieces in shared memory; no warp waits for the arrival of a piece before it
-   sends the next. The warp with the last piece signals. Only segments that span several blocks are counted in device
-   memory, by the last warp of each block.
-
-Without signals (lamport.py) step 3 is left out: each word of a row is its own ready flag for its receiver.
+Steps 1 and 2 of combine.py. Each block takes a run of consecutive rows, whatever segments they belong to. So blocks
+have equal shares. If there are more warps than rows, a row has several pieces. No warp waits for the arrival of a piece
+before it sends the next. Without signals (lamport.py) step 2 is left out: each word of a row is its own ready flag.
 """
 
 from typing import NamedTuple
@@ -210,7 +204,8 @@ def _pieces(cfg, store_vector):
     to, bytes_a_row, place_of = peers.make(cfg), layout.combine_msg_bytes(cfg), _placing(cfg)
     most = most_parts(bytes_a_row)
     # load16_stream stays where it is; the compiler would move loads of the read-only path after `place != 0`
-    stage, (load_held, deliver) = copy_part(bytes_a_row, read_only=True), copy_in_halves(HELD, load16_stream, store_vector, short=True)
+    stage = copy_part(bytes_a_row, read_only=True)
+    load_held, deliver = copy_in_halves(HELD, load16_stream, store_vector, short=True)
     ranks, tokens_per_rank, own_only = cfg.n_src_ranks, cfg.max_tokens_per_rank, cfg.skip_a2a
 
     @device_fn

@@ -1,10 +1,8 @@
 """Counts the messages to every expert, announces the counts at once, and signals when all messages are written.
 
-The owner of an expert learns the count early, as ANNOUNCED + count in its recv_count word. So it knows every row's
-place while messages are under way. The same word becomes the plain count, the signal, when they have arrived. No block
-waits for this. `finished` counts the pieces of an expert's messages as they are written; when the messages have been
-counted, their number of pieces is subtracted. The thread that brings the word to zero, a sender or the counting block,
-signals. So `finished` is 0 again at the end, and no block of the sending half ever waits for another.
+Steps 1 and 4 of dispatch.py. `finished` counts the pieces of an expert's messages as they are written; when the
+messages have been counted, their number of pieces is subtracted. The thread that brings the word to zero, a sender or
+the counting block, signals. So `finished` is 0 again at the end, and no block of the sending half waits for another.
 """
 
 from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, device_fn, grid_dim, i32, lane_id, load_i32, n_warps,
@@ -30,7 +28,8 @@ def make(build):
     segment_of(expert): the index of `reserved` and of `finished` for messages to an expert.
     """
     cfg, mark = build.cfg, stamps.of_call(build.trace)
-    word, clean_id, to = counters.words(cfg), ids.make(cfg).clean, peers.make(cfg)
+    word, of_ids, to = counters.words(cfg), ids.make(cfg, build.id_bytes), peers.make(cfg)
+    read_id, clean_id = of_ids.read, of_ids.clean
     top_k, local, own_only = cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
     n_signals = local if own_only else cfg.n_experts
     window = min(build.tuning.counted_experts, n_signals)
@@ -59,7 +58,7 @@ def make(build):
         """This lane's id, from i on, in the list of all tokens' ids; -1 past its end."""
         value = i32(-1)
         if lane_id() < ids_a_warp and i + lane_id() < call.num_tokens * top_k:
-            value = i32(load_i32(call.topk_ids + u64(4) * u64(i + lane_id())))
+            value = i32(read_id(call.topk_ids, i + lane_id()))
         return value
 
     @device_fn

@@ -12,37 +12,16 @@ from .call import LINE
 from .shape import namespace, p
 from .wait import status_of
 
-LARGEST = 2**31 - 1
 
-
-@device_fn
-def narrow(wide):
-    """int64, as its bits, to int32; what does not fit becomes the nearest that does."""
-    value = i32(LARGEST)
-    if wide < u64(2**31) or wide >= u64(2**64 - 2**31):
-        value = i32(wide)
-    elif wide >= u64(2**63):
-        value = i32(-LARGEST)
-    return value
+def ids_of_tokens(shape):
+    """The functions of epmoe/kernels/ids.py for slots of a token."""
+    return ids_of_kernels(SimpleNamespace(n_experts=shape.n_experts, top_k=shape.top_k), shape.id_bytes)
 
 
 def loading_id(shape):
     """Device function (ids, token, slot) -> an id as int32; ids: their address."""
-    top_k, id_bytes = shape.top_k, shape.id_bytes
-
-    @device_fn
-    def load_id(ids, token, slot):
-        at = u64(ids) + u64(id_bytes) * (u64(token) * u64(top_k) + u64(slot))
-        if id_bytes == 8:
-            return narrow(u64(load_u64(at)))
-        return i32(load_i32(at))
-
-    return load_id
-
-
-def cleaning(shape):
-    """The functions of epmoe/kernels/ids.py for slots of a token."""
-    return ids_of_kernels(SimpleNamespace(n_experts=shape.n_experts, top_k=shape.top_k))
+    top_k, read = shape.top_k, ids_of_tokens(shape).read
+    return device_fn(lambda ids, token, slot: read(u64(ids), u64(token) * u64(top_k) + u64(slot)))
 
 
 def experts_of_ids(shape):
@@ -52,7 +31,7 @@ def experts_of_ids(shape):
     gives whether this thread met a bad id.
     """
     top_k, load_id, a_warp = shape.top_k, loading_id(shape), 32 // max(shape.top_k, 1)
-    clean, record = cleaning(shape).clean, cleaning(shape).record
+    clean, record = ids_of_tokens(shape).clean, ids_of_tokens(shape).record
 
     @device_fn
     def count(params, ids, first, end, experts):

@@ -50,7 +50,7 @@ def looking_at_slots(shape):
     slot has.
     """
     top_k, has_probs, load_id = shape.top_k, shape.has_probs, routing.loading_id(shape)
-    clean = routing.cleaning(shape).clean
+    clean = routing.ids_of_tokens(shape).clean
     has_slots = shape.has_meta and not shape.expert_major
 
     @device_fn
