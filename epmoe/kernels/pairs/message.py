@@ -37,6 +37,7 @@ def make(cfg):
     vector(i, token, reference, expert): vector i of a trailer, which may be another one in each lane, by a warp. expert:
         the cleaned id at the k of this lane, -1 from top_k on. reference: the second word of src_info.
     store_vector(place, i, q): vector i of the message's trailer.
+    store_trailer(place, token, expert): a warp stores the trailer of a message with a payload of its own.
     load_source(place) -> (token, reference), and load_id(place) -> the id at the k of this lane, which is not looked at,
         so that other loads can follow at once.
     k_of(id, expert): the k of that global expert id, from what all lanes loaded; -1 if it is not among the ids.
@@ -76,6 +77,13 @@ def make(cfg):
         store16(place + u64(token_size) + u64(VECTOR) * u64(i), q[0], q[1], q[2], q[3])
 
     @device_fn
+    def store_trailer(place, token, expert):
+        lane = i32(lane_id())
+        q = vector(lane, token, u32(0), expert)
+        if lane < n_vectors:
+            store_vector(place, lane, q)
+
+    @device_fn
     def load_source(place):
         words = load16(place + u64(src_info))
         return i32(words[0]), u32(words[1])
@@ -92,7 +100,7 @@ def make(cfg):
         return i32(i32(ffs(ballot(id16 == expert))) - 1)
 
     return namespace("message", n_bytes=n_bytes, at=at, n_vectors=n_vectors, vector=vector, store_vector=store_vector,
-                     load_source=load_source, load_id=load_id, k_of=k_of)
+                     store_trailer=store_trailer, load_source=load_source, load_id=load_id, k_of=k_of)
 
 
 @device_fn

@@ -225,7 +225,7 @@ def _batches(build):
     fmt, msg, row_bytes, top_k = formats.of(cfg), message.make(cfg), cfg.hidden * BF16_BYTES, cfg.top_k
     encode_part, encode_parts, direct = fmt.encode_part, fmt.encode_parts, fmt.direct
     copy_payload, input_scale = copy_part(fmt.token_size, read_only=direct), scale_of(build.input_scale)
-    store_trailer, share = _own_trailer(cfg, msg), shared_expert.shared_expert_share(cfg)
+    ids_of, share = _ids_of(cfg), shared_expert.shared_expert_share(cfg)
 
     @device_fn
     def encode(call, batch):
@@ -255,7 +255,7 @@ def _batches(build):
             staged = call.send_buf_p + u64(token) * u64(msg.n_bytes)
             if direct:
                 copy_payload(staged, call.input_tokens + u64(token) * u64(row_bytes), 0, 1, lane_id())
-            store_trailer(staged, token, batch.experts, i32(i * top_k))
+            msg.store_trailer(staged, token, ids_of(batch, i32(i * top_k)))
             i = i32(i + n_warps())
 
     @device_fn
@@ -271,23 +271,18 @@ def _batches(build):
     return namespace("batches", encode=encode, stage=stage, shared_in=shared_in)
 
 
-def _own_trailer(cfg, msg):
-    """Device function (place, token, experts, m): a warp stores the trailer of a message with a payload of its own.
-
-    experts[m]: the token's first expert.
-    """
+def _ids_of(cfg):
+    """Device function (batch, m) -> the cleaned id at the k of this lane, of the token whose first message is m."""
     top_k = cfg.top_k
 
     @device_fn
-    def store_trailer(place, token, experts, m):
-        lane, expert = i32(lane_id()), i32(-1)
-        if lane < top_k:
-            expert = i32(experts[m + lane])
-        q = msg.vector(lane, token, u32(0), expert)
-        if lane < msg.n_vectors:
-            msg.store_vector(place, lane, q)
+    def ids_of(batch, m):
+        expert = i32(-1)
+        if lane_id() < top_k:
+            expert = i32(batch.experts[m + lane_id()])
+        return expert
 
-    return store_trailer
+    return ids_of
 
 
 def _pieces(build, finish_one):
@@ -300,7 +295,7 @@ def _pieces(build, finish_one):
     """
     cfg, shares = build.cfg, message.shares_payloads(build.cfg)
     fmt, to, msg, top_k, local = formats.of(cfg), peers.make(cfg), message.make(cfg), cfg.top_k, cfg.n_local_experts
-    direct, row_bytes, store_own_trailer = fmt.direct, cfg.hidden * BF16_BYTES, _own_trailer(cfg, msg)
+    direct, row_bytes, ids_of = fmt.direct, cfg.hidden * BF16_BYTES, _ids_of(cfg)
     copy_payload = copy_part(fmt.token_size, read_only=direct)
 
     @device_fn
@@ -317,9 +312,7 @@ def _pieces(build, finish_one):
     def store_trailers(call, batch, m, token, place):
         """As many at a time as there are lanes for them."""
         of_token, dst_rank = i32(m - m % top_k), i32(batch.experts[m] // local)
-        lane, expert, first = i32(lane_id()), i32(-1), i32(0)
-        if lane < top_k:
-            expert = i32(batch.experts[of_token + lane])
+        lane, expert, first = i32(lane_id()), ids_of(batch, of_token), i32(0)
         carrier = u32((place - to.recv_buf(call, dst_rank)) // u64(msg.n_bytes) + u64(1))
         while first < top_k * msg.n_vectors:
             k = i32((first + lane) // msg.n_vectors)
@@ -346,7 +339,7 @@ def _pieces(build, finish_one):
                 if shares:
                     store_trailers(call, batch, m, token, place)
                 else:
-                    store_own_trailer(place, token, batch.experts, i32(m - m % top_k))
+                    msg.store_trailer(place, token, ids_of(batch, i32(m - m % top_k)))
         elif part == 0:
             to.put(place, staged, msg.n_bytes, dst_rank)
             to.complete()

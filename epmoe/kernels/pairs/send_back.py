@@ -125,7 +125,8 @@ def clear_a(cfg):
 def _runs(build, pieces, signals):
     """Device function send_run(call, segments), by all blocks: sends the window's rows, and their signals."""
     word, of_11 = counters.words(build.cfg), build.tuning.senders_of_11
-    n_vectors = layout.combine_msg_bytes(build.cfg) // VECTOR
+    bytes_a_row = layout.combine_msg_bytes(build.cfg)
+    n_vectors, most = bytes_a_row // VECTOR, most_parts(bytes_a_row)
 
     @device_fn
     def finish(call, segments, i, count, n_here, n_parts):
@@ -166,7 +167,8 @@ def _runs(build, pieces, signals):
         each = divided(n, blocks)
         more = i32(n - each * blocks)
         n_rows = i32((each + i32(block_idx() < more)) * i32(block_idx() < blocks))
-        n_parts, vectors = pieces.cut(n_rows)
+        n_parts = i32(max(i32(1), min(i32(most), divided(n_warps(), i32(max(i32(1), n_rows))))))     # one a warp
+        vectors = i32(divided(i32(most + n_parts - 1), n_parts) * LANES)
         return Run(i32(start + block_idx() * each + min(block_idx(), more)), n_rows, n_parts, vectors)
 
     @device_fn
@@ -195,23 +197,16 @@ def _runs(build, pieces, signals):
 def _pieces(cfg, store_vector):
     """Namespace "pieces" of device functions of a warp; segment: one of region A. store_vector: of a row to its place.
 
-    cut(n_rows) -> (n_parts, vectors of a part): how a block that has so many rows cuts each: a piece for every warp.
     ask(call, row, first, end) -> (src_info, vectors from `first` on): on their way to a warp.
     send(call, piece, segment, at_row): writes a piece of a row to its place; the row is the segment's at_row-th.
     signal(call, segment, count): one thread writes the segment's count into recv_count of the rank that its rows go to;
         covers all that this thread has written, or acquired from others.
     """
-    to, bytes_a_row, place_of = peers.make(cfg), layout.combine_msg_bytes(cfg), _placing(cfg)
-    most = most_parts(bytes_a_row)
+    to, bytes_a_row, top_k = peers.make(cfg), layout.combine_msg_bytes(cfg), cfg.top_k
     # load16_stream stays where it is; the compiler would move loads of the read-only path after `place != 0`
     stage = copy_part(bytes_a_row, read_only=True)
     load_held, deliver = copy_in_halves(HELD, load16_stream, store_vector, short=True)
     ranks, tokens_per_rank, own_only = cfg.n_src_ranks, cfg.max_tokens_per_rank, cfg.skip_a2a
-
-    @device_fn
-    def cut(n_rows):
-        n_parts = i32(max(i32(1), min(i32(most), divided(n_warps(), i32(max(i32(1), n_rows))))))
-        return n_parts, i32(divided(i32(most + n_parts - 1), n_parts) * LANES)
 
     @device_fn
     def ask(call, row, first, end):
@@ -224,6 +219,14 @@ def _pieces(cfg, store_vector):
         if own_only:
             rank = i32(call.my_rank)
         return rank
+
+    @device_fn
+    def place_of(recv_buf, token, k):
+        """Of [token, k], which src_info gives; 0 if there is none: a wrong pair must not write to a peer's other memory."""
+        place = u64(0)
+        if token >= 0 and token < tokens_per_rank and k >= 0 and k < top_k:
+            place = recv_buf + u64(token * top_k + k) * u64(bytes_a_row)
+        return place
 
     @device_fn
     def send_far(call, piece, segment, at_row, place):
@@ -253,21 +256,4 @@ def _pieces(cfg, store_vector):
             index = i32(index + call.my_rank)
         to.signal(call, rank_of(call, segment), index, count)
 
-    return namespace("pieces", cut=cut, ask=ask, send=send, signal=signal)
-
-
-def _placing(cfg):
-    """Device function (recv_buf, token, k) -> the address of place [token, k]; 0 if there is no such place.
-
-    What src_info says is another rank's memory: a wrong pair must not become a wild write there.
-    """
-    bytes_a_row, top_k, tokens_per_rank = layout.combine_msg_bytes(cfg), cfg.top_k, cfg.max_tokens_per_rank
-
-    @device_fn
-    def place_of(recv_buf, token, k):
-        place = u64(0)
-        if token >= 0 and token < tokens_per_rank and k >= 0 and k < top_k:
-            place = recv_buf + u64(token * top_k + k) * u64(bytes_a_row)
-        return place
-
-    return place_of
+    return namespace("pieces", ask=ask, send=send, signal=signal)
