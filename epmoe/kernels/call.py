@@ -84,9 +84,9 @@ class KernelCall:
         same = {name: at for name, at in regions.items() if name not in of_peers}
         if block.context_words:
             same["context"] = self._context(machine, my_rank, of_peers)
-        if "timeout_ns" in block:
+        if "timeout_ns" in block.places:
             same["timeout_ns"] = max(1, int(wanted.timeout_s * 1e9))
-        traces = self.launch.trace and "trace" in block
+        traces = self.launch.trace and "trace" in block.places
         if traces:
             same["trace"] = self._traces.address(machine, my_rank, most)
         words = block.pack(same)[:block.index(FIRST)].tolist()

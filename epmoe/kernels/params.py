@@ -18,37 +18,21 @@ class ParameterBlock:
     """The index of each named field among a kernel's words.
 
     fields: (name, number of words) in order. A float32 or int32 sits in the low half of its word. context: the same of
-    what lies in the context; if there is any, its address is the first word, "context".
+    what lies in the context; if there is any, its address is the first word, "context". places: {name: (index of the
+    first word, number of words)}, in order.
     """
 
     def __init__(self, *fields, context=()):
-        self._places, self.n_words = _places((("context", 1), *fields) if context else fields)
+        self.places, self.n_words = _places((("context", 1), *fields) if context else fields)
         self._context, self.context_words = _places(context)
-
-    def __contains__(self, name: str) -> bool:
-        """Whether there is a field of that name."""
-        return name in self._places
 
     def index(self, name: str) -> int:
         """The index of a field's first word; a constant for the kernels."""
-        return self._places[name][0]
+        return self.places[name][0]
 
     def offset(self, name: str) -> int:
         """Byte offset of a field, for kernels that are given the address of all words in device memory."""
-        return 8 * self._places[name][0]
-
-    def length(self, name: str) -> int:
-        """Words of a field."""
-        return self._places[name][1]
-
-    @property
-    def names(self):
-        """Names of the fields, in order."""
-        return tuple(self._places)
-
-    def place(self, name: str):
-        """(index of a field's first word, its number of words)."""
-        return self._places[name]
+        return 8 * self.index(name)
 
     def context_index(self, name: str) -> int:
         """The index of a field's first word in the context."""
@@ -59,7 +43,7 @@ class ParameterBlock:
 
         A value is a number or a sequence of them; a field that is not given is zero.
         """
-        return _packed(self._places, self.n_words, values, tail)
+        return _packed(self.places, self.n_words, values, tail)
 
     def pack_context(self, values: dict) -> np.ndarray:
         """The words of the context; values as for pack."""
@@ -104,7 +88,7 @@ def in_context(block, name):
 
 def chosen(block, name):
     """Device function (params, i) -> word i of a field, which each thread may choose for itself."""
-    return _chosen(block.index(name), block.length(name))
+    return _chosen(*block.places[name])
 
 
 def _chosen(first, n):
@@ -140,7 +124,7 @@ def record_of(block, tails=()):
     A field of several words is a tuple. tails: (name, number of words) of those that follow the block's, as tuples.
     num_tokens and my_rank are the last fields.
     """
-    ranges, end = [(name, *block.place(name)) for name in block.names], block.n_words
+    ranges, end = [(name, *place) for name, place in block.places.items()], block.n_words
     for name, length in tails:
         ranges.append((name, end, length))
         end += length
