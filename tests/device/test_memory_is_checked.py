@@ -1,5 +1,8 @@
 """Bounds, alignment, freed and read-only memory: each error names the buffer and the index."""
 
+import ctypes
+import gc
+
 import numpy as np
 import pytest
 from litmus import line_of
@@ -18,11 +21,14 @@ from epmoe.device import (
     thread_idx,
     u64,
 )
+from epmoe.device.sim.memory import MEMORY, Memory, Span
 from epmoe_ref.errors import EPError, EPValueError, OutOfBoundsError
 
 
 @pytest.fixture
 def machine():
+    gc.collect()  # machines of other tests give their memory back now, not while a complaint is made
+    MEMORY.freed.clear()
     return device.machine(2, seed=0)
 
 
@@ -92,6 +98,17 @@ def test_freed_memory(machine):
     )
 
 
+def test_memory_that_is_used_again_is_not_called_freed():
+    memory, of = Memory(), bytearray(128)
+    address = (ctypes.addressof(ctypes.c_char.from_buffer(of)) + 15) & ~15
+    memory.remove(memory.add(Span(address, 64, "scratch", 0)))
+    assert memory.complaint(address + 16, 16, 16) == "scratch of rank 0 was freed (byte 16 of it)"
+    memory.add(Span(address, 24, "row", 1))
+    assert "16 bytes after the start of row of rank 1, which has 24 bytes" in memory.complaint(
+        address + 16, 16, 16
+    )
+
+
 def test_regions_tell_the_index(machine):
     a = machine.alloc(
         4096,
@@ -102,7 +119,7 @@ def test_regions_tell_the_index(machine):
             ("flags", 512, 3, "i4", ("block",)),
         ],
     )
-    describe = device.sim.memory.MEMORY.describe
+    describe = MEMORY.describe
     assert describe(a.address + 256 + 8 * 5) == "recv_count[local_expert 2, src_rank 1] of rank 1"
     assert (
         describe(a.address + 256 + 8 * 5 + 3)

@@ -148,6 +148,9 @@ class Memory:
             i = bisect_right(self.starts, span.low)
             self.starts.insert(i, span.low)
             self.spans.insert(i, span)
+            used_again = [f for f in self.freed if f[0] < span.high and span.low < f[1]]
+            for f in used_again:  # an access beside the new span is not one to the freed span
+                self.freed.remove(f)
         return span
 
     def remove(self, span):
