@@ -5,7 +5,7 @@ from types import ModuleType
 import numpy as np
 from numba import cuda
 
-from .gpu_kernel import Kernel
+from .gpu_kernel import Kernel, signature_of
 
 MOST_SHARED = 20_000  # device functions that are remembered
 _shared = {}
@@ -58,8 +58,7 @@ def kernel(fn=None, *, max_threads=1024, words=0, shmem=False):
     """
     if fn is None:
         return lambda f: kernel(f, max_threads=max_threads, words=words, shmem=shmem)
+    kind = Kernel
     if shmem:
-        from .shmem_kernel import ShmemKernel  # which needs more packages
-
-        return ShmemKernel(fn, max_threads, words)
-    return Kernel(fn, max_threads, words)
+        from .shmem_kernel import ShmemKernel as kind  # which needs more packages
+    return kind(fn, max_threads, signature_of(words), words)

@@ -6,22 +6,13 @@ A launch through Numba costs four to ten times as much as one through the driver
 import ctypes
 import struct
 from array import array
+from functools import cache
 
 from .gpu_driver import SUCCESS, check, cu
 
 STATIC_SHARED_LIMIT = 48 * 1024
 
-
 _libraries = []  # loaded code, which lives as long as the process
-
-
-def load_cubin(cubin, name, introduce=None):
-    """The CUkernel of that name out of compiled code. introduce: called first, with the loaded library's int handle."""
-    library = check(cu.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
-    _libraries.append(library)
-    if introduce is not None:
-        introduce(int(library))
-    return check(cu.cuLibraryGetKernel(library, name.encode()))
 
 
 class LoadedKernel:
@@ -29,17 +20,18 @@ class LoadedKernel:
 
     def __init__(self, kernel):
         self.name, self.max_threads, self.n_words = kernel.name, kernel.max_threads, kernel.n_words
-        handle = kernel.handle()
-        if isinstance(handle, cu.CUfunction):
-            self.function = handle
-        else:  # this also loads the code now, not while others spin
-            self.function = check(cu.cuKernelGetFunction(cu.CUkernel(int(handle))))
-        attribute = cu.CUfunction_attribute
-        self.static_shared = check(
-            cu.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self.function)
+        entry, cubin = kernel.binary()
+        library = check(cu.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
+        _libraries.append(library)
+        kernel.introduce(library)
+        # this also loads the code now, not while others spin
+        self.function = check(
+            cu.cuKernelGetFunction(check(cu.cuLibraryGetKernel(library, entry.encode())))
         )
+        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+        self.static_shared = check(cu.cuFuncGetAttribute(attribute, self.function))
         self.dynamic_limit = STATIC_SHARED_LIMIT - self.static_shared
-        self._occupancy = {}
+        self.blocks_per_sm = cache(self._blocks_per_sm)
 
     def allow_shared(self, shared_bytes):
         """More than 48 KB of dynamic shared memory must be asked for once."""
@@ -48,47 +40,63 @@ class LoadedKernel:
             check(cu.cuFuncSetAttribute(self.function, attribute, shared_bytes))
             self.dynamic_limit = shared_bytes
 
-    def blocks_per_sm(self, threads, shared_bytes):
-        """How many blocks of `threads` threads a multiprocessor holds at once."""
-        key = (threads, shared_bytes)
-        if key not in self._occupancy:
-            self.allow_shared(shared_bytes)
-            self._occupancy[key] = check(
-                cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, shared_bytes)
-            )
-        return self._occupancy[key]
+    def _blocks_per_sm(self, threads, shared_bytes=0):
+        """How many blocks of so many threads a multiprocessor holds at once."""
+        self.allow_shared(shared_bytes)
+        return check(
+            cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, shared_bytes)
+        )
+
+
+def loaded(kernel):
+    """The kernel compiled and loaded for the current GPU."""
+    from numba import cuda
+
+    number, of_devices = cuda.current_context().device.id, kernel.loaded
+    if number not in of_devices:
+        of_devices[number] = LoadedKernel(kernel)
+    return of_devices[number]
+
+
+def places_of(words):
+    """What the driver takes for arguments that lie in an array("Q"), one a word: an array of their addresses."""
+    base, n = words.buffer_info()
+    return (ctypes.c_void_p * n)(*range(base, base + 8 * n, 8))
 
 
 class Launch:
     """A launch of one kernel, to be started as often as one likes; the driver copies the arguments before that returns.
 
     words: of params. The first ones are given when it is prepared; the others are stored into `words`, or given to
-    start(), before each start.
+    start(), before each start. programmatic: it may begin before the launch before it has ended.
     """
 
-    __slots__ = ("words", "_machine", "_pack", "_at", "_pointers", "_start", "_call")
+    __slots__ = ("words", "_machine", "_pack", "_at", "_places", "_start", "_call")
 
-    def __init__(self, machine, kernel, grid, threads, words, num_tokens, my_rank, stream, **how):
-        shared_bytes, attributes = how["shared_bytes"], how["attributes"]
+    def __init__(self, machine, kernel, shape, words, numbers, stream, programmatic):
+        grid, threads, shared_bytes = shape
         n_words = kernel.n_words or 1
         self._machine, self._at = machine, 8 * len(words)
-        self.words = array("Q", [*words, *[0] * (n_words + 1 - len(words))])  # never resized
+        numbers = [n & 0xFFFFFFFF for n in numbers]  # which are i32
+        self.words = array("Q", [*words, *[0] * (n_words - len(words)), *numbers])  # never resized
         self._pack = struct.Struct("%dQ" % (n_words - len(words))).pack_into
-        struct.pack_into("2i", self.words, 8 * n_words, num_tokens, my_rank)
-        base, _ = self.words.buffer_info()
-        places = [*range(0, 8 * n_words + 4, 8), 8 * n_words + 4]
-        self._pointers = (ctypes.c_void_p * len(places))(*(base + at for at in places))
-        pointers, function = ctypes.addressof(self._pointers), kernel.function
-        if not attributes:
+        self._places = places_of(self.words)
+        places = ctypes.addressof(self._places)
+        if not programmatic:
             self._start = cu.cuLaunchKernel
-            self._call = (function, grid, 1, 1, threads, 1, 1, shared_bytes, stream, pointers, 0)
+            self._call = kernel.function, grid, 1, 1, threads, 1, 1, shared_bytes, stream, places, 0
             return
+        serialization = cu.CUlaunchAttribute()
+        serialization.id = (
+            cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        )
+        serialization.value.programmaticStreamSerializationAllowed = 1
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes, config.hStream = shared_bytes, stream
-        config.attrs, config.numAttrs = attributes, len(attributes)
-        self._start, self._call = cu.cuLaunchKernelEx, (config, function, pointers, 0)
+        config.attrs, config.numAttrs = [serialization], 1
+        self._start, self._call = cu.cuLaunchKernelEx, (config, kernel.function, places, 0)
 
     def start(self, *words):
         """Put it on its stream; inside hold() of the machine, at its end."""
@@ -106,42 +114,3 @@ class Launch:
     def submit(self):
         """Put it on its stream now."""
         check(self._start(*self._call))
-
-
-def launch_attributes(cooperative, programmatic):
-    """Driver attributes of a launch whose blocks are all resident, or that may begin before its predecessor ends."""
-    out = []
-    if cooperative:
-        a = cu.CUlaunchAttribute()
-        a.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-        a.value.cooperative = 1
-        out.append(a)
-    if programmatic:
-        a = cu.CUlaunchAttribute()
-        a.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        a.value.programmaticStreamSerializationAllowed = 1
-        out.append(a)
-    return out
-
-
-def loaded(kernel):
-    """The kernel compiled and loaded for the current GPU."""
-    from numba import cuda
-
-    number, of_devices = (
-        cuda.current_context().device.id,
-        kernel.loaded,
-    )  # kept no longer than the kernel
-    if number not in of_devices:
-        of_devices[number] = LoadedKernel(kernel)
-    return of_devices[number]
-
-
-def resident_blocks(kernel, threads, shared_bytes=0):
-    """How many blocks of this kernel the current GPU holds at once."""
-    from numba import cuda
-
-    return (
-        loaded(kernel).blocks_per_sm(threads, shared_bytes)
-        * cuda.current_context().device.MULTIPROCESSOR_COUNT
-    )

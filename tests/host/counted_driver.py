@@ -225,16 +225,15 @@ def counted_machine(n_ranks, rank, n_sms=132):
         id=0, name=b"counted", MULTIPROCESSOR_COUNT=n_sms, compute_capability=(9, 0)
     )
 
-    def handle_by_name(kernel):
+    def entry_only(kernel):
         KERNELS.append(kernel.name)
         WORDS[kernel.name] = kernel.n_words
-        return len(KERNELS) - 1
+        return kernel.name, b""
 
     for module in (gpu_driver, gpu_launch, gpu_memory, gpu_machine):
         module.cu = driver
     gpu_machine.at_address = driver.at_address
-    gpu_kernel.Kernel.handle = handle_by_name
-    driver.CUkernel = int
-    driver.cuKernelGetFunction = lambda number: (real.CUresult.CUDA_SUCCESS, Function(number))
+    gpu_kernel.Kernel.binary = entry_only
+    driver.cuKernelGetFunction = lambda _: (real.CUresult.CUDA_SUCCESS, Function(len(KERNELS) - 1))
     cuda.current_context = lambda *_: types.SimpleNamespace(device=device)
     return gpu_machine.GpuMachine(n_ranks, rank=rank), driver

@@ -27,10 +27,6 @@ class Kernel:
     def __repr__(self):
         return "<kernel %s>" % self.name
 
-    def max_resident_blocks(self, n_threads, shared_bytes=0, n_sms=8):
-        """How many blocks of n_threads can be on the simulated processors of one rank at once."""
-        return resident_blocks(n_threads, shared_bytes, n_sms)
-
 
 def kernel(fn=None, *, max_threads=1024, words=0, shmem=False):
     """Decorator for entry points: fn(params, num_tokens: i32, my_rank: i32). shmem: ignored here.
