@@ -77,7 +77,7 @@ FAULTS = (
                 "from epmoe.device import int32, load_u64\n",
             ),
             (
-                "pairs/dispatch.py",
+                "pairs/receive.py",
                 "store_i32(word.g(ep_counters, 0), i32(0))",
                 "store_i32(word.g(ep_counters, 0), i32(0))\n            i = i32(0)\n            while i < cfg.n_ranks:\n"
                 "                store_i32(word.rank_completion(ep_counters, i), i32(0))\n"

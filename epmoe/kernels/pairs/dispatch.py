@@ -55,18 +55,16 @@ The order within an (expert, src_rank) segment is the order of the claims: unspe
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from epmoe.device import (block_idx, device_fn, grid_dim, griddep_launch, griddep_wait, i32, kernel, n_warps, store_i32,
-                          warp_id)
+from epmoe.device import block_idx, device_fn, grid_dim, griddep_launch, griddep_wait, i32, kernel, n_warps
 from epmoe_ref.config import EPConfig
 
 from .. import formats, stamps
 from ..call import KernelCall
 from ..launch import LaunchConfig, check_limits
 from ..params import ParameterBlock, record_of
-from ..plain import counters
 from ..prefetch import span as prefetch_span
 from ..status import failed_before
-from . import few_tokens, message, receive, send, signal
+from . import few_tokens, message, receive, send
 from .peers import context, crosses_worlds
 from .tuning import TUNING, Tuning
 
@@ -120,29 +118,6 @@ def _sending(build):
     return send_tokens
 
 
-def _receiving(build):
-    """(receive, leave): receive as receive.make says; leave(call, result) ends a block that it has not taken out."""
-    cfg = build.cfg
-    word = counters.words(cfg)
-
-    @device_fn
-    def clear(ep_counters, segment):
-        store_i32(word.reserved(ep_counters, segment), i32(0))
-        if segment == 0:
-            store_i32(word.f(ep_counters, 0), i32(0))
-            store_i32(word.g(ep_counters, 0), i32(0))
-
-    count_out = signal.resetting(cfg, clear)
-
-    @device_fn
-    def leave(call, result):
-        gave_up, is_out = result
-        if not gave_up and not is_out and warp_id() == n_warps() - 1:
-            count_out(call)
-
-    return receive.make(build, count_out), leave
-
-
 def _beginning(build):
     """Device function (params, num_tokens, my_rank) -> the record of the call; peers' addresses are prefetched."""
     block = parameter_block(build.cfg)
@@ -173,15 +148,14 @@ def _compile_async(build):
 
 @lru_cache(CACHED)
 def _compile_wait(build):
-    begin, (receive_tokens, leave) = _beginning(build), _receiving(build)
-    mark = stamps.of_call(build.trace)
+    begin, receiving, mark = _beginning(build), receive.make(build), stamps.of_call(build.trace)
 
     @kernel(max_threads=build.threads, words=parameter_block(build.cfg).n_words)
     def dispatch_wait(params, num_tokens, my_rank):
         call = begin(params, num_tokens, my_rank)
         griddep_wait()              # dispatch_async may still be running
-        result = receive_tokens(call, block_idx(), grid_dim(), failed_before(call.status))
-        leave(call, result)
+        if receiving.receive(call, block_idx(), grid_dim(), failed_before(call.status)):
+            receiving.leave(call)
         mark(call, stamps.LEFT)
 
     return dispatch_wait
@@ -189,31 +163,32 @@ def _compile_wait(build):
 
 @lru_cache(CACHED)
 def _compile_fused(build):
-    begin, send_tokens, (receive_tokens, leave) = _beginning(build), _sending(build), _receiving(build)
+    begin, send_tokens, receiving = _beginning(build), _sending(build), receive.make(build)
     senders_of, mark = _senders_of(build), stamps.of_call(build.trace)
     batch = send.batch_of(build.cfg, build.tuning)
 
     @device_fn
     def send_or_receive(call, n_senders, failed):
+        """Whether the block has yet to leave."""
         if block_idx() < n_senders:
-            return send_tokens(call, n_senders, failed), False
-        return receive_tokens(call, i32(block_idx() - n_senders), i32(grid_dim() - n_senders), failed)
+            return not send_tokens(call, n_senders, failed)
+        return receiving.receive(call, i32(block_idx() - n_senders), i32(grid_dim() - n_senders), failed)
 
     @device_fn
     def send_then_receive(call, n_senders, failed):
-        """All blocks do both if blocks have several batches to send, else a block does one of the two."""
+        """The same; all blocks do both if blocks have several batches to send, else a block does one of the two."""
         receiver, n_receivers = i32(block_idx() - n_senders), i32(grid_dim() - n_senders)
         in_turns = call.num_tokens > batch * n_senders
         if in_turns:
             n_senders, n_receivers = i32(grid_dim()), i32(grid_dim())
             if receiver < 0:
                 receiver = i32(receiver + n_receivers)
-        gave_up, is_out, is_sender = False, False, block_idx() < n_senders
+        stays, is_sender = True, block_idx() < n_senders
         if is_sender:
-            gave_up = send_tokens(call, n_senders, failed)
-        if not gave_up and (in_turns or not is_sender):
-            gave_up, is_out = receive_tokens(call, receiver, n_receivers, failed)
-        return gave_up, is_out
+            stays = not send_tokens(call, n_senders, failed)
+        if stays and (in_turns or not is_sender):
+            stays = receiving.receive(call, receiver, n_receivers, failed)
+        return stays
 
     takes_turns = build.cfg.max_tokens_per_rank > build.tuning.turns_from * batch
     send_and_receive = send_then_receive if takes_turns else send_or_receive
@@ -221,8 +196,8 @@ def _compile_fused(build):
     @kernel(max_threads=build.threads, words=parameter_block(build.cfg).n_words, shmem=crosses_worlds(build.cfg))
     def dispatch(params, num_tokens, my_rank):
         call = begin(params, num_tokens, my_rank)
-        result = send_and_receive(call, senders_of(num_tokens), failed_before(call.status))
-        leave(call, result)
+        if send_and_receive(call, senders_of(num_tokens), failed_before(call.status)):
+            receiving.leave(call)
         mark(call, stamps.LEFT)
 
     return dispatch

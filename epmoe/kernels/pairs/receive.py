@@ -19,9 +19,10 @@ from .. import formats, stamps
 from ..formats import RowPlace
 from ..formats.row_copy import divided
 from ..params import namespace
+from ..plain import counters
 from ..spin import wait_for_signal
 from ..status import DISPATCH_WAIT
-from . import message, offsets, shared_expert
+from . import message, offsets, shared_expert, signal
 from .offsets import Window
 from .message import message_of
 
@@ -48,17 +49,19 @@ class Workers(NamedTuple):
     free: int
 
 
-def make(build, leave):
-    """Device function receive(call, receiver, n_receivers, failed) -> (gave_up, is_out).
+def make(build):
+    """Namespace "receiving" of device functions of a block.
 
-    receiver: which of the n_receivers receiving blocks this one is; the first one writes down offsets and counts. failed:
-    whether this thread knows of an earlier wait that expired. leave: device function call; the last warp of the block
-    calls it, and is_out says so, where all messages are here as soon as their counts are known, so that it need not
-    look at recv_count again. Where it does not say so it ends with a barrier.
+    receive(call, receiver, n_receivers, failed) -> whether the block has yet to leave; not if it gave up, or has left
+        before it copied, as no warp had to look at the counters again. It ends with a barrier if so. receiver: which of
+        the n_receivers receiving blocks this one is; the first one writes down offsets and counts. failed: whether this
+        thread knows of an earlier wait that expired.
+    leave(call): the block counts itself out.
     """
     cfg, mark = build.cfg, stamps.of_call(build.trace)
     fmt, off = formats.of(cfg), offsets.make(build)
     share, own_share = shared_expert.shared_expert_share(cfg), shared_expert.make(cfg)
+    leave = signal.resetting(cfg, _clear(cfg))
     has_tiles, finish_group = offsets.has_tiles(fmt), fmt.finish_group
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     known, n_counts, n_experts = off.known, off.counts, off.experts
@@ -108,8 +111,7 @@ def make(build, leave):
             worker, workers = i32(warp_id()), n_free
         if receiver == 0:
             off.write_first(call)
-        if warp_id() == last:
-            leave(call)
+        leave(call)
         if receiver == 0 and warp_id() == 0:
             known_rows.write(call, counts)
         if (receiver > 0 or others == 0) and warp_id() < n_free:
@@ -122,14 +124,13 @@ def make(build, leave):
         counts, words, ok = shared_array(n_counts, int32), shared_array(known, uint64), not failed
         if ok:
             ok, _ = off.await_messages(call, i32(0), local, counts, words)
-        if syncthreads_or(not ok):                          # every thread acquired for all
-            return True, False
-        mark(call, stamps.COUNTED)
-        receive_known(call, receiver, n_receivers, counts, words)
-        return False, True
+        if syncthreads_or(not ok) == 0:                     # every thread acquired for all
+            mark(call, stamps.COUNTED)
+            receive_known(call, receiver, n_receivers, counts, words)
+        return False
 
     if build.are_few and knows_rows:
-        return receive_few
+        return namespace("receiving", receive=receive_few, leave=leave)
 
     @device_fn
     def receive(call, receiver, n_receivers, failed):
@@ -137,21 +138,21 @@ def make(build, leave):
         ends, partial = shared_array(n_counts, int32), shared_array(32, int32)
         starts, tiles = shared_array(n_experts, int32), shared_array(n_experts, int32)
         words, workers = shared_array(known, uint64), workers_of(receiver, n_receivers)
-        start, first, ok, is_out = off.begin(call), i32(0), not failed, False
+        start, first, ok, stays = off.begin(call), i32(0), not failed, True
         while first < local:
             here = i32(min(n_experts, local - first))
             window, is_final = Window(first, here, counts, words, before, ends, starts, tiles, partial), False
             if ok:
                 ok, is_final = off.await_counts(call, first, here, counts, words)
             if syncthreads_or(not ok):                      # every thread acquired for all
-                return True, False
+                return False
             # the same in all blocks, which share the rows out
             is_final = syncthreads_or(not (here * ranks <= known and is_final)) == 0
             mark(call, stamps.COUNTED)
             if knows_rows:
                 if is_final:
                     receive_known(call, receiver, n_receivers, counts, words)
-                    return False, True
+                    return False
             start = off.place(window, start)
             syncthreads()                                   # all places by all threads
             mark(call, stamps.PLACED)
@@ -159,11 +160,10 @@ def make(build, leave):
                 write_window(call, window)
             if first == 0:
                 if own_share.put_shared(call):
-                    return True, False
+                    return False
             if is_final and leaves_early and first + here == local:
-                is_out = True
-                if warp_id() == n_warps() - 1:
-                    leave(call)
+                stays = False
+                leave(call)
             ok = rows.copy_window(call, window, workers, is_final)
             if has_tiles:
                 finish_groups(call, window, workers)
@@ -171,9 +171,23 @@ def make(build, leave):
             if first < local:
                 syncthreads()                               # all have read the old window
         mark(call, stamps.COPIED)
-        return syncthreads_or(not ok) != 0, is_out
+        return syncthreads_or(not ok) == 0 and stays
 
-    return receive
+    return namespace("receiving", receive=receive, leave=leave)
+
+
+def _clear(cfg):
+    """Device function (ep_counters, segment): resets the counters of a segment; those without one with the first."""
+    word = counters.words(cfg)
+
+    @device_fn
+    def clear(ep_counters, segment):
+        store_i32(word.reserved(ep_counters, segment), i32(0))
+        if segment == 0:
+            store_i32(word.f(ep_counters, 0), i32(0))
+            store_i32(word.g(ep_counters, 0), i32(0))
+
+    return clear
 
 
 def _rows(build):

@@ -75,8 +75,7 @@ def make(build, signals=True):
             if block_idx() == grid_dim() - 1 and i < n_ranks:
                 # release: what this rank has read in the dispatch before, which its peers' next one overwrites
                 to.signal(call, i, call.my_rank, i32(lamport.BEGUN))
-            if warp_id() == n_warps() - 1:      # the first warps have the first rows to send
-                leave(call)
+            leave(call)
         elif block_idx() == grid_dim() - 1:
             while i < segments.n:
                 if segments.counts[i] == 0:

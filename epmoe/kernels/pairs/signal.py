@@ -127,8 +127,9 @@ def make(build):
 def resetting(cfg, clear, *, recv_count=True):
     """Device function leave(call): the last block of a kernel to call it resets the counters, so the host need not.
 
-    By one warp of every block, when the block no longer needs the counters; all work of the block comes before its lane
-    0. A block counts itself in D. Everything that blocks did before is ordered before the last block's resets.
+    The last warp of every block does the work, when the block no longer needs the counters; all that the block did comes
+    before that warp's lane 0. A block counts itself in D. Everything that blocks did before is ordered before the last
+    block's resets.
     clear: device function (ep_counters, segment), which resets the kernel's own counters. D is reset here, and so is
     this rank's recv_count, unless recv_count is False.
     """
@@ -136,6 +137,8 @@ def resetting(cfg, clear, *, recv_count=True):
 
     @device_fn
     def leave(call):
+        if warp_id() != n_warps() - 1:
+            return
         lane, last = i32(lane_id()), i32(0)
         if lane == 0:
             # release: what this block did with the counters; acquire: what all the others did
