@@ -14,7 +14,7 @@ from epmoe.kernels import formats
 from epmoe.kernels.params import float32_word
 from epmoe_ref.errors import EPValueError
 
-INT32, ONE = np.dtype(np.int32), float32_word(1.0)
+INT32, INT64, ONE = np.dtype(np.int32), np.dtype(np.int64), float32_word(1.0)
 READONLY = "src_info", "topk_ids", "row_offsets"  # in the simulator: what combine relies on
 
 
@@ -34,21 +34,20 @@ def _writable(d, name, array):
 class _Plan:
     """One rank's dispatches of arrays of two forms: what was checked of them, and how they are launched.
 
-    narrowing: of ids in device memory, for Placing.narrowed; None where kernels read them as they are. cfg, rank, check:
-    as in a Dispatched.
+    narrowing: of ids in device memory, for Placing.narrowed; None where kernels read them as they are. options: of
+    the factories of kernels that send. cfg, rank, check: as in a Dispatched.
     """
 
-    def __init__(self, phase, r, num_tokens, narrowing, function):
+    def __init__(self, phase, r, num_tokens, narrowing, options):
         self.engine, self.r, self.num_tokens = phase.engine, r, num_tokens
         self.cfg, self.rank, self.check = phase.cfg, r.rank, phase.engine.check
-        self.narrowing, self.function, self._launches = narrowing, function, {}
+        self.narrowing, self._options, self._launches = narrowing, options, {}
 
     def launch(self, factory):
         """What launches a kernel; prepared once."""
         launch = self._launches.get(factory)
         if launch is None:
-            of_wait = factory == "dispatch_wait_kernel"
-            options = {} if of_wait else {"input_scale": self.function}
+            options = {} if factory == "dispatch_wait_kernel" else self._options
             launch = self._launches[factory] = self.engine.prepared(
                 factory, self.r, self.num_tokens, self.r.dispatch_regions, options
             )
@@ -159,10 +158,12 @@ class DispatchPhase:
         plan = self.engine.plans.get(key)
         if plan is None:
             of_rank = next(r for r in self.engine.ranks if r.rank == rank)
-            narrowing = None
-            if ids.host is None and ids.dtype != INT32:
+            narrowing, options = None, {"input_scale": function}
+            if ids.host is None and ids.dtype == INT64 and self.engine.kernels == "fast":
+                options["id_bytes"] = 8
+            elif ids.host is None and ids.dtype != INT32:
                 narrowing = rank, "topk_ids", ids.dtype, ids.shape[0] * ids.shape[1]
-            plan = self.engine.enter(key, _Plan(self, of_rank, x.shape[0], narrowing, function))
+            plan = self.engine.enter(key, _Plan(self, of_rank, x.shape[0], narrowing, options))
         return plan, x, ids
 
     def into(self, sent, out):
