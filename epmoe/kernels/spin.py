@@ -25,7 +25,7 @@ def gives_up(status, since, timeout_ns):
 
 
 @device_fn
-def _wait_below(word, below, status, timeout_ns, phase, index):
+def wait_below(word, below, status, timeout_ns, phase, waited_for, index):
     """Waits until a recv_count word is below the number; the word, acquired at system scope, or MAX_FINITE."""
     seen = u64(ld_acquire_sys_u64(word))
     if seen < u64(below):
@@ -35,7 +35,7 @@ def _wait_below(word, below, status, timeout_ns, phase, index):
     while seen >= u64(below):
         polls += 1
         if polls % POLLS_PER_LOOK == 0 and gives_up(status, since, timeout_ns):
-            record_expired(status, phase, FOR_RECV_COUNT, index, 0, -1)
+            record_expired(status, phase, waited_for, index, 0, -1)
             return u64(MAX_FINITE)
         seen = u64(ld_acquire_sys_u64(word))
     return seen
@@ -44,7 +44,7 @@ def _wait_below(word, below, status, timeout_ns, phase, index):
 @device_fn
 def wait_for_signal(word, status, timeout_ns, phase, index):
     """Waits until a recv_count word has arrived and returns it, acquired at system scope; MAX_FINITE if it gave up."""
-    return _wait_below(word, u64(ANNOUNCED), status, timeout_ns, phase, index)
+    return wait_below(word, u64(ANNOUNCED), status, timeout_ns, phase, FOR_RECV_COUNT, index)
 
 
 @device_fn
@@ -53,7 +53,7 @@ def wait_for_count(word, status, timeout_ns, phase, index):
 
     What it returns is acquired at system scope: below ANNOUNCED the messages are here.
     """
-    return _wait_below(word, u64(MAX_FINITE), status, timeout_ns, phase, index)
+    return wait_below(word, u64(MAX_FINITE), status, timeout_ns, phase, FOR_RECV_COUNT, index)
 
 
 @device_fn

@@ -24,7 +24,6 @@ HARMLESS_SLIPS = {
     "out.high, i32(expert % local), add_high)": OTHERS,
     "pairs/few_tokens.py make.send_to: swap: if warp_id() == 0: / while token < call.num_tokens:": "the fence orders payloads before the words; the barrier after both covers ids and their sums, which others read only "
     "after it",
-    "pairs/await_rows.py await_begun.await_all: swap: atomic_or_relaxed_gpu_u32(call.status + u64(4 * MISSING_RANK / record_expired(call.status, COMBINE_WAIT, FOR_ROWS, -1, 0, -": "the record is for the host, which reads it when the launch has ended",
     "pairs/await_rows.py polling.poll_words: swap: record_expired(call.status, COMBINE_WAIT, FOR_RECV_COUNT, i, / "
     "shared_add_i32(flags, gave_up, i32(1))": "the record is for the host, which reads it when the launch has ended",
     "pairs/await_rows.py polling.wait_for: swap: if polls % POLLS_PER_LOOK == 0: / up = is_up(flags, flag)": "the two read different words, in a loop",

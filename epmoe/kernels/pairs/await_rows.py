@@ -26,7 +26,7 @@ from epmoe.layout import ABSENT, ANNOUNCED, MAX_FINITE
 from ..formats.row_copy import no_vectors
 from ..lamport import is_absent
 from ..params import namespace
-from ..spin import POLLS_PER_LOOK, gives_up
+from ..spin import POLLS_PER_LOOK, gives_up, wait_below
 from ..status import COMBINE_WAIT, FOR_RECV_COUNT, FOR_ROWS, MISSING_RANKS, record_expired
 
 AT_ONCE = 8         # rows whose vectors a lane holds
@@ -171,16 +171,12 @@ def await_begun(cfg):
     def await_all(call):
         if block_idx() == grid_dim() - 1 and warp_id() == 0 and lane_id() < n_ranks:
             word = call.recv_count_p + u64(8) * u64(lane_id())
-            since, polls, goes_on = u64(globaltimer()), 0, True
             # acquire: what that rank has read in the dispatch before, which this rank's next one overwrites
-            while goes_on and u64(ld_acquire_sys_u64(word)) == u64(MAX_FINITE):
-                polls += 1
-                if polls % POLLS_PER_LOOK == 0 and gives_up(call.status, since, call.timeout_ns):
-                    atomic_or_relaxed_gpu_u32(call.status + u64(4 * MISSING_RANKS), u32(u32(1) << u32(lane_id())))
-                    record_expired(call.status, COMBINE_WAIT, FOR_ROWS, -1, 0, -1)
-                    goes_on = False
-            if goes_on:
+            seen = wait_below(word, u64(MAX_FINITE), call.status, call.timeout_ns, COMBINE_WAIT, FOR_ROWS, i32(-1))
+            if seen != u64(MAX_FINITE):
                 store_u64(word, u64(MAX_FINITE))
+            else:
+                atomic_or_relaxed_gpu_u32(call.status + u64(4 * MISSING_RANKS), u32(u32(1) << u32(lane_id())))
 
     return await_all
 

@@ -176,9 +176,10 @@ def make(build):
             batches.encode(call, batch)
             mark(call, stamps.ENCODED)
         syncthreads()                       # places, keys and payloads by all warps
-        if fused_share and not direct:
-            if thread_idx() == 0:
-                own_share.encoded(call, batches.shared_in(call, batch))
+        i = i32(thread_idx())
+        while fused_share and i < batch.n:
+            own_share.encoded(call, i32(batch.first + i * batch.stride))
+            i = i32(i + block_dim())
         if crosses:
             batches.stage(call, batch)
         put_in_order(batch)
@@ -219,13 +220,12 @@ def _batches(build):
     """Namespace "batches": what a block does with the tokens of a batch before they are sent.
 
     encode(call, batch): payloads into send_buf. stage(call, batch): whole messages there, for the network.
-    shared_in(call, batch): how many tokens of the batch are rows of the shared expert here.
     """
     cfg = build.cfg
     fmt, msg, row_bytes, top_k = formats.of(cfg), message.make(cfg), cfg.hidden * BF16_BYTES, cfg.top_k
     encode_part, encode_parts, direct = fmt.encode_part, fmt.encode_parts, fmt.direct
     copy_payload, input_scale = copy_part(fmt.token_size, read_only=direct), scale_of(build.input_scale)
-    ids_of, share = _ids_of(cfg), shared_expert.shared_expert_share(cfg)
+    ids_of = _ids_of(cfg)
 
     @device_fn
     def encode(call, batch):
@@ -258,17 +258,7 @@ def _batches(build):
             msg.store_trailer(staged, token, ids_of(batch, i32(i * top_k)))
             i = i32(i + n_warps())
 
-    @device_fn
-    def shared_in(call, batch):
-        (n_shared, first), n, i = share(call), i32(0), i32(0)
-        while i < batch.n:
-            token = i32(batch.first + i * batch.stride)
-            if token >= first and token < first + n_shared:
-                n = i32(n + 1)
-            i = i32(i + 1)
-        return n
-
-    return namespace("batches", encode=encode, stage=stage, shared_in=shared_in)
+    return namespace("batches", encode=encode, stage=stage)
 
 
 def _ids_of(cfg):

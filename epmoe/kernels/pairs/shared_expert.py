@@ -29,7 +29,7 @@ def shared_expert_share(cfg):
 def make(cfg):
     """Namespace "shared_expert" of device functions; they do nothing without a fused shared expert.
 
-    encoded(call, n): one thread, when the block has encoded n tokens of the share; after a barrier.
+    encoded(call, token): one thread, after the barrier behind the encoding of the token.
     put_shared(call): receiving blocks write the rows of group 0; returns whether it had to give up.
     """
     fmt, word, share = formats.of(cfg), counters.words(cfg), shared_expert_share(cfg)
@@ -37,9 +37,11 @@ def make(cfg):
     row_bytes, msg_bytes = cfg.hidden * BF16_BYTES, layout.message(cfg).msg_bytes
 
     @device_fn
-    def encoded(call, n):
+    def encoded(call, token):
         if fused and not direct:
-            red_add_release_gpu_i32(word.f(call.ep_counters, 0), i32(n))      # acquired by put_shared
+            n_rows, first = share(call)
+            if token >= first and token < first + n_rows:
+                red_add_release_gpu_i32(word.f(call.ep_counters, 0), i32(1))      # acquired by put_shared
 
     @device_fn
     def put_shared(call):
