@@ -20,7 +20,7 @@ from epmoe_ref.errors import EPValueError
 TYPES = (BF16, FP16)
 ARGUMENTS = "x", "routing_map", "probs"
 X, IDS, PROBS, N_ROWS, PAD, EXPERT_BASE, OUT = map(
-    at, ("x", "ids", "probs", "n_rows", "pad", "expert_base", "out")
+    at, ("x", "ids", "probs", "num_rows", "pad_multiple", "expert_base", "out")
 )
 KEPT = {name: name for name in ("counts", "row_of", "expert_rows")}  # what later calls read
 WRITTEN = KEPT | {n: n for n in ("info", "tokens_per_expert", "overflow", "expert_base")}
@@ -150,7 +150,7 @@ class DispatchPlan:
             for n in num_tokens
         ]
         scratch = [
-            Arrangement("rows scratch", {"slot_of": ((n, shape.n_experts), np.int32)})
+            Arrangement("rows scratch", {"slot_of": ((n, shape.num_experts), np.int32)})
             for n in num_tokens
         ]
         # one launch does it all where the host need not know the number of rows
@@ -191,7 +191,7 @@ class DispatchPlan:
         self.calls, self.expanding = [], None
         for r, n, memory in zip(buffer.ranks, self.num_tokens, lent):
             values = staged.expanded(buffer, r) if expanding is not None else staged.values
-            values = values | dict(n_rows=limit, pad=self.pad)
+            values = values | dict(num_rows=limit, pad_multiple=self.pad)
             n_rows = n if expanding is None else n + limit
             memory = [(of_rows, EXPERT_ROW), *memory]
             self.calls.append(

@@ -123,13 +123,13 @@ def _no_counts(call):
 def experts(shape):
     """Device function (call, counts, at), of the leader block: tells each rank its experts' tokens, counts[at + expert].
     """
-    n_local, n_experts, n_words, note_at = (shape.n_local_experts, shape.n_experts, mailbox.experts_at(shape.n_ranks),
+    n_local, num_experts, n_words, note_at = (shape.num_local_experts, shape.num_experts, mailbox.experts_at(shape.n_ranks),
                                           noting(shape))
 
     @device_fn
     def announce(call, counts, at):
         i = i32(thread_idx())
-        while i < n_experts:
+        while i < num_experts:
             peer, expert = split(i, n_local)
             to = note_at(call.params, peer, call.epoch, call.my_rank) + u64(8) * u64(i32(n_words + expert))
             st_relaxed_sys_u64(to, wait.tagged(call.epoch, i32(counts[at + i])))

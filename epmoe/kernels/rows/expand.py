@@ -27,7 +27,7 @@ def _expert_rows(shape):
     (has_meta), out of these, and into the handle if `writes`. What is looked up for both windows of experts is asked
     for together.
     """
-    n_local, has_meta, n_masks = shape.n_local_experts, shape.has_meta, send.expert_masks(shape.n_local_experts)
+    n_local, has_meta, n_masks = shape.num_local_experts, shape.has_meta, send.expert_masks(shape.num_local_experts)
 
     @device_fn
     def known_at(params, row, expert):
@@ -61,7 +61,7 @@ def _expert_rows(shape):
     def noted(params, row, expert, found, is_here, writes):
         """The output row; without room it is dropped, from here on and in every later call."""
         target = i32(-1)
-        if is_here and found[0] + found[1] < i32(params[p.n_rows]):
+        if is_here and found[0] + found[1] < i32(params[p.num_rows]):
             target = i32(found[0] + found[1])
         if writes and expert < n_local:
             store_i32(known_at(params, row, expert), target)
@@ -112,7 +112,7 @@ def clearing(shape):
 
     For warp `me` of so many that share this.
     """
-    n_local, clear_row = shape.n_local_experts, clear_row_of(shape)
+    n_local, clear_row = shape.num_local_experts, clear_row_of(shape)
 
     @device_fn
     def holds_token(starts, row, lane):
@@ -128,7 +128,7 @@ def clearing(shape):
     @device_fn
     def clear_rows(params, me, warps, lane):
         row = i32(me)
-        while row < i32(params[p.n_rows]):
+        while row < i32(params[p.num_rows]):
             if not holds_token(params[p.expert_rows], row, lane):
                 clear_row(params, row, lane)
             row = i32(row + warps)
@@ -144,7 +144,7 @@ def of_row(shape):
     expert_row is written too, else it is read. encode: rows are blockwise FP8 messages, whose scales go to out_scales
     [P, scale_words].
     """
-    n_local, row_bytes, has_probs = shape.n_local_experts, shape.row_bytes, shape.has_probs
+    n_local, row_bytes, has_probs = shape.num_local_experts, shape.row_bytes, shape.has_probs
     out_bytes, n_scales = shape.n_vectors * VECTOR, shape.scale_words if shape.encode else 0
     expert_rows, rows = _expert_rows(shape), copying(read_only=False)
 

@@ -26,7 +26,7 @@ def writing(shape):
     [R, L], the row at which the rows of a (src_rank, expert) begin, expert_rows int32 [2, L], where each expert's rows
     begin and how many hold tokens, and overflow int32 [1]. partial: shared int32 array [32].
     """
-    ranks, n_local, sums, mail = shape.n_ranks, shape.n_local_experts, block_sum(), mailbox.reading(shape.n_ranks)
+    ranks, n_local, sums, mail = shape.n_ranks, shape.num_local_experts, block_sum(), mailbox.reading(shape.n_ranks)
 
     @device_fn
     def pairs_of(gathered, expert):
@@ -63,7 +63,7 @@ def writing(shape):
 
     @device_fn
     def write_expert(params, gathered, expert, start, n, padded):
-        base, starts, limit = params[p.expert_base], params[p.expert_rows], i32(params[p.n_rows])
+        base, starts, limit = params[p.expert_base], params[p.expert_rows], i32(params[p.num_rows])
         row, src_rank = i32(start), i32(0)
         while src_rank < ranks:
             store_i32(base + u64(4) * u64(src_rank * n_local + expert), row)
@@ -75,7 +75,7 @@ def writing(shape):
 
     @device_fn
     def write_experts(params, gathered, partial):
-        limit, pad = i32(params[p.n_rows]), i32(params[p.pad])
+        limit, pad = i32(params[p.num_rows]), i32(params[p.pad_multiple])
         start, first = i32(0), i32(0)
         while first < n_local:
             expert, n, padded = i32(first + thread_idx()), i32(0), i32(0)
@@ -107,7 +107,7 @@ def telling_host(shape):
     The counts are known before the rows have arrived, and results are in the order of the stream: so the host goes on
     while rows are on their way.
     """
-    n_words, info_at = told_words(shape.n_ranks, shape.n_local_experts), TOLD_STATUS + 2 * shape.n_local_experts
+    n_words, info_at = told_words(shape.n_ranks, shape.num_local_experts), TOLD_STATUS + 2 * shape.num_local_experts
 
     @device_fn
     def word_at(params, i):
@@ -138,7 +138,7 @@ def recording(shape, phase):
 
     gathered: shared int32 array [experts], overwritten.
     """
-    ranks, n_local, write, expert_count = (shape.n_ranks, shape.n_local_experts, writing(shape),
+    ranks, n_local, write, expert_count = (shape.n_ranks, shape.num_local_experts, writing(shape),
                                          announce.expert_count(shape, phase))
     tell_host = telling_host(shape)
 

@@ -47,7 +47,7 @@ def clear(array, n):
 def allocating(shape):
     """Device function () -> Scratch."""
     groups = routing.groups_of_threads(shape) if shape.expert_major else 1
-    n_by_warp, n_by_group, n_columns = MAX_WARPS * shape.n_ranks, groups * shape.n_experts, shape.n_columns
+    n_by_warp, n_by_group, n_columns = MAX_WARPS * shape.n_ranks, groups * shape.num_experts, shape.n_columns
 
     @device_fn
     def allocate():
@@ -132,7 +132,7 @@ def columns(shape, phase):
     no barrier of the grid is needed. tell(call, column, number): of this block. sum_up(call, column, first, step, end):
     the sum of what the blocks first, first + step, ... before `end` say in a column -> (whether all did, the sum).
     """
-    stride, n_words, what = shape.n_ranks + shape.n_experts, IN_FLIGHT, (phase, FOR_BLOCKS)
+    stride, n_words, what = shape.n_ranks + shape.num_experts, IN_FLIGHT, (phase, FOR_BLOCKS)
     sum_of_words = _sum_of(n_words, stride)
 
     @device_fn
@@ -296,7 +296,7 @@ def make(shape, phase):
     sum_experts(call, scratch), of the leader block; whether the sums of tokens by expert, of all blocks, are there,
     behind a barrier: in experts, expert-major in totals, behind the ranks.
     """
-    ranks, n_experts, n_columns, expert_major = shape.n_ranks, shape.n_experts, shape.n_columns, shape.expert_major
+    ranks, num_experts, n_columns, expert_major = shape.n_ranks, shape.num_experts, shape.n_columns, shape.expert_major
     tokens_of_block, num_senders, numbered = tokens_of(shape), calls.num_senders(shape), counter(shape, phase)
     groups = routing.groups_of_threads(shape) if expert_major else 1
     count_ranks, number_ranks = (_numbering_map if expert_major else _numbering_ids)(shape)
@@ -304,7 +304,7 @@ def make(shape, phase):
         of_map = routing.map_columns(shape)
     else:
         count_experts = routing.experts_of_ids(shape)
-    column, n_by_group = columns(shape, phase), groups * n_experts
+    column, n_by_group = columns(shape, phase), groups * num_experts
 
     @device_fn
     def add_warps(by_warp, rank, lane):
@@ -349,7 +349,7 @@ def make(shape, phase):
         """A thread an expert and some of the blocks: adds to sums[at + expert], which is 0 at first."""
         ok, i = True, i32(thread_idx())
         while i < n_by_group:
-            group, expert = split(i, n_experts)
+            group, expert = split(i, num_experts)
             come, here = column.sum_up(call, i32(ranks + expert), group, i32(groups), end)
             if here != 0:
                 shared_add_i32(sums, i32(at + expert), here)
@@ -365,7 +365,7 @@ def make(shape, phase):
             of_map.fetch(ids, first, end)
             of_map.count(ids, first, end, scratch.experts)
         else:
-            clear(scratch.experts, n_experts)   # number() counts them
+            clear(scratch.experts, num_experts)   # number() counts them
         count_ranks(call.params, first, end, scratch.by_warp)
         epoch = calls.epoch_of(begun)           # and the counts of all warps
         if epoch == u64(0):
@@ -375,7 +375,7 @@ def make(shape, phase):
             tell_ranks(call, scratch.by_warp)
             if expert_major:
                 expert = i32(thread_idx())
-                while expert < n_experts:
+                while expert < num_experts:
                     column.tell(call, i32(ranks + expert), of_map.add_groups(scratch.experts, expert))
                     expert = i32(expert + block_dim())
         if syncthreads_or(not sum_ranks(call, scratch.totals)):
@@ -385,7 +385,7 @@ def make(shape, phase):
     @device_fn
     def tell_experts(call, experts):
         expert = i32(thread_idx())
-        while expert < n_experts:
+        while expert < num_experts:
             column.tell(call, i32(ranks + expert), i32(experts[expert]))
             expert = i32(expert + block_dim())
 

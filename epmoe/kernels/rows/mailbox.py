@@ -58,9 +58,9 @@ def experts_at(n_ranks: int) -> int:
     return COUNTS + n_ranks
 
 
-def bits_at(n_ranks: int, n_local_experts: int) -> int:
+def bits_at(n_ranks: int, num_local_experts: int) -> int:
     """The word of a note at which its tokens' bits [word, local expert] begin (few/places.py)."""
-    return experts_at(n_ranks) + n_local_experts
+    return experts_at(n_ranks) + num_local_experts
 
 
 def words_of_notes(n_ranks: int) -> int:
@@ -68,12 +68,12 @@ def words_of_notes(n_ranks: int) -> int:
     return n_ranks * experts_at(n_ranks) + n_ranks
 
 
-def control(n_ranks: int, n_local_experts: int, words_of_bits: int) -> Control:
-    """The control memory for a world of n_ranks with at most n_local_experts experts a rank.
+def control(n_ranks: int, num_local_experts: int, words_of_bits: int) -> Control:
+    """The control memory for a world of n_ranks with at most num_local_experts experts a rank.
 
     words_of_bits: of the Tuning.
     """
-    note_bytes = 8 * (bits_at(n_ranks, n_local_experts) + words_of_bits * n_local_experts)
+    note_bytes = 8 * (bits_at(n_ranks, num_local_experts) + words_of_bits * num_local_experts)
     notes = -(-2 * 4 * n_ranks // 256) * 256
     return Control(n_ranks, 0, notes, note_bytes, notes + 2 * n_ranks * note_bytes)
 
@@ -107,7 +107,7 @@ def reading(n_ranks):
 
     @device_fn
     def place(params, notes, index, rank):
-        offset = u64(PLACE_BYTES) * u64(u32(notes[rank * n_words + PLACES + index]))
+        offset = u64(PLACE_BYTES) * u64(u32(notes[rank * n_words + PLACES + i32(index)]))
         return u64(memory.pool(params, rank) + offset)
 
     @device_fn

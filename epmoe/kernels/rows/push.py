@@ -7,7 +7,7 @@ from . import call as calls
 from . import mailbox, reduce
 from .bits import around, largest, of_lane_before, split
 from .copy import copying, parts
-from .shape import namespace, p
+from .shape import arrays, namespace, p
 
 
 def n_targets_of(shape):
@@ -73,7 +73,7 @@ def make(shape, flags):
         ends, first_row = mail.received(notes, call.my_rank), mail.returned_before_me(notes, call.my_rank)
         before, rows_at, probs_at = of_lane_before(ends), u64(0), u64(0)
         if lane < ranks:
-            rows_at, probs_at = mail.place(params, notes, i32(0), lane), mail.place(params, notes, i32(2), lane)
+            rows_at, probs_at = mail.place(params, notes, arrays.rows, lane), mail.place(params, notes, arrays.row_probs, lane)
         here = i32(ends - before)
         if stays and lane == call.my_rank:
             here = i32(0)

@@ -11,7 +11,7 @@ from . import call as calls
 from . import mailbox
 from .bits import but_lowest, lowest, split
 from .copy import parts
-from .shape import VECTOR, p
+from .shape import VECTOR, arrays, p
 
 MOST = 32               # rows: one a lane
 IN_FLIGHT = 4           # rows that are read together; of up to four rows two vectors each
@@ -46,15 +46,15 @@ def sum_of_rows(dtype, store16=store16):
     zero_sums, add, pack = numbers.zeros, numbers.add, numbers.pack
 
     @device_fn
-    def add_up_to_four(sums, n, vectors):
-        """Of four vectors the first n."""
-        sums = add(sums, vectors[0])
+    def add_up_to_four(sums, n, terms):
+        """Of four terms the first n."""
+        sums = add(sums, terms[0])
         if n > 1:
-            sums = add(sums, vectors[1])
+            sums = add(sums, terms[1])
         if n > 2:
-            sums = add(sums, vectors[2])
+            sums = add(sums, terms[2])
         if n > 3:
-            sums = add(sums, vectors[3])
+            sums = add(sums, terms[3])
         return sums
 
     @device_fn
@@ -145,7 +145,7 @@ def sum_of_experts(shape, store16=store16):
     """
     numbers, sum_rows = elements.make(shape.dtype), sum_of_rows(shape.dtype, store16)
     zero_sums, add, pack = numbers.zeros, numbers.add, numbers.pack
-    n_local, row_bytes = shape.n_local_experts, shape.row_bytes
+    n_local, row_bytes = shape.num_local_experts, shape.row_bytes
 
     @device_fn
     def experts_from(params, row, first, lane):
@@ -161,16 +161,16 @@ def sum_of_experts(shape, store16=store16):
         """More experts than lanes: window by window, again for every vector."""
         base = i32(first)
         while base < end:
-            at, sums, expert = at_vector(i32(base + lane), end), zero_sums(), i32(0)
+            at, of_rank, expert = at_vector(i32(base + lane), end), zero_sums(), i32(0)
             while expert < n_local:
                 places = experts_from(params, row, expert, lane)
                 syncwarp()                      # as in gather()
                 left = u32(ballot(places != u64(0)))
                 while left != u32(0):
-                    sums = add(sums, load16(u64(warp_broadcast_u64(places, lowest(left))) + at))
+                    of_rank = add(of_rank, load16(u64(warp_broadcast_u64(places, lowest(left))) + at))
                     left = but_lowest(left)
                 expert = i32(expert + 32)
-            q = pack(sums)
+            q = pack(of_rank)
             if base + lane < end:
                 store16(to + at, q[0], q[1], q[2], q[3])
             base = i32(base + 32)
@@ -210,11 +210,11 @@ def _by_world(shape):
     def sum_row(places, to, first, end, lane):
         base = i32(first)
         while base < end:
-            at, sums, first_rank = at_vector(i32(base + lane), end), zero_sums(), i32(0)
+            at, total, first_rank = at_vector(i32(base + lane), end), zero_sums(), i32(0)
             while first_rank < ranks:
-                sums = add(sums, of_world(places, at, first_rank, i32(first_rank + world_size)))
+                total = add(total, of_world(places, at, first_rank, i32(first_rank + world_size)))
                 first_rank = i32(first_rank + world_size)
-            q = pack(sums)
+            q = pack(total)
             if base + lane < end:
                 store16(to + at, q[0], q[1], q[2], q[3])
             base = i32(base + 32)
@@ -246,7 +246,7 @@ def of_probs(shape):
     Slot by slot the sum over the token's ranks ascending, from +0.0; expert-major each expert's number from its rank,
     bit by bit, and zero for ranks that the token did not go to.
     """
-    ranks, n_local, n_meta, n_experts = shape.n_ranks, shape.n_local_experts, shape.n_meta, shape.n_experts
+    ranks, n_local, n_meta, num_experts = shape.n_ranks, shape.num_local_experts, shape.n_meta, shape.num_experts
 
     @device_fn
     def sum_probs(params, token, places, lane):
@@ -262,14 +262,14 @@ def of_probs(shape):
 
     @device_fn
     def collect_probs(params, token, places, lane):
-        out, rank = params[p.out_probs], i32(0)
+        dense, rank = params[p.out_probs], i32(0)
         while rank < ranks:
             there, expert = u64(warp_broadcast_u64(places, rank)), i32(lane)
             while expert < n_local:
                 value = u32(0)
                 if there != u64(0):
                     value = u32(load_u32(there + u64(4) * u64(expert)))
-                store_u32(out + u64(4) * (u64(token) * u64(n_experts) + u64(rank * n_local + expert)), value)
+                store_u32(dense + u64(4) * (u64(token) * u64(num_experts) + u64(rank * n_local + expert)), value)
                 expert = i32(expert + 32)
             rank = i32(rank + 1)
 
@@ -291,8 +291,8 @@ def make(shape, flags):
     def places_of_rows(call, notes, is_own):
         """(address of the rows of rank r in lane r, of their probs, number of the first one of them)."""
         params, lane = call.params, i32(lane_id())
-        rows_at = mail.place(params, notes, i32(0), call.my_rank)
-        probs_at = mail.place(params, notes, i32(2), call.my_rank)
+        rows_at = mail.place(params, notes, arrays.rows, call.my_rank)
+        probs_at = mail.place(params, notes, arrays.row_probs, call.my_rank)
         first_row, before = mail.mine_before(notes, call.my_rank), i32(shfl_up(mail.received(notes, call.my_rank), 1))
         if is_own:                              # rows as this rank received them, among its own arrays
             rows_at, probs_at, first_row = params[p.x], params[p.probs], i32(0)

@@ -15,7 +15,7 @@ from .wait import status_of
 
 def ids_of_tokens(shape):
     """The functions of epmoe/kernels/ids.py for slots of a token."""
-    return ids_of_kernels(SimpleNamespace(n_experts=shape.n_experts, top_k=shape.top_k), shape.id_bytes)
+    return ids_of_kernels(SimpleNamespace(n_experts=shape.num_experts, top_k=shape.top_k), shape.id_bytes)
 
 
 def loading_id(shape):
@@ -54,7 +54,7 @@ def experts_of_ids(shape):
 
 def _mask_of_slots(n, shape):
     """Device function (at) -> the mask of the ranks of n ids from an address on, all asked for first."""
-    id_bytes, n_experts, n_local = shape.id_bytes, shape.n_experts, shape.n_local_experts
+    id_bytes, num_experts, n_local = shape.id_bytes, shape.num_experts, shape.num_local_experts
 
     @device_fn
     def nothing(at):
@@ -71,7 +71,7 @@ def _mask_of_slots(n, shape):
         else:
             wide = u64(u32(load_i32(at)))
         mask = u32(of_the_rest(at + u64(id_bytes)))
-        if wide < u64(n_experts):
+        if wide < u64(num_experts):
             mask = u32(mask | u32(u32(1) << u32(u32(wide) // u32(n_local))))
         return mask
 
@@ -94,13 +94,13 @@ def mask_by_thread(shape):
 
 def mask_of_map(shape):
     """Device function (routing_map, token, lane) -> the mask of the ranks of a token's row of the map, by a warp."""
-    n_experts, n_local = shape.n_experts, shape.n_local_experts
+    num_experts, n_local = shape.num_experts, shape.num_local_experts
 
     @device_fn
     def mask_of(routing_map, token, lane):
-        row = u64(routing_map) + u64(token) * u64(n_experts)
+        row = u64(routing_map) + u64(token) * u64(num_experts)
         mask, expert = u32(0), i32(lane)
-        while expert < n_experts:
+        while expert < num_experts:
             if load_u8(row + u64(expert)) != 0:
                 mask = u32(mask | (u32(1) << u32(u32(expert) // u32(n_local))))
             expert = i32(expert + 32)
@@ -114,7 +114,7 @@ def ranks_of_token(shape):
 
     The mask itself is or_of_warp of these. All loads are issued together; only or_of_warp waits for them.
     """
-    n_experts, n_local = shape.n_experts, shape.n_local_experts
+    num_experts, n_local = shape.num_experts, shape.num_local_experts
 
     def looking(n):
         @device_fn
@@ -127,7 +127,7 @@ def ranks_of_token(shape):
 
         @device_fn
         def look_at(row, lane):
-            expert = i32(min(i32(first + lane), n_experts - 1))
+            expert = i32(min(i32(first + lane), num_experts - 1))
             value = load_u8(row + u64(expert))
             mask = u32(at_the_rest(row, lane))
             if value != 0:
@@ -136,16 +136,16 @@ def ranks_of_token(shape):
 
         return look_at
 
-    look_at_all = looking(-(-n_experts // 32))
+    look_at_all = looking(-(-num_experts // 32))
 
     @device_fn
     def look(routing_map, token, lane):
-        return look_at_all(u64(routing_map) + u64(token) * u64(n_experts), lane)
+        return look_at_all(u64(routing_map) + u64(token) * u64(num_experts), lane)
 
     return look
 
 
-def bits_of_tokens(n, n_experts):
+def bits_of_tokens(n, num_experts):
     """Device function (at, last) -> an expert's bits of n tokens from an address of the map on, all asked for first.
 
     Bits behind that of token `last` are not cleared.
@@ -156,11 +156,11 @@ def bits_of_tokens(n, n_experts):
 
     if n == 0:
         return nothing
-    of_the_rest, token = bits_of_tokens(n - 1, n_experts), n - 1
+    of_the_rest, token = bits_of_tokens(n - 1, num_experts), n - 1
 
     @device_fn
     def bits(at, last):
-        value = load_u8(at + u64(n_experts) * u64(min(i32(token), last)))
+        value = load_u8(at + u64(num_experts) * u64(min(i32(token), last)))
         mask = u32(of_the_rest(at, last))
         if value != 0:
             mask = u32(mask | u32(u32(1) << u32(token)))
@@ -171,7 +171,7 @@ def bits_of_tokens(n, n_experts):
 
 def groups_of_threads(shape):
     """How many threads share an expert's column of the map, each a run of the block's tokens."""
-    return max(1, shape.threads // shape.n_experts)
+    return max(1, shape.threads // shape.num_experts)
 
 
 def map_columns(shape):
@@ -183,7 +183,7 @@ def map_columns(shape):
     before, at), behind another: writes slot_of[token, expert], the token's number among those that this rank sends to
     the expert, -1 where it is not routed; the block starts from before[at + expert].
     """
-    n_experts, groups = shape.n_experts, groups_of_threads(shape)
+    num_experts, groups = shape.num_experts, groups_of_threads(shape)
 
     @device_fn
     def tokens_of_group(first, end, group):
@@ -193,8 +193,8 @@ def map_columns(shape):
 
     @device_fn
     def fetch(routing_map, first, end):
-        base, i = u64(routing_map) + u64(first) * u64(n_experts), i32(thread_idx())
-        while LINE * i < (end - first) * n_experts:
+        base, i = u64(routing_map) + u64(first) * u64(num_experts), i32(thread_idx())
+        while LINE * i < (end - first) * num_experts:
             prefetch(base + u64(LINE) * u64(i))
             i = i32(i + block_dim())
 
@@ -203,7 +203,7 @@ def map_columns(shape):
         """1 if the token is one of the group's and goes to the expert."""
         value = i32(0)
         if token < end:
-            value = i32(load_u8(base + u64(token) * u64(n_experts) + u64(expert)))
+            value = i32(load_u8(base + u64(token) * u64(num_experts) + u64(expert)))
         if value != 0:
             value = i32(1)
         return value
@@ -217,8 +217,8 @@ def map_columns(shape):
     @device_fn
     def count(routing_map, first, end, by_group):
         base, i = u64(routing_map), i32(thread_idx())
-        while i < groups * n_experts:
-            (group, expert), n = split(i, n_experts), i32(0)
+        while i < groups * num_experts:
+            (group, expert), n = split(i, num_experts), i32(0)
             token, stop = tokens_of_group(first, end, group)
             while token < stop:
                 a, b, c, d = four_routed(base, token, stop, expert)
@@ -231,8 +231,8 @@ def map_columns(shape):
     def add_groups(by_group, expert):
         total, group = i32(0), i32(0)
         while group < groups:
-            here = i32(by_group[group * n_experts + expert])
-            by_group[group * n_experts + expert] = total
+            here = i32(by_group[group * num_experts + expert])
+            by_group[group * num_experts + expert] = total
             total, group = i32(total + here), i32(group + 1)
         return total
 
@@ -243,14 +243,14 @@ def map_columns(shape):
         if is_routed != 0:
             slot = i32(n)
         if token < end:
-            store_i32(slots + u64(4) * (u64(token) * u64(n_experts) + u64(expert)), slot)
+            store_i32(slots + u64(4) * (u64(token) * u64(num_experts) + u64(expert)), slot)
         return i32(n + is_routed)
 
     @device_fn
     def number(params, first, end, by_group, before, at):
         base, slots, i = params[p.ids], params[p.slot_of], i32(thread_idx())
-        while i < groups * n_experts:
-            group, expert = split(i, n_experts)
+        while i < groups * num_experts:
+            group, expert = split(i, num_experts)
             n = i32(before[at + expert] + by_group[i])
             token, stop = tokens_of_group(first, end, group)
             while token < stop:

@@ -19,15 +19,15 @@ from . import layout, mailbox, routing
 from .bits import below, but_lowest, has, lowest, split
 from .call import LINE
 from .copy import copying, fewest_parts, parts, rotated
-from .shape import namespace, p
+from .shape import arrays, namespace, p
 
 MINUS_ONE = 2**64 - 1
 STEP, A_SCALE = 32, 8   # vectors of encoded values that are made in one step, and that have a scale in common
 
 
-def expert_masks(n_local_experts):
+def expert_masks(num_local_experts):
     """u32 words that hold a bit for each local expert."""
-    return -(-n_local_experts // 32)
+    return -(-num_local_experts // 32)
 
 
 def has_metadata(shape):
@@ -69,21 +69,21 @@ def looking_at_slots(shape):
 
 def _sending_slots(shape):
     """Device function send(seen, mask, row, ids_at, probs_at, lane): a token's slots, as its ranks see them."""
-    top_k, n_local, has_probs = shape.top_k, shape.n_local_experts, shape.has_probs
+    top_k, n_local, has_probs = shape.top_k, shape.num_local_experts, shape.has_probs
 
     @device_fn
     def send(seen, mask, row, ids_at, probs_at, lane):
         expert, prob = seen
-        expert_rank, local_expert, left = i32(-1), u64(MINUS_ONE), u32(mask)
+        owner, local_expert, left = i32(-1), u64(MINUS_ONE), u32(mask)
         if expert >= 0:
-            expert_rank, local_expert = i32(u32(expert) // u32(n_local)), u64(u32(expert) % u32(n_local))
+            owner, local_expert = i32(u32(expert) // u32(n_local)), u64(u32(expert) % u32(n_local))
         while left != u32(0):
             rank = lowest(left)
             at = u64(warp_broadcast_i32(row, rank)) * u64(top_k) + u64(lane)
             to_ids, to_probs = u64(warp_broadcast_u64(ids_at, rank)), u64(warp_broadcast_u64(probs_at, rank))
             if lane < top_k:
                 value, here = u64(MINUS_ONE), u32(0)
-                if expert_rank == rank:
+                if owner == rank:
                     value, here = u64(local_expert), prob
                 store_u64(to_ids + u64(8) * at, value)
                 if has_probs:
@@ -99,7 +99,7 @@ def _sending_experts(shape):
     For each rank of `mask`: a bit for each local expert that the token goes to, and for these experts, ascending, the
     token's place among the expert's rows, and its prob. at: addresses of places, probs and masks at rank `lane`.
     """
-    ranks, n_local, n_experts, has_probs = shape.n_ranks, shape.n_local_experts, shape.n_experts, shape.has_probs
+    ranks, n_local, num_experts, has_probs = shape.n_ranks, shape.num_local_experts, shape.num_experts, shape.has_probs
     n_masks = expert_masks(n_local)
 
     @device_fn
@@ -108,7 +108,7 @@ def _sending_experts(shape):
         rank, number = split(window, n_masks)
         expert, slot, prob = i32(32 * number + lane), i32(-1), u32(0)
         if expert < n_local and rank < ranks:
-            src = u64(4) * (u64(token) * u64(n_experts) + u64(rank * n_local + expert))
+            src = u64(4) * (u64(token) * u64(num_experts) + u64(rank * n_local + expert))
             slot = i32(load_i32(params[p.slot_of] + src))
             if has_probs:
                 prob = u32(load_u32(params[p.probs] + src))
@@ -188,11 +188,11 @@ def sending_metadata(shape):
         ids_at, probs_at, scales_at = u64(0), u64(0), u64(0)
         if lane < ranks:
             if has_meta:
-                ids_at = mail.place(params, notes, i32(1), lane)
+                ids_at = mail.place(params, notes, arrays.row_ids, lane)
             if has_probs:
-                probs_at = mail.place(params, notes, i32(2), lane)
+                probs_at = mail.place(params, notes, arrays.row_probs, lane)
             if has_more:
-                scales_at = mail.place(params, notes, i32(3), lane)
+                scales_at = mail.place(params, notes, arrays.row_scales, lane)
         return ids_at, probs_at, scales_at
 
     @device_fn
@@ -362,7 +362,7 @@ def make(shape, flags=None, numbered=None):
         lane, first_row, start = i32(lane_id()), mail.before_me(notes, call.my_rank), i32((call.my_rank + 1) & 31)
         rows_at, at_more = u64(0), more.places(call.params, notes, lane)
         if lane < ranks:
-            rows_at = mail.place(call.params, notes, i32(0), lane)
+            rows_at = mail.place(call.params, notes, arrays.rows, lane)
         work, ok = work_of(call, notes), True
         are_numbered, with_row = not (is_numbered_now and are_shared(call.num_tokens)), i32(work.n_parts * n_apart)
         if is_numbered_now and work.n_own == 0 and not are_numbered:

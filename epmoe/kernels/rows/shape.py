@@ -66,7 +66,7 @@ SMALL = Tuning(expand_looks=2, many_blocks=3, lamport_tokens=4, bits_word=2, bit
 class RowsShape:
     """The compile-time constants of the rows kernels; a kernel reads those that concern it.
 
-    n_ranks, n_local_experts: as everywhere. top_k: slots of a token, 0 where routing is a map [T, E] (HybridEP).
+    n_ranks, num_local_experts: as everywhere. top_k: slots of a token, 0 where routing is a map [T, E] (HybridEP).
     id_bytes: 4 or 8, of an id. row_bytes: of a row as it travels, a multiple of 16. value_bytes: of the part of it that
     holds the values (smaller than row_bytes where scales follow them). scale_words: float32 scales of a row, in an
     array of their own (rows) or behind the values (HybridEP). has_probs: whether a float32 for each slot (local expert)
@@ -77,7 +77,7 @@ class RowsShape:
     """
 
     n_ranks: int
-    n_local_experts: int
+    num_local_experts: int
     threads: int
     row_bytes: int = 16
     top_k: int = 0
@@ -95,9 +95,9 @@ class RowsShape:
     tuning: Tuning = TUNING
 
     @property
-    def n_experts(self) -> int:
+    def num_experts(self) -> int:
         """Experts of all ranks."""
-        return self.n_ranks * self.n_local_experts
+        return self.n_ranks * self.num_local_experts
 
     @property
     def expert_major(self) -> bool:
@@ -117,12 +117,12 @@ class RowsShape:
     @property
     def n_meta(self) -> int:
         """Numbers that go with a row: one a slot, or one a local expert."""
-        return self.top_k or self.n_local_experts
+        return self.top_k or self.num_local_experts
 
     @property
     def n_columns(self) -> int:
         """Counts of the layout, by block: tokens of each rank and, in expert-major, of each expert."""
-        return self.n_ranks + (self.n_experts if self.expert_major else 0)
+        return self.n_ranks + (self.num_experts if self.expert_major else 0)
 
     @property
     def n_vectors(self) -> int:
@@ -142,7 +142,7 @@ FIELDS = (
     (FIRST, MAX_PLACES), ("capacity", 1),
     ("x", 1), ("ids", 1), ("probs", 1), ("scales", 1), ("row_of", 1), ("counts", 1), ("info", 1),
     ("tokens_per_expert", 1), ("slot_of", 1), ("expert_base", 1), ("expert_rows", 1), ("expert_row", 1),
-    ("overflow", 1), ("n_rows", 1), ("pad", 1), ("out", 1), ("out_probs", 1), ("out_scales", 1),
+    ("overflow", 1), ("num_rows", 1), ("pad_multiple", 1), ("out", 1), ("out_probs", 1), ("out_scales", 1),
     ("sources", MAX_PLACES), ("targets", MAX_PLACES), ("word_counts", MAX_PLACES),
     ("told", 1), ("told_number", 1))
 
@@ -157,12 +157,14 @@ def parameter_block(n_ranks: int) -> ParameterBlock:
     in the pool of the windows of Lamport rows, lamport_bytes of each parity.
     told: of the host, which waits there for told_number, and finds what the call told (handle.py); 0: it does not wait.
     x, ids, probs, scales, out...: arrays of the caller and of results; row_of [T, R], counts [R, R], slot_of [T, E],
-    expert_row [N, L] and the rest: arrays of a handle.
+    expert_row [N, L] and the rest: arrays of a handle. num_rows: P, rows by expert that there is room for.
     """
     return ParameterBlock(*FIELDS, context=(("control_ptrs", n_ranks), ("pool_ptrs", n_ranks)))
 
 
 BLOCK = parameter_block(1)      # fields are where they are for any number of ranks
+# Arrays of a call that peers write. row_ids: expert-major, places among experts' rows; row_scales: then masks of experts
+arrays = namespace("arrays", rows=0, row_ids=1, row_probs=2, row_scales=3)
 SOURCE_SLOTS, SOURCE_PROBS, SOURCE_MASKS = (BLOCK.index("sources") + i for i in (1, 2, 3))
 p = namespace("p", **{name: BLOCK.index(name) for name in ("context", *dict(FIELDS))}, source_slots=SOURCE_SLOTS,
               source_probs=SOURCE_PROBS, source_masks=SOURCE_MASKS)     # params[p.x]

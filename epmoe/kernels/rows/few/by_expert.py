@@ -28,7 +28,7 @@ from .row_numbers import numbering
 
 def _tokens(shape):
     """`tokens` of send.make: a token's row is that of its number, with the probs of its experts at each rank."""
-    n_local, n_experts, has_probs = shape.n_local_experts, shape.n_experts, shape.has_probs
+    n_local, num_experts, has_probs = shape.num_local_experts, shape.num_experts, shape.has_probs
     at, look_at_ranks = lamport.places(shape), routing.ranks_of_token(shape)
 
     @device_fn
@@ -48,20 +48,20 @@ def _tokens(shape):
     @device_fn
     def look_at_expert(params, token, expert):
         """(whether the token goes to the expert, its prob); not waited for."""
-        i = u64(token) * u64(n_experts) + u64(min(expert, i32(n_experts - 1)))
+        i = u64(token) * u64(num_experts) + u64(min(expert, i32(num_experts - 1)))
         return load_u8(params[p.ids] + i), load_u32(params[p.probs] + u64(4) * i)
 
     @device_fn
     def put_prob(call, to, expert, seen):
-        rank = i32(u32(min(expert, i32(n_experts - 1))) // u32(n_local))
+        rank = i32(u32(min(expert, i32(num_experts - 1))) // u32(n_local))
         there = u64(warp_broadcast_u64(to, rank))       # each lane that of its own expert's rank
-        if expert < n_experts and seen[0] != 0:
+        if expert < num_experts and seen[0] != 0:
             put(at.word(there, i32(expert - rank * n_local)), seen[1], call.epoch)
 
     @device_fn
     def send_probs(call, token, seen, mask, to, lane):
         expert = i32(lane)
-        while has_probs and expert - lane < n_experts:  # four windows of experts in flight
+        while has_probs and expert - lane < num_experts:  # four windows of experts in flight
             a, b = look_at_expert(call.params, token, expert), look_at_expert(call.params, token, i32(expert + 32))
             c, d = (look_at_expert(call.params, token, i32(expert + 64)),
                     look_at_expert(call.params, token, i32(expert + 96)))
@@ -76,7 +76,7 @@ def _tokens(shape):
 
 def _into(shape, placing):
     """`into` of send.make: rows, scales and probs go to the rows of their experts. known: Places; placing: of them."""
-    ranks, n_local, has_probs, encodes = shape.n_ranks, shape.n_local_experts, shape.has_probs, shape.encode
+    ranks, n_local, has_probs, encodes = shape.n_ranks, shape.num_local_experts, shape.has_probs, shape.encode
     out_bytes, n_scales, rows = shape.n_vectors * VECTOR, shape.scale_words, copying(read_only=True)
     mail, at, taking = mailbox.reading(ranks), lamport.places(shape), lamport.taking(ROWS_DISPATCH)
 
@@ -88,20 +88,20 @@ def _into(shape, placing):
         return n, i32(0)
 
     @device_fn
-    def coming(table, src_rank, token):
+    def coming(table, src_rank, src_token):
         row = i32(-1)
-        if placing.comes(table, src_rank, token):
-            row = i32(token)
+        if placing.comes(table, src_rank, src_token):
+            row = i32(src_token)
         return row
 
     @device_fn
-    def own(call, table, token, lane):
-        return coming(table, call.my_rank, token)
+    def own(call, table, src_token, lane):
+        return coming(table, call.my_rank, src_token)
 
     @device_fn
     def kept(params, row):
         """The output row, -1 if there is no room for it."""
-        if row >= i32(params[p.n_rows]):
+        if row >= i32(params[p.num_rows]):
             row = i32(-1)
         return row
 
@@ -117,9 +117,9 @@ def _into(shape, placing):
 
     @device_fn
     def store(call, table, found, batch, span, scale, lane):
-        (src_rank, token, _), (a, b), window = found, span, i32(0)
+        (src_rank, src_token, _), (a, b), window = found, span, i32(0)
         while window < n_local:
-            row = kept(call.params, placing.row(table, src_rank, token, i32(window + lane)))
+            row = kept(call.params, placing.row(table, src_rank, src_token, i32(window + lane)))
             mask, to = u32(ballot(row >= 0)), call.params[p.out] + u64(row) * u64(out_bytes)
             rows.store(batch, to, mask, i32(0), a, b, lane)
             if encodes:
@@ -144,13 +144,13 @@ def _into(shape, placing):
 
     @device_fn
     def receive(call, table, found, row_at, lane, has_room):
-        (src_rank, token, _), ok, expert = found, True, i32(lane)
-        number = placing.number(table, src_rank, token, lane)
+        (src_rank, src_token, _), ok, expert = found, True, i32(lane)
+        number = placing.number(table, src_rank, src_token, lane)
         known_at = call.params[p.expert_row] + u64(4) * u64(number) * u64(n_local)
         while ok and expert - lane < n_local:
-            a, b = (placing.row(table, src_rank, token, expert), placing.row(table, src_rank, token, i32(expert + 32)))
-            c, d = (placing.row(table, src_rank, token, i32(expert + 64)),
-                    placing.row(table, src_rank, token, i32(expert + 96)))
+            a, b = (placing.row(table, src_rank, src_token, expert), placing.row(table, src_rank, src_token, i32(expert + 32)))
+            c, d = (placing.row(table, src_rank, src_token, i32(expert + 64)),
+                    placing.row(table, src_rank, src_token, i32(expert + 96)))
             probs = u32(0), u32(0), u32(0), u32(0)
             if has_probs:
                 ok, probs = taking.words(call, src_rank, i32(0), (
@@ -169,11 +169,11 @@ def _into(shape, placing):
 
 def _clearing(shape):
     """Device function clear(params, table): zeros in rows without a token, by all blocks but the leader block."""
-    n_local, clear_row = shape.n_local_experts, expand.clear_row_of(shape)
+    n_local, clear_row = shape.num_local_experts, expand.clear_row_of(shape)
 
     @device_fn
     def clear(params, table):
-        lane, (me, warps), limit = i32(lane_id()), warps_of_rank(), i32(params[p.n_rows])
+        lane, (me, warps), limit = i32(lane_id()), warps_of_rank(), i32(params[p.num_rows])
         expert = i32(warps - 1 - me)
         while expert < n_local:
             row, end = i32(table.starts[expert] + table.counts[expert]), i32(min(i32(table.starts[expert + 1]), limit))

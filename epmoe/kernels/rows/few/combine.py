@@ -93,13 +93,13 @@ def _adding(shape, add):
         return total
 
     @device_fn
-    def add_four(call, total, rows, rank, own, four):
+    def add_rows(call, total, rows, rank, own, four):
         total = added(call, total, rows, rank, own, four[0])
         total = added(call, total, rows, i32(rank + 1), own, four[1])
         total = added(call, total, rows, i32(rank + 2), own, four[2])
         return added(call, total, rows, i32(rank + 3), own, four[3])
 
-    return add_four
+    return add_rows
 
 
 def _returning_probs(shape, take):
@@ -108,8 +108,8 @@ def _returning_probs(shape, take):
     Slot by slot the sum over the token's ranks ascending, from +0.0; expert-major each expert's number from its rank,
     bit by bit, and zero for ranks that the token did not go to. rows: in lane r that of rank r, 0 for none.
     """
-    ranks, n_local, n_meta, n_experts = shape.n_ranks, shape.n_local_experts, shape.n_meta, shape.n_experts
-    add_four = _adding(shape, device_fn(lambda total, prob: add_rn(total, u32_as_f32(prob))))
+    ranks, n_local, n_meta, num_experts = shape.n_ranks, shape.num_local_experts, shape.n_meta, shape.num_experts
+    add_rows = _adding(shape, device_fn(lambda total, prob: add_rn(total, u32_as_f32(prob))))
     take_words = device_fn(lambda call, rank, at: take.words(call, rank, i32(1), at))
     take_four = _taking(shape, lamport.places(shape).word, n_meta, take_words)
 
@@ -121,7 +121,7 @@ def _returning_probs(shape, take):
             own = u32(load_u32(probs + u64(4) * (u64(own_row) * u64(n_meta) + u64(lane))))
         while ok and rank < ranks:
             ok, four = take_four(call, rows, rank, lane)
-            total = add_four(call, total, rows, rank, own, four)
+            total = add_rows(call, total, rows, rank, own, four)
             rank = i32(rank + 4)
         if ok and lane < n_meta:
             out = call.params[p.out_probs] + u64(4) * (u64(token) * u64(n_meta) + u64(lane))
@@ -131,7 +131,7 @@ def _returning_probs(shape, take):
     @device_fn
     def store_prob(call, token, rank, expert, prob):
         if rank < ranks and expert < n_local:
-            i = u64(token) * u64(n_experts) + u64(i32(rank * n_local + expert))
+            i = u64(token) * u64(num_experts) + u64(i32(rank * n_local + expert))
             store_u32(call.params[p.out_probs] + u64(4) * i, prob)
 
     @device_fn
@@ -162,7 +162,7 @@ def _reducing(shape):
     mail, at, take, numbers = (mailbox.reading(ranks), lamport.places(shape), lamport.taking(ROWS_COMBINE),
                                elements.make(shape.dtype))
     zero_sums, pack, n_vectors, n_pieces = numbers.zeros, numbers.pack, shape.n_vectors, -(-shape.n_vectors // 32)
-    add_four, return_probs = _adding(shape, numbers.add), _returning_probs(shape, take)
+    add_rows, return_probs = _adding(shape, numbers.add), _returning_probs(shape, take)
 
     @device_fn
     def take_vectors(call, rank, addresses):
@@ -185,7 +185,7 @@ def _reducing(shape):
         sums, rank, ok, own = zero_sums(), i32(0), True, own_vector(call, rows, vector)
         while ok and rank < ranks:
             ok, four = take_four(call, rows, rank, vector)
-            sums = add_four(call, sums, rows, rank, own, four)
+            sums = add_rows(call, sums, rows, rank, own, four)
             rank = i32(rank + 4)
         s = pack(sums)
         if ok and vector < n_vectors:

@@ -16,7 +16,7 @@ from ..bits import but_lowest, lowest, of_lane_before
 from ..call import Call
 from ..copy import copying
 from ..send import MINUS_ONE, looking_at_slots
-from ..shape import BLOCK, memory_of, namespace, p
+from ..shape import BLOCK, arrays, memory_of, namespace, p
 from ..wait import ROWS_DISPATCH
 from . import lamport, send
 from .lamport import put
@@ -30,7 +30,7 @@ def _tokens(shape, number):
 
     number: device function (known, token, lane) -> the token's row among those for rank `lane`, -1 for none.
     """
-    (n_slots, n_probs, n_scales), n_local, n_parts = (lamport.words_with(shape), shape.n_local_experts,
+    (n_slots, n_probs, n_scales), n_local, n_parts = (lamport.words_with(shape), shape.num_local_experts,
                                                       lamport.n_parts_of(shape))
     at, look_at_slots = lamport.places(shape), looking_at_slots(shape)
 
@@ -48,16 +48,16 @@ def _tokens(shape, number):
     @device_fn
     def send_metadata(call, token, seen, mask, to, lane):
         expert, prob = seen
-        expert_rank, local_expert, left = i32(-1), u32(NO_ID), u32(mask)
+        owner, local_expert, left = i32(-1), u32(NO_ID), u32(mask)
         if expert >= 0:
-            expert_rank, local_expert = i32(u32(expert) // u32(n_local)), u32(u32(expert) % u32(n_local))
+            owner, local_expert = i32(u32(expert) // u32(n_local)), u32(u32(expert) % u32(n_local))
         scales = call.params[p.scales] + u64(4) * u64(token) * u64(n_scales)
         while left != u32(0):
             rank = lowest(left)
             there = u64(warp_broadcast_u64(to, rank))
             if lane < n_slots:
                 value, here = u32(NO_ID), u32(0)
-                if expert_rank == rank:
+                if owner == rank:
                     value, here = local_expert, prob
                 put(at.word(there, lane), value, call.epoch)
                 if n_probs > 0:
@@ -98,7 +98,7 @@ def _into(shape, number):
 
     @device_fn
     def store(call, known, found, batch, span, scale, lane):
-        rows.store(batch, home(call, 0) + u64(found[2]) * u64(row_bytes), u32(1), i32(0), span[0], span[1], lane)
+        rows.store(batch, home(call, arrays.rows) + u64(found[2]) * u64(row_bytes), u32(1), i32(0), span[0], span[1], lane)
 
     @device_fn
     def keep(call, row, i, data):
@@ -107,12 +107,12 @@ def _into(shape, number):
             value = u64(data)
             if data == u32(NO_ID):
                 value = u64(MINUS_ONE)
-            store_u64(home(call, 1) + u64(8) * (u64(row) * u64(n_slots) + u64(i)), value)
+            store_u64(home(call, arrays.row_ids) + u64(8) * (u64(row) * u64(n_slots) + u64(i)), value)
         elif i < n_slots + n_probs:
-            store_u32(home(call, 2) + u64(4) * (u64(row) * u64(n_probs) + u64(i - n_slots)), data)
+            store_u32(home(call, arrays.row_probs) + u64(4) * (u64(row) * u64(n_probs) + u64(i - n_slots)), data)
         elif i < n_all:
             k = u64(i - n_slots - n_probs)
-            store_u32(home(call, 3) + u64(4) * (u64(row) * u64(n_scales) + k), data)
+            store_u32(home(call, arrays.row_scales) + u64(4) * (u64(row) * u64(n_scales) + k), data)
 
     @device_fn
     def word_at(row_at, i):
@@ -152,7 +152,7 @@ def dispatching(shape, mark):
     row_of, record = in_array(ranks), handle.recording(shape, ROWS_DISPATCH)
     rows = send.make(shape, _tokens(shape, row_of), _into(shape, row_of))
     numbered, tokens_of_block = layout.counter(shape, ROWS_DISPATCH), layout.tokens_of(shape)
-    mark_own, n_experts, n_numbers = stamps.by_caller(BLOCK, shape.trace), shape.n_experts, ranks * max(few, 1)
+    mark_own, num_experts, n_numbers = stamps.by_caller(BLOCK, shape.trace), shape.num_experts, ranks * max(few, 1)
 
     @device_fn
     def lead(call, notes, scratch, looked):
@@ -204,7 +204,7 @@ def dispatching(shape, mark):
         if calls.is_notify_warp():
             looked = facts.look(call, i32(0))
         if calls.is_leader():
-            layout.clear(scratch.experts, n_experts)
+            layout.clear(scratch.experts, num_experts)
         first = rows.prepare(call)
         number_tokens(call, call.params[p.ids], numbers, scratch.totals)
         call = Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun))      # and all numbers

@@ -38,7 +38,7 @@ BLOCKS_A_TOKEN = 4      # of a launch of one or two tokens; of more, tuning.lamp
 def suit(shape):
     """Whether the rows of a kernel may travel so, if they are few: to be stored, expanded or summed as they come."""
     if shape.expert_major and (shape.has_meta or shape.expands):    # a dispatch; a cached one does not
-        may = shape.has_meta and shape.expands and shape.n_experts <= shape.tuning.bits_experts
+        may = shape.has_meta and shape.expands and shape.num_experts <= shape.tuning.bits_experts
     else:
         may = not shape.by_world
     return may and _bytes_of(shape) <= shape.tuning.lamport_bytes

@@ -54,10 +54,10 @@ def telling(shape):
     first-th; this rank's words to all ranks. await_bits(call, notes, bits): every block; whether all ranks' words came,
     to the shared array bits.
     """
-    ranks, n_local, n_experts, note_at = shape.n_ranks, shape.n_local_experts, shape.n_experts, announce.noting(shape)
+    ranks, n_local, num_experts, note_at = shape.n_ranks, shape.num_local_experts, shape.num_experts, announce.noting(shape)
     n_windows, mail, words_told = -(-n_local // 32), mailbox.reading(ranks), _words_told(shape)
     a_word, few, bits_at = shape.tuning.bits_word, shape.tuning.bits_word_of_few, mailbox.bits_at(ranks, n_local)
-    of_some, of_all = routing.bits_of_tokens(few, n_experts), routing.bits_of_tokens(a_word, n_experts)
+    of_some, of_all = routing.bits_of_tokens(few, num_experts), routing.bits_of_tokens(a_word, num_experts)
     what = ROWS_DISPATCH, FOR_WINDOW
 
     @device_fn
@@ -72,7 +72,7 @@ def telling(shape):
     @device_fn
     def bits_of(call, rank, expert, word):
         """Of a word's tokens, for an expert of a rank."""
-        column = call.params[p.ids] + u64(word * a_word) * u64(n_experts)
+        column = call.params[p.ids] + u64(word * a_word) * u64(num_experts)
         column = u64(column + u64(i32(rank * n_local + min(expert, n_local - 1))))
         last = i32(min(a_word, i32(call.num_tokens - word * a_word)) - 1)
         if last < few:
@@ -96,9 +96,9 @@ def telling(shape):
 
     @device_fn
     def await_bits(call, notes, bits):
-        ok, i, n = True, i32(thread_idx()), i32(words_told(notes) * n_experts)
+        ok, i, n = True, i32(thread_idx()), i32(words_told(notes) * num_experts)
         while ok and i < n:
-            word, rest = split(i, n_experts)
+            word, rest = split(i, num_experts)
             (src_rank, expert), value = split(rest, n_local), i32(0)
             if word * a_word < mail.tokens(notes, src_rank):
                 at = bits_word_at(call, call.my_rank, src_rank, word, expert)
@@ -120,9 +120,9 @@ def placing(shape):
     here. number(places, src_rank, token, lane) -> its number among all rows that come, by a warp. total(places, lane):
     of these.
     """
-    ranks, n_local, n_experts, words_told = shape.n_ranks, shape.n_local_experts, shape.n_experts, _words_told(shape)
+    ranks, n_local, num_experts, words_told = shape.n_ranks, shape.num_local_experts, shape.num_experts, _words_told(shape)
     a_word, most_words, n_starts, sums = shape.tuning.bits_word, shape.tuning.words_of_bits, n_local + 1, block_sum()
-    n_bits, n_here = most_words * n_experts, ranks * most_words
+    n_bits, n_here = most_words * num_experts, ranks * most_words
 
     @device_fn
     def allocate():
@@ -144,7 +144,7 @@ def placing(shape):
     @device_fn
     def count(places, notes, gathered):
         i, n_words = i32(thread_idx()), words_told(notes)
-        while i < n_experts:
+        while i < num_experts:
             src_rank, expert = split(i, n_local)
             gathered[i] = tokens_for(places, src_rank, expert, n_words)
             i = i32(i + block_dim())
@@ -178,7 +178,7 @@ def placing(shape):
 
     @device_fn
     def place(params, notes, places):
-        pad, n_words, start, first = i32(params[p.pad]), words_told(notes), i32(0), i32(0)
+        pad, n_words, start, first = i32(params[p.pad_multiple]), words_told(notes), i32(0), i32(0)
         gather_here(places, n_words)
         while first < n_local:
             expert, n, padded = i32(first + thread_idx()), i32(0), i32(0)
