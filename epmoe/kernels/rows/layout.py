@@ -3,15 +3,15 @@
 A sending block takes a run of consecutive tokens, a warp a run inside it. Each block tells the others of its rank how
 many it has for each rank (columns), sums the numbers of the blocks before it, and numbers its tokens. The leader block
 sums the numbers of all blocks, first by rank, because all peers wait for this, then by expert. In small batches every
-block reads all tokens, so blocks need not tell each other anything (few/numbers.py).
+block reads all tokens, so blocks need not tell each other anything (few/send.py).
 """
 
 from typing import NamedTuple
 
 from epmoe.device import (any_lane, block_dim, block_idx, device_fn, fence_acq_rel_gpu, i32, int32, lane_id,
-                          ld_relaxed_gpu_u64, n_warps, popc, red_add_release_gpu_i32, shared_add_i32, shared_array, shfl_idx,
-                          st_relaxed_gpu_u64, store_i32, syncthreads_or, syncwarp, thread_idx, u32, u64,
-                          warp_id, warp_inclusive_sum_i32, warp_sum_i32)
+                          ld_relaxed_gpu_u64, load_i32, n_warps, popc, red_add_release_gpu_i32, shared_add_i32,
+                          shared_array, shfl_idx, st_relaxed_gpu_u64, store_i32, syncthreads_or, syncwarp, thread_idx,
+                          u32, u64, warp_id, warp_inclusive_sum_i32, warp_sum_i32)
 
 from . import call as calls
 from . import mailbox, routing, wait
@@ -42,6 +42,21 @@ def clear(array, n):
     while i < n:
         array[i] = i32(0)
         i = i32(i + block_dim())
+
+
+def row_of(ranks):
+    """Device function (at, token, lane) -> number of a token's row among those for rank `lane`, -1 for none.
+
+    at: address of row_of [T, R].
+    """
+    @device_fn
+    def number(at, token, lane):
+        row = i32(-1)
+        if lane < ranks:
+            row = i32(load_i32(u64(at) + u64(4) * u64(token * ranks + lane)))
+        return row
+
+    return number
 
 
 def allocating(shape):

@@ -8,7 +8,7 @@ from epmoe.device import (add_rn, ballot, device_fn, f32, f32_as_u32, i32, lane_
 
 from .. import elements
 from . import call as calls
-from . import mailbox
+from . import layout, mailbox
 from .bits import but_lowest, lowest, split
 from .copy import parts
 from .shape import VECTOR, arrays, p
@@ -285,7 +285,7 @@ def make(shape, flags):
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
     mail, claim, spans, stays = (mailbox.reading(ranks), calls.claims(mailbox.NEXT_TO_RECEIVE), parts(shape.n_vectors),
                                  shape.keeps_own)
-    sum_row, reduce_probs = sum_over_ranks(shape), of_probs(shape)
+    sum_row, reduce_probs, row_of = sum_over_ranks(shape), of_probs(shape), layout.row_of(ranks)
 
     @device_fn
     def places_of_rows(call, notes, is_own):
@@ -308,9 +308,8 @@ def make(shape, flags):
         unit = claim(call, lane)
         while ok and unit < call.num_tokens * n_parts:
             following = claim(call, lane)
-            (token, part), row, awaited, at_row, at_probs = split(unit, n_parts), i32(-1), i32(-1), u64(0), u64(0)
-            if lane < ranks:
-                row = i32(load_i32(params[p.row_of] + u64(4) * u64(token * ranks + lane)))
+            (token, part), awaited, at_row, at_probs = split(unit, n_parts), i32(-1), u64(0), u64(0)
+            row = i32(row_of(params[p.row_of], token, lane))
             if row >= 0:
                 row = i32(first_row + row)
                 at_row = u64(rows_at + u64(row) * u64(row_bytes))

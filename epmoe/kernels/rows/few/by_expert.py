@@ -23,7 +23,6 @@ from ..shape import BLOCK, VECTOR, namespace, p
 from ..wait import ROWS_DISPATCH
 from . import lamport, places, send
 from .lamport import put
-from .row_numbers import numbering
 
 
 def _tokens(shape):
@@ -204,7 +203,7 @@ def dispatching(shape, mark, number_rows):
     await_tokens = announce.awaiting(shape, ROWS_DISPATCH, "tokens", acquires=False)
     may_end, mark_own = announce.closing(shape, ROWS_DISPATCH, "note"), stamps.by_caller(BLOCK, shape.trace)
     look_at_ranks, write, most = routing.ranks_of_token(shape), handle.writing(shape), max(few, 1)
-    number_tokens, record_numbers = numbering(shape, device_fn(lambda masks, token: u32(masks[token])))
+    number_tokens, record_numbers = send.numbering(shape, device_fn(lambda masks, token: u32(masks[token])))
     bits, placing, clear, n_numbers = places.telling(shape), places.placing(shape), _clearing(shape), ranks * most
     rows = send.make(shape, _tokens(shape), _into(shape, placing))
 

@@ -2,12 +2,12 @@
 (lamport.py). In expert-major, what is pushed is the sum over the local experts, also to this rank itself.
 """
 
-from epmoe.device import (add_rn, device_fn, f32, f32_as_u32, i32, lane_id, load16, load_i32, load_u32, store16,
+from epmoe.device import (add_rn, device_fn, f32, f32_as_u32, i32, lane_id, load16, load_u32, store16,
                           store_u32, u32, u32_as_f32, u64, warp_broadcast_i32, warp_broadcast_u64)
 
 from ... import elements, stamps
 from ...lamport import store_row
-from .. import mailbox, push
+from .. import layout, mailbox, push
 from ..bits import largest, of_lane_before, split, warps_of_rank
 from ..copy import fewest_parts, parts
 from ..shape import VECTOR, namespace, p
@@ -162,7 +162,7 @@ def _reducing(shape):
     mail, at, take, numbers = (mailbox.reading(ranks), lamport.places(shape), lamport.taking(ROWS_COMBINE),
                                elements.make(shape.dtype))
     zero_sums, pack, n_vectors, n_pieces = numbers.zeros, numbers.pack, shape.n_vectors, -(-shape.n_vectors // 32)
-    add_rows, return_probs = _adding(shape, numbers.add), _returning_probs(shape, take)
+    add_rows, return_probs, row_of = _adding(shape, numbers.add), _returning_probs(shape, take), layout.row_of(ranks)
 
     @device_fn
     def take_vectors(call, rank, addresses):
@@ -200,9 +200,8 @@ def _reducing(shape):
             windows = at.rows(at.of(params, call.my_rank, lane), call.epoch)
         unit, warps = warps_of_rank()
         while ok and unit < call.num_tokens * n_pieces:
-            (token, piece), row, rows = split(unit, n_pieces), i32(-1), u64(0)
-            if lane < ranks:
-                row = i32(load_i32(params[p.row_of] + u64(4) * u64(token * ranks + lane)))
+            (token, piece), rows = split(unit, n_pieces), u64(0)
+            row = i32(row_of(params[p.row_of], token, lane))
             if row >= 0:
                 rows = at.row(windows, row)
                 if stays and lane == call.my_rank:      # as this rank received it, in its own array

@@ -20,7 +20,6 @@ from ..shape import BLOCK, arrays, memory_of, namespace, p
 from ..wait import ROWS_DISPATCH
 from . import lamport, send
 from .lamport import put
-from .row_numbers import in_array, in_handle, numbering
 
 NO_ID = 0xFFFFFFFF      # -1, as 4 bytes
 
@@ -147,9 +146,9 @@ def dispatching(shape, mark):
     announce_experts, all_few = announce.experts(shape), mailbox.all_few(ranks, few, announced=True)
     may_end = announce.closing(shape, ROWS_DISPATCH, "note")
     await_facts = announce.awaiting(shape, ROWS_DISPATCH, "facts", acquires=False)
-    number_tokens, record_numbers = numbering(shape, routing.mask_by_thread(shape))
+    number_tokens, record_numbers = send.numbering(shape, routing.mask_by_thread(shape))
     count_experts = routing.experts_of_ids(shape)
-    row_of, record = in_array(ranks), handle.recording(shape, ROWS_DISPATCH)
+    row_of, record = send.in_array(ranks), handle.recording(shape, ROWS_DISPATCH)
     rows = send.make(shape, _tokens(shape, row_of), _into(shape, row_of))
     numbered, tokens_of_block = layout.counter(shape, ROWS_DISPATCH), layout.tokens_of(shape)
     mark_own, num_experts, n_numbers = stamps.by_caller(BLOCK, shape.trace), shape.num_experts, ranks * max(few, 1)
@@ -227,7 +226,7 @@ def resending(shape, mark):
     the call. Peers announce nothing that it waits for: the counts are known. A rank without room for its own rows takes
     them, and stores nothing.
     """
-    ranks, mail, row_of_token = shape.n_ranks, mailbox.reading(shape.n_ranks), in_handle(shape.n_ranks)
+    ranks, mail, row_of_token = shape.n_ranks, mailbox.reading(shape.n_ranks), layout.row_of(shape.n_ranks)
     rows = send.make(shape, _tokens(shape, row_of_token), _into(shape, row_of_token))
 
     @device_fn
