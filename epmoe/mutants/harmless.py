@@ -70,12 +70,9 @@ HARMLESS = {
     "rows/few/lamport.py put_back: st_relaxed_sys_u64 -> st_relaxed_gpu_u64": PUT_BACK,
     "rows/few/lamport.py put_back: st_relaxed_sys_u64 -> st_relaxed_cta_u64": PUT_BACK,
     "rows/handle.py writing.write_counts: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) -> nothing": "only expert-major dispatches use this word; otherwise the host merely copies it with the others",
-    "rows/handle.py recording.record_experts: syncthreads() -> nothing": ALL_BEGUN,
-    "rows/handle.py recording.record_slots: syncthreads() -> nothing": ALL_BEGUN,
+    "rows/handle.py recording.record: syncthreads() -> nothing": ALL_BEGUN,
     "rows/reduce.py gather: syncwarp() -> nothing": VOTE,
     "rows/reduce.py sum_of_experts.sum_many: syncwarp() -> nothing": VOTE,
-    "rows/announce.py expert_count.count: ld_acquire_sys_u64 -> ld_relaxed_sys_u64": "the count stands in the word itself. "
-    "What else this rank reads of the peer, it acquires with other words",
     "rows/call.py all_begun: syncthreads_or(not ok) -> (not ok)": "record runs before `recorded` is set, and ends with a barrier of the block. Elsewhere only thread 0 needs what it "
     "acquired here, and another barrier precedes end()",
 }

@@ -5,8 +5,8 @@ not know them from a handle, how many rows it sends to each rank. Only places, w
 a fence for what earlier launches of this rank have done there.
 """
 
-from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id, ld_acquire_sys_u64, ld_relaxed_sys_u64,
-                          load_i32, red_add_release_sys_i32, shfl_idx, st_relaxed_sys_u64, syncthreads_or, thread_idx,
+from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id, load_i32,
+                          red_add_release_sys_i32, shfl_idx, st_relaxed_sys_u64, syncthreads_or, thread_idx,
                           u64)
 
 from .. import stamps
@@ -143,8 +143,7 @@ def awaiting(shape, phase, part, *, acquires=True):
     ranks, n_words, note_at = shape.n_ranks, mailbox.experts_at(shape.n_ranks), noting(shape)
     begin, end = parts_of_note(ranks)[part]
     n, what = end - begin, (phase, FOR_ANNOUNCEMENT)
-    load = ld_acquire_sys_u64 if acquires else ld_relaxed_sys_u64       # relaxed: nothing lies behind it
-    poll_word = wait.for_word_of_peer if acquires else wait.for_tagged_word
+    poll_word = wait.for_word_of_peer if acquires else wait.for_tagged_word    # relaxed: nothing lies behind it
 
     @device_fn
     def await_notes(call, notes):
@@ -153,7 +152,7 @@ def awaiting(shape, phase, part, *, acquires=True):
             src_rank, word = split(i, n)
             word = i32(begin + word)
             address = u64(note_at(call.params, call.my_rank, call.epoch, src_rank) + u64(8) * u64(word))
-            seen = u64(poll_word(call.params, address, u64(load(address)), call.epoch, what, src_rank))
+            seen = u64(poll_word(call.params, address, call.epoch, what, src_rank))
             ok = seen != u64(0)
             notes[src_rank * n_words + word] = i32(seen)
             i = i32(i + block_dim())
@@ -169,8 +168,7 @@ def expert_count(shape, phase):
     @device_fn
     def count(call, src_rank, expert):
         address = u64(note_at(call.params, call.my_rank, call.epoch, src_rank) + u64(8) * u64(i32(n_words + expert)))
-        seen, number = u64(wait.for_word_of_peer(call.params, address, u64(ld_acquire_sys_u64(address)), call.epoch,
-                                                 what, src_rank)), i32(-1)
+        seen, number = u64(wait.for_word_of_peer(call.params, address, call.epoch, what, src_rank)), i32(-1)
         if seen != u64(0):
             number = i32(seen)
         return number

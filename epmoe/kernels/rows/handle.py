@@ -140,7 +140,7 @@ def recording(shape, phase):
     """
     ranks, n_local, write, expert_count = (shape.n_ranks, shape.num_local_experts, writing(shape),
                                          announce.expert_count(shape, phase))
-    tell_host = telling_host(shape)
+    expert_major, tell_host = shape.expert_major, telling_host(shape)
 
     @device_fn
     def gather(call, gathered):
@@ -154,28 +154,19 @@ def recording(shape, phase):
         return not syncthreads_or(not ok)
 
     @device_fn
-    def record_experts(call, notes, has_room, gathered):
-        partial = shared_array(32, int32)
+    def record(call, notes, has_room, gathered):
         if not gather(call, gathered):
             return False
         write.counts(call.params, notes, has_room)
-        write.experts(call.params, gathered, partial)
+        if expert_major:
+            write.experts(call.params, gathered, shared_array(32, int32))
+        else:
+            write.slots(call.params, gathered)
+            if call.params[p.told] != u64(0):
+                fence_acq_rel_gpu()             # counts of experts seen, before what their blocks have noted of bad ids
         syncthreads()                           # all of it before thread 0 may say so
         if call.params[p.told] != u64(0):
             tell_host(call.params)
         return True
 
-    @device_fn
-    def record_slots(call, notes, has_room, gathered):
-        if not gather(call, gathered):
-            return False
-        write.counts(call.params, notes, has_room)
-        write.slots(call.params, gathered)
-        if call.params[p.told] != u64(0):
-            fence_acq_rel_gpu()                 # counts of experts seen, before what their blocks have noted of bad ids
-        syncthreads()                           # as above
-        if call.params[p.told] != u64(0):
-            tell_host(call.params)
-        return True
-
-    return record_experts if shape.expert_major else record_slots
+    return record

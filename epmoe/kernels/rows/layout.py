@@ -165,7 +165,7 @@ def columns(shape, phase):
         ok, n = True, i32(0)
         while ok and n < n_words and i < end:
             word = u64(at + u64(8 * stride) * u64(i))
-            ok = wait.for_word_of_rank(call.params, word, u64(ld_relaxed_gpu_u64(word)), call.epoch, what, i) != u64(0)
+            ok = wait.for_word_of_rank(call.params, word, call.epoch, what, i) != u64(0)
             n, i = i32(n + 1), i32(i + step)
         return ok
 

@@ -41,19 +41,20 @@ def for_blocks(params, address, wanted, phase):
 
 def _until_tagged(load):
     @device_fn
-    def wait(params, address, seen, epoch, what, index):
-        """The word at the address once it is of this epoch, 0 if that takes too long; seen: its value before."""
-        if u32(u64(seen) >> u64(32)) == u32(epoch):
-            return u64(seen)
+    def wait(params, address, epoch, what, index):
+        """The word at the address once it is of this epoch, 0 if that takes too long."""
+        seen = u64(load(address))
+        if u32(seen >> u64(32)) == u32(epoch):
+            return seen
         since = u64(globaltimer())
         polls = 0
-        while u32(u64(seen) >> u64(32)) != u32(epoch):
+        while u32(seen >> u64(32)) != u32(epoch):
             polls += 1
             if polls % POLLS_PER_LOOK == 0 and gives_up(status_of(params), since, params[p.timeout_ns]):
-                record_expired(status_of(params), what[0], what[1], index, i32(epoch), i32(u64(seen) >> u64(32)))
+                record_expired(status_of(params), what[0], what[1], index, i32(epoch), i32(seen >> u64(32)))
                 return u64(0)
             seen = u64(load(address))
-        return u64(seen)
+        return seen
 
     return wait
 

@@ -10,7 +10,7 @@ behind the notes (mailbox.py).
 
 from typing import NamedTuple
 
-from epmoe.device import (block_dim, device_fn, i32, int32, lane_id, ld_relaxed_sys_u64, n_warps, popc, shared_array,
+from epmoe.device import (block_dim, device_fn, i32, int32, lane_id, n_warps, popc, shared_array,
                           st_relaxed_sys_u64, syncthreads, syncthreads_or, thread_idx, u32, u64, warp_id, warp_sum_i32)
 
 from ...pairs.offsets import block_sum
@@ -102,7 +102,7 @@ def telling(shape):
             (src_rank, expert), value = split(rest, n_local), i32(0)
             if word * a_word < mail.tokens(notes, src_rank):
                 at = bits_word_at(call, call.my_rank, src_rank, word, expert)
-                seen = u64(wait.for_tagged_word(call.params, at, u64(ld_relaxed_sys_u64(at)), call.epoch, what, src_rank))
+                seen = u64(wait.for_tagged_word(call.params, at, call.epoch, what, src_rank))
                 ok, value = seen != u64(0), i32(u32(seen))
             bits[i] = value
             i = i32(i + block_dim())
