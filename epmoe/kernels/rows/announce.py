@@ -31,15 +31,24 @@ def noting(shape):
     return note_at
 
 
-def telling(shape, begin, end):
-    """Device functions by which a warp of the leader block tells all ranks, its own too, words [begin, end) of its note.
+def parts_of_note(n_ranks):
+    """{part of a note: its words [begin, end)}."""
+    experts = mailbox.experts_at(n_ranks)
+    return dict(note=(0, experts), without_counts=(0, COUNTS), places=(0, MAX_PLACES), facts=(MAX_PLACES, experts),
+                tokens=(MAX_PLACES, COUNTS), counts=(COUNTS, experts))
+
+
+def telling(shape, part):
+    """Device functions by which a warp of the leader block tells all ranks, its own too, a part of its note.
 
     look(call, first) -> looked: what telling takes besides the call's number and the counts, of the words [first,
     first + 32) of all peers. Looking takes longer than telling, so the caller looks before it waits for those.
     tell(call, counts, looked): all of them; looked: at the first ones. counts: of the tokens for rank r, in lane r.
+    tell_totals(call, totals, looked): the same of counts in a shared array.
     """
-    ranks, n, note_at, num_senders = shape.n_ranks, end - begin, noting(shape), calls.num_senders(shape)
-    place_of, tells_counts = chosen(BLOCK, "places"), end > COUNTS
+    ranks, (begin, end) = shape.n_ranks, parts_of_note(shape.n_ranks)[part]
+    n, note_at, num_senders = end - begin, noting(shape), calls.num_senders(shape)
+    place_of, tells_counts, mark = chosen(BLOCK, "places"), end > COUNTS, stamps.by_caller(BLOCK, shape.trace)
 
     @device_fn
     def number_in(call, word):
@@ -81,14 +90,13 @@ def telling(shape, begin, end):
             if first < ranks * n:
                 at, other, number = look(call, first)
 
-    return namespace("telling", look=look, tell=tell)
+    @device_fn
+    def tell_totals(call, totals, looked):
+        tell(call, i32(totals[min(lane_id(), ranks - 1)]), looked)
+        if lane_id() == 0:
+            mark(call.params, stamps.ANNOUNCED)
 
-
-def parts_of_note(n_ranks):
-    """{part of a note: its words [begin, end)}."""
-    experts = mailbox.experts_at(n_ranks)
-    return dict(note=(0, experts), without_counts=(0, COUNTS), places=(0, MAX_PLACES), facts=(MAX_PLACES, experts),
-                tokens=(MAX_PLACES, COUNTS), counts=(COUNTS, experts))
+    return namespace("telling", look=look, tell=tell, tell_totals=tell_totals)
 
 
 def early(shape, part, *, fences=True, counts_of=None, marks=True):
@@ -98,7 +106,7 @@ def early(shape, part, *, fences=True, counts_of=None, marks=True):
     nothing is on its way that the fence would wait for. counts_of: device function (call) -> counts, in lane r of the
     rows for rank r. marks: whether its stamp says so.
     """
-    words, mark = telling(shape, *parts_of_note(shape.n_ranks)[part]), stamps.by_caller(BLOCK, shape.trace and marks)
+    words, mark = telling(shape, part), stamps.by_caller(BLOCK, shape.trace and marks)
     counts_of = counts_of or _no_counts
 
     @device_fn

@@ -25,7 +25,7 @@ is steps 1, 2 (of Lamport rows), 4 (of all but the counts), 5, 7 and 8.
 
 from functools import lru_cache
 
-from epmoe.device import (SIM, device_fn, fence_acq_rel_sys, i32, int32, kernel, lane_id, shared_array,
+from epmoe.device import (SIM, device_fn, fence_acq_rel_sys, i32, int32, kernel, shared_array,
                           syncthreads_or, u64, uint64)
 
 from .. import stamps
@@ -130,15 +130,12 @@ def numbering(shape, mark):
     Blocks that send have numbered their tokens then, and the leader block has announced this rank.
     """
     ranks, is_sender, numbers = shape.n_ranks, calls.is_sender(shape), layout.make(shape, ROWS_DISPATCH)
-    note, announce_experts = announce.telling(shape, *announce.parts_of_note(ranks)["note"]), announce.experts(shape)
-    mark_own, expert_major = stamps.by_caller(BLOCK, shape.trace), shape.expert_major
+    note, announce_experts, expert_major = announce.telling(shape, "note"), announce.experts(shape), shape.expert_major
 
     @device_fn
     def announce_counts(call, scratch, looked):
         if is_notify_warp():
-            note.tell(call, i32(scratch.totals[min(lane_id(), ranks - 1)]), looked)
-            if lane_id() == 0:
-                mark_own(call.params, stamps.ANNOUNCED)
+            note.tell_totals(call, scratch.totals, looked)
         ok = numbers.sum_experts(call, scratch)
         if ok and expert_major:
             announce_experts(call, scratch.totals, ranks)

@@ -72,12 +72,18 @@ def allocating(shape):
     return allocate
 
 
-def tokens_of(shape):
-    """Device function (num_tokens) -> [first, end) of this block's tokens; none for blocks that do not send."""
-    num_senders = calls.num_senders(shape)
+def sharing(shape):
+    """Device functions (num_tokens): how the blocks that send share a rank's tokens: namespace.
+
+    of_block -> [first, end) of this block's tokens; none for blocks that do not send. are_shared: whether blocks share
+    all tokens; else each sends one or none. begin_with_own: whether each warp first sends parts of a token of its own
+    block, which has all data for this itself. It does if blocks share tokens, and there are as many warps. If rows are
+    expanded while they arrive, they are sent in order from the start.
+    """
+    num_senders, in_order = calls.num_senders(shape), shape.expands or shape.encode
 
     @device_fn
-    def tokens_of_block(num_tokens):
+    def of_block(num_tokens):
         senders, at, a_block = num_senders(), i32(block_idx()), i32(1)
         if num_tokens > senders:
             a_block = divided_up(num_tokens, senders)
@@ -85,34 +91,15 @@ def tokens_of(shape):
         first = i32(min(at, num_tokens))
         return first, i32(min(i32(first + a_block), num_tokens))
 
-    return tokens_of_block
-
-
-def sharing(shape):
-    """Device function (num_tokens) -> whether blocks share all tokens to send; else each sends one token or none.
-    """
-    blocks = calls.num_senders(shape)
-
     @device_fn
     def are_shared(num_tokens):
-        return num_tokens > blocks()
-
-    return are_shared
-
-
-def beginning(shape):
-    """Device function (num_tokens) -> whether each warp first sends parts of a token of its own block.
-
-    True if blocks share tokens, and there are as many warps. The block has all data for this itself. If rows are expanded
-    while they arrive, they are sent in order from the start.
-    """
-    blocks, are_shared, in_order = calls.num_senders(shape), sharing(shape), shape.expands or shape.encode
+        return num_tokens > num_senders()
 
     @device_fn
     def begin_with_own(num_tokens):
-        return not in_order and are_shared(num_tokens) and num_tokens <= blocks() * n_warps()
+        return not in_order and are_shared(num_tokens) and num_tokens <= num_senders() * n_warps()
 
-    return begin_with_own
+    return namespace("tokens", of_block=of_block, are_shared=are_shared, begin_with_own=begin_with_own)
 
 
 def _sum_of(n, stride):
@@ -277,7 +264,7 @@ def counter(shape, phase):
     say_numbered(call): behind a barrier, where blocks share all tokens. await_numbers(call, lane): a warp; whether all
     have, and it may read the numbers that other blocks wrote.
     """
-    num_senders, are_shared = calls.num_senders(shape), sharing(shape)
+    num_senders, tokens = calls.num_senders(shape), sharing(shape)
 
     @device_fn
     def numbered_at(call):
@@ -285,7 +272,7 @@ def counter(shape, phase):
 
     @device_fn
     def say_numbered(call):
-        if are_shared(call.num_tokens):
+        if tokens.are_shared(call.num_tokens):
             if calls.is_last_thread():
                 red_add_release_gpu_i32(numbered_at(call), i32(1))
 
@@ -312,13 +299,15 @@ def make(shape, phase):
     behind a barrier: in experts, expert-major in totals, behind the ranks.
     """
     ranks, num_experts, n_columns, expert_major = shape.n_ranks, shape.num_experts, shape.n_columns, shape.expert_major
-    tokens_of_block, num_senders, numbered = tokens_of(shape), calls.num_senders(shape), counter(shape, phase)
+    tokens, num_senders, numbered = sharing(shape), calls.num_senders(shape), counter(shape, phase)
     groups = routing.groups_of_threads(shape) if expert_major else 1
     count_ranks, number_ranks = (_numbering_map if expert_major else _numbering_ids)(shape)
     if expert_major:
         of_map = routing.map_columns(shape)
+        number_for = of_map.add_groups
     else:
         count_experts = routing.experts_of_ids(shape)
+        number_for = device_fn(lambda experts, expert: i32(experts[expert]))
     column, n_by_group = columns(shape, phase), groups * num_experts
 
     @device_fn
@@ -341,6 +330,14 @@ def make(shape, phase):
             if lane == 31:
                 column.tell(call, rank, up_to)
             rank = i32(rank + n_warps())
+
+    @device_fn
+    def tell_experts(call, experts):
+        """A thread an expert: tells the other blocks."""
+        expert = i32(thread_idx())
+        while expert < num_experts:
+            column.tell(call, i32(ranks + expert), number_for(experts, expert))
+            expert = i32(expert + block_dim())
 
     @device_fn
     def blocks_before():
@@ -374,7 +371,7 @@ def make(shape, phase):
     @device_fn
     def count(call, begun, scratch):
         ids = call.params[p.ids]
-        first, end = tokens_of_block(call.num_tokens)
+        first, end = tokens.of_block(call.num_tokens)
         clear(scratch.totals, n_columns)
         if expert_major:
             of_map.fetch(ids, first, end)
@@ -389,24 +386,14 @@ def make(shape, phase):
         if block_idx() < num_senders():
             tell_ranks(call, scratch.by_warp)
             if expert_major:
-                expert = i32(thread_idx())
-                while expert < num_experts:
-                    column.tell(call, i32(ranks + expert), of_map.add_groups(scratch.experts, expert))
-                    expert = i32(expert + block_dim())
+                tell_experts(call, scratch.experts)
         if syncthreads_or(not sum_ranks(call, scratch.totals)):
             epoch = u64(0)
         return epoch
 
     @device_fn
-    def tell_experts(call, experts):
-        expert = i32(thread_idx())
-        while expert < num_experts:
-            column.tell(call, i32(ranks + expert), i32(experts[expert]))
-            expert = i32(expert + block_dim())
-
-    @device_fn
     def number(call, scratch):
-        (first, end), is_bad = tokens_of_block(call.num_tokens), False
+        (first, end), is_bad = tokens.of_block(call.num_tokens), False
         number_ranks(call.params, first, end, scratch.by_warp, scratch.totals)
         if expert_major:
             if not add_experts(call, scratch.totals, i32(ranks), blocks_before()):

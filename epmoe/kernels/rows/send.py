@@ -291,8 +291,7 @@ def make(shape, flags=None, numbered=None):
     """
     ranks, row_bytes, src_bytes, encodes = shape.n_ranks, shape.row_bytes, shape.src_bytes, shape.encode
     mail, spans = mailbox.reading(ranks), parts(shape.n_vectors)
-    num_senders, are_shared, tokens_of_block = calls.num_senders(shape), layout.sharing(shape), layout.tokens_of(shape)
-    begins_with_own, take = layout.beginning(shape), calls.claims(mailbox.NEXT_TO_SEND)
+    num_senders, tokens, take = calls.num_senders(shape), layout.sharing(shape), calls.claims(mailbox.NEXT_TO_SEND)
     raises, is_numbered_now, fewest = flags is not None, numbered is not None, fewest_parts(shape)
     n_apart, has_more, more = metadata_apart(shape), has_metadata(shape), sending_metadata(shape)
     rows, bring = copying(read_only=True), _prefetching(shape)
@@ -314,14 +313,14 @@ def make(shape, flags=None, numbered=None):
     @device_fn
     def work_of(call, notes):
         """This warp's Work."""
-        first, end = tokens_of_block(call.num_tokens)
+        first, end = tokens.of_block(call.num_tokens)
         warps = i32(n_warps())
-        if are_shared(call.num_tokens):         # all tokens, which warps take in turn
+        if tokens.are_shared(call.num_tokens):  # all tokens, which warps take in turn
             first, end, warps = i32(0), i32(call.num_tokens), i32(n_warps() * num_senders())
         n_parts = parts_of_row(notes, i32(end - first), warps)
         own, n_own = i32(-1), i32(0)
-        if is_numbered_now and begins_with_own(call.num_tokens):
-            mine, mine_end = tokens_of_block(call.num_tokens)
+        if is_numbered_now and tokens.begin_with_own(call.num_tokens):
+            mine, mine_end = tokens.of_block(call.num_tokens)
             n_own = i32(i32(n_parts + n_apart) // 2)
             if mine + warp_id() < mine_end:
                 own = i32(mine + warp_id())
@@ -331,7 +330,7 @@ def make(shape, flags=None, numbered=None):
     def first_unit(call, work, lane):
         """Below 0: a part of one's own token."""
         unit = i32(warp_id())
-        if are_shared(call.num_tokens):
+        if tokens.are_shared(call.num_tokens):
             unit = i32(-work.n_own)
             if work.own < 0 or work.n_own == 0:
                 unit = take(call, lane)
@@ -340,7 +339,7 @@ def make(shape, flags=None, numbered=None):
     @device_fn
     def unit_after(call, unit, lane):
         following = i32(unit + n_warps())
-        if are_shared(call.num_tokens):
+        if tokens.are_shared(call.num_tokens):
             following = i32(unit + 1)
             if following >= 0:
                 following = take(call, lane)
@@ -364,7 +363,7 @@ def make(shape, flags=None, numbered=None):
         if lane < ranks:
             rows_at = mail.place(call.params, notes, arrays.rows, lane)
         work, ok = work_of(call, notes), True
-        are_numbered, with_row = not (is_numbered_now and are_shared(call.num_tokens)), i32(work.n_parts * n_apart)
+        are_numbered, with_row = not (is_numbered_now and tokens.are_shared(call.num_tokens)), i32(work.n_parts * n_apart)
         if is_numbered_now and work.n_own == 0 and not are_numbered:
             if warp_id() == 0:
                 ok = numbered.wait_for(call, lane)

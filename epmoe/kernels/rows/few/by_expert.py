@@ -19,7 +19,7 @@ from ..bits import but_lowest, has, lowest, or_of_warp, warps_of_rank
 from ..call import Call, is_fence_warp, is_last_thread, is_leader, is_notify_warp
 from ..copy import copying
 from ..send import A_SCALE
-from ..shape import BLOCK, VECTOR, namespace, p
+from ..shape import VECTOR, namespace, p
 from ..wait import ROWS_DISPATCH
 from . import lamport, places, send
 from .lamport import put
@@ -199,9 +199,9 @@ def dispatching(shape, mark, number_rows):
     all_few = mailbox.all_few(ranks, few, announced=True)
     announce_places = announce.early(shape, "places", marks=False)
     announce_tokens = announce.early(shape, "tokens", fences=False, marks=False)
-    note_counts = announce.telling(shape, *announce.parts_of_note(ranks)["counts"])
+    counts = announce.telling(shape, "counts")
     await_tokens = announce.awaiting(shape, ROWS_DISPATCH, "tokens", acquires=False)
-    may_end, mark_own = announce.closing(shape, ROWS_DISPATCH, "note"), stamps.by_caller(BLOCK, shape.trace)
+    may_end = announce.closing(shape, ROWS_DISPATCH, "note")
     look_at_ranks, write, most = routing.ranks_of_token(shape), handle.writing(shape), max(few, 1)
     number_tokens, record_numbers = send.numbering(shape, device_fn(lambda masks, token: u32(masks[token])))
     bits, placing, clear, n_numbers = places.telling(shape), places.placing(shape), _clearing(shape), ranks * most
@@ -218,14 +218,6 @@ def dispatching(shape, mark, number_rows):
             token = i32(token + n_warps())
 
     @device_fn
-    def announce_counts(call, scratch):
-        if is_notify_warp():
-            counts = i32(scratch.totals[min(lane_id(), ranks - 1)])
-            note_counts.tell(call, counts, note_counts.look(call, i32(0)))
-            if lane_id() == 0:
-                mark_own(call.params, stamps.ANNOUNCED)
-
-    @device_fn
     def lead(call, begun, notes, scratch, table):
         """The leader block numbers rows for the handle, records counts, and ends the call -> whether it is over."""
         masks, numbers = shared_array(most, int32), shared_array(n_numbers, int32)
@@ -240,7 +232,8 @@ def dispatching(shape, mark, number_rows):
         mark(call.params, stamps.CLAIMED)
         number_tokens(call, masks, numbers, scratch.totals)
         syncthreads()
-        announce_counts(call, scratch)
+        if is_notify_warp():
+            counts.tell_totals(call, scratch.totals, counts.look(call, i32(0)))
         if not await_tokens(call, notes):
             return True
         mark(call.params, stamps.COUNTED)

@@ -5,7 +5,7 @@ themselves. If a rank has too many tokens for this, each rank takes back what it
 If a rank has no room, rows are received and not stored.
 """
 
-from epmoe.device import (device_fn, i32, int32, lane_id, load_u32, shared_array, store_u32, store_u64, syncthreads,
+from epmoe.device import (device_fn, i32, int32, load_u32, shared_array, store_u32, store_u64, syncthreads,
                           u32, u64, warp_broadcast_i32, warp_broadcast_u64)
 
 from ... import stamps
@@ -142,7 +142,7 @@ def dispatching(shape, mark):
     ranks, mail, (_, end_call), few = (shape.n_ranks, mailbox.reading(shape.n_ranks),
                                        calls.begin_and_end(shape.n_ranks), shape.lamport)
     announce_places = announce.early(shape, "places", marks=False)
-    facts = announce.telling(shape, *announce.parts_of_note(ranks)["facts"])
+    facts = announce.telling(shape, "facts")
     announce_experts, all_few = announce.experts(shape), mailbox.all_few(ranks, few, announced=True)
     may_end = announce.closing(shape, ROWS_DISPATCH, "note")
     await_facts = announce.awaiting(shape, ROWS_DISPATCH, "facts", acquires=False)
@@ -150,16 +150,14 @@ def dispatching(shape, mark):
     count_experts = routing.experts_of_ids(shape)
     row_of, record = send.in_array(ranks), handle.recording(shape, ROWS_DISPATCH)
     rows = send.make(shape, _tokens(shape, row_of), _into(shape, row_of))
-    numbered, tokens_of_block = layout.counter(shape, ROWS_DISPATCH), layout.tokens_of(shape)
-    mark_own, num_experts, n_numbers = stamps.by_caller(BLOCK, shape.trace), shape.num_experts, ranks * max(few, 1)
+    numbered, tokens_of_block = layout.counter(shape, ROWS_DISPATCH), layout.sharing(shape).of_block
+    num_experts, n_numbers = shape.num_experts, ranks * max(few, 1)
 
     @device_fn
     def lead(call, notes, scratch, looked):
         """The leader block announces rows' and experts' counts, records those of all ranks, and ends the call."""
         if calls.is_notify_warp():
-            facts.tell(call, i32(scratch.totals[min(lane_id(), ranks - 1)]), looked)
-            if lane_id() == 0:
-                mark_own(call.params, stamps.ANNOUNCED)
+            facts.tell_totals(call, scratch.totals, looked)
         count_experts(call.params, call.params[p.ids], i32(0), i32(call.num_tokens), scratch.experts)
         syncthreads()                           # the counts of all warps
         announce_experts(call, scratch.experts, 0)
