@@ -25,7 +25,6 @@ VOTE = (
     "the vote that follows synchronises the lanes too. The barrier guards against an error that was seen on GPUs only: "
     '"Lanes meet" in benchmarks/notes/rows.md'
 )
-ALL_BEGUN = "all_begun runs before `recorded` is set, and it is a barrier of the block too"
 
 HARMLESS = {
     "formats/row_encoder.py encode_row.load_step: load16 -> load16_nc": INPUT + ": input_tokens",
@@ -70,7 +69,6 @@ HARMLESS = {
     "rows/few/lamport.py put_back: st_relaxed_sys_u64 -> st_relaxed_gpu_u64": PUT_BACK,
     "rows/few/lamport.py put_back: st_relaxed_sys_u64 -> st_relaxed_cta_u64": PUT_BACK,
     "rows/handle.py writing.write_counts: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) -> nothing": "only expert-major dispatches use this word; otherwise the host merely copies it with the others",
-    "rows/handle.py recording.record: syncthreads() -> nothing": ALL_BEGUN,
     "rows/reduce.py gather: syncwarp() -> nothing": VOTE,
     "rows/reduce.py sum_of_experts.sum_many: syncwarp() -> nothing": VOTE,
     "rows/call.py all_begun: syncthreads_or(not ok) -> (not ok)": "record runs before `recorded` is set, and ends with a barrier of the block. Elsewhere only thread 0 needs what it "

@@ -15,14 +15,17 @@ import numpy as np
 from epmoe.device import (
     block_dim,
     block_idx,
+    globaltimer,
     grid_dim,
     i32,
     kernel,
+    ld_acquire_sys_u64,
     load_u32,
     load_u64,
     thread_idx,
     u64,
 )
+from epmoe.device.telling import HEADER
 from epmoe.fused_a2a.buffer import Buffer
 from epmoe.host.lending import Arrangement
 from epmoe.kernels import LaunchConfig
@@ -55,6 +58,19 @@ def read_everything(params, num_tokens, my_rank):
         k = i32(k + 1)
 
 
+@kernel(words=3)
+def host_waits(params, num_tokens, my_rank):
+    """One thread, as the host: polls for the number of a call, then reads what the call has told."""
+    word, number, n_words = params
+    since, i = u64(globaltimer()), u64(0)
+    while ld_acquire_sys_u64(word) != number:
+        if u64(globaltimer()) - since > u64(2 * TIMEOUT * 1e9):
+            return
+    while i < n_words:
+        load_u32(word + u64(HEADER) + u64(4) * i)
+        i = u64(i + u64(1))
+
+
 class RowsRun:
     """One run; go() raises any error of the simulator or the check."""
 
@@ -81,6 +97,7 @@ class RowsRun:
                 timeout=TIMEOUT,
             )
             buffer.knows_all_ranks = not self.world.asks
+            self._let_hosts_wait(buffer.host_words)
             try:
                 if not self.world.bad_ids:
                     return self._go(buffer)
@@ -125,6 +142,20 @@ class RowsRun:
         buffer.check()
         buffer.placing.let_go()
         self._check_memory(buffer)
+
+    def _let_hosts_wait(self, words):
+        """Beside each call that tells the host something, a thread of each rank waits for it as the host does."""
+        begin, streams = words.begin, [self.machine.stream(rank) for rank in self.local.ranks]
+
+        def begin_and_wait():
+            number, addresses = begin()
+            n_words = (addresses[1] - addresses[0] - HEADER) // 4
+            for rank, (stream, address) in enumerate(zip(streams, addresses)):
+                params = address, number, n_words
+                self.machine.launch(host_waits, 1, 1, (params, 0, rank), stream=stream)
+            return number, addresses
+
+        words.begin = begin_and_wait
 
     def _then_read(self, function, buffer):
         """The function; behind each call in flight, a kernel of each rank reads its results."""
