@@ -28,7 +28,7 @@ VOTE = (
 
 TOLD_STATUS = (
     "bad ids are noted before the counts that the leader block has acquired. Only a wait that expires at this moment "
-    "writes the words meanwhile, and the host looks at them again before the next call"
+    "writes the words meanwhile, and the next call that waits raises that"
 )
 
 HARMLESS = {
