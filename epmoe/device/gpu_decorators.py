@@ -4,6 +4,7 @@ from types import ModuleType
 
 import numpy as np
 from numba import cuda
+from numba.core.types import unliteral
 
 from .gpu_kernel import Kernel, signature_of
 
@@ -15,12 +16,15 @@ def device_fn(fn):
     """Decorator for functions that kernels call; always inlined.
 
     Factories make the same function for many kernels. Functions with equal code and equal closures are one, so that
-    Numba compiles it once in a process.
+    Numba compiles it once in a process; and once for all numbers that it is called with, which become constants when it
+    is inlined.
     """
     key = _key(fn)
     if key in _shared:
         return _shared[key]
     made = cuda.jit(device=True, forceinline=True)(fn)
+    compile_device = made.compile_device
+    made.compile_device = lambda types, *more: compile_device(tuple(map(unliteral, types)), *more)
     if key is not None:
         if len(_shared) >= MOST_SHARED:
             _shared.clear()

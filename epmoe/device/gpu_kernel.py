@@ -1,6 +1,7 @@
 """Kernels on the GPU: compiled by Numba, at the first launch or to PTX without a GPU."""
 
 import contextlib
+import gc
 import types as _types
 
 import numba.cuda.cudadrv.devices as _devices
@@ -38,6 +39,18 @@ def signature_of(n_words):
     return types.UniTuple(u64, n_words) if n_words else u64, i32, i32
 
 
+@contextlib.contextmanager
+def without_collecting():
+    """No garbage is collected: Numba makes a million objects of a kernel, and keeps them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class Kernel:
     """An entry point of the device: a Python function, and the types of its arguments. n_words: see @kernel."""
 
@@ -72,7 +85,7 @@ class Kernel:
         Not by cuda.jit, which loads it at once: what the disk cache keeps is loaded.
         """
         if self._compiled is None:
-            with as_if_on(cc):
+            with as_if_on(cc), without_collecting():
                 self._compiled = _dispatcher._Kernel(
                     self.fn, self.signature, launch_bounds=self.max_threads, **self.options
                 )._codelibrary

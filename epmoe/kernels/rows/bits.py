@@ -4,6 +4,34 @@ from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, lane
                           warp_id)
 
 
+def folded(n, look, add):
+    """Device function (given, total) -> total, with n items added; all are looked at before the first is added.
+
+    look(given, i): item i, not waited for. add(total, given, i, item): total with it. given: a tuple, the same for all.
+    """
+    @device_fn
+    def nothing(given, total):
+        return total
+
+    if n == 0:
+        return nothing
+    i = n - (1 if n % 4 else 4)
+    fold_rest = folded(i, look, add)
+
+    @device_fn
+    def fold_one(given, total):
+        item = look(given, i32(i))
+        return add(fold_rest(given, total), given, i32(i), item)
+
+    @device_fn
+    def fold_four(given, total):
+        a, b, c, d = look(given, i32(i)), look(given, i32(i + 1)), look(given, i32(i + 2)), look(given, i32(i + 3))
+        total = add(add(fold_rest(given, total), given, i32(i), a), given, i32(i + 1), b)
+        return add(add(total, given, i32(i + 2), c), given, i32(i + 3), d)
+
+    return fold_one if n % 4 else fold_four
+
+
 @device_fn
 def has(mask, i):
     """Whether bit i of the mask is set."""

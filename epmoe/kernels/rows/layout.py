@@ -15,7 +15,7 @@ from epmoe.device import (any_lane, block_dim, block_idx, device_fn, fence_acq_r
 
 from . import call as calls
 from . import mailbox, routing, wait
-from .bits import below, divided_up, has, lanes_for, split
+from .bits import below, divided_up, folded, has, lanes_for, split
 from .shape import namespace, p
 from .wait import FOR_BLOCKS
 
@@ -103,28 +103,27 @@ def sharing(shape):
 
 
 def _sum_of(n, stride):
-    """Device function (at, i, step, end, epoch) -> (whether all are of this epoch, sum) of n words, asked for together.
+    """Device function ((at, i, step, end, epoch), (True, 0)) -> (whether all are of this epoch, sum) of n words.
+
+    They are asked for together.
     """
     @device_fn
-    def nothing(at, i, step, end, epoch):
-        return True, i32(0)
-
-    if n == 0:
-        return nothing
-    of_the_rest = _sum_of(n - 1, stride)
-
-    @device_fn
-    def of_words(at, i, step, end, epoch):
-        word = u64(0)
+    def look(given, k):
+        at, i, step, end, _ = given
+        i, word = i32(i + k * step), u64(0)
         if i < end:
             word = u64(ld_relaxed_gpu_u64(at + u64(8 * stride) * u64(i)))
-        all_come, total = of_the_rest(at, i32(i + step), step, end, epoch)
-        if i < end:
-            all_come = all_come and u32(word >> u64(32)) == u32(epoch)
-            total = i32(total + i32(word))
-        return all_come, total
+        return word
 
-    return of_words
+    @device_fn
+    def add(total, given, k, word):
+        (_, i, step, end, epoch), (all_come, n) = given, total
+        if i32(i + k * step) < end:
+            all_come = all_come and u32(word >> u64(32)) == u32(epoch)
+            n = i32(n + i32(word))
+        return all_come, n
+
+    return folded(n, look, add)
 
 
 def columns(shape, phase):
@@ -160,7 +159,7 @@ def columns(shape, phase):
     def sum_up(call, column, first, step, end):
         at, ok, total, i = u64(column_at(call.params, column)), True, i32(0), i32(first)
         while ok and i < end:
-            all_come, here = sum_of_words(at, i, step, end, call.epoch)
+            all_come, here = sum_of_words((at, i, i32(step), i32(end), call.epoch), (True, i32(0)))
             if all_come:
                 total, i = i32(total + here), i32(i + n_words * step)
             else:

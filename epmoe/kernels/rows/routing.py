@@ -7,7 +7,7 @@ from epmoe.device import (block_dim, device_fn, i32, lane_id, load_i32, load_u8,
 
 from ..ids import NO_EXPERT
 from ..ids import make as ids_of_kernels
-from .bits import divided_up, or_of_warp, split
+from .bits import divided_up, folded, or_of_warp, split
 from .call import LINE
 from .shape import namespace, p
 from .wait import status_of
@@ -52,42 +52,34 @@ def experts_of_ids(shape):
     return count
 
 
-def _mask_of_slots(n, shape):
-    """Device function (at) -> the mask of the ranks of n ids from an address on, all asked for first."""
-    id_bytes, num_experts, n_local = shape.id_bytes, shape.num_experts, shape.num_local_experts
-
-    @device_fn
-    def nothing(at):
-        return u32(0)
-
-    if n == 0:
-        return nothing
-    of_the_rest = _mask_of_slots(n - 1, shape)
-
-    @device_fn
-    def of_slots(at):
-        if id_bytes == 8:
-            wide = u64(load_u64(at))
-        else:
-            wide = u64(u32(load_i32(at)))
-        mask = u32(of_the_rest(at + u64(id_bytes)))
-        if wide < u64(num_experts):
-            mask = u32(mask | u32(u32(1) << u32(u32(wide) // u32(n_local))))
-        return mask
-
-    return of_slots
-
-
 def mask_by_thread(shape):
     """Device function (ids, token) -> the mask of the ranks of a token's ids, by one thread. ids: their address.
 
     Which of two equal ids counts makes no difference to the ranks.
     """
-    token_bytes, mask_of_slots = shape.id_bytes * shape.top_k, _mask_of_slots(shape.top_k, shape)
+    id_bytes, num_experts, n_local = shape.id_bytes, shape.num_experts, shape.num_local_experts
+    token_bytes = id_bytes * shape.top_k
+
+    @device_fn
+    def look(given, slot):
+        at = given[0] + u64(id_bytes) * u64(slot)
+        if id_bytes == 8:
+            wide = u64(load_u64(at))
+        else:
+            wide = u64(u32(load_i32(at)))
+        return wide
+
+    @device_fn
+    def add(mask, given, slot, wide):
+        if wide < u64(num_experts):
+            mask = u32(mask | u32(u32(1) << u32(u32(wide) // u32(n_local))))
+        return mask
+
+    add_slots = folded(shape.top_k, look, add)
 
     @device_fn
     def mask_of_token(ids, token):
-        return mask_of_slots(u64(ids) + u64(token_bytes) * u64(token))
+        return u32(add_slots((u64(u64(ids) + u64(token_bytes) * u64(token)),), u32(0)))
 
     return mask_of_token
 
@@ -116,31 +108,27 @@ def ranks_of_token(shape):
     """
     num_experts, n_local = shape.num_experts, shape.num_local_experts
 
-    def looking(n):
-        @device_fn
-        def nothing(row, lane):
-            return u32(0)
+    @device_fn
+    def expert_of(lane, window):
+        return i32(min(i32(32 * window + lane), num_experts - 1))
 
-        if n == 0:
-            return nothing
-        at_the_rest, first = looking(n - 1), 32 * (n - 1)
+    @device_fn
+    def look_at(given, window):
+        row, lane = given
+        return load_u8(row + u64(expert_of(lane, window)))
 
-        @device_fn
-        def look_at(row, lane):
-            expert = i32(min(i32(first + lane), num_experts - 1))
-            value = load_u8(row + u64(expert))
-            mask = u32(at_the_rest(row, lane))
-            if value != 0:
-                mask = u32(mask | u32(u32(1) << u32(u32(expert) // u32(n_local))))
-            return mask
+    @device_fn
+    def add(mask, given, window, value):
+        if value != 0:
+            mask = u32(mask | u32(u32(1) << u32(u32(expert_of(given[1], window)) // u32(n_local))))
+        return mask
 
-        return look_at
-
-    look_at_all = looking(-(-num_experts // 32))
+    add_windows = folded(-(-num_experts // 32), look_at, add)
 
     @device_fn
     def look(routing_map, token, lane):
-        return look_at_all(u64(routing_map) + u64(token) * u64(num_experts), lane)
+        row = u64(u64(routing_map) + u64(token) * u64(num_experts))
+        return u32(add_windows((row, i32(lane)), u32(0)))
 
     return look
 
@@ -151,22 +139,18 @@ def bits_of_tokens(n, num_experts):
     Bits behind that of token `last` are not cleared.
     """
     @device_fn
-    def nothing(at, last):
-        return u32(0)
-
-    if n == 0:
-        return nothing
-    of_the_rest, token = bits_of_tokens(n - 1, num_experts), n - 1
+    def look(given, token):
+        at, last = given
+        return load_u8(at + u64(num_experts) * u64(min(token, last)))
 
     @device_fn
-    def bits(at, last):
-        value = load_u8(at + u64(num_experts) * u64(min(i32(token), last)))
-        mask = u32(of_the_rest(at, last))
+    def add(mask, given, token, value):
         if value != 0:
             mask = u32(mask | u32(u32(1) << u32(token)))
         return mask
 
-    return bits
+    add_tokens = folded(n, look, add)
+    return device_fn(lambda at, last: u32(add_tokens((u64(at), i32(last)), u32(0))))
 
 
 def groups_of_threads(shape):
