@@ -87,6 +87,15 @@ def test_a_call_that_was_interrupted_anywhere_is_named_and_reset_helps(call, kin
             expect_right(ep, x, ids, weights)
 
 
+@pytest.fixture
+def ctrl_c_interrupts():
+    """As in a terminal; a shell's background jobs ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_ctrl_c_inside_a_kernel_of_the_simulator():
     cfg = config()
     x, ids, weights = batch(cfg)
