@@ -8,10 +8,10 @@ A row's metadata (ids, probs, scales) follows it, in words with 4 bytes of data 
 they name this call. By the PTX memory model an aligned 8-byte access is single-copy atomic: a thread that sees the
 call's number sees the data with it. After a word has been taken it is reset to NOTHING.
 
-A rank has windows for each parity of calls and each src_rank; row by row, or by expert a row for each token. A thread that has taken something restores ABSENT. So
-when call e begins to write the words of its parity, without asking, all are ABSENT: the writer knows from call e - 1
-that every rank had begun that call, after everything in call e - 2. If data was sent that no rank will take, its sender
-restores ABSENT.
+A rank has windows for each parity of calls and each src_rank; row by row, or by expert a row for each token. A thread
+that has taken something restores ABSENT. So when call e begins to write the words of its parity, without asking, all
+are ABSENT: the writer knows from call e - 1 that every rank had begun that call, after everything in call e - 2. If
+data was sent that no rank will take, its sender restores ABSENT.
 
 A payload word equal to ABSENT would look like a word that has not arrived. In a row that is summed it is replaced by
 NAN, since the bits of a NaN result are unspecified. In a row that must arrive bit-exact, each part has a word that
