@@ -1,7 +1,6 @@
 """Kernels on the GPU: compiled by Numba, at the first launch or to PTX without a GPU."""
 
 import contextlib
-import gc
 import types as _types
 
 import numba.cuda.cudadrv.devices as _devices
@@ -10,6 +9,7 @@ from numba import cuda
 
 from . import kernel_cache
 from .fingerprint import fingerprint
+from .garbage import without_collecting
 from .ptx_factory import i32, types, u64
 
 SM_90 = (9, 0)
@@ -39,18 +39,6 @@ def signature_of(n_words):
     return types.UniTuple(u64, n_words) if n_words else u64, i32, i32
 
 
-@contextlib.contextmanager
-def without_collecting():
-    """No garbage is collected: Numba makes a million objects of a kernel, and keeps them."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 class Kernel:
     """An entry point of the device: a Python function, and the types of its arguments. n_words: see @kernel."""
 
@@ -71,24 +59,24 @@ class Kernel:
     def ptx(self, cc=SM_90):
         """The PTX text for a compute capability; needs no GPU."""
         with as_if_on(cc):
-            return self.compile(cc).get_asm_str(cc)
+            return self._code().get_asm_str(cc)
 
     def cubin(self, cc):
         """(name of the entry point, machine code), compiled for a compute capability; needs no GPU."""
         with as_if_on(cc):
-            code = self.compile(cc)
+            code = self._code()
             return code._entry_name, bytes(code.get_cubin().code)
 
-    def compile(self, cc):
-        """Numba's code of the kernel, made once, for this compute capability and all others; needs no GPU.
+    @without_collecting()  # Numba makes a million objects of a kernel
+    def _code(self):
+        """Numba's code of the kernel, made once, for all compute capabilities; inside as_if_on().
 
         Not by cuda.jit, which loads it at once: what the disk cache keeps is loaded.
         """
         if self._compiled is None:
-            with as_if_on(cc), without_collecting():
-                self._compiled = _dispatcher._Kernel(
-                    self.fn, self.signature, launch_bounds=self.max_threads, **self.options
-                )._codelibrary
+            self._compiled = _dispatcher._Kernel(
+                self.fn, self.signature, launch_bounds=self.max_threads, **self.options
+            )._codelibrary
         return self._compiled
 
     def binary(self, cc=None):

@@ -1,6 +1,5 @@
 """One run of the simulator: all queued launches, together, until every thread has ended."""
 
-import gc
 import threading
 
 import greenlet
@@ -8,6 +7,7 @@ import numpy as np
 
 from epmoe_ref.errors import EPError
 
+from ..garbage import without_collecting
 from .memory import ONE_AT_A_TIME
 from .scheduler import NOW
 from .threads import Block, end_pool, fill_pool, start_threads
@@ -53,9 +53,9 @@ class Run:
                 end_pool()
                 NOW.pool = of_main
 
+    @without_collecting()  # thousands of frames to look at, and nothing to find
     def run_all(self):
         m = self.machine
-        collecting = gc.isenabled()
         detector = m.new_detector([q for q in self.waiting if q])
         NOW.begin(
             self.random,
@@ -67,7 +67,6 @@ class Run:
         )
         NOW.copies = m.network.take_late()
         try:
-            gc.disable()  # thousands of frames to look at, and nothing to find
             with np.errstate(all="ignore"):
                 # one more each: a thread that ends starts the next launch before it is idle itself
                 fill_pool(
@@ -104,8 +103,6 @@ class Run:
             )
             NOW.live = 0
             NOW.forget()
-            if collecting:
-                gc.enable()
 
     # ------------------------------------------------------------------ starting
     def next_launch(self, i):
