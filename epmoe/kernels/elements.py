@@ -28,21 +28,21 @@ class Elements(NamedTuple):
 
 
 @device_fn
-def zeros_4():
+def _zeros_4():
     return f32(0), f32(0), f32(0), f32(0)
 
 
 @device_fn
-def fma_4(w, x, s):
+def _fma_4(w, x, s):
     return fma_rn(w, x[0], s[0]), fma_rn(w, x[1], s[1]), fma_rn(w, x[2], s[2]), fma_rn(w, x[3], s[3])
 
 
 @device_fn
-def add_4(v, x):
+def _add_4(v, x):
     return add_rn(v[0], x[0]), add_rn(v[1], x[1]), add_rn(v[2], x[2]), add_rn(v[3], x[3])
 
 
-def each_of_4(fn):
+def _each_of_4(fn):
     @device_fn
     def apply(token, col, v, words):
         return (fn((token, col, v[0]), words), fn((token, i32(col + 1), v[1]), words),
@@ -68,19 +68,19 @@ def _pairs(low, high, pair):
     @device_fn
     def accumulate(w, q, s):
         x = unpack(q)
-        return fma_4(w, x[:4], s[:4]) + fma_4(w, x[4:], s[4:])
+        return _fma_4(w, x[:4], s[:4]) + _fma_4(w, x[4:], s[4:])
 
     @device_fn
     def add(v, q):
         x = unpack(q)
-        return add_4(v[:4], x[:4]) + add_4(v[4:], x[4:])
+        return _add_4(v[:4], x[:4]) + _add_4(v[4:], x[4:])
 
     def each(fn):
-        four = each_of_4(fn)
+        four = _each_of_4(fn)
         return device_fn(lambda token, col, v, words: four(token, col, v[:4], words)
                          + four(token, i32(col + 4), v[4:], words))
 
-    return Elements(8, device_fn(lambda: zeros_4() + zeros_4()), unpack, pack, accumulate, add, each)
+    return Elements(8, device_fn(lambda: _zeros_4() + _zeros_4()), unpack, pack, accumulate, add, each)
 
 
 def _single():
@@ -92,5 +92,5 @@ def _single():
     def pack(v):
         return f32_as_u32(v[0]), f32_as_u32(v[1]), f32_as_u32(v[2]), f32_as_u32(v[3])
 
-    accumulate, add = device_fn(lambda w, q, s: fma_4(w, unpack(q), s)), device_fn(lambda v, q: add_4(v, unpack(q)))
-    return Elements(4, zeros_4, unpack, pack, accumulate, add, each_of_4)
+    accumulate, add = device_fn(lambda w, q, s: _fma_4(w, unpack(q), s)), device_fn(lambda v, q: _add_4(v, unpack(q)))
+    return Elements(4, _zeros_4, unpack, pack, accumulate, add, _each_of_4)

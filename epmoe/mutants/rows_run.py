@@ -145,11 +145,8 @@ class RowsRun:
 
     def _let_hosts_wait(self, words):
         """Beside each call that tells the host something, a thread of each rank waits for it as the host does."""
-        ranks = self.local.ranks
-        begin, streams = (
-            words.begin,
-            [self.machine.stream(other) for other in (*ranks[1:], ranks[0])],
-        )
+        ranks, begin = self.local.ranks, words.begin
+        streams = [self.machine.stream(other) for other in (*ranks[1:], ranks[0])]
 
         def begin_and_wait():
             number, addresses = begin()
