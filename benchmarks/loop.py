@@ -1,8 +1,8 @@
 """`python -m benchmarks loop`: what a pair of dispatch and combine costs its caller, back to back, host included.
 
 Device times say how fast kernels are; a model waits for the slower one of host and device. Each contender runs a loop of
-pairs, identity experts in between, and the wall clock is read when the device has ended. Arrays:
-same: every pair gets the same ones. new: every pair gets arrays at addresses that no pair had before. layers: 8 pairs
+pairs, identity experts in between, and the wall clock is read when the device has ended. Arrays, made before the clock
+starts: same: every pair gets the same ones. new: every pair gets arrays at addresses that no pair had before. layers: 8 pairs
 whose results (and, where gradients are wanted, autograd's graph) are kept until all 8 have run. graph: a CUDA graph of
 128 chained pairs, replayed; us are per pair everywhere.
 """
@@ -182,21 +182,22 @@ def _row(world, contender, arrays, n_pairs):
 
 def _loops(world, contender, arrays, n_pairs):
     """([us a pair of each repeat], us of the piece of Python) on this rank."""
-    one, per_call = _calls(contender, arrays)
+    given, one, per_call = _calls(contender, arrays)
     for i in range(3):
-        one(i)
+        one(given(i))
     contender.synchronize()
     begin = time.perf_counter()
-    one(3)
+    one(given(3))
     contender.synchronize()
     taken = max(world.tell(time.perf_counter() - begin, measure.TIMEOUT_S))
     n = n_pairs or max(4, min(MOST_PAIRS // per_call, int(SECONDS / taken)))
     found = []
     for repeat in range(REPEATS):
+        of_pairs = [given(4 + repeat * n + i) for i in range(n)]
         world.barrier("start", measure.TIMEOUT_S)
         begin = time.perf_counter()
-        for i in range(n):
-            one(4 + repeat * n + i)
+        for arrays_given in of_pairs:
+            one(arrays_given)
         contender.synchronize()
         found.append(1e6 * (time.perf_counter() - begin) / (n * per_call))
     contender.check()
@@ -204,18 +205,20 @@ def _loops(world, contender, arrays, n_pairs):
 
 
 def _calls(contender, arrays):
-    """(function of a number that runs some pairs, how many)."""
+    """(function of a number: arrays, function of those that runs some pairs, how many)."""
     if arrays == "same":
-        given = contender.inputs(0)
-        return lambda i: contender.pair(given), 1
+        of_all = contender.inputs(0)
+        return lambda i: of_all, contender.pair, 1
     if arrays == "new":
-        return lambda i: contender.pair(contender.inputs(i)), 1
+        return contender.inputs, contender.pair, 1
     if arrays == "layers":
-        return lambda i: contender.layers(
-            [contender.inputs(LAYERS * i + j) for j in range(LAYERS)]
-        ), LAYERS
+        return (
+            lambda i: [contender.inputs(LAYERS * i + j) for j in range(LAYERS)],
+            contender.layers,
+            LAYERS,
+        )
     replay = contender.captured(CHAIN)
-    return lambda i: replay(), CHAIN
+    return lambda i: None, lambda _: replay(), CHAIN
 
 
 def _piece_us():
