@@ -13,6 +13,8 @@ import numpy as np
 from epmoe.device import device_fn, load_u64, u64
 from epmoe_ref.errors import EPValueError
 
+from .unrolled import tuple_of
+
 
 class ParameterBlock:
     """The index of each named field among a kernel's words.
@@ -129,25 +131,16 @@ def record_of(block, tails=()):
         ranges.append((name, end, length))
         end += length
     Call = namedtuple("Call", [*(name for name, _, _ in ranges), "num_tokens", "my_rank"])
-    words = _grouped([(at, length, length != 1 or at >= block.n_words) for _, at, length in ranges])
+
+    def field(i):
+        _, first, length = ranges[i]
+        end, is_tuple = first + length, length != 1 or first >= block.n_words
+        return device_fn((lambda params: params[first:end]) if is_tuple else lambda params: params[first])
+
+    words = tuple_of(len(ranges), field)
 
     @device_fn
     def record(params, num_tokens, my_rank):
         return Call(*(words(params) + (num_tokens, my_rank)))
 
     return record
-
-
-def _grouped(ranges):
-    """Device function params -> tuple of the words in these ranges (first, number, whether they form a tuple)."""
-    if not ranges:
-        return device_fn(lambda params: ())
-    n_single = next((i for i, (_, _, several) in enumerate(ranges) if several), len(ranges))
-    if n_single:
-        first, end, others = ranges[0][0], ranges[n_single - 1][0] + 1, _grouped(ranges[n_single:])
-        return device_fn(lambda params: params[first:end] + others(params))
-    (first, length, _), others = ranges[0], _grouped(ranges[1:])
-    if length == 0:
-        return device_fn(lambda params: ((),) + others(params))
-    end = first + length
-    return device_fn(lambda params: (params[first:end],) + others(params))

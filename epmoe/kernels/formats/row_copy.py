@@ -3,6 +3,8 @@
 from epmoe.device import (device_fn, i32, lane_id, load16, load16_nc, load_u8, load_u32, store16, store_u8, store_u32,
                           u32, u64)
 
+from ..unrolled import tuple_of
+
 LANES = 32
 MAX_IN_FLIGHT = 8       # loads of a lane before its first store, so that a row waits for memory once or a few times
 
@@ -118,10 +120,12 @@ def copy_in_halves(held, load, store=store16, *, short=False):
 
 def no_vectors(n: int):
     """Device function () -> n vectors of zeros."""
-    if n == 0:
-        return device_fn(lambda: ())
-    others = no_vectors(n - 1)
-    return device_fn(lambda: ((u32(0), u32(0), u32(0), u32(0)),) + others())
+    return tuple_of(n, lambda j: _no_vector)
+
+
+@device_fn
+def _no_vector():
+    return u32(0), u32(0), u32(0), u32(0)
 
 
 def _moving(load, store, item_bytes, n):

@@ -28,6 +28,7 @@ from ..lamport import is_absent
 from ..params import namespace
 from ..spin import POLLS_PER_LOOK, gives_up, wait_below
 from ..status import COMBINE_WAIT, FOR_RECV_COUNT, FOR_ROWS, MISSING_RANKS, record_expired
+from ..unrolled import in_turn, tuple_of
 
 AT_ONCE = 8         # rows whose vectors a lane holds
 
@@ -54,23 +55,18 @@ def loading(cfg, load):
     """
     top_k, bytes_a_row = cfg.top_k, layout.combine_msg_bytes(cfg)
 
-    def loading_from(j):
-        """Of vectors j to 7."""
-        if j == AT_ONCE:
-            return device_fn(lambda which, first, place, held: ())
-        others = loading_from(j + 1)
-
+    def loading_one(j):
         @device_fn
-        def load_some(which, first, place, held):
+        def load_one(which, first, place, held):
             q = held[j]
             if j < top_k:
                 if u32(which) & u32(1 << j) != u32(0):
                     q = load(place + u64(first + j) * u64(bytes_a_row))
-            return (q,) + others(which, first, place, held)
+            return q
 
-        return load_some
+        return load_one
 
-    return loading_from(0)
+    return tuple_of(AT_ONCE, loading_one)
 
 
 # after_signals, without_signals: namespace "take" of device functions of a warp.
@@ -108,10 +104,8 @@ def without_signals(build):
     bytes_a_row, top_k, n_ranks = layout.combine_msg_bytes(cfg), cfg.top_k, cfg.n_src_ranks
 
     def restoring(j):
-        """Device function (late, first, place, held) -> what is late still; of the others ABSENT is restored."""
-        if j == AT_ONCE:
-            return device_fn(lambda late, first, place, held: late)
-        others, bit = restoring(j + 1), 1 << j
+        """Device function (late, first, place, held) -> what is late still; ABSENT is restored if vector j is not."""
+        bit = 1 << j
 
         @device_fn
         def restore(late, first, place, held):
@@ -120,11 +114,12 @@ def without_signals(build):
                     late = u32(late & u32(~bit & 0xFF))
                     store16(place + u64(first + j) * u64(bytes_a_row), u32(ABSENT), u32(ABSENT), u32(ABSENT),
                             u32(ABSENT))
-            return others(late, first, place, held)
+            return late
 
         return restore
 
-    look_at_late, restore_absent, none_held = loading(cfg, load16_relaxed_sys), restoring(0), no_vectors(AT_ONCE)
+    look_at_late, none_held = loading(cfg, load16_relaxed_sys), no_vectors(AT_ONCE)
+    restore_absent = in_turn(AT_ONCE, restoring)
 
     @device_fn
     def give_up(call, late, segment, first):

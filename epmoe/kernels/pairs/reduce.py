@@ -11,6 +11,7 @@ from epmoe.device import (ballot, block_idx, device_fn, f32, grid_dim, i32, lane
 from .. import elements, ids, stamps, user_functions
 from ..formats.row_copy import store_vector
 from ..plain import counters
+from ..unrolled import in_turn
 from . import shared_expert
 from .await_rows import AT_ONCE, TokenRows
 
@@ -92,11 +93,7 @@ def _sums(build, take, numbers):
     top_k, accumulate, zeros = build.cfg.top_k, numbers.accumulate, numbers.zeros
 
     def adding(j):
-        """Device function (sums, wanted, first, w, held) -> sums, to which k = first + j .. first + 7 are added."""
-        if j == AT_ONCE:
-            return device_fn(lambda sums, wanted, first, w, held: sums)
-        others = adding(j + 1)
-
+        """Device function (sums, wanted, first, w, held) -> sums, to which k = first + j is added."""
         @device_fn
         def add(sums, wanted, first, w, held):
             # a k without an expert adds nothing, whatever its weight
@@ -104,11 +101,11 @@ def _sums(build, take, numbers):
                 w_k = f32(shfl_idx(w, i32((first + j) & 31)))
                 if ((wanted >> u32((first + j) & 31)) & u32(1)) != u32(0):
                     sums = accumulate(w_k, held[j], sums)
-            return others(sums, wanted, first, w, held)
+            return sums
 
         return add
 
-    add_eight = adding(0)
+    add_eight = in_turn(AT_ONCE, adding)
 
     @device_fn
     def sum_rows(call, flags, rows, w):
