@@ -8,7 +8,7 @@ from epmoe.device import (bf16_hi, bf16_lo, device_fn, div_rn, f32, f32_as_u32, 
 
 from . import KernelFormat, output
 from .number_codes import e4m3x4
-from .row_copy import copy_part, most_parts, spread_words
+from .row_copy import copy_part, most_parts, spread
 from .row_encoder import LANE_ELEMENTS, encode_parts, encode_row, values_and_scales
 
 GROUP = 128
@@ -69,7 +69,7 @@ def make(cfg) -> KernelFormat:
     n_scales = hidden // GROUP
     scales_at, token_size, clear_rest = values_and_scales(hidden, n_scales * SCALE_BYTES, cfg.alignment)
     copy_values = copy_part(hidden)
-    spread_scales = spread_words(n_scales)
+    spread_scales = spread(SCALE_BYTES, n_scales)
 
     @device_fn
     def quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane):

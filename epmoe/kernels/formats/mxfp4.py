@@ -12,7 +12,7 @@ from epmoe.device import device_fn, f32_as_u32, load_u32, store_u8, u32, u64
 
 from . import KernelFormat, align_up, output
 from .number_codes import e8m0_reciprocal
-from .row_copy import LANES, copy_bytes, copy_part, most_parts
+from .row_copy import LANES, copy_part, most_parts, spread
 from .row_encoder import encode_parts, encode_row, store_e2m1, values_and_scales, with_scale_bytes
 
 GROUP = 32
@@ -67,11 +67,11 @@ def store_scale_row(n_scales):
 
     Byte by byte: with an odd n_scales rows are not aligned.
     """
-    copy_scales = copy_bytes(n_scales)
+    spread_scales = spread(1, n_scales)
 
     @device_fn
     def store(scales, place, src, lane):
-        copy_scales(scales + u64(place.row) * u64(n_scales), src, lane)
+        spread_scales(scales + u64(place.row) * u64(n_scales), u64(1), src, lane)
 
     return store
 

@@ -12,7 +12,7 @@ from epmoe.device import device_fn, div_rn, f32, i32, mul_rn, store16, store_i32
 
 from . import KernelFormat, output
 from .number_codes import e4m3_byte, e4m3_value, scaled_e4m3x4, e8m0_reciprocal, e8m0_round_up
-from .row_copy import copy_part, most_parts, spread_words
+from .row_copy import copy_part, most_parts, spread
 from .row_encoder import encode_parts, encode_row, store_e2m1, values_and_scales, with_scale_bytes
 
 SIXTH = float(np.float32(1) / np.float32(6))
@@ -73,14 +73,14 @@ def store_row_scales(n_words: int):
 
     tiles: address of the scale array; first_tile: the group's; src: n_words words, 4-byte aligned.
     """
-    spread = spread_words(n_words)
+    spread_words = spread(4, n_words)
 
     @device_fn
     def store(tiles, first_tile, row_in_group, src, lane):
         r = u32(row_in_group)
         tile = u64(first_tile) + u64(r >> u32(7))
         dst = tiles + tile * u64(n_words * ATOM_BYTES) + u64(16 * (r & u32(31)) + 4 * (u32(r >> u32(5)) & u32(3)))
-        spread(dst, u64(ATOM_BYTES), src, lane)
+        spread_words(dst, u64(ATOM_BYTES), src, lane)
 
     return store
 

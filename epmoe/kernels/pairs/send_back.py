@@ -10,13 +10,13 @@ from typing import NamedTuple
 from epmoe import layout
 from epmoe.device import (atomic_add_acq_rel_gpu_i32, ballot, block_dim, block_idx, device_fn, fence_acq_rel_cta, ffs,
                           grid_dim, i32, lane_id, load16_stream, load_i32, load_u64, n_warps, shared_add_i32,
-                          shared_array, store16, store_i32, syncthreads, syncthreads_or, syncwarp, thread_idx, u32, u64,
+                          shared_array, store_i32, syncthreads, syncthreads_or, syncwarp, thread_idx, u32, u64,
                           warp_id)
 from epmoe.device import int32
 from epmoe_ref.config import READY
 
 from .. import lamport, stamps
-from ..formats.row_copy import LANES, copy_in_halves, copy_part, divided, most_parts
+from ..formats.row_copy import LANES, copy_in_halves, copy_part, divided, most_parts, store_vector
 from ..params import namespace
 from ..plain import counters
 from . import peers, signal
@@ -64,7 +64,7 @@ def make(build, signals=True):
     cfg, mark = build.cfg, stamps.of_call(build.trace)
     word, to, n_segments, n_ranks = counters.words(cfg), peers.make(cfg), cfg.n_local_experts * cfg.n_src_ranks, cfg.n_ranks
     window = min(build.tuning.returned_segments, n_segments) if signals else n_segments     # few without signals
-    pieces = _pieces(cfg, store16 if signals else lamport.store_row)
+    pieces = _pieces(cfg, store_vector if signals else device_fn(lambda at, q: lamport.store_row(at, *q)))
     send_run, leave = _runs(build, pieces, signals), signal.resetting(cfg, clear_a(cfg), recv_count=False)
 
     @device_fn
@@ -193,8 +193,8 @@ def _runs(build, pieces, signals):
     return send_run
 
 
-def _pieces(cfg, store_vector):
-    """Namespace "pieces" of device functions of a warp; segment: one of region A. store_vector: of a row to its place.
+def _pieces(cfg, store):
+    """Namespace "pieces" of device functions of a warp; segment: one of region A. store: of a row's vector to its place.
 
     ask(call, row, first, end) -> (src_info, vectors from `first` on): on their way to a warp.
     send(call, piece, segment, at_row): writes a piece of a row to its place; the row is the segment's at_row-th.
@@ -204,7 +204,7 @@ def _pieces(cfg, store_vector):
     to, bytes_a_row, top_k = peers.make(cfg), layout.combine_msg_bytes(cfg), cfg.top_k
     # load16_stream stays where it is; the compiler would move loads of the read-only path after `place != 0`
     stage = copy_part(bytes_a_row, read_only=True)
-    load_held, deliver = copy_in_halves(HELD, load16_stream, store_vector, short=True)
+    load_held, deliver = copy_in_halves(HELD, load16_stream, store, short=True)
     ranks, tokens_per_rank, own_only = cfg.n_src_ranks, cfg.max_tokens_per_rank, cfg.skip_a2a
 
     @device_fn
