@@ -1,29 +1,12 @@
 """Topk ids as the kernels use them: lane k of a warp holds a token's k-th id; an invalid id becomes -1."""
 
-from typing import NamedTuple
-
 from epmoe.device import device_fn, i32, load_i32, load_u64, match_any, u32, u64
 
+from .params import namespace
 from .status import BAD_IDS, REPEATED_IDS, record_bad_id
 
 NO_EXPERT = -1
 LARGEST = 2**31 - 1
-
-
-class Ids(NamedTuple):
-    """Device functions over topk_ids [num_tokens, top_k] of int32 or int64; load, clean and record by a whole warp.
-
-    read(topk_ids, i): id i of the list of all tokens' ids, as int32; one that does not fit becomes the nearest that does.
-    load(topk_ids, token, lane): the id in the slot of this lane; -1 for lanes past top_k.
-    clean(value, group, lane): -1 for an id outside [0, n_experts) and for one that a lower lane of the same group
-        holds, which is the same id in an earlier slot of the token. A group is one token; a warp may hold several.
-    record(value, cleaned, token, lane, status): counts what `clean` refused, except -1 itself.
-    """
-
-    read: callable
-    load: callable
-    clean: callable
-    record: callable
 
 
 @device_fn
@@ -37,8 +20,16 @@ def narrow(wide):
     return value
 
 
-def make(cfg, id_bytes=4) -> Ids:
-    """The functions for cfg.n_experts and cfg.top_k. id_bytes: 4 or 8, of an id in memory."""
+def make(cfg, id_bytes=4):
+    """Namespace "ids" of device functions over topk_ids [num_tokens, top_k] of int32 or int64, id_bytes 4 or 8.
+
+    read(topk_ids, i): id i of the list of all tokens' ids, as int32; one that does not fit becomes the nearest that does.
+    load(topk_ids, token, lane): the id in the slot of this lane; -1 for lanes past top_k.
+    clean(value, group, lane): -1 for an id outside [0, n_experts) and for one that a lower lane of the same group
+        holds, which is the same id in an earlier slot of the token. A group is one token; a warp may hold several.
+    record(value, cleaned, token, lane, status): counts what `clean` refused, except -1 itself.
+    load, clean and record are for a whole warp.
+    """
     n_experts, top_k = cfg.n_experts, cfg.top_k
 
     @device_fn
@@ -76,4 +67,4 @@ def make(cfg, id_bytes=4) -> Ids:
             else:
                 record_bad_id(status, BAD_IDS, token, lane, value)
 
-    return Ids(read, load, clean, record)
+    return namespace("ids", read=read, load=load, clean=clean, record=record)

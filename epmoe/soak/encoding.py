@@ -74,8 +74,9 @@ def groups_kernel(cfg):
         while group < local:
             tiles = tiles_before(counts, group, lane)
             start = i32(load_i32(starts + u64(4) * u64(group * ranks)))
-            begin_group(params + u64(p_again), group, start, tiles, lane)
-            finish_group(params + u64(p_again), group, start, rows_of(counts, group), tiles, lane)
+            if lane == 0:
+                begin_group(params + u64(p_again), group, start, tiles)
+            finish_group(params + u64(p_again), rows_of(counts, group), tiles, lane)
             group = i32(group + n_warps() * grid_dim())
 
     return groups

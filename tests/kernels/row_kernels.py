@@ -56,9 +56,8 @@ def begin_kernel(fmt):
         g = i32(block_idx() * n_warps() + warp_id())
         while g < num_tokens:
             entry = table + u64(12 * g)
-            begin_group(
-                params + u64(HANDLER), g, load_i32(entry), load_i32(entry + u64(8)), lane_id()
-            )
+            if lane_id() == 0:
+                begin_group(params + u64(HANDLER), g, load_i32(entry), load_i32(entry + u64(8)))
             g = i32(g + grid_dim() * n_warps())
 
     return kernel()(begin_groups)
@@ -75,14 +74,7 @@ def decode_kernel(fmt, n_groups, n_parts=1):
         while i < num_tokens + n_groups:
             if i < n_groups:
                 entry = groups + u64(12 * i)
-                finish_group(
-                    out,
-                    i,
-                    load_i32(entry),
-                    load_i32(entry + u64(4)),
-                    load_i32(entry + u64(8)),
-                    lane_id(),
-                )
+                finish_group(out, load_i32(entry + u64(4)), load_i32(entry + u64(8)), lane_id())
             else:
                 payload = load_u64(params) + u64(i - n_groups) * u64(token_size)
                 entry = load_u64(params + u64(ROWS)) + u64(8 * (i - n_groups))

@@ -16,14 +16,8 @@ from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 
 
 @device_fn
-def nothing_to_begin(out, group, group_start, tiles_before, lane):
-    """begin_group of a format without scales_offset."""
-    return
-
-
-@device_fn
-def nothing_to_finish(out, group, group_start, n_rows, tiles_before, lane):
-    """finish_group of a format whose unused scale bytes are never read."""
+def nothing(out, *of_group):
+    """begin_group and finish_group of a format without tiles of scales."""
     return
 
 
@@ -49,32 +43,32 @@ class KernelFormat(NamedTuple):
 
     token_size: bytes of a message's payload, each of its parts padded to cfg.alignment.
     direct: the payload is the input row as it is, byte for byte, so a copy replaces `encode_part`.
-    pad_rows: a group's row count is rounded up to a multiple of it.
-    output_fields: names of the handler's arrays.
-    outputs(cfg, capacity): {name: (shape, dtype)} of these arrays for `capacity` rows, all groups with padding.
+    outputs(cfg, capacity): {name: (shape, dtype)} of the handler's arrays for `capacity` rows, all groups with padding.
+    output_fields: their names.
     encode_part(src_row, dst_payload, input_scale, part, n_parts, lane): makes the payload at dst_payload of the bf16 row
         [hidden] at src_row, padding bytes 0: part 0..n_parts-1 of it, by a warp each; encode_parts: the most parts that
         have work. Both are global addresses, 16-byte aligned. Nobody may write the row while the kernel runs.
     decode(payload, out, place, part, n_parts, lane): part 0..n_parts-1 of one payload becomes that of the output row at
         `place` (RowPlace), by a warp each; decode_parts: the most parts that have work. Reads the payload by ordinary
         loads, so a peer's bytes are seen once its signal is acquired.
-    begin_group(out, group, group_start, tiles_before, lane): writes scales_offset[group], by any warp, once.
-    finish_group(out, group, group_start, n_rows, tiles_before, lane): zero scale bytes for the rows past the group's
-        n_rows in its last tile. Touches no byte that `decode` writes: any warp, any time before the kernel ends, in no
-        order with `decode`. n_rows does not count padding rows.
+    pad_rows: a group's row count is rounded up to a multiple of it.
+    begin_group(out, group, group_start, tiles_before): writes scales_offset[group], by any thread, once.
+    finish_group(out, n_rows, tiles_before, lane): zero scale bytes for the rows past a group's n_rows in its last tile.
+        Touches no byte that `decode` writes: any warp, any time before the kernel ends, in no order with `decode`.
+        n_rows does not count padding rows.
     """
 
     token_size: int
     direct: bool
-    pad_rows: int
-    output_fields: tuple[str, ...]
     outputs: Callable[[EPConfig, int], dict[str, tuple[tuple[int, ...], np.dtype]]]
+    output_fields: tuple[str, ...]
     encode_part: Callable
     encode_parts: int
     decode: Callable
     decode_parts: int
-    begin_group: Callable = nothing_to_begin
-    finish_group: Callable = nothing_to_finish
+    pad_rows: int = 1
+    begin_group: Callable = nothing
+    finish_group: Callable = nothing
 
 
 def align_up(n: int, multiple: int) -> int:

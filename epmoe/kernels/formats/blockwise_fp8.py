@@ -4,12 +4,12 @@ import ml_dtypes
 import numpy as np
 
 from epmoe.device import (bf16_hi, bf16_lo, device_fn, div_rn, f32, f32_as_u32, fma_rn, i32, max_f32,
-                          mul_rn, store16, store_f32, sub_rn, u32, u32_as_f32, u64)
+                          mul_rn, store_f32, sub_rn, u32, u32_as_f32, u64)
 
 from . import KernelFormat, output
 from .number_codes import e4m3x4
-from .row_copy import copy_part, most_parts, spread
-from .row_encoder import LANE_ELEMENTS, encode_parts, encode_row, values_and_scales
+from .row_copy import spread, store_vector
+from .row_encoder import LANE_ELEMENTS, values_then_scales
 
 GROUP = 128
 SCALE_BYTES = 4
@@ -19,7 +19,7 @@ FLOOR = 1e-4                            # of absmax
 PER_448 = float(np.float32(1) / np.float32(448))
 INF_BITS = 0x7F800000
 SIGN = 0x80000000
-output_tokens, output_scales, capacity = output(0), output(1), output(2)
+output_scales, capacity = output(1), output(2)
 
 
 @device_fn
@@ -65,33 +65,27 @@ def make(cfg) -> KernelFormat:
     implementation may differ by one ulp of the scale). Outputs: output_tokens [capacity, hidden] e4m3; output_scales
     [hidden / 128, capacity] float32, transposed. Each group's rows are rounded up to 4.
     """
-    hidden = cfg.hidden
-    n_scales = hidden // GROUP
-    scales_at, token_size, clear_rest = values_and_scales(hidden, n_scales * SCALE_BYTES, cfg.alignment)
-    copy_values = copy_part(hidden)
+    hidden, n_scales = cfg.hidden, cfg.hidden // GROUP
     spread_scales = spread(SCALE_BYTES, n_scales)
 
-    @device_fn
-    def quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane):
-        scale, codes = quantised(ab[0], ab[1], absmax)
-        if there:
-            store16(dst_payload + u64(16 * chunk), codes[0], codes[1], codes[2], codes[3])
-            if lane & (GROUP_LANES - 1) == 0:
-                store_f32(dst_payload + u64(scales_at + SCALE_BYTES * i32(chunk >> 3)), scale)
+    def with_scales_at(scales_at):
+        @device_fn
+        def quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane):
+            scale, codes = quantised(ab[0], ab[1], absmax)
+            if there:
+                store_vector(dst_payload + u64(16 * chunk), codes)
+                if lane & (GROUP_LANES - 1) == 0:
+                    store_f32(dst_payload + u64(scales_at + SCALE_BYTES * i32(chunk >> 3)), scale)
 
-    encode_part = encode_row(hidden, GROUP, quantise, clear_rest)
+        return quantise
 
     @device_fn
-    def decode(payload, out, place, part, n_parts, lane):
-        scales = output_scales(out) + u64(place.row) * u64(SCALE_BYTES)
-        column_bytes = capacity(out) * u64(SCALE_BYTES)
-        if part == 0:
-            spread_scales(scales, column_bytes, payload + u64(scales_at), lane)
-        copy_values(output_tokens(out) + u64(place.row) * u64(hidden), payload, part, n_parts, lane)
+    def store_scales(out, place, src, lane):
+        spread_scales(output_scales(out) + u64(place.row) * u64(SCALE_BYTES), capacity(out) * u64(SCALE_BYTES), src, lane)
 
     def outputs(cfg, capacity):
-        return {"output_tokens": ((capacity, cfg.hidden), np.dtype(ml_dtypes.float8_e4m3fn)),
-                "output_scales": ((cfg.hidden // GROUP, capacity), np.dtype(np.float32))}
+        return {"output_tokens": ((capacity, hidden), np.dtype(ml_dtypes.float8_e4m3fn)),
+                "output_scales": ((n_scales, capacity), np.dtype(np.float32))}
 
-    return KernelFormat(token_size, False, PAD_ROWS, ("output_tokens", "output_scales"), outputs,
-                        encode_part, encode_parts(cfg.hidden), decode, most_parts(hidden))
+    return values_then_scales(cfg, hidden, n_scales * SCALE_BYTES, GROUP, with_scales_at, store_scales, outputs,
+                              pad_rows=PAD_ROWS)

@@ -12,11 +12,11 @@ from epmoe.device import device_fn, f32_as_u32, load_u32, store_u8, u32, u64
 
 from . import KernelFormat, align_up, output
 from .number_codes import e8m0_reciprocal
-from .row_copy import LANES, copy_part, most_parts, spread
-from .row_encoder import encode_parts, encode_row, store_e2m1, values_and_scales, with_scale_bytes
+from .row_copy import LANES, spread
+from .row_encoder import store_e2m1, values_then_scales, with_scale_bytes
 
 GROUP = 32
-output_tokens, output_scales = output(0), output(1)
+output_scales = output(1)
 
 
 @device_fn
@@ -37,43 +37,22 @@ def make(cfg) -> KernelFormat:
     output_tokens [capacity, hidden / 2] uint8; output_scales e8m0 [capacity, hidden / 32], or with
     fuse_a_scale_preshuffle slots [groups, Mpad / 32, hidden / 256, 256], where bytes of unused rows are unspecified.
     """
-    value_bytes = cfg.hidden // 2
-    n_scales = cfg.hidden // GROUP
-    scales_at, token_size, clear_rest = values_and_scales(value_bytes, n_scales, cfg.alignment)
-    slots = cfg.fuse_a_scale_preshuffle
-    copy_values = copy_part(value_bytes)
-    store_scales = store_slot_scales(cfg) if slots else store_scale_row(n_scales)
-
-    quantise = with_scale_bytes(scales_at, GROUP, even_scale, store_e2m1)
-    encode_part = encode_row(cfg.hidden, GROUP, quantise, clear_rest)
-
-    @device_fn
-    def decode(payload, out, place, part, n_parts, lane):
-        if part == 0:
-            store_scales(output_scales(out), place, payload + u64(scales_at), lane)
-        copy_values(output_tokens(out) + u64(place.row) * u64(value_bytes), payload, part, n_parts, lane)
+    value_bytes, n_scales, slots = cfg.hidden // 2, cfg.hidden // GROUP, cfg.fuse_a_scale_preshuffle
 
     def outputs(cfg, capacity):
+        scales = slots_shape(cfg) if slots else (capacity, n_scales)
         return {"output_tokens": ((capacity, value_bytes), np.dtype(np.uint8)),
-                "output_scales": (slots_shape(cfg) if slots else (capacity, n_scales),
-                                  np.dtype(ml_dtypes.float8_e8m0fnu))}
+                "output_scales": (scales, np.dtype(ml_dtypes.float8_e8m0fnu))}
 
-    return KernelFormat(token_size, False, 1, ("output_tokens", "output_scales"), outputs,
-                        encode_part, encode_parts(cfg.hidden), decode, most_parts(value_bytes))
+    return values_then_scales(cfg, value_bytes, n_scales, GROUP, with_scale_bytes(GROUP, even_scale, store_e2m1),
+                              slot_scales(cfg) if slots else scale_row(n_scales), outputs)
 
 
-def store_scale_row(n_scales):
-    """Device function (scales, place, src, lane): the scale bytes at src to a row of the output.
-
-    Byte by byte: with an odd n_scales rows are not aligned.
-    """
+def scale_row(n_scales):
+    """store_scales: the scale bytes of a row of the output, one by one, as rows of an odd n_scales are not aligned."""
     spread_scales = spread(1, n_scales)
-
-    @device_fn
-    def store(scales, place, src, lane):
-        spread_scales(scales + u64(place.row) * u64(n_scales), u64(1), src, lane)
-
-    return store
+    return device_fn(lambda out, place, src, lane: spread_scales(
+        output_scales(out) + u64(place.row) * u64(n_scales), u64(1), src, lane))
 
 
 def slot_rows(cfg) -> int:
@@ -86,19 +65,16 @@ def slots_shape(cfg) -> tuple[int, int, int, int]:
     return cfg.n_groups, slot_rows(cfg) // 32, cfg.hidden // 256, 256
 
 
-def store_slot_scales(cfg):
-    """Device function (slots, place, src, lane): one row's hidden / 32 scale bytes at src into its slot, the group.
-
-    src is 4-byte aligned.
-    """
+def slot_scales(cfg):
+    """store_scales: one row's hidden / 32 scale bytes into its slot, the group; src is 4-byte aligned."""
     n_scales = cfg.hidden // 32
     slot_bytes = slot_rows(cfg) * n_scales
     n_words = n_scales // 4
 
     @device_fn
-    def store(slots, place, src, lane):
+    def store(out, place, src, lane):
         m = u32(place.row_in_group)
-        base = slots + u64(place.group) * u64(slot_bytes) + u64(m >> u32(5)) * u64(32 * n_scales)
+        base = output_scales(out) + u64(place.group) * u64(slot_bytes) + u64(m >> u32(5)) * u64(32 * n_scales)
         base = u64(base + u64(u32(m >> u32(4)) & u32(1)) + u64(4 * (m & u32(15))))
         j = u32(lane)
         while j < n_words:          # columns 4 j ... 4 j + 3

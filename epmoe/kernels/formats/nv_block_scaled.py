@@ -12,8 +12,8 @@ from epmoe.device import device_fn, div_rn, f32, i32, mul_rn, store16, store_i32
 
 from . import KernelFormat, output
 from .number_codes import e4m3_byte, e4m3_value, scaled_e4m3x4, e8m0_reciprocal, e8m0_round_up
-from .row_copy import copy_part, most_parts, spread
-from .row_encoder import encode_parts, encode_row, store_e2m1, values_and_scales, with_scale_bytes
+from .row_copy import spread
+from .row_encoder import store_e2m1, values_then_scales, with_scale_bytes
 
 SIXTH = float(np.float32(1) / np.float32(6))
 PER_448 = float(np.float32(1) / np.float32(448))
@@ -21,7 +21,7 @@ GROUP = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
 VALUES_PER_BYTE = {"nvfp4": 2, "mxfp4": 2, "mxfp8": 1}
 TILE_ROWS = 128
 ATOM_BYTES = 512
-output_tokens, output_scales, scales_offset = output(0), output(1), output(2)
+output_scales, scales_offset = output(1), output(2)
 
 
 @device_fn
@@ -68,35 +68,32 @@ def n_tiles_for(n_rows: int, n_groups: int) -> int:
     return (n_rows + (TILE_ROWS - 1) * n_groups) // TILE_ROWS
 
 
-def store_row_scales(n_words: int):
-    """Device function (tiles, first_tile, row_in_group, src, lane): one row's scale bytes at src into the tiles.
-
-    tiles: address of the scale array; first_tile: the group's; src: n_words words, 4-byte aligned.
-    """
+def row_scales(n_words: int):
+    """store_scales: one row's n_words words of scales into the tiles; src is 4-byte aligned."""
     spread_words = spread(4, n_words)
 
     @device_fn
-    def store(tiles, first_tile, row_in_group, src, lane):
-        r = u32(row_in_group)
-        tile = u64(first_tile) + u64(r >> u32(7))
-        dst = tiles + tile * u64(n_words * ATOM_BYTES) + u64(16 * (r & u32(31)) + 4 * (u32(r >> u32(5)) & u32(3)))
+    def store(out, place, src, lane):
+        r = u32(place.row_in_group)
+        tile = u64(place.tiles_before) + u64(r >> u32(7))
+        dst = output_scales(out) + tile * u64(n_words * ATOM_BYTES) + u64(16 * (r & u32(31)) + 4 * (u32(r >> u32(5)) & u32(3)))
         spread_words(dst, u64(ATOM_BYTES), src, lane)
 
     return store
 
 
 def clear_unused_rows(n_words: int):
-    """Device function (tiles, first_tile, n_rows, lane): zero the bytes of the rows past n_rows in a group's last tile.
+    """finish_group of a KernelFormat: zeros for the rows past n_rows in a group's last tile.
 
     A lane owns rows lane, lane + 32, lane + 64, lane + 96 of the tile: 16 adjacent bytes of each atom.
     """
 
     @device_fn
-    def clear(tiles, first_tile, n_rows, lane):
+    def clear(out, n_rows, tiles_before, lane):
         n_used = i32(u32(n_rows) & u32(TILE_ROWS - 1))
         if n_used > 0:
-            tile = u64(first_tile) + u64(u32(n_rows) >> u32(7))
-            dst = tiles + tile * u64(n_words * ATOM_BYTES) + u64(16 * lane)
+            tile = u64(tiles_before) + u64(u32(n_rows) >> u32(7))
+            dst = output_scales(out) + tile * u64(n_words * ATOM_BYTES) + u64(16 * lane)
             j = 0
             while j < n_words:
                 if lane >= n_used:
@@ -122,32 +119,9 @@ def make(cfg) -> KernelFormat:
     [tiles, hidden / (4 V), 32, 4, 4]; scales_offset [groups] uint32: a group's first tile is
     group_start // 128 + scales_offset[group]. Zero scale bytes for the rows past a group's count in its last tile.
     """
-    kind = cfg.token_format
-    group_size = GROUP[kind]
-    value_bytes = cfg.hidden // VALUES_PER_BYTE[kind]
-    n_scales = cfg.hidden // group_size
+    kind, group_size = cfg.token_format, GROUP[cfg.token_format]
+    value_bytes, n_scales = cfg.hidden // VALUES_PER_BYTE[kind], cfg.hidden // group_size
     n_words = n_scales // 4
-    scales_at, token_size, clear_rest = values_and_scales(value_bytes, n_scales, cfg.alignment)
-    quantise = with_scale_bytes(scales_at, group_size, *ENCODERS[kind])
-    encode_part = encode_row(cfg.hidden, group_size, quantise, clear_rest)
-    copy_values = copy_part(value_bytes)
-    store_scales = store_row_scales(n_words)
-    clear_scales = clear_unused_rows(n_words)
-
-    @device_fn
-    def decode(payload, out, place, part, n_parts, lane):
-        if part == 0:
-            store_scales(output_scales(out), place.tiles_before, place.row_in_group, payload + u64(scales_at), lane)
-        copy_values(output_tokens(out) + u64(place.row) * u64(value_bytes), payload, part, n_parts, lane)
-
-    @device_fn
-    def begin_group(out, group, group_start, tiles_before, lane):
-        if lane == 0:
-            store_i32(scales_offset(out) + u64(4 * group), i32(tiles_before - group_start // TILE_ROWS))
-
-    @device_fn
-    def finish_group(out, group, group_start, n_rows, tiles_before, lane):
-        clear_scales(output_scales(out), tiles_before, n_rows, lane)
 
     def outputs(cfg, capacity):
         value_type = ml_dtypes.float8_e4m3fn if kind == "mxfp8" else np.uint8
@@ -156,6 +130,12 @@ def make(cfg) -> KernelFormat:
                 "output_scales": ((n_tiles_for(capacity, cfg.n_groups), n_words, 32, 4, 4), np.dtype(scale_type)),
                 "scales_offset": ((cfg.n_groups,), np.dtype(np.uint32))}
 
-    return KernelFormat(token_size, False, 1, ("output_tokens", "output_scales", "scales_offset"), outputs,
-                        encode_part, encode_parts(cfg.hidden), decode, most_parts(value_bytes), begin_group,
-                        finish_group)
+    return values_then_scales(cfg, value_bytes, n_scales, group_size, with_scale_bytes(group_size, *ENCODERS[kind]),
+                              row_scales(n_words), outputs, begin_group=begin_group,
+                              finish_group=clear_unused_rows(n_words))
+
+
+@device_fn
+def begin_group(out, group, group_start, tiles_before):
+    """begin_group of a KernelFormat."""
+    store_i32(scales_offset(out) + u64(4 * group), i32(tiles_before - group_start // TILE_ROWS))

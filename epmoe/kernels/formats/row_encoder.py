@@ -3,9 +3,10 @@
 from epmoe.device import (abs_f32, bf16_hi, bf16_lo, device_fn, f32, i32, load16, max_f32, shfl_xor, store_u8, store_u64,
                           u64)
 
-from . import align_up
+from . import KernelFormat, align_up, output
 from .number_codes import e2m1x16
-from .row_copy import clear_padding
+from .row_copy import clear_padding, copy_part, most_parts
+from ..unrolled import in_turn
 
 LANES = 32
 LANE_ELEMENTS = 16
@@ -59,22 +60,25 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
     return encode_part
 
 
-def with_scale_bytes(scales_at: int, group: int, scale_of, store_values):
-    """What encode_row calls for a format whose groups of 16 or 32 elements have one scale byte each.
+def with_scale_bytes(group: int, scale_of, store_values):
+    """quantise of a format whose groups of 16 or 32 elements have one scale byte each.
 
     scale_of(absmax, input_scale) -> (byte, factor of the group's values). store_values(dst_payload, chunk, ab, factor).
     """
     group_lanes = group // LANE_ELEMENTS
 
-    @device_fn
-    def quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane):
-        byte, factor = scale_of(absmax, input_scale)
-        if there:
-            store_values(dst_payload, chunk, ab, factor)
-            if lane & (group_lanes - 1) == 0:
-                store_u8(dst_payload + u64(scales_at + i32(chunk >> (group_lanes - 1))), byte)
+    def with_scales_at(scales_at):
+        @device_fn
+        def quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane):
+            byte, factor = scale_of(absmax, input_scale)
+            if there:
+                store_values(dst_payload, chunk, ab, factor)
+                if lane & (group_lanes - 1) == 0:
+                    store_u8(dst_payload + u64(scales_at + i32(chunk >> (group_lanes - 1))), byte)
 
-    return quantise
+        return quantise
+
+    return with_scales_at
 
 
 @device_fn
@@ -97,36 +101,36 @@ def absmax2(word):
 
 def maximum_over(n_lanes: int):
     """Device function (v): the largest v of each n_lanes adjacent lanes; n_lanes is a power of two."""
-    if n_lanes == 1:
-        return _itself
-    over_half = maximum_over(n_lanes // 2)
+    def over_twice(j):
+        return device_fn(lambda v: max_f32(v, shfl_xor(v, 1 << j)))
 
-    @device_fn
-    def maximum(v):
-        v = over_half(v)
-        return max_f32(v, shfl_xor(v, n_lanes // 2))
-
-    return maximum
+    return in_turn(n_lanes.bit_length() - 1, over_twice)
 
 
-@device_fn
-def _itself(v):
-    return v
+def values_then_scales(cfg, value_bytes, scale_bytes, group, quantise, store_scales, outputs, **more) -> KernelFormat:
+    """The format whose payload is a row's values, then its scales, each padded with zeros to cfg.alignment.
 
-
-def values_and_scales(value_bytes: int, scale_bytes: int, alignment: int):
-    """(where the scales begin, bytes of the payload, clear_rest).
-
-    clear_rest(dst_payload, lane): device function, a warp writes the zeros after the values and after the scales.
+    group: elements with one scale. quantise: function scales_at -> what encode_row calls; scales_at: where the scales
+    begin. store_scales(out, place, src, lane): device function, a warp puts a row's scales at src into the outputs.
+    outputs, more: of the KernelFormat; the values are output 0.
     """
-    scales_at = align_up(value_bytes, alignment)
-    token_size = scales_at + align_up(scale_bytes, alignment)
+    scales_at = align_up(value_bytes, cfg.alignment)
+    token_size = scales_at + align_up(scale_bytes, cfg.alignment)
     clear_after_values = clear_padding(scales_at - value_bytes)
     clear_after_scales = clear_padding(token_size - scales_at - scale_bytes)
+    copy_values, output_tokens = copy_part(value_bytes), output(0)
 
     @device_fn
     def clear_rest(dst_payload, lane):
         clear_after_values(dst_payload + u64(value_bytes), lane)
         clear_after_scales(dst_payload + u64(scales_at + scale_bytes), lane)
 
-    return scales_at, token_size, clear_rest
+    @device_fn
+    def decode(payload, out, place, part, n_parts, lane):
+        if part == 0:
+            store_scales(out, place, payload + u64(scales_at), lane)
+        copy_values(output_tokens(out) + u64(place.row) * u64(value_bytes), payload, part, n_parts, lane)
+
+    encode_part = encode_row(cfg.hidden, group, quantise(scales_at), clear_rest)
+    return KernelFormat(token_size, False, outputs, tuple(outputs(cfg, 0)), encode_part, encode_parts(cfg.hidden),
+                        decode, most_parts(value_bytes), **more)

@@ -73,8 +73,8 @@ def make(build):
     For blocks [0, n_senders), each for every n_senders-th dst_rank, and at most tuning.few_tokens tokens.
     """
     cfg, mark = build.cfg, stamps.of_call(build.trace)
-    fmt, msg, to, input_scale = formats.of(cfg), message.make(cfg), peers.make(cfg), scale_of(build.input_scale)
-    _, load_id, clean_id, record_id = ids.make(cfg, build.id_bytes)
+    fmt, msg, to, of_ids = formats.of(cfg), message.make(cfg), peers.make(cfg), ids.make(cfg, build.id_bytes)
+    input_scale = scale_of(build.input_scale)
     direct, encode_part = fmt.direct, fmt.encode_part
     bounds, (ask, put), nothing = part_bounds(fmt.token_size), copy_in_halves(HELD, load16_nc), no_vectors(HELD)
     most_pieces = most_parts(fmt.token_size) if direct else fmt.encode_parts
@@ -85,7 +85,7 @@ def make(build):
         """The id at the k of this lane, -1 if there is no such token."""
         value = i32(-1)
         if token < call.num_tokens:
-            value = load_id(call.topk_ids, token, lane_id())
+            value = of_ids.load(call.topk_ids, token, lane_id())
         return value
 
     @device_fn
@@ -118,7 +118,7 @@ def make(build):
     def describe(call, value, token, out):
         """A warp cleans a token's ids, and adds it to the words of the experts of dst_rank that it goes to."""
         lane = i32(lane_id())
-        expert = clean_id(value, i32(0), lane)
+        expert = of_ids.clean(value, i32(0), lane)
         if expert >= 0 and expert // local == out.dst_rank:
             add_low, add_high = bits_of(token, lane)
             shared_add_i32(out.low, i32(expert % local), add_low)
@@ -127,7 +127,7 @@ def make(build):
             if lane < top_k:
                 store_i32(call.clean_topk_ids + u64(4) * u64(token * top_k + lane), expert)
             if value != expert:
-                record_id(value, expert, token, lane, call.status)
+                of_ids.record(value, expert, token, lane, call.status)
 
     @device_fn
     def send_to(call, out, failed):

@@ -84,8 +84,8 @@ def make(build):
     write(call, window): the window's results, by the whole block: row_offsets, expert_ids, regions A and B, recv_counts,
         (-1, -1) as src_info of padding rows, and what begin_group writes.
     write_first(call): those in front of all windows.
-    write_segment(call, segment, start, before, count), end_group(call, group, start, n_rows): what one thread writes of
-        them, for a segment, and for a group that begins at row `start`.
+    write_segment(call, segment, start, before, count), write_group(call, group, start, n_rows, tiles_before): what one
+        thread writes of them, for a segment, and for a group that begins at row `start`.
     """
     cfg, tuning, threads = build.cfg, build.tuning, build.threads
     fmt, word, share = formats.of(cfg), counters.words(cfg), shared_expert.shared_expert_share(cfg)
@@ -152,8 +152,9 @@ def make(build):
         return i32(start[0] + padded_here), i32(start[1] + tiles_here)
 
     @device_fn
-    def end_group(call, group, start, n_rows):
-        """The group's end in row_offsets, its id, and (-1, -1) as src_info of its padding rows."""
+    def write_group(call, group, start, n_rows, tiles_before):
+        """The group's end in row_offsets, its id, its first tile, and (-1, -1) as src_info of its padding rows."""
+        begin_group(call.format_handler, group, start, tiles_before)
         end, row = i32(start + padded(n_rows)), i32(start + n_rows)
         store_i32(call.row_offsets + u64(4) * u64(group + 1), end)
         store_i32(call.expert_ids + u64(4) * u64(group), group)
@@ -181,14 +182,8 @@ def make(build):
         i = i32(thread_idx())
         if i < window.here:
             last = i32(i * ranks + ranks - 1)
-            end_group(call, i32(front + window.first + i), window.starts[i],
-                      i32(window.before[last] + window.counts[last]))
-        if tiled:
-            i = i32(warp_id())
-            while i < window.here:
-                begin_group(call.format_handler, i32(front + window.first + i), i32(window.starts[i]),
-                            i32(window.tiles[i]), lane_id())
-                i = i32(i + n_warps())
+            write_group(call, i32(front + window.first + i), i32(window.starts[i]),
+                        i32(window.before[last] + window.counts[last]), i32(window.tiles[i]))
 
     @device_fn
     def write_first(call):
@@ -196,12 +191,9 @@ def make(build):
         if thread_idx() == 0:
             store_i32(call.row_offsets, i32(0))
             if front == 1:
-                end_group(call, i32(0), i32(0), n_shared)
-        if tiled and front == 1:
-            if warp_id() == 0:
-                begin_group(call.format_handler, i32(0), i32(0), i32(0), lane_id())
+                write_group(call, i32(0), i32(0), n_shared, i32(0))
 
     return namespace("offsets", experts=experts, counts=experts * ranks, known=known,
                      await_counts=awaiting(wait_for_count), await_messages=awaiting(wait_for_signal), place=place,
                      begin=begin, write=write, write_first=write_first, write_segment=write_segment,
-                     end_group=end_group)
+                     write_group=write_group)

@@ -85,12 +85,11 @@ def make(build):
         while i < window.here:
             last = i32(i * ranks + ranks - 1)
             n_rows = i32(window.before[last] + window.counts[last])
-            finish_group(call.format_handler, i32(front + window.first + i), i32(window.starts[i]), n_rows,
-                         i32(window.tiles[i]), lane_id())
+            finish_group(call.format_handler, n_rows, i32(window.tiles[i]), lane_id())
             i = i32(i + workers.warps)
         if window.first == 0 and front == 1 and workers.warp == 0:
             n_shared, _ = share(call)
-            finish_group(call.format_handler, i32(0), i32(0), n_shared, i32(0), lane_id())
+            finish_group(call.format_handler, n_shared, i32(0), lane_id())
 
     @device_fn
     def write_window(call, window):
@@ -336,7 +335,7 @@ def _known_rows(build, off, copy_row):
                 off.write_segment(call, segment, start, before, i32(counts[segment]))
                 before, src_rank = i32(before + counts[segment]), i32(src_rank + 1)
             if expert < local:
-                off.end_group(call, expert, start, before)
+                off.write_group(call, expert, start, before, i32(0))
             start, i = i32(start + before), i32(i + 1)
 
     return namespace("known_rows", copy=copy, write=write)

@@ -48,14 +48,13 @@ def _token_rows(cfg):
 
     Lanes past the last column repeat it and store nothing, since all lanes are needed for the shuffles.
     """
-    id_words, word, bytes_a_row = ids.make(cfg), counters.words(cfg), layout.combine_msg_bytes(cfg)
-    load_id, clean_id, n_vectors = id_words.load, id_words.clean, bytes_a_row // VECTOR
-    top_k, local, own_only = cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
+    of_ids, word, bytes_a_row = ids.make(cfg), counters.words(cfg), layout.combine_msg_bytes(cfg)
+    n_vectors, top_k, local, own_only = bytes_a_row // VECTOR, cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
 
     @device_fn
     def token_rows(call, token, run):
         lane = i32(lane_id())
-        expert = clean_id(load_id(call.topk_ids, token, lane), i32(0), lane)
+        expert = of_ids.clean(of_ids.load(call.topk_ids, token, lane), i32(0), lane)
         owner = i32(expert // local)
         if own_only:
             if expert >= 0 and owner != call.my_rank:
@@ -88,9 +87,9 @@ def _weights_of(build):
     return weight_of
 
 
-def _sums(build, take, numbers):
+def _sums(build, take, vectors):
     """Device function (call, flags, rows, w) -> (fma(w, x, sum) over k ascending from +0.0, whether all rows arrived)."""
-    top_k, accumulate, zeros = build.cfg.top_k, numbers.accumulate, numbers.zeros
+    top_k = build.cfg.top_k
 
     def adding(j):
         """Device function (sums, wanted, first, w, held) -> sums, to which k = first + j is added."""
@@ -100,7 +99,7 @@ def _sums(build, take, numbers):
             if j < top_k:
                 w_k = f32(shfl_idx(w, i32((first + j) & 31)))
                 if ((wanted >> u32((first + j) & 31)) & u32(1)) != u32(0):
-                    sums = accumulate(w_k, held[j], sums)
+                    sums = vectors.accumulate(w_k, held[j], sums)
             return sums
 
         return add
@@ -109,7 +108,7 @@ def _sums(build, take, numbers):
 
     @device_fn
     def sum_rows(call, flags, rows, w):
-        sums, goes_on, first = zeros(), True, i32(0)
+        sums, goes_on, first = vectors.zeros(), True, i32(0)
         while goes_on and first < top_k:
             held, goes_on = take.eight(call, flags, rows, first)
             sums = add_eight(sums, rows.wanted, first, w, held)
@@ -125,13 +124,12 @@ def _reduced(build, take):
     It stores the weighted sum, plus the shared expert's output, through the epilogue.
     """
     cfg, epilogue = build.cfg, build.epilogue
-    numbers, weight_of = elements.make(cfg.combine_dtype), _weights_of(build)
-    sum_rows, share, n_numbers = _sums(build, take, numbers), shared_expert.shared_expert_share(cfg), numbers.n
-    unpack, pack, add, fused_share = numbers.unpack, numbers.pack, numbers.add, cfg.fused_shared_expert
+    vectors, weight_of, share = elements.make(cfg.combine_dtype), _weights_of(build), shared_expert.shared_expert_share(cfg)
+    sum_rows, fused_share = _sums(build, take, vectors), cfg.fused_shared_expert
     bytes_a_row = layout.combine_msg_bytes(cfg)
     has_epilogue, stores_itself = epilogue is not None, isinstance(epilogue, user_functions.OutputLambda)
     what = "elementwise_lambda_fn" if stores_itself else "epilogue"
-    applied = numbers.each(user_functions.bound(epilogue, build.epilogue_types, what)) if has_epilogue else None
+    applied = vectors.each(user_functions.bound(epilogue, build.epilogue_types, what)) if has_epilogue else None
 
     @device_fn
     def add_shared_expert(call, token, vector, q):
@@ -139,16 +137,16 @@ def _reduced(build, take):
         (n_share, first), row = share(call), (u32(0), u32(0), u32(0), u32(0))
         if token >= first and token < first + n_share:
             row = load16(call.input_tokens + u64(token - first) * u64(bytes_a_row) + u64(VECTOR) * u64(vector))
-        return pack(add(unpack(q), row))
+        return vectors.pack(vectors.add(vectors.unpack(q), row))
 
     @device_fn
     def store(call, token, vector, stored, is_own):
-        col = i32(vector * n_numbers)
+        col = i32(vector * vectors.n)
         if has_epilogue and not stores_itself:
-            stored = pack(applied(token, col, unpack(stored), call.epilogue_args))
+            stored = vectors.pack(applied(token, col, vectors.unpack(stored), call.epilogue_args))
         if is_own:
             if stores_itself:
-                applied(token, col, unpack(stored), call.epilogue_args)
+                applied(token, col, vectors.unpack(stored), call.epilogue_args)
             else:
                 place = call.output_tokens + u64(token) * u64(bytes_a_row) + u64(VECTOR) * u64(vector)
                 store_vector(place, stored)
@@ -156,7 +154,7 @@ def _reduced(build, take):
     @device_fn
     def reduce_run(call, flags, token, rows):
         sums, came = sum_rows(call, flags, rows, weight_of(call, token))
-        q = pack(sums)
+        q = vectors.pack(sums)
         if fused_share:
             q = add_shared_expert(call, token, rows.vector, q)
         store(call, token, rows.vector, q, came and rows.is_own)

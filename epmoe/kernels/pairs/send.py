@@ -68,8 +68,8 @@ def make(build):
     """
     cfg, mark, shares = build.cfg, stamps.of_call(build.trace), message.shares_payloads(build.cfg)
     fmt, word, to, msg = formats.of(cfg), counters.words(cfg), peers.make(cfg), message.make(cfg)
-    _, load_id, clean_id, record_id = ids.make(cfg, build.id_bytes)
-    own_share, signals, batches = shared_expert.make(cfg), signal.make(build), _batches(build)
+    of_ids, own_share = ids.make(cfg, build.id_bytes), shared_expert.make(cfg)
+    signals, batches = signal.make(build), _batches(build)
     pieces = _pieces(build, signals.finish)
     crosses, direct, fused_share, own_only = to.crosses, fmt.direct, cfg.fused_shared_expert, cfg.skip_a2a
     top_k, local, n_ranks, most_pieces = cfg.top_k, cfg.n_local_experts, cfg.n_ranks, most_parts(fmt.token_size)
@@ -91,10 +91,10 @@ def make(build):
     def claim_token(call, batch, i):
         """A warp cleans the ids of token i of the batch and claims slots for its messages; lane k holds k."""
         token, lane = i32(batch.first + i * batch.stride), i32(lane_id())
-        value = load_id(call.topk_ids, token, lane)
-        expert = clean_id(value, i32(0), lane)
+        value = of_ids.load(call.topk_ids, token, lane)
+        expert = of_ids.clean(value, i32(0), lane)
         if value != expert:
-            record_id(value, expert, token, lane, call.status)
+            of_ids.record(value, expert, token, lane, call.status)
         has_payload = pieces.carries(expert)
         if lane < top_k:
             store_i32(call.clean_topk_ids + u64(4) * u64(token * top_k + lane), expert)

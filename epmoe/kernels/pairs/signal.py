@@ -29,7 +29,6 @@ def make(build):
     """
     cfg, mark = build.cfg, stamps.of_call(build.trace)
     word, of_ids, to = counters.words(cfg), ids.make(cfg, build.id_bytes), peers.make(cfg)
-    read_id, clean_id = of_ids.read, of_ids.clean
     top_k, local, own_only = cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
     n_signals = local if own_only else cfg.n_experts
     window = min(build.tuning.counted_experts, n_signals)
@@ -58,13 +57,13 @@ def make(build):
         """This lane's id, from i on, in the list of all tokens' ids; -1 past its end."""
         value = i32(-1)
         if lane_id() < ids_a_warp and i + lane_id() < call.num_tokens * top_k:
-            value = i32(read_id(call.topk_ids, i + lane_id()))
+            value = i32(of_ids.read(call.topk_ids, i + lane_id()))
         return value
 
     @device_fn
     def count_id(value, first, wanted):
         """Counts a lane's id if it is one of the window's experts."""
-        expert = clean_id(value, i32(lane_id() // top_k), lane_id())
+        expert = of_ids.clean(value, i32(lane_id() // top_k), lane_id())
         if expert >= first and expert < first + window:
             shared_add_i32(wanted, i32(expert - first), i32(1))
 

@@ -18,7 +18,7 @@ from .. import elements
 from ..formats.row_copy import copy_part
 from ..status import COMBINE_WAIT, FOR_REDUCING, has_failed
 from . import arguments, counters, messages, peers, receive, waits
-from .counters import READY, namespace
+from .counters import READY
 from .launcher import PlainKernel
 from .peers import Peers
 from .receive import Inbox
@@ -108,7 +108,7 @@ def _reduce(cfg, options):
     sum over k ascending of fma(w, x, sum) from +0.0 in float32, rounded once to the output type; then the shared
     expert's row is added, and rounded; then the epilogue.
     """
-    vectors = namespace("vectors", **elements.make(cfg.combine_dtype)._asdict())      # 16 bytes of the output type
+    vectors = elements.make(cfg.combine_dtype)      # 16 bytes of the output type
     clean, share = messages.ids(cfg).clean, receive.shared_rows(cfg)
     row_bytes, top_k, local, own_only = combine_msg_bytes(cfg), cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
     n_vectors, fused_shared_expert, per_vector = row_bytes // 16, cfg.fused_shared_expert, vectors.n

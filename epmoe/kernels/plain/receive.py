@@ -104,7 +104,7 @@ def make(cfg) -> ModuleType:
 
     @device_fn
     def offset_groups(out, inbox, n_shared):
-        """One warp: row_offsets, expert_ids, first tiles. Each lane has its own group, and is begin_group's lane 0."""
+        """One warp: row_offsets, expert_ids, first tiles. Each lane has its own group."""
         lane, first, start, tile = i32(lane_id()), i32(0), i32(0), i32(0)
         if lane == 0:
             out.row_offsets[0] = 0
@@ -122,7 +122,7 @@ def make(cfg) -> ModuleType:
             if group < groups:
                 out.row_offsets[group + 1] = end
                 out.expert_ids[group] = group
-                begin_group(of_handler(out.format_handler), group, i32(end - padded), i32(end_tile - n_tiles), i32(0))
+                begin_group(of_handler(out.format_handler), group, i32(end - padded), i32(end_tile - n_tiles))
             start, tile = i32(warp_broadcast_i32(end, LANES - 1)), i32(warp_broadcast_i32(end_tile, LANES - 1))
             first = i32(first + LANES)
 
@@ -228,8 +228,7 @@ def make(cfg) -> ModuleType:
             if group >= front:
                 n_rows = rows_of(inbox, i32(group - front))
             start = i32(out.row_offsets[group])
-            finish_group(of_handler(out.format_handler), group, start, n_rows,
-                         tiles_before(out.format_handler, group, start), lane)
+            finish_group(of_handler(out.format_handler), n_rows, tiles_before(out.format_handler, group, start), lane)
             row = i32(start + n_rows + lane)        # fewer than 32 rows are padding
             if row < i32(out.row_offsets[group + 1]):
                 out.src_info[row, 0] = -1
