@@ -13,7 +13,7 @@ import numpy as np
 from epmoe.device import device_fn, load_u64, u64
 from epmoe_ref.errors import EPValueError
 
-from .unrolled import tuple_of
+from .unrolled import in_turn, tuple_of
 
 
 class ParameterBlock:
@@ -90,27 +90,21 @@ def in_context(block, name):
 
 def chosen(block, name):
     """Device function (params, i) -> word i of a field, which each thread may choose for itself."""
-    return _chosen(*block.places[name])
+    first, n = block.places[name]
 
+    def choosing(j):
+        at = first + j
 
-def _chosen(first, n):
-    i_last, at = n - 1, first + n - 1
-    if n == 1:
         @device_fn
-        def only(params, i):
-            return params[at]
+        def choose(word, params, i):
+            if i == j:
+                word = params[at]
+            return word
 
-        return only
-    earlier = _chosen(first, n - 1)
+        return choose
 
-    @device_fn
-    def choose(params, i):
-        word = u64(earlier(params, i))
-        if i == i_last:
-            word = params[at]
-        return word
-
-    return choose
+    choose = in_turn(n, choosing)
+    return device_fn(lambda params, i: choose(params[first], params, i))
 
 
 def namespace(name: str, **functions) -> ModuleType:

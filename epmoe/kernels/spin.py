@@ -9,9 +9,9 @@ are polled relaxed, since many threads wait for the same one, and acquired after
 
 from epmoe.device import (device_fn, globaltimer, ld_acquire_gpu_i32, ld_acquire_sys_u64, ld_relaxed_gpu_i32,
                           u64)
-from epmoe.layout import ANNOUNCED, MAX_FINITE
+from epmoe.layout import MAX_FINITE
 
-from .status import FOR_RECV_COUNT, has_failed, record_expired
+from .status import has_failed, record_expired
 
 POLLS_PER_LOOK = 32     # polls between two looks at the clock and at FAILED
 
@@ -25,8 +25,12 @@ def gives_up(status, since, timeout_ns):
 
 
 @device_fn
-def wait_below(word, below, status, timeout_ns, phase, waited_for, index):
-    """Waits until a recv_count word is below the number; the word, acquired at system scope, or MAX_FINITE."""
+def wait_below(word, below, call, phase, waited_for, index):
+    """Waits until a recv_count word is below a number; returns it, acquired at system scope, or MAX_FINITE if it gave up.
+
+    below: ANNOUNCED, to wait until the messages have arrived, or MAX_FINITE, to wait for their number. call: a record
+    with status and timeout_ns.
+    """
     seen = u64(ld_acquire_sys_u64(word))
     if seen < u64(below):
         return seen
@@ -34,26 +38,11 @@ def wait_below(word, below, status, timeout_ns, phase, waited_for, index):
     polls = 0
     while seen >= u64(below):
         polls += 1
-        if polls % POLLS_PER_LOOK == 0 and gives_up(status, since, timeout_ns):
-            record_expired(status, phase, waited_for, index, 0, -1)
+        if polls % POLLS_PER_LOOK == 0 and gives_up(call.status, since, call.timeout_ns):
+            record_expired(call.status, phase, waited_for, index, 0, -1)
             return u64(MAX_FINITE)
         seen = u64(ld_acquire_sys_u64(word))
     return seen
-
-
-@device_fn
-def wait_for_signal(word, status, timeout_ns, phase, index):
-    """Waits until a recv_count word has arrived and returns it, acquired at system scope; MAX_FINITE if it gave up."""
-    return wait_below(word, u64(ANNOUNCED), status, timeout_ns, phase, FOR_RECV_COUNT, index)
-
-
-@device_fn
-def wait_for_count(word, status, timeout_ns, phase, index):
-    """Waits until a recv_count word holds a count, whether the messages have arrived or not; MAX_FINITE if it gave up.
-
-    What it returns is acquired at system scope: below ANNOUNCED the messages are here.
-    """
-    return wait_below(word, u64(MAX_FINITE), status, timeout_ns, phase, FOR_RECV_COUNT, index)
 
 
 @device_fn

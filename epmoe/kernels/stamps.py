@@ -42,43 +42,29 @@ class Stamps(NamedTuple):
         return tuple(MARKS)
 
 
-def make(block, trace):
-    """Device function mark(params, which): thread 0 writes the time; nothing at all unless `trace`."""
+def make(block, trace, *, by_caller=False):
+    """Device function mark(params, which): thread 0 writes the time, or its caller, one thread; nothing unless `trace`."""
     p_trace = block.index("trace")
-
-    @device_fn
-    def mark(params, which):
-        if thread_idx() == 0:
-            _write(params[p_trace], which)
-
-    return mark if trace else _nothing
+    return _marking(device_fn(lambda params: params[p_trace]), trace, by_caller)
 
 
 def by_caller(block, trace):
     """Likewise, but the caller writes the time: one thread of the block."""
-    p_trace = block.index("trace")
-    return device_fn(lambda params, which: _write(params[p_trace], which)) if trace else _nothing
+    return make(block, trace, by_caller=True)
 
 
-def of_call(trace):
+def of_call(trace, *, by_caller=False):
     """As `make`, for the record of a call: mark(call, which)."""
-    return _mark if trace else _nothing
+    return _marking(device_fn(lambda call: call.trace), trace, by_caller)
 
 
-def of_caller(trace):
-    """As `by_caller`, for the record of a call."""
-    return device_fn(lambda call, which: _write(call.trace, which)) if trace else _nothing
+def _marking(buffer_of, trace, by_caller):
+    @device_fn
+    def mark(call, which):
+        if by_caller or thread_idx() == 0:
+            store_u64(buffer_of(call) + u64(8 * N_MARKS) * u64(block_idx()) + u64(8) * u64(which), u64(globaltimer()))
 
-
-@device_fn
-def _mark(call, which):
-    if thread_idx() == 0:
-        _write(call.trace, which)
-
-
-@device_fn
-def _write(buffer, which):
-    store_u64(buffer + u64(8 * N_MARKS) * u64(block_idx()) + u64(8) * u64(which), u64(globaltimer()))
+    return mark if trace else _nothing
 
 
 @device_fn

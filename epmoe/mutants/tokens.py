@@ -38,7 +38,7 @@ SUCCESS = {
     "wait_for_own_blocks": "True",
     "wait_for_flag": "True",
     "wait_for_signal": "u64(0)",
-    "wait_for_count": "u64(0)",
+    "wait_below": "u64(0)",
     "wait_for_counter": "True",
     "mbar_try_wait": "True",
 }

@@ -167,7 +167,7 @@ def await_begun(cfg):
         if block_idx() == grid_dim() - 1 and warp_id() == 0 and lane_id() < n_ranks:
             word = call.recv_count_p + u64(8) * u64(lane_id())
             # acquire: what that rank has read in the dispatch before, which this rank's next one overwrites
-            seen = wait_below(word, u64(MAX_FINITE), call.status, call.timeout_ns, COMBINE_WAIT, FOR_ROWS, i32(-1))
+            seen = wait_below(word, u64(MAX_FINITE), call, COMBINE_WAIT, FOR_ROWS, i32(-1))
             if seen != u64(MAX_FINITE):
                 store_u64(word, u64(MAX_FINITE))
             else:

@@ -41,19 +41,15 @@ from functools import lru_cache
 
 from epmoe.device import device_fn, i32, kernel, lane_id, shared_array, syncthreads_or
 from epmoe.device import int32
-from epmoe.layout import combine_msg_bytes
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
 from .. import lamport, stamps, user_functions
 from ..call import KernelCall
 from ..launch import LaunchConfig, check_limits
-from ..params import ParameterBlock, record_of
-from ..prefetch import first_rows
-from ..prefetch import span as prefetch_span
+from ..params import ParameterBlock
 from ..status import failed_before
-from . import await_rows, reduce, send_back, signal
-from .peers import context, crosses_worlds
+from . import await_rows, peers, reduce, send_back, signal
 from .tuning import TUNING, Tuning
 
 CACHED = 128        # compiled kernels that are remembered, for each of the three
@@ -90,34 +86,17 @@ class Build:
 
 def parameter_block(cfg) -> ParameterBlock:
     """The fields of the three combine kernels; the arguments of user functions follow them."""
-    return ParameterBlock(
-        ("send_buf_p", 1), ("recv_buf_p", 1), ("recv_count_p", 1), ("ep_counters", 1), ("status", 1),
-        ("timeout_ns", 1), ("trace", 1),
-        ("input_tokens", 1), ("src_info", 1), ("n_rows", 1), ("output_tokens", 1), ("topk_ids", 1),
-        ("router_weights", 1), context=context(cfg))
+    return peers.parameter_block(cfg, *((name, 1) for name in (
+        "input_tokens", "src_info", "n_rows", "output_tokens", "topk_ids", "router_weights")))
 
 
-def _beginning(build, has_rows=True):
-    """Device function (params, num_tokens, my_rank) -> the record of the call; begins to load what is needed first."""
-    block = parameter_block(build.cfg)
-    record, mark = record_of(block, build.args), stamps.of_call(build.trace)
-    fetch, fetch_rows = prefetch_span(8 * block.context_words), first_rows(combine_msg_bytes(build.cfg))
-
-    @device_fn
-    def begin(params, num_tokens, my_rank):
-        call = record(params, num_tokens, my_rank)
-        mark(call, stamps.START)
-        fetch(call.context)
-        if has_rows:
-            fetch_rows(call.input_tokens, call.src_info, call.n_rows)
-        return call
-
-    return begin
+def _beginning(build):
+    return peers.beginning(build, parameter_block(build.cfg), build.args)
 
 
 def _finishing(build):
     """(n_flags, clear, finish): finish(call, flags) is steps 3 to 5; flags: int32 [n_flags], which clear(flags) zeroes."""
-    polls, mark = await_rows.polling(build), stamps.of_caller(build.trace)
+    polls, mark = await_rows.polling(build), stamps.of_call(build.trace, by_caller=True)
     count_out = signal.resetting(build.cfg, send_back.clear_a(build.cfg))
     reduce_tokens = reduce.make(build, await_rows.after_signals(build.cfg, polls.next_come))
 
@@ -136,7 +115,7 @@ def _finishing(build):
 def _compile_async(build):
     begin, send = _beginning(build), send_back.make(build)
 
-    @kernel(max_threads=build.threads, words=build.n_words, shmem=crosses_worlds(build.cfg))
+    @kernel(max_threads=build.threads, words=build.n_words, shmem=peers.crosses_worlds(build.cfg))
     def combine_async(params, num_tokens, my_rank):
         call = begin(params, num_tokens, my_rank)
         send(call, failed_before(call.status))
@@ -146,7 +125,7 @@ def _compile_async(build):
 
 @lru_cache(CACHED)
 def _compile_wait(build):
-    begin, (n_flags, clear, finish) = _beginning(build, has_rows=False), _finishing(build)
+    begin, (n_flags, clear, finish) = _beginning(build), _finishing(build)
 
     @kernel(max_threads=build.threads, words=build.n_words)
     def combine_wait(params, num_tokens, my_rank):
@@ -162,7 +141,7 @@ def _compile_wait(build):
 def _compile_fused(build):
     begin, send, (n_flags, clear, finish) = _beginning(build), send_back.make(build), _finishing(build)
 
-    @kernel(max_threads=build.threads, words=build.n_words, shmem=crosses_worlds(build.cfg))
+    @kernel(max_threads=build.threads, words=build.n_words, shmem=peers.crosses_worlds(build.cfg))
     def combine(params, num_tokens, my_rank):
         call, flags = begin(params, num_tokens, my_rank), shared_array(n_flags, int32)
         clear(flags)                        # there is a barrier in send

@@ -61,11 +61,9 @@ from epmoe_ref.config import EPConfig
 from .. import formats, stamps
 from ..call import KernelCall
 from ..launch import LaunchConfig, check_limits
-from ..params import ParameterBlock, record_of
-from ..prefetch import span as prefetch_span
+from ..params import ParameterBlock
 from ..status import failed_before
-from . import few_tokens, message, receive, send
-from .peers import context, crosses_worlds
+from . import few_tokens, message, peers, receive, send
 from .tuning import TUNING, Tuning
 
 CACHED = 128        # compiled kernels that are remembered, for each of the three
@@ -91,12 +89,10 @@ class Build:
 
 def parameter_block(cfg) -> ParameterBlock:
     """The fields of the three dispatch kernels; each uses those that its call fills in."""
-    return ParameterBlock(
-        ("send_buf_p", 1), ("recv_buf_p", 1), ("recv_count_p", 1), ("ep_counters", 1), ("status", 1),
-        ("timeout_ns", 1), ("trace", 1),
-        ("input_tokens", 1), ("topk_ids", 1), ("clean_topk_ids", 1), ("input_scale", 1),
+    return peers.parameter_block(
+        cfg, ("input_tokens", 1), ("topk_ids", 1), ("clean_topk_ids", 1), ("input_scale", 1),
         ("format_handler", len(formats.of(cfg).output_fields) + 1), ("row_offsets", 1), ("expert_ids", 1),
-        ("src_info", 1), ("recv_counts", 1), context=context(cfg))
+        ("src_info", 1), ("recv_counts", 1))
 
 
 def _sending(build):
@@ -118,26 +114,11 @@ def _sending(build):
     return send_tokens
 
 
-def _beginning(build):
-    """Device function (params, num_tokens, my_rank) -> the record of the call; peers' addresses are prefetched."""
-    block = parameter_block(build.cfg)
-    record, mark, fetch = record_of(block), stamps.of_call(build.trace), prefetch_span(8 * block.context_words)
-
-    @device_fn
-    def begin(params, num_tokens, my_rank):
-        call = record(params, num_tokens, my_rank)
-        mark(call, stamps.START)
-        fetch(call.context)
-        return call
-
-    return begin
-
-
 @lru_cache(CACHED)
 def _compile_async(build):
-    begin, send_tokens = _beginning(build), _sending(build)
+    begin, send_tokens = peers.beginning(build, parameter_block(build.cfg)), _sending(build)
 
-    @kernel(max_threads=build.threads, words=parameter_block(build.cfg).n_words, shmem=crosses_worlds(build.cfg))
+    @kernel(max_threads=build.threads, words=parameter_block(build.cfg).n_words, shmem=peers.crosses_worlds(build.cfg))
     def dispatch_async(params, num_tokens, my_rank):
         griddep_launch()            # dispatch_wait, if it is next, may be there when this one ends
         call = begin(params, num_tokens, my_rank)
@@ -148,7 +129,7 @@ def _compile_async(build):
 
 @lru_cache(CACHED)
 def _compile_wait(build):
-    begin, receiving, mark = _beginning(build), receive.make(build), stamps.of_call(build.trace)
+    begin, receiving, mark = peers.beginning(build, parameter_block(build.cfg)), receive.make(build), stamps.of_call(build.trace)
 
     @kernel(max_threads=build.threads, words=parameter_block(build.cfg).n_words)
     def dispatch_wait(params, num_tokens, my_rank):
@@ -163,37 +144,27 @@ def _compile_wait(build):
 
 @lru_cache(CACHED)
 def _compile_fused(build):
-    begin, send_tokens, receiving = _beginning(build), _sending(build), receive.make(build)
+    begin, send_tokens, receiving = peers.beginning(build, parameter_block(build.cfg)), _sending(build), receive.make(build)
     senders_of, mark = _senders_of(build), stamps.of_call(build.trace)
     batch = send.batch_of(build.cfg, build.tuning)
+    takes_turns = build.cfg.max_tokens_per_rank > build.tuning.turns_from * batch
 
     @device_fn
-    def send_or_receive(call, n_senders, failed):
-        """Whether the block has yet to leave."""
-        if block_idx() < n_senders:
-            return not send_tokens(call, n_senders, failed)
-        return receiving.receive(call, i32(block_idx() - n_senders), i32(grid_dim() - n_senders), failed)
-
-    @device_fn
-    def send_then_receive(call, n_senders, failed):
-        """The same; all blocks do both if blocks have several batches to send, else a block does one of the two."""
+    def send_and_receive(call, n_senders, failed):
+        """Whether the block has yet to leave. All blocks do both if blocks have several batches, else each does one."""
         receiver, n_receivers = i32(block_idx() - n_senders), i32(grid_dim() - n_senders)
-        in_turns = call.num_tokens > batch * n_senders
+        in_turns = takes_turns and call.num_tokens > batch * n_senders
         if in_turns:
             n_senders, n_receivers = i32(grid_dim()), i32(grid_dim())
             if receiver < 0:
                 receiver = i32(receiver + n_receivers)
-        stays, is_sender = True, block_idx() < n_senders
-        if is_sender:
-            stays = not send_tokens(call, n_senders, failed)
-        if stays and (in_turns or not is_sender):
-            stays = receiving.receive(call, receiver, n_receivers, failed)
-        return stays
+        if block_idx() < n_senders:
+            gave_up = send_tokens(call, n_senders, failed)
+            if gave_up or not in_turns:
+                return not gave_up
+        return receiving.receive(call, receiver, n_receivers, failed)
 
-    takes_turns = build.cfg.max_tokens_per_rank > build.tuning.turns_from * batch
-    send_and_receive = send_then_receive if takes_turns else send_or_receive
-
-    @kernel(max_threads=build.threads, words=parameter_block(build.cfg).n_words, shmem=crosses_worlds(build.cfg))
+    @kernel(max_threads=build.threads, words=parameter_block(build.cfg).n_words, shmem=peers.crosses_worlds(build.cfg))
     def dispatch(params, num_tokens, my_rank):
         call = begin(params, num_tokens, my_rank)
         if send_and_receive(call, senders_of(num_tokens), failed_before(call.status)):

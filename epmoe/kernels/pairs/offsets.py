@@ -6,7 +6,7 @@ takes less time than waiting for one block to do it for all. One of the blocks a
 
 from typing import NamedTuple
 
-from epmoe.device import (block_dim, device_fn, i32, lane_id, n_warps, shfl_idx, store_i32, syncthreads, thread_idx,
+from epmoe.device import (ballot, block_dim, device_fn, ffs, i32, lane_id, n_warps, shfl_idx, store_i32, syncthreads, thread_idx,
                           u64, warp_id, warp_inclusive_sum_i32)
 from epmoe.layout import ANNOUNCED, DESCRIBED, MAX_FINITE
 from epmoe_ref.config import READY
@@ -14,9 +14,9 @@ from epmoe_ref.config import READY
 from .. import formats
 from ..params import namespace
 from ..plain import counters
-from ..spin import wait_for_count, wait_for_signal
-from ..status import DISPATCH_WAIT
-from . import shared_expert
+from ..plain.receive import shared_rows
+from ..spin import wait_below
+from ..status import DISPATCH_WAIT, FOR_RECV_COUNT
 from .message import count_of
 
 TILE_ROWS = 128         # rows of a tile of scales
@@ -40,6 +40,19 @@ class Window(NamedTuple):
     starts: object
     tiles: object
     partial: object
+
+
+@device_fn
+def segment_of(ends, n_segments, row):
+    """The first segment that ends after the row; segments end in ascending order. A warp compares 32 ends at a time."""
+    low, n = i32(0), i32(n_segments)
+    while n > 1:
+        stride = i32((n + 31) // 32)
+        last = i32(min(low + n - 1, low + (lane_id() + 1) * stride - 1))    # of the lane's part of them
+        part = i32(i32(ffs(ballot(ends[last] > row))) - 1)
+        n = i32(min(stride, n - part * stride))
+        low = i32(low + part * stride)
+    return low
 
 
 def block_sum():
@@ -88,7 +101,7 @@ def make(build):
         thread writes of them, for a segment, and for a group that begins at row `start`.
     """
     cfg, tuning, threads = build.cfg, build.tuning, build.threads
-    fmt, word, share = formats.of(cfg), counters.words(cfg), shared_expert.shared_expert_share(cfg)
+    fmt, word, share = formats.of(cfg), counters.words(cfg), shared_rows(cfg)
     tiled, pad_rows, begin_group = has_tiles(fmt), fmt.pad_rows, fmt.begin_group
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     experts = max(1, min(local, threads, tuning.few_threads_a_token, tuning.counts // ranks))       # one thread an expert
@@ -107,17 +120,17 @@ def make(build):
 
     @device_fn
     def begin(call):
-        n_shared, _ = share(call)
+        n_shared, _ = share(call.num_tokens, call.my_rank)
         return padded(n_shared), tiles_of(n_shared)
 
-    def awaiting(wait):
+    def awaiting(below):
         @device_fn
         def await_words(call, first, here, counts, words):
             ok, is_final, i = True, True, i32(thread_idx())
             while ok and i < here * ranks:
                 segment = i32(first * ranks + i)
-                seen = wait(call.recv_count_p + u64(8) * u64(segment), call.status, call.timeout_ns, DISPATCH_WAIT,
-                            segment)
+                seen = wait_below(call.recv_count_p + u64(8) * u64(segment), u64(below), call, DISPATCH_WAIT,
+                                  FOR_RECV_COUNT, segment)
                 ok = seen != u64(MAX_FINITE)
                 if ok:
                     counts[i] = count_of(seen)
@@ -187,13 +200,13 @@ def make(build):
 
     @device_fn
     def write_first(call):
-        n_shared, _ = share(call)
+        n_shared, _ = share(call.num_tokens, call.my_rank)
         if thread_idx() == 0:
             store_i32(call.row_offsets, i32(0))
             if front == 1:
                 write_group(call, i32(0), i32(0), n_shared, i32(0))
 
     return namespace("offsets", experts=experts, counts=experts * ranks, known=known,
-                     await_counts=awaiting(wait_for_count), await_messages=awaiting(wait_for_signal), place=place,
+                     await_counts=awaiting(MAX_FINITE), await_messages=awaiting(ANNOUNCED), place=place,
                      begin=begin, write=write, write_first=write_first, write_segment=write_segment,
                      write_group=write_group)

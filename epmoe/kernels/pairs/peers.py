@@ -13,12 +13,33 @@ from functools import cache
 
 from epmoe.device import device_fn, load_u64, st_relaxed_sys_u64, st_release_sys_u64, u64
 
-from ..params import namespace
+from .. import stamps
+from ..params import ParameterBlock, namespace, record_of
+from ..prefetch import span as prefetch_span
 
 
-def context(cfg):
-    """The fields of a kernel's context: addresses of recv_buf and recv_count of each rank of the p2p world."""
-    return ("recv_buf_ptrs", cfg.p2p_world_size), ("recv_count_ptrs", cfg.p2p_world_size)
+def parameter_block(cfg, *fields) -> ParameterBlock:
+    """A kernel's words: those of every kernel of pairs, then `fields`.
+
+    Its context: addresses of recv_buf and recv_count of each rank of the p2p world.
+    """
+    own = "send_buf_p", "recv_buf_p", "recv_count_p", "ep_counters", "status", "timeout_ns", "trace"
+    return ParameterBlock(*((name, 1) for name in own), *fields, context=(
+        ("recv_buf_ptrs", cfg.p2p_world_size), ("recv_count_ptrs", cfg.p2p_world_size)))
+
+
+def beginning(build, block, tails=()):
+    """Device function (params, num_tokens, my_rank) -> the record of the call; peers' addresses are prefetched."""
+    record, mark, fetch = record_of(block, tails), stamps.of_call(build.trace), prefetch_span(8 * block.context_words)
+
+    @device_fn
+    def begin(params, num_tokens, my_rank):
+        call = record(params, num_tokens, my_rank)
+        mark(call, stamps.START)
+        fetch(call.context)
+        return call
+
+    return begin
 
 
 def crosses_worlds(cfg) -> bool:
@@ -35,9 +56,8 @@ def make(cfg):
         the word sees what this thread has written, or acquired from other threads, and completed puts.
     write_word(call, rank, index, value): writes value into word `index` of recv_count of a near rank, without any order.
     crosses: whether there are far ranks. is_far(call, rank): whether it is one. Only to those:
-    put(place, staged, n_bytes, rank): a warp begins to copy n_bytes from `staged`, in symmetric memory, to the place in
-        a far rank's memory; after a syncwarp, if other lanes wrote the bytes.
-    complete(): every lane, before the puts of its warp are counted as finished, and before their sources are reused.
+    put(place, staged, n_bytes, rank): a warp copies n_bytes from `staged`, in symmetric memory, to the place in a far
+        rank's memory; after a syncwarp, if other lanes wrote the bytes. They are there when it ends.
     """
     world_size, crosses = cfg.p2p_world_size, crosses_worlds(cfg)
     shmem_put_nbi_warp = shmem_quiet = shmem_fence = shmem_signal_set = None
@@ -77,11 +97,7 @@ def make(cfg):
     def put(place, staged, n_bytes, rank):
         if crosses:
             shmem_put_nbi_warp(place, staged, n_bytes, rank)
-
-    @device_fn
-    def complete():
-        if crosses:
             shmem_quiet()
 
     return namespace("peers", recv_buf=recv_buf, signal=signal, write_word=write_word, crosses=crosses, is_far=is_far,
-                     put=put, complete=complete)
+                     put=put)

@@ -13,17 +13,18 @@ from epmoe.device import (ballot, device_fn, ffs, i32, lane_id, n_warps, shared_
                           syncthreads, syncthreads_or, syncwarp, u32, u64, warp_broadcast_u64, warp_id,
                           warp_inclusive_sum_i32)
 from epmoe.device import int32, uint64
-from epmoe.layout import DESCRIBED, MAX_FINITE
+from epmoe.layout import ANNOUNCED, DESCRIBED, MAX_FINITE
 
 from .. import formats, stamps
 from ..formats import RowPlace
 from ..formats.row_copy import divided
 from ..params import namespace
 from ..plain import counters
-from ..spin import wait_for_signal
-from ..status import DISPATCH_WAIT
+from ..plain.receive import shared_rows
+from ..spin import wait_below
+from ..status import DISPATCH_WAIT, FOR_RECV_COUNT
 from . import message, offsets, shared_expert, signal
-from .offsets import Window
+from .offsets import Window, segment_of
 from .message import message_of
 
 LANES = 32
@@ -60,7 +61,7 @@ def make(build):
     """
     cfg, mark = build.cfg, stamps.of_call(build.trace)
     fmt, off = formats.of(cfg), offsets.make(build)
-    share, own_share = shared_expert.shared_expert_share(cfg), shared_expert.make(cfg)
+    share, own_share = shared_rows(cfg), shared_expert.make(cfg)
     leave = signal.resetting(cfg, _clear(cfg))
     has_tiles, finish_group = offsets.has_tiles(fmt), fmt.finish_group
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
@@ -88,7 +89,7 @@ def make(build):
             finish_group(call.format_handler, n_rows, i32(window.tiles[i]), lane_id())
             i = i32(i + workers.warps)
         if window.first == 0 and front == 1 and workers.warp == 0:
-            n_shared, _ = share(call)
+            n_shared, _ = share(call.num_tokens, call.my_rank)
             finish_group(call.format_handler, n_shared, i32(0), lane_id())
 
     @device_fn
@@ -202,24 +203,12 @@ def _rows(build):
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
 
     @device_fn
-    def segment_of(ends, n_segments, q):
-        """The first segment that ends after row q of the window; a warp compares 32 ends at a time."""
-        low, n = i32(0), i32(n_segments)
-        while n > 1:
-            stride = i32((n + 31) // 32)
-            last = i32(min(low + n - 1, low + (lane_id() + 1) * stride - 1))    # of the lane's part of them
-            part = i32(i32(ffs(ballot(ends[last] > q))) - 1)
-            n = i32(min(stride, n - part * stride))
-            low = i32(low + part * stride)
-        return low
-
-    @device_fn
     def await_signal(call, segment):
         """Waits for a segment's messages, by a whole warp; returns its word, MAX_FINITE if it gave up."""
         word = u64(0)
         if lane_id() == 0:
             address = call.recv_count_p + u64(8) * u64(segment)
-            word = u64(wait_for_signal(address, call.status, call.timeout_ns, DISPATCH_WAIT, segment))
+            word = u64(wait_below(address, u64(ANNOUNCED), call, DISPATCH_WAIT, FOR_RECV_COUNT, segment))
         word = u64(warp_broadcast_u64(word, 0))
         syncwarp()                      # lane 0 acquired for all
         return word

@@ -11,8 +11,8 @@ from epmoe.device import (ballot, block_idx, device_fn, f32, grid_dim, i32, lane
 from .. import elements, ids, stamps, user_functions
 from ..formats.row_copy import store_vector
 from ..plain import counters
+from ..plain.receive import shared_rows
 from ..unrolled import in_turn
-from . import shared_expert
 from .await_rows import AT_ONCE, TokenRows
 
 VECTOR, LANES = 16, 32     # bytes of an access, lanes of a warp
@@ -124,7 +124,7 @@ def _reduced(build, take):
     It stores the weighted sum, plus the shared expert's output, through the epilogue.
     """
     cfg, epilogue = build.cfg, build.epilogue
-    vectors, weight_of, share = elements.make(cfg.combine_dtype), _weights_of(build), shared_expert.shared_expert_share(cfg)
+    vectors, weight_of, share = elements.make(cfg.combine_dtype), _weights_of(build), shared_rows(cfg)
     sum_rows, fused_share = _sums(build, take, vectors), cfg.fused_shared_expert
     bytes_a_row = layout.combine_msg_bytes(cfg)
     has_epilogue, stores_itself = epilogue is not None, isinstance(epilogue, user_functions.OutputLambda)
@@ -134,7 +134,7 @@ def _reduced(build, take):
     @device_fn
     def add_shared_expert(call, token, vector, q):
         """Plus the shared expert's output, row token - first of its share; plus 0 for other ranks' tokens."""
-        (n_share, first), row = share(call), (u32(0), u32(0), u32(0), u32(0))
+        (n_share, first), row = share(call.num_tokens, call.my_rank), (u32(0), u32(0), u32(0), u32(0))
         if token >= first and token < first + n_share:
             row = load16(call.input_tokens + u64(token - first) * u64(bytes_a_row) + u64(VECTOR) * u64(vector))
         return vectors.pack(vectors.add(vectors.unpack(q), row))

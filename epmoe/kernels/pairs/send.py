@@ -332,7 +332,6 @@ def _pieces(build, finish_one):
                     msg.store_trailer(place, token, ids_of(batch, i32(m - m % top_k)))
         elif part == 0:
             to.put(place, staged, msg.n_bytes, dst_rank)
-            to.complete()
 
     @device_fn
     def finish(call, batch, m):

@@ -8,7 +8,7 @@ before it sends the next. Without signals (lamport.py) step 2 is left out: each 
 from typing import NamedTuple
 
 from epmoe import layout
-from epmoe.device import (atomic_add_acq_rel_gpu_i32, ballot, block_dim, block_idx, device_fn, fence_acq_rel_cta, ffs,
+from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, block_idx, device_fn, fence_acq_rel_cta,
                           grid_dim, i32, lane_id, load16_stream, load_i32, load_u64, n_warps, shared_add_i32,
                           shared_array, store_i32, syncthreads, syncthreads_or, syncwarp, thread_idx, u32, u64,
                           warp_id)
@@ -19,7 +19,9 @@ from .. import lamport, stamps
 from ..formats.row_copy import LANES, copy_in_halves, copy_part, divided, most_parts, store_vector
 from ..params import namespace
 from ..plain import counters
+from ..prefetch import first_rows
 from . import peers, signal
+from .offsets import segment_of
 
 VECTOR = 16         # bytes
 HELD = 7            # vectors that a lane holds at a time
@@ -66,6 +68,7 @@ def make(build, signals=True):
     window = min(build.tuning.returned_segments, n_segments) if signals else n_segments     # few without signals
     pieces = _pieces(cfg, store_vector if signals else device_fn(lambda at, q: lamport.store_row(at, *q)))
     send_run, leave = _runs(build, pieces, signals), signal.resetting(cfg, clear_a(cfg), recv_count=False)
+    fetch_rows = first_rows(layout.combine_msg_bytes(cfg))
 
     @device_fn
     def announce(call, segments):
@@ -84,6 +87,7 @@ def make(build, signals=True):
 
     @device_fn
     def send_back(call, failed):
+        fetch_rows(call.input_tokens, call.src_info, call.n_rows)
         ends, counts, first = shared_array(window, int32), shared_array(window, int32), i32(0)
         done = shared_array(window, int32) if signals else counts
         while first < n_segments:
@@ -145,18 +149,6 @@ def _runs(build, pieces, signals):
                 pieces.signal(call, segment, count)
 
     @device_fn
-    def segment_of(segments, row):
-        """The first of the window's segments that ends after the row; segments end in ascending order."""
-        ends, n, lane = segments.ends, segments.n, i32(lane_id())
-        step = divided(i32(n + LANES - 1), i32(LANES))
-        base = i32((ffs(ballot(ends[i32(min(n, i32((lane + 1) * step)) - 1)] > row)) - 1) * step)
-        found = u32(ballot(ends[min(i32(base + lane), i32(n - 1))] > row))
-        while found == u32(0):
-            base = i32(base + LANES)
-            found = u32(ballot(ends[min(i32(base + lane), i32(n - 1))] > row))
-        return i32(base + ffs(found) - 1)
-
-    @device_fn
     def run_of(segments):
         """The run of this block. Fewer blocks than there are share the rows if all are on their way at once."""
         start, last = i32(segments.ends[0] - segments.counts[0]), i32(segments.n - 1)
@@ -179,7 +171,7 @@ def _runs(build, pieces, signals):
             first = i32(part * run.vectors)
             end = i32(min(first + run.vectors, n_vectors))
             piece = Piece(row, part, first, end, pieces.ask(call, row, first, end))     # while the warp finds out whose it is
-            i = segment_of(segments, row)
+            i = segment_of(segments.ends, segments.n, row)
             last_row, count = i32(segments.ends[i]), i32(segments.counts[i])
             if row >= last_row - count:             # else it is a padding row between two experts
                 pieces.send(call, piece, i32(segments.first + i), i32(row - last_row + count))
@@ -235,7 +227,6 @@ def _pieces(cfg, store):
             stage(staged, call.input_tokens + u64(piece.row) * u64(bytes_a_row), 0, 1, lane_id())
             syncwarp()      # the row by all lanes, before the network reads it
             to.put(place, staged, bytes_a_row, rank_of(call, segment))
-            to.complete()
 
     @device_fn
     def send(call, piece, segment, at_row):

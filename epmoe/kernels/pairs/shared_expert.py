@@ -20,26 +20,20 @@ from ..status import DISPATCH_WAIT, FOR_SEND_BUF
 BF16_BYTES = 2
 
 
-def shared_expert_share(cfg):
-    """Device function call -> (rows of group 0, first token): all tokens, or under skip_a2a the rank's share."""
-    share = shared_rows(cfg)
-    return device_fn(lambda call: share(call.num_tokens, call.my_rank))
-
-
 def make(cfg):
     """Namespace "shared_expert" of device functions; they do nothing without a fused shared expert.
 
     encoded(call, token): one thread, after the barrier behind the encoding of the token.
     put_shared(call): receiving blocks write the rows of group 0; returns whether it had to give up.
     """
-    fmt, word, share = formats.of(cfg), counters.words(cfg), shared_expert_share(cfg)
+    fmt, word, share = formats.of(cfg), counters.words(cfg), shared_rows(cfg)
     fused, direct, decode = cfg.fused_shared_expert, fmt.direct, fmt.decode
     row_bytes, msg_bytes = cfg.hidden * BF16_BYTES, layout.message(cfg).msg_bytes
 
     @device_fn
     def encoded(call, token):
         if fused and not direct:
-            n_rows, first = share(call)
+            n_rows, first = share(call.num_tokens, call.my_rank)
             if token >= first and token < first + n_rows:
                 red_add_release_gpu_i32(word.f(call.ep_counters, 0), i32(1))      # acquired by put_shared
 
@@ -47,7 +41,7 @@ def make(cfg):
     def put_shared(call):
         if not fused:
             return False
-        (n_rows, first), lane, row = share(call), lane_id(), i32(0)
+        (n_rows, first), lane, row = share(call.num_tokens, call.my_rank), lane_id(), i32(0)
         if not direct:
             ok = True
             if thread_idx() == 0:
