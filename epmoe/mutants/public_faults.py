@@ -77,11 +77,12 @@ FAULTS = (
                 "from epmoe.device import int32, load_u64\n",
             ),
             (
-                "pairs/receive.py",
-                "store_i32(word.g(ep_counters, 0), i32(0))",
-                "store_i32(word.g(ep_counters, 0), i32(0))\n            i = i32(0)\n            while i < cfg.n_ranks:\n"
-                "                store_i32(word.rank_completion(ep_counters, i), i32(0))\n"
-                "                i = i32(i + 1)",
+                "pairs/signal.py",
+                "                clear_single(call.ep_counters, i32(0))",
+                "                clear_single(call.ep_counters, i32(0))\n                i = i32(0)\n"
+                "                while recv_count and i < cfg.n_ranks:\n"
+                "                    store_i32(word.rank_completion(call.ep_counters, i), i32(0))\n"
+                "                    i = i32(i + 1)",
             ),
         ),
         WORLDS["three ranks, split"],

@@ -3,15 +3,12 @@
 Without signals, each 32-bit word of a row is its own ready flag (epmoe/kernels/lamport.py). A thread that has taken a
 vector restores ABSENT. This is safe because the next round's rows arrive only after this rank has dispatched again. A
 rank without rows for a peer must still signal that it has left the dispatch. So its combine begins with a word in
-recv_count at [0, my_rank], BEGUN, released, which the receiver waits for last, and resets. The last block that has read
-region A resets it. The other words of recv_count are neither written nor read.
+recv_count at [0, my_rank], BEGUN, released, which the receiver waits for last, and resets. The other words of recv_count
+are neither written nor read. A row whose src_info is invalid is not sent: its receiver's wait expires.
 
-A row whose src_info is invalid is not sent. Its receiver cannot know this, and its wait expires.
-
-With signals: a few warps of each block poll them for all of its warps, which see each signal as it arrives. recv_count
-has few words, and every block needs all of them. If all warps polled them, polls would queue up in front of the signals.
-So the last warps of a block poll, one word for each thread if there are enough threads, and raise a flag in shared
-memory for each word that they have acquired. The other warps poll these flags.
+With signals, the last warps of a block poll them for all of its warps, one word for each thread if there are enough
+threads, and raise a flag in shared memory for each word that they have acquired. The other warps poll these flags. If
+all warps polled recv_count, which has few words, polls would queue up in front of the signals.
 """
 
 from typing import NamedTuple

@@ -10,8 +10,8 @@ These are the steps, with the names of the specification and the module of each:
    src_rank's recv_count at [local_expert, my_rank], release at system scope. The warps of a block count their pieces in
    shared memory. If all rows of the segment belong to one block, the warp with the last piece has acquired the others
    and signals. If they belong to several blocks, each adds its rows to `finished[local_expert, src_rank]`, acquire and
-   release at device scope (dispatch no longer needs that region). The block that completes the count resets the word to
-   0 and signals. The signal covers rows of all warps and blocks. If a segment has no rows, it is sent at once.
+   release at device scope. The block that completes the count resets the word to 0 and signals. If a segment has no
+   rows, it is sent at once.
 3. **wait** (await_rows.py). In every block a few warps acquire all words of the rank's recv_count at system scope, and
    raise a flag in shared memory for each.
 4. **cleaning up** (signal.resetting). When a block has seen all words, its last warp counts it in D: the block needs
@@ -21,17 +21,12 @@ These are the steps, with the names of the specification and the module of each:
    up. It sums fma(w, x, sum) over k ascending from +0.0, rounds once to the output type, then adds the shared expert,
    then applies the epilogue.
 
-To ranks of other p2p worlds (use_shmem) the row goes out of send_buf, by a put that is complete before step 2, and the
-count by a SHMEM signal: peers.py.
-
 combine_async is steps 1 and 2, combine_wait 3 to 5, and combine_kernel all of them in one launch. There every block
 does all steps. So the blocks of a launch must be resident together: each waits for rows that all blocks of its peers
-return. Region A may be zeroed only when every block has read it, and recv_count only when every block has seen it; the
-last block to leave comes after all. The ready flags stay 0, because no block waits for another block that waits for
-all. If a round fails, tokens that miss a row are not written; others may have been reduced.
+return. The ready flags stay 0, because no block waits for another block that waits for all. If a round fails, tokens
+that miss a row are not written; others may have been reduced.
 
-A fused combine of few tokens may go without signals (steps 2 to 4): each word of a row is its own ready flag
-(epmoe/kernels/lamport.py, await_rows.py).
+A fused combine of few tokens may go without steps 2 to 4: each word of a row is its own ready flag (await_rows.py).
 
 The first memory access loads A; src_info, the first rows and the peers' addresses are prefetched.
 """
@@ -97,7 +92,7 @@ def _beginning(build):
 def _finishing(build):
     """(n_flags, clear, finish): finish(call, flags) is steps 3 to 5; flags: int32 [n_flags], which clear(flags) zeroes."""
     polls, mark = await_rows.polling(build), stamps.of_call(build.trace, by_caller=True)
-    count_out = signal.resetting(build.cfg, send_back.clear_a(build.cfg))
+    count_out = signal.resetting(build.cfg, send_back.REGION_A)
     reduce_tokens = reduce.make(build, await_rows.after_signals(build.cfg, polls.next_come))
 
     @device_fn

@@ -7,8 +7,7 @@ and the others receive, both from the beginning. (Each split kernel has blocks o
    ANNOUNCED + count into the owner's recv_count at [local_expert, my_rank]. A count of 0 is the signal itself: 0.
 2. **reserved** (send.py). A warp takes a token. For each k, lane k claims slot s by a fetch-add on
    `reserved[local_expert, dst_rank]`. The message goes to the owner's recv_buf at [local_expert, my_rank, s].
-3. **sending** (send.py). Warps write messages, or pieces of them, in the same order in all blocks. So the messages to
-   the first experts are complete long before the last ones.
+3. **sending** (send.py). Warps write messages, or pieces of them, in the same order in all blocks.
 4. **finished, signal** (signal.py). `finished[local_expert, dst_rank]` counts pieces, with acquire and release at
    device scope. The warp that has written a piece adds to it; if all warps of a block have one, a thread adds for the
    block after a barrier. Block 0 has subtracted the number of pieces in advance. The thread that brings the word to 0
@@ -19,33 +18,25 @@ and the others receive, both from the beginning. (Each split kernel has blocks o
 6. **waiting, copying** (receive.py). A warp takes a row, in the order of arrival. It acquires, at system scope, the
    signal of the row's (local expert, src_rank), and decodes the message into the row.
 7. **cleaning up** (signal.resetting). A block counts itself in D when it no longer needs the counters, possibly before
-   it copies. The last warp of a block does so. The last block resets reserved, D, F and G to 0 and recv_count to
-   MAX_FINITE. `finished` is 0 again already, and A stays for combine. So the host need not reset anything between
-   rounds.
+   it copies. The last block resets reserved, D, F and G to 0 and recv_count to MAX_FINITE. `finished` is 0 again
+   already, and A stays for combine. So the host need not reset anything between rounds.
 
 The specification has no announcement. It only saves time: places are known early, so copying overlaps sending. Rows are
 assigned, not claimed in C, and no block waits for another one's offsets, which E would signal.
 
-A token's payload is sent to a rank once, even if several of its experts are there (send.py). The message to the lowest
-of these experts carries it. The others are trailers, which give the row of recv_buf that holds the payload. A signal
-covers the payloads that its messages refer to, and receivers read from each trailer where the payload is, so the sender
-alone decides. Messages to other p2p worlds, and all messages under skip_a2a, are whole, as in the specification.
-In small batches with shared payloads, one block for each dst_rank replaces steps 1 to 4 (few_tokens.py): it sends
-payloads at once, and the signals describe the messages (message.py), which have no trailers. A peer may use either
-way in the same round. If all signals describe messages, warps need not wait for each other in step 6 (receive.py).
+A token's payload is sent to a rank once, even if several of its experts are there. The message to the lowest of these
+experts carries it. The others are trailers, which give the row of recv_buf that holds the payload (message.py). Messages
+to other p2p worlds, and all messages under skip_a2a, are whole, as in the specification. In small batches with shared
+payloads, one block for each dst_rank replaces steps 1 to 4 (few_tokens.py). A peer may use either way in the same round.
 
 If blocks have several batches of tokens to send, no expert is complete before the last batch, and nothing could be
 copied meanwhile. Then all blocks of the fused kernel send first, and afterwards all receive.
-
-To ranks of other p2p worlds (use_shmem) the message goes out of send_buf, by a put that is complete before step 4, and
-the count by a SHMEM signal, without an announcement: peers.py.
 
 dispatch_async is steps 1 to 4, dispatch_wait 5 to 7, and dispatch_kernel all of them in one launch. The launch boundary
 orders the split kernels. The fused kernel replaces it as follows:
 - the last block to leave clears reserved, when no sender needs it any more (in both forms).
 - a receiving block may read recv_buf while peers write other messages to it, but never a message whose signal it has not
   acquired.
-- rows of a fused shared expert need tokens that other blocks encode: region F counts them (shared_expert.py).
 - sending blocks wait for no block, and they are the first blocks of the grid. Only receiving blocks wait, for senders.
   Blocks that do both send first.
 

@@ -1,7 +1,6 @@
 """Turns the counts of all src_ranks into the rows of their messages; each receiving block computes this for itself.
 
-Each block waits for the counts, which arrive long before most messages, and computes the places in shared memory. This
-takes less time than waiting for one block to do it for all. One of the blocks also stores the results.
+Step 5 of dispatch.py. It takes less time than waiting for one block to do it for all.
 """
 
 from typing import NamedTuple

@@ -5,8 +5,7 @@ Inside a p2p world a message is plain stores into the peer's memory. A release s
 To a far rank, one of another p2p world, the bytes go out of symmetric memory by a put of a warp, and the signal is a
 SHMEM signal. SHMEM keeps no order between the two, so each put is completed before its warp counts the message as
 finished. The thread that finds the count complete has acquired all of them. Its own fence at system scope carries this
-to the signal, which by itself orders nothing. A put that was not completed may arrive after the signal; its source is
-read until then.
+to the signal, which by itself orders nothing.
 """
 
 from functools import cache

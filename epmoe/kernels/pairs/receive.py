@@ -1,10 +1,9 @@
 """The receiving blocks of dispatch: copy messages from recv_buf into the rows of the grouped output, as they arrive.
 
 Steps 5 to 7 of dispatch.py. Warps take rows in order, the same order in which messages are sent (send.py). If there are
-more warps than rows, a row has several parts. A warp waits for the signal of its row's segment, then copies. So some
-messages are copied while others are still under way. If all messages have arrived with their counts, and rows need no
-padding, no warp waits for another: each finds the places of its rows by itself, which takes less time than the barriers
-at which a block would share the work.
+more warps than rows, a row has several parts. If all messages have arrived with their counts, and rows need no padding,
+no warp waits for another: each finds the places of its rows by itself, which takes less time than the barriers at which
+a block would share the work.
 """
 
 from typing import NamedTuple
@@ -19,7 +18,6 @@ from .. import formats, stamps
 from ..formats import RowPlace
 from ..formats.row_copy import divided
 from ..params import namespace
-from ..plain import counters
 from ..plain.receive import shared_rows
 from ..spin import wait_below
 from ..status import DISPATCH_WAIT, FOR_RECV_COUNT
@@ -62,14 +60,13 @@ def make(build):
     cfg, mark = build.cfg, stamps.of_call(build.trace)
     fmt, off = formats.of(cfg), offsets.make(build)
     share, own_share = shared_rows(cfg), shared_expert.make(cfg)
-    leave = signal.resetting(cfg, _clear(cfg))
+    leave = signal.resetting(cfg, ("reserved",), ("f", "g"))
     has_tiles, finish_group = offsets.has_tiles(fmt), fmt.finish_group
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     known, n_counts, n_experts = off.known, off.counts, off.experts
     leaves_early = not front                        # else other warps may still need F and G
-    rows = _rows(build)
+    rows = _rows(build, off)
     knows_rows = fmt.direct and not front and local * ranks <= known     # no padding, and all words are remembered
-    known_rows = _known_rows(build, off, rows.put_routed)
 
     @device_fn
     def workers_of(receiver, n_receivers):
@@ -113,9 +110,9 @@ def make(build):
             off.write_first(call)
         leave(call)
         if receiver == 0 and warp_id() == 0:
-            known_rows.write(call, counts)
+            rows.write_known(call, counts)
         if (receiver > 0 or others == 0) and warp_id() < n_free:
-            known_rows.copy(call, worker, workers, counts, words)
+            rows.copy_known(call, worker, workers, counts, words)
         mark(call, stamps.COPIED)
 
     @device_fn
@@ -176,31 +173,22 @@ def make(build):
     return namespace("receiving", receive=receive, leave=leave)
 
 
-def _clear(cfg):
-    """Device function (ep_counters, segment): resets the counters of a segment; those without one with the first."""
-    word = counters.words(cfg)
-
-    @device_fn
-    def clear(ep_counters, segment):
-        store_i32(word.reserved(ep_counters, segment), i32(0))
-        if segment == 0:
-            store_i32(word.f(ep_counters, 0), i32(0))
-            store_i32(word.g(ep_counters, 0), i32(0))
-
-    return clear
-
-
-def _rows(build):
+def _rows(build, off):
     """Namespace "rows" of device functions of a warp.
 
-    put_routed(call, received, row, part, n_parts): decodes its part of a Message to the RowPlace; with the first part goes
-        src_info. copy_window(call, window, workers, is_known) -> whether all arrived: its parts of the window's rows.
-        is_known: the block has acquired all messages, and window.words are those of all segments.
+    copy_window(call, window, workers, is_known) -> whether all arrived: its parts of the window's rows. is_known: the
+        block has acquired all messages, and window.words are those of all segments.
+    If the block's threads have acquired all messages, a row's place is the number of messages that the words before its
+    own count:
+    copy_known(call, worker, workers, counts, words): the rows' parts that are this worker's.
+    write_known(call, counts): row_offsets, expert_ids, regions A and B, and counts.
     """
     cfg, mark = build.cfg, stamps.of_call(build.trace)
     fmt, msg = formats.of(cfg), message.make(cfg)
     decode, decode_parts = fmt.decode, fmt.decode_parts
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
+    experts_a_lane = -(-local // LANES)
+    run, n_segments = experts_a_lane * ranks, local * ranks
 
     @device_fn
     def await_signal(call, segment):
@@ -214,23 +202,19 @@ def _rows(build):
         return word
 
     @device_fn
-    def look_up(recv_buf, place, part):
-        """(token, payload, id at the k of this lane) of the message at that place, from its trailer."""
-        (token, reference), id16, payload = msg.load_source(place), i32(0), u64(place)
-        if part == 0:
-            id16 = msg.load_id(place)
-        if reference != u32(0):
-            payload = u64(recv_buf + u64(reference - u32(1)) * u64(msg.n_bytes))
-        return token, payload, id16
-
-    @device_fn
     def put_routed(call, received, row, part, n_parts):
-        lane, recv_buf, is_described = i32(lane_id()), call.recv_buf_p, received.word >= u64(DESCRIBED)
+        """Decodes its part of a Message to the RowPlace; with the first part goes src_info."""
+        lane, id16, is_described = i32(lane_id()), i32(0), received.word >= u64(DESCRIBED)
         if is_described:
             src_index, (token, k) = i32(received.segment % ranks), message_of(received.word, received.slot)
-            payload, id16 = msg.at(recv_buf, src_index, token), i32(0)         # of local expert 0
+            payload = msg.at(call.recv_buf_p, src_index, token)         # of local expert 0
         else:
-            (token, payload, id16), k = look_up(recv_buf, msg.at(recv_buf, received.segment, received.slot), part), i32(0)
+            payload, k = msg.at(call.recv_buf_p, received.segment, received.slot), i32(0)
+            token, reference = msg.load_source(payload)
+            if part == 0:
+                id16 = msg.load_id(payload)
+            if reference != u32(0):
+                payload = u64(call.recv_buf_p + u64(reference - u32(1)) * u64(msg.n_bytes))
         decode(payload, call.format_handler, row, part, n_parts, lane)
         if part == 0:
             half = token
@@ -243,13 +227,13 @@ def _rows(build):
 
     @device_fn
     def copy_window(call, window, workers, is_known):
-        n_segments = i32(window.here * ranks)
-        n_rows = i32(window.ends[n_segments - 1])
+        n_here = i32(window.here * ranks)
+        n_rows = i32(window.ends[n_here - 1])
         n_parts = i32(max(1, min(decode_parts, divided(workers.free, i32(max(1, n_rows))))))
         unit, seen, ok, word = i32(workers.warp), i32(-1), True, u64(0)
         while ok and unit < n_rows * n_parts:
             q = divided(unit, n_parts)
-            j = segment_of(window.ends, n_segments, q)
+            j = segment_of(window.ends, n_here, q)
             expert, segment, slot = i32(j // ranks), i32(window.first * ranks + j), q
             if j > 0:
                 slot = i32(q - window.ends[j - 1])
@@ -270,21 +254,6 @@ def _rows(build):
             unit = i32(unit + workers.warps)
         return ok
 
-    return namespace("rows", put_routed=put_routed, copy_window=copy_window)
-
-
-def _known_rows(build, off, copy_row):
-    """Namespace "known_rows" of device functions of a warp, when the block's threads have acquired all messages.
-
-    A row's place is the number of messages that the words before its own count.
-    copy(call, worker, workers, counts, words): the rows' parts that are this worker's.
-    write(call, counts): row_offsets, expert_ids, regions A and B, and counts.
-    """
-    cfg, mark = build.cfg, stamps.of_call(build.trace)
-    local, ranks, decode_parts = cfg.n_local_experts, cfg.n_src_ranks, formats.of(cfg).decode_parts
-    experts_a_lane = -(-local // LANES)
-    run, n_segments = experts_a_lane * ranks, local * ranks
-
     @device_fn
     def rows_of_lane(counts):
         """How many rows the segments of this lane have, which follow one another, and up to their end."""
@@ -296,7 +265,7 @@ def _known_rows(build, off, copy_row):
         return n_rows, i32(warp_inclusive_sum_i32(n_rows))
 
     @device_fn
-    def copy(call, worker, workers, counts, words):
+    def copy_known(call, worker, workers, counts, words):
         here, end = rows_of_lane(counts)
         n_rows, unit = i32(shfl_idx(end, i32(LANES - 1))), i32(worker)
         n_parts = i32(max(1, min(decode_parts, divided(workers, i32(max(1, n_rows))))))
@@ -307,12 +276,12 @@ def _known_rows(build, off, copy_row):
             slot, j = i32(row - i32(shfl_idx(i32(end - here), holder))), i32(holder * run)
             while slot >= counts[j]:
                 slot, j = i32(slot - counts[j]), i32(j + 1)
-            copy_row(call, Message(u64(words[j]), j, slot), RowPlace(row, i32(j // ranks), slot, i32(0)),
+            put_routed(call, Message(u64(words[j]), j, slot), RowPlace(row, i32(j // ranks), slot, i32(0)),
                      i32(unit - row * n_parts), n_parts)
             unit = i32(unit + workers)
 
     @device_fn
-    def write(call, counts):
+    def write_known(call, counts):
         lane = i32(lane_id())
         here, end = rows_of_lane(counts)
         start, i = i32(end - here), i32(0)
@@ -327,4 +296,4 @@ def _known_rows(build, off, copy_row):
                 off.write_group(call, expert, start, before, i32(0))
             start, i = i32(start + before), i32(i + 1)
 
-    return namespace("known_rows", copy=copy, write=write)
+    return namespace("rows", copy_window=copy_window, copy_known=copy_known, write_known=write_known)

@@ -5,11 +5,10 @@ Steps 2 and 3 of dispatch.py. A block takes a batch of tokens.
 2. It orders its messages by local expert, and for each local expert by dst_rank, from its own rank on. All blocks send
    in this order. So the links to all peers stay busy, and no two ranks send to the same peer at the same time. Messages
    to the first experts are complete long before the last message, and their receivers copy them meanwhile.
-3. It sends pieces of payloads, a warp each, 16 bytes a lane. With the first piece go the trailers.
+3. It sends pieces of payloads, a warp each, 16 bytes a lane. With the first piece go the trailers. A piece of a shared
+   payload counts as finished for all messages that refer to it, so the signal of any expert covers its payloads.
 
-A piece of a shared payload counts as finished for all messages that refer to it, so the signal of any expert covers the
-payloads that its messages refer to. Block 0 counts and announces (signal.py). It has no tokens, unless there are only a
-few sending blocks.
+Block 0 counts and announces (signal.py). It has no tokens, unless there are only a few sending blocks.
 """
 
 from typing import NamedTuple
@@ -69,8 +68,8 @@ def make(build):
     cfg, mark, shares = build.cfg, stamps.of_call(build.trace), message.shares_payloads(build.cfg)
     fmt, word, to, msg = formats.of(cfg), counters.words(cfg), peers.make(cfg), message.make(cfg)
     of_ids, own_share = ids.make(cfg, build.id_bytes), shared_expert.make(cfg)
-    signals, batches = signal.make(build), _batches(build)
-    pieces = _pieces(build, signals.finish)
+    signals = signal.make(build)
+    payloads = _payloads(build, signals.finish)
     crosses, direct, fused_share, own_only = to.crosses, fmt.direct, cfg.fused_shared_expert, cfg.skip_a2a
     top_k, local, n_ranks, most_pieces = cfg.top_k, cfg.n_local_experts, cfg.n_ranks, most_parts(fmt.token_size)
     row_bytes, batch_size, no_payload = cfg.hidden * BF16_BYTES, batch_of(cfg, build.tuning), cfg.n_experts
@@ -95,7 +94,7 @@ def make(build):
         expert = of_ids.clean(value, i32(0), lane)
         if value != expert:
             of_ids.record(value, expert, token, lane, call.status)
-        has_payload = pieces.carries(expert)
+        has_payload = payloads.carries(expert)
         if lane < top_k:
             store_i32(call.clean_topk_ids + u64(4) * u64(token * top_k + lane), expert)
             kept = expert >= 0
@@ -136,10 +135,10 @@ def make(build):
             m = i32(batch.order[i])
             key = i32(batch.keys[m])
             if key != no_payload:
-                pieces.send(call, batch, m, i32(unit - i * n_parts), n_parts)
+                payloads.send(call, batch, m, i32(unit - i * n_parts), n_parts)
                 syncwarp()              # the piece by all lanes, before one of them releases it
                 if in_turns:
-                    pieces.finish(call, batch, m)
+                    payloads.finish(call, batch, m)
             unit = i32(unit + n_warps())
         if not in_turns:
             syncthreads()               # all pieces by all warps, before each thread releases a message
@@ -173,7 +172,7 @@ def make(build):
             i = i32(i + n_warps())
         mark(call, stamps.CLAIMED)
         if not direct:
-            batches.encode(call, batch)
+            payloads.encode(call, batch)
             mark(call, stamps.ENCODED)
         syncthreads()                       # places, keys and payloads by all warps
         i = i32(thread_idx())
@@ -181,7 +180,7 @@ def make(build):
             own_share.encoded(call, i32(batch.first + i * batch.stride))
             i = i32(i + block_dim())
         if crosses:
-            batches.stage(call, batch)
+            payloads.stage(call, batch)
         put_in_order(batch)
         syncthreads()                       # the order, and whole messages, by all threads
         send_pieces(call, batch, n_parts)
@@ -216,16 +215,27 @@ def make(build):
     return send_tokens
 
 
-def _batches(build):
-    """Namespace "batches": what a block does with the tokens of a batch before they are sent.
+def _payloads(build, finish_one):
+    """Namespace "payloads" of device functions; m: the number of a message of a batch.
 
-    encode(call, batch): payloads into send_buf. stage(call, batch): whole messages there, for the network.
+    encode(call, batch), stage(call, batch): a block puts payloads, whole messages for the network, into send_buf.
+    carries(expert): of the cleaned ids of a token, one a lane, those whose messages have a payload.
+    send(call, batch, m, part, n_parts): a warp sends a piece of message m, which has a payload, and with the first piece
+        the trailers: its own or, of a shared payload, those of all messages of the token to the same rank.
+    finish(call, batch, m): counts the piece that the warp has written, for each of these messages.
     """
-    cfg = build.cfg
-    fmt, msg, row_bytes, top_k = formats.of(cfg), message.make(cfg), cfg.hidden * BF16_BYTES, cfg.top_k
-    encode_part, encode_parts, direct = fmt.encode_part, fmt.encode_parts, fmt.direct
+    cfg, shares = build.cfg, message.shares_payloads(build.cfg)
+    fmt, to, msg, top_k, local = formats.of(cfg), peers.make(cfg), message.make(cfg), cfg.top_k, cfg.n_local_experts
+    direct, encode_part, encode_parts, row_bytes = fmt.direct, fmt.encode_part, fmt.encode_parts, cfg.hidden * BF16_BYTES
     copy_payload, input_scale = copy_part(fmt.token_size, read_only=direct), scale_of(build.input_scale)
-    ids_of = _ids_of(cfg)
+
+    @device_fn
+    def ids_of(batch, m):
+        """The cleaned id at the k of this lane, of the token whose first message is m."""
+        expert = i32(-1)
+        if lane_id() < top_k:
+            expert = i32(batch.experts[m + lane_id()])
+        return expert
 
     @device_fn
     def encode(call, batch):
@@ -257,36 +267,6 @@ def _batches(build):
                 copy_payload(staged, call.input_tokens + u64(token) * u64(row_bytes), 0, 1, lane_id())
             msg.store_trailer(staged, token, ids_of(batch, i32(i * top_k)))
             i = i32(i + n_warps())
-
-    return namespace("batches", encode=encode, stage=stage)
-
-
-def _ids_of(cfg):
-    """Device function (batch, m) -> the cleaned id at the k of this lane, of the token whose first message is m."""
-    top_k = cfg.top_k
-
-    @device_fn
-    def ids_of(batch, m):
-        expert = i32(-1)
-        if lane_id() < top_k:
-            expert = i32(batch.experts[m + lane_id()])
-        return expert
-
-    return ids_of
-
-
-def _pieces(build, finish_one):
-    """Namespace "pieces" of device functions of a warp; m: the number of a message of a batch.
-
-    carries(expert): of the cleaned ids of a token, one a lane, those whose messages have a payload.
-    send(call, batch, m, part, n_parts): a piece of message m, which has a payload, and with the first piece the trailers:
-        its own or, of a shared payload, those of all messages of the token to the same rank.
-    finish(call, batch, m): counts the piece that the warp has written, for each of these messages.
-    """
-    cfg, shares = build.cfg, message.shares_payloads(build.cfg)
-    fmt, to, msg, top_k, local = formats.of(cfg), peers.make(cfg), message.make(cfg), cfg.top_k, cfg.n_local_experts
-    direct, row_bytes, ids_of = fmt.direct, cfg.hidden * BF16_BYTES, _ids_of(cfg)
-    copy_payload = copy_part(fmt.token_size, read_only=direct)
 
     @device_fn
     def carries(expert):
@@ -336,14 +316,10 @@ def _pieces(build, finish_one):
     @device_fn
     def finish(call, batch, m):
         """Each lane counts it for one expert."""
-        lane = i32(lane_id())
-        if not shares:
-            if lane == 0:
-                finish_one(call, i32(batch.experts[m]), 1)
-        elif lane < top_k:
-            of_lane = i32(m - m % top_k + lane)
+        of_lane = i32(m - m % top_k + lane_id())
+        if lane_id() < top_k and (shares or of_lane == m):
             expert = i32(batch.experts[of_lane])
             if batch.places[of_lane] != u64(0) and expert // local == batch.experts[m] // local:
                 finish_one(call, expert, 1)
 
-    return namespace("pieces", carries=carries, send=send, finish=finish)
+    return namespace("payloads", encode=encode, stage=stage, carries=carries, send=send, finish=finish)

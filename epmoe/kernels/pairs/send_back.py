@@ -25,6 +25,7 @@ from .offsets import segment_of
 
 VECTOR = 16         # bytes
 HELD = 7            # vectors that a lane holds at a time
+REGION_A = "a_end", "a_count"       # its words of a segment, which combine resets
 
 
 class Segments(NamedTuple):
@@ -67,7 +68,7 @@ def make(build, signals=True):
     word, to, n_segments, n_ranks = counters.words(cfg), peers.make(cfg), cfg.n_local_experts * cfg.n_src_ranks, cfg.n_ranks
     window = min(build.tuning.returned_segments, n_segments) if signals else n_segments     # few without signals
     pieces = _pieces(cfg, store_vector if signals else device_fn(lambda at, q: lamport.store_row(at, *q)))
-    send_run, leave = _runs(build, pieces, signals), signal.resetting(cfg, clear_a(cfg), recv_count=False)
+    send_run, leave = _runs(build, pieces, signals), signal.resetting(cfg, REGION_A, recv_count=False)
     fetch_rows = first_rows(layout.combine_msg_bytes(cfg))
 
     @device_fn
@@ -111,18 +112,6 @@ def make(build, signals=True):
         return False
 
     return send_back
-
-
-def clear_a(cfg):
-    """Device function (ep_counters, segment): resets the segment's words of region A."""
-    word = counters.words(cfg)
-
-    @device_fn
-    def clear(ep_counters, segment):
-        store_i32(word.a_end(ep_counters, segment), i32(0))
-        store_i32(word.a_count(ep_counters, segment), i32(0))
-
-    return clear
 
 
 def _runs(build, pieces, signals):

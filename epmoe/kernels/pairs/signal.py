@@ -1,8 +1,6 @@
 """Counts the messages to every expert, announces the counts at once, and signals when all messages are written.
 
-Steps 1 and 4 of dispatch.py. `finished` counts the pieces of an expert's messages as they are written; when the
-messages have been counted, their number of pieces is subtracted. The thread that brings the word to zero, a sender or
-the counting block, signals. So `finished` is 0 again at the end, and no block of the sending half waits for another.
+Steps 1 and 4 of dispatch.py. `finished` is 0 again at the end, and no block of the sending half waits for another.
 """
 
 from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, device_fn, grid_dim, i32, lane_id, load_i32, n_warps,
@@ -14,6 +12,7 @@ from epmoe.layout import ANNOUNCED, MAX_FINITE
 from .. import ids, stamps
 from ..params import namespace
 from ..plain import counters
+from ..unrolled import in_turn
 from . import peers
 
 
@@ -123,16 +122,29 @@ def make(build):
     return namespace("signals", announce=announce, finish=finish, segment_of=segment_of)
 
 
-def resetting(cfg, clear, *, recv_count=True):
+def resetting(cfg, by_segment, single=(), *, recv_count=True):
     """Device function leave(call): the last block of a kernel to call it resets the counters, so the host need not.
 
     The last warp of every block does the work, when the block no longer needs the counters; all that the block did comes
     before that warp's lane 0. A block counts itself in D. Everything that blocks did before is ordered before the last
     block's resets.
-    clear: device function (ep_counters, segment), which resets the kernel's own counters. D is reset here, and so is
-    this rank's recv_count, unless recv_count is False.
+    by_segment, single: names of words of `counters` to reset, of all segments and alone, besides D; and so is this rank's
+    recv_count, unless recv_count is False.
     """
-    word, n_segments = counters.words(cfg), cfg.n_local_experts * cfg.n_src_ranks
+    word, n_segments, single = counters.words(cfg), cfg.n_local_experts * cfg.n_src_ranks, ("d", *single)
+
+    def clearing(name):
+        address = getattr(word, name)
+
+        @device_fn
+        def clear(ep_counters, i):
+            store_i32(address(ep_counters, i), i32(0))
+            return ep_counters
+
+        return clear
+
+    clear_segment = in_turn(len(by_segment), lambda j: clearing(by_segment[j]))
+    clear_single = in_turn(len(single), lambda j: clearing(single[j]))
 
     @device_fn
     def leave(call):
@@ -149,9 +161,9 @@ def resetting(cfg, clear, *, recv_count=True):
             while i < n_segments:
                 if recv_count:          # a peer signals this word again only when this rank has answered, in a later kernel
                     store_u64(call.recv_count_p + u64(8) * u64(i), u64(MAX_FINITE))
-                clear(call.ep_counters, i)
+                clear_segment(call.ep_counters, i)
                 i = i32(i + 32)
             if lane == 0:
-                store_i32(word.d(call.ep_counters, 0), i32(0))
+                clear_single(call.ep_counters, i32(0))
 
     return leave
