@@ -7,13 +7,14 @@ inside, one rounding at the end. exp is not exactly rounded: results agree with 
 """
 
 from epmoe.device import (abs_f32, add_rn, bf16_hi, bf16_lo, block_idx, device_fn, div_rn, exp, f32, grid_dim, i32,
-                          kernel, lane_id, load16, load_i32, max_f32, mul_rn, n_warps, pack_bf16x2, shfl_xor,
-                          store16, store_f32, sub_rn, u64, warp_id)
+                          kernel, lane_id, load16, load_i32, max_f32, mul_rn, n_warps, pack_bf16x2, store16,
+                          store_f32, sub_rn, u64, warp_id)
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
 from .call import KernelCall
 from .formats.number_codes import e4m3x4
+from .formats.row_encoder import maximum_over
 from .launch import LaunchConfig
 from .params import ParameterBlock
 
@@ -49,9 +50,19 @@ def fused_silu_kernel(cfg: EPConfig, launch: LaunchConfig | None = None, *, inte
     if limit is not None and not limit > 0:
         raise EPValueError(f"limit={limit} must be positive, or None for the plain variant")
     gated = plain_gate if limit is None else clamped_gate(limit, alpha)
-    make = bf16_rows if output_format == "bf16" else fp8_rows
-    compiled = kernel(words=BLOCK.n_words)(make(intermediate, cfg.n_groups, gated))
-    return KernelCall(cfg, launch or LaunchConfig(), BLOCK, lambda weights_types, epilogue_types: compiled)
+    n_chunks, piece = (bf16_rows if output_format == "bf16" else fp8_rows)(intermediate, gated)
+    n_segments, n_groups = -(-n_chunks // LANES), cfg.n_groups
+
+    @kernel(words=BLOCK.n_words)
+    def fused_silu(params, num_tokens, my_rank):
+        n_rows = min(load_i32(params[OFFSETS] + u64(4 * n_groups)), i32(params[CAPACITY]))
+        unit = i32(block_idx() * n_warps() + warp_id())
+        while unit < n_rows * n_segments:
+            row = unit // n_segments
+            piece(params, row, (unit - row * n_segments) * LANES + lane_id())
+            unit = i32(unit + grid_dim() * n_warps())
+
+    return KernelCall(cfg, launch or LaunchConfig(), BLOCK, lambda weights_types, epilogue_types: fused_silu)
 
 
 @device_fn
@@ -77,39 +88,29 @@ def clamped_gate(limit, alpha):
     return gated
 
 
-def bf16_rows(intermediate, n_groups, gated):
-    """Kernel function: a warp takes 256 columns of a row at a time, a lane 8 of them."""
+def bf16_rows(intermediate, gated):
+    """(chunks of a row, piece): a lane takes 8 columns of a row."""
     n_vectors = intermediate // 8
-    n_segments = (n_vectors + LANES - 1) // LANES
 
     @device_fn
     def gated_pair(gate, up):
         return pack_bf16x2(gated(bf16_lo(gate), bf16_lo(up)), gated(bf16_hi(gate), bf16_hi(up)))
 
-    def fused_silu(params, num_tokens, my_rank):
-        src = params[INPUT]
-        dst = params[OUTPUT]
-        n_rows = load_i32(params[OFFSETS] + u64(4 * n_groups))
-        n_rows = min(n_rows, i32(params[CAPACITY]))
-        unit = i32(block_idx() * n_warps() + warp_id())
-        while unit < n_rows * n_segments:
-            row = unit // n_segments
-            vector = (unit - row * n_segments) * LANES + lane_id()
-            if vector < n_vectors:
-                at = src + u64(row) * u64(4 * intermediate) + u64(16 * vector)
-                g = load16(at)
-                u = load16(at + u64(2 * intermediate))
-                store16(dst + u64(row) * u64(2 * intermediate) + u64(16 * vector), gated_pair(g[0], u[0]),
-                        gated_pair(g[1], u[1]), gated_pair(g[2], u[2]), gated_pair(g[3], u[3]))
-            unit = i32(unit + grid_dim() * n_warps())
+    @device_fn
+    def piece(params, row, vector):
+        if vector < n_vectors:
+            at = params[INPUT] + u64(row) * u64(4 * intermediate) + u64(16 * vector)
+            g = load16(at)
+            u = load16(at + u64(2 * intermediate))
+            store16(params[OUTPUT] + u64(row) * u64(2 * intermediate) + u64(16 * vector), gated_pair(g[0], u[0]),
+                    gated_pair(g[1], u[1]), gated_pair(g[2], u[2]), gated_pair(g[3], u[3]))
 
-    return fused_silu
+    return n_vectors, piece
 
 
-def fp8_rows(intermediate, n_groups, gated):
-    """Kernel function: a warp takes 512 columns of a row at a time, that is 4 scales, a lane 16 columns."""
+def fp8_rows(intermediate, gated):
+    """(chunks of a row, piece): a warp takes 4 scales of a row, a lane 16 columns."""
     n_chunks = intermediate // 16
-    n_segments = (n_chunks + LANES - 1) // LANES
 
     @device_fn
     def gated4(gate_lo, gate_hi, up_lo, up_hi):
@@ -125,36 +126,27 @@ def fp8_rows(intermediate, n_groups, gated):
     def codes4(v, scale):
         return e4m3x4(div_rn(v[0], scale), div_rn(v[1], scale), div_rn(v[2], scale), div_rn(v[3], scale))
 
-    def fused_silu_fp8(params, num_tokens, my_rank):
-        src = params[INPUT]
-        dst = params[OUTPUT]
-        scales = params[SCALES]
-        capacity = params[CAPACITY]
-        n_rows = min(load_i32(params[OFFSETS] + u64(4 * n_groups)), i32(capacity))
-        lane = lane_id()
-        unit = i32(block_idx() * n_warps() + warp_id())
-        while unit < n_rows * n_segments:
-            row = unit // n_segments
-            chunk = (unit - row * n_segments) * LANES + lane
-            # All lanes go on, for the shuffles; past the end they repeat the row's last group and store nothing.
-            at = src + u64(row) * u64(4 * intermediate)
-            at = u64(at + u64(32 * min(chunk, n_chunks - GROUP_LANES + lane % GROUP_LANES)))
-            g0, g1 = load16(at), load16(at + u64(16))
-            u0, u1 = load16(at + u64(2 * intermediate)), load16(at + u64(2 * intermediate + 16))
-            a = gated4(g0[0], g0[1], u0[0], u0[1])
-            b = gated4(g0[2], g0[3], u0[2], u0[3])
-            c = gated4(g1[0], g1[1], u1[0], u1[1])
-            d = gated4(g1[2], g1[3], u1[2], u1[3])
-            absmax = absmax4(d, absmax4(c, absmax4(b, absmax4(a, f32(0.0)))))
-            absmax = max_f32(absmax, shfl_xor(absmax, 1))
-            absmax = max_f32(absmax, shfl_xor(absmax, 2))
-            absmax = max_f32(absmax, shfl_xor(absmax, 4))
-            scale = div_rn(max_f32(absmax, f32(1e-4)), f32(448.0))
-            if chunk < n_chunks:
-                store16(dst + u64(row) * u64(intermediate) + u64(16 * chunk),
-                        codes4(a, scale), codes4(b, scale), codes4(c, scale), codes4(d, scale))
-                if lane % GROUP_LANES == 0:
-                    store_f32(scales + (u64(chunk // GROUP_LANES) * capacity + u64(row)) * u64(4), scale)
-            unit = i32(unit + grid_dim() * n_warps())
+    absmax_of_group = maximum_over(GROUP_LANES)
 
-    return fused_silu_fp8
+    @device_fn
+    def piece(params, row, chunk):
+        # All lanes go on, for the shuffles; past the end they repeat the row's last group and store nothing.
+        lane = lane_id()
+        at = params[INPUT] + u64(row) * u64(4 * intermediate)
+        at = u64(at + u64(32 * min(chunk, n_chunks - GROUP_LANES + lane % GROUP_LANES)))
+        g0, g1 = load16(at), load16(at + u64(16))
+        u0, u1 = load16(at + u64(2 * intermediate)), load16(at + u64(2 * intermediate + 16))
+        a = gated4(g0[0], g0[1], u0[0], u0[1])
+        b = gated4(g0[2], g0[3], u0[2], u0[3])
+        c = gated4(g1[0], g1[1], u1[0], u1[1])
+        d = gated4(g1[2], g1[3], u1[2], u1[3])
+        absmax = absmax_of_group(absmax4(d, absmax4(c, absmax4(b, absmax4(a, f32(0.0))))))
+        scale = div_rn(max_f32(absmax, f32(1e-4)), f32(448.0))
+        if chunk < n_chunks:
+            store16(params[OUTPUT] + u64(row) * u64(intermediate) + u64(16 * chunk),
+                    codes4(a, scale), codes4(b, scale), codes4(c, scale), codes4(d, scale))
+            if lane % GROUP_LANES == 0:
+                scale_at = (u64(chunk // GROUP_LANES) * params[CAPACITY] + u64(row)) * u64(4)
+                store_f32(params[SCALES] + scale_at, scale)
+
+    return n_chunks, piece

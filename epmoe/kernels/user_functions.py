@@ -166,21 +166,20 @@ def refusal(what, function, returned):
     return f"{what} {name} returns {returned}: {rule}"
 
 
-def number(what, function, value):
-    """The value that a value function returned, for the simulator."""
+def returned(what, function, value):
+    """What a function returned in the simulator, if it is what it must return."""
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    if not isinstance(value, (Real, np.number, np.bool_)) and str(getattr(value, "dtype", "")) != "bfloat16" or (
-            isinstance(value, np.complexfloating)):
+    fits = value is None if what == "elementwise_lambda_fn" else _is_real(value)
+    if not fits:
         shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
         raise WrongReturn(refusal(what, function, "nothing" if value is None else f"a {type(value).__name__}{shape}"))
     return value
 
 
-def nothing(what, function, value):
-    """The value that an output lambda returned, for the simulator: None."""
-    if value is not None:
-        raise WrongReturn(refusal(what, function, f"a {type(value).__name__}"))
+def _is_real(value):
+    is_number = isinstance(value, (Real, np.number, np.bool_)) or str(getattr(value, "dtype", "")) == "bfloat16"
+    return is_number and not isinstance(value, np.complexfloating)
 
 
 @lru_cache(CACHED)
@@ -188,8 +187,7 @@ def checked(what, function):
     """The function; in the simulator with a look at what each call returns."""
     if not SIM:
         return function
-    look = nothing if what == "elementwise_lambda_fn" else number
-    return lambda *arguments: look(what, function, function(*arguments))
+    return lambda *arguments: returned(what, function, function(*arguments))
 
 
 @lru_cache(CACHED)

@@ -54,12 +54,12 @@ HARMLESS = {
     },
     "pairs/reduce.py _reduced.add_shared_expert: load16 -> load16_nc": INPUT
     + ": the expert outputs given to combine",
-    "swiglu.py bf16_rows.fused_silu: load16 -> load16_nc": SWIGLU,
-    "swiglu.py bf16_rows.fused_silu: load16 -> load16_nc (number 2)": SWIGLU,
-    "swiglu.py fp8_rows.fused_silu_fp8: load16 -> load16_nc": SWIGLU,
-    "swiglu.py fp8_rows.fused_silu_fp8: load16 -> load16_nc (number 2)": SWIGLU,
-    "swiglu.py fp8_rows.fused_silu_fp8: load16 -> load16_nc (number 3)": SWIGLU,
-    "swiglu.py fp8_rows.fused_silu_fp8: load16 -> load16_nc (number 4)": SWIGLU,
+    "swiglu.py bf16_rows.piece: load16 -> load16_nc": SWIGLU,
+    "swiglu.py bf16_rows.piece: load16 -> load16_nc (number 2)": SWIGLU,
+    "swiglu.py fp8_rows.piece: load16 -> load16_nc": SWIGLU,
+    "swiglu.py fp8_rows.piece: load16 -> load16_nc (number 2)": SWIGLU,
+    "swiglu.py fp8_rows.piece: load16 -> load16_nc (number 3)": SWIGLU,
+    "swiglu.py fp8_rows.piece: load16 -> load16_nc (number 4)": SWIGLU,
     "rows/copy.py move_kernel.rows_move: load16 -> load16_nc": "peers fill the staging area before the previous launch ends, and again only after this rank announces its next "
     "call",
     "rows/reduce.py sum_of_experts.sum_many: load16 -> load16_nc": INPUT

@@ -5,7 +5,7 @@ codes a byte, the even element in the low nibble. e4m3fn (8 bits, FP8): the hard
 saturating, NaN -> 0x7F. e8m0: a byte b means 2**(b - 127), and 0xFF means NaN.
 """
 
-from epmoe.device import (abs_f32, add_rn, bf16_hi, bf16_lo, device_fn, e4m3_lo, f32, f32_as_u32, max_f32, min_f32,
+from epmoe.device import (abs_f32, add_rn, bf16_hi, bf16_lo, device_fn, f32, f32_as_u32, max_f32, min_f32,
                           mul_rn, pack_e4m3x2, u32, u32_as_f32, u64)
 
 ONE_BITS = 0x3F800000               # float32 1.0
@@ -60,12 +60,6 @@ def e2m1x16(a, b, k):
 def e4m3_byte(v):
     """float32 -> one code (u32, 8 bits)."""
     return u32(pack_e4m3x2(v, f32(0.0)) & u32(0xFF))
-
-
-@device_fn
-def e4m3_value(byte):
-    """One code (u32) -> float32."""
-    return e4m3_lo(byte)
 
 
 @device_fn

@@ -8,10 +8,10 @@ the group's start, and every group starts a tile.
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import device_fn, div_rn, f32, i32, mul_rn, store16, store_i32, store_u32, u32, u64
+from epmoe.device import device_fn, div_rn, e4m3_lo, f32, i32, mul_rn, store16, store_i32, store_u32, u32, u64
 
 from . import KernelFormat, output
-from .number_codes import e4m3_byte, e4m3_value, scaled_e4m3x4, e8m0_reciprocal, e8m0_round_up
+from .number_codes import e4m3_byte, scaled_e4m3x4, e8m0_reciprocal, e8m0_round_up
 from .row_copy import spread
 from .row_encoder import store_e2m1, values_then_scales, with_scale_bytes
 
@@ -31,7 +31,7 @@ def nvfp4_scale(absmax, input_scale):
     The factor is 1 / (scale * (1 / input_scale)); 0 where the scale is 0, which makes a zero of every number.
     """
     byte = e4m3_byte(mul_rn(input_scale, mul_rn(absmax, f32(SIXTH))))
-    scale = e4m3_value(byte)
+    scale = e4m3_lo(byte)
     k = div_rn(f32(1.0), mul_rn(scale, div_rn(f32(1.0), input_scale)))
     if scale == f32(0.0):
         k = f32(0.0)

@@ -42,17 +42,14 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
         return load16(src), load16(src + u64(16))
 
     @device_fn
-    def encode_step(dst_payload, chunk, ab, input_scale, lane):
-        absmax = group_maximum(max_f32(f32(0.0), max_f32(absmax8(ab[0]), absmax8(ab[1]))))
-        quantise(dst_payload, chunk, chunk < n_chunks, ab, absmax, input_scale, lane)
-
-    @device_fn
     def encode_part(src_row, dst_payload, input_scale, part, n_parts, lane):
         steps = i32((n_steps + n_parts - 1) // n_parts)
         step, end = i32(part * steps), i32(min(part * steps + steps, n_steps))
         while step < end:
             chunk = i32(step * LANES + lane)
-            encode_step(dst_payload, chunk, load_step(src_row, chunk, lane), input_scale, lane)
+            ab = load_step(src_row, chunk, lane)
+            absmax = group_maximum(max_f32(f32(0.0), max_f32(absmax8(ab[0]), absmax8(ab[1]))))
+            quantise(dst_payload, chunk, chunk < n_chunks, ab, absmax, input_scale, lane)
             step = i32(step + 1)
         if part == 0:
             clear_rest(dst_payload, lane)
