@@ -1,6 +1,6 @@
 """KernelCall: a kernel with its host side, which packs the words that it is called with, and prepares launches."""
 
-from functools import partial
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from epmoe_ref.config import EPConfig
@@ -92,7 +92,14 @@ class KernelCall:
         words = block.pack(same)[:block.index(FIRST)].tolist()
         launch = machine.prepared(self.kernel(wanted.weights_types, wanted.epilogue_types), grid, threads, words,
                                   num_tokens, my_rank, stream=wanted.stream, programmatic=self._programmatic)
-        return Traced(launch, partial(self._traces.note, my_rank, grid)) if traces else launch
+        if not traces:
+            return launch
+
+        def start(*words):
+            self._traces.note(my_rank, grid)
+            launch.start(*words)
+
+        return SimpleNamespace(start=start)
 
     def _context(self, machine, my_rank, of_peers):
         """The address of the words that are looked up by rank."""
@@ -102,15 +109,3 @@ class KernelCall:
             self._contexts[key] = machine.alloc(words.nbytes, "context", rank=my_rank)
             self._contexts[key].write(words)
         return self._contexts[key].address
-
-
-class Traced:
-    """A launch of which it is noted how many blocks write stamps."""
-
-    def __init__(self, launch, note):
-        self._launch, self._note = launch, note
-
-    def start(self, *words):
-        """Launch."""
-        self._note()
-        self._launch.start(*words)

@@ -20,13 +20,13 @@ class ParameterBlock:
     """The index of each named field among a kernel's words.
 
     fields: (name, number of words) in order. A float32 or int32 sits in the low half of its word. context: the same of
-    what lies in the context; if there is any, its address is the first word, "context". places: {name: (index of the
-    first word, number of words)}, in order.
+    what lies in the context; if there is any, its address is the first word, "context". places, context_places: {name:
+    (index of the first word, number of words)}, in order.
     """
 
     def __init__(self, *fields, context=()):
         self.places, self.n_words = _places((("context", 1), *fields) if context else fields)
-        self._context, self.context_words = _places(context)
+        self.context_places, self.context_words = _places(context)
 
     def index(self, name: str) -> int:
         """The index of a field's first word; a constant for the kernels."""
@@ -36,20 +36,13 @@ class ParameterBlock:
         """Byte offset of a field, for kernels that are given the address of all words in device memory."""
         return 8 * self.index(name)
 
-    def context_index(self, name: str) -> int:
-        """The index of a field's first word in the context."""
-        return self._context[name][0]
-
-    def pack(self, values: dict, tail=()) -> np.ndarray:
-        """The words [n_words + len(tail)] uint64; `tail` (the arguments of user functions) follows the last field.
-
-        A value is a number or a sequence of them; a field that is not given is zero.
-        """
-        return _packed(self.places, self.n_words, values, tail)
+    def pack(self, values: dict) -> np.ndarray:
+        """The words [n_words] uint64. A value is a number or a sequence of them; a field that is not given is zero."""
+        return _packed(self.places, self.n_words, values)
 
     def pack_context(self, values: dict) -> np.ndarray:
         """The words of the context; values as for pack."""
-        return _packed(self._context, self.context_words, values, ())
+        return _packed(self.context_places, self.context_words, values)
 
 
 def _places(fields):
@@ -60,15 +53,14 @@ def _places(fields):
     return places, n_words
 
 
-def _packed(places, n_words, values, tail):
-    words = np.zeros(n_words + len(tail), np.uint64)
+def _packed(places, n_words, values):
+    words = np.zeros(n_words, np.uint64)
     for name, value in values.items():
         at, length = places[name]
         value = value if isinstance(value, (list, tuple)) else [value]
         if len(value) != length:
             raise EPValueError(f"{name} takes {length} words, not {len(value)}")
         words[at:at + length] = value
-    words[n_words:] = tail
     return words
 
 
@@ -79,7 +71,7 @@ def float32_word(value) -> int:
 
 def in_context(block, name):
     """Device function (params, i) -> word i of a field of the context."""
-    p_context, first = block.index("context"), 8 * block.context_index(name)
+    p_context, first = block.index("context"), 8 * block.context_places[name][0]
 
     @device_fn
     def word(params, i):

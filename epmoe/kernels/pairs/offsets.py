@@ -95,7 +95,7 @@ def make(build):
     place(window, start) -> the next window's `start`; fills before, ends, starts and tiles, without a last barrier.
     write(call, window): the window's results, by the whole block: row_offsets, expert_ids, regions A and B, recv_counts,
         (-1, -1) as src_info of padding rows, and what begin_group writes.
-    write_first(call): those in front of all windows.
+    write_first(call): those in front of all windows, which `write` writes with the first one.
     write_segment(call, segment, start, before, count), write_group(call, group, start, n_rows, tiles_before): what one
         thread writes of them, for a segment, and for a group that begins at row `start`.
     """
@@ -185,7 +185,17 @@ def make(build):
             store_i32(call.recv_counts + u64(4) * u64(segment), count)
 
     @device_fn
+    def write_first(call):
+        n_shared, _ = share(call.num_tokens, call.my_rank)
+        if thread_idx() == 0:
+            store_i32(call.row_offsets, i32(0))
+            if front == 1:
+                write_group(call, i32(0), i32(0), n_shared, i32(0))
+
+    @device_fn
     def write(call, window):
+        if window.first == 0:
+            write_first(call)
         i = i32(thread_idx())
         while i < window.here * ranks:
             write_segment(call, i32(window.first * ranks + i), window.starts[i // ranks], window.before[i],
@@ -196,14 +206,6 @@ def make(build):
             last = i32(i * ranks + ranks - 1)
             write_group(call, i32(front + window.first + i), i32(window.starts[i]),
                         i32(window.before[last] + window.counts[last]), i32(window.tiles[i]))
-
-    @device_fn
-    def write_first(call):
-        n_shared, _ = share(call.num_tokens, call.my_rank)
-        if thread_idx() == 0:
-            store_i32(call.row_offsets, i32(0))
-            if front == 1:
-                write_group(call, i32(0), i32(0), n_shared, i32(0))
 
     return namespace("offsets", experts=experts, counts=experts * ranks, known=known,
                      await_counts=awaiting(MAX_FINITE), await_messages=awaiting(ANNOUNCED), place=place,

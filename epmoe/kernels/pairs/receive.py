@@ -90,12 +90,6 @@ def make(build):
             finish_group(call.format_handler, n_shared, i32(0), lane_id())
 
     @device_fn
-    def write_window(call, window):
-        if window.first == 0:
-            off.write_first(call)
-        off.write(call, window)
-
-    @device_fn
     def receive_known(call, receiver, n_receivers, counts, words):
         """All messages are here and rows need no padding: what each warp of the block does, by itself.
 
@@ -154,7 +148,7 @@ def make(build):
             syncthreads()                                   # all places by all threads
             mark(call, stamps.PLACED)
             if receiver == 0:
-                write_window(call, window)
+                off.write(call, window)
             if first == 0:
                 if own_share.put_shared(call):
                     return False

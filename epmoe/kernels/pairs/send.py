@@ -81,10 +81,9 @@ def make(build):
     @device_fn
     def claim(call, expert):
         """A slot for one message at the expert's owner: its address there."""
-        dst_rank, local_expert = i32(expert // local), i32(expert % local)
-        reserved = word.reserved(call.ep_counters, word.segment(local_expert, dst_rank))
-        slot = atomic_add_relaxed_gpu_i32(reserved, i32(1))
-        return msg.at(to.recv_buf(call, dst_rank), word.segment(local_expert, call.my_rank), slot)
+        dst_rank = i32(expert // local)
+        slot = atomic_add_relaxed_gpu_i32(word.reserved(call.ep_counters, signals.segment_of(expert)), i32(1))
+        return msg.at(to.recv_buf(call, dst_rank), word.segment(i32(expert % local), call.my_rank), slot)
 
     @device_fn
     def claim_token(call, batch, i):
