@@ -49,7 +49,7 @@ def check_returned(machine, function, what, numbers, args, kinds):
             value = function(*numbers, *args)
         except Exception:  # perhaps an array without an entry 0; else the kernel raises it, too
             return
-        in_kernels.number(what, function, value)
+        in_kernels.returned(what, function, value)
 
 
 def of_rank(world, index, args):

@@ -124,7 +124,7 @@ def _halves(n, load, store, item_bytes):
 
         return store_one
 
-    return tuple_of(n, loading), in_turn(n, storing)
+    return tuple_of(n, loading), in_turn(n, lambda j: storing(n - 1 - j))       # this order needs the fewest registers
 
 
 def spread(item_bytes: int, n_items: int):

@@ -149,11 +149,14 @@ def _compile_fused(build):
             n_senders, n_receivers = i32(grid_dim()), i32(grid_dim())
             if receiver < 0:
                 receiver = i32(receiver + n_receivers)
+        stays = True
         if block_idx() < n_senders:
-            gave_up = send_tokens(call, n_senders, failed)
-            if gave_up or not in_turns:
-                return not gave_up
-        return receiving.receive(call, receiver, n_receivers, failed)
+            stays = not send_tokens(call, n_senders, failed)
+            if not in_turns:
+                return stays
+        if stays:
+            stays = receiving.receive(call, receiver, n_receivers, failed)
+        return stays
 
     @kernel(max_threads=build.threads, words=parameter_block(build.cfg).n_words, shmem=peers.crosses_worlds(build.cfg))
     def dispatch(params, num_tokens, my_rank):
