@@ -41,10 +41,7 @@ def make(cfg, id_bytes=4):
 
     @device_fn
     def load(topk_ids, token, lane):
-        value = i32(NO_EXPERT)
-        if lane < top_k:
-            value = i32(read(topk_ids, token * top_k + lane))
-        return value
+        return i32(read(topk_ids, token * top_k + lane)) if lane < top_k else i32(NO_EXPERT)
 
     @device_fn
     def clean(value, group, lane):
@@ -54,10 +51,7 @@ def make(cfg, id_bytes=4):
             key = i32(value * 32 + group)
         same = u32(match_any(key))
         earlier = u32(same & u32((u32(1) << u32(lane)) - u32(1)))
-        cleaned = i32(NO_EXPERT)
-        if inside and earlier == u32(0):
-            cleaned = i32(value)
-        return cleaned
+        return i32(value) if inside and earlier == u32(0) else i32(NO_EXPERT)
 
     @device_fn
     def record(value, cleaned, token, lane, status):

@@ -37,9 +37,7 @@ def store_row(place, a, b, c, d):
 
 @device_fn
 def _present(word):
-    if word == u32(ABSENT):
-        word = u32(NAN)
-    return word
+    return u32(NAN) if word == u32(ABSENT) else word
 
 
 @device_fn

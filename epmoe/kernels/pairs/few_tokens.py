@@ -83,10 +83,7 @@ def make(build):
     @device_fn
     def id_of(call, token):
         """The id at the k of this lane, -1 if there is no such token."""
-        value = i32(-1)
-        if token < call.num_tokens:
-            value = of_ids.load(call.topk_ids, token, lane_id())
-        return value
+        return of_ids.load(call.topk_ids, token, lane_id()) if token < call.num_tokens else i32(-1)
 
     @device_fn
     def ask_piece(call, unit, n_parts):

@@ -90,10 +90,7 @@ def make(cfg):
 
     @device_fn
     def load_id(place):
-        id16 = i32(-1)
-        if lane_id() < top_k:
-            id16 = i32(load_u16(place + u64(topk_info) + u64(2) * u64(lane_id())))
-        return id16
+        return i32(load_u16(place + u64(topk_info) + u64(2) * u64(lane_id()))) if lane_id() < top_k else i32(-1)
 
     @device_fn
     def k_of(id16, expert):

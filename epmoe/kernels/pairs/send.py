@@ -231,10 +231,7 @@ def _payloads(build, finish_one):
     @device_fn
     def ids_of(batch, m):
         """The cleaned id at the k of this lane, of the token whose first message is m."""
-        expert = i32(-1)
-        if lane_id() < top_k:
-            expert = i32(batch.experts[m + lane_id()])
-        return expert
+        return i32(batch.experts[m + lane_id()]) if lane_id() < top_k else i32(-1)
 
     @device_fn
     def encode(call, batch):

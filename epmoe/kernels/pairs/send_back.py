@@ -195,10 +195,7 @@ def _pieces(cfg, store):
 
     @device_fn
     def rank_of(call, segment):
-        rank = i32(u32(segment) % u32(ranks))
-        if own_only:
-            rank = i32(call.my_rank)
-        return rank
+        return i32(call.my_rank) if own_only else i32(u32(segment) % u32(ranks))
 
     @device_fn
     def place_of(recv_buf, token, k):

@@ -55,10 +55,8 @@ def make(cfg):
                 claimed = i32(atomic_add_relaxed_gpu_i32(word.g(call.ep_counters, 0), i32(1)))
             row = i32(warp_broadcast_i32(claimed, 0))
             if row < n_rows:
-                if direct:
-                    payload = call.input_tokens + u64(row_bytes) * u64(first + row)
-                else:
-                    payload = call.send_buf_p + u64(msg_bytes) * u64(first + row)
+                payloads = call.input_tokens if direct else call.send_buf_p
+                payload = payloads + u64(row_bytes if direct else msg_bytes) * u64(first + row)
                 decode(payload, call.format_handler, RowPlace(row, i32(0), row, i32(0)), 0, 1, lane)
                 if lane < 2:
                     store_i32(call.src_info + u64(4) * u64(2 * row + lane), i32(-1))     # no rank gets it back

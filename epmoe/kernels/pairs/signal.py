@@ -54,10 +54,8 @@ def make(build):
     @device_fn
     def load_id(call, i):
         """This lane's id, from i on, in the list of all tokens' ids; -1 past its end."""
-        value = i32(-1)
-        if lane_id() < ids_a_warp and i + lane_id() < call.num_tokens * top_k:
-            value = i32(of_ids.read(call.topk_ids, i + lane_id()))
-        return value
+        is_there = lane_id() < ids_a_warp and i + lane_id() < call.num_tokens * top_k
+        return i32(of_ids.read(call.topk_ids, i + lane_id())) if is_there else i32(-1)
 
     @device_fn
     def count_id(value, first, wanted):
@@ -98,9 +96,7 @@ def make(build):
     @device_fn
     def announce(call, n_parts, failed):
         wanted = shared_array(window, int32)
-        first_expert = i32(0)
-        if own_only:
-            first_expert = i32(call.my_rank * local)
+        first_expert = i32(call.my_rank * local) if own_only else i32(0)
         first, end = first_expert, i32(first_expert + n_signals)
         while first < end:
             i = i32(thread_idx())
