@@ -120,7 +120,8 @@ def _compile_async(build):
 
 @lru_cache(CACHED)
 def _compile_wait(build):
-    begin, receiving, mark = peers.beginning(build, parameter_block(build.cfg)), receive.make(build), stamps.of_call(build.trace)
+    begin, receiving = peers.beginning(build, parameter_block(build.cfg)), receive.make(build)
+    mark = stamps.of_call(build.trace)
 
     @kernel(max_threads=build.threads, words=parameter_block(build.cfg).n_words)
     def dispatch_wait(params, num_tokens, my_rank):

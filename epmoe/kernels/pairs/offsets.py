@@ -5,8 +5,8 @@ Step 5 of dispatch.py. It takes less time than waiting for one block to do it fo
 
 from typing import NamedTuple
 
-from epmoe.device import (ballot, block_dim, device_fn, ffs, i32, lane_id, n_warps, shfl_idx, store_i32, syncthreads, thread_idx,
-                          u64, warp_id, warp_inclusive_sum_i32)
+from epmoe.device import (ballot, block_dim, device_fn, ffs, i32, lane_id, n_warps, shfl_idx, store_i32, syncthreads,
+                          thread_idx, u64, warp_id, warp_inclusive_sum_i32)
 from epmoe.layout import ANNOUNCED, DESCRIBED, MAX_FINITE
 from epmoe_ref.config import READY
 
