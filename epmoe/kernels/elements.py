@@ -1,5 +1,7 @@
 """Numbers of combine: 16 bytes of the output type as float32 values, and back with one rounding."""
 
+from functools import cache
+
 from epmoe.device import (add_rn, bf16_hi, bf16_lo, device_fn, f16_hi, f16_lo, f32, f32_as_u32, fma_rn, i32,
                           pack_bf16x2, pack_f16x2, u32_as_f32)
 
@@ -10,6 +12,7 @@ from .unrolled import tuple_of
 PAIRS = {"bf16": (bf16_lo, bf16_hi, pack_bf16x2), "fp16": (f16_lo, f16_hi, pack_f16x2)}
 
 
+@cache
 def make(dtype: str):
     """Namespace "vectors" for combine_dtype "bf16", "fp16" or "fp32": device functions over one vector of 16 bytes.
 
