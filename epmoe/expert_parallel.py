@@ -75,7 +75,7 @@ class ExpertParallel:
         self._dispatch = DispatchPhase(self._engine)
         self._combine = CombinePhase(self._engine, self._dispatch.capacity)
         self._silu = SiluPhase(self._engine, self._dispatch.capacity)
-        self._sent = self._returned = None  # what one call of a round leaves for the next
+        self._sent = None  # what one call of a round leaves for the next
         self._leave = weakref.finalize(self, self._engine.leave)
         self._leave.atexit = False
 
@@ -98,7 +98,7 @@ class ExpertParallel:
         """
         if out is not None:
             self._dispatch.into(self._sent, out)
-        return self._of_ranks(self._dispatch.launch("dispatch_wait", self._sent))
+        return self._dispatch.launch("dispatch_wait", self._sent)
 
     @part_of_round
     def dispatch(self, input_tokens, topk_ids, input_scale=1.0, *, out=None):
@@ -118,7 +118,7 @@ class ExpertParallel:
         if out is not None:
             self._dispatch.into(sent, out)
         self._sent = sent
-        return self._of_ranks(self._dispatch.launch("dispatch", sent, self.fused))
+        return self._dispatch.launch("dispatch", sent, self.fused)
 
     @part_of_round
     def combine_async(self, expert_outputs, d):
@@ -127,8 +127,8 @@ class ExpertParallel:
         expert_outputs, d, and errors: as in `combine`. combine_wait reads a fused shared expert's rows of
         expert_outputs.
         """
-        self._returned = self._combine.begin(self._sent, expert_outputs, d)
-        self._combine.launch_async(self._returned)
+        self._combine.begin(self._sent, expert_outputs, d)
+        self._combine.launch_async(self._sent)
 
     @part_of_round
     def combine_wait(
@@ -147,7 +147,7 @@ class ExpertParallel:
         """
         made = self._combine.end(
             "combine_wait",
-            self._returned,
+            self._sent,
             router_weights,
             router_weights_args,
             epilogue,
@@ -155,8 +155,8 @@ class ExpertParallel:
             elementwise_lambda_fn,
             out,
         )
-        self._sent = self._returned = None  # whose memory is reused as soon as the caller drops it
-        return self._of_ranks(made)
+        self._sent = None  # whose memory is reused as soon as the caller drops it
+        return made
 
     @part_of_round
     def combine(
@@ -201,7 +201,7 @@ class ExpertParallel:
             fused=self.fused,
         )
         self._sent = None
-        return self._of_ranks(made)
+        return made
 
     def fused_silu(self, gate_up, d, *, output_format="bf16", limit=None, alpha=1.702):
         """SwiGLU between an expert's two products, for the rows of d; the host does not wait for their number.
@@ -212,7 +212,7 @@ class ExpertParallel:
         one bf16 ulp (FP8: one code). Rows past the exact number are unspecified. Errors: EPValueError.
         """
         self._expect_open("fused_silu")
-        return self._of_ranks(self._silu(gate_up, d, output_format, limit, alpha))
+        return self._silu(gate_up, d, output_format, limit, alpha)
 
     def check(self):
         """Wait for the kernels; raise what they recorded: PeerTimeout, or EPValueError for bad ids in device memory."""
@@ -223,7 +223,7 @@ class ExpertParallel:
         """Reset all counters, flags and the order of calls. Collective: every rank must call it."""
         self._expect_open("reset")
         self._engine.reset()
-        self._sent = self._returned = None
+        self._sent = None
 
     @staticmethod
     def plan(cfg):
@@ -273,7 +273,7 @@ class ExpertParallel:
         """
         self._leave.detach()
         if self._rounds.state != "closed":
-            self._sent = self._returned = None
+            self._sent = None
             self._engine.close(collective)
 
     def __enter__(self):
@@ -285,9 +285,6 @@ class ExpertParallel:
     def _expect_open(self, call):
         if self._rounds.state == "closed":
             raise EPStateError(f"{call}: this ExpertParallel is closed: make a new one")
-
-    def _of_ranks(self, results):
-        return results if self.world.lists else results[0]
 
 
 def _check_config(cfg):

@@ -46,6 +46,7 @@ class Engine:
 
     def __init__(self, cfg: EPConfig, world, launch, timeout, kernels, factories):
         self.cfg, self.world, self.machine, self.timeout = cfg, world, world.machine, timeout
+        self.lists = world.lists
         self.launch = LaunchConfig() if launch is None else launch
         self.kernels = "fast" if factories else kernels_named(kernels, self.machine)
         if self.kernels == "plain" and self.launch.trace:
@@ -56,7 +57,6 @@ class Engine:
         self.placing = Placing(self.machine, world.stream_of)
         self._factories = factories or KERNELS[self.kernels]
         self._calls = {}  # KernelCall by factory and options
-        self.accepted = set()  # forms of arrays
         self.plans = {}  # what launches, by what a phase knows it by
         self.has_many = False  # plans or calls
         self.captured = []  # loans of captured calls, which stay lent until close()
@@ -93,12 +93,6 @@ class Engine:
         for r in self.ranks:
             r.initialise()
         self.world.barrier(occasion, timeout)
-
-    def accept(self, form):
-        """Arrays of this form in device memory have passed the checks."""
-        if len(self.accepted) >= MOST_PLANS:
-            self.accepted.clear()
-        self.accepted.add(form)
 
     def enter(self, key, plan):
         """Remember a plan."""

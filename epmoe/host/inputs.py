@@ -163,8 +163,6 @@ def router_weights(cfg, machine, rank, given, num_tokens):
 
 def input_scale(rank, given):
     """Input scale of a rank: a positive finite float32 number."""
-    if type(given) is float and given == 1.0:
-        return given
     if isinstance(given, bool) or not isinstance(given, (int, float, np.number)):
         raise EPValueError(
             f"input_scale of rank {rank} is {given!r}; a positive finite number is needed, or a "

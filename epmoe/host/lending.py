@@ -50,8 +50,6 @@ class Loan:
 
     __slots__ = ("buffer", "fields", "start", "base", "nbytes", "lender", "__weakref__")
 
-    given, outs, copies = False, (), False  # as Results: none are arrays of the caller
-
     def __init__(self, lender, buffer, fields, start, nbytes):
         self.lender, self.buffer, self.fields, self.start = lender, buffer, fields, start
         self.base, self.nbytes = buffer.address + start, nbytes
@@ -87,12 +85,9 @@ class Loan:
             field = field.first(n)
         return self._numpy(field) if SIM else DeviceArray(self, field)
 
-    def part(self, name, field):
-        """The array of that name, or the part of it that is a Field."""
+    def part(self, field):
+        """The part of the memory that is a Field, as an array."""
         return self._numpy(field) if SIM else DeviceArray(self, field)
-
-    def finish(self):
-        """As of Results: nothing is to be copied."""
 
     def arrays(self, names):
         """These arrays, whole."""

@@ -19,6 +19,8 @@ _NEXT = {
     "dispatching": {"dispatch_wait": "dispatched"},
     "dispatched": {"combine_async": "combining", "combine": "idle"},
     "combining": {"combine_wait": "idle"},
+    "failed": {},
+    "closed": {},
 }
 
 AFTER = {call: state for calls in _NEXT.values() for call, state in calls.items()}
@@ -89,7 +91,9 @@ def part_of_round(method):
         turn.thread = get_ident()
         try:
             if has_turn:
-                rounds.expect(name, self._capture())
+                rounds.capture = capture = self._capture()
+                if name not in _NEXT[rounds.state] or capture != rounds.opened_in:
+                    rounds.expect(name, capture)
             return method(self, *arguments, **options)
         except REFUSALS:
             raise
@@ -105,19 +109,17 @@ def part_of_round(method):
 class Rounds:
     """Where in a round one ExpertParallel is.
 
-    failure: the error after which only reset() helps, or None; failed_call: the call that it ended.
+    failure: the error after which only reset() helps, or None; failed_call: the call that it ended. capture, opened_in:
+    ids of captures, 0 for none: of the call under way, and of the open round.
     """
 
     def __init__(self):
         self.state, self.failure, self.failed_call = "idle", None, None
         self.turn = Turn()
-        self.capture = self.opened_in = (
-            0  # ids of captures: of the call under way, of the open round
-        )
+        self.capture = self.opened_in = 0
 
-    def expect(self, call, capture=0):
+    def expect(self, call, capture):
         """Raise EPStateError, with the reason, unless the call may come now. capture: id of a capture, 0 for none."""
-        self.capture = capture
         if self.state == "closed":
             raise EPStateError(f"{call}: {_REASON['closed']}")
         if self.failure is not None:

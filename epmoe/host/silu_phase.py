@@ -48,7 +48,8 @@ class SiluPhase:
                 launch.start(*words)
         if device.SIM:
             engine.machine.synchronize()
-        return [_arrays(loan) for _, _, loan in placed]
+        made = [_arrays(loan) for _, _, loan in placed]
+        return made if engine.lists else made[0]
 
     def _launch(self, r, **options):
         """What launches the kernel of a rank; prepared once."""

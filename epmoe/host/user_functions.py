@@ -1,25 +1,90 @@
 """Functions of the caller that run inside kernels (epilogue, router weights, input scale), and their arguments."""
 
 import inspect
+from typing import NamedTuple
 
 import numpy as np
 
 from epmoe import device
 from epmoe.host.arrays import is_torch, view
+from epmoe.host.same_functions import earlier
 from epmoe.kernels import ArrayArg, ScalarArg
 from epmoe.kernels import user_functions as in_kernels
 from epmoe_ref.errors import EPValueError
 
 _ARRAY_DTYPES = ("float32", "int32")
 _WIDENED = ("bfloat16", "float16")  # exact as float32, so an array in host memory is placed as that
+NO_TYPES = (), ()
+_NUMBERS = {  # what functions are tried with in the simulator
+    "router_weights": (np.int32(0), np.int32(0)),
+    "epilogue": (np.int32(0), np.int32(0), np.float32(1)),
+    "elementwise_lambda_fn": (np.int32(0), np.int32(0), np.float32(1)),
+}
 
 
-def expect_sequence(what, args):
-    """Nothing, if what a function is given besides its numbers is a tuple or a list."""
-    if not isinstance(args, (tuple, list)):
+class Way(NamedTuple):
+    """How all ranks reduce: compile-time options, which `key` stands for; the caller's functions are among them.
+
+    takes_weights: router weights are arrays. stores: an elementwise_lambda_fn stores the result itself.
+    """
+
+    key: object
+    options: dict
+    takes_weights: bool
+    stores: bool = False
+
+    def check(self, engine, index, weights_args, epilogue_args, types):
+        """Errors: as check_returned. index: of the rank whose arguments are tried; types: of both."""
+        of_both = zip(self.options.items(), (weights_args, epilogue_args), types)
+        for (what, function), args, kinds in of_both:
+            if callable(function):
+                args = of_rank(engine.world, index, args)
+                check_returned(engine.machine, function, what, _NUMBERS[what], args, kinds)
+
+
+SUMS = Way("sums", dict(router_weights="array", epilogue=None), True)  # without functions
+NO_SUMS = Way("no sums", dict(router_weights=None, epilogue=None), False)
+
+
+def way_of(cfg, router_weights, weights_args, epilogue, epilogue_args, elementwise_fn, out):
+    """The Way of these arguments of combine, which must go together."""
+    name, last = "epilogue", epilogue
+    if elementwise_fn is not None:
+        name, last = "elementwise_lambda_fn", elementwise_fn
+        for other, given in (("epilogue", epilogue), ("out", out)):
+            if given is not None:
+                raise EPValueError(
+                    f"elementwise_lambda_fn and {other} are both given: the function stores the result itself, and "
+                    "nothing else is stored"
+                )
+    function, last = earlier(router_weights) if callable(router_weights) else None, earlier(last)
+    for what, args in ("router_weights_args", weights_args), ("epilogue_args", epilogue_args):
+        if not isinstance(args, (tuple, list)):
+            raise EPValueError(
+                f"{what} is a {type(args).__name__}; a tuple is needed, of one argument too: {what}=(a,)"
+            )
+    if router_weights is None and last is not None:
         raise EPValueError(
-            f"{what} is a {type(args).__name__}; a tuple is needed, of one argument too: {what}=(a,)"
+            f"{name} needs router weights: without them the rows are returned unreduced"
         )
+    if router_weights is None and cfg.fused_shared_expert:
+        raise EPValueError(
+            "fused_shared_expert=True needs router weights: the shared expert is added to their sum"
+        )
+    if weights_args and function is None:
+        raise EPValueError(
+            "router_weights_args are given, and router_weights is no function that would take them"
+        )
+    if epilogue_args and last is None:
+        raise EPValueError("epilogue_args are given, and there is no epilogue that would take them")
+    if function is None and last is None:
+        return NO_SUMS if router_weights is None else SUMS
+    if last is not None:
+        check_signature(last, name, ("token", "col", "value"), epilogue_args)
+    if function is not None:
+        check_signature(function, "router_weights", ("token", "k"), weights_args)
+    options = {"router_weights": function or "array", name: last}
+    return Way(tuple(options.items()), options, function is None, elementwise_fn is not None)
 
 
 def check_signature(function, what, parameters, args):
@@ -65,11 +130,12 @@ def of_rank(world, index, args):
     return tuple(a[index] if isinstance(a, list) else a for a in args)
 
 
-def argument(value, what, place, writable=False):
-    """ScalarArg or ArrayArg for a number or an array; place(array) gives the address of an array's elements.
+def argument(value, name, rank, place, writable):
+    """ScalarArg or ArrayArg for a number or an array; place(name, array) gives the address of an array's elements.
 
     writable: whether the function may store into arrays that are writable and that it is given without a conversion.
     """
+    what = f"{name} of rank {rank}"
     if isinstance(value, (bool, int, np.integer, np.bool_)):
         if not -(2**31) <= int(value) < 2**31:
             raise EPValueError(f"{what} is {value}, which does not fit in int32")
@@ -89,4 +155,4 @@ def argument(value, what, place, writable=False):
             f"{what} is {array.dtype} {array.shape}; numbers, and arrays of one or two axes of "
             f"{', '.join(_ARRAY_DTYPES)} can be given to a function: convert it"
         )
-    return ArrayArg(place(array), array.shape, array.dtype.name, bool(writable))
+    return ArrayArg(place(name, array), array.shape, array.dtype.name, bool(writable))
