@@ -4,6 +4,7 @@ The kernel follows those that write the arrays, on the same stream. So the host 
 and synchronises with no stream.
 """
 
+from itertools import accumulate, pairwise
 from threading import RLock
 
 import numpy as np
@@ -25,7 +26,6 @@ from . import (
 THREADS = 32 if SIM else 256
 MOST_ARRAYS = 3  # that one launch tells
 HEADER = 64  # bytes before the arrays; they begin with the number of the last launch that has told
-STEP = 4096  # bytes
 MOST_WAITS = 4  # of a call, one after another, each for at most timeout
 PATIENCE = 300.0  # seconds more, for what lies before the call on the stream
 
@@ -51,11 +51,11 @@ def tell_host(params, num_tokens, my_rank):
 class HostWords:
     """Host memory into which one kernel of each rank here stores what it tells, and then the number of the call.
 
-    stream: that of the call, behind which all of these kernels have ended.
+    ranks: of this process. stream: that of the call, behind which all of these kernels have ended.
     """
 
-    def __init__(self, machine, n_ranks, stream):
-        self._machine, self._n_ranks, self._stream = machine, n_ranks, stream
+    def __init__(self, machine, ranks, stream):
+        self._machine, self._ranks, self._stream = machine, list(ranks), stream
         self._nbytes, self._number, self._memory = 0, 0, None
 
     def prepare(self, nbytes):
@@ -63,8 +63,8 @@ class HostWords:
         nbytes = HEADER + -(-nbytes // HEADER) * HEADER
         if nbytes > self._nbytes:
             self.free()
-            total = self._n_ranks * nbytes
-            self._memory = self._machine.host_memory(total, "what the host is told", 0)
+            total = len(self._ranks) * nbytes
+            self._memory = self._machine.host_memory(total, "what the host is told", self._ranks[0])
             told, self._nbytes = self._memory.array(np.uint8, total), nbytes
             told[:] = 0  # calls count from 1
             parts = [told[i : i + nbytes] for i in range(0, total, nbytes)]
@@ -78,14 +78,20 @@ class HostWords:
         self._number += 1
         return self._number, self._addresses
 
-    def wait(self, seconds):
-        """[a bytearray of what each rank has told], or None if one does not in this time.
+    def wait(self, timeout):
+        """[a bytearray of what each rank has told]. timeout [s]: of the calls that are waited for.
 
-        Errors: EPError of the device, or when the stream has ended and a kernel has told nothing.
+        Errors: PeerTimeout when the stream does not get there; EPError of the device, or when the stream has ended and
+        a kernel has told nothing.
         """
+        seconds = MOST_WAITS * timeout + PATIENCE
         for word in self._words:
             if not self._stream.wait_for(word, self._number, seconds):
-                return None
+                raise PeerTimeout(
+                    f"rank {self._ranks[0]}: the GPU has told the host nothing for {seconds:g} s: what was put on the "
+                    "stream before the call has not ended, or a kernel of it cannot begin; when the "
+                    "stream runs again, call reset() on all ranks"
+                )
         return list(map(bytearray, self._told))
 
     def free(self):
@@ -96,32 +102,18 @@ class HostWords:
 
 
 class Telling:
-    """Launches of tell_host on a stream, and the host memory that they write. rank: to name in errors."""
+    """Arrays in device memory are told, whatever kernels wrote them: by launches of tell_host. rank: of the stream."""
 
     def __init__(self, machine, rank, stream):
         self._machine, self._rank, self._stream = machine, rank, stream
         self._one_at_a_time, self._waits = RLock(), False  # results are looked at in any thread
-        self._number, self._launch, self._memory = 0, None, None
-
-    def prepare(self, nbytes=STEP):
-        """Load the kernel, and take host memory; before launches that tell() follows, which may wait for others."""
-        if self._launch is None:
-            how = dict(stream=self._stream)
-            self._launch = self._machine.prepared(tell_host, 1, THREADS, (), 0, self._rank, **how)
-        if self._memory is None or nbytes > self._memory.nbytes:
-            self.free()
-            nbytes = -(-nbytes // STEP) * STEP
-            memory = self._machine.host_memory(nbytes, "what the host is told", self._rank)
-            self._bytes, word = memory.array(np.uint8, nbytes), memory.array(np.uint64, 1)
-            word[0] = 0  # launches count from 1
-            self._memory, self._word = memory, memoryview(word)
+        self.words, self._launch = HostWords(machine, [rank], stream), None
 
     def tell(self, arrays, timeout):
         """[the bytes of each array, uint8], as they are when all that is on the stream now has run.
 
-        arrays: [(address, bytes, a multiple of 4)]. timeout [s]: of the calls that are waited for. Errors: PeerTimeout
-        when the stream does not get there; EPError with the name of an error of the device;
-        EPStateError in the handler of a signal that has come while this thread waits here.
+        arrays: [(address, bytes, a multiple of 4)]. Errors: as of HostWords.wait; EPStateError in the handler of a signal
+        that has come while this thread waits here.
         """
         with self._one_at_a_time:
             if self._waits:
@@ -136,33 +128,20 @@ class Telling:
                 self._waits = False
 
     def _tell(self, arrays, timeout):
-        self.prepare(HEADER + sum(nbytes for _, nbytes in arrays))
-        told, at = [], HEADER
+        if self._launch is None:
+            how = dict(stream=self._stream)
+            self._launch = self._machine.prepared(tell_host, 1, THREADS, (), 0, self._rank, **how)
+        ends = list(accumulate([nbytes for _, nbytes in arrays], initial=0))
+        self.words.prepare(ends[-1])
         for i in range(0, len(arrays), MOST_ARRAYS):
             words = [0] * (2 * MOST_ARRAYS)
             for j, (address, nbytes) in enumerate(arrays[i : i + MOST_ARRAYS]):
                 words[2 * j : 2 * j + 2] = address, nbytes // 4
-            self._number += 1
-            to = self._memory.address
-            self._launch.start(to, self._number, to + at, *words)
-            at += 4 * sum(words[1::2])
-        self._wait(MOST_WAITS * timeout + PATIENCE)
-        at = HEADER
-        for _, nbytes in arrays:
-            told.append(self._bytes[at : at + nbytes].copy())
-            at += nbytes
-        return told
-
-    def _wait(self, seconds):
-        if not self._stream.wait_for(self._word, self._number, seconds):
-            raise PeerTimeout(
-                f"rank {self._rank}: the GPU has told the host nothing for {seconds:g} s: what was put on the "
-                "stream before the call has not ended, or a kernel of it cannot begin; when the "
-                "stream runs again, call reset() on all ranks"
-            )
+            number, (to,) = self.words.begin()
+            self._launch.start(to, number, to + HEADER + ends[i], *words)
+        told = np.frombuffer(self.words.wait(timeout)[0], np.uint8)
+        return [told[a:b] for a, b in pairwise(ends)]
 
     def free(self):
         """Free the host memory; the launches must have ended."""
-        if self._memory is not None:
-            self._memory.free()
-            self._memory = None
+        self.words.free()

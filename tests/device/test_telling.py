@@ -61,15 +61,15 @@ def test_the_handler_of_a_signal_may_not_ask_while_its_thread_waits(monkeypatch)
     machine = device.machine(1)
     telling, buffer = Telling(machine, 0, machine.stream(0)), machine.alloc(64, "numbers")
     buffer.write(np.arange(16, dtype=np.uint32))
-    array, wait, refused = (buffer.address, 16), telling._wait, []
+    array, wait, refused = (buffer.address, 16), telling.words.wait, []
 
-    def interrupted(seconds):
+    def interrupted(timeout):
         with pytest.raises(EPStateError, match="rank 0: trimmed.. .* handler of a signal") as error:
             telling.tell([array], 30.0)
         refused.append(error.value)
-        wait(seconds)
+        return wait(timeout)
 
-    monkeypatch.setattr(telling, "_wait", interrupted)
+    monkeypatch.setattr(telling.words, "wait", interrupted)
     assert telling.tell([array], 30.0)[0].view(np.uint32).tolist() == [0, 1, 2, 3]
     monkeypatch.undo()
     assert refused and len(telling.tell([array], 30.0)) == 1
