@@ -1,6 +1,5 @@
 """Kernels that take arrays as arguments, on a GPU: one Kernel for each set of argument types."""
 
-import ctypes
 import math
 from array import array
 
@@ -11,7 +10,7 @@ from epmoe_ref.errors import EPValueError
 
 from .gpu_driver import check, cu
 from .gpu_kernel import Kernel
-from .gpu_launch import loaded, places_of
+from .gpu_launch import Launch, loaded
 from .ptx_factory import types
 
 ELEMENTS = {
@@ -137,17 +136,9 @@ class ArrayKernel:
                 "grid=%d blocks of %d threads of %s: 1 to %d can be resident at once, and blocks wait "
                 "for each other" % (grid, block, self.name, resident)
             )
-        words, function, handle = _words(tuple(values)), loaded(kernel).function, _handle(stream)
-
-        def submit():
-            places = places_of(words)
-            at = ctypes.addressof(places)
-            check(cu.cuLaunchKernel(function, grid, 1, 1, block, 1, 1, 0, handle, at, 0))
-
-        if machine is not None and machine.held:
-            machine.queue(submit)
-        else:
-            submit()
+        shape, words = (grid, block, 0), _words(tuple(values))
+        launch = Launch(machine, loaded(kernel), shape, words, (), _handle(stream), False)
+        launch.submit() if machine is None else launch.start()
 
 
 class Place:

@@ -58,12 +58,6 @@ def loaded(kernel):
     return of_devices[number]
 
 
-def places_of(words):
-    """What the driver takes for arguments that lie in an array("Q"), one a word: an array of their addresses."""
-    base, n = words.buffer_info()
-    return (ctypes.c_void_p * n)(*range(base, base + 8 * n, 8))
-
-
 class Launch:
     """A launch of one kernel, to be started as often as one likes; the driver copies the arguments before that returns.
 
@@ -75,12 +69,14 @@ class Launch:
 
     def __init__(self, machine, kernel, shape, words, numbers, stream, programmatic):
         grid, threads, shared_bytes = shape
-        n_words = kernel.n_words or 1
+        n_more = max(0, (kernel.n_words or 1) - len(words))
         self._machine, self._at = machine, 8 * len(words)
         numbers = [n & 0xFFFFFFFF for n in numbers]  # which are i32
-        self.words = array("Q", [*words, *[0] * (n_words - len(words)), *numbers])  # never resized
-        self._pack = struct.Struct("%dQ" % (n_words - len(words))).pack_into
-        self._places = places_of(self.words)
+        self.words = array("Q", [*words, *[0] * n_more, *numbers])  # never resized
+        self._pack = struct.Struct("%dQ" % n_more).pack_into
+        # what the driver takes for arguments: an array of their addresses
+        base, n = self.words.buffer_info()
+        self._places = (ctypes.c_void_p * n)(*range(base, base + 8 * n, 8))
         places = ctypes.addressof(self._places)
         if not programmatic:
             self._start = cu.cuLaunchKernel

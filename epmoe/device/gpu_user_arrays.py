@@ -4,7 +4,6 @@ Arrays as kernel arguments would cost host time at every launch; made here, they
 mostly removes.
 """
 
-from llvmlite import ir
 from numba.cuda.extending import intrinsic
 
 from .ptx_factory import types
@@ -16,34 +15,15 @@ ITEMSIZE = 4
 def _codegen(context, builder, signature, args):
     """A C-contiguous Numba array of the signature's type over args: address, then the lengths of the axes."""
     address, *lengths = args
-    words = ir.IntType(64)
-    made = context.make_array(signature.return_type)(context, builder)
-    data = builder.inttoptr(
-        address, context.get_data_type(signature.return_type.dtype).as_pointer()
-    )
-    strides, stride = [], ir.Constant(words, ITEMSIZE)
-    for length in reversed(lengths):
-        strides.insert(0, stride)
-        stride = builder.mul(stride, length)
-    n_elements = builder.udiv(stride, ir.Constant(words, ITEMSIZE))
-    for name, value in (
-        ("data", data),
-        ("nitems", n_elements),
-        ("itemsize", ir.Constant(words, ITEMSIZE)),
-    ):
-        setattr(made, name, value)
-    made.shape = _pack(builder, lengths)
-    made.strides = _pack(builder, strides)
-    made.meminfo = ir.Constant(made.meminfo.type, None)
-    made.parent = ir.Constant(made.parent.type, None)
+    array, itemsize = signature.return_type, context.get_constant(types.intp, ITEMSIZE)
+    strides = [itemsize]
+    for length in lengths[:0:-1]:
+        strides.insert(0, builder.mul(strides[0], length))
+    made = context.make_array(array)(context, builder)
+    data = builder.inttoptr(address, context.get_data_type(array.dtype).as_pointer())
+    where = dict(data=data, shape=lengths, strides=strides, itemsize=itemsize, meminfo=None)
+    context.populate_array(made, **where)
     return made._getvalue()
-
-
-def _pack(builder, values):
-    packed = ir.Constant(ir.ArrayType(values[0].type, len(values)), ir.Undefined)
-    for i, value in enumerate(values):
-        packed = builder.insert_value(packed, value, i)
-    return packed
 
 
 def array_type(dtype: str, n_axes: int, writable: bool):
