@@ -12,12 +12,14 @@ import numpy as np
 
 from epmoe import device
 from epmoe.host.arrays import Array
+from epmoe.host.inputs import COMBINE_DTYPE
 from epmoe.kernels import formats, fused_silu_kernel, plain, user_functions
 
-OF_COMBINE = {
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "fp16": np.dtype(np.float16),
-    "fp32": np.dtype(np.float32),
+PAGE_NAMES = {  # what the page calls the functions that the fast kernels' factories take
+    "input_scale": "input_scales_wrapper",
+    "router_weights": "router_weights_wrapper",
+    "epilogue": "epilogue_fn",
+    "elementwise_lambda_fn": "elementwise_lambda_fn",
 }
 
 
@@ -47,13 +49,10 @@ def _number(word, dtype):
 
 
 class _Call:
-    """A plain kernel, prepared and started as a KernelCall of epmoe.kernels is.
+    """A plain kernel, prepared and started as a KernelCall of epmoe.kernels is. options: of its factory."""
 
-    scales: the function of the input scale, or None. weights: "array", the function of router weights, or None.
-    """
-
-    def __init__(self, kernel, scales=None, weights=None):
-        self.kernel, self.cfg, self.scales, self.weights = kernel, kernel.cfg, scales, weights
+    def __init__(self, kernel, options):
+        self.kernel, self.options = kernel, options
 
     def close(self):
         """Nothing is kept between launches."""
@@ -67,175 +66,101 @@ class _Launch:
     """start(*words) makes the page's arguments of the words that a fast kernel is given."""
 
     def __init__(self, call, wanted):
-        self.call, self.cfg, self.wanted = call, call.cfg, wanted
-        self.n, self.my_rank, self.at = wanted.num_tokens, wanted.my_rank, wanted.regions
+        self.kernel, self.options, self.cfg = call.kernel, call.options, call.kernel.cfg
+        self.wanted, self.n, self.at = wanted, wanted.num_tokens, wanted.regions
+        name = self.kernel.__name__
+        self.sends, self.waits = "_wait" not in name, "_async" not in name
+        self._page = self._dispatch if name.startswith("dispatch") else self._combine
 
     def start(self, *words):
         """Launch."""
-        kernel, wanted = self.call.kernel, self.wanted
-        arguments, given = self.call.page(self, *words)
+        kernel, wanted = self.kernel, self.wanted
+        arguments, given = self._page(*words)
         grid, block = kernel.options.launch.grid(wanted.machine), kernel.block()
         kernel[grid, block, wanted.stream](
             *arguments, status=self.at["status"], timeout=wanted.timeout_s, **given
         )
 
-    def peers(self):
-        """The page's arguments that say where messages go."""
-        return (
-            self.at["send_buf_p"],
-            tuple(self.at["recv_buf_ptrs"]),
-            tuple(self.at["recv_count_ptrs"]),
-            self.at["ep_counters"],
-        )
+    def _memory(self):
+        """The page's arguments that say where messages go or, in a kernel that sends none, where they come."""
+        at = self.at
+        if not self.sends:
+            return at["recv_buf_p"], at["recv_count_p"], at["ep_counters"]
+        peers = tuple(at["recv_buf_ptrs"]), tuple(at["recv_count_ptrs"])
+        return at["send_buf_p"], *peers, at["ep_counters"]
 
-    def own(self):
-        """The page's arguments that say where messages come."""
-        return self.at["recv_buf_p"], self.at["recv_count_p"], self.at["ep_counters"], self.my_rank
+    def _dispatch(self, tokens, ids, clean, scale, *words):
+        """(arguments, keywords) of the dispatch kernels."""
+        cfg, fmt, n, made, given = self.cfg, formats.of(self.cfg), self.n, [], {}
+        if self.sends:
+            made.append(_array(tokens, (n, cfg.hidden), ml_dtypes.bfloat16))
+            made.append(_array(ids, (n, cfg.top_k), np.int32))
+            given["clean_topk_ids"] = clean
+            has_function = self.options.get("input_scale") is not None
+            given["input_scales_args"] = () if has_function else (_number(scale, np.float32),)
+        if self.waits:
+            *outputs, rows, row_offsets, expert_ids, src_info, recv_counts = words
+            of = fmt.outputs(cfg, rows)
+            made.append({n: _array(at, *of[n]) for n, at in zip(fmt.output_fields, outputs)})
+            made.append(_array(row_offsets, (cfg.n_groups + 1,), np.uint32))
+            made.append(_array(expert_ids, (cfg.n_groups,), np.int32))
+            made.append(_array(src_info, (rows, 2), np.int32))
+            given["recv_counts"] = recv_counts
+        if cfg.fused_shared_expert and not self.sends:
+            given |= dict(send_buf_p=self.at["send_buf_p"], num_tokens=n)
+        return (*made, *self._memory(), self.wanted.my_rank), given
 
-    def sent(self, input_tokens, topk_ids, clean_topk_ids, scale):
-        """(arrays of what dispatch sends, keywords)."""
-        given = dict(clean_topk_ids=clean_topk_ids)
-        given["input_scales_args"] = () if self.call.scales else (_number(scale, np.float32),)
-        return (
-            _array(input_tokens, (self.n, self.cfg.hidden), ml_dtypes.bfloat16),
-            _array(topk_ids, (self.n, self.cfg.top_k), np.int32),
-        ), given
-
-    def grouped(self, words):
-        """(arrays that dispatch writes, keywords)."""
-        cfg, fmt = self.cfg, formats.of(self.cfg)
-        *addresses, rows, row_offsets, expert_ids, src_info, recv_counts = words
-        shapes = fmt.outputs(cfg, rows)
-        outputs = {
-            name: _array(at, *shapes[name]) for name, at in zip(fmt.output_fields, addresses)
-        }
-        return (
-            outputs,
-            _array(row_offsets, (cfg.n_groups + 1,), np.uint32),
-            _array(expert_ids, (cfg.n_groups,), np.int32),
-            _array(src_info, (rows, 2), np.int32),
-        ), dict(recv_counts=recv_counts)
-
-    def returned(self, input_tokens, src_info, n_rows):
-        """Arrays of what combine sends back."""
-        return (
-            _array(input_tokens, (n_rows, self.cfg.hidden), OF_COMBINE[self.cfg.combine_dtype]),
-            _array(src_info, (n_rows, 2), np.int32),
-        )
-
-    def reduced(self, output_tokens, topk_ids, router_weights, words):
-        """(output, ids, keywords for the functions; an array of router weights is the argument of one)."""
-        cfg, n, reduces = self.cfg, self.n, self.call.weights
-        shape = (n, cfg.hidden) if reduces else (n, cfg.top_k, cfg.hidden)
-        of_weights, of_epilogue = self.wanted.weights_types, self.wanted.epilogue_types
-        n_words = sum(1 + n_axes for _, n_axes, _ in of_weights)
-        weights = _arguments(of_weights, words[:n_words])
+    def _combine(self, rows, src_info, n_rows, output, ids, weights, *words):
+        """(arguments, keywords) of the combine kernels; an array of router weights is the argument of a function."""
+        cfg, n, made, given = self.cfg, self.n, [], {}
+        dtype, my_rank = COMBINE_DTYPE[cfg.combine_dtype], self.wanted.my_rank
+        if self.sends:
+            made.append(_array(rows, (n_rows, cfg.hidden), dtype))
+            made.append(_array(src_info, (n_rows, 2), np.int32))
+        if not self.waits:
+            return (*made, *self._memory(), my_rank), given
+        reduces, types = self.options.get("router_weights", "array"), self.wanted.weights_types
+        n_words = sum(1 + n_axes for _, n_axes, _ in types)
+        given["router_weights_args"] = _arguments(types, words[:n_words])
         if reduces == "array":
-            weights = (_array(router_weights, (n, cfg.top_k), np.float32),)
-        epilogue = _arguments(of_epilogue, words[n_words:])
-        return (
-            _array(output_tokens, shape, OF_COMBINE[cfg.combine_dtype]),
-            _array(topk_ids, (n, cfg.top_k), np.int32),
-            dict(router_weights_args=weights, epilogue_args=epilogue),
-        )
+            given["router_weights_args"] = (_array(weights, (n, cfg.top_k), np.float32),)
+        given["epilogue_args"] = _arguments(self.wanted.epilogue_types, words[n_words:])
+        if cfg.fused_shared_expert and not self.sends:
+            given["input_tokens"] = rows
+        shape = (n, cfg.hidden) if reduces else (n, cfg.top_k, cfg.hidden)
+        last = [_array(ids, (n, cfg.top_k), np.int32), my_rank]
+        if not self.sends:
+            last.reverse()
+        return (*made, _array(output, shape, dtype), *self._memory(), *last), given
 
 
-class _DispatchAsync(_Call):
-    def page(self, p, x, ids, clean, scale, *_):
-        arrays, given = p.sent(x, ids, clean, scale)
-        return (*arrays, *p.peers(), p.my_rank), given
+def _factory(name):
+    def make(self, cfg, launch=None, **options):
+        """As in epmoe.kernels."""
+        if name in ("combine_wait_kernel", "combine_kernel"):
+            options = {"router_weights": "array"} | options
+        on_page = {}
+        for what, function in options.items():
+            if function == "array":
+                on_page[PAGE_NAMES[what]] = self._plain.given_weights
+            elif function is not None:
+                on_page[PAGE_NAMES[what]] = user_functions.checked(what, function)
+        return _Call(getattr(self._plain, name)(cfg, launch, **on_page), options)
 
-
-class _DispatchWait(_Call):
-    def page(self, p, x, ids, clean, scale, *words):
-        arrays, given = p.grouped(words)
-        if self.cfg.fused_shared_expert:
-            given |= dict(send_buf_p=p.at["send_buf_p"], num_tokens=p.n)
-        return (*arrays, *p.own()), given
-
-
-class _Dispatch(_Call):
-    def page(self, p, x, ids, clean, scale, *words):
-        (sent, given), (grouped, more) = p.sent(x, ids, clean, scale), p.grouped(words)
-        return (*sent, *grouped, *p.peers(), p.my_rank), given | more
-
-
-class _CombineAsync(_Call):
-    def page(self, p, y, src_info, n_rows, *_):
-        return (*p.returned(y, src_info, n_rows), *p.peers(), p.my_rank), {}
-
-
-class _CombineWait(_Call):
-    def page(self, p, y, src_info, n_rows, out, ids, weights, *words):
-        out, ids, given = p.reduced(out, ids, weights, words)
-        if self.cfg.fused_shared_expert:
-            given["input_tokens"] = y
-        return (out, *p.own(), ids), given
-
-
-class _Combine(_Call):
-    def page(self, p, y, src_info, n_rows, out, ids, weights, *words):
-        out, ids, given = p.reduced(out, ids, weights, words)
-        return (*p.returned(y, src_info, n_rows), out, *p.peers(), ids, p.my_rank), given
+    make.__name__ = name
+    return make
 
 
 class Factories:
     """The names of epmoe.kernels, for the plain kernels of a package: epmoe.kernels.plain, or an edited copy of it."""
 
     fused_silu_kernel = staticmethod(fused_silu_kernel)
+    dispatch_async_kernel = _factory("dispatch_async_kernel")
+    dispatch_wait_kernel = _factory("dispatch_wait_kernel")
+    dispatch_kernel = _factory("dispatch_kernel")
+    combine_async_kernel = _factory("combine_async_kernel")
+    combine_wait_kernel = _factory("combine_wait_kernel")
+    combine_kernel = _factory("combine_kernel")
 
     def __init__(self, package=plain):
         self._plain = package
-
-    def dispatch_async_kernel(self, cfg, launch=None, *, input_scale=None):
-        """As in epmoe.kernels."""
-        return _DispatchAsync(
-            self._plain.dispatch_async_kernel(cfg, launch, **_sending(input_scale)), input_scale
-        )
-
-    def dispatch_wait_kernel(self, cfg, launch=None):
-        """As in epmoe.kernels."""
-        return _DispatchWait(self._plain.dispatch_wait_kernel(cfg, launch))
-
-    def dispatch_kernel(self, cfg, launch=None, *, input_scale=None):
-        """As in epmoe.kernels."""
-        return _Dispatch(
-            self._plain.dispatch_kernel(cfg, launch, **_sending(input_scale)), input_scale
-        )
-
-    def combine_async_kernel(self, cfg, launch=None):
-        """As in epmoe.kernels."""
-        return _CombineAsync(self._plain.combine_async_kernel(cfg, launch))
-
-    def combine_wait_kernel(self, cfg, launch=None, *, router_weights="array", **functions):
-        """As in epmoe.kernels."""
-        options = self._reducing(router_weights, functions)
-        return _CombineWait(
-            self._plain.combine_wait_kernel(cfg, launch, **options), weights=router_weights
-        )
-
-    def combine_kernel(self, cfg, launch=None, *, router_weights="array", **functions):
-        """As in epmoe.kernels."""
-        options = self._reducing(router_weights, functions)
-        return _Combine(self._plain.combine_kernel(cfg, launch, **options), weights=router_weights)
-
-    def _reducing(self, router_weights, functions):
-        """The page's keywords for router weights, epilogue and elementwise_lambda_fn."""
-        if router_weights == "array":
-            router_weights = self._plain.given_weights
-        elif router_weights is not None:
-            router_weights = user_functions.checked("router_weights", router_weights)
-        names = {"epilogue": "epilogue_fn", "elementwise_lambda_fn": "elementwise_lambda_fn"}
-        return {"router_weights_wrapper": router_weights} | {
-            names[what]: user_functions.checked(what, fn)
-            for what, fn in functions.items()
-            if fn is not None
-        }
-
-
-def _sending(input_scale):
-    return (
-        {}
-        if input_scale is None
-        else {"input_scales_wrapper": user_functions.checked("input_scale", input_scale)}
-    )
