@@ -234,7 +234,7 @@ class ExpertParallel:
     def memory(self):
         """Bytes of one rank by buffer: planned by the configuration, and allocated now (print it)."""
         rank = self._engine.ranks[0]
-        return memory.held(self.cfg, rank, self._engine.placing.staging_bytes.get(rank.rank, 0))
+        return memory.held(self.cfg, rank, self._engine.placing.staged_bytes(rank.rank))
 
     def region(self, name, rank=None):
         """A copy of a region of a rank of this process, as NumPy array in the region's shape; waits for the kernels.

@@ -42,14 +42,13 @@ class Array:
 class Field:
     """One array in lent memory: shape, dtype, offset [bytes] from the memory's base, strides [bytes] or None: C order.
 
-    nbytes: of the elements.
+    nbytes: of the elements. of_dlpack: the number of a GPU, and dlpack.form_of the array there.
     """
 
     __slots__ = ("shape", "dtype", "offset", "strides", "nbytes", "form", "of_dlpack", "_cut")
 
     def __init__(self, shape, dtype, offset, strides=None):
-        self._cut = {}
-        self.of_dlpack = None, None  # number of a GPU, dlpack.form_of the array there
+        self._cut, self.of_dlpack = {}, (None, None)
         self.shape, self.dtype = tuple([int(n) for n in shape]), np.dtype(dtype)
         self.offset, self.strides = offset, strides
         self.nbytes = prod(self.shape) * self.dtype.itemsize
@@ -95,35 +94,14 @@ class DeviceArray:
     def __len__(self):
         return self.shape[0]
 
-    @property
-    def address(self):
-        """Where the first element lies."""
-        return self._owner.base + self._field.offset
-
-    @property
-    def shape(self):
-        """A tuple of ints."""
-        return self._field.shape
-
-    @property
-    def dtype(self):
-        """NumPy's or ml_dtypes'."""
-        return self._field.dtype
-
-    @property
-    def strides(self):
-        """In bytes, None for C order."""
-        return self._field.strides
-
-    @property
-    def ordinal(self):
-        """Number of the GPU."""
-        return self._owner.ordinal
-
-    @property
-    def nbytes(self):
-        """Bytes of the elements."""
-        return self._field.nbytes
+    address = property(
+        lambda self: self._owner.base + self._field.offset, doc="Where the first element lies."
+    )
+    ordinal = property(lambda self: self._owner.ordinal, doc="Number of the GPU.")
+    shape = property(lambda self: self._field.shape, doc="A tuple of ints.")
+    dtype = property(lambda self: self._field.dtype, doc="NumPy's or ml_dtypes'.")
+    strides = property(lambda self: self._field.strides, doc="In bytes, None for C order.")
+    nbytes = property(lambda self: self._field.nbytes, doc="Bytes of the elements.")
 
     @property
     def __cuda_array_interface__(self):
@@ -177,34 +155,22 @@ class DeviceArray:
 
 def view(obj, what):
     """See any array as `Array`; what names it in messages. Raises EPValueError for things that are no array."""
-    way = _ways.get(type(obj))
-    if way is None:
-        way = _way_of(obj)
-        if way is None:
-            raise EPValueError(
-                f"{what} is a {type(obj).__name__}, which is no array that can be read here: give a NumPy "
-                "array, or anything with __dlpack__ or __cuda_array_interface__ (torch, CuPy)"
-            )
-    return way(obj, what)
-
-
-def _way_of(obj):
-    """The function that sees objects like this one; remembered for its type where that decides."""
-    kind = type(obj)
+    if isinstance(obj, Array):
+        return obj
     if isinstance(obj, DeviceArray):
-        way = _from_device
-    elif isinstance(obj, np.ndarray):
-        way = _from_numpy
-    elif is_torch(obj):
-        way = _from_torch
-    elif hasattr(obj, "__cuda_array_interface__"):
-        return _from_cuda
-    elif hasattr(obj, "__dlpack__") and not isinstance(obj, type):
-        return _from_dlpack
-    else:
-        return None
-    _ways[kind] = way
-    return way
+        return Array(None, obj.address, obj.shape, obj.dtype, obj.ordinal, obj.strides, obj)
+    if isinstance(obj, np.ndarray):
+        return _from_numpy(obj)
+    if is_torch(obj):
+        return _from_torch(obj, what)
+    if hasattr(obj, "__cuda_array_interface__"):
+        return _from_cuda(obj)
+    if hasattr(obj, "__dlpack__") and not isinstance(obj, type):
+        return _from_dlpack(obj, what)
+    raise EPValueError(
+        f"{what} is a {type(obj).__name__}, which is no array that can be read here: give a NumPy "
+        "array, or anything with __dlpack__ or __cuda_array_interface__ (torch, CuPy)"
+    )
 
 
 def peek(obj, what):
@@ -213,12 +179,10 @@ def peek(obj, what):
     form: all that decides whether an array is accepted, but what it holds: also what its address is beyond a multiple of
     VECTOR_BYTES. (PEEKS.get(type(obj)) or peek)(obj, what) takes less time still.
     """
-    way = PEEKS.get(type(obj))
+    array = None if type(obj) in PEEKS else view(obj, what)
+    way = PEEKS.get(type(obj))  # of a tensor: the first one has entered it
     if way is None:
-        array = view(obj, what)
-        way = PEEKS.get(type(obj))  # of a tensor: the first one has entered it
-        if way is None:
-            return array.form, None if array.host is not None else array.address, array
+        return array.form, None if array.host is not None else array.address, array
     return way(obj, what)
 
 
@@ -239,14 +203,6 @@ def first(array, n, axis=0):
     return array[(slice(None),) * axis + (slice(n),)]
 
 
-def _as_it_is(a, what):
-    return a
-
-
-def _from_device(a, what):
-    return Array(None, a.address, a.shape, a.dtype, a.ordinal, a.strides, a)
-
-
 def _peek_device(a, what):
     loan, field = a._owner, a._field
     return (*field.form, loan.lender.machine.ordinal), loan.base + field.offset, a
@@ -261,17 +217,16 @@ def _peek_torch(t, what):
     return (t.shape, t.dtype, t.is_contiguous(), device, at % VECTOR_BYTES), at, t
 
 
-def _from_numpy(a, what=None):
-    return Array(
-        a, a.ctypes.data, a.shape, a.dtype, None, None if a.flags.c_contiguous else a.strides, a
-    )
+def _from_numpy(a):
+    strides = None if a.flags.c_contiguous else a.strides
+    return Array(a, a.ctypes.data, a.shape, a.dtype, None, strides, a)
 
 
 def _from_torch(t, what):
-    if str(t.dtype) not in _TORCH_DTYPES:
+    dtype = _TORCH_DTYPES.get(str(t.dtype))
+    if dtype is None:
         raise EPValueError(f"{what} has dtype {t.dtype}, which epmoe does not know")
     PEEKS[type(t)] = _peek_torch
-    dtype = _TORCH_DTYPES[str(t.dtype)]
     if t.is_cuda:
         strides = None if t.is_contiguous() else tuple(s * dtype.itemsize for s in t.stride())
         return Array(None, t.data_ptr(), tuple(t.shape), dtype, t.get_device(), strides, t)
@@ -288,7 +243,7 @@ def _from_torch(t, what):
     return _from_numpy(raw.view(dtype).reshape(tuple(t.shape)))
 
 
-def _from_cuda(obj, what):
+def _from_cuda(obj):
     interface = obj.__cuda_array_interface__
     dtype = np.dtype(interface["typestr"])
     if dtype.kind == "V":  # ml_dtypes' types have no code of their own: the object itself knows
@@ -335,6 +290,4 @@ def _unless_c_order(shape, strides, itemsize):
     return None if ordered else tuple(strides)
 
 
-# by type: functions (obj, what) -> Array, or one that is used like it
-_ways = {Array: _as_it_is, DeviceArray: _from_device, np.ndarray: _from_numpy}
 PEEKS = {DeviceArray: _peek_device}  # by type: functions like peek()

@@ -32,11 +32,11 @@ class _Plan:
 
     def launch(self, factory):
         """What launches a kernel; prepared once."""
-        r, options, regions = self.r, self.way.options, self.r.combine_regions
+        r, options, regions = self.r, self.way.options, self.r.regions("combine")
         if factory == "combine_kernel" and self.engine.kernels == "fast":
             options = options | {"without_signals": True}
             if lamport.applies(self.engine.cfg, True, options["router_weights"]):
-                regions = r.lamport_regions
+                regions = r.regions("combine", "lamport_buf")
         types = dict(zip(("weights_types", "epilogue_types"), self.types))
         launch = self.launches[factory] = self.engine.prepared(
             factory, r, self.num_tokens, regions, options, **types
@@ -92,7 +92,8 @@ class CombinePhase:
         at, array = (s.out or s.loan).address(name), view(getattr(d, name), name)
         # arrays of the caller (out=) are taken as they are now
         if array.address == at or s.out is not None:
-            return self.engine.placing.place(s.rank, name, array, lent=s.loan)
+            place = self.engine.placing.place
+            return array.address if s.loan.holds(array) else place(s.rank, name, array)
         what = f"{name} of the Dispatched of rank {s.rank}"
         if array.host is None:
             raise EPValueError(f"{what} is another array than dispatch wrote: leave it as it was")
@@ -122,7 +123,7 @@ class CombinePhase:
         for s in parts:
             launch = engine.plans.get((ASYNC, s.rank))
             if launch is None:
-                launch = engine.prepared(ASYNC, s.r, 0, s.r.combine_regions, {})
+                launch = engine.prepared(ASYNC, s.r, 0, s.r.regions("combine"), {})
                 engine.enter((ASYNC, s.rank), launch)
             made.append((launch, (s.rows, s.src_info, s.n_rows, 0, 0, 0)))
         return made

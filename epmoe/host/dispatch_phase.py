@@ -41,7 +41,7 @@ class _Plan:
         """What launches a kernel; prepared once."""
         options = {} if factory == "dispatch_wait_kernel" else self._options
         launch = self.launches[factory] = self.engine.prepared(
-            factory, self.r, self.num_tokens, self.r.dispatch_regions, options
+            factory, self.r, self.num_tokens, self.r.regions("dispatch"), options
         )
         return launch
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from epmoe import layout
-from epmoe.host.rank_memory import result_bytes
+from epmoe.host.rank_memory import results
 from epmoe_ref.config import EPConfig
 
 
@@ -36,27 +36,18 @@ class MemoryTable(list):
 
 def plan(cfg: EPConfig) -> MemoryTable:
     """What one rank of this configuration needs, before anything is allocated."""
-    rows = [Use(r.name, r.nbytes, 0) for r in layout.regions(cfg)]
-    rows.append(
-        Use(
-            "alignment of regions",
-            layout.total_bytes(cfg) - sum(r.nbytes for r in layout.regions(cfg)),
-            0,
-        )
-    )
-    rows += [Use(name, nbytes, 0) for name, nbytes in result_bytes(cfg).items()]
-    return MemoryTable(rows)
+    regions, total = layout.regions(cfg), layout.total_bytes(cfg)
+    rows = [Use(r.name, r.nbytes, 0) for r in regions]
+    rows.append(Use("alignment of regions", total - sum(r.nbytes for r in regions), 0))
+    return MemoryTable(rows + [Use(result.name, result.nbytes, 0) for result in results(cfg)])
 
 
 def held(cfg: EPConfig, rank_memory, staging_bytes) -> MemoryTable:
     """The same with what one rank holds now."""
-    pools = rank_memory.arena.bytes_by_name
-    rows = []
-    for row in plan(cfg):
-        is_result = row.buffer in result_bytes(cfg)
-        rows.append(
-            row._replace(
-                allocated_bytes=pools.get(row.buffer, 0) if is_result else row.planned_bytes
-            )
-        )
+    of_results = dict.fromkeys([result.name for result in results(cfg)], 0)
+    of_results |= rank_memory.arena.bytes_by_name
+    rows = [
+        row._replace(allocated_bytes=of_results.get(row.buffer, row.planned_bytes))
+        for row in plan(cfg)
+    ]
     return MemoryTable([*rows, Use("staged host arrays", 0, staging_bytes)])

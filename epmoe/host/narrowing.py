@@ -28,11 +28,8 @@ _LOAD = {1: load_u8, 2: load_u16, 4: load_u32, 8: load_u64}
 @lru_cache
 def narrowing_kernel(itemsize, is_signed):
     """Kernel over (params: source address, destination address; number of ids) for one integer type."""
-    load = _LOAD[itemsize]
-    half, whole = 1 << (8 * itemsize - 1), 1 << (8 * itemsize)
-    largest, all_ones = 2**31, whole - 1
-    small_negative = whole - min(half, largest)  # from here on a signed value fits in int32
-    fits_always = itemsize < 4
+    load, half = _LOAD[itemsize], 1 << (8 * itemsize - 1)
+    lowest = 2**31 if is_signed else 0  # of int32, as a distance below 0
 
     @kernel(max_threads=THREADS, words=2)
     def narrow_ids(params, n_ids, my_rank):
@@ -40,11 +37,10 @@ def narrowing_kernel(itemsize, is_signed):
         i = i32(block_idx() * block_dim() + thread_idx())
         while i < n_ids:
             value = u64(load(source + u64(itemsize) * u64(i)))
+            if is_signed:  # two's complement of 64 bits
+                value = u64((value ^ u64(half)) - u64(half))
             result = i32(OUTSIDE)
-            if is_signed and value >= u64(small_negative):
-                # two's complement: as far below -1 as below all ones
-                result = i32(i32(-1) - i32(u64(all_ones) - value))
-            elif fits_always or value < u64(largest):
+            if u64(value + u64(lowest)) < u64(2**31 + lowest):
                 result = i32(value)
             store_i32(destination + u64(4) * u64(i), result)
             i = i32(i + grid_dim() * block_dim())

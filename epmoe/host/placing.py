@@ -5,11 +5,9 @@ import math
 import numpy as np
 
 from epmoe import device
-from epmoe.host.arrays import Array, view
+from epmoe.host.arrays import VECTOR_BYTES, Array, view
 from epmoe.host.narrowing import narrowing
 from epmoe_ref.errors import EPValueError
-
-ALIGNMENT = 16  # bytes: kernels read rows as 16-byte vectors
 
 
 class Placing:
@@ -27,15 +25,10 @@ class Placing:
         self._outgrown = []  # staging buffers that CUDA graphs may use
         self._narrowing = {}  # (rank, name, dtype, how many) -> launch, where ids go
 
-    def place(self, rank, name, array, dtype=None, *, lent=None) -> int:
-        """Address of an array's elements in C order; lent: a Loan it may lie in already; dtype: np.int32 for ids.
-
-        An array in lent memory is not kept alive: whoever borrows that memory next launches after this round's kernels.
-        """
+    def place(self, rank, name, array, dtype=None) -> int:
+        """Address of an array's elements in C order. dtype: np.int32 for ids."""
         if type(array) is not Array:
             array = view(array, name)
-        if lent is not None and lent.holds(array):
-            return array.address
         if array.host is None:
             self.placed[rank, name] = None, array.owner
             if dtype is None or array.dtype == dtype:
@@ -64,17 +57,15 @@ class Placing:
             host[...] = used
 
     def _adopted(self, rank, name, host):
-        self._hold(rank, name, None, None)
-        if host.ctypes.data % ALIGNMENT:
+        self._let_go_of((rank, name))
+        if host.ctypes.data % VECTOR_BYTES:
             host = _aligned_copy(host)
         try:
             address = self.machine.adopt(host, name, rank)
-        except (
-            EPValueError
-        ):  # another array of the caller begins at the same place and is longer or shorter
+        except EPValueError:  # another array of the caller begins there and is longer or shorter
             host = _aligned_copy(host)
             address = self.machine.adopt(host, name, rank)
-        self._hold(rank, name, address, host)
+        self.placed[rank, name] = address, host
         return address
 
     def narrowed(self, key, address):
@@ -103,22 +94,15 @@ class Placing:
             )
         return buffer
 
-    def _hold(self, rank, name, address, owner):
-        before, _ = self.placed.get((rank, name), (None, None))
-        if before is not None:
-            self.machine.release(before)
-        self.placed[rank, name] = (address, owner)
+    def _let_go_of(self, key):
+        address, _ = self.placed.pop(key, (None, None))
+        if address is not None:
+            self.machine.release(address)
 
     def let_go(self):
         """Let go of all arrays of the caller; the kernels must have ended."""
-        self.let_go_of(list(self.placed))
-
-    def let_go_of(self, names):
-        """Let go of some arrays of the caller, (rank, name) each, if there are any."""
-        for rank, name in names:
-            if (rank, name) in self.placed:
-                self._hold(rank, name, None, None)
-                del self.placed[rank, name]
+        for key in list(self.placed):
+            self._let_go_of(key)
 
     def close(self):
         """Let go of all arrays and free the staging buffers; the kernels must have ended."""
@@ -128,18 +112,14 @@ class Placing:
         self._staging.clear()
         self._outgrown.clear()
 
-    @property
-    def staging_bytes(self):
-        """Bytes of staging buffers by rank: {rank: bytes}."""
-        by_rank = {}
-        for (rank, _), buffer in self._staging.items():
-            by_rank[rank] = by_rank.get(rank, 0) + buffer.nbytes
-        return by_rank
+    def staged_bytes(self, rank):
+        """Bytes of a rank's staging buffers."""
+        return sum(buffer.nbytes for (of, _), buffer in self._staging.items() if of == rank)
 
 
 def _aligned_copy(a):
-    raw = np.empty(a.nbytes + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
+    raw = np.empty(a.nbytes + VECTOR_BYTES, np.uint8)
+    start = -raw.ctypes.data % VECTOR_BYTES
     copy = raw[start : start + a.nbytes].view(a.dtype).reshape(a.shape)
     copy[...] = a
     return copy

@@ -1,6 +1,6 @@
 """One rank's side of the memory: addresses of its regions and of its peers', and the pools its results come from."""
 
-from functools import cached_property
+from functools import lru_cache
 
 import ml_dtypes
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from epmoe import layout
 from epmoe.host.dispatched import capacity_rows
 from epmoe.host.inputs import BF16, COMBINE_DTYPE
-from epmoe.host.lending import Arena, Arrangement, arrange
+from epmoe.host.lending import Arena, Arrangement
 from epmoe.kernels import formats
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
@@ -31,29 +31,30 @@ def dispatch_arrays(cfg: EPConfig):
     return arrays, rows
 
 
-def combine_shape(cfg: EPConfig, num_tokens, reduced):
-    """Shape of a rank's combined output: with router weights one row a token, without one row a slot."""
-    return (num_tokens, cfg.hidden) if reduced else (num_tokens, cfg.top_k, cfg.hidden)
-
-
 def combine_arrays(cfg: EPConfig, reduced):
-    """Array of a combine result with capacity: {name: (shape, dtype)}."""
-    return {
-        "output_tokens": (
-            combine_shape(cfg, cfg.max_tokens_per_rank, reduced),
-            COMBINE_DTYPE[cfg.combine_dtype],
-        )
-    }
+    """Array of a combine result with capacity, {name: (shape, dtype)}: with router weights a row a token, else a slot."""
+    rows = (cfg.max_tokens_per_rank,) if reduced else (cfg.max_tokens_per_rank, cfg.top_k)
+    return {"output_tokens": ((*rows, cfg.hidden), COMBINE_DTYPE[cfg.combine_dtype])}
 
 
-def silu_arrays(rows, width, output_format):
-    """Arrays of a SwiGLU result: {name: (shape, dtype)}."""
-    if output_format == "bf16":
-        return {"output_tokens": ((rows, width), BF16)}
-    return {
-        "output_tokens": ((rows, width), np.dtype(ml_dtypes.float8_e4m3fn)),
-        "output_scales": ((width // SCALE_GROUP, rows), np.dtype(np.float32)),
+def results(cfg: EPConfig):
+    """What `lend` takes of what calls return: dispatch, combine with router weights, and combine without."""
+    arrays = {
+        "dispatch result": dispatch_arrays(cfg)[0],
+        "combine result": combine_arrays(cfg, True),
+        "unreduced combine result": combine_arrays(cfg, False),
     }
+    return [Arrangement(name, shapes, is_exact=True) for name, shapes in arrays.items()]
+
+
+@lru_cache(256)
+def silu_result(rows, width, output_format):
+    """The same of fused_silu for so many rows."""
+    arrays = {"output_tokens": ((rows, width), BF16)}
+    if output_format != "bf16":
+        arrays["output_tokens"] = (rows, width), np.dtype(ml_dtypes.float8_e4m3fn)
+        arrays["output_scales"] = (width // SCALE_GROUP, rows), np.dtype(np.float32)
+    return Arrangement("SwiGLU result", arrays)
 
 
 class RankMemory:
@@ -68,7 +69,7 @@ class RankMemory:
             name: (offset, shape, dtype)
             for name, offset, shape, dtype, _ in layout.named_words(cfg)
         }
-        self._silu_results = {}
+        self.dispatch_result, self.reduced_result, self.unreduced_result = results(cfg)
         self.arena = Arena(machine, rank)
         first = cfg.world(rank) * cfg.p2p_world_size
         self._world = range(first, first + cfg.p2p_world_size)
@@ -81,24 +82,11 @@ class RankMemory:
         """Addresses of that region at every rank of this rank's p2p world."""
         return [self._addresses[peer] + self._regions[name].offset for peer in self._world]
 
-    @cached_property
-    def dispatch_regions(self):
-        """What the kernels of dispatch know of memory: {name: address, or addresses of all peers}."""
-        return self._regions_of("dispatch_recv_buf", "dispatch_recv_count", "dispatch_send_buf")
-
-    @cached_property
-    def combine_regions(self):
-        """The same of combine."""
-        return self._regions_of("combine_recv_buf", "combine_recv_count", "combine_send_buf")
-
-    @cached_property
-    def lamport_regions(self):
-        """The same of a combine whose rows are polled themselves."""
-        return self._regions_of("combine_lamport_buf", "combine_recv_count", "combine_send_buf")
-
-    def _regions_of(self, buf, count, send_buf):
+    def regions(self, kind, buf="recv_buf"):
+        """What the kernels of `kind`, dispatch or combine, know of memory: {name: address, or addresses of all peers}."""
+        buf, count = f"{kind}_{buf}", f"{kind}_recv_count"
         return dict(
-            send_buf_p=self.address(send_buf),
+            send_buf_p=self.address(f"{kind}_send_buf"),
             recv_buf_ptrs=self.peers(buf),
             recv_count_ptrs=self.peers(count),
             recv_buf_p=self.address(buf),
@@ -118,41 +106,9 @@ class RankMemory:
         """Write every region's initial value, as before the first round."""
         for r in self._regions.values():
             if r.initial is not None:
-                self._buffer.write(np.full(r.shape, r.initial, r.dtype), r.offset)
+                self.clear(r.name)
 
     def clear(self, name):
         """Write a region's initial value."""
         r = self._regions[name]
         self._buffer.write(np.full(r.shape, r.initial, r.dtype), r.offset)
-
-    @cached_property
-    def dispatch_result(self):
-        """What dispatch returns, for `lend`."""
-        return Arrangement("dispatch result", dispatch_arrays(self.cfg)[0], is_exact=True)
-
-    @cached_property
-    def reduced_result(self):
-        """What combine returns with router weights."""
-        return Arrangement("combine result", combine_arrays(self.cfg, True), is_exact=True)
-
-    @cached_property
-    def unreduced_result(self):
-        """What combine returns without router weights."""
-        name = "unreduced combine result"
-        return Arrangement(name, combine_arrays(self.cfg, False), is_exact=True)
-
-    def silu_result(self, rows, width, output_format):
-        """What fused_silu returns for so many rows."""
-        key = rows, width, output_format
-        if key not in self._silu_results:
-            self._silu_results[key] = Arrangement("SwiGLU result", silu_arrays(*key))
-        return self._silu_results[key]
-
-
-def result_bytes(cfg: EPConfig):
-    """Bytes of one result of each kind: {name: bytes}."""
-    return {
-        "dispatch result": arrange(dispatch_arrays(cfg)[0])[1],
-        "combine result": arrange(combine_arrays(cfg, True))[1],
-        "unreduced combine result": arrange(combine_arrays(cfg, False))[1],
-    }

@@ -4,6 +4,7 @@ from epmoe import device
 from epmoe.host import inputs
 from epmoe.host.arrays import view
 from epmoe.host.dispatched import Dispatched
+from epmoe.host.rank_memory import silu_result
 from epmoe_ref.errors import EPValueError
 
 
@@ -32,7 +33,7 @@ class SiluPhase:
             launch = self._launch(
                 r, intermediate=width, output_format=output_format, limit=limit, alpha=alpha
             )
-            loan = r.arena.lend(r.silu_result(rows.shape[0], width, output_format))
+            loan = r.arena.lend(silu_result(rows.shape[0], width, output_format))
             if engine.capture():
                 engine.captured.append(loan)
             words = (

@@ -14,7 +14,7 @@ from epmoe import EPConfig, ExpertParallel, LocalWorld, fused_a2a
 HOST = Path(epmoe.__file__).parent
 MOST = {  # files, moves between them
     "dispatch": (9, 28),
-    "combine": (9, 32),
+    "combine": (9, 28),
     "fused_dispatch": (12, 52),
     "fused_combine": (12, 38),
 }
