@@ -37,12 +37,7 @@ def _is_array(value):
 def type_of(value):
     """The Numba type of an argument: an Array, a tuple, or a NumPy number."""
     if isinstance(value, tuple):
-        made, named = [type_of(v) for v in value], hasattr(value, "_fields")
-        if len(set(made)) == 1:
-            kind, made = (types.NamedUniTuple if named else types.UniTuple), (made[0], len(made))
-        else:
-            kind, made = (types.NamedTuple if named else types.Tuple), (made,)
-        return kind(*made, type(value)) if named else kind(*made)
+        return types.BaseTuple.from_types([type_of(v) for v in value], type(value))
     if _is_array(value):
         return types.Array(_element(value.dtype), len(value.shape), "C")
     return NUMBERS[type(value)]

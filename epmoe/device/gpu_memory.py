@@ -4,6 +4,7 @@ HostMemory is memory of the host that kernels write.
 """
 
 import ctypes
+import math
 
 import numpy as np
 
@@ -16,13 +17,8 @@ class Buffer:
     """Device memory: one whole allocation, its contents unspecified until written."""
 
     def __init__(self, machine, nbytes, name, rank, regions):
-        self.machine, self.nbytes, self.name, self.rank, self.regions = (
-            machine,
-            int(nbytes),
-            name,
-            rank,
-            regions,
-        )
+        self.machine, self.nbytes = machine, int(nbytes)
+        self.name, self.rank, self.regions = name, rank, regions
         with outside_capture():
             self.address = int(check(cu.cuMemAlloc(max(self.nbytes, 1))))
 
@@ -33,20 +29,21 @@ class Buffer:
                 % (offset, offset + nbytes, self.name, self.nbytes)
             )
 
+    def _at_once(self, function, *arguments):
+        """Call a function of the driver that copies or sets memory; return when that has ended."""
+        copies = self.machine.copies
+        self.machine.activate()
+        with outside_capture():
+            check(function(*arguments, copies))
+            check(cu.cuStreamSynchronize(copies))
+
     def write(self, array, offset=0):
         """Copy an array into the buffer, from byte `offset` on; returns when it is there."""
         source = np.ascontiguousarray(array)
         self._inside(offset, source.nbytes)
         if source.nbytes:
-            copies = self.machine.copies
-            self.machine.activate()
-            with outside_capture():
-                check(
-                    cu.cuMemcpyHtoDAsync(
-                        self.address + offset, source.ctypes.data, source.nbytes, copies
-                    )
-                )
-                check(cu.cuStreamSynchronize(copies))
+            to = self.address + offset
+            self._at_once(cu.cuMemcpyHtoDAsync, to, source.ctypes.data, source.nbytes)
 
     def read(self, dtype, shape, offset=0):
         """A copy of part of the buffer as a NumPy array, after all launches have ended."""
@@ -54,12 +51,8 @@ class Buffer:
         self._inside(offset, out.nbytes)
         self.machine.synchronize()
         if out.nbytes:
-            check(
-                cu.cuMemcpyDtoHAsync(
-                    out.ctypes.data, self.address + offset, out.nbytes, self.machine.copies
-                )
-            )
-            check(cu.cuStreamSynchronize(self.machine.copies))
+            source = self.address + offset
+            self._at_once(cu.cuMemcpyDtoHAsync, out.ctypes.data, source, out.nbytes)
         return out
 
     def fill(self, byte, offset=0, nbytes=None):
@@ -67,17 +60,13 @@ class Buffer:
         nbytes = self.nbytes - offset if nbytes is None else nbytes
         self._inside(offset, nbytes)
         if nbytes:
-            self.machine.activate()
-            check(cu.cuMemsetD8Async(self.address + offset, byte, nbytes, self.machine.copies))
-            check(cu.cuStreamSynchronize(self.machine.copies))
+            self._at_once(cu.cuMemsetD8Async, self.address + offset, byte, nbytes)
 
     def array(self, dtype, shape, offset=0):
         """Part of the buffer as an object with __cuda_array_interface__."""
         dtype = np.dtype(dtype)
-        shape = (
-            (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
-        )
-        self._inside(offset, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+        shape = tuple(map(int, np.atleast_1d(shape)))
+        self._inside(offset, math.prod(shape) * dtype.itemsize)
         return DeviceArray(self, self.address + offset, shape, dtype)
 
     def free(self):

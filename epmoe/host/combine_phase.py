@@ -6,6 +6,7 @@ from epmoe import device
 from epmoe.host import inputs
 from epmoe.host.arrays import PEEKS, peek, view
 from epmoe.host.dispatched import Dispatched
+from epmoe.host.engine import Plan
 from epmoe.host.overlaps import expect_apart, on_device
 from epmoe.host.results import Out
 from epmoe.host.user_functions import NO_SUMS, NO_TYPES, SUMS, argument, of_rank, way_of
@@ -16,32 +17,6 @@ from epmoe_ref.errors import EPValueError
 NO_ARGS = ()
 ASYNC = "combine_async_kernel"
 READ = "src_info", "topk_ids"  # what combine reads of a Dispatched
-
-
-class _Plan:
-    """How one rank reduces rows of so many tokens: what launches the kernels, and the form of the result.
-
-    way: a Way; types: of the arguments of its functions.
-    """
-
-    def __init__(self, engine, r, num_tokens, way, types):
-        self.engine, self.r, self.num_tokens = engine, r, num_tokens
-        self.way, self.types, self.launches = way, types, {}
-        self.result = r.unreduced_result if way is NO_SUMS else r.reduced_result
-        self.field = self.result.fields["output_tokens"].first(num_tokens)
-
-    def launch(self, factory):
-        """What launches a kernel; prepared once."""
-        r, options, regions = self.r, self.way.options, self.r.regions("combine")
-        if factory == "combine_kernel" and self.engine.kernels == "fast":
-            options = options | {"without_signals": True}
-            if lamport.applies(self.engine.cfg, True, options["router_weights"]):
-                regions = r.regions("combine", "lamport_buf")
-        types = dict(zip(("weights_types", "epilogue_types"), self.types))
-        launch = self.launches[factory] = self.engine.prepared(
-            factory, r, self.num_tokens, regions, options, **types
-        )
-        return launch
 
 
 class CombinePhase:
@@ -179,7 +154,7 @@ class CombinePhase:
                 if way.takes_weights:
                     w = inputs.router_weights(self.cfg, engine.machine, r.rank, w, s.num_tokens)
                 way.check(engine, len(results), weights_args, epilogue_args, types)
-                plan = engine.enter(key, _Plan(engine, r, s.num_tokens, way, types))
+                plan = engine.enter(key, self._plan(r, s.num_tokens, way, types))
             if weights_at is None:
                 weights_at = engine.placing.place(r.rank, "router_weights", w)
             elif w is not None:
@@ -196,7 +171,7 @@ class CombinePhase:
                 into = loan.part(plan.field)
             results.append(into)
             words = s.rows, s.src_info, s.n_rows, at, s.clean_ids, weights_at, *words
-            launches.append((plan.launches.get(factory) or plan.launch(factory), words))
+            launches.append((plan[factory], words))
         if outs:
             self._expect_apart(parts, outs, weights)
         self._read = ()  # whose memory may be lent again, or is the caller's
@@ -208,6 +183,23 @@ class CombinePhase:
         if device.SIM:
             engine.placing.let_go()
         return results if engine.lists else results[0]
+
+    def _plan(self, r, num_tokens, way, types):
+        """The Plan of rows of so many tokens that a rank reduces; types: of the arguments of functions."""
+        fast = self.engine.kernels == "fast"
+
+        def how(factory):
+            options, regions = way.options, r.regions("combine")
+            if factory == "combine_kernel" and fast:
+                options = options | {"without_signals": True}
+                if lamport.applies(self.cfg, True, options["router_weights"]):
+                    regions = r.regions("combine", "lamport_buf")
+            return regions, options, dict(weights_types=types[0], epilogue_types=types[1])
+
+        plan = Plan(self.engine, r, num_tokens, how)
+        plan.result = r.unreduced_result if way is NO_SUMS else r.reduced_result
+        plan.field = plan.result.fields["output_tokens"].first(num_tokens)
+        return plan
 
     def _arguments(self, r, index, way, weights_args, epilogue_args):
         """(types, words) of the arguments of functions; the arrays are placed."""

@@ -5,6 +5,7 @@ import numpy as np
 from epmoe.host import inputs
 from epmoe.host.arrays import PEEKS, peek, view
 from epmoe.host.dispatched import ARRAYS, Dispatched
+from epmoe.host.engine import Plan
 from epmoe.host.overlaps import expect_apart, on_device
 from epmoe.host.rank_memory import dispatch_arrays
 from epmoe.host.results import Out
@@ -25,27 +26,6 @@ FUSED = ["dispatch_kernel"]
 _new = object.__new__
 
 
-class _Plan:
-    """One rank's dispatches of arrays of two forms: what was checked of them, and how they are launched.
-
-    narrowing: of ids in device memory, for Placing.narrowed; None where kernels read them as they are. options: of
-    the factories of kernels that send. cfg, rank, check: as in a Dispatched.
-    """
-
-    def __init__(self, engine, r, num_tokens, narrowing, options):
-        self.engine, self.r, self.num_tokens = engine, r, num_tokens
-        self.cfg, self.rank, self.check = engine.cfg, r.rank, engine.check
-        self.narrowing, self._options, self.launches = narrowing, options, {}
-
-    def launch(self, factory):
-        """What launches a kernel; prepared once."""
-        options = {} if factory == "dispatch_wait_kernel" else self._options
-        launch = self.launches[factory] = self.engine.prepared(
-            factory, self.r, self.num_tokens, self.r.regions("dispatch"), options
-        )
-        return launch
-
-
 class Part:
     """One rank's part of the open round: its placed inputs, and the loan that its results go into.
 
@@ -63,9 +43,9 @@ class Part:
         self.tokens, self.topk_ids, self.scale = tokens, topk_ids, scale
         self.loan, self.out = loan, None
 
-    cfg = property(lambda self: self.plan.cfg)
-    rank = property(lambda self: self.plan.rank)
-    check = property(lambda self: self.plan.check)
+    cfg = property(lambda self: self.r.cfg)
+    rank = property(lambda self: self.r.rank)
+    check = property(lambda self: self.plan.engine.check)
 
     def array(self, name):
         """An array of the Dispatched, None if the token format has none of that name."""
@@ -144,12 +124,17 @@ class DispatchPhase:
         ids = inputs.topk_ids(self.cfg, engine.machine, r.rank, ids, x.shape[0])
         plan = engine.plans.get(key)
         if plan is None:
-            narrowing, options = None, {"input_scale": key[-1]}
+            options = {"input_scale": key[-1]}
+
+            def how(factory):
+                return r.regions("dispatch"), {} if "wait" in factory else options, {}
+
+            plan = engine.enter(key, Plan(engine, r, x.shape[0], how))
+            plan.narrowing = None  # of ids in device memory, for Placing.narrowed
             if ids.host is None and ids.dtype == INT64 and engine.kernels == "fast":
                 options["id_bytes"] = 8
             elif ids.host is None and ids.dtype != INT32:
-                narrowing = r.rank, "topk_ids", ids.dtype, ids.shape[0] * ids.shape[1]
-            plan = engine.enter(key, _Plan(engine, r, x.shape[0], narrowing, options))
+                plan.narrowing = r.rank, "topk_ids", ids.dtype, ids.shape[0] * ids.shape[1]
         return plan, x, ids
 
     def into(self, parts, out):
@@ -184,7 +169,7 @@ class DispatchPhase:
                     written = [*map(s.out.address, self._written)]
                 written.insert(self._n_fields, self.capacity)
                 words = s.tokens, s.topk_ids, base + self._clean, s.scale, *written
-                launches.append((s.plan.launches.get(factory) or s.plan.launch(factory), words))
+                launches.append((s.plan[factory], words))
         self.engine.start(call, launches, fused)
         if call == "dispatch_async":
             return None

@@ -1,6 +1,7 @@
 """Dispatched: what one rank holds after dispatch, and how many rows there can be at most."""
 
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,6 @@ def capacity_rows(cfg: EPConfig, pad_rows: int) -> int:
     rows = cfg.n_ranks * cfg.max_tokens_per_rank * min(cfg.top_k, cfg.n_local_experts)
     rows += cfg.max_tokens_per_rank * cfg.fused_shared_expert + (pad_rows - 1) * cfg.n_groups
     return -(-rows // pad_rows) * pad_rows
-
-
-def _nothing():
-    return None
 
 
 @dataclass(eq=False, repr=False)
@@ -69,9 +66,9 @@ class Dispatched:
     topk_ids: object
     num_tokens: int
     # by a function: no attributes of the class, so that __getattr__ is asked
-    cfg: EPConfig = field(default_factory=_nothing, repr=False)
-    rank: int | None = field(default_factory=_nothing, repr=False)
-    check: Any = field(default_factory=_nothing, repr=False)
+    cfg: EPConfig = field(default_factory=type(None), repr=False)
+    rank: int | None = field(default_factory=type(None), repr=False)
+    check: Any = field(default_factory=type(None), repr=False)
     round: object = field(
         default=None, repr=False
     )  # its Sent, which is asked for the rest when that is first looked at; combine wants its own
@@ -112,7 +109,7 @@ class Dispatched:
             f.name: None if f.name in ("round", "check") else getattr(self, f.name)
             for f in fields(self)
         }
-        return _from_fields, (plain | self._copies(),)
+        return partial(Dispatched, **plain | self._copies()), ()
 
     def _copies(self):
         """The arrays as NumPy arrays of their own; waits for the kernels and raises what they recorded."""
@@ -147,10 +144,6 @@ class Dispatched:
         if self.check is not None:
             self.check()
         return replace(self, check=None, **{name: to_numpy(getattr(self, name)) for name in ARRAYS})
-
-
-def _from_fields(named):
-    return Dispatched(**named)
 
 
 def _exact(scales, n_rows, row_offsets):

@@ -38,6 +38,23 @@ def kernels_named(name, machine):
     return name
 
 
+class Plan(dict):
+    """What was checked of arrays of some forms that one rank is given: {factory: what launches its kernel}.
+
+    A launch is prepared when it is first looked up. how: function factory -> (regions, options, types of arguments).
+    """
+
+    def __init__(self, engine, r, num_tokens, how):
+        self.engine, self.r, self.num_tokens, self._how = engine, r, num_tokens, how
+
+    def __missing__(self, factory):
+        regions, options, types = self._how(factory)
+        launch = self[factory] = self.engine.prepared(
+            factory, self.r, self.num_tokens, regions, options, **types
+        )
+        return launch
+
+
 class Engine:
     """The machinery behind an ExpertParallel; `ranks` has a RankMemory for each rank of this process.
 
