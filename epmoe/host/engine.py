@@ -90,7 +90,8 @@ class Engine:
         if cfg.use_shmem:
             world.connect(self._memory)
         self.ranks = [RankMemory(cfg, self.machine, rank, self._memory) for rank in world.ranks]
-        self._status_at = next(r.offset for r in layout.regions(cfg) if r.name == "status")
+        at = next(r.offset for r in layout.regions(cfg) if r.name == "status")
+        self._status = np.int32, (layout.STATUS_WORDS,), at
         # () -> id of the capture into a CUDA graph that the ranks' stream is in, 0 for none
         self.capture = world.stream_of(world.ranks[0]).capture
         self.is_alone = not (world.lists or device.SIM)  # launches begin one by one
@@ -125,7 +126,11 @@ class Engine:
                 pass
         stream = self._streams[fused][r.rank]
         wanted = Wanted(num_tokens, r.rank, self.machine, stream, regions, self.timeout, **types)
-        return self.call(factory, **options).prepared(wanted)
+        key = (factory, *options.items())
+        if key not in self._calls:
+            launch = self.world.share(self.launch) if fused else self.launch
+            self._calls[key] = getattr(self._factories, factory)(self.cfg, launch, **options)
+        return self._calls[key].prepared(wanted)
 
     def start(self, call, launches, fused=False):
         """Start launches, [(launch, its words)], which are one call; in the simulator they have then ended."""
@@ -148,16 +153,6 @@ class Engine:
         rounds = self.rounds
         rounds.state, rounds.opened_in = AFTER[call], rounds.capture
 
-    def call(self, factory, **options):
-        """The KernelCall of a factory of epmoe.kernels with these compile-time options, made once."""
-        key = (factory, *options.items())
-        call = self._calls.get(key)
-        if call is None:
-            launch = self.world.share(self.launch) if factory in FUSED else self.launch
-            call = getattr(self._factories, factory)(self.cfg, launch, **options)
-            self._calls[key] = call
-        return call
-
     def forget_calls(self):
         """Between rounds: let go of plans and calls when there are many, as functions may be others in every round."""
         if len(self.plans) > MOST_PLANS:
@@ -171,11 +166,8 @@ class Engine:
 
     def trace(self):
         """[Stamps] of the last launch of every kernel and rank that was launched with LaunchConfig(trace=True)."""
-        return [
-            stamps
-            for (factory, *_), call in self._calls.items()
-            for stamps in call.trace(factory.removesuffix("_kernel"))
-        ]
+        traces = [c.trace(of[0].removesuffix("_kernel")) for of, c in self._calls.items()]
+        return [stamps for trace in traces for stamps in trace]
 
     def check(self, result=None):
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if device memory held bad ids.
@@ -202,13 +194,9 @@ class Engine:
                 continue
             recv_count = status.failed_recv_count(words)
             try:
-                status.raise_if_failed(
-                    words,
-                    self.cfg,
-                    r.rank,
-                    self.timeout,
-                    recv_count=None if recv_count is None else r.read(recv_count),
-                )
+                counts = None if recv_count is None else r.read(recv_count)
+                of = self.cfg, r.rank, self.timeout
+                status.raise_if_failed(words, *of, recv_count=counts)
                 r.clear("status")
                 status.raise_if_bad_ids(words, self.cfg, r.rank)
             except PeerTimeout as error:
@@ -216,9 +204,7 @@ class Engine:
             except EPValueError as error:
                 bad_ids.append(error)
         if timeouts:
-            error = (
-                timeouts[0] if len(timeouts) == 1 else PeerTimeout("\n".join(map(str, timeouts)))
-            )
+            error = PeerTimeout("\n".join(map(str, timeouts)))
             self.rounds.fail("a kernel", error)
             raise error
         if bad_ids:
@@ -229,11 +215,8 @@ class Engine:
         """The status words of each rank, and the values of a result, when the kernels have ended."""
         if not isinstance(result, DeviceArray):
             self.machine.synchronize()
-            form, buffers = (
-                (np.int32, (layout.STATUS_WORDS,), self._status_at),
-                self._memory.buffers,
-            )
-            return [buffers[r.rank].read(*form) for r in self.ranks], result
+            buffers = self._memory.buffers
+            return [buffers[r.rank].read(*self._status) for r in self.ranks], result
         arrays = [(r.address("status"), 4 * layout.STATUS_WORDS) for r in self.ranks]
         *told, values = self.telling.tell([*arrays, (result.address, result.nbytes)], self.timeout)
         values = values.view(result.dtype).reshape(result.shape)
@@ -260,9 +243,8 @@ class Engine:
                 try:
                     self.check()
                 finally:
-                    if (
-                        self.rounds.failure is None
-                    ):  # bad ids on this rank are no reason to let the others wait
+                    # bad ids on this rank are no reason to let the others wait
+                    if self.rounds.failure is None:
                         self.world.barrier("leaving", self.timeout)
                         together = True
             self.machine.synchronize()
