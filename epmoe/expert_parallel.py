@@ -75,7 +75,6 @@ class ExpertParallel:
         self._dispatch = DispatchPhase(self._engine)
         self._combine = CombinePhase(self._engine, self._dispatch.capacity)
         self._silu = SiluPhase(self._engine, self._dispatch.capacity)
-        self._sent = None  # what one call of a round leaves for the next
         self._leave = weakref.finalize(self, self._engine.leave)
         self._leave.atexit = False
 
@@ -87,8 +86,8 @@ class ExpertParallel:
     @part_of_round
     def dispatch_async(self, input_tokens, topk_ids, input_scale=1.0):
         """Send every token to the owners of its experts: the first half of `dispatch`, with its arguments."""
-        self._sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)
-        self._dispatch.launch("dispatch_async", self._sent)
+        self._dispatch.begin(input_tokens, topk_ids, input_scale)
+        self._dispatch.launch("dispatch_async")
 
     @part_of_round
     def dispatch_wait(self, *, out=None):
@@ -97,8 +96,8 @@ class ExpertParallel:
         out, what is returned, and errors: as in `dispatch`.
         """
         if out is not None:
-            self._dispatch.into(self._sent, out)
-        return self._dispatch.launch("dispatch_wait", self._sent)
+            self._dispatch.into(self._engine.parts, out)
+        return self._dispatch.launch("dispatch_wait")
 
     @part_of_round
     def dispatch(self, input_tokens, topk_ids, input_scale=1.0, *, out=None):
@@ -114,11 +113,7 @@ class ExpertParallel:
         a PeerTimeout. EPStateError if it is not dispatch's turn. Source: the dispatch_kernel page (docs/pages.md);
         epmoe_ref.dispatch.
         """
-        sent = self._dispatch.begin(input_tokens, topk_ids, input_scale)
-        if out is not None:
-            self._dispatch.into(sent, out)
-        self._sent = sent
-        return self._dispatch.launch("dispatch", sent, self.fused)
+        return self._dispatch.whole(input_tokens, topk_ids, input_scale, out, self.fused)
 
     @part_of_round
     def combine_async(self, expert_outputs, d):
@@ -127,8 +122,8 @@ class ExpertParallel:
         expert_outputs, d, and errors: as in `combine`. combine_wait reads a fused shared expert's rows of
         expert_outputs.
         """
-        self._combine.begin(self._sent, expert_outputs, d)
-        self._combine.launch_async(self._sent)
+        self._combine.begin(expert_outputs, d)
+        self._combine.launch_async()
 
     @part_of_round
     def combine_wait(
@@ -145,9 +140,8 @@ class ExpertParallel:
 
         Arguments, what is returned, and errors: as in `combine`.
         """
-        made = self._combine.end(
+        return self._combine.end(
             "combine_wait",
-            self._sent,
             router_weights,
             router_weights_args,
             epilogue,
@@ -155,8 +149,6 @@ class ExpertParallel:
             elementwise_lambda_fn,
             out,
         )
-        self._sent = None  # whose memory is reused as soon as the caller drops it
-        return made
 
     @part_of_round
     def combine(
@@ -188,8 +180,7 @@ class ExpertParallel:
         Errors: EPValueError names rank, argument, value; EPStateError if it is not combine's turn; PeerTimeout by the
         next call that waits for the kernels. Source: the combine_wait_kernel page (docs/pages.md); epmoe_ref.combine.
         """
-        made = self._combine.whole(
-            self._sent,
+        return self._combine.whole(
             expert_outputs,
             d,
             router_weights,
@@ -200,8 +191,6 @@ class ExpertParallel:
             out,
             fused=self.fused,
         )
-        self._sent = None
-        return made
 
     def fused_silu(self, gate_up, d, *, output_format="bf16", limit=None, alpha=1.702):
         """SwiGLU between an expert's two products, for the rows of d; the host does not wait for their number.
@@ -223,7 +212,6 @@ class ExpertParallel:
         """Reset all counters, flags and the order of calls. Collective: every rank must call it."""
         self._expect_open("reset")
         self._engine.reset()
-        self._sent = None
 
     @staticmethod
     def plan(cfg):
@@ -273,7 +261,6 @@ class ExpertParallel:
         """
         self._leave.detach()
         if self._rounds.state != "closed":
-            self._sent = None
             self._engine.close(collective)
 
     def __enter__(self):

@@ -111,17 +111,7 @@ class GpuMachine:
 
     is_simulator = False
 
-    def __init__(
-        self,
-        n_ranks=1,
-        *,
-        rank=None,
-        ordinal=None,
-        n_sms=None,
-        seed=None,
-        racecheck=None,
-        **simulator_only,
-    ):
+    def __init__(self, n_ranks=1, *, rank=None, ordinal=None, n_sms=None, **simulator_only):
         from numba import cuda
 
         try:
@@ -150,12 +140,8 @@ class GpuMachine:
             )
         self.all_sms = device.MULTIPROCESSOR_COUNT
         self.n_sms = self.all_sms if n_sms is None else min(int(n_sms), self.all_sms)
-        self.shared_limit = check(
-            cu.cuDeviceGetAttribute(
-                cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
-                self.ordinal,
-            )
-        )
+        most_shared = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        self.shared_limit = check(cu.cuDeviceGetAttribute(most_shared, self.ordinal))
         self.copies = new_stream()
         self.streams = []
         self.held = 0
@@ -206,24 +192,17 @@ class GpuMachine:
 
     def launch(self, kernel, grid, block, args, *, stream, **how):
         """Start grid blocks of `block` threads on a stream; inside hold(), at its end. args: params and two numbers."""
-        params, num_tokens, my_rank = args
+        params, *numbers = args
         words = params if isinstance(params, (tuple, list)) else (params,)
-        self.prepared(kernel, grid, block, words, num_tokens, my_rank, stream=stream, **how).start()
+        self.prepared(kernel, grid, block, words, *numbers, stream=stream, **how).start()
 
     def prepared(
-        self,
-        kernel,
-        grid,
-        block,
-        words,
-        num_tokens,
-        my_rank,
-        *,
-        stream,
-        shared_bytes=0,
-        programmatic=False,
+        self, kernel, grid, block, words, *numbers, stream, shared_bytes=0, programmatic=False
     ):
-        """A Launch with start(*more): of a kernel whose params are these words and then those, checked and loaded."""
+        """A Launch with start(*more): of a kernel whose params are these words and then those, checked and loaded.
+
+        numbers: num_tokens and my_rank.
+        """
         k = self.prepare(kernel)
         grid, block = int(grid), int(block)
         if not 1 <= block <= k.max_threads:
@@ -245,7 +224,7 @@ class GpuMachine:
                 % (grid, block, k.name, self.n_sms, limit)
             )
         k.allow_shared(shared_bytes)
-        shape, numbers = (grid, block, shared_bytes), (num_tokens, my_rank)
+        shape = grid, block, shared_bytes
         return Launch(self, k, shape, words, numbers, stream.handle, programmatic)
 
     def queue(self, start):

@@ -7,7 +7,7 @@ from epmoe.host import inputs
 from epmoe.host.arrays import PEEKS, peek, view
 from epmoe.host.dispatched import Dispatched
 from epmoe.host.engine import Plan
-from epmoe.host.overlaps import expect_apart, on_device
+from epmoe.host.overlaps import expect_apart
 from epmoe.host.results import Out
 from epmoe.host.user_functions import NO_SUMS, NO_TYPES, SUMS, argument, of_rank, way_of
 from epmoe.kernels import lamport
@@ -30,14 +30,14 @@ class CombinePhase:
         of = engine.ranks[0].dispatch_result.fields
         self._src_info, self._topk_ids = (of[name].offset for name in READ)
 
-    def begin(self, parts, expert_outputs, dispatched):
+    def begin(self, expert_outputs, dispatched):
         """Check and place expert outputs, and what combine needs of the open round's Dispatched."""
         engine, given = self.engine, ((expert_outputs, dispatched),)
         if engine.lists:
             named = dict(expert_outputs=expert_outputs, dispatched=dispatched)
             given = list(inputs.each_rank(engine.world, **named))
         self._read, kept = given, []
-        for s, (y, d) in zip(parts, given):
+        for s, (y, d) in zip(engine.parts, given):
             r, loan = s.r, s.loan
             if not isinstance(d, Dispatched) or d.round is not s:
                 raise EPValueError(_of_another_round(r.rank, d))
@@ -89,13 +89,13 @@ class CombinePhase:
             )
         return at
 
-    def launch_async(self, parts):
+    def launch_async(self):
         """Launch the kernels of a combine_async for every rank."""
-        self.engine.start("combine_async", self._launches_async(parts))
+        self.engine.start("combine_async", self._launches_async())
 
-    def _launches_async(self, parts):
+    def _launches_async(self):
         engine, made = self.engine, []
-        for s in parts:
+        for s in engine.parts:
             launch = engine.plans.get((ASYNC, s.rank))
             if launch is None:
                 launch = engine.prepared(ASYNC, s.r, 0, s.r.regions("combine"), {})
@@ -103,15 +103,14 @@ class CombinePhase:
             made.append((launch, (s.rows, s.src_info, s.n_rows, 0, 0, 0)))
         return made
 
-    def whole(self, parts, expert_outputs, dispatched, *reduction, fused=False):
+    def whole(self, expert_outputs, dispatched, *reduction, fused):
         """A combine: the results of every rank. reduction: see end."""
-        self.begin(parts, expert_outputs, dispatched)
-        return self.end("combine", parts, *reduction, fused=fused)
+        self.begin(expert_outputs, dispatched)
+        return self.end("combine", *reduction, fused=fused)
 
     def end(
         self,
         call,
-        parts,
         router_weights,
         weights_args,
         epilogue,
@@ -122,7 +121,8 @@ class CombinePhase:
     ):
         """Launch the kernels of a combine or combine_wait: the result, or a list of every rank's."""
         engine, way, weights, results, outs = self.engine, SUMS, (router_weights,), [], []
-        launches = self._launches_async(parts) if call == "combine" and not fused else []
+        parts = engine.parts
+        launches = self._launches_async() if call == "combine" and not fused else []
         factory = "combine_kernel" if fused else "combine_wait_kernel"
         if (
             router_weights is None
@@ -174,8 +174,8 @@ class CombinePhase:
             launches.append((plan[factory], words))
         if outs:
             self._expect_apart(parts, outs, weights)
-        self._read = ()  # whose memory may be lent again, or is the caller's
         engine.start(call, launches, fused)
+        self._read = engine.parts = ()  # whose memory may be lent again, or is the caller's
         for out in outs:
             out.finish(engine)
         if self._stored:
@@ -244,7 +244,7 @@ class CombinePhase:
             if w is not None:
                 of_rank.append(("router_weights", w))
             read += [(f"{name} of rank {s.rank}", view(a, name)) for name, a in of_rank]
-        expect_apart([one for out in outs for one in out.named], on_device(*read))
+        expect_apart([one for out in outs for one in out.named], read)
 
 
 def _of_another_round(rank, d):

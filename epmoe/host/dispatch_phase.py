@@ -6,7 +6,7 @@ from epmoe.host import inputs
 from epmoe.host.arrays import PEEKS, peek, view
 from epmoe.host.dispatched import ARRAYS, Dispatched
 from epmoe.host.engine import Plan
-from epmoe.host.overlaps import expect_apart, on_device
+from epmoe.host.overlaps import expect_apart
 from epmoe.host.rank_memory import dispatch_arrays
 from epmoe.host.results import Out
 from epmoe.host.same_functions import earlier
@@ -58,7 +58,7 @@ class Part:
 
 
 class DispatchPhase:
-    """begin, perhaps into, then launch."""
+    """whole; or begin, launch, and later perhaps into, and launch again."""
 
     def __init__(self, engine):
         self.engine, self.cfg = engine, engine.cfg
@@ -75,8 +75,13 @@ class DispatchPhase:
         ]
         self._kept = []  # inputs as they were looked at, until the next ones come
 
-    def begin(self, input_tokens, topk_ids, input_scale):
-        """Check and place all ranks' inputs: a list of Part. Nothing is launched."""
+    def whole(self, input_tokens, topk_ids, input_scale, out, fused):
+        """A dispatch: the Dispatched, or a list of every rank's."""
+        self.begin(input_tokens, topk_ids, input_scale, out)
+        return self.launch("dispatch", fused)
+
+    def begin(self, input_tokens, topk_ids, input_scale, out=None):
+        """Check and place all ranks' inputs: a Part of each. Nothing is launched."""
         engine, function = self.engine, None
         if engine.has_many:
             engine.forget_calls()
@@ -115,7 +120,9 @@ class DispatchPhase:
             kept += x, ids
             parts.append(Part(plan, x_at, ids_at, word, loan))
         self._kept = kept
-        return parts
+        if out is not None:
+            self.into(parts, out)
+        engine.parts = parts
 
     def _checked(self, key, r, x, ids):
         """The plan of arrays that have passed all checks, and the arrays."""
@@ -153,13 +160,13 @@ class DispatchPhase:
             outs.append(Out(s.loan, self.engine.machine, s.rank, arrays))
         names = [name for _, *names in self._named for name in names]
         read = [(what, view(a, what)) for what, a in zip(names, self._kept)]
-        expect_apart([one for o in outs for one in o.named], on_device(*read))
+        expect_apart([one for o in outs for one in o.named], read)
         for s, o in zip(parts, outs):
             s.out = o if o.arrays else None
 
-    def launch(self, call, parts, fused=False):
+    def launch(self, call, fused=False):
         """Launch the kernels of a call for every rank. Of a whole dispatch: the Dispatched, or a list of them."""
-        launches = []
+        launches, parts = [], self.engine.parts
         for factory in FUSED if fused else SPLIT[call]:
             for s in parts:
                 base = s.loan.base
@@ -178,7 +185,7 @@ class DispatchPhase:
             if s.out is not None:
                 s.out.finish(self.engine)
             d = _new(Dispatched)
-            d.round = s
+            d.round, d.output_tokens = s, s.array("output_tokens")
             made.append(d)
         return made if self.engine.lists else made[0]
 

@@ -76,6 +76,7 @@ class Engine:
         self._calls = {}  # KernelCall by factory and options
         self.plans = {}  # what launches, by what a phase knows it by
         self.has_many = False  # plans or calls
+        self.parts = ()  # of the open round: of each rank
         self.captured = []  # loans of captured calls, which stay lent until close()
         self._unseen = None  # what kernels had recorded when leave() looked
         if cfg.use_shmem and not getattr(world, "shmem", False):
@@ -104,6 +105,7 @@ class Engine:
         # A slower rank comes after its own timeout, which may have begun when this rank's ended.
         self._initialise("reset", 2 * self.timeout)
         self.rounds.reset()
+        self.parts = ()
 
     def _initialise(self, occasion, timeout):
         self.machine.synchronize()
@@ -254,6 +256,7 @@ class Engine:
     def _free(self, together):
         self.rounds.close()
         self.captured.clear()
+        self.parts = ()
         for call in self._calls.values():
             call.close()
         for r in self.ranks:

@@ -10,8 +10,9 @@ MAX_WORK = 10_000  # of NumPy's exact search; what takes longer counts as overla
 def expect_apart(outs, inputs=()):
     """Raise EPValueError if an array that is written overlaps itself, another one, or an input.
 
-    outs, inputs: pairs (what it is, for messages; Array).
+    outs, inputs: pairs (what it is, for messages; Array). Inputs in host memory are copied before anything is written.
     """
+    inputs = [one for one in inputs if one[1].host is None]
     for i, (what, a) in enumerate(outs):
         if a.strides is not None and _overlaps_itself(a):
             raise EPValueError(
@@ -25,11 +26,6 @@ def expect_apart(outs, inputs=()):
                     f"{what} and {other} share memory, so results would overwrite what is still needed: "
                     "give each an array of its own"
                 )
-
-
-def on_device(*arrays):
-    """Of pairs (what it is, Array) those in device memory, which kernels read where they lie."""
-    return [one for one in arrays if one[1].host is None]
 
 
 def _extent(a):
