@@ -140,15 +140,8 @@ class ExpertParallel:
 
         Arguments, what is returned, and errors: as in `combine`.
         """
-        return self._combine.end(
-            "combine_wait",
-            router_weights,
-            router_weights_args,
-            epilogue,
-            epilogue_args,
-            elementwise_lambda_fn,
-            out,
-        )
+        functions = router_weights_args, epilogue, epilogue_args, elementwise_lambda_fn
+        return self._combine.end("combine_wait", router_weights, functions, out)
 
     @part_of_round
     def combine(
@@ -180,17 +173,8 @@ class ExpertParallel:
         Errors: EPValueError names rank, argument, value; EPStateError if it is not combine's turn; PeerTimeout by the
         next call that waits for the kernels. Source: the combine_wait_kernel page (docs/pages.md); epmoe_ref.combine.
         """
-        return self._combine.whole(
-            expert_outputs,
-            d,
-            router_weights,
-            router_weights_args,
-            epilogue,
-            epilogue_args,
-            elementwise_lambda_fn,
-            out,
-            fused=self.fused,
-        )
+        functions = router_weights_args, epilogue, epilogue_args, elementwise_lambda_fn
+        return self._combine.whole(expert_outputs, d, router_weights, functions, out, self.fused)
 
     def fused_silu(self, gate_up, d, *, output_format="bf16", limit=None, alpha=1.702):
         """SwiGLU between an expert's two products, for the rows of d; the host does not wait for their number.

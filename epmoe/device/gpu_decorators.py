@@ -6,7 +6,7 @@ import numpy as np
 from numba import cuda
 from numba.core.types import unliteral
 
-from .gpu_kernel import Kernel, signature_of
+from .gpu_kernel import kind_of, signature_of
 
 MOST_SHARED = 20_000  # device functions that are remembered
 _shared = {}
@@ -62,7 +62,4 @@ def kernel(fn=None, *, max_threads=1024, words=0, shmem=False):
     """
     if fn is None:
         return lambda f: kernel(f, max_threads=max_threads, words=words, shmem=shmem)
-    kind = Kernel
-    if shmem:
-        from .shmem_kernel import ShmemKernel as kind  # which needs more packages
-    return kind(fn, max_threads, signature_of(words), words)
+    return kind_of(shmem)(fn, max_threads, signature_of(words), words)

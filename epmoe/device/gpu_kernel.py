@@ -87,3 +87,12 @@ class Kernel:
     def fingerprint(self, cc):
         """What the compiled kernel is found by in the cache; None if it depends on things that cannot be compared."""
         return fingerprint(self.fn, self.max_threads, repr(self.signature), *cc)
+
+
+def kind_of(shmem):
+    """The class of a kernel. shmem: it uses intrinsics of epmoe.device.shmem, which need more packages."""
+    if not shmem:
+        return Kernel
+    from .shmem_kernel import ShmemKernel
+
+    return ShmemKernel

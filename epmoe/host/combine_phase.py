@@ -103,23 +103,17 @@ class CombinePhase:
             made.append((launch, (s.rows, s.src_info, s.n_rows, 0, 0, 0)))
         return made
 
-    def whole(self, expert_outputs, dispatched, *reduction, fused):
-        """A combine: the results of every rank. reduction: see end."""
+    def whole(self, expert_outputs, dispatched, router_weights, functions, out, fused):
+        """A combine: the result, or a list of every rank's. functions: see end."""
         self.begin(expert_outputs, dispatched)
-        return self.end("combine", *reduction, fused=fused)
+        return self.end("combine", router_weights, functions, out, fused)
 
-    def end(
-        self,
-        call,
-        router_weights,
-        weights_args,
-        epilogue,
-        epilogue_args,
-        elementwise_fn,
-        out,
-        fused=False,
-    ):
-        """Launch the kernels of a combine or combine_wait: the result, or a list of every rank's."""
+    def end(self, call, router_weights, functions, out, fused=False):
+        """Launch the kernels of a combine or combine_wait: the result, or a list of every rank's.
+
+        functions: router_weights_args, epilogue, epilogue_args, elementwise_lambda_fn.
+        """
+        weights_args, epilogue, epilogue_args, elementwise_fn = functions
         engine, way, weights, results, outs = self.engine, SUMS, (router_weights,), [], []
         parts = engine.parts
         launches = self._launches_async() if call == "combine" and not fused else []
@@ -132,8 +126,7 @@ class CombinePhase:
             or weights_args is not NO_ARGS
             or epilogue_args is not NO_ARGS
         ):
-            functions = router_weights, weights_args, epilogue, epilogue_args, elementwise_fn
-            way = way_of(self.cfg, *functions, out)
+            way = way_of(self.cfg, router_weights, *functions, out)
         if not way.takes_weights:
             weights = [None] * len(parts)
         elif engine.lists:
