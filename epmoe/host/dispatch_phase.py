@@ -199,4 +199,4 @@ def _writable(part, name, array):
     """An array of a Dispatched given as out=, which an earlier dispatch may have made for reading."""
     if part is None or not isinstance(array, np.ndarray) or array.flags.writeable:
         return array
-    return part.loan.array(name) if part.loan.holds_address(array.ctypes.data) else array
+    return part.loan.array(name) if part.loan.holds(view(array, name)) else array

@@ -1,6 +1,6 @@
 """Dispatched: what one rank holds after dispatch, and how many rows there can be at most."""
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -69,12 +69,10 @@ class Dispatched:
     cfg: EPConfig = field(default_factory=type(None), repr=False)
     rank: int | None = field(default_factory=type(None), repr=False)
     check: Any = field(default_factory=type(None), repr=False)
-    round: object = field(
-        default=None, repr=False
-    )  # its Sent, which is asked for the rest when that is first looked at; combine wants its own
-    offsets: np.ndarray | None = field(
-        default=None, repr=False
-    )  # row_offsets on the host, once they were asked for
+    # its Part, which is asked for the rest when that is first looked at; combine wants its own
+    round: object = field(default=None, repr=False)
+    # row_offsets on the host, once they were asked for
+    offsets: np.ndarray | None = field(default=None, repr=False)
 
     def __getattr__(self, name):
         if name not in OF_ROUND or self.round is None:
@@ -102,22 +100,12 @@ class Dispatched:
         return replace(self)
 
     def __deepcopy__(self, memo):
-        return replace(self, check=None, **self._copies())
+        own = self.numpy()  # waits for the kernels and raises what they recorded
+        arrays = {name: getattr(own, name) for name in ARRAYS}
+        return replace(own, **{n: np.array(a) for n, a in arrays.items() if a is not None})
 
     def __reduce__(self):
-        plain = {
-            f.name: None if f.name in ("round", "check") else getattr(self, f.name)
-            for f in fields(self)
-        }
-        return partial(Dispatched, **plain | self._copies()), ()
-
-    def _copies(self):
-        """The arrays as NumPy arrays of their own; waits for the kernels and raises what they recorded."""
-        of_all = self.numpy()
-        return {
-            name: None if (array := getattr(of_all, name)) is None else np.array(array)
-            for name in ARRAYS
-        }
+        return partial(Dispatched, **vars(replace(self.__deepcopy__({}), round=None))), ()
 
     @property
     def n_rows(self) -> int:

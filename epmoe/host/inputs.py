@@ -146,7 +146,7 @@ def _one_for_each_row(a, what, capacity, n_rows):
 def router_weights(cfg, machine, rank, given, num_tokens):
     """Router weights of a rank: float32 (num_tokens, top_k)."""
     what = f"router_weights of rank {rank}"
-    if np.ndim(given) == 0 and not hasattr(given, "shape"):
+    if not hasattr(given, "shape") and np.ndim(given) == 0:
         raise EPValueError(
             f"{what} is {given!r}; a float32 array (num_tokens={num_tokens}, top_k={cfg.top_k}) or a "
             "function (token, k, *router_weights_args) -> float32 is needed, a single number is refused"
@@ -179,10 +179,8 @@ def input_scale(rank, given):
 
 def seconds(what, value):
     """A time limit as a float, positive and at most MOST_SECONDS."""
-    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(
-        value, bool
-    )
-    if not is_number or not 0 < value <= MOST_SECONDS:
+    is_number = isinstance(value, (int, float, np.integer, np.floating))
+    if not is_number or isinstance(value, bool) or not 0 < value <= MOST_SECONDS:
         raise EPValueError(
             f"{what}={value!r} must be a positive number of seconds, at most {MOST_SECONDS:g}; there is no "
             "endless wait"

@@ -51,8 +51,8 @@ class Loan:
     __slots__ = ("buffer", "fields", "start", "base", "nbytes", "lender", "__weakref__")
 
     def __init__(self, lender, buffer, fields, start, nbytes):
-        self.lender, self.buffer, self.fields, self.start = lender, buffer, fields, start
-        self.base, self.nbytes = buffer.address + start, nbytes
+        self.lender, self.buffer, self.fields = lender, buffer, fields
+        self.start, self.nbytes, self.base = start, nbytes, buffer.address + start
         if SIM:  # what a kernel fails to write must not look like the last result
             buffer.fill(0xA5, start, nbytes)
 
@@ -65,16 +65,9 @@ class Loan:
 
     def holds(self, array):
         """Whether an Array lies in this memory, in C order."""
-        return array.is_contiguous and self.holds_address(array.address)
+        return array.is_contiguous and 0 <= array.address - self.base < self.nbytes
 
-    def holds_address(self, address):
-        """Whether an address lies in this memory."""
-        return 0 <= address - self.base < self.nbytes
-
-    @property
-    def ordinal(self):
-        """Number of the GPU."""
-        return self.lender.machine.ordinal
+    ordinal = property(lambda self: self.lender.machine.ordinal, doc="Number of the GPU.")
 
     def array(self, name, n=None):
         """One of the arrays, or its first n entries: a NumPy view in the simulator, a DeviceArray on a GPU; or None."""
@@ -157,9 +150,8 @@ class Arena:
     @property
     def lent_bytes(self):
         """Bytes of the buffers that somebody looks at."""
-        return self.allocated_bytes - sum(
-            size * len(waiting) for size, waiting in self._free.items()
-        )
+        waiting = sum(size * len(buffers) for size, buffers in self._free.items())
+        return self.allocated_bytes - waiting
 
     def close(self):
         """Free what is not lent; what is lent follows when its last array is gone."""
@@ -181,10 +173,9 @@ class Heap:
 
     def lend(self, arrangement):
         """A Loan of an Arrangement, or None if no free piece holds it."""
-        start = self._take(arrangement.nbytes)
-        if start is None:
-            return None
-        return Loan(self, self.buffer, arrangement.fields, start, arrangement.nbytes)
+        fields, nbytes = arrangement.fields, arrangement.nbytes
+        start = self._take(nbytes)
+        return None if start is None else Loan(self, self.buffer, fields, start, nbytes)
 
     def _take(self, nbytes):
         """Where so many free bytes begin, which are free no more; None if there are none together."""
