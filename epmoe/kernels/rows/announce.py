@@ -20,22 +20,23 @@ from .wait import FOR_ANNOUNCEMENT, FOR_ARRIVAL
 
 
 def noting(shape):
-    """Device function (params, rank, epoch, src_rank) -> address of a src_rank's note in the memory of a rank."""
+    """Device function (params, rank, epoch, src_rank, word) -> address of a word of a src_rank's note at a rank."""
     ranks, memory = shape.n_ranks, memory_of(shape.n_ranks)
 
     @device_fn
-    def note_at(params, rank, epoch, src_rank):
+    def word_at(params, rank, epoch, src_rank, word):
         index = u64((u64(epoch) & u64(1)) * u64(ranks) + u64(src_rank))
-        return u64(memory.control(params, rank) + params[p.notes_at] + index * params[p.note_bytes])
+        return u64(memory.control(params, rank) + params[p.notes_at] + index * params[p.note_bytes] + u64(8) * u64(word))
 
-    return note_at
+    return word_at
 
 
-def parts_of_note(n_ranks):
+def parts_of_note(shape):
     """{part of a note: its words [begin, end)}."""
-    experts = mailbox.experts_at(n_ranks)
+    experts = mailbox.experts_at(shape.n_ranks)
     return dict(note=(0, experts), without_counts=(0, COUNTS), places=(0, MAX_PLACES), facts=(MAX_PLACES, experts),
-                tokens=(MAX_PLACES, COUNTS), counts=(COUNTS, experts))
+                tokens=(MAX_PLACES, COUNTS), counts=(COUNTS, experts),
+                experts=(experts, experts + shape.num_local_experts))
 
 
 def telling(shape, part):
@@ -46,8 +47,8 @@ def telling(shape, part):
     tell(call, counts, looked): all of them; looked: at the first ones. counts: of the tokens for rank r, in lane r.
     tell_totals(call, totals, looked): the same of counts in a shared array.
     """
-    ranks, (begin, end) = shape.n_ranks, parts_of_note(shape.n_ranks)[part]
-    n, note_at, num_senders = end - begin, noting(shape), calls.num_senders(shape)
+    ranks, (begin, end) = shape.n_ranks, parts_of_note(shape)[part]
+    n, at_word, num_senders = end - begin, noting(shape), calls.num_senders(shape)
     place_of, tells_counts, mark = chosen(BLOCK, "places"), end > COUNTS, stamps.by_caller(BLOCK, shape.trace)
 
     @device_fn
@@ -72,7 +73,7 @@ def telling(shape, part):
     def look(call, first):
         """(address of the word in calls of parity 0, bytes from it to the word of parity 1, its number if it is no count)."""
         peer, word = word_at(first)
-        at = u64(note_at(call.params, peer, u64(0), call.my_rank) + u64(8) * u64(word))
+        at = at_word(call.params, peer, u64(0), call.my_rank, word)
         return at, u64(call.params[p.note_bytes] * u64(ranks)), i32(number_in(call, word))
 
     @device_fn
@@ -82,8 +83,7 @@ def telling(shape, part):
             _, word = word_at(first)
             if tells_counts:
                 count = i32(shfl_idx(counts, i32(max(0, word - COUNTS))))
-                if word >= COUNTS:
-                    number = count
+                number = count if word >= COUNTS else number
             if first + lane < ranks * n:
                 st_relaxed_sys_u64(at + (u64(call.epoch) & u64(1)) * other, wait.tagged(call.epoch, number))
             first = i32(first + 32)
@@ -99,47 +99,38 @@ def telling(shape, part):
     return namespace("telling", look=look, tell=tell, tell_totals=tell_totals)
 
 
-def early(shape, part, *, fences=True, counts_of=None, marks=True):
+def early(shape, part, *, fences=True, marks=True):
     """Device function (call): a warp announces a part of its note before its block's first barrier.
 
     It waits for no other warp: all peers wait for it. fences: for what earlier launches of this rank have done, while
-    nothing is on its way that the fence would wait for. counts_of: device function (call) -> counts, in lane r of the
-    rows for rank r. marks: whether its stamp says so.
+    nothing is on its way that the fence would wait for. marks: whether its stamp says so.
     """
     words, mark = telling(shape, part), stamps.by_caller(BLOCK, shape.trace and marks)
-    counts_of = counts_of or _no_counts
 
     @device_fn
     def announce(call):
         if fences:
             fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
-        looked = words.look(call, i32(0))
-        now, counts = calls.epoch_now(call.params), counts_of(call)
+        looked, now = words.look(call, i32(0)), calls.epoch_now(call.params)
         if now != u64(0):
-            words.tell(calls.Call(call.params, call.num_tokens, call.my_rank, now), counts, looked)
+            words.tell(calls.Call(call.params, call.num_tokens, call.my_rank, now), i32(0), looked)
             if lane_id() == 0:
                 mark(call.params, stamps.ANNOUNCED)
 
     return announce
 
 
-@device_fn
-def _no_counts(call):
-    return i32(0)
-
-
 def experts(shape):
-    """Device function (call, counts, at), of the leader block: tells each rank its experts' tokens, counts[at + expert].
-    """
-    n_local, num_experts, n_words, note_at = (shape.num_local_experts, shape.num_experts, mailbox.experts_at(shape.n_ranks),
-                                          noting(shape))
+    """Device function (call, counts, at), of the leader block: tells each rank its experts' tokens, counts[at + expert]."""
+    n_local, num_experts, at_word = shape.num_local_experts, shape.num_experts, noting(shape)
+    experts_at = mailbox.experts_at(shape.n_ranks)
 
     @device_fn
     def announce(call, counts, at):
         i = i32(thread_idx())
         while i < num_experts:
             peer, expert = split(i, n_local)
-            to = note_at(call.params, peer, call.epoch, call.my_rank) + u64(8) * u64(i32(n_words + expert))
+            to = at_word(call.params, peer, call.epoch, call.my_rank, i32(experts_at + expert))
             st_relaxed_sys_u64(to, wait.tagged(call.epoch, i32(counts[at + i])))
             i = i32(i + block_dim())
 
@@ -147,10 +138,13 @@ def experts(shape):
 
 
 def awaiting(shape, phase, part, *, acquires=True):
-    """Device function (call, notes), of a block: the numbers of this part of all notes -> whether all came."""
-    ranks, n_words, note_at = shape.n_ranks, mailbox.experts_at(shape.n_ranks), noting(shape)
-    begin, end = parts_of_note(ranks)[part]
+    """Device function (call, notes), of a block: the numbers of this part of all notes -> whether all came.
+
+    part "experts": instead of notes, a shared array [src_rank, local expert].
+    """
+    ranks, at_word, (begin, end) = shape.n_ranks, noting(shape), parts_of_note(shape)[part]
     n, what = end - begin, (phase, FOR_ANNOUNCEMENT)
+    stride, first = (n, 0) if part == "experts" else (mailbox.experts_at(ranks), begin)
     poll_word = wait.for_word_of_peer if acquires else wait.for_tagged_word    # relaxed: nothing lies behind it
 
     @device_fn
@@ -158,35 +152,17 @@ def awaiting(shape, phase, part, *, acquires=True):
         ok, i = True, i32(thread_idx())
         while ok and i < ranks * n:
             src_rank, word = split(i, n)
-            word = i32(begin + word)
-            address = u64(note_at(call.params, call.my_rank, call.epoch, src_rank) + u64(8) * u64(word))
-            seen = u64(poll_word(call.params, address, call.epoch, what, src_rank))
-            ok = seen != u64(0)
-            notes[src_rank * n_words + word] = i32(seen)
+            address = at_word(call.params, call.my_rank, call.epoch, src_rank, i32(begin + word))
+            ok, seen = poll_word(call.params, address, call.epoch, what, src_rank)
+            notes[src_rank * stride + first + word] = i32(seen)
             i = i32(i + block_dim())
         return not syncthreads_or(not ok)       # each thread acquired what it waited for, the barrier gives it to all
 
     return await_notes
 
 
-def expert_count(shape, phase):
-    """Device function (call, src_rank, expert) -> a src_rank's tokens for a local expert, -1 if it did not tell."""
-    n_words, note_at, what = mailbox.experts_at(shape.n_ranks), noting(shape), (phase, FOR_ANNOUNCEMENT)
-
-    @device_fn
-    def count(call, src_rank, expert):
-        address = u64(note_at(call.params, call.my_rank, call.epoch, src_rank) + u64(8) * u64(i32(n_words + expert)))
-        seen, number = u64(wait.for_word_of_peer(call.params, address, call.epoch, what, src_rank)), i32(-1)
-        if seen != u64(0):
-            number = i32(seen)
-        return number
-
-    return count
-
-
 def load_counts(shape):
-    """Device function (params, notes), of a block: counts of rows and tokens of all ranks, as the call's handle knows.
-    """
+    """Device function (params, notes), of a block: counts of rows and tokens of all ranks, as the call's handle knows."""
     ranks, n_words = shape.n_ranks, mailbox.experts_at(shape.n_ranks)
 
     @device_fn
@@ -208,8 +184,8 @@ def arrivals(shape, phase):
     sent(call, ok): every block that sends, when it has sent its part (ok). await_all(call, notes): of the leader block;
     whether every rank has sent all its rows.
     """
-    ranks, memory, mail, what = (shape.n_ranks, memory_of(shape.n_ranks), mailbox.reading(shape.n_ranks),
-                                 (phase, FOR_ARRIVAL))
+    ranks, memory, mail = shape.n_ranks, memory_of(shape.n_ranks), mailbox.reading(shape.n_ranks)
+    what = phase, FOR_ARRIVAL
 
     @device_fn
     def arrived_at(params, rank, epoch, src_rank):
@@ -228,7 +204,7 @@ def arrivals(shape, phase):
         ok, src_rank = True, i32(thread_idx())
         if src_rank < ranks:
             address = arrived_at(call.params, call.my_rank, call.epoch, src_rank)
-            ok = wait.for_count(call.params, address, mail.blocks(notes, src_rank), what, src_rank)
+            ok, _ = wait.for_count(call.params, address, mail.blocks(notes, src_rank), what, src_rank)
         return not syncthreads_or(not ok)
 
     return namespace("arrivals", sent=sent, await_all=await_all)
@@ -244,9 +220,7 @@ def closing(shape, phase, part):
 
     @device_fn
     def may_end(call, notes):
-        ok = True
-        if calls.is_last_thread():
-            ok = calls.has_begun(call.params, phase)
+        ok = not calls.is_last_thread() or calls.has_begun(call.params, phase)
         come = await_notes(call, notes)
         return come and not syncthreads_or(not ok)
 

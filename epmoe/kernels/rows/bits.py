@@ -4,6 +4,22 @@ from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, lane
                           warp_id)
 
 
+def four(look):
+    """Device function (given, i, step) -> look(given, j) for j = i, i + step, ...: four, all asked for together."""
+    return device_fn(lambda given, i, step: (look(given, i32(i)), look(given, i32(i + step)),
+                                             look(given, i32(i + 2 * step)), look(given, i32(i + 3 * step))))
+
+
+def adding_four(add):
+    """Device function (total, given, i, step, items) -> total with four items in turn; add as of folded()."""
+    @device_fn
+    def add_four(total, given, i, step, items):
+        total = add(add(total, given, i32(i), items[0]), given, i32(i + step), items[1])
+        return add(add(total, given, i32(i + 2 * step), items[2]), given, i32(i + 3 * step), items[3])
+
+    return add_four
+
+
 def folded(n, look, add):
     """Device function (given, total) -> total, with n items added; all are looked at before the first is added.
 
@@ -23,11 +39,12 @@ def folded(n, look, add):
         item = look(given, i32(i))
         return add(fold_rest(given, total), given, i32(i), item)
 
+    look_at_four, add_four = four(look), adding_four(add)
+
     @device_fn
     def fold_four(given, total):
-        a, b, c, d = look(given, i32(i)), look(given, i32(i + 1)), look(given, i32(i + 2)), look(given, i32(i + 3))
-        total = add(add(fold_rest(given, total), given, i32(i), a), given, i32(i + 1), b)
-        return add(add(total, given, i32(i + 2), c), given, i32(i + 3), d)
+        items = look_at_four(given, i32(i), 1)
+        return add_four(fold_rest(given, total), given, i32(i), 1, items)
 
     return fold_one if n % 4 else fold_four
 
@@ -62,33 +79,28 @@ def lanes_for(mask, rank):
     return u32(ballot(has(mask, rank)))
 
 
-@device_fn
-def or_of_warp(mask):
-    """The bits that any lane of a whole warp has; in all lanes."""
-    mask = u32(mask | u32(shfl_xor(mask, 16)))
-    mask = u32(mask | u32(shfl_xor(mask, 8)))
-    mask = u32(mask | u32(shfl_xor(mask, 4)))
-    mask = u32(mask | u32(shfl_xor(mask, 2)))
-    return u32(mask | u32(shfl_xor(mask, 1)))
+def _of_lanes(combine):
+    """Device function (n) -> what combine(a, b) makes of the n of all lanes of a whole warp; in all lanes."""
+    @device_fn
+    def of_lanes(n):
+        n = combine(n, shfl_xor(n, 16))
+        n = combine(n, shfl_xor(n, 8))
+        n = combine(n, shfl_xor(n, 4))
+        n = combine(n, shfl_xor(n, 2))
+        return combine(n, shfl_xor(n, 1))
+
+    return of_lanes
 
 
-@device_fn
-def largest(n):
-    """The largest n of all lanes of a warp."""
-    n = i32(max(n, i32(shfl_xor(n, 16))))
-    n = i32(max(n, i32(shfl_xor(n, 8))))
-    n = i32(max(n, i32(shfl_xor(n, 4))))
-    n = i32(max(n, i32(shfl_xor(n, 2))))
-    return i32(max(n, i32(shfl_xor(n, 1))))
+or_of_warp = _of_lanes(device_fn(lambda a, b: u32(u32(a) | u32(b))))
+largest = _of_lanes(device_fn(lambda a, b: i32(max(i32(a), i32(b)))))
 
 
 @device_fn
 def of_lane_before(n):
     """The value of the previous lane, 0 in lane 0."""
     before = i32(shfl_up(n, 1))
-    if lane_id() == 0:
-        before = i32(0)
-    return before
+    return i32(0) if lane_id() == 0 else before
 
 
 @device_fn
@@ -107,9 +119,7 @@ def divided_up(a, b):
 @device_fn
 def around(rank, ranks):
     """The rank that so many steps behind rank 0 is, at most twice around."""
-    if rank >= ranks:
-        rank = i32(rank - ranks)
-    return i32(rank)
+    return i32(rank - ranks) if rank >= ranks else i32(rank)
 
 
 @device_fn

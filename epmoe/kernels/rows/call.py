@@ -73,12 +73,7 @@ def num_senders(shape):
 def is_sender(shape):
     """Device function () -> whether this block sends."""
     blocks = num_senders(shape)
-
-    @device_fn
-    def this_block_sends():
-        return block_idx() < blocks()
-
-    return this_block_sends
+    return device_fn(lambda: block_idx() < blocks())
 
 
 @device_fn
@@ -86,9 +81,7 @@ def epoch_now(params):
     """This call's number for a warp that does not wait for others: as epoch_of gives it."""
     words = params[p.words]
     epoch = u64(u64(load_u64(words + u64(mailbox.EPOCH))) + u64(1))
-    if has_failed(words + u64(mailbox.STATUS)):
-        epoch = u64(0)
-    return epoch
+    return u64(0) if has_failed(words + u64(mailbox.STATUS)) else epoch
 
 
 @device_fn
@@ -116,9 +109,7 @@ def has_begun(params, phase):
 @device_fn
 def all_begun(params, phase):
     """The same of the whole leader block."""
-    ok = True
-    if thread_idx() == 0:
-        ok = has_begun(params, phase)
+    ok = thread_idx() != 0 or has_begun(params, phase)
     return not syncthreads_or(not ok)           # thread 0 acquired for all
 
 

@@ -13,7 +13,7 @@ from epmoe.device import (any_lane, block_dim, block_idx, device_fn, grid_dim, i
 
 from ..params import chosen
 from . import mailbox, wait
-from .bits import but_lowest, divided_up, has, largest, lowest
+from .bits import but_lowest, divided_up, four, has, largest, lowest
 from .mailbox import MOST_PARTS
 from .shape import BLOCK, MAX_PLACES, VECTOR, memory_of, namespace
 from .wait import FOR_ARRIVAL
@@ -39,6 +39,7 @@ def copying(*, read_only, store=store16):
     device function that stores 16 bytes.
     """
     load_vector = load16_nc if read_only else load16
+    load_four = four(device_fn(lambda given, i: load_vector(given[0] + u64(VECTOR) * u64(min(i, given[1])))))
 
     @device_fn
     def store_all(to, batch, n):
@@ -56,11 +57,7 @@ def copying(*, read_only, store=store16):
     @device_fn
     def load(src, base, end, lane):
         # lanes behind the end read the last vector again and store nothing: all stay together for the broadcasts
-        one, last = i32(base + lane), i32(end - 1)
-        return (load_vector(src + u64(VECTOR) * u64(min(one, last))),
-                load_vector(src + u64(VECTOR) * u64(min(i32(one + 32), last))),
-                load_vector(src + u64(VECTOR) * u64(min(i32(one + 64), last))),
-                load_vector(src + u64(VECTOR) * u64(min(i32(one + 96), last))))
+        return load_four((src, i32(end - 1)), i32(base + lane), 32)
 
     @device_fn
     def store_batch(batch, place, mask, start, base, end, lane):
@@ -99,9 +96,7 @@ def parts(n_vectors):
 
     @device_fn
     def span(part, n_parts):
-        runs, a_run = i32(most), i32(1)
-        if n_parts <= batches:                  # whole batches
-            runs, a_run = i32(batches), i32(BATCH // 32)
+        runs, a_run = (i32(batches), i32(BATCH // 32)) if n_parts <= batches else (i32(most), i32(1))   # whole batches
         runs = i32(divided_up(runs, n_parts) * a_run)
         first = i32(min(i32(part * runs * 32), n_vectors))
         return first, i32(min(i32(first + runs * 32), n_vectors))
@@ -158,7 +153,7 @@ def flags(shape, phase, n_vectors, fewest):
         ok = True
         if row >= 0:
             at = flag_at(call.params, call.my_rank, row, part)
-            ok = wait.for_flag(call.params, at, u32(call.epoch), what, src_rank)
+            ok, _ = wait.for_flag(call.params, at, call.epoch, what, src_rank)
         failed = any_lane(not ok)
         syncwarp()                              # what one lane acquired, all lanes read
         return failed == 0

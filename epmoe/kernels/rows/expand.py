@@ -12,7 +12,7 @@ from epmoe.device import (ballot, block_idx, device_fn, grid_dim, i32, kernel, l
 
 from . import call as calls
 from . import mailbox, send, wait
-from .bits import below, but_lowest, has, largest, lowest, of_lane_before, split
+from .bits import below, but_lowest, has, largest, lowest, split
 from .copy import BATCH, copying, parts
 from .shape import BLOCK, CACHED, VECTOR, p
 from .wait import ROWS_DISPATCH
@@ -35,18 +35,12 @@ def _expert_rows(shape):
 
     @device_fn
     def known_row(params, row, expert):
-        target = i32(-1)
-        if expert < n_local:
-            target = i32(load_i32(known_at(params, row, expert)))
-        return target
+        return i32(load_i32(known_at(params, row, expert))) if expert < n_local else i32(-1)
 
     @device_fn
     def mask_of(params, row, window):
-        mask = u32(0)
-        if window < n_masks:
-            at = u64(4) * (u64(row) * u64(n_masks) + u64(window))
-            mask = u32(load_u32(params[p.source_masks] + at))
-        return mask
+        at = params[p.source_masks] + u64(4) * (u64(row) * u64(n_masks) + u64(window))
+        return u32(load_u32(at)) if window < n_masks else u32(0)
 
     @device_fn
     def look_up(params, received, expert, place, is_here):
@@ -60,9 +54,8 @@ def _expert_rows(shape):
     @device_fn
     def noted(params, row, expert, found, is_here, writes):
         """The output row; without room it is dropped, from here on and in every later call."""
-        target = i32(-1)
-        if is_here and found[0] + found[1] < i32(params[p.num_rows]):
-            target = i32(found[0] + found[1])
+        has_room = is_here and found[0] + found[1] < i32(params[p.num_rows])
+        target = i32(found[0] + found[1]) if has_room else i32(-1)
         if writes and expert < n_local:
             store_i32(known_at(params, row, expert), target)
         return target
@@ -107,29 +100,36 @@ def clear_row_of(shape):
     return clear_row
 
 
-def clearing(shape):
-    """Device function (params, me, warps, lane): zeros in rows of padding, and behind the last expert's rows.
+def recorded_rows(shape):
+    """Device function (params, expert) -> (an expert's first row, how many rows hold tokens), out of the handle."""
+    n_local = shape.num_local_experts
+    return device_fn(lambda params, expert: (i32(load_i32(params[p.expert_rows] + u64(4) * u64(expert))),
+                                             i32(load_i32(params[p.expert_rows] + u64(4) * u64(n_local + expert)))))
 
-    For warp `me` of so many that share this.
+
+def clearing(shape, rows_of):
+    """Device function (params, known, me, warps, lane): zeros in rows of padding, and behind the last expert's rows.
+
+    For warp `me` of so many that share this. rows_of(known, expert): as recorded_rows gives it.
     """
     n_local, clear_row = shape.num_local_experts, clear_row_of(shape)
 
     @device_fn
-    def holds_token(starts, row, lane):
+    def holds_token(known, row, lane):
         """Whether some expert has a token in this row; a lane looks at an expert."""
         expert, found = i32(lane), False
         while expert < n_local:
-            start = i32(load_i32(starts + u64(4) * u64(expert)))
-            if row >= start and row - start < load_i32(starts + u64(4) * u64(n_local + expert)):
+            start, n = rows_of(known, expert)
+            if row >= start and row - start < n:
                 found = True
             expert = i32(expert + 32)
         return ballot(found) != 0
 
     @device_fn
-    def clear_rows(params, me, warps, lane):
+    def clear_rows(params, known, me, warps, lane):
         row = i32(me)
         while row < i32(params[p.num_rows]):
-            if not holds_token(params[p.expert_rows], row, lane):
+            if not holds_token(known, row, lane):
                 clear_row(params, row, lane)
             row = i32(row + warps)
 
@@ -197,18 +197,17 @@ def arriving(shape, flags):
     Warps take a few parts of rows at a time, and expand them as they come. flags: of copy.py.
     """
     ranks, has_meta, mail = shape.n_ranks, shape.has_meta, mailbox.reading(shape.n_ranks)
-    expand_row, clear_rows = of_row(shape), clearing(shape)
+    expand_row, clear_rows = of_row(shape), clearing(shape, recorded_rows(shape))
     claim, num_senders, spans = calls.claims(mailbox.NEXT_TO_RECEIVE), calls.num_senders(shape), parts(shape.n_vectors)
     most_at_once, most_looks = shape.tuning.expand_at_once, shape.tuning.expand_looks
 
     @device_fn
     def await_records(call):
         """The leader block has written down where experts' rows begin; a barrier of it lies behind the last store."""
-        at, ok = call.params[p.words] + u64(mailbox.RECORDED), True
+        at = call.params[p.words] + u64(mailbox.RECORDED)
         if calls.is_leader() and thread_idx() == 0:
             st_release_gpu_i32(at, i32(call.epoch))
-        if thread_idx() == 0:
-            ok = wait.for_blocks(call.params, at, i32(call.epoch), ROWS_DISPATCH)
+        ok = thread_idx() != 0 or wait.for_blocks(call.params, at, i32(call.epoch), ROWS_DISPATCH)
         return not syncthreads_or(not ok)       # thread 0 acquired for all
 
     @device_fn
@@ -217,7 +216,7 @@ def arriving(shape, flags):
         others = i32(grid_dim() - num_senders())
         if block_idx() >= num_senders():
             me = i32(warp_id() * others + block_idx() - num_senders())
-            clear_rows(call.params, me, i32(n_warps() * others), lane)
+            clear_rows(call.params, call.params, me, i32(n_warps() * others), lane)
 
     @device_fn
     def has_come(call, row, part):
@@ -226,25 +225,17 @@ def arriving(shape, flags):
 
     @device_fn
     def await_part(call, row, part, src_rank):
-        ok = flags.wait_for(call, row, part, src_rank)
-        if ok:
-            ok = flags.wait_for(call, row, i32(0), src_rank)
-        return ok
+        return flags.wait_for(call, row, part, src_rank) and flags.wait_for(call, row, i32(0), src_rank)
 
     @device_fn
     def expand_parts(call, rows, n_parts, left, lane):
         """Expands those of `left` whose flags are up; lane i has the i-th part: rows = (row, part, its src_rank)."""
         (row, part, src_rank), here, looks, ok = rows, u32(left), i32(0), True
         while ok and here != u32(0):
-            is_up = False
-            if has(here, lane):
-                is_up = has_come(call, row, part)
+            is_up = has(here, lane) and has_come(call, row, part)
             come, looks = u32(ballot(is_up)), i32(looks + 1)
             if come == u32(0) and looks % most_looks == 0:
-                awaited = i32(-1)
-                if lane == lowest(here):
-                    awaited = row
-                ok = await_part(call, awaited, part, src_rank)
+                ok = await_part(call, row if lane == lowest(here) else i32(-1), part, src_rank)
             syncwarp()                          # what one lane acquired, all lanes read
             while come != u32(0):
                 one = lowest(come)
@@ -261,10 +252,9 @@ def arriving(shape, flags):
         if has_meta:
             if not await_records(call):
                 return False
-        lane, ends, n_parts = i32(lane_id()), mail.received(notes, call.my_rank), flags.count(notes)
-        before = of_lane_before(ends)
+        lane, (here, before), n_parts = i32(lane_id()), mail.received(notes, call.my_rank), flags.count(notes)
         clear_share(call, lane)
-        n_units = i32(largest(i32(ends - before)) * ranks * n_parts)
+        n_units = i32(largest(here) * ranks * n_parts)
         at_once = i32(max(1, min(most_at_once, i32(u32(n_units) // u32(i32(n_warps() * grid_dim()))))))
         batch, ok = claim(call, lane), True
         while ok and batch * at_once < n_units:
@@ -273,8 +263,8 @@ def arriving(shape, flags):
             turn, part = split(i32(batch * at_once + lane), n_parts)
             number = i32(u32(turn) // u32(ranks))
             src_rank = i32(u32(i32(call.my_rank + turn)) % u32(ranks))
-            row, end = i32(shfl_idx(before, src_rank) + number), i32(shfl_idx(ends, src_rank))
-            left = u32(ballot(lane < at_once and row < end))
+            row, n_rows = i32(shfl_idx(before, src_rank) + number), i32(shfl_idx(here, src_rank))
+            left = u32(ballot(lane < at_once and number < n_rows))
             ok = expand_parts(call, (row, part, src_rank), n_parts, left, lane)
             batch = i32(following)
         return ok
@@ -285,20 +275,15 @@ def arriving(shape, flags):
 @lru_cache(CACHED)
 def expand_kernel(shape):
     """Kernel over received rows that have all come; one launch behind the dispatch, where that one does not expand."""
-    ranks, expand_row, clear_rows, spans = shape.n_ranks, of_row(shape), clearing(shape), parts(shape.n_vectors)
-
-    @device_fn
-    def received(params, my_rank, lane):
-        """Rows from the ranks up to `lane`."""
-        here = i32(0)
-        if lane < ranks:
-            here = i32(load_i32(params[p.counts] + u64(4) * u64(lane * ranks + my_rank)))
-        return i32(warp_inclusive_sum_i32(here))
+    ranks, expand_row, spans = shape.n_ranks, of_row(shape), parts(shape.n_vectors)
+    clear_rows = clearing(shape, recorded_rows(shape))
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_expand(params, num_tokens, my_rank):
         lane = i32(lane_id())
-        ends = received(params, my_rank, lane)
+        counts = params[p.counts] + u64(4) * u64(my_rank)
+        here = i32(load_i32(counts + u64(4) * u64(lane * ranks))) if lane < ranks else i32(0)
+        ends = i32(warp_inclusive_sum_i32(here))        # of the rows from the ranks up to `lane`
         n_rows = i32(warp_broadcast_i32(ends, i32(ranks - 1)))
         me, warps = i32(warp_id() * grid_dim() + block_idx()), i32(n_warps() * grid_dim())
         n_parts, unit = spans.count(n_rows, warps), i32(me)
@@ -308,6 +293,6 @@ def expand_kernel(shape):
             a, b = spans.span(part, n_parts)
             expand_row(params, (row, src_rank), a, b, part == 0, lane)
             unit = i32(unit + warps)
-        clear_rows(params, me, warps, lane)
+        clear_rows(params, params, me, warps, lane)
 
     return rows_expand

@@ -1,7 +1,7 @@
 """What the leader block writes for handle and host: counts, tokens, and where experts' rows begin."""
 
 from epmoe.device import (block_dim, device_fn, fence_acq_rel_gpu, i32, int32, ld_relaxed_gpu_i32, load_i32, shared_array,
-                          st_release_sys_u64, store_i32, store_u64, syncthreads, syncthreads_or, thread_idx, u64)
+                          st_release_sys_u64, store_i32, store_u64, syncthreads, thread_idx, u64)
 
 from ..pairs.offsets import block_sum
 from . import announce, mailbox
@@ -18,6 +18,30 @@ TOLD_AT = 64            # bytes in the memory of the host that is told: the numb
 TOLD_STATUS = 16        # status words, int32, of what it is told; then tokens_per_expert, and then info
 
 
+def placing_experts(shape, pairs_of, place):
+    """Device function (params, known, partial) -> rows of all local experts, padding included; by a whole block.
+
+    pairs_of(known, expert): how many rows of an expert hold tokens. place(params, known, expert, start, n, padded): what
+    a thread does with them. partial: shared int32 array [32].
+    """
+    n_local, sums = shape.num_local_experts, block_sum()
+
+    @device_fn
+    def place_experts(params, known, partial):
+        pad, start, first = i32(params[p.pad_multiple]), i32(0), i32(0)
+        while first < n_local:
+            expert = i32(first + thread_idx())
+            n = pairs_of(known, expert) if expert < n_local else i32(0)
+            padded = i32(divided_up(n, pad) * pad)
+            before, total = sums(padded, partial)
+            if expert < n_local:
+                place(params, known, expert, i32(start + before), n, padded)
+            start, first = i32(start + total), i32(first + block_dim())
+        return start
+
+    return place_experts
+
+
 def writing(shape):
     """Device functions of the leader block: namespace. gathered[src_rank * n_local + expert]: tokens, in a shared array.
 
@@ -26,7 +50,7 @@ def writing(shape):
     [R, L], the row at which the rows of a (src_rank, expert) begin, expert_rows int32 [2, L], where each expert's rows
     begin and how many hold tokens, and overflow int32 [1]. partial: shared int32 array [32].
     """
-    ranks, n_local, sums, mail = shape.n_ranks, shape.num_local_experts, block_sum(), mailbox.reading(shape.n_ranks)
+    ranks, n_local, mail = shape.n_ranks, shape.num_local_experts, mailbox.reading(shape.n_ranks)
 
     @device_fn
     def pairs_of(gathered, expert):
@@ -40,10 +64,7 @@ def writing(shape):
     def write_counts(params, notes, has_room):
         info, counts = params[p.info], params[p.counts]
         if thread_idx() == 0:
-            room = i32(0)
-            if has_room:
-                room = i32(1)
-            store_i32(info + u64(4 * HAS_ROOM), room)
+            store_i32(info + u64(4 * HAS_ROOM), i32(1) if has_room else i32(0))
             store_i32(info + u64(4 * PADDED_ROWS), i32(0))
         i = i32(thread_idx())
         while i < ranks * ranks:
@@ -73,25 +94,14 @@ def writing(shape):
         kept = i32(min(padded, i32(max(0, limit - start))))
         store_u64(params[p.tokens_per_expert] + u64(8) * u64(expert), u64(kept))
 
+    place_experts = placing_experts(shape, pairs_of, write_expert)
+
     @device_fn
     def write_experts(params, gathered, partial):
-        limit, pad = i32(params[p.num_rows]), i32(params[p.pad_multiple])
-        start, first = i32(0), i32(0)
-        while first < n_local:
-            expert, n, padded = i32(first + thread_idx()), i32(0), i32(0)
-            if expert < n_local:
-                n = i32(pairs_of(gathered, expert))
-                padded = i32(divided_up(n, pad) * pad)
-            before, total = sums(padded, partial)
-            if expert < n_local:
-                write_expert(params, gathered, expert, i32(start + before), n, padded)
-            start, first = i32(start + total), i32(first + block_dim())
+        n_rows = place_experts(params, gathered, partial)
         if thread_idx() == 0:
-            store_i32(params[p.info] + u64(4 * PADDED_ROWS), start)
-            over = i32(0)
-            if start > limit:
-                over = i32(1)
-            store_i32(params[p.overflow], over)
+            store_i32(params[p.info] + u64(4 * PADDED_ROWS), n_rows)
+            store_i32(params[p.overflow], i32(1) if n_rows > i32(params[p.num_rows]) else i32(0))
 
     return namespace("write", counts=write_counts, slots=write_slots, experts=write_experts)
 
@@ -111,14 +121,11 @@ def telling_host(shape):
 
     @device_fn
     def word_at(params, i):
-        word = i32(0)
         if i < TOLD_STATUS:
-            word = i32(ld_relaxed_gpu_i32(status_of(params) + u64(4) * u64(i)))
-        elif i < info_at:
-            word = i32(load_i32(params[p.tokens_per_expert] + u64(4) * u64(i32(i - TOLD_STATUS))))
-        else:
-            word = i32(load_i32(params[p.info] + u64(4) * u64(i32(i - info_at))))
-        return word
+            return i32(ld_relaxed_gpu_i32(status_of(params) + u64(4) * u64(i)))
+        if i < info_at:
+            return i32(load_i32(params[p.tokens_per_expert] + u64(4) * u64(i32(i - TOLD_STATUS))))
+        return i32(load_i32(params[p.info] + u64(4) * u64(i32(i - info_at))))
 
     @device_fn
     def tell(params):
@@ -138,20 +145,8 @@ def recording(shape, phase):
 
     gathered: shared int32 array [experts], overwritten.
     """
-    ranks, n_local, write, expert_count = (shape.n_ranks, shape.num_local_experts, writing(shape),
-                                         announce.expert_count(shape, phase))
-    expert_major, tell_host = shape.expert_major, telling_host(shape)
-
-    @device_fn
-    def gather(call, gathered):
-        """What the ranks tell of local experts; all at once, it has a long way."""
-        ok, i = True, i32(thread_idx())
-        while i < ranks * n_local:
-            src_rank, expert = split(i, n_local)
-            n = i32(expert_count(call, src_rank, expert))
-            ok, gathered[i] = ok and n >= 0, i32(max(n, 0))
-            i = i32(i + block_dim())
-        return not syncthreads_or(not ok)
+    expert_major, write, tell_host = shape.expert_major, writing(shape), telling_host(shape)
+    gather = announce.awaiting(shape, phase, "experts")
 
     @device_fn
     def record(call, notes, has_room, gathered):

@@ -15,7 +15,7 @@ from epmoe.device import (any_lane, block_dim, block_idx, device_fn, fence_acq_r
 
 from . import call as calls
 from . import mailbox, routing, wait
-from .bits import below, divided_up, folded, has, lanes_for, split
+from .bits import below, divided_up, folded, has, lanes_for, or_of_warp, split
 from .shape import namespace, p
 from .wait import FOR_BLOCKS
 
@@ -51,10 +51,7 @@ def row_of(ranks):
     """
     @device_fn
     def number(at, token, lane):
-        row = i32(-1)
-        if lane < ranks:
-            row = i32(load_i32(u64(at) + u64(4) * u64(token * ranks + lane)))
-        return row
+        return i32(load_i32(u64(at) + u64(4) * u64(token * ranks + lane))) if lane < ranks else i32(-1)
 
     return number
 
@@ -102,30 +99,6 @@ def sharing(shape):
     return namespace("tokens", of_block=of_block, are_shared=are_shared, begin_with_own=begin_with_own)
 
 
-def _sum_of(n, stride):
-    """Device function ((at, i, step, end, epoch), (True, 0)) -> (whether all are of this epoch, sum) of n words.
-
-    They are asked for together.
-    """
-    @device_fn
-    def look(given, k):
-        at, i, step, end, _ = given
-        i, word = i32(i + k * step), u64(0)
-        if i < end:
-            word = u64(ld_relaxed_gpu_u64(at + u64(8 * stride) * u64(i)))
-        return word
-
-    @device_fn
-    def add(total, given, k, word):
-        (_, i, step, end, epoch), (all_come, n) = given, total
-        if i32(i + k * step) < end:
-            all_come = all_come and u32(word >> u64(32)) == u32(epoch)
-            n = i32(n + i32(word))
-        return all_come, n
-
-    return folded(n, look, add)
-
-
 def columns(shape, phase):
     """Exchanges counts between the blocks of a rank: a word for each sending block and column, and their sums.
 
@@ -133,35 +106,44 @@ def columns(shape, phase):
     no barrier of the grid is needed. tell(call, column, number): of this block. sum_up(call, column, first, step, end):
     the sum of what the blocks first, first + step, ... before `end` say in a column -> (whether all did, the sum).
     """
-    stride, n_words, what = shape.n_ranks + shape.num_experts, IN_FLIGHT, (phase, FOR_BLOCKS)
-    sum_of_words = _sum_of(n_words, stride)
-
-    @device_fn
-    def column_at(params, column):
-        return u64(params[p.columns] + u64(8) * u64(column))
+    a_block, what = 8 * (shape.n_ranks + shape.num_experts), (phase, FOR_BLOCKS)
 
     @device_fn
     def tell(call, column, number):
-        at = u64(column_at(call.params, column) + u64(8 * stride) * u64(i32(block_idx())))
+        at = call.params[p.columns] + u64(8) * u64(column) + u64(a_block) * u64(i32(block_idx()))
         st_relaxed_gpu_u64(at, wait.tagged(call.epoch, number))
 
     @device_fn
+    def look(given, k):
+        at, i, step, end, _ = given
+        i = i32(i + k * step)
+        return u64(ld_relaxed_gpu_u64(at + u64(a_block) * u64(i))) if i < end else u64(0)
+
+    @device_fn
+    def add(total, given, k, word):
+        (_, i, step, end, epoch), (all_come, n) = given, total
+        if i32(i + k * step) < end:
+            all_come, n = all_come and u32(word >> u64(32)) == u32(epoch), i32(n + i32(word))
+        return all_come, n
+
+    sum_of_words = folded(IN_FLIGHT, look, add)
+
+    @device_fn
     def await_words(call, at, i, step, end):
-        """Waits until all n blocks have stored their words."""
+        """Waits until all blocks whose words are added together have stored them."""
         ok, n = True, i32(0)
-        while ok and n < n_words and i < end:
-            word = u64(at + u64(8 * stride) * u64(i))
-            ok = wait.for_word_of_rank(call.params, word, call.epoch, what, i) != u64(0)
+        while ok and n < IN_FLIGHT and i < end:
+            ok, _ = wait.for_word_of_rank(call.params, u64(at + u64(a_block) * u64(i)), call.epoch, what, i)
             n, i = i32(n + 1), i32(i + step)
         return ok
 
     @device_fn
     def sum_up(call, column, first, step, end):
-        at, ok, total, i = u64(column_at(call.params, column)), True, i32(0), i32(first)
+        at, ok, total, i = u64(call.params[p.columns] + u64(8) * u64(column)), True, i32(0), i32(first)
         while ok and i < end:
             all_come, here = sum_of_words((at, i, i32(step), i32(end), call.epoch), (True, i32(0)))
             if all_come:
-                total, i = i32(total + here), i32(i + n_words * step)
+                total, i = i32(total + here), i32(i + IN_FLIGHT * step)
             else:
                 ok = await_words(call, at, i, step, end)
         return ok, total
@@ -172,12 +154,12 @@ def columns(shape, phase):
 def _over_tokens_of_warp(shape, unit, walk):
     """Device functions (count, number) over a block's tokens [first, end), of which each warp takes whole units.
 
-    walk(writes): device function (params, tokens, numbered) -> rows numbered, in lane r those for rank r, behind the
+    walk: device function (params, tokens, numbered, writes) -> rows numbered, in lane r those for rank r, behind the
     tokens [start, stop); it writes row_of if `writes`.
     count(params, first, end, by_warp): by_warp [warp, rank], the warp's tokens for a rank. number(params, first, end,
     by_warp, before): writes row_of; by_warp holds those of the warps before, before[rank] those of the blocks before.
     """
-    ranks, walk_only, walk_and_write = shape.n_ranks, walk(False), walk(True)
+    ranks = shape.n_ranks
 
     @device_fn
     def tokens_of_warp(first, end):
@@ -188,16 +170,14 @@ def _over_tokens_of_warp(shape, unit, walk):
 
     @device_fn
     def count(params, first, end, by_warp):
-        seen = walk_only(params, tokens_of_warp(first, end), i32(0))
+        seen = walk(params, tokens_of_warp(first, end), i32(0), False)
         if lane_id() < ranks:
             by_warp[warp_id() * ranks + lane_id()] = seen
 
     @device_fn
     def number(params, first, end, by_warp, before):
-        begin = i32(0)
-        if lane_id() < ranks:
-            begin = i32(before[lane_id()] + by_warp[warp_id() * ranks + lane_id()])
-        walk_and_write(params, tokens_of_warp(first, end), begin)
+        begin = i32(before[lane_id()] + by_warp[warp_id() * ranks + lane_id()]) if lane_id() < ranks else i32(0)
+        walk(params, tokens_of_warp(first, end), begin, True)
 
     return count, number
 
@@ -206,53 +186,41 @@ def _numbering_ids(shape):
     """_over_tokens_of_warp for tokens with ids, one thread for each."""
     ranks, mask_of_token = shape.n_ranks, routing.mask_by_thread(shape)
 
-    def walk(writes):
-        @device_fn
-        def walk_ids(params, tokens, numbered):
-            lane, (token, stop) = i32(lane_id()), tokens
-            while token < stop:
-                mask, rank = u32(0), i32(0)
-                if token + lane < stop:
-                    mask = u32(mask_of_token(params[p.ids], i32(token + lane)))
-                while rank < ranks:
-                    goes = lanes_for(mask, rank)
-                    if writes:
-                        row, start = i32(-1), i32(shfl_idx(numbered, rank))
-                        if has(goes, lane):
-                            row = i32(start + popc(u32(goes & below(lane))))
-                        if token + lane < stop:
-                            at = u64(4) * u64(i32(token + lane) * ranks + rank)
-                            store_i32(params[p.row_of] + at, row)
-                    n = i32(popc(goes))
-                    if lane == rank:
-                        numbered = i32(numbered + n)
-                    rank = i32(rank + 1)
-                token = i32(token + 32)
-            return numbered
-
-        return walk_ids
+    @device_fn
+    def walk(params, tokens, numbered, writes):
+        lane, (start, stop) = i32(lane_id()), tokens
+        while start < stop:
+            token, rank = i32(start + lane), i32(0)
+            mask = u32(mask_of_token(params[p.ids], token)) if token < stop else u32(0)
+            while rank < ranks:
+                goes = lanes_for(mask, rank)
+                if writes:
+                    row = i32(shfl_idx(numbered, rank) + popc(u32(goes & below(lane))))
+                    if token < stop:
+                        store_i32(params[p.row_of] + u64(4) * u64(token * ranks + rank), row if has(goes, lane) else i32(-1))
+                numbered = i32(numbered + popc(goes)) if lane == rank else numbered
+                rank = i32(rank + 1)
+            start = i32(start + 32)
+        return numbered
 
     return _over_tokens_of_warp(shape, 32, walk)
 
 
 def _numbering_map(shape):
     """_over_tokens_of_warp for tokens of a routing map, one warp for each."""
-    ranks, mask_of = shape.n_ranks, routing.mask_of_map(shape)
+    ranks, ranks_of_token = shape.n_ranks, routing.ranks_of_token(shape)
 
-    def walk(writes):
-        @device_fn
-        def walk_map(params, tokens, numbered):
-            lane, (token, stop) = i32(lane_id()), tokens
-            while token < stop:
-                mask, row = u32(mask_of(params[p.ids], token, lane)), i32(-1)
-                if has(mask, lane):
-                    row, numbered = numbered, i32(numbered + 1)
-                if writes and lane < ranks:
-                    store_i32(params[p.row_of] + u64(4) * u64(token * ranks + lane), row)
-                token = i32(token + 1)
-            return numbered
-
-        return walk_map
+    @device_fn
+    def walk(params, tokens, numbered, writes):
+        lane, (token, stop) = i32(lane_id()), tokens
+        while token < stop:
+            mask, row = or_of_warp(ranks_of_token(params[p.ids], token, lane)), i32(-1)
+            if has(mask, lane):
+                row, numbered = numbered, i32(numbered + 1)
+            if writes and lane < ranks:
+                store_i32(params[p.row_of] + u64(4) * u64(token * ranks + lane), row)
+            token = i32(token + 1)
+        return numbered
 
     return _over_tokens_of_warp(shape, 1, walk)
 
@@ -277,9 +245,7 @@ def counter(shape, phase):
 
     @device_fn
     def await_numbers(call, lane):
-        ok = True
-        if lane == 0:
-            ok = wait.for_blocks(call.params, numbered_at(call), num_senders(), phase)
+        ok = lane != 0 or wait.for_blocks(call.params, numbered_at(call), num_senders(), phase)
         failed = any_lane(not ok)
         syncwarp()                              # what lane 0 acquired, all lanes read
         return failed == 0
@@ -310,22 +276,15 @@ def make(shape, phase):
     column, n_by_group = columns(shape, phase), groups * num_experts
 
     @device_fn
-    def add_warps(by_warp, rank, lane):
-        """The block's tokens for a rank (in lane 31); by_warp becomes those of the warps before."""
-        here = i32(0)
-        if lane < n_warps():
-            here = i32(by_warp[lane * ranks + rank])
-        up_to = i32(warp_inclusive_sum_i32(here))
-        if lane < n_warps():
-            by_warp[lane * ranks + rank] = i32(up_to - here)
-        return up_to
-
-    @device_fn
     def tell_ranks(call, by_warp):
-        """A warp a rank: tells the other blocks."""
+        """A warp a rank: tells the other blocks how many tokens go there; by_warp becomes those of the warps before."""
         lane, rank = i32(lane_id()), i32(warp_id())
         while rank < ranks:
-            up_to = add_warps(by_warp, rank, lane)
+            i = i32(lane * ranks + rank)
+            here = i32(by_warp[i]) if lane < n_warps() else i32(0)
+            up_to = i32(warp_inclusive_sum_i32(here))
+            if lane < n_warps():
+                by_warp[i] = i32(up_to - here)
             if lane == 31:
                 column.tell(call, rank, up_to)
             rank = i32(rank + n_warps())

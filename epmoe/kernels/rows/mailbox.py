@@ -86,10 +86,10 @@ def reading(n_ranks):
     place(params, notes, index, rank): address of array `index` that a rank has announced. most_tokens(notes): of a
     rank. has_room(notes): whether every rank has room; if one has none, no rank sends anything. All see the same.
 
-    (notes, my_rank) -> number for lane r, 0 for lanes past the ranks. before_me: rows for rank r from the ranks before
-    this one. arriving(notes): rows for rank r from all ranks. mine_before: rows from this rank for the ranks before r.
-    received: rows for this rank from the ranks up to r. returned_before_me: rows from rank r for the ranks before this
-    one.
+    (notes, my_rank) -> number for lane r, 0 rows for lanes past the ranks. before_me: rows for rank r from the ranks
+    before this one. arriving(notes): rows for rank r from all ranks. mine_before: rows from this rank for the ranks
+    before r. received: (rows for this rank from rank r, those from the ranks before r). returned_before_me: rows from
+    rank r for the ranks before this one.
     """
     n_words, memory = experts_at(n_ranks), memory_of(n_ranks)
 
@@ -118,43 +118,31 @@ def reading(n_ranks):
         return n
 
     @device_fn
-    def before_me(notes, my_rank):
-        total, src_rank, lane = i32(0), i32(0), i32(lane_id())
-        while lane < n_ranks and src_rank < my_rank:
-            total, src_rank = i32(total + count(notes, src_rank, lane)), i32(src_rank + 1)
+    def sum_of(notes, at, step, n):
+        """Of n words from `at` on, in lanes that stand for a rank."""
+        total, i = i32(0), i32(0)
+        while lane_id() < n_ranks and i < n:
+            total, i = i32(total + notes[at + step * i]), i32(i + 1)
         return total
 
-    @device_fn
-    def arriving(notes):
-        return before_me(notes, i32(n_ranks))
+    before_me = device_fn(lambda notes, my_rank: sum_of(notes, i32(COUNTS + lane_id()), n_words, my_rank))
+    returned_before_me = device_fn(lambda notes, my_rank: sum_of(notes, i32(lane_id() * n_words + COUNTS), 1, my_rank))
+    arriving = device_fn(lambda notes: before_me(notes, i32(n_ranks)))
 
     @device_fn
     def mine_before(notes, my_rank):
-        lane, here = i32(lane_id()), i32(0)
-        if lane < n_ranks:
-            here = count(notes, my_rank, lane)
+        here = count(notes, my_rank, i32(lane_id())) if lane_id() < n_ranks else i32(0)
         return i32(warp_inclusive_sum_i32(here) - here)
 
     @device_fn
     def received(notes, my_rank):
-        lane, here = i32(lane_id()), i32(0)
-        if lane < n_ranks:
-            here = count(notes, lane, my_rank)
-        return i32(warp_inclusive_sum_i32(here))
-
-    @device_fn
-    def returned_before_me(notes, my_rank):
-        total, dst_rank, lane = i32(0), i32(0), i32(lane_id())
-        while lane < n_ranks and dst_rank < my_rank:
-            total, dst_rank = i32(total + count(notes, lane, dst_rank)), i32(dst_rank + 1)
-        return total
+        here = count(notes, i32(lane_id()), my_rank) if lane_id() < n_ranks else i32(0)
+        return here, i32(warp_inclusive_sum_i32(here) - here)
 
     @device_fn
     def has_room(notes):
-        lane, rows, capacity = i32(lane_id()), arriving(notes), i32(0)
-        if lane < n_ranks:
-            capacity = i32(notes[lane * n_words + CAPACITY])
-        return all_lanes(rows <= capacity) != 0
+        capacity = i32(notes[lane_id() * n_words + CAPACITY]) if lane_id() < n_ranks else i32(0)
+        return all_lanes(arriving(notes) <= capacity) != 0
 
     return namespace("mail", count=count, tokens=tokens, blocks=blocks, place=place, most_tokens=most_tokens,
                      before_me=before_me, arriving=arriving, mine_before=mine_before, received=received,
@@ -172,9 +160,7 @@ def all_few(n_ranks, few, *, announced):
 
     @device_fn
     def all_have_few(notes):
-        lane, n = i32(lane_id()), i32(0)
-        if lane < n_ranks:
-            n = i32(notes[first + lane * step])
+        n = i32(notes[first + lane_id() * step]) if lane_id() < n_ranks else i32(0)
         return all_lanes(n <= few) != 0
 
     return all_have_few

@@ -5,7 +5,7 @@ from epmoe.device import (device_fn, grid_dim, i32, lane_id, load_i32, load_u32,
 
 from . import call as calls
 from . import mailbox, reduce
-from .bits import around, largest, of_lane_before, split
+from .bits import around, largest, split
 from .copy import copying, parts
 from .shape import arrays, namespace, p
 
@@ -48,10 +48,7 @@ def of_part(shape, store=store16):
         if expert_major:
             expert_row = i32(load_i32(params[p.expert_row] + u64(4) * at))
             at, there = u64(expert_row), expert_row >= 0
-        value = u32(0)
-        if there:
-            value = u32(load_u32(params[p.probs] + u64(4) * at))
-        return value
+        return u32(load_u32(params[p.probs] + u64(4) * at)) if there else u32(0)
 
     return namespace("push", unit=unit_of, row=push_row, prob=prob)
 
@@ -70,23 +67,18 @@ def make(shape, flags):
     @device_fn
     def push(call, notes):
         params, lane = call.params, i32(lane_id())
-        ends, first_row = mail.received(notes, call.my_rank), mail.returned_before_me(notes, call.my_rank)
-        before, rows_at, probs_at = of_lane_before(ends), u64(0), u64(0)
-        if lane < ranks:
-            rows_at, probs_at = mail.place(params, notes, arrays.rows, lane), mail.place(params, notes, arrays.row_probs, lane)
-        here = i32(ends - before)
-        if stays and lane == call.my_rank:
-            here = i32(0)
+        (here, before), first_row = mail.received(notes, call.my_rank), mail.returned_before_me(notes, call.my_rank)
+        rows_at = mail.place(params, notes, arrays.rows, lane) if lane < ranks else u64(0)
+        probs_at = mail.place(params, notes, arrays.row_probs, lane) if lane < ranks else u64(0)
+        here = i32(0) if stays and lane == call.my_rank else here
         n_parts, whole = flags.count(notes), grid_dim() < many_blocks
-        a_row = i32(n_parts)
-        if whole:
-            a_row = i32(1)
+        a_row = i32(1) if whole else i32(n_parts)
         unit, n_units = take(call, lane), i32(largest(here) * n_targets * a_row)
         while unit < n_units:
             following = take(call, lane)
             part, number, src_rank = part_of_row.unit(call.my_rank, unit, a_row)
             row = i32(warp_broadcast_i32(before, src_rank) + number)
-            if row < warp_broadcast_i32(ends, src_rank):
+            if number < warp_broadcast_i32(here, src_rank):
                 to_row = i32(warp_broadcast_i32(first_row, src_rank) + number)
                 to, (a, b) = u64(warp_broadcast_u64(rows_at, src_rank)), spans.span(part, a_row)
                 part_of_row.row(params, row, u64(to + u64(to_row) * u64(row_bytes)), a, b, lane)

@@ -4,12 +4,12 @@ A warp adds rows whose addresses its lanes hold, vector by vector.
 """
 
 from epmoe.device import (add_rn, ballot, device_fn, f32, f32_as_u32, i32, lane_id, load16, load_f32, load_i32, load_u32,
-                          shfl_up, store16, store_u32, syncwarp, u32, u64, warp_broadcast_u64)
+                          store16, store_u32, syncwarp, u32, u64, warp_broadcast_u64)
 
 from .. import elements
 from . import call as calls
 from . import layout, mailbox
-from .bits import but_lowest, lowest, split
+from .bits import adding_four, but_lowest, four, lowest, split
 from .copy import parts
 from .shape import VECTOR, arrays, p
 
@@ -45,17 +45,7 @@ def sum_of_rows(dtype, store16=store16):
     numbers = elements.make(dtype)
     zero_sums, add, pack = numbers.zeros, numbers.add, numbers.pack
 
-    @device_fn
-    def add_up_to_four(sums, n, terms):
-        """Of four terms the first n."""
-        sums = add(sums, terms[0])
-        if n > 1:
-            sums = add(sums, terms[1])
-        if n > 2:
-            sums = add(sums, terms[2])
-        if n > 3:
-            sums = add(sums, terms[3])
-        return sums
+    add_up_to_four = adding_four(device_fn(lambda sums, n, i, term: add(sums, term) if i < n else sums))
 
     @device_fn
     def store(to, vector, end, sums):
@@ -72,8 +62,8 @@ def sum_of_rows(dtype, store16=store16):
             one, two = i32(base + lane), i32(base + lane + 32)
             q, r = load16(a + at_vector(one, end)), load16(b + at_vector(one, end))
             s, t = load16(a + at_vector(two, end)), load16(b + at_vector(two, end))
-            store(to, one, end, add_up_to_four(zero_sums(), n, (q, r, q, r)))
-            store(to, two, end, add_up_to_four(zero_sums(), n, (s, t, s, t)))
+            store(to, one, end, add_up_to_four(zero_sums(), n, 0, 1, (q, r, q, r)))
+            store(to, two, end, add_up_to_four(zero_sums(), n, 0, 1, (s, t, s, t)))
             base = i32(base + 64)
 
     @device_fn
@@ -86,21 +76,16 @@ def sum_of_rows(dtype, store16=store16):
         while base + 32 < end:                  # eight loads in flight
             one, two = i32(base + lane), i32(base + lane + 32)
             q, r = load_four(rows, at_vector(one, end)), load_four(rows, at_vector(two, end))
-            store(to, one, end, add_up_to_four(zero_sums(), n, q))
-            store(to, two, end, add_up_to_four(zero_sums(), n, r))
+            store(to, one, end, add_up_to_four(zero_sums(), n, 0, 1, q))
+            store(to, two, end, add_up_to_four(zero_sums(), n, 0, 1, r))
             base = i32(base + 64)
         while base < end:
             q = load_four(rows, at_vector(i32(base + lane), end))
-            store(to, i32(base + lane), end, add_up_to_four(zero_sums(), n, q))
+            store(to, i32(base + lane), end, add_up_to_four(zero_sums(), n, 0, 1, q))
             base = i32(base + 32)
 
-    @device_fn
-    def four_of(places, i, last):
-        """The addresses in four lanes from the i-th on, or in the last one."""
-        return (u64(warp_broadcast_u64(places, i32(min(i, last)))),
-                u64(warp_broadcast_u64(places, i32(min(i32(i + 1), last)))),
-                u64(warp_broadcast_u64(places, i32(min(i32(i + 2), last)))),
-                u64(warp_broadcast_u64(places, i32(min(i32(i + 3), last)))))
+    # the addresses in four lanes, or in the last one
+    four_of = four(device_fn(lambda given, lane: u64(warp_broadcast_u64(given[0], i32(min(lane, given[1]))))))
 
     @device_fn
     def sum_many(places, n, to, first, end, lane):
@@ -108,28 +93,19 @@ def sum_of_rows(dtype, store16=store16):
         while base < end:
             at, sums, i = at_vector(i32(base + lane), end), zero_sums(), i32(0)
             while i < n:
-                rows = four_of(places, i, i32(n - 1))
-                sums = add_up_to_four(sums, i32(n - i), load_four(rows, at))
+                rows = four_of((places, i32(n - 1)), i, 1)
+                sums = add_up_to_four(sums, n, i, 1, load_four(rows, at))
                 i = i32(i + IN_FLIGHT)
             store(to, i32(base + lane), end, sums)
             base = i32(base + 32)
 
     @device_fn
-    def clear(to, first, end, lane):
-        vector = i32(first + lane)
-        while vector < end:
-            store(to, vector, end, zero_sums())
-            vector = i32(vector + 32)
-
-    @device_fn
     def sum_rows(places, n, to, first, end, lane):
         # where there are fewer than four, the last one is read again and not added
-        rows = four_of(places, i32(0), i32(max(n, 1) - 1))
-        if n == 0:
-            clear(to, first, end, lane)
-        elif n <= 2:
+        rows = four_of((places, i32(max(n, 1) - 1)), 0, 1)
+        if n == 1 or n == 2:
             sum_two(rows, n, to, first, end, lane)
-        elif n <= IN_FLIGHT:
+        elif n > 0 and n <= IN_FLIGHT:
             sum_four(rows, n, to, first, end, lane)
         else:
             sum_many(places, n, to, first, end, lane)
@@ -150,11 +126,9 @@ def sum_of_experts(shape, store16=store16):
     @device_fn
     def experts_from(params, row, first, lane):
         """Address of the row of expert first + lane, 0 if it has none. Without a branch before votes."""
-        at, expert = u64(0), i32(min(i32(first + lane), i32(n_local - 1)))
+        expert, is_one = i32(min(i32(first + lane), i32(n_local - 1))), first + lane < n_local
         expert_row = i32(load_i32(params[p.expert_row] + u64(4) * (u64(row) * u64(n_local) + u64(expert))))
-        if first + lane < n_local and expert_row >= 0:
-            at = params[p.x] + u64(expert_row) * u64(row_bytes)
-        return at
+        return params[p.x] + u64(expert_row) * u64(row_bytes) if is_one and expert_row >= 0 else u64(0)
 
     @device_fn
     def sum_many(params, row, to, first, end, lane):
@@ -266,9 +240,7 @@ def of_probs(shape):
         while rank < ranks:
             there, expert = u64(warp_broadcast_u64(places, rank)), i32(lane)
             while expert < n_local:
-                value = u32(0)
-                if there != u64(0):
-                    value = u32(load_u32(there + u64(4) * u64(expert)))
+                value = u32(load_u32(there + u64(4) * u64(expert))) if there != u64(0) else u32(0)
                 store_u32(dense + u64(4) * (u64(token) * u64(num_experts) + u64(rank * n_local + expert)), value)
                 expert = i32(expert + 32)
             rank = i32(rank + 1)
@@ -290,14 +262,12 @@ def make(shape, flags):
     @device_fn
     def places_of_rows(call, notes, is_own):
         """(address of the rows of rank r in lane r, of their probs, number of the first one of them)."""
-        params, lane = call.params, i32(lane_id())
+        params = call.params
         rows_at = mail.place(params, notes, arrays.rows, call.my_rank)
         probs_at = mail.place(params, notes, arrays.row_probs, call.my_rank)
-        first_row, before = mail.mine_before(notes, call.my_rank), i32(shfl_up(mail.received(notes, call.my_rank), 1))
+        first_row, (_, before) = mail.mine_before(notes, call.my_rank), mail.received(notes, call.my_rank)
         if is_own:                              # rows as this rank received them, among its own arrays
-            rows_at, probs_at, first_row = params[p.x], params[p.probs], i32(0)
-            if lane > 0:
-                first_row = before
+            rows_at, probs_at, first_row = params[p.x], params[p.probs], before
         return rows_at, probs_at, first_row
 
     @device_fn

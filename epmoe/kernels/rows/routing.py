@@ -7,7 +7,7 @@ from epmoe.device import (block_dim, device_fn, i32, lane_id, load_i32, load_u8,
 
 from ..ids import NO_EXPERT
 from ..ids import make as ids_of_kernels
-from .bits import divided_up, folded, or_of_warp, split
+from .bits import adding_four, divided_up, folded, four, split
 from .call import LINE
 from .shape import namespace, p
 from .wait import status_of
@@ -31,7 +31,8 @@ def experts_of_ids(shape):
     gives whether this thread met a bad id.
     """
     top_k, load_id, a_warp = shape.top_k, loading_id(shape), 32 // max(shape.top_k, 1)
-    clean, record = ids_of_tokens(shape).clean, ids_of_tokens(shape).record
+    ids_of = ids_of_tokens(shape)
+    clean, record = ids_of.clean, ids_of.record
 
     @device_fn
     def count(params, ids, first, end, experts):
@@ -39,9 +40,8 @@ def experts_of_ids(shape):
         step, (group, slot) = i32(n_warps() * a_warp), split(lane, top_k)
         start, is_bad = i32(first + warp_id() * a_warp), False
         while start < end:
-            token, seen = i32(start + group), i32(-1)
-            if group < a_warp and token < end:
-                seen = load_id(ids, token, slot)
+            token = i32(start + group)
+            seen = load_id(ids, token, slot) if group < a_warp and token < end else i32(-1)
             expert = clean(seen, group, lane)
             if expert >= 0:
                 shared_add_i32(experts, expert, i32(1))
@@ -63,17 +63,11 @@ def mask_by_thread(shape):
     @device_fn
     def look(given, slot):
         at = given[0] + u64(id_bytes) * u64(slot)
-        if id_bytes == 8:
-            wide = u64(load_u64(at))
-        else:
-            wide = u64(u32(load_i32(at)))
-        return wide
+        return u64(load_u64(at)) if id_bytes == 8 else u64(u32(load_i32(at)))
 
     @device_fn
     def add(mask, given, slot, wide):
-        if wide < u64(num_experts):
-            mask = u32(mask | u32(u32(1) << u32(u32(wide) // u32(n_local))))
-        return mask
+        return u32(mask | u32(u32(1) << u32(u32(wide) // u32(n_local)))) if wide < u64(num_experts) else mask
 
     add_slots = folded(shape.top_k, look, add)
 
@@ -82,23 +76,6 @@ def mask_by_thread(shape):
         return u32(add_slots((u64(u64(ids) + u64(token_bytes) * u64(token)),), u32(0)))
 
     return mask_of_token
-
-
-def mask_of_map(shape):
-    """Device function (routing_map, token, lane) -> the mask of the ranks of a token's row of the map, by a warp."""
-    num_experts, n_local = shape.num_experts, shape.num_local_experts
-
-    @device_fn
-    def mask_of(routing_map, token, lane):
-        row = u64(routing_map) + u64(token) * u64(num_experts)
-        mask, expert = u32(0), i32(lane)
-        while expert < num_experts:
-            if load_u8(row + u64(expert)) != 0:
-                mask = u32(mask | (u32(1) << u32(u32(expert) // u32(n_local))))
-            expert = i32(expert + 32)
-        return or_of_warp(mask)
-
-    return mask_of
 
 
 def ranks_of_token(shape):
@@ -114,14 +91,12 @@ def ranks_of_token(shape):
 
     @device_fn
     def look_at(given, window):
-        row, lane = given
-        return load_u8(row + u64(expert_of(lane, window)))
+        return load_u8(given[0] + u64(expert_of(given[1], window)))
 
     @device_fn
     def add(mask, given, window, value):
-        if value != 0:
-            mask = u32(mask | u32(u32(1) << u32(u32(expert_of(given[1], window)) // u32(n_local))))
-        return mask
+        rank = u32(expert_of(given[1], window)) // u32(n_local)
+        return u32(mask | u32(u32(1) << u32(rank))) if value != 0 else mask
 
     add_windows = folded(-(-num_experts // 32), look_at, add)
 
@@ -140,14 +115,11 @@ def bits_of_tokens(n, num_experts):
     """
     @device_fn
     def look(given, token):
-        at, last = given
-        return load_u8(at + u64(num_experts) * u64(min(token, last)))
+        return load_u8(given[0] + u64(num_experts) * u64(min(token, given[1])))
 
     @device_fn
     def add(mask, given, token, value):
-        if value != 0:
-            mask = u32(mask | u32(u32(1) << u32(token)))
-        return mask
+        return u32(mask | u32(u32(1) << u32(token))) if value != 0 else mask
 
     add_tokens = folded(n, look, add)
     return device_fn(lambda at, last: u32(add_tokens((u64(at), i32(last)), u32(0))))
@@ -183,29 +155,22 @@ def map_columns(shape):
             i = i32(i + block_dim())
 
     @device_fn
-    def routed(base, token, end, expert):
-        """1 if the token is one of the group's and goes to the expert."""
-        value = i32(0)
-        if token < end:
-            value = i32(load_u8(base + u64(token) * u64(num_experts) + u64(expert)))
-        if value != 0:
-            value = i32(1)
-        return value
+    def routed(given, token):
+        """1 if the token is one of the group's and goes to the expert; given: (routing_map, end, expert)."""
+        base, end, expert = given
+        value = i32(load_u8(base + u64(token) * u64(num_experts) + u64(expert))) if token < end else i32(0)
+        return i32(1) if value != 0 else i32(0)
 
-    @device_fn
-    def four_routed(base, token, end, expert):
-        """Of four tokens in a row: four loads in flight."""
-        return (routed(base, token, end, expert), routed(base, i32(token + 1), end, expert),
-                routed(base, i32(token + 2), end, expert), routed(base, i32(token + 3), end, expert))
+    four_routed = four(routed)
 
     @device_fn
     def count(routing_map, first, end, by_group):
-        base, i = u64(routing_map), i32(thread_idx())
+        i = i32(thread_idx())
         while i < groups * num_experts:
             (group, expert), n = split(i, num_experts), i32(0)
             token, stop = tokens_of_group(first, end, group)
             while token < stop:
-                a, b, c, d = four_routed(base, token, stop, expert)
+                a, b, c, d = four_routed((u64(routing_map), stop, expert), token, 1)
                 n = i32(n + a + b + c + d)
                 token = i32(token + 4)
             by_group[i] = n
@@ -221,28 +186,26 @@ def map_columns(shape):
         return total
 
     @device_fn
-    def store_slot(slots, token, end, expert, is_routed, n):
-        """Writes a token's slot, n if it is routed; gives the next token's number."""
-        slot = i32(-1)
-        if is_routed != 0:
-            slot = i32(n)
+    def store_slot(n, given, token, is_routed):
+        """Writes a token's slot, n if it is routed; gives the next token's number. given: (slot_of, end, expert)."""
+        slots, end, expert = given
         if token < end:
+            slot = i32(n) if is_routed != 0 else i32(-1)
             store_i32(slots + u64(4) * (u64(token) * u64(num_experts) + u64(expert)), slot)
         return i32(n + is_routed)
 
+    store_four = adding_four(store_slot)
+
     @device_fn
     def number(params, first, end, by_group, before, at):
-        base, slots, i = params[p.ids], params[p.slot_of], i32(thread_idx())
+        i = i32(thread_idx())
         while i < groups * num_experts:
             group, expert = split(i, num_experts)
             n = i32(before[at + expert] + by_group[i])
             token, stop = tokens_of_group(first, end, group)
             while token < stop:
-                a, b, c, d = four_routed(base, token, stop, expert)
-                n = store_slot(slots, token, stop, expert, a, n)
-                n = store_slot(slots, i32(token + 1), stop, expert, b, n)
-                n = store_slot(slots, i32(token + 2), stop, expert, c, n)
-                n = store_slot(slots, i32(token + 3), stop, expert, d, n)
+                are_routed = four_routed((params[p.ids], stop, expert), token, 1)
+                n = store_four(n, (params[p.slot_of], stop, expert), token, 1, are_routed)
                 token = i32(token + 4)
             i = i32(i + block_dim())
 

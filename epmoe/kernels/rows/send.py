@@ -16,7 +16,7 @@ from ..formats import blockwise_fp8
 from ..formats.row_encoder import encode_parts, encode_row
 from . import call as calls
 from . import layout, mailbox, routing
-from .bits import below, but_lowest, has, lowest, split
+from .bits import adding_four, below, but_lowest, four, has, lowest, split
 from .call import LINE
 from .copy import copying, fewest_parts, parts, rotated
 from .shape import arrays, namespace, p
@@ -57,11 +57,9 @@ def looking_at_slots(shape):
     def look(params, token, lane):
         if not has_slots:
             return i32(-1), u32(0)
-        seen, prob = i32(-1), u32(0)
-        if lane < top_k:
-            seen = load_id(params[p.ids], token, lane)
-        if has_probs and lane < top_k:
-            prob = u32(load_u32(params[p.probs] + u64(4) * (u64(token) * u64(top_k) + u64(lane))))
+        seen = load_id(params[p.ids], token, lane) if lane < top_k else i32(-1)
+        at = params[p.probs] + u64(4) * (u64(token) * u64(top_k) + u64(lane))
+        prob = u32(load_u32(at)) if has_probs and lane < top_k else u32(0)
         return clean(seen, i32(0), lane), prob
 
     return look
@@ -103,9 +101,9 @@ def _sending_experts(shape):
     n_masks = expert_masks(n_local)
 
     @device_fn
-    def load_window(params, token, window, lane):
+    def load_window(given, window):
         """(place, prob) of an expert of a window of 32 of a rank; -1 for none."""
-        rank, number = split(window, n_masks)
+        (params, token, lane), (rank, number) = given, split(window, n_masks)
         expert, slot, prob = i32(32 * number + lane), i32(-1), u32(0)
         if expert < n_local and rank < ranks:
             src = u64(4) * (u64(token) * u64(num_experts) + u64(rank * n_local + expert))
@@ -114,38 +112,37 @@ def _sending_experts(shape):
                 prob = u32(load_u32(params[p.probs] + src))
         return slot, prob
 
+    load_four = four(load_window)
+
+    @device_fn
+    def send_window(sent, given, window, looked):
+        """sent: how many experts of the rank had the token in the windows before; the sum with this one."""
+        (mask, row, at, lane), (rank, number), (slot, prob) = given, split(window, n_masks), looked
+        sent = i32(0) if number == 0 else sent
+        if window < ranks * n_masks:
+            to_row, here = u64(warp_broadcast_i32(row, rank)), u32(ballot(slot >= 0))
+            to_slots = u64(warp_broadcast_u64(at[0], rank)) + u64(4) * to_row * u64(n_local)
+            to_probs = u64(warp_broadcast_u64(at[1], rank)) + u64(4) * to_row * u64(n_local)
+            to_masks = u64(warp_broadcast_u64(at[2], rank)) + u64(4) * (to_row * u64(n_masks) + u64(number))
+            place = u64(4) * u64(sent + popc(u32(here & below(lane))))
+            if slot >= 0:
+                store_i32(to_slots + place, slot)
+                if has_probs:
+                    store_u32(to_probs + place, prob)
+            if lane == 0 and has(mask, rank):
+                store_u32(to_masks, here)
+            sent = i32(sent + popc(here))
+        return sent
+
+    send_four = adding_four(send_window)
+
     @device_fn
     def send_experts(params, token, mask, row, at, lane):
-        slots_at, probs_at, masks_at = at
-        start, sent = i32(0), i32(0)
-        while start < ranks * n_masks:          # four windows in flight
-            a, b = load_window(params, token, start, lane), load_window(params, token, i32(start + 1), lane)
-            c, d = load_window(params, token, i32(start + 2), lane), load_window(params, token, i32(start + 3), lane)
-            n = i32(0)
-            while n < 4 and start + n < ranks * n_masks:
-                slot, prob = a
-                if n == 1:
-                    slot, prob = b
-                if n == 2:
-                    slot, prob = c
-                if n == 3:
-                    slot, prob = d
-                rank, number = split(i32(start + n), n_masks)
-                if number == 0:
-                    sent = i32(0)
-                to_row, here = u64(warp_broadcast_i32(row, rank)), u32(ballot(slot >= 0))
-                to_slots = u64(warp_broadcast_u64(slots_at, rank)) + u64(4) * to_row * u64(n_local)
-                to_probs = u64(warp_broadcast_u64(probs_at, rank)) + u64(4) * to_row * u64(n_local)
-                to_masks = u64(warp_broadcast_u64(masks_at, rank)) + u64(4) * (to_row * u64(n_masks) + u64(number))
-                place = u64(4) * u64(sent + popc(u32(here & below(lane))))
-                if slot >= 0:
-                    store_i32(to_slots + place, slot)
-                    if has_probs:
-                        store_u32(to_probs + place, prob)
-                if lane == 0 and has(mask, rank):
-                    store_u32(to_masks, here)
-                sent, n = i32(sent + popc(here)), i32(n + 1)
-            start = i32(start + 4)
+        window, sent = i32(0), i32(0)
+        while window < ranks * n_masks:         # four windows in flight
+            looked = load_four((params, token, lane), window, 1)
+            sent = send_four(sent, (mask, row, at, lane), window, 1, looked)
+            window = i32(window + 4)
 
     return send_experts
 
@@ -185,15 +182,10 @@ def sending_metadata(shape):
 
     @device_fn
     def places(params, notes, lane):
-        ids_at, probs_at, scales_at = u64(0), u64(0), u64(0)
-        if lane < ranks:
-            if has_meta:
-                ids_at = mail.place(params, notes, arrays.row_ids, lane)
-            if has_probs:
-                probs_at = mail.place(params, notes, arrays.row_probs, lane)
-            if has_more:
-                scales_at = mail.place(params, notes, arrays.row_scales, lane)
-        return ids_at, probs_at, scales_at
+        is_rank = lane < ranks
+        return (mail.place(params, notes, arrays.row_ids, lane) if has_meta and is_rank else u64(0),
+                mail.place(params, notes, arrays.row_probs, lane) if has_probs and is_rank else u64(0),
+                mail.place(params, notes, arrays.row_scales, lane) if has_more and is_rank else u64(0))
 
     @device_fn
     def send(params, token, mask, row, at, lane):
@@ -295,7 +287,7 @@ def make(shape, flags=None, numbered=None):
     raises, is_numbered_now, fewest = flags is not None, numbered is not None, fewest_parts(shape)
     n_apart, has_more, more = metadata_apart(shape), has_metadata(shape), sending_metadata(shape)
     rows, bring = copying(read_only=True), _prefetching(shape)
-    value_bytes = shape.value_bytes
+    value_bytes, row_of = shape.value_bytes, layout.row_of(ranks)
 
     @device_fn
     def store_scale(row_at, i, scale, epoch):
@@ -322,8 +314,7 @@ def make(shape, flags=None, numbered=None):
         if is_numbered_now and tokens.begin_with_own(call.num_tokens):
             mine, mine_end = tokens.of_block(call.num_tokens)
             n_own = i32(i32(n_parts + n_apart) // 2)
-            if mine + warp_id() < mine_end:
-                own = i32(mine + warp_id())
+            own = i32(mine + warp_id()) if mine + warp_id() < mine_end else i32(-1)
         return Work(first, end, n_parts, i32(n_parts + n_apart - n_own), own, n_own)
 
     @device_fn
@@ -359,25 +350,21 @@ def make(shape, flags=None, numbered=None):
         if not mail.has_room(notes):
             return True
         lane, first_row, start = i32(lane_id()), mail.before_me(notes, call.my_rank), i32((call.my_rank + 1) & 31)
-        rows_at, at_more = u64(0), more.places(call.params, notes, lane)
-        if lane < ranks:
-            rows_at = mail.place(call.params, notes, arrays.rows, lane)
+        rows_at = mail.place(call.params, notes, arrays.rows, lane) if lane < ranks else u64(0)
+        at_more = more.places(call.params, notes, lane)
         work, ok = work_of(call, notes), True
         are_numbered, with_row = not (is_numbered_now and tokens.are_shared(call.num_tokens)), i32(work.n_parts * n_apart)
         if is_numbered_now and work.n_own == 0 and not are_numbered:
-            if warp_id() == 0:
-                ok = numbered.wait_for(call, lane)
+            ok = warp_id() != 0 or numbered.wait_for(call, lane)
             ok, are_numbered = not syncthreads_or(not ok), True     # what one thread acquired, all read
         unit, n_units = first_unit(call, work, lane), i32((work.end - work.first) * work.rest)
         while ok and unit < n_units:
             following = unit_after(call, unit, lane)
             if is_numbered_now and unit >= 0 and not are_numbered:
                 ok, are_numbered = numbered.wait_for(call, lane), True
-            (token, part), row = part_of(work, unit), i32(-1)
-            if lane < ranks and ok:
-                row = i32(load_i32(call.params[p.row_of] + u64(4) * u64(token * ranks + lane)))
-            mask = u32(ballot(row >= 0))
-            row = i32(first_row + row)
+            token, part = part_of(work, unit)
+            row = row_of(call.params[p.row_of], token, lane) if ok else i32(-1)
+            mask, row = u32(ballot(row >= 0)), i32(first_row + row)
             src, to = call.params[p.x] + u64(token) * u64(src_bytes), rows_at + u64(row) * u64(row_bytes)
             a, b = spans.span(part, work.n_parts)
             if following < n_units:

@@ -39,51 +39,32 @@ def for_blocks(params, address, wanted, phase):
     return wait_for_own_blocks(address, wanted, status_of(params), params[p.timeout_ns], phase, FOR_BLOCKS, i32(0))
 
 
-def _until_tagged(load):
-    @device_fn
-    def wait(params, address, epoch, what, index):
-        """The word at the address once it is of this epoch, 0 if that takes too long."""
-        seen = u64(load(address))
-        if u32(seen >> u64(32)) == u32(epoch):
-            return seen
-        since = u64(globaltimer())
-        polls = 0
-        while u32(seen >> u64(32)) != u32(epoch):
-            polls += 1
-            if polls % POLLS_PER_LOOK == 0 and gives_up(status_of(params), since, params[p.timeout_ns]):
-                record_expired(status_of(params), what[0], what[1], index, i32(epoch), i32(seen >> u64(32)))
-                return u64(0)
-            seen = u64(load(address))
-        return seen
-
-    return wait
-
-
-for_word_of_rank = _until_tagged(ld_relaxed_gpu_u64)          # written by a block of this rank
-for_word_of_peer = _until_tagged(ld_acquire_sys_u64)          # behind the fence of its leader block
-for_tagged_word = _until_tagged(ld_relaxed_sys_u64)           # the word is its own ready flag
-
-
-def _until_equal(load):
+def _until(load, part_of):
+    """Device function: waits until part_of the word at the address equals `wanted` -> (whether it does, the word)."""
     @device_fn
     def wait(params, address, wanted, what, index):
-        """Waits until the word that peers write at the address equals `wanted`, acquired; whether it does."""
-        if load(address) == wanted:
-            return True
+        seen = load(address)
+        if part_of(seen) == u32(wanted):
+            return True, seen
         since = u64(globaltimer())
         polls = 0
-        while load(address) != wanted:
+        while part_of(seen) != u32(wanted):
             polls += 1
             if polls % POLLS_PER_LOOK == 0 and gives_up(status_of(params), since, params[p.timeout_ns]):
-                record_expired(status_of(params), what[0], what[1], index, i32(wanted), -1)
-                return False
-        return True
+                record_expired(status_of(params), what[0], what[1], index, i32(wanted), i32(part_of(seen)))
+                return False, seen
+            seen = load(address)
+        return True, seen
 
     return wait
 
 
-for_count = _until_equal(ld_acquire_sys_i32)
-for_flag = _until_equal(ld_acquire_sys_u32)
+_tag, _all = device_fn(lambda word: u32(word >> u64(32))), device_fn(lambda word: u32(word))
+for_word_of_rank = _until(ld_relaxed_gpu_u64, _tag)       # tagged by a block of this rank
+for_word_of_peer = _until(ld_acquire_sys_u64, _tag)       # behind the fence of its leader block
+for_tagged_word = _until(ld_relaxed_sys_u64, _tag)        # nothing lies behind it
+for_count = _until(ld_acquire_sys_i32, _all)
+for_flag = _until(ld_acquire_sys_u32, _all)
 
 
 def for_four(phase, empty, look, is_late):
@@ -98,14 +79,8 @@ def for_four(phase, empty, look, is_late):
     """
     @device_fn
     def first_late(a, b, c, tag):
-        n = i32(3)
-        if is_late(c, tag):
-            n = i32(2)
-        if is_late(b, tag):
-            n = i32(1)
-        if is_late(a, tag):
-            n = i32(0)
-        return n
+        behind_a = i32(1) if is_late(b, tag) else i32(2) if is_late(c, tag) else i32(3)
+        return i32(0) if is_late(a, tag) else behind_a
 
     @device_fn
     def take(call, src_rank, step, word, at):

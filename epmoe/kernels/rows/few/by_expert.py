@@ -15,7 +15,7 @@ from epmoe.device import (ballot, device_fn, i32, int32, lane_id, load_u8, load_
 from ... import stamps
 from .. import announce, expand, handle, mailbox, routing
 from .. import call as calls
-from ..bits import but_lowest, has, lowest, or_of_warp, warps_of_rank
+from ..bits import adding_four, but_lowest, four, has, lowest, or_of_warp, warps_of_rank
 from ..call import Call, is_fence_warp, is_last_thread, is_leader, is_notify_warp
 from ..copy import copying
 from ..send import A_SCALE
@@ -32,42 +32,35 @@ def _tokens(shape):
 
     @device_fn
     def look(params, token, part, lane, is_wanted):
-        mask = u32(0)
-        if is_wanted:
-            mask = u32(look_at_ranks(params[p.ids], token, lane))
-        return mask
+        return u32(look_at_ranks(params[p.ids], token, lane)) if is_wanted else u32(0)
 
     @device_fn
     def row(known, token, seen, lane):
-        number = i32(-1)
-        if has(or_of_warp(seen), lane):
-            number = i32(token)
-        return number
+        return i32(token) if has(or_of_warp(seen), lane) else i32(-1)
 
     @device_fn
-    def look_at_expert(params, token, expert):
+    def look_at_expert(given, expert):
         """(whether the token goes to the expert, its prob); not waited for."""
+        call, token, _ = given
         i = u64(token) * u64(num_experts) + u64(min(expert, i32(num_experts - 1)))
-        return load_u8(params[p.ids] + i), load_u32(params[p.probs] + u64(4) * i)
+        return load_u8(call.params[p.ids] + i), load_u32(call.params[p.probs] + u64(4) * i)
 
     @device_fn
-    def put_prob(call, to, expert, seen):
+    def put_prob(n, given, expert, seen):
+        call, _, to = given
         rank = i32(u32(min(expert, i32(num_experts - 1))) // u32(n_local))
         there = u64(warp_broadcast_u64(to, rank))       # each lane that of its own expert's rank
         if expert < num_experts and seen[0] != 0:
             put(at.word(there, i32(expert - rank * n_local)), seen[1], call.epoch)
+        return n
+
+    look_at_four, put_four = four(look_at_expert), adding_four(put_prob)
 
     @device_fn
     def send_probs(call, token, seen, mask, to, lane):
-        expert = i32(lane)
+        expert, given = i32(lane), (call, token, to)
         while has_probs and expert - lane < num_experts:  # four windows of experts in flight
-            a, b = look_at_expert(call.params, token, expert), look_at_expert(call.params, token, i32(expert + 32))
-            c, d = (look_at_expert(call.params, token, i32(expert + 64)),
-                    look_at_expert(call.params, token, i32(expert + 96)))
-            put_prob(call, to, expert, a)
-            put_prob(call, to, i32(expert + 32), b)
-            put_prob(call, to, i32(expert + 64), c)
-            put_prob(call, to, i32(expert + 96), d)
+            put_four(i32(0), given, expert, 32, look_at_four(given, expert, 32))
             expert = i32(expert + 128)
 
     return namespace("tokens", look=look, row=row, send=send_probs)
@@ -81,28 +74,18 @@ def _into(shape, placing):
 
     @device_fn
     def arriving(call, notes):
-        n = i32(0)
-        if lane_id() < ranks:
-            n = mail.tokens(notes, i32(lane_id()))
-        return n, i32(0)
+        return mail.tokens(notes, i32(lane_id())) if lane_id() < ranks else i32(0), i32(0)
 
     @device_fn
     def coming(table, src_rank, src_token):
-        row = i32(-1)
-        if placing.comes(table, src_rank, src_token):
-            row = i32(src_token)
-        return row
+        return i32(src_token) if placing.comes(table, src_rank, src_token) else i32(-1)
 
-    @device_fn
-    def own(call, table, src_token, lane):
-        return coming(table, call.my_rank, src_token)
+    own = device_fn(lambda call, table, src_token, lane: coming(table, call.my_rank, src_token))
 
     @device_fn
     def kept(params, row):
         """The output row, -1 if there is no room for it."""
-        if row >= i32(params[p.num_rows]):
-            row = i32(-1)
-        return row
+        return i32(row) if row < i32(params[p.num_rows]) else i32(-1)
 
     @device_fn
     def store_scales(params, rows_of_lanes, mask, scales, lane):
@@ -126,20 +109,23 @@ def _into(shape, placing):
             window = i32(window + 32)
 
     @device_fn
-    def prob_at(row_at, row, expert):
-        place = u64(0)
-        if has_probs and row >= 0:
-            place = at.word(row_at, expert)
-        return place
+    def look(given, expert):
+        """(row of an expert, where its prob comes, or 0)"""
+        table, src_rank, src_token, row_at = given
+        row = placing.row(table, src_rank, src_token, expert)
+        return row, at.word(row_at, expert) if has_probs and row >= 0 else u64(0)
 
     @device_fn
-    def keep(params, known_at, expert, row, prob):
+    def keep(n, given, expert, came):
         """The row of an expert, for later calls, and its prob; what has no room is dropped, from here on."""
-        row = kept(params, row)
+        (params, known_at), row = given, kept(given[0], came[0])
         if expert < n_local:
             store_i32(known_at + u64(4) * u64(expert), row)
         if has_probs and row >= 0:
-            store_u32(params[p.out_probs] + u64(4) * u64(row), prob)
+            store_u32(params[p.out_probs] + u64(4) * u64(row), came[1])
+        return n
+
+    look_at_four, keep_four = four(look), adding_four(keep)
 
     @device_fn
     def receive(call, table, found, row_at, lane, has_room):
@@ -147,45 +133,17 @@ def _into(shape, placing):
         number = placing.number(table, src_rank, src_token, lane)
         known_at = call.params[p.expert_row] + u64(4) * u64(number) * u64(n_local)
         while ok and expert - lane < n_local:
-            a, b = (placing.row(table, src_rank, src_token, expert), placing.row(table, src_rank, src_token, i32(expert + 32)))
-            c, d = (placing.row(table, src_rank, src_token, i32(expert + 64)),
-                    placing.row(table, src_rank, src_token, i32(expert + 96)))
+            a, b, c, d = look_at_four((table, src_rank, src_token, row_at), expert, 32)
             probs = u32(0), u32(0), u32(0), u32(0)
             if has_probs:
-                ok, probs = taking.words(call, src_rank, i32(0), (
-                    prob_at(row_at, a, expert), prob_at(row_at, b, i32(expert + 32)),
-                    prob_at(row_at, c, i32(expert + 64)), prob_at(row_at, d, i32(expert + 96))))
+                ok, probs = taking.words(call, src_rank, i32(0), (a[1], b[1], c[1], d[1]))
             if ok and has_room:
-                keep(call.params, known_at, expert, a, probs[0])
-                keep(call.params, known_at, i32(expert + 32), b, probs[1])
-                keep(call.params, known_at, i32(expert + 64), c, probs[2])
-                keep(call.params, known_at, i32(expert + 96), d, probs[3])
+                came = (a[0], probs[0]), (b[0], probs[1]), (c[0], probs[2]), (d[0], probs[3])
+                keep_four(i32(0), (call.params, known_at), expert, 32, came)
             expert = i32(expert + 128)
         return ok
 
     return namespace("into", arriving=arriving, own=own, coming=coming, store=store, receive=receive)
-
-
-def _clearing(shape):
-    """Device function clear(params, table): zeros in rows without a token, by all blocks but the leader block."""
-    n_local, clear_row = shape.num_local_experts, expand.clear_row_of(shape)
-
-    @device_fn
-    def clear(params, table):
-        lane, (me, warps), limit = i32(lane_id()), warps_of_rank(), i32(params[p.num_rows])
-        expert = i32(warps - 1 - me)
-        while expert < n_local:
-            row, end = i32(table.starts[expert] + table.counts[expert]), i32(min(i32(table.starts[expert + 1]), limit))
-            while row < end:
-                clear_row(params, row, lane)
-                row = i32(row + 1)
-            expert = i32(expert + warps)
-        row = i32(table.starts[n_local] + warps - 1 - me)
-        while row < limit:
-            clear_row(params, row, lane)
-            row = i32(row + warps)
-
-    return clear
 
 
 def dispatching(shape, mark, number_rows):
@@ -194,17 +152,17 @@ def dispatching(shape, mark, number_rows):
     It gives 0 if the call is over; else its number: some rank has many tokens, all ranks go on in the ordinary way, and
     this rank's rows are numbered and announced. number_rows: of ../dispatch.py, for that.
     """
-    ranks, few, mail, (_, end_call) = (shape.n_ranks, shape.lamport, mailbox.reading(shape.n_ranks),
-                                       calls.begin_and_end(shape.n_ranks))
-    all_few = mailbox.all_few(ranks, few, announced=True)
+    ranks, mail, (_, end_call) = shape.n_ranks, mailbox.reading(shape.n_ranks), calls.begin_and_end(shape.n_ranks)
+    all_few = mailbox.all_few(ranks, shape.lamport, announced=True)
     announce_places = announce.early(shape, "places", marks=False)
     announce_tokens = announce.early(shape, "tokens", fences=False, marks=False)
     counts = announce.telling(shape, "counts")
     await_tokens = announce.awaiting(shape, ROWS_DISPATCH, "tokens", acquires=False)
     may_end = announce.closing(shape, ROWS_DISPATCH, "note")
-    look_at_ranks, write, most = routing.ranks_of_token(shape), handle.writing(shape), max(few, 1)
+    look_at_ranks, write, most = routing.ranks_of_token(shape), handle.writing(shape), max(shape.lamport, 1)
     number_tokens, record_numbers = send.numbering(shape, device_fn(lambda masks, token: u32(masks[token])))
-    bits, placing, clear, n_numbers = places.telling(shape), places.placing(shape), _clearing(shape), ranks * most
+    bits, placing, n_numbers = places.telling(shape), places.placing(shape), ranks * most
+    clear_rows = expand.clearing(shape, device_fn(lambda table, expert: (table.starts[expert], table.counts[expert])))
     rows = send.make(shape, _tokens(shape), _into(shape, placing))
 
     @device_fn
@@ -287,9 +245,10 @@ def dispatching(shape, mark, number_rows):
         mark(call.params, stamps.PLACED)
         if is_last_thread():
             calls.say_begun(call.params)
-        has_room = placing.total(table, i32(lane_id())) <= i32(call.params[p.capacity])
-        if has_room:
-            clear(call.params, table)
+        (me, warps), lane = warps_of_rank(), i32(lane_id())
+        has_room = placing.total(table, lane) <= i32(call.params[p.capacity])
+        if has_room:                            # the first warps have most to receive
+            clear_rows(call.params, table, i32(warps - 1 - me), warps, lane)
         rows.receive(call, table, notes, has_room, first)
         mark(call.params, stamps.COPIED)
         mark(call.params, stamps.LEFT)

@@ -8,7 +8,7 @@ from epmoe.device import (add_rn, device_fn, f32, f32_as_u32, i32, lane_id, load
 from ... import elements, stamps
 from ...lamport import store_row
 from .. import layout, mailbox, push
-from ..bits import largest, of_lane_before, split, warps_of_rank
+from ..bits import adding_four, four, largest, split, warps_of_rank
 from ..copy import fewest_parts, parts
 from ..shape import VECTOR, namespace, p
 from ..wait import ROWS_COMBINE
@@ -26,13 +26,9 @@ def _pushing(shape):
 
     @device_fn
     def push_rows(call, notes):
-        lane, rows, ends = i32(lane_id()), u64(0), mail.received(notes, call.my_rank)
-        before = of_lane_before(ends)
-        if lane < ranks:
-            rows = at.rows(at.of(call.params, lane, call.my_rank), call.epoch)
-        here = i32(ends - before)
-        if stays and lane == call.my_rank:
-            here = i32(0)
+        lane, (here, before) = i32(lane_id()), mail.received(notes, call.my_rank)
+        rows = at.rows(at.of(call.params, lane, call.my_rank), call.epoch) if lane < ranks else u64(0)
+        here = i32(0) if stays and lane == call.my_rank else here
         n_turns, (unit, warps) = i32(largest(here) * n_targets), warps_of_rank()
         n_parts = i32(max(fewest, spans.count(n_turns, warps)))
         while unit < n_turns * n_parts:
@@ -60,46 +56,32 @@ def _taking(shape, address, n, take):
     ranks, stays = shape.n_ranks, shape.keeps_own
 
     @device_fn
-    def awaited_at(call, rows, rank, i):
-        row, there = u64(0), u64(0)
-        if rank < ranks and not (stays and rank == call.my_rank):
-            row = u64(warp_broadcast_u64(rows, rank))
-        if row != u64(0) and i < n:
-            there = address(row, i)
-        return there
+    def awaited_at(given, rank):
+        call, rows, i = given
+        is_awaited = rank < ranks and not (stays and rank == call.my_rank)
+        row = u64(warp_broadcast_u64(rows, rank)) if is_awaited else u64(0)
+        return address(row, i) if row != u64(0) and i < n else u64(0)
 
-    @device_fn
-    def take_four(call, rows, rank, i):
-        return take(call, rank, (awaited_at(call, rows, rank, i), awaited_at(call, rows, i32(rank + 1), i),
-                                 awaited_at(call, rows, i32(rank + 2), i), awaited_at(call, rows, i32(rank + 3), i)))
-
-    return take_four
+    four_awaited = four(awaited_at)
+    return device_fn(lambda call, rows, rank, i: take(call, rank, four_awaited((call, rows, i), rank, 1)))
 
 
 def _adding(shape, add):
-    """Device function (call, total, rows, rank, own, four): of four ranks, those that have the row are added in turn.
+    """Device function (total, (call, rows, own), rank, 1, values): of four ranks, those that have the row, in turn.
 
     own: what stands for a value of this rank's own row, where that stays. add(total, value).
     """
     ranks, stays = shape.n_ranks, shape.keeps_own
 
     @device_fn
-    def added(call, total, rows, rank, own, value):
+    def add_row(total, given, rank, value):
+        call, rows, own = given
         if rank < ranks:
             if warp_broadcast_u64(rows, rank) != u64(0):
-                if stays and rank == call.my_rank:
-                    value = own
-                total = add(total, value)
+                total = add(total, own if stays and rank == call.my_rank else value)
         return total
 
-    @device_fn
-    def add_rows(call, total, rows, rank, own, four):
-        total = added(call, total, rows, rank, own, four[0])
-        total = added(call, total, rows, i32(rank + 1), own, four[1])
-        total = added(call, total, rows, i32(rank + 2), own, four[2])
-        return added(call, total, rows, i32(rank + 3), own, four[3])
-
-    return add_rows
+    return adding_four(add_row)
 
 
 def _returning_probs(shape, take):
@@ -120,8 +102,8 @@ def _returning_probs(shape, take):
             probs = call.params[p.probs]
             own = u32(load_u32(probs + u64(4) * (u64(own_row) * u64(n_meta) + u64(lane))))
         while ok and rank < ranks:
-            ok, four = take_four(call, rows, rank, lane)
-            total = add_rows(call, total, rows, rank, own, four)
+            ok, probs = take_four(call, rows, rank, lane)
+            total = add_rows(total, (call, rows, own), rank, 1, probs)
             rank = i32(rank + 4)
         if ok and lane < n_meta:
             out = call.params[p.out_probs] + u64(4) * (u64(token) * u64(n_meta) + u64(lane))
@@ -129,10 +111,13 @@ def _returning_probs(shape, take):
         return ok
 
     @device_fn
-    def store_prob(call, token, rank, expert, prob):
+    def store_prob(out, given, rank, prob):
+        token, expert = given
         if rank < ranks and expert < n_local:
-            i = u64(token) * u64(num_experts) + u64(i32(rank * n_local + expert))
-            store_u32(call.params[p.out_probs] + u64(4) * i, prob)
+            store_u32(out + u64(4) * (u64(token) * u64(num_experts) + u64(i32(rank * n_local + expert))), prob)
+        return out
+
+    store_probs = adding_four(store_prob)
 
     @device_fn
     def collect_probs(call, rows, token, own_row, lane):
@@ -140,12 +125,9 @@ def _returning_probs(shape, take):
         while ok and rank < ranks:
             expert = i32(lane)
             while ok and expert - lane < n_local:
-                ok, four = take_four(call, rows, rank, expert)
+                ok, probs = take_four(call, rows, rank, expert)
                 if ok:
-                    store_prob(call, token, rank, expert, four[0])
-                    store_prob(call, token, i32(rank + 1), expert, four[1])
-                    store_prob(call, token, i32(rank + 2), expert, four[2])
-                    store_prob(call, token, i32(rank + 3), expert, four[3])
+                    store_probs(call.params[p.out_probs], (token, expert), rank, 1, probs)
                 expert = i32(expert + 32)
             rank = i32(rank + 4)
         return ok
@@ -173,9 +155,7 @@ def _reducing(shape):
 
     @device_fn
     def own_vector(call, rows, vector):
-        q, mine = (u32(0), u32(0), u32(0), u32(0)), u64(0)
-        if stays:
-            mine = u64(warp_broadcast_u64(rows, call.my_rank))
+        q, mine = (u32(0), u32(0), u32(0), u32(0)), u64(warp_broadcast_u64(rows, call.my_rank)) if stays else u64(0)
         if mine != u64(0):
             q = load16(mine + u64(VECTOR) * u64(min(vector, i32(n_vectors - 1))))
         return q
@@ -184,8 +164,8 @@ def _reducing(shape):
     def sum_piece(call, rows, out, vector):
         sums, rank, ok, own = zero_sums(), i32(0), True, own_vector(call, rows, vector)
         while ok and rank < ranks:
-            ok, four = take_four(call, rows, rank, vector)
-            sums = add_rows(call, sums, rows, rank, own, four)
+            ok, vectors = take_four(call, rows, rank, vector)
+            sums = add_rows(sums, (call, rows, own), rank, 1, vectors)
             rank = i32(rank + 4)
         s = pack(sums)
         if ok and vector < n_vectors:
@@ -194,10 +174,8 @@ def _reducing(shape):
 
     @device_fn
     def reduce(call, notes):
-        params, lane, windows, ends, ok = call.params, i32(lane_id()), u64(0), mail.received(notes, call.my_rank), True
-        before = of_lane_before(ends)
-        if lane < ranks:
-            windows = at.rows(at.of(params, call.my_rank, lane), call.epoch)
+        params, lane, (_, before), ok = call.params, i32(lane_id()), mail.received(notes, call.my_rank), True
+        windows = at.rows(at.of(params, call.my_rank, lane), call.epoch) if lane < ranks else u64(0)
         unit, warps = warps_of_rank()
         while ok and unit < call.num_tokens * n_pieces:
             (token, piece), rows = split(unit, n_pieces), u64(0)

@@ -12,7 +12,7 @@ from ... import stamps
 from ...params import chosen
 from .. import announce, handle, layout, mailbox, routing
 from .. import call as calls
-from ..bits import but_lowest, lowest, of_lane_before
+from ..bits import but_lowest, lowest
 from ..call import Call
 from ..copy import copying
 from ..send import MINUS_ONE, looking_at_slots
@@ -35,14 +35,9 @@ def _tokens(shape, number):
 
     @device_fn
     def look(params, token, part, lane, is_wanted):
-        seen = i32(-1), u32(0)
-        if is_wanted and part == n_parts:
-            seen = look_at_slots(params, token, lane)
-        return seen
+        return look_at_slots(params, token, lane) if is_wanted and part == n_parts else (i32(-1), u32(0))
 
-    @device_fn
-    def row(known, token, seen, lane):
-        return number(known, token, lane)
+    row = device_fn(lambda known, token, seen, lane: number(known, token, lane))
 
     @device_fn
     def send_metadata(call, token, seen, mask, to, lane):
@@ -81,19 +76,9 @@ def _into(shape, number):
         """Address of this rank's array `index` of the call."""
         return u64(memory.pool(call.params, call.my_rank) + place_of(call.params, index))
 
-    @device_fn
-    def arriving(call, notes):
-        ends = mail.received(notes, call.my_rank)
-        before = of_lane_before(ends)
-        return i32(ends - before), before
-
-    @device_fn
-    def own(call, known, token, lane):
-        return warp_broadcast_i32(number(known, token, lane), call.my_rank)
-
-    @device_fn
-    def coming(known, src_rank, row):
-        return row
+    arriving = device_fn(lambda call, notes: mail.received(notes, call.my_rank))
+    own = device_fn(lambda call, known, token, lane: warp_broadcast_i32(number(known, token, lane), call.my_rank))
+    coming = device_fn(lambda known, src_rank, row: row)
 
     @device_fn
     def store(call, known, found, batch, span, scale, lane):
@@ -103,9 +88,7 @@ def _into(shape, number):
     def keep(call, row, i, data):
         """Stores the data of a row's i-th word."""
         if i < n_slots:
-            value = u64(data)
-            if data == u32(NO_ID):
-                value = u64(MINUS_ONE)
+            value = u64(MINUS_ONE) if data == u32(NO_ID) else u64(data)
             store_u64(home(call, arrays.row_ids) + u64(8) * (u64(row) * u64(n_slots) + u64(i)), value)
         elif i < n_slots + n_probs:
             store_u32(home(call, arrays.row_probs) + u64(4) * (u64(row) * u64(n_probs) + u64(i - n_slots)), data)
@@ -114,17 +97,11 @@ def _into(shape, number):
             store_u32(home(call, arrays.row_scales) + u64(4) * (u64(row) * u64(n_scales) + k), data)
 
     @device_fn
-    def word_at(row_at, i):
-        place = u64(0)
-        if i < n_all:
-            place = at.word(row_at, i)
-        return place
-
-    @device_fn
     def receive(call, known, found, row_at, lane, has_room):
         (src_rank, _, row), ok, i = found, True, i32(lane)
         while ok and i - lane < n_all:
-            ok, words = taking.words(call, src_rank, i32(0), (word_at(row_at, i), u64(0), u64(0), u64(0)))
+            word = at.word(row_at, i) if i < n_all else u64(0)
+            ok, words = taking.words(call, src_rank, i32(0), (word, u64(0), u64(0), u64(0)))
             if ok and has_room:
                 keep(call, row, i, words[0])
             i = i32(i + 32)
@@ -139,11 +116,10 @@ def dispatching(shape, mark):
     It gives 0 if the call is over; else its number: some rank has many tokens, all ranks go on in the ordinary way, and
     this rank's rows are numbered and announced.
     """
-    ranks, mail, (_, end_call), few = (shape.n_ranks, mailbox.reading(shape.n_ranks),
-                                       calls.begin_and_end(shape.n_ranks), shape.lamport)
+    ranks, mail, (_, end_call) = shape.n_ranks, mailbox.reading(shape.n_ranks), calls.begin_and_end(shape.n_ranks)
     announce_places = announce.early(shape, "places", marks=False)
     facts = announce.telling(shape, "facts")
-    announce_experts, all_few = announce.experts(shape), mailbox.all_few(ranks, few, announced=True)
+    announce_experts, all_few = announce.experts(shape), mailbox.all_few(ranks, shape.lamport, announced=True)
     may_end = announce.closing(shape, ROWS_DISPATCH, "note")
     await_facts = announce.awaiting(shape, ROWS_DISPATCH, "facts", acquires=False)
     number_tokens, record_numbers = send.numbering(shape, routing.mask_by_thread(shape))
@@ -151,7 +127,7 @@ def dispatching(shape, mark):
     row_of, record = send.in_array(ranks), handle.recording(shape, ROWS_DISPATCH)
     rows = send.make(shape, _tokens(shape, row_of), _into(shape, row_of))
     numbered, tokens_of_block = layout.counter(shape, ROWS_DISPATCH), layout.sharing(shape).of_block
-    num_experts, n_numbers = shape.num_experts, ranks * max(few, 1)
+    num_experts, n_numbers = shape.num_experts, ranks * max(shape.lamport, 1)
 
     @device_fn
     def lead(call, notes, scratch, looked):
@@ -229,8 +205,8 @@ def resending(shape, mark):
 
     @device_fn
     def send_and_receive(call, notes, first):
-        n_rows, row_of = mail.received(notes, call.my_rank), call.params[p.row_of]
-        has_room = i32(warp_broadcast_i32(n_rows, i32(ranks - 1))) <= i32(call.params[p.capacity])
+        (here, before), row_of = mail.received(notes, call.my_rank), call.params[p.row_of]
+        has_room = i32(warp_broadcast_i32(i32(before + here), i32(ranks - 1))) <= i32(call.params[p.capacity])
         rows.send(call, row_of, first)
         mark(call.params, stamps.SENT)
         rows.receive(call, row_of, notes, has_room, first)

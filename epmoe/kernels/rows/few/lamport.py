@@ -99,27 +99,12 @@ def places(shape):
         at = u64(params[p.lamport_at] + u64(src_rank) * u64(of_source))
         return u64(memory.pool(params, rank) + at), params[p.lamport_bytes]
 
-    @device_fn
-    def rows(of, epoch):
-        return u64(of[0] + (u64(epoch) & u64(1)) * of[1])
-
-    @device_fn
-    def row_in(rows, row):
-        return u64(u64(rows) + u64(row) * u64(row_bytes))
-
-    @device_fn
-    def vector(row, i):
-        return u64(row + u64(VECTOR) * u64(i))
-
-    @device_fn
-    def part(row, i):
-        return u64(row + u64(parts_at) + u64(WORD) * u64(i))
-
-    @device_fn
-    def word(row, i):
-        return u64(row + u64(words_at) + u64(WORD) * u64(i))
-
-    return namespace("at", of=of, rows=rows, row=row_in, vector=vector, part=part, word=word)
+    return namespace(
+        "at", of=of, rows=device_fn(lambda of, epoch: u64(of[0] + (u64(epoch) & u64(1)) * of[1])),
+        row=device_fn(lambda rows, row: u64(u64(rows) + u64(row) * u64(row_bytes))),
+        vector=device_fn(lambda row, i: u64(row + u64(VECTOR) * u64(i))),
+        part=device_fn(lambda row, i: u64(row + u64(parts_at) + u64(WORD) * u64(i))),
+        word=device_fn(lambda row, i: u64(row + u64(words_at) + u64(WORD) * u64(i))))
 
 
 @device_fn
@@ -131,22 +116,12 @@ def put(at, number, epoch):
 @device_fn
 def _no_vector(at, tag):
     """The state of a vector before the first poll: nothing has arrived; without an address, nothing is expected."""
-    w = u32(0)
-    if at != u64(0):
-        w = u32(ABSENT)
+    w = u32(ABSENT) if at != u64(0) else u32(0)
     return w, w, w, w
 
 
-@device_fn
-def _look_at_vector(at, q, tag):
-    if is_absent(q):
-        q = load16_relaxed_sys(at)
-    return q
-
-
-@device_fn
-def _vector_is_late(q, tag):
-    return is_absent(q)
+_look_at_vector = device_fn(lambda at, q, tag: load16_relaxed_sys(at) if is_absent(q) else q)
+_vector_is_late = device_fn(lambda q, tag: is_absent(q))
 
 
 @device_fn
@@ -155,22 +130,9 @@ def _put_vector_back(at):
         store16_relaxed_sys(at, u32(ABSENT), u32(ABSENT), u32(ABSENT), u32(ABSENT))
 
 
-@device_fn
-def _no_word(at, tag):
-    return u64(0)
-
-
-@device_fn
-def _look_at_word(at, known, tag):
-    w = u64(tag)
-    if at != u64(0):
-        w = u64(ld_relaxed_sys_u64(at))
-    return w
-
-
-@device_fn
-def _word_is_late(w, tag):
-    return u64(w ^ tag) >> u64(32) != u64(0)
+_no_word = device_fn(lambda at, tag: u64(0))
+_look_at_word = device_fn(lambda at, known, tag: u64(ld_relaxed_sys_u64(at)) if at != u64(0) else u64(tag))
+_word_is_late = device_fn(lambda w, tag: u64(w ^ tag) >> u64(32) != u64(0))
 
 
 @device_fn
@@ -234,11 +196,7 @@ def beside_leader(shape, phase, mark, work):
     return work_or_end
 
 
-@device_fn
-def _replaced(word, old, new):
-    if word == old:
-        word = new
-    return word
+_replaced = device_fn(lambda word, old, new: new if word == old else word)
 
 
 @device_fn

@@ -13,8 +13,7 @@ from typing import NamedTuple
 from epmoe.device import (block_dim, device_fn, i32, int32, lane_id, n_warps, popc, shared_array,
                           st_relaxed_sys_u64, syncthreads, syncthreads_or, thread_idx, u32, u64, warp_id, warp_sum_i32)
 
-from ...pairs.offsets import block_sum
-from .. import announce, mailbox, routing, wait
+from .. import announce, handle, mailbox, routing, wait
 from ..bits import below, divided_up, has, or_of_warp, split
 from ..shape import namespace, p
 from ..wait import FOR_WINDOW, ROWS_DISPATCH
@@ -23,9 +22,9 @@ from ..wait import FOR_WINDOW, ROWS_DISPATCH
 class Places(NamedTuple):
     """Shared int32 arrays of a block.
 
-    bits, before: [word, src_rank, expert]; before: the output row of the first of the word's tokens. starts [expert + 1],
-    counts [expert]: of an expert's rows, starts[experts] the end of all. here [src_rank, word]: the tokens with any
-    expert of this rank. partial [32].
+    bits, before: [word, src_rank, expert]; before: the output row of the first of the word's tokens. starts, counts
+    [expert]: an expert's first row, and how many rows hold tokens. here [src_rank, word]: the tokens with any expert of
+    this rank. partial [32].
     """
 
     bits: object
@@ -39,12 +38,7 @@ class Places(NamedTuple):
 def _words_told(shape):
     """Device function (notes) -> words of an expert and a src_rank: of the one that has most tokens."""
     mail, a_word = mailbox.reading(shape.n_ranks), shape.tuning.bits_word
-
-    @device_fn
-    def words_told(notes):
-        return i32(u32(mail.most_tokens(notes) + a_word - 1) // u32(a_word))
-
-    return words_told
+    return device_fn(lambda notes: divided_up(mail.most_tokens(notes), a_word))
 
 
 def telling(shape):
@@ -62,12 +56,9 @@ def telling(shape):
 
     @device_fn
     def bits_word_at(call, rank, src_rank, word, expert):
-        note = note_at(call.params, rank, call.epoch, src_rank)
-        return u64(note + u64(8) * u64(i32(bits_at + word * n_local + expert)))
+        return note_at(call.params, rank, call.epoch, src_rank, i32(bits_at + word * n_local + expert))
 
-    @device_fn
-    def n_told(num_tokens):
-        return i32(i32(u32(num_tokens + a_word - 1) // u32(a_word)) * (ranks * n_windows))
+    n_told = device_fn(lambda num_tokens: i32(divided_up(num_tokens, a_word) * (ranks * n_windows)))
 
     @device_fn
     def bits_of(call, rank, expert, word):
@@ -75,10 +66,7 @@ def telling(shape):
         column = call.params[p.ids] + u64(word * a_word) * u64(num_experts)
         column = u64(column + u64(i32(rank * n_local + min(expert, n_local - 1))))
         last = i32(min(a_word, i32(call.num_tokens - word * a_word)) - 1)
-        if last < few:
-            mask = u32(of_some(column, last))
-        else:
-            mask = u32(of_all(column, last))
+        mask = u32(of_some(column, last)) if last < few else u32(of_all(column, last))
         return u32(mask & u32(u32(u32(u32(1) << u32(last)) << u32(1)) - u32(1)))
 
     @device_fn
@@ -102,8 +90,8 @@ def telling(shape):
             (src_rank, expert), value = split(rest, n_local), i32(0)
             if word * a_word < mail.tokens(notes, src_rank):
                 at = bits_word_at(call, call.my_rank, src_rank, word, expert)
-                seen = u64(wait.for_tagged_word(call.params, at, call.epoch, what, src_rank))
-                ok, value = seen != u64(0), i32(u32(seen))
+                ok, seen = wait.for_tagged_word(call.params, at, call.epoch, what, src_rank)
+                value = i32(seen)
             bits[i] = value
             i = i32(i + block_dim())
         return not syncthreads_or(not ok)
@@ -121,17 +109,14 @@ def placing(shape):
     of these.
     """
     ranks, n_local, num_experts, words_told = shape.n_ranks, shape.num_local_experts, shape.num_experts, _words_told(shape)
-    a_word, most_words, n_starts, sums = shape.tuning.bits_word, shape.tuning.words_of_bits, n_local + 1, block_sum()
+    a_word, most_words = shape.tuning.bits_word, shape.tuning.words_of_bits
     n_bits, n_here = most_words * num_experts, ranks * most_words
+    index = device_fn(lambda word, src_rank, expert: i32((word * ranks + src_rank) * n_local + expert))
 
     @device_fn
     def allocate():
-        return Places(shared_array(n_bits, int32), shared_array(n_bits, int32), shared_array(n_starts, int32),
+        return Places(shared_array(n_bits, int32), shared_array(n_bits, int32), shared_array(n_local, int32),
                       shared_array(n_local, int32), shared_array(n_here, int32), shared_array(32, int32))
-
-    @device_fn
-    def index(word, src_rank, expert):
-        return i32((word * ranks + src_rank) * n_local + expert)
 
     @device_fn
     def tokens_for(places, src_rank, expert, n_words):
@@ -166,8 +151,17 @@ def placing(shape):
             task = i32(task + n_warps())
 
     @device_fn
-    def place_expert(places, expert, start, n_words):
-        row, src_rank = i32(start), i32(0)
+    def pairs_of(known, expert):
+        """Rows that all ranks have for a local expert."""
+        n, src_rank = i32(0), i32(0)
+        while src_rank < ranks:
+            n, src_rank = i32(n + tokens_for(known[0], src_rank, expert, known[1])), i32(src_rank + 1)
+        return n
+
+    @device_fn
+    def place_expert(params, known, expert, start, n, padded):
+        (places, n_words), row, src_rank = known, i32(start), i32(0)
+        places.starts[expert], places.counts[expert] = start, n
         while src_rank < ranks:
             word = i32(0)
             while word < n_words:
@@ -176,24 +170,13 @@ def placing(shape):
                 row, word = i32(row + popc(u32(places.bits[i]))), i32(word + 1)
             src_rank = i32(src_rank + 1)
 
+    place_experts = handle.placing_experts(shape, pairs_of, place_expert)
+
     @device_fn
     def place(params, notes, places):
-        pad, n_words, start, first = i32(params[p.pad_multiple]), words_told(notes), i32(0), i32(0)
+        n_words = words_told(notes)
         gather_here(places, n_words)
-        while first < n_local:
-            expert, n, padded = i32(first + thread_idx()), i32(0), i32(0)
-            if expert < n_local:
-                src_rank = i32(0)
-                while src_rank < ranks:
-                    n, src_rank = i32(n + tokens_for(places, src_rank, expert, n_words)), i32(src_rank + 1)
-                padded = i32(divided_up(n, pad) * pad)
-            before, all_rows = sums(padded, places.partial)
-            if expert < n_local:
-                places.starts[expert], places.counts[expert] = i32(start + before), n
-                place_expert(places, expert, i32(start + before), n_words)
-            start, first = i32(start + all_rows), i32(first + block_dim())
-        if thread_idx() == 0:
-            places.starts[n_local] = start
+        place_experts(params, (places, n_words), places.partial)
         syncthreads()
 
     @device_fn
@@ -202,8 +185,7 @@ def placing(shape):
         if expert < n_local:
             i = index(word, src_rank, expert)
             mask = u32(places.bits[i])
-            if has(mask, bit):
-                row = i32(places.before[i] + popc(u32(mask & below(bit))))
+            row = i32(places.before[i] + popc(u32(mask & below(bit)))) if has(mask, bit) else i32(-1)
         return row
 
     @device_fn
@@ -225,8 +207,5 @@ def placing(shape):
         i = i32(src_rank * most_words + word)
         return i32(rows_up_to(places, i, lane) + popc(u32(u32(places.here[i]) & below(bit))))
 
-    @device_fn
-    def total(places, lane):
-        return rows_up_to(places, i32(n_here), lane)
-
+    total = device_fn(lambda places, lane: rows_up_to(places, i32(n_here), lane))
     return namespace("placing", allocate=allocate, count=count, place=place, row=row_of, comes=comes, number=number, total=total)

@@ -13,7 +13,7 @@ from epmoe.device import (ballot, block_dim, block_idx, device_fn, f32_as_u32, g
                           warp_broadcast_i32, warp_broadcast_u64, warp_id)
 from epmoe.layout import ABSENT
 
-from ..bits import around, below, but_lowest, has, lanes_for, largest, lowest, split
+from ..bits import adding_four, around, below, but_lowest, four, has, lanes_for, largest, lowest, split
 from ..call import LINE
 from ..copy import copying
 from ..send import A_SCALE, encoding
@@ -45,19 +45,12 @@ def _blocks(shape):
     def senders():
         return i32(max(1, i32(u32(i32((grid_dim() - 1) * tenths)) // u32(10))))
 
-    @device_fn
-    def sends():
-        return block_idx() < senders()
-
-    @device_fn
-    def receives():
-        return not sends() or senders() == grid_dim() - 1
+    sends = device_fn(lambda: block_idx() < senders())
+    receives = device_fn(lambda: not sends() or senders() == grid_dim() - 1)
 
     @device_fn
     def receivers():
-        first = senders()
-        if first == grid_dim() - 1:
-            first = i32(0)
+        first = i32(0) if senders() == grid_dim() - 1 else senders()
         return i32(block_idx() - first), i32(grid_dim() - 1 - first)
 
     return namespace("blocks", senders=senders, sends=sends, receives=receives, receivers=receivers)
@@ -124,31 +117,21 @@ def _parts(shape):
         if lane == 0:
             store_u64(at.part(row_at, part), u64(NOTHING))
 
-    @device_fn
-    def vector_at(row_at, vector, end):
-        """Where a row has the vector, 0 for one behind the end."""
-        place = u64(0)
-        if vector < end:
-            place = at.vector(row_at, vector)
-        return place
+    # where a row has four vectors, 0 for those behind the end; given: (row_at, end)
+    vectors_at = four(device_fn(lambda given, vector: at.vector(given[0], vector) if vector < given[1] else u64(0)))
 
     @device_fn
     def word_with(row_at, part, lane):
         """Address of the part's escape, or of this lane's scale, 0 for none."""
-        word = at.part(row_at, part)
+        a, b = span(part)
         if encodes:
-            (a, b), word = span(part), u64(0)
-            if A_SCALE * lane < b - a:
-                word = at.word(row_at, i32(scales_at + a // A_SCALE + lane))
-        return word
+            return at.word(row_at, i32(scales_at + a // A_SCALE + lane)) if A_SCALE * lane < b - a else u64(0)
+        return at.part(row_at, part)
 
     @device_fn
     def take(call, src_rank, row_at, part, lane):
         (a, b), word = span(part), word_with(row_at, part, lane)
-        one = i32(a + lane)
-        ok, data, batch = taking.vectors(
-            call, src_rank, i32(0), word, (vector_at(row_at, one, b), vector_at(row_at, i32(one + 32), b),
-                                           vector_at(row_at, i32(one + 64), b), vector_at(row_at, i32(one + 96), b)))
+        ok, data, batch = taking.vectors(call, src_rank, i32(0), word, vectors_at((row_at, b), i32(a + lane), 32))
         if ok and (encodes or lane == 0):       # all lanes have seen an escape
             put_back(word)
         if not encodes and data != u32(ABSENT):
@@ -182,21 +165,18 @@ def make(shape, tokens, into):
     @device_fn
     def first_unit():
         """(first unit of work of this warp, distance to its next one) of a block that sends, or receives only."""
-        me, workers = i32(block_idx()), blocks.senders()
-        if not blocks.sends():
-            me, workers = blocks.receivers()
+        me, workers = (i32(block_idx()), blocks.senders()) if blocks.sends() else blocks.receivers()
         return i32(warp_id() * workers + me), i32(n_warps() * workers)
 
     @device_fn
     def prepare(call):
         lane, (unit, _), none = i32(lane_id()), first_unit(), (u32(0), u32(0), u32(0), u32(0))
-        (token, part), place, batch = split(unit, units), (u64(0), u64(0)), (none, none, none, none)
+        (token, part), batch = split(unit, units), (none, none, none, none)
         is_mine = token < call.num_tokens and block_idx() < grid_dim() - 1
         if is_mine and part < n_parts:
             batch = parts_of_row.load(call, token, part, lane)
         seen = tokens.look(call.params, token, part, lane, is_mine and blocks.sends())
-        if lane < ranks:
-            place = at.of(call.params, lane, call.my_rank)
+        place = at.of(call.params, lane, call.my_rank) if lane < ranks else (u64(0), u64(0))
         return First(place, seen, batch)
 
     @device_fn
@@ -240,27 +220,22 @@ def make(shape, tokens, into):
         """(part, rank, row of its window, -1 for none): this rank's own; then of all ranks the first rows first, as they
         are sent.
         """
-        (token, part), src_rank, row = split(unit, units), i32(call.my_rank), i32(-1)
         if unit < n_own:
-            row = i32(into.own(call, known, token, lane))
-        else:
-            turn, part = split(i32(unit - n_own), units)
-            one, step = split(turn, n_others)
-            src_rank = around(i32(call.my_rank + 1 + step), ranks)
-            if one < warp_broadcast_i32(here, src_rank):
-                row = i32(into.coming(known, src_rank, one))
-        return part, src_rank, row
+            token, part = split(unit, units)
+            return part, i32(call.my_rank), i32(into.own(call, known, token, lane))
+        turn, part = split(i32(unit - n_own), units)
+        one, step = split(turn, n_others)
+        src_rank = around(i32(call.my_rank + 1 + step), ranks)
+        comes = one < warp_broadcast_i32(here, src_rank)
+        return part, src_rank, i32(into.coming(known, src_rank, one)) if comes else i32(-1)
 
     @device_fn
     def receive(call, known, notes, has_room, first):
-        lane, windows, is_first, batch, scale = i32(lane_id()), u64(0), not blocks.sends(), first.batch, u32(0)
+        lane, is_first, batch, scale = i32(lane_id()), not blocks.sends(), first.batch, u32(0)
         (here, before), (me, workers), n_own = into.arriving(call, notes), blocks.receivers(), i32(0)
-        if lane < ranks:
-            windows = at.rows(at.of(call.params, call.my_rank, lane), call.epoch)
+        windows = at.rows(at.of(call.params, call.my_rank, lane), call.epoch) if lane < ranks else u64(0)
         if not encodes:
-            n_own = i32(call.num_tokens * units)
-            if lane == call.my_rank:
-                here = i32(0)
+            n_own, here = i32(call.num_tokens * units), i32(0) if lane == call.my_rank else here
         n_units, ok = i32(n_own + largest(here) * n_others * units), blocks.receives()
         unit, step = i32(warp_id() * workers + me), i32(n_warps() * workers)
         while ok and unit < n_units:
@@ -292,21 +267,22 @@ def numbering(shape, mask_of_token):
     ranks = shape.n_ranks
 
     @device_fn
-    def mask_at(call, known, token):
+    def mask_at(given, token):
+        call, known = given
         mask = u32(mask_of_token(known, i32(min(token, i32(call.num_tokens - 1)))))
-        if token >= call.num_tokens:
-            mask = u32(0)
-        return mask
+        return mask if token < call.num_tokens else u32(0)
 
     @device_fn
-    def number_lanes(call, numbers, rank, token, mask, total):
+    def number_lanes(total, given, token, mask):
         """A token a lane; total: rows of the tokens before. The total with these."""
-        goes, row = lanes_for(mask, rank), i32(-1)
-        if has(mask, rank):
-            row = i32(total + popc(u32(goes & below(i32(lane_id())))))
+        call, numbers, rank = given
+        goes = lanes_for(mask, rank)
         if token < call.num_tokens:
-            numbers[token * ranks + rank] = row
+            row = i32(total + popc(u32(goes & below(i32(lane_id())))))
+            numbers[token * ranks + rank] = row if has(mask, rank) else i32(-1)
         return i32(total + popc(goes))
+
+    masks_at, number_four = four(mask_at), adding_four(number_lanes)
 
     @device_fn
     def number(call, known, numbers, totals):
@@ -314,12 +290,7 @@ def numbering(shape, mask_of_token):
         while rank < ranks:
             total = i32(0)
             if call.num_tokens > 0:             # four tokens of a lane in flight: these are all
-                a, b = mask_at(call, known, token), mask_at(call, known, i32(token + 32))
-                c, d = mask_at(call, known, i32(token + 64)), mask_at(call, known, i32(token + 96))
-                total = number_lanes(call, numbers, rank, token, a, total)
-                total = number_lanes(call, numbers, rank, i32(token + 32), b, total)
-                total = number_lanes(call, numbers, rank, i32(token + 64), c, total)
-                total = number_lanes(call, numbers, rank, i32(token + 96), d, total)
+                total = number_four(total, (call, numbers, rank), token, 32, masks_at((call, known), token, 32))
             if token == 0:
                 totals[rank] = total
             rank = i32(rank + n_warps())
@@ -336,11 +307,4 @@ def numbering(shape, mask_of_token):
 
 def in_array(ranks):
     """Device function (numbers, token, lane) -> number of the token's row among those for rank `lane`, -1 for none."""
-    @device_fn
-    def number(numbers, token, lane):
-        row = i32(-1)
-        if lane < ranks:
-            row = i32(numbers[token * ranks + lane])
-        return row
-
-    return number
+    return device_fn(lambda numbers, token, lane: i32(numbers[token * ranks + lane]) if lane < ranks else i32(-1))
