@@ -5,9 +5,8 @@ not know them from a handle, how many rows it sends to each rank. Only places, w
 a fence for what earlier launches of this rank have done there.
 """
 
-from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id, load_i32,
-                          red_add_release_sys_i32, shfl_idx, st_relaxed_sys_u64, syncthreads_or, thread_idx,
-                          u64)
+from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id, load_i32, red_add_release_sys_i32,
+                          shfl_idx, st_relaxed_sys_u64, syncthreads_or, thread_idx, u64)
 
 from .. import stamps
 from ..params import chosen
@@ -39,17 +38,17 @@ def parts_of_note(shape):
                 experts=(experts, experts + shape.num_local_experts))
 
 
-def telling(shape, part):
+def telling(shape, part, marks=True):
     """Device functions by which a warp of the leader block tells all ranks, its own too, a part of its note.
 
     look(call, first) -> looked: what telling takes besides the call's number and the counts, of the words [first,
     first + 32) of all peers. Looking takes longer than telling, so the caller looks before it waits for those.
     tell(call, counts, looked): all of them; looked: at the first ones. counts: of the tokens for rank r, in lane r.
-    tell_totals(call, totals, looked): the same of counts in a shared array.
+    tell_totals(call, totals, looked): the same of counts in a shared array. marks: whether a stamp says so.
     """
     ranks, (begin, end) = shape.n_ranks, parts_of_note(shape)[part]
     n, at_word, num_senders = end - begin, noting(shape), calls.num_senders(shape)
-    place_of, tells_counts, mark = chosen(BLOCK, "places"), end > COUNTS, stamps.by_caller(BLOCK, shape.trace)
+    place_of, tells_counts, mark = chosen(BLOCK, "places"), end > COUNTS, stamps.by_caller(BLOCK, shape.trace and marks)
 
     @device_fn
     def number_in(call, word):
@@ -64,23 +63,19 @@ def telling(shape, part):
         return number
 
     @device_fn
-    def word_at(first):
-        """(peer, word of the note) of this lane; lanes past the last have the last one."""
-        peer, word = split(i32(min(i32(first + lane_id()), ranks * n - 1)), n)
-        return peer, i32(begin + word)
-
-    @device_fn
     def look(call, first):
-        """(address of the word in calls of parity 0, bytes from it to the word of parity 1, its number if it is no count)."""
-        peer, word = word_at(first)
+        """(address of the word in calls of parity 0, bytes from it to the word of parity 1, its number if it is no count,
+        the word), of this lane; lanes past the last word have the last one.
+        """
+        peer, word = split(i32(min(i32(first + lane_id()), ranks * n - 1)), n)
+        word = i32(begin + word)
         at = at_word(call.params, peer, u64(0), call.my_rank, word)
-        return at, u64(call.params[p.note_bytes] * u64(ranks)), i32(number_in(call, word))
+        return at, u64(call.params[p.note_bytes] * u64(ranks)), i32(number_in(call, word)), word
 
     @device_fn
     def tell(call, counts, looked):
-        lane, first, (at, other, number) = i32(lane_id()), i32(0), looked
+        lane, first, (at, other, number, word) = i32(lane_id()), i32(0), looked
         while first < ranks * n:
-            _, word = word_at(first)
             if tells_counts:
                 count = i32(shfl_idx(counts, i32(max(0, word - COUNTS))))
                 number = count if word >= COUNTS else number
@@ -88,14 +83,11 @@ def telling(shape, part):
                 st_relaxed_sys_u64(at + (u64(call.epoch) & u64(1)) * other, wait.tagged(call.epoch, number))
             first = i32(first + 32)
             if first < ranks * n:
-                at, other, number = look(call, first)
-
-    @device_fn
-    def tell_totals(call, totals, looked):
-        tell(call, i32(totals[min(lane_id(), ranks - 1)]), looked)
-        if lane_id() == 0:
+                at, other, number, word = look(call, first)
+        if lane == 0:
             mark(call.params, stamps.ANNOUNCED)
 
+    tell_totals = device_fn(lambda call, totals, looked: tell(call, i32(totals[min(lane_id(), ranks - 1)]), looked))
     return namespace("telling", look=look, tell=tell, tell_totals=tell_totals)
 
 
@@ -103,9 +95,9 @@ def early(shape, part, *, fences=True, marks=True):
     """Device function (call): a warp announces a part of its note before its block's first barrier.
 
     It waits for no other warp: all peers wait for it. fences: for what earlier launches of this rank have done, while
-    nothing is on its way that the fence would wait for. marks: whether its stamp says so.
+    nothing is on its way that the fence would wait for.
     """
-    words, mark = telling(shape, part), stamps.by_caller(BLOCK, shape.trace and marks)
+    words = telling(shape, part, marks)
 
     @device_fn
     def announce(call):
@@ -114,8 +106,6 @@ def early(shape, part, *, fences=True, marks=True):
         looked, now = words.look(call, i32(0)), calls.epoch_now(call.params)
         if now != u64(0):
             words.tell(calls.Call(call.params, call.num_tokens, call.my_rank, now), i32(0), looked)
-            if lane_id() == 0:
-                mark(call.params, stamps.ANNOUNCED)
 
     return announce
 
@@ -220,7 +210,7 @@ def closing(shape, phase, part):
 
     @device_fn
     def may_end(call, notes):
-        ok = not calls.is_last_thread() or calls.has_begun(call.params, phase)
+        ok = not calls.is_last_thread() or calls.has_begun(call, phase)
         come = await_notes(call, notes)
         return come and not syncthreads_or(not ok)
 

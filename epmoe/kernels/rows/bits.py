@@ -1,7 +1,6 @@
 """Bits of masks, and shares of work: which rank, token or part a number stands for."""
 
-from epmoe.device import (ballot, block_idx, device_fn, ffs, grid_dim, i32, lane_id, n_warps, shfl_up, shfl_xor, u32,
-                          warp_id)
+from epmoe.device import ballot, block_idx, device_fn, ffs, grid_dim, i32, n_warps, shfl_xor, u32, warp_id
 
 
 def four(look):
@@ -20,14 +19,22 @@ def adding_four(add):
     return add_four
 
 
+def each_of_four(fn):
+    """Device function (items, given) -> fn(item, given) of four items."""
+    return device_fn(lambda items, given: (fn(items[0], given), fn(items[1], given), fn(items[2], given), fn(items[3], given)))
+
+
+def any_of_four(fn):
+    """Device function (items, given) -> whether fn(item, given) for any of four items."""
+    return device_fn(lambda items, given: fn(items[0], given) or fn(items[1], given) or fn(items[2], given) or fn(items[3], given))
+
+
 def folded(n, look, add):
     """Device function (given, total) -> total, with n items added; all are looked at before the first is added.
 
     look(given, i): item i, not waited for. add(total, given, i, item): total with it. given: a tuple, the same for all.
     """
-    @device_fn
-    def nothing(given, total):
-        return total
+    nothing = device_fn(lambda given, total: total)
 
     if n == 0:
         return nothing
@@ -94,13 +101,6 @@ def _of_lanes(combine):
 
 or_of_warp = _of_lanes(device_fn(lambda a, b: u32(u32(a) | u32(b))))
 largest = _of_lanes(device_fn(lambda a, b: i32(max(i32(a), i32(b)))))
-
-
-@device_fn
-def of_lane_before(n):
-    """The value of the previous lane, 0 in lane 0."""
-    before = i32(shfl_up(n, 1))
-    return i32(0) if lane_id() == 0 else before
 
 
 @device_fn

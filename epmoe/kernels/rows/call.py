@@ -7,9 +7,9 @@ notify warp announces this rank, and the fence warp fences where the notify warp
 from functools import cache
 from typing import NamedTuple
 
-from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, device_fn, grid_dim, i32, load_u64,
-                          n_warps, prefetch, red_add_release_gpu_i32, store_i32, store_u64, syncthreads_or, thread_idx,
-                          u32, u64, warp_broadcast_i32, warp_id)
+from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, device_fn, grid_dim, i32, load_u64, n_warps,
+                          prefetch, red_add_release_gpu_i32, store_i32, store_u64, syncthreads_or, thread_idx, u32, u64,
+                          warp_broadcast_i32, warp_id)
 
 from ..status import has_failed
 from . import mailbox, wait
@@ -59,15 +59,14 @@ def is_last_thread():
     return thread_idx() == block_dim() - 1
 
 
+def tenths_of_blocks(tenths):
+    """Device function () -> so many tenths of the blocks but the leader block, at least one."""
+    return device_fn(lambda: i32(max(1, i32(u32(i32((grid_dim() - 1) * tenths)) // u32(10)))))
+
+
 def num_senders(shape):
     """Device function () -> how many blocks send; the leader block is not among them."""
-    tenths = shape.tuning.send_tenths if shape.expands else 10
-
-    @device_fn
-    def blocks():
-        return i32(max(1, i32(u32(i32((grid_dim() - 1) * tenths)) // u32(10))))
-
-    return blocks
+    return tenths_of_blocks(shape.tuning.send_tenths if shape.expands else 10)
 
 
 def is_sender(shape):
@@ -95,21 +94,22 @@ def epoch_of(begun):
 
 
 @device_fn
-def say_begun(params):
-    """One thread of a block, behind epoch_of, when the block has nothing urgent to do: it releases."""
-    red_add_release_gpu_i32(params[p.words] + u64(mailbox.BEGUN), i32(1))
+def say_begun(call):
+    """The block's last thread, when the block has nothing urgent to do: it releases."""
+    if is_last_thread():
+        red_add_release_gpu_i32(call.params[p.words] + u64(mailbox.BEGUN), i32(1))
 
 
 @device_fn
-def has_begun(params, phase):
+def has_begun(call, phase):
     """A thread of the leader block: whether all blocks of this rank have said so, which it acquires."""
-    return wait.for_blocks(params, params[p.words] + u64(mailbox.BEGUN), i32(grid_dim()), phase)
+    return wait.for_blocks(call.params, call.params[p.words] + u64(mailbox.BEGUN), i32(grid_dim()), phase)
 
 
 @device_fn
-def all_begun(params, phase):
+def all_begun(call, phase):
     """The same of the whole leader block."""
-    ok = thread_idx() != 0 or has_begun(params, phase)
+    ok = thread_idx() != 0 or has_begun(call, phase)
     return not syncthreads_or(not ok)           # thread 0 acquired for all
 
 

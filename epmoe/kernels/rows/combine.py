@@ -17,7 +17,7 @@ from epmoe.device import (block_idx, device_fn, grid_dim, i32, int32, kernel, sh
 from .. import stamps
 from . import announce, copy, mailbox, push, reduce
 from . import call as calls
-from .call import Call, is_last_thread, is_leader, is_notify_warp
+from .call import Call, is_leader, is_notify_warp
 from .few import combine as few_rows
 from .shape import BLOCK, CACHED
 from .wait import ROWS_COMBINE
@@ -34,9 +34,7 @@ def pushing(shape):
 
     @device_fn
     def blocks():
-        n = i32(tenths)
-        if grid_dim() < many_blocks:
-            n = i32(tenths_of_few)
+        n = i32(tenths_of_few) if grid_dim() < many_blocks else i32(tenths)
         return i32(max(1, i32(u32(i32(grid_dim() * n)) // u32(10))))
 
     return blocks
@@ -69,8 +67,7 @@ def combine_kernel(shape):
         if has_few and few.fits(notes):
             few.combine(call, notes, None)
             return
-        if is_last_thread():
-            calls.say_begun(params)
+        calls.say_begun(call)
         if not await_announcements(call, notes):
             return
         mark(params, stamps.COUNTED)
@@ -80,7 +77,7 @@ def combine_kernel(shape):
         if syncthreads_or(not reduce_rows(call, notes)):
             return
         mark(params, stamps.REDUCED)
-        if is_leader() and calls.all_begun(params, ROWS_COMBINE):
+        if is_leader() and calls.all_begun(call, ROWS_COMBINE):
             end_call(call)
             mark(params, stamps.LEFT)
 

@@ -13,7 +13,7 @@ from epmoe.device import (any_lane, block_dim, block_idx, device_fn, grid_dim, i
 
 from ..params import chosen
 from . import mailbox, wait
-from .bits import but_lowest, divided_up, four, has, largest, lowest
+from .bits import adding_four, but_lowest, divided_up, four, has, largest, lowest
 from .mailbox import MOST_PARTS
 from .shape import BLOCK, MAX_PLACES, VECTOR, memory_of, namespace
 from .wait import FOR_ARRIVAL
@@ -42,17 +42,13 @@ def copying(*, read_only, store=store16):
     load_four = four(device_fn(lambda given, i: load_vector(given[0] + u64(VECTOR) * u64(min(i, given[1])))))
 
     @device_fn
-    def store_all(to, batch, n):
-        """The lane's first n vectors of a batch."""
-        a, b, c, d = batch
-        if n > 0:
-            store(to, a[0], a[1], a[2], a[3])
-        if n > 1:
-            store(to + u64(512), b[0], b[1], b[2], b[3])
-        if n > 2:
-            store(to + u64(1024), c[0], c[1], c[2], c[3])
-        if n > 3:
-            store(to + u64(1536), d[0], d[1], d[2], d[3])
+    def store_vector(n, to, i, q):
+        """Vector i of the lane's n vectors of a batch."""
+        if n > i:
+            store(to + u64(32 * VECTOR) * u64(i), q[0], q[1], q[2], q[3])
+        return n
+
+    store_vectors = adding_four(store_vector)
 
     @device_fn
     def load(src, base, end, lane):
@@ -64,7 +60,8 @@ def copying(*, read_only, store=store16):
         n, at = i32((end - base - lane + 31) >> 5), u64(VECTOR) * u64(base + lane)
         left = rotated(mask, start)
         while left != u32(0):
-            store_all(u64(warp_broadcast_u64(place, i32((lowest(left) + start) & 31))) + at, batch, n)
+            to = u64(warp_broadcast_u64(place, i32((lowest(left) + start) & 31))) + at
+            store_vectors(n, to, 0, 1, batch)
             left = but_lowest(left)
 
     @device_fn
@@ -90,9 +87,7 @@ def parts(n_vectors):
     """
     most, batches = max(1, -(-n_vectors // 32)), -(-n_vectors // BATCH)
 
-    @device_fn
-    def count(n_rows, warps):
-        return i32(max(1, min(most, i32(u32(max(warps, 0)) // u32(max(n_rows, 1))))))
+    count = device_fn(lambda n_rows, warps: i32(max(1, min(most, i32(u32(max(warps, 0)) // u32(max(n_rows, 1)))))))
 
     @device_fn
     def span(part, n_parts):

@@ -1,7 +1,6 @@
 """Dispatch of rows: every token is sent once to each rank of its experts, directly to its final row.
 
-Every block of a rank runs the kernel. The last one, the leader block, talks to the peers and sends no rows (call.py).
-The others send tokens, or some of them do where the others copy or expand rows meanwhile.
+Every block of a rank runs the kernel; call.py says which of them talk to the peers, and which send.
 
 1. Begin: the number of the call, and whether an earlier one failed (call.py).
 2. Small batches have a way of their own, which ends the call: Lamport rows (few/dispatch.py), expert-major also
@@ -11,7 +10,7 @@ The others send tokens, or some of them do where the others copy or expand rows 
    there; -1 where a token does not go. The leader block announces how many rows each rank gets, and where this
    call's arrays lie (announce.py).
 4. Wait until all ranks have announced the same of themselves. Every block knows then where each of its rows lies.
-5. Send (send.py): row, ids and probs, unless some rank has no room for all its rows; then nobody sends.
+5. Send (send.py), unless some rank has no room for all its rows; then nobody sends.
 6. The leader block records counts and places for handle and host (handle.py).
 7. Wait for the rows: every block tells every rank when it has sent its part, and the leader block waits for all of
    them. Where rows are expanded by expert in the same launch (expand.py), flags take the place of these counters: half
@@ -25,16 +24,16 @@ is steps 1, 2 (of Lamport rows), 4 (of all but the counts), 5, 7 and 8.
 
 from functools import lru_cache
 
-from epmoe.device import (SIM, device_fn, fence_acq_rel_sys, i32, int32, kernel, shared_array,
-                          syncthreads_or, u64, uint64)
+from epmoe.device import (SIM, device_fn, fence_acq_rel_sys, i32, int32, kernel, shared_array, syncthreads_or, u64,
+                          uint64)
 
 from .. import stamps
 from . import announce, copy, expand, handle, layout, mailbox, send
 from . import call as calls
-from .call import Call, is_last_thread, is_leader, is_notify_warp
+from .call import Call, is_leader, is_notify_warp
 from .few import by_expert
 from .few import dispatch as few_rows
-from .shape import BLOCK, CACHED, VECTOR, namespace
+from .shape import BLOCK, CACHED, VECTOR
 from .wait import ROWS_DISPATCH
 
 
@@ -49,7 +48,7 @@ def dispatch_kernel(shape):
         dispatch_few = (by_expert.dispatching(shape, mark, number_rows) if shape.expert_major
                         else few_rows.dispatching(shape, mark))
     await_announcements, is_sender = announce.awaiting(shape, ROWS_DISPATCH, "note"), calls.is_sender(shape)
-    send_rows, arrive = moving(shape, mark, layout.counter(shape, ROWS_DISPATCH))
+    (send_rows, await_rows), expands = moving(shape, mark, layout.counter(shape, ROWS_DISPATCH)), shape.expands
     record, has_room = handle.recording(shape, ROWS_DISPATCH), mailbox.reading(shape.n_ranks).has_room
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
@@ -64,7 +63,8 @@ def dispatch_kernel(shape):
         if epoch == u64(0):                     # the call is over, or a wait expired
             return
         call, ok = Call(params, num_tokens, my_rank, epoch), True
-        arrive.say_begun(call)
+        if expands:                             # else arrivals of its own blocks say that they have begun
+            calls.say_begun(call)
         if not await_announcements(call, notes):
             return
         mark(params, stamps.COUNTED)
@@ -72,9 +72,10 @@ def dispatch_kernel(shape):
             ok = send_rows(call, notes)
             mark(params, stamps.SENT)
         if is_leader():
-            ok = record(call, notes, has_room(notes), scratch.experts) and arrive.all_begun(call)
+            ok = record(call, notes, has_room(notes), scratch.experts)
+            ok = ok and (not expands or calls.all_begun(call, ROWS_DISPATCH))
             mark(params, stamps.PLACED)
-        if arrive.await_rows(call, notes, ok) and is_leader():
+        if await_rows(call, notes, ok) and is_leader():
             end_call(call)
         mark(params, stamps.LEFT)
 
@@ -88,7 +89,8 @@ def resend_kernel(shape):
     mark = stamps.make(BLOCK, shape.trace)
     announce_places, load_counts = announce.early(shape, "without_counts"), announce.load_counts(shape)
     await_announcements = announce.awaiting(shape, ROWS_DISPATCH, "without_counts")
-    (send_rows, arrive), is_sender, has_few = moving(shape, mark), calls.is_sender(shape), bool(shape.lamport)
+    (send_rows, await_rows), is_sender = moving(shape, mark), calls.is_sender(shape)
+    has_few, expands = bool(shape.lamport), shape.expands
     if has_few:
         few = few_rows.resending(shape, mark)
 
@@ -108,16 +110,17 @@ def resend_kernel(shape):
         if has_few and few.fits(notes):
             few.resend(call, notes, first)
             return
-        arrive.say_begun(call)
+        if expands:
+            calls.say_begun(call)
         if not await_announcements(call, notes):
             return
         mark(params, stamps.COUNTED)
-        if is_leader() and not arrive.all_begun(call):
+        if expands and is_leader() and not calls.all_begun(call, ROWS_DISPATCH):
             return
         if is_sender():
             send_rows(call, notes)
             mark(params, stamps.SENT)
-        if arrive.await_rows(call, notes, True) and is_leader():
+        if await_rows(call, notes, True) and is_leader():
             end_call(call)
         mark(params, stamps.LEFT)
 
@@ -145,7 +148,7 @@ def numbering(shape, mark):
 
     @device_fn
     def number_rows(call, begun, scratch):
-        looked = (u64(0), u64(0), i32(0))
+        looked = (u64(0), u64(0), i32(0), i32(0))
         if is_notify_warp():
             fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
             looked = note.look(call, i32(0))
@@ -158,24 +161,17 @@ def numbering(shape, mark):
             ok = announce_counts(call, scratch, looked)
         elif is_sender():
             ok = numbers.number(call, scratch)
-        if not ok:
-            return u64(0)
-        return call.epoch
+        return call.epoch if ok else u64(0)
 
     return number_rows
 
 
 def arriving(shape, mark):
-    """Device functions by which rows are sent once, and arrive where they lie then: namespace.
+    """Device function await_rows(call, notes, ok) -> whether all is well, where rows arrive where they lie then.
 
-    say_begun(call): behind the numbers. all_begun(call): of the leader block, behind its records. await_rows(call,
-    notes, ok) -> whether all is well; ok: whether this block has done its part.
+    ok: whether this block has done its part.
     """
     arrivals, is_sender = announce.arrivals(shape, ROWS_DISPATCH), calls.is_sender(shape)
-
-    @device_fn
-    def nothing(call):                          # arrivals of its own blocks say that they have begun
-        return True
 
     @device_fn
     def await_rows(call, notes, ok):
@@ -186,25 +182,15 @@ def arriving(shape, mark):
             mark(call.params, stamps.ARRIVED)
         return ok
 
-    return namespace("arrive", say_begun=nothing, all_begun=nothing, await_rows=await_rows)
+    return await_rows
 
 
 def expanding(shape, mark, flags, asks_room):
-    """The same functions where rows are expanded by expert while they arrive: await_rows expands them.
+    """The same where rows are expanded by expert while they arrive: await_rows expands them.
 
     flags: of copy.py. asks_room: whether a rank may have no room, and then expands nothing.
     """
     expand_rows, has_room = expand.arriving(shape, flags), mailbox.reading(shape.n_ranks).has_room
-
-    @device_fn
-    def say_begun(call):
-        if is_last_thread():
-            calls.say_begun(call.params)
-        return True
-
-    @device_fn
-    def all_begun(call):
-        return calls.all_begun(call.params, ROWS_DISPATCH)
 
     @device_fn
     def await_rows(call, notes, ok):
@@ -214,11 +200,11 @@ def expanding(shape, mark, flags, asks_room):
         mark(call.params, stamps.COPIED)
         return ok
 
-    return namespace("arrive", say_begun=say_begun, all_begun=all_begun, await_rows=await_rows)
+    return await_rows
 
 
 def moving(shape, mark, numbered=None):
-    """(send_rows, arrive): as of send.make, and of arriving() or expanding()."""
+    """(send_rows, await_rows): as of send.make, and of arriving() or expanding()."""
     if not shape.expands:
         return send.make(shape, None, numbered), arriving(shape, mark)
     fewest = shape.tuning.encode_parts if shape.encode else shape.tuning.expand_parts

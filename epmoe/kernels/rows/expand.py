@@ -6,9 +6,9 @@ is up, in the dispatch itself.
 
 from functools import lru_cache
 
-from epmoe.device import (ballot, block_idx, device_fn, grid_dim, i32, kernel, lane_id, load_i32, load_u32,
-                          n_warps, popc, shfl_idx, st_release_gpu_i32, store16, store_i32, store_u32, syncthreads_or,
-                          syncwarp, thread_idx, u32, u64, warp_broadcast_i32, warp_id, warp_inclusive_sum_i32)
+from epmoe.device import (ballot, block_idx, device_fn, grid_dim, i32, kernel, lane_id, load_i32, load_u32, n_warps,
+                          popc, shfl_idx, st_release_gpu_i32, store16, store_i32, store_u32, syncthreads_or, syncwarp,
+                          thread_idx, u32, u64, warp_broadcast_i32, warp_id, warp_inclusive_sum_i32)
 
 from . import call as calls
 from . import mailbox, send, wait
@@ -219,23 +219,16 @@ def arriving(shape, flags):
             clear_rows(call.params, call.params, me, i32(n_warps() * others), lane)
 
     @device_fn
-    def has_come(call, row, part):
-        """What goes with a row comes with its first part."""
-        return flags.is_up(call, row, part) and flags.is_up(call, row, i32(0))
-
-    @device_fn
-    def await_part(call, row, part, src_rank):
-        return flags.wait_for(call, row, part, src_rank) and flags.wait_for(call, row, i32(0), src_rank)
-
-    @device_fn
     def expand_parts(call, rows, n_parts, left, lane):
         """Expands those of `left` whose flags are up; lane i has the i-th part: rows = (row, part, its src_rank)."""
         (row, part, src_rank), here, looks, ok = rows, u32(left), i32(0), True
         while ok and here != u32(0):
-            is_up = has(here, lane) and has_come(call, row, part)
+            # what goes with a row comes with its first part
+            is_up = has(here, lane) and flags.is_up(call, row, part) and flags.is_up(call, row, i32(0))
             come, looks = u32(ballot(is_up)), i32(looks + 1)
             if come == u32(0) and looks % most_looks == 0:
-                ok = await_part(call, row if lane == lowest(here) else i32(-1), part, src_rank)
+                first = row if lane == lowest(here) else i32(-1)
+                ok = flags.wait_for(call, first, part, src_rank) and flags.wait_for(call, first, i32(0), src_rank)
             syncwarp()                          # what one lane acquired, all lanes read
             while come != u32(0):
                 one = lowest(come)

@@ -1,7 +1,7 @@
 """What the leader block writes for handle and host: counts, tokens, and where experts' rows begin."""
 
-from epmoe.device import (block_dim, device_fn, fence_acq_rel_gpu, i32, int32, ld_relaxed_gpu_i32, load_i32, shared_array,
-                          st_release_sys_u64, store_i32, store_u64, syncthreads, thread_idx, u64)
+from epmoe.device import (block_dim, device_fn, fence_acq_rel_gpu, i32, int32, ld_relaxed_gpu_i32, load_i32,
+                          shared_array, st_release_sys_u64, store_i32, store_u64, syncthreads, thread_idx, u64)
 
 from ..pairs.offsets import block_sum
 from . import announce, mailbox
@@ -18,13 +18,27 @@ TOLD_AT = 64            # bytes in the memory of the host that is told: the numb
 TOLD_STATUS = 16        # status words, int32, of what it is told; then tokens_per_expert, and then info
 
 
-def placing_experts(shape, pairs_of, place):
+def pairs_for(shape, tokens_for):
+    """Device function (known, expert) -> rows (slots) of all ranks for a local expert; tokens_for(known, src_rank, expert)."""
+    ranks = shape.n_ranks
+
+    @device_fn
+    def pairs_of(known, expert):
+        n, src_rank = i32(0), i32(0)
+        while src_rank < ranks:
+            n, src_rank = i32(n + tokens_for(known, src_rank, expert)), i32(src_rank + 1)
+        return n
+
+    return pairs_of
+
+
+def placing_experts(shape, tokens_for, place):
     """Device function (params, known, partial) -> rows of all local experts, padding included; by a whole block.
 
-    pairs_of(known, expert): how many rows of an expert hold tokens. place(params, known, expert, start, n, padded): what
-    a thread does with them. partial: shared int32 array [32].
+    place(params, known, expert, start, n, padded): what a thread does with an expert's rows, of which n hold tokens.
+    partial: shared int32 array [32].
     """
-    n_local, sums = shape.num_local_experts, block_sum()
+    n_local, sums, pairs_of = shape.num_local_experts, block_sum(), pairs_for(shape, tokens_for)
 
     @device_fn
     def place_experts(params, known, partial):
@@ -42,23 +56,16 @@ def placing_experts(shape, pairs_of, place):
     return place_experts
 
 
-def writing(shape):
-    """Device functions of the leader block: namespace. gathered[src_rank * n_local + expert]: tokens, in a shared array.
+def writing(shape, tokens_for):
+    """Device functions of the leader block: namespace. tokens_for(known, src_rank, expert): tokens for a local expert.
 
-    counts(params, notes, has_room): writes info (its last R * R words are the handle's counts). slots(params, gathered):
-    tokens_per_expert int64 [L], of ids. experts(params, gathered, partial): the same, expert-major, and expert_base int32
+    counts(params, notes, has_room): writes info (its last R * R words are the handle's counts). slots(params, known):
+    tokens_per_expert int64 [L], of ids. experts(params, known, partial): the same, expert-major, and expert_base int32
     [R, L], the row at which the rows of a (src_rank, expert) begin, expert_rows int32 [2, L], where each expert's rows
     begin and how many hold tokens, and overflow int32 [1]. partial: shared int32 array [32].
     """
     ranks, n_local, mail = shape.n_ranks, shape.num_local_experts, mailbox.reading(shape.n_ranks)
-
-    @device_fn
-    def pairs_of(gathered, expert):
-        """Rows (or slots) that all ranks have for a local expert."""
-        n, src_rank = i32(0), i32(0)
-        while src_rank < ranks:
-            n, src_rank = i32(n + gathered[src_rank * n_local + expert]), i32(src_rank + 1)
-        return n
+    pairs_of = pairs_for(shape, tokens_for)
 
     @device_fn
     def write_counts(params, notes, has_room):
@@ -75,30 +82,30 @@ def writing(shape):
             i = i32(i + block_dim())
 
     @device_fn
-    def write_slots(params, gathered):
+    def write_slots(params, known):
         expert = i32(thread_idx())
         while expert < n_local:
-            n = u64(pairs_of(gathered, expert))
+            n = u64(pairs_of(known, expert))
             store_u64(params[p.tokens_per_expert] + u64(8) * u64(expert), n)
             expert = i32(expert + block_dim())
 
     @device_fn
-    def write_expert(params, gathered, expert, start, n, padded):
+    def write_expert(params, known, expert, start, n, padded):
         base, starts, limit = params[p.expert_base], params[p.expert_rows], i32(params[p.num_rows])
         row, src_rank = i32(start), i32(0)
         while src_rank < ranks:
             store_i32(base + u64(4) * u64(src_rank * n_local + expert), row)
-            row, src_rank = i32(row + gathered[src_rank * n_local + expert]), i32(src_rank + 1)
+            row, src_rank = i32(row + tokens_for(known, src_rank, expert)), i32(src_rank + 1)
         store_i32(starts + u64(4) * u64(expert), start)
         store_i32(starts + u64(4) * u64(n_local + expert), n)
         kept = i32(min(padded, i32(max(0, limit - start))))
         store_u64(params[p.tokens_per_expert] + u64(8) * u64(expert), u64(kept))
 
-    place_experts = placing_experts(shape, pairs_of, write_expert)
+    place_experts = placing_experts(shape, tokens_for, write_expert)
 
     @device_fn
-    def write_experts(params, gathered, partial):
-        n_rows = place_experts(params, gathered, partial)
+    def write_experts(params, known, partial):
+        n_rows = place_experts(params, known, partial)
         if thread_idx() == 0:
             store_i32(params[p.info] + u64(4 * PADDED_ROWS), n_rows)
             store_i32(params[p.overflow], i32(1) if n_rows > i32(params[p.num_rows]) else i32(0))
@@ -145,7 +152,8 @@ def recording(shape, phase):
 
     gathered: shared int32 array [experts], overwritten.
     """
-    expert_major, write, tell_host = shape.expert_major, writing(shape), telling_host(shape)
+    expert_major, n_local, tell_host = shape.expert_major, shape.num_local_experts, telling_host(shape)
+    write = writing(shape, device_fn(lambda gathered, src_rank, expert: i32(gathered[src_rank * n_local + expert])))
     gather = announce.awaiting(shape, phase, "experts")
 
     @device_fn

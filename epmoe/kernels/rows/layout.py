@@ -88,9 +88,7 @@ def sharing(shape):
         first = i32(min(at, num_tokens))
         return first, i32(min(i32(first + a_block), num_tokens))
 
-    @device_fn
-    def are_shared(num_tokens):
-        return num_tokens > num_senders()
+    are_shared = device_fn(lambda num_tokens: num_tokens > num_senders())
 
     @device_fn
     def begin_with_own(num_tokens):
@@ -345,9 +343,7 @@ def make(shape, phase):
             tell_ranks(call, scratch.by_warp)
             if expert_major:
                 tell_experts(call, scratch.experts)
-        if syncthreads_or(not sum_ranks(call, scratch.totals)):
-            epoch = u64(0)
-        return epoch
+        return u64(0) if syncthreads_or(not sum_ranks(call, scratch.totals)) else epoch
 
     @device_fn
     def number(call, scratch):

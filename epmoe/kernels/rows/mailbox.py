@@ -86,24 +86,15 @@ def reading(n_ranks):
     place(params, notes, index, rank): address of array `index` that a rank has announced. most_tokens(notes): of a
     rank. has_room(notes): whether every rank has room; if one has none, no rank sends anything. All see the same.
 
-    (notes, my_rank) -> number for lane r, 0 rows for lanes past the ranks. before_me: rows for rank r from the ranks
-    before this one. arriving(notes): rows for rank r from all ranks. mine_before: rows from this rank for the ranks
-    before r. received: (rows for this rank from rank r, those from the ranks before r). returned_before_me: rows from
-    rank r for the ranks before this one.
+    (notes, my_rank) -> rows for lane r, 0 for lanes past the ranks. before_me: for rank r from the ranks before this
+    one. arriving(notes): for rank r from all ranks. mine_before: from this rank for the ranks before r. received: (for
+    this rank from rank r, from the ranks before r). returned_before_me: from rank r for the ranks before this one.
     """
     n_words, memory = experts_at(n_ranks), memory_of(n_ranks)
 
-    @device_fn
-    def count(notes, src_rank, dst_rank):
-        return i32(notes[src_rank * n_words + COUNTS + dst_rank])
-
-    @device_fn
-    def tokens(notes, rank):
-        return i32(notes[rank * n_words + NUM_TOKENS])
-
-    @device_fn
-    def blocks(notes, rank):
-        return i32(notes[rank * n_words + BLOCKS])
+    count = device_fn(lambda notes, src_rank, dst_rank: i32(notes[src_rank * n_words + COUNTS + dst_rank]))
+    tokens = device_fn(lambda notes, rank: i32(notes[rank * n_words + NUM_TOKENS]))
+    blocks = device_fn(lambda notes, rank: i32(notes[rank * n_words + BLOCKS]))
 
     @device_fn
     def place(params, notes, index, rank):

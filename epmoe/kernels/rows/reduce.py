@@ -3,8 +3,8 @@
 A warp adds rows whose addresses its lanes hold, vector by vector.
 """
 
-from epmoe.device import (add_rn, ballot, device_fn, f32, f32_as_u32, i32, lane_id, load16, load_f32, load_i32, load_u32,
-                          store16, store_u32, syncwarp, u32, u64, warp_broadcast_u64)
+from epmoe.device import (add_rn, ballot, device_fn, f32, f32_as_u32, i32, lane_id, load16, load_f32, load_i32,
+                          load_u32, store16, store_u32, syncwarp, u32, u64, warp_broadcast_u64)
 
 from .. import elements
 from . import call as calls
@@ -34,6 +34,26 @@ def gather(places, kept, n, lane):
             kept = place
         n, left = i32(n + 1), but_lowest(left)
     return kept, n
+
+
+def _each_vector(numbers, sum_at, store16):
+    """Device function (given, to, first, end, lane): a warp stores the sums of vectors [first, end), rounded, at `to`.
+
+    sum_at(given, at): that of a lane's own vector, which begins `at` bytes behind the beginning of a row.
+    """
+    pack = numbers.pack
+
+    @device_fn
+    def sum_vectors(given, to, first, end, lane):
+        base = i32(first)
+        while base < end:
+            at = at_vector(i32(base + lane), end)
+            q = pack(sum_at(given, at))
+            if base + lane < end:
+                store16(to + at, q[0], q[1], q[2], q[3])
+            base = i32(base + 32)
+
+    return sum_vectors
 
 
 def sum_of_rows(dtype, store16=store16):
@@ -88,16 +108,14 @@ def sum_of_rows(dtype, store16=store16):
     four_of = four(device_fn(lambda given, lane: u64(warp_broadcast_u64(given[0], i32(min(lane, given[1]))))))
 
     @device_fn
-    def sum_many(places, n, to, first, end, lane):
-        base = i32(first)
-        while base < end:
-            at, sums, i = at_vector(i32(base + lane), end), zero_sums(), i32(0)
-            while i < n:
-                rows = four_of((places, i32(n - 1)), i, 1)
-                sums = add_up_to_four(sums, n, i, 1, load_four(rows, at))
-                i = i32(i + IN_FLIGHT)
-            store(to, i32(base + lane), end, sums)
-            base = i32(base + 32)
+    def sum_at(given, at):
+        (places, n), sums, i = given, zero_sums(), i32(0)
+        while i < n:
+            rows = four_of((places, i32(n - 1)), i, 1)
+            sums, i = add_up_to_four(sums, n, i, 1, load_four(rows, at)), i32(i + IN_FLIGHT)
+        return sums
+
+    sum_many = _each_vector(numbers, sum_at, store16)
 
     @device_fn
     def sum_rows(places, n, to, first, end, lane):
@@ -108,7 +126,7 @@ def sum_of_rows(dtype, store16=store16):
         elif n > 0 and n <= IN_FLIGHT:
             sum_four(rows, n, to, first, end, lane)
         else:
-            sum_many(places, n, to, first, end, lane)
+            sum_many((places, n), to, first, end, lane)
 
     return sum_rows
 
@@ -120,8 +138,7 @@ def sum_of_experts(shape, store16=store16):
     read.
     """
     numbers, sum_rows = elements.make(shape.dtype), sum_of_rows(shape.dtype, store16)
-    zero_sums, add, pack = numbers.zeros, numbers.add, numbers.pack
-    n_local, row_bytes = shape.num_local_experts, shape.row_bytes
+    zero_sums, add, n_local, row_bytes = numbers.zeros, numbers.add, shape.num_local_experts, shape.row_bytes
 
     @device_fn
     def experts_from(params, row, first, lane):
@@ -131,23 +148,20 @@ def sum_of_experts(shape, store16=store16):
         return params[p.x] + u64(expert_row) * u64(row_bytes) if is_one and expert_row >= 0 else u64(0)
 
     @device_fn
-    def sum_many(params, row, to, first, end, lane):
+    def sum_at(given, at):
         """More experts than lanes: window by window, again for every vector."""
-        base = i32(first)
-        while base < end:
-            at, of_rank, expert = at_vector(i32(base + lane), end), zero_sums(), i32(0)
-            while expert < n_local:
-                places = experts_from(params, row, expert, lane)
-                syncwarp()                      # as in gather()
-                left = u32(ballot(places != u64(0)))
-                while left != u32(0):
-                    of_rank = add(of_rank, load16(u64(warp_broadcast_u64(places, lowest(left))) + at))
-                    left = but_lowest(left)
-                expert = i32(expert + 32)
-            q = pack(of_rank)
-            if base + lane < end:
-                store16(to + at, q[0], q[1], q[2], q[3])
-            base = i32(base + 32)
+        (params, row, lane), of_rank, expert = given, zero_sums(), i32(0)
+        while expert < n_local:
+            places = experts_from(params, row, expert, lane)
+            syncwarp()                          # as in gather()
+            left = u32(ballot(places != u64(0)))
+            while left != u32(0):
+                of_rank = add(of_rank, load16(u64(warp_broadcast_u64(places, lowest(left))) + at))
+                left = but_lowest(left)
+            expert = i32(expert + 32)
+        return of_rank
+
+    sum_many = _each_vector(numbers, sum_at, store16)
 
     @device_fn
     def sum_row(params, row, to, first, end, lane):
@@ -160,7 +174,7 @@ def sum_of_experts(shape, store16=store16):
         if n <= MOST:
             sum_rows(rows, n, to, first, end, lane)
         else:
-            sum_many(params, row, to, first, end, lane)
+            sum_many((params, row, lane), to, first, end, lane)
 
     return sum_row
 
@@ -181,19 +195,14 @@ def _by_world(shape):
         return pack(sums)
 
     @device_fn
-    def sum_row(places, to, first, end, lane):
-        base = i32(first)
-        while base < end:
-            at, total, first_rank = at_vector(i32(base + lane), end), zero_sums(), i32(0)
-            while first_rank < ranks:
-                total = add(total, of_world(places, at, first_rank, i32(first_rank + world_size)))
-                first_rank = i32(first_rank + world_size)
-            q = pack(total)
-            if base + lane < end:
-                store16(to + at, q[0], q[1], q[2], q[3])
-            base = i32(base + 32)
+    def sum_at(places, at):
+        total, rank = zero_sums(), i32(0)
+        while rank < ranks:
+            total = add(total, of_world(places, at, rank, i32(rank + world_size)))
+            rank = i32(rank + world_size)
+        return total
 
-    return sum_row
+    return _each_vector(numbers, sum_at, store16)
 
 
 def sum_over_ranks(shape):

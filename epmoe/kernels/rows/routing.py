@@ -18,21 +18,14 @@ def ids_of_tokens(shape):
     return ids_of_kernels(SimpleNamespace(n_experts=shape.num_experts, top_k=shape.top_k), shape.id_bytes)
 
 
-def loading_id(shape):
-    """Device function (ids, token, slot) -> an id as int32; ids: their address."""
-    top_k, read = shape.top_k, ids_of_tokens(shape).read
-    return device_fn(lambda ids, token, slot: read(u64(ids), u64(token) * u64(top_k) + u64(slot)))
-
-
 def experts_of_ids(shape):
     """Device function (params, ids, first, end, experts): the tokens of each expert among tokens [first, end).
 
     All warps add them to a shared array, and bad ids to the status words; a lane has a slot, a warp several tokens. It
     gives whether this thread met a bad id.
     """
-    top_k, load_id, a_warp = shape.top_k, loading_id(shape), 32 // max(shape.top_k, 1)
-    ids_of = ids_of_tokens(shape)
-    clean, record = ids_of.clean, ids_of.record
+    top_k, a_warp, of_ids = shape.top_k, 32 // max(shape.top_k, 1), ids_of_tokens(shape)
+    load, clean, record = of_ids.load, of_ids.clean, of_ids.record
 
     @device_fn
     def count(params, ids, first, end, experts):
@@ -41,7 +34,7 @@ def experts_of_ids(shape):
         start, is_bad = i32(first + warp_id() * a_warp), False
         while start < end:
             token = i32(start + group)
-            seen = load_id(ids, token, slot) if group < a_warp and token < end else i32(-1)
+            seen = load(ids, token, slot) if group < a_warp and token < end else i32(-1)
             expert = clean(seen, group, lane)
             if expert >= 0:
                 shared_add_i32(experts, expert, i32(1))
@@ -85,13 +78,8 @@ def ranks_of_token(shape):
     """
     num_experts, n_local = shape.num_experts, shape.num_local_experts
 
-    @device_fn
-    def expert_of(lane, window):
-        return i32(min(i32(32 * window + lane), num_experts - 1))
-
-    @device_fn
-    def look_at(given, window):
-        return load_u8(given[0] + u64(expert_of(given[1], window)))
+    expert_of = device_fn(lambda lane, window: i32(min(i32(32 * window + lane), num_experts - 1)))
+    look_at = device_fn(lambda given, window: load_u8(given[0] + u64(expert_of(given[1], window))))
 
     @device_fn
     def add(mask, given, window, value):
@@ -113,13 +101,8 @@ def bits_of_tokens(n, num_experts):
 
     Bits behind that of token `last` are not cleared.
     """
-    @device_fn
-    def look(given, token):
-        return load_u8(given[0] + u64(num_experts) * u64(min(token, given[1])))
-
-    @device_fn
-    def add(mask, given, token, value):
-        return u32(mask | u32(u32(1) << u32(token))) if value != 0 else mask
+    look = device_fn(lambda given, token: load_u8(given[0] + u64(num_experts) * u64(min(token, given[1]))))
+    add = device_fn(lambda mask, given, token, value: u32(mask | u32(u32(1) << u32(token))) if value != 0 else mask)
 
     add_tokens = folded(n, look, add)
     return device_fn(lambda at, last: u32(add_tokens((u64(at), i32(last)), u32(0))))

@@ -30,11 +30,6 @@ def expert_masks(num_local_experts):
     return -(-num_local_experts // 32)
 
 
-def has_metadata(shape):
-    """Whether a row has metadata."""
-    return shape.has_meta or shape.scale_words > 0 and not shape.expert_major
-
-
 def metadata_apart(shape):
     """1 if what goes with a row is a unit of work of its own, another warp's, behind those of its parts; 0 if not.
 
@@ -49,15 +44,15 @@ def looking_at_slots(shape):
     expert: -1 past the last slot, and where the slot has no expert, an id that is no expert's, or one that an earlier
     slot has.
     """
-    top_k, has_probs, load_id = shape.top_k, shape.has_probs, routing.loading_id(shape)
-    clean = routing.ids_of_tokens(shape).clean
+    top_k, has_probs, ids = shape.top_k, shape.has_probs, routing.ids_of_tokens(shape)
+    load, clean = ids.load, ids.clean
     has_slots = shape.has_meta and not shape.expert_major
 
     @device_fn
     def look(params, token, lane):
         if not has_slots:
             return i32(-1), u32(0)
-        seen = load_id(params[p.ids], token, lane) if lane < top_k else i32(-1)
+        seen = load(params[p.ids], token, lane)
         at = params[p.probs] + u64(4) * (u64(token) * u64(top_k) + u64(lane))
         prob = u32(load_u32(at)) if has_probs and lane < top_k else u32(0)
         return clean(seen, i32(0), lane), prob
@@ -237,11 +232,7 @@ def encoding(shape, store, store_scale):
                     store_scale(at, i32(chunk >> 3), scale, epoch)
             left = but_lowest(left)
 
-    @device_fn
-    def no_rest(rows, lane):
-        return
-
-    encode_part = encode_row(value_bytes, blockwise_fp8.GROUP, put, no_rest)
+    encode_part = encode_row(value_bytes, blockwise_fp8.GROUP, put, device_fn(lambda rows, lane: None))
     n_steps = encode_parts(value_bytes)
 
     @device_fn
@@ -285,7 +276,7 @@ def make(shape, flags=None, numbered=None):
     mail, spans = mailbox.reading(ranks), parts(shape.n_vectors)
     num_senders, tokens, take = calls.num_senders(shape), layout.sharing(shape), calls.claims(mailbox.NEXT_TO_SEND)
     raises, is_numbered_now, fewest = flags is not None, numbered is not None, fewest_parts(shape)
-    n_apart, has_more, more = metadata_apart(shape), has_metadata(shape), sending_metadata(shape)
+    n_apart, more = metadata_apart(shape), sending_metadata(shape)
     rows, bring = copying(read_only=True), _prefetching(shape)
     value_bytes, row_of = shape.value_bytes, layout.row_of(ranks)
 
@@ -320,30 +311,23 @@ def make(shape, flags=None, numbered=None):
     @device_fn
     def first_unit(call, work, lane):
         """Below 0: a part of one's own token."""
-        unit = i32(warp_id())
-        if tokens.are_shared(call.num_tokens):
-            unit = i32(-work.n_own)
-            if work.own < 0 or work.n_own == 0:
-                unit = take(call, lane)
-        return unit
+        if not tokens.are_shared(call.num_tokens):
+            return i32(warp_id())
+        return take(call, lane) if work.own < 0 or work.n_own == 0 else i32(-work.n_own)
 
     @device_fn
     def unit_after(call, unit, lane):
-        following = i32(unit + n_warps())
-        if tokens.are_shared(call.num_tokens):
-            following = i32(unit + 1)
-            if following >= 0:
-                following = take(call, lane)
-        return following
+        if not tokens.are_shared(call.num_tokens):
+            return i32(unit + n_warps())
+        return take(call, lane) if unit >= -1 else i32(unit + 1)
 
     @device_fn
     def part_of(work, unit):
         """(token, part of its row) of a unit of work: below 0 the first parts of one's own token, then what is left."""
-        token, part = work.own, i32(unit + work.n_own)
-        if unit >= 0:
-            turn, left = split(unit, work.rest)
-            token, part = i32(work.first + turn), i32(work.n_own + left)
-        return token, part
+        if unit < 0:
+            return work.own, i32(unit + work.n_own)
+        turn, left = split(unit, work.rest)
+        return i32(work.first + turn), i32(work.n_own + left)
 
     @device_fn
     def send(call, notes):
@@ -374,7 +358,7 @@ def make(shape, flags=None, numbered=None):
                 encode(src, to, mask, start, (a, b), lane, call.epoch)
             else:
                 rows.copy(src, to, mask, start, a, b, lane)     # nothing behind the last part
-            if has_more and part == with_row:
+            if part == with_row:
                 more.send(call.params, token, mask, row, at_more, lane)
             if raises:
                 flags.raise_part(call, mask, row, part, lane)

@@ -1,22 +1,20 @@
 """Dispatch of small batches by expert: rows are sent before any rank has announced anything, and expanded as they come.
 
-Each rank tells all others which of its tokens go to which expert, and its rows go in Lamport words to their ranks
-(lamport.py), each to its token's own place, so no rank needs the number of other tokens. Every block computes from the
-bits where experts' rows begin (places.py), and stores each part of a row there as soon as it has come. So between the
-ids and an expert's row there is one transfer of the row and, at the same time, one of the bits. No block waits for what
-the leader block does besides: it numbers rows for the handle and writes the numbers for the host. It also says where
-peers must write. If a rank has many tokens, each rank takes back what it has sent, and all use the ordinary way. No
-rank ends the call before all ranks have announced themselves.
+As in dispatch.py, but a row goes to its token's own place, so that no rank needs the number of other tokens, and each
+rank tells all others which of its tokens go to which expert. Every block computes from these bits where experts' rows
+begin (places.py). So between the ids and an expert's row there is one transfer of the row and, at the same time, one of
+the bits. No block waits for what the leader block does besides: it numbers rows for the handle and writes the numbers
+for the host.
 """
 
-from epmoe.device import (ballot, device_fn, i32, int32, lane_id, load_u8, load_u32, n_warps, shared_array,
-                          store_i32, store_u32, syncthreads, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
+from epmoe.device import (ballot, device_fn, i32, int32, lane_id, load_u8, load_u32, n_warps, shared_array, store_i32,
+                          store_u32, syncthreads, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from ... import stamps
 from .. import announce, expand, handle, mailbox, routing
 from .. import call as calls
 from ..bits import adding_four, but_lowest, four, has, lowest, or_of_warp, warps_of_rank
-from ..call import Call, is_fence_warp, is_last_thread, is_leader, is_notify_warp
+from ..call import Call, is_fence_warp, is_leader, is_notify_warp
 from ..copy import copying
 from ..send import A_SCALE
 from ..shape import VECTOR, namespace, p
@@ -34,9 +32,7 @@ def _tokens(shape):
     def look(params, token, part, lane, is_wanted):
         return u32(look_at_ranks(params[p.ids], token, lane)) if is_wanted else u32(0)
 
-    @device_fn
-    def row(known, token, seen, lane):
-        return i32(token) if has(or_of_warp(seen), lane) else i32(-1)
+    row = device_fn(lambda known, token, seen, lane: i32(token) if has(or_of_warp(seen), lane) else i32(-1))
 
     @device_fn
     def look_at_expert(given, expert):
@@ -147,11 +143,7 @@ def _into(shape, placing):
 
 
 def dispatching(shape, mark, number_rows):
-    """Device function dispatch(call, begun, notes, scratch), of every block of a rank that has few tokens.
-
-    It gives 0 if the call is over; else its number: some rank has many tokens, all ranks go on in the ordinary way, and
-    this rank's rows are numbered and announced. number_rows: of ../dispatch.py, for that.
-    """
+    """Device function dispatch(call, begun, notes, scratch), as of dispatch.py; number_rows: of ../dispatch.py."""
     ranks, mail, (_, end_call) = shape.n_ranks, mailbox.reading(shape.n_ranks), calls.begin_and_end(shape.n_ranks)
     all_few = mailbox.all_few(ranks, shape.lamport, announced=True)
     announce_places = announce.early(shape, "places", marks=False)
@@ -159,9 +151,10 @@ def dispatching(shape, mark, number_rows):
     counts = announce.telling(shape, "counts")
     await_tokens = announce.awaiting(shape, ROWS_DISPATCH, "tokens", acquires=False)
     may_end = announce.closing(shape, ROWS_DISPATCH, "note")
-    look_at_ranks, write, most = routing.ranks_of_token(shape), handle.writing(shape), max(shape.lamport, 1)
+    look_at_ranks, most = routing.ranks_of_token(shape), max(shape.lamport, 1)
     number_tokens, record_numbers = send.numbering(shape, device_fn(lambda masks, token: u32(masks[token])))
     bits, placing, n_numbers = places.telling(shape), places.placing(shape), ranks * most
+    write = handle.writing(shape, placing.tokens_for)
     clear_rows = expand.clearing(shape, device_fn(lambda table, expert: (table.starts[expert], table.counts[expert])))
     rows = send.make(shape, _tokens(shape), _into(shape, placing))
 
@@ -197,17 +190,15 @@ def dispatching(shape, mark, number_rows):
         mark(call.params, stamps.COUNTED)
         if not all_few(notes):
             return False
-        if is_last_thread():
-            calls.say_begun(call.params)
+        calls.say_begun(call)
         record_numbers(call, numbers, (i32(0), i32(call.num_tokens)))
-        if not bits.await_bits(call, notes, table.bits):
+        n_words = placing.words_told(notes)
+        if not bits.await_bits(call, notes, table.bits):        # behind its barrier nobody looks at notes
             return True
-        placing.count(table, notes, scratch.experts)
-        syncthreads()                           # nobody looks at notes while they are awaited
         if not may_end(call, notes):
             return True
         write.counts(call.params, notes, mail.has_room(notes))
-        write.experts(call.params, scratch.experts, table.partial)
+        write.experts(call.params, (table, n_words), table.partial)
         mark(call.params, stamps.PLACED)
         end_call(call)
         mark(call.params, stamps.LEFT)
@@ -243,8 +234,7 @@ def dispatching(shape, mark, number_rows):
             return True
         placing.place(call.params, notes, table)
         mark(call.params, stamps.PLACED)
-        if is_last_thread():
-            calls.say_begun(call.params)
+        calls.say_begun(call)
         (me, warps), lane = warps_of_rank(), i32(lane_id())
         has_room = placing.total(table, lane) <= i32(call.params[p.capacity])
         if has_room:                            # the first warps have most to receive
@@ -261,8 +251,6 @@ def dispatching(shape, mark, number_rows):
             is_over = lead(call, begun, notes, scratch, table)
         else:
             is_over = send_and_receive(call, begun, notes, table)
-        if is_over:
-            return u64(0)
-        return number_rows(call, begun, scratch)
+        return u64(0) if is_over else number_rows(call, begun, scratch)
 
     return dispatch

@@ -2,8 +2,8 @@
 (lamport.py). In expert-major, what is pushed is the sum over the local experts, also to this rank itself.
 """
 
-from epmoe.device import (add_rn, device_fn, f32, f32_as_u32, i32, lane_id, load16, load_u32, store16,
-                          store_u32, u32, u32_as_f32, u64, warp_broadcast_i32, warp_broadcast_u64)
+from epmoe.device import (add_rn, device_fn, f32, f32_as_u32, i32, lane_id, load16, load_u32, store16, store_u32, u32,
+                          u32_as_f32, u64, warp_broadcast_i32, warp_broadcast_u64)
 
 from ... import elements, stamps
 from ...lamport import store_row
@@ -146,11 +146,7 @@ def _reducing(shape):
     zero_sums, pack, n_vectors, n_pieces = numbers.zeros, numbers.pack, shape.n_vectors, -(-shape.n_vectors // 32)
     add_rows, return_probs, row_of = _adding(shape, numbers.add), _returning_probs(shape, take), layout.row_of(ranks)
 
-    @device_fn
-    def take_vectors(call, rank, addresses):
-        ok, _, vectors = take.vectors(call, rank, i32(1), u64(0), addresses)
-        return ok, vectors
-
+    take_vectors = device_fn(lambda call, rank, addresses: take.vectors(call, rank, i32(1), u64(0), addresses))
     take_four = _taking(shape, at.vector, n_vectors, take_vectors)
 
     @device_fn
@@ -164,7 +160,7 @@ def _reducing(shape):
     def sum_piece(call, rows, out, vector):
         sums, rank, ok, own = zero_sums(), i32(0), True, own_vector(call, rows, vector)
         while ok and rank < ranks:
-            ok, vectors = take_four(call, rows, rank, vector)
+            ok, _, vectors = take_four(call, rows, rank, vector)
             sums = add_rows(sums, (call, rows, own), rank, 1, vectors)
             rank = i32(rank + 4)
         s = pack(sums)

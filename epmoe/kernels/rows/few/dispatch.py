@@ -1,12 +1,12 @@
 """Dispatch in Lamport rows: rows are sent as soon as tokens are read, while the ranks exchange their counts.
 
-A block that knows all counts stores the rows that arrive. No rank ends the call before all ranks have announced
-themselves. If a rank has too many tokens for this, each rank takes back what it has sent, and all use the ordinary way.
-If a rank has no room, rows are received and not stored.
+A block that knows all counts stores the rows that arrive; if a rank has no room, they are received and not stored. No
+rank ends the call before all ranks have announced themselves. If a rank has too many tokens for this, each rank takes
+back what it has sent, and all use the ordinary way.
 """
 
-from epmoe.device import (device_fn, i32, int32, load_u32, shared_array, store_u32, store_u64, syncthreads,
-                          u32, u64, warp_broadcast_i32, warp_broadcast_u64)
+from epmoe.device import (device_fn, i32, int32, load_u32, shared_array, store_u32, store_u64, syncthreads, u32, u64,
+                          warp_broadcast_i32, warp_broadcast_u64)
 
 from ... import stamps
 from ...params import chosen
@@ -171,7 +171,7 @@ def dispatching(shape, mark):
 
     @device_fn
     def dispatch(call, begun, notes, scratch):
-        numbers, looked = shared_array(n_numbers, int32), (u64(0), u64(0), i32(0))
+        numbers, looked = shared_array(n_numbers, int32), (u64(0), u64(0), i32(0), i32(0))
         if calls.is_fence_warp():
             announce_places(call)
         if calls.is_notify_warp():
@@ -184,8 +184,7 @@ def dispatching(shape, mark):
         if call.epoch == u64(0):
             return u64(0)
         mark(call.params, stamps.CLAIMED)
-        if calls.is_last_thread():
-            calls.say_begun(call.params)
+        calls.say_begun(call)
         if calls.is_leader():
             return lead(call, notes, scratch, looked)
         return send_and_receive(call, notes, numbers, first)

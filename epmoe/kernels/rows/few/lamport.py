@@ -26,6 +26,7 @@ from ... import stamps
 from ...lamport import is_absent
 from .. import announce, wait
 from .. import call as calls
+from ..bits import any_of_four, each_of_four
 from ..copy import BATCH
 from ..send import STEP
 from ..shape import VECTOR, memory_of, namespace, p
@@ -125,9 +126,9 @@ _vector_is_late = device_fn(lambda q, tag: is_absent(q))
 
 
 @device_fn
-def _put_vector_back(at):
+def _put_vector_back(at, w):
     if at != u64(0):
-        store16_relaxed_sys(at, u32(ABSENT), u32(ABSENT), u32(ABSENT), u32(ABSENT))
+        store16_relaxed_sys(at, w, w, w, w)
 
 
 _no_word = device_fn(lambda at, tag: u64(0))
@@ -136,10 +137,13 @@ _word_is_late = device_fn(lambda w, tag: u64(w ^ tag) >> u64(32) != u64(0))
 
 
 @device_fn
-def put_back(at):
-    """Resets a word, if there is an address."""
+def put_back(at, nothing):
+    """Resets a word to NOTHING, if there is an address."""
     if at != u64(0):
-        st_relaxed_sys_u64(at, u64(NOTHING))
+        st_relaxed_sys_u64(at, u64(nothing))
+
+
+_put_vectors_back, _put_words_back = each_of_four(_put_vector_back), each_of_four(put_back)
 
 
 def taking(phase):
@@ -156,20 +160,14 @@ def taking(phase):
     def take_vectors(call, src_rank, step, word, at):
         ok, data, vectors = poll_vectors(call, src_rank, step, word, at)
         if ok:
-            _put_vector_back(at[0])
-            _put_vector_back(at[1])
-            _put_vector_back(at[2])
-            _put_vector_back(at[3])
+            _put_vectors_back(at, u32(ABSENT))
         return ok, data, vectors
 
     @device_fn
     def take_words(call, src_rank, step, at):
         ok, _, (a, b, c, d) = poll_words(call, src_rank, step, u64(0), at)
         if ok:
-            put_back(at[0])
-            put_back(at[1])
-            put_back(at[2])
-            put_back(at[3])
+            _put_words_back(at, u64(NOTHING))
         return ok, (u32(a), u32(b), u32(c), u32(d))
 
     return namespace("take", vectors=take_vectors, words=take_words)
@@ -185,8 +183,7 @@ def beside_leader(shape, phase, mark, work):
 
     @device_fn
     def work_or_end(call, notes, first):
-        if calls.is_last_thread():
-            calls.say_begun(call.params)
+        calls.say_begun(call)
         if not calls.is_leader():
             work(call, notes, first)
         elif may_end(call, notes):
@@ -196,24 +193,9 @@ def beside_leader(shape, phase, mark, work):
     return work_or_end
 
 
-_replaced = device_fn(lambda word, old, new: new if word == old else word)
-
-
-@device_fn
-def _with_words(q, old, new):
-    return _replaced(q[0], old, new), _replaced(q[1], old, new), _replaced(q[2], old, new), _replaced(q[3], old, new)
-
-
-@device_fn
-def with_words(batch, old, new):
-    """A batch with one word replaced by another."""
-    return (_with_words(batch[0], old, new), _with_words(batch[1], old, new), _with_words(batch[2], old, new),
-            _with_words(batch[3], old, new))
-
-
-@device_fn
-def _has_word(q, word):
-    return q[0] == word or q[1] == word or q[2] == word or q[3] == word
+# with_words(batch, (old, new)): a batch with one word replaced by another
+with_words = each_of_four(each_of_four(device_fn(lambda word, of: of[1] if word == of[0] else word)))
+_has_word = any_of_four(any_of_four(device_fn(lambda word, wanted: word == wanted)))
 
 
 @device_fn
@@ -223,9 +205,8 @@ def escape_for(batch):
     The part has 512 words, so one of as many candidates is not among those that are not ABSENT.
     """
     word = u32(ABSENT)
-    if any_lane(is_absent(batch[0]) or is_absent(batch[1]) or is_absent(batch[2]) or is_absent(batch[3])):
+    if any_lane(_has_word(batch, word)):
         word = u32(ABSENT - 1)
-        while any_lane(_has_word(batch[0], word) or _has_word(batch[1], word) or _has_word(batch[2], word)
-                       or _has_word(batch[3], word)):
+        while any_lane(_has_word(batch, word)):
             word = u32(word - u32(1))
     return word

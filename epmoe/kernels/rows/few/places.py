@@ -1,17 +1,16 @@
 """The places of rows by expert in small batches, which every block computes from the bits of all ranks.
 
-Every rank tells all others which of its tokens go to which expert. A word holds an expert's bits for 32 tokens of a
-src_rank, and the number of the call. A block that has the words of all src_ranks can compute where each token's rows by
-expert begin: an expert's rows follow those of the previous experts, padded. Among them lower ranks come first, and a
-rank's rows have the order of its tokens. Every block computes this for itself, so no block waits for another. Words are
-stored and polled relaxed (lamport.py): a thread that sees the call's number sees the bits in the same word. They lie
+A word holds an expert's bits for 32 tokens of a src_rank, and the number of the call. A block that has the words of all
+src_ranks can compute where each token's rows by expert begin: an expert's rows follow those of the previous experts,
+padded. Among them lower ranks come first, and a rank's rows have the order of its tokens. No block waits for another.
+Words are stored and polled relaxed: a thread that sees the call's number sees the bits in the same word. They lie
 behind the notes (mailbox.py).
 """
 
 from typing import NamedTuple
 
-from epmoe.device import (block_dim, device_fn, i32, int32, lane_id, n_warps, popc, shared_array,
-                          st_relaxed_sys_u64, syncthreads, syncthreads_or, thread_idx, u32, u64, warp_id, warp_sum_i32)
+from epmoe.device import (block_dim, device_fn, i32, int32, lane_id, n_warps, popc, shared_array, st_relaxed_sys_u64,
+                          syncthreads, syncthreads_or, thread_idx, u32, u64, warp_id, warp_sum_i32)
 
 from .. import announce, handle, mailbox, routing, wait
 from ..bits import below, divided_up, has, or_of_warp, split
@@ -102,11 +101,10 @@ def telling(shape):
 def placing(shape):
     """Device functions over Places: namespace.
 
-    allocate() -> Places. count(places, notes, gathered): of a block that wants only gathered[src_rank * n_local +
-    expert], the tokens for an expert. place(params, notes, places): all but the bits, behind a barrier. row(places,
-    src_rank, token, expert) -> output row, -1 for none. comes(places, src_rank, token): whether it has a row
-    here. number(places, src_rank, token, lane) -> its number among all rows that come, by a warp. total(places, lane):
-    of these.
+    allocate() -> Places. place(params, notes, places): all but the bits, behind a barrier. tokens_for((places,
+    words_told(notes)), src_rank, expert): how many tokens go there. row(places, src_rank, token, expert) -> output row, -1
+    for none. comes(places, src_rank, token): whether it has a row here. number(places, src_rank, token, lane) -> its
+    number among all rows that come, by a warp. total(places, lane): of these.
     """
     ranks, n_local, num_experts, words_told = shape.n_ranks, shape.num_local_experts, shape.num_experts, _words_told(shape)
     a_word, most_words = shape.tuning.bits_word, shape.tuning.words_of_bits
@@ -119,20 +117,12 @@ def placing(shape):
                       shared_array(n_local, int32), shared_array(n_here, int32), shared_array(32, int32))
 
     @device_fn
-    def tokens_for(places, src_rank, expert, n_words):
-        n, word = i32(0), i32(0)
+    def tokens_for(known, src_rank, expert):
+        (places, n_words), n, word = known, i32(0), i32(0)
         while word < n_words:
             n = i32(n + popc(u32(places.bits[index(word, src_rank, expert)])))
             word = i32(word + 1)
         return n
-
-    @device_fn
-    def count(places, notes, gathered):
-        i, n_words = i32(thread_idx()), words_told(notes)
-        while i < num_experts:
-            src_rank, expert = split(i, n_local)
-            gathered[i] = tokens_for(places, src_rank, expert, n_words)
-            i = i32(i + block_dim())
 
     @device_fn
     def gather_here(places, n_words):
@@ -140,23 +130,13 @@ def placing(shape):
         lane, task = i32(lane_id()), i32(n_warps() - 1 - warp_id())
         while task < n_here:
             (src_rank, word), mask, expert = split(task, most_words), u32(0), i32(lane)
-            if word >= n_words:
-                expert = i32(n_local)
-            while expert < n_local:
+            while word < n_words and expert < n_local:
                 mask = u32(mask | u32(places.bits[index(word, src_rank, expert)]))
                 expert = i32(expert + 32)
             mask = or_of_warp(mask)
             if lane == 0:
                 places.here[task] = i32(mask)
             task = i32(task + n_warps())
-
-    @device_fn
-    def pairs_of(known, expert):
-        """Rows that all ranks have for a local expert."""
-        n, src_rank = i32(0), i32(0)
-        while src_rank < ranks:
-            n, src_rank = i32(n + tokens_for(known[0], src_rank, expert, known[1])), i32(src_rank + 1)
-        return n
 
     @device_fn
     def place_expert(params, known, expert, start, n, padded):
@@ -170,7 +150,7 @@ def placing(shape):
                 row, word = i32(row + popc(u32(places.bits[i]))), i32(word + 1)
             src_rank = i32(src_rank + 1)
 
-    place_experts = handle.placing_experts(shape, pairs_of, place_expert)
+    place_experts = handle.placing_experts(shape, tokens_for, place_expert)
 
     @device_fn
     def place(params, notes, places):
@@ -208,4 +188,5 @@ def placing(shape):
         return i32(rows_up_to(places, i, lane) + popc(u32(u32(places.here[i]) & below(bit))))
 
     total = device_fn(lambda places, lane: rows_up_to(places, i32(n_here), lane))
-    return namespace("placing", allocate=allocate, count=count, place=place, row=row_of, comes=comes, number=number, total=total)
+    return namespace("placing", allocate=allocate, words_told=words_told, tokens_for=tokens_for, place=place, row=row_of,
+                     comes=comes, number=number, total=total)

@@ -13,6 +13,7 @@ from epmoe.device import (ballot, block_dim, block_idx, device_fn, f32_as_u32, g
                           warp_broadcast_i32, warp_broadcast_u64, warp_id)
 from epmoe.layout import ABSENT
 
+from .. import call as calls
 from ..bits import adding_four, around, below, but_lowest, four, has, lanes_for, largest, lowest, split
 from ..call import LINE
 from ..copy import copying
@@ -41,10 +42,7 @@ def _blocks(shape):
     """
     tenths = shape.tuning.expert_send_tenths if shape.expert_major else shape.tuning.lamport_send_tenths
 
-    @device_fn
-    def senders():
-        return i32(max(1, i32(u32(i32((grid_dim() - 1) * tenths)) // u32(10))))
-
+    senders = calls.tenths_of_blocks(tenths)
     sends = device_fn(lambda: block_idx() < senders())
     receives = device_fn(lambda: not sends() or senders() == grid_dim() - 1)
 
@@ -68,9 +66,7 @@ def _parts(shape):
     (n_slots, n_probs, _), a_vector = lamport.words_with(shape), src_bytes // n_vectors
     rows, away, scales_at = copying(read_only=True), copying(read_only=True, store=store16_relaxed_sys), n_slots + n_probs
 
-    @device_fn
-    def span(part):
-        return i32(part * a_part), i32(min(i32(part * a_part + a_part), n_vectors))
+    span = device_fn(lambda part: (i32(part * a_part), i32(min(i32(part * a_part + a_part), n_vectors))))
 
     @device_fn
     def load(call, token, part, lane):
@@ -91,7 +87,7 @@ def _parts(shape):
         others = u32(mask & u32(~u32(u32(1) << u32(call.my_rank))))
         (a, b), escape, start = span(part), escape_for(batch), i32((call.my_rank + 1) & 31)
         if escape != u32(ABSENT):
-            batch = with_words(batch, u32(ABSENT), escape)
+            batch = with_words(batch, (u32(ABSENT), escape))
         if has(others, lane):
             put(at.part(to, part), escape, call.epoch)
         away.store(batch, to, others, start, a, b, lane)
@@ -133,9 +129,9 @@ def _parts(shape):
         (a, b), word = span(part), word_with(row_at, part, lane)
         ok, data, batch = taking.vectors(call, src_rank, i32(0), word, vectors_at((row_at, b), i32(a + lane), 32))
         if ok and (encodes or lane == 0):       # all lanes have seen an escape
-            put_back(word)
+            put_back(word, u64(NOTHING))
         if not encodes and data != u32(ABSENT):
-            batch = with_words(batch, data, u32(ABSENT))
+            batch = with_words(batch, (data, u32(ABSENT)))
         return ok, batch, data
 
     return namespace("parts", span=span, load=bring if encodes else load, send=send_encoded if encodes else send,
@@ -180,8 +176,21 @@ def make(shape, tokens, into):
         return First(place, seen, batch)
 
     @device_fn
-    def send(call, known, first):
-        lane, (unit, step), is_first, batch, seen = i32(lane_id()), first_unit(), True, first.batch, first.seen
+    def erase_unit(mask, to, part, lane):
+        left = u32(mask)
+        while left != u32(0):
+            there, i = u64(warp_broadcast_u64(to, lowest(left))), i32(lane)
+            if part < n_parts:
+                parts_of_row.erase(there, part, lane)
+            else:
+                while i < n_all:
+                    store_u64(at.word(there, i), u64(NOTHING))
+                    i = i32(i + 32)
+            left = but_lowest(left)
+
+    @device_fn
+    def walk(call, known, first, erases):
+        lane, (unit, step), is_first, batch, seen = i32(lane_id()), first_unit(), not erases, first.batch, first.seen
         windows = at.rows(first.place, call.epoch)
         while blocks.sends() and unit < call.num_tokens * units:
             token, part = split(unit, units)
@@ -189,31 +198,15 @@ def make(shape, tokens, into):
                 seen = tokens.look(call.params, token, part, lane, True)
             row = tokens.row(known, token, seen, lane)
             mask, to = u32(ballot(row >= 0)), at.row(windows, row)
-            if part < n_parts:
+            if erases:
+                erase_unit(mask, to, part, lane)
+            elif part < n_parts:
                 if not is_first:
                     batch = parts_of_row.load(call, token, part, lane)
                 parts_of_row.send(call, token, batch, part, mask, to, lane)
             else:
                 tokens.send(call, token, seen, mask, to, lane)
             unit, is_first = i32(unit + step), False
-
-    @device_fn
-    def erase(call, known, first):
-        lane, (unit, step), windows = i32(lane_id()), first_unit(), at.rows(first.place, call.epoch)
-        while blocks.sends() and unit < call.num_tokens * units:
-            token, part = split(unit, units)
-            row = tokens.row(known, token, tokens.look(call.params, token, part, lane, True), lane)
-            left, to = u32(ballot(row >= 0)), at.row(windows, row)
-            while left != u32(0):
-                there, i = u64(warp_broadcast_u64(to, lowest(left))), i32(lane)
-                if part < n_parts:
-                    parts_of_row.erase(there, part, lane)
-                else:
-                    while i < n_all:
-                        store_u64(at.word(there, i), u64(NOTHING))
-                        i = i32(i + 32)
-                left = but_lowest(left)
-            unit = i32(unit + step)
 
     @device_fn
     def row_of_unit(call, known, here, unit, n_own, lane):
@@ -255,7 +248,8 @@ def make(shape, tokens, into):
             unit, is_first = i32(unit + step), False
         return ok
 
-    return namespace("rows", prepare=prepare, send=send, receive=receive, erase=erase)
+    return namespace("rows", prepare=prepare, send=device_fn(lambda call, known, first: walk(call, known, first, False)),
+                     receive=receive, erase=device_fn(lambda call, known, first: walk(call, known, first, True)))
 
 
 def numbering(shape, mask_of_token):
