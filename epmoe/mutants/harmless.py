@@ -62,7 +62,7 @@ HARMLESS = {
     "swiglu.py fp8_rows.piece: load16 -> load16_nc (number 4)": SWIGLU,
     "rows/copy.py move_kernel.rows_move: load16 -> load16_nc": "peers fill the staging area before the previous launch ends, and again only after this rank announces its next "
     "call",
-    "rows/reduce.py sum_of_experts.sum_many: load16 -> load16_nc": INPUT
+    "rows/reduce.py sum_of_experts.sum_at: load16 -> load16_nc": INPUT
     + ": the expert outputs given to combine",
     "rows/combine.py combine_kernel.rows_combine: syncthreads_or(not reduce_rows(call, notes)) -> "
     "(not reduce_rows(call, notes))": AGREE,
@@ -77,7 +77,7 @@ HARMLESS = {
     "rows/handle.py telling_host.word_at: ld_relaxed_gpu_i32 -> ld_relaxed_cta_i32": TOLD_STATUS,
     "rows/handle.py telling_host.word_at: ld_relaxed_gpu_i32 -> load_i32": TOLD_STATUS,
     "rows/reduce.py gather: syncwarp() -> nothing": VOTE,
-    "rows/reduce.py sum_of_experts.sum_many: syncwarp() -> nothing": VOTE,
+    "rows/reduce.py sum_of_experts.sum_at: syncwarp() -> nothing": VOTE,
     "rows/call.py all_begun: syncthreads_or(not ok) -> (not ok)": "record runs before `recorded` is set, and ends with a barrier of the block. Elsewhere only thread 0 needs what it "
     "acquired here, and another barrier precedes end()",
 }

@@ -1,6 +1,6 @@
 """Bits of masks, and shares of work: which rank, token or part a number stands for."""
 
-from epmoe.device import ballot, block_idx, device_fn, ffs, grid_dim, i32, n_warps, shfl_xor, u32, warp_id
+from epmoe.device import block_idx, device_fn, ffs, grid_dim, i32, n_warps, shfl_xor, u32, warp_id
 
 
 def four(look):
@@ -80,12 +80,6 @@ def but_lowest(mask):
     return u32(mask & u32(mask - u32(1)))
 
 
-@device_fn
-def lanes_for(mask, rank):
-    """The lanes whose tokens go to the rank; mask: of the ranks of the lane's token."""
-    return u32(ballot(has(mask, rank)))
-
-
 def _of_lanes(combine):
     """Device function (n) -> what combine(a, b) makes of the n of all lanes of a whole warp; in all lanes."""
     @device_fn
@@ -114,6 +108,13 @@ def split(unit, n):
 def divided_up(a, b):
     """a // b, rounded up."""
     return i32(u32(i32(a + b - 1)) // u32(b))
+
+
+@device_fn
+def share(first, end, size, i):
+    """[start, stop) of the i-th of the runs of this size into which [first, end) is divided; empty behind the last."""
+    start = i32(min(i32(first + i * size), end))
+    return start, i32(min(i32(start + size), end))
 
 
 @device_fn

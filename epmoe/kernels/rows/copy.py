@@ -13,7 +13,7 @@ from epmoe.device import (any_lane, block_dim, block_idx, device_fn, grid_dim, i
 
 from ..params import chosen
 from . import mailbox, wait
-from .bits import adding_four, but_lowest, divided_up, four, has, largest, lowest
+from .bits import adding_four, but_lowest, divided_up, four, has, largest, lowest, share
 from .mailbox import MOST_PARTS
 from .shape import BLOCK, MAX_PLACES, VECTOR, memory_of, namespace
 from .wait import FOR_ARRIVAL
@@ -92,9 +92,7 @@ def parts(n_vectors):
     @device_fn
     def span(part, n_parts):
         runs, a_run = (i32(batches), i32(BATCH // 32)) if n_parts <= batches else (i32(most), i32(1))   # whole batches
-        runs = i32(divided_up(runs, n_parts) * a_run)
-        first = i32(min(i32(part * runs * 32), n_vectors))
-        return first, i32(min(i32(first + runs * 32), n_vectors))
+        return share(i32(0), i32(n_vectors), i32(divided_up(runs, n_parts) * a_run * 32), part)
 
     return namespace("parts", count=count, span=span)
 
@@ -118,9 +116,8 @@ def flags(shape, phase, n_vectors, fewest):
     fewest, mail, memory = min(fewest, most), mailbox.reading(shape.n_ranks), memory_of(shape.n_ranks)
     what, units = (phase, FOR_ARRIVAL), shape.tuning.useful_parts
 
-    @device_fn
-    def flag_at(params, rank, row, part):
-        return u64(memory.pool(params, rank) + u64(FLAG_BYTES) * (u64(row) * u64(MOST_PARTS) + u64(part)))
+    flag_at = device_fn(lambda params, rank, row, part:
+                        u64(memory.pool(params, rank) + u64(FLAG_BYTES) * (u64(row) * u64(MOST_PARTS) + u64(part))))
 
     @device_fn
     def count(notes):

@@ -29,9 +29,8 @@ def _expert_rows(shape):
     """
     n_local, has_meta, n_masks = shape.num_local_experts, shape.has_meta, send.expert_masks(shape.num_local_experts)
 
-    @device_fn
-    def known_at(params, row, expert):
-        return params[p.expert_row] + u64(4) * (u64(row) * u64(n_local) + u64(expert))
+    known_at = device_fn(lambda params, row, expert:
+                         params[p.expert_row] + u64(4) * (u64(row) * u64(n_local) + u64(expert)))
 
     @device_fn
     def known_row(params, row, expert):
@@ -45,11 +44,9 @@ def _expert_rows(shape):
     @device_fn
     def look_up(params, received, expert, place, is_here):
         """(the row's number among those of its src_rank for the expert, where these begin), not waited for."""
-        (row, src_rank), slot, begin = received, i32(0), i32(0)
-        if is_here:
-            slot = i32(load_i32(params[p.source_slots] + u64(4) * (u64(row) * u64(n_local) + u64(place))))
-            begin = i32(load_i32(params[p.expert_base] + u64(4) * u64(src_rank * n_local + expert)))
-        return slot, begin
+        slot_at = params[p.source_slots] + u64(4) * (u64(received[0]) * u64(n_local) + u64(place))
+        begin_at = params[p.expert_base] + u64(4) * u64(received[1] * n_local + expert)
+        return (i32(load_i32(slot_at)), i32(load_i32(begin_at))) if is_here else (i32(0), i32(0))
 
     @device_fn
     def noted(params, row, expert, found, is_here, writes):
@@ -242,9 +239,8 @@ def arriving(shape, flags):
 
     @device_fn
     def expand_rows(call, notes):
-        if has_meta:
-            if not await_records(call):
-                return False
+        if has_meta and not await_records(call):
+            return False
         lane, (here, before), n_parts = i32(lane_id()), mail.received(notes, call.my_rank), flags.count(notes)
         clear_share(call, lane)
         n_units = i32(largest(here) * ranks * n_parts)

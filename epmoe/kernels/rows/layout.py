@@ -8,14 +8,14 @@ block reads all tokens, so blocks need not tell each other anything (few/send.py
 
 from typing import NamedTuple
 
-from epmoe.device import (any_lane, block_dim, block_idx, device_fn, fence_acq_rel_gpu, i32, int32, lane_id,
+from epmoe.device import (any_lane, ballot, block_dim, block_idx, device_fn, fence_acq_rel_gpu, i32, int32, lane_id,
                           ld_relaxed_gpu_u64, load_i32, n_warps, popc, red_add_release_gpu_i32, shared_add_i32,
                           shared_array, shfl_idx, st_relaxed_gpu_u64, store_i32, syncthreads_or, syncwarp, thread_idx,
                           u32, u64, warp_id, warp_inclusive_sum_i32, warp_sum_i32)
 
 from . import call as calls
 from . import mailbox, routing, wait
-from .bits import below, divided_up, folded, has, lanes_for, or_of_warp, split
+from .bits import below, divided_up, folded, has, or_of_warp, share, split
 from .shape import namespace, p
 from .wait import FOR_BLOCKS
 
@@ -49,11 +49,8 @@ def row_of(ranks):
 
     at: address of row_of [T, R].
     """
-    @device_fn
-    def number(at, token, lane):
-        return i32(load_i32(u64(at) + u64(4) * u64(token * ranks + lane))) if lane < ranks else i32(-1)
-
-    return number
+    return device_fn(lambda at, token, lane: i32(load_i32(u64(at) + u64(4) * u64(token * ranks + lane))) if lane < ranks
+                     else i32(-1))
 
 
 def allocating(shape):
@@ -61,12 +58,8 @@ def allocating(shape):
     groups = routing.groups_of_threads(shape) if shape.expert_major else 1
     n_by_warp, n_by_group, n_columns = MAX_WARPS * shape.n_ranks, groups * shape.num_experts, shape.n_columns
 
-    @device_fn
-    def allocate():
-        return Scratch(shared_array(n_by_warp, int32), shared_array(n_by_group, int32),
-                       shared_array(n_columns, int32))
-
-    return allocate
+    return device_fn(lambda: Scratch(shared_array(n_by_warp, int32), shared_array(n_by_group, int32),
+                                     shared_array(n_columns, int32)))
 
 
 def sharing(shape):
@@ -79,20 +72,11 @@ def sharing(shape):
     """
     num_senders, in_order = calls.num_senders(shape), shape.expands or shape.encode
 
-    @device_fn
-    def of_block(num_tokens):
-        senders, at, a_block = num_senders(), i32(block_idx()), i32(1)
-        if num_tokens > senders:
-            a_block = divided_up(num_tokens, senders)
-            at = i32(at * a_block)
-        first = i32(min(at, num_tokens))
-        return first, i32(min(i32(first + a_block), num_tokens))
-
+    of_block = device_fn(lambda num_tokens:
+                         share(i32(0), i32(num_tokens), divided_up(num_tokens, num_senders()), i32(block_idx())))
     are_shared = device_fn(lambda num_tokens: num_tokens > num_senders())
-
-    @device_fn
-    def begin_with_own(num_tokens):
-        return not in_order and are_shared(num_tokens) and num_tokens <= num_senders() * n_warps()
+    begin_with_own = device_fn(lambda num_tokens:
+                               not in_order and are_shared(num_tokens) and num_tokens <= num_senders() * n_warps())
 
     return namespace("tokens", of_block=of_block, are_shared=are_shared, begin_with_own=begin_with_own)
 
@@ -162,9 +146,7 @@ def _over_tokens_of_warp(shape, unit, walk):
     @device_fn
     def tokens_of_warp(first, end):
         units = divided_up(i32(end - first), unit)
-        a_warp = i32(divided_up(units, n_warps()) * unit)
-        start = i32(min(i32(first + warp_id() * a_warp), end))
-        return start, i32(min(i32(start + a_warp), end))
+        return share(first, end, i32(divided_up(units, n_warps()) * unit), warp_id())
 
     @device_fn
     def count(params, first, end, by_warp):
@@ -191,7 +173,7 @@ def _numbering_ids(shape):
             token, rank = i32(start + lane), i32(0)
             mask = u32(mask_of_token(params[p.ids], token)) if token < stop else u32(0)
             while rank < ranks:
-                goes = lanes_for(mask, rank)
+                goes = u32(ballot(has(mask, rank)))     # the lanes whose tokens go to the rank
                 if writes:
                     row = i32(shfl_idx(numbered, rank) + popc(u32(goes & below(lane))))
                     if token < stop:
@@ -231,15 +213,13 @@ def counter(shape, phase):
     """
     num_senders, tokens = calls.num_senders(shape), sharing(shape)
 
-    @device_fn
-    def numbered_at(call):
-        return u64(call.params[p.words] + u64(mailbox.NUMBERED) + u64(4) * (u64(call.epoch) & u64(1)))
+    numbered_at = device_fn(lambda call:
+                            u64(call.params[p.words] + u64(mailbox.NUMBERED) + u64(4) * (u64(call.epoch) & u64(1))))
 
     @device_fn
     def say_numbered(call):
-        if tokens.are_shared(call.num_tokens):
-            if calls.is_last_thread():
-                red_add_release_gpu_i32(numbered_at(call), i32(1))
+        if tokens.are_shared(call.num_tokens) and calls.is_last_thread():
+            red_add_release_gpu_i32(numbered_at(call), i32(1))
 
     @device_fn
     def await_numbers(call, lane):
@@ -295,10 +275,8 @@ def make(shape, phase):
             column.tell(call, i32(ranks + expert), number_for(experts, expert))
             expert = i32(expert + block_dim())
 
-    @device_fn
-    def blocks_before():
-        """Of the blocks that send those before this one; all, for the leader block."""
-        return i32(min(i32(block_idx()), num_senders()))
+    # of the blocks that send those before this one; all, for the leader block
+    blocks_before = device_fn(lambda: i32(min(i32(block_idx()), num_senders())))
 
     @device_fn
     def sum_ranks(call, totals):

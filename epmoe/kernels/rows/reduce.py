@@ -9,7 +9,7 @@ from epmoe.device import (add_rn, ballot, device_fn, f32, f32_as_u32, i32, lane_
 from .. import elements
 from . import call as calls
 from . import layout, mailbox
-from .bits import adding_four, but_lowest, four, lowest, split
+from .bits import adding_four, but_lowest, each_of_four, four, lowest, split
 from .copy import parts
 from .shape import VECTOR, arrays, p
 
@@ -73,36 +73,29 @@ def sum_of_rows(dtype, store16=store16):
         if vector < end:
             store16(to + u64(VECTOR) * u64(vector), q[0], q[1], q[2], q[3])
 
-    @device_fn
-    def sum_two(rows, n, to, first, end, lane):
-        """Of one or two rows two vectors are in flight."""
-        a, b, _, _ = rows
-        base = i32(first)
-        while base < end:
-            one, two = i32(base + lane), i32(base + lane + 32)
-            q, r = load16(a + at_vector(one, end)), load16(b + at_vector(one, end))
-            s, t = load16(a + at_vector(two, end)), load16(b + at_vector(two, end))
-            store(to, one, end, add_up_to_four(zero_sums(), n, 0, 1, (q, r, q, r)))
-            store(to, two, end, add_up_to_four(zero_sums(), n, 0, 1, (s, t, s, t)))
-            base = i32(base + 64)
+    def summing(load):
+        @device_fn
+        def sum_few(rows, n, to, first, end, lane):
+            base = i32(first)
+            while base + 32 < end:              # two vectors of each row in flight
+                one, two = i32(base + lane), i32(base + lane + 32)
+                q, r = load(rows, at_vector(one, end)), load(rows, at_vector(two, end))
+                store(to, one, end, add_up_to_four(zero_sums(), n, 0, 1, q))
+                store(to, two, end, add_up_to_four(zero_sums(), n, 0, 1, r))
+                base = i32(base + 64)
+            if base < end:
+                q = load(rows, at_vector(i32(base + lane), end))
+                store(to, i32(base + lane), end, add_up_to_four(zero_sums(), n, 0, 1, q))
+
+        return sum_few
 
     @device_fn
-    def load_four(rows, at):
-        return load16(rows[0] + at), load16(rows[1] + at), load16(rows[2] + at), load16(rows[3] + at)
+    def load_two(rows, at):
+        q, r = load16(rows[0] + at), load16(rows[1] + at)
+        return q, r, q, r
 
-    @device_fn
-    def sum_four(rows, n, to, first, end, lane):
-        base = i32(first)
-        while base + 32 < end:                  # eight loads in flight
-            one, two = i32(base + lane), i32(base + lane + 32)
-            q, r = load_four(rows, at_vector(one, end)), load_four(rows, at_vector(two, end))
-            store(to, one, end, add_up_to_four(zero_sums(), n, 0, 1, q))
-            store(to, two, end, add_up_to_four(zero_sums(), n, 0, 1, r))
-            base = i32(base + 64)
-        while base < end:
-            q = load_four(rows, at_vector(i32(base + lane), end))
-            store(to, i32(base + lane), end, add_up_to_four(zero_sums(), n, 0, 1, q))
-            base = i32(base + 32)
+    load_four = each_of_four(device_fn(lambda row, at: load16(row + at)))
+    sum_two, sum_four = summing(load_two), summing(load_four)
 
     # the addresses in four lanes, or in the last one
     four_of = four(device_fn(lambda given, lane: u64(warp_broadcast_u64(given[0], i32(min(lane, given[1]))))))

@@ -7,7 +7,7 @@ from epmoe.device import (block_dim, device_fn, i32, lane_id, load_i32, load_u8,
 
 from ..ids import NO_EXPERT
 from ..ids import make as ids_of_kernels
-from .bits import adding_four, divided_up, folded, four, split
+from .bits import adding_four, divided_up, folded, four, share, split
 from .call import LINE
 from .shape import namespace, p
 from .wait import status_of
@@ -64,9 +64,8 @@ def mask_by_thread(shape):
 
     add_slots = folded(shape.top_k, look, add)
 
-    @device_fn
-    def mask_of_token(ids, token):
-        return u32(add_slots((u64(u64(ids) + u64(token_bytes) * u64(token)),), u32(0)))
+    mask_of_token = device_fn(lambda ids, token:
+                              u32(add_slots((u64(u64(ids) + u64(token_bytes) * u64(token)),), u32(0))))
 
     return mask_of_token
 
@@ -124,11 +123,7 @@ def map_columns(shape):
     """
     num_experts, groups = shape.num_experts, groups_of_threads(shape)
 
-    @device_fn
-    def tokens_of_group(first, end, group):
-        a_group = divided_up(i32(end - first), groups)
-        start = i32(min(i32(first + group * a_group), end))
-        return start, i32(min(i32(start + a_group), end))
+    tokens_of_group = device_fn(lambda first, end, group: share(first, end, divided_up(i32(end - first), groups), group))
 
     @device_fn
     def fetch(routing_map, first, end):

@@ -60,30 +60,53 @@ def looking_at_slots(shape):
     return look
 
 
-def _sending_slots(shape):
-    """Device function send(seen, mask, row, ids_at, probs_at, lane): a token's slots, as its ranks see them."""
-    top_k, n_local, has_probs = shape.top_k, shape.num_local_experts, shape.has_probs
+def sending_slots(shape, into):
+    """Device function send(params, token, seen, mask, where, lane): a token's slots and scales, as its ranks see them.
+
+    into: namespace of device functions. of(where, rank) -> to, its row there. slot(to, slot, local_expert, prob), scale(to,
+    i, word): what is stored there; local_expert: -1 for another rank's.
+    """
+    n_slots, n_local, n_scales = shape.top_k * shape.has_meta, shape.num_local_experts, shape.scale_words
+    has_any = n_slots + n_scales > 0
 
     @device_fn
-    def send(seen, mask, row, ids_at, probs_at, lane):
+    def send(params, token, seen, mask, where, lane):
         expert, prob = seen
-        owner, local_expert, left = i32(-1), u64(MINUS_ONE), u32(mask)
+        owner, local_expert, left = i32(-1), i32(-1), u32(mask) if has_any else u32(0)
         if expert >= 0:
-            owner, local_expert = i32(u32(expert) // u32(n_local)), u64(u32(expert) % u32(n_local))
+            owner, local_expert = i32(u32(expert) // u32(n_local)), i32(u32(expert) % u32(n_local))
+        scales = params[p.scales] + u64(4) * u64(token) * u64(n_scales)
         while left != u32(0):
-            rank = lowest(left)
-            at = u64(warp_broadcast_i32(row, rank)) * u64(top_k) + u64(lane)
-            to_ids, to_probs = u64(warp_broadcast_u64(ids_at, rank)), u64(warp_broadcast_u64(probs_at, rank))
-            if lane < top_k:
-                value, here = u64(MINUS_ONE), u32(0)
-                if owner == rank:
-                    value, here = u64(local_expert), prob
-                store_u64(to_ids + u64(8) * at, value)
-                if has_probs:
-                    store_u32(to_probs + u64(4) * at, here)
+            rank, i = lowest(left), i32(lane)
+            to, is_owner = into.of(where, rank), owner == rank
+            if n_slots > 0 and lane < n_slots:
+                into.slot(to, lane, local_expert if is_owner else i32(-1), prob if is_owner else u32(0))
+            while n_scales > 0 and i < n_scales:
+                into.scale(to, i, load_u32(scales + u64(4) * u64(i)))
+                i = i32(i + 32)
             left = but_lowest(left)
 
     return send
+
+
+def _into_arrays(shape):
+    """`into` of sending_slots; where: (number of the row, addresses of ids, probs and scales), at rank `lane`."""
+    top_k, n_scales, has_probs = shape.top_k, shape.scale_words, shape.has_probs
+
+    @device_fn
+    def of(where, rank):
+        to_row, (ids_at, probs_at, scales_at) = u64(warp_broadcast_i32(where[0], rank)), where[1]
+        return (u64(warp_broadcast_u64(ids_at, rank)) + u64(8 * top_k) * to_row,
+                u64(warp_broadcast_u64(probs_at, rank)) + u64(4 * top_k) * to_row,
+                u64(warp_broadcast_u64(scales_at, rank)) + u64(4 * n_scales) * to_row)
+
+    @device_fn
+    def slot(to, slot, local_expert, prob):
+        store_u64(to[0] + u64(8) * u64(slot), u64(local_expert))
+        if has_probs:
+            store_u32(to[1] + u64(4) * u64(slot), prob)
+
+    return namespace("into", of=of, slot=slot, scale=device_fn(lambda to, i, word: store_u32(to[2] + u64(4) * u64(i), word)))
 
 
 def _sending_experts(shape):
@@ -142,26 +165,6 @@ def _sending_experts(shape):
     return send_experts
 
 
-def _sending_scales(shape):
-    """Device function (params, token, mask, row, scales_at, lane): a token's scales."""
-    n_scales = shape.scale_words
-
-    @device_fn
-    def send_scales(params, token, mask, row, scales_at, lane):
-        src = params[p.scales] + u64(4) * u64(token) * u64(n_scales)
-        left = u32(mask)
-        while left != u32(0):
-            rank = lowest(left)
-            to_row = u64(warp_broadcast_i32(row, rank)) * u64(n_scales)
-            to, i = u64(warp_broadcast_u64(scales_at, rank)) + u64(4) * to_row, i32(lane)
-            while i < n_scales:
-                store_u32(to + u64(4) * u64(i), load_u32(src + u64(4) * u64(i)))
-                i = i32(i + 32)
-            left = but_lowest(left)
-
-    return send_scales
-
-
 def sending_metadata(shape):
     """Device functions of a warp: namespace.
 
@@ -171,9 +174,8 @@ def sending_metadata(shape):
     """
     ranks, mail, expert_major = shape.n_ranks, mailbox.reading(shape.n_ranks), shape.expert_major
     has_meta, has_probs = shape.has_meta, shape.has_meta and shape.has_probs
-    has_more, has_scales = shape.scale_words > 0 or expert_major, shape.scale_words > 0 and not expert_major
-    look, send_slots = looking_at_slots(shape), _sending_slots(shape)
-    send_experts, send_scales = _sending_experts(shape), _sending_scales(shape)
+    has_more = shape.scale_words > 0 or expert_major
+    look, send_slots, send_experts = looking_at_slots(shape), sending_slots(shape, _into_arrays(shape)), _sending_experts(shape)
 
     @device_fn
     def places(params, notes, lane):
@@ -186,10 +188,8 @@ def sending_metadata(shape):
     def send(params, token, mask, row, at, lane):
         if has_meta and expert_major:
             send_experts(params, token, mask, row, at, lane)
-        elif has_meta:
-            send_slots(look(params, token, lane), mask, row, at[0], at[1], lane)
-        if has_scales:
-            send_scales(params, token, mask, row, at[2], lane)
+        elif not expert_major:
+            send_slots(params, token, look(params, token, lane), mask, (row, at), lane)
 
     return namespace("metadata", places=places, send=send)
 

@@ -14,6 +14,7 @@ from .. import status
 from ..spin import POLLS_PER_LOOK, gives_up, wait_for_own_blocks
 from ..status import record_expired
 from . import mailbox
+from .bits import any_of_four, each_of_four
 from .shape import p
 
 ROWS_DISPATCH, ROWS_COMBINE = 11, 12
@@ -77,31 +78,33 @@ def for_four(phase, empty, look, is_late):
     is_late(known, tag): whether it has not come; never true without an address. tag: this call's, as u64 above 32
     zeros.
     """
+    empty_four, any_late = each_of_four(empty), any_of_four(is_late)
+
     @device_fn
-    def first_late(a, b, c, tag):
-        behind_a = i32(1) if is_late(b, tag) else i32(2) if is_late(c, tag) else i32(3)
-        return i32(0) if is_late(a, tag) else behind_a
+    def first_late(seen, tag):
+        behind_a = i32(1) if is_late(seen[1], tag) else i32(2) if is_late(seen[2], tag) else i32(3)
+        return i32(0) if is_late(seen[0], tag) else behind_a
 
     @device_fn
     def take(call, src_rank, step, word, at):
         tag, ok, are_late, polls, since = u64(u64(call.epoch) << u64(32)), True, True, 0, u64(0)
-        a, b, c, d, w = empty(at[0], tag), empty(at[1], tag), empty(at[2], tag), empty(at[3], tag), u64(tag)
+        seen, w = empty_four(at, tag), u64(tag)
         while ok and are_late:
             if word != u64(0):
                 w = u64(ld_relaxed_sys_u64(word))
-            a, b, c, d = look(at[0], a, tag), look(at[1], b, tag), look(at[2], c, tag), look(at[3], d, tag)
-            are_late = (is_late(a, tag) or is_late(b, tag) or is_late(c, tag) or is_late(d, tag)
-                        or u32(w >> u64(32)) != u32(call.epoch))
+            a, b, c, d = seen
+            seen = look(at[0], a, tag), look(at[1], b, tag), look(at[2], c, tag), look(at[3], d, tag)
+            are_late = any_late(seen, tag) or u32(w >> u64(32)) != u32(call.epoch)
             polls += 1
             if are_late and polls % POLLS_PER_LOOK == 0:
                 if since == u64(0):
                     since = u64(globaltimer())
                 elif gives_up(status_of(call.params), since, call.params[p.timeout_ns]):
-                    record_expired(status_of(call.params), phase, FOR_WINDOW,
-                                   i32(src_rank + step * first_late(a, b, c, tag)), i32(call.epoch), -1)
+                    late = i32(src_rank + step * first_late(seen, tag))
+                    record_expired(status_of(call.params), phase, FOR_WINDOW, late, i32(call.epoch), -1)
                     ok = False
         failed = any_lane(not ok)
-        return failed == 0, u32(w), (a, b, c, d)
+        return failed == 0, u32(w), seen
 
     return take
 

@@ -68,9 +68,8 @@ def _into(shape, placing):
     out_bytes, n_scales, rows = shape.n_vectors * VECTOR, shape.scale_words, copying(read_only=True)
     mail, at, taking = mailbox.reading(ranks), lamport.places(shape), lamport.taking(ROWS_DISPATCH)
 
-    @device_fn
-    def arriving(call, notes):
-        return mail.tokens(notes, i32(lane_id())) if lane_id() < ranks else i32(0), i32(0)
+    arriving = device_fn(lambda call, notes:
+                         (mail.tokens(notes, i32(lane_id())) if lane_id() < ranks else i32(0), i32(0)))
 
     @device_fn
     def coming(table, src_rank, src_token):

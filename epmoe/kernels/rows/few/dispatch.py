@@ -5,17 +5,16 @@ rank ends the call before all ranks have announced themselves. If a rank has too
 back what it has sent, and all use the ordinary way.
 """
 
-from epmoe.device import (device_fn, i32, int32, load_u32, shared_array, store_u32, store_u64, syncthreads, u32, u64,
+from epmoe.device import (device_fn, i32, int32, shared_array, store_u32, store_u64, syncthreads, u32, u64,
                           warp_broadcast_i32, warp_broadcast_u64)
 
 from ... import stamps
 from ...params import chosen
 from .. import announce, handle, layout, mailbox, routing
 from .. import call as calls
-from ..bits import but_lowest, lowest
 from ..call import Call
 from ..copy import copying
-from ..send import MINUS_ONE, looking_at_slots
+from ..send import MINUS_ONE, looking_at_slots, sending_slots
 from ..shape import BLOCK, arrays, memory_of, namespace, p
 from ..wait import ROWS_DISPATCH
 from . import lamport, send
@@ -29,8 +28,7 @@ def _tokens(shape, number):
 
     number: device function (known, token, lane) -> the token's row among those for rank `lane`, -1 for none.
     """
-    (n_slots, n_probs, n_scales), n_local, n_parts = (lamport.words_with(shape), shape.num_local_experts,
-                                                      lamport.n_parts_of(shape))
+    (n_slots, n_probs, _), n_parts = lamport.words_with(shape), lamport.n_parts_of(shape)
     at, look_at_slots = lamport.places(shape), looking_at_slots(shape)
 
     @device_fn
@@ -40,27 +38,18 @@ def _tokens(shape, number):
     row = device_fn(lambda known, token, seen, lane: number(known, token, lane))
 
     @device_fn
+    def put_slot(to, slot, local_expert, prob):
+        put(at.word(to[0], slot), local_expert, to[1])
+        if n_probs > 0:
+            put(at.word(to[0], i32(n_slots + slot)), prob, to[1])
+
+    of_rank = device_fn(lambda where, rank: (u64(warp_broadcast_u64(where[0], rank)), where[1]))
+    put_scale = device_fn(lambda to, i, word: put(at.word(to[0], i32(n_slots + n_probs + i)), word, to[1]))
+    send_slots = sending_slots(shape, namespace("into", of=of_rank, slot=put_slot, scale=put_scale))
+
+    @device_fn
     def send_metadata(call, token, seen, mask, to, lane):
-        expert, prob = seen
-        owner, local_expert, left = i32(-1), u32(NO_ID), u32(mask)
-        if expert >= 0:
-            owner, local_expert = i32(u32(expert) // u32(n_local)), u32(u32(expert) % u32(n_local))
-        scales = call.params[p.scales] + u64(4) * u64(token) * u64(n_scales)
-        while left != u32(0):
-            rank = lowest(left)
-            there = u64(warp_broadcast_u64(to, rank))
-            if lane < n_slots:
-                value, here = u32(NO_ID), u32(0)
-                if owner == rank:
-                    value, here = local_expert, prob
-                put(at.word(there, lane), value, call.epoch)
-                if n_probs > 0:
-                    put(at.word(there, i32(n_slots + lane)), here, call.epoch)
-            i = i32(lane)
-            while i < n_scales:
-                put(at.word(there, i32(n_slots + n_probs + i)), load_u32(scales + u64(4) * u64(i)), call.epoch)
-                i = i32(i + 32)
-            left = but_lowest(left)
+        send_slots(call.params, token, seen, mask, (to, call.epoch), lane)
 
     return namespace("tokens", look=look, row=row, send=send_metadata)
 

@@ -53,10 +53,8 @@ def telling(shape):
     of_some, of_all = routing.bits_of_tokens(few, num_experts), routing.bits_of_tokens(a_word, num_experts)
     what = ROWS_DISPATCH, FOR_WINDOW
 
-    @device_fn
-    def bits_word_at(call, rank, src_rank, word, expert):
-        return note_at(call.params, rank, call.epoch, src_rank, i32(bits_at + word * n_local + expert))
-
+    bits_word_at = device_fn(lambda call, rank, src_rank, word, expert:
+                             note_at(call.params, rank, call.epoch, src_rank, i32(bits_at + word * n_local + expert)))
     n_told = device_fn(lambda num_tokens: i32(divided_up(num_tokens, a_word) * (ranks * n_windows)))
 
     @device_fn

@@ -14,7 +14,7 @@ from epmoe.device import (ballot, block_dim, block_idx, device_fn, f32_as_u32, g
 from epmoe.layout import ABSENT
 
 from .. import call as calls
-from ..bits import adding_four, around, below, but_lowest, four, has, lanes_for, largest, lowest, split
+from ..bits import adding_four, around, below, but_lowest, four, has, largest, lowest, split
 from ..call import LINE
 from ..copy import copying
 from ..send import A_SCALE, encoding
@@ -270,7 +270,7 @@ def numbering(shape, mask_of_token):
     def number_lanes(total, given, token, mask):
         """A token a lane; total: rows of the tokens before. The total with these."""
         call, numbers, rank = given
-        goes = lanes_for(mask, rank)
+        goes = u32(ballot(has(mask, rank)))
         if token < call.num_tokens:
             row = i32(total + popc(u32(goes & below(i32(lane_id())))))
             numbers[token * ranks + rank] = row if has(mask, rank) else i32(-1)
