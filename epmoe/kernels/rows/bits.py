@@ -21,12 +21,14 @@ def adding_four(add):
 
 def each_of_four(fn):
     """Device function (items, given) -> fn(item, given) of four items."""
-    return device_fn(lambda items, given: (fn(items[0], given), fn(items[1], given), fn(items[2], given), fn(items[3], given)))
+    return device_fn(lambda items, given: (fn(items[0], given), fn(items[1], given),
+                                           fn(items[2], given), fn(items[3], given)))
 
 
 def any_of_four(fn):
     """Device function (items, given) -> whether fn(item, given) for any of four items."""
-    return device_fn(lambda items, given: fn(items[0], given) or fn(items[1], given) or fn(items[2], given) or fn(items[3], given))
+    return device_fn(lambda items, given: fn(items[0], given) or fn(items[1], given)
+                     or fn(items[2], given) or fn(items[3], given))
 
 
 def folded(n, look, add):

@@ -19,7 +19,7 @@ TOLD_STATUS = 16        # status words, int32, of what it is told; then tokens_p
 
 
 def pairs_for(shape, tokens_for):
-    """Device function (known, expert) -> rows (slots) of all ranks for a local expert; tokens_for(known, src_rank, expert)."""
+    """Device function (known, expert) -> rows (slots) of all ranks for a local expert; tokens_for: as of writing."""
     ranks = shape.n_ranks
 
     @device_fn

@@ -2,8 +2,7 @@
 
 A sending block takes a run of consecutive tokens, a warp a run inside it. Each block tells the others of its rank how
 many it has for each rank (columns), sums the numbers of the blocks before it, and numbers its tokens. The leader block
-sums the numbers of all blocks, first by rank, because all peers wait for this, then by expert. In small batches every
-block reads all tokens, so blocks need not tell each other anything (few/send.py).
+sums the numbers of all blocks, first by rank, because all peers wait for this, then by expert.
 """
 
 from typing import NamedTuple
@@ -84,9 +83,9 @@ def sharing(shape):
 def columns(shape, phase):
     """Exchanges counts between the blocks of a rank: a word for each sending block and column, and their sums.
 
-    Columns: the ranks, and behind them the experts. Each word names its call, so it is its own ready flag: no fence and
-    no barrier of the grid is needed. tell(call, column, number): of this block. sum_up(call, column, first, step, end):
-    the sum of what the blocks first, first + step, ... before `end` say in a column -> (whether all did, the sum).
+    Columns: the ranks, and behind them the experts. Each word is its own ready flag, so no barrier of the grid is needed.
+    tell(call, column, number): of this block. sum_up(call, column, first, step, end): the sum of what the blocks first,
+    first + step, ... before `end` say in a column -> (whether all did, the sum).
     """
     a_block, what = 8 * (shape.n_ranks + shape.num_experts), (phase, FOR_BLOCKS)
 

@@ -174,8 +174,8 @@ def sending_metadata(shape):
     """
     ranks, mail, expert_major = shape.n_ranks, mailbox.reading(shape.n_ranks), shape.expert_major
     has_meta, has_probs = shape.has_meta, shape.has_meta and shape.has_probs
-    has_more = shape.scale_words > 0 or expert_major
-    look, send_slots, send_experts = looking_at_slots(shape), sending_slots(shape, _into_arrays(shape)), _sending_experts(shape)
+    has_more, look = shape.scale_words > 0 or expert_major, looking_at_slots(shape)
+    send_slots, send_experts = sending_slots(shape, _into_arrays(shape)), _sending_experts(shape)
 
     @device_fn
     def places(params, notes, lane):
@@ -269,8 +269,7 @@ def make(shape, flags=None, numbered=None):
 
     If some rank has no room, nothing is sent. Where there are more tokens than blocks, the blocks share them: some
     reach the links sooner than others. flags: of copy.py, where rows are expanded while they arrive. numbered:
-    layout.counter(), if the layout is made in the same launch; then a warp sends the first half of a token of its own
-    block meanwhile.
+    layout.counter(), if the layout is made in the same launch; meanwhile a warp may send a part of its own token.
     """
     ranks, row_bytes, src_bytes, encodes = shape.n_ranks, shape.row_bytes, shape.src_bytes, shape.encode
     mail, spans = mailbox.reading(ranks), parts(shape.n_vectors)

@@ -1,5 +1,4 @@
-"""The compile-time constants of a rows kernel, its tuning numbers, the fields of its parameters, and namespaces of device
-functions.
+"""The compile-time constants of a rows kernel, its tuning numbers, and the fields of its parameters.
 
 Where tuning numbers were measured: benchmarks/notes/rows.md, by the records named here. RowsShape hands them to the
 kernels. The simulator takes a record with small numbers, and so runs the code that is shipped.

@@ -1,5 +1,4 @@
-"""Sends Lamport rows (lamport.py) before any rank has announced anything, and stores arriving rows in their final
-place.
+"""Sends Lamport rows before any rank has announced anything, and stores arriving rows in their final place.
 
 Some blocks send, and others receive, because polls of a multiprocessor queue behind its own stores; by expert all do
 both. A warp sends a part of a row, or its metadata. The receiving blocks copy this rank's own rows while the first rows
