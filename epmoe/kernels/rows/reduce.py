@@ -14,7 +14,6 @@ from .copy import parts
 from .shape import VECTOR, arrays, p
 
 MOST = 32               # rows: one a lane
-IN_FLIGHT = 4           # rows that are read together; of up to four rows two vectors each
 
 
 @device_fn
@@ -73,53 +72,48 @@ def sum_of_rows(dtype, store16=store16):
         if vector < end:
             store16(to + u64(VECTOR) * u64(vector), q[0], q[1], q[2], q[3])
 
-    def summing(load):
+    def summing(sums_at):
+        """sums_at(rows, n, at, at_two) -> those of two of a lane's vectors, whose loads are in flight together."""
         @device_fn
-        def sum_few(rows, n, to, first, end, lane):
+        def sum_vectors(rows, n, to, first, end, lane):
             base = i32(first)
-            while base + 32 < end:              # two vectors of each row in flight
+            while base < end:
                 one, two = i32(base + lane), i32(base + lane + 32)
-                q, r = load(rows, at_vector(one, end)), load(rows, at_vector(two, end))
-                store(to, one, end, add_up_to_four(zero_sums(), n, 0, 1, q))
-                store(to, two, end, add_up_to_four(zero_sums(), n, 0, 1, r))
+                sums, sums_two = sums_at(rows, n, at_vector(one, end), at_vector(two, end))
+                store(to, one, end, sums)
+                store(to, two, end, sums_two)
                 base = i32(base + 64)
-            if base < end:
-                q = load(rows, at_vector(i32(base + lane), end))
-                store(to, i32(base + lane), end, add_up_to_four(zero_sums(), n, 0, 1, q))
 
-        return sum_few
+        return sum_vectors
 
     @device_fn
-    def load_two(rows, at):
+    def of_two(rows, n, at, at_two):
         q, r = load16(rows[0] + at), load16(rows[1] + at)
-        return q, r, q, r
+        s, t = load16(rows[0] + at_two), load16(rows[1] + at_two)
+        return (add_up_to_four(zero_sums(), n, 0, 1, (q, r, q, r)), add_up_to_four(zero_sums(), n, 0, 1, (s, t, s, t)))
 
     load_four = each_of_four(device_fn(lambda row, at: load16(row + at)))
-    sum_two, sum_four = summing(load_two), summing(load_four)
-
     # the addresses in four lanes, or in the last one
     four_of = four(device_fn(lambda given, lane: u64(warp_broadcast_u64(given[0], i32(min(lane, given[1]))))))
 
     @device_fn
-    def sum_at(given, at):
-        (places, n), sums, i = given, zero_sums(), i32(0)
+    def of_fours(places, n, at, at_two):
+        sums, sums_two, i = zero_sums(), zero_sums(), i32(0)
         while i < n:
             rows = four_of((places, i32(n - 1)), i, 1)
-            sums, i = add_up_to_four(sums, n, i, 1, load_four(rows, at)), i32(i + IN_FLIGHT)
-        return sums
+            q, r = load_four(rows, at), load_four(rows, at_two)
+            sums, sums_two = add_up_to_four(sums, n, i, 1, q), add_up_to_four(sums_two, n, i, 1, r)
+            i = i32(i + 4)
+        return sums, sums_two
 
-    sum_many = _each_vector(numbers, sum_at, store16)
+    sum_two, sum_fours = summing(of_two), summing(of_fours)
 
     @device_fn
     def sum_rows(places, n, to, first, end, lane):
-        # where there are fewer than four, the last one is read again and not added
-        rows = four_of((places, i32(max(n, 1) - 1)), 0, 1)
-        if n == 1 or n == 2:
-            sum_two(rows, n, to, first, end, lane)
-        elif n > 0 and n <= IN_FLIGHT:
-            sum_four(rows, n, to, first, end, lane)
+        if n == 1 or n == 2:                    # if there is one, it is read again and not added
+            sum_two(four_of((places, i32(n - 1)), 0, 1), n, to, first, end, lane)
         else:
-            sum_many((places, n), to, first, end, lane)
+            sum_fours(places, n, to, first, end, lane)
 
     return sum_rows
 

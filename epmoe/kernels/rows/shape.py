@@ -35,7 +35,7 @@ class Tuning:
     return_parts: int = 4           # the fewest of a row; 4096 tokens: 480.8 us, 500.8 in whole rows
     push_tenths: int = 6            # of the blocks; 75 %: the same
     push_tenths_of_two: int = 5     # of few blocks and two ranks: 199.5 us, 209.6 with 6
-    push_tenths_of_sums: int = 9    # of few blocks, expert-major: 24 SMs 541 us, 703 with 6; 12 SMs 917, 1,227
+    push_tenths_of_sums: int = 10   # of few blocks, expert-major: 24 SMs 412 us, 415 with 9; 48 SMs 249, 258
     many_blocks: int = 64           # fewer push whole rows; 24 SMs reach 1.00 of all SMs' speed, 0.69 before
 
     # Small batches: "Up to 128 tokens: Lamport rows, without signals"
