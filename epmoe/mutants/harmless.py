@@ -66,7 +66,7 @@ HARMLESS = {
     + ": the expert outputs given to combine",
     "rows/combine.py combine_kernel.rows_combine: syncthreads_or(not reduce_rows(call, notes)) -> "
     "(not reduce_rows(call, notes))": AGREE,
-    "rows/dispatch.py expanding.await_rows: syncthreads_or(not ok) -> (not ok)": AGREE,
+    "rows/dispatch.py by_flags.finish_rows: syncthreads_or(not ok) -> (not ok)": AGREE,
     "rows/announce.py closing.may_end: syncthreads_or(not ok) -> (not ok)": "the barrier of await_notes, which follows, passes on to the block what the last thread acquired. "
     + AGREE,
     "rows/few/combine.py _reducing.own_vector: load16 -> load16_nc": INPUT

@@ -1,21 +1,26 @@
 """Dispatch of rows: every token is sent once to each rank of its experts, directly to its final row.
 
-Every block of a rank runs the kernel; call.py says which of them talk to the peers, and which send.
+Every block of a rank runs the kernel. The last one is the leader block: it talks to the peers, one of its warps (the
+notify warp) before all others. The first blocks send: all but the leader block, or half of them where rows are expanded
+meanwhile; then the rest expands (call.py). A note is what a rank announces to each peer; notes are those of all ranks,
+which every block keeps in shared memory.
 
-1. Begin: the number of the call, and whether an earlier one failed (call.py).
+1. Begin: the number of the call (epoch), and whether an earlier one failed (call.py).
 2. Small batches have a way of their own, which ends the call: Lamport rows (few/dispatch.py), expert-major also
-   expanded as they come (few/by_expert.py). If some rank has too many tokens for it, all ranks go on with step 3, or with
-   step 4 where the small way has done step 3 already.
+   expanded as they come (few/by_expert.py). If some rank has too many tokens for it, all ranks go on with step 4; the
+   small way has done step 3 then.
 3. Number the rows (layout.py): the n-th of this rank's tokens that go to a rank is the n-th row that this rank sends
-   there; -1 where a token does not go. The leader block announces how many rows each rank gets, and where this
-   call's arrays lie (announce.py).
+   there; -1 where a token does not go. Meanwhile the leader block announces how many rows each rank gets, where this
+   call's arrays lie, and then how many tokens each expert gets (announce.py).
 4. Wait until all ranks have announced the same of themselves. Every block knows then where each of its rows lies.
 5. Send (send.py), unless some rank has no room for all its rows; then nobody sends.
 6. The leader block records counts and places for handle and host (handle.py).
-7. Wait for the rows: every block tells every rank when it has sent its part, and the leader block waits for all of
-   them. Where rows are expanded by expert in the same launch (expand.py), flags take the place of these counters: half
-   the blocks send and raise a flag for each part of a row, and the others expand the rows that have arrived; when
-   sending is done, all blocks expand.
+7. Finish. A receiver learns in one of three ways that rows have come:
+   counters (by_counters): every sending block adds one to a counter at every rank when its rows are written; the leader
+   block waits until the counters have reached the numbers of blocks that the notes gave.
+   Flags (by_flags), where rows are expanded by expert in the same launch: a sender raises a flag for each part of a
+   row; the other blocks expand what has come (expand.py), and all blocks when sending is done.
+   Lamport rows: no word of a row is ABSENT once it has come (step 2).
 8. The leader block ends the call.
 
 A cached dispatch, and the second try of one that found no room, have the numbers and counts of a handle: rows_resend
@@ -48,38 +53,124 @@ def dispatch_kernel(shape):
         dispatch_few = (by_expert.dispatching(shape, mark, number_rows) if shape.expert_major
                         else few_rows.dispatching(shape, mark))
     await_announcements, is_sender = announce.awaiting(shape, ROWS_DISPATCH, "note"), calls.is_sender(shape)
-    (send_rows, await_rows), expands = moving(shape, mark, layout.counter(shape, ROWS_DISPATCH)), shape.expands
+    (send_rows, finish_rows), expands = moving(shape, mark, layout.counter(shape, ROWS_DISPATCH)), shape.expands
     record, has_room = handle.recording(shape, ROWS_DISPATCH), mailbox.reading(shape.n_ranks).has_room
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_dispatch(params, num_tokens, my_rank):
         notes, scratch, shared_epoch = shared_array(n_notes, int32), allocate(), shared_array(1, uint64)
         mark(params, stamps.START)
-        call, begun = Call(params, num_tokens, my_rank, u64(0)), begin_call(params, shared_epoch)
-        if has_few and (not SIM or num_tokens <= few_tokens):   # the simulator's ranks share a kernel
-            epoch = dispatch_few(call, begun, notes, scratch)
+        call, begun = Call(params, num_tokens, my_rank, u64(0)), begin_call(params, shared_epoch)        # 1
+        # a rank of more tokens has a kernel without the small way, but in the simulator, where ranks share one
+        if has_few and (not SIM or num_tokens <= few_tokens):
+            epoch = dispatch_few(call, begun, notes, scratch)   # 2
         else:
-            epoch = number_rows(call, begun, scratch)
-        if epoch == u64(0):                     # the call is over, or a wait expired
+            epoch = number_rows(call, begun, scratch)           # 3
+        if epoch == u64(0):                     # the small way has ended the call, or a wait expired
             return
         call, ok = Call(params, num_tokens, my_rank, epoch), True
         if expands:                             # else arrivals of its own blocks say that they have begun
             calls.say_begun(call)
-        if not await_announcements(call, notes):
+        if not await_announcements(call, notes):                # 4
             return
         mark(params, stamps.COUNTED)
         if is_sender():
-            ok = send_rows(call, notes)
+            ok = send_rows(call, notes)                         # 5
             mark(params, stamps.SENT)
-        if is_leader():
+        if is_leader():                                         # 6
             ok = record(call, notes, has_room(notes), scratch.experts)
             ok = ok and (not expands or calls.all_begun(call, ROWS_DISPATCH))
             mark(params, stamps.PLACED)
-        if await_rows(call, notes, ok) and is_leader():
-            end_call(call)
+        if finish_rows(call, notes, ok) and is_leader():        # 7
+            end_call(call)                                      # 8
         mark(params, stamps.LEFT)
 
     return rows_dispatch
+
+
+def numbering(shape, mark):
+    """Device function number_rows(call, begun, scratch) -> this call's number, 0 if a wait expired.
+
+    Blocks that send have numbered their tokens then, and the leader block has announced this rank.
+    """
+    ranks, is_sender, numbers = shape.n_ranks, calls.is_sender(shape), layout.make(shape, ROWS_DISPATCH)
+    note, announce_experts, expert_major = announce.telling(shape, "note"), announce.experts(shape), shape.expert_major
+
+    @device_fn
+    def announce_counts(call, scratch, note_words):
+        if is_notify_warp():
+            note.tell_totals(call, scratch.totals, note_words)
+        ok = numbers.sum_experts(call, scratch)
+        if ok and expert_major:
+            announce_experts(call, scratch.totals, ranks)
+        elif ok:
+            announce_experts(call, scratch.experts, 0)
+        return ok
+
+    @device_fn
+    def number_rows(call, begun, scratch):
+        note_words = (u64(0), u64(0), i32(0), i32(0))
+        if is_notify_warp():
+            fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
+            note_words = note.look(call, i32(0))
+        call = Call(call.params, call.num_tokens, call.my_rank, numbers.count(call, begun, scratch))
+        if call.epoch == u64(0):
+            return u64(0)
+        mark(call.params, stamps.CLAIMED)
+        ok = True
+        if is_leader():
+            ok = announce_counts(call, scratch, note_words)
+        elif is_sender():
+            ok = numbers.number(call, scratch)
+        return call.epoch if ok else u64(0)
+
+    return number_rows
+
+
+def by_counters(shape, mark):
+    """Device function finish_rows(call, notes, ok) -> whether all is well: a sender says so, the leader block waits.
+
+    ok: whether this block has done its part.
+    """
+    arrivals, is_sender = announce.arrivals(shape, ROWS_DISPATCH), calls.is_sender(shape)
+
+    @device_fn
+    def finish_rows(call, notes, ok):
+        if is_sender():
+            arrivals.sent(call, ok)
+        elif ok:
+            ok = arrivals.await_all(call, notes)
+            mark(call.params, stamps.ARRIVED)
+        return ok
+
+    return finish_rows
+
+
+def by_flags(shape, mark, flags, asks_room):
+    """The same where rows are expanded by expert while they arrive: every block expands.
+
+    flags: of copy.py. asks_room: whether a rank may have no room, and then expands nothing.
+    """
+    expand_rows, has_room = expand.arriving(shape, flags), mailbox.reading(shape.n_ranks).has_room
+
+    @device_fn
+    def finish_rows(call, notes, ok):
+        if ok and (not asks_room or has_room(notes)):
+            ok = expand_rows(call, notes)
+        ok = not syncthreads_or(not ok)
+        mark(call.params, stamps.COPIED)
+        return ok
+
+    return finish_rows
+
+
+def moving(shape, mark, numbered=None):
+    """(send_rows, finish_rows): send_rows as of send.make; finish_rows of by_counters() or by_flags()."""
+    if not shape.expands:
+        return send.make(shape, None, numbered), by_counters(shape, mark)
+    fewest = shape.tuning.encode_parts if shape.encode else shape.tuning.expand_parts
+    flags = copy.flags(shape, ROWS_DISPATCH, shape.src_bytes // VECTOR, fewest)
+    return send.make(shape, flags, numbered), by_flags(shape, mark, flags, numbered is not None)
 
 
 @lru_cache(CACHED)
@@ -89,7 +180,7 @@ def resend_kernel(shape):
     mark = stamps.make(BLOCK, shape.trace)
     announce_places, load_counts = announce.early(shape, "without_counts"), announce.load_counts(shape)
     await_announcements = announce.awaiting(shape, ROWS_DISPATCH, "without_counts")
-    (send_rows, await_rows), is_sender = moving(shape, mark), calls.is_sender(shape)
+    (send_rows, finish_rows), is_sender = moving(shape, mark), calls.is_sender(shape)
     has_few, expands = bool(shape.lamport), shape.expands
     if has_few:
         few = few_rows.resending(shape, mark)
@@ -120,93 +211,8 @@ def resend_kernel(shape):
         if is_sender():
             send_rows(call, notes)
             mark(params, stamps.SENT)
-        if await_rows(call, notes, True) and is_leader():
+        if finish_rows(call, notes, True) and is_leader():
             end_call(call)
         mark(params, stamps.LEFT)
 
     return rows_resend
-
-
-def numbering(shape, mark):
-    """Device function number_rows(call, begun, scratch) -> this call's number, 0 if a wait expired.
-
-    Blocks that send have numbered their tokens then, and the leader block has announced this rank.
-    """
-    ranks, is_sender, numbers = shape.n_ranks, calls.is_sender(shape), layout.make(shape, ROWS_DISPATCH)
-    note, announce_experts, expert_major = announce.telling(shape, "note"), announce.experts(shape), shape.expert_major
-
-    @device_fn
-    def announce_counts(call, scratch, looked):
-        if is_notify_warp():
-            note.tell_totals(call, scratch.totals, looked)
-        ok = numbers.sum_experts(call, scratch)
-        if ok and expert_major:
-            announce_experts(call, scratch.totals, ranks)
-        elif ok:
-            announce_experts(call, scratch.experts, 0)
-        return ok
-
-    @device_fn
-    def number_rows(call, begun, scratch):
-        looked = (u64(0), u64(0), i32(0), i32(0))
-        if is_notify_warp():
-            fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
-            looked = note.look(call, i32(0))
-        call = Call(call.params, call.num_tokens, call.my_rank, numbers.count(call, begun, scratch))
-        if call.epoch == u64(0):
-            return u64(0)
-        mark(call.params, stamps.CLAIMED)
-        ok = True
-        if is_leader():
-            ok = announce_counts(call, scratch, looked)
-        elif is_sender():
-            ok = numbers.number(call, scratch)
-        return call.epoch if ok else u64(0)
-
-    return number_rows
-
-
-def arriving(shape, mark):
-    """Device function await_rows(call, notes, ok) -> whether all is well, where rows arrive where they lie then.
-
-    ok: whether this block has done its part.
-    """
-    arrivals, is_sender = announce.arrivals(shape, ROWS_DISPATCH), calls.is_sender(shape)
-
-    @device_fn
-    def await_rows(call, notes, ok):
-        if is_sender():
-            arrivals.sent(call, ok)
-        elif ok:
-            ok = arrivals.await_all(call, notes)
-            mark(call.params, stamps.ARRIVED)
-        return ok
-
-    return await_rows
-
-
-def expanding(shape, mark, flags, asks_room):
-    """The same where rows are expanded by expert while they arrive: await_rows expands them.
-
-    flags: of copy.py. asks_room: whether a rank may have no room, and then expands nothing.
-    """
-    expand_rows, has_room = expand.arriving(shape, flags), mailbox.reading(shape.n_ranks).has_room
-
-    @device_fn
-    def await_rows(call, notes, ok):
-        if ok and (not asks_room or has_room(notes)):
-            ok = expand_rows(call, notes)
-        ok = not syncthreads_or(not ok)
-        mark(call.params, stamps.COPIED)
-        return ok
-
-    return await_rows
-
-
-def moving(shape, mark, numbered=None):
-    """(send_rows, await_rows): as of send.make, and of arriving() or expanding()."""
-    if not shape.expands:
-        return send.make(shape, None, numbered), arriving(shape, mark)
-    fewest = shape.tuning.encode_parts if shape.encode else shape.tuning.expand_parts
-    flags = copy.flags(shape, ROWS_DISPATCH, shape.src_bytes // VECTOR, fewest)
-    return send.make(shape, flags, numbered), expanding(shape, mark, flags, numbered is not None)
