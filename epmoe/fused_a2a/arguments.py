@@ -1,12 +1,15 @@
 """What the fused_a2a functions accept, checked before anything is launched: value, rule and remedy in every message."""
 
 import operator
+from collections.abc import Callable
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
+from epmoe import device
 from epmoe.host import inputs
-from epmoe.host.arrays import PEEKS, VECTOR_BYTES, peek, view
+from epmoe.host.arrays import PEEKS, VECTOR_BYTES, DeviceArray, peek, view
 from epmoe.kernels.rows.shape import MAX_RANKS, MAX_TOP_K
 from epmoe_ref.config import MAX_EXPERTS, MAX_INT32
 from epmoe_ref.errors import EPValueError
@@ -16,6 +19,26 @@ BF16, FP16, FP32, E4M3 = (
 )
 NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
 FP8_GROUP = 128  # elements that share a scale
+
+
+def _lent(loan, field):
+    return loan.part("", field)
+
+
+class Interface(NamedTuple):
+    """How arrays come in and go out.
+
+    peeks: functions by type of array, (array, what) -> (form, address, array), as host.arrays.peek; peek: of other types.
+    result: (Loan, Field) -> what a caller gets of lent memory. told: the same of a NumPy array of the host.
+    """
+
+    peeks: dict = PEEKS
+    peek: Callable = peek
+    result: Callable = _lent if device.SIM else DeviceArray
+    told: Callable = np.asarray
+
+
+PLAIN = Interface()
 
 
 def get_hidden_bytes(x) -> int:
@@ -60,11 +83,6 @@ def plain(name, value):
     return value if value is None or type(value) is int else whole(name, value, 0)
 
 
-def of_ranks(buffer, name, argument):
-    """The argument of each rank of this process."""
-    return inputs.ranks_of(buffer.world, name, argument)
-
-
 def absent(argument):
     """Whether an optional argument was left out: None, or None on every rank."""
     return (
@@ -72,66 +90,29 @@ def absent(argument):
     )
 
 
-def look(buffer, names, arguments):
-    """([(addresses, arrays) of each rank], [form of each argument]).
-
-    address: None of an array that must be placed first. form: all that decides how calls with it are made, of all
-    ranks; None (for each rank) of an argument that is left out.
-    """
-    if buffer.world_has_lists:
-        return _look_at_lists(buffer, names, arguments)
-    addresses, arrays, forms = [], [], []
-    for a in arguments:
-        form = address = None
-        if a is not None:
-            form, address, a = (PEEKS.get(type(a)) or peek)(a, names[len(forms)])
-        addresses.append(address)
-        arrays.append(a)
-        forms.append(form)
-    return ((addresses, arrays),), forms
-
-
-def _look_at_lists(buffer, names, arguments):
-    given, forms = [], []
-    of_ranks = inputs.each_rank(buffer.world, **dict(zip(names, arguments)))
-    for r, of_rank in zip(buffer.ranks, of_ranks):
-        seen = [
-            (None, None, None) if a is None else peek(a, f"{name} of rank {r.rank}")
-            for name, a in zip(names, of_rank)
-        ]
-        forms.append([form for form, _, _ in seen])
-        given.append(([address for _, address, _ in seen], [array for _, _, array in seen]))
-    return given, list(zip(*forms))
-
-
-def without_rows(forms, num_rows, buffer):
-    """A form of matrices without their numbers of rows; () of one that has not num_rows, None of one left out."""
-    if not buffer.world_has_lists:
-        forms = (forms,)
+def without_rows(forms, num_rows):
+    """Forms of all ranks' matrices without their numbers of rows; () of one that has not num_rows of its rank."""
+    n_arrays = len(forms) // len(num_rows)
     return tuple(
         [
-            form and ((form[0][1:], *form[1:]) if form[0][:1] == (n,) else ())
-            for form, n in zip(forms, num_rows)
+            (f[0][1:], *f[1:]) if f[0][:1] == (num_rows[i // n_arrays],) else ()
+            for i, f in enumerate(forms)
         ]
     )
 
 
 def values_and_scales(buffer, name, given):
-    """Hidden states as they are given: (x, None), or of pairs (e4m3 values, float32 scales) on every rank both."""
-    if not isinstance(given, (list, tuple)):
-        return given, None
+    """Hidden states as they are given: (x,), or of pairs (e4m3 values, float32 scales) on every rank both."""
     of_all = given if buffer.world_has_lists else [given]
     if not isinstance(of_all, (list, tuple)) or not any(
         isinstance(a, (list, tuple)) for a in of_all
     ):
-        return given, None
+        return (given,)
     if not all(isinstance(a, (list, tuple)) and len(a) == 2 for a in of_all):
         raise EPValueError(
             f"{name} is a pair (e4m3 values, float32 scales) on every rank, or on none"
         )
-    if not buffer.world_has_lists:
-        return given
-    return [a for a, _ in of_all], [a for _, a in of_all]
+    return tuple(map(list, zip(*of_all))) if buffer.world_has_lists else tuple(given)
 
 
 def array(buffer, name, r, given):
@@ -147,7 +128,10 @@ def matrices(
     n_rows: rows of each rank. because: why so many columns, for the message. vectors: rows must be whole vectors of 16
     bytes.
     """
-    seen = [array(buffer, name, r, a) for r, a in zip(buffer.ranks, of_ranks(buffer, name, given))]
+    seen = [
+        array(buffer, name, r, a)
+        for r, a in zip(buffer.ranks, inputs.ranks_of(buffer.world, name, given))
+    ]
     for i, (r, a) in enumerate(zip(buffer.ranks, seen)):
         what = f"{name} of rank {r.rank}"
         if len(a.shape) != 2:
@@ -179,7 +163,18 @@ def hidden_rows(buffer, name, given, *, dtypes=None, n_rows=None):
     return matrices(buffer, name, given, dtypes=dtypes, n_rows=n_rows, vectors=True)
 
 
-def tokens(buffer, name, values, scales):
+def vectors(buffer, name, given, num_rows):
+    """Nothing, if each rank gave float32 [rows]."""
+    of_ranks = inputs.ranks_of(buffer.world, name, given)
+    for r, one, rows in zip(buffer.ranks, of_ranks, num_rows):
+        p = array(buffer, name, r, one)
+        if p.dtype != FP32 or p.shape != (rows,):
+            raise EPValueError(
+                f"{name} of rank {r.rank} is {p.dtype} {p.shape}, float32 ({rows},) is needed"
+            )
+
+
+def tokens(buffer, name, values, scales=None):
     """Hidden states as one matrix a rank, and the float32 scales of e4m3 values, if there are any."""
     if scales is None:
         return hidden_rows(buffer, name, values), None

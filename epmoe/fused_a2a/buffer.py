@@ -1,6 +1,7 @@
 """Buffer: the memory behind the rows functions of one group, and what keeps its calls apart."""
 
 import struct
+from collections import deque
 from threading import get_ident
 from typing import NamedTuple
 
@@ -8,8 +9,8 @@ import numpy as np
 
 from epmoe import device
 from epmoe.device.telling import HostWords
-from epmoe.fused_a2a import arguments
-from epmoe.fused_a2a.calls import Calls, as_called
+from epmoe.fused_a2a.arguments import PLAIN, without_rows
+from epmoe.fused_a2a.calls import MOST_CALLS, as_called, compared
 from epmoe.fused_a2a.launches import Launches, at, fill
 from epmoe.fused_a2a.pool import PoolLayout
 from epmoe.host import inputs
@@ -91,7 +92,6 @@ class Buffer:
         self.is_alone = not (group.lists or device.SIM)  # launches begin one by one
         self.pool_layout = PoolLayout()
         self.failure, self.failed_call, self.closed = None, "a kernel", False
-        self.kept = ()  # arrays of the caller that the last call was given
         self.is_captured = False  # whether the call under way is, into a CUDA graph
         self.captured = []  # Loans that graphs write to at every replay
         self._plans, self._streams = {}, None
@@ -99,7 +99,9 @@ class Buffer:
         stream = group.stream_of(group.ranks[0])
         self.host_words = HostWords(self.machine, group.ranks, stream)
         self._info = struct.Struct(f"={written.TOKENS + self.n_ranks + self.n_ranks**2}i")
-        self.calls, self.turn = Calls(), Turn()
+        self.turn = Turn()
+        # the call under way, numbered alike on all ranks; what the latest were given, as for want_pool()
+        self.number, self.recent = 0, deque(maxlen=MOST_CALLS)
         self._control = self._pool = None
         self._retired, self._agreed = [], set()
         self.capture = group.stream_of(group.ranks[0]).capture
@@ -115,8 +117,8 @@ class Buffer:
         self._timeout = inputs.seconds("timeout", seconds)
         self.changed()
 
-    def call(self, name, function, *arguments):
-        """function(*arguments) as one call: whatever ends it but a refusal, also Ctrl-C, leaves it half-way."""
+    def call(self, name, kind, names=(), arrays=(), options=(), of=None, interface=PLAIN):
+        """run(kind, ...) as one call: whatever ends it but a refusal, also Ctrl-C, leaves it half-way."""
         turn = self.turn
         try:
             turn.free.pop()
@@ -124,17 +126,17 @@ class Buffer:
             turn.refuse(name)
         turn.thread = get_ident()
         try:
-            self.calls.number += 1
+            self.number += 1
             self.is_captured = self.capture() != 0
             if not device.SIM:
-                return function(*arguments)
+                return self.run(kind, names, arrays, options, of, interface)
             try:
-                return function(*arguments)
+                return self.run(kind, names, arrays, options, of, interface)
             finally:  # the simulator lets go of the caller's arrays
                 self.machine.synchronize()
                 self.placing.let_go()
         except REFUSALS:
-            self.calls.number -= 1
+            self.number -= 1
             raise
         except BaseException as error:
             if self.failure is None:
@@ -143,29 +145,45 @@ class Buffer:
         finally:
             turn.free[:] = (True,)
 
-    def run(self, kind, names, arrays, options, of):
+    def run(self, kind, names, arrays, options, of, interface=PLAIN):
         """A call by the plan for arrays like these, which is made if there is none: what its start() gives.
 
-        kind: the class of the plan, made by kind(buffer, names, arrays, options, of). options: what else decides about
-        it. of: the call's handle, or the group of a dispatch.
+        kind: the class of the plan, made by kind(buffer, names, arrays, options, of), or a function that is called
+        instead. options: what else decides about it. of: the call's handle, or the group of a dispatch.
         """
-        given, forms = arguments.look(self, names, arrays)
+        if not arrays:
+            return kind()
+        look, other = interface.peeks.get, interface.peek
+        if not self.world_has_lists:
+            given = ([look(type(a), other)(a, name) for a, name in zip(arrays, names)],)
+        else:
+            given = self._look_at_lists(names, arrays, look, other)
         if self.closed or self.failure is not None:
             self.expect_open()
-        decides = kind.decides
-        key = kind, options, tuple(forms) if decides is None else decides(self, forms, of)
+        forms = tuple([form for seen in given for form, _, _ in seen])
+        if kind.of_handle:
+            if kind.rows_vary and of.is_exact:
+                forms = without_rows(forms, of.num_rows)
+            forms = forms, of.form
+        key = kind, options, forms
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
             plan = kind(self, names, arrays, options, of)
             self._plans[key] = plan  # the plan's own growing of memory has cleared them
-        self.calls.begin(plan.facts)
-        return plan.start(given, of)
+        self.recent.append((self.number, plan.facts))
+        return plan.start(given, of, interface)
+
+    def _look_at_lists(self, names, arrays, look, other):
+        of_all = zip(*[inputs.ranks_of(self.world, *one) for one in zip(names, arrays)])
+        return [
+            [look(type(a), other)(a, f"{name} of rank {r.rank}") for a, name in zip(of_rank, names)]
+            for r, of_rank in zip(self.ranks, of_all)
+        ]
 
     def changed(self):
         """What plans depend on is not what it was."""
-        self.kept = ()
         self._plans.clear()
 
     def lend(self, lender, arrangement):
@@ -236,7 +254,7 @@ class Buffer:
             self._grow(self.pool_layout.grown(**needs(self.max_tokens)))
 
     def _agree(self, facts):
-        self.calls.begin(facts)
+        self.recent.append((self.number, facts))
         key = tuple(facts.items())
         if key in self._agreed:
             return
@@ -336,24 +354,26 @@ class Buffer:
         )
         return self.launches.prepare(kernel, rank, num_tokens, self._streams[rank], words, grid)
 
-    def start(self, launches, then_told=False):
+    def start(self, launches, n_told=None):
         """Start one launch of each rank of this process. In the simulator they have ended when this returns.
 
         Nothing between them may wait for the GPU: some ranks' kernels would begin, and wait for the others'.
-        then_told: these are dispatches that tell the host their counts; told() comes next, which checks.
+        n_told: these are dispatches that tell the host their counts, with so many experts a rank: returns what they tell.
         """
-        if then_told:
+        if n_told is not None:
             number, addresses = self.host_words.begin()
             for launch, address in zip(launches, addresses):
                 launch.words[TOLD], launch.words[TOLD_NUMBER] = address, number
         if self.is_alone:
             for launch in launches:
                 launch.start()
-            return
-        with self.world.launching(True):
-            for launch in launches:
-                launch.start()
-        if device.SIM and not then_told:
+        else:
+            with self.world.launching(True):
+                for launch in launches:
+                    launch.start()
+        if n_told is not None:
+            return self.told(n_told)
+        if device.SIM:
             self.check()
 
     def expect_open(self):
@@ -430,7 +450,7 @@ class Buffer:
             except EPValueError as error:
                 bad_ids.append(error)
         if timeouts:
-            said = "\n".join(map(str, timeouts)) + self.calls.compared(self.world, self.timeout)
+            said = "\n".join(map(str, timeouts)) + compared(self.recent, self.world, self.timeout)
             self.failure = PeerTimeout(said)
             raise self.failure
         if bad_ids:
@@ -445,7 +465,8 @@ class Buffer:
         self.machine.synchronize()
         self.world.barrier("reset", 2 * self.timeout)  # a slower rank comes after its own timeout
         self._agreed.clear()
-        self.calls.reset()
+        self.recent.clear()
+        self.number = 0
         self.changed()
         sizes = self.world.tell([self.n_local_experts, *self.pool_layout], self.timeout)
         if any(

@@ -174,11 +174,6 @@ class Context:
     """What forward leaves for backward, where torch.autograd does not give its own: any object with attributes will do."""
 
 
-def results(group, per_rank):
-    """What a function returns: a list over ranks for a LocalWorld, else this rank's own."""
-    return list(per_rank) if group.lists else per_rank[0]
-
-
 def columns(group, per_rank):
     """What a function returns where each rank has several results: of each a list over ranks, or this rank's own.
 

@@ -59,10 +59,11 @@ class ExpertRows:
 
         self.of = arranged("hybrid result", shapes, {at(f): name for f, name in RESULTS.items()})
 
-    def arrays(self, loan):
-        """x, probs or None, scales or None, of a Loan."""
+    def arrays(self, loan, result):
+        """x, probs or None, scales or None, of a Loan. result: as of an Interface."""
+        fields = loan.fields
         return (
-            loan.array("x"),
-            loan.array("probs") if self.shape.has_probs else None,
-            loan.array("scales") if self.shape.scale_words else None,
+            result(loan, fields["x"]),
+            result(loan, fields["probs"]) if self.shape.has_probs else None,
+            result(loan, fields["scales"]) if self.shape.scale_words else None,
         )

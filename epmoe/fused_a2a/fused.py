@@ -1,11 +1,12 @@
 """FusedDispatch and FusedCombine: a token travels once to each rank that has one of its experts."""
 
 from epmoe.fused_a2a import arguments
-from epmoe.fused_a2a.buffers import Context, buffer_of, columns, options, results
+from epmoe.fused_a2a.arguments import PLAIN
+from epmoe.fused_a2a.buffers import buffer_of, columns, options
 from epmoe.fused_a2a.rows import ARGUMENTS, CachedPlan, CombinePlan, DispatchPlan, RowsHandle
 from epmoe_ref.errors import EPValueError
 
-OF_X, OF_GRADIENT = ("x", "probs of x"), ("grad_output", "probs of grad_output")
+OF_GRADIENT = "grad_output", "probs of grad_output"
 
 
 class FusedDispatch:
@@ -40,10 +41,8 @@ class FusedDispatch:
         Errors: EPValueError names argument, rank, value; PeerTimeout. Source: FusedDispatch on
         the fused_a2a page (docs/pages.md).
         """
-        if allocate_on_comm_stream:
-            arguments.scheduling(async_finish, allocate_on_comm_stream)
-        made = _dispatch(
-            "fused_dispatch", (x, token_indices, token_probs), num_experts, False, group
+        made = fused_dispatch(
+            x, token_indices, token_probs, num_experts, group, async_finish, allocate_on_comm_stream
         )
         ctx.group, ctx.handle = group, made[-1]
         ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
@@ -59,14 +58,8 @@ class FusedDispatch:
         fp16, float32), rounded once. grad_token_probs is not masked: it is the exact adjoint only if the caller's
         gradient is 0 where recv_token_indices is -1. None gives None.
         """
-        buffer, handle = buffer_of(ctx.group), _handle(ctx.handle)
-        if arguments.absent(grad_token_probs):
-            grad_token_probs = None
-        arrays, granted = (grad_output, grad_token_probs), (options["num_sms"],)
-        call = CombinePlan, OF_GRADIENT, arrays, granted, handle
-        grad_x, grad_probs = buffer.call("the gradient of fused_dispatch", buffer.run, *call)
-        probs = None if grad_probs is None else results(ctx.group, grad_probs)
-        return results(ctx.group, grad_x), None, probs, None, None, None, None
+        grad_x, grad_probs = dispatch_gradients(grad_output, grad_token_probs, ctx.handle)
+        return grad_x, None, grad_probs, None, None, None, None
 
 
 class FusedDispatchOnDevice:
@@ -99,19 +92,10 @@ class FusedCombine:
         zeros. async_finish, allocate_on_comm_stream: change nothing, as in FusedDispatch, and there is no event: the
         result is in the order of the world's stream.
         """
-        if allocate_on_comm_stream:
-            arguments.scheduling(async_finish, allocate_on_comm_stream)
-        buffer, handle = buffer_of(group), _handle(handle)
-        if handle.group is not group:
-            raise EPValueError(
-                f"group is {group!r}, and the handle belongs to a dispatch over another one, "
-                f"{handle.group!r}: rows go back over the group that they came by; pass that one"
-            )
-        call = CombinePlan, OF_X, (x, None), (options["num_sms"],), handle
-        combined, _ = buffer.call("fused_combine", buffer.run, *call)
+        combined = fused_combine(x, group, handle, async_finish, allocate_on_comm_stream)
         ctx.group, ctx.handle = group, handle
         ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
-        return combined if group.lists else combined[0], None
+        return combined
 
     @staticmethod
     def backward(ctx, grad_output, previous_event=None):
@@ -119,11 +103,7 @@ class FusedCombine:
 
         previous_event: the gradient of forward's second result, None; it changes nothing.
         """
-        group, handle = ctx.group, _handle(ctx.handle)
-        buffer = buffer_of(group)
-        call = CachedPlan, OF_GRADIENT[:1], (grad_output,), (options["num_sms"],), handle
-        made = buffer.call("the gradient of fused_combine", buffer.run, *call)
-        return made if group.lists else made[0], None, None, None, None
+        return combine_gradient(grad_output, ctx.handle), None, None, None, None
 
 
 def fused_dispatch(
@@ -136,16 +116,9 @@ def fused_dispatch(
     allocate_on_comm_stream=False,
 ):
     """FusedDispatch.forward without a ctx: arguments, results and errors are there."""
-    return FusedDispatch.forward(
-        Context(),
-        x,
-        token_indices,
-        token_probs,
-        num_experts,
-        group,
-        async_finish,
-        allocate_on_comm_stream,
-    )
+    if allocate_on_comm_stream:
+        arguments.scheduling(async_finish, allocate_on_comm_stream)
+    return dispatch(x, token_indices, token_probs, num_experts, group, PLAIN)
 
 
 def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
@@ -156,29 +129,62 @@ def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
     before must be larger on all ranks. The handle serves fused_combine and the gradients, with arrays of as many rows;
     all of it can be captured in a graph.
     """
-    given = x, token_indices, token_probs
-    return _dispatch("fused_dispatch_on_device", given, num_experts, True, group)
+    name = "fused_dispatch_on_device"
+    return dispatch(x, token_indices, token_probs, num_experts, group, PLAIN, name)
 
 
-def _dispatch(name, given, num_experts, on_device, group):
-    """(recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle)."""
-    (x, token_indices, token_probs), scales, buffer = given, None, buffer_of(group)
+def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=False):
+    """FusedCombine.forward without a ctx: arguments, results and errors are there."""
+    if allocate_on_comm_stream:
+        arguments.scheduling(async_finish, allocate_on_comm_stream)
+    return combine(x, group, handle), None
+
+
+def dispatch(x, token_indices, token_probs, num_experts, group, interface, name="fused_dispatch"):
+    """What the function of that name returns; interface: of the arrays."""
+    arrays, buffer = (x, token_indices, token_probs), buffer_of(group)
     if type(num_experts) is not int:
         num_experts = arguments.plain("num_experts", num_experts)
     if isinstance(x, (list, tuple)):
-        x, scales = arguments.values_and_scales(buffer, "x", x)
-    arrays = x, token_indices, token_probs, scales
-    call = DispatchPlan, ARGUMENTS, arrays, (num_experts, options["num_sms"], on_device), group
-    made, handle = buffer.call(name, buffer.run, *call)
+        x, *scales = arguments.values_and_scales(buffer, "x", x)
+        arrays = x, token_indices, token_probs, *scales
+    how = num_experts, options["num_sms"], name == "fused_dispatch_on_device"
+    call = DispatchPlan, ARGUMENTS, arrays, how, group, interface
+    made, handle = buffer.call(name, *call)
     return (*columns(group, made), handle)
+
+
+def combine(x, group, handle, interface=PLAIN):
+    """combined_x of fused_combine."""
+    buffer, handle = buffer_of(group), _handle(handle)
+    if handle.group is not group:
+        raise EPValueError(
+            f"group is {group!r}, and the handle belongs to a dispatch over another one, "
+            f"{handle.group!r}: rows go back over the group that they came by; pass that one"
+        )
+    call = CombinePlan, ("x",), (x,), (options["num_sms"],), handle, interface
+    return columns(group, buffer.call("fused_combine", *call))[0]
+
+
+def dispatch_gradients(grad_rows, grad_probs, handle, interface=PLAIN):
+    """Of the tokens, and of token_probs or None."""
+    buffer, arrays = buffer_of(_handle(handle).group), (grad_rows, grad_probs)
+    if arguments.absent(grad_probs):
+        arrays = arrays[:1]
+    call = CombinePlan, OF_GRADIENT, arrays, (options["num_sms"],), handle, interface
+    made = buffer.call("the gradient of fused_dispatch", *call)
+    return columns(handle.group, made)
+
+
+def combine_gradient(grad_tokens, handle, interface=PLAIN):
+    """Of the rows."""
+    buffer = buffer_of(_handle(handle).group)
+    call = CachedPlan, OF_GRADIENT[:1], (grad_tokens,), (options["num_sms"],), handle, interface
+    made = buffer.call("the gradient of fused_combine", *call)
+    return made if handle.group.lists else made[0]
 
 
 def _handle(handle):
     if type(handle) is RowsHandle:
         return handle
     return arguments.handle_of(RowsHandle, "FusedDispatch", handle)
-
-
-def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=False):
-    """FusedCombine.forward without a ctx: arguments, results and errors are there."""
-    return FusedCombine.forward(Context(), x, group, handle, async_finish, allocate_on_comm_stream)

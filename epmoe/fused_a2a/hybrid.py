@@ -10,7 +10,7 @@ import numpy as np
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import BF16, E4M3, FP8_GROUP, FP16, FP32
 from epmoe.fused_a2a.expanding import RESULTS, ExpertRows, StagingArea, staged_bytes
-from epmoe.fused_a2a.launches import RankCall, at, borrowed, handle_memory, places
+from epmoe.fused_a2a.launches import RankCall, at, handle_memory, places
 from epmoe.fused_a2a.returning import ReturnPlan
 from epmoe.host.lending import Arrangement
 from epmoe.kernels.rows import dispatch_kernel, expand_kernel, resend_kernel
@@ -19,11 +19,12 @@ from epmoe_ref.errors import EPValueError
 
 TYPES = (BF16, FP16)
 ARGUMENTS = "x", "routing_map", "probs"
-X, IDS, PROBS, N_ROWS, PAD, EXPERT_BASE, OUT = map(
-    at, ("x", "ids", "probs", "num_rows", "pad_multiple", "expert_base", "out")
-)
-KEPT = {name: name for name in ("counts", "row_of", "expert_rows")}  # what later calls read
-WRITTEN = KEPT | {n: n for n in ("info", "tokens_per_expert", "overflow", "expert_base")}
+TAKES = tuple(map(at, ("x", "ids", "probs")))
+N_ROWS, PAD = at("num_rows"), at("pad_multiple")
+KEPT = {
+    name: name for name in ("counts", "row_of", "expert_rows", "expert_base")
+}  # what later calls read
+WRITTEN = KEPT | {n: n for n in ("info", "tokens_per_expert", "overflow")}
 SCRATCH = {name: name for name in ("slot_of",)}
 EXPERT_ROW = {"expert_row": "expert_row"}
 NO_LIMIT = 2**31 - 1
@@ -39,21 +40,27 @@ class HybridHandle:
     """
 
     is_exact = True  # as in a RowsHandle
-    shown = None  # function that makes what handle[-1] is out of overflow
 
-    def __init__(self, plan, num_rows, capacity, overflow, memory, group):
+    def __init__(self, plan, num_rows, capacity, memory, group, result):
         self.num_local_experts, self.num_tokens = plan.local, plan.num_tokens
         self.pad_multiple, self.p2p_world_size, self.num_sms = plan.pad, plan.a_world, plan.num_sms
-        self.num_rows, self.capacity, self.overflow = num_rows, capacity, overflow
-        self.memory, self.group = memory, group
+        self.num_rows, self.capacity, self._result = num_rows, capacity, result
+        self.memory, self.group, self._is_list = memory, group, plan.buffer.world_has_lists
         self.form, self.most_returned = (plan.form, capacity), capacity
+
+    @property
+    def overflow(self):
+        """The flag of each rank here, or this rank's own."""
+        loans = [loan for (loan, _), _ in self.memory]
+        flags = [self._result(loan, loan.fields["overflow"]) for loan in loans]
+        return flags if self._is_list else flags[0]
 
     def __getitem__(self, index):
         if index != -1:
             raise IndexError(
                 f"handle[{index}]: a handle is opaque but for handle[-1], the overflow flag"
             )
-        return self.overflow if self.shown is None else self.shown(self.overflow)
+        return self.overflow
 
 
 class DispatchPlan:
@@ -63,10 +70,10 @@ class DispatchPlan:
     combine.
     """
 
-    decides = None  # nothing but options and the forms of arrays decides what plan is found
+    of_handle = False  # nothing but options and the forms of arrays decides what plan is found
 
     def __init__(self, buffer, names, arrays, options, group):
-        x, routing_map, probs = arrays
+        x, routing_map, *probs = arrays
         (
             num_local_experts,
             num_permuted_tokens,
@@ -106,9 +113,9 @@ class DispatchPlan:
             because=f": n_ranks={world.n_ranks} times num_local_experts={local}",
         )
         arguments.matrices(buffer, "routing_map", routing_map, dtypes=(np.dtype(bool),), **of_all)
-        has_probs = probs is not None
+        has_probs = bool(probs)
         if has_probs:
-            arguments.matrices(buffer, "probs", probs, dtypes=(FP32,), **of_all)
+            arguments.matrices(buffer, "probs", *probs, dtypes=(FP32,), **of_all)
         self.facts = facts = dict(
             call="hybrid_ep_dispatch",
             hidden=hidden,
@@ -161,19 +168,19 @@ class DispatchPlan:
                 shape, num_tokens, buffer.launches.are_all(num_sms[0])
             )
             lent = [[*of, (self.results.of(limit)[0], RESULTS)] for of in lent]
-        self._prepare(dispatch_kernel(shape), lent, shape if self.is_one_launch else None)
+        given = dict(takes=TAKES, names=names)
+        more = [dict(lent=of, **given) for of in lent]
+        self._prepare(dispatch_kernel(shape), more, shape if self.is_one_launch else None)
         if not self.is_one_launch:
             buffer.prepare_to_be_told(local)
 
-    def _prepare(self, kernel, lent, expanding=None):
-        """RankCalls of a kernel that sends, for the most tokens so far; lent: what each rank's borrows, besides.
+    def _prepare(self, kernel, of_ranks, expanding=None):
+        """RankCalls of a kernel that sends, for the most tokens so far; of_ranks: what each rank's takes besides.
 
         expanding: the shape of a kernel that expands the rows as well.
         """
         buffer, n_ranks, row_bytes = self.buffer, self.buffer.n_ranks, self.shape.row_bytes
-        more = {}
-        if expanding is not None:
-            more = buffer.launches.window_bytes(expanding)
+        more = {} if expanding is None else buffer.launches.window_bytes(expanding)
 
         def needs(tokens):
             rows = n_ranks * tokens
@@ -189,98 +196,96 @@ class DispatchPlan:
         self.places = [(places(of, KEPT), places(of_rows, EXPERT_ROW)) for of in self.of_handle]
         limit = NO_LIMIT if self.limit is None else self.limit
         self.calls, self.expanding = [], None
-        for r, n, memory in zip(buffer.ranks, self.num_tokens, lent):
+        for r, n, of in zip(buffer.ranks, self.num_tokens, of_ranks):
             values = staged.expanded(buffer, r) if expanding is not None else staged.values
             values = values | dict(num_rows=limit, pad_multiple=self.pad)
             n_rows = n if expanding is None else n + limit
-            memory = [(of_rows, EXPERT_ROW), *memory]
-            self.calls.append(
-                RankCall(buffer, r, kernel, n, self.num_sms[0], n_rows, values, memory)
-            )
+            of = of | dict(lent=[(of_rows, EXPERT_ROW), *of.get("lent", ())])
+            self.calls.append(RankCall(buffer, r, kernel, n, self.num_sms[0], n_rows, values, **of))
 
-    def start(self, given, group):
+    def start(self, given, group, interface):
         """Launch: (dispatched_hidden, probs, scales, tokens_per_expert) of each rank, and the handle of all."""
-        buffer, launches, lent, has_probs = self.buffer, [], [], self.shape.has_probs
+        buffer, launches, lent = self.buffer, [], []
+        result, is_exact = interface.result, self.limit is None
         if not self.is_one_launch:
             buffer.expect_no_capture(
                 "hybrid_ep_dispatch", "give num_permuted_tokens, and call it once before"
             )
-        for call, ((x_at, map_at, probs_at), (x, routing_map, probs)) in zip(self.calls, given):
-            launch, loans = call.begin()
-            words = launch.words
-            words[X] = x_at or buffer.placing.place(call.rank, "x", x)
-            words[IDS] = map_at or buffer.placing.place(call.rank, "routing_map", routing_map)
-            if has_probs:
-                words[PROBS] = probs_at or buffer.placing.place(call.rank, "probs", probs)
+        for call, arrays in zip(self.calls, given):
+            launch, loans = call.begin(arrays)
             launches.append(launch)
             lent.append(loans)
-        buffer.start(launches, then_told=not self.is_one_launch)
-        buffer.kept = given
-        rows, handles = [loans[0] for loans in lent], [loans[1] for loans in lent]
-        if self.is_one_launch:
-            made, num_rows = [loans[3] for loans in lent], [self.limit] * len(lent)
-            per_expert = [loan.array("tokens_per_expert") for loan in handles]
-        else:
-            told = buffer.told(self.local)
+        told = buffer.start(launches, None if self.is_one_launch else self.local)
+        num_rows, rows = [self.limit] * len(launches), [loans[0] for loans in lent]
+        if told is not None:
             if not told[0].has_room:
                 rows = self._send_again(launches)
-            is_exact = self.limit is None
-            num_rows = [one.padded_rows if is_exact else self.limit for one in told]
-            made = self._expanded(handles, rows, num_rows)
-            per_expert = [
-                one.tokens_per_expert if is_exact else loan.array("tokens_per_expert")
-                for one, loan in zip(told, handles)
-            ]
-        results = [(*self.results.arrays(out), n) for out, n in zip(made, per_expert)]
-        overflow = [loan.array("overflow") for loan in handles]
-        # a rank with more tokens than any before gets more rows back than there was room for where they were received
-        return results, HybridHandle(
-            self,
-            num_rows,
-            buffer.n_ranks * buffer.max_tokens,
-            overflow if buffer.world_has_lists else overflow[0],
-            self._memory(handles, rows),
-            group,
-        )
-
-    def _memory(self, handles, rows):
-        """What a handle keeps: (Loan, places) of its arrays, and of the places of experts' rows."""
-        return [
-            ((handle, of_handle), (of_rank, of_rows))
-            for handle, of_rank, (of_handle, of_rows) in zip(handles, rows, self.places)
+            if is_exact:
+                num_rows = [one.padded_rows for one in told]
+        memory = [
+            ((loans[1], kept), (of_rows, of_row))
+            for loans, of_rows, (kept, of_row) in zip(lent, rows, self.places)
         ]
+        if told is None:
+            made = [loans[3] for loans in lent]
+        else:
+            made = self._expanded(memory, num_rows)
+        if is_exact:
+            per_expert = [interface.told(one.tokens_per_expert) for one in told]
+        else:
+            fields = [plan.fields["tokens_per_expert"] for plan in self.of_handle]
+            per_expert = [result(loans[1], field) for loans, field in zip(lent, fields)]
+        results = [(*self.results.arrays(out, result), n) for out, n in zip(made, per_expert)]
+        # a rank with more tokens than any before gets more rows back than there was room for where they were received
+        capacity = buffer.n_ranks * buffer.max_tokens
+        return results, HybridHandle(self, num_rows, capacity, memory, group, result)
 
     def _send_again(self, launches):
         """Loans of places of experts' rows, of rows that are sent once more: every rank has seen that there was no room,
         and comes to the same number of tokens here.
         """
-        self._prepare(resend_kernel(self.shape), [()] * len(launches))
+        self._prepare(resend_kernel(self.shape), [{}] * len(launches))
         again = [call.begin_like(launch) for call, launch in zip(self.calls, launches)]
         self.buffer.start([launch for launch, _ in again])
         return [loans[0] for _, loans in again]
 
-    def _expanded(self, handles, rows, num_rows):
-        """Loans of rows of experts, made of what has come into the staging area."""
-        buffer, kernel, made, launches = self.buffer, expand_kernel(self.shape), [], []
+    def _expanded(self, memory, num_rows):
+        """Loans of rows of experts, made of what has come into the staging area. memory: of the handle."""
+        buffer, made, launches = self.buffer, [], []
         if self.expanding is None:
-            self.expanding = [
-                RankCall(
-                    buffer, r, kernel, n, self.num_sms[0], None, self.staged.expanded(buffer, r)
-                )
-                for r, n in zip(buffer.ranks, self.num_tokens)
-            ]
-        of_handles = self._memory(handles, rows)
-        for i, (r, n_rows) in enumerate(zip(buffer.ranks, num_rows)):
-            of_results, at_words = self.results.of(n_rows)
-            loan = buffer.lend(r.arena, of_results)
-            launch, _ = self.expanding[i].begin(self.num_tokens[i] + n_rows)
-            words = launch.words
-            borrowed(words, (*of_handles[i], (loan, at_words)))
-            words[N_ROWS], words[EXPERT_BASE] = n_rows, handles[i].address("expert_base")
+            self.expanding = _calls_that_expand(self, expand_kernel(self.shape), self.staged)
+        for call, of_rank, n, n_rows in zip(self.expanding, memory, self.num_tokens, num_rows):
+            launch, loan = _expanding(call, (), of_rank, n, n_rows, self.results)
             made.append(loan)
             launches.append(launch)
         buffer.start(launches)
         return made
+
+
+def _calls_that_expand(plan, kernel, staged, **more):
+    """The RankCalls of a kernel that expands rows out of the staging area."""
+    return [
+        RankCall(
+            plan.buffer,
+            r,
+            kernel,
+            n,
+            plan.num_sms[0],
+            None,
+            staged.expanded(plan.buffer, r),
+            **more,
+        )
+        for r, n in zip(plan.buffer.ranks, plan.num_tokens)
+    ]
+
+
+def _expanding(call, given, memory, n, n_rows, results):
+    """(a launch that makes n_rows rows of experts of n tokens, the Loan that they come to). results: ExpertRows."""
+    arrangement, at_words = results.of(n_rows)
+    loan = call.buffer.lend(call.r.arena, arrangement)
+    launch, _ = call.begin(given, (*memory, (loan, at_words)), n + n_rows)
+    launch.words[N_ROWS] = n_rows
+    return launch, loan
 
 
 def same_pad(pad_multiple, handle):
@@ -295,68 +300,51 @@ def same_pad(pad_multiple, handle):
 class CachedPlan:
     """Cached dispatches: the tokens x [T, H] as rows of experts, as an earlier one placed them. options: num_sms."""
 
+    of_handle, rows_vary = True, False  # as of a ReturnPlan
+
     def __init__(self, buffer, names, arrays, options, handle):
-        (self.name,), (x,), (num_sms,) = names, arrays, options
-        self.buffer, name = buffer, self.name
-        capacity, num_tokens = handle.capacity, handle.num_tokens
-        xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=num_tokens)
+        (x,), self.buffer, self.num_sms = arrays, buffer, options
+        capacity, self.num_tokens = handle.capacity, handle.num_tokens
+        xs = arguments.hidden_rows(buffer, names[0], x, dtypes=TYPES, n_rows=self.num_tokens)
         (_, hidden), dtype = xs[0].shape, xs[0].dtype
         row_bytes = hidden * dtype.itemsize
         self.facts = dict(call="the gradient of hybrid_ep_combine", hidden=hidden, dtype=str(dtype))
         buffer.want_pool(
             self.facts, staging_bytes=staged_bytes(capacity, row_bytes, 0), flag_rows=capacity
         )
-        staged = StagingArea(buffer, capacity, row_bytes, 0)
         shape = buffer.launches.shape(handle.num_local_experts, row_bytes, expands=True)
-        self.results, kernel = ExpertRows(shape, hidden, dtype), resend_kernel(shape)
-        self.calls = [
-            RankCall(buffer, r, kernel, n, num_sms, None, staged.expanded(buffer, r))
-            for r, n in zip(buffer.ranks, num_tokens)
-        ]
+        self.results = ExpertRows(shape, hidden, dtype)
+        staged, given = StagingArea(buffer, capacity, row_bytes, 0), dict(takes=TAKES, names=names)
+        self.calls = _calls_that_expand(self, resend_kernel(shape), staged, **given)
 
-    @staticmethod
-    def decides(buffer, forms, handle):
-        """What a plan is found by, besides options."""
-        return *forms, handle.form
-
-    def start(self, given, handle):
+    def start(self, given, handle, interface):
         """Launch: rows of experts [P, H] of each rank, of x's dtype."""
-        buffer, made, launches = self.buffer, [], []
-        for i, (r, n_rows) in enumerate(zip(buffer.ranks, handle.num_rows)):
-            loan = buffer.lend(r.arena, self.results.of(n_rows)[0])
-            launch, _ = self.calls[i].begin(handle.num_tokens[i] + n_rows)
-            words, ((x_at,), (x,)) = launch.words, given[i]
-            borrowed(words, handle.memory[i])
-            words[X] = x_at or buffer.placing.place(r.rank, self.name, x)
-            words[N_ROWS], words[PAD], words[OUT] = n_rows, handle.pad_multiple, loan.address("x")
+        made, launches = [], []
+        for call, arrays, memory, n, n_rows in zip(
+            self.calls, given, handle.memory, self.num_tokens, handle.num_rows
+        ):
+            launch, loan = _expanding(call, arrays, memory, n, n_rows, self.results)
+            launch.words[PAD] = handle.pad_multiple
             made.append(loan)
             launches.append(launch)
-        buffer.start(launches)
-        buffer.kept = given
-        return [loan.array("x") for loan in made]
+        self.buffer.start(launches)
+        return [interface.result(loan, loan.fields["x"]) for loan in made]
 
 
 class CombinePlan(ReturnPlan):
     """Sums of rows x [P, H] over experts, ranks and worlds, and probs [P] back in their places [T, E]. options: num_sms."""
 
     def __init__(self, buffer, names, arrays, options, handle):
-        (name, of_probs), (x, probs), (num_sms,) = names, arrays, options
-        local, has_probs = handle.num_local_experts, probs is not None
-        xs = arguments.hidden_rows(buffer, name, x, dtypes=TYPES, n_rows=handle.num_rows)
+        (x, *probs), (num_sms,), local = arrays, options, handle.num_local_experts
+        xs = arguments.hidden_rows(buffer, names[0], x, dtypes=TYPES, n_rows=handle.num_rows)
         (_, hidden), dtype = xs[0].shape, xs[0].dtype
-        for i, r in enumerate(buffer.ranks if has_probs else ()):
-            given = arguments.of_ranks(buffer, of_probs, probs)[i]
-            p, rows = arguments.array(buffer, of_probs, r, given), handle.num_rows[i]
-            if p.dtype != FP32 or p.shape != (rows,):
-                raise EPValueError(
-                    f"{of_probs} of rank {r.rank} is {p.dtype} {p.shape}, float32 ({rows},) is "
-                    "needed"
-                )
+        for of_ranks in probs:
+            arguments.vectors(buffer, names[1], of_ranks, handle.num_rows)
         shape = buffer.launches.shape(
             local,
             hidden * dtype.itemsize,
             to_combine=handle.num_tokens,
-            has_probs=has_probs,
+            has_probs=bool(probs),
             dtype=arguments.NAMES[dtype],
             p2p_world_size=handle.p2p_world_size,
         )

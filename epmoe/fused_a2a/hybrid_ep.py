@@ -1,7 +1,8 @@
 """HybridEPDispatch and HybridEPCombine: permute, exchange, permute in one; a row for each (token, local expert)."""
 
 from epmoe.fused_a2a import arguments
-from epmoe.fused_a2a.buffers import columns, hybrid_ep_buffer, results
+from epmoe.fused_a2a.arguments import PLAIN
+from epmoe.fused_a2a.buffers import columns, hybrid_ep_buffer
 from epmoe.fused_a2a.hybrid import (
     ARGUMENTS,
     CachedPlan,
@@ -11,7 +12,7 @@ from epmoe.fused_a2a.hybrid import (
     same_pad,
 )
 
-OF_X, OF_GRADIENT = ("x", "probs of x"), ("grad_x", "probs of grad_x")
+OF_GRADIENT = "grad_x", "probs of grad_x"
 
 
 class HybridEPDispatch:
@@ -66,13 +67,8 @@ class HybridEPDispatch:
         grad_x[t] sums the token's rows as HybridEPCombine.forward does; grad_probs is a copy where a pair has a row,
         zero elsewhere. Rows without a token are never read. grad_probs=None gives None.
         """
-        handle, buffer = hybrid_handle(ctx.handle), hybrid_ep_buffer(ctx.group)
-        if arguments.absent(grad_probs):
-            grad_probs = None
-        call = CombinePlan, OF_GRADIENT, (grad_x, grad_probs), handle.num_sms[1:], handle
-        summed, probs = buffer.call("the gradient of hybrid_ep_dispatch", buffer.run, *call)
-        probs = None if probs is None else results(ctx.group, probs)
-        return results(ctx.group, summed), None, probs, None, None, None, None, None, None
+        grads = dispatch_gradients(grad_x, grad_probs, ctx.handle)
+        return grads[0], None, grads[1], None, None, None, None, None, None
 
 
 class HybridEPCombine:
@@ -95,10 +91,7 @@ class HybridEPCombine:
     @staticmethod
     def backward(ctx, grad_x):
         """Gradients of forward's four arguments: (grad_x [P, H], None, None, None); rows without a token are zero."""
-        handle, buffer = ctx.handle, hybrid_ep_buffer(ctx.group)
-        call = CachedPlan, OF_GRADIENT[:1], (grad_x,), handle.num_sms[:1], handle
-        made = buffer.call("the gradient of hybrid_ep_combine", buffer.run, *call)
-        return results(ctx.group, made), None, None, None
+        return combine_gradient(grad_x, ctx.handle), None, None, None
 
 
 def hybrid_ep_dispatch(
@@ -122,46 +115,94 @@ def hybrid_ep_dispatch(
     By name alone, what Megatron-Core 0.17 to 0.19 give besides: how upstream shares its work out among kernels. Here
     the kernels of dispatch and combine do all of it, and these change nothing.
     """
-    # what equals an int and is none may not be accepted where the int was
-    if not (
-        type(num_local_experts) is type(num_permuted_tokens) is int
-        and pad_multiple is None
-        and type(num_sms_dispatch_api) is type(num_sms_combine_api) is int
-        and num_sms_dispatch_api > 0
-        and num_sms_combine_api > 0
-    ):
-        num_sms_dispatch_api = arguments.granted("num_sms_dispatch_api", num_sms_dispatch_api)
-        num_sms_combine_api = arguments.granted("num_sms_combine_api", num_sms_combine_api)
-        num_local_experts = arguments.plain("num_local_experts", num_local_experts)
-        num_permuted_tokens = arguments.plain("num_permuted_tokens", num_permuted_tokens)
-        pad_multiple = arguments.plain("pad_multiple", pad_multiple)
-    if arguments.absent(probs):
-        probs = None
-    buffer = hybrid_ep_buffer(group)
-    options = (
+    return dispatch(
+        x,
+        routing_map,
+        probs,
+        group,
+        PLAIN,
         num_local_experts,
+        num_sms_dispatch_api,
+        num_sms_combine_api,
         num_permuted_tokens,
         pad_multiple,
-        buffer.fp8_dispatch,
-        getattr(group, "p2p_world_size", None),
-        (num_sms_dispatch_api, num_sms_combine_api),
     )
-    call = DispatchPlan, ARGUMENTS, (x, routing_map, probs), options, group
-    made, handle = buffer.call("hybrid_ep_dispatch", buffer.run, *call)
-    return (*columns(group, made), handle)
 
 
 def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *, fused=False):
     """HybridEPCombine.forward without a ctx: arguments, results and errors are there. fused: as in dispatch."""
+    return combine(x, handle, PLAIN, num_permuted_tokens, pad_multiple)
+
+
+def dispatch(
+    x,
+    routing_map,
+    probs,
+    group,
+    interface,
+    num_local_experts,
+    num_sms_dispatch=24,
+    num_sms_combine=24,
+    num_rows=None,
+    pad_multiple=None,
+):
+    """What hybrid_ep_dispatch returns; interface: of the arrays."""
+    # what equals an int and is none may not be accepted where the int was
+    if not (
+        type(num_local_experts) is type(num_rows) is int
+        and pad_multiple is None
+        and type(num_sms_dispatch) is type(num_sms_combine) is int
+        and num_sms_dispatch > 0
+        and num_sms_combine > 0
+    ):
+        num_sms_dispatch = arguments.granted("num_sms_dispatch_api", num_sms_dispatch)
+        num_sms_combine = arguments.granted("num_sms_combine_api", num_sms_combine)
+        num_local_experts = arguments.plain("num_local_experts", num_local_experts)
+        num_rows = arguments.plain("num_permuted_tokens", num_rows)
+        pad_multiple = arguments.plain("pad_multiple", pad_multiple)
+    arrays = (x, routing_map) if arguments.absent(probs) else (x, routing_map, probs)
+    buffer = hybrid_ep_buffer(group)
+    options = (
+        num_local_experts,
+        num_rows,
+        pad_multiple,
+        buffer.fp8_dispatch,
+        getattr(group, "p2p_world_size", None),
+        (num_sms_dispatch, num_sms_combine),
+    )
+    call = DispatchPlan, ARGUMENTS, arrays, options, group, interface
+    made, handle = buffer.call("hybrid_ep_dispatch", *call)
+    return (*columns(group, made), handle)
+
+
+def combine(x, handle, interface, num_permuted_tokens=None, pad_multiple=None):
+    """What hybrid_ep_combine returns."""
     group = hybrid_handle(handle).group
     buffer = hybrid_ep_buffer(group)
     if num_permuted_tokens is not None:
         arguments.same_num_rows(buffer, num_permuted_tokens, handle.num_rows)
     if pad_multiple is not None:
         same_pad(pad_multiple, handle)
-    call = CombinePlan, OF_X, (x, None), handle.num_sms[1:], handle
-    combined, _ = buffer.call("hybrid_ep_combine", buffer.run, *call)
-    return combined if group.lists else combined[0]
+    call = CombinePlan, ("x",), (x,), handle.num_sms[1:], handle, interface
+    return columns(group, buffer.call("hybrid_ep_combine", *call))[0]
+
+
+def dispatch_gradients(grad_rows, grad_probs, handle, interface=PLAIN):
+    """Of the tokens, and of probs or None."""
+    buffer, arrays = hybrid_ep_buffer(hybrid_handle(handle).group), (grad_rows, grad_probs)
+    if arguments.absent(grad_probs):
+        arrays = arrays[:1]
+    call = CombinePlan, OF_GRADIENT, arrays, handle.num_sms[1:], handle, interface
+    made = buffer.call("the gradient of hybrid_ep_dispatch", *call)
+    return columns(handle.group, made)
+
+
+def combine_gradient(grad_tokens, handle, interface=PLAIN):
+    """Of the rows."""
+    buffer = hybrid_ep_buffer(handle.group)
+    call = CachedPlan, OF_GRADIENT[:1], (grad_tokens,), handle.num_sms[:1], handle, interface
+    made = buffer.call("the gradient of hybrid_ep_combine", *call)
+    return made if handle.group.lists else made[0]
 
 
 def hybrid_handle(handle):

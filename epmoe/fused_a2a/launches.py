@@ -174,7 +174,7 @@ def fill(words, values):
 
 
 def places(arrangement, names):
-    """Where arrays lie, for `borrowed`: [(index of a word, offset)]; names: {field: array of the Arrangement}."""
+    """Where arrays lie, for `RankCall.begin`: [(index of a word, offset)]; names: {field: array of the Arrangement}."""
     fields = arrangement.fields
     return [(at(field), fields[name].offset) for field, name in names.items()]
 
@@ -182,7 +182,7 @@ def places(arrangement, names):
 def arranged(name, shapes, at_words):
     """A function of a number of rows: (the Arrangement of shapes(rows), places); those of the latest numbers are kept.
 
-    at_words: {index of a word: array of the Arrangement}; places: as for `borrowed`.
+    at_words: {index of a word: array of the Arrangement}; places: [(index, offset)].
     """
 
     @lru_cache(MOST_ARRANGED)
@@ -191,14 +191,6 @@ def arranged(name, shapes, at_words):
         return made, [(i, made.fields[array].offset) for i, array in at_words.items()]
 
     return of
-
-
-def borrowed(words, memory):
-    """Enter addresses of lent arrays into the words of a launch; memory: (Loan, places) of each piece."""
-    for loan, places in memory:
-        base = loan.base
-        for i, offset in places:
-            words[i] = base + offset
 
 
 def handle_memory(name, n_ranks, arrays):
@@ -216,44 +208,79 @@ class RankCall:
     """One rank's part of calls that are alike: what launches a kernel, and the memory that each call borrows.
 
     n_rows: rows that the kernel moves, None if each call says. values: {field: value} of the words that stay the same.
-    lent: (Arrangement, {field: array}) of each piece of memory that a call borrows of the rank's own.
+    lent: (Arrangement, {field: array}) of each piece of memory that a call borrows of the rank's own. takes: indices of
+    words for the arrays that a call is given, whose names are `names`. dtypes: {name: type that it must have}.
     """
 
-    __slots__ = ("_buffer", "rank", "_arena", "_lent", "_how", "_values", "_launches", "_latest")
+    __slots__ = ("buffer", "r", "_lent", "_how", "_values", "_launches", "_latest", "_given")
 
-    def __init__(self, buffer, r, kernel, num_tokens, num_sms, n_rows, values, lent=()):
-        self._buffer, self.rank, self._arena = buffer, r.rank, r.arena
+    def __init__(
+        self,
+        buffer,
+        r,
+        kernel,
+        num_tokens,
+        num_sms,
+        n_rows,
+        values,
+        *,
+        lent=(),
+        takes=(),
+        names=(),
+        dtypes=None,
+    ):
+        self.buffer, self.r = buffer, r
         self._lent = [(arranged, places(arranged, names)) for arranged, names in lent]
         self._how, self._values, self._launches = (kernel, num_tokens, num_sms), values, {}
+        self._given = takes, names, dtypes
         self._latest = None, None  # number of rows, launch
         if n_rows is not None:
             self._latest = None, self._for(n_rows)
 
     def _for(self, n_rows):
         kernel, num_tokens, num_sms = self._how
-        grid = self._buffer.launches.grid(num_sms, n_rows)
+        grid = self.buffer.launches.grid(num_sms, n_rows)
         launch = self._launches.get(grid)
         if launch is None:
-            launch = self._buffer.find(kernel, self.rank, num_tokens, grid)
+            launch = self.buffer.find(kernel, self.r.rank, num_tokens, grid)
             fill(launch.words, self._values)
             self._launches[grid] = launch
         self._latest = n_rows, launch
         return launch
 
-    def begin(self, n_rows=None):
-        """(what is to be started, the Loans of what it borrows); its `words` want the addresses of the call's arrays."""
+    def placed(self, given):
+        """The addresses of the arrays that a call is given: (form, address or None, array) of each."""
+        _, names, dtypes = self._given
+        arrays = [array for _, _, array in given]
+        return self.buffer.placing.place_all(self.r.rank, names, arrays, dtypes or {})
+
+    def begin(self, given, memory=(), n_rows=None):
+        """(what is to be started, the Loans of what it borrows).
+
+        given: as for placed(). memory: (Loan, places) of what earlier calls borrowed.
+        """
         known, launch = self._latest
         if known != n_rows:
             launch = self._for(n_rows)
-        words, loans = launch.words, []
+        words, loans, takes = launch.words, [], self._given[0]
+        addresses = [address for _, address, _ in given]
+        if None in addresses:
+            addresses = self.placed(given)
+        for i, address in zip(takes, addresses):
+            words[i] = address
+        for loan, at_words in memory:
+            base = loan.base
+            for i, offset in at_words:
+                words[i] = base + offset
+        arena = self.r.arena
         for arrangement, at_words in self._lent:
-            loan = self._arena.lend(arrangement)
+            loan = arena.lend(arrangement)
             base = loan.base
             for i, offset in at_words:
                 words[i] = base + offset
             loans.append(loan)
-        if self._buffer.is_captured:
-            self._buffer.captured += loans
+        if self.buffer.is_captured:
+            self.buffer.captured += loans
         return launch, loans
 
     def begin_like(self, earlier):
@@ -261,4 +288,4 @@ class RankCall:
         _, launch = self._latest
         launch.words[_FIRST:] = earlier.words[_FIRST:]
         fill(launch.words, self._values)
-        return self.begin()
+        return self.begin(())

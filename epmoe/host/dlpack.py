@@ -21,8 +21,8 @@ _NAMED = {
     "float8_e8m0fnu": 14,
 }  # DLDataTypeCode of the DLPack headers
 _OF_SIZE = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
-_HEADER = ctypes.c_char * 13  # of a DLTensor: device type, device id, dimensions, type code
-_HEADER_AT = 8  # behind its address
+_HEADER_AT, _HEADER_BYTES = 8, 13  # of a DLTensor: device type, device id, dimensions, type code
+_MEMORY = memoryview((ctypes.c_uint8 * sys.maxsize).from_address(0)).cast("B")  # by address
 
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -57,5 +57,6 @@ def capsule(address, form, owner):
     memory = _Memory.from_address(address)
     memory.owner = owner
     made = np.ndarray(shape, plain, memory, 0, strides).__dlpack__()
-    _HEADER.from_address(_get_pointer(made, b"dltensor") + _HEADER_AT).raw = header
+    at = _get_pointer(made, b"dltensor") + _HEADER_AT
+    _MEMORY[at : at + _HEADER_BYTES] = header
     return made

@@ -49,6 +49,10 @@ class Placing:
             buffer.write(host)
         return buffer.address
 
+    def place_all(self, rank, names, arrays, dtypes):
+        """[the address of each]; dtypes: {name: dtype} of those that must have one."""
+        return [self.place(rank, name, a, dtypes.get(name)) for name, a in zip(names, arrays)]
+
     def fetch(self, rank, name, host):
         """Copy what kernels have stored in a placed array back into `host`, the caller's own; they must have ended."""
         if not device.SIM:

@@ -182,8 +182,8 @@ def on_device(world, buffer):
     if world.kind == "rows":
 
         def sent(x, ids, probs, on_device):
-            values, scales = values_and_scales(buffer, "x", x)
-            arrays = values, ids, probs, scales
+            values, *scales = values_and_scales(buffer, "x", x)
+            arrays = values, ids, probs, *scales
             options = world.n_experts, None, on_device
             return buffer.run(rows.DispatchPlan, rows.ARGUMENTS, arrays, options, None)
 
@@ -210,16 +210,17 @@ def on_device(world, buffer):
                 world.p2p_world_size,
                 (None, None),
             )
-            made, handle = buffer.run(
-                hybrid.DispatchPlan, hybrid.ARGUMENTS, (x, maps, probs), options, None
-            )
+            arrays = (x, maps) if probs is None else (x, maps, probs)
+            made, handle = buffer.run(hybrid.DispatchPlan, hybrid.ARGUMENTS, arrays, options, None)
             return [list(column) for column in zip(*made)], handle
 
         module = hybrid
 
     def sums(handle, x, probs):
         names = "x", "probs of x"
-        return buffer.run(module.CombinePlan, names, (x, probs), (None,), handle)
+        arrays = (x,) if probs is None else (x, probs)
+        made = buffer.run(module.CombinePlan, names, arrays, (None,), handle)
+        return tuple(map(list, zip(*made)))
 
     def cached(handle, x):
         return buffer.run(module.CachedPlan, ("x",), (x,), (None,), handle)

@@ -2,47 +2,32 @@
 
 import torch
 
-from epmoe import fused_a2a
-from epmoe.torch.gradients import completed, given_to, refuse_gradients, remember
+from epmoe.fused_a2a import arguments, fused
+from epmoe.torch.gradients import gradients, refuse_gradients, remember
 from epmoe.torch.over_ranks import WorldFunction, leaves_of, once
 from epmoe.torch.process_group import world_of
 from epmoe.torch.streams import in_stream_order
-from epmoe.torch.tensors import readable
-
-
-def _recorded(ctx, plain, x, token_indices, token_probs, num_experts, group, *scheduling):
-    """What plain gives; ctx knows then which of that and of the arguments have gradients."""
-    if type(x) is not torch.Tensor and len(leaves_of(x)) > len(leaves_of(token_indices)):
-        refuse_gradients("x as a pair", x, token_probs)
-    group = world_of(group)
-    made = plain(x, token_indices, token_probs, num_experts, group, *scheduling)
-    remember(ctx, group, made, token_probs, leaves_of([made[1], made[3]]))
-    return made
-
-
-def _gradients(ctx, grad_output, grad_token_probs):
-    """Gradients of FusedDispatch.forward's arguments."""
-    rows, probs = given_to(ctx, "grad_output", grad_output, "grad_token_probs", grad_token_probs)
-    backward = fused_a2a.FusedDispatch.backward
-    return completed(ctx, in_stream_order(ctx.group, backward, ctx, rows, None, probs, None, None))
+from epmoe.torch.tensors import TENSORS
 
 
 class FusedDispatch(WorldFunction):
     """Every token to the ranks of its experts; its gradient is a combine. See epmoe.fused_a2a.FusedDispatch."""
 
     @staticmethod
-    def plain(x, token_indices, token_probs, num_experts, group, *scheduling):
+    def plain(
+        x,
+        token_indices,
+        token_probs,
+        num_experts,
+        group,
+        async_finish=False,
+        allocate_on_comm_stream=False,
+    ):
         """What forward returns, where no gradient is wanted."""
-        return in_stream_order(
-            world := world_of(group),
-            fused_a2a.fused_dispatch,
-            readable("x", x),
-            readable("token_indices", token_indices),
-            readable("token_probs", token_probs),
-            num_experts,
-            world,
-            *scheduling,
-        )
+        if allocate_on_comm_stream:
+            arguments.scheduling(async_finish, allocate_on_comm_stream)
+        given, group = (x, token_indices, token_probs), world_of(group)
+        return in_stream_order(group, fused.dispatch, given, num_experts, group, TENSORS)
 
     @staticmethod
     def forward(
@@ -68,7 +53,8 @@ class FusedDispatch(WorldFunction):
         ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
     ):
         """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
-        return _gradients(ctx, grad_output, grad_token_probs)
+        made = gradients(ctx, fused.dispatch_gradients, grad_output, grad_token_probs)
+        return made[0], None, made[1], None, None, None, None
 
 
 class FusedDispatchOnDevice(WorldFunction):
@@ -77,15 +63,9 @@ class FusedDispatchOnDevice(WorldFunction):
     @staticmethod
     def plain(x, token_indices, token_probs, num_experts, group):
         """What forward returns, where no gradient is wanted."""
-        return in_stream_order(
-            world := world_of(group),
-            fused_a2a.fused_dispatch_on_device,
-            readable("x", x),
-            readable("token_indices", token_indices),
-            readable("token_probs", token_probs),
-            num_experts,
-            world,
-        )
+        given, group = (x, token_indices, token_probs), world_of(group)
+        more = num_experts, group, TENSORS, "fused_dispatch_on_device"
+        return in_stream_order(group, fused.dispatch, given, *more)
 
     @staticmethod
     def forward(ctx, x, token_indices, token_probs, num_experts, group):
@@ -103,7 +83,17 @@ class FusedDispatchOnDevice(WorldFunction):
         ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
     ):
         """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
-        return _gradients(ctx, grad_output, grad_token_probs)[:5]
+        made = gradients(ctx, fused.dispatch_gradients, grad_output, grad_token_probs)
+        return made[0], None, made[1], None, None
+
+
+def _recorded(ctx, plain, x, token_indices, token_probs, *more):
+    """What plain gives; ctx knows then which of that and of the arguments have gradients."""
+    if type(x) is not torch.Tensor and len(leaves_of(x)) > len(leaves_of(token_indices)):
+        refuse_gradients("x as a pair", x, token_probs)
+    made = plain(x, token_indices, token_probs, *more)
+    remember(ctx, made, token_probs, leaves_of([made[1], made[3]]))
+    return made
 
 
 class FusedCombine(WorldFunction):
@@ -112,24 +102,26 @@ class FusedCombine(WorldFunction):
     n_tensors = 1
 
     @staticmethod
-    def plain(x, group, handle, *scheduling):
+    def plain(x, group, handle, async_finish=False, allocate_on_comm_stream=False):
         """What forward returns, where no gradient is wanted."""
+        if allocate_on_comm_stream:
+            arguments.scheduling(async_finish, allocate_on_comm_stream)
         group = world_of(group)
-        given = readable("x", x), group, handle, *scheduling
-        return in_stream_order(group, fused_a2a.fused_combine, *given)
+        return in_stream_order(group, fused.combine, (x,), group, handle, TENSORS), None
 
     @staticmethod
     def forward(ctx, x, group, handle, async_finish=False, allocate_on_comm_stream=False):
         """(combined_x, None); the gradient is x's."""
-        ctx.group, ctx.handle = group, handle = world_of(group), handle
+        ctx.handle = handle
         return FusedCombine.plain(x, group, handle, async_finish, allocate_on_comm_stream)
 
     @staticmethod
     @once
     def backward(ctx, grad_output, previous_event=None):
         """Gradients of forward's arguments: x first, None otherwise."""
-        given = readable("grad_output", grad_output)
-        return in_stream_order(ctx.group, fused_a2a.FusedCombine.backward, ctx, given)
+        handle, given = ctx.handle, (grad_output,)
+        of_rows = in_stream_order(handle.group, fused.combine_gradient, given, handle, TENSORS)
+        return of_rows, None, None, None, None
 
 
 def fused_dispatch(

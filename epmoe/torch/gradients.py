@@ -3,35 +3,32 @@
 import torch
 
 from epmoe.torch.over_ranks import any_gradient
-from epmoe.torch.tensors import readable
+from epmoe.torch.streams import in_stream_order
+from epmoe.torch.tensors import TENSORS
 from epmoe_ref.errors import EPValueError
 
 
-def remember(ctx, group, made, probs, constant):
-    """What dispatched() reads. made: the results; probs: as given; constant: results that have no gradient."""
-    ctx.group, ctx.handle = group, made[-1]
+def remember(ctx, made, probs, constant):
+    """What gradients() reads. made: the results; probs: as given; constant: results that have no gradient."""
+    ctx.handle = handle = made[-1]
     ctx.mark_non_differentiable(*constant)
     ctx.probs_need_gradient = any_gradient((probs,))
-    if not group.lists:
+    if not handle.group.lists:
         ctx.set_materialize_grads(False)  # torch would write zeros for ids and counts too
         ctx.rows_like = _like(made[0])
         ctx.probs_like = _like(probs) if ctx.probs_need_gradient else None
 
 
-def given_to(ctx, rows_name, grad_rows, probs_name, grad_probs):
-    """(grad_rows, grad_probs or None) as kernels read them. A result that nothing depends on counts as zeros."""
+def gradients(ctx, of_dispatch, grad_rows, grad_probs):
+    """Of a dispatch's tokens and probs. A result that nothing depends on counts as zeros; of_dispatch: of fused_a2a."""
     if grad_rows is None:
         grad_rows = _zeros(ctx.rows_like)
-    if not ctx.probs_need_gradient:
-        grad_probs = None
-    return readable(rows_name, grad_rows), readable(probs_name, grad_probs)
-
-
-def completed(ctx, gradients):
-    """The gradients of a dispatch's arguments: zeros of probs where none was given."""
-    if gradients[2] is not None or not ctx.probs_need_gradient:
-        return gradients
-    return (*gradients[:2], _zeros(ctx.probs_like), *gradients[3:])
+    handle = ctx.handle
+    given = grad_rows, grad_probs if ctx.probs_need_gradient else None
+    grad_x, grad_probs = in_stream_order(handle.group, of_dispatch, given, handle, TENSORS)
+    if grad_probs is None and ctx.probs_need_gradient:
+        grad_probs = _zeros(ctx.probs_like)
+    return grad_x, grad_probs
 
 
 def _like(tensor):

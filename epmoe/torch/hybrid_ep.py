@@ -1,13 +1,13 @@
 """HybridEPDispatch and HybridEPCombine under autograd."""
 
-from epmoe import fused_a2a
+from epmoe.fused_a2a import hybrid_ep
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
 from epmoe.fused_a2a.hybrid_ep import hybrid_handle
-from epmoe.torch.gradients import completed, given_to, refuse_gradients, remember
+from epmoe.torch.gradients import gradients, refuse_gradients, remember
 from epmoe.torch.over_ranks import WorldFunction, leaves_of, once
 from epmoe.torch.process_group import world_of
 from epmoe.torch.streams import in_stream_order
-from epmoe.torch.tensors import readable, tensors
+from epmoe.torch.tensors import TENSORS
 
 
 class HybridEPDispatch(WorldFunction):
@@ -16,17 +16,8 @@ class HybridEPDispatch(WorldFunction):
     @staticmethod
     def plain(x, routing_map, probs, group, *options):
         """What forward returns, where no gradient is wanted."""
-        made = in_stream_order(
-            world := world_of(group),
-            fused_a2a.hybrid_ep_dispatch,
-            readable("x", x),
-            readable("routing_map", routing_map),
-            readable("probs", probs),
-            world,
-            *options,
-        )
-        made[-1].shown = tensors
-        return made
+        given, group = (x, routing_map, probs), world_of(group)
+        return in_stream_order(group, hybrid_ep.dispatch, given, group, TENSORS, *options)
 
     @staticmethod
     def forward(
@@ -52,18 +43,15 @@ class HybridEPDispatch(WorldFunction):
         num_sms = num_sms_dispatch_api, num_sms_combine_api
         options = num_local_experts, *num_sms, num_permuted_tokens, pad_multiple
         made = HybridEPDispatch.plain(x, routing_map, probs, group, *options)
-        remember(ctx, group, made, probs, leaves_of(made[3]))
+        remember(ctx, made, probs, leaves_of(made[3]))
         return made
 
     @staticmethod
     @once
     def backward(ctx, grad_x, grad_probs, grad_scaling_factor, grad_tokens_per_expert, grad_handle):
         """Gradients of forward's nine arguments: x first, probs third, None otherwise."""
-        rows, probs = given_to(ctx, "grad_x", grad_x, "grad_probs", grad_probs)
-        backward = fused_a2a.HybridEPDispatch.backward
-        return completed(
-            ctx, in_stream_order(ctx.group, backward, ctx, rows, probs, None, None, None)
-        )
+        made = gradients(ctx, hybrid_ep.dispatch_gradients, grad_x, grad_probs)
+        return made[0], None, made[1], None, None, None, None, None, None
 
 
 class HybridEPCombine(WorldFunction):
@@ -74,22 +62,22 @@ class HybridEPCombine(WorldFunction):
     @staticmethod
     def plain(x, handle, *options):
         """What forward returns, where no gradient is wanted."""
-        group, given = hybrid_handle(handle).group, readable("x", x)
-        return in_stream_order(group, fused_a2a.hybrid_ep_combine, given, handle, *options)
+        group = hybrid_handle(handle).group
+        return in_stream_order(group, hybrid_ep.combine, (x,), handle, TENSORS, *options)
 
     @staticmethod
     def forward(ctx, x, handle, num_permuted_tokens=None, pad_multiple=None):
         """combined_x; the gradient is x's."""
-        made = HybridEPCombine.plain(x, handle, num_permuted_tokens, pad_multiple)
-        ctx.group, ctx.handle = handle.group, handle
-        return made
+        ctx.handle = handle
+        return HybridEPCombine.plain(x, handle, num_permuted_tokens, pad_multiple)
 
     @staticmethod
     @once
     def backward(ctx, grad_x):
         """Gradients of forward's arguments: x first, None otherwise."""
-        given = readable("grad_x", grad_x)
-        return in_stream_order(ctx.group, fused_a2a.HybridEPCombine.backward, ctx, given)
+        handle, given = ctx.handle, (grad_x,)
+        of_rows = in_stream_order(handle.group, hybrid_ep.combine_gradient, given, handle, TENSORS)
+        return of_rows, None, None, None
 
 
 def hybrid_ep_dispatch(

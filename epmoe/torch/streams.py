@@ -3,24 +3,25 @@
 import torch
 
 from epmoe import device
-from epmoe.torch.tensors import tensors
+from epmoe.torch.tensors import readable
 from epmoe_ref.errors import EPStateError
 
 
-def in_stream_order(group, call, *arguments):
-    """Results of call(*arguments) as tensors: after what torch's current stream has now, before what it gets next.
+def in_stream_order(group, call, given, *more):
+    """call(*given, *more), whose results are tensors: after what torch's current stream has now, before what it gets next.
 
     Where the world has that very stream, nothing is needed; else events, which a graph capture may hold too. What is
-    put on the current stream meanwhile is not waited for: tensors are made readable before. Who uses several streams
-    may free tensors or take their memory away by torch's means, so results are then copied into memory of torch's own;
-    a world whose `copies` is True or False says itself whether they are.
+    put on the current stream meanwhile is not waited for: tensors given are made readable before. Who uses several
+    streams may free tensors or take their memory away by torch's means, so results are then copied into memory of
+    torch's own; a world whose `copies` is True or False says itself whether they are.
     """
     copies = getattr(group, "copies", None)
     if not device.SIM:
         own, current = group.stream_of(group.ranks[0]), _raw_stream(group.machine.ordinal)
         if current != int(own.handle):
-            return _between(own, own.beside(current), copies, call, arguments)
-    made = tensors(call(*arguments))
+            given = [readable(None, one) for one in given]
+            return _between(own, own.beside(current), copies, call, (*given, *more))
+    made = call(*given, *more)
     return copied(made) if copies else made
 
 
@@ -34,7 +35,7 @@ def _between(own, current, copies, call, arguments):
             "ProcessGroupWorld(group, stream=...) before the group's first call, MPIWorld(stream=...)"
         )
     own.wait(current)  # the tensors given are written by then
-    made = tensors(call(*arguments))
+    made = call(*arguments)
     current.wait(own)  # the results are; and what they were made of may be used again
     if copies is False:
         return made

@@ -4,13 +4,14 @@ import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor, from_numpy
+from torch.nn import Parameter
 
 from epmoe import device
-from epmoe.host.arrays import DeviceArray, Field
+from epmoe.fused_a2a.arguments import Interface
+from epmoe.host.arrays import VECTOR_BYTES, DeviceArray, Field, peek
 from epmoe.host.dlpack import capsule, form_of
 from epmoe_ref.errors import EPValueError
 
-VECTOR_BYTES = 16  # kernels read rows as vectors of so many bytes
 CPU = 1, 0  # DLPack's device
 from_dlpack = (
     torch._C._from_dlpack
@@ -21,13 +22,15 @@ E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 def readable(what, given):
     """A tensor as kernels read it: detached, C-contiguous, at a multiple of 16 bytes; a copy only where it is not so.
 
-    given: a tensor, or lists of them; None stays None.
+    given: a tensor, or lists of them; None stays None. what: its name; None: a tensor on the CPU is not refused.
     """
     if not isinstance(given, Tensor):
         if isinstance(given, (list, tuple)):
             return [readable(what, one) for one in given]
         return given
     if not (device.SIM or given.is_cuda):
+        if what is None:
+            return given
         raise EPValueError(
             f"{what} is on the CPU, and epmoe runs on the GPU here: {what}.cuda(), or EPMOE_DEVICE=sim "
             "for the simulator"
@@ -39,6 +42,18 @@ def readable(what, given):
     return given.clone() if given.data_ptr() % VECTOR_BYTES else given
 
 
+def _seen(given, what):
+    """(form, address, tensor), as host.arrays.peek, of a tensor as kernels read it: see readable()."""
+    at, ordinal = given.data_ptr(), given.get_device()
+    if ordinal < 0 or at % VECTOR_BYTES or not given.is_contiguous():
+        return peek(readable(what, given), what)
+    return (given.shape, given.dtype, ordinal), at, given
+
+
+def _seen_otherwise(given, what):
+    return (_seen if isinstance(given, Tensor) else peek)(given, what)
+
+
 def tensors(made):
     """Results as tensors over the same memory, which they keep alive; also inside lists and tuples.
 
@@ -47,11 +62,7 @@ def tensors(made):
     """
     kind = type(made)
     if kind is DeviceArray:
-        if made._field.dtype.itemsize > 1 or made.dtype != E4M3:
-            return from_dlpack(made.__dlpack__())
-        field = made._field
-        field = Field(field.shape, np.uint8, field.offset, field.strides)
-        return _as_fp8(DeviceArray(made._owner, field).__dlpack__())
+        return _lent(made._owner, made._field)
     if kind is list or kind is tuple:
         return kind([tensors(one) for one in made])
     if not isinstance(made, np.ndarray):
@@ -64,6 +75,29 @@ def tensors(made):
     return (_as_fp8 if is_fp8 else from_dlpack)(capsule(made.ctypes.data, form, made))
 
 
+def _lent(loan, field):
+    """What lies in lent memory of a GPU, as a tensor."""
+    ordinal, form = field.of_dlpack
+    if ordinal == loan.lender.machine.ordinal and form[1].itemsize > 1:
+        return from_dlpack(capsule(loan.base + field.offset, form, loan))
+    if field.dtype != E4M3:
+        return from_dlpack(DeviceArray(loan, field).__dlpack__())
+    field = Field(field.shape, np.uint8, field.offset, field.strides)
+    return _as_fp8(DeviceArray(loan, field).__dlpack__())
+
+
 def _as_fp8(of_bytes):
     """Of a capsule of uint8: not every torch takes FP8 by DLPack."""
     return from_dlpack(of_bytes).view(torch.float8_e4m3fn).detach()
+
+
+def _simulated(loan, field):
+    return tensors(loan.part("", field))
+
+
+TENSORS = Interface(
+    {Tensor: _seen, Parameter: _seen},
+    _seen_otherwise,
+    _simulated if device.SIM else _lent,
+    from_numpy,
+)
