@@ -176,7 +176,7 @@ class Buffer:
         return plan.start(given, of, interface)
 
     def _look_at_lists(self, names, arrays, look, other):
-        of_all = zip(*[inputs.ranks_of(self.world, *one) for one in zip(names, arrays)])
+        of_all = inputs.each_rank(self.world, **dict(zip(names, arrays)))
         return [
             [look(type(a), other)(a, f"{name} of rank {r.rank}") for a, name in zip(of_rank, names)]
             for r, of_rank in zip(self.ranks, of_all)

@@ -248,24 +248,19 @@ class RankCall:
         self._latest = n_rows, launch
         return launch
 
-    def placed(self, given):
-        """The addresses of the arrays that a call is given: (form, address or None, array) of each."""
-        _, names, dtypes = self._given
-        arrays = [array for _, _, array in given]
-        return self.buffer.placing.place_all(self.r.rank, names, arrays, dtypes or {})
-
     def begin(self, given, memory=(), n_rows=None):
         """(what is to be started, the Loans of what it borrows).
 
-        given: as for placed(). memory: (Loan, places) of what earlier calls borrowed.
+        given: (form, address or None, array) of each. memory: (Loan, places) of what earlier calls borrowed.
         """
         known, launch = self._latest
         if known != n_rows:
             launch = self._for(n_rows)
-        words, loans, takes = launch.words, [], self._given[0]
+        words, loans, (takes, names, dtypes) = launch.words, [], self._given
         addresses = [address for _, address, _ in given]
-        if None in addresses:
-            addresses = self.placed(given)
+        if dtypes is not None or None in addresses:
+            arrays = [array for _, _, array in given]
+            addresses = self.buffer.placing.place_all(self.r.rank, names, arrays, dtypes or {})
         for i, address in zip(takes, addresses):
             words[i] = address
         for loan, at_words in memory:
