@@ -3,7 +3,6 @@
 import contextlib
 import os
 import random
-from array import array
 
 import numpy as np
 
@@ -128,14 +127,14 @@ class PreparedLaunch:
 
     def __init__(self, machine, kernel, grid, block, words, numbers, how):
         self._machine, self._kernel, self._grid, self._block = machine, kernel, grid, block
-        self.words = array("Q", [*words, *[0] * (kernel.n_words - len(words))])  # as a GPU's
+        self.words = [*words, *[0] * (kernel.n_words - len(words))]
         self._n_given, self._numbers, self._how = len(words), numbers, how
 
     def start(self, *words):
         """Queue it."""
         if words:
-            self.words[self._n_given :] = array("Q", words)
-        params = tuple(self.words)
+            self.words[self._n_given :] = words
+        params = tuple(map(int, self.words))
         if len(params) != self._kernel.n_words:
             raise EPValueError(
                 "%s takes %d words, not %d" % (self._kernel.name, self._kernel.n_words, len(params))
