@@ -147,6 +147,7 @@ class GpuMachine:
         self.held = 0
         self.has_captured = False  # graphs may name memory that nothing here uses any more
         self._queue = []
+        self._adopted = {}
         belongs_here(self)
 
     def describe(self):
@@ -171,6 +172,21 @@ class GpuMachine:
         """New HostMemory."""
         self.activate()
         return HostMemory(self, nbytes)
+
+    def adopt(self, array, name, rank=0, *, regions=None):
+        """Device address of the caller's array, from its __cuda_array_interface__; nothing is copied."""
+        interface = getattr(array, "__cuda_array_interface__", None)
+        if interface is None:
+            raise EPValueError(
+                "%s is not in the GPU's memory: give an array with __cuda_array_interface__" % name
+            )
+        address = interface["data"][0]
+        self._adopted[address] = array
+        return address
+
+    def release(self, address):
+        """End one adopt()."""
+        self._adopted.pop(address, None)
 
     # ------------------------------------------------------------------ launches
     def stream(self, rank=0, handle=None):

@@ -170,7 +170,11 @@ class Buffer:
         if plan is None:
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
-            plan = kind(self, names, arrays, options, of)
+            # of what was looked at: a look may have copied an array that kernels cannot read where it lies
+            of_ranks = [[array for _, _, array in seen] for seen in zip(*given)]
+            if not self.world_has_lists:
+                of_ranks = [array for (array,) in of_ranks]
+            plan = kind(self, names, of_ranks, options, of)
             self._plans[key] = plan  # the plan's own growing of memory has cleared them
         self.recent.append((self.number, plan.facts))
         return plan.start(given, of, interface)

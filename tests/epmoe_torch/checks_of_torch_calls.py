@@ -93,6 +93,22 @@ def check_calls_cost_little_more_than_those_of_fused_a2a():
     assert all(n <= MOST_MORE[name] for name, n in more.items()), more
 
 
+def check_the_first_call_of_a_form_takes_tensors_that_are_not_contiguous():
+    calls = Calls(epmoe.torch)
+    everywhere = torch.zeros(1, dtype=torch.bfloat16)
+    x, probs = torch.zeros(64, 3, dtype=torch.bfloat16).T, torch.zeros(3, 1).expand(3, 8)
+    ids = torch.zeros(8, 3, dtype=torch.int64).T
+    *_, handle = epmoe.torch.fused_dispatch_on_device(x, ids, probs, EXPERTS, calls.world)
+    epmoe.torch.fused_combine(everywhere.expand(2 * 4, 64), calls.world, handle)
+    x, probs = x.clone().requires_grad_(), probs.clone().requires_grad_()
+    rows, _, received, *_ = epmoe.torch.fused_dispatch_on_device(
+        x, ids, probs, EXPERTS, calls.world
+    )
+    (rows.sum() + received.sum(1).sum()).backward()  # whose gradients are expanded
+    assert x.grad.shape == x.shape and probs.grad.shape == probs.shape
+    calls.close()
+
+
 def check_memory_comes_back_when_the_last_tensor_over_it_has_ended():
     calls = Calls(epmoe.torch)
     calls.handle = calls.experts = None
