@@ -66,7 +66,7 @@ class Dispatched:
     topk_ids: object
     num_tokens: int
     # by a function: no attributes of the class, so that __getattr__ is asked
-    cfg: EPConfig = field(default_factory=type(None), repr=False)
+    cfg: Any = field(default_factory=type(None), repr=False)
     rank: int | None = field(default_factory=type(None), repr=False)
     check: Any = field(default_factory=type(None), repr=False)
     # its Part, which is asked for the rest when that is first looked at; combine wants its own

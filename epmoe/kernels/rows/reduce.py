@@ -55,11 +55,12 @@ def _each_vector(numbers, sum_at, store16):
     return sum_vectors
 
 
-def sum_of_rows(dtype, store16=store16):
+def sum_of_rows(dtype, store16=store16, often_many=False):
     """Device function sum_rows(places, n, to, first, end, lane): a warp, for "bf16", "fp16" or "fp32".
 
     The sum, from +0.0, of the vectors [first, end) of the rows in the first n lanes, in their order, stored in the row
-    at `to` by `store16`.
+    at `to` by `store16`. often_many: more than four rows are common, so that two vectors of each are in flight, too;
+    that takes registers that other kernels do not have (benchmarks/notes/rows.md).
     """
     numbers = elements.make(dtype)
     zero_sums, add, pack = numbers.zeros, numbers.add, numbers.pack
@@ -72,48 +73,66 @@ def sum_of_rows(dtype, store16=store16):
         if vector < end:
             store16(to + u64(VECTOR) * u64(vector), q[0], q[1], q[2], q[3])
 
-    def summing(sums_at):
-        """sums_at(rows, n, at, at_two) -> those of two of a lane's vectors, whose loads are in flight together."""
+    def summing(load):
+        """Of up to four rows, of which two vectors each are in flight."""
         @device_fn
-        def sum_vectors(rows, n, to, first, end, lane):
+        def sum_few(rows, n, to, first, end, lane):
             base = i32(first)
             while base < end:
                 one, two = i32(base + lane), i32(base + lane + 32)
-                sums, sums_two = sums_at(rows, n, at_vector(one, end), at_vector(two, end))
-                store(to, one, end, sums)
-                store(to, two, end, sums_two)
+                q, r = load(rows, at_vector(one, end)), load(rows, at_vector(two, end))
+                store(to, one, end, add_up_to_four(zero_sums(), n, 0, 1, q))
+                store(to, two, end, add_up_to_four(zero_sums(), n, 0, 1, r))
                 base = i32(base + 64)
 
-        return sum_vectors
+        return sum_few
 
     @device_fn
-    def of_two(rows, n, at, at_two):
+    def load_two(rows, at):
         q, r = load16(rows[0] + at), load16(rows[1] + at)
-        s, t = load16(rows[0] + at_two), load16(rows[1] + at_two)
-        return (add_up_to_four(zero_sums(), n, 0, 1, (q, r, q, r)), add_up_to_four(zero_sums(), n, 0, 1, (s, t, s, t)))
+        return q, r, q, r
 
     load_four = each_of_four(device_fn(lambda row, at: load16(row + at)))
+    sum_two, sum_four = summing(load_two), summing(load_four)
+
     # the addresses in four lanes, or in the last one
     four_of = four(device_fn(lambda given, lane: u64(warp_broadcast_u64(given[0], i32(min(lane, given[1]))))))
 
     @device_fn
-    def of_fours(places, n, at, at_two):
-        sums, sums_two, i = zero_sums(), zero_sums(), i32(0)
+    def sum_at(given, at):
+        (places, n), sums, i = given, zero_sums(), i32(0)
         while i < n:
             rows = four_of((places, i32(n - 1)), i, 1)
-            q, r = load_four(rows, at), load_four(rows, at_two)
-            sums, sums_two = add_up_to_four(sums, n, i, 1, q), add_up_to_four(sums_two, n, i, 1, r)
-            i = i32(i + 4)
-        return sums, sums_two
+            sums, i = add_up_to_four(sums, n, i, 1, load_four(rows, at)), i32(i + 4)
+        return sums
 
-    sum_two, sum_fours = summing(of_two), summing(of_fours)
+    @device_fn
+    def sum_in_twos(given, to, first, end, lane):
+        base = i32(first)
+        while base < end:
+            one, two = i32(base + lane), i32(base + lane + 32)
+            (places, n), sums, sums_two, i = given, zero_sums(), zero_sums(), i32(0)
+            while i < n:
+                rows = four_of((places, i32(n - 1)), i, 1)
+                q, r = load_four(rows, at_vector(one, end)), load_four(rows, at_vector(two, end))
+                sums, sums_two = add_up_to_four(sums, n, i, 1, q), add_up_to_four(sums_two, n, i, 1, r)
+                i = i32(i + 4)
+            store(to, one, end, sums)
+            store(to, two, end, sums_two)
+            base = i32(base + 64)
+
+    sum_many = sum_in_twos if often_many else _each_vector(numbers, sum_at, store16)
 
     @device_fn
     def sum_rows(places, n, to, first, end, lane):
-        if n == 1 or n == 2:                    # if there is one, it is read again and not added
-            sum_two(four_of((places, i32(n - 1)), 0, 1), n, to, first, end, lane)
+        # where there are fewer than four, the last one is read again and not added
+        rows = four_of((places, i32(max(n, 1) - 1)), 0, 1)
+        if n == 1 or n == 2:
+            sum_two(rows, n, to, first, end, lane)
+        elif n == 3 or n == 4:
+            sum_four(rows, n, to, first, end, lane)
         else:
-            sum_fours(places, n, to, first, end, lane)
+            sum_many((places, n), to, first, end, lane)
 
     return sum_rows
 
@@ -124,7 +143,7 @@ def sum_of_experts(shape, store16=store16):
     float32 from +0.0, experts ascending, rounded once, stored at `to`. Experts without a row of this token are not
     read.
     """
-    numbers, sum_rows = elements.make(shape.dtype), sum_of_rows(shape.dtype, store16)
+    numbers, sum_rows = elements.make(shape.dtype), sum_of_rows(shape.dtype, store16, often_many=True)
     zero_sums, add, n_local, row_bytes = numbers.zeros, numbers.add, shape.num_local_experts, shape.row_bytes
 
     @device_fn
