@@ -6,7 +6,7 @@ from epmoe.device import (add_rn, bf16_hi, bf16_lo, device_fn, f16_hi, f16_lo, f
                           pack_bf16x2, pack_f16x2, u32_as_f32)
 
 from .params import namespace
-from .unrolled import tuple_of
+from .params import tuple_of
 
 # combine_dtype -> (low half, high half, pack) of a 32-bit word that holds two numbers
 PAIRS = {"bf16": (bf16_lo, bf16_hi, pack_bf16x2), "fp16": (f16_lo, f16_hi, pack_f16x2)}

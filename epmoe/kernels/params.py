@@ -1,7 +1,9 @@
 """What a kernel is called with: words that are passed by value, and a context in device memory that is written once.
 
 A kernel's first argument, params, is a tuple of uint64: the addresses and numbers of one call, each at its index. What
-is looked up by rank, the peers' addresses, lies in the context, whose address is one of these words.
+is looked up by rank, the peers' addresses, lies in the context, whose address is one of these words. Also what any
+kernel is written with: namespaces of device functions, and loops over a few registers that are unrolled where a kernel
+is made (tuple_of, in_turn: step j is a device function of its own).
 """
 
 import struct
@@ -12,8 +14,6 @@ import numpy as np
 
 from epmoe.device import device_fn, load_u64, u64
 from epmoe_ref.errors import EPValueError
-
-from .unrolled import in_turn, tuple_of
 
 
 class ParameterBlock:
@@ -130,3 +130,19 @@ def record_of(block, tails=()):
         return Call(*(words(params) + (num_tokens, my_rank)))
 
     return record
+
+
+def tuple_of(n, item):
+    """Device function (*arguments) -> the n results of item(j)(*arguments); item: j -> device function."""
+    if n == 0:
+        return device_fn(lambda *arguments: ())
+    earlier, last = tuple_of(n - 1, item), item(n - 1)
+    return device_fn(lambda *arguments: earlier(*arguments) + (last(*arguments),))
+
+
+def in_turn(n, step):
+    """Device function (value, *arguments) -> value after step(j)(value, *arguments), j = 0, 1, ..., n - 1."""
+    if n == 0:
+        return device_fn(lambda value, *arguments: value)
+    earlier, last = in_turn(n - 1, step), step(n - 1)
+    return device_fn(lambda value, *arguments: last(earlier(value, *arguments), *arguments))

@@ -3,7 +3,7 @@
 from epmoe.device import (device_fn, i32, lane_id, load16, load16_nc, load_u8, load_u32, store16, store_u8, store_u32,
                           u32, u64)
 
-from ..unrolled import in_turn, tuple_of
+from ..params import in_turn, tuple_of
 
 LANES = 32
 MAX_IN_FLIGHT = 8       # loads of a lane before its first store, so that a row waits for memory once or a few times

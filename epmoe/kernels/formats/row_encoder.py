@@ -6,7 +6,7 @@ from epmoe.device import (abs_f32, bf16_hi, bf16_lo, device_fn, f32, i32, load16
 from . import KernelFormat, align_up, output
 from .number_codes import e2m1x16
 from .row_copy import clear_padding, copy_part, most_parts
-from ..unrolled import in_turn
+from ..params import in_turn
 
 LANES = 32
 LANE_ELEMENTS = 16

@@ -22,10 +22,9 @@ from epmoe.layout import ABSENT, ANNOUNCED, MAX_FINITE
 
 from ..formats.row_copy import no_vectors
 from ..lamport import is_absent
-from ..params import namespace
+from ..params import in_turn, namespace, tuple_of
 from ..spin import POLLS_PER_LOOK, gives_up, wait_below
 from ..status import COMBINE_WAIT, FOR_RECV_COUNT, FOR_ROWS, MISSING_RANKS, record_expired
-from ..unrolled import in_turn, tuple_of
 
 AT_ONCE = 8         # rows whose vectors a lane holds
 

@@ -12,7 +12,7 @@ from .. import elements, ids, stamps, user_functions
 from ..formats.row_copy import store_vector
 from ..plain import counters
 from ..plain.receive import shared_rows
-from ..unrolled import in_turn
+from ..params import in_turn
 from .await_rows import AT_ONCE, TokenRows
 
 VECTOR, LANES = 16, 32     # bytes of an access, lanes of a warp

@@ -10,9 +10,8 @@ from epmoe.device import int32
 from epmoe.layout import ANNOUNCED, MAX_FINITE
 
 from .. import ids, stamps
-from ..params import namespace
+from ..params import in_turn, namespace
 from ..plain import counters
-from ..unrolled import in_turn
 from . import peers
 
 
