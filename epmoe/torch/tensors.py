@@ -32,8 +32,8 @@ def readable(what, given):
         if what is None:
             return given
         raise EPValueError(
-            f"{what} is on the CPU, and epmoe runs on the GPU here: {what}.cuda(), or EPMOE_DEVICE=sim "
-            "for the simulator"
+            f"{what} is on the CPU, and epmoe runs on the GPU here: move it there with .cuda(), or set "
+            "EPMOE_DEVICE=sim for the simulator"
         )
     if given.requires_grad:
         given = given.detach()

@@ -172,7 +172,7 @@ def test_errors_name_the_tensor():
     with pytest.raises(ValueError, match="token_probs of rank 0 has dtype float64"):
         fused_dispatch(x, ids, [p.double() for p in probs], 2, group)
     if not device.SIM:
-        with pytest.raises(ValueError, match="x is on the CPU"):
+        with pytest.raises(ValueError, match="x of rank 0 is on the CPU"):
             fused_dispatch([t.cpu() for t in x], ids, probs, 2, group)
 
 
