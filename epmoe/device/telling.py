@@ -51,7 +51,7 @@ def tell_host(params, num_tokens, my_rank):
 class HostWords:
     """Host memory into which one kernel of each rank here stores what it tells, and then the number of the call.
 
-    ranks: of this process. stream: that of the call, behind which all of these kernels have ended.
+    ranks: of this process. stream: the call's; when all of it has run, these kernels have ended.
     """
 
     def __init__(self, machine, ranks, stream):

@@ -24,7 +24,7 @@ from .lamport import put
 
 
 def _tokens(shape):
-    """`tokens` of send.make: a token's row is that of its number, with the probs of its experts at each rank."""
+    """`tokens` of send.make: token t is row t, with the probs of its experts at each rank."""
     n_local, num_experts, has_probs = shape.num_local_experts, shape.num_experts, shape.has_probs
     at, look_at_ranks = lamport.places(shape), routing.ranks_of_token(shape)
 
