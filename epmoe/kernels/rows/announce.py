@@ -47,7 +47,7 @@ def telling(shape, part, marks=True):
     tell_totals(call, totals, looked): the same of counts in a shared array. marks: whether a stamp says so.
     """
     ranks, (begin, end) = shape.n_ranks, parts_of_note(shape)[part]
-    n, at_word, num_senders = end - begin, noting(shape), calls.num_senders(shape)
+    n, at_word = end - begin, noting(shape)
     place_of, tells_counts, mark = chosen(BLOCK, "places"), end > COUNTS, stamps.by_caller(BLOCK, shape.trace and marks)
 
     @device_fn
@@ -59,7 +59,7 @@ def telling(shape, part, marks=True):
         if word == CAPACITY:
             number = i32(call.params[p.capacity])
         if word == BLOCKS:
-            number = num_senders()
+            number = calls.num_senders()
         return number
 
     @device_fn

@@ -64,15 +64,16 @@ def tenths_of_blocks(tenths):
     return device_fn(lambda: i32(max(1, i32(u32(i32((grid_dim() - 1) * tenths)) // u32(10)))))
 
 
-def num_senders(shape):
-    """Device function () -> how many blocks send; the leader block is not among them."""
-    return tenths_of_blocks(shape.tuning.send_tenths if shape.expands else 10)
+@device_fn
+def num_senders():
+    """How many blocks send: all but the leader block."""
+    return i32(grid_dim() - 1)
 
 
-def is_sender(shape):
-    """Device function () -> whether this block sends."""
-    blocks = num_senders(shape)
-    return device_fn(lambda: block_idx() < blocks())
+@device_fn
+def is_sender():
+    """Whether this block sends."""
+    return not is_leader()
 
 
 @device_fn

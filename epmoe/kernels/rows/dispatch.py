@@ -1,9 +1,9 @@
 """Dispatch of rows: every token is sent once to each rank of its experts, directly to its final row.
 
 Every block of a rank runs the kernel. The last one is the leader block: it talks to the peers, one of its warps (the
-notify warp) before all others. The first blocks send: all but the leader block, or half of them where rows are expanded
-meanwhile; then the rest expands (call.py). A note is what a rank announces to each peer; notes are those of all ranks,
-which every block keeps in shared memory.
+notify warp) before all others. The other blocks send; where rows are expanded meanwhile, four tenths of their warps do,
+and the others expand. A note is what a rank announces to each peer; notes are those of all ranks, which every block
+keeps in shared memory.
 
 1. Begin: the number of the call (epoch), and whether an earlier one failed (call.py).
 2. Small batches have a way of their own, which ends the call: Lamport rows (few/dispatch.py), expert-major also
@@ -19,7 +19,8 @@ which every block keeps in shared memory.
    counters (by_counters): every sending block adds one to a counter at every rank when its rows are written; the leader
    block waits until the counters have reached the numbers of blocks that the notes gave.
    Flags (by_flags), where rows are expanded by expert in the same launch: a sender raises a flag for each part of a
-   row; the other blocks expand what has come (expand.py), and all blocks when sending is done.
+   row; the other warps expand what has come (expand.py), and all warps when sending is done. Rows of a rank to itself
+   are expanded from the input.
    Lamport rows: no word of a row is ABSENT once it has come (step 2).
 8. The leader block ends the call.
 
@@ -35,7 +36,7 @@ from epmoe.device import (SIM, device_fn, fence_acq_rel_sys, i32, int32, kernel,
 from .. import stamps
 from . import announce, copy, expand, handle, layout, mailbox, send
 from . import call as calls
-from .call import Call, is_leader, is_notify_warp
+from .call import Call, is_leader, is_notify_warp, is_sender
 from .few import by_expert
 from .few import dispatch as few_rows
 from .shape import BLOCK, CACHED, VECTOR
@@ -52,7 +53,7 @@ def dispatch_kernel(shape):
     if has_few:
         dispatch_few = (by_expert.dispatching(shape, mark, number_rows) if shape.expert_major
                         else few_rows.dispatching(shape, mark))
-    await_announcements, is_sender = announce.awaiting(shape, ROWS_DISPATCH, "note"), calls.is_sender(shape)
+    await_announcements = announce.awaiting(shape, ROWS_DISPATCH, "note")
     (send_rows, finish_rows), expands = moving(shape, mark, layout.counter(shape, ROWS_DISPATCH)), shape.expands
     record, has_room = handle.recording(shape, ROWS_DISPATCH), mailbox.reading(shape.n_ranks).has_room
 
@@ -93,7 +94,7 @@ def numbering(shape, mark):
 
     Blocks that send have numbered their tokens then, and the leader block has announced this rank.
     """
-    ranks, is_sender, numbers = shape.n_ranks, calls.is_sender(shape), layout.make(shape, ROWS_DISPATCH)
+    ranks, numbers = shape.n_ranks, layout.make(shape, ROWS_DISPATCH)
     note, announce_experts, expert_major = announce.telling(shape, "note"), announce.experts(shape), shape.expert_major
 
     @device_fn
@@ -132,7 +133,7 @@ def by_counters(shape, mark):
 
     ok: whether this block has done its part.
     """
-    arrivals, is_sender = announce.arrivals(shape, ROWS_DISPATCH), calls.is_sender(shape)
+    arrivals = announce.arrivals(shape, ROWS_DISPATCH)
 
     @device_fn
     def finish_rows(call, notes, ok):
@@ -146,12 +147,13 @@ def by_counters(shape, mark):
     return finish_rows
 
 
-def by_flags(shape, mark, flags, asks_room):
+def by_flags(shape, mark, flags, numbered):
     """The same where rows are expanded by expert while they arrive: every block expands.
 
-    flags: of copy.py. asks_room: whether a rank may have no room, and then expands nothing.
+    flags: of copy.py. numbered: as of send.make; if it is given, a rank may have no room, and then expands nothing.
     """
-    expand_rows, has_room = expand.arriving(shape, flags), mailbox.reading(shape.n_ranks).has_room
+    expand_rows, has_room = expand.arriving(shape, flags, numbered), mailbox.reading(shape.n_ranks).has_room
+    asks_room = numbered is not None
 
     @device_fn
     def finish_rows(call, notes, ok):
@@ -170,7 +172,7 @@ def moving(shape, mark, numbered=None):
         return send.make(shape, None, numbered), by_counters(shape, mark)
     fewest = shape.tuning.encode_parts if shape.encode else shape.tuning.expand_parts
     flags = copy.flags(shape, ROWS_DISPATCH, shape.src_bytes // VECTOR, fewest)
-    return send.make(shape, flags, numbered), by_flags(shape, mark, flags, numbered is not None)
+    return send.make(shape, flags, numbered), by_flags(shape, mark, flags, numbered)
 
 
 @lru_cache(CACHED)
@@ -180,7 +182,7 @@ def resend_kernel(shape):
     mark = stamps.make(BLOCK, shape.trace)
     announce_places, load_counts = announce.early(shape, "without_counts"), announce.load_counts(shape)
     await_announcements = announce.awaiting(shape, ROWS_DISPATCH, "without_counts")
-    (send_rows, finish_rows), is_sender = moving(shape, mark), calls.is_sender(shape)
+    send_rows, finish_rows = moving(shape, mark)
     has_few, expands = bool(shape.lamport), shape.expands
     if has_few:
         few = few_rows.resending(shape, mark)

@@ -6,12 +6,12 @@ is up, in the dispatch itself.
 
 from functools import lru_cache
 
-from epmoe.device import (ballot, block_idx, device_fn, grid_dim, i32, kernel, lane_id, load_i32, load_u32, n_warps,
-                          popc, shfl_idx, st_release_gpu_i32, store16, store_i32, store_u32, syncthreads_or, syncwarp,
-                          thread_idx, u32, u64, warp_broadcast_i32, warp_id, warp_inclusive_sum_i32)
+from epmoe.device import (any_lane, ballot, block_idx, device_fn, grid_dim, i32, kernel, lane_id, load_i32, load_u32, n_warps,
+                          popc, shfl_idx, st_release_gpu_i32, store16, store_i32, store_u32, syncwarp,
+                          thread_idx, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id, warp_inclusive_sum_i32)
 
 from . import call as calls
-from . import mailbox, send, wait
+from . import layout, mailbox, send, wait
 from .bits import below, but_lowest, has, largest, lowest, split
 from .copy import BATCH, copying, parts
 from .shape import BLOCK, CACHED, VECTOR, p
@@ -112,36 +112,41 @@ def clearing(shape, rows_of):
     n_local, clear_row = shape.num_local_experts, clear_row_of(shape)
 
     @device_fn
-    def holds_token(known, row, lane):
-        """Whether some expert has a token in this row; a lane looks at an expert."""
-        expert, found = i32(lane), False
-        while expert < n_local:
-            start, n = rows_of(known, expert)
-            if row >= start and row - start < n:
-                found = True
-            expert = i32(expert + 32)
-        return ballot(found) != 0
+    def gap(known, expert, num_rows):
+        """The rows [first, end) between those with an expert's tokens and the next expert's."""
+        start, n = rows_of(known, expert)
+        end = rows_of(known, i32(expert + 1))[0] if expert < n_local - 1 else i32(num_rows)
+        return i32(start + n), i32(min(end, num_rows))
 
     @device_fn
     def clear_rows(params, known, me, warps, lane):
-        row = i32(me)
-        while row < i32(params[p.num_rows]):
-            if not holds_token(known, row, lane):
-                clear_row(params, row, lane)
-            row = i32(row + warps)
+        window = i32(0)
+        while window < n_local:                 # a lane an expert
+            first, end = i32(0), i32(0)
+            if window + lane < n_local:
+                first, end = gap(known, i32(window + lane), i32(params[p.num_rows]))
+            left = u32(ballot(first < end))
+            while left != u32(0):
+                row, behind = i32(warp_broadcast_i32(first, lowest(left))), i32(warp_broadcast_i32(end, lowest(left)))
+                row = i32(row + u32(i32(me + warps) - i32(u32(row) % u32(warps))) % u32(warps))
+                while row < behind:
+                    clear_row(params, row, lane)
+                    row = i32(row + warps)
+                left = but_lowest(left)
+            window = i32(window + 32)
 
     return clear_rows
 
 
 def of_row(shape):
-    """Device function expand_row(params, received, start, end, is_first, lane), by a warp.
+    """Device function expand_row(params, received, src, start, end, is_first, lane), by a warp.
 
-    16-byte vectors [start, end) of a received row, (row, its src_rank), to the rows of its experts, with their scales,
-    and, is_first, what else goes with them. params `sources`: what came with the rows. has_meta: the handle's
+    16-byte vectors [start, end) of a received row, (row, its src_rank), which is at src, to the rows of its experts, with
+    their scales, and, is_first, what else goes with them. params `sources`: what came with the rows. has_meta: the handle's
     expert_row is written too, else it is read. encode: rows are blockwise FP8 messages, whose scales go to out_scales
     [P, scale_words].
     """
-    n_local, row_bytes, has_probs = shape.num_local_experts, shape.row_bytes, shape.has_probs
+    n_local, has_probs = shape.num_local_experts, shape.has_probs
     out_bytes, n_scales = shape.n_vectors * VECTOR, shape.scale_words if shape.encode else 0
     expert_rows, rows = _expert_rows(shape), copying(read_only=False)
 
@@ -164,8 +169,8 @@ def of_row(shape):
             store_u32(params[p.out_probs] + u64(4) * u64(target), value)
 
     @device_fn
-    def expand_row(params, received, start, end, is_first, lane):
-        row, src, out = received[0], params[p.sources] + u64(received[0]) * u64(row_bytes), params[p.out]
+    def expand_row(params, received, src, start, end, is_first, lane):
+        row, out = received[0], params[p.out]
         first, before = i32(0), i32(0)
         while first < n_local:                    # two windows of experts
             batch = rows.load(src, start, end, lane)        # on its way while their rows are looked up
@@ -188,62 +193,77 @@ def of_row(shape):
     return expand_row
 
 
-def arriving(shape, flags):
-    """Device function expand_rows(call, notes) -> whether all rows came: every block, those that send when they have.
+def received_at(shape):
+    """Device function (params, row) -> address of a received row."""
+    row_bytes = shape.row_bytes
+    return device_fn(lambda params, row: u64(params[p.sources] + u64(row) * u64(row_bytes)))
 
-    Warps take a few parts of rows at a time, and expand them as they come. flags: of copy.py.
+
+def arriving(shape, flags, numbered):
+    """Device function expand_rows(call, notes) -> whether all rows came: every warp, those that send when they have.
+
+    Warps take a few parts of rows at a time, and expand them as they come. flags: of copy.py. numbered: as of send.make.
     """
     ranks, has_meta, mail = shape.n_ranks, shape.has_meta, mailbox.reading(shape.n_ranks)
+    from_input, row_of, at_row = send.keeps_own_rows(shape), layout.row_of(ranks), received_at(shape)
+    is_numbered_now, src_bytes = numbered is not None, shape.src_bytes
     expand_row, clear_rows = of_row(shape), clearing(shape, recorded_rows(shape))
-    claim, num_senders, spans = calls.claims(mailbox.NEXT_TO_RECEIVE), calls.num_senders(shape), parts(shape.n_vectors)
+    claim, spans = calls.claims(mailbox.NEXT_TO_RECEIVE), parts(shape.n_vectors)
     most_at_once, most_looks = shape.tuning.expand_at_once, shape.tuning.expand_looks
 
     @device_fn
-    def await_records(call):
+    def await_records(call, lane):
         """The leader block has written down where experts' rows begin; a barrier of it lies behind the last store."""
         at = call.params[p.words] + u64(mailbox.RECORDED)
         if calls.is_leader() and thread_idx() == 0:
             st_release_gpu_i32(at, i32(call.epoch))
-        ok = thread_idx() != 0 or wait.for_blocks(call.params, at, i32(call.epoch), ROWS_DISPATCH)
-        return not syncthreads_or(not ok)       # thread 0 acquired for all
+        failed = any_lane(not (lane != 0 or wait.for_blocks(call.params, at, i32(call.epoch), ROWS_DISPATCH)))
+        syncwarp()                              # what lane 0 acquired, all lanes read
+        return failed == 0
 
     @device_fn
-    def clear_share(call, lane):
-        """The share of a block that does not send: there is time until the first row comes."""
-        others = i32(grid_dim() - num_senders())
-        if block_idx() >= num_senders():
-            me = i32(warp_id() * others + block_idx() - num_senders())
-            clear_rows(call.params, call.params, me, i32(n_warps() * others), lane)
+    def row_here(call, src_rank, number, first, n_rows):
+        """(the row, -1 for none; where it is), of the number-th row of a src_rank, or, of this rank, the number-th token."""
+        row = i32(first + number) if number < n_rows else i32(-1)
+        if not from_input or src_rank != call.my_rank:
+            return row, at_row(call.params, row)
+        mine = row_of(call.params[p.row_of], number, src_rank) if number < call.num_tokens else i32(-1)
+        return (i32(first + mine) if mine >= 0 else i32(-1)), u64(call.params[p.x] + u64(number) * u64(src_bytes))
 
     @device_fn
     def expand_parts(call, rows, n_parts, left, lane):
-        """Expands those of `left` whose flags are up; lane i has the i-th part: rows = (row, part, its src_rank)."""
-        (row, part, src_rank), here, looks, ok = rows, u32(left), i32(0), True
+        """Expands those of `left` whose flags are up; lane i has the i-th part: rows = (row, where, part, its src_rank)."""
+        (row, src, part, src_rank), here, looks, ok = rows, u32(left), i32(0), True
+        awaited = i32(0) if from_input and src_rank == call.my_rank else i32(part)
         while ok and here != u32(0):
             # what goes with a row comes with its first part
-            is_up = has(here, lane) and flags.is_up(call, row, part) and flags.is_up(call, row, i32(0))
+            is_up = has(here, lane) and flags.is_up(call, row, awaited) and flags.is_up(call, row, i32(0))
             come, looks = u32(ballot(is_up)), i32(looks + 1)
             if come == u32(0) and looks % most_looks == 0:
                 first = row if lane == lowest(here) else i32(-1)
-                ok = flags.wait_for(call, first, part, src_rank) and flags.wait_for(call, first, i32(0), src_rank)
+                ok = flags.wait_for(call, first, awaited, src_rank) and flags.wait_for(call, first, i32(0), src_rank)
             syncwarp()                          # what one lane acquired, all lanes read
             while come != u32(0):
                 one = lowest(come)
-                its_part = i32(warp_broadcast_i32(part, one))
+                its_part, at = i32(warp_broadcast_i32(part, one)), u64(warp_broadcast_u64(src, one))
                 received = i32(warp_broadcast_i32(row, one)), i32(warp_broadcast_i32(src_rank, one))
                 a, b = spans.span(its_part, n_parts)
                 if a < b:                       # the last parts of long rows may be empty
-                    expand_row(call.params, received, a, b, its_part == 0, lane)
+                    expand_row(call.params, received, at, a, b, its_part == 0, lane)
                 come, here = but_lowest(come), u32(here & ~(u32(1) << u32(one)))
         return ok
 
     @device_fn
     def expand_rows(call, notes):
-        if has_meta and not await_records(call):
-            return False
         lane, (here, before), n_parts = i32(lane_id()), mail.received(notes, call.my_rank), flags.count(notes)
-        clear_share(call, lane)
-        n_units = i32(largest(here) * ranks * n_parts)
+        if has_meta and not await_records(call, lane):
+            return False
+        if from_input and is_numbered_now and not numbered.wait_for(call, lane):
+            return False
+        me, warps = i32(warp_id() * grid_dim() + block_idx()), i32(n_warps() * grid_dim())
+        clear_rows(call.params, call.params, me, warps, lane)
+        most = i32(max(largest(here), call.num_tokens)) if from_input else largest(here)
+        n_units = i32(most * ranks * n_parts)
         at_once = i32(max(1, min(most_at_once, i32(u32(n_units) // u32(i32(n_warps() * grid_dim()))))))
         batch, ok = claim(call, lane), True
         while ok and batch * at_once < n_units:
@@ -252,9 +272,10 @@ def arriving(shape, flags):
             turn, part = split(i32(batch * at_once + lane), n_parts)
             number = i32(u32(turn) // u32(ranks))
             src_rank = i32(u32(i32(call.my_rank + turn)) % u32(ranks))
-            row, n_rows = i32(shfl_idx(before, src_rank) + number), i32(shfl_idx(here, src_rank))
-            left = u32(ballot(lane < at_once and number < n_rows))
-            ok = expand_parts(call, (row, part, src_rank), n_parts, left, lane)
+            first, n_rows = i32(shfl_idx(before, src_rank)), i32(shfl_idx(here, src_rank))
+            row, src = row_here(call, src_rank, number, first, n_rows)
+            left = u32(ballot(lane < at_once and row >= 0))
+            ok = expand_parts(call, (row, src, part, src_rank), n_parts, left, lane)
             batch = i32(following)
         return ok
 
@@ -264,7 +285,7 @@ def arriving(shape, flags):
 @lru_cache(CACHED)
 def expand_kernel(shape):
     """Kernel over received rows that have all come; one launch behind the dispatch, where that one does not expand."""
-    ranks, expand_row, spans = shape.n_ranks, of_row(shape), parts(shape.n_vectors)
+    ranks, expand_row, spans, at_row = shape.n_ranks, of_row(shape), parts(shape.n_vectors), received_at(shape)
     clear_rows = clearing(shape, recorded_rows(shape))
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
@@ -280,7 +301,7 @@ def expand_kernel(shape):
             row, part = split(unit, n_parts)
             src_rank = lowest(u32(ballot(lane < ranks and ends > row)))
             a, b = spans.span(part, n_parts)
-            expand_row(params, (row, src_rank), a, b, part == 0, lane)
+            expand_row(params, (row, src_rank), at_row(params, row), a, b, part == 0, lane)
             unit = i32(unit + warps)
         clear_rows(params, params, me, warps, lane)
 

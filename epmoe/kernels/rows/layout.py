@@ -69,7 +69,7 @@ def sharing(shape):
     block, which has all data for this itself. It does if blocks share tokens, and there are as many warps. If rows are
     expanded while they arrive, they are sent in order from the start.
     """
-    num_senders, in_order = calls.num_senders(shape), shape.expands or shape.encode
+    num_senders, in_order = calls.num_senders, shape.expands or shape.encode
 
     of_block = device_fn(lambda num_tokens:
                          share(i32(0), i32(num_tokens), divided_up(num_tokens, num_senders()), i32(block_idx())))
@@ -207,22 +207,22 @@ def _numbering_map(shape):
 def counter(shape, phase):
     """Device functions by which warps wait until all blocks that send have numbered their tokens: namespace.
 
-    say_numbered(call): behind a barrier, where blocks share all tokens. await_numbers(call, lane): a warp; whether all
-    have, and it may read the numbers that other blocks wrote.
+    say_numbered(call): behind a barrier, where blocks share all tokens or expand rows. await_numbers(call, lane): a warp;
+    whether all have, and it may read the numbers that other blocks wrote.
     """
-    num_senders, tokens = calls.num_senders(shape), sharing(shape)
+    tokens, expands = sharing(shape), shape.expands
 
     numbered_at = device_fn(lambda call:
                             u64(call.params[p.words] + u64(mailbox.NUMBERED) + u64(4) * (u64(call.epoch) & u64(1))))
 
     @device_fn
     def say_numbered(call):
-        if tokens.are_shared(call.num_tokens) and calls.is_last_thread():
+        if (expands or tokens.are_shared(call.num_tokens)) and calls.is_last_thread():
             red_add_release_gpu_i32(numbered_at(call), i32(1))
 
     @device_fn
     def await_numbers(call, lane):
-        ok = lane != 0 or wait.for_blocks(call.params, numbered_at(call), num_senders(), phase)
+        ok = lane != 0 or wait.for_blocks(call.params, numbered_at(call), calls.num_senders(), phase)
         failed = any_lane(not ok)
         syncwarp()                              # what lane 0 acquired, all lanes read
         return failed == 0
@@ -241,7 +241,7 @@ def make(shape, phase):
     behind a barrier: in experts, expert-major in totals, behind the ranks.
     """
     ranks, num_experts, n_columns, expert_major = shape.n_ranks, shape.num_experts, shape.n_columns, shape.expert_major
-    tokens, num_senders, numbered = sharing(shape), calls.num_senders(shape), counter(shape, phase)
+    tokens, num_senders, numbered = sharing(shape), calls.num_senders, counter(shape, phase)
     groups = routing.groups_of_threads(shape) if expert_major else 1
     count_ranks, number_ranks = (_numbering_map if expert_major else _numbering_ids)(shape)
     if expert_major:
@@ -316,7 +316,7 @@ def make(shape, phase):
         if epoch == u64(0):
             return epoch
         call = calls.Call(call.params, call.num_tokens, call.my_rank, epoch)
-        if block_idx() < num_senders():
+        if calls.is_sender():
             tell_ranks(call, scratch.by_warp)
             if expert_major:
                 tell_experts(call, scratch.experts)

@@ -38,6 +38,11 @@ def metadata_apart(shape):
     return int((shape.has_meta or shape.scale_words > 0) and not shape.expands and not shape.encode)
 
 
+def keeps_own_rows(shape):
+    """Whether a rank's rows to itself stay in the input, from where they are expanded."""
+    return shape.expands and not shape.encode
+
+
 def looking_at_slots(shape):
     """Device function look(params, token, lane) -> (expert, prob) of slot `lane` of a token; by a warp.
 
@@ -268,16 +273,17 @@ def make(shape, flags=None, numbered=None):
     """Device function send(call, notes) -> whether no wait expired, of a warp.
 
     If some rank has no room, nothing is sent. Where there are more tokens than blocks, the blocks share them: some
-    reach the links sooner than others. flags: of copy.py, where rows are expanded while they arrive. numbered:
-    layout.counter(), if the layout is made in the same launch; meanwhile a warp may send a part of its own token.
+    reach the links sooner than others. flags: of copy.py, where rows are expanded while they arrive; then some warps of a
+    block send, and the others have nothing to do here. numbered: layout.counter(), if the layout is made in the same
+    launch; meanwhile a warp may send a part of its own token.
     """
     ranks, row_bytes, src_bytes, encodes = shape.n_ranks, shape.row_bytes, shape.src_bytes, shape.encode
     mail, spans = mailbox.reading(ranks), parts(shape.n_vectors)
-    num_senders, tokens, take = calls.num_senders(shape), layout.sharing(shape), calls.claims(mailbox.NEXT_TO_SEND)
+    tokens, take = layout.sharing(shape), calls.claims(mailbox.NEXT_TO_SEND)
     raises, is_numbered_now, fewest = flags is not None, numbered is not None, fewest_parts(shape)
-    n_apart, more = metadata_apart(shape), sending_metadata(shape)
+    n_apart, more, keeps_own = metadata_apart(shape), sending_metadata(shape), keeps_own_rows(shape)
     rows, bring = copying(read_only=True), _prefetching(shape)
-    value_bytes, row_of = shape.value_bytes, layout.row_of(ranks)
+    value_bytes, row_of, send_tenths = shape.value_bytes, layout.row_of(ranks), shape.tuning.send_tenths
 
     @device_fn
     def store_scale(row_at, i, scale, epoch):
@@ -298,7 +304,7 @@ def make(shape, flags=None, numbered=None):
         first, end = tokens.of_block(call.num_tokens)
         warps = i32(n_warps())
         if tokens.are_shared(call.num_tokens):  # all tokens, which warps take in turn
-            first, end, warps = i32(0), i32(call.num_tokens), i32(n_warps() * num_senders())
+            first, end, warps = i32(0), i32(call.num_tokens), i32(n_warps() * calls.num_senders())
         n_parts = parts_of_row(notes, i32(end - first), warps)
         own, n_own = i32(-1), i32(0)
         if is_numbered_now and tokens.begin_with_own(call.num_tokens):
@@ -308,10 +314,12 @@ def make(shape, flags=None, numbered=None):
         return Work(first, end, n_parts, i32(n_parts + n_apart - n_own), own, n_own)
 
     @device_fn
-    def first_unit(call, work, lane):
-        """Below 0: a part of one's own token."""
+    def first_unit(call, work, n_units, lane):
+        """Below 0: a part of one's own token; n_units where this warp does not send."""
         if not tokens.are_shared(call.num_tokens):
             return i32(warp_id())
+        if raises and 10 * warp_id() >= send_tenths * n_warps():
+            return i32(n_units)
         return take(call, lane) if work.own < 0 or work.n_own == 0 else i32(-work.n_own)
 
     @device_fn
@@ -340,7 +348,8 @@ def make(shape, flags=None, numbered=None):
         if is_numbered_now and work.n_own == 0 and not are_numbered:
             ok = warp_id() != 0 or numbered.wait_for(call, lane)
             ok, are_numbered = not syncthreads_or(not ok), True     # what one thread acquired, all read
-        unit, n_units = first_unit(call, work, lane), i32((work.end - work.first) * work.rest)
+        n_units = i32((work.end - work.first) * work.rest)
+        unit = first_unit(call, work, n_units, lane)
         while ok and unit < n_units:
             following = unit_after(call, unit, lane)
             if is_numbered_now and unit >= 0 and not are_numbered:
@@ -356,7 +365,8 @@ def make(shape, flags=None, numbered=None):
             if encodes:
                 encode(src, to, mask, start, (a, b), lane, call.epoch)
             else:
-                rows.copy(src, to, mask, start, a, b, lane)     # nothing behind the last part
+                others = u32(mask & ~(u32(1) << u32(call.my_rank))) if keeps_own else mask
+                rows.copy(src, to, others, start, a, b, lane)   # nothing behind the last part
             if part == with_row:
                 more.send(call.params, token, mask, row, at_more, lane)
             if raises:
