@@ -42,13 +42,13 @@ class Array:
 class Field:
     """One array in lent memory: shape, dtype, offset [bytes] from the memory's base, strides [bytes] or None: C order.
 
-    nbytes: of the elements. of_dlpack: the number of a GPU, and dlpack.form_of the array there.
+    nbytes: of the elements. of_torch: the number of a GPU, and what epmoe.torch knows of a tensor like this there.
     """
 
-    __slots__ = ("shape", "dtype", "offset", "strides", "nbytes", "form", "of_dlpack", "_cut")
+    __slots__ = ("shape", "dtype", "offset", "strides", "nbytes", "form", "of_torch", "_cut")
 
     def __init__(self, shape, dtype, offset, strides=None):
-        self._cut, self.of_dlpack = {}, (None, None)
+        self._cut, self.of_torch = {}, (None, None)
         self.shape, self.dtype = tuple([int(n) for n in shape]), np.dtype(dtype)
         self.offset, self.strides = offset, strides
         self.nbytes = prod(self.shape) * self.dtype.itemsize
@@ -117,13 +117,8 @@ class DeviceArray:
         return (2, self.ordinal)  # kDLCUDA
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        loan, field = self._owner, self._field
-        ordinal, form = field.of_dlpack
-        if ordinal != loan.lender.machine.ordinal:
-            ordinal = loan.ordinal
-            form = form_of(field.shape, field.strides, field.dtype, (2, ordinal))  # 2: kDLCUDA
-            field.of_dlpack = ordinal, form
-        return capsule(loan.base + field.offset, form, loan)
+        form = form_of(self.shape, self.strides, self.dtype, self.__dlpack_device__())
+        return capsule(self.address, form, self._owner)
 
     def numba(self):
         """The same memory as Numba's device array, for arguments of @cuda.jit kernels; no copy, and nothing waits.

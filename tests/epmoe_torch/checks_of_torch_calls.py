@@ -24,10 +24,18 @@ torch.Tensor.is_cuda, torch.Tensor.get_device = True, repeat(0).__next__
 import epmoe.torch  # noqa: E402
 from epmoe import fused_a2a  # noqa: E402
 from epmoe.fused_a2a import buffers  # noqa: E402
-from epmoe.host import arrays  # noqa: E402
+from epmoe.torch import tensors  # noqa: E402
 
-form_of = arrays.form_of
-arrays.form_of = lambda shape, strides, dtype, device: form_of(shape, strides, dtype, (1, 0))
+
+def over_storage(form, storage):
+    """What torch makes for a GPU, for a CPU."""
+    made = torch.empty(0, dtype=form["dtype"])
+    return made.set_(storage, form["storage_offset"], form["size"], form["stride"])
+
+
+like = tensors._like
+tensors._like = lambda field, ordinal: (torch.device("cpu"), *like(field, ordinal)[1:])
+tensors._tensor = over_storage
 BUFFERS = buffers.buffer_of, buffers.hybrid_ep_buffer
 EXPERTS, ROWS = 16, 64
 MOST_MORE = {"dispatch": 26, "combine": 15, "by expert": 24, "sums": 12}  # Python functions
