@@ -49,9 +49,7 @@ class Driver(counted_driver.Driver):
         self._memory[address] = None, nbytes
         return self._success[0], address
 
-    def cuLaunchKernel(
-        self, function, grid, _y, _z, block, _by, _bz, shared_bytes, stream, arguments, extra
-    ):
+    def cuLaunchKernelEx(self, config, function, arguments, extra):
         words, num_tokens, rank = counted_driver._arguments(function, arguments)
         starts = sorted(self._memory)
 
@@ -66,7 +64,7 @@ class Driver(counted_driver.Driver):
                     f"{function} of rank {rank} names memory that is gone"
                 )
         if "move" not in function:  # of a rank's own memory, in which results are held
-            events[rank].append((str(function), grid, block, num_tokens))
+            events[rank].append((str(function), config.gridDimX, config.blockDimX, num_tokens))
         return (self.launch_result,)
 
 

@@ -168,8 +168,8 @@ def check_a_call_on_another_stream_waits_and_is_waited_for_by_events_alone():
     driver, order = calls.driver, []
     driver.cuEventRecord = lambda event, stream: order.append(("record", int(stream))) or (0,)
     driver.cuStreamWaitEvent = lambda stream, event, _: order.append(("wait", int(stream))) or (0,)
-    launch = driver.cuLaunchKernel
-    driver.cuLaunchKernel = lambda *given: order.append("launch") or launch(*given)
+    launch = driver.cuLaunchKernelEx
+    driver.cuLaunchKernelEx = lambda *given: order.append("launch") or launch(*given)
     calls.combine()
     assert "launch" in order and len(order) == 1, order
     for handle in (88, 99, 88):

@@ -60,12 +60,12 @@ def exact_dispatch():
     The words are what the kernel would have told: has room, padded rows, tokens of each rank, rows [R, R], by expert.
     """
     machine, driver = counted_machine(2, 0)
-    world, launch = OneRankHere(machine, 2), driver.cuLaunchKernel
+    world, launch = OneRankHere(machine, 2), driver.cuLaunchKernelEx
     at_info, at_experts = at("info"), at("tokens_per_expert")
     told, by_expert = np.array([0, 0, 4, 4, 2, 2, 2, 2], np.int32), np.arange(8, dtype=np.int64)
 
-    def run(function, *how):
-        result = launch(function, *how)
+    def run(config, function, *how):
+        result = launch(config, function, *how)
         if function == "rows_dispatch":
             words = driver.launches[-1][4]
             ctypes.memmove(words[at_info], told.ctypes.data, told.nbytes)
@@ -78,7 +78,7 @@ def exact_dispatch():
             ctypes.c_uint64.from_address(words[at("told")]).value = words[at("told_number")]
         return result
 
-    driver.cuLaunchKernel = run
+    driver.cuLaunchKernelEx = run
     given = tensors(ids_dtype=int64)
 
     def dispatch():

@@ -34,9 +34,6 @@ class Driver:
         self._memory = {}  # address -> (array, bytes)
         self.fills = []  # (bytes, handle of the stream)
         self._success = (real.CUresult.CUDA_SUCCESS,)
-        self.cuLaunchKernelEx = (
-            self._launch_with
-        )  # the same object each time, as a function of a module is
 
     def __getattr__(self, name):
         if name.startswith("CU"):  # types and constants
@@ -122,12 +119,11 @@ class Driver:
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function, threads, shared_bytes):
         return self._success[0], 1
 
-    def cuLaunchKernel(
-        self, function, grid, _y, _z, block, _by, _bz, shared_bytes, stream, arguments, extra
-    ):
-        """Records (kernel, grid, block, stream, words of params, num_tokens, my_rank)."""
+    def cuLaunchKernelEx(self, config, function, arguments, extra):
+        """Records (kernel, grid, block, stream, words of params, num_tokens, my_rank). config: a CUlaunchConfig."""
         words, *numbers = _arguments(function, arguments)
-        self.launches.append((function, grid, block, int(stream), words, *numbers))
+        stream = int(config.hStream)
+        self.launches.append((function, config.gridDimX, config.blockDimX, stream, words, *numbers))
         if function == "tell_host":
             self.tell(words)
         return (self.launch_result,)
@@ -139,14 +135,6 @@ class Driver:
             ctypes.memmove(at, source, 4 * n_words)
             at += 4 * n_words
         ctypes.c_uint64.from_address(word).value = number
-
-    def _launch_with(self, config, function, arguments, extra):
-        """The same. config: a CUlaunchConfig."""
-        grid, block = config.gridDimX, config.blockDimX
-        shared_bytes, stream = config.sharedMemBytes, config.hStream
-        return self.cuLaunchKernel(
-            function, grid, 1, 1, block, 1, 1, shared_bytes, stream, arguments, extra
-        )
 
     def allocated(self):
         """[(address, bytes)] of what is allocated."""
