@@ -1,9 +1,7 @@
 """The CUDA driver's functions, as cuda.bindings has them, and what their results mean."""
 
 import contextlib
-import ctypes
 import os
-from functools import cache
 
 from epmoe_ref.errors import EPError
 
@@ -14,7 +12,6 @@ os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 from cuda.bindings import driver as cu
 
-FUNCTIONS_OF = 12000  # the version of CUDA whose functions are meant
 SUCCESS = cu.CUresult.CUDA_SUCCESS
 
 
@@ -27,13 +24,6 @@ def check(result):
         name, text = (b.decode() if isinstance(b, bytes) else str(b) for b in (name, text))
         raise EPError(f"CUDA: {name} ({text})")
     return result[1] if len(result) == 2 else result[1:] or None
-
-
-@cache
-def at_address(name, *types):
-    """A function of the driver, which gives its CUresult as an int: for what every call does, twice as fast as `cu`."""
-    address, _ = check(cu.cuGetProcAddress(name.encode(), FUNCTIONS_OF, 0))
-    return ctypes.CFUNCTYPE(ctypes.c_int, *types)(address)
 
 
 @contextlib.contextmanager

@@ -100,10 +100,9 @@ class Launch:
         if machine.held:
             machine.queue(self.submit)
             return
-        machine.enter()
-        result = cu.cuLaunchKernelEx(*self._call)
-        if result[0] is not SUCCESS:
-            check(result)
+        if cu.cuLaunchKernelEx(*self._call)[0] is not SUCCESS:
+            machine.activate()  # the default stream is that of the thread's current context
+            self.submit()
 
     def submit(self):
         """Put it on its stream now."""

@@ -4,20 +4,18 @@ Numba compiles kernels and owns the (primary) context; memory, streams and launc
 """
 
 import contextlib
-import ctypes
 import os
 import time
-from functools import partial
 
 from epmoe.capability import OLDEST
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 from .forks import belongs_here
-from .gpu_driver import at_address, check, cu
+from .gpu_driver import check, cu
 from .gpu_launch import Launch, loaded
 from .gpu_memory import Buffer, HostMemory
 
-NOT_CAPTURING = int(cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+NOT_CAPTURING = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 NOT_READY = cu.CUresult.CUDA_ERROR_NOT_READY
 LEGACY_DEFAULT = (0, 1)  # handles of the legacy default stream: null and CU_STREAM_LEGACY
 # a wait for a word: looks at the beginning; then seconds in which it yields, and sleeps, and between questions to the driver
@@ -37,22 +35,16 @@ class Stream:
         self.own = handle is None
         self.handle = new_stream() if self.own else cu.CUstream(int(handle))
         self.can_be_captured = int(self.handle) not in LEGACY_DEFAULT
-        self._status, self._event = ctypes.c_int(NOT_CAPTURING), None
-        self._beside = {}  # handle -> Stream
-        self._look = partial(
-            at_address("cuStreamIsCapturing", ctypes.c_void_p, ctypes.c_void_p),
-            int(self.handle),
-            ctypes.addressof(self._status),
-        )
+        self._event, self._beside = None, {}  # handle -> Stream
 
     def capture(self):
         """The id of the capture into a CUDA graph that the stream is in, 0 for none."""
         if not self.can_be_captured:
             return 0
-        code = self._look()
-        if not code and self._status.value == NOT_CAPTURING:
+        seen = cu.cuStreamIsCapturing(self.handle)
+        if seen[1] is NOT_CAPTURING:
             return 0
-        check((cu.CUresult(code),))
+        check(seen)
         self.machine.has_captured = True
         return int(check(cu.cuStreamGetCaptureInfo(self.handle))[1])
 
@@ -126,8 +118,6 @@ class GpuMachine:
         self.n_ranks, self.rank = n_ranks, rank
         self.ranks_here = n_ranks if rank is None else 1
         self.context = check(cu.cuCtxGetCurrent())
-        # makes it the thread's current one
-        self.enter = partial(at_address("cuCtxSetCurrent", ctypes.c_void_p), int(self.context))
         device = context.device
         self.ordinal = device.id
         self.name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
@@ -160,7 +150,7 @@ class GpuMachine:
 
     def activate(self):
         """Make this machine's context the thread's current one."""
-        check((cu.CUresult(self.enter()),))
+        check(cu.cuCtxSetCurrent(self.context))
 
     # ------------------------------------------------------------------ memory
     def alloc(self, nbytes, name, rank=0, *, regions=None):

@@ -89,19 +89,14 @@ class Driver:
         self.waited_for.add(int(stream))
         return self._success
 
-    def at_address(self, name, *types):
-        """A function that gives an int, as that of gpu_driver."""
-        return {"cuStreamIsCapturing": self._is_capturing, "cuCtxSetCurrent": self._set_current}[
-            name
-        ]
+    def cuStreamIsCapturing(self, stream):
+        status = self._real.CUstreamCaptureStatus
+        is_captured = self.capture and int(stream) != 0
+        return self._success[0], status(int(bool(is_captured)))
 
-    def _is_capturing(self, stream, status):
-        ctypes.c_int.from_address(status).value = int(self.capture and stream != 0)
-        return 0
-
-    def _set_current(self, context):
+    def cuCtxSetCurrent(self, context):
         self.threads.add(threading.get_ident())
-        return 0
+        return self._success
 
     def cuStreamGetCaptureInfo(self, stream):
         status = self._real.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
@@ -121,6 +116,8 @@ class Driver:
 
     def cuLaunchKernelEx(self, config, function, arguments, extra):
         """Records (kernel, grid, block, stream, words of params, num_tokens, my_rank). config: a CUlaunchConfig."""
+        if threading.get_ident() not in self.threads:
+            return (self._real.CUresult.CUDA_ERROR_INVALID_CONTEXT,)
         words, *numbers = _arguments(function, arguments)
         stream = int(config.hStream)
         self.launches.append((function, config.gridDimX, config.blockDimX, stream, words, *numbers))
@@ -220,7 +217,6 @@ def counted_machine(n_ranks, rank, n_sms=132):
 
     for module in (gpu_driver, gpu_launch, gpu_memory, gpu_machine):
         module.cu = driver
-    gpu_machine.at_address = driver.at_address
     gpu_kernel.Kernel.binary = entry_only
     driver.cuKernelGetFunction = lambda _: (real.CUresult.CUDA_SUCCESS, Function(len(KERNELS) - 1))
     cuda.current_context = lambda *_: types.SimpleNamespace(device=device)
