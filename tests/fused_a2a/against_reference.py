@@ -81,3 +81,27 @@ def equal_hybrid(group, world, rng, dtype=FP16, hidden=None):
     )
     assert back[1:] == (None, None, None)
     return got, handle
+
+
+def rows_round(group, x, ids, probs, num_experts, dispatch=fused_a2a.FusedDispatch, **flags):
+    """All results of one forward and backward of FusedDispatch and FusedCombine, as NumPy."""
+    ctx, other = fused_a2a.Context(), fused_a2a.Context()
+    recv_x, indices, recv_probs, per_expert, handle = dispatch.forward(
+        ctx, x, ids, probs, num_experts, group, **flags
+    )
+    combined, _ = fused_a2a.FusedCombine.forward(other, recv_x, group, handle, **flags)
+    back = fused_a2a.FusedCombine.backward(other, combined)[0]
+    grads = dispatch.backward(ctx, back, None, recv_probs, None, None)
+    return host([recv_x, indices, recv_probs, per_expert, combined, back, grads[0], grads[2]])
+
+
+def hybrid_round(group, x, maps, probs, num_local_experts, **options):
+    """All results of one forward and backward of HybridEPDispatch and HybridEPCombine, as NumPy."""
+    ctx, other = fused_a2a.Context(), fused_a2a.Context()
+    hidden, row_probs, _, per_expert, handle = fused_a2a.HybridEPDispatch.forward(
+        ctx, x, maps, probs, group, num_local_experts, **options
+    )
+    combined = fused_a2a.HybridEPCombine.forward(other, hidden, handle)
+    back = fused_a2a.HybridEPCombine.backward(other, combined)[0]
+    grads = fused_a2a.HybridEPDispatch.backward(ctx, back, row_probs, None, None, None)
+    return host([hidden, row_probs, per_expert, combined, back, grads[0], grads[2]])

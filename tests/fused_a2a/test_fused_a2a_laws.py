@@ -2,36 +2,13 @@
 
 import numpy as np
 import pytest
-from rows_group import assert_same, group_of, host, routing, tokens
+from against_reference import hybrid_round, rows_round
+from rows_group import assert_same, group_of, routing, tokens
 
 from epmoe import fused_a2a
 
 NUM_TOKENS, NUM_EXPERTS, TOP_K, HIDDEN = (6, 0, 5), 6, 3, 16
 pytestmark = pytest.mark.filterwarnings("error")
-
-
-def rows_round(group, x, ids, probs, **flags):
-    """All results of one forward and backward of FusedDispatch and FusedCombine, as NumPy."""
-    ctx, other = fused_a2a.Context(), fused_a2a.Context()
-    recv_x, indices, recv_probs, per_expert, handle = fused_a2a.FusedDispatch.forward(
-        ctx, x, ids, probs, NUM_EXPERTS, group, **flags
-    )
-    combined, _ = fused_a2a.FusedCombine.forward(other, recv_x, group, handle, **flags)
-    back = fused_a2a.FusedCombine.backward(other, combined)[0]
-    grads = fused_a2a.FusedDispatch.backward(ctx, back, None, recv_probs, None, None)
-    return host([recv_x, indices, recv_probs, per_expert, combined, back, grads[0], grads[2]])
-
-
-def hybrid_round(group, x, maps, probs, **options):
-    """All results of one forward and backward of HybridEPDispatch and HybridEPCombine, as NumPy."""
-    ctx, other = fused_a2a.Context(), fused_a2a.Context()
-    hidden, row_probs, _, per_expert, handle = fused_a2a.HybridEPDispatch.forward(
-        ctx, x, maps, probs, group, 2, **options
-    )
-    combined = fused_a2a.HybridEPCombine.forward(other, hidden, handle)
-    back = fused_a2a.HybridEPCombine.backward(other, combined)[0]
-    grads = fused_a2a.HybridEPDispatch.backward(ctx, back, row_probs, None, None, None)
-    return host([hidden, row_probs, per_expert, combined, back, grads[0], grads[2]])
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +20,10 @@ def expected():
     x, dense = tokens(rng, NUM_TOKENS, HIDDEN), [rng.random(m.shape, np.float32) for m in maps]
     group = group_of(3)
     return (
-        (x, ids, probs),
-        rows_round(group, x, ids, probs),
-        (x, maps, dense),
-        hybrid_round(group, x, maps, dense),
+        (x, ids, probs, NUM_EXPERTS),
+        rows_round(group, x, ids, probs, NUM_EXPERTS),
+        (x, maps, dense, 2),
+        hybrid_round(group, x, maps, dense, 2),
     )
 
 
