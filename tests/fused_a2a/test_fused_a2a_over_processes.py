@@ -1,7 +1,5 @@
 """One rank a process, under mpirun: rounds with uneven ranks equal the reference on every rank."""
 
-import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,27 +10,19 @@ from hypothesis import given
 from of_one_rank import hybrid_received, order_tells, receiving, returning, rows_received
 from rows_group import assert_same, law
 
-from epmoe.doctor import find_mpirun
-from epmoe.worlds.launcher import trial_environment
 from epmoe_ref import fused_a2a as reference
 from epmoe_ref import strategies
+
+sys.path.append(str(Path(__file__).parents[1] / "processes"))
+from mpirun import mpirun
 
 HERE, HIDDEN = Path(__file__).parent, 16
 
 
 def equal_on(n_ranks, *arguments, limit):
     """Run rows_program.py on n_ranks ranks, and look for the line of each."""
-    mpirun = find_mpirun()
-    assert mpirun, "no mpirun beside this Python or on PATH: pip install 'epmoe[test]'"
-    program = [sys.executable, "-m", "mpi4py", str(HERE / "rows_program.py"), *map(str, arguments)]
-    command = [mpirun, "-n", str(n_ranks), *program]
-    env = trial_environment() | {"PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}"}
-    done = subprocess.run(
-        command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit
-    )
-    assert done.returncode == 0 and done.stdout.count(f"of {n_ranks}: equal") == n_ranks, (
-        done.stdout
-    )
+    job = mpirun(n_ranks, HERE / "rows_program.py", *arguments, limit=limit)
+    assert job.status == 0 and job.output.count(f"of {n_ranks}: equal") == n_ranks, job.output
 
 
 @pytest.mark.parametrize(
