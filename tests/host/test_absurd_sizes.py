@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from worlds_at_hand import config, parallel
+from worlds_at_hand import batch, config, parallel
 
 from epmoe import (
     EPConfig,
@@ -70,9 +70,11 @@ def test_memory_that_is_not_to_be_had_is_no_traceback():
         LocalWorld(1).machine.alloc(2**60, "nothing")
 
 
-@pytest.mark.parametrize("call", ["region", "trace", "reset"])
+@pytest.mark.parametrize("call", ["dispatch", "dispatch_wait", "region", "trace", "reset"])
 def test_after_close_every_call_says_so(call):
     ep = parallel(config())
     ep.close()
+    ep.close()
+    arguments = dict(dispatch=batch(ep.cfg)[:2], region=["status"]).get(call, [])
     with pytest.raises(EPStateError, match=f"{call}: this ExpertParallel is closed"):
-        getattr(ep, call)(*(["status"] if call == "region" else []))
+        getattr(ep, call)(*arguments)
