@@ -114,7 +114,8 @@ def test_no_drawers():
     assert not names & {"utils.py", "helpers.py", "common.py", "misc.py"}
 
 
-def test_importing_epmoe_loads_nothing_heavy():
+def test_importing_epmoe_loads_nothing_heavy(monkeypatch):
+    monkeypatch.delenv("EPMOE_DEVICE")
     heavy = ("numba", "numpy", "greenlet", "mpi4py", "rich", "cuda", "torch")
     done = python("-c", f"import epmoe, sys; print([m for m in {heavy} if m in sys.modules])")
     assert done.stdout.strip() == "[]", done.stderr
