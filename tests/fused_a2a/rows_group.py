@@ -24,11 +24,14 @@ law = settings(
 )
 
 
+SMALL_LAUNCH = LaunchConfig(n_sms=2, num_threads=32)
+
+
 def group_of(
     n_ranks,
     *,
-    n_sms=2,
-    num_threads=32,
+    n_sms=SMALL_LAUNCH.n_sms,
+    num_threads=SMALL_LAUNCH.num_threads,
     knows_all_ranks=True,
     timeout=30.0,
     lamport_rows=True,
