@@ -10,17 +10,15 @@ import sys
 
 import torch
 import torch.distributed as dist
-from phases import end, say
+from phases import device_of, end, expert_output, say
 from rows_kernels import compile_ahead
 
 from epmoe import device
 from epmoe.torch import fused_combine, fused_dispatch, hybrid_ep_combine, hybrid_ep_dispatch
 from epmoe.worlds.mpi import MPIWorld
 
-ROUNDING, FLOAT32_ROUNDING = (
-    2**-8,
-    2**-23,
-)  # of a float32 to bfloat16; of a sum in float32, in either order
+# of a float32 to bfloat16; of a sum in float32, in either order
+ROUNDING, FLOAT32_ROUNDING = 2**-8, 2**-23
 BF16 = torch.bfloat16
 
 
@@ -65,11 +63,6 @@ def assert_summed(got, rows, other, roundings):
     wanted, room = other.combine(rows), other.combine(rows.abs()) * (roundings * ROUNDING * 1.01)
     away = (got.float() - wanted).abs()
     assert got.dtype == BF16 and (away <= room).all(), f"{(away - room).max()} beyond the rounding"
-
-
-def expert_output(rows, weights):
-    """What stands for a rank's experts: rows [N, H] scaled by [N]."""
-    return (rows * weights.unsqueeze(1)).to(rows.dtype)
 
 
 def rows_round(world, x, ids, probs, gradient, n_local):
@@ -132,15 +125,13 @@ def free_port():
 def main(n_tokens, hidden, n_local, top_k):
     """Raises where a rank differs."""
     world = MPIWorld(timeout=120)
-    where = torch.device("cpu" if device.SIM else f"cuda:{world.machine.ordinal}")
+    where = device_of(lambda: world.machine.ordinal)
     os.environ.update(
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(world.tell(free_port(), 60.0)[0]),
         RANK=str(world.rank),
         WORLD_SIZE=str(world.n_ranks),
     )
-    if not device.SIM:
-        torch.cuda.set_device(where)
     if device.SIM or torch.cuda.device_count() < world.n_ranks:  # NCCL refuses two ranks on a GPU
         dist.init_process_group("gloo")
     else:

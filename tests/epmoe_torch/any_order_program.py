@@ -10,10 +10,10 @@ import sys
 
 import torch
 from expected_routes import ExpertsRoute, RowsRoute
-from phases import end, say
+from phases import device_of, end, say
 from rows_kernels import compile_ahead
 
-from epmoe import MPIWorld, device
+from epmoe import MPIWorld
 from epmoe.torch import (
     fused_combine,
     fused_dispatch,
@@ -266,9 +266,7 @@ class Calls:
 
 def main(n_calls, most_tokens, hidden):
     world = MPIWorld()
-    where = torch.device("cpu" if device.SIM else f"cuda:{world.machine.ordinal}")
-    if not device.SIM:
-        torch.cuda.set_device(where)
+    where = device_of(lambda: world.machine.ordinal)
     compile_ahead(world, hidden, LOCAL, TOP_K, most_tokens)
     say(world.rank, "compiled")
     init_hybrid_ep_buffer(world, hidden, most_tokens, LOCAL, 24, 24, False)

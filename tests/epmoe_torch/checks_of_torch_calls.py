@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "host"))
 
 import torch
 from counted_driver import counted_machine
+from counted_rounds import run
 from host_cost import STREAM, OneRankHere, python_calls, without_python
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -184,6 +185,4 @@ def check_a_call_on_another_stream_waits_and_is_waited_for_by_events_alone():
 
 
 if __name__ == "__main__":
-    for check in sys.argv[1:]:
-        print(check, flush=True)
-        globals()[check]()
+    run(globals())

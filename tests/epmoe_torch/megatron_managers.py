@@ -30,12 +30,8 @@ class DeepepManager:
         capacity_factor=None,
     ):
         self.group, self.num_local_experts = group, num_local_experts
-        self.router_topk, self.num_experts, self.capacity_factor = (
-            router_topk,
-            num_experts,
-            capacity_factor,
-        )
-        self.handle = None
+        self.router_topk, self.num_experts = router_topk, num_experts
+        self.capacity_factor, self.handle = capacity_factor, None
         set_deepep_num_sms(moe_deepep_num_sms)
 
     def setup_metadata(self, routing_map, probs):
@@ -82,12 +78,9 @@ class DeepepManager:
 
     def _indices_to_multihot(self, indices, probs):
         batch_size = indices.shape[0]
-        routing_map = torch.zeros(
-            (batch_size, self.num_local_experts), dtype=torch.long, device=indices.device
-        )
-        multihot_probs = torch.zeros(
-            (batch_size, self.num_local_experts), dtype=torch.float, device=indices.device
-        )
+        shape, where = (batch_size, self.num_local_experts), indices.device
+        routing_map = torch.zeros(shape, dtype=torch.long, device=where)
+        multihot_probs = torch.zeros(shape, dtype=torch.float, device=where)
         mask = indices != -1
         row_indices = torch.arange(batch_size, device=indices.device).repeat_interleave(
             mask.sum(dim=1)
@@ -118,6 +111,8 @@ class DeepepManager:
 class HybridEPManager:
     """_HybridEPManager of one rank; capacity: of drop_and_pad, where the number of rows is known beforehand."""
 
+    more_of_dispatch, more_of_combine = {}, {}  # what later releases give besides
+
     def __init__(
         self,
         group,
@@ -128,11 +123,8 @@ class HybridEPManager:
         pad_multiple=None,
     ):
         self.group, self.num_local_experts, self.num_experts = group, num_local_experts, num_experts
-        self.num_sms, self.capacity, self.drop_and_pad = (
-            moe_hybridep_num_sms,
-            capacity,
-            capacity is not None,
-        )
+        self.num_sms, self.capacity = moe_hybridep_num_sms, capacity
+        self.drop_and_pad = capacity is not None
         self.num_permuted_tokens, self.pad_multiple, self.handle = None, pad_multiple, None
 
     def setup_metadata(self, routing_map, probs):
@@ -160,11 +152,13 @@ class HybridEPManager:
                 num_sms_combine_api=self.num_sms,
                 num_permuted_tokens=self.num_permuted_tokens,
                 pad_multiple=self.pad_multiple,
+                **self.more_of_dispatch,
             )
         )
         if not self.drop_and_pad:
             self.tokens_per_expert = tokens_per_expert
-            self.num_permuted_tokens = self.tokens_per_expert.sum()
+            if self.num_permuted_tokens is None:
+                self.num_permuted_tokens = self.tokens_per_expert.sum()
         return dispatched_hidden
 
     def get_permuted_hidden_states_by_experts(self, hidden_states):
@@ -179,6 +173,7 @@ class HybridEPManager:
             handle=self.handle,
             num_permuted_tokens=self.num_permuted_tokens,
             pad_multiple=self.pad_multiple,
+            **self.more_of_combine,
         )
         self.handle = None
         if not self.drop_and_pad:
@@ -188,6 +183,11 @@ class HybridEPManager:
 
 class LaterHybridEPManager(HybridEPManager):
     """_HybridEPManager of 0.17 to 0.19; budget: of rows, with which the host does not wait and overflow is told."""
+
+    more_of_combine = dict(fused=False)
+    more_of_dispatch = more_of_combine | dict(
+        num_blocks_permute=None, num_blocks_unpermute=None, num_sms_preprocessing_api=108
+    )
 
     def __init__(self, group, num_local_experts, num_experts, budget=None, pad_multiple=None):
         super().__init__(group, num_local_experts, num_experts, None, None, pad_multiple)
@@ -200,41 +200,12 @@ class LaterHybridEPManager(HybridEPManager):
             self.over_budget = torch.zeros(1, dtype=torch.bool, device=probs.device)
 
     def dispatch(self, hidden_states, async_finish=True, allocate_on_comm_stream=True):
-        dispatched_hidden, self.dispatched_probs, _, tokens_per_expert, self.handle = (
-            hybrid_ep_dispatch(
-                x=hidden_states,
-                routing_map=self.routing_map,
-                probs=self.token_probs,
-                group=self.group,
-                num_local_experts=self.num_local_experts,
-                num_sms_dispatch_api=self.num_sms,
-                num_sms_combine_api=self.num_sms,
-                num_blocks_permute=None,
-                num_blocks_unpermute=None,
-                num_permuted_tokens=self.num_permuted_tokens,
-                pad_multiple=self.pad_multiple,
-                fused=False,
-                num_sms_preprocessing_api=108,
-            )
-        )
+        dispatched_hidden = super().dispatch(hidden_states, async_finish, allocate_on_comm_stream)
         if self.budget is not None:
             over_budget = self.handle[-1] != 0
             self.over_budget |= over_budget
-        self.tokens_per_expert = tokens_per_expert.to(torch.int64)
-        if self.num_permuted_tokens is None:
-            self.num_permuted_tokens = self.tokens_per_expert.sum()
+        self.tokens_per_expert = self.tokens_per_expert.to(torch.int64)
         return dispatched_hidden
-
-    def combine(self, hidden_states, async_finish=True, allocate_on_comm_stream=True):
-        hidden_states = hybrid_ep_combine(
-            x=hidden_states,
-            handle=self.handle,
-            num_permuted_tokens=self.num_permuted_tokens,
-            pad_multiple=self.pad_multiple,
-            fused=False,
-        )
-        self.handle = self.num_permuted_tokens = None
-        return hidden_states
 
 
 def layer(manager, hidden_states, routing_map, probs, experts, shared=None):

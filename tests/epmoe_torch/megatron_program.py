@@ -13,7 +13,7 @@ import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe import token_dispatcher
 from megatron.core.transformer.transformer_config import TransformerConfig
-from phases import say
+from phases import device_of, say
 from ranks_program import LOCAL, TOP_K, megatron_calls
 from rows_kernels import compile_ahead
 
@@ -89,9 +89,7 @@ def through(dispatcher, hidden_states, routing_map, probs, experts, shared):
 
 
 def main(hidden):
-    where = torch.device("cpu" if device.SIM else f"cuda:{os.environ['LOCAL_RANK']}")
-    if not device.SIM:
-        torch.cuda.set_device(where)
+    where = device_of(lambda: os.environ["LOCAL_RANK"])
     dist.init_process_group("gloo" if device.SIM else "nccl")
     group, groups = dist.group.WORLD, ProcessGroupCollection()
     rank, n_ranks = group.rank(), group.size()

@@ -1,10 +1,27 @@
-"""When the phases of a program of several ranks have ended: one that is stopped has told how far it was."""
+"""What programs of several ranks share: where tensors lie, and the phases that have ended, should one be stopped."""
 
 import time
 
+import torch
+
+from epmoe import device
 from epmoe.torch import get_buffer, reset_hybrid_ep_buffer
 
 START = time.perf_counter()
+
+
+def device_of(ordinal):
+    """torch's device of this rank, which is the current one from here on."""
+    if device.SIM:
+        return torch.device("cpu")
+    where = torch.device("cuda", int(ordinal()))
+    torch.cuda.set_device(where)
+    return where
+
+
+def expert_output(rows, weights):
+    """What stands for a rank's experts: rows [N, H] scaled by [N]."""
+    return (rows * weights.unsqueeze(1)).to(rows.dtype)
 
 
 def say(rank, what):

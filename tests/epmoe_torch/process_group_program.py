@@ -8,7 +8,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from phases import say
+from phases import device_of, say
 from ranks_program import LOCAL, TOP_K, all_megatron_calls, routing
 from rows_kernels import compile_ahead
 
@@ -41,9 +41,7 @@ def groups_of_its_own(where, hidden):
 
 
 def main(hidden):
-    where = torch.device("cpu" if device.SIM else f"cuda:{os.environ['LOCAL_RANK']}")
-    if not device.SIM:
-        torch.cuda.set_device(where)
+    where = device_of(lambda: os.environ["LOCAL_RANK"])
     dist.init_process_group("gloo" if device.SIM else "nccl")
     group = dist.group.WORLD
     world = ProcessGroupWorld()

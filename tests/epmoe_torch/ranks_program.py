@@ -5,10 +5,10 @@ import sys
 import torch
 from megatron_managers import DeepepManager, HybridEPManager, LaterHybridEPManager, layer
 from moe_block import batches_of, layers_of, parallel, together, train
-from phases import end, say
+from phases import device_of, end, say
 from rows_kernels import compile_ahead
 
-from epmoe import MPIWorld, device
+from epmoe import MPIWorld
 
 LOCAL, TOP_K = 2, 2
 LR = 0.096  # by tokens and elements, over which the loss is a sum
@@ -112,9 +112,7 @@ def training(world, where, steps, kinds, num_tokens, hidden, width):
 
 def main(steps, tokens, hidden, width):
     world = MPIWorld()
-    where = torch.device("cpu" if device.SIM else f"cuda:{world.machine.ordinal}")
-    if not device.SIM:
-        torch.cuda.set_device(where)
+    where = device_of(lambda: world.machine.ordinal)
     compile_ahead(world, hidden, LOCAL, TOP_K, max(tokens, n_experts_tokens(world)))
     say(world.rank, "compiled")
     all_megatron_calls(world, world.rank, where, hidden)

@@ -1,50 +1,32 @@
 """What the torch tests share: small groups, random tensors over ranks, tensors as NumPy with their bits."""
 
+import sys
 import weakref
+from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import torch
 
-from epmoe import LaunchConfig, LocalWorld, device
+from epmoe import LocalWorld, device
 from epmoe.fused_a2a import buffers
 from epmoe.fused_a2a.buffer import Buffer
 
-BF16 = np.dtype(ml_dtypes.bfloat16)
+sys.path.append(str(Path(__file__).parents[1] / "fused_a2a"))
+import rows_group
+from rows_group import BF16, group_of
+
+__all__ = ["group_of"]
 DEVICE = torch.device("cpu" if device.SIM else "cuda:0")
 
 
-def group_of(n_ranks, **options):
-    """A LocalWorld whose buffers use few threads in the simulator; on a GPU, the GPU's own."""
-    group = LocalWorld(n_ranks, **options)
-    if device.SIM:
-        for of_kind in (buffers._buffer, buffers._hybrid_ep_buffer):
-            buffer = of_kind[group] = Buffer(
-                weakref.proxy(group), launch=LaunchConfig(n_sms=2, num_threads=32)
-            )
-            weakref.finalize(group, buffer.close, collective=False)
-    return group
-
-
-class OneRank:
+class OneRank(rows_group.OneRank):
     """A world of one rank seen as one rank a process: tensors instead of lists over ranks."""
 
-    lists = False
-
     def __init__(self):
-        self._world = LocalWorld(1)
+        super().__init__(LocalWorld(1))
         if device.SIM:
             for of_kind in (buffers._buffer, buffers._hybrid_ep_buffer):
-                of_kind[self] = Buffer(
-                    weakref.proxy(self), launch=LaunchConfig(n_sms=2, num_threads=32)
-                )
-
-    def launching(self, fused):
-        """As LocalWorld's, without streams of its own."""
-        return self._world.launching(False)
-
-    def __getattr__(self, name):
-        return getattr(self._world, name)
+                of_kind[self] = Buffer(weakref.proxy(self), launch=rows_group.SMALL_LAUNCH)
 
 
 def array(tensor):
@@ -71,20 +53,10 @@ def integers(rng, shapes):
     return [rng.integers(-3, 4, shape).astype(np.float32) for shape in shapes]
 
 
-def indices(rng, num_tokens, num_experts, top_k, dropped=0.2):
+def indices(rng, num_tokens, num_experts, top_k):
     """token_indices int64 [T, K] of each rank, some of them -1."""
-    ids = [
-        np.argsort(rng.random((n, num_experts)), axis=1)[:, :top_k].astype(np.int64)
-        for n in num_tokens
-    ]
-    return [
-        torch.from_numpy(np.where(rng.random(a.shape) < dropped, -1, a)).to(DEVICE) for a in ids
-    ]
-
-
-def inner(one, other):
-    """<one, other> over the world, in float64: exact on small integers."""
-    return sum((a.detach().double() * b.detach().double()).sum().item() for a, b in zip(one, other))
+    ids, _ = rows_group.routing(rng, num_tokens, num_experts, top_k)
+    return [torch.from_numpy(a).to(DEVICE) for a in ids]
 
 
 def assert_same(got, want, name):
@@ -95,11 +67,6 @@ def assert_same(got, want, name):
             assert_same(one, other, f"{name}[{rank}]")
         return
     got = array(got) if isinstance(got, torch.Tensor) else got
-    assert (got.dtype, got.shape) == (want.dtype, want.shape), (
-        name,
-        got.dtype,
-        got.shape,
-        want.dtype,
-        want.shape,
-    )
+    kinds = (got.dtype, got.shape), (want.dtype, want.shape)
+    assert kinds[0] == kinds[1], (name, *kinds)
     np.testing.assert_array_equal(got.astype(np.float64), want.astype(np.float64), err_msg=name)

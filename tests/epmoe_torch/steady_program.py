@@ -8,7 +8,7 @@ import sys
 
 import torch
 from mpi4py import MPI
-from phases import say
+from phases import device_of, end, expert_output, say
 from rows_kernels import compile_ahead
 
 from epmoe import MPIWorld, device
@@ -21,19 +21,15 @@ from epmoe.torch import (
     hybrid_ep_combine,
     hybrid_ep_dispatch,
     init_hybrid_ep_buffer,
-    reset_hybrid_ep_buffer,
 )
 
 BF16, BATCHES = torch.bfloat16, 5
-TORCH_ROOM = (
-    64 << 20
-)  # bytes: a Buffer holds the caller's arrays of its last calls, now these and now those
-RESULTS_MORE = (
-    16  # of one rank that were ever in use at once: of each kind of call the last two are kept
-)
-HOST_ROOM = (
-    32 << 20
-)  # bytes that Python and torch may take meanwhile, for what they keep of addresses seen before
+# bytes: a Buffer holds the caller's arrays of its last calls, now these and now those
+TORCH_ROOM = 64 << 20
+# of one rank that were ever in use at once: of each kind of call the last two are kept
+RESULTS_MORE = 16
+# bytes that Python and torch may take meanwhile, for what they keep of addresses seen before
+HOST_ROOM = 32 << 20
 
 
 class Batch:
@@ -62,11 +58,6 @@ class Batch:
         ids = self.dense.uniform_(generator=self.rng).topk(self.top_k).indices
         self.goes.zero_().scatter_(1, ids, True)
         self.ids.copy_(torch.where(ids == 1, -1, ids))
-
-
-def expert_output(rows, weights):
-    """What stands for a rank's experts: rows [N, H] scaled by [N]."""
-    return (rows * weights.unsqueeze(1)).to(rows.dtype)
 
 
 def step(world, batch, waits):
@@ -163,11 +154,8 @@ def replays(world, batch, stream):
 
 
 def main(steps, tokens, hidden, local, top_k):
-    stream, where = None, torch.device("cpu")
-    if not device.SIM:
-        where = torch.device("cuda", MPI.COMM_WORLD.Get_rank() % torch.cuda.device_count())
-        torch.cuda.set_device(where)
-        stream = torch.cuda.Stream()
+    where = device_of(lambda: MPI.COMM_WORLD.Get_rank() % torch.cuda.device_count())
+    stream = None if device.SIM else torch.cuda.Stream()
     world = MPIWorld(stream=stream)
     compile_ahead(world, hidden, local, top_k, tokens)
     say(world.rank, "compiled")
@@ -177,10 +165,8 @@ def main(steps, tokens, hidden, local, top_k):
     if stream is not None:
         replays(world, batches[0], stream)
         say(world.rank, "graphs")
-    reset_hybrid_ep_buffer(world)
-    get_buffer(world, 0).close()
     assert grown <= HOST_ROOM, f"{grown} bytes more on the host after {steps} steps"
-    print(f"rank {world.rank} of {world.n_ranks}: as wanted", flush=True)
+    end(world)
 
 
 if __name__ == "__main__":

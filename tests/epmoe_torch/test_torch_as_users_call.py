@@ -47,9 +47,8 @@ def cases(draw, dtype=BF16):
         (by_rows, ids, whole(draw, TOKENS, TOP_K, dtype=FP32)),
         (by_expert, routing_map, whole(draw, TOKENS, EXPERTS, dtype=FP32)),
     ):
-        hidden = (
-            HIDDEN // 2 if dtype == FP32 else HIDDEN
-        )  # rows of equally many bytes share kernels
+        # rows of equally many bytes share kernels
+        hidden = HIDDEN // 2 if dtype == FP32 else HIDDEN
         yield function, whole(draw, TOKENS, hidden, dtype=dtype), goes, probs
 
 
@@ -62,9 +61,8 @@ def assert_gradients(function, x, goes, probs, out, gradient):
     """Result and gradients, as far as they are required; none elsewhere."""
     assert out.dtype == x.dtype and torch.equal(out.float(), x.float() * weight(goes, probs))
     if x.requires_grad:
-        assert x.grad.dtype == x.dtype and torch.equal(
-            x.grad.float(), gradient.float() * weight(goes, probs)
-        )
+        assert x.grad.dtype == x.dtype
+        assert torch.equal(x.grad.float(), gradient.float() * weight(goes, probs))
     if probs.requires_grad:
         of_token = (x.float() * gradient.float()).sum(1, keepdim=True).expand(probs.shape)
         assert torch.equal(probs.grad, of_token * goes if goes.dtype == torch.bool else of_token)
@@ -75,9 +73,8 @@ def assert_gradients(function, x, goes, probs, out, gradient):
 def test_rows_of_all_three_dtypes(group, draw, dtype):
     for function, x, goes, probs in cases(draw, dtype):
         if function is by_expert and dtype == FP32:
-            with pytest.raises(
-                ValueError, match="x of rank 0 has dtype float32, bfloat16 or float16 is needed"
-            ):
+            said = "x of rank 0 has dtype float32, bfloat16 or float16 is needed"
+            with pytest.raises(ValueError, match=said):
                 function(group, x, goes, probs)
             continue
         x.requires_grad_(), probs.requires_grad_()
@@ -97,23 +94,51 @@ def test_gradients_are_made_where_they_are_required(group, draw, required):
         assert_gradients(function, x, goes, probs, out, gradient)
 
 
-def test_tensors_need_not_be_contiguous(group, draw):
-    for function, x, goes, probs in cases(draw):
-        given = [t.T.contiguous().T for t in (x, goes, probs)]
-        assert not any(t.is_contiguous() for t in given)
-        x.requires_grad_(), probs.requires_grad_()
-        out = function(group, x.T.contiguous().T, given[1], probs.T.contiguous().T)
-        gradient = whole(draw, 1, HIDDEN).expand(TOKENS, HIDDEN)
-        out.backward(gradient)
-        assert_gradients(function, x, goes, probs, out, gradient)
+def of_columns(t):
+    """The same values, not contiguous."""
+    return t.T.contiguous().T
 
 
-@pytest.mark.parametrize("use_reentrant", [True, False], ids=["reentrant", "not reentrant"])
-def test_checkpoints_run_forward_twice(group, draw, use_reentrant):
-    for function, x, goes, probs in cases(draw):
+def not_contiguous(function, group, x, goes, probs):
+    assert not any(of_columns(t).is_contiguous() for t in (x, goes, probs))
+    return function(group, *map(of_columns, (x, goes, probs)))
+
+
+def compiled(function, group, *given):
+    with warnings.catch_warnings():
+        # torch.compile asks tensors that are no leaves for their gradients
+        warnings.simplefilter("ignore")
+        return torch.compile(lambda *of: function(group, *of), backend="eager")(*given)
+
+
+def autocast(function, group, x, *given):
+    with torch.autocast(DEVICE.type, x.dtype):
+        return function(group, x, *given)
+
+
+def checkpointed(use_reentrant):
+    return lambda function, *given: checkpoint(function, *given, use_reentrant=use_reentrant)
+
+
+WAYS = {
+    "not contiguous": (not_contiguous, BF16),
+    "checkpoint, reentrant": (checkpointed(True), BF16),
+    "checkpoint": (checkpointed(False), BF16),
+    "compiled": (compiled, BF16),
+    "autocast bfloat16": (autocast, BF16),
+    "autocast float16": (autocast, FP16),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_results_and_gradients_are_the_same_in_whatever_way_they_are_called(group, draw, way):
+    call, dtype = WAYS[way]
+    for function, x, goes, probs in cases(draw, dtype):
         x.requires_grad_(), probs.requires_grad_()
-        out = checkpoint(function, group, x, goes, probs, use_reentrant=use_reentrant)
-        gradient = whole(draw, TOKENS, HIDDEN)
+        out = call(function, group, x, goes, probs)
+        gradient = whole(draw, TOKENS, HIDDEN, dtype=dtype)
+        if way == "not contiguous":
+            gradient = gradient[:1].expand(TOKENS, HIDDEN)
         out.backward(gradient)
         assert_gradients(function, x, goes, probs, out, gradient)
 
@@ -129,41 +154,14 @@ def test_second_gradients_and_transforms_are_refused(group, draw):
             torch.func.grad(lambda x: function(group, x, goes, probs).float().sum())(x.detach())
 
 
-def test_compiled_models_may_call_them(group, draw):
-    for function, x, goes, probs in cases(draw):
-        x.requires_grad_(), probs.requires_grad_()
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # torch.compile asks tensors that are no leaves for their gradients
-            out = torch.compile(lambda *given, call=function: call(group, *given), backend="eager")(
-                x, goes, probs
-            )
-        gradient = whole(draw, TOKENS, HIDDEN)
-        out.backward(gradient)
-        assert_gradients(function, x, goes, probs, out, gradient)
-
-
-@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
-def test_autocast_changes_no_dtype(group, draw, dtype):
-    for function, x, goes, probs in cases(draw, dtype):
-        x.requires_grad_(), probs.requires_grad_()
-        with torch.autocast(DEVICE.type, dtype):
-            out = function(group, x, goes, probs)
-        gradient = whole(draw, TOKENS, HIDDEN, dtype=dtype)
-        out.backward(gradient)
-        assert_gradients(function, x, goes, probs, out, gradient)
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients_there_is_no_graph(group, draw, mode):
     for function, x, goes, probs in cases(draw):
         x.requires_grad_(), probs.requires_grad_()
         with mode():
             out = function(group, x, goes, probs)
-            assert not out.requires_grad and torch.equal(
-                out.float(), x.float() * weight(goes, probs)
-            )
+            assert not out.requires_grad
+            assert torch.equal(out.float(), x.float() * weight(goes, probs))
 
 
 def test_numbers_may_be_tensors(group, draw):
@@ -186,17 +184,13 @@ def test_numbers_may_be_tensors(group, draw):
 def test_pairs_of_blockwise_fp8_travel_and_carry_no_gradient(group, draw):
     ids, _ = chosen(draw)
     values = whole(draw, TOKENS, 256).to(torch.float8_e4m3fn)
-    scales, probs = (
-        torch.rand(TOKENS, 2, generator=draw).to(DEVICE),
-        whole(draw, TOKENS, TOP_K, dtype=FP32),
-    )
+    scales = torch.rand(TOKENS, 2, generator=draw).to(DEVICE)
+    probs = whole(draw, TOKENS, TOP_K, dtype=FP32)
     rows, _, row_probs, _, handle = fused_dispatch((values, scales), ids, probs, EXPERTS, group)
-    assert torch.equal(rows[0].view(torch.uint8), values.view(torch.uint8)) and torch.equal(
-        rows[1], scales
-    )
-    out, _ = fused_combine(
-        (rows[0].float() * rows[1].repeat_interleave(128, dim=1)).to(BF16), group, handle
-    )
+    assert torch.equal(rows[0].view(torch.uint8), values.view(torch.uint8))
+    assert torch.equal(rows[1], scales)
+    decoded = rows[0].float() * rows[1].repeat_interleave(128, dim=1)
+    out, _ = fused_combine(decoded.to(BF16), group, handle)
     assert torch.equal(row_probs, probs) and out.shape == (TOKENS, 256)
     with pytest.raises(ValueError, match="x as a pair gives FP8 rows.*detached"):
         fused_dispatch((values, scales), ids, probs.requires_grad_(), EXPERTS, group)
@@ -216,6 +210,5 @@ def test_no_tokens_at_all(group, draw):
         x, probs = x[:0].clone().requires_grad_(), probs[:0].clone().requires_grad_()
         out = function(group, x, goes[:0], probs)
         out.sum().backward()
-        assert (
-            out.shape == (0, HIDDEN) and x.grad.shape == x.shape and probs.grad.shape == probs.shape
-        )
+        assert out.shape == (0, HIDDEN)
+        assert x.grad.shape == x.shape and probs.grad.shape == probs.shape

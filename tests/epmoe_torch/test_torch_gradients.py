@@ -1,9 +1,9 @@
-"""Gradients through torch.autograd: adjoint identities, exact on small integers, and the reference's backward."""
+"""Gradients through torch.autograd are the reference's backward, exact on small integers."""
 
 import numpy as np
 import pytest
 import torch
-from small_tensors import DEVICE, array, assert_same, group_of, indices, inner, integers, leaves
+from small_tensors import DEVICE, array, assert_same, group_of, indices, integers, leaves
 
 from epmoe.torch import (
     FusedCombine,
@@ -43,7 +43,7 @@ def rows_world(sizes):
     return rng, group_of(len(num_tokens)), x, indices(rng, num_tokens, num_experts, top_k), probs
 
 
-def test_dispatch_and_its_gradient_are_adjoint(sizes):
+def test_dispatch_has_the_references_gradients(sizes):
     rng, group, x, ids, probs = rows_world(sizes)
     recv_x, recv_ids, recv_probs, _, handle = fused_dispatch(x, ids, probs, sizes[1], group)
     grad_x = seeded(integers(rng, [r.shape for r in recv_x]), recv_x)
@@ -52,8 +52,6 @@ def test_dispatch_and_its_gradient_are_adjoint(sizes):
         for g, i in zip(seeded(integers(rng, [r.shape for r in recv_probs]), recv_probs), recv_ids)
     ]
     torch.autograd.backward([*recv_x, *recv_probs], [*grad_x, *grad_probs])
-    assert inner(recv_x, grad_x) == inner(x, [t.grad for t in x])
-    assert inner(recv_probs, grad_probs) == inner(probs, [t.grad for t in probs])
     wanted = reference.dispatch_backward(
         reference_rows(x, ids, probs, sizes[1])[1], array(grad_x), array(grad_probs)
     )
@@ -92,7 +90,7 @@ def reference_rows(x, ids, probs, num_experts):
     return made, handle
 
 
-def test_combine_and_its_gradient_are_adjoint(sizes):
+def test_combine_has_the_references_gradients(sizes):
     rng, group, x, ids, probs = rows_world(sizes)
     made, known = reference_rows(x, ids, probs, sizes[1])
     with torch.no_grad():
@@ -103,7 +101,6 @@ def test_combine_and_its_gradient_are_adjoint(sizes):
     grad = seeded(integers(rng, [c.shape for c in combined]), combined)
     torch.autograd.backward(combined, grad)
     assert event is None
-    assert inner(combined, grad) == inner(rows, [t.grad for t in rows])
     assert_same(combined, reference.combine_forward(array(rows), known), "combined")
     assert_same(
         [t.grad for t in rows], reference.combine_backward(known, array(grad)), "gradient of rows"
@@ -144,9 +141,6 @@ def test_hybrid_dispatch_and_combine_have_the_references_gradients(sizes, option
     assert_same(combined, reference.hybrid_combine_forward(made[0], known), "combined")
     assert_same([t.grad for t in x], wanted[0], "gradient of x")
     assert_same([t.grad for t in probs], wanted[1], "gradient of probs")
-    routed = [p * m for p, m in zip(probs, maps)]
-    if not options:
-        assert inner(row_probs, grads[1]) == inner(routed, [t.grad for t in probs])
 
 
 def test_one_result_of_one_rank_is_enough_for_a_gradient(sizes):

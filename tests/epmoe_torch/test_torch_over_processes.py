@@ -1,8 +1,6 @@
 """One rank a process: Megatron-Core r0.16's calls, only the import changed; a block trained; torch's own way."""
 
 import inspect
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,8 +9,9 @@ import torch
 
 import epmoe.torch
 from epmoe import fused_a2a
-from epmoe.doctor import find_mpirun
-from epmoe.worlds.launcher import trial_environment
+
+sys.path.append(str(Path(__file__).parents[1] / "processes"))
+from mpirun import mpirun
 
 HERE = Path(__file__).parent
 FUNCTIONS = (
@@ -26,26 +25,9 @@ FUNCTIONS = (
 
 def as_wanted(program, n_ranks, *arguments, limit):
     """Run a program on n_ranks ranks, and look for the line of each."""
-    mpirun = find_mpirun()
-    assert mpirun, "no mpirun beside this Python or on PATH: pip install 'epmoe[test]'"
-    command = [
-        mpirun,
-        "-n",
-        str(n_ranks),
-        sys.executable,
-        "-m",
-        "mpi4py",
-        str(HERE / program),
-        *map(str, arguments),
-    ]
-    paths = HERE.parents[1], HERE, HERE.parent / "fused_a2a"
-    env = trial_environment() | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
-    done = subprocess.run(
-        command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit
-    )
-    assert done.returncode == 0 and done.stdout.count(f"of {n_ranks}: as wanted") == n_ranks, (
-        done.stdout
-    )
+    beside = [HERE.parent / "fused_a2a"]
+    job = mpirun(n_ranks, HERE / program, *arguments, limit=limit, beside=beside)
+    assert job.status == 0 and job.output.count(f"of {n_ranks}: as wanted") == n_ranks, job.output
 
 
 def test_megatrons_calls_and_training_over_two_processes():
@@ -63,14 +45,8 @@ def test_calls_in_any_order_have_exact_results_that_stay():
 @pytest.mark.gpu
 @pytest.mark.timeout(200)
 def test_calls_in_any_order_have_exact_results_that_stay_on_gpus():
-    as_wanted(
-        "any_order_program.py",
-        max(2, min(torch.cuda.device_count(), 8)),
-        2500,
-        300,
-        1024,
-        limit=180,
-    )
+    n_ranks = max(2, min(torch.cuda.device_count(), 8))
+    as_wanted("any_order_program.py", n_ranks, 2500, 300, 1024, limit=180)
 
 
 @pytest.mark.gpu

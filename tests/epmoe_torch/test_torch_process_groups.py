@@ -2,8 +2,6 @@
 
 import os
 import pickle
-import socket
-import subprocess
 import sys
 import threading
 from importlib.util import find_spec
@@ -28,8 +26,10 @@ from epmoe.torch import (
 from epmoe.torch.mapped_memory import _mapped, _new_file
 from epmoe.torch.process_group import world_of
 from epmoe.torch.store_exchange import StoreExchange
-from epmoe.worlds.launcher import trial_environment
 from epmoe_ref.errors import EPValueError, PeerTimeout, UnavailableError
+
+sys.path.append(str(Path(__file__).parents[1] / "processes"))
+from mpirun import as_torchrun
 
 HERE = Path(__file__).parent
 
@@ -46,12 +46,6 @@ def group():
     dist.destroy_process_group()
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 def has_megatron():
     try:
         return find_spec("megatron.core") is not None
@@ -66,32 +60,12 @@ needs_megatron = pytest.mark.skipif(
 
 def over_processes(program, n_ranks, *arguments, limit):
     """Run a program on n_ranks ranks as torchrun does, and look for the line of each."""
-    paths = HERE.parents[1], HERE, HERE.parent / "fused_a2a", os.environ.get("PYTHONPATH", "")
-    common = trial_environment() | {
-        "PYTHONPATH": os.pathsep.join(map(str, paths)),
-        "WORLD_SIZE": str(n_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "TORCHDYNAMO_DISABLE": "1",
-    }  # Megatron compiles a reshape, for half a minute
-    command = [sys.executable, str(HERE / program), *map(str, arguments)]
-    started = [
-        subprocess.Popen(
-            command,
-            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(n_ranks)
-    ]
-    try:
-        for rank, process in enumerate(started):
-            said, _ = process.communicate(timeout=limit)
-            assert process.returncode == 0 and f"rank {rank} of {n_ranks}: as wanted" in said, said
-    finally:
-        for process in started:
-            process.kill()
+    beside = HERE.parent / "fused_a2a", os.environ.get("PYTHONPATH", "")
+    given = dict(limit=limit, beside=beside, TORCHDYNAMO_DISABLE="1")  # else Megatron compiles long
+    jobs = as_torchrun(n_ranks, HERE / program, *arguments, **given)
+    for rank, job in enumerate(jobs):
+        wanted = f"rank {rank} of {n_ranks}: as wanted"
+        assert job.status == 0 and wanted in job.output, job.output
 
 
 def test_megatrons_calls_need_no_world_and_no_mpi():

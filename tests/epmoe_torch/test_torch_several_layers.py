@@ -22,7 +22,7 @@ from test_torch_as_users_call import (
 from torch.utils.checkpoint import checkpoint
 
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
-from epmoe.torch import fused_dispatch, get_buffer, hybrid_ep_dispatch
+from epmoe.torch import get_buffer
 
 LAYERS = by_rows, by_expert, by_rows
 pytestmark = pytest.mark.filterwarnings("error")
@@ -170,19 +170,3 @@ def test_memory_comes_back_with_the_graph(group, draw, model):
     with pytest.raises(ZeroDivisionError):
         model(group, x, lambda layer, *given: layer(*given) if layer is by_rows else 1 // 0)
     assert in_use(group) == 0
-
-
-def test_outputs_of_a_layer_stay_while_others_run(group, draw, model):
-    """Whatever is kept of a dispatch, rows, probs or handle, later calls do not write into."""
-    x = whole(draw, TOKENS, HIDDEN)
-    ids, routing_map = model.routing[0]
-    probs, dense = model.probs[0].detach(), model.probs[1].detach()
-    kept = [
-        fused_dispatch(x, ids, probs, EXPERTS, group),
-        hybrid_ep_dispatch(x, routing_map, dense, group, EXPERTS),
-    ]
-    copies = [[t.clone() for t in made if isinstance(t, torch.Tensor)] for made in kept]
-    for other, gradient in batches(draw, 4):
-        model(group, other).backward(gradient)
-    for made, of_then in zip(kept, copies):
-        assert all(map(torch.equal, [t for t in made if isinstance(t, torch.Tensor)], of_then))

@@ -10,15 +10,10 @@ from rows_group import group_of, routing, tokens
 from epmoe import fused_a2a
 from epmoe.fused_a2a import rows as rows_calls
 from epmoe.kernels.rows.shape import parameter_block
-from epmoe_ref.errors import PeerTimeout
+from epmoe_ref.errors import EPStateError, PeerTimeout
 from epmoe_ref.strategies import RowsWorld
 
 TIMEOUT_S = 0.01
-
-
-def absent_rank(group, rank, monkeypatch):
-    """From here on that rank launches nothing."""
-    without(fused_a2a.get_buffer(group, 0), rank, monkeypatch)
 
 
 class Nothing:
@@ -60,6 +55,8 @@ class CallsWithoutRank1:
 
     def _expect_named(self, phase, call, *arguments):
         expect_named(phase, call, *arguments)
+        with pytest.raises(EPStateError, match=r"call reset\(\)"):
+            call(*arguments)
         self._buffer.reset()
 
     def dispatch(self):
@@ -103,7 +100,7 @@ def rows_without_rank_1(monkeypatch, seed, num_tokens):
     world = RowsWorld(tokens(rng, num_tokens, 8), ids, probs, 6)
     _, handle = equal_rows(group, world, rng)
     with monkeypatch.context() as patch:
-        absent_rank(group, 1, patch)
+        without(fused_a2a.get_buffer(group, 0), 1, patch)
         yield CallsWithoutRank1(group, rng, world, handle)
     for _ in range(2):
         equal_rows(group, RowsWorld(tokens(rng, num_tokens, 8), ids, probs, 6), rng)

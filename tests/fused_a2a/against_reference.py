@@ -1,11 +1,9 @@
 """One round of each family on the device, forward and backward, held against epmoe_ref.fused_a2a to the bit."""
 
-import pytest
-from rows_group import BF16, FP16, FP32, assert_same, group_of, host, routing, tokens
+from rows_group import BF16, FP16, FP32, assert_same, host
 
 from epmoe import fused_a2a
 from epmoe_ref import fused_a2a as reference
-from epmoe_ref.strategies import RowsWorld
 
 NAMES = ("recv_x", "recv_token_indices", "recv_token_probs", "tokens_per_expert")
 
@@ -38,21 +36,6 @@ def equal_rows(group, world, rng, dtype=BF16, hidden=None):
     assert_same(back[0], reference.combine_backward(known, host(combined)), "grad of combine's x")
     assert event is None and back[1:] == (None,) * 4
     return got, handle
-
-
-def expect_bad_ids_told(monkeypatch, rng, few):
-    """An id out of range that only kernels can see is told, and taken for -1. few: rank 0's tokens; rank 1 has 1."""
-    group = group_of(2)
-    ids, probs = routing(rng, (few, 1), 4, 3, dropped=0)
-    bad, clean = [a.copy() for a in ids], [a.copy() for a in ids]
-    bad[0][1, 2], clean[0][1, 2] = 7, -1
-    monkeypatch.setattr("epmoe.host.inputs.check_ids", lambda *given: None)
-    x = tokens(rng, (few, 1), 8)
-    with pytest.raises(
-        ValueError, match=r"rank 0: token_indices\[1, 2\] is 7; 1 ids outside .* 0 repeated"
-    ):
-        fused_a2a.fused_dispatch(x, bad, probs, 4, group)
-    equal_rows(group, RowsWorld(x, clean, probs, 4), rng)
 
 
 def equal_hybrid(group, world, rng, dtype=FP16, hidden=None):
@@ -98,3 +81,27 @@ def equal_hybrid(group, world, rng, dtype=FP16, hidden=None):
     )
     assert back[1:] == (None, None, None)
     return got, handle
+
+
+def rows_round(group, x, ids, probs, num_experts, dispatch=fused_a2a.FusedDispatch, **flags):
+    """All results of one forward and backward of FusedDispatch and FusedCombine, as NumPy."""
+    ctx, other = fused_a2a.Context(), fused_a2a.Context()
+    recv_x, indices, recv_probs, per_expert, handle = dispatch.forward(
+        ctx, x, ids, probs, num_experts, group, **flags
+    )
+    combined, _ = fused_a2a.FusedCombine.forward(other, recv_x, group, handle, **flags)
+    back = fused_a2a.FusedCombine.backward(other, combined)[0]
+    grads = dispatch.backward(ctx, back, None, recv_probs, None, None)
+    return host([recv_x, indices, recv_probs, per_expert, combined, back, grads[0], grads[2]])
+
+
+def hybrid_round(group, x, maps, probs, num_local_experts, **options):
+    """All results of one forward and backward of HybridEPDispatch and HybridEPCombine, as NumPy."""
+    ctx, other = fused_a2a.Context(), fused_a2a.Context()
+    hidden, row_probs, _, per_expert, handle = fused_a2a.HybridEPDispatch.forward(
+        ctx, x, maps, probs, group, num_local_experts, **options
+    )
+    combined = fused_a2a.HybridEPCombine.forward(other, hidden, handle)
+    back = fused_a2a.HybridEPCombine.backward(other, combined)[0]
+    grads = fused_a2a.HybridEPDispatch.backward(ctx, back, row_probs, None, None, None)
+    return host([hidden, row_probs, per_expert, combined, back, grads[0], grads[2]])

@@ -24,11 +24,14 @@ law = settings(
 )
 
 
+SMALL_LAUNCH = LaunchConfig(n_sms=2, num_threads=32)
+
+
 def group_of(
     n_ranks,
     *,
-    n_sms=2,
-    num_threads=32,
+    n_sms=SMALL_LAUNCH.n_sms,
+    num_threads=SMALL_LAUNCH.num_threads,
     knows_all_ranks=True,
     timeout=30.0,
     lamport_rows=True,
@@ -126,16 +129,3 @@ def routing(rng, num_tokens, num_experts, top_k, dropped=0.2):
 def tokens(rng, num_tokens, hidden, dtype=BF16):
     """Normal data [T, H] of each rank."""
     return [rng.standard_normal((n, hidden)).astype(dtype) for n in num_tokens]
-
-
-def integers(rng, num_rows, hidden, dtype=BF16):
-    """Small whole numbers [rows, H] of each rank, whose sums are exact."""
-    return [rng.integers(-3, 4, (n, hidden)).astype(dtype) for n in num_rows]
-
-
-def inner(one, other):
-    """<one, other> over the world, in float64: exact on small integers."""
-    return sum(
-        float((host(a).astype(np.float64) * host(b).astype(np.float64)).sum())
-        for a, b in zip(one, other)
-    )

@@ -4,12 +4,13 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from rows_group import BF16, assert_same, group_of, host, routing, tokens
+from against_reference import equal_hybrid, equal_rows
+from rows_group import BF16, group_of, routing, tokens
 
 from epmoe import fused_a2a
 from epmoe.fused_a2a import buffers, hybrid, rows
-from epmoe_ref import fused_a2a as reference
 from epmoe_ref.errors import EPStateError, EPValueError
+from epmoe_ref.strategies import HybridWorld, RowsWorld
 
 T, EXPERTS, TOP_K, HIDDEN = (5, 3), 4, 2, 16
 
@@ -17,23 +18,8 @@ T, EXPERTS, TOP_K, HIDDEN = (5, 3), 4, 2, 16
 def by_rows(group, rng):
     """A step of fused_dispatch, fused_combine and their gradients, equal to the reference; numbers of rows."""
     x, (ids, probs) = tokens(rng, T, HIDDEN), routing(rng, T, EXPERTS, TOP_K, dropped=0.5)
-    *want, known = reference.dispatch_forward(x, ids, probs, EXPERTS)
-    *got, handle = fused_a2a.fused_dispatch(x, ids, probs, EXPERTS, group)
-    for one, other in zip(got, want):
-        assert_same(one, other, "dispatch")
-    assert handle.num_rows == known.num_rows and handle.group is group
-    y, ctx, of_dispatch = host(got[0]), fused_a2a.Context(), fused_a2a.Context()
-    combined, _ = fused_a2a.FusedCombine.forward(ctx, y, group, handle)
-    assert_same(combined, reference.combine_forward(y, known), "combine")
-    back = fused_a2a.FusedCombine.backward(ctx, x)[0]
-    assert_same(back, reference.combine_backward(known, x), "cached dispatch")
-    of_dispatch.group, of_dispatch.handle = group, handle
-    grad, _, grad_probs, *_ = fused_a2a.FusedDispatch.backward(
-        of_dispatch, y, None, got[2], None, None
-    )
-    want_grad, want_probs = reference.dispatch_backward(known, y, host(got[2]))
-    assert_same(grad, want_grad, "gradient of tokens")
-    assert_same(grad_probs, want_probs, "gradient of probs")
+    _, handle = equal_rows(group, RowsWorld(x, ids, probs, EXPERTS), rng, hidden=HIDDEN)
+    assert handle.group is group
     wrong = [np.zeros((n + 1, HIDDEN), BF16) for n in handle.num_rows]
     with pytest.raises(EPValueError, match="rows"):
         fused_a2a.fused_combine(wrong, group, handle)
@@ -42,28 +28,10 @@ def by_rows(group, rng):
 
 def by_expert(group, rng):
     """The same of HybridEP."""
-    x = tokens(rng, T, HIDDEN)
-    maps = [rng.random((n, EXPERTS)) < rng.random() for n in T]
+    x, maps = tokens(rng, T, HIDDEN), [rng.random((n, EXPERTS)) < rng.random() for n in T]
     probs = [rng.random((n, EXPERTS), np.float32) for n in T]
-    *want, known = reference.hybrid_dispatch_forward(x, maps, probs, EXPERTS // 2, pad_multiple=2)
-    ctx, other = fused_a2a.Context(), fused_a2a.Context()
-    *got, handle = fused_a2a.HybridEPDispatch.forward(
-        ctx, x, maps, probs, group, EXPERTS // 2, pad_multiple=2
-    )
-    for one, of_all in zip(got, want):
-        assert_same(one, of_all, "dispatch by expert")
-    assert handle.num_rows == known.num_rows and not any(flag[0] for flag in host(handle.overflow))
-    y, row_probs = host(got[:2])
-    combined = fused_a2a.HybridEPCombine.forward(other, y, handle)
-    assert_same(combined, reference.hybrid_combine_forward(y, known), "combine by expert")
-    back = fused_a2a.HybridEPCombine.backward(other, x)[0]
-    assert_same(back, reference.hybrid_combine_backward(known, x), "rows by expert")
-    grad, _, grad_probs, *_ = fused_a2a.HybridEPDispatch.backward(
-        ctx, y, row_probs, None, None, None
-    )
-    want_grad, want_probs = reference.hybrid_dispatch_backward(known, y, row_probs)
-    assert_same(grad, want_grad, "gradient of tokens")
-    assert_same(grad_probs, want_probs, "gradient of probs")
+    world = HybridWorld(x, maps, probs, EXPERTS // 2, None, 2, False, None)
+    _, handle = equal_hybrid(group, world, rng, BF16, HIDDEN)
     return tuple(handle.num_rows)
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rows_group import FP16, assert_same, group_of, host, routing, tokens
+from against_reference import hybrid_round, rows_round
+from rows_group import FP16, assert_same, group_of, routing, tokens
 
 from epmoe import fused_a2a
 from epmoe.fused_a2a.buffers import buffer_of, hybrid_ep_buffer
@@ -21,23 +22,13 @@ ON_BOTH = pytest.mark.parametrize(
 
 
 def round_of_rows(group, rng, num_tokens, on_device):
-    """A function that makes a round, and gives its results."""
-    x = tokens(rng, num_tokens, HIDDEN)
-    ids, probs = routing(rng, num_tokens, EXPERTS, TOP_K)
+    """A function that makes a round, and gives its results; on_device: those that have no spare rows."""
+    x, (ids, probs) = tokens(rng, num_tokens, HIDDEN), routing(rng, num_tokens, EXPERTS, TOP_K)
     call = fused_a2a.FusedDispatchOnDevice if on_device else fused_a2a.FusedDispatch
 
     def make():
-        ctx, back = fused_a2a.Context(), fused_a2a.Context()
-        rows, _, row_probs, per_expert, handle = call.forward(ctx, x, ids, probs, EXPERTS, group)
-        summed, _ = fused_a2a.FusedCombine.forward(back, rows, group, handle)
-        to_rows = fused_a2a.FusedCombine.backward(back, x)[0]
-        to_tokens = call.backward(ctx, rows, None, row_probs, None, None)[0]
-        n = (
-            [int(sum(one)) for one in zip(*handle.counts)]
-            if handle.counts is not None
-            else [0] * len(x)
-        )
-        return host([summed, [a[:k] for a, k in zip(host(to_rows), n)], to_tokens])
+        *_, summed, to_rows, to_tokens, _ = rows_round(group, x, ids, probs, EXPERTS, call)
+        return [summed, to_tokens] if on_device else [summed, to_rows, to_tokens]
 
     return make
 
@@ -47,19 +38,7 @@ def round_of_experts(group, rng, num_tokens, on_device):
     x = tokens(rng, num_tokens, HIDDEN, FP16)
     maps = [rng.random((n, EXPERTS)) < 0.4 for n in num_tokens]
     probs = [rng.random((n, EXPERTS)).astype(np.float32) for n in num_tokens]
-    limit = sum(num_tokens) * EXPERTS if on_device else None
-
-    def make():
-        ctx, back = fused_a2a.Context(), fused_a2a.Context()
-        rows, row_probs, _, _, handle = fused_a2a.HybridEPDispatch.forward(
-            ctx, x, maps, probs, group, EXPERTS // group.n_ranks, num_permuted_tokens=limit
-        )
-        summed = fused_a2a.HybridEPCombine.forward(back, rows, handle)
-        to_rows = fused_a2a.HybridEPCombine.backward(back, x)[0]
-        to_tokens = fused_a2a.HybridEPDispatch.backward(ctx, rows, row_probs, None, None, None)[0]
-        return host([summed, to_rows, to_tokens])
-
-    return make
+    return lambda: hybrid_round(group, x, maps, probs, EXPERTS // group.n_ranks)
 
 
 def is_inside(traceback):

@@ -21,11 +21,8 @@ def test_ranks_with_nothing_and_ranks_with_more_than_others(num_tokens):
     ids, probs = routing(rng, num_tokens, 6, 6)
     equal_rows(group_of(3), RowsWorld(tokens(rng, num_tokens, 8), ids, probs, 6), rng)
     maps = [rng.random((n, 6)) < 0.5 for n in num_tokens]
-    equal_hybrid(
-        group_of(3),
-        HybridWorld(tokens(rng, num_tokens, 8), maps, probs, 2, None, 16, False, None),
-        rng,
-    )
+    world = HybridWorld(tokens(rng, num_tokens, 8), maps, probs, 2, None, 16, False, None)
+    equal_hybrid(group_of(3), world, rng)
 
 
 def test_more_local_experts_than_lanes_of_a_warp(tonight):
@@ -41,9 +38,8 @@ def test_rows_of_several_batches_of_vectors():
     """1200 elements: a batch of 128 vectors and 22 behind it, shared among warps where rows are few."""
     rng = np.random.default_rng(3)
     ids, probs = routing(rng, (1, 2), 4, 2)
-    equal_rows(
-        group_of(2, num_threads=128), RowsWorld(tokens(rng, (1, 2), 1200), ids, probs, 4), rng
-    )
+    world = RowsWorld(tokens(rng, (1, 2), 1200), ids, probs, 4)
+    equal_rows(group_of(2, num_threads=128), world, rng)
 
 
 @pytest.mark.by_day(2)
@@ -64,22 +60,19 @@ def test_a_token_is_sent_by_several_blocks_where_there_are_few(seed, lamport_row
 @pytest.mark.parametrize("budget", [None, 9])
 def test_rows_are_encoded_in_parts(budget):
     """1280 elements: two steps of 512 and half a step, in two parts; ten scales."""
-    rng, group = (
-        np.random.default_rng(9),
-        group_of(2, n_sms=3, num_threads=64, seed=2, racecheck=True),
-    )
+    rng = np.random.default_rng(9)
+    group = group_of(2, n_sms=3, num_threads=64, seed=2, racecheck=True)
     maps = [rng.random((n, 4)) < 0.5 for n in (3, 2)]
     probs = [rng.random(m.shape, np.float32) for m in maps]
-    equal_hybrid(
-        group, HybridWorld(tokens(rng, (3, 2), 1280), maps, probs, 2, budget, 4, True, None), rng
-    )
+    x = tokens(rng, (3, 2), 1280)
+    equal_hybrid(group, HybridWorld(x, maps, probs, 2, budget, 4, True, None), rng)
     assert not group.machine.races
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int16, np.uint8])
-def test_ids_of_any_integer_type(dtype):
+@pytest.mark.parametrize("dtype", ["i1", "i2", "i4", "i8", "u1", "<u2", ">i2", ">i4", ">i8", ">u8"])
+def test_ids_of_any_integer_type_and_byte_order(dtype):
     rng = np.random.default_rng(4)
-    ids, probs = routing(rng, (4, 3), 4, 2, dropped=0 if dtype == np.uint8 else 0.3)
+    ids, probs = routing(rng, (4, 3), 4, 2, dropped=0 if "u" in dtype else 0.3)
     world = RowsWorld(tokens(rng, (4, 3), 8), [a.astype(dtype) for a in ids], probs, 4)
     equal_rows(group_of(2), world, rng)
 

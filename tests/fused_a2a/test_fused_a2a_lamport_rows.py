@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from absent_rank import rows_without_rank_1
-from against_reference import equal_rows, expect_bad_ids_told
+from against_reference import equal_rows
 from rows_group import (
     ABSENT,
     BF16,
@@ -165,8 +165,24 @@ def test_scales_go_with_rows():
     expect_nothing_left(group, buffers.get_buffer(group, 0))
 
 
-def test_bad_ids_are_told(monkeypatch):
-    expect_bad_ids_told(monkeypatch, np.random.default_rng(9), FEW)
+@pytest.mark.parametrize(
+    "value, said",
+    [(7, "is 7; 1 ids outside .* 0 repeated"), (None, ".*0 ids outside .* 1 repeated")],
+    ids=["outside", "twice"],
+)
+def test_ids_that_only_the_device_sees_are_told_and_taken_for_none(value, said, monkeypatch):
+    """As with ids in device memory: nothing is checked on the host."""
+    group, rng = group_of(2), np.random.default_rng(9)
+    ids, probs = routing(rng, (FEW, 3), 4, 3, dropped=0)
+    bad, clean = [a.copy() for a in ids], [a.copy() for a in ids]
+    bad[0][1, 2], clean[0][1, 2] = value or bad[0][1, 0], -1
+    for slot, outside in enumerate((4, -2, 2**40)):
+        bad[1][slot, slot], clean[1][slot, slot] = outside, -1
+    monkeypatch.setattr("epmoe.host.inputs.check_ids", lambda *given: None)
+    x = tokens(rng, (FEW, 3), 8)
+    with pytest.raises(ValueError, match=rf"rank 0: token_indices\[1, 2\] {said}"):
+        fused_a2a.fused_dispatch(x, bad, probs, 4, group)
+    equal_rows(group, RowsWorld(x, clean, probs, 4), rng)
 
 
 def test_a_rank_that_does_not_come_is_named_and_nothing_of_what_others_sent_is_left(monkeypatch):

@@ -1,107 +1,14 @@
-"""Laws of fused_a2a on the device: what dispatch and combine are to each other, and what no result depends on."""
+"""What no result of fused_a2a depends on. What dispatch and combine are to each other: tests/ref_fused_a2a."""
 
 import numpy as np
 import pytest
-from rows_group import BF16, FP32, assert_same, group_of, host, inner, integers, routing, tokens
+from against_reference import hybrid_round, rows_round
+from rows_group import assert_same, group_of, routing, tokens
 
 from epmoe import fused_a2a
 
 NUM_TOKENS, NUM_EXPERTS, TOP_K, HIDDEN = (6, 0, 5), 6, 3, 16
 pytestmark = pytest.mark.filterwarnings("error")
-
-
-@pytest.fixture
-def rng():
-    return np.random.default_rng(11)
-
-
-def rows_round(group, x, ids, probs, **flags):
-    """All results of one forward and backward of FusedDispatch and FusedCombine, as NumPy."""
-    ctx, other = fused_a2a.Context(), fused_a2a.Context()
-    recv_x, indices, recv_probs, per_expert, handle = fused_a2a.FusedDispatch.forward(
-        ctx, x, ids, probs, NUM_EXPERTS, group, **flags
-    )
-    combined, _ = fused_a2a.FusedCombine.forward(other, recv_x, group, handle, **flags)
-    back = fused_a2a.FusedCombine.backward(other, combined)[0]
-    grads = fused_a2a.FusedDispatch.backward(ctx, back, None, recv_probs, None, None)
-    return host([recv_x, indices, recv_probs, per_expert, combined, back, grads[0], grads[2]])
-
-
-def hybrid_round(group, x, maps, probs, **options):
-    """All results of one forward and backward of HybridEPDispatch and HybridEPCombine, as NumPy."""
-    ctx, other = fused_a2a.Context(), fused_a2a.Context()
-    hidden, row_probs, _, per_expert, handle = fused_a2a.HybridEPDispatch.forward(
-        ctx, x, maps, probs, group, 2, **options
-    )
-    combined = fused_a2a.HybridEPCombine.forward(other, hidden, handle)
-    back = fused_a2a.HybridEPCombine.backward(other, combined)[0]
-    grads = fused_a2a.HybridEPDispatch.backward(ctx, back, row_probs, None, None, None)
-    return host([hidden, row_probs, per_expert, combined, back, grads[0], grads[2]])
-
-
-def test_combine_of_dispatch_multiplies_by_the_number_of_ranks(rng):
-    ids, probs = routing(rng, NUM_TOKENS, NUM_EXPERTS, TOP_K)
-    x = integers(rng, NUM_TOKENS, HIDDEN)
-    combined, grad_probs = (rows_round(group_of(3), x, ids, probs)[i] for i in (4, 7))
-    for out, own, slots, got, given in zip(combined, x, ids, grad_probs, probs):
-        ranks = np.array([len({e // 2 for e in token if e >= 0}) for token in slots]).reshape(-1, 1)
-        assert_same(out, (own.astype(FP32) * ranks).astype(BF16), "combined")
-        assert_same(got, np.where(slots >= 0, given, FP32.type(0)), "probs there and back")
-
-
-def test_combine_of_expert_rows_multiplies_by_the_number_of_experts(rng):
-    maps = [rng.random((n, NUM_EXPERTS)) < 0.5 for n in NUM_TOKENS]
-    probs = [rng.random(m.shape, np.float32) for m in maps]
-    x = integers(rng, NUM_TOKENS, HIDDEN)
-    results = hybrid_round(group_of(3), x, maps, probs, pad_multiple=4)
-    for out, own, routed, got, given in zip(results[3], x, maps, results[6], probs):
-        assert_same(
-            out, (own.astype(FP32) * routed.sum(axis=1, keepdims=True)).astype(BF16), "combined"
-        )
-        assert_same(got, np.where(routed, given, FP32.type(0)), "probs there and back")
-
-
-def test_backward_is_the_adjoint_of_forward(rng):
-    ids, _ = routing(rng, NUM_TOKENS, NUM_EXPERTS, TOP_K)
-    x, probs = integers(rng, NUM_TOKENS, HIDDEN), integers(rng, NUM_TOKENS, TOP_K, FP32)
-    probs = [np.where(a < 0, 0, b).astype(FP32) for a, b in zip(ids, probs)]
-    ctx, other = fused_a2a.Context(), fused_a2a.Context()
-    group = group_of(3)
-    recv_x, indices, recv_probs, _, handle = fused_a2a.FusedDispatch.forward(
-        ctx, x, ids, probs, NUM_EXPERTS, group
-    )
-    g = integers(rng, [len(a) for a in host(recv_x)], HIDDEN)
-    masked = [
-        np.where(host(a) >= 0, b, 0).astype(FP32)
-        for a, b in zip(indices, integers(rng, [len(a) for a in g], TOP_K, FP32))
-    ]
-    grads = fused_a2a.FusedDispatch.backward(ctx, g, None, masked, None, None)
-    assert inner(recv_x, g) == inner(x, grads[0]) and inner(recv_probs, masked) == inner(
-        probs, grads[2]
-    )
-    combined, _ = fused_a2a.FusedCombine.forward(other, g, group, handle)
-    assert inner(combined, x) == inner(g, fused_a2a.FusedCombine.backward(other, x)[0])
-
-
-def test_backward_of_expert_rows_is_the_adjoint_of_forward(rng):
-    maps = [rng.random((n, NUM_EXPERTS)) < 0.5 for n in NUM_TOKENS]
-    x = integers(rng, NUM_TOKENS, HIDDEN)
-    probs = [
-        np.where(m, p, 0).astype(FP32)
-        for m, p in zip(maps, integers(rng, NUM_TOKENS, NUM_EXPERTS, FP32))
-    ]
-    ctx, other = fused_a2a.Context(), fused_a2a.Context()
-    # a budget that is too small: dropped rows take no part in either direction
-    hidden, row_probs, _, per_expert, handle = fused_a2a.HybridEPDispatch.forward(
-        ctx, x, maps, probs, group_of(3), 2, num_permuted_tokens=7, pad_multiple=2
-    )
-    assert [int(host(a)[0]) for a in handle.overflow].count(1) >= 1
-    assert [int(host(n).sum()) for n in per_expert] <= [7] * 3
-    g, gp = integers(rng, [7] * 3, HIDDEN), [a[:, 0] for a in integers(rng, [7] * 3, 1, FP32)]
-    grads = fused_a2a.HybridEPDispatch.backward(ctx, g, gp, None, None, None)
-    assert inner(hidden, g) == inner(x, grads[0]) and inner(row_probs, gp) == inner(probs, grads[2])
-    combined = fused_a2a.HybridEPCombine.forward(other, g, handle)
-    assert inner(combined, x) == inner(g, fused_a2a.HybridEPCombine.backward(other, x)[0])
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +20,10 @@ def expected():
     x, dense = tokens(rng, NUM_TOKENS, HIDDEN), [rng.random(m.shape, np.float32) for m in maps]
     group = group_of(3)
     return (
-        (x, ids, probs),
-        rows_round(group, x, ids, probs),
-        (x, maps, dense),
-        hybrid_round(group, x, maps, dense),
+        (x, ids, probs, NUM_EXPERTS),
+        rows_round(group, x, ids, probs, NUM_EXPERTS),
+        (x, maps, dense, 2),
+        hybrid_round(group, x, maps, dense, 2),
     )
 
 

@@ -1,7 +1,5 @@
 """One rank a process, under mpirun: rounds with uneven ranks equal the reference on every rank."""
 
-import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,27 +10,19 @@ from hypothesis import given
 from of_one_rank import hybrid_received, order_tells, receiving, returning, rows_received
 from rows_group import assert_same, law
 
-from epmoe.doctor import find_mpirun
-from epmoe.worlds.launcher import trial_environment
 from epmoe_ref import fused_a2a as reference
 from epmoe_ref import strategies
 
-HERE = Path(__file__).parent
+sys.path.append(str(Path(__file__).parents[1] / "processes"))
+from mpirun import mpirun
+
+HERE, HIDDEN = Path(__file__).parent, 16
 
 
 def equal_on(n_ranks, *arguments, limit):
     """Run rows_program.py on n_ranks ranks, and look for the line of each."""
-    mpirun = find_mpirun()
-    assert mpirun, "no mpirun beside this Python or on PATH: pip install 'epmoe[test]'"
-    program = [sys.executable, "-m", "mpi4py", str(HERE / "rows_program.py"), *map(str, arguments)]
-    command = [mpirun, "-n", str(n_ranks), *program]
-    env = trial_environment() | {"PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}"}
-    done = subprocess.run(
-        command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit
-    )
-    assert done.returncode == 0 and done.stdout.count(f"of {n_ranks}: equal") == n_ranks, (
-        done.stdout
-    )
+    job = mpirun(n_ranks, HERE / "rows_program.py", *arguments, limit=limit)
+    assert job.status == 0 and job.output.count(f"of {n_ranks}: equal") == n_ranks, job.output
 
 
 @pytest.mark.parametrize(
@@ -78,72 +68,44 @@ def test_every_rank_has_the_references_results_in_nvshmems_memory():
     equal_on(n_ranks, 40, 7168, 256 // n_ranks, 2, "ShmemWorld", limit=180)
 
 
+def assert_part(same, known, rank, rng, of_kind, probs):
+    """What a cut handle gives one rank is that rank's part. of_kind: "" or "hybrid_", of reference's functions."""
+    combine, combine_back, dispatch_back = (
+        getattr(reference, of_kind + name)
+        for name in ("combine_forward", "combine_backward", "dispatch_backward")
+    )
+    here, mine = receiving(same, rank), returning(same, rank)
+    rows, grad = (order_tells(rng, n, HIDDEN) for n in (known.num_rows, known.num_tokens))
+    assert_same(combine(rows, mine)[0], combine(rows, known)[rank], "combine")
+    assert_same(combine_back(here, grad)[0], combine_back(known, grad)[rank], "rows")
+    parts = dispatch_back(mine, rows, probs), dispatch_back(known, rows, probs)
+    for part, of_all in zip(*parts):
+        assert_same(part[0], of_all[rank], "gradients")
+
+
 @law
 @given(strategies.rows_worlds(), strategies.seeds())
 def test_a_cut_handle_gives_one_ranks_part_of_rows(world, seed):
     """What the programs above expect is the reference's."""
-    rng, hidden = np.random.default_rng(seed), 16
+    rng = np.random.default_rng(seed)
     *whole, known = reference.dispatch_forward(**vars(world))
+    probs = [rng.random(a.shape, np.float32) for a in whole[2]]
     for rank in range(len(world.x)):
-        part, same = rows_received(
-            world.x, world.token_indices, world.token_probs, world.num_experts, rank
-        )
+        part, same = rows_received(*vars(world).values(), rank)
         assert_same(part, [of_all[rank] for of_all in whole], "dispatch")
-        here, mine = receiving(same, rank), returning(same, rank)
-        rows, grad = (
-            order_tells(rng, known.num_rows, hidden),
-            order_tells(rng, known.num_tokens, hidden),
-        )
-        probs = [rng.random(a.shape, np.float32) for a in whole[2]]
-        assert_same(
-            reference.combine_forward(rows, mine)[0],
-            reference.combine_forward(rows, known)[rank],
-            "combine",
-        )
-        assert_same(
-            reference.combine_backward(here, grad)[0],
-            reference.combine_backward(known, grad)[rank],
-            "rows",
-        )
-        for one, of_all in zip(
-            reference.dispatch_backward(mine, rows, probs),
-            reference.dispatch_backward(known, rows, probs),
-        ):
-            assert_same(one[0], of_all[rank], "gradients")
+        assert_part(same, known, rank, rng, "", probs)
 
 
 @law
 @given(strategies.hybrid_worlds(), strategies.seeds())
 def test_a_cut_handle_gives_one_ranks_part_of_rows_by_expert(world, seed):
-    rng, hidden = np.random.default_rng(seed), 16
-    options = {
-        name: value
-        for name, value in vars(world).items()
-        if name in ("num_permuted_tokens", "pad_multiple", "p2p_world_size")
-    }
+    rng = np.random.default_rng(seed)
+    sizes = "num_permuted_tokens", "pad_multiple", "p2p_world_size"
+    options = {name: getattr(world, name) for name in sizes}
     data = world.x, world.routing_map, world.probs, world.num_local_experts
     *whole, known = reference.hybrid_dispatch_forward(*data, **options)
+    probs = [rng.random(n, np.float32) for n in known.num_rows]
     for rank in range(len(world.x)):
         part, same = hybrid_received(*data, rank, **options)
         assert_same(part, [of_all[rank] for of_all in whole], "dispatch")
-        here, mine = receiving(same, rank), returning(same, rank)
-        rows, grad = (
-            order_tells(rng, known.num_rows, hidden),
-            order_tells(rng, known.num_tokens, hidden),
-        )
-        probs = [rng.random(n, np.float32) for n in known.num_rows]
-        assert_same(
-            reference.hybrid_combine_forward(rows, mine)[0],
-            reference.hybrid_combine_forward(rows, known)[rank],
-            "combine",
-        )
-        assert_same(
-            reference.hybrid_combine_backward(here, grad)[0],
-            reference.hybrid_combine_backward(known, grad)[rank],
-            "rows",
-        )
-        for one, of_all in zip(
-            reference.hybrid_dispatch_backward(mine, rows, probs),
-            reference.hybrid_dispatch_backward(known, rows, probs),
-        ):
-            assert_same(one[0], of_all[rank], "gradients")
+        assert_part(same, known, rank, rng, "hybrid_", probs)

@@ -1,17 +1,14 @@
 """Ranks that give a call different sizes are told which rank has what, before memory is shared; then they go on."""
 
-import os
 import re
-import socket
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from epmoe.doctor import find_mpirun
-from epmoe.worlds.launcher import trial_environment
+sys.path.append(str(Path(__file__).parents[1] / "processes"))
+from mpirun import as_torchrun, mpirun
 
 HERE = Path(__file__).parent
 SAID = {
@@ -25,35 +22,9 @@ SAID = {
 
 def told(what, kind, *known):
     """What both ranks print."""
-    program = [str(HERE / "disagreeing_program.py"), what, kind, *known]
-    env = trial_environment() | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
-    if kind == "mpi":
-        return subprocess.run(
-            [find_mpirun(), "-n", "2", sys.executable, "-m", "mpi4py", *program],
-            env=env,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=60,
-        ).stdout
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        env |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(one.getsockname()[1]), WORLD_SIZE="2")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, *program],
-            env=env | {"RANK": str(rank)},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        return "".join(rank.communicate(timeout=60)[0] for rank in ranks)
-    finally:
-        for rank in ranks:
-            rank.kill()
+    program = HERE / "disagreeing_program.py", what, kind, *known
+    jobs = [mpirun(2, *program)] if kind == "mpi" else as_torchrun(2, *program)
+    return "".join(job.output for job in jobs)
 
 
 @pytest.mark.parametrize(

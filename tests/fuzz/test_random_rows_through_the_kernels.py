@@ -37,47 +37,34 @@ def few(world):
     )
 
 
+ROWS = (
+    strategies.rows_worlds(max_ranks=3),
+    st.permutations((few, replace)),
+    st.sampled_from((BF16, FP16, FP32)),
+    equal_rows,
+)
+BY_EXPERT = (
+    strategies.hybrid_worlds(max_ranks=3),
+    st.just((replace,)),
+    st.sampled_from((BF16, FP16)),
+    equal_hybrid,
+)
+
+
 @pytest.mark.timeout(0)
+@pytest.mark.parametrize("kind", [ROWS, BY_EXPERT], ids=["rows", "rows by expert"])
 @pytest.mark.parametrize("batch", batches(SHARE))
-def test_rows_are_the_references(batch):
+def test_results_are_the_references(batch, kind):
+    worlds, calls, dtypes, equal = kind
+
     @law(batch, SHARE)
-    @given(
-        strategies.rows_worlds(max_ranks=3),
-        st.permutations((few, replace)),
-        st.sampled_from((BF16, FP16, FP32)),
-        GRIDS,
-        strategies.seeds(),
-        RACECHECK,
-    )
-    def rows_agree(world, calls, dtype, grid, schedule, racecheck):
-        group = group_of(
-            len(world.x), n_sms=grid[0], num_threads=grid[1], seed=schedule, racecheck=racecheck
-        )
+    @given(worlds, calls, dtypes, GRIDS, strategies.seeds(), RACECHECK)
+    def results_agree(world, calls, dtype, grid, schedule, racecheck):
+        grid = dict(n_sms=grid[0], num_threads=grid[1])
+        group = group_of(len(world.x), **grid, seed=schedule, racecheck=racecheck)
         rng = np.random.default_rng(schedule)
         with np.errstate(all="ignore"):
             for of_call in calls:
-                equal_rows(group, of_call(world), rng, dtype)
+                equal(group, of_call(world), rng, dtype)
 
-    rows_agree()
-
-
-@pytest.mark.timeout(0)
-@pytest.mark.parametrize("batch", batches(SHARE))
-def test_rows_by_expert_are_the_references(batch):
-    @law(batch, SHARE)
-    @given(
-        strategies.hybrid_worlds(max_ranks=3),
-        st.sampled_from((BF16, FP16)),
-        GRIDS,
-        strategies.seeds(),
-        RACECHECK,
-    )
-    def rows_agree(world, dtype, grid, schedule, racecheck):
-        group = group_of(
-            len(world.x), n_sms=grid[0], num_threads=grid[1], seed=schedule, racecheck=racecheck
-        )
-        rng = np.random.default_rng(schedule)
-        with np.errstate(all="ignore"):
-            equal_hybrid(group, world, rng, dtype)
-
-    rows_agree()
+    results_agree()

@@ -4,13 +4,12 @@
 """
 
 import contextlib
-import sys
 import threading
 import weakref
 
 import numpy as np
 from counted_driver import FakeDtype, FakeTensor, bfloat16, counted_machine, float32, int32, int64
-from counted_rounds import a_round, fails, since
+from counted_rounds import a_round, fails, run, since
 from host_cost import OneRankHere, at_hand, python_calls, tensors, without_python
 
 from epmoe import (
@@ -43,18 +42,14 @@ def check_a_round_is_short_and_launches_only():
             for name, n in ("dispatch", n_dispatch), ("combine", n_combine):
                 assert n <= MOST_PYTHON_CALLS[name], (name, n)
             del d, y, _  # whose memory is lent again
-    with at_hand() as (ep, driver, _):
-        for i in range(2):
-            a_round(ep, *tensors(0x10000 * (1 + i)))
+    with at_hand(rounds=2) as (ep, driver, _):
         launched, calls = since(driver, lambda: a_round(ep, *tensors(0x900000)))
         assert [name for name, *_ in launched] == ["dispatch", "combine"] and calls == [], calls
         assert 0x900000 in launched[0][4] and 0x902000 in launched[1][4], "passed by value"
 
 
 def check_wrong_arguments_are_refused_also_where_there_is_a_plan():
-    with at_hand() as (ep, driver, (x, ids, weights)):
-        for _ in range(3):
-            a_round(ep, x, ids, weights)
+    with at_hand(rounds=3) as (ep, driver, (x, ids, weights)):
         here = x.data_ptr()
         for wrong, said in [
             (FakeTensor(here, (4, 64), float32), "float32"),
@@ -116,18 +111,14 @@ def check_places_that_somebody_has_changed_are_refused():
 
 
 def check_split_kernels_launch_only():
-    with at_hand(fused=False) as (ep, driver, (x, ids, weights)):
-        for _ in range(3):
-            a_round(ep, x, ids, weights)
+    with at_hand(rounds=3, fused=False) as (ep, driver, (x, ids, weights)):
         launched, calls = since(driver, lambda: a_round(ep, x, ids, weights))
         names = ["dispatch_async", "dispatch_wait", "combine_async", "combine_wait"]
         assert [name for name, *_ in launched] == names and not calls
 
 
 def check_a_failed_launch_needs_reset():
-    with at_hand() as (ep, driver, (x, ids, weights)):
-        for _ in range(3):
-            a_round(ep, x, ids, weights)
+    with at_hand(rounds=3) as (ep, driver, (x, ids, weights)):
         driver.launch_result = driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
         fails(Exception, "CUDA", ep.dispatch, x, ids)
         driver.launch_result = driver.CUresult.CUDA_SUCCESS
@@ -165,10 +156,8 @@ def _rows(world):
     held, dense = {}, (4, 16)
     x, ids, probs = tensors(ids_dtype=int64)
     y = FakeTensor(0x50000, (8, 64), bfloat16)
-    chosen, of_all = (
-        FakeTensor(0x60000, dense, FakeDtype("bool")),
-        FakeTensor(0x70000, dense, float32),
-    )
+    chosen = FakeTensor(0x60000, dense, FakeDtype("bool"))
+    of_all = FakeTensor(0x70000, dense, float32)
     z = FakeTensor(0x80000, (64, 64), bfloat16)
 
     def dispatch():
@@ -191,63 +180,53 @@ def _rows(world):
 
 
 @contextlib.contextmanager
-def _rows_world():
-    """(world, driver); its Buffers are closed behind it."""
+def _rows_world(rounds=2, does_nothing=False):
+    """(world, driver, calls of _rows that have been made so often); its Buffers are closed behind it."""
     machine, driver = counted_machine(2, 0)
     world = OneRankHere(machine, 2)
+    if does_nothing:
+        without_python(driver)
     for of in BUFFERS:
         of(world).want_tokens(4)  # as an earlier batch would have told
-    yield world, driver
+    calls = _rows(world)
+    for call in rounds * list(calls.values()):  # in the first calls memory grows
+        call()
+    yield world, driver, calls
+    calls.clear()
     for of in BUFFERS:
         of(world).close()
 
 
 def check_calls_of_rows_launch_only():
-    with _rows_world() as (world, driver):
-        calls = _rows(world)
-        for _ in range(2):
-            for call in calls.values():
-                call()
+    with _rows_world() as (world, driver, calls):
         for name, call in calls.items():
             launched, made = since(driver, call)
             assert len(launched) == 1 and made == [], (name, launched, made)
 
 
 def check_calls_of_rows_are_short():
-    with _rows_world() as (world, driver):
-        without_python(driver)
-        calls = _rows(world)
-        for call in 2 * list(calls.values()):  # in the first calls memory grows
-            call()
+    with _rows_world(does_nothing=True) as (world, driver, calls):
         for name, call in calls.items():
             n, _, _ = python_calls(call)
             assert n <= MOST_OF_ROWS[name], (name, n)
 
 
 def check_misaligned_arrays_of_rows_are_refused_also_where_there_is_a_plan():
-    with _rows_world() as (world, driver):
-        calls = _rows(world)
-        for _ in range(2):
-            calls["dispatch"]()
+    with _rows_world() as (world, driver, calls):
         x, ids, probs = tensors(ids_dtype=int64)
         apart = FakeTensor(x.data_ptr() + 8, (4, 64), bfloat16)
         handle = fused_a2a.fused_dispatch_on_device(x, ids, probs, 16, world)[-1]
         said = "no multiple of 16"
+        dispatch = fused_a2a.fused_dispatch_on_device
         for _ in range(2):
-            fails(
-                EPValueError, said, fused_a2a.fused_dispatch_on_device, apart, ids, probs, 16, world
-            )
+            fails(EPValueError, said, dispatch, apart, ids, probs, 16, world)
             fails(EPValueError, said, fused_a2a.fused_combine, apart, world, handle)
             calls["dispatch"]()
 
 
 def check_a_failed_launch_of_rows_needs_reset():
-    with _rows_world() as (world, driver):
-        calls = _rows(world)
-        for _ in range(2):
-            for call in calls.values():
-                call()
-        for name, of in (("dispatch", buffers.buffer_of), ("by expert", buffers.hybrid_ep_buffer)):
+    with _rows_world() as (world, driver, calls):
+        for name, of in zip(("dispatch", "by expert"), BUFFERS):
             driver.launch_result = driver.CUresult.CUDA_ERROR_LAUNCH_FAILED
             fails(EPError, "CUDA", calls[name])
             driver.launch_result = driver.CUresult.CUDA_SUCCESS
@@ -267,9 +246,8 @@ def check_arrays_in_host_memory_are_staged():
     for ids_type in (np.int64, np.int32):
         ids = [np.full((n, 1), 3, ids_type) for n in (4, 3)]
         for _ in range(2):
-            launched, _ = since(
-                driver, lambda: fused_a2a.fused_dispatch_on_device(x, ids, probs, 4, world)
-            )
+            given = x, ids, probs, 4, world
+            launched, _ = since(driver, lambda: fused_a2a.fused_dispatch_on_device(*given))
             assert [name for name, *_ in launched] == ["rows_dispatch"] * 2, launched
             for _, _, _, _, words, n, _ in launched:
                 staged = [w for w in words if any(a == w for a, _ in driver.allocated())]
@@ -280,21 +258,17 @@ def check_arrays_in_host_memory_are_staged():
 
 def check_a_closed_buffer_keeps_nothing_of_the_caller():
     """Else its memory is freed when somebody finds the Buffer to be garbage, in the middle of something."""
-    with _rows_world() as (world, driver):
-        calls = _rows(world)
-        calls["dispatch"]()
+    with _rows_world(rounds=1) as (world, driver, calls):
         given = [
             weakref.ref(cell.cell_contents)
             for cell in calls["dispatch"].__closure__
             if isinstance(cell.cell_contents, FakeTensor)
         ]
-        buffer = buffers.buffer_of(world)
         calls.clear()
-        buffer.close()
+        for of in BUFFERS:
+            of(world).close()
         assert given and not any(ref() is not None for ref in given)
 
 
 if __name__ == "__main__":
-    for check in sys.argv[1:]:
-        print(check, flush=True)
-        globals()[check]()
+    run(globals())

@@ -3,20 +3,16 @@
 `python checks_of_captures.py check_...`; test_host_cost.py runs all of them.
 """
 
-import sys
-
 import numpy as np
 from counted_driver import int64
-from counted_rounds import a_round, fails, since
+from counted_rounds import a_round, fails, run, since
 from host_cost import at_hand, tensors
 
 from epmoe import EPStateError, EPValueError
 
 
 def check_captured_results_stay_lent():
-    with at_hand() as (ep, driver, (x, ids, weights)):
-        for _ in range(3):
-            a_round(ep, x, ids, weights)
+    with at_hand(rounds=3) as (ep, driver, (x, ids, weights)):
         driver.capture = 5
         d = ep.dispatch(x, ids)
         out = ep.combine(d.output_tokens, d, weights)
@@ -42,23 +38,16 @@ def check_rounds_are_captured_whole():
     with at_hand() as (ep, driver, (x, ids, weights)):
         d = ep.dispatch(x, ids)
         driver.capture = 5
-        fails(
-            EPStateError, "was launched and not captured", ep.combine, d.output_tokens, d, weights
-        )
+        y = d.output_tokens
+        fails(EPStateError, "was launched and not captured", ep.combine, y, d, weights)
         fails(EPStateError, "before the capture begins", ep.dispatch, x, ids)
         driver.capture = 0
         ep.combine(d.output_tokens, d, weights)
         driver.capture = 6
         d = ep.dispatch(x, ids)
         fails(EPStateError, "nothing has run yet", lambda: d.n_rows)
-        fails(
-            EPValueError,
-            "host memory",
-            ep.combine,
-            d.output_tokens,
-            d,
-            np.zeros((4, 8), np.float32),
-        )
+        on_host = np.zeros((4, 8), np.float32)
+        fails(EPValueError, "host memory", ep.combine, d.output_tokens, d, on_host)
         driver.capture = 0
         fails(EPStateError, "capture its combine too", ep.combine, d.output_tokens, d, weights)
         driver.capture = 7  # a graph for dispatch, another for combine
@@ -69,6 +58,4 @@ def check_rounds_are_captured_whole():
 
 
 if __name__ == "__main__":
-    for check in sys.argv[1:]:
-        print(check, flush=True)
-        globals()[check]()
+    run(globals())

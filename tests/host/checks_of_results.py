@@ -4,11 +4,10 @@
 """
 
 import ctypes
-import sys
 
 import numpy as np
 from counted_driver import counted_machine, int64
-from counted_rounds import a_round, since
+from counted_rounds import a_round, run, since
 from host_cost import OneRankHere, at_hand, tensors
 
 from epmoe import fused_a2a
@@ -17,9 +16,7 @@ from epmoe.kernels.rows import mailbox
 
 
 def check_results_go_where_nobody_looks():
-    with at_hand() as (ep, driver, (x, ids, weights)):
-        for _ in range(3):
-            a_round(ep, x, ids, weights)
+    with at_hand(rounds=3) as (ep, driver, (x, ids, weights)):
         held = [a_round(ep, x, ids, weights) for _ in range(5)]
         assert len({a.address for a in held}) == 5
         d = ep.dispatch(x, ids)
@@ -38,9 +35,7 @@ def check_results_go_where_nobody_looks():
 
 
 def check_memory_comes_back_when_nobody_looks_at_it():
-    with at_hand() as (ep, driver, (x, ids, weights)):
-        for _ in range(2):
-            a_round(ep, x, ids, weights)
+    with at_hand(rounds=2) as (ep, driver, (x, ids, weights)):
         out = a_round(ep, x, ids, weights)
         some, address = out.first(2), out.address
         del out
@@ -140,6 +135,4 @@ def check_rows_without_room_in_the_heap_are_moved():
 
 
 if __name__ == "__main__":
-    for check in sys.argv[1:]:
-        print(check, flush=True)
-        globals()[check]()
+    run(globals())

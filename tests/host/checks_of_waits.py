@@ -4,7 +4,6 @@
 """
 
 import signal
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 from checks_of_results import exact_dispatch
 from counted_driver import counted_machine
-from counted_rounds import a_round, fails, since
+from counted_rounds import a_round, error_of, fails, run, since
 from host_cost import at_hand
 
 from epmoe import EPError, EPStateError, PeerTimeout, layout
@@ -41,15 +40,6 @@ def told_by(driver, seconds, function):
         driver.tell = tell
         for timer in timers:
             timer.join()
-
-
-def error_of(kind, function):
-    """The text of the error that function() raises."""
-    try:
-        function()
-    except kind as error:
-        return str(error)
-    raise AssertionError(f"no {kind.__name__}")
 
 
 @contextmanager
@@ -240,6 +230,4 @@ def check_memory_grows_with_what_is_told():
 
 
 if __name__ == "__main__":
-    for check in sys.argv[1:]:
-        print(check, flush=True)
-        globals()[check]()
+    run(globals())

@@ -52,13 +52,8 @@ def test_dlpack_of_host_memory_is_not_copied():
 
 def test_cuda_array_interface_is_read_without_a_gpu():
     seen = view(OnGpu((2, 8), "<V2", address=4096, device=3), "x")
-    assert (seen.host, seen.address, seen.shape, seen.dtype, seen.device) == (
-        None,
-        4096,
-        (2, 8),
-        np.dtype(BF16),
-        3,
-    )
+    assert (seen.host, seen.address, seen.shape, seen.device) == (None, 4096, (2, 8), 3)
+    assert seen.dtype == np.dtype(BF16)
     assert view(OnGpu((2, 8), "<f4", strides=(32, 4)), "x").is_contiguous
     assert not view(OnGpu((2, 8), "<f4", strides=(64, 4)), "x").is_contiguous
 
@@ -85,9 +80,8 @@ def test_strided_and_unaligned_host_arrays_are_taken():
             shifted.append(raw[1 : 1 + a.nbytes].view(BF16).reshape(a.shape))
         for tokens in (wide, shifted):
             d = ep.dispatch(tokens, [np.asfortranarray(a) for a in ids])
-            out = ep.combine(
-                [a.output_tokens for a in d], d, [np.asfortranarray(w) for w in weights]
-            )
+            y, given = [a.output_tokens for a in d], [np.asfortranarray(w) for w in weights]
+            out = ep.combine(y, d, given)
             assert all(np.array_equal(a, b) for a, b in zip(out, expected))
 
 
@@ -115,11 +109,8 @@ def made(array):
 def test_device_arrays_read_and_cut(dtype):
     a = np.arange(24).reshape(4, 6).astype(dtype)
     d = made(a)
-    assert (
-        np.array_equal(d.numpy().view(np.uint8), a.view(np.uint8))
-        and d.nbytes == a.nbytes
-        and len(d) == 4
-    )
+    assert np.array_equal(d.numpy().view(np.uint8), a.view(np.uint8))
+    assert d.nbytes == a.nbytes and len(d) == 4
     assert np.array_equal(to_numpy(first(d, 2)).astype(float), a[:2].astype(float))
     assert np.array_equal(to_numpy(first(d, 2, axis=1)).astype(float), a[:, :2].astype(float))
     assert to_numpy(first(d, 0)).shape == (0, 6)

@@ -4,125 +4,116 @@ import math
 
 import numpy as np
 import pytest
-from worlds_at_hand import BF16, batch, config, parallel, regions
+from worlds_at_hand import BF16, batch, config, parallel, refused
 
 from epmoe import EPConfig, EPError, EPValueError, ExpertParallel, LaunchConfig, LocalWorld
 
-# change of the configuration -> what its message must contain
+INTEGERS = "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"
+
+# change of the configuration -> what its message must say
 CONFIGURATIONS = [
-    (dict(hidden=12), ["hidden=12", "multiple of 8", "pad"]),
-    (dict(hidden=64, token_format="fp8_blockwise"), ["hidden=64", "multiple of 128"]),
-    (dict(hidden=32, token_format="nvfp4"), ["hidden=32", "multiple of 64"]),
-    (dict(hidden=64, token_format="mxfp4"), ["hidden=64", "multiple of 128"]),
-    (dict(hidden=64, token_format="mxfp8"), ["hidden=64", "multiple of 128"]),
-    (dict(hidden=16, token_format="mxfp4_rows"), ["hidden=16", "multiple of 32"]),
-    (dict(top_k=5), ["top_k=5", "n_experts=4"]),
-    (dict(n_experts=5), ["n_experts=5", "multiple of n_ranks=2"]),
-    (dict(n_experts=65536), ["n_experts=65536", "65535"]),
-    (dict(n_ranks=0), ["n_ranks=0", "at least 1"]),
-    (dict(max_tokens_per_rank=0), ["max_tokens_per_rank=0", "at least 1"]),
-    (dict(token_format="fp7"), ["fp7", "bf16"]),
-    (dict(p2p_world_size=1), ["p2p_world_size=1", "use_shmem"]),
+    (dict(hidden=12), "hidden=12 must be a multiple of 8 .*pad"),
+    (dict(hidden=64, token_format="fp8_blockwise"), "hidden=64 must be a multiple of 128"),
+    (dict(hidden=32, token_format="nvfp4"), "hidden=32 must be a multiple of 64"),
+    (dict(hidden=64, token_format="mxfp4"), "hidden=64 must be a multiple of 128"),
+    (dict(hidden=64, token_format="mxfp8"), "hidden=64 must be a multiple of 128"),
+    (dict(hidden=16, token_format="mxfp4_rows"), "hidden=16 must be a multiple of 32"),
+    (dict(top_k=5), "top_k=5 must be at most n_experts=4"),
+    (dict(n_experts=5), "n_experts=5 must be a multiple of n_ranks=2"),
+    (dict(n_experts=65536), "n_experts=65536 must be at most 65535"),
+    (dict(n_ranks=0), "n_ranks=0 must be at least 1"),
+    (dict(max_tokens_per_rank=0), "max_tokens_per_rank=0 must be at least 1"),
+    (dict(token_format="fp7"), "fp7.*bf16"),
+    (dict(p2p_world_size=1), "p2p_world_size=1 .*use_shmem"),
 ]
 
 
-@pytest.mark.parametrize("change, parts", CONFIGURATIONS, ids=[str(c) for c, _ in CONFIGURATIONS])
-def test_configuration_names_value_rule_and_remedy(change, parts):
-    with pytest.raises(EPValueError) as error:
+@pytest.mark.parametrize("change, said", CONFIGURATIONS, ids=[str(c) for c, _ in CONFIGURATIONS])
+def test_configuration_names_value_rule_and_remedy(change, said):
+    with pytest.raises(EPValueError, match=said):
         config(**change)
-    assert all(part in str(error.value) for part in parts), error.value
 
 
-def with_id(ids, rank, token, slot, value, dtype=np.int64):
-    ids = [a.astype(dtype) for a in ids]
+X, IDS, _ = batch(config())
+
+
+def with_id(rank, token, slot, value):
+    """One id of a rank, all of whose others are -1."""
+    ids = [np.full_like(a, -1, np.int64) if r == rank else a for r, a in enumerate(IDS)]
     ids[rank][token, slot] = value
     return ids
 
 
-def ones(ids, rank):
-    """All slots of a rank -1, so that only the id put in is there."""
-    return [np.full_like(a, -1) if r == rank else a for r, a in enumerate(ids)]
+TWICE = with_id(1, 0, 0, 3)
+TWICE[1][0, 1] = 3
+DISPATCH = {
+    "more tokens than max": (
+        dict(input_tokens=[np.zeros((5, 16), BF16), X[1]], topk_ids=[np.full((5, 2), -1), IDS[1]]),
+        "rank 0 holds 5 tokens, more than max_tokens_per_rank=4",
+    ),
+    "id too large": (
+        dict(topk_ids=with_id(1, 2, 1, 4)),
+        r"rank 1: token 2, k 1 holds 4, .*\[0, n_experts=4\); -1",
+    ),
+    "id below -1": (
+        dict(topk_ids=with_id(0, 1, 0, -2)),
+        r"rank 0: token 1, k 0 holds -2, .*\[0, n_experts=4\)",
+    ),
+    "id that wraps to a good int32": (
+        dict(topk_ids=with_id(0, 0, 0, 2**32 + 1)),
+        "rank 0: token 0, k 0 holds 4294967297",
+    ),
+    "id of uint64": (
+        dict(topk_ids=[np.full(a.shape, 2**63, np.uint64) for a in IDS]),
+        "rank 0: .* holds 9223372036854775808",
+    ),
+    "id twice in a token": (
+        dict(topk_ids=TWICE),
+        "rank 1: token 0, k 1 holds 3, which k 0 .*distinct",
+    ),
+    "ids of float": (
+        dict(topk_ids=[a.astype(np.float32) for a in IDS]),
+        "rank 0 has dtype float32, an integer type",
+    ),
+    "ids of bool": (dict(topk_ids=[a > 0 for a in IDS]), "rank 0 has dtype bool, an integer type"),
+    "ids of another shape": (
+        dict(topk_ids=[a[:, :1] for a in IDS]),
+        "topk_ids of rank 0 .*top_k=2",
+    ),
+    "ids for fewer tokens": (
+        dict(topk_ids=[IDS[0][:-1], IDS[1]]),
+        "topk_ids of rank 0 .*num_tokens=4",
+    ),
+    "tokens of float64": (
+        dict(input_tokens=[a.astype(np.float64) for a in X]),
+        "rank 0 has dtype float64, bfloat16",
+    ),
+    "tokens as bits": (
+        dict(input_tokens=[a.view(np.uint16) for a in X]),
+        "rank 0 has dtype uint16, bfloat16 .*view",
+    ),
+    "tokens of another hidden": (
+        dict(input_tokens=[a[:, :8] for a in X]),
+        r"rank 0 has shape \(4, 8\), .*hidden=16",
+    ),
+    "tokens with one axis": (
+        dict(input_tokens=[a.ravel() for a in X]),
+        r"rank 0 has shape \(64,\), .*hidden=16",
+    ),
+    "no list over ranks": (dict(input_tokens=X[0]), "input_tokens .*list .* 2 ranks"),
+    "a rank missing": (dict(input_tokens=X[:1]), "input_tokens has 1 entries.* 2 ranks"),
+    "no array": (dict(input_tokens=[None, X[1]]), "rank 0 is a NoneType.*NumPy"),
+}
 
 
-def dispatch_cases():
-    cfg = config()
-    x, ids, _ = batch(cfg)
-    too_many = [np.zeros((5, 16), BF16), x[1]]
-    yield (
-        "more tokens than max",
-        too_many,
-        [np.full((5, 2), -1), ids[1]],
-        ["rank 0", "5 tokens", "max_tokens_per_rank=4"],
-    )
-    yield (
-        "id too large",
-        x,
-        with_id(ones(ids, 1), 1, 2, 1, 4),
-        ["rank 1", "token 2, k 1", "holds 4", "n_experts=4", "-1"],
-    )
-    yield (
-        "id below -1",
-        x,
-        with_id(ones(ids, 0), 0, 1, 0, -2),
-        ["rank 0", "token 1, k 0", "holds -2", "[0, n_experts=4)"],
-    )
-    yield (
-        "id that wraps to a good int32",
-        x,
-        with_id(ones(ids, 0), 0, 0, 0, 2**32 + 1),
-        ["rank 0", "token 0, k 0", "holds 4294967297"],
-    )
-    yield (
-        "id of uint64",
-        x,
-        [np.full(a.shape, 2**63, np.uint64) for a in ids],
-        ["rank 0", "holds 9223372036854775808"],
-    )
-    twice = with_id(ones(ids, 1), 1, 0, 0, 3)
-    twice[1][0, 1] = 3
-    yield (
-        "id twice in a token",
-        x,
-        twice,
-        ["rank 1", "token 0, k 1", "holds 3", "k 0", "distinct"],
-    )
-    yield "ids of float", x, [a.astype(np.float32) for a in ids], ["rank 0", "float32", "integer"]
-    yield "ids of bool", x, [a > 0 for a in ids], ["rank 0", "bool", "integer"]
-    yield "ids of another shape", x, [a[:, :1] for a in ids], ["topk_ids of rank 0", "top_k=2"]
-    yield "ids for fewer tokens", x, [ids[0][:-1], ids[1]], ["topk_ids of rank 0", "num_tokens=4"]
-    yield (
-        "tokens of float64",
-        [a.astype(np.float64) for a in x],
-        ids,
-        ["rank 0", "float64", "bfloat16"],
-    )
-    yield (
-        "tokens as bits",
-        [a.view(np.uint16) for a in x],
-        ids,
-        ["rank 0", "uint16", "bfloat16", "view"],
-    )
-    yield "tokens of another hidden", [a[:, :8] for a in x], ids, ["rank 0", "(4, 8)", "hidden=16"]
-    yield "tokens with one axis", [a.ravel() for a in x], ids, ["rank 0", "(64,)", "hidden=16"]
-    yield "no list over ranks", x[0], ids, ["input_tokens", "list", "2 ranks"]
-    yield "a rank missing", x[:1], ids, ["input_tokens", "1 entries", "2 ranks"]
-    yield "no array", [None, x[1]], ids, ["rank 0", "NoneType", "NumPy"]
-
-
-@pytest.mark.parametrize(
-    "x, ids, parts", [c[1:] for c in dispatch_cases()], ids=[c[0] for c in dispatch_cases()]
-)
-def test_dispatch_names_the_place_and_launches_nothing(x, ids, parts):
-    cfg = config()
-    with parallel(cfg) as ep:
-        before, launched = regions(ep), ep.world.machine.count
-        with pytest.raises(EPValueError) as error:
-            ep.dispatch(x, ids)
-        assert all(part in str(error.value) for part in parts), error.value
-        assert ep.world.machine.count == launched
-        after = regions(ep)
-        assert all(np.array_equal(after[name], before[name]) for name in before)
-        ep.dispatch(*batch(cfg)[:2])  # and the object is as usable as before
+@pytest.mark.parametrize("case", DISPATCH)
+def test_dispatch_names_the_place_and_launches_nothing(case):
+    changed, said = DISPATCH[case]
+    with parallel(config()) as ep:
+        good = dict(input_tokens=X, topk_ids=IDS)
+        with refused(ep, said):
+            ep.dispatch(**good | changed)
+        ep.dispatch(**good)  # and the object is as usable as before
 
 
 @pytest.mark.parametrize("scale", [0, -1.0, math.nan, math.inf, 1e60, "1", [1.0]], ids=str)
@@ -132,58 +123,42 @@ def test_input_scale_is_positive_and_finite(scale):
         ep.dispatch(*batch(cfg)[:2], input_scale=scale)
 
 
-def combine_cases():
-    yield (
-        "outputs of float32",
+COMBINE = {  # what the change makes of outputs, results of dispatch and weights
+    "outputs of float32": (
         lambda y, d, w: ([a.astype(np.float32) for a in y], d, w),
-        ["rank 0", "float32", "bfloat16"],
-    )
-    yield (
-        "outputs of another hidden",
+        "rank 0 has dtype float32, .*bfloat16",
+    ),
+    "outputs of another hidden": (
         lambda y, d, w: ([a[:, :8] for a in y], d, w),
-        ["rank 0", "hidden=16"],
-    )
-    yield (
-        "one row short",
-        lambda y, d, w: ([a[:-1] for a in y], d, w),
-        ["rank 0", "rows", "capacity"],
-    )
-    yield (
-        "a scalar as weights",
+        "rank 0 .*hidden=16",
+    ),
+    "one row short": (lambda y, d, w: ([a[:-1] for a in y], d, w), "rank 0 .*rows.*capacity"),
+    "a scalar as weights": (
         lambda y, d, w: (y, d, [1.0, 1.0]),
-        ["rank 0", "number is refused", "top_k=2"],
-    )
-    yield (
-        "weights of float64",
+        "rank 0 .*top_k=2.* a single number is refused",
+    ),
+    "weights of float64": (
         lambda y, d, w: (y, d, [a.astype(np.float64) for a in w]),
-        ["rank 0", "float64", "float32"],
-    )
-    yield (
-        "weights of another shape",
+        "rank 0 has dtype float64, float32",
+    ),
+    "weights of another shape": (
         lambda y, d, w: (y, d, [a.T.copy() for a in w]),
-        ["rank 0", "top_k=2"],
-    )
-    yield "ranks swapped", lambda y, d, w: (y, d[::-1], w), ["rank 0", "another round or rank"]
-    yield "no Dispatched", lambda y, d, w: (y, y, w), ["rank 0", "ndarray"]
+        "rank 0 .*top_k=2",
+    ),
+    "ranks swapped": (lambda y, d, w: (y, d[::-1], w), "rank 0 .*another round or rank"),
+    "no Dispatched": (lambda y, d, w: (y, y, w), "rank 0 .*ndarray"),
+}
 
 
-@pytest.mark.parametrize(
-    "change, parts", [c[1:] for c in combine_cases()], ids=[c[0] for c in combine_cases()]
-)
-def test_combine_names_the_place_and_launches_nothing(change, parts):
-    cfg = config()
-    x, ids, weights = batch(cfg, num_tokens=[4, 4])
-    with parallel(cfg) as ep:
+@pytest.mark.parametrize("case", COMBINE)
+def test_combine_names_the_place_and_launches_nothing(case):
+    change, said = COMBINE[case]
+    x, ids, weights = batch(config(), num_tokens=[4, 4])
+    with parallel(config()) as ep:
         d = ep.dispatch(x, ids)
         y = [a.trimmed().output_tokens.copy() for a in d]
-        bad_y, bad_d, bad_weights = change(y, d, weights)
-        before, launched = regions(ep), ep.world.machine.count
-        with pytest.raises(EPValueError) as error:
-            ep.combine(bad_y, bad_d, bad_weights)
-        assert all(part in str(error.value) for part in parts), error.value
-        assert ep.world.machine.count == launched
-        after = regions(ep)
-        assert all(np.array_equal(after[name], before[name]) for name in before)
+        with refused(ep, said):
+            ep.combine(*change(y, d, weights))
         ep.combine(y, d, weights)
 
 
@@ -191,30 +166,25 @@ def first_argument(token, col, value, a):
     return a
 
 
+W = batch(config())[2]
+FUNCTIONS = [
+    (dict(epilogue=lambda t, c, v: v), "needs router weights"),
+    (dict(router_weights=W, epilogue=lambda t, c: 0), "epilogue cannot be called"),
+    (dict(router_weights=lambda t: 1.0), "router_weights cannot be called"),
+    (dict(router_weights=W, epilogue_args=(1.0,)), "no epilogue"),
+    (dict(router_weights=W, router_weights_args=(1.0,)), "no function"),
+    (dict(router_weights=W, epilogue=first_argument, epilogue_args=("x",)), "str"),
+    (dict(router_weights=W, epilogue=first_argument, epilogue_args=(2**40,)), "int32"),
+    (dict(router_weights=W, epilogue=first_argument, epilogue_args=(np.zeros(3),)), "float64"),
+]
+
+
 def test_functions_are_checked_before_the_launch():
-    cfg = config()
-    x, ids, weights = batch(cfg)
-    with parallel(cfg) as ep:
-        d = ep.dispatch(x, ids)
-        y = [a.output_tokens for a in d]
-        for options, said in [
-            (dict(epilogue=lambda t, c, v: v), "needs router weights"),
-            (dict(router_weights=weights, epilogue=lambda t, c: 0), "epilogue cannot be called"),
-            (dict(router_weights=lambda t: 1.0), "router_weights cannot be called"),
-            (dict(router_weights=weights, epilogue_args=(1.0,)), "no epilogue"),
-            (dict(router_weights=weights, router_weights_args=(1.0,)), "no function"),
-            (dict(router_weights=weights, epilogue=first_argument, epilogue_args=("x",)), "str"),
-            (
-                dict(router_weights=weights, epilogue=first_argument, epilogue_args=(2**40,)),
-                "int32",
-            ),
-            (
-                dict(router_weights=weights, epilogue=first_argument, epilogue_args=(np.zeros(3),)),
-                "float64",
-            ),
-        ]:
-            with pytest.raises(EPValueError, match=said):
-                ep.combine(y, d, **options)
+    with parallel(config()) as ep:
+        d = ep.dispatch(X, IDS)
+        for options, said in FUNCTIONS:
+            with refused(ep, said):
+                ep.combine([a.output_tokens for a in d], d, **options)
 
 
 def test_a_shared_expert_needs_router_weights():
@@ -225,24 +195,9 @@ def test_a_shared_expert_needs_router_weights():
             ep.combine([a.output_tokens for a in d], d)
 
 
-@pytest.mark.parametrize("timeout", [0, -1, math.inf, math.nan, None, "30", True], ids=str)
-def test_the_timeout_is_positive_and_finite(timeout):
-    with pytest.raises(EPValueError, match="timeout"):
-        parallel(config(), timeout=timeout)
-
-
-@pytest.mark.parametrize(
-    "given, parts",
-    [
-        (dict(world=2), ["world is a int", "LocalWorld"]),
-        (dict(launch=dict(n_sms=4)), ["launch is a dict", "LaunchConfig(n_sms"]),
-        (dict(kernels=["plain"]), ["kernels=['plain']", "'plain' or 'fast'"]),
-    ],
-)
-def test_what_is_no_world_or_no_launch_is_refused(given, parts):
-    with pytest.raises(EPValueError) as error:
-        ExpertParallel(config(), **dict(world=LocalWorld(2)) | given)
-    assert all(part in str(error.value) for part in parts), error.value
+def test_what_is_no_launch_is_refused():
+    with pytest.raises(EPValueError, match=r"launch is a dict.*LaunchConfig\(n_sms"):
+        parallel(config(), launch=dict(n_sms=4))
 
 
 @pytest.mark.parametrize("value", ["4", 4.5, math.inf, math.nan, True, np.array([4]), int], ids=str)
@@ -250,11 +205,6 @@ def test_what_is_no_world_or_no_launch_is_refused(given, parts):
 def test_a_launch_has_whole_numbers(name, value):
     with pytest.raises(EPValueError, match=f"{name}=.* must be a whole number"):
         LaunchConfig(**{name: value})
-
-
-def test_a_world_has_as_many_ranks_as_there_can_be_experts():
-    with pytest.raises(EPValueError, match="n_ranks=2147483648 must be at most 65535"):
-        LocalWorld(2**31)
 
 
 @pytest.mark.parametrize("args", [1, "ab", np.ones(3), {}], ids=lambda a: type(a).__name__)
@@ -301,32 +251,21 @@ def test_world_and_configuration_have_the_same_ranks():
         ExpertParallel(config(), LocalWorld(3))
 
 
-@pytest.mark.parametrize("n_ranks", [0, -1, 1.5, True, "4"])
-def test_a_world_has_at_least_one_rank(n_ranks):
-    with pytest.raises(EPValueError, match="n_ranks"):
+@pytest.mark.parametrize("n_ranks", [0, -1, 1.5, True, "4", 2**31])
+def test_a_world_has_a_rank_and_no_more_than_there_can_be_experts(n_ranks):
+    with pytest.raises(EPValueError, match=f"n_ranks={n_ranks!r} must be"):
         LocalWorld(n_ranks)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_garbage_ids_are_refused_or_right(seed):
-    """Whatever topk_ids holds: either it is refused and nothing is written, or every id was good."""
+def test_random_garbage_ids_are_refused_and_nothing_is_written(seed):
     cfg = config(n_experts=6, top_k=3)
     rng = np.random.default_rng(seed)
-    kinds = (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64)
-    dtype = kinds[seed % len(kinds)]
-    ids = [
-        rng.integers(0, 256, (4, 3 * np.dtype(dtype).itemsize), np.uint8).view(dtype)
-        for _ in range(2)
-    ]
-    with parallel(cfg) as ep:
-        before = regions(ep)
-        x = batch(cfg, num_tokens=[4, 4])[0]
-        good = all(((a >= 0) & (a < 6)).all() for a in ids)
-        assert not good
-        with pytest.raises(EPError, match="rank 0"):
-            ep.dispatch(x, ids)
-        after = regions(ep)
-        assert all(np.array_equal(after[name], before[name]) for name in before)
+    dtype = np.dtype(INTEGERS[seed % len(INTEGERS)])
+    ids = [rng.integers(0, 256, (4, 3 * dtype.itemsize), np.uint8).view(dtype) for _ in range(2)]
+    x = batch(cfg, num_tokens=[4, 4])[0]
+    with parallel(cfg) as ep, refused(ep, "rank 0"):
+        ep.dispatch(x, ids)
 
 
 def test_every_integer_type_is_taken():
@@ -334,13 +273,11 @@ def test_every_integer_type_is_taken():
     x, ids, _ = batch(cfg)
     ids = [np.where(a < 0, 0, a) for a in ids]
     ids = [np.where(np.arange(2) == 1, (a[:, :1] + 1) % 4, a) for a in ids]
-    for dtype in (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64):
+    for dtype in INTEGERS:
         with parallel(cfg) as ep:
-            d = ep.dispatch(x, [a.astype(dtype) for a in ids])
-            assert all(
-                r.topk_ids.dtype == np.int32 and np.array_equal(r.topk_ids, a)
-                for r, a in zip(d, ids)
-            )
+            for of_rank, wanted in zip(ep.dispatch(x, [a.astype(dtype) for a in ids]), ids):
+                assert of_rank.topk_ids.dtype == np.int32
+                assert np.array_equal(of_rank.topk_ids, wanted)
 
 
 def test_errors_are_one_tree():

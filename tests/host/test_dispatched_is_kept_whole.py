@@ -72,17 +72,12 @@ def test_what_combine_relies_on_is_read_only(opened, name):
     combine(d)
 
 
-@pytest.mark.parametrize(
-    "name, says",
-    [
-        ("src_info", r"src_info of the Dispatched of rank 1 was changed: row 0 is"),
-        ("topk_ids", r"topk_ids of the Dispatched of rank 1 was changed: row 0 is"),
-    ],
-)
-def test_a_changed_copy_is_told_and_the_round_goes_on(opened, name, says):
+@pytest.mark.parametrize("name", ["src_info", "topk_ids"])
+def test_a_changed_copy_is_told_and_the_round_goes_on(opened, name):
     d, combine, *_ = opened
     changed = [copy.deepcopy(one) for one in d]
     getattr(changed[1], name)[0] += 1
+    says = f"{name} of the Dispatched of rank 1 was changed: row 0 is"
     with pytest.raises(EPValueError, match=says):
         combine(changed)
     setattr(changed[1], name, getattr(changed[1], name)[:, :1])
@@ -104,7 +99,6 @@ def test_what_an_earlier_dispatch_returned_may_be_written_again(opened):
     combine(d)
     again = ep.dispatch(x, ids, out=d)
     for one, other in zip(again, d):
-        assert np.shares_memory(one.src_info, other.src_info) and np.array_equal(
-            one.row_offsets, other.row_offsets
-        )
+        assert np.shares_memory(one.src_info, other.src_info)
+        assert np.array_equal(one.row_offsets, other.row_offsets)
     combine(again)

@@ -1,10 +1,7 @@
 """mul_rn, add_rn and fma_rn in a user's function that is called on the host: what overflows is infinite, no warning."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+from commands_shown import python
 
 PROGRAM = """
 import numpy as np
@@ -25,11 +22,5 @@ for got, want in [(mul_rn(several, 2), [inf, -inf, 2]), (add_rn(several, several
 def test_what_overflows_is_infinite_and_no_warning(device):
     if device == "gpu":
         pytest.importorskip("numba.cuda")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=os.environ | {"EPMOE_DEVICE": device},
-    )
+    done = python("-W", "error", "-c", PROGRAM, EPMOE_DEVICE=device)
     assert done.returncode == 0 and not done.stderr, done.stderr

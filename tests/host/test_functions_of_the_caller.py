@@ -41,36 +41,21 @@ def run(where, cfg, x, ids, ep=None, **options):
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_an_output_lambda_stores_what_the_reference_stores_and_once(kernels, fused, dtype, spread):
-    cfg = config(
-        n_ranks=2, n_experts=4, top_k=2, hidden=40, max_tokens_per_rank=5, combine_dtype=dtype
-    )
+    cfg = config(hidden=40, max_tokens_per_rank=5, combine_dtype=dtype)
     x, ids, weights = batch(cfg, 3, [5, 3])
-    y = scaled_rows(epmoe_ref.dispatch(cfg, x, ids), 0.5)
-    bias = np.linspace(-1, 1, 40, dtype=np.float32)
-    wanted = arrays(x, 40)
+    bias, wanted = np.linspace(-1, 1, 40, dtype=np.float32), arrays(x, 40)
     d_ref = epmoe_ref.dispatch(cfg, x, ids)
+    y = scaled_rows(d_ref, 0.5)
     y = [rows.astype({"bf16": rows.dtype, "fp32": np.float32}[dtype]) for rows in y]
-    epmoe_ref.combine(
-        cfg,
-        y,
-        d_ref,
-        router_weights=weights,
-        elementwise_lambda_fn=store,
-        epilogue_args=(wanted[0], bias, wanted[1]),
-    )
+    options = dict(elementwise_lambda_fn=store, epilogue_args=(wanted[0], bias, wanted[1]))
+    epmoe_ref.combine(cfg, y, d_ref, router_weights=weights, **options)
     with parallel(cfg, kernels=kernels, fused=fused, seed=7) as ep:
         for _ in range(2):
             stored = arrays(x, 40, spread)
             d = ep.dispatch(x, ids)
             rows = [a.astype(b.dtype) for a, b in zip(scaled_rows(d, 0.5), y)]
-            done = ep.combine(
-                rows,
-                d,
-                weights,
-                elementwise_lambda_fn=store,
-                epilogue_args=(stored[0], bias, stored[1]),
-            )
-            assert done == [None, None]
+            options["epilogue_args"] = stored[0], bias, stored[1]
+            assert ep.combine(rows, d, weights, **options) == [None, None]
             for got, want in zip((*stored[0], *stored[1]), (*wanted[0], *wanted[1])):
                 assert np.array_equal(got, want)
             assert all((count == 1).all() for count in stored[1])
@@ -78,11 +63,10 @@ def test_an_output_lambda_stores_what_the_reference_stores_and_once(kernels, fus
 
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_ranks_may_store_into_one_array(kernels):
-    cfg = config(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
+    cfg = config()
     x, ids, weights = batch(cfg, 5, [3, 4])
-    shared = (
-        np.zeros((2, 4 * 16 + 1), np.float32)[:, 1:].T[::-1].T[:, ::-1]
-    )  # its elements are copied and come back
+    # its elements are copied and come back
+    shared = np.zeros((2, 4 * 16 + 1), np.float32)[:, 1:].T[::-1].T[:, ::-1]
 
     def own(token, col, value, table, rank):
         table[rank, token * 16 + col] = value
@@ -94,10 +78,8 @@ def test_ranks_may_store_into_one_array(kernels):
         d = ep.dispatch(x, ids)
         want = ep.combine(scaled_rows(d, 0.5), d, weights)
     for rank in range(2):
-        n = len(x[rank])
-        assert np.array_equal(
-            shared[rank, : n * 16].reshape(n, 16), np.asarray(want[rank], np.float32)
-        )
+        stored = shared[rank, : len(x[rank]) * 16].reshape(-1, 16)
+        assert np.array_equal(stored, np.asarray(want[rank], np.float32))
 
 
 def returning(value):
@@ -121,7 +103,7 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("what", ["epilogue", "router_weights"])
 def test_a_value_function_that_returns_no_number_is_refused(what, wrong, where):
-    cfg = config(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
+    cfg = config()
     x, ids, weights = batch(cfg, 1, [4, 2])
     options = {"router_weights": weights, what: returning(WRONG[wrong])}
     with parallel(cfg, kernels=None if where == "reference" else where) as ep:
@@ -133,9 +115,7 @@ def test_a_value_function_that_returns_no_number_is_refused(what, wrong, where):
 
 @pytest.mark.parametrize("wrong", [None, "1", 1j])
 def test_an_input_scale_that_is_no_number_is_refused(wrong):
-    cfg = config(
-        n_ranks=2, n_experts=4, top_k=2, hidden=64, max_tokens_per_rank=4, token_format="nvfp4"
-    )
+    cfg = config(hidden=64, token_format="nvfp4")
     x, ids, _ = batch(cfg, 1, [4, 2])
     with parallel(cfg) as ep, pytest.raises(EPValueError, match="input_scale"):
         ep.dispatch(x, ids, returning(wrong))
@@ -143,7 +123,7 @@ def test_an_input_scale_that_is_no_number_is_refused(wrong):
 
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_a_function_that_returns_nothing_for_some_tokens_ends_the_round(kernels):
-    cfg = config(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
+    cfg = config()
     x, ids, weights = batch(cfg, 1, [4, 2])
 
     def sometimes(token, col, value):
@@ -171,7 +151,7 @@ def test_a_function_that_returns_nothing_for_some_tokens_ends_the_round(kernels)
     ids=["returns a value", "takes more", "with an epilogue", "without weights"],
 )
 def test_what_is_no_output_lambda_is_refused(options, told, where):
-    cfg = config(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
+    cfg = config()
     x, ids, weights = batch(cfg, 1, [4, 2])
     kernels = None if where == "reference" else where
     with parallel(cfg, kernels=kernels) as ep, pytest.raises(EPValueError, match=told):
@@ -180,7 +160,7 @@ def test_what_is_no_output_lambda_is_refused(options, told, where):
 
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_a_read_only_array_is_not_stored_into(kernels):
-    cfg = config(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
+    cfg = config()
     x, ids, weights = batch(cfg, 1, [4, 2])
     table = np.zeros((4, 16), np.float32)
     table.flags.writeable = False
@@ -188,16 +168,8 @@ def test_a_read_only_array_is_not_stored_into(kernels):
     def write(token, col, value, table):
         table[token, col] = value
 
+    options = dict(elementwise_lambda_fn=write, epilogue_args=(table,))
     with parallel(cfg, kernels=kernels) as ep:
         with pytest.raises((TypeError, OutOfBoundsError), match="read-only"):
-            run(
-                "kernels",
-                cfg,
-                x,
-                ids,
-                ep,
-                router_weights=weights,
-                elementwise_lambda_fn=write,
-                epilogue_args=(table,),
-            )
+            run("kernels", cfg, x, ids, ep, router_weights=weights, **options)
     assert not table.any()

@@ -38,30 +38,17 @@ def test_an_output_lambda_stores_what_the_reference_stores(fused, where):
     x, ids, weights = batch(cfg, 3, [40, 17])
     bias = np.linspace(-1, 1, 512, dtype=np.float32)
     wanted, d_ref = arrays(x, 512), epmoe_ref.dispatch(cfg, x, ids)
-    epmoe_ref.combine(
-        cfg,
-        [d.output_tokens for d in d_ref],
-        d_ref,
-        router_weights=weights,
-        elementwise_lambda_fn=store,
-        epilogue_args=(wanted[0], bias, wanted[1]),
-    )
+    y = [d.output_tokens for d in d_ref]
+    options = dict(elementwise_lambda_fn=store, epilogue_args=(wanted[0], bias, wanted[1]))
+    epmoe_ref.combine(cfg, y, d_ref, router_weights=weights, **options)
     with parallel(cfg, fused=fused) as ep:
         for _ in range(2):
-            stored = arrays(x, 512)
-            given = (
-                stored
-                if where == "host"
-                else [[cuda.to_device(a) for a in of_ranks] for of_ranks in stored]
-            )
+            given = arrays(x, 512)
+            if where == "device":
+                given = [[cuda.to_device(a) for a in of_ranks] for of_ranks in given]
             d = ep.dispatch(x, ids)
-            done = ep.combine(
-                [a.output_tokens for a in d],
-                d,
-                weights,
-                elementwise_lambda_fn=store,
-                epilogue_args=(given[0], bias, given[1]),
-            )
+            options["epilogue_args"] = given[0], bias, given[1]
+            done = ep.combine([a.output_tokens for a in d], d, weights, **options)
             ep.check()
             assert done == [None, None]
             for got, want in zip((*given[0], *given[1]), (*wanted[0], *wanted[1])):

@@ -5,11 +5,12 @@ import importlib.util
 import ml_dtypes
 import numpy as np
 import pytest
-from worlds_at_hand import BF16, batch, config, parallel
+from test_arrays import WithDlpack
+from worlds_at_hand import BF16, batch, config, equal_combine, equal_dispatch, parallel
 
 import epmoe_ref
 from epmoe import DeviceArray, EPValueError, LaunchConfig
-from epmoe.check import compare_combined_world, compare_dispatched_world, report
+from epmoe.check import compare_combined_world
 from epmoe.host.arrays import view
 
 pytestmark = pytest.mark.gpu
@@ -31,13 +32,6 @@ def on_gpu(array):
     return cupy.asarray(array)
 
 
-def equal_dispatch(cfg, d, x, ids, **options):
-    want = epmoe_ref.dispatch(cfg, x, ids, **options)
-    found = compare_dispatched_world(cfg, [a.trimmed().numpy() for a in d], want)
-    assert not found, report(found)
-    return want
-
-
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize(
     "sizes",
@@ -48,18 +42,13 @@ def test_rounds_equal_the_reference(sizes, fused):
     cfg = config(**sizes)
     with parallel(cfg, fused=fused) as ep:
         for number in range(3):
-            counts = list(
-                np.random.default_rng(number).integers(0, cfg.max_tokens_per_rank + 1, cfg.n_ranks)
-            )
-            x, ids, weights = batch(cfg, number, counts)
+            rng, most = np.random.default_rng(number), cfg.max_tokens_per_rank
+            x, ids, weights = batch(cfg, number, list(rng.integers(0, most + 1, cfg.n_ranks)))
             d = ep.dispatch(x, ids)
             assert all(isinstance(a.output_tokens, DeviceArray) for a in d)
             want = equal_dispatch(cfg, d, x, ids)
             out = ep.combine([a.output_tokens for a in d], d, weights)
-            expected = epmoe_ref.combine(
-                cfg, [a.output_tokens for a in want], want, router_weights=weights
-            )
-            assert not compare_combined_world(cfg, [a.numpy() for a in out], expected)
+            equal_combine(cfg, out, want, weights)
 
 
 @pytest.mark.parametrize("token_format", ["fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"])
@@ -91,11 +80,7 @@ def test_device_arrays_go_in_and_results_into_them(dtype):
         out = ep.combine([a.output_tokens for a in d], d, [on_gpu(w) for w in weights], out=into)
         ep.check()
         assert all(a is b for a, b in zip(out, into))
-        expected = epmoe_ref.combine(
-            cfg, [a.output_tokens for a in want], want, router_weights=weights
-        )
-        got = [as_numpy(a) for a in into]
-        assert not compare_combined_world(cfg, got, expected)
+        equal_combine(cfg, [as_numpy(a) for a in into], want, weights)
 
 
 def as_numpy(array):
@@ -143,6 +128,7 @@ def test_a_numba_kernel_is_an_expert(token_format):
         y[row, col] = bfloat16(float32(2) * float32(x[row, col]))
 
     cfg = config(hidden=128, token_format=token_format)
+    kind = BF16 if token_format == "bf16" else np.uint8
     x, ids, weights = batch(cfg)
     with parallel(cfg) as ep:
         d, y = ep.dispatch(x, ids), []
@@ -150,12 +136,10 @@ def test_a_numba_kernel_is_an_expert(token_format):
             rows, offsets = of_rank.output_tokens.numba(), of_rank.row_offsets.numba()
             assert rows.device_ctypes_pointer.value == of_rank.output_tokens.address
             assert np.array_equal(offsets.copy_to_host(), of_rank.row_offsets.numpy())
-            assert rows.dtype == (BF16 if token_format == "bf16" else np.uint8)
+            assert rows.dtype == kind
             made = cuda.device_array(rows.shape, BF16)
             double[rows.shape[0], (1, 128)](rows, made)
-            values = of_rank.output_tokens.numpy()
-            values = values if token_format == "bf16" else values.view(np.uint8)
-            n = of_rank.n_rows
+            values, n = of_rank.output_tokens.numpy().view(kind), of_rank.n_rows
             assert np.array_equal(
                 made.copy_to_host()[:n].astype(np.float32), 2 * values[:n].astype(np.float32)
             )
@@ -164,40 +148,20 @@ def test_a_numba_kernel_is_an_expert(token_format):
             scales = d[0].trimmed().output_scales  # transposed, hence strided
             assert np.array_equal(scales.numba().copy_to_host(), scales.numpy())
         want = epmoe_ref.dispatch(cfg, x, ids)
-        rows = [
-            np.asarray(a.output_tokens)
-            if token_format == "bf16"
-            else a.output_tokens.view(np.uint8)
-            for a in want
-        ]
+        rows = [a.output_tokens.view(kind) for a in want]
         rows = [(2 * a.astype(np.float32)).astype(BF16) for a in rows]
         expected = epmoe_ref.combine(cfg, rows, want, router_weights=weights)
-        assert not compare_combined_world(
-            cfg, [a.numpy() for a in ep.combine(y, d, weights)], expected
-        )
+        out = [a.numpy() for a in ep.combine(y, d, weights)]
+        assert not compare_combined_world(cfg, out, expected)
 
 
 def test_dlpack_alone_is_enough():
-    class OnlyDlpack:
-        def __init__(self, of):
-            self.of = of
-
-        def __dlpack__(self, **options):
-            return self.of.__dlpack__(**options)
-
-        def __dlpack_device__(self):
-            return self.of.__dlpack_device__()
-
     cfg = config()
     with parallel(cfg) as ep:
         tokens = ep.dispatch(*batch(cfg)[:2])[0].output_tokens
-        seen = view(OnlyDlpack(tokens), "tokens")
-        assert (seen.address, seen.shape, seen.dtype) == (
-            tokens.address,
-            tokens.shape,
-            np.dtype(BF16),
-        )
-        assert seen.is_contiguous
+        seen = view(WithDlpack(tokens), "tokens")
+        assert (seen.address, seen.shape) == (tokens.address, tokens.shape)
+        assert seen.dtype == BF16 and seen.is_contiguous
 
 
 @pytest.mark.parametrize("value", [4, -2, 2**31, 2**40, -(2**40)])
@@ -214,11 +178,7 @@ def test_bad_ids_on_the_device_count_as_none_and_are_raised_later(value):
             d[0].trimmed()
         want = equal_dispatch(cfg, d, x, clean)
         assert np.array_equal(d[1].topk_ids.numpy(), clean[1])
-        out = ep.combine([a.output_tokens for a in d], d, weights)
-        expected = epmoe_ref.combine(
-            cfg, [a.output_tokens for a in want], want, router_weights=weights
-        )
-        assert not compare_combined_world(cfg, [a.numpy() for a in out], expected)
+        equal_combine(cfg, ep.combine([a.output_tokens for a in d], d, weights), want, weights)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -303,10 +263,8 @@ def test_a_steady_state_allocates_nothing_and_waits_for_nothing():
         ep.check()
         held = ep.memory().allocated_bytes
         waits, machine = [], ep.world.machine
-        synchronize, machine.synchronize = (
-            machine.synchronize,
-            lambda: (waits.append(1), synchronize()),
-        )
+        synchronize = machine.synchronize
+        machine.synchronize = lambda: (waits.append(1), synchronize())
         for _ in range(20):
             a_round()
         assert not waits and ep.memory().allocated_bytes == held

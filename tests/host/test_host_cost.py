@@ -3,13 +3,11 @@
 Functions are counted, not seconds, so that a busy machine decides nothing.
 """
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands_shown import python
 
 PROGRAMS = [
     pytest.param(program, id=program.stem)
@@ -22,12 +20,6 @@ def test_on_a_driver_that_counts(program):
     pytest.importorskip("cuda.bindings")  # not on macOS
     checks = re.findall(r"^def (check_\w+)", program.read_text(), re.MULTILINE)
     # in a process of its own: this one uses the simulator
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(program), *checks],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env=os.environ | {"EPMOE_DEVICE": "gpu"},
-    )
+    done = python("-W", "error", str(program), *checks, EPMOE_DEVICE="gpu")
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
     assert done.stdout.split() == checks

@@ -2,12 +2,11 @@
 
 import ast
 import functools
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands_shown import python
 
 ROOT = Path(__file__).resolve().parents[2]
 TOP = ROOT / "epmoe" / "__init__.py"  # names of all layers, imported when they are first used
@@ -103,56 +102,36 @@ def test_epmoe_knows_sizes_and_errors_of_the_reference_and_no_more():
 
 def test_imports_go_down_only():
     def wrong(path, names):
-        here = layer(module_name(path))
-        return (
-            {n for n in names if n.startswith("epmoe.") and layer(n) > here}
-            if path != TOP
-            else set()
-        )
+        here = len(LAYERS) if path == TOP else layer(module_name(path))
+        return {n for n in names if n.startswith("epmoe.") and layer(n) > here}
 
     assert found_in("epmoe", wrong) == {}
 
 
 def test_no_drawers():
-    names = {
-        p.name
-        for package in ("epmoe", "epmoe_ref", "tests", "benchmarks")
-        for p in sources(package)
-    }
+    packages = "epmoe", "epmoe_ref", "tests", "benchmarks"
+    names = {path.name for package in packages for path in sources(package)}
     assert not names & {"utils.py", "helpers.py", "common.py", "misc.py"}
 
 
-def run_python(code, **environment):
-    environment = {k: v for k, v in os.environ.items() if k != "EPMOE_DEVICE"} | environment
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_importing_epmoe_loads_nothing_heavy():
+def test_importing_epmoe_loads_nothing_heavy(monkeypatch):
+    monkeypatch.delenv("EPMOE_DEVICE")
     heavy = ("numba", "numpy", "greenlet", "mpi4py", "rich", "cuda", "torch")
-    assert (
-        run_python(f"import epmoe, sys; print([m for m in {heavy} if m in sys.modules])").strip()
-        == "[]"
-    )
+    done = python("-c", f"import epmoe, sys; print([m for m in {heavy} if m in sys.modules])")
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 @pytest.mark.parametrize(
     "environment", [{"EPMOE_DEVICE": "sim"}, {"NUMBA_ENABLE_CUDASIM": "1"}], ids=str
 )
-def test_the_simulator_needs_no_numba(environment):
+def test_the_simulator_needs_no_numba(environment, monkeypatch):
+    monkeypatch.delenv("EPMOE_DEVICE")
     code = (
         "import sys; sys.modules['numba'] = None; sys.modules['mpi4py'] = None\n"
         "from epmoe import *; ExpertParallel(EPConfig(1, 2, 1, 8, 1), LocalWorld(1)).close(); print('fine')"
     )
-    assert run_python(code, **environment).strip() == "fine"
+    done = python("-c", code, **environment)
+    assert done.stdout.strip() == "fine", done.stderr
 
 
 def test_every_public_name_resolves():

@@ -6,32 +6,10 @@ import pytest
 from epmoe import device
 from epmoe.host.narrowing import OUTSIDE, narrowing
 
-INTERESTING = [
-    0,
-    1,
-    -1,
-    2,
-    127,
-    -128,
-    128,
-    255,
-    256,
-    32767,
-    -32768,
-    65535,
-    2**31 - 1,
-    -(2**31),
-    2**31,
-    2**31 + 5,
-    2**32 - 1,
-    2**32,
-    2**32 + 3,
-    -(2**31) - 1,
-    -(2**32),
-    2**63 - 1,
-    -(2**63),
-    2**63,
-    2**64 - 1,
+# around what each type can hold
+INTERESTING = [0, 1, -1, 2, 2**31 + 5, 2**32 + 3]
+INTERESTING += [
+    edge for n in (7, 8, 15, 16, 31, 32, 63, 64) for edge in (2**n - 1, 2**n, -(2**n), -(2**n) - 1)
 ]
 
 

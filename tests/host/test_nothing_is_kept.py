@@ -35,13 +35,17 @@ def test_an_expert_parallel_without_close_gives_its_memory_back_and_results_keep
     assert len(MEMORY.spans) == before
 
 
-def test_an_open_round_of_an_object_that_is_gone_still_has_its_rows():
+@pytest.mark.parametrize("end", [ExpertParallel.close, lambda ep: None], ids=["closed", "gone"])
+def test_an_open_round_of_an_object_that_has_ended_still_has_its_rows(end):
     cfg = config()
     x, ids, _ = batch(cfg)
-    d = parallel(cfg).dispatch(x, ids)
+    ep = parallel(cfg)
+    d = ep.dispatch(x, ids)
+    end(ep)
+    del ep
     gc.collect()
     assert sum(one.n_rows for one in d) == sum(int((a >= 0).sum()) for a in ids)
-    assert all(len(one.numpy().src_info) for one in d)
+    assert all(len(one.trimmed().numpy().src_info) == one.n_rows for one in d)
 
 
 def test_what_kernels_had_recorded_is_raised_by_the_results():
@@ -56,14 +60,6 @@ def test_what_kernels_had_recorded_is_raised_by_the_results():
     del of_engine.check
     with pytest.raises(PeerTimeout, match="a rank stayed away"):
         d[0].numpy()
-
-
-def test_close_once_is_close_for_good():
-    ep = parallel(config())
-    ep.close()
-    ep.close()
-    del ep
-    gc.collect()
 
 
 def test_functions_of_earlier_rounds_are_let_go(monkeypatch):

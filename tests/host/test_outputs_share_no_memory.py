@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from worlds_at_hand import BF16, batch, config, parallel
+from worlds_at_hand import BF16, batch, config, parallel, same_bits
 
 from epmoe import EPValueError
 from epmoe.host.arrays import Array, view
@@ -13,51 +13,35 @@ from epmoe.host.overlaps import expect_apart
 T, H = 4, 16
 
 
-def zero_strides(cfg):
-    return [np.lib.stride_tricks.as_strided(np.zeros(H, BF16), (T, H), (0, 2)) for _ in range(2)]
+def strided(n, *strides):
+    return np.lib.stride_tricks.as_strided(np.zeros(n, BF16), (T, H), strides)
 
 
-def one_for_both(cfg):
-    return [np.zeros((T, H), BF16)] * 2
-
-
-def shifted(cfg):
-    both = np.zeros((T + 1, H), BF16)
-    return [both[:T], both[1:]]
-
-
-def sliding(cfg):
-    return [
-        np.lib.stride_tricks.as_strided(np.zeros(64, BF16), (T, H), (4, 2)),
-        np.zeros((T, H), BF16),
-    ]
+BOTH = np.zeros((T + 1, H), BF16)
 
 
 @pytest.mark.parametrize(
-    "out_of, says",
+    "out, says",
     [
-        (zero_strides, r"strides \(0, 2\)"),
-        (one_for_both, "share memory"),
-        (shifted, "of rank 1 and out: .* of rank 0 share memory"),
-        (sliding, r"strides \(4, 2\)"),
+        ([strided(H, 0, 2), strided(H, 0, 2)], r"strides \(0, 2\)"),
+        ([BOTH[:T]] * 2, "share memory"),
+        ([BOTH[:T], BOTH[1:]], "of rank 1 and out: .* of rank 0 share memory"),
+        ([strided(64, 4, 2), BOTH[:T]], r"strides \(4, 2\)"),
     ],
+    ids=["strides of zero", "one for both", "shifted", "sliding"],
 )
-def test_combine_refuses_them_and_the_round_goes_on(out_of, says):
+def test_combine_refuses_them_and_the_round_goes_on(out, says):
     cfg = config()
     x, ids, weights = batch(cfg, num_tokens=[T, T])
     with parallel(cfg) as ep:
         d = ep.dispatch(x, ids)
         y = [a.output_tokens for a in d]
         with pytest.raises(EPValueError, match=says):
-            ep.combine(y, d, weights, out=out_of(cfg))
+            ep.combine(y, d, weights, out=out)
         side_by_side = np.zeros((T, 2, H), BF16)  # interleaved, and apart
         got = ep.combine(y, d, weights, out=[side_by_side[:, 0], side_by_side[:, 1]])
         d = ep.dispatch(x, ids)
-        want = ep.combine([a.output_tokens for a in d], d, weights)
-        assert all(
-            np.array_equal(a.view(np.uint16), b.view(np.uint16))
-            for a, b in zip(map(np.ascontiguousarray, got), want)
-        )
+        assert same_bits(got, ep.combine([a.output_tokens for a in d], d, weights))
 
 
 def test_dispatch_refuses_one_array_for_two_ranks_and_for_two_results():
@@ -68,22 +52,16 @@ def test_dispatch_refuses_one_array_for_two_ranks_and_for_two_results():
         ep.reset()
         written = "output_tokens", "row_offsets", "src_info", "expert_ids", "recv_count"
         copies = [replace(d, **{name: np.array(getattr(d, name)) for name in written}) for d in one]
-        with pytest.raises(
-            EPValueError,
-            match="out: output_tokens of rank 1 and out: output_tokens of rank 0 share",
-        ):
-            ep.dispatch(
-                x, ids, out=[copies[0], replace(copies[1], output_tokens=copies[0].output_tokens)]
-            )
+        same = replace(copies[1], output_tokens=copies[0].output_tokens)
+        said = "out: output_tokens of rank 1 and out: output_tokens of rank 0 share"
+        with pytest.raises(EPValueError, match=said):
+            ep.dispatch(x, ids, out=[copies[0], same])
         both = np.zeros(3, np.uint32)
         counts = both[:2].view(np.int32).reshape(1, 2)
-        with pytest.raises(
-            EPValueError,
-            match="out: recv_count of rank 0 and out: row_offsets of rank 0 share memory",
-        ):
-            ep.dispatch(
-                x, ids, out=[replace(copies[0], row_offsets=both[:2], recv_count=counts), copies[1]]
-            )
+        same = replace(copies[0], row_offsets=both[:2], recv_count=counts)
+        said = "out: recv_count of rank 0 and out: row_offsets of rank 0 share memory"
+        with pytest.raises(EPValueError, match=said):
+            ep.dispatch(x, ids, out=[same, copies[1]])
         for got, want in zip(ep.dispatch(x, ids, out=copies), one):
             assert np.array_equal(got.row_offsets, want.row_offsets)
             assert np.array_equal(got.recv_count, want.recv_count)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands_shown import python
 from covering import covering
 
 from epmoe.doctor import find_mpirun
@@ -14,19 +15,10 @@ HERE = Path(__file__).parent
 ONE_TEST = "test_narrowing.py"
 
 
-def run(tmp_path, *options, launcher=()):
+def run(*options, launcher=()):
+    pytest_quietly = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     return subprocess.run(
-        [
-            *launcher,
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            HERE / ONE_TEST,
-            *options,
-        ],
+        [*launcher, *pytest_quietly, HERE / ONE_TEST, *options],
         cwd=HERE,
         capture_output=True,
         text=True,
@@ -37,40 +29,27 @@ def run(tmp_path, *options, launcher=()):
 
 
 def gpu_is_there():
-    return (
-        subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                "import ctypes; c = ctypes.CDLL('libcuda.so.1'); n = ctypes.c_int(); "
-                "assert c.cuInit(0) == 0 and c.cuDeviceGetCount(ctypes.byref(n)) == 0 and n.value",
-            ],
-            capture_output=True,
-            check=False,
-        ).returncode
-        == 0
+    program = (
+        "import ctypes; c = ctypes.CDLL('libcuda.so.1'); n = ctypes.c_int(); "
+        "assert c.cuInit(0) == 0 and c.cuDeviceGetCount(ctypes.byref(n)) == 0 and n.value"
     )
+    return python("-c", program).returncode == 0
 
 
 @pytest.mark.skipif(gpu_is_there(), reason="there is a GPU")
-def test_tests_for_a_gpu_without_one_end_with_4_and_a_line(tmp_path):
-    done = run(tmp_path, "-m", "gpu")
+def test_tests_for_a_gpu_without_one_end_with_4_and_a_line():
+    done = run("-m", "gpu")
     said = done.stdout + done.stderr
-    assert (
-        done.returncode == 4 and "the driver shows no GPU" in said and "INTERNALERROR" not in said
-    ), said
+    assert done.returncode == 4 and "the driver shows no GPU" in said, said
+    assert "INTERNALERROR" not in said, said
 
 
 @pytest.mark.nightly
 def test_under_mpirun_each_rank_writes_a_junit_file_of_its_own(tmp_path):
-    done = run(
-        tmp_path, f"--junitxml={tmp_path / 'report.xml'}", launcher=(find_mpirun(), "-n", "2")
-    )
+    done = run(f"--junitxml={tmp_path / 'report.xml'}", launcher=(find_mpirun(), "-n", "2"))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "report.rank0.xml",
-        "report.rank1.xml",
-    ]
+    wanted = ["report.rank0.xml", "report.rank1.xml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == wanted
     assert all("<testcase" in path.read_text() for path in tmp_path.iterdir())
 
 
@@ -80,8 +59,5 @@ def test_by_day_each_value_of_a_parametrised_test_occurs_and_values_are_mixed():
     assert len(chosen) == 4 and set().union(*(cases[i] for i in chosen)) == set().union(*cases)
     mixed = {frozenset(v for v in cases[i] if v[0] != "name") for i in chosen}
     assert len(mixed) == 4, "each way with each seed"
-    assert covering(cases, 2) == chosen[:2] and covering([{("n", i)} for i in range(9)], 3) == [
-        0,
-        1,
-        2,
-    ]
+    assert covering(cases, 2) == chosen[:2]
+    assert covering([{("n", i)} for i in range(9)], 3) == [0, 1, 2]

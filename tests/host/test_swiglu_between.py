@@ -58,24 +58,17 @@ def codes8(a):
     [
         (dict(output_format="nvfp4"), "output_format='nvfp4' must be one of bf16, fp8_blockwise"),
         (dict(limit=-1.0), "limit=-1.0 must be positive"),
+        (dict(rows=gate_up_rows(0, 17)), "rows; one is needed for each"),
+        (dict(rows=gate_up_rows(0, 16).astype(np.float32)), "bfloat16 is needed"),
+        (dict(rows=gate_up_rows(0, 16)[:, :-1]), r"2 \* width"),
     ],
+    ids=["a format", "a limit", "more rows", "float32", "an odd width"],
 )
-def test_unknown_variants_are_refused(change, said):
+def test_unknown_variants_and_rows_of_another_number_or_type_are_refused(change, said):
+    options = dict(rows=gate_up_rows(0, 16)) | change
     cfg = config(hidden=128)
     with parallel(cfg) as ep:
+        assert ep.capacity == 16
         d = ep.dispatch(*batch(cfg)[:2])
         with pytest.raises(EPValueError, match=said):
-            ep.fused_silu([gate_up_rows(r, ep.capacity) for r in range(cfg.n_ranks)], d, **change)
-
-
-def test_rows_of_another_number_or_type_are_refused():
-    cfg = config(hidden=128)
-    with parallel(cfg) as ep:
-        d = ep.dispatch(*batch(cfg)[:2])
-        for rows, said in (
-            (gate_up_rows(0, ep.capacity + 1), "rows; one is needed for each"),
-            (gate_up_rows(0, ep.capacity).astype(np.float32), "bfloat16 is needed"),
-            (gate_up_rows(0, ep.capacity)[:, :-1], "2 \\* width"),
-        ):
-            with pytest.raises(EPValueError, match=said):
-                ep.fused_silu([rows] * cfg.n_ranks, d)
+            ep.fused_silu([options.pop("rows")] * cfg.n_ranks, d, **options)

@@ -60,8 +60,3 @@ def test_a_broken_kernel_is_named_by_the_words_that_it_leaves(
         and not record["passed"]
         and cause in record["worlds"][0]["differences"][0]["cause"]
     )
-
-
-def test_options_that_words_would_ignore_are_refused(capsys):
-    status, out = shown(capsys, "verify", "--words", "--format", "nvfp4")
-    assert status == 2 and "--format: no meaning with --words" in out.err

@@ -1,23 +1,22 @@
-"""Small configurations and inputs for the tests of the host side."""
+"""Small configurations and inputs for the tests of the host side; what is refused, and what equals the reference."""
+
+from contextlib import contextmanager
 
 import ml_dtypes
 import numpy as np
+import pytest
 
-from epmoe import EPConfig, ExpertParallel, LocalWorld
+import epmoe_ref
+from epmoe import EPConfig, EPValueError, ExpertParallel, LocalWorld, layout
+from epmoe.check import compare_combined_world, compare_dispatched_world, report
+from epmoe.host.arrays import to_numpy
 
 BF16 = ml_dtypes.bfloat16
 
 
 def config(**changes):
-    sizes = dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4) | changes
-    return EPConfig(
-        sizes.pop("n_ranks"),
-        sizes.pop("n_experts"),
-        sizes.pop("top_k"),
-        sizes.pop("hidden"),
-        sizes.pop("max_tokens_per_rank"),
-        **sizes,
-    )
+    sizes = dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
+    return EPConfig(**sizes | changes)
 
 
 def parallel(cfg, **options):
@@ -33,9 +32,8 @@ def batch(cfg, seed=0, num_tokens=None):
     x, ids, weights = [], [], []
     for n in num_tokens:
         x.append(rng.standard_normal((n, cfg.hidden)).astype(BF16))
-        of_rank = np.argsort(rng.random((n, cfg.n_experts)), axis=1)[:, : cfg.top_k].astype(
-            np.int32
-        )
+        order = np.argsort(rng.random((n, cfg.n_experts)), axis=1)
+        of_rank = order[:, : cfg.top_k].astype(np.int32)
         of_rank[rng.random(of_rank.shape) < 1 / 6] = -1
         ids.append(of_rank)
         weights.append(rng.random((n, cfg.top_k)).astype(np.float32))
@@ -43,8 +41,46 @@ def batch(cfg, seed=0, num_tokens=None):
 
 
 def regions(ep):
-    """All memory of all ranks, to see that nothing was written."""
-    from epmoe import layout
-
+    """All memory of all ranks."""
     names = [name for name, *_ in layout.named_words(ep.cfg)]
     return {(name, rank): ep.region(name, rank) for name in names for rank in ep.world.ranks}
+
+
+@contextmanager
+def refused(ep, said):
+    """What happens inside raises an EPValueError that says this; nothing is launched and nothing is written."""
+    before, launched = regions(ep), ep.world.machine.count
+    with pytest.raises(EPValueError, match=said):
+        yield
+    assert ep.world.machine.count == launched
+    after = regions(ep)
+    assert all(np.array_equal(after[name], before[name]) for name in before)
+
+
+def equal_dispatch(cfg, d, x, ids, **options):
+    """The reference's results; those here are equal."""
+    want = epmoe_ref.dispatch(cfg, x, ids, **options)
+    found = compare_dispatched_world(cfg, [a.trimmed().numpy() for a in d], want)
+    assert not found, report(found)
+    return want
+
+
+def equal_combine(cfg, out, want, weights):
+    """The reference's rows, as they are, combined by the reference are these outputs."""
+    rows = [a.output_tokens for a in want]
+    expected = epmoe_ref.combine(cfg, rows, want, router_weights=weights)
+    found = compare_combined_world(cfg, [to_numpy(a) for a in out], expected)
+    assert not found, report(found)
+
+
+def equal_round(ep, x, ids, weights):
+    """A round whose experts are the identity is the reference's."""
+    d = ep.dispatch(x, ids)
+    out = ep.combine([a.output_tokens for a in d], d, weights)
+    equal_combine(ep.cfg, out, equal_dispatch(ep.cfg, d, x, ids), weights)
+
+
+def same_bits(some, others):
+    """Whether two lists of 16-bit arrays hold the same."""
+    bits = [[np.ascontiguousarray(a).view(np.uint16) for a in of] for of in (some, others)]
+    return all(map(np.array_equal, *bits))

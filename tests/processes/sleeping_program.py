@@ -19,23 +19,16 @@ def main(timeout, phases, p2p_world_size=0):
     rank = world.rank
     batch, sleeps = Batch(cfg, 0), world.rank == world.n_ranks - 1
     out_want = batch.expected()[1][rank]
-    with ExpertParallel(
-        cfg, world, timeout=60, kernels="fast"
-    ) as ep:  # all is compiled before the time counts
+    # all is compiled before the time counts
+    with ExpertParallel(cfg, world, timeout=60, kernels="fast") as ep:
         split_or_fused_round(ep, batch, rank, "", fused=False, nap=0)
         good_round(ep, batch, rank, out_want)
     with ExpertParallel(cfg, world, timeout=timeout, kernels="fast") as ep:
         for phase in phases.split(","):
             begin = time.monotonic()
             try:
-                split_or_fused_round(
-                    ep,
-                    batch,
-                    rank,
-                    phase if sleeps else "",
-                    fused=phase in ("dispatch", "combine"),
-                    nap=1.4 * timeout,
-                )
+                sleep_before, fused = phase if sleeps else "", phase in ("dispatch", "combine")
+                split_or_fused_round(ep, batch, rank, sleep_before, fused, nap=1.4 * timeout)
                 print(f"rank {rank} finished, sleeping before {phase}\n", end="", flush=True)
             except PeerTimeout as error:
                 waited = time.monotonic() - begin

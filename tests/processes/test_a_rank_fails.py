@@ -9,21 +9,10 @@ import pytest
 from mpirun import WITHOUT_SIGNALS, mpirun
 
 TIMEOUT, GRACE = 1.5, 2.0
-PHASES = {
-    "start": "configuration",
-    "dispatch": "dispatch_wait",
-    "combine": "combine_wait",
-    "leave": "leaving",
-}
-
-SLEEPING = [
-    "dispatch_async",
-    "dispatch_wait",
-    "dispatch",
-    "combine_async",
-    "combine_wait",
-    "combine",
-]
+PHASES = dict(
+    start="configuration", dispatch="dispatch_wait", combine="combine_wait", leave="leaving"
+)
+SLEEPING = "dispatch_async dispatch_wait dispatch combine_async combine_wait combine".split()
 BY_DAY = [
     ("return", "start", 0),
     ("return", "dispatch", 1),
@@ -55,11 +44,9 @@ def test_the_job_ends_with_an_error(how, phase, p2p_world_size):
     if how == "return":  # the launcher sees no failure; the other ranks must notice
         said = job.said(r"rank 0 waited [\d.]+: rank 0, (\w+): (.*)")
         assert len(said) == 1 and said[0][0] == PHASES[phase], job.output
-        missing = (
-            "rank 1 did not come"
-            if phase in ("start", "leave")
-            else "src_rank 1 (3 of 3 experts: 0, 1, 2)"
-        )
+        missing = "src_rank 1 (3 of 3 experts: 0, 1, 2)"
+        if phase in ("start", "leave"):
+            missing = "rank 1 did not come"
         if phase == "combine" and p2p_world_size == 0:
             assert re.match(WITHOUT_SIGNALS, said[0][1])[1] == "1", job.output
         else:
@@ -85,10 +72,8 @@ def test_a_rank_that_oversleeps_is_named_and_all_can_go_on_after_a_reset(p2p_wor
             experts = ", ".join(str(3 * rank + e) for e in range(3))
             signals = rf"no signal from src_rank (2) \(3 of 3 experts: {experts}\)"
             says = WITHOUT_SIGNALS if phase == "combine" and p2p_world_size == 0 else signals
-            said = job.said(
-                rf"rank {rank} waited ([\d.]+), sleeping before {phase}: rank {rank}, (\w+): "
-                + says
-            )
+            waited = rf"rank {rank} waited ([\d.]+), sleeping before {phase}: rank {rank}, (\w+): "
+            said = job.said(waited + says)
             assert len(said) == 1, job.output
             waited, where, source = said[0]
             assert where == waits and source == "2", job.output

@@ -24,14 +24,8 @@ def test_the_pieces_have_every_kernel_that_the_cases_launch(gpu_side):
     found = gpu_side(HERE / "kernels_of_verify.py")
     assert found["launched"] == found["in pieces"] and None not in found["launched"]
     names = Counter(found["launched"].values())
-    assert set(names) == {
-        "dispatch",
-        "combine",
-        "dispatch_async",
-        "dispatch_wait",
-        "combine_async",
-        "combine_wait",
-    }
+    calls = "dispatch", "combine"
+    assert set(names) == {f"{call}{part}" for call in calls for part in ("", "_async", "_wait")}
     assert found["pieces"] <= sum(names.values())
 
 
@@ -43,30 +37,19 @@ def test_a_piece_is_compiled_once_and_the_longest_come_first():
     assert {case.cfg for case in ALL} == {case.cfg for case, phase in pieces if phase == "dispatch"}
 
 
+def compile_part(part, *sample, **environ):
+    """How `verify --all --compile PART` ended."""
+    command = [sys.executable, "-m", "epmoe", "verify", "--all", *sample, "--compile", part]
+    env = os.environ | {"EPMOE_DEVICE": "gpu", "PYTHONPATH": str(ROOT)} | environ
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+
+
 @pytest.mark.nightly
 def test_a_piece_is_compiled_without_a_gpu_and_found_again(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "epmoe",
-        "verify",
-        "--all",
-        "--sample",
-        "1",
-        "--seed",
-        "34",
-        "--compile",
-        "2/2",
-    ]  # the smallest kernel: a combine without exchange and weights
-    env = os.environ | {
-        "EPMOE_DEVICE": "gpu",
-        "EPMOE_CACHE_DIR": str(tmp_path),
-        "EPMOE_CACHE": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-    times = []
+    smallest = "--sample", "1", "--seed", "34"  # a combine without exchange and weights
+    cache, times = dict(EPMOE_CACHE_DIR=str(tmp_path), EPMOE_CACHE="1"), []
     for _ in range(2):
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+        done = compile_part("2/2", *smallest, **cache)
         assert done.returncode == 0, done.stderr
         files = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.cubin")}
         times.append(files)
@@ -75,14 +58,9 @@ def test_a_piece_is_compiled_without_a_gpu_and_found_again(tmp_path):
 
 
 def test_compiling_into_no_cache_cannot_be_done():
-    command = [sys.executable, "-m", "epmoe", "verify", "--all", "--compile", "1/90"]
-    env = os.environ | {"EPMOE_DEVICE": "gpu", "EPMOE_CACHE": "0", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
-    assert (
-        done.returncode == 2
-        and "unset EPMOE_CACHE" in done.stderr
-        and len(done.stderr.splitlines()) == 1
-    )
+    done = compile_part("1/90", EPMOE_CACHE="0")
+    assert done.returncode == 2 and "unset EPMOE_CACHE" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 class Kernel:

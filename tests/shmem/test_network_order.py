@@ -98,53 +98,67 @@ def races(prog):
     return found
 
 
-def put_quiet_signal(base):
+def steps(*of):
+    """What rank 0 does, one after another: each a function of its address."""
+
+    def send(base):
+        for step in of:
+            step(base)
+
+    return send
+
+
+def by_lane_0(*of):
+    """Steps that one lane takes, after all lanes have come so far."""
+
+    def step(base):
+        syncwarp()
+        if lane_id() == 0:
+            steps(*of)(base)
+
+    return step
+
+
+def fill_7(base):
     fill(base, 7)
+
+
+def fill_8(base):
+    fill(base, 8)
+
+
+def put(base):
     shmem_put_nbi_warp(base + TARGET, base + SOURCE, BYTES, 1)
+
+
+def quiet(base):
     shmem_quiet()
-    syncwarp()
-    if lane_id() == 0:
-        shmem_fence()
-        shmem_signal_set(base + WORD, 1, 1)
 
 
-def put_signal(base):
-    fill(base, 7)
-    shmem_put_nbi_warp(base + TARGET, base + SOURCE, BYTES, 1)
-    syncwarp()
-    if lane_id() == 0:
-        shmem_signal_set(base + WORD, 1, 1)
-    while ld_acquire_sys_u64(base + READ) == 0:  # rank 1 has read
-        pass
-    shmem_quiet()
-
-
-def ended_without_quiet(base):
-    fill(base, 7)
-    shmem_put_nbi_warp(base + TARGET, base + SOURCE, BYTES, 1)
+def fence(base):
     shmem_fence()
-    if lane_id() == 0:
-        shmem_signal_set(base + WORD, 1, 1)
 
 
-def one_lane_quiets(base):
-    fill(base, 7)
-    shmem_put_nbi_warp(base + TARGET, base + SOURCE, BYTES, 1)
-    if lane_id() == 0:
-        shmem_quiet()
+def signal(base):
+    shmem_signal_set(base + WORD, 1, 1)
+
+
+def together(base):
     syncwarp()
-    if lane_id() == 0:
-        shmem_fence()
-        shmem_signal_set(base + WORD, 1, 1)
 
 
-def no_fence(base):
-    fill(base, 7)
-    shmem_put_nbi_warp(base + TARGET, base + SOURCE, BYTES, 1)
-    shmem_quiet()
-    syncwarp()
-    if lane_id() == 0:
-        shmem_signal_set(base + WORD, 1, 1)
+def until_read(base):
+    while ld_acquire_sys_u64(base + READ) == 0:
+        pass
+
+
+put_quiet_signal = steps(fill_7, put, quiet, by_lane_0(fence, signal))
+put_signal = steps(fill_7, put, by_lane_0(signal), until_read, quiet)
+ended_without_quiet = steps(fill_7, put, fence, by_lane_0(signal))
+one_lane_quiets = steps(fill_7, put, by_lane_0(quiet), by_lane_0(fence, signal))
+no_fence = steps(fill_7, put, quiet, by_lane_0(signal))
+reuse_before_quiet = steps(fill_7, put, fill_8, quiet, by_lane_0(fence, signal))
+reuse_after_quiet = steps(fill_7, put, quiet, together, fill_8, by_lane_0(fence, signal))
 
 
 def put_fence_signal_in_one_thread(base):
@@ -152,55 +166,24 @@ def put_fence_signal_in_one_thread(base):
     fill(base, 7)
     shmem_put_nbi_warp(base + TARGET, base + SOURCE, 16, 1)  # all of it is lane 0's
     if lane_id() == 0:
-        shmem_fence()
-        shmem_signal_set(base + WORD, 1, 1)
-        shmem_quiet()
-
-
-def reuse_before_quiet(base):
-    fill(base, 7)
-    shmem_put_nbi_warp(base + TARGET, base + SOURCE, BYTES, 1)
-    fill(base, 8)
-    shmem_quiet()
-    syncwarp()
-    if lane_id() == 0:
-        shmem_fence()
-        shmem_signal_set(base + WORD, 1, 1)
-
-
-def reuse_after_quiet(base):
-    fill(base, 7)
-    shmem_put_nbi_warp(base + TARGET, base + SOURCE, BYTES, 1)
-    shmem_quiet()
-    syncwarp()
-    fill(base, 8)
-    if lane_id() == 0:
-        shmem_fence()
-        shmem_signal_set(base + WORD, 1, 1)
+        steps(fence, signal, quiet)(base)
 
 
 def another_warp_signals(base):
     """As in the kernels: lanes complete, then count; the thread that acquires the count signals."""
     if warp_id() == 1:
-        fill(base, 7)
-        shmem_put_nbi_warp(base + TARGET, base + SOURCE, BYTES, 1)
-        shmem_quiet()
-        syncwarp()
+        steps(fill_7, put, quiet, together)(base)
         if lane_id() == 0:
             red_add_release_gpu_i32(base + COUNT, 1)
     elif lane_id() == 0:
         while ld_acquire_gpu_i32(base + COUNT) == 0:
             pass
-        shmem_fence()
-        shmem_signal_set(base + WORD, 1, 1)
+        steps(fence, signal)(base)
 
 
 def test_what_was_completed_is_seen_behind_the_signal():
-    for send, threads in (
-        (put_quiet_signal, 32),
-        (reuse_after_quiet, 32),
-        (another_warp_signals, 64),
-    ):
+    of_a_warp = (put_quiet_signal, 32), (reuse_after_quiet, 32)
+    for send, threads in (*of_a_warp, (another_warp_signals, 64)):
         assert values(program(send, threads)) == {7}
         assert not races(program(send, threads))
 
@@ -225,10 +208,9 @@ def test_a_signal_orders_nothing_without_a_fence():
 
 
 def test_a_fence_orders_what_one_thread_sends_to_one_rank():
-    assert {
-        int(run(program(put_fence_signal_in_one_thread), seed, False)[0]) for seed in SEEDS
-    } == {7}
-    found = races(program(put_fence_signal_in_one_thread))
+    prog = program(put_fence_signal_in_one_thread)
+    assert {int(run(prog, seed, False)[0]) for seed in SEEDS} == {7}
+    found = races(prog)
     assert not found, found[0]
 
 
@@ -240,24 +222,18 @@ def test_the_source_is_read_when_the_put_arrives():
 
 def test_a_seed_replays_exactly():
     for seed in SEEDS:
-        assert (
-            run(program(put_signal), seed, False) == run(program(put_signal), seed, False)
-        ).all()
+        one, other = (run(program(put_signal), seed, False) for _ in range(2))
+        assert (one == other).all()
+
+
+OUTSIDE = "not in the symmetric memory of rank 0"
 
 
 @pytest.mark.parametrize(
     "arguments, error, words",
     [
-        (
-            (ELSEWHERE + 512, SOURCE, BYTES, 1),
-            OutOfBoundsError,
-            "target .*not in the symmetric memory of rank 0",
-        ),
-        (
-            (TARGET, ELSEWHERE + 512, BYTES, 1),
-            OutOfBoundsError,
-            "source .*not in the symmetric memory of rank 0",
-        ),
+        ((ELSEWHERE + 512, SOURCE, BYTES, 1), OutOfBoundsError, f"target .*{OUTSIDE}"),
+        ((TARGET, ELSEWHERE + 512, BYTES, 1), OutOfBoundsError, f"source .*{OUTSIDE}"),
         ((TARGET, SOURCE, BYTES, 2), EPError, "no rank 2 of 2"),
         ((TARGET, SOURCE, 24, 1), EPError, "multiples of 16"),
         ((TARGET + 8, SOURCE, 16, 1), EPError, "multiples of 16"),

@@ -1,54 +1,36 @@
 """ShmemWorld: ranks as processes in several p2p worlds, in the simulator and on GPUs; which ranks form a p2p world."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from epmoe import EPConfig, ExpertParallel, LocalWorld
-from epmoe.doctor import find_mpirun
-from epmoe.worlds.launcher import trial_environment
 from epmoe.worlds.shmem import largest_world, split_world
 from epmoe_ref.errors import EPValueError
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+sys.path.append(str(Path(__file__).parents[1] / "processes"))
+from mpirun import mpirun
+
+PROGRAM = Path(__file__).with_name("shmem_worlds_program.py")
 
 
-def mpirun(n_ranks, *command, limit):
-    """The output of `python -m mpi4py command...` on n_ranks ranks; it must succeed."""
-    found = find_mpirun()
-    assert found, "no mpirun beside this Python or on PATH: pip install 'epmoe[test]'"
-    env = trial_environment() | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    }
-    done = subprocess.run(
-        [found, "-n", str(n_ranks), sys.executable, "-m", "mpi4py", *map(str, command)],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=limit,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    return done.stdout
+def expect_equal(n_ranks, sizes, *arguments, limit):
+    """Rounds over p2p worlds of these sizes are the reference's on every rank."""
+    job = mpirun(n_ranks, PROGRAM, ",".join(map(str, sizes)), *arguments, limit=limit)
+    wanted = {(str(rank), str(n_ranks), str(size)) for rank in range(n_ranks) for size in sizes}
+    said = job.said(r"rank (\d) of (\d), worlds of (\d): equal")
+    assert job.status == 0 and set(said) == wanted, job.output
 
 
 @pytest.mark.nightly
 def test_ranks_as_processes_put_into_each_others_windows():
-    said = mpirun(4, HERE / "shmem_worlds_program.py", "1,2,4", 2, limit=100)
-    assert all(
-        f"rank {rank} of 4, worlds of {size}: equal" in said
-        for rank in range(4)
-        for size in (1, 2, 4)
-    )
+    expect_equal(4, (1, 2, 4), 2, limit=100)
 
 
 def test_verify_runs_between_worlds():
-    said = mpirun(2, "-m", "epmoe", "verify", "--p2p-world-size", 1, "--rounds", 1, limit=60)
-    assert "PASS" in said
+    job = mpirun(2, "-m", "epmoe", "verify", "--p2p-world-size", 1, "--rounds", 1)
+    assert job.status == 0 and "PASS" in job.output, job.output
 
 
 def test_wrong_sizes_are_refused_in_words():
@@ -65,7 +47,8 @@ def test_wrong_sizes_are_refused_in_words():
         'says("must equal the ShmemWorld\'s", lambda: ExpertParallel('
         "EPConfig(2, 2, 1, 8, 2, p2p_world_size=1, use_shmem=True), world))\n"
     )
-    mpirun(2, "-c", program, limit=60)
+    job = mpirun(2, "-c", program)
+    assert job.status == 0, job.output
 
 
 def test_a_world_lies_on_one_host():
@@ -96,17 +79,4 @@ def test_rounds_between_worlds_of_gpus(hidden, tokens, rounds):
     n = min(gpu_count(), 4)
     assert n >= 2, f"{n} GPU: p2p worlds need at least 2"
     sizes = [size for size in (1, 2, 4) if n % size == 0]
-    said = mpirun(
-        n,
-        HERE / "shmem_worlds_program.py",
-        ",".join(map(str, sizes)),
-        rounds,
-        hidden,
-        tokens,
-        limit=390,
-    )
-    assert all(
-        f"rank {rank} of {n}, worlds of {size}: equal" in said
-        for rank in range(n)
-        for size in sizes
-    )
+    expect_equal(n, sizes, rounds, hidden, tokens, limit=390)

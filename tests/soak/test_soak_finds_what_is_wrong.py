@@ -71,17 +71,10 @@ def test_right_kernels_pass_and_every_row_was_looked_at(fused):
             soak.round(number)
         found = soak.found()
     assert [f.errors for f in found] == [0, 0]
-    sent = [
-        (n, rank, token)
-        for n in numbers
-        for rank in range(2)
-        for token in range(of.tokens(n, rank))
-    ]
-    pairs = sum(
-        of.expert(n, of.token_key(n, rank, token), k) >= 0
-        for n, rank, token in sent
-        for k in range(CFG.top_k)
-    )
+    ranks = [(n, rank) for n in numbers for rank in range(2)]
+    sent = [(*where, token) for where in ranks for token in range(of.tokens(*where))]
+    keys = [(n, of.token_key(n, rank, token)) for n, rank, token in sent]
+    pairs = sum(of.expert(*key, k) >= 0 for key in keys for k in range(CFG.top_k))
     assert sum(f.rows for f in found) == pairs > 0 and sum(f.tokens for f in found) == len(sent)
 
 
@@ -131,9 +124,8 @@ AFTER_DISPATCH = {
 def test_a_wrong_dispatch_is_found(what):
     spoil, says = AFTER_DISPATCH[what]
     number = busy_round(plain(CFG))
-    with Soak(
-        CFG, LocalWorld(2, racecheck=False)
-    ) as soak:  # two tokens in one place are a race as well
+    # two tokens in one place are a race as well
+    with Soak(CFG, LocalWorld(2, racecheck=False)) as soak:
         soak.fill(number)
         d = soak.dispatch(number)
         spoil(soak)
@@ -151,45 +143,51 @@ def test_a_combine_without_signals_waits_for_the_row_that_such_a_dispatch_loses(
         soak.fill(number)
         d = soak.dispatch(number)
         AFTER_DISPATCH[what][0](soak)
-        with pytest.raises(
-            DeadlockError, match=r"spins on combine_lamport_buf\[token \d, k \d, word \d\] of rank"
-        ):
+        says = r"spins on combine_lamport_buf\[token \d, k \d, word \d\] of rank"
+        with pytest.raises(DeadlockError, match=says):
             soak.combine(number, d)
 
 
-def test_a_wrong_bit_of_combine_is_found():
+def forget_experts(soak):
+    for r in soak.ranks:
+        r.array("y")[:] = r.array("output_tokens")
+
+
+def nothing(soak):
+    pass
+
+
+@pytest.mark.parametrize(
+    "before, after, errors, says",
+    [
+        (nothing, change("combined", (0, 6), lambda v: v ^ 1), 1, "token 0, elements from 6 on"),
+        (forget_experts, nothing, None, "bits of the weighted sum"),
+    ],
+    ids=["a bit of a result", "experts are not applied"],
+)
+def test_a_wrong_combine_is_found(before, after, errors, says):
     number = busy_round(plain(CFG))
     with Soak(CFG, LocalWorld(2)) as soak:
         soak.fill(number)
         d = soak.dispatch(number)
         soak.check_dispatch(number)
+        before(soak)
         soak.combine(number, d)
-        change("combined", (0, 6), lambda v: v ^ 1)(soak)
+        after(soak)
         soak.check_combine(number)
         found = soak.found()
-    assert found[0].errors == 1 and "combined token 0, elements from 6 on" in found[0].first
-    assert found[1].errors == 0
-
-
-def test_an_expert_that_is_not_applied_is_found():
-    number = busy_round(plain(CFG))
-    with Soak(CFG, LocalWorld(2)) as soak:
-        soak.fill(number)
-        d = soak.dispatch(number)
-        soak.check_dispatch(number)
-        for r in soak.ranks:
-            r.array("y")[:] = r.array("output_tokens")
-        soak.combine(number, d)
-        soak.check_combine(number)
-        assert all(f.errors for f in soak.found())
+    assert says in found[0].first
+    if errors is None:
+        assert all(f.errors for f in found)
+    else:
+        assert [f.errors for f in found] == [errors, 0]
 
 
 @pytest.mark.parametrize("token_format", ["fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"])
 @pytest.mark.by_day(1)
 def test_formats_that_round_are_encoded_again_and_compared(token_format):
-    cfg = EPConfig(
-        2, 4, 2, TOKEN_FORMATS[token_format].hidden_multiple, 4, token_format=token_format
-    )
+    hidden = TOKEN_FORMATS[token_format].hidden_multiple
+    cfg = EPConfig(2, 4, 2, hidden, 4, token_format=token_format)
     number = busy_round(plain(cfg))
     with Soak(cfg, LocalWorld(2, racecheck=False)) as soak:
         soak.round(number)
@@ -200,11 +198,7 @@ def test_formats_that_round_are_encoded_again_and_compared(token_format):
         soak.ranks[1].array("output_scales").view(np.uint8).reshape(-1)[0] ^= 1
         soak.check_dispatch(number)
         found = soak.found()
-    assert (
-        found[0].errors == 0
-        and found[1].errors == 1
-        and "encoded and decoded again" in found[1].first
-    )
+    assert [f.errors for f in found] == [0, 1] and "encoded and decoded again" in found[1].first
 
 
 def test_options_that_a_soak_does_not_check_are_refused():
@@ -215,18 +209,12 @@ def test_options_that_a_soak_does_not_check_are_refused():
 def test_command_writes_what_was_done(tmp_path, capsys):
     file = tmp_path / "soak.json"
     sizes = "--ranks 2 --experts 4 --top-k 2 --hidden 16 --tokens 3".split()
-    assert (
-        main(["soak", "--rounds", "3", "--look-every", "2", "--split", "--json", str(file), *sizes])
-        == 0
-    )
+    argv = "soak --rounds 3 --look-every 2 --split --json".split()
+    assert main([*argv, str(file), *sizes]) == 0
     assert "PASS  3 rounds, 0 errors" in capsys.readouterr().out
     record = json.loads(file.read_text())
-    assert (
-        record["rounds"] == 3
-        and record["errors"] == 0
-        and record["versions"]["numpy"]
-        and record["date"]
-    )
+    assert record["rounds"] == 3 and record["errors"] == 0
+    assert record["versions"]["numpy"] and record["date"]
 
 
 def test_command_stops_after_its_seconds():
