@@ -22,10 +22,10 @@ def span(n_bytes):
 
 
 @device_fn
-def lines(address, n_bytes, lane):
-    """A warp asks for n_bytes."""
-    i = i32(LINE * lane)
-    while i < n_bytes:
+def lines(address, first, end, lane):
+    """A warp asks for bytes [first, end) behind the address."""
+    i = i32(first + LINE * lane)
+    while i < end:
         prefetch(address + u64(i))
         i = i32(i + 32 * LINE)
 

@@ -5,8 +5,8 @@ not know them from a handle, how many rows it sends to each rank. Only places, w
 a fence for what earlier launches of this rank have done there.
 """
 
-from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, int32, lane_id, load_i32, red_add_release_sys_i32,
-                          shared_array, shfl_idx, st_relaxed_sys_u64, syncthreads_or, thread_idx, u64, uint64)
+from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id, load_i32, red_add_release_sys_i32,
+                          shfl_idx, st_relaxed_sys_u64, syncthreads_or, thread_idx, u64)
 
 from .. import stamps
 from ..bits import split
@@ -161,39 +161,25 @@ def load_counts(shape):
     return device_fn(lambda params, notes: load(ranks * ranks, params[p.counts], notes))
 
 
-def beginning(shape, phase, mark, few, says_begun):
-    """Device function begin(params, num_tokens, my_rank) -> (call, notes), the call with 0 for its number if it is over.
+def beginning(shape, mark, few):
+    """Device function begin(call, notes, shared_epoch) -> (call with its number, first), for a call whose counts a handle
+    knows.
 
-    By every block of a call whose counts a handle knows. few: None, or the way of small batches: namespace of
-    prepare(call) -> first, before the call is known; fits(notes), the same on all ranks; rest(call, notes, first), the
-    rest of the call. says_begun: whether blocks say here that they have begun.
+    few: None, or the way of small batches: namespace of prepare(call) -> first, before the call is known; fits(notes), the
+    same on all ranks; rest(call, notes, first), the rest of the call.
     """
-    begin_call, n_notes, has_few = calls.begin_and_end(shape.n_ranks)[0], mailbox.words_of_notes(shape.n_ranks), few is not None
-    announce_places, load = early(shape, "without_counts"), load_counts(shape)
-    await_notes = awaiting(shape, phase, "without_counts")
+    begin_call, announce_places, load = calls.begin_and_end(shape.n_ranks)[0], early(shape, "without_counts"), load_counts(shape)
+    prepare = few.prepare if few else device_fn(lambda call: None)
 
     @device_fn
-    def begin(params, num_tokens, my_rank):
-        notes, shared_epoch = shared_array(n_notes, int32), shared_array(1, uint64)
-        mark(params, stamps.START)
-        before, begun = calls.Call(params, num_tokens, my_rank, u64(0)), begin_call(params, shared_epoch)
+    def begin(call, notes, shared_epoch):
+        mark(call.params, stamps.START)
+        begun = begin_call(call.params, shared_epoch)
         if calls.is_notify_warp():
-            announce_places(before)
-        load(params, notes)
-        if has_few:
-            first = few.prepare(before)
-        call = calls.Call(params, num_tokens, my_rank, calls.epoch_of(begun))
-        if call.epoch == u64(0):
-            return before, notes
-        if has_few and few.fits(notes):
-            few.rest(call, notes, first)
-            return before, notes
-        if says_begun:
-            calls.say_begun(call)
-        if not await_notes(call, notes):
-            return before, notes
-        mark(params, stamps.COUNTED)
-        return call, notes
+            announce_places(call)
+        load(call.params, notes)
+        first = prepare(call)
+        return calls.Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun)), first
 
     return begin
 

@@ -11,11 +11,12 @@
 
 from functools import lru_cache
 
-from epmoe.device import block_idx, device_fn, grid_dim, i32, kernel, syncthreads_or, u32, u64
+from epmoe.device import (block_idx, device_fn, grid_dim, i32, int32, kernel, shared_array, syncthreads_or, u32, u64,
+                          uint64)
 
 from .. import stamps
 from ..params import CACHED
-from . import announce, copy, push, reduce, wait
+from . import announce, copy, mailbox, push, reduce, wait
 from . import call as calls
 from .few import combine as few_rows
 from .shape import BLOCK
@@ -43,15 +44,24 @@ def combine_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     mark, (_, end_call) = stamps.make(shape.trace, BLOCK), calls.begin_and_end(shape.n_ranks)
     few = few_rows.combining(shape, mark) if shape.lamport else None
-    begin = announce.beginning(shape, wait.ROWS_COMBINE, mark, few, True)
+    begin, has_few, n_notes = announce.beginning(shape, mark, few), bool(shape.lamport), mailbox.words_of_notes(shape.n_ranks)
+    await_announcements = announce.awaiting(shape, wait.ROWS_COMBINE, "without_counts")
     flags = copy.flags(shape, wait.ROWS_COMBINE, shape.n_vectors, shape.tuning.return_parts)
     pushing_blocks, push_rows, reduce_rows = pushing(shape), push.make(shape, flags), reduce.make(shape, flags)
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_combine(params, num_tokens, my_rank):
-        call, notes = begin(params, num_tokens, my_rank)
+        notes, shared_epoch = shared_array(n_notes, int32), shared_array(1, uint64)
+        call, first = begin(calls.Call(params, num_tokens, my_rank, u64(0)), notes, shared_epoch)
         if call.epoch == u64(0):
             return
+        if has_few and few.fits(notes):
+            few.rest(call, notes, first)
+            return
+        calls.say_begun(call)
+        if not await_announcements(call, notes):
+            return
+        mark(params, stamps.COUNTED)
         if block_idx() < pushing_blocks():
             push_rows(call, notes)
             mark(params, stamps.SENT)

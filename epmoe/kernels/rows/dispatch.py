@@ -177,14 +177,24 @@ def resend_kernel(shape):
     """The kernel of a dispatch whose layout is known."""
     mark, (_, end_call) = stamps.make(shape.trace, BLOCK), calls.begin_and_end(shape.n_ranks)
     few, expands = few_rows.resending(shape, mark) if shape.lamport else None, shape.expands
-    begin = announce.beginning(shape, wait.ROWS_DISPATCH, mark, few, expands)
+    begin, has_few, n_notes = announce.beginning(shape, mark, few), bool(shape.lamport), mailbox.words_of_notes(shape.n_ranks)
+    await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "without_counts")
     (send_rows, finish_rows), is_sender = moving(shape, mark), calls.is_sender(shape)
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_resend(params, num_tokens, my_rank):
-        call, notes = begin(params, num_tokens, my_rank)
+        notes, shared_epoch = shared_array(n_notes, int32), shared_array(1, uint64)
+        call, first = begin(calls.Call(params, num_tokens, my_rank, u64(0)), notes, shared_epoch)
         if call.epoch == u64(0):
             return
+        if has_few and few.fits(notes):
+            few.rest(call, notes, first)
+            return
+        if expands:
+            calls.say_begun(call)
+        if not await_announcements(call, notes):
+            return
+        mark(params, stamps.COUNTED)
         if expands and calls.is_leader() and not calls.all_begun(call, wait.ROWS_DISPATCH):
             return
         if is_sender():

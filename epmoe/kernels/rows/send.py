@@ -253,7 +253,7 @@ def _prefetching(shape):
     def bring(params, token, part, n_parts, lane):
         a, b = spans.span(part, n_parts)
         row = params[p.x] + u64(token) * u64(src_bytes)
-        prefetch_lines(row + u64(a_vector * a), i32(a_vector * (b - a)), lane)
+        prefetch_lines(row, i32(a_vector * a), i32(a_vector * b), lane)
         if has_slots and part == n_parts * n_apart and lane == 0:
             prefetch(params[p.probs] + u64(token) * u64(slots_bytes))
 

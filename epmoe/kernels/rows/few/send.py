@@ -66,7 +66,7 @@ def _parts(shape):
     @device_fn
     def bring(call, token, part, lane):
         (a, b), src = span(part), call.params[p.x] + u64(token) * u64(src_bytes)
-        prefetch_lines(src + u64(a_vector * a), i32(a_vector * (b - a)), lane)
+        prefetch_lines(src, i32(a_vector * a), i32(a_vector * b), lane)
         return no_batch()
 
     @device_fn
