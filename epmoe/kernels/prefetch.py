@@ -21,15 +21,6 @@ def span(n_bytes):
     return device_fn(lambda address: fetch(n_sectors, address))
 
 
-@device_fn
-def lines(address, first, end, lane):
-    """A warp asks for bytes [first, end) behind the address."""
-    i = i32(first + LINE * lane)
-    while i < end:
-        prefetch(address + u64(i))
-        i = i32(i + 32 * LINE)
-
-
 def first_rows(bytes_a_row):
     """Device function (rows, src_infos, n_rows): the blocks ask for src_info, and for the first few of the n_rows rows.
 

@@ -16,7 +16,7 @@ from ..bits import adding_four, below, but_lowest, four, has, lowest, split
 from ..formats import blockwise_fp8
 from ..formats.row_encoder import encode_parts, encode_row
 from ..params import word_in
-from ..prefetch import lines as prefetch_lines
+from ..prefetch import LINE
 from . import call as calls
 from . import layout, mailbox, routing
 from .copy import copying, fewest_parts, parts, rotated
@@ -252,8 +252,10 @@ def _prefetching(shape):
     @device_fn
     def bring(params, token, part, n_parts, lane):
         a, b = spans.span(part, n_parts)
-        row = params[p.x] + u64(token) * u64(src_bytes)
-        prefetch_lines(row, i32(a_vector * a), i32(a_vector * b), lane)
+        row, at = params[p.x] + u64(token) * u64(src_bytes), i32(a_vector * a + LINE * lane)
+        while at < a_vector * b:
+            prefetch(row + u64(at))
+            at = i32(at + 32 * LINE)
         if has_slots and part == n_parts * n_apart and lane == 0:
             prefetch(params[p.probs] + u64(token) * u64(slots_bytes))
 

@@ -6,13 +6,13 @@ of other ranks are under way. Encoded rows travel through a window to their own 
 """
 
 from epmoe.device import (ballot, block_dim, block_idx, device_fn, f32_as_u32, grid_dim, i32, lane_id, n_warps, popc,
-                          store16, store16_relaxed_sys, store_i32, store_u64, thread_idx, u32, u64,
+                          prefetch, store16, store16_relaxed_sys, store_i32, store_u64, thread_idx, u32, u64,
                           warp_broadcast_i32, warp_broadcast_u64, warp_id)
 from epmoe.layout import ABSENT
 
 from ...bits import adding_four, around, below, but_lowest, four, has, largest, lowest, split
 from ...formats.row_copy import no_vectors
-from ...prefetch import lines as prefetch_lines
+from ...prefetch import LINE
 from .. import call as calls
 from ..copy import copying
 from ..send import A_SCALE, encoding
@@ -66,7 +66,10 @@ def _parts(shape):
     @device_fn
     def bring(call, token, part, lane):
         (a, b), src = span(part), call.params[p.x] + u64(token) * u64(src_bytes)
-        prefetch_lines(src, i32(a_vector * a), i32(a_vector * b), lane)
+        i = i32(a_vector * a + LINE * lane)
+        while i < a_vector * b:
+            prefetch(src + u64(i))
+            i = i32(i + 32 * LINE)
         return no_batch()
 
     @device_fn
