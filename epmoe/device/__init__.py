@@ -7,8 +7,9 @@ numba.
 
 epmoe.device.intrinsics lists the intrinsics. Decorators: @device_fn for functions, @kernel(max_threads=...) for entry points
 with the signature (params: u64 or a tuple of u64, num_tokens: i32, my_rank: i32). ArrayKernel makes a kernel whose
-arguments are arrays, tuples and numbers; address_of(array) is the address of its first element. machine(n_ranks, ...)
-makes the host's side: buffers, streams, launches.
+arguments are arrays, tuples and numbers; address_of(array) is the address of its first element. array_at makes an array
+from an address inside a kernel; output reads a tuple, or memory. machine(n_ranks, ...) makes the host's side: buffers,
+streams, launches.
 """
 
 import os as _os
@@ -38,6 +39,7 @@ if SIM:
     from .sim.intrinsics import DTYPES as _DTYPES
     from .sim.intrinsics import INTRINSICS as _INTRINSICS
     from .sim.machine import SimMachine, device_fn, kernel
+    from .sim.user_arrays import array_at, output
 
     machine = SimMachine
 else:
@@ -47,6 +49,8 @@ else:
     from .gpu_machine import GpuMachine
     from .gpu_ops import DTYPES as _DTYPES
     from .gpu_ops import INTRINSICS as _INTRINSICS
+    from .gpu_user_arrays import array_at
+    from .tuple_or_memory import output
 
     address_of = _ptx_factory.address_of
     machine = GpuMachine
@@ -58,7 +62,9 @@ __all__ = [
     "SIM",
     "ArrayKernel",
     "address_of",
+    "array_at",
     "machine",
+    "output",
     "own_stream",
     "device_fn",
     "kernel",

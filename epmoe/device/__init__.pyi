@@ -5,7 +5,9 @@ from typing import Any
 SIM: bool
 ArrayKernel: Any
 address_of: Any
+array_at: Any
 machine: Any
+output: Any
 own_stream: Any
 device_fn: Any
 kernel: Any

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from epmoe.kernels.rows.copy import MOST_PARTS, flag_bytes_for
+from epmoe.kernels.rows.copy import flag_bytes_for
+from epmoe.kernels.rows.mailbox import MOST_PARTS
 
 ALIGNMENT = 256  # bytes
 RESULTS_AT_ONCE = 2  # results in the pool that may be in use while another call needs room

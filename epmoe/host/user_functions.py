@@ -1,6 +1,7 @@
 """Functions of the caller that run inside kernels (epilogue, router weights, input scale), and their arguments."""
 
 import inspect
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -108,13 +109,54 @@ def check_returned(machine, function, what, numbers, args, kinds):
     """
     if not device.SIM:
         kinds = tuple((n.dtype.name, 0, False) for n in numbers) + tuple(kinds)
-        in_kernels.check_compiled(what, function, kinds, machine.compute_capability)
+        check_compiled(what, function, kinds, machine.compute_capability)
     elif what != "elementwise_lambda_fn":
         try:
             value = function(*numbers, *args)
         except Exception:  # perhaps an array without an entry 0; else the kernel raises it, too
             return
         in_kernels.returned(what, function, value)
+
+
+@lru_cache(in_kernels.CACHED)
+def check_compiled(what, function, kinds, cc):
+    """EPValueError unless the function compiles for a GPU and returns what it must, told by the types alone.
+
+    kinds: of its arguments, (dtype, number of axes, whether it may be written). cc: compute capability. Needs no GPU.
+    """
+    from numba.core.errors import NumbaError
+    from numba.cuda import types
+
+    from epmoe.device.gpu_kernel import result_type
+    from epmoe.device.gpu_user_arrays import array_type
+
+    try:
+        returned = result_type(function, tuple(array_type(*kind) for kind in kinds), cc)
+    except NumbaError as error:
+        name = getattr(function, "__name__", repr(function))
+        raise EPValueError(
+            f"{what} {name} cannot be compiled for the GPU: {_reason(error)}"
+        ) from error
+    if what == "elementwise_lambda_fn":
+        fits = returned == types.none
+    else:
+        fits = isinstance(returned, (types.Number, types.Boolean)) and not isinstance(
+            returned, types.Complex
+        )
+    if not fits:
+        raise EPValueError(
+            in_kernels.refusal(
+                what, function, "nothing" if returned == types.none else f"{returned}"
+            )
+        )
+
+
+def _reason(error):
+    """The lines of Numba's error that say why, without the path it took through the compiler."""
+    lines = [
+        line.strip() for line in str(error).splitlines() if line.strip() and "Failed in" not in line
+    ]
+    return next((line for line in lines if "Error: " in line), lines[0])
 
 
 def of_rank(world, index, args):

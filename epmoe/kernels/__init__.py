@@ -1,9 +1,8 @@
 """The protocol on one device: dispatch and combine, split and fused, as factories of kernels."""
 
-from .call import KernelCall, Wanted
+from .launch import KernelCall, LaunchConfig, Wanted
 from .pairs.combine import combine_async_kernel, combine_kernel, combine_wait_kernel
 from .pairs.dispatch import dispatch_async_kernel, dispatch_kernel, dispatch_wait_kernel
-from .launch import LaunchConfig
 from .swiglu import fused_silu_kernel
 from .user_functions import ArrayArg, ScalarArg
 

@@ -5,8 +5,7 @@ from functools import cache
 from epmoe.device import (add_rn, bf16_hi, bf16_lo, device_fn, f16_hi, f16_lo, f32, f32_as_u32, fma_rn, i32,
                           pack_bf16x2, pack_f16x2, u32_as_f32)
 
-from .params import namespace
-from .params import tuple_of
+from .params import namespace, tuple_of
 
 # combine_dtype -> (low half, high half, pack) of a 32-bit word that holds two numbers
 PAIRS = {"bf16": (bf16_lo, bf16_hi, pack_bf16x2), "fp16": (f16_lo, f16_hi, pack_f16x2)}
@@ -34,19 +33,9 @@ def make(dtype: str):
                      add=device_fn(lambda v, q: add_all(v, unpack(q))))
 
 
-@device_fn
-def _zero():
-    return f32(0)
-
-
-@device_fn
-def _unpack_4(q):
-    return u32_as_f32(q[0]), u32_as_f32(q[1]), u32_as_f32(q[2]), u32_as_f32(q[3])
-
-
-@device_fn
-def _pack_4(v):
-    return f32_as_u32(v[0]), f32_as_u32(v[1]), f32_as_u32(v[2]), f32_as_u32(v[3])
+_zero = device_fn(lambda: f32(0))
+_unpack_4 = tuple_of(4, lambda j: device_fn(lambda q: u32_as_f32(q[j])))
+_pack_4 = tuple_of(4, lambda j: device_fn(lambda v: f32_as_u32(v[j])))
 
 
 def _pairs(low, high, pair):

@@ -2,6 +2,7 @@
 
 from epmoe.device import device_fn, i32, load_i32, load_u64, match_any, u32, u64
 
+from .bits import below
 from .params import namespace
 from .status import BAD_IDS, REPEATED_IDS, record_bad_id
 
@@ -46,11 +47,8 @@ def make(cfg, id_bytes=4):
     @device_fn
     def clean(value, group, lane):
         inside = value >= 0 and value < n_experts
-        key = i32(-1 - lane)
-        if inside:
-            key = i32(value * 32 + group)
-        same = u32(match_any(key))
-        earlier = u32(same & u32((u32(1) << u32(lane)) - u32(1)))
+        same = u32(match_any(i32(value * 32 + group) if inside else i32(-1 - lane)))
+        earlier = u32(same & below(lane))
         return i32(value) if inside and earlier == u32(0) else i32(NO_EXPERT)
 
     @device_fn

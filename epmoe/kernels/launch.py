@@ -1,6 +1,8 @@
-"""How many blocks of how many threads a kernel gets, and which configurations the fast kernels of pairs serve."""
+"""A kernel with its host side: how many blocks of how many threads it gets, and the words that it is called with."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -8,6 +10,10 @@ from epmoe.device import SIM
 from epmoe_ref.config import MAX_GPUS_PER_NODE, EPConfig
 from epmoe_ref.errors import EPValueError
 
+from .params import ParameterBlock
+from .stamps import TraceBuffers
+
+FIRST = "input_tokens"      # the first field that differs from launch to launch
 MAX_TOP_K = 32      # one lane of a warp holds one k
 WARP = 32
 MAX_THREADS = 1024
@@ -58,3 +64,101 @@ def check_limits(cfg: EPConfig) -> None:
     if cfg.p2p_world_size > MAX_GPUS_PER_NODE:
         raise EPValueError(f"p2p_world_size={cfg.p2p_world_size} must be at most {MAX_GPUS_PER_NODE} "
                            "(MAX_GPUS_PER_NODE): use more p2p worlds")
+
+
+class Wanted(NamedTuple):
+    """What a launch is prepared for.
+
+    machine, stream: of epmoe.device. regions: {field: address} of this rank's regions of epmoe.layout, and lists of
+    addresses, one for each rank of the p2p world, of those that messages go to. timeout_s [s]: after it a wait gives up, and
+    the status region says so. weights_types, epilogue_types: of router_weights_args and epilogue_args.
+    """
+
+    num_tokens: int
+    my_rank: int
+    machine: object
+    stream: object
+    regions: dict
+    timeout_s: float = 30.0
+    weights_types: tuple = ()
+    epilogue_types: tuple = ()
+
+
+class KernelCall:
+    """The result of a factory: one kernel for one machine, compiled when a launch is first prepared.
+
+    prepared(wanted).start(*words) launches, and does not wait. words: the fields of `block` from FIRST on, in order, and
+    then the arguments of functions; a number that stands for an array is its address in device memory.
+    input_tokens: dispatch: bf16 [num_tokens, hidden]; combine: combine_dtype [n_rows, hidden]. n_rows: of input_tokens and
+    src_info in memory, which may be looked at before it is known how many were received; 0: none.
+    topk_ids: int32 [num_tokens, top_k] (dispatch with id_bytes=8: int64), -1 for no expert; clean_topk_ids: the same as
+    int32, written by dispatch for combine.
+    format_handler: the arrays that the token format writes, then their capacity in rows. row_offsets: uint32
+    [n_groups + 1], expert_ids: int32 [n_groups], src_info: int32 [capacity, 2], recv_counts: int32 [n_local_experts,
+    n_src_ranks], or 0. output_tokens: combine_dtype [num_tokens, hidden], or [num_tokens, top_k, hidden] without weights.
+    router_weights: float32 [num_tokens, top_k], with a kernel made for an array.
+
+    compile: function (weights_types, epilogue_types) -> compiled kernel. size: function (blocks, threads, num_tokens) ->
+    what of them a launch takes, or None for all. programmatic: whether a launch may begin before the one before it has
+    ended, for which the kernel waits. Errors: EPValueError.
+    """
+
+    def __init__(self, cfg: EPConfig, launch: LaunchConfig, block: ParameterBlock, compile, *, size=None,
+                 programmatic=False):
+        self.cfg, self.launch, self.block = cfg, launch, block
+        self._compile, self._size, self._programmatic = compile, size, programmatic
+        self._contexts, self._traces = {}, TraceBuffers()
+
+    def kernel(self, weights_types=(), epilogue_types=()):
+        """The compiled kernel for these types of router_weights_args and epilogue_args."""
+        return self._compile(tuple(weights_types), tuple(epilogue_types))
+
+    def close(self):
+        """Frees the contexts; the machine must have finished the launches that use them."""
+        while self._contexts:
+            self._contexts.popitem()[1].free()
+        self._traces.close()
+
+    def trace(self, name):
+        """The stamps of the last launch of every rank, under this name: [Stamps]; waits for the kernels."""
+        return self._traces.read(name)
+
+    def prepared(self, wanted: Wanted):
+        """What launches the kernel, as often as it is started."""
+        num_tokens, my_rank, machine, regions = wanted.num_tokens, wanted.my_rank, wanted.machine, wanted.regions
+        if num_tokens > self.cfg.max_tokens_per_rank:
+            raise EPValueError(f"{num_tokens} tokens are more than max_tokens_per_rank={self.cfg.max_tokens_per_rank}: "
+                               "split the batch or configure more")
+        block, most = self.block, self.launch.grid(machine)
+        grid, threads = most, self.launch.threads
+        if self._size is not None:
+            grid, threads = self._size(grid, threads, num_tokens)
+        of_peers = {name: at for name, at in regions.items() if isinstance(at, (list, tuple))}
+        same = {name: at for name, at in regions.items() if name not in of_peers}
+        if block.context_words:
+            same["context"] = self._context(machine, my_rank, of_peers)
+        if "timeout_ns" in block.places:
+            same["timeout_ns"] = max(1, int(wanted.timeout_s * 1e9))
+        traces = self.launch.trace and "trace" in block.places
+        if traces:
+            same["trace"] = self._traces.address(machine, my_rank, most)
+        words = block.pack(same)[:block.index(FIRST)].tolist()
+        launch = machine.prepared(self.kernel(wanted.weights_types, wanted.epilogue_types), grid, threads, words,
+                                  num_tokens, my_rank, stream=wanted.stream, programmatic=self._programmatic)
+        if not traces:
+            return launch
+
+        def start(*words):
+            self._traces.note(my_rank, grid)
+            launch.start(*words)
+
+        return SimpleNamespace(start=start)
+
+    def _context(self, machine, my_rank, of_peers):
+        """The address of the words that are looked up by rank."""
+        words = self.block.pack_context(of_peers)
+        key = my_rank, words.tobytes()
+        if key not in self._contexts:
+            self._contexts[key] = machine.alloc(words.nbytes, "context", rank=my_rank)
+            self._contexts[key].write(words)
+        return self._contexts[key].address

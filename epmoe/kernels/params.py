@@ -12,8 +12,13 @@ from types import ModuleType
 
 import numpy as np
 
-from epmoe.device import device_fn, load_u64, u64
+from epmoe.device import block_dim, device_fn, i32, load_u64, thread_idx, u64
 from epmoe_ref.errors import EPValueError
+
+LANES = 32          # of a warp
+VECTOR = 16         # bytes of a load or store
+BF16_BYTES = 2
+CACHED = 128        # compiled kernels of one kind that are kept
 
 
 class ParameterBlock:
@@ -67,6 +72,12 @@ def _packed(places, n_words, values):
 def float32_word(value) -> int:
     """A float32 as a word."""
     return int.from_bytes(struct.pack("<f", value), "little")
+
+
+@device_fn
+def word_in(array, row, n, i):
+    """Address of the 32-bit word [row, i] of an array with n words a row."""
+    return u64(array + u64(4) * (u64(row) * u64(n) + u64(i)))
 
 
 def in_context(block, name):
@@ -130,6 +141,20 @@ def record_of(block, tails=()):
         return Call(*(words(params) + (num_tokens, my_rank)))
 
     return record
+
+
+def by_threads(step):
+    """Device function (n, *arguments): the threads of a block do step(i, *arguments) for i < n."""
+    step = device_fn(step)
+
+    @device_fn
+    def for_each(n, *arguments):
+        i = i32(thread_idx())
+        while i < n:
+            step(i, *arguments)
+            i = i32(i + block_dim())
+
+    return for_each
 
 
 def tuple_of(n, item):

@@ -7,22 +7,18 @@ used.
 
 from epmoe.device import block_dim, block_idx, device_fn, i32, prefetch, thread_idx, u64
 
+from .params import by_threads
+
 SECTOR = 32     # bytes that memory gives at a time
+LINE = 128      # bytes that a prefetch brings into the L2 cache
 ROWS_AHEAD = 32 # rows to prefetch before their number is known
 
 
 def span(n_bytes):
     """Device function (address): a block asks for n_bytes; address is a multiple of 16."""
     n_sectors = -(-n_bytes // SECTOR)
-
-    @device_fn
-    def fetch(address):
-        i = i32(thread_idx())
-        while i < n_sectors:
-            prefetch(address + u64(SECTOR) * u64(i))
-            i = i32(i + block_dim())
-
-    return fetch
+    fetch = by_threads(lambda i, address: prefetch(address + u64(SECTOR) * u64(i)))
+    return device_fn(lambda address: fetch(n_sectors, address))
 
 
 def first_rows(bytes_a_row):

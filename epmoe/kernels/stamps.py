@@ -42,34 +42,22 @@ class Stamps(NamedTuple):
         return tuple(MARKS)
 
 
-def make(block, trace, *, by_caller=False):
-    """Device function mark(params, which): thread 0 writes the time, or its caller, one thread; nothing unless `trace`."""
-    p_trace = block.index("trace")
-    return _marking(device_fn(lambda params: params[p_trace]), trace, by_caller)
+def make(trace, block=None, *, by_caller=False):
+    """Device function mark(call, which): thread 0 writes the time, or its caller, one thread; nothing unless `trace`.
 
+    call: the record of a call; with a parameter block, the words of a kernel.
+    """
+    if not trace:
+        return device_fn(lambda call, which: None)
+    p_trace = block.index("trace") if block else None
+    buffer_of = device_fn((lambda call: call.trace) if block is None else lambda params: params[p_trace])
 
-def by_caller(block, trace):
-    """Likewise, but the caller writes the time: one thread of the block."""
-    return make(block, trace, by_caller=True)
-
-
-def of_call(trace, *, by_caller=False):
-    """As `make`, for the record of a call: mark(call, which)."""
-    return _marking(device_fn(lambda call: call.trace), trace, by_caller)
-
-
-def _marking(buffer_of, trace, by_caller):
     @device_fn
     def mark(call, which):
         if by_caller or thread_idx() == 0:
             store_u64(buffer_of(call) + u64(8 * N_MARKS) * u64(block_idx()) + u64(8) * u64(which), u64(globaltimer()))
 
-    return mark if trace else _nothing
-
-
-@device_fn
-def _nothing(call, which):
-    return
+    return mark
 
 
 class TraceBuffers:

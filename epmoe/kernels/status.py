@@ -47,10 +47,7 @@ def failed_before(status):
     What it gives goes into the block's next vote: so the look costs no barrier of its own, and its load passes while
     other things are loaded.
     """
-    found = False
-    if thread_idx() == block_dim() - 1:
-        found = has_failed(status)
-    return found
+    return thread_idx() == block_dim() - 1 and has_failed(status)
 
 
 @device_fn

@@ -12,13 +12,11 @@ from epmoe.device import (abs_f32, add_rn, bf16_hi, bf16_lo, block_idx, device_f
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
-from .call import KernelCall
 from .formats.number_codes import e4m3x4
 from .formats.row_encoder import maximum_over
-from .launch import LaunchConfig
-from .params import ParameterBlock
+from .launch import KernelCall, LaunchConfig
+from .params import LANES, ParameterBlock
 
-LANES = 32
 GROUP = 128                 # elements that share a scale, in FP8 output
 GROUP_LANES = 8             # 16 elements each: one 16-byte store of e4m3
 MULTIPLE = {"bf16": 8, "fp8_blockwise": GROUP}

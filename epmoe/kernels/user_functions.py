@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from epmoe.device import (SIM, device_fn, f32, i32, load_f32, load_i32, store_f32, store_i32, u32, u32_as_f32)
+from epmoe.device import SIM, array_at, device_fn, f32, i32, u32, u32_as_f32
 from epmoe_ref.errors import EPValueError
 
-CACHED = 128
+from .params import CACHED
 
 
 class ScalarArg(NamedTuple):
@@ -28,7 +28,7 @@ class ScalarArg(NamedTuple):
 
     @property
     def type(self):
-        """The key of a compiled kernel: (dtype, number of axes, whether it may be written)."""
+        """As of ArrayArg."""
         return self.dtype, 0, False
 
     def words(self):
@@ -99,55 +99,10 @@ def _bind(call, types, first):
     if not types:
         return call
     (dtype, n_axes, writable), *others = types
-    made, end = _scalar(dtype) if n_axes == 0 else _array(dtype, n_axes, writable), first + 1 + n_axes
+    number = {"float32": device_fn(lambda word: u32_as_f32(u32(word))), "int32": device_fn(lambda word: i32(u32(word)))}
+    made, end = number[dtype] if n_axes == 0 else array_at(dtype, n_axes, writable), first + 1 + n_axes
     call_rest = _bind(call, others, end)
     return device_fn(lambda arguments, words: call_rest(arguments + (made(*words[first:end]),), words))
-
-
-def _scalar(dtype):
-    return {"float32": device_fn(lambda word: u32_as_f32(u32(word))), "int32": device_fn(lambda word: i32(u32(word)))}[dtype]
-
-
-def _array(dtype, n_axes, writable):
-    if not SIM:
-        from epmoe.device.gpu_user_arrays import array_at
-
-        return array_at(dtype, n_axes, writable)
-    load, store, number = {"float32": (load_f32, store_f32, f32), "int32": (load_i32, store_i32, i32)}[dtype]
-
-    def write(address, value):
-        if not writable:
-            raise TypeError("the array is read-only")
-        store(address, number(value))
-
-    def array(address, *shape):
-        return SimulatedArray(load, write, address, shape)
-
-    return array
-
-
-class SimulatedArray:
-    """An array in the simulator's memory, read and written element by element."""
-
-    def __init__(self, load, store, address, shape):
-        self.load, self.store, self.address, self.shape = load, store, address, shape
-
-    def __getitem__(self, index):
-        return self.load(self._place(index))
-
-    def __setitem__(self, index, value):
-        self.store(self._place(index), value)
-
-    def _place(self, index):
-        index = index if isinstance(index, tuple) else (index,)
-        if len(index) != len(self.shape):
-            raise IndexError(f"an array of shape {self.shape} takes {len(self.shape)} indices, not {len(index)}")
-        place = 0
-        for i, n in zip(index, self.shape):
-            if not -n <= i < n:
-                raise IndexError(f"index {i} is outside an axis of length {n}")
-            place = place * n + int(i) % n
-        return self.address + 4 * place
 
 
 class WrongReturn(EPValueError):
@@ -188,34 +143,3 @@ def checked(what, function):
     if not SIM:
         return function
     return lambda *arguments: returned(what, function, function(*arguments))
-
-
-@lru_cache(CACHED)
-def check_compiled(what, function, kinds, cc):
-    """EPValueError unless the function compiles for a GPU and returns what it must, told by the types alone.
-
-    kinds: of its arguments, (dtype, number of axes, whether it may be written). cc: compute capability. Needs no GPU.
-    """
-    from epmoe.device.gpu_kernel import result_type
-    from numba.core.errors import NumbaError
-    from numba.cuda import types
-
-    from epmoe.device.gpu_user_arrays import array_type
-
-    try:
-        returned = result_type(function, tuple(array_type(*kind) for kind in kinds), cc)
-    except NumbaError as error:
-        name = getattr(function, "__name__", repr(function))
-        raise EPValueError(f"{what} {name} cannot be compiled for the GPU: {_reason(error)}") from error
-    if what == "elementwise_lambda_fn":
-        fits = returned == types.none
-    else:
-        fits = isinstance(returned, (types.Number, types.Boolean)) and not isinstance(returned, types.Complex)
-    if not fits:
-        raise EPValueError(refusal(what, function, "nothing" if returned == types.none else f"{returned}"))
-
-
-def _reason(error):
-    """The lines of Numba's error that say why, without the path it took through the compiler."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "Failed in" not in line]
-    return next((line for line in lines if "Error: " in line), lines[0])

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from epmoe.device import SIM, device_fn, load_u64
+from epmoe.device import device_fn
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 
 
@@ -74,19 +74,6 @@ class KernelFormat(NamedTuple):
 def align_up(n: int, multiple: int) -> int:
     """The least multiple of `multiple` that is not below n."""
     return (n + multiple - 1) // multiple * multiple
-
-
-if SIM:
-
-    def output(i: int):
-        """Device function (out) -> uint64: entry i of `out`, a tuple of uint64, or the address of such words."""
-
-        def entry(out):
-            return out[i] if isinstance(out, tuple) else load_u64(out + 8 * i)
-
-        return entry
-else:
-    from epmoe.device.tuple_or_memory import output  # noqa: F401
 
 
 @cache

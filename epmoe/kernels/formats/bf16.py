@@ -3,12 +3,12 @@
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import device_fn, u64
+from epmoe.device import device_fn, output, u64
 
-from . import KernelFormat, align_up, output
+from ..params import BF16_BYTES
+from . import KernelFormat, align_up
 from .row_copy import clear_padding, copy_part, most_parts
 
-BF16_BYTES = 2
 output_tokens = output(0)
 
 

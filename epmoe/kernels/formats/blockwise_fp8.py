@@ -4,9 +4,9 @@ import ml_dtypes
 import numpy as np
 
 from epmoe.device import (bf16_hi, bf16_lo, device_fn, div_rn, f32, f32_as_u32, fma_rn, i32, max_f32,
-                          mul_rn, store_f32, sub_rn, u32, u32_as_f32, u64)
+                          mul_rn, output, store_f32, sub_rn, u32, u32_as_f32, u64)
 
-from . import KernelFormat, output
+from . import KernelFormat
 from .number_codes import e4m3x4
 from .row_copy import spread, store_vector
 from .row_encoder import LANE_ELEMENTS, values_then_scales

@@ -8,11 +8,12 @@ slot Mpad KS + (mn // 16) % 2 + 2 ((k // 4) % 2) + 4 (mn % 16) + 64 (k % 4) + 25
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import device_fn, f32_as_u32, load_u32, store_u8, u32, u64
+from epmoe.device import device_fn, f32_as_u32, load_u32, output, store_u8, u32, u64
 
-from . import KernelFormat, align_up, output
+from ..params import LANES
+from . import KernelFormat, align_up
 from .number_codes import e8m0_reciprocal
-from .row_copy import LANES, spread
+from .row_copy import spread
 from .row_encoder import store_e2m1, values_then_scales, with_scale_bytes
 
 GROUP = 32

@@ -8,9 +8,9 @@ the group's start, and every group starts a tile.
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import device_fn, div_rn, e4m3_lo, f32, i32, mul_rn, store16, store_i32, store_u32, u32, u64
+from epmoe.device import device_fn, div_rn, e4m3_lo, f32, i32, mul_rn, output, store16, store_i32, store_u32, u32, u64
 
-from . import KernelFormat, output
+from . import KernelFormat
 from .number_codes import e4m3_byte, scaled_e4m3x4, e8m0_reciprocal, e8m0_round_up
 from .row_copy import spread
 from .row_encoder import store_e2m1, values_then_scales, with_scale_bytes

@@ -3,16 +3,10 @@
 from epmoe.device import (device_fn, i32, lane_id, load16, load16_nc, load_u8, load_u32, store16, store_u8, store_u32,
                           u32, u64)
 
-from ..params import in_turn, tuple_of
+from ..bits import divided
+from ..params import LANES, in_turn, tuple_of
 
-LANES = 32
 MAX_IN_FLIGHT = 8       # loads of a lane before its first store, so that a row waits for memory once or a few times
-
-
-@device_fn
-def divided(a, b):
-    """a // b of int32 numbers, a not negative and b positive: of unsigned words, where // of int32 divides 64-bit ones."""
-    return i32(u32(a) // u32(b))
 
 
 @device_fn

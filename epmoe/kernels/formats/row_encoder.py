@@ -1,14 +1,13 @@
 """The loop that all quantising encoders share: a warp reads a row once, 16 elements a lane, and finds the absmax."""
 
-from epmoe.device import (abs_f32, bf16_hi, bf16_lo, device_fn, f32, i32, load16, max_f32, shfl_xor, store_u8, store_u64,
-                          u64)
+from epmoe.device import (abs_f32, bf16_hi, bf16_lo, device_fn, f32, i32, load16, max_f32, output, shfl_xor, store_u8,
+                          store_u64, u64)
 
-from . import KernelFormat, align_up, output
+from ..params import LANES, in_turn
+from . import KernelFormat, align_up
 from .number_codes import e2m1x16
 from .row_copy import clear_padding, copy_part, most_parts
-from ..params import in_turn
 
-LANES = 32
 LANE_ELEMENTS = 16
 LANE_BYTES = 32         # of bf16
 

@@ -14,15 +14,16 @@ all warps polled recv_count, which has few words, polls would queue up in front 
 from typing import NamedTuple
 
 from epmoe import layout
-from epmoe.device import (all_lanes, any_lane, atomic_or_relaxed_gpu_u32, ballot, block_dim, block_idx, device_fn,
-                          fence_acq_rel_cta, ffs, globaltimer, grid_dim, i32, lane_id, ld_acquire_sys_u64, load16,
+from epmoe.device import (all_lanes, any_lane, atomic_or_relaxed_gpu_u32, ballot, block_idx, device_fn,
+                          fence_acq_rel_cta, globaltimer, grid_dim, i32, lane_id, ld_acquire_sys_u64, load16,
                           load16_relaxed_sys, n_warps, nanosleep, shared_add_i32, store16, store_u64, syncwarp,
-                          thread_idx, u32, u64, warp_id)
+                          u32, u64, warp_id)
 from epmoe.layout import ABSENT, ANNOUNCED, MAX_FINITE
 
+from ..bits import has, lowest
 from ..formats.row_copy import no_vectors
 from ..lamport import is_absent
-from ..params import in_turn, namespace, tuple_of
+from ..params import by_threads, in_turn, namespace, tuple_of
 from ..spin import POLLS_PER_LOOK, gives_up, wait_below
 from ..status import COMBINE_WAIT, FOR_RECV_COUNT, FOR_ROWS, MISSING_RANKS, record_expired
 
@@ -55,9 +56,8 @@ def loading(cfg, load):
         @device_fn
         def load_one(which, first, place, held):
             q = held[j]
-            if j < top_k:
-                if u32(which) & u32(1 << j) != u32(0):
-                    q = load(place + u64(first + j) * u64(bytes_a_row))
+            if j < top_k and has(which, j):
+                q = load(place + u64(first + j) * u64(bytes_a_row))
             return q
 
         return load_one
@@ -101,15 +101,11 @@ def without_signals(build):
 
     def restoring(j):
         """Device function (late, first, place, held) -> what is late still; ABSENT is restored if vector j is not."""
-        bit = 1 << j
-
         @device_fn
         def restore(late, first, place, held):
-            if j < top_k:
-                if u32(late) & u32(bit) != u32(0) and not is_absent(held[j]):
-                    late = u32(late & u32(~bit & 0xFF))
-                    store16(place + u64(first + j) * u64(bytes_a_row), u32(ABSENT), u32(ABSENT), u32(ABSENT),
-                            u32(ABSENT))
+            if j < top_k and has(late, j) and not is_absent(held[j]):
+                late = u32(late & u32(~(1 << j) & 0xFF))
+                store16(place + u64(first + j) * u64(bytes_a_row), u32(ABSENT), u32(ABSENT), u32(ABSENT), u32(ABSENT))
             return late
 
         return restore
@@ -122,7 +118,7 @@ def without_signals(build):
         """Records the ranks whose rows are missing."""
         k, lane = i32(0), i32(lane_id())
         while k < AT_ONCE:
-            if any_lane(((u32(late) >> u32(k)) & u32(1)) != u32(0)):
+            if any_lane(has(late, k)):
                 if lane == first + k:
                     atomic_or_relaxed_gpu_u32(call.status + u64(4 * MISSING_RANKS),
                                               u32(u32(1) << u32(u32(segment) % u32(n_ranks))))
@@ -188,12 +184,9 @@ def polling(build):
     n_through = gave_up + 1                     # the last counts the polling warps that have seen their words
     warps_a_poller, nap_ns = tuning.warps_a_poller, tuning.flag_nap_ns
 
-    @device_fn
-    def clear(flags):
-        i = i32(thread_idx())
-        while i <= n_through:
-            flags[i] = 0
-            i = i32(i + block_dim())
+    @by_threads
+    def clear_flag(i, flags):
+        flags[i] = 0
 
     @device_fn
     def all_through(flags, n_polling):
@@ -254,12 +247,11 @@ def polling(build):
 
     @device_fn
     def next_come(flags, segment, wanted):
-        flag, up = i32(segment % gave_up), False
-        if ((u32(wanted) >> u32(lane_id())) & u32(1)) != u32(0):
-            up = is_up(flags, flag)
+        flag = i32(segment % gave_up)
+        up = has(wanted, lane_id()) and is_up(flags, flag)
         come = u32(ballot(up))
         if come == u32(0):                  # then wait for the first of them; the others are seen at the next look
-            if lane_id() == ffs(wanted) - 1:
+            if lane_id() == lowest(wanted):
                 up = wait_for(flags, flag)
             come = u32(ballot(up))
         if up:
@@ -267,4 +259,5 @@ def polling(build):
         syncwarp()                          # these lanes acquired for all
         return come
 
-    return namespace("polls", n_flags=n_through + 1, clear=clear, poll=poll, next_come=next_come)
+    clear = device_fn(lambda flags: clear_flag(n_through + 1, flags))
+    return namespace("polls", clear=clear, n_flags=n_through + 1, poll=poll, next_come=next_come)

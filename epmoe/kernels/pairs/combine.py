@@ -34,20 +34,16 @@ The first memory access loads A; src_info, the first rows and the peers' address
 from dataclasses import dataclass
 from functools import lru_cache
 
-from epmoe.device import device_fn, i32, kernel, lane_id, shared_array, syncthreads_or
-from epmoe.device import int32
+from epmoe.device import device_fn, i32, int32, kernel, lane_id, shared_array, syncthreads_or
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
 from .. import lamport, stamps, user_functions
-from ..call import KernelCall
-from ..launch import LaunchConfig, check_limits
-from ..params import ParameterBlock
+from ..launch import KernelCall, LaunchConfig, check_limits
+from ..params import CACHED, ParameterBlock
 from ..status import failed_before
 from . import await_rows, peers, reduce, send_back, signal
 from .tuning import TUNING, Tuning
-
-CACHED = 128        # compiled kernels that are remembered, for each of the three
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,7 @@ def _beginning(build):
 
 def _finishing(build):
     """(n_flags, clear, finish): finish(call, flags) is steps 3 to 5; flags: int32 [n_flags], which clear(flags) zeroes."""
-    polls, mark = await_rows.polling(build), stamps.of_call(build.trace, by_caller=True)
+    polls, mark = await_rows.polling(build), stamps.make(build.trace, by_caller=True)
     count_out = signal.resetting(build.cfg, send_back.REGION_A)
     reduce_tokens = reduce.make(build, await_rows.after_signals(build.cfg, polls.next_come))
 
@@ -149,7 +145,7 @@ def _compile_fused(build):
 @lru_cache(CACHED)
 def _compile_without_signals(build):
     begin, send, await_begun = _beginning(build), send_back.make(build, signals=False), await_rows.await_begun(build.cfg)
-    reduce_tokens, mark = reduce.make(build, await_rows.without_signals(build)), stamps.of_call(build.trace)
+    reduce_tokens, mark = reduce.make(build, await_rows.without_signals(build)), stamps.make(build.trace)
 
     @kernel(max_threads=build.threads, words=build.n_words)
     def combine(params, num_tokens, my_rank):

@@ -50,14 +50,11 @@ from epmoe.device import block_idx, device_fn, grid_dim, griddep_launch, griddep
 from epmoe_ref.config import EPConfig
 
 from .. import formats, stamps
-from ..call import KernelCall
-from ..launch import LaunchConfig, check_limits
-from ..params import ParameterBlock
+from ..launch import KernelCall, LaunchConfig, check_limits
+from ..params import CACHED, ParameterBlock
 from ..status import failed_before
 from . import few_tokens, message, peers, receive, send
 from .tuning import TUNING, Tuning
-
-CACHED = 128        # compiled kernels that are remembered, for each of the three
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,7 @@ def _compile_async(build):
 @lru_cache(CACHED)
 def _compile_wait(build):
     begin, receiving = peers.beginning(build, parameter_block(build.cfg)), receive.make(build)
-    mark = stamps.of_call(build.trace)
+    mark = stamps.make(build.trace)
 
     @kernel(max_threads=build.threads, words=parameter_block(build.cfg).n_words)
     def dispatch_wait(params, num_tokens, my_rank):
@@ -137,7 +134,7 @@ def _compile_wait(build):
 @lru_cache(CACHED)
 def _compile_fused(build):
     begin, send_tokens, receiving = peers.beginning(build, parameter_block(build.cfg)), _sending(build), receive.make(build)
-    senders_of, mark = _senders_of(build), stamps.of_call(build.trace)
+    senders_of, mark = _senders_of(build), stamps.make(build.trace)
     batch = send.batch_of(build.cfg, build.tuning)
     takes_turns = build.cfg.max_tokens_per_rank > build.tuning.turns_from * batch
 

@@ -12,29 +12,19 @@ others down at each step. A kernel for small batches has no code for more tokens
 instruction fetches.
 """
 
-from typing import NamedTuple
-
-from epmoe.device import (SIM, block_dim, block_idx, device_fn, fence_acq_rel_sys, i32, lane_id, load16_nc,
-                          n_warps, shared_add_i32, shared_array, store_i32, syncthreads, syncthreads_or, thread_idx, u64,
+from epmoe.device import (SIM, block_dim, block_idx, device_fn, fence_acq_rel_sys, i32, int32, lane_id,
+                          load16_nc, n_warps, shared_add_i32, shared_array, store_i32, syncthreads, syncthreads_or, thread_idx, u64,
                           warp_id)
-from epmoe.device import int32
 
 from .. import formats, ids, stamps
-from ..formats.row_copy import copy_in_halves, divided, most_parts, no_vectors, part_bounds
+from ..bits import divided, split
+from ..formats.row_copy import copy_in_halves, most_parts, no_vectors, part_bounds
 from ..launch import SIMULATOR_BLOCKS
+from ..params import BF16_BYTES
 from . import message, peers
-from .message import bits_of, word_of
-from .send import BF16_BYTES, scale_of
+from .send import scale_of
 
 HELD = 4        # vectors of a piece that a lane holds
-
-
-class Outgoing(NamedTuple):
-    """What a block sends: dst_rank, and the halves of the words of its local experts, in shared memory."""
-
-    dst_rank: int
-    low: object
-    high: object
 
 
 def applies(cfg, tuning):
@@ -72,7 +62,7 @@ def make(build):
 
     For blocks [0, n_senders), each for every n_senders-th dst_rank, and at most tuning.few_tokens tokens.
     """
-    cfg, mark = build.cfg, stamps.of_call(build.trace)
+    cfg, mark = build.cfg, stamps.make(build.trace)
     fmt, msg, to, of_ids = formats.of(cfg), message.make(cfg), peers.make(cfg), ids.make(cfg, build.id_bytes)
     input_scale = scale_of(build.input_scale)
     direct, encode_part = fmt.direct, fmt.encode_part
@@ -89,8 +79,8 @@ def make(build):
     def ask_piece(call, unit, n_parts):
         """Begins to load the piece of a payload that is this unit."""
         if direct and unit < call.num_tokens * n_parts:
-            token = divided(unit, n_parts)
-            first, end = bounds(i32(unit - token * n_parts), n_parts)
+            token, part = split(unit, n_parts)
+            first, end = bounds(part, n_parts)
             return ask(call.input_tokens + u64(token) * u64(row_bytes), first, end)
         return nothing()
 
@@ -101,8 +91,8 @@ def make(build):
         while unit < call.num_tokens * n_parts:
             if unit != warp_id():
                 held = ask_piece(call, unit, n_parts)
-            token = divided(unit, n_parts)
-            place, part = msg.at(to_buf, call.my_rank, token), i32(unit - token * n_parts)      # of local expert 0
+            token, part = split(unit, n_parts)
+            place = msg.at(to_buf, call.my_rank, token)         # of local expert 0
             src = u64(call.input_tokens + u64(token) * u64(row_bytes))
             if direct:
                 first, end = bounds(part, n_parts)
@@ -112,33 +102,32 @@ def make(build):
             unit = i32(unit + n_warps())
 
     @device_fn
-    def describe(call, value, token, out):
+    def describe(call, value, token, dst_rank, low, high):
         """A warp cleans a token's ids, and adds it to the words of the experts of dst_rank that it goes to."""
         lane = i32(lane_id())
         expert = of_ids.clean(value, i32(0), lane)
-        if expert >= 0 and expert // local == out.dst_rank:
-            add_low, add_high = bits_of(token, lane)
-            shared_add_i32(out.low, i32(expert % local), add_low)
-            shared_add_i32(out.high, i32(expert % local), add_high)
-        if out.dst_rank == call.my_rank:        # one of the blocks
+        if expert >= 0 and expert // local == dst_rank:
+            add_low, add_high = message.bits_of(token, lane)
+            shared_add_i32(low, i32(expert % local), add_low)
+            shared_add_i32(high, i32(expert % local), add_high)
+        if dst_rank == call.my_rank:        # one of the blocks
             if lane < top_k:
                 store_i32(call.clean_topk_ids + u64(4) * u64(token * top_k + lane), expert)
-            if value != expert:
-                of_ids.record(value, expert, token, lane, call.status)
+            of_ids.record(value, expert, token, lane, call.status)
 
     @device_fn
-    def send_to(call, out, failed):
-        """All that a block does for one rank; whether it had to give up."""
+    def send_to(call, dst_rank, low, high, failed):
+        """All that a block does for one rank; whether it had to give up. low, high: the halves of its experts' words."""
         # everything that comes from memory is under way before any of it is waited for
         lane, token, i = i32(lane_id()), i32(warp_id() - 1), i32(thread_idx())
         if token < 0:
             token = i32(n_warps() - 1)          # the warp that fences has ids to clean only where tokens are many
-        to_buf = to.recv_buf(call, out.dst_rank)
+        to_buf = to.recv_buf(call, dst_rank)
         n_parts = i32(max(1, min(most_pieces, divided(n_warps(), i32(max(1, call.num_tokens))))))
         held = ask_piece(call, i32(warp_id()), n_parts)
         value = id_of(call, token)
         while i < local:
-            out.low[i], out.high[i] = 0, 0
+            low[i], high[i] = 0, 0
             i = i32(i + block_dim())
         if syncthreads_or(failed):              # and zeros before sums
             return True
@@ -147,14 +136,14 @@ def make(build):
         if warp_id() == 0:
             fence_acq_rel_sys()                 # release: one for all words, since each waits for the peer
         while token < call.num_tokens:
-            describe(call, value, token, out)
+            describe(call, value, token, dst_rank, low, high)
             token = i32(token + n_warps())
             value = id_of(call, token)
         mark(call, stamps.CLAIMED)
         syncthreads()                           # sums by all warps
         if warp_id() == 0:
             while lane < local:
-                to.write_word(call, out.dst_rank, i32(lane * n_ranks + call.my_rank), word_of(out.low[lane], out.high[lane]))
+                to.write_word(call, dst_rank, i32(lane * n_ranks + call.my_rank), message.word_of(low[lane], high[lane]))
                 lane = i32(lane + 32)
         mark(call, stamps.SENT)
         return False
@@ -164,7 +153,7 @@ def make(build):
         low, high = shared_array(local, int32), shared_array(local, int32)
         dst_rank, gave_up = i32(block_idx()), False
         while dst_rank < n_ranks and not gave_up:
-            gave_up = send_to(call, Outgoing(dst_rank, low, high), failed)
+            gave_up = send_to(call, dst_rank, low, high, failed)
             dst_rank = i32(dst_rank + n_senders)
             if dst_rank < n_ranks:
                 syncthreads()                   # all words written, before their sums are cleared

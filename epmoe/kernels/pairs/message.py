@@ -14,12 +14,12 @@ expert 0, src_rank, t] of recv_buf.
 from functools import cache
 
 from epmoe import layout
-from epmoe.device import ballot, device_fn, ffs, i32, lane_id, load16, load_u16, shfl_idx, store16, u32, u64
+from epmoe.device import ballot, device_fn, i32, lane_id, load16, load_u16, shfl_idx, store16, u32, u64
 from epmoe.layout import DESCRIBED
 
-from ..params import namespace
+from ..bits import but_lowest, lowest
+from ..params import VECTOR, namespace
 
-VECTOR = 16     # bytes of one access
 FIRST_K, K_BITS, FIRST_HIGH = 12, 5, 3      # of a packed signal; k of tokens from FIRST_HIGH on is in the upper half
 
 
@@ -55,16 +55,12 @@ def make(cfg):
     def two_ids(id16, k):
         """Two ids of topk_info as one word, from the lanes that hold them."""
         low, high = u32(shfl_idx(id16, i32(k & 31))), u32(shfl_idx(id16, i32((k + 1) & 31)))
-        pair = u32(0)
-        if k >= 0 and k < top_k:            # past the ids, and in src_info, padding is zero
-            pair = u32(low | u32(high << u32(16)))
-        return pair
+        # past the ids, and in src_info, padding is zero
+        return u32(low | u32(high << u32(16))) if k >= 0 and k < top_k else u32(0)
 
     @device_fn
     def vector(i, token, reference, expert):
-        id16 = u32(0)
-        if lane_id() < top_k:
-            id16 = u32(u32(expert) & u32(0xFFFF))       # -1 travels as 65535
+        id16 = u32(u32(expert) & u32(0xFFFF)) if lane_id() < top_k else u32(0)      # -1 travels as 65535
         k = i32((i - src_vectors) * 8)
         a, b = two_ids(id16, k), two_ids(id16, k + 2)
         c, d = two_ids(id16, k + 4), two_ids(id16, k + 6)
@@ -94,7 +90,7 @@ def make(cfg):
 
     @device_fn
     def k_of(id16, expert):
-        return i32(i32(ffs(ballot(id16 == expert))) - 1)
+        return lowest(ballot(id16 == expert))
 
     return namespace("message", n_bytes=n_bytes, at=at, n_vectors=n_vectors, vector=vector, store_vector=store_vector,
                      store_trailer=store_trailer, load_source=load_source, load_id=load_id, k_of=k_of)
@@ -114,29 +110,23 @@ def bits_of(token, k):
 @device_fn
 def word_of(low, high):
     """The word, from the sums of both halves; 0, the plain signal, if nothing goes to the expert."""
-    word = u64(0)
-    if low != 0:
-        word = u64(u64(DESCRIBED) + (u64(high) << u64(32)) + u64(low))
-    return word
+    return u64(u64(DESCRIBED) + (u64(high) << u64(32)) + u64(low)) if low != 0 else u64(0)
 
 
 @device_fn
 def count_of(word):
     """The number of messages, from any word that holds it."""
-    count = i32(u32(word))          # without ANNOUNCED
-    if (word & u64(DESCRIBED)) != u64(0):
-        count = i32(u32(word & u64(15)))
-    return count
+    is_described = (word & u64(DESCRIBED)) != u64(0)
+    return i32(u32(word & u64(15))) if is_described else i32(u32(word))     # without ANNOUNCED
 
 
 @device_fn
 def message_of(word, slot):
     """(token, k) of the message in that slot of the segment."""
-    tokens, i = i32(u32((word >> u64(4)) & u64(255))), i32(0)
+    tokens, i = u32((word >> u64(4)) & u64(255)), i32(0)
     while i < slot:
-        tokens = i32(tokens & (tokens - 1))
-        i = i32(i + 1)
-    token = i32(i32(ffs(u32(tokens))) - 1)
+        tokens, i = but_lowest(tokens), i32(i + 1)
+    token = lowest(tokens)
     at = i32(FIRST_K + K_BITS * token)
     if token >= FIRST_HIGH:
         at = i32(at + K_BITS)

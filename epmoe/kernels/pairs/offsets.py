@@ -5,12 +5,13 @@ Step 5 of dispatch.py. It takes less time than waiting for one block to do it fo
 
 from typing import NamedTuple
 
-from epmoe.device import (ballot, block_dim, device_fn, ffs, i32, lane_id, n_warps, shfl_idx, store_i32, syncthreads,
+from epmoe.device import (ballot, block_dim, device_fn, i32, lane_id, n_warps, shfl_idx, store_i32, syncthreads,
                           thread_idx, u64, warp_id, warp_inclusive_sum_i32)
 from epmoe.layout import ANNOUNCED, DESCRIBED, MAX_FINITE
 from epmoe_ref.config import READY
 
 from .. import formats
+from ..bits import divided_up, lowest
 from ..params import namespace
 from ..plain import counters
 from ..plain.receive import shared_rows
@@ -46,37 +47,31 @@ def segment_of(ends, n_segments, row):
     """The first segment that ends after the row; segments end in ascending order. A warp compares 32 ends at a time."""
     low, n = i32(0), i32(n_segments)
     while n > 1:
-        stride = i32((n + 31) // 32)
+        stride = divided_up(n, i32(32))
         last = i32(min(low + n - 1, low + (lane_id() + 1) * stride - 1))    # of the lane's part of them
-        part = i32(i32(ffs(ballot(ends[last] > row))) - 1)
+        part = lowest(ballot(ends[last] > row))
         n = i32(min(stride, n - part * stride))
         low = i32(low + part * stride)
     return low
 
 
-def block_sum():
-    """Device function (value, partial) -> (sum over the lower threads of the block, sum over all); int32.
+@device_fn
+def block_sums(value, partial):
+    """(sum over the lower threads of the block, sum over all) of int32. partial: a shared int32 array of 32.
 
-    partial: a shared int32 array of 32. A barrier for the block.
+    A barrier for the block.
     """
-    @device_fn
-    def sums(value, partial):
-        lane, warp = lane_id(), warp_id()
-        inclusive = i32(warp_inclusive_sum_i32(value))
-        syncthreads()                           # all have read `partial` of the earlier call
-        if lane == 31:
-            partial[warp] = inclusive
-        syncthreads()
-        of_warp = i32(0)
-        if lane < n_warps():
-            of_warp = i32(partial[lane])
-        up_to = i32(warp_inclusive_sum_i32(of_warp))
-        before, total = i32(shfl_idx(up_to, i32((warp + 31) & 31))), i32(shfl_idx(up_to, i32(31)))
-        if warp == 0:
-            before = i32(0)
-        return i32(before + inclusive - value), total
-
-    return sums
+    lane, warp = lane_id(), warp_id()
+    inclusive = i32(warp_inclusive_sum_i32(value))
+    syncthreads()                               # all have read `partial` of the earlier call
+    if lane == 31:
+        partial[warp] = inclusive
+    syncthreads()
+    up_to = i32(warp_inclusive_sum_i32(i32(partial[lane]) if lane < n_warps() else i32(0)))
+    before, total = i32(shfl_idx(up_to, i32((warp + 31) & 31))), i32(shfl_idx(up_to, i32(31)))
+    if warp == 0:
+        before = i32(0)
+    return i32(before + inclusive - value), total
 
 
 def has_tiles(fmt) -> bool:
@@ -105,7 +100,6 @@ def make(build):
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     experts = max(1, min(local, threads, tuning.few_threads_a_token, tuning.counts // ranks))       # one thread an expert
     known = min(experts * ranks, tuning.known_words)
-    block_sums = block_sum()
 
     @device_fn
     def padded(n_rows):

@@ -29,7 +29,7 @@ def parameter_block(cfg, *fields) -> ParameterBlock:
 
 def beginning(build, block, tails=()):
     """Device function (params, num_tokens, my_rank) -> the record of the call; peers' addresses are prefetched."""
-    record, mark, fetch = record_of(block, tails), stamps.of_call(build.trace), prefetch_span(8 * block.context_words)
+    record, mark, fetch = record_of(block, tails), stamps.make(build.trace), prefetch_span(8 * block.context_words)
 
     @device_fn
     def begin(params, num_tokens, my_rank):

@@ -6,46 +6,18 @@ no warp waits for another: each finds the places of its rows by itself, which ta
 a block would share the work.
 """
 
-from typing import NamedTuple
-
-from epmoe.device import (ballot, device_fn, ffs, i32, lane_id, n_warps, shared_array, shfl_idx, store_i32,
-                          syncthreads, syncthreads_or, syncwarp, u32, u64, warp_broadcast_u64, warp_id,
-                          warp_inclusive_sum_i32)
-from epmoe.device import int32, uint64
+from epmoe.device import (ballot, device_fn, i32, int32, lane_id, n_warps, shared_array, shfl_idx, store_i32,
+                          syncthreads, syncthreads_or, syncwarp, u32, u64, uint64, warp_broadcast_u64,
+                          warp_id, warp_inclusive_sum_i32)
 from epmoe.layout import ANNOUNCED, DESCRIBED, MAX_FINITE
 
 from .. import formats, stamps
-from ..formats import RowPlace
-from ..formats.row_copy import divided
-from ..params import namespace
+from ..bits import divided, lowest, split
+from ..params import LANES, namespace
 from ..plain.receive import shared_rows
 from ..spin import wait_below
 from ..status import DISPATCH_WAIT, FOR_RECV_COUNT
 from . import message, offsets, shared_expert, signal
-from .offsets import Window, segment_of
-from .message import message_of
-
-LANES = 32
-
-
-class Message(NamedTuple):
-    """A received message: its segment's word of recv_count, its segment, and its slot there."""
-
-    word: int
-    segment: int
-    slot: int
-
-
-class Workers(NamedTuple):
-    """The number of this warp among all that copy, how many there are, and how many of them have nothing else to do.
-
-    The warps of one block have numbers far from each other, so that all blocks have work to the end. The block that
-    writes the results comes last.
-    """
-
-    warp: int
-    warps: int
-    free: int
 
 
 def make(build):
@@ -57,7 +29,7 @@ def make(build):
         thread knows of an earlier wait that expired.
     leave(call): the block counts itself out.
     """
-    cfg, mark = build.cfg, stamps.of_call(build.trace)
+    cfg, mark = build.cfg, stamps.make(build.trace)
     fmt, off = formats.of(cfg), offsets.make(build)
     share, own_share = shared_rows(cfg), shared_expert.make(cfg)
     leave = signal.resetting(cfg, ("reserved",), ("f", "g"))
@@ -70,22 +42,26 @@ def make(build):
 
     @device_fn
     def workers_of(receiver, n_receivers):
+        """The number of this warp among all that copy, how many there are, and how many of them have nothing else to do.
+
+        The warps of one block have numbers far from each other, so that all blocks have work to the end. The block that
+        writes the results comes last.
+        """
         others = i32(n_receivers - 1)
-        warp = i32(warp_id() * others + receiver - 1)
-        if receiver == 0:
-            warp = i32(n_warps() * others + warp_id())
-        return Workers(warp, i32(n_warps() * n_receivers), i32((n_warps() - 1) * others))
+        warp = i32(n_warps() * others + warp_id()) if receiver == 0 else i32(warp_id() * others + receiver - 1)
+        return warp, i32(n_warps() * n_receivers), i32((n_warps() - 1) * others)
 
     @device_fn
     def finish_groups(call, window, workers):
         """Clears the scales after the rows of each group's last tile; a warp takes a group."""
-        i = i32(workers.warp)
+        warp, warps, _ = workers
+        i = i32(warp)
         while i < window.here:
             last = i32(i * ranks + ranks - 1)
             n_rows = i32(window.before[last] + window.counts[last])
             finish_group(call.format_handler, n_rows, i32(window.tiles[i]), lane_id())
-            i = i32(i + workers.warps)
-        if window.first == 0 and front == 1 and workers.warp == 0:
+            i = i32(i + warps)
+        if window.first == 0 and front == 1 and warp == 0:
             n_shared, _ = share(call.num_tokens, call.my_rank)
             finish_group(call.format_handler, n_shared, i32(0), lane_id())
 
@@ -132,7 +108,7 @@ def make(build):
         start, first, ok, stays = off.begin(call), i32(0), not failed, True
         while first < local:
             here = i32(min(n_experts, local - first))
-            window, is_final = Window(first, here, counts, words, before, ends, starts, tiles, partial), False
+            window, is_final = offsets.Window(first, here, counts, words, before, ends, starts, tiles, partial), False
             if ok:
                 ok, is_final = off.await_counts(call, first, here, counts, words)
             if syncthreads_or(not ok):                      # every thread acquired for all
@@ -177,7 +153,7 @@ def _rows(build, off):
     copy_known(call, worker, workers, counts, words): the rows' parts that are this worker's.
     write_known(call, counts): row_offsets, expert_ids, regions A and B, and counts.
     """
-    cfg, mark = build.cfg, stamps.of_call(build.trace)
+    cfg, mark = build.cfg, stamps.make(build.trace)
     fmt, msg = formats.of(cfg), message.make(cfg)
     decode, decode_parts = fmt.decode, fmt.decode_parts
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
@@ -196,14 +172,17 @@ def _rows(build, off):
         return word
 
     @device_fn
-    def put_routed(call, received, row, part, n_parts):
-        """Decodes its part of a Message to the RowPlace; with the first part goes src_info."""
-        lane, id16, is_described = i32(lane_id()), i32(0), received.word >= u64(DESCRIBED)
+    def put_routed(call, word, segment, slot, row, part, n_parts):
+        """Decodes its part of the message in a segment's slot to the RowPlace; with the first part goes src_info.
+
+        word: the segment's word of recv_count.
+        """
+        lane, id16, is_described = i32(lane_id()), i32(0), word >= u64(DESCRIBED)
         if is_described:
-            src_index, (token, k) = i32(received.segment % ranks), message_of(received.word, received.slot)
+            src_index, (token, k) = i32(segment % ranks), message.message_of(word, slot)
             payload = msg.at(call.recv_buf_p, src_index, token)         # of local expert 0
         else:
-            payload, k = msg.at(call.recv_buf_p, received.segment, received.slot), i32(0)
+            payload, k = msg.at(call.recv_buf_p, segment, slot), i32(0)
             token, reference = msg.load_source(payload)
             if part == 0:
                 id16 = msg.load_id(payload)
@@ -211,41 +190,34 @@ def _rows(build, off):
                 payload = u64(call.recv_buf_p + u64(reference - u32(1)) * u64(msg.n_bytes))
         decode(payload, call.format_handler, row, part, n_parts, lane)
         if part == 0:
-            half = token
             if not is_described:
                 k = msg.k_of(id16, i32(call.my_rank * local + row.group - front))
-            if lane == 1:
-                half = k
             if lane < 2:
-                store_i32(call.src_info + u64(4) * u64(2 * row.row + lane), half)
+                store_i32(call.src_info + u64(4) * u64(2 * row.row + lane), k if lane == 1 else token)
 
     @device_fn
     def copy_window(call, window, workers, is_known):
-        n_here = i32(window.here * ranks)
+        n_here, (warp, warps, n_free) = i32(window.here * ranks), workers
         n_rows = i32(window.ends[n_here - 1])
-        n_parts = i32(max(1, min(decode_parts, divided(workers.free, i32(max(1, n_rows))))))
-        unit, seen, ok, word = i32(workers.warp), i32(-1), True, u64(0)
+        n_parts = i32(max(1, min(decode_parts, divided(n_free, i32(max(1, n_rows))))))
+        unit, seen, ok, word = i32(warp), i32(-1), True, u64(0)
         while ok and unit < n_rows * n_parts:
-            q = divided(unit, n_parts)
-            j = segment_of(window.ends, n_here, q)
-            expert, segment, slot = i32(j // ranks), i32(window.first * ranks + j), q
-            if j > 0:
-                slot = i32(q - window.ends[j - 1])
+            q, part = split(unit, n_parts)
+            j = offsets.segment_of(window.ends, n_here, q)
+            expert, segment = i32(j // ranks), i32(window.first * ranks + j)
+            slot = i32(q - window.ends[j - 1]) if j > 0 else q
             if segment != seen:
-                if is_known:
-                    word = u64(window.words[j])
-                else:
-                    word = await_signal(call, segment)
+                word = u64(window.words[j]) if is_known else await_signal(call, segment)
                 ok = word != u64(MAX_FINITE)
                 if seen < 0:
                     mark(call, stamps.ARRIVED)
                 seen = segment
             if ok:
                 in_group = i32(window.before[j] + slot)
-                row = RowPlace(i32(window.starts[expert] + in_group), i32(front + window.first + expert), in_group,
-                               i32(window.tiles[expert]))
-                put_routed(call, Message(word, segment, slot), row, i32(unit - q * n_parts), n_parts)
-            unit = i32(unit + workers.warps)
+                row = formats.RowPlace(i32(window.starts[expert] + in_group), i32(front + window.first + expert),
+                                       in_group, i32(window.tiles[expert]))
+                put_routed(call, word, segment, slot, row, part, n_parts)
+            unit = i32(unit + warps)
         return ok
 
     @device_fn
@@ -265,13 +237,12 @@ def _rows(build, off):
         n_parts = i32(max(1, min(decode_parts, divided(workers, i32(max(1, n_rows))))))
         mark(call, stamps.PLACED)
         while unit < n_rows * n_parts:
-            row = divided(unit, n_parts)
-            holder = i32(i32(ffs(ballot(end > row))) - 1)
+            row, part = split(unit, n_parts)
+            holder = lowest(ballot(end > row))
             slot, j = i32(row - i32(shfl_idx(i32(end - here), holder))), i32(holder * run)
             while slot >= counts[j]:
                 slot, j = i32(slot - counts[j]), i32(j + 1)
-            put_routed(call, Message(u64(words[j]), j, slot), RowPlace(row, i32(j // ranks), slot, i32(0)),
-                     i32(unit - row * n_parts), n_parts)
+            put_routed(call, u64(words[j]), j, slot, formats.RowPlace(row, i32(j // ranks), slot, i32(0)), part, n_parts)
             unit = i32(unit + workers)
 
     @device_fn

@@ -9,13 +9,12 @@ from epmoe.device import (ballot, block_idx, device_fn, f32, grid_dim, i32, lane
                           shfl_idx, u32, u64, warp_id)
 
 from .. import elements, ids, stamps, user_functions
+from ..bits import has
 from ..formats.row_copy import store_vector
+from ..params import LANES, VECTOR, in_turn
 from ..plain import counters
 from ..plain.receive import shared_rows
-from ..params import in_turn
 from .await_rows import AT_ONCE, TokenRows
-
-VECTOR, LANES = 16, 32     # bytes of an access, lanes of a warp
 
 
 def make(build, take):
@@ -23,7 +22,7 @@ def make(build, take):
 
     A warp takes a run of columns of one token. Tokens whose rows do not come, because the round has failed, are left alone.
     """
-    cfg, mark = build.cfg, stamps.of_call(build.trace)
+    cfg, mark = build.cfg, stamps.make(build.trace)
     token_rows, n_runs = _token_rows(cfg), -(-layout.combine_msg_bytes(cfg) // VECTOR // LANES)     # one vector a lane
     finish_run = _unreduced(build, take) if build.router_weights is None else _reduced(build, take)
 
@@ -56,14 +55,12 @@ def _token_rows(cfg):
         lane = i32(lane_id())
         expert = of_ids.clean(of_ids.load(call.topk_ids, token, lane), i32(0), lane)
         owner = i32(expert // local)
-        if own_only:
-            if expert >= 0 and owner != call.my_rank:
-                expert = i32(-1)
-        takes_part = expert >= 0
+        if own_only and owner != call.my_rank:
+            expert = i32(-1)
         vector = i32(min(run * LANES + lane, n_vectors - 1))
         place = call.recv_buf_p + u64(token * top_k) * u64(bytes_a_row) + u64(VECTOR) * u64(vector)
         segment = word.segment(i32(expert % local), owner)
-        return TokenRows(u32(ballot(takes_part)), segment, vector, place, run * LANES + lane < n_vectors)
+        return TokenRows(u32(ballot(expert >= 0)), segment, vector, place, run * LANES + lane < n_vectors)
 
     return token_rows
 
@@ -98,7 +95,7 @@ def _sums(build, take, vectors):
             # a k without an expert adds nothing, whatever its weight
             if j < top_k:
                 w_k = f32(shfl_idx(w, i32((first + j) & 31)))
-                if ((wanted >> u32((first + j) & 31)) & u32(1)) != u32(0):
+                if has(wanted, i32((first + j) & 31)):
                     sums = vectors.accumulate(w_k, held[j], sums)
             return sums
 
@@ -173,7 +170,7 @@ def _unreduced(build, take):
         while came and k < top_k:
             if rows.is_own:
                 place, q = rows.place + u64(k) * u64(bytes_a_row), (u32(0), u32(0), u32(0), u32(0))
-                if ((rows.wanted >> u32(k)) & u32(1)) != u32(0):
+                if has(rows.wanted, k):
                     q = load16(place)
                 store_vector(call.output_tokens + (place - call.recv_buf_p), q)
             k = i32(k + 1)

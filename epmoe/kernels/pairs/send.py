@@ -13,21 +13,18 @@ Block 0 counts and announces (signal.py). It has no tokens, unless there are onl
 
 from typing import NamedTuple
 
-from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, device_fn, f32, i32, lane_id, n_warps,
+from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, device_fn, f32, i32, int32, lane_id, n_warps,
                           prefetch, shared_array, shfl_idx, store_i32, syncthreads, syncthreads_or, syncwarp,
-                          thread_idx, u32, u32_as_f32, u64, warp_id)
-from epmoe.device import int32, uint64
+                          thread_idx, u32, u32_as_f32, u64, uint64, warp_id)
 
 from .. import formats, ids, stamps
-from ..formats.row_copy import copy_part, divided, most_parts
-from ..params import namespace
+from ..bits import around, divided, divided_up, split
+from ..formats.row_copy import copy_part, most_parts
+from ..params import BF16_BYTES, LANES, namespace
 from ..plain import counters
 from ..prefetch import SECTOR
 from ..prefetch import span as prefetch_span
 from . import message, peers, shared_expert, signal
-
-BF16_BYTES = 2
-LANES = 32
 
 
 class Batch(NamedTuple):
@@ -65,7 +62,7 @@ def make(build):
     For blocks [0, n_senders). It ends with a barrier. failed: whether this thread knows of an earlier wait that expired;
     then nothing is sent. Block 0 announces the counts first.
     """
-    cfg, mark, shares = build.cfg, stamps.of_call(build.trace), message.shares_payloads(build.cfg)
+    cfg, mark, shares = build.cfg, stamps.make(build.trace), message.shares_payloads(build.cfg)
     fmt, word, to, msg = formats.of(cfg), counters.words(cfg), peers.make(cfg), message.make(cfg)
     of_ids, own_share = ids.make(cfg, build.id_bytes), shared_expert.make(cfg)
     signals = signal.make(build)
@@ -91,21 +88,15 @@ def make(build):
         token, lane = i32(batch.first + i * batch.stride), i32(lane_id())
         value = of_ids.load(call.topk_ids, token, lane)
         expert = of_ids.clean(value, i32(0), lane)
-        if value != expert:
-            of_ids.record(value, expert, token, lane, call.status)
+        of_ids.record(value, expert, token, lane, call.status)
         has_payload = payloads.carries(expert)
         if lane < top_k:
             store_i32(call.clean_topk_ids + u64(4) * u64(token * top_k + lane), expert)
-            kept = expert >= 0
-            if own_only:
-                kept = kept and expert // local == call.my_rank
             place, key = u64(0), i32(no_payload)
-            if kept:
+            if expert >= 0 and (not own_only or expert // local == call.my_rank):
                 place = claim(call, expert)
-                turn = i32(expert // local - call.my_rank)      # this rank, the next one, ...
-                if turn < 0:
-                    turn = i32(turn + n_ranks)
                 if has_payload:
+                    turn = around(i32(expert // local - call.my_rank + n_ranks), n_ranks)   # this rank, the next one, ...
                     key = i32(expert % local * n_ranks + turn)
             m = i32(i * top_k + lane)
             batch.places[m], batch.experts[m], batch.keys[m] = place, expert, key
@@ -130,11 +121,11 @@ def make(build):
         unit, key, n_messages = i32(warp_id()), i32(-1), i32(batch.n * top_k)
         in_turns = batch.n * n_payloads * n_parts > n_warps()
         while unit < n_messages * n_parts and key != no_payload:
-            i = divided(unit, n_parts)
+            i, part = split(unit, n_parts)
             m = i32(batch.order[i])
             key = i32(batch.keys[m])
             if key != no_payload:
-                payloads.send(call, batch, m, i32(unit - i * n_parts), n_parts)
+                payloads.send(call, batch, m, part, n_parts)
                 syncwarp()              # the piece by all lanes, before one of them releases it
                 if in_turns:
                     payloads.finish(call, batch, m)
@@ -151,8 +142,8 @@ def make(build):
     def prefetch_first(call, first, stride):
         """Ids of the block's tokens, the first one's row, and the counters: all of them are under way at once."""
         if first < call.num_tokens:
-            i = divided(thread_idx(), i32(sectors))
-            token, sector = i32(first + i * stride), i32(thread_idx() - i * sectors)
+            i, sector = split(i32(thread_idx()), i32(sectors))
+            token = i32(first + i * stride)
             if i < batch_size and token < call.num_tokens:
                 prefetch(call.topk_ids + u64(token_bytes) * u64(token) + u64(SECTOR) * u64(sector))
             fetch_row(call.input_tokens + u64(first) * u64(row_bytes))
@@ -198,7 +189,7 @@ def make(build):
                 first = i32(call.num_tokens)
         prefetch_first(call, first, stride)     # while one thread looks whether an earlier wait failed
         # as many pieces of a payload as give every warp one; more would not pay: each costs a round trip to the peer
-        n_tokens = i32(max(1, min(batch_size, divided(i32(call.num_tokens + stride - 1), stride))))
+        n_tokens = i32(max(1, min(batch_size, divided_up(i32(call.num_tokens), stride))))
         n_parts = i32(max(1, min(most_pieces, divided(n_warps(), i32(n_tokens * n_payloads)))))
         if block_idx() == 0:
             if not signals.announce(call, n_parts, failed):
@@ -206,7 +197,7 @@ def make(build):
         elif syncthreads_or(failed):
             return True
         while first < call.num_tokens:
-            n = i32(min(batch_size, divided(i32(call.num_tokens - first + stride - 1), stride)))
+            n = i32(min(batch_size, divided_up(i32(call.num_tokens - first), stride)))
             send_batch(call, Batch(first, stride, n, places, experts, keys, order), n_parts)
             first = i32(first + n * stride)
         return False
@@ -239,18 +230,15 @@ def _payloads(build, finish_one):
 
         Where there are many more, those encode that have no token to claim for, at the same time.
         """
-        claiming = i32(batch.n)
-        if 2 * batch.n > n_warps():
-            claiming = i32(0)
+        claiming = i32(0) if 2 * batch.n > n_warps() else i32(batch.n)
         warps = i32(n_warps() - claiming)
         n_parts = i32(max(1, min(encode_parts, divided(warps, batch.n))))
         unit = i32(warp_id() - claiming)
         while unit >= 0 and unit < batch.n * n_parts:
-            i = divided(unit, n_parts)
+            i, part = split(unit, n_parts)
             token = i32(batch.first + i * batch.stride)
             src = call.input_tokens + u64(token) * u64(row_bytes)
-            encode_part(src, call.send_buf_p + u64(token) * u64(msg.n_bytes), input_scale(call),
-                        i32(unit - i * n_parts), n_parts, lane_id())
+            encode_part(src, call.send_buf_p + u64(token) * u64(msg.n_bytes), input_scale(call), part, n_parts, lane_id())
             unit = i32(unit + warps)
 
     @device_fn

@@ -9,21 +9,20 @@ from typing import NamedTuple
 
 from epmoe import layout
 from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, block_idx, device_fn, fence_acq_rel_cta,
-                          grid_dim, i32, lane_id, load16_stream, load_i32, load_u64, n_warps, shared_add_i32,
+                          grid_dim, i32, int32, lane_id, load16_stream, load_i32, load_u64, n_warps, shared_add_i32,
                           shared_array, store_i32, syncthreads, syncthreads_or, syncwarp, thread_idx, u32, u64,
                           warp_id)
-from epmoe.device import int32
 from epmoe_ref.config import READY
 
 from .. import lamport, stamps
-from ..formats.row_copy import LANES, copy_in_halves, copy_part, divided, most_parts, store_vector
-from ..params import namespace
+from ..bits import divided, divided_up, split
+from ..formats.row_copy import copy_in_halves, copy_part, most_parts, store_vector
+from ..params import LANES, VECTOR, namespace
 from ..plain import counters
 from ..prefetch import first_rows
 from . import peers, signal
 from .offsets import segment_of
 
-VECTOR = 16         # bytes
 HELD = 7            # vectors that a lane holds at a time
 REGION_A = "a_end", "a_count"       # its words of a segment, which combine resets
 
@@ -36,15 +35,6 @@ class Segments(NamedTuple):
     ends: object
     counts: object
     done: object
-
-
-class Run(NamedTuple):
-    """The rows of a block: n from `low` on, each cut into n_parts of so many vectors."""
-
-    low: int
-    n: int
-    n_parts: int
-    vectors: int
 
 
 class Piece(NamedTuple):
@@ -64,7 +54,7 @@ def make(build, signals=True):
     all peers, and the last block that has read region A resets it. failed: whether this thread knows of an earlier wait
     that expired. Has a barrier before it sends.
     """
-    cfg, mark = build.cfg, stamps.of_call(build.trace)
+    cfg, mark = build.cfg, stamps.make(build.trace)
     word, to, n_segments, n_ranks = counters.words(cfg), peers.make(cfg), cfg.n_local_experts * cfg.n_src_ranks, cfg.n_ranks
     window = min(build.tuning.returned_segments, n_segments) if signals else n_segments     # few without signals
     pieces = _pieces(cfg, store_vector if signals else device_fn(lambda at, q: lamport.store_row(at, *q)))
@@ -139,26 +129,27 @@ def _runs(build, pieces, signals):
 
     @device_fn
     def run_of(segments):
-        """The run of this block. Fewer blocks than there are share the rows if all are on their way at once."""
+        """The rows of this block, n from `low` on, each cut into n_parts of so many vectors: (low, n, n_parts, vectors).
+
+        Fewer blocks than there are share the rows if all are on their way at once.
+        """
         start, last = i32(segments.ends[0] - segments.counts[0]), i32(segments.n - 1)
         n, blocks = i32(segments.ends[last] - segments.ends[0] + segments.counts[0]), grid_dim()
         if n > blocks and n <= blocks * n_warps():
             blocks = i32(max(i32(1), divided(i32(blocks * of_11), i32(11))))
-        each = divided(n, blocks)
-        more = i32(n - each * blocks)
+        each, more = split(n, blocks)
         n_rows = i32((each + i32(block_idx() < more)) * i32(block_idx() < blocks))
         n_parts = i32(max(i32(1), min(i32(most), divided(n_warps(), i32(max(i32(1), n_rows))))))     # one a warp
-        vectors = i32(divided(i32(most + n_parts - 1), n_parts) * LANES)
-        return Run(i32(start + block_idx() * each + min(block_idx(), more)), n_rows, n_parts, vectors)
+        low = i32(start + block_idx() * each + min(block_idx(), more))
+        return low, n_rows, n_parts, i32(divided_up(i32(most), n_parts) * LANES)
 
     @device_fn
     def send_run(call, segments):
-        run, unit = run_of(segments), i32(warp_id())
-        while unit < run.n * run.n_parts:
-            n_before = divided(unit, run.n_parts)
-            row, part = i32(run.low + n_before), i32(unit - n_before * run.n_parts)
-            first = i32(part * run.vectors)
-            end = i32(min(first + run.vectors, n_vectors))
+        (low, n, n_parts, vectors), unit = run_of(segments), i32(warp_id())
+        while unit < n * n_parts:
+            n_before, part = split(unit, n_parts)
+            row, first = i32(low + n_before), i32(part * vectors)
+            end = i32(min(first + vectors, n_vectors))
             piece = Piece(row, part, first, end, pieces.ask(call, row, first, end))     # while the warp finds out whose it is
             i = segment_of(segments.ends, segments.n, row)
             last_row, count = i32(segments.ends[i]), i32(segments.counts[i])
@@ -167,8 +158,8 @@ def _runs(build, pieces, signals):
                 if signals:
                     syncwarp()                      # the piece by all lanes, before lane 0 releases it
                     if lane_id() == 0:
-                        n_here = i32(min(last_row, i32(run.low + run.n)) - max(i32(last_row - count), run.low))
-                        finish(call, segments, i, count, n_here, run.n_parts)
+                        n_here = i32(min(last_row, i32(low + n)) - max(i32(last_row - count), low))
+                        finish(call, segments, i, count, n_here, n_parts)
             unit = i32(unit + n_warps())
 
     return send_run
@@ -200,10 +191,8 @@ def _pieces(cfg, store):
     @device_fn
     def place_of(recv_buf, token, k):
         """Of [token, k], which src_info gives; 0 if there is none: a wrong pair must not write to a peer's other memory."""
-        place = u64(0)
-        if token >= 0 and token < tokens_per_rank and k >= 0 and k < top_k:
-            place = recv_buf + u64(token * top_k + k) * u64(bytes_a_row)
-        return place
+        is_there = token >= 0 and token < tokens_per_rank and k >= 0 and k < top_k
+        return recv_buf + u64(token * top_k + k) * u64(bytes_a_row) if is_there else u64(0)
 
     @device_fn
     def send_far(call, piece, segment, at_row, place):

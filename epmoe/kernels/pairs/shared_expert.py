@@ -10,14 +10,11 @@ from epmoe.device import (atomic_add_relaxed_gpu_i32, device_fn, i32, lane_id, r
                           syncthreads_or, thread_idx, u64, warp_broadcast_i32)
 
 from .. import formats
-from ..formats import RowPlace
-from ..params import namespace
+from ..params import BF16_BYTES, namespace
 from ..plain import counters
 from ..plain.receive import shared_rows
 from ..spin import wait_for_own_blocks
 from ..status import DISPATCH_WAIT, FOR_SEND_BUF
-
-BF16_BYTES = 2
 
 
 def make(cfg):
@@ -50,14 +47,12 @@ def make(cfg):
             if syncthreads_or(not ok):                                  # thread 0 acquired for all
                 return True
         while row < n_rows:
-            claimed = i32(0)
-            if lane == 0:
-                claimed = i32(atomic_add_relaxed_gpu_i32(word.g(call.ep_counters, 0), i32(1)))
+            claimed = i32(atomic_add_relaxed_gpu_i32(word.g(call.ep_counters, 0), i32(1))) if lane == 0 else i32(0)
             row = i32(warp_broadcast_i32(claimed, 0))
             if row < n_rows:
                 payloads = call.input_tokens if direct else call.send_buf_p
                 payload = payloads + u64(row_bytes if direct else msg_bytes) * u64(first + row)
-                decode(payload, call.format_handler, RowPlace(row, i32(0), row, i32(0)), 0, 1, lane)
+                decode(payload, call.format_handler, formats.RowPlace(row, i32(0), row, i32(0)), 0, 1, lane)
                 if lane < 2:
                     store_i32(call.src_info + u64(4) * u64(2 * row + lane), i32(-1))     # no rank gets it back
         return False

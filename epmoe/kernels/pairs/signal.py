@@ -25,7 +25,7 @@ def make(build):
         messages to that expert.
     segment_of(expert): the index of `reserved` and of `finished` for messages to an expert.
     """
-    cfg, mark = build.cfg, stamps.of_call(build.trace)
+    cfg, mark = build.cfg, stamps.make(build.trace)
     word, of_ids, to = counters.words(cfg), ids.make(cfg, build.id_bytes), peers.make(cfg)
     top_k, local, own_only = cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
     n_signals = local if own_only else cfg.n_experts

@@ -9,13 +9,11 @@ from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id,
                           shfl_idx, st_relaxed_sys_u64, syncthreads_or, thread_idx, u64)
 
 from .. import stamps
-from ..params import chosen
+from ..bits import split
+from ..params import by_threads, chosen
 from . import call as calls
 from . import mailbox, wait
-from .bits import split
-from .mailbox import BLOCKS, CAPACITY, COUNTS, PLACE_BYTES
 from .shape import BLOCK, MAX_PLACES, memory_of, namespace, p
-from .wait import FOR_ANNOUNCEMENT, FOR_ARRIVAL
 
 
 def noting(shape):
@@ -33,8 +31,8 @@ def noting(shape):
 def parts_of_note(shape):
     """{part of a note: its words [begin, end)}."""
     experts = mailbox.experts_at(shape.n_ranks)
-    return dict(note=(0, experts), without_counts=(0, COUNTS), places=(0, MAX_PLACES), facts=(MAX_PLACES, experts),
-                tokens=(MAX_PLACES, COUNTS), counts=(COUNTS, experts),
+    return dict(note=(0, experts), without_counts=(0, mailbox.COUNTS), places=(0, MAX_PLACES), facts=(MAX_PLACES, experts),
+                tokens=(MAX_PLACES, mailbox.COUNTS), counts=(mailbox.COUNTS, experts),
                 experts=(experts, experts + shape.num_local_experts))
 
 
@@ -48,17 +46,18 @@ def telling(shape, part, marks=True):
     """
     ranks, (begin, end) = shape.n_ranks, parts_of_note(shape)[part]
     n, at_word = end - begin, noting(shape)
-    place_of, tells_counts, mark = chosen(BLOCK, "places"), end > COUNTS, stamps.by_caller(BLOCK, shape.trace and marks)
+    place_of, tells_counts = chosen(BLOCK, "places"), end > mailbox.COUNTS
+    mark = stamps.make(shape.trace and marks, BLOCK, by_caller=True)
 
     @device_fn
     def number_in(call, word):
         """The number in a word of this rank's note, but for counts."""
         number = i32(call.num_tokens)
         if word < MAX_PLACES:
-            number = i32(place_of(call.params, word) // u64(PLACE_BYTES))
-        if word == CAPACITY:
+            number = i32(place_of(call.params, word) // u64(mailbox.PLACE_BYTES))
+        if word == mailbox.CAPACITY:
             number = i32(call.params[p.capacity])
-        if word == BLOCKS:
+        if word == mailbox.BLOCKS:
             number = calls.num_senders()
         return number
 
@@ -77,8 +76,8 @@ def telling(shape, part, marks=True):
         lane, first, (at, other, number, word) = i32(lane_id()), i32(0), looked
         while first < ranks * n:
             if tells_counts:
-                count = i32(shfl_idx(counts, i32(max(0, word - COUNTS))))
-                number = count if word >= COUNTS else number
+                count = i32(shfl_idx(counts, i32(max(0, word - mailbox.COUNTS))))
+                number = count if word >= mailbox.COUNTS else number
             if first + lane < ranks * n:
                 st_relaxed_sys_u64(at + (u64(call.epoch) & u64(1)) * other, wait.tagged(call.epoch, number))
             first = i32(first + 32)
@@ -115,16 +114,13 @@ def experts(shape):
     n_local, num_experts, at_word = shape.num_local_experts, shape.num_experts, noting(shape)
     experts_at = mailbox.experts_at(shape.n_ranks)
 
-    @device_fn
-    def announce(call, counts, at):
-        i = i32(thread_idx())
-        while i < num_experts:
-            peer, expert = split(i, n_local)
-            to = at_word(call.params, peer, call.epoch, call.my_rank, i32(experts_at + expert))
-            st_relaxed_sys_u64(to, wait.tagged(call.epoch, i32(counts[at + i])))
-            i = i32(i + block_dim())
+    @by_threads
+    def announce(i, call, counts, at):
+        peer, expert = split(i, n_local)
+        to = at_word(call.params, peer, call.epoch, call.my_rank, i32(experts_at + expert))
+        st_relaxed_sys_u64(to, wait.tagged(call.epoch, i32(counts[at + i])))
 
-    return announce
+    return device_fn(lambda call, counts, at: announce(num_experts, call, counts, at))
 
 
 def awaiting(shape, phase, part, *, acquires=True):
@@ -133,7 +129,7 @@ def awaiting(shape, phase, part, *, acquires=True):
     part "experts": instead of notes, a shared array [src_rank, local expert].
     """
     ranks, at_word, (begin, end) = shape.n_ranks, noting(shape), parts_of_note(shape)[part]
-    n, what = end - begin, (phase, FOR_ANNOUNCEMENT)
+    n, what = end - begin, (phase, wait.FOR_ANNOUNCEMENT)
     stride, first = (n, 0) if part == "experts" else (mailbox.experts_at(ranks), begin)
     poll_word = wait.for_word_of_peer if acquires else wait.for_tagged_word    # relaxed: nothing lies behind it
 
@@ -155,17 +151,37 @@ def load_counts(shape):
     """Device function (params, notes), of a block: counts of rows and tokens of all ranks, as the call's handle knows."""
     ranks, n_words = shape.n_ranks, mailbox.experts_at(shape.n_ranks)
 
-    @device_fn
-    def load(params, notes):
-        counts, i = params[p.counts], i32(thread_idx())
+    @by_threads
+    def load(i, counts, notes):
         if i < ranks:                           # before the counts lie the ranks' tokens (handle.py)
             notes[ranks * n_words + i] = i32(load_i32(u64(counts) + u64(4) * u64(i) - u64(4 * ranks)))
-        while i < ranks * ranks:
-            src_rank, dst_rank = split(i, ranks)
-            notes[src_rank * n_words + COUNTS + dst_rank] = i32(load_i32(u64(counts) + u64(4) * u64(i)))
-            i = i32(i + block_dim())
+        src_rank, dst_rank = split(i, ranks)
+        notes[src_rank * n_words + mailbox.COUNTS + dst_rank] = i32(load_i32(u64(counts) + u64(4) * u64(i)))
 
-    return load
+    return device_fn(lambda params, notes: load(ranks * ranks, params[p.counts], notes))
+
+
+def beginning(shape, mark, few):
+    """Device function begin(call, notes, shared_epoch) -> (call with its number, first), for a call whose counts a handle
+    knows.
+
+    few: None, or the way of small batches: namespace of prepare(call) -> first, before the call is known; fits(notes), the
+    same on all ranks; rest(call, notes, first), the rest of the call.
+    """
+    begin_call, announce_places, load = calls.begin_and_end(shape.n_ranks)[0], early(shape, "without_counts"), load_counts(shape)
+    prepare = few.prepare if few else device_fn(lambda call: None)
+
+    @device_fn
+    def begin(call, notes, shared_epoch):
+        mark(call.params, stamps.START)
+        begun = begin_call(call.params, shared_epoch)
+        if calls.is_notify_warp():
+            announce_places(call)
+        load(call.params, notes)
+        first = prepare(call)
+        return calls.Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun)), first
+
+    return begin
 
 
 def arrivals(shape, phase):
@@ -175,7 +191,7 @@ def arrivals(shape, phase):
     whether every rank has sent all its rows.
     """
     ranks, memory, mail = shape.n_ranks, memory_of(shape.n_ranks), mailbox.reading(shape.n_ranks)
-    what = phase, FOR_ARRIVAL
+    what = phase, wait.FOR_ARRIVAL
 
     @device_fn
     def arrived_at(params, rank, epoch, src_rank):

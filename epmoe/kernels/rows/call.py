@@ -11,11 +11,10 @@ from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, devi
                           prefetch, red_add_release_gpu_i32, store_i32, store_u64, syncthreads_or, thread_idx, u32, u64,
                           warp_broadcast_i32, warp_id)
 
+from ..prefetch import LINE
 from ..status import has_failed
 from . import mailbox, wait
 from .shape import memory_of, p, parameter_block
-
-LINE = 128              # bytes that prefetch brings
 
 
 class Call(NamedTuple):
@@ -25,14 +24,6 @@ class Call(NamedTuple):
     num_tokens: int
     my_rank: int
     epoch: int
-
-
-class Begun(NamedTuple):
-    """What a block has seen at its beginning; of thread 0. shared_epoch: shared uint64 array [1]."""
-
-    has_failed: bool
-    last_epoch: int
-    shared_epoch: object
 
 
 @device_fn
@@ -87,11 +78,12 @@ def epoch_now(params):
 @device_fn
 def epoch_of(begun):
     """A barrier of the block, its first -> this call's number, 0 if a wait of this rank expired in an earlier call."""
+    has_failed, last_epoch, shared_epoch = begun
     if thread_idx() == 0:
-        begun.shared_epoch[0] = u64(begun.last_epoch + u64(1))
-    if syncthreads_or(begun.has_failed):
+        shared_epoch[0] = u64(last_epoch + u64(1))
+    if syncthreads_or(has_failed):
         return u64(0)
-    return u64(begun.shared_epoch[0])
+    return u64(shared_epoch[0])
 
 
 @device_fn
@@ -132,8 +124,12 @@ def claims(counter):
 
 @cache
 def begin_and_end(n_ranks):
-    """(begin, end): device functions. begin(params, shared_epoch) -> Begun. end(call): of the leader block, when all have
-    begun; no peer touches what it clears."""
+    """(begin, end): device functions.
+
+    begin(params, shared_epoch) -> begun, which epoch_of takes: (whether an earlier wait failed, number of the last call,
+    both of thread 0, and shared_epoch, a shared uint64 array [1]). end(call): of the leader block, when all have begun; no
+    peer touches what it clears.
+    """
     n_lines, memory = -(-8 * parameter_block(n_ranks).context_words // LINE), memory_of(n_ranks)
 
     @device_fn
@@ -144,7 +140,7 @@ def begin_and_end(n_ranks):
         if thread_idx() == 0:                   # others need not wait for it until the barrier
             failed = has_failed(params[p.words] + u64(mailbox.STATUS))
             last_epoch = u64(load_u64(params[p.words] + u64(mailbox.EPOCH)))
-        return Begun(failed, last_epoch, shared_epoch)
+        return failed, last_epoch, shared_epoch
 
     @device_fn
     def end(call):

@@ -15,12 +15,11 @@ from epmoe.device import (block_idx, device_fn, grid_dim, i32, int32, kernel, sh
                           uint64)
 
 from .. import stamps
-from . import announce, copy, mailbox, push, reduce
+from ..params import CACHED
+from . import announce, copy, mailbox, push, reduce, wait
 from . import call as calls
-from .call import Call, is_leader, is_notify_warp
 from .few import combine as few_rows
-from .shape import BLOCK, CACHED
-from .wait import ROWS_COMBINE
+from .shape import BLOCK
 
 
 def pushing(shape):
@@ -43,29 +42,21 @@ def pushing(shape):
 @lru_cache(CACHED)
 def combine_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
-    (begin_call, end_call), n_notes = calls.begin_and_end(shape.n_ranks), mailbox.words_of_notes(shape.n_ranks)
-    mark = stamps.make(BLOCK, shape.trace)
-    announce_places, load_counts = announce.early(shape, "without_counts"), announce.load_counts(shape)
-    await_announcements = announce.awaiting(shape, ROWS_COMBINE, "without_counts")
-    flags = copy.flags(shape, ROWS_COMBINE, shape.n_vectors, shape.tuning.return_parts)
-    has_few = bool(shape.lamport)
-    if has_few:
-        few = few_rows.combining(shape, mark)
+    mark, (_, end_call) = stamps.make(shape.trace, BLOCK), calls.begin_and_end(shape.n_ranks)
+    few = few_rows.combining(shape, mark) if shape.lamport else None
+    begin, has_few, n_notes = announce.beginning(shape, mark, few), bool(shape.lamport), mailbox.words_of_notes(shape.n_ranks)
+    await_announcements = announce.awaiting(shape, wait.ROWS_COMBINE, "without_counts")
+    flags = copy.flags(shape, wait.ROWS_COMBINE, shape.n_vectors, shape.tuning.return_parts)
     pushing_blocks, push_rows, reduce_rows = pushing(shape), push.make(shape, flags), reduce.make(shape, flags)
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_combine(params, num_tokens, my_rank):
         notes, shared_epoch = shared_array(n_notes, int32), shared_array(1, uint64)
-        mark(params, stamps.START)
-        begun = begin_call(params, shared_epoch)
-        if is_notify_warp():
-            announce_places(Call(params, num_tokens, my_rank, u64(0)))
-        load_counts(params, notes)
-        call = Call(params, num_tokens, my_rank, calls.epoch_of(begun))
+        call, first = begin(calls.Call(params, num_tokens, my_rank, u64(0)), notes, shared_epoch)
         if call.epoch == u64(0):
             return
         if has_few and few.fits(notes):
-            few.combine(call, notes, None)
+            few.rest(call, notes, first)
             return
         calls.say_begun(call)
         if not await_announcements(call, notes):
@@ -77,7 +68,7 @@ def combine_kernel(shape):
         if syncthreads_or(not reduce_rows(call, notes)):
             return
         mark(params, stamps.REDUCED)
-        if is_leader() and calls.all_begun(call, ROWS_COMBINE):
+        if calls.is_leader() and calls.all_begun(call, wait.ROWS_COMBINE):
             end_call(call)
             mark(params, stamps.LEFT)
 

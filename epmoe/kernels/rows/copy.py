@@ -11,12 +11,10 @@ from epmoe.device import (any_lane, block_dim, block_idx, device_fn, grid_dim, i
                           load16_nc, load_u32, st_release_sys_u32, store16, store_u32, syncwarp, thread_idx, u32, u64,
                           warp_broadcast_u64)
 
-from ..params import chosen
+from ..bits import adding_four, but_lowest, divided_up, four, has, largest, lowest, share
+from ..params import VECTOR, chosen, word_in
 from . import mailbox, wait
-from .bits import adding_four, but_lowest, divided_up, four, has, largest, lowest, share
-from .mailbox import MOST_PARTS
-from .shape import BLOCK, MAX_PLACES, VECTOR, memory_of, namespace
-from .wait import FOR_ARRIVAL
+from .shape import BLOCK, MAX_PLACES, memory_of, namespace
 
 BATCH = 128         # vectors: four loads by each of 32 lanes
 FLAG_BYTES = 4
@@ -99,7 +97,7 @@ def parts(n_vectors):
 
 def flag_bytes_for(n_rows):
     """Bytes of the flags of n rows."""
-    return MOST_PARTS * FLAG_BYTES * n_rows
+    return mailbox.MOST_PARTS * FLAG_BYTES * n_rows
 
 
 def flags(shape, phase, n_vectors, fewest):
@@ -112,12 +110,12 @@ def flags(shape, phase, n_vectors, fewest):
     part of a lane's row came. wait_for(call, row, part, src_rank): each lane waits for the part of its own row that a
     src_rank writes here, those with row < 0 for none; whether all came.
     """
-    most = min(MOST_PARTS, max(1, -(-n_vectors // BATCH)))
+    most = min(mailbox.MOST_PARTS, max(1, -(-n_vectors // BATCH)))
     fewest, mail, memory = min(fewest, most), mailbox.reading(shape.n_ranks), memory_of(shape.n_ranks)
-    what, units = (phase, FOR_ARRIVAL), shape.tuning.useful_parts
+    what, units = (phase, wait.FOR_ARRIVAL), shape.tuning.useful_parts
 
     flag_at = device_fn(lambda params, rank, row, part:
-                        u64(memory.pool(params, rank) + u64(FLAG_BYTES) * (u64(row) * u64(MOST_PARTS) + u64(part))))
+                        word_in(memory.pool(params, rank), row, mailbox.MOST_PARTS, part))
 
     @device_fn
     def count(notes):

@@ -34,34 +34,33 @@ from epmoe.device import (SIM, device_fn, fence_acq_rel_sys, i32, int32, kernel,
                           uint64)
 
 from .. import stamps
-from . import announce, copy, expand, handle, layout, mailbox, send
+from ..params import CACHED, VECTOR
+from . import announce, copy, expand, handle, layout, mailbox, send, wait
 from . import call as calls
-from .call import Call, is_leader, is_notify_warp, is_sender
 from .few import by_expert
 from .few import dispatch as few_rows
-from .shape import BLOCK, CACHED, VECTOR
-from .wait import ROWS_DISPATCH
+from .shape import BLOCK
 
 
 @lru_cache(CACHED)
 def dispatch_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     (begin_call, end_call), n_notes = calls.begin_and_end(shape.n_ranks), mailbox.words_of_notes(shape.n_ranks)
-    mark = stamps.make(BLOCK, shape.trace)
+    mark = stamps.make(shape.trace, BLOCK)
     allocate, number_rows = layout.allocating(shape), numbering(shape, mark)
     few_tokens, has_few = shape.lamport, bool(shape.lamport)
     if has_few:
         dispatch_few = (by_expert.dispatching(shape, mark, number_rows) if shape.expert_major
                         else few_rows.dispatching(shape, mark))
-    await_announcements = announce.awaiting(shape, ROWS_DISPATCH, "note")
-    (send_rows, finish_rows), expands = moving(shape, mark, layout.counter(shape, ROWS_DISPATCH)), shape.expands
-    record, has_room = handle.recording(shape, ROWS_DISPATCH), mailbox.reading(shape.n_ranks).has_room
+    await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "note")
+    (send_rows, finish_rows), expands = moving(shape, mark, layout.counter(shape, wait.ROWS_DISPATCH)), shape.expands
+    record, has_room = handle.recording(shape, wait.ROWS_DISPATCH), mailbox.reading(shape.n_ranks).has_room
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_dispatch(params, num_tokens, my_rank):
         notes, scratch, shared_epoch = shared_array(n_notes, int32), allocate(), shared_array(1, uint64)
         mark(params, stamps.START)
-        call, begun = Call(params, num_tokens, my_rank, u64(0)), begin_call(params, shared_epoch)        # 1
+        call, begun = calls.Call(params, num_tokens, my_rank, u64(0)), begin_call(params, shared_epoch)        # 1
         # a rank of more tokens has a kernel without the small way, but in the simulator, where ranks share one
         if has_few and (not SIM or num_tokens <= few_tokens):
             epoch = dispatch_few(call, begun, notes, scratch)   # 2
@@ -69,20 +68,20 @@ def dispatch_kernel(shape):
             epoch = number_rows(call, begun, scratch)           # 3
         if epoch == u64(0):                     # the small way has ended the call, or a wait expired
             return
-        call, ok = Call(params, num_tokens, my_rank, epoch), True
+        call, ok = calls.Call(params, num_tokens, my_rank, epoch), True
         if expands:                             # else arrivals of its own blocks say that they have begun
             calls.say_begun(call)
         if not await_announcements(call, notes):                # 4
             return
         mark(params, stamps.COUNTED)
-        if is_sender():
+        if calls.is_sender():
             ok = send_rows(call, notes)                         # 5
             mark(params, stamps.SENT)
-        if is_leader():                                         # 6
+        if calls.is_leader():                                   # 6
             ok = record(call, notes, has_room(notes), scratch.experts)
-            ok = ok and (not expands or calls.all_begun(call, ROWS_DISPATCH))
+            ok = ok and (not expands or calls.all_begun(call, wait.ROWS_DISPATCH))
             mark(params, stamps.PLACED)
-        if finish_rows(call, notes, ok) and is_leader():        # 7
+        if finish_rows(call, notes, ok) and calls.is_leader():  # 7
             end_call(call)                                      # 8
         mark(params, stamps.LEFT)
 
@@ -94,12 +93,12 @@ def numbering(shape, mark):
 
     Blocks that send have numbered their tokens then, and the leader block has announced this rank.
     """
-    ranks, numbers = shape.n_ranks, layout.make(shape, ROWS_DISPATCH)
+    ranks, numbers = shape.n_ranks, layout.make(shape, wait.ROWS_DISPATCH)
     note, announce_experts, expert_major = announce.telling(shape, "note"), announce.experts(shape), shape.expert_major
 
     @device_fn
     def announce_counts(call, scratch, note_words):
-        if is_notify_warp():
+        if calls.is_notify_warp():
             note.tell_totals(call, scratch.totals, note_words)
         ok = numbers.sum_experts(call, scratch)
         if ok and expert_major:
@@ -111,17 +110,17 @@ def numbering(shape, mark):
     @device_fn
     def number_rows(call, begun, scratch):
         note_words = (u64(0), u64(0), i32(0), i32(0))
-        if is_notify_warp():
+        if calls.is_notify_warp():
             fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
             note_words = note.look(call, i32(0))
-        call = Call(call.params, call.num_tokens, call.my_rank, numbers.count(call, begun, scratch))
+        call = calls.Call(call.params, call.num_tokens, call.my_rank, numbers.count(call, begun, scratch))
         if call.epoch == u64(0):
             return u64(0)
         mark(call.params, stamps.CLAIMED)
         ok = True
-        if is_leader():
+        if calls.is_leader():
             ok = announce_counts(call, scratch, note_words)
-        elif is_sender():
+        elif calls.is_sender():
             ok = numbers.number(call, scratch)
         return call.epoch if ok else u64(0)
 
@@ -133,11 +132,11 @@ def by_counters(shape, mark):
 
     ok: whether this block has done its part.
     """
-    arrivals = announce.arrivals(shape, ROWS_DISPATCH)
+    arrivals = announce.arrivals(shape, wait.ROWS_DISPATCH)
 
     @device_fn
     def finish_rows(call, notes, ok):
-        if is_sender():
+        if calls.is_sender():
             arrivals.sent(call, ok)
         elif ok:
             ok = arrivals.await_all(call, notes)
@@ -171,49 +170,39 @@ def moving(shape, mark, numbered=None):
     if not shape.expands:
         return send.make(shape, None, numbered), by_counters(shape, mark)
     fewest = shape.tuning.encode_parts if shape.encode else shape.tuning.expand_parts
-    flags = copy.flags(shape, ROWS_DISPATCH, shape.src_bytes // VECTOR, fewest)
+    flags = copy.flags(shape, wait.ROWS_DISPATCH, shape.src_bytes // VECTOR, fewest)
     return send.make(shape, flags, numbered), by_flags(shape, mark, flags, numbered)
 
 
 @lru_cache(CACHED)
 def resend_kernel(shape):
     """The kernel of a dispatch whose layout is known."""
-    (begin_call, end_call), n_notes = calls.begin_and_end(shape.n_ranks), mailbox.words_of_notes(shape.n_ranks)
-    mark = stamps.make(BLOCK, shape.trace)
-    announce_places, load_counts = announce.early(shape, "without_counts"), announce.load_counts(shape)
-    await_announcements = announce.awaiting(shape, ROWS_DISPATCH, "without_counts")
+    mark, (_, end_call) = stamps.make(shape.trace, BLOCK), calls.begin_and_end(shape.n_ranks)
+    few, expands = few_rows.resending(shape, mark) if shape.lamport else None, shape.expands
+    begin, has_few, n_notes = announce.beginning(shape, mark, few), bool(shape.lamport), mailbox.words_of_notes(shape.n_ranks)
+    await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "without_counts")
     send_rows, finish_rows = moving(shape, mark)
-    has_few, expands = bool(shape.lamport), shape.expands
-    if has_few:
-        few = few_rows.resending(shape, mark)
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_resend(params, num_tokens, my_rank):
         notes, shared_epoch = shared_array(n_notes, int32), shared_array(1, uint64)
-        mark(params, stamps.START)
-        call, begun = Call(params, num_tokens, my_rank, u64(0)), begin_call(params, shared_epoch)
-        if is_notify_warp():
-            announce_places(call)
-        load_counts(params, notes)
-        if has_few:
-            first = few.prepare(call)
-        call = Call(params, num_tokens, my_rank, calls.epoch_of(begun))
+        call, first = begin(calls.Call(params, num_tokens, my_rank, u64(0)), notes, shared_epoch)
         if call.epoch == u64(0):
             return
         if has_few and few.fits(notes):
-            few.resend(call, notes, first)
+            few.rest(call, notes, first)
             return
         if expands:
             calls.say_begun(call)
         if not await_announcements(call, notes):
             return
         mark(params, stamps.COUNTED)
-        if expands and is_leader() and not calls.all_begun(call, ROWS_DISPATCH):
+        if expands and calls.is_leader() and not calls.all_begun(call, wait.ROWS_DISPATCH):
             return
-        if is_sender():
+        if calls.is_sender():
             send_rows(call, notes)
             mark(params, stamps.SENT)
-        if finish_rows(call, notes, True) and is_leader():
+        if finish_rows(call, notes, True) and calls.is_leader():
             end_call(call)
         mark(params, stamps.LEFT)
 

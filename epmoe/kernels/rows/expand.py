@@ -10,12 +10,12 @@ from epmoe.device import (any_lane, ballot, block_idx, device_fn, grid_dim, i32,
                           popc, shfl_idx, st_release_gpu_i32, store16, store_i32, store_u32, syncwarp,
                           thread_idx, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id, warp_inclusive_sum_i32)
 
+from ..bits import below, but_lowest, has, largest, lowest, split
+from ..params import CACHED, VECTOR, word_in
 from . import call as calls
 from . import layout, mailbox, send, wait
-from .bits import below, but_lowest, has, largest, lowest, split
 from .copy import BATCH, copying, parts
-from .shape import BLOCK, CACHED, VECTOR, p
-from .wait import ROWS_DISPATCH
+from .shape import BLOCK, p
 
 
 def _expert_rows(shape):
@@ -29,22 +29,18 @@ def _expert_rows(shape):
     """
     n_local, has_meta, n_masks = shape.num_local_experts, shape.has_meta, send.expert_masks(shape.num_local_experts)
 
-    known_at = device_fn(lambda params, row, expert:
-                         params[p.expert_row] + u64(4) * (u64(row) * u64(n_local) + u64(expert)))
-
     @device_fn
     def known_row(params, row, expert):
-        return i32(load_i32(known_at(params, row, expert))) if expert < n_local else i32(-1)
+        return i32(load_i32(word_in(params[p.expert_row], row, n_local, expert))) if expert < n_local else i32(-1)
 
     @device_fn
     def mask_of(params, row, window):
-        at = params[p.source_masks] + u64(4) * (u64(row) * u64(n_masks) + u64(window))
-        return u32(load_u32(at)) if window < n_masks else u32(0)
+        return u32(load_u32(word_in(params[p.source_masks], row, n_masks, window))) if window < n_masks else u32(0)
 
     @device_fn
     def look_up(params, received, expert, place, is_here):
         """(the row's number among those of its src_rank for the expert, where these begin), not waited for."""
-        slot_at = params[p.source_slots] + u64(4) * (u64(received[0]) * u64(n_local) + u64(place))
+        slot_at = word_in(params[p.source_slots], received[0], n_local, place)
         begin_at = params[p.expert_base] + u64(4) * u64(received[1] * n_local + expert)
         return (i32(load_i32(slot_at)), i32(load_i32(begin_at))) if is_here else (i32(0), i32(0))
 
@@ -54,7 +50,7 @@ def _expert_rows(shape):
         has_room = is_here and found[0] + found[1] < i32(params[p.num_rows])
         target = i32(found[0] + found[1]) if has_room else i32(-1)
         if writes and expert < n_local:
-            store_i32(known_at(params, row, expert), target)
+            store_i32(word_in(params[p.expert_row], row, n_local, expert), target)
         return target
 
     @device_fn
@@ -76,27 +72,6 @@ def _expert_rows(shape):
     return expert_rows
 
 
-def clear_row_of(shape):
-    """Device function clear_row(params, row, lane): zeros in an output row, its prob and its scales, by a warp."""
-    has_probs, n_vectors, n_scales = shape.has_probs, shape.n_vectors, shape.scale_words if shape.encode else 0
-
-    @device_fn
-    def clear_row(params, row, lane):
-        out, i = params[p.out] + u64(row) * u64(VECTOR * n_vectors), i32(lane)
-        while i < n_vectors:
-            store16(out + u64(VECTOR) * u64(i), u32(0), u32(0), u32(0), u32(0))
-            i = i32(i + 32)
-        if has_probs and lane == 0:
-            store_u32(params[p.out_probs] + u64(4) * u64(row), u32(0))
-        if n_scales > 0:
-            scales, i = params[p.out_scales] + u64(4) * u64(row) * u64(n_scales), i32(lane)
-            while i < n_scales:
-                store_u32(scales + u64(4) * u64(i), u32(0))
-                i = i32(i + 32)
-
-    return clear_row
-
-
 def recorded_rows(shape):
     """Device function (params, expert) -> (an expert's first row, how many rows hold tokens), out of the handle."""
     n_local = shape.num_local_experts
@@ -109,7 +84,23 @@ def clearing(shape, rows_of):
 
     For warp `me` of so many that share this. rows_of(known, expert): as recorded_rows gives it.
     """
-    n_local, clear_row = shape.num_local_experts, clear_row_of(shape)
+    n_local, has_probs, n_vectors = shape.num_local_experts, shape.has_probs, shape.n_vectors
+    n_scales = shape.scale_words if shape.encode else 0
+
+    @device_fn
+    def clear_row(params, row, lane):
+        """An output row, its prob and its scales."""
+        out, i = params[p.out] + u64(row) * u64(VECTOR * n_vectors), i32(lane)
+        while i < n_vectors:
+            store16(out + u64(VECTOR) * u64(i), u32(0), u32(0), u32(0), u32(0))
+            i = i32(i + 32)
+        if has_probs and lane == 0:
+            store_u32(params[p.out_probs] + u64(4) * u64(row), u32(0))
+        if n_scales > 0:
+            scales, i = params[p.out_scales] + u64(4) * u64(row) * u64(n_scales), i32(lane)
+            while i < n_scales:
+                store_u32(scales + u64(4) * u64(i), u32(0))
+                i = i32(i + 32)
 
     @device_fn
     def gap(known, expert, num_rows):
@@ -165,7 +156,7 @@ def of_row(shape):
     @device_fn
     def expand_probs(params, row, target, place):
         if target >= 0:
-            value = load_u32(params[p.source_probs] + u64(4) * (u64(row) * u64(n_local) + u64(place)))
+            value = load_u32(word_in(params[p.source_probs], row, n_local, place))
             store_u32(params[p.out_probs] + u64(4) * u64(target), value)
 
     @device_fn
@@ -217,7 +208,7 @@ def arriving(shape, flags, numbered):
         at = call.params[p.words] + u64(mailbox.RECORDED)
         if calls.is_leader() and thread_idx() == 0:
             st_release_gpu_i32(at, i32(call.epoch))
-        failed = any_lane(not (lane != 0 or wait.for_blocks(call.params, at, i32(call.epoch), ROWS_DISPATCH)))
+        failed = any_lane(not (lane != 0 or wait.for_blocks(call.params, at, i32(call.epoch), wait.ROWS_DISPATCH)))
         syncwarp()                              # what lane 0 acquired, all lanes read
         return failed == 0
 

@@ -3,11 +3,11 @@
 from epmoe.device import (block_dim, device_fn, fence_acq_rel_gpu, i32, int32, ld_relaxed_gpu_i32, load_i32,
                           shared_array, st_release_sys_u64, store_i32, store_u64, syncthreads, thread_idx, u64)
 
-from ..pairs.offsets import block_sum
-from . import announce, mailbox
-from .bits import divided_up, split
+from ..bits import divided_up, split
+from ..pairs.offsets import block_sums
+from ..params import by_threads
+from . import announce, mailbox, wait
 from .shape import namespace, p
-from .wait import status_of
 
 # Words of `info`, int32
 HAS_ROOM = 0            # whether all ranks had room, so that rows were sent
@@ -38,7 +38,7 @@ def placing_experts(shape, tokens_for, place):
     place(params, known, expert, start, n, padded): what a thread does with an expert's rows, of which n hold tokens.
     partial: shared int32 array [32].
     """
-    n_local, sums, pairs_of = shape.num_local_experts, block_sum(), pairs_for(shape, tokens_for)
+    n_local, pairs_of = shape.num_local_experts, pairs_for(shape, tokens_for)
 
     @device_fn
     def place_experts(params, known, partial):
@@ -47,7 +47,7 @@ def placing_experts(shape, tokens_for, place):
             expert = i32(first + thread_idx())
             n = pairs_of(known, expert) if expert < n_local else i32(0)
             padded = i32(divided_up(n, pad) * pad)
-            before, total = sums(padded, partial)
+            before, total = block_sums(padded, partial)
             if expert < n_local:
                 place(params, known, expert, i32(start + before), n, padded)
             start, first = i32(start + total), i32(first + block_dim())
@@ -67,27 +67,24 @@ def writing(shape, tokens_for):
     ranks, n_local, mail = shape.n_ranks, shape.num_local_experts, mailbox.reading(shape.n_ranks)
     pairs_of = pairs_for(shape, tokens_for)
 
+    @by_threads
+    def write_count(i, info, counts, notes):
+        src_rank, dst_rank = split(i, ranks)
+        store_i32(counts + u64(4) * u64(i), mail.count(notes, src_rank, dst_rank))
+        if dst_rank == 0:
+            store_i32(info + u64(4) * u64(TOKENS + src_rank), mail.tokens(notes, src_rank))
+
     @device_fn
     def write_counts(params, notes, has_room):
         info, counts = params[p.info], params[p.counts]
         if thread_idx() == 0:
             store_i32(info + u64(4 * HAS_ROOM), i32(1) if has_room else i32(0))
             store_i32(info + u64(4 * PADDED_ROWS), i32(0))
-        i = i32(thread_idx())
-        while i < ranks * ranks:
-            src_rank, dst_rank = split(i, ranks)
-            store_i32(counts + u64(4) * u64(i), mail.count(notes, src_rank, dst_rank))
-            if dst_rank == 0:
-                store_i32(info + u64(4) * u64(TOKENS + src_rank), mail.tokens(notes, src_rank))
-            i = i32(i + block_dim())
+        write_count(ranks * ranks, info, counts, notes)
 
-    @device_fn
-    def write_slots(params, known):
-        expert = i32(thread_idx())
-        while expert < n_local:
-            n = u64(pairs_of(known, expert))
-            store_u64(params[p.tokens_per_expert] + u64(8) * u64(expert), n)
-            expert = i32(expert + block_dim())
+    @by_threads
+    def write_slots(expert, params, known):
+        store_u64(params[p.tokens_per_expert] + u64(8) * u64(expert), u64(pairs_of(known, expert)))
 
     @device_fn
     def write_expert(params, known, expert, start, n, padded):
@@ -110,7 +107,7 @@ def writing(shape, tokens_for):
             store_i32(params[p.info] + u64(4 * PADDED_ROWS), n_rows)
             store_i32(params[p.overflow], i32(1) if n_rows > i32(params[p.num_rows]) else i32(0))
 
-    return namespace("write", counts=write_counts, slots=write_slots, experts=write_experts)
+    return namespace("write", counts=write_counts, slots=device_fn(lambda params, known: write_slots(n_local, params, known)), experts=write_experts)
 
 
 def told_words(n_ranks, n_local):
@@ -129,17 +126,18 @@ def telling_host(shape):
     @device_fn
     def word_at(params, i):
         if i < TOLD_STATUS:
-            return i32(ld_relaxed_gpu_i32(status_of(params) + u64(4) * u64(i)))
+            return i32(ld_relaxed_gpu_i32(wait.status_of(params) + u64(4) * u64(i)))
         if i < info_at:
             return i32(load_i32(params[p.tokens_per_expert] + u64(4) * u64(i32(i - TOLD_STATUS))))
         return i32(load_i32(params[p.info] + u64(4) * u64(i32(i - info_at))))
 
+    @by_threads
+    def tell_word(i, params):
+        store_i32(params[p.told] + u64(TOLD_AT) + u64(4) * u64(i), word_at(params, i))
+
     @device_fn
     def tell(params):
-        i = i32(thread_idx())
-        while i < n_words:
-            store_i32(params[p.told] + u64(TOLD_AT) + u64(4) * u64(i), word_at(params, i))
-            i = i32(i + block_dim())
+        tell_word(n_words, params)
         syncthreads()                           # all of it before thread 0 says so
         if thread_idx() == 0:
             st_release_sys_u64(params[p.told], params[p.told_number])

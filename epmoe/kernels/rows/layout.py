@@ -12,11 +12,11 @@ from epmoe.device import (any_lane, ballot, block_dim, block_idx, device_fn, fen
                           shared_array, shfl_idx, st_relaxed_gpu_u64, store_i32, syncthreads_or, syncwarp, thread_idx,
                           u32, u64, warp_id, warp_inclusive_sum_i32, warp_sum_i32)
 
+from ..bits import below, divided_up, folded, has, or_of_warp, share, split
+from ..params import by_threads
 from . import call as calls
 from . import mailbox, routing, wait
-from .bits import below, divided_up, folded, has, or_of_warp, share, split
 from .shape import namespace, p
-from .wait import FOR_BLOCKS
 
 MAX_WARPS = 32
 IN_FLIGHT = 8           # words of columns that a thread asks for together
@@ -34,13 +34,10 @@ class Scratch(NamedTuple):
     totals: object
 
 
-@device_fn
-def clear(array, n):
-    """Zeros in the first n of a shared array, by a block."""
-    i = i32(thread_idx())
-    while i < n:
-        array[i] = i32(0)
-        i = i32(i + block_dim())
+@by_threads
+def clear(i, array):
+    """Zeros in the first n of a shared array, by a block: clear(n, array)."""
+    array[i] = i32(0)
 
 
 def row_of(ranks):
@@ -87,7 +84,7 @@ def columns(shape, phase):
     tell(call, column, number): of this block. sum_up(call, column, first, step, end): the sum of what the blocks first,
     first + step, ... before `end` say in a column -> (whether all did, the sum).
     """
-    a_block, what = 8 * (shape.n_ranks + shape.num_experts), (phase, FOR_BLOCKS)
+    a_block, what = 8 * (shape.n_ranks + shape.num_experts), (phase, wait.FOR_BLOCKS)
 
     @device_fn
     def tell(call, column, number):
@@ -266,13 +263,10 @@ def make(shape, phase):
                 column.tell(call, rank, up_to)
             rank = i32(rank + n_warps())
 
-    @device_fn
-    def tell_experts(call, experts):
-        """A thread an expert: tells the other blocks."""
-        expert = i32(thread_idx())
-        while expert < num_experts:
-            column.tell(call, i32(ranks + expert), number_for(experts, expert))
-            expert = i32(expert + block_dim())
+    @by_threads
+    def tell_experts(expert, call, experts):
+        """Tells the other blocks."""
+        column.tell(call, i32(ranks + expert), number_for(experts, expert))
 
     # of the blocks that send those before this one; all, for the leader block
     blocks_before = device_fn(lambda: i32(min(i32(block_idx()), num_senders())))
@@ -305,12 +299,12 @@ def make(shape, phase):
     def count(call, begun, scratch):
         ids = call.params[p.ids]
         first, end = tokens.of_block(call.num_tokens)
-        clear(scratch.totals, n_columns)
+        clear(n_columns, scratch.totals)
         if expert_major:
             of_map.fetch(ids, first, end)
             of_map.count(ids, first, end, scratch.experts)
         else:
-            clear(scratch.experts, num_experts)   # number() counts them
+            clear(num_experts, scratch.experts)   # number() counts them
         count_ranks(call.params, first, end, scratch.by_warp)
         epoch = calls.epoch_of(begun)           # and the counts of all warps
         if epoch == u64(0):
@@ -319,7 +313,7 @@ def make(shape, phase):
         if calls.is_sender():
             tell_ranks(call, scratch.by_warp)
             if expert_major:
-                tell_experts(call, scratch.experts)
+                tell_experts(num_experts, call, scratch.experts)
         return u64(0) if syncthreads_or(not sum_ranks(call, scratch.totals)) else epoch
 
     @device_fn
@@ -336,7 +330,7 @@ def make(shape, phase):
             fence_acq_rel_gpu()                 # what was noted of bad ids, before the counts that the leader block awaits
         numbered.say(call)
         if not expert_major:
-            tell_experts(call, scratch.experts)
+            tell_experts(num_experts, call, scratch.experts)
         return True
 
     @device_fn

@@ -3,9 +3,9 @@
 from epmoe.device import (device_fn, grid_dim, i32, lane_id, load_i32, load_u32, store16, store_u32, u32, u64,
                           warp_broadcast_i32, warp_broadcast_u64)
 
+from ..bits import around, largest, split
 from . import call as calls
 from . import mailbox, reduce
-from .bits import around, largest, split
 from .copy import copying, parts
 from .shape import arrays, namespace, p
 

@@ -7,11 +7,12 @@ from epmoe.device import (add_rn, ballot, device_fn, f32, f32_as_u32, i32, lane_
                           load_u32, store16, store_u32, syncwarp, u32, u64, warp_broadcast_u64)
 
 from .. import elements
+from ..bits import adding_four, but_lowest, each_of_four, four, lowest, split
+from ..params import VECTOR, word_in
 from . import call as calls
 from . import layout, mailbox
-from .bits import adding_four, but_lowest, each_of_four, four, lowest, split
 from .copy import parts
-from .shape import VECTOR, arrays, p
+from .shape import arrays, p
 
 MOST = 32               # rows: one a lane
 
@@ -150,7 +151,7 @@ def sum_of_experts(shape, store16=store16):
     def experts_from(params, row, first, lane):
         """Address of the row of expert first + lane, 0 if it has none. Without a branch before votes."""
         expert, is_one = i32(min(i32(first + lane), i32(n_local - 1))), first + lane < n_local
-        expert_row = i32(load_i32(params[p.expert_row] + u64(4) * (u64(row) * u64(n_local) + u64(expert))))
+        expert_row = i32(load_i32(word_in(params[p.expert_row], row, n_local, expert)))
         return params[p.x] + u64(expert_row) * u64(row_bytes) if is_one and expert_row >= 0 else u64(0)
 
     @device_fn
@@ -239,15 +240,14 @@ def of_probs(shape):
 
     @device_fn
     def sum_probs(params, token, places, lane):
-        out, k = params[p.out_probs], i32(lane)
-        total, rank = f32(0), i32(0)
+        k, total, rank = i32(lane), f32(0), i32(0)
         while rank < ranks:
             there = u64(warp_broadcast_u64(places, rank))
             if there != u64(0) and k < n_meta:
                 total = add_rn(total, f32(load_f32(there + u64(4) * u64(k))))
             rank = i32(rank + 1)
         if k < n_meta:
-            store_u32(out + u64(4) * (u64(token) * u64(n_meta) + u64(k)), f32_as_u32(total))
+            store_u32(word_in(params[p.out_probs], token, n_meta, k), f32_as_u32(total))
 
     @device_fn
     def collect_probs(params, token, places, lane):
@@ -256,7 +256,7 @@ def of_probs(shape):
             there, expert = u64(warp_broadcast_u64(places, rank)), i32(lane)
             while expert < n_local:
                 value = u32(load_u32(there + u64(4) * u64(expert))) if there != u64(0) else u32(0)
-                store_u32(dense + u64(4) * (u64(token) * u64(num_experts) + u64(rank * n_local + expert)), value)
+                store_u32(word_in(dense, token, num_experts, rank * n_local + expert), value)
                 expert = i32(expert + 32)
             rank = i32(rank + 1)
 

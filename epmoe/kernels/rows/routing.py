@@ -5,17 +5,17 @@ from types import SimpleNamespace
 from epmoe.device import (block_dim, device_fn, i32, lane_id, load_i32, load_u8, load_u64, n_warps, prefetch,
                           shared_add_i32, store_i32, thread_idx, u32, u64, warp_id)
 
-from ..ids import NO_EXPERT
-from ..ids import make as ids_of_kernels
-from .bits import adding_four, divided_up, folded, four, share, split
-from .call import LINE
+from .. import ids as ids_of_kernels
+from ..bits import adding_four, divided_up, folded, four, share, split
+from ..params import word_in
+from ..prefetch import LINE
 from .shape import namespace, p
 from .wait import status_of
 
 
 def ids_of_tokens(shape):
     """The functions of epmoe/kernels/ids.py for slots of a token."""
-    return ids_of_kernels(SimpleNamespace(n_experts=shape.num_experts, top_k=shape.top_k), shape.id_bytes)
+    return ids_of_kernels.make(SimpleNamespace(n_experts=shape.num_experts, top_k=shape.top_k), shape.id_bytes)
 
 
 def experts_of_ids(shape):
@@ -39,7 +39,7 @@ def experts_of_ids(shape):
             if expert >= 0:
                 shared_add_i32(experts, expert, i32(1))
             record(seen, expert, token, slot, status)
-            start, is_bad = i32(start + step), is_bad or seen != expert and seen != NO_EXPERT
+            start, is_bad = i32(start + step), is_bad or seen != expert and seen != ids_of_kernels.NO_EXPERT
         return is_bad
 
     return count
@@ -64,10 +64,7 @@ def mask_by_thread(shape):
 
     add_slots = folded(shape.top_k, look, add)
 
-    mask_of_token = device_fn(lambda ids, token:
-                              u32(add_slots((u64(u64(ids) + u64(token_bytes) * u64(token)),), u32(0))))
-
-    return mask_of_token
+    return device_fn(lambda ids, token: u32(add_slots((u64(u64(ids) + u64(token_bytes) * u64(token)),), u32(0))))
 
 
 def ranks_of_token(shape):
@@ -169,7 +166,7 @@ def map_columns(shape):
         slots, end, expert = given
         if token < end:
             slot = i32(n) if is_routed != 0 else i32(-1)
-            store_i32(slots + u64(4) * (u64(token) * u64(num_experts) + u64(expert)), slot)
+            store_i32(word_in(slots, token, num_experts, expert), slot)
         return i32(n + is_routed)
 
     store_four = adding_four(store_slot)

@@ -12,12 +12,13 @@ from epmoe.device import (ballot, device_fn, f32, i32, lane_id, load_i32, load_u
                           store_f32, store_i32, store_u32, store_u64, syncthreads_or, u32, u64, warp_broadcast_i32,
                           warp_broadcast_u64, warp_id)
 
+from ..bits import adding_four, below, but_lowest, four, has, lowest, split
 from ..formats import blockwise_fp8
 from ..formats.row_encoder import encode_parts, encode_row
+from ..params import word_in
+from ..prefetch import LINE
 from . import call as calls
 from . import layout, mailbox, routing
-from .bits import adding_four, below, but_lowest, four, has, lowest, split
-from .call import LINE
 from .copy import copying, fewest_parts, parts, rotated
 from .shape import arrays, namespace, p
 
@@ -58,7 +59,7 @@ def looking_at_slots(shape):
         if not has_slots:
             return i32(-1), u32(0)
         seen = load(params[p.ids], token, lane)
-        at = params[p.probs] + u64(4) * (u64(token) * u64(top_k) + u64(lane))
+        at = word_in(params[p.probs], token, top_k, lane)
         prob = u32(load_u32(at)) if has_probs and lane < top_k else u32(0)
         return clean(seen, i32(0), lane), prob
 
@@ -129,10 +130,9 @@ def _sending_experts(shape):
         (params, token, lane), (rank, number) = given, split(window, n_masks)
         expert, slot, prob = i32(32 * number + lane), i32(-1), u32(0)
         if expert < n_local and rank < ranks:
-            src = u64(4) * (u64(token) * u64(num_experts) + u64(rank * n_local + expert))
-            slot = i32(load_i32(params[p.slot_of] + src))
+            slot = i32(load_i32(word_in(params[p.slot_of], token, num_experts, rank * n_local + expert)))
             if has_probs:
-                prob = u32(load_u32(params[p.probs] + src))
+                prob = u32(load_u32(word_in(params[p.probs], token, num_experts, rank * n_local + expert)))
         return slot, prob
 
     load_four = four(load_window)
@@ -144,16 +144,14 @@ def _sending_experts(shape):
         sent = i32(0) if number == 0 else sent
         if window < ranks * n_masks:
             to_row, here = u64(warp_broadcast_i32(row, rank)), u32(ballot(slot >= 0))
-            to_slots = u64(warp_broadcast_u64(at[0], rank)) + u64(4) * to_row * u64(n_local)
-            to_probs = u64(warp_broadcast_u64(at[1], rank)) + u64(4) * to_row * u64(n_local)
-            to_masks = u64(warp_broadcast_u64(at[2], rank)) + u64(4) * (to_row * u64(n_masks) + u64(number))
-            place = u64(4) * u64(sent + popc(u32(here & below(lane))))
+            to_slots, to_probs = u64(warp_broadcast_u64(at[0], rank)), u64(warp_broadcast_u64(at[1], rank))
+            to_masks, place = u64(warp_broadcast_u64(at[2], rank)), i32(sent + popc(u32(here & below(lane))))
             if slot >= 0:
-                store_i32(to_slots + place, slot)
+                store_i32(word_in(to_slots, to_row, n_local, place), slot)
                 if has_probs:
-                    store_u32(to_probs + place, prob)
+                    store_u32(word_in(to_probs, to_row, n_local, place), prob)
             if lane == 0 and has(mask, rank):
-                store_u32(to_masks, here)
+                store_u32(word_in(to_masks, to_row, n_masks, number), here)
             sent = i32(sent + popc(here))
         return sent
 
@@ -285,18 +283,9 @@ def make(shape, flags=None, numbered=None):
     rows, bring = copying(read_only=True), _prefetching(shape)
     value_bytes, row_of, send_tenths = shape.value_bytes, layout.row_of(ranks), shape.tuning.send_tenths
 
-    @device_fn
-    def store_scale(row_at, i, scale, epoch):
-        store_f32(row_at + u64(value_bytes) + u64(4 * i), scale)
-
     if encodes:
-        encode = encoding(shape, store16, store_scale)
-
-    @device_fn
-    def parts_of_row(notes, n_tokens, warps):
-        if raises:
-            return flags.count(notes)
-        return i32(max(fewest, spans.count(n_tokens, i32(warps - n_apart * n_tokens))))
+        encode = encoding(shape, store16, device_fn(
+            lambda row_at, i, scale, epoch: store_f32(row_at + u64(value_bytes) + u64(4 * i), scale)))
 
     @device_fn
     def work_of(call, notes):
@@ -305,7 +294,11 @@ def make(shape, flags=None, numbered=None):
         warps = i32(n_warps())
         if tokens.are_shared(call.num_tokens):  # all tokens, which warps take in turn
             first, end, warps = i32(0), i32(call.num_tokens), i32(n_warps() * calls.num_senders())
-        n_parts = parts_of_row(notes, i32(end - first), warps)
+        n_tokens = i32(end - first)
+        if raises:
+            n_parts = flags.count(notes)
+        else:
+            n_parts = i32(max(fewest, spans.count(n_tokens, i32(warps - n_apart * n_tokens))))
         own, n_own = i32(-1), i32(0)
         if is_numbered_now and tokens.begin_with_own(call.num_tokens):
             mine, mine_end = tokens.of_block(call.num_tokens)

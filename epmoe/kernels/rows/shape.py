@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 
-from ..params import ParameterBlock, in_context, namespace
+from ..params import BF16_BYTES, VECTOR, ParameterBlock, in_context, namespace
 
 MAX_RANKS = 32          # a lane of a warp stands for a rank
 MAX_TOP_K = 32          # and another time for a slot
 MAX_PLACES = 4          # arrays of one call that peers write
-VECTOR = 16             # bytes of a load or store
-BF16_BYTES = 2
-CACHED = 128            # kernels of one kind that are kept
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,14 @@ for the record; index: of what is waited for, mostly a src_rank.
 
 import numpy as np
 
-from epmoe.device import (any_lane, device_fn, globaltimer, i32, ld_acquire_sys_i32, ld_acquire_sys_u32,
-                          ld_acquire_sys_u64, ld_relaxed_gpu_u64, ld_relaxed_sys_u64, u32, u64)
+from epmoe.device import (device_fn, globaltimer, i32, ld_acquire_sys_i32, ld_acquire_sys_u32, ld_acquire_sys_u64,
+                          ld_relaxed_gpu_u64, ld_relaxed_sys_u64, u32, u64)
 from epmoe_ref.errors import EPValueError, PeerTimeout
 
 from .. import status
 from ..spin import POLLS_PER_LOOK, gives_up, wait_for_own_blocks
 from ..status import record_expired
 from . import mailbox
-from .bits import any_of_four, each_of_four
 from .shape import p
 
 ROWS_DISPATCH, ROWS_COMBINE = 11, 12
@@ -66,47 +65,6 @@ for_word_of_peer = _until(ld_acquire_sys_u64, _tag)       # behind the fence of 
 for_tagged_word = _until(ld_relaxed_sys_u64, _tag)        # nothing lies behind it
 for_count = _until(ld_acquire_sys_i32, _all)
 for_flag = _until(ld_acquire_sys_u32, _all)
-
-
-def for_four(phase, empty, look, is_late):
-    """Polling data that carries its own ready flag: device function take(call, src_rank, step, word, at).
-
-    By a whole warp: each lane waits for what lies at its own four addresses `at`, 0 for none, asked for together ->
-    (whether all arrived, data of word, the four). word: address of a word of a call that all lanes wait for besides, 0
-    for none. src_rank: the rank that writes what the first address is of; each further one is that of the rank `step`
-    behind. empty(address, tag): what is known before the first look. look(address, known, tag): what lies there now.
-    is_late(known, tag): whether it has not come; never true without an address. tag: this call's, as u64 above 32
-    zeros.
-    """
-    empty_four, any_late = each_of_four(empty), any_of_four(is_late)
-
-    @device_fn
-    def first_late(seen, tag):
-        behind_a = i32(1) if is_late(seen[1], tag) else i32(2) if is_late(seen[2], tag) else i32(3)
-        return i32(0) if is_late(seen[0], tag) else behind_a
-
-    @device_fn
-    def take(call, src_rank, step, word, at):
-        tag, ok, are_late, polls, since = u64(u64(call.epoch) << u64(32)), True, True, 0, u64(0)
-        seen, w = empty_four(at, tag), u64(tag)
-        while ok and are_late:
-            if word != u64(0):
-                w = u64(ld_relaxed_sys_u64(word))
-            a, b, c, d = seen
-            seen = look(at[0], a, tag), look(at[1], b, tag), look(at[2], c, tag), look(at[3], d, tag)
-            are_late = any_late(seen, tag) or u32(w >> u64(32)) != u32(call.epoch)
-            polls += 1
-            if are_late and polls % POLLS_PER_LOOK == 0:
-                if since == u64(0):
-                    since = u64(globaltimer())
-                elif gives_up(status_of(call.params), since, call.params[p.timeout_ns]):
-                    late = i32(src_rank + step * first_late(seen, tag))
-                    record_expired(status_of(call.params), phase, FOR_WINDOW, late, i32(call.epoch), -1)
-                    ok = False
-        failed = any_lane(not ok)
-        return failed == 0, u32(w), seen
-
-    return take
 
 
 def raise_if_failed(words, rank: int, timeout_s: float, announced):

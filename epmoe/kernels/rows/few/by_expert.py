@@ -11,14 +11,13 @@ from epmoe.device import (ballot, device_fn, i32, int32, lane_id, load_u8, load_
                           store_u32, syncthreads, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
 
 from ... import stamps
-from .. import announce, expand, handle, mailbox, routing
+from ...bits import adding_four, but_lowest, four, has, lowest, or_of_warp, warps_of_rank
+from ...params import VECTOR, word_in
+from .. import announce, expand, handle, mailbox, routing, wait
 from .. import call as calls
-from ..bits import adding_four, but_lowest, four, has, lowest, or_of_warp, warps_of_rank
-from ..call import Call, is_fence_warp, is_leader, is_notify_warp
 from ..copy import copying
 from ..send import A_SCALE
-from ..shape import VECTOR, namespace, p
-from ..wait import ROWS_DISPATCH
+from ..shape import namespace, p
 from . import lamport, places, send
 from .lamport import put
 
@@ -66,7 +65,7 @@ def _into(shape, placing):
     """`into` of send.make: rows, scales and probs go to the rows of their experts. known: Places; placing: of them."""
     ranks, n_local, has_probs, encodes = shape.n_ranks, shape.num_local_experts, shape.has_probs, shape.encode
     out_bytes, n_scales, rows = shape.n_vectors * VECTOR, shape.scale_words, copying(read_only=True)
-    mail, at, taking = mailbox.reading(ranks), lamport.places(shape), lamport.taking(ROWS_DISPATCH)
+    mail, at, taking = mailbox.reading(ranks), lamport.places(shape), lamport.taking(wait.ROWS_DISPATCH)
 
     arriving = device_fn(lambda call, notes:
                          (mail.tokens(notes, i32(lane_id())) if lane_id() < ranks else i32(0), i32(0)))
@@ -89,7 +88,7 @@ def _into(shape, placing):
         while left != u32(0):
             row = i32(warp_broadcast_i32(rows_of_lanes, lowest(left)))
             if lane < n:
-                store_u32(params[p.out_scales] + u64(4) * (u64(row) * u64(n_scales) + u64(i32(first + lane))), scale)
+                store_u32(word_in(params[p.out_scales], row, n_scales, i32(first + lane)), scale)
             left = but_lowest(left)
 
     @device_fn
@@ -148,8 +147,8 @@ def dispatching(shape, mark, number_rows):
     announce_places = announce.early(shape, "places", marks=False)
     announce_tokens = announce.early(shape, "tokens", fences=False, marks=False)
     counts = announce.telling(shape, "counts")
-    await_tokens = announce.awaiting(shape, ROWS_DISPATCH, "tokens", acquires=False)
-    may_end = announce.closing(shape, ROWS_DISPATCH, "note")
+    await_tokens = announce.awaiting(shape, wait.ROWS_DISPATCH, "tokens", acquires=False)
+    may_end = announce.closing(shape, wait.ROWS_DISPATCH, "note")
     look_at_ranks, most = routing.ranks_of_token(shape), max(shape.lamport, 1)
     number_tokens, record_numbers = send.numbering(shape, device_fn(lambda masks, token: u32(masks[token])))
     bits, placing, n_numbers = places.telling(shape), places.placing(shape), ranks * most
@@ -171,18 +170,18 @@ def dispatching(shape, mark, number_rows):
     def lead(call, begun, notes, scratch, table):
         """The leader block numbers rows for the handle, records counts, and ends the call -> whether it is over."""
         masks, numbers = shared_array(most, int32), shared_array(n_numbers, int32)
-        if is_fence_warp():
+        if calls.is_fence_warp():
             announce_places(call)
-        if is_notify_warp():
+        if calls.is_notify_warp():
             announce_tokens(call)
         look_at_tokens(call, masks)
-        call = Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun))  # and the masks of all warps
+        call = calls.Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun))  # and the masks of all warps
         if call.epoch == u64(0):
             return True
         mark(call.params, stamps.CLAIMED)
         number_tokens(call, masks, numbers, scratch.totals)
         syncthreads()
-        if is_notify_warp():
+        if calls.is_notify_warp():
             counts.tell_totals(call, scratch.totals, counts.look(call, i32(0)))
         if not await_tokens(call, notes):
             return True
@@ -210,14 +209,14 @@ def dispatching(shape, mark, number_rows):
         if warps - 1 - me < bits.n_told(call.num_tokens):
             now = calls.epoch_now(call.params)
             if now != u64(0):
-                bits.tell(Call(call.params, call.num_tokens, call.my_rank, now), i32(warps - 1 - me), warps)
+                bits.tell(calls.Call(call.params, call.num_tokens, call.my_rank, now), i32(warps - 1 - me), warps)
 
     @device_fn
     def send_and_receive(call, begun, notes, table):
         """The other blocks -> whether the call is over."""
         first = rows.prepare(call)
         tell_bits(call)
-        call = Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun))
+        call = calls.Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun))
         if call.epoch == u64(0):
             return True
         mark(call.params, stamps.CLAIMED)
@@ -246,7 +245,7 @@ def dispatching(shape, mark, number_rows):
     @device_fn
     def dispatch(call, begun, notes, scratch):
         table = placing.allocate()
-        if is_leader():
+        if calls.is_leader():
             is_over = lead(call, begun, notes, scratch, table)
         else:
             is_over = send_and_receive(call, begun, notes, table)

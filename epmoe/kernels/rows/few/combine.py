@@ -6,12 +6,12 @@ from epmoe.device import (add_rn, device_fn, f32, f32_as_u32, i32, lane_id, load
                           u32_as_f32, u64, warp_broadcast_i32, warp_broadcast_u64)
 
 from ... import elements, stamps
+from ...bits import adding_four, four, largest, split, warps_of_rank
 from ...lamport import store_row
-from .. import layout, mailbox, push
-from ..bits import adding_four, four, largest, split, warps_of_rank
+from ...params import VECTOR, word_in
+from .. import layout, mailbox, push, wait
 from ..copy import fewest_parts, parts
-from ..shape import VECTOR, namespace, p
-from ..wait import ROWS_COMBINE
+from ..shape import p
 from . import lamport
 
 
@@ -99,22 +99,20 @@ def _returning_probs(shape, take):
     def sum_probs(call, rows, token, own_row, lane):
         total, rank, ok, own = f32(0), i32(0), True, u32(0)
         if own_row >= 0 and lane < n_meta:
-            probs = call.params[p.probs]
-            own = u32(load_u32(probs + u64(4) * (u64(own_row) * u64(n_meta) + u64(lane))))
+            own = u32(load_u32(word_in(call.params[p.probs], own_row, n_meta, lane)))
         while ok and rank < ranks:
             ok, probs = take_four(call, rows, rank, lane)
             total = add_rows(total, (call, rows, own), rank, 1, probs)
             rank = i32(rank + 4)
         if ok and lane < n_meta:
-            out = call.params[p.out_probs] + u64(4) * (u64(token) * u64(n_meta) + u64(lane))
-            store_u32(out, f32_as_u32(total))
+            store_u32(word_in(call.params[p.out_probs], token, n_meta, lane), f32_as_u32(total))
         return ok
 
     @device_fn
     def store_prob(out, given, rank, prob):
         token, expert = given
         if rank < ranks and expert < n_local:
-            store_u32(out + u64(4) * (u64(token) * u64(num_experts) + u64(i32(rank * n_local + expert))), prob)
+            store_u32(word_in(out, token, num_experts, i32(rank * n_local + expert)), prob)
         return out
 
     store_probs = adding_four(store_prob)
@@ -141,7 +139,7 @@ def _reducing(shape):
     A warp sums 32 vectors of a token, a lane one of them; over ranks ascending, from +0.0, rounded once.
     """
     ranks, row_bytes, has_probs, stays = shape.n_ranks, shape.row_bytes, shape.has_probs, shape.keeps_own
-    mail, at, take, numbers = (mailbox.reading(ranks), lamport.places(shape), lamport.taking(ROWS_COMBINE),
+    mail, at, take, numbers = (mailbox.reading(ranks), lamport.places(shape), lamport.taking(wait.ROWS_COMBINE),
                                elements.make(shape.dtype))
     zero_sums, pack, n_vectors, n_pieces = numbers.zeros, numbers.pack, shape.n_vectors, -(-shape.n_vectors // 32)
     add_rows, return_probs, row_of = _adding(shape, numbers.add), _returning_probs(shape, take), layout.row_of(ranks)
@@ -191,11 +189,7 @@ def _reducing(shape):
 
 
 def combining(shape, mark):
-    """Device functions: namespace. fits(notes): whether rows of this call travel so, the same on all ranks.
-
-    combine(call, notes, None): the rest of the call, of every block. Every block but the leader block pushes, and then
-    reduces.
-    """
+    """`few` of announce.beginning: every block but the leader block pushes, and then reduces."""
     push_rows, reduce_rows = _pushing(shape), _reducing(shape)
 
     @device_fn
@@ -205,5 +199,4 @@ def combining(shape, mark):
         reduce_rows(call, notes)
         mark(call.params, stamps.REDUCED)
 
-    return namespace("few", fits=mailbox.all_few(shape.n_ranks, shape.lamport, announced=False),
-                     combine=lamport.beside_leader(shape, ROWS_COMBINE, mark, push_and_reduce))
+    return lamport.known_call(shape, wait.ROWS_COMBINE, mark, device_fn(lambda call: None), push_and_reduce)

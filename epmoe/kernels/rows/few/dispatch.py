@@ -9,14 +9,12 @@ from epmoe.device import (device_fn, i32, int32, shared_array, store_u32, store_
                           warp_broadcast_i32, warp_broadcast_u64)
 
 from ... import stamps
-from ...params import chosen
-from .. import announce, handle, layout, mailbox, routing
+from ...params import chosen, word_in
+from .. import announce, handle, layout, mailbox, routing, wait
 from .. import call as calls
-from ..call import Call
 from ..copy import copying
 from ..send import MINUS_ONE, looking_at_slots, sending_slots
 from ..shape import BLOCK, arrays, memory_of, namespace, p
-from ..wait import ROWS_DISPATCH
 from . import lamport, send
 from .lamport import put
 
@@ -58,7 +56,7 @@ def _into(shape, number):
     """`into` of send.make: rows and their metadata go where the notes' counts say. number: as of _tokens."""
     (n_slots, n_probs, n_scales), row_bytes, rows = lamport.words_with(shape), shape.row_bytes, copying(read_only=True)
     n_all, mail, memory = n_slots + n_probs + n_scales, mailbox.reading(shape.n_ranks), memory_of(shape.n_ranks)
-    at, taking, place_of = lamport.places(shape), lamport.taking(ROWS_DISPATCH), chosen(BLOCK, "places")
+    at, taking, place_of = lamport.places(shape), lamport.taking(wait.ROWS_DISPATCH), chosen(BLOCK, "places")
 
     @device_fn
     def home(call, index):
@@ -80,10 +78,9 @@ def _into(shape, number):
             value = u64(MINUS_ONE) if data == u32(NO_ID) else u64(data)
             store_u64(home(call, arrays.row_ids) + u64(8) * (u64(row) * u64(n_slots) + u64(i)), value)
         elif i < n_slots + n_probs:
-            store_u32(home(call, arrays.row_probs) + u64(4) * (u64(row) * u64(n_probs) + u64(i - n_slots)), data)
+            store_u32(word_in(home(call, arrays.row_probs), row, n_probs, i - n_slots), data)
         elif i < n_all:
-            k = u64(i - n_slots - n_probs)
-            store_u32(home(call, arrays.row_scales) + u64(4) * (u64(row) * u64(n_scales) + k), data)
+            store_u32(word_in(home(call, arrays.row_scales), row, n_scales, i - n_slots - n_probs), data)
 
     @device_fn
     def receive(call, known, found, row_at, lane, has_room):
@@ -109,13 +106,13 @@ def dispatching(shape, mark):
     announce_places = announce.early(shape, "places", marks=False)
     facts = announce.telling(shape, "facts")
     announce_experts, all_few = announce.experts(shape), mailbox.all_few(ranks, shape.lamport, announced=True)
-    may_end = announce.closing(shape, ROWS_DISPATCH, "note")
-    await_facts = announce.awaiting(shape, ROWS_DISPATCH, "facts", acquires=False)
+    may_end = announce.closing(shape, wait.ROWS_DISPATCH, "note")
+    await_facts = announce.awaiting(shape, wait.ROWS_DISPATCH, "facts", acquires=False)
     number_tokens, record_numbers = send.numbering(shape, routing.mask_by_thread(shape))
     count_experts = routing.experts_of_ids(shape)
-    row_of, record = send.in_array(ranks), handle.recording(shape, ROWS_DISPATCH)
+    row_of, record = send.in_array(ranks), handle.recording(shape, wait.ROWS_DISPATCH)
     rows = send.make(shape, _tokens(shape, row_of), _into(shape, row_of))
-    numbered, tokens_of_block = layout.counter(shape, ROWS_DISPATCH), layout.sharing(shape).of_block
+    numbered, tokens_of_block = layout.counter(shape, wait.ROWS_DISPATCH), layout.sharing(shape).of_block
     num_experts, n_numbers = shape.num_experts, ranks * max(shape.lamport, 1)
 
     @device_fn
@@ -166,10 +163,10 @@ def dispatching(shape, mark):
         if calls.is_notify_warp():
             looked = facts.look(call, i32(0))
         if calls.is_leader():
-            layout.clear(scratch.experts, num_experts)
+            layout.clear(num_experts, scratch.experts)
         first = rows.prepare(call)
         number_tokens(call, call.params[p.ids], numbers, scratch.totals)
-        call = Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun))      # and all numbers
+        call = calls.Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun))      # and all numbers
         if call.epoch == u64(0):
             return u64(0)
         mark(call.params, stamps.CLAIMED)
@@ -182,12 +179,7 @@ def dispatching(shape, mark):
 
 
 def resending(shape, mark):
-    """Device functions for a dispatch whose layout is known: namespace. first: what prepare() gave.
-
-    prepare(call): before the first barrier. fits(notes): the same on all ranks. resend(call, notes, first): the rest of
-    the call. Peers announce nothing that it waits for: the counts are known. A rank without room for its own rows takes
-    them, and stores nothing.
-    """
+    """`few` of announce.beginning, for a dispatch: a rank without room for its own rows takes them, and stores nothing."""
     ranks, mail, row_of_token = shape.n_ranks, mailbox.reading(shape.n_ranks), layout.row_of(shape.n_ranks)
     rows = send.make(shape, _tokens(shape, row_of_token), _into(shape, row_of_token))
 
@@ -199,6 +191,4 @@ def resending(shape, mark):
         mark(call.params, stamps.SENT)
         rows.receive(call, row_of, notes, has_room, first)
 
-    all_few = mailbox.all_few(ranks, shape.lamport, announced=False)
-    return namespace("few", prepare=rows.prepare, fits=all_few,
-                     resend=lamport.beside_leader(shape, ROWS_DISPATCH, mark, send_and_receive))
+    return lamport.known_call(shape, wait.ROWS_DISPATCH, mark, rows.prepare, send_and_receive)

@@ -1,8 +1,6 @@
 """Lamport rows: rows of up to 128 tokens without flags; each 32-bit word is its own ready flag.
 
-As in epmoe/kernels/lamport.py, a 32-bit word of a window is the sentinel ABSENT, all ones, until it is written. Rows
-are stored relaxed at system scope. The thread that stores or sums a row polls its vectors until none of their words is
-ABSENT. So no release waits for acknowledgements, and no flag follows the rows.
+epmoe/kernels/lamport.py says how: the thread that stores or sums a row polls its vectors in a window.
 
 A row's metadata (ids, probs, scales) follows it, in words with 4 bytes of data and the number of the call, polled until
 they name this call. By the PTX memory model an aligned 8-byte access is single-copy atomic: a thread that sees the
@@ -18,18 +16,21 @@ NAN, since the bits of a NaN result are unspecified. In a row that must arrive b
 names an escape for ABSENT: a number that does not occur in this part. Encoded values are never ABSENT: a NaN is 0x7F.
 """
 
-from epmoe.device import (SIM, any_lane, device_fn, ld_relaxed_sys_u64, load16_relaxed_sys, st_relaxed_sys_u64,
-                          store16_relaxed_sys, u32, u64)
+from epmoe.device import (SIM, any_lane, device_fn, globaltimer, i32, ld_relaxed_sys_u64, load16_relaxed_sys,
+                          st_relaxed_sys_u64, store16_relaxed_sys, u32, u64)
 from epmoe.layout import ABSENT
 
 from ... import stamps
+from ...bits import any_of_four, each_of_four
 from ...lamport import is_absent
-from .. import announce, wait
+from ...params import VECTOR
+from ...spin import POLLS_PER_LOOK, gives_up
+from ...status import record_expired
+from .. import announce, mailbox, wait
 from .. import call as calls
-from ..bits import any_of_four, each_of_four
 from ..copy import BATCH
 from ..send import STEP
-from ..shape import VECTOR, memory_of, namespace, p
+from ..shape import memory_of, namespace, p
 
 WORD = 8                # bytes
 NOTHING = 2**64 - 1     # a word that has not arrived
@@ -128,7 +129,7 @@ _vector_is_late = device_fn(lambda q, tag: is_absent(q))
 @device_fn
 def _put_vector_back(at, w):
     if at != u64(0):
-        store16_relaxed_sys(at, w, w, w, w)
+        store16_relaxed_sys(at, u32(w), u32(w), u32(w), u32(w))
 
 
 _no_word = device_fn(lambda at, tag: u64(0))
@@ -143,41 +144,67 @@ def put_back(at, nothing):
         st_relaxed_sys_u64(at, u64(nothing))
 
 
-_put_vectors_back, _put_words_back = each_of_four(_put_vector_back), each_of_four(put_back)
+def _taking_four(phase, empty, look, is_late, put_back, nothing):
+    """Device function take(call, src_rank, step, word, at) -> (whether all arrived, data of word, the four).
+
+    By a whole warp: each lane polls its own four addresses `at`, 0 for none, asked for together, and puts `nothing` back.
+    word: address of a word of a call that all lanes wait for besides and leave there, 0 for none. src_rank: the rank that
+    writes what the first address is of; each further one is that of the rank `step` behind.
+    empty(address, tag): what is known before the first look. look(address, known, tag): what lies there now.
+    is_late(known, tag): whether it has not come; never true without an address. tag: this call's, as u64 above 32
+    zeros. put_back(address, nothing).
+    """
+    empty_four, any_late, put_all_back = each_of_four(empty), any_of_four(is_late), each_of_four(put_back)
+
+    @device_fn
+    def first_late(seen, tag):
+        behind_a = i32(1) if is_late(seen[1], tag) else i32(2) if is_late(seen[2], tag) else i32(3)
+        return i32(0) if is_late(seen[0], tag) else behind_a
+
+    @device_fn
+    def take(call, src_rank, step, word, at):
+        tag, ok, are_late, polls, since = u64(u64(call.epoch) << u64(32)), True, True, 0, u64(0)
+        seen, w = empty_four(at, tag), u64(tag)
+        while ok and are_late:
+            if word != u64(0):
+                w = u64(ld_relaxed_sys_u64(word))
+            a, b, c, d = seen
+            seen = look(at[0], a, tag), look(at[1], b, tag), look(at[2], c, tag), look(at[3], d, tag)
+            are_late = any_late(seen, tag) or u32(w >> u64(32)) != u32(call.epoch)
+            polls += 1
+            if are_late and polls % POLLS_PER_LOOK == 0:
+                if since == u64(0):
+                    since = u64(globaltimer())
+                elif gives_up(wait.status_of(call.params), since, call.params[p.timeout_ns]):
+                    late = i32(src_rank + step * first_late(seen, tag))
+                    record_expired(wait.status_of(call.params), phase, wait.FOR_WINDOW, late, i32(call.epoch), -1)
+                    ok = False
+        ok = any_lane(not ok) == 0
+        if ok:
+            put_all_back(at, nothing)
+        return ok, u32(w), seen
+
+    return take
 
 
 def taking(phase):
-    """Device functions that poll what has been put, and put ABSENT or NOTHING back: namespace.
-
-    By a warp, each lane at its own four addresses `at`, 0 for none; src_rank, step: as of wait.for_four. vectors(call,
-    src_rank, step, word, at) -> (whether they came, data of word, four vectors); the word, 0 for none, is left there.
-    words(call, src_rank, step, at) -> (whether they came, four u32).
-    """
-    poll_vectors = wait.for_four(phase, _no_vector, _look_at_vector, _vector_is_late)
-    poll_words = wait.for_four(phase, _no_word, _look_at_word, _word_is_late)
-
-    @device_fn
-    def take_vectors(call, src_rank, step, word, at):
-        ok, data, vectors = poll_vectors(call, src_rank, step, word, at)
-        if ok:
-            _put_vectors_back(at, u32(ABSENT))
-        return ok, data, vectors
+    """Device functions that take what has been put: namespace. vectors, words: as of _taking_four; words without `word`."""
+    take_vectors = _taking_four(phase, _no_vector, _look_at_vector, _vector_is_late, _put_vector_back, ABSENT)
+    take_four_words = _taking_four(phase, _no_word, _look_at_word, _word_is_late, put_back, NOTHING)
 
     @device_fn
     def take_words(call, src_rank, step, at):
-        ok, _, (a, b, c, d) = poll_words(call, src_rank, step, u64(0), at)
-        if ok:
-            _put_words_back(at, u64(NOTHING))
+        ok, _, (a, b, c, d) = take_four_words(call, src_rank, step, u64(0), at)
         return ok, (u32(a), u32(b), u32(c), u32(d))
 
     return namespace("take", vectors=take_vectors, words=take_words)
 
 
-def beside_leader(shape, phase, mark, work):
-    """Device function (call, notes, first): the rest of a call whose counts are known, of every block.
+def known_call(shape, phase, mark, prepare, work):
+    """`few` of announce.beginning. prepare: as there.
 
     Every block but the leader block does work(call, notes, first). The leader block ends the call when all ranks and all
-    blocks have begun it.
+    blocks have begun it: peers announce nothing that work waits for, since the counts are known.
     """
     may_end, (_, end_call) = announce.closing(shape, phase, "without_counts"), calls.begin_and_end(shape.n_ranks)
 
@@ -190,7 +217,8 @@ def beside_leader(shape, phase, mark, work):
             end_call(call)
         mark(call.params, stamps.LEFT)
 
-    return work_or_end
+    fits = mailbox.all_few(shape.n_ranks, shape.lamport, announced=False)
+    return namespace("few", prepare=prepare, fits=fits, rest=work_or_end)
 
 
 # with_words(batch, (old, new)): a batch with one word replaced by another

@@ -12,10 +12,9 @@ from typing import NamedTuple
 from epmoe.device import (block_dim, device_fn, i32, int32, lane_id, n_warps, popc, shared_array, st_relaxed_sys_u64,
                           syncthreads, syncthreads_or, thread_idx, u32, u64, warp_id, warp_sum_i32)
 
+from ...bits import below, divided_up, has, or_of_warp, split
 from .. import announce, handle, mailbox, routing, wait
-from ..bits import below, divided_up, has, or_of_warp, split
 from ..shape import namespace, p
-from ..wait import FOR_WINDOW, ROWS_DISPATCH
 
 
 class Places(NamedTuple):
@@ -51,7 +50,7 @@ def telling(shape):
     n_windows, mail, words_told = -(-n_local // 32), mailbox.reading(ranks), _words_told(shape)
     a_word, few, bits_at = shape.tuning.bits_word, shape.tuning.bits_word_of_few, mailbox.bits_at(ranks, n_local)
     of_some, of_all = routing.bits_of_tokens(few, num_experts), routing.bits_of_tokens(a_word, num_experts)
-    what = ROWS_DISPATCH, FOR_WINDOW
+    what = wait.ROWS_DISPATCH, wait.FOR_WINDOW
 
     bits_word_at = device_fn(lambda call, rank, src_rank, word, expert:
                              note_at(call.params, rank, call.epoch, src_rank, i32(bits_at + word * n_local + expert)))

@@ -5,16 +5,15 @@ both. A warp sends a part of a row, or its metadata. The receiving blocks copy t
 of other ranks are under way. Encoded rows travel through a window to their own rank, too: they are made once.
 """
 
-from typing import NamedTuple
-
 from epmoe.device import (ballot, block_dim, block_idx, device_fn, f32_as_u32, grid_dim, i32, lane_id, n_warps, popc,
                           prefetch, store16, store16_relaxed_sys, store_i32, store_u64, thread_idx, u32, u64,
                           warp_broadcast_i32, warp_broadcast_u64, warp_id)
 from epmoe.layout import ABSENT
 
+from ...bits import adding_four, around, below, but_lowest, four, has, largest, lowest, split
+from ...formats.row_copy import no_vectors
+from ...prefetch import LINE
 from .. import call as calls
-from ..bits import adding_four, around, below, but_lowest, four, has, largest, lowest, split
-from ..call import LINE
 from ..copy import copying
 from ..send import A_SCALE, encoding
 from ..shape import namespace, p
@@ -23,15 +22,7 @@ from . import lamport
 from .lamport import NOTHING, escape_for, put, put_back, with_words
 
 
-class First(NamedTuple):
-    """What a warp sends, or copies, first, on its way to its registers. place: of its rows at rank `lane`.
-
-    seen: of its token's routing. batch: its part of a row.
-    """
-
-    place: tuple
-    seen: tuple
-    batch: tuple
+no_batch = no_vectors(4)
 
 
 def _blocks(shape):
@@ -74,12 +65,12 @@ def _parts(shape):
 
     @device_fn
     def bring(call, token, part, lane):
-        (a, b), src, none = span(part), call.params[p.x] + u64(token) * u64(src_bytes), (u32(0), u32(0), u32(0), u32(0))
+        (a, b), src = span(part), call.params[p.x] + u64(token) * u64(src_bytes)
         i = i32(a_vector * a + LINE * lane)
         while i < a_vector * b:
             prefetch(src + u64(i))
             i = i32(i + 32 * LINE)
-        return none, none, none, none
+        return no_batch()
 
     @device_fn
     def send(call, token, batch, part, mask, to, lane):
@@ -91,12 +82,9 @@ def _parts(shape):
             put(at.part(to, part), escape, call.epoch)
         away.store(batch, to, others, start, a, b, lane)
 
-    @device_fn
-    def put_scale(row_at, i, scale, epoch):
-        put(at.word(row_at, i32(scales_at + i)), f32_as_u32(scale), epoch)
-
     if encodes:
-        encode = encoding(shape, store16_relaxed_sys, put_scale)
+        encode = encoding(shape, store16_relaxed_sys, device_fn(
+            lambda row_at, i, scale, epoch: put(at.word(row_at, i32(scales_at + i)), f32_as_u32(scale), epoch)))
 
     @device_fn
     def send_encoded(call, token, batch, part, mask, to, lane):
@@ -138,9 +126,11 @@ def _parts(shape):
 
 
 def make(shape, tokens, into):
-    """Device functions of blocks other than the leader block: namespace. first: First.
+    """Device functions of blocks other than the leader block: namespace.
 
-    prepare(call) -> First, before the call is known. send(call, known, first): this warp's share of this rank's tokens.
+    prepare(call) -> first, before the call is known: what a warp sends, or copies, first, on its way to its registers:
+    (place of its rows at rank `lane`, what it has seen of its token's routing, its part of a row).
+    send(call, known, first): this warp's share of this rank's tokens.
     receive(call, known, notes, has_room, first): this warp's share of what comes, stored if there is room; whether it
     came. erase(call, known, first): what nobody is going to receive.
 
@@ -165,14 +155,14 @@ def make(shape, tokens, into):
 
     @device_fn
     def prepare(call):
-        lane, (unit, _), none = i32(lane_id()), first_unit(), (u32(0), u32(0), u32(0), u32(0))
-        (token, part), batch = split(unit, units), (none, none, none, none)
+        lane, (unit, _) = i32(lane_id()), first_unit()
+        (token, part), batch = split(unit, units), no_batch()
         is_mine = token < call.num_tokens and block_idx() < grid_dim() - 1
         if is_mine and part < n_parts:
             batch = parts_of_row.load(call, token, part, lane)
         seen = tokens.look(call.params, token, part, lane, is_mine and blocks.sends())
         place = at.of(call.params, lane, call.my_rank) if lane < ranks else (u64(0), u64(0))
-        return First(place, seen, batch)
+        return place, seen, batch
 
     @device_fn
     def erase_unit(mask, to, part, lane):
@@ -189,8 +179,8 @@ def make(shape, tokens, into):
 
     @device_fn
     def walk(call, known, first, erases):
-        lane, (unit, step), is_first, batch, seen = i32(lane_id()), first_unit(), not erases, first.batch, first.seen
-        windows = at.rows(first.place, call.epoch)
+        lane, (unit, step), is_first, (place, seen, batch) = i32(lane_id()), first_unit(), not erases, first
+        windows = at.rows(place, call.epoch)
         while blocks.sends() and unit < call.num_tokens * units:
             token, part = split(unit, units)
             if not is_first:
@@ -223,7 +213,7 @@ def make(shape, tokens, into):
 
     @device_fn
     def receive(call, known, notes, has_room, first):
-        lane, is_first, batch, scale = i32(lane_id()), not blocks.sends(), first.batch, u32(0)
+        lane, is_first, (_, _, batch), scale = i32(lane_id()), not blocks.sends(), first, u32(0)
         (here, before), (me, workers), n_own = into.arriving(call, notes), blocks.receivers(), i32(0)
         windows = at.rows(at.of(call.params, call.my_rank, lane), call.epoch) if lane < ranks else u64(0)
         if not encodes:

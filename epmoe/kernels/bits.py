@@ -1,28 +1,24 @@
-"""Bits of masks, and shares of work: which rank, token or part a number stands for."""
+"""Bits of masks, shares of work (which rank, token or part a number stands for), and loads that are in flight together."""
 
 from epmoe.device import block_idx, device_fn, ffs, grid_dim, i32, n_warps, shfl_xor, u32, warp_id
+
+from .params import in_turn, tuple_of
 
 
 def four(look):
     """Device function (given, i, step) -> look(given, j) for j = i, i + step, ...: four, all asked for together."""
-    return device_fn(lambda given, i, step: (look(given, i32(i)), look(given, i32(i + step)),
-                                             look(given, i32(i + 2 * step)), look(given, i32(i + 3 * step))))
+    return tuple_of(4, lambda k: device_fn(lambda given, i, step: look(given, i32(i + k * step))))
 
 
 def adding_four(add):
     """Device function (total, given, i, step, items) -> total with four items in turn; add as of folded()."""
-    @device_fn
-    def add_four(total, given, i, step, items):
-        total = add(add(total, given, i32(i), items[0]), given, i32(i + step), items[1])
-        return add(add(total, given, i32(i + 2 * step), items[2]), given, i32(i + 3 * step), items[3])
-
-    return add_four
+    return in_turn(4, lambda k: device_fn(
+        lambda total, given, i, step, items: add(total, given, i32(i + k * step), items[k])))
 
 
 def each_of_four(fn):
     """Device function (items, given) -> fn(item, given) of four items."""
-    return device_fn(lambda items, given: (fn(items[0], given), fn(items[1], given),
-                                           fn(items[2], given), fn(items[3], given)))
+    return tuple_of(4, lambda k: device_fn(lambda items, given: fn(items[k], given)))
 
 
 def any_of_four(fn):
@@ -36,10 +32,8 @@ def folded(n, look, add):
 
     look(given, i): item i, not waited for. add(total, given, i, item): total with it. given: a tuple, the same for all.
     """
-    nothing = device_fn(lambda given, total: total)
-
     if n == 0:
-        return nothing
+        return device_fn(lambda given, total: total)
     i = n - (1 if n % 4 else 4)
     fold_rest = folded(i, look, add)
 
@@ -72,7 +66,7 @@ def below(i):
 
 @device_fn
 def lowest(mask):
-    """The number of the lowest bit of a mask that is not 0."""
+    """The number of a mask's lowest bit, -1 for 0."""
     return i32(ffs(mask) - 1)
 
 
@@ -84,15 +78,7 @@ def but_lowest(mask):
 
 def _of_lanes(combine):
     """Device function (n) -> what combine(a, b) makes of the n of all lanes of a whole warp; in all lanes."""
-    @device_fn
-    def of_lanes(n):
-        n = combine(n, shfl_xor(n, 16))
-        n = combine(n, shfl_xor(n, 8))
-        n = combine(n, shfl_xor(n, 4))
-        n = combine(n, shfl_xor(n, 2))
-        return combine(n, shfl_xor(n, 1))
-
-    return of_lanes
+    return in_turn(5, lambda j: device_fn(lambda n: combine(n, shfl_xor(n, 16 >> j))))
 
 
 or_of_warp = _of_lanes(device_fn(lambda a, b: u32(u32(a) | u32(b))))
@@ -100,16 +86,22 @@ largest = _of_lanes(device_fn(lambda a, b: i32(max(i32(a), i32(b)))))
 
 
 @device_fn
+def divided(a, b):
+    """a // b of int32 numbers, a not negative and b positive: of unsigned words, where // of int32 divides 64-bit ones."""
+    return i32(u32(a) // u32(b))
+
+
+@device_fn
 def split(unit, n):
-    """(unit // n, unit % n) of int32 numbers, unit not negative and n positive."""
-    whole = i32(u32(unit) // u32(n))
+    """(unit // n, unit % n) of the same."""
+    whole = divided(unit, n)
     return whole, i32(unit - whole * n)
 
 
 @device_fn
 def divided_up(a, b):
-    """a // b, rounded up."""
-    return i32(u32(i32(a + b - 1)) // u32(b))
+    """a // b of the same, rounded up."""
+    return divided(i32(a + b - 1), b)
 
 
 @device_fn
