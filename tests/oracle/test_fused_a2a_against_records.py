@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 from api_arrays import BIT_TYPES, DTYPES, array
+from exact_formats import encode_token
 from fused_a2a_records import ExpertRows, RankRows, kind_of
 from random_worlds import draw_tokens, draw_topk_ids, numbers
 
@@ -221,6 +222,33 @@ def test_rows_of_experts(batch):
                 )
             assert each(scales, r) is None, at + "scaling factors without fp8_dispatch"
     assert overflows
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rows_of_experts_in_fp8(seed):
+    """Each token is encoded once: its codes and scales lie in all of its rows, zeros in rows without a token."""
+    draw, rng = random.Random(seed), np.random.default_rng(seed)
+    counts, local, size = draw_tokens(draw, 3, 8), 2, draw.choice((None, 7))
+    routing = [[[draw.random() < 0.4 for _ in range(3 * local)] for _ in range(n)] for n in counts]
+    x = [numbers(rng, "bf16", (n, 256)) for n in counts]
+    rows, _, scales, *_ = fused_a2a().hybrid_dispatch_forward(
+        [array(v, "bf16", (n, 256)) for v, n in zip(x, counts)],
+        [np.array(m, bool).reshape(n, 3 * local) for m, n in zip(routing, counts)],
+        None,
+        local,
+        num_permuted_tokens=size,
+        pad_multiple=4,
+        fp8_dispatch=True,
+    )
+    encoded = [[encode_token("fp8_blockwise", token) for token in own] for own in x]
+    for r, of_rank in enumerate(ExpertRows(routing, local, size, 4, None).rows):
+        wanted = [
+            (bytes(256), bytes(8)) if row is None else encoded[row[0]][row[1]] for row in of_rank
+        ]
+        assert rows[r].dtype == "float8_e4m3fn" and rows[r].shape == (len(of_rank), 256)
+        assert rows[r].tobytes() == b"".join(codes for codes, _ in wanted)
+        assert scales[r].dtype == np.float32 and scales[r].shape == (len(of_rank), 2)
+        assert scales[r].tobytes() == b"".join(of_token for _, of_token in wanted)
 
 
 def each(ranks, r):

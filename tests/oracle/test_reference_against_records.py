@@ -130,34 +130,6 @@ def with_bytes(like, received):
     return flat.view(like.dtype).reshape(like.shape)
 
 
-def test_any_integer_dtype_and_any_strides_come_in():
-    import epmoe_ref
-
-    for seed, dtype in enumerate(
-        (np.int8, np.uint8, np.int16, np.uint16, np.int64, np.uint64), start=3000
-    ):
-        world = random_world(
-            seed, n_ranks=2, n_local_experts=3, top_k=2, token_format="bf16", skip_a2a=False
-        )
-        if np.dtype(dtype).kind == "u":
-            world.topk_ids = [[[max(e, 0) for e in row] for row in ids] for ids in world.topk_ids]
-            world.topk_ids = [
-                [row if len(set(row)) == len(row) else [0, 1] for row in ids]
-                for ids in world.topk_ids
-            ]
-        received = record_model.dispatch(world)
-        cfg = api_arrays.config(world, epmoe_ref.EPConfig)
-        tokens = [np.repeat(t, 2, axis=0)[::2] for t in api_arrays.input_tokens(world)]
-        ids = [np.asfortranarray(i) for i in api_arrays.topk_ids(world, dtype)]
-        dispatched = epmoe_ref.dispatch(cfg, tokens, ids)
-        for rank in range(2):
-            difference = dispatch_difference(
-                world, rank, received[rank], dispatched[rank], padding_is_zero=True
-            )
-            assert difference is None, difference
-            assert dispatched[rank].topk_ids.dtype == np.int32
-
-
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("token_format", [name for name, facts in FACTS.items() if facts.tiles])
 def test_groups_of_several_scale_tiles(token_format):
