@@ -6,6 +6,8 @@ import pytest
 import record_model
 from random_worlds import random_world
 
+from epmoe_ref.errors import EPValueError
+
 
 class Refused:
     """One world, dispatched by a package; `combine` gets the arguments to refuse."""
@@ -125,35 +127,16 @@ BAD_DISPATCHES = {
 
 def full_world(**fixed):
     """With tokens on both ranks."""
-    for seed in range(200):
-        world = random_world(
-            seed,
-            **{
-                **dict(
-                    n_ranks=2,
-                    n_local_experts=2,
-                    top_k=2,
-                    token_format="bf16",
-                    skip_a2a=False,
-                    fused_shared_expert=False,
-                    combine_dtype="bf16",
-                    hidden=8,
-                    weights="array",
-                    epilogue=False,
-                ),
-                **fixed,
-            },
-        )
-        if all(2 <= len(t) < 12 for t in world.tokens):
-            return world
-    raise AssertionError("no seed gives such a world")
+    sizes = dict(n_ranks=2, n_local_experts=2, top_k=2, hidden=8, weights="array", epilogue=False)
+    plain = dict(token_format="bf16", skip_a2a=False, fused_shared_expert=False)
+    fixed = sizes | plain | dict(combine_dtype="bf16") | fixed
+    worlds = (random_world(seed, **fixed) for seed in range(200))
+    return next(w for w in worlds if all(2 <= len(t) < 12 for t in w.tokens))
 
 
 @pytest.mark.by_day
 @pytest.mark.parametrize("name", BAD_DISPATCHES)
 def test_bad_dispatches_are_refused_and_leave_a_usable_object(package, name):
-    from epmoe_ref.errors import EPValueError
-
     with package(full_world()) as run:
         tokens, ids = list(run.tokens), [i.copy() for i in run.ids]
         BAD_DISPATCHES[name](run)
@@ -166,8 +149,6 @@ def test_bad_dispatches_are_refused_and_leave_a_usable_object(package, name):
 @pytest.mark.by_day(7)
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan"), 1e-60, 1e60, "one"])
 def test_input_scales_that_are_not_positive_and_finite_are_refused(package, scale):
-    from epmoe_ref.errors import EPValueError
-
     with package(full_world(token_format="nvfp4", hidden=64)) as run:
         with pytest.raises(EPValueError):
             run.dispatch(run.tokens, run.ids, input_scale=scale)
@@ -217,8 +198,6 @@ BAD_COMBINES = [
 @pytest.mark.by_day
 @pytest.mark.parametrize("spoil", BAD_COMBINES, ids=lambda f: f.__name__)
 def test_bad_combines_are_refused_and_leave_a_usable_object(package, spoil):
-    from epmoe_ref.errors import EPValueError
-
     world = full_world()
     with package(world) as run:
         dispatched = run.dispatch(run.tokens, run.ids)
@@ -230,8 +209,6 @@ def test_bad_combines_are_refused_and_leave_a_usable_object(package, spoil):
 
 
 def test_a_shared_expert_without_router_weights_is_refused(package):
-    from epmoe_ref.errors import EPValueError
-
     world = full_world(fused_shared_expert=True)
     with package(world) as run:
         dispatched = run.dispatch(run.tokens, run.ids)
