@@ -4,6 +4,7 @@ DeepEP is seldom installed and needs GPUs, so a stand-in has its signatures and 
 too, so only calls are checked, not values.
 """
 
+import inspect
 import os
 import sys
 from types import SimpleNamespace
@@ -20,24 +21,42 @@ from epmoe_ref.errors import UnavailableError
 N_RANKS = 2
 
 
+def called_as(parameters):
+    """Decorator: a method with these parameters, as the release's source has them, which get to its body by name."""
+    signature = inspect.signature(eval(f"lambda self, {parameters}: None"))
+
+    def decorated(body):
+        def method(*args, **keywords):
+            bound = signature.bind(*args, **keywords)
+            bound.apply_defaults()
+            return body(bound.arguments.pop("self"), SimpleNamespace(**bound.arguments))
+
+        return method
+
+    return decorated
+
+
+STREAM = "previous_event=None, async_finish=False, allocate_on_comm_stream=False"
+STREAM_V2 = (
+    "previous_event=None, previous_event_before_epilogue=None, async_with_compute_stream=False, "
+    "allocate_on_comm_stream=False"
+)
+
+
 class Buffer:
     """deep_ep.Buffer: get_dispatch_layout, dispatch, combine and low_latency_*, alike in both releases."""
 
     num_sms = 20
 
-    def __init__(
-        self,
-        group,
-        num_nvl_bytes=0,
-        num_rdma_bytes=0,
-        low_latency_mode=False,
-        num_qps_per_rank=24,
-        allow_nvlink_for_low_latency_mode=True,
-        allow_mnnvl=False,
-        explicitly_destroy=False,
-    ):
-        assert group == "world" and (num_nvl_bytes > 0) != low_latency_mode == (num_rdma_bytes > 0)
-        self.explicitly_destroy, self.alive, self.qps = explicitly_destroy, True, num_qps_per_rank
+    @called_as(
+        "group, num_nvl_bytes=0, num_rdma_bytes=0, low_latency_mode=False, num_qps_per_rank=24, "
+        "allow_nvlink_for_low_latency_mode=True, allow_mnnvl=False, explicitly_destroy=False"
+    )
+    def __init__(self, given):
+        assert given.group == "world"
+        assert (given.num_nvl_bytes > 0) != given.low_latency_mode == (given.num_rdma_bytes > 0)
+        self.explicitly_destroy, self.alive = given.explicitly_destroy, True
+        self.qps = given.num_qps_per_rank
 
     def destroy(self):
         assert self.explicitly_destroy and self.alive
@@ -54,98 +73,54 @@ class Buffer:
     ):
         return num_max_dispatch_tokens_per_rank * hidden * num_ranks * num_experts
 
-    def get_dispatch_layout(
-        self,
-        topk_idx,
-        num_experts,
-        previous_event=None,
-        async_finish=False,
-        allocate_on_comm_stream=False,
-    ):
+    @called_as(f"topk_idx, num_experts, {STREAM}")
+    def get_dispatch_layout(self, given):
         return "per rank", None, "per expert", "is in rank", "event"
 
-    def dispatch(
-        self,
-        x,
-        handle=None,
-        num_tokens_per_rank=None,
-        num_tokens_per_rdma_rank=None,
-        is_token_in_rank=None,
-        num_tokens_per_expert=None,
-        topk_idx=None,
-        topk_weights=None,
-        expert_alignment=1,
-        num_worst_tokens=0,
-        config=None,
-        previous_event=None,
-        async_finish=False,
-        allocate_on_comm_stream=False,
-    ):
-        assert handle is None and num_tokens_per_rdma_rank is None
-        assert (num_tokens_per_rank, is_token_in_rank) == ("per rank", "is in rank")
-        assert num_tokens_per_expert == "per expert"
-        assert topk_idx is not None and topk_weights is not None
-        self.received, self.configs = received_like(x, (num_worst_tokens, 7168)), [config]
+    @called_as(
+        "x, handle=None, num_tokens_per_rank=None, num_tokens_per_rdma_rank=None, is_token_in_rank=None, "
+        "num_tokens_per_expert=None, topk_idx=None, topk_weights=None, expert_alignment=1, "
+        f"num_worst_tokens=0, config=None, {STREAM}"
+    )
+    def dispatch(self, given):
+        assert given.handle is None and given.num_tokens_per_rdma_rank is None
+        assert (given.num_tokens_per_rank, given.is_token_in_rank) == ("per rank", "is in rank")
+        assert given.num_tokens_per_expert == "per expert"
+        assert given.topk_idx is not None and given.topk_weights is not None
+        self.received = received_like(given.x, (given.num_worst_tokens, 7168))
+        self.configs = [given.config]
         return self.received, "topk_idx", "topk_weights", [], "handle", "event"
 
-    def combine(
-        self,
-        x,
-        handle,
-        topk_weights=None,
-        bias=None,
-        config=None,
-        previous_event=None,
-        async_finish=False,
-        allocate_on_comm_stream=False,
-    ):
-        assert handle == "handle"
-        assert config is None or config.num_sms == self.configs[0].num_sms, (
+    @called_as(f"x, handle, topk_weights=None, bias=None, config=None, {STREAM}")
+    def combine(self, given):
+        assert given.handle == "handle"
+        assert given.config is None or given.config.num_sms == self.configs[0].num_sms, (
             "each has its channels by multiprocessors"
         )
-        self.combined, self.configs = x, [*self.configs, config]
+        self.combined, self.configs = given.x, [*self.configs, given.config]
         return "combined", None, "event"
 
-    def low_latency_dispatch(
-        self,
-        x,
-        topk_idx,
-        num_max_dispatch_tokens_per_rank,
-        num_experts,
-        cumulative_local_expert_recv_stats=None,
-        dispatch_wait_recv_cost_stats=None,
-        use_fp8=True,
-        round_scale=False,
-        use_ue8m0=False,
-        async_finish=False,
-        return_recv_hook=False,
-    ):
-        assert not isinstance(x, tuple) and N_RANKS * num_max_dispatch_tokens_per_rank % 4 == 0
-        assert 2 * (num_max_dispatch_tokens_per_rank + 1) <= int(
-            os.environ.get("NVSHMEM_QP_DEPTH", "1024")
-        )
-        assert self.qps == num_experts // N_RANKS
-        self.received = received_like(
-            (x, x) if use_fp8 else x,
-            (num_experts // N_RANKS, N_RANKS * num_max_dispatch_tokens_per_rank, 7168),
-        )
+    @called_as(
+        "x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, "
+        "cumulative_local_expert_recv_stats=None, dispatch_wait_recv_cost_stats=None, use_fp8=True, "
+        "round_scale=False, use_ue8m0=False, async_finish=False, return_recv_hook=False"
+    )
+    def low_latency_dispatch(self, given):
+        most, local = given.num_max_dispatch_tokens_per_rank, given.num_experts // N_RANKS
+        assert not isinstance(given.x, tuple) and N_RANKS * most % 4 == 0
+        assert 2 * (most + 1) <= int(os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
+        assert self.qps == local
+        x = (given.x, given.x) if given.use_fp8 else given.x
+        self.received = received_like(x, (local, N_RANKS * most, 7168))
         return self.received, "count", "handle", "event", "hook"
 
-    def low_latency_combine(
-        self,
-        x,
-        topk_idx,
-        topk_weights,
-        handle,
-        use_logfmt=False,
-        zero_copy=False,
-        async_finish=False,
-        return_recv_hook=False,
-        out=None,
-        combine_wait_recv_cost_stats=None,
-    ):
-        assert handle == "handle"
-        self.combined = x
+    @called_as(
+        "x, topk_idx, topk_weights, handle, use_logfmt=False, zero_copy=False, async_finish=False, "
+        "return_recv_hook=False, out=None, combine_wait_recv_cost_stats=None"
+    )
+    def low_latency_combine(self, given):
+        assert given.handle == "handle"
+        self.combined = given.x
         return "combined", "event", "hook"
 
 
@@ -162,81 +137,37 @@ class Config(NamedTuple):
 class ElasticBuffer:
     """deep_ep.ElasticBuffer, only in 2.1.0."""
 
-    def __init__(
-        self,
-        group,
-        num_bytes=None,
-        num_cpu_bytes=0,
-        num_max_tokens_per_rank=0,
-        hidden=0,
-        num_topk=0,
-        use_fp8_dispatch=False,
-        deterministic=False,
-        allow_hybrid_mode=True,
-        allow_multiple_reduction=True,
-        prefer_overlap_with_compute=True,
-        sl_idx=3,
-        num_allocated_qps=0,
-        num_cpu_timeout_secs=300,
-        num_gpu_timeout_secs=100,
-        explicitly_destroy=False,
-    ):
-        assert (
-            group == "world"
-            and num_bytes is None
-            and num_max_tokens_per_rank
-            and hidden == 7168
-            and num_topk == 8
-        )
-        self.explicitly_destroy, self.alive, self.fp8 = explicitly_destroy, True, use_fp8_dispatch
-        self.most = num_max_tokens_per_rank
+    @called_as(
+        "group, num_bytes=None, num_cpu_bytes=0, num_max_tokens_per_rank=0, hidden=0, num_topk=0, "
+        "use_fp8_dispatch=False, deterministic=False, allow_hybrid_mode=True, "
+        "allow_multiple_reduction=True, prefer_overlap_with_compute=True, sl_idx=3, num_allocated_qps=0, "
+        "num_cpu_timeout_secs=300, num_gpu_timeout_secs=100, explicitly_destroy=False"
+    )
+    def __init__(self, given):
+        assert given.group == "world" and given.num_bytes is None and given.num_max_tokens_per_rank
+        assert given.hidden == 7168 and given.num_topk == 8
+        self.explicitly_destroy, self.alive = given.explicitly_destroy, True
+        self.most, self.fp8 = given.num_max_tokens_per_rank, given.use_fp8_dispatch
 
     destroy = Buffer.destroy
 
-    def dispatch(
-        self,
-        x,
-        topk_idx=None,
-        topk_weights=None,
-        cumulative_local_expert_recv_stats=None,
-        num_experts=None,
-        num_max_tokens_per_rank=None,
-        expert_alignment=None,
-        num_sms=0,
-        num_qps=0,
-        previous_event=None,
-        previous_event_before_epilogue=None,
-        async_with_compute_stream=False,
-        allocate_on_comm_stream=False,
-        handle=None,
-        do_handle_copy=True,
-        do_cpu_sync=None,
-        do_expand=False,
-        do_zero_padding=False,
-        use_tma_aligned_col_major_sf=False,
-    ):
-        assert (
-            topk_idx is not None and num_experts == 256 and handle is None and do_cpu_sync is False
-        )
-        assert isinstance(x, tuple) == self.fp8
-        self.received = received_like(x, (N_RANKS * self.most, 7168))
+    @called_as(
+        "x, topk_idx=None, topk_weights=None, cumulative_local_expert_recv_stats=None, num_experts=None, "
+        f"num_max_tokens_per_rank=None, expert_alignment=None, num_sms=0, num_qps=0, {STREAM_V2}, "
+        "handle=None, do_handle_copy=True, do_cpu_sync=None, do_expand=False, do_zero_padding=False, "
+        "use_tma_aligned_col_major_sf=False"
+    )
+    def dispatch(self, given):
+        assert given.topk_idx is not None and given.num_experts == 256
+        assert given.handle is None and given.do_cpu_sync is False
+        assert isinstance(given.x, tuple) == self.fp8
+        self.received = received_like(given.x, (N_RANKS * self.most, 7168))
         return self.received, "topk_idx", "topk_weights", "handle", "event"
 
-    def combine(
-        self,
-        x,
-        handle,
-        topk_weights=None,
-        bias=None,
-        num_sms=0,
-        num_qps=0,
-        previous_event=None,
-        previous_event_before_epilogue=None,
-        async_with_compute_stream=False,
-        allocate_on_comm_stream=False,
-    ):
-        assert handle == "handle"
-        self.combined = x
+    @called_as(f"x, handle, topk_weights=None, bias=None, num_sms=0, num_qps=0, {STREAM_V2}")
+    def combine(self, given):
+        assert given.handle == "handle"
+        self.combined = given.x
         return "combined", None, "event"
 
 
@@ -281,10 +212,8 @@ def test_every_call_is_one_that_deepep_takes(kind, tokens, format, world):
         for phase in contender.phases:
             contender.launch(phase)
     rows = buffer.received[0] if format == "fp8" else buffer.received
-    assert (
-        isinstance(buffer.received, tuple) == (format == "fp8")
-        and buffer.combined.shape == rows.shape
-    )
+    assert isinstance(buffer.received, tuple) == (format == "fp8")
+    assert buffer.combined.shape == rows.shape
     assert np.prod(rows.shape) > 0, "room for the worst case: the host does not wait"
     contender.close()
     assert not buffer.alive
@@ -311,14 +240,8 @@ def test_v1_at_many_tokens_on_4_ranks_is_configured_as_was_fastest(world):
     world.n_ranks = 4
     dispatch, combine = v1_configs(world, Shape(4096, 7168, 256))
     assert dispatch.num_sms == combine.num_sms == 96
-    assert (dispatch.num_max_nvl_chunked_send_tokens, combine.num_max_nvl_chunked_send_tokens) == (
-        4,
-        6,
-    )
-    for config in (
-        dispatch,
-        combine,
-    ):  # deep_ep::Config asserts this; and the buffer is large enough
+    assert [c.num_max_nvl_chunked_send_tokens for c in (dispatch, combine)] == [4, 6]
+    for config in (dispatch, combine):  # deep_ep::Config asserts this; the buffer is large enough
         assert config.num_max_nvl_chunked_send_tokens < config.num_max_nvl_chunked_recv_tokens
         channels = config.num_sms // 2
         assert (

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,16 +15,27 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
-def run(*arguments, launcher=(), python=("-m", "epmoe"), cwd=HERE):
+def run(command, launcher=(), python=("-m", "epmoe"), cwd=HERE):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
     return subprocess.run(
-        [*launcher, sys.executable, *python, *arguments],
+        [*launcher, sys.executable, *python, *shlex.split(command)],
         capture_output=True,
         text=True,
         cwd=cwd,
         env=environment,
         timeout=100,
     )
+
+
+def run_ranks(command, python=("-m", "mpi4py", "-m", "epmoe")):
+    """As `run`, by two processes."""
+    assert mpirun(), "no mpirun: pip install mpich"
+    return run(command, (mpirun(), "-n", "2"), python)
+
+
+def mpirun():
+    beside = Path(sys.executable).with_name("mpirun")
+    return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
 @pytest.fixture
@@ -45,7 +57,7 @@ def told(capsys, monkeypatch):
 
 
 def test_a_right_implementation_exits_with_0():
-    result = run("check", "numpy_world:NumpyWorld", "--ranks", "2")
+    result = run("check numpy_world:NumpyWorld --ranks 2")
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.splitlines()[-1] == (
         "PASS numpy_world:NumpyWorld: equal to the reference (19 of 41 cases served, 2 ranks)"
@@ -54,9 +66,7 @@ def test_a_right_implementation_exits_with_0():
 
 
 def test_a_wrong_implementation_exits_with_1_and_says_why():
-    result = run(
-        "check", "wrong_dispatches:OffByOne", "--ranks", "2", "--quiet", "--only", "uneven"
-    )
+    result = run("check wrong_dispatches:OffByOne --ranks 2 --quiet --only uneven")
     assert result.returncode == 1
     assert "DIFFERS     uneven ranks" in result.stdout
     assert "off by one: every entry is one too large" in result.stdout
@@ -65,17 +75,8 @@ def test_a_wrong_implementation_exits_with_1_and_says_why():
 
 
 def test_json_says_the_same():
-    result = run(
-        "check",
-        "wrong_dispatches:OffByOne",
-        "numpy_world:NumpyWorld",
-        "nobody:Class",
-        "--ranks",
-        "2",
-        "--json",
-        "--only",
-        "uneven",
-    )
+    names = "wrong_dispatches:OffByOne numpy_world:NumpyWorld nobody:Class"
+    result = run(f"check {names} --ranks 2 --json --only uneven")
     record = json.loads(result.stdout)
     wrong, right, nobody = record["implementations"]
     assert (
@@ -125,7 +126,7 @@ def test_nothing_checked_is_no_pass_and_what_cannot_be_is_said_once(told):
 
 
 def test_what_every_case_says_is_said_once():
-    lines = run("check", "wrong_dispatches:Raises", "--ranks", "2", "--quiet").stdout.splitlines()
+    lines = run("check wrong_dispatches:Raises --ranks 2 --quiet").stdout.splitlines()
     assert lines[0] == "DIFFERS     uneven ranks"
     assert lines[1].startswith("  call raised IndexError: index 12 is out of bounds")
     assert lines[2] == "DIFFERS     slots without an expert: as in 'uneven ranks'"
@@ -170,11 +171,6 @@ def test_the_reference_passes_as_an_implementation(name):
     assert len(report.run) == len(report.outcomes)
 
 
-def mpirun():
-    beside = Path(sys.executable).with_name("mpirun")
-    return str(beside) if beside.exists() else shutil.which("mpirun")
-
-
 @pytest.mark.parametrize(
     ("name", "code", "verdict"),
     [
@@ -184,16 +180,7 @@ def mpirun():
 )
 @pytest.mark.by_day(1)
 def test_one_rank_a_process(name, code, verdict):
-    assert mpirun(), "no mpirun: pip install mpich"
-    result = run(
-        "check",
-        f"per_rank_worlds:{name}",
-        "--quiet",
-        "--only",
-        "uneven",
-        launcher=(mpirun(), "-n", "2"),
-        python=("-m", "mpi4py", "-m", "epmoe"),
-    )
+    result = run_ranks(f"check per_rank_worlds:{name} --quiet --only uneven")
     assert result.returncode == code, result.stdout + result.stderr
     assert result.stdout.count(verdict) == 1
     if code:
@@ -204,18 +191,15 @@ def test_one_rank_a_process(name, code, verdict):
 def test_the_kernels_of_a_check_over_processes_are_known_beforehand(tonight):
     cases = ["mpi_kernels:an epilogue", "mpi_rows:one slot", "mpi_hybrid:more rows"]
     cases = cases if tonight else cases[1:2]
-    result = run(
-        *cases,
-        launcher=(mpirun(), "-n", "2"),
-        python=("-m", "mpi4py", str(HERE / "launched_and_known.py")),
-    )
+    program = "-m", "mpi4py", str(HERE / "launched_and_known.py")
+    result = run_ranks(shlex.join(cases), program)
     assert result.returncode == 0, result.stdout + result.stderr
     said = [line.rpartition(": ")[0] for line in result.stdout.splitlines()]
     assert sorted(said) == sorted(2 * cases), result.stdout
 
 
 def test_without_a_name_this_projects_kernels_are_checked():
-    result = run("check", "--ranks", "2", "--only", "one slot", "--quiet")
+    result = run("check --ranks 2 --only 'one slot' --quiet")
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.findall(r"^PASS (\w+): equal", result.stdout, re.M) == [
         "kernels",
@@ -225,41 +209,19 @@ def test_without_a_name_this_projects_kernels_are_checked():
 
 
 def test_a_whole_world_is_refused_under_mpirun():
-    result = run(
-        "check",
-        "reference",
-        "--only",
-        "uneven",
-        launcher=(mpirun(), "-n", "2"),
-        python=("-m", "mpi4py", "-m", "epmoe"),
-    )
+    result = run_ranks("check reference --only uneven")
     assert result.returncode == 2 and result.stdout == ""
     assert "reference has the whole world in one process (per_rank is False)" in result.stderr
 
 
 @pytest.mark.nightly
 def test_without_a_name_under_mpirun_each_process_is_a_rank():
-    result = run(
-        "check",
-        "--only",
-        "uneven",
-        "--quiet",
-        launcher=(mpirun(), "-n", "2"),
-        python=("-m", "mpi4py", "-m", "epmoe"),
-    )
+    result = run_ranks("check --only uneven --quiet")
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.findall(r"^PASS (\w+): equal", result.stdout, re.M) == [
         "mpi_kernels",
         "mpi_fused_kernels",
         "mpi_rows",
     ]
-    result = run(
-        "check",
-        "mpi_hybrid",
-        "--only",
-        "overflow",
-        "--quiet",
-        launcher=(mpirun(), "-n", "2"),
-        python=("-m", "mpi4py", "-m", "epmoe"),
-    )
+    result = run_ranks("check mpi_hybrid --only overflow --quiet")
     assert result.returncode == 0, result.stdout + result.stderr

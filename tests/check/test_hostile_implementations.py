@@ -4,7 +4,7 @@ import json
 
 import hostile_worlds
 import pytest
-from test_check_command import mpirun, run, told  # noqa: F401
+from test_check_command import run, run_ranks, told  # noqa: F401
 from test_pytest_plugin import pytest_run
 
 from epmoe.check import check
@@ -22,23 +22,13 @@ from epmoe_ref.errors import EPValueError
 )
 @pytest.mark.by_day(1)
 def test_one_that_ends_the_process_differs(name, says):
-    result = run("check", f"hostile_worlds:{name}", "--ranks", "2", "--only", "one slot", "--quiet")
+    result = run(f"check hostile_worlds:{name} --ranks 2 --only 'one slot' --quiet")
     assert result.returncode == 1 and says in result.stdout, result.stdout + result.stderr
     assert result.stdout.splitlines()[-1].startswith(f"FAIL hostile_worlds:{name}: ")
 
 
 def test_one_that_hangs_in_a_case_is_told_so_and_the_other_cases_run():
-    result = run(
-        "check",
-        "hostile_worlds:Hangs",
-        "--ranks",
-        "2",
-        "--only",
-        "slot",
-        "--timeout",
-        "6",
-        "--json",
-    )
+    result = run("check hostile_worlds:Hangs --ranks 2 --only slot --timeout 6 --json")
     record = json.loads(result.stdout)["implementations"][0]
     states = {case["case"]: case["state"] for case in record["cases"]}
     assert (
@@ -62,16 +52,7 @@ def test_one_that_hangs_in_a_case_is_told_so_and_the_other_cases_run():
 )
 @pytest.mark.by_day(1)
 def test_ranks_in_processes_that_hang_or_leave_differ(name, says):
-    result = run(
-        "check",
-        f"hostile_worlds:{name}",
-        "--only",
-        "one slot",
-        "--timeout",
-        "4",
-        launcher=(mpirun(), "-n", "2"),
-        python=("-m", "mpi4py", "-m", "epmoe"),
-    )
+    result = run_ranks(f"check hostile_worlds:{name} --only 'one slot' --timeout 4")
     assert result.returncode == 1 and says in result.stderr and "PASS" not in result.stdout, (
         result.stderr
     )
@@ -79,9 +60,7 @@ def test_ranks_in_processes_that_hang_or_leave_differ(name, says):
 
 @pytest.mark.nightly
 def test_one_that_hangs_always_is_given_up():
-    result = run(
-        "check", "hostile_worlds:HangsAlways", "--ranks", "2", "--timeout", "0.5", "--quiet"
-    )
+    result = run("check hostile_worlds:HangsAlways --ranks 2 --timeout 0.5 --quiet")
     verdict = result.stdout.splitlines()[-1]
     assert result.returncode == 1 and verdict.startswith(
         "FAIL hostile_worlds:HangsAlways: 3 of 3"
@@ -136,7 +115,7 @@ def test_names_that_there_are_not_are_refused(name, says):
 
 
 def test_serving_no_case_is_no_pass(tmp_path):
-    result = run("check", "hostile_worlds:ServesNothing", "--ranks", "2", "--quiet")
+    result = run("check hostile_worlds:ServesNothing --ranks 2 --quiet")
     assert result.returncode == 2 and "no case was run" in result.stdout
     result = pytest_run(
         tmp_path, "--epmoe-check", "hostile_worlds:ServesNothing", "--epmoe-ranks", "2"
@@ -164,7 +143,7 @@ def test_a_module_that_fails_while_it_is_imported_cannot_be_run(tmp_path):
         ("leaves", "raised SystemExit"),
         ("odd", "raised SyntaxError"),
     ):
-        result = run("check", f"{name}:Mine", cwd=tmp_path)
+        result = run(f"check {name}:Mine", cwd=tmp_path)
         assert (
             result.returncode == 2 and says in result.stderr and "Traceback" not in result.stderr
         ), result.stderr

@@ -38,13 +38,8 @@ def writes_16(op):
     @kernel()
     def writes(params, num_tokens, my_rank):
         if thread_idx() == 0:
-            op(
-                params + u64(OUT),
-                load_u32(params),
-                load_u32(params + u64(4)),
-                load_u32(params + u64(8)),
-                load_u32(params + u64(12)),
-            )
+            a, b = load_u32(params), load_u32(params + u64(4))
+            op(params + u64(OUT), a, b, load_u32(params + u64(8)), load_u32(params + u64(12)))
 
     return writes
 
@@ -62,20 +57,11 @@ for _ty in DTYPE:
     _load, _store = at_types(WIDE.get(_ty, _ty))
     _in = np.zeros(64 // DTYPE[_ty]().itemsize, DTYPE[_ty])
     _in[8 // _in.itemsize] = SAMPLE[_ty][1]
-    case(
-        "load_" + _ty,
-        r"ld\.global\.%s " % PTX[_ty],
-        reads_one(intrinsic("load_" + _ty), _store),
-        _in,
-        np.array([SAMPLE[_ty][1]], DTYPE[WIDE.get(_ty, _ty)]),
-    )
-    case(
-        "store_" + _ty,
-        r"st\.global\.%s " % PTX[_ty],
-        writes_one(intrinsic("store_" + _ty), at_types(_ty)[0]),
-        _in,
-        np.array([SAMPLE[_ty][1]], DTYPE[_ty]),
-    )
+    _read, _written = (np.array([SAMPLE[_ty][1]], DTYPE[ty]) for ty in (WIDE.get(_ty, _ty), _ty))
+    _reads = reads_one(intrinsic("load_" + _ty), _store)
+    _writes = writes_one(intrinsic("store_" + _ty), at_types(_ty)[0])
+    case("load_" + _ty, r"ld\.global\.%s " % PTX[_ty], _reads, _in, _read)
+    case("store_" + _ty, r"st\.global\.%s " % PTX[_ty], _writes, _in, _written)
 FOUR = np.array([1, 0x80000000, 0xFFFFFFFF, 0x12345678], np.uint32)
 for _name, _text in {
     "load16": r"ld\.global\.v4\.u32",
@@ -83,13 +69,8 @@ for _name, _text in {
     "load16_stream": r"ld\.global\.L1::no_allocate\.v4\.u32",
     "load16_relaxed_sys": r"ld\.relaxed\.sys\.global\.v4\.u32",
 }.items():
-    case(
-        _name,
-        _text,
-        reads_16(intrinsic(_name)),
-        np.concatenate([np.zeros(4, np.uint32), FOUR]),
-        FOUR,
-    )
+    _behind = np.concatenate([np.zeros(4, np.uint32), FOUR])
+    case(_name, _text, reads_16(intrinsic(_name)), _behind, FOUR)
 
 
 def prefetches(op, load):
@@ -249,37 +230,13 @@ def fences(op):
     return fence
 
 
-for _scope in SCOPES:
-    case(
-        "fence_acq_rel_" + _scope,
-        r"fence\.acq_rel\.%s;" % _scope,
-        fences(intrinsic("fence_acq_rel_" + _scope)),
-        np.zeros(1, np.int32),
-        np.arange(1, 33, dtype=np.int32),
-    )
-case(
-    "syncwarp",
-    r"bar\.warp\.sync",
-    fences(intrinsic("syncwarp")),
-    np.zeros(1, np.int32),
-    np.arange(1, 33, dtype=np.int32),
-)
-case(
-    "syncthreads",
-    r"bar\.sync",
-    fences(intrinsic("syncthreads")),
-    np.zeros(1, np.int32),
-    np.arange(1, 33, dtype=np.int32),
-)
 for _name, _text in {
+    **{"fence_acq_rel_" + _scope: r"fence\.acq_rel\.%s;" % _scope for _scope in SCOPES},
+    "syncwarp": r"bar\.warp\.sync",
+    "syncthreads": r"bar\.sync",
     "griddep_wait": r"griddepcontrol\.wait",
     "griddep_launch": r"griddepcontrol\.launch_dependents",
     "fence_proxy_async": r"fence\.proxy\.async;",
 }.items():
-    case(
-        _name,
-        _text,
-        fences(intrinsic(_name)),
-        np.zeros(1, np.int32),
-        np.arange(1, 33, dtype=np.int32),
-    )
+    _made, _one = fences(intrinsic(_name)), np.zeros(1, np.int32)
+    case(_name, _text, _made, _one, np.arange(1, 33, dtype=np.int32))

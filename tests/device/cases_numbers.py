@@ -63,42 +63,12 @@ def number2(name, ptx, ty_out, a, b, expected):
     )
 
 
-INTEGERS = [
-    0,
-    1,
-    5,
-    0x7FFFFFFF,
-    0x80000000,
-    0x80000001,
-    0xFFFFFFFF,
-    0x100000000,
-    0x123456789ABCDEF0,
-    0xFFFFFFFFFFFFFFFF,
-]
-number(
-    "u32",
-    r"cvt\.u32\.u64|st\.global\.u32",
-    "u64",
-    "u32",
-    INTEGERS,
-    [x & 0xFFFFFFFF for x in INTEGERS],
-)
-number(
-    "i32",
-    r"st\.global\.s32",
-    "u64",
-    "i32",
-    INTEGERS,
-    [(x + 2**31 & 0xFFFFFFFF) - 2**31 for x in INTEGERS],
-)
-number(
-    "u64",
-    r"cvt\.s64\.s32|cvt\.u64\.u32",
-    "i32",
-    "u64",
-    [0, 5, -1, -(2**31)],
-    [x & 2**64 - 1 for x in (0, 5, -1, -(2**31))],
-)
+SMALL = [0, 1, 5, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF]
+INTEGERS = [*SMALL, 0x100000000, 0x123456789ABCDEF0, 0xFFFFFFFFFFFFFFFF]
+LOW, SIGNED = [x & 0xFFFFFFFF for x in INTEGERS], [0, 5, -1, -(2**31)]
+number("u32", r"cvt\.u32\.u64|st\.global\.u32", "u64", "u32", INTEGERS, LOW)
+number("i32", r"st\.global\.s32", "u64", "i32", INTEGERS, np.uint32(LOW).view(np.int32))
+number("u64", r"cvt\.s64\.s32|cvt\.u64\.u32", "i32", "u64", SIGNED, [x % 2**64 for x in SIGNED])
 number(
     "f32",
     r"cvt\.rn\.f32\.s32",
@@ -115,138 +85,49 @@ number("u32_as_f32", r"mov\.b32 %f\d+, %r\d+", "u32", "f32", BITS, BITS.view(np.
 number("f32_as_u32", r"mov\.b32 %r\d+, %f\d+", "f32", "u32", BITS.view(np.float32), BITS)
 PAIRS = np.array([0x3F80C000, 0x00018001, 0x7F80FF80, 0x12345678, 0x0001FFFF], np.uint32)
 number("bf16_lo", r"shl\.b32 t, %r\d+, 16", "u32", "f32", PAIRS, (PAIRS << 16).view(np.float32))
-number(
-    "bf16_hi",
-    r"and\.b32 t, %r\d+, 0xffff0000",
-    "u32",
-    "f32",
-    PAIRS,
-    (PAIRS & np.uint32(0xFFFF0000)).view(np.float32),
-)
+_high = (PAIRS & np.uint32(0xFFFF0000)).view(np.float32)
+number("bf16_hi", r"and\.b32 t, %r\d+, 0xffff0000", "u32", "f32", PAIRS, _high)
 HALF_PAIRS = np.array(
     [0x3C00C000, 0x00018001, 0x7C00FC00, 0x12345678, 0x0001FFFF, 0x03FF0400], np.uint32
 )
-number(
-    "f16_lo",
-    r"cvt\.f32\.f16 %f\d+, l",
-    "u32",
-    "f32",
-    HALF_PAIRS,
-    HALF_PAIRS.astype(np.uint16).view(np.float16).astype(np.float32),
-)
-number(
-    "f16_hi",
-    r"cvt\.f32\.f16 %f\d+, h",
-    "u32",
-    "f32",
-    HALF_PAIRS,
-    (HALF_PAIRS >> 16).astype(np.uint16).view(np.float16).astype(np.float32),
-)
+for _half, _shift in (("lo", 0), ("hi", 16)):
+    _values = (HALF_PAIRS >> _shift).astype(np.uint16).view(np.float16).astype(np.float32)
+    number("f16_" + _half, r"cvt\.f32\.f16 %f\d+, " + _half[0], "u32", "f32", HALF_PAIRS, _values)
 CODES = np.arange(0, 256, 2, dtype=np.uint32) | np.arange(1, 256, 2, dtype=np.uint32) << 8
-number(
-    "e4m3_lo",
-    r"cvt\.rn\.f16x2\.e4m3x2",
-    "u32",
-    "f32",
-    CODES,
-    CODES.astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32),
-)
-number(
-    "e4m3_hi",
-    r"cvt\.rn\.f16x2\.e4m3x2",
-    "u32",
-    "f32",
-    CODES,
-    (CODES >> 8).astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32),
-)
+for _half, _shift in (("lo", 0), ("hi", 8)):
+    _values = (CODES >> _shift).astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    number("e4m3_" + _half, r"cvt\.rn\.f16x2\.e4m3x2", "u32", "f32", CODES, _values)
 
-A = np.array(
+# operands of one, two and three
+A, B, C = np.array(
     [
-        1.0,
-        -0.0,
-        1e-45,
-        3.4e38,
-        -3.4e38,
-        np.inf,
-        -np.inf,
-        np.nan,
-        1.00390625,
-        1.01171875,
-        65519.0,
-        65520.0,
-        448.0,
-        464.0,
-        465.0,
-        -1e9,
-        2**-9,
-        2**-10,
-        3 * 2**-10,
-        0.1,
-        1 / 3,
-        17.0,
-        5.9604645e-08,
-        1.1754944e-38,
+        (1.0, 3.0, -3.0),
+        (-0.0, 0.0, -0.0),
+        (1e-45, 0.5, 1e-45),
+        (3.4e38, 3.4e38, -np.inf),
+        (-3.4e38, 3.4e38, 3.4e38),
+        (np.inf, -np.inf, 1.0),
+        (-np.inf, 2.0, 1.0),
+        (np.nan, 1.0, 1.0),
+        (1.00390625, 1.0000001, -1.0039063),
+        (1.01171875, -1.0, 1e-9),
+        (65519.0, np.nan, 1.0),
+        (65520.0, 1e-3, 65520.0),
+        (448.0, 7.0, -3136.0),
+        (464.0, 0.3, 1e-30),
+        (465.0, -0.0, 465.0),
+        (-1e9, 1e9, 1e-3),
+        (2**-9, 1.5, 1e-7),
+        (2**-10, -1.5, 2**-11),
+        (3 * 2**-10, 0.1, -3e-4),
+        (0.1, 0.2, -0.02),
+        (1 / 3, 3.0, -1.0),
+        (17.0, 1e-7, 1e-8),
+        (5.9604645e-08, 2.0, 1e-14),
+        (1.1754944e-38, 0.5, -1e-45),
     ],
     np.float32,
-)
-B = np.array(
-    [
-        3.0,
-        0.0,
-        0.5,
-        3.4e38,
-        3.4e38,
-        -np.inf,
-        2.0,
-        1.0,
-        1.0000001,
-        -1.0,
-        np.nan,
-        1e-3,
-        7.0,
-        0.3,
-        -0.0,
-        1e9,
-        1.5,
-        -1.5,
-        0.1,
-        0.2,
-        3.0,
-        1e-7,
-        2.0,
-        0.5,
-    ],
-    np.float32,
-)
-C = np.array(
-    [
-        -3.0,
-        -0.0,
-        1e-45,
-        -np.inf,
-        3.4e38,
-        1.0,
-        1.0,
-        1.0,
-        -1.0039063,
-        1e-9,
-        1.0,
-        65520.0,
-        -3136.0,
-        1e-30,
-        465.0,
-        1e-3,
-        1e-7,
-        2**-11,
-        -3e-4,
-        -0.02,
-        -1.0,
-        1e-8,
-        1e-14,
-        -1e-45,
-    ],
-    np.float32,
-)
+).T.copy()
 
 
 def bf16_bits(x):
@@ -285,14 +166,8 @@ def exactly_rounded(a, b, c):
 with np.errstate(all="ignore"):
     number2("pack_bf16x2", r"cvt\.rn\.bf16x2\.f32", "u32", A, B, bf16_bits(A) | bf16_bits(B) << 16)
     number2("pack_f16x2", r"cvt\.rn\.f16x2\.f32", "u32", A, B, f16_bits(A) | f16_bits(B) << 16)
-    number2(
-        "pack_e4m3x2",
-        r"cvt\.rn\.satfinite\.e4m3x2\.f32",
-        "u32",
-        A,
-        B,
-        e4m3_bits(A) | e4m3_bits(B) << 8,
-    )
+    _codes = e4m3_bits(A) | e4m3_bits(B) << 8
+    number2("pack_e4m3x2", r"cvt\.rn\.satfinite\.e4m3x2\.f32", "u32", A, B, _codes)
     number2("mul_rn", r"mul\.rn\.f32 ", "f32", A, B, A * B)
     number2("add_rn", r"add\.rn\.f32 ", "f32", A, B, A + B)
     number2("sub_rn", r"sub\.rn\.f32 ", "f32", A, B, A - B)
@@ -313,24 +188,12 @@ with np.errstate(all="ignore"):
     _x = np.array(
         [0.0, -0.0, 1.0, -1.0, 0.5, 10.0, -10.0, 80.0, -80.0, 1e-8, 3.3, -7.7], np.float32
     )
-    number(
-        "exp",
-        r"ex2\.approx",
-        "f32",
-        "f32",
-        _x,
-        np.exp(_x.astype(np.float64)).astype(np.float32),
-        close=True,
-    )
-    number(
-        "ex2_approx",
-        r"ex2\.approx\.f32 ",
-        "f32",
-        "f32",
-        _x,
-        np.exp2(_x.astype(np.float64)).astype(np.float32),
-        close=True,
-    )
+    for _name, _text, _power in (
+        ("exp", r"ex2\.approx", np.exp),
+        ("ex2_approx", r"ex2\.approx\.f32 ", np.exp2),
+    ):
+        _exact = _power(_x.astype(np.float64)).astype(np.float32)
+        number(_name, _text, "f32", "f32", _x, _exact, close=True)
 MASKS = [0, 1, 2, 0x80000000, 0xFFFFFFFF, 0x00F0, 0x7FFFFFFF]
 number("popc", r"popc\.b32", "u32", "i32", MASKS, [bin(x).count("1") for x in MASKS])
 number("ffs", r"brev\.b32", "u32", "i32", MASKS, [(x & -x).bit_length() for x in MASKS])

@@ -37,15 +37,8 @@ for _name, _text, _expected in (
     ("warp_id", r"mov\.u32 t, %tid\.x; shr\.u32", _thread // 32),
     ("n_warps", r"mov\.u32 t, %ntid\.x; add\.u32 t, t, 31", np.full(240, 3)),
 ):
-    case(
-        _name,
-        _text,
-        tells_id(intrinsic(_name)),
-        np.zeros(1, np.int32),
-        _expected.astype(np.int32),
-        grid=3,
-        block=80,
-    )
+    _made, _expected = tells_id(intrinsic(_name)), _expected.astype(np.int32)
+    case(_name, _text, _made, np.zeros(1, np.int32), _expected, grid=3, block=80)
 
 
 def advances(op):
@@ -117,32 +110,18 @@ for _name, _text, _other, _source in (
     ("shfl_up", r"shfl\.sync\.up\.b32", 3, np.where(LANE >= 3, BASE + LANE - 3, BASE + LANE)),
     ("shfl_down", r"shfl\.sync\.down\.b32", 3, np.where(LANE < 29, BASE + LANE + 3, BASE + LANE)),
 ):
-    case(
-        _name,
-        _text,
-        shuffles_all(intrinsic(_name), _other),
-        VALUES,
-        np.tile(VALUES[_source], 3),
-        block=64,
-    )
+    _made, _expected = shuffles_all(intrinsic(_name), _other), np.tile(VALUES[_source], 3)
+    case(_name, _text, _made, VALUES, _expected, block=64)
 
 
 def warp_case(name, ptx, ty_in, ty_out, inputs, expected, other=None):
     size = 8 if "u64" in (ty_in, ty_out) else 4
     load, store = at_types(ty_in)[0], at_types(ty_out)[1]
-    made = (
-        by_lane(intrinsic(name), load, store, size)
-        if other is None
-        else by_lane2(intrinsic(name), load, store, size, other)
+    made = (by_lane if other is None else by_lane2)(
+        intrinsic(name), load, store, size, *([] if other is None else [other])
     )
-    case(
-        name,
-        ptx,
-        made,
-        np.asarray(inputs, DTYPE[ty_in]),
-        np.asarray(expected, DTYPE[ty_out]),
-        block=len(inputs),
-    )
+    inputs, expected = np.asarray(inputs, DTYPE[ty_in]), np.asarray(expected, DTYPE[ty_out])
+    case(name, ptx, made, inputs, expected, block=len(inputs))
 
 
 ODD = (np.arange(64) * 7 // 3 % 2).astype(np.int32)
@@ -160,48 +139,21 @@ warp_case(
 _some = np.concatenate([np.arange(32) == 9, np.zeros(32)]).astype(np.int32)
 warp_case("any_lane", r"vote\.sync\.any\.pred", "i32", "i32", _some, np.repeat([1, 0], 32))
 warp_case("all_lanes", r"vote\.sync\.all\.pred", "i32", "i32", 1 - _some, np.repeat([0, 1], 32))
-warp_case(
-    "warp_broadcast_i32",
-    r"shfl\.sync\.idx\.b32",
-    "i32",
-    "i32",
-    VALUES,
-    np.repeat([VALUES[7], VALUES[39]], 32),
-    7,
-)
-warp_case(
-    "warp_broadcast_u64",
-    r"shfl\.sync\.idx\.b32 hi",
-    "u64",
-    "u64",
-    LONG,
-    np.repeat([LONG[31], LONG[63]], 32),
-    31,
-)
-warp_case(
-    "warp_sum_i32",
-    r"redux\.sync\.add\.s32",
-    "i32",
-    "i32",
-    VALUES,
-    np.repeat(VALUES.reshape(2, 32).sum(1), 32),
-)
-warp_case(
-    "warp_inclusive_sum_i32",
-    r"@p add\.s32 s, s, t",
-    "i32",
-    "i32",
-    VALUES,
-    VALUES.reshape(2, 32).cumsum(1).ravel(),
-)
-warp_case(
-    "warp_max_f32",
-    r"shfl\.sync\.bfly\.b32 t, m",
-    "f32",
-    "f32",
-    FLOATS,
-    np.repeat(np.nanmax(FLOATS.reshape(2, 32), 1), 32),
-)
+WARPS = VALUES.reshape(2, 32)
+for _name, _text, _ty, _in, _expected, *_lane in (
+    ("broadcast_i32", r"shfl\.sync\.idx\.b32", "i32", VALUES, np.repeat(VALUES[7::32], 32), 7),
+    ("broadcast_u64", r"shfl\.sync\.idx\.b32 hi", "u64", LONG, np.repeat(LONG[31::32], 32), 31),
+    ("sum_i32", r"redux\.sync\.add\.s32", "i32", VALUES, np.repeat(WARPS.sum(1), 32)),
+    ("inclusive_sum_i32", r"@p add\.s32 s, s, t", "i32", VALUES, WARPS.cumsum(1).ravel()),
+    (
+        "max_f32",
+        r"shfl\.sync\.bfly\.b32 t, m",
+        "f32",
+        FLOATS,
+        np.repeat(np.nanmax(FLOATS.reshape(2, 32), 1), 32),
+    ),
+):
+    warp_case("warp_" + _name, _text, _ty, _ty, _in, _expected, *_lane)
 
 
 def votes(op):
@@ -213,19 +165,8 @@ def votes(op):
     return vote
 
 
-case(
-    "syncthreads_or",
-    r"bar\.red\.or\.pred",
-    votes(intrinsic("syncthreads_or")),
-    _some,
-    np.ones(64, np.int32),
-    block=64,
-)
-case(
-    "syncthreads_count",
-    r"bar\.red\.popc\.u32",
-    votes(intrinsic("syncthreads_count")),
-    ODD,
-    np.full(64, ODD.sum(), np.int32),
-    block=64,
-)
+for _name, _text, _votes, _told in (
+    ("syncthreads_or", r"bar\.red\.or\.pred", _some, 1),
+    ("syncthreads_count", r"bar\.red\.popc\.u32", ODD, ODD.sum()),
+):
+    case(_name, _text, votes(intrinsic(_name)), _votes, np.full(64, _told, np.int32), block=64)

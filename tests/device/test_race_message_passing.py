@@ -66,6 +66,13 @@ def op_of(way, scope):
     )
 
 
+def side(between, my_rank):
+    """Which of the two a thread belongs to, 0 or 1."""
+    if between == "ranks":
+        return my_rank
+    return block_idx() if between == "blocks" else i32(thread_idx() // 32)
+
+
 def passing(between, writer, write_scope, reader, read_scope):
     fence_before, write = op_of(writer, write_scope)
     fence_after, read = op_of(reader, read_scope)
@@ -76,15 +83,8 @@ def passing(between, writer, write_scope, reader, read_scope):
 
     @kernel()
     def pass_message(params, num_tokens, my_rank):
-        who = (
-            my_rank
-            if between == "ranks"
-            else block_idx()
-            if between == "blocks"
-            else i32(thread_idx() // 32)
-        )
         if thread_idx() % 32 == 0:
-            if who == 0:
+            if side(between, my_rank) == 0:
                 store_i32(params + u64(DATA), 42)
                 fence_before()
                 write(params + u64(FLAG), 1)
@@ -132,11 +132,8 @@ def test_the_verdict_is_that_of_the_memory_model(between, writer, write_scope, r
         return
     assert race is not None
     if wide_enough:
-        assert (
-            "data[thread 0, word 0] of rank 0" in race
-            and "load_i32" in race
-            and "store_i32" in race
-        )
+        assert "data[thread 0, word 0] of rank 0" in race
+        assert "load_i32" in race and "store_i32" in race
         if not acquires(reader):
             assert releases(writer) is False or "the read is relaxed" in race
         else:
@@ -153,15 +150,8 @@ def test_a_plain_flag_is_a_race_itself(between, plain):
 
     @kernel()
     def plain_flag(params, num_tokens, my_rank):
-        who = (
-            my_rank
-            if between == "ranks"
-            else block_idx()
-            if between == "blocks"
-            else i32(thread_idx() // 32)
-        )
         if thread_idx() % 32 == 0:
-            if who == 0:
+            if side(between, my_rank) == 0:
                 write(params + u64(FLAG), 1)
             else:
                 while read(params + u64(FLAG)) == 0:

@@ -13,34 +13,34 @@ from epmoe.__main__ import main
 from epmoe.explain import operations, stills
 
 
-def run(capsys, *options):
-    status = main(["explain", *options])
-    out = capsys.readouterr()
-    return status, out.out, out.err
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    """Function: runs the command with these words in tmp_path; its status, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def called(options):
+        status = main(["explain", *options.split()])
+        out = capsys.readouterr()
+        return status, out.out, out.err
+
+    return called
 
 
-def test_page_tape_figures_and_trace_are_written(tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def without_a_tape(monkeypatch):
+    monkeypatch.setattr(operations, "pairs", list)
+
+
+def data_of(page):
+    """What the page's pictures are made of."""
+    html = page.read_text(encoding="utf-8")
+    return json.loads(re.search(r'id="data">(.*?)</script>', html)[1])
+
+
+def test_page_tape_figures_and_trace_are_written(tmp_path, run, monkeypatch):
     monkeypatch.setattr(stills, "png", lambda text: b"drawn in test_page.py")
-    status, out, _ = run(
-        capsys,
-        "--ranks",
-        "2",
-        "--experts-per-rank",
-        "1",
-        "--top-k",
-        "1",
-        "--tokens",
-        "2",
-        "--fused",
-        "--seed",
-        "5",
-        "--out",
-        str(tmp_path / "p.html"),
-        "--figures",
-        str(tmp_path / "f"),
-        "--trace",
-        str(tmp_path / "t.json"),
-    )
+    sizes = "--ranks 2 --experts-per-rank 1 --top-k 1 --tokens 2"
+    status, out, _ = run(f"{sizes} --fused --seed 5 --out p.html --figures f --trace t.json")
     assert status == 0 and "p.html: 2 ranks x 1 experts, top-1" in out
     assert 'href="p-tape.html"' in (tmp_path / "p.html").read_text(encoding="utf-8")
     assert "2 ranks, 2 experts, top-1" in (tmp_path / "p-tape.html").read_text(encoding="utf-8")
@@ -53,101 +53,60 @@ def test_page_tape_figures_and_trace_are_written(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "option, number, said", [("--top-k", 9, "top_k=9"), ("--experts", 7, "n_experts=7")]
 )
-def test_sizes_that_do_not_fit_are_refused_in_words(tmp_path, capsys, option, number, said):
-    status, _, err = run(capsys, option, str(number), "--out", str(tmp_path / "p.html"))
+def test_sizes_that_do_not_fit_are_refused_in_words(tmp_path, run, option, number, said):
+    status, _, err = run(f"{option} {number} --out p.html")
     assert status == 2 and said in err and not list(tmp_path.iterdir())
 
 
-def test_a_world_too_large_to_draw_says_so_and_draws_a_slice(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(operations, "pairs", list)
-    status, out, _ = run(
-        capsys, "--ranks", "8", "--tokens", "100", "--top-k", "8", "--out", str(tmp_path / "p.html")
-    )
+def test_a_world_too_large_to_draw_says_so_and_draws_a_slice(tmp_path, run, without_a_tape):
+    status, out, _ = run("--ranks 8 --tokens 100 --top-k 8 --out p.html")
     assert status == 0 and "8 ranks x 2 experts x 100 tokens are too many to draw" in out
     assert [p.name for p in tmp_path.iterdir()] == ["p.html"]
-    status, _, err = run(capsys, "--ranks", "8", "--trace", str(tmp_path / "t.json"))
+    status, _, err = run("--ranks 8 --trace t.json")
     assert status == 2 and "--trace records every operation" in err
 
 
-def test_a_users_own_routing_becomes_a_slice_with_totals(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(operations, "pairs", list)
+def test_a_users_own_routing_becomes_a_slice_with_totals(tmp_path, run, without_a_tape):
     rng = np.random.default_rng(0)
     ids = np.argsort(rng.random((640, 64)), axis=1)[:, :8].astype(np.int64)
     np.savez(tmp_path / "dump.npz", topk_ids=ids, n_experts=64)
-    status, out, _ = run(
-        capsys,
-        "--ranks",
-        "4",
-        "--input",
-        str(tmp_path / "dump.npz"),
-        "--out",
-        str(tmp_path / "p.html"),
-    )
+    status, out, _ = run("--ranks 4 --input dump.npz --out p.html")
     assert status == 0 and "4 ranks x 16 experts, top-8" in out and "too many to draw" in out
-    data = re.search(
-        r'id="data">(.*?)</script>', (tmp_path / "p.html").read_text(encoding="utf-8")
-    )[1]
-    assert json.loads(data)["whole"]["load"] == np.bincount(ids.reshape(-1), minlength=64).tolist()
+    load = data_of(tmp_path / "p.html")["whole"]["load"]
+    assert load == np.bincount(ids.reshape(-1), minlength=64).tolist()
     few = np.array([[0, 1], [5, 2], [-1, 3], [4, 0]])
     np.savez(tmp_path / "few.npz", topk_ids=few, n_experts=6)
-    status, out, _ = run(
-        capsys,
-        "--ranks",
-        "2",
-        "--input",
-        str(tmp_path / "few.npz"),
-        "--out",
-        str(tmp_path / "few.html"),
-    )
-    data = re.search(
-        r'id="data">(.*?)</script>', (tmp_path / "few.html").read_text(encoding="utf-8")
-    )[1]
-    assert status == 0 and json.loads(data)["world"]["ids"] == [few[:2].tolist(), few[2:].tolist()]
+    status, out, _ = run("--ranks 2 --input few.npz --out few.html")
+    drawn = data_of(tmp_path / "few.html")["world"]["ids"]
+    assert status == 0 and drawn == [few[:2].tolist(), few[2:].tolist()]
     np.savez(tmp_path / "none.npz", topk_ids=np.full((4, 2), -1), n_experts=6)
-    status, _, err = run(
-        capsys, "--input", str(tmp_path / "none.npz"), "--out", str(tmp_path / "n.html")
-    )
+    status, _, err = run("--input none.npz --out n.html")
     assert status == 2 and "no token to draw has an expert" in err
     np.savez(tmp_path / "odd.npz", topk_ids=np.full((4, 2), 99), n_experts=64)
-    status, _, err = run(
-        capsys, "--input", str(tmp_path / "odd.npz"), "--out", str(tmp_path / "q.html")
-    )
+    status, _, err = run("--input odd.npz --out q.html")
     assert status == 2 and "holds 99" in err and not (tmp_path / "q.html").exists()
 
 
-def test_a_folder_that_is_not_there_is_refused_in_words(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(operations, "pairs", list)
-    status, _, err = run(
-        capsys, "--ranks", "1", "--tokens", "1", "--out", str(tmp_path / "none" / "p.html")
-    )
+def test_a_folder_that_is_not_there_is_refused_in_words(run, without_a_tape):
+    status, _, err = run("--ranks 1 --tokens 1 --out none/p.html")
     assert status == 2 and "cannot be written" in err
 
 
-def test_the_page_links_a_tape_whose_name_is_no_text(tmp_path, capsys):
+def test_the_page_links_a_tape_whose_name_is_no_text(tmp_path):
     out = os.fsdecode(bytes(tmp_path) + b"/a \xff.html")
-    status, _, err = run(capsys, "--ranks", "1", "--tokens", "1", "--out", out)
+    assert main(["explain", "--ranks", "1", "--tokens", "1", "--out", out]) == 0
     with open(out, encoding="utf-8") as file:
-        assert status == 0 and 'href="a%20%FF-tape.html"' in file.read()
+        assert 'href="a%20%FF-tape.html"' in file.read()
 
 
-def test_figures_say_what_they_lack(tmp_path, capsys, monkeypatch):
-    options = (
-        "--ranks",
-        "2",
-        "--tokens",
-        "1",
-        "--out",
-        str(tmp_path / "p.html"),
-        "--figures",
-        str(tmp_path / "f"),
-    )
-    monkeypatch.setattr(operations, "pairs", list)
+def test_figures_say_what_they_lack(tmp_path, run, without_a_tape, monkeypatch):
+    options = "--ranks 2 --tokens 1 --out p.html --figures f"
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    status, out, _ = run(capsys, *options)
+    status, out, _ = run(options)
     assert status == 0 and "pip install 'epmoe[explain]'" in out
     assert {p.suffix for p in (tmp_path / "f").iterdir()} == {".svg"}
     monkeypatch.setitem(sys.modules, "dukpy", None)
-    status, _, err = run(capsys, *options)
+    status, _, err = run(options)
     assert status == 2 and "pip install 'epmoe[explain]'" in err
 
 

@@ -59,12 +59,9 @@ class KernelWorld:
             )
             for r in range(cfg.n_ranks)
         ]
-        for rank in range(cfg.n_ranks):
-            for region in layout.regions(cfg):
-                fill = np.full(region.nbytes, POISON, np.uint8)
-                if region.initial is not None:
-                    fill = np.full(region.shape, region.initial, region.dtype)
-                self.base[rank].write(fill, region.offset)
+        for base in self.base:
+            base.fill(POISON)
+        self.put_back()
         make, weights = module, dict(router_weights=router_weights, epilogue=epilogue)
         tuned = dict(tuning=Tuning(**tuning)) if tuning else {}
         self.ids_dtype = np.dtype(f"i{id_bytes}")
@@ -90,6 +87,14 @@ class KernelWorld:
         self.buffers = {}
 
     # ------------------------------------------------------------------ memory
+    def put_back(self):
+        """Give every word that the layout gives an initial value that value."""
+        for base in self.base:
+            for region in layout.regions(self.cfg):
+                if region.initial is not None:
+                    initial = np.full(region.shape, region.initial, region.dtype)
+                    base.write(initial, region.offset)
+
     def at(self, rank, name):
         """Address of a region of a rank."""
         return self.base[rank].address + layout.region(self.cfg, name).offset

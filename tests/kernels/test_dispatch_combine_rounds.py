@@ -8,101 +8,46 @@ from protocol_model import check_dispatch, combine, share
 
 from epmoe_ref.config import EPConfig
 
+
+def case(tokens, top_k=2, *, hot=None, **sizes):
+    """Tokens of each rank, a configuration for them, and perhaps an expert that most tokens select."""
+    sizes = dict(n_experts=4, hidden=16, max_tokens_per_rank=6) | sizes
+    cfg = dict(n_ranks=len(tokens), top_k=top_k) | sizes
+    return dict(cfg=cfg, tokens=tokens) | ({} if hot is None else dict(hot=hot))
+
+
 CASES = {
-    "plain": dict(
-        cfg=dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=6), tokens=[5, 6]
+    "plain": case([5, 6]),
+    "empty rank, three ranks": case([7, 0, 3], 3, n_experts=9, hidden=24, max_tokens_per_rank=7),
+    "one rank": case([9], 3, n_experts=3, hidden=8, max_tokens_per_rank=9),
+    "nobody has a token": case([0, 0], 1, n_experts=2, hidden=8, max_tokens_per_rank=2),
+    "hot expert": case([20, 17], 1, n_experts=8, hidden=40, max_tokens_per_rank=20, hot=5),
+    "many experts, wide rows": case(
+        [3, 1], 3, n_experts=80, hidden=1288, max_tokens_per_rank=3, alignment=64
     ),
-    "empty rank, three ranks": dict(
-        cfg=dict(n_ranks=3, n_experts=9, top_k=3, hidden=24, max_tokens_per_rank=7),
-        tokens=[7, 0, 3],
+    "top 32": case([1, 2], 32, n_experts=34, hidden=8, max_tokens_per_rank=2),
+    "fp32": case([5, 6], 3, combine_dtype="fp32"),
+    "fp16": case([5, 6], 3, combine_dtype="fp16"),
+    "shared expert": case([5, 3], n_experts=6, max_tokens_per_rank=5, fused_shared_expert=True),
+    "skip_a2a": case(
+        [5, 5], 3, n_experts=6, max_tokens_per_rank=5, skip_a2a=True, p2p_world_size=1
     ),
-    "one rank": dict(
-        cfg=dict(n_ranks=1, n_experts=3, top_k=3, hidden=8, max_tokens_per_rank=9), tokens=[9]
+    "skip_a2a, shared expert": case(
+        [4, 4, 4],
+        3,
+        n_experts=6,
+        max_tokens_per_rank=5,
+        skip_a2a=True,
+        fused_shared_expert=True,
+        allreduce_world_size=3,
     ),
-    "nobody has a token": dict(
-        cfg=dict(n_ranks=2, n_experts=2, top_k=1, hidden=8, max_tokens_per_rank=2), tokens=[0, 0]
+    "fp8 rows padded to 4": case(
+        [5, 6], hidden=128, token_format="fp8_blockwise", fused_shared_expert=True
     ),
-    "hot expert": dict(
-        cfg=dict(n_ranks=2, n_experts=8, top_k=1, hidden=40, max_tokens_per_rank=20),
-        tokens=[20, 17],
-        hot=5,
-    ),
-    "many experts, wide rows": dict(
-        cfg=dict(
-            n_ranks=2, n_experts=80, top_k=3, hidden=1288, max_tokens_per_rank=3, alignment=64
-        ),
-        tokens=[3, 1],
-    ),
-    "top 32": dict(
-        cfg=dict(n_ranks=2, n_experts=34, top_k=32, hidden=8, max_tokens_per_rank=2), tokens=[1, 2]
-    ),
-    "fp32": dict(
-        cfg=dict(
-            n_ranks=2, n_experts=4, top_k=3, hidden=16, max_tokens_per_rank=6, combine_dtype="fp32"
-        ),
-        tokens=[5, 6],
-    ),
-    "fp16": dict(
-        cfg=dict(
-            n_ranks=2, n_experts=4, top_k=3, hidden=16, max_tokens_per_rank=6, combine_dtype="fp16"
-        ),
-        tokens=[5, 6],
-    ),
-    "shared expert": dict(
-        cfg=dict(
-            n_ranks=2,
-            n_experts=6,
-            top_k=2,
-            hidden=16,
-            max_tokens_per_rank=5,
-            fused_shared_expert=True,
-        ),
-        tokens=[5, 3],
-    ),
-    "skip_a2a": dict(
-        cfg=dict(
-            n_ranks=2,
-            n_experts=6,
-            top_k=3,
-            hidden=16,
-            max_tokens_per_rank=5,
-            skip_a2a=True,
-            p2p_world_size=1,
-        ),
-        tokens=[5, 5],
-    ),
-    "skip_a2a, shared expert": dict(
-        cfg=dict(
-            n_ranks=3,
-            n_experts=6,
-            top_k=3,
-            hidden=16,
-            max_tokens_per_rank=5,
-            skip_a2a=True,
-            fused_shared_expert=True,
-            allreduce_world_size=3,
-        ),
-        tokens=[4, 4, 4],
-    ),
-    "fp8 rows padded to 4": dict(
-        cfg=dict(
-            n_ranks=2,
-            n_experts=4,
-            top_k=2,
-            hidden=128,
-            max_tokens_per_rank=6,
-            token_format="fp8_blockwise",
-            fused_shared_expert=True,
-        ),
-        tokens=[5, 6],
-    ),
-    "nvfp4": dict(
-        cfg=dict(
-            n_ranks=2, n_experts=4, top_k=2, hidden=64, max_tokens_per_rank=6, token_format="nvfp4"
-        ),
-        tokens=[5, 6],
-    ),
+    "nvfp4": case([5, 6], hidden=64, token_format="nvfp4"),
 }
+COUNTERS = "reserved", "finished", "rank_completion", "D", "E", "F", "G"
+ZERO_AFTER_DISPATCH = *COUNTERS, "combine_ready", "status"
 
 
 def routing(case, cfg, rng):
@@ -195,17 +140,7 @@ def run_round(world, case, rng):
 
 def assert_dispatch_is_over(world, rank, d):
     """The after-conditions of dispatch_wait: all is put back but region A, which says what combine has to send."""
-    for name in (
-        "reserved",
-        "finished",
-        "rank_completion",
-        "D",
-        "E",
-        "F",
-        "G",
-        "combine_ready",
-        "status",
-    ):
+    for name in ZERO_AFTER_DISPATCH:
         assert not world.read(rank, name).any(), f"{name} of rank {rank} after dispatch"
     assert (world.read(rank, "dispatch_recv_count") == 2**64 - 1).all()
     a, front = world.read(rank, "A"), int(world.cfg.fused_shared_expert)
@@ -217,18 +152,7 @@ def assert_dispatch_is_over(world, rank, d):
 def assert_clean(world):
     """The after-conditions of combine_wait, and with them of the round: the memory is as before the first."""
     for rank in range(world.cfg.n_ranks):
-        for name in (
-            "reserved",
-            "finished",
-            "rank_completion",
-            "A",
-            "D",
-            "E",
-            "F",
-            "G",
-            "combine_ready",
-            "status",
-        ):
+        for name in (*ZERO_AFTER_DISPATCH, "A"):
             assert not world.read(rank, name).any(), f"{name} of rank {rank} after a round"
         for name in ("dispatch_recv_count", "combine_recv_count"):
             assert (world.read(rank, name) == 2**64 - 1).all(), (

@@ -8,6 +8,7 @@ from row_kernels import encode
 
 from epmoe_ref.config import EPConfig
 
+FLOAT32 = np.finfo(np.float32)
 QUANTISED = ["fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"]
 FORMATS = ["bf16", *QUANTISED]
 
@@ -70,7 +71,9 @@ def test_any_maximum_in_any_place(token_format):
     )
 
 
-@pytest.mark.parametrize("input_scale", [0.5, 3.1415927, 1e-3, 448.0, 3e38, 1e-42])
+@pytest.mark.parametrize(
+    "input_scale", [0.5, 3.1415927, 1e-3, 448.0, 3e38, 1e-42, 2.0**-149, 2.0**-126, FLOAT32.max]
+)
 def test_input_scale(input_scale):
     agree(config("nvfp4", 512), as_rows(edge_groups(16)[:96], 512), input_scale)
 

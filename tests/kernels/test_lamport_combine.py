@@ -163,12 +163,7 @@ def test_a_world_that_is_put_back_works_again():
     world = make(timeout_s=0.01, expire_waits=True)
     world.dispatch(TOKENS, IDS)
     world.combine([np.ones((world.capacity(), 16))] * 3, [2] * 3, WEIGHTS, ranks=[0, 1])
-    for rank in range(3):
-        for region in layout.regions(world.cfg):
-            if region.initial is not None:
-                world.base[rank].write(
-                    np.full(region.shape, region.initial, region.dtype), region.offset
-                )
+    world.put_back()
     for _ in range(2):
         world.dispatch(TOKENS, IDS)
         combined = world.combine([np.ones((world.capacity(), 16))] * 3, [2] * 3, WEIGHTS)

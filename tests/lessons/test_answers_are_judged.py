@@ -13,454 +13,234 @@ from epmoe.lessons import FILES, exercise, exercise9, judge
 from epmoe.lessons.answers import Wrong, load
 from epmoe.lessons.mailbox_model import explore
 
-RIGHT = [
-    (1, right.OFFSETS),
-    (1, right.OFFSETS_BY_HAND),
-    (2, right.PLACE),
-    (2, right.PLACE_AS_ARRAY),
-    (3, right.SLOTS),
-    (3, right.SLOTS_BY_HAND),
-    (4, right.CHAIN),
-    (4, right.CHAIN_OF_FENCES),
-    (4, right.CHAIN_OF_ATOMICS),
-    (5, right.TWO_BUFFERS),
-    (5, right.BARRIERS),
-    (6, right.DECIDE),
-    (6, right.DECIDE_BY_HAND),
-    (7, right.DROP),
-    (7, right.DROP_BY_HAND),
-    (8, right.BACKWARD),
-    (8, right.BACKWARD_BY_EINSUM),
-    (9, right.FINISH),
-    (9, right.FINISH_BY_SEARCH),
-    (10, right.FLOORS),
-    (10, right.FLOORS_BY_HAND),
-]
+RIGHT = {
+    1: [right.OFFSETS, right.OFFSETS_BY_HAND],
+    2: [right.PLACE, right.PLACE_AS_ARRAY],
+    3: [right.SLOTS, right.SLOTS_BY_HAND],
+    4: [right.CHAIN, right.CHAIN_OF_FENCES, right.CHAIN_OF_ATOMICS],
+    5: [right.TWO_BUFFERS, right.BARRIERS],
+    6: [right.DECIDE, right.DECIDE_BY_HAND],
+    7: [right.DROP, right.DROP_BY_HAND],
+    8: [right.BACKWARD, right.BACKWARD_BY_EINSUM],
+    9: [right.FINISH, right.FINISH_BY_SEARCH],
+    10: [right.FLOORS, right.FLOORS_BY_HAND],
+}
 
-# number, right answer, [(text, replacement)], words of the verdict
-WRONG = [
-    (1, right.OFFSETS, [("[[0], ends]", "[ends]")], "the 0 at the front is missing"),
-    (1, right.OFFSETS, [("[[0], ends]", "[[0], ends[:-1]]")], "the last number is missing"),
-    (1, right.OFFSETS, [("axis=1)", "axis=0)")], "the sums are over experts"),
-    (
-        1,
-        right.OFFSETS,
-        [("np.cumsum(counts.sum(axis=1))", "counts.sum(axis=1)")],
-        "not yet added up",
-    ),
-    (
-        1,
-        right.OFFSETS,
-        [("np.cumsum(counts.sum(axis=1))", "np.cumsum(counts)")],
-        "one number for each (expert, rank)",
-    ),
-    (1, right.OFFSETS, [("ends])", "ends]) + 1")], "row_offsets[0] must be 0"),
-    (1, right.OFFSETS, [("counts[local_expert, :src_rank].sum()", "0")], "ranks before rank 1"),
-    (1, right.OFFSETS, [(", :src_rank]", ", :src_rank + 1]")], "segment ends"),
-    (
-        1,
-        right.OFFSETS,
-        [("row_offsets(counts)[local_expert] + ", "")],
-        "the local experts before 1 are not counted",
-    ),
-    (2, right.PLACE, [("expert // local, ", "expert % n_ranks, ")], "not assigned in turn"),
-    (2, right.PLACE, [("expert % local", "expert")], "an axis of LOCAL experts"),
-    (2, right.PLACE, [("up(4)", "4")], "src_info takes 16 bytes"),
-    (2, right.PLACE, [("up(4)", "4"), ("up(2 * top_k)", "2 * top_k")], "padded to 16 bytes too"),
-    (2, right.PLACE, [("up(2 * top_k)", "16")], "topk_info is as long as top_k=9"),
-    (2, right.PLACE, [("up(2 * hidden)", "up(4 * hidden)")], "2 bytes, not 4"),
-    (2, right.PLACE, [("* message", "")], "the question asks for bytes"),
-    (
-        2,
-        right.PLACE,
-        [("(le * n_ranks + src_rank)", "(src_rank * local + le)")],
-        "the local expert comes first",
-    ),
-    (2, right.PLACE, [("* message", "* message + 1")], "the offset must be 0"),
-    (3, right.SLOTS, [("- counts", "")], "counts the block's own pairs too"),
-    (3, right.SLOTS, [("axis=0", "axis=1")], "sums run over experts"),
-    (
-        3,
-        right.SLOTS,
-        [("np.cumsum(counts, axis=0)", "np.cumsum(counts).reshape(counts.shape)")],
-        "over everything",
-    ),
-    (
-        3,
-        right.SLOTS,
-        [("np.cumsum(counts, axis=0) - counts", "0 * counts")],
-        "every block begins at 0",
-    ),
-    (3, right.SLOTS, [("first[e] + same", "same")], "the block's first slot is missing"),
-    (3, right.SLOTS, [("first[e] + same", "first[e]")], "the same slot as another"),
-    (3, right.SLOTS, [("first[e] + same", "first[e] + same + 1")], "one too high"),
-    (3, right.SLOTS, [("if e < 0", "if False")], "its answer is -1"),
-    (3, right.SLOTS, [("experts[:i].count(e)", "i")], "count only those for expert"),
-    (4, right.CHAIN, [("red_add_release_gpu", "red_add_relaxed_gpu")], "passes nothing on"),
-    (4, right.CHAIN, [("st_release_sys_i32(flag", "st_relaxed_sys_i32(flag")], "passes nothing on"),
-    (
-        4,
-        right.CHAIN,
-        [("st_release_sys_i32(flag", "st_release_gpu_i32(flag")],
-        "one GPU and read by another",
-    ),
-    pytest.param(
-        4,
-        right.CHAIN,
-        [("ld_acquire_gpu_i32(finished)", "load_i32(finished)")],
-        "needs a strong word",
-        marks=pytest.mark.nightly,  # 300,000 polls of an endless loop
-    ),
-    (
-        4,
-        right.CHAIN,
-        [("ld_acquire_gpu_i32(ready)", "ld_acquire_cta_i32(ready)")],
-        "several blocks of rank 1",
-    ),
-    (
-        4,
-        right.CHAIN,
-        [("st_release_gpu_i32(ready", "st_release_sys_i32(ready")],
-        "stronger than it must be: line",
-    ),
-    (
-        4,
-        right.CHAIN,
-        [("ld_acquire_gpu_i32(fin", "ld_acquire_sys_i32(fin")],
-        "ld_acquire_gpu_i32 would do as well",
-    ),
-    (
-        4,
-        right.CHAIN,
-        [("red_add_release", "fence_acq_rel_gpu(); red_add_release")],
-        "would do as well",
-    ),
-    (
-        4,
-        right.CHAIN_OF_FENCES,
-        [("fence_acq_rel_gpu()", "fence_acq_rel_sys()")],
-        "fence_acq_rel_gpu() would do",
-    ),
-    (4, right.CHAIN, [("st_release_sys_i32(flag, 1)", "pass")], "this hangs"),
-    (4, right.CHAIN, [("load_i32(message)", "1")], "rank 1 read [1, 1, 1]"),
-    (
-        4,
-        right.CHAIN,
-        [
-            (
-                "store_i32(message, value)\n    red_add_release_gpu_i32(finished, 1)",
-                "red_add_release_gpu_i32(finished, 1)\n    store_i32(message, value)",
+SLOW = "needs a strong word"  # 300,000 polls of an endless loop
+
+# (number, right answer): mistakes in it, each as (text, replacement, ..., words of the verdict)
+WRONG = {
+    (1, right.OFFSETS): [
+        ("[[0], ends]", "[ends]", "the 0 at the front is missing"),
+        ("[[0], ends]", "[[0], ends[:-1]]", "the last number is missing"),
+        ("axis=1)", "axis=0)", "the sums are over experts"),
+        ("np.cumsum(counts.sum(axis=1))", "counts.sum(axis=1)", "not yet added up"),
+        (
+            "np.cumsum(counts.sum(axis=1))",
+            "np.cumsum(counts)",
+            "one number for each (expert, rank)",
+        ),
+        ("ends])", "ends]) + 1", "row_offsets[0] must be 0"),
+        ("counts[local_expert, :src_rank].sum()", "0", "ranks before rank 1"),
+        (", :src_rank]", ", :src_rank + 1]", "segment ends"),
+        ("row_offsets(counts)[local_expert] + ", "", "the local experts before 1 are not counted"),
+        ("sum(axis=1)", "sum(axis=1).astype(np.int32)", "32 bits do not hold it"),
+        ("sum(axis=1))", "sum(axis=1).astype(float))", "must return whole numbers"),
+        ("sum(axis=1))", "sum(axis=1).astype(float)).astype(int)", "a float does not hold"),
+        (
+            "ends = np",
+            "counts += 1; counts -= 1; counts[0] = 0; ends = np",
+            "changes its argument 1",
+        ),
+        ("src_rank].sum()", "src_rank].sum() / 1", "first_row must return whole numbers"),
+    ],
+    (2, right.PLACE): [
+        ("expert // local, ", "expert % n_ranks, ", "not assigned in turn"),
+        ("expert % local", "expert", "an axis of LOCAL experts"),
+        ("up(4)", "4", "src_info takes 16 bytes"),
+        ("up(4)", "4", "up(2 * top_k)", "2 * top_k", "padded to 16 bytes too"),
+        ("up(2 * top_k)", "16", "topk_info is as long as top_k=9"),
+        ("up(2 * hidden)", "up(4 * hidden)", "2 bytes, not 4"),
+        ("* message", "", "the question asks for bytes"),
+        ("(le * n_ranks + src_rank)", "(src_rank * local + le)", "the local expert comes first"),
+        ("* message", "* message + 1", "the offset must be 0"),
+        ("* message", "% (1 << 32) * message % (1 << 32)", "32 bits do not hold it"),
+        ("* message", "* message / 1", "must return whole numbers"),
+    ],
+    (3, right.SLOTS): [
+        ("- counts", "", "counts the block's own pairs too"),
+        ("axis=0", "axis=1", "sums run over experts"),
+        ("np.cumsum(counts, axis=0)", "np.cumsum(counts).reshape(counts.shape)", "over everything"),
+        ("np.cumsum(counts, axis=0) - counts", "0 * counts", "every block begins at 0"),
+        ("first[e] + same", "same", "the block's first slot is missing"),
+        ("first[e] + same", "first[e]", "the same slot as another"),
+        ("first[e] + same", "first[e] + same + 1", "one too high"),
+        ("if e < 0", "if False", "its answer is -1"),
+        ("experts[:i].count(e)", "i", "count only those for expert"),
+        ("np.cumsum(counts, axis=0)", "np.cumsum(counts, axis=0, dtype=np.int32)", "has wrapped"),
+        ("- counts", "- counts * 1.0", "must return whole numbers"),
+    ],
+    (3, right.SLOTS_BY_HAND): [
+        ("    first = first.copy()\n", "", "own_slots changes its argument 2")
+    ],
+    (4, right.CHAIN): [
+        ("ld_acquire_gpu_i32(finished)", "load_i32(finished)", SLOW),
+        ("red_add_release_gpu", "red_add_relaxed_gpu", "passes nothing on"),
+        ("st_release_sys_i32(flag", "st_relaxed_sys_i32(flag", "passes nothing on"),
+        ("st_release_sys_i32(flag", "st_release_gpu_i32(flag", "one GPU and read by another"),
+        ("ld_acquire_gpu_i32(ready)", "ld_acquire_cta_i32(ready)", "several blocks of rank 1"),
+        ("st_release_gpu_i32(ready", "st_release_sys_i32(ready", "stronger than it must be: line"),
+        ("ld_acquire_gpu_i32(fin", "ld_acquire_sys_i32(fin", "ld_acquire_gpu_i32 would do as well"),
+        ("red_add_release", "fence_acq_rel_gpu(); red_add_release", "would do as well"),
+        ("st_release_sys_i32(flag, 1)", "pass", "this hangs"),
+        ("load_i32(message)", "1", "rank 1 read [1, 1, 1]"),
+        (
+            "store_i32(message, value)\n    red_add_release_gpu_i32(finished, 1)",
+            "red_add_release_gpu_i32(finished, 1)\n    store_i32(message, value)",
+            "Write first, count after",
+        ),
+        (
+            "while ld_acquire_gpu_i32(finished) != n_messages:\n        pass",
+            "pass",
+            "signal raises the flag when 2 of 3 messages are counted",
+        ),
+        ("!= n_messages", "== 0", "signal raises the flag when 2 of 3 messages are counted"),
+        ("!= n_messages", "!= 3", "wait for n_messages, not for a number"),
+        (
+            "while ld_acquire_sys_i32(flag) == 0:\n        pass",
+            "pass",
+            "receive tells the other blocks before the flag is raised",
+        ),
+        (
+            "while ld_acquire_gpu_i32(ready) == 0:\n        pass",
+            "pass",
+            "read loads the message before",
+        ),
+    ],
+    (4, right.CHAIN_OF_FENCES): [
+        ("fence_acq_rel_gpu()", "fence_acq_rel_sys()", "fence_acq_rel_gpu() would do")
+    ],
+    (5, right.TWO_BUFFERS): [
+        ("i % 2", "i % 2 if rounds < 7 else 0", "with 2 ranks, program(7): "),
+        ("i % 2", "i % 2 if rounds < 900 else 0", "with 2 ranks, program(1000): "),
+        ("i % 2", "0", "over the message of round 1, which rank 1 has not read yet"),
+        ('[f"send {b}", f"wait {b}"]', '[f"wait {b}", f"send {b}"]', "nobody can go on"),
+        ('f"wait {b}"', 'f"wait {1 - b}"', "nobody can go on"),
+        ("i % 2", "i % 3", "there are two buffers"),
+        ("range(rounds)", "range(1)", "each round is sent once"),
+    ],
+    (5, right.BARRIERS): [('"wait 0", "barrier"', '"barrier", "wait 0"', "has not read yet")],
+    (5, right.PREFETCHING): [("shortest way there",)],
+    (6, right.DECIDE): [
+        ("local = n_experts", "topk_ids[0][:] = 0; local = n_experts", "changes its argument 1"),
+        ("* row_bytes", ".astype(np.int32) * np.int32(row_bytes)", "messages of 64 MiB: the floor"),
+        ("gbps / 1e3", "gbps", "in nanoseconds"),
+        ("out[src, src] = 0", "pass", "crosses no link"),
+        ("max(out.sum(0).max(), out.sum(1).max())", "out.sum(1).max()", "only the ways out"),
+        ("max(out.sum(0).max(), out.sum(1).max())", "out.sum(0).max()", "only the ways in"),
+        (
+            "max(out.sum(0).max(), out.sum(1).max())",
+            "out.sum() / n_ranks",
+            "the busiest one decides",
+        ),
+        (
+            "owner = np.where(ids < 0, -1, ids // local)",
+            "owner = (ids % n_experts) // local",
+            "counted as an expert",
+        ),
+        ("here.any(axis=1).sum()", "here.sum()", "the floor of the other layout"),
+        ("+ extra_us", "", "so the choice is pairs, not rows"),
+        ("extra_us <", "extra_us <=", "so the choice is pairs, not rows"),
+        ('"rows" if', '"row" if', 'must be "pairs" or "rows"'),
+    ],
+    (7, right.DROP): [
+        ("= -1", "= e", "nothing is dropped"),
+        ("where[capacity:]", "where[max(0, capacity - 1):]", "not one fewer"),
+        ("where[capacity:]", "where[capacity + 1:]", "one pair too many"),
+        ("where[capacity:]", "where[:max(0, len(where) - capacity)]", "the LAST tokens keep"),
+        (
+            "topk_ids.copy()",
+            "topk_ids.T.copy()",
+            "topk_ids.reshape",
+            "topk_ids.T.reshape",
+            "return out",
+            "return out.T",
+            "all first choices",
+        ),
+        ("return out", "out[(out < topk_ids).any(axis=1)] = -1; return out", "keeps the others"),
+        (
+            "where = np.flatnonzero(topk_ids.reshape(-1) == e)",
+            "where = np.arange(topk_ids.size)",
+            "a capacity of its own",
+        ),
+        ("= -1", "= 99", "A pair stays as it is"),
+        ("topk_ids.copy()", "topk_ids", "changes its argument 1"),
+        ("return out", "return out.reshape(-1)", "an array of shape"),
+        ("return out", "return out * 1.0", "must return whole numbers"),
+        ("in range(n_experts)", "in range(1, n_experts)", "expert 0 keeps 4 pairs"),
+    ],
+    (7, right.DROP_BY_HAND): [("e >= 0 and room", "room", "takes no room")],
+    (8, right.BACKWARD): [
+        ("matrix[e].T", "matrix[e]", "not transposed"),
+        ("np.outer(x[t], grad_y)", "np.outer(grad_y, x[t])", "It is the transpose"),
+        ("gx[t] +=", "gx[t] =", "must be ADDED"),
+        ("gm[e] +=", "gm[e] =", "must be ADDED"),
+        ("weights[t, k] * grad_out[t]", "grad_out[t]", "weights are missing"),
+        ("np.outer(x[t], grad_y)", "np.outer(x[t], grad_out[t])", "weights are missing"),
+        ("y @ grad_out[t]", "y @ grad_y", "a factor too many"),
+        ("y @ grad_out[t]", "x[t] @ grad_out[t]", "the expert's RESULT"),
+        ("np.outer(x[t], grad_y)", "np.outer(y, grad_y)", "by finite differences"),
+        ("if e < 0:", "if False:", "-1 means no expert: nothing"),
+        ("gx[t] +=", "gx[t] -=", "by finite differences"),
+        ("gw[t, k] = y", "gw[t, k] = 0 * y", "It is 0 everywhere"),
+        ("return gx, gw, gm", "return gx, gw", "must return three arrays"),
+        ("return gx, gw, gm", "return gx, gm, gw", "has shape"),
+    ],
+    (9, right.FINISH): [
+        ("[ends[b] for b in before]", "[]", "`before` are ignored"),
+        ('0 if resource == "none" else free.get(resource, 0)', "0", "several at once"),
+        ('0 if resource == "none" else ', "", '"none" is no resource'),
+        ("max([busy, *ready])", "max(busy, min(ready, default=0))", "not the first of them"),
+        ("max([busy, *ready])", "max(busy, ready[-1] if ready else 0)", "not the last of the list"),
+        ("max([busy, *ready])", "max(busy, sum(ready))", "may overlap"),
+        ("free[resource] = begin + us", "free[resource] = busy + us", "waiting included"),
+        ("return ends", "return {t[0]: ends[t[0]] - t[2] for t in tasks}", "BEGIN"),
+        ("return ends", "return {t[0]: t[2] for t in tasks}", "These are durations"),
+        ("return ends", "return list(ends.values())", "must return a dictionary"),
+        ("return ends", "ends.pop('a', 0); return ends", "the result has the names"),
+    ],
+    (10, right.FLOORS_BY_HAND): [
+        ("received[r]", "received[r if way < 2 else src]", "here one receives more")
+    ],
+    (10, right.FLOORS): [
+        ("if dst // h != src // h:", "if True:", "token's own host are counted"),
+        ("if dst // h != src // h:", "if dst != src:", "other ranks of the same host"),
+        ("max(m.sum(0).max(), m.sum(1).max())", "m.sum(1).max()", "only what cards send"),
+        ("max(m.sum(0).max(), m.sum(1).max())", "m.sum(0).max()", "only what cards receive"),
+        ("max(m.sum(0).max(), m.sum(1).max())", "m.sum()", "what all cards send together"),
+        ("max(m.sum(0).max(), m.sum(1).max())", "m.sum() / n_ranks", "the average card"),
+        ("/ 1e3", "", "in nanoseconds"),
+        ("* row_bytes", "* row_bytes * 8", "not in bits"),
+        ("np.where(ids < 0, src, ids // local)", "ids % n_experts // local", "-1 means no expert"),
+        (
+            "rows[src, dst] = (rank == dst).any(axis=1).sum()",
+            "rows[src, dst] = (rank == dst).sum()",
+            "this is the floor of pairs",
+        ),
+        ("dst % h == src % h", "dst % h == 0", "arrive at its first rank"),
+        ("(pairs, rows, hosts)]", "(pairs, rows)]", "must return three numbers"),
+    ],
+}
+
+
+def mistakes():
+    """Each of WRONG: number, right answer, {text: replacement}, words of the verdict."""
+    for (number, source), rows in WRONG.items():
+        for *edits, says in rows:
+            marks = [pytest.mark.nightly] if says == SLOW else []
+            yield pytest.param(
+                number, source, dict(zip(edits[::2], edits[1::2])), says, marks=marks
             )
-        ],
-        "Write first, count after",
-    ),
-    (
-        4,
-        right.CHAIN,
-        [("while ld_acquire_gpu_i32(finished) != n_messages:\n        pass", "pass")],
-        "signal raises the flag when 2 of 3 messages are counted",
-    ),
-    (
-        4,
-        right.CHAIN,
-        [("!= n_messages", "== 0")],
-        "signal raises the flag when 2 of 3 messages are counted",
-    ),
-    (4, right.CHAIN, [("!= n_messages", "!= 3")], "wait for n_messages, not for a number"),
-    (
-        4,
-        right.CHAIN,
-        [("while ld_acquire_sys_i32(flag) == 0:\n        pass", "pass")],
-        "receive tells the other blocks before the flag is raised",
-    ),
-    (
-        4,
-        right.CHAIN,
-        [("while ld_acquire_gpu_i32(ready) == 0:\n        pass", "pass")],
-        "read loads the message before",
-    ),
-    (1, right.OFFSETS, [("sum(axis=1)", "sum(axis=1).astype(np.int32)")], "32 bits do not hold it"),
-    (
-        1,
-        right.OFFSETS,
-        [("sum(axis=1))", "sum(axis=1).astype(float))")],
-        "must return whole numbers",
-    ),
-    (
-        1,
-        right.OFFSETS,
-        [("sum(axis=1))", "sum(axis=1).astype(float)).astype(int)")],
-        "a float does not hold",
-    ),
-    (
-        1,
-        right.OFFSETS,
-        [("ends = np", "counts += 1; counts -= 1; counts[0] = 0; ends = np")],
-        "changes its argument 1",
-    ),
-    (
-        1,
-        right.OFFSETS,
-        [("src_rank].sum()", "src_rank].sum() / 1")],
-        "first_row must return whole numbers",
-    ),
-    (
-        2,
-        right.PLACE,
-        [("* message", "% (1 << 32) * message % (1 << 32)")],
-        "32 bits do not hold it",
-    ),
-    (2, right.PLACE, [("* message", "* message / 1")], "must return whole numbers"),
-    (
-        3,
-        right.SLOTS,
-        [("np.cumsum(counts, axis=0)", "np.cumsum(counts, axis=0, dtype=np.int32)")],
-        "has wrapped",
-    ),
-    (3, right.SLOTS, [("- counts", "- counts * 1.0")], "must return whole numbers"),
-    (
-        3,
-        right.SLOTS_BY_HAND,
-        [("    first = first.copy()\n", "")],
-        "own_slots changes its argument 2",
-    ),
-    (5, right.TWO_BUFFERS, [("i % 2", "i % 2 if rounds < 7 else 0")], "with 2 ranks, program(7): "),
-    (
-        5,
-        right.TWO_BUFFERS,
-        [("i % 2", "i % 2 if rounds < 900 else 0")],
-        "with 2 ranks, program(1000): ",
-    ),
-    (
-        6,
-        right.DECIDE,
-        [("local = n_experts", "topk_ids[0][:] = 0; local = n_experts")],
-        "changes its argument 1",
-    ),
-    (
-        6,
-        right.DECIDE,
-        [("* row_bytes", ".astype(np.int32) * np.int32(row_bytes)")],
-        "messages of 64 MiB: the floor",
-    ),
-    (
-        5,
-        right.TWO_BUFFERS,
-        [("i % 2", "0")],
-        "over the message of round 1, which rank 1 has not read yet",
-    ),
-    (5, right.BARRIERS, [('"wait 0", "barrier"', '"barrier", "wait 0"')], "has not read yet"),
-    (
-        5,
-        right.TWO_BUFFERS,
-        [('[f"send {b}", f"wait {b}"]', '[f"wait {b}", f"send {b}"]')],
-        "nobody can go on",
-    ),
-    (5, right.TWO_BUFFERS, [('f"wait {b}"', 'f"wait {1 - b}"')], "nobody can go on"),
-    (5, right.TWO_BUFFERS, [("i % 2", "i % 3")], "there are two buffers"),
-    (5, right.TWO_BUFFERS, [("range(rounds)", "range(1)")], "each round is sent once"),
-    (5, right.PREFETCHING, [], "shortest way there"),
-    (6, right.DECIDE, [("gbps / 1e3", "gbps")], "in nanoseconds"),
-    (6, right.DECIDE, [("out[src, src] = 0", "pass")], "crosses no link"),
-    (
-        6,
-        right.DECIDE,
-        [("max(out.sum(0).max(), out.sum(1).max())", "out.sum(1).max()")],
-        "only the ways out",
-    ),
-    (
-        6,
-        right.DECIDE,
-        [("max(out.sum(0).max(), out.sum(1).max())", "out.sum(0).max()")],
-        "only the ways in",
-    ),
-    (
-        6,
-        right.DECIDE,
-        [("max(out.sum(0).max(), out.sum(1).max())", "out.sum() / n_ranks")],
-        "the busiest one decides",
-    ),
-    (
-        6,
-        right.DECIDE,
-        [("owner = np.where(ids < 0, -1, ids // local)", "owner = (ids % n_experts) // local")],
-        "counted as an expert",
-    ),
-    (6, right.DECIDE, [("here.any(axis=1).sum()", "here.sum()")], "the floor of the other layout"),
-    (6, right.DECIDE, [("+ extra_us", "")], "so the choice is pairs, not rows"),
-    (6, right.DECIDE, [("extra_us <", "extra_us <=")], "so the choice is pairs, not rows"),
-    (6, right.DECIDE, [('"rows" if', '"row" if')], 'must be "pairs" or "rows"'),
-    (7, right.DROP, [("= -1", "= e")], "nothing is dropped"),
-    (7, right.DROP, [("where[capacity:]", "where[max(0, capacity - 1):]")], "not one fewer"),
-    (7, right.DROP, [("where[capacity:]", "where[capacity + 1:]")], "one pair too many"),
-    (7, right.DROP_BY_HAND, [("e >= 0 and room", "room")], "takes no room"),
-    (
-        10,
-        right.FLOORS_BY_HAND,
-        [("received[r]", "received[r if way < 2 else src]")],
-        "here one receives more",
-    ),
-    (
-        7,
-        right.DROP,
-        [("where[capacity:]", "where[:max(0, len(where) - capacity)]")],
-        "the LAST tokens keep",
-    ),
-    (
-        7,
-        right.DROP,
-        [
-            ("topk_ids.copy()", "topk_ids.T.copy()"),
-            ("topk_ids.reshape", "topk_ids.T.reshape"),
-            ("return out", "return out.T"),
-        ],
-        "all first choices",
-    ),
-    (
-        7,
-        right.DROP,
-        [("return out", "out[(out < topk_ids).any(axis=1)] = -1; return out")],
-        "keeps the others",
-    ),
-    (
-        7,
-        right.DROP,
-        [("where = np.flatnonzero(topk_ids.reshape(-1) == e)", "where = np.arange(topk_ids.size)")],
-        "a capacity of its own",
-    ),
-    (7, right.DROP, [("= -1", "= 99")], "A pair stays as it is"),
-    (7, right.DROP, [("topk_ids.copy()", "topk_ids")], "changes its argument 1"),
-    (7, right.DROP, [("return out", "return out.reshape(-1)")], "an array of shape"),
-    (7, right.DROP, [("return out", "return out * 1.0")], "must return whole numbers"),
-    (7, right.DROP, [("in range(n_experts)", "in range(1, n_experts)")], "expert 0 keeps 4 pairs"),
-    (8, right.BACKWARD, [("matrix[e].T", "matrix[e]")], "not transposed"),
-    (
-        8,
-        right.BACKWARD,
-        [("np.outer(x[t], grad_y)", "np.outer(grad_y, x[t])")],
-        "It is the transpose",
-    ),
-    (8, right.BACKWARD, [("gx[t] +=", "gx[t] =")], "must be ADDED"),
-    (8, right.BACKWARD, [("gm[e] +=", "gm[e] =")], "must be ADDED"),
-    (8, right.BACKWARD, [("weights[t, k] * grad_out[t]", "grad_out[t]")], "weights are missing"),
-    (
-        8,
-        right.BACKWARD,
-        [("np.outer(x[t], grad_y)", "np.outer(x[t], grad_out[t])")],
-        "weights are missing",
-    ),
-    (8, right.BACKWARD, [("y @ grad_out[t]", "y @ grad_y")], "a factor too many"),
-    (8, right.BACKWARD, [("y @ grad_out[t]", "x[t] @ grad_out[t]")], "the expert's RESULT"),
-    (
-        8,
-        right.BACKWARD,
-        [("np.outer(x[t], grad_y)", "np.outer(y, grad_y)")],
-        "by finite differences",
-    ),
-    (8, right.BACKWARD, [("if e < 0:", "if False:")], "-1 means no expert: nothing"),
-    (8, right.BACKWARD, [("gx[t] +=", "gx[t] -=")], "by finite differences"),
-    (8, right.BACKWARD, [("gw[t, k] = y", "gw[t, k] = 0 * y")], "It is 0 everywhere"),
-    (8, right.BACKWARD, [("return gx, gw, gm", "return gx, gw")], "must return three arrays"),
-    (8, right.BACKWARD, [("return gx, gw, gm", "return gx, gm, gw")], "has shape"),
-    (9, right.FINISH, [("[ends[b] for b in before]", "[]")], "`before` are ignored"),
-    (
-        9,
-        right.FINISH,
-        [('0 if resource == "none" else free.get(resource, 0)', "0")],
-        "several at once",
-    ),
-    (9, right.FINISH, [('0 if resource == "none" else ', "")], '"none" is no resource'),
-    (
-        9,
-        right.FINISH,
-        [("max([busy, *ready])", "max(busy, min(ready, default=0))")],
-        "not the first of them",
-    ),
-    (
-        9,
-        right.FINISH,
-        [("max([busy, *ready])", "max(busy, ready[-1] if ready else 0)")],
-        "not the last of the list",
-    ),
-    (9, right.FINISH, [("max([busy, *ready])", "max(busy, sum(ready))")], "may overlap"),
-    (
-        9,
-        right.FINISH,
-        [("free[resource] = begin + us", "free[resource] = busy + us")],
-        "waiting included",
-    ),
-    (
-        9,
-        right.FINISH,
-        [("return ends", "return {t[0]: ends[t[0]] - t[2] for t in tasks}")],
-        "BEGIN",
-    ),
-    (
-        9,
-        right.FINISH,
-        [("return ends", "return {t[0]: t[2] for t in tasks}")],
-        "These are durations",
-    ),
-    (9, right.FINISH, [("return ends", "return list(ends.values())")], "must return a dictionary"),
-    (
-        9,
-        right.FINISH,
-        [("return ends", "ends.pop('a', 0); return ends")],
-        "the result has the names",
-    ),
-    (10, right.FLOORS, [("if dst // h != src // h:", "if True:")], "token's own host are counted"),
-    (
-        10,
-        right.FLOORS,
-        [("if dst // h != src // h:", "if dst != src:")],
-        "other ranks of the same host",
-    ),
-    (
-        10,
-        right.FLOORS,
-        [("max(m.sum(0).max(), m.sum(1).max())", "m.sum(1).max()")],
-        "only what cards send",
-    ),
-    (
-        10,
-        right.FLOORS,
-        [("max(m.sum(0).max(), m.sum(1).max())", "m.sum(0).max()")],
-        "only what cards receive",
-    ),
-    (
-        10,
-        right.FLOORS,
-        [("max(m.sum(0).max(), m.sum(1).max())", "m.sum()")],
-        "what all cards send together",
-    ),
-    (
-        10,
-        right.FLOORS,
-        [("max(m.sum(0).max(), m.sum(1).max())", "m.sum() / n_ranks")],
-        "the average card",
-    ),
-    (10, right.FLOORS, [("/ 1e3", "")], "in nanoseconds"),
-    (10, right.FLOORS, [("* row_bytes", "* row_bytes * 8")], "not in bits"),
-    (
-        10,
-        right.FLOORS,
-        [("np.where(ids < 0, src, ids // local)", "ids % n_experts // local")],
-        "-1 means no expert",
-    ),
-    (
-        10,
-        right.FLOORS,
-        [
-            (
-                "rows[src, dst] = (rank == dst).any(axis=1).sum()",
-                "rows[src, dst] = (rank == dst).sum()",
-            )
-        ],
-        "this is the floor of pairs",
-    ),
-    (10, right.FLOORS, [("dst % h == src % h", "dst % h == 0")], "arrive at its first rank"),
-    (10, right.FLOORS, [("(pairs, rows, hosts)]", "(pairs, rows)]")], "must return three numbers"),
-]
 
 
 def written(tmp_path, source):
@@ -469,14 +249,17 @@ def written(tmp_path, source):
     return file
 
 
-@pytest.mark.parametrize("number, source", [r for r in RIGHT if r[0] != 5])  # 5: see below
+@pytest.mark.parametrize(
+    "number, source",
+    [(n, source) for n in RIGHT if n != 5 for source in RIGHT[n]],  # 5: see below
+)
 def test_right_answers_are_accepted(number, source, tmp_path):
     assert exercise(number).judge(load(written(tmp_path, source)))
 
 
-@pytest.mark.parametrize("number, source, edits, says", WRONG)
+@pytest.mark.parametrize("number, source, edits, says", list(mistakes()))
 def test_wrong_answers_are_told_what_is_wrong(number, source, edits, says, tmp_path):
-    for text, new in edits:
+    for text, new in edits.items():
         assert text in source
         source = source.replace(text, new)
     with pytest.raises(Wrong) as wrong:
@@ -485,8 +268,8 @@ def test_wrong_answers_are_told_what_is_wrong(number, source, edits, says, tmp_p
 
 
 def test_every_exercise_has_right_and_wrong_answers():
-    assert {n for n, _ in RIGHT} == set(FILES)
-    assert all(sum(getattr(w, "values", w)[0] == n for w in WRONG) >= 6 for n in FILES)
+    assert set(RIGHT) == set(FILES)
+    assert all(sum(wrong.values[0] == n for wrong in mistakes()) >= 6 for n in FILES)
 
 
 @pytest.mark.parametrize(

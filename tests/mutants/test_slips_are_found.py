@@ -1,6 +1,6 @@
-"""Slips: each kind is found where it should be; each slip compiles, changes the code and has a unique name."""
+"""Slips: each kind is found where it should be."""
 
-from epmoe.mutants import edited_kernels, hunt
+from epmoe.mutants import hunt
 from epmoe.mutants.slips import slips_of
 
 SOURCE = """
@@ -58,16 +58,6 @@ def test_numbers_are_wrong():
     ]
     assert found("twice") == [(7, "i32(2)"), (12, "i32(2)")]
     assert (13, "owner") in found("whose") and (13, "my_rank") in found("whose")
-
-
-def test_slips_of_the_kernels_compile_differ_and_have_names_of_their_own():
-    slips = hunt.slips_in_files()
-    assert len({s.key for s in slips}) == len(slips) > 80
-    for s in slips:
-        source = edited_kernels.source_of(s.token.file)
-        edited = s.apply(source)
-        assert edited != source and edited.count("\n") == source.count("\n")
-        compile(edited, s.token.file, "exec")
 
 
 def test_a_release_and_its_acquire_are_found_by_running():

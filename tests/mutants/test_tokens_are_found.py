@@ -6,7 +6,7 @@ import re
 import pytest
 
 from epmoe.mutants import edited_kernels
-from epmoe.mutants.hunt import all_mutants
+from epmoe.mutants.hunt import all_mutants, slips_in_files
 from epmoe.mutants.tokens import mutants_of, names_in
 
 WORDS = re.compile(
@@ -39,9 +39,10 @@ def test_every_word_has_mutants(file):
     assert found <= covered
 
 
-def test_mutants_compile_differ_and_have_names_of_their_own():
-    mutants = all_mutants()
-    assert len({m.key for m in mutants}) == len(mutants) > 150
+@pytest.mark.parametrize("make, most", [(all_mutants, 150), (slips_in_files, 80)])
+def test_mutants_and_slips_compile_differ_and_have_names_of_their_own(make, most):
+    mutants = make()
+    assert len({m.key for m in mutants}) == len(mutants) > most
     for m in mutants:
         source = edited_kernels.source_of(m.token.file)
         edited = m.apply(source)

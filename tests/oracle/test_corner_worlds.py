@@ -16,75 +16,36 @@ SMALL = Limits(hidden=1, tokens=3, large_share=1.0)
 
 def busy_world(limits=SMALL, **fixed):
     """The world of the first seed, with these fields, in which every rank has a token."""
-    fixed = {
-        **dict(
-            token_format="bf16",
-            skip_a2a=False,
-            fused_shared_expert=False,
-            weights="array",
-            hidden=8,
-        ),
-        **fixed,
-    }
-    return next(
-        w for w in (random_world(seed, limits, **fixed) for seed in range(500)) if all(w.tokens)
-    )
+    plain = dict(token_format="bf16", skip_a2a=False, fused_shared_expert=False)
+    fixed = plain | dict(weights="array", hidden=8) | fixed
+    worlds = (random_world(seed, limits, **fixed) for seed in range(500))
+    return next(w for w in worlds if all(w.tokens))
 
 
+TWO = dict(n_ranks=2, n_local_experts=2, top_k=2)
+ONE = dict(n_ranks=1, n_local_experts=1, top_k=1)
+SKIPPED = dict(skip_a2a=True, fused_shared_expert=True)
+MXFP4_ROWS = dict(token_format="mxfp4_rows")
 CORNERS = {
-    "top_k 9: ids take two vectors": dict(n_ranks=2, n_local_experts=8, top_k=9),
-    "top_k 32: every lane has a slot": dict(
-        n_ranks=2, n_local_experts=16, top_k=32, max_tokens_per_rank=2
-    ),
-    "top_k 17 of 34": dict(n_ranks=2, n_local_experts=17, top_k=17, max_tokens_per_rank=2),
+    "top_k 9: ids take two vectors": TWO | dict(n_local_experts=8, top_k=9),
+    "top_k 32: every lane has a slot": TWO
+    | dict(n_local_experts=16, top_k=32, max_tokens_per_rank=2),
+    "top_k 17 of 34": TWO | dict(n_local_experts=17, top_k=17, max_tokens_per_rank=2),
     "5 ranks": dict(n_ranks=5, n_local_experts=2, top_k=3),
     "8 ranks, one expert each": dict(n_ranks=8, n_local_experts=1, top_k=4),
-    "33 local experts": dict(n_ranks=2, n_local_experts=33, top_k=3),
+    "33 local experts": TWO | dict(n_local_experts=33, top_k=3),
     "130 local experts": dict(n_ranks=1, n_local_experts=130, top_k=5),
-    "one of everything": dict(n_ranks=1, n_local_experts=1, top_k=1),
-    "one of everything, skip_a2a": dict(
-        n_ranks=1, n_local_experts=1, top_k=1, skip_a2a=True, fused_shared_expert=True
-    ),
-    "skip_a2a over 16 ranks": dict(
-        n_ranks=16, n_local_experts=1, top_k=5, skip_a2a=True, fused_shared_expert=True
-    ),
-    "hidden 8 in fp32": dict(n_ranks=2, n_local_experts=2, top_k=2, combine_dtype="fp32"),
-    "hidden 264": dict(n_ranks=2, n_local_experts=2, top_k=2, hidden=264),
-    "hidden 1032 in fp16": dict(
-        n_ranks=2,
-        n_local_experts=2,
-        top_k=2,
-        hidden=1032,
-        max_tokens_per_rank=2,
-        combine_dtype="fp16",
-    ),
-    "fp8_blockwise, shared, hidden 1152": dict(
-        n_ranks=2,
-        n_local_experts=2,
-        top_k=2,
-        hidden=1152,
-        token_format="fp8_blockwise",
-        fused_shared_expert=True,
-    ),
-    "nvfp4, hidden 1088": dict(
-        n_ranks=2, n_local_experts=2, top_k=2, hidden=1088, token_format="nvfp4"
-    ),
-    "mxfp4_rows, hidden 32": dict(
-        n_ranks=2,
-        n_local_experts=2,
-        top_k=2,
-        hidden=32,
-        token_format="mxfp4_rows",
-        fuse_a_scale_preshuffle=False,
-    ),
-    "slots, hidden 1280": dict(
-        n_ranks=2,
-        n_local_experts=2,
-        top_k=2,
-        hidden=1280,
-        token_format="mxfp4_rows",
-        fuse_a_scale_preshuffle=True,
-    ),
+    "one of everything": ONE,
+    "one of everything, skip_a2a": ONE | SKIPPED,
+    "skip_a2a over 16 ranks": dict(n_ranks=16, n_local_experts=1, top_k=5) | SKIPPED,
+    "hidden 8 in fp32": TWO | dict(combine_dtype="fp32"),
+    "hidden 264": TWO | dict(hidden=264),
+    "hidden 1032 in fp16": TWO | dict(hidden=1032, max_tokens_per_rank=2, combine_dtype="fp16"),
+    "fp8_blockwise, shared, hidden 1152": TWO
+    | dict(hidden=1152, token_format="fp8_blockwise", fused_shared_expert=True),
+    "nvfp4, hidden 1088": TWO | dict(hidden=1088, token_format="nvfp4"),
+    "mxfp4_rows, hidden 32": TWO | MXFP4_ROWS | dict(hidden=32, fuse_a_scale_preshuffle=False),
+    "slots, hidden 1280": TWO | MXFP4_ROWS | dict(hidden=1280, fuse_a_scale_preshuffle=True),
 }
 
 
@@ -122,15 +83,8 @@ def test_expert_ids_above_32767_travel_unsigned_through_the_kernels():
 def test_nothing_to_send(token_format, shared):
     """Tokens with only ids of -1 on rank 0, no token on rank 1."""
     hidden = {"bf16": 8, "fp8_blockwise": 128, "nvfp4": 64, "mxfp4_rows": 32}[token_format]
-    world = busy_world(
-        n_ranks=2,
-        n_local_experts=2,
-        top_k=2,
-        token_format=token_format,
-        hidden=hidden,
-        fused_shared_expert=shared,
-        fuse_a_scale_preshuffle=False,
-    )
+    options = dict(token_format=token_format, hidden=hidden, fused_shared_expert=shared)
+    world = busy_world(**TWO, **options, fuse_a_scale_preshuffle=False)
     world.topk_ids[0] = [[-1, -1] for _ in world.topk_ids[0]]
     for name in ("tokens", "topk_ids", "weights", "routed_outputs"):
         getattr(world, name)[1] = []
@@ -195,7 +149,7 @@ def test_functions_with_scalars_and_tables_of_every_type():
     import epmoe_ref
     from epmoe import ExpertParallel, LocalWorld
 
-    world = busy_world(n_ranks=2, n_local_experts=2, top_k=2, combine_dtype="bf16", epilogue=False)
+    world = busy_world(**TWO, combine_dtype="bf16", epilogue=False)
     rng = np.random.default_rng(4)
     gain_bits = numbers(rng, "bf16", (2, 8), "ordinary")
     gain = [api_arrays.array(g, "bf16", (8,)) for g in gain_bits]
@@ -250,15 +204,8 @@ def test_expert_outputs_of_capacity_rows_and_results_in_the_callers_arrays(token
     from epmoe import ExpertParallel, LocalWorld
 
     hidden = {"bf16": 8, "fp8_blockwise": 128}[token_format]
-    world = busy_world(
-        n_ranks=2,
-        n_local_experts=2,
-        top_k=2,
-        token_format=token_format,
-        hidden=hidden,
-        combine_dtype="bf16",
-        epilogue=False,
-    )
+    options = dict(token_format=token_format, hidden=hidden, epilogue=False)
+    world = busy_world(**TWO, **options, combine_dtype="bf16")
     cfg, received, expected = (
         api_arrays.config(world, epmoe_ref.EPConfig),
         record_model.dispatch(world),

@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 from api_arrays import BIT_TYPES, DTYPES, array
+from exact_formats import encode_token
 from fused_a2a_records import ExpertRows, RankRows, kind_of
 from random_worlds import draw_tokens, draw_topk_ids, numbers
 
@@ -99,27 +100,24 @@ def test_rows_of_ranks(batch):
             model.returned(grad_probs, kind_of("fp32"), k),
         )
         for r in range(n_ranks):
-            at = f"seed {seed}, rank {r}: "
-            same_bits(at + "recv_x", recv_x[r], moved[r], dtype, (ns[r], hidden))
-            same_bits(at + "combine's grad_x", back[r], moved[r], dtype, (ns[r], hidden))
-            same_numbers(
-                at + "recv_token_indices",
-                recv_ids[r],
-                model.local_indices()[r],
-                np.int64,
-                (ns[r], k),
-            )
-            same_bits(at + "recv_token_probs", recv_probs[r], local_probs[r], "fp32", (ns[r], k))
-            same_numbers(
-                at + "tokens_per_expert",
-                per_expert[r],
-                model.tokens_per_expert()[r],
-                np.int64,
-                (local,),
-            )
-            same_bits(at + "combined_x", combined[r], summed[r], dtype, (counts[r], hidden))
-            same_bits(at + "dispatch's grad_x", grad_x[r], summed[r], dtype, (counts[r], hidden))
-            same_bits(at + "grad_token_probs", grad_p[r], summed_probs[r], "fp32", (counts[r], k))
+            at, received, sent = f"seed {seed}, rank {r}: ", ns[r], counts[r]
+            for what, actual, expected, dtype_of_it, shape in (
+                ("recv_x", recv_x, moved, dtype, (received, hidden)),
+                ("combine's grad_x", back, moved, dtype, (received, hidden)),
+                ("recv_token_probs", recv_probs, local_probs, "fp32", (received, k)),
+                ("combined_x", combined, summed, dtype, (sent, hidden)),
+                ("dispatch's grad_x", grad_x, summed, dtype, (sent, hidden)),
+                ("grad_token_probs", grad_p, summed_probs, "fp32", (sent, k)),
+            ):
+                same_bits(at + what, actual[r], expected[r], dtype_of_it, shape)
+            of_rank = model.rows[r]
+            for what, actual, expected, shape in (
+                ("recv_token_indices", recv_ids, model.local_indices()[r], (received, k)),
+                ("tokens_per_expert", per_expert, model.tokens_per_expert()[r], (local,)),
+                ("src_rank", handle.src_rank, [src for src, _ in of_rank], (received,)),
+                ("src_token", handle.src_token, [token for _, token in of_rank], (received,)),
+            ):
+                same_numbers(at + what, actual[r], expected, np.int64, shape)
 
 
 @pytest.mark.timeout(0)
@@ -177,10 +175,10 @@ def test_rows_of_experts(batch):
         ps = [len(rows) for rows in model.rows]
         grads = [numbers(rng, dtype, (p, hidden)) for p in ps]
         grad_probs = [numbers(rng, "fp32", (p,)) for p in ps]
-        for rows, g in zip(model.rows, grads):  # values that must not be read are NaN
+        for rows, g, of_probs in zip(model.rows, grads, grad_probs):
             for place, row in enumerate(rows):
-                if row is None:
-                    g[place] = [POISON[dtype]] * hidden
+                if row is None:  # what must not be read is NaN
+                    g[place], of_probs[place] = [POISON[dtype]] * hidden, POISON["fp32"]
         grad_arrays = [array(g, dtype, (p, hidden)) for g, p in zip(grads, ps)]
         given = None if probs is None else [array(g, "fp32", (p,)) for g, p in zip(grad_probs, ps)]
         grad_x, grad_p = fused_a2a().hybrid_dispatch_backward(handle, grad_arrays, given)
@@ -189,38 +187,61 @@ def test_rows_of_experts(batch):
 
         moved, summed = model.moved(x, hidden), model.returned(grads, kind, hidden)
         for r in range(n_ranks):
-            at = f"seed {seed}, rank {r}: "
-            same_bits(at + "dispatched_hidden", hidden_rows[r], moved[r], dtype, (ps[r], hidden))
-            same_bits(at + "combine's grad_x", back[r], moved[r], dtype, (ps[r], hidden))
-            same_numbers(
-                at + "tokens_per_expert",
-                per_expert[r],
-                model.tokens_per_expert[r],
-                np.int64,
-                (local,),
-            )
-            same_bits(at + "combined", combined[r], summed[r], dtype, (counts[r], hidden))
-            same_bits(at + "dispatch's grad_x", grad_x[r], summed[r], dtype, (counts[r], hidden))
-            assert int(np.asarray(handle.overflow[r]).ravel()[0]) == model.overflow[r], (
-                at + "overflow"
-            )
+            at, received, sent = f"seed {seed}, rank {r}: ", ps[r], counts[r]
+            for what, actual, expected, shape in (
+                ("dispatched_hidden", hidden_rows, moved, (received, hidden)),
+                ("combine's grad_x", back, moved, (received, hidden)),
+                ("combined", combined, summed, (sent, hidden)),
+                ("dispatch's grad_x", grad_x, summed, (sent, hidden)),
+            ):
+                same_bits(at + what, actual[r], expected[r], dtype, shape)
+            places = [(-1, -1, -1) if row is None else row for row in model.rows[r]]
+            experts = [-1 if expert < 0 else expert % local for *_, expert in places]
+            for what, actual, expected, type_of_it, shape in (
+                ("tokens_per_expert", per_expert, model.tokens_per_expert[r], np.int64, (local,)),
+                ("overflow", handle.overflow, [model.overflow[r]], np.int32, (1,)),
+                ("src_rank", handle.src_rank, [src for src, *_ in places], np.int64, (received,)),
+                ("src_token", handle.src_token, [t for _, t, _ in places], np.int64, (received,)),
+                ("local_expert", handle.local_expert, experts, np.int64, (received,)),
+            ):
+                same_numbers(at + what, actual[r], expected, type_of_it, shape)
             if probs is not None:
-                same_bits(
-                    at + "dispatched_probs", row_probs[r], model.probs(probs)[r], "fp32", (ps[r],)
-                )
-                same_bits(
-                    at + "grad_probs",
-                    grad_p[r],
-                    model.probs_back(grad_probs)[r],
-                    "fp32",
-                    (counts[r], n_experts),
-                )
+                of_rows, of_tokens = model.probs(probs)[r], model.probs_back(grad_probs)[r]
+                same_bits(at + "dispatched_probs", row_probs[r], of_rows, "fp32", (received,))
+                same_bits(at + "grad_probs", grad_p[r], of_tokens, "fp32", (sent, n_experts))
             else:
                 assert each(row_probs, r) is None and each(grad_p, r) is None, (
                     at + "probs that were not given"
                 )
             assert each(scales, r) is None, at + "scaling factors without fp8_dispatch"
     assert overflows
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rows_of_experts_in_fp8(seed):
+    """Each token is encoded once: its codes and scales lie in all of its rows, zeros in rows without a token."""
+    draw, rng = random.Random(seed), np.random.default_rng(seed)
+    counts, local, size = draw_tokens(draw, 3, 8), 2, draw.choice((None, 7))
+    routing = [[[draw.random() < 0.4 for _ in range(3 * local)] for _ in range(n)] for n in counts]
+    x = [numbers(rng, "bf16", (n, 256)) for n in counts]
+    rows, _, scales, *_ = fused_a2a().hybrid_dispatch_forward(
+        [array(v, "bf16", (n, 256)) for v, n in zip(x, counts)],
+        [np.array(m, bool).reshape(n, 3 * local) for m, n in zip(routing, counts)],
+        None,
+        local,
+        num_permuted_tokens=size,
+        pad_multiple=4,
+        fp8_dispatch=True,
+    )
+    encoded = [[encode_token("fp8_blockwise", token) for token in own] for own in x]
+    for r, of_rank in enumerate(ExpertRows(routing, local, size, 4, None).rows):
+        wanted = [
+            (bytes(256), bytes(8)) if row is None else encoded[row[0]][row[1]] for row in of_rank
+        ]
+        assert rows[r].dtype == "float8_e4m3fn" and rows[r].shape == (len(of_rank), 256)
+        assert rows[r].tobytes() == b"".join(codes for codes, _ in wanted)
+        assert scales[r].dtype == np.float32 and scales[r].shape == (len(of_rank), 2)
+        assert scales[r].tobytes() == b"".join(of_token for _, of_token in wanted)
 
 
 def each(ranks, r):

@@ -5,11 +5,8 @@ EPMOE_WORLDS=10000 runs that many worlds instead of the sample; EPMOE_FIRST_WORL
 
 import os
 
-import api_arrays
-import numpy as np
 import pytest
 import record_model
-from differences import dispatch_difference
 from exact_formats import FACTS
 from random_worlds import Limits, random_world
 from reference_runs import reference_difference
@@ -45,117 +42,6 @@ def test_every_format_with_every_routing_option(token_format, fused_shared_exper
         )
         difference = reference_difference(world)
         assert difference is None, difference
-
-
-@pytest.mark.parametrize("token_format", FACTS)
-def test_canonical_undoes_any_order_inside_a_segment(token_format):
-    """Rows shuffled inside each (expert, src_rank) segment come back in (token, k) order."""
-    import dataclasses
-
-    import epmoe_ref
-
-    shuffled_rows = 0
-    for seed in range(2000, 2012):
-        world = random_world(seed, token_format=token_format)
-        received = record_model.dispatch(world)
-        cfg = api_arrays.config(world, epmoe_ref.EPConfig)
-        dispatched = epmoe_ref.dispatch(
-            cfg,
-            api_arrays.input_tokens(world),
-            api_arrays.topk_ids(world),
-            input_scale=api_arrays.input_scale(world),
-        )
-        rng = np.random.default_rng(seed)
-        for rank in range(world.n_ranks):
-            order = shuffle_inside_segments(rng, received[rank])
-            shuffled_rows += sum(order != np.arange(len(order)))
-            messy = record_model.Received(
-                **{
-                    f.name: getattr(received[rank], f.name)
-                    for f in dataclasses.fields(received[rank])
-                }
-            )
-            messy.rows = [
-                dataclasses.replace(received[rank].rows[old], row_in_group=row.row_in_group)
-                for old, row in zip(order, received[rank].rows)
-            ]
-            record_model.place_scales(world, messy)
-            mixed = dataclasses.replace(
-                dispatched[rank],
-                output_tokens=dispatched[rank].output_tokens[order],
-                src_info=dispatched[rank].src_info[order],
-                output_scales=with_bytes(dispatched[rank].output_scales, messy),
-            )
-            assert (
-                dispatch_difference(world, rank, received[rank], mixed, padding_is_zero=True)
-                is None
-            )
-            tidy = epmoe_ref.canonical(mixed)
-            for name in (
-                "output_tokens",
-                "output_scales",
-                "src_info",
-                "row_offsets",
-                "scales_offset",
-            ):
-                before, after = getattr(dispatched[rank], name), getattr(tidy, name)
-                assert (before is None) == (after is None)
-                if before is not None:
-                    assert (
-                        api_arrays.bytes_of(before).tobytes()
-                        == api_arrays.bytes_of(after).tobytes()
-                    ), (seed, name)
-    assert shuffled_rows > 20
-
-
-def shuffle_inside_segments(rng, received):
-    """old row for each new row."""
-    order = np.arange(len(received.rows))
-    segments = {}
-    for row, record in enumerate(received.rows):
-        if not isinstance(record.src_rank, str):
-            segments.setdefault((record.group, record.src_rank), []).append(row)
-    for rows in segments.values():
-        order[rows] = rng.permutation(rows)
-    return order
-
-
-def with_bytes(like, received):
-    """The scale array with the model's bytes at their new places."""
-    if like is None:
-        return None
-    flat = np.zeros(received.scale_size, np.uint8)
-    for at, (value, _) in received.scale_bytes.items():
-        flat[at] = value
-    return flat.view(like.dtype).reshape(like.shape)
-
-
-def test_any_integer_dtype_and_any_strides_come_in():
-    import epmoe_ref
-
-    for seed, dtype in enumerate(
-        (np.int8, np.uint8, np.int16, np.uint16, np.int64, np.uint64), start=3000
-    ):
-        world = random_world(
-            seed, n_ranks=2, n_local_experts=3, top_k=2, token_format="bf16", skip_a2a=False
-        )
-        if np.dtype(dtype).kind == "u":
-            world.topk_ids = [[[max(e, 0) for e in row] for row in ids] for ids in world.topk_ids]
-            world.topk_ids = [
-                [row if len(set(row)) == len(row) else [0, 1] for row in ids]
-                for ids in world.topk_ids
-            ]
-        received = record_model.dispatch(world)
-        cfg = api_arrays.config(world, epmoe_ref.EPConfig)
-        tokens = [np.repeat(t, 2, axis=0)[::2] for t in api_arrays.input_tokens(world)]
-        ids = [np.asfortranarray(i) for i in api_arrays.topk_ids(world, dtype)]
-        dispatched = epmoe_ref.dispatch(cfg, tokens, ids)
-        for rank in range(2):
-            difference = dispatch_difference(
-                world, rank, received[rank], dispatched[rank], padding_is_zero=True
-            )
-            assert difference is None, difference
-            assert dispatched[rank].topk_ids.dtype == np.int32
 
 
 @pytest.mark.by_day(1)

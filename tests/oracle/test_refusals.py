@@ -6,55 +6,7 @@ import pytest
 import record_model
 from random_worlds import random_world
 
-BAD_CONFIGURATIONS = {
-    "n_experts not a multiple of n_ranks": dict(n_ranks=4, n_experts=10),
-    "top_k over n_experts": dict(n_experts=4, top_k=5),
-    "n_experts over 65535": dict(n_experts=65536, n_ranks=1),
-    "hidden no multiple of 8": dict(hidden=100),
-    "hidden no multiple of 128": dict(hidden=192, token_format="fp8_blockwise"),
-    "hidden no multiple of 64": dict(hidden=96, token_format="nvfp4"),
-    "hidden no multiple of 128 (mxfp4)": dict(hidden=192, token_format="mxfp4"),
-    "hidden no multiple of 128 (mxfp8)": dict(hidden=64, token_format="mxfp8"),
-    "hidden no multiple of 32": dict(hidden=48, token_format="mxfp4_rows"),
-    "slots need hidden % 256": dict(
-        hidden=128, token_format="mxfp4_rows", fuse_a_scale_preshuffle=True
-    ),
-    "unknown format": dict(token_format="int8"),
-    "unknown combine_dtype": dict(combine_dtype="fp64"),
-    "shares of another world size": dict(
-        skip_a2a=True, fused_shared_expert=True, allreduce_world_size=3
-    ),
-    "p2p_world_size that does not divide n_ranks": dict(
-        n_ranks=4, n_experts=8, p2p_world_size=3, use_shmem=True
-    ),
-    "p2p_world_size under n_ranks without use_shmem": dict(
-        n_ranks=4, n_experts=8, p2p_world_size=2
-    ),
-    "no ranks": dict(n_ranks=0),
-    "no experts": dict(n_experts=0),
-    "no slots": dict(top_k=0),
-    "no hidden": dict(hidden=0),
-    "no tokens": dict(max_tokens_per_rank=0),
-    "negative ranks": dict(n_ranks=-2),
-    "alignment 0": dict(alignment=0),
-    "allreduce_world_size 0": dict(allreduce_world_size=0),
-}
-
-
-@pytest.mark.parametrize("name", BAD_CONFIGURATIONS)
-def test_configurations_that_make_no_sense_are_refused(name):
-    from epmoe_ref import EPConfig
-    from epmoe_ref.errors import EPValueError
-
-    good = dict(n_ranks=2, n_experts=8, top_k=2, hidden=128, max_tokens_per_rank=4)
-    EPConfig(**good)
-    with pytest.raises(EPValueError) as caught:
-        EPConfig(**{**good, **BAD_CONFIGURATIONS[name]})
-    field = next(iter(BAD_CONFIGURATIONS[name]))
-    assert any(word in str(caught.value) for word in BAD_CONFIGURATIONS[name]), (
-        field,
-        str(caught.value),
-    )
+from epmoe_ref.errors import EPValueError
 
 
 class Refused:
@@ -175,35 +127,16 @@ BAD_DISPATCHES = {
 
 def full_world(**fixed):
     """With tokens on both ranks."""
-    for seed in range(200):
-        world = random_world(
-            seed,
-            **{
-                **dict(
-                    n_ranks=2,
-                    n_local_experts=2,
-                    top_k=2,
-                    token_format="bf16",
-                    skip_a2a=False,
-                    fused_shared_expert=False,
-                    combine_dtype="bf16",
-                    hidden=8,
-                    weights="array",
-                    epilogue=False,
-                ),
-                **fixed,
-            },
-        )
-        if all(2 <= len(t) < 12 for t in world.tokens):
-            return world
-    raise AssertionError("no seed gives such a world")
+    sizes = dict(n_ranks=2, n_local_experts=2, top_k=2, hidden=8, weights="array", epilogue=False)
+    plain = dict(token_format="bf16", skip_a2a=False, fused_shared_expert=False)
+    fixed = sizes | plain | dict(combine_dtype="bf16") | fixed
+    worlds = (random_world(seed, **fixed) for seed in range(200))
+    return next(w for w in worlds if all(2 <= len(t) < 12 for t in w.tokens))
 
 
 @pytest.mark.by_day
 @pytest.mark.parametrize("name", BAD_DISPATCHES)
 def test_bad_dispatches_are_refused_and_leave_a_usable_object(package, name):
-    from epmoe_ref.errors import EPValueError
-
     with package(full_world()) as run:
         tokens, ids = list(run.tokens), [i.copy() for i in run.ids]
         BAD_DISPATCHES[name](run)
@@ -216,8 +149,6 @@ def test_bad_dispatches_are_refused_and_leave_a_usable_object(package, name):
 @pytest.mark.by_day(7)
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan"), 1e-60, 1e60, "one"])
 def test_input_scales_that_are_not_positive_and_finite_are_refused(package, scale):
-    from epmoe_ref.errors import EPValueError
-
     with package(full_world(token_format="nvfp4", hidden=64)) as run:
         with pytest.raises(EPValueError):
             run.dispatch(run.tokens, run.ids, input_scale=scale)
@@ -267,8 +198,6 @@ BAD_COMBINES = [
 @pytest.mark.by_day
 @pytest.mark.parametrize("spoil", BAD_COMBINES, ids=lambda f: f.__name__)
 def test_bad_combines_are_refused_and_leave_a_usable_object(package, spoil):
-    from epmoe_ref.errors import EPValueError
-
     world = full_world()
     with package(world) as run:
         dispatched = run.dispatch(run.tokens, run.ids)
@@ -280,8 +209,6 @@ def test_bad_combines_are_refused_and_leave_a_usable_object(package, spoil):
 
 
 def test_a_shared_expert_without_router_weights_is_refused(package):
-    from epmoe_ref.errors import EPValueError
-
     world = full_world(fused_shared_expert=True)
     with package(world) as run:
         dispatched = run.dispatch(run.tokens, run.ids)

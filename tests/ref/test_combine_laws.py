@@ -164,10 +164,8 @@ def test_skipped_slots_add_nothing_whatever_their_weight():
             assert skipped.any() or not len(skipped)
             w[rank][skipped] = np.nan
         for got, out in zip(combine(cfg, y, d, router_weights=w), want):
-            assert (
-                np.array_equal(as_bytes(got), as_bytes(out))
-                and not np.isnan(got.astype(np.float32)).any()
-            )
+            assert np.array_equal(as_bytes(got), as_bytes(out))
+            assert not np.isnan(got.astype(np.float32)).any()
 
 
 def test_a_token_without_experts_becomes_plus_zero():
@@ -185,13 +183,8 @@ def test_rows_with_src_info_outside_are_not_sent():
     y = [np.arange(1, 6).astype(bfloat16)[:, None].repeat(8, axis=1)]
     d[0].src_info[:] = [[-1, 0], [0, 1], [150, 0], [1, -1], [3, 0]]
     for weights in (None, [np.ones((5, 1), np.float32)]):
-        assert combine(cfg, y, d, router_weights=weights)[0].reshape(5, 8)[:, 0].tolist() == [
-            0,
-            0,
-            0,
-            5,
-            0,
-        ]
+        out = combine(cfg, y, d, router_weights=weights)[0].reshape(5, 8)
+        assert out[:, 0].tolist() == [0, 0, 0, 5, 0]
 
 
 def test_src_info_that_points_at_another_experts_slot_is_followed():
@@ -214,10 +207,8 @@ def test_spare_rows_of_expert_outputs_are_not_read():
     want = combine(cfg, y, d, router_weights=w)
     more = [np.concatenate([rows, np.full((9, 128), np.nan, bfloat16)]) for rows in y]
     for got, out in zip(combine(cfg, more, d, router_weights=w), want):
-        assert (
-            np.array_equal(as_bytes(got), as_bytes(out))
-            and not np.isnan(got.astype(np.float32)).any()
-        )
+        assert np.array_equal(as_bytes(got), as_bytes(out))
+        assert not np.isnan(got.astype(np.float32)).any()
 
 
 def test_weights_as_a_function_equal_the_array_it_fills():
@@ -280,20 +271,10 @@ def test_an_output_lambda_stores_what_the_epilogue_would_and_nothing_else_is_sto
     def store(token, col, value, out, bias):
         out[token, col] = add_rn(value, bias[col])
 
-    assert (
-        combine(
-            cfg, y, d, router_weights=w, elementwise_lambda_fn=store, epilogue_args=(stored, bias)
-        )
-        == [None] * 4
-    )
-    want = combine(
-        cfg,
-        y,
-        d,
-        router_weights=w,
-        epilogue=lambda t, c, v, b: add_rn(v, b[c]),
-        epilogue_args=(bias,),
-    )
+    stores = dict(elementwise_lambda_fn=store, epilogue_args=(stored, bias))
+    assert combine(cfg, y, d, router_weights=w, **stores) == [None] * 4
+    adds = dict(epilogue=lambda t, c, v, b: add_rn(v, b[c]), epilogue_args=(bias,))
+    want = combine(cfg, y, d, router_weights=w, **adds)
     assert all(np.array_equal(as_bytes(a), as_bytes(b)) for a, b in zip(stored, want))
 
 

@@ -50,15 +50,10 @@ def test_every_pair_arrives_once_in_the_order_expert_source_token_slot(name, slo
             rows = [row for group in groups for row in group]
             assert d.row_offsets.tolist() == [0, *np.cumsum([len(group) for group in groups])]
             assert d.row_offsets.dtype == np.uint32
-            assert (
-                d.expert_ids.tolist() == list(range(cfg.n_groups))
-                and d.expert_ids.dtype == np.int32
-            )
-            want = [(-1, -1) if row is None or row[3] is None else row[2:] for row in rows]
-            assert (
-                d.src_info.tolist() == [list(pair) for pair in want]
-                and d.src_info.dtype == np.int32
-            )
+            assert d.expert_ids.tolist() == list(range(cfg.n_groups))
+            assert d.expert_ids.dtype == np.int32
+            want = [[-1, -1] if row is None or row[3] is None else [*row[2:]] for row in rows]
+            assert d.src_info.tolist() == want and d.src_info.dtype == np.int32
             assert len(d.output_tokens) == len(rows) == d.row_offsets[-1]
             assert np.array_equal(d.topk_ids, ids[rank]) and d.topk_ids.dtype == np.int32
             assert d.num_tokens == len(ids[rank])
@@ -115,20 +110,14 @@ def scales_of_row(cfg, d, group, r):
 def test_scales_that_belong_to_no_row_are_zero(name, slots, hidden):
     for cfg in every_option(name, slots, hidden):
         x, ids = world(cfg)
-        x = [
-            np.full(tokens.shape, 3, bfloat16) for tokens in x
-        ]  # so every scale byte that is used is not 0
+        # so every scale byte that is used is not 0
+        x = [np.full(tokens.shape, 3, bfloat16) for tokens in x]
         for rank, d in enumerate(dispatch(cfg, x, ids)):
             if d.output_scales is not None:
-                used = sum(
-                    row is not None for group in expected_rows(cfg, ids, rank) for row in group
-                )
-                assert (
-                    np.count_nonzero(
-                        as_bytes(d.output_scales).reshape(d.output_scales.size, -1).any(axis=1)
-                    )
-                    == used * format_of(cfg).n_scales()
-                )
+                groups = expected_rows(cfg, ids, rank)
+                used = sum(row is not None for group in groups for row in group)
+                of_scales = as_bytes(d.output_scales).reshape(d.output_scales.size, -1)
+                assert of_scales.any(axis=1).sum() == used * format_of(cfg).n_scales()
 
 
 @formats
@@ -183,14 +172,14 @@ def test_nothing_sent_is_an_empty_result():
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 5, 8, 11])
-def test_shares_of_the_shared_expert_cover_every_token_once(num_tokens):
-    cfg = config(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=4)
-    tokens = []
-    for rank in range(4):
-        first, n_rows = shared_expert_share(cfg, rank, num_tokens)
-        assert n_rows in (num_tokens // 4, num_tokens // 4 + 1)
-        tokens += range(first, first + n_rows)
-    assert tokens == list(range(num_tokens))
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_ranks_share_the_shared_expert_by_their_number_modulo_the_world_size(world, num_tokens):
+    """The shares cover every token once: they are those of array_split."""
+    cfg = config(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=world)
+    parts = [len(p) for p in np.array_split(np.arange(num_tokens), world)]
+    for rank in range(cfg.n_ranks):
+        share = sum(parts[: rank % world]), parts[rank % world]
+        assert shared_expert_share(cfg, rank, num_tokens) == share
     assert shared_expert_share(config(fused_shared_expert=True), 3, num_tokens) == (0, num_tokens)
 
 
@@ -273,13 +262,3 @@ def test_tokens_of_other_types_are_rounded_once_to_bf16(dtype):
             [np.zeros((1, 128), dtype)] * cfg.n_ranks,
             [np.array([[0]])] * cfg.n_ranks,
         )
-
-
-@pytest.mark.parametrize("world", [1, 2, 8])
-def test_ranks_share_the_shared_expert_by_their_number_modulo_the_world_size(world):
-    cfg = config(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=world)
-    shares = [shared_expert_share(cfg, rank, 11) for rank in range(cfg.n_ranks)]
-    parts = [len(p) for p in np.array_split(np.arange(11), world)]
-    assert shares == [
-        (sum(parts[: rank % world]), parts[rank % world]) for rank in range(cfg.n_ranks)
-    ]

@@ -10,9 +10,8 @@ from epmoe_ref import EPConfig, EPValueError, combine, dispatch
 CFG = config(max_tokens=150)
 
 
-def refused(words, call, *args, **kwargs):
-    with pytest.raises(EPValueError, match=words):
-        call(*args, **kwargs)
+def refused(words):
+    return pytest.raises(EPValueError, match=words)
 
 
 def with_ids(rank, change):
@@ -41,24 +40,17 @@ def test_ids_out_of_range(rank, token, k, value, dtype):
         ids[token, k] = value
         return ids
 
-    refused(
-        rf"topk_ids of rank {rank}, token {token}, k {k} is {value} and must be in \[0, n_experts=16\)",
-        dispatch,
-        CFG,
-        *with_ids(rank, change),
-    )
+    with refused(
+        rf"topk_ids of rank {rank}, token {token}, k {k} is {value} and must be in \[0, n_experts=16\)"
+    ):
+        dispatch(CFG, *with_ids(rank, change))
 
 
 def test_an_id_twice_in_one_token():
     ids = np.array([[0, 1, 2, 3], [-1, 7, -1, 7], [5, 5, 5, 5]])
-    x = [np.ones((3, 24), bfloat16)] * 4
-    refused(
-        r"rank 2, token 1, k 3 is 7, as k 1 is already.*\(2 such tokens\)",
-        dispatch,
-        CFG,
-        x,
-        [np.full((3, 4), -1), np.full((3, 4), -1), ids, ids],
-    )
+    x, none = [np.ones((3, 24), bfloat16)] * 4, np.full((3, 4), -1)
+    with refused(r"rank 2, token 1, k 3 is 7, as k 1 is already.*\(2 such tokens\)"):
+        dispatch(CFG, x, [none, none, ids, ids])
 
 
 @pytest.mark.parametrize(
@@ -79,7 +71,8 @@ def test_an_id_twice_in_one_token():
     ],
 )
 def test_form_of_ids(ids, words):
-    refused(words, dispatch, CFG, *with_ids(0, lambda _: ids))
+    with refused(words):
+        dispatch(CFG, *with_ids(0, lambda _: ids))
 
 
 @pytest.mark.parametrize(
@@ -96,39 +89,34 @@ def test_form_of_ids(ids, words):
 )
 def test_form_of_tokens(tokens, words):
     x, ids = world(CFG)
-    refused(words, dispatch, CFG, [tokens, *x[1:]], ids)
+    with refused(words):
+        dispatch(CFG, [tokens, *x[1:]], ids)
 
 
 def test_worlds_are_lists_over_ranks():
     x, ids = world(CFG)
-    refused(
-        "input_tokens has 3 entries and must be a list over ranks, n_ranks=4",
-        dispatch,
-        CFG,
-        x[:3],
-        ids,
-    )
-    refused("topk_ids has type ndarray and must be a list over ranks", dispatch, CFG, x, ids[0])
-    d = dispatch(CFG, x, ids)
-    refused("dispatched has type Dispatched", combine, CFG, [np.ones((1, 24), bfloat16)] * 4, d[0])
-    refused("expert_outputs has 2 entries", combine, CFG, [np.ones((1, 24), bfloat16)] * 2, d)
+    with refused("input_tokens has 3 entries and must be a list over ranks, n_ranks=4"):
+        dispatch(CFG, x[:3], ids)
+    with refused("topk_ids has type ndarray and must be a list over ranks"):
+        dispatch(CFG, x, ids[0])
+    d, outputs = dispatch(CFG, x, ids), [np.ones((1, 24), bfloat16)] * 4
+    with refused("dispatched has type Dispatched"):
+        combine(CFG, outputs, d[0])
+    with refused("expert_outputs has 2 entries"):
+        combine(CFG, outputs[:2], d)
 
 
 @pytest.mark.parametrize("scale", [0.0, -1, np.nan, np.inf, [1, 1, 1, -1], "big", lambda i: -1.0])
 def test_input_scales(scale):
     cfg = config("nvfp4", False, 128)
-    refused(
-        "input_scale of rank [03]=.* must be one positive finite",
-        dispatch,
-        cfg,
-        *world(cfg),
-        input_scale=scale,
-    )
+    with refused("input_scale of rank [03]=.* must be one positive finite"):
+        dispatch(cfg, *world(cfg), input_scale=scale)
 
 
 def test_input_scales_are_one_a_rank():
     cfg = config("nvfp4", False, 128)
-    refused("input_scale has 2 entries", dispatch, cfg, *world(cfg), input_scale=[1, 1])
+    with refused("input_scale has 2 entries"):
+        dispatch(cfg, *world(cfg), input_scale=[1, 1])
 
 
 def test_nothing_is_refused_that_is_allowed():
@@ -164,7 +152,8 @@ def combine_world(cfg, dtype=bfloat16):
 )
 def test_form_of_expert_outputs(change, words):
     y, d, w = combine_world(CFG)
-    refused(words, combine, CFG, [y[0], change(y[1]), *y[2:]], d, router_weights=w)
+    with refused(words):
+        combine(CFG, [y[0], change(y[1]), *y[2:]], d, router_weights=w)
 
 
 @pytest.mark.parametrize(
@@ -184,34 +173,24 @@ def test_form_of_expert_outputs(change, words):
 )
 def test_form_of_router_weights(change, words):
     y, d, w = combine_world(CFG)
-    refused(words, combine, CFG, y, d, router_weights=change(w))
+    with refused(words):
+        combine(CFG, y, d, router_weights=change(w))
 
 
 def test_combinations_without_a_meaning():
     y, d, w = combine_world(CFG)
-    refused("epilogue without router_weights", combine, CFG, y, d, epilogue=lambda t, c, v: v)
-    refused(
-        r"epilogue_args\[1\] is a list of 2 entries and must have one entry a rank",
-        combine,
-        CFG,
-        y,
-        d,
-        router_weights=w,
-        epilogue=lambda t, c, v, a, b: v,
-        epilogue_args=(1, [1, 2]),
-    )
-    refused(
-        r"router_weights_args\[0\] is a list of 1 entries",
-        combine,
-        CFG,
-        y,
-        d,
-        router_weights=lambda t, k, a: 1,
-        router_weights_args=([1],),
-    )
+    with refused("epilogue without router_weights"):
+        combine(CFG, y, d, epilogue=lambda t, c, v: v)
+    of_epilogue = dict(epilogue=lambda t, c, v, a, b: v, epilogue_args=(1, [1, 2]))
+    with refused(r"epilogue_args\[1\] is a list of 2 entries and must have one entry a rank"):
+        combine(CFG, y, d, router_weights=w, **of_epilogue)
+    of_weights = dict(router_weights=lambda t, k, a: 1, router_weights_args=([1],))
+    with refused(r"router_weights_args\[0\] is a list of 1 entries"):
+        combine(CFG, y, d, **of_weights)
     cfg = config(fused_shared_expert=True)
     y, d, w = combine_world(cfg)
-    refused("fused_shared_expert=True without router_weights", combine, cfg, y, d)
+    with refused("fused_shared_expert=True without router_weights"):
+        combine(cfg, y, d)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +237,7 @@ def test_functions_that_cannot_be_called_are_refused(change, said):
     x, ids = [np.ones((2, 8), bfloat16)], [np.array([[0], [1]])]
     d = dispatch(cfg, x, ids)
     arguments = dict(router_weights=[np.ones((2, 1), np.float32)]) | change
-    with pytest.raises(EPValueError, match=said):
+    with refused(said):
         combine(cfg, [d[0].output_tokens], d, **arguments)
 
 
@@ -267,7 +246,7 @@ def test_functions_that_cannot_be_called_are_refused(change, said):
 )
 def test_input_scales_are_checked_with_every_format(token_format, scale):
     cfg = EPConfig(1, 2, 1, 128, 2, token_format=token_format)
-    with pytest.raises(EPValueError, match="must be one positive finite number"):
+    with refused("must be one positive finite number"):
         dispatch(cfg, [np.ones((2, 128), bfloat16)], [np.array([[0], [1]])], input_scale=scale)
 
 
@@ -292,7 +271,7 @@ def test_input_scales_are_checked_with_every_format(token_format, scale):
 def test_a_value_function_that_returns_no_number_for_each_element_is_refused(name, returned, said):
     cfg = EPConfig(1, 2, 1, 64, 2, token_format="nvfp4")
     x, ids = [np.ones((2, 64), bfloat16)], [np.array([[0], [1]])]
-    with pytest.raises(EPValueError, match=f"{name} {said}"):
+    with refused(f"{name} {said}"):
         d = dispatch(
             cfg, x, ids, input_scale=(lambda i: returned) if name == "input_scale" else 1.0
         )

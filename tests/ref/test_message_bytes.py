@@ -21,24 +21,6 @@ KINDS = {
 
 
 @pytest.mark.parametrize(
-    "make, token_size",
-    [
-        (BF16TokenFormat, 14336),
-        (BlockwiseFP8TokenFormat, 7168 + 224),
-        (KINDS["nvfp4"], 3584 + 448),
-        (KINDS["mxfp4"], 3584 + 224),
-        (KINDS["mxfp8"], 7168 + 224),
-        (MXFP4TokenFormat, 3584 + 224),
-    ],
-)
-def test_sizes_of_a_real_model(make, token_size):
-    fmt = make(7168, 8)
-    assert fmt.token_size() == fmt.src_info_offset() == token_size
-    assert (fmt.src_info_size(), fmt.topk_info_size()) == (16, 16)
-    assert fmt.topk_info_offset() == token_size + 16 and fmt.msg_size() == token_size + 32
-
-
-@pytest.mark.parametrize(
     "make, hidden, top_k, alignment, sizes",
     [
         (BF16TokenFormat, 8, 1, 16, (16, 16, 16)),
@@ -51,15 +33,20 @@ def test_sizes_of_a_real_model(make, token_size):
         (KINDS["mxfp8"], 128, 4, 64, (128 + 64, 64, 64)),
         (MXFP4TokenFormat, 32, 17, 16, (16 + 16, 16, 48)),
         (BF16TokenFormat, 8, 3, 4, (16, 4, 8)),
+        # of a real model
+        (BF16TokenFormat, 7168, 8, 16, (14336, 16, 16)),
+        (BlockwiseFP8TokenFormat, 7168, 8, 16, (7168 + 224, 16, 16)),
+        (KINDS["nvfp4"], 7168, 8, 16, (3584 + 448, 16, 16)),
+        (KINDS["mxfp4"], 7168, 8, 16, (3584 + 224, 16, 16)),
+        (KINDS["mxfp8"], 7168, 8, 16, (7168 + 224, 16, 16)),
+        (MXFP4TokenFormat, 7168, 8, 16, (3584 + 224, 16, 16)),
     ],
 )
 def test_every_part_is_padded_to_the_alignment(make, hidden, top_k, alignment, sizes):
     fmt = make(hidden, top_k, alignment)
-    assert (
-        fmt.token_size(),
-        fmt.src_info_size(),
-        fmt.topk_info_size(),
-    ) == sizes and fmt.msg_size() == sum(sizes)
+    assert (fmt.token_size(), fmt.src_info_size(), fmt.topk_info_size()) == sizes
+    assert fmt.src_info_offset() == sizes[0] and fmt.topk_info_offset() == sum(sizes[:2])
+    assert fmt.msg_size() == sum(sizes)
 
 
 @pytest.mark.parametrize("name, slots, hidden", FORMATS, ids=FORMAT_IDS)

@@ -26,20 +26,6 @@ def test_e4m3_is_the_nearest_code_and_saturates():
     assert (got[NAN] == 0x7F).all()  # ml_dtypes keeps the sign
 
 
-def test_e4m3_ties_go_to_the_even_code():
-    values = np.arange(0x7F, dtype=np.uint8).view(float8_e4m3fn).astype(np.float32)
-    middle = (values[:-1] + values[1:]) / 2
-    even = np.arange(0x7E) + np.arange(0x7E) % 2
-    assert np.array_equal(codes(casts.to_e4m3(middle)), even)
-    assert np.array_equal(codes(casts.to_e4m3(-middle)), even + 0x80)
-    assert np.array_equal(
-        codes(casts.to_e4m3(np.nextafter(middle, np.float32(np.inf)))), np.arange(1, 0x7F)
-    )
-    assert np.array_equal(
-        codes(casts.to_e4m3(np.nextafter(middle, np.float32(0)))), np.arange(0x7E)
-    )
-
-
 @pytest.mark.parametrize(
     "bits, byte",
     [
@@ -93,16 +79,6 @@ def test_e2m1_is_the_nearest_code_and_saturates():
         theirs = X.astype(float4_e2m1fn).view(np.uint8)
     assert np.array_equal(got[~NAN], theirs[~NAN])
     assert (got[NAN] == 7).all()
-
-
-def test_e2m1_thresholds():
-    values = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5]
-    x = np.array(values, np.float32)
-    assert casts.to_e2m1(x).tolist() == [0, 2, 2, 4, 4, 6, 6]
-    assert casts.to_e2m1(np.nextafter(x, np.float32(9))).tolist() == [1, 2, 3, 4, 5, 6, 7]
-    assert casts.to_e2m1(np.nextafter(x, np.float32(0))).tolist() == [0, 1, 2, 3, 4, 5, 6]
-    assert casts.to_e2m1(-x).tolist() == [8, 10, 10, 12, 12, 14, 14]
-    assert casts.to_e2m1(np.float32([0.0, -0.0, 1e30, -np.inf])).tolist() == [0, 8, 7, 15]
 
 
 def test_e2m1_decodes_as_ml_dtypes_does_and_packs_the_even_element_low():

@@ -48,11 +48,8 @@ def test_after_dispatch_wait_by_hand():
     machine = by_hand()
     d = machine.dispatch_wait(1)
     state = machine.ranks[1]
-    assert d.src_info.tolist() == [[0, 0], [0, 1], [1, 0], [2, 0]] and d.row_offsets.tolist() == [
-        0,
-        1,
-        4,
-    ]
+    assert d.src_info.tolist() == [[0, 0], [0, 1], [1, 0], [2, 0]]
+    assert d.row_offsets.tolist() == [0, 1, 4]
     assert state.region("A").tolist() == [[[1024, 0], [1025, 1]], [[1028, 3], [1028, 0]]]
     assert (state.dispatch_recv_count == MAX_FINITE).all()
     for name in ("reserved", "finished", "rank_completion", "D", "E", "F", "G"):
@@ -65,10 +62,8 @@ def test_after_both_halves_of_combine_by_hand():
     for rank in range(2):
         machine.combine_async(rank, d[rank].output_tokens, d[rank].src_info)
     state = machine.ranks[0]
-    assert state.combine_recv_count.tolist() == [
-        [1, 0],
-        [1, 3],
-    ]  # experts 0, 1 of rank 0; experts 2, 3 of rank 1
+    # experts 0, 1 of rank 0; experts 2, 3 of rank 1
+    assert state.combine_recv_count.tolist() == [[1, 0], [1, 3]]
     for token, slot in np.argwhere(IDS[0] >= 0):
         assert state.combine_recv_buf[token, slot].view(bfloat16).tolist() == X[0][token].tolist()
     assert (state.combine_recv_buf[1, 1] == 0xEE).all()  # no expert: nothing is sent

@@ -31,11 +31,6 @@ def padded_rows(world):
     return (-(-counts // multiple) * multiple).reshape(len(world.x), world.num_local_experts)
 
 
-def empty_rows(handle):
-    """Over ranks: bool [P], rows without a token."""
-    return [src < 0 for src in handle.src_rank]
-
-
 @law
 @given(integers, st.data())
 def test_dispatch_backward_is_the_adjoint_of_dispatch(world, data):
@@ -72,118 +67,6 @@ def test_combine_of_dispatch_multiplies_by_the_number_of_experts(world):
         for x, m in zip(world.x, world.routing_map)
     ]
     assert_same_bits(fused_a2a.hybrid_combine_forward(hidden, handle), want, "combined_x")
-
-
-@law
-@given(strategies.hybrid_worlds(overflow=False))
-def test_probs_round_trip_exactly(world):
-    dense = [np.random.default_rng(0).random(m.shape, np.float32) for m in world.routing_map]
-    hidden, row_probs, _, _, handle = dispatch(world, probs=dense)
-    zeros = [np.zeros((len(rows), 8), BF16) for rows in hidden]
-    _, back = fused_a2a.hybrid_dispatch_backward(handle, zeros, row_probs)
-    assert_same_bits(
-        back, [np.where(m, own, np.float32(0)) for m, own in zip(world.routing_map, dense)], "probs"
-    )
-
-
-@law
-@given(anything)
-def test_the_sum_of_tokens_per_expert_is_the_rows_that_fit(world):
-    hidden, *_, counts, handle = dispatch(world)
-    padded, budget = padded_rows(world), world.num_permuted_tokens
-    for rank, own in enumerate(counts):
-        total = int(padded[rank].sum())
-        rows = total if budget is None else budget
-        assert len(hidden[rank]) == rows and own.dtype == np.int64
-        assert own.sum() == min(rows, total)
-        if total <= rows:
-            assert np.array_equal(own, padded[rank])
-            assert (own % (world.pad_multiple or 1) == 0).all()
-
-
-@law
-@given(anything, st.integers(0, 300))
-def test_overflow_drops_the_tail_in_expert_major_order(world, budget):
-    """Against the same world with exact P."""
-    exact_hidden, _, exact_scales, _, exact = dispatch(world, num_permuted_tokens=None)
-    hidden, _, scales, counts, handle = dispatch(world, num_permuted_tokens=budget)
-    padded = padded_rows(world)
-    for rank, own in enumerate(padded):
-        before = np.cumsum(own) - own
-        assert np.array_equal(counts[rank], np.minimum(own, np.maximum(0, budget - before)))
-        assert handle.overflow[rank].dtype == np.int32 and handle.overflow[rank].tolist() == [
-            int(own.sum() > budget)
-        ]
-        assert exact.overflow[rank].tolist() == [0]
-        common = min(budget, int(own.sum()))
-        assert len(hidden[rank]) == budget
-        assert_same_bits(hidden[rank][:common], exact_hidden[rank][:common], "rows that fit")
-        assert not np.any(hidden[rank][common:].astype(np.float32))
-        if world.fp8_dispatch:
-            assert_same_bits(scales[rank][:common], exact_scales[rank][:common], "scales that fit")
-            assert not np.any(scales[rank][common:])
-
-
-@law
-@given(anything)
-def test_rows_are_expert_major_then_by_source_rank_then_token(world):
-    hidden, probs, _, counts, handle = dispatch(world, fp8_dispatch=False)
-    padded, n_local = padded_rows(world), world.num_local_experts
-    for rank, rows in enumerate(hidden):
-        start = 0
-        for local, count in enumerate(counts[rank]):
-            expert = rank * n_local + local
-            routed = [
-                (src, int(t))
-                for src, m in enumerate(world.routing_map)
-                for t in np.flatnonzero(m[:, expert])
-            ]
-            for row, (src, token) in zip(range(start, start + count), routed):
-                assert rows[row].tobytes() == world.x[src][token].tobytes()
-                assert world.probs is None or probs[rank][row] == world.probs[src][token, expert]
-                assert (handle.src_rank[rank][row], handle.src_token[rank][row]) == (src, token)
-                assert handle.local_expert[rank][row] == local
-            for row in range(start + len(routed), start + count):
-                assert (
-                    handle.src_rank[rank][row]
-                    == handle.src_token[rank][row]
-                    == handle.local_expert[rank][row]
-                    == -1
-                )
-            start += int(padded[rank, local])
-
-
-@law
-@given(anything)
-def test_rows_without_a_token_are_zero_in_every_result(world):
-    hidden, probs, scales, _, handle = dispatch(world)
-    grads = [np.full((n, 8), 3, BF16) for n in handle.num_tokens]
-    cached = fused_a2a.hybrid_combine_backward(handle, grads)
-    for rank, empty in enumerate(empty_rows(handle)):
-        for rows in (hidden[rank], probs[rank], scales[rank], cached[rank]):
-            assert rows is None or rows[empty].tobytes() == bytes(rows[empty].nbytes)
-        assert (cached[rank][~empty].astype(np.float32) == 3).all()
-
-
-@law
-@given(anything)
-def test_rows_without_a_token_are_never_read(world):
-    """They hold NaN here, in data and in the gradients of probs."""
-    *_, handle = dispatch(world)
-    clean = [np.ones((n, 8), BF16) for n in handle.num_rows]
-    dirty, dirty_probs = (
-        [rows.copy() for rows in clean],
-        [np.ones(n, np.float32) for n in handle.num_rows],
-    )
-    for rank, empty in enumerate(empty_rows(handle)):
-        dirty[rank][empty] = np.nan
-        dirty_probs[rank][empty] = np.nan
-    want = fused_a2a.hybrid_combine_forward(clean, handle)
-    grad_x, grad_probs = fused_a2a.hybrid_dispatch_backward(handle, dirty, dirty_probs)
-    assert_same_bits(fused_a2a.hybrid_combine_forward(dirty, handle), want, "combined_x")
-    assert_same_bits(grad_x, want, "grad_x")
-    kept = [(row_of >= 0).astype(np.float32) for row_of in handle.row_of]
-    assert_same_bits(grad_probs, kept, "grad_probs")
 
 
 @law

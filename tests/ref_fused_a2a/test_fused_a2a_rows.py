@@ -74,50 +74,6 @@ def test_combine_of_dispatch_multiplies_by_the_number_of_ranks(world):
 
 
 @law
-@given(strategies.rows_worlds())
-def test_probs_round_trip_exactly(world):
-    recv_x, _, recv_probs, _, handle = dispatch(world)
-    zeros = [np.zeros((len(rows), 8), BF16) for rows in recv_x]
-    _, probs = fused_a2a.dispatch_backward(handle, zeros, recv_probs)
-    want = [
-        np.where(ids >= 0, own, 0) + np.float32(0)
-        for ids, own in zip(world.token_indices, world.token_probs)
-    ]
-    assert_same_bits(probs, want, "probs")
-
-
-@law
-@given(strategies.rows_worlds())
-def test_tokens_per_expert_counts_the_slots_of_the_world(world):
-    _, recv_ids, _, counts, _ = dispatch(world)
-    everywhere = np.concatenate([ids.ravel() for ids in world.token_indices])
-    want = np.bincount(everywhere[everywhere >= 0], minlength=world.num_experts)
-    assert np.array_equal(np.concatenate(counts), want)
-    for rank, ids in enumerate(recv_ids):
-        assert np.array_equal(
-            counts[rank], [(ids == expert).sum() for expert in range(len(counts[rank]))]
-        )
-
-
-@law
-@given(strategies.rows_worlds(kinds=("special",)))
-def test_each_token_arrives_once_at_each_of_its_ranks_by_source_rank_then_token(world):
-    recv_x, recv_ids, _, _, handle = dispatch(world)
-    n_local = world.num_experts // len(world.x)
-    for rank, rows in enumerate(recv_x):
-        places = list(zip(handle.src_rank[rank].tolist(), handle.src_token[rank].tolist()))
-        assert places == sorted(set(places))
-        for row, (src, token) in enumerate(places):
-            assert rows[row].tobytes() == world.x[src][token].tobytes()
-            sent = world.token_indices[src][token]
-            here = (sent >= 0) & (sent // n_local == rank)
-            assert here.any() and np.array_equal(
-                recv_ids[rank][row], np.where(here, sent - rank * n_local, -1)
-            )
-    assert sum(handle.num_rows) == sum(int(n.sum()) for n in ranks_of(world))
-
-
-@law
 @given(strategies.rows_worlds(kinds=("integers",)))
 def test_a_token_without_expert_goes_nowhere_is_not_read_and_gives_exact_zeros(world):
     """Such tokens hold NaN here."""

@@ -4,16 +4,7 @@ import numpy as np
 import pytest
 from plain_world import PlainWorld
 from rounds import run_round
-from test_plain_options import (
-    FORMATS,
-    OPTIONS,
-    TWO,
-    rows_back,
-    scaled,
-    scaled_arrays,
-    stored,
-    token_weights,
-)
+from test_plain_options import FORMATS, OPTIONS, TWO, functions_agree, output_lambda_stores
 from test_plain_rounds import CASES
 
 from epmoe import device
@@ -63,36 +54,8 @@ def test_a_typical_decode_and_a_hundred_rounds():
 
 
 def test_user_functions_with_arguments():
-    cfg, rng = EPConfig(**TWO, hidden=8), np.random.default_rng(5)
-    from plain_world import assert_same
-
-    import epmoe_ref
-    from epmoe.device import mul_rn
-
-    world = PlainWorld(
-        cfg, launch=LAUNCH, reducing=dict(router_weights_wrapper=token_weights, epilogue_fn=scaled)
-    )
-    outputs, d = rows_back(world, rng)
-    tables = [rng.normal(size=(x.num_tokens, 2)).astype(np.float32) for x in d]
-    bias = rng.normal(size=8).astype(np.float32)
-    got = world.combine(outputs, d, [(t, 0.75) for t in tables], [(bias, 3)] * 2)
-    right = epmoe_ref.combine(
-        cfg,
-        outputs,
-        d,
-        router_weights=[mul_rn(t, np.float32(0.75)) for t in tables],
-        epilogue=scaled_arrays,
-        epilogue_args=(bias, 3),
-    )
-    for rank in range(2):
-        assert_same(got[rank], right[rank], f"combined of rank {rank}")
-    stores = PlainWorld(cfg, launch=LAUNCH, reducing=dict(elementwise_lambda_fn=stored))
-    outputs, d = rows_back(stores, rng)
-    weights = [rng.normal(size=(x.num_tokens, 2)).astype(np.float32) for x in d]
-    got = stores.combine(
-        outputs, d, [(w,) for w in weights], [(bias, np.zeros((4, 8), np.float32))] * 2
-    )
-    assert all((g.view(np.uint16) == 0xFFFF).all() for g in got), "output_tokens were written"
+    functions_agree(launch=LAUNCH)
+    output_lambda_stores(launch=LAUNCH)
 
 
 def test_a_peer_that_never_comes_is_named_in_time():

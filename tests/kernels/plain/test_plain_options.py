@@ -120,9 +120,11 @@ def rows_back(world, rng):
     ], got
 
 
-def test_router_weights_and_epilogue_may_be_functions_with_arguments():
+def functions_agree(**options):
+    """Router weights and an epilogue as functions with arguments, against the reference."""
     cfg, rng = EPConfig(**TWO, hidden=8), np.random.default_rng(5)
-    world = PlainWorld(cfg, reducing=dict(router_weights_wrapper=token_weights, epilogue_fn=scaled))
+    reducing = dict(router_weights_wrapper=token_weights, epilogue_fn=scaled)
+    world = PlainWorld(cfg, reducing=reducing, **options)
     outputs, d = rows_back(world, rng)
     tables = [rng.normal(size=(x.num_tokens, 2)).astype(np.float32) for x in d]
     bias = rng.normal(size=8).astype(np.float32)
@@ -132,20 +134,19 @@ def test_router_weights_and_epilogue_may_be_functions_with_arguments():
         outputs,
         d,
         router_weights=[mul_rn(t, np.float32(0.75)) for t in tables],
-        epilogue=scaled_arrays,
+        epilogue=lambda token, col, value, bias, offset: add_rn(
+            mul_rn(value, bias[col]), (token + offset).astype(np.float32)
+        ),
         epilogue_args=(bias, 3),
     )
     for rank in range(2):
         assert_same(got[rank], right[rank], f"combined of rank {rank}")
 
 
-def scaled_arrays(token, col, value, bias, offset):
-    return add_rn(mul_rn(value, bias[col]), (token + offset).astype(np.float32))
-
-
-def test_an_output_lambda_stores_its_results_itself():
+def output_lambda_stores(**options):
+    """What an output lambda stores is the epilogue's result; nothing else is stored."""
     cfg, rng = EPConfig(**TWO, hidden=8), np.random.default_rng(6)
-    world = PlainWorld(cfg, reducing=dict(elementwise_lambda_fn=stored))
+    world = PlainWorld(cfg, reducing=dict(elementwise_lambda_fn=stored), **options)
     outputs, d = rows_back(world, rng)
     weights = [rng.normal(size=(x.num_tokens, 2)).astype(np.float32) for x in d]
     bias, own = rng.normal(size=8).astype(np.float32), np.zeros((4, 8), np.float32)
@@ -153,14 +154,17 @@ def test_an_output_lambda_stores_its_results_itself():
     right = epmoe_ref.combine(cfg, outputs, d, router_weights=weights)
     for rank in range(2):
         assert (got[rank].view(np.uint16) == 0xFFFF).all(), "output_tokens was written"
-        stored_by_it = world.buffers[rank, "epilogue_args1"].read(np.float32, (4, 8))[
-            : d[rank].num_tokens
-        ]
-        assert_same(
-            stored_by_it,
-            mul_rn(right[rank].astype(np.float32), bias[None]),
-            f"stored on rank {rank}",
-        )
+        by_it = world.buffers[rank, "epilogue_args1"].read(np.float32, (4, 8))[: d[rank].num_tokens]
+        product = mul_rn(right[rank].astype(np.float32), bias[None])
+        assert_same(by_it, product, f"stored on rank {rank}")
+
+
+def test_router_weights_and_epilogue_may_be_functions_with_arguments():
+    functions_agree()
+
+
+def test_an_output_lambda_stores_its_results_itself():
+    output_lambda_stores()
 
 
 def test_missing_weights_and_pointers_and_differing_names_are_refused():
