@@ -268,6 +268,14 @@ ROWS_WORLDS = (
     RowsWorld(
         "few fp8 rows by expert in parts", "hybrid", tokens=(2, 1), hidden=1280, limit=8, fp8=True
     ),
+    RowsWorld(
+        "fp8 rows by expert, few of one rank",
+        "hybrid",
+        tokens=(5, 2),
+        hidden=1280,
+        limit=8,
+        fp8=True,
+    ),
     RowsWorld("few rows by expert in parts", "hybrid", tokens=(3, 2), hidden=2112, limit=10),
     RowsWorld(
         "few rows by expert with stamps",

@@ -91,15 +91,6 @@ def _parts(shape):
         src, start = call.params[p.x] + u64(token) * u64(src_bytes), i32((call.my_rank + 1) & 31)
         encode(src, to, mask, start, span(part), lane, call.epoch)
 
-    @device_fn
-    def erase(row_at, part, lane):
-        gone, (a, b), i = u32(ABSENT), span(part), i32(lane)
-        while a + i < b:
-            store16(at.vector(row_at, i32(a + i)), gone, gone, gone, gone)
-            i = i32(i + 32)
-        if lane == 0:
-            store_u64(at.part(row_at, part), u64(NOTHING))
-
     # where a row has four vectors, 0 for those behind the end; given: (row_at, end)
     vectors_at = four(device_fn(lambda given, vector: at.vector(given[0], vector) if vector < given[1] else u64(0)))
 
@@ -110,6 +101,16 @@ def _parts(shape):
         if encodes:
             return at.word(row_at, i32(scales_at + a // A_SCALE + lane)) if A_SCALE * lane < b - a else u64(0)
         return at.part(row_at, part)
+
+    @device_fn
+    def erase(row_at, part, lane):
+        gone, (a, b), i = u32(ABSENT), span(part), i32(lane)
+        while a + i < b:
+            store16(at.vector(row_at, i32(a + i)), gone, gone, gone, gone)
+            i = i32(i + 32)
+        word = word_with(row_at, part, lane)
+        if word != u64(0) and (encodes or lane == 0):
+            store_u64(word, u64(NOTHING))
 
     @device_fn
     def take(call, src_rank, row_at, part, lane):
@@ -143,9 +144,10 @@ def make(shape, tokens, into):
     batch, span, scale, lane): a part; found: (src_rank, row of the window, row among all that come). into.receive(call,
     known, found, row_at, lane, has_room) -> whether its metadata came, which is stored.
     """
-    ranks, encodes, n_all = shape.n_ranks, shape.encode, sum(lamport.words_with(shape))
+    ranks, encodes, (*n_words, n_scales) = shape.n_ranks, shape.encode, lamport.words_with(shape)
+    n_apart = sum(n_words) + (0 if encodes else n_scales)   # words that do not go with a part
     at, blocks, parts_of_row, n_parts = lamport.places(shape), _blocks(shape), _parts(shape), lamport.n_parts_of(shape)
-    units, n_others = n_parts + int(shape.expert_major or n_all > 0), ranks if encodes else max(ranks - 1, 1)
+    units, n_others = n_parts + int(shape.expert_major or n_apart > 0), ranks if encodes else max(ranks - 1, 1)
 
     @device_fn
     def first_unit():
@@ -172,7 +174,7 @@ def make(shape, tokens, into):
             if part < n_parts:
                 parts_of_row.erase(there, part, lane)
             else:
-                while i < n_all:
+                while i < n_apart:
                     store_u64(at.word(there, i), u64(NOTHING))
                     i = i32(i + 32)
             left = but_lowest(left)
