@@ -2,20 +2,17 @@
 
 from math import prod
 
-import ml_dtypes
 import numpy as np
+from ml_dtypes import bfloat16, float8_e4m3fn
 
 from epmoe.host.dlpack import capsule, form_of
 from epmoe_ref.errors import EPValueError
 
 VECTOR_BYTES = 16  # kernels read rows as vectors of so many bytes
 MOST_CUT = 256  # lengths of a Field that are kept
-_TORCH_DTYPES = {
-    f"torch.{t}": np.dtype(getattr(ml_dtypes, t)) for t in ("bfloat16", "float8_e4m3fn")
-} | {
-    f"torch.{t}": np.dtype(t)
-    for t in "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
-}
+_DTYPES = "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
+_TORCH_DTYPES = {f"torch.{t}": np.dtype(t) for t in _DTYPES}
+_TORCH_DTYPES |= {f"torch.{t.__name__}": np.dtype(t) for t in (bfloat16, float8_e4m3fn)}
 
 
 class Array:
@@ -105,13 +102,8 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self):
-        return {
-            "shape": self.shape,
-            "typestr": self.dtype.str,
-            "data": (self.address, False),
-            "strides": self.strides,
-            "version": 3,
-        }
+        typestr, data = self.dtype.str, (self.address, False)
+        return dict(shape=self.shape, typestr=typestr, data=data, strides=self.strides, version=3)
 
     def __dlpack_device__(self):
         return (2, self.ordinal)  # kDLCUDA
@@ -181,9 +173,9 @@ def peek(obj, what):
     """
     array = None if type(obj) in PEEKS else view(obj, what)
     way = PEEKS.get(type(obj))  # of a tensor: the first one has entered it
-    if way is None:
-        return array.form, None if array.host is not None else array.address, array
-    return way(obj, what)
+    if way is not None:
+        return way(obj, what)
+    return array.form, None if array.host is not None else array.address, array
 
 
 def is_torch(obj):
@@ -248,7 +240,7 @@ def _from_cuda(obj):
     dtype = np.dtype(interface["typestr"])
     if dtype.kind == "V":  # ml_dtypes' types have no code of their own: the object itself knows
         own = getattr(obj, "dtype", None)
-        dtype = np.dtype(own) if isinstance(own, (np.dtype, type)) else np.dtype(ml_dtypes.bfloat16)
+        dtype = np.dtype(own) if isinstance(own, (np.dtype, type)) else np.dtype(bfloat16)
     device = getattr(getattr(obj, "device", None), "id", None)
     shape = tuple(interface["shape"])
     strides = _unless_c_order(shape, interface.get("strides"), dtype.itemsize)

@@ -7,8 +7,7 @@ from epmoe.host import inputs
 from epmoe.host.arrays import PEEKS, peek, view
 from epmoe.host.dispatched import Dispatched
 from epmoe.host.engine import Plan
-from epmoe.host.overlaps import expect_apart
-from epmoe.host.results import Out
+from epmoe.host.results import Out, expect_apart
 from epmoe.host.user_functions import NO_SUMS, NO_TYPES, SUMS, argument, of_rank, way_of
 from epmoe.kernels import lamport
 from epmoe.kernels.user_functions import argument_words
@@ -118,14 +117,11 @@ class CombinePhase:
         parts = engine.parts
         launches = self._launches_async() if call == "combine" and not fused else []
         factory = "combine_kernel" if fused else "combine_wait_kernel"
-        if (
-            router_weights is None
-            or epilogue is not None
-            or elementwise_fn is not None
-            or callable(router_weights)
-            or weights_args is not NO_ARGS
-            or epilogue_args is not NO_ARGS
-        ):
+        has_functions = (
+            epilogue is not None or elementwise_fn is not None or callable(router_weights)
+        )
+        has_arguments = not weights_args is epilogue_args is NO_ARGS
+        if router_weights is None or has_functions or has_arguments:
             way = way_of(self.cfg, router_weights, *functions, out)
         if not way.takes_weights:
             weights = [None] * len(parts)

@@ -6,11 +6,9 @@ from epmoe.host import inputs
 from epmoe.host.arrays import PEEKS, peek, view
 from epmoe.host.dispatched import ARRAYS, Dispatched
 from epmoe.host.engine import Plan
-from epmoe.host.overlaps import expect_apart
 from epmoe.host.rank_memory import dispatch_arrays
-from epmoe.host.results import Out
-from epmoe.host.same_functions import earlier
-from epmoe.host.user_functions import check_returned, check_signature
+from epmoe.host.results import Out, expect_apart
+from epmoe.host.user_functions import check_returned, check_signature, earlier
 from epmoe.kernels import formats
 from epmoe.kernels.params import float32_word
 from epmoe_ref.errors import EPValueError

@@ -1,6 +1,7 @@
-"""One rank's side of the memory: addresses of its regions and of its peers', and the pools its results come from."""
+"""One rank's memory: its regions and its peers', what its results come from, and how many bytes each buffer takes."""
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -112,3 +113,49 @@ class RankMemory:
         """Write a region's initial value."""
         r = self._regions[name]
         self._buffer.write(np.full(r.shape, r.initial, r.dtype), r.offset)
+
+
+class Use(NamedTuple):
+    """One buffer of a rank: bytes that the configuration plans for it, and bytes allocated now."""
+
+    buffer: str
+    planned_bytes: int
+    allocated_bytes: int
+
+
+class MemoryTable(list):
+    """Rows of `Use`; prints as a table. Results are planned once each; more in use at a time take more."""
+
+    @property
+    def planned_bytes(self):
+        """Sum of what the configuration plans."""
+        return sum(row.planned_bytes for row in self)
+
+    @property
+    def allocated_bytes(self):
+        """Sum of what is allocated."""
+        return sum(row.allocated_bytes for row in self)
+
+    def __str__(self):
+        rows = [*self, Use("total", self.planned_bytes, self.allocated_bytes)]
+        lines = [f"{'bytes of one rank':26}{'planned':>16}{'allocated':>16}"]
+        return "\n".join(lines + [f"{b:26}{planned:>16,}{now:>16,}" for b, planned, now in rows])
+
+
+def plan(cfg: EPConfig) -> MemoryTable:
+    """What one rank of this configuration needs, before anything is allocated."""
+    regions, total = layout.regions(cfg), layout.total_bytes(cfg)
+    rows = [Use(r.name, r.nbytes, 0) for r in regions]
+    rows.append(Use("alignment of regions", total - sum(r.nbytes for r in regions), 0))
+    return MemoryTable(rows + [Use(result.name, result.nbytes, 0) for result in results(cfg)])
+
+
+def held(cfg: EPConfig, rank_memory, staging_bytes) -> MemoryTable:
+    """The same with what one rank holds now."""
+    of_results = dict.fromkeys([result.name for result in results(cfg)], 0)
+    of_results |= rank_memory.arena.bytes_by_name
+    rows = [
+        row._replace(allocated_bytes=of_results.get(row.buffer, row.planned_bytes))
+        for row in plan(cfg)
+    ]
+    return MemoryTable([*rows, Use("staged host arrays", 0, staging_bytes)])
