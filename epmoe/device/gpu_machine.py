@@ -39,11 +39,8 @@ class Stream:
         self.can_be_captured = int(self.handle) not in LEGACY_DEFAULT
         self._status, self._event = ctypes.c_int(NOT_CAPTURING), None
         self._beside = {}  # handle -> Stream
-        self._look = partial(
-            at_address("cuStreamIsCapturing", ctypes.c_void_p, ctypes.c_void_p),
-            int(self.handle),
-            ctypes.addressof(self._status),
-        )
+        look = at_address("cuStreamIsCapturing", ctypes.c_void_p, ctypes.c_void_p)
+        self._look = partial(look, int(self.handle), ctypes.addressof(self._status))
 
     def capture(self):
         """The id of the capture into a CUDA graph that the stream is in, 0 for none."""
@@ -121,7 +118,7 @@ class GpuMachine:
         except Exception as error:
             why = " ".join(str(error).split()).strip(" :")  # numba's texts have several lines
             raise UnavailableError(
-                "no CUDA GPU can be used (%s); EPMOE_DEVICE=sim runs the simulator instead" % why
+                f"no CUDA GPU can be used ({why}); EPMOE_DEVICE=sim runs the simulator instead"
             ) from error
         self.n_ranks, self.rank = n_ranks, rank
         self.ranks_here = n_ranks if rank is None else 1
@@ -152,11 +149,8 @@ class GpuMachine:
 
     def describe(self):
         """One line about the machine."""
-        return "%s, %d multiprocessors%s" % (
-            self.name,
-            self.all_sms,
-            ", shared by %d virtual ranks" % self.ranks_here if self.ranks_here > 1 else "",
-        )
+        shared = f", shared by {self.ranks_here} virtual ranks" if self.ranks_here > 1 else ""
+        return f"{self.name}, {self.all_sms} multiprocessors{shared}"
 
     def activate(self):
         """Make this machine's context the thread's current one."""
@@ -178,7 +172,7 @@ class GpuMachine:
         interface = getattr(array, "__cuda_array_interface__", None)
         if interface is None:
             raise EPValueError(
-                "%s is not in the GPU's memory: give an array with __cuda_array_interface__" % name
+                f"{name} is not in the GPU's memory: give an array with __cuda_array_interface__"
             )
         address = interface["data"][0]
         self._adopted[address] = array
@@ -192,9 +186,8 @@ class GpuMachine:
     def stream(self, rank=0, handle=None):
         """A new stream of this rank, or the caller's stream with this CUstream handle."""
         self.activate()
-        s = Stream(self, rank, handle)
-        self.streams.append(s)
-        return s
+        self.streams.append(Stream(self, rank, handle))
+        return self.streams[-1]
 
     def max_resident_blocks(self, kernel, threads, shared_bytes=0):
         """How many blocks of this kernel the GPU holds at once: ranks whose kernels wait for each other share them."""
@@ -221,23 +214,20 @@ class GpuMachine:
         """
         k = self.prepare(kernel)
         grid, block = int(grid), int(block)
-        if not 1 <= block <= k.max_threads:
-            raise EPValueError(
-                "block=%d threads: %s takes 1 to %d" % (block, k.name, k.max_threads)
-            )
+        most_threads, most_shared = k.max_threads, self.shared_limit
+        if not 1 <= block <= most_threads:
+            raise EPValueError(f"block={block} threads: {k.name} takes 1 to {most_threads}")
         if grid < 1:
-            raise EPValueError("grid=%d blocks of %s: at least 1 is needed" % (grid, k.name))
-        if k.static_shared + shared_bytes > self.shared_limit:
+            raise EPValueError(f"grid={grid} blocks of {k.name}: at least 1 is needed")
+        if k.static_shared + shared_bytes > most_shared:
             raise EPValueError(
-                "shared_bytes=%d of %s: a block has at most %d"
-                % (shared_bytes, k.name, self.shared_limit)
+                f"shared_bytes={shared_bytes} of {k.name}: a block has at most {most_shared}"
             )
         limit = k.blocks_per_sm(block, shared_bytes) * self.n_sms
         if grid > limit:
             raise EPValueError(
-                "grid=%d blocks of %d threads of %s cannot be resident at once: %d multiprocessors "
-                "hold %d; blocks wait for each other, so take a smaller grid"
-                % (grid, block, k.name, self.n_sms, limit)
+                f"grid={grid} blocks of {block} threads of {k.name} cannot be resident at once: {self.n_sms} "
+                f"multiprocessors hold {limit}; blocks wait for each other, so take a smaller grid"
             )
         k.allow_shared(shared_bytes)
         shape = grid, block, shared_bytes

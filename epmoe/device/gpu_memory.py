@@ -5,6 +5,7 @@ HostMemory is memory of the host that kernels write.
 
 import ctypes
 import math
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -24,9 +25,9 @@ class Buffer:
 
     def _inside(self, offset, nbytes):
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            end = offset + nbytes
             raise EPValueError(
-                "bytes %d to %d of %s, which has %d bytes"
-                % (offset, offset + nbytes, self.name, self.nbytes)
+                f"bytes {offset} to {end} of {self.name}, which has {self.nbytes} bytes"
             )
 
     def _at_once(self, function, *arguments):
@@ -67,7 +68,11 @@ class Buffer:
         dtype = np.dtype(dtype)
         shape = tuple(map(int, np.atleast_1d(shape)))
         self._inside(offset, math.prod(shape) * dtype.itemsize)
-        return DeviceArray(self, self.address + offset, shape, dtype)
+        address = self.address + offset
+        typestr = dtype.str if dtype.kind != "V" else "|V%d" % dtype.itemsize
+        seen = dict(shape=shape, typestr=typestr, data=(address, False), version=3, strides=None)
+        known = dict(buffer=self, address=address, shape=shape, dtype=dtype)
+        return DeviceArray(**known, __cuda_array_interface__=seen)
 
     def free(self):
         """Give the memory back, after all launches have ended."""
@@ -100,15 +105,5 @@ class HostMemory:
             self.address = 0
 
 
-class DeviceArray:
+class DeviceArray(SimpleNamespace):
     """Memory of a Buffer that other libraries can look at; it keeps the Buffer object."""
-
-    def __init__(self, buffer, address, shape, dtype):
-        self.buffer, self.address, self.shape, self.dtype = buffer, address, shape, dtype
-
-    @property
-    def __cuda_array_interface__(self):
-        typestr = self.dtype.str if self.dtype.kind != "V" else "|V%d" % self.dtype.itemsize
-        return dict(
-            shape=self.shape, typestr=typestr, data=(self.address, False), version=3, strides=None
-        )
