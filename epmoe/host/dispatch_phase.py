@@ -31,9 +31,8 @@ class Part:
     and number of what combine sends back. cfg, rank, check, num_tokens: as in a Dispatched.
     """
 
-    __slots__ = (
-        *("plan", "r", "num_tokens", "tokens", "topk_ids", "scale", "loan", "out"),
-        *("rows", "n_rows", "src_info", "clean_ids"),
+    __slots__ = tuple(
+        "plan r num_tokens tokens topk_ids scale loan out rows n_rows src_info clean_ids".split()
     )
 
     def __init__(self, plan, tokens, topk_ids, scale, loan):
@@ -189,12 +188,14 @@ class DispatchPhase:
 
 
 def _arrays_of(d):
-    """{name: array} of a Dispatched that is given as out=."""
-    return {n: _writable(d.round, n, a) for n in ARRAYS if (a := getattr(d, n, None)) is not None}
-
-
-def _writable(part, name, array):
-    """An array of a Dispatched given as out=, which an earlier dispatch may have made for reading."""
-    if part is None or not isinstance(array, np.ndarray) or array.flags.writeable:
-        return array
-    return part.loan.array(name) if part.loan.holds(view(array, name)) else array
+    """{name: array} of a Dispatched that is given as out=; one that an earlier dispatch made for reading, for writing."""
+    found = {n: a for n in ARRAYS if (a := getattr(d, n, None)) is not None}
+    for name in READONLY if d.round is not None else ():
+        array, loan = found.get(name), d.round.loan
+        if (
+            isinstance(array, np.ndarray)
+            and not array.flags.writeable
+            and loan.holds(view(array, name))
+        ):
+            found[name] = loan.array(name)
+    return found

@@ -6,6 +6,7 @@ They share no memory: not with themselves, not with each other, not with inputs.
 import numpy as np
 
 from epmoe.host import inputs
+from epmoe.host.arrays import c_strides
 from epmoe_ref.errors import EPValueError
 
 MAX_WORK = 10_000  # of NumPy's exact search; what takes longer counts as overlapping
@@ -14,18 +15,17 @@ MAX_WORK = 10_000  # of NumPy's exact search; what takes longer counts as overla
 class Out:
     """Addresses for the kernel; arrays in host memory are filled by `finish`.
 
-    arrays: {name: the caller's array}, each with exactly the result's shape and dtype; shapes: {name: shape} where a
-    result is smaller than the lent memory's array. named: (what it is, for messages; Array) of each.
+    arrays: {name: the caller's array}, each with exactly the result's shape and dtype; shape: of results that are smaller
+    than the lent memory's array. named: (what it is, for messages; Array) of each.
     """
 
-    def __init__(self, loan, machine, rank, arrays, shapes=None):
-        self.loan, self.arrays, self._seen = loan, arrays, {}
+    def __init__(self, loan, machine, rank, arrays, shape=None):
+        self.loan, self.arrays, self._seen, self.named = loan, arrays, {}, []
         for name, array in arrays.items():
-            field = loan.fields[name]
-            shape = (shapes or {}).get(name, field.shape)
-            what = f"out: {name} of rank {rank}"
-            self._seen[name] = inputs.result(machine, array, shape, field.dtype, what)
-        self.named = [(f"out: {name} of rank {rank}", a) for name, a in self._seen.items()]
+            field, what = loan.fields[name], f"out: {name} of rank {rank}"
+            seen = inputs.result(machine, array, shape or field.shape, field.dtype, what)
+            self._seen[name] = seen
+            self.named.append((what, seen))
         self._filled = [name for name, a in self._seen.items() if a.host is not None]
 
     def address(self, name):
@@ -36,9 +36,8 @@ class Out:
 
     def finish(self, engine):
         """Wait for the kernels, and copy results into the caller's host arrays, if there are any."""
-        if not self._filled:
-            return
-        engine.check()
+        if self._filled:
+            engine.check()
         for name in self._filled:
             given, field = self._seen[name].host, self.loan.fields[name]
             raw = self.loan.buffer.read(np.uint8, (given.nbytes,), field.offset)
@@ -70,14 +69,10 @@ def _extent(a):
     """(first byte, behind the last byte) of an Array's elements."""
     if 0 in a.shape:
         return a.address, a.address
-    steps = a.strides
-    if steps is None:
-        return a.address, a.address + int(np.prod(a.shape, dtype=np.int64)) * a.dtype.itemsize
-    ends = [(n - 1) * s for n, s in zip(a.shape, steps)]
-    return (
-        a.address + sum(e for e in ends if e < 0),
-        a.address + sum(e for e in ends if e > 0) + a.dtype.itemsize,
-    )
+    strides = a.strides or c_strides(a.shape, a.dtype.itemsize)
+    reach = [(n - 1) * s for n, s in zip(a.shape, strides)]
+    first, last = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+    return a.address + first, a.address + last + a.dtype.itemsize
 
 
 def _overlaps_itself(a):
