@@ -124,12 +124,11 @@ class DeviceArray:
         """
         from numba import cuda
 
-        own = self.dtype.kind == "V"  # of ml_dtypes
-        interface = self.__cuda_array_interface__
-        array = cuda.from_cuda_array_interface(
-            interface | {"typestr": f"<u{self.dtype.itemsize}"} if own else interface, owner=self
-        )
-        return array.view(self.dtype) if own and self.dtype.itemsize > 1 else array
+        interface, is_own = self.__cuda_array_interface__, self.dtype.kind == "V"  # of ml_dtypes
+        if is_own:
+            interface["typestr"] = f"<u{self.dtype.itemsize}"
+        array = cuda.from_cuda_array_interface(interface, owner=self)
+        return array.view(self.dtype) if is_own and self.dtype.itemsize > 1 else array
 
     def first(self, n, axis=0):
         """The first n entries along an axis: the same memory, no copy."""
@@ -263,10 +262,10 @@ def _from_dlpack(obj, what):
     from cuda.core.utils import StridedMemoryView
 
     seen = StridedMemoryView.from_dlpack(obj, stream_ptr=-1)
-    dtype = np.dtype(seen.dtype)
-    strides = None if seen.strides is None else tuple(s * dtype.itemsize for s in seen.strides)
-    strides = _unless_c_order(tuple(seen.shape), strides, dtype.itemsize)
-    return Array(None, int(seen.ptr), tuple(seen.shape), dtype, seen.device_id, strides, seen)
+    dtype, shape, strides = np.dtype(seen.dtype), tuple(seen.shape), seen.strides
+    strides = strides and [s * dtype.itemsize for s in strides]
+    strides = _unless_c_order(shape, strides, dtype.itemsize)
+    return Array(None, int(seen.ptr), shape, dtype, seen.device_id, strides, seen)
 
 
 def c_strides(shape, itemsize):
@@ -276,10 +275,9 @@ def c_strides(shape, itemsize):
 
 def _unless_c_order(shape, strides, itemsize):
     """The strides, or None in C order (axes of length 1 and empty arrays have no say)."""
-    if strides is None or 0 in shape:
-        return None
-    ordered = all(n == 1 or s == c for n, s, c in zip(shape, strides, c_strides(shape, itemsize)))
-    return None if ordered else tuple(strides)
+    axes = zip(shape, strides or (), c_strides(shape, itemsize))
+    is_ordered = 0 in shape or all(n == 1 or s == c for n, s, c in axes)
+    return None if is_ordered else tuple(strides)
 
 
 PEEKS = {DeviceArray: _peek_device}  # by type: functions like peek()

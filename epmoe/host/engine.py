@@ -252,7 +252,7 @@ class Engine:
             self._free(together)
 
     def _free(self, together):
-        self.rounds.close()
+        self.rounds.state = "closed"
         self.captured.clear()
         self.parts = ()
         for call in self._calls.values():

@@ -10,13 +10,12 @@ from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 
-import ml_dtypes
 import numpy as np
 
 from epmoe import device
 from epmoe.host.arrays import Array
-from epmoe.host.inputs import COMBINE_DTYPE
 from epmoe.kernels import formats, fused_silu_kernel, plain, user_functions
+from epmoe.kernels.plain.arguments import arrays
 
 PAGE_NAMES = {  # what the page calls the functions that the fast kernels' factories take
     "input_scale": "input_scales_wrapper",
@@ -64,56 +63,41 @@ class _Call:
 
     def _start(self, wanted, *words):
         """Launch with the page's arguments, made of the words that a fast kernel is given."""
-        kernel = self.kernel
-        arrays, others = self._named(wanted, *words)
-        others |= wanted.regions | dict(my_rank=wanted.my_rank, num_tokens=wanted.num_tokens)
-        page = [_array(*arrays[n]) if n in arrays else others[n] for n in kernel.page_arguments]
-        behind = kernel.parameters[len(page) + 2 :]  # status and timeout_ns
-        kernel[kernel.options.launch.grid(wanted.machine), kernel.block(), wanted.stream](
-            *page,
-            status=others["status"],
+        kernel, named = self.kernel, self._named(wanted, *words)
+        named |= wanted.regions | dict(my_rank=wanted.my_rank, num_tokens=wanted.num_tokens)
+        behind = kernel.parameters[len(kernel.page_arguments) + 2 :]  # status and timeout_ns
+        keywords = {name: named[name] for name in behind}
+        for name, (dtype, shape) in arrays(self.cfg, kernel.__name__, kernel.options).items():
+            if name in kernel.page_arguments:
+                named[name] = _array(named[name], [named.get(n, n) for n in shape], dtype)
+        grid, block = kernel.options.launch.grid(wanted.machine), kernel.block()
+        kernel[grid, block, wanted.stream](
+            *[named[name] for name in kernel.page_arguments],
+            status=named["status"],
             timeout=wanted.timeout_s,
-            **{name: others[name] for name in behind},
+            **keywords,
         )
 
-    def _of_dispatch(self, wanted, tokens, ids, clean, scale, *words):
-        """({name: (address, shape, dtype)}, {name: argument}) of what the dispatch kernels take."""
-        *outputs, rows, row_offsets, expert_ids, src_info, recv_counts = words
-        cfg, n, fmt = self.cfg, wanted.num_tokens, formats.of(self.cfg)
-        arrays = dict(
-            input_tokens=(tokens, (n, cfg.hidden), ml_dtypes.bfloat16),
-            topk_ids=(ids, (n, cfg.top_k), np.int32),
-            row_offsets=(row_offsets, (cfg.n_groups + 1,), np.uint32),
-            expert_ids=(expert_ids, (cfg.n_groups,), np.int32),
-            src_info=(src_info, (rows, 2), np.int32),
-        )
-        of, has_function = fmt.outputs(cfg, rows), self.options.get("input_scale") is not None
-        return arrays, dict(
-            format_handler={n: _array(at, *of[n]) for n, at in zip(fmt.output_fields, outputs)},
-            clean_topk_ids=clean,
-            recv_counts=recv_counts,
-            input_scales_args=() if has_function else (_number(scale, np.float32),),
-        )
+    def _of_dispatch(self, wanted, *words):
+        """{name: argument of the dispatch kernels, or address of an array, or length of an axis}."""
+        fmt, sent = formats.of(self.cfg), ("input_tokens", "topk_ids", "clean_topk_ids", "scale")
+        made = "rows", "row_offsets", "expert_ids", "src_info", "recv_counts"
+        named = dict(zip((*sent, *fmt.output_fields, *made), words))
+        of, scale = fmt.outputs(self.cfg, named["rows"]), _number(named["scale"], np.float32)
+        named["format_handler"] = {n: _array(named[n], *of[n]) for n in fmt.output_fields}
+        has_function = self.options.get("input_scale") is not None
+        return named | dict(input_scales_args=() if has_function else (scale,))
 
-    def _of_combine(self, wanted, rows, src_info, n_rows, output, ids, weights, *words):
+    def _of_combine(self, wanted, *words):
         """The same of the combine kernels; an array of router weights is the argument of a function."""
-        cfg, n, reduces = self.cfg, wanted.num_tokens, self.options.get("router_weights")
-        dtype, of_functions = COMBINE_DTYPE[cfg.combine_dtype], iter(words)
-        shape = (n, cfg.hidden) if reduces else (n, cfg.top_k, cfg.hidden)
-        arrays = dict(
-            input_tokens=(rows, (n_rows, cfg.hidden), dtype),
-            src_info=(src_info, (n_rows, 2), np.int32),
-            output_tokens=(output, shape, dtype),
-            topk_ids=(ids, (n, cfg.top_k), np.int32),
-        )
+        names = "input_tokens", "src_info", "rows", "output_tokens", "topk_ids", "router_weights"
+        named, of_functions = dict(zip(names, words)), iter(words[len(names) :])
         weights_args = _arguments(wanted.weights_types, of_functions)
-        if reduces == "array":
-            weights_args = (_array(weights, (n, cfg.top_k), np.float32),)
-        return arrays, dict(
-            input_tokens=rows,  # where a kernel takes the shared expert's rows by address
-            router_weights_args=weights_args,
-            epilogue_args=_arguments(wanted.epilogue_types, of_functions),
-        )
+        if self.options.get("router_weights") == "array":
+            shape = wanted.num_tokens, self.cfg.top_k
+            weights_args = (_array(named["router_weights"], shape, np.float32),)
+        named["epilogue_args"] = _arguments(wanted.epilogue_types, of_functions)
+        return named | {"router_weights_args": weights_args, "input rows": named["rows"]}
 
 
 _DISPATCH = "dispatch_async_kernel", "dispatch_wait_kernel", "dispatch_kernel"
