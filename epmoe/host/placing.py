@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from epmoe import device
+from epmoe.device.cast_ids import cast_ids
 from epmoe.host.arrays import VECTOR_BYTES, Array, view
-from epmoe.host.narrowing import narrowing
 from epmoe_ref.errors import EPValueError
 
 
@@ -79,7 +79,7 @@ class Placing:
         if known is None:
             rank, name, dtype, n = key
             to = self._buffer(rank, f"int32 {name}", 4 * n).address
-            launch = narrowing(self.machine, self._stream_of(rank), rank, dtype, n)
+            launch = cast_ids(self.machine, self._stream_of(rank), rank, dtype, n)
             known = self._narrowing[key] = launch, to
         launch, to = known
         launch.start(address, to)
