@@ -115,11 +115,8 @@ class CombinePhase:
         parts = engine.parts
         launches = self._launches() if call == "combine" and not fused else []
         factory = "combine_kernel" if fused else "combine_wait_kernel"
-        has_functions = (
-            epilogue is not None or elementwise_fn is not None or callable(router_weights)
-        )
-        has_arguments = not weights_args is epilogue_args is NO_ARGS
-        if router_weights is None or has_functions or has_arguments:
+        is_plain = epilogue is None is elementwise_fn and weights_args is epilogue_args is NO_ARGS
+        if not is_plain or router_weights is None or callable(router_weights):
             way = way_of(self.cfg, router_weights, *functions, out)
         if not way.takes_weights:
             weights = [None] * len(parts)
