@@ -186,8 +186,9 @@ class GpuMachine:
     def stream(self, rank=0, handle=None):
         """A new stream of this rank, or the caller's stream with this CUstream handle."""
         self.activate()
-        self.streams.append(Stream(self, rank, handle))
-        return self.streams[-1]
+        s = Stream(self, rank, handle)
+        self.streams.append(s)
+        return s
 
     def max_resident_blocks(self, kernel, threads, shared_bytes=0):
         """How many blocks of this kernel the GPU holds at once: ranks whose kernels wait for each other share them."""

@@ -5,7 +5,6 @@ HostMemory is memory of the host that kernels write.
 
 import ctypes
 import math
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -68,11 +67,7 @@ class Buffer:
         dtype = np.dtype(dtype)
         shape = tuple(map(int, np.atleast_1d(shape)))
         self._inside(offset, math.prod(shape) * dtype.itemsize)
-        address = self.address + offset
-        typestr = dtype.str if dtype.kind != "V" else "|V%d" % dtype.itemsize
-        seen = dict(shape=shape, typestr=typestr, data=(address, False), version=3, strides=None)
-        known = dict(buffer=self, address=address, shape=shape, dtype=dtype)
-        return DeviceArray(**known, __cuda_array_interface__=seen)
+        return DeviceArray(self, self.address + offset, shape, dtype)
 
     def free(self):
         """Give the memory back, after all launches have ended."""
@@ -105,5 +100,13 @@ class HostMemory:
             self.address = 0
 
 
-class DeviceArray(SimpleNamespace):
+class DeviceArray:
     """Memory of a Buffer that other libraries can look at; it keeps the Buffer object."""
+
+    def __init__(self, buffer, address, shape, dtype):
+        self.buffer, self.address, self.shape, self.dtype = buffer, address, shape, dtype
+        typestr = dtype.str if dtype.kind != "V" else "|V%d" % dtype.itemsize
+        data = address, False
+        self.__cuda_array_interface__ = dict(
+            shape=shape, typestr=typestr, data=data, version=3, strides=None
+        )

@@ -118,7 +118,8 @@ class CombinePhase:
         is_plain = epilogue is None is elementwise_fn and weights_args is epilogue_args is NO_ARGS
         if not is_plain or router_weights is None or callable(router_weights):
             way = way_of(self.cfg, router_weights, *functions, out)
-        if not way.takes_weights:
+        takes_weights = way.takes_weights
+        if not takes_weights:
             weights = [None] * len(parts)
         elif engine.lists:
             weights = inputs.ranks_of(engine.world, "router_weights", router_weights)
@@ -126,7 +127,7 @@ class CombinePhase:
         self._stored = {}
         for s, w, into in zip(parts, weights, given):
             r, form, weights_at, types, words = s.r, None, 0, NO_TYPES, ()
-            if way.takes_weights:
+            if takes_weights:
                 if type(w) not in PEEKS and not hasattr(w, "shape"):  # a number is refused
                     inputs.router_weights(self.cfg, engine.machine, r.rank, w, s.num_tokens)
                 form, weights_at, w = (PEEKS.get(type(w)) or peek)(w, "router_weights")
@@ -135,7 +136,7 @@ class CombinePhase:
             key = r.rank, s.num_tokens, form, way.key, types
             plan = engine.plans.get(key)
             if plan is None:
-                if way.takes_weights:
+                if takes_weights:
                     w = inputs.router_weights(self.cfg, engine.machine, r.rank, w, s.num_tokens)
                 way.check(engine, len(results), weights_args, epilogue_args, types)
                 plan = engine.enter(key, self._plan(r, s.num_tokens, way, types))

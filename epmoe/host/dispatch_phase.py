@@ -182,7 +182,7 @@ class DispatchPhase:
             if s.out is not None:
                 s.out.finish(self.engine)
             d = _new(Dispatched)
-            d.round, d.output_tokens = s, s.array("output_tokens")
+            d.round, d.output_tokens = s, (s if s.out else s.loan).array("output_tokens")
             made.append(d)
         return made if self.engine.lists else made[0]
 
