@@ -33,9 +33,9 @@ _HOME = {
     "combine_wait_kernel": "epmoe.kernels.plain",
     "combine_kernel": "epmoe.kernels.plain",
     "fused_silu_kernel": "epmoe.kernels",
-    "mul_rn": "epmoe.host.exact_words",
-    "add_rn": "epmoe.host.exact_words",
-    "fma_rn": "epmoe.host.exact_words",
+    "mul_rn": "epmoe.host.user_functions",
+    "add_rn": "epmoe.host.user_functions",
+    "fma_rn": "epmoe.host.user_functions",
 }
 
 __all__ = sorted(_HOME)

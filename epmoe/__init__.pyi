@@ -3,9 +3,9 @@
 from epmoe.expert_parallel import ExpertParallel as ExpertParallel
 from epmoe.host.arrays import DeviceArray as DeviceArray
 from epmoe.host.dispatched import Dispatched as Dispatched
-from epmoe.host.exact_words import add_rn as add_rn
-from epmoe.host.exact_words import fma_rn as fma_rn
-from epmoe.host.exact_words import mul_rn as mul_rn
+from epmoe.host.user_functions import add_rn as add_rn
+from epmoe.host.user_functions import fma_rn as fma_rn
+from epmoe.host.user_functions import mul_rn as mul_rn
 from epmoe.kernels import LaunchConfig as LaunchConfig
 from epmoe.kernels import fused_silu_kernel as fused_silu_kernel
 from epmoe.kernels.plain import combine_async_kernel as combine_async_kernel

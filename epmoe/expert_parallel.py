@@ -2,7 +2,7 @@
 
 import weakref
 
-from epmoe.host import inputs, memory
+from epmoe.host import inputs, rank_memory
 from epmoe.host.combine_phase import CombinePhase
 from epmoe.host.dispatch_phase import DispatchPhase
 from epmoe.host.engine import Engine
@@ -201,12 +201,12 @@ class ExpertParallel:
     def plan(cfg):
         """Bytes of one rank by buffer that an EPConfig, cfg, will need; allocates nothing (print it)."""
         _check_config(cfg)
-        return memory.plan(cfg)
+        return rank_memory.plan(cfg)
 
     def memory(self):
         """Bytes of one rank by buffer: planned by the configuration, and allocated now (print it)."""
         rank = self._engine.ranks[0]
-        return memory.held(self.cfg, rank, self._engine.placing.staged_bytes(rank.rank))
+        return rank_memory.held(self.cfg, rank, self._engine.placing.staged_bytes(rank.rank))
 
     def region(self, name, rank=None):
         """A copy of a region of a rank of this process, as NumPy array in the region's shape; waits for the kernels.

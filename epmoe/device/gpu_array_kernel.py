@@ -26,7 +26,7 @@ def _element(dtype):
     if dtype not in ELEMENTS and dtype.kind in "Vfu" and dtype.itemsize <= 2:
         dtype = np.dtype("uint%d" % (8 * dtype.itemsize))
     if dtype not in ELEMENTS:
-        raise EPValueError("kernels take no arrays of %s: convert it" % dtype)
+        raise EPValueError(f"kernels take no arrays of {dtype}: convert it")
     return ELEMENTS[dtype]
 
 
@@ -52,13 +52,12 @@ def _words(value):
     elif _is_array(value):
         if getattr(value, "host", None) is not None:
             raise EPValueError(
-                "an array of shape %s is in host memory: cuda.to_device(array)" % (value.shape,)
+                f"an array of shape {value.shape} is in host memory: cuda.to_device(array)"
             )
-        itemsize, strides = np.dtype(value.dtype).itemsize, []
-        for n in (itemsize, *value.shape[:0:-1]):
-            strides.insert(0, n * (strides or [1])[0])
-        owner, parent, size = 0, 0, math.prod(value.shape)
-        words.extend((owner, parent, size, itemsize, value.address, *value.shape, *strides))
+        itemsize, shape = np.dtype(value.dtype).itemsize, value.shape
+        strides = [itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        owner, parent = 0, 0
+        words.extend((owner, parent, math.prod(shape), itemsize, value.address, *shape, *strides))
     else:
         words.frombytes(value.tobytes().ljust(8, b"\0"))
     return words
@@ -117,16 +116,16 @@ class ArrayKernel:
         if hasattr(machine, "kernels"):
             machine.prepare(kernel)
             return
-        if not 1 <= block <= self.max_threads or block % 32:
+        most = self.max_threads
+        if not 1 <= block <= most or block % 32:
             raise EPValueError(
-                "block=%d threads: %s takes a multiple of 32 up to %d"
-                % (block, self.name, self.max_threads)
+                f"block={block} threads: {self.name} takes a multiple of 32 up to {most}"
             )
         resident = self.resident_blocks(values, block)
         if not 1 <= grid <= resident:
             raise EPValueError(
-                "grid=%d blocks of %d threads of %s: 1 to %d can be resident at once, and blocks wait "
-                "for each other" % (grid, block, self.name, resident)
+                f"grid={grid} blocks of {block} threads of {self.name}: 1 to {resident} can be resident at once, and "
+                "blocks wait for each other"
             )
         shape, words = (grid, block, 0), _words(tuple(values))
         launch = Launch(machine, loaded(kernel), shape, words, (), _handle(stream), False)
@@ -145,7 +144,7 @@ class Place:
         if isinstance(value, (int, np.integer)):
             return np.uint64(value)
         raise EPValueError(
-            "%s is %r: an address in GPU memory, or an array there, is needed" % (name, value)
+            f"{name} is {value!r}: an address in GPU memory, or an array there, is needed"
         )
 
 

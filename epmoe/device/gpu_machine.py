@@ -113,7 +113,7 @@ class GpuMachine:
         except Exception as error:
             why = " ".join(str(error).split()).strip(" :")  # numba's texts have several lines
             raise UnavailableError(
-                "no CUDA GPU can be used (%s); EPMOE_DEVICE=sim runs the simulator instead" % why
+                f"no CUDA GPU can be used ({why}); EPMOE_DEVICE=sim runs the simulator instead"
             ) from error
         self.n_ranks, self.rank = n_ranks, rank
         self.ranks_here = n_ranks if rank is None else 1
@@ -142,11 +142,8 @@ class GpuMachine:
 
     def describe(self):
         """One line about the machine."""
-        return "%s, %d multiprocessors%s" % (
-            self.name,
-            self.all_sms,
-            ", shared by %d virtual ranks" % self.ranks_here if self.ranks_here > 1 else "",
-        )
+        shared = f", shared by {self.ranks_here} virtual ranks" if self.ranks_here > 1 else ""
+        return f"{self.name}, {self.all_sms} multiprocessors{shared}"
 
     def activate(self):
         """Make this machine's context the thread's current one."""
@@ -168,7 +165,7 @@ class GpuMachine:
         interface = getattr(array, "__cuda_array_interface__", None)
         if interface is None:
             raise EPValueError(
-                "%s is not in the GPU's memory: give an array with __cuda_array_interface__" % name
+                f"{name} is not in the GPU's memory: give an array with __cuda_array_interface__"
             )
         address = interface["data"][0]
         self._adopted[address] = array
@@ -211,23 +208,20 @@ class GpuMachine:
         """
         k = self.prepare(kernel)
         grid, block = int(grid), int(block)
-        if not 1 <= block <= k.max_threads:
-            raise EPValueError(
-                "block=%d threads: %s takes 1 to %d" % (block, k.name, k.max_threads)
-            )
+        most_threads, most_shared = k.max_threads, self.shared_limit
+        if not 1 <= block <= most_threads:
+            raise EPValueError(f"block={block} threads: {k.name} takes 1 to {most_threads}")
         if grid < 1:
-            raise EPValueError("grid=%d blocks of %s: at least 1 is needed" % (grid, k.name))
-        if k.static_shared + shared_bytes > self.shared_limit:
+            raise EPValueError(f"grid={grid} blocks of {k.name}: at least 1 is needed")
+        if k.static_shared + shared_bytes > most_shared:
             raise EPValueError(
-                "shared_bytes=%d of %s: a block has at most %d"
-                % (shared_bytes, k.name, self.shared_limit)
+                f"shared_bytes={shared_bytes} of {k.name}: a block has at most {most_shared}"
             )
         limit = k.blocks_per_sm(block, shared_bytes) * self.n_sms
         if grid > limit:
             raise EPValueError(
-                "grid=%d blocks of %d threads of %s cannot be resident at once: %d multiprocessors "
-                "hold %d; blocks wait for each other, so take a smaller grid"
-                % (grid, block, k.name, self.n_sms, limit)
+                f"grid={grid} blocks of {block} threads of {k.name} cannot be resident at once: {self.n_sms} "
+                f"multiprocessors hold {limit}; blocks wait for each other, so take a smaller grid"
             )
         k.allow_shared(shared_bytes)
         shape = grid, block, shared_bytes

@@ -24,9 +24,9 @@ class Buffer:
 
     def _inside(self, offset, nbytes):
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            end = offset + nbytes
             raise EPValueError(
-                "bytes %d to %d of %s, which has %d bytes"
-                % (offset, offset + nbytes, self.name, self.nbytes)
+                f"bytes {offset} to {end} of {self.name}, which has {self.nbytes} bytes"
             )
 
     def _at_once(self, function, *arguments):
@@ -105,10 +105,8 @@ class DeviceArray:
 
     def __init__(self, buffer, address, shape, dtype):
         self.buffer, self.address, self.shape, self.dtype = buffer, address, shape, dtype
-
-    @property
-    def __cuda_array_interface__(self):
-        typestr = self.dtype.str if self.dtype.kind != "V" else "|V%d" % self.dtype.itemsize
-        return dict(
-            shape=self.shape, typestr=typestr, data=(self.address, False), version=3, strides=None
+        typestr = dtype.str if dtype.kind != "V" else "|V%d" % dtype.itemsize
+        data = address, False
+        self.__cuda_array_interface__ = dict(
+            shape=shape, typestr=typestr, data=data, version=3, strides=None
         )

@@ -4,9 +4,7 @@ Arrays as kernel arguments would cost host time at every launch; made here, they
 mostly removes.
 """
 
-from numba.cuda.extending import intrinsic
-
-from .ptx_factory import types
+from .ptx_factory import typed_intrinsic, types
 
 DTYPES = {"float32": types.float32, "int32": types.int32}
 ITEMSIZE = 4
@@ -35,14 +33,5 @@ def array_type(dtype: str, n_axes: int, writable: bool):
 
 def array_at(dtype: str, n_axes: int, writable: bool):
     """Intrinsic (address, length of each axis) -> array; all arguments uint64."""
-    array = array_type(dtype, n_axes, writable)
-
-    @intrinsic
-    def vector(typing_context, address, n):
-        return array(types.uint64, types.uint64), _codegen
-
-    @intrinsic
-    def matrix(typing_context, address, n, m):
-        return array(types.uint64, types.uint64, types.uint64), _codegen
-
-    return {1: vector, 2: matrix}[n_axes]
+    array, words = array_type(dtype, n_axes, writable), [types.uint64] * (1 + n_axes)
+    return typed_intrinsic("array_at", lambda *given: array(*words), _codegen, len(words))

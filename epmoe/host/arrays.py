@@ -2,20 +2,17 @@
 
 from math import prod
 
-import ml_dtypes
 import numpy as np
+from ml_dtypes import bfloat16, float8_e4m3fn
 
 from epmoe.host.dlpack import capsule, form_of
 from epmoe_ref.errors import EPValueError
 
 VECTOR_BYTES = 16  # kernels read rows as vectors of so many bytes
 MOST_CUT = 256  # lengths of a Field that are kept
-_TORCH_DTYPES = {
-    f"torch.{t}": np.dtype(getattr(ml_dtypes, t)) for t in ("bfloat16", "float8_e4m3fn")
-} | {
-    f"torch.{t}": np.dtype(t)
-    for t in "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
-}
+_DTYPES = "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
+_TORCH_DTYPES = {f"torch.{t}": np.dtype(t) for t in _DTYPES}
+_TORCH_DTYPES |= {f"torch.{t.__name__}": np.dtype(t) for t in (bfloat16, float8_e4m3fn)}
 
 
 class Array:
@@ -105,13 +102,8 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self):
-        return {
-            "shape": self.shape,
-            "typestr": self.dtype.str,
-            "data": (self.address, False),
-            "strides": self.strides,
-            "version": 3,
-        }
+        typestr, data = self.dtype.str, (self.address, False)
+        return dict(shape=self.shape, typestr=typestr, data=data, strides=self.strides, version=3)
 
     def __dlpack_device__(self):
         return (2, self.ordinal)  # kDLCUDA
@@ -127,12 +119,11 @@ class DeviceArray:
         """
         from numba import cuda
 
-        own = self.dtype.kind == "V"  # of ml_dtypes
-        interface = self.__cuda_array_interface__
-        array = cuda.from_cuda_array_interface(
-            interface | {"typestr": f"<u{self.dtype.itemsize}"} if own else interface, owner=self
-        )
-        return array.view(self.dtype) if own and self.dtype.itemsize > 1 else array
+        interface, is_own = self.__cuda_array_interface__, self.dtype.kind == "V"  # of ml_dtypes
+        if is_own:
+            interface["typestr"] = f"<u{self.dtype.itemsize}"
+        array = cuda.from_cuda_array_interface(interface, owner=self)
+        return array.view(self.dtype) if is_own and self.dtype.itemsize > 1 else array
 
     def first(self, n, axis=0):
         """The first n entries along an axis: the same memory, no copy."""
@@ -176,9 +167,9 @@ def peek(obj, what):
     """
     array = None if type(obj) in PEEKS else view(obj, what)
     way = PEEKS.get(type(obj))  # of a tensor: the first one has entered it
-    if way is None:
-        return array.form, None if array.host is not None else array.address, array
-    return way(obj, what)
+    if way is not None:
+        return way(obj, what)
+    return array.form, None if array.host is not None else array.address, array
 
 
 def is_torch(obj):
@@ -243,7 +234,7 @@ def _from_cuda(obj):
     dtype = np.dtype(interface["typestr"])
     if dtype.kind == "V":  # ml_dtypes' types have no code of their own: the object itself knows
         own = getattr(obj, "dtype", None)
-        dtype = np.dtype(own) if isinstance(own, (np.dtype, type)) else np.dtype(ml_dtypes.bfloat16)
+        dtype = np.dtype(own) if isinstance(own, (np.dtype, type)) else np.dtype(bfloat16)
     device = getattr(getattr(obj, "device", None), "id", None)
     shape = tuple(interface["shape"])
     strides = _unless_c_order(shape, interface.get("strides"), dtype.itemsize)
@@ -266,10 +257,10 @@ def _from_dlpack(obj, what):
     from cuda.core.utils import StridedMemoryView
 
     seen = StridedMemoryView.from_dlpack(obj, stream_ptr=-1)
-    dtype = np.dtype(seen.dtype)
-    strides = None if seen.strides is None else tuple(s * dtype.itemsize for s in seen.strides)
-    strides = _unless_c_order(tuple(seen.shape), strides, dtype.itemsize)
-    return Array(None, int(seen.ptr), tuple(seen.shape), dtype, seen.device_id, strides, seen)
+    dtype, shape, strides = np.dtype(seen.dtype), tuple(seen.shape), seen.strides
+    strides = strides and [s * dtype.itemsize for s in strides]
+    strides = _unless_c_order(shape, strides, dtype.itemsize)
+    return Array(None, int(seen.ptr), shape, dtype, seen.device_id, strides, seen)
 
 
 def c_strides(shape, itemsize):
@@ -279,10 +270,9 @@ def c_strides(shape, itemsize):
 
 def _unless_c_order(shape, strides, itemsize):
     """The strides, or None in C order (axes of length 1 and empty arrays have no say)."""
-    if strides is None or 0 in shape:
-        return None
-    ordered = all(n == 1 or s == c for n, s, c in zip(shape, strides, c_strides(shape, itemsize)))
-    return None if ordered else tuple(strides)
+    axes = zip(shape, strides or (), c_strides(shape, itemsize))
+    is_ordered = 0 in shape or all(n == 1 or s == c for n, s, c in axes)
+    return None if is_ordered else tuple(strides)
 
 
 PEEKS = {DeviceArray: _peek_device}  # by type: functions like peek()

@@ -1,5 +1,7 @@
 """Combine on the host: expert outputs and weights checked and placed, kernels launched, results handed out."""
 
+from functools import partial
+
 import numpy as np
 
 from epmoe import device
@@ -7,8 +9,7 @@ from epmoe.host import inputs
 from epmoe.host.arrays import PEEKS, peek, view
 from epmoe.host.dispatched import Dispatched
 from epmoe.host.engine import Plan
-from epmoe.host.overlaps import expect_apart
-from epmoe.host.results import Out
+from epmoe.host.results import Out, expect_apart
 from epmoe.host.user_functions import NO_SUMS, NO_TYPES, SUMS, argument, of_rank, way_of
 from epmoe.kernels import lamport
 from epmoe.kernels.user_functions import argument_words
@@ -44,9 +45,8 @@ class CombinePhase:
             form, at, y = (PEEKS.get(type(y)) or peek)(y, "expert_outputs")
             s.n_rows = engine.plans.get((r.rank, form))
             if s.n_rows is None:
-                y = inputs.expert_outputs(
-                    self.cfg, engine.machine, r.rank, y, self.capacity, lambda d=d: d.n_rows
-                )
+                rows = self.capacity, lambda d=d: d.n_rows
+                y = inputs.expert_outputs(self.cfg, engine.machine, r.rank, y, *rows)
                 s.n_rows = y.shape[0]
                 if s.n_rows == self.capacity:  # fewer must be as many as the round has
                     engine.enter((r.rank, form), s.n_rows)
@@ -69,31 +69,28 @@ class CombinePhase:
         if array.address == at or s.out is not None:
             place = self.engine.placing.place
             return array.address if s.loan.holds(array) else place(s.rank, name, array)
-        what = f"{name} of the Dispatched of rank {s.rank}"
+        what, field = f"{name} of the Dispatched of rank {s.rank}", s.loan.fields[name]
         if array.host is None:
             raise EPValueError(f"{what} is another array than dispatch wrote: leave it as it was")
-        field = s.loan.fields[name]
         n = s.num_tokens if name == "topk_ids" else array.shape[0] if array.shape else 0
-        if array.dtype != field.dtype or array.shape != (n, *field.shape[1:]) or n > field.shape[0]:
+        shape = n, *field.shape[1:]
+        if array.dtype != field.dtype or array.shape != shape or n > field.shape[0]:
             raise EPValueError(
-                f"{what} is {array.dtype} {array.shape}, dispatch wrote {field.dtype} "
-                f"{(n, *field.shape[1:])}: leave it as it was"
+                f"{what} is {array.dtype} {array.shape}, dispatch wrote {field.dtype} {shape}: leave it as it was"
             )
         own = s.loan.read(name)[:n]
-        changed = np.argwhere(array.host != own)
-        if len(changed):
-            row = int(changed[0][0])
+        for row in np.argwhere(array.host != own)[:1, 0].tolist():
             raise EPValueError(
-                f"{what} was changed: row {row} is {array.host[row].tolist()}, dispatch wrote "
-                f"{own[row].tolist()}; combine sends rows back by it, so leave it as it was"
+                f"{what} was changed: row {row} is {array.host[row].tolist()}, dispatch wrote {own[row].tolist()}; "
+                "combine sends rows back by it, so leave it as it was"
             )
         return at
 
     def launch_async(self):
         """Launch the kernels of a combine_async for every rank."""
-        self.engine.start("combine_async", self._launches_async())
+        self.engine.start("combine_async", self._launches())
 
-    def _launches_async(self):
+    def _launches(self):
         engine, made = self.engine, []
         for s in engine.parts:
             launch = engine.plans.get((ASYNC, s.rank))
@@ -116,18 +113,13 @@ class CombinePhase:
         weights_args, epilogue, epilogue_args, elementwise_fn = functions
         engine, way, weights, results, outs = self.engine, SUMS, (router_weights,), [], []
         parts = engine.parts
-        launches = self._launches_async() if call == "combine" and not fused else []
+        launches = self._launches() if call == "combine" and not fused else []
         factory = "combine_kernel" if fused else "combine_wait_kernel"
-        if (
-            router_weights is None
-            or epilogue is not None
-            or elementwise_fn is not None
-            or callable(router_weights)
-            or weights_args is not NO_ARGS
-            or epilogue_args is not NO_ARGS
-        ):
+        is_plain = epilogue is None is elementwise_fn and weights_args is epilogue_args is NO_ARGS
+        if not is_plain or router_weights is None or callable(router_weights):
             way = way_of(self.cfg, router_weights, *functions, out)
-        if not way.takes_weights:
+        takes_weights = way.takes_weights
+        if not takes_weights:
             weights = [None] * len(parts)
         elif engine.lists:
             weights = inputs.ranks_of(engine.world, "router_weights", router_weights)
@@ -135,7 +127,7 @@ class CombinePhase:
         self._stored = {}
         for s, w, into in zip(parts, weights, given):
             r, form, weights_at, types, words = s.r, None, 0, NO_TYPES, ()
-            if way.takes_weights:
+            if takes_weights:
                 if type(w) not in PEEKS and not hasattr(w, "shape"):  # a number is refused
                     inputs.router_weights(self.cfg, engine.machine, r.rank, w, s.num_tokens)
                 form, weights_at, w = (PEEKS.get(type(w)) or peek)(w, "router_weights")
@@ -144,7 +136,7 @@ class CombinePhase:
             key = r.rank, s.num_tokens, form, way.key, types
             plan = engine.plans.get(key)
             if plan is None:
-                if way.takes_weights:
+                if takes_weights:
                     w = inputs.router_weights(self.cfg, engine.machine, r.rank, w, s.num_tokens)
                 way.check(engine, len(results), weights_args, epilogue_args, types)
                 plan = engine.enter(key, self._plan(r, s.num_tokens, way, types))
@@ -157,8 +149,9 @@ class CombinePhase:
                 engine.captured.append(loan)
             at = loan.base
             if into is not None:
-                arrays, shapes = {"output_tokens": into}, {"output_tokens": plan.field.shape}
-                outs.append(Out(loan, engine.machine, r.rank, arrays, shapes))
+                outs.append(
+                    Out(loan, engine.machine, r.rank, {"output_tokens": into}, plan.field.shape)
+                )
                 at = outs[-1].address("output_tokens")
             elif not way.stores:
                 into = loan.part(plan.field)
@@ -196,38 +189,31 @@ class CombinePhase:
 
     def _arguments(self, r, index, way, weights_args, epilogue_args):
         """(types, words) of the arguments of functions; the arrays are placed."""
-        world, placing, found = self.engine.world, self.engine.placing, []
-        for what, args in (("router_weights_args", weights_args), ("epilogue_args", epilogue_args)):
-            stores = way.stores and what == "epilogue_args"
-            shared = self._stored if stores else {}
-
-            def place(name, array, shared=shared):
-                known = array.address, array.shape, array.dtype
-                if known not in shared:
-                    at = placing.place(r.rank, name, array)
-                    shared[known] = at, (r.rank, name), array
-                return shared[known][0]
-
-            found.append(
-                [
-                    argument(value, f"{what}[{n}]", r.rank, place, stores)
-                    for n, value in enumerate(of_rank(world, index, args))
-                ]
-            )
+        found, world = [], self.engine.world
+        of_weights = "router_weights_args", weights_args, False
+        for what, args, stores in of_weights, ("epilogue_args", epilogue_args, way.stores):
+            place = partial(self._placed, self._stored if stores else {}, r.rank)
+            values = enumerate(of_rank(world, index, args))
+            found.append([argument(v, f"{what}[{n}]", r.rank, place, stores) for n, v in values])
         types = tuple([tuple([a.type for a in of_one]) for of_one in found])
         return types, argument_words(*found[0], *found[1])
 
+    def _placed(self, shared, rank, name, array):
+        """Address of an argument; the same one for an array that is given twice. shared: those so far."""
+        known = array.address, array.shape, array.dtype
+        if known not in shared:
+            at = self.engine.placing.place(rank, name, array)
+            shared[known] = at, (rank, name), array
+        return shared[known][0]
+
     def _fetch(self):
         """Copy what an elementwise_lambda_fn has stored into the caller's arrays in host memory."""
-        stored = [
-            (place, array.host)
-            for _, place, array in self._stored.values()
-            if array.host is not None and array.host.flags.writeable
-        ]
+        on_host = [(where, a.host) for _, where, a in self._stored.values() if a.host is not None]
+        stored = [(where, host) for where, host in on_host if host.flags.writeable]
         if stored:
             self.engine.check()
-        for place, host in stored:
-            self.engine.placing.fetch(*place, host)
+        for where, host in stored:
+            self.engine.placing.fetch(*where, host)
 
     def _expect_apart(self, parts, outs, weights):
         """Arrays of the caller that are written share no memory with what is read."""

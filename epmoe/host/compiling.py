@@ -1,5 +1,6 @@
 """Kernels compiled before ranks wait for one another: by as many processes as there are cores, into the disk cache."""
 
+import contextlib
 import os
 import subprocess
 import time
@@ -28,9 +29,7 @@ def ahead(world, run, kernels, command):
     counts = 0, 0, 0
     if not device.SIM and (world.lists or world.host.Get_rank() == 0):
         cc = world.machine.compute_capability
-        keys = kernel_cache.keys_of(
-            (run, cc), lambda: list({kernel.fingerprint(cc) for kernel in kernels()})
-        )
+        keys = kernel_cache.keys_of((run, cc), lambda: list({k.fingerprint(cc) for k in kernels()}))
         missing = sum(not kernel_cache.has(key) for key in keys)
         n = number_of_processes(world, missing) if missing else 0
         run_together([[*command, f"{i}/{n}"] for i in range(1, n + 1)])
@@ -43,10 +42,8 @@ def run_together(commands, timeout_s=TIMEOUT_S):
 
     They have the device layer's GPU side without asking for a GPU: contexts are made one after another.
     """
-    environment = os.environ | {"EPMOE_DEVICE": "gpu"}
-    running = [
-        subprocess.Popen(command, env=environment, preexec_fn=_on_all_cores) for command in commands
-    ]
+    how = dict(env=os.environ | {"EPMOE_DEVICE": "gpu"}, preexec_fn=_on_all_cores)
+    running = [subprocess.Popen(command, **how) for command in commands]
     deadline = time.monotonic() + timeout_s
     for process in running:
         try:
@@ -58,8 +55,5 @@ def run_together(commands, timeout_s=TIMEOUT_S):
 
 def _on_all_cores():
     """mpirun may have bound this rank to one core, which its children would share."""
-    if hasattr(os, "sched_setaffinity"):
-        try:
-            os.sched_setaffinity(0, range(os.cpu_count()))
-        except OSError:
-            pass
+    with contextlib.suppress(AttributeError, OSError):  # not on macOS
+        os.sched_setaffinity(0, range(os.cpu_count()))

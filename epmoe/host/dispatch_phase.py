@@ -6,11 +6,9 @@ from epmoe.host import inputs
 from epmoe.host.arrays import PEEKS, peek, view
 from epmoe.host.dispatched import ARRAYS, Dispatched
 from epmoe.host.engine import Plan
-from epmoe.host.overlaps import expect_apart
 from epmoe.host.rank_memory import dispatch_arrays
-from epmoe.host.results import Out
-from epmoe.host.same_functions import earlier
-from epmoe.host.user_functions import check_returned, check_signature
+from epmoe.host.results import Out, expect_apart
+from epmoe.host.user_functions import check_returned, check_signature, earlier
 from epmoe.kernels import formats
 from epmoe.kernels.params import float32_word
 from epmoe_ref.errors import EPValueError
@@ -33,9 +31,8 @@ class Part:
     and number of what combine sends back. cfg, rank, check, num_tokens: as in a Dispatched.
     """
 
-    __slots__ = (
-        *("plan", "r", "num_tokens", "tokens", "topk_ids", "scale", "loan", "out"),
-        *("rows", "n_rows", "src_info", "clean_ids"),
+    __slots__ = tuple(
+        "plan r num_tokens tokens topk_ids scale loan out rows n_rows src_info clean_ids".split()
     )
 
     def __init__(self, plan, tokens, topk_ids, scale, loan):
@@ -87,8 +84,8 @@ class DispatchPhase:
             engine.forget_calls()
         if callable(input_scale):
             function = earlier(input_scale)
-            check_signature(function, "input_scale", ("i",), ())
-            check_returned(engine.machine, function, "input_scale", (np.int32(0),), (), ())
+            check_signature(function, "input_scale")
+            check_returned(engine.machine, function, "input_scale")
             input_scale = 1.0
         given, scales = ((input_tokens, topk_ids),), (input_scale,)
         if engine.lists:
@@ -185,18 +182,20 @@ class DispatchPhase:
             if s.out is not None:
                 s.out.finish(self.engine)
             d = _new(Dispatched)
-            d.round, d.output_tokens = s, s.array("output_tokens")
+            d.round, d.output_tokens = s, (s if s.out else s.loan).array("output_tokens")
             made.append(d)
         return made if self.engine.lists else made[0]
 
 
 def _arrays_of(d):
-    """{name: array} of a Dispatched that is given as out=."""
-    return {n: _writable(d.round, n, a) for n in ARRAYS if (a := getattr(d, n, None)) is not None}
-
-
-def _writable(part, name, array):
-    """An array of a Dispatched given as out=, which an earlier dispatch may have made for reading."""
-    if part is None or not isinstance(array, np.ndarray) or array.flags.writeable:
-        return array
-    return part.loan.array(name) if part.loan.holds(view(array, name)) else array
+    """{name: array} of a Dispatched that is given as out=; one that an earlier dispatch made for reading, for writing."""
+    found = {n: a for n in ARRAYS if (a := getattr(d, n, None)) is not None}
+    for name in READONLY if d.round is not None else ():
+        array, loan = found.get(name), d.round.loan
+        if (
+            isinstance(array, np.ndarray)
+            and not array.flags.writeable
+            and loan.holds(view(array, name))
+        ):
+            found[name] = loan.array(name)
+    return found

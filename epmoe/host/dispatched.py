@@ -1,6 +1,6 @@
 """Dispatched: what one rank holds after dispatch, and how many rows there can be at most."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -11,17 +11,6 @@ from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPError
 
 TILE_ROWS = 128  # rows of one scale tile of the block-scaled formats
-ARRAYS = (
-    "output_tokens",
-    "output_scales",
-    "scales_offset",
-    "row_offsets",
-    "expert_ids",
-    "src_info",
-    "recv_count",
-    "topk_ids",
-)
-OF_ROUND = *ARRAYS, "num_tokens", "cfg", "rank", "check"  # what a Dispatched asks its round for
 
 
 def capacity_rows(cfg: EPConfig, pad_rows: int) -> int:
@@ -86,15 +75,10 @@ class Dispatched:
             shown = self.trimmed().numpy() if self.row_offsets is not None else self
         except EPError as error:
             return f"Dispatched(rank={self.rank}, num_tokens={self.num_tokens}; no rows: {error})"
-        arrays = [
-            f"{name}={array!r}" for name in ARRAYS if (array := getattr(shown, name)) is not None
-        ]
-        rows = [] if shown is self else [f"n_rows={self.n_rows}"]
-        return (
-            f"Dispatched({', '.join([f'rank={self.rank}', f'num_tokens={self.num_tokens}', *rows])},\n  "
-            + (",\n  ".join(arrays))
-            + ")"
-        )
+        shape = f"rank={self.rank}, num_tokens={self.num_tokens}"
+        lines = [shape if shown is self else f"{shape}, n_rows={self.n_rows}"]
+        lines += [f"{name}={a!r}" for name in ARRAYS if (a := getattr(shown, name)) is not None]
+        return "Dispatched(%s)" % ",\n  ".join(lines)
 
     def __copy__(self):
         return replace(self)
@@ -117,15 +101,9 @@ class Dispatched:
 
     def trimmed(self) -> "Dispatched":
         """The same memory cut to the exact rows and tiles; waits for the kernels and raises what they recorded."""
-        n, scales = self.n_rows, self.output_scales
-        if scales is not None:
-            scales = _exact(scales, n, self.offsets)
-        return replace(
-            self,
-            output_tokens=first(self.output_tokens, n),
-            output_scales=scales,
-            src_info=first(self.src_info, n),
-        )
+        n = self.n_rows
+        cut = {name: first(getattr(self, name), n) for name in ("output_tokens", "src_info")}
+        return replace(self, output_scales=_exact(self.output_scales, n, self.offsets), **cut)
 
     def numpy(self) -> "Dispatched":
         """The same with NumPy arrays; waits for the kernels and raises what they recorded (PeerTimeout, bad ids)."""
@@ -134,11 +112,15 @@ class Dispatched:
         return replace(self, check=None, **{name: to_numpy(getattr(self, name)) for name in ARRAYS})
 
 
+OF_ROUND = tuple(f.name for f in fields(Dispatched))[:12]  # what a Dispatched asks its round for
+ARRAYS = OF_ROUND[:8]
+
+
 def _exact(scales, n_rows, row_offsets):
     """The scales of n_rows rows; the layout is told by the array's form: tiles, slots, transposed or row by row."""
-    form = len(scales.shape)
+    form = 0 if scales is None else len(scales.shape)
     if form == 5:
         return first(scales, int(np.sum(-(-np.diff(row_offsets) // TILE_ROWS))))
-    if form == 4:
-        return scales  # a slot a group, whatever its rows
+    if form in (0, 4):
+        return scales  # None, or a slot a group, whatever its rows
     return first(scales, n_rows, axis=1 if scales.dtype == np.float32 else 0)

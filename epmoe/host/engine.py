@@ -23,17 +23,17 @@ FAST_FROM = (9, 0)  # compute capability
 
 def kernels_named(name, machine):
     """ "plain" or "fast": what was asked for, or None for what suits the machine."""
-    capability = (0, 0) if device.SIM else machine.compute_capability
+    capability = FAST_FROM if device.SIM else machine.compute_capability
     if name is None:
-        return "fast" if capability >= FAST_FROM else "plain"
+        return "plain" if device.SIM or capability < FAST_FROM else "fast"
     if not isinstance(name, str) or name not in KERNELS:
         raise EPValueError(
             f"kernels={name!r} must be 'plain' or 'fast'; leave it out for what suits the machine"
         )
-    if name == "fast" and not device.SIM and capability < FAST_FROM:
+    if name == "fast" and capability < FAST_FROM:
         raise UnavailableError(
-            f"kernels='fast' needs a GPU of compute capability 9.0 or newer, this one has "
-            f"{'%d.%d' % capability}: leave it out, and the plain kernels run"
+            "kernels='fast' needs a GPU of compute capability 9.0 or newer, this one has %d.%d: leave it out, and the "
+            "plain kernels run" % capability
         )
     return name
 
@@ -81,23 +81,23 @@ class Engine:
         self._unseen = None  # what kernels had recorded when leave() looked
         if cfg.use_shmem and not getattr(world, "shmem", False):
             raise EPValueError(
-                f"use_shmem=True: {type(world).__name__} does not reach ranks of other p2p worlds here; "
-                "use a ShmemWorld, or a LocalWorld in the simulator"
+                f"use_shmem=True: {type(world).__name__} does not reach ranks of other p2p worlds here; use a ShmemWorld, "
+                "or a LocalWorld in the simulator"
             )
         world.agree(cfg, timeout, kernels=self.kernels)
-        self._memory = world.allocate(
-            layout.total_bytes(cfg), "epmoe", layout.named_words(cfg), timeout
-        )
+        words = layout.named_words(cfg)
+        self._memory = world.allocate(layout.total_bytes(cfg), "epmoe", words, timeout)
         if cfg.use_shmem:
             world.connect(self._memory)
         self.ranks = [RankMemory(cfg, self.machine, rank, self._memory) for rank in world.ranks]
         at = next(r.offset for r in layout.regions(cfg) if r.name == "status")
         self._status = np.int32, (layout.STATUS_WORDS,), at
+        first, stream = world.ranks[0], world.stream_of(world.ranks[0])
         # () -> id of the capture into a CUDA graph that the ranks' stream is in, 0 for none
-        self.capture = world.stream_of(world.ranks[0]).capture
+        self.capture = stream.capture
         self.is_alone = not (world.lists or device.SIM)  # launches begin one by one
         self._streams = {}  # {rank: stream} by whether kernels are fused
-        self.telling = Telling(self.machine, world.ranks[0], world.stream_of(world.ranks[0]))
+        self.telling = Telling(self.machine, first, stream)
         self._initialise("start", timeout)
 
     def reset(self):
@@ -122,17 +122,16 @@ class Engine:
 
     def prepared(self, factory, r, num_tokens, regions, options, **types):
         """What launches a kernel for so many tokens of a rank."""
-        fused = factory in FUSED
+        fused, world = factory in FUSED, self.world
         if fused not in self._streams:
-            with self.world.launching(fused) as self._streams[fused]:
+            with world.launching(fused) as self._streams[fused]:
                 pass
-        stream = self._streams[fused][r.rank]
-        wanted = Wanted(num_tokens, r.rank, self.machine, stream, regions, self.timeout, **types)
         key = (factory, *options.items())
         if key not in self._calls:
-            launch = self.world.share(self.launch) if fused else self.launch
+            launch = world.share(self.launch) if fused else self.launch
             self._calls[key] = getattr(self._factories, factory)(self.cfg, launch, **options)
-        return self._calls[key].prepared(wanted)
+        where = self.machine, self._streams[fused][r.rank], regions, self.timeout
+        return self._calls[key].prepared(Wanted(num_tokens, r.rank, *where, **types))
 
     def start(self, call, launches, fused=False):
         """Start launches, [(launch, its words)], which are one call; in the simulator they have then ended."""
@@ -197,8 +196,7 @@ class Engine:
             recv_count = status.failed_recv_count(words)
             try:
                 counts = None if recv_count is None else r.read(recv_count)
-                of = self.cfg, r.rank, self.timeout
-                status.raise_if_failed(words, *of, recv_count=counts)
+                status.raise_if_failed(words, self.cfg, r.rank, self.timeout, recv_count=counts)
                 r.clear("status")
                 status.raise_if_bad_ids(words, self.cfg, r.rank)
             except PeerTimeout as error:
@@ -254,7 +252,7 @@ class Engine:
             self._free(together)
 
     def _free(self, together):
-        self.rounds.close()
+        self.rounds.state = "closed"
         self.captured.clear()
         self.parts = ()
         for call in self._calls.values():

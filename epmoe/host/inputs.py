@@ -13,6 +13,20 @@ from epmoe_ref.errors import EPValueError
 BF16 = np.dtype(ml_dtypes.bfloat16)
 COMBINE_DTYPE = {"bf16": BF16, "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 MOST_SECONDS = 1e9  # kernels count nanoseconds in 64 bits
+DTYPES = {  # what is needed
+    "input_tokens": "bfloat16 is needed: x.astype(ml_dtypes.bfloat16), or x.view(ml_dtypes.bfloat16) if the 16 bits are bf16 already",
+    "topk_ids": "an integer type is needed: ids.astype(np.int64)",
+    "expert_outputs": "combine_dtype={combine_dtype!r} needs {dtype}: convert it, or configure another combine_dtype",
+    "gate_up": "bfloat16 is needed: convert it",
+    "router_weights": "float32 is needed: w.astype(np.float32)",
+}
+SHAPES = {
+    "input_tokens": "(num_tokens, hidden={hidden}) is needed",
+    "topk_ids": "(num_tokens={num_tokens}, top_k={top_k}) is needed, one row for each token of input_tokens",
+    "expert_outputs": "(rows, hidden={hidden}) is needed",
+    "gate_up": "(rows, 2 * width) is needed: gate and up side by side",
+    "router_weights": "(num_tokens={num_tokens}, top_k={top_k}) is needed",
+}
 
 
 def ranks_of(world, what, argument):
@@ -47,15 +61,7 @@ def tokens(cfg, machine, rank, given):
     if a.host is not None and cfg.token_format == "bf16" and a.dtype in (np.float16, np.float32):
         with np.errstate(all="ignore"):
             a = view(a.host.astype(BF16), what)
-    if a.dtype != BF16:
-        raise EPValueError(
-            f"{what} has dtype {a.dtype}, bfloat16 is needed: x.astype(ml_dtypes.bfloat16), or "
-            "x.view(ml_dtypes.bfloat16) if the 16 bits are bf16 already"
-        )
-    if len(a.shape) != 2 or a.shape[1] != cfg.hidden:
-        raise EPValueError(
-            f"{what} has shape {a.shape}, (num_tokens, hidden={cfg.hidden}) is needed"
-        )
+    _expect(what, a, a.dtype == BF16, a.shape[1:] == (cfg.hidden,), hidden=cfg.hidden)
     if a.shape[0] > cfg.max_tokens_per_rank:
         raise EPValueError(
             f"{what} holds {a.shape[0]} tokens, more than "
@@ -68,15 +74,8 @@ def topk_ids(cfg, machine, rank, given, num_tokens):
     """topk_ids of a rank: any integer dtype (num_tokens, top_k), ids in [0, n_experts) or -1, none twice in a token."""
     what = f"topk_ids of rank {rank}"
     a = _array(machine, given, what)
-    if a.dtype.kind not in "iu":
-        raise EPValueError(
-            f"{what} has dtype {a.dtype}, an integer type is needed: ids.astype(np.int64)"
-        )
-    if a.shape != (num_tokens, cfg.top_k):
-        raise EPValueError(
-            f"{what} has shape {a.shape}, (num_tokens={num_tokens}, top_k={cfg.top_k}) is needed, "
-            "one row for each token of input_tokens"
-        )
+    slots = dict(num_tokens=num_tokens, top_k=cfg.top_k)
+    _expect(what, a, a.dtype.kind in "iu", a.shape == (num_tokens, cfg.top_k), **slots)
     if a.host is not None:
         check_ids(what, a.host, "n_experts", cfg.n_experts)
     return a
@@ -109,15 +108,9 @@ def expert_outputs(cfg, machine, rank, given, capacity, n_rows):
     n_rows is a function that tells the exact number; it is asked only where the array does not have capacity rows.
     """
     what = f"expert_outputs of rank {rank}"
-    a = _array(machine, given, what)
-    dtype = COMBINE_DTYPE[cfg.combine_dtype]
-    if a.dtype != dtype:
-        raise EPValueError(
-            f"{what} has dtype {a.dtype}, combine_dtype={cfg.combine_dtype!r} needs {dtype}: convert "
-            "it, or configure another combine_dtype"
-        )
-    if len(a.shape) != 2 or a.shape[1] != cfg.hidden:
-        raise EPValueError(f"{what} has shape {a.shape}, (rows, hidden={cfg.hidden}) is needed")
+    a, dtype, hidden = _array(machine, given, what), COMBINE_DTYPE[cfg.combine_dtype], cfg.hidden
+    needs = dict(combine_dtype=cfg.combine_dtype, dtype=dtype, hidden=hidden)
+    _expect(what, a, a.dtype == dtype, a.shape[1:] == (hidden,), **needs)
     return _one_for_each_row(a, what, capacity, n_rows)
 
 
@@ -125,13 +118,18 @@ def gate_up(machine, rank, given, capacity, n_rows):
     """Rows of the experts' first product: bf16 (rows, 2 * width), exact or capacity many (see expert_outputs)."""
     what = f"gate_up of rank {rank}"
     a = _array(machine, given, what)
-    if a.dtype != BF16:
-        raise EPValueError(f"{what} has dtype {a.dtype}, bfloat16 is needed: convert it")
-    if len(a.shape) != 2 or a.shape[1] % 2 or not a.shape[1]:
-        raise EPValueError(
-            f"{what} has shape {a.shape}, (rows, 2 * width) is needed: gate and up side by side"
-        )
+    has_pairs = len(a.shape) == 2 and a.shape[1] % 2 == 0 < a.shape[1]
+    _expect(what, a, a.dtype == BF16, has_pairs)
     return _one_for_each_row(a, what, capacity, n_rows)
+
+
+def _expect(what, a, has_dtype, has_shape, **values):
+    """Raise EPValueError unless both. what: name of the argument, and rank; values: of the rules."""
+    name = what.partition(" ")[0]
+    if not has_dtype:
+        raise EPValueError(f"{what} has dtype {a.dtype}, {DTYPES[name].format(**values)}")
+    if not has_shape:
+        raise EPValueError(f"{what} has shape {a.shape}, {SHAPES[name].format(**values)}")
 
 
 def _one_for_each_row(a, what, capacity, n_rows):
@@ -152,28 +150,22 @@ def router_weights(cfg, machine, rank, given, num_tokens):
             "function (token, k, *router_weights_args) -> float32 is needed, a single number is refused"
         )
     a = _array(machine, given, what)
-    if a.dtype != np.float32:
-        raise EPValueError(f"{what} has dtype {a.dtype}, float32 is needed: w.astype(np.float32)")
-    if a.shape != (num_tokens, cfg.top_k):
-        raise EPValueError(
-            f"{what} has shape {a.shape}, (num_tokens={num_tokens}, top_k={cfg.top_k}) is needed"
-        )
+    slots = dict(num_tokens=num_tokens, top_k=cfg.top_k)
+    _expect(what, a, a.dtype == np.float32, a.shape == (num_tokens, cfg.top_k), **slots)
     return a
 
 
 def input_scale(rank, given):
     """Input scale of a rank: a positive finite float32 number."""
+    what = f"input_scale of rank {rank} is {given!r}"
     if isinstance(given, bool) or not isinstance(given, (int, float, np.number)):
         raise EPValueError(
-            f"input_scale of rank {rank} is {given!r}; a positive finite number is needed, or a "
-            "function (i) -> float32"
+            f"{what}; a positive finite number is needed, or a function (i) -> float32"
         )
     with np.errstate(over="ignore"):
         scale = np.float32(given)
     if not (np.isfinite(scale) and scale > 0):
-        raise EPValueError(
-            f"input_scale of rank {rank} is {given!r}; it must be positive and finite in float32"
-        )
+        raise EPValueError(f"{what}; it must be positive and finite in float32")
     return scale
 
 
@@ -182,8 +174,7 @@ def seconds(what, value):
     is_number = isinstance(value, (int, float, np.integer, np.floating))
     if not is_number or isinstance(value, bool) or not 0 < value <= MOST_SECONDS:
         raise EPValueError(
-            f"{what}={value!r} must be a positive number of seconds, at most {MOST_SECONDS:g}; there is no "
-            "endless wait"
+            f"{what}={value!r} must be a positive number of seconds, at most {MOST_SECONDS:g}; there is no endless wait"
         )
     return float(value)
 
@@ -192,13 +183,11 @@ def world(what, given):
     """A world, made already."""
     if isinstance(given, type) and hasattr(given, "allocate"):
         raise EPValueError(
-            f"{what} is the class {given.__name__}; make a world of it: {given.__name__}"
-            f"({'2' if given.lists else ''})"
+            f"{what} is the class {given.__name__}; make a world of it: {given.__name__}({'2' * given.lists})"
         )
     if not hasattr(given, "allocate") or not hasattr(given, "launching"):
         raise EPValueError(
-            f"{what} is a {type(given).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, "
-            "ShmemWorld)"
+            f"{what} is a {type(given).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, ShmemWorld)"
         )
     return given
 

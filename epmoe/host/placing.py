@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from epmoe import device
+from epmoe.device.cast_ids import cast_ids
 from epmoe.host.arrays import VECTOR_BYTES, Array, view
-from epmoe.host.narrowing import narrowing
 from epmoe_ref.errors import EPValueError
 
 
@@ -39,8 +39,8 @@ class Placing:
             return self._adopted(rank, name, host)
         if self.machine.has_captured and self._stream_of(rank).capture():
             raise EPValueError(
-                f"{name} of rank {rank} is in host memory, and the stream is being captured into a CUDA "
-                "graph, whose replays would not see it: give an array in GPU memory"
+                f"{name} of rank {rank} is in host memory, and the stream is being captured into a CUDA graph, whose "
+                "replays would not see it: give an array in GPU memory"
             )
         # Earlier launches may still read the staging buffer.
         self.machine.synchronize()
@@ -61,7 +61,7 @@ class Placing:
             host[...] = used
 
     def _adopted(self, rank, name, host):
-        self._let_go_of((rank, name))
+        self.let_go((rank, name))
         if host.ctypes.data % VECTOR_BYTES:
             host = _aligned_copy(host)
         try:
@@ -79,7 +79,7 @@ class Placing:
         if known is None:
             rank, name, dtype, n = key
             to = self._buffer(rank, f"int32 {name}", 4 * n).address
-            launch = narrowing(self.machine, self._stream_of(rank), rank, dtype, n)
+            launch = cast_ids(self.machine, self._stream_of(rank), rank, dtype, n)
             known = self._narrowing[key] = launch, to
         launch, to = known
         launch.start(address, to)
@@ -88,33 +88,26 @@ class Placing:
     def _buffer(self, rank, name, nbytes):
         buffer = self._staging.get((rank, name))
         if buffer is None or buffer.nbytes < nbytes:
-            if buffer is not None and self.machine.has_captured:
-                self._outgrown.append(buffer)
-            elif buffer is not None:
-                buffer.free()
+            if buffer is not None:
+                self._outgrown.append(buffer) if self.machine.has_captured else buffer.free()
             self._narrowing.clear()
-            buffer = self._staging[rank, name] = self.machine.alloc(
-                max(nbytes, 256), f"staged {name}", rank
-            )
+            buffer = self.machine.alloc(max(nbytes, 256), f"staged {name}", rank)
+            self._staging[rank, name] = buffer
         return buffer
 
-    def _let_go_of(self, key):
-        address, _ = self.placed.pop(key, (None, None))
-        if address is not None:
-            self.machine.release(address)
-
-    def let_go(self):
-        """Let go of all arrays of the caller; the kernels must have ended."""
-        for key in list(self.placed):
-            self._let_go_of(key)
+    def let_go(self, *keys):
+        """Let go of arrays of the caller, of all without keys, (rank, name); the kernels must have ended."""
+        for key in keys or list(self.placed):
+            address, _ = self.placed.pop(key, (None, None))
+            if address is not None:
+                self.machine.release(address)
 
     def close(self):
         """Let go of all arrays and free the staging buffers; the kernels must have ended."""
         self.let_go()
         for buffer in (*self._staging.values(), *self._outgrown):
             buffer.free()
-        self._staging.clear()
-        self._outgrown.clear()
+        self._staging, self._outgrown = {}, []
 
     def staged_bytes(self, rank):
         """Bytes of a rank's staging buffers."""

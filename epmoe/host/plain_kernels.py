@@ -6,14 +6,16 @@ they launch. A launch gets arrays where the page has tensors, and addresses wher
 
 import ctypes
 import math
+from functools import partial
+from itertools import islice
+from types import SimpleNamespace
 
-import ml_dtypes
 import numpy as np
 
 from epmoe import device
 from epmoe.host.arrays import Array
-from epmoe.host.inputs import COMBINE_DTYPE
 from epmoe.kernels import formats, fused_silu_kernel, plain, user_functions
+from epmoe.kernels.plain.arguments import arrays
 
 PAGE_NAMES = {  # what the page calls the functions that the fast kernels' factories take
     "input_scale": "input_scales_wrapper",
@@ -33,105 +35,73 @@ def _array(address, shape, dtype):
     return Array(host, address, tuple(shape), dtype, None, None, None)
 
 
-def _arguments(types, words):
-    """Arguments of a user's function out of their words: numbers of NumPy, and arrays."""
-    made, words = [], list(words)
-    for dtype, n_axes, _ in types:
-        word, shape = words[0], tuple(words[1 : 1 + n_axes])
-        del words[: 1 + n_axes]
-        made.append(_array(word, shape, dtype) if n_axes else _number(word, dtype))
-    return tuple(made)
-
-
 def _number(word, dtype):
     """The number of a type in the low half of a word."""
     return np.array([word], np.uint64).view(dtype)[0]
+
+
+def _arguments(types, words):
+    """Arguments of a user's function out of an iterator over their words: numbers of NumPy, and arrays."""
+    taken = [(dtype, next(words), tuple(islice(words, n_axes))) for dtype, n_axes, _ in types]
+    return tuple(_array(w, shape, d) if shape else _number(w, d) for d, w, shape in taken)
 
 
 class _Call:
     """A plain kernel, prepared and started as a KernelCall of epmoe.kernels is. options: of its factory."""
 
     def __init__(self, kernel, options):
-        self.kernel, self.options = kernel, options
+        self.kernel, self.options, self.cfg = kernel, options, kernel.cfg
+        dispatches = kernel.__name__.startswith("dispatch")
+        self._named = self._of_dispatch if dispatches else self._of_combine
 
     def close(self):
         """Nothing is kept between launches."""
 
     def prepared(self, wanted):
         """What launches the kernel; as of a KernelCall."""
-        return _Launch(self, wanted)
+        return SimpleNamespace(start=partial(self._start, wanted))
 
-
-class _Launch:
-    """start(*words) makes the page's arguments of the words that a fast kernel is given."""
-
-    def __init__(self, call, wanted):
-        self.kernel, self.options, self.cfg = call.kernel, call.options, call.kernel.cfg
-        self.wanted, self.n, self.at = wanted, wanted.num_tokens, wanted.regions
-        name = self.kernel.__name__
-        self.sends, self.waits = "_wait" not in name, "_async" not in name
-        self._page = self._dispatch if name.startswith("dispatch") else self._combine
-
-    def start(self, *words):
-        """Launch."""
-        kernel, wanted = self.kernel, self.wanted
-        arguments, given = self._page(*words)
+    def _start(self, wanted, *words):
+        """Launch with the page's arguments, made of the words that a fast kernel is given."""
+        kernel, named = self.kernel, self._named(wanted, *words)
+        named |= wanted.regions | dict(my_rank=wanted.my_rank, num_tokens=wanted.num_tokens)
+        behind = kernel.parameters[len(kernel.page_arguments) + 2 :]  # status and timeout_ns
+        keywords = {name: named[name] for name in behind}
+        for name, (dtype, shape) in arrays(self.cfg, kernel.__name__, kernel.options).items():
+            if name in kernel.page_arguments:
+                named[name] = _array(named[name], [named.get(n, n) for n in shape], dtype)
         grid, block = kernel.options.launch.grid(wanted.machine), kernel.block()
         kernel[grid, block, wanted.stream](
-            *arguments, status=self.at["status"], timeout=wanted.timeout_s, **given
+            *[named[name] for name in kernel.page_arguments],
+            status=named["status"],
+            timeout=wanted.timeout_s,
+            **keywords,
         )
 
-    def _memory(self):
-        """The page's arguments that say where messages go or, in a kernel that sends none, where they come."""
-        at = self.at
-        if not self.sends:
-            return at["recv_buf_p"], at["recv_count_p"], at["ep_counters"]
-        peers = tuple(at["recv_buf_ptrs"]), tuple(at["recv_count_ptrs"])
-        return at["send_buf_p"], *peers, at["ep_counters"]
+    def _of_dispatch(self, wanted, *words):
+        """{name: argument of the dispatch kernels, or address of an array, or length of an axis}."""
+        fmt, sent = formats.of(self.cfg), ("input_tokens", "topk_ids", "clean_topk_ids", "scale")
+        made = "rows", "row_offsets", "expert_ids", "src_info", "recv_counts"
+        named = dict(zip((*sent, *fmt.output_fields, *made), words))
+        of, scale = fmt.outputs(self.cfg, named["rows"]), _number(named["scale"], np.float32)
+        named["format_handler"] = {n: _array(named[n], *of[n]) for n in fmt.output_fields}
+        has_function = self.options.get("input_scale") is not None
+        return named | dict(input_scales_args=() if has_function else (scale,))
 
-    def _dispatch(self, tokens, ids, clean, scale, *words):
-        """(arguments, keywords) of the dispatch kernels."""
-        cfg, fmt, n, made, given = self.cfg, formats.of(self.cfg), self.n, [], {}
-        if self.sends:
-            made.append(_array(tokens, (n, cfg.hidden), ml_dtypes.bfloat16))
-            made.append(_array(ids, (n, cfg.top_k), np.int32))
-            given["clean_topk_ids"] = clean
-            has_function = self.options.get("input_scale") is not None
-            given["input_scales_args"] = () if has_function else (_number(scale, np.float32),)
-        if self.waits:
-            *outputs, rows, row_offsets, expert_ids, src_info, recv_counts = words
-            of = fmt.outputs(cfg, rows)
-            made.append({n: _array(at, *of[n]) for n, at in zip(fmt.output_fields, outputs)})
-            made.append(_array(row_offsets, (cfg.n_groups + 1,), np.uint32))
-            made.append(_array(expert_ids, (cfg.n_groups,), np.int32))
-            made.append(_array(src_info, (rows, 2), np.int32))
-            given["recv_counts"] = recv_counts
-        if cfg.fused_shared_expert and not self.sends:
-            given |= dict(send_buf_p=self.at["send_buf_p"], num_tokens=n)
-        return (*made, *self._memory(), self.wanted.my_rank), given
+    def _of_combine(self, wanted, *words):
+        """The same of the combine kernels; an array of router weights is the argument of a function."""
+        names = "input_tokens", "src_info", "rows", "output_tokens", "topk_ids", "router_weights"
+        named, of_functions = dict(zip(names, words)), iter(words[len(names) :])
+        weights_args = _arguments(wanted.weights_types, of_functions)
+        if self.options.get("router_weights") == "array":
+            shape = wanted.num_tokens, self.cfg.top_k
+            weights_args = (_array(named["router_weights"], shape, np.float32),)
+        named["epilogue_args"] = _arguments(wanted.epilogue_types, of_functions)
+        return named | {"router_weights_args": weights_args, "input rows": named["rows"]}
 
-    def _combine(self, rows, src_info, n_rows, output, ids, weights, *words):
-        """(arguments, keywords) of the combine kernels; an array of router weights is the argument of a function."""
-        cfg, n, made, given = self.cfg, self.n, [], {}
-        dtype, my_rank = COMBINE_DTYPE[cfg.combine_dtype], self.wanted.my_rank
-        if self.sends:
-            made.append(_array(rows, (n_rows, cfg.hidden), dtype))
-            made.append(_array(src_info, (n_rows, 2), np.int32))
-        if not self.waits:
-            return (*made, *self._memory(), my_rank), given
-        reduces, types = self.options.get("router_weights", "array"), self.wanted.weights_types
-        n_words = sum(1 + n_axes for _, n_axes, _ in types)
-        given["router_weights_args"] = _arguments(types, words[:n_words])
-        if reduces == "array":
-            given["router_weights_args"] = (_array(weights, (n, cfg.top_k), np.float32),)
-        given["epilogue_args"] = _arguments(self.wanted.epilogue_types, words[n_words:])
-        if cfg.fused_shared_expert and not self.sends:
-            given["input_tokens"] = rows
-        shape = (n, cfg.hidden) if reduces else (n, cfg.top_k, cfg.hidden)
-        last = [_array(ids, (n, cfg.top_k), np.int32), my_rank]
-        if not self.sends:
-            last.reverse()
-        return (*made, _array(output, shape, dtype), *self._memory(), *last), given
+
+_DISPATCH = "dispatch_async_kernel", "dispatch_wait_kernel", "dispatch_kernel"
+_COMBINE = "combine_async_kernel", "combine_wait_kernel", "combine_kernel"
 
 
 def _factory(name):
@@ -155,12 +125,8 @@ class Factories:
     """The names of epmoe.kernels, for the plain kernels of a package: epmoe.kernels.plain, or an edited copy of it."""
 
     fused_silu_kernel = staticmethod(fused_silu_kernel)
-    dispatch_async_kernel = _factory("dispatch_async_kernel")
-    dispatch_wait_kernel = _factory("dispatch_wait_kernel")
-    dispatch_kernel = _factory("dispatch_kernel")
-    combine_async_kernel = _factory("combine_async_kernel")
-    combine_wait_kernel = _factory("combine_wait_kernel")
-    combine_kernel = _factory("combine_kernel")
+    dispatch_async_kernel, dispatch_wait_kernel, dispatch_kernel = map(_factory, _DISPATCH)
+    combine_async_kernel, combine_wait_kernel, combine_kernel = map(_factory, _COMBINE)
 
     def __init__(self, package=plain):
         self._plain = package

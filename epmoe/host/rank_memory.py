@@ -1,6 +1,7 @@
-"""One rank's side of the memory: addresses of its regions and of its peers', and the pools its results come from."""
+"""One rank's memory: its regions and its peers', what its results come from, and how many bytes each buffer takes."""
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -20,15 +21,13 @@ def dispatch_arrays(cfg: EPConfig):
     """Arrays of a Dispatched with capacity: {name: (shape, dtype)}, and the capacity in rows."""
     fmt = formats.of(cfg)
     rows = capacity_rows(cfg, fmt.pad_rows)
-    arrays = dict(fmt.outputs(cfg, rows))
-    arrays |= {
+    return fmt.outputs(cfg, rows) | {
         "row_offsets": ((cfg.n_groups + 1,), np.uint32),
         "expert_ids": ((cfg.n_groups,), np.int32),
         "src_info": ((rows, 2), np.int32),
         "recv_count": ((cfg.n_local_experts, cfg.n_src_ranks), np.int32),
         "topk_ids": ((cfg.max_tokens_per_rank, cfg.top_k), np.int32),
-    }
-    return arrays, rows
+    }, rows
 
 
 def combine_arrays(cfg: EPConfig, reduced):
@@ -39,21 +38,20 @@ def combine_arrays(cfg: EPConfig, reduced):
 
 def results(cfg: EPConfig):
     """What `lend` takes of what calls return: dispatch, combine with router weights, and combine without."""
-    arrays = {
-        "dispatch result": dispatch_arrays(cfg)[0],
-        "combine result": combine_arrays(cfg, True),
-        "unreduced combine result": combine_arrays(cfg, False),
-    }
-    return [Arrangement(name, shapes, is_exact=True) for name, shapes in arrays.items()]
+    return [
+        Arrangement("dispatch result", dispatch_arrays(cfg)[0], is_exact=True),
+        Arrangement("combine result", combine_arrays(cfg, True), is_exact=True),
+        Arrangement("unreduced combine result", combine_arrays(cfg, False), is_exact=True),
+    ]
 
 
 @lru_cache(256)
 def silu_result(rows, width, output_format):
     """The same of fused_silu for so many rows."""
-    arrays = {"output_tokens": ((rows, width), BF16)}
-    if output_format != "bf16":
-        arrays["output_tokens"] = (rows, width), np.dtype(ml_dtypes.float8_e4m3fn)
-        arrays["output_scales"] = (width // SCALE_GROUP, rows), np.dtype(np.float32)
+    is_bf16 = output_format == "bf16"
+    arrays = {"output_tokens": ((rows, width), BF16 if is_bf16 else ml_dtypes.float8_e4m3fn)}
+    if not is_bf16:
+        arrays["output_scales"] = (width // SCALE_GROUP, rows), np.float32
     return Arrangement("SwiGLU result", arrays)
 
 
@@ -65,10 +63,7 @@ class RankMemory:
         self._buffer = memory.buffers[rank]
         self._addresses = memory.addresses
         self._regions = {r.name: r for r in layout.regions(cfg)}
-        self._words = {
-            name: (offset, shape, dtype)
-            for name, offset, shape, dtype, _ in layout.named_words(cfg)
-        }
+        self._words = {name: words for name, *words, _ in layout.named_words(cfg)}
         self.dispatch_result, self.reduced_result, self.unreduced_result = results(cfg)
         self.arena = Arena(machine, rank)
         first = cfg.world(rank) * cfg.p2p_world_size
@@ -112,3 +107,44 @@ class RankMemory:
         """Write a region's initial value."""
         r = self._regions[name]
         self._buffer.write(np.full(r.shape, r.initial, r.dtype), r.offset)
+
+
+class Use(NamedTuple):
+    """One buffer of a rank: bytes that the configuration plans for it, and bytes allocated now."""
+
+    buffer: str
+    planned_bytes: int
+    allocated_bytes: int
+
+
+class MemoryTable(list):
+    """Rows of `Use`; prints as a table. Results are planned once each; more in use at a time take more."""
+
+    planned_bytes = property(
+        lambda self: sum(row.planned_bytes for row in self),
+        doc="Sum of what the configuration plans.",
+    )
+    allocated_bytes = property(
+        lambda self: sum(row.allocated_bytes for row in self), doc="Sum of what is allocated."
+    )
+
+    def __str__(self):
+        rows = [*self, Use("total", self.planned_bytes, self.allocated_bytes)]
+        lines = [f"{'bytes of one rank':26}{'planned':>16}{'allocated':>16}"]
+        return "\n".join(lines + [f"{b:26}{planned:>16,}{now:>16,}" for b, planned, now in rows])
+
+
+def plan(cfg: EPConfig) -> MemoryTable:
+    """What one rank of this configuration needs, before anything is allocated."""
+    regions, total = layout.regions(cfg), layout.total_bytes(cfg)
+    rows = [Use(r.name, r.nbytes, 0) for r in regions]
+    rows.append(Use("alignment of regions", total - sum(r.nbytes for r in regions), 0))
+    return MemoryTable(rows + [Use(result.name, result.nbytes, 0) for result in results(cfg)])
+
+
+def held(cfg: EPConfig, rank_memory, staging_bytes) -> MemoryTable:
+    """The same with what one rank holds now."""
+    has = dict.fromkeys([result.name for result in results(cfg)], 0)
+    has |= rank_memory.arena.bytes_by_name
+    rows = [Use(name, planned, has.get(name, planned)) for name, planned, _ in plan(cfg)]
+    return MemoryTable([*rows, Use("staged host arrays", 0, staging_bytes)])

@@ -28,18 +28,14 @@ AFTER = {call: state for calls in _NEXT.values() for call, state in calls.items(
 _REASON = {
     "idle": "no dispatch is open: call dispatch (or dispatch_async and dispatch_wait) first",
     "dispatching": "dispatch_async was called and its dispatch_wait was not: call dispatch_wait next",
-    "dispatched": "a dispatch is open: combine it first. Two dispatches in a row would overwrite messages that a "
-    "slower rank may not have read yet. If what it returned is lost, call reset() on all ranks",
+    "dispatched": "a dispatch is open: combine it first. Two dispatches in a row would overwrite messages that a slower rank "
+    "may not have read yet. If what it returned is lost, call reset() on all ranks",
     "combining": "combine_async was called and its combine_wait was not: call combine_wait next",
     "closed": "this ExpertParallel is closed: make a new one",
+    # of an open round, when one call is captured and the other is not
+    "launched": "the open dispatch was launched and not captured: combine it before the capture begins",
+    "captured": "the open dispatch was captured into a CUDA graph and has not run: capture its combine too",
 }
-
-_CAPTURED = {
-    True: "the open dispatch was launched and not captured: combine it before the capture begins",
-    False: "the open dispatch was captured into a CUDA graph and has not run: capture its combine too",
-}
-
-
 REFUSALS = EPValueError, EPStateError  # errors of calls that have changed nothing
 
 
@@ -65,8 +61,8 @@ class Turn:
         """Raise EPStateError: a call is under way. reset() of its thread may come, as it may have been interrupted."""
         if call != "reset" or self.thread != get_ident():
             raise EPStateError(
-                f"{call}: another call is under way, in another thread or around a function of "
-                "yours: make calls one after another, or give each thread a world of its own"
+                f"{call}: another call is under way, in another thread or around a function of yours: make calls one after "
+                "another, or give each thread a world of its own"
             )
 
 
@@ -124,14 +120,14 @@ class Rounds:
             raise EPStateError(f"{call}: {_REASON['closed']}")
         if self.failure is not None:
             raise EPStateError(
-                f"{call}: {self.failed_call} was ended by {in_short(self.failure)}, so buffers and "
-                "counters are in the middle of a round; call reset() on all ranks first"
+                f"{call}: {self.failed_call} was ended by {in_short(self.failure)}, so buffers and counters are in the middle "
+                "of a round; call reset() on all ranks first"
             )
         if capture != self.opened_in and self.state != "idle":
             if self.opened_in and call in _NEXT["idle"]:
                 self.state = "idle"  # that round was given up with its capture
             elif not (capture and self.opened_in):
-                raise EPStateError(f"{call}: {_CAPTURED[bool(capture)]}")
+                raise EPStateError(f"{call}: {_REASON['launched' if capture else 'captured']}")
         if call not in _NEXT[self.state]:
             raise EPStateError(f"{call}: {_REASON[self.state]}")
 
@@ -145,7 +141,3 @@ class Rounds:
     def reset(self):
         """As at the beginning."""
         self.state, self.failure, self.opened_in = "idle", None, 0
-
-    def close(self):
-        """No call may come any more."""
-        self.state = "closed"

@@ -29,7 +29,8 @@ class SiluPhase:
                 )
             rows = inputs.gate_up(engine.machine, r.rank, rows, self.capacity, lambda d=d: d.n_rows)
             n, width = rows.shape[0], rows.shape[1] // 2
-            plan = self._plan(r, width, output_format, limit, alpha)
+            how = dict(intermediate=width, output_format=output_format, limit=limit, alpha=alpha)
+            plan = self._plan(r, **how)
             loan = r.arena.lend(silu_result(n, width, output_format))
             if engine.capture():
                 engine.captured.append(loan)
@@ -51,11 +52,9 @@ class SiluPhase:
             engine.machine.synchronize()
         return made if engine.lists else made[0]
 
-    def _plan(self, r, width, output_format, limit, alpha):
-        key = FACTORY, r.rank, width, output_format, limit, alpha
-        plan = self.engine.plans.get(key)
-        if plan is None:
-            options = dict(output_format=output_format, limit=limit, alpha=alpha)
-            how = {}, dict(intermediate=width) | options, {}
-            plan = self.engine.enter(key, Plan(self.engine, r, 0, lambda factory: how))
-        return plan
+    def _plan(self, r, **options):
+        key = FACTORY, r.rank, *options.values()
+        if key not in self.engine.plans:
+            how = {}, options, {}
+            self.engine.enter(key, Plan(self.engine, r, 0, lambda factory: how))
+        return self.engine.plans[key]

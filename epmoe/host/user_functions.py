@@ -1,14 +1,15 @@
 """Functions of the caller that run inside kernels (epilogue, router weights, input scale), and their arguments."""
 
 import inspect
+from collections import OrderedDict
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from epmoe import device
+from epmoe.device.fingerprint import fingerprint
 from epmoe.host.arrays import is_torch, view
-from epmoe.host.same_functions import earlier
 from epmoe.kernels import ArrayArg, ScalarArg
 from epmoe.kernels import user_functions as in_kernels
 from epmoe_ref.errors import EPValueError
@@ -16,10 +17,14 @@ from epmoe_ref.errors import EPValueError
 _ARRAY_DTYPES = ("float32", "int32")
 _WIDENED = ("bfloat16", "float16")  # exact as float32, so an array in host memory is placed as that
 NO_TYPES = (), ()
-_NUMBERS = {  # what functions are tried with in the simulator
-    "router_weights": (np.int32(0), np.int32(0)),
-    "epilogue": (np.int32(0), np.int32(0), np.float32(1)),
-    "elementwise_lambda_fn": (np.int32(0), np.int32(0), np.float32(1)),
+MOST = 128  # functions that are remembered
+_chosen = OrderedDict()  # by fingerprint
+_OF_VALUE = dict(token=np.int32(0), col=np.int32(0), value=np.float32(1))
+PARAMETERS = {  # before a function's own arguments: their names, and what it is tried with in the simulator
+    "input_scale": dict(i=np.int32(0)),
+    "router_weights": dict(token=np.int32(0), k=np.int32(0)),
+    "epilogue": _OF_VALUE,
+    "elementwise_lambda_fn": _OF_VALUE,
 }
 
 
@@ -40,7 +45,7 @@ class Way(NamedTuple):
         for (what, function), args, kinds in of_both:
             if callable(function):
                 args = of_rank(engine.world, index, args)
-                check_returned(engine.machine, function, what, _NUMBERS[what], args, kinds)
+                check_returned(engine.machine, function, what, args, kinds)
 
 
 SUMS = Way("sums", dict(router_weights="array", epilogue=None), True)  # without functions
@@ -49,26 +54,26 @@ NO_SUMS = Way("no sums", dict(router_weights=None, epilogue=None), False)
 
 def way_of(cfg, router_weights, weights_args, epilogue, epilogue_args, elementwise_fn, out):
     """The Way of these arguments of combine, which must go together."""
-    name, last = "epilogue", epilogue
-    if elementwise_fn is not None:
-        name, last = "elementwise_lambda_fn", elementwise_fn
-        for other, given in (("epilogue", epilogue), ("out", out)):
-            if given is not None:
-                raise EPValueError(
-                    f"elementwise_lambda_fn and {other} are both given: the function stores the result itself, and "
-                    "nothing else is stored"
-                )
+    stores = elementwise_fn is not None
+    last, name = (elementwise_fn, "elementwise_lambda_fn") if stores else (epilogue, "epilogue")
+    for other, given in ("epilogue", epilogue), ("out", out):
+        if stores and given is not None:
+            raise EPValueError(
+                f"elementwise_lambda_fn and {other} are both given: the function stores the result itself, and "
+                "nothing else is stored"
+            )
     function, last = earlier(router_weights) if callable(router_weights) else None, earlier(last)
     for what, args in ("router_weights_args", weights_args), ("epilogue_args", epilogue_args):
         if not isinstance(args, (tuple, list)):
             raise EPValueError(
                 f"{what} is a {type(args).__name__}; a tuple is needed, of one argument too: {what}=(a,)"
             )
-    if router_weights is None and last is not None:
+    reduces = router_weights is not None
+    if not reduces and last is not None:
         raise EPValueError(
             f"{name} needs router weights: without them the rows are returned unreduced"
         )
-    if router_weights is None and cfg.fused_shared_expert:
+    if not reduces and cfg.fused_shared_expert:
         raise EPValueError(
             "fused_shared_expert=True needs router weights: the shared expert is added to their sum"
         )
@@ -79,36 +84,37 @@ def way_of(cfg, router_weights, weights_args, epilogue, epilogue_args, elementwi
     if epilogue_args and last is None:
         raise EPValueError("epilogue_args are given, and there is no epilogue that would take them")
     if function is None and last is None:
-        return NO_SUMS if router_weights is None else SUMS
-    if last is not None:
-        check_signature(last, name, ("token", "col", "value"), epilogue_args)
-    if function is not None:
-        check_signature(function, "router_weights", ("token", "k"), weights_args)
+        return SUMS if reduces else NO_SUMS
+    check_signature(last, name, epilogue_args)
+    check_signature(function, "router_weights", weights_args)
     options = {"router_weights": function or "array", name: last}
-    return Way(tuple(options.items()), options, function is None, elementwise_fn is not None)
+    return Way(tuple(options.items()), options, function is None, stores)
 
 
-def check_signature(function, what, parameters, args):
-    """The function must take `parameters` and then one argument for each entry of args."""
+def check_signature(function, what, args=()):
+    """A function, not None, must take PARAMETERS and then one argument for each entry of args."""
+    names = PARAMETERS[what]
     try:
-        inspect.signature(function).bind(*parameters, *args)
+        if function is not None:
+            inspect.signature(function).bind(*names, *args)
     except TypeError as e:
         given = f" and {len(args)} of {what}_args" if args else ""
         raise EPValueError(
-            f"{what} cannot be called with ({', '.join(parameters)}){given}: {e}"
+            f"{what} cannot be called with ({', '.join(names)}){given}: {e}"
         ) from None
     except ValueError:
         pass  # built-in functions have no signature
 
 
-def check_returned(machine, function, what, numbers, args, kinds):
+def check_returned(machine, function, what, args=(), kinds=()):
     """EPValueError unless a function returns what it must: a value function a number, elementwise_lambda_fn nothing.
 
-    numbers: what it is tried with in the simulator, NumPy scalars; args: of the first rank; kinds: their types. On a GPU
-    Numba's types tell. An elementwise_lambda_fn is not tried in the simulator, since it stores.
+    args: of the first rank; kinds: their types. On a GPU Numba's types tell. An elementwise_lambda_fn is not tried in the
+    simulator, since it stores.
     """
+    numbers = PARAMETERS[what].values()
     if not device.SIM:
-        kinds = tuple((n.dtype.name, 0, False) for n in numbers) + tuple(kinds)
+        kinds = (*((n.dtype.name, 0, False) for n in numbers), *kinds)
         check_compiled(what, function, kinds, machine.compute_capability)
     elif what != "elementwise_lambda_fn":
         try:
@@ -161,15 +167,15 @@ def _reason(error):
 
 def of_rank(world, index, args):
     """This rank's arguments: under a LocalWorld a list has one entry for each rank; anything else is for all alike."""
-    if not world.lists:
-        return tuple(args)
+    n_ranks, made = len(world.ranks), []
     for a in args:
-        if isinstance(a, list) and len(a) != len(world.ranks):
+        is_by_rank = world.lists and isinstance(a, list)
+        if is_by_rank and len(a) != n_ranks:
             raise EPValueError(
-                f"an argument of a function is a list of {len(a)}; it needs one entry for each of the "
-                f"{len(world.ranks)} ranks"
+                f"an argument of a function is a list of {len(a)}; it needs one entry for each of the {n_ranks} ranks"
             )
-    return tuple(a[index] if isinstance(a, list) else a for a in args)
+        made.append(a[index] if is_by_rank else a)
+    return tuple(made)
 
 
 def argument(value, name, rank, place, writable):
@@ -185,16 +191,47 @@ def argument(value, name, rank, place, writable):
     if isinstance(value, (float, np.floating)):
         return ScalarArg(float(value), "float32")
     array = view(value, what)
-    writable &= (
-        array.host is None
-        or array.host.flags.writeable
-        and (not is_torch(value) or value.is_contiguous())
-    )
-    if array.dtype.name in _WIDENED and array.host is not None and len(array.shape) in (1, 2):
-        array, writable = view(array.host.astype(np.float32), what), False
-    if array.dtype.name not in _ARRAY_DTYPES or len(array.shape) not in (1, 2):
+    host, has_axes = array.host, len(array.shape) in (1, 2)
+    if host is not None:
+        is_copy = is_torch(value) and not value.is_contiguous()
+        writable = writable and host.flags.writeable and not is_copy
+        if array.dtype.name in _WIDENED and has_axes:
+            array, writable = view(host.astype(np.float32), what), False
+    if array.dtype.name not in _ARRAY_DTYPES or not has_axes:
         raise EPValueError(
             f"{what} is {array.dtype} {array.shape}; numbers, and arrays of one or two axes of "
             f"{', '.join(_ARRAY_DTYPES)} can be given to a function: convert it"
         )
     return ArrayArg(place(name, array), array.shape, array.dtype.name, bool(writable))
+
+
+def earlier(function):
+    """An earlier function that compiles to the same code, or this one; anything but a function as it is.
+
+    So a function that is made anew for each call is compiled once. In the simulator functions run as they are, with all
+    that they do besides, so there each is its own.
+    """
+    if device.SIM or not hasattr(function, "__code__") or function in _chosen.values():
+        return function
+    mark = fingerprint(function)
+    # what an earlier one refers to may have changed meanwhile
+    before = _chosen.get(mark)
+    if before is not None and fingerprint(before) == mark:
+        return before
+    if mark is not None:
+        _chosen[mark] = function
+    if len(_chosen) > MOST:
+        _chosen.popitem(last=False)
+    return function
+
+
+def _on_the_host(intrinsic):
+    """A rounding function of epmoe.device that also takes arrays.
+
+    What is too large for float32 is the infinity that IEEE says, without a warning, as in kernels. A GPU's has its own way
+    on the host, and must stay what it is.
+    """
+    return np.errstate(all="ignore")(intrinsic) if device.SIM else intrinsic
+
+
+mul_rn, add_rn, fma_rn = map(_on_the_host, (device.mul_rn, device.add_rn, device.fma_rn))

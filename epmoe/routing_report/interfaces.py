@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from epmoe.host import memory
+from epmoe.host import rank_memory
 from epmoe.routing_report import counts, measured
 from epmoe_ref.config import MAX_GPUS_PER_NODE, EPConfig
 
@@ -124,7 +124,7 @@ def memory_bytes(interface, steps, sizes):
     if interface.startswith("pairs"):
         return sum(
             use.planned_bytes
-            for use in memory.plan(cfg)
+            for use in rank_memory.plan(cfg)
             if use.buffer != "unreduced combine result"
         )
     rows, back = (

@@ -14,7 +14,6 @@ from epmoe.host.user_functions import check_returned
 from epmoe_ref.errors import EPValueError
 
 WHERE = types.SimpleNamespace(compute_capability=(9, 0))
-NUMBERS = np.int32(0), np.int32(0), np.float32(0)
 TABLE = "float32", 2, False
 WRITABLE = "float32", 2, True
 
@@ -72,7 +71,7 @@ CASES |= {
 
 def said(what, function, kind):
     try:
-        check_returned(WHERE, function, what, NUMBERS, (), (kind,))
+        check_returned(WHERE, function, what, kinds=(kind,))
     except EPValueError as error:
         return str(error)
     return ""

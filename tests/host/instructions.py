@@ -20,6 +20,7 @@ from host_cost import OneRankHere, without_python  # noqa: E402
 from benchmarks.pairs import Pairs  # noqa: E402
 from benchmarks.rows import Hybrid, Rows  # noqa: E402
 from benchmarks.shapes import parse  # noqa: E402
+from epmoe.device import forks  # noqa: E402
 
 TRACE_ME, CONTINUE, STEP = 0, 7, 9  # requests of ptrace
 KNOWN_AFTER, COUNTED = 12, 5  # rounds
@@ -40,6 +41,7 @@ _ptrace.argtypes, _ptrace.restype = (
 
 def instructions(function, arguments, rounds=COUNTED):
     """[median number of instructions of function(argument) for each], called in turn in a copy of this process."""
+    forks._made.clear()  # the copy may use the world
     child = os.fork()
     if child == 0:
         try:

@@ -6,7 +6,7 @@ from test_local_rounds import scaled_rows
 from worlds_at_hand import batch, config, parallel
 
 import epmoe_ref
-from epmoe.host.exact_words import add_rn, mul_rn
+from epmoe.host.user_functions import add_rn, mul_rn
 from epmoe_ref.errors import EPStateError, EPValueError, OutOfBoundsError
 
 KERNELS = ["plain", "fast"]

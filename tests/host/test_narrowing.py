@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from epmoe import device
-from epmoe.host.narrowing import OUTSIDE, narrowing
+from epmoe.device.cast_ids import OUTSIDE, cast_ids
 
 # around what each type can hold
 INTERESTING = [0, 1, -1, 2, 2**31 + 5, 2**32 + 3]
@@ -23,7 +23,7 @@ def test_ids_are_kept_or_marked(dtype):
     source = machine.alloc(len(values) * np.dtype(dtype).itemsize, "ids")
     destination = machine.alloc(4 * len(values), "int32 ids")
     source.write(np.array(values, dtype))
-    launch = narrowing(machine, machine.stream(0), 0, dtype, len(values))
+    launch = cast_ids(machine, machine.stream(0), 0, dtype, len(values))
     launch.start(source.address, destination.address)
     got = destination.read(np.int32, (len(values),))
     assert got.tolist() == [v if -(2**31) <= v < 2**31 else OUTSIDE for v in values]

@@ -9,7 +9,7 @@ from worlds_at_hand import batch, config, parallel
 
 from epmoe import EPValueError, ExpertParallel, LocalWorld, PeerTimeout
 from epmoe.device.sim.memory import MEMORY
-from epmoe.host import engine, same_functions
+from epmoe.host import engine, user_functions
 
 
 def test_an_expert_parallel_without_close_gives_its_memory_back_and_results_keep_theirs():
@@ -89,8 +89,8 @@ def make(factor, offset):
 
 
 def test_a_function_made_anew_is_the_earlier_one_if_it_does_the_same(monkeypatch):
-    monkeypatch.setattr(same_functions.device, "SIM", False)
-    earlier, one = same_functions.earlier, make(2.0, 1.0)
+    monkeypatch.setattr(user_functions.device, "SIM", False)
+    earlier, one = user_functions.earlier, make(2.0, 1.0)
     assert earlier(one) is one and earlier(make(2.0, 1.0)) is one
     other = make(2.0, 3.0)
     assert earlier(other) is other and earlier(None) is None and earlier("array") == "array"
@@ -100,9 +100,9 @@ def test_a_function_made_anew_is_the_earlier_one_if_it_does_the_same(monkeypatch
 
 
 def test_a_function_that_has_changed_since_is_not_taken_for_another(monkeypatch):
-    monkeypatch.setattr(same_functions.device, "SIM", False)
+    monkeypatch.setattr(user_functions.device, "SIM", False)
     one = make(5.0, 1.0)
-    assert same_functions.earlier(one) is one
+    assert user_functions.earlier(one) is one
     one.__closure__[0].cell_contents = 7.0
     another = make(5.0, 1.0)
-    assert same_functions.earlier(another) is another
+    assert user_functions.earlier(another) is another

@@ -162,7 +162,7 @@ def test_memory_is_what_the_interfaces_allocate():
 
     from epmoe import EPConfig, LocalWorld, fused_a2a
     from epmoe.fused_a2a import buffers
-    from epmoe.host import memory
+    from epmoe.host import rank_memory
     from epmoe.routing_report import counts
 
     n_ranks, tokens, hidden, top_k = 2, 140, 256, 2
@@ -170,10 +170,10 @@ def test_memory_is_what_the_interfaces_allocate():
     ids = [np.argsort(rng.random((tokens, 8)), axis=1)[:, :top_k] for _ in range(n_ranks)]
     cfg = EPConfig(n_ranks, 8, top_k, hidden, tokens)
     step, sizes = counts.count(ids, 8), interfaces.Sizes(cfg, 100.0)
-    unreduced = next(use for use in memory.plan(cfg) if use.buffer.startswith("unreduced"))
+    unreduced = next(use for use in rank_memory.plan(cfg) if use.buffer.startswith("unreduced"))
     assert (
         interfaces.memory_bytes("pairs", [step], sizes)
-        == memory.plan(cfg).planned_bytes - unreduced.planned_bytes
+        == rank_memory.plan(cfg).planned_bytes - unreduced.planned_bytes
     )
 
     world = LocalWorld(n_ranks)

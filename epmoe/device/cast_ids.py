@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from epmoe.device import (
+from . import (
     block_dim,
     block_idx,
     grid_dim,
@@ -26,7 +26,7 @@ _LOAD = {1: load_u8, 2: load_u16, 4: load_u32, 8: load_u64}
 
 
 @lru_cache
-def narrowing_kernel(itemsize, is_signed):
+def cast_kernel(itemsize, is_signed):
     """Kernel over (params: source address, destination address; number of ids) for one integer type."""
     load, half = _LOAD[itemsize], 1 << (8 * itemsize - 1)
     lowest = 2**31 if is_signed else 0  # of int32, as a distance below 0
@@ -48,8 +48,8 @@ def narrowing_kernel(itemsize, is_signed):
     return narrow_ids
 
 
-def narrowing(machine, stream, rank, dtype, n_ids):
+def cast_ids(machine, stream, rank, dtype, n_ids):
     """A launch with start(from where, to where): n_ids ids to int32."""
     dtype = np.dtype(dtype)
-    kernel = narrowing_kernel(dtype.itemsize, dtype.kind == "i")
+    kernel = cast_kernel(dtype.itemsize, dtype.kind == "i")
     return machine.prepared(kernel, BLOCKS, THREADS, (), n_ids, rank, stream=stream)
