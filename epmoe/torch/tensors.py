@@ -62,7 +62,7 @@ def tensors(made):
     """
     kind = type(made)
     if kind is DeviceArray:
-        return _lent(made._owner, made._field)
+        return _lent(made._owner, [made._field])[0]
     if kind is list or kind is tuple:
         return kind([tensors(one) for one in made])
     if not isinstance(made, np.ndarray):
@@ -75,15 +75,19 @@ def tensors(made):
     return (_as_fp8 if is_fp8 else from_dlpack)(capsule(made.ctypes.data, form, made))
 
 
-def _lent(loan, field):
-    """What lies in lent memory of a GPU, as a tensor."""
-    ordinal, form = field.of_dlpack
-    if ordinal == loan.lender.machine.ordinal and form[1].itemsize > 1:
-        return from_dlpack(capsule(loan.base + field.offset, form, loan))
-    if field.dtype != E4M3:
-        return from_dlpack(DeviceArray(loan, field).__dlpack__())
-    field = Field(field.shape, np.uint8, field.offset, field.strides)
-    return _as_fp8(DeviceArray(loan, field).__dlpack__())
+def _lent(loan, fields):
+    """What lies in lent memory of a GPU, as tensors."""
+    made, here = [], loan.lender.machine.ordinal
+    for field in fields:
+        ordinal, form = field.of_dlpack
+        if ordinal == here and form[1].itemsize > 1:
+            made.append(from_dlpack(capsule(loan.base + field.offset, form, loan)))
+        elif field.dtype != E4M3:
+            made.append(from_dlpack(DeviceArray(loan, field).__dlpack__()))
+        else:
+            field = Field(field.shape, np.uint8, field.offset, field.strides)
+            made.append(_as_fp8(DeviceArray(loan, field).__dlpack__()))
+    return made
 
 
 def _as_fp8(of_bytes):
@@ -91,8 +95,8 @@ def _as_fp8(of_bytes):
     return from_dlpack(of_bytes).view(torch.float8_e4m3fn).detach()
 
 
-def _simulated(loan, field):
-    return tensors(PLAIN.result(loan, field))
+def _simulated(loan, fields):
+    return tensors(PLAIN.results(loan, fields))
 
 
 TENSORS = Interface(
