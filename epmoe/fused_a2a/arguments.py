@@ -200,15 +200,23 @@ def scheduling(async_finish, allocate_on_comm_stream):
         )
 
 
-def same_num_rows(buffer, given, num_rows):
-    """Nothing, if num_permuted_tokens (one number, or one a rank) is what the handle has."""
-    numbers = given if isinstance(given, (list, tuple)) else [given] * len(num_rows)
-    for r, number, rows in zip(buffer.ranks, numbers, num_rows):
-        if whole("num_permuted_tokens", number, 0) != rows:
+def same_as_handle(buffer, handle, num_permuted_tokens, pad_multiple):
+    """Nothing, if num_permuted_tokens (one number, or one a rank) and pad_multiple are left out or what the handle has."""
+    numbers = num_permuted_tokens
+    if not isinstance(numbers, (list, tuple)):
+        numbers = [numbers] * len(handle.num_rows)
+    for r, number, n_rows in zip(buffer.ranks, numbers, handle.num_rows):
+        if number is not None and whole("num_permuted_tokens", number, 0) != n_rows:
             raise EPValueError(
-                f"num_permuted_tokens={number} for rank {r.rank}, whose handle has {rows} rows: leave "
+                f"num_permuted_tokens={number} for rank {r.rank}, whose handle has {n_rows} rows: leave "
                 "it out, or give what the dispatch returned"
             )
+    pad = handle.pad_multiple
+    if pad_multiple is not None and (whole("pad_multiple", pad_multiple, 0) or 1) != pad:
+        raise EPValueError(
+            f"pad_multiple={pad_multiple}, the handle has {pad}: leave it out, or give what the dispatch "
+            "was given"
+        )
 
 
 def handle_of(kind, maker, handle):

@@ -100,10 +100,11 @@ class Buffer(GroupMemory):
             turn.free[:] = (True,)
 
     def run(self, kind, names, arrays, options, of, interface=PLAIN):
-        """A call by the plan for arrays like these, which is made if there is none.
+        """A call by the plan for arrays like these, which is made if there is none: (results, handle or None).
 
-        Returns (each result of a rank, or lists of them over ranks, None for a list of nothing; the handle or None). kind: the class of the plan, made by kind(buffer, names, arrays, options, of), or a function that is called
-        instead. options: what else decides about it. of: the call's handle, or the group of a dispatch.
+        kind: the class of the plan, made by kind(buffer, names, arrays, options, of), or a function that is called
+        instead. options: what else decides about it. of: the call's handle, or the group of a dispatch. results: this
+        rank's, or a list over ranks of each, None instead of a list of what no rank has.
         """
         if not arrays:
             return kind()
@@ -135,7 +136,7 @@ class Buffer(GroupMemory):
         if not self.world_has_lists:
             return made[0], handle
         columns = map(list, zip(*made))
-        return [None if all(one is None for one in of) else of for of in columns], handle
+        return [None if all(a is None for a in column) else column for column in columns], handle
 
     def _look_at_lists(self, names, arrays, look, other):
         for name, of_ranks in zip(names, arrays):

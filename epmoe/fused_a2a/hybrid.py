@@ -286,15 +286,6 @@ class DispatchPlan(ExpandingPlan):
         return [loans[0] for _, loans in again]
 
 
-def same_pad(pad_multiple, handle):
-    """Nothing, if pad_multiple is what the handle has."""
-    if (arguments.whole("pad_multiple", pad_multiple, 0) or 1) != handle.pad_multiple:
-        raise EPValueError(
-            f"pad_multiple={pad_multiple}, the handle has {handle.pad_multiple}: leave it out, or give "
-            "what the dispatch was given"
-        )
-
-
 class CachedPlan(ExpandingPlan):
     """Cached dispatches: the tokens x [T, H] as rows of experts, as an earlier one placed them. options: num_sms."""
 

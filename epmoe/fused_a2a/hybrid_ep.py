@@ -3,7 +3,7 @@
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import PLAIN
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
-from epmoe.fused_a2a.hybrid import ARGUMENTS, CachedPlan, DispatchPlan, HybridHandle, same_pad
+from epmoe.fused_a2a.hybrid import ARGUMENTS, CachedPlan, DispatchPlan, HybridHandle
 from epmoe.fused_a2a.plans import CombinePlan
 
 OF_GRADIENT = "grad_x", "probs of grad_x"
@@ -156,10 +156,8 @@ def combine(x, handle, interface, num_permuted_tokens=None, pad_multiple=None):
     """What hybrid_ep_combine returns."""
     group = hybrid_handle(handle).group
     buffer = hybrid_ep_buffer(group)
-    if num_permuted_tokens is not None:
-        arguments.same_num_rows(buffer, num_permuted_tokens, handle.num_rows)
-    if pad_multiple is not None:
-        same_pad(pad_multiple, handle)
+    if num_permuted_tokens is not None or pad_multiple is not None:
+        arguments.same_as_handle(buffer, handle, num_permuted_tokens, pad_multiple)
     call = CombinePlan, ("x",), (x,), handle.num_sms[1:], handle, interface
     return buffer.call("hybrid_ep_combine", *call)[0][0]
 

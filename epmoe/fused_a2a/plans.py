@@ -107,17 +107,14 @@ class Plan:
     def rank_calls(self, kernel, **of_ranks):
         """The RankCall of each rank here. of_ranks: {name: for each rank}, of what RankCall takes."""
         of_each = [dict(zip(of_ranks, values)) for values in zip(*of_ranks.values())]
-        return [
-            RankCall(self, i, kernel, **more)
-            for i, more in enumerate(of_each or [{}] * len(self.num_tokens))
-        ]
+        return [RankCall(self, i, kernel, **more) for i, more in enumerate(of_each)]
 
 
 class CombinePlan(Plan):
     """Sums of rows x over what handles say, and of their probs, put back slot by slot. options: num_sms.
 
-    A handle says what the sums of rows and of experts' rows do not have in common: summed, the types of x; sums, what
-    the RowsShape of the kernel has besides; probs_a_row, K, or 0 of an array [rows].
+    The handle holds what differs between rows and experts' rows: summed, the types of x; sums, what Launches.shape() is
+    told of the kernel; probs_a_row, the K of probs [rows, K], or 0 if they are [rows].
     """
 
     rows_vary = True

@@ -13,6 +13,7 @@ from epmoe.kernels.rows.few.lamport import blocks_for
 
 ARGUMENTS = "x", "token_indices", "token_probs", "scales"
 RECEIVED = ("x", "ids", "probs", "scales")  # order of the arrays of a result in a note
+PLACE_OF = {name: at("places") + i for i, name in enumerate(RECEIVED)}
 KEPT = "counts", "row_of"  # what later calls read of a handle
 
 
@@ -63,8 +64,7 @@ class ReceivingPlan(Plan):
             of_row |= {"ids": ((top_k,), np.int64), "probs": ((top_k,), FP32)}
         if n_scales:
             of_row["scales"] = (n_scales,), FP32
-        place_of = lambda name: at("places") + RECEIVED.index(name)  # noqa: E731
-        self.of, self._moves = arranged("rows result", of_row, place_of), {}
+        self.of, self._moves = arranged("rows result", of_row, PLACE_OF.get), {}
 
     def sending(self, kernel, **of_ranks):
         """The RankCalls of a kernel that sends all tokens."""
