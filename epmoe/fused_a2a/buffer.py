@@ -131,7 +131,8 @@ class Buffer(GroupMemory):
                 of_ranks = [array for (array,) in of_ranks]
             plan = kind(self, names, of_ranks, options, of)
             self._plans[key] = plan  # the plan's own growing of memory has cleared them
-        self.log.recent.append((self.log.number, plan.facts))
+        log = self.log
+        log.recent.append((log.number, plan.facts))
         made, handle = plan.start(given, of, interface)
         if not self.world_has_lists:
             return made[0], handle

@@ -157,7 +157,9 @@ def dispatch(x, token_indices, token_probs, num_experts, group, interface, name=
 
 def combine(x, group, handle, interface=PLAIN):
     """combined_x of fused_combine."""
-    buffer, handle = buffer_of(group), _handle(handle)
+    buffer = buffer_of(group)
+    if type(handle) is not RowsHandle:
+        arguments.handle_of(RowsHandle, "FusedDispatch", handle)
     if handle.group is not group:
         raise EPValueError(
             f"group is {group!r}, and the handle belongs to a dispatch over another one, "
@@ -169,7 +171,9 @@ def combine(x, group, handle, interface=PLAIN):
 
 def dispatch_gradients(grad_rows, grad_probs, handle, interface=PLAIN):
     """Of the tokens, and of token_probs or None."""
-    buffer, arrays = buffer_of(_handle(handle).group), (grad_rows, grad_probs)
+    if type(handle) is not RowsHandle:
+        arguments.handle_of(RowsHandle, "FusedDispatch", handle)
+    buffer, arrays = buffer_of(handle.group), (grad_rows, grad_probs)
     if arguments.absent(grad_probs):
         arrays = arrays[:1]
     call = CombinePlan, OF_GRADIENT, arrays, (options["num_sms"],), handle, interface
@@ -178,7 +182,9 @@ def dispatch_gradients(grad_rows, grad_probs, handle, interface=PLAIN):
 
 def combine_gradient(grad_tokens, handle, interface=PLAIN):
     """Of the rows."""
-    buffer = buffer_of(_handle(handle).group)
+    if type(handle) is not RowsHandle:
+        arguments.handle_of(RowsHandle, "FusedDispatch", handle)
+    buffer = buffer_of(handle.group)
     call = CachedPlan, OF_GRADIENT[:1], (grad_tokens,), (options["num_sms"],), handle, interface
     return buffer.call("the gradient of fused_combine", *call)[0][0]
 
@@ -196,9 +202,3 @@ def values_and_scales(is_list, name, given):
             f"{name} is a pair (e4m3 values, float32 scales) on every rank, or on none"
         )
     return tuple(map(list, zip(*of_all))) if is_list else tuple(given)
-
-
-def _handle(handle):
-    if type(handle) is RowsHandle:
-        return handle
-    return arguments.handle_of(RowsHandle, "FusedDispatch", handle)

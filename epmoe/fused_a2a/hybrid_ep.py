@@ -154,8 +154,9 @@ def dispatch(
 
 def combine(x, handle, interface, num_permuted_tokens=None, pad_multiple=None):
     """What hybrid_ep_combine returns."""
-    group = hybrid_handle(handle).group
-    buffer = hybrid_ep_buffer(group)
+    if type(handle) is not HybridHandle:
+        hybrid_handle(handle)
+    buffer = hybrid_ep_buffer(handle.group)
     if num_permuted_tokens is not None or pad_multiple is not None:
         arguments.same_as_handle(buffer, handle, num_permuted_tokens, pad_multiple)
     call = CombinePlan, ("x",), (x,), handle.num_sms[1:], handle, interface

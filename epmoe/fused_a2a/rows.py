@@ -286,5 +286,6 @@ class CachedPlan(ReceivingPlan):
         if None in loans:
             loans = self.moved(loans, rows, handle.num_rows)
         for loan, n in zip(loans, handle.num_rows):
-            made.append(interface.results(loan, [loan.fields["x"].first(n)]))
+            x = loan.fields["x"]
+            made.append(interface.results(loan, [x if n == rows else x.first(n)]))
         return made, None
