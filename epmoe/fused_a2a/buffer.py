@@ -110,12 +110,14 @@ class Buffer(GroupMemory):
             return kind()
         look, other = interface.peeks.get, interface.peek
         if not self.world_has_lists:
-            given = ([look(type(a), other)(a, name) for a, name in zip(arrays, names)],)
+            seen = [look(type(a), other)(a, name) for a, name in zip(arrays, names)]
+            given = (tuple(zip(*seen)),)  # forms, addresses, arrays
+            forms = given[0][0]
         else:
             given = self._look_at_lists(names, arrays, look, other)
+            forms = tuple([form for of_rank, _, _ in given for form in of_rank])
         if self.closed or self.failure is not None:
             self.expect_open()
-        forms = tuple([form for seen in given for form, _, _ in seen])
         if kind.of_handle:
             if kind.rows_vary and of.is_exact:
                 forms = _without_rows(forms, of.num_rows)
@@ -126,7 +128,7 @@ class Buffer(GroupMemory):
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
             # of what was looked at: a look may have copied an array that kernels cannot read where it lies
-            of_ranks = [[array for _, _, array in seen] for seen in zip(*given)]
+            of_ranks = [list(array) for array in zip(*[seen for _, _, seen in given])]
             if not self.world_has_lists:
                 of_ranks = [array for (array,) in of_ranks]
             plan = kind(self, names, of_ranks, options, of)
@@ -143,10 +145,11 @@ class Buffer(GroupMemory):
         for name, of_ranks in zip(names, arrays):
             if type(of_ranks) is not list or len(of_ranks) != len(self.ranks):
                 inputs.ranks_of(self.world, name, of_ranks)
-        return [
-            [look(type(a), other)(a, f"{name} of rank {r.rank}") for a, name in zip(of_rank, names)]
-            for r, of_rank in zip(self.ranks, zip(*arrays))
-        ]
+        given = []
+        for r, of_rank in zip(self.ranks, zip(*arrays)):
+            named = [(a, f"{name} of rank {r.rank}") for a, name in zip(of_rank, names)]
+            given.append(tuple(zip(*[look(type(a), other)(a, what) for a, what in named])))
+        return given
 
     def expect_open(self):
         """Raise EPStateError after close, or after an error that left the words in the middle of a call."""

@@ -9,7 +9,7 @@ import numpy as np
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import BF16, E4M3, FP8_GROUP, FP16, FP32
 from epmoe.fused_a2a.launches import at
-from epmoe.fused_a2a.plans import NO_ROOM, Plan, arranged, handle_memory, places
+from epmoe.fused_a2a.plans import NO_ROOM, NOTHING, Plan, arranged, handle_memory, places
 from epmoe.host.lending import Arrangement, arrange
 from epmoe.kernels.rows import dispatch_kernel, expand_kernel, resend_kernel
 from epmoe.kernels.rows.send import expert_masks, fp8_format
@@ -262,7 +262,7 @@ class DispatchPlan(ExpandingPlan):
         if told is None:
             outs = [loans[3] for loans in lent]
         else:
-            outs = self.rows_of_experts([()] * len(memory), memory, num_rows, self.pad)
+            outs = self.rows_of_experts([NOTHING] * len(memory), memory, num_rows, self.pad)
         for i, (out, loans) in enumerate(zip(outs, lent)):
             x, *more = results(out, out.fields.values())
             probs = more.pop(0) if self.shape.has_probs else None

@@ -19,6 +19,7 @@ from epmoe.kernels.rows.handle import TOKENS
 
 MOST_ARRANGED = 256  # numbers of rows of one kind of result
 CAPACITY, PLACES = at("capacity"), at("places")
+NOTHING = (), (), ()  # is given: no forms, addresses and arrays
 NO_ROOM = 0xFFFFFFFF  # a capacity: not even for zero rows, so that all ranks grow
 
 
@@ -52,19 +53,18 @@ class RankCall:
         self._latest = n_rows, launch
         return launch
 
-    def begin(self, given=(), memory=(), n_rows=None, more=None):
+    def begin(self, given=NOTHING, memory=(), n_rows=None, more=None):
         """(what is to be started, the Loans of what it borrows).
 
-        given: (form, address or None, array) of each. memory: (Loan, places) of what earlier calls borrowed. more:
+        given: forms, addresses or None, and arrays. memory: (Loan, places) of what earlier calls borrowed. more:
         (Arrangement, places) of what this call alone borrows.
         """
         known, launch = self._latest
         if known != n_rows:
             launch = self._for(n_rows)
         words, loans, (takes, names, dtypes) = launch.words, [], self._given
-        addresses = [address for _, address, _ in given]
+        _, addresses, arrays = given
         if dtypes is not None or None in addresses:
-            arrays = [array for _, _, array in given]
             addresses = self.buffer.placing.place_all(self.r.rank, names, arrays, dtypes or {})
         for i, address in zip(takes, addresses):
             words[i] = address

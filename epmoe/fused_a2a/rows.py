@@ -214,7 +214,7 @@ class DispatchPlan(ReceivingPlan):
         if buffer.is_captured and not on_device:
             buffer.refuse_capture("fused_dispatch", "call fused_dispatch_on_device")
         if device.SIM:
-            self._expect_distinct([ids for _, (_, _, ids), *_ in given])
+            self._expect_distinct([arrays[1] for _, _, arrays in given])
         for call, at_words, arrays in zip(self.calls, self.places, given):
             launch, (loan,) = call.begin(arrays)
             loans.append(room(call.r, launch, rows))
