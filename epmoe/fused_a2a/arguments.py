@@ -7,9 +7,8 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from epmoe import device
 from epmoe.host import inputs
-from epmoe.host.arrays import PEEKS, VECTOR_BYTES, DeviceArray, peek, view
+from epmoe.host.arrays import PEEKS, VECTOR_BYTES, peek, view
 from epmoe.host.lending import Loan
 from epmoe.kernels.rows.shape import MAX_RANKS, MAX_TOP_K
 from epmoe_ref.config import MAX_EXPERTS, MAX_INT32
@@ -26,12 +25,12 @@ class Interface(NamedTuple):
     """How arrays come in and go out.
 
     peeks: functions by type of array, (array, what) -> (form, address, array), as host.arrays.peek; peek: of other types.
-    result: (Loan, Field) -> what a caller gets of lent memory. told: the same of a NumPy array of the host.
+    results: (Loan, Fields) -> what a caller gets of lent memory. told: the same of a NumPy array of the host.
     """
 
     peeks: dict = PEEKS
     peek: Callable = peek
-    result: Callable = Loan._numpy if device.SIM else DeviceArray
+    results: Callable = Loan.parts
     told: Callable = np.asarray
 
 
@@ -53,31 +52,29 @@ def get_hidden_bytes(x) -> int:
     return a.shape[1] * max(a.dtype.itemsize, 2)
 
 
-def whole(name, value, least):
-    """An int of at least `least`; 0-d integer arrays and tensors count as numbers."""
-    if type(value) is int and value >= least:
-        return value
+def whole(name, value, least, most=None):
+    """An int from `least` to `most`; 0-d integer arrays and tensors count as numbers."""
     try:
         number = operator.index(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError):
         number = None
     if number is None or isinstance(value, bool) or number < least:
         raise EPValueError(f"{name}={value!r} must be a whole number, at least {least}")
+    if most is not None and number > most:
+        raise EPValueError(f"{name}={number} must be at most {most}")
     return number
 
 
-def granted(name, num_sms):
-    """How many SMs the caller grants, at least 1; None: all."""
-    return (
-        num_sms
-        if num_sms is None or type(num_sms) is int and num_sms > 0
-        else whole(name, num_sms, 1)
-    )
+def rows(name, value, least=0):
+    """A number of rows, which kernels count in int32."""
+    return whole(name, value, least, MAX_INT32)
 
 
-def plain(name, value):
-    """A number as an int, which a tensor of one element may be given for and may change afterwards; None stays None."""
-    return value if value is None or type(value) is int else whole(name, value, 0)
+def plain(name, value, least=0):
+    """An int of at least `least`, which a tensor of one element may be given for and change afterwards; None stays None."""
+    if value is None or type(value) is int and value >= least:
+        return value
+    return whole(name, value, least)
 
 
 def absent(argument):
@@ -87,52 +84,21 @@ def absent(argument):
     )
 
 
-def without_rows(forms, num_rows):
-    """Forms of all ranks' matrices without their numbers of rows; () of one that has not num_rows of its rank."""
-    n_arrays = len(forms) // len(num_rows)
-    return tuple(
-        [
-            (f[0][1:], *f[1:]) if f[0][:1] == (num_rows[i // n_arrays],) else ()
-            for i, f in enumerate(forms)
-        ]
-    )
-
-
-def values_and_scales(buffer, name, given):
-    """Hidden states as they are given: (x,), or of pairs (e4m3 values, float32 scales) on every rank both."""
-    of_all = given if buffer.world_has_lists else [given]
-    if not isinstance(of_all, (list, tuple)) or not any(
-        isinstance(a, (list, tuple)) for a in of_all
-    ):
-        return (given,)
-    if not all(isinstance(a, (list, tuple)) and len(a) == 2 for a in of_all):
-        raise EPValueError(
-            f"{name} is a pair (e4m3 values, float32 scales) on every rank, or on none"
-        )
-    return tuple(map(list, zip(*of_all))) if buffer.world_has_lists else tuple(given)
-
-
-def array(buffer, name, r, given):
-    """One rank's array, where kernels can read it."""
-    return inputs._array(buffer.machine, given, f"{name} of rank {r.rank}")
-
-
 def matrices(
     buffer, name, given, *, dtypes=None, n_rows=None, n_columns=None, because="", vectors=False
 ):
-    """One matrix a rank of this process, all of the same width and dtype: a list of Array.
+    """One matrix a rank of this process, all of the same width and dtype, where kernels can read it: a list of Array.
 
-    n_rows: rows of each rank. because: why so many columns, for the message. vectors: rows must be whole vectors of 16
-    bytes.
+    n_rows: rows of each rank. n_columns: 0 of arrays [rows]. because: why so many columns, for the message. vectors: rows
+    must be whole vectors of 16 bytes.
     """
-    seen = [
-        array(buffer, name, r, a)
-        for r, a in zip(buffer.ranks, inputs.ranks_of(buffer.world, name, given))
-    ]
-    for i, (r, a) in enumerate(zip(buffer.ranks, seen)):
-        what = f"{name} of rank {r.rank}"
-        if len(a.shape) != 2:
-            raise EPValueError(f"{what} has shape {a.shape}, a matrix is needed")
+    of_ranks = zip(buffer.ranks, inputs.ranks_of(buffer.world, name, given))
+    named = [(f"{name} of rank {r.rank}", one) for r, one in of_ranks]
+    seen = [inputs._array(buffer.machine, one, what) for what, one in named]
+    for i, ((what, _), a) in enumerate(zip(named, seen)):
+        if len(a.shape) != (1 if n_columns == 0 else 2):
+            needed = "an array [rows]" if n_columns == 0 else "a matrix"
+            raise EPValueError(f"{what} has shape {a.shape}, {needed} is needed")
         if dtypes is not None and a.dtype not in dtypes:
             needed = " or ".join(map(str, dtypes))
             raise EPValueError(f"{what} has dtype {a.dtype}, {needed} is needed: convert it")
@@ -140,16 +106,17 @@ def matrices(
             raise EPValueError(f"{what} has dtype object: rows of plain bytes are needed")
         if n_rows is not None and a.shape[0] != n_rows[i]:
             raise EPValueError(f"{what} has {a.shape[0]} rows, {n_rows[i]} are needed")
-        if n_columns is not None and a.shape[1] != n_columns:
+        if n_columns and a.shape[1] != n_columns:
             raise EPValueError(f"{what} has {a.shape[1]} columns, {n_columns} are needed{because}")
-        if a.shape[1] != seen[0].shape[1] or a.dtype != seen[0].dtype:
+        if a.shape[1:] != seen[0].shape[1:] or a.dtype != seen[0].dtype:
             raise EPValueError(
                 f"{what} is {a.dtype} with {a.shape[1]} columns, on another rank {seen[0].dtype} with "
                 f"{seen[0].shape[1]}: all ranks must agree"
             )
-        if vectors and (a.shape[1] == 0 or a.shape[1] * a.dtype.itemsize % VECTOR_BYTES):
+        row_bytes = a.shape[-1] * a.dtype.itemsize
+        if vectors and (row_bytes == 0 or row_bytes % VECTOR_BYTES):
             raise EPValueError(
-                f"{what}: a row of {a.shape[1]} x {a.dtype} has {a.shape[1] * a.dtype.itemsize} bytes, "
+                f"{what}: a row of {a.shape[1]} x {a.dtype} has {row_bytes} bytes, "
                 f"which must be a positive multiple of {VECTOR_BYTES}"
             )
     return seen
@@ -158,17 +125,6 @@ def matrices(
 def hidden_rows(buffer, name, given, *, dtypes=None, n_rows=None):
     """Hidden states: one matrix a rank, rows of whole 16-byte vectors."""
     return matrices(buffer, name, given, dtypes=dtypes, n_rows=n_rows, vectors=True)
-
-
-def vectors(buffer, name, given, num_rows):
-    """Nothing, if each rank gave float32 [rows]."""
-    of_ranks = inputs.ranks_of(buffer.world, name, given)
-    for r, one, rows in zip(buffer.ranks, of_ranks, num_rows):
-        p = array(buffer, name, r, one)
-        if p.dtype != FP32 or p.shape != (rows,):
-            raise EPValueError(
-                f"{name} of rank {r.rank} is {p.dtype} {p.shape}, float32 ({rows},) is needed"
-            )
 
 
 def tokens(buffer, name, values, scales=None):
@@ -181,20 +137,13 @@ def tokens(buffer, name, values, scales=None):
         raise EPValueError(
             f"{name} has {hidden} columns, blockwise FP8 needs a multiple of {FP8_GROUP}"
         )
-    return x, matrices(
-        buffer,
-        f"scales of {name}",
-        scales,
-        dtypes=(FP32,),
-        n_rows=[a.shape[0] for a in x],
-        n_columns=hidden // FP8_GROUP,
-    )
+    of_scales = dict(n_rows=[a.shape[0] for a in x], n_columns=hidden // FP8_GROUP)
+    return x, matrices(buffer, f"scales of {name}", scales, dtypes=(FP32,), **of_scales)
 
 
 def experts_per_rank(num_experts, n_ranks):
     """L, the number of experts a rank has."""
-    num_experts = whole("num_experts", num_experts, 1)
-    _at_most("num_experts", num_experts, MAX_EXPERTS)
+    num_experts = whole("num_experts", num_experts, 1, MAX_EXPERTS)
     if num_experts % n_ranks:
         raise EPValueError(
             f"num_experts={num_experts} must be a multiple of n_ranks={n_ranks}: each rank has as many "
@@ -206,15 +155,8 @@ def experts_per_rank(num_experts, n_ranks):
 def local_experts(value, n_ranks):
     """num_local_experts, of each rank."""
     local = whole("num_local_experts", value, 1)
-    _at_most(f"num_local_experts={local} times n_ranks, num_experts", local * n_ranks, MAX_EXPERTS)
-    return local
-
-
-def rows(name, value, least=0):
-    """A number of rows, which kernels count in int32."""
-    number = whole(name, value, least)
-    _at_most(name, number, MAX_INT32)
-    return number
+    what = f"num_local_experts={local} times n_ranks, num_experts"
+    return whole(what, local * n_ranks, 1, MAX_EXPERTS) // n_ranks
 
 
 def padding(pad_multiple, local):
@@ -222,13 +164,7 @@ def padding(pad_multiple, local):
     pad = whole("pad_multiple", pad_multiple or 0, 0) or 1
     # kernels count the padded rows of all experts of a rank in int32
     what = f"num_local_experts={local} times pad_multiple={pad}, rows of padding"
-    _at_most(what, local * pad, MAX_INT32 // 2)
-    return pad
-
-
-def _at_most(name, number, most):
-    if number > most:
-        raise EPValueError(f"{name}={number} must be at most {most}")
+    return whole(what, local * pad, 1, MAX_INT32 // 2) // local
 
 
 def ranks_that_fit(n_ranks):
@@ -256,13 +192,6 @@ def expert_indices(buffer, given, n_rows, num_experts):
     return seen
 
 
-def distinct_ids(buffer, ids, num_experts):
-    """Nothing, if the ids of arrays in host memory are of [-1, num_experts), and distinct in a token."""
-    for r, a in zip(buffer.ranks, ids):
-        if a.host is not None:
-            inputs.check_ids(f"token_indices of rank {r.rank}", a.host, "num_experts", num_experts)
-
-
 def scheduling(async_finish, allocate_on_comm_stream):
     """Nothing, if the flags go together. Both say when work runs, never what it computes."""
     if allocate_on_comm_stream and not async_finish:
@@ -271,17 +200,23 @@ def scheduling(async_finish, allocate_on_comm_stream):
         )
 
 
-def same_num_rows(buffer, given, num_rows):
-    """Nothing, if num_permuted_tokens (None, one number, or one a rank) is what the handle has."""
-    if given is None:
-        return
-    numbers = given if isinstance(given, (list, tuple)) else [given] * len(num_rows)
-    for r, number, rows in zip(buffer.ranks, numbers, num_rows):
-        if whole("num_permuted_tokens", number, 0) != rows:
+def same_as_handle(buffer, handle, num_permuted_tokens, pad_multiple):
+    """Nothing, if num_permuted_tokens (one number, or one a rank) and pad_multiple are left out or what the handle has."""
+    numbers = num_permuted_tokens
+    if not isinstance(numbers, (list, tuple)):
+        numbers = [numbers] * len(handle.num_rows)
+    for r, number, n_rows in zip(buffer.ranks, numbers, handle.num_rows):
+        if number is not None and whole("num_permuted_tokens", number, 0) != n_rows:
             raise EPValueError(
-                f"num_permuted_tokens={number} for rank {r.rank}, whose handle has {rows} rows: leave "
+                f"num_permuted_tokens={number} for rank {r.rank}, whose handle has {n_rows} rows: leave "
                 "it out, or give what the dispatch returned"
             )
+    pad = handle.pad_multiple
+    if pad_multiple is not None and (whole("pad_multiple", pad_multiple, 0) or 1) != pad:
+        raise EPValueError(
+            f"pad_multiple={pad_multiple}, the handle has {pad}: leave it out, or give what the dispatch "
+            "was given"
+        )
 
 
 def handle_of(kind, maker, handle):

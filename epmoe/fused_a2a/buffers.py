@@ -1,65 +1,46 @@
-"""Which Buffer belongs to which group: one for FusedDispatch and FusedCombine, one for HybridEP; and what calls return."""
+"""Which Buffer belongs to which group: one for FusedDispatch and FusedCombine, one for HybridEP."""
 
-import weakref
+from weakref import WeakKeyDictionary, finalize, proxy, ref
 
-from epmoe.fused_a2a import arguments
+from epmoe.fused_a2a import arguments, hybrid
 from epmoe.fused_a2a.buffer import Buffer
-from epmoe.fused_a2a.expanding import staged_bytes
 from epmoe.host import inputs
 from epmoe_ref.errors import EPValueError
 
 
-class _Buffers(weakref.WeakKeyDictionary):
-    """group -> Buffer. latest: references to the group and the Buffer that were found last, to find them sooner."""
+class _Buffers(WeakKeyDictionary):
+    """group -> Buffer, which lives as long as the group does."""
 
-    latest = 2 * (lambda: None,)
-
-    def find(self, group):
-        """The open Buffer of a group, or None."""
+    def of(self, group):
+        """The Buffer of a group, made if there is none."""
         try:
-            buffer = self.get(group)
-        except TypeError:  # no key of a WeakKeyDictionary
-            return None
-        if buffer is None or buffer.closed:
-            return None
-        self.latest = weakref.ref(group), weakref.ref(buffer)
+            buffer = self.data.get(ref(group))  # get(group) would cost each call more
+        except TypeError:  # no world
+            buffer = None
+        return self.make(group) if buffer is None or buffer.closed else buffer
+
+    def make(self, group):
+        """A new Buffer of a group."""
+        _expect_world(group)
+        size = group.n_ranks
+        if getattr(group, "shmem", False) and not group.lists:
+            size = getattr(group, "p2p_world_size", size)
+        if size < group.n_ranks:
+            raise EPValueError(
+                f"group has p2p_world_size={size} and {group.n_ranks} ranks: fused_a2a writes the memory of "
+                "all ranks directly, so they must be one p2p world; use an MPIWorld, or "
+                f"ShmemWorld(p2p_world_size={group.n_ranks})"
+            )
+        patience = {"timeout": group.timeout} if hasattr(group, "timeout") else {}
+        buffer = self[group] = Buffer(proxy(group), **patience)
+        if group.lists:
+            finalize(group, buffer.close, collective=False).atexit = False
         return buffer
 
-    def let_go(self):
-        """Nothing was found last."""
-        self.latest = type(self).latest
 
-    def __setitem__(self, group, buffer):
-        self.let_go()
-        super().__setitem__(group, buffer)
-
-    def pop(self, group, *otherwise):
-        self.let_go()
-        return super().pop(group, *otherwise)
-
-
-_buffer = _Buffers()
-_hybrid_ep_buffer = _Buffers()
+_buffer, _hybrid_ep_buffer = _Buffers(), _Buffers()
+buffer_of, hybrid_ep_buffer = _buffer.of, _hybrid_ep_buffer.of
 options = {"num_sms": None}  # how many SMs FusedDispatch and FusedCombine may take
-
-
-def _made(buffers, group):
-    """A new Buffer for a group; it lives as long as the group does."""
-    _expect_world(group)
-    size = group.n_ranks
-    if getattr(group, "shmem", False) and not group.lists:
-        size = getattr(group, "p2p_world_size", size)
-    if size < group.n_ranks:
-        raise EPValueError(
-            f"group has p2p_world_size={size} and {group.n_ranks} ranks: fused_a2a writes the memory of "
-            "all ranks directly, so they must be one p2p world; use an MPIWorld, or "
-            f"ShmemWorld(p2p_world_size={group.n_ranks})"
-        )
-    patience = {"timeout": group.timeout} if hasattr(group, "timeout") else {}
-    buffer = buffers[group] = Buffer(weakref.proxy(group), **patience)
-    if group.lists:
-        weakref.finalize(group, buffer.close, collective=False).atexit = False
-    return buffer
 
 
 def _expect_world(group):
@@ -71,29 +52,6 @@ def _expect_world(group):
             f"group is a {type(group).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, "
             "ShmemWorld); epmoe.torch also takes process groups of torch.distributed"
         )
-
-
-def _finder(buffers, doc):
-    """Function (group): its Buffer, made if there is none; a function that both called would cost each call more."""
-
-    def buffer_of(group):
-        of, latest = buffers.latest
-        if of() is group:
-            buffer = latest()
-            if buffer is not None and not buffer.closed:
-                return buffer
-        return buffers.find(group) or _made(buffers, group)
-
-    buffer_of.__doc__ = doc
-    return buffer_of
-
-
-buffer_of = _finder(
-    _buffer, "The Buffer of a group for FusedDispatch and FusedCombine, made if there is none."
-)
-hybrid_ep_buffer = _finder(
-    _hybrid_ep_buffer, "The HybridEP buffer of a group, made if there is none."
-)
 
 
 def get_buffer(group, hidden_bytes: int):
@@ -110,7 +68,7 @@ def get_buffer(group, hidden_bytes: int):
 
 def set_deepep_num_sms(num_sms):
     """How many SMs FusedDispatch and FusedCombine may take, from now on; None: all. Results do not depend on it."""
-    options["num_sms"] = arguments.granted("num_sms", num_sms)
+    options["num_sms"] = arguments.plain("num_sms", num_sms, 1)
 
 
 def init_hybrid_ep_buffer(
@@ -128,34 +86,30 @@ def init_hybrid_ep_buffer(
     multiple of 128) and returns e4m3 values and their scales, which upstream refuses. A larger batch or hidden size
     later makes it grow, on all ranks in the same call; handles stay good.
     """
-    hidden, tokens = (
-        arguments.rows("hidden_dim", hidden_dim, 1),
-        arguments.rows("seq_len", seq_len, 1),
-    )
-    arguments.granted("num_sms_dispatch_api", num_sms_dispatch_api)
-    arguments.granted("num_sms_combine_api", num_sms_combine_api)
+    hidden = arguments.rows("hidden_dim", hidden_dim, 1)
+    tokens = arguments.rows("seq_len", seq_len, 1)
+    arguments.plain("num_sms_dispatch_api", num_sms_dispatch_api, 1)
+    arguments.plain("num_sms_combine_api", num_sms_combine_api, 1)
     if getattr(fp8_dispatch, "shape", ()) or fp8_dispatch not in (True, False, None):
         raise EPValueError(f"fp8_dispatch={fp8_dispatch!r} must be True or False")
     _expect_world(group)
     local = arguments.local_experts(num_local_experts, group.n_ranks)
-    arguments.rows("seq_len times n_ranks", tokens * group.n_ranks)
-    if _hybrid_ep_buffer.find(group) is not None:
-        reset_hybrid_ep_buffer(group)
-    buffer = _made(_hybrid_ep_buffer, group)
+    rows = arguments.rows("seq_len times n_ranks", tokens * group.n_ranks, 1)
+    reset_hybrid_ep_buffer(group)
+    buffer = _hybrid_ep_buffer.make(group)
     buffer.fp8_dispatch = bool(fp8_dispatch)
     facts = dict(
         call="init_hybrid_ep_buffer",
         hidden_dim=hidden,
         seq_len=tokens,
         num_local_experts=local,
-        fp8_dispatch=bool(fp8_dispatch),
+        fp8_dispatch=buffer.fp8_dispatch,
     )
-    rows = group.n_ranks * tokens
 
     def make():
         buffer.want_experts(local, facts)
         buffer.want_tokens(tokens)
-        buffer.want_pool(facts, staging_bytes=staged_bytes(rows, 2 * hidden, local), flag_rows=rows)
+        buffer.want_pool(facts, hybrid.needs(rows, 2 * hidden, local))
 
     buffer.call("init_hybrid_ep_buffer", make)
 
@@ -172,15 +126,3 @@ def reset_hybrid_ep_buffer(group=None) -> None:
 
 class Context:
     """What forward leaves for backward, where torch.autograd does not give its own: any object with attributes will do."""
-
-
-def columns(group, per_rank):
-    """What a function returns where each rank has several results: of each a list over ranks, or this rank's own.
-
-    None instead of a list of what no rank has.
-    """
-    if not group.lists:
-        return per_rank[0]
-    return [
-        None if all(one is None for one in column) else list(column) for column in zip(*per_rank)
-    ]

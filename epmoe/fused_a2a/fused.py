@@ -2,8 +2,9 @@
 
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import PLAIN
-from epmoe.fused_a2a.buffers import buffer_of, columns, options
-from epmoe.fused_a2a.rows import ARGUMENTS, CachedPlan, CombinePlan, DispatchPlan, RowsHandle
+from epmoe.fused_a2a.buffers import buffer_of, options
+from epmoe.fused_a2a.plans import CombinePlan
+from epmoe.fused_a2a.rows import ARGUMENTS, CachedPlan, DispatchPlan, RowsHandle
 from epmoe_ref.errors import EPValueError
 
 OF_GRADIENT = "grad_output", "probs of grad_output"
@@ -142,49 +143,62 @@ def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=
 
 def dispatch(x, token_indices, token_probs, num_experts, group, interface, name="fused_dispatch"):
     """What the function of that name returns; interface: of the arrays."""
-    arrays, buffer = (x, token_indices, token_probs), buffer_of(group)
+    arrays = x, token_indices, token_probs
     if type(num_experts) is not int:
         num_experts = arguments.plain("num_experts", num_experts)
     if isinstance(x, (list, tuple)):
-        x, *scales = arguments.values_and_scales(buffer, "x", x)
+        x, *scales = values_and_scales(group.lists, "x", x)
         arrays = x, token_indices, token_probs, *scales
     how = num_experts, options["num_sms"], name == "fused_dispatch_on_device"
     call = DispatchPlan, ARGUMENTS, arrays, how, group, interface
-    made, handle = buffer.call(name, *call)
-    return (*columns(group, made), handle)
+    made, handle = buffer_of(group).call(name, *call)
+    return (*made, handle)
 
 
 def combine(x, group, handle, interface=PLAIN):
     """combined_x of fused_combine."""
-    buffer, handle = buffer_of(group), _handle(handle)
+    buffer = buffer_of(group)
+    if type(handle) is not RowsHandle:
+        arguments.handle_of(RowsHandle, "FusedDispatch", handle)
     if handle.group is not group:
         raise EPValueError(
             f"group is {group!r}, and the handle belongs to a dispatch over another one, "
             f"{handle.group!r}: rows go back over the group that they came by; pass that one"
         )
     call = CombinePlan, ("x",), (x,), (options["num_sms"],), handle, interface
-    return columns(group, buffer.call("fused_combine", *call))[0]
+    return buffer.call("fused_combine", *call)[0][0]
 
 
 def dispatch_gradients(grad_rows, grad_probs, handle, interface=PLAIN):
     """Of the tokens, and of token_probs or None."""
-    buffer, arrays = buffer_of(_handle(handle).group), (grad_rows, grad_probs)
+    if type(handle) is not RowsHandle:
+        arguments.handle_of(RowsHandle, "FusedDispatch", handle)
+    buffer, arrays = buffer_of(handle.group), (grad_rows, grad_probs)
     if arguments.absent(grad_probs):
         arrays = arrays[:1]
     call = CombinePlan, OF_GRADIENT, arrays, (options["num_sms"],), handle, interface
-    made = buffer.call("the gradient of fused_dispatch", *call)
-    return columns(handle.group, made)
+    return buffer.call("the gradient of fused_dispatch", *call)[0]
 
 
 def combine_gradient(grad_tokens, handle, interface=PLAIN):
     """Of the rows."""
-    buffer = buffer_of(_handle(handle).group)
+    if type(handle) is not RowsHandle:
+        arguments.handle_of(RowsHandle, "FusedDispatch", handle)
+    buffer = buffer_of(handle.group)
     call = CachedPlan, OF_GRADIENT[:1], (grad_tokens,), (options["num_sms"],), handle, interface
-    made = buffer.call("the gradient of fused_combine", *call)
-    return made if handle.group.lists else made[0]
+    return buffer.call("the gradient of fused_combine", *call)[0][0]
 
 
-def _handle(handle):
-    if type(handle) is RowsHandle:
-        return handle
-    return arguments.handle_of(RowsHandle, "FusedDispatch", handle)
+def values_and_scales(is_list, name, given):
+    """Hidden states as they are given: (x,), or of pairs (e4m3 values, float32 scales) on every rank both.
+
+    is_list: whether one is given for each rank.
+    """
+    of_all = given if is_list else [given]
+    if not any(isinstance(a, (list, tuple)) for a in of_all):
+        return (given,)
+    if not all(isinstance(a, (list, tuple)) and len(a) == 2 for a in of_all):
+        raise EPValueError(
+            f"{name} is a pair (e4m3 values, float32 scales) on every rank, or on none"
+        )
+    return tuple(map(list, zip(*of_all))) if is_list else tuple(given)

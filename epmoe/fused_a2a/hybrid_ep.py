@@ -2,15 +2,9 @@
 
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import PLAIN
-from epmoe.fused_a2a.buffers import columns, hybrid_ep_buffer
-from epmoe.fused_a2a.hybrid import (
-    ARGUMENTS,
-    CachedPlan,
-    CombinePlan,
-    DispatchPlan,
-    HybridHandle,
-    same_pad,
-)
+from epmoe.fused_a2a.buffers import hybrid_ep_buffer
+from epmoe.fused_a2a.hybrid import ARGUMENTS, CachedPlan, DispatchPlan, HybridHandle
+from epmoe.fused_a2a.plans import CombinePlan
 
 OF_GRADIENT = "grad_x", "probs of grad_x"
 
@@ -46,17 +40,9 @@ class HybridEPDispatch:
         then. A batch larger than any before makes the buffer grow on all ranks; with num_permuted_tokens it must then
         be larger on all of them. Scheduling alone: num_sms_dispatch_api, num_sms_combine_api; None: all SMs.
         """
-        made = hybrid_ep_dispatch(
-            x,
-            routing_map,
-            probs,
-            group,
-            num_local_experts,
-            num_sms_dispatch_api,
-            num_sms_combine_api,
-            num_permuted_tokens,
-            pad_multiple,
-        )
+        num_sms = num_sms_dispatch_api, num_sms_combine_api
+        options = num_local_experts, *num_sms, num_permuted_tokens, pad_multiple
+        made = hybrid_ep_dispatch(x, routing_map, probs, group, *options)
         ctx.group, ctx.handle, ctx.pad_multiple = group, made[-1], pad_multiple
         return made
 
@@ -115,18 +101,9 @@ def hybrid_ep_dispatch(
     By name alone, what Megatron-Core 0.17 to 0.19 give besides: how upstream shares its work out among kernels. Here
     the kernels of dispatch and combine do all of it, and these change nothing.
     """
-    return dispatch(
-        x,
-        routing_map,
-        probs,
-        group,
-        PLAIN,
-        num_local_experts,
-        num_sms_dispatch_api,
-        num_sms_combine_api,
-        num_permuted_tokens,
-        pad_multiple,
-    )
+    num_sms = num_sms_dispatch_api, num_sms_combine_api
+    options = num_local_experts, *num_sms, num_permuted_tokens, pad_multiple
+    return dispatch(x, routing_map, probs, group, PLAIN, *options)
 
 
 def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *, fused=False):
@@ -155,8 +132,8 @@ def dispatch(
         and num_sms_dispatch > 0
         and num_sms_combine > 0
     ):
-        num_sms_dispatch = arguments.granted("num_sms_dispatch_api", num_sms_dispatch)
-        num_sms_combine = arguments.granted("num_sms_combine_api", num_sms_combine)
+        num_sms_dispatch = arguments.plain("num_sms_dispatch_api", num_sms_dispatch, 1)
+        num_sms_combine = arguments.plain("num_sms_combine_api", num_sms_combine, 1)
         num_local_experts = arguments.plain("num_local_experts", num_local_experts)
         num_rows = arguments.plain("num_permuted_tokens", num_rows)
         pad_multiple = arguments.plain("pad_multiple", pad_multiple)
@@ -172,19 +149,18 @@ def dispatch(
     )
     call = DispatchPlan, ARGUMENTS, arrays, options, group, interface
     made, handle = buffer.call("hybrid_ep_dispatch", *call)
-    return (*columns(group, made), handle)
+    return (*made, handle)
 
 
 def combine(x, handle, interface, num_permuted_tokens=None, pad_multiple=None):
     """What hybrid_ep_combine returns."""
-    group = hybrid_handle(handle).group
-    buffer = hybrid_ep_buffer(group)
-    if num_permuted_tokens is not None:
-        arguments.same_num_rows(buffer, num_permuted_tokens, handle.num_rows)
-    if pad_multiple is not None:
-        same_pad(pad_multiple, handle)
+    if type(handle) is not HybridHandle:
+        hybrid_handle(handle)
+    buffer = hybrid_ep_buffer(handle.group)
+    if num_permuted_tokens is not None or pad_multiple is not None:
+        arguments.same_as_handle(buffer, handle, num_permuted_tokens, pad_multiple)
     call = CombinePlan, ("x",), (x,), handle.num_sms[1:], handle, interface
-    return columns(group, buffer.call("hybrid_ep_combine", *call))[0]
+    return buffer.call("hybrid_ep_combine", *call)[0][0]
 
 
 def dispatch_gradients(grad_rows, grad_probs, handle, interface=PLAIN):
@@ -193,16 +169,14 @@ def dispatch_gradients(grad_rows, grad_probs, handle, interface=PLAIN):
     if arguments.absent(grad_probs):
         arrays = arrays[:1]
     call = CombinePlan, OF_GRADIENT, arrays, handle.num_sms[1:], handle, interface
-    made = buffer.call("the gradient of hybrid_ep_dispatch", *call)
-    return columns(handle.group, made)
+    return buffer.call("the gradient of hybrid_ep_dispatch", *call)[0]
 
 
 def combine_gradient(grad_tokens, handle, interface=PLAIN):
     """Of the rows."""
     buffer = hybrid_ep_buffer(handle.group)
     call = CachedPlan, OF_GRADIENT[:1], (grad_tokens,), handle.num_sms[:1], handle, interface
-    made = buffer.call("the gradient of hybrid_ep_combine", *call)
-    return made if handle.group.lists else made[0]
+    return buffer.call("the gradient of hybrid_ep_combine", *call)[0][0]
 
 
 def hybrid_handle(handle):

@@ -45,7 +45,7 @@ class Field:
     __slots__ = ("shape", "dtype", "offset", "strides", "nbytes", "form", "of_torch", "_cut")
 
     def __init__(self, shape, dtype, offset, strides=None):
-        self._cut, self.of_torch = {}, (None, None)
+        self._cut, self.of_torch = {}, (None,) * 4
         self.shape, self.dtype = tuple([int(n) for n in shape]), np.dtype(dtype)
         self.offset, self.strides = offset, strides
         self.nbytes = prod(self.shape) * self.dtype.itemsize

@@ -4,6 +4,7 @@ An Arena lends memory of a rank's own, a buffer at a time; a Heap parts of one b
 """
 
 import sys
+from itertools import repeat
 from threading import RLock
 
 import numpy as np
@@ -82,12 +83,13 @@ class Loan:
         """The part of the memory that is a Field, as an array."""
         return self._numpy(field) if SIM else DeviceArray(self, field)
 
+    def parts(self, fields):
+        """[the part of the memory that is each Field, as an array]."""
+        return list(map(self._numpy, fields) if SIM else map(DeviceArray, repeat(self), fields))
+
     def arrays(self, names):
         """These arrays, whole."""
-        if SIM:
-            return [self._numpy(self.fields[name]) for name in names]
-        fields = self.fields
-        return [DeviceArray(self, fields[name]) for name in names]
+        return self.parts([self.fields[name] for name in names])
 
     def read(self, name):
         """A copy of one of the arrays; waits for the kernels."""

@@ -7,7 +7,8 @@ import ml_dtypes
 import numpy as np
 
 from epmoe.fused_a2a import hybrid, rows
-from epmoe.fused_a2a.arguments import values_and_scales
+from epmoe.fused_a2a.fused import values_and_scales
+from epmoe.fused_a2a.plans import CombinePlan
 from epmoe.host.arrays import to_numpy
 from epmoe.layout import ABSENT
 from epmoe.mutants import rows_bad_ids
@@ -182,21 +183,19 @@ def on_device(world, buffer):
     if world.kind == "rows":
 
         def sent(x, ids, probs, on_device):
-            values, *scales = values_and_scales(buffer, "x", x)
+            values, *scales = values_and_scales(buffer.world_has_lists, "x", x)
             arrays = values, ids, probs, *scales
             options = world.n_experts, None, on_device
             return buffer.run(rows.DispatchPlan, rows.ARGUMENTS, arrays, options, None)
 
         def dispatch(x, ids, probs):
-            made, handle = sent(x, ids, probs, False)
-            return [list(column) for column in zip(*made)], handle
+            return sent(x, ids, probs, False)
 
         def counted(x, ids, probs, n):
-            made, _ = sent(x, ids, probs, True)
-            *columns, per_expert = zip(*made)
+            (*columns, per_expert), _ = sent(x, ids, probs, True)
             return [
                 [_cut(a, rows_here) for a, rows_here in zip(column, n)] for column in columns
-            ] + [list(per_expert)]
+            ] + [per_expert]
 
         module, forward = rows, dispatch
     else:
@@ -211,19 +210,17 @@ def on_device(world, buffer):
                 (None, None),
             )
             arrays = (x, maps) if probs is None else (x, maps, probs)
-            made, handle = buffer.run(hybrid.DispatchPlan, hybrid.ARGUMENTS, arrays, options, None)
-            return [list(column) for column in zip(*made)], handle
+            return buffer.run(hybrid.DispatchPlan, hybrid.ARGUMENTS, arrays, options, None)
 
         module = hybrid
 
     def sums(handle, x, probs):
         names = "x", "probs of x"
         arrays = (x,) if probs is None else (x, probs)
-        made = buffer.run(module.CombinePlan, names, arrays, (None,), handle)
-        return tuple(map(list, zip(*made)))
+        return tuple(buffer.run(CombinePlan, names, arrays, (None,), handle)[0])
 
     def cached(handle, x):
-        return buffer.run(module.CachedPlan, ("x",), (x,), (None,), handle)
+        return buffer.run(module.CachedPlan, ("x",), (x,), (None,), handle)[0][0]
 
     return (forward, sums, cached, counted) if world.kind == "rows" else (forward, sums, cached)
 

@@ -170,10 +170,9 @@ class RowsRun:
                     results[0] if isinstance(results, tuple) else results
                 )  # beside them a handle, or None
                 columns = made if isinstance(made[0], list) else [made]
+                columns = [column for column in columns if column is not None]
                 for rank in set(self.local.ranks) - set(self.world.absent):
-                    self._read(
-                        rank, [column[rank] for column in columns if column[rank] is not None]
-                    )
+                    self._read(rank, [column[rank] for column in columns])
             return results
 
         return call

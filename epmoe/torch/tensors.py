@@ -64,7 +64,7 @@ def tensors(made):
     """
     kind = type(made)
     if kind is DeviceArray:
-        return _lent(made._owner, made._field)
+        return _lent(made._owner, [made._field])[0]
     if kind is list or kind is tuple:
         return kind([tensors(one) for one in made])
     if not isinstance(made, np.ndarray):
@@ -77,27 +77,28 @@ def tensors(made):
     return (_as_fp8 if is_fp8 else from_dlpack)(capsule(made.ctypes.data, form, made))
 
 
-def _lent(loan, field):
-    """What lies in lent memory of a GPU, as a tensor."""
-    ordinal, like = field.of_torch
-    if ordinal != loan.lender.machine.ordinal:
-        field.of_torch = ordinal, like = loan.ordinal, _like(field, loan.ordinal)
-    device, nbytes, form = like
-    storage = _storage(loan.base + field.offset, device, nbytes)
-    storage.loan = (
-        loan  # torch keeps a storage's object, with all that it refers to, as long as the storage
-    )
-    return _tensor(form, storage)
+def _lent(loan, fields):
+    """What lies in lent memory of a GPU, as tensors."""
+    made, base, here = [], loan.base, loan.lender.machine.ordinal
+    for field in fields:
+        ordinal, device, nbytes, form = field.of_torch
+        if ordinal != here:
+            field.of_torch = ordinal, device, nbytes, form = _like(field, here)
+        storage = _storage(base + field.offset, device, nbytes)
+        # torch keeps a storage's object, with all that it refers to, as long as the storage
+        storage.loan = loan
+        made.append(_tensor(form, storage))
+    return made
 
 
 def _like(field, ordinal):
-    """(device, bytes of the storage, form) of tensors like a Field on that GPU."""
+    """(number of a GPU, device, bytes of the storage, form) of tensors like a Field there."""
     dtype, steps = getattr(torch, field.dtype.name), field.byte_strides
     strides = tuple(step // field.dtype.itemsize for step in steps)
     nbytes = sum((n - 1) * step for n, step in zip(field.shape, steps)) + field.dtype.itemsize
     device = torch.device("cuda", ordinal)
     form = dict(size=field.shape, stride=strides, dtype=dtype, device=device, storage_offset=0)
-    return device, nbytes if 0 not in field.shape else 0, form
+    return ordinal, device, nbytes if 0 not in field.shape else 0, form
 
 
 def _as_fp8(of_bytes):
@@ -105,8 +106,8 @@ def _as_fp8(of_bytes):
     return from_dlpack(of_bytes).view(torch.float8_e4m3fn).detach()
 
 
-def _simulated(loan, field):
-    return tensors(PLAIN.result(loan, field))
+def _simulated(loan, fields):
+    return tensors(PLAIN.results(loan, fields))
 
 
 TENSORS = Interface(

@@ -35,7 +35,7 @@ def over_storage(form, storage):
 
 
 like = tensors._like
-tensors._like = lambda field, ordinal: (torch.device("cpu"), *like(field, ordinal)[1:])
+tensors._like = lambda field, n: (n, torch.device("cpu"), *like(field, n)[2:])
 tensors._tensor = over_storage
 BUFFERS = buffers.buffer_of, buffers.hybrid_ep_buffer
 EXPERTS, ROWS = 16, 64

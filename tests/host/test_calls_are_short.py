@@ -15,8 +15,8 @@ HOST = Path(epmoe.__file__).parent
 MOST = {  # files, moves between them
     "dispatch": (9, 28),
     "combine": (9, 28),
-    "fused_dispatch": (11, 46),
-    "fused_combine": (11, 30),
+    "fused_dispatch": (9, 28),
+    "fused_combine": (7, 18),
 }
 
 

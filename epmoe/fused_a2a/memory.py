@@ -1,0 +1,249 @@
+"""The memory behind the rows functions of one group, and how it grows: on all ranks in the same call."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from epmoe.device.telling import HostWords
+from epmoe.fused_a2a.calls import CallLog
+from epmoe.host.lending import Arena, Heap
+from epmoe.kernels.rows import mailbox
+from epmoe.kernels.rows.copy import flag_bytes_for
+from epmoe.kernels.rows.handle import told_words
+
+ALIGNMENT = 256  # bytes
+RESULTS_AT_ONCE = 2  # results in the pool that may be in use while another call needs room
+INITIAL_LOCAL_EXPERTS = 64
+
+
+def align(nbytes):
+    """nbytes, rounded up so that an array may begin there."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _grown(has, needs):
+    """Bytes for a part of the pool: it grows by half at least, so that all earlier pools together are not much."""
+    return has if needs <= has else align(max(needs, has + has // 2))
+
+
+class PoolLayout(NamedTuple):
+    """Bytes of each part of the pool, in the order in which they lie; what peers say twice, by parity, lies twice."""
+
+    flag_bytes: int = 0  # flags of rows
+    lamport_bytes: int = 0  # Lamport rows, of one parity
+    staging_bytes: int = 0  # where rows are received that find no room in the heap
+    heap_bytes: int = 0  # where results are lent from
+
+    def grown(self, staging_bytes=0, result_bytes=0, flag_rows=0, lamport_bytes=0):
+        """The layout of a pool with room for this, too; this one if it has.
+
+        result_bytes: of one result; flag_rows: rows that have flags.
+        """
+        is_larger = result_bytes > min(self.heap_bytes, self.staging_bytes)
+        heap = align(result_bytes) * RESULTS_AT_ONCE if is_larger else 0
+        return PoolLayout(
+            _grown(self.flag_bytes, align(flag_bytes_for(flag_rows))),
+            _grown(self.lamport_bytes, lamport_bytes),
+            _grown(self.staging_bytes, align(max(staging_bytes, result_bytes))),
+            _grown(self.heap_bytes, heap),
+        )
+
+    lamport_at = property(lambda self: self.flag_bytes, doc="Where Lamport rows lie.")
+    staging_at = property(
+        lambda self: self.lamport_at + 2 * self.lamport_bytes, doc="Where the staging area lies."
+    )
+    heap_at = property(
+        lambda self: self.staging_at + self.staging_bytes, doc="Where the heap lies."
+    )
+    nbytes = property(lambda self: self.heap_at + self.heap_bytes, doc="Bytes of the pool.")
+
+    def regions(self):
+        """The parts of the pool, for reports of the simulator."""
+        flags = self.flag_bytes // flag_bytes_for(1), mailbox.MOST_PARTS
+        words = 2, self.lamport_bytes // 4
+        return [
+            ("row flags", 0, flags, np.uint32, ("row", "part")),
+            ("Lamport rows", self.lamport_at, words, np.uint32, ("parity", "word")),
+            ("rows staging", self.staging_at, (self.staging_bytes,), np.uint8, ("byte",)),
+            ("rows results", self.heap_at, (self.heap_bytes,), np.uint8, ("byte",)),
+        ]
+
+    def clear(self, buffer):
+        """Flags of a rank's pool name no call, and of Lamport rows nothing has come."""
+        buffer.fill(0, 0, self.lamport_at)
+        buffer.fill(0xFF, self.lamport_at, 2 * self.lamport_bytes)
+
+
+def _control_regions(at, n_ranks):
+    notes, words = (2, n_ranks, at.note_bytes // 8), ("parity", "src_rank", "word")
+    return [
+        ("arrived", at.arrived, (2, n_ranks), np.int32, words[:2]),
+        ("notes", at.notes, notes, np.uint64, words),
+    ]
+
+
+class _Rank:
+    """One rank of this process: its own words and scratch, its arena, and its heap in the pool."""
+
+    def __init__(self, machine, rank):
+        self.rank, self.arena = rank, Arena(machine, rank)
+        self.words = machine.alloc(mailbox.WORDS_BYTES, "rows words", rank)
+        self.scratch, self.retired = None, []  # columns of the layout, also of fewer experts
+        self.heap = Heap(machine, None, 0, 0)
+
+
+class GroupMemory:
+    """Three kinds of memory: control, a few kB that peers write; the pool, which they write rows into; each rank's own.
+
+    The pool holds flags of rows, windows for Lamport rows, a staging area and behind it a heap of results. It grows and
+    never shrinks; results and handles that are in use survive that. A result that finds no room in the heap is received
+    in the staging area and moved to memory of its own, so the numbers never depend on who holds on to what.
+    """
+
+    def __init__(self, group, launches, timeout):
+        self.world, self.machine, self.launches = group, group.machine, launches
+        self.n_ranks, self.log, self._timeout = group.n_ranks, CallLog(group), timeout
+        self.ranks = [_Rank(self.machine, rank) for rank in group.ranks]
+        self.n_local_experts, self.max_tokens = 0, 0
+        self.pool_layout, self._control, self._pool, self._retired = PoolLayout(), None, None, []
+        self.host_words = HostWords(self.machine, group.ranks, group.stream_of(group.ranks[0]))
+        self._plans = {}  # what follows from memory: see Buffer.run
+        self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="get_buffer"))
+
+    def changed(self):
+        """What plans depend on is not what it was."""
+        self._plans.clear()
+
+    def want_experts(self, n_local_experts, facts):
+        """Control memory for so many experts a rank; collective if it must grow. facts: as for want_pool()."""
+        self.log.agree(facts, self._timeout)
+        if n_local_experts <= self.n_local_experts:
+            return
+        self.machine.synchronize()
+        self.changed()
+        before, n_ranks, words = self._control, self.n_ranks, self.launches.tuning.words_of_bits
+        layout = mailbox.control(n_ranks, n_local_experts, words)
+        regions = _control_regions(layout, n_ranks)
+        new = self.world.allocate(layout.nbytes, "rows control", regions, self._timeout)
+        self._control, self.n_local_experts, self.layout = new, n_local_experts, layout
+        if before is not None:
+            self._retired.append((before, {}))
+        n_columns = n_ranks * (1 + n_local_experts)
+        for r in self.ranks:
+            if r.scratch is not None:
+                r.retired.append(r.scratch)  # captured graphs write there
+            # columns [blocks, n_columns] uint64
+            nbytes = 8 * n_columns * self.launches.most_blocks
+            r.scratch = self.machine.alloc(nbytes, "rows layout", r.rank)
+        self.initialise()
+
+    def initialise(self):
+        """Words and flags as before the first call; collective."""
+        self.world.barrier("reset", self._timeout)
+        for r in self.ranks:
+            r.words.fill(0)
+            r.scratch.fill(0)
+            self._control.buffers[r.rank].fill(0)
+            if self._pool is not None:
+                self.pool_layout.clear(self._pool.buffers[r.rank])
+        self.world.barrier("reset", self._timeout)
+
+    def want_tokens(self, max_tokens):
+        """Remember the most tokens of any rank; all ranks are told the same."""
+        if max_tokens > self.max_tokens:
+            self.max_tokens = max_tokens
+            self.changed()
+
+    def want_pool(self, facts, needs, shape=None):
+        """A pool with room for what is needed; collective if it must grow.
+
+        facts: what all ranks must have given alike, since what they need, and what their kernels write to each other,
+        follows from it; see CallLog. needs: what PoolLayout.grown() takes, or a function that tells it of the most
+        tokens of any rank, where ranks may know only their own number. shape: of a kernel that may send Lamport rows.
+        """
+        self.log.agree(facts, self._timeout)
+        of_shape = {} if shape is None else dict(lamport_bytes=self.launches.window_bytes(shape))
+
+        def layout():
+            of_tokens = needs(self.max_tokens) if callable(needs) else needs
+            return self.pool_layout.grown(**of_tokens, **of_shape)
+
+        if layout() != self.pool_layout:
+            if callable(needs):
+                self.want_tokens(max(self.world.tell(self.max_tokens, self._timeout)))
+            self._grow(layout())
+
+    def _grow(self, layout):
+        self.changed()
+        self.machine.synchronize()
+        new = self.world.allocate(layout.nbytes, "rows pool", layout.regions(), self._timeout)
+        if self._pool is not None:
+            self._retired.append((self._pool, self._heaps()))  # results in use lie there
+        self._pool, self.pool_layout = new, layout
+        for r in self.ranks:
+            layout.clear(new.buffers[r.rank])
+        self._make_heaps()
+        self.world.barrier("start", self._timeout)
+
+    def _make_heaps(self):
+        """Each rank lends results from the pool that there is now."""
+        for r in self.ranks if self._pool is not None else ():
+            buffer, layout = self._pool.buffers[r.rank], self.pool_layout
+            if r.heap.buffer is not buffer:
+                r.heap = Heap(self.machine, buffer, layout.heap_at, layout.nbytes)
+
+    def _heaps(self):
+        return {r.rank: r.heap for r in self.ranks}
+
+    def put_back(self):
+        """After an error: what calls find in memory is as before the first one; results stay. Collective."""
+        self.machine.synchronize()
+        self.world.barrier("reset", 2 * self._timeout)  # a slower rank comes after its own timeout
+        self.log.clear()
+        self.changed()
+        sizes = self.world.tell([self.n_local_experts, *self.pool_layout], self._timeout)
+        if all(one == sizes[0] for one in sizes):
+            self._make_heaps()
+            self.initialise()
+            return
+        # memory had grown on some ranks when a call ended: all begin anew
+        if self._pool is not None:
+            self._retired.append((self._pool, self._heaps()))
+        self._retired.append((self._control, {}))
+        self._pool, self.pool_layout, self._control = None, PoolLayout(), None
+        self.n_local_experts = 0
+        self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="reset"))
+
+    def free(self, together):
+        """Free everything but memory of results in use: that follows when nobody holds them."""
+        self.host_words.free()
+        for r in self.ranks:
+            for memory in (r.words, r.scratch, *r.retired):
+                memory.free()
+            r.arena.close()
+        pool = [] if self._pool is None else [(self._pool, self._heaps())]
+        for memory, heaps in [*self._retired, (self._control, {}), *pool]:
+            memory.free(together, self._timeout, heaps)
+        self._retired = []
+
+    def staging(self, r):
+        """Address of a rank's staging area."""
+        if self._pool is None:
+            return 0
+        return self._pool.buffers[r.rank].address + self.pool_layout.staging_at
+
+    def prepare_to_be_told(self, n_local_experts):
+        """Memory for what dispatches tell the host; before their launch."""
+        self.host_words.prepare(4 * told_words(self.n_ranks, n_local_experts))
+
+    @property
+    def allocated_bytes(self):
+        """Bytes of one rank: control, pool, and memory of its own."""
+        r = self.ranks[0]
+        own = sum(memory.nbytes for memory in (r.words, r.scratch, *r.retired))
+        return self.layout.nbytes + self.pool_layout.nbytes + own + r.arena.allocated_bytes
+
+    @property
+    def lent_bytes(self):
+        """Bytes of one rank's own memory that results in use lie in; what lies in the pool is not counted."""
+        return self.ranks[0].arena.lent_bytes
