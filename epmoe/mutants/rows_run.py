@@ -197,7 +197,7 @@ class RowsRun:
     def _in_flight(self, buffer):
         """Context of calls that are queued without waiting; all memory that they use stays until they have run."""
         place, number, kept = buffer.placing.place, count(), []
-        self.machine.synchronize = buffer.placing.let_go = lambda: None
+        self.machine.synchronize = buffer.placing.let_go = lambda *keys: None
         buffer.placing.place = lambda rank, name, *more: place(
             rank, f"{name} {next(number)}", *more
         )
