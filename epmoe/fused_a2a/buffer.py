@@ -212,10 +212,13 @@ class Buffer(GroupMemory):
         return self.launches.prepare(kernel, rank, num_tokens, self._streams[rank], words, grid)
 
     def start(self, launches):
-        """Start one launch of each rank of this process. In the simulator they have ended when this returns.
+        """Start one launch of each rank of this process. In the simulator they have ended when this returns."""
+        self._launch(launches)
+        if device.SIM:
+            self.check()
 
-        Nothing between them may wait for the GPU: some ranks' kernels would begin, and wait for the others'.
-        """
+    def _launch(self, launches):
+        """Nothing between them may wait for the GPU: some ranks' kernels would begin, and wait for the others'."""
         if self.is_alone:
             for launch in launches:
                 launch.start()
@@ -223,15 +226,13 @@ class Buffer(GroupMemory):
             with self.world.launching(True):
                 for launch in launches:
                     launch.start()
-        if device.SIM:
-            self.check()
 
     def start_and_hear(self, launches, n_local_experts):
         """Start dispatches, and wait until they have told the host their counts: see told()."""
         number, addresses = self.host_words.begin()
         for launch, address in zip(launches, addresses):
             launch.words[TOLD], launch.words[TOLD_NUMBER] = address, number
-        self.start(launches)
+        self._launch(launches)
         return self.told(n_local_experts)
 
     def told(self, n_local_experts):
@@ -244,12 +245,14 @@ class Buffer(GroupMemory):
         try:
             of_ranks = self.host_words.wait(self._timeout)
         except EPError as error:
-            if not isinstance(error, PeerTimeout):  # else kernels still run
+            if device.SIM or not isinstance(error, PeerTimeout):  # else kernels still run
                 self.check()
             raise
         if any(raw[:STATUS_BYTES] != ALL_WELL for raw in of_ranks):
             n = written.TOLD_STATUS
             self._raise_what_failed([np.frombuffer(raw, np.int32, n) for raw in of_ranks])
+        if device.SIM:
+            self.check()  # kernels have ended, as behind other launches
         told = [self._heard(raw, n_local_experts) for raw in of_ranks]
         if max(told[0].tokens) > self.max_tokens:
             self.want_tokens(max(told[0].tokens))

@@ -202,15 +202,8 @@ class DispatchPlan(ReceivingPlan):
 
     def start(self, given, group, interface):
         """Launch: recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, and the handle."""
-        buffer, on_device, rows = self.buffer, self.on_device, self.capacity
-        results, room, launches, loans, memory, made = (
-            interface.results,
-            self.make_room,
-            [],
-            [],
-            [],
-            [],
-        )
+        buffer, on_device, rows, room = self.buffer, self.on_device, self.capacity, self.make_room
+        results, launches, loans, memory, made = interface.results, [], [], [], []
         if buffer.is_captured and not on_device:
             buffer.refuse_capture("fused_dispatch", "call fused_dispatch_on_device")
         if device.SIM:
