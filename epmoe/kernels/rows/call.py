@@ -40,7 +40,7 @@ def is_notify_warp():
 
 @device_fn
 def is_fence_warp():
-    """Whether this is another warp of the leader block, if it has any."""
+    """Whether this is the last warp but one of the leader block; its only one, if it has no other."""
     return is_leader() and warp_id() == max(0, i32(n_warps() - 2))
 
 

@@ -1,31 +1,37 @@
-"""Dispatch of rows: every token is sent once to each rank of its experts, directly to its final row.
+"""Dispatch of rows: every token is sent once to each rank of its experts.
 
-Every block of a rank runs the kernel. The last one is the leader block: it talks to the peers, one of its warps (the
-notify warp) before all others. The other blocks send; where rows are expanded meanwhile, four tenths of their warps do,
-and the others expand. A note is what a rank announces to each peer; notes are those of all ranks, which every block
-keeps in shared memory.
+Every block of a rank runs the kernel. The last one, the leader block, exchanges notes with the peers; its last warp (the
+notify warp) announces this rank before anything else. The other blocks send. If rows are also expanded in this launch
+(copied to the rows of their experts), four tenths of the warps of these blocks send, and all other warps expand; only a
+batch of at most one token a block is sent by all warps.
+
+A note is what a rank tells every rank about itself: where its arrays lie, for how many rows they have room, how many
+tokens and sending blocks it has, and how many rows it sends to each rank. Each block keeps the notes of all ranks in
+shared memory (`notes`).
 
 1. Begin: the number of the call (epoch), and whether an earlier one failed (call.py).
 2. Small batches have a way of their own, which ends the call: Lamport rows (few/dispatch.py), expert-major also
    expanded as they come (few/by_expert.py). If some rank has too many tokens for it, all ranks go on with step 4; the
    small way has done step 3 then.
 3. Number the rows (layout.py): the n-th of this rank's tokens that go to a rank is the n-th row that this rank sends
-   there; -1 where a token does not go. Meanwhile the leader block announces how many rows each rank gets, where this
-   call's arrays lie, and then how many tokens each expert gets (announce.py).
-4. Wait until all ranks have announced the same of themselves. Every block knows then where each of its rows lies.
-5. Send (send.py), unless some rank has no room for all its rows; then nobody sends.
-6. The leader block records counts and places for handle and host (handle.py).
+   there; -1 where a token does not go. Meanwhile the leader block announces this rank's note, and then how many tokens
+   each expert gets (announce.py).
+4. Wait for the notes of all ranks. Every block knows then where its rank's rows begin at each rank.
+5. Send (send.py) each row to its final place, unless some rank has no room for all its rows; then nobody sends. A warp
+   that takes another block's token waits first until all blocks have numbered theirs.
+6. Meanwhile the leader block waits for the numbers of tokens by expert, records counts and places for the handle, and
+   tells the host if it waits (handle.py).
 7. Finish. A receiver learns in one of three ways that rows have come:
    counters (by_counters): every sending block adds one to a counter at every rank when its rows are written; the leader
    block waits until the counters have reached the numbers of blocks that the notes gave.
-   Flags (by_flags), where rows are expanded by expert in the same launch: a sender raises a flag for each part of a
-   row; the other warps expand what has come (expand.py), and all warps when sending is done. Rows of a rank to itself
-   are expanded from the input.
-   Lamport rows: no word of a row is ABSENT once it has come (step 2).
+   Flags (by_flags), where rows are expanded in the same launch: a sender raises a flag for each part of a row, and warps
+   that do not send, or have sent, expand the parts that have come (expand.py). Rows of a rank to itself are expanded
+   from the input, if they are not encoded on the way.
+   Lamport rows: a receiver polls the row's words in a window until none is ABSENT, and copies it out (step 2).
 8. The leader block ends the call.
 
 A cached dispatch, and the second try of one that found no room, have the numbers and counts of a handle: rows_resend
-is steps 1, 2 (of Lamport rows), 4 (of all but the counts), 5, 7 and 8.
+leaves out step 3 but for where its arrays lie, and step 6.
 """
 
 from functools import lru_cache
@@ -60,8 +66,9 @@ def dispatch_kernel(shape):
     def rows_dispatch(params, num_tokens, my_rank):
         notes, scratch, shared_epoch = shared_array(n_notes, int32), allocate(), shared_array(1, uint64)
         mark(params, stamps.START)
-        call, begun = calls.Call(params, num_tokens, my_rank, u64(0)), begin_call(params, shared_epoch)        # 1
-        # a rank of more tokens has a kernel without the small way, but in the simulator, where ranks share one
+        call = calls.Call(params, num_tokens, my_rank, u64(0))
+        begun = begin_call(params, shared_epoch)                # 1
+        # on a GPU larger batches have a kernel without the small way; simulated ranks share one kernel
         if has_few and (not SIM or num_tokens <= few_tokens):
             epoch = dispatch_few(call, begun, notes, scratch)   # 2
         else:
@@ -69,7 +76,7 @@ def dispatch_kernel(shape):
         if epoch == u64(0):                     # the small way has ended the call, or a wait expired
             return
         call, ok = calls.Call(params, num_tokens, my_rank, epoch), True
-        if expands:                             # else arrivals of its own blocks say that they have begun
+        if expands:                             # else the counters of step 7 tell that a block has begun
             calls.say_begun(call)
         if not await_announcements(call, notes):                # 4
             return

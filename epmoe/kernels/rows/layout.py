@@ -204,8 +204,8 @@ def _numbering_map(shape):
 def counter(shape, phase):
     """Device functions by which warps wait until all blocks that send have numbered their tokens: namespace.
 
-    say_numbered(call): behind a barrier, where blocks share all tokens or expand rows. await_numbers(call, lane): a warp;
-    whether all have, and it may read the numbers that other blocks wrote.
+    say(call): behind a barrier, where blocks share all tokens or expand rows. wait_for(call, lane): a warp; whether all
+    have, and it may read the numbers that other blocks wrote.
     """
     tokens, expands = sharing(shape), shape.expands
 
@@ -233,7 +233,7 @@ def make(shape, phase):
     count(call, begun, scratch): the first step of every block -> this call's number, 0 also if a block that it waits
     for does not come; scratch.totals: by rank. number(call, scratch), of blocks that send; whether all is well: writes
     row_of [T, R] (-1 where the token does not go), expert-major also slot_of [T, E], each block those of its tokens.
-    Other warps may read them behind the block's next barrier, those of other blocks behind await_numbers.
+    Other warps may read them behind the block's next barrier, those of other blocks behind wait_for of counter().
     sum_experts(call, scratch), of the leader block; whether the sums of tokens by expert, of all blocks, are there,
     behind a barrier: in experts, expert-major in totals, behind the ranks.
     """
