@@ -15,8 +15,8 @@ from epmoe_ref.errors import EPValueError
 CPU = 1, 0  # DLPack's device
 # torch.utils.dlpack's looks at objects that are no capsules too
 from_dlpack = torch._C._from_dlpack
-# over an address, in half of the time that DLPack takes; a torch for CPUs alone has only the first
-_storage = torch._C._construct_storage_from_data_pointer
+# over an address of a GPU, in half of the time that DLPack takes; a torch for CPUs alone does not have them
+_storage = getattr(torch._C, "_construct_storage_from_data_pointer", None)
 _tensor = getattr(torch._C, "_construct_CUDA_Tensor_From_Storage_And_Metadata", None)
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 
