@@ -58,6 +58,14 @@ class Field:
             return self.strides
         return c_strides(self.shape, self.dtype.itemsize)
 
+    @property
+    def span(self):
+        """Bytes from the beginning of the first element to the end of the last one; 0 without elements."""
+        if 0 in self.shape:
+            return 0
+        steps = zip(self.shape, self.byte_strides)
+        return sum((n - 1) * step for n, step in steps) + self.dtype.itemsize
+
     def first(self, n, axis=0):
         """The first n entries along an axis."""
         cut = self._cut.get((n, axis))
@@ -131,12 +139,11 @@ class DeviceArray:
 
     def numpy(self):
         """The values as a NumPy array (a copy); waits for the GPU."""
-        shape, dtype, strides = self.shape, self.dtype, self._field.byte_strides
-        if 0 in shape:
-            return np.empty(shape, dtype)
-        span = sum((n - 1) * s for n, s in zip(shape, strides)) + dtype.itemsize
-        raw = self._owner.read_bytes(self._field.offset, span)
-        return np.ndarray(shape, dtype, raw, strides=strides).copy()
+        field = self._field
+        if 0 in field.shape:
+            return np.empty(field.shape, field.dtype)
+        raw = self._owner.read_bytes(field.offset, field.span)
+        return np.ndarray(field.shape, field.dtype, raw, strides=field.byte_strides).copy()
 
 
 def view(obj, what):

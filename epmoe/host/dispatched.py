@@ -1,6 +1,6 @@
 """Dispatched: what one rank holds after dispatch, and how many rows there can be at most."""
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,17 @@ from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPError
 
 TILE_ROWS = 128  # rows of one scale tile of the block-scaled formats
+ARRAYS = (
+    "output_tokens",
+    "output_scales",
+    "scales_offset",
+    "row_offsets",
+    "expert_ids",
+    "src_info",
+    "recv_count",
+    "topk_ids",
+)
+OF_ROUND = *ARRAYS, "num_tokens", "cfg", "rank", "check"  # what a Dispatched asks its round for
 
 
 def capacity_rows(cfg: EPConfig, pad_rows: int) -> int:
@@ -110,10 +121,6 @@ class Dispatched:
         if self.check is not None:
             self.check()
         return replace(self, check=None, **{name: to_numpy(getattr(self, name)) for name in ARRAYS})
-
-
-OF_ROUND = tuple(f.name for f in fields(Dispatched))[:12]  # what a Dispatched asks its round for
-ARRAYS = OF_ROUND[:8]
 
 
 def _exact(scales, n_rows, row_offsets):

@@ -93,12 +93,11 @@ def _lent(loan, fields):
 
 def _like(field, ordinal):
     """(number of a GPU, device, bytes of the storage, form) of tensors like a Field there."""
-    dtype, steps = getattr(torch, field.dtype.name), field.byte_strides
-    strides = tuple(step // field.dtype.itemsize for step in steps)
-    nbytes = sum((n - 1) * step for n, step in zip(field.shape, steps)) + field.dtype.itemsize
+    dtype = getattr(torch, field.dtype.name)
+    strides = tuple(step // field.dtype.itemsize for step in field.byte_strides)
     device = torch.device("cuda", ordinal)
     form = dict(size=field.shape, stride=strides, dtype=dtype, device=device, storage_offset=0)
-    return ordinal, device, nbytes if 0 not in field.shape else 0, form
+    return ordinal, device, field.span, form
 
 
 def _as_fp8(of_bytes):
