@@ -2,23 +2,31 @@
 
 from epmoe.device import block_idx, device_fn, ffs, grid_dim, i32, n_warps, shfl_xor, u32, warp_id
 
-from .params import in_turn, tuple_of
+from .params import in_turn
 
 
 def four(look):
     """Device function (given, i, step) -> look(given, j) for j = i, i + step, ...: four, all asked for together."""
-    return tuple_of(4, lambda k: device_fn(lambda given, i, step: look(given, i32(i + k * step))))
+    return device_fn(lambda given, i, step: (look(given, i32(i)), look(given, i32(i + step)),
+                                             look(given, i32(i + 2 * step)), look(given, i32(i + 3 * step))))
 
 
 def adding_four(add):
     """Device function (total, given, i, step, items) -> total with four items in turn; add as of folded()."""
-    return in_turn(4, lambda k: device_fn(
-        lambda total, given, i, step, items: add(total, given, i32(i + k * step), items[k])))
+    @device_fn
+    def add_four(total, given, i, step, items):
+        one = add(total, given, i32(i), items[0])
+        two = add(one, given, i32(i + step), items[1])
+        three = add(two, given, i32(i + 2 * step), items[2])
+        return add(three, given, i32(i + 3 * step), items[3])
+
+    return add_four
 
 
 def each_of_four(fn):
     """Device function (items, given) -> fn(item, given) of four items."""
-    return tuple_of(4, lambda k: device_fn(lambda items, given: fn(items[k], given)))
+    return device_fn(lambda items, given: (fn(items[0], given), fn(items[1], given),
+                                           fn(items[2], given), fn(items[3], given)))
 
 
 def any_of_four(fn):
