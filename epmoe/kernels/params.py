@@ -161,13 +161,20 @@ def tuple_of(n, item):
     """Device function (*arguments) -> the n results of item(j)(*arguments); item: j -> device function."""
     if n == 0:
         return device_fn(lambda *arguments: ())
-    earlier, last = tuple_of(n - 1, item), item(n - 1)
-    return device_fn(lambda *arguments: earlier(*arguments) + (last(*arguments),))
+    if n % 4:
+        earlier, last = tuple_of(n - 1, item), item(n - 1)
+        return device_fn(lambda *arguments: earlier(*arguments) + (last(*arguments),))
+    earlier, (a, b, c, d) = tuple_of(n - 4, item), map(item, range(n - 4, n))   # fewer functions, which compile sooner
+    return device_fn(lambda *arguments: earlier(*arguments) + (a(*arguments), b(*arguments), c(*arguments), d(*arguments)))
 
 
 def in_turn(n, step):
     """Device function (value, *arguments) -> value after step(j)(value, *arguments), j = 0, 1, ..., n - 1."""
     if n == 0:
         return device_fn(lambda value, *arguments: value)
-    earlier, last = in_turn(n - 1, step), step(n - 1)
-    return device_fn(lambda value, *arguments: last(earlier(value, *arguments), *arguments))
+    if n % 4:
+        earlier, last = in_turn(n - 1, step), step(n - 1)
+        return device_fn(lambda value, *arguments: last(earlier(value, *arguments), *arguments))
+    earlier, (a, b, c, d) = in_turn(n - 4, step), map(step, range(n - 4, n))
+    return device_fn(lambda value, *arguments: d(c(b(a(earlier(value, *arguments), *arguments), *arguments), *arguments),
+                                                 *arguments))
