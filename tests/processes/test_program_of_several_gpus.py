@@ -6,6 +6,7 @@ import pytest
 from mpirun import ROOT, mpirun
 
 
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("n_ranks", [2, pytest.param(1, marks=pytest.mark.gpu)])
 def test_the_program_runs(n_ranks, tmp_path):
     (program,) = [
@@ -26,7 +27,7 @@ def test_the_program_runs(n_ranks, tmp_path):
     assert np.allclose(got, sums, rtol=2 ** -7)
 """
     )
-    job = mpirun(n_ranks, file.as_posix())
+    job = mpirun(n_ranks, file.as_posix(), limit=180)  # on a GPU it compiles
     assert (
         job.status == 0
         and len(job.said(r"rank \d: \d+ rows received, 5 tokens combined")) == n_ranks
