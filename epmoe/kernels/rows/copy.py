@@ -7,7 +7,7 @@ Epochs only grow: flags are never lowered.
 
 from functools import cache, lru_cache
 
-from epmoe.device import (any_lane, block_dim, block_idx, device_fn, grid_dim, i32, kernel, ld_acquire_sys_u32, load16,
+from epmoe.device import (block_dim, block_idx, device_fn, grid_dim, i32, kernel, ld_acquire_sys_u32, load16,
                           load16_nc, load_u32, st_release_sys_u32, store16, store_u32, syncwarp, thread_idx, u32, u64,
                           warp_broadcast_u64)
 
@@ -144,9 +144,7 @@ def flags(shape, phase, n_vectors, fewest):
         if row >= 0:
             at = flag_at(call.params, call.my_rank, row, part)
             ok, _ = wait.for_flag(call.params, at, call.epoch, what, src_rank)
-        failed = any_lane(not ok)
-        syncwarp()                              # what one lane acquired, all lanes read
-        return failed == 0
+        return wait.in_warp(ok)
 
     return namespace("flags", count=count, raise_part=raise_part, raise_row=raise_row, is_up=is_up, wait_for=wait_for)
 

@@ -6,7 +6,7 @@ is up, in the dispatch itself.
 
 from functools import lru_cache
 
-from epmoe.device import (any_lane, ballot, block_idx, device_fn, grid_dim, i32, kernel, lane_id, load_i32, load_u32, n_warps,
+from epmoe.device import (ballot, block_idx, device_fn, grid_dim, i32, kernel, lane_id, load_i32, load_u32, n_warps,
                           popc, shfl_idx, st_release_gpu_i32, store16, store_i32, store_u32, syncwarp,
                           thread_idx, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id, warp_inclusive_sum_i32)
 
@@ -208,9 +208,7 @@ def arriving(shape, flags, numbered):
         at = call.params[p.words] + u64(mailbox.RECORDED)
         if calls.is_leader() and thread_idx() == 0:
             st_release_gpu_i32(at, i32(call.epoch))
-        failed = any_lane(not (lane != 0 or wait.for_blocks(call.params, at, i32(call.epoch), wait.ROWS_DISPATCH)))
-        syncwarp()                              # what lane 0 acquired, all lanes read
-        return failed == 0
+        return wait.in_warp(lane != 0 or wait.for_blocks(call.params, at, i32(call.epoch), wait.ROWS_DISPATCH))
 
     @device_fn
     def row_here(call, src_rank, number, first, n_rows):

@@ -7,9 +7,9 @@ sums the numbers of all blocks, first by rank, because all peers wait for this, 
 
 from typing import NamedTuple
 
-from epmoe.device import (any_lane, ballot, block_dim, block_idx, device_fn, fence_acq_rel_gpu, i32, int32, lane_id,
+from epmoe.device import (ballot, block_dim, block_idx, device_fn, fence_acq_rel_gpu, i32, int32, lane_id,
                           ld_relaxed_gpu_u64, load_i32, n_warps, popc, red_add_release_gpu_i32, shared_add_i32,
-                          shared_array, shfl_idx, st_relaxed_gpu_u64, store_i32, syncthreads_or, syncwarp, thread_idx,
+                          shared_array, shfl_idx, st_relaxed_gpu_u64, store_i32, syncthreads_or, thread_idx,
                           u32, u64, warp_id, warp_inclusive_sum_i32, warp_sum_i32)
 
 from ..bits import below, divided_up, folded, has, or_of_warp, share, split
@@ -217,13 +217,8 @@ def counter(shape, phase):
         if (expands or tokens.are_shared(call.num_tokens)) and calls.is_last_thread():
             red_add_release_gpu_i32(numbered_at(call), i32(1))
 
-    @device_fn
-    def await_numbers(call, lane):
-        ok = lane != 0 or wait.for_blocks(call.params, numbered_at(call), calls.num_senders(), phase)
-        failed = any_lane(not ok)
-        syncwarp()                              # what lane 0 acquired, all lanes read
-        return failed == 0
-
+    await_numbers = device_fn(lambda call, lane: wait.in_warp(
+        lane != 0 or wait.for_blocks(call.params, numbered_at(call), calls.num_senders(), phase)))
     return namespace("numbered", say=say_numbered, wait_for=await_numbers)
 
 
