@@ -3,14 +3,14 @@
 Steps 1 and 4 of dispatch.py. `finished` is 0 again at the end, and no block of the sending half waits for another.
 """
 
-from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, device_fn, grid_dim, i32, lane_id, load_i32, n_warps,
+from epmoe.device import (atomic_add_acq_rel_gpu_i32, device_fn, grid_dim, i32, lane_id, load_i32, n_warps,
                           shared_add_i32, shared_array, store_i32, store_u64, syncthreads, syncthreads_or, syncwarp,
-                          thread_idx, u64, warp_broadcast_i32, warp_id)
+                          u64, warp_broadcast_i32, warp_id)
 from epmoe.device import int32
 from epmoe.layout import ANNOUNCED, MAX_FINITE
 
 from .. import ids, stamps
-from ..params import in_turn, namespace
+from ..params import by_threads, clear, in_turn, namespace
 from ..plain import counters
 from . import peers
 
@@ -77,9 +77,10 @@ def make(build):
                 count_id(d, first, wanted)
             i = i32(i + 4 * stride)
 
-    @device_fn
-    def announce_expert(call, expert, count, n_parts):
+    @by_threads
+    def announce_expert(i, call, first, wanted, n_parts):
         """Announces its count to an expert's owner, and subtracts its pieces; sends the signal if there are none."""
+        expert, count = i32(first + i), wanted[i]
         if count == 0:
             signal(call, expert, count)
         else:
@@ -98,19 +99,13 @@ def make(build):
         first_expert = i32(call.my_rank * local) if own_only else i32(0)
         first, end = first_expert, i32(first_expert + n_signals)
         while first < end:
-            i = i32(thread_idx())
-            while i < window:
-                wanted[i] = 0
-                i = i32(i + block_dim())
+            clear(window, wanted)
             if syncthreads_or(failed):          # zeros before counts
                 return False
             count_ids(call, first, wanted)
             mark(call, stamps.ANNOUNCED)        # before the barrier: no peer knows anything earlier
             syncthreads()                       # counts before they are announced
-            i = i32(thread_idx())
-            while i < window and first + i < end:
-                announce_expert(call, i32(first + i), wanted[i], n_parts)
-                i = i32(i + block_dim())
+            announce_expert(min(window, i32(end - first)), call, first, wanted, n_parts)
             first = i32(first + window)
         return True
 

@@ -13,7 +13,7 @@ from epmoe.device import (ballot, block_dim, block_idx, device_fn, fence_acq_rel
                           u32, u64, warp_id, warp_inclusive_sum_i32, warp_sum_i32)
 
 from ..bits import below, divided_up, folded, has, or_of_warp, share, split
-from ..params import by_threads
+from ..params import by_threads, by_warps, clear
 from . import call as calls
 from . import mailbox, routing, wait
 from .shape import namespace, p
@@ -32,12 +32,6 @@ class Scratch(NamedTuple):
     by_warp: object
     experts: object
     totals: object
-
-
-@by_threads
-def clear(i, array):
-    """Zeros in the first n of a shared array, by a block: clear(n, array)."""
-    array[i] = i32(0)
 
 
 def row_of(ranks):
@@ -244,19 +238,17 @@ def make(shape, phase):
         number_for = device_fn(lambda experts, expert: i32(experts[expert]))
     column, n_by_group = columns(shape, phase), groups * num_experts
 
-    @device_fn
-    def tell_ranks(call, by_warp):
-        """A warp a rank: tells the other blocks how many tokens go there; by_warp becomes those of the warps before."""
-        lane, rank = i32(lane_id()), i32(warp_id())
-        while rank < ranks:
-            i = i32(lane * ranks + rank)
-            here = i32(by_warp[i]) if lane < n_warps() else i32(0)
-            up_to = i32(warp_inclusive_sum_i32(here))
-            if lane < n_warps():
-                by_warp[i] = i32(up_to - here)
-            if lane == 31:
-                column.tell(call, rank, up_to)
-            rank = i32(rank + n_warps())
+    @by_warps
+    def tell_rank(rank, call, by_warp):
+        """Tells the other blocks how many tokens go there; by_warp becomes those of the warps before."""
+        lane = i32(lane_id())
+        i = i32(lane * ranks + rank)
+        here = i32(by_warp[i]) if lane < n_warps() else i32(0)
+        up_to = i32(warp_inclusive_sum_i32(here))
+        if lane < n_warps():
+            by_warp[i] = i32(up_to - here)
+        if lane == 31:
+            column.tell(call, rank, up_to)
 
     @by_threads
     def tell_experts(expert, call, experts):
@@ -297,7 +289,7 @@ def make(shape, phase):
         clear(n_columns, scratch.totals)
         if expert_major:
             of_map.fetch(ids, first, end)
-            of_map.count(ids, first, end, scratch.experts)
+            of_map.count(of_map.n, ids, first, end, scratch.experts)
         else:
             clear(num_experts, scratch.experts)   # number() counts them
         count_ranks(call.params, first, end, scratch.by_warp)
@@ -306,7 +298,7 @@ def make(shape, phase):
             return epoch
         call = calls.Call(call.params, call.num_tokens, call.my_rank, epoch)
         if calls.is_sender():
-            tell_ranks(call, scratch.by_warp)
+            tell_rank(ranks, call, scratch.by_warp)
             if expert_major:
                 tell_experts(num_experts, call, scratch.experts)
         return u64(0) if syncthreads_or(not sum_ranks(call, scratch.totals)) else epoch
@@ -318,7 +310,7 @@ def make(shape, phase):
         if expert_major:
             if not add_experts(call, scratch.totals, i32(ranks), blocks_before()):
                 return False
-            of_map.number(call.params, first, end, scratch.experts, scratch.totals, ranks)
+            of_map.number(of_map.n, call.params, first, end, scratch.experts, scratch.totals, ranks)
         else:
             is_bad = count_experts(call.params, call.params[p.ids], first, end, scratch.experts)
         if syncthreads_or(is_bad):              # the numbers and counts of all warps

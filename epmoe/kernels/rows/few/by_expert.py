@@ -7,12 +7,12 @@ the bits. No block waits for what the leader block does besides: it numbers rows
 for the host.
 """
 
-from epmoe.device import (ballot, device_fn, i32, int32, lane_id, load_u8, load_u32, n_warps, shared_array, store_i32,
-                          store_u32, syncthreads, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
+from epmoe.device import (ballot, device_fn, i32, int32, lane_id, load_u8, load_u32, shared_array, store_i32,
+                          store_u32, syncthreads, u32, u64, warp_broadcast_i32, warp_broadcast_u64)
 
 from ... import stamps
 from ...bits import adding_four, but_lowest, four, has, lowest, or_of_warp, warps_of_rank
-from ...params import VECTOR, word_in
+from ...params import VECTOR, by_warps, word_in
 from .. import announce, expand, handle, mailbox, routing, wait
 from .. import call as calls
 from ..copy import copying
@@ -156,15 +156,12 @@ def dispatching(shape, mark, number_rows):
     clear_rows = expand.clearing(shape, device_fn(lambda table, expert: (table.starts[expert], table.counts[expert])))
     rows = send.make(shape, _tokens(shape), _into(shape, placing))
 
-    @device_fn
-    def look_at_tokens(call, masks):
-        """Masks of the ranks of all tokens, by the leader block."""
-        token = i32(warp_id())
-        while token < call.num_tokens:
-            mask = u32(or_of_warp(look_at_ranks(call.params[p.ids], token, i32(lane_id()))))
-            if lane_id() == 0:
-                masks[token] = i32(mask)
-            token = i32(token + n_warps())
+    @by_warps
+    def look_at_token(token, call, masks):
+        """The mask of a token's ranks, by the leader block."""
+        mask = u32(or_of_warp(look_at_ranks(call.params[p.ids], token, i32(lane_id()))))
+        if lane_id() == 0:
+            masks[token] = i32(mask)
 
     @device_fn
     def lead(call, begun, notes, scratch, table):
@@ -174,12 +171,12 @@ def dispatching(shape, mark, number_rows):
             announce_places(call)
         if calls.is_notify_warp():
             announce_tokens(call)
-        look_at_tokens(call, masks)
+        look_at_token(call.num_tokens, call, masks)
         call = calls.Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun))  # and the masks of all warps
         if call.epoch == u64(0):
             return True
         mark(call.params, stamps.CLAIMED)
-        number_tokens(call, masks, numbers, scratch.totals)
+        number_tokens(ranks, call, masks, numbers, scratch.totals)
         syncthreads()
         if calls.is_notify_warp():
             counts.tell_totals(call, scratch.totals, counts.look(call, i32(0)))

@@ -9,7 +9,7 @@ from epmoe.device import (device_fn, i32, int32, shared_array, store_u32, store_
                           warp_broadcast_i32, warp_broadcast_u64)
 
 from ... import stamps
-from ...params import chosen, word_in
+from ...params import chosen, clear, word_in
 from .. import announce, handle, layout, mailbox, routing, wait
 from .. import call as calls
 from ..copy import copying
@@ -163,9 +163,9 @@ def dispatching(shape, mark):
         if calls.is_notify_warp():
             looked = facts.look(call, i32(0))
         if calls.is_leader():
-            layout.clear(num_experts, scratch.experts)
+            clear(num_experts, scratch.experts)
         first = rows.prepare(call)
-        number_tokens(call, call.params[p.ids], numbers, scratch.totals)
+        number_tokens(ranks, call, call.params[p.ids], numbers, scratch.totals)
         call = calls.Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun))      # and all numbers
         if call.epoch == u64(0):
             return u64(0)

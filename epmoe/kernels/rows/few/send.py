@@ -12,6 +12,7 @@ from epmoe.layout import ABSENT
 
 from ...bits import adding_four, around, below, but_lowest, four, has, largest, lowest, split
 from ...formats.row_copy import no_vectors
+from ...params import by_warps
 from ...prefetch import LINE
 from .. import call as calls
 from ..copy import copying
@@ -246,8 +247,8 @@ def make(shape, tokens, into):
 def numbering(shape, mask_of_token):
     """Device functions of a block over numbers [token, rank], a shared array: of a token's row for a rank, -1 for none.
 
-    mask_of_token(known, token): of the ranks of a token. number(call, known, numbers, totals): of all tokens, a warp a
-    rank; totals[rank]: how many rows there are. record(call, numbers, tokens): of tokens [first, end) for the handle.
+    mask_of_token(known, token): of the ranks of a token. number(n_ranks, call, known, numbers, totals): of all tokens, a
+    warp a rank; totals[rank]: how many rows there are. record(call, numbers, tokens): of tokens [first, end) for the handle.
     """
     ranks = shape.n_ranks
 
@@ -269,16 +270,13 @@ def numbering(shape, mask_of_token):
 
     masks_at, number_four = four(mask_at), adding_four(number_lanes)
 
-    @device_fn
-    def number(call, known, numbers, totals):
-        token, rank = i32(lane_id()), i32(warp_id())
-        while rank < ranks:
-            total = i32(0)
-            if call.num_tokens > 0:             # four tokens of a lane in flight: these are all
-                total = number_four(total, (call, numbers, rank), token, 32, masks_at((call, known), token, 32))
-            if token == 0:
-                totals[rank] = total
-            rank = i32(rank + n_warps())
+    @by_warps
+    def number_for(rank, call, known, numbers, totals):
+        token, total = i32(lane_id()), i32(0)
+        if call.num_tokens > 0:                 # four tokens of a lane in flight: these are all
+            total = number_four(total, (call, numbers, rank), token, 32, masks_at((call, known), token, 32))
+        if token == 0:
+            totals[rank] = total
 
     @device_fn
     def record(call, numbers, tokens):
@@ -287,7 +285,7 @@ def numbering(shape, mask_of_token):
             store_i32(call.params[p.row_of] + u64(4) * u64(i), i32(numbers[i]))
             i = i32(i + block_dim())
 
-    return number, record
+    return number_for, record
 
 
 def in_array(ranks):
