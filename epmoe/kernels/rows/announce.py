@@ -102,9 +102,9 @@ def early(shape, part, *, fences=True, marks=True):
     def announce(call):
         if fences:
             fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
-        looked, now = words.look(call, i32(0)), calls.epoch_now(call.params)
-        if now != u64(0):
-            words.tell(calls.Call(call.params, call.num_tokens, call.my_rank, now), i32(0), looked)
+        looked, call = words.look(call, i32(0)), calls.begun_alone(call)
+        if not calls.is_over(call):
+            words.tell(call, i32(0), looked)
 
     return announce
 
@@ -179,7 +179,7 @@ def beginning(shape, mark, few):
             announce_places(call)
         load(call.params, notes)
         first = prepare(call)
-        return calls.Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun)), first
+        return calls.begun_together(call, begun), first
 
     return begin
 

@@ -52,8 +52,8 @@ def combine_kernel(shape):
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_combine(params, num_tokens, my_rank):
         notes, shared_epoch = shared_array(n_notes, int32), shared_array(1, uint64)
-        call, first = begin(calls.Call(params, num_tokens, my_rank, u64(0)), notes, shared_epoch)
-        if call.epoch == u64(0):
+        call, first = begin(calls.Call(params, num_tokens, my_rank, u64(calls.OVER)), notes, shared_epoch)
+        if calls.is_over(call):
             return
         if has_few and few.fits(notes):
             few.rest(call, notes, first)

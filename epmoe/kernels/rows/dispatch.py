@@ -66,16 +66,16 @@ def dispatch_kernel(shape):
     def rows_dispatch(params, num_tokens, my_rank):
         notes, scratch, shared_epoch = shared_array(n_notes, int32), allocate(), shared_array(1, uint64)
         mark(params, stamps.START)
-        call = calls.Call(params, num_tokens, my_rank, u64(0))
+        call = calls.Call(params, num_tokens, my_rank, u64(calls.OVER))
         begun = begin_call(params, shared_epoch)                # 1
         # on a GPU larger batches have a kernel without the small way; simulated ranks share one kernel
         if has_few and (not SIM or num_tokens <= few_tokens):
             epoch = dispatch_few(call, begun, notes, scratch)   # 2
         else:
             epoch = number_rows(call, begun, scratch)           # 3
-        if epoch == u64(0):                     # the small way has ended the call, or a wait expired
+        if epoch == u64(calls.OVER):            # the small way has ended the call, or a wait has expired
             return
-        call, ok = calls.Call(params, num_tokens, my_rank, epoch), True
+        call, ok = calls.at_epoch(call, epoch), True
         if expands:                             # else the counters of step 7 tell that a block has begun
             calls.say_begun(call)
         if not await_announcements(call, notes):                # 4
@@ -96,7 +96,7 @@ def dispatch_kernel(shape):
 
 
 def numbering(shape, mark):
-    """Device function number_rows(call, begun, scratch) -> this call's number, 0 if a wait expired.
+    """Device function number_rows(call, begun, scratch) -> this call's number, OVER if a wait has expired.
 
     Blocks that send have numbered their tokens then, and the leader block has announced this rank.
     """
@@ -120,16 +120,16 @@ def numbering(shape, mark):
         if calls.is_notify_warp():
             fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
             note_words = note.look(call, i32(0))
-        call = calls.Call(call.params, call.num_tokens, call.my_rank, numbers.count(call, begun, scratch))
-        if call.epoch == u64(0):
-            return u64(0)
+        call = calls.at_epoch(call, numbers.count(call, begun, scratch))
+        if calls.is_over(call):
+            return u64(calls.OVER)
         mark(call.params, stamps.CLAIMED)
         ok = True
         if calls.is_leader():
             ok = announce_counts(call, scratch, note_words)
         elif calls.is_sender():
             ok = numbers.number(call, scratch)
-        return call.epoch if ok else u64(0)
+        return call.epoch if ok else u64(calls.OVER)
 
     return number_rows
 
@@ -193,8 +193,8 @@ def resend_kernel(shape):
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_resend(params, num_tokens, my_rank):
         notes, shared_epoch = shared_array(n_notes, int32), shared_array(1, uint64)
-        call, first = begin(calls.Call(params, num_tokens, my_rank, u64(0)), notes, shared_epoch)
-        if call.epoch == u64(0):
+        call, first = begin(calls.Call(params, num_tokens, my_rank, u64(calls.OVER)), notes, shared_epoch)
+        if calls.is_over(call):
             return
         if has_few and few.fits(notes):
             few.rest(call, notes, first)

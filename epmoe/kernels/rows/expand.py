@@ -7,10 +7,11 @@ is up, in the dispatch itself.
 from functools import lru_cache
 
 from epmoe.device import (ballot, block_idx, device_fn, grid_dim, i32, kernel, lane_id, load_i32, load_u32, n_warps,
-                          popc, shfl_idx, st_release_gpu_i32, store16, store_i32, store_u32, syncwarp,
+                          popc, shfl_idx, st_release_gpu_i32, store_i32, store_u32, syncwarp,
                           thread_idx, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id, warp_inclusive_sum_i32)
 
 from ..bits import below, but_lowest, has, largest, lowest, split
+from ..formats.row_copy import clear_padding
 from ..params import CACHED, VECTOR, word_in
 from . import call as calls
 from . import layout, mailbox, send, wait
@@ -84,23 +85,17 @@ def clearing(shape, rows_of):
 
     For warp `me` of so many that share this. rows_of(known, expert): as recorded_rows gives it.
     """
-    n_local, has_probs, n_vectors = shape.num_local_experts, shape.has_probs, shape.n_vectors
-    n_scales = shape.scale_words if shape.encode else 0
+    n_local, has_probs, row_bytes = shape.num_local_experts, shape.has_probs, VECTOR * shape.n_vectors
+    scale_bytes = 4 * shape.scale_words if shape.encode else 0
+    clear_values, clear_scales = clear_padding(row_bytes), clear_padding(scale_bytes)
 
     @device_fn
     def clear_row(params, row, lane):
         """An output row, its prob and its scales."""
-        out, i = params[p.out] + u64(row) * u64(VECTOR * n_vectors), i32(lane)
-        while i < n_vectors:
-            store16(out + u64(VECTOR) * u64(i), u32(0), u32(0), u32(0), u32(0))
-            i = i32(i + 32)
+        clear_values(params[p.out] + u64(row) * u64(row_bytes), lane)
+        clear_scales(params[p.out_scales] + u64(row) * u64(scale_bytes), lane)
         if has_probs and lane == 0:
             store_u32(params[p.out_probs] + u64(4) * u64(row), u32(0))
-        if n_scales > 0:
-            scales, i = params[p.out_scales] + u64(4) * u64(row) * u64(n_scales), i32(lane)
-            while i < n_scales:
-                store_u32(scales + u64(4) * u64(i), u32(0))
-                i = i32(i + 32)
 
     @device_fn
     def gap(known, expert, num_rows):

@@ -219,7 +219,7 @@ def counter(shape, phase):
 def make(shape, phase):
     """Device functions for the kernel of a dispatch: namespace.
 
-    count(call, begun, scratch): the first step of every block -> this call's number, 0 also if a block that it waits
+    count(call, begun, scratch): the first step of every block -> this call's number, OVER also if a block that it waits
     for does not come; scratch.totals: by rank. number(call, scratch), of blocks that send; whether all is well: writes
     row_of [T, R] (-1 where the token does not go), expert-major also slot_of [T, E], each block those of its tokens.
     Other warps may read them behind the block's next barrier, those of other blocks behind wait_for of counter().
@@ -293,15 +293,14 @@ def make(shape, phase):
         else:
             clear(num_experts, scratch.experts)   # number() counts them
         count_ranks(call.params, first, end, scratch.by_warp)
-        epoch = calls.epoch_of(begun)           # and the counts of all warps
-        if epoch == u64(0):
-            return epoch
-        call = calls.Call(call.params, call.num_tokens, call.my_rank, epoch)
+        call = calls.begun_together(call, begun)        # and the counts of all warps
+        if calls.is_over(call):
+            return u64(calls.OVER)
         if calls.is_sender():
             tell_rank(ranks, call, scratch.by_warp)
             if expert_major:
                 tell_experts(num_experts, call, scratch.experts)
-        return u64(0) if syncthreads_or(not sum_ranks(call, scratch.totals)) else epoch
+        return u64(calls.OVER) if syncthreads_or(not sum_ranks(call, scratch.totals)) else call.epoch
 
     @device_fn
     def number(call, scratch):

@@ -4,6 +4,7 @@ from epmoe.device import (device_fn, grid_dim, i32, lane_id, load_i32, load_u32,
                           warp_broadcast_i32, warp_broadcast_u64)
 
 from ..bits import around, largest, split
+from ..params import by_lanes
 from . import call as calls
 from . import mailbox, reduce
 from .copy import copying, parts
@@ -62,6 +63,7 @@ def make(shape, flags):
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
     mail, take, part_of_row = mailbox.reading(ranks), calls.claims(mailbox.NEXT_TO_SEND), of_part(shape)
     stays, n_targets, spans = shape.keeps_own, n_targets_of(shape), parts(shape.n_vectors)
+    push_prob = by_lanes(lambda i, params, row, to: store_u32(to + u64(4) * u64(i), part_of_row.prob(params, row, i)))
     many_blocks = shape.tuning.many_blocks  # fewer push whole rows: their warps wait less often for a release
 
     @device_fn
@@ -84,10 +86,7 @@ def make(shape, flags):
                 part_of_row.row(params, row, u64(to + u64(to_row) * u64(row_bytes)), a, b, lane)
                 if has_probs and part == 0:
                     to_probs = u64(warp_broadcast_u64(probs_at, src_rank)) + u64(4) * u64(to_row) * u64(n_meta)
-                    i = i32(lane)
-                    while i < n_meta:
-                        store_u32(to_probs + u64(4) * u64(i), part_of_row.prob(params, row, i))
-                        i = i32(i + 32)
+                    push_prob(n_meta, params, row, to_probs)
                 if whole:
                     flags.raise_row(call, src_rank, to_row, n_parts, lane)
                 else:

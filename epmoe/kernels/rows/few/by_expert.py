@@ -172,8 +172,8 @@ def dispatching(shape, mark, number_rows):
         if calls.is_notify_warp():
             announce_tokens(call)
         look_at_token(call.num_tokens, call, masks)
-        call = calls.Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun))  # and the masks of all warps
-        if call.epoch == u64(0):
+        call = calls.begun_together(call, begun)    # and the masks of all warps
+        if calls.is_over(call):
             return True
         mark(call.params, stamps.CLAIMED)
         number_tokens(ranks, call, masks, numbers, scratch.totals)
@@ -204,17 +204,17 @@ def dispatching(shape, mark, number_rows):
         """From the last warp on: the first ones have rows to send."""
         me, warps = warps_of_rank()
         if warps - 1 - me < bits.n_told(call.num_tokens):
-            now = calls.epoch_now(call.params)
-            if now != u64(0):
-                bits.tell(calls.Call(call.params, call.num_tokens, call.my_rank, now), i32(warps - 1 - me), warps)
+            call = calls.begun_alone(call)
+            if not calls.is_over(call):
+                bits.tell(call, i32(warps - 1 - me), warps)
 
     @device_fn
     def send_and_receive(call, begun, notes, table):
         """The other blocks -> whether the call is over."""
         first = rows.prepare(call)
         tell_bits(call)
-        call = calls.Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun))
-        if call.epoch == u64(0):
+        call = calls.begun_together(call, begun)
+        if calls.is_over(call):
             return True
         mark(call.params, stamps.CLAIMED)
         rows.send(call, table, first)
@@ -246,6 +246,6 @@ def dispatching(shape, mark, number_rows):
             is_over = lead(call, begun, notes, scratch, table)
         else:
             is_over = send_and_receive(call, begun, notes, table)
-        return u64(0) if is_over else number_rows(call, begun, scratch)
+        return u64(calls.OVER) if is_over else number_rows(call, begun, scratch)
 
     return dispatch

@@ -8,7 +8,7 @@ from epmoe.device import (add_rn, device_fn, f32, f32_as_u32, i32, lane_id, load
 from ... import elements, stamps
 from ...bits import adding_four, four, largest, split, warps_of_rank
 from ...lamport import store_row
-from ...params import VECTOR, word_in
+from ...params import VECTOR, by_lanes, word_in
 from .. import layout, mailbox, push, wait
 from ..copy import fewest_parts, parts
 from ..shape import p
@@ -23,6 +23,8 @@ def _pushing(shape):
     ranks, n_meta, has_probs, stays = shape.n_ranks, shape.n_meta, shape.has_probs, shape.keeps_own
     mail, at, part_of_row = mailbox.reading(ranks), lamport.places(shape), push.of_part(shape, store_row)
     spans, fewest, n_targets = parts(shape.n_vectors), fewest_parts(shape), max(push.n_targets_of(shape), 1)
+    push_prob = by_lanes(lambda i, call, row, to:
+                         lamport.put(at.word(to, i), part_of_row.prob(call.params, row, i), call.epoch))
 
     @device_fn
     def push_rows(call, notes):
@@ -38,10 +40,8 @@ def _pushing(shape):
             if number < warp_broadcast_i32(here, src_rank):
                 if a < b:
                     part_of_row.row(call.params, row, to, a, b, lane)
-                i = i32(lane)
-                while has_probs and part == 0 and i < n_meta:
-                    lamport.put(at.word(to, i), part_of_row.prob(call.params, row, i), call.epoch)
-                    i = i32(i + 32)
+                if has_probs and part == 0:
+                    push_prob(n_meta, call, row, to)
             unit = i32(unit + warps)
 
     return push_rows

@@ -99,7 +99,7 @@ def _into(shape, number):
 def dispatching(shape, mark):
     """Device function dispatch(call, begun, notes, scratch), of every block of a rank that has few tokens.
 
-    It gives 0 if the call is over; else its number: some rank has many tokens, all ranks go on in the ordinary way, and
+    It gives OVER or the call's number: some rank has many tokens, all ranks go on in the ordinary way, and
     this rank's rows are numbered and announced.
     """
     ranks, mail, (_, end_call) = shape.n_ranks, mailbox.reading(shape.n_ranks), calls.begin_and_end(shape.n_ranks)
@@ -124,7 +124,7 @@ def dispatching(shape, mark):
         syncthreads()                           # the counts of all warps
         announce_experts(call, scratch.experts, 0)
         if not may_end(call, notes):
-            return u64(0)
+            return u64(calls.OVER)
         mark(call.params, stamps.COUNTED)
         if not all_few(notes):
             syncthreads()                       # all warps have read the notes, which are written again
@@ -134,7 +134,7 @@ def dispatching(shape, mark):
         if ok:
             end_call(call)
         mark(call.params, stamps.LEFT)
-        return u64(0)
+        return u64(calls.OVER)
 
     @device_fn
     def send_and_receive(call, notes, numbers, first):
@@ -143,7 +143,7 @@ def dispatching(shape, mark):
         mark(call.params, stamps.SENT)
         record_numbers(call, numbers, tokens_of_block(call.num_tokens))
         if not await_facts(call, notes):        # places, which come later, are for the ordinary way
-            return u64(0)
+            return u64(calls.OVER)
         if not all_few(notes):
             rows.erase(call, numbers, first)
             syncthreads()                       # all warps have read the notes, which are written again
@@ -153,7 +153,7 @@ def dispatching(shape, mark):
         rows.receive(call, numbers, notes, mail.has_room(notes), first)
         mark(call.params, stamps.COPIED)
         mark(call.params, stamps.LEFT)
-        return u64(0)
+        return u64(calls.OVER)
 
     @device_fn
     def dispatch(call, begun, notes, scratch):
@@ -166,9 +166,9 @@ def dispatching(shape, mark):
             clear(num_experts, scratch.experts)
         first = rows.prepare(call)
         number_tokens(ranks, call, call.params[p.ids], numbers, scratch.totals)
-        call = calls.Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun))      # and all numbers
-        if call.epoch == u64(0):
-            return u64(0)
+        call = calls.begun_together(call, begun)    # and all numbers
+        if calls.is_over(call):
+            return u64(calls.OVER)
         mark(call.params, stamps.CLAIMED)
         calls.say_begun(call)
         if calls.is_leader():
