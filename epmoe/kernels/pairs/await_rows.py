@@ -255,4 +255,5 @@ def polling(build):
         syncwarp()                          # these lanes acquired for all
         return come
 
-    return namespace("polls", clear=device_fn(lambda flags: clear(n_through + 1, flags)), n_flags=n_through + 1, poll=poll, next_come=next_come)
+    return namespace("polls", clear=device_fn(lambda flags: clear(n_through + 1, flags)), n_flags=n_through + 1, poll=poll,
+                     next_come=next_come)

@@ -10,6 +10,7 @@ from epmoe.device import int32
 from epmoe.layout import ANNOUNCED, MAX_FINITE
 
 from .. import ids, stamps
+from ..bits import adding_four, four
 from ..params import by_threads, clear, in_turn, namespace
 from ..plain import counters
 from . import peers
@@ -57,24 +58,23 @@ def make(build):
         return i32(of_ids.read(call.topk_ids, i + lane_id())) if is_there else i32(-1)
 
     @device_fn
-    def count_id(value, first, wanted):
-        """Counts a lane's id if it is one of the window's experts."""
-        expert = of_ids.clean(value, i32(lane_id() // top_k), lane_id())
-        if expert >= first and expert < first + window:
-            shared_add_i32(wanted, i32(expert - first), i32(1))
+    def count_id(n_ids, given, i, value):
+        """Counts a lane's id, from i on among n_ids, if it is one of the window's experts."""
+        first, wanted = given
+        if i < n_ids:
+            expert = of_ids.clean(value, i32(lane_id() // top_k), lane_id())
+            if expert >= first and expert < first + window:
+                shared_add_i32(wanted, i32(expert - first), i32(1))
+        return n_ids
+
+    load_four, count_four = four(load_id), adding_four(count_id)
 
     @device_fn
     def count_ids(call, first, wanted):
         """Adds up the cleaned ids of [first, first + window); a warp takes as many tokens at a time as have room."""
         n_ids, i, stride = i32(call.num_tokens * top_k), i32(warp_id() * ids_a_warp), i32(n_warps() * ids_a_warp)
         while i < n_ids:
-            a, b = load_id(call, i), load_id(call, i32(i + stride))         # four loads in flight
-            c, d = load_id(call, i32(i + 2 * stride)), load_id(call, i32(i + 3 * stride))
-            count_id(a, first, wanted)
-            if i + stride < n_ids:
-                count_id(b, first, wanted)
-                count_id(c, first, wanted)
-                count_id(d, first, wanted)
+            count_four(n_ids, (first, wanted), i, stride, load_four(call, i, stride))
             i = i32(i + 4 * stride)
 
     @by_threads
