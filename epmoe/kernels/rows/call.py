@@ -64,7 +64,7 @@ def is_fence_warp():
 
 @device_fn
 def is_last_thread():
-    """Whether this is the block's last thread; its first ones wait for notes."""
+    """Whether this is the block's last thread; its first ones wait for announcements."""
     return thread_idx() == block_dim() - 1
 
 
@@ -95,7 +95,7 @@ def begun_alone(call):
 
 @device_fn
 def begun_together(call, begun):
-    """A barrier of the block, its first -> the call with its number; over if a wait of this rank expired in an earlier one."""
+    """The block's first barrier -> the call with its number; over if a wait of this rank expired in an earlier call."""
     has_failed, last_epoch, shared_epoch = begun
     if thread_idx() == 0:
         shared_epoch[0] = u64(last_epoch + u64(1))
@@ -144,8 +144,8 @@ def claims(counter):
 def begin_and_end(n_ranks):
     """(begin, end): device functions.
 
-    begin(params, shared_epoch) -> begun, which begun_together takes: (whether an earlier wait failed, number of the last call,
-    both of thread 0, and shared_epoch, a shared uint64 array [1]). end(call): of the leader block, when all have begun; no
+    begin(params, shared_epoch) -> begun, which begun_together takes: (whether an earlier wait failed, number of the last
+    call, both of thread 0, and shared_epoch, a shared uint64 array [1]). end(call): of the leader block, when all have begun; no
     peer touches what it clears.
     """
     n_lines, memory = -(-8 * parameter_block(n_ranks).context_words // LINE), memory_of(n_ranks)

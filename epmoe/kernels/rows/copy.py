@@ -104,7 +104,7 @@ def flags(shape, phase, n_vectors, fewest):
     """Device functions over the flags of rows: namespace.
 
     Rows have so many 16-byte vectors, and at least so many parts if they are long, so that parts come in turn even when
-    all warps have many rows. count(notes) -> parts of a row, the same on all ranks. raise_part(call, mask, row, part,
+    all warps have many rows. count(announced) -> parts of a row, the same on all ranks. raise_part(call, mask, row, part,
     lane): a warp, when it has written the part at the ranks of `mask`; lane r has the row there. raise_row(call, rank,
     row, n_parts, lane): a warp, when it has written all parts of a row at one rank. is_up(call, row, part): whether the
     part of a lane's row came. wait_for(call, row, part, src_rank): each lane waits for the part of its own row that a
@@ -118,8 +118,8 @@ def flags(shape, phase, n_vectors, fewest):
                         word_in(memory.pool(params, rank), row, mailbox.MOST_PARTS, part))
 
     @device_fn
-    def count(notes):
-        rows = largest(mail.arriving(notes))
+    def count(announced):
+        rows = largest(mail.arriving(announced))
         return i32(max(fewest, min(most, i32(u32(units) // u32(max(rows, 1))))))
 
     @device_fn

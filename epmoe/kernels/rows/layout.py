@@ -75,13 +75,13 @@ def columns(shape, phase):
     """Exchanges counts between the blocks of a rank: a word for each sending block and column, and their sums.
 
     Columns: the ranks, and behind them the experts. Each word is its own ready flag, so no barrier of the grid is needed.
-    tell(call, column, number): of this block. sum_up(call, column, first, step, end): the sum of what the blocks first,
+    publish(call, column, number): of this block. sum_up(call, column, first, step, end): the sum of what the blocks first,
     first + step, ... before `end` say in a column -> (whether all did, the sum).
     """
     a_block, what = 8 * (shape.n_ranks + shape.num_experts), (phase, wait.FOR_BLOCKS)
 
     @device_fn
-    def tell(call, column, number):
+    def publish(call, column, number):
         at = call.params[p.columns] + u64(8) * u64(column) + u64(a_block) * u64(i32(block_idx()))
         st_relaxed_gpu_u64(at, wait.tagged(call.epoch, number))
 
@@ -120,7 +120,7 @@ def columns(shape, phase):
                 ok = await_words(call, at, i, step, end)
         return ok, total
 
-    return namespace("columns", tell=tell, sum_up=sum_up)
+    return namespace("columns", publish=publish, sum_up=sum_up)
 
 
 def _over_tokens_of_warp(shape, unit, walk):
@@ -221,7 +221,7 @@ def make(shape, phase):
 
     count(call, begun, scratch): the first step of every block -> this call's number, OVER also if a block that it waits
     for does not come; scratch.totals: by rank. number(call, scratch), of blocks that send; whether all is well: writes
-    row_of [T, R] (-1 where the token does not go), expert-major also slot_of [T, E], each block those of its tokens.
+    row_of [T, R] (-1 where the token does not go), expert-major also row_of_expert [T, E], each block those of its tokens.
     Other warps may read them behind the block's next barrier, those of other blocks behind wait_for of counter().
     sum_experts(call, scratch), of the leader block; whether the sums of tokens by expert, of all blocks, are there,
     behind a barrier: in experts, expert-major in totals, behind the ranks.
@@ -239,7 +239,7 @@ def make(shape, phase):
     column, n_by_group = columns(shape, phase), groups * num_experts
 
     @by_warps
-    def tell_rank(rank, call, by_warp):
+    def publish_rank(rank, call, by_warp):
         """Tells the other blocks how many tokens go there; by_warp becomes those of the warps before."""
         lane = i32(lane_id())
         i = i32(lane * ranks + rank)
@@ -248,12 +248,12 @@ def make(shape, phase):
         if lane < n_warps():
             by_warp[i] = i32(up_to - here)
         if lane == 31:
-            column.tell(call, rank, up_to)
+            column.publish(call, rank, up_to)
 
     @by_threads
-    def tell_experts(expert, call, experts):
+    def publish_experts(expert, call, experts):
         """Tells the other blocks."""
-        column.tell(call, i32(ranks + expert), number_for(experts, expert))
+        column.publish(call, i32(ranks + expert), number_for(experts, expert))
 
     # of the blocks that send those before this one; all, for the leader block
     blocks_before = device_fn(lambda: i32(min(i32(block_idx()), num_senders())))
@@ -263,8 +263,8 @@ def make(shape, phase):
         """A warp a rank, a lane some of the blocks."""
         lane, rank, ok, end = i32(lane_id()), i32(warp_id()), True, blocks_before()
         while rank < ranks:
-            come, here = column.sum_up(call, rank, lane, i32(32), end)
-            ok, total = ok and come, i32(warp_sum_i32(here))
+            came, here = column.sum_up(call, rank, lane, i32(32), end)
+            ok, total = ok and came, i32(warp_sum_i32(here))
             if lane == 0:
                 totals[rank] = total
             rank = i32(rank + n_warps())
@@ -276,10 +276,10 @@ def make(shape, phase):
         ok, i = True, i32(thread_idx())
         while i < n_by_group:
             group, expert = split(i, num_experts)
-            come, here = column.sum_up(call, i32(ranks + expert), group, i32(groups), end)
+            came, here = column.sum_up(call, i32(ranks + expert), group, i32(groups), end)
             if here != 0:
                 shared_add_i32(sums, i32(at + expert), here)
-            ok, i = ok and come, i32(i + block_dim())
+            ok, i = ok and came, i32(i + block_dim())
         return not syncthreads_or(not ok)
 
     @device_fn
@@ -297,9 +297,9 @@ def make(shape, phase):
         if calls.is_over(call):
             return u64(calls.OVER)
         if calls.is_sender():
-            tell_rank(ranks, call, scratch.by_warp)
+            publish_rank(ranks, call, scratch.by_warp)
             if expert_major:
-                tell_experts(num_experts, call, scratch.experts)
+                publish_experts(num_experts, call, scratch.experts)
         return u64(calls.OVER) if syncthreads_or(not sum_ranks(call, scratch.totals)) else call.epoch
 
     @device_fn
@@ -316,7 +316,7 @@ def make(shape, phase):
             fence_acq_rel_gpu()                 # what was noted of bad ids, before the counts that the leader block awaits
         numbered.say(call)
         if not expert_major:
-            tell_experts(num_experts, call, scratch.experts)
+            publish_experts(num_experts, call, scratch.experts)
         return True
 
     @device_fn

@@ -55,7 +55,7 @@ def of_part(shape, store=store16):
 
 
 def make(shape, flags):
-    """Device function push(call, notes): the rows that this rank received, back.
+    """Device function push(call, announced): the rows that this rank received, back.
 
     Each to its src_rank, at [row of the src_rank's handle]. Warps take parts of rows, few blocks whole ones, in turn.
     flags: of copy.py.
@@ -67,13 +67,13 @@ def make(shape, flags):
     many_blocks = shape.tuning.many_blocks  # fewer push whole rows: their warps wait less often for a release
 
     @device_fn
-    def push(call, notes):
+    def push(call, announced):
         params, lane = call.params, i32(lane_id())
-        (here, before), first_row = mail.received(notes, call.my_rank), mail.returned_before_me(notes, call.my_rank)
-        rows_at = mail.place(params, notes, arrays.rows, lane) if lane < ranks else u64(0)
-        probs_at = mail.place(params, notes, arrays.row_probs, lane) if lane < ranks else u64(0)
+        (here, before), first_row = mail.received(announced, call.my_rank), mail.returned_before_me(announced, call.my_rank)
+        rows_at = mail.place(params, announced, arrays.rows, lane) if lane < ranks else u64(0)
+        probs_at = mail.place(params, announced, arrays.row_probs, lane) if lane < ranks else u64(0)
         here = i32(0) if stays and lane == call.my_rank else here
-        n_parts, whole = flags.count(notes), grid_dim() < many_blocks
+        n_parts, whole = flags.count(announced), grid_dim() < many_blocks
         a_row = i32(1) if whole else i32(n_parts)
         unit, n_units = take(call, lane), i32(largest(here) * n_targets * a_row)
         while unit < n_units:

@@ -264,7 +264,7 @@ def of_probs(shape):
 
 
 def make(shape, flags):
-    """Device function reduce(call, notes) -> whether all rows came.
+    """Device function reduce(call, announced) -> whether all rows came.
 
     Writes out [T, H], and out_probs if probs come back. Warps take parts of tokens in turn, each when its rows have
     come. flags: of copy.py.
@@ -275,21 +275,21 @@ def make(shape, flags):
     sum_row, reduce_probs, row_of = sum_over_ranks(shape), of_probs(shape), layout.row_of(ranks)
 
     @device_fn
-    def places_of_rows(call, notes, is_own):
+    def places_of_rows(call, announced, is_own):
         """(address of the rows of rank r in lane r, of their probs, number of the first one of them)."""
         params = call.params
-        rows_at = mail.place(params, notes, arrays.rows, call.my_rank)
-        probs_at = mail.place(params, notes, arrays.row_probs, call.my_rank)
-        first_row, (_, before) = mail.mine_before(notes, call.my_rank), mail.received(notes, call.my_rank)
+        rows_at = mail.place(params, announced, arrays.rows, call.my_rank)
+        probs_at = mail.place(params, announced, arrays.row_probs, call.my_rank)
+        first_row, (_, before) = mail.mine_before(announced, call.my_rank), mail.received(announced, call.my_rank)
         if is_own:                              # rows as this rank received them, among its own arrays
             rows_at, probs_at, first_row = params[p.x], params[p.probs], before
         return rows_at, probs_at, first_row
 
     @device_fn
-    def reduce(call, notes):
-        params, lane, n_parts, ok = call.params, i32(lane_id()), flags.count(notes), True
+    def reduce(call, announced):
+        params, lane, n_parts, ok = call.params, i32(lane_id()), flags.count(announced), True
         is_own = stays and lane == call.my_rank
-        rows_at, probs_at, first_row = places_of_rows(call, notes, is_own)
+        rows_at, probs_at, first_row = places_of_rows(call, announced, is_own)
         unit = claim(call, lane)
         while ok and unit < call.num_tokens * n_parts:
             following = claim(call, lane)

@@ -115,7 +115,7 @@ def map_columns(shape):
     by_group: shared int32 array of n = groups * E. fetch(routing_map, first, end): prefetches the block's part of the
     map. count(n, routing_map, first, end, by_group): the tokens of each expert by group. add_groups(by_group, expert)
     -> the block's, behind a barrier; by_group becomes those of the groups before. number(n, params, first, end,
-    by_group, before, at), behind another: writes slot_of[token, expert], the token's number among those that this rank
+    by_group, before, at), behind another: writes row_of_expert[token, expert], the token's number among those that this rank
     sends to the expert, -1 where it is not routed; the block starts from before[at + expert].
     """
     num_experts, groups = shape.num_experts, groups_of_threads(shape)
@@ -159,7 +159,7 @@ def map_columns(shape):
 
     @device_fn
     def store_slot(n, given, token, is_routed):
-        """Writes a token's slot, n if it is routed; gives the next token's number. given: (slot_of, end, expert)."""
+        """Writes a token's slot, n if it is routed; gives the next token's number. given: (row_of_expert, end, expert)."""
         slots, end, expert = given
         if token < end:
             slot = i32(n) if is_routed != 0 else i32(-1)
@@ -175,7 +175,8 @@ def map_columns(shape):
         token, stop = tokens_of_group(first, end, group)
         while token < stop:
             are_routed = four_routed((params[p.ids], stop, expert), token, 1)
-            n = store_four(n, (params[p.slot_of], stop, expert), token, 1, are_routed)
+            n = store_four(n, (params[p.row_of_expert], stop, expert), token, 1, are_routed)
             token = i32(token + 4)
 
-    return namespace("columns", n=groups * num_experts, fetch=fetch, count=count_group, add_groups=add_groups, number=number_group)
+    return namespace("columns", n=groups * num_experts, fetch=fetch, count=count_group, add_groups=add_groups,
+                     number=number_group)

@@ -72,7 +72,7 @@ for_flag = _until(ld_acquire_sys_u32, _all)
 def raise_if_failed(words, rank: int, timeout_s: float, announced):
     """Raises PeerTimeout if a wait of this rank expired.
 
-    words: the status words. announced: [2, n_ranks], the calls of which this rank has notes, by parity.
+    words: the status words. announced: [2, n_ranks], the calls of which this rank has announced, by parity.
     """
     if not words[status.FAILED]:
         return

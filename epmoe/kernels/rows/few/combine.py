@@ -16,7 +16,7 @@ from . import lamport
 
 
 def _pushing(shape):
-    """Device function push(call, notes): this warp's share of the rows that this rank received.
+    """Device function push(call, announced): this warp's share of the rows that this rank received.
 
     Of all of them the first rows first, so that tokens become whole one after another. By all blocks but the last.
     """
@@ -27,8 +27,8 @@ def _pushing(shape):
                          lamport.put(at.word(to, i), part_of_row.prob(call.params, row, i), call.epoch))
 
     @device_fn
-    def push_rows(call, notes):
-        lane, (here, before) = i32(lane_id()), mail.received(notes, call.my_rank)
+    def push_rows(call, announced):
+        lane, (here, before) = i32(lane_id()), mail.received(announced, call.my_rank)
         rows = at.rows(at.of(call.params, lane, call.my_rank), call.epoch) if lane < ranks else u64(0)
         here = i32(0) if stays and lane == call.my_rank else here
         n_turns, (unit, warps) = i32(largest(here) * n_targets), warps_of_rank()
@@ -134,7 +134,7 @@ def _returning_probs(shape, take):
 
 
 def _reducing(shape):
-    """Device function reduce(call, notes): this warp's share of this rank's sums.
+    """Device function reduce(call, announced): this warp's share of this rank's sums.
 
     A warp sums 32 vectors of a token, a lane one of them; over ranks ascending, from +0.0, rounded once.
     """
@@ -167,8 +167,8 @@ def _reducing(shape):
         return ok
 
     @device_fn
-    def reduce(call, notes):
-        params, lane, (_, before), ok = call.params, i32(lane_id()), mail.received(notes, call.my_rank), True
+    def reduce(call, announced):
+        params, lane, (_, before), ok = call.params, i32(lane_id()), mail.received(announced, call.my_rank), True
         windows = at.rows(at.of(params, call.my_rank, lane), call.epoch) if lane < ranks else u64(0)
         unit, warps = warps_of_rank()
         while ok and unit < call.num_tokens * n_pieces:
@@ -193,10 +193,10 @@ def combining(shape, mark):
     push_rows, reduce_rows = _pushing(shape), _reducing(shape)
 
     @device_fn
-    def push_and_reduce(call, notes, first):
-        push_rows(call, notes)
+    def push_and_reduce(call, announced, first):
+        push_rows(call, announced)
         mark(call.params, stamps.SENT)
-        reduce_rows(call, notes)
+        reduce_rows(call, announced)
         mark(call.params, stamps.REDUCED)
 
     return lamport.known_call(shape, wait.ROWS_COMBINE, mark, device_fn(lambda call: None), push_and_reduce)
