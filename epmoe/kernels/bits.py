@@ -10,9 +10,9 @@ def four(look):
     return tuple_of(4, lambda k: device_fn(lambda given, i, step: look(given, i32(i + k * step))))
 
 
-def adding_four(add):
-    """Device function (total, given, i, step, items) -> total with four items in turn; add as of folded()."""
-    return in_turn(4, lambda k: device_fn(
+def adding_four(add, n=4):
+    """Device function (total, given, i, step, items) -> total with four items (n) in turn; add as of folded()."""
+    return in_turn(n, lambda k: device_fn(
         lambda total, given, i, step, items: add(total, given, i32(i + k * step), items[k])))
 
 
