@@ -105,6 +105,12 @@ def divided_up(a, b):
 
 
 @device_fn
+def parts_of_each(n, workers, most):
+    """Into how many parts each of n things is divided, so that every worker has at most one; from 1 to `most`."""
+    return i32(max(1, min(most, divided(workers, i32(max(1, n))))))
+
+
+@device_fn
 def share(first, end, size, i):
     """[start, stop) of the i-th of the runs of this size into which [first, end) is divided; empty behind the last."""
     start = i32(min(i32(first + i * size), end))

@@ -18,7 +18,7 @@ from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, devi
                           thread_idx, u32, u32_as_f32, u64, uint64, warp_id)
 
 from .. import formats, ids, stamps
-from ..bits import around, divided, divided_up, split
+from ..bits import around, divided_up, parts_of_each, split
 from ..formats.row_copy import copy_part, most_parts
 from ..params import BF16_BYTES, LANES, by_threads, by_warps, namespace
 from ..plain import counters
@@ -184,7 +184,7 @@ def make(build):
         prefetch_first(call, first, stride)     # while one thread looks whether an earlier wait failed
         # as many pieces of a payload as give every warp one; more would not pay: each costs a round trip to the peer
         n_tokens = i32(max(1, min(batch_size, divided_up(i32(call.num_tokens), stride))))
-        n_parts = i32(max(1, min(most_pieces, divided(n_warps(), i32(n_tokens * n_payloads)))))
+        n_parts = parts_of_each(i32(n_tokens * n_payloads), n_warps(), most_pieces)
         if block_idx() == 0:
             if not signals.announce(call, n_parts, failed):
                 return True
@@ -226,7 +226,7 @@ def _payloads(build, finish_one):
         """
         claiming = i32(0) if 2 * batch.n > n_warps() else i32(batch.n)
         warps = i32(n_warps() - claiming)
-        n_parts = i32(max(1, min(encode_parts, divided(warps, batch.n))))
+        n_parts = parts_of_each(batch.n, warps, encode_parts)
         unit = i32(warp_id() - claiming)
         while unit >= 0 and unit < batch.n * n_parts:
             i, part = split(unit, n_parts)

@@ -11,7 +11,7 @@ from epmoe.device import (block_dim, block_idx, device_fn, grid_dim, i32, kernel
                           load16_nc, load_u32, st_release_sys_u32, store16, store_u32, syncwarp, thread_idx, u32, u64,
                           warp_broadcast_u64)
 
-from ..bits import adding_four, but_lowest, divided_up, four, has, largest, lowest, share
+from ..bits import adding_four, but_lowest, divided_up, four, has, largest, lowest, parts_of_each, share
 from ..params import VECTOR, chosen, word_in
 from . import mailbox, wait
 from .shape import BLOCK, MAX_PLACES, memory_of, namespace
@@ -85,7 +85,7 @@ def parts(n_vectors):
     """
     most, batches = max(1, -(-n_vectors // 32)), -(-n_vectors // BATCH)
 
-    count = device_fn(lambda n_rows, warps: i32(max(1, min(most, i32(u32(max(warps, 0)) // u32(max(n_rows, 1)))))))
+    count = device_fn(lambda n_rows, warps: parts_of_each(n_rows, max(warps, 0), most))
 
     @device_fn
     def span(part, n_parts):
