@@ -200,8 +200,8 @@ class Buffer(GroupMemory):
         words = [0] * parameter_block(self.n_ranks).n_words
         values = dict(
             context=self.launches.context(rank, of_ranks),
-            notes_at=self.layout.notes,
-            note_bytes=self.layout.note_bytes,
+            mailboxes_at=self.layout.mailboxes,
+            mailbox_bytes=self.layout.mailbox_bytes,
             words=r.words.address,
             timeout_ns=max(1, int(self._timeout * 1e9)),
             columns=r.scratch.address,
@@ -278,8 +278,10 @@ class Buffer(GroupMemory):
                 continue
             at, control = self.layout, self._control.buffers[r.rank]
             try:
-                notes = control.read(np.uint64, (2, self.n_ranks, at.note_bytes // 8), at.notes)
-                num_tokens = notes[:, :, mailbox.NUM_TOKENS] >> np.uint64(32)
+                boxes = control.read(
+                    np.uint64, (2, self.n_ranks, at.mailbox_bytes // 8), at.mailboxes
+                )
+                num_tokens = boxes[:, :, mailbox.NUM_TOKENS] >> np.uint64(32)
                 rows_wait.raise_if_failed(words, r.rank, self._timeout, num_tokens)
                 r.words.fill(0, mailbox.STATUS, STATUS_BYTES)
                 rows_wait.raise_if_bad_ids(words, r.rank)

@@ -195,7 +195,7 @@ class DispatchPlan(ExpandingPlan):
             for n in num_tokens
         ]
         scratch = [
-            Arrangement("rows scratch", {"slot_of": ((n, shape.num_experts), np.int32)})
+            Arrangement("rows scratch", {"row_of_expert": ((n, shape.num_experts), np.int32)})
             for n in num_tokens
         ]
         # one launch does it all where the host need not know the number of rows

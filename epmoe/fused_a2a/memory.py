@@ -75,10 +75,10 @@ class PoolLayout(NamedTuple):
 
 
 def _control_regions(at, n_ranks):
-    notes, words = (2, n_ranks, at.note_bytes // 8), ("parity", "src_rank", "word")
+    boxes, words = (2, n_ranks, at.mailbox_bytes // 8), ("parity", "src_rank", "word")
     return [
         ("arrived", at.arrived, (2, n_ranks), np.int32, words[:2]),
-        ("notes", at.notes, notes, np.uint64, words),
+        ("mailboxes", at.mailboxes, boxes, np.uint64, words),
     ]
 
 

@@ -12,7 +12,7 @@ from epmoe.kernels.rows import dispatch_kernel, move_kernel, resend_kernel
 from epmoe.kernels.rows.few.lamport import blocks_for
 
 ARGUMENTS = "x", "token_indices", "token_probs", "scales"
-RECEIVED = ("x", "ids", "probs", "scales")  # order of the arrays of a result in a note
+RECEIVED = ("x", "ids", "probs", "scales")  # order of the arrays of a result, as announced
 PLACE_OF = {name: at("places") + i for i, name in enumerate(RECEIVED)}
 KEPT = "counts", "row_of"  # what later calls read of a handle
 

@@ -11,16 +11,10 @@ def four(look):
                                              look(given, i32(i + 2 * step)), look(given, i32(i + 3 * step))))
 
 
-def adding_four(add):
-    """Device function (total, given, i, step, items) -> total with four items in turn; add as of folded()."""
-    @device_fn
-    def add_four(total, given, i, step, items):
-        one = add(total, given, i32(i), items[0])
-        two = add(one, given, i32(i + step), items[1])
-        three = add(two, given, i32(i + 2 * step), items[2])
-        return add(three, given, i32(i + 3 * step), items[3])
-
-    return add_four
+def adding_four(add, n=4):
+    """Device function (total, given, i, step, items) -> total with four items (n) in turn; add as of folded()."""
+    return in_turn(n, lambda k: device_fn(
+        lambda total, given, i, step, items: add(total, given, i32(i + k * step), items[k])))
 
 
 def each_of_four(fn):
@@ -110,6 +104,12 @@ def split(unit, n):
 def divided_up(a, b):
     """a // b of the same, rounded up."""
     return divided(i32(a + b - 1), b)
+
+
+@device_fn
+def parts_of_each(n, workers, most):
+    """Into how many parts each of n things is divided, so that every worker has at most one; from 1 to `most`."""
+    return i32(max(1, min(most, divided(workers, i32(max(1, n))))))
 
 
 @device_fn

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import numpy as np
 
-from epmoe.device import block_dim, device_fn, i32, load_u64, thread_idx, u64
+from epmoe.device import block_dim, device_fn, i32, lane_id, load_u64, n_warps, thread_idx, u64, warp_id
 from epmoe_ref.errors import EPValueError
 
 LANES = 32          # of a warp
@@ -143,18 +143,32 @@ def record_of(block, tails=()):
     return record
 
 
-def by_threads(step):
-    """Device function (n, *arguments): the threads of a block do step(i, *arguments) for i < n."""
-    step = device_fn(step)
+def _each_by(me, workers):
+    """Decorator of step(i, *arguments): device function (n, *arguments) that does it for each i < n, shared by workers."""
+    def shared(step):
+        step = device_fn(step)
 
-    @device_fn
-    def for_each(n, *arguments):
-        i = i32(thread_idx())
-        while i < n:
-            step(i, *arguments)
-            i = i32(i + block_dim())
+        @device_fn
+        def for_each(n, *arguments):
+            i = i32(me())
+            while i < n:
+                step(i, *arguments)
+                i = i32(i + workers())
 
-    return for_each
+        return for_each
+
+    return shared
+
+
+by_threads = _each_by(thread_idx, block_dim)        # of a block
+by_warps = _each_by(warp_id, n_warps)               # of a block
+by_lanes = _each_by(lane_id, device_fn(lambda: i32(LANES)))
+
+
+@by_threads
+def clear(i, array):
+    """Zeros in the first n of a shared array, by a block: clear(n, array)."""
+    array[i] = i32(0)
 
 
 def tuple_of(n, item):

@@ -24,6 +24,31 @@ def gives_up(status, since, timeout_ns):
     return u64(globaltimer()) - u64(since) > u64(timeout_ns)
 
 
+def until(load, has_come):
+    """Device function wait(address, wanted, status, timeout_ns) -> (whether it came, the last word that was loaded).
+
+    has_come(word, wanted): whether it is what is waited for.
+    """
+    @device_fn
+    def wait(address, wanted, status, timeout_ns):
+        seen = load(address)
+        if has_come(seen, wanted):
+            return True, seen
+        since, polls = u64(globaltimer()), 0
+        while not has_come(seen, wanted):
+            polls += 1
+            if polls % POLLS_PER_LOOK == 0 and gives_up(status, since, timeout_ns):
+                return False, seen
+            seen = load(address)
+        return True, seen
+
+    return wait
+
+
+_until_below = until(ld_acquire_sys_u64, device_fn(lambda word, below: u64(word) < u64(below)))
+_until_equal = until(ld_relaxed_gpu_i32, device_fn(lambda word, wanted: word == wanted))
+
+
 @device_fn
 def wait_below(word, below, call, phase, waited_for, index):
     """Waits until a recv_count word is below a number; returns it, acquired at system scope, or MAX_FINITE if it gave up.
@@ -31,32 +56,19 @@ def wait_below(word, below, call, phase, waited_for, index):
     below: ANNOUNCED, to wait until the messages have arrived, or MAX_FINITE, to wait for their number. call: a record
     with status and timeout_ns.
     """
-    seen = u64(ld_acquire_sys_u64(word))
-    if seen < u64(below):
-        return seen
-    since = u64(globaltimer())
-    polls = 0
-    while seen >= u64(below):
-        polls += 1
-        if polls % POLLS_PER_LOOK == 0 and gives_up(call.status, since, call.timeout_ns):
-            record_expired(call.status, phase, waited_for, index, 0, -1)
-            return u64(MAX_FINITE)
-        seen = u64(ld_acquire_sys_u64(word))
-    return seen
+    came, seen = _until_below(word, below, call.status, call.timeout_ns)
+    if not came:
+        record_expired(call.status, phase, waited_for, index, 0, -1)
+        return u64(MAX_FINITE)
+    return u64(seen)
 
 
 @device_fn
 def wait_for_own_blocks(word, wanted, status, timeout_ns, phase, waited_for, index):
     """Waits until an int32 word that blocks of this device write equals `wanted`, acquired at device scope."""
-    seen = ld_relaxed_gpu_i32(word)
-    if seen != wanted:
-        since = u64(globaltimer())
-        polls = 0
-        while seen != wanted:
-            polls += 1
-            if polls % POLLS_PER_LOOK == 0 and gives_up(status, since, timeout_ns):
-                record_expired(status, phase, waited_for, index, wanted, seen)
-                return False
-            seen = ld_relaxed_gpu_i32(word)
+    came, seen = _until_equal(word, wanted, status, timeout_ns)
+    if not came:
+        record_expired(status, phase, waited_for, index, wanted, seen)
+        return False
     ld_acquire_gpu_i32(word)
     return True

@@ -232,7 +232,7 @@ class RowsRun:
         try:
             buffer.check()
         except PeerTimeout:
-            note = buffer.layout.note(epoch & 1, 0) + mailbox.PLACES
+            note = buffer.layout.mailbox(epoch & 1, 0) + mailbox.PLACES
             places = buffer._control.buffers[self.world.absent[0]].read(np.uint64, (3,), note)
             # combine's probs use it; a later cached dispatch has none
             if not places[2] & np.uint64(2**32 - 1):

@@ -43,7 +43,7 @@ SUCCESS = {
     "mbar_try_wait": "True",
 }
 # Shared modules: each user gets its own mutants, since one may need a synchronisation that another does not.
-PER_IMPORTER = ("spin", "pairs/peers", "plain/waits", "plain/peers")
+PER_IMPORTER = ("params", "spin", "pairs/peers", "plain/waits", "plain/peers")
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,10 @@ class _Finder(ast.NodeVisitor):
             and self.functions
         ):
             self.add("reset", node, "pass")
+        made = [] if self.functions else [t.id for t in node.targets if isinstance(t, ast.Name)]
+        self.functions += made  # a function that a call makes has the name it is given
         self.generic_visit(node)
+        del self.functions[len(self.functions) - len(made) :]
 
     def add_strong(self, node):
         """A strong intrinsic, called or passed to a function that calls it."""
@@ -287,6 +290,9 @@ def entrances(source, function):
         for n in ast.walk(_tree(source))
         if isinstance(n, ast.FunctionDef)
     }
+    for n in _tree(source).body:
+        if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name):
+            inside[n.targets[0].id] = names_in(ast.unparse(n.value))
     for n in ast.walk(_tree(source)):
         if isinstance(n, ast.keyword) and n.arg and isinstance(n.value, ast.Name):
             inside[n.arg] = inside.get(n.arg, set()) | {n.value.id}

@@ -4,7 +4,7 @@ from epmoe.device import (device_fn, i32, lane_id, load16, load16_nc, load_u8, l
                           u32, u64)
 
 from ..bits import divided
-from ..params import LANES, in_turn, tuple_of
+from ..params import LANES, by_lanes, in_turn, tuple_of
 
 MAX_IN_FLIGHT = 8       # loads of a lane before its first store, so that a row waits for memory once or a few times
 
@@ -149,12 +149,5 @@ def clear_padding(n_bytes: int):
     clears = {16: lambda at: store16(at, 0, 0, 0, 0), 4: lambda at: store_u32(at, 0), 1: lambda at: store_u8(at, 0)}
     unit = next(unit for unit in clears if n_bytes % unit == 0)
     store = device_fn(clears[unit])
-
-    @device_fn
-    def clear(dst, lane):
-        i = i32(lane)
-        while i < n_bytes // unit:
-            store(dst + u64(unit * i))
-            i = i32(i + LANES)
-
-    return clear
+    clear = by_lanes(lambda i, dst: store(dst + u64(unit * i)))
+    return device_fn(lambda dst, lane: clear(n_bytes // unit, dst))

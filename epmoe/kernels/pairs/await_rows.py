@@ -23,7 +23,7 @@ from epmoe.layout import ABSENT, ANNOUNCED, MAX_FINITE
 from ..bits import has, lowest
 from ..formats.row_copy import no_vectors
 from ..lamport import is_absent
-from ..params import by_threads, in_turn, namespace, tuple_of
+from ..params import clear, in_turn, namespace, tuple_of
 from ..spin import POLLS_PER_LOOK, gives_up, wait_below
 from ..status import COMBINE_WAIT, FOR_RECV_COUNT, FOR_ROWS, MISSING_RANKS, record_expired
 
@@ -184,10 +184,6 @@ def polling(build):
     n_through = gave_up + 1                     # the last counts the polling warps that have seen their words
     warps_a_poller, nap_ns = tuning.warps_a_poller, tuning.flag_nap_ns
 
-    @by_threads
-    def clear_flag(i, flags):
-        flags[i] = 0
-
     @device_fn
     def all_through(flags, n_polling):
         """By a warp: waits until all polling warps have seen their words; False if one has given up."""
@@ -259,5 +255,5 @@ def polling(build):
         syncwarp()                          # these lanes acquired for all
         return come
 
-    clear = device_fn(lambda flags: clear_flag(n_through + 1, flags))
-    return namespace("polls", clear=clear, n_flags=n_through + 1, poll=poll, next_come=next_come)
+    return namespace("polls", clear=device_fn(lambda flags: clear(n_through + 1, flags)), n_flags=n_through + 1, poll=poll,
+                     next_come=next_come)

@@ -17,7 +17,7 @@ from epmoe.device import (SIM, block_dim, block_idx, device_fn, fence_acq_rel_sy
                           warp_id)
 
 from .. import formats, ids, stamps
-from ..bits import divided, split
+from ..bits import parts_of_each, split
 from ..formats.row_copy import copy_in_halves, most_parts, no_vectors, part_bounds
 from ..launch import SIMULATOR_BLOCKS
 from ..params import BF16_BYTES
@@ -123,7 +123,7 @@ def make(build):
         if token < 0:
             token = i32(n_warps() - 1)          # the warp that fences has ids to clean only where tokens are many
         to_buf = to.recv_buf(call, dst_rank)
-        n_parts = i32(max(1, min(most_pieces, divided(n_warps(), i32(max(1, call.num_tokens))))))
+        n_parts = parts_of_each(call.num_tokens, n_warps(), most_pieces)
         held = ask_piece(call, i32(warp_id()), n_parts)
         value = id_of(call, token)
         while i < local:

@@ -101,15 +101,9 @@ def make(build):
     experts = max(1, min(local, threads, tuning.few_threads_a_token, tuning.counts // ranks))       # one thread an expert
     known = min(experts * ranks, tuning.known_words)
 
-    @device_fn
-    def padded(n_rows):
-        """Rows of a group of this size, with its padding."""
-        return i32((n_rows + pad_rows - 1) // pad_rows * pad_rows)
-
-    @device_fn
-    def tiles_of(n_rows):
-        """Tiles of scales of a group with this many rows."""
-        return i32((n_rows + TILE_ROWS - 1) // TILE_ROWS)
+    # rows of a group with its padding, and its tiles of scales
+    padded = device_fn(lambda n_rows: i32(divided_up(n_rows, i32(pad_rows)) * pad_rows))
+    tiles_of = device_fn(lambda n_rows: divided_up(n_rows, i32(TILE_ROWS)))
 
     @device_fn
     def begin(call):

@@ -12,7 +12,7 @@ from epmoe.device import (ballot, device_fn, i32, int32, lane_id, n_warps, share
 from epmoe.layout import ANNOUNCED, DESCRIBED, MAX_FINITE
 
 from .. import formats, stamps
-from ..bits import divided, lowest, split
+from ..bits import lowest, parts_of_each, split
 from ..params import LANES, namespace
 from ..plain.receive import shared_rows
 from ..spin import wait_below
@@ -199,7 +199,7 @@ def _rows(build, off):
     def copy_window(call, window, workers, is_known):
         n_here, (warp, warps, n_free) = i32(window.here * ranks), workers
         n_rows = i32(window.ends[n_here - 1])
-        n_parts = i32(max(1, min(decode_parts, divided(n_free, i32(max(1, n_rows))))))
+        n_parts = parts_of_each(n_rows, n_free, decode_parts)
         unit, seen, ok, word = i32(warp), i32(-1), True, u64(0)
         while ok and unit < n_rows * n_parts:
             q, part = split(unit, n_parts)
@@ -234,7 +234,7 @@ def _rows(build, off):
     def copy_known(call, worker, workers, counts, words):
         here, end = rows_of_lane(counts)
         n_rows, unit = i32(shfl_idx(end, i32(LANES - 1))), i32(worker)
-        n_parts = i32(max(1, min(decode_parts, divided(workers, i32(max(1, n_rows))))))
+        n_parts = parts_of_each(n_rows, workers, decode_parts)
         mark(call, stamps.PLACED)
         while unit < n_rows * n_parts:
             row, part = split(unit, n_parts)

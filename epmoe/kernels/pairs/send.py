@@ -18,9 +18,9 @@ from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, devi
                           thread_idx, u32, u32_as_f32, u64, uint64, warp_id)
 
 from .. import formats, ids, stamps
-from ..bits import around, divided, divided_up, split
+from ..bits import around, divided_up, parts_of_each, split
 from ..formats.row_copy import copy_part, most_parts
-from ..params import BF16_BYTES, LANES, namespace
+from ..params import BF16_BYTES, LANES, by_threads, by_warps, namespace
 from ..plain import counters
 from ..prefetch import SECTOR
 from ..prefetch import span as prefetch_span
@@ -82,8 +82,8 @@ def make(build):
         slot = atomic_add_relaxed_gpu_i32(word.reserved(call.ep_counters, signals.segment_of(expert)), i32(1))
         return msg.at(to.recv_buf(call, dst_rank), word.segment(i32(expert % local), call.my_rank), slot)
 
-    @device_fn
-    def claim_token(call, batch, i):
+    @by_warps
+    def claim_token(i, call, batch):
         """A warp cleans the ids of token i of the batch and claims slots for its messages; lane k holds k."""
         token, lane = i32(batch.first + i * batch.stride), i32(lane_id())
         value = of_ids.load(call.topk_ids, token, lane)
@@ -101,19 +101,18 @@ def make(build):
             m = i32(i * top_k + lane)
             batch.places[m], batch.experts[m], batch.keys[m] = place, expert, key
 
-    @device_fn
-    def put_in_order(batch):
+    @by_threads
+    def put_in_order(m, batch):
         """Messages by their keys; those without a payload come last."""
-        m, n = i32(thread_idx()), i32(batch.n * top_k)
-        while m < n:
-            key, before, j = i32(batch.keys[m]), i32(0), i32(0)
-            while j < n:
-                other = i32(batch.keys[j])
-                if other < key or (other == key and j < m):
-                    before = i32(before + 1)
-                j = i32(j + 1)
-            batch.order[before] = m
-            m = i32(m + block_dim())
+        key, before, j, n = i32(batch.keys[m]), i32(0), i32(0), i32(batch.n * top_k)
+        while j < n:
+            other = i32(batch.keys[j])
+            if other < key or (other == key and j < m):
+                before = i32(before + 1)
+            j = i32(j + 1)
+        batch.order[before] = m
+
+    count_encoded = by_threads(lambda i, call, batch: own_share.encoded(call, i32(batch.first + i * batch.stride)))
 
     @device_fn
     def send_pieces(call, batch, n_parts):
@@ -156,22 +155,17 @@ def make(build):
 
     @device_fn
     def send_batch(call, batch, n_parts):
-        i = i32(warp_id())
-        while i < batch.n:
-            claim_token(call, batch, i)
-            i = i32(i + n_warps())
+        claim_token(batch.n, call, batch)
         mark(call, stamps.CLAIMED)
         if not direct:
             payloads.encode(call, batch)
             mark(call, stamps.ENCODED)
         syncthreads()                       # places, keys and payloads by all warps
-        i = i32(thread_idx())
-        while fused_share and i < batch.n:
-            own_share.encoded(call, i32(batch.first + i * batch.stride))
-            i = i32(i + block_dim())
+        if fused_share:
+            count_encoded(batch.n, call, batch)
         if crosses:
-            payloads.stage(call, batch)
-        put_in_order(batch)
+            payloads.stage(batch.n, call, batch)
+        put_in_order(batch.n * top_k, batch)
         syncthreads()                       # the order, and whole messages, by all threads
         send_pieces(call, batch, n_parts)
         mark(call, stamps.SENT)
@@ -190,7 +184,7 @@ def make(build):
         prefetch_first(call, first, stride)     # while one thread looks whether an earlier wait failed
         # as many pieces of a payload as give every warp one; more would not pay: each costs a round trip to the peer
         n_tokens = i32(max(1, min(batch_size, divided_up(i32(call.num_tokens), stride))))
-        n_parts = i32(max(1, min(most_pieces, divided(n_warps(), i32(n_tokens * n_payloads)))))
+        n_parts = parts_of_each(i32(n_tokens * n_payloads), n_warps(), most_pieces)
         if block_idx() == 0:
             if not signals.announce(call, n_parts, failed):
                 return True
@@ -208,7 +202,7 @@ def make(build):
 def _payloads(build, finish_one):
     """Namespace "payloads" of device functions; m: the number of a message of a batch.
 
-    encode(call, batch), stage(call, batch): a block puts payloads, whole messages for the network, into send_buf.
+    encode(call, batch), stage(n, call, batch): a block puts payloads, n whole messages for the network, into send_buf.
     carries(expert): of the cleaned ids of a token, one a lane, those whose messages have a payload.
     send(call, batch, m, part, n_parts): a warp sends a piece of message m, which has a payload, and with the first piece
         the trailers: its own or, of a shared payload, those of all messages of the token to the same rank.
@@ -232,7 +226,7 @@ def _payloads(build, finish_one):
         """
         claiming = i32(0) if 2 * batch.n > n_warps() else i32(batch.n)
         warps = i32(n_warps() - claiming)
-        n_parts = i32(max(1, min(encode_parts, divided(warps, batch.n))))
+        n_parts = parts_of_each(batch.n, warps, encode_parts)
         unit = i32(warp_id() - claiming)
         while unit >= 0 and unit < batch.n * n_parts:
             i, part = split(unit, n_parts)
@@ -241,16 +235,13 @@ def _payloads(build, finish_one):
             encode_part(src, call.send_buf_p + u64(token) * u64(msg.n_bytes), input_scale(call), part, n_parts, lane_id())
             unit = i32(unit + warps)
 
-    @device_fn
-    def stage(call, batch):
-        i = i32(warp_id())
-        while i < batch.n:
-            token = i32(batch.first + i * batch.stride)
-            staged = call.send_buf_p + u64(token) * u64(msg.n_bytes)
-            if direct:
-                copy_payload(staged, call.input_tokens + u64(token) * u64(row_bytes), 0, 1, lane_id())
-            msg.store_trailer(staged, token, ids_of(batch, i32(i * top_k)))
-            i = i32(i + n_warps())
+    @by_warps
+    def stage(i, call, batch):
+        token = i32(batch.first + i * batch.stride)
+        staged = call.send_buf_p + u64(token) * u64(msg.n_bytes)
+        if direct:
+            copy_payload(staged, call.input_tokens + u64(token) * u64(row_bytes), 0, 1, lane_id())
+        msg.store_trailer(staged, token, ids_of(batch, i32(i * top_k)))
 
     @device_fn
     def carries(expert):

@@ -15,7 +15,7 @@ from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, block_idx, devi
 from epmoe_ref.config import READY
 
 from .. import lamport, stamps
-from ..bits import divided, divided_up, split
+from ..bits import divided, divided_up, parts_of_each, split
 from ..formats.row_copy import copy_in_halves, copy_part, most_parts, store_vector
 from ..params import LANES, VECTOR, namespace
 from ..plain import counters
@@ -139,7 +139,7 @@ def _runs(build, pieces, signals):
             blocks = i32(max(i32(1), divided(i32(blocks * of_11), i32(11))))
         each, more = split(n, blocks)
         n_rows = i32((each + i32(block_idx() < more)) * i32(block_idx() < blocks))
-        n_parts = i32(max(i32(1), min(i32(most), divided(n_warps(), i32(max(i32(1), n_rows))))))     # one a warp
+        n_parts = parts_of_each(n_rows, n_warps(), i32(most))
         low = i32(start + block_idx() * each + min(block_idx(), more))
         return low, n_rows, n_parts, i32(divided_up(i32(most), n_parts) * LANES)
 

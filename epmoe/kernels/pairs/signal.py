@@ -3,14 +3,15 @@
 Steps 1 and 4 of dispatch.py. `finished` is 0 again at the end, and no block of the sending half waits for another.
 """
 
-from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, device_fn, grid_dim, i32, lane_id, load_i32, n_warps,
+from epmoe.device import (atomic_add_acq_rel_gpu_i32, device_fn, grid_dim, i32, lane_id, load_i32, n_warps,
                           shared_add_i32, shared_array, store_i32, store_u64, syncthreads, syncthreads_or, syncwarp,
-                          thread_idx, u64, warp_broadcast_i32, warp_id)
+                          u64, warp_broadcast_i32, warp_id)
 from epmoe.device import int32
 from epmoe.layout import ANNOUNCED, MAX_FINITE
 
 from .. import ids, stamps
-from ..params import in_turn, namespace
+from ..bits import adding_four, four
+from ..params import by_threads, clear, in_turn, namespace
 from ..plain import counters
 from . import peers
 
@@ -57,29 +58,29 @@ def make(build):
         return i32(of_ids.read(call.topk_ids, i + lane_id())) if is_there else i32(-1)
 
     @device_fn
-    def count_id(value, first, wanted):
-        """Counts a lane's id if it is one of the window's experts."""
-        expert = of_ids.clean(value, i32(lane_id() // top_k), lane_id())
-        if expert >= first and expert < first + window:
-            shared_add_i32(wanted, i32(expert - first), i32(1))
+    def count_id(n_ids, given, i, value):
+        """Counts a lane's id, from i on among n_ids, if it is one of the window's experts."""
+        first, wanted = given
+        if i < n_ids:
+            expert = of_ids.clean(value, i32(lane_id() // top_k), lane_id())
+            if expert >= first and expert < first + window:
+                shared_add_i32(wanted, i32(expert - first), i32(1))
+        return n_ids
+
+    load_four, count_four = four(load_id), adding_four(count_id)
 
     @device_fn
     def count_ids(call, first, wanted):
         """Adds up the cleaned ids of [first, first + window); a warp takes as many tokens at a time as have room."""
         n_ids, i, stride = i32(call.num_tokens * top_k), i32(warp_id() * ids_a_warp), i32(n_warps() * ids_a_warp)
         while i < n_ids:
-            a, b = load_id(call, i), load_id(call, i32(i + stride))         # four loads in flight
-            c, d = load_id(call, i32(i + 2 * stride)), load_id(call, i32(i + 3 * stride))
-            count_id(a, first, wanted)
-            if i + stride < n_ids:
-                count_id(b, first, wanted)
-                count_id(c, first, wanted)
-                count_id(d, first, wanted)
+            count_four(n_ids, (first, wanted), i, stride, load_four(call, i, stride))
             i = i32(i + 4 * stride)
 
-    @device_fn
-    def announce_expert(call, expert, count, n_parts):
+    @by_threads
+    def announce_expert(i, call, first, wanted, n_parts):
         """Announces its count to an expert's owner, and subtracts its pieces; sends the signal if there are none."""
+        expert, count = i32(first + i), wanted[i]
         if count == 0:
             signal(call, expert, count)
         else:
@@ -98,19 +99,13 @@ def make(build):
         first_expert = i32(call.my_rank * local) if own_only else i32(0)
         first, end = first_expert, i32(first_expert + n_signals)
         while first < end:
-            i = i32(thread_idx())
-            while i < window:
-                wanted[i] = 0
-                i = i32(i + block_dim())
+            clear(window, wanted)
             if syncthreads_or(failed):          # zeros before counts
                 return False
             count_ids(call, first, wanted)
             mark(call, stamps.ANNOUNCED)        # before the barrier: no peer knows anything earlier
             syncthreads()                       # counts before they are announced
-            i = i32(thread_idx())
-            while i < window and first + i < end:
-                announce_expert(call, i32(first + i), wanted[i], n_parts)
-                i = i32(i + block_dim())
+            announce_expert(min(window, i32(end - first)), call, first, wanted, n_parts)
             first = i32(first + window)
         return True
 

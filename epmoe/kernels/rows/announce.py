@@ -1,8 +1,8 @@
 """What the leader block announces to all peers at the beginning of a call, and arrivals at its end.
 
-A rank's note (mailbox.py) tells where its arrays lie, and how many tokens and blocks it has, and, where the peers do
-not know them from a handle, how many rows it sends to each rank. Only places, which peers write to, have to lie behind
-a fence for what earlier launches of this rank have done there.
+A rank announces where its arrays lie, and how many tokens and blocks it has, and, where the peers do not know them from
+a handle, how many rows it sends to each rank. Its announcement lies in a mailbox of each rank (mailbox.py). Only places,
+which peers write to, have to lie behind a fence for what earlier launches of this rank have done there.
 """
 
 from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id, load_i32, red_add_release_sys_i32,
@@ -16,42 +16,43 @@ from . import mailbox, wait
 from .shape import BLOCK, MAX_PLACES, memory_of, namespace, p
 
 
-def noting(shape):
-    """Device function (params, rank, epoch, src_rank, word) -> address of a word of a src_rank's note at a rank."""
+def mailbox_words(shape):
+    """Device function (params, rank, epoch, src_rank, word) -> address of a word of a src_rank's mailbox at a rank."""
     ranks, memory = shape.n_ranks, memory_of(shape.n_ranks)
 
     @device_fn
     def word_at(params, rank, epoch, src_rank, word):
         index = u64((u64(epoch) & u64(1)) * u64(ranks) + u64(src_rank))
-        return u64(memory.control(params, rank) + params[p.notes_at] + index * params[p.note_bytes] + u64(8) * u64(word))
+        mailbox_at = params[p.mailboxes_at] + index * params[p.mailbox_bytes]
+        return u64(memory.control(params, rank) + mailbox_at + u64(8) * u64(word))
 
     return word_at
 
 
-def parts_of_note(shape):
-    """{part of a note: its words [begin, end)}."""
+def parts_of_announcement(shape):
+    """{part of an announcement: its words [begin, end)}."""
     experts = mailbox.experts_at(shape.n_ranks)
-    return dict(note=(0, experts), without_counts=(0, mailbox.COUNTS), places=(0, MAX_PLACES), facts=(MAX_PLACES, experts),
+    return dict(all=(0, experts), without_counts=(0, mailbox.COUNTS), places=(0, MAX_PLACES), facts=(MAX_PLACES, experts),
                 tokens=(MAX_PLACES, mailbox.COUNTS), counts=(mailbox.COUNTS, experts),
                 experts=(experts, experts + shape.num_local_experts))
 
 
-def telling(shape, part, marks=True):
-    """Device functions by which a warp of the leader block tells all ranks, its own too, a part of its note.
+def announcing(shape, part, marks=True):
+    """Device functions by which a warp of the leader block announces a part to all ranks, its own too.
 
-    look(call, first) -> looked: what telling takes besides the call's number and the counts, of the words [first,
-    first + 32) of all peers. Looking takes longer than telling, so the caller looks before it waits for those.
-    tell(call, counts, looked): all of them; looked: at the first ones. counts: of the tokens for rank r, in lane r.
-    tell_totals(call, totals, looked): the same of counts in a shared array. marks: whether a stamp says so.
+    look(call, first) -> looked: what announcing takes besides the call's number and the counts, of the words [first,
+    first + 32) of all peers. Looking takes longer than announcing, so the caller looks before it waits for those.
+    announce(call, counts, looked): all of them; looked: at the first ones. counts: of the tokens for rank r, in lane r.
+    announce_totals(call, totals, looked): the same of counts in a shared array. marks: whether a stamp says so.
     """
-    ranks, (begin, end) = shape.n_ranks, parts_of_note(shape)[part]
-    n, at_word = end - begin, noting(shape)
+    ranks, (begin, end) = shape.n_ranks, parts_of_announcement(shape)[part]
+    n, at_word = end - begin, mailbox_words(shape)
     place_of, tells_counts = chosen(BLOCK, "places"), end > mailbox.COUNTS
     mark = stamps.make(shape.trace and marks, BLOCK, by_caller=True)
 
     @device_fn
     def number_in(call, word):
-        """The number in a word of this rank's note, but for counts."""
+        """The number in a word of this rank's announcement, but for counts."""
         number = i32(call.num_tokens)
         if word < MAX_PLACES:
             number = i32(place_of(call.params, word) // u64(mailbox.PLACE_BYTES))
@@ -69,10 +70,10 @@ def telling(shape, part, marks=True):
         peer, word = split(i32(min(i32(first + lane_id()), ranks * n - 1)), n)
         word = i32(begin + word)
         at = at_word(call.params, peer, u64(0), call.my_rank, word)
-        return at, u64(call.params[p.note_bytes] * u64(ranks)), i32(number_in(call, word)), word
+        return at, u64(call.params[p.mailbox_bytes] * u64(ranks)), i32(number_in(call, word)), word
 
     @device_fn
-    def tell(call, counts, looked):
+    def announce(call, counts, looked):
         lane, first, (at, other, number, word) = i32(lane_id()), i32(0), looked
         while first < ranks * n:
             if tells_counts:
@@ -86,32 +87,32 @@ def telling(shape, part, marks=True):
         if lane == 0:
             mark(call.params, stamps.ANNOUNCED)
 
-    tell_totals = device_fn(lambda call, totals, looked: tell(call, i32(totals[min(lane_id(), ranks - 1)]), looked))
-    return namespace("telling", look=look, tell=tell, tell_totals=tell_totals)
+    announce_totals = device_fn(lambda call, totals, looked: announce(call, i32(totals[min(lane_id(), ranks - 1)]), looked))
+    return namespace("announcing", look=look, announce=announce, announce_totals=announce_totals)
 
 
 def early(shape, part, *, fences=True, marks=True):
-    """Device function (call): a warp announces a part of its note before its block's first barrier.
+    """Device function (call): a warp announces a part before its block's first barrier.
 
     It waits for no other warp: all peers wait for it. fences: for what earlier launches of this rank have done, while
     nothing is on its way that the fence would wait for.
     """
-    words = telling(shape, part, marks)
+    words = announcing(shape, part, marks)
 
     @device_fn
     def announce(call):
         if fences:
             fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
-        looked, now = words.look(call, i32(0)), calls.epoch_now(call.params)
-        if now != u64(0):
-            words.tell(calls.Call(call.params, call.num_tokens, call.my_rank, now), i32(0), looked)
+        looked, call = words.look(call, i32(0)), calls.begun_alone(call)
+        if not calls.is_over(call):
+            words.announce(call, i32(0), looked)
 
     return announce
 
 
 def experts(shape):
     """Device function (call, counts, at), of the leader block: tells each rank its experts' tokens, counts[at + expert]."""
-    n_local, num_experts, at_word = shape.num_local_experts, shape.num_experts, noting(shape)
+    n_local, num_experts, at_word = shape.num_local_experts, shape.num_experts, mailbox_words(shape)
     experts_at = mailbox.experts_at(shape.n_ranks)
 
     @by_threads
@@ -124,70 +125,70 @@ def experts(shape):
 
 
 def awaiting(shape, phase, part, *, acquires=True):
-    """Device function (call, notes), of a block: the numbers of this part of all notes -> whether all came.
+    """Device function (call, announced), of a block: the numbers of this part of all announcements -> whether all came.
 
-    part "experts": instead of notes, a shared array [src_rank, local expert].
+    part "experts": instead of `announced`, a shared array [src_rank, local expert].
     """
-    ranks, at_word, (begin, end) = shape.n_ranks, noting(shape), parts_of_note(shape)[part]
+    ranks, at_word, (begin, end) = shape.n_ranks, mailbox_words(shape), parts_of_announcement(shape)[part]
     n, what = end - begin, (phase, wait.FOR_ANNOUNCEMENT)
     stride, first = (n, 0) if part == "experts" else (mailbox.experts_at(ranks), begin)
     poll_word = wait.for_word_of_peer if acquires else wait.for_tagged_word    # relaxed: nothing lies behind it
 
     @device_fn
-    def await_notes(call, notes):
+    def await_part(call, announced):
         ok, i = True, i32(thread_idx())
         while ok and i < ranks * n:
             src_rank, word = split(i, n)
             address = at_word(call.params, call.my_rank, call.epoch, src_rank, i32(begin + word))
             ok, seen = poll_word(call.params, address, call.epoch, what, src_rank)
-            notes[src_rank * stride + first + word] = i32(seen)
+            announced[src_rank * stride + first + word] = i32(seen)
             i = i32(i + block_dim())
         return not syncthreads_or(not ok)       # each thread acquired what it waited for, the barrier gives it to all
 
-    return await_notes
+    return await_part
 
 
 def load_counts(shape):
-    """Device function (params, notes), of a block: counts of rows and tokens of all ranks, as the call's handle knows."""
+    """Device function (params, announced), of a block: counts of rows and tokens of all ranks, out of the call's handle."""
     ranks, n_words = shape.n_ranks, mailbox.experts_at(shape.n_ranks)
 
     @by_threads
-    def load(i, counts, notes):
+    def load(i, counts, announced):
         if i < ranks:                           # before the counts lie the ranks' tokens (handle.py)
-            notes[ranks * n_words + i] = i32(load_i32(u64(counts) + u64(4) * u64(i) - u64(4 * ranks)))
+            announced[ranks * n_words + i] = i32(load_i32(u64(counts) + u64(4) * u64(i) - u64(4 * ranks)))
         src_rank, dst_rank = split(i, ranks)
-        notes[src_rank * n_words + mailbox.COUNTS + dst_rank] = i32(load_i32(u64(counts) + u64(4) * u64(i)))
+        announced[src_rank * n_words + mailbox.COUNTS + dst_rank] = i32(load_i32(u64(counts) + u64(4) * u64(i)))
 
-    return device_fn(lambda params, notes: load(ranks * ranks, params[p.counts], notes))
+    return device_fn(lambda params, announced: load(ranks * ranks, params[p.counts], announced))
 
 
 def beginning(shape, mark, few):
-    """Device function begin(call, notes, shared_epoch) -> (call with its number, first), for a call whose counts a handle
-    knows.
+    """Device function begin(call, announced, shared_epoch) -> (call with its number, first), for a call that has a handle.
 
-    few: None, or the way of small batches: namespace of prepare(call) -> first, before the call is known; fits(notes), the
-    same on all ranks; rest(call, notes, first), the rest of the call.
+    few: None, or the way of small batches: namespace of prepare(call) -> first, before the call is known; fits(announced),
+    the same on all ranks; rest(call, announced, first), the rest of the call.
     """
-    begin_call, announce_places, load = calls.begin_and_end(shape.n_ranks)[0], early(shape, "without_counts"), load_counts(shape)
+    begin_call, _ = calls.begin_and_end(shape.n_ranks)
+    announce_places, load = early(shape, "without_counts"), load_counts(shape)
     prepare = few.prepare if few else device_fn(lambda call: None)
 
     @device_fn
-    def begin(call, notes, shared_epoch):
+    def begin(call, announced, shared_epoch):
         mark(call.params, stamps.START)
         begun = begin_call(call.params, shared_epoch)
         if calls.is_notify_warp():
             announce_places(call)
-        load(call.params, notes)
+        load(call.params, announced)
         first = prepare(call)
-        return calls.Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun)), first
+        return calls.begun_together(call, begun), first
 
     return begin
 
 
 def arrivals(shape, phase):
-    """Device functions by which blocks tell all ranks that they have sent their part: namespace.
+    """Device functions by which blocks signal to all ranks that they have sent their part: namespace.
 
-    sent(call, ok): every block that sends, when it has sent its part (ok). await_all(call, notes): of the leader block;
+    sent(call, ok): every block that sends, when it has sent its part (ok). await_all(call, announced): of the leader block;
     whether every rank has sent all its rows.
     """
     ranks, memory, mail = shape.n_ranks, memory_of(shape.n_ranks), mailbox.reading(shape.n_ranks)
@@ -206,28 +207,28 @@ def arrivals(shape, phase):
             red_add_release_sys_i32(arrived_at(call.params, i, call.epoch, call.my_rank), i32(1))
 
     @device_fn
-    def await_all(call, notes):
+    def await_all(call, announced):
         ok, src_rank = True, i32(thread_idx())
         if src_rank < ranks:
             address = arrived_at(call.params, call.my_rank, call.epoch, src_rank)
-            ok, _ = wait.for_count(call.params, address, mail.blocks(notes, src_rank), what, src_rank)
+            ok, _ = wait.for_count(call.params, address, mail.blocks(announced, src_rank), what, src_rank)
         return not syncthreads_or(not ok)
 
     return namespace("arrivals", sent=sent, await_all=await_all)
 
 
 def closing(shape, phase, part):
-    """Device function (call, notes), of the leader block: whether it may end the call, once all have come.
+    """Device function (call, announced), of the leader block: whether it may end the call, once all have come.
 
     All ranks have announced themselves (part: what they announce), and all blocks of this one have begun; both are
     waited for at once.
     """
-    await_notes = awaiting(shape, phase, part)
+    await_part = awaiting(shape, phase, part)
 
     @device_fn
-    def may_end(call, notes):
+    def may_end(call, announced):
         ok = not calls.is_last_thread() or calls.has_begun(call, phase)
-        come = await_notes(call, notes)
-        return come and not syncthreads_or(not ok)
+        came = await_part(call, announced)
+        return came and not syncthreads_or(not ok)
 
     return may_end

@@ -17,13 +17,31 @@ from . import mailbox, wait
 from .shape import memory_of, p, parameter_block
 
 
+OVER = 0                # instead of a call's number: this block has ended it, or a wait has expired
+
+
 class Call(NamedTuple):
-    """What the steps of a kernel are given: its arguments, and the number of the call, 0 before epoch_of(begun)."""
+    """What the steps of a kernel are given: its arguments, and the number of the call.
+
+    epoch: OVER also before the call has begun.
+    """
 
     params: tuple
     num_tokens: int
     my_rank: int
     epoch: int
+
+
+@device_fn
+def at_epoch(call, epoch):
+    """The call with this number."""
+    return Call(call.params, call.num_tokens, call.my_rank, u64(epoch))
+
+
+@device_fn
+def is_over(call):
+    """Whether this block has nothing left to do in it."""
+    return call.epoch == u64(OVER)
 
 
 @device_fn
@@ -46,7 +64,7 @@ def is_fence_warp():
 
 @device_fn
 def is_last_thread():
-    """Whether this is the block's last thread; its first ones wait for notes."""
+    """Whether this is the block's last thread; its first ones wait for announcements."""
     return thread_idx() == block_dim() - 1
 
 
@@ -68,22 +86,22 @@ def is_sender():
 
 
 @device_fn
-def epoch_now(params):
-    """This call's number for a warp that does not wait for others: as epoch_of gives it."""
-    words = params[p.words]
+def begun_alone(call):
+    """The call with its number, as begun_together gives it, for a warp that does not wait for others."""
+    words = call.params[p.words]
     epoch = u64(u64(load_u64(words + u64(mailbox.EPOCH))) + u64(1))
-    return u64(0) if has_failed(words + u64(mailbox.STATUS)) else epoch
+    return at_epoch(call, u64(OVER) if has_failed(words + u64(mailbox.STATUS)) else epoch)
 
 
 @device_fn
-def epoch_of(begun):
-    """A barrier of the block, its first -> this call's number, 0 if a wait of this rank expired in an earlier call."""
+def begun_together(call, begun):
+    """The block's first barrier -> the call with its number; over if a wait of this rank expired in an earlier call."""
     has_failed, last_epoch, shared_epoch = begun
     if thread_idx() == 0:
         shared_epoch[0] = u64(last_epoch + u64(1))
     if syncthreads_or(has_failed):
-        return u64(0)
-    return u64(shared_epoch[0])
+        return at_epoch(call, u64(OVER))
+    return at_epoch(call, u64(shared_epoch[0]))
 
 
 @device_fn
@@ -126,8 +144,8 @@ def claims(counter):
 def begin_and_end(n_ranks):
     """(begin, end): device functions.
 
-    begin(params, shared_epoch) -> begun, which epoch_of takes: (whether an earlier wait failed, number of the last call,
-    both of thread 0, and shared_epoch, a shared uint64 array [1]). end(call): of the leader block, when all have begun; no
+    begin(params, shared_epoch) -> begun, which begun_together takes: (whether an earlier wait failed, number of the last
+    call, both of thread 0, and shared_epoch, a shared uint64 array [1]). end(call): of the leader block, when all have begun; no
     peer touches what it clears.
     """
     n_lines, memory = -(-8 * parameter_block(n_ranks).context_words // LINE), memory_of(n_ranks)

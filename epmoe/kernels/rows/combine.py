@@ -44,28 +44,29 @@ def combine_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
     mark, (_, end_call) = stamps.make(shape.trace, BLOCK), calls.begin_and_end(shape.n_ranks)
     few = few_rows.combining(shape, mark) if shape.lamport else None
-    begin, has_few, n_notes = announce.beginning(shape, mark, few), bool(shape.lamport), mailbox.words_of_notes(shape.n_ranks)
+    begin, has_few = announce.beginning(shape, mark, few), bool(shape.lamport)
+    n_announced = mailbox.numbers_announced(shape.n_ranks)
     await_announcements = announce.awaiting(shape, wait.ROWS_COMBINE, "without_counts")
     flags = copy.flags(shape, wait.ROWS_COMBINE, shape.n_vectors, shape.tuning.return_parts)
     pushing_blocks, push_rows, reduce_rows = pushing(shape), push.make(shape, flags), reduce.make(shape, flags)
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_combine(params, num_tokens, my_rank):
-        notes, shared_epoch = shared_array(n_notes, int32), shared_array(1, uint64)
-        call, first = begin(calls.Call(params, num_tokens, my_rank, u64(0)), notes, shared_epoch)
-        if call.epoch == u64(0):
+        announced, shared_epoch = shared_array(n_announced, int32), shared_array(1, uint64)
+        call, first = begin(calls.Call(params, num_tokens, my_rank, u64(calls.OVER)), announced, shared_epoch)
+        if calls.is_over(call):
             return
-        if has_few and few.fits(notes):
-            few.rest(call, notes, first)
+        if has_few and few.fits(announced):
+            few.rest(call, announced, first)
             return
         calls.say_begun(call)
-        if not await_announcements(call, notes):
+        if not await_announcements(call, announced):
             return
         mark(params, stamps.COUNTED)
         if block_idx() < pushing_blocks():
-            push_rows(call, notes)
+            push_rows(call, announced)
             mark(params, stamps.SENT)
-        if syncthreads_or(not reduce_rows(call, notes)):
+        if syncthreads_or(not reduce_rows(call, announced)):
             return
         mark(params, stamps.REDUCED)
         if calls.is_leader() and calls.all_begun(call, wait.ROWS_COMBINE):

@@ -7,11 +7,11 @@ Epochs only grow: flags are never lowered.
 
 from functools import cache, lru_cache
 
-from epmoe.device import (any_lane, block_dim, block_idx, device_fn, grid_dim, i32, kernel, ld_acquire_sys_u32, load16,
+from epmoe.device import (block_dim, block_idx, device_fn, grid_dim, i32, kernel, ld_acquire_sys_u32, load16,
                           load16_nc, load_u32, st_release_sys_u32, store16, store_u32, syncwarp, thread_idx, u32, u64,
                           warp_broadcast_u64)
 
-from ..bits import adding_four, but_lowest, divided_up, four, has, largest, lowest, share
+from ..bits import adding_four, but_lowest, divided_up, four, has, largest, lowest, parts_of_each, share
 from ..params import VECTOR, chosen, word_in
 from . import mailbox, wait
 from .shape import BLOCK, MAX_PLACES, memory_of, namespace
@@ -85,7 +85,7 @@ def parts(n_vectors):
     """
     most, batches = max(1, -(-n_vectors // 32)), -(-n_vectors // BATCH)
 
-    count = device_fn(lambda n_rows, warps: i32(max(1, min(most, i32(u32(max(warps, 0)) // u32(max(n_rows, 1)))))))
+    count = device_fn(lambda n_rows, warps: parts_of_each(n_rows, max(warps, 0), most))
 
     @device_fn
     def span(part, n_parts):
@@ -104,7 +104,7 @@ def flags(shape, phase, n_vectors, fewest):
     """Device functions over the flags of rows: namespace.
 
     Rows have so many 16-byte vectors, and at least so many parts if they are long, so that parts come in turn even when
-    all warps have many rows. count(notes) -> parts of a row, the same on all ranks. raise_part(call, mask, row, part,
+    all warps have many rows. count(announced) -> parts of a row, the same on all ranks. raise_part(call, mask, row, part,
     lane): a warp, when it has written the part at the ranks of `mask`; lane r has the row there. raise_row(call, rank,
     row, n_parts, lane): a warp, when it has written all parts of a row at one rank. is_up(call, row, part): whether the
     part of a lane's row came. wait_for(call, row, part, src_rank): each lane waits for the part of its own row that a
@@ -118,8 +118,8 @@ def flags(shape, phase, n_vectors, fewest):
                         word_in(memory.pool(params, rank), row, mailbox.MOST_PARTS, part))
 
     @device_fn
-    def count(notes):
-        rows = largest(mail.arriving(notes))
+    def count(announced):
+        rows = largest(mail.arriving(announced))
         return i32(max(fewest, min(most, i32(u32(units) // u32(max(rows, 1))))))
 
     @device_fn
@@ -144,9 +144,7 @@ def flags(shape, phase, n_vectors, fewest):
         if row >= 0:
             at = flag_at(call.params, call.my_rank, row, part)
             ok, _ = wait.for_flag(call.params, at, call.epoch, what, src_rank)
-        failed = any_lane(not ok)
-        syncwarp()                              # what one lane acquired, all lanes read
-        return failed == 0
+        return wait.in_warp(ok)
 
     return namespace("flags", count=count, raise_part=raise_part, raise_row=raise_row, is_up=is_up, wait_for=wait_for)
 

@@ -1,31 +1,31 @@
 """Dispatch of rows: every token is sent once to each rank of its experts.
 
-Every block of a rank runs the kernel. The last one, the leader block, exchanges notes with the peers; its last warp (the
-notify warp) announces this rank before anything else. The other blocks send. If rows are also expanded in this launch
+Every block of a rank runs the kernel. The last one, the leader block, announces this rank to the peers; its last warp (the
+notify warp) does so before anything else. The other blocks send. If rows are also expanded in this launch
 (copied to the rows of their experts), four tenths of the warps of these blocks send, and all other warps expand; only a
 batch of at most one token a block is sent by all warps.
 
-A note is what a rank tells every rank about itself: where its arrays lie, for how many rows they have room, how many
-tokens and sending blocks it has, and how many rows it sends to each rank. Each block keeps the notes of all ranks in
-shared memory (`notes`).
+A rank announces where its arrays lie, for how many rows they have room, how many tokens and sending blocks it has, and
+how many rows it sends to each rank. The announcement lies in a mailbox of each rank (mailbox.py). Each block keeps what
+all ranks have announced in shared memory (`announced`).
 
 1. Begin: the number of the call (epoch), and whether an earlier one failed (call.py).
 2. Small batches have a way of their own, which ends the call: Lamport rows (few/dispatch.py), expert-major also
    expanded as they come (few/by_expert.py). If some rank has too many tokens for it, all ranks go on with step 4; the
    small way has done step 3 then.
 3. Number the rows (layout.py): the n-th of this rank's tokens that go to a rank is the n-th row that this rank sends
-   there; -1 where a token does not go. Meanwhile the leader block announces this rank's note, and then how many tokens
+   there; -1 where a token does not go. Meanwhile the leader block announces this rank, and then how many tokens
    each expert gets (announce.py).
-4. Wait for the notes of all ranks. Every block knows then where its rank's rows begin at each rank.
+4. Wait for the announcements of all ranks. Every block knows then where its rank's rows begin at each rank.
 5. Send (send.py) each row to its final place, unless some rank has no room for all its rows; then nobody sends. A warp
    that takes another block's token waits first until all blocks have numbered theirs.
 6. Meanwhile the leader block waits for the numbers of tokens by expert, records counts and places for the handle, and
    tells the host if it waits (handle.py).
-7. Finish. A receiver learns in one of three ways that rows have come:
+7. Finish. A receiver learns in one of three ways that rows have arrived:
    counters (by_counters): every sending block adds one to a counter at every rank when its rows are written; the leader
-   block waits until the counters have reached the numbers of blocks that the notes gave.
+   block waits until the counters have reached the announced numbers of blocks.
    Flags (by_flags), where rows are expanded in the same launch: a sender raises a flag for each part of a row, and warps
-   that do not send, or have sent, expand the parts that have come (expand.py). Rows of a rank to itself are expanded
+   that do not send, or have sent, expand the parts that have arrived (expand.py). Rows of a rank to itself are expanded
    from the input, if they are not encoded on the way.
    Lamport rows: a receiver polls the row's words in a window until none is ABSENT, and copies it out (step 2).
 8. The leader block ends the call.
@@ -51,44 +51,44 @@ from .shape import BLOCK
 @lru_cache(CACHED)
 def dispatch_kernel(shape):
     """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
-    (begin_call, end_call), n_notes = calls.begin_and_end(shape.n_ranks), mailbox.words_of_notes(shape.n_ranks)
+    (begin_call, end_call), n_announced = calls.begin_and_end(shape.n_ranks), mailbox.numbers_announced(shape.n_ranks)
     mark = stamps.make(shape.trace, BLOCK)
     allocate, number_rows = layout.allocating(shape), numbering(shape, mark)
     few_tokens, has_few = shape.lamport, bool(shape.lamport)
     if has_few:
         dispatch_few = (by_expert.dispatching(shape, mark, number_rows) if shape.expert_major
                         else few_rows.dispatching(shape, mark))
-    await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "note")
+    await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "all")
     (send_rows, finish_rows), expands = moving(shape, mark, layout.counter(shape, wait.ROWS_DISPATCH)), shape.expands
     record, has_room = handle.recording(shape, wait.ROWS_DISPATCH), mailbox.reading(shape.n_ranks).has_room
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_dispatch(params, num_tokens, my_rank):
-        notes, scratch, shared_epoch = shared_array(n_notes, int32), allocate(), shared_array(1, uint64)
+        announced, scratch, shared_epoch = shared_array(n_announced, int32), allocate(), shared_array(1, uint64)
         mark(params, stamps.START)
-        call = calls.Call(params, num_tokens, my_rank, u64(0))
+        call = calls.Call(params, num_tokens, my_rank, u64(calls.OVER))
         begun = begin_call(params, shared_epoch)                # 1
         # on a GPU larger batches have a kernel without the small way; simulated ranks share one kernel
         if has_few and (not SIM or num_tokens <= few_tokens):
-            epoch = dispatch_few(call, begun, notes, scratch)   # 2
+            epoch = dispatch_few(call, begun, announced, scratch)   # 2
         else:
             epoch = number_rows(call, begun, scratch)           # 3
-        if epoch == u64(0):                     # the small way has ended the call, or a wait expired
+        if epoch == u64(calls.OVER):            # the small way has ended the call, or a wait has expired
             return
-        call, ok = calls.Call(params, num_tokens, my_rank, epoch), True
-        if expands:                             # else the counters of step 7 tell that a block has begun
+        call, ok = calls.at_epoch(call, epoch), True
+        if expands:                             # else the counters of step 7 say that a block has begun
             calls.say_begun(call)
-        if not await_announcements(call, notes):                # 4
+        if not await_announcements(call, announced):                # 4
             return
         mark(params, stamps.COUNTED)
         if calls.is_sender():
-            ok = send_rows(call, notes)                         # 5
+            ok = send_rows(call, announced)                         # 5
             mark(params, stamps.SENT)
         if calls.is_leader():                                   # 6
-            ok = record(call, notes, has_room(notes), scratch.experts)
+            ok = record(call, announced, has_room(announced), scratch.experts)
             ok = ok and (not expands or calls.all_begun(call, wait.ROWS_DISPATCH))
             mark(params, stamps.PLACED)
-        if finish_rows(call, notes, ok) and calls.is_leader():  # 7
+        if finish_rows(call, announced, ok) and calls.is_leader():  # 7
             end_call(call)                                      # 8
         mark(params, stamps.LEFT)
 
@@ -96,17 +96,17 @@ def dispatch_kernel(shape):
 
 
 def numbering(shape, mark):
-    """Device function number_rows(call, begun, scratch) -> this call's number, 0 if a wait expired.
+    """Device function number_rows(call, begun, scratch) -> this call's number, OVER if a wait has expired.
 
     Blocks that send have numbered their tokens then, and the leader block has announced this rank.
     """
     ranks, numbers = shape.n_ranks, layout.make(shape, wait.ROWS_DISPATCH)
-    note, announce_experts, expert_major = announce.telling(shape, "note"), announce.experts(shape), shape.expert_major
+    words, announce_experts, expert_major = announce.announcing(shape, "all"), announce.experts(shape), shape.expert_major
 
     @device_fn
-    def announce_counts(call, scratch, note_words):
+    def announce_counts(call, scratch, looked):
         if calls.is_notify_warp():
-            note.tell_totals(call, scratch.totals, note_words)
+            words.announce_totals(call, scratch.totals, looked)
         ok = numbers.sum_experts(call, scratch)
         if ok and expert_major:
             announce_experts(call, scratch.totals, ranks)
@@ -116,37 +116,37 @@ def numbering(shape, mark):
 
     @device_fn
     def number_rows(call, begun, scratch):
-        note_words = (u64(0), u64(0), i32(0), i32(0))
+        looked = (u64(0), u64(0), i32(0), i32(0))
         if calls.is_notify_warp():
             fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
-            note_words = note.look(call, i32(0))
-        call = calls.Call(call.params, call.num_tokens, call.my_rank, numbers.count(call, begun, scratch))
-        if call.epoch == u64(0):
-            return u64(0)
+            looked = words.look(call, i32(0))
+        call = calls.at_epoch(call, numbers.count(call, begun, scratch))
+        if calls.is_over(call):
+            return u64(calls.OVER)
         mark(call.params, stamps.CLAIMED)
         ok = True
         if calls.is_leader():
-            ok = announce_counts(call, scratch, note_words)
+            ok = announce_counts(call, scratch, looked)
         elif calls.is_sender():
             ok = numbers.number(call, scratch)
-        return call.epoch if ok else u64(0)
+        return call.epoch if ok else u64(calls.OVER)
 
     return number_rows
 
 
 def by_counters(shape, mark):
-    """Device function finish_rows(call, notes, ok) -> whether all is well: a sender says so, the leader block waits.
+    """Device function finish_rows(call, announced, ok) -> whether all is well: a sender says so, the leader block waits.
 
     ok: whether this block has done its part.
     """
     arrivals = announce.arrivals(shape, wait.ROWS_DISPATCH)
 
     @device_fn
-    def finish_rows(call, notes, ok):
+    def finish_rows(call, announced, ok):
         if calls.is_sender():
             arrivals.sent(call, ok)
         elif ok:
-            ok = arrivals.await_all(call, notes)
+            ok = arrivals.await_all(call, announced)
             mark(call.params, stamps.ARRIVED)
         return ok
 
@@ -162,9 +162,9 @@ def by_flags(shape, mark, flags, numbered):
     asks_room = numbered is not None
 
     @device_fn
-    def finish_rows(call, notes, ok):
-        if ok and (not asks_room or has_room(notes)):
-            ok = expand_rows(call, notes)
+    def finish_rows(call, announced, ok):
+        if ok and (not asks_room or has_room(announced)):
+            ok = expand_rows(call, announced)
         ok = not syncthreads_or(not ok)
         mark(call.params, stamps.COPIED)
         return ok
@@ -186,30 +186,31 @@ def resend_kernel(shape):
     """The kernel of a dispatch whose layout is known."""
     mark, (_, end_call) = stamps.make(shape.trace, BLOCK), calls.begin_and_end(shape.n_ranks)
     few, expands = few_rows.resending(shape, mark) if shape.lamport else None, shape.expands
-    begin, has_few, n_notes = announce.beginning(shape, mark, few), bool(shape.lamport), mailbox.words_of_notes(shape.n_ranks)
+    begin, has_few = announce.beginning(shape, mark, few), bool(shape.lamport)
+    n_announced = mailbox.numbers_announced(shape.n_ranks)
     await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "without_counts")
     send_rows, finish_rows = moving(shape, mark)
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_resend(params, num_tokens, my_rank):
-        notes, shared_epoch = shared_array(n_notes, int32), shared_array(1, uint64)
-        call, first = begin(calls.Call(params, num_tokens, my_rank, u64(0)), notes, shared_epoch)
-        if call.epoch == u64(0):
+        announced, shared_epoch = shared_array(n_announced, int32), shared_array(1, uint64)
+        call, first = begin(calls.Call(params, num_tokens, my_rank, u64(calls.OVER)), announced, shared_epoch)
+        if calls.is_over(call):
             return
-        if has_few and few.fits(notes):
-            few.rest(call, notes, first)
+        if has_few and few.fits(announced):
+            few.rest(call, announced, first)
             return
         if expands:
             calls.say_begun(call)
-        if not await_announcements(call, notes):
+        if not await_announcements(call, announced):
             return
         mark(params, stamps.COUNTED)
         if expands and calls.is_leader() and not calls.all_begun(call, wait.ROWS_DISPATCH):
             return
         if calls.is_sender():
-            send_rows(call, notes)
+            send_rows(call, announced)
             mark(params, stamps.SENT)
-        if finish_rows(call, notes, True) and calls.is_leader():
+        if finish_rows(call, announced, True) and calls.is_leader():
             end_call(call)
         mark(params, stamps.LEFT)
 

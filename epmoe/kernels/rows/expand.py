@@ -6,11 +6,12 @@ is up, in the dispatch itself.
 
 from functools import lru_cache
 
-from epmoe.device import (any_lane, ballot, block_idx, device_fn, grid_dim, i32, kernel, lane_id, load_i32, load_u32, n_warps,
-                          popc, shfl_idx, st_release_gpu_i32, store16, store_i32, store_u32, syncwarp,
+from epmoe.device import (ballot, block_idx, device_fn, grid_dim, i32, kernel, lane_id, load_i32, load_u32, n_warps,
+                          popc, shfl_idx, st_release_gpu_i32, store_i32, store_u32, syncwarp,
                           thread_idx, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id, warp_inclusive_sum_i32)
 
 from ..bits import below, but_lowest, has, largest, lowest, split
+from ..formats.row_copy import clear_padding
 from ..params import CACHED, VECTOR, word_in
 from . import call as calls
 from . import layout, mailbox, send, wait
@@ -45,7 +46,7 @@ def _expert_rows(shape):
         return (i32(load_i32(slot_at)), i32(load_i32(begin_at))) if is_here else (i32(0), i32(0))
 
     @device_fn
-    def noted(params, row, expert, found, is_here, writes):
+    def row_if_room(params, row, expert, found, is_here, writes):
         """The output row; without room it is dropped, from here on and in every later call."""
         has_room = is_here and found[0] + found[1] < i32(params[p.num_rows])
         target = i32(found[0] + found[1]) if has_room else i32(-1)
@@ -65,8 +66,8 @@ def _expert_rows(shape):
         place_a = i32(before + popc(u32(here_a & below(lane))))
         place_b = i32(before_b + popc(u32(here_b & below(lane))))
         of_a, of_b = look_up(params, received, a, place_a, is_a), look_up(params, received, b, place_b, is_b)
-        row_a = noted(params, row, a, of_a, is_a, writes)
-        row_b = noted(params, row, b, of_b, is_b, writes)
+        row_a = row_if_room(params, row, a, of_a, is_a, writes)
+        row_b = row_if_room(params, row, b, of_b, is_b, writes)
         return (row_a, place_a), (row_b, place_b), i32(before_b + popc(here_b))
 
     return expert_rows
@@ -84,23 +85,17 @@ def clearing(shape, rows_of):
 
     For warp `me` of so many that share this. rows_of(known, expert): as recorded_rows gives it.
     """
-    n_local, has_probs, n_vectors = shape.num_local_experts, shape.has_probs, shape.n_vectors
-    n_scales = shape.scale_words if shape.encode else 0
+    n_local, has_probs, row_bytes = shape.num_local_experts, shape.has_probs, VECTOR * shape.n_vectors
+    scale_bytes = 4 * shape.scale_words if shape.encode else 0
+    clear_values, clear_scales = clear_padding(row_bytes), clear_padding(scale_bytes)
 
     @device_fn
     def clear_row(params, row, lane):
         """An output row, its prob and its scales."""
-        out, i = params[p.out] + u64(row) * u64(VECTOR * n_vectors), i32(lane)
-        while i < n_vectors:
-            store16(out + u64(VECTOR) * u64(i), u32(0), u32(0), u32(0), u32(0))
-            i = i32(i + 32)
+        clear_values(params[p.out] + u64(row) * u64(row_bytes), lane)
+        clear_scales(params[p.out_scales] + u64(row) * u64(scale_bytes), lane)
         if has_probs and lane == 0:
             store_u32(params[p.out_probs] + u64(4) * u64(row), u32(0))
-        if n_scales > 0:
-            scales, i = params[p.out_scales] + u64(4) * u64(row) * u64(n_scales), i32(lane)
-            while i < n_scales:
-                store_u32(scales + u64(4) * u64(i), u32(0))
-                i = i32(i + 32)
 
     @device_fn
     def gap(known, expert, num_rows):
@@ -191,7 +186,7 @@ def received_at(shape):
 
 
 def arriving(shape, flags, numbered):
-    """Device function expand_rows(call, notes) -> whether all rows came: every warp, those that send when they have.
+    """Device function expand_rows(call, announced) -> whether all rows came: every warp, those that send when they have.
 
     Warps take a few parts of rows at a time, and expand them as they come. flags: of copy.py. numbered: as of send.make.
     """
@@ -208,9 +203,7 @@ def arriving(shape, flags, numbered):
         at = call.params[p.words] + u64(mailbox.RECORDED)
         if calls.is_leader() and thread_idx() == 0:
             st_release_gpu_i32(at, i32(call.epoch))
-        failed = any_lane(not (lane != 0 or wait.for_blocks(call.params, at, i32(call.epoch), wait.ROWS_DISPATCH)))
-        syncwarp()                              # what lane 0 acquired, all lanes read
-        return failed == 0
+        return wait.in_warp(lane != 0 or wait.for_blocks(call.params, at, i32(call.epoch), wait.ROWS_DISPATCH))
 
     @device_fn
     def row_here(call, src_rank, number, first, n_rows):
@@ -229,24 +222,24 @@ def arriving(shape, flags, numbered):
         while ok and here != u32(0):
             # what goes with a row comes with its first part
             is_up = has(here, lane) and flags.is_up(call, row, awaited) and flags.is_up(call, row, i32(0))
-            come, looks = u32(ballot(is_up)), i32(looks + 1)
-            if come == u32(0) and looks % most_looks == 0:
+            up, looks = u32(ballot(is_up)), i32(looks + 1)
+            if up == u32(0) and looks % most_looks == 0:
                 first = row if lane == lowest(here) else i32(-1)
                 ok = flags.wait_for(call, first, awaited, src_rank) and flags.wait_for(call, first, i32(0), src_rank)
             syncwarp()                          # what one lane acquired, all lanes read
-            while come != u32(0):
-                one = lowest(come)
+            while up != u32(0):
+                one = lowest(up)
                 its_part, at = i32(warp_broadcast_i32(part, one)), u64(warp_broadcast_u64(src, one))
                 received = i32(warp_broadcast_i32(row, one)), i32(warp_broadcast_i32(src_rank, one))
                 a, b = spans.span(its_part, n_parts)
                 if a < b:                       # the last parts of long rows may be empty
                     expand_row(call.params, received, at, a, b, its_part == 0, lane)
-                come, here = but_lowest(come), u32(here & ~(u32(1) << u32(one)))
+                up, here = but_lowest(up), u32(here & ~(u32(1) << u32(one)))
         return ok
 
     @device_fn
-    def expand_rows(call, notes):
-        lane, (here, before), n_parts = i32(lane_id()), mail.received(notes, call.my_rank), flags.count(notes)
+    def expand_rows(call, announced):
+        lane, (here, before), n_parts = i32(lane_id()), mail.received(announced, call.my_rank), flags.count(announced)
         if has_meta and not await_records(call, lane):
             return False
         if from_input and is_numbered_now and not numbered.wait_for(call, lane):

@@ -59,8 +59,8 @@ def placing_experts(shape, tokens_for, place):
 def writing(shape, tokens_for):
     """Device functions of the leader block: namespace. tokens_for(known, src_rank, expert): tokens for a local expert.
 
-    counts(params, notes, has_room): writes info (its last R * R words are the handle's counts). slots(params, known):
-    tokens_per_expert int64 [L], of ids. experts(params, known, partial): the same, expert-major, and expert_base int32
+    counts(params, announced, has_room): writes info (its last R * R words are the handle's counts). slots(n, params, known):
+    tokens_per_expert int64 [n], of ids. experts(params, known, partial): the same, expert-major, and expert_base int32
     [R, L], the row at which the rows of a (src_rank, expert) begin, expert_rows int32 [2, L], where each expert's rows
     begin and how many hold tokens, and overflow int32 [1]. partial: shared int32 array [32].
     """
@@ -68,19 +68,19 @@ def writing(shape, tokens_for):
     pairs_of = pairs_for(shape, tokens_for)
 
     @by_threads
-    def write_count(i, info, counts, notes):
+    def write_count(i, info, counts, announced):
         src_rank, dst_rank = split(i, ranks)
-        store_i32(counts + u64(4) * u64(i), mail.count(notes, src_rank, dst_rank))
+        store_i32(counts + u64(4) * u64(i), mail.count(announced, src_rank, dst_rank))
         if dst_rank == 0:
-            store_i32(info + u64(4) * u64(TOKENS + src_rank), mail.tokens(notes, src_rank))
+            store_i32(info + u64(4) * u64(TOKENS + src_rank), mail.tokens(announced, src_rank))
 
     @device_fn
-    def write_counts(params, notes, has_room):
+    def write_counts(params, announced, has_room):
         info, counts = params[p.info], params[p.counts]
         if thread_idx() == 0:
             store_i32(info + u64(4 * HAS_ROOM), i32(1) if has_room else i32(0))
             store_i32(info + u64(4 * PADDED_ROWS), i32(0))
-        write_count(ranks * ranks, info, counts, notes)
+        write_count(ranks * ranks, info, counts, announced)
 
     @by_threads
     def write_slots(expert, params, known):
@@ -107,7 +107,7 @@ def writing(shape, tokens_for):
             store_i32(params[p.info] + u64(4 * PADDED_ROWS), n_rows)
             store_i32(params[p.overflow], i32(1) if n_rows > i32(params[p.num_rows]) else i32(0))
 
-    return namespace("write", counts=write_counts, slots=device_fn(lambda params, known: write_slots(n_local, params, known)), experts=write_experts)
+    return namespace("write", counts=write_counts, slots=write_slots, experts=write_experts)
 
 
 def told_words(n_ranks, n_local):
@@ -146,7 +146,7 @@ def telling_host(shape):
 
 
 def recording(shape, phase):
-    """Device function record(call, notes, has_room, gathered), of the leader block -> whether all counts of experts came.
+    """Device function record(call, announced, has_room, gathered), of the leader block -> whether experts' counts came.
 
     gathered: shared int32 array [experts], overwritten.
     """
@@ -155,14 +155,14 @@ def recording(shape, phase):
     gather = announce.awaiting(shape, phase, "experts")
 
     @device_fn
-    def record(call, notes, has_room, gathered):
+    def record(call, announced, has_room, gathered):
         if not gather(call, gathered):
             return False
-        write.counts(call.params, notes, has_room)
+        write.counts(call.params, announced, has_room)
         if expert_major:
             write.experts(call.params, gathered, shared_array(32, int32))
         else:
-            write.slots(call.params, gathered)
+            write.slots(n_local, call.params, gathered)
             if call.params[p.told] != u64(0):
                 fence_acq_rel_gpu()             # counts of experts seen, before what their blocks have noted of bad ids
         syncthreads()                           # all of it before thread 0 may say so

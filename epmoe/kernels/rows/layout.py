@@ -7,13 +7,13 @@ sums the numbers of all blocks, first by rank, because all peers wait for this, 
 
 from typing import NamedTuple
 
-from epmoe.device import (any_lane, ballot, block_dim, block_idx, device_fn, fence_acq_rel_gpu, i32, int32, lane_id,
+from epmoe.device import (ballot, block_dim, block_idx, device_fn, fence_acq_rel_gpu, i32, int32, lane_id,
                           ld_relaxed_gpu_u64, load_i32, n_warps, popc, red_add_release_gpu_i32, shared_add_i32,
-                          shared_array, shfl_idx, st_relaxed_gpu_u64, store_i32, syncthreads_or, syncwarp, thread_idx,
+                          shared_array, shfl_idx, st_relaxed_gpu_u64, store_i32, syncthreads_or, thread_idx,
                           u32, u64, warp_id, warp_inclusive_sum_i32, warp_sum_i32)
 
 from ..bits import below, divided_up, folded, has, or_of_warp, share, split
-from ..params import by_threads
+from ..params import by_threads, by_warps, clear
 from . import call as calls
 from . import mailbox, routing, wait
 from .shape import namespace, p
@@ -32,12 +32,6 @@ class Scratch(NamedTuple):
     by_warp: object
     experts: object
     totals: object
-
-
-@by_threads
-def clear(i, array):
-    """Zeros in the first n of a shared array, by a block: clear(n, array)."""
-    array[i] = i32(0)
 
 
 def row_of(ranks):
@@ -81,13 +75,13 @@ def columns(shape, phase):
     """Exchanges counts between the blocks of a rank: a word for each sending block and column, and their sums.
 
     Columns: the ranks, and behind them the experts. Each word is its own ready flag, so no barrier of the grid is needed.
-    tell(call, column, number): of this block. sum_up(call, column, first, step, end): the sum of what the blocks first,
+    publish(call, column, number): of this block. sum_up(call, column, first, step, end): the sum of what the blocks first,
     first + step, ... before `end` say in a column -> (whether all did, the sum).
     """
     a_block, what = 8 * (shape.n_ranks + shape.num_experts), (phase, wait.FOR_BLOCKS)
 
     @device_fn
-    def tell(call, column, number):
+    def publish(call, column, number):
         at = call.params[p.columns] + u64(8) * u64(column) + u64(a_block) * u64(i32(block_idx()))
         st_relaxed_gpu_u64(at, wait.tagged(call.epoch, number))
 
@@ -126,7 +120,7 @@ def columns(shape, phase):
                 ok = await_words(call, at, i, step, end)
         return ok, total
 
-    return namespace("columns", tell=tell, sum_up=sum_up)
+    return namespace("columns", publish=publish, sum_up=sum_up)
 
 
 def _over_tokens_of_warp(shape, unit, walk):
@@ -217,22 +211,17 @@ def counter(shape, phase):
         if (expands or tokens.are_shared(call.num_tokens)) and calls.is_last_thread():
             red_add_release_gpu_i32(numbered_at(call), i32(1))
 
-    @device_fn
-    def await_numbers(call, lane):
-        ok = lane != 0 or wait.for_blocks(call.params, numbered_at(call), calls.num_senders(), phase)
-        failed = any_lane(not ok)
-        syncwarp()                              # what lane 0 acquired, all lanes read
-        return failed == 0
-
+    await_numbers = device_fn(lambda call, lane: wait.in_warp(
+        lane != 0 or wait.for_blocks(call.params, numbered_at(call), calls.num_senders(), phase)))
     return namespace("numbered", say=say_numbered, wait_for=await_numbers)
 
 
 def make(shape, phase):
     """Device functions for the kernel of a dispatch: namespace.
 
-    count(call, begun, scratch): the first step of every block -> this call's number, 0 also if a block that it waits
+    count(call, begun, scratch): the first step of every block -> this call's number, OVER also if a block that it waits
     for does not come; scratch.totals: by rank. number(call, scratch), of blocks that send; whether all is well: writes
-    row_of [T, R] (-1 where the token does not go), expert-major also slot_of [T, E], each block those of its tokens.
+    row_of [T, R] (-1 where the token does not go), expert-major also row_of_expert [T, E], each block those of its tokens.
     Other warps may read them behind the block's next barrier, those of other blocks behind wait_for of counter().
     sum_experts(call, scratch), of the leader block; whether the sums of tokens by expert, of all blocks, are there,
     behind a barrier: in experts, expert-major in totals, behind the ranks.
@@ -249,24 +238,22 @@ def make(shape, phase):
         number_for = device_fn(lambda experts, expert: i32(experts[expert]))
     column, n_by_group = columns(shape, phase), groups * num_experts
 
-    @device_fn
-    def tell_ranks(call, by_warp):
-        """A warp a rank: tells the other blocks how many tokens go there; by_warp becomes those of the warps before."""
-        lane, rank = i32(lane_id()), i32(warp_id())
-        while rank < ranks:
-            i = i32(lane * ranks + rank)
-            here = i32(by_warp[i]) if lane < n_warps() else i32(0)
-            up_to = i32(warp_inclusive_sum_i32(here))
-            if lane < n_warps():
-                by_warp[i] = i32(up_to - here)
-            if lane == 31:
-                column.tell(call, rank, up_to)
-            rank = i32(rank + n_warps())
+    @by_warps
+    def publish_rank(rank, call, by_warp):
+        """Tells the other blocks how many tokens go there; by_warp becomes those of the warps before."""
+        lane = i32(lane_id())
+        i = i32(lane * ranks + rank)
+        here = i32(by_warp[i]) if lane < n_warps() else i32(0)
+        up_to = i32(warp_inclusive_sum_i32(here))
+        if lane < n_warps():
+            by_warp[i] = i32(up_to - here)
+        if lane == 31:
+            column.publish(call, rank, up_to)
 
     @by_threads
-    def tell_experts(expert, call, experts):
+    def publish_experts(expert, call, experts):
         """Tells the other blocks."""
-        column.tell(call, i32(ranks + expert), number_for(experts, expert))
+        column.publish(call, i32(ranks + expert), number_for(experts, expert))
 
     # of the blocks that send those before this one; all, for the leader block
     blocks_before = device_fn(lambda: i32(min(i32(block_idx()), num_senders())))
@@ -276,8 +263,8 @@ def make(shape, phase):
         """A warp a rank, a lane some of the blocks."""
         lane, rank, ok, end = i32(lane_id()), i32(warp_id()), True, blocks_before()
         while rank < ranks:
-            come, here = column.sum_up(call, rank, lane, i32(32), end)
-            ok, total = ok and come, i32(warp_sum_i32(here))
+            came, here = column.sum_up(call, rank, lane, i32(32), end)
+            ok, total = ok and came, i32(warp_sum_i32(here))
             if lane == 0:
                 totals[rank] = total
             rank = i32(rank + n_warps())
@@ -289,10 +276,10 @@ def make(shape, phase):
         ok, i = True, i32(thread_idx())
         while i < n_by_group:
             group, expert = split(i, num_experts)
-            come, here = column.sum_up(call, i32(ranks + expert), group, i32(groups), end)
+            came, here = column.sum_up(call, i32(ranks + expert), group, i32(groups), end)
             if here != 0:
                 shared_add_i32(sums, i32(at + expert), here)
-            ok, i = ok and come, i32(i + block_dim())
+            ok, i = ok and came, i32(i + block_dim())
         return not syncthreads_or(not ok)
 
     @device_fn
@@ -302,19 +289,18 @@ def make(shape, phase):
         clear(n_columns, scratch.totals)
         if expert_major:
             of_map.fetch(ids, first, end)
-            of_map.count(ids, first, end, scratch.experts)
+            of_map.count(of_map.n, ids, first, end, scratch.experts)
         else:
             clear(num_experts, scratch.experts)   # number() counts them
         count_ranks(call.params, first, end, scratch.by_warp)
-        epoch = calls.epoch_of(begun)           # and the counts of all warps
-        if epoch == u64(0):
-            return epoch
-        call = calls.Call(call.params, call.num_tokens, call.my_rank, epoch)
+        call = calls.begun_together(call, begun)        # and the counts of all warps
+        if calls.is_over(call):
+            return u64(calls.OVER)
         if calls.is_sender():
-            tell_ranks(call, scratch.by_warp)
+            publish_rank(ranks, call, scratch.by_warp)
             if expert_major:
-                tell_experts(num_experts, call, scratch.experts)
-        return u64(0) if syncthreads_or(not sum_ranks(call, scratch.totals)) else epoch
+                publish_experts(num_experts, call, scratch.experts)
+        return u64(calls.OVER) if syncthreads_or(not sum_ranks(call, scratch.totals)) else call.epoch
 
     @device_fn
     def number(call, scratch):
@@ -323,14 +309,14 @@ def make(shape, phase):
         if expert_major:
             if not add_experts(call, scratch.totals, i32(ranks), blocks_before()):
                 return False
-            of_map.number(call.params, first, end, scratch.experts, scratch.totals, ranks)
+            of_map.number(of_map.n, call.params, first, end, scratch.experts, scratch.totals, ranks)
         else:
             is_bad = count_experts(call.params, call.params[p.ids], first, end, scratch.experts)
         if syncthreads_or(is_bad):              # the numbers and counts of all warps
             fence_acq_rel_gpu()                 # what was noted of bad ids, before the counts that the leader block awaits
         numbered.say(call)
         if not expert_major:
-            tell_experts(num_experts, call, scratch.experts)
+            publish_experts(num_experts, call, scratch.experts)
         return True
 
     @device_fn

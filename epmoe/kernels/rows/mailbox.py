@@ -1,13 +1,13 @@
-"""The control memory of a rank: notes that peers write (symmetric), and the words of its own blocks.
+"""The control memory of a rank: mailboxes that peers write (symmetric), and the words of its own blocks.
 
-The symmetric part is the same on all ranks: the notes of every src_rank, and counters of its blocks that have sent all
-their rows. A word of a note holds a number in its low half and the number of the call (the epoch) in its high half, so
-it is its own ready flag. Epochs only grow, and nothing has to be reset. Notes and counters are doubled by the epoch's
-parity. A rank ends call e only after every rank has begun it, and begins e + 1 only after its own launch of e has
-ended. So no rank reads the notes of e when those of e + 2 are written, and no rank adds to the counters of e - 1, which
-every rank clears in call e, before e + 1.
+The symmetric part is the same on all ranks: a mailbox for the announcement of each src_rank, and counters of its blocks
+that have sent all their rows. A word of an announcement holds a number in its low half and the number of the call (the
+epoch) in its high half, so it is its own ready flag. Epochs only grow, and nothing has to be reset. Mailboxes and
+counters are doubled by the epoch's parity. A rank ends call e only after every rank has begun it, and begins e + 1 only
+after its own launch of e has ended. So no rank reads the announcements of e when those of e + 2 are written, and no
+rank adds to the counters of e - 1, which every rank clears in call e, before e + 1.
 
-Every block keeps the numbers of all notes in a shared array, `notes`.
+Every block keeps the numbers of all announcements in a shared array, `announced`.
 """
 
 from functools import cache
@@ -28,7 +28,7 @@ RECORDED = 24           # i32: the last call whose places of experts' rows are w
 STATUS = 64             # 16 i32: as in epmoe/kernels/status.py
 WORDS_BYTES = 128
 
-# Words of a note
+# Words of an announcement
 PLACES = 0                          # where in the writer's pool its arrays begin, in units of PLACE_BYTES
 CAPACITY = MAX_PLACES               # rows that it has room for
 NUM_TOKENS = CAPACITY + 1               # its tokens
@@ -44,27 +44,27 @@ class Control(NamedTuple):
 
     n_ranks: int
     arrived: int
-    notes: int
-    note_bytes: int
+    mailboxes: int
+    mailbox_bytes: int
     nbytes: int
 
-    def note(self, parity, src_rank):
-        """Byte offset of the note of a src_rank."""
-        return self.notes + (parity * self.n_ranks + src_rank) * self.note_bytes
+    def mailbox(self, parity, src_rank):
+        """Byte offset of the mailbox of a src_rank."""
+        return self.mailboxes + (parity * self.n_ranks + src_rank) * self.mailbox_bytes
 
 
 def experts_at(n_ranks: int) -> int:
-    """The word of a note at which the counts by local expert of the reader begin."""
+    """The word of an announcement at which the counts by local expert of the reader begin."""
     return COUNTS + n_ranks
 
 
 def bits_at(n_ranks: int, num_local_experts: int) -> int:
-    """The word of a note at which its tokens' bits [word, local expert] begin (few/places.py)."""
+    """The word of an announcement at which its tokens' bits [word, local expert] begin (few/places.py)."""
     return experts_at(n_ranks) + num_local_experts
 
 
-def words_of_notes(n_ranks: int) -> int:
-    """Numbers of all notes, but for counts of experts, and behind them each rank's tokens as a handle knows them."""
+def numbers_announced(n_ranks: int) -> int:
+    """Numbers of all announced, but for counts of experts, and behind them each rank's tokens as a handle knows them."""
     return n_ranks * experts_at(n_ranks) + n_ranks
 
 
@@ -73,67 +73,68 @@ def control(n_ranks: int, num_local_experts: int, words_of_bits: int) -> Control
 
     words_of_bits: of the Tuning.
     """
-    note_bytes = 8 * (bits_at(n_ranks, num_local_experts) + words_of_bits * num_local_experts)
-    notes = -(-2 * 4 * n_ranks // 256) * 256
-    return Control(n_ranks, 0, notes, note_bytes, notes + 2 * n_ranks * note_bytes)
+    mailbox_bytes = 8 * (bits_at(n_ranks, num_local_experts) + words_of_bits * num_local_experts)
+    mailboxes = -(-2 * 4 * n_ranks // 256) * 256
+    return Control(n_ranks, 0, mailboxes, mailbox_bytes, mailboxes + 2 * n_ranks * mailbox_bytes)
 
 
 @cache
 def reading(n_ranks):
-    """Device functions over `notes`: namespace.
+    """Device functions over `announced`: namespace.
 
-    count(notes, src_rank, dst_rank): rows that a rank sends to another. tokens(notes, rank). blocks(notes, rank).
-    place(params, notes, index, rank): address of array `index` that a rank has announced. most_tokens(notes): of a
-    rank. has_room(notes): whether every rank has room; if one has none, no rank sends anything. All see the same.
+    count(announced, src_rank, dst_rank): rows that a rank sends to another. tokens, blocks(announced, rank): of a rank.
+    place(params, announced, index, rank): address of array `index` that a rank has announced. most_tokens(announced): of a
+    rank. has_room(announced): whether every rank has room; if one has none, no rank sends anything. All see the same.
 
-    (notes, my_rank) -> rows for lane r, 0 for lanes past the ranks. before_me: for rank r from the ranks before this
-    one. arriving(notes): for rank r from all ranks. mine_before: from this rank for the ranks before r. received: (for
+    (announced, my_rank) -> rows for lane r, 0 for lanes past the ranks. before_me: for rank r from the ranks before this
+    one. arriving(announced): for rank r from all ranks. mine_before: from this rank for the ranks before r. received: (for
     this rank from rank r, from the ranks before r). returned_before_me: from rank r for the ranks before this one.
     """
     n_words, memory = experts_at(n_ranks), memory_of(n_ranks)
 
-    count = device_fn(lambda notes, src_rank, dst_rank: i32(notes[src_rank * n_words + COUNTS + dst_rank]))
-    tokens = device_fn(lambda notes, rank: i32(notes[rank * n_words + NUM_TOKENS]))
-    blocks = device_fn(lambda notes, rank: i32(notes[rank * n_words + BLOCKS]))
+    count = device_fn(lambda announced, src_rank, dst_rank: i32(announced[src_rank * n_words + COUNTS + dst_rank]))
+    tokens = device_fn(lambda announced, rank: i32(announced[rank * n_words + NUM_TOKENS]))
+    blocks = device_fn(lambda announced, rank: i32(announced[rank * n_words + BLOCKS]))
 
     @device_fn
-    def place(params, notes, index, rank):
-        offset = u64(PLACE_BYTES) * u64(u32(notes[rank * n_words + PLACES + i32(index)]))
+    def place(params, announced, index, rank):
+        offset = u64(PLACE_BYTES) * u64(u32(announced[rank * n_words + PLACES + i32(index)]))
         return u64(memory.pool(params, rank) + offset)
 
     @device_fn
-    def most_tokens(notes):
+    def most_tokens(announced):
         n, rank = i32(0), i32(0)
         while rank < n_ranks:
-            n, rank = i32(max(n, tokens(notes, rank))), i32(rank + 1)
+            n, rank = i32(max(n, tokens(announced, rank))), i32(rank + 1)
         return n
 
     @device_fn
-    def sum_of(notes, at, step, n):
+    def sum_of(announced, at, step, n):
         """Of n words from `at` on, in lanes that stand for a rank."""
         total, i = i32(0), i32(0)
         while lane_id() < n_ranks and i < n:
-            total, i = i32(total + notes[at + step * i]), i32(i + 1)
+            total, i = i32(total + announced[at + step * i]), i32(i + 1)
         return total
 
-    before_me = device_fn(lambda notes, my_rank: sum_of(notes, i32(COUNTS + lane_id()), n_words, my_rank))
-    returned_before_me = device_fn(lambda notes, my_rank: sum_of(notes, i32(lane_id() * n_words + COUNTS), 1, my_rank))
-    arriving = device_fn(lambda notes: before_me(notes, i32(n_ranks)))
+    before_me = device_fn(lambda announced, my_rank: sum_of(announced, i32(COUNTS + lane_id()), n_words, my_rank))
+    returned_before_me = device_fn(lambda announced, my_rank:
+                                   sum_of(announced, i32(lane_id() * n_words + COUNTS), 1, my_rank))
+    arriving = device_fn(lambda announced: before_me(announced, i32(n_ranks)))
 
     @device_fn
-    def mine_before(notes, my_rank):
-        here = count(notes, my_rank, i32(lane_id())) if lane_id() < n_ranks else i32(0)
+    def mine_before(announced, my_rank):
+        here = count(announced, my_rank, i32(lane_id())) if lane_id() < n_ranks else i32(0)
         return i32(warp_inclusive_sum_i32(here) - here)
 
     @device_fn
-    def received(notes, my_rank):
-        here = count(notes, i32(lane_id()), my_rank) if lane_id() < n_ranks else i32(0)
+    def received(announced, my_rank):
+        here = count(announced, i32(lane_id()), my_rank) if lane_id() < n_ranks else i32(0)
         return here, i32(warp_inclusive_sum_i32(here) - here)
 
     @device_fn
-    def has_room(notes):
-        capacity = i32(notes[lane_id() * n_words + CAPACITY]) if lane_id() < n_ranks else i32(0)
-        return all_lanes(arriving(notes) <= capacity) != 0
+    def has_room(announced):
+        capacity = i32(announced[lane_id() * n_words + CAPACITY]) if lane_id() < n_ranks else i32(0)
+        return all_lanes(arriving(announced) <= capacity) != 0
 
     return namespace("mail", count=count, tokens=tokens, blocks=blocks, place=place, most_tokens=most_tokens,
                      before_me=before_me, arriving=arriving, mine_before=mine_before, received=received,
@@ -141,7 +142,7 @@ def reading(n_ranks):
 
 
 def all_few(n_ranks, few, *, announced):
-    """Device function (notes) -> whether no rank has more than `few` tokens: shape.lamport.
+    """Device function (announced) -> whether no rank has more than `few` tokens: shape.lamport.
 
     As they announced in this call, or as the call's handle knows them. All ranks see the same, and every rank that has
     so few has a kernel for it.
@@ -150,8 +151,8 @@ def all_few(n_ranks, few, *, announced):
     first, step = (NUM_TOKENS, n_words) if announced else (n_ranks * n_words, 1)
 
     @device_fn
-    def all_have_few(notes):
-        n = i32(notes[first + lane_id() * step]) if lane_id() < n_ranks else i32(0)
+    def all_have_few(announced):
+        n = i32(announced[first + lane_id() * step]) if lane_id() < n_ranks else i32(0)
         return all_lanes(n <= few) != 0
 
     return all_have_few

@@ -4,6 +4,7 @@ from epmoe.device import (device_fn, grid_dim, i32, lane_id, load_i32, load_u32,
                           warp_broadcast_i32, warp_broadcast_u64)
 
 from ..bits import around, largest, split
+from ..params import by_lanes
 from . import call as calls
 from . import mailbox, reduce
 from .copy import copying, parts
@@ -54,7 +55,7 @@ def of_part(shape, store=store16):
 
 
 def make(shape, flags):
-    """Device function push(call, notes): the rows that this rank received, back.
+    """Device function push(call, announced): the rows that this rank received, back.
 
     Each to its src_rank, at [row of the src_rank's handle]. Warps take parts of rows, few blocks whole ones, in turn.
     flags: of copy.py.
@@ -62,16 +63,17 @@ def make(shape, flags):
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
     mail, take, part_of_row = mailbox.reading(ranks), calls.claims(mailbox.NEXT_TO_SEND), of_part(shape)
     stays, n_targets, spans = shape.keeps_own, n_targets_of(shape), parts(shape.n_vectors)
+    push_prob = by_lanes(lambda i, params, row, to: store_u32(to + u64(4) * u64(i), part_of_row.prob(params, row, i)))
     many_blocks = shape.tuning.many_blocks  # fewer push whole rows: their warps wait less often for a release
 
     @device_fn
-    def push(call, notes):
+    def push(call, announced):
         params, lane = call.params, i32(lane_id())
-        (here, before), first_row = mail.received(notes, call.my_rank), mail.returned_before_me(notes, call.my_rank)
-        rows_at = mail.place(params, notes, arrays.rows, lane) if lane < ranks else u64(0)
-        probs_at = mail.place(params, notes, arrays.row_probs, lane) if lane < ranks else u64(0)
+        (here, before), first_row = mail.received(announced, call.my_rank), mail.returned_before_me(announced, call.my_rank)
+        rows_at = mail.place(params, announced, arrays.rows, lane) if lane < ranks else u64(0)
+        probs_at = mail.place(params, announced, arrays.row_probs, lane) if lane < ranks else u64(0)
         here = i32(0) if stays and lane == call.my_rank else here
-        n_parts, whole = flags.count(notes), grid_dim() < many_blocks
+        n_parts, whole = flags.count(announced), grid_dim() < many_blocks
         a_row = i32(1) if whole else i32(n_parts)
         unit, n_units = take(call, lane), i32(largest(here) * n_targets * a_row)
         while unit < n_units:
@@ -84,10 +86,7 @@ def make(shape, flags):
                 part_of_row.row(params, row, u64(to + u64(to_row) * u64(row_bytes)), a, b, lane)
                 if has_probs and part == 0:
                     to_probs = u64(warp_broadcast_u64(probs_at, src_rank)) + u64(4) * u64(to_row) * u64(n_meta)
-                    i = i32(lane)
-                    while i < n_meta:
-                        store_u32(to_probs + u64(4) * u64(i), part_of_row.prob(params, row, i))
-                        i = i32(i + 32)
+                    push_prob(n_meta, params, row, to_probs)
                 if whole:
                     flags.raise_row(call, src_rank, to_row, n_parts, lane)
                 else:

@@ -3,8 +3,8 @@
 A warp adds rows whose addresses its lanes hold, vector by vector.
 """
 
-from epmoe.device import (add_rn, ballot, device_fn, f32, f32_as_u32, i32, lane_id, load16, load_f32, load_i32,
-                          load_u32, store16, store_u32, syncwarp, u32, u64, warp_broadcast_u64)
+from epmoe.device import (add_rn, ballot, device_fn, f32, f32_as_u32, i32, lane_id, load16, load_i32, load_u32,
+                          store16, store_u32, syncwarp, u32, u32_as_f32, u64, warp_broadcast_u64)
 
 from .. import elements
 from ..bits import adding_four, but_lowest, each_of_four, four, lowest, split
@@ -230,41 +230,74 @@ def sum_over_ranks(shape):
     return sum_row
 
 
-def of_probs(shape):
-    """Device function (params, token, places, lane): out_probs of a token; places: lane r the address at rank r, or 0.
+def adding_rows(ranks, add, n, stays):
+    """Device function (total, (call, rows, own), rank, 1, values): of n ranks, those that have the row, in turn.
+
+    rows: in lane r that of rank r, 0 for none. own: what stands for a value of this rank's own row, if that stays where
+    it is. add(total, value).
+    """
+
+    @device_fn
+    def add_row(total, given, rank, value):
+        call, rows, own = given
+        if rank < ranks:
+            if warp_broadcast_u64(rows, rank) != u64(0):
+                total = add(total, own if stays and rank == call.my_rank else value)
+        return total
+
+    return adding_four(add_row, n)
+
+
+def of_probs(shape, take, n, stays):
+    """Device function (call, rows, token, own_row, lane) -> whether all arrived: out_probs of a token, by a warp.
 
     Slot by slot the sum over the token's ranks ascending, from +0.0; expert-major each expert's number from its rank,
-    bit by bit, and zero for ranks that the token did not go to.
+    bit by bit, and zero for ranks that the token did not go to. rows, stays: as of adding_rows. own_row: this
+    rank's row, as it received it. take(call, rows, rank, i) -> (whether they arrived, number i, as bits, of n ranks from `rank` on).
     """
     ranks, n_local, n_meta, num_experts = shape.n_ranks, shape.num_local_experts, shape.n_meta, shape.num_experts
+    add_rows = adding_rows(ranks, device_fn(lambda total, prob: add_rn(total, u32_as_f32(prob))), n, stays)
 
     @device_fn
-    def sum_probs(params, token, places, lane):
-        k, total, rank = i32(lane), f32(0), i32(0)
-        while rank < ranks:
-            there = u64(warp_broadcast_u64(places, rank))
-            if there != u64(0) and k < n_meta:
-                total = add_rn(total, f32(load_f32(there + u64(4) * u64(k))))
-            rank = i32(rank + 1)
-        if k < n_meta:
-            store_u32(word_in(params[p.out_probs], token, n_meta, k), f32_as_u32(total))
+    def sum_probs(call, rows, token, own_row, lane):
+        total, rank, ok, own = f32(0), i32(0), True, u32(0)
+        if stays and own_row >= 0 and lane < n_meta:
+            own = u32(load_u32(word_in(call.params[p.probs], own_row, n_meta, lane)))
+        while ok and rank < ranks:
+            ok, probs = take(call, rows, rank, lane)
+            total = add_rows(total, (call, rows, own), rank, 1, probs)
+            rank = i32(rank + n)
+        if ok and lane < n_meta:
+            store_u32(word_in(call.params[p.out_probs], token, n_meta, lane), f32_as_u32(total))
+        return ok
 
     @device_fn
-    def collect_probs(params, token, places, lane):
-        dense, rank = params[p.out_probs], i32(0)
-        while rank < ranks:
-            there, expert = u64(warp_broadcast_u64(places, rank)), i32(lane)
-            while expert < n_local:
-                value = u32(load_u32(there + u64(4) * u64(expert))) if there != u64(0) else u32(0)
-                store_u32(word_in(dense, token, num_experts, rank * n_local + expert), value)
+    def store_prob(out, given, rank, prob):
+        token, expert = given
+        if rank < ranks and expert < n_local:
+            store_u32(word_in(out, token, num_experts, rank * n_local + expert), prob)
+        return out
+
+    store_probs = adding_four(store_prob, n)
+
+    @device_fn
+    def collect_probs(call, rows, token, own_row, lane):
+        rank, ok = i32(0), True
+        while ok and rank < ranks:
+            expert = i32(lane)
+            while ok and expert - lane < n_local:
+                ok, probs = take(call, rows, rank, expert)
+                if ok:
+                    store_probs(call.params[p.out_probs], (token, expert), rank, 1, probs)
                 expert = i32(expert + 32)
-            rank = i32(rank + 1)
+            rank = i32(rank + n)
+        return ok
 
     return collect_probs if shape.expert_major else sum_probs
 
 
 def make(shape, flags):
-    """Device function reduce(call, notes) -> whether all rows came.
+    """Device function reduce(call, announced) -> whether all rows came.
 
     Writes out [T, H], and out_probs if probs come back. Warps take parts of tokens in turn, each when its rows have
     come. flags: of copy.py.
@@ -272,24 +305,32 @@ def make(shape, flags):
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
     mail, claim, spans, stays = (mailbox.reading(ranks), calls.claims(mailbox.NEXT_TO_RECEIVE), parts(shape.n_vectors),
                                  shape.keeps_own)
-    sum_row, reduce_probs, row_of = sum_over_ranks(shape), of_probs(shape), layout.row_of(ranks)
+    sum_row, row_of = sum_over_ranks(shape), layout.row_of(ranks)
 
     @device_fn
-    def places_of_rows(call, notes, is_own):
+    def load_prob(call, places, rank, i):
+        """Number i of the row at a rank, as bits; 0 for none."""
+        there = u64(warp_broadcast_u64(places, rank))
+        return True, (u32(load_u32(there + u64(4) * u64(i))) if there != u64(0) and i < n_meta else u32(0),)
+
+    reduce_probs = of_probs(shape, load_prob, 1, False)
+
+    @device_fn
+    def places_of_rows(call, announced, is_own):
         """(address of the rows of rank r in lane r, of their probs, number of the first one of them)."""
         params = call.params
-        rows_at = mail.place(params, notes, arrays.rows, call.my_rank)
-        probs_at = mail.place(params, notes, arrays.row_probs, call.my_rank)
-        first_row, (_, before) = mail.mine_before(notes, call.my_rank), mail.received(notes, call.my_rank)
+        rows_at = mail.place(params, announced, arrays.rows, call.my_rank)
+        probs_at = mail.place(params, announced, arrays.row_probs, call.my_rank)
+        first_row, (_, before) = mail.mine_before(announced, call.my_rank), mail.received(announced, call.my_rank)
         if is_own:                              # rows as this rank received them, among its own arrays
             rows_at, probs_at, first_row = params[p.x], params[p.probs], before
         return rows_at, probs_at, first_row
 
     @device_fn
-    def reduce(call, notes):
-        params, lane, n_parts, ok = call.params, i32(lane_id()), flags.count(notes), True
+    def reduce(call, announced):
+        params, lane, n_parts, ok = call.params, i32(lane_id()), flags.count(announced), True
         is_own = stays and lane == call.my_rank
-        rows_at, probs_at, first_row = places_of_rows(call, notes, is_own)
+        rows_at, probs_at, first_row = places_of_rows(call, announced, is_own)
         unit = claim(call, lane)
         while ok and unit < call.num_tokens * n_parts:
             following = claim(call, lane)
@@ -306,7 +347,7 @@ def make(shape, flags):
                 a, b = spans.span(part, n_parts)
                 sum_row(at_row, params[p.out] + u64(token) * u64(row_bytes), a, b, lane)
                 if has_probs and part == 0:
-                    reduce_probs(params, token, at_probs, lane)
+                    reduce_probs(call, at_probs, token, i32(-1), lane)
             unit = i32(following)
         return ok
 

@@ -7,7 +7,7 @@ from epmoe.device import (block_dim, device_fn, i32, lane_id, load_i32, load_u8,
 
 from .. import ids as ids_of_kernels
 from ..bits import adding_four, divided_up, folded, four, share, split
-from ..params import word_in
+from ..params import by_threads, word_in
 from ..prefetch import LINE
 from .shape import namespace, p
 from .wait import status_of
@@ -112,11 +112,11 @@ def groups_of_threads(shape):
 def map_columns(shape):
     """Device functions over a block's tokens [first, end) of the routing map, one thread or several an expert.
 
-    by_group: shared int32 array [groups, E]. fetch(routing_map, first, end): prefetches the block's part of the
-    map. count(routing_map, first, end, by_group): the tokens of each expert by group. add_groups(by_group, expert)
-    -> the block's, behind a barrier; by_group becomes those of the groups before. number(params, first, end, by_group,
-    before, at), behind another: writes slot_of[token, expert], the token's number among those that this rank sends to
-    the expert, -1 where it is not routed; the block starts from before[at + expert].
+    by_group: shared int32 array of n = groups * E. fetch(routing_map, first, end): prefetches the block's part of the
+    map. count(n, routing_map, first, end, by_group): the tokens of each expert by group. add_groups(by_group, expert)
+    -> the block's, behind a barrier; by_group becomes those of the groups before. number(n, params, first, end,
+    by_group, before, at), behind another: writes row_of_expert[token, expert], the token's number among those that this rank
+    sends to the expert, -1 where it is not routed; the block starts from before[at + expert].
     """
     num_experts, groups = shape.num_experts, groups_of_threads(shape)
 
@@ -138,18 +138,15 @@ def map_columns(shape):
 
     four_routed = four(routed)
 
-    @device_fn
-    def count(routing_map, first, end, by_group):
-        i = i32(thread_idx())
-        while i < groups * num_experts:
-            (group, expert), n = split(i, num_experts), i32(0)
-            token, stop = tokens_of_group(first, end, group)
-            while token < stop:
-                a, b, c, d = four_routed((u64(routing_map), stop, expert), token, 1)
-                n = i32(n + a + b + c + d)
-                token = i32(token + 4)
-            by_group[i] = n
-            i = i32(i + block_dim())
+    @by_threads
+    def count_group(i, routing_map, first, end, by_group):
+        (group, expert), n = split(i, num_experts), i32(0)
+        token, stop = tokens_of_group(first, end, group)
+        while token < stop:
+            a, b, c, d = four_routed((u64(routing_map), stop, expert), token, 1)
+            n = i32(n + a + b + c + d)
+            token = i32(token + 4)
+        by_group[i] = n
 
     @device_fn
     def add_groups(by_group, expert):
@@ -162,7 +159,7 @@ def map_columns(shape):
 
     @device_fn
     def store_slot(n, given, token, is_routed):
-        """Writes a token's slot, n if it is routed; gives the next token's number. given: (slot_of, end, expert)."""
+        """Writes a token's slot, n if it is routed; gives the next token's number. given: (row_of_expert, end, expert)."""
         slots, end, expert = given
         if token < end:
             slot = i32(n) if is_routed != 0 else i32(-1)
@@ -171,17 +168,15 @@ def map_columns(shape):
 
     store_four = adding_four(store_slot)
 
-    @device_fn
-    def number(params, first, end, by_group, before, at):
-        i = i32(thread_idx())
-        while i < groups * num_experts:
-            group, expert = split(i, num_experts)
-            n = i32(before[at + expert] + by_group[i])
-            token, stop = tokens_of_group(first, end, group)
-            while token < stop:
-                are_routed = four_routed((params[p.ids], stop, expert), token, 1)
-                n = store_four(n, (params[p.slot_of], stop, expert), token, 1, are_routed)
-                token = i32(token + 4)
-            i = i32(i + block_dim())
+    @by_threads
+    def number_group(i, params, first, end, by_group, before, at):
+        group, expert = split(i, num_experts)
+        n = i32(before[at + expert] + by_group[i])
+        token, stop = tokens_of_group(first, end, group)
+        while token < stop:
+            are_routed = four_routed((params[p.ids], stop, expert), token, 1)
+            n = store_four(n, (params[p.row_of_expert], stop, expert), token, 1, are_routed)
+            token = i32(token + 4)
 
-    return namespace("columns", fetch=fetch, count=count, add_groups=add_groups, number=number)
+    return namespace("columns", n=groups * num_experts, fetch=fetch, count=count_group, add_groups=add_groups,
+                     number=number_group)

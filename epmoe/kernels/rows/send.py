@@ -130,7 +130,7 @@ def _sending_experts(shape):
         (params, token, lane), (rank, number) = given, split(window, n_masks)
         expert, slot, prob = i32(32 * number + lane), i32(-1), u32(0)
         if expert < n_local and rank < ranks:
-            slot = i32(load_i32(word_in(params[p.slot_of], token, num_experts, rank * n_local + expert)))
+            slot = i32(load_i32(word_in(params[p.row_of_expert], token, num_experts, rank * n_local + expert)))
             if has_probs:
                 prob = u32(load_u32(word_in(params[p.probs], token, num_experts, rank * n_local + expert)))
         return slot, prob
@@ -171,7 +171,7 @@ def _sending_experts(shape):
 def sending_metadata(shape):
     """Device functions of a warp: namespace.
 
-    places(params, notes, lane) -> addresses of ids, probs, scales (masks) at rank `lane`; 0 for none. send(params,
+    places(params, announced, lane) -> addresses of ids, probs, scales (masks) at rank `lane`; 0 for none. send(params,
     token, mask, row, at, lane): a token's metadata to the ranks of `mask`, where lane r has the row at rank r; at: of
     places().
     """
@@ -181,11 +181,11 @@ def sending_metadata(shape):
     send_slots, send_experts = sending_slots(shape, _into_arrays(shape)), _sending_experts(shape)
 
     @device_fn
-    def places(params, notes, lane):
+    def places(params, announced, lane):
         is_rank = lane < ranks
-        return (mail.place(params, notes, arrays.row_ids, lane) if has_meta and is_rank else u64(0),
-                mail.place(params, notes, arrays.row_probs, lane) if has_probs and is_rank else u64(0),
-                mail.place(params, notes, arrays.row_scales, lane) if has_more and is_rank else u64(0))
+        return (mail.place(params, announced, arrays.row_ids, lane) if has_meta and is_rank else u64(0),
+                mail.place(params, announced, arrays.row_probs, lane) if has_probs and is_rank else u64(0),
+                mail.place(params, announced, arrays.row_scales, lane) if has_more and is_rank else u64(0))
 
     @device_fn
     def send(params, token, mask, row, at, lane):
@@ -268,7 +268,7 @@ def _prefetching(shape):
 
 
 def make(shape, flags=None, numbered=None):
-    """Device function send(call, notes) -> whether no wait expired, of a warp.
+    """Device function send(call, announced) -> whether no wait expired, of a warp.
 
     If some rank has no room, nothing is sent. Where there are more tokens than blocks, the blocks share them: some
     reach the links sooner than others. flags: of copy.py, where rows are expanded while they arrive; then some warps of a
@@ -288,7 +288,7 @@ def make(shape, flags=None, numbered=None):
             lambda row_at, i, scale, epoch: store_f32(row_at + u64(value_bytes) + u64(4 * i), scale)))
 
     @device_fn
-    def work_of(call, notes):
+    def work_of(call, announced):
         """This warp's Work."""
         first, end = tokens.of_block(call.num_tokens)
         warps = i32(n_warps())
@@ -296,7 +296,7 @@ def make(shape, flags=None, numbered=None):
             first, end, warps = i32(0), i32(call.num_tokens), i32(n_warps() * calls.num_senders())
         n_tokens = i32(end - first)
         if raises:
-            n_parts = flags.count(notes)
+            n_parts = flags.count(announced)
         else:
             n_parts = i32(max(fewest, spans.count(n_tokens, i32(warps - n_apart * n_tokens))))
         own, n_own = i32(-1), i32(0)
@@ -330,13 +330,13 @@ def make(shape, flags=None, numbered=None):
         return i32(work.first + turn), i32(work.n_own + left)
 
     @device_fn
-    def send(call, notes):
-        if not mail.has_room(notes):
+    def send(call, announced):
+        if not mail.has_room(announced):
             return True
-        lane, first_row, start = i32(lane_id()), mail.before_me(notes, call.my_rank), i32((call.my_rank + 1) & 31)
-        rows_at = mail.place(call.params, notes, arrays.rows, lane) if lane < ranks else u64(0)
-        at_more = more.places(call.params, notes, lane)
-        work, ok = work_of(call, notes), True
+        lane, first_row, start = i32(lane_id()), mail.before_me(announced, call.my_rank), i32((call.my_rank + 1) & 31)
+        rows_at = mail.place(call.params, announced, arrays.rows, lane) if lane < ranks else u64(0)
+        at_more = more.places(call.params, announced, lane)
+        work, ok = work_of(call, announced), True
         are_numbered, with_row = not (is_numbered_now and tokens.are_shared(call.num_tokens)), i32(work.n_parts * n_apart)
         if is_numbered_now and work.n_own == 0 and not are_numbered:
             ok = warp_id() != 0 or numbered.wait_for(call, lane)

@@ -133,11 +133,11 @@ class RowsShape:
 
 FIRST = "places"        # from here on fields differ from call to call
 FIELDS = (
-    ("notes_at", 1), ("note_bytes", 1), ("words", 1), ("timeout_ns", 1), ("trace", 1), ("columns", 1),
+    ("mailboxes_at", 1), ("mailbox_bytes", 1), ("words", 1), ("timeout_ns", 1), ("trace", 1), ("columns", 1),
     ("lamport_at", 1), ("lamport_bytes", 1),
     (FIRST, MAX_PLACES), ("capacity", 1),
     ("x", 1), ("ids", 1), ("probs", 1), ("scales", 1), ("row_of", 1), ("counts", 1), ("info", 1),
-    ("tokens_per_expert", 1), ("slot_of", 1), ("expert_base", 1), ("expert_rows", 1), ("expert_row", 1),
+    ("tokens_per_expert", 1), ("row_of_expert", 1), ("expert_base", 1), ("expert_rows", 1), ("expert_row", 1),
     ("overflow", 1), ("num_rows", 1), ("pad_multiple", 1), ("out", 1), ("out_probs", 1), ("out_scales", 1),
     ("sources", MAX_PLACES), ("targets", MAX_PLACES), ("word_counts", MAX_PLACES),
     ("told", 1), ("told_number", 1))
@@ -147,12 +147,12 @@ FIELDS = (
 def parameter_block(n_ranks: int) -> ParameterBlock:
     """The parameters of all rows kernels, in uint64 words; each kernel fills in the fields that it reads.
 
-    control_ptrs, pool_ptrs: every rank's control and pool memory. notes_at, note_bytes: of the control memory. words:
+    control_ptrs, pool_ptrs: every rank's control and pool memory. mailboxes_at, mailbox_bytes: of the control memory. words:
     this rank's own control words. trace: where stamps go. columns: scratch of the layout, [blocks, columns]. places:
     offsets in the pool of the arrays that peers write in this call. capacity: rows that they hold. lamport_at: offset
     in the pool of the windows of Lamport rows, lamport_bytes of each parity.
     told: of the host, which waits there for told_number, and finds what the call told (handle.py); 0: it does not wait.
-    x, ids, probs, scales, out...: arrays of the caller and of results; row_of [T, R], counts [R, R], slot_of [T, E],
+    x, ids, probs, scales, out...: arrays of the caller and of results; row_of [T, R], counts [R, R], row_of_expert [T, E],
     expert_row [N, L] and the rest: arrays of a handle. num_rows: P, rows by expert that there is room for.
     """
     return ParameterBlock(*FIELDS, context=(("control_ptrs", n_ranks), ("pool_ptrs", n_ranks)))

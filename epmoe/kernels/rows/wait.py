@@ -6,12 +6,12 @@ for the record; index: of what is waited for, mostly a src_rank.
 
 import numpy as np
 
-from epmoe.device import (device_fn, globaltimer, i32, ld_acquire_sys_i32, ld_acquire_sys_u32, ld_acquire_sys_u64,
-                          ld_relaxed_gpu_u64, ld_relaxed_sys_u64, u32, u64)
+from epmoe.device import (any_lane, device_fn, i32, ld_acquire_sys_i32, ld_acquire_sys_u32, ld_acquire_sys_u64,
+                          ld_relaxed_gpu_u64, ld_relaxed_sys_u64, syncwarp, u32, u64)
 from epmoe_ref.errors import EPValueError, PeerTimeout
 
 from .. import status
-from ..spin import POLLS_PER_LOOK, gives_up, wait_for_own_blocks
+from ..spin import until, wait_for_own_blocks
 from ..status import record_expired
 from . import mailbox
 from .shape import p
@@ -39,22 +39,24 @@ def for_blocks(params, address, wanted, phase):
     return wait_for_own_blocks(address, wanted, status_of(params), params[p.timeout_ns], phase, FOR_BLOCKS, i32(0))
 
 
+@device_fn
+def in_warp(ok):
+    """Whether the waits of all lanes of a warp succeeded; all lanes read what one has acquired."""
+    failed = any_lane(not ok)
+    syncwarp()
+    return failed == 0
+
+
 def _until(load, part_of):
     """Device function: waits until part_of the word at the address equals `wanted` -> (whether it does, the word)."""
+    poll = until(load, device_fn(lambda word, wanted: part_of(word) == u32(wanted)))
+
     @device_fn
     def wait(params, address, wanted, what, index):
-        seen = load(address)
-        if part_of(seen) == u32(wanted):
-            return True, seen
-        since = u64(globaltimer())
-        polls = 0
-        while part_of(seen) != u32(wanted):
-            polls += 1
-            if polls % POLLS_PER_LOOK == 0 and gives_up(status_of(params), since, params[p.timeout_ns]):
-                record_expired(status_of(params), what[0], what[1], index, i32(wanted), i32(part_of(seen)))
-                return False, seen
-            seen = load(address)
-        return True, seen
+        came, seen = poll(address, wanted, status_of(params), params[p.timeout_ns])
+        if not came:
+            record_expired(status_of(params), what[0], what[1], index, i32(wanted), i32(part_of(seen)))
+        return came, seen
 
     return wait
 
@@ -70,7 +72,7 @@ for_flag = _until(ld_acquire_sys_u32, _all)
 def raise_if_failed(words, rank: int, timeout_s: float, announced):
     """Raises PeerTimeout if a wait of this rank expired.
 
-    words: the status words. announced: [2, n_ranks], the calls of which this rank has notes, by parity.
+    words: the status words. announced: [2, n_ranks], the calls of which this rank has announced, by parity.
     """
     if not words[status.FAILED]:
         return

@@ -7,12 +7,12 @@ the bits. No block waits for what the leader block does besides: it numbers rows
 for the host.
 """
 
-from epmoe.device import (ballot, device_fn, i32, int32, lane_id, load_u8, load_u32, n_warps, shared_array, store_i32,
-                          store_u32, syncthreads, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id)
+from epmoe.device import (ballot, device_fn, i32, int32, lane_id, load_u8, load_u32, shared_array, store_i32,
+                          store_u32, syncthreads, u32, u64, warp_broadcast_i32, warp_broadcast_u64)
 
 from ... import stamps
 from ...bits import adding_four, but_lowest, four, has, lowest, or_of_warp, warps_of_rank
-from ...params import VECTOR, word_in
+from ...params import VECTOR, by_warps, word_in
 from .. import announce, expand, handle, mailbox, routing, wait
 from .. import call as calls
 from ..copy import copying
@@ -67,8 +67,8 @@ def _into(shape, placing):
     out_bytes, n_scales, rows = shape.n_vectors * VECTOR, shape.scale_words, copying(read_only=True)
     mail, at, taking = mailbox.reading(ranks), lamport.places(shape), lamport.taking(wait.ROWS_DISPATCH)
 
-    arriving = device_fn(lambda call, notes:
-                         (mail.tokens(notes, i32(lane_id())) if lane_id() < ranks else i32(0), i32(0)))
+    arriving = device_fn(lambda call, announced:
+                         (mail.tokens(announced, i32(lane_id())) if lane_id() < ranks else i32(0), i32(0)))
 
     @device_fn
     def coming(table, src_rank, src_token):
@@ -141,61 +141,58 @@ def _into(shape, placing):
 
 
 def dispatching(shape, mark, number_rows):
-    """Device function dispatch(call, begun, notes, scratch), as of dispatch.py; number_rows: of ../dispatch.py."""
+    """Device function dispatch(call, begun, announced, scratch), as of dispatch.py; number_rows: of ../dispatch.py."""
     ranks, mail, (_, end_call) = shape.n_ranks, mailbox.reading(shape.n_ranks), calls.begin_and_end(shape.n_ranks)
     all_few = mailbox.all_few(ranks, shape.lamport, announced=True)
     announce_places = announce.early(shape, "places", marks=False)
     announce_tokens = announce.early(shape, "tokens", fences=False, marks=False)
-    counts = announce.telling(shape, "counts")
+    counts = announce.announcing(shape, "counts")
     await_tokens = announce.awaiting(shape, wait.ROWS_DISPATCH, "tokens", acquires=False)
-    may_end = announce.closing(shape, wait.ROWS_DISPATCH, "note")
+    may_end = announce.closing(shape, wait.ROWS_DISPATCH, "all")
     look_at_ranks, most = routing.ranks_of_token(shape), max(shape.lamport, 1)
     number_tokens, record_numbers = send.numbering(shape, device_fn(lambda masks, token: u32(masks[token])))
-    bits, placing, n_numbers = places.telling(shape), places.placing(shape), ranks * most
+    bits, placing, n_numbers = places.announcing(shape), places.placing(shape), ranks * most
     write = handle.writing(shape, placing.tokens_for)
     clear_rows = expand.clearing(shape, device_fn(lambda table, expert: (table.starts[expert], table.counts[expert])))
     rows = send.make(shape, _tokens(shape), _into(shape, placing))
 
-    @device_fn
-    def look_at_tokens(call, masks):
-        """Masks of the ranks of all tokens, by the leader block."""
-        token = i32(warp_id())
-        while token < call.num_tokens:
-            mask = u32(or_of_warp(look_at_ranks(call.params[p.ids], token, i32(lane_id()))))
-            if lane_id() == 0:
-                masks[token] = i32(mask)
-            token = i32(token + n_warps())
+    @by_warps
+    def look_at_token(token, call, masks):
+        """The mask of a token's ranks, by the leader block."""
+        mask = u32(or_of_warp(look_at_ranks(call.params[p.ids], token, i32(lane_id()))))
+        if lane_id() == 0:
+            masks[token] = i32(mask)
 
     @device_fn
-    def lead(call, begun, notes, scratch, table):
+    def lead(call, begun, announced, scratch, table):
         """The leader block numbers rows for the handle, records counts, and ends the call -> whether it is over."""
         masks, numbers = shared_array(most, int32), shared_array(n_numbers, int32)
         if calls.is_fence_warp():
             announce_places(call)
         if calls.is_notify_warp():
             announce_tokens(call)
-        look_at_tokens(call, masks)
-        call = calls.Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun))  # and the masks of all warps
-        if call.epoch == u64(0):
+        look_at_token(call.num_tokens, call, masks)
+        call = calls.begun_together(call, begun)    # and the masks of all warps
+        if calls.is_over(call):
             return True
         mark(call.params, stamps.CLAIMED)
-        number_tokens(call, masks, numbers, scratch.totals)
+        number_tokens(ranks, call, masks, numbers, scratch.totals)
         syncthreads()
         if calls.is_notify_warp():
-            counts.tell_totals(call, scratch.totals, counts.look(call, i32(0)))
-        if not await_tokens(call, notes):
+            counts.announce_totals(call, scratch.totals, counts.look(call, i32(0)))
+        if not await_tokens(call, announced):
             return True
         mark(call.params, stamps.COUNTED)
-        if not all_few(notes):
+        if not all_few(announced):
             return False
         calls.say_begun(call)
         record_numbers(call, numbers, (i32(0), i32(call.num_tokens)))
-        n_words = placing.words_told(notes)
-        if not bits.await_bits(call, notes, table.bits):        # behind its barrier nobody looks at notes
+        n_words = placing.words_used(announced)
+        if not bits.await_bits(call, announced, table.bits):        # behind its barrier nobody looks at `announced`
             return True
-        if not may_end(call, notes):
+        if not may_end(call, announced):
             return True
-        write.counts(call.params, notes, mail.has_room(notes))
+        write.counts(call.params, announced, mail.has_room(announced))
         write.experts(call.params, (table, n_words), table.partial)
         mark(call.params, stamps.PLACED)
         end_call(call)
@@ -203,52 +200,52 @@ def dispatching(shape, mark, number_rows):
         return True
 
     @device_fn
-    def tell_bits(call):
+    def announce_bits(call):
         """From the last warp on: the first ones have rows to send."""
         me, warps = warps_of_rank()
-        if warps - 1 - me < bits.n_told(call.num_tokens):
-            now = calls.epoch_now(call.params)
-            if now != u64(0):
-                bits.tell(calls.Call(call.params, call.num_tokens, call.my_rank, now), i32(warps - 1 - me), warps)
+        if warps - 1 - me < bits.n_tasks(call.num_tokens):
+            call = calls.begun_alone(call)
+            if not calls.is_over(call):
+                bits.announce(call, i32(warps - 1 - me), warps)
 
     @device_fn
-    def send_and_receive(call, begun, notes, table):
+    def send_and_receive(call, begun, announced, table):
         """The other blocks -> whether the call is over."""
         first = rows.prepare(call)
-        tell_bits(call)
-        call = calls.Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun))
-        if call.epoch == u64(0):
+        announce_bits(call)
+        call = calls.begun_together(call, begun)
+        if calls.is_over(call):
             return True
         mark(call.params, stamps.CLAIMED)
         rows.send(call, table, first)
         mark(call.params, stamps.SENT)
-        if not await_tokens(call, notes):
+        if not await_tokens(call, announced):
             return True
         mark(call.params, stamps.COUNTED)
-        if not all_few(notes):
+        if not all_few(announced):
             rows.erase(call, table, first)
             return False
-        if not bits.await_bits(call, notes, table.bits):
+        if not bits.await_bits(call, announced, table.bits):
             return True
-        placing.place(call.params, notes, table)
+        placing.place(call.params, announced, table)
         mark(call.params, stamps.PLACED)
         calls.say_begun(call)
         (me, warps), lane = warps_of_rank(), i32(lane_id())
         has_room = placing.total(table, lane) <= i32(call.params[p.capacity])
         if has_room:                            # the first warps have most to receive
             clear_rows(call.params, table, i32(warps - 1 - me), warps, lane)
-        rows.receive(call, table, notes, has_room, first)
+        rows.receive(call, table, announced, has_room, first)
         mark(call.params, stamps.COPIED)
         mark(call.params, stamps.LEFT)
         return True
 
     @device_fn
-    def dispatch(call, begun, notes, scratch):
+    def dispatch(call, begun, announced, scratch):
         table = placing.allocate()
         if calls.is_leader():
-            is_over = lead(call, begun, notes, scratch, table)
+            is_over = lead(call, begun, announced, scratch, table)
         else:
-            is_over = send_and_receive(call, begun, notes, table)
-        return u64(0) if is_over else number_rows(call, begun, scratch)
+            is_over = send_and_receive(call, begun, announced, table)
+        return u64(calls.OVER) if is_over else number_rows(call, begun, scratch)
 
     return dispatch

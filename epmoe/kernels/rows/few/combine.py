@@ -2,31 +2,33 @@
 (lamport.py). In expert-major, what is pushed is the sum over the local experts, also to this rank itself.
 """
 
-from epmoe.device import (add_rn, device_fn, f32, f32_as_u32, i32, lane_id, load16, load_u32, store16, store_u32, u32,
-                          u32_as_f32, u64, warp_broadcast_i32, warp_broadcast_u64)
+from epmoe.device import (device_fn, i32, lane_id, load16, store16, u32,
+                          u64, warp_broadcast_i32, warp_broadcast_u64)
 
 from ... import elements, stamps
-from ...bits import adding_four, four, largest, split, warps_of_rank
+from ...bits import four, largest, split, warps_of_rank
 from ...lamport import store_row
-from ...params import VECTOR, word_in
-from .. import layout, mailbox, push, wait
+from ...params import VECTOR, by_lanes
+from .. import layout, mailbox, push, reduce, wait
 from ..copy import fewest_parts, parts
 from ..shape import p
 from . import lamport
 
 
 def _pushing(shape):
-    """Device function push(call, notes): this warp's share of the rows that this rank received.
+    """Device function push(call, announced): this warp's share of the rows that this rank received.
 
     Of all of them the first rows first, so that tokens become whole one after another. By all blocks but the last.
     """
     ranks, n_meta, has_probs, stays = shape.n_ranks, shape.n_meta, shape.has_probs, shape.keeps_own
     mail, at, part_of_row = mailbox.reading(ranks), lamport.places(shape), push.of_part(shape, store_row)
     spans, fewest, n_targets = parts(shape.n_vectors), fewest_parts(shape), max(push.n_targets_of(shape), 1)
+    push_prob = by_lanes(lambda i, call, row, to:
+                         lamport.put(at.word(to, i), part_of_row.prob(call.params, row, i), call.epoch))
 
     @device_fn
-    def push_rows(call, notes):
-        lane, (here, before) = i32(lane_id()), mail.received(notes, call.my_rank)
+    def push_rows(call, announced):
+        lane, (here, before) = i32(lane_id()), mail.received(announced, call.my_rank)
         rows = at.rows(at.of(call.params, lane, call.my_rank), call.epoch) if lane < ranks else u64(0)
         here = i32(0) if stays and lane == call.my_rank else here
         n_turns, (unit, warps) = i32(largest(here) * n_targets), warps_of_rank()
@@ -38,10 +40,8 @@ def _pushing(shape):
             if number < warp_broadcast_i32(here, src_rank):
                 if a < b:
                     part_of_row.row(call.params, row, to, a, b, lane)
-                i = i32(lane)
-                while has_probs and part == 0 and i < n_meta:
-                    lamport.put(at.word(to, i), part_of_row.prob(call.params, row, i), call.epoch)
-                    i = i32(i + 32)
+                if has_probs and part == 0:
+                    push_prob(n_meta, call, row, to)
             unit = i32(unit + warps)
 
     return push_rows
@@ -66,75 +66,8 @@ def _taking(shape, address, n, take):
     return device_fn(lambda call, rows, rank, i: take(call, rank, four_awaited((call, rows, i), rank, 1)))
 
 
-def _adding(shape, add):
-    """Device function (total, (call, rows, own), rank, 1, values): of four ranks, those that have the row, in turn.
-
-    own: what stands for a value of this rank's own row, where that stays. add(total, value).
-    """
-    ranks, stays = shape.n_ranks, shape.keeps_own
-
-    @device_fn
-    def add_row(total, given, rank, value):
-        call, rows, own = given
-        if rank < ranks:
-            if warp_broadcast_u64(rows, rank) != u64(0):
-                total = add(total, own if stays and rank == call.my_rank else value)
-        return total
-
-    return adding_four(add_row)
-
-
-def _returning_probs(shape, take):
-    """Device function (call, rows, token, own_row, lane) -> whether all arrived: out_probs of a token, by a warp.
-
-    Slot by slot the sum over the token's ranks ascending, from +0.0; expert-major each expert's number from its rank,
-    bit by bit, and zero for ranks that the token did not go to. rows: in lane r that of rank r, 0 for none.
-    """
-    ranks, n_local, n_meta, num_experts = shape.n_ranks, shape.num_local_experts, shape.n_meta, shape.num_experts
-    add_rows = _adding(shape, device_fn(lambda total, prob: add_rn(total, u32_as_f32(prob))))
-    take_words = device_fn(lambda call, rank, at: take.words(call, rank, i32(1), at))
-    take_four = _taking(shape, lamport.places(shape).word, n_meta, take_words)
-
-    @device_fn
-    def sum_probs(call, rows, token, own_row, lane):
-        total, rank, ok, own = f32(0), i32(0), True, u32(0)
-        if own_row >= 0 and lane < n_meta:
-            own = u32(load_u32(word_in(call.params[p.probs], own_row, n_meta, lane)))
-        while ok and rank < ranks:
-            ok, probs = take_four(call, rows, rank, lane)
-            total = add_rows(total, (call, rows, own), rank, 1, probs)
-            rank = i32(rank + 4)
-        if ok and lane < n_meta:
-            store_u32(word_in(call.params[p.out_probs], token, n_meta, lane), f32_as_u32(total))
-        return ok
-
-    @device_fn
-    def store_prob(out, given, rank, prob):
-        token, expert = given
-        if rank < ranks and expert < n_local:
-            store_u32(word_in(out, token, num_experts, i32(rank * n_local + expert)), prob)
-        return out
-
-    store_probs = adding_four(store_prob)
-
-    @device_fn
-    def collect_probs(call, rows, token, own_row, lane):
-        rank, ok = i32(0), True
-        while ok and rank < ranks:
-            expert = i32(lane)
-            while ok and expert - lane < n_local:
-                ok, probs = take_four(call, rows, rank, expert)
-                if ok:
-                    store_probs(call.params[p.out_probs], (token, expert), rank, 1, probs)
-                expert = i32(expert + 32)
-            rank = i32(rank + 4)
-        return ok
-
-    return collect_probs if shape.expert_major else sum_probs
-
-
 def _reducing(shape):
-    """Device function reduce(call, notes): this warp's share of this rank's sums.
+    """Device function reduce(call, announced): this warp's share of this rank's sums.
 
     A warp sums 32 vectors of a token, a lane one of them; over ranks ascending, from +0.0, rounded once.
     """
@@ -142,8 +75,10 @@ def _reducing(shape):
     mail, at, take, numbers = (mailbox.reading(ranks), lamport.places(shape), lamport.taking(wait.ROWS_COMBINE),
                                elements.make(shape.dtype))
     zero_sums, pack, n_vectors, n_pieces = numbers.zeros, numbers.pack, shape.n_vectors, -(-shape.n_vectors // 32)
-    add_rows, return_probs, row_of = _adding(shape, numbers.add), _returning_probs(shape, take), layout.row_of(ranks)
+    add_rows, row_of = reduce.adding_rows(ranks, numbers.add, 4, stays), layout.row_of(ranks)
 
+    take_words = device_fn(lambda call, rank, addresses: take.words(call, rank, i32(1), addresses))
+    return_probs = reduce.of_probs(shape, _taking(shape, at.word, shape.n_meta, take_words), 4, stays)
     take_vectors = device_fn(lambda call, rank, addresses: take.vectors(call, rank, i32(1), u64(0), addresses))
     take_four = _taking(shape, at.vector, n_vectors, take_vectors)
 
@@ -167,8 +102,8 @@ def _reducing(shape):
         return ok
 
     @device_fn
-    def reduce(call, notes):
-        params, lane, (_, before), ok = call.params, i32(lane_id()), mail.received(notes, call.my_rank), True
+    def reduce_tokens(call, announced):
+        params, lane, (_, before), ok = call.params, i32(lane_id()), mail.received(announced, call.my_rank), True
         windows = at.rows(at.of(params, call.my_rank, lane), call.epoch) if lane < ranks else u64(0)
         unit, warps = warps_of_rank()
         while ok and unit < call.num_tokens * n_pieces:
@@ -185,7 +120,7 @@ def _reducing(shape):
             unit = i32(unit + warps)
         return ok
 
-    return reduce
+    return reduce_tokens
 
 
 def combining(shape, mark):
@@ -193,10 +128,10 @@ def combining(shape, mark):
     push_rows, reduce_rows = _pushing(shape), _reducing(shape)
 
     @device_fn
-    def push_and_reduce(call, notes, first):
-        push_rows(call, notes)
+    def push_and_reduce(call, announced, first):
+        push_rows(call, announced)
         mark(call.params, stamps.SENT)
-        reduce_rows(call, notes)
+        reduce_rows(call, announced)
         mark(call.params, stamps.REDUCED)
 
     return lamport.known_call(shape, wait.ROWS_COMBINE, mark, device_fn(lambda call: None), push_and_reduce)

@@ -9,7 +9,7 @@ from epmoe.device import (device_fn, i32, int32, shared_array, store_u32, store_
                           warp_broadcast_i32, warp_broadcast_u64)
 
 from ... import stamps
-from ...params import chosen, word_in
+from ...params import chosen, clear, word_in
 from .. import announce, handle, layout, mailbox, routing, wait
 from .. import call as calls
 from ..copy import copying
@@ -53,7 +53,7 @@ def _tokens(shape, number):
 
 
 def _into(shape, number):
-    """`into` of send.make: rows and their metadata go where the notes' counts say. number: as of _tokens."""
+    """`into` of send.make: rows and their metadata go where the announced counts say. number: as of _tokens."""
     (n_slots, n_probs, n_scales), row_bytes, rows = lamport.words_with(shape), shape.row_bytes, copying(read_only=True)
     n_all, mail, memory = n_slots + n_probs + n_scales, mailbox.reading(shape.n_ranks), memory_of(shape.n_ranks)
     at, taking, place_of = lamport.places(shape), lamport.taking(wait.ROWS_DISPATCH), chosen(BLOCK, "places")
@@ -63,7 +63,7 @@ def _into(shape, number):
         """Address of this rank's array `index` of the call."""
         return u64(memory.pool(call.params, call.my_rank) + place_of(call.params, index))
 
-    arriving = device_fn(lambda call, notes: mail.received(notes, call.my_rank))
+    arriving = device_fn(lambda call, announced: mail.received(announced, call.my_rank))
     own = device_fn(lambda call, known, token, lane: warp_broadcast_i32(number(known, token, lane), call.my_rank))
     coming = device_fn(lambda known, src_rank, row: row)
 
@@ -97,16 +97,16 @@ def _into(shape, number):
 
 
 def dispatching(shape, mark):
-    """Device function dispatch(call, begun, notes, scratch), of every block of a rank that has few tokens.
+    """Device function dispatch(call, begun, announced, scratch), of every block of a rank that has few tokens.
 
-    It gives 0 if the call is over; else its number: some rank has many tokens, all ranks go on in the ordinary way, and
+    It gives OVER or the call's number: some rank has many tokens, all ranks go on in the ordinary way, and
     this rank's rows are numbered and announced.
     """
     ranks, mail, (_, end_call) = shape.n_ranks, mailbox.reading(shape.n_ranks), calls.begin_and_end(shape.n_ranks)
     announce_places = announce.early(shape, "places", marks=False)
-    facts = announce.telling(shape, "facts")
+    facts = announce.announcing(shape, "facts")
     announce_experts, all_few = announce.experts(shape), mailbox.all_few(ranks, shape.lamport, announced=True)
-    may_end = announce.closing(shape, wait.ROWS_DISPATCH, "note")
+    may_end = announce.closing(shape, wait.ROWS_DISPATCH, "all")
     await_facts = announce.awaiting(shape, wait.ROWS_DISPATCH, "facts", acquires=False)
     number_tokens, record_numbers = send.numbering(shape, routing.mask_by_thread(shape))
     count_experts = routing.experts_of_ids(shape)
@@ -116,64 +116,64 @@ def dispatching(shape, mark):
     num_experts, n_numbers = shape.num_experts, ranks * max(shape.lamport, 1)
 
     @device_fn
-    def lead(call, notes, scratch, looked):
+    def lead(call, announced, scratch, looked):
         """The leader block announces rows' and experts' counts, records those of all ranks, and ends the call."""
         if calls.is_notify_warp():
-            facts.tell_totals(call, scratch.totals, looked)
+            facts.announce_totals(call, scratch.totals, looked)
         count_experts(call.params, call.params[p.ids], i32(0), i32(call.num_tokens), scratch.experts)
         syncthreads()                           # the counts of all warps
         announce_experts(call, scratch.experts, 0)
-        if not may_end(call, notes):
-            return u64(0)
+        if not may_end(call, announced):
+            return u64(calls.OVER)
         mark(call.params, stamps.COUNTED)
-        if not all_few(notes):
-            syncthreads()                       # all warps have read the notes, which are written again
+        if not all_few(announced):
+            syncthreads()                       # all warps have read `announced`, which is written again
             return call.epoch
-        ok = record(call, notes, mail.has_room(notes), scratch.experts)
+        ok = record(call, announced, mail.has_room(announced), scratch.experts)
         mark(call.params, stamps.PLACED)
         if ok:
             end_call(call)
         mark(call.params, stamps.LEFT)
-        return u64(0)
+        return u64(calls.OVER)
 
     @device_fn
-    def send_and_receive(call, notes, numbers, first):
+    def send_and_receive(call, announced, numbers, first):
         """The other blocks send at once, and store what comes as soon as they know all counts."""
         rows.send(call, numbers, first)
         mark(call.params, stamps.SENT)
         record_numbers(call, numbers, tokens_of_block(call.num_tokens))
-        if not await_facts(call, notes):        # places, which come later, are for the ordinary way
-            return u64(0)
-        if not all_few(notes):
+        if not await_facts(call, announced):        # places, which come later, are for the ordinary way
+            return u64(calls.OVER)
+        if not all_few(announced):
             rows.erase(call, numbers, first)
-            syncthreads()                       # all warps have read the notes, which are written again
+            syncthreads()                       # all warps have read `announced`, which is written again
             numbered.say(call)
             return call.epoch
         mark(call.params, stamps.COUNTED)
-        rows.receive(call, numbers, notes, mail.has_room(notes), first)
+        rows.receive(call, numbers, announced, mail.has_room(announced), first)
         mark(call.params, stamps.COPIED)
         mark(call.params, stamps.LEFT)
-        return u64(0)
+        return u64(calls.OVER)
 
     @device_fn
-    def dispatch(call, begun, notes, scratch):
+    def dispatch(call, begun, announced, scratch):
         numbers, looked = shared_array(n_numbers, int32), (u64(0), u64(0), i32(0), i32(0))
         if calls.is_fence_warp():
             announce_places(call)
         if calls.is_notify_warp():
             looked = facts.look(call, i32(0))
         if calls.is_leader():
-            layout.clear(num_experts, scratch.experts)
+            clear(num_experts, scratch.experts)
         first = rows.prepare(call)
-        number_tokens(call, call.params[p.ids], numbers, scratch.totals)
-        call = calls.Call(call.params, call.num_tokens, call.my_rank, calls.epoch_of(begun))      # and all numbers
-        if call.epoch == u64(0):
-            return u64(0)
+        number_tokens(ranks, call, call.params[p.ids], numbers, scratch.totals)
+        call = calls.begun_together(call, begun)    # and all numbers
+        if calls.is_over(call):
+            return u64(calls.OVER)
         mark(call.params, stamps.CLAIMED)
         calls.say_begun(call)
         if calls.is_leader():
-            return lead(call, notes, scratch, looked)
-        return send_and_receive(call, notes, numbers, first)
+            return lead(call, announced, scratch, looked)
+        return send_and_receive(call, announced, numbers, first)
 
     return dispatch
 
@@ -184,11 +184,11 @@ def resending(shape, mark):
     rows = send.make(shape, _tokens(shape, row_of_token), _into(shape, row_of_token))
 
     @device_fn
-    def send_and_receive(call, notes, first):
-        (here, before), row_of = mail.received(notes, call.my_rank), call.params[p.row_of]
+    def send_and_receive(call, announced, first):
+        (here, before), row_of = mail.received(announced, call.my_rank), call.params[p.row_of]
         has_room = i32(warp_broadcast_i32(i32(before + here), i32(ranks - 1))) <= i32(call.params[p.capacity])
         rows.send(call, row_of, first)
         mark(call.params, stamps.SENT)
-        rows.receive(call, row_of, notes, has_room, first)
+        rows.receive(call, row_of, announced, has_room, first)
 
     return lamport.known_call(shape, wait.ROWS_DISPATCH, mark, rows.prepare, send_and_receive)

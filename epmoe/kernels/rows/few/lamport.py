@@ -203,17 +203,17 @@ def taking(phase):
 def known_call(shape, phase, mark, prepare, work):
     """`few` of announce.beginning. prepare: as there.
 
-    Every block but the leader block does work(call, notes, first). The leader block ends the call when all ranks and all
+    Every block but the leader block does work(call, announced, first). The leader block ends the call when all ranks and all
     blocks have begun it: peers announce nothing that work waits for, since the counts are known.
     """
     may_end, (_, end_call) = announce.closing(shape, phase, "without_counts"), calls.begin_and_end(shape.n_ranks)
 
     @device_fn
-    def work_or_end(call, notes, first):
+    def work_or_end(call, announced, first):
         calls.say_begun(call)
         if not calls.is_leader():
-            work(call, notes, first)
-        elif may_end(call, notes):
+            work(call, announced, first)
+        elif may_end(call, announced):
             end_call(call)
         mark(call.params, stamps.LEFT)
 

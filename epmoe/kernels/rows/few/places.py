@@ -4,7 +4,7 @@ A word holds an expert's bits for 32 tokens of a src_rank, and the number of the
 src_ranks can compute where each token's rows by expert begin: an expert's rows follow those of the previous experts,
 padded. Among them lower ranks come first, and a rank's rows have the order of its tokens. No block waits for another.
 Words are stored and polled relaxed: a thread that sees the call's number sees the bits in the same word. They lie
-behind the notes (mailbox.py).
+behind the announcements (mailbox.py).
 """
 
 from typing import NamedTuple
@@ -33,28 +33,28 @@ class Places(NamedTuple):
     partial: object
 
 
-def _words_told(shape):
-    """Device function (notes) -> words of an expert and a src_rank: of the one that has most tokens."""
+def _words_used(shape):
+    """Device function (announced) -> words of an expert and a src_rank: of the one that has most tokens."""
     mail, a_word = mailbox.reading(shape.n_ranks), shape.tuning.bits_word
-    return device_fn(lambda notes: divided_up(mail.most_tokens(notes), a_word))
+    return device_fn(lambda announced: divided_up(mail.most_tokens(announced), a_word))
 
 
-def telling(shape):
-    """Device functions by which ranks tell each other bits: namespace.
+def announcing(shape):
+    """Device functions by which ranks announce bits: namespace.
 
-    n_told(num_tokens): what warps have to tell, 32 words each. tell(call, first, step): by warps, of `step` the
-    first-th; this rank's words to all ranks. await_bits(call, notes, bits): every block; whether all ranks' words came,
+    n_tasks(num_tokens): the tasks of warps, 32 words each. announce(call, first, step): by warps, of `step` the
+    first-th; this rank's words to all ranks. await_bits(call, announced, bits): every block; whether all ranks' words came,
     to the shared array bits.
     """
-    ranks, n_local, num_experts, note_at = shape.n_ranks, shape.num_local_experts, shape.num_experts, announce.noting(shape)
-    n_windows, mail, words_told = -(-n_local // 32), mailbox.reading(ranks), _words_told(shape)
+    ranks, n_local, num_experts = shape.n_ranks, shape.num_local_experts, shape.num_experts
+    word_at, n_windows, mail, words_used = announce.mailbox_words(shape), -(-n_local // 32), mailbox.reading(ranks), _words_used(shape)
     a_word, few, bits_at = shape.tuning.bits_word, shape.tuning.bits_word_of_few, mailbox.bits_at(ranks, n_local)
     of_some, of_all = routing.bits_of_tokens(few, num_experts), routing.bits_of_tokens(a_word, num_experts)
     what = wait.ROWS_DISPATCH, wait.FOR_WINDOW
 
     bits_word_at = device_fn(lambda call, rank, src_rank, word, expert:
-                             note_at(call.params, rank, call.epoch, src_rank, i32(bits_at + word * n_local + expert)))
-    n_told = device_fn(lambda num_tokens: i32(divided_up(num_tokens, a_word) * (ranks * n_windows)))
+                             word_at(call.params, rank, call.epoch, src_rank, i32(bits_at + word * n_local + expert)))
+    n_tasks = device_fn(lambda num_tokens: i32(divided_up(num_tokens, a_word) * (ranks * n_windows)))
 
     @device_fn
     def bits_of(call, rank, expert, word):
@@ -66,8 +66,8 @@ def telling(shape):
         return u32(mask & u32(u32(u32(u32(1) << u32(last)) << u32(1)) - u32(1)))
 
     @device_fn
-    def tell(call, first, step):
-        lane, task, end = i32(lane_id()), i32(first), n_told(call.num_tokens)
+    def announce_bits(call, first, step):
+        lane, task, end = i32(lane_id()), i32(first), n_tasks(call.num_tokens)
         while task < end:
             word, rest = split(task, ranks * n_windows)
             rank, window = split(rest, n_windows)
@@ -79,12 +79,12 @@ def telling(shape):
             task = i32(task + step)
 
     @device_fn
-    def await_bits(call, notes, bits):
-        ok, i, n = True, i32(thread_idx()), i32(words_told(notes) * num_experts)
+    def await_bits(call, announced, bits):
+        ok, i, n = True, i32(thread_idx()), i32(words_used(announced) * num_experts)
         while ok and i < n:
             word, rest = split(i, num_experts)
             (src_rank, expert), value = split(rest, n_local), i32(0)
-            if word * a_word < mail.tokens(notes, src_rank):
+            if word * a_word < mail.tokens(announced, src_rank):
                 at = bits_word_at(call, call.my_rank, src_rank, word, expert)
                 ok, seen = wait.for_tagged_word(call.params, at, call.epoch, what, src_rank)
                 value = i32(seen)
@@ -92,18 +92,18 @@ def telling(shape):
             i = i32(i + block_dim())
         return not syncthreads_or(not ok)
 
-    return namespace("bits", n_told=n_told, tell=tell, await_bits=await_bits)
+    return namespace("bits", n_tasks=n_tasks, announce=announce_bits, await_bits=await_bits)
 
 
 def placing(shape):
     """Device functions over Places: namespace.
 
-    allocate() -> Places. place(params, notes, places): all but the bits, behind a barrier. tokens_for((places,
-    words_told(notes)), src_rank, expert): how many tokens go there. row(places, src_rank, token, expert) -> output row, -1
-    for none. comes(places, src_rank, token): whether it has a row here. number(places, src_rank, token, lane) -> its
+    allocate() -> Places. place(params, announced, places): all but the bits, behind a barrier. tokens_for((places,
+    words_used(announced)), src_rank, expert): how many tokens go there. row(places, src_rank, token, expert) -> output
+    row, -1 for none. comes(places, src_rank, token): whether it has a row here. number(places, src_rank, token, lane) -> its
     number among all rows that come, by a warp. total(places, lane): of these.
     """
-    ranks, n_local, num_experts, words_told = shape.n_ranks, shape.num_local_experts, shape.num_experts, _words_told(shape)
+    ranks, n_local, num_experts, words_used = shape.n_ranks, shape.num_local_experts, shape.num_experts, _words_used(shape)
     a_word, most_words = shape.tuning.bits_word, shape.tuning.words_of_bits
     n_bits, n_here = most_words * num_experts, ranks * most_words
     index = device_fn(lambda word, src_rank, expert: i32((word * ranks + src_rank) * n_local + expert))
@@ -150,8 +150,8 @@ def placing(shape):
     place_experts = handle.placing_experts(shape, tokens_for, place_expert)
 
     @device_fn
-    def place(params, notes, places):
-        n_words = words_told(notes)
+    def place(params, announced, places):
+        n_words = words_used(announced)
         gather_here(places, n_words)
         place_experts(params, (places, n_words), places.partial)
         syncthreads()
@@ -185,5 +185,5 @@ def placing(shape):
         return i32(rows_up_to(places, i, lane) + popc(u32(u32(places.here[i]) & below(bit))))
 
     total = device_fn(lambda places, lane: rows_up_to(places, i32(n_here), lane))
-    return namespace("placing", allocate=allocate, words_told=words_told, tokens_for=tokens_for, place=place, row=row_of,
+    return namespace("placing", allocate=allocate, words_used=words_used, tokens_for=tokens_for, place=place, row=row_of,
                      comes=comes, number=number, total=total)

@@ -12,6 +12,7 @@ from epmoe.layout import ABSENT
 
 from ...bits import adding_four, around, below, but_lowest, four, has, largest, lowest, split
 from ...formats.row_copy import no_vectors
+from ...params import by_warps
 from ...prefetch import LINE
 from .. import call as calls
 from ..copy import copying
@@ -132,13 +133,13 @@ def make(shape, tokens, into):
     prepare(call) -> first, before the call is known: what a warp sends, or copies, first, on its way to its registers:
     (place of its rows at rank `lane`, what it has seen of its token's routing, its part of a row).
     send(call, known, first): this warp's share of this rank's tokens.
-    receive(call, known, notes, has_room, first): this warp's share of what comes, stored if there is room; whether it
+    receive(call, known, announced, has_room, first): this warp's share of what comes, stored if there is room; whether it
     came. erase(call, known, first): what nobody is going to receive.
 
     tokens, into: namespaces of device functions, of rows (dispatch.py) or of rows by expert (by_expert.py), to which
     `known` is handed on. tokens.look(params, token, part, lane, is_wanted) -> seen. tokens.row(known, token, seen, lane)
     -> which row of the window at rank `lane` is the token's, -1 for none. tokens.send(call, token, seen, mask, to,
-    lane): its metadata to the rows at `to` of each lane in `mask`. into.arriving(call, notes) -> (how many rows of a
+    lane): its metadata to the rows at `to` of each lane in `mask`. into.arriving(call, announced) -> (how many rows of a
     window are looked at, rows before these), in lane r those from rank r. into.own(call, known, token, lane) and
     into.coming(known, src_rank, row) -> a row of a window, -1 if none comes there. into.store(call, known, found,
     batch, span, scale, lane): a part; found: (src_rank, row of the window, row among all that come). into.receive(call,
@@ -214,9 +215,9 @@ def make(shape, tokens, into):
         return part, src_rank, i32(into.coming(known, src_rank, one)) if comes else i32(-1)
 
     @device_fn
-    def receive(call, known, notes, has_room, first):
+    def receive(call, known, announced, has_room, first):
         lane, is_first, (_, _, batch), scale = i32(lane_id()), not blocks.sends(), first, u32(0)
-        (here, before), (me, workers), n_own = into.arriving(call, notes), blocks.receivers(), i32(0)
+        (here, before), (me, workers), n_own = into.arriving(call, announced), blocks.receivers(), i32(0)
         windows = at.rows(at.of(call.params, call.my_rank, lane), call.epoch) if lane < ranks else u64(0)
         if not encodes:
             n_own, here = i32(call.num_tokens * units), i32(0) if lane == call.my_rank else here
@@ -246,8 +247,8 @@ def make(shape, tokens, into):
 def numbering(shape, mask_of_token):
     """Device functions of a block over numbers [token, rank], a shared array: of a token's row for a rank, -1 for none.
 
-    mask_of_token(known, token): of the ranks of a token. number(call, known, numbers, totals): of all tokens, a warp a
-    rank; totals[rank]: how many rows there are. record(call, numbers, tokens): of tokens [first, end) for the handle.
+    mask_of_token(known, token): of the ranks of a token. number(n_ranks, call, known, numbers, totals): of all tokens, a
+    warp a rank; totals[rank]: how many rows there are. record(call, numbers, tokens): of tokens [first, end) for the handle.
     """
     ranks = shape.n_ranks
 
@@ -269,16 +270,13 @@ def numbering(shape, mask_of_token):
 
     masks_at, number_four = four(mask_at), adding_four(number_lanes)
 
-    @device_fn
-    def number(call, known, numbers, totals):
-        token, rank = i32(lane_id()), i32(warp_id())
-        while rank < ranks:
-            total = i32(0)
-            if call.num_tokens > 0:             # four tokens of a lane in flight: these are all
-                total = number_four(total, (call, numbers, rank), token, 32, masks_at((call, known), token, 32))
-            if token == 0:
-                totals[rank] = total
-            rank = i32(rank + n_warps())
+    @by_warps
+    def number_for(rank, call, known, numbers, totals):
+        token, total = i32(lane_id()), i32(0)
+        if call.num_tokens > 0:                 # four tokens of a lane in flight: these are all
+            total = number_four(total, (call, numbers, rank), token, 32, masks_at((call, known), token, 32))
+        if token == 0:
+            totals[rank] = total
 
     @device_fn
     def record(call, numbers, tokens):
@@ -287,7 +285,7 @@ def numbering(shape, mask_of_token):
             store_i32(call.params[p.row_of] + u64(4) * u64(i), i32(numbers[i]))
             i = i32(i + block_dim())
 
-    return number, record
+    return number_for, record
 
 
 def in_array(ranks):
