@@ -70,7 +70,9 @@ class Engine:
             raise EPValueError(
                 "launch=LaunchConfig(trace=True): only the fast kernels write stamps; kernels='fast'"
             )
-        self.rounds = Rounds()
+        first = world.ranks[0]
+        stream = world.stream_of(first)
+        self.rounds = Rounds(stream.capture)
         self.placing = Placing(self.machine, world.stream_of)
         self._factories = factories or KERNELS[self.kernels]
         self._calls = {}  # KernelCall by factory and options
@@ -92,9 +94,6 @@ class Engine:
         self.ranks = [RankMemory(cfg, self.machine, rank, self._memory) for rank in world.ranks]
         at = next(r.offset for r in layout.regions(cfg) if r.name == "status")
         self._status = np.int32, (layout.STATUS_WORDS,), at
-        first, stream = world.ranks[0], world.stream_of(world.ranks[0])
-        # () -> id of the capture into a CUDA graph that the ranks' stream is in, 0 for none
-        self.capture = stream.capture
         self.is_alone = not (world.lists or device.SIM)  # launches begin one by one
         self._streams = {}  # {rank: stream} by whether kernels are fused
         self.telling = Telling(self.machine, first, stream)
@@ -133,6 +132,15 @@ class Engine:
         where = self.machine, self._streams[fused][r.rank], regions, self.timeout
         return self._calls[key].prepared(Wanted(num_tokens, r.rank, *where, **types))
 
+    def launch_of(self, factory, r, kind=None, **options):
+        """What launches a kernel of a rank that no array decides about. kind: of its regions."""
+        key = factory, r.rank, *options.values()
+        launch = self.plans.get(key)
+        if launch is None:
+            regions = r.regions(kind) if kind else {}
+            launch = self.enter(key, self.prepared(factory, r, 0, regions, options))
+        return launch
+
     def start(self, call, launches, fused=False):
         """Start launches, [(launch, its words)], which are one call; in the simulator they have then ended."""
         if self.is_alone:
@@ -158,7 +166,7 @@ class Engine:
         """Between rounds: let go of plans and calls when there are many, as functions may be others in every round."""
         if len(self.plans) > MOST_PLANS:
             self.plans.clear()
-        if len(self._calls) <= MOST_CALLS or self.capture() or self.captured:
+        if len(self._calls) <= MOST_CALLS or self.rounds.captured_now() or self.captured:
             return
         self.machine.synchronize()
         self.plans.clear()
@@ -180,7 +188,7 @@ class Engine:
             if self._unseen is not None:
                 raise self._unseen
             return to_numpy(result)  # close() has waited and looked
-        if self.capture():
+        if self.rounds.captured_now():
             raise EPStateError(
                 "results can be looked at when a captured CUDA graph was replayed, not while the stream "
                 "is being captured: nothing has run yet"
