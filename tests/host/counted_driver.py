@@ -207,7 +207,7 @@ def counted_machine(n_ranks, rank, n_sms=132):
     real = gpu_driver.cu
     driver = Driver(real)
     device = types.SimpleNamespace(
-        id=0, name=b"counted", MULTIPROCESSOR_COUNT=n_sms, compute_capability=(9, 0)
+        id=0, name="counted", MULTIPROCESSOR_COUNT=n_sms, compute_capability=(9, 0)
     )
 
     def entry_only(kernel):
