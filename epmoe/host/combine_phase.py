@@ -9,17 +9,15 @@ from epmoe.host.dispatched import Dispatched
 from epmoe.host.engine import Plan
 from epmoe.host.results import Out, expect_apart
 from epmoe.host.user_functions import NO_SUMS, NO_TYPES, SUMS, argument, of_rank, way_of
-from epmoe.kernels import ArrayArg, lamport
+from epmoe.kernels import ArrayArg
 from epmoe_ref.errors import EPValueError
 
 NO_ARGS = ()
 ASYNC = "combine_async_kernel"
 READ = {"src_info": 1, "topk_ids": 4}  # what combine reads of a Dispatched: its words
 ARGUMENTS = "router_weights_args", "epilogue_args"
-OUT, WEIGHTS = (
-    3,
-    5,
-)  # words: (expert outputs, src_info, n_rows, output_tokens, clean ids, router weights, *arguments)
+# words: expert outputs, src_info, n_rows, output_tokens, clean ids, router weights; then arguments of functions
+OUT, WEIGHTS, N_WORDS = 3, 5, 6
 
 
 class CombinePhase:
@@ -97,9 +95,10 @@ class CombinePhase:
         self.engine.start("combine_async", self._launches())
 
     def _launches(self):
-        launch_of, parts = self.engine.launch_of, self.engine.parts
-        launches = [launch_of(ASYNC, s.plan.r, "combine") for s in parts]
-        return [(launch, (*s.words[:OUT], 0, 0, 0)) for launch, s in zip(launches, parts)]
+        launches = []
+        for s in self.engine.parts:  # these kernels read the first three words
+            launches.append((s.plan[ASYNC], s.words[:N_WORDS]))
+        return launches
 
     def end(self, call, router_weights, functions, out, fused=False):
         """Launch the kernels of a combine or combine_wait: the result, or a list of every rank's.
@@ -146,7 +145,9 @@ class CombinePhase:
                 if takes_weights:
                     w = inputs.router_weights(self.cfg, engine.machine, r.rank, w, n)
                 way.check(engine, len(results), weights_args, epilogue_args, types)
-                plan = engine.enter(key, self._plan(r, n, way, types))
+                plan = engine.enter(key, Plan(engine, r, n, way.options, types))
+                plan.result = r.unreduced_result if way is NO_SUMS else r.reduced_result
+                plan.field = plan.result.fields["output_tokens"].first(n)
             if weights_at is None:
                 unplaced.append((words, WEIGHTS, r.rank, "router_weights", w))
             elif w is not None:
@@ -191,23 +192,6 @@ class CombinePhase:
             self._fetch()
         if device.SIM:
             self.engine.placing.let_go()
-
-    def _plan(self, r, num_tokens, way, types):
-        """The Plan of rows of so many tokens that a rank reduces; types: of the arguments of functions."""
-        fast = self.engine.kernels == "fast"
-
-        def how(factory):
-            options, regions = way.options, r.regions("combine")
-            if factory == "combine_kernel" and fast:
-                options = options | {"without_signals": True}
-                if lamport.applies(self.cfg, True, options["router_weights"]):
-                    regions = r.regions("combine", "lamport_buf")
-            return regions, options, dict(weights_types=types[0], epilogue_types=types[1])
-
-        plan = Plan(self.engine, r, num_tokens, how)
-        plan.result = r.unreduced_result if way is NO_SUMS else r.reduced_result
-        plan.field = plan.result.fields["output_tokens"].first(num_tokens)
-        return plan
 
     def _arguments(self, rank, index, way, weights_args, epilogue_args):
         """The arguments of router weights and epilogue, checked: [ScalarArg or ArrayArg of an Array] of each."""

@@ -77,10 +77,7 @@ class DispatchPhase:
         if engine.has_many:
             engine.forget_calls()
         if callable(input_scale):
-            function = earlier(input_scale)
-            check_signature(function, "input_scale")
-            check_returned(engine.machine, function, "input_scale")
-            input_scale = 1.0
+            function, input_scale = earlier(input_scale), 1.0
         given, scales = ((input_tokens, topk_ids),), (input_scale,)
         if engine.lists:
             given = inputs.each_rank(engine.world, input_tokens=input_tokens, topk_ids=topk_ids)
@@ -120,21 +117,20 @@ class DispatchPhase:
 
     def _checked(self, key, r, x, ids):
         """The plan of arrays that have passed all checks, and the arrays."""
-        engine = self.engine
+        engine, function = self.engine, key[-1]
         x = inputs.tokens(self.cfg, engine.machine, r.rank, x)
         ids = inputs.topk_ids(self.cfg, engine.machine, r.rank, ids, x.shape[0])
         plan = engine.plans.get(key)
         if plan is None:
-            options = {"input_scale": key[-1]}
+            options = {"input_scale": function}
+            if function is not None:
+                check_signature(function, "input_scale")
+                check_returned(engine.machine, function, "input_scale")
             # ids in device memory that the kernels cannot read become int32 there
             narrows = ids.host is None and ids.dtype != INT32
             if narrows and ids.dtype == INT64 and engine.kernels == "fast":
                 options["id_bytes"], narrows = 8, False
-
-            def how(factory):
-                return r.regions("dispatch"), {} if "wait" in factory else options, {}
-
-            plan = engine.enter(key, Plan(engine, r, x.shape[0], how))
+            plan = engine.enter(key, Plan(engine, r, x.shape[0], options))
             plan.narrows = narrows
         return plan, x, ids
 

@@ -11,7 +11,7 @@ from epmoe.host.arrays import DeviceArray, to_numpy
 from epmoe.host.placing import Placing
 from epmoe.host.rank_memory import RankMemory
 from epmoe.host.rounds import AFTER, REFUSALS, Rounds
-from epmoe.kernels import LaunchConfig, Wanted, status
+from epmoe.kernels import LaunchConfig, Wanted, lamport, status
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout, UnavailableError
 
@@ -41,17 +41,16 @@ def kernels_named(name, machine):
 class Plan(dict):
     """What was checked of arrays of some forms that one rank is given: {factory: what launches its kernel}.
 
-    A launch is prepared when it is first looked up. how: function factory -> (regions, options, types of arguments).
+    A launch is prepared when it is first looked up. options: of the factories. types: of the arguments of functions.
     """
 
-    def __init__(self, engine, r, num_tokens, how):
-        self.engine, self.r, self.num_tokens, self._how = engine, r, num_tokens, how
+    def __init__(self, engine, r, num_tokens, options, types=()):
+        self.engine, self.r, self.num_tokens = engine, r, num_tokens
+        self._how = options, *types
 
     def __missing__(self, factory):
-        regions, options, types = self._how(factory)
-        launch = self[factory] = self.engine.prepared(
-            factory, self.r, self.num_tokens, regions, options, **types
-        )
+        launch = self.engine.prepared(factory, self.r, self.num_tokens, *self._how)
+        self[factory] = launch
         return launch
 
 
@@ -119,9 +118,16 @@ class Engine:
         self.has_many = len(self.plans) > MOST_PLANS or len(self._calls) > MOST_CALLS
         return plan
 
-    def prepared(self, factory, r, num_tokens, regions, options, **types):
-        """What launches a kernel for so many tokens of a rank."""
-        fused, world = factory in FUSED, self.world
+    def prepared(self, factory, r, num_tokens, options, *types):
+        """What launches a kernel for so many tokens of a rank. options: of whichever kernel; types: see Wanted."""
+        fused, world, kind = factory in FUSED, self.world, factory.partition("_")[0]
+        regions = r.regions(kind) if kind in ("dispatch", "combine") else {}
+        if factory in ("dispatch_wait_kernel", "combine_async_kernel"):
+            options = {}
+        elif factory == "combine_kernel" and self.kernels == "fast":
+            options = options | {"without_signals": True}
+            if lamport.applies(self.cfg, True, options["router_weights"]):
+                regions = r.regions("combine", "lamport_buf")
         if fused not in self._streams:
             with world.launching(fused) as self._streams[fused]:
                 pass
@@ -130,16 +136,7 @@ class Engine:
             launch = world.share(self.launch) if fused else self.launch
             self._calls[key] = getattr(self._factories, factory)(self.cfg, launch, **options)
         where = self.machine, self._streams[fused][r.rank], regions, self.timeout
-        return self._calls[key].prepared(Wanted(num_tokens, r.rank, *where, **types))
-
-    def launch_of(self, factory, r, kind=None, **options):
-        """What launches a kernel of a rank that no array decides about. kind: of its regions."""
-        key = factory, r.rank, *options.values()
-        launch = self.plans.get(key)
-        if launch is None:
-            regions = r.regions(kind) if kind else {}
-            launch = self.enter(key, self.prepared(factory, r, 0, regions, options))
-        return launch
+        return self._calls[key].prepared(Wanted(num_tokens, r.rank, *where, *types))
 
     def start(self, call, launches, fused=False):
         """Start launches, [(launch, its words)], which are one call; in the simulator they have then ended."""

@@ -6,6 +6,8 @@ from epmoe.host.dispatched import Dispatched
 from epmoe.host.rank_memory import silu_result
 from epmoe_ref.errors import EPValueError
 
+FACTORY = "fused_silu_kernel"
+
 
 def fused_silu(engine, capacity, gate_up, dispatched, output_format, **limits):
     """Launch it for every rank: a result of each, an array or (values, scales) for fp8_blockwise."""
@@ -19,14 +21,16 @@ def fused_silu(engine, capacity, gate_up, dispatched, output_format, **limits):
         rows = inputs.gate_up(engine.machine, r.rank, rows, capacity, lambda d=d: d.n_rows)
         n, width = rows.shape[0], rows.shape[1] // 2
         options = dict(intermediate=width, output_format=output_format, **limits)
-        launch = engine.launch_of("fused_silu_kernel", r, **options)
+        key = FACTORY, r.rank, *options.values()
+        if key not in engine.plans:
+            engine.enter(key, engine.prepared(FACTORY, r, 0, options))
         loan = r.arena.lend(silu_result(n, width, output_format))
         values = loan.arrays(loan.fields)
         at = [loan.address(name) for name in loan.fields]
         words = [0, 0, *at, *[0] * (2 - len(at)), n]
         unplaced.append((words, 0, r.rank, "gate_up", rows))
         unplaced.append((words, 1, r.rank, "row_offsets", d.row_offsets))
-        launches.append((launch, words))
+        launches.append((engine.plans[key], words))
         made.append((loan, values[0] if len(values) == 1 else tuple(values)))
     engine.placing.enter(unplaced)
     if engine.rounds.captured_now():

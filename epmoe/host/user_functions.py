@@ -46,6 +46,7 @@ class Way(NamedTuple):
         for (what, function), args, kinds in of_both:
             if callable(function):
                 args = of_rank(engine.world, index, args)
+                check_signature(function, what, args)
                 check_returned(engine.machine, function, what, args, kinds)
 
 
@@ -86,18 +87,15 @@ def way_of(cfg, router_weights, weights_args, epilogue, epilogue_args, elementwi
         raise EPValueError("epilogue_args are given, and there is no epilogue that would take them")
     if function is None and last is None:
         return SUMS if reduces else NO_SUMS
-    check_signature(last, name, epilogue_args)
-    check_signature(function, "router_weights", weights_args)
     options = {"router_weights": function or "array", name: last}
     return Way(tuple(options.items()), options, function is None, stores)
 
 
 def check_signature(function, what, args=()):
-    """A function, not None, must take PARAMETERS and then one argument for each entry of args."""
+    """A function must take PARAMETERS and then one argument for each entry of args."""
     names = PARAMETERS[what]
     try:
-        if function is not None:
-            inspect.signature(function).bind(*names, *args)
+        inspect.signature(function).bind(*names, *args)
     except TypeError as e:
         given = f" and {len(args)} of {what}_args" if args else ""
         raise EPValueError(
