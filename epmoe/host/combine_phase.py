@@ -91,7 +91,8 @@ class CombinePhase:
 
     def launch_async(self):
         """Place what begin has checked, and launch the kernels of a combine_async for every rank."""
-        self.engine.placing.enter(self._unplaced)
+        unplaced, self._unplaced = self._unplaced, []
+        self.engine.placing.enter(unplaced)
         self.engine.start("combine_async", self._launches())
 
     def _launches(self):
