@@ -198,7 +198,7 @@ def first(array, n, axis=0):
 
 def _peek_device(a, what):
     loan, field = a._owner, a._field
-    return (*field.form, loan.lender.machine.ordinal), loan.base + field.offset, a
+    return field.form + (loan.lender.machine.ordinal,), loan.base + field.offset, a
 
 
 def _peek_torch(t, what):

@@ -17,7 +17,7 @@ ASYNC = "combine_async_kernel"
 READ = {"src_info": 1, "topk_ids": 4}  # what combine reads of a Dispatched: its words
 ARGUMENTS = "router_weights_args", "epilogue_args"
 # words: expert outputs, src_info, n_rows, output_tokens, clean ids, router weights; then arguments of functions
-OUT, WEIGHTS, N_WORDS = 3, 5, 6
+OUT, WEIGHTS = 3, 5
 
 
 class CombinePhase:
@@ -97,8 +97,8 @@ class CombinePhase:
 
     def _launches(self):
         launches = []
-        for s in self.engine.parts:  # these kernels read the first three words
-            launches.append((s.plan[ASYNC], s.words[:N_WORDS]))
+        for s in self.engine.parts:
+            launches.append((s.plan[ASYNC], s.words))  # of which it reads the first three
         return launches
 
     def end(self, call, router_weights, functions, out, fused=False):
@@ -139,7 +139,7 @@ class CombinePhase:
             if weights_args or epilogue_args:
                 arguments = self._arguments(r.rank, len(results), way, weights_args, epilogue_args)
                 types = tuple([tuple([a.type for a in of_one]) for of_one in arguments])
-                of_functions.append((words, r.rank, way.stores, arguments))
+                of_functions.append((len(launches), r.rank, way.stores, arguments))
             key = r.rank, n, form, way.key, types
             plan = plans.get(key)
             if plan is None:
@@ -163,11 +163,11 @@ class CombinePhase:
                 at = outs[-1].address("output_tokens")
             elif not way.stores:
                 into = loan.part(plan.field)
-            words[OUT:] = at, words[4], weights_at
+            words[OUT], words[WEIGHTS] = at, weights_at
             results.append(into)
             launches.append((plan[factory], words))
         if outs or unplaced or of_functions:
-            self._place(outs, weights, unplaced, of_functions)
+            self._place(launches, outs, weights, unplaced, of_functions)
         if call == "combine" and not fused:
             launches = self._launches() + launches
         engine.start(call, launches, fused)
@@ -176,14 +176,15 @@ class CombinePhase:
             self._finish(outs, of_functions)
         return results if engine.lists else results[0]
 
-    def _place(self, outs, weights, unplaced, of_functions):
+    def _place(self, launches, outs, weights, unplaced, of_functions):
         """Place what has been checked; what is written must share no memory with what is read."""
         if outs:
             self._expect_apart(outs, weights)
         self.engine.placing.enter(unplaced)
         self._stored = {}
-        for words, *what in of_functions:
-            words += self._words(*what)
+        for i, *what in of_functions:
+            launch, words = launches[i]
+            launches[i] = launch, words + self._words(*what)
 
     def _finish(self, outs, of_functions):
         """Results that go into host memory; in the simulator the kernels have ended."""
