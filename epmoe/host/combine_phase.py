@@ -199,7 +199,7 @@ class CombinePhase:
         """The arguments of router weights and epilogue, checked: [ScalarArg or ArrayArg of an Array] of each."""
         machine, world, found = self.engine.machine, self.engine.world, []
         for what, args in zip(ARGUMENTS, (weights_args, epilogue_args)):
-            values, stores = of_rank(world, index, args), way.stores and args is epilogue_args
+            values, stores = of_rank(world, index, args), way.stores and what == "epilogue_args"
             names = [f"{what}[{i}] of rank {rank}" for i in range(len(values))]
             found.append([argument(machine, v, name, stores) for v, name in zip(values, names)])
         return found
