@@ -100,10 +100,6 @@ class _Call:
         return named | {"router_weights_args": weights_args, "input rows": named["rows"]}
 
 
-_NAMES = [f"{kind}_kernel" for kind in ("dispatch_async", "dispatch_wait", "dispatch")]
-_NAMES += [f"{kind}_kernel" for kind in ("combine_async", "combine_wait", "combine")]
-
-
 class Factories:
     """The names of epmoe.kernels, for the plain kernels of a package: epmoe.kernels.plain, or an edited copy of it."""
 
@@ -123,9 +119,9 @@ class Factories:
         return _Call(getattr(self._plain, name)(cfg, launch, **on_page), options)
 
     fused_silu_kernel = staticmethod(fused_silu_kernel)
-    dispatch_async_kernel, dispatch_wait_kernel, dispatch_kernel = map(
-        partial(partialmethod, _make), _NAMES[:3]
-    )
-    combine_async_kernel, combine_wait_kernel, combine_kernel = map(
-        partial(partialmethod, _make), _NAMES[3:]
-    )
+    dispatch_async_kernel = partialmethod(_make, "dispatch_async_kernel")
+    dispatch_wait_kernel = partialmethod(_make, "dispatch_wait_kernel")
+    dispatch_kernel = partialmethod(_make, "dispatch_kernel")
+    combine_async_kernel = partialmethod(_make, "combine_async_kernel")
+    combine_wait_kernel = partialmethod(_make, "combine_wait_kernel")
+    combine_kernel = partialmethod(_make, "combine_kernel")
