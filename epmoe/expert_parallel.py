@@ -7,7 +7,7 @@ from epmoe.host.combine_phase import CombinePhase
 from epmoe.host.dispatch_phase import DispatchPhase
 from epmoe.host.engine import Engine
 from epmoe.host.rounds import part_of_round
-from epmoe.host.silu_phase import SiluPhase
+from epmoe.host.silu_phase import fused_silu
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPStateError, EPValueError
 
@@ -71,10 +71,9 @@ class ExpertParallel:
         )
         self._engine = Engine(cfg, world, launch, self.timeout, kernels, _factories)
         self.kernels = self._engine.kernels
-        self._rounds, self._capture = self._engine.rounds, self._engine.capture
+        self._rounds = self._engine.rounds
         self._dispatch = DispatchPhase(self._engine)
         self._combine = CombinePhase(self._engine, self._dispatch.capacity)
-        self._silu = SiluPhase(self._engine, self._dispatch.capacity)
         self._leave = weakref.finalize(self, self._engine.leave)
         self._leave.atexit = False
 
@@ -113,7 +112,8 @@ class ExpertParallel:
         a PeerTimeout. EPStateError if it is not dispatch's turn. Source: the dispatch_kernel page (docs/pages.md);
         epmoe_ref.dispatch.
         """
-        return self._dispatch.whole(input_tokens, topk_ids, input_scale, out, self.fused)
+        self._dispatch.begin(input_tokens, topk_ids, input_scale, out)
+        return self._dispatch.launch("dispatch", self.fused)
 
     @part_of_round
     def combine_async(self, expert_outputs, d):
@@ -174,7 +174,8 @@ class ExpertParallel:
         next call that waits for the kernels. Source: the combine_wait_kernel page (docs/pages.md); epmoe_ref.combine.
         """
         functions = router_weights_args, epilogue, epilogue_args, elementwise_lambda_fn
-        return self._combine.whole(expert_outputs, d, router_weights, functions, out, self.fused)
+        self._combine.begin(expert_outputs, d)
+        return self._combine.end("combine", router_weights, functions, out, self.fused)
 
     def fused_silu(self, gate_up, d, *, output_format="bf16", limit=None, alpha=1.702):
         """SwiGLU between an expert's two products, for the rows of d; the host does not wait for their number.
@@ -185,7 +186,8 @@ class ExpertParallel:
         one bf16 ulp (FP8: one code). Rows past the exact number are unspecified. Errors: EPValueError.
         """
         self._expect_open("fused_silu")
-        return self._silu(gate_up, d, output_format, limit, alpha)
+        how = dict(output_format=output_format, limit=limit, alpha=alpha)
+        return fused_silu(self._engine, self.capacity, gate_up, d, **how)
 
     def check(self):
         """Wait for the kernels; raise what they recorded: PeerTimeout, or EPValueError for bad ids in device memory."""

@@ -6,23 +6,19 @@ A launch through Numba costs four to ten times as much as one through the driver
 import ctypes
 import struct
 from array import array
-from functools import cache
 
 from .gpu_driver import SUCCESS, check, cu
 
 STATIC_SHARED_LIMIT = 48 * 1024
 
-_libraries = []  # loaded code, which lives as long as the process
-
 
 class LoadedKernel:
-    """A kernel on the current GPU, ready to be launched."""
+    """A kernel on the current GPU, ready to be launched; it is never unloaded."""
 
     def __init__(self, kernel):
         self.name, self.max_threads, self.n_words = kernel.name, kernel.max_threads, kernel.n_words
         entry, cubin = kernel.binary()
         library = check(cu.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
-        _libraries.append(library)
         kernel.introduce(library)
         # this also loads the code now, not while others spin
         self.function = check(
@@ -31,18 +27,15 @@ class LoadedKernel:
         attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
         self.static_shared = check(cu.cuFuncGetAttribute(attribute, self.function))
         self.dynamic_limit = STATIC_SHARED_LIMIT - self.static_shared
-        self.blocks_per_sm = cache(self._blocks_per_sm)
 
-    def allow_shared(self, shared_bytes):
-        """More than 48 KB of dynamic shared memory must be asked for once."""
-        if shared_bytes > self.dynamic_limit:
+    def blocks_per_sm(self, threads, shared_bytes=0):
+        """How many blocks of so many threads a multiprocessor holds at once; launches may then have them."""
+        if (
+            shared_bytes > self.dynamic_limit
+        ):  # more than 48 KB of shared memory must be asked for once
             attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(cu.cuFuncSetAttribute(self.function, attribute, shared_bytes))
             self.dynamic_limit = shared_bytes
-
-    def _blocks_per_sm(self, threads, shared_bytes=0):
-        """How many blocks of so many threads a multiprocessor holds at once."""
-        self.allow_shared(shared_bytes)
         return check(
             cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, shared_bytes)
         )
@@ -98,7 +91,7 @@ class Launch:
             self._pack(self.words, self._at, *words)
         machine = self._machine
         if machine.held:
-            machine.queue(self.submit)
+            machine.waiting.append(self.submit)
             return
         if cu.cuLaunchKernelEx(*self._call)[0] is not SUCCESS:
             machine.activate()  # the default stream is that of the thread's current context

@@ -32,8 +32,7 @@ class Stream:
 
     def __init__(self, machine, rank, handle=None):
         self.machine, self.rank = machine, rank
-        self.own = handle is None
-        self.handle = new_stream() if self.own else cu.CUstream(int(handle))
+        self.handle = new_stream() if handle is None else cu.CUstream(int(handle))
         self.can_be_captured = int(self.handle) not in LEGACY_DEFAULT
         self._event, self._beside = None, {}  # handle -> Stream
 
@@ -116,11 +115,10 @@ class GpuMachine:
                 f"no CUDA GPU can be used ({why}); EPMOE_DEVICE=sim runs the simulator instead"
             ) from error
         self.n_ranks, self.rank = n_ranks, rank
-        self.ranks_here = n_ranks if rank is None else 1
         self.context = check(cu.cuCtxGetCurrent())
         device = context.device
         self.ordinal = device.id
-        self.name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
+        self.name = device.name
         self.compute_capability = tuple(device.compute_capability)
         if self.compute_capability < OLDEST:
             raise UnavailableError(
@@ -136,13 +134,14 @@ class GpuMachine:
         self.streams = []
         self.held = 0
         self.has_captured = False  # graphs may name memory that nothing here uses any more
-        self._queue = []
+        self.waiting = []  # what starts launches that hold() holds back
         self._adopted = {}
         belongs_here(self)
 
     def describe(self):
         """One line about the machine."""
-        shared = f", shared by {self.ranks_here} virtual ranks" if self.ranks_here > 1 else ""
+        is_shared = self.rank is None and self.n_ranks > 1
+        shared = f", shared by {self.n_ranks} virtual ranks" if is_shared else ""
         return f"{self.name}, {self.all_sms} multiprocessors{shared}"
 
     def activate(self):
@@ -185,8 +184,7 @@ class GpuMachine:
 
     def max_resident_blocks(self, kernel, threads, shared_bytes=0):
         """How many blocks of this kernel the GPU holds at once: ranks whose kernels wait for each other share them."""
-        self.activate()
-        return loaded(kernel).blocks_per_sm(threads, shared_bytes) * self.n_sms
+        return self.prepare(kernel).blocks_per_sm(threads, shared_bytes) * self.n_sms
 
     def prepare(self, kernel):
         """Compile and load a kernel now: doing so while other kernels wait for each other could hang."""
@@ -208,33 +206,27 @@ class GpuMachine:
         """
         k = self.prepare(kernel)
         grid, block = int(grid), int(block)
-        most_threads, most_shared = k.max_threads, self.shared_limit
-        if not 1 <= block <= most_threads:
-            raise EPValueError(f"block={block} threads: {k.name} takes 1 to {most_threads}")
+        if not 1 <= block <= k.max_threads:
+            raise EPValueError(f"block={block} threads: {k.name} takes 1 to {k.max_threads}")
         if grid < 1:
             raise EPValueError(f"grid={grid} blocks of {k.name}: at least 1 is needed")
-        if k.static_shared + shared_bytes > most_shared:
+        if k.static_shared + shared_bytes > self.shared_limit:
             raise EPValueError(
-                f"shared_bytes={shared_bytes} of {k.name}: a block has at most {most_shared}"
+                f"shared_bytes={shared_bytes} of {k.name}: a block has at most {self.shared_limit}"
             )
-        limit = k.blocks_per_sm(block, shared_bytes) * self.n_sms
+        limit = self.max_resident_blocks(kernel, block, shared_bytes)
         if grid > limit:
             raise EPValueError(
                 f"grid={grid} blocks of {block} threads of {k.name} cannot be resident at once: {self.n_sms} "
                 f"multiprocessors hold {limit}; blocks wait for each other, so take a smaller grid"
             )
-        k.allow_shared(shared_bytes)
         shape = grid, block, shared_bytes
         return Launch(self, k, shape, words, numbers, stream.handle, programmatic)
 
-    def queue(self, start):
-        """Call this function when hold() ends."""
-        self._queue.append(start)
-
     def submit(self):
         """Start what hold() holds back."""
-        queue, self._queue = self._queue, []
-        for start in queue:
+        waiting, self.waiting = self.waiting, []
+        for start in waiting:
             start()
 
     def synchronize(self):
@@ -251,7 +243,7 @@ class GpuMachine:
         try:
             yield self
         except BaseException:
-            self._queue = []
+            self.waiting = []
             raise
         finally:
             self.held -= 1

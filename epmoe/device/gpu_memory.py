@@ -5,6 +5,7 @@ HostMemory is memory of the host that kernels write.
 
 import ctypes
 import math
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -63,11 +64,15 @@ class Buffer:
             self._at_once(cu.cuMemsetD8Async, self.address + offset, byte, nbytes)
 
     def array(self, dtype, shape, offset=0):
-        """Part of the buffer as an object with __cuda_array_interface__."""
-        dtype = np.dtype(dtype)
+        """Part of the buffer for other libraries: address, shape, dtype, buffer and __cuda_array_interface__."""
+        dtype, address = np.dtype(dtype), self.address + offset
         shape = tuple(map(int, np.atleast_1d(shape)))
         self._inside(offset, math.prod(shape) * dtype.itemsize)
-        return DeviceArray(self, self.address + offset, shape, dtype)
+        typestr = dtype.str if dtype.kind != "V" else "|V%d" % dtype.itemsize
+        interface = dict(shape=shape, typestr=typestr, data=(address, False), version=3)
+        made = SimpleNamespace(buffer=self, address=address, shape=shape, dtype=dtype)
+        made.__cuda_array_interface__ = interface
+        return made
 
     def free(self):
         """Give the memory back, after all launches have ended."""
@@ -98,15 +103,3 @@ class HostMemory:
             self._machine.synchronize()
             check(cu.cuMemFreeHost(self.address))
             self.address = 0
-
-
-class DeviceArray:
-    """Memory of a Buffer that other libraries can look at; it keeps the Buffer object."""
-
-    def __init__(self, buffer, address, shape, dtype):
-        self.buffer, self.address, self.shape, self.dtype = buffer, address, shape, dtype
-        typestr = dtype.str if dtype.kind != "V" else "|V%d" % dtype.itemsize
-        data = address, False
-        self.__cuda_array_interface__ = dict(
-            shape=shape, typestr=typestr, data=data, version=3, strides=None
-        )

@@ -6,7 +6,7 @@ arrays, dlpack: the caller's arrays, and ours for the caller       inputs: what 
 placing: where kernels find the caller's arrays                    user_functions: epilogue, weights, scale as functions
 lending: memory that results lie in; results: the caller's (out=)  dispatched: what dispatch returns
 rank_memory: a rank's regions and results, and their bytes         rounds: the order of calls
-dispatch_phase, combine_phase, silu_phase: check, place, launch, hand out; engine: what they share, plans and the open
+dispatch_phase, combine_phase, silu_phase: check all ranks, place, launch, hand out; engine: what they share, plans and the open
 round among it; plain_kernels: the plain kernels for them
 compiling: kernels compiled by many processes
 """

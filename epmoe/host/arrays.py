@@ -1,5 +1,6 @@
 """Arrays from anywhere, seen in one way (NumPy, torch, CuPy, DLPack, CUDA array interface), and our DeviceArray."""
 
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -9,7 +10,7 @@ from epmoe.host.dlpack import capsule, form_of
 from epmoe_ref.errors import EPValueError
 
 VECTOR_BYTES = 16  # kernels read rows as vectors of so many bytes
-MOST_CUT = 256  # lengths of a Field that are kept
+MOST_CUT = 1024  # first entries of Fields that are remembered
 _DTYPES = "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
 _TORCH_DTYPES = {f"torch.{t}": np.dtype(t) for t in _DTYPES}
 _TORCH_DTYPES |= {f"torch.{t.__name__}": np.dtype(t) for t in (bfloat16, float8_e4m3fn)}
@@ -42,10 +43,10 @@ class Field:
     nbytes: of the elements. of_torch: the number of a GPU, and what epmoe.torch knows of a tensor like this there.
     """
 
-    __slots__ = ("shape", "dtype", "offset", "strides", "nbytes", "form", "of_torch", "_cut")
+    __slots__ = ("shape", "dtype", "offset", "strides", "nbytes", "form", "of_torch")
 
     def __init__(self, shape, dtype, offset, strides=None):
-        self._cut, self.of_torch = {}, (None,) * 4
+        self.of_torch = (None,) * 4
         self.shape, self.dtype = tuple([int(n) for n in shape]), np.dtype(dtype)
         self.offset, self.strides = offset, strides
         self.nbytes = prod(self.shape) * self.dtype.itemsize
@@ -68,15 +69,14 @@ class Field:
 
     def first(self, n, axis=0):
         """The first n entries along an axis."""
-        cut = self._cut.get((n, axis))
-        if cut is None:
-            shape = self.shape[:axis] + (n,) + self.shape[axis + 1 :]
-            strides = None if axis == 0 and self.strides is None else self.byte_strides
-            cut = Field(shape, self.dtype, self.offset, strides)
-            if len(self._cut) >= MOST_CUT:
-                self._cut.clear()
-            self._cut[n, axis] = cut
-        return cut
+        return _first(self, n, axis)
+
+
+@lru_cache(MOST_CUT)
+def _first(field, n, axis):
+    shape = field.shape[:axis] + (n,) + field.shape[axis + 1 :]
+    strides = None if axis == 0 and field.strides is None else field.byte_strides
+    return Field(shape, field.dtype, field.offset, strides)
 
 
 class DeviceArray:
@@ -198,7 +198,7 @@ def first(array, n, axis=0):
 
 def _peek_device(a, what):
     loan, field = a._owner, a._field
-    return (*field.form, loan.lender.machine.ordinal), loan.base + field.offset, a
+    return field.form + (loan.lender.machine.ordinal,), loan.base + field.offset, a
 
 
 def _peek_torch(t, what):

@@ -1,6 +1,4 @@
-"""Combine on the host: expert outputs and weights checked and placed, kernels launched, results handed out."""
-
-from functools import partial
+"""Combine on the host: what all ranks give is checked, then placed; kernels launched, results handed out."""
 
 import numpy as np
 
@@ -11,64 +9,69 @@ from epmoe.host.dispatched import Dispatched
 from epmoe.host.engine import Plan
 from epmoe.host.results import Out, expect_apart
 from epmoe.host.user_functions import NO_SUMS, NO_TYPES, SUMS, argument, of_rank, way_of
-from epmoe.kernels import lamport
-from epmoe.kernels.user_functions import argument_words
+from epmoe.kernels import ArrayArg
 from epmoe_ref.errors import EPValueError
 
 NO_ARGS = ()
 ASYNC = "combine_async_kernel"
-READ = "src_info", "topk_ids"  # what combine reads of a Dispatched
+READ = {"src_info": 1, "topk_ids": 4}  # what combine reads of a Dispatched: its words
+ARGUMENTS = "router_weights_args", "epilogue_args"
+# words: expert outputs, src_info, n_rows, output_tokens, clean ids, router weights; then arguments of functions
+OUT, WEIGHTS = 3, 5
 
 
 class CombinePhase:
-    """whole; or begin, launch_async, and later end."""
+    """begin, and end; or begin, launch_async, and later end."""
 
     def __init__(self, engine, capacity):
         self.engine, self.cfg, self.capacity = engine, engine.cfg, capacity
         self._read = ()  # (expert outputs, Dispatched) of each rank, until they are reduced
         self._kept = []  # what kernels read in device memory that nobody has lent, until the next combine
-        self._stored = {}  # what an elementwise_lambda_fn may store into: see _arguments
+        self._unplaced = []  # arrays that begin has checked: see Placing.enter
+        self._stored = {}  # what an elementwise_lambda_fn may store into: see _words
         of = engine.ranks[0].dispatch_result.fields
         self._src_info, self._topk_ids = (of[name].offset for name in READ)
 
     def begin(self, expert_outputs, dispatched):
-        """Check and place expert outputs, and what combine needs of the open round's Dispatched."""
+        """Check expert outputs, and what combine needs of the open round's Dispatched."""
         engine, given = self.engine, ((expert_outputs, dispatched),)
         if engine.lists:
             named = dict(expert_outputs=expert_outputs, dispatched=dispatched)
             given = list(inputs.each_rank(engine.world, **named))
-        self._read, kept = given, []
+        self._read, kept, unplaced = given, [], []
         for s, (y, d) in zip(engine.parts, given):
-            r, loan = s.r, s.loan
+            r, loan = s.plan.r, s.loan
             if not isinstance(d, Dispatched) or d.round is not s:
                 raise EPValueError(_of_another_round(r.rank, d))
             form, at, y = (PEEKS.get(type(y)) or peek)(y, "expert_outputs")
-            s.n_rows = engine.plans.get((r.rank, form))
-            if s.n_rows is None:
+            n_rows = engine.plans.get((r.rank, form))
+            if n_rows is None:
                 rows = self.capacity, lambda d=d: d.n_rows
                 y = inputs.expert_outputs(self.cfg, engine.machine, r.rank, y, *rows)
-                s.n_rows = y.shape[0]
-                if s.n_rows == self.capacity:  # fewer must be as many as the round has
-                    engine.enter((r.rank, form), s.n_rows)
+                n_rows = y.shape[0]
+                if n_rows == self.capacity:  # fewer must be as many as the round has
+                    engine.enter((r.rank, form), n_rows)
+            base, own = loan.base, d.__dict__
+            s.words = words = [at, base + self._src_info, n_rows, 0, base + self._topk_ids, 0]
             if at is None:
-                at = engine.placing.place(r.rank, "expert_outputs", y)
-            elif not 0 <= at - loan.base < loan.nbytes:
+                unplaced.append((words, 0, r.rank, "expert_outputs", y))
+            elif not 0 <= at - base < loan.nbytes:
                 # whoever borrows lent memory next launches after this round's kernels
                 kept.append(y)
-            s.rows, own = at, d.__dict__
-            if s.out is None and "src_info" not in own and "topk_ids" not in own:
-                s.src_info, s.clean_ids = loan.base + self._src_info, loan.base + self._topk_ids
-            else:  # somebody may have put another array there
-                s.src_info, s.clean_ids = (self._written_by_dispatch(s, d, name) for name in READ)
-        self._kept = kept
+            if s.out is not None or "src_info" in own or "topk_ids" in own:
+                for name, i in READ.items():  # somebody may have put another array there
+                    array = view(getattr(d, name), name)
+                    words[i] = self._written_by_dispatch(s, name, array)
+                    if words[i] is None:
+                        unplaced.append((words, i, r.rank, name, array))
+        self._kept, self._unplaced = kept, unplaced
 
-    def _written_by_dispatch(self, s, d, name):
-        """Address of what dispatch wrote, which the Dispatched must still have, as that memory or as a copy."""
-        at, array = (s.out or s.loan).address(name), view(getattr(d, name), name)
+    def _written_by_dispatch(self, s, name, array):
+        """Address of what dispatch wrote, if an array is that memory or a copy; None: it is to be placed."""
+        at = (s.out or s.loan).address(name)
         # arrays of the caller (out=) are taken as they are now
         if array.address == at or s.out is not None:
-            place = self.engine.placing.place
-            return array.address if s.loan.holds(array) else place(s.rank, name, array)
+            return array.address if s.loan.holds(array) else None
         what, field = f"{name} of the Dispatched of rank {s.rank}", s.loan.fields[name]
         if array.host is None:
             raise EPValueError(f"{what} is another array than dispatch wrote: leave it as it was")
@@ -87,23 +90,16 @@ class CombinePhase:
         return at
 
     def launch_async(self):
-        """Launch the kernels of a combine_async for every rank."""
+        """Place what begin has checked, and launch the kernels of a combine_async for every rank."""
+        unplaced, self._unplaced = self._unplaced, []
+        self.engine.placing.enter(unplaced)
         self.engine.start("combine_async", self._launches())
 
     def _launches(self):
-        engine, made = self.engine, []
-        for s in engine.parts:
-            launch = engine.plans.get((ASYNC, s.rank))
-            if launch is None:
-                launch = engine.prepared(ASYNC, s.r, 0, s.r.regions("combine"), {})
-                engine.enter((ASYNC, s.rank), launch)
-            made.append((launch, (s.rows, s.src_info, s.n_rows, 0, 0, 0)))
-        return made
-
-    def whole(self, expert_outputs, dispatched, router_weights, functions, out, fused):
-        """A combine: the result, or a list of every rank's. functions: see end."""
-        self.begin(expert_outputs, dispatched)
-        return self.end("combine", router_weights, functions, out, fused)
+        launches = []
+        for s in self.engine.parts:
+            launches.append((s.plan[ASYNC], s.words))  # of which it reads the first three
+        return launches
 
     def end(self, call, router_weights, functions, out, fused=False):
         """Launch the kernels of a combine or combine_wait: the result, or a list of every rank's.
@@ -111,37 +107,50 @@ class CombinePhase:
         functions: router_weights_args, epilogue, epilogue_args, elementwise_lambda_fn.
         """
         weights_args, epilogue, epilogue_args, elementwise_fn = functions
-        engine, way, weights, results, outs = self.engine, SUMS, (router_weights,), [], []
-        parts = engine.parts
-        launches = self._launches() if call == "combine" and not fused else []
+        engine, way, given = self.engine, SUMS, (out,)
+        parts, plans, launches, results, outs, of_functions = (
+            engine.parts,
+            engine.plans,
+            [],
+            [],
+            [],
+            [],
+        )
+        unplaced, self._unplaced = self._unplaced, []
         factory = "combine_kernel" if fused else "combine_wait_kernel"
         is_plain = epilogue is None is elementwise_fn and weights_args is epilogue_args is NO_ARGS
         if not is_plain or router_weights is None or callable(router_weights):
             way = way_of(self.cfg, router_weights, *functions, out)
         takes_weights = way.takes_weights
-        if not takes_weights:
-            weights = [None] * len(parts)
-        elif engine.lists:
-            weights = inputs.ranks_of(engine.world, "router_weights", router_weights)
-        given = (None,) * len(parts) if out is None else inputs.ranks_of(engine.world, "out", out)
-        self._stored = {}
+        weights = (router_weights if takes_weights else None,)
+        if engine.lists:
+            named = dict(router_weights=weights[0], out=out)
+            weights, given = zip(*inputs.each_rank(engine.world, **named))
         for s, w, into in zip(parts, weights, given):
-            r, form, weights_at, types, words = s.r, None, 0, NO_TYPES, ()
+            r, n, words = s.plan.r, s.plan.num_tokens, s.words
+            form, weights_at, types = None, 0, NO_TYPES
             if takes_weights:
-                if type(w) not in PEEKS and not hasattr(w, "shape"):  # a number is refused
-                    inputs.router_weights(self.cfg, engine.machine, r.rank, w, s.num_tokens)
-                form, weights_at, w = (PEEKS.get(type(w)) or peek)(w, "router_weights")
+                look = PEEKS.get(type(w))
+                if look is None:
+                    look = peek
+                    if not hasattr(w, "shape"):  # a number is refused
+                        inputs.router_weights(self.cfg, engine.machine, r.rank, w, n)
+                form, weights_at, w = look(w, "router_weights")
             if weights_args or epilogue_args:
-                types, words = self._arguments(r, len(results), way, weights_args, epilogue_args)
-            key = r.rank, s.num_tokens, form, way.key, types
-            plan = engine.plans.get(key)
+                arguments = self._arguments(r.rank, len(results), way, weights_args, epilogue_args)
+                types = tuple([tuple([a.type for a in of_one]) for of_one in arguments])
+                of_functions.append((len(launches), r.rank, way.stores, arguments))
+            key = r.rank, n, form, way.key, types
+            plan = plans.get(key)
             if plan is None:
                 if takes_weights:
-                    w = inputs.router_weights(self.cfg, engine.machine, r.rank, w, s.num_tokens)
+                    w = inputs.router_weights(self.cfg, engine.machine, r.rank, w, n)
                 way.check(engine, len(results), weights_args, epilogue_args, types)
-                plan = engine.enter(key, self._plan(r, s.num_tokens, way, types))
+                plan = engine.enter(key, Plan(engine, r, n, way.options, types))
+                plan.result = r.unreduced_result if way is NO_SUMS else r.reduced_result
+                plan.field = plan.result.fields["output_tokens"].first(n)
             if weights_at is None:
-                weights_at = engine.placing.place(r.rank, "router_weights", w)
+                unplaced.append((words, WEIGHTS, r.rank, "router_weights", w))
             elif w is not None:
                 self._kept.append(w)
             loan = r.arena.lend(plan.result)
@@ -149,62 +158,68 @@ class CombinePhase:
                 engine.captured.append(loan)
             at = loan.base
             if into is not None:
-                outs.append(
-                    Out(loan, engine.machine, r.rank, {"output_tokens": into}, plan.field.shape)
-                )
+                shape = plan.field.shape
+                outs.append(Out(loan, engine.machine, r.rank, {"output_tokens": into}, shape))
                 at = outs[-1].address("output_tokens")
             elif not way.stores:
                 into = loan.part(plan.field)
+            words[OUT], words[WEIGHTS] = at, weights_at
             results.append(into)
-            words = s.rows, s.src_info, s.n_rows, at, s.clean_ids, weights_at, *words
             launches.append((plan[factory], words))
-        if outs:
-            self._expect_apart(parts, outs, weights)
+        if outs or unplaced or of_functions:
+            self._place(launches, outs, weights, unplaced, of_functions)
+        if call == "combine" and not fused:
+            launches = self._launches() + launches
         engine.start(call, launches, fused)
         self._read = engine.parts = ()  # whose memory may be lent again, or is the caller's
-        for out in outs:
-            out.finish(engine)
-        if self._stored:
-            self._fetch()
-        if device.SIM:
-            engine.placing.let_go()
+        if outs or of_functions or device.SIM:
+            self._finish(outs, of_functions)
         return results if engine.lists else results[0]
 
-    def _plan(self, r, num_tokens, way, types):
-        """The Plan of rows of so many tokens that a rank reduces; types: of the arguments of functions."""
-        fast = self.engine.kernels == "fast"
+    def _place(self, launches, outs, weights, unplaced, of_functions):
+        """Place what has been checked; what is written must share no memory with what is read."""
+        if outs:
+            self._expect_apart(outs, weights)
+        self.engine.placing.enter(unplaced)
+        self._stored = {}
+        for i, *what in of_functions:
+            launch, words = launches[i]
+            launches[i] = launch, words + self._words(*what)
 
-        def how(factory):
-            options, regions = way.options, r.regions("combine")
-            if factory == "combine_kernel" and fast:
-                options = options | {"without_signals": True}
-                if lamport.applies(self.cfg, True, options["router_weights"]):
-                    regions = r.regions("combine", "lamport_buf")
-            return regions, options, dict(weights_types=types[0], epilogue_types=types[1])
+    def _finish(self, outs, of_functions):
+        """Results that go into host memory; in the simulator the kernels have ended."""
+        for out in outs:
+            out.finish(self.engine)
+        if of_functions:
+            self._fetch()
+        if device.SIM:
+            self.engine.placing.let_go()
 
-        plan = Plan(self.engine, r, num_tokens, how)
-        plan.result = r.unreduced_result if way is NO_SUMS else r.reduced_result
-        plan.field = plan.result.fields["output_tokens"].first(num_tokens)
-        return plan
+    def _arguments(self, rank, index, way, weights_args, epilogue_args):
+        """The arguments of router weights and epilogue, checked: [ScalarArg or ArrayArg of an Array] of each."""
+        machine, world, found = self.engine.machine, self.engine.world, []
+        for what, args in zip(ARGUMENTS, (weights_args, epilogue_args)):
+            values, stores = of_rank(world, index, args), way.stores and what == "epilogue_args"
+            names = [f"{what}[{i}] of rank {rank}" for i in range(len(values))]
+            found.append([argument(machine, v, name, stores) for v, name in zip(values, names)])
+        return found
 
-    def _arguments(self, r, index, way, weights_args, epilogue_args):
-        """(types, words) of the arguments of functions; the arrays are placed."""
-        found, world = [], self.engine.world
-        of_weights = "router_weights_args", weights_args, False
-        for what, args, stores in of_weights, ("epilogue_args", epilogue_args, way.stores):
-            place = partial(self._placed, self._stored if stores else {}, r.rank)
-            values = enumerate(of_rank(world, index, args))
-            found.append([argument(v, f"{what}[{n}]", r.rank, place, stores) for n, v in values])
-        types = tuple([tuple([a.type for a in of_one]) for of_one in found])
-        return types, argument_words(*found[0], *found[1])
-
-    def _placed(self, shared, rank, name, array):
-        """Address of an argument; the same one for an array that is given twice. shared: those so far."""
-        known = array.address, array.shape, array.dtype
-        if known not in shared:
-            at = self.engine.placing.place(rank, name, array)
-            shared[known] = at, (rank, name), array
-        return shared[known][0]
+    def _words(self, rank, stores, arguments):
+        """The words of checked arguments; their arrays are placed."""
+        words = []
+        for what, shared, args in zip(ARGUMENTS, ({}, self._stored if stores else {}), arguments):
+            for i, a in enumerate(args):
+                if isinstance(a, ArrayArg):
+                    array = a.address
+                    # the same address for an array that is given twice
+                    known = array.address, array.shape, array.dtype
+                    if known not in shared:
+                        where = rank, f"{what}[{i}]"
+                        at = self.engine.placing.place(*where, array)
+                        shared[known] = at, where, array
+                    a = a._replace(address=shared[known][0])
+                words += a.words()
+        return words
 
     def _fetch(self):
         """Copy what an elementwise_lambda_fn has stored into the caller's arrays in host memory."""
@@ -215,10 +230,10 @@ class CombinePhase:
         for where, host in stored:
             self.engine.placing.fetch(*where, host)
 
-    def _expect_apart(self, parts, outs, weights):
+    def _expect_apart(self, outs, weights):
         """Arrays of the caller that are written share no memory with what is read."""
         read = []
-        for s, (y, d), w in zip(parts, self._read, weights):
+        for s, (y, d), w in zip(self.engine.parts, self._read, weights):
             of_rank = [("expert_outputs", y), *((name, getattr(d, name)) for name in READ)]
             if w is not None:
                 of_rank.append(("router_weights", w))

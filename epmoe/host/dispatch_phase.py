@@ -1,4 +1,4 @@
-"""Dispatch on the host: inputs checked and placed, kernels launched, Dispatched made."""
+"""Dispatch on the host: all ranks' inputs checked, then placed; kernels launched, Dispatched made."""
 
 import numpy as np
 
@@ -25,23 +25,20 @@ _new = object.__new__
 
 
 class Part:
-    """One rank's part of the open round: its placed inputs, and the loan that its results go into.
+    """One rank's part of the open round: what its next kernels are launched with, and the loan of its results.
 
-    scale: its word. out: the caller's arrays, as an Out; None without any. rows, n_rows, src_info, clean_ids: addresses
-    and number of what combine sends back. cfg, rank, check, num_tokens: as in a Dispatched.
+    words: of the launches of dispatch, then of combine. out: the caller's arrays, as an Out; None without any.
+    cfg, rank, check, num_tokens: as in a Dispatched.
     """
 
-    __slots__ = tuple(
-        "plan r num_tokens tokens topk_ids scale loan out rows n_rows src_info clean_ids".split()
-    )
+    __slots__ = "plan", "words", "loan", "out"
 
-    def __init__(self, plan, tokens, topk_ids, scale, loan):
-        self.plan, self.r, self.num_tokens = plan, plan.r, plan.num_tokens
-        self.tokens, self.topk_ids, self.scale = tokens, topk_ids, scale
-        self.loan, self.out = loan, None
+    def __init__(self, plan, words, loan):
+        self.plan, self.words, self.loan, self.out = plan, words, loan, None
 
-    cfg = property(lambda self: self.r.cfg)
-    rank = property(lambda self: self.r.rank)
+    cfg = property(lambda self: self.plan.r.cfg)
+    rank = property(lambda self: self.plan.r.rank)
+    num_tokens = property(lambda self: self.plan.num_tokens)
     check = property(lambda self: self.plan.engine.check)
 
     def array(self, name):
@@ -55,45 +52,39 @@ class Part:
 
 
 class DispatchPhase:
-    """whole; or begin, launch, and later perhaps into, and launch again."""
+    """begin, launch, and later perhaps into, and launch again."""
 
     def __init__(self, engine):
         self.engine, self.cfg = engine, engine.cfg
         fields = formats.of(engine.cfg).output_fields
         self.capacity = dispatch_arrays(engine.cfg)[1]
-        self._written = *fields, "row_offsets", "expert_ids", "src_info", "recv_count"
-        self._n_fields = len(fields)
+        self._capacity_at = 4 + len(fields)
+        written = *fields, "row_offsets", "expert_ids", "src_info", "recv_count"
         of = engine.ranks[0].dispatch_result.fields
-        self._offsets = [of[name].offset for name in self._written]
-        self._clean = of["topk_ids"].offset
+        self._clean, self._tokens = of["topk_ids"].offset, of["output_tokens"]
+        self._offsets = [of[name].offset for name in written]
+        # {name: its word}
+        self._written = {n: 4 + i + (i >= len(fields)) for i, n in enumerate(written)}
         self._named = [
             (r, f"input_tokens of rank {r.rank}", f"topk_ids of rank {r.rank}")
             for r in engine.ranks
         ]
         self._kept = []  # inputs as they were looked at, until the next ones come
 
-    def whole(self, input_tokens, topk_ids, input_scale, out, fused):
-        """A dispatch: the Dispatched, or a list of every rank's."""
-        self.begin(input_tokens, topk_ids, input_scale, out)
-        return self.launch("dispatch", fused)
-
     def begin(self, input_tokens, topk_ids, input_scale, out=None):
-        """Check and place all ranks' inputs: a Part of each. Nothing is launched."""
+        """Check all ranks' inputs, and then place them: a Part of each."""
         engine, function = self.engine, None
         if engine.has_many:
             engine.forget_calls()
         if callable(input_scale):
-            function = earlier(input_scale)
-            check_signature(function, "input_scale")
-            check_returned(engine.machine, function, "input_scale")
-            input_scale = 1.0
+            function, input_scale = earlier(input_scale), 1.0
         given, scales = ((input_tokens, topk_ids),), (input_scale,)
         if engine.lists:
             given = inputs.each_rank(engine.world, input_tokens=input_tokens, topk_ids=topk_ids)
             scales = [input_scale] * len(engine.ranks)
             if isinstance(input_scale, (list, tuple)):
                 scales = inputs.ranks_of(engine.world, "input_scale", input_scale)
-        plans, placing, kept, parts = engine.plans, engine.placing, [], []
+        plans, kept, parts, unplaced = engine.plans, [], [], []
         for (r, of_x, of_ids), (x, ids), scale in zip(self._named, given, scales):
             x_form, x_at, x = (PEEKS.get(type(x)) or peek)(x, of_x)
             ids_form, ids_at, ids = (PEEKS.get(type(ids)) or peek)(ids, of_ids)
@@ -105,40 +96,42 @@ class DispatchPhase:
             word = ONE
             if scale != 1.0 or type(scale) is not float:
                 word = float32_word(inputs.input_scale(r.rank, scale))
-            if x_at is None:
-                x_at = placing.place(r.rank, "input_tokens", x)
-            if ids_at is None:
-                ids_at = placing.place(r.rank, "topk_ids", ids, INT32)
-            elif plan.narrowing is not None:
-                ids_at = placing.narrowed(plan.narrowing, ids_at)
             loan = r.arena.lend(r.dispatch_result)
-            if engine.rounds.capture:
-                engine.captured.append(loan)
+            base = loan.base
+            words = [x_at, ids_at, base + self._clean, word, *map(base.__add__, self._offsets)]
+            words.insert(self._capacity_at, self.capacity)
+            if x_at is None:
+                unplaced.append((words, 0, r.rank, "input_tokens", x))
+            if ids_at is None or plan.narrows:
+                unplaced.append((words, 1, r.rank, "topk_ids", ids, INT32))
             kept += x, ids
-            parts.append(Part(plan, x_at, ids_at, word, loan))
+            parts.append(Part(plan, words, loan))
         self._kept = kept
         if out is not None:
             self.into(parts, out)
+        if unplaced:
+            engine.placing.enter(unplaced)
+        if engine.rounds.capture:
+            engine.captured += [s.loan for s in parts]
         engine.parts = parts
 
     def _checked(self, key, r, x, ids):
         """The plan of arrays that have passed all checks, and the arrays."""
-        engine = self.engine
+        engine, function = self.engine, key[-1]
         x = inputs.tokens(self.cfg, engine.machine, r.rank, x)
         ids = inputs.topk_ids(self.cfg, engine.machine, r.rank, ids, x.shape[0])
         plan = engine.plans.get(key)
         if plan is None:
-            options = {"input_scale": key[-1]}
-
-            def how(factory):
-                return r.regions("dispatch"), {} if "wait" in factory else options, {}
-
-            plan = engine.enter(key, Plan(engine, r, x.shape[0], how))
-            plan.narrowing = None  # of ids in device memory, for Placing.narrowed
-            if ids.host is None and ids.dtype == INT64 and engine.kernels == "fast":
-                options["id_bytes"] = 8
-            elif ids.host is None and ids.dtype != INT32:
-                plan.narrowing = r.rank, "topk_ids", ids.dtype, ids.shape[0] * ids.shape[1]
+            options = {"input_scale": function}
+            if function is not None:
+                check_signature(function, "input_scale")
+                check_returned(engine.machine, function, "input_scale")
+            # ids in device memory that the kernels cannot read become int32 there
+            narrows = ids.host is None and ids.dtype != INT32
+            if narrows and ids.dtype == INT64 and engine.kernels == "fast":
+                options["id_bytes"], narrows = 8, False
+            plan = engine.enter(key, Plan(engine, r, x.shape[0], options))
+            plan.narrows = narrows
         return plan, x, ids
 
     def into(self, parts, out):
@@ -160,29 +153,27 @@ class DispatchPhase:
         expect_apart([one for o in outs for one in o.named], read)
         for s, o in zip(parts, outs):
             s.out = o if o.arrays else None
+            for name, i in self._written.items():
+                s.words[i] = o.address(name)
 
     def launch(self, call, fused=False):
         """Launch the kernels of a call for every rank. Of a whole dispatch: the Dispatched, or a list of them."""
         launches, parts = [], self.engine.parts
         for factory in FUSED if fused else SPLIT[call]:
             for s in parts:
-                base = s.loan.base
-                if s.out is None:
-                    written = [*map(base.__add__, self._offsets)]
-                else:
-                    written = [*map(s.out.address, self._written)]
-                written.insert(self._n_fields, self.capacity)
-                words = s.tokens, s.topk_ids, base + self._clean, s.scale, *written
-                launches.append((s.plan[factory], words))
+                launches.append((s.plan[factory], s.words))
         self.engine.start(call, launches, fused)
         if call == "dispatch_async":
             return None
         made = []
         for s in parts:
-            if s.out is not None:
-                s.out.finish(self.engine)
             d = _new(Dispatched)
-            d.round, d.output_tokens = s, (s if s.out else s.loan).array("output_tokens")
+            d.round = s
+            if s.out is None:
+                d.output_tokens = s.loan.part(self._tokens)
+            else:
+                s.out.finish(self.engine)
+                d.output_tokens = s.array("output_tokens")
             made.append(d)
         return made if self.engine.lists else made[0]
 

@@ -11,7 +11,7 @@ from epmoe.host.arrays import DeviceArray, to_numpy
 from epmoe.host.placing import Placing
 from epmoe.host.rank_memory import RankMemory
 from epmoe.host.rounds import AFTER, REFUSALS, Rounds
-from epmoe.kernels import LaunchConfig, Wanted, status
+from epmoe.kernels import LaunchConfig, Wanted, lamport, status
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout, UnavailableError
 
@@ -41,17 +41,16 @@ def kernels_named(name, machine):
 class Plan(dict):
     """What was checked of arrays of some forms that one rank is given: {factory: what launches its kernel}.
 
-    A launch is prepared when it is first looked up. how: function factory -> (regions, options, types of arguments).
+    A launch is prepared when it is first looked up. options: of the factories. types: of the arguments of functions.
     """
 
-    def __init__(self, engine, r, num_tokens, how):
-        self.engine, self.r, self.num_tokens, self._how = engine, r, num_tokens, how
+    def __init__(self, engine, r, num_tokens, options, types=()):
+        self.engine, self.r, self.num_tokens = engine, r, num_tokens
+        self._how = options, *types
 
     def __missing__(self, factory):
-        regions, options, types = self._how(factory)
-        launch = self[factory] = self.engine.prepared(
-            factory, self.r, self.num_tokens, regions, options, **types
-        )
+        launch = self.engine.prepared(factory, self.r, self.num_tokens, *self._how)
+        self[factory] = launch
         return launch
 
 
@@ -70,7 +69,9 @@ class Engine:
             raise EPValueError(
                 "launch=LaunchConfig(trace=True): only the fast kernels write stamps; kernels='fast'"
             )
-        self.rounds = Rounds()
+        first = world.ranks[0]
+        stream = world.stream_of(first)
+        self.rounds = Rounds(stream.capture)
         self.placing = Placing(self.machine, world.stream_of)
         self._factories = factories or KERNELS[self.kernels]
         self._calls = {}  # KernelCall by factory and options
@@ -92,9 +93,6 @@ class Engine:
         self.ranks = [RankMemory(cfg, self.machine, rank, self._memory) for rank in world.ranks]
         at = next(r.offset for r in layout.regions(cfg) if r.name == "status")
         self._status = np.int32, (layout.STATUS_WORDS,), at
-        first, stream = world.ranks[0], world.stream_of(world.ranks[0])
-        # () -> id of the capture into a CUDA graph that the ranks' stream is in, 0 for none
-        self.capture = stream.capture
         self.is_alone = not (world.lists or device.SIM)  # launches begin one by one
         self._streams = {}  # {rank: stream} by whether kernels are fused
         self.telling = Telling(self.machine, first, stream)
@@ -120,9 +118,16 @@ class Engine:
         self.has_many = len(self.plans) > MOST_PLANS or len(self._calls) > MOST_CALLS
         return plan
 
-    def prepared(self, factory, r, num_tokens, regions, options, **types):
-        """What launches a kernel for so many tokens of a rank."""
-        fused, world = factory in FUSED, self.world
+    def prepared(self, factory, r, num_tokens, options, *types):
+        """What launches a kernel for so many tokens of a rank. options: of whichever kernel; types: see Wanted."""
+        fused, world, kind = factory in FUSED, self.world, factory.partition("_")[0]
+        regions = r.regions(kind) if kind in ("dispatch", "combine") else {}
+        if factory in ("dispatch_wait_kernel", "combine_async_kernel"):
+            options = {}
+        elif factory == "combine_kernel" and self.kernels == "fast":
+            options = options | {"without_signals": True}
+            if lamport.applies(self.cfg, True, options["router_weights"]):
+                regions = r.regions("combine", "lamport_buf")
         if fused not in self._streams:
             with world.launching(fused) as self._streams[fused]:
                 pass
@@ -131,7 +136,7 @@ class Engine:
             launch = world.share(self.launch) if fused else self.launch
             self._calls[key] = getattr(self._factories, factory)(self.cfg, launch, **options)
         where = self.machine, self._streams[fused][r.rank], regions, self.timeout
-        return self._calls[key].prepared(Wanted(num_tokens, r.rank, *where, **types))
+        return self._calls[key].prepared(Wanted(num_tokens, r.rank, *where, *types))
 
     def start(self, call, launches, fused=False):
         """Start launches, [(launch, its words)], which are one call; in the simulator they have then ended."""
@@ -158,7 +163,7 @@ class Engine:
         """Between rounds: let go of plans and calls when there are many, as functions may be others in every round."""
         if len(self.plans) > MOST_PLANS:
             self.plans.clear()
-        if len(self._calls) <= MOST_CALLS or self.capture() or self.captured:
+        if len(self._calls) <= MOST_CALLS or self.rounds.captured_now() or self.captured:
             return
         self.machine.synchronize()
         self.plans.clear()
@@ -180,7 +185,7 @@ class Engine:
             if self._unseen is not None:
                 raise self._unseen
             return to_numpy(result)  # close() has waited and looked
-        if self.capture():
+        if self.rounds.captured_now():
             raise EPStateError(
                 "results can be looked at when a captured CUDA graph was replayed, not while the stream "
                 "is being captured: nothing has run yet"

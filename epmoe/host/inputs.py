@@ -3,6 +3,8 @@
 Every message names the rank, the value, the rule and the remedy; for routing also the token and k.
 """
 
+from math import prod
+
 import ml_dtypes
 import numpy as np
 
@@ -204,7 +206,8 @@ def result(machine, given, shape, dtype, what):
     return a
 
 
-def _array(machine, given, what):
+def _array(machine, given, what, in_vectors=True):
+    """An array as Array, where kernels of this machine can read it. in_vectors: they read rows in vectors, if they can."""
     a = given if type(given) is Array else view(given, what)
     if a.host is not None:
         return a
@@ -227,7 +230,8 @@ def _array(machine, given, what):
             f"{what} is not C-contiguous (strides {a.strides} bytes, shape {a.shape}), and arrays in GPU "
             "memory are read where they lie: x.contiguous() in torch, cupy.ascontiguousarray(x)"
         )
-    if a.address % VECTOR_BYTES and a.dtype.itemsize * a.shape[-1] % VECTOR_BYTES == 0:
+    row_bytes = a.dtype.itemsize * prod(a.shape[-1:])
+    if in_vectors and a.address % VECTOR_BYTES and row_bytes % VECTOR_BYTES == 0:
         raise EPValueError(
             f"{what} starts at 0x{a.address:x}, which is no multiple of {VECTOR_BYTES} bytes: copy it"
         )

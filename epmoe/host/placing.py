@@ -33,15 +33,11 @@ class Placing:
             self.placed[rank, name] = None, array.owner
             if dtype is None or array.dtype == dtype:
                 return array.address
-            return self.narrowed((rank, name, array.dtype, math.prod(array.shape)), array.address)
+            return self._narrowed(rank, name, array)
         host = np.ascontiguousarray(array.host, dtype)
         if device.SIM:
             return self._adopted(rank, name, host)
-        if self.machine.has_captured and self._stream_of(rank).capture():
-            raise EPValueError(
-                f"{name} of rank {rank} is in host memory, and the stream is being captured into a CUDA graph, whose "
-                "replays would not see it: give an array in GPU memory"
-            )
+        self._expect_no_capture(rank, name)
         # Earlier launches may still read the staging buffer.
         self.machine.synchronize()
         buffer = self._buffer(rank, name, host.nbytes)
@@ -52,6 +48,21 @@ class Placing:
     def place_all(self, rank, names, arrays, dtypes):
         """[the address of each]; dtypes: {name: dtype} of those that must have one."""
         return [self.place(rank, name, a, dtypes.get(name)) for name, a in zip(names, arrays)]
+
+    def enter(self, unplaced):
+        """Enter addresses into words: [(words, index, rank, name, array, dtype if any)], all checked; a refusal writes none."""
+        for _, _, rank, name, array, *_ in unplaced:
+            if not device.SIM and type(array) is Array and array.host is not None:
+                self._expect_no_capture(rank, name)
+        for words, i, *what in unplaced:
+            words[i] = self.place(*what)
+
+    def _expect_no_capture(self, rank, name):
+        if self.machine.has_captured and self._stream_of(rank).capture():
+            raise EPValueError(
+                f"{name} of rank {rank} is in host memory, and the stream is being captured into a CUDA graph, whose "
+                "replays would not see it: give an array in GPU memory"
+            )
 
     def fetch(self, rank, name, host):
         """Copy what kernels have stored in a placed array back into `host`, the caller's own; they must have ended."""
@@ -72,17 +83,17 @@ class Placing:
         self.placed[rank, name] = address, host
         return address
 
-    def narrowed(self, key, address):
-        """Address of ids in device memory as int32, by a launch. key: (rank, name, dtype, how many); address: of the ids."""
+    def _narrowed(self, rank, name, array):
+        """Address of ids in device memory as int32, by a launch."""
         # Launches of earlier rounds, which may still read the buffer, come before this one on the stream.
-        known = self._narrowing.get(key)
-        if known is None:
-            rank, name, dtype, n = key
+        n = math.prod(array.shape)
+        key = rank, name, array.dtype, n
+        if key not in self._narrowing:
             to = self._buffer(rank, f"int32 {name}", 4 * n).address
-            launch = cast_ids(self.machine, self._stream_of(rank), rank, dtype, n)
-            known = self._narrowing[key] = launch, to
-        launch, to = known
-        launch.start(address, to)
+            launch = cast_ids(self.machine, self._stream_of(rank), rank, array.dtype, n)
+            self._narrowing[key] = launch, to
+        launch, to = self._narrowing[key]
+        launch.start(array.address, to)
         return to
 
     def _buffer(self, rank, name, nbytes):

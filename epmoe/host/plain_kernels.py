@@ -6,7 +6,7 @@ they launch. A launch gets arrays where the page has tensors, and addresses wher
 
 import ctypes
 import math
-from functools import partial
+from functools import partial, partialmethod
 from itertools import islice
 from types import SimpleNamespace
 
@@ -100,12 +100,13 @@ class _Call:
         return named | {"router_weights_args": weights_args, "input rows": named["rows"]}
 
 
-_DISPATCH = "dispatch_async_kernel", "dispatch_wait_kernel", "dispatch_kernel"
-_COMBINE = "combine_async_kernel", "combine_wait_kernel", "combine_kernel"
+class Factories:
+    """The names of epmoe.kernels, for the plain kernels of a package: epmoe.kernels.plain, or an edited copy of it."""
 
+    def __init__(self, package=plain):
+        self._plain = package
 
-def _factory(name):
-    def make(self, cfg, launch=None, **options):
+    def _make(self, name, cfg, launch=None, **options):
         """As in epmoe.kernels."""
         if name in ("combine_wait_kernel", "combine_kernel"):
             options = {"router_weights": "array"} | options
@@ -117,16 +118,10 @@ def _factory(name):
                 on_page[PAGE_NAMES[what]] = user_functions.checked(what, function)
         return _Call(getattr(self._plain, name)(cfg, launch, **on_page), options)
 
-    make.__name__ = name
-    return make
-
-
-class Factories:
-    """The names of epmoe.kernels, for the plain kernels of a package: epmoe.kernels.plain, or an edited copy of it."""
-
     fused_silu_kernel = staticmethod(fused_silu_kernel)
-    dispatch_async_kernel, dispatch_wait_kernel, dispatch_kernel = map(_factory, _DISPATCH)
-    combine_async_kernel, combine_wait_kernel, combine_kernel = map(_factory, _COMBINE)
-
-    def __init__(self, package=plain):
-        self._plain = package
+    dispatch_async_kernel = partialmethod(_make, "dispatch_async_kernel")
+    dispatch_wait_kernel = partialmethod(_make, "dispatch_wait_kernel")
+    dispatch_kernel = partialmethod(_make, "dispatch_kernel")
+    combine_async_kernel = partialmethod(_make, "combine_async_kernel")
+    combine_wait_kernel = partialmethod(_make, "combine_wait_kernel")
+    combine_kernel = partialmethod(_make, "combine_kernel")

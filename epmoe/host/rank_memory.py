@@ -59,7 +59,7 @@ class RankMemory:
     """Regions, peers and result pools of one rank of this process."""
 
     def __init__(self, cfg: EPConfig, machine, rank, memory):
-        self.cfg, self.machine, self.rank = cfg, machine, rank
+        self.cfg, self.rank = cfg, rank
         self._buffer = memory.buffers[rank]
         self._addresses = memory.addresses
         self._regions = {r.name: r for r in layout.regions(cfg)}

@@ -79,15 +79,14 @@ def part_of_round(method):
     @functools.wraps(method)
     def watched(self, *arguments, **options):
         rounds = self._rounds
-        turn = rounds.turn
         try:
-            turn.free.pop()
+            rounds.free.pop()
         except IndexError:
-            turn.refuse(name)
-        turn.thread = get_ident()
+            rounds.refuse(name)
+        rounds.thread = get_ident()
         try:
             if has_turn:
-                rounds.capture = capture = self._capture()
+                rounds.capture = capture = rounds.captured_now()
                 if name not in _NEXT[rounds.state] or capture != rounds.opened_in:
                     rounds.expect(name, capture)
             return method(self, *arguments, **options)
@@ -97,22 +96,25 @@ def part_of_round(method):
             rounds.fail(name, error)
             raise
         finally:
-            turn.free[:] = (True,)
+            rounds.free[:] = (True,)
 
     return watched
 
 
-class Rounds:
-    """Where in a round one ExpertParallel is.
+class Rounds(Turn):
+    """Where in a round one ExpertParallel is, and whose turn it is to call it.
 
-    failure: the error after which only reset() helps, or None; failed_call: the call that it ended. capture, opened_in:
-    ids of captures, 0 for none: of the call under way, and of the open round.
+    failure: the error after which only reset() helps, or None; failed_call: the call that it ended. captured_now: () -> id
+    of the capture into a CUDA graph that the ranks' stream is in, 0 for none. capture, opened_in: this of the call under
+    way, and of the open round.
     """
 
-    def __init__(self):
+    __slots__ = "state", "failure", "failed_call", "captured_now", "capture", "opened_in"
+
+    def __init__(self, captured_now):
+        super().__init__()
         self.state, self.failure, self.failed_call = "idle", None, None
-        self.turn = Turn()
-        self.capture = self.opened_in = 0
+        self.captured_now, self.capture, self.opened_in = captured_now, 0, 0
 
     def expect(self, call, capture):
         """Raise EPStateError, with the reason, unless the call may come now. capture: id of a capture, 0 for none."""

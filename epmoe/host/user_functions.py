@@ -9,6 +9,7 @@ import numpy as np
 
 from epmoe import device
 from epmoe.device.fingerprint import fingerprint
+from epmoe.host import inputs
 from epmoe.host.arrays import is_torch, view
 from epmoe.kernels import ArrayArg, ScalarArg
 from epmoe.kernels import user_functions as in_kernels
@@ -45,6 +46,7 @@ class Way(NamedTuple):
         for (what, function), args, kinds in of_both:
             if callable(function):
                 args = of_rank(engine.world, index, args)
+                check_signature(function, what, args)
                 check_returned(engine.machine, function, what, args, kinds)
 
 
@@ -85,18 +87,15 @@ def way_of(cfg, router_weights, weights_args, epilogue, epilogue_args, elementwi
         raise EPValueError("epilogue_args are given, and there is no epilogue that would take them")
     if function is None and last is None:
         return SUMS if reduces else NO_SUMS
-    check_signature(last, name, epilogue_args)
-    check_signature(function, "router_weights", weights_args)
     options = {"router_weights": function or "array", name: last}
     return Way(tuple(options.items()), options, function is None, stores)
 
 
 def check_signature(function, what, args=()):
-    """A function, not None, must take PARAMETERS and then one argument for each entry of args."""
+    """A function must take PARAMETERS and then one argument for each entry of args."""
     names = PARAMETERS[what]
     try:
-        if function is not None:
-            inspect.signature(function).bind(*names, *args)
+        inspect.signature(function).bind(*names, *args)
     except TypeError as e:
         given = f" and {len(args)} of {what}_args" if args else ""
         raise EPValueError(
@@ -178,19 +177,18 @@ def of_rank(world, index, args):
     return tuple(made)
 
 
-def argument(value, name, rank, place, writable):
-    """ScalarArg or ArrayArg for a number or an array; place(name, array) gives the address of an array's elements.
+def argument(machine, value, what, writable):
+    """ScalarArg of a number, or ArrayArg of an array, checked; its address is yet the Array, which is to be placed.
 
     writable: whether the function may store into arrays that are writable and that it is given without a conversion.
     """
-    what = f"{name} of rank {rank}"
     if isinstance(value, (bool, int, np.integer, np.bool_)):
         if not -(2**31) <= int(value) < 2**31:
             raise EPValueError(f"{what} is {value}, which does not fit in int32")
         return ScalarArg(int(value), "int32")
     if isinstance(value, (float, np.floating)):
         return ScalarArg(float(value), "float32")
-    array = view(value, what)
+    array = inputs._array(machine, value, what, in_vectors=False)
     host, has_axes = array.host, len(array.shape) in (1, 2)
     if host is not None:
         is_copy = is_torch(value) and not value.is_contiguous()
@@ -202,7 +200,7 @@ def argument(value, name, rank, place, writable):
             f"{what} is {array.dtype} {array.shape}; numbers, and arrays of one or two axes of "
             f"{', '.join(_ARRAY_DTYPES)} can be given to a function: convert it"
         )
-    return ArrayArg(place(name, array), array.shape, array.dtype.name, bool(writable))
+    return ArrayArg(array, array.shape, array.dtype.name, bool(writable))
 
 
 def earlier(function):

@@ -25,7 +25,7 @@ from epmoe import (
 from epmoe.fused_a2a import buffers
 
 BUFFERS = buffers.buffer_of, buffers.hybrid_ep_buffer
-MOST_PYTHON_CALLS = {"dispatch": 18, "combine": 17}  # looks at tensors among them
+MOST_PYTHON_CALLS = {"dispatch": 16, "combine": 15}  # looks at tensors among them
 MOST_OF_ROWS = {"dispatch": 36, "combine": 28, "cached": 27, "by expert": 54, "sums": 26}
 
 
@@ -76,6 +76,23 @@ def check_wrong_arguments_are_refused_also_where_there_is_a_plan():
         new = ep.dispatch(x, ids)
         fails(EPValueError, "another round", ep.combine, y, d, weights)
         ep.combine(new.output_tokens, new, weights)
+
+
+def check_arguments_of_functions_are_read_where_they_lie():
+    def epilogue(token, col, value, factors):
+        return value * factors[token]
+
+    with at_hand() as (ep, driver, (x, ids, weights)):
+        d = ep.dispatch(x, ids)
+        y = d.output_tokens
+        for wrong, said in [
+            (FakeTensor(0x90000, (4,), float32, stride=(2,)), "C-contiguous"),
+            (FakeTensor(0x90000, (4,), float32, device_index=1), "GPU 1"),
+        ]:
+            fails(EPValueError, said, ep.combine, y, d, weights, epilogue, (wrong,))
+        of_any_address = FakeTensor(0x90004, (4,), float32)
+        launched, _ = since(driver, lambda: ep.combine(y, d, weights, epilogue, (of_any_address,)))
+        assert launched[0][4][-2:] == (0x90004, 4)
 
 
 def check_changed_options_give_other_results():

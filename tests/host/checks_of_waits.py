@@ -25,12 +25,18 @@ def nobody(words):
     """A kernel that does not tell."""
 
 
-def told_by(driver, seconds, function):
-    """function(), while the kernel takes so long to tell."""
+def told_by(driver, seconds, function, may_tell):
+    """function(), while the kernel takes so long to tell, and until may_tell()."""
     timers, tell = [], driver.tell
 
+    def late(words):
+        end = time.monotonic() + 60
+        while not may_tell() and time.monotonic() < end:
+            time.sleep(0.0001)
+        tell(words)
+
     def later(words):
-        timers.append(threading.Timer(seconds, tell, (words,)))
+        timers.append(threading.Timer(seconds, late, (words,)))
         timers[-1].start()
 
     driver.tell = later
@@ -164,7 +170,7 @@ def check_a_late_word_is_seen_and_another_thread_runs_meanwhile():
 
         thread = threading.Thread(target=count)
         thread.start()
-        told = told_by(driver, seconds, tell)
+        told = told_by(driver, seconds, tell, lambda n=n: n[0] > 2)
         ends.set()
         thread.join()
         assert np.array_equal(told, values) and n[0] > 2, n

@@ -15,8 +15,7 @@ import numpy as np
 
 ADDRESS_ALIGNMENT = 256  # bytes
 NO_CAPTURE, CONTEXT = 0, 1
-WORDS = {}  # of params, by the name of a kernel
-KERNELS = []  # names of those that are loaded, by number, which is their handle
+KERNELS = []  # (name, words of params) of those that are loaded, by number, which is their handle
 LEGACY_DEFAULT = 0, 1  # handles of the default stream
 
 
@@ -149,7 +148,7 @@ class Driver:
 
 def _arguments(function, at):
     """(words of params, number of tokens, rank)."""
-    n = WORDS[function] or 1
+    n = function.n_words or 1
     pointers = (ctypes.c_void_p * (n + 2)).from_address(at)
     words = tuple(ctypes.c_uint64.from_address(pointer).value for pointer in pointers[:n])
     return words, *(ctypes.c_int32.from_address(pointer).value for pointer in pointers[n:])
@@ -159,10 +158,13 @@ class Function(str):
     """A kernel on the device: its name, and as an int its number."""
 
     def __new__(cls, number):
-        return super().__new__(cls, KERNELS[number])
+        name, n_words = KERNELS[number]
+        made = super().__new__(cls, name)
+        made.number, made.n_words = number, n_words
+        return made
 
     def __int__(self):
-        return KERNELS.index(self)
+        return self.number
 
 
 class FakeDtype:
@@ -207,12 +209,11 @@ def counted_machine(n_ranks, rank, n_sms=132):
     real = gpu_driver.cu
     driver = Driver(real)
     device = types.SimpleNamespace(
-        id=0, name=b"counted", MULTIPROCESSOR_COUNT=n_sms, compute_capability=(9, 0)
+        id=0, name="counted", MULTIPROCESSOR_COUNT=n_sms, compute_capability=(9, 0)
     )
 
     def entry_only(kernel):
-        KERNELS.append(kernel.name)
-        WORDS[kernel.name] = kernel.n_words
+        KERNELS.append((kernel.name, kernel.n_words))
         return kernel.name, b""
 
     for module in (gpu_driver, gpu_launch, gpu_memory, gpu_machine):

@@ -145,6 +145,11 @@ COMBINE = {  # what the change makes of outputs, results of dispatch and weights
         lambda y, d, w: (y, d, [a.T.copy() for a in w]),
         "rank 0 .*top_k=2",
     ),
+    "outputs of the last rank": (lambda y, d, w: ([y[0], y[1][:, :8]], d, w), "rank 1 .*hidden=16"),
+    "weights of the last rank": (
+        lambda y, d, w: (y, d, [w[0], w[1][:1]]),
+        "rank 1 has shape .*top_k=2",
+    ),
     "ranks swapped": (lambda y, d, w: (y, d[::-1], w), "rank 0 .*another round or rank"),
     "no Dispatched": (lambda y, d, w: (y, y, w), "rank 0 .*ndarray"),
 }
@@ -175,6 +180,10 @@ FUNCTIONS = [
     (dict(router_weights=W, router_weights_args=(1.0,)), "no function"),
     (dict(router_weights=W, epilogue=first_argument, epilogue_args=("x",)), "str"),
     (dict(router_weights=W, epilogue=first_argument, epilogue_args=(2**40,)), "int32"),
+    (
+        dict(router_weights=W, epilogue=first_argument, epilogue_args=([1.0, "x"],)),
+        "rank 1 is a str",
+    ),
     (dict(router_weights=W, epilogue=first_argument, epilogue_args=(np.zeros(3),)), "float64"),
 ]
 

@@ -1,5 +1,7 @@
 """Rounds of a LocalWorld are the reference's rounds, bit for bit: sizes, seeds, split and fused, options."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from worlds_at_hand import BF16, batch, config, equal_dispatch, parallel
@@ -65,6 +67,21 @@ def test_results_do_not_depend_on_the_schedule(seed):
     with parallel(cfg, seed=seed) as ep:
         for _ in range(2):
             check_round(ep, cfg, x, ids, router_weights=weights)
+
+
+def test_split_calls_place_each_array_once():
+    cfg = config()
+    x, ids, weights = batch(cfg)
+    with parallel(cfg) as ep:
+        placing = ep._engine.placing
+        with patch.object(placing, "place", wraps=placing.place) as place:
+            ep.dispatch_async(x, ids)
+            d = ep.dispatch_wait()
+            ep.combine_async(scaled_rows(d, 1), d)
+            ep.combine_wait(weights)
+    names = [call.args[1] for call in place.call_args_list]
+    of_rank = ["input_tokens", "topk_ids", "expert_outputs", "router_weights"]
+    assert sorted(names) == sorted(of_rank * cfg.n_ranks)
 
 
 def test_no_tokens_at_all():

@@ -1,6 +1,7 @@
 """Small configurations and inputs for the tests of the host side; what is refused, and what equals the reference."""
 
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
@@ -48,11 +49,12 @@ def regions(ep):
 
 @contextmanager
 def refused(ep, said):
-    """What happens inside raises an EPValueError that says this; nothing is launched and nothing is written."""
-    before, launched = regions(ep), ep.world.machine.count
-    with pytest.raises(EPValueError, match=said):
-        yield
-    assert ep.world.machine.count == launched
+    """What happens inside raises an EPValueError that says this; nothing is placed, launched or written, of no rank."""
+    before, launched, placing = regions(ep), ep.world.machine.count, ep._engine.placing
+    with patch.object(placing, "place", wraps=placing.place) as place:
+        with pytest.raises(EPValueError, match=said):
+            yield
+    assert ep.world.machine.count == launched and not place.called
     after = regions(ep)
     assert all(np.array_equal(after[name], before[name]) for name in before)
 
