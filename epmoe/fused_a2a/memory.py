@@ -6,7 +6,7 @@ import numpy as np
 
 from epmoe.device.telling import HostWords
 from epmoe.fused_a2a.calls import CallLog
-from epmoe.host.lending import Arena, Heap
+from epmoe.host.memory_pool import MemoryPool
 from epmoe.kernels.rows import mailbox
 from epmoe.kernels.rows.copy import flag_bytes_for
 from epmoe.kernels.rows.handle import told_words
@@ -86,10 +86,10 @@ class _Rank:
     """One rank of this process: its own words and scratch, its arena, and its heap in the pool."""
 
     def __init__(self, machine, rank):
-        self.rank, self.arena = rank, Arena(machine, rank)
+        self.rank, self.arena = rank, MemoryPool(machine, rank)
         self.words = machine.alloc(mailbox.WORDS_BYTES, "rows words", rank)
         self.scratch, self.retired = None, []  # columns of the layout, also of fewer experts
-        self.heap = Heap(machine, None, 0, 0)
+        self.heap = MemoryPool(machine, rank, part=(None, 0, 0))
 
 
 class GroupMemory:
@@ -190,7 +190,8 @@ class GroupMemory:
         for r in self.ranks if self._pool is not None else ():
             buffer, layout = self._pool.buffers[r.rank], self.pool_layout
             if r.heap.buffer is not buffer:
-                r.heap = Heap(self.machine, buffer, layout.heap_at, layout.nbytes)
+                part = buffer, layout.heap_at, layout.nbytes
+                r.heap = MemoryPool(self.machine, r.rank, part)
 
     def _heaps(self):
         return {r.rank: r.heap for r in self.ranks}

@@ -3,7 +3,8 @@
 import torch
 
 from epmoe.fused_a2a import arguments, fused
-from epmoe.torch.gradients import gradients, refuse_gradients, remember
+from epmoe.fused_a2a.buffers import buffer_of
+from epmoe.torch.gradients import gradients, of_handle, refuse_gradients, remember
 from epmoe.torch.over_ranks import WorldFunction, leaves_of, once
 from epmoe.torch.process_group import world_of
 from epmoe.torch.streams import in_stream_order
@@ -27,7 +28,8 @@ class FusedDispatch(WorldFunction):
         if allocate_on_comm_stream:
             arguments.scheduling(async_finish, allocate_on_comm_stream)
         given, group = (x, token_indices, token_probs), world_of(group)
-        return in_stream_order(group, fused.dispatch, given, num_experts, group, TENSORS)
+        more = num_experts, group, TENSORS, False
+        return in_stream_order(buffer_of(group), group, fused.dispatch, given, *more)
 
     @staticmethod
     def forward(
@@ -53,7 +55,7 @@ class FusedDispatch(WorldFunction):
         ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
     ):
         """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
-        made = gradients(ctx, fused.dispatch_gradients, grad_output, grad_token_probs)
+        made = gradients(ctx, fused, grad_output, grad_token_probs)
         return made[0], None, made[1], None, None, None, None
 
 
@@ -64,8 +66,8 @@ class FusedDispatchOnDevice(WorldFunction):
     def plain(x, token_indices, token_probs, num_experts, group):
         """What forward returns, where no gradient is wanted."""
         given, group = (x, token_indices, token_probs), world_of(group)
-        more = num_experts, group, TENSORS, "fused_dispatch_on_device"
-        return in_stream_order(group, fused.dispatch, given, *more)
+        more = num_experts, group, TENSORS, True
+        return in_stream_order(buffer_of(group), group, fused.dispatch, given, *more)
 
     @staticmethod
     def forward(ctx, x, token_indices, token_probs, num_experts, group):
@@ -83,7 +85,7 @@ class FusedDispatchOnDevice(WorldFunction):
         ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
     ):
         """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
-        made = gradients(ctx, fused.dispatch_gradients, grad_output, grad_token_probs)
+        made = gradients(ctx, fused, grad_output, grad_token_probs)
         return made[0], None, made[1], None, None
 
 
@@ -92,7 +94,7 @@ def _recorded(ctx, plain, x, token_indices, token_probs, *more):
     if type(x) is not torch.Tensor and len(leaves_of(x)) > len(leaves_of(token_indices)):
         refuse_gradients("x as a pair", x, token_probs)
     made = plain(x, token_indices, token_probs, *more)
-    remember(ctx, made, token_probs, leaves_of([made[1], made[3]]))
+    remember(ctx, made, token_probs, made[1], made[3])
     return made
 
 
@@ -106,8 +108,9 @@ class FusedCombine(WorldFunction):
         """What forward returns, where no gradient is wanted."""
         if allocate_on_comm_stream:
             arguments.scheduling(async_finish, allocate_on_comm_stream)
-        group = world_of(group)
-        return in_stream_order(group, fused.combine, (x,), group, handle, TENSORS), None
+        group, buffer = world_of(group), fused.buffer_of_handle(handle)
+        more = group, handle, TENSORS
+        return in_stream_order(buffer, group, fused.combine, (x,), *more), None
 
     @staticmethod
     def forward(ctx, x, group, handle, async_finish=False, allocate_on_comm_stream=False):
@@ -119,8 +122,7 @@ class FusedCombine(WorldFunction):
     @once
     def backward(ctx, grad_output, previous_event=None):
         """Gradients of forward's arguments: x first, None otherwise."""
-        handle, given = ctx.handle, (grad_output,)
-        of_rows = in_stream_order(handle.group, fused.combine_gradient, given, handle, TENSORS)
+        of_rows = of_handle(fused.combine_gradient, fused, ctx.handle, (grad_output,))
         return of_rows, None, None, None, None
 
 
