@@ -9,8 +9,9 @@ import numpy as np
 from epmoe import device
 from epmoe.fused_a2a.launches import Launches, at, fill
 from epmoe.fused_a2a.memory import GroupMemory
-from epmoe.fused_a2a.plans import PLAIN
 from epmoe.host import inputs
+from epmoe.host.arrays import PEEKS, peek
+from epmoe.host.memory_pool import results_of
 from epmoe.host.placing import Placing
 from epmoe.host.rounds import REFUSALS, Turn, in_short
 from epmoe.kernels.rows import handle as written
@@ -23,6 +24,31 @@ MOST_PLANS = 1024
 STATUS_BYTES = 64
 ALL_WELL = bytes(STATUS_BYTES)
 TOLD, TOLD_NUMBER = at("told"), at("told_number")
+
+
+def look(arrays, names):
+    """(form of each array, addresses, the arrays): see host.arrays.peek. The address of one in host memory is None."""
+    forms, addresses, seen = [], [], []
+    for a, name in zip(arrays, names):
+        form, address, a = (PEEKS.get(type(a)) or peek)(a, name)
+        forms.append(form)
+        addresses.append(address)
+        seen.append(a)
+    return tuple(forms), addresses, seen
+
+
+class Interface:
+    """How arrays come in and go out: look(), results_of().
+
+    told: what a caller gets of a NumPy array of the host. refuse: (array, its name); raises what look() has not looked
+    at, before a plan is made.
+    """
+
+    def __init__(self, look, results_of, told, refuse):
+        self.look, self.results_of, self.told, self.refuse = look, results_of, told, refuse
+
+
+PLAIN = Interface(look, results_of, np.asarray, lambda array, name: None)
 
 
 class Told(NamedTuple):
@@ -109,7 +135,7 @@ class Buffer(GroupMemory):
                 if is_captured and plan.remedy:
                     self._refuse_capture(plan)
                 if plan.dtypes is not None:
-                    given = plan.place(given)
+                    given = self._placed(plan, given)
                 made, handle = plan.start(given, of)
             finally:
                 if device.SIM:  # the simulator lets go of the caller's arrays
@@ -151,6 +177,16 @@ class Buffer(GroupMemory):
             plan.dtypes = {}  # arrays in host memory
         self._plans[key] = plan  # the plan's own growing of memory has cleared them
         return plan
+
+    def _placed(self, plan, given):
+        """The same with addresses where kernels can read the arrays."""
+        if device.SIM:
+            plan.check_values(given)
+        place = self.placing.place_all
+        return [
+            (place(r.rank, plan.names, arrays, plan.dtypes), arrays)
+            for r, (_, arrays) in zip(self.ranks, given)
+        ]
 
     def _look_at_lists(self, names, arrays, look):
         for name, of_ranks in zip(names, arrays):

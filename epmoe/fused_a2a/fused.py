@@ -1,8 +1,9 @@
 """FusedDispatch and FusedCombine: a token travels once to each rank that has one of its experts."""
 
 from epmoe.fused_a2a import arguments
+from epmoe.fused_a2a.buffer import PLAIN
 from epmoe.fused_a2a.buffers import buffer_of, options
-from epmoe.fused_a2a.plans import PLAIN, CombinePlan
+from epmoe.fused_a2a.plans import CombinePlan
 from epmoe.fused_a2a.rows import ARGUMENTS, CachedPlan, DispatchPlan, RowsHandle
 from epmoe_ref.errors import EPValueError
 

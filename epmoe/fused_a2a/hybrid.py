@@ -11,7 +11,7 @@ import numpy as np
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import BF16, E4M3, FP8_GROUP, FP16, FP32
 from epmoe.fused_a2a.launches import at
-from epmoe.fused_a2a.plans import NO_ROOM, Handle, Numbers, Plan, X, handle_memory, new_handle
+from epmoe.fused_a2a.plans import NO_ROOM, Handle, Numbers, Plan, X, handle_memory
 from epmoe.host.memory_pool import arrange
 from epmoe.kernels.rows import dispatch_kernel, expand_kernel, resend_kernel
 from epmoe.kernels.rows.send import expert_masks, fp8_format
@@ -39,13 +39,17 @@ class HybridHandle(Handle):
 
     summed, probs_a_row = TYPES, 0
 
-    num_sms = property(attrgetter("_plan.num_sms_of"))
-    pad_multiple = property(attrgetter("_plan.pad"))
+    def __init__(self, plan, loans, words, group, form, numbers):
+        self.plan, self.buffer, self.loans, self.words = plan, plan.buffer, loans, words
+        self.group, self.form, self.numbers = group, form, numbers
+
+    num_sms = property(attrgetter("plan.num_sms_of"))
+    pad_multiple = property(attrgetter("plan.pad"))
 
     @property
     def overflow(self):
         """The flag of each rank here, or this rank's own."""
-        flags = [results(kept)[0] for results, (_, kept) in zip(self._plan.overflows, self.loans)]
+        flags = [results(kept)[0] for results, (_, kept) in zip(self.plan.overflows, self.loans)]
         return flags if self.buffer.world_has_lists else flags[0]
 
     def __getitem__(self, index):
@@ -281,7 +285,7 @@ class DispatchPlan(ExpandingPlan):
             probs = more.pop(0) if self.shape.has_probs else None
             columns.append((x, probs, more[0] if more else None, per_expert))
         form = self.form, numbers.capacity
-        return columns, new_handle(HybridHandle, self, loans, of_handle, group, form, numbers)
+        return columns, HybridHandle(self, loans, of_handle, group, form, numbers)
 
     def _sent_again(self, launches, loans):
         """The handle's memory and words, of rows that are sent once more: every rank has seen that there was no room, and

@@ -1,9 +1,10 @@
 """HybridEPDispatch and HybridEPCombine: permute, exchange, permute in one; a row for each (token, local expert)."""
 
 from epmoe.fused_a2a import arguments
+from epmoe.fused_a2a.buffer import PLAIN
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
 from epmoe.fused_a2a.hybrid import ARGUMENTS, CachedPlan, DispatchPlan, HybridHandle
-from epmoe.fused_a2a.plans import PLAIN, CombinePlan
+from epmoe.fused_a2a.plans import CombinePlan
 
 OF_X, OF_GRADIENT = ("x",), ("grad_x", "probs of grad_x")
 

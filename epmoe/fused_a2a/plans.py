@@ -14,7 +14,7 @@ from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import FP32, NAMES
 from epmoe.fused_a2a.launches import RankCall, at
 from epmoe.fused_a2a.memory import align
-from epmoe.host.arrays import PEEKS, Field, peek
+from epmoe.host.arrays import Field
 from epmoe.host.memory_pool import Arrangement
 from epmoe.kernels.rows import combine_kernel
 from epmoe.kernels.rows.handle import TOKENS
@@ -22,39 +22,6 @@ from epmoe.kernels.rows.handle import TOKENS
 MOST_ARRANGED = 256  # numbers of rows of one kind of result
 CAPACITY, PLACES, X, PROBS = map(at, ("capacity", "places", "x", "probs"))
 NO_ROOM = 0xFFFFFFFF  # a capacity: not even for zero rows, so that all ranks grow
-
-
-def look(arrays, names):
-    """(form of each array, addresses, the arrays): see host.arrays.peek. The address of one in host memory is None."""
-    forms, addresses, seen = [], [], []
-    for a, name in zip(arrays, names):
-        form, address, a = (PEEKS.get(type(a)) or peek)(a, name)
-        forms.append(form)
-        addresses.append(address)
-        seen.append(a)
-    return tuple(forms), addresses, seen
-
-
-def results_of(fields, machine):
-    """A function (Loan, n=None) of results: what lies in the memory at each Field, as arrays; n: the first rows alone."""
-    fields = list(fields)
-    return lambda loan, n=None: loan.parts(
-        fields if n is None else [field.first(n) for field in fields]
-    )
-
-
-class Interface:
-    """How arrays come in and go out: look(), results_of().
-
-    told: what a caller gets of a NumPy array of the host. refuse: (array, its name); raises what look() has not looked
-    at, before a plan is made.
-    """
-
-    def __init__(self, look, results_of, told, refuse):
-        self.look, self.results_of, self.told, self.refuse = look, results_of, told, refuse
-
-
-PLAIN = Interface(look, results_of, np.asarray, lambda array, name: None)
 
 
 class Numbers(NamedTuple):
@@ -74,7 +41,7 @@ class Numbers(NamedTuple):
 class Handle:
     """The routing of a dispatch, for any number of combines and cached dispatches.
 
-    loans, words: of each rank, the memory that it lies in, and what kernels are told of it, as Arrangement.runs(). form,
+    plan: of the dispatch. loans, words: of each rank, the memory that it lies in, and what kernels are told of it, as Arrangement.runs(). form,
     sums: for plans of later calls. num_tokens, num_rows: T and the rows of each rank of this process. is_exact: whether
     rows are another number in each call.
     """
@@ -84,16 +51,8 @@ class Handle:
         for name in ("counts", "num_rows", "most_returned", "capacity")
     )
     num_tokens, sums, is_exact = (
-        property(attrgetter(f"_plan.{name}")) for name in ("num_tokens", "sums", "is_exact")
+        property(attrgetter(f"plan.{name}")) for name in ("num_tokens", "sums", "is_exact")
     )
-
-
-def new_handle(kind, plan, loans, words, group, form, numbers):
-    """A Handle, in half of the time that __init__ takes."""
-    handle = kind.__new__(kind)
-    handle._plan, handle.buffer, handle.loans, handle.words = plan, plan.buffer, loans, words
-    handle.group, handle.form, handle.numbers = group, form, numbers
-    return handle
 
 
 class Plan:
@@ -111,13 +70,8 @@ class Plan:
         self.buffer, self.interface, self.names, self.facts = buffer, interface, names, facts
         self.num_tokens, self.num_sms = num_tokens, num_sms
 
-    def place(self, given):
-        """(addresses, arrays) of each rank, with addresses where kernels can read them."""
-        place, dtypes = self.buffer.placing.place_all, self.dtypes
-        return [
-            (place(r.rank, self.names, arrays, dtypes), arrays)
-            for r, (_, arrays) in zip(self.buffer.ranks, given)
-        ]
+    def check_values(self, given):
+        """Raise EPValueError for values of arrays in host memory. given: (addresses, arrays) of each rank."""
 
     def rank_calls(self, kernel, values=None):
         """The RankCall of each rank here. values: {field: value} of each rank."""

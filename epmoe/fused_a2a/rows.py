@@ -2,21 +2,10 @@
 
 import numpy as np
 
-from epmoe import device
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import FP32, NAMES
 from epmoe.fused_a2a.launches import RankCall, fill
-from epmoe.fused_a2a.plans import (
-    CAPACITY,
-    NO_ROOM,
-    PLACES,
-    Handle,
-    Numbers,
-    Plan,
-    X,
-    handle_memory,
-    new_handle,
-)
+from epmoe.fused_a2a.plans import CAPACITY, NO_ROOM, PLACES, Handle, Numbers, Plan, X, handle_memory
 from epmoe.host import inputs
 from epmoe.kernels.rows import dispatch_kernel, move_kernel, resend_kernel
 from epmoe.kernels.rows.few.lamport import blocks_for
@@ -36,6 +25,10 @@ class RowsHandle(Handle):
     """
 
     summed = tuple(NAMES)
+
+    def __init__(self, plan, loans, words, group, form, numbers):
+        self.plan, self.buffer, self.loans, self.words = plan, plan.buffer, loans, words
+        self.group, self.form, self.numbers = group, form, numbers
 
     probs_a_row = property(lambda self: self.sums["top_k"])
 
@@ -139,7 +132,7 @@ class DispatchPlan(ReceivingPlan):
             has_scales=bool(n_scales),
             on_device=on_device,
         )
-        self._expect_distinct(ids)
+        self.check_values([((), (x, one)) for x, one in zip(xs, ids)])
         buffer.want_experts(local, self.facts)
         self.expect_results(hidden, dtype, top_k, n_scales)
         asks_for_results = buffer.knows_all_ranks or on_device
@@ -182,18 +175,12 @@ class DispatchPlan(ReceivingPlan):
             self.remedy = "call fused_dispatch_on_device"
             buffer.prepare_to_be_told(local)
 
-    def _expect_distinct(self, ids):
-        """Nothing, if the ids of arrays in host memory are of [-1, num_experts), and distinct in a token."""
-        for i, a in enumerate(ids):
-            if a.host is not None:
-                what = f"token_indices of rank {self.buffer.ranks[i].rank}"
-                inputs.check_ids(what, a.host, "num_experts", self.num_experts)
-
-    def place(self, given):
-        """The same with arrays that kernels can read."""
-        if device.SIM:
-            self._expect_distinct([arrays[1] for _, arrays in given])
-        return super().place(given)
+    def check_values(self, given):
+        """Raise EPValueError for ids in host memory that are not of [-1, num_experts), or twice in a token."""
+        for r, (_, arrays) in zip(self.buffer.ranks, given):
+            if getattr(arrays[1], "host", None) is not None:
+                what = f"token_indices of rank {r.rank}"
+                inputs.check_ids(what, arrays[1].host, "num_experts", self.num_experts)
 
     def start(self, given, group):
         """Launch: recv_x, recv_token_indices, recv_token_probs, tokens_per_expert of each rank, and the handle."""
@@ -221,7 +208,7 @@ class DispatchPlan(ReceivingPlan):
             num_rows = [received[r.rank] for r in buffer.ranks]
             most = max(received), max(map(sum, counts))
             numbers = Numbers(counts, num_rows, *most, capacity)
-        handle = new_handle(RowsHandle, self, kept, handle_words, group, self.form, numbers)
+        handle = RowsHandle(self, kept, handle_words, group, self.form, numbers)
         for i, (x, ids, probs, *scales) in enumerate(self.results(loans, rows, numbers.num_rows)):
             if on_device:
                 (per_expert,) = self.parts[i][3](kept[i])

@@ -145,6 +145,14 @@ class _LentMemory:
         self.__array_interface__ = raw.__array_interface__
 
 
+def results_of(fields, machine):
+    """A function (Loan, n=None) of what lies in the memory at each Field, as arrays; n: the first rows alone."""
+    fields = list(fields)
+    return lambda loan, n=None: loan.parts(
+        fields if n is None else [field.first(n) for field in fields]
+    )
+
+
 class MemoryPool:
     """Lends memory of one rank, by size: what has come back is lent again.
 

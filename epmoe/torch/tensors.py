@@ -9,9 +9,10 @@ from torch import Tensor, from_numpy
 from torch.nn import Parameter
 
 from epmoe import device
-from epmoe.fused_a2a.plans import Interface, look, results_of
+from epmoe.fused_a2a.buffer import Interface, look
 from epmoe.host.arrays import VECTOR_BYTES, DeviceArray
 from epmoe.host.dlpack import capsule, form_of
+from epmoe.host.memory_pool import results_of
 from epmoe_ref.errors import EPValueError
 
 CPU = 1, 0  # DLPack's device
