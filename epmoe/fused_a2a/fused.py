@@ -2,12 +2,9 @@
 
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.buffer import PLAIN
-from epmoe.fused_a2a.buffers import buffer_of, options
-from epmoe.fused_a2a.plans import CombinePlan
-from epmoe.fused_a2a.rows import ARGUMENTS, CachedPlan, DispatchPlan, RowsHandle
+from epmoe.fused_a2a.buffers import buffer_of
+from epmoe.fused_a2a.rows import ARGUMENTS, DispatchPlan, RowsHandle
 from epmoe_ref.errors import EPValueError
-
-OF_X, OF_GRADIENT = ("x",), ("grad_output", "probs of grad_output")
 
 
 class FusedDispatch:
@@ -60,7 +57,7 @@ class FusedDispatch:
         gradient is 0 where recv_token_indices is -1. None gives None.
         """
         handle, given = ctx.handle, (grad_output, grad_token_probs)
-        grad_x, grad_probs = dispatch_gradients(buffer_of_handle(handle), given, handle)
+        grad_x, grad_probs = handle.dispatch_gradients(buffer_of_handle(handle), given)
         return grad_x, None, grad_probs, None, None, None, None
 
 
@@ -106,7 +103,7 @@ class FusedCombine:
         previous_event: the gradient of forward's second result, None; it changes nothing.
         """
         handle = ctx.handle
-        grad_x = combine_gradient(buffer_of_handle(handle), (grad_output,), handle)
+        grad_x = handle.combine_gradient(buffer_of_handle(handle), (grad_output,))
         return grad_x, None, None, None, None
 
 
@@ -142,7 +139,8 @@ def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=
     """FusedCombine.forward without a ctx: arguments, results and errors are there."""
     if allocate_on_comm_stream:
         arguments.scheduling(async_finish, allocate_on_comm_stream)
-    return combine(buffer_of_handle(handle), (x,), group, handle, PLAIN), None
+    buffer = buffer_of_both(handle, group)
+    return handle.combined(buffer, (x,)), None
 
 
 def dispatch(buffer, given, num_experts, group, interface, on_device):
@@ -152,22 +150,10 @@ def dispatch(buffer, given, num_experts, group, interface, on_device):
     if isinstance(given[0], (list, tuple)):
         x, *scales = values_and_scales(group.lists, "x", given[0])
         given = x, *given[1:], *scales
-    how = num_experts, options["num_sms"], on_device
+    how = num_experts, RowsHandle.num_sms[0], on_device
     name = "fused_dispatch_on_device" if on_device else "fused_dispatch"
     made, handle = buffer.call(name, DispatchPlan, ARGUMENTS, given, how, group, interface)
     return (*made, handle)
-
-
-def combine(buffer, given, group, handle, interface):
-    """combined_x of fused_combine. given: x."""
-    if handle.group is not group:
-        buffer_of(group)  # raises if it is no world
-        raise EPValueError(
-            f"group is {group!r}, and the handle belongs to a dispatch over another one, "
-            f"{handle.group!r}: rows go back over the group that they came by; pass that one"
-        )
-    how = (options["num_sms"],)
-    return buffer.call("fused_combine", CombinePlan, OF_X, given, how, handle, interface)[0][0]
 
 
 def buffer_of_handle(handle):
@@ -177,18 +163,16 @@ def buffer_of_handle(handle):
     return buffer_of(handle.group) if handle.buffer.closed else handle.buffer
 
 
-def dispatch_gradients(buffer, given, handle, interface=PLAIN):
-    """Of the tokens, and of token_probs or None. given: gradients of rows and of probs, or None."""
-    if arguments.absent(given[1]):
-        given = given[:1]
-    call, how = "the gradient of fused_dispatch", (options["num_sms"],)
-    return buffer.call(call, CombinePlan, OF_GRADIENT, given, how, handle, interface)[0]
-
-
-def combine_gradient(buffer, given, handle, interface=PLAIN):
-    """Of the rows. given: gradients of the tokens."""
-    call, how = "the gradient of fused_combine", (options["num_sms"],)
-    return buffer.call(call, CachedPlan, OF_GRADIENT[:1], given, how, handle, interface)[0][0]
+def buffer_of_both(handle, group):
+    """The same, where the group is given too: it must be the handle's."""
+    buffer = buffer_of_handle(handle)
+    if handle.group is not group:
+        buffer_of(group)  # raises if it is no world
+        raise EPValueError(
+            f"group is {group!r}, and the handle belongs to a dispatch over another one, "
+            f"{handle.group!r}: rows go back over the group that they came by; pass that one"
+        )
+    return buffer
 
 
 def values_and_scales(is_list, name, given):

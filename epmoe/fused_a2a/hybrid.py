@@ -37,6 +37,12 @@ class HybridHandle(Handle):
     and a tensor there under torch. capacity: rows that a rank receives before they are expanded, or gets back, at most.
     """
 
+    CALLS = (
+        "hybrid_ep_combine",
+        "the gradient of hybrid_ep_dispatch",
+        "the gradient of hybrid_ep_combine",
+    )
+    GRADIENT = "grad_x", "probs of grad_x"
     summed, probs_a_row = TYPES, 0
 
     def __init__(self, plan, loans, words, group, form, numbers):
@@ -324,3 +330,6 @@ class CachedPlan(ExpandingPlan):
         """Launch: rows of experts [P, H] of each rank, of x's dtype. Beside them, None: there is no new handle."""
         pad, num_rows = handle.pad_multiple, handle.num_rows
         return self.rows_of_experts(given, handle.words, num_rows, pad), None
+
+
+HybridHandle.CACHED = CachedPlan

@@ -3,10 +3,7 @@
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.buffer import PLAIN
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
-from epmoe.fused_a2a.hybrid import ARGUMENTS, CachedPlan, DispatchPlan, HybridHandle
-from epmoe.fused_a2a.plans import CombinePlan
-
-OF_X, OF_GRADIENT = ("x",), ("grad_x", "probs of grad_x")
+from epmoe.fused_a2a.hybrid import ARGUMENTS, DispatchPlan, HybridHandle
 
 
 class HybridEPDispatch:
@@ -54,7 +51,7 @@ class HybridEPDispatch:
         zero elsewhere. Rows without a token are never read. grad_probs=None gives None.
         """
         handle, given = ctx.handle, (grad_x, grad_probs)
-        grads = dispatch_gradients(buffer_of_handle(handle), given, handle)
+        grads = handle.dispatch_gradients(buffer_of_handle(handle), given)
         return grads[0], None, grads[1], None, None, None, None, None, None
 
 
@@ -79,7 +76,7 @@ class HybridEPCombine:
     def backward(ctx, grad_x):
         """Gradients of forward's four arguments: (grad_x [P, H], None, None, None); rows without a token are zero."""
         handle = ctx.handle
-        grad_rows = combine_gradient(buffer_of_handle(handle), (grad_x,), handle)
+        grad_rows = handle.combine_gradient(buffer_of_handle(handle), (grad_x,))
         return grad_rows, None, None, None
 
 
@@ -113,7 +110,7 @@ def hybrid_ep_dispatch(
 def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *, fused=False):
     """HybridEPCombine.forward without a ctx: arguments, results and errors are there. fused: as in dispatch."""
     buffer = buffer_of_handle(handle)
-    return combine(buffer, (x,), handle, PLAIN, num_permuted_tokens, pad_multiple)
+    return combine(buffer, (x,), PLAIN, handle, num_permuted_tokens, pad_multiple)
 
 
 def dispatch(
@@ -157,26 +154,11 @@ def dispatch(
     return (*made, handle)
 
 
-def combine(buffer, given, handle, interface, num_permuted_tokens=None, pad_multiple=None):
+def combine(buffer, given, interface, handle, num_permuted_tokens=None, pad_multiple=None):
     """What hybrid_ep_combine returns. given: x."""
     if num_permuted_tokens is not None or pad_multiple is not None:
         arguments.same_as_handle(buffer, handle, num_permuted_tokens, pad_multiple)
-    how = handle.num_sms[1:]
-    return buffer.call("hybrid_ep_combine", CombinePlan, OF_X, given, how, handle, interface)[0][0]
-
-
-def dispatch_gradients(buffer, given, handle, interface=PLAIN):
-    """Of the tokens, and of probs or None. given: gradients of rows and of probs, or None."""
-    if arguments.absent(given[1]):
-        given = given[:1]
-    call, how = "the gradient of hybrid_ep_dispatch", handle.num_sms[1:]
-    return buffer.call(call, CombinePlan, OF_GRADIENT, given, how, handle, interface)[0]
-
-
-def combine_gradient(buffer, given, handle, interface=PLAIN):
-    """Of the rows. given: gradients of the tokens."""
-    call, how = "the gradient of hybrid_ep_combine", handle.num_sms[:1]
-    return buffer.call(call, CachedPlan, OF_GRADIENT[:1], given, how, handle, interface)[0][0]
+    return handle.combined(buffer, given, interface)
 
 
 def buffer_of_handle(handle):

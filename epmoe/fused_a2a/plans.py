@@ -12,6 +12,7 @@ import numpy as np
 
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import FP32, NAMES
+from epmoe.fused_a2a.buffer import PLAIN
 from epmoe.fused_a2a.launches import RankCall, at
 from epmoe.fused_a2a.memory import align
 from epmoe.host.arrays import Field
@@ -43,8 +44,28 @@ class Handle:
 
     plan: of the dispatch. loans, words: of each rank, the memory that it lies in, and what kernels are told of it, as Arrangement.runs(). form,
     sums: for plans of later calls. num_tokens, num_rows: T and the rows of each rank of this process. is_exact: whether
-    rows are another number in each call.
+    rows are another number in each call. CALLS: names of combine, and of the gradients of dispatch and combine. GRADIENT:
+    names of the arrays that have those. CACHED: the plan of the latter. num_sms: that dispatch and combine may take.
     """
+
+    CALLS, GRADIENT, CACHED, num_sms = (), (), None, (None, None)
+
+    def combined(self, buffer, given, interface=PLAIN):
+        """Sums of the rows that are given, by token."""
+        how = self.num_sms[1:]
+        return buffer.call(self.CALLS[0], CombinePlan, ("x",), given, how, self, interface)[0][0]
+
+    def dispatch_gradients(self, buffer, given, interface=PLAIN):
+        """Of the tokens, and of probs or None. given: gradients of rows and of probs, or None."""
+        call, names, how = self.CALLS[1], self.GRADIENT, self.num_sms[1:]
+        if arguments.absent(given[1]):
+            given = given[:1]
+        return buffer.call(call, CombinePlan, names, given, how, self, interface)[0]
+
+    def combine_gradient(self, buffer, given, interface=PLAIN):
+        """Of the rows. given: gradients of the tokens."""
+        call, names, how = self.CALLS[2], self.GRADIENT[:1], self.num_sms[:1]
+        return buffer.call(call, self.CACHED, names, given, how, self, interface)[0][0]
 
     counts, num_rows, most_returned, capacity = (
         property(attrgetter(f"numbers.{name}"))
@@ -61,17 +82,14 @@ class Plan:
     of_handle: whether a handle decides about it, besides the forms of arrays and options. rows_vary: whether the number
     of rows is another in each call with an exact handle. dtypes: {name: type that it must have} of arrays that must be
     placed first; None where kernels read them where they lie. remedy: of a call that waits for the device, what to call
-    instead while a graph is captured.
+    instead while a graph is captured. check_values: of a plan that looks at values of arrays in host memory.
     """
 
-    of_handle, rows_vary, dtypes, remedy = True, False, None, None
+    of_handle, rows_vary, dtypes, remedy, check_values = True, False, None, None, None
 
     def __init__(self, buffer, interface, names, num_tokens, num_sms, **facts):
         self.buffer, self.interface, self.names, self.facts = buffer, interface, names, facts
         self.num_tokens, self.num_sms = num_tokens, num_sms
-
-    def check_values(self, given):
-        """Raise EPValueError for values of arrays in host memory. given: (addresses, arrays) of each rank."""
 
     def rank_calls(self, kernel, values=None):
         """The RankCall of each rank here. values: {field: value} of each rank."""
@@ -137,10 +155,7 @@ class CombinePlan(Plan):
         self.staging_at = buffer.pool_layout.staging_at
         values = [{"places": self.staging_at}] * len(self.num_tokens)
         calls = self.rank_calls(combine_kernel(shape), values)
-        self.parts = [
-            (call, call.r.arena.lend, n, *out)
-            for call, n, out in zip(calls, self.num_tokens, self.outs)
-        ]
+        self.parts = [(call, n, *out) for call, n, out in zip(calls, self.num_tokens, self.outs)]
 
     def start(self, given, handle):
         """Launch: sums of rows, and sums of probs or None; of each rank. Beside them, None: there is no handle."""
@@ -148,10 +163,9 @@ class CombinePlan(Plan):
         capacity, has_probs = numbers.most_returned, self.shape.has_probs
         if capacity > self.room:
             self._want_room(capacity)
-        for i, (call, lend, n, out, _) in enumerate(self.parts):
-            addresses, _ = given[i]
-            launch, loan = call[min(n + numbers.num_rows[i] + 1, call.most)], lend(out)
-            words = launch.words
+        for i, (call, n, out, _) in enumerate(self.parts):
+            launch = call[min(n + numbers.num_rows[i] + 1, call.most)]
+            words, addresses, loan = launch.words, given[i][0], call.r.arena.lend(out)
             words[CAPACITY], words[X] = capacity, addresses[0]
             if has_probs:
                 words[PROBS] = addresses[1]

@@ -24,6 +24,9 @@ class RowsHandle(Handle):
     of which the first N count.
     """
 
+    CALLS = "fused_combine", "the gradient of fused_dispatch", "the gradient of fused_combine"
+    GRADIENT = "grad_output", "probs of grad_output"
+    num_sms = None, None  # of all handles; set_deepep_num_sms replaces it
     summed = tuple(NAMES)
 
     def __init__(self, plan, loans, words, group, form, numbers):
@@ -262,3 +265,6 @@ class CachedPlan(ReceivingPlan):
             launches.append(launch)
         self.buffer.start(launches, loans)
         return self.results(loans, rows, handle.num_rows), None
+
+
+RowsHandle.CACHED = CachedPlan

@@ -4,7 +4,8 @@ import torch
 
 from epmoe.fused_a2a import arguments, fused
 from epmoe.fused_a2a.buffers import buffer_of
-from epmoe.torch.gradients import gradients, of_handle, refuse_gradients, remember
+from epmoe.fused_a2a.fused import buffer_of_both, buffer_of_handle
+from epmoe.torch.gradients import gradients, refuse_gradients, remember
 from epmoe.torch.over_ranks import WorldFunction, leaves_of, once
 from epmoe.torch.process_group import world_of
 from epmoe.torch.streams import in_stream_order
@@ -55,7 +56,7 @@ class FusedDispatch(WorldFunction):
         ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
     ):
         """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
-        made = gradients(ctx, fused, grad_output, grad_token_probs)
+        made = gradients(ctx, buffer_of_handle(ctx.handle), grad_output, grad_token_probs)
         return made[0], None, made[1], None, None, None, None
 
 
@@ -85,7 +86,7 @@ class FusedDispatchOnDevice(WorldFunction):
         ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
     ):
         """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
-        made = gradients(ctx, fused, grad_output, grad_token_probs)
+        made = gradients(ctx, buffer_of_handle(ctx.handle), grad_output, grad_token_probs)
         return made[0], None, made[1], None, None
 
 
@@ -108,9 +109,9 @@ class FusedCombine(WorldFunction):
         """What forward returns, where no gradient is wanted."""
         if allocate_on_comm_stream:
             arguments.scheduling(async_finish, allocate_on_comm_stream)
-        group, buffer = world_of(group), fused.buffer_of_handle(handle)
-        more = group, handle, TENSORS
-        return in_stream_order(buffer, group, fused.combine, (x,), *more), None
+        group = world_of(group)
+        buffer = buffer_of_both(handle, group)
+        return in_stream_order(buffer, group, handle.combined, (x,), TENSORS), None
 
     @staticmethod
     def forward(ctx, x, group, handle, async_finish=False, allocate_on_comm_stream=False):
@@ -122,7 +123,9 @@ class FusedCombine(WorldFunction):
     @once
     def backward(ctx, grad_output, previous_event=None):
         """Gradients of forward's arguments: x first, None otherwise."""
-        of_rows = of_handle(fused.combine_gradient, fused, ctx.handle, (grad_output,))
+        handle = ctx.handle
+        buffer, call = buffer_of_handle(handle), handle.combine_gradient
+        of_rows = in_stream_order(buffer, handle.group, call, (grad_output,), TENSORS)
         return of_rows, None, None, None, None
 
 

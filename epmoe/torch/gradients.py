@@ -21,21 +21,17 @@ def remember(ctx, made, probs, *constant):
     ctx.mark_non_differentiable(*constant)
 
 
-def gradients(ctx, functions, grad_rows, grad_probs):
-    """Of a dispatch's tokens and probs. A result that nothing depends on counts as zeros; functions: a module of fused_a2a."""
+def gradients(ctx, buffer, grad_rows, grad_probs):
+    """Of a dispatch's tokens and probs. A result that nothing depends on counts as zeros; buffer: for calls with its handle."""
     if grad_rows is None:
         grad_rows = _zeros(ctx.rows_like)
     given = grad_rows, grad_probs if ctx.probs_need_gradient else None
-    grad_x, grad_probs = of_handle(functions.dispatch_gradients, functions, ctx.handle, given)
+    handle = ctx.handle
+    call = handle.dispatch_gradients
+    grad_x, grad_probs = in_stream_order(buffer, handle.group, call, given, TENSORS)
     if grad_probs is None and ctx.probs_need_gradient:
         grad_probs = _zeros(ctx.probs_like)
     return grad_x, grad_probs
-
-
-def of_handle(gradient, functions, handle, given):
-    """The gradient of a call with or of a handle, by a function of a module of fused_a2a."""
-    buffer = functions.buffer_of_handle(handle)
-    return in_stream_order(buffer, handle.group, gradient, given, handle, TENSORS)
 
 
 def _like(tensor):

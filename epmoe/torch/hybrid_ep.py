@@ -2,7 +2,8 @@
 
 from epmoe.fused_a2a import hybrid_ep
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
-from epmoe.torch.gradients import gradients, of_handle, refuse_gradients, remember
+from epmoe.fused_a2a.hybrid_ep import buffer_of_handle
+from epmoe.torch.gradients import gradients, refuse_gradients, remember
 from epmoe.torch.over_ranks import WorldFunction, once
 from epmoe.torch.process_group import world_of
 from epmoe.torch.streams import in_stream_order
@@ -50,7 +51,7 @@ class HybridEPDispatch(WorldFunction):
     @once
     def backward(ctx, grad_x, grad_probs, grad_scaling_factor, grad_tokens_per_expert, grad_handle):
         """Gradients of forward's nine arguments: x first, probs third, None otherwise."""
-        made = gradients(ctx, hybrid_ep, grad_x, grad_probs)
+        made = gradients(ctx, buffer_of_handle(ctx.handle), grad_x, grad_probs)
         return made[0], None, made[1], None, None, None, None, None, None
 
 
@@ -62,7 +63,7 @@ class HybridEPCombine(WorldFunction):
     @staticmethod
     def plain(x, handle, *options):
         """What forward returns, where no gradient is wanted."""
-        buffer, more = hybrid_ep.buffer_of_handle(handle), (handle, TENSORS, *options)
+        buffer, more = buffer_of_handle(handle), (TENSORS, handle, *options)
         return in_stream_order(buffer, handle.group, hybrid_ep.combine, (x,), *more)
 
     @staticmethod
@@ -75,7 +76,9 @@ class HybridEPCombine(WorldFunction):
     @once
     def backward(ctx, grad_x):
         """Gradients of forward's arguments: x first, None otherwise."""
-        of_rows = of_handle(hybrid_ep.combine_gradient, hybrid_ep, ctx.handle, (grad_x,))
+        handle = ctx.handle
+        buffer, call = buffer_of_handle(handle), handle.combine_gradient
+        of_rows = in_stream_order(buffer, handle.group, call, (grad_x,), TENSORS)
         return of_rows, None, None, None
 
 
