@@ -76,8 +76,8 @@ def _look(given, names):
 def tensors(made):
     """Results as tensors over the same memory, which they keep alive; also inside lists and tuples.
 
-    Each has a storage of its own, and lent memory comes back when the last storage over it has ended. None is a view,
-    which could not be changed in place behind a Function.
+    Results that are lent together have one storage, and the memory comes back when that has ended. None is a view, which
+    could not be changed in place behind a Function.
     """
     kind = type(made)
     if kind is DeviceArray:
