@@ -1,6 +1,6 @@
 """Arrays of every rank of this process in device memory, as the calls under test take them."""
 
-from epmoe.host.lending import Arena, Arrangement
+from epmoe.host.memory_pool import Arrangement, MemoryPool
 
 
 class Arrays:
@@ -9,7 +9,7 @@ class Arrays:
     def __init__(self, world, shapes):
         self.world = world
         arrangement = Arrangement("benchmark", shapes, is_exact=True)
-        self._arenas = {rank: Arena(world.machine, rank) for rank in world.ranks}
+        self._arenas = {rank: MemoryPool(world.machine, rank) for rank in world.ranks}
         self._loans = {rank: arena.lend(arrangement) for rank, arena in self._arenas.items()}
         self._made, self._each = {}, {}
 

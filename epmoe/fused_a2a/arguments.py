@@ -1,15 +1,12 @@
 """What the fused_a2a functions accept, checked before anything is launched: value, rule and remedy in every message."""
 
 import operator
-from collections.abc import Callable
-from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from epmoe.host import inputs
-from epmoe.host.arrays import PEEKS, VECTOR_BYTES, peek, view
-from epmoe.host.lending import Loan
+from epmoe.host.arrays import VECTOR_BYTES, view
 from epmoe.kernels.rows.shape import MAX_RANKS, MAX_TOP_K
 from epmoe_ref.config import MAX_EXPERTS, MAX_INT32
 from epmoe_ref.errors import EPValueError
@@ -19,22 +16,6 @@ BF16, FP16, FP32, E4M3 = (
 )
 NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
 FP8_GROUP = 128  # elements that share a scale
-
-
-class Interface(NamedTuple):
-    """How arrays come in and go out.
-
-    peeks: functions by type of array, (array, what) -> (form, address, array), as host.arrays.peek; peek: of other types.
-    results: (Loan, Fields) -> what a caller gets of lent memory. told: the same of a NumPy array of the host.
-    """
-
-    peeks: dict = PEEKS
-    peek: Callable = peek
-    results: Callable = Loan.parts
-    told: Callable = np.asarray
-
-
-PLAIN = Interface()
 
 
 def get_hidden_bytes(x) -> int:

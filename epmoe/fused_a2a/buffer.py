@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from epmoe import device
-from epmoe.fused_a2a.arguments import PLAIN
 from epmoe.fused_a2a.launches import Launches, at, fill
 from epmoe.fused_a2a.memory import GroupMemory
 from epmoe.host import inputs
+from epmoe.host.arrays import PEEKS, peek
+from epmoe.host.memory_pool import results_of
 from epmoe.host.placing import Placing
 from epmoe.host.rounds import REFUSALS, Turn, in_short
 from epmoe.kernels.rows import handle as written
@@ -21,8 +22,32 @@ from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout
 
 MOST_PLANS = 1024
 STATUS_BYTES = 64
-ALL_WELL = bytes(STATUS_BYTES)
 TOLD, TOLD_NUMBER = at("told"), at("told_number")
+
+
+def look(arrays, names):
+    """(form of each array, addresses, the arrays): see host.arrays.peek. The address of one in host memory is None."""
+    forms, addresses, seen = [], [], []
+    for a, name in zip(arrays, names):
+        form, address, a = (PEEKS.get(type(a)) or peek)(a, name)
+        forms.append(form)
+        addresses.append(address)
+        seen.append(a)
+    return tuple(forms), addresses, seen
+
+
+class Interface:
+    """How arrays come in and go out: look(), results_of().
+
+    told: what a caller gets of a NumPy array of the host. refuse: (array, its name); raises what look() has not looked
+    at, before a plan is made.
+    """
+
+    def __init__(self, look, results_of, told, refuse):
+        self.look, self.results_of, self.told, self.refuse = look, results_of, told, refuse
+
+
+PLAIN = Interface(look, results_of, np.asarray, lambda array, name: None)
 
 
 class Told(NamedTuple):
@@ -48,6 +73,8 @@ class Buffer(GroupMemory):
     def __init__(self, group, hidden_bytes=0, *, timeout=30.0, launch=None):
         timeout, stream = inputs.seconds("timeout", timeout), group.stream_of(group.ranks[0])
         self.hidden_bytes, self.capture = hidden_bytes, stream.capture
+        # for epmoe.torch, which compares it with torch's current one: number of the GPU, handle
+        self.stream = getattr(group.machine, "ordinal", 0), int(getattr(stream, "handle", 0))
         self.placing = Placing(group.machine, lambda rank: self.world.stream_of(rank))
         # With all ranks in one process every rank's number of tokens is known before the launch.
         self.knows_all_ranks = self.world_has_lists = bool(group.lists)
@@ -59,6 +86,7 @@ class Buffer(GroupMemory):
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
         self._info = struct.Struct(f"={written.TOKENS + group.n_ranks + group.n_ranks**2}i")
         self.turn, self._streams = Turn(), None
+        self._all_well = [bytes(STATUS_BYTES)] * len(group.ranks)  # status words that ranks tell
         super().__init__(group, Launches(group, launch), timeout)
 
     @property
@@ -73,7 +101,12 @@ class Buffer(GroupMemory):
 
     # ------------------------------------------------------------------ calls
     def call(self, name, kind, names=(), arrays=(), options=(), of=None, interface=PLAIN):
-        """run(kind, ...) as one call: whatever ends it but a refusal, also Ctrl-C, leaves it half-way."""
+        """A call by the plan for arrays like these, which is made if there is none: (results, handle or None).
+
+        kind: the class of the plan, or a function that is called instead. options: what else decides about it. of: the
+        call's handle, or the group of a dispatch. results: this rank's, or a list over ranks of each, None instead of a
+        list of what no rank has. Whatever ends a call but a refusal, also Ctrl-C, leaves it half-way.
+        """
         turn = self.turn
         try:
             turn.free.pop()
@@ -81,75 +114,90 @@ class Buffer(GroupMemory):
             turn.refuse(name)
         turn.thread = get_ident()
         try:
-            self.log.number += 1
-            self.is_captured = self.capture() != 0
+            log = self.log
+            log.number += 1
+            is_captured = self.is_captured = self.capture() != 0
             try:
-                return self.run(kind, names, arrays, options, of, interface)
+                if not arrays:
+                    return kind()
+                if self.world_has_lists:
+                    forms, given = self._look_at_lists(names, arrays, interface.look)
+                else:
+                    forms, *seen = interface.look(arrays, names)
+                    given = (seen,)
+                if kind.of_handle:
+                    if kind.rows_vary and of.is_exact:
+                        forms = _without_rows(forms, of.num_rows)
+                    forms = forms, of.form
+                key = kind, interface, options, forms
+                plan = self._plans.get(key) or self._plan(key, names, given, of)
+                log.recent.append((log.number, plan.facts))
+                if is_captured and plan.remedy:
+                    self._refuse_capture(plan)
+                if plan.dtypes is not None:
+                    given = self._placed(plan, given)
+                made, handle = plan.start(given, of)
             finally:
                 if device.SIM:  # the simulator lets go of the caller's arrays
                     self.machine.synchronize()
                     self.placing.let_go()
+            if not self.world_has_lists:
+                return made[0], handle
+            columns = map(list, zip(*made))
+            return [
+                None if all(a is None for a in column) else column for column in columns
+            ], handle
         except REFUSALS:
             self.log.number -= 1
             raise
         except BaseException as error:
             if self.failure is None:
                 self.failed_call, self.failure = name, error
+            self.changed()
             raise
         finally:
             turn.free[:] = (True,)
 
-    def run(self, kind, names, arrays, options, of, interface=PLAIN):
-        """A call by the plan for arrays like these, which is made if there is none: (results, handle or None).
-
-        kind: the class of the plan, made by kind(buffer, names, arrays, options, of), or a function that is called
-        instead. options: what else decides about it. of: the call's handle, or the group of a dispatch. results: this
-        rank's, or a list over ranks of each, None instead of a list of what no rank has.
-        """
-        if not arrays:
-            return kind()
-        look, other = interface.peeks.get, interface.peek
+    def _plan(self, key, names, given, of):
+        """A new plan, with all checks. given: (addresses, arrays) of each rank, as looked at."""
+        self.expect_open()
+        kind, interface, options, _ = key
+        if len(self._plans) >= MOST_PLANS:
+            self._plans.clear()
+        for r, (_, arrays) in zip(self.ranks, given):
+            of_rank = f" of rank {r.rank}" if self.world_has_lists else ""
+            for array, what in zip(arrays, names):
+                interface.refuse(array, f"{what}{of_rank}")
+        # of what was looked at: a look may have copied an array that kernels cannot read where it lies
+        of_ranks = [list(array) for array in zip(*[arrays for _, arrays in given])]
         if not self.world_has_lists:
-            seen = [look(type(a), other)(a, name) for a, name in zip(arrays, names)]
-            given = (tuple(zip(*seen)),)  # forms, addresses, arrays
-            forms = given[0][0]
-        else:
-            given = self._look_at_lists(names, arrays, look, other)
-            forms = tuple([form for of_rank, _, _ in given for form in of_rank])
-        if self.closed or self.failure is not None:
-            self.expect_open()
-        if kind.of_handle:
-            if kind.rows_vary and of.is_exact:
-                forms = _without_rows(forms, of.num_rows)
-            forms = forms, of.form
-        key = kind, options, forms
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= MOST_PLANS:
-                self._plans.clear()
-            # of what was looked at: a look may have copied an array that kernels cannot read where it lies
-            of_ranks = [list(array) for array in zip(*[seen for _, _, seen in given])]
-            if not self.world_has_lists:
-                of_ranks = [array for (array,) in of_ranks]
-            plan = kind(self, names, of_ranks, options, of)
-            self._plans[key] = plan  # the plan's own growing of memory has cleared them
-        log = self.log
-        log.recent.append((log.number, plan.facts))
-        made, handle = plan.start(given, of, interface)
-        if not self.world_has_lists:
-            return made[0], handle
-        columns = map(list, zip(*made))
-        return [None if all(a is None for a in column) else column for column in columns], handle
+            of_ranks = [array for (array,) in of_ranks]
+        plan = kind(self, interface, names, of_ranks, options, of)
+        if plan.dtypes is None and any(None in addresses for addresses, _ in given):
+            plan.dtypes = {}  # arrays in host memory
+        self._plans[key] = plan  # the plan's own growing of memory has cleared them
+        return plan
 
-    def _look_at_lists(self, names, arrays, look, other):
+    def _placed(self, plan, given):
+        """The same with addresses where kernels can read the arrays."""
+        if device.SIM and plan.check_values is not None:
+            plan.check_values(given)
+        place = self.placing.place_all
+        return [
+            (place(r.rank, plan.names, arrays, plan.dtypes), arrays)
+            for r, (_, arrays) in zip(self.ranks, given)
+        ]
+
+    def _look_at_lists(self, names, arrays, look):
         for name, of_ranks in zip(names, arrays):
             if type(of_ranks) is not list or len(of_ranks) != len(self.ranks):
                 inputs.ranks_of(self.world, name, of_ranks)
-        given = []
+        forms, given = [], []
         for r, of_rank in zip(self.ranks, zip(*arrays)):
-            named = [(a, f"{name} of rank {r.rank}") for a, name in zip(of_rank, names)]
-            given.append(tuple(zip(*[look(type(a), other)(a, what) for a, what in named])))
-        return given
+            of_arrays, *seen = look(of_rank, [f"{name} of rank {r.rank}" for name in names])
+            forms += of_arrays
+            given.append(seen)
+        return tuple(forms), given
 
     def expect_open(self):
         """Raise EPStateError after close, or after an error that left the words in the middle of a call."""
@@ -161,11 +209,11 @@ class Buffer(GroupMemory):
                 "the middle of a call: call reset() of the Buffer on all ranks first"
             )
 
-    def refuse_capture(self, call, remedy):
+    def _refuse_capture(self, plan):
         """Raise EPStateError: a call whose results the host waits for is captured into a CUDA graph."""
         raise EPStateError(
-            f"{call} waits for its number of rows, and the stream is being captured into a CUDA graph, "
-            f"so nothing runs yet: {remedy}"
+            f"{plan.facts['call']} waits for its number of rows, and the stream is being captured into a CUDA graph, "
+            f"so nothing runs yet: {plan.remedy}"
         )
 
     def reset(self):
@@ -211,14 +259,13 @@ class Buffer(GroupMemory):
         fill(words, values)
         return self.launches.prepare(kernel, rank, num_tokens, self._streams[rank], words, grid)
 
-    def start(self, launches):
-        """Start one launch of each rank of this process. In the simulator they have ended when this returns."""
-        self._launch(launches)
-        if device.SIM:
-            self.check()
+    def launch(self, launches, memory=()):
+        """Start one launch of each rank of this process. memory: Loans, which must stay if the call is captured.
 
-    def _launch(self, launches):
-        """Nothing between them may wait for the GPU: some ranks' kernels would begin, and wait for the others'."""
+        Nothing between them may wait for the GPU: some ranks' kernels would begin, and wait for the others'.
+        """
+        if self.is_captured:
+            self.captured.append(memory)
         if self.is_alone:
             for launch in launches:
                 launch.start()
@@ -227,12 +274,20 @@ class Buffer(GroupMemory):
                 for launch in launches:
                     launch.start()
 
+    def start(self, launches, memory=()):
+        """The same. In the simulator they have ended when this returns."""
+        self.launch(launches, memory)
+        self.check()
+
+    if not device.SIM:
+        start = launch
+
     def start_and_hear(self, launches, n_local_experts):
         """Start dispatches, and wait until they have told the host their counts: see told()."""
         number, addresses = self.host_words.begin()
         for launch, address in zip(launches, addresses):
             launch.words[TOLD], launch.words[TOLD_NUMBER] = address, number
-        self._launch(launches)
+        self.launch(launches)
         return self.told(n_local_experts)
 
     def told(self, n_local_experts):
@@ -248,22 +303,22 @@ class Buffer(GroupMemory):
             if device.SIM or not isinstance(error, PeerTimeout):  # else kernels still run
                 self.check()
             raise
-        if any(raw[:STATUS_BYTES] != ALL_WELL for raw in of_ranks):
-            n = written.TOLD_STATUS
-            self._raise_what_failed([np.frombuffer(raw, np.int32, n) for raw in of_ranks])
+        n, told = self.n_ranks, []
+        status, at_counts = 4 * written.TOLD_STATUS, 4 * written.TOLD_STATUS + 8 * n_local_experts
+        if [raw[:STATUS_BYTES] for raw in of_ranks] != self._all_well:
+            words = [np.frombuffer(raw, np.int32, written.TOLD_STATUS) for raw in of_ranks]
+            self._raise_what_failed(words)
+        for raw in of_ranks:
+            has_room, padded_rows, *more = self._info.unpack_from(raw, at_counts)
+            counts = [more[i : i + n] for i in range(n, n + n * n, n)]
+            per_expert = np.frombuffer(raw, np.int64, n_local_experts, status)
+            told.append(Told(bool(has_room), padded_rows, more[:n], counts, per_expert))
         if device.SIM:
             self.check()  # kernels have ended, as behind other launches
-        told = [self._heard(raw, n_local_experts) for raw in of_ranks]
-        if max(told[0].tokens) > self.max_tokens:
-            self.want_tokens(max(told[0].tokens))
+        most_tokens = max(told[0].tokens)
+        if most_tokens > self.max_tokens:
+            self.want_tokens(most_tokens)
         return told
-
-    def _heard(self, raw, n_local_experts):
-        n, status = self.n_ranks, 4 * written.TOLD_STATUS
-        has_room, padded_rows, *more = self._info.unpack_from(raw, status + 8 * n_local_experts)
-        counts = [more[i : i + n] for i in range(n, n + n * n, n)]
-        per_expert = np.frombuffer(raw, np.int64, n_local_experts, status)
-        return Told(bool(has_room), padded_rows, more[:n], counts, per_expert)
 
     # ------------------------------------------------------------------ errors
     def check(self):
@@ -292,6 +347,7 @@ class Buffer(GroupMemory):
         if timeouts:
             said = "\n".join(map(str, timeouts)) + self.log.compared(self._timeout)
             self.failure = PeerTimeout(said)
+            self.changed()
             raise self.failure
         if bad_ids:
             raise bad_ids[0]
@@ -299,10 +355,9 @@ class Buffer(GroupMemory):
 
 def _without_rows(forms, num_rows):
     """Forms of all ranks' matrices without their numbers of rows; () of one that has not num_rows of its rank."""
-    n_arrays = len(forms) // len(num_rows)
-    return tuple(
-        [
-            (f[0][1:], *f[1:]) if f[0][:1] == (num_rows[i // n_arrays],) else ()
-            for i, f in enumerate(forms)
-        ]
-    )
+    n_arrays, without = len(forms) // len(num_rows), []
+    for i, form in enumerate(forms):
+        shape = form[0]
+        has_rows = shape[:1] == (num_rows[i // n_arrays],)
+        without.append((shape[1:], *form[1:]) if has_rows else ())
+    return tuple(without)

@@ -4,6 +4,7 @@ from weakref import WeakKeyDictionary, finalize, proxy, ref
 
 from epmoe.fused_a2a import arguments, hybrid
 from epmoe.fused_a2a.buffer import Buffer
+from epmoe.fused_a2a.rows import RowsHandle
 from epmoe.host import inputs
 from epmoe_ref.errors import EPValueError
 
@@ -40,7 +41,6 @@ class _Buffers(WeakKeyDictionary):
 
 _buffer, _hybrid_ep_buffer = _Buffers(), _Buffers()
 buffer_of, hybrid_ep_buffer = _buffer.of, _hybrid_ep_buffer.of
-options = {"num_sms": None}  # how many SMs FusedDispatch and FusedCombine may take
 
 
 def _expect_world(group):
@@ -68,7 +68,7 @@ def get_buffer(group, hidden_bytes: int):
 
 def set_deepep_num_sms(num_sms):
     """How many SMs FusedDispatch and FusedCombine may take, from now on; None: all. Results do not depend on it."""
-    options["num_sms"] = arguments.plain("num_sms", num_sms, 1)
+    RowsHandle.num_sms = (arguments.plain("num_sms", num_sms, 1),) * 2
 
 
 def init_hybrid_ep_buffer(

@@ -1,13 +1,10 @@
 """FusedDispatch and FusedCombine: a token travels once to each rank that has one of its experts."""
 
 from epmoe.fused_a2a import arguments
-from epmoe.fused_a2a.arguments import PLAIN
-from epmoe.fused_a2a.buffers import buffer_of, options
-from epmoe.fused_a2a.plans import CombinePlan
-from epmoe.fused_a2a.rows import ARGUMENTS, CachedPlan, DispatchPlan, RowsHandle
+from epmoe.fused_a2a.buffer import PLAIN
+from epmoe.fused_a2a.buffers import buffer_of
+from epmoe.fused_a2a.rows import ARGUMENTS, DispatchPlan, RowsHandle
 from epmoe_ref.errors import EPValueError
-
-OF_GRADIENT = "grad_output", "probs of grad_output"
 
 
 class FusedDispatch:
@@ -59,7 +56,8 @@ class FusedDispatch:
         fp16, float32), rounded once. grad_token_probs is not masked: it is the exact adjoint only if the caller's
         gradient is 0 where recv_token_indices is -1. None gives None.
         """
-        grad_x, grad_probs = dispatch_gradients(grad_output, grad_token_probs, ctx.handle)
+        handle, given = ctx.handle, (grad_output, grad_token_probs)
+        grad_x, grad_probs = handle.dispatch_gradients(buffer_of_handle(handle), given)
         return grad_x, None, grad_probs, None, None, None, None
 
 
@@ -104,7 +102,9 @@ class FusedCombine:
 
         previous_event: the gradient of forward's second result, None; it changes nothing.
         """
-        return combine_gradient(grad_output, ctx.handle), None, None, None, None
+        handle = ctx.handle
+        grad_x = handle.combine_gradient(buffer_of_handle(handle), (grad_output,))
+        return grad_x, None, None, None, None
 
 
 def fused_dispatch(
@@ -119,7 +119,8 @@ def fused_dispatch(
     """FusedDispatch.forward without a ctx: arguments, results and errors are there."""
     if allocate_on_comm_stream:
         arguments.scheduling(async_finish, allocate_on_comm_stream)
-    return dispatch(x, token_indices, token_probs, num_experts, group, PLAIN)
+    given = x, token_indices, token_probs
+    return dispatch(buffer_of(group), given, num_experts, group, PLAIN, False)
 
 
 def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
@@ -130,63 +131,48 @@ def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
     before must be larger on all ranks. The handle serves fused_combine and the gradients, with arrays of as many rows;
     all of it can be captured in a graph.
     """
-    name = "fused_dispatch_on_device"
-    return dispatch(x, token_indices, token_probs, num_experts, group, PLAIN, name)
+    given = x, token_indices, token_probs
+    return dispatch(buffer_of(group), given, num_experts, group, PLAIN, True)
 
 
 def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=False):
     """FusedCombine.forward without a ctx: arguments, results and errors are there."""
     if allocate_on_comm_stream:
         arguments.scheduling(async_finish, allocate_on_comm_stream)
-    return combine(x, group, handle), None
+    buffer = buffer_of_both(handle, group)
+    return handle.combined(buffer, (x,)), None
 
 
-def dispatch(x, token_indices, token_probs, num_experts, group, interface, name="fused_dispatch"):
-    """What the function of that name returns; interface: of the arrays."""
-    arrays = x, token_indices, token_probs
+def dispatch(buffer, given, num_experts, group, interface, on_device):
+    """What fused_dispatch_on_device or fused_dispatch returns. given: x, token_indices, token_probs; interface: of them."""
     if type(num_experts) is not int:
         num_experts = arguments.plain("num_experts", num_experts)
-    if isinstance(x, (list, tuple)):
-        x, *scales = values_and_scales(group.lists, "x", x)
-        arrays = x, token_indices, token_probs, *scales
-    how = num_experts, options["num_sms"], name == "fused_dispatch_on_device"
-    call = DispatchPlan, ARGUMENTS, arrays, how, group, interface
-    made, handle = buffer_of(group).call(name, *call)
+    if isinstance(given[0], (list, tuple)):
+        x, *scales = values_and_scales(group.lists, "x", given[0])
+        given = x, *given[1:], *scales
+    how = num_experts, RowsHandle.num_sms[0], on_device
+    name = "fused_dispatch_on_device" if on_device else "fused_dispatch"
+    made, handle = buffer.call(name, DispatchPlan, ARGUMENTS, given, how, group, interface)
     return (*made, handle)
 
 
-def combine(x, group, handle, interface=PLAIN):
-    """combined_x of fused_combine."""
-    buffer = buffer_of(group)
+def buffer_of_handle(handle):
+    """The Buffer for calls with a handle, which FusedDispatch.forward must have made."""
     if type(handle) is not RowsHandle:
         arguments.handle_of(RowsHandle, "FusedDispatch", handle)
+    return buffer_of(handle.group) if handle.buffer.closed else handle.buffer
+
+
+def buffer_of_both(handle, group):
+    """The same, where the group is given too: it must be the handle's."""
+    buffer = buffer_of_handle(handle)
     if handle.group is not group:
+        buffer_of(group)  # raises if it is no world
         raise EPValueError(
             f"group is {group!r}, and the handle belongs to a dispatch over another one, "
             f"{handle.group!r}: rows go back over the group that they came by; pass that one"
         )
-    call = CombinePlan, ("x",), (x,), (options["num_sms"],), handle, interface
-    return buffer.call("fused_combine", *call)[0][0]
-
-
-def dispatch_gradients(grad_rows, grad_probs, handle, interface=PLAIN):
-    """Of the tokens, and of token_probs or None."""
-    if type(handle) is not RowsHandle:
-        arguments.handle_of(RowsHandle, "FusedDispatch", handle)
-    buffer, arrays = buffer_of(handle.group), (grad_rows, grad_probs)
-    if arguments.absent(grad_probs):
-        arrays = arrays[:1]
-    call = CombinePlan, OF_GRADIENT, arrays, (options["num_sms"],), handle, interface
-    return buffer.call("the gradient of fused_dispatch", *call)[0]
-
-
-def combine_gradient(grad_tokens, handle, interface=PLAIN):
-    """Of the rows."""
-    if type(handle) is not RowsHandle:
-        arguments.handle_of(RowsHandle, "FusedDispatch", handle)
-    buffer = buffer_of(handle.group)
-    call = CachedPlan, OF_GRADIENT[:1], (grad_tokens,), (options["num_sms"],), handle, interface
-    return buffer.call("the gradient of fused_combine", *call)[0][0]
+    return buffer
 
 
 def values_and_scales(is_list, name, given):

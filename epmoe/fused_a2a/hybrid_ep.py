@@ -1,12 +1,9 @@
 """HybridEPDispatch and HybridEPCombine: permute, exchange, permute in one; a row for each (token, local expert)."""
 
 from epmoe.fused_a2a import arguments
-from epmoe.fused_a2a.arguments import PLAIN
+from epmoe.fused_a2a.buffer import PLAIN
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
-from epmoe.fused_a2a.hybrid import ARGUMENTS, CachedPlan, DispatchPlan, HybridHandle
-from epmoe.fused_a2a.plans import CombinePlan
-
-OF_GRADIENT = "grad_x", "probs of grad_x"
+from epmoe.fused_a2a.hybrid import ARGUMENTS, DispatchPlan, HybridHandle
 
 
 class HybridEPDispatch:
@@ -53,7 +50,8 @@ class HybridEPDispatch:
         grad_x[t] sums the token's rows as HybridEPCombine.forward does; grad_probs is a copy where a pair has a row,
         zero elsewhere. Rows without a token are never read. grad_probs=None gives None.
         """
-        grads = dispatch_gradients(grad_x, grad_probs, ctx.handle)
+        handle, given = ctx.handle, (grad_x, grad_probs)
+        grads = handle.dispatch_gradients(buffer_of_handle(handle), given)
         return grads[0], None, grads[1], None, None, None, None, None, None
 
 
@@ -77,7 +75,9 @@ class HybridEPCombine:
     @staticmethod
     def backward(ctx, grad_x):
         """Gradients of forward's four arguments: (grad_x [P, H], None, None, None); rows without a token are zero."""
-        return combine_gradient(grad_x, ctx.handle), None, None, None
+        handle = ctx.handle
+        grad_rows = handle.combine_gradient(buffer_of_handle(handle), (grad_x,))
+        return grad_rows, None, None, None
 
 
 def hybrid_ep_dispatch(
@@ -103,18 +103,19 @@ def hybrid_ep_dispatch(
     """
     num_sms = num_sms_dispatch_api, num_sms_combine_api
     options = num_local_experts, *num_sms, num_permuted_tokens, pad_multiple
-    return dispatch(x, routing_map, probs, group, PLAIN, *options)
+    given = x, routing_map, probs
+    return dispatch(hybrid_ep_buffer(group), given, group, PLAIN, *options)
 
 
 def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *, fused=False):
     """HybridEPCombine.forward without a ctx: arguments, results and errors are there. fused: as in dispatch."""
-    return combine(x, handle, PLAIN, num_permuted_tokens, pad_multiple)
+    buffer = buffer_of_handle(handle)
+    return combine(buffer, (x,), PLAIN, handle, num_permuted_tokens, pad_multiple)
 
 
 def dispatch(
-    x,
-    routing_map,
-    probs,
+    buffer,
+    given,
     group,
     interface,
     num_local_experts,
@@ -123,7 +124,7 @@ def dispatch(
     num_rows=None,
     pad_multiple=None,
 ):
-    """What hybrid_ep_dispatch returns; interface: of the arrays."""
+    """What hybrid_ep_dispatch returns. given: x, routing_map and probs, or None; interface: of these arrays."""
     # what equals an int and is none may not be accepted where the int was
     if not (
         type(num_local_experts) is type(num_rows) is int
@@ -137,9 +138,9 @@ def dispatch(
         num_local_experts = arguments.plain("num_local_experts", num_local_experts)
         num_rows = arguments.plain("num_permuted_tokens", num_rows)
         pad_multiple = arguments.plain("pad_multiple", pad_multiple)
-    arrays = (x, routing_map) if arguments.absent(probs) else (x, routing_map, probs)
-    buffer = hybrid_ep_buffer(group)
-    options = (
+    if arguments.absent(given[2]):
+        given = given[:2]
+    how = (
         num_local_experts,
         num_rows,
         pad_multiple,
@@ -147,40 +148,21 @@ def dispatch(
         getattr(group, "p2p_world_size", None),
         (num_sms_dispatch, num_sms_combine),
     )
-    call = DispatchPlan, ARGUMENTS, arrays, options, group, interface
-    made, handle = buffer.call("hybrid_ep_dispatch", *call)
+    made, handle = buffer.call(
+        "hybrid_ep_dispatch", DispatchPlan, ARGUMENTS, given, how, group, interface
+    )
     return (*made, handle)
 
 
-def combine(x, handle, interface, num_permuted_tokens=None, pad_multiple=None):
-    """What hybrid_ep_combine returns."""
-    if type(handle) is not HybridHandle:
-        hybrid_handle(handle)
-    buffer = hybrid_ep_buffer(handle.group)
+def combine(buffer, given, interface, handle, num_permuted_tokens=None, pad_multiple=None):
+    """What hybrid_ep_combine returns. given: x."""
     if num_permuted_tokens is not None or pad_multiple is not None:
         arguments.same_as_handle(buffer, handle, num_permuted_tokens, pad_multiple)
-    call = CombinePlan, ("x",), (x,), handle.num_sms[1:], handle, interface
-    return buffer.call("hybrid_ep_combine", *call)[0][0]
+    return handle.combined(buffer, given, interface)
 
 
-def dispatch_gradients(grad_rows, grad_probs, handle, interface=PLAIN):
-    """Of the tokens, and of probs or None."""
-    buffer, arrays = hybrid_ep_buffer(hybrid_handle(handle).group), (grad_rows, grad_probs)
-    if arguments.absent(grad_probs):
-        arrays = arrays[:1]
-    call = CombinePlan, OF_GRADIENT, arrays, handle.num_sms[1:], handle, interface
-    return buffer.call("the gradient of hybrid_ep_dispatch", *call)[0]
-
-
-def combine_gradient(grad_tokens, handle, interface=PLAIN):
-    """Of the rows."""
-    buffer = hybrid_ep_buffer(handle.group)
-    call = CachedPlan, OF_GRADIENT[:1], (grad_tokens,), handle.num_sms[:1], handle, interface
-    return buffer.call("the gradient of hybrid_ep_combine", *call)[0][0]
-
-
-def hybrid_handle(handle):
-    """The handle, if HybridEPDispatch.forward made it."""
-    if type(handle) is HybridHandle:
-        return handle
-    return arguments.handle_of(HybridHandle, "HybridEPDispatch", handle)
+def buffer_of_handle(handle):
+    """The Buffer for calls with a handle, which HybridEPDispatch.forward must have made."""
+    if type(handle) is not HybridHandle:
+        arguments.handle_of(HybridHandle, "HybridEPDispatch", handle)
+    return hybrid_ep_buffer(handle.group) if handle.buffer.closed else handle.buffer

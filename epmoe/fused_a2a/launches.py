@@ -1,4 +1,4 @@
-"""Launching rows kernels: which shape a kernel has, how large its grid is, and what stays the same from call to call."""
+"""Launching rows kernels: which shape a kernel has, how large its grid is, and the words that each call gives it."""
 
 from dataclasses import replace
 
@@ -88,13 +88,9 @@ class Launches:
         """Whether a caller that grants num_sms (None: as many as there are) grants all blocks that there are."""
         return num_sms is None or int(num_sms) >= self.most_blocks
 
-    def grid(self, num_sms, n_rows):
-        """Blocks of a launch for which the caller grants num_sms (None: as many as there are); at least two.
-
-        No more than have something to do with so many rows, besides the leader block: few begin and end sooner than many.
-        """
-        granted = self.most_blocks if num_sms is None else min(int(num_sms), self.most_blocks)
-        return max(2, min(granted, n_rows + 1))
+    def granted(self, num_sms):
+        """Blocks that a launch may have for which the caller grants num_sms (None: as many as there are)."""
+        return self.most_blocks if num_sms is None else min(int(num_sms), self.most_blocks)
 
     def prepare(self, kernel, rank, num_tokens, stream, words, grid):
         """A launch of a kernel of a rank. words: of the block, by which it begins."""
@@ -131,3 +127,31 @@ def fill(words, values):
     for name, value in values.items():
         for i, word in enumerate(value if isinstance(value, (list, tuple)) else (value,), at(name)):
             words[i] = word
+
+
+class RankCall(dict):
+    """One rank's launches of a kernel in calls that are alike, {blocks: Launch}: prepared when first looked up.
+
+    values: {field: value} of the words that stay the same. A launch has no more blocks than have something to do, besides
+    the leader block: few begin and end sooner than many. So of n rows it is self[min(n + 1, self.most)].
+    """
+
+    def __init__(self, plan, i, kernel, values=None):
+        self._buffer, self.r, self._values = plan.buffer, plan.buffer.ranks[i], values or {}
+        self._how = kernel, self.r.rank, plan.num_tokens[i]
+        self.most = plan.buffer.launches.granted(plan.num_sms)
+
+    def __missing__(self, blocks):
+        launch = self[blocks] = self._buffer.find(*self._how, max(2, blocks))
+        fill(launch.words, self._values)
+        return launch
+
+    def of(self, n_rows):
+        """The launch for so many rows."""
+        return self[min(n_rows + 1, self.most)]
+
+    def like(self, launch, earlier):
+        """A launch of these, with the words of an earlier one but for those that stay the same here."""
+        launch.words[FIRST_OF_CALL:] = earlier.words[FIRST_OF_CALL:]
+        fill(launch.words, self._values)
+        return launch

@@ -1,19 +1,28 @@
-"""The memory behind the rows functions of one group, and how it grows: on all ranks in the same call."""
+"""The memory behind the rows functions of one group, and how it grows: on all ranks in the same call.
 
+Ranks compare what their calls were given where it is new, since what they need follows from it, and when a wait has
+expired.
+"""
+
+from collections import deque
 from typing import NamedTuple
 
 import numpy as np
 
 from epmoe.device.telling import HostWords
-from epmoe.fused_a2a.calls import CallLog
-from epmoe.host.lending import Arena, Heap
+from epmoe.host.memory_pool import MemoryPool
 from epmoe.kernels.rows import mailbox
 from epmoe.kernels.rows.copy import flag_bytes_for
 from epmoe.kernels.rows.handle import told_words
+from epmoe.worlds.agreement import differences
+from epmoe_ref.errors import PeerTimeout
 
 ALIGNMENT = 256  # bytes
 RESULTS_AT_ONCE = 2  # results in the pool that may be in use while another call needs room
 INITIAL_LOCAL_EXPERTS = 64
+MOST_CALLS = 32
+PATIENCE_S = 2.0  # ranks that wait for each other give up at about the same time
+SAME = "do all ranks make the same calls, with the same sizes?"
 
 
 def align(nbytes):
@@ -82,14 +91,67 @@ def _control_regions(at, n_ranks):
     ]
 
 
+class CallLog:
+    """number: of the call under way, alike on all ranks. recent: (number, facts) of the latest calls of this rank.
+
+    facts: what all ranks must have given alike, a dict by name; "call" is the call's own name.
+    """
+
+    def __init__(self, world):
+        self._world, self._agreed = world, set()
+        self.number, self.recent = 0, deque(maxlen=MOST_CALLS)
+
+    def agree(self, facts, timeout):
+        """Compare facts that are new with the other ranks'. Errors: EPValueError, on all ranks, says what differs."""
+        self.recent.append((self.number, facts))
+        key = tuple(facts.items())
+        if key in self._agreed:
+            return
+        try:
+            self._world.same(f"what the ranks gave to {facts['call']}", facts, timeout)
+        except PeerTimeout as late:
+            raise PeerTimeout(f"{late}. This rank calls {_as_called(facts)}: {SAME}") from None
+        self._agreed.add(key)
+
+    def compared(self, timeout):
+        """In what the ranks' calls differ, in words; waits a little for the other ranks."""
+        world = self._world
+        if world.lists:
+            return ""
+        of_ranks = world.hear(dict(self.recent), min(timeout, PATIENCE_S))
+        for number in sorted(set.intersection(*map(set, of_ranks.values()))):
+            given = {rank: known[number] for rank, known in of_ranks.items()}
+            if differing := differences(given):
+                calls = {facts["call"] for facts in given.values()}
+                what = "made different calls"
+                if len(calls) == 1:
+                    what = f"gave {calls.pop()} different sizes"
+                return f". The ranks {what}: {differing}. Make the same calls on every rank, with the same sizes"
+        if len(of_ranks) == world.n_ranks:
+            return ""
+        return f". This rank called {_as_called(self.recent[-1][1])}: {SAME}"
+
+    def clear(self):
+        """As before the first call."""
+        self._agreed.clear()
+        self.recent.clear()
+        self.number = 0
+
+
+def _as_called(facts):
+    """A call and what it was given, in words."""
+    given = ", ".join(f"{name}={value!r}" for name, value in facts.items() if name != "call")
+    return f"{facts['call']} with {given or 'nothing'}"
+
+
 class _Rank:
     """One rank of this process: its own words and scratch, its arena, and its heap in the pool."""
 
     def __init__(self, machine, rank):
-        self.rank, self.arena = rank, Arena(machine, rank)
+        self.rank, self.arena = rank, MemoryPool(machine, rank)
         self.words = machine.alloc(mailbox.WORDS_BYTES, "rows words", rank)
         self.scratch, self.retired = None, []  # columns of the layout, also of fewer experts
-        self.heap = Heap(machine, None, 0, 0)
+        self.heap = MemoryPool(machine, rank, part=(None, 0, 0))
 
 
 class GroupMemory:
@@ -190,7 +252,8 @@ class GroupMemory:
         for r in self.ranks if self._pool is not None else ():
             buffer, layout = self._pool.buffers[r.rank], self.pool_layout
             if r.heap.buffer is not buffer:
-                r.heap = Heap(self.machine, buffer, layout.heap_at, layout.nbytes)
+                part = buffer, layout.heap_at, layout.nbytes
+                r.heap = MemoryPool(self.machine, r.rank, part)
 
     def _heaps(self):
         return {r.rank: r.heap for r in self.ranks}

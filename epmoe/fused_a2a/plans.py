@@ -1,113 +1,119 @@
 """Plans: what follows from shapes, types and options of a call alone, made once. What plans of rows and by expert share.
 
-Buffer.run finds a call's plan, or makes it, with all checks and all growing of memory. Its start() borrows memory, enters
-addresses, and launches.
+Buffer.call finds a call's plan, or makes it, with all checks and all growing of memory. Its start() borrows memory, and
+launches with the addresses.
 """
 
 from functools import lru_cache
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import FP32, NAMES
-from epmoe.fused_a2a.launches import FIRST_OF_CALL, at, fill
+from epmoe.fused_a2a.buffer import PLAIN
+from epmoe.fused_a2a.launches import RankCall, at
 from epmoe.fused_a2a.memory import align
 from epmoe.host.arrays import Field
-from epmoe.host.lending import Arrangement
+from epmoe.host.memory_pool import Arrangement
 from epmoe.kernels.rows import combine_kernel
 from epmoe.kernels.rows.handle import TOKENS
 
 MOST_ARRANGED = 256  # numbers of rows of one kind of result
-CAPACITY, PLACES = at("capacity"), at("places")
-NOTHING = (), (), ()  # is given: no forms, addresses and arrays
+CAPACITY, PLACES, X, PROBS = map(at, ("capacity", "places", "x", "probs"))
 NO_ROOM = 0xFFFFFFFF  # a capacity: not even for zero rows, so that all ranks grow
 
 
-class RankCall:
-    """One rank's part of calls that are alike: what launches a kernel, and the memory that each call borrows.
+class Numbers(NamedTuple):
+    """Rows of a dispatch. counts: [R] lists [R], rows from each source to each rank; None where the host does not know.
 
-    n_rows: rows that the kernel moves, None if each call says. values: {field: value} of the words that stay the same.
-    lent: Arrangements of what a call borrows of the rank's own memory; arrays have the names of their words. dtypes: {name:
-    type that it must have} of arrays that are given.
+    num_rows: of each rank of this process. most: of any rank. most_returned: that a rank gets back in combine, at most.
+    capacity: that a rank has room for, or that there was room for when they came.
     """
 
-    __slots__ = ("buffer", "r", "_lent", "_how", "_values", "_launches", "_latest", "_given")
+    counts: list | None
+    num_rows: list
+    most: int
+    most_returned: int
+    capacity: int
 
-    def __init__(self, plan, i, kernel, n_rows=None, values=None, lent=(), dtypes=None):
-        self.buffer, self.r = plan.buffer, plan.buffer.ranks[i]
-        self._lent = [(arrangement, places(arrangement)) for arrangement in lent]
-        self._how, self._values = (kernel, plan.num_tokens[i], plan.num_sms), values or {}
-        self._given = plan.TAKES, plan.names, dtypes
-        self._launches, self._latest = {}, (None, None)  # by grid; number of rows, launch
-        if n_rows is not None:
-            self._latest = None, self._for(n_rows)
 
-    def _for(self, n_rows):
-        kernel, num_tokens, num_sms = self._how
-        grid = self.buffer.launches.grid(num_sms, n_rows)
-        launch = self._launches.get(grid)
-        if launch is None:
-            launch = self.buffer.find(kernel, self.r.rank, num_tokens, grid)
-            fill(launch.words, self._values)
-            self._launches[grid] = launch
-        self._latest = n_rows, launch
-        return launch
+class Handle:
+    """The routing of a dispatch, for any number of combines and cached dispatches.
 
-    def begin(self, given=NOTHING, memory=(), n_rows=None, more=None):
-        """(what is to be started, the Loans of what it borrows).
+    plan: of the dispatch. loans, words: of each rank, the memory that it lies in, and what kernels are told of it, as Arrangement.runs(). form,
+    sums: for plans of later calls. num_tokens, num_rows: T and the rows of each rank of this process. is_exact: whether
+    rows are another number in each call. CALLS: names of combine, and of the gradients of dispatch and combine. GRADIENT:
+    names of the arrays that have those. CACHED: the plan of the latter. num_sms: that dispatch and combine may take.
+    """
 
-        given: forms, addresses or None, and arrays. memory: (Loan, places) of what earlier calls borrowed. more:
-        (Arrangement, places) of what this call alone borrows.
-        """
-        known, launch = self._latest
-        if known != n_rows:
-            launch = self._for(n_rows)
-        words, loans, (takes, names, dtypes) = launch.words, [], self._given
-        _, addresses, arrays = given
-        if dtypes is not None or None in addresses:
-            addresses = self.buffer.placing.place_all(self.r.rank, names, arrays, dtypes or {})
-        for i, address in zip(takes, addresses):
-            words[i] = address
-        for loan, at_words in memory:
-            base = loan.base
-            for i, offset in at_words:
-                words[i] = base + offset
-        arena = self.r.arena
-        for arrangement, at_words in self._lent if more is None else (*self._lent, more):
-            loan = arena.lend(arrangement)
-            base = loan.base
-            for i, offset in at_words:
-                words[i] = base + offset
-            loans.append(loan)
-        if self.buffer.is_captured:
-            self.buffer.captured += loans
-        return launch, loans
+    CALLS, GRADIENT, CACHED, num_sms = (), (), None, (None, None)
 
-    def begin_like(self, earlier):
-        """The same of a kernel that goes on with what another launch was given."""
-        _, launch = self._latest
-        launch.words[FIRST_OF_CALL:] = earlier.words[FIRST_OF_CALL:]
-        fill(launch.words, self._values)
-        return self.begin()
+    def combined(self, buffer, given, interface=PLAIN):
+        """Sums of the rows that are given, by token."""
+        how = self.num_sms[1:]
+        return buffer.call(self.CALLS[0], CombinePlan, ("x",), given, how, self, interface)[0][0]
+
+    def dispatch_gradients(self, buffer, given, interface=PLAIN):
+        """Of the tokens, and of probs or None. given: gradients of rows and of probs, or None."""
+        call, names, how = self.CALLS[1], self.GRADIENT, self.num_sms[1:]
+        if arguments.absent(given[1]):
+            given = given[:1]
+        return buffer.call(call, CombinePlan, names, given, how, self, interface)[0]
+
+    def combine_gradient(self, buffer, given, interface=PLAIN):
+        """Of the rows. given: gradients of the tokens."""
+        call, names, how = self.CALLS[2], self.GRADIENT[:1], self.num_sms[:1]
+        return buffer.call(call, self.CACHED, names, given, how, self, interface)[0][0]
+
+    counts, num_rows, most_returned, capacity = (
+        property(attrgetter(f"numbers.{name}"))
+        for name in ("counts", "num_rows", "most_returned", "capacity")
+    )
+    num_tokens, sums, is_exact = (
+        property(attrgetter(f"plan.{name}")) for name in ("num_tokens", "sums", "is_exact")
+    )
 
 
 class Plan:
     """Calls that are alike. facts: what all ranks give alike, see CallLog; names: of the arrays, for messages.
 
     of_handle: whether a handle decides about it, besides the forms of arrays and options. rows_vary: whether the number
-    of rows is another in each call with an exact handle. TAKES: the words for the arrays.
+    of rows is another in each call with an exact handle. dtypes: {name: type that it must have} of arrays that must be
+    placed first; None where kernels read them where they lie. remedy: of a call that waits for the device, what to call
+    instead while a graph is captured. check_values: of a plan that looks at values of arrays in host memory.
     """
 
-    of_handle, rows_vary = True, False
+    of_handle, rows_vary, dtypes, remedy, check_values = True, False, None, None, None
 
-    def __init__(self, buffer, names, num_tokens, num_sms, **facts):
-        self.buffer, self.names, self.facts = buffer, names, facts
+    def __init__(self, buffer, interface, names, num_tokens, num_sms, **facts):
+        self.buffer, self.interface, self.names, self.facts = buffer, interface, names, facts
         self.num_tokens, self.num_sms = num_tokens, num_sms
 
-    def rank_calls(self, kernel, **of_ranks):
-        """The RankCall of each rank here. of_ranks: {name: for each rank}, of what RankCall takes."""
-        of_each = [dict(zip(of_ranks, values)) for values in zip(*of_ranks.values())]
-        return [RankCall(self, i, kernel, **more) for i, more in enumerate(of_each)]
+    def rank_calls(self, kernel, values=None):
+        """The RankCall of each rank here. values: {field: value} of each rank."""
+        values = values or [None] * len(self.num_tokens)
+        return [RankCall(self, i, kernel, more) for i, more in enumerate(values)]
+
+    def results_of(self, fields):
+        """A function of a Loan: results that are these fields of it."""
+        return self.interface.results_of(fields, self.buffer.machine)
+
+    def arranged(self, name, of_row, word_of=at):
+        """A function of a number of rows: (the Arrangement of so many, results_of it); those of the latest are kept.
+
+        of_row: {array: (shape of a row, dtype)}.
+        """
+        words = {array: word_of(array) for array in of_row}
+
+        @lru_cache(MOST_ARRANGED)
+        def of(rows):
+            arrays = {array: ((rows, *row), dtype) for array, (row, dtype) in of_row.items()}
+            made = Arrangement(name, arrays, words=words)
+            return made, self.results_of(made.fields.values())
+
+        return of
 
 
 class CombinePlan(Plan):
@@ -118,9 +124,8 @@ class CombinePlan(Plan):
     """
 
     rows_vary = True
-    TAKES = at("x"), at("probs")
 
-    def __init__(self, buffer, names, arrays, options, handle):
+    def __init__(self, buffer, interface, names, arrays, options, handle):
         (x, *probs), (num_sms,), num_rows = arrays, options, handle.num_rows
         xs = arguments.hidden_rows(buffer, names[0], x, dtypes=handle.summed, n_rows=num_rows)
         (_, hidden), dtype, has_probs = xs[0].shape, xs[0].dtype, bool(probs)
@@ -137,9 +142,11 @@ class CombinePlan(Plan):
         )
         n_probs, self.room = shape.top_k or shape.num_experts, -1
         facts = dict(call="combine", hidden=hidden, dtype=str(dtype), has_probs=has_probs)
-        super().__init__(buffer, names, handle.num_tokens, num_sms, **facts, probs_a_token=n_probs)
+        facts |= dict(probs_a_token=n_probs)
+        super().__init__(buffer, interface, names, handle.num_tokens, num_sms, **facts)
         of_row = {"out": ((hidden,), dtype)} | ({"out_probs": ((n_probs,), FP32)} if probs else {})
-        self.of = arranged("combine result", of_row)
+        of = self.arranged("combine result", of_row)
+        self.outs = [of(n) for n in self.num_tokens]
 
     def _want_room(self, capacity):
         buffer, shape, self.room = self.buffer, self.shape, capacity
@@ -147,62 +154,43 @@ class CombinePlan(Plan):
         buffer.want_pool(self.facts, dict(staging_bytes=nbytes, flag_rows=capacity), shape)
         self.staging_at = buffer.pool_layout.staging_at
         values = [{"places": self.staging_at}] * len(self.num_tokens)
-        lent = [[self.of(n)[0]] for n in self.num_tokens]
-        self.calls = self.rank_calls(combine_kernel(shape), values=values, lent=lent)
+        calls = self.rank_calls(combine_kernel(shape), values)
+        self.parts = [(call, n, *out) for call, n, out in zip(calls, self.num_tokens, self.outs)]
 
-    def start(self, given, handle, interface):
-        """Launch: sums of rows, and sums of probs or None."""
-        capacity, results, launches, loans = handle.most_returned, interface.results, [], []
+    def start(self, given, handle):
+        """Launch: sums of rows, and sums of probs or None; of each rank. Beside them, None: there is no handle."""
+        numbers, launches, loans, made = handle.numbers, [], [], []
+        capacity, has_probs = numbers.most_returned, self.shape.has_probs
         if capacity > self.room:
             self._want_room(capacity)
-        has_probs = self.shape.has_probs
-        for call, n, n_rows, memory, arrays in zip(
-            self.calls, self.num_tokens, handle.num_rows, handle.memory, given
-        ):
-            launch, (loan,) = call.begin(arrays, memory, n + n_rows)
-            launch.words[CAPACITY] = capacity
+        for i, (call, n, out, _) in enumerate(self.parts):
+            launch = call[min(n + numbers.num_rows[i] + 1, call.most)]
+            words, addresses, loan = launch.words, given[i][0], call.r.arena.lend(out)
+            words[CAPACITY], words[X] = capacity, addresses[0]
             if has_probs:
-                of_rows = align(capacity * self.shape.row_bytes)
-                launch.words[PLACES + 2] = self.staging_at + of_rows
-            loans.append(loan)
+                words[PROBS] = addresses[1]
+                words[PLACES + 2] = self.staging_at + align(capacity * self.shape.row_bytes)
+            for at_words, run in handle.words[i]:
+                words[at_words] = run
+            for at_words, run in loan.piece.words:
+                words[at_words] = run
             launches.append(launch)
-        self.buffer.start(launches)
-        nothing = () if has_probs else (None,)
-        return [(*results(loan, loan.fields.values()), *nothing) for loan in loans], None
+            loans.append(loan)
+        self.buffer.start(launches, loans)
+        for loan, (*_, results) in zip(loans, self.parts):
+            made.append(results(loan) if has_probs else (*results(loan), None))
+        return made, None
 
 
-def places(arrangement, word_of=at, names=None):
-    """Where arrays lie, for `RankCall.begin`: [(index of a word, offset)]; names: of which arrays, None: of all.
-
-    word_of: tells the word of an array by its name.
-    """
-    return [
-        (word_of(name), field.offset)
-        for name, field in arrangement.fields.items()
-        if names is None or name in names
-    ]
-
-
-def arranged(name, of_row, word_of=at):
-    """A function of a number of rows: (the Arrangement of so many, places); those of the latest numbers are kept.
-
-    of_row: {array: (shape of a row, dtype)}.
-    """
-
-    @lru_cache(MOST_ARRANGED)
-    def of(rows):
-        made = Arrangement(name, {array: ((rows, *row), t) for array, (row, t) in of_row.items()})
-        return made, places(made, word_of)
-
-    return of
-
-
-def handle_memory(name, n_ranks, arrays):
+def handle_memory(name, n_ranks, kept, arrays):
     """The Arrangement of a handle's memory: `info`, what a dispatch tells the host, and {name: (shape, dtype)}.
 
-    `counts` [R, R] are the last words of `info`: kernels find each rank's tokens before them.
+    kept: what later calls read of it. `counts` [R, R] are the last words of `info`: kernels find each rank's tokens
+    before them.
     """
     n_words = TOKENS + n_ranks
-    made = Arrangement(name, {"info": ((n_words + n_ranks * n_ranks,), np.int32)} | arrays)
+    arrays = {"info": ((n_words + n_ranks * n_ranks,), np.int32)} | arrays
+    words = {one: at(one) for one in (*arrays, "counts")}
+    made = Arrangement(name, arrays, words=words, kept=kept)
     made.fields["counts"] = Field((n_ranks, n_ranks), np.int32, 4 * n_words)
     return made

@@ -4,7 +4,7 @@ An ExpertParallel (epmoe/expert_parallel.py) is put together from these; the row
 
 arrays, dlpack: the caller's arrays, and ours for the caller       inputs: what is refused before anything is launched
 placing: where kernels find the caller's arrays                    user_functions: epilogue, weights, scale as functions
-lending: memory that results lie in; results: the caller's (out=)  dispatched: what dispatch returns
+memory_pool: memory that results lie in; results: the caller's (out=)  dispatched: what dispatch returns
 rank_memory: a rank's regions and results, and their bytes         rounds: the order of calls
 dispatch_phase, combine_phase, silu_phase: check all ranks, place, launch, hand out; engine: what they share, plans and the open
 round among it; plain_kernels: the plain kernels for them

@@ -9,7 +9,7 @@ import numpy as np
 from epmoe import layout
 from epmoe.host.dispatched import capacity_rows
 from epmoe.host.inputs import BF16, COMBINE_DTYPE
-from epmoe.host.lending import Arena, Arrangement
+from epmoe.host.memory_pool import Arrangement, MemoryPool
 from epmoe.kernels import formats
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
@@ -65,7 +65,7 @@ class RankMemory:
         self._regions = {r.name: r for r in layout.regions(cfg)}
         self._words = {name: words for name, *words, _ in layout.named_words(cfg)}
         self.dispatch_result, self.reduced_result, self.unreduced_result = results(cfg)
-        self.arena = Arena(machine, rank)
+        self.arena = MemoryPool(machine, rank)
         first = cfg.world(rank) * cfg.p2p_world_size
         self._world = range(first, first + cfg.p2p_world_size)
 

@@ -186,7 +186,7 @@ def on_device(world, buffer):
             values, *scales = values_and_scales(buffer.world_has_lists, "x", x)
             arrays = values, ids, probs, *scales
             options = world.n_experts, None, on_device
-            return buffer.run(rows.DispatchPlan, rows.ARGUMENTS, arrays, options, None)
+            return buffer.call("dispatch", rows.DispatchPlan, rows.ARGUMENTS, arrays, options, None)
 
         def dispatch(x, ids, probs):
             return sent(x, ids, probs, False)
@@ -210,17 +210,19 @@ def on_device(world, buffer):
                 (None, None),
             )
             arrays = (x, maps) if probs is None else (x, maps, probs)
-            return buffer.run(hybrid.DispatchPlan, hybrid.ARGUMENTS, arrays, options, None)
+            return buffer.call(
+                "dispatch", hybrid.DispatchPlan, hybrid.ARGUMENTS, arrays, options, None
+            )
 
         module = hybrid
 
     def sums(handle, x, probs):
         names = "x", "probs of x"
         arrays = (x,) if probs is None else (x, probs)
-        return tuple(buffer.run(CombinePlan, names, arrays, (None,), handle)[0])
+        return tuple(buffer.call("sums", CombinePlan, names, arrays, (None,), handle)[0])
 
     def cached(handle, x):
-        return buffer.run(module.CachedPlan, ("x",), (x,), (None,), handle)[0][0]
+        return buffer.call("cached", module.CachedPlan, ("x",), (x,), (None,), handle)[0][0]
 
     return (forward, sums, cached, counted) if world.kind == "rows" else (forward, sums, cached)
 

@@ -27,7 +27,7 @@ from epmoe.device import (
 )
 from epmoe.device.telling import HEADER
 from epmoe.fused_a2a.buffer import Buffer
-from epmoe.host.lending import Arrangement
+from epmoe.host.memory_pool import Arrangement
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.rows import mailbox
 from epmoe.kernels.rows.shape import parameter_block

@@ -5,7 +5,7 @@ import numpy as np
 
 from epmoe.host.arrays import first
 from epmoe.host.inputs import COMBINE_DTYPE
-from epmoe.host.lending import Arena, Arrangement
+from epmoe.host.memory_pool import Arrangement, MemoryPool
 from epmoe.host.rank_memory import combine_arrays, dispatch_arrays
 from epmoe.kernels import formats
 from epmoe.kernels.params import ParameterBlock
@@ -68,7 +68,7 @@ class RankArrays:
     def __init__(self, cfg, machine, rank):
         inputs, results = shapes(cfg)
         self.cfg, self.rank = cfg, rank
-        self._arena = Arena(machine, rank)
+        self._arena = MemoryPool(machine, rank)
         self._loan = self._arena.lend(Arrangement("soak", inputs | results, is_exact=True))
         self.results = tuple(results)
         addresses = {name: self._loan.address(name) for name in (*inputs, *results)}

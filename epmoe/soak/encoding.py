@@ -27,7 +27,7 @@ from epmoe.device import (
     warp_id,
     warp_sum_i32,
 )
-from epmoe.host.lending import arrange
+from epmoe.host.memory_pool import arrange
 from epmoe.kernels import formats
 from epmoe.kernels.formats import RowPlace
 from epmoe.soak import arrays, segments

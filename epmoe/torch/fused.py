@@ -3,6 +3,8 @@
 import torch
 
 from epmoe.fused_a2a import arguments, fused
+from epmoe.fused_a2a.buffers import buffer_of
+from epmoe.fused_a2a.fused import buffer_of_both, buffer_of_handle
 from epmoe.torch.gradients import gradients, refuse_gradients, remember
 from epmoe.torch.over_ranks import WorldFunction, leaves_of, once
 from epmoe.torch.process_group import world_of
@@ -27,7 +29,8 @@ class FusedDispatch(WorldFunction):
         if allocate_on_comm_stream:
             arguments.scheduling(async_finish, allocate_on_comm_stream)
         given, group = (x, token_indices, token_probs), world_of(group)
-        return in_stream_order(group, fused.dispatch, given, num_experts, group, TENSORS)
+        more = num_experts, group, TENSORS, False
+        return in_stream_order(buffer_of(group), group, fused.dispatch, given, *more)
 
     @staticmethod
     def forward(
@@ -53,7 +56,7 @@ class FusedDispatch(WorldFunction):
         ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
     ):
         """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
-        made = gradients(ctx, fused.dispatch_gradients, grad_output, grad_token_probs)
+        made = gradients(ctx, buffer_of_handle(ctx.handle), grad_output, grad_token_probs)
         return made[0], None, made[1], None, None, None, None
 
 
@@ -64,8 +67,8 @@ class FusedDispatchOnDevice(WorldFunction):
     def plain(x, token_indices, token_probs, num_experts, group):
         """What forward returns, where no gradient is wanted."""
         given, group = (x, token_indices, token_probs), world_of(group)
-        more = num_experts, group, TENSORS, "fused_dispatch_on_device"
-        return in_stream_order(group, fused.dispatch, given, *more)
+        more = num_experts, group, TENSORS, True
+        return in_stream_order(buffer_of(group), group, fused.dispatch, given, *more)
 
     @staticmethod
     def forward(ctx, x, token_indices, token_probs, num_experts, group):
@@ -83,7 +86,7 @@ class FusedDispatchOnDevice(WorldFunction):
         ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
     ):
         """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
-        made = gradients(ctx, fused.dispatch_gradients, grad_output, grad_token_probs)
+        made = gradients(ctx, buffer_of_handle(ctx.handle), grad_output, grad_token_probs)
         return made[0], None, made[1], None, None
 
 
@@ -92,7 +95,7 @@ def _recorded(ctx, plain, x, token_indices, token_probs, *more):
     if type(x) is not torch.Tensor and len(leaves_of(x)) > len(leaves_of(token_indices)):
         refuse_gradients("x as a pair", x, token_probs)
     made = plain(x, token_indices, token_probs, *more)
-    remember(ctx, made, token_probs, leaves_of([made[1], made[3]]))
+    remember(ctx, made, token_probs, made[1], made[3])
     return made
 
 
@@ -107,7 +110,8 @@ class FusedCombine(WorldFunction):
         if allocate_on_comm_stream:
             arguments.scheduling(async_finish, allocate_on_comm_stream)
         group = world_of(group)
-        return in_stream_order(group, fused.combine, (x,), group, handle, TENSORS), None
+        buffer = buffer_of_both(handle, group)
+        return in_stream_order(buffer, group, handle.combined, (x,), TENSORS), None
 
     @staticmethod
     def forward(ctx, x, group, handle, async_finish=False, allocate_on_comm_stream=False):
@@ -119,8 +123,9 @@ class FusedCombine(WorldFunction):
     @once
     def backward(ctx, grad_output, previous_event=None):
         """Gradients of forward's arguments: x first, None otherwise."""
-        handle, given = ctx.handle, (grad_output,)
-        of_rows = in_stream_order(handle.group, fused.combine_gradient, given, handle, TENSORS)
+        handle = ctx.handle
+        buffer, call = buffer_of_handle(handle), handle.combine_gradient
+        of_rows = in_stream_order(buffer, handle.group, call, (grad_output,), TENSORS)
         return of_rows, None, None, None, None
 
 

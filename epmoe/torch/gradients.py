@@ -2,30 +2,33 @@
 
 import torch
 
-from epmoe.torch.over_ranks import any_gradient
+from epmoe.torch.over_ranks import any_gradient, leaves_of
 from epmoe.torch.streams import in_stream_order
 from epmoe.torch.tensors import TENSORS
 from epmoe_ref.errors import EPValueError
 
 
-def remember(ctx, made, probs, constant):
+def remember(ctx, made, probs, *constant):
     """What gradients() reads. made: the results; probs: as given; constant: results that have no gradient."""
     ctx.handle = handle = made[-1]
-    ctx.mark_non_differentiable(*constant)
     ctx.probs_need_gradient = any_gradient((probs,))
-    if not handle.group.lists:
+    if handle.group.lists:
+        constant = leaves_of(constant)
+    else:
         ctx.set_materialize_grads(False)  # torch would write zeros for ids and counts too
         ctx.rows_like = _like(made[0])
         ctx.probs_like = _like(probs) if ctx.probs_need_gradient else None
+    ctx.mark_non_differentiable(*constant)
 
 
-def gradients(ctx, of_dispatch, grad_rows, grad_probs):
-    """Of a dispatch's tokens and probs. A result that nothing depends on counts as zeros; of_dispatch: of fused_a2a."""
+def gradients(ctx, buffer, grad_rows, grad_probs):
+    """Of a dispatch's tokens and probs. A result that nothing depends on counts as zeros; buffer: for calls with its handle."""
     if grad_rows is None:
         grad_rows = _zeros(ctx.rows_like)
-    handle = ctx.handle
     given = grad_rows, grad_probs if ctx.probs_need_gradient else None
-    grad_x, grad_probs = in_stream_order(handle.group, of_dispatch, given, handle, TENSORS)
+    handle = ctx.handle
+    call = handle.dispatch_gradients
+    grad_x, grad_probs = in_stream_order(buffer, handle.group, call, given, TENSORS)
     if grad_probs is None and ctx.probs_need_gradient:
         grad_probs = _zeros(ctx.probs_like)
     return grad_x, grad_probs

@@ -2,9 +2,9 @@
 
 from epmoe.fused_a2a import hybrid_ep
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
-from epmoe.fused_a2a.hybrid_ep import hybrid_handle
+from epmoe.fused_a2a.hybrid_ep import buffer_of_handle
 from epmoe.torch.gradients import gradients, refuse_gradients, remember
-from epmoe.torch.over_ranks import WorldFunction, leaves_of, once
+from epmoe.torch.over_ranks import WorldFunction, once
 from epmoe.torch.process_group import world_of
 from epmoe.torch.streams import in_stream_order
 from epmoe.torch.tensors import TENSORS
@@ -17,7 +17,8 @@ class HybridEPDispatch(WorldFunction):
     def plain(x, routing_map, probs, group, *options):
         """What forward returns, where no gradient is wanted."""
         given, group = (x, routing_map, probs), world_of(group)
-        return in_stream_order(group, hybrid_ep.dispatch, given, group, TENSORS, *options)
+        more, buffer = (group, TENSORS, *options), hybrid_ep_buffer(group)
+        return in_stream_order(buffer, group, hybrid_ep.dispatch, given, *more)
 
     @staticmethod
     def forward(
@@ -43,14 +44,14 @@ class HybridEPDispatch(WorldFunction):
         num_sms = num_sms_dispatch_api, num_sms_combine_api
         options = num_local_experts, *num_sms, num_permuted_tokens, pad_multiple
         made = HybridEPDispatch.plain(x, routing_map, probs, group, *options)
-        remember(ctx, made, probs, leaves_of(made[3]))
+        remember(ctx, made, probs, made[3])
         return made
 
     @staticmethod
     @once
     def backward(ctx, grad_x, grad_probs, grad_scaling_factor, grad_tokens_per_expert, grad_handle):
         """Gradients of forward's nine arguments: x first, probs third, None otherwise."""
-        made = gradients(ctx, hybrid_ep.dispatch_gradients, grad_x, grad_probs)
+        made = gradients(ctx, buffer_of_handle(ctx.handle), grad_x, grad_probs)
         return made[0], None, made[1], None, None, None, None, None, None
 
 
@@ -62,8 +63,8 @@ class HybridEPCombine(WorldFunction):
     @staticmethod
     def plain(x, handle, *options):
         """What forward returns, where no gradient is wanted."""
-        group = hybrid_handle(handle).group
-        return in_stream_order(group, hybrid_ep.combine, (x,), handle, TENSORS, *options)
+        buffer, more = buffer_of_handle(handle), (TENSORS, handle, *options)
+        return in_stream_order(buffer, handle.group, hybrid_ep.combine, (x,), *more)
 
     @staticmethod
     def forward(ctx, x, handle, num_permuted_tokens=None, pad_multiple=None):
@@ -75,8 +76,9 @@ class HybridEPCombine(WorldFunction):
     @once
     def backward(ctx, grad_x):
         """Gradients of forward's arguments: x first, None otherwise."""
-        handle, given = ctx.handle, (grad_x,)
-        of_rows = in_stream_order(handle.group, hybrid_ep.combine_gradient, given, handle, TENSORS)
+        handle = ctx.handle
+        buffer, call = buffer_of_handle(handle), handle.combine_gradient
+        of_rows = in_stream_order(buffer, handle.group, call, (grad_x,), TENSORS)
         return of_rows, None, None, None
 
 

@@ -7,8 +7,9 @@ from epmoe.torch.tensors import readable
 from epmoe_ref.errors import EPStateError
 
 
-def in_stream_order(group, call, given, *more):
-    """call(*given, *more), whose results are tensors: after what torch's current stream has now, before what it gets next.
+def in_stream_order(buffer, group, call, given, *more):
+    """call(buffer, given, *more), whose results are tensors: after what torch's current stream has now, before what it
+    gets next. given: tensors; group: the Buffer's world.
 
     Where the world has that very stream, nothing is needed; else events, which a graph capture may hold too. What is
     put on the current stream meanwhile is not waited for: tensors given are made readable before. Who uses several
@@ -17,11 +18,13 @@ def in_stream_order(group, call, given, *more):
     """
     copies = getattr(group, "copies", None)
     if not device.SIM:
-        own, current = group.stream_of(group.ranks[0]), _raw_stream(group.machine.ordinal)
-        if current != int(own.handle):
-            given = [readable(None, one) for one in given]
-            return _between(own, own.beside(current), copies, call, (*given, *more))
-    made = call(*given, *more)
+        ordinal, own = buffer.stream
+        current = _raw_stream(ordinal)
+        if current != own:
+            own = group.stream_of(group.ranks[0])
+            arguments = buffer, readable(None, given), *more
+            return _between(own, own.beside(current), copies, call, arguments)
+    made = call(buffer, given, *more)
     return copied(made) if copies else made
 
 

@@ -1,5 +1,7 @@
 """Tensors to what kernels read, and results to tensors: the same memory both ways."""
 
+from itertools import repeat
+
 import ml_dtypes
 import numpy as np
 import torch
@@ -7,9 +9,10 @@ from torch import Tensor, from_numpy
 from torch.nn import Parameter
 
 from epmoe import device
-from epmoe.fused_a2a.arguments import PLAIN, Interface
-from epmoe.host.arrays import VECTOR_BYTES, DeviceArray, peek
+from epmoe.fused_a2a.buffer import Interface, look
+from epmoe.host.arrays import VECTOR_BYTES, DeviceArray
 from epmoe.host.dlpack import capsule, form_of
+from epmoe.host.memory_pool import results_of
 from epmoe_ref.errors import EPValueError
 
 CPU = 1, 0  # DLPack's device
@@ -31,12 +34,9 @@ def readable(what, given):
             return [readable(what, one) for one in given]
         return given
     if not (device.SIM or given.is_cuda):
-        if what is None:
-            return given
-        raise EPValueError(
-            f"{what} is on the CPU, and epmoe runs on the GPU here: move it there with .cuda(), or set "
-            "EPMOE_DEVICE=sim for the simulator"
-        )
+        if what is not None:
+            _refuse(given, what)
+        return given
     if given.requires_grad:
         given = given.detach()
     if not given.is_contiguous():
@@ -44,27 +44,44 @@ def readable(what, given):
     return given.clone() if given.data_ptr() % VECTOR_BYTES else given
 
 
-def _seen(given, what):
-    """(form, address, tensor), as host.arrays.peek, of a tensor as kernels read it: see readable()."""
-    at, ordinal = given.data_ptr(), given.get_device()
-    if ordinal < 0 or at % VECTOR_BYTES or not given.is_contiguous():
-        return peek(readable(what, given), what)
-    return (given.shape, given.dtype, ordinal), at, given
+def _refuse(given, what):
+    """Raise EPValueError for a tensor on the CPU."""
+    if isinstance(given, Tensor) and not (device.SIM or given.is_cuda):
+        raise EPValueError(
+            f"{what} is on the CPU, and epmoe runs on the GPU here: move it there with .cuda(), or set "
+            "EPMOE_DEVICE=sim for the simulator"
+        )
 
 
-def _seen_otherwise(given, what):
-    return (_seen if isinstance(given, Tensor) else peek)(given, what)
+def _look(given, names):
+    """As arguments.look(), of tensors as kernels read them: see readable()."""
+    forms, addresses = [], []
+    for one in given:
+        if type(one) is not Tensor and type(one) is not Parameter:
+            break
+        at = one.data_ptr()
+        if at % VECTOR_BYTES or not one.is_contiguous():
+            break
+        forms.append((one.shape, one.dtype, one.device))
+        addresses.append(at)
+    else:
+        return tuple(forms), addresses, given
+    given = [readable(name, one) for name, one in zip(names, given)]
+    if not all(isinstance(one, Tensor) for one in given):
+        return look(given, names)
+    forms = [(one.shape, one.dtype, one.device) for one in given]
+    return tuple(forms), [one.data_ptr() for one in given], given
 
 
 def tensors(made):
     """Results as tensors over the same memory, which they keep alive; also inside lists and tuples.
 
-    Each has a storage of its own, and lent memory comes back when the last storage over it has ended. None is a view,
-    which could not be changed in place behind a Function.
+    Results that are lent together have one storage, and the memory comes back when that has ended. None is a view, which
+    could not be changed in place behind a Function.
     """
     kind = type(made)
     if kind is DeviceArray:
-        return _lent(made._owner, [made._field])[0]
+        return _results_of([made._field], made._owner.lender.machine)(made._owner)[0]
     if kind is list or kind is tuple:
         return kind([tensors(one) for one in made])
     if not isinstance(made, np.ndarray):
@@ -77,27 +94,30 @@ def tensors(made):
     return (_as_fp8 if is_fp8 else from_dlpack)(capsule(made.ctypes.data, form, made))
 
 
-def _lent(loan, fields):
-    """What lies in lent memory of a GPU, as tensors."""
-    made, base, here = [], loan.base, loan.lender.machine.ordinal
+def _results_of(fields, machine):
+    """As arguments.results_of(), of a GPU, as tensors over one storage for each Loan."""
+    device, forms = _device(machine.ordinal), []
     for field in fields:
-        ordinal, device, nbytes, form = field.of_torch
-        if ordinal != here:
-            field.of_torch = ordinal, device, nbytes, form = _like(field, here)
-        storage = _storage(base + field.offset, device, nbytes)
+        size, strides = field.shape, [step // field.dtype.itemsize for step in field.byte_strides]
+        dtype, offset = getattr(torch, field.dtype.name), field.offset // field.dtype.itemsize
+        form = dict(size=size, stride=strides, dtype=dtype, device=device, storage_offset=offset)
+        forms.append((form, size[1:]))
+
+    whole = [form for form, _ in forms]
+
+    def of(loan, n=None):
+        storage = _storage(loan.base, device, loan.nbytes)
         # torch keeps a storage's object, with all that it refers to, as long as the storage
         storage.loan = loan
-        made.append(_tensor(form, storage))
-    return made
+        if n is None:
+            return list(map(_tensor, whole, repeat(storage)))
+        return [_tensor(form | {"size": (n, *of_row)}, storage) for form, of_row in forms]
+
+    return of
 
 
-def _like(field, ordinal):
-    """(number of a GPU, device, bytes of the storage, form) of tensors like a Field there."""
-    dtype = getattr(torch, field.dtype.name)
-    strides = tuple(step // field.dtype.itemsize for step in field.byte_strides)
-    device = torch.device("cuda", ordinal)
-    form = dict(size=field.shape, stride=strides, dtype=dtype, device=device, storage_offset=0)
-    return ordinal, device, field.span, form
+def _device(ordinal):
+    return torch.device("cuda", ordinal)
 
 
 def _as_fp8(of_bytes):
@@ -105,13 +125,10 @@ def _as_fp8(of_bytes):
     return from_dlpack(of_bytes).view(torch.float8_e4m3fn).detach()
 
 
-def _simulated(loan, fields):
-    return tensors(PLAIN.results(loan, fields))
+def _simulated(fields, machine):
+    plain = results_of(fields, machine)
+    return lambda loan, n=None: tensors(plain(loan, n))
 
 
-TENSORS = Interface(
-    {Tensor: _seen, Parameter: _seen},
-    _seen_otherwise,
-    _simulated if device.SIM else _lent,
-    from_numpy,
-)
+_ways = (look, _simulated) if device.SIM else (_look, _results_of)
+TENSORS = Interface(*_ways, from_numpy, _refuse)

@@ -17,13 +17,13 @@ class SymmetricMemory:
     def free(self, together, timeout, heaps=None):
         """Free the ranks' buffers. together: all ranks call this now, and none runs a kernel any more.
 
-        heaps: {rank: Heap} of ranks with results in their buffer: it stays until the last result is dropped.
+        heaps: {rank: MemoryPool} of ranks with results in their buffer: it stays until the last result is dropped.
         """
         free_unused(self.buffers, heaps)
 
 
 def free_unused(buffers, heaps):
-    """Free each rank's buffer, {rank: Buffer}, when the last result in its Heap, {rank: Heap}, is dropped."""
+    """Free each rank's buffer, {rank: Buffer}, when the last result in its pool, {rank: MemoryPool}, is dropped."""
     for rank, buffer in buffers.items():
         if heaps and rank in heaps:
             heaps[rank].when_unused(buffer.free)

@@ -26,7 +26,6 @@ from host_cost import OneRankHere
 from benchmarks import plan, shapes, traffic
 from epmoe.device import gpu_machine
 from epmoe.fused_a2a.buffer import Buffer, Told
-from epmoe.kernels.rows import handle as records
 from epmoe.worlds.symmetric import SymmetricMemory
 
 RANKS, HIDDEN, EXPERTS = 4, 256, 16
@@ -90,11 +89,10 @@ class World(OneRankHere):
 
 def told(buffer, shape):
     """Replaces Buffer.told: what kernels would have reported, for a Buffer with a staging area."""
-    counts = traffic.rows_matrix(shape, traffic.topk_ids(shape, RANKS))
-    words = [buffer.pool_layout.staging_bytes > 0, 0, *RANKS * [shape.tokens], *counts.ravel()]
-    assert records.TOKENS == 2
+    counts = traffic.rows_matrix(shape, traffic.topk_ids(shape, RANKS)).tolist()
     buffer.want_tokens(shape.tokens)
-    return [Told(RANKS, np.array(words, np.int32), np.zeros(EXPERTS // RANKS, np.int64))]
+    has_room, per_expert = buffer.pool_layout.staging_bytes > 0, np.zeros(EXPERTS // RANKS, int)
+    return [Told(has_room, 0, RANKS * [shape.tokens], counts, per_expert)]
 
 
 def run(case, worlds, driver):

@@ -16,7 +16,7 @@ import torch
 from small_tensors import DEVICE, array, group_of
 
 from epmoe import device
-from epmoe.host.lending import Arrangement, Heap
+from epmoe.host.memory_pool import Arrangement, MemoryPool
 from epmoe.torch import fused_combine, fused_dispatch, get_buffer, get_hidden_bytes
 from epmoe.torch.tensors import readable, tensors
 
@@ -110,7 +110,7 @@ def test_results_can_be_changed_in_place():
 def test_memory_of_results_may_come_back_in_another_thread():
     """As in torch's backward; whatever comes back when, all of it is there in the end."""
     interval = sys.getswitchinterval()
-    heap = Heap(SimpleNamespace(has_captured=False), Silent(), 0, 64 * 256)
+    heap = MemoryPool(SimpleNamespace(), part=(Silent(), 0, 64 * 256))
     loans = queue.Queue(maxsize=8)
 
     def drop():

@@ -83,7 +83,8 @@ class CallsWithoutRank1:
         """A dispatch with the handle, as combine's backward makes it."""
         self._expect_named(
             "dispatch of rows",
-            self._buffer.run,
+            self._buffer.call,
+            "the gradient of fused_combine",
             rows_calls.CachedPlan,
             ("x",),
             (self._world.x,),

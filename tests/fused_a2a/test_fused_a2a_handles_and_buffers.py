@@ -10,7 +10,7 @@ from rows_group import assert_same, group_of, host, routing, tokens
 from epmoe import LocalWorld, fused_a2a
 from epmoe.device.sim.memory import MEMORY
 from epmoe.fused_a2a import buffers
-from epmoe.host.lending import Arena, Arrangement, Heap, size_class
+from epmoe.host.memory_pool import Arrangement, MemoryPool, size_class
 from epmoe_ref import fused_a2a as reference
 from epmoe_ref.errors import EPStateError, EPValueError
 from epmoe_ref.strategies import HybridWorld
@@ -249,7 +249,7 @@ def arranged(n, dtype):
 def test_the_heap_lends_no_byte_twice_and_gets_all_back(seed):
     rng, machine = np.random.default_rng(seed), LocalWorld(1).machine
     buffer = machine.alloc(8192, "heap", 0)
-    heap, lent = Heap(machine, buffer, 1024, 8192), []
+    heap, lent = MemoryPool(machine, part=(buffer, 1024, 8192)), []
     for _ in range(60):
         if lent and rng.random() < 0.5:
             lent.pop(int(rng.integers(len(lent))))
@@ -265,7 +265,7 @@ def test_the_heap_lends_no_byte_twice_and_gets_all_back(seed):
 
 
 def test_the_arena_uses_a_buffer_again_when_its_arrays_are_gone():
-    arena = Arena(LocalWorld(1).machine, 0)
+    arena = MemoryPool(LocalWorld(1).machine, 0)
     loan = arena.lend(arranged(100, np.float32))
     array, address = loan.array("a"), loan.address("a")
     del loan

@@ -129,7 +129,7 @@ def test_received_rows_are_equal_to_the_bit_whatever_they_hold(seed, tonight):
         for one, other in zip(got[0] + got[2], want[0] + want[2]):
             assert np.array_equal(host(one).view(np.uint32), other.view(np.uint32))
         again = buffers.get_buffer(group, 0)
-        (sent,), _ = again.run(rows_calls.CachedPlan, ("x",), (x,), (None,), handle)
+        (sent,), _ = again.call("again", rows_calls.CachedPlan, ("x",), (x,), (None,), handle)
         for one, other in zip(sent, want[0]):
             assert np.array_equal(host(one).view(np.uint32), other.view(np.uint32))
         expect_nothing_left(group, buffers.get_buffer(group, 0))

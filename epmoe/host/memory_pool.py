@@ -1,0 +1,276 @@
+"""Memory for results: lent when a call needs it, and free again when nothing refers to the Loan of it any more."""
+
+import sys
+from array import array
+from functools import partial
+from operator import attrgetter
+from weakref import ref
+
+import numpy as np
+
+from epmoe.device import SIM
+from epmoe.host.arrays import DeviceArray, Field
+
+ALIGNMENT = 256  # bytes
+_new = object.__new__
+_awaited = (
+    set()
+)  # weak references whose callbacks free memory: garbage itself, they would not be called
+
+
+def arrange(shapes):
+    """Lay arrays, {name: (shape, dtype)}, one after another, each 256-byte aligned: ({name: Field}, total bytes)."""
+    offset, placed = 0, {}
+    for name, (shape, dtype) in shapes.items():
+        placed[name] = field = Field(shape, dtype, offset)
+        offset += -(-max(field.nbytes, 1) // ALIGNMENT) * ALIGNMENT
+    return placed, max(offset, ALIGNMENT)
+
+
+def size_class(nbytes):
+    """The smallest size of buffers that holds nbytes: at most an eighth larger."""
+    step = max(ALIGNMENT, 1 << max(0, nbytes.bit_length() - 4))
+    return -(-nbytes // step) * step
+
+
+class Arrangement:
+    """Arrays of one kind, {name: (shape, dtype)}, to be lent together. fields: {name: Field}.
+
+    size: bytes of a buffer that is made for it: a size class, so that others fit in as well; exactly nbytes where is_exact.
+    words: {name: index} of the words by which kernels are told where arrays lie. kept: the names that later calls need.
+    """
+
+    __slots__ = ("name", "fields", "nbytes", "size", "words", "kept")
+
+    def __init__(self, name, shapes, is_exact=False, words=None, kept=()):
+        self.name, self.words, self.kept = name, words or {}, kept
+        self.fields, self.nbytes = arrange(shapes)
+        self.size = self.nbytes if is_exact else size_class(self.nbytes)
+
+    def runs(self, base, names):
+        """Where these arrays lie from `base` on: [(slice of a launch's words, array of them)]."""
+        made, end = [], None
+        for i, name in sorted([(self.words[name], name) for name in names]):
+            if i != end:
+                made.append((i, array("Q")))
+            made[-1][1].append(base + self.fields[name].offset)
+            end = i + 1
+        return [(slice(i, i + len(run)), run) for i, run in made]
+
+
+class Piece:
+    """Memory that is lent as a whole: nbytes of a buffer from byte `start` on, at the address `base`.
+
+    arrangement: what it was last lent for. words: where that lies, as Arrangement.runs(); kept: of its kept arrays alone.
+    loan: a weak reference to the Loan. back: its callback.
+    """
+
+    __slots__ = "pool buffer start nbytes base arrangement words kept loan back".split()
+
+    def __init__(self, pool, buffer, start, nbytes, free):
+        self.pool, self.buffer, self.start, self.nbytes = pool, buffer, start, nbytes
+        self.base, self.arrangement, self.loan = buffer.address + start, None, None
+        # one step, in any thread and without a line of Python: free[self] = the weak reference
+        self.back = partial(free.__setitem__, self)
+
+    def arrange(self, arrangement):
+        """It is lent for this now. Of a part that peers write, they are told offsets."""
+        self.arrangement, at = arrangement, self.start if self.pool.is_part else self.base
+        self.words = arrangement.runs(at, arrangement.words)
+        self.kept = arrangement.runs(at, arrangement.kept)
+
+
+class Loan:
+    """Memory in use; every array made from it keeps it alive, and then its piece is free."""
+
+    __slots__ = ("piece", "base", "__weakref__")
+
+    buffer = property(attrgetter("piece.buffer"), doc="The buffer that it is part of.")
+    start = property(attrgetter("piece.start"), doc="Its first byte in the buffer.")
+    nbytes = property(attrgetter("piece.nbytes"), doc="Bytes that are lent.")
+    fields = property(attrgetter("piece.arrangement.fields"), doc="{name: Field}.")
+    lender = property(attrgetter("piece.pool"), doc="The MemoryPool.")
+    ordinal = property(attrgetter("piece.pool.machine.ordinal"), doc="Number of the GPU.")
+
+    def address(self, name):
+        """Address of one of the arrays."""
+        return self.base + self.fields[name].offset
+
+    def holds(self, array):
+        """Whether an Array lies in this memory, in C order."""
+        return array.is_contiguous and 0 <= array.address - self.base < self.nbytes
+
+    def array(self, name, n=None):
+        """One of the arrays, or its first n entries: a NumPy view in the simulator, a DeviceArray on a GPU; or None."""
+        field = self.fields.get(name)
+        if field is None:
+            return None
+        return self.part(field if n is None else field.first(n))
+
+    def part(self, field):
+        """The part of the memory that is a Field, as an array."""
+        return self._numpy(field) if SIM else DeviceArray(self, field)
+
+    def parts(self, fields):
+        """[the part of the memory that is each Field, as an array]."""
+        if SIM:
+            return list(map(self._numpy, fields))
+        made = []
+        for field in fields:  # DeviceArray(self, field), in half of the time
+            array = _new(DeviceArray)
+            array._owner, array._field = self, field
+            made.append(array)
+        return made
+
+    def read(self, name):
+        """A copy of one of the arrays; waits for the kernels."""
+        field = self.fields[name]
+        return self.buffer.read(field.dtype, field.shape, self.start + field.offset)
+
+    def read_bytes(self, offset, nbytes):
+        """A copy of some bytes; waits for the kernels."""
+        return self.buffer.read(np.uint8, (nbytes,), self.start + offset)
+
+    def _numpy(self, field):
+        raw = self.buffer.array(np.uint8, (max(field.nbytes, 1),), self.start + field.offset)
+        of_loan = np.asarray(_LentMemory(self, raw))[: field.nbytes]
+        return of_loan.view(field.dtype).reshape(field.shape)
+
+
+class _LentMemory:
+    """Carries a loan into NumPy: the base of every view, so the loan lives as long as any of them."""
+
+    def __init__(self, loan, raw):
+        self.loan, self.raw = loan, raw  # raw: a dry buffer makes an array of its own
+        self.__array_interface__ = raw.__array_interface__
+
+
+def results_of(fields, machine):
+    """A function (Loan, n=None) of what lies in the memory at each Field, as arrays; n: the first rows alone."""
+    fields = list(fields)
+    return lambda loan, n=None: loan.parts(
+        fields if n is None else [field.first(n) for field in fields]
+    )
+
+
+class MemoryPool:
+    """Lends memory of one rank, by size: what has come back is lent again.
+
+    part: (buffer, first, end), the bytes of a buffer that peers write, from which all is lent; None: buffers are made as
+    they are needed.
+    """
+
+    def __init__(self, machine, rank=0, part=None):
+        self.machine, self.rank, self.is_part = machine, rank, part is not None
+        self.buffer, first, end = part or (None, 0, 0)
+        self._gaps = [(first, end)] if end > first else []  # of the part: bytes of no piece
+        self._pieces, self._free = set(), {}  # size -> {Piece: a dead weak reference}
+        self.bytes_by_name = {}  # of all buffers made, lent or not
+
+    def lend(self, arrangement):
+        """A Loan of an Arrangement; None if there is no room in the part."""
+        size = arrangement.nbytes if self.is_part else arrangement.size
+        free = self._free.get(size)
+        if free:
+            piece, _ = free.popitem()
+        else:
+            piece = self._new_piece(arrangement, size)
+            if piece is None:
+                return None
+        if piece.arrangement is not arrangement:
+            piece.arrange(arrangement)
+        loan = Loan()
+        loan.piece, loan.base = piece, piece.base
+        piece.loan = ref(loan, piece.back)
+        if SIM:  # what a kernel fails to write must not look like the last result
+            piece.buffer.fill(0xA5, piece.start, piece.nbytes)
+        return loan
+
+    def _new_piece(self, a, size):
+        buffer, start = self.buffer, 0
+        if self.is_part:
+            start = self._taken(size)
+            if start is None:
+                self._join()
+                start = self._taken(size)
+            if start is None:
+                return None
+        else:
+            self.bytes_by_name[a.name] = self.bytes_by_name.get(a.name, 0) + size
+            regions = [
+                (f"{a.name}.{name}", f.offset, f.shape, f.dtype, ()) for name, f in a.fields.items()
+            ]
+            buffer = self.machine.alloc(size, a.name, self.rank, regions=regions)
+        piece = Piece(self, buffer, start, size, self._free.setdefault(size, {}))
+        self._pieces.add(piece)
+        return piece
+
+    def _taken(self, nbytes):
+        """Where so many free bytes begin, which are free no more; None if there are none together."""
+        for i, (start, end) in enumerate(self._gaps):
+            if end - start >= nbytes:
+                self._gaps[i : i + 1] = [(start + nbytes, end)] if end - start > nbytes else []
+                return start
+        return None
+
+    def _join(self):
+        """Pieces that have come back are gaps again."""
+        gaps = self._gaps
+        for free in self._free.values():
+            while free:
+                piece, _ = free.popitem()
+                self._pieces.discard(piece)
+                gaps.append((piece.start, piece.start + piece.nbytes))
+        self._gaps = []
+        for start, end in sorted(gaps):
+            if self._gaps and self._gaps[-1][1] == start:
+                start, _ = self._gaps.pop()
+            self._gaps.append((start, end))
+
+    @property
+    def allocated_bytes(self):
+        """Bytes of all buffers made, lent or not."""
+        return sum(self.bytes_by_name.values())
+
+    @property
+    def lent_bytes(self):
+        """Bytes of the pieces that somebody looks at."""
+        free = sum(size * len(pieces) for size, pieces in self._free.items())
+        return sum(piece.nbytes for piece in self._pieces) - free
+
+    @property
+    def in_use(self):
+        """Whether anything is lent."""
+        return self.lent_bytes > 0
+
+    def when_unused(self, action):
+        """Nothing is lent any more. Call action() when all that was lent has come back, which may be now."""
+        _when_back(self._pieces, action)
+
+    def close(self):
+        """Free the buffers that are not lent; what is lent follows when its last array is gone."""
+        while self._pieces:
+            piece = self._pieces.pop()
+            _when_back([piece], piece.buffer.free)
+        self._free.clear()
+
+
+def _when_back(pieces, action):
+    """Call action() when no Loan of these pieces is left, which may be now; loans end in any thread."""
+    loans = [piece.loan and piece.loan() for piece in pieces]  # which now live until all is set
+    left = [True for loan in loans if loan is not None]
+
+    def back(loan=None):
+        _awaited.discard(loan)
+        try:
+            left.pop()  # one step, so that one thread alone finds nothing
+        except IndexError:
+            if not sys.is_finalizing():
+                action()
+
+    for piece, loan in zip(pieces, loans):
+        if loan is not None:
+            _awaited.add(ref(loan, back))
+            piece.loan = None
+    loans = loan = None
+    back()
