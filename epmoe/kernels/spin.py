@@ -45,8 +45,8 @@ def until(load, has_come):
     return wait
 
 
-_until_below = until(ld_acquire_sys_u64, device_fn(lambda word, below: u64(word) < u64(below)))
-_until_equal = until(ld_relaxed_gpu_i32, device_fn(lambda word, wanted: word == wanted))
+_until_below = until(device_fn(lambda word: u64(ld_acquire_sys_u64(word))), device_fn(lambda seen, below: seen < u64(below)))
+_until_equal = until(device_fn(lambda word: ld_relaxed_gpu_i32(word)), device_fn(lambda seen, wanted: seen == wanted))
 
 
 @device_fn
@@ -60,7 +60,7 @@ def wait_below(word, below, call, phase, waited_for, index):
     if not came:
         record_expired(call.status, phase, waited_for, index, 0, -1)
         return u64(MAX_FINITE)
-    return u64(seen)
+    return seen
 
 
 @device_fn

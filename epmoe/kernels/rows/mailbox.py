@@ -64,7 +64,7 @@ def bits_at(n_ranks: int, num_local_experts: int) -> int:
 
 
 def numbers_announced(n_ranks: int) -> int:
-    """Numbers of all announced, but for counts of experts, and behind them each rank's tokens as a handle knows them."""
+    """Numbers of all announcements, but for counts of experts, and behind them each rank's tokens as a handle knows them."""
     return n_ranks * experts_at(n_ranks) + n_ranks
 
 

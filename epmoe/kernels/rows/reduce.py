@@ -252,8 +252,9 @@ def of_probs(shape, take, n, stays):
     """Device function (call, rows, token, own_row, lane) -> whether all arrived: out_probs of a token, by a warp.
 
     Slot by slot the sum over the token's ranks ascending, from +0.0; expert-major each expert's number from its rank,
-    bit by bit, and zero for ranks that the token did not go to. rows, stays: as of adding_rows. own_row: this
-    rank's row, as it received it. take(call, rows, rank, i) -> (whether they arrived, number i, as bits, of n ranks from `rank` on).
+    bit by bit, and zero for ranks that the token did not go to. rows, stays: as of adding_rows. own_row: this rank's
+    row, as it received it. take(call, rows, rank, i) -> (whether they arrived, number i, as bits, of n ranks from
+    `rank` on).
     """
     ranks, n_local, n_meta, num_experts = shape.n_ranks, shape.num_local_experts, shape.n_meta, shape.num_experts
     add_rows = adding_rows(ranks, device_fn(lambda total, prob: add_rn(total, u32_as_f32(prob))), n, stays)

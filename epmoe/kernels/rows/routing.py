@@ -158,15 +158,14 @@ def map_columns(shape):
         return total
 
     @device_fn
-    def store_slot(n, given, token, is_routed):
-        """Writes a token's slot, n if it is routed; gives the next token's number. given: (row_of_expert, end, expert)."""
-        slots, end, expert = given
+    def store_number(n, given, token, is_routed):
+        """Writes a token's number, n if it is routed; gives the next token's. given: (row_of_expert, end, expert)."""
+        numbers, end, expert = given
         if token < end:
-            slot = i32(n) if is_routed != 0 else i32(-1)
-            store_i32(word_in(slots, token, num_experts, expert), slot)
+            store_i32(word_in(numbers, token, num_experts, expert), i32(n) if is_routed != 0 else i32(-1))
         return i32(n + is_routed)
 
-    store_four = adding_four(store_slot)
+    store_four = adding_four(store_number)
 
     @by_threads
     def number_group(i, params, first, end, by_group, before, at):

@@ -47,7 +47,8 @@ def announcing(shape):
     to the shared array bits.
     """
     ranks, n_local, num_experts = shape.n_ranks, shape.num_local_experts, shape.num_experts
-    word_at, n_windows, mail, words_used = announce.mailbox_words(shape), -(-n_local // 32), mailbox.reading(ranks), _words_used(shape)
+    word_at, n_windows = announce.mailbox_words(shape), -(-n_local // 32)
+    mail, words_used = mailbox.reading(ranks), _words_used(shape)
     a_word, few, bits_at = shape.tuning.bits_word, shape.tuning.bits_word_of_few, mailbox.bits_at(ranks, n_local)
     of_some, of_all = routing.bits_of_tokens(few, num_experts), routing.bits_of_tokens(a_word, num_experts)
     what = wait.ROWS_DISPATCH, wait.FOR_WINDOW
