@@ -38,15 +38,11 @@ class Array:
 
 
 class Field:
-    """One array in lent memory: shape, dtype, offset [bytes] from the memory's base, strides [bytes] or None: C order.
+    """One array in lent memory: shape, dtype, offset [bytes] from the memory's base, strides [bytes] or None: C order."""
 
-    nbytes: of the elements. of_torch: the number of a GPU, and what epmoe.torch knows of a tensor like this there.
-    """
-
-    __slots__ = ("shape", "dtype", "offset", "strides", "nbytes", "form", "of_torch")
+    __slots__ = ("shape", "dtype", "offset", "strides", "nbytes", "form")
 
     def __init__(self, shape, dtype, offset, strides=None):
-        self.of_torch = (None,) * 4
         self.shape, self.dtype = tuple([int(n) for n in shape]), np.dtype(dtype)
         self.offset, self.strides = offset, strides
         self.nbytes = prod(self.shape) * self.dtype.itemsize
