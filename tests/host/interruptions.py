@@ -12,8 +12,8 @@ class Interruption(BaseException):
 def at_function_call(n, kind=Interruption):
     """Raise this exception at the n-th Python function that is called inside; n=None counts them alone.
 
-    Gives a list, to which the name of every function is added. Python drops exceptions that come in a finaliser, so
-    they do not come there but at the next function.
+    Gives a list, to which the name of every function is added. Python drops exceptions that come in a finaliser, or in a
+    generator expression that is closed before its end, so they do not come there but at the next function.
     """
     seen, is_raised = [], False
 
@@ -34,9 +34,9 @@ def at_function_call(n, kind=Interruption):
 
 
 def is_in_finaliser(frame):
-    """Whether a function runs in a __del__."""
+    """Whether a function runs in a __del__, or in a generator expression."""
     while frame is not None:
-        if frame.f_code.co_name == "__del__":
+        if frame.f_code.co_name in ("__del__", "<genexpr>"):
             return True
         frame = frame.f_back
     return False
