@@ -22,18 +22,16 @@ from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout
 
 MOST_PLANS = 1024
 STATUS_BYTES = 64
+ALL_WELL = bytes(STATUS_BYTES)  # status words
 TOLD, TOLD_NUMBER = at("told"), at("told_number")
 
 
 def look(arrays, names):
     """(form of each array, addresses, the arrays): see host.arrays.peek. The address of one in host memory is None."""
-    forms, addresses, seen = [], [], []
+    looked = []
     for a, name in zip(arrays, names):
-        form, address, a = (PEEKS.get(type(a)) or peek)(a, name)
-        forms.append(form)
-        addresses.append(address)
-        seen.append(a)
-    return tuple(forms), addresses, seen
+        looked.append((PEEKS.get(type(a)) or peek)(a, name))
+    return zip(*looked)
 
 
 class Interface:
@@ -86,7 +84,6 @@ class Buffer(GroupMemory):
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
         self._info = struct.Struct(f"={written.TOKENS + group.n_ranks + group.n_ranks**2}i")
         self.turn, self._streams = Turn(), None
-        self._all_well = [bytes(STATUS_BYTES)] * len(group.ranks)  # status words that ranks tell
         super().__init__(group, Launches(group, launch), timeout)
 
     @property
@@ -305,10 +302,10 @@ class Buffer(GroupMemory):
             raise
         n, told = self.n_ranks, []
         status, at_counts = 4 * written.TOLD_STATUS, 4 * written.TOLD_STATUS + 8 * n_local_experts
-        if [raw[:STATUS_BYTES] for raw in of_ranks] != self._all_well:
-            words = [np.frombuffer(raw, np.int32, written.TOLD_STATUS) for raw in of_ranks]
-            self._raise_what_failed(words)
         for raw in of_ranks:
+            if not raw.startswith(ALL_WELL):
+                words = [np.frombuffer(one, np.int32, written.TOLD_STATUS) for one in of_ranks]
+                self._raise_what_failed(words)
             has_room, padded_rows, *more = self._info.unpack_from(raw, at_counts)
             counts = [more[i : i + n] for i in range(n, n + n * n, n)]
             per_expert = np.frombuffer(raw, np.int64, n_local_experts, status)

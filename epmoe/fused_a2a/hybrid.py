@@ -37,6 +37,7 @@ class HybridHandle(Handle):
     and a tensor there under torch. capacity: rows that a rank receives before they are expanded, or gets back, at most.
     """
 
+    __slots__ = ()
     CALLS = (
         "hybrid_ep_combine",
         "the gradient of hybrid_ep_dispatch",

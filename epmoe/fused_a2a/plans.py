@@ -48,6 +48,7 @@ class Handle:
     names of the arrays that have those. CACHED: the plan of the latter. num_sms: that dispatch and combine may take.
     """
 
+    __slots__ = "plan buffer loans words group form numbers __weakref__".split()
     CALLS, GRADIENT, CACHED, num_sms = (), (), None, (None, None)
 
     def combined(self, buffer, given, interface=PLAIN):

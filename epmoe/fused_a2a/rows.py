@@ -24,6 +24,7 @@ class RowsHandle(Handle):
     of which the first N count.
     """
 
+    __slots__ = ()
     CALLS = "fused_combine", "the gradient of fused_dispatch", "the gradient of fused_combine"
     GRADIENT = "grad_output", "probs of grad_output"
     num_sms = None, None  # of all handles; set_deepep_num_sms replaces it

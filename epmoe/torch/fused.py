@@ -29,8 +29,8 @@ class FusedDispatch(WorldFunction):
         if allocate_on_comm_stream:
             arguments.scheduling(async_finish, allocate_on_comm_stream)
         given, group = (x, token_indices, token_probs), world_of(group)
-        more = num_experts, group, TENSORS, False
-        return in_stream_order(buffer_of(group), group, fused.dispatch, given, *more)
+        buffer, call = buffer_of(group), fused.dispatch
+        return in_stream_order(buffer, group, call, given, num_experts, group, TENSORS, False)
 
     @staticmethod
     def forward(
@@ -67,8 +67,8 @@ class FusedDispatchOnDevice(WorldFunction):
     def plain(x, token_indices, token_probs, num_experts, group):
         """What forward returns, where no gradient is wanted."""
         given, group = (x, token_indices, token_probs), world_of(group)
-        more = num_experts, group, TENSORS, True
-        return in_stream_order(buffer_of(group), group, fused.dispatch, given, *more)
+        buffer, call = buffer_of(group), fused.dispatch
+        return in_stream_order(buffer, group, call, given, num_experts, group, TENSORS, True)
 
     @staticmethod
     def forward(ctx, x, token_indices, token_probs, num_experts, group):
@@ -102,7 +102,7 @@ def _recorded(ctx, plain, x, token_indices, token_probs, *more):
 class FusedCombine(WorldFunction):
     """Rows back to their tokens' ranks, summed; its gradient is a dispatch. See epmoe.fused_a2a.FusedCombine."""
 
-    n_tensors = 1
+    tensors = slice(1)
 
     @staticmethod
     def plain(x, group, handle, async_finish=False, allocate_on_comm_stream=False):

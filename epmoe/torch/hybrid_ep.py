@@ -58,7 +58,7 @@ class HybridEPDispatch(WorldFunction):
 class HybridEPCombine(WorldFunction):
     """Rows of experts back to their tokens' ranks, summed. See epmoe.fused_a2a.HybridEPCombine."""
 
-    n_tensors = 1
+    tensors = slice(1)
 
     @staticmethod
     def plain(x, handle, *options):

@@ -30,10 +30,10 @@ def once(backward):
 class WorldFunction(torch.autograd.Function):
     """An autograd Function whose arguments, results and gradients may be lists over ranks, or pairs.
 
-    plain: the same call where no gradient is wanted. n_tensors: so many first arguments may ask for gradients.
+    plain: the same call where no gradient is wanted. tensors: which arguments may ask for gradients.
     """
 
-    n_tensors = 3
+    tensors = slice(0, 3, 2)  # of dispatches: x and probs
 
     @classmethod
     def apply(cls, *arguments):
@@ -43,9 +43,10 @@ class WorldFunction(torch.autograd.Function):
         """
         if is_dynamo_compiling():
             return cls._apply_uncompiled(*arguments)
-        if not (is_grad_enabled() and any_gradient(arguments[: cls.n_tensors])):
+        given = arguments[cls.tensors]
+        if not (is_grad_enabled() and any_gradient(given)):
             return cls.plain(*arguments)
-        for one in arguments:
+        for one in given:
             if isinstance(one, (list, tuple)):
                 break
         else:

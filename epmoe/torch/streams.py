@@ -2,7 +2,7 @@
 
 import torch
 
-from epmoe import device
+from epmoe.device import SIM
 from epmoe.torch.tensors import readable
 from epmoe_ref.errors import EPStateError
 
@@ -17,7 +17,7 @@ def in_stream_order(buffer, group, call, given, *more):
     torch's own; a world whose `copies` is True or False says itself whether they are.
     """
     copies = getattr(group, "copies", None)
-    if not device.SIM:
+    if not SIM:
         ordinal, own = buffer.stream
         current = _raw_stream(ordinal)
         if current != own:

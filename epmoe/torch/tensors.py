@@ -62,14 +62,14 @@ def _look(given, names):
         at = one.data_ptr()
         if at % VECTOR_BYTES or not one.is_contiguous():
             break
-        forms.append((one.shape, one.dtype, one.device))
+        forms.append((one.shape, one.dtype, one.get_device()))
         addresses.append(at)
     else:
         return tuple(forms), addresses, given
     given = [readable(name, one) for name, one in zip(names, given)]
     if not all(isinstance(one, Tensor) for one in given):
         return look(given, names)
-    forms = [(one.shape, one.dtype, one.device) for one in given]
+    forms = [(one.shape, one.dtype, one.get_device()) for one in given]
     return tuple(forms), [one.data_ptr() for one in given], given
 
 
@@ -96,14 +96,13 @@ def tensors(made):
 
 def _results_of(fields, machine):
     """As arguments.results_of(), of a GPU, as tensors over one storage for each Loan."""
-    device, forms = _device(machine.ordinal), []
+    device, whole = _device(machine.ordinal), []
     for field in fields:
         size, strides = field.shape, [step // field.dtype.itemsize for step in field.byte_strides]
         dtype, offset = getattr(torch, field.dtype.name), field.offset // field.dtype.itemsize
         form = dict(size=size, stride=strides, dtype=dtype, device=device, storage_offset=offset)
-        forms.append((form, size[1:]))
-
-    whole = [form for form, _ in forms]
+        whole.append(form)
+    part = [dict(form) for form in whole]  # of the latest n
 
     def of(loan, n=None):
         storage = _storage(loan.base, device, loan.nbytes)
@@ -111,7 +110,9 @@ def _results_of(fields, machine):
         storage.loan = loan
         if n is None:
             return list(map(_tensor, whole, repeat(storage)))
-        return [_tensor(form | {"size": (n, *of_row)}, storage) for form, of_row in forms]
+        for form in part:
+            form["size"] = n, *form["size"][1:]
+        return list(map(_tensor, part, repeat(storage)))
 
     return of
 
