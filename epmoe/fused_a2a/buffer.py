@@ -302,10 +302,10 @@ class Buffer(GroupMemory):
             raise
         n, told = self.n_ranks, []
         status, at_counts = 4 * written.TOLD_STATUS, 4 * written.TOLD_STATUS + 8 * n_local_experts
+        if not all([raw.startswith(ALL_WELL) for raw in of_ranks]):
+            words = [np.frombuffer(raw, np.int32, written.TOLD_STATUS) for raw in of_ranks]
+            self._raise_what_failed(words)
         for raw in of_ranks:
-            if not raw.startswith(ALL_WELL):
-                words = [np.frombuffer(one, np.int32, written.TOLD_STATUS) for one in of_ranks]
-                self._raise_what_failed(words)
             has_room, padded_rows, *more = self._info.unpack_from(raw, at_counts)
             counts = [more[i : i + n] for i in range(n, n + n * n, n)]
             per_expert = np.frombuffer(raw, np.int64, n_local_experts, status)

@@ -43,11 +43,11 @@ def announcing(shape, part, marks=True):
     look(call, first) -> looked: what announcing takes besides the call's number and the counts, of the words [first,
     first + 32) of all peers. Looking takes longer than announcing, so the caller looks before it waits for those.
     announce(call, counts, looked): all of them; looked: at the first ones. counts: of the tokens for rank r, in lane r.
-    announce_totals(call, totals, looked): the same of counts in a shared array. marks: whether a stamp says so.
+    announce_totals(call, totals, looked): the same of counts in a shared array. marks: whether to stamp it.
     """
     ranks, (begin, end) = shape.n_ranks, parts_of_announcement(shape)[part]
     n, at_word = end - begin, mailbox_words(shape)
-    place_of, tells_counts = chosen(BLOCK, "places"), end > mailbox.COUNTS
+    place_of, has_counts = chosen(BLOCK, "places"), end > mailbox.COUNTS
     mark = stamps.make(shape.trace and marks, BLOCK, by_caller=True)
 
     @device_fn
@@ -76,7 +76,7 @@ def announcing(shape, part, marks=True):
     def announce(call, counts, looked):
         lane, first, (at, other, number, word) = i32(lane_id()), i32(0), looked
         while first < ranks * n:
-            if tells_counts:
+            if has_counts:
                 count = i32(shfl_idx(counts, i32(max(0, word - mailbox.COUNTS))))
                 number = count if word >= mailbox.COUNTS else number
             if first + lane < ranks * n:
@@ -111,7 +111,7 @@ def early(shape, part, *, fences=True, marks=True):
 
 
 def experts(shape):
-    """Device function (call, counts, at), of the leader block: tells each rank its experts' tokens, counts[at + expert]."""
+    """Device function (call, counts, at), of the leader block: each rank gets its experts' tokens, counts[at + expert]."""
     n_local, num_experts, at_word = shape.num_local_experts, shape.num_experts, mailbox_words(shape)
     experts_at = mailbox.experts_at(shape.n_ranks)
 
@@ -169,7 +169,7 @@ def beginning(shape, mark, few):
     the same on all ranks; rest(call, announced, first), the rest of the call.
     """
     begin_call, _ = calls.begin_and_end(shape.n_ranks)
-    announce_places, load = early(shape, "without_counts"), load_counts(shape)
+    announce_rank, load = early(shape, "without_counts"), load_counts(shape)
     prepare = few.prepare if few else device_fn(lambda call: None)
 
     @device_fn
@@ -177,7 +177,7 @@ def beginning(shape, mark, few):
         mark(call.params, stamps.START)
         begun = begin_call(call.params, shared_epoch)
         if calls.is_notify_warp():
-            announce_places(call)
+            announce_rank(call)
         load(call.params, announced)
         first = prepare(call)
         return calls.begun_together(call, begun), first
@@ -201,7 +201,7 @@ def arrivals(shape, phase):
 
     @device_fn
     def sent(call, ok):
-        failed = syncthreads_or(not ok)         # all of this block's stores before it says so
+        failed = syncthreads_or(not ok)         # all of this block's stores before it signals
         i = i32(thread_idx())
         if i < ranks and not failed:
             red_add_release_sys_i32(arrived_at(call.params, i, call.epoch, call.my_rank), i32(1))

@@ -1,9 +1,9 @@
 """Dispatch of rows: every token is sent once to each rank of its experts.
 
-Every block of a rank runs the kernel. The last one, the leader block, announces this rank to the peers; its last warp (the
-notify warp) does so before anything else. The other blocks send. If rows are also expanded in this launch
-(copied to the rows of their experts), four tenths of the warps of these blocks send, and all other warps expand; only a
-batch of at most one token a block is sent by all warps.
+Every block of a rank runs the kernel. The last warp (the notify warp) of the last block (the leader block) announces this
+rank to the peers. The other blocks send. If rows are also expanded in this launch (copied to the rows of their experts), a
+share of the warps of these blocks sends (tuning.send_tenths), and all other warps expand; only a batch of at most one token
+a block is sent by all warps.
 
 A rank announces where its arrays lie, for how many rows they have room, how many tokens and sending blocks it has, and
 how many rows it sends to each rank. The announcement lies in a mailbox of each rank (mailbox.py). Each block keeps what
@@ -20,7 +20,7 @@ all ranks have announced in shared memory (`announced`).
 5. Send (send.py) each row to its final place, unless some rank has no room for all its rows; then nobody sends. A warp
    that takes another block's token waits first until all blocks have numbered theirs.
 6. Meanwhile the leader block waits for the numbers of tokens by expert, records counts and places for the handle, and
-   tells the host if it waits (handle.py).
+   if the host waits, tells it the counts (handle.py).
 7. Finish. A receiver learns in one of three ways that rows have arrived:
    counters (by_counters): every sending block adds one to a counter at every rank when its rows are written; the leader
    block waits until the counters have reached the announced numbers of blocks.
@@ -30,8 +30,8 @@ all ranks have announced in shared memory (`announced`).
    Lamport rows: a receiver polls the row's words in a window until none is ABSENT, and copies it out (step 2).
 8. The leader block ends the call.
 
-A cached dispatch, and the second try of one that found no room, have the numbers and counts of a handle: rows_resend
-leaves out step 3 but for where its arrays lie, and step 6.
+A cached dispatch, and the retry of one that found no room, have the numbers and counts of a handle: rows_resend leaves out
+step 6, and of step 3 all but the announcement, which has no counts.
 """
 
 from functools import lru_cache
@@ -67,12 +67,12 @@ def dispatch_kernel(shape):
         announced, scratch, shared_epoch = shared_array(n_announced, int32), allocate(), shared_array(1, uint64)
         mark(params, stamps.START)
         call = calls.Call(params, num_tokens, my_rank, u64(calls.OVER))
-        begun = begin_call(params, shared_epoch)                # 1
+        begun = begin_call(params, shared_epoch)                    # 1
         # on a GPU larger batches have a kernel without the small way; simulated ranks share one kernel
         if has_few and (not SIM or num_tokens <= few_tokens):
             epoch = dispatch_few(call, begun, announced, scratch)   # 2
         else:
-            epoch = number_rows(call, begun, scratch)           # 3
+            epoch = number_rows(call, begun, scratch)               # 3
         if epoch == u64(calls.OVER):            # the small way has ended the call, or a wait has expired
             return
         call, ok = calls.at_epoch(call, epoch), True
@@ -84,12 +84,12 @@ def dispatch_kernel(shape):
         if calls.is_sender():
             ok = send_rows(call, announced)                         # 5
             mark(params, stamps.SENT)
-        if calls.is_leader():                                   # 6
+        if calls.is_leader():                                       # 6
             ok = record(call, announced, has_room(announced), scratch.experts)
             ok = ok and (not expands or calls.all_begun(call, wait.ROWS_DISPATCH))
             mark(params, stamps.PLACED)
         if finish_rows(call, announced, ok) and calls.is_leader():  # 7
-            end_call(call)                                      # 8
+            end_call(call)                                          # 8
         mark(params, stamps.LEFT)
 
     return rows_dispatch
@@ -118,7 +118,7 @@ def numbering(shape, mark):
     def number_rows(call, begun, scratch):
         looked = (u64(0), u64(0), i32(0), i32(0))
         if calls.is_notify_warp():
-            fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
+            fence_acq_rel_sys()                 # earlier launches of this rank, before what it announces
             looked = words.look(call, i32(0))
         call = calls.at_epoch(call, numbers.count(call, begun, scratch))
         if calls.is_over(call):
@@ -135,7 +135,7 @@ def numbering(shape, mark):
 
 
 def by_counters(shape, mark):
-    """Device function finish_rows(call, announced, ok) -> whether all is well: a sender says so, the leader block waits.
+    """Device function finish_rows(call, announced, ok) -> whether all is well: a sender signals, the leader block waits.
 
     ok: whether this block has done its part.
     """

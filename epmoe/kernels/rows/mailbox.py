@@ -20,23 +20,23 @@ from .shape import MAX_PLACES, memory_of, namespace
 # Words of a rank's own blocks, bytes from their start
 EPOCH = 0               # u64: the last call that ended
 BEGUN = 8               # i32: blocks that have begun this call
-NEXT_TO_RECEIVE = 16            # 2 i32: parts of rows (tokens) that warps have taken to expand (reduce), by parity
-NEXT_TO_SEND = 32              # 2 i32: parts of rows that warps have taken to send, by parity
+NEXT_TO_RECEIVE = 16    # 2 i32: parts of rows (tokens) that warps have taken to expand (reduce), by parity
+NEXT_TO_SEND = 32       # 2 i32: parts of rows that warps have taken to send, by parity
 NUMBERED = 40           # 2 i32: blocks that have numbered their tokens, by parity
-BY_PARITY = (NEXT_TO_RECEIVE, NEXT_TO_SEND, NUMBERED)      # cleared in the call that has the other parity
-RECORDED = 24           # i32: the last call whose places of experts' rows are written down
+BY_PARITY = (NEXT_TO_RECEIVE, NEXT_TO_SEND, NUMBERED)   # cleared in the call that has the other parity
+RECORDED = 24           # i32: the last call whose places of experts' rows are recorded
 STATUS = 64             # 16 i32: as in epmoe/kernels/status.py
 WORDS_BYTES = 128
 
 # Words of an announcement
 PLACES = 0                          # where in the writer's pool its arrays begin, in units of PLACE_BYTES
 CAPACITY = MAX_PLACES               # rows that it has room for
-NUM_TOKENS = CAPACITY + 1               # its tokens
+NUM_TOKENS = CAPACITY + 1           # its tokens
 BLOCKS = CAPACITY + 2               # its blocks that send
 COUNTS = CAPACITY + 3               # for each rank: rows that it sends there; behind them the reader's experts and bits
 PLACE_BYTES = 256
 
-MOST_PARTS = 8          # flags a row: the most parts of it
+MOST_PARTS = 8          # of a row; each has a flag
 
 
 class Control(NamedTuple):
