@@ -30,9 +30,8 @@ class LoadedKernel:
 
     def blocks_per_sm(self, threads, shared_bytes=0):
         """How many blocks of so many threads a multiprocessor holds at once; launches may then have them."""
-        if (
-            shared_bytes > self.dynamic_limit
-        ):  # more than 48 KB of shared memory must be asked for once
+        # more than 48 KB of shared memory must be asked for once
+        if shared_bytes > self.dynamic_limit:
             attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(cu.cuFuncSetAttribute(self.function, attribute, shared_bytes))
             self.dynamic_limit = shared_bytes

@@ -42,9 +42,9 @@ class Numbers(NamedTuple):
 class Handle:
     """The routing of a dispatch, for any number of combines and cached dispatches.
 
-    plan: of the dispatch. loans, words: of each rank, the memory that it lies in, and what kernels are told of it, as Arrangement.runs(). form,
-    sums: for plans of later calls. num_tokens, num_rows: T and the rows of each rank of this process. is_exact: whether
-    rows are another number in each call. CALLS: names of combine, and of the gradients of dispatch and combine. GRADIENT:
+    plan: of the dispatch. loans, words: of each rank, the memory that it lies in, and what kernels are told of it, as
+    Arrangement.runs(). form, sums: for plans of later calls. num_tokens, num_rows: T and the rows of each rank of this
+    process. is_exact: whether rows are another number in each call. CALLS: names of combine, and of the gradients of dispatch and combine. GRADIENT:
     names of the arrays that have those. CACHED: the plan of the latter. num_sms: that dispatch and combine may take.
     """
 
