@@ -74,27 +74,38 @@ def sum_of_rows(dtype, store16=store16, often_many=False):
         if vector < end:
             store16(to + u64(VECTOR) * u64(vector), q[0], q[1], q[2], q[3])
 
-    def summing(load):
-        """Of up to four rows, of which two vectors each are in flight."""
-        @device_fn
-        def sum_few(rows, n, to, first, end, lane):
-            base = i32(first)
-            while base < end:
-                one, two = i32(base + lane), i32(base + lane + 32)
-                q, r = load(rows, at_vector(one, end)), load(rows, at_vector(two, end))
-                store(to, one, end, add_up_to_four(zero_sums(), n, 0, 1, q))
-                store(to, two, end, add_up_to_four(zero_sums(), n, 0, 1, r))
-                base = i32(base + 64)
-
-        return sum_few
+    @device_fn
+    def store_two(n, to, vector, end, items):
+        q, r = items
+        store(to, vector, end, add_up_to_four(zero_sums(), n, 0, 1, q))
+        store(to, i32(vector + 32), end, add_up_to_four(zero_sums(), n, 0, 1, r))
 
     @device_fn
-    def load_two(rows, at):
+    def load_pair(rows, at):
         q, r = load16(rows[0] + at), load16(rows[1] + at)
         return q, r, q, r
 
     load_four = each_of_four(device_fn(lambda row, at: load16(row + at)))
-    sum_two, sum_four = summing(load_two), summing(load_four)
+
+    @device_fn
+    def sum_pair(rows, n, to, first, end, lane):
+        """Of one row or two, of which four vectors each are in flight."""
+        vector, stop = i32(first + lane), i32(end + lane)
+        while vector < stop:
+            q = load_pair(rows, at_vector(vector, end)), load_pair(rows, at_vector(i32(vector + 32), end))
+            r = load_pair(rows, at_vector(i32(vector + 64), end)), load_pair(rows, at_vector(i32(vector + 96), end))
+            store_two(n, to, vector, end, q)
+            store_two(n, to, i32(vector + 64), end, r)
+            vector = i32(vector + 128)
+
+    @device_fn
+    def sum_four(rows, n, to, first, end, lane):
+        """Of three rows or four, of which two vectors each are in flight."""
+        vector, stop = i32(first + lane), i32(end + lane)
+        while vector < stop:
+            q, r = load_four(rows, at_vector(vector, end)), load_four(rows, at_vector(i32(vector + 32), end))
+            store_two(n, to, vector, end, (q, r))
+            vector = i32(vector + 64)
 
     # the addresses in four lanes, or in the last one
     four_of = four(device_fn(lambda given, lane: u64(warp_broadcast_u64(given[0], i32(min(lane, given[1]))))))
@@ -129,7 +140,7 @@ def sum_of_rows(dtype, store16=store16, often_many=False):
         # where there are fewer than four, the last one is read again and not added
         rows = four_of((places, i32(max(n, 1) - 1)), 0, 1)
         if n == 1 or n == 2:
-            sum_two(rows, n, to, first, end, lane)
+            sum_pair(rows, n, to, first, end, lane)
         elif n == 3 or n == 4:
             sum_four(rows, n, to, first, end, lane)
         else:
