@@ -1,0 +1,230 @@
+"""The options of `epmoe verify`, and which of them are refused together."""
+
+import argparse
+import os
+
+from epmoe.command_line import (
+    at_least_one,
+    at_least_zero,
+    part_of_all,
+    positive_seconds,
+    sizes_of_a_world,
+)
+from epmoe.verify.checked_rounds import WEIGHTS
+from epmoe_ref.config import TOKEN_FORMATS
+from epmoe_ref.errors import EPValueError
+
+FORMATS = tuple(TOKEN_FORMATS)
+OF_THE_MATRIX = ("part", "compile", "cc", "sample")  # options that mean something with --all only
+WITH_THE_MATRIX = (
+    "all",
+    "kernels",
+    "ranks",
+    "hidden",
+    "seed",
+    "racecheck",
+    "world",
+    "p2p_world_size",
+    "timeout",
+    "json",
+    *OF_THE_MATRIX,
+)
+WITH_WORDS = (
+    "words",
+    "ranks",
+    "rounds",
+    "seed",
+    "racecheck",
+    "world",
+    "p2p_world_size",
+    "timeout",
+    "json",
+)
+WORLDS = 14  # of --words: each format twice
+OF_A_FILE = ("experts_per_rank", "top_k", "hidden", "tokens", "rounds")  # what --input's file says
+
+
+def _cc(text):
+    major, _, minor = text.partition(".")
+    if not (major.isdecimal() and minor.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a compute capability, for instance 9.0")
+    return int(major), int(minor)
+
+
+def add_arguments(parser):
+    """The options of verify."""
+    sizes = sizes_of_a_world(parser)
+    sizes.add_argument(
+        "--rounds",
+        type=at_least_one,
+        default=3,
+        help="rounds on the same buffers, without a reset (default 3)",
+    )
+    options = parser.add_argument_group("what runs")
+    options.add_argument(
+        "--format", choices=FORMATS, default="bf16", help="token format (default bf16)"
+    )
+    options.add_argument(
+        "--preshuffle", action="store_true", help="with mxfp4_rows: scales in the slot layout"
+    )
+    options.add_argument("--combine-dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
+    options.add_argument("--fused", action="store_true", help="fused kernels (default: split)")
+    options.add_argument(
+        "--kernels",
+        choices=("plain", "fast"),
+        help="plain: as in the specification; fast: tuned "
+        "(default: fast on GPUs of compute capability 9.0 and newer, plain elsewhere)",
+    )
+    options.add_argument(
+        "--shared-expert", action="store_true", help="add an expert that every token uses"
+    )
+    options.add_argument(
+        "--skip-a2a", action="store_true", help="every rank holds all tokens, nothing is exchanged"
+    )
+    options.add_argument(
+        "--weights", choices=WEIGHTS, default="array", help="router weights (default array)"
+    )
+    options.add_argument(
+        "--epilogue", action="store_true", help="apply a function to each element of the result"
+    )
+    options.add_argument(
+        "--seed",
+        type=at_least_zero,
+        default=0,
+        help="seed of tokens, routing, experts and schedule (default 0)",
+    )
+    options.add_argument(
+        "--seeds",
+        type=at_least_one,
+        default=1,
+        metavar="N",
+        help="run N seeds, starting with --seed",
+    )
+    options.add_argument(
+        "--racecheck", action="store_true", help="look for data races (simulator only)"
+    )
+    options.add_argument(
+        "--world",
+        choices=("auto", "local", "mpi"),
+        default="auto",
+        help="all ranks in this process, or one rank a process (default: what mpirun suggests)",
+    )
+    options.add_argument(
+        "--p2p-world-size",
+        type=at_least_one,
+        metavar="N",
+        help="make p2p worlds of N ranks, with SHMEM between them (default: one p2p world)",
+    )
+    options.add_argument(
+        "--timeout",
+        type=positive_seconds,
+        default=30.0,
+        metavar="S",
+        help="seconds until a wait gives up",
+    )
+    files = parser.add_argument_group("files and output")
+    files.add_argument(
+        "--counters",
+        action="store_true",
+        help="also show the counters of one rank after each kernel of the first round",
+    )
+    files.add_argument(
+        "--input",
+        metavar="FILE.npz",
+        help="your own routing: topk_ids (N, K) and, if you have them, x (N, hidden), "
+        "topk_weights (N, K), n_experts (or --experts), rank_offsets (ranks + 1)",
+    )
+    files.add_argument(
+        "--dump",
+        metavar="FILE.npz",
+        help="write the first round's tokens and routing as a file for --input",
+    )
+    files.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of pictures"
+    )
+    files.add_argument(
+        "--all",
+        action="store_true",
+        help="run every combination of options, at small sizes and --hidden",
+    )
+    files.add_argument(
+        "--words",
+        type=at_least_one,
+        nargs="?",
+        const=WORLDS,
+        metavar="N",
+        help="compare every word of the "
+        "plain kernels' memory with the model of the protocol, after each half, on N random "
+        f"worlds (default {WORLDS})",
+    )
+    files.add_argument(
+        "--part",
+        type=part_of_all,
+        metavar="I/N",
+        help="with --all: run part I of N of the cases, to share them among N processes",
+    )
+    files.add_argument(
+        "--compile",
+        type=part_of_all,
+        metavar="I/N",
+        help="with --all: only compile part I of N of the cases' kernels into the disk cache. On GPUs --all "
+        "does this first. With EPMOE_DEVICE=gpu you can run it on a machine without a GPU",
+    )
+    files.add_argument(
+        "--cc",
+        type=_cc,
+        metavar="X.Y",
+        default=(9, 0),
+        help="with --compile: compute capability of the GPU (default 9.0)",
+    )
+    files.add_argument(
+        "--sample",
+        type=at_least_one,
+        metavar="N",
+        help="with --all: run only N cases, drawn with --seed",
+    )
+
+
+def refuse_what_would_be_ignored(args):
+    """With --all the matrix has its own sizes and all options; without it, it has no parts; a file has its sizes."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    given = [
+        name
+        for name, default in vars(parser.parse_args([])).items()
+        if getattr(args, name) != default
+    ]
+    with_words = args.words and not args.all
+    wrong = [
+        name
+        for name in given
+        if (name not in WITH_THE_MATRIX if args.all else name in OF_THE_MATRIX)
+        or with_words
+        and name not in WITH_WORDS
+    ]
+    if args.input and not args.all:
+        wrong += [name for name in given if name in OF_A_FILE]
+    if wrong:
+        rule = (
+            "no meaning with --all, which walks all options, at small sizes: leave it out, or --all"
+            if args.all
+            else "no meaning with --words, which draws random worlds: leave it out, or --words"
+            if with_words
+            else "no meaning without --all: give that too, or leave it out"
+            if wrong[0] in OF_THE_MATRIX
+            else "no meaning with --input, whose file has its sizes, and one round of them: leave it out"
+        )
+        raise EPValueError(f"{', '.join('--' + name.replace('_', '-') for name in wrong)}: {rule}")
+
+
+def refuse_to_overwrite(args):
+    """--dump writes bf16 bits, which would be less than an --input in float32."""
+    if (
+        args.input
+        and args.dump
+        and os.path.exists(args.dump)
+        and os.path.samefile(args.input, args.dump)
+    ):
+        raise EPValueError(
+            f"--dump {args.dump} is the file of --input, which would be overwritten: name another one"
+        )
