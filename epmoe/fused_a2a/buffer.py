@@ -28,21 +28,26 @@ TOLD, TOLD_NUMBER = at("told"), at("told_number")
 
 def look(arrays, names):
     """(form of each array, addresses, the arrays): see host.arrays.peek. The address of one in host memory is None."""
-    looked = []
+    forms, addresses, seen = [], [], []
     for a, name in zip(arrays, names):
-        looked.append((PEEKS.get(type(a)) or peek)(a, name))
-    return zip(*looked)
+        form, address, array = (PEEKS.get(type(a)) or peek)(a, name)
+        forms.append(form)
+        addresses.append(address)
+        seen.append(array)
+    return tuple(forms), addresses, seen
 
 
 class Interface:
     """How arrays come in and go out: look(), results_of().
 
     told: what a caller gets of a NumPy array of the host. refuse: (array, its name); raises what look() has not looked
-    at, before a plan is made.
+    at, before a plan is made. in_order: of the Buffer; waits for what comes before a call's launches, on whatever stream,
+    and returns None, or a function of the results that lets wait what comes behind them and returns results.
     """
 
-    def __init__(self, look, results_of, told, refuse):
+    def __init__(self, look, results_of, told, refuse, in_order=None):
         self.look, self.results_of, self.told, self.refuse = look, results_of, told, refuse
+        self.in_order = in_order
 
 
 PLAIN = Interface(look, results_of, np.asarray, lambda array, name: None)
@@ -70,9 +75,10 @@ class Buffer(GroupMemory):
 
     def __init__(self, group, hidden_bytes=0, *, timeout=30.0, launch=None):
         timeout, stream = inputs.seconds("timeout", timeout), group.stream_of(group.ranks[0])
-        self.hidden_bytes, self.capture = hidden_bytes, stream.capture
-        # for epmoe.torch, which compares it with torch's current one: number of the GPU, handle
-        self.stream = getattr(group.machine, "ordinal", 0), int(getattr(stream, "handle", 0))
+        self.hidden_bytes, self.stream, self.capture = hidden_bytes, stream, stream.capture
+        # for epmoe.torch, which compares the stream with torch's current one
+        self.ordinal, self.stream_handle = getattr(group.machine, "ordinal", 0), int(getattr(stream, "handle", 0))
+        self.copies = getattr(group, "copies", None)
         self.placing = Placing(group.machine, lambda rank: self.world.stream_of(rank))
         # With all ranks in one process every rank's number of tokens is known before the launch.
         self.knows_all_ranks = self.world_has_lists = bool(group.lists)
@@ -113,7 +119,6 @@ class Buffer(GroupMemory):
         try:
             log = self.log
             log.number += 1
-            is_captured = self.is_captured = self.capture() != 0
             try:
                 if not arrays:
                     return kind()
@@ -122,6 +127,8 @@ class Buffer(GroupMemory):
                 else:
                     forms, *seen = interface.look(arrays, names)
                     given = (seen,)
+                leave = interface.in_order and interface.in_order(self)
+                is_captured = self.is_captured = self.capture() != 0
                 if kind.of_handle:
                     if kind.rows_vary and of.is_exact:
                         forms = _without_rows(forms, of.num_rows)
@@ -134,6 +141,8 @@ class Buffer(GroupMemory):
                 if plan.dtypes is not None:
                     given = self._placed(plan, given)
                 made, handle = plan.start(given, of)
+                if leave is not None:
+                    made = leave(made)
             finally:
                 if device.SIM:  # the simulator lets go of the caller's arrays
                     self.machine.synchronize()

@@ -1,36 +1,29 @@
 """Which stream a call is ordered with: torch's current one, whatever the world's is; and whose memory results have."""
 
+from functools import partial
+
 import torch
 
 from epmoe.device import SIM
-from epmoe.torch.tensors import readable
 from epmoe_ref.errors import EPStateError
 
 
-def in_stream_order(buffer, group, call, given, *more):
-    """call(buffer, given, *more), whose results are tensors: after what torch's current stream has now, before what it
-    gets next. given: tensors; group: the Buffer's world.
+def in_stream_order(buffer):
+    """What is to be done with the results of a call that is launched next, or None; see Interface.
 
-    Where the world has that very stream, nothing is needed; else events, which a graph capture may hold too. What is
-    put on the current stream meanwhile is not waited for: tensors given are made readable before. Who uses several
-    streams may free tensors or take their memory away by torch's means, so results are then copied into memory of
-    torch's own; a world whose `copies` is True or False says itself whether they are.
+    Calls come after what torch's current stream has now, and before what it gets next. Where the Buffer has that very
+    stream, nothing is needed; else events, which a graph capture may hold too. Who uses several streams may free tensors
+    or take their memory away by torch's means, so results are then copied into memory of torch's own; a world whose
+    `copies` is True or False says itself whether they are.
     """
-    copies = getattr(group, "copies", None)
-    if not SIM:
-        ordinal, own = buffer.stream
-        current = _raw_stream(ordinal)
-        if current != own:
-            own = group.stream_of(group.ranks[0])
-            arguments = buffer, readable(None, given), *more
-            return _between(own, own.beside(current), copies, call, arguments)
-    made = call(buffer, given, *more)
-    return copied(made) if copies else made
+    if not SIM and _raw_stream(buffer.ordinal) != buffer.stream_handle:
+        return _between(buffer, buffer.stream.beside(_raw_stream(buffer.ordinal)))
+    return copied if buffer.copies else None
 
 
-def _between(own, current, copies, call, arguments):
-    """Results of call(*arguments) on the world's own stream, between two points of the current one."""
-    is_captured = current.capture()
+def _between(buffer, current):
+    """A call on the world's own stream takes place between two points of the current one."""
+    own, is_captured = buffer.stream, current.capture()
     if is_captured and not own.can_be_captured:
         raise EPStateError(
             "torch's current stream is being captured into a CUDA graph, and the group's world is on "
@@ -38,8 +31,11 @@ def _between(own, current, copies, call, arguments):
             "ProcessGroupWorld(group, stream=...) before the group's first call, MPIWorld(stream=...)"
         )
     own.wait(current)  # the tensors given are written by then
-    made = call(*arguments)
-    current.wait(own)  # the results are; and what they were made of may be used again
+    return partial(_left, own, current, buffer.copies, is_captured)
+
+
+def _left(own, current, copies, is_captured, made):
+    current.wait(own)  # the results are written; and what they were made of may be used again
     if copies is False:
         return made
     made = copied(made)

@@ -13,6 +13,7 @@ from epmoe.fused_a2a.buffer import Interface, look
 from epmoe.host.arrays import VECTOR_BYTES, DeviceArray
 from epmoe.host.dlpack import capsule, form_of
 from epmoe.host.memory_pool import results_of
+from epmoe.torch.streams import in_stream_order
 from epmoe_ref.errors import EPValueError
 
 CPU = 1, 0  # DLPack's device
@@ -27,16 +28,11 @@ E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 def readable(what, given):
     """A tensor as kernels read it: detached, C-contiguous, at a multiple of 16 bytes; a copy only where it is not so.
 
-    given: a tensor, or lists of them; None stays None. what: its name; None: a tensor on the CPU is not refused.
+    given: what is no tensor stays as it is. what: its name.
     """
     if not isinstance(given, Tensor):
-        if isinstance(given, (list, tuple)):
-            return [readable(what, one) for one in given]
         return given
-    if not (device.SIM or given.is_cuda):
-        if what is not None:
-            _refuse(given, what)
-        return given
+    _refuse(given, what)
     if given.requires_grad:
         given = given.detach()
     if not given.is_contiguous():
@@ -132,4 +128,4 @@ def _simulated(fields, machine):
 
 
 _ways = (look, _simulated) if device.SIM else (_look, _results_of)
-TENSORS = Interface(*_ways, from_numpy, _refuse)
+TENSORS = Interface(*_ways, from_numpy, _refuse, in_stream_order)
