@@ -41,8 +41,9 @@ class Interface:
     """How arrays come in and go out: look(), results_of().
 
     told: what a caller gets of a NumPy array of the host. refuse: (array, its name); raises what look() has not looked
-    at, before a plan is made. in_order: of the Buffer; waits for what comes before a call's launches, on whatever stream,
-    and returns None, or a function of the results that lets wait what comes behind them and returns results.
+    at, before a plan is made. in_order: (the Buffer); makes the launches that follow wait for the caller's stream, and
+    returns a function that takes the call's results, makes that stream wait for them, and returns what the caller gets;
+    or None where nothing is to be done.
     """
 
     def __init__(self, look, results_of, told, refuse, in_order=None):
@@ -75,10 +76,10 @@ class Buffer(GroupMemory):
 
     def __init__(self, group, hidden_bytes=0, *, timeout=30.0, launch=None):
         timeout, stream = inputs.seconds("timeout", timeout), group.stream_of(group.ranks[0])
-        self.hidden_bytes, self.stream, self.capture = hidden_bytes, stream, stream.capture
-        # for epmoe.torch, which compares the stream with torch's current one
-        self.ordinal, self.stream_handle = getattr(group.machine, "ordinal", 0), int(getattr(stream, "handle", 0))
-        self.copies = getattr(group, "copies", None)
+        self.hidden_bytes, self.capture = hidden_bytes, stream.capture
+        # for epmoe.torch, which compares it with torch's current one: number of the GPU, handle
+        self.stream = getattr(group.machine, "ordinal", 0), int(getattr(stream, "handle", 0))
+        self.copies = getattr(group, "copies", None)  # of results
         self.placing = Placing(group.machine, lambda rank: self.world.stream_of(rank))
         # With all ranks in one process every rank's number of tokens is known before the launch.
         self.knows_all_ranks = self.world_has_lists = bool(group.lists)
@@ -125,13 +126,13 @@ class Buffer(GroupMemory):
                 if self.world_has_lists:
                     forms, given = self._look_at_lists(names, arrays, interface.look)
                 else:
-                    forms, *seen = interface.look(arrays, names)
-                    given = (seen,)
+                    forms, addresses, seen = interface.look(arrays, names)
+                    given = ((addresses, seen),)
                 leave = interface.in_order and interface.in_order(self)
                 is_captured = self.is_captured = self.capture() != 0
                 if kind.of_handle:
-                    if kind.rows_vary and of.is_exact:
-                        forms = _without_rows(forms, of.num_rows)
+                    if kind.rows_vary and of.plan.is_exact:
+                        forms = _without_rows(forms, of.numbers.num_rows)
                     forms = forms, of.form
                 key = kind, interface, options, forms
                 plan = self._plans.get(key) or self._plan(key, names, given, of)
@@ -140,19 +141,22 @@ class Buffer(GroupMemory):
                     self._refuse_capture(plan)
                 if plan.dtypes is not None:
                     given = self._placed(plan, given)
-                made, handle = plan.start(given, of)
-                if leave is not None:
-                    made = leave(made)
+                if plan.remedy is not None or self.world_has_lists:
+                    made, handle = plan.start(given, of)
+                    made = self._by_result(made)
+                else:  # what plan.start() does, for one rank
+                    launch, kept, loans = plan.begin(0, given[0][0], of)
+                    if is_captured:
+                        self.captured.append(loans)
+                    launch.start()
+                    if device.SIM:
+                        self.check()
+                    made = plan.end(0, loans, of)
+                    handle = None if plan.of_handle else plan.handle((kept,), of)
             finally:
                 if device.SIM:  # the simulator lets go of the caller's arrays
                     self.machine.synchronize()
                     self.placing.let_go()
-            if not self.world_has_lists:
-                return made[0], handle
-            columns = map(list, zip(*made))
-            return [
-                None if all(a is None for a in column) else column for column in columns
-            ], handle
         except REFUSALS:
             self.log.number -= 1
             raise
@@ -163,6 +167,14 @@ class Buffer(GroupMemory):
             raise
         finally:
             turn.free[:] = (True,)
+        return made if leave is None else leave(made), handle
+
+    def _by_result(self, made):
+        """A rank's results, or a list over ranks of each, or None where no rank has one."""
+        if not self.world_has_lists:
+            return made[0]
+        columns = map(list, zip(*made))
+        return [None if all(a is None for a in column) else column for column in columns]
 
     def _plan(self, key, names, given, of):
         """A new plan, with all checks. given: (addresses, arrays) of each rank, as looked at."""
@@ -283,10 +295,8 @@ class Buffer(GroupMemory):
     def start(self, launches, memory=()):
         """The same. In the simulator they have ended when this returns."""
         self.launch(launches, memory)
-        self.check()
-
-    if not device.SIM:
-        start = launch
+        if device.SIM:
+            self.check()
 
     def start_and_hear(self, launches, n_local_experts):
         """Start dispatches, and wait until they have told the host their counts: see told()."""
@@ -362,8 +372,7 @@ class Buffer(GroupMemory):
 def _without_rows(forms, num_rows):
     """Forms of all ranks' matrices without their numbers of rows; () of one that has not num_rows of its rank."""
     n_arrays, without = len(forms) // len(num_rows), []
-    for i, form in enumerate(forms):
-        shape = form[0]
-        has_rows = shape[:1] == (num_rows[i // n_arrays],)
-        without.append((shape[1:], *form[1:]) if has_rows else ())
+    for i, (shape, *more) in enumerate(forms):
+        has_rows = shape and shape[0] == num_rows[i // n_arrays]
+        without.append((*shape, *more)[1:] if has_rows else ())
     return tuple(without)

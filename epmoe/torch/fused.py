@@ -153,7 +153,8 @@ def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
 
     Arguments, gradients and errors as there; tokens_per_expert stays on the device. It can be captured in a graph.
     """
-    call = FusedDispatchOnDevice.apply if is_recorded(x, token_probs) else FusedDispatchOnDevice.plain
+    function = FusedDispatchOnDevice
+    call = function.apply if is_recorded(x, token_probs) else function.plain
     return call(x, token_indices, token_probs, num_experts, group)
 
 

@@ -141,7 +141,13 @@ def leaves_of(value):
 
 def is_recorded(*given):
     """Whether autograd, or torch.compile, must be shown a call with these: tensors, or lists and tuples of them."""
-    return is_dynamo_compiling() or is_grad_enabled() and any_gradient(given)
+    if is_dynamo_compiling():
+        return True
+    if is_grad_enabled():
+        for one in given:
+            if one.requires_grad if type(one) is Tensor else any_gradient((one,)):
+                return True
+    return False
 
 
 def any_gradient(given):

@@ -1,7 +1,5 @@
 """Which stream a call is ordered with: torch's current one, whatever the world's is; and whose memory results have."""
 
-from functools import partial
-
 import torch
 
 from epmoe.device import SIM
@@ -9,21 +7,25 @@ from epmoe_ref.errors import EPStateError
 
 
 def in_stream_order(buffer):
-    """What is to be done with the results of a call that is launched next, or None; see Interface.
+    """Order the next call with torch's current stream; returns what its results still need, or None: see Interface.
 
-    Calls come after what torch's current stream has now, and before what it gets next. Where the Buffer has that very
-    stream, nothing is needed; else events, which a graph capture may hold too. Who uses several streams may free tensors
-    or take their memory away by torch's means, so results are then copied into memory of torch's own; a world whose
-    `copies` is True or False says itself whether they are.
+    The call comes after what that stream has now, and before what it gets next. Where the Buffer has that very stream,
+    nothing is needed; else events, which a graph capture may hold too. Who uses several streams may free tensors or take
+    their memory away by torch's means, so results are then copied into memory of torch's own; a world whose `copies` is
+    True or False says itself whether they are.
     """
-    if not SIM and _raw_stream(buffer.ordinal) != buffer.stream_handle:
-        return _between(buffer, buffer.stream.beside(_raw_stream(buffer.ordinal)))
+    if not SIM:
+        ordinal, own = buffer.stream
+        current = _raw_stream(ordinal)
+        if current != own:
+            own = buffer.world.stream_of(buffer.world.ranks[0])
+            return _between(own, own.beside(current), buffer.copies)
     return copied if buffer.copies else None
 
 
-def _between(buffer, current):
-    """A call on the world's own stream takes place between two points of the current one."""
-    own, is_captured = buffer.stream, current.capture()
+def _between(own, current, copies):
+    """The same, where the current stream is another than the world's own: the call comes between two points of it."""
+    is_captured = current.capture()
     if is_captured and not own.can_be_captured:
         raise EPStateError(
             "torch's current stream is being captured into a CUDA graph, and the group's world is on "
@@ -31,17 +33,17 @@ def _between(buffer, current):
             "ProcessGroupWorld(group, stream=...) before the group's first call, MPIWorld(stream=...)"
         )
     own.wait(current)  # the tensors given are written by then
-    return partial(_left, own, current, buffer.copies, is_captured)
 
-
-def _left(own, current, copies, is_captured, made):
-    current.wait(own)  # the results are written; and what they were made of may be used again
-    if copies is False:
+    def leave(made):
+        current.wait(own)  # the results are written; and what they were made of may be used again
+        if copies is False:
+            return made
+        made = copied(made)
+        if not is_captured:  # memory that captured calls borrow is not lent again
+            own.wait(current)  # the next call, from whatever stream, may be lent what is copied now
         return made
-    made = copied(made)
-    if not is_captured:  # memory that captured calls borrow is not lent again
-        own.wait(current)  # the next call, from whatever stream, may be lent what is copied now
-    return made
+
+    return leave
 
 
 def _slow_raw_stream(ordinal):

@@ -1,7 +1,5 @@
 """Tensors to what kernels read, and results to tensors: the same memory both ways."""
 
-from itertools import repeat
-
 import ml_dtypes
 import numpy as np
 import torch
@@ -94,21 +92,24 @@ def _results_of(fields, machine):
     """As arguments.results_of(), of a GPU, as tensors over one storage for each Loan."""
     device, whole = _device(machine.ordinal), []
     for field in fields:
-        size, strides = field.shape, [step // field.dtype.itemsize for step in field.byte_strides]
+        size = list(field.shape)
+        strides = [step // field.dtype.itemsize for step in field.byte_strides]
         dtype, offset = getattr(torch, field.dtype.name), field.offset // field.dtype.itemsize
         form = dict(size=size, stride=strides, dtype=dtype, device=device, storage_offset=offset)
         whole.append(form)
-    part = [dict(form) for form in whole]  # of the latest n
+    part = [form | dict(size=[*form["size"]]) for form in whole]  # of the latest n
 
     def of(loan, n=None):
         storage = _storage(loan.base, device, loan.nbytes)
         # torch keeps a storage's object, with all that it refers to, as long as the storage
         storage.loan = loan
-        if n is None:
-            return list(map(_tensor, whole, repeat(storage)))
-        for form in part:
-            form["size"] = n, *form["size"][1:]
-        return list(map(_tensor, part, repeat(storage)))
+        if n is not None:
+            for form in part:
+                form["size"][0] = n
+        made = []
+        for form in whole if n is None else part:
+            made.append(_tensor(form, storage))
+        return made
 
     return of
 
