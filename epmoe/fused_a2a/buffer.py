@@ -2,7 +2,6 @@
 
 import struct
 from threading import get_ident
-from typing import NamedTuple
 
 import numpy as np
 
@@ -52,19 +51,6 @@ class Interface:
 
 
 PLAIN = Interface(look, results_of, np.asarray, lambda array, name: None)
-
-
-class Told(NamedTuple):
-    """What a dispatch told the host of one rank; tokens_per_expert: int64 [L], the rest is numbers.
-
-    tokens: of each rank. counts: rows from each rank [to each rank].
-    """
-
-    has_room: bool
-    padded_rows: int
-    tokens: list
-    counts: list
-    tokens_per_expert: np.ndarray
 
 
 class Buffer(GroupMemory):
@@ -307,8 +293,10 @@ class Buffer(GroupMemory):
         return self.told(n_local_experts)
 
     def told(self, n_local_experts):
-        """What a dispatch tells the host: a Told of each rank here; raises as check().
+        """What a dispatch tells the host: has_room, counts, of_ranks; raises as check().
 
+        counts: [R] lists [R], rows from each rank to each. of_ranks: of each rank here, its rows with padding, and
+        tokens_per_expert, int64 [L].
         The host polls its own memory. It goes on when counts are known, while rows are on their way; if some do not
         arrive, the next call that waits raises it, as with a dispatch on the device. The most tokens of a rank are
         remembered, also where there was room for all rows: the next call may not look.
@@ -319,22 +307,20 @@ class Buffer(GroupMemory):
             if device.SIM or not isinstance(error, PeerTimeout):  # else kernels still run
                 self.check()
             raise
-        n, told = self.n_ranks, []
+        n, by_rank = self.n_ranks, []
         status, at_counts = 4 * written.TOLD_STATUS, 4 * written.TOLD_STATUS + 8 * n_local_experts
         if not all([raw.startswith(ALL_WELL) for raw in of_ranks]):
             words = [np.frombuffer(raw, np.int32, written.TOLD_STATUS) for raw in of_ranks]
             self._raise_what_failed(words)
         for raw in of_ranks:
             has_room, padded_rows, *more = self._info.unpack_from(raw, at_counts)
-            counts = [more[i : i + n] for i in range(n, n + n * n, n)]
-            per_expert = np.frombuffer(raw, np.int64, n_local_experts, status)
-            told.append(Told(bool(has_room), padded_rows, more[:n], counts, per_expert))
+            by_rank.append((padded_rows, np.frombuffer(raw, np.int64, n_local_experts, status)))
         if device.SIM:
             self.check()  # kernels have ended, as behind other launches
-        most_tokens = max(told[0].tokens)
+        most_tokens = max(more[:n])  # as all ranks tell alike
         if most_tokens > self.max_tokens:
             self.want_tokens(most_tokens)
-        return told
+        return has_room, [more[i : i + n] for i in range(n, n + n * n, n)], by_rank
 
     # ------------------------------------------------------------------ errors
     def check(self):

@@ -264,18 +264,18 @@ class DispatchPlan(ExpandingPlan):
         buffer, limit, made = self.buffer, self.limit, []
         begun = [self.begin(i, addresses, group) for i, (addresses, _) in enumerate(given)]
         launches, kept, _ = zip(*begun)
-        told = buffer.start_and_hear(launches, self.local)
-        if not told[0].has_room:  # on any rank: all come to the same number of tokens here
+        has_room, _, told = buffer.start_and_hear(launches, self.local)
+        if not has_room:  # on any rank: all come to the same number of tokens here
             self._prepare(resend_kernel(self.shape))
             sent = zip(self.parts, launches)
             buffer.start([call.like(launch, earlier) for (call, launch), earlier in sent])
-        num_rows = [one.padded_rows if limit is None else limit for one in told]
+        num_rows = [padded_rows if limit is None else limit for padded_rows, _ in told]
         kept = [(*own, r.arena.lend(self.rows)) for r, own in zip(buffer.ranks, kept)]
         expanded = [self.expand(i, kept[i], n, self.pad) for i, n in enumerate(num_rows)]
         buffer.start([launch for launch, _ in expanded])
         for i, (_, out) in enumerate(expanded):
             if limit is None:
-                per_expert = self.interface.told(told[i].tokens_per_expert)
+                per_expert = self.interface.told(told[i][1])
             else:
                 (per_expert,) = self.per_expert[i](kept[i][0])
             made.append(self._columns(self.of(num_rows[i])[1](out), per_expert))

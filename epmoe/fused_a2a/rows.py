@@ -185,16 +185,16 @@ class DispatchPlan(ReceivingPlan):
         buffer, rows = self.buffer, self.capacity
         begun = [self.begin(i, addresses, group) for i, (addresses, _) in enumerate(given)]
         launches, kept, loans = zip(*begun)
-        told = buffer.start_and_hear(launches, self.local)
-        counts, capacity = told[0].counts, buffer.n_ranks * buffer.max_tokens
+        has_room, counts, told = buffer.start_and_hear(launches, self.local)
+        capacity = buffer.n_ranks * buffer.max_tokens
         received = [loan for _, loan in loans]
-        if not told[0].has_room:
+        if not has_room:
             rows, received = capacity, self._sent_again(launches, capacity)
         by_rank, made = list(map(sum, zip(*counts))), []
         num_rows = [by_rank[r.rank] for r in buffer.ranks]
-        for i, (loan, n) in enumerate(zip(received, num_rows)):
+        for i, (loan, n, (_, per_expert)) in enumerate(zip(received, num_rows, told)):
             x, ids, probs, *scales = self.received(i, loan, rows, n)
-            per_expert = self.interface.told(told[i].tokens_per_expert)
+            per_expert = self.interface.told(per_expert)
             made.append(((x, *scales) if scales else x, ids, probs, per_expert))
         numbers = Numbers(counts, num_rows, max(by_rank), max(map(sum, counts)), capacity)
         return made, RowsHandle(self, kept, group, self.form, numbers)
