@@ -2,7 +2,6 @@
 
 import struct
 from threading import get_ident
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,37 +27,30 @@ TOLD, TOLD_NUMBER = at("told"), at("told_number")
 
 def look(arrays, names):
     """(form of each array, addresses, the arrays): see host.arrays.peek. The address of one in host memory is None."""
-    looked = []
+    forms, addresses, seen = [], [], []
     for a, name in zip(arrays, names):
-        looked.append((PEEKS.get(type(a)) or peek)(a, name))
-    return zip(*looked)
+        form, address, array = (PEEKS.get(type(a)) or peek)(a, name)
+        forms.append(form)
+        addresses.append(address)
+        seen.append(array)
+    return tuple(forms), addresses, seen
 
 
 class Interface:
     """How arrays come in and go out: look(), results_of().
 
     told: what a caller gets of a NumPy array of the host. refuse: (array, its name); raises what look() has not looked
-    at, before a plan is made.
+    at, before a plan is made. in_order: (the Buffer); makes the launches that follow wait for the caller's stream, and
+    returns a function that takes the call's results, makes that stream wait for them, and returns what the caller gets;
+    or None where nothing is to be done.
     """
 
-    def __init__(self, look, results_of, told, refuse):
+    def __init__(self, look, results_of, told, refuse, in_order=None):
         self.look, self.results_of, self.told, self.refuse = look, results_of, told, refuse
+        self.in_order = in_order
 
 
 PLAIN = Interface(look, results_of, np.asarray, lambda array, name: None)
-
-
-class Told(NamedTuple):
-    """What a dispatch told the host of one rank; tokens_per_expert: int64 [L], the rest is numbers.
-
-    tokens: of each rank. counts: rows from each rank [to each rank].
-    """
-
-    has_room: bool
-    padded_rows: int
-    tokens: list
-    counts: list
-    tokens_per_expert: np.ndarray
 
 
 class Buffer(GroupMemory):
@@ -73,6 +65,7 @@ class Buffer(GroupMemory):
         self.hidden_bytes, self.capture = hidden_bytes, stream.capture
         # for epmoe.torch, which compares it with torch's current one: number of the GPU, handle
         self.stream = getattr(group.machine, "ordinal", 0), int(getattr(stream, "handle", 0))
+        self.copies = getattr(group, "copies", None)  # of results
         self.placing = Placing(group.machine, lambda rank: self.world.stream_of(rank))
         # With all ranks in one process every rank's number of tokens is known before the launch.
         self.knows_all_ranks = self.world_has_lists = bool(group.lists)
@@ -113,18 +106,19 @@ class Buffer(GroupMemory):
         try:
             log = self.log
             log.number += 1
-            is_captured = self.is_captured = self.capture() != 0
             try:
                 if not arrays:
                     return kind()
                 if self.world_has_lists:
                     forms, given = self._look_at_lists(names, arrays, interface.look)
                 else:
-                    forms, *seen = interface.look(arrays, names)
-                    given = (seen,)
+                    forms, addresses, seen = interface.look(arrays, names)
+                    given = ((addresses, seen),)
+                leave = interface.in_order and interface.in_order(self)
+                is_captured = self.is_captured = self.capture() != 0
                 if kind.of_handle:
-                    if kind.rows_vary and of.is_exact:
-                        forms = _without_rows(forms, of.num_rows)
+                    if kind.rows_vary and of.plan.is_exact:
+                        forms = _without_rows(forms, of.numbers.num_rows)
                     forms = forms, of.form
                 key = kind, interface, options, forms
                 plan = self._plans.get(key) or self._plan(key, names, given, of)
@@ -133,17 +127,22 @@ class Buffer(GroupMemory):
                     self._refuse_capture(plan)
                 if plan.dtypes is not None:
                     given = self._placed(plan, given)
-                made, handle = plan.start(given, of)
+                if plan.remedy is not None or self.world_has_lists:
+                    made, handle = plan.start(given, of)
+                    made = self._by_result(made)
+                else:  # what plan.start() does, for one rank
+                    launch, kept, loans = plan.begin(0, given[0][0], of)
+                    if is_captured:
+                        self.captured.append(loans)
+                    launch.start()
+                    if device.SIM:
+                        self.check()
+                    made = plan.end(0, loans, of)
+                    handle = None if plan.of_handle else plan.handle((kept,), of)
             finally:
                 if device.SIM:  # the simulator lets go of the caller's arrays
                     self.machine.synchronize()
                     self.placing.let_go()
-            if not self.world_has_lists:
-                return made[0], handle
-            columns = map(list, zip(*made))
-            return [
-                None if all(a is None for a in column) else column for column in columns
-            ], handle
         except REFUSALS:
             self.log.number -= 1
             raise
@@ -154,6 +153,14 @@ class Buffer(GroupMemory):
             raise
         finally:
             turn.free[:] = (True,)
+        return made if leave is None else leave(made), handle
+
+    def _by_result(self, made):
+        """A rank's results, or a list over ranks of each, or None where no rank has one."""
+        if not self.world_has_lists:
+            return made[0]
+        columns = map(list, zip(*made))
+        return [None if all(a is None for a in column) else column for column in columns]
 
     def _plan(self, key, names, given, of):
         """A new plan, with all checks. given: (addresses, arrays) of each rank, as looked at."""
@@ -274,10 +281,8 @@ class Buffer(GroupMemory):
     def start(self, launches, memory=()):
         """The same. In the simulator they have ended when this returns."""
         self.launch(launches, memory)
-        self.check()
-
-    if not device.SIM:
-        start = launch
+        if device.SIM:
+            self.check()
 
     def start_and_hear(self, launches, n_local_experts):
         """Start dispatches, and wait until they have told the host their counts: see told()."""
@@ -288,8 +293,10 @@ class Buffer(GroupMemory):
         return self.told(n_local_experts)
 
     def told(self, n_local_experts):
-        """What a dispatch tells the host: a Told of each rank here; raises as check().
+        """What a dispatch tells the host: has_room, counts, of_ranks; raises as check().
 
+        counts: [R] lists [R], rows from each rank to each. of_ranks: of each rank here, its rows with padding, and
+        tokens_per_expert, int64 [L].
         The host polls its own memory. It goes on when counts are known, while rows are on their way; if some do not
         arrive, the next call that waits raises it, as with a dispatch on the device. The most tokens of a rank are
         remembered, also where there was room for all rows: the next call may not look.
@@ -300,22 +307,20 @@ class Buffer(GroupMemory):
             if device.SIM or not isinstance(error, PeerTimeout):  # else kernels still run
                 self.check()
             raise
-        n, told = self.n_ranks, []
+        n, by_rank = self.n_ranks, []
         status, at_counts = 4 * written.TOLD_STATUS, 4 * written.TOLD_STATUS + 8 * n_local_experts
         if not all([raw.startswith(ALL_WELL) for raw in of_ranks]):
             words = [np.frombuffer(raw, np.int32, written.TOLD_STATUS) for raw in of_ranks]
             self._raise_what_failed(words)
         for raw in of_ranks:
             has_room, padded_rows, *more = self._info.unpack_from(raw, at_counts)
-            counts = [more[i : i + n] for i in range(n, n + n * n, n)]
-            per_expert = np.frombuffer(raw, np.int64, n_local_experts, status)
-            told.append(Told(bool(has_room), padded_rows, more[:n], counts, per_expert))
+            by_rank.append((padded_rows, np.frombuffer(raw, np.int64, n_local_experts, status)))
         if device.SIM:
             self.check()  # kernels have ended, as behind other launches
-        most_tokens = max(told[0].tokens)
+        most_tokens = max(more[:n])  # as all ranks tell alike
         if most_tokens > self.max_tokens:
             self.want_tokens(most_tokens)
-        return told
+        return has_room, [more[i : i + n] for i in range(n, n + n * n, n)], by_rank
 
     # ------------------------------------------------------------------ errors
     def check(self):
@@ -353,8 +358,7 @@ class Buffer(GroupMemory):
 def _without_rows(forms, num_rows):
     """Forms of all ranks' matrices without their numbers of rows; () of one that has not num_rows of its rank."""
     n_arrays, without = len(forms) // len(num_rows), []
-    for i, form in enumerate(forms):
-        shape = form[0]
-        has_rows = shape[:1] == (num_rows[i // n_arrays],)
-        without.append((shape[1:], *form[1:]) if has_rows else ())
+    for i, (shape, *more) in enumerate(forms):
+        has_rows = shape and shape[0] == num_rows[i // n_arrays]
+        without.append((*shape, *more)[1:] if has_rows else ())
     return tuple(without)

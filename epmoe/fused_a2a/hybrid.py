@@ -4,6 +4,7 @@ A token travels once to a rank and is expanded there, in the staging area's orde
 experts' rows first. Results are a rank's own memory, so no call needs room that another may lack.
 """
 
+from array import array
 from operator import attrgetter
 
 import numpy as np
@@ -12,19 +13,15 @@ from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import BF16, E4M3, FP8_GROUP, FP16, FP32
 from epmoe.fused_a2a.launches import at
 from epmoe.fused_a2a.plans import NO_ROOM, Handle, Numbers, Plan, X, handle_memory
-from epmoe.host.memory_pool import arrange
+from epmoe.host.memory_pool import Arrangement, arrange
 from epmoe.kernels.rows import dispatch_kernel, expand_kernel, resend_kernel
 from epmoe.kernels.rows.send import expert_masks, fp8_format
 from epmoe_ref.errors import EPValueError
 
 TYPES = (BF16, FP16)
 ARGUMENTS = "x", "routing_map", "probs"
-KEPT = (
-    "counts",
-    "row_of",
-    "expert_rows",
-    "expert_base",
-)  # what later calls read of a handle's own memory
+# what later calls read of a handle's own memory
+KEPT = "counts", "row_of", "expert_rows", "expert_base", "expert_row"
 NO_LIMIT = 2**31 - 1
 N_ROWS, PAD = at("num_rows"), at("pad_multiple")
 
@@ -38,17 +35,9 @@ class HybridHandle(Handle):
     """
 
     __slots__ = ()
-    CALLS = (
-        "hybrid_ep_combine",
-        "the gradient of hybrid_ep_dispatch",
-        "the gradient of hybrid_ep_combine",
-    )
+    DISPATCH, COMBINE = "hybrid_ep_dispatch", "hybrid_ep_combine"
     GRADIENT = "grad_x", "probs of grad_x"
     summed, probs_a_row = TYPES, 0
-
-    def __init__(self, plan, loans, words, group, form, numbers):
-        self.plan, self.buffer, self.loans, self.words = plan, plan.buffer, loans, words
-        self.group, self.form, self.numbers = group, form, numbers
 
     num_sms = property(attrgetter("plan.num_sms_of"))
     pad_multiple = property(attrgetter("plan.pad"))
@@ -56,7 +45,7 @@ class HybridHandle(Handle):
     @property
     def overflow(self):
         """The flag of each rank here, or this rank's own."""
-        flags = [results(kept)[0] for results, (_, kept) in zip(self.plan.overflows, self.loans)]
+        flags = [results(kept)[0] for results, (kept, *_) in zip(self.plan.overflows, self.loans)]
         return flags if self.buffer.world_has_lists else flags[0]
 
     def __getitem__(self, index):
@@ -109,26 +98,21 @@ class ExpandingPlan(Plan):
             for r in buffer.ranks
         ]
 
-    def rows_of_experts(self, given, of_handle, num_rows, pad):
-        """Results: rows of experts, of what has come into the staging area, or comes now. Launches.
+    def expand(self, i, of_handle, n_rows, pad):
+        """The launch that expands what has come into a rank's staging area, or comes now, and the Loan of n_rows rows.
 
-        given: (addresses, arrays) of each rank, or nothing. of_handle: what kernels are told of a handle, of each rank.
+        of_handle: Loans that the rank's handle keeps.
         """
-        launches, loans, made = [], [], []
-        for i, (call, n) in enumerate(zip(self.expanding, self.num_tokens)):
-            n_rows = num_rows[i]
-            launch, (out, results) = call[min(n + n_rows + 1, call.most)], self.of(n_rows)
-            words, loan = launch.words, call.r.arena.lend(out)
-            words[N_ROWS], words[PAD] = n_rows, pad
-            if given:
-                words[X] = given[i][0][0]
-            for at_words, run in (*of_handle[i], *loan.piece.words):
+        call, (out, _) = self.expanding[i], self.of(n_rows)
+        launch = call[min(self.num_tokens[i] + n_rows + 1, call.most)]
+        words, loan = launch.words, call.r.arena.lend(out)
+        words[N_ROWS], words[PAD] = n_rows, pad
+        for kept in of_handle:
+            for at_words, run in kept.piece.kept:
                 words[at_words] = run
-            loans.append(loan)
-            launches.append(launch)
-            made.append(results(loan))
-        self.buffer.start(launches, loans)
-        return made
+        for at_words, run in loan.piece.words:
+            words[at_words] = run
+        return launch, loan
 
 
 class DispatchPlan(ExpandingPlan):
@@ -168,20 +152,10 @@ class DispatchPlan(ExpandingPlan):
         arguments.matrices(buffer, "routing_map", routing_map, dtypes=(np.dtype(bool),), **of_all)
         for of_ranks in probs:
             arguments.matrices(buffer, "probs", of_ranks, dtypes=(FP32,), **of_all)
-        super().__init__(
-            buffer,
-            interface,
-            names,
-            num_tokens,
-            num_sms,
-            call="hybrid_ep_dispatch",
-            hidden=hidden,
-            dtype=str(dtype),
-            num_local_experts=local,
-            has_probs=bool(probs),
-            fp8_dispatch=is_fp8,
-            has_num_permuted_tokens=limit is not None,
-        )
+        facts = dict(call="hybrid_ep_dispatch", hidden=hidden, dtype=str(dtype))
+        facts |= dict(num_local_experts=local, has_probs=bool(probs), fp8_dispatch=is_fp8)
+        facts |= dict(has_num_permuted_tokens=limit is not None)
+        super().__init__(buffer, interface, names, num_tokens, num_sms, **facts)
         self.form = local, tuple(num_tokens), a_world
         self.sums = dict(n_local_experts=local, p2p_world_size=a_world)
         buffer.want_experts(local, self.facts)
@@ -200,26 +174,6 @@ class DispatchPlan(ExpandingPlan):
             # without a look at the device, a batch larger than any before is taken to be that large on all ranks
             buffer.want_tokens(max(num_tokens))
         self.expect_results(shape, hidden, E4M3 if is_fp8 else dtype)
-        arrays = {
-            "tokens_per_expert": ((local,), np.int64),
-            "overflow": ((1,), np.int32),
-            "expert_base": ((n_ranks, local), np.int32),
-            "expert_rows": ((2, local), np.int32),
-        }
-        self.kept = [
-            handle_memory(
-                "hybrid handle", n_ranks, KEPT, arrays | {"row_of": ((n, n_ranks), np.int32)}
-            )
-            for n in num_tokens
-        ]
-        self.per_expert, self.overflows = (
-            [self.results_of([kept.fields[name]]) for kept in self.kept]
-            for name in ("tokens_per_expert", "overflow")
-        )
-        of_scratch = self.arranged(
-            "rows scratch", {"row_of_expert": ((shape.num_experts,), np.int32)}
-        )
-        self.scratch = [of_scratch(n)[0] for n in num_tokens]
         # one launch does it all where the host need not know the number of rows
         self.is_one_launch = limit is not None and (buffer.knows_all_ranks or buffer.max_tokens > 0)
         if self.is_one_launch:
@@ -228,12 +182,24 @@ class DispatchPlan(ExpandingPlan):
             self.remedy = "give num_permuted_tokens, and call it once before"
             buffer.prepare_to_be_told(local)
         self._prepare(dispatch_kernel(shape), shape if self.is_one_launch else None)
-        self.numbers = self._numbers([limit] * len(num_tokens))
-
-    def _numbers(self, num_rows):
-        # a rank with more tokens than any before gets more rows back than there was room for where they were received
-        capacity = self.buffer.n_ranks * self.buffer.max_tokens
-        return Numbers(None, num_rows, capacity, capacity, capacity)
+        arrays = {
+            "tokens_per_expert": ((local,), np.int64),
+            "overflow": ((1,), np.int32),
+            "expert_base": ((n_ranks, local), np.int32),
+            "expert_rows": ((2, local), np.int32),
+        }
+        if self.is_one_launch:
+            arrays |= self.expert_row
+            self.out, self.results = self.of(limit)
+            self.numbers = self._numbers([limit] * len(num_tokens))
+        of_ranks = [arrays | {"row_of": ((n, n_ranks), np.int32)} for n in num_tokens]
+        self.kept = [handle_memory("hybrid handle", n_ranks, KEPT, of_rank) for of_rank in of_ranks]
+        self.per_expert, self.overflows = (
+            [self.results_of([kept.fields[name]]) for kept in self.kept]
+            for name in ("tokens_per_expert", "overflow")
+        )
+        scratch = {"row_of_expert": ((shape.num_experts,), np.int32)}
+        self.scratch = [self.arranged("rows scratch", scratch)(n)[0] for n in num_tokens]
 
     def _prepare(self, kernel, expanding=None):
         """Launches of a kernel that sends, for the most tokens so far. expanding: its shape, if it expands rows as well."""
@@ -243,74 +209,78 @@ class DispatchPlan(ExpandingPlan):
             buffer.want_pool(self.facts, self._needs, expanding)
         rows = buffer.n_ranks * buffer.max_tokens
         self.stage(rows, local)
-        self.rows, _ = self.arranged("hybrid rows", {"expert_row": ((local,), np.int32)})(rows)
+        self.expert_row = {"expert_row": ((rows, local), np.int32)}
         limit = NO_LIMIT if self.limit is None else self.limit
         more = dict(num_rows=limit, pad_multiple=self.pad)
-        staged = [self.staged] * len(self.kept) if expanding is None else self.expanded
+        staged = [self.staged] * len(self.num_tokens) if expanding is None else self.expanded
         calls = self.rank_calls(kernel, [values | more for values in staged])
         blocks = [n if expanding is None else n + limit for n in self.num_tokens]
         self.parts = [(call, call.of(n)) for call, n in zip(calls, blocks)]
         if expanding is None:
+            words = {"expert_row": at("expert_row")}
+            self.rows = Arrangement("hybrid rows", self.expert_row, words=words, kept=words)
             self.expanding = self.rank_calls(expand_kernel(self.shape), self.expanded)
 
     def _needs(self, tokens):
         return needs(self.buffer.n_ranks * tokens, self.shape.row_bytes, self.local)
 
-    def start(self, given, group):
-        """Launch: dispatched_hidden, probs, scales, tokens_per_expert of each rank, and the handle."""
-        buffer, limit, numbers, columns = self.buffer, self.limit, self.numbers, []
-        launches, loans, scratch, of_handle, outs = [], [], [], [], []
-        out, results = (None, None) if limit is None else self.of(limit)
-        for i, (call, launch) in enumerate(self.parts):
-            words, addresses, lend = launch.words, given[i][0], call.r.arena.lend
-            for word, address in enumerate(addresses, X):  # x, ids, probs
-                words[word] = address
-            rows, kept, slots = lend(self.rows), lend(self.kept[i]), lend(self.scratch[i])
-            borrowed = *rows.piece.words, *kept.piece.words, *slots.piece.words
-            if self.is_one_launch:
-                outs.append(lend(out))
-                borrowed = *borrowed, *outs[i].piece.words
-            for at_words, run in borrowed:
-                words[at_words] = run
-            launches.append(launch)
-            loans.append((rows, kept))
-            scratch.append(slots)
-            of_handle.append((*kept.piece.kept, *rows.piece.words))
+    def begin(self, i, addresses, group):
+        """See Plan."""
+        call, launch = self.parts[i]
+        words, lend, out = launch.words, call.r.arena.lend, None
+        words[X : X + len(addresses)] = array("Q", addresses)  # x, ids, probs
+        kept, scratch = lend(self.kept[i]), lend(self.scratch[i])
+        for at_words, run in (*kept.piece.words, *scratch.piece.words):
+            words[at_words] = run
         if self.is_one_launch:
-            buffer.start(launches, (loans, scratch, outs))
-            made = list(map(results, outs))
-        else:
-            told = buffer.start_and_hear(launches, self.local)
-            if not told[0].has_room:
-                loans, of_handle = self._sent_again(launches, loans)
-            num_rows = numbers.num_rows if limit is not None else [t.padded_rows for t in told]
-            numbers = self._numbers(num_rows)
-            made = self.rows_of_experts((), of_handle, num_rows, self.pad)
-        for i, (x, *more) in enumerate(made):
-            if limit is None:
-                per_expert = self.interface.told(told[i].tokens_per_expert)
-            else:
-                (per_expert,) = self.per_expert[i](loans[i][1])
-            probs = more.pop(0) if self.shape.has_probs else None
-            columns.append((x, probs, more[0] if more else None, per_expert))
-        form = self.form, numbers.capacity
-        return columns, HybridHandle(self, loans, of_handle, group, form, numbers)
+            out = lend(self.out)
+            for at_words, run in out.piece.words:
+                words[at_words] = run
+        return launch, (kept,), (kept, out, scratch)
 
-    def _sent_again(self, launches, loans):
-        """The handle's memory and words, of rows that are sent once more: every rank has seen that there was no room, and
-        comes to the same number of tokens here.
-        """
-        self._prepare(resend_kernel(self.shape))
-        again, made, of_handle = [], [], []
-        for (call, launch), earlier, (_, kept) in zip(self.parts, launches, loans):
-            again.append(call.like(launch, earlier))
-            rows = call.r.arena.lend(self.rows)
-            for at_words, run in rows.piece.words:
-                launch.words[at_words] = run
-            made.append((rows, kept))
-            of_handle.append((*kept.piece.kept, *rows.piece.words))
-        self.buffer.start(again)
-        return made, of_handle
+    def end(self, i, loans, group):
+        """dispatched_hidden, probs, scales, tokens_per_expert."""
+        kept, out, _ = loans
+        return self._columns(self.results(out), self.per_expert[i](kept)[0])
+
+    def _columns(self, made, per_expert):
+        x, *more = made
+        probs = more.pop(0) if self.shape.has_probs else None
+        return x, probs, more[0] if more else None, per_expert
+
+    def handle(self, kept, group):
+        """See Plan."""
+        return HybridHandle(self, kept, group, (self.form, self.numbers.capacity), self.numbers)
+
+    def _numbers(self, num_rows):
+        # a rank with more tokens than any before gets more rows back than there was room for where they were received
+        capacity = self.buffer.n_ranks * self.buffer.max_tokens
+        return Numbers(None, num_rows, capacity, capacity, capacity)
+
+    def start(self, given, group):
+        """See Plan; where the host waits for numbers of rows, and another launch expands them."""
+        if self.is_one_launch:
+            return super().start(given, group)
+        buffer, limit, made = self.buffer, self.limit, []
+        begun = [self.begin(i, addresses, group) for i, (addresses, _) in enumerate(given)]
+        launches, kept, _ = zip(*begun)
+        has_room, _, told = buffer.start_and_hear(launches, self.local)
+        if not has_room:  # on any rank: all come to the same number of tokens here
+            self._prepare(resend_kernel(self.shape))
+            sent = zip(self.parts, launches)
+            buffer.start([call.like(launch, earlier) for (call, launch), earlier in sent])
+        num_rows = [padded_rows if limit is None else limit for padded_rows, _ in told]
+        kept = [(*own, r.arena.lend(self.rows)) for r, own in zip(buffer.ranks, kept)]
+        expanded = [self.expand(i, kept[i], n, self.pad) for i, n in enumerate(num_rows)]
+        buffer.start([launch for launch, _ in expanded])
+        for i, (_, out) in enumerate(expanded):
+            if limit is None:
+                per_expert = self.interface.told(told[i][1])
+            else:
+                (per_expert,) = self.per_expert[i](kept[i][0])
+            made.append(self._columns(self.of(num_rows[i])[1](out), per_expert))
+        numbers = self._numbers(num_rows)
+        return made, HybridHandle(self, kept, group, (self.form, numbers.capacity), numbers)
 
 
 class CachedPlan(ExpandingPlan):
@@ -329,10 +299,16 @@ class CachedPlan(ExpandingPlan):
         self.stage(capacity, 0)
         self.expanding = self.rank_calls(resend_kernel(shape), self.expanded)
 
-    def start(self, given, handle):
-        """Launch: rows of experts [P, H] of each rank, of x's dtype. Beside them, None: there is no new handle."""
-        pad, num_rows = handle.pad_multiple, handle.num_rows
-        return self.rows_of_experts(given, handle.words, num_rows, pad), None
+    def begin(self, i, addresses, handle):
+        """See Plan."""
+        n, pad = handle.numbers.num_rows[i], handle.pad_multiple
+        launch, loan = self.expand(i, handle.loans[i], n, pad)
+        launch.words[X] = addresses[0]
+        return launch, (), loan
+
+    def end(self, i, loan, handle):
+        """Rows of experts [P, H], of x's dtype."""
+        return self.of(handle.numbers.num_rows[i])[1](loan)
 
 
 HybridHandle.CACHED = CachedPlan

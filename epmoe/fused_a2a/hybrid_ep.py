@@ -138,19 +138,12 @@ def dispatch(
         num_local_experts = arguments.plain("num_local_experts", num_local_experts)
         num_rows = arguments.plain("num_permuted_tokens", num_rows)
         pad_multiple = arguments.plain("pad_multiple", pad_multiple)
-    if arguments.absent(given[2]):
+    if given[2] is None or group.lists and arguments.absent(given[2]):
         given = given[:2]
-    how = (
-        num_local_experts,
-        num_rows,
-        pad_multiple,
-        buffer.fp8_dispatch,
-        getattr(group, "p2p_world_size", None),
-        (num_sms_dispatch, num_sms_combine),
-    )
-    made, handle = buffer.call(
-        "hybrid_ep_dispatch", DispatchPlan, ARGUMENTS, given, how, group, interface
-    )
+    num_sms, a_world = (num_sms_dispatch, num_sms_combine), getattr(group, "p2p_world_size", None)
+    how = num_local_experts, num_rows, pad_multiple, buffer.fp8_dispatch, a_world, num_sms
+    name, kind = "hybrid_ep_dispatch", DispatchPlan
+    made, handle = buffer.call(name, kind, ARGUMENTS, given, how, group, interface)
     return (*made, handle)
 
 

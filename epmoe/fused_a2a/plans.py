@@ -1,7 +1,7 @@
 """Plans: what follows from shapes, types and options of a call alone, made once. What plans of rows and by expert share.
 
-Buffer.call finds a call's plan, or makes it, with all checks and all growing of memory. Its start() borrows memory, and
-launches with the addresses.
+Buffer.call finds a call's plan, or makes it, with all checks and all growing of memory. A rank's part of a call is begin(),
+which borrows memory and fills in a launch, and, when the launches of all ranks have started, end(), which makes results.
 """
 
 from functools import lru_cache
@@ -42,39 +42,41 @@ class Numbers(NamedTuple):
 class Handle:
     """The routing of a dispatch, for any number of combines and cached dispatches.
 
-    plan: of the dispatch. loans, words: of each rank, the memory that it lies in, and what kernels are told of it, as
-    Arrangement.runs(). form, sums: for plans of later calls. num_tokens, num_rows: T and the rows of each rank of this
-    process. is_exact: whether rows are another number in each call. CALLS: names of combine, and of the gradients of dispatch and combine. GRADIENT:
-    names of the arrays that have those. CACHED: the plan of the latter. num_sms: that dispatch and combine may take.
+    plan: of the dispatch. loans: of each rank, the memory that it lies in; kernels are told of its pieces' kept arrays.
+    form, sums: for plans of later calls. num_tokens, num_rows: T and the rows of each rank of this process. is_exact, of
+    its plan: whether rows are another number in each call. DISPATCH, COMBINE: names of calls. GRADIENT: names of the arrays
+    that have gradients. CACHED: the plan of combine's gradient. num_sms: that dispatch and combine may take.
     """
 
-    __slots__ = "plan buffer loans words group form numbers __weakref__".split()
-    CALLS, GRADIENT, CACHED, num_sms = (), (), None, (None, None)
+    __slots__ = "plan buffer loans group form numbers __weakref__".split()
+    DISPATCH, COMBINE, GRADIENT, CACHED, num_sms = "", "", (), None, (None, None)
+
+    def __init__(self, plan, loans, group, form, numbers):
+        self.plan, self.buffer, self.loans = plan, plan.buffer, loans
+        self.group, self.form, self.numbers = group, form, numbers
 
     def combined(self, buffer, given, interface=PLAIN):
         """Sums of the rows that are given, by token."""
         how = self.num_sms[1:]
-        return buffer.call(self.CALLS[0], CombinePlan, ("x",), given, how, self, interface)[0][0]
+        return buffer.call(self.COMBINE, CombinePlan, ("x",), given, how, self, interface)[0][0]
 
     def dispatch_gradients(self, buffer, given, interface=PLAIN):
         """Of the tokens, and of probs or None. given: gradients of rows and of probs, or None."""
-        call, names, how = self.CALLS[1], self.GRADIENT, self.num_sms[1:]
+        call, names, how = f"the gradient of {self.DISPATCH}", self.GRADIENT, self.num_sms[1:]
         if arguments.absent(given[1]):
             given = given[:1]
         return buffer.call(call, CombinePlan, names, given, how, self, interface)[0]
 
     def combine_gradient(self, buffer, given, interface=PLAIN):
         """Of the rows. given: gradients of the tokens."""
-        call, names, how = self.CALLS[2], self.GRADIENT[:1], self.num_sms[:1]
+        call, names, how = f"the gradient of {self.COMBINE}", self.GRADIENT[:1], self.num_sms[:1]
         return buffer.call(call, self.CACHED, names, given, how, self, interface)[0][0]
 
     counts, num_rows, most_returned, capacity = (
         property(attrgetter(f"numbers.{name}"))
         for name in ("counts", "num_rows", "most_returned", "capacity")
     )
-    num_tokens, sums, is_exact = (
-        property(attrgetter(f"plan.{name}")) for name in ("num_tokens", "sums", "is_exact")
-    )
+    num_tokens, sums = (property(attrgetter(f"plan.{name}")) for name in ("num_tokens", "sums"))
 
 
 class Plan:
@@ -83,7 +85,12 @@ class Plan:
     of_handle: whether a handle decides about it, besides the forms of arrays and options. rows_vary: whether the number
     of rows is another in each call with an exact handle. dtypes: {name: type that it must have} of arrays that must be
     placed first; None where kernels read them where they lie. remedy: of a call that waits for the device, what to call
-    instead while a graph is captured. check_values: of a plan that looks at values of arrays in host memory.
+    instead while a graph is captured; such a plan has a start() of its own. check_values: of a plan that looks at values of
+    arrays in host memory.
+
+    begin(i, addresses, of) fills in the launch of the i-th rank here. It returns the launch, the Loans that a handle keeps,
+    and those that end() needs. end(i, loans, of) returns that rank's results, a tuple. handle(kept, of) returns a dispatch's
+    handle, which keeps these Loans of each rank. of: see Buffer.call().
     """
 
     of_handle, rows_vary, dtypes, remedy, check_values = True, False, None, None, None
@@ -92,10 +99,18 @@ class Plan:
         self.buffer, self.interface, self.names, self.facts = buffer, interface, names, facts
         self.num_tokens, self.num_sms = num_tokens, num_sms
 
+    def start(self, given, of):
+        """Launch: results of each rank, and the handle. given: (addresses, arrays) of each."""
+        begun = [self.begin(i, addresses, of) for i, (addresses, _) in enumerate(given)]
+        launches, kept, loans = zip(*begun)
+        self.buffer.start(launches, loans)
+        made = [self.end(i, one, of) for i, one in enumerate(loans)]
+        return made, None if self.of_handle else self.handle(kept, of)
+
     def rank_calls(self, kernel, values=None):
         """The RankCall of each rank here. values: {field: value} of each rank."""
-        values = values or [None] * len(self.num_tokens)
-        return [RankCall(self, i, kernel, more) for i, more in enumerate(values)]
+        n_ranks = len(self.num_tokens)
+        return [RankCall(self, i, kernel, values and values[i]) for i in range(n_ranks)]
 
     def results_of(self, fields):
         """A function of a Loan: results that are these fields of it."""
@@ -141,7 +156,7 @@ class CombinePlan(Plan):
             dtype=NAMES[dtype],
             **handle.sums,
         )
-        n_probs, self.room = shape.top_k or shape.num_experts, -1
+        n_probs, self.room, self.has_probs = shape.top_k or shape.num_experts, -1, has_probs
         facts = dict(call="combine", hidden=hidden, dtype=str(dtype), has_probs=has_probs)
         facts |= dict(probs_a_token=n_probs)
         super().__init__(buffer, interface, names, handle.num_tokens, num_sms, **facts)
@@ -155,32 +170,32 @@ class CombinePlan(Plan):
         buffer.want_pool(self.facts, dict(staging_bytes=nbytes, flag_rows=capacity), shape)
         self.staging_at = buffer.pool_layout.staging_at
         values = [{"places": self.staging_at}] * len(self.num_tokens)
-        calls = self.rank_calls(combine_kernel(shape), values)
-        self.parts = [(call, n, *out) for call, n, out in zip(calls, self.num_tokens, self.outs)]
+        self.calls = self.rank_calls(combine_kernel(shape), values)
 
-    def start(self, given, handle):
-        """Launch: sums of rows, and sums of probs or None; of each rank. Beside them, None: there is no handle."""
-        numbers, launches, loans, made = handle.numbers, [], [], []
-        capacity, has_probs = numbers.most_returned, self.shape.has_probs
+    def begin(self, i, addresses, handle):
+        """See Plan."""
+        numbers = handle.numbers
+        capacity = numbers.most_returned
         if capacity > self.room:
             self._want_room(capacity)
-        for i, (call, n, out, _) in enumerate(self.parts):
-            launch = call[min(n + numbers.num_rows[i] + 1, call.most)]
-            words, addresses, loan = launch.words, given[i][0], call.r.arena.lend(out)
-            words[CAPACITY], words[X] = capacity, addresses[0]
-            if has_probs:
-                words[PROBS] = addresses[1]
-                words[PLACES + 2] = self.staging_at + align(capacity * self.shape.row_bytes)
-            for at_words, run in handle.words[i]:
+        call, (out, _) = self.calls[i], self.outs[i]
+        launch = call[min(self.num_tokens[i] + numbers.num_rows[i] + 1, call.most)]
+        words, loan = launch.words, call.r.arena.lend(out)
+        words[CAPACITY], words[X] = capacity, addresses[0]
+        if self.has_probs:
+            words[PROBS] = addresses[1]
+            words[PLACES + 2] = self.staging_at + align(capacity * self.shape.row_bytes)
+        for kept in handle.loans[i]:
+            for at_words, run in kept.piece.kept:
                 words[at_words] = run
-            for at_words, run in loan.piece.words:
-                words[at_words] = run
-            launches.append(launch)
-            loans.append(loan)
-        self.buffer.start(launches, loans)
-        for loan, (*_, results) in zip(loans, self.parts):
-            made.append(results(loan) if has_probs else (*results(loan), None))
-        return made, None
+        for at_words, run in loan.piece.words:
+            words[at_words] = run
+        return launch, (), loan
+
+    def end(self, i, loan, handle):
+        """Sums of rows, and sums of probs or None."""
+        made = self.outs[i][1](loan)
+        return made if self.has_probs else (*made, None)
 
 
 def handle_memory(name, n_ranks, kept, arrays):
@@ -192,6 +207,6 @@ def handle_memory(name, n_ranks, kept, arrays):
     n_words = TOKENS + n_ranks
     arrays = {"info": ((n_words + n_ranks * n_ranks,), np.int32)} | arrays
     words = {one: at(one) for one in (*arrays, "counts")}
-    made = Arrangement(name, arrays, words=words, kept=kept)
+    made = Arrangement(name, arrays, words=words, kept=[one for one in kept if one in words])
     made.fields["counts"] = Field((n_ranks, n_ranks), np.int32, 4 * n_words)
     return made

@@ -1,5 +1,7 @@
 """FusedDispatch on a Buffer: a token travels once to a rank, however many of its experts are there."""
 
+from array import array
+
 import numpy as np
 
 from epmoe.fused_a2a import arguments
@@ -25,14 +27,10 @@ class RowsHandle(Handle):
     """
 
     __slots__ = ()
-    CALLS = "fused_combine", "the gradient of fused_dispatch", "the gradient of fused_combine"
+    DISPATCH, COMBINE = "fused_dispatch", "fused_combine"
     GRADIENT = "grad_output", "probs of grad_output"
     num_sms = None, None  # of all handles; set_deepep_num_sms replaces it
     summed = tuple(NAMES)
-
-    def __init__(self, plan, loans, words, group, form, numbers):
-        self.plan, self.buffer, self.loans, self.words = plan, plan.buffer, loans, words
-        self.group, self.form, self.numbers = group, form, numbers
 
     probs_a_row = property(lambda self: self.sums["top_k"])
 
@@ -48,44 +46,25 @@ class ReceivingPlan(Plan):
         if n_scales:
             of_row["scales"] = (n_scales,), FP32
         self.of, self._moves = self.arranged("rows result", of_row, PLACE_OF.get), {}
-        self.takes = range(X, X + len(of_row))  # x, ids, probs, scales
+        self.takes = slice(X, X + len(of_row))  # x, ids, probs, scales
 
     def sending(self, kernel):
         """(RankCall, launch) of each rank here, of a kernel that sends all tokens."""
         calls, few = self.rank_calls(kernel), self.shape.lamport
         return [(call, call.of(blocks_for(n, few))) for call, n in zip(calls, self.num_tokens)]
 
-    def make_room(self, r, words, arrangement, rows):
-        """Tell a launch where a rank receives at most so many rows: a Loan of its heap, or None for the staging area."""
-        loan, layout = r.heap.lend(arrangement), self.buffer.pool_layout
+    def staged(self, arrangement, rows):
+        """What kernels are told, as Arrangement.runs(), if there is no room in the heap: where the staging area is."""
+        layout = self.buffer.pool_layout
+        capacity = rows if arrangement.nbytes <= layout.staging_bytes else NO_ROOM
+        at_capacity = slice(CAPACITY, CAPACITY + 1), array("Q", [capacity])
+        return *arrangement.runs(layout.staging_at, arrangement.words), at_capacity
+
+    def received(self, i, loan, rows, n):
+        """Results of a rank: n rows, where there was room for `rows`; moved to memory of its own from the staging area."""
+        staged, results = self.of(rows)
         if loan is not None:
-            places = loan.piece.words
-        else:
-            places = arrangement.runs(layout.staging_at, arrangement.words)
-            if arrangement.nbytes > layout.staging_bytes:
-                rows = NO_ROOM
-        words[CAPACITY] = rows
-        for at_words, run in places:
-            words[at_words] = run
-        return loan
-
-    def results(self, loans, rows, num_rows):
-        """Results of each rank: what was received; moved to memory of its own from the staging area."""
-        (staged, results), launches, moved, made = self.of(rows), [], [], []
-        for i, (loan, n) in enumerate(zip(loans, num_rows)):
-            if loan is None:
-                launch, loan, of_own = self._move(i, staged, n)
-                launches.append(launch)
-                moved.append(loan)
-                made.append(of_own(loan))
-            else:
-                made.append(results(loan) if n == rows else results(loan, n))
-        if launches:
-            self.buffer.start(launches, moved)
-        return made
-
-    def _move(self, i, staged, n):
-        """(the launch that moves n rows from a rank's staging area, the Loan where to, results of it)."""
+            return results(loan) if n == rows else results(loan, n)
         if i not in self._moves:
             self._moves[i] = RankCall(self, i, move_kernel(self.buffer.launches.threads))
         r, (own, results) = self.buffer.ranks[i], self.of(n)
@@ -97,7 +76,8 @@ class ReceivingPlan(Plan):
             word_counts=[field.nbytes // 4 for field in fields.values()],
         )
         fill(launch.words, {name: words + more for name, words in values.items()})
-        return launch, loan, results
+        self.buffer.start([launch], loan)
+        return results(loan)
 
 
 class DispatchPlan(ReceivingPlan):
@@ -122,20 +102,10 @@ class DispatchPlan(ReceivingPlan):
         of_probs = dict(dtypes=(FP32,), n_rows=num_tokens, n_columns=top_k)
         arguments.matrices(buffer, "token_probs", token_probs, **of_probs)
         n_scales = scales[0].shape[1] if scales else 0
-        super().__init__(
-            buffer,
-            interface,
-            names,
-            num_tokens,
-            num_sms,
-            call="fused_dispatch",
-            hidden=hidden,
-            dtype=str(dtype),
-            num_experts=self.num_experts,
-            top_k=top_k,
-            has_scales=bool(n_scales),
-            on_device=on_device,
-        )
+        facts = dict(call="fused_dispatch", hidden=hidden, dtype=str(dtype))
+        facts |= dict(num_experts=self.num_experts, top_k=top_k)
+        facts |= dict(has_scales=bool(n_scales), on_device=on_device)
+        super().__init__(buffer, interface, names, num_tokens, num_sms, **facts)
         self.check_values([((), (x, one)) for x, one in zip(xs, ids)])
         buffer.want_experts(local, self.facts)
         self.expect_results(hidden, dtype, top_k, n_scales)
@@ -166,6 +136,7 @@ class DispatchPlan(ReceivingPlan):
 
         buffer.want_pool(self.facts, needs, self.shape)
         self.capacity = n_ranks * max(buffer.max_tokens, *num_tokens)
+        self.whole, _ = self.of(self.capacity)
         self.form = top_k, *num_tokens, self.capacity if on_device else None
         self.sums = dict(n_local_experts=1, top_k=top_k)
         self.numbers = Numbers(None, [self.capacity] * len(ids), *[self.capacity] * 3)
@@ -186,40 +157,47 @@ class DispatchPlan(ReceivingPlan):
                 what = f"token_indices of rank {r.rank}"
                 inputs.check_ids(what, arrays[1].host, "num_experts", self.num_experts)
 
+    def begin(self, i, addresses, group):
+        """See Plan."""
+        r, launch, memory, _ = self.parts[i]
+        words, kept, loan = launch.words, r.arena.lend(memory), r.heap.lend(self.whole)
+        words[self.takes], words[CAPACITY] = array("Q", addresses), self.capacity
+        room = self.staged(self.whole, self.capacity) if loan is None else loan.piece.words
+        for at_words, run in (*kept.piece.words, *room):
+            words[at_words] = run
+        return launch, (kept,), (kept, loan)
+
+    def end(self, i, loans, group):
+        """recv_x, recv_token_indices, recv_token_probs, tokens_per_expert."""
+        kept, loan = loans
+        x, ids, probs, *scales = self.received(i, loan, self.capacity, self.capacity)
+        (per_expert,) = self.parts[i][3](kept)
+        return (x, *scales) if scales else x, ids, probs, per_expert
+
+    def handle(self, kept, group):
+        """See Plan."""
+        return RowsHandle(self, kept, group, self.form, self.numbers)
+
     def start(self, given, group):
-        """Launch: recv_x, recv_token_indices, recv_token_probs, tokens_per_expert of each rank, and the handle."""
-        buffer, on_device, rows, numbers = self.buffer, self.on_device, self.capacity, self.numbers
-        launches, loans, kept, handle_words, made = [], [], [], [], []
-        (arrangement, _), takes = self.of(rows), self.takes
-        for i, (r, launch, memory, _) in enumerate(self.parts):
-            words, loan = launch.words, r.arena.lend(memory)
-            for word, address in zip(takes, given[i][0]):
-                words[word] = address
-            for at_words, run in loan.piece.words:
-                words[at_words] = run
-            launches.append(launch)
-            kept.append(loan)
-            handle_words.append(loan.piece.kept)
-            loans.append(self.make_room(r, words, arrangement, rows))
-        if on_device:
-            buffer.start(launches, (kept, loans))
-        else:
-            told = buffer.start_and_hear(launches, self.local)
-            counts, capacity = told[0].counts, buffer.n_ranks * buffer.max_tokens
-            if not told[0].has_room:
-                rows, loans = capacity, self._sent_again(launches, capacity)
-            received = list(map(sum, zip(*counts)))
-            num_rows = [received[r.rank] for r in buffer.ranks]
-            most = max(received), max(map(sum, counts))
-            numbers = Numbers(counts, num_rows, *most, capacity)
-        handle = RowsHandle(self, kept, handle_words, group, self.form, numbers)
-        for i, (x, ids, probs, *scales) in enumerate(self.results(loans, rows, numbers.num_rows)):
-            if on_device:
-                (per_expert,) = self.parts[i][3](kept[i])
-            else:
-                per_expert = self.interface.told(told[i].tokens_per_expert)
+        """See Plan; of an exact dispatch, whose numbers of rows the host waits for."""
+        if self.on_device:
+            return super().start(given, group)
+        buffer, rows = self.buffer, self.capacity
+        begun = [self.begin(i, addresses, group) for i, (addresses, _) in enumerate(given)]
+        launches, kept, loans = zip(*begun)
+        has_room, counts, told = buffer.start_and_hear(launches, self.local)
+        capacity = buffer.n_ranks * buffer.max_tokens
+        received = [loan for _, loan in loans]
+        if not has_room:
+            rows, received = capacity, self._sent_again(launches, capacity)
+        by_rank, made = list(map(sum, zip(*counts))), []
+        num_rows = [by_rank[r.rank] for r in buffer.ranks]
+        for i, (loan, n, (_, per_expert)) in enumerate(zip(received, num_rows, told)):
+            x, ids, probs, *scales = self.received(i, loan, rows, n)
+            per_expert = self.interface.told(per_expert)
             made.append(((x, *scales) if scales else x, ids, probs, per_expert))
-        return made, handle
+        numbers = Numbers(counts, num_rows, max(by_rank), max(map(sum, counts)), capacity)
+        return made, RowsHandle(self, kept, group, self.form, numbers)
 
     def _sent_again(self, launches, rows):
         """Loans of rows that are sent once more: every rank has seen the same counts, and comes to the same number here."""
@@ -227,7 +205,11 @@ class DispatchPlan(ReceivingPlan):
         buffer.want_pool(self.facts, dict(result_bytes=arrangement.nbytes))
         for (call, launch), earlier in zip(self.sending(resend_kernel(self.shape)), launches):
             again.append(call.like(launch, earlier))
-            loans.append(self.make_room(call.r, launch.words, arrangement, rows))
+            loans.append(loan := call.r.heap.lend(arrangement))
+            launch.words[CAPACITY] = rows
+            room = self.staged(arrangement, rows) if loan is None else loan.piece.words
+            for at_words, run in room:
+                launch.words[at_words] = run
         buffer.start(again, loans)
         return loans
 
@@ -251,21 +233,22 @@ class CachedPlan(ReceivingPlan):
         self.buffer.want_pool(self.facts, needs, self.shape)
         self.parts, self.room = self.sending(resend_kernel(self.shape)), rows
 
-    def start(self, given, handle):
-        """Launch: recv_x [N, H] of each rank, of x's dtype. Beside them, None: there is no new handle."""
-        rows, launches, loans = handle.numbers.most, [], []
+    def begin(self, i, addresses, handle):
+        """See Plan."""
+        rows = handle.numbers.most
         if rows > self.room:
             self._want_room(rows)
-        arrangement, _ = self.of(rows)
-        for i, (call, launch) in enumerate(self.parts):
-            words = launch.words
-            words[X] = given[i][0][0]
-            for at_words, run in handle.words[i]:
-                words[at_words] = run
-            loans.append(self.make_room(call.r, words, arrangement, rows))
-            launches.append(launch)
-        self.buffer.start(launches, loans)
-        return self.results(loans, rows, handle.num_rows), None
+        (call, launch), (arrangement, _) = self.parts[i], self.of(rows)
+        words, loan = launch.words, call.r.heap.lend(arrangement)
+        words[X], words[CAPACITY] = addresses[0], rows
+        room = self.staged(arrangement, rows) if loan is None else loan.piece.words
+        for at_words, run in (*handle.loans[i][0].piece.kept, *room):
+            words[at_words] = run
+        return launch, (), loan
+
+    def end(self, i, loan, handle):
+        """recv_x [N, H], of x's dtype."""
+        return self.received(i, loan, handle.numbers.most, handle.num_rows[i])
 
 
 RowsHandle.CACHED = CachedPlan

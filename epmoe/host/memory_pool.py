@@ -13,9 +13,8 @@ from epmoe.host.arrays import DeviceArray, Field
 
 ALIGNMENT = 256  # bytes
 _new = object.__new__
-_awaited = (
-    set()
-)  # weak references whose callbacks free memory: garbage itself, they would not be called
+# weak references whose callbacks free memory: garbage itself, they would not be called
+_awaited = set()
 
 
 def arrange(shapes):
@@ -111,17 +110,6 @@ class Loan:
         """The part of the memory that is a Field, as an array."""
         return self._numpy(field) if SIM else DeviceArray(self, field)
 
-    def parts(self, fields):
-        """[the part of the memory that is each Field, as an array]."""
-        if SIM:
-            return list(map(self._numpy, fields))
-        made = []
-        for field in fields:  # DeviceArray(self, field), in half of the time
-            array = _new(DeviceArray)
-            array._owner, array._field = self, field
-            made.append(array)
-        return made
-
     def read(self, name):
         """A copy of one of the arrays; waits for the kernels."""
         field = self.fields[name]
@@ -147,10 +135,20 @@ class _LentMemory:
 
 def results_of(fields, machine):
     """A function (Loan, n=None) of what lies in the memory at each Field, as arrays; n: the first rows alone."""
-    fields = list(fields)
-    return lambda loan, n=None: loan.parts(
-        fields if n is None else [field.first(n) for field in fields]
-    )
+    whole = list(fields)
+
+    def of(loan, n=None):
+        fields = whole if n is None else [field.first(n) for field in whole]
+        if SIM:
+            return [loan.part(field) for field in fields]
+        made = []
+        for field in fields:
+            array = _new(DeviceArray)  # loan.part(field), in half of the time
+            array._owner, array._field = loan, field
+            made.append(array)
+        return made
+
+    return of
 
 
 class MemoryPool:

@@ -25,7 +25,7 @@ def fused_silu(engine, capacity, gate_up, dispatched, output_format, **limits):
         if key not in engine.plans:
             engine.enter(key, engine.prepared(FACTORY, r, 0, options))
         loan = r.arena.lend(silu_result(n, width, output_format))
-        values = loan.parts(loan.fields.values())
+        values = [loan.part(field) for field in loan.fields.values()]
         at = [loan.address(name) for name in loan.fields]
         words = [0, 0, *at, *[0] * (2 - len(at)), n]
         unplaced.append((words, 0, r.rank, "gate_up", rows))

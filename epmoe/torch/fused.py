@@ -6,9 +6,8 @@ from epmoe.fused_a2a import arguments, fused
 from epmoe.fused_a2a.buffers import buffer_of
 from epmoe.fused_a2a.fused import buffer_of_both, buffer_of_handle
 from epmoe.torch.gradients import gradients, refuse_gradients, remember
-from epmoe.torch.over_ranks import WorldFunction, leaves_of, once
+from epmoe.torch.over_ranks import WorldFunction, is_recorded, leaves_of, once
 from epmoe.torch.process_group import world_of
-from epmoe.torch.streams import in_stream_order
 from epmoe.torch.tensors import TENSORS
 
 
@@ -29,8 +28,7 @@ class FusedDispatch(WorldFunction):
         if allocate_on_comm_stream:
             arguments.scheduling(async_finish, allocate_on_comm_stream)
         given, group = (x, token_indices, token_probs), world_of(group)
-        buffer, call = buffer_of(group), fused.dispatch
-        return in_stream_order(buffer, group, call, given, num_experts, group, TENSORS, False)
+        return fused.dispatch(buffer_of(group), given, num_experts, group, TENSORS, False)
 
     @staticmethod
     def forward(
@@ -67,8 +65,7 @@ class FusedDispatchOnDevice(WorldFunction):
     def plain(x, token_indices, token_probs, num_experts, group):
         """What forward returns, where no gradient is wanted."""
         given, group = (x, token_indices, token_probs), world_of(group)
-        buffer, call = buffer_of(group), fused.dispatch
-        return in_stream_order(buffer, group, call, given, num_experts, group, TENSORS, True)
+        return fused.dispatch(buffer_of(group), given, num_experts, group, TENSORS, True)
 
     @staticmethod
     def forward(ctx, x, token_indices, token_probs, num_experts, group):
@@ -109,9 +106,8 @@ class FusedCombine(WorldFunction):
         """What forward returns, where no gradient is wanted."""
         if allocate_on_comm_stream:
             arguments.scheduling(async_finish, allocate_on_comm_stream)
-        group = world_of(group)
-        buffer = buffer_of_both(handle, group)
-        return in_stream_order(buffer, group, handle.combined, (x,), TENSORS), None
+        buffer = buffer_of_both(handle, world_of(group))
+        return handle.combined(buffer, (x,), TENSORS), None
 
     @staticmethod
     def forward(ctx, x, group, handle, async_finish=False, allocate_on_comm_stream=False):
@@ -124,8 +120,7 @@ class FusedCombine(WorldFunction):
     def backward(ctx, grad_output, previous_event=None):
         """Gradients of forward's arguments: x first, None otherwise."""
         handle = ctx.handle
-        buffer, call = buffer_of_handle(handle), handle.combine_gradient
-        of_rows = in_stream_order(buffer, handle.group, call, (grad_output,), TENSORS)
+        of_rows = handle.combine_gradient(buffer_of_handle(handle), (grad_output,), TENSORS)
         return of_rows, None, None, None, None
 
 
@@ -148,9 +143,9 @@ def fused_dispatch(
     torch's current stream. Gradients: x and token_probs. Errors: EPValueError, PeerTimeout. Source: the fused_a2a page
     (docs/pages.md); values and gradients to the bit: epmoe_ref.fused_a2a.dispatch_forward, dispatch_backward.
     """
-    return FusedDispatch.apply(
-        x, token_indices, token_probs, num_experts, group, async_finish, allocate_on_comm_stream
-    )
+    call = FusedDispatch.apply if is_recorded(x, token_probs) else FusedDispatch.plain
+    given = x, token_indices, token_probs
+    return call(*given, num_experts, group, async_finish, allocate_on_comm_stream)
 
 
 def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
@@ -158,7 +153,9 @@ def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
 
     Arguments, gradients and errors as there; tokens_per_expert stays on the device. It can be captured in a graph.
     """
-    return FusedDispatchOnDevice.apply(x, token_indices, token_probs, num_experts, group)
+    function = FusedDispatchOnDevice
+    call = function.apply if is_recorded(x, token_probs) else function.plain
+    return call(x, token_indices, token_probs, num_experts, group)
 
 
 def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=False):
@@ -170,4 +167,5 @@ def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=
     is in the order of torch's current stream. Gradient: x's. Errors: EPValueError, PeerTimeout. Source: the fused_a2a
     page (docs/pages.md); epmoe_ref.fused_a2a.combine_forward.
     """
-    return FusedCombine.apply(x, group, handle, async_finish, allocate_on_comm_stream)
+    call = FusedCombine.apply if is_recorded(x) else FusedCombine.plain
+    return call(x, group, handle, async_finish, allocate_on_comm_stream)

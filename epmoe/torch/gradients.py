@@ -3,7 +3,6 @@
 import torch
 
 from epmoe.torch.over_ranks import any_gradient, leaves_of
-from epmoe.torch.streams import in_stream_order
 from epmoe.torch.tensors import TENSORS
 from epmoe_ref.errors import EPValueError
 
@@ -26,9 +25,7 @@ def gradients(ctx, buffer, grad_rows, grad_probs):
     if grad_rows is None:
         grad_rows = _zeros(ctx.rows_like)
     given = grad_rows, grad_probs if ctx.probs_need_gradient else None
-    handle = ctx.handle
-    call = handle.dispatch_gradients
-    grad_x, grad_probs = in_stream_order(buffer, handle.group, call, given, TENSORS)
+    grad_x, grad_probs = ctx.handle.dispatch_gradients(buffer, given, TENSORS)
     if grad_probs is None and ctx.probs_need_gradient:
         grad_probs = _zeros(ctx.probs_like)
     return grad_x, grad_probs

@@ -4,9 +4,8 @@ from epmoe.fused_a2a import hybrid_ep
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
 from epmoe.fused_a2a.hybrid_ep import buffer_of_handle
 from epmoe.torch.gradients import gradients, refuse_gradients, remember
-from epmoe.torch.over_ranks import WorldFunction, once
+from epmoe.torch.over_ranks import WorldFunction, is_recorded, once
 from epmoe.torch.process_group import world_of
-from epmoe.torch.streams import in_stream_order
 from epmoe.torch.tensors import TENSORS
 
 
@@ -17,8 +16,7 @@ class HybridEPDispatch(WorldFunction):
     def plain(x, routing_map, probs, group, *options):
         """What forward returns, where no gradient is wanted."""
         given, group = (x, routing_map, probs), world_of(group)
-        more, buffer = (group, TENSORS, *options), hybrid_ep_buffer(group)
-        return in_stream_order(buffer, group, hybrid_ep.dispatch, given, *more)
+        return hybrid_ep.dispatch(hybrid_ep_buffer(group), given, group, TENSORS, *options)
 
     @staticmethod
     def forward(
@@ -63,8 +61,7 @@ class HybridEPCombine(WorldFunction):
     @staticmethod
     def plain(x, handle, *options):
         """What forward returns, where no gradient is wanted."""
-        buffer, more = buffer_of_handle(handle), (TENSORS, handle, *options)
-        return in_stream_order(buffer, handle.group, hybrid_ep.combine, (x,), *more)
+        return hybrid_ep.combine(buffer_of_handle(handle), (x,), TENSORS, handle, *options)
 
     @staticmethod
     def forward(ctx, x, handle, num_permuted_tokens=None, pad_multiple=None):
@@ -77,8 +74,7 @@ class HybridEPCombine(WorldFunction):
     def backward(ctx, grad_x):
         """Gradients of forward's arguments: x first, None otherwise."""
         handle = ctx.handle
-        buffer, call = buffer_of_handle(handle), handle.combine_gradient
-        of_rows = in_stream_order(buffer, handle.group, call, (grad_x,), TENSORS)
+        of_rows = handle.combine_gradient(buffer_of_handle(handle), (grad_x,), TENSORS)
         return of_rows, None, None, None
 
 
@@ -109,7 +105,8 @@ def hybrid_ep_dispatch(
     name alone: what Megatron-Core 0.17 to 0.19 say of scheduling. Errors: EPValueError, PeerTimeout. Source: the
     fused_a2a page (docs/pages.md); epmoe_ref.fused_a2a.hybrid_dispatch_forward, hybrid_dispatch_backward.
     """
-    return HybridEPDispatch.apply(
+    call = HybridEPDispatch.apply if is_recorded(x, probs) else HybridEPDispatch.plain
+    return call(
         x,
         routing_map,
         probs,
@@ -132,4 +129,5 @@ def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *,
     (docs/pages.md);
     epmoe_ref.fused_a2a.hybrid_combine_forward.
     """
-    return HybridEPCombine.apply(x, handle, num_permuted_tokens, pad_multiple)
+    call = HybridEPCombine.apply if is_recorded(x) else HybridEPCombine.plain
+    return call(x, handle, num_permuted_tokens, pad_multiple)

@@ -44,7 +44,7 @@ class WorldFunction(torch.autograd.Function):
         if is_dynamo_compiling():
             return cls._apply_uncompiled(*arguments)
         given = arguments[cls.tensors]
-        if not (is_grad_enabled() and any_gradient(given)):
+        if not is_recorded(*given):
             return cls.plain(*arguments)
         for one in given:
             if isinstance(one, (list, tuple)):
@@ -137,6 +137,17 @@ def leaves_of(value):
     if isinstance(value, (list, tuple)):
         return [leaf for one in value for leaf in leaves_of(one)]
     return [value]
+
+
+def is_recorded(*given):
+    """Whether autograd, or torch.compile, must be shown a call with these: tensors, or lists and tuples of them."""
+    if is_dynamo_compiling():
+        return True
+    if is_grad_enabled():
+        for one in given:
+            if one.requires_grad if type(one) is Tensor else any_gradient((one,)):
+                return True
+    return False
 
 
 def any_gradient(given):

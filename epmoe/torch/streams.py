@@ -3,33 +3,28 @@
 import torch
 
 from epmoe.device import SIM
-from epmoe.torch.tensors import readable
 from epmoe_ref.errors import EPStateError
 
 
-def in_stream_order(buffer, group, call, given, *more):
-    """call(buffer, given, *more), whose results are tensors: after what torch's current stream has now, before what it
-    gets next. given: tensors; group: the Buffer's world.
+def in_stream_order(buffer):
+    """Order the next call with torch's current stream; returns what its results still need, or None: see Interface.
 
-    Where the world has that very stream, nothing is needed; else events, which a graph capture may hold too. What is
-    put on the current stream meanwhile is not waited for: tensors given are made readable before. Who uses several
-    streams may free tensors or take their memory away by torch's means, so results are then copied into memory of
-    torch's own; a world whose `copies` is True or False says itself whether they are.
+    The call comes after what that stream has now, and before what it gets next. Where the Buffer has that very stream,
+    nothing is needed; else events, which a graph capture may hold too. Who uses several streams may free tensors or take
+    their memory away by torch's means, so results are then copied into memory of torch's own; a world whose `copies` is
+    True or False says itself whether they are.
     """
-    copies = getattr(group, "copies", None)
     if not SIM:
         ordinal, own = buffer.stream
         current = _raw_stream(ordinal)
         if current != own:
-            own = group.stream_of(group.ranks[0])
-            arguments = buffer, readable(None, given), *more
-            return _between(own, own.beside(current), copies, call, arguments)
-    made = call(buffer, given, *more)
-    return copied(made) if copies else made
+            own = buffer.world.stream_of(buffer.world.ranks[0])
+            return _between(own, own.beside(current), buffer.copies)
+    return copied if buffer.copies else None
 
 
-def _between(own, current, copies, call, arguments):
-    """Results of call(*arguments) on the world's own stream, between two points of the current one."""
+def _between(own, current, copies):
+    """The same, where the current stream is another than the world's own: the call comes between two points of it."""
     is_captured = current.capture()
     if is_captured and not own.can_be_captured:
         raise EPStateError(
@@ -38,14 +33,17 @@ def _between(own, current, copies, call, arguments):
             "ProcessGroupWorld(group, stream=...) before the group's first call, MPIWorld(stream=...)"
         )
     own.wait(current)  # the tensors given are written by then
-    made = call(*arguments)
-    current.wait(own)  # the results are; and what they were made of may be used again
-    if copies is False:
+
+    def leave(made):
+        current.wait(own)  # the results are written; and what they were made of may be used again
+        if copies is False:
+            return made
+        made = copied(made)
+        if not is_captured:  # memory that captured calls borrow is not lent again
+            own.wait(current)  # the next call, from whatever stream, may be lent what is copied now
         return made
-    made = copied(made)
-    if not is_captured:  # memory that captured calls borrow is not lent again
-        own.wait(current)  # the next call, from whatever stream, may be lent what is copied now
-    return made
+
+    return leave
 
 
 def _slow_raw_stream(ordinal):

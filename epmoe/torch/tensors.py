@@ -1,7 +1,5 @@
 """Tensors to what kernels read, and results to tensors: the same memory both ways."""
 
-from itertools import repeat
-
 import ml_dtypes
 import numpy as np
 import torch
@@ -13,6 +11,7 @@ from epmoe.fused_a2a.buffer import Interface, look
 from epmoe.host.arrays import VECTOR_BYTES, DeviceArray
 from epmoe.host.dlpack import capsule, form_of
 from epmoe.host.memory_pool import results_of
+from epmoe.torch.streams import in_stream_order
 from epmoe_ref.errors import EPValueError
 
 CPU = 1, 0  # DLPack's device
@@ -27,16 +26,11 @@ E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 def readable(what, given):
     """A tensor as kernels read it: detached, C-contiguous, at a multiple of 16 bytes; a copy only where it is not so.
 
-    given: a tensor, or lists of them; None stays None. what: its name; None: a tensor on the CPU is not refused.
+    given: what is no tensor stays as it is. what: its name.
     """
     if not isinstance(given, Tensor):
-        if isinstance(given, (list, tuple)):
-            return [readable(what, one) for one in given]
         return given
-    if not (device.SIM or given.is_cuda):
-        if what is not None:
-            _refuse(given, what)
-        return given
+    _refuse(given, what)
     if given.requires_grad:
         given = given.detach()
     if not given.is_contiguous():
@@ -98,21 +92,24 @@ def _results_of(fields, machine):
     """As arguments.results_of(), of a GPU, as tensors over one storage for each Loan."""
     device, whole = _device(machine.ordinal), []
     for field in fields:
-        size, strides = field.shape, [step // field.dtype.itemsize for step in field.byte_strides]
+        size = list(field.shape)
+        strides = [step // field.dtype.itemsize for step in field.byte_strides]
         dtype, offset = getattr(torch, field.dtype.name), field.offset // field.dtype.itemsize
         form = dict(size=size, stride=strides, dtype=dtype, device=device, storage_offset=offset)
         whole.append(form)
-    part = [dict(form) for form in whole]  # of the latest n
+    part = [form | dict(size=[*form["size"]]) for form in whole]  # of the latest n
 
     def of(loan, n=None):
         storage = _storage(loan.base, device, loan.nbytes)
         # torch keeps a storage's object, with all that it refers to, as long as the storage
         storage.loan = loan
-        if n is None:
-            return list(map(_tensor, whole, repeat(storage)))
-        for form in part:
-            form["size"] = n, *form["size"][1:]
-        return list(map(_tensor, part, repeat(storage)))
+        if n is not None:
+            for form in part:
+                form["size"][0] = n
+        made = []
+        for form in whole if n is None else part:
+            made.append(_tensor(form, storage))
+        return made
 
     return of
 
@@ -132,4 +129,4 @@ def _simulated(fields, machine):
 
 
 _ways = (look, _simulated) if device.SIM else (_look, _results_of)
-TENSORS = Interface(*_ways, from_numpy, _refuse)
+TENSORS = Interface(*_ways, from_numpy, _refuse, in_stream_order)

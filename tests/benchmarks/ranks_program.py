@@ -25,7 +25,7 @@ from host_cost import OneRankHere
 
 from benchmarks import plan, shapes, traffic
 from epmoe.device import gpu_machine
-from epmoe.fused_a2a.buffer import Buffer, Told
+from epmoe.fused_a2a.buffer import Buffer
 from epmoe.worlds.symmetric import SymmetricMemory
 
 RANKS, HIDDEN, EXPERTS = 4, 256, 16
@@ -92,7 +92,7 @@ def told(buffer, shape):
     counts = traffic.rows_matrix(shape, traffic.topk_ids(shape, RANKS)).tolist()
     buffer.want_tokens(shape.tokens)
     has_room, per_expert = buffer.pool_layout.staging_bytes > 0, np.zeros(EXPERTS // RANKS, int)
-    return [Told(has_room, 0, RANKS * [shape.tokens], counts, per_expert)]
+    return has_room, counts, [(0, per_expert)]
 
 
 def run(case, worlds, driver):

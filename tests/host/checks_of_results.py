@@ -104,7 +104,7 @@ def check_rows_that_somebody_holds_are_not_received_into():
         and by_expert.tolist() == list(range(8))
     )
     assert handle.counts == [[2, 2], [2, 2]] and handle.num_rows == [4]
-    at, info = x.address, handle.loans[0].address("info")
+    at, info = x.address, handle.loans[0][0].address("info")
     del ids, probs, by_expert, handle
     told[4:] = 1, 3, 1, 3
     other = dispatch()
@@ -115,10 +115,10 @@ def check_rows_that_somebody_holds_are_not_received_into():
     )
     handle = other[-1]
     del x, other
-    held = handle.loans[0].address("info")
-    assert all(dispatch()[-1].loans[0].address("info") != held for _ in range(4))
+    held = handle.loans[0][0].address("info")
+    assert all(dispatch()[-1].loans[0][0].address("info") != held for _ in range(4))
     del handle
-    assert dispatch()[-1].loans[0].address("info") in (held, info)
+    assert dispatch()[-1].loans[0][0].address("info") in (held, info)
     told[0] = 0  # no room, on any rank
     launched, _ = since(driver, dispatch)
     assert [name for name, *_ in launched] == ["rows_dispatch", "rows_resend"], launched

@@ -15,7 +15,7 @@ HOST = Path(epmoe.__file__).parent
 MOST = {  # files, moves between them
     "dispatch": (9, 28),
     "combine": (9, 28),
-    "fused_dispatch": (9, 28),
+    "fused_dispatch": (9, 30),
     "fused_combine": (7, 18),
 }
 
