@@ -47,18 +47,18 @@ class Piece(NamedTuple):
     asked: tuple
 
 
-def make(build, signals=True):
+def make(build):
     """Device function send_back(call, failed), for all blocks -> whether it had to give up.
 
     Every segment is signalled in every round, also where no row goes back. Without signals, one block sends BEGUN to
     all peers, and the last block that has read region A resets it. failed: whether this thread knows of an earlier wait
     that expired. Has a barrier before it sends.
     """
-    cfg, mark = build.cfg, stamps.make(build.trace)
+    cfg, signals, mark = build.cfg, build.signals, stamps.make(build.trace)
     word, to, n_segments, n_ranks = counters.words(cfg), peers.make(cfg), cfg.n_local_experts * cfg.n_src_ranks, cfg.n_ranks
     window = min(build.tuning.returned_segments, n_segments) if signals else n_segments     # few without signals
     pieces = _pieces(cfg, store_vector if signals else device_fn(lambda at, q: lamport.store_row(at, *q)))
-    send_run, leave = _runs(build, pieces, signals), signal.resetting(cfg, REGION_A, recv_count=False)
+    send_run, leave = _runs(build, pieces), signal.resetting(cfg, REGION_A, recv_count=False)
     fetch_rows = first_rows(layout.combine_msg_bytes(cfg))
 
     @device_fn
@@ -104,9 +104,9 @@ def make(build, signals=True):
     return send_back
 
 
-def _runs(build, pieces, signals):
+def _runs(build, pieces):
     """Device function send_run(call, segments), by all blocks: sends the window's rows, and their signals."""
-    word, of_11 = counters.words(build.cfg), build.tuning.senders_of_11
+    word, of_11, signals = counters.words(build.cfg), build.tuning.senders_of_11, build.signals
     bytes_a_row = layout.combine_msg_bytes(build.cfg)
     n_vectors, most = bytes_a_row // VECTOR, most_parts(bytes_a_row)
 
