@@ -67,21 +67,13 @@ def _token_rows(cfg):
 
 def _weights_of(build):
     """Device function (call, token) -> the router weight at the k of this lane."""
-    top_k, is_array = build.cfg.top_k, build.router_weights == "array"
-    given = (user_functions.bound(build.router_weights, build.weights_types, "router_weights")
-             if callable(build.router_weights) else None)
-
-    @device_fn
-    def weight_of(call, token):
-        value = f32(0)
-        if lane_id() < top_k:
-            if is_array:
-                value = f32(load_f32(call.router_weights + u64(4) * u64(token * top_k + lane_id())))
-            else:
-                value = f32(given((token, i32(lane_id())), call.router_weights_args))
-        return value
-
-    return weight_of
+    top_k = build.cfg.top_k
+    if build.router_weights == "array":
+        weight = device_fn(lambda call, token, k: f32(load_f32(call.router_weights + u64(4) * u64(token * top_k + k))))
+    else:
+        given = user_functions.bound(build.router_weights, build.weights_types, "router_weights")
+        weight = device_fn(lambda call, token, k: given((token, k), call.router_weights_args))
+    return device_fn(lambda call, token: weight(call, token, i32(lane_id())) if lane_id() < top_k else f32(0))
 
 
 def _sums(build, take, vectors):

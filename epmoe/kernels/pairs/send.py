@@ -22,8 +22,7 @@ from ..bits import around, divided_up, parts_of_each, split
 from ..formats.row_copy import copy_part, most_parts
 from ..params import BF16_BYTES, LANES, by_threads, by_warps, namespace
 from ..plain import counters
-from ..prefetch import SECTOR
-from ..prefetch import span as prefetch_span
+from ..prefetch import SECTOR, fetch_sectors, n_sectors
 from . import message, peers, shared_expert, signal
 
 
@@ -72,8 +71,7 @@ def make(build):
     row_bytes, batch_size, no_payload = cfg.hidden * BF16_BYTES, batch_of(cfg, build.tuning), cfg.n_experts
     n_payloads = min(top_k, cfg.n_src_ranks) if shares else top_k       # of a token, at most
     n_slots, counter_from, token_bytes = batch_size * top_k, build.tuning.counter_from, build.id_bytes * top_k
-    sectors = -(-token_bytes // SECTOR)                                 # of the ids of a token
-    fetch_row, fetch_words = prefetch_span(row_bytes), prefetch_span(8 * cfg.n_experts)
+    of_ids_of_token, of_row, of_words = n_sectors(token_bytes), n_sectors(row_bytes), n_sectors(8 * cfg.n_experts)
 
     @device_fn
     def claim(call, expert):
@@ -141,17 +139,14 @@ def make(build):
     def prefetch_first(call, first, stride):
         """Ids of the block's tokens, the first one's row, and the counters: all of them are under way at once."""
         if first < call.num_tokens:
-            i, sector = split(i32(thread_idx()), i32(sectors))
+            i, sector = split(i32(thread_idx()), i32(of_ids_of_token))
             token = i32(first + i * stride)
             if i < batch_size and token < call.num_tokens:
                 prefetch(call.topk_ids + u64(token_bytes) * u64(token) + u64(SECTOR) * u64(sector))
-            fetch_row(call.input_tokens + u64(first) * u64(row_bytes))
-            fetch_words(word.reserved(call.ep_counters, 0))     # and finished, which follows it
+            fetch_sectors(of_row, call.input_tokens + u64(first) * u64(row_bytes))
+            fetch_sectors(of_words, word.reserved(call.ep_counters, 0))     # and finished, which follows it
         if block_idx() == 0:                                    # which counts all ids
-            i = i32(thread_idx())
-            while i * SECTOR < call.num_tokens * token_bytes:
-                prefetch(call.topk_ids + u64(SECTOR) * u64(i))
-                i = i32(i + block_dim())
+            fetch_sectors(divided_up(i32(call.num_tokens * token_bytes), i32(SECTOR)), call.topk_ids)
 
     @device_fn
     def send_batch(call, batch, n_parts):

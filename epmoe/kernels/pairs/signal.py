@@ -11,7 +11,7 @@ from epmoe.layout import ANNOUNCED, MAX_FINITE
 
 from .. import ids, stamps
 from ..bits import adding_four, four
-from ..params import by_threads, clear, in_turn, namespace
+from ..params import by_threads, clear, namespace, tuple_of
 from ..plain import counters
 from . import peers
 
@@ -123,18 +123,13 @@ def resetting(cfg, by_segment, single=(), *, recv_count=True):
     """
     word, n_segments, single = counters.words(cfg), cfg.n_local_experts * cfg.n_src_ranks, ("d", *single)
 
-    def clearing(name):
-        address = getattr(word, name)
+    def clearing(names):
+        def of(address):
+            return device_fn(lambda ep_counters, i: store_i32(address(ep_counters, i), i32(0)))
 
-        @device_fn
-        def clear(ep_counters, i):
-            store_i32(address(ep_counters, i), i32(0))
-            return ep_counters
+        return tuple_of(len(names), lambda j: of(getattr(word, names[j])))
 
-        return clear
-
-    clear_segment = in_turn(len(by_segment), lambda j: clearing(by_segment[j]))
-    clear_single = in_turn(len(single), lambda j: clearing(single[j]))
+    clear_segment, clear_single = clearing(by_segment), clearing(single)
 
     @device_fn
     def leave(call):
