@@ -12,8 +12,9 @@ from epmoe.device import (abs_f32, add_rn, bf16_hi, bf16_lo, block_idx, device_f
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
+from .bits import over_lanes
 from .formats.number_codes import e4m3x4
-from .formats.row_encoder import maximum_over
+from .formats.row_encoder import maximum
 from .launch import KernelCall, LaunchConfig
 from .params import LANES, ParameterBlock
 
@@ -124,7 +125,7 @@ def fp8_rows(intermediate, gated):
     def codes4(v, scale):
         return e4m3x4(div_rn(v[0], scale), div_rn(v[1], scale), div_rn(v[2], scale), div_rn(v[3], scale))
 
-    absmax_of_group = maximum_over(GROUP_LANES)
+    absmax_of_group = over_lanes(maximum, GROUP_LANES)
 
     @device_fn
     def piece(params, row, chunk):

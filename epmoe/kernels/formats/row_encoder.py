@@ -1,9 +1,10 @@
 """The loop that all quantising encoders share: a warp reads a row once, 16 elements a lane, and finds the absmax."""
 
-from epmoe.device import (abs_f32, bf16_hi, bf16_lo, device_fn, f32, i32, load16, max_f32, output, shfl_xor, store_u8,
+from epmoe.device import (abs_f32, bf16_hi, bf16_lo, device_fn, f32, i32, load16, max_f32, output, store_u8,
                           store_u64, u64)
 
-from ..params import LANES, in_turn
+from ..bits import over_lanes
+from ..params import LANES
 from . import KernelFormat, align_up
 from .number_codes import e2m1x16
 from .row_copy import clear_padding, copy_part, most_parts
@@ -33,7 +34,7 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
     n_chunks, n_steps = hidden // LANE_ELEMENTS, encode_parts(hidden)
     group_lanes = group // LANE_ELEMENTS
     last_group = n_chunks - group_lanes
-    group_maximum = maximum_over(group_lanes)
+    group_maximum = over_lanes(maximum, group_lanes)
 
     @device_fn
     def load_step(src_row, chunk, lane):
@@ -89,18 +90,13 @@ def absmax8(q):
     return max_f32(max_f32(absmax2(q[0]), absmax2(q[1])), max_f32(absmax2(q[2]), absmax2(q[3])))
 
 
+maximum = device_fn(lambda a, b: max_f32(a, b))
+
+
 @device_fn
 def absmax2(word):
     """The larger |x| of the two bf16 values of a word."""
     return max_f32(abs_f32(bf16_lo(word)), abs_f32(bf16_hi(word)))
-
-
-def maximum_over(n_lanes: int):
-    """Device function (v): the largest v of each n_lanes adjacent lanes; n_lanes is a power of two."""
-    def over_twice(j):
-        return device_fn(lambda v: max_f32(v, shfl_xor(v, 1 << j)))
-
-    return in_turn(n_lanes.bit_length() - 1, over_twice)
 
 
 def values_then_scales(cfg, value_bytes, scale_bytes, group, quantise, store_scales, outputs, **more) -> KernelFormat:

@@ -171,12 +171,12 @@ def _checked(cfg, router_weights, epilogue, elementwise_lambda_fn):
     return router_weights, epilogue if elementwise_lambda_fn is None else user_functions.OutputLambda(elementwise_lambda_fn)
 
 
-def _call(compile, cfg, launch, tuning, signals=True, router_weights=None, epilogue=None):
-    """The KernelCall of a kernel."""
+def _call(compile, cfg, launch, tuning, signals=True, functions=()):
+    """The KernelCall of a kernel. functions: (router_weights, epilogue), if it calls them."""
     check_limits(cfg)
     launch = launch or LaunchConfig()
-    build = partial(Build, cfg, launch.threads, launch.trace, tuning, signals, router_weights, epilogue)
-    return KernelCall(cfg, launch, parameter_block(cfg), lambda *types: compile(build(*types)))
+    build = partial(Build, cfg, launch.threads, launch.trace, tuning, signals, *functions)
+    return KernelCall(cfg, launch, parameter_block(cfg), lambda *types: compile(build(*types) if functions else build()))
 
 
 def combine_async_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
@@ -204,7 +204,7 @@ def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=No
     array is not written, and both functions' args are the call's epilogue_args. tuning: for tests.
     Errors: EPValueError. Source: the combine_wait_kernel page (docs/pages.md).
     """
-    return _call(_compile_wait, cfg, launch, tuning, True, *_checked(cfg, router_weights, epilogue, elementwise_lambda_fn))
+    return _call(_compile_wait, cfg, launch, tuning, True, _checked(cfg, router_weights, epilogue, elementwise_lambda_fn))
 
 
 def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, elementwise_lambda_fn=None,
@@ -217,4 +217,4 @@ def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, e
     Errors: EPValueError. Source: the combine_kernel page (docs/pages.md).
     """
     signals = not lamport.applies(cfg, without_signals, router_weights)
-    return _call(_compile_fused, cfg, launch, tuning, signals, *_checked(cfg, router_weights, epilogue, elementwise_lambda_fn))
+    return _call(_compile_fused, cfg, launch, tuning, signals, _checked(cfg, router_weights, epilogue, elementwise_lambda_fn))
