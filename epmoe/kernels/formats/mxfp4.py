@@ -41,7 +41,9 @@ def make(cfg) -> KernelFormat:
     value_bytes, n_scales, slots = cfg.hidden // 2, cfg.hidden // GROUP, cfg.fuse_a_scale_preshuffle
 
     def outputs(cfg, capacity):
-        scales = slots_shape(cfg) if slots else (capacity, n_scales)
+        # slots (the groups), blocks of 32 rows, blocks of 8 columns, bytes of such a block, interleaved
+        slots_shape = cfg.n_groups, slot_rows(cfg) // 32, cfg.hidden // 256, 256
+        scales = slots_shape if slots else (capacity, n_scales)
         return {"output_tokens": ((capacity, value_bytes), np.dtype(np.uint8)),
                 "output_scales": (scales, np.dtype(ml_dtypes.float8_e8m0fnu))}
 
@@ -59,11 +61,6 @@ def scale_row(n_scales):
 def slot_rows(cfg) -> int:
     """Mpad: the rows a slot holds scales for; one expert can receive every token of every rank."""
     return align_up(cfg.n_ranks * cfg.max_tokens_per_rank, 32)
-
-
-def slots_shape(cfg) -> tuple[int, int, int, int]:
-    """Slots (the groups), blocks of 32 rows, blocks of 8 columns, bytes of such a block (256, interleaved)."""
-    return cfg.n_groups, slot_rows(cfg) // 32, cfg.hidden // 256, 256
 
 
 def slot_scales(cfg):

@@ -63,11 +63,6 @@ ENCODERS = {"nvfp4": (nvfp4_scale, store_e2m1), "mxfp4": (e8m0_scale(SIXTH), sto
             "mxfp8": (e8m0_scale(PER_448), store_e4m3)}
 
 
-def n_tiles_for(n_rows: int, n_groups: int) -> int:
-    """Tiles that n_rows rows in n_groups groups can need at most: each group can leave 127 rows of a tile unused."""
-    return (n_rows + (TILE_ROWS - 1) * n_groups) // TILE_ROWS
-
-
 def row_scales(n_words: int):
     """store_scales: one row's n_words words of scales into the tiles; src is 4-byte aligned."""
     spread_words = spread(4, n_words)
@@ -126,8 +121,9 @@ def make(cfg) -> KernelFormat:
     def outputs(cfg, capacity):
         value_type = ml_dtypes.float8_e4m3fn if kind == "mxfp8" else np.uint8
         scale_type = ml_dtypes.float8_e4m3fn if kind == "nvfp4" else ml_dtypes.float8_e8m0fnu
+        n_tiles = (capacity + (TILE_ROWS - 1) * cfg.n_groups) // TILE_ROWS     # each group can leave 127 rows of one unused
         return {"output_tokens": ((capacity, value_bytes), np.dtype(value_type)),
-                "output_scales": ((n_tiles_for(capacity, cfg.n_groups), n_words, 32, 4, 4), np.dtype(scale_type)),
+                "output_scales": ((n_tiles, n_words, 32, 4, 4), np.dtype(scale_type)),
                 "scales_offset": ((cfg.n_groups,), np.dtype(np.uint32))}
 
     return values_then_scales(cfg, value_bytes, n_scales, group_size, with_scale_bytes(group_size, *ENCODERS[kind]),

@@ -6,7 +6,7 @@ from epmoe.device import (abs_f32, bf16_hi, bf16_lo, device_fn, f32, i32, load16
 from ..bits import over_lanes
 from ..params import LANES
 from . import KernelFormat, align_up
-from .number_codes import e2m1x16
+from .number_codes import e2m1x8
 from .row_copy import clear_padding, copy_part, most_parts
 
 LANE_ELEMENTS = 16
@@ -81,7 +81,7 @@ def with_scale_bytes(group: int, scale_of, store_values):
 @device_fn
 def store_e2m1(dst_payload, chunk, ab, factor):
     """store_values of the FP4 formats: 8 bytes a lane."""
-    store_u64(dst_payload + u64(8 * chunk), e2m1x16(ab[0], ab[1], factor))
+    store_u64(dst_payload + u64(8 * chunk), u64(u64(e2m1x8(ab[0], factor)) | u64(u64(e2m1x8(ab[1], factor)) << u64(32))))
 
 
 @device_fn

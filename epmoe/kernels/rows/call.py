@@ -80,12 +80,6 @@ def num_senders():
 
 
 @device_fn
-def is_sender():
-    """Whether this block sends."""
-    return not is_leader()
-
-
-@device_fn
 def begun_alone(call):
     """The call with its number, as begun_together gives it, for a warp that does not wait for others."""
     words = call.params[p.words]

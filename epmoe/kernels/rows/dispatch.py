@@ -81,7 +81,7 @@ def dispatch_kernel(shape):
         if not await_announcements(call, announced):                # 4
             return
         mark(params, stamps.COUNTED)
-        if calls.is_sender():
+        if not calls.is_leader():
             ok = send_rows(call, announced)                         # 5
             mark(params, stamps.SENT)
         if calls.is_leader():                                       # 6
@@ -127,7 +127,7 @@ def numbering(shape, mark):
         ok = True
         if calls.is_leader():
             ok = announce_counts(call, scratch, looked)
-        elif calls.is_sender():
+        elif not calls.is_leader():
             ok = numbers.number(call, scratch)
         return call.epoch if ok else u64(calls.OVER)
 
@@ -143,7 +143,7 @@ def by_counters(shape, mark):
 
     @device_fn
     def finish_rows(call, announced, ok):
-        if calls.is_sender():
+        if not calls.is_leader():
             arrivals.sent(call, ok)
         elif ok:
             ok = arrivals.await_all(call, announced)
@@ -207,7 +207,7 @@ def resend_kernel(shape):
         mark(params, stamps.COUNTED)
         if expands and calls.is_leader() and not calls.all_begun(call, wait.ROWS_DISPATCH):
             return
-        if calls.is_sender():
+        if not calls.is_leader():
             send_rows(call, announced)
             mark(params, stamps.SENT)
         if finish_rows(call, announced, True) and calls.is_leader():

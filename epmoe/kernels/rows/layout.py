@@ -284,19 +284,18 @@ def make(shape, phase):
 
     @device_fn
     def count(call, begun, scratch):
-        ids = call.params[p.ids]
         first, end = tokens.of_block(call.num_tokens)
         clear(n_columns, scratch.totals)
         if expert_major:
-            of_map.fetch(ids, first, end)
-            of_map.count(of_map.n, ids, first, end, scratch.experts)
+            of_map.fetch(call.params, first, end)
+            of_map.count(of_map.n, call.params, first, end, scratch.experts)
         else:
             clear(num_experts, scratch.experts)   # number() counts them
         count_ranks(call.params, first, end, scratch.by_warp)
         call = calls.begun_together(call, begun)        # and the counts of all warps
         if calls.is_over(call):
             return u64(calls.OVER)
-        if calls.is_sender():
+        if not calls.is_leader():
             publish_rank(ranks, call, scratch.by_warp)
             if expert_major:
                 publish_experts(num_experts, call, scratch.experts)

@@ -12,7 +12,7 @@ from epmoe.device import (ballot, device_fn, f32, i32, lane_id, load_i32, load_u
                           store_f32, store_i32, store_u32, store_u64, syncthreads_or, u32, u64, warp_broadcast_i32,
                           warp_broadcast_u64, warp_id)
 
-from ..bits import adding_four, below, but_lowest, four, has, lowest, split
+from ..bits import below, but_lowest, has, in_fours, lowest, split
 from ..formats import blockwise_fp8
 from ..formats.row_encoder import encode_parts, encode_row
 from ..params import word_in
@@ -127,7 +127,7 @@ def _sending_experts(shape):
     @device_fn
     def load_window(given, window):
         """(place, prob) of an expert of a window of 32 of a rank; -1 for none."""
-        (params, token, lane), (rank, number) = given, split(window, n_masks)
+        (params, token, _, _, _, lane), (rank, number) = given, split(window, n_masks)
         expert, slot, prob = i32(32 * number + lane), i32(-1), u32(0)
         if expert < n_local and rank < ranks:
             slot = i32(load_i32(word_in(params[p.row_of_expert], token, num_experts, rank * n_local + expert)))
@@ -135,12 +135,10 @@ def _sending_experts(shape):
                 prob = u32(load_u32(word_in(params[p.probs], token, num_experts, rank * n_local + expert)))
         return slot, prob
 
-    load_four = four(load_window)
-
     @device_fn
     def send_window(sent, given, window, looked):
         """sent: how many experts of the rank had the token in the windows before; the sum with this one."""
-        (mask, row, at, lane), (rank, number), (slot, prob) = given, split(window, n_masks), looked
+        (_, _, mask, row, at, lane), (rank, number), (slot, prob) = given, split(window, n_masks), looked
         sent = i32(0) if number == 0 else sent
         if window < ranks * n_masks:
             to_row, here = u64(warp_broadcast_i32(row, rank)), u32(ballot(slot >= 0))
@@ -155,17 +153,9 @@ def _sending_experts(shape):
             sent = i32(sent + popc(here))
         return sent
 
-    send_four = adding_four(send_window)
-
-    @device_fn
-    def send_experts(params, token, mask, row, at, lane):
-        window, sent = i32(0), i32(0)
-        while window < ranks * n_masks:         # four windows in flight
-            looked = load_four((params, token, lane), window, 1)
-            sent = send_four(sent, (mask, row, at, lane), window, 1, looked)
-            window = i32(window + 4)
-
-    return send_experts
+    send_windows, n_windows = in_fours(load_window, send_window), ranks * n_masks
+    return device_fn(lambda params, token, mask, row, at, lane: send_windows(
+        i32(0), (params, token, mask, row, at, lane), i32(0), 1, i32(n_windows)))
 
 
 def sending_metadata(shape):
