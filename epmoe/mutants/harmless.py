@@ -32,8 +32,8 @@ TOLD_STATUS = (
 )
 
 HARMLESS = {
-    "formats/row_encoder.py encode_row.load_step: load16 -> load16_nc": INPUT + ": input_tokens",
-    "formats/row_encoder.py encode_row.load_step: load16 -> load16_nc (number 2)": INPUT
+    "formats/row_encoder.py encode_row.encode_part: load16 -> load16_nc": INPUT + ": input_tokens",
+    "formats/row_encoder.py encode_row.encode_part: load16 -> load16_nc (number 2)": INPUT
     + ": input_tokens",
     "plain/combine.py _reduce.with_shared_expert: load16 -> load16_nc": INPUT
     + ": the expert outputs given to combine",
@@ -52,7 +52,7 @@ HARMLESS = {
             "combine_kernel",
         )
     },
-    "pairs/reduce.py _reduced.add_shared_expert: load16 -> load16_nc": INPUT
+    "pairs/reduce.py _reduced.reduce_run: load16 -> load16_nc": INPUT
     + ": the expert outputs given to combine",
     "swiglu.py bf16_rows.piece: load16 -> load16_nc": SWIGLU,
     "swiglu.py bf16_rows.piece: load16 -> load16_nc (number 2)": SWIGLU,

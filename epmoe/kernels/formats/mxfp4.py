@@ -14,7 +14,7 @@ from ..params import LANES
 from . import KernelFormat, align_up
 from .number_codes import e8m0_reciprocal
 from .row_copy import spread
-from .row_encoder import store_e2m1, values_then_scales, with_scale_bytes
+from .row_encoder import store_e2m1, values_then_scales, with_scales
 
 GROUP = 32
 output_scales = output(1)
@@ -47,7 +47,7 @@ def make(cfg) -> KernelFormat:
         return {"output_tokens": ((capacity, value_bytes), np.dtype(np.uint8)),
                 "output_scales": (scales, np.dtype(ml_dtypes.float8_e8m0fnu))}
 
-    return values_then_scales(cfg, value_bytes, n_scales, GROUP, with_scale_bytes(GROUP, even_scale, store_e2m1),
+    return values_then_scales(cfg, value_bytes, n_scales, GROUP, with_scales(GROUP, even_scale, store_e2m1),
                               slot_scales(cfg) if slots else scale_row(n_scales), outputs)
 
 

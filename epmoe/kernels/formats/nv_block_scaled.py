@@ -13,7 +13,7 @@ from epmoe.device import device_fn, div_rn, e4m3_lo, f32, i32, mul_rn, output, s
 from . import KernelFormat
 from .number_codes import e4m3_byte, scaled_e4m3x4, e8m0_reciprocal, e8m0_round_up
 from .row_copy import spread
-from .row_encoder import store_e2m1, values_then_scales, with_scale_bytes
+from .row_encoder import store_e2m1, values_then_scales, with_scales
 
 SIXTH = float(np.float32(1) / np.float32(6))
 PER_448 = float(np.float32(1) / np.float32(448))
@@ -126,7 +126,7 @@ def make(cfg) -> KernelFormat:
                 "output_scales": ((n_tiles, n_words, 32, 4, 4), np.dtype(scale_type)),
                 "scales_offset": ((cfg.n_groups,), np.dtype(np.uint32))}
 
-    return values_then_scales(cfg, value_bytes, n_scales, group_size, with_scale_bytes(group_size, *ENCODERS[kind]),
+    return values_then_scales(cfg, value_bytes, n_scales, group_size, with_scales(group_size, *ENCODERS[kind]),
                               row_scales(n_words), outputs, begin_group=begin_group,
                               finish_group=clear_unused_rows(n_words))
 

@@ -11,6 +11,7 @@ from .row_copy import clear_padding, copy_part, most_parts
 
 LANE_ELEMENTS = 16
 LANE_BYTES = 32         # of bf16
+maximum = device_fn(lambda a, b: max_f32(a, b))
 
 
 def encode_parts(hidden: int) -> int:
@@ -37,17 +38,13 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
     group_maximum = over_lanes(maximum, group_lanes)
 
     @device_fn
-    def load_step(src_row, chunk, lane):
-        src = src_row + u64(LANE_BYTES * min(chunk, i32(last_group + (lane & (group_lanes - 1)))))
-        return load16(src), load16(src + u64(16))
-
-    @device_fn
     def encode_part(src_row, dst_payload, input_scale, part, n_parts, lane):
         steps = i32((n_steps + n_parts - 1) // n_parts)
         step, end = i32(part * steps), i32(min(part * steps + steps, n_steps))
         while step < end:
             chunk = i32(step * LANES + lane)
-            ab = load_step(src_row, chunk, lane)
+            src = src_row + u64(LANE_BYTES * min(chunk, i32(last_group + (lane & (group_lanes - 1)))))
+            ab = load16(src), load16(src + u64(16))
             absmax = group_maximum(max_f32(f32(0.0), max_f32(absmax8(ab[0]), absmax8(ab[1]))))
             quantise(dst_payload, chunk, chunk < n_chunks, ab, absmax, input_scale, lane)
             step = i32(step + 1)
@@ -57,21 +54,22 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
     return encode_part
 
 
-def with_scale_bytes(group: int, scale_of, store_values):
-    """quantise of a format whose groups of 16 or 32 elements have one scale byte each.
+def with_scales(group: int, scale_of, store_values, store_scale=store_u8, scale_bytes=1):
+    """quantise of a format whose groups of so many elements have a scale of so many bytes each.
 
-    scale_of(absmax, input_scale) -> (byte, factor of the group's values). store_values(dst_payload, chunk, ab, factor).
+    scale_of(absmax, input_scale) -> (scale, factor of the group's values). store_values(dst_payload, chunk, ab, factor).
     """
     group_lanes = group // LANE_ELEMENTS
+    shift = group_lanes.bit_length() - 1
 
     def with_scales_at(scales_at):
         @device_fn
         def quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane):
-            byte, factor = scale_of(absmax, input_scale)
+            scale, factor = scale_of(absmax, input_scale)
             if there:
                 store_values(dst_payload, chunk, ab, factor)
                 if lane & (group_lanes - 1) == 0:
-                    store_u8(dst_payload + u64(scales_at + i32(chunk >> (group_lanes - 1))), byte)
+                    store_scale(dst_payload + u64(scales_at + scale_bytes * i32(chunk >> shift)), scale)
 
         return quantise
 
@@ -88,9 +86,6 @@ def store_e2m1(dst_payload, chunk, ab, factor):
 def absmax8(q):
     """The largest |x| of the 8 bf16 values of a 16-byte load q (4 words); NaN only if all are NaN, as in max.f32."""
     return max_f32(max_f32(absmax2(q[0]), absmax2(q[1])), max_f32(absmax2(q[2]), absmax2(q[3])))
-
-
-maximum = device_fn(lambda a, b: max_f32(a, b))
 
 
 @device_fn

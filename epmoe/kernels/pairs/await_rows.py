@@ -20,7 +20,7 @@ from epmoe.device import (all_lanes, any_lane, atomic_or_relaxed_gpu_u32, ballot
                           u32, u64, warp_id)
 from epmoe.layout import ABSENT, ANNOUNCED, MAX_FINITE
 
-from ..bits import has, lowest
+from ..bits import has, lowest, or_of_warp
 from ..formats.row_copy import no_vectors
 from ..lamport import is_absent
 from ..params import clear, in_turn, namespace, tuple_of
@@ -116,14 +116,11 @@ def without_signals(build):
     @device_fn
     def give_up(call, late, segment, first):
         """Records the ranks whose rows are missing."""
-        k, lane = i32(0), i32(lane_id())
-        while k < AT_ONCE:
-            if any_lane(has(late, k)):
-                if lane == first + k:
-                    atomic_or_relaxed_gpu_u32(call.status + u64(4 * MISSING_RANKS),
-                                              u32(u32(1) << u32(u32(segment) % u32(n_ranks))))
-                    record_expired(call.status, COMBINE_WAIT, FOR_ROWS, segment, 0, -1)
-            k = i32(k + 1)
+        late, k = u32(or_of_warp(late)), i32(lane_id() - first)
+        if k >= 0 and k < AT_ONCE and has(late, k):
+            src_rank = u32(u32(segment) % u32(n_ranks))
+            atomic_or_relaxed_gpu_u32(call.status + u64(4 * MISSING_RANKS), u32(u32(1) << src_rank))
+            record_expired(call.status, COMBINE_WAIT, FOR_ROWS, segment, 0, -1)
 
     @device_fn
     def eight(call, flags, rows, first):

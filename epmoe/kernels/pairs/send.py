@@ -73,13 +73,6 @@ def make(build):
     n_slots, counter_from, token_bytes = batch_size * top_k, build.tuning.counter_from, build.id_bytes * top_k
     of_ids_of_token, of_row, of_words = n_sectors(token_bytes), n_sectors(row_bytes), n_sectors(8 * cfg.n_experts)
 
-    @device_fn
-    def claim(call, expert):
-        """A slot for one message at the expert's owner: its address there."""
-        dst_rank = i32(expert // local)
-        slot = atomic_add_relaxed_gpu_i32(word.reserved(call.ep_counters, signals.segment_of(expert)), i32(1))
-        return msg.at(to.recv_buf(call, dst_rank), word.segment(i32(expert % local), call.my_rank), slot)
-
     @by_warps
     def claim_token(i, call, batch):
         """A warp cleans the ids of token i of the batch and claims slots for its messages; lane k holds k."""
@@ -90,12 +83,13 @@ def make(build):
         has_payload = payloads.carries(expert)
         if lane < top_k:
             store_i32(call.clean_topk_ids + u64(4) * u64(token * top_k + lane), expert)
-            place, key = u64(0), i32(no_payload)
-            if expert >= 0 and (not own_only or expert // local == call.my_rank):
-                place = claim(call, expert)
+            place, key, dst_rank, local_expert = u64(0), i32(no_payload), i32(expert // local), i32(expert % local)
+            if expert >= 0 and (not own_only or dst_rank == call.my_rank):
+                slot = atomic_add_relaxed_gpu_i32(word.reserved(call.ep_counters, signals.segment_of(expert)), i32(1))
+                place = msg.at(to.recv_buf(call, dst_rank), word.segment(local_expert, call.my_rank), slot)
                 if has_payload:
-                    turn = around(i32(expert // local - call.my_rank + n_ranks), n_ranks)   # this rank, the next one, ...
-                    key = i32(expert % local * n_ranks + turn)
+                    turn = around(i32(dst_rank - call.my_rank + n_ranks), n_ranks)  # this rank, the next one, ...
+                    key = i32(local_expert * n_ranks + turn)
             m = i32(i * top_k + lane)
             batch.places[m], batch.experts[m], batch.keys[m] = place, expert, key
 

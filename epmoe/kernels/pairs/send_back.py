@@ -197,14 +197,6 @@ def _pieces(cfg, store):
         return recv_buf + u64(token * top_k + k) * u64(bytes_a_row) if is_there else u64(0)
 
     @device_fn
-    def send_far(call, src, segment, at_row, place):
-        """A whole row, out of send_buf, where the segment has a row for each token."""
-        staged = call.send_buf_p + u64(segment * tokens_per_rank + at_row) * u64(bytes_a_row)
-        stage(staged, src, 0, 1, lane_id())
-        syncwarp()      # the row by all lanes, before the network reads it
-        to.put(place, staged, bytes_a_row, rank_of(call, segment))
-
-    @device_fn
     def send(call, piece, asked, segment, at_row):
         (row, first, end), (src_info, held), rank = piece, asked, rank_of(call, segment)
         place = place_of(to.recv_buf(call, rank), i32(u32(src_info)), i32(u32(src_info >> u64(32))))
@@ -212,8 +204,11 @@ def _pieces(cfg, store):
         if place != u64(0):
             if not to.is_far(call, rank):
                 deliver(place, src, first, end, held)
-            elif first == 0:
-                send_far(call, src, segment, at_row, place)
+            elif first == 0:    # the whole row, out of send_buf, where the segment has a row for each token
+                staged = call.send_buf_p + u64(segment * tokens_per_rank + at_row) * u64(bytes_a_row)
+                stage(staged, src, 0, 1, lane_id())
+                syncwarp()      # the row by all lanes, before the network reads it
+                to.put(place, staged, bytes_a_row, rank)
 
     @device_fn
     def signal(call, segment, count):

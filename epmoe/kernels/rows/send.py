@@ -212,11 +212,12 @@ def encoding(shape, store, store_scale):
     Whole steps of the encoder. They go from registers to the rows at `to` of each lane in `mask`, beginning with lane
     `start`, by store, and their scales by store_scale(row_at, i, scale, epoch).
     """
-    value_bytes, quantised = shape.value_bytes, blockwise_fp8.quantised
+    value_bytes, scale_of, codes_of = shape.value_bytes, blockwise_fp8.scale_of, blockwise_fp8.codes_of
 
     @device_fn
     def put(rows, chunk, there, ab, absmax, input_scale, lane):
-        (scale, codes), (to, left, start, epoch) = quantised(ab[0], ab[1], absmax), rows
+        (scale, factor), (to, left, start, epoch) = scale_of(absmax, input_scale), rows
+        codes = codes_of(ab, factor)
         while left != u32(0):
             at = u64(warp_broadcast_u64(to, i32((lowest(left) + start) & 31)))
             if there:
