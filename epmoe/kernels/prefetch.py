@@ -7,19 +7,14 @@ used.
 
 from epmoe.device import prefetch, u64
 
-from .params import by_lanes, by_threads
+from .params import by_threads
 
 SECTOR = 32     # bytes that memory gives at a time
 LINE = 128      # bytes that a prefetch brings into the L2 cache
 
-
-def _line(i, address):
-    prefetch(address + u64(LINE) * u64(i))
-
-
-# (n, address): a block, or a warp, asks for n sectors, or lines, from an address on
+# (n, address): a block asks for n sectors, or lines, from an address on
 fetch_sectors = by_threads(lambda i, address: prefetch(address + u64(SECTOR) * u64(i)))
-fetch_lines, fetch_lines_by_warp = by_threads(_line), by_lanes(_line)
+fetch_lines = by_threads(lambda i, address: prefetch(address + u64(LINE) * u64(i)))
 
 
 def n_sectors(n_bytes: int) -> int:

@@ -69,7 +69,7 @@ HARMLESS = {
     "rows/dispatch.py by_flags.finish_rows: syncthreads_or(not ok) -> (not ok)": AGREE,
     "rows/announce.py closing.may_end: syncthreads_or(not ok) -> (not ok)": "the barrier of await_part, which follows, passes on to the block what the last thread acquired. "
     + AGREE,
-    "rows/few/combine.py _reducing.own_vector: load16 -> load16_nc": INPUT
+    "rows/few/combine.py _reducing.sum_piece: load16 -> load16_nc": INPUT
     + ": the expert outputs given to combine",
     "rows/few/lamport.py put_back: st_relaxed_sys_u64 -> st_relaxed_gpu_u64": PUT_BACK,
     "rows/few/lamport.py put_back: st_relaxed_sys_u64 -> st_relaxed_cta_u64": PUT_BACK,

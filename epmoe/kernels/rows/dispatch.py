@@ -104,17 +104,6 @@ def numbering(shape, mark):
     words, announce_experts, expert_major = announce.announcing(shape, "all"), announce.experts(shape), shape.expert_major
 
     @device_fn
-    def announce_counts(call, scratch, looked):
-        if calls.is_notify_warp():
-            words.announce_totals(call, scratch.totals, looked)
-        ok = numbers.sum_experts(call, scratch)
-        if ok and expert_major:
-            announce_experts(call, scratch.totals, ranks)
-        elif ok:
-            announce_experts(call, scratch.experts, 0)
-        return ok
-
-    @device_fn
     def number_rows(call, begun, scratch):
         looked = (u64(0), u64(0), i32(0), i32(0))
         if calls.is_notify_warp():
@@ -124,11 +113,16 @@ def numbering(shape, mark):
         if calls.is_over(call):
             return u64(calls.OVER)
         mark(call.params, stamps.CLAIMED)
-        ok = True
-        if calls.is_leader():
-            ok = announce_counts(call, scratch, looked)
-        elif not calls.is_leader():
+        if not calls.is_leader():
             ok = numbers.number(call, scratch)
+        else:
+            if calls.is_notify_warp():
+                words.announce_totals(call, scratch.totals, looked)
+            ok = numbers.sum_experts(call, scratch)
+            if ok and expert_major:
+                announce_experts(call, scratch.totals, ranks)
+            elif ok:
+                announce_experts(call, scratch.experts, 0)
         return call.epoch if ok else u64(calls.OVER)
 
     return number_rows

@@ -98,19 +98,14 @@ def clearing(shape, rows_of):
             store_u32(params[p.out_probs] + u64(4) * u64(row), u32(0))
 
     @device_fn
-    def gap(known, expert, num_rows):
-        """The rows [first, end) between those with an expert's tokens and the next expert's."""
-        start, n = rows_of(known, expert)
-        end = rows_of(known, i32(expert + 1))[0] if expert < n_local - 1 else i32(num_rows)
-        return i32(start + n), i32(min(end, num_rows))
-
-    @device_fn
     def clear_rows(params, known, me, warps, lane):
-        window = i32(0)
-        while window < n_local:                 # a lane an expert
-            first, end = i32(0), i32(0)
-            if window + lane < n_local:
-                first, end = gap(known, i32(window + lane), i32(params[p.num_rows]))
+        window, num_rows = i32(0), i32(params[p.num_rows])
+        while window < n_local:                 # a lane an expert: rows between its tokens' and the next expert's
+            first, end, expert = i32(0), i32(0), i32(window + lane)
+            if expert < n_local:
+                start, n = rows_of(known, expert)
+                end = rows_of(known, i32(expert + 1))[0] if expert < n_local - 1 else num_rows
+                first, end = i32(start + n), i32(min(end, num_rows))
             left = u32(ballot(first < end))
             while left != u32(0):
                 row, behind = i32(warp_broadcast_i32(first, lowest(left))), i32(warp_broadcast_i32(end, lowest(left)))
@@ -198,14 +193,6 @@ def arriving(shape, flags, numbered):
     most_at_once, most_looks = shape.tuning.expand_at_once, shape.tuning.expand_looks
 
     @device_fn
-    def await_records(call, lane):
-        """The leader block has written down where experts' rows begin; a barrier of it lies behind the last store."""
-        at = call.params[p.words] + u64(mailbox.RECORDED)
-        if calls.is_leader() and thread_idx() == 0:
-            st_release_gpu_i32(at, i32(call.epoch))
-        return wait.in_warp(lane != 0 or wait.for_blocks(call.params, at, i32(call.epoch), wait.ROWS_DISPATCH))
-
-    @device_fn
     def row_here(call, src_rank, number, first, n_rows):
         """(the row, -1 for none; where it is), of the number-th row of a src_rank, or, of this rank, the number-th token."""
         row = i32(first + number) if number < n_rows else i32(-1)
@@ -240,8 +227,12 @@ def arriving(shape, flags, numbered):
     @device_fn
     def expand_rows(call, announced):
         lane, (here, before), n_parts = i32(lane_id()), mail.received(announced, call.my_rank), flags.count(announced)
-        if has_meta and not await_records(call, lane):
-            return False
+        if has_meta:                            # experts' rows begin where the leader block has written
+            at = call.params[p.words] + u64(mailbox.RECORDED)
+            if calls.is_leader() and thread_idx() == 0:     # a barrier of it lies behind the last store
+                st_release_gpu_i32(at, i32(call.epoch))
+            if not wait.in_warp(lane != 0 or wait.for_blocks(call.params, at, i32(call.epoch), wait.ROWS_DISPATCH)):
+                return False
         if from_input and is_numbered_now and not numbered.wait_for(call, lane):
             return False
         me, warps = i32(warp_id() * grid_dim() + block_idx()), i32(n_warps() * grid_dim())

@@ -239,25 +239,6 @@ def encoding(shape, store, store_scale):
     return encode
 
 
-def _prefetching(shape):
-    """Device function bring(params, token, part, n_parts, lane): prefetches the next work item into L2."""
-    src_bytes, slots_bytes, n_apart = shape.src_bytes, 4 * shape.top_k, metadata_apart(shape)
-    has_slots, spans = shape.has_probs and not shape.expert_major, parts(shape.n_vectors)
-    a_vector = src_bytes // shape.n_vectors         # bytes that become a vector
-
-    @device_fn
-    def bring(params, token, part, n_parts, lane):
-        a, b = spans.span(part, n_parts)
-        row, at = params[p.x] + u64(token) * u64(src_bytes), i32(a_vector * a + LINE * lane)
-        while at < a_vector * b:
-            prefetch(row + u64(at))
-            at = i32(at + 32 * LINE)
-        if has_slots and part == n_parts * n_apart and lane == 0:
-            prefetch(params[p.probs] + u64(token) * u64(slots_bytes))
-
-    return bring
-
-
 def make(shape, flags=None, numbered=None):
     """Device function send(call, announced) -> whether no wait expired, of a warp.
 
@@ -271,7 +252,8 @@ def make(shape, flags=None, numbered=None):
     tokens, take = layout.sharing(shape), calls.claims(mailbox.NEXT_TO_SEND)
     raises, is_numbered_now, fewest = flags is not None, numbered is not None, fewest_parts(shape)
     n_apart, more, keeps_own = metadata_apart(shape), sending_metadata(shape), keeps_own_rows(shape)
-    rows, bring = copying(read_only=True), _prefetching(shape)
+    rows, a_vector = copying(read_only=True), shape.src_bytes // shape.n_vectors    # bytes that become a vector
+    slots_bytes = 4 * shape.top_k * shape.has_probs
     value_bytes, row_of, send_tenths = shape.value_bytes, layout.row_of(ranks), shape.tuning.send_tenths
 
     if encodes:
@@ -307,18 +289,23 @@ def make(shape, flags=None, numbered=None):
         return take(call, lane) if work.own < 0 or work.n_own == 0 else i32(-work.n_own)
 
     @device_fn
-    def unit_after(call, unit, lane):
-        if not tokens.are_shared(call.num_tokens):
-            return i32(unit + n_warps())
-        return take(call, lane) if unit >= -1 else i32(unit + 1)
-
-    @device_fn
     def part_of(work, unit):
         """(token, part of its row) of a unit of work: below 0 the first parts of one's own token, then what is left."""
         if unit < 0:
             return work.own, i32(unit + work.n_own)
         turn, left = split(unit, work.rest)
         return i32(work.first + turn), i32(work.n_own + left)
+
+    @device_fn
+    def bring(params, token, part, n_parts, lane):
+        """Prefetches the next work item into L2."""
+        a, b = spans.span(part, n_parts)
+        row, at = params[p.x] + u64(token) * u64(src_bytes), i32(a_vector * a + LINE * lane)
+        while at < a_vector * b:
+            prefetch(row + u64(at))
+            at = i32(at + 32 * LINE)
+        if slots_bytes > 0 and part == n_parts * n_apart and lane == 0:
+            prefetch(params[p.probs] + u64(token) * u64(slots_bytes))
 
     @device_fn
     def send(call, announced):
@@ -335,7 +322,9 @@ def make(shape, flags=None, numbered=None):
         n_units = i32((work.end - work.first) * work.rest)
         unit = first_unit(call, work, n_units, lane)
         while ok and unit < n_units:
-            following = unit_after(call, unit, lane)
+            following = i32(unit + n_warps())
+            if tokens.are_shared(call.num_tokens):
+                following = take(call, lane) if unit >= -1 else i32(unit + 1)
             if is_numbered_now and unit >= 0 and not are_numbered:
                 ok, are_numbered = numbered.wait_for(call, lane), True
             token, part = part_of(work, unit)

@@ -200,19 +200,14 @@ def dispatching(shape, mark, number_rows):
         return True
 
     @device_fn
-    def announce_bits(call):
-        """From the last warp on: the first ones have rows to send."""
-        me, warps = warps_of_rank()
-        if warps - 1 - me < bits.n_tasks(call.num_tokens):
-            call = calls.begun_alone(call)
-            if not calls.is_over(call):
-                bits.announce(call, i32(warps - 1 - me), warps)
-
-    @device_fn
     def send_and_receive(call, begun, announced, table):
         """The other blocks -> whether the call is over."""
-        first = rows.prepare(call)
-        announce_bits(call)
+        first, (me, warps), lane = rows.prepare(call), warps_of_rank(), i32(lane_id())
+        behind_me = i32(warps - 1 - me)         # the first warps have rows to send
+        if behind_me < bits.n_tasks(call.num_tokens):
+            begun_call = calls.begun_alone(call)
+            if not calls.is_over(begun_call):
+                bits.announce(begun_call, behind_me, warps)
         call = calls.begun_together(call, begun)
         if calls.is_over(call):
             return True
@@ -230,10 +225,9 @@ def dispatching(shape, mark, number_rows):
         placing.place(call.params, announced, table)
         mark(call.params, stamps.PLACED)
         calls.say_begun(call)
-        (me, warps), lane = warps_of_rank(), i32(lane_id())
         has_room = placing.total(table, lane) <= i32(call.params[p.capacity])
         if has_room:                            # the first warps have most to receive
-            clear_rows(call.params, table, i32(warps - 1 - me), warps, lane)
+            clear_rows(call.params, table, behind_me, warps, lane)
         rows.receive(call, table, announced, has_room, first)
         mark(call.params, stamps.COPIED)
         mark(call.params, stamps.LEFT)

@@ -123,20 +123,6 @@ def placing(shape):
         return n
 
     @device_fn
-    def gather_here(places, n_words):
-        """A warp a word of a src_rank, from the last warp on: the others sum up experts."""
-        lane, task = i32(lane_id()), i32(n_warps() - 1 - warp_id())
-        while task < n_here:
-            (src_rank, word), mask, expert = split(task, most_words), u32(0), i32(lane)
-            while word < n_words and expert < n_local:
-                mask = u32(mask | u32(places.bits[index(word, src_rank, expert)]))
-                expert = i32(expert + 32)
-            mask = or_of_warp(mask)
-            if lane == 0:
-                places.here[task] = i32(mask)
-            task = i32(task + n_warps())
-
-    @device_fn
     def place_expert(params, known, expert, start, n, padded):
         (places, n_words), row, src_rank = known, i32(start), i32(0)
         places.starts[expert], places.counts[expert] = start, n
@@ -152,8 +138,16 @@ def placing(shape):
 
     @device_fn
     def place(params, announced, places):
-        n_words = words_used(announced)
-        gather_here(places, n_words)
+        n_words, lane, task = words_used(announced), i32(lane_id()), i32(n_warps() - 1 - warp_id())
+        while task < n_here:    # a warp a word of a src_rank, from the last warp on: the others sum up experts
+            (src_rank, word), mask, expert = split(task, most_words), u32(0), i32(lane)
+            while word < n_words and expert < n_local:
+                mask = u32(mask | u32(places.bits[index(word, src_rank, expert)]))
+                expert = i32(expert + 32)
+            mask = or_of_warp(mask)
+            if lane == 0:
+                places.here[task] = i32(mask)
+            task = i32(task + n_warps())
         place_experts(params, (places, n_words), places.partial)
         syncthreads()
 
