@@ -33,7 +33,7 @@ def make(build):
     fmt, off = formats.of(cfg), offsets.make(build)
     share, own_share = shared_rows(cfg), shared_expert.make(cfg)
     leave = signal.resetting(cfg, ("reserved",), ("f", "g"))
-    has_tiles, finish_group = offsets.has_tiles(fmt), fmt.finish_group
+    has_tiles, finish_group = off.has_tiles, fmt.finish_group
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     known, n_counts, n_experts = off.known, off.counts, off.experts
     leaves_early = not front                        # else other warps may still need F and G
@@ -161,17 +161,6 @@ def _rows(build, off):
     run, n_segments = experts_a_lane * ranks, local * ranks
 
     @device_fn
-    def await_signal(call, segment):
-        """Waits for a segment's messages, by a whole warp; returns its word, MAX_FINITE if it gave up."""
-        word = u64(0)
-        if lane_id() == 0:
-            address = call.recv_count_p + u64(8) * u64(segment)
-            word = u64(wait_below(address, u64(ANNOUNCED), call, DISPATCH_WAIT, FOR_RECV_COUNT, segment))
-        word = u64(warp_broadcast_u64(word, 0))
-        syncwarp()                      # lane 0 acquired for all
-        return word
-
-    @device_fn
     def put_routed(call, word, segment, slot, row, part, n_parts):
         """Decodes its part of the message in a segment's slot to the RowPlace; with the first part goes src_info.
 
@@ -207,7 +196,14 @@ def _rows(build, off):
             expert, segment = i32(j // ranks), i32(window.first * ranks + j)
             slot = i32(q - window.ends[j - 1]) if j > 0 else q
             if segment != seen:
-                word = u64(window.words[j]) if is_known else await_signal(call, segment)
+                if is_known:
+                    word = u64(window.words[j])
+                else:
+                    if lane_id() == 0:
+                        address = call.recv_count_p + u64(8) * u64(segment)
+                        word = u64(wait_below(address, u64(ANNOUNCED), call, DISPATCH_WAIT, FOR_RECV_COUNT, segment))
+                    word = u64(warp_broadcast_u64(word, 0))
+                    syncwarp()          # lane 0 acquired for all
                 ok = word != u64(MAX_FINITE)
                 if seen < 0:
                     mark(call, stamps.ARRIVED)

@@ -176,7 +176,7 @@ def _pieces(cfg, store):
         covers all that this thread has written, or acquired from others.
     """
     to, bytes_a_row, top_k = peers.make(cfg), layout.combine_msg_bytes(cfg), cfg.top_k
-    # load16_stream stays where it is; the compiler would move loads of the read-only path after `place != 0`
+    # load16_stream stays where it is; the compiler would move loads of the read-only path behind the look at src_info
     stage = copy_part(bytes_a_row, read_only=True)
     load_held, deliver = copy_in_halves(HELD, load16_stream, store, short=True)
     ranks, tokens_per_rank, own_only = cfg.n_src_ranks, cfg.max_tokens_per_rank, cfg.skip_a2a
@@ -191,17 +191,13 @@ def _pieces(cfg, store):
         return i32(call.my_rank) if own_only else i32(u32(segment) % u32(ranks))
 
     @device_fn
-    def place_of(recv_buf, token, k):
-        """Of [token, k], which src_info gives; 0 if there is none: a wrong pair must not write to a peer's other memory."""
-        is_there = token >= 0 and token < tokens_per_rank and k >= 0 and k < top_k
-        return recv_buf + u64(token * top_k + k) * u64(bytes_a_row) if is_there else u64(0)
-
-    @device_fn
     def send(call, piece, asked, segment, at_row):
         (row, first, end), (src_info, held), rank = piece, asked, rank_of(call, segment)
-        place = place_of(to.recv_buf(call, rank), i32(u32(src_info)), i32(u32(src_info >> u64(32))))
+        token, k, recv_buf = i32(u32(src_info)), i32(u32(src_info >> u64(32))), to.recv_buf(call, rank)
         src = call.input_tokens + u64(row) * u64(bytes_a_row)
-        if place != u64(0):
+        # a wrong pair must not write to a peer's other memory
+        if token >= 0 and token < tokens_per_rank and k >= 0 and k < top_k:
+            place = recv_buf + u64(token * top_k + k) * u64(bytes_a_row)
             if not to.is_far(call, rank):
                 deliver(place, src, first, end, held)
             elif first == 0:    # the whole row, out of send_buf, where the segment has a row for each token

@@ -128,51 +128,40 @@ def numbering(shape, mark):
     return number_rows
 
 
-def by_counters(shape, mark):
-    """Device function finish_rows(call, announced, ok) -> whether all is well: a sender signals, the leader block waits.
+def moving(shape, mark, numbered=None):
+    """(send_rows, finish_rows): send_rows and numbered as of send.make; finish_rows(call, announced, ok) -> whether all is well.
 
-    ok: whether this block has done its part.
+    ok: whether this block has done its part. A sender signals, and the leader block waits; where rows are expanded by
+    expert while they arrive, every block expands. If `numbered` is given, a rank may have no room: then it expands nothing.
     """
-    arrivals = announce.arrivals(shape, wait.ROWS_DISPATCH)
+    if not shape.expands:
+        arrivals = announce.arrivals(shape, wait.ROWS_DISPATCH)
 
-    @device_fn
-    def finish_rows(call, announced, ok):
-        if not calls.is_leader():
-            arrivals.sent(call, ok)
-        elif ok:
-            ok = arrivals.await_all(call, announced)
-            mark(call.params, stamps.ARRIVED)
-        return ok
+        @device_fn
+        def by_counters(call, announced, ok):
+            if not calls.is_leader():
+                arrivals.sent(call, ok)
+            elif ok:
+                ok = arrivals.await_all(call, announced)
+                mark(call.params, stamps.ARRIVED)
+            return ok
 
-    return finish_rows
+        return send.make(shape, None, numbered), by_counters
 
-
-def by_flags(shape, mark, flags, numbered):
-    """The same where rows are expanded by expert while they arrive: every block expands.
-
-    flags: of copy.py. numbered: as of send.make; if it is given, a rank may have no room, and then expands nothing.
-    """
+    fewest = shape.tuning.encode_parts if shape.encode else shape.tuning.expand_parts
+    flags = copy.flags(shape, wait.ROWS_DISPATCH, shape.src_bytes // VECTOR, fewest)
     expand_rows, has_room = expand.arriving(shape, flags, numbered), mailbox.reading(shape.n_ranks).has_room
     asks_room = numbered is not None
 
     @device_fn
-    def finish_rows(call, announced, ok):
+    def by_flags(call, announced, ok):
         if ok and (not asks_room or has_room(announced)):
             ok = expand_rows(call, announced)
         ok = not syncthreads_or(not ok)
         mark(call.params, stamps.COPIED)
         return ok
 
-    return finish_rows
-
-
-def moving(shape, mark, numbered=None):
-    """(send_rows, finish_rows): send_rows as of send.make; finish_rows of by_counters() or by_flags()."""
-    if not shape.expands:
-        return send.make(shape, None, numbered), by_counters(shape, mark)
-    fewest = shape.tuning.encode_parts if shape.encode else shape.tuning.expand_parts
-    flags = copy.flags(shape, wait.ROWS_DISPATCH, shape.src_bytes // VECTOR, fewest)
-    return send.make(shape, flags, numbered), by_flags(shape, mark, flags, numbered)
+    return send.make(shape, flags, numbered), by_flags
 
 
 @lru_cache(CACHED)

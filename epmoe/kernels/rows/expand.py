@@ -174,19 +174,13 @@ def of_row(shape):
     return expand_row
 
 
-def received_at(shape):
-    """Device function (params, row) -> address of a received row."""
-    row_bytes = shape.row_bytes
-    return device_fn(lambda params, row: u64(params[p.sources] + u64(row) * u64(row_bytes)))
-
-
 def arriving(shape, flags, numbered):
     """Device function expand_rows(call, announced) -> whether all rows came: every warp, those that send when they have.
 
     Warps take a few parts of rows at a time, and expand them as they come. flags: of copy.py. numbered: as of send.make.
     """
     ranks, has_meta, mail = shape.n_ranks, shape.has_meta, mailbox.reading(shape.n_ranks)
-    from_input, row_of, at_row = send.keeps_own_rows(shape), layout.row_of(ranks), received_at(shape)
+    from_input, row_of, row_bytes = send.keeps_own_rows(shape), layout.row_of(ranks), shape.row_bytes
     is_numbered_now, src_bytes = numbered is not None, shape.src_bytes
     expand_row, clear_rows = of_row(shape), clearing(shape, recorded_rows(shape))
     claim, spans = calls.claims(mailbox.NEXT_TO_RECEIVE), parts(shape.n_vectors)
@@ -197,7 +191,7 @@ def arriving(shape, flags, numbered):
         """(the row, -1 for none; where it is), of the number-th row of a src_rank, or, of this rank, the number-th token."""
         row = i32(first + number) if number < n_rows else i32(-1)
         if not from_input or src_rank != call.my_rank:
-            return row, at_row(call.params, row)
+            return row, u64(call.params[p.sources] + u64(row) * u64(row_bytes))
         mine = row_of(call.params[p.row_of], number, src_rank) if number < call.num_tokens else i32(-1)
         return (i32(first + mine) if mine >= 0 else i32(-1)), u64(call.params[p.x] + u64(number) * u64(src_bytes))
 
@@ -260,7 +254,7 @@ def arriving(shape, flags, numbered):
 @lru_cache(CACHED)
 def expand_kernel(shape):
     """Kernel over received rows that have all come; one launch behind the dispatch, where that one does not expand."""
-    ranks, expand_row, spans, at_row = shape.n_ranks, of_row(shape), parts(shape.n_vectors), received_at(shape)
+    ranks, expand_row, spans, row_bytes = shape.n_ranks, of_row(shape), parts(shape.n_vectors), shape.row_bytes
     clear_rows = clearing(shape, recorded_rows(shape))
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
@@ -276,7 +270,8 @@ def expand_kernel(shape):
             row, part = split(unit, n_parts)
             src_rank = lowest(u32(ballot(lane < ranks and ends > row)))
             a, b = spans.span(part, n_parts)
-            expand_row(params, (row, src_rank), at_row(params, row), a, b, part == 0, lane)
+            src = u64(params[p.sources] + u64(row) * u64(row_bytes))
+            expand_row(params, (row, src_rank), src, a, b, part == 0, lane)
             unit = i32(unit + warps)
         clear_rows(params, params, me, warps, lane)
 

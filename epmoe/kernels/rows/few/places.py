@@ -58,15 +58,6 @@ def announcing(shape):
     n_tasks = device_fn(lambda num_tokens: i32(divided_up(num_tokens, a_word) * (ranks * n_windows)))
 
     @device_fn
-    def bits_of(call, rank, expert, word):
-        """Of a word's tokens, for an expert of a rank."""
-        column = call.params[p.ids] + u64(word * a_word) * u64(num_experts)
-        column = u64(column + u64(i32(rank * n_local + min(expert, n_local - 1))))
-        last = i32(min(a_word, i32(call.num_tokens - word * a_word)) - 1)
-        mask = u32(of_some(column, last)) if last < few else u32(of_all(column, last))
-        return u32(mask & u32(u32(u32(u32(1) << u32(last)) << u32(1)) - u32(1)))
-
-    @device_fn
     def announce_bits(call, first, step):
         lane, task, end = i32(lane_id()), i32(first), n_tasks(call.num_tokens)
         while task < end:
@@ -74,7 +65,11 @@ def announcing(shape):
             rank, window = split(rest, n_windows)
             expert = i32(window * 32 + lane)
             to = bits_word_at(call, rank, call.my_rank, word, expert)
-            mask = bits_of(call, rank, expert, word)
+            column = call.params[p.ids] + u64(word * a_word) * u64(num_experts)
+            column = u64(column + u64(i32(rank * n_local + min(expert, n_local - 1))))
+            last = i32(min(a_word, i32(call.num_tokens - word * a_word)) - 1)      # of the word's tokens
+            mask = u32(of_some(column, last)) if last < few else u32(of_all(column, last))
+            mask = u32(mask & u32(u32(u32(u32(1) << u32(last)) << u32(1)) - u32(1)))
             if expert < n_local:
                 st_relaxed_sys_u64(to, wait.tagged(call.epoch, mask))
             task = i32(task + step)
