@@ -78,9 +78,7 @@ def bound(fn, types, what):
     stores = isinstance(fn, OutputLambda)
     of_device = device_fn(checked(what, fn.function if stores else fn))
 
-    @device_fn
-    def value(arguments, words):
-        return f32(of_device(*arguments))
+    value = device_fn(lambda arguments, words: f32(of_device(*arguments)))
 
     @device_fn
     def store(arguments, words):

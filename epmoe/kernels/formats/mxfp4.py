@@ -40,6 +40,10 @@ def make(cfg) -> KernelFormat:
     """
     value_bytes, n_scales, slots = cfg.hidden // 2, cfg.hidden // GROUP, cfg.fuse_a_scale_preshuffle
 
+    spread_scales = spread(1, n_scales)     # one by one, as rows of an odd n_scales are not aligned
+    scale_row = device_fn(lambda out, place, src, lane: spread_scales(
+        output_scales(out) + u64(place.row) * u64(n_scales), u64(1), src, lane))
+
     def outputs(cfg, capacity):
         # slots (the groups), blocks of 32 rows, blocks of 8 columns, bytes of such a block, interleaved
         slots_shape = cfg.n_groups, slot_rows(cfg) // 32, cfg.hidden // 256, 256
@@ -48,14 +52,7 @@ def make(cfg) -> KernelFormat:
                 "output_scales": (scales, np.dtype(ml_dtypes.float8_e8m0fnu))}
 
     return values_then_scales(cfg, value_bytes, n_scales, GROUP, with_scales(GROUP, even_scale, store_e2m1),
-                              slot_scales(cfg) if slots else scale_row(n_scales), outputs)
-
-
-def scale_row(n_scales):
-    """store_scales: the scale bytes of a row of the output, one by one, as rows of an odd n_scales are not aligned."""
-    spread_scales = spread(1, n_scales)
-    return device_fn(lambda out, place, src, lane: spread_scales(
-        output_scales(out) + u64(place.row) * u64(n_scales), u64(1), src, lane))
+                              slot_scales(cfg) if slots else scale_row, outputs)
 
 
 def slot_rows(cfg) -> int:

@@ -53,14 +53,8 @@ def loading(cfg, load):
     top_k, bytes_a_row = cfg.top_k, layout.combine_msg_bytes(cfg)
 
     def loading_one(j):
-        @device_fn
-        def load_one(which, first, place, held):
-            q = held[j]
-            if j < top_k and has(which, j):
-                q = load(place + u64(first + j) * u64(bytes_a_row))
-            return q
-
-        return load_one
+        return device_fn(lambda which, first, place, held: load(place + u64(first + j) * u64(bytes_a_row))
+                         if j < top_k and has(which, j) else held[j])
 
     return tuple_of(AT_ONCE, loading_one)
 

@@ -184,9 +184,8 @@ def combine_async_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
 
     Its launch ends when this rank's rows and signals are on their way.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). tuning: for tests.
-    The same arguments give the same compiled kernel. Errors: EPValueError. Source: the combine_async_kernel page
-    (docs/pages.md).
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). tuning: for tests. The same arguments give the same
+    compiled kernel. Errors: EPValueError. Source: the combine_async_kernel page (docs/pages.md).
     """
     return _call(_compile_async, cfg, launch, tuning)
 
@@ -197,12 +196,12 @@ def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=No
 
     Its launch ends when all tokens are reduced, over k = 0, 1, ... in float32: nothing is free in the result.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). router_weights: "array" for an array given at the call,
-    a function (token, k, *args) -> float32, or None: then the output is [num_tokens, top_k, hidden] and not reduced.
+    router_weights: "array" for an array given at the call, a function (token, k, *args) -> float32, or None: then the
+    output is [num_tokens, top_k, hidden] and not reduced.
     epilogue: a function (token, col, value, *args) -> value, or None. elementwise_lambda_fn: a function of the same
     arguments that stores its result into writable arrays among args and returns nothing, or None; with it the output
-    array is not written, and both functions' args are the call's epilogue_args. tuning: for tests.
-    Errors: EPValueError. Source: the combine_wait_kernel page (docs/pages.md).
+    array is not written, and both functions' args are the call's epilogue_args. cfg, launch, tuning: as in
+    combine_async_kernel. Errors: EPValueError. Source: the combine_wait_kernel page (docs/pages.md).
     """
     return _call(_compile_wait, cfg, launch, tuning, True, _checked(cfg, router_weights, epilogue, elementwise_lambda_fn))
 
@@ -211,10 +210,9 @@ def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, e
                    without_signals=False, tuning=TUNING) -> KernelCall:
     """combine_async and combine_wait as one kernel: all steps in one launch.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). without_signals: True: where lamport.applies, rows are
-    polled themselves, and recv_buf_ptrs are of lamport.recv_buf_name. router_weights, epilogue, elementwise_lambda_fn,
-    tuning: as in combine_wait_kernel.
-    Errors: EPValueError. Source: the combine_kernel page (docs/pages.md).
+    without_signals: True: where lamport.applies, rows are polled themselves, and recv_buf_ptrs are of
+    lamport.recv_buf_name. Others: as in combine_wait_kernel. Errors: EPValueError. Source: the combine_kernel page
+    (docs/pages.md).
     """
     signals = not lamport.applies(cfg, without_signals, router_weights)
     return _call(_compile_fused, cfg, launch, tuning, signals, _checked(cfg, router_weights, epilogue, elementwise_lambda_fn))

@@ -218,8 +218,8 @@ def dispatch_wait_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
 
     Its launch ends when they lie in their rows; inside an (expert, src_rank) segment the order of rows is free.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). tuning: for tests.
-    Errors: EPValueError. Source: the dispatch_wait_kernel page (docs/pages.md).
+    cfg, launch, tuning: as in dispatch_async_kernel. Errors: EPValueError. Source: the
+    dispatch_wait_kernel page (docs/pages.md).
     """
     return _call(_compile_wait, "receives", cfg, launch, tuning, programmatic=True)
 
@@ -227,8 +227,8 @@ def dispatch_wait_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
 def dispatch_kernel(cfg, launch=None, *, input_scale=None, id_bytes=4, tuning=TUNING) -> KernelCall:
     """dispatch_async and dispatch_wait as one kernel: all steps in one launch.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); a launch of a few tokens takes fewer blocks and threads.
-    recv_buf gets the payload of a token once a rank; under use_shmem and skip_a2a once a message. input_scale, id_bytes,
-    tuning: as in dispatch_async_kernel. Errors: EPValueError. Source: the dispatch_kernel page (docs/pages.md).
+    A launch of a few tokens takes fewer blocks and threads. recv_buf gets the payload of a token once a rank; under
+    use_shmem and skip_a2a once a message. Arguments: as in dispatch_async_kernel. Errors: EPValueError. Source: the
+    dispatch_kernel page (docs/pages.md).
     """
     return _call(_compile_fused, "both", cfg, launch, tuning, input_scale, id_bytes)

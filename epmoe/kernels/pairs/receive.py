@@ -25,8 +25,7 @@ def make(build):
 
     receive(call, receiver, n_receivers, failed) -> whether the block has yet to leave; not if it gave up, or has left
         before it copied, as no warp had to look at the counters again. It ends with a barrier if so. receiver: which of
-        the n_receivers receiving blocks this one is; the first one writes down offsets and counts. failed: whether this
-        thread knows of an earlier wait that expired.
+        the n_receivers receiving blocks this one is; the first one writes down offsets and counts. failed: from failed_before.
     leave(call): the block counts itself out.
     """
     cfg, mark = build.cfg, stamps.make(build.trace)
@@ -39,17 +38,6 @@ def make(build):
     leaves_early = not front                        # else other warps may still need F and G
     rows = _rows(build, off)
     knows_rows = fmt.direct and not front and local * ranks <= known     # no padding, and all words are remembered
-
-    @device_fn
-    def workers_of(receiver, n_receivers):
-        """The number of this warp among all that copy, how many there are, and how many of them have nothing else to do.
-
-        The warps of one block have numbers far from each other, so that all blocks have work to the end. The block that
-        writes the results comes last.
-        """
-        others = i32(n_receivers - 1)
-        warp = i32(n_warps() * others + warp_id()) if receiver == 0 else i32(warp_id() * others + receiver - 1)
-        return warp, i32(n_warps() * n_receivers), i32((n_warps() - 1) * others)
 
     @device_fn
     def finish_groups(call, window, workers):
@@ -104,7 +92,11 @@ def make(build):
         counts, before = shared_array(n_counts, int32), shared_array(n_counts, int32)
         ends, partial = shared_array(n_counts, int32), shared_array(32, int32)
         starts, tiles = shared_array(n_experts, int32), shared_array(n_experts, int32)
-        words, workers = shared_array(known, uint64), workers_of(receiver, n_receivers)
+        words, others = shared_array(known, uint64), i32(n_receivers - 1)
+        # The warps of one block have numbers far from each other, so that all blocks have work to the end. The block that
+        # writes the results comes last. workers: (this warp, all that copy, those that have nothing else to do).
+        warp = i32(n_warps() * others + warp_id()) if receiver == 0 else i32(warp_id() * others + receiver - 1)
+        workers = warp, i32(n_warps() * n_receivers), i32((n_warps() - 1) * others)
         start, first, ok, stays = off.begin(call), i32(0), not failed, True
         while first < local:
             here = i32(min(n_experts, local - first))

@@ -58,8 +58,8 @@ def scale_of(input_scale):
 def make(build):
     """Device function send_tokens(call, n_senders, failed) -> whether it had to give up.
 
-    For blocks [0, n_senders). It ends with a barrier. failed: whether this thread knows of an earlier wait that expired;
-    then nothing is sent. Block 0 announces the counts first.
+    For blocks [0, n_senders). It ends with a barrier. failed: from failed_before; then nothing is sent. Block 0 announces the
+    counts first.
     """
     cfg, mark, shares = build.cfg, stamps.make(build.trace), message.shares_payloads(build.cfg)
     fmt, word, to, msg = formats.of(cfg), counters.words(cfg), peers.make(cfg), message.make(cfg)

@@ -42,8 +42,7 @@ def make(build):
     """Device function send_back(call, failed), for all blocks -> whether it had to give up.
 
     Every segment is signalled in every round, also where no row goes back. Without signals, one block sends BEGUN to
-    all peers, and the last block that has read region A resets it. failed: whether this thread knows of an earlier wait
-    that expired. Has a barrier before it sends.
+    all peers, and the last block that has read region A resets it. failed: from failed_before. Has a barrier before it sends.
     """
     cfg, signals, mark = build.cfg, build.signals, stamps.make(build.trace)
     word, to, n_segments, n_ranks = counters.words(cfg), peers.make(cfg), cfg.n_local_experts * cfg.n_src_ranks, cfg.n_ranks

@@ -21,7 +21,7 @@ def make(build):
 
     announce(call, n_parts, failed) -> whether to go on: one block counts the ids, announces the counts, and subtracts
         n_parts pieces a message. Every expert gets a word in every round, also where the count is 0, which is a signal
-        at once; under skip_a2a only those of this rank. failed: whether any thread of the block knows of a failure.
+        at once; under skip_a2a only those of this rank. failed: from failed_before.
     finish(call, expert, n): one thread, when it and all threads that a barrier joins it to have written n pieces of
         messages to that expert.
     segment_of(expert): the index of `reserved` and of `finished` for messages to an expert.

@@ -90,14 +90,6 @@ def clearing(shape, rows_of):
     clear_values, clear_scales = clear_padding(row_bytes), clear_padding(scale_bytes)
 
     @device_fn
-    def clear_row(params, row, lane):
-        """An output row, its prob and its scales."""
-        clear_values(params[p.out] + u64(row) * u64(row_bytes), lane)
-        clear_scales(params[p.out_scales] + u64(row) * u64(scale_bytes), lane)
-        if has_probs and lane == 0:
-            store_u32(params[p.out_probs] + u64(4) * u64(row), u32(0))
-
-    @device_fn
     def clear_rows(params, known, me, warps, lane):
         window, num_rows = i32(0), i32(params[p.num_rows])
         while window < n_local:                 # a lane an expert: rows between its tokens' and the next expert's
@@ -111,7 +103,10 @@ def clearing(shape, rows_of):
                 row, behind = i32(warp_broadcast_i32(first, lowest(left))), i32(warp_broadcast_i32(end, lowest(left)))
                 row = i32(row + u32(i32(me + warps) - i32(u32(row) % u32(warps))) % u32(warps))
                 while row < behind:
-                    clear_row(params, row, lane)
+                    clear_values(params[p.out] + u64(row) * u64(row_bytes), lane)
+                    clear_scales(params[p.out_scales] + u64(row) * u64(scale_bytes), lane)
+                    if has_probs and lane == 0:
+                        store_u32(params[p.out_probs] + u64(4) * u64(row), u32(0))
                     row = i32(row + warps)
                 left = but_lowest(left)
             window = i32(window + 32)

@@ -31,14 +31,6 @@ def expert_masks(num_local_experts):
     return -(-num_local_experts // 32)
 
 
-def metadata_apart(shape):
-    """1 if what goes with a row is a unit of work of its own, another warp's, behind those of its parts; 0 if not.
-
-    It is not where it has to come with part 0, or where there is nothing.
-    """
-    return int((shape.has_meta or shape.scale_words > 0) and not shape.expands and not shape.encode)
-
-
 def keeps_own_rows(shape):
     """Whether a rank's rows to itself stay in the input, from where they are expanded."""
     return shape.expands and not shape.encode
@@ -251,7 +243,9 @@ def make(shape, flags=None, numbered=None):
     mail, spans = mailbox.reading(ranks), parts(shape.n_vectors)
     tokens, take = layout.sharing(shape), calls.claims(mailbox.NEXT_TO_SEND)
     raises, is_numbered_now, fewest = flags is not None, numbered is not None, fewest_parts(shape)
-    n_apart, more, keeps_own = metadata_apart(shape), sending_metadata(shape), keeps_own_rows(shape)
+    more, keeps_own = sending_metadata(shape), keeps_own_rows(shape)
+    # what goes with a row is a unit of another warp, behind its parts, unless it is nothing or has to come with part 0
+    n_apart = int((shape.has_meta or shape.scale_words > 0) and not shape.expands and not encodes)
     rows, a_vector = copying(read_only=True), shape.src_bytes // shape.n_vectors    # bytes that become a vector
     slots_bytes = 4 * shape.top_k * shape.has_probs
     value_bytes, row_of, send_tenths = shape.value_bytes, layout.row_of(ranks), shape.tuning.send_tenths

@@ -2,8 +2,7 @@
 (lamport.py). In expert-major, what is pushed is the sum over the local experts, also to this rank itself.
 """
 
-from epmoe.device import (device_fn, i32, lane_id, load16, store16, u32,
-                          u64, warp_broadcast_i32, warp_broadcast_u64)
+from epmoe.device import device_fn, i32, lane_id, load16, store16, u32, u64, warp_broadcast_i32, warp_broadcast_u64
 
 from ... import elements, stamps
 from ...bits import four, largest, split, warps_of_rank

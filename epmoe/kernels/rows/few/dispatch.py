@@ -105,7 +105,8 @@ def dispatching(shape, mark):
     await_facts = announce.awaiting(shape, wait.ROWS_DISPATCH, "facts", acquires=False)
     number_tokens, record_numbers = send.numbering(shape, routing.mask_by_thread(shape))
     count_experts = routing.experts_of_ids(shape)
-    row_of, record = send.in_array(ranks), handle.recording(shape, wait.ROWS_DISPATCH)
+    row_of = device_fn(lambda numbers, token, lane: i32(numbers[token * ranks + lane]) if lane < ranks else i32(-1))
+    record = handle.recording(shape, wait.ROWS_DISPATCH)
     rows = send.make(shape, _tokens(shape, row_of), _into(shape, row_of))
     numbered, tokens_of_block = layout.counter(shape, wait.ROWS_DISPATCH), layout.sharing(shape).of_block
     num_experts, n_numbers = shape.num_experts, ranks * max(shape.lamport, 1)

@@ -11,9 +11,9 @@ that has taken something restores ABSENT. So when call e begins to write the wor
 are ABSENT: the writer knows from call e - 1 that every rank had begun that call, after everything in call e - 2. If
 data was sent that no rank will take, its sender restores ABSENT.
 
-A payload word equal to ABSENT would look like a word that has not arrived. In a row that is summed it is replaced by
-NAN, since the bits of a NaN result are unspecified. In a row that must arrive bit-exact, each part has a word that
-names an escape for ABSENT: a number that does not occur in this part. Encoded values are never ABSENT: a NaN is 0x7F.
+A payload word equal to ABSENT would look like a word that has not arrived. In a row that is summed, NAN replaces it.
+In a row that must arrive bit-exact, each part has a word that names an escape for ABSENT: a number that does not occur
+in this part. Encoded values are never ABSENT: a NaN is 0x7F.
 """
 
 from epmoe.device import (SIM, any_lane, device_fn, globaltimer, i32, ld_relaxed_sys_u64, load16_relaxed_sys,

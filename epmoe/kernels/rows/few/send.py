@@ -285,8 +285,3 @@ def numbering(shape, mask_of_token):
             i = i32(i + block_dim())
 
     return number_for, record
-
-
-def in_array(ranks):
-    """Device function (numbers, token, lane) -> number of the token's row among those for rank `lane`, -1 for none."""
-    return device_fn(lambda numbers, token, lane: i32(numbers[token * ranks + lane]) if lane < ranks else i32(-1))
