@@ -27,8 +27,6 @@ return. The ready flags stay 0, because no block waits for another block that wa
 that miss a row are not written; others may have been reduced.
 
 A fused combine of few tokens may go without steps 2 to 4: each word of a row is its own ready flag (await_rows.py).
-
-The first memory access loads A; src_info, the first rows and the peers' addresses are prefetched.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """What the leader block announces to all peers at the beginning of a call, and arrivals at its end.
 
-A rank announces where its arrays lie, and how many tokens and blocks it has, and, where the peers do not know them from
-a handle, how many rows it sends to each rank. Its announcement lies in a mailbox of each rank (mailbox.py). Only places,
+A rank announces where its arrays lie, for how many rows they have room, how many tokens and sending blocks it has, and,
+where the peers do not know them from a handle, how many rows it sends to each rank. Its announcement lies in a mailbox of each rank (mailbox.py). Only places,
 which peers write to, have to lie behind a fence for what earlier launches of this rank have done there.
 """
 

@@ -5,10 +5,6 @@ rank to the peers. The other blocks send. If rows are also expanded in this laun
 share of the warps of these blocks sends (tuning.send_tenths), and all other warps expand; only a batch of at most one token
 a block is sent by all warps.
 
-A rank announces where its arrays lie, for how many rows they have room, how many tokens and sending blocks it has, and
-how many rows it sends to each rank. The announcement lies in a mailbox of each rank (mailbox.py). Each block keeps what
-all ranks have announced in shared memory (`announced`).
-
 1. Begin: the number of the call (epoch), and whether an earlier one failed (call.py).
 2. Small batches have a way of their own, which ends the call: Lamport rows (few/dispatch.py), expert-major also
    expanded as they come (few/by_expert.py). If some rank has too many tokens for it, all ranks go on with step 4; the
@@ -16,7 +12,8 @@ all ranks have announced in shared memory (`announced`).
 3. Number the rows (layout.py): the n-th of this rank's tokens that go to a rank is the n-th row that this rank sends
    there; -1 where a token does not go. Meanwhile the leader block announces this rank, and then how many tokens
    each expert gets (announce.py).
-4. Wait for the announcements of all ranks. Every block knows then where its rank's rows begin at each rank.
+4. Wait for the announcements of all ranks, which each block keeps in shared memory (`announced`). Every block knows then
+   where its rank's rows begin at each rank.
 5. Send (send.py) each row to its final place, unless some rank has no room for all its rows; then nobody sends. A warp
    that takes another block's token waits first until all blocks have numbered theirs.
 6. Meanwhile the leader block waits for the numbers of tokens by expert, records counts and places for the handle, and

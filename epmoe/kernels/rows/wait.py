@@ -1,7 +1,6 @@
-"""Bounded waits of the rows kernels, and what is recorded when one expires. Words: epmoe/kernels/status.py.
+"""Bounded waits (epmoe/kernels/spin.py) of the rows kernels, and the errors that they raise on the host.
 
-Every wait gives up after the call's time-out, or when another wait of this rank has failed. what: (phase, FOR_...),
-for the record; index: of what is waited for, mostly a src_rank.
+what: (phase, FOR_...), for the record; index: of what is waited for, mostly a src_rank.
 """
 
 import numpy as np

@@ -82,24 +82,17 @@ def _into(shape, placing):
         return i32(row) if row < i32(params[p.num_rows]) else i32(-1)
 
     @device_fn
-    def store_scales(params, rows_of_lanes, mask, scales, lane):
-        """scales: (number of the first, how many there are, this lane's)."""
-        (first, n, scale), left = scales, u32(mask)
-        while left != u32(0):
-            row = i32(warp_broadcast_i32(rows_of_lanes, lowest(left)))
-            if lane < n:
-                store_u32(word_in(params[p.out_scales], row, n_scales, i32(first + lane)), scale)
-            left = but_lowest(left)
-
-    @device_fn
     def store(call, table, found, batch, span, scale, lane):
         (src_rank, src_token, _), (a, b), window = found, span, i32(0)
         while window < n_local:
             row = kept(call.params, placing.row(table, src_rank, src_token, i32(window + lane)))
             mask, to = u32(ballot(row >= 0)), call.params[p.out] + u64(row) * u64(out_bytes)
             rows.store(batch, to, mask, i32(0), a, b, lane)
-            if encodes:
-                store_scales(call.params, row, mask, (i32(a // A_SCALE), i32((b - a) // A_SCALE), scale), lane)
+            while encodes and mask != u32(0):
+                to_row = i32(warp_broadcast_i32(row, lowest(mask)))
+                if lane < (b - a) // A_SCALE:   # the scales of the part
+                    store_u32(word_in(call.params[p.out_scales], to_row, n_scales, i32(a // A_SCALE + lane)), scale)
+                mask = but_lowest(mask)
             window = i32(window + 32)
 
     @device_fn
