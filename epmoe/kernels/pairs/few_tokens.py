@@ -63,8 +63,8 @@ def make(build):
     For blocks [0, n_senders), each for every n_senders-th dst_rank, and at most tuning.few_tokens tokens.
     """
     cfg, mark = build.cfg, stamps.make(build.trace)
-    fmt, msg, to, of_ids = formats.of(cfg), message.make(cfg), peers.make(cfg), ids.make(cfg, build.id_bytes)
-    input_scale = scale_of(build.input_scale)
+    fmt, msg, to, input_scale = formats.of(cfg), message.make(cfg), peers.make(cfg), scale_of(build.input_scale)
+    of_ids = ids.make(cfg.n_experts, cfg.top_k, build.id_bytes)
     direct, encode_part = fmt.direct, fmt.encode_part
     bounds, (ask, put), nothing = part_bounds(fmt.token_size), copy_in_halves(HELD, load16_nc), no_vectors(HELD)
     most_pieces = most_parts(fmt.token_size) if direct else fmt.encode_parts

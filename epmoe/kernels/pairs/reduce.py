@@ -47,7 +47,7 @@ def _token_rows(cfg):
 
     Lanes past the last column repeat it and store nothing, since all lanes are needed for the shuffles.
     """
-    of_ids, word, bytes_a_row = ids.make(cfg), counters.words(cfg), layout.combine_msg_bytes(cfg)
+    of_ids, word, bytes_a_row = ids.make(cfg.n_experts, cfg.top_k), counters.words(cfg), layout.combine_msg_bytes(cfg)
     n_vectors, top_k, local, own_only = bytes_a_row // VECTOR, cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
 
     @device_fn

@@ -63,7 +63,7 @@ def make(build):
     """
     cfg, mark, shares = build.cfg, stamps.make(build.trace), message.shares_payloads(build.cfg)
     fmt, word, to, msg = formats.of(cfg), counters.words(cfg), peers.make(cfg), message.make(cfg)
-    of_ids, own_share = ids.make(cfg, build.id_bytes), shared_expert.make(cfg)
+    of_ids, own_share = ids.make(cfg.n_experts, cfg.top_k, build.id_bytes), shared_expert.make(cfg)
     signals = signal.make(build)
     payloads = _payloads(build, signals.finish)
     crosses, direct, fused_share, own_only = to.crosses, fmt.direct, cfg.fused_shared_expert, cfg.skip_a2a

@@ -27,7 +27,7 @@ def make(build):
     segment_of(expert): the index of `reserved` and of `finished` for messages to an expert.
     """
     cfg, mark = build.cfg, stamps.make(build.trace)
-    word, of_ids, to = counters.words(cfg), ids.make(cfg, build.id_bytes), peers.make(cfg)
+    word, to, of_ids = counters.words(cfg), peers.make(cfg), ids.make(cfg.n_experts, cfg.top_k, build.id_bytes)
     top_k, local, own_only = cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
     n_signals = local if own_only else cfg.n_experts
     window = min(build.tuning.counted_experts, n_signals)

@@ -1,21 +1,14 @@
 """The ranks and experts of a token, from its ids or from its row of a routing map [T, E]."""
 
-from types import SimpleNamespace
-
 from epmoe.device import (device_fn, i32, lane_id, load_i32, load_u8, load_u64, n_warps, shared_add_i32, store_i32, u32,
                           u64, warp_id)
 
-from .. import ids as ids_of_kernels
+from .. import ids as ids_of_tokens
 from ..bits import divided_up, folded, in_fours, share, split
 from ..params import by_threads, word_in
 from ..prefetch import LINE, fetch_lines
 from .shape import namespace, p
 from .wait import status_of
-
-
-def ids_of_tokens(shape):
-    """The functions of epmoe/kernels/ids.py for slots of a token."""
-    return ids_of_kernels.make(SimpleNamespace(n_experts=shape.num_experts, top_k=shape.top_k), shape.id_bytes)
 
 
 def experts_of_ids(shape):
@@ -24,8 +17,8 @@ def experts_of_ids(shape):
     All warps add them to a shared array, and bad ids to the status words; a lane has a slot, a warp several tokens. It
     gives whether this thread met a bad id.
     """
-    top_k, a_warp, of_ids = shape.top_k, 32 // max(shape.top_k, 1), ids_of_tokens(shape)
-    load, clean, record = of_ids.load, of_ids.clean, of_ids.record
+    top_k, a_warp = shape.top_k, 32 // max(shape.top_k, 1)
+    of_ids = ids_of_tokens.make(shape.num_experts, top_k, shape.id_bytes)
 
     @device_fn
     def count(params, ids, first, end, experts):
@@ -34,12 +27,12 @@ def experts_of_ids(shape):
         start, is_bad = i32(first + warp_id() * a_warp), False
         while start < end:
             token = i32(start + group)
-            seen = load(ids, token, slot) if group < a_warp and token < end else i32(-1)
-            expert = clean(seen, group, lane)
+            seen = of_ids.load(ids, token, slot) if group < a_warp and token < end else i32(-1)
+            expert = of_ids.clean(seen, group, lane)
             if expert >= 0:
                 shared_add_i32(experts, expert, i32(1))
-            record(seen, expert, token, slot, status)
-            start, is_bad = i32(start + step), is_bad or seen != expert and seen != ids_of_kernels.NO_EXPERT
+            of_ids.record(seen, expert, token, slot, status)
+            start, is_bad = i32(start + step), is_bad or seen != expert and seen != ids_of_tokens.NO_EXPERT
         return is_bad
 
     return count

@@ -12,13 +12,14 @@ from epmoe.device import (ballot, device_fn, f32, i32, lane_id, load_i32, load_u
                           store_f32, store_i32, store_u32, store_u64, syncthreads_or, u32, u64, warp_broadcast_i32,
                           warp_broadcast_u64, warp_id)
 
+from .. import ids
 from ..bits import below, but_lowest, has, in_fours, lowest, split
 from ..formats import blockwise_fp8
 from ..formats.row_encoder import encode_parts, encode_row
 from ..params import word_in
 from ..prefetch import LINE
 from . import call as calls
-from . import layout, mailbox, routing
+from . import layout, mailbox
 from .copy import copying, fewest_parts, parts, rotated
 from .shape import arrays, namespace, p
 
@@ -42,18 +43,17 @@ def looking_at_slots(shape):
     expert: -1 past the last slot, and where the slot has no expert, an id that is no expert's, or one that an earlier
     slot has.
     """
-    top_k, has_probs, ids = shape.top_k, shape.has_probs, routing.ids_of_tokens(shape)
-    load, clean = ids.load, ids.clean
+    top_k, has_probs, of_ids = shape.top_k, shape.has_probs, ids.make(shape.num_experts, shape.top_k, shape.id_bytes)
     has_slots = shape.has_meta and not shape.expert_major
 
     @device_fn
     def look(params, token, lane):
         if not has_slots:
             return i32(-1), u32(0)
-        seen = load(params[p.ids], token, lane)
+        seen = of_ids.load(params[p.ids], token, lane)
         at = word_in(params[p.probs], token, top_k, lane)
         prob = u32(load_u32(at)) if has_probs and lane < top_k else u32(0)
-        return clean(seen, i32(0), lane), prob
+        return of_ids.clean(seen, i32(0), lane), prob
 
     return look
 

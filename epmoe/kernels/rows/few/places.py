@@ -129,7 +129,7 @@ def placing(shape):
                 row, word = i32(row + popc(u32(places.bits[i]))), i32(word + 1)
             src_rank = i32(src_rank + 1)
 
-    place_experts = handle.placing_experts(shape, tokens_for, place_expert)
+    place_experts = handle.placing_experts(shape, handle.pairs_for(shape, tokens_for), place_expert)
 
     @device_fn
     def place(params, announced, places):
