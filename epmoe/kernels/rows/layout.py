@@ -108,10 +108,10 @@ def columns(shape, phase):
             if all_come:
                 total, i = i32(total + here), i32(i + IN_FLIGHT * step)
             else:                               # waits until all blocks have stored the words that are added together
-                k = i
-                while ok and k < i + IN_FLIGHT * step and k < end:
+                n, k = i32(0), i
+                while ok and n < IN_FLIGHT and k < end:
                     ok, _ = wait.for_word_of_rank(call.params, u64(at + u64(a_block) * u64(k)), call.epoch, what, k)
-                    k = i32(k + step)
+                    n, k = i32(n + 1), i32(k + step)
         return ok, total
 
     return namespace("columns", publish=publish, sum_up=sum_up)
