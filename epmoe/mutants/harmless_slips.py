@@ -32,6 +32,6 @@ HARMLESS_SLIPS = {
     "rows/expand.py arriving.expand_parts: swap: if up == u32(0) and looks % most_looks == 0: / syncwarp()": "wait_for, inside the condition, ends with its own syncwarp, and the flags are read again after it",
     "rows/handle.py writing.write_counts: skip: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) left out by every other "
     "thread": "only expert-major dispatches use this word",
-    "rows/routing.py experts_of_ids.count: swap: if expert >= 0: / of_ids.record(seen, expert, token, slot, "
+    "rows/routing.py experts_of_ids.count: swap: if expert >= 0: / record(seen, expert, token, slot, "
     "status)": "the two touch different words, and nobody waits for either",
 }

@@ -178,9 +178,8 @@ def polling(build):
     @device_fn
     def all_through(flags, n_polling):
         """By a warp: waits until all polling warps have seen their words; False if one has given up."""
-        goes_on = False
-        if lane_id() == 0:
-            goes_on = True
+        goes_on = lane_id() == 0
+        if goes_on:
             while goes_on and shared_add_i32(flags, n_through, i32(0)) != n_polling:
                 goes_on = shared_add_i32(flags, gave_up, i32(0)) == 0
             fence_acq_rel_cta()                         # acquire: the words that the others have seen

@@ -12,9 +12,9 @@ others down at each step. A kernel for small batches has no code for more tokens
 instruction fetches.
 """
 
-from epmoe.device import (SIM, block_dim, block_idx, device_fn, fence_acq_rel_sys, i32, int32, lane_id,
-                          load16_nc, n_warps, shared_add_i32, shared_array, store_i32, syncthreads, syncthreads_or, thread_idx, u64,
-                          warp_id)
+from epmoe.device import (SIM, block_dim, block_idx, device_fn, fence_acq_rel_sys, i32, int32, lane_id, load16_nc,
+                          n_warps, shared_add_i32, shared_array, store_i32, syncthreads, syncthreads_or, thread_idx,
+                          u64, warp_id)
 
 from .. import formats, ids, stamps
 from ..bits import parts_of_each, split

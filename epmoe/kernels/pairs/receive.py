@@ -172,7 +172,7 @@ def _rows(build, off):
         decode(payload, call.format_handler, row, part, n_parts, lane)
         if part == 0:
             if not is_described:
-                k = msg.k_of(id16, i32(call.my_rank * local + row.group - front))
+                k = lowest(ballot(id16 == i32(call.my_rank * local + row.group - front)))     # of the row's expert
             if lane < 2:
                 store_i32(call.src_info + u64(4) * u64(2 * row.row + lane), k if lane == 1 else token)
 
@@ -186,7 +186,6 @@ def _rows(build, off):
             q, part = split(unit, n_parts)
             j = offsets.segment_of(window.ends, n_here, q)
             expert, segment = i32(j // ranks), i32(window.first * ranks + j)
-            slot = i32(q - window.ends[j - 1]) if j > 0 else q
             if segment != seen:
                 if is_known:
                     word = u64(window.words[j])
@@ -201,6 +200,7 @@ def _rows(build, off):
                     mark(call, stamps.ARRIVED)
                 seen = segment
             if ok:
+                slot = i32(q - window.ends[j - 1]) if j > 0 else q
                 in_group = i32(window.before[j] + slot)
                 row = formats.RowPlace(i32(window.starts[expert] + in_group), i32(front + window.first + expert),
                                        in_group, i32(window.tiles[expert]))

@@ -203,7 +203,7 @@ def _pieces(cfg, store):
                 staged = call.send_buf_p + u64(segment * tokens_per_rank + at_row) * u64(bytes_a_row)
                 stage(staged, src, 0, 1, lane_id())
                 syncwarp()      # the row by all lanes, before the network reads it
-                to.put(place, staged, bytes_a_row, rank)
+                to.put(place, staged, bytes_a_row, rank_of(call, segment))
 
     @device_fn
     def signal(call, segment, count):

@@ -119,7 +119,11 @@ def resetting(cfg, by_segment, single=(), *, recv_count=True):
 
     def clearing(names):
         def of(address):
-            return device_fn(lambda ep_counters, i: store_i32(address(ep_counters, i), i32(0)))
+            @device_fn
+            def clear(ep_counters, i):
+                store_i32(address(ep_counters, i), i32(0))
+
+            return clear
 
         return tuple_of(len(names), lambda j: of(getattr(word, names[j])))
 

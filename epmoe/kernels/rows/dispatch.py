@@ -126,10 +126,11 @@ def numbering(shape, mark):
 
 
 def moving(shape, mark, numbered=None):
-    """(send_rows, finish_rows): send_rows and numbered as of send.make; finish_rows(call, announced, ok) -> whether all is well.
+    """(send_rows, finish_rows): send_rows as of send.make; finish_rows(call, announced, ok) -> whether all is well.
 
     ok: whether this block has done its part. A sender signals, and the leader block waits; where rows are expanded by
-    expert while they arrive, every block expands. If `numbered` is given, a rank may have no room: then it expands nothing.
+    expert while they arrive, every block expands. numbered: as of send.make; if it is given, a rank may have no room, and
+    then expands nothing.
     """
     if not shape.expands:
         arrivals = announce.arrivals(shape, wait.ROWS_DISPATCH)

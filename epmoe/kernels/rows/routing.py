@@ -19,6 +19,7 @@ def experts_of_ids(shape):
     """
     top_k, a_warp = shape.top_k, 32 // max(shape.top_k, 1)
     of_ids = ids_of_tokens.make(shape.num_experts, top_k, shape.id_bytes)
+    load, clean, record = of_ids.load, of_ids.clean, of_ids.record
 
     @device_fn
     def count(params, ids, first, end, experts):
@@ -27,11 +28,11 @@ def experts_of_ids(shape):
         start, is_bad = i32(first + warp_id() * a_warp), False
         while start < end:
             token = i32(start + group)
-            seen = of_ids.load(ids, token, slot) if group < a_warp and token < end else i32(-1)
-            expert = of_ids.clean(seen, group, lane)
+            seen = load(ids, token, slot) if group < a_warp and token < end else i32(-1)
+            expert = clean(seen, group, lane)
             if expert >= 0:
                 shared_add_i32(experts, expert, i32(1))
-            of_ids.record(seen, expert, token, slot, status)
+            record(seen, expert, token, slot, status)
             start, is_bad = i32(start + step), is_bad or seen != expert and seen != ids_of_tokens.NO_EXPERT
         return is_bad
 
