@@ -112,8 +112,8 @@ def without_signals(build):
         """Records the ranks whose rows are missing."""
         late, k = u32(or_of_warp(late)), i32(lane_id() - first)
         if k >= 0 and k < AT_ONCE and has(late, k):
-            src_rank = u32(u32(segment) % u32(n_ranks))
-            atomic_or_relaxed_gpu_u32(call.status + u64(4 * MISSING_RANKS), u32(u32(1) << src_rank))
+            missing = u32(u32(1) << u32(u32(segment) % u32(n_ranks)))
+            atomic_or_relaxed_gpu_u32(call.status + u64(4 * MISSING_RANKS), missing)
             record_expired(call.status, COMBINE_WAIT, FOR_ROWS, segment, 0, -1)
 
     @device_fn
