@@ -1,8 +1,8 @@
 """What the leader block announces to all peers at the beginning of a call, and arrivals at its end.
 
 A rank announces where its arrays lie, for how many rows they have room, how many tokens and sending blocks it has, and,
-where the peers do not know them from a handle, how many rows it sends to each rank. Its announcement lies in a mailbox of each rank (mailbox.py). Only places,
-which peers write to, have to lie behind a fence for what earlier launches of this rank have done there.
+where the peers do not know them from a handle, how many rows it sends to each rank. Its announcement lies in a mailbox
+of each rank (mailbox.py). Only places, which peers write to, have to lie behind a fence for earlier launches of this rank.
 """
 
 from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id, load_i32, red_add_release_sys_i32,
