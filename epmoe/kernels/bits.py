@@ -2,19 +2,45 @@
 
 from epmoe.device import block_idx, device_fn, ffs, grid_dim, i32, n_warps, shfl_xor, u32, warp_id
 
-from .params import in_turn
 
-
-def four(look):
-    """Device function (given, i, step) -> look(given, j) for j = i, i + step, ...: four, all asked for together."""
+def four(look, n=4):
+    """Device function (given, i, step) -> look(given, j) for j = i, i + step, ...: four (or 1), all asked for together."""
+    if n == 1:
+        return device_fn(lambda given, i, step: (look(given, i32(i)),))
     return device_fn(lambda given, i, step: (look(given, i32(i)), look(given, i32(i + step)),
                                              look(given, i32(i + 2 * step)), look(given, i32(i + 3 * step))))
 
 
 def adding_four(add, n=4):
-    """Device function (total, given, i, step, items) -> total with four items (n) in turn; add as of folded()."""
-    return in_turn(n, lambda k: device_fn(
-        lambda total, given, i, step, items: add(total, given, i32(i + k * step), items[k])))
+    """Device function (total, given, i, step, items) -> total with four items (or 1) in turn; add as of folded()."""
+    if n == 1:
+        return device_fn(lambda total, given, i, step, items: add(total, given, i32(i), items[0]))
+
+    @device_fn
+    def add_four(total, given, i, step, items):
+        total = add(total, given, i32(i), items[0])
+        total = add(total, given, i32(i + step), items[1])
+        total = add(total, given, i32(i + 2 * step), items[2])
+        return add(total, given, i32(i + 3 * step), items[3])
+
+    return add_four
+
+
+def in_fours(look, add):
+    """Device function (total, given, i, step, end) -> total with the items i, i + step, ... before `end`, as of folded().
+
+    Four are looked at together, and added, also those behind the end.
+    """
+    look_at_four, add_four = four(look), adding_four(add)
+
+    @device_fn
+    def over_all(total, given, i, step, end):
+        while i < end:
+            total = add_four(total, given, i, step, look_at_four(given, i, step))
+            i = i32(i + 4 * step)
+        return total
+
+    return over_all
 
 
 def each_of_four(fn):
@@ -36,22 +62,16 @@ def folded(n, look, add):
     """
     if n == 0:
         return device_fn(lambda given, total: total)
-    i = n - (1 if n % 4 else 4)
-    fold_rest = folded(i, look, add)
+    last = 1 if n % 4 else 4
+    i = n - last
+    fold_rest, look_at_last, add_last = folded(i, look, add), four(look, last), adding_four(add, last)
 
     @device_fn
-    def fold_one(given, total):
-        item = look(given, i32(i))
-        return add(fold_rest(given, total), given, i32(i), item)
+    def fold(given, total):
+        items = look_at_last(given, i32(i), 1)
+        return add_last(fold_rest(given, total), given, i32(i), 1, items)
 
-    look_at_four, add_four = four(look), adding_four(add)
-
-    @device_fn
-    def fold_four(given, total):
-        items = look_at_four(given, i32(i), 1)
-        return add_four(fold_rest(given, total), given, i32(i), 1, items)
-
-    return fold_one if n % 4 else fold_four
+    return fold
 
 
 @device_fn
@@ -78,13 +98,20 @@ def but_lowest(mask):
     return u32(mask & u32(mask - u32(1)))
 
 
-def _of_lanes(combine):
-    """Device function (n) -> what combine(a, b) makes of the n of all lanes of a whole warp; in all lanes."""
-    return in_turn(5, lambda j: device_fn(lambda n: combine(n, shfl_xor(n, 16 >> j))))
+def over_lanes(combine, n_lanes=32):
+    """Device function (n) -> what combine(a, b) makes of the n of n_lanes adjacent lanes, a power of two; in all of them."""
+    @device_fn
+    def combined(n):
+        distance = n_lanes // 2
+        while distance > 0:
+            n, distance = combine(n, shfl_xor(n, distance)), distance // 2
+        return n
+
+    return combined
 
 
-or_of_warp = _of_lanes(device_fn(lambda a, b: u32(u32(a) | u32(b))))
-largest = _of_lanes(device_fn(lambda a, b: i32(max(i32(a), i32(b)))))
+or_of_warp = over_lanes(device_fn(lambda a, b: u32(u32(a) | u32(b))))
+largest = over_lanes(device_fn(lambda a, b: i32(max(i32(a), i32(b)))))
 
 
 @device_fn

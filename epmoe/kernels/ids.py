@@ -21,7 +21,7 @@ def narrow(wide):
     return value
 
 
-def make(cfg, id_bytes=4):
+def make(n_experts, top_k, id_bytes=4):
     """Namespace "ids" of device functions over topk_ids [num_tokens, top_k] of int32 or int64, id_bytes 4 or 8.
 
     read(topk_ids, i): id i of the list of all tokens' ids, as int32; one that does not fit becomes the nearest that does.
@@ -31,8 +31,6 @@ def make(cfg, id_bytes=4):
     record(value, cleaned, token, lane, status): counts what `clean` refused, except -1 itself.
     load, clean and record are for a whole warp.
     """
-    n_experts, top_k = cfg.n_experts, cfg.top_k
-
     @device_fn
     def read(topk_ids, i):
         at = topk_ids + u64(id_bytes) * u64(i)

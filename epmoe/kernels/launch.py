@@ -99,12 +99,12 @@ class KernelCall:
     router_weights: float32 [num_tokens, top_k], with a kernel made for an array.
 
     compile: function (weights_types, epilogue_types) -> compiled kernel. size: function (blocks, threads, num_tokens) ->
-    what of them a launch takes, or None for all. programmatic: whether a launch may begin before the one before it has
+    what of them a launch takes. programmatic: whether a launch may begin before the one before it has
     ended, for which the kernel waits. Errors: EPValueError.
     """
 
-    def __init__(self, cfg: EPConfig, launch: LaunchConfig, block: ParameterBlock, compile, *, size=None,
-                 programmatic=False):
+    def __init__(self, cfg: EPConfig, launch: LaunchConfig, block: ParameterBlock, compile, *,
+                 size=lambda blocks, threads, num_tokens: (blocks, threads), programmatic=False):
         self.cfg, self.launch, self.block = cfg, launch, block
         self._compile, self._size, self._programmatic = compile, size, programmatic
         self._contexts, self._traces = {}, TraceBuffers()
@@ -130,9 +130,7 @@ class KernelCall:
             raise EPValueError(f"{num_tokens} tokens are more than max_tokens_per_rank={self.cfg.max_tokens_per_rank}: "
                                "split the batch or configure more")
         block, most = self.block, self.launch.grid(machine)
-        grid, threads = most, self.launch.threads
-        if self._size is not None:
-            grid, threads = self._size(grid, threads, num_tokens)
+        grid, threads = self._size(most, self.launch.threads, num_tokens)
         of_peers = {name: at for name, at in regions.items() if isinstance(at, (list, tuple))}
         same = {name: at for name, at in regions.items() if name not in of_peers}
         if block.context_words:

@@ -97,14 +97,7 @@ def chosen(block, name):
 
     def choosing(j):
         at = first + j
-
-        @device_fn
-        def choose(word, params, i):
-            if i == j:
-                word = params[at]
-            return word
-
-        return choose
+        return device_fn(lambda word, params, i: params[at] if i == j else word)
 
     choose = in_turn(n, choosing)
     return device_fn(lambda params, i: choose(params[first], params, i))

@@ -7,8 +7,7 @@ Words that peers write are polled with acquire, so the data that they guard can 
 are polled relaxed, since many threads wait for the same one, and acquired after the poll has succeeded.
 """
 
-from epmoe.device import (device_fn, globaltimer, ld_acquire_gpu_i32, ld_acquire_sys_u64, ld_relaxed_gpu_i32,
-                          u64)
+from epmoe.device import device_fn, globaltimer, i32, ld_acquire_gpu_i32, ld_acquire_sys_u64, ld_relaxed_gpu_i32, u64
 from epmoe.layout import MAX_FINITE
 
 from .status import has_failed, record_expired
@@ -24,13 +23,14 @@ def gives_up(status, since, timeout_ns):
     return u64(globaltimer()) - u64(since) > u64(timeout_ns)
 
 
-def until(load, has_come):
-    """Device function wait(address, wanted, status, timeout_ns) -> (whether it came, the last word that was loaded).
+def until(load, has_come, number):
+    """Device function wait(address, wanted, status, timeout_ns, what, index) -> (whether it came, the last word loaded).
 
-    has_come(word, wanted): whether it is what is waited for.
+    has_come(word, wanted): whether it is what is waited for. For the record of a wait that expires: what (phase, FOR_...),
+    index, and number(word).
     """
     @device_fn
-    def wait(address, wanted, status, timeout_ns):
+    def wait(address, wanted, status, timeout_ns, what, index):
         seen = load(address)
         if has_come(seen, wanted):
             return True, seen
@@ -38,6 +38,7 @@ def until(load, has_come):
         while not has_come(seen, wanted):
             polls += 1
             if polls % POLLS_PER_LOOK == 0 and gives_up(status, since, timeout_ns):
+                record_expired(status, what[0], what[1], index, i32(wanted), number(seen))
                 return False, seen
             seen = load(address)
         return True, seen
@@ -45,8 +46,10 @@ def until(load, has_come):
     return wait
 
 
-_until_below = until(device_fn(lambda word: u64(ld_acquire_sys_u64(word))), device_fn(lambda seen, below: seen < u64(below)))
-_until_equal = until(device_fn(lambda word: ld_relaxed_gpu_i32(word)), device_fn(lambda seen, wanted: seen == wanted))
+_until_below = until(device_fn(lambda word: u64(ld_acquire_sys_u64(word))), device_fn(lambda seen, below: seen < u64(below)),
+                     device_fn(lambda word: i32(-1)))
+_until_equal = until(device_fn(lambda word: ld_relaxed_gpu_i32(word)), device_fn(lambda seen, wanted: seen == wanted),
+                     device_fn(lambda word: word))
 
 
 @device_fn
@@ -56,19 +59,14 @@ def wait_below(word, below, call, phase, waited_for, index):
     below: ANNOUNCED, to wait until the messages have arrived, or MAX_FINITE, to wait for their number. call: a record
     with status and timeout_ns.
     """
-    came, seen = _until_below(word, below, call.status, call.timeout_ns)
-    if not came:
-        record_expired(call.status, phase, waited_for, index, 0, -1)
-        return u64(MAX_FINITE)
-    return seen
+    came, seen = _until_below(word, below, call.status, call.timeout_ns, (phase, waited_for), index)
+    return seen if came else u64(MAX_FINITE)
 
 
 @device_fn
 def wait_for_own_blocks(word, wanted, status, timeout_ns, phase, waited_for, index):
     """Waits until an int32 word that blocks of this device write equals `wanted`, acquired at device scope."""
-    came, seen = _until_equal(word, wanted, status, timeout_ns)
-    if not came:
-        record_expired(status, phase, waited_for, index, wanted, seen)
-        return False
-    ld_acquire_gpu_i32(word)
-    return True
+    came, _ = _until_equal(word, wanted, status, timeout_ns, (phase, waited_for), index)
+    if came:
+        ld_acquire_gpu_i32(word)
+    return came

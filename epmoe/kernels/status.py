@@ -84,7 +84,14 @@ def raise_if_failed(words, cfg: EPConfig, rank: int, timeout_s: float, recv_coun
     if waited_for == FOR_RECV_COUNT:
         what, remedy = _missing_signals(cfg, rank, index, recv_count)
     elif waited_for == FOR_ROWS:
-        what, remedy = _missing_rows(cfg, rank, index, int(words[MISSING_RANKS]))
+        some = "no word that its combine has begun"
+        if index >= 0:          # a segment, (local expert, src_rank), of which a row is missing
+            local_expert, source = divmod(index, cfg.n_src_ranks)
+            some = f"rows of expert {source * cfg.n_local_experts + local_expert} are missing"
+        missing = int(words[MISSING_RANKS])
+        names = ", ".join(str(source) for source in range(cfg.n_src_ranks) if missing >> source & 1)
+        what = f"nothing, or not all, from src_rank {names} ({some})"
+        remedy = ": has it ended, or made another call, or changed src_info? reset() by all ranks starts anew"
     else:
         remedy = ""
         what = (f"waited for {LOCAL_WAITS[waited_for].format(index)} (expected {words[EXPECTED]}, saw {words[SEEN]}); "
@@ -110,17 +117,6 @@ def raise_if_bad_ids(words, cfg: EPConfig, rank: int):
     raise EPValueError(f"rank {rank}: topk_ids[{words[BAD_TOKEN] - 1}, {words[BAD_SLOT]}] is {value}, {rule}; "
                        f"{outside} ids outside the range and {repeated} repeated ids were treated as -1 (no expert): "
                        "give each token distinct ids, and -1 for empty slots")
-
-
-def _missing_rows(cfg, rank, index, sources):
-    """index: an entry, (local expert, src_rank), of which a row is missing, or -1."""
-    some = "no word that its combine has begun"
-    if index >= 0:
-        local_expert, source = divmod(index, cfg.n_src_ranks)
-        some = f"rows of expert {source * cfg.n_local_experts + local_expert} are missing"
-    names = ", ".join(str(source) for source in range(cfg.n_src_ranks) if sources >> source & 1)
-    remedy = ": has it ended, or made another call, or changed src_info? reset() by all ranks starts anew"
-    return f"nothing, or not all, from src_rank {names} ({some})", remedy
 
 
 def _missing_signals(cfg, rank, index, recv_count):

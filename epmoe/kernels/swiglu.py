@@ -6,17 +6,20 @@ inside, one rounding at the end. exp is not exactly rounded: results agree with 
 (FP8: one code), and are no part of the bit-exact promise.
 """
 
-from epmoe.device import (abs_f32, add_rn, bf16_hi, bf16_lo, block_idx, device_fn, div_rn, exp, f32, grid_dim, i32,
-                          kernel, lane_id, load16, load_i32, max_f32, mul_rn, n_warps, pack_bf16x2, store16,
-                          store_f32, sub_rn, u64, warp_id)
+from epmoe.device import (abs_f32, add_rn, block_idx, device_fn, div_rn, exp, f32, grid_dim, i32, kernel, lane_id, load16,
+                          load_i32, max_f32, mul_rn, n_warps, store16, store_f32, sub_rn, u64, warp_id)
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
+from . import elements
+from .bits import over_lanes
 from .formats.number_codes import e4m3x4
-from .formats.row_encoder import maximum_over
+from .formats.row_copy import store_vector
+from .formats.row_encoder import maximum
 from .launch import KernelCall, LaunchConfig
-from .params import LANES, ParameterBlock
+from .params import LANES, ParameterBlock, in_turn, tuple_of
 
+VALUES = elements.make("bf16")
 GROUP = 128                 # elements that share a scale, in FP8 output
 GROUP_LANES = 8             # 16 elements each: one 16-byte store of e4m3
 MULTIPLE = {"bf16": 8, "fp8_blockwise": GROUP}
@@ -86,13 +89,15 @@ def clamped_gate(limit, alpha):
     return gated
 
 
+def _of_eight(gated):
+    """Device function (gate, up) -> the 8 float32 values that `gated` gives for two vectors of 8 bf16."""
+    gated_values = tuple_of(8, lambda j: device_fn(lambda gate, up: gated(gate[j], up[j])))
+    return device_fn(lambda gate, up: gated_values(VALUES.unpack(gate), VALUES.unpack(up)))
+
+
 def bf16_rows(intermediate, gated):
     """(chunks of a row, piece): a lane takes 8 columns of a row."""
-    n_vectors = intermediate // 8
-
-    @device_fn
-    def gated_pair(gate, up):
-        return pack_bf16x2(gated(bf16_lo(gate), bf16_lo(up)), gated(bf16_hi(gate), bf16_hi(up)))
+    n_vectors, gated8 = intermediate // 8, _of_eight(gated)
 
     @device_fn
     def piece(params, row, vector):
@@ -100,31 +105,17 @@ def bf16_rows(intermediate, gated):
             at = params[INPUT] + u64(row) * u64(4 * intermediate) + u64(16 * vector)
             g = load16(at)
             u = load16(at + u64(2 * intermediate))
-            store16(params[OUTPUT] + u64(row) * u64(2 * intermediate) + u64(16 * vector), gated_pair(g[0], u[0]),
-                    gated_pair(g[1], u[1]), gated_pair(g[2], u[2]), gated_pair(g[3], u[3]))
+            store_vector(params[OUTPUT] + u64(row) * u64(2 * intermediate) + u64(16 * vector), VALUES.pack(gated8(g, u)))
 
     return n_vectors, piece
 
 
 def fp8_rows(intermediate, gated):
     """(chunks of a row, piece): a warp takes 4 scales of a row, a lane 16 columns."""
-    n_chunks = intermediate // 16
-
-    @device_fn
-    def gated4(gate_lo, gate_hi, up_lo, up_hi):
-        return (gated(bf16_lo(gate_lo), bf16_lo(up_lo)), gated(bf16_hi(gate_lo), bf16_hi(up_lo)),
-                gated(bf16_lo(gate_hi), bf16_lo(up_hi)), gated(bf16_hi(gate_hi), bf16_hi(up_hi)))
-
-    @device_fn
-    def absmax4(v, m):
-        m = max_f32(max_f32(m, abs_f32(v[0])), abs_f32(v[1]))
-        return max_f32(max_f32(m, abs_f32(v[2])), abs_f32(v[3]))
-
-    @device_fn
-    def codes4(v, scale):
-        return e4m3x4(div_rn(v[0], scale), div_rn(v[1], scale), div_rn(v[2], scale), div_rn(v[3], scale))
-
-    absmax_of_group = maximum_over(GROUP_LANES)
+    n_chunks, gated8 = intermediate // 16, _of_eight(gated)
+    absmax8 = in_turn(8, lambda j: device_fn(lambda m, v: max_f32(m, abs_f32(v[j]))))
+    divided8 = tuple_of(8, lambda j: device_fn(lambda v, scale: div_rn(v[j], scale)))
+    absmax_of_group = over_lanes(maximum, GROUP_LANES)
 
     @device_fn
     def piece(params, row, chunk):
@@ -134,15 +125,13 @@ def fp8_rows(intermediate, gated):
         at = u64(at + u64(32 * min(chunk, n_chunks - GROUP_LANES + lane % GROUP_LANES)))
         g0, g1 = load16(at), load16(at + u64(16))
         u0, u1 = load16(at + u64(2 * intermediate)), load16(at + u64(2 * intermediate + 16))
-        a = gated4(g0[0], g0[1], u0[0], u0[1])
-        b = gated4(g0[2], g0[3], u0[2], u0[3])
-        c = gated4(g1[0], g1[1], u1[0], u1[1])
-        d = gated4(g1[2], g1[3], u1[2], u1[3])
-        absmax = absmax_of_group(absmax4(d, absmax4(c, absmax4(b, absmax4(a, f32(0.0))))))
+        a, b = gated8(g0, u0), gated8(g1, u1)
+        absmax = absmax_of_group(absmax8(absmax8(f32(0.0), a), b))
         scale = div_rn(max_f32(absmax, f32(1e-4)), f32(448.0))
         if chunk < n_chunks:
-            store16(params[OUTPUT] + u64(row) * u64(intermediate) + u64(16 * chunk),
-                    codes4(a, scale), codes4(b, scale), codes4(c, scale), codes4(d, scale))
+            a, b = divided8(a, scale), divided8(b, scale)
+            store16(params[OUTPUT] + u64(row) * u64(intermediate) + u64(16 * chunk), e4m3x4(a[0], a[1], a[2], a[3]),
+                    e4m3x4(a[4], a[5], a[6], a[7]), e4m3x4(b[0], b[1], b[2], b[3]), e4m3x4(b[4], b[5], b[6], b[7]))
             if lane % GROUP_LANES == 0:
                 scale_at = (u64(chunk // GROUP_LANES) * params[CAPACITY] + u64(row)) * u64(4)
                 store_f32(params[SCALES] + scale_at, scale)

@@ -65,11 +65,6 @@ class OutputLambda(NamedTuple):
     function: callable
 
 
-def argument_words(*arguments):
-    """The words of ScalarArg and ArrayArg."""
-    return [word for arg in arguments for word in arg.words()]
-
-
 def words_of(types) -> int:
     """Words of a kernel that arguments of these (dtype, number of axes, writable) take."""
     return sum(1 + n_axes for _, n_axes, _ in types)
@@ -83,9 +78,7 @@ def bound(fn, types, what):
     stores = isinstance(fn, OutputLambda)
     of_device = device_fn(checked(what, fn.function if stores else fn))
 
-    @device_fn
-    def value(arguments, words):
-        return f32(of_device(*arguments))
+    value = device_fn(lambda arguments, words: f32(of_device(*arguments)))
 
     @device_fn
     def store(arguments, words):
@@ -125,16 +118,12 @@ def returned(what, function, value):
     """What a function returned in the simulator, if it is what it must return."""
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    fits = value is None if what == "elementwise_lambda_fn" else _is_real(value)
-    if not fits:
+    is_number = isinstance(value, (Real, np.number, np.bool_)) or str(getattr(value, "dtype", "")) == "bfloat16"
+    is_real = is_number and not isinstance(value, np.complexfloating)
+    if (value is not None) if what == "elementwise_lambda_fn" else not is_real:
         shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
         raise WrongReturn(refusal(what, function, "nothing" if value is None else f"a {type(value).__name__}{shape}"))
     return value
-
-
-def _is_real(value):
-    is_number = isinstance(value, (Real, np.number, np.bool_)) or str(getattr(value, "dtype", "")) == "bfloat16"
-    return is_number and not isinstance(value, np.complexfloating)
 
 
 @lru_cache(CACHED)

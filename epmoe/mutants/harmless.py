@@ -32,8 +32,8 @@ TOLD_STATUS = (
 )
 
 HARMLESS = {
-    "formats/row_encoder.py encode_row.load_step: load16 -> load16_nc": INPUT + ": input_tokens",
-    "formats/row_encoder.py encode_row.load_step: load16 -> load16_nc (number 2)": INPUT
+    "formats/row_encoder.py encode_row.encode_part: load16 -> load16_nc": INPUT + ": input_tokens",
+    "formats/row_encoder.py encode_row.encode_part: load16 -> load16_nc (number 2)": INPUT
     + ": input_tokens",
     "plain/combine.py _reduce.with_shared_expert: load16 -> load16_nc": INPUT
     + ": the expert outputs given to combine",
@@ -52,7 +52,7 @@ HARMLESS = {
             "combine_kernel",
         )
     },
-    "pairs/reduce.py _reduced.add_shared_expert: load16 -> load16_nc": INPUT
+    "pairs/reduce.py _reduced.reduce_run: load16 -> load16_nc": INPUT
     + ": the expert outputs given to combine",
     "swiglu.py bf16_rows.piece: load16 -> load16_nc": SWIGLU,
     "swiglu.py bf16_rows.piece: load16 -> load16_nc (number 2)": SWIGLU,
@@ -66,10 +66,10 @@ HARMLESS = {
     + ": the expert outputs given to combine",
     "rows/combine.py combine_kernel.rows_combine: syncthreads_or(not reduce_rows(call, announced)) -> "
     "(not reduce_rows(call, announced))": AGREE,
-    "rows/dispatch.py by_flags.finish_rows: syncthreads_or(not ok) -> (not ok)": AGREE,
+    "rows/dispatch.py moving.by_flags: syncthreads_or(not ok) -> (not ok)": AGREE,
     "rows/announce.py closing.may_end: syncthreads_or(not ok) -> (not ok)": "the barrier of await_part, which follows, passes on to the block what the last thread acquired. "
     + AGREE,
-    "rows/few/combine.py _reducing.own_vector: load16 -> load16_nc": INPUT
+    "rows/few/combine.py _reducing.sum_piece: load16 -> load16_nc": INPUT
     + ": the expert outputs given to combine",
     "rows/few/lamport.py put_back: st_relaxed_sys_u64 -> st_relaxed_gpu_u64": PUT_BACK,
     "rows/few/lamport.py put_back: st_relaxed_sys_u64 -> st_relaxed_cta_u64": PUT_BACK,

@@ -168,7 +168,7 @@ THRESHOLD_WORLDS = (
         fused=True,
         shape=(6, 32),
         few=True,
-        constants={"prefetch.ROWS_AHEAD": 3},
+        constants={"pairs.send_back.ROWS_AHEAD": 3},
         tuning=RECEIVERS,
     ),
     World(

@@ -10,7 +10,6 @@ from epmoe import device, kernels, layout
 from epmoe.kernels import ArrayArg, LaunchConfig, ScalarArg, Wanted, formats, lamport, status
 from epmoe.kernels.pairs.tuning import Tuning
 from epmoe.kernels.params import float32_word
-from epmoe.kernels.user_functions import argument_words
 from epmoe_ref.config import EPConfig
 
 COMBINE = {
@@ -254,7 +253,7 @@ class KernelWorld:
             out.address,
             self.at(rank, "clean_topk_ids"),
             array,
-            *argument_words(*weights_args, *epilogue_args),
+            *(word for arg in (*weights_args, *epilogue_args) for word in arg.words()),
         ]
         self.start(
             "combine",

@@ -3,18 +3,17 @@
 import ml_dtypes
 import numpy as np
 
-from epmoe.device import (bf16_hi, bf16_lo, device_fn, div_rn, f32, f32_as_u32, fma_rn, i32, max_f32,
-                          mul_rn, output, store_f32, sub_rn, u32, u32_as_f32, u64)
+from epmoe.device import (bf16_hi, bf16_lo, device_fn, div_rn, f32, f32_as_u32, fma_rn, max_f32, mul_rn,
+                          output, store_f32, sub_rn, u32, u32_as_f32, u64)
 
 from . import KernelFormat
 from .number_codes import e4m3x4
 from .row_copy import spread, store_vector
-from .row_encoder import LANE_ELEMENTS, values_then_scales
+from .row_encoder import values_then_scales, with_scales
 
 GROUP = 128
 SCALE_BYTES = 4
 PAD_ROWS = 16 // SCALE_BYTES
-GROUP_LANES = GROUP // LANE_ELEMENTS
 FLOOR = 1e-4                            # of absmax
 PER_448 = float(np.float32(1) / np.float32(448))
 INF_BITS = 0x7F800000
@@ -44,8 +43,8 @@ def quotient_codes(lo, hi, minus_s, r):
 
 
 @device_fn
-def quantised(a, b, absmax):
-    """(scale, codes in four words) of 16 bf16 values in 4 + 4 words, whose group has this absmax."""
+def scale_of(absmax, input_scale):
+    """(scale of a group with this absmax, (-scale, 1 / scale))."""
     scale = quotient(max_f32(absmax, f32(FLOOR)), f32(-448.0), f32(PER_448))
     minus_s = sub_rn(f32(0.0), scale)
     r = div_rn(f32(1.0), scale)
@@ -54,8 +53,21 @@ def quantised(a, b, absmax):
         scale = absmax
         minus_s = f32(0.0)
         r = f32(0.0)
-    return scale, (quotient_codes(a[0], a[1], minus_s, r), quotient_codes(a[2], a[3], minus_s, r),
-                   quotient_codes(b[0], b[1], minus_s, r), quotient_codes(b[2], b[3], minus_s, r))
+    return scale, (minus_s, r)
+
+
+@device_fn
+def codes_of(ab, factor):
+    """Codes in four words of 16 bf16 values in 4 + 4 words; factor: of scale_of."""
+    (a, b), (minus_s, r) = ab, factor
+    return (quotient_codes(a[0], a[1], minus_s, r), quotient_codes(a[2], a[3], minus_s, r),
+            quotient_codes(b[0], b[1], minus_s, r), quotient_codes(b[2], b[3], minus_s, r))
+
+
+@device_fn
+def store_codes(dst_payload, chunk, ab, factor):
+    """store_values of with_scales: 16 bytes a lane."""
+    store_vector(dst_payload + u64(16 * chunk), codes_of(ab, factor))
 
 
 def make(cfg) -> KernelFormat:
@@ -68,17 +80,6 @@ def make(cfg) -> KernelFormat:
     hidden, n_scales = cfg.hidden, cfg.hidden // GROUP
     spread_scales = spread(SCALE_BYTES, n_scales)
 
-    def with_scales_at(scales_at):
-        @device_fn
-        def quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane):
-            scale, codes = quantised(ab[0], ab[1], absmax)
-            if there:
-                store_vector(dst_payload + u64(16 * chunk), codes)
-                if lane & (GROUP_LANES - 1) == 0:
-                    store_f32(dst_payload + u64(scales_at + SCALE_BYTES * i32(chunk >> 3)), scale)
-
-        return quantise
-
     @device_fn
     def store_scales(out, place, src, lane):
         spread_scales(output_scales(out) + u64(place.row) * u64(SCALE_BYTES), capacity(out) * u64(SCALE_BYTES), src, lane)
@@ -87,5 +88,5 @@ def make(cfg) -> KernelFormat:
         return {"output_tokens": ((capacity, hidden), np.dtype(ml_dtypes.float8_e4m3fn)),
                 "output_scales": ((n_scales, capacity), np.dtype(np.float32))}
 
-    return values_then_scales(cfg, hidden, n_scales * SCALE_BYTES, GROUP, with_scales_at, store_scales, outputs,
-                              pad_rows=PAD_ROWS)
+    quantise = with_scales(GROUP, scale_of, store_codes, store_f32, SCALE_BYTES)
+    return values_then_scales(cfg, hidden, n_scales * SCALE_BYTES, GROUP, quantise, store_scales, outputs, pad_rows=PAD_ROWS)

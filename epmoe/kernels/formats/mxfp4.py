@@ -14,7 +14,7 @@ from ..params import LANES
 from . import KernelFormat, align_up
 from .number_codes import e8m0_reciprocal
 from .row_copy import spread
-from .row_encoder import store_e2m1, values_then_scales, with_scale_bytes
+from .row_encoder import store_e2m1, values_then_scales, with_scales
 
 GROUP = 32
 output_scales = output(1)
@@ -40,30 +40,24 @@ def make(cfg) -> KernelFormat:
     """
     value_bytes, n_scales, slots = cfg.hidden // 2, cfg.hidden // GROUP, cfg.fuse_a_scale_preshuffle
 
+    spread_scales = spread(1, n_scales)     # one by one, as rows of an odd n_scales are not aligned
+    scale_row = device_fn(lambda out, place, src, lane: spread_scales(
+        output_scales(out) + u64(place.row) * u64(n_scales), u64(1), src, lane))
+
     def outputs(cfg, capacity):
-        scales = slots_shape(cfg) if slots else (capacity, n_scales)
+        # slots (the groups), blocks of 32 rows, blocks of 8 columns, bytes of such a block, interleaved
+        slots_shape = cfg.n_groups, slot_rows(cfg) // 32, cfg.hidden // 256, 256
+        scales = slots_shape if slots else (capacity, n_scales)
         return {"output_tokens": ((capacity, value_bytes), np.dtype(np.uint8)),
                 "output_scales": (scales, np.dtype(ml_dtypes.float8_e8m0fnu))}
 
-    return values_then_scales(cfg, value_bytes, n_scales, GROUP, with_scale_bytes(GROUP, even_scale, store_e2m1),
-                              slot_scales(cfg) if slots else scale_row(n_scales), outputs)
-
-
-def scale_row(n_scales):
-    """store_scales: the scale bytes of a row of the output, one by one, as rows of an odd n_scales are not aligned."""
-    spread_scales = spread(1, n_scales)
-    return device_fn(lambda out, place, src, lane: spread_scales(
-        output_scales(out) + u64(place.row) * u64(n_scales), u64(1), src, lane))
+    return values_then_scales(cfg, value_bytes, n_scales, GROUP, with_scales(GROUP, even_scale, store_e2m1),
+                              slot_scales(cfg) if slots else scale_row, outputs)
 
 
 def slot_rows(cfg) -> int:
     """Mpad: the rows a slot holds scales for; one expert can receive every token of every rank."""
     return align_up(cfg.n_ranks * cfg.max_tokens_per_rank, 32)
-
-
-def slots_shape(cfg) -> tuple[int, int, int, int]:
-    """Slots (the groups), blocks of 32 rows, blocks of 8 columns, bytes of such a block (256, interleaved)."""
-    return cfg.n_groups, slot_rows(cfg) // 32, cfg.hidden // 256, 256
 
 
 def slot_scales(cfg):

@@ -6,7 +6,7 @@ saturating, NaN -> 0x7F. e8m0: a byte b means 2**(b - 127), and 0xFF means NaN.
 """
 
 from epmoe.device import (abs_f32, add_rn, bf16_hi, bf16_lo, device_fn, f32, f32_as_u32, max_f32, min_f32,
-                          mul_rn, pack_e4m3x2, u32, u32_as_f32, u64)
+                          mul_rn, pack_e4m3x2, u32, u32_as_f32)
 
 ONE_BITS = 0x3F800000               # float32 1.0
 EXPONENT = 0x7F800000
@@ -48,12 +48,6 @@ def e2m1x8(q, k):
     lo = u32(e2m1x2(q[0], k) | u32(e2m1x2(q[1], k) << u32(8)))
     hi = u32(e2m1x2(q[2], k) | u32(e2m1x2(q[3], k) << u32(8)))
     return u32(lo | u32(hi << u32(16)))
-
-
-@device_fn
-def e2m1x16(a, b, k):
-    """The 16 bf16 values of 4 + 4 words, each times k, as sixteen codes (u64)."""
-    return u64(u64(e2m1x8(a, k)) | u64(u64(e2m1x8(b, k)) << u64(32)))
 
 
 @device_fn

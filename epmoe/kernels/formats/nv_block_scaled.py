@@ -13,7 +13,7 @@ from epmoe.device import device_fn, div_rn, e4m3_lo, f32, i32, mul_rn, output, s
 from . import KernelFormat
 from .number_codes import e4m3_byte, scaled_e4m3x4, e8m0_reciprocal, e8m0_round_up
 from .row_copy import spread
-from .row_encoder import store_e2m1, values_then_scales, with_scale_bytes
+from .row_encoder import store_e2m1, values_then_scales, with_scales
 
 SIXTH = float(np.float32(1) / np.float32(6))
 PER_448 = float(np.float32(1) / np.float32(448))
@@ -61,11 +61,6 @@ def store_e4m3(dst_payload, chunk, ab, k):
 
 ENCODERS = {"nvfp4": (nvfp4_scale, store_e2m1), "mxfp4": (e8m0_scale(SIXTH), store_e2m1),
             "mxfp8": (e8m0_scale(PER_448), store_e4m3)}
-
-
-def n_tiles_for(n_rows: int, n_groups: int) -> int:
-    """Tiles that n_rows rows in n_groups groups can need at most: each group can leave 127 rows of a tile unused."""
-    return (n_rows + (TILE_ROWS - 1) * n_groups) // TILE_ROWS
 
 
 def row_scales(n_words: int):
@@ -126,11 +121,12 @@ def make(cfg) -> KernelFormat:
     def outputs(cfg, capacity):
         value_type = ml_dtypes.float8_e4m3fn if kind == "mxfp8" else np.uint8
         scale_type = ml_dtypes.float8_e4m3fn if kind == "nvfp4" else ml_dtypes.float8_e8m0fnu
+        n_tiles = (capacity + (TILE_ROWS - 1) * cfg.n_groups) // TILE_ROWS     # each group can leave 127 rows of one unused
         return {"output_tokens": ((capacity, value_bytes), np.dtype(value_type)),
-                "output_scales": ((n_tiles_for(capacity, cfg.n_groups), n_words, 32, 4, 4), np.dtype(scale_type)),
+                "output_scales": ((n_tiles, n_words, 32, 4, 4), np.dtype(scale_type)),
                 "scales_offset": ((cfg.n_groups,), np.dtype(np.uint32))}
 
-    return values_then_scales(cfg, value_bytes, n_scales, group_size, with_scale_bytes(group_size, *ENCODERS[kind]),
+    return values_then_scales(cfg, value_bytes, n_scales, group_size, with_scales(group_size, *ENCODERS[kind]),
                               row_scales(n_words), outputs, begin_group=begin_group,
                               finish_group=clear_unused_rows(n_words))
 

@@ -1,15 +1,17 @@
 """The loop that all quantising encoders share: a warp reads a row once, 16 elements a lane, and finds the absmax."""
 
-from epmoe.device import (abs_f32, bf16_hi, bf16_lo, device_fn, f32, i32, load16, max_f32, output, shfl_xor, store_u8,
+from epmoe.device import (abs_f32, bf16_hi, bf16_lo, device_fn, f32, i32, load16, max_f32, output, store_u8,
                           store_u64, u64)
 
-from ..params import LANES, in_turn
+from ..bits import over_lanes
+from ..params import LANES
 from . import KernelFormat, align_up
-from .number_codes import e2m1x16
+from .number_codes import e2m1x8
 from .row_copy import clear_padding, copy_part, most_parts
 
 LANE_ELEMENTS = 16
 LANE_BYTES = 32         # of bf16
+maximum = device_fn(lambda a, b: max_f32(a, b))
 
 
 def encode_parts(hidden: int) -> int:
@@ -33,12 +35,7 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
     n_chunks, n_steps = hidden // LANE_ELEMENTS, encode_parts(hidden)
     group_lanes = group // LANE_ELEMENTS
     last_group = n_chunks - group_lanes
-    group_maximum = maximum_over(group_lanes)
-
-    @device_fn
-    def load_step(src_row, chunk, lane):
-        src = src_row + u64(LANE_BYTES * min(chunk, i32(last_group + (lane & (group_lanes - 1)))))
-        return load16(src), load16(src + u64(16))
+    group_maximum = over_lanes(maximum, group_lanes)
 
     @device_fn
     def encode_part(src_row, dst_payload, input_scale, part, n_parts, lane):
@@ -46,7 +43,8 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
         step, end = i32(part * steps), i32(min(part * steps + steps, n_steps))
         while step < end:
             chunk = i32(step * LANES + lane)
-            ab = load_step(src_row, chunk, lane)
+            src = src_row + u64(LANE_BYTES * min(chunk, i32(last_group + (lane & (group_lanes - 1)))))
+            ab = load16(src), load16(src + u64(16))
             absmax = group_maximum(max_f32(f32(0.0), max_f32(absmax8(ab[0]), absmax8(ab[1]))))
             quantise(dst_payload, chunk, chunk < n_chunks, ab, absmax, input_scale, lane)
             step = i32(step + 1)
@@ -56,21 +54,22 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
     return encode_part
 
 
-def with_scale_bytes(group: int, scale_of, store_values):
-    """quantise of a format whose groups of 16 or 32 elements have one scale byte each.
+def with_scales(group: int, scale_of, store_values, store_scale=store_u8, scale_bytes=1):
+    """quantise of a format whose groups of so many elements have a scale of so many bytes each.
 
-    scale_of(absmax, input_scale) -> (byte, factor of the group's values). store_values(dst_payload, chunk, ab, factor).
+    scale_of(absmax, input_scale) -> (scale, factor of the group's values). store_values(dst_payload, chunk, ab, factor).
     """
     group_lanes = group // LANE_ELEMENTS
+    shift = group_lanes.bit_length() - 1
 
     def with_scales_at(scales_at):
         @device_fn
         def quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane):
-            byte, factor = scale_of(absmax, input_scale)
+            scale, factor = scale_of(absmax, input_scale)
             if there:
                 store_values(dst_payload, chunk, ab, factor)
                 if lane & (group_lanes - 1) == 0:
-                    store_u8(dst_payload + u64(scales_at + i32(chunk >> (group_lanes - 1))), byte)
+                    store_scale(dst_payload + u64(scales_at + scale_bytes * i32(chunk >> shift)), scale)
 
         return quantise
 
@@ -80,7 +79,7 @@ def with_scale_bytes(group: int, scale_of, store_values):
 @device_fn
 def store_e2m1(dst_payload, chunk, ab, factor):
     """store_values of the FP4 formats: 8 bytes a lane."""
-    store_u64(dst_payload + u64(8 * chunk), e2m1x16(ab[0], ab[1], factor))
+    store_u64(dst_payload + u64(8 * chunk), u64(u64(e2m1x8(ab[0], factor)) | u64(u64(e2m1x8(ab[1], factor)) << u64(32))))
 
 
 @device_fn
@@ -93,14 +92,6 @@ def absmax8(q):
 def absmax2(word):
     """The larger |x| of the two bf16 values of a word."""
     return max_f32(abs_f32(bf16_lo(word)), abs_f32(bf16_hi(word)))
-
-
-def maximum_over(n_lanes: int):
-    """Device function (v): the largest v of each n_lanes adjacent lanes; n_lanes is a power of two."""
-    def over_twice(j):
-        return device_fn(lambda v: max_f32(v, shfl_xor(v, 1 << j)))
-
-    return in_turn(n_lanes.bit_length() - 1, over_twice)
 
 
 def values_then_scales(cfg, value_bytes, scale_bytes, group, quantise, store_scales, outputs, **more) -> KernelFormat:

@@ -20,7 +20,7 @@ from epmoe.device import (all_lanes, any_lane, atomic_or_relaxed_gpu_u32, ballot
                           u32, u64, warp_id)
 from epmoe.layout import ABSENT, ANNOUNCED, MAX_FINITE
 
-from ..bits import has, lowest
+from ..bits import has, lowest, or_of_warp
 from ..formats.row_copy import no_vectors
 from ..lamport import is_absent
 from ..params import clear, in_turn, namespace, tuple_of
@@ -53,14 +53,8 @@ def loading(cfg, load):
     top_k, bytes_a_row = cfg.top_k, layout.combine_msg_bytes(cfg)
 
     def loading_one(j):
-        @device_fn
-        def load_one(which, first, place, held):
-            q = held[j]
-            if j < top_k and has(which, j):
-                q = load(place + u64(first + j) * u64(bytes_a_row))
-            return q
-
-        return load_one
+        return device_fn(lambda which, first, place, held: load(place + u64(first + j) * u64(bytes_a_row))
+                         if j < top_k and has(which, j) else held[j])
 
     return tuple_of(AT_ONCE, loading_one)
 
@@ -116,14 +110,11 @@ def without_signals(build):
     @device_fn
     def give_up(call, late, segment, first):
         """Records the ranks whose rows are missing."""
-        k, lane = i32(0), i32(lane_id())
-        while k < AT_ONCE:
-            if any_lane(has(late, k)):
-                if lane == first + k:
-                    atomic_or_relaxed_gpu_u32(call.status + u64(4 * MISSING_RANKS),
-                                              u32(u32(1) << u32(u32(segment) % u32(n_ranks))))
-                    record_expired(call.status, COMBINE_WAIT, FOR_ROWS, segment, 0, -1)
-            k = i32(k + 1)
+        late, k = u32(or_of_warp(late)), i32(lane_id() - first)
+        if k >= 0 and k < AT_ONCE and has(late, k):
+            missing = u32(u32(1) << u32(u32(segment) % u32(n_ranks)))
+            atomic_or_relaxed_gpu_u32(call.status + u64(4 * MISSING_RANKS), missing)
+            record_expired(call.status, COMBINE_WAIT, FOR_ROWS, segment, 0, -1)
 
     @device_fn
     def eight(call, flags, rows, first):
@@ -187,9 +178,8 @@ def polling(build):
     @device_fn
     def all_through(flags, n_polling):
         """By a warp: waits until all polling warps have seen their words; False if one has given up."""
-        goes_on = False
-        if lane_id() == 0:
-            goes_on = True
+        goes_on = lane_id() == 0
+        if goes_on:
             while goes_on and shared_add_i32(flags, n_through, i32(0)) != n_polling:
                 goes_on = shared_add_i32(flags, gave_up, i32(0)) == 0
             fence_acq_rel_cta()                         # acquire: the words that the others have seen

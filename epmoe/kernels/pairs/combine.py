@@ -27,14 +27,12 @@ return. The ready flags stay 0, because no block waits for another block that wa
 that miss a row are not written; others may have been reduced.
 
 A fused combine of few tokens may go without steps 2 to 4: each word of a row is its own ready flag (await_rows.py).
-
-The first memory access loads A; src_info, the first rows and the peers' addresses are prefetched.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
-from epmoe.device import device_fn, i32, int32, kernel, lane_id, shared_array, syncthreads_or
+from epmoe.device import device_fn, int32, kernel, lane_id, shared_array, syncthreads_or
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
@@ -50,14 +48,16 @@ from .tuning import TUNING, Tuning
 class Build:
     """What a combine kernel is compiled for.
 
-    router_weights: "array", a function (token, k, *args), or None for output [num_tokens, top_k, hidden].
-    epilogue: a function (token, col, value, *args), an OutputLambda, or None. weights_types, epilogue_types: of args.
+    signals: whether rows are signalled, or are their own ready flags. router_weights: "array", a function (token, k,
+    *args), or None for output [num_tokens, top_k, hidden]. epilogue: a function (token, col, value, *args), an
+    OutputLambda, or None. weights_types, epilogue_types: of args.
     """
 
     cfg: EPConfig
     threads: int
     trace: bool
     tuning: Tuning
+    signals: bool = True
     router_weights: object = None
     epilogue: object = None
     weights_types: tuple = ()
@@ -87,7 +87,19 @@ def _beginning(build):
 
 def _finishing(build):
     """(n_flags, clear, finish): finish(call, flags) is steps 3 to 5; flags: int32 [n_flags], which clear(flags) zeroes."""
-    polls, mark = await_rows.polling(build), stamps.make(build.trace, by_caller=True)
+    mark = stamps.make(build.trace, by_caller=build.signals)
+    if not build.signals:
+        reduce_tokens, await_begun = reduce.make(build, await_rows.without_signals(build)), await_rows.await_begun(build.cfg)
+
+        @device_fn
+        def reduce_and_leave(call, flags):
+            reduce_tokens(call, flags)
+            await_begun(call)
+            mark(call, stamps.LEFT)
+
+        return 1, device_fn(lambda flags: None), reduce_and_leave
+
+    polls = await_rows.polling(build)
     count_out = signal.resetting(build.cfg, send_back.REGION_A)
     reduce_tokens = reduce.make(build, await_rows.after_signals(build.cfg, polls.next_come))
 
@@ -142,24 +154,8 @@ def _compile_fused(build):
     return combine
 
 
-@lru_cache(CACHED)
-def _compile_without_signals(build):
-    begin, send, await_begun = _beginning(build), send_back.make(build, signals=False), await_rows.await_begun(build.cfg)
-    reduce_tokens, mark = reduce.make(build, await_rows.without_signals(build)), stamps.make(build.trace)
-
-    @kernel(max_threads=build.threads, words=build.n_words)
-    def combine(params, num_tokens, my_rank):
-        call = begin(params, num_tokens, my_rank)
-        if not send(call, failed_before(call.status)):
-            reduce_tokens(call, i32(0))
-            await_begun(call)
-            mark(call, stamps.LEFT)
-
-    return combine
-
-
-def _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn):
-    """The function applied to a value before it is stored: epilogue, an OutputLambda, or None."""
+def _checked(cfg, router_weights, epilogue, elementwise_lambda_fn):
+    """router_weights, and the function applied to a value before it is stored: epilogue, an OutputLambda, or None."""
     if elementwise_lambda_fn is not None and epilogue is not None:
         raise EPValueError("epilogue and elementwise_lambda_fn are both given: the second stores the result itself, so "
                            "it must also do what the first does")
@@ -170,21 +166,15 @@ def _checked_output(cfg, router_weights, epilogue, elementwise_lambda_fn):
                            "not reduced, only moved")
     if cfg.fused_shared_expert and router_weights is None:
         raise EPValueError("fused_shared_expert needs router_weights: its output is added to the sum over k")
-    return epilogue if elementwise_lambda_fn is None else user_functions.OutputLambda(elementwise_lambda_fn)
+    return router_weights, epilogue if elementwise_lambda_fn is None else user_functions.OutputLambda(elementwise_lambda_fn)
 
 
-def _call(compile, cfg, launch, tuning, *functions):
-    """The KernelCall of a kernel. functions: router_weights, epilogue and elementwise_lambda_fn, if it calls them."""
+def _call(compile, cfg, launch, tuning, signals=True, functions=()):
+    """The KernelCall of a kernel. functions: (router_weights, epilogue), if it calls them."""
     check_limits(cfg)
     launch = launch or LaunchConfig()
-    chosen = cfg, launch.threads, launch.trace, tuning
-    if functions:
-        chosen += functions[0], _checked_output(cfg, *functions)
-
-    def compiled(*types):
-        return compile(Build(*chosen, *types) if functions else Build(*chosen))
-
-    return KernelCall(cfg, launch, parameter_block(cfg), compiled)
+    build = partial(Build, cfg, launch.threads, launch.trace, tuning, signals, *functions)
+    return KernelCall(cfg, launch, parameter_block(cfg), lambda *types: compile(build(*types) if functions else build()))
 
 
 def combine_async_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
@@ -192,9 +182,8 @@ def combine_async_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
 
     Its launch ends when this rank's rows and signals are on their way.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). tuning: for tests.
-    The same arguments give the same compiled kernel. Errors: EPValueError. Source: the combine_async_kernel page
-    (docs/pages.md).
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). tuning: for tests. The same arguments give the same
+    compiled kernel. Errors: EPValueError. Source: the combine_async_kernel page (docs/pages.md).
     """
     return _call(_compile_async, cfg, launch, tuning)
 
@@ -205,24 +194,23 @@ def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=No
 
     Its launch ends when all tokens are reduced, over k = 0, 1, ... in float32: nothing is free in the result.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). router_weights: "array" for an array given at the call,
-    a function (token, k, *args) -> float32, or None: then the output is [num_tokens, top_k, hidden] and not reduced.
+    router_weights: "array" for an array given at the call, a function (token, k, *args) -> float32, or None: then the
+    output is [num_tokens, top_k, hidden] and not reduced.
     epilogue: a function (token, col, value, *args) -> value, or None. elementwise_lambda_fn: a function of the same
     arguments that stores its result into writable arrays among args and returns nothing, or None; with it the output
-    array is not written, and both functions' args are the call's epilogue_args. tuning: for tests.
-    Errors: EPValueError. Source: the combine_wait_kernel page (docs/pages.md).
+    array is not written, and both functions' args are the call's epilogue_args. cfg, launch, tuning: as in
+    combine_async_kernel. Errors: EPValueError. Source: the combine_wait_kernel page (docs/pages.md).
     """
-    return _call(_compile_wait, cfg, launch, tuning, router_weights, epilogue, elementwise_lambda_fn)
+    return _call(_compile_wait, cfg, launch, tuning, True, _checked(cfg, router_weights, epilogue, elementwise_lambda_fn))
 
 
 def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, elementwise_lambda_fn=None,
                    without_signals=False, tuning=TUNING) -> KernelCall:
     """combine_async and combine_wait as one kernel: all steps in one launch.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). without_signals: True: where lamport.applies, rows are
-    polled themselves, and recv_buf_ptrs are of lamport.recv_buf_name. router_weights, epilogue, elementwise_lambda_fn,
-    tuning: as in combine_wait_kernel.
-    Errors: EPValueError. Source: the combine_kernel page (docs/pages.md).
+    without_signals: True: where lamport.applies, rows are polled themselves, and recv_buf_ptrs are of
+    lamport.recv_buf_name. Others: as in combine_wait_kernel. Errors: EPValueError. Source: the combine_kernel page
+    (docs/pages.md).
     """
-    compile = _compile_without_signals if lamport.applies(cfg, without_signals, router_weights) else _compile_fused
-    return _call(compile, cfg, launch, tuning, router_weights, epilogue, elementwise_lambda_fn)
+    signals = not lamport.applies(cfg, without_signals, router_weights)
+    return _call(_compile_fused, cfg, launch, tuning, signals, _checked(cfg, router_weights, epilogue, elementwise_lambda_fn))

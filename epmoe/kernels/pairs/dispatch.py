@@ -5,8 +5,8 @@ and the others receive, both from the beginning. (Each split kernel has blocks o
 
 1. **announcing** (signal.py). Block 0 counts the ids of each expert and announces the count to its owner: it writes
    ANNOUNCED + count into the owner's recv_count at [local_expert, my_rank]. A count of 0 is the signal itself: 0.
-2. **reserved** (send.py). A warp takes a token. For each k, lane k claims slot s by a fetch-add on
-   `reserved[local_expert, dst_rank]`. The message goes to the owner's recv_buf at [local_expert, my_rank, s].
+2. **reserved** (send.py). Each message claims a slot s by a fetch-add on `reserved[local_expert, dst_rank]`. It goes to
+   the owner's recv_buf at [local_expert, my_rank, s].
 3. **sending** (send.py). Warps write messages, or pieces of them, in the same order in all blocks.
 4. **finished, signal** (signal.py). `finished[local_expert, dst_rank]` counts pieces, with acquire and release at
    device scope. The warp that has written a piece adds to it; if all warps of a block have one, a thread adds for the
@@ -24,10 +24,10 @@ and the others receive, both from the beginning. (Each split kernel has blocks o
 The specification has no announcement. It only saves time: places are known early, so copying overlaps sending. Rows are
 assigned, not claimed in C, and no block waits for another one's offsets, which E would signal.
 
-A token's payload is sent to a rank once, even if several of its experts are there. The message to the lowest of these
-experts carries it. The others are trailers, which give the row of recv_buf that holds the payload (message.py). Messages
-to other p2p worlds, and all messages under skip_a2a, are whole, as in the specification. In small batches with shared
-payloads, one block for each dst_rank replaces steps 1 to 4 (few_tokens.py). A peer may use either way in the same round.
+A token's payload is sent to a rank once, with the message to the lowest of its experts there. The others are trailers,
+which refer to it (message.py). Messages to other p2p worlds, and all messages under skip_a2a, are whole, as in the
+specification. In small batches with shared payloads, one block for each dst_rank replaces steps 1 to 4 (few_tokens.py). A
+peer may use either way in the same round.
 
 If blocks have several batches of tokens to send, no expert is complete before the last batch, and nothing could be
 copied meanwhile. Then all blocks of the fused kernel send first, and afterwards all receive.
@@ -218,8 +218,8 @@ def dispatch_wait_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
 
     Its launch ends when they lie in their rows; inside an (expert, src_rank) segment the order of rows is free.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). tuning: for tests.
-    Errors: EPValueError. Source: the dispatch_wait_kernel page (docs/pages.md).
+    cfg, launch, tuning: as in dispatch_async_kernel. Errors: EPValueError. Source: the
+    dispatch_wait_kernel page (docs/pages.md).
     """
     return _call(_compile_wait, "receives", cfg, launch, tuning, programmatic=True)
 
@@ -227,8 +227,8 @@ def dispatch_wait_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
 def dispatch_kernel(cfg, launch=None, *, input_scale=None, id_bytes=4, tuning=TUNING) -> KernelCall:
     """dispatch_async and dispatch_wait as one kernel: all steps in one launch.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); a launch of a few tokens takes fewer blocks and threads.
-    recv_buf gets the payload of a token once a rank; under use_shmem and skip_a2a once a message. input_scale, id_bytes,
-    tuning: as in dispatch_async_kernel. Errors: EPValueError. Source: the dispatch_kernel page (docs/pages.md).
+    A launch of a few tokens takes fewer blocks and threads. recv_buf gets the payload of a token once a rank; under
+    use_shmem and skip_a2a once a message. Arguments: as in dispatch_async_kernel. Errors: EPValueError. Source: the
+    dispatch_kernel page (docs/pages.md).
     """
     return _call(_compile_fused, "both", cfg, launch, tuning, input_scale, id_bytes)

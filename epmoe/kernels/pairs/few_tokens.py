@@ -12,9 +12,9 @@ others down at each step. A kernel for small batches has no code for more tokens
 instruction fetches.
 """
 
-from epmoe.device import (SIM, block_dim, block_idx, device_fn, fence_acq_rel_sys, i32, int32, lane_id,
-                          load16_nc, n_warps, shared_add_i32, shared_array, store_i32, syncthreads, syncthreads_or, thread_idx, u64,
-                          warp_id)
+from epmoe.device import (SIM, block_dim, block_idx, device_fn, fence_acq_rel_sys, i32, int32, lane_id, load16_nc,
+                          n_warps, shared_add_i32, shared_array, store_i32, syncthreads, syncthreads_or, thread_idx,
+                          u64, warp_id)
 
 from .. import formats, ids, stamps
 from ..bits import parts_of_each, split
@@ -63,8 +63,8 @@ def make(build):
     For blocks [0, n_senders), each for every n_senders-th dst_rank, and at most tuning.few_tokens tokens.
     """
     cfg, mark = build.cfg, stamps.make(build.trace)
-    fmt, msg, to, of_ids = formats.of(cfg), message.make(cfg), peers.make(cfg), ids.make(cfg, build.id_bytes)
-    input_scale = scale_of(build.input_scale)
+    fmt, msg, to, input_scale = formats.of(cfg), message.make(cfg), peers.make(cfg), scale_of(build.input_scale)
+    of_ids = ids.make(cfg.n_experts, cfg.top_k, build.id_bytes)
     direct, encode_part = fmt.direct, fmt.encode_part
     bounds, (ask, put), nothing = part_bounds(fmt.token_size), copy_in_halves(HELD, load16_nc), no_vectors(HELD)
     most_pieces = most_parts(fmt.token_size) if direct else fmt.encode_parts

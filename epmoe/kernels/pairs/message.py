@@ -14,7 +14,7 @@ expert 0, src_rank, t] of recv_buf.
 from functools import cache
 
 from epmoe import layout
-from epmoe.device import ballot, device_fn, i32, lane_id, load16, load_u16, shfl_idx, store16, u32, u64
+from epmoe.device import device_fn, i32, lane_id, load16, load_u16, shfl_idx, store16, u32, u64
 from epmoe.layout import DESCRIBED
 
 from ..bits import but_lowest, lowest
@@ -40,7 +40,6 @@ def make(cfg):
     store_trailer(place, token, expert): a warp stores the trailer of a message with a payload of its own.
     load_source(place) -> (token, reference), and load_id(place) -> the id at the k of this lane, which is not looked at,
         so that other loads can follow at once.
-    k_of(id, expert): the k of that global expert id, from what all lanes loaded; -1 if it is not among the ids.
     """
     sizes, top_k, slots = layout.message(cfg), cfg.top_k, cfg.max_tokens_per_rank
     n_bytes, token_size, src_info, topk_info = (sizes.msg_bytes, sizes.token_size, sizes.src_info_offset,
@@ -88,12 +87,8 @@ def make(cfg):
     def load_id(place):
         return i32(load_u16(place + u64(topk_info) + u64(2) * u64(lane_id()))) if lane_id() < top_k else i32(-1)
 
-    @device_fn
-    def k_of(id16, expert):
-        return lowest(ballot(id16 == expert))
-
     return namespace("message", n_bytes=n_bytes, at=at, n_vectors=n_vectors, vector=vector, store_vector=store_vector,
-                     store_trailer=store_trailer, load_source=load_source, load_id=load_id, k_of=k_of)
+                     store_trailer=store_trailer, load_source=load_source, load_id=load_id)
 
 
 @device_fn

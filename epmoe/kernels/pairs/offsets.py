@@ -74,15 +74,11 @@ def block_sums(value, partial):
     return i32(before + inclusive - value), total
 
 
-def has_tiles(fmt) -> bool:
-    """Whether the format keeps scales in 128-row tiles, whose places begin_group and finish_group settle."""
-    return "scales_offset" in fmt.output_fields
-
-
 def make(build):
     """Namespace "offsets" of device functions of a block, for windows of at most `experts` experts.
 
     experts, counts: the most experts of a window, and counts of them. known: how many of their words are remembered.
+    has_tiles: whether the format keeps scales in 128-row tiles, whose places begin_group and finish_group settle.
     await_counts(call, first, here, counts, words) -> whether all came, and whether all were of messages that had come,
         and never were anything else, so that all blocks see the same, as far as this thread looked.
     await_messages: the same, but it waits until all messages have come.
@@ -96,7 +92,7 @@ def make(build):
     """
     cfg, tuning, threads = build.cfg, build.tuning, build.threads
     fmt, word, share = formats.of(cfg), counters.words(cfg), shared_rows(cfg)
-    tiled, pad_rows, begin_group = has_tiles(fmt), fmt.pad_rows, fmt.begin_group
+    tiled, pad_rows, begin_group = "scales_offset" in fmt.output_fields, fmt.pad_rows, fmt.begin_group
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     experts = max(1, min(local, threads, tuning.few_threads_a_token, tuning.counts // ranks))       # one thread an expert
     known = min(experts * ranks, tuning.known_words)
@@ -195,7 +191,7 @@ def make(build):
             write_group(call, i32(front + window.first + i), i32(window.starts[i]),
                         i32(window.before[last] + window.counts[last]), i32(window.tiles[i]))
 
-    return namespace("offsets", experts=experts, counts=experts * ranks, known=known,
+    return namespace("offsets", experts=experts, counts=experts * ranks, known=known, has_tiles=tiled,
                      await_counts=awaiting(MAX_FINITE), await_messages=awaiting(ANNOUNCED), place=place,
                      begin=begin, write=write, write_first=write_first, write_segment=write_segment,
                      write_group=write_group)

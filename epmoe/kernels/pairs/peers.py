@@ -14,7 +14,7 @@ from epmoe.device import device_fn, load_u64, st_relaxed_sys_u64, st_release_sys
 
 from .. import stamps
 from ..params import ParameterBlock, namespace, record_of
-from ..prefetch import span as prefetch_span
+from ..prefetch import fetch_sectors, n_sectors
 
 
 def parameter_block(cfg, *fields) -> ParameterBlock:
@@ -29,13 +29,13 @@ def parameter_block(cfg, *fields) -> ParameterBlock:
 
 def beginning(build, block, tails=()):
     """Device function (params, num_tokens, my_rank) -> the record of the call; peers' addresses are prefetched."""
-    record, mark, fetch = record_of(block, tails), stamps.make(build.trace), prefetch_span(8 * block.context_words)
+    record, mark, n = record_of(block, tails), stamps.make(build.trace), n_sectors(8 * block.context_words)
 
     @device_fn
     def begin(params, num_tokens, my_rank):
         call = record(params, num_tokens, my_rank)
         mark(call, stamps.START)
-        fetch(call.context)
+        fetch_sectors(n, call.context)
         return call
 
     return begin

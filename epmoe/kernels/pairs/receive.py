@@ -25,31 +25,19 @@ def make(build):
 
     receive(call, receiver, n_receivers, failed) -> whether the block has yet to leave; not if it gave up, or has left
         before it copied, as no warp had to look at the counters again. It ends with a barrier if so. receiver: which of
-        the n_receivers receiving blocks this one is; the first one writes down offsets and counts. failed: whether this
-        thread knows of an earlier wait that expired.
+        the n_receivers receiving blocks this one is; the first one writes down offsets and counts. failed: from failed_before.
     leave(call): the block counts itself out.
     """
     cfg, mark = build.cfg, stamps.make(build.trace)
     fmt, off = formats.of(cfg), offsets.make(build)
     share, own_share = shared_rows(cfg), shared_expert.make(cfg)
     leave = signal.resetting(cfg, ("reserved",), ("f", "g"))
-    has_tiles, finish_group = offsets.has_tiles(fmt), fmt.finish_group
+    has_tiles, finish_group = off.has_tiles, fmt.finish_group
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     known, n_counts, n_experts = off.known, off.counts, off.experts
     leaves_early = not front                        # else other warps may still need F and G
     rows = _rows(build, off)
     knows_rows = fmt.direct and not front and local * ranks <= known     # no padding, and all words are remembered
-
-    @device_fn
-    def workers_of(receiver, n_receivers):
-        """The number of this warp among all that copy, how many there are, and how many of them have nothing else to do.
-
-        The warps of one block have numbers far from each other, so that all blocks have work to the end. The block that
-        writes the results comes last.
-        """
-        others = i32(n_receivers - 1)
-        warp = i32(n_warps() * others + warp_id()) if receiver == 0 else i32(warp_id() * others + receiver - 1)
-        return warp, i32(n_warps() * n_receivers), i32((n_warps() - 1) * others)
 
     @device_fn
     def finish_groups(call, window, workers):
@@ -104,7 +92,11 @@ def make(build):
         counts, before = shared_array(n_counts, int32), shared_array(n_counts, int32)
         ends, partial = shared_array(n_counts, int32), shared_array(32, int32)
         starts, tiles = shared_array(n_experts, int32), shared_array(n_experts, int32)
-        words, workers = shared_array(known, uint64), workers_of(receiver, n_receivers)
+        words, others = shared_array(known, uint64), i32(n_receivers - 1)
+        # The warps of one block have numbers far from each other, so that all blocks have work to the end. The block that
+        # writes the results comes last. workers: (this warp, all that copy, those that have nothing else to do).
+        warp = i32(n_warps() * others + warp_id()) if receiver == 0 else i32(warp_id() * others + receiver - 1)
+        workers = warp, i32(n_warps() * n_receivers), i32((n_warps() - 1) * others)
         start, first, ok, stays = off.begin(call), i32(0), not failed, True
         while first < local:
             here = i32(min(n_experts, local - first))
@@ -161,17 +153,6 @@ def _rows(build, off):
     run, n_segments = experts_a_lane * ranks, local * ranks
 
     @device_fn
-    def await_signal(call, segment):
-        """Waits for a segment's messages, by a whole warp; returns its word, MAX_FINITE if it gave up."""
-        word = u64(0)
-        if lane_id() == 0:
-            address = call.recv_count_p + u64(8) * u64(segment)
-            word = u64(wait_below(address, u64(ANNOUNCED), call, DISPATCH_WAIT, FOR_RECV_COUNT, segment))
-        word = u64(warp_broadcast_u64(word, 0))
-        syncwarp()                      # lane 0 acquired for all
-        return word
-
-    @device_fn
     def put_routed(call, word, segment, slot, row, part, n_parts):
         """Decodes its part of the message in a segment's slot to the RowPlace; with the first part goes src_info.
 
@@ -191,7 +172,7 @@ def _rows(build, off):
         decode(payload, call.format_handler, row, part, n_parts, lane)
         if part == 0:
             if not is_described:
-                k = msg.k_of(id16, i32(call.my_rank * local + row.group - front))
+                k = lowest(ballot(id16 == i32(call.my_rank * local + row.group - front)))     # of the row's expert
             if lane < 2:
                 store_i32(call.src_info + u64(4) * u64(2 * row.row + lane), k if lane == 1 else token)
 
@@ -205,14 +186,21 @@ def _rows(build, off):
             q, part = split(unit, n_parts)
             j = offsets.segment_of(window.ends, n_here, q)
             expert, segment = i32(j // ranks), i32(window.first * ranks + j)
-            slot = i32(q - window.ends[j - 1]) if j > 0 else q
             if segment != seen:
-                word = u64(window.words[j]) if is_known else await_signal(call, segment)
+                if is_known:
+                    word = u64(window.words[j])
+                else:
+                    if lane_id() == 0:
+                        address = call.recv_count_p + u64(8) * u64(segment)
+                        word = u64(wait_below(address, u64(ANNOUNCED), call, DISPATCH_WAIT, FOR_RECV_COUNT, segment))
+                    word = u64(warp_broadcast_u64(word, 0))
+                    syncwarp()          # lane 0 acquired for all
                 ok = word != u64(MAX_FINITE)
                 if seen < 0:
                     mark(call, stamps.ARRIVED)
                 seen = segment
             if ok:
+                slot = i32(q - window.ends[j - 1]) if j > 0 else q
                 in_group = i32(window.before[j] + slot)
                 row = formats.RowPlace(i32(window.starts[expert] + in_group), i32(front + window.first + expert),
                                        in_group, i32(window.tiles[expert]))

@@ -47,7 +47,7 @@ def _token_rows(cfg):
 
     Lanes past the last column repeat it and store nothing, since all lanes are needed for the shuffles.
     """
-    of_ids, word, bytes_a_row = ids.make(cfg), counters.words(cfg), layout.combine_msg_bytes(cfg)
+    of_ids, word, bytes_a_row = ids.make(cfg.n_experts, cfg.top_k), counters.words(cfg), layout.combine_msg_bytes(cfg)
     n_vectors, top_k, local, own_only = bytes_a_row // VECTOR, cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
 
     @device_fn
@@ -67,21 +67,13 @@ def _token_rows(cfg):
 
 def _weights_of(build):
     """Device function (call, token) -> the router weight at the k of this lane."""
-    top_k, is_array = build.cfg.top_k, build.router_weights == "array"
-    given = (user_functions.bound(build.router_weights, build.weights_types, "router_weights")
-             if callable(build.router_weights) else None)
-
-    @device_fn
-    def weight_of(call, token):
-        value = f32(0)
-        if lane_id() < top_k:
-            if is_array:
-                value = f32(load_f32(call.router_weights + u64(4) * u64(token * top_k + lane_id())))
-            else:
-                value = f32(given((token, i32(lane_id())), call.router_weights_args))
-        return value
-
-    return weight_of
+    top_k = build.cfg.top_k
+    if build.router_weights == "array":
+        weight = device_fn(lambda call, token, k: f32(load_f32(call.router_weights + u64(4) * u64(token * top_k + k))))
+    else:
+        given = user_functions.bound(build.router_weights, build.weights_types, "router_weights")
+        weight = device_fn(lambda call, token, k: given((token, k), call.router_weights_args))
+    return device_fn(lambda call, token: weight(call, token, i32(lane_id())) if lane_id() < top_k else f32(0))
 
 
 def _sums(build, take, vectors):
@@ -129,32 +121,21 @@ def _reduced(build, take):
     applied = vectors.each(user_functions.bound(epilogue, build.epilogue_types, what)) if has_epilogue else None
 
     @device_fn
-    def add_shared_expert(call, token, vector, q):
-        """Plus the shared expert's output, row token - first of its share; plus 0 for other ranks' tokens."""
-        (n_share, first), row = share(call.num_tokens, call.my_rank), (u32(0), u32(0), u32(0), u32(0))
-        if token >= first and token < first + n_share:
-            row = load16(call.input_tokens + u64(token - first) * u64(bytes_a_row) + u64(VECTOR) * u64(vector))
-        return vectors.pack(vectors.add(vectors.unpack(q), row))
-
-    @device_fn
-    def store(call, token, vector, stored, is_own):
-        col = i32(vector * vectors.n)
-        if has_epilogue and not stores_itself:
-            stored = vectors.pack(applied(token, col, vectors.unpack(stored), call.epilogue_args))
-        if is_own:
-            if stores_itself:
-                applied(token, col, vectors.unpack(stored), call.epilogue_args)
-            else:
-                place = call.output_tokens + u64(token) * u64(bytes_a_row) + u64(VECTOR) * u64(vector)
-                store_vector(place, stored)
-
-    @device_fn
     def reduce_run(call, flags, token, rows):
         sums, came = sum_rows(call, flags, rows, weight_of(call, token))
-        q = vectors.pack(sums)
-        if fused_share:
-            q = add_shared_expert(call, token, rows.vector, q)
-        store(call, token, rows.vector, q, came and rows.is_own)
+        q, col, at = vectors.pack(sums), i32(rows.vector * vectors.n), u64(VECTOR) * u64(rows.vector)
+        if fused_share:         # row token - first of its share; 0 is added for other ranks' tokens
+            (n_share, first), row = share(call.num_tokens, call.my_rank), (u32(0), u32(0), u32(0), u32(0))
+            if token >= first and token < first + n_share:
+                row = load16(call.input_tokens + u64(token - first) * u64(bytes_a_row) + at)
+            q = vectors.pack(vectors.add(vectors.unpack(q), row))
+        if has_epilogue and not stores_itself:
+            q = vectors.pack(applied(token, col, vectors.unpack(q), call.epilogue_args))
+        if came and rows.is_own:
+            if stores_itself:
+                applied(token, col, vectors.unpack(q), call.epilogue_args)
+            else:
+                store_vector(call.output_tokens + u64(token) * u64(bytes_a_row) + at, q)
         return came
 
     return reduce_run

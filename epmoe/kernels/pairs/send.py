@@ -22,8 +22,7 @@ from ..bits import around, divided_up, parts_of_each, split
 from ..formats.row_copy import copy_part, most_parts
 from ..params import BF16_BYTES, LANES, by_threads, by_warps, namespace
 from ..plain import counters
-from ..prefetch import SECTOR
-from ..prefetch import span as prefetch_span
+from ..prefetch import SECTOR, fetch_sectors, n_sectors
 from . import message, peers, shared_expert, signal
 
 
@@ -59,12 +58,12 @@ def scale_of(input_scale):
 def make(build):
     """Device function send_tokens(call, n_senders, failed) -> whether it had to give up.
 
-    For blocks [0, n_senders). It ends with a barrier. failed: whether this thread knows of an earlier wait that expired;
-    then nothing is sent. Block 0 announces the counts first.
+    For blocks [0, n_senders). It ends with a barrier. failed: from failed_before; then nothing is sent. Block 0 announces the
+    counts first.
     """
     cfg, mark, shares = build.cfg, stamps.make(build.trace), message.shares_payloads(build.cfg)
     fmt, word, to, msg = formats.of(cfg), counters.words(cfg), peers.make(cfg), message.make(cfg)
-    of_ids, own_share = ids.make(cfg, build.id_bytes), shared_expert.make(cfg)
+    of_ids, own_share = ids.make(cfg.n_experts, cfg.top_k, build.id_bytes), shared_expert.make(cfg)
     signals = signal.make(build)
     payloads = _payloads(build, signals.finish)
     crosses, direct, fused_share, own_only = to.crosses, fmt.direct, cfg.fused_shared_expert, cfg.skip_a2a
@@ -72,15 +71,7 @@ def make(build):
     row_bytes, batch_size, no_payload = cfg.hidden * BF16_BYTES, batch_of(cfg, build.tuning), cfg.n_experts
     n_payloads = min(top_k, cfg.n_src_ranks) if shares else top_k       # of a token, at most
     n_slots, counter_from, token_bytes = batch_size * top_k, build.tuning.counter_from, build.id_bytes * top_k
-    sectors = -(-token_bytes // SECTOR)                                 # of the ids of a token
-    fetch_row, fetch_words = prefetch_span(row_bytes), prefetch_span(8 * cfg.n_experts)
-
-    @device_fn
-    def claim(call, expert):
-        """A slot for one message at the expert's owner: its address there."""
-        dst_rank = i32(expert // local)
-        slot = atomic_add_relaxed_gpu_i32(word.reserved(call.ep_counters, signals.segment_of(expert)), i32(1))
-        return msg.at(to.recv_buf(call, dst_rank), word.segment(i32(expert % local), call.my_rank), slot)
+    of_ids_of_token, of_row, of_words = n_sectors(token_bytes), n_sectors(row_bytes), n_sectors(8 * cfg.n_experts)
 
     @by_warps
     def claim_token(i, call, batch):
@@ -92,12 +83,13 @@ def make(build):
         has_payload = payloads.carries(expert)
         if lane < top_k:
             store_i32(call.clean_topk_ids + u64(4) * u64(token * top_k + lane), expert)
-            place, key = u64(0), i32(no_payload)
-            if expert >= 0 and (not own_only or expert // local == call.my_rank):
-                place = claim(call, expert)
+            place, key, dst_rank, local_expert = u64(0), i32(no_payload), i32(expert // local), i32(expert % local)
+            if expert >= 0 and (not own_only or dst_rank == call.my_rank):
+                slot = atomic_add_relaxed_gpu_i32(word.reserved(call.ep_counters, signals.segment_of(expert)), i32(1))
+                place = msg.at(to.recv_buf(call, dst_rank), word.segment(local_expert, call.my_rank), slot)
                 if has_payload:
-                    turn = around(i32(expert // local - call.my_rank + n_ranks), n_ranks)   # this rank, the next one, ...
-                    key = i32(expert % local * n_ranks + turn)
+                    turn = around(i32(dst_rank - call.my_rank + n_ranks), n_ranks)  # this rank, the next one, ...
+                    key = i32(local_expert * n_ranks + turn)
             m = i32(i * top_k + lane)
             batch.places[m], batch.experts[m], batch.keys[m] = place, expert, key
 
@@ -141,17 +133,14 @@ def make(build):
     def prefetch_first(call, first, stride):
         """Ids of the block's tokens, the first one's row, and the counters: all of them are under way at once."""
         if first < call.num_tokens:
-            i, sector = split(i32(thread_idx()), i32(sectors))
+            i, sector = split(i32(thread_idx()), i32(of_ids_of_token))
             token = i32(first + i * stride)
             if i < batch_size and token < call.num_tokens:
                 prefetch(call.topk_ids + u64(token_bytes) * u64(token) + u64(SECTOR) * u64(sector))
-            fetch_row(call.input_tokens + u64(first) * u64(row_bytes))
-            fetch_words(word.reserved(call.ep_counters, 0))     # and finished, which follows it
+            fetch_sectors(of_row, call.input_tokens + u64(first) * u64(row_bytes))
+            fetch_sectors(of_words, word.reserved(call.ep_counters, 0))     # and finished, which follows it
         if block_idx() == 0:                                    # which counts all ids
-            i = i32(thread_idx())
-            while i * SECTOR < call.num_tokens * token_bytes:
-                prefetch(call.topk_ids + u64(SECTOR) * u64(i))
-                i = i32(i + block_dim())
+            fetch_sectors(divided_up(i32(call.num_tokens * token_bytes), i32(SECTOR)), call.topk_ids)
 
     @device_fn
     def send_batch(call, batch, n_parts):

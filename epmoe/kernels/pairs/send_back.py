@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from epmoe import layout
 from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, block_idx, device_fn, fence_acq_rel_cta,
-                          grid_dim, i32, int32, lane_id, load16_stream, load_i32, load_u64, n_warps, shared_add_i32,
-                          shared_array, store_i32, syncthreads, syncthreads_or, syncwarp, thread_idx, u32, u64,
+                          grid_dim, i32, int32, lane_id, load16_stream, load_i32, load_u64, n_warps, prefetch,
+                          shared_add_i32, shared_array, store_i32, syncthreads, syncthreads_or, syncwarp, thread_idx, u32, u64,
                           warp_id)
 from epmoe_ref.config import READY
 
@@ -19,11 +19,12 @@ from ..bits import divided, divided_up, parts_of_each, split
 from ..formats.row_copy import copy_in_halves, copy_part, most_parts, store_vector
 from ..params import LANES, VECTOR, namespace
 from ..plain import counters
-from ..prefetch import first_rows
+from ..prefetch import SECTOR, fetch_sectors, n_sectors
 from . import peers, signal
 from .offsets import segment_of
 
 HELD = 7            # vectors that a lane holds at a time
+ROWS_AHEAD = 32     # rows to prefetch before their number is known
 REGION_A = "a_end", "a_count"       # its words of a segment, which combine resets
 
 
@@ -37,29 +38,28 @@ class Segments(NamedTuple):
     done: object
 
 
-class Piece(NamedTuple):
-    """Vectors first to end - 1 of a row, and what `ask` has loaded: src_info, and some vectors."""
-
-    row: int
-    part: int
-    first: int
-    end: int
-    asked: tuple
-
-
-def make(build, signals=True):
+def make(build):
     """Device function send_back(call, failed), for all blocks -> whether it had to give up.
 
     Every segment is signalled in every round, also where no row goes back. Without signals, one block sends BEGUN to
-    all peers, and the last block that has read region A resets it. failed: whether this thread knows of an earlier wait
-    that expired. Has a barrier before it sends.
+    all peers, and the last block that has read region A resets it. failed: from failed_before. Has a barrier before it sends.
     """
-    cfg, mark = build.cfg, stamps.make(build.trace)
+    cfg, signals, mark = build.cfg, build.signals, stamps.make(build.trace)
     word, to, n_segments, n_ranks = counters.words(cfg), peers.make(cfg), cfg.n_local_experts * cfg.n_src_ranks, cfg.n_ranks
     window = min(build.tuning.returned_segments, n_segments) if signals else n_segments     # few without signals
     pieces = _pieces(cfg, store_vector if signals else device_fn(lambda at, q: lamport.store_row(at, *q)))
-    send_run, leave = _runs(build, pieces, signals), signal.resetting(cfg, REGION_A, recv_count=False)
-    fetch_rows = first_rows(layout.combine_msg_bytes(cfg))
+    send_run, leave = _runs(build, pieces), signal.resetting(cfg, REGION_A, recv_count=False)
+    bytes_a_row = layout.combine_msg_bytes(cfg)
+    sectors_a_row = n_sectors(bytes_a_row)
+
+    @device_fn
+    def prefetch_first(call):
+        """The blocks ask for src_info, and for the first few of the n_rows rows that there is memory for."""
+        i = i32(block_idx() * block_dim() + thread_idx())
+        if u64(i) < (call.n_rows * u64(8) + u64(SECTOR - 1)) // u64(SECTOR):
+            prefetch(call.src_info + u64(SECTOR) * u64(i))
+        if block_idx() < ROWS_AHEAD and u64(block_idx()) < call.n_rows:
+            fetch_sectors(sectors_a_row, call.input_tokens + u64(bytes_a_row) * u64(block_idx()))
 
     @device_fn
     def announce(call, segments):
@@ -78,7 +78,7 @@ def make(build, signals=True):
 
     @device_fn
     def send_back(call, failed):
-        fetch_rows(call.input_tokens, call.src_info, call.n_rows)
+        prefetch_first(call)
         ends, counts, first = shared_array(window, int32), shared_array(window, int32), i32(0)
         done = shared_array(window, int32) if signals else counts
         while first < n_segments:
@@ -104,9 +104,9 @@ def make(build, signals=True):
     return send_back
 
 
-def _runs(build, pieces, signals):
+def _runs(build, pieces):
     """Device function send_run(call, segments), by all blocks: sends the window's rows, and their signals."""
-    word, of_11 = counters.words(build.cfg), build.tuning.senders_of_11
+    word, of_11, signals = counters.words(build.cfg), build.tuning.senders_of_11, build.signals
     bytes_a_row = layout.combine_msg_bytes(build.cfg)
     n_vectors, most = bytes_a_row // VECTOR, most_parts(bytes_a_row)
 
@@ -150,11 +150,11 @@ def _runs(build, pieces, signals):
             n_before, part = split(unit, n_parts)
             row, first = i32(low + n_before), i32(part * vectors)
             end = i32(min(first + vectors, n_vectors))
-            piece = Piece(row, part, first, end, pieces.ask(call, row, first, end))     # while the warp finds out whose it is
+            asked = pieces.ask(call, row, first, end)       # while the warp finds out whose it is
             i = segment_of(segments.ends, segments.n, row)
             last_row, count = i32(segments.ends[i]), i32(segments.counts[i])
             if row >= last_row - count:             # else it is a padding row between two experts
-                pieces.send(call, piece, i32(segments.first + i), i32(row - last_row + count))
+                pieces.send(call, (row, first, end), asked, i32(segments.first + i), i32(row - last_row + count))
                 if signals:
                     syncwarp()                      # the piece by all lanes, before lane 0 releases it
                     if lane_id() == 0:
@@ -169,12 +169,13 @@ def _pieces(cfg, store):
     """Namespace "pieces" of device functions of a warp; segment: one of region A. store: of a row's vector to its place.
 
     ask(call, row, first, end) -> (src_info, vectors from `first` on): on their way to a warp.
-    send(call, piece, segment, at_row): writes a piece of a row to its place; the row is the segment's at_row-th.
+    send(call, (row, first, end), asked, segment, at_row): writes vectors [first, end) of a row to their place; asked:
+        what `ask` gave for them; the row is the segment's at_row-th.
     signal(call, segment, count): one thread writes the segment's count into recv_count of the rank that its rows go to;
         covers all that this thread has written, or acquired from others.
     """
     to, bytes_a_row, top_k = peers.make(cfg), layout.combine_msg_bytes(cfg), cfg.top_k
-    # load16_stream stays where it is; the compiler would move loads of the read-only path after `place != 0`
+    # load16_stream stays where it is; the compiler would move loads of the read-only path behind the look at src_info
     stage = copy_part(bytes_a_row, read_only=True)
     load_held, deliver = copy_in_halves(HELD, load16_stream, store, short=True)
     ranks, tokens_per_rank, own_only = cfg.n_src_ranks, cfg.max_tokens_per_rank, cfg.skip_a2a
@@ -189,30 +190,20 @@ def _pieces(cfg, store):
         return i32(call.my_rank) if own_only else i32(u32(segment) % u32(ranks))
 
     @device_fn
-    def place_of(recv_buf, token, k):
-        """Of [token, k], which src_info gives; 0 if there is none: a wrong pair must not write to a peer's other memory."""
-        is_there = token >= 0 and token < tokens_per_rank and k >= 0 and k < top_k
-        return recv_buf + u64(token * top_k + k) * u64(bytes_a_row) if is_there else u64(0)
-
-    @device_fn
-    def send_far(call, piece, segment, at_row, place):
-        """Out of send_buf, where the segment has a row for each token."""
-        if piece.part == 0:
-            staged = call.send_buf_p + u64(segment * tokens_per_rank + at_row) * u64(bytes_a_row)
-            stage(staged, call.input_tokens + u64(piece.row) * u64(bytes_a_row), 0, 1, lane_id())
-            syncwarp()      # the row by all lanes, before the network reads it
-            to.put(place, staged, bytes_a_row, rank_of(call, segment))
-
-    @device_fn
-    def send(call, piece, segment, at_row):
-        (src_info, held), rank = piece.asked, rank_of(call, segment)
-        place = place_of(to.recv_buf(call, rank), i32(u32(src_info)), i32(u32(src_info >> u64(32))))
-        if place != u64(0):
-            if to.is_far(call, rank):
-                send_far(call, piece, segment, at_row, place)
-            else:
-                src = call.input_tokens + u64(piece.row) * u64(bytes_a_row)
-                deliver(place, src, piece.first, piece.end, held)
+    def send(call, piece, asked, segment, at_row):
+        (row, first, end), (src_info, held), rank = piece, asked, rank_of(call, segment)
+        token, k, recv_buf = i32(u32(src_info)), i32(u32(src_info >> u64(32))), to.recv_buf(call, rank)
+        src = call.input_tokens + u64(row) * u64(bytes_a_row)
+        # a wrong pair must not write to a peer's other memory
+        if token >= 0 and token < tokens_per_rank and k >= 0 and k < top_k:
+            place = recv_buf + u64(token * top_k + k) * u64(bytes_a_row)
+            if not to.is_far(call, rank):
+                deliver(place, src, first, end, held)
+            elif first == 0:    # the whole row, out of send_buf, where the segment has a row for each token
+                staged = call.send_buf_p + u64(segment * tokens_per_rank + at_row) * u64(bytes_a_row)
+                stage(staged, src, 0, 1, lane_id())
+                syncwarp()      # the row by all lanes, before the network reads it
+                to.put(place, staged, bytes_a_row, rank_of(call, segment))
 
     @device_fn
     def signal(call, segment, count):

@@ -10,8 +10,8 @@ from epmoe.device import int32
 from epmoe.layout import ANNOUNCED, MAX_FINITE
 
 from .. import ids, stamps
-from ..bits import adding_four, four
-from ..params import by_threads, clear, in_turn, namespace
+from ..bits import in_fours
+from ..params import by_threads, clear, namespace, tuple_of
 from ..plain import counters
 from . import peers
 
@@ -21,13 +21,13 @@ def make(build):
 
     announce(call, n_parts, failed) -> whether to go on: one block counts the ids, announces the counts, and subtracts
         n_parts pieces a message. Every expert gets a word in every round, also where the count is 0, which is a signal
-        at once; under skip_a2a only those of this rank. failed: whether any thread of the block knows of a failure.
+        at once; under skip_a2a only those of this rank. failed: from failed_before.
     finish(call, expert, n): one thread, when it and all threads that a barrier joins it to have written n pieces of
         messages to that expert.
     segment_of(expert): the index of `reserved` and of `finished` for messages to an expert.
     """
     cfg, mark = build.cfg, stamps.make(build.trace)
-    word, of_ids, to = counters.words(cfg), ids.make(cfg, build.id_bytes), peers.make(cfg)
+    word, to, of_ids = counters.words(cfg), peers.make(cfg), ids.make(cfg.n_experts, cfg.top_k, build.id_bytes)
     top_k, local, own_only = cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
     n_signals = local if own_only else cfg.n_experts
     window = min(build.tuning.counted_experts, n_signals)
@@ -52,30 +52,23 @@ def make(build):
             signal(call, expert, i32(load_i32(word.reserved(call.ep_counters, segment))))
 
     @device_fn
-    def load_id(call, i):
+    def load_id(given, i):
         """This lane's id, from i on, in the list of all tokens' ids; -1 past its end."""
+        call = given[0]
         is_there = lane_id() < ids_a_warp and i + lane_id() < call.num_tokens * top_k
         return i32(of_ids.read(call.topk_ids, i + lane_id())) if is_there else i32(-1)
 
     @device_fn
     def count_id(n_ids, given, i, value):
         """Counts a lane's id, from i on among n_ids, if it is one of the window's experts."""
-        first, wanted = given
+        _, first, wanted = given
         if i < n_ids:
             expert = of_ids.clean(value, i32(lane_id() // top_k), lane_id())
             if expert >= first and expert < first + window:
                 shared_add_i32(wanted, i32(expert - first), i32(1))
         return n_ids
 
-    load_four, count_four = four(load_id), adding_four(count_id)
-
-    @device_fn
-    def count_ids(call, first, wanted):
-        """Adds up the cleaned ids of [first, first + window); a warp takes as many tokens at a time as have room."""
-        n_ids, i, stride = i32(call.num_tokens * top_k), i32(warp_id() * ids_a_warp), i32(n_warps() * ids_a_warp)
-        while i < n_ids:
-            count_four(n_ids, (first, wanted), i, stride, load_four(call, i, stride))
-            i = i32(i + 4 * stride)
+    count_ids = in_fours(load_id, count_id)
 
     @by_threads
     def announce_expert(i, call, first, wanted, n_parts):
@@ -97,12 +90,13 @@ def make(build):
     def announce(call, n_parts, failed):
         wanted = shared_array(window, int32)
         first_expert = i32(call.my_rank * local) if own_only else i32(0)
-        first, end = first_expert, i32(first_expert + n_signals)
+        first, end, n_ids = first_expert, i32(first_expert + n_signals), i32(call.num_tokens * top_k)
         while first < end:
             clear(window, wanted)
             if syncthreads_or(failed):          # zeros before counts
                 return False
-            count_ids(call, first, wanted)
+            # a warp takes as many tokens at a time as have room
+            count_ids(n_ids, (call, first, wanted), i32(warp_id() * ids_a_warp), i32(n_warps() * ids_a_warp), n_ids)
             mark(call, stamps.ANNOUNCED)        # before the barrier: no peer knows anything earlier
             syncthreads()                       # counts before they are announced
             announce_expert(min(window, i32(end - first)), call, first, wanted, n_parts)
@@ -123,18 +117,17 @@ def resetting(cfg, by_segment, single=(), *, recv_count=True):
     """
     word, n_segments, single = counters.words(cfg), cfg.n_local_experts * cfg.n_src_ranks, ("d", *single)
 
-    def clearing(name):
-        address = getattr(word, name)
+    def clearing(names):
+        def of(address):
+            @device_fn
+            def clear(ep_counters, i):
+                store_i32(address(ep_counters, i), i32(0))
 
-        @device_fn
-        def clear(ep_counters, i):
-            store_i32(address(ep_counters, i), i32(0))
-            return ep_counters
+            return clear
 
-        return clear
+        return tuple_of(len(names), lambda j: of(getattr(word, names[j])))
 
-    clear_segment = in_turn(len(by_segment), lambda j: clearing(by_segment[j]))
-    clear_single = in_turn(len(single), lambda j: clearing(single[j]))
+    clear_segment, clear_single = clearing(by_segment), clearing(single)
 
     @device_fn
     def leave(call):

@@ -1,8 +1,8 @@
 """What the leader block announces to all peers at the beginning of a call, and arrivals at its end.
 
-A rank announces where its arrays lie, and how many tokens and blocks it has, and, where the peers do not know them from
-a handle, how many rows it sends to each rank. Its announcement lies in a mailbox of each rank (mailbox.py). Only places,
-which peers write to, have to lie behind a fence for what earlier launches of this rank have done there.
+A rank announces where its arrays lie, for how many rows they have room, how many tokens and sending blocks it has, and,
+where the peers do not know them from a handle, how many rows it sends to each rank. Its announcement lies in a mailbox
+of each rank (mailbox.py). Only places, which peers write to, have to lie behind a fence for earlier launches of this rank.
 """
 
 from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id, load_i32, red_add_release_sys_i32,
@@ -51,26 +51,20 @@ def announcing(shape, part, marks=True):
     mark = stamps.make(shape.trace and marks, BLOCK, by_caller=True)
 
     @device_fn
-    def number_in(call, word):
-        """The number in a word of this rank's announcement, but for counts."""
-        number = i32(call.num_tokens)
+    def look(call, first):
+        """(address of the word in calls of parity 0, bytes from it to the word of parity 1, its number if it is no count,
+        the word), of this lane; lanes past the last word have the last one.
+        """
+        peer, word = split(i32(min(i32(first + lane_id()), ranks * n - 1)), n)
+        word, number = i32(begin + word), i32(call.num_tokens)
         if word < MAX_PLACES:
             number = i32(place_of(call.params, word) // u64(mailbox.PLACE_BYTES))
         if word == mailbox.CAPACITY:
             number = i32(call.params[p.capacity])
         if word == mailbox.BLOCKS:
             number = calls.num_senders()
-        return number
-
-    @device_fn
-    def look(call, first):
-        """(address of the word in calls of parity 0, bytes from it to the word of parity 1, its number if it is no count,
-        the word), of this lane; lanes past the last word have the last one.
-        """
-        peer, word = split(i32(min(i32(first + lane_id()), ranks * n - 1)), n)
-        word = i32(begin + word)
         at = at_word(call.params, peer, u64(0), call.my_rank, word)
-        return at, u64(call.params[p.mailbox_bytes] * u64(ranks)), i32(number_in(call, word)), word
+        return at, u64(call.params[p.mailbox_bytes] * u64(ranks)), number, word
 
     @device_fn
     def announce(call, counts, looked):
@@ -148,29 +142,22 @@ def awaiting(shape, phase, part, *, acquires=True):
     return await_part
 
 
-def load_counts(shape):
-    """Device function (params, announced), of a block: counts of rows and tokens of all ranks, out of the call's handle."""
-    ranks, n_words = shape.n_ranks, mailbox.experts_at(shape.n_ranks)
-
-    @by_threads
-    def load(i, counts, announced):
-        if i < ranks:                           # before the counts lie the ranks' tokens (handle.py)
-            announced[ranks * n_words + i] = i32(load_i32(u64(counts) + u64(4) * u64(i) - u64(4 * ranks)))
-        src_rank, dst_rank = split(i, ranks)
-        announced[src_rank * n_words + mailbox.COUNTS + dst_rank] = i32(load_i32(u64(counts) + u64(4) * u64(i)))
-
-    return device_fn(lambda params, announced: load(ranks * ranks, params[p.counts], announced))
-
-
 def beginning(shape, mark, few):
     """Device function begin(call, announced, shared_epoch) -> (call with its number, first), for a call that has a handle.
 
     few: None, or the way of small batches: namespace of prepare(call) -> first, before the call is known; fits(announced),
     the same on all ranks; rest(call, announced, first), the rest of the call.
     """
-    begin_call, _ = calls.begin_and_end(shape.n_ranks)
-    announce_rank, load = early(shape, "without_counts"), load_counts(shape)
-    prepare = few.prepare if few else device_fn(lambda call: None)
+    (begin_call, _), ranks, n_words = calls.begin_and_end(shape.n_ranks), shape.n_ranks, mailbox.experts_at(shape.n_ranks)
+    announce_rank, prepare = early(shape, "without_counts"), few.prepare if few else device_fn(lambda call: None)
+
+    @by_threads
+    def load_counts(i, counts, announced):
+        """Counts of rows and tokens of all ranks, out of the call's handle."""
+        if i < ranks:                           # before the counts lie the ranks' tokens (handle.py)
+            announced[ranks * n_words + i] = i32(load_i32(u64(counts) + u64(4) * u64(i) - u64(4 * ranks)))
+        src_rank, dst_rank = split(i, ranks)
+        announced[src_rank * n_words + mailbox.COUNTS + dst_rank] = i32(load_i32(u64(counts) + u64(4) * u64(i)))
 
     @device_fn
     def begin(call, announced, shared_epoch):
@@ -178,7 +165,7 @@ def beginning(shape, mark, few):
         begun = begin_call(call.params, shared_epoch)
         if calls.is_notify_warp():
             announce_rank(call)
-        load(call.params, announced)
+        load_counts(ranks * ranks, call.params[p.counts], announced)
         first = prepare(call)
         return calls.begun_together(call, begun), first
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, device_fn, grid_dim, i32, load_u64, n_warps,
-                          prefetch, red_add_release_gpu_i32, store_i32, store_u64, syncthreads_or, thread_idx, u32, u64,
+                          prefetch, red_add_release_gpu_i32, store_i32, store_u64, syncthreads_or, thread_idx, u64,
                           warp_broadcast_i32, warp_id)
 
 from ..prefetch import LINE
@@ -68,21 +68,10 @@ def is_last_thread():
     return thread_idx() == block_dim() - 1
 
 
-def tenths_of_blocks(tenths):
-    """Device function () -> so many tenths of the blocks but the leader block, at least one."""
-    return device_fn(lambda: i32(max(1, i32(u32(i32((grid_dim() - 1) * tenths)) // u32(10)))))
-
-
 @device_fn
 def num_senders():
     """How many blocks send: all but the leader block."""
     return i32(grid_dim() - 1)
-
-
-@device_fn
-def is_sender():
-    """Whether this block sends."""
-    return not is_leader()
 
 
 @device_fn

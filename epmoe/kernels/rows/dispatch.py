@@ -5,10 +5,6 @@ rank to the peers. The other blocks send. If rows are also expanded in this laun
 share of the warps of these blocks sends (tuning.send_tenths), and all other warps expand; only a batch of at most one token
 a block is sent by all warps.
 
-A rank announces where its arrays lie, for how many rows they have room, how many tokens and sending blocks it has, and
-how many rows it sends to each rank. The announcement lies in a mailbox of each rank (mailbox.py). Each block keeps what
-all ranks have announced in shared memory (`announced`).
-
 1. Begin: the number of the call (epoch), and whether an earlier one failed (call.py).
 2. Small batches have a way of their own, which ends the call: Lamport rows (few/dispatch.py), expert-major also
    expanded as they come (few/by_expert.py). If some rank has too many tokens for it, all ranks go on with step 4; the
@@ -16,7 +12,8 @@ all ranks have announced in shared memory (`announced`).
 3. Number the rows (layout.py): the n-th of this rank's tokens that go to a rank is the n-th row that this rank sends
    there; -1 where a token does not go. Meanwhile the leader block announces this rank, and then how many tokens
    each expert gets (announce.py).
-4. Wait for the announcements of all ranks. Every block knows then where its rank's rows begin at each rank.
+4. Wait for the announcements of all ranks, which each block keeps in shared memory (`announced`). Every block knows then
+   where its rank's rows begin at each rank.
 5. Send (send.py) each row to its final place, unless some rank has no room for all its rows; then nobody sends. A warp
    that takes another block's token waits first until all blocks have numbered theirs.
 6. Meanwhile the leader block waits for the numbers of tokens by expert, records counts and places for the handle, and
@@ -81,7 +78,7 @@ def dispatch_kernel(shape):
         if not await_announcements(call, announced):                # 4
             return
         mark(params, stamps.COUNTED)
-        if calls.is_sender():
+        if not calls.is_leader():
             ok = send_rows(call, announced)                         # 5
             mark(params, stamps.SENT)
         if calls.is_leader():                                       # 6
@@ -104,17 +101,6 @@ def numbering(shape, mark):
     words, announce_experts, expert_major = announce.announcing(shape, "all"), announce.experts(shape), shape.expert_major
 
     @device_fn
-    def announce_counts(call, scratch, looked):
-        if calls.is_notify_warp():
-            words.announce_totals(call, scratch.totals, looked)
-        ok = numbers.sum_experts(call, scratch)
-        if ok and expert_major:
-            announce_experts(call, scratch.totals, ranks)
-        elif ok:
-            announce_experts(call, scratch.experts, 0)
-        return ok
-
-    @device_fn
     def number_rows(call, begun, scratch):
         looked = (u64(0), u64(0), i32(0), i32(0))
         if calls.is_notify_warp():
@@ -124,61 +110,56 @@ def numbering(shape, mark):
         if calls.is_over(call):
             return u64(calls.OVER)
         mark(call.params, stamps.CLAIMED)
-        ok = True
-        if calls.is_leader():
-            ok = announce_counts(call, scratch, looked)
-        elif calls.is_sender():
+        if not calls.is_leader():
             ok = numbers.number(call, scratch)
+        else:
+            if calls.is_notify_warp():
+                words.announce_totals(call, scratch.totals, looked)
+            ok = numbers.sum_experts(call, scratch)
+            if ok and expert_major:
+                announce_experts(call, scratch.totals, ranks)
+            elif ok:
+                announce_experts(call, scratch.experts, 0)
         return call.epoch if ok else u64(calls.OVER)
 
     return number_rows
 
 
-def by_counters(shape, mark):
-    """Device function finish_rows(call, announced, ok) -> whether all is well: a sender signals, the leader block waits.
+def moving(shape, mark, numbered=None):
+    """(send_rows, finish_rows): send_rows as of send.make; finish_rows(call, announced, ok) -> whether all is well.
 
-    ok: whether this block has done its part.
+    ok: whether this block has done its part. A sender signals, and the leader block waits; where rows are expanded by
+    expert while they arrive, every block expands. numbered: as of send.make; if it is given, a rank may have no room, and
+    then expands nothing.
     """
-    arrivals = announce.arrivals(shape, wait.ROWS_DISPATCH)
+    if not shape.expands:
+        arrivals = announce.arrivals(shape, wait.ROWS_DISPATCH)
 
-    @device_fn
-    def finish_rows(call, announced, ok):
-        if calls.is_sender():
-            arrivals.sent(call, ok)
-        elif ok:
-            ok = arrivals.await_all(call, announced)
-            mark(call.params, stamps.ARRIVED)
-        return ok
+        @device_fn
+        def by_counters(call, announced, ok):
+            if not calls.is_leader():
+                arrivals.sent(call, ok)
+            elif ok:
+                ok = arrivals.await_all(call, announced)
+                mark(call.params, stamps.ARRIVED)
+            return ok
 
-    return finish_rows
+        return send.make(shape, None, numbered), by_counters
 
-
-def by_flags(shape, mark, flags, numbered):
-    """The same where rows are expanded by expert while they arrive: every block expands.
-
-    flags: of copy.py. numbered: as of send.make; if it is given, a rank may have no room, and then expands nothing.
-    """
+    fewest = shape.tuning.encode_parts if shape.encode else shape.tuning.expand_parts
+    flags = copy.flags(shape, wait.ROWS_DISPATCH, shape.src_bytes // VECTOR, fewest)
     expand_rows, has_room = expand.arriving(shape, flags, numbered), mailbox.reading(shape.n_ranks).has_room
     asks_room = numbered is not None
 
     @device_fn
-    def finish_rows(call, announced, ok):
+    def by_flags(call, announced, ok):
         if ok and (not asks_room or has_room(announced)):
             ok = expand_rows(call, announced)
         ok = not syncthreads_or(not ok)
         mark(call.params, stamps.COPIED)
         return ok
 
-    return finish_rows
-
-
-def moving(shape, mark, numbered=None):
-    """(send_rows, finish_rows): send_rows as of send.make; finish_rows of by_counters() or by_flags()."""
-    if not shape.expands:
-        return send.make(shape, None, numbered), by_counters(shape, mark)
-    fewest = shape.tuning.encode_parts if shape.encode else shape.tuning.expand_parts
-    flags = copy.flags(shape, wait.ROWS_DISPATCH, shape.src_bytes // VECTOR, fewest)
-    return send.make(shape, flags, numbered), by_flags(shape, mark, flags, numbered)
+    return send.make(shape, flags, numbered), by_flags
 
 
 @lru_cache(CACHED)
@@ -207,7 +188,7 @@ def resend_kernel(shape):
         mark(params, stamps.COUNTED)
         if expands and calls.is_leader() and not calls.all_begun(call, wait.ROWS_DISPATCH):
             return
-        if calls.is_sender():
+        if not calls.is_leader():
             send_rows(call, announced)
             mark(params, stamps.SENT)
         if finish_rows(call, announced, True) and calls.is_leader():

@@ -90,33 +90,23 @@ def clearing(shape, rows_of):
     clear_values, clear_scales = clear_padding(row_bytes), clear_padding(scale_bytes)
 
     @device_fn
-    def clear_row(params, row, lane):
-        """An output row, its prob and its scales."""
-        clear_values(params[p.out] + u64(row) * u64(row_bytes), lane)
-        clear_scales(params[p.out_scales] + u64(row) * u64(scale_bytes), lane)
-        if has_probs and lane == 0:
-            store_u32(params[p.out_probs] + u64(4) * u64(row), u32(0))
-
-    @device_fn
-    def gap(known, expert, num_rows):
-        """The rows [first, end) between those with an expert's tokens and the next expert's."""
-        start, n = rows_of(known, expert)
-        end = rows_of(known, i32(expert + 1))[0] if expert < n_local - 1 else i32(num_rows)
-        return i32(start + n), i32(min(end, num_rows))
-
-    @device_fn
     def clear_rows(params, known, me, warps, lane):
-        window = i32(0)
-        while window < n_local:                 # a lane an expert
-            first, end = i32(0), i32(0)
-            if window + lane < n_local:
-                first, end = gap(known, i32(window + lane), i32(params[p.num_rows]))
+        window, num_rows = i32(0), i32(params[p.num_rows])
+        while window < n_local:                 # a lane an expert: rows between its tokens' and the next expert's
+            first, end, expert = i32(0), i32(0), i32(window + lane)
+            if expert < n_local:
+                start, n = rows_of(known, expert)
+                end = rows_of(known, i32(expert + 1))[0] if expert < n_local - 1 else num_rows
+                first, end = i32(start + n), i32(min(end, num_rows))
             left = u32(ballot(first < end))
             while left != u32(0):
                 row, behind = i32(warp_broadcast_i32(first, lowest(left))), i32(warp_broadcast_i32(end, lowest(left)))
                 row = i32(row + u32(i32(me + warps) - i32(u32(row) % u32(warps))) % u32(warps))
                 while row < behind:
-                    clear_row(params, row, lane)
+                    clear_values(params[p.out] + u64(row) * u64(row_bytes), lane)
+                    clear_scales(params[p.out_scales] + u64(row) * u64(scale_bytes), lane)
+                    if has_probs and lane == 0:
+                        store_u32(params[p.out_probs] + u64(4) * u64(row), u32(0))
                     row = i32(row + warps)
                 left = but_lowest(left)
             window = i32(window + 32)
@@ -179,38 +169,24 @@ def of_row(shape):
     return expand_row
 
 
-def received_at(shape):
-    """Device function (params, row) -> address of a received row."""
-    row_bytes = shape.row_bytes
-    return device_fn(lambda params, row: u64(params[p.sources] + u64(row) * u64(row_bytes)))
-
-
 def arriving(shape, flags, numbered):
     """Device function expand_rows(call, announced) -> whether all rows came: every warp, those that send when they have.
 
     Warps take a few parts of rows at a time, and expand them as they come. flags: of copy.py. numbered: as of send.make.
     """
     ranks, has_meta, mail = shape.n_ranks, shape.has_meta, mailbox.reading(shape.n_ranks)
-    from_input, row_of, at_row = send.keeps_own_rows(shape), layout.row_of(ranks), received_at(shape)
+    from_input, row_of, row_bytes = send.keeps_own_rows(shape), layout.row_of(ranks), shape.row_bytes
     is_numbered_now, src_bytes = numbered is not None, shape.src_bytes
     expand_row, clear_rows = of_row(shape), clearing(shape, recorded_rows(shape))
     claim, spans = calls.claims(mailbox.NEXT_TO_RECEIVE), parts(shape.n_vectors)
     most_at_once, most_looks = shape.tuning.expand_at_once, shape.tuning.expand_looks
 
     @device_fn
-    def await_records(call, lane):
-        """The leader block has written down where experts' rows begin; a barrier of it lies behind the last store."""
-        at = call.params[p.words] + u64(mailbox.RECORDED)
-        if calls.is_leader() and thread_idx() == 0:
-            st_release_gpu_i32(at, i32(call.epoch))
-        return wait.in_warp(lane != 0 or wait.for_blocks(call.params, at, i32(call.epoch), wait.ROWS_DISPATCH))
-
-    @device_fn
     def row_here(call, src_rank, number, first, n_rows):
         """(the row, -1 for none; where it is), of the number-th row of a src_rank, or, of this rank, the number-th token."""
         row = i32(first + number) if number < n_rows else i32(-1)
         if not from_input or src_rank != call.my_rank:
-            return row, at_row(call.params, row)
+            return row, u64(call.params[p.sources] + u64(row) * u64(row_bytes))
         mine = row_of(call.params[p.row_of], number, src_rank) if number < call.num_tokens else i32(-1)
         return (i32(first + mine) if mine >= 0 else i32(-1)), u64(call.params[p.x] + u64(number) * u64(src_bytes))
 
@@ -240,8 +216,12 @@ def arriving(shape, flags, numbered):
     @device_fn
     def expand_rows(call, announced):
         lane, (here, before), n_parts = i32(lane_id()), mail.received(announced, call.my_rank), flags.count(announced)
-        if has_meta and not await_records(call, lane):
-            return False
+        if has_meta:                            # experts' rows begin where the leader block has written
+            at = call.params[p.words] + u64(mailbox.RECORDED)
+            if calls.is_leader() and thread_idx() == 0:     # a barrier of it lies behind the last store
+                st_release_gpu_i32(at, i32(call.epoch))
+            if not wait.in_warp(lane != 0 or wait.for_blocks(call.params, at, i32(call.epoch), wait.ROWS_DISPATCH)):
+                return False
         if from_input and is_numbered_now and not numbered.wait_for(call, lane):
             return False
         me, warps = i32(warp_id() * grid_dim() + block_idx()), i32(n_warps() * grid_dim())
@@ -269,7 +249,7 @@ def arriving(shape, flags, numbered):
 @lru_cache(CACHED)
 def expand_kernel(shape):
     """Kernel over received rows that have all come; one launch behind the dispatch, where that one does not expand."""
-    ranks, expand_row, spans, at_row = shape.n_ranks, of_row(shape), parts(shape.n_vectors), received_at(shape)
+    ranks, expand_row, spans, row_bytes = shape.n_ranks, of_row(shape), parts(shape.n_vectors), shape.row_bytes
     clear_rows = clearing(shape, recorded_rows(shape))
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
@@ -285,7 +265,8 @@ def expand_kernel(shape):
             row, part = split(unit, n_parts)
             src_rank = lowest(u32(ballot(lane < ranks and ends > row)))
             a, b = spans.span(part, n_parts)
-            expand_row(params, (row, src_rank), at_row(params, row), a, b, part == 0, lane)
+            src = u64(params[p.sources] + u64(row) * u64(row_bytes))
+            expand_row(params, (row, src_rank), src, a, b, part == 0, lane)
             unit = i32(unit + warps)
         clear_rows(params, params, me, warps, lane)
 

@@ -32,13 +32,13 @@ def pairs_for(shape, tokens_for):
     return pairs_of
 
 
-def placing_experts(shape, tokens_for, place):
+def placing_experts(shape, pairs_of, place):
     """Device function (params, known, partial) -> rows of all local experts, padding included; by a whole block.
 
     place(params, known, expert, start, n, padded): what a thread does with an expert's rows, of which n hold tokens.
-    partial: shared int32 array [32].
+    pairs_of: of pairs_for(). partial: shared int32 array [32].
     """
-    n_local, pairs_of = shape.num_local_experts, pairs_for(shape, tokens_for)
+    n_local = shape.num_local_experts
 
     @device_fn
     def place_experts(params, known, partial):
@@ -98,7 +98,7 @@ def writing(shape, tokens_for):
         kept = i32(min(padded, i32(max(0, limit - start))))
         store_u64(params[p.tokens_per_expert] + u64(8) * u64(expert), u64(kept))
 
-    place_experts = placing_experts(shape, tokens_for, write_expert)
+    place_experts = placing_experts(shape, pairs_of, write_expert)
 
     @device_fn
     def write_experts(params, known, partial):

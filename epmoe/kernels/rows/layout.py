@@ -101,23 +101,17 @@ def columns(shape, phase):
     sum_of_words = folded(IN_FLIGHT, look, add)
 
     @device_fn
-    def await_words(call, at, i, step, end):
-        """Waits until all blocks whose words are added together have stored them."""
-        ok, n = True, i32(0)
-        while ok and n < IN_FLIGHT and i < end:
-            ok, _ = wait.for_word_of_rank(call.params, u64(at + u64(a_block) * u64(i)), call.epoch, what, i)
-            n, i = i32(n + 1), i32(i + step)
-        return ok
-
-    @device_fn
     def sum_up(call, column, first, step, end):
         at, ok, total, i = u64(call.params[p.columns] + u64(8) * u64(column)), True, i32(0), i32(first)
         while ok and i < end:
             all_come, here = sum_of_words((at, i, i32(step), i32(end), call.epoch), (True, i32(0)))
             if all_come:
                 total, i = i32(total + here), i32(i + IN_FLIGHT * step)
-            else:
-                ok = await_words(call, at, i, step, end)
+            else:                               # waits until all blocks have stored the words that are added together
+                n, k = i32(0), i
+                while ok and n < IN_FLIGHT and k < end:
+                    ok, _ = wait.for_word_of_rank(call.params, u64(at + u64(a_block) * u64(k)), call.epoch, what, k)
+                    n, k = i32(n + 1), i32(k + step)
         return ok, total
 
     return namespace("columns", publish=publish, sum_up=sum_up)
@@ -284,19 +278,18 @@ def make(shape, phase):
 
     @device_fn
     def count(call, begun, scratch):
-        ids = call.params[p.ids]
         first, end = tokens.of_block(call.num_tokens)
         clear(n_columns, scratch.totals)
         if expert_major:
-            of_map.fetch(ids, first, end)
-            of_map.count(of_map.n, ids, first, end, scratch.experts)
+            of_map.fetch(call.params, first, end)
+            of_map.count(of_map.n, call.params, first, end, scratch.experts)
         else:
             clear(num_experts, scratch.experts)   # number() counts them
         count_ranks(call.params, first, end, scratch.by_warp)
         call = calls.begun_together(call, begun)        # and the counts of all warps
         if calls.is_over(call):
             return u64(calls.OVER)
-        if calls.is_sender():
+        if not calls.is_leader():
             publish_rank(ranks, call, scratch.by_warp)
             if expert_major:
                 publish_experts(num_experts, call, scratch.experts)

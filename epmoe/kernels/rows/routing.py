@@ -1,21 +1,14 @@
 """The ranks and experts of a token, from its ids or from its row of a routing map [T, E]."""
 
-from types import SimpleNamespace
+from epmoe.device import (device_fn, i32, lane_id, load_i32, load_u8, load_u64, n_warps, shared_add_i32, store_i32, u32,
+                          u64, warp_id)
 
-from epmoe.device import (block_dim, device_fn, i32, lane_id, load_i32, load_u8, load_u64, n_warps, prefetch,
-                          shared_add_i32, store_i32, thread_idx, u32, u64, warp_id)
-
-from .. import ids as ids_of_kernels
-from ..bits import adding_four, divided_up, folded, four, share, split
+from .. import ids as ids_of_tokens
+from ..bits import divided_up, folded, in_fours, share, split
 from ..params import by_threads, word_in
-from ..prefetch import LINE
+from ..prefetch import LINE, fetch_lines
 from .shape import namespace, p
 from .wait import status_of
-
-
-def ids_of_tokens(shape):
-    """The functions of epmoe/kernels/ids.py for slots of a token."""
-    return ids_of_kernels.make(SimpleNamespace(n_experts=shape.num_experts, top_k=shape.top_k), shape.id_bytes)
 
 
 def experts_of_ids(shape):
@@ -24,7 +17,8 @@ def experts_of_ids(shape):
     All warps add them to a shared array, and bad ids to the status words; a lane has a slot, a warp several tokens. It
     gives whether this thread met a bad id.
     """
-    top_k, a_warp, of_ids = shape.top_k, 32 // max(shape.top_k, 1), ids_of_tokens(shape)
+    top_k, a_warp = shape.top_k, 32 // max(shape.top_k, 1)
+    of_ids = ids_of_tokens.make(shape.num_experts, top_k, shape.id_bytes)
     load, clean, record = of_ids.load, of_ids.clean, of_ids.record
 
     @device_fn
@@ -39,7 +33,7 @@ def experts_of_ids(shape):
             if expert >= 0:
                 shared_add_i32(experts, expert, i32(1))
             record(seen, expert, token, slot, status)
-            start, is_bad = i32(start + step), is_bad or seen != expert and seen != ids_of_kernels.NO_EXPERT
+            start, is_bad = i32(start + step), is_bad or seen != expert and seen != ids_of_tokens.NO_EXPERT
         return is_bad
 
     return count
@@ -112,8 +106,8 @@ def groups_of_threads(shape):
 def map_columns(shape):
     """Device functions over a block's tokens [first, end) of the routing map, one thread or several an expert.
 
-    by_group: shared int32 array of n = groups * E. fetch(routing_map, first, end): prefetches the block's part of the
-    map. count(n, routing_map, first, end, by_group): the tokens of each expert by group. add_groups(by_group, expert)
+    by_group: shared int32 array of n = groups * E. fetch(params, first, end): prefetches the block's part of the map.
+    count(n, params, first, end, by_group): the tokens of each expert by group. add_groups(by_group, expert)
     -> the block's, behind a barrier; by_group becomes those of the groups before. number(n, params, first, end,
     by_group, before, at), behind another: writes row_of_expert[token, expert], the token's number among those that this rank
     sends to the expert, -1 where it is not routed; the block starts from before[at + expert].
@@ -123,30 +117,24 @@ def map_columns(shape):
     tokens_of_group = device_fn(lambda first, end, group: share(first, end, divided_up(i32(end - first), groups), group))
 
     @device_fn
-    def fetch(routing_map, first, end):
-        base, i = u64(routing_map) + u64(first) * u64(num_experts), i32(thread_idx())
-        while LINE * i < (end - first) * num_experts:
-            prefetch(base + u64(LINE) * u64(i))
-            i = i32(i + block_dim())
+    def fetch(params, first, end):
+        n_bytes = i32((end - first) * num_experts)
+        fetch_lines(divided_up(n_bytes, i32(LINE)), params[p.ids] + u64(first) * u64(num_experts))
 
     @device_fn
     def routed(given, token):
-        """1 if the token is one of the group's and goes to the expert; given: (routing_map, end, expert)."""
-        base, end, expert = given
-        value = i32(load_u8(base + u64(token) * u64(num_experts) + u64(expert))) if token < end else i32(0)
+        """1 if the token is one of the group's and goes to the expert; given: (params, end, expert)."""
+        params, end, expert = given
+        value = i32(load_u8(params[p.ids] + u64(token) * u64(num_experts) + u64(expert))) if token < end else i32(0)
         return i32(1) if value != 0 else i32(0)
 
-    four_routed = four(routed)
+    count_routed = in_fours(routed, device_fn(lambda n, given, token, is_routed: i32(n + is_routed)))
 
     @by_threads
-    def count_group(i, routing_map, first, end, by_group):
-        (group, expert), n = split(i, num_experts), i32(0)
+    def count_group(i, params, first, end, by_group):
+        group, expert = split(i, num_experts)
         token, stop = tokens_of_group(first, end, group)
-        while token < stop:
-            a, b, c, d = four_routed((u64(routing_map), stop, expert), token, 1)
-            n = i32(n + a + b + c + d)
-            token = i32(token + 4)
-        by_group[i] = n
+        by_group[i] = count_routed(i32(0), (params, stop, expert), token, 1, stop)
 
     @device_fn
     def add_groups(by_group, expert):
@@ -159,23 +147,19 @@ def map_columns(shape):
 
     @device_fn
     def store_number(n, given, token, is_routed):
-        """Writes a token's number, n if it is routed; gives the next token's. given: (row_of_expert, end, expert)."""
-        numbers, end, expert = given
+        """Writes a token's number, n if it is routed; gives the next token's."""
+        params, end, expert = given
         if token < end:
-            store_i32(word_in(numbers, token, num_experts, expert), i32(n) if is_routed != 0 else i32(-1))
+            store_i32(word_in(params[p.row_of_expert], token, num_experts, expert), i32(n) if is_routed != 0 else i32(-1))
         return i32(n + is_routed)
 
-    store_four = adding_four(store_number)
+    store_numbers = in_fours(routed, store_number)
 
     @by_threads
     def number_group(i, params, first, end, by_group, before, at):
         group, expert = split(i, num_experts)
-        n = i32(before[at + expert] + by_group[i])
         token, stop = tokens_of_group(first, end, group)
-        while token < stop:
-            are_routed = four_routed((params[p.ids], stop, expert), token, 1)
-            n = store_four(n, (params[p.row_of_expert], stop, expert), token, 1, are_routed)
-            token = i32(token + 4)
+        store_numbers(i32(before[at + expert] + by_group[i]), (params, stop, expert), token, 1, stop)
 
     return namespace("columns", n=groups * num_experts, fetch=fetch, count=count_group, add_groups=add_groups,
                      number=number_group)

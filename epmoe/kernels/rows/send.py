@@ -12,13 +12,14 @@ from epmoe.device import (ballot, device_fn, f32, i32, lane_id, load_i32, load_u
                           store_f32, store_i32, store_u32, store_u64, syncthreads_or, u32, u64, warp_broadcast_i32,
                           warp_broadcast_u64, warp_id)
 
-from ..bits import adding_four, below, but_lowest, four, has, lowest, split
+from .. import ids
+from ..bits import below, but_lowest, has, in_fours, lowest, split
 from ..formats import blockwise_fp8
 from ..formats.row_encoder import encode_parts, encode_row
 from ..params import word_in
 from ..prefetch import LINE
 from . import call as calls
-from . import layout, mailbox, routing
+from . import layout, mailbox
 from .copy import copying, fewest_parts, parts, rotated
 from .shape import arrays, namespace, p
 
@@ -29,14 +30,6 @@ STEP, A_SCALE = 32, 8   # vectors of encoded values that are made in one step, a
 def expert_masks(num_local_experts):
     """u32 words that hold a bit for each local expert."""
     return -(-num_local_experts // 32)
-
-
-def metadata_apart(shape):
-    """1 if what goes with a row is a unit of work of its own, another warp's, behind those of its parts; 0 if not.
-
-    It is not where it has to come with part 0, or where there is nothing.
-    """
-    return int((shape.has_meta or shape.scale_words > 0) and not shape.expands and not shape.encode)
 
 
 def keeps_own_rows(shape):
@@ -50,18 +43,17 @@ def looking_at_slots(shape):
     expert: -1 past the last slot, and where the slot has no expert, an id that is no expert's, or one that an earlier
     slot has.
     """
-    top_k, has_probs, ids = shape.top_k, shape.has_probs, routing.ids_of_tokens(shape)
-    load, clean = ids.load, ids.clean
+    top_k, has_probs, of_ids = shape.top_k, shape.has_probs, ids.make(shape.num_experts, shape.top_k, shape.id_bytes)
     has_slots = shape.has_meta and not shape.expert_major
 
     @device_fn
     def look(params, token, lane):
         if not has_slots:
             return i32(-1), u32(0)
-        seen = load(params[p.ids], token, lane)
+        seen = of_ids.load(params[p.ids], token, lane)
         at = word_in(params[p.probs], token, top_k, lane)
         prob = u32(load_u32(at)) if has_probs and lane < top_k else u32(0)
-        return clean(seen, i32(0), lane), prob
+        return of_ids.clean(seen, i32(0), lane), prob
 
     return look
 
@@ -127,7 +119,7 @@ def _sending_experts(shape):
     @device_fn
     def load_window(given, window):
         """(place, prob) of an expert of a window of 32 of a rank; -1 for none."""
-        (params, token, lane), (rank, number) = given, split(window, n_masks)
+        (params, token, _, _, _, lane), (rank, number) = given, split(window, n_masks)
         expert, slot, prob = i32(32 * number + lane), i32(-1), u32(0)
         if expert < n_local and rank < ranks:
             slot = i32(load_i32(word_in(params[p.row_of_expert], token, num_experts, rank * n_local + expert)))
@@ -135,12 +127,10 @@ def _sending_experts(shape):
                 prob = u32(load_u32(word_in(params[p.probs], token, num_experts, rank * n_local + expert)))
         return slot, prob
 
-    load_four = four(load_window)
-
     @device_fn
     def send_window(sent, given, window, looked):
         """sent: how many experts of the rank had the token in the windows before; the sum with this one."""
-        (mask, row, at, lane), (rank, number), (slot, prob) = given, split(window, n_masks), looked
+        (_, _, mask, row, at, lane), (rank, number), (slot, prob) = given, split(window, n_masks), looked
         sent = i32(0) if number == 0 else sent
         if window < ranks * n_masks:
             to_row, here = u64(warp_broadcast_i32(row, rank)), u32(ballot(slot >= 0))
@@ -155,17 +145,9 @@ def _sending_experts(shape):
             sent = i32(sent + popc(here))
         return sent
 
-    send_four = adding_four(send_window)
-
-    @device_fn
-    def send_experts(params, token, mask, row, at, lane):
-        window, sent = i32(0), i32(0)
-        while window < ranks * n_masks:         # four windows in flight
-            looked = load_four((params, token, lane), window, 1)
-            sent = send_four(sent, (mask, row, at, lane), window, 1, looked)
-            window = i32(window + 4)
-
-    return send_experts
+    send_windows, n_windows = in_fours(load_window, send_window), ranks * n_masks
+    return device_fn(lambda params, token, mask, row, at, lane: send_windows(
+        i32(0), (params, token, mask, row, at, lane), i32(0), 1, i32(n_windows)))
 
 
 def sending_metadata(shape):
@@ -222,11 +204,12 @@ def encoding(shape, store, store_scale):
     Whole steps of the encoder. They go from registers to the rows at `to` of each lane in `mask`, beginning with lane
     `start`, by store, and their scales by store_scale(row_at, i, scale, epoch).
     """
-    value_bytes, quantised = shape.value_bytes, blockwise_fp8.quantised
+    value_bytes, scale_of, codes_of = shape.value_bytes, blockwise_fp8.scale_of, blockwise_fp8.codes_of
 
     @device_fn
     def put(rows, chunk, there, ab, absmax, input_scale, lane):
-        (scale, codes), (to, left, start, epoch) = quantised(ab[0], ab[1], absmax), rows
+        (scale, factor), (to, left, start, epoch) = scale_of(absmax, input_scale), rows
+        codes = codes_of(ab, factor)
         while left != u32(0):
             at = u64(warp_broadcast_u64(to, i32((lowest(left) + start) & 31)))
             if there:
@@ -248,25 +231,6 @@ def encoding(shape, store, store_scale):
     return encode
 
 
-def _prefetching(shape):
-    """Device function bring(params, token, part, n_parts, lane): prefetches the next work item into L2."""
-    src_bytes, slots_bytes, n_apart = shape.src_bytes, 4 * shape.top_k, metadata_apart(shape)
-    has_slots, spans = shape.has_probs and not shape.expert_major, parts(shape.n_vectors)
-    a_vector = src_bytes // shape.n_vectors         # bytes that become a vector
-
-    @device_fn
-    def bring(params, token, part, n_parts, lane):
-        a, b = spans.span(part, n_parts)
-        row, at = params[p.x] + u64(token) * u64(src_bytes), i32(a_vector * a + LINE * lane)
-        while at < a_vector * b:
-            prefetch(row + u64(at))
-            at = i32(at + 32 * LINE)
-        if has_slots and part == n_parts * n_apart and lane == 0:
-            prefetch(params[p.probs] + u64(token) * u64(slots_bytes))
-
-    return bring
-
-
 def make(shape, flags=None, numbered=None):
     """Device function send(call, announced) -> whether no wait expired, of a warp.
 
@@ -279,8 +243,11 @@ def make(shape, flags=None, numbered=None):
     mail, spans = mailbox.reading(ranks), parts(shape.n_vectors)
     tokens, take = layout.sharing(shape), calls.claims(mailbox.NEXT_TO_SEND)
     raises, is_numbered_now, fewest = flags is not None, numbered is not None, fewest_parts(shape)
-    n_apart, more, keeps_own = metadata_apart(shape), sending_metadata(shape), keeps_own_rows(shape)
-    rows, bring = copying(read_only=True), _prefetching(shape)
+    more, keeps_own = sending_metadata(shape), keeps_own_rows(shape)
+    # what goes with a row is a unit of another warp, behind its parts, unless it is nothing or has to come with part 0
+    n_apart = int((shape.has_meta or shape.scale_words > 0) and not shape.expands and not encodes)
+    rows, a_vector = copying(read_only=True), shape.src_bytes // shape.n_vectors    # bytes that become a vector
+    slots_bytes = 4 * shape.top_k * shape.has_probs
     value_bytes, row_of, send_tenths = shape.value_bytes, layout.row_of(ranks), shape.tuning.send_tenths
 
     if encodes:
@@ -316,18 +283,23 @@ def make(shape, flags=None, numbered=None):
         return take(call, lane) if work.own < 0 or work.n_own == 0 else i32(-work.n_own)
 
     @device_fn
-    def unit_after(call, unit, lane):
-        if not tokens.are_shared(call.num_tokens):
-            return i32(unit + n_warps())
-        return take(call, lane) if unit >= -1 else i32(unit + 1)
-
-    @device_fn
     def part_of(work, unit):
         """(token, part of its row) of a unit of work: below 0 the first parts of one's own token, then what is left."""
         if unit < 0:
             return work.own, i32(unit + work.n_own)
         turn, left = split(unit, work.rest)
         return i32(work.first + turn), i32(work.n_own + left)
+
+    @device_fn
+    def bring(params, token, part, n_parts, lane):
+        """Prefetches the next work item into L2."""
+        a, b = spans.span(part, n_parts)
+        row, at = params[p.x] + u64(token) * u64(src_bytes), i32(a_vector * a + LINE * lane)
+        while at < a_vector * b:
+            prefetch(row + u64(at))
+            at = i32(at + 32 * LINE)
+        if slots_bytes > 0 and part == n_parts * n_apart and lane == 0:
+            prefetch(params[p.probs] + u64(token) * u64(slots_bytes))
 
     @device_fn
     def send(call, announced):
@@ -344,7 +316,9 @@ def make(shape, flags=None, numbered=None):
         n_units = i32((work.end - work.first) * work.rest)
         unit = first_unit(call, work, n_units, lane)
         while ok and unit < n_units:
-            following = unit_after(call, unit, lane)
+            following = i32(unit + n_warps())
+            if tokens.are_shared(call.num_tokens):
+                following = take(call, lane) if unit >= -1 else i32(unit + 1)
             if is_numbered_now and unit >= 0 and not are_numbered:
                 ok, are_numbered = numbered.wait_for(call, lane), True
             token, part = part_of(work, unit)

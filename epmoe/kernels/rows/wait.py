@@ -1,7 +1,6 @@
-"""Bounded waits of the rows kernels, and what is recorded when one expires. Words: epmoe/kernels/status.py.
+"""Bounded waits (epmoe/kernels/spin.py) of the rows kernels, and the errors that they raise on the host.
 
-Every wait gives up after the call's time-out, or when another wait of this rank has failed. what: (phase, FOR_...),
-for the record; index: of what is waited for, mostly a src_rank.
+what: (phase, FOR_...), for the record; index: of what is waited for, mostly a src_rank.
 """
 
 import numpy as np
@@ -12,7 +11,6 @@ from epmoe_ref.errors import EPValueError, PeerTimeout
 
 from .. import status
 from ..spin import until, wait_for_own_blocks
-from ..status import record_expired
 from . import mailbox
 from .shape import p
 
@@ -49,16 +47,10 @@ def in_warp(ok):
 
 def _until(load, part_of):
     """Device function: waits until part_of the word at the address equals `wanted` -> (whether it does, the word)."""
-    poll = until(load, device_fn(lambda word, wanted: part_of(word) == u32(wanted)))
-
-    @device_fn
-    def wait(params, address, wanted, what, index):
-        came, seen = poll(address, wanted, status_of(params), params[p.timeout_ns])
-        if not came:
-            record_expired(status_of(params), what[0], what[1], index, i32(wanted), i32(part_of(seen)))
-        return came, seen
-
-    return wait
+    wait = until(load, device_fn(lambda word, wanted: part_of(word) == u32(wanted)),
+                 device_fn(lambda word: i32(part_of(word))))
+    return device_fn(lambda params, address, wanted, what, index:
+                     wait(address, wanted, status_of(params), params[p.timeout_ns], what, index))
 
 
 _tag, _all = device_fn(lambda word: u32(word >> u64(32))), device_fn(lambda word: u32(word))

@@ -82,24 +82,17 @@ def _into(shape, placing):
         return i32(row) if row < i32(params[p.num_rows]) else i32(-1)
 
     @device_fn
-    def store_scales(params, rows_of_lanes, mask, scales, lane):
-        """scales: (number of the first, how many there are, this lane's)."""
-        (first, n, scale), left = scales, u32(mask)
-        while left != u32(0):
-            row = i32(warp_broadcast_i32(rows_of_lanes, lowest(left)))
-            if lane < n:
-                store_u32(word_in(params[p.out_scales], row, n_scales, i32(first + lane)), scale)
-            left = but_lowest(left)
-
-    @device_fn
     def store(call, table, found, batch, span, scale, lane):
         (src_rank, src_token, _), (a, b), window = found, span, i32(0)
         while window < n_local:
             row = kept(call.params, placing.row(table, src_rank, src_token, i32(window + lane)))
             mask, to = u32(ballot(row >= 0)), call.params[p.out] + u64(row) * u64(out_bytes)
             rows.store(batch, to, mask, i32(0), a, b, lane)
-            if encodes:
-                store_scales(call.params, row, mask, (i32(a // A_SCALE), i32((b - a) // A_SCALE), scale), lane)
+            while encodes and mask != u32(0):
+                to_row = i32(warp_broadcast_i32(row, lowest(mask)))
+                if lane < (b - a) // A_SCALE:   # the scales of the part
+                    store_u32(word_in(call.params[p.out_scales], to_row, n_scales, i32(a // A_SCALE + lane)), scale)
+                mask = but_lowest(mask)
             window = i32(window + 32)
 
     @device_fn
@@ -200,19 +193,14 @@ def dispatching(shape, mark, number_rows):
         return True
 
     @device_fn
-    def announce_bits(call):
-        """From the last warp on: the first ones have rows to send."""
-        me, warps = warps_of_rank()
-        if warps - 1 - me < bits.n_tasks(call.num_tokens):
-            call = calls.begun_alone(call)
-            if not calls.is_over(call):
-                bits.announce(call, i32(warps - 1 - me), warps)
-
-    @device_fn
     def send_and_receive(call, begun, announced, table):
         """The other blocks -> whether the call is over."""
-        first = rows.prepare(call)
-        announce_bits(call)
+        first, (me, warps), lane = rows.prepare(call), warps_of_rank(), i32(lane_id())
+        behind_me = i32(warps - 1 - me)         # the first warps have rows to send
+        if behind_me < bits.n_tasks(call.num_tokens):
+            begun_call = calls.begun_alone(call)
+            if not calls.is_over(begun_call):
+                bits.announce(begun_call, behind_me, warps)
         call = calls.begun_together(call, begun)
         if calls.is_over(call):
             return True
@@ -230,10 +218,9 @@ def dispatching(shape, mark, number_rows):
         placing.place(call.params, announced, table)
         mark(call.params, stamps.PLACED)
         calls.say_begun(call)
-        (me, warps), lane = warps_of_rank(), i32(lane_id())
         has_room = placing.total(table, lane) <= i32(call.params[p.capacity])
         if has_room:                            # the first warps have most to receive
-            clear_rows(call.params, table, i32(warps - 1 - me), warps, lane)
+            clear_rows(call.params, table, behind_me, warps, lane)
         rows.receive(call, table, announced, has_room, first)
         mark(call.params, stamps.COPIED)
         mark(call.params, stamps.LEFT)

@@ -2,8 +2,7 @@
 (lamport.py). In expert-major, what is pushed is the sum over the local experts, also to this rank itself.
 """
 
-from epmoe.device import (device_fn, i32, lane_id, load16, store16, u32,
-                          u64, warp_broadcast_i32, warp_broadcast_u64)
+from epmoe.device import device_fn, i32, lane_id, load16, store16, u32, u64, warp_broadcast_i32, warp_broadcast_u64
 
 from ... import elements, stamps
 from ...bits import four, largest, split, warps_of_rank
@@ -83,15 +82,11 @@ def _reducing(shape):
     take_four = _taking(shape, at.vector, n_vectors, take_vectors)
 
     @device_fn
-    def own_vector(call, rows, vector):
-        q, mine = (u32(0), u32(0), u32(0), u32(0)), u64(warp_broadcast_u64(rows, call.my_rank)) if stays else u64(0)
-        if mine != u64(0):
-            q = load16(mine + u64(VECTOR) * u64(min(vector, i32(n_vectors - 1))))
-        return q
-
-    @device_fn
     def sum_piece(call, rows, out, vector):
-        sums, rank, ok, own = zero_sums(), i32(0), True, own_vector(call, rows, vector)
+        sums, rank, ok, own = zero_sums(), i32(0), True, (u32(0), u32(0), u32(0), u32(0))
+        mine = u64(warp_broadcast_u64(rows, call.my_rank)) if stays else u64(0)
+        if mine != u64(0):
+            own = load16(mine + u64(VECTOR) * u64(min(vector, i32(n_vectors - 1))))
         while ok and rank < ranks:
             ok, _, vectors = take_four(call, rows, rank, vector)
             sums = add_rows(sums, (call, rows, own), rank, 1, vectors)

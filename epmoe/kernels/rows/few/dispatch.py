@@ -72,24 +72,19 @@ def _into(shape, number):
         rows.store(batch, home(call, arrays.rows) + u64(found[2]) * u64(row_bytes), u32(1), i32(0), span[0], span[1], lane)
 
     @device_fn
-    def keep(call, row, i, data):
-        """Stores the data of a row's i-th word."""
-        if i < n_slots:
-            value = u64(MINUS_ONE) if data == u32(NO_ID) else u64(data)
-            store_u64(home(call, arrays.row_ids) + u64(8) * (u64(row) * u64(n_slots) + u64(i)), value)
-        elif i < n_slots + n_probs:
-            store_u32(word_in(home(call, arrays.row_probs), row, n_probs, i - n_slots), data)
-        elif i < n_all:
-            store_u32(word_in(home(call, arrays.row_scales), row, n_scales, i - n_slots - n_probs), data)
-
-    @device_fn
     def receive(call, known, found, row_at, lane, has_room):
         (src_rank, _, row), ok, i = found, True, i32(lane)
         while ok and i - lane < n_all:
             word = at.word(row_at, i) if i < n_all else u64(0)
-            ok, words = taking.words(call, src_rank, i32(0), (word, u64(0), u64(0), u64(0)))
+            ok, (data, _, _, _) = taking.words(call, src_rank, i32(0), (word, u64(0), u64(0), u64(0)))
             if ok and has_room:
-                keep(call, row, i, words[0])
+                if i < n_slots:
+                    value = u64(MINUS_ONE) if data == u32(NO_ID) else u64(data)
+                    store_u64(home(call, arrays.row_ids) + u64(8) * (u64(row) * u64(n_slots) + u64(i)), value)
+                elif i < n_slots + n_probs:
+                    store_u32(word_in(home(call, arrays.row_probs), row, n_probs, i - n_slots), data)
+                elif i < n_all:
+                    store_u32(word_in(home(call, arrays.row_scales), row, n_scales, i - n_slots - n_probs), data)
             i = i32(i + 32)
         return ok
 
@@ -110,7 +105,8 @@ def dispatching(shape, mark):
     await_facts = announce.awaiting(shape, wait.ROWS_DISPATCH, "facts", acquires=False)
     number_tokens, record_numbers = send.numbering(shape, routing.mask_by_thread(shape))
     count_experts = routing.experts_of_ids(shape)
-    row_of, record = send.in_array(ranks), handle.recording(shape, wait.ROWS_DISPATCH)
+    row_of = device_fn(lambda numbers, token, lane: i32(numbers[token * ranks + lane]) if lane < ranks else i32(-1))
+    record = handle.recording(shape, wait.ROWS_DISPATCH)
     rows = send.make(shape, _tokens(shape, row_of), _into(shape, row_of))
     numbered, tokens_of_block = layout.counter(shape, wait.ROWS_DISPATCH), layout.sharing(shape).of_block
     num_experts, n_numbers = shape.num_experts, ranks * max(shape.lamport, 1)

@@ -11,9 +11,9 @@ that has taken something restores ABSENT. So when call e begins to write the wor
 are ABSENT: the writer knows from call e - 1 that every rank had begun that call, after everything in call e - 2. If
 data was sent that no rank will take, its sender restores ABSENT.
 
-A payload word equal to ABSENT would look like a word that has not arrived. In a row that is summed it is replaced by
-NAN, since the bits of a NaN result are unspecified. In a row that must arrive bit-exact, each part has a word that
-names an escape for ABSENT: a number that does not occur in this part. Encoded values are never ABSENT: a NaN is 0x7F.
+A payload word equal to ABSENT would look like a word that has not arrived. In a row that is summed, NAN replaces it.
+In a row that must arrive bit-exact, each part has a word that names an escape for ABSENT: a number that does not occur
+in this part. Encoded values are never ABSENT: a NaN is 0x7F.
 """
 
 from epmoe.device import (SIM, any_lane, device_fn, globaltimer, i32, ld_relaxed_sys_u64, load16_relaxed_sys,
@@ -37,19 +37,23 @@ NOTHING = 2**64 - 1     # a word that has not arrived
 BLOCKS_A_TOKEN = 4      # of a launch of one or two tokens; of more, tuning.lamport_send_tenths send
 
 
-def suit(shape):
-    """Whether the rows of a kernel may travel so, if they are few: to be stored, expanded or summed as they come."""
+def bytes_for(shape):
+    """Bytes of the windows of one parity for the calls of a kernel; 0 if its rows never travel so.
+
+    They may be stored, expanded or summed as they come.
+    """
     if shape.expert_major and (shape.has_meta or shape.expands):    # a dispatch; a cached one does not
         may = shape.has_meta and shape.expands and shape.num_experts <= shape.tuning.bits_experts
     else:
         may = not shape.by_world
-    return may and _bytes_of(shape) <= shape.tuning.lamport_bytes
+    n_bytes = shape.n_ranks * shape.tuning.lamport_tokens * _bytes_of_row(shape)
+    return n_bytes if may and n_bytes <= shape.tuning.lamport_bytes else 0
 
 
 def rows_for(shape, num_tokens):
     """RowsShape.lamport of a kernel for a rank's tokens; the simulator's ranks share a kernel."""
     few = shape.tuning.lamport_tokens
-    return few if suit(shape) and (SIM or num_tokens <= few) else 0
+    return few if bytes_for(shape) and (SIM or num_tokens <= few) else 0
 
 
 def blocks_for(num_tokens, lamport):
@@ -75,15 +79,6 @@ def words_with(shape):
 def _bytes_of_row(shape):
     words = n_parts_of(shape) + sum(words_with(shape))
     return -(-(VECTOR * shape.n_vectors + WORD * words) // 256) * 256
-
-
-def _bytes_of(shape):
-    return shape.n_ranks * shape.tuning.lamport_tokens * _bytes_of_row(shape)
-
-
-def bytes_for(shape):
-    """Bytes of the windows of one parity for the calls of a kernel."""
-    return _bytes_of(shape) if suit(shape) else 0
 
 
 def places(shape):

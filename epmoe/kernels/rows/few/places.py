@@ -58,15 +58,6 @@ def announcing(shape):
     n_tasks = device_fn(lambda num_tokens: i32(divided_up(num_tokens, a_word) * (ranks * n_windows)))
 
     @device_fn
-    def bits_of(call, rank, expert, word):
-        """Of a word's tokens, for an expert of a rank."""
-        column = call.params[p.ids] + u64(word * a_word) * u64(num_experts)
-        column = u64(column + u64(i32(rank * n_local + min(expert, n_local - 1))))
-        last = i32(min(a_word, i32(call.num_tokens - word * a_word)) - 1)
-        mask = u32(of_some(column, last)) if last < few else u32(of_all(column, last))
-        return u32(mask & u32(u32(u32(u32(1) << u32(last)) << u32(1)) - u32(1)))
-
-    @device_fn
     def announce_bits(call, first, step):
         lane, task, end = i32(lane_id()), i32(first), n_tasks(call.num_tokens)
         while task < end:
@@ -74,7 +65,11 @@ def announcing(shape):
             rank, window = split(rest, n_windows)
             expert = i32(window * 32 + lane)
             to = bits_word_at(call, rank, call.my_rank, word, expert)
-            mask = bits_of(call, rank, expert, word)
+            column = call.params[p.ids] + u64(word * a_word) * u64(num_experts)
+            column = u64(column + u64(i32(rank * n_local + min(expert, n_local - 1))))
+            last = i32(min(a_word, i32(call.num_tokens - word * a_word)) - 1)      # of the word's tokens
+            mask = u32(of_some(column, last)) if last < few else u32(of_all(column, last))
+            mask = u32(mask & u32(u32(u32(u32(1) << u32(last)) << u32(1)) - u32(1)))
             if expert < n_local:
                 st_relaxed_sys_u64(to, wait.tagged(call.epoch, mask))
             task = i32(task + step)
@@ -123,20 +118,6 @@ def placing(shape):
         return n
 
     @device_fn
-    def gather_here(places, n_words):
-        """A warp a word of a src_rank, from the last warp on: the others sum up experts."""
-        lane, task = i32(lane_id()), i32(n_warps() - 1 - warp_id())
-        while task < n_here:
-            (src_rank, word), mask, expert = split(task, most_words), u32(0), i32(lane)
-            while word < n_words and expert < n_local:
-                mask = u32(mask | u32(places.bits[index(word, src_rank, expert)]))
-                expert = i32(expert + 32)
-            mask = or_of_warp(mask)
-            if lane == 0:
-                places.here[task] = i32(mask)
-            task = i32(task + n_warps())
-
-    @device_fn
     def place_expert(params, known, expert, start, n, padded):
         (places, n_words), row, src_rank = known, i32(start), i32(0)
         places.starts[expert], places.counts[expert] = start, n
@@ -148,12 +129,20 @@ def placing(shape):
                 row, word = i32(row + popc(u32(places.bits[i]))), i32(word + 1)
             src_rank = i32(src_rank + 1)
 
-    place_experts = handle.placing_experts(shape, tokens_for, place_expert)
+    place_experts = handle.placing_experts(shape, handle.pairs_for(shape, tokens_for), place_expert)
 
     @device_fn
     def place(params, announced, places):
-        n_words = words_used(announced)
-        gather_here(places, n_words)
+        n_words, lane, task = words_used(announced), i32(lane_id()), i32(n_warps() - 1 - warp_id())
+        while task < n_here:    # a warp a word of a src_rank, from the last warp on: the others sum up experts
+            (src_rank, word), mask, expert = split(task, most_words), u32(0), i32(lane)
+            while word < n_words and expert < n_local:
+                mask = u32(mask | u32(places.bits[index(word, src_rank, expert)]))
+                expert = i32(expert + 32)
+            mask = or_of_warp(mask)
+            if lane == 0:
+                places.here[task] = i32(mask)
+            task = i32(task + n_warps())
         place_experts(params, (places, n_words), places.partial)
         syncthreads()
 

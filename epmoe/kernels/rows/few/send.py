@@ -10,11 +10,10 @@ from epmoe.device import (ballot, block_dim, block_idx, device_fn, f32_as_u32, g
                           warp_broadcast_i32, warp_broadcast_u64, warp_id)
 from epmoe.layout import ABSENT
 
-from ...bits import adding_four, around, below, but_lowest, four, has, largest, lowest, split
+from ...bits import adding_four, around, below, but_lowest, divided, four, has, largest, lowest, split
 from ...formats.row_copy import no_vectors
 from ...params import by_warps
 from ...prefetch import LINE
-from .. import call as calls
 from ..copy import copying
 from ..send import A_SCALE, encoding
 from ..shape import namespace, p
@@ -33,7 +32,7 @@ def _blocks(shape):
     """
     tenths = shape.tuning.expert_send_tenths if shape.expert_major else shape.tuning.lamport_send_tenths
 
-    senders = calls.tenths_of_blocks(tenths)
+    senders = device_fn(lambda: i32(max(1, divided(i32((grid_dim() - 1) * tenths), i32(10)))))
     sends = device_fn(lambda: block_idx() < senders())
     receives = device_fn(lambda: not sends() or senders() == grid_dim() - 1)
 
@@ -286,8 +285,3 @@ def numbering(shape, mask_of_token):
             i = i32(i + block_dim())
 
     return number_for, record
-
-
-def in_array(ranks):
-    """Device function (numbers, token, lane) -> number of the token's row among those for rank `lane`, -1 for none."""
-    return device_fn(lambda numbers, token, lane: i32(numbers[token * ranks + lane]) if lane < ranks else i32(-1))
