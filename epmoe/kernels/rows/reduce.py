@@ -8,7 +8,7 @@ from epmoe.device import (add_rn, ballot, device_fn, f32, f32_as_u32, i32, lane_
 
 from .. import elements
 from ..bits import adding_four, but_lowest, each_of_four, four, lowest, split
-from ..params import VECTOR, word_in
+from ..params import VECTOR, in_turn, tuple_of, word_in
 from . import call as calls
 from . import layout, mailbox
 from .copy import parts
@@ -69,43 +69,35 @@ def sum_of_rows(dtype, store16=store16, often_many=False):
     add_up_to_four = adding_four(device_fn(lambda sums, n, i, term: add(sums, term) if i < n else sums))
 
     @device_fn
-    def store(to, vector, end, sums):
+    def store(n, to, vector, end, sums):
         q = pack(sums)
         if vector < end:
             store16(to + u64(VECTOR) * u64(vector), q[0], q[1], q[2], q[3])
+        return n
+
+    def summing(load, n_vectors):
+        """Of up to four rows, of which so many vectors each are in flight."""
+        load_all = tuple_of(n_vectors, lambda j: device_fn(
+            lambda rows, vector, end: load(rows, at_vector(i32(vector + 32 * j), end))))
+        store_all = in_turn(n_vectors, lambda j: device_fn(lambda n, to, vector, end, items: store(
+            n, to, i32(vector + 32 * j), end, add_up_to_four(zero_sums(), n, 0, 1, items[j]))))
+
+        @device_fn
+        def sum_few(rows, n, to, first, end, lane):
+            vector, stop = i32(first + lane), i32(end + lane)
+            while vector < stop:
+                store_all(n, to, vector, end, load_all(rows, vector, end))
+                vector = i32(vector + 32 * n_vectors)
+
+        return sum_few
 
     @device_fn
-    def store_two(n, to, vector, end, items):
-        q, r = items
-        store(to, vector, end, add_up_to_four(zero_sums(), n, 0, 1, q))
-        store(to, i32(vector + 32), end, add_up_to_four(zero_sums(), n, 0, 1, r))
-
-    @device_fn
-    def load_pair(rows, at):
+    def load_two(rows, at):
         q, r = load16(rows[0] + at), load16(rows[1] + at)
         return q, r, q, r
 
     load_four = each_of_four(device_fn(lambda row, at: load16(row + at)))
-
-    @device_fn
-    def sum_pair(rows, n, to, first, end, lane):
-        """Of one row or two, of which four vectors each are in flight."""
-        vector, stop = i32(first + lane), i32(end + lane)
-        while vector < stop:
-            q = load_pair(rows, at_vector(vector, end)), load_pair(rows, at_vector(i32(vector + 32), end))
-            r = load_pair(rows, at_vector(i32(vector + 64), end)), load_pair(rows, at_vector(i32(vector + 96), end))
-            store_two(n, to, vector, end, q)
-            store_two(n, to, i32(vector + 64), end, r)
-            vector = i32(vector + 128)
-
-    @device_fn
-    def sum_four(rows, n, to, first, end, lane):
-        """Of three rows or four, of which two vectors each are in flight."""
-        vector, stop = i32(first + lane), i32(end + lane)
-        while vector < stop:
-            q, r = load_four(rows, at_vector(vector, end)), load_four(rows, at_vector(i32(vector + 32), end))
-            store_two(n, to, vector, end, (q, r))
-            vector = i32(vector + 64)
+    sum_two, sum_four = summing(load_two, 4), summing(load_four, 2)
 
     # the addresses in four lanes, or in the last one
     four_of = four(device_fn(lambda given, lane: u64(warp_broadcast_u64(given[0], i32(min(lane, given[1]))))))
@@ -129,8 +121,8 @@ def sum_of_rows(dtype, store16=store16, often_many=False):
                 q, r = load_four(rows, at_vector(one, end)), load_four(rows, at_vector(two, end))
                 sums, sums_two = add_up_to_four(sums, n, i, 1, q), add_up_to_four(sums_two, n, i, 1, r)
                 i = i32(i + 4)
-            store(to, one, end, sums)
-            store(to, two, end, sums_two)
+            store(n, to, one, end, sums)
+            store(n, to, two, end, sums_two)
             base = i32(base + 64)
 
     sum_many = sum_in_twos if often_many else _each_vector(numbers, sum_at, store16)
@@ -140,7 +132,7 @@ def sum_of_rows(dtype, store16=store16, often_many=False):
         # where there are fewer than four, the last one is read again and not added
         rows = four_of((places, i32(max(n, 1) - 1)), 0, 1)
         if n == 1 or n == 2:
-            sum_pair(rows, n, to, first, end, lane)
+            sum_two(rows, n, to, first, end, lane)
         elif n == 3 or n == 4:
             sum_four(rows, n, to, first, end, lane)
         else:
@@ -328,21 +320,14 @@ def make(shape, flags):
     reduce_probs = of_probs(shape, load_prob, 1, False)
 
     @device_fn
-    def places_of_rows(call, announced, is_own):
-        """(address of the rows of rank r in lane r, of their probs, number of the first one of them)."""
-        params = call.params
+    def reduce(call, announced):
+        params, lane, n_parts, ok = call.params, i32(lane_id()), flags.count(announced), True
+        is_own = stays and lane == call.my_rank
         rows_at = mail.place(params, announced, arrays.rows, call.my_rank)
         probs_at = mail.place(params, announced, arrays.row_probs, call.my_rank)
         first_row, (_, before) = mail.mine_before(announced, call.my_rank), mail.received(announced, call.my_rank)
         if is_own:                              # rows as this rank received them, among its own arrays
             rows_at, probs_at, first_row = params[p.x], params[p.probs], before
-        return rows_at, probs_at, first_row
-
-    @device_fn
-    def reduce(call, announced):
-        params, lane, n_parts, ok = call.params, i32(lane_id()), flags.count(announced), True
-        is_own = stays and lane == call.my_rank
-        rows_at, probs_at, first_row = places_of_rows(call, announced, is_own)
         unit = claim(call, lane)
         while ok and unit < call.num_tokens * n_parts:
             following = claim(call, lane)
