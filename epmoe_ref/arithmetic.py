@@ -1,4 +1,4 @@
-"""Exact float32 operations: one rounding each; no compiler fuses or splits them.
+"""Exact float32 operations. Each rounds once, and no compiler fuses or splits them.
 
 A function written with them (an epilogue, router weights, an input scale) gives the same bits in NumPy and on the
 device. They broadcast, convert arguments to float32, and keep subnormals. The bits of a NaN result are unspecified.
@@ -27,7 +27,7 @@ def fma_rn(a, b, c):
     """a * b + c, rounded once to nearest even: the fused multiply-add. a, b, c: float32, broadcast.
 
     The product of two float32 is exact in float64. Its float64 sum with c, rounded again to float32, is wrong only if
-    the first rounding ended exactly half way between two float32. These few sums are rounded to odd first.
+        the first rounding ended exactly half way between two float32. These few sums are rounded to odd first.
     """
     with np.errstate(all="ignore"):
         a, b, c = _f32(a), _f32(b), _f32(c)
@@ -51,7 +51,7 @@ def _f32(x):
 
 def _may_round_twice(total: np.ndarray, result: np.ndarray) -> np.ndarray:
     doubtful = (total.view(np.int64) & _LOST_BITS) == _TIE
-    # A subnormal float32 loses more than 29 bits, so its ties look different: all subnormals are computed again.
+    # A subnormal float32 loses more than 29 bits, so its ties look different. All subnormals are computed again.
     small = np.abs(result) <= _MIN_NORMAL
     if small.any():
         doubtful |= small & (total != 0)

@@ -42,7 +42,7 @@ def to_e4m3(x: np.ndarray) -> np.ndarray:
 
 
 def to_e8m0(x: np.ndarray) -> np.ndarray:
-    """float32 [...] to float8_e8m0fnu [...]: the power of two that is not smaller, sign ignored.
+    """float32 [...] to float8_e8m0fnu [...]: rounds up to a power of two and ignores the sign.
 
     NaN and Inf give 0xFF. Otherwise, with e the exponent field and m the mantissa field, e + 1 if m > 0, e != 0xFE and
     not (e == 0 and m <= 0x400000), else e. So values above 2^127 give 0xFE and values up to 2^-127, zero too, give 0.
