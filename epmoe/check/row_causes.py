@@ -63,7 +63,7 @@ def _payload_in_group(suspect):
 
 
 def _payload_of_other_rank(suspect):
-    """Each row holds the token of that number of another src_rank, always as many ranks further on."""
+    """Each row holds the token with the same number of another src_rank. The distance between the ranks is constant."""
     (got, _), where, inputs = (
         suspect.both("output_tokens"),
         suspect.where,
@@ -84,7 +84,7 @@ def _payload_of_other_rank(suspect):
         sources = [inputs[(source + shift) % n] for _, source, _, _ in rows]
         known = [
             (key, x) for key, x in zip(rows, sources) if key[2] < len(x)
-        ]  # others are where no token is
+        ]  # the others have no token
         if known and all(held.get(key) == bits(x[key[2]]).tobytes() for key, x in known):
             return True
     return False

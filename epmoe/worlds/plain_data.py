@@ -1,7 +1,7 @@
-"""Encodes plain data for messages between processes: JSON, never pickle, so that received bytes cannot run code.
+"""Encodes plain data for messages between processes. It uses JSON, never pickle, so received bytes cannot run code.
 
 None, booleans, numbers, strings, bytes, NumPy scalars and arrays, and tuples, lists and dicts of these are restored
-exactly. Anything else is refused by the sender; convert it into a dict or a tuple first.
+exactly. The sender refuses anything else; convert it into a dict or a tuple first.
 """
 
 import base64
@@ -12,12 +12,12 @@ import numpy as np
 
 
 def encode(value) -> bytes:
-    """The bytes of plain data. Raises TypeError, which names the type, for anything else."""
+    """Plain data as bytes. Raises TypeError, naming the type, for anything else."""
     return json.dumps(_tagged(value)).encode()
 
 
 def decode(raw):
-    """The plain data of bytes. Raises ValueError for bytes that encode() did not make."""
+    """Plain data from bytes. Raises ValueError for bytes that encode() did not make."""
     try:
         return _untagged(json.loads(bytes(raw)))
     except (KeyError, TypeError, AttributeError) as error:

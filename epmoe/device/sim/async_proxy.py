@@ -39,7 +39,6 @@ class AsyncProxy:
     def bulk(self, e, address, nbytes, write, word, frame, span):
         """An engine touches nbytes. Earlier ordinary writes must have passed a proxy fence; earlier ordinary reads must
         be ordered. The issuer's own earlier reads are.
-
         """
         if write and span not in self.written:
             self.first_write(span)
