@@ -34,7 +34,7 @@ ENOUGH_TO_SHARE = 1 << 28  # bytes: for the command's default sizes on 8 ranks
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: what was looked for, its state, what was seen, and what to do about it."""
+    """One line of the report: the item, its state, the details found, and how to fix it."""
 
     what: str
     state: str
@@ -43,7 +43,7 @@ class Finding:
 
 
 def numbers(text):
-    """'2.4.6' -> (2, 4, 6); what follows the first non-number is dropped."""
+    """'2.4.6' -> (2, 4, 6). Everything after the first non-number is dropped."""
     parts = []
     for part in text.split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
@@ -61,7 +61,7 @@ def python():
 
 
 def packages():
-    """What the reference and the simulator need."""
+    """The packages that the reference and the simulator need."""
     for name in ("numpy", "ml_dtypes", "numba", "greenlet", "rich"):
         found = installed(name)
         yield Finding(
@@ -73,7 +73,7 @@ def packages():
 
 
 def numpy_pair(numpy_version, numba_cuda_version):
-    """numba-cuda, and the NumPy beside it."""
+    """numba-cuda, and the NumPy version used with it."""
     if numba_cuda_version is None:
         if sys.platform == "darwin":
             return Finding("numba-cuda", OK, "not installed (macOS: simulator only)")
@@ -123,7 +123,7 @@ def driver():
 
 
 def gpu(cuda, ordinal):
-    """One GPU: its name, memory and compute capability, which decides what kernels it runs."""
+    """One GPU: its name, memory and compute capability. The capability decides which kernels it runs."""
     device, memory, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(96)
     cuda.cuDeviceGet(ctypes.byref(device), ordinal)
     cuda.cuDeviceGetName(name, 96, device)
@@ -212,7 +212,7 @@ def kernel_cache():
 
 
 def shared_memory():
-    """Room for simulated ranks in separate processes: under MPI they share /dev/shm."""
+    """Room for simulated ranks in separate processes. Under MPI they share /dev/shm."""
     seen = shared_room.room()
     if seen is None:
         return Finding("shared memory", OK, f"no {shared_room.FOLDER} on this system")
@@ -229,7 +229,7 @@ def shared_memory():
 
 
 def find_mpirun():
-    """Path of mpirun (or mpiexec): first next to this Python, where pip puts it, then on PATH; None if there is none."""
+    """Path of mpirun (or mpiexec): next to this Python, where pip puts it, else on PATH; None if there is none."""
     beside = str(Path(sys.executable).parent)
     for name in ("mpirun", "mpiexec"):
         found = shutil.which(name, path=beside) or shutil.which(name)
@@ -376,12 +376,12 @@ def findings():
 
 
 def add_arguments(parser):
-    """The option of doctor."""
+    """Add doctor's option."""
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
 
 def run(args, console=None):
-    """Print the report; the exit status is 0 if `epmoe` can run here (simulator or GPU), else 2."""
+    """Print the report. The exit status is 0 if `epmoe` can run here (simulator or GPU), else 2."""
     seen = list(findings())
     needed = ("Python", "numpy", "ml_dtypes", "numba", "greenlet", "rich", "epmoe runs on")
     able = all(f.state == OK for f in seen if f.what in needed)

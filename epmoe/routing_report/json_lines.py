@@ -1,4 +1,4 @@
-"""Reads expert ids from JSON: one value, or one a line, each a token's ids, a step's tokens, or an object with them."""
+"""Reads expert ids from JSON: one value, or one a line: a token's ids, a step's tokens, or an object with them."""
 
 import json
 
@@ -14,7 +14,7 @@ WANTED = (
 
 
 def read(path, text):
-    """(steps, n_experts or None, notes) of a file's text; steps: int64 arrays (tokens, top_k), filled up with -1."""
+    """(steps, n_experts or None, notes) of a file's text. steps: int64 arrays (tokens, top_k), padded with -1."""
     found = [(place, *_opened(place, value)) for place, value in _values(path, text)]
     depth = max((_depth(ids) for _, ids, _, _ in found), default=0)
     steps, n_experts, widths = {}, None, set()
@@ -59,7 +59,7 @@ def _opened(place, value):
 
 
 def one_number(place, name, value):
-    """A number of experts as int; anything else is refused."""
+    """A number of experts as int. Anything else is refused."""
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "iu" or not 1 <= array.ravel()[0] <= MAX_EXPERTS:
         raise EPValueError(
@@ -69,7 +69,7 @@ def one_number(place, name, value):
 
 
 def _values(path, text):
-    """(where it stands, value) of the whole text, of each step of a value three deep, or of each line."""
+    """(place, value) of the whole text, of each step of a value three deep, or of each line."""
     try:
         value = _parsed(text)
     except ValueError:
