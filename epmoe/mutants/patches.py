@@ -41,9 +41,9 @@ class Hunk:
 
 
 def edit_of(name, text):
-    """The Edit of a patch. name: of its file.
+    """The Edit for a patch. name: of its file.
 
-    Raises EPValueError if it is no patch, does not apply, changes a file outside epmoe/kernels, or leaves invalid Python.
+    Raises EPValueError if it is no patch, does not apply, changes files outside epmoe/kernels, or leaves invalid Python.
     """
     files = _files(name, text)
     if not files:
@@ -88,7 +88,7 @@ def _path(line):
 
 
 def _hunk(name, lines, i):
-    """The Hunk that begins at lines[i], and the index behind it."""
+    """The Hunk that begins at lines[i], and the index after it."""
     match = HEADER.match(lines[i])
     if not match:
         raise EPValueError(
@@ -100,11 +100,11 @@ def _hunk(name, lines, i):
         len(hunk.old) < n_old or len(hunk.new) < n_new or lines[i].startswith("\\")
     ):
         kind, line = lines[i][0], lines[i][1:]
-        if kind == "\\":  # no newline at the end of the line before
+        if kind == "\\":  # no newline at the end of the previous line
             for side in (hunk.old, hunk.new):
                 if lines[i - 1][0] in (" ", "-" if side is hunk.old else "+"):
                     side[-1] = side[-1].rstrip("\n")
-        elif kind in " \n":  # an editor may have stripped the blank of an empty line
+        elif kind in " \n":  # an editor may have stripped the blank from an empty line
             line = line or "\n"
             hunk.old.append(line)
             hunk.new.append(line)
