@@ -32,7 +32,7 @@ COMMANDS = {
 
 
 def main(argv=None):
-    """Run a command; returns the exit status."""
+    """Run a command. Returns the exit status."""
     return command_line.main(
         "python -m benchmarks", "What dispatch and combine cost.", COMMANDS, "run", argv
     )
