@@ -22,7 +22,7 @@ def add_arguments(parser):
     parser.add_argument(
         "--into",
         metavar="PAGE.md",
-        help="put the table and its text into a page, replacing the table that is there",
+        help="put the table and its text into a page, replacing the existing table",
     )
 
 

@@ -50,7 +50,7 @@ def add_arguments(parser):
         "--only",
         metavar="NAME,...",
         type=lambda text: text.split(","),
-        help=f"contenders whose names hold one of these words; there are: "
+        help=f"contenders whose names contain one of these words; there are: "
         f"{', '.join(loop_contenders.names())}",
     )
     parser.add_argument(

@@ -36,9 +36,7 @@ def shown(table, below, into, program):
         )
         return 2
     page.write_text("\n".join(text) + "\n")
-    print(
-        f"{page} has the table and what is said below it; what other words say of it is yours to compare"
-    )
+    print(f"{page} has the new table and the text below it; check any other text about it yourself")
     return 0
 
 

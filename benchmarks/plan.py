@@ -68,14 +68,14 @@ def add_arguments(parser):
         "--against", nargs="+", choices=AGAINST, default=[], help="other libraries, in the same run"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="what targets are set for, each beside its target"
+        "--quick", action="store_true", help="only shapes with targets, each with its target"
     )
     parser.add_argument(
         "--sms",
         type=int,
         default=targets.FEW_SMS,
         metavar="N",
-        help="multiprocessors of the section sms (default %(default)s)",
+        help="multiprocessors for the section sms (default %(default)s)",
     )
 
 

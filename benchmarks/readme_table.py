@@ -32,8 +32,8 @@ def add_arguments(parser):
     parser.add_argument(
         "--into",
         metavar="PAGE.md",
-        help="put it and the words below it into a page, in the place of "
-        "the table of as many GPUs that is there",
+        help="put the table and its text into a page, replacing the "
+        "table for the same number of GPUs",
     )
     parser.add_argument("--hidden", type=int, default=7168, help="(default %(default)s)")
     parser.add_argument("--experts", type=int, default=256, help="(default %(default)s)")

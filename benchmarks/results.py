@@ -49,7 +49,9 @@ def read(file):
     if not isinstance(record, dict) or not {"device", "n_ranks", "world", "rows", "not_run"} <= set(
         record
     ):
-        raise EPValueError(f"{file} is no file of results of `python -m benchmarks` (--json FILE)")
+        raise EPValueError(
+            f"{file} is not a file of results of `python -m benchmarks` (--json FILE)"
+        )
     return record
 
 

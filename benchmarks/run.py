@@ -53,7 +53,7 @@ def add_arguments(parser):
         "--seconds",
         type=positive_seconds,
         metavar="S",
-        help="begin no case after this many seconds",
+        help="start no case after this many seconds",
     )
     parser.add_argument(
         "--resume", action="store_true", help="keep what the --json file has, and measure the rest"

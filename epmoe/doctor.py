@@ -95,7 +95,7 @@ def driver():
         yield Finding(
             "GPU driver",
             WRONG,
-            f"libcuda.so.1 is there, cuInit answers {error}",
+            f"libcuda.so.1 is present, but cuInit returns {error}",
             "is a GPU passed to this container or job, and does `nvidia-smi` work?",
         )
         return
@@ -107,7 +107,7 @@ def driver():
             "GPU driver",
             WRONG,
             saw,
-            "the extra [gpu] brings CUDA 13: driver 580 or newer, or numba-cuda[cu12]",
+            "the extra [gpu] installs CUDA 13: use driver 580 or newer, or numba-cuda[cu12]",
         )
     else:
         yield Finding(
@@ -191,7 +191,7 @@ def device():
             "epmoe runs on",
             WRONG,
             f"{saw}, and none can be used",
-            "EPMOE_DEVICE=sim, or without it, for the simulator; with it kernels can only be compiled",
+            "unset EPMOE_DEVICE to run the simulator; as it is, kernels can only be compiled",
         )
     return Finding("epmoe runs on", OK, saw)
 
@@ -207,7 +207,7 @@ def kernel_cache():
         "kernel cache",
         OPTIONAL,
         f"not used: {reason}",
-        "every process compiles its kernels anew: EPMOE_CACHE_DIR=... names a folder of your own",
+        "every process compiles its kernels again: set EPMOE_CACHE_DIR to a folder of your own",
     )
 
 
@@ -223,7 +223,7 @@ def shared_memory():
     return Finding(
         "shared memory",
         OPTIONAL,
-        f"{saw}: little for ranks under mpirun without GPUs",
+        f"{saw}: perhaps too little for ranks under mpirun without GPUs",
         shared_room.remedy(total - left + ENOUGH_TO_SHARE),
     )
 
@@ -251,7 +251,7 @@ def mpi():
             "MPI",
             OK,
             f"mpi4py {installed('mpi4py')}, not tried: {started_by} started this process",
-            "`epmoe doctor`, without a launcher, tries library and mpirun",
+            "run `epmoe doctor` without a launcher to test the library and mpirun",
         )
         return
     code = (
@@ -279,7 +279,7 @@ def mpi():
         yield Finding(
             "mpirun",
             OPTIONAL,
-            "neither beside this Python nor on PATH",
+            "neither next to this Python nor on PATH",
             f"for one rank a process: {install('mpi')}",
         )
         return
@@ -294,9 +294,9 @@ def mpi():
         yield Finding(
             "mpirun",
             WRONG,
-            f"{mpirun} starts 2 worlds of size 1: it belongs to another MPI than {library}",
-            f"use the mpirun of {library.split(' v')[0]}, or `pip install mpich`, whose mpirun lies beside "
-            "this Python",
+            f"{mpirun} starts 2 worlds of size 1: it belongs to a different MPI than {library}",
+            f"use the mpirun of {library.split(' v')[0]}, or `pip install mpich`, which puts its mpirun "
+            "next to this Python",
         )
     else:
         said = _first_words(pair.stderr + pair.stdout) if pair else "no answer in 30 s"
@@ -304,7 +304,7 @@ def mpi():
             "mpirun",
             WRONG,
             f"{mpirun} -n 2 fails: {said}",
-            f"does `{mpirun} -n 2 hostname` work? If not, that MPI is not set up; `pip install mpich` brings "
+            f"does `{mpirun} -n 2 hostname` work? If not, that MPI is not set up; `pip install mpich` installs "
             "one that is",
         )
 
@@ -351,7 +351,7 @@ def _headers(name):
 
 def _first_words(text):
     lines = [line.strip() for line in text.splitlines() if any(c.isalpha() for c in line)]
-    return lines[0][:90] if lines else "it says nothing"
+    return lines[0][:90] if lines else "no output"
 
 
 def _run(command, env=None):

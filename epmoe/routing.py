@@ -136,7 +136,7 @@ class Batch:
             ends = np.cumsum([0] + [n // n_ranks + (r < n % n_ranks) for r in range(n_ranks)])
         elif len(ends) != n_ranks + 1:
             raise EPValueError(
-                f"rank_offsets in the file is for {len(ends) - 1} ranks, asked for is --ranks "
+                f"rank_offsets in the file is for {len(ends) - 1} ranks, but --ranks is "
                 f"{n_ranks}: give --ranks {len(ends) - 1}, or leave rank_offsets out (an even split)"
             )
         parts = [slice(int(a), int(b)) for a, b in zip(ends[:-1], ends[1:])]
@@ -288,7 +288,7 @@ def _made_up(n, notes):
 
 
 def _equal(shape, notes):
-    notes.append(f"topk_weights: not in the file, {1 / shape[1]:.3g} is taken for every id")
+    notes.append(f"topk_weights: not in the file, {1 / shape[1]:.3g} is used for every id")
     return np.full(shape, 1 / shape[1], np.float32)
 
 

@@ -27,7 +27,7 @@ def fma_rn(a, b, c):
     """a * b + c, rounded once to nearest even: the fused multiply-add. a, b, c: float32, broadcast.
 
     The product of two float32 is exact in float64. Its float64 sum with c, rounded again to float32, is wrong only if
-        the first rounding ended exactly half way between two float32. These few sums are rounded to odd first.
+    the first rounding ended exactly half way between two float32. These few sums are rounded to odd first.
     """
     with np.errstate(all="ignore"):
         a, b, c = _f32(a), _f32(b), _f32(c)

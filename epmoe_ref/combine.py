@@ -33,8 +33,8 @@ def combine(
     epilogue: None, or a function (token, col, value, *epilogue_args) -> value, for all ranks, called with int32
         [n, 1], int32 [1, hidden] and float32 [n, hidden]; it needs router weights.
     elementwise_lambda_fn: None, or the specification's output lambda: a function (token, col, value, *epilogue_args),
-            instead of the epilogue and called with the same arrays. It stores its results into writable arrays in
-            epilogue_args and returns nothing. Nothing else is stored, and the result of each rank is None.
+        instead of the epilogue and called with the same arrays. It stores its results into writable arrays in
+        epilogue_args and returns nothing. Nothing else is stored, and the result of each rank is None.
     router_weights_args, epilogue_args: tuples. A list in them has one entry for each rank. Anything else is for all.
 
     With router weights w the result is combine_dtype [num_tokens, hidden]:

@@ -14,7 +14,7 @@ class EPLocalSyncCounters:
     The number of experts (of all ranks together, >= 1) is a parameter of the type, as in the specification:
 
         EPLocalSyncCounters[n_experts].total_size()     sizes need no memory
-            EPLocalSyncCounters[n_experts](buffer)          over memory; counters.ptr is its address
+        EPLocalSyncCounters[n_experts](buffer)          over memory; counters.ptr is its address
         EPLocalSyncCounters[n_experts](ptr)             the same from an address
         EPLocalSyncCounters(n_experts, buffer=None)     either in one call
 

@@ -20,7 +20,7 @@ def dispatch(cfg: EPConfig, input_tokens, topk_ids, *, input_scale=1.0) -> list[
     input_tokens: list over ranks of bf16 [num_tokens, hidden], any strides; num_tokens may differ and be 0. For the
         bf16 format also fp16 and float32, which are rounded once to bf16, to nearest even.
     topk_ids: list over ranks of global expert ids, any integer type [num_tokens, top_k]; the ids of a token are
-            distinct; -1 means "no expert", and nothing is sent.
+        distinct; -1 means "no expert", and nothing is sent.
     input_scale: used by NVFP4 only, but checked with every format: a positive finite float32 for each rank, given as a
         number, a list over ranks of numbers, or a function (i) -> float32, called once, with 0.
 

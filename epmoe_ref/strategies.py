@@ -120,7 +120,7 @@ def _matrix(rng, kind, rank, rows, columns, dtype):
 
 
 def _finite(kinds):
-    """The kinds without NaN and Inf, for probabilities and weights."""
+    """The kinds that suit probabilities and weights; "normal" if there is none."""
     return tuple(kind for kind in kinds if kind in ("integers", "normal")) or ("normal",)
 
 

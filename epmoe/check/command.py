@@ -210,7 +210,7 @@ def _checked_as_rank(name, arguments, tell, all_end):
     if started_with_others() and not implementation.per_rank:
         raise EPValueError(
             f"{name} has the whole world in one process (per_rank is False), and several were "
-            "started, of which each would do the same: start it alone, or set per_rank = True"
+            "started, which would all do the same: start it alone, or set per_rank = True"
         )
     ranks, timers = ranks_of(implementation, arguments.ranks), []
 

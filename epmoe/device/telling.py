@@ -88,8 +88,8 @@ class HostWords:
         for word in self._words:
             if not self._stream.wait_for(word, self._number, seconds):
                 raise PeerTimeout(
-                    f"rank {self._ranks[0]}: the GPU has told the host nothing for {seconds:g} s: what was put on the "
-                    "stream before the call has not ended, or a kernel of it cannot begin; when the "
+                    f"rank {self._ranks[0]}: the GPU has sent the host nothing for {seconds:g} s: work on the "
+                    "stream before the call has not ended, or one of its kernels cannot begin; when the "
                     "stream runs again, call reset() on all ranks"
                 )
         return list(map(bytearray, self._told))
@@ -118,8 +118,8 @@ class Telling:
         with self._one_at_a_time:
             if self._waits:
                 raise EPStateError(
-                    f"rank {self._rank}: trimmed() was called while it waits in this same thread, by the handler of a "
-                    "signal: let the handler set a flag, and call trimmed() when the first has returned"
+                    f"rank {self._rank}: a signal handler called trimmed() while trimmed() was waiting in the same "
+                    "thread: let the handler set a flag, and call trimmed() when the first has returned"
                 )
             self._waits = True
             try:

@@ -75,7 +75,7 @@ def _files(name, text):
             out[-1][2].append(hunk)
         elif lines[i].startswith(("rename from ", "Binary files ", "GIT binary patch")):
             raise EPValueError(
-                f"{name}: {lines[i].strip()!r} is no change of a source's lines; {REMEDY}"
+                f"{name}: {lines[i].strip()!r} does not change lines of a source; {REMEDY}"
             )
         else:
             i += 1
@@ -92,7 +92,7 @@ def _hunk(name, lines, i):
     match = HEADER.match(lines[i])
     if not match:
         raise EPValueError(
-            f"{name}: {lines[i].strip()!r} is no head of a hunk (@@ -5,3 +5,2 @@); {REMEDY}"
+            f"{name}: {lines[i].strip()!r} is not the header of a hunk (@@ -5,3 +5,2 @@); {REMEDY}"
         )
     first, n_old, _, n_new = (1 if n is None else int(n) for n in match.groups())
     hunk, i = Hunk(match[0], first), i + 1
@@ -132,7 +132,7 @@ def _apply(name, path, hunks, edits):
     found = full or [f for f in files if f"/{ROOT}{f}".endswith(f"/{path}")]
     if not found:
         raise EPValueError(
-            f"{name}: {path} is no source of a kernel; only the files of {ROOT} can be changed by a "
+            f"{name}: {path} is not a source of a kernel; only the files of {ROOT} can be changed by a "
             "mutant: leave the rest out of the patch"
         )
     tried = [(f, *_applied(edits.get(f) or edited_kernels.source_of(f), hunks)) for f in found]
@@ -154,7 +154,7 @@ def _apply(name, path, hunks, edits):
         compile(new, file, "exec")
     except (SyntaxError, ValueError) as error:
         raise EPValueError(
-            f"{name}: makes no Python of {ROOT}{file}: line {getattr(error, 'lineno', '?')}: "
+            f"{name}: leaves invalid Python in {ROOT}{file}: line {getattr(error, 'lineno', '?')}: "
             f"{getattr(error, 'msg', error)}; mend the patch"
         ) from None
     return fits[0]

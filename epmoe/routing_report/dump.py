@@ -101,7 +101,9 @@ def _read(path):
 
 def _of_npz(path, arrays):
     if not all(isinstance(a, np.ndarray) for a in arrays.values()):
-        made = "made by torch.save" if any(n.endswith("data.pkl") for n in arrays) else "no .npz"
+        made = (
+            "made by torch.save" if any(n.endswith("data.pkl") for n in arrays) else "not an .npz"
+        )
         raise EPValueError(f"{path} is {made}: {TORCH}")
     integers = [name for name, a in arrays.items() if a.dtype.kind in "iu" and a.ndim in (2, 3)]
     name = "topk_ids" if "topk_ids" in arrays else integers[0] if len(integers) == 1 else None

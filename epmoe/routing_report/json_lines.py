@@ -78,7 +78,9 @@ def _values(path, text):
                 try:
                     yield f"{path}, line {n}", _parsed(line)
                 except ValueError as error:
-                    raise EPValueError(f"{path}, line {n} is no JSON ({error}): {WANTED}") from None
+                    raise EPValueError(
+                        f"{path}, line {n} is not JSON ({error}): {WANTED}"
+                    ) from None
         return
     if isinstance(value, dict) and _depth(value.get("topk_ids")) == 3:
         yield from (
@@ -97,7 +99,7 @@ def _parsed(text):
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("its lists or objects are nested too deep") from None
+        raise ValueError("its lists or objects are nested too deeply") from None
 
 
 def _depth(value):

@@ -77,7 +77,7 @@ def compile_part(args):
     folder = kernel_cache.folder()
     if folder is None:
         raise UnavailableError(
-            "--compile puts kernels into the disk cache, and there is none: unset EPMOE_CACHE, or "
+            "--compile needs the disk cache, and there is none: unset EPMOE_CACHE, or "
             "name a folder of yours that can be written in EPMOE_CACHE_DIR"
         )
     kernels, lost = compiled_first.compile_part(
@@ -85,7 +85,7 @@ def compile_part(args):
     )
     if lost:
         raise UnavailableError(
-            f"{lost} of {kernels} kernels could not be kept in {folder}: is there room?"
+            f"{lost} of {kernels} kernels could not be stored in {folder}: is the disk full?"
         )
     if not args.json:
         print(f"{kernels} kernels in {folder}")

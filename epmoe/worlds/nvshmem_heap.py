@@ -45,7 +45,7 @@ def start(world, timeout):
         )
     except Exception as error:  # nvshmem4py's own classes, which differ between its versions
         raise UnavailableError(
-            f"NVSHMEM did not start on rank {world.rank} ({error}); NVSHMEM_DEBUG=INFO lets it say "
+            f"NVSHMEM did not start on rank {world.rank} ({error}); NVSHMEM_DEBUG=INFO prints "
             "more, NVSHMEM_REMOTE_TRANSPORT=none suits a single host, and `epmoe doctor` "
             "says what is missing"
         ) from error

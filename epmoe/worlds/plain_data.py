@@ -22,7 +22,7 @@ def decode(raw):
         return _untagged(json.loads(bytes(raw)))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"these bytes are no plain data ({type(error).__name__}: {error})"
+            f"these bytes are not plain data ({type(error).__name__}: {error})"
         ) from None
 
 
@@ -48,7 +48,7 @@ def _tagged(value):
     if type(value) is dict:
         return {"dict": [[_tagged(name), _tagged(one)] for name, one in value.items()]}
     raise TypeError(
-        f"a {type(value).__name__} is no plain data: ranks tell each other numbers, strings, bytes, arrays, "
+        f"a {type(value).__name__} is not plain data: ranks can exchange numbers, strings, bytes, arrays, "
         "and tuples, lists and dicts of these"
     )
 

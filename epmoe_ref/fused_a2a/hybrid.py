@@ -41,9 +41,9 @@ def hybrid_dispatch_forward(
     handle are lists over ranks:
     dispatched_hidden [P, H], dtype of x (e4m3 with fp8_dispatch): grouped by expert, then ordered by src_rank, then
     token. Padding rows, and rows beyond the last segment, are zero (an implementation may leave the latter unwritten).
-    dispatched_probs float32 [P]: the prob of the row's (token, expert); zero for a zero row. None on every rank if
+    dispatched_probs float32 [P]: the prob of the row's (token, expert); zero without a token. None on every rank if
     there are no probs.
-    dispatched_scaling_factor float32 [P, H / 128]: the row's scales, zero for a zero row. None on every rank without
+    dispatched_scaling_factor float32 [P, H / 128]: the row's scales; zero without a token. None on every rank without
     fp8_dispatch.
     tokens_per_expert int64 [L]: rows of each expert, padding included. P is their sum, unless num_permuted_tokens is
     given. In that case, if the padded total exceeds P, the tail in expert-major order is dropped, and
@@ -146,7 +146,7 @@ def hybrid_combine_backward(handle, grad_combined_x):
     """The gradient of combine: a cached dispatch, rows only.
 
     grad_combined_x: over ranks [T, H], bfloat16 or float16, rows a multiple of 16 bytes.
-    Returns grad_x, over ranks [P, H], dtype of grad_combined_x: a copy of the token's row for each row. Rows without
+    Returns grad_x, over ranks [P, H], dtype of grad_combined_x: each row is a copy of its token's row. Rows without
     a token are zero.
 
     Errors: a handle of another routing, invalid shapes or dtypes.

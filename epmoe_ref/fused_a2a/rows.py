@@ -29,7 +29,7 @@ def dispatch_forward(x, token_indices, token_probs, num_experts):
     tokens_per_expert int64 [L]: number of pairs (row, k) of each local expert. No padding.
     handle: RowsHandle.
 
-    Errors: invalid shapes or dtypes, ids outside [-1, E), an id twice in a token, E not a multiple of the ranks.
+    Errors: invalid shapes or dtypes, ids outside [-1, E), an id twice in a token, E not a multiple of R.
     Source: FusedDispatch.forward of the fused_a2a page.
     """
     is_pair = isinstance(x, (list, tuple)) and len(x) > 0 and isinstance(x[0], tuple)
@@ -111,7 +111,7 @@ def combine_backward(handle, grad_combined_x):
     """The gradient of combine: a cached dispatch, rows only.
 
     grad_combined_x: over ranks [T, H], any dtype without references, rows a multiple of 16 bytes.
-    Returns grad_x, over ranks [N, H], dtype of grad_combined_x: a copy of the token's row for each row.
+    Returns grad_x, over ranks [N, H], dtype of grad_combined_x: each row is a copy of its token's row.
 
     Errors: a handle of another routing, invalid shapes.
     Source: FusedCombine.backward of the fused_a2a page.

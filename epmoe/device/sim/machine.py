@@ -53,7 +53,7 @@ class Buffer:
             self._data[:] = POISON
         except MemoryError:
             raise UnavailableError(
-                "%d bytes for %s of rank %d cannot be had on this machine: choose smaller sizes"
+                "%d bytes for %s of rank %d cannot be allocated on this machine: choose smaller sizes"
                 % (self.nbytes, name, rank)
             ) from None
         self.address = self._data.ctypes.data
