@@ -191,7 +191,7 @@ def device():
             "epmoe runs on",
             WRONG,
             f"{saw}, and none can be used",
-            "unset EPMOE_DEVICE to run the simulator; as it is, kernels can only be compiled",
+            "EPMOE_DEVICE=sim, or unset it, for the simulator; as it is, kernels can only be compiled",
         )
     return Finding("epmoe runs on", OK, saw)
 

@@ -165,7 +165,7 @@ INDEX_NAMES: dict[str, tuple[str, ...]] = {
 
 _RESET = "when dispatch_wait has ended, reserved, finished, rank completion, D, E, F and G are 0"
 _RESET_C = "when combine_wait has ended, A, reserved, finished, rank completion and the combine_wait region are 0"
-_ARRIVED = "a count word is MAX_FINITE until the signal arrives, and then the number of {}, 0 too"
+_ARRIVED = "a count word is MAX_FINITE until the signal arrives, then the number of {}, perhaps 0"
 RULES: dict[Any, str] = {
     "dispatch_recv_buf": "the message of pair (t, k), payload | src_info | topk_info, goes to recv_buf[local_expert, "
     "src_rank, slot] of its expert's owner; the slots of a segment are 0 .. count - 1, each once",

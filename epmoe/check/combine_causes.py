@@ -284,8 +284,8 @@ def _left_over(s, got):
         return []
     before = np.ascontiguousarray(before).view(s.dtype)
     if _same(got[wrong], before[wrong]):
-        return ["stale rows: the wrong tokens hold what the round before left there"]
+        return ["stale rows: the wrong tokens hold what the previous round left there"]
     added = (want[wrong].astype(np.float32) + before[wrong].astype(np.float32)).astype(s.dtype)
     if _same(got[wrong], added):
-        return ["the sum is added to what the round before left there; it replaces that"]
+        return ["the sum is added to what the previous round left there; it must replace that"]
     return []

@@ -8,7 +8,7 @@ from epmoe.check.difference import Difference, bits, shown
 from epmoe.check.seen_causes import of_rows, of_sums
 
 RULES = {
-    "dispatched_hidden": "rows by local expert, then src_rank, then token; zeros in padding and behind the last row",
+    "dispatched_hidden": "rows by local expert, then src_rank, then token; zeros in padding and after the last row",
     "dispatched_probs": "a row's prob is probs[token, its expert]; 0 in rows without a token",
     "dispatched_scaling_factor": "one float32 scale for 128 columns of a row; 0 in rows without a token",
     "tokens_per_expert": "rows of each local expert, padding included; what does not fit into num_permuted_tokens is "

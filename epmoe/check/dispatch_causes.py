@@ -198,7 +198,7 @@ CAUSES = {
     + [
         ("the array is transposed: the first axis is the local expert", _count_transposed),
         ("a word that was not yet written (2**64 - 1) was used as a count", _not_arrived),
-        ("these are the counts of the round before", _from_before("recv_count")),
+        ("these are the counts of the previous round", _from_before("recv_count")),
     ],
     "row_offsets": COUNT_CAUSES
     + [
@@ -218,7 +218,7 @@ CAUSES = {
         ("off by one: every entry is one too small", _shifted(-1)),
         ("inclusive sums: the leading 0 is missing", _leading_zero_missing),
         ("the shared expert's group is missing; it is group 0", _shared_group_missing),
-        ("these are the offsets of the round before", _from_before("row_offsets")),
+        ("these are the offsets of the previous round", _from_before("row_offsets")),
     ],
     "expert_ids": [
         ("they are global ids; the rank's first expert has the local id 0", _global_ids)
@@ -231,7 +231,7 @@ CAUSES = {
             "tokens are counted over all ranks; the index is the one at the src_rank",
             _tokens_counted_over_ranks,
         ),
-        ("these are the rows of the round before", _from_before("src_info")),
+        ("these are the rows of the previous round", _from_before("src_info")),
     ],
     "output_tokens": ROW_CAUSES,
     "output_scales": [

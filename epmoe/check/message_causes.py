@@ -280,7 +280,7 @@ def _rows_at(where):
 
 
 ROW_CAUSES = [
-    ("rows are missing: the bytes of before are there", _rows_stale),
+    ("rows are missing: the previous bytes are still there", _rows_stale),
     (
         "misplaced: rows lie at another k of their token",
         _rows_at(lambda suspect, at, place: place[0] == suspect.state.rank and place[1] == at[0]),

@@ -108,7 +108,7 @@ def _never_written(suspect):
 
 
 ROW_CAUSES = [
-    ("stale rows: they hold what the round before left in their place", _stale_rows),
+    ("stale rows: they hold what the previous round left in their place", _stale_rows),
     (
         "payload and src_info of a segment's rows do not belong together: rows were moved without their src_info, or "
         "slots claimed in another order than the payloads'",
@@ -118,7 +118,7 @@ ROW_CAUSES = [
         "the payloads of an expert's rows are in another order of src_ranks than their src_info",
         _payload_in_group,
     ),
-    ("each row holds the token of that number of another src_rank", _payload_of_other_rank),
+    ("each row holds the token with its number of another src_rank", _payload_of_other_rank),
     (BESIDE, rows_beside),
     (
         "the two fp4 codes of each byte are swapped: the even column is in the low nibble",

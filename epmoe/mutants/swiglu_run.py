@@ -94,7 +94,7 @@ class SwigluRun:
             want, want_scales = fused_silu_fp8(x, offsets, **options)
             wrong = ~np.isclose(scales[:, :n], want_scales[:, :n], rtol=1e-5, equal_nan=True)
             self._expect(~wrong, "scale")
-            self._expect(scales[:, n:] == before[1][:, n:], "scale behind the last row")
+            self._expect(scales[:, n:] == before[1][:, n:], "scale after the last row")
         else:
             want = fused_silu(x, offsets, **options)
         value, wanted = codes[:n].view(type_).astype(np.float32), want[:n].astype(np.float32)
@@ -103,7 +103,7 @@ class SwigluRun:
         self._expect(
             np.where(np.isnan(wanted), np.isnan(value), near & ~np.isnan(value)), "element"
         )
-        self._expect(codes[n:] == before[0][n:], "element behind the last row")
+        self._expect(codes[n:] == before[0][n:], "element after the last row")
 
     def _expect(self, right, what):
         if not right.all():

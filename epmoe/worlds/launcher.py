@@ -16,7 +16,7 @@ SIZES = {
 RANKS = {"PMIX_RANK": "a PMIx launcher (srun --mpi=pmix)"}
 REMEDIES = (
     "start it with the mpirun of the MPI library that mpi4py uses (`epmoe doctor` names both), with "
-    "`pip install 'epmoe[mpi]'` that is the mpirun beside this Python; under Slurm try srun --mpi=pmix or "
+    "`pip install 'epmoe[mpi]'` that is the mpirun next to this Python; under Slurm try srun --mpi=pmix or "
     "--mpi=pmi2"
 )
 

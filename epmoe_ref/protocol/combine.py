@@ -21,7 +21,7 @@ def combine_async(state: RankState, expert_outputs: np.ndarray, src_info: np.nda
     During: for each segment (le, r), A[le, r] = (READY + end, count) names the rows [end - count, end). Row i with
     src_info[i] = (t, k) goes to combine_recv_buf[t, k] of rank r. A row outside [0, max_tokens_per_rank) x [0, top_k)
     is not sent. When all rows of the segment are written, count goes to combine_recv_count[le, my_rank] of rank r. This
-    is the signal; it is sent for a count of 0 too. `finished` may count the rows written, rank completion the signals.
+    is the signal; it is sent even for a count of 0. `finished` may count the rows written, rank completion the signals.
     After: nothing else has changed in its own memory, except that combine_wait's zeroing may have begun. An entry of A
     may be zero once every reader has read it; `finished` may hold 0 or the rows of its segment; rank completion may be
     0 or the number of signals to each rank of the p2p world.

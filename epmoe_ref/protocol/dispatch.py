@@ -24,7 +24,7 @@ def dispatch_async(state: RankState, input_tokens, topk_ids, *, input_scale=1, c
     completion, D to G, A and combine_wait are 0; B and C hold anything.
     During: a pair with expert e = topk_ids[t, k] claims slot s = reserved[le, d]++, d = owner(e), le = local(e), and
     writes the message to recv_buf[le, my_rank, s] of rank d; then finished[le, d]++. Once that is the number of pairs
-    with e, it writes this count, 0 too, to recv_count[le, my_rank] of rank d: the signal, n_experts of them in all. A
+    with e, it writes this count, even 0, to recv_count[le, my_rank] of rank d: the signal, n_experts of them in all. A
     signal to a rank of its own p2p world adds 1 to rank_completion[its place in that world].
     After: reserved[le, d] = finished[le, d] = the pairs of expert le of rank d; rank_completion = n_local_experts for
     each rank of its own p2p world, else 0; send_buf[t] = the message of token t (free if the token has no pair to

@@ -47,7 +47,7 @@ class RankState:
     dispatch_recv_buf    uint8 [n_local_experts, n_ranks, max_tokens_per_rank, msg_bytes]: written by peers, [local
                          expert, src_rank, slot]; slots past the count keep whatever bytes they had
     dispatch_recv_count  uint64 [n_local_experts, n_ranks]: the signal of (local expert, src_rank): the number of
-                         messages, 0 too; MAX_FINITE: not arrived
+                         messages, perhaps 0; MAX_FINITE: not arrived
     combine_send_buf     uint8 [n_local_experts * n_ranks * max_tokens_per_rank, msg_bytes] with use_shmem, else [0,
                          msg_bytes]: stages rows for other p2p worlds; only its owner reads it, and its bytes are free
     combine_recv_buf     uint8 [max_tokens_per_rank, top_k, msg_bytes]: written by peers; rows of pairs that were not
