@@ -183,7 +183,7 @@ class GpuMachine:
         return s
 
     def max_resident_blocks(self, kernel, threads, shared_bytes=0):
-        """How many blocks of this kernel one rank may have: ranks whose kernels wait for each other share the GPU."""
+        """How many blocks of this kernel the GPU holds at once. Ranks whose kernels wait for each other share them."""
         return self.prepare(kernel).blocks_per_sm(threads, shared_bytes) * self.n_sms
 
     def prepare(self, kernel):

@@ -16,7 +16,7 @@ class SmallWorld:
 
 @dataclass(frozen=True, eq=False)
 class PageWorld(SmallWorld):
-    """A world of pairs.
+    """A world of the kernels of pairs (ExpertParallel).
 
     sizes: of its EPConfig. tokens: for each round, the tokens of each rank. launch: further options of LaunchConfig.
     tuning: changed tuning numbers of the fast kernels.

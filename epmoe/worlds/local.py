@@ -14,7 +14,7 @@ from epmoe_ref.errors import EPValueError
 class LocalWorld:
     """All n_ranks ranks in this process. Arguments and results of an ExpertParallel are lists over ranks.
 
-    stream: on a GPU, the stream on which all work runs (a handle, or a stream of torch, CuPy or cuda.core);
+    stream: on a GPU, the stream that orders all work (a handle, or a stream of torch, CuPy or cuda.core);
     default: the legacy default stream, as in torch and CuPy.
     simulation: options of the simulator, such as seed (of the schedule; None: round robin) and racecheck=True. Their
     defaults are EPMOE_SEED and EPMOE_RACECHECK. A GPU ignores them.
@@ -79,7 +79,7 @@ class LocalWorld:
         return [value]
 
     def stream_of(self, rank):
-        """The stream on which a rank's work runs."""
+        """The stream that orders a rank's work."""
         return self._streams[rank]
 
     def share(self, launch):

@@ -140,7 +140,7 @@ class MPIWorld:
         return self.exchange.came("telling")
 
     def stream_of(self, rank):
-        """The stream on which this rank's work runs."""
+        """The stream that orders this rank's work."""
         return self._streams[rank]
 
     def share(self, launch):

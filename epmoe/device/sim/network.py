@@ -253,7 +253,7 @@ def shmem_fence():
 
 
 def shmem_quiet():
-    """Return when this thread's puts and signals, with its part of its warp's puts, have arrived. Sources are free."""
+    """Wait for this thread's puts and signals, with its part of its warp's puts. Sources may then be reused."""
     t = _step()
     for d in t.sent:
         d.finish()
