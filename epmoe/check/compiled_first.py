@@ -1,4 +1,4 @@
-"""Compiles this project's kernels that a check needs before its ranks wait for each other.
+"""Compiles the kernels of this project that a check needs, before its ranks wait for each other.
 
 `EPMOE_DEVICE=gpu python -m epmoe.check.compiled_first NAMES RANKS ONLY X.Y I/N` compiles every Nth of them, starting
 with the Ith, into the disk cache, for compute capability X.Y. NAMES are implementations, separated by commas. ONLY is
@@ -25,7 +25,7 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 def compile_all(names, only, n_ranks=None):
     """Compile the kernels that these implementations of adapters.over_mpi need and the disk cache lacks.
 
-    n_ranks: with all ranks in this process, which launch the same kernels. Collective. Does nothing in the simulator or
+    n_ranks: for a world in this process; its ranks launch the same kernels. Collective. Does nothing in the simulator or
     for plain kernels, which Numba compiles when they are launched.
     """
     if device.SIM:

@@ -69,7 +69,7 @@ class Outcome:
 
 @dataclass
 class Report:
-    """All outcomes of one implementation. It has `passed` if some case was run and none differs."""
+    """All outcomes of one implementation. `passed` is True if some case was run and none differs."""
 
     name: str
     n_ranks: int
