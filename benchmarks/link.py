@@ -56,7 +56,7 @@ def copy_kernel(n_ranks, nbytes):
 
 
 def peer_write_gbps(world, line, timeout=60.0):
-    """GB/s that one rank writes to its peers while all others do the same: the slowest rank's median over repeats."""
+    """GB/s that one rank writes to its peers while all others do the same: slowest rank, median over repeats."""
     machine, n = world.machine, world.n_ranks
     nbytes = SIMULATOR_BYTES if device.SIM else BYTES
     copy = copy_kernel(n, nbytes)

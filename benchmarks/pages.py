@@ -42,7 +42,7 @@ def shown(table, below, into, program):
 
 def replaced(text, table, lines):
     """The lines of a page, with the table that has the same heading and the same first words below it replaced. If
-    there is none, replaces a table with other words below it, or none; None if there is no such table either."""
+    there is none, replaces a table whose text begins with another word, or that has no text; None without such a table."""
     name = lines[len(table) + 1].partition(",")[0]
     others = None
     for start in (i for i, line in enumerate(text) if line == table[0]):
