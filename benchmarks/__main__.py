@@ -13,28 +13,25 @@ COMMANDS = {
         "benchmarks.loop",
         "pairs of dispatch and combine back to back, wall clock, host included",
     ),
-    "figure": ("benchmarks.figure", "time against tokens, out of files of results"),
+    "figure": ("benchmarks.figure", "draws time against tokens, from files of results"),
     "table": (
         "benchmarks.readme_table",
-        "the figures of docs/measured.md as a Markdown table, out of files of results",
+        "the figures of docs/measured.md as a Markdown table, from files of results",
     ),
-    "aims": (
-        "benchmarks.aims",
-        "aims beside what is reached, as a Markdown table, out of files of results",
-    ),
-    "merge": ("benchmarks.results", "files of results into one"),
+    "aims": ("benchmarks.aims", "targets and results as a Markdown table, from files of results"),
+    "merge": ("benchmarks.results", "joins files of results"),
     "compile": (
         "benchmarks.compiling",
-        "the kernels of a run into the disk cache; a run does it itself",
+        "compiles the kernels of a run into the disk cache; a run does this itself",
     ),
     "cpu": ("benchmarks.cpu", "the reference against memcpy, and how fast the simulator is"),
 }
 
 
 def main(argv=None):
-    """Run a command; returns the exit status."""
+    """Run a command. Returns the exit status."""
     return command_line.main(
-        "python -m benchmarks", "What dispatch and combine cost.", COMMANDS, "run", argv
+        "python -m benchmarks", "Measures dispatch and combine.", COMMANDS, "run", argv
     )
 
 

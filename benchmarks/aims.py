@@ -1,6 +1,6 @@
 """`python -m benchmarks aims FILE.json ...`: aims and results as a Markdown table.
 
-A file for each number of GPUs; what a file does not have is left empty, and what is missed says so.
+It takes a file for each number of GPUs. Results that a file lacks are left empty, and missed aims are marked.
 """
 
 import sys
@@ -12,7 +12,7 @@ MODEL = 7168, 256  # the hidden size and the experts that targets are about
 
 
 def add_arguments(parser):
-    """The options of aims."""
+    """Add the options of aims."""
     parser.add_argument(
         "files",
         nargs="+",
@@ -22,12 +22,12 @@ def add_arguments(parser):
     parser.add_argument(
         "--into",
         metavar="PAGE.md",
-        help="put the table and its text into a page, replacing the table that is there",
+        help="put the table and its text into a page, replacing the existing table",
     )
 
 
 def run(args):
-    """Print, or write; the exit status is 0, or 2 if no row has a target or the page has no such table."""
+    """Print or write the table. The exit status is 0, or 2 if no row has a target or the page has no such table."""
     records = [results.merged([results.read(file)]) for file in args.files]
     sizes = [record["n_ranks"] for record in records]
     if len(set(sizes)) < len(sizes):
@@ -72,7 +72,7 @@ def _order(name):
 
 
 def _column(record):
-    """{(kernels, tokens, what): (aim, reached)} of one file; verdicts that are of many shapes are one line together."""
+    """{(kernels, tokens, what): (aim, reached)} of one file. Verdicts on many shapes share one line."""
     found, together = {}, {}
     for v in (
         targets.verdicts(record["rows"], record["n_ranks"]) if "H200" in record["device"] else ()
@@ -97,7 +97,7 @@ def _column(record):
 
 
 def below(records, files):
-    """What the table is, in words."""
+    """A description of the table, in words."""
     of = "; ".join(
         f"{record['n_ranks']} GPUs: kernels of commit {results.commits(record)}, `{file}`"
         for record, file in zip(records, files)

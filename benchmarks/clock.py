@@ -13,11 +13,11 @@ class Clock:
         self._marks = []
 
     def start(self):
-        """The interval begins when all that is on the stream now has ended."""
+        """Begin an interval when all work now on the stream has ended."""
         self._mark()
 
     def stop(self):
-        """And ends when all that is on it by now has ended."""
+        """End it when all work on the stream by now has ended."""
         self._mark()
 
     def _mark(self):
@@ -34,7 +34,7 @@ class Clock:
         self._marks.append(event)
 
     def times_us(self):
-        """Microseconds of the intervals so far, in order; waits for them, and forgets them."""
+        """Microseconds of the intervals so far, in order. Waits for them, and forgets them."""
         self.machine.synchronize()
         marks, self._marks = self._marks, []
         pairs = zip(marks[::2], marks[1::2])

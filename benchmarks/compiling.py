@@ -1,4 +1,4 @@
-"""`python -m benchmarks compile`: the kernels of a run into the disk cache, by as many processes as there are cores.
+"""`python -m benchmarks compile`: compiles the kernels of a run into the disk cache, with a process for each core.
 
 On a fresh machine compiling would take longer than measuring. A run does this first, by itself.
 """
@@ -16,7 +16,7 @@ from epmoe.worlds.dry import DryWorld
 
 
 def add_arguments(parser):
-    """The options of compile."""
+    """Add the options of compile."""
     plan.add_arguments(parser)
     parser.add_argument("--ranks", type=at_least_one, default=4, help="of the run (default 4)")
     parser.add_argument(
@@ -35,7 +35,7 @@ def add_arguments(parser):
 
 
 def run(args):
-    """Compile, which needs no GPU; the exit status is 0, or 2 for the simulator."""
+    """Compile. Needs no GPU. The exit status is 0, or 2 in the simulator."""
     if device.SIM:
         print(
             "benchmarks compile: needs the compiler for GPUs: set EPMOE_DEVICE=gpu", file=sys.stderr
@@ -61,7 +61,7 @@ def kernels_of(case, n_ranks, n_sms):
 
 
 def distinct(cases):
-    """The cases of ours whose kernels differ: not by routing, by SMs only as far as blocks for few or many tokens do."""
+    """Our cases whose kernels differ. Routing makes no difference; SMs only if blocks for few or many tokens differ."""
     found = {}
     for case in cases:
         if case.section not in plan.OURS:
@@ -83,7 +83,7 @@ def distinct(cases):
 
 
 def everything(world, args, cases):
-    """Compile what the cases need and the disk cache lacks, in advance: (processes, seconds); collective."""
+    """Compile in advance the kernels that the cases need and the disk cache lacks: (processes, seconds); collective."""
     start, n_ranks, n_sms = time.perf_counter(), world.n_ranks, world.machine.all_sms
     on = "%d.%d/%d" % (*world.machine.compute_capability, n_sms)
     words = ["--ranks", str(n_ranks), "--on", on, *plan.as_words(args)]

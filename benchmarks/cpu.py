@@ -12,12 +12,12 @@ from benchmarks.pairs import random_tokens
 from benchmarks.shapes import Shape
 from epmoe_ref.config import EPConfig
 
-ROUND = Shape(16, 256, 16, top_k=4)  # what the simulator runs
+ROUND = Shape(16, 256, 16, top_k=4)  # for the simulator
 ROUND_RANKS = 4
 
 
 def add_arguments(parser):
-    """The options of cpu."""
+    """Add the options of cpu."""
     parser.add_argument(
         "--tokens", type=int, default=1024, help="of each rank, for the reference (default 1024)"
     )
@@ -29,7 +29,7 @@ def add_arguments(parser):
 
 
 def seconds(repeats, call):
-    """Median seconds of processor time of a call, in which other programs of the machine have no part."""
+    """Median seconds of processor time of a call. Other programs on the machine do not count."""
     times = []
     for _ in range(repeats):
         start = time.process_time()
@@ -83,7 +83,7 @@ def reference(args):
 
 
 class Simulator:
-    """The simulator at fused rounds, with or without the race detector: the least seconds of processor time of one."""
+    """The simulator at fused rounds, with or without the race detector. Keeps the least processor time of one round."""
 
     def __init__(self, racecheck):
         from benchmarks.pairs import Pairs
@@ -102,7 +102,7 @@ class Simulator:
         self.accesses, self.seconds = 0, float("inf")
 
     def one_round(self):
-        """Run one, and keep its time if it is the shortest so far."""
+        """Run one round, and keep its time if it is the shortest so far."""
         steps, start = self.machine.steps, time.process_time()
         for phase in self.pairs.phases:
             self.pairs.launch(phase)
@@ -123,7 +123,7 @@ class Simulator:
 
 
 def simulators(repeats):
-    """The lines without and with the detector, whose rounds take turns: a busy machine slows both down."""
+    """The lines without and with the detector. Their rounds take turns, so a busy machine slows both down."""
     both = [Simulator(racecheck) for racecheck in (False, True)]
     for _ in range(1 + repeats):  # the first rounds are slower
         for one in both:
@@ -138,7 +138,7 @@ def simulators(repeats):
 
 
 def run(args):
-    """Print a line for each; the exit status is 0."""
+    """Print a line for each. The exit status is 0."""
     from epmoe import device
     from epmoe.provenance import provenance
 
@@ -173,7 +173,7 @@ def run(args):
 
 
 def cpu_name():
-    """The processor as Linux names it, and the cores that this process may use."""
+    """The processor's name according to Linux, and the number of cores that this process may use."""
     import os
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -1,8 +1,8 @@
-"""DeepEP, where it is installed: rows through Buffer.dispatch and combine, low latency, and V2's ElasticBuffer.
+"""DeepEP, if it is installed: rows through Buffer.dispatch and combine, low latency, and V2's ElasticBuffer.
 
-Written from the interfaces of releases 1.2.1 and 2.1.0; both ran on 4 H200. Each is asked for what our kernels give: the
-whole call from topk_ids on the device, its result with room for the worst case, so that the host does not wait. Bytes are
-payload bytes that the routing moves, as for everybody else.
+Written from the interfaces of releases 1.2.1 and 2.1.0; both ran on 4 H200. Each does the same work as our kernels: the
+whole call from topk_ids on the device, with room for the worst case in its result, so that the host does not wait.
+Bytes are the payload bytes that the routing moves, as for all contenders.
 """
 
 import os
@@ -12,17 +12,12 @@ from benchmarks.torch_peer import TorchPeer
 from epmoe_ref.errors import UnavailableError
 
 NVL_BYTES = 1 << 30
-V1_SMS = 48  # 20 if nothing is said
-MANY_TOKENS = (
-    1024  # from here on, by ranks, what was fastest at 4096 tokens: multiprocessors, tokens in a
-)
-V1_MANY = {
-    4: (96, 4, 6)
-}  # chunk of dispatch and of combine; DeepEP leaves them to its users to tune
-V1_ROOM = (256, 6, 128)  # what else a configuration says, as in all of DeepEP's own for one host
-LOW_LATENCY_MULTIPLE = (
-    4  # of its most tokens a rank: it wants n_ranks times that to be a multiple of 4
-)
+V1_SMS = 48  # its own default is 20
+MANY_TOKENS = 1024  # from this many tokens on, V1_MANY is used
+# by ranks, the fastest at 4096 tokens: multiprocessors, tokens in a chunk of dispatch and of combine
+V1_MANY = {4: (96, 4, 6)}  # DeepEP leaves them to its users to tune
+V1_ROOM = (256, 6, 128)  # the rest of a configuration, as in all of DeepEP's own for one host
+LOW_LATENCY_MULTIPLE = 4  # of its most tokens a rank: n_ranks times that must be a multiple of 4
 QP_DEPTH = (
     "NVSHMEM_QP_DEPTH",
     1024,
@@ -30,7 +25,7 @@ QP_DEPTH = (
 
 
 class _DeepEP(TorchPeer):
-    """What the three have in common."""
+    """The common part of the three."""
 
     needs = "DeepEP"
     matrix = staticmethod(traffic.rows_matrix)
@@ -52,12 +47,12 @@ class _DeepEP(TorchPeer):
             )
             torch.distributed.all_reduce(
                 torch.zeros(1, device="cuda")
-            )  # makes the communicator that V2 takes
+            )  # makes the communicator that V2 uses
         torch.cuda.synchronize()
         self._buffer = self._handle = self._y = None
 
     def _rows(self, received):
-        """Expert outputs for the rows that were received."""
+        """Expert outputs for the received rows."""
         if isinstance(received, tuple):
             received = received[0]
         if self._y is None or self._y.shape != received.shape:
@@ -73,7 +68,7 @@ class _DeepEP(TorchPeer):
 
 
 class V1(_DeepEP):
-    """get_dispatch_layout, dispatch and combine; host_waits: with exact sizes, as by default."""
+    """get_dispatch_layout, dispatch and combine. host_waits: with exact sizes, which is the default."""
 
     name = "DeepEP V1"
     phases = ("dispatch", "combine")

@@ -1,4 +1,4 @@
-"""`python -m benchmarks figure FILE.json ...`: time against tokens, a panel an operation, with floor and peers."""
+"""`python -m benchmarks figure FILE.json ...`: time against tokens, one panel an operation, with floor and peers."""
 
 import sys
 from pathlib import Path
@@ -13,8 +13,8 @@ PANELS = (
     ("rows: dispatch", ("rows", "expert-major"), "dispatch"),
     ("rows: combine", ("rows", "expert-major"), "combine"),
 )
-# Okabe and Ito's colours, which everybody can tell apart, and a marker each. Ours: lines; peers of the same run:
-# dashed; constants: the marker alone, hollow.
+# Okabe and Ito's colours, which everybody can tell apart, and a marker each. Ours: lines. Peers of the same run:
+# dashed. Constants: the marker alone, hollow.
 LOOKS = {
     "pairs fused": ("#0072B2", "o"),
     "rows": ("#0072B2", "o"),
@@ -25,11 +25,11 @@ LOOKS = {
     "DeepEP V2": ("#E69F00", "P"),
 }
 WIDTH_INCHES, HEIGHTS_INCHES, DOTS_AN_INCH = 8.0, {1: 3.9, 2: 6.4}, 130  # height by lines of panels
-LOWEST_US = 4  # below it there is only the floor of a few tokens
+LOWEST_US = 4  # only the floor of a few tokens is lower
 
 
 def add_arguments(parser):
-    """The options of figure."""
+    """Add the options of figure."""
     parser.add_argument(
         "files", nargs="+", metavar="FILE.json", help="files of results, the newest last"
     )
@@ -50,7 +50,7 @@ def add_arguments(parser):
 
 
 def curves(record, kernels, phase, fits):
-    """What a panel shows: {name: [(tokens, us)]} of ours and of peers in this run, of constants, and of the floor.
+    """The curves of a panel: {name: [(tokens, us)]} of ours and of peers in this run, of constants, and the floor.
 
     fits: shape -> whether it belongs to the picture.
     """
@@ -74,7 +74,7 @@ def curves(record, kernels, phase, fits):
 
 
 def run(args):
-    """Draw; the exit status is 0, or 2 if it cannot be drawn."""
+    """Draw the figure. The exit status is 0, or 2 if it cannot be drawn."""
     try:
         import matplotlib
     except ImportError:
@@ -113,7 +113,7 @@ def run(args):
     )
     shown = [
         panel for panel in PANELS if args.format == "bf16" or panel[2] == "dispatch"
-    ]  # bf16 comes back anyway
+    ]  # combine sends bf16 in any case
     n = len(shown) // 2
     fig, panels = plt.subplots(
         n,

@@ -1,8 +1,8 @@
-"""A contender whose phases are captured into CUDA graphs, once, and replayed."""
+"""A contender with its phases captured into CUDA graphs, once, and replayed."""
 
 
 class Captured:
-    """The same phases, each a graph. Capturing runs nothing, so the phases alternate as they did."""
+    """The same phases, each a graph. Capturing runs nothing, so the phases still alternate."""
 
     def __init__(self, contender):
         from cuda.bindings import driver as cu
@@ -36,10 +36,10 @@ class Captured:
         self._check(self._cu.cuGraphLaunch(self._graphs[phase], self.stream.handle))
 
     def check(self):
-        """Raise what the kernels recorded; waits for them."""
+        """Raise the errors that the kernels recorded. Waits for them."""
         self._inner.check()
 
     def close(self):
-        """Forget the graphs; the contender stays."""
+        """Drop the graphs. The contender stays."""
         for graph in self._graphs.values():
             self._check(self._cu.cuGraphExecDestroy(graph))

@@ -1,7 +1,7 @@
 """Host time of calls, and the host's speed at that time: a fixed piece of Python is timed with each call.
 
-The same call takes the same CPU up to 1.7 times as long for seconds at a time, whoever's fault that is. A figure of the
-host that the piece shares the rise of is the machine's mood; one that it does not is the call's own.
+The same call can take the same CPU up to 1.7 times as long for seconds at a time, for whatever reason. If the fixed
+piece is slower by the same factor, the machine was slow. If it is not, the call itself was.
 """
 
 import os
@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 
 FAST = 10  # percentile of the pieces
-SLOW = 1.3  # times as long as that: neither noise nor a call that leaves less in the caches
+SLOW = 1.3  # this many times as long is neither noise nor a call that leaves less in the caches
 
 
 @dataclass(frozen=True)
 class OfHost:
-    """One phase's calls on one rank, medians; and what the operating system did while all its phases were measured.
+    """One phase's calls on one rank, as medians, and the operating system's activity while all phases were measured.
 
-    us: of a call. piece_us: of the fixed piece of Python. preempted: how often this thread lost its CPU to
-    another. waited_us: for a CPU, in all. stolen_ms: of this machine's CPUs by others' machines, in ticks of 10. None:
-    not known here.
+    us: of a call. piece_us: of the fixed piece of Python. preempted: how often this thread lost its CPU to another.
+    waited_us: total wait for a CPU. stolen_ms: time of this machine's CPUs taken by other machines, in ticks of 10.
+    None: unknown here.
     """
 
     us: float
@@ -39,7 +39,7 @@ class HostTime:
         self._begin = _counts()
 
     def add(self, phase, seconds):
-        """A call took so long; the piece is timed now."""
+        """Record how long a call took, and time the piece now."""
         self._calls[phase].append(1e6 * seconds)
         begin = time.perf_counter()
         fixed_piece()
@@ -72,24 +72,24 @@ _NUMBERS = {i: 3 * i for i in range(16)}
 
 
 def fixed_piece():
-    """Some microseconds of Python of the kind that a call is made of: objects, attributes, look-ups, calls, tuples."""
+    """Some microseconds of Python like that of a call: objects, attributes, look-ups, calls, tuples."""
     made = [_Entry(i, (i, _NUMBERS[i])) for i in range(8)]
     return [one.number + one.more[1] for one in made if (one.number, one.more) != (16, ())]
 
 
 def cpus():
-    """How many CPUs this thread may run on: mpirun may bind a rank to one."""
+    """How many CPUs this thread may run on. mpirun may bind a rank to one."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def slowness(rows):
-    """{piece_us: how many times as long as where the CPU was fast}; rows: dicts, some perhaps without piece_us."""
+    """{piece_us: how many times as long as on a fast CPU}. rows: dicts, some perhaps without piece_us."""
     pieces = [row["piece_us"] for row in rows if row.get("piece_us")]
     return {us: round(float(us / np.percentile(pieces, FAST)), 1) for us in pieces}
 
 
 def report(rows):
-    """[a line that says how fast the host was from case to case]; rows: dicts, as in the file."""
+    """[a line on how fast the host was from case to case]. rows: dicts, as in the file."""
     pieces = sorted(row["piece_us"] for row in rows if row.get("piece_us"))
     if not pieces:
         return []
@@ -101,7 +101,7 @@ def report(rows):
 
 
 def _counts():
-    """Since the start: (times preempted, us waited for a CPU, ms stolen), None for values that this system does not show."""
+    """Since the start: (times preempted, us waited for a CPU, ms stolen). None for values that are unknown here."""
     try:
         import resource
 

@@ -1,4 +1,4 @@
-"""The bandwidth of peer writes, all ranks at once, by a plain copy kernel: what the floor is made from."""
+"""The bandwidth of peer writes, with all ranks at once, by a plain copy kernel. The floor is computed from it."""
 
 from benchmarks.clock import Clock
 from epmoe import device
@@ -56,7 +56,7 @@ def copy_kernel(n_ranks, nbytes):
 
 
 def peer_write_gbps(world, line, timeout=60.0):
-    """GB/s that one rank writes to its peers while all others do so too: of the slowest rank, the median repeat."""
+    """GB/s that one rank writes to its peers while all others do the same: slowest rank, median over repeats."""
     machine, n = world.machine, world.n_ranks
     nbytes = SIMULATOR_BYTES if device.SIM else BYTES
     copy = copy_kernel(n, nbytes)
@@ -89,5 +89,5 @@ def peer_write_gbps(world, line, timeout=60.0):
     memory.free(True, timeout)
     for buffer in (*sources.values(), *blocks.values()):
         buffer.free()
-    # virtual ranks on one device write one after another: together len(ranks) times the bytes
+    # virtual ranks on one device write one after another, in all len(ranks) times the bytes
     return nbytes * max(1, n - 1) * len(world.ranks) / slowest / 1e3

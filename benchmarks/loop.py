@@ -1,10 +1,10 @@
 """`python -m benchmarks loop`: what a pair of dispatch and combine costs its caller, back to back, host included.
 
-Device times say how fast kernels are; a model waits for the slower one of host and device. Each contender runs a loop of
-pairs, identity experts in between, and the wall clock is read when the device has ended. Arrays, made before the clock
-starts: same: every pair gets the same ones. new: every pair gets arrays at addresses that no pair had before. layers: 8 pairs
-whose results (and, where gradients are wanted, autograd's graph) are kept until all 8 have run. graph: a CUDA graph of
-128 chained pairs, replayed; us are per pair everywhere.
+Device times say how fast kernels are, but a model waits for the slower of host and device. Each contender runs a loop
+of pairs with identity experts in between, and the wall clock is read when the device has ended. Arrays are made before
+the clock starts. same: every pair gets the same ones. new: every pair gets arrays at addresses that no pair had before.
+layers: 8 pairs whose results (and autograd's graph, if gradients are wanted) are kept until all 8 have run. graph: a
+CUDA graph of 128 chained pairs, replayed. us are per pair everywhere.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from epmoe_ref.errors import EPError
 
 LAYERS = 8
 CHAIN = 128  # pairs of a graph
-GRAPH_TOKENS = 128  # at most: what captured calls return stays lent
+GRAPH_TOKENS = 128  # at most, because results of captured calls stay allocated
 ARRAYS = ("same", "new", "layers", "graph")
 REPEATS = 5  # of a loop; the median counts
-SECONDS = 0.15  # of one loop, about
+SECONDS = 0.15  # of one loop, approximately
 MOST_PAIRS = 400
 SIZES = "tokens", "hidden", "experts", "top_k"
 COLUMNS = (
@@ -39,7 +39,7 @@ COLUMNS = (
 
 
 def add_arguments(parser):
-    """The options of loop."""
+    """Add the options of loop."""
     parser.add_argument(
         "--shapes",
         nargs="+",
@@ -50,7 +50,7 @@ def add_arguments(parser):
         "--only",
         metavar="NAME,...",
         type=lambda text: text.split(","),
-        help=f"contenders whose names hold one of these words; there are: "
+        help=f"contenders whose names contain one of these words; there are: "
         f"{', '.join(loop_contenders.names())}",
     )
     parser.add_argument(
@@ -77,7 +77,7 @@ def add_arguments(parser):
 
 
 def run(args):
-    """Measure; the exit status is 0, or 2 if nothing can be measured."""
+    """Measure. The exit status is 0, or 2 if nothing can be measured."""
     try:
         if device.SIM and args.shapes is None:
             raise ValueError(
@@ -102,7 +102,7 @@ def run(args):
     kinds = loop_contenders.chosen(args.only, args.against)
     say = _say if speaks else _say_nothing
 
-    def write():  # after each row, so that a run that is cut off leaves what it has measured
+    def write():  # after each row, so that an interrupted run keeps its measurements
         if file and record["loop"]:
             refused = {(one["kernels"], one["shape"]) for one in record["not_run"]}
             measured = {(row["kernels"], *(row[size] for size in SIZES)) for row in record["loop"]}
@@ -133,9 +133,9 @@ def _not_run(kind, shape, why):
 
 
 def measure_all(world, chosen, against, record, say, write, words=None, n_pairs=None):
-    """Every contender at every shape into record["loop"]; what cannot run is named in record["not_run"]; collective.
+    """Every contender at every shape into record["loop"], or into record["not_run"] if it cannot run; collective.
 
-    write: called when a row has been measured.
+    write: called after each measured row.
     """
     for shape in chosen:
         for kind in loop_contenders.chosen(words, against):
@@ -222,7 +222,7 @@ def _calls(contender, arrays):
 
 
 def _piece_us():
-    """A fixed piece of Python, by which machines are compared: sum(i for i in range(40))."""
+    """A fixed piece of Python for comparing machines: sum(i for i in range(40))."""
     times = []
     for _ in range(200):
         begin = time.perf_counter()

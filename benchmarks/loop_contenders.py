@@ -1,7 +1,7 @@
-"""What `benchmarks loop` runs: our interfaces as users call them, and other libraries in the same loop.
+"""The contenders of `benchmarks loop`: our interfaces as users call them, and other libraries in the same loop.
 
-Arrays are torch's tensors on a GPU (NumPy's in the simulator, but for epmoe.torch). Experts are the identity: combine
-gets the rows that dispatch gave.
+Arrays are torch's tensors on a GPU. In the simulator they are NumPy's, except for epmoe.torch. Experts are the
+identity: combine gets the rows that dispatch returned.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from epmoe.expert_parallel import ExpertParallel
 from epmoe_ref.errors import UnavailableError
 
 HYBRID_SMS = 132
-POOL = 2048  # addresses that inputs(i) takes in turn: more than any loop remembers
+POOL = 2048  # number of addresses that inputs(i) uses in turn: more than any loop remembers
 
 
 class _Ours:
-    """A world's inputs, and what all our interfaces have in common.
+    """A world's inputs, and the common part of all our interfaces.
 
     varies: inputs(i) have other addresses for each i. keeps: layers() keeps results. capturable: pairs can be in a CUDA graph.
     """
@@ -37,7 +37,7 @@ class _Ours:
         self._made = {}
 
     def _pool(self, rank, ids):
-        """Inputs of one rank, again and again behind each other, so that views of them begin at POOL addresses."""
+        """Inputs of one rank, repeated one after another, so that views of them begin at POOL addresses."""
         more = 64 if device.SIM else POOL
         shape, weights = self.shape, np.full(ids.shape, 1 / self.shape.top_k, np.float32)
         x = np.resize(
@@ -64,7 +64,7 @@ class _Ours:
         ]
 
     def inputs(self, i):
-        """x, ids and weights (or what this interface takes) of pair i; of ranks, if the world has lists."""
+        """x, ids and weights (or the inputs of this interface) of pair i; lists over ranks if the world has lists."""
         at = i % (len(self._pools[0][0]) - self.shape.tokens)
         views = [self.views(pool, at) for pool in self._pools]
         return [list(of_ranks) for of_ranks in zip(*views)] if self.world.lists else views[0]
@@ -84,13 +84,13 @@ class _Ours:
         return values if self.world.lists else values[0]
 
     def layers(self, inputs):
-        """Pairs whose results are kept until all have run."""
+        """Run pairs whose results are kept until all have run."""
         kept = [self.pair(given) for given in inputs]
         return len(kept)
 
     @contextlib.contextmanager
     def on_stream(self):
-        """With the world's stream as torch's current one."""
+        """Context: the world's stream is torch's current one."""
         if device.SIM:
             yield
             return
@@ -107,7 +107,7 @@ class _Ours:
         self.world.machine.synchronize()
 
     def captured(self, n):
-        """A function that replays a graph of n pairs, one behind the other, of the same inputs."""
+        """A function that replays a graph of n pairs with the same inputs, one after another."""
         from cuda.bindings import driver as cu
 
         from epmoe.device.gpu_driver import check
@@ -146,7 +146,7 @@ class Pairs(_Ours):
         return self._ep.combine(rows, d, weights)
 
     def check(self):
-        """Raise what the kernels recorded."""
+        """Raise the errors that the kernels recorded."""
         self._ep.check()
 
     def close(self):
@@ -155,10 +155,10 @@ class Pairs(_Ours):
 
 
 class _Buffered(_Ours):
-    """Interfaces behind which a Buffer of fused_a2a stands."""
+    """Interfaces that use a Buffer of fused_a2a."""
 
     def check(self):
-        """Raise what the kernels recorded."""
+        """Raise the errors that the kernels recorded."""
         fused_a2a.get_buffer(self.world, 0).check()
 
     def close(self):
@@ -169,7 +169,7 @@ class _Buffered(_Ours):
 
 
 class RowsOnDevice(_Buffered):
-    """fused_a2a's functions without a wait of the host."""
+    """fused_a2a's functions. The host does not wait."""
 
     name = "fused_a2a on device"
     capturable, on_torch = True, False
@@ -189,7 +189,7 @@ class RowsOnDevice(_Buffered):
 
 
 class TorchOnDevice(RowsOnDevice):
-    """epmoe.torch without a wait of the host, and without gradients."""
+    """epmoe.torch without gradients. The host does not wait."""
 
     name = "epmoe.torch on device"
     on_torch = True
@@ -197,7 +197,7 @@ class TorchOnDevice(RowsOnDevice):
 
 
 class TorchExact(TorchOnDevice):
-    """epmoe.torch as Megatron calls it: the host waits for the number of rows."""
+    """epmoe.torch as Megatron calls it. The host waits for the number of rows."""
 
     name = "epmoe.torch exact"
     capturable = False
@@ -205,7 +205,7 @@ class TorchExact(TorchOnDevice):
 
 
 class _Training:
-    """Forward and backward of one dispatch and one combine; layers: forward of all, then backward of all."""
+    """Forward and backward of one dispatch and one combine. layers: forward of all, then backward of all."""
 
     capturable = False
 
@@ -232,7 +232,7 @@ class _Training:
 
 
 class TrainingOnDevice(_Training, TorchOnDevice):
-    """A training step without a wait of the host."""
+    """A training step. The host does not wait."""
 
     name = "epmoe.torch training step, on device"
 
@@ -244,7 +244,7 @@ class TrainingExact(_Training, TorchExact):
 
 
 class TorchHybrid(_Buffered):
-    """epmoe.torch HybridEP with a budget of rows: the host does not wait."""
+    """epmoe.torch HybridEP with a budget of rows. The host does not wait."""
 
     name = "epmoe.torch HybridEP, budget"
     capturable, budget = True, True
@@ -282,7 +282,7 @@ class TorchHybrid(_Buffered):
         return self._combine(made[0], made[-1], self.rows)
 
     def check(self):
-        """Raise what the kernels recorded."""
+        """Raise the errors that the kernels recorded."""
         fused_a2a.buffers.hybrid_ep_buffer(self.world).check()
 
     def close(self):
@@ -293,14 +293,14 @@ class TorchHybrid(_Buffered):
 
 
 class TorchHybridExact(TorchHybrid):
-    """epmoe.torch HybridEP with exact results: the host waits."""
+    """epmoe.torch HybridEP with exact results. The host waits."""
 
     name = "epmoe.torch HybridEP, exact"
     capturable, budget = False, False
 
 
 class _Peer:
-    """Another library's pair; it gets the same arrays every time."""
+    """Another library's pair. It gets the same arrays every time."""
 
     varies = keeps = capturable = False
 
@@ -309,11 +309,11 @@ class _Peer:
         self.shape = shape
 
     def make(self, world, shape):
-        """The contender of the matrix behind it."""
+        """The device-time contender that it wraps."""
         raise NotImplementedError
 
     def inputs(self, i):
-        """What pair() gets: nothing."""
+        """The argument of pair(): nothing."""
         return None
 
     def pair(self, given):
@@ -322,7 +322,7 @@ class _Peer:
         self._peer.combine()
 
     def on_stream(self):
-        """With the world's stream as torch's current one."""
+        """Context: the world's stream is torch's current one."""
         return self._peer.on_stream()
 
     def synchronize(self):
@@ -337,7 +337,7 @@ class _Peer:
 
 
 def _peer(name, module, kind, **options):
-    """A _Peer of benchmarks.<module>.<kind>, which is imported when it is made."""
+    """A _Peer of benchmarks.<module>.<kind>, which is imported when the peer is made."""
 
     def make(self, world, shape):
         return getattr(import_module(f"benchmarks.{module}"), kind)(world, shape, **options)
@@ -348,7 +348,7 @@ def _peer(name, module, kind, **options):
 
 
 class AllGather(TorchPeer):
-    """All tokens, ids and weights to all ranks by all-gather; sums back by reduce-scatter: serving engines' default."""
+    """All tokens, ids and weights to all ranks by all-gather; sums back by reduce-scatter. Serving engines' default."""
 
     name = needs = "NCCL"
     matrix = staticmethod(traffic.rows_matrix)
@@ -364,7 +364,7 @@ class AllGather(TorchPeer):
             self._n = n
 
     def dispatch(self):
-        """Everything to everybody."""
+        """Send everything to all ranks."""
         dist, x, routing = self._torch.distributed, self._x, self._routing
         self._all = x.new_empty(self._n * len(x), x.shape[1])
         dist.all_gather_into_tensor(self._all, x)
@@ -373,7 +373,7 @@ class AllGather(TorchPeer):
         )
 
     def combine(self):
-        """The sums over ranks back to each."""
+        """Send the sums over ranks back to each rank."""
         self._torch.distributed.reduce_scatter_tensor(self._x.new_empty(self._x.shape), self._all)
 
     def close(self):
@@ -412,6 +412,6 @@ def names():
 
 
 def chosen(words, against):
-    """Our contenders whose names hold one of the words (None: all), then other libraries'."""
+    """Our contenders whose names contain one of the words (None: all), then other libraries'."""
     ours = [kind for kind in OURS if words is None or any(word in kind.name for word in words)]
     return ours + [kind for library in against for kind in PEERS[library]]

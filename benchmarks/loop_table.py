@@ -1,4 +1,4 @@
-"""The loops of a file of results as a Markdown table: an interface a line, a number of tokens a column."""
+"""The loops of a file of results as a Markdown table: a line for each interface, a column for each number of tokens."""
 
 from benchmarks import loop, pages, results
 
@@ -22,7 +22,7 @@ def _cell(us, name, tokens):
 
 
 def below(record, files):
-    """What the figures are, in words; files: their names."""
+    """A description of the figures, in words. files: their names."""
     row, pieces = record["loop"][0], [r["piece_us"] for r in record["loop"]]
     device = record["device"].partition(",")[0]
     n = record["n_ranks"]

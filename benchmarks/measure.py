@@ -1,4 +1,4 @@
-"""Iterations of a contender's phases into rows: microseconds of the slowest rank, bytes, floor, host cost."""
+"""Runs iterations of a contender's phases and makes rows: microseconds of the slowest rank, bytes, floor, host cost."""
 
 import time
 from dataclasses import asdict, astuple, dataclass
@@ -15,15 +15,15 @@ from epmoe_ref.errors import EPError, PeerTimeout
 
 WARM_UPS = 1 if device.SIM else 5
 DRAIN = 10  # iterations
-TIMEOUT_S = 120  # for all ranks to come to the end of an attempt: more than the waits inside it
+TIMEOUT_S = 120  # for all ranks to reach the end of an attempt: longer than the waits inside it
 
 
 @dataclass(frozen=True)
 class Row:
-    """One phase of one contender at one shape; microseconds are of the slowest rank, over the iterations.
+    """One phase of one contender at one shape. Microseconds are of the slowest rank, over the iterations.
 
     sms: the multiprocessors that it may use, None for all. floor_us: bytes over the link's bandwidth. host_us: of a
-    call, of the rank where it took longest; and from piece_us on what else OfHost has of that rank.
+    call, on the rank where it took longest. piece_us and the fields after it: OfHost of that rank.
     """
 
     kernels: str
@@ -51,26 +51,26 @@ class Row:
     stolen_ms: int | None = None
 
     def asdict(self):
-        """For JSON."""
+        """The row as a dict, for JSON."""
         return asdict(self)
 
 
 class Refused(EPError):
-    """A case that could not be run on some rank, which all ranks have been told."""
+    """A case that could not be run on some rank. All ranks know about it."""
 
 
 def together(world, attempt):
-    """[what attempt() gave on each rank], or Refused on all ranks if it failed on one; collective."""
+    """[the result of attempt() on each rank], or Refused on all ranks if it failed on one; collective."""
     mine = error = failure = None
     try:
         mine = attempt()
-    except Exception as failed:  # whatever it is, it must not leave the other ranks waiting
+    except Exception as failed:  # whatever it is, the other ranks must not be left waiting
         failure, error = failed, (_follows(failed), f"{type(failed).__name__}: {failed}")
     try:
         told = world.tell((error, mine), TIMEOUT_S)
     except (
         PeerTimeout
-    ) as late:  # the others may wait on their devices for what this rank did not launch
+    ) as late:  # the others may wait on their devices for work that this rank did not launch
         if failure is None:
             raise
         raise PeerTimeout(f"{late}; before that, here: {error[1]}") from failure
@@ -82,12 +82,12 @@ def together(world, attempt):
 
 
 def _follows(error):
-    """How surely an error follows from what happened to another rank: 2 of one left behind, 1 of one that waited."""
+    """How surely an error follows from another rank's failure: 2 if left behind, 1 if it waited, else 0."""
     return isinstance(error, PeerTimeout) + isinstance(error, LeftBehind)
 
 
 def failed_peer(world):
-    """A rank that tells in together() that it failed, while this one is still at its attempt; None if there is none."""
+    """A rank that reported its failure in together() while this one is still at its attempt; None if there is none."""
     return min([rank for rank, (error, _) in world.told_already().items() if error], default=None)
 
 
@@ -105,7 +105,7 @@ def times(contender, line, iterations, warm_ups=WARM_UPS):
             clock.times_us()
             host = HostTime(contender.phases)
         if i % DRAIN == 0:
-            drain()  # a full queue would hold the host up, and its time is measured too
+            drain()  # a full queue would hold up the host, and its time is measured too
         for phase in contender.phases:
             line.align(contender.stream)
             clock.start()
@@ -117,7 +117,7 @@ def times(contender, line, iterations, warm_ups=WARM_UPS):
     of_host = host.of_phases()
     line.drain(contender.stream, partial(failed_peer, contender.world))
     us = clock.times_us()
-    if getattr(contender, "waits", False):  # for the start line too, up to here
+    if getattr(contender, "waits", False):  # up to here also for the start line
         of_host = _of_host_alone(contender, iterations)
     contender.check()
     line.check()
@@ -125,7 +125,7 @@ def times(contender, line, iterations, warm_ups=WARM_UPS):
 
 
 def _of_host_alone(contender, iterations):
-    """{phase: OfHost} of this many calls that begin with nothing on the stream."""
+    """{phase: OfHost} of this many calls, each with nothing on the stream when it begins."""
     host = HostTime(contender.phases)
     for phase in contender.phases:
         for _ in range(iterations):

@@ -1,7 +1,7 @@
-"""torch: rows permuted by expert, all_to_all_single, rows permuted again; how people do it without a kernel for it.
+"""torch: permute rows by expert, all_to_all_single, permute again. This is the usual way without a special kernel.
 
-Counts and permutations are made in advance: exchanging them would need another all-to-all and a host synchronisation a
-call, so what is timed here is less than what a user pays.
+Counts and permutations are made in advance. Exchanging them would need another all-to-all and a host synchronisation
+for each call, so the time measured here is less than a user pays.
 """
 
 import numpy as np
@@ -42,7 +42,7 @@ class Nccl(TorchPeer):
             self._y = torch.randn(len(arrived), shape.hidden, device="cuda").bfloat16()
             self._weights = torch.rand(shape.tokens, shape.top_k, 1, device="cuda").bfloat16()
         torch.cuda.synchronize()
-        dist.barrier(device_ids=[torch.cuda.current_device()])  # else it guesses, and says so
+        dist.barrier(device_ids=[torch.cuda.current_device()])  # otherwise it guesses, and says so
 
     def dispatch(self):
         """Put a dispatch on torch's current stream."""
@@ -69,9 +69,9 @@ class Nccl(TorchPeer):
 
 
 def permutations(ids, rank, n_local_experts):
-    """(pairs of this rank in the order of their experts; arrived rows in the order of experts, then src_ranks)."""
+    """(pairs of this rank in expert order; arrived rows by expert, then src_rank)."""
     sent = np.argsort(ids[rank].ravel(), kind="stable")
-    # what arrives: by src_rank, there by expert
+    # rows arrive by src_rank, then by expert
     experts = [np.sort(i.ravel()) for i in ids]
     arrived = np.concatenate([e[e // n_local_experts == rank] for e in experts])
     return sent, np.argsort(arrived, kind="stable")

@@ -1,4 +1,4 @@
-"""Puts a Markdown table with the paragraph below it into a page, replacing the table that is there."""
+"""Puts a Markdown table with the paragraph below it into a page, replacing the existing table."""
 
 import sys
 import textwrap
@@ -18,9 +18,9 @@ def row(words):
 
 
 def shown(table, below, into, program):
-    """Prints a table and the paragraph below it, or puts them into a page; the exit status.
+    """Print a table and the paragraph below it, or put them into a page. Returns the exit status.
 
-    table: lines. below: the paragraph; its first words, up to a comma, say which table it is. into: the page, or None.
+    table: lines. below: the paragraph; its first words, up to a comma, identify the table. into: the page, or None.
     """
     lines = [*table, "", *paragraph(below)]
     if into is None:
@@ -36,15 +36,13 @@ def shown(table, below, into, program):
         )
         return 2
     page.write_text("\n".join(text) + "\n")
-    print(
-        f"{page} has the table and what is said below it; what other words say of it is yours to compare"
-    )
+    print(f"{page} has the new table and the text below it; check any other text about it yourself")
     return 0
 
 
 def replaced(text, table, lines):
-    """The lines of a page with the table of the same heading and the same first words below it replaced; None if there
-    is none. A table that has another kind of words below it, or none, is taken where no other fits."""
+    """The lines of a page, with the table that has the same heading and the same first words below it replaced. If
+    there is none, replaces a table whose text begins with another word, or that has no text; None without such a table."""
     name = lines[len(table) + 1].partition(",")[0]
     others = None
     for start in (i for i, line in enumerate(text) if line == table[0]):

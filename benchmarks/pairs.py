@@ -37,10 +37,10 @@ def random_tokens(shape, rank):
 
 
 class Pairs:
-    """Phases dispatch and combine (weighted) of one ExpertParallel; inputs and results stay where they are.
+    """Phases dispatch and combine (weighted) of one ExpertParallel. Inputs and results keep their addresses.
 
-    kind: of KINDS; "plain": the plain kernels, fused. Bytes of dispatch: "plain" sends a payload with each
-    message, the others once to a rank.
+    kind: of KINDS; "plain": the plain kernels, fused. For dispatch "plain" sends a payload with each message, the
+    others send it once to a rank.
     """
 
     phases = ("dispatch", "combine")
@@ -79,7 +79,7 @@ class Pairs:
         self._dispatched = None
 
     def launch(self, phase):
-        """Put a phase on the stream; they alternate."""
+        """Put a phase on the stream. The phases alternate."""
         if phase == "dispatch":
             self._dispatched = self._ep.dispatch(self._x, self._ids)
         else:
@@ -87,7 +87,7 @@ class Pairs:
             self._dispatched = None
 
     def check(self):
-        """Raise what the kernels recorded; waits for them."""
+        """Raise the errors that the kernels recorded. Waits for them."""
         self._ep.check()
 
     def close(self):

@@ -1,8 +1,8 @@
 """Other libraries' times: measured in the same run, and constants that were measured before, with their source.
 
-A peer counts for our kernels if it does their work. Pairs and expert-major bring rows grouped by expert, as NCCL with
-permute and DeepEP's low latency kernels do; rows bring one row for each (token, rank), as DeepEP V1 and V2 do, and are
-compared with all of them.
+A peer is compared with our kernels if it does the same work. Pairs and expert-major deliver rows grouped by expert, as
+NCCL with a permutation and DeepEP's low latency kernels do. Rows deliver one row for each (token, rank), as DeepEP V1
+and V2 do, and are compared with all of them.
 """
 
 from typing import NamedTuple
@@ -66,7 +66,7 @@ def of_kernels(kernels):
 
 
 def constants(device, n_ranks):
-    """[(Peer, us)] for this kind of machine: only H200s, with 2 or 4 ranks of a GPU each."""
+    """[(Peer, us)] for this kind of machine. Only H200s, with 2 or 4 ranks and a GPU for each, have any."""
     if "H200" not in device or n_ranks not in (2, 4) or "virtual" in device:
         return []
     column = 3 if n_ranks == 4 else 4
@@ -74,7 +74,7 @@ def constants(device, n_ranks):
 
 
 def annotate(record):
-    """Give every row of ours its best peer: peer, peer_us, peer_here (in this run, or a constant), to_peer."""
+    """Add to every row of ours its best peer: peer, peer_us, peer_here (in this run, or a constant), to_peer."""
     known = {}  # (phase, shape) -> [(us, name, here)]
     for r in record["rows"]:
         if r["kernels"] in ALL and not r["graph"]:
@@ -99,7 +99,7 @@ def annotate(record):
 
 
 def report(record):
-    """Lines of text: the constants that were compared with, and their source."""
+    """Lines of text: the constants used in comparisons, and their source."""
     held = constants(record["device"], record["n_ranks"])
     if not held:
         return []

@@ -1,4 +1,4 @@
-"""What a run measures: contenders at shapes, by section, as the options choose them."""
+"""The plan of a run: the contenders and shapes that the options choose, by section."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ SECTIONS = {
 OURS = ("fused", "plain", "split", "rows", "expert-major", "sms")
 AGAINST = ("nccl", "deepep")
 SHORT = {"pairs": ("fused", "plain", "split")}  # names for several sections
-FEW_SMS_TOKENS = 4096  # sms: where bandwidth counts
+FEW_SMS_TOKENS = 4096  # for sms: many tokens, so that bandwidth counts
 # kernels of a target -> section
 QUICK = {
     "pairs fused": "fused",
@@ -34,7 +34,7 @@ QUICK = {
 
 @dataclass(frozen=True)
 class Case:
-    """One contender at one shape; make(world) builds it."""
+    """One contender at one shape. make(world) builds it."""
 
     section: str
     kernels: str
@@ -43,12 +43,12 @@ class Case:
     make: Callable
 
     def key(self):
-        """What its rows are found by."""
+        """The key that identifies its rows."""
         return self.kernels, self.shape, self.sms
 
 
 def add_arguments(parser):
-    """The options that choose."""
+    """Add the options that choose."""
     parser.add_argument(
         "--shapes",
         nargs="+",
@@ -68,14 +68,14 @@ def add_arguments(parser):
         "--against", nargs="+", choices=AGAINST, default=[], help="other libraries, in the same run"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="what targets are set for, each beside its target"
+        "--quick", action="store_true", help="only shapes with targets, each with its target"
     )
     parser.add_argument(
         "--sms",
         type=int,
         default=targets.FEW_SMS,
         metavar="N",
-        help="multiprocessors of the section sms (default %(default)s)",
+        help="multiprocessors for the section sms (default %(default)s)",
     )
 
 
@@ -85,7 +85,7 @@ def has_loop(args):
 
 
 def loop_shapes(args):
-    """The shapes of the loop section: those given in bf16, uniform, or its own."""
+    """The shapes of the loop section: the given ones that are bf16 and uniform, or its own."""
     given = (
         [shapes.parse(s) for s in args.shapes] if args.shapes else map(shapes.parse, shapes.OF_LOOP)
     )
@@ -102,7 +102,7 @@ def as_words(args):
 
 
 def cases(args):
-    """[Case] of the options, shape by shape. Raises ValueError with words for options that cannot be understood."""
+    """[Case] for the options, shape by shape. Raises ValueError, with an explanation, for invalid options."""
     if args.sms < 2:
         raise ValueError(f"--sms {args.sms} must be at least 2")
     wanted = sections(args)
@@ -117,7 +117,7 @@ def cases(args):
 
 
 def shared_by(cases, n_ranks, is_more=False):
-    """Raises ValueError if no case has experts that this number of ranks can share. is_more: cases are not all there is."""
+    """Raise ValueError if no case has experts that this many ranks can share. is_more: there are other cases too."""
     if is_more and not cases:
         return
     experts = sorted({case.shape.experts for case in cases})

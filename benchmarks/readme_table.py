@@ -1,6 +1,6 @@
-"""`python -m benchmarks table FILE.json ...`: the figures of docs/measured.md as a Markdown table, made of files of results.
+"""`python -m benchmarks table FILE.json ...`: the figures of docs/measured.md as a Markdown table, from results.
 
-Of files that hold loops and no rows: the table of loops."""
+If the files have loops and no rows, it makes the table of loops."""
 
 import sys
 
@@ -25,22 +25,22 @@ HEADINGS = (
 
 
 def add_arguments(parser):
-    """The options of table."""
+    """Add the options of table."""
     parser.add_argument(
         "files", nargs="+", metavar="FILE.json", help="files of results, the newest last"
     )
     parser.add_argument(
         "--into",
         metavar="PAGE.md",
-        help="put it and the words below it into a page, in the place of "
-        "the table of as many GPUs that is there",
+        help="put the table and its text into a page, replacing the "
+        "table for the same number of GPUs",
     )
     parser.add_argument("--hidden", type=int, default=7168, help="(default %(default)s)")
     parser.add_argument("--experts", type=int, default=256, help="(default %(default)s)")
 
 
 def run(args):
-    """Print, or write; the exit status is 0, or 2 if no row fits or the page has no such table."""
+    """Print or write the table. The exit status is 0, or 2 if no row fits or the page has no such table."""
     record = results.merged([results.read(file) for file in args.files])
     peers.annotate(record)
     lines = markdown(record, args.hidden, args.experts)
@@ -72,7 +72,7 @@ def markdown(record, hidden=7168, experts=256):
             shape = shapes.Shape(n, hidden, experts, format=format, routing=routing)
             found = [rows.get((kernels, phase, shape)) for phase in ("dispatch", "combine")]
             if format != "bf16":
-                found[1] = None  # what comes back is bf16 in any case
+                found[1] = None  # combine sends bf16 in any case
             if any(found):
                 lines.append(_line(kernels, shape, found))
     if not lines:
@@ -82,7 +82,7 @@ def markdown(record, hidden=7168, experts=256):
 
 
 def below(record, files, hidden=7168, experts=256):
-    """What the figures are, in words; files: their names."""
+    """A description of the figures, in words. files: their names."""
     link = sorted({part["link_gbps"] for part in record["parts"]})
     device = record["device"].partition(",")[0]
     return (
@@ -111,7 +111,7 @@ def _line(kernels, shape, found):
 
 
 def of_kernels(kernels, shape):
-    """How a table calls kernels with a shape's format and routing."""
+    """The name of kernels in a table, with a shape's format and routing."""
     return " ".join(
         [kernels.removesuffix(" fused")]
         + [shape.format] * (shape.format != "bf16")

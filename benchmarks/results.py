@@ -1,4 +1,4 @@
-"""Files of results: date, machine, versions, commit, the link, the rows; `python -m benchmarks merge` joins them."""
+"""Files of results: date, machine, versions, commit, the link, the rows. `python -m benchmarks merge` joins them."""
 
 import json
 from pathlib import Path
@@ -11,13 +11,13 @@ OF_A_PART = ("date", "commit", "command", "link_gbps", "compiling_seconds", "sec
 
 
 def path(record, file=None):
-    """The file of a record: the given one, or one named after date and machine."""
+    """The file for a record: the given one, or one named after date and machine."""
     stamp = record["date"].replace(":", "").replace("+0000", "Z")
     return Path(file) if file else HERE / f"{stamp}-{record['n_ranks']}-ranks.json"
 
 
 def write(record, file):
-    """Write a record, whole or not at all."""
+    """Write a record completely or not at all."""
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
@@ -26,7 +26,7 @@ def write(record, file):
 
 
 def _text(record):
-    """JSON with a line for each row, so that a difference between two files shows which rows differ."""
+    """JSON with a line for each row, so that a diff of two files shows which rows differ."""
     lists = [name for name in ("rows", "loop") if name in record]
     text = json.dumps(record | {name: [] for name in lists}, indent=1)
     for name in lists:
@@ -41,7 +41,7 @@ def exists(file):
 
 
 def read(file):
-    """The record of a file. Raises EPValueError for a file of something else."""
+    """The record in a file. Raises EPValueError if the file is something else."""
     try:
         record = json.loads(Path(file).read_text())
     except ValueError:
@@ -49,14 +49,16 @@ def read(file):
     if not isinstance(record, dict) or not {"device", "n_ranks", "world", "rows", "not_run"} <= set(
         record
     ):
-        raise EPValueError(f"{file} is no file of results of `python -m benchmarks` (--json FILE)")
+        raise EPValueError(
+            f"{file} is not a file of results of `python -m benchmarks` (--json FILE)"
+        )
     return record
 
 
 def merged(records):
-    """One record of several runs on like machines; of rows for the same thing the last counts.
+    """One record of several runs on like machines. If several rows measure the same thing, the last one counts.
 
-    What differs between the runs stands in `parts`. Raises EPValueError for runs that cannot be compared.
+    `parts` holds the values that differ between the runs. Raises EPValueError for runs that cannot be compared.
     """
     whole = dict(records[-1])
     for name in ("device", "n_ranks", "world"):
@@ -91,14 +93,14 @@ def merged(records):
 
 
 def commits(record):
-    """The commits that the runs of a merged record were of, as words."""
+    """The commits of the runs in a merged record, as words."""
     return " and ".join(
         dict.fromkeys((part["commit"] or "unknown")[:7] for part in record["parts"])
     )
 
 
 def key(row):
-    """What makes two rows rows for the same thing."""
+    """Two rows with the same key measure the same thing."""
     return row["kernels"], row["phase"], str_of(row), row["graph"], row["sms"]
 
 
@@ -108,7 +110,7 @@ def str_of(row):
 
 
 def add_arguments(parser):
-    """The options of merge."""
+    """Add the options of merge."""
     parser.add_argument(
         "files", nargs="+", metavar="FILE.json", help="files of results, the newest last"
     )
@@ -116,7 +118,7 @@ def add_arguments(parser):
 
 
 def run(args):
-    """Merge; the exit status is 0."""
+    """Merge the files. The exit status is 0."""
     whole = merged([read(file) for file in args.files])
     peers.annotate(whole)
     write(whole, args.json)

@@ -14,7 +14,7 @@ E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
 class _FusedA2A:
-    """What both have in common: inputs, bytes, the parts that differ left to `launch`."""
+    """The common part: inputs and bytes. Subclasses define `launch`."""
 
     def __init__(self, world, shape, n_sms, y_rows, more):
         self.n_sms = min(n_sms or world.machine.n_sms, world.machine.n_sms)
@@ -45,11 +45,11 @@ class _FusedA2A:
         return fused_a2a.get_buffer(self.world, 0)
 
     def check(self):
-        """Raise what the kernels recorded; waits for them."""
+        """Raise the errors that the kernels recorded. Waits for them."""
         self.buffer().check()
 
     def close(self):
-        """Free everything, the Buffer too: the next shape gets one with the room that it needs itself."""
+        """Free everything, including the Buffer, so that the next shape gets one of its own size."""
         self.world.machine.synchronize()
         self.result, self.handle = None, None
         self.arrays.close()
@@ -57,9 +57,9 @@ class _FusedA2A:
 
 
 class Rows(_FusedA2A):
-    """fused_dispatch_on_device and FusedCombine; cached: a dispatch again with a handle, as combine's backward does.
+    """fused_dispatch_on_device and FusedCombine. cached: dispatch again with a handle, as combine's backward does.
 
-    From ids on the device to rows, counts and handle on the device, layout and count exchange included.
+    Timed from ids on the device to rows, counts and handle on the device; includes layout and exchange of counts.
     """
 
     phases = ("dispatch", "combine", "cached")
@@ -73,7 +73,7 @@ class Rows(_FusedA2A):
         )
         self.is_fp8 = shape.format == "fp8"
         if self.is_fp8:
-            self.phases = ("dispatch",)  # what comes back is bf16, as without fp8
+            self.phases = ("dispatch",)  # combine sends bf16, as without fp8
         super().__init__(
             world,
             shape,
@@ -100,15 +100,15 @@ class Rows(_FusedA2A):
         fused_a2a.set_deepep_num_sms(n_sms)
 
     def launch(self, phase):
-        """Put a phase on the stream; the last one lets go of the round's results."""
+        """Put a phase on the stream. The last phase drops the round's results."""
         if phase == "dispatch":
-            x, ids, probs = self._given  # given by * they would take the interpreter 0.2 us more
+            x, ids, probs = self._given  # passing them with * would cost 0.2 us more
             self.result, _, _, _, self.handle = self.dispatch(
                 x, ids, probs, self.shape.experts, self.world
             )
         elif phase == "combine":
             self.context = fused_a2a.Context()
-            if self._back is None:  # made once: no other call under test waits for it
+            if self._back is None:  # made once, so that no other call under test waits for it
                 self._back = self.y_for(self.result)
             fused_a2a.FusedCombine.forward(self.context, self._back, self.world, self.handle)
         else:
@@ -130,7 +130,7 @@ class Rows(_FusedA2A):
 
 
 class HostWaits(Rows):
-    """FusedDispatch with exact results: the host waits in every call, for the number of rows."""
+    """FusedDispatch with exact results. The host waits in every call for the number of rows."""
 
     name = "rows, host waits"
     capturable, waits = False, True
@@ -142,7 +142,7 @@ class HostWaits(Rows):
 
 
 class Hybrid(_FusedA2A):
-    """HybridEPDispatch and HybridEPCombine with the number of rows given: the host waits for nothing."""
+    """HybridEPDispatch and HybridEPCombine with the number of rows given, so the host does not wait."""
 
     phases = ("dispatch", "combine")
     name = "expert-major"
@@ -152,7 +152,7 @@ class Hybrid(_FusedA2A):
         self.rows = int(traffic.pairs_matrix(shape, ids).sum(axis=0).max())
         dense = (shape.tokens, shape.experts)
         if shape.format == "fp8":
-            self.phases = ("dispatch",)  # what comes back is bf16, as without fp8
+            self.phases = ("dispatch",)  # combine sends bf16, as without fp8
         super().__init__(
             world,
             shape,

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: every contender at every shape; a table from rank 0, and a file."""
+"""`python -m benchmarks`: measures every contender at every shape. Rank 0 prints a table and writes a file."""
 
 import argparse
 import contextlib
@@ -31,7 +31,7 @@ from epmoe_ref.errors import EPError
 
 
 def add_arguments(parser):
-    """The options of run."""
+    """Add the options of run."""
     plan.add_arguments(parser)
     parser.add_argument(
         "--iterations",
@@ -53,7 +53,7 @@ def add_arguments(parser):
         "--seconds",
         type=positive_seconds,
         metavar="S",
-        help="begin no case after this many seconds",
+        help="start no case after this many seconds",
     )
     parser.add_argument(
         "--resume", action="store_true", help="keep what the --json file has, and measure the rest"
@@ -67,7 +67,7 @@ def add_arguments(parser):
 
 
 def run(args):
-    """Measure; the exit status is 0, or 2 if it cannot be run, or nothing can be."""
+    """Measure. The exit status is 0, or 2 if it cannot be run, or nothing can be measured."""
     start = time.perf_counter()
     try:
         cases = plan.cases(args)
@@ -90,7 +90,7 @@ def run(args):
         }
         before = results.read(args.json) if args.resume and results.exists(args.json) else None
     except (ValueError, EPError) as error:
-        if process_number() == 0:  # the others say the same
+        if process_number() == 0:  # the others would say the same
             print(f"benchmarks: {error}", file=sys.stderr)
         return 2
     measured = _Run(args, world, record, before, start).measure(cases)
@@ -99,7 +99,7 @@ def run(args):
 
 
 class _Run:
-    """One run: its ranks, its record, and what rank 0 says and writes meanwhile."""
+    """One run: its ranks, its record, and the output of rank 0."""
 
     def __init__(self, args, world, record, before, start):
         self.args, self.world, self.record, self.start = args, world, record, start
@@ -108,16 +108,16 @@ class _Run:
         self.before = before
 
     def say(self, *lines):
-        """Lines from rank 0."""
+        """Print lines on rank 0."""
         if self.speaks:
             print(*lines, sep="\n", flush=True)
 
     def seconds(self):
-        """Since the start of the command."""
+        """Seconds since the start of the command."""
         return time.perf_counter() - self.start
 
     def measure(self, cases):
-        """Link, cases, tables; whether there are rows now."""
+        """Measure the link and the cases, and print tables. Returns whether there are rows now."""
         args, world, record = self.args, self.world, self.record
         self.line = StartLine(world)
         record["cpus_of_ranks"] = list(world.tell(host_time.cpus(), measure.TIMEOUT_S))
@@ -183,8 +183,8 @@ class _Run:
                 if "ModuleNotFoundError" in str(error):
                     missing.add(
                         case.section
-                    )  # it is not installed: no need to say so for each shape
-            gc.collect()  # memory of this case that waits in cycles
+                    )  # it is not installed: once is enough, not for each shape
+            gc.collect()  # frees this case's memory that is held in cycles
 
     def _is_late(self):
         if self.args.seconds is None:
@@ -212,7 +212,7 @@ class _Run:
             if self.args.graph and not device.SIM and getattr(contender, "capturable", True):
                 found += self._of_graphs(case, contender)
         except Refused:
-            with contextlib.suppress(Refused):  # the first error is the one that tells something
+            with contextlib.suppress(Refused):  # the first error is the informative one
                 together(self.world, close)
             raise
         together(self.world, close)
@@ -251,7 +251,7 @@ class _Run:
                 captured.close()
 
     def _whole(self):
-        """This run's record, with peers beside our rows; behind an earlier record that it continues."""
+        """This run's record, with peers beside our rows, after an earlier record that it continues."""
         whole = self.record if self.before is None else results.merged([self.before, self.record])
         peers.annotate(whole)
         return whole

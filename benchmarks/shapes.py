@@ -40,9 +40,9 @@ def matrix():
 
 
 def parse(text):
-    """A Shape from "tokens x hidden / experts", with ":format" and ":routing" if wanted, and "/top_k" after experts.
+    """A Shape from "tokens x hidden / experts", optionally with "/top_k", then ":format" and ":routing".
 
-    "128x7168/256", "128x7168/256/8:fp8:zipf".
+    For instance "128x7168/256", "128x7168/256/8:fp8:zipf".
     """
     sizes, *rest = text.split(":")
     numbers = re.fullmatch(r"(\d+)x(\d+)/(\d+)(?:/(\d+))?", sizes)

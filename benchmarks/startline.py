@@ -1,11 +1,11 @@
-"""Ranks begin a phase together, with a cold L2: a buffer is written, and all ranks meet on the device.
+"""Makes ranks begin a phase together, with a cold L2: a buffer is written, and all ranks meet on the device.
 
-The meeting kernel meets twice. At the first meeting all hosts have put this iteration on their streams; then it waits
-HOLD_US, in which they put the phase itself behind it; the second meeting lets all ranks go within a flag's flight,
-about a microsecond. So neither a host that is late nor its launch is counted as the phase's time.
+The meeting kernel meets twice. At the first meeting all hosts have put this iteration on their streams. The kernel then
+waits HOLD_US, so that the hosts can queue the phase itself. The second meeting releases all ranks within the flight
+time of a flag, about a microsecond. So neither a late host nor its launch counts as the phase's time.
 
-A rank that fails comes to no more meetings. It says so at all others, on their devices; one whose device has failed
-cannot, so the others' hosts look at what it tells them. Then their kernels wait for nobody any more.
+A rank that fails attends no more meetings, and writes this into all others' device memory. If its device has failed, it
+cannot. The others' hosts then learn it from its host. After that their kernels wait for no rank any more.
 """
 
 import contextlib
@@ -36,17 +36,17 @@ FLUSH_BYTES = 256 << 20
 HOLD_US = 300
 TIMEOUT_S = 20
 POLLS_PER_LOOK = 32  # polls between two checks of the clock and of `expired`
-EXPIRED_AT = 2048  # bytes, behind the flags: 0; 1 + a rank that did not come; or this and a rank that failed:
+EXPIRED_AT = 2048  # bytes, after the flags: 0; 1 + an absent rank; or this and a rank that failed:
 FAILED = 1 << 16
 NAP_S = 0.0002
 
 
 class LeftBehind(PeerTimeout):
-    """A peer failed, and this rank does not wait for it: what follows from that says nothing about this rank."""
+    """A peer failed, and this rank does not wait for it. Such an error says nothing about this rank."""
 
 
 def meeting_kernel(n_ranks, my_hold_us):
-    """Kernel (params, epoch, my_rank), a thread a rank: params = addresses of all ranks' flags, then of `expired`."""
+    """Kernel (params, epoch, my_rank), a thread a rank. params: addresses of all ranks' flags, then of `expired`."""
     block = ParameterBlock(("flags", n_ranks), ("expired", 1))
     p_expired, timeout_ns, hold_ns = block.offset("expired"), TIMEOUT_S * 10**9, my_hold_us * 1000
 
@@ -62,9 +62,7 @@ def meeting_kernel(n_ranks, my_hold_us):
             while i32(u32(ld_relaxed_sys_u32(mine) - u32(epoch))) < 0:
                 polls += 1
                 if polls % POLLS_PER_LOOK == 0:
-                    if ld_relaxed_sys_u32(expired) != u32(
-                        0
-                    ):  # a peer failed, or stayed away before
+                    if ld_relaxed_sys_u32(expired) != u32(0):  # a peer failed, or was absent before
                         break
                     if u64(globaltimer()) - begin > u64(timeout_ns):
                         store_u32(expired, u32(rank + 1))
@@ -84,7 +82,7 @@ def meeting_kernel(n_ranks, my_hold_us):
 
 
 class StartLine:
-    """Where the ranks of a world begin together. On virtual ranks and in the simulator there is nothing to meet."""
+    """Where the ranks of a world begin together. Virtual ranks and simulated ones need no meeting."""
 
     def __init__(self, world, timeout=60.0):
         self.world, self.machine, self._epoch = world, world.machine, 0
@@ -123,10 +121,10 @@ class StartLine:
         )
 
     def drain(self, stream, failed_peer):
-        """Wait until all that is on the stream has ended.
+        """Wait until all work on the stream has ended.
 
-        failed_peer: function () -> a rank that has said that it failed, or None; then this raises LeftBehind at once,
-        and work on the stream meets no rank any more.
+        failed_peer: function () -> a rank that reported its failure, or None. If there is one, raises LeftBehind at
+        once, and work on the stream no longer meets any rank.
         """
         if not self._needed or not self._meets:
             self.machine.synchronize()
@@ -147,11 +145,11 @@ class StartLine:
             time.sleep(NAP_S)
 
     def give_up(self):
-        """This rank failed and attends no more meetings until meet_again(); no rank waits for it, nor it for others."""
+        """This rank failed and attends no more meetings until meet_again(). No rank waits for it, and it for none."""
         if not self._needed or not self._meets:
             return
         for address in self._flags.addresses:
-            with contextlib.suppress(EPError):  # its device may be what failed
+            with contextlib.suppress(EPError):  # its device may be the cause of the failure
                 self._write_expired(address, FAILED + self._rank)
 
     def _write_expired(self, flags, value):
@@ -169,7 +167,7 @@ class StartLine:
         )
 
     def meet_again(self, timeout=60.0):
-        """After a case that failed on some rank: all ranks count their meetings from the same number on; collective."""
+        """After a case that failed on some rank, let all ranks count meetings from the same number on; collective."""
         self.machine.synchronize()
         self._epoch = max(self.world.tell(self._epoch, timeout)) + 1
         if self._needed:
@@ -177,7 +175,7 @@ class StartLine:
         self.world.barrier("start", timeout)
 
     def check(self):
-        """Raise if a rank did not come to a meeting, or failed; waits for the kernels."""
+        """Raise if a rank did not come to a meeting, or failed. Waits for the kernels."""
         if self._needed:
             expired = int(self._own.read(np.uint32, (1,), EXPIRED_AT)[0])
             if expired >= FAILED:

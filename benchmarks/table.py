@@ -1,4 +1,4 @@
-"""Rows as one table on the terminal; microseconds, decimal gigabytes."""
+"""Rows as one table on the terminal, in microseconds and decimal gigabytes."""
 
 from benchmarks import shapes
 
@@ -23,7 +23,7 @@ COLUMNS = (
 
 
 def cells(row):
-    """One row's words. The name of a peer whose time is a constant, not of the same run, has a star."""
+    """The cells of one row. A peer's name has a star if its time is a constant, not of the same run."""
     star = "" if row["peer_here"] else "*"
     made = dict(row) | {
         "MB": f"{row['bytes'] / 1e6:.2f}",
@@ -41,7 +41,7 @@ def table(rows):
 
 
 def text(columns, rows, cells_of=None):
-    """Lines of columns (key, alignment, title): headings, then a line for each row, its words by cells_of(row)."""
+    """Lines of columns (key, alignment, title): headings, then a line for each row. cells_of(row) gives its cells."""
     cells_of = cells_of or (lambda row: [str(row[key]) for key, _, _ in columns])
     lines = [[title for _, _, title in columns], *(cells_of(r) for r in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]

@@ -1,7 +1,7 @@
-"""What the kernels are to reach, and whether a run's rows do: microseconds, and ratios of two rows.
+"""The targets of the kernels, and whether a run's rows reach them: microseconds, and ratios of two rows.
 
 Set in November 2026 for H200s of one host, from the best published library there (peers.py) and from bare scatters of
-the same rows; a time counts as launched, without a graph.
+the same rows. Times are of launches, without a graph.
 """
 
 from dataclasses import replace
@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 from benchmarks import host_time, shapes
 
-ZIPF_AT_MOST = 1.3  # times of uniform routing, rows kernels
-FEW_SMS, FEW_SMS_AT_LEAST = 24, 0.9  # of the speed that all SMs give, rows kernels
-PLAIN_AT_MOST = 4  # times of the fast kernels of pairs
+ZIPF_AT_MOST = 1.3  # times the time of uniform routing, for rows kernels
+FEW_SMS, FEW_SMS_AT_LEAST = 24, 0.9  # of the speed with all SMs, for rows kernels
+PLAIN_AT_MOST = 4  # times the time of the fast kernels of pairs
 PLAIN_SHAPE = "4096x7168/256"
 HOST_US = 12  # of a dispatch call, without a graph
-HOST, OF_ALL = "host", "of all"  # what a Verdict of HOST_US is about; the unit of FEW_SMS
+HOST, OF_ALL = "host", "of all"  # the `what` of HOST_US's Verdict; the unit of FEW_SMS
 
 
 class Target(NamedTuple):
-    """The most microseconds for a phase, by number of ranks; None where there is no target."""
+    """The most microseconds for a phase, by number of ranks; None if there is no target."""
 
     kernels: str
     phase: str
@@ -28,9 +28,9 @@ class Target(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """One thing that was aimed at: of which kernels and shape, what of them, its value, the aim, the unit.
+    """One target and its result: kernels and shape, the quantity, its value, the aim, the unit.
 
-    slow: of HOST, whether the host's CPU was slow while it was measured.
+    slow: for HOST, whether the host's CPU was slow while it was measured.
     """
 
     kernels: str
@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
 
     @property
     def reached(self):
-        """Whether the value is no worse than the aim; a speed is to be at least that, all others at most."""
+        """Whether the value is no worse than the aim: a speed must be at least the aim, everything else at most."""
         return self.value >= self.wanted if self.unit == OF_ALL else self.value <= self.wanted
 
     def __str__(self):
@@ -66,11 +66,11 @@ TARGETS = (
     Target("rows", "combine", "1x7168/256", 12, None),
     Target("expert-major", "dispatch", "4096x7168/256", 560, None),
 )
-WITH_RATIOS = ("4096x7168/256:zipf",)  # shapes that only a ratio is asked of
+WITH_RATIOS = ("4096x7168/256:zipf",)  # shapes that have only a ratio as target
 
 
 def quick():
-    """{kernels: [Shape that a target is about]}."""
+    """{kernels: [Shape that has a target]}."""
     wanted = {}
     for t in TARGETS:
         wanted.setdefault(t.kernels, {})[shapes.parse(t.shape)] = None
@@ -81,7 +81,7 @@ def quick():
 
 
 def of_row(row, n_ranks):
-    """The microseconds that a row is to reach, or None."""
+    """The target of a row in microseconds, or None."""
     if row["sms"] is not None or n_ranks not in (2, 4):
         return None
     for t in TARGETS:
@@ -93,7 +93,7 @@ def of_row(row, n_ranks):
 
 
 def verdicts(rows, n_ranks):
-    """[Verdict] of everything in rows that a target is about."""
+    """[Verdict] for everything in rows that has a target."""
     plain = {
         (r["kernels"], r["phase"], shapes.of_row(r), r["sms"]): r for r in rows if not r["graph"]
     }

@@ -1,4 +1,4 @@
-"""What works by torch, with a GPU and a process for each rank."""
+"""The base of contenders that use torch, with a GPU and a process for each rank."""
 
 import sys
 
@@ -9,7 +9,7 @@ from epmoe_ref.errors import UnavailableError
 
 
 class TorchPeer:
-    """One rank of it: torch's process group, and the world's stream as torch has it.
+    """One rank of such a contender: torch's process group, and the world's stream as torch's.
 
     needs: its name where there are no GPUs. matrix(shape, ids): messages from each rank to each, of traffic.py.
     """
@@ -39,7 +39,7 @@ class TorchPeer:
         }
 
     def on_stream(self):
-        """With the world's stream as torch's current one."""
+        """Context: the world's stream is torch's current one."""
         return self._torch.cuda.stream(self._on)
 
     def launch(self, phase):
@@ -53,7 +53,7 @@ class TorchPeer:
 
 
 def leave():
-    """Leave the process group, if a peer had one made, as torch asks for; collective."""
+    """Leave the process group, as torch requires, if a peer had one made; collective."""
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

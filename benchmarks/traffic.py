@@ -1,4 +1,4 @@
-"""Routing drawn from a seed, alike on every rank, and the bytes that it must move between ranks."""
+"""Routing drawn from a seed, the same on every rank, and the bytes that it must move between ranks."""
 
 from functools import lru_cache
 
@@ -9,9 +9,9 @@ SCALE_GROUP, SCALE_BYTES = 128, 4  # of blockwise fp8
 
 @lru_cache(4)
 def topk_ids(shape, n_ranks, seed=0):
-    """List over ranks of int32 (tokens, top_k): distinct experts in a token, every slot taken.
+    """List over ranks of int32 (tokens, top_k): distinct experts in a token, no id is -1.
 
-    uniform: every expert alike. zipf: popularity 1 / i over a fixed random permutation of the experts, drawn without
+    uniform: all experts alike. zipf: popularity 1 / i over a fixed random permutation of the experts, drawn without
     replacement (the largest of log(popularity) + Gumbel noise).
     """
     rng = np.random.default_rng(seed)

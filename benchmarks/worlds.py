@@ -13,7 +13,7 @@ def started_by_mpi():
 
 
 def make(n_virtual_ranks):
-    """A world whose ranks work on a stream of their own (the default stream cannot be captured into a graph)."""
+    """A world whose ranks use a stream of their own (the default stream cannot be captured into a graph)."""
     if not started_by_mpi():
         return (
             LocalWorld(n_virtual_ranks)

@@ -34,7 +34,7 @@ ENOUGH_TO_SHARE = 1 << 28  # bytes: for the command's default sizes on 8 ranks
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: what was looked for, its state, what was seen, and what to do about it."""
+    """One line of the report: the item, its state, the details found, and how to fix it."""
 
     what: str
     state: str
@@ -43,7 +43,7 @@ class Finding:
 
 
 def numbers(text):
-    """'2.4.6' -> (2, 4, 6); what follows the first non-number is dropped."""
+    """'2.4.6' -> (2, 4, 6). Everything after the first non-number is dropped."""
     parts = []
     for part in text.split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
@@ -61,7 +61,7 @@ def python():
 
 
 def packages():
-    """What the reference and the simulator need."""
+    """The packages that the reference and the simulator need."""
     for name in ("numpy", "ml_dtypes", "numba", "greenlet", "rich"):
         found = installed(name)
         yield Finding(
@@ -73,7 +73,7 @@ def packages():
 
 
 def numpy_pair(numpy_version, numba_cuda_version):
-    """numba-cuda, and the NumPy beside it."""
+    """numba-cuda, and the NumPy version used with it."""
     if numba_cuda_version is None:
         if sys.platform == "darwin":
             return Finding("numba-cuda", OK, "not installed (macOS: simulator only)")
@@ -95,7 +95,7 @@ def driver():
         yield Finding(
             "GPU driver",
             WRONG,
-            f"libcuda.so.1 is there, cuInit answers {error}",
+            f"libcuda.so.1 is present, but cuInit returns {error}",
             "is a GPU passed to this container or job, and does `nvidia-smi` work?",
         )
         return
@@ -107,7 +107,7 @@ def driver():
             "GPU driver",
             WRONG,
             saw,
-            "the extra [gpu] brings CUDA 13: driver 580 or newer, or numba-cuda[cu12]",
+            "the extra [gpu] installs CUDA 13: use driver 580 or newer, or numba-cuda[cu12]",
         )
     else:
         yield Finding(
@@ -123,7 +123,7 @@ def driver():
 
 
 def gpu(cuda, ordinal):
-    """One GPU: its name, memory and compute capability, which decides what kernels it runs."""
+    """One GPU: its name, memory and compute capability. The capability decides which kernels it runs."""
     device, memory, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(96)
     cuda.cuDeviceGet(ctypes.byref(device), ordinal)
     cuda.cuDeviceGetName(name, 96, device)
@@ -191,7 +191,7 @@ def device():
             "epmoe runs on",
             WRONG,
             f"{saw}, and none can be used",
-            "EPMOE_DEVICE=sim, or without it, for the simulator; with it kernels can only be compiled",
+            "EPMOE_DEVICE=sim, or unset it, for the simulator; as it is, kernels can only be compiled",
         )
     return Finding("epmoe runs on", OK, saw)
 
@@ -207,12 +207,12 @@ def kernel_cache():
         "kernel cache",
         OPTIONAL,
         f"not used: {reason}",
-        "every process compiles its kernels anew: EPMOE_CACHE_DIR=... names a folder of your own",
+        "every process compiles its kernels again: set EPMOE_CACHE_DIR to a folder of your own",
     )
 
 
 def shared_memory():
-    """Room for simulated ranks in separate processes: under MPI they share /dev/shm."""
+    """Room for simulated ranks in separate processes. Under MPI they share /dev/shm."""
     seen = shared_room.room()
     if seen is None:
         return Finding("shared memory", OK, f"no {shared_room.FOLDER} on this system")
@@ -223,13 +223,13 @@ def shared_memory():
     return Finding(
         "shared memory",
         OPTIONAL,
-        f"{saw}: little for ranks under mpirun without GPUs",
+        f"{saw}: perhaps too little for ranks under mpirun without GPUs",
         shared_room.remedy(total - left + ENOUGH_TO_SHARE),
     )
 
 
 def find_mpirun():
-    """Path of mpirun (or mpiexec): first next to this Python, where pip puts it, then on PATH; None if there is none."""
+    """Path of mpirun (or mpiexec): next to this Python, where pip puts it, else on PATH; None if there is none."""
     beside = str(Path(sys.executable).parent)
     for name in ("mpirun", "mpiexec"):
         found = shutil.which(name, path=beside) or shutil.which(name)
@@ -251,7 +251,7 @@ def mpi():
             "MPI",
             OK,
             f"mpi4py {installed('mpi4py')}, not tried: {started_by} started this process",
-            "`epmoe doctor`, without a launcher, tries library and mpirun",
+            "run `epmoe doctor` without a launcher to test the library and mpirun",
         )
         return
     code = (
@@ -279,7 +279,7 @@ def mpi():
         yield Finding(
             "mpirun",
             OPTIONAL,
-            "neither beside this Python nor on PATH",
+            "neither next to this Python nor on PATH",
             f"for one rank a process: {install('mpi')}",
         )
         return
@@ -294,9 +294,9 @@ def mpi():
         yield Finding(
             "mpirun",
             WRONG,
-            f"{mpirun} starts 2 worlds of size 1: it belongs to another MPI than {library}",
-            f"use the mpirun of {library.split(' v')[0]}, or `pip install mpich`, whose mpirun lies beside "
-            "this Python",
+            f"{mpirun} starts 2 worlds of size 1: it belongs to a different MPI than {library}",
+            f"use the mpirun of {library.split(' v')[0]}, or `pip install mpich`, which puts its mpirun "
+            "next to this Python",
         )
     else:
         said = _first_words(pair.stderr + pair.stdout) if pair else "no answer in 30 s"
@@ -304,7 +304,7 @@ def mpi():
             "mpirun",
             WRONG,
             f"{mpirun} -n 2 fails: {said}",
-            f"does `{mpirun} -n 2 hostname` work? If not, that MPI is not set up; `pip install mpich` brings "
+            f"does `{mpirun} -n 2 hostname` work? If not, that MPI is not set up; `pip install mpich` installs "
             "one that is",
         )
 
@@ -351,7 +351,7 @@ def _headers(name):
 
 def _first_words(text):
     lines = [line.strip() for line in text.splitlines() if any(c.isalpha() for c in line)]
-    return lines[0][:90] if lines else "it says nothing"
+    return lines[0][:90] if lines else "no output"
 
 
 def _run(command, env=None):
@@ -376,12 +376,12 @@ def findings():
 
 
 def add_arguments(parser):
-    """The option of doctor."""
+    """Add doctor's option."""
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
 
 def run(args, console=None):
-    """Print the report; the exit status is 0 if `epmoe` can run here (simulator or GPU), else 2."""
+    """Print the report. The exit status is 0 if `epmoe` can run here (simulator or GPU), else 2."""
     seen = list(findings())
     needed = ("Python", "numpy", "ml_dtypes", "numba", "greenlet", "rich", "epmoe runs on")
     able = all(f.state == OK for f in seen if f.what in needed)

@@ -15,7 +15,7 @@ from epmoe_ref.config import MAX_EXPERTS
 from epmoe_ref.errors import EPValueError
 
 MEMBERS = ("x", "topk_ids", "topk_weights", "rank_offsets", "n_experts")
-MADE_UP_HIDDEN = 256  # elements of a token where the file has none: fits every format
+MADE_UP_HIDDEN = 256  # elements of a token if the file has none; fits every format
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Routed:
 
     @property
     def num_tokens(self):
-        """Tokens of each rank."""
+        """Number of tokens of each rank."""
         return [len(x) for x in self.x]
 
 
 def token_counts(n_ranks, max_tokens, rng):
-    """An uneven number of tokens for each rank: one rank full, one empty (from 2 ranks on), the others between."""
+    """An uneven number of tokens for each rank: one rank full, one empty (from 2 ranks on), the others in between."""
     counts = rng.integers(1, max_tokens + 1, n_ranks)
     full = rng.integers(n_ranks)
     counts[full] = max_tokens
@@ -45,7 +45,7 @@ def token_counts(n_ranks, max_tokens, rng):
 def make(cfg, seed, no_expert=0.1):
     """A batch from a seed: uneven ranks, experts of unequal popularity, some ids -1, softmax weights.
 
-    Under cfg.skip_a2a all ranks hold the same tokens, as the caller of such a configuration promises.
+    Under cfg.skip_a2a all ranks hold the same tokens, as that option requires.
     """
     rng = np.random.default_rng(seed)
     if cfg.skip_a2a:
@@ -73,7 +73,7 @@ def _rank(cfg, rng, n, no_expert):
 
 
 def dump(path, routed, n_experts):
-    """Write a batch to exactly this path as an .npz that `load` reads: x as bf16 bits, tokens in the order of ranks."""
+    """Write a batch to exactly this path as an .npz that `load` reads: x as bf16 bits, tokens in rank order."""
     with open(path, "wb") as file:
         np.savez(
             file,
@@ -87,7 +87,7 @@ def dump(path, routed, n_experts):
 
 @dataclass(frozen=True)
 class Batch:
-    """A file's content before it is split over ranks; notes: values that were converted, invented or not finite."""
+    """A file's content before it is split over ranks. notes: values that were converted, made up or not finite."""
 
     x: np.ndarray
     topk_ids: np.ndarray
@@ -97,7 +97,7 @@ class Batch:
     notes: list
 
     def experts_for(self, n_ranks):
-        """n_experts of the file, or else a guess: the least multiple of n_ranks that holds all ids."""
+        """The file's n_experts, or else a guess: the least multiple of n_ranks that holds all ids."""
         if self.n_experts is not None:
             return self.n_experts
         too_large = self.topk_ids >= MAX_EXPERTS
@@ -110,7 +110,7 @@ class Batch:
         return -(-top // n_ranks) * n_ranks
 
     def check_ids(self, n_experts):
-        """Every id must be an expert or -1, and the ids of a token distinct; the message names token and k."""
+        """Check that every id is an expert or -1, and the ids of a token are distinct. The error names token and k."""
         outside = (self.topk_ids < -1) | (self.topk_ids >= n_experts)
         if outside.any():
             of_file = self.n_experts == n_experts
@@ -129,14 +129,14 @@ class Batch:
             )
 
     def split(self, n_ranks):
-        """Routed for n_ranks: by the file's rank_offsets, else evenly (the first ranks take the remainder)."""
+        """Routed for n_ranks, split at the file's rank_offsets, else evenly (the first ranks take the remainder)."""
         n = len(self.x)
         ends = self.rank_offsets
         if ends is None:
             ends = np.cumsum([0] + [n // n_ranks + (r < n % n_ranks) for r in range(n_ranks)])
         elif len(ends) != n_ranks + 1:
             raise EPValueError(
-                f"rank_offsets in the file is for {len(ends) - 1} ranks, asked for is --ranks "
+                f"rank_offsets in the file is for {len(ends) - 1} ranks, but --ranks is "
                 f"{n_ranks}: give --ranks {len(ends) - 1}, or leave rank_offsets out (an even split)"
             )
         parts = [slice(int(a), int(b)) for a, b in zip(ends[:-1], ends[1:])]
@@ -149,14 +149,14 @@ class Batch:
 
 
 def opened(path):
-    """A file, open for reading its bytes; EPValueError for a folder, and for a pipe or device, which may have no end."""
+    """A file opened for reading bytes. EPValueError for a folder, and for a pipe or device, which may have no end."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise EPValueError(f"{path} is not a file: write the data into one")
     return open(path, "rb")
 
 
 def _arrays(path):
-    """{name: array} of the members of an .npz that this module knows."""
+    """{name: array} for the members of an .npz that this module knows."""
     try:
         with opened(path) as file:
             if is_zipfile(file):
@@ -168,7 +168,7 @@ def _arrays(path):
         raise
     except OSError as error:
         raise EPValueError(f"{path} cannot be read: {error.strerror or error}") from None
-    except Exception as error:  # a damaged file fails in NumPy's, zipfile's and zlib's many ways
+    except Exception as error:  # a damaged file fails in many ways, in NumPy, zipfile and zlib
         raise EPValueError(
             f"{path} cannot be read as an .npz file of numbers: {type(error).__name__}: "
             f"{' '.join(str(error).split())}"
@@ -180,7 +180,7 @@ def _arrays(path):
 
 
 def load(path):
-    """Read an .npz of a user's own routing. An error names what the file holds and what is needed."""
+    """Read an .npz of your own routing. An error names what the file holds and what is needed."""
     arrays, names = _arrays(path)
     if "topk_ids" not in arrays:
         raise EPValueError(
@@ -251,7 +251,7 @@ def _short(array):
 
 
 def _as_bf16(x, notes):
-    """bf16 from bits (uint16, or the two void bytes np.save makes of bf16), or rounded from another float type."""
+    """bf16 from bits (uint16, or the two void bytes that np.save makes of bf16), or rounded from another float type."""
     if x.dtype.kind in "uV" and x.dtype.itemsize == 2:
         return x.astype(x.dtype.newbyteorder("=")).view(ml_dtypes.bfloat16)
     if x.dtype.kind != "f":
@@ -288,7 +288,7 @@ def _made_up(n, notes):
 
 
 def _equal(shape, notes):
-    notes.append(f"topk_weights: not in the file, {1 / shape[1]:.3g} is taken for every id")
+    notes.append(f"topk_weights: not in the file, {1 / shape[1]:.3g} is used for every id")
     return np.full(shape, 1 / shape[1], np.float32)
 
 

@@ -1,6 +1,6 @@
 """The reference: the exact results of expert-parallel dispatch and combine, in NumPy.
 
-It computes all ranks at once: every argument and result that differs between ranks is a list over ranks. There is one
+It computes all ranks at once. Every argument and result that differs between ranks is a list over ranks. There is one
 module for each noun of the protocol. The docstrings are the specification. It needs only NumPy and ml_dtypes.
 """
 

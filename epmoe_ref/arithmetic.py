@@ -1,4 +1,4 @@
-"""Exact float32 operations: one rounding each; no compiler fuses or splits them.
+"""Exact float32 operations. Each rounds once, and no compiler fuses or splits them.
 
 A function written with them (an epilogue, router weights, an input scale) gives the same bits in NumPy and on the
 device. They broadcast, convert arguments to float32, and keep subnormals. The bits of a NaN result are unspecified.
@@ -51,7 +51,7 @@ def _f32(x):
 
 def _may_round_twice(total: np.ndarray, result: np.ndarray) -> np.ndarray:
     doubtful = (total.view(np.int64) & _LOST_BITS) == _TIE
-    # A subnormal float32 loses more than 29 bits, so its ties look different: all subnormals are computed again.
+    # A subnormal float32 loses more than 29 bits, so its ties look different. All subnormals are computed again.
     small = np.abs(result) <= _MIN_NORMAL
     if small.any():
         doubtful |= small & (total != 0)

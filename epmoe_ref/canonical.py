@@ -1,4 +1,4 @@
-"""The canonical order, in which two dispatch results can be compared: rows of each segment by (token, k)."""
+"""The canonical order, in which two dispatch results can be compared: rows of each segment sorted by (token, k)."""
 
 import numpy as np
 

@@ -42,11 +42,11 @@ def to_e4m3(x: np.ndarray) -> np.ndarray:
 
 
 def to_e8m0(x: np.ndarray) -> np.ndarray:
-    """float32 [...] to float8_e8m0fnu [...]: the power of two that is not smaller, sign ignored.
+    """float32 [...] to float8_e8m0fnu [...]: rounds up to a power of two and ignores the sign.
 
     NaN and Inf give 0xFF. Otherwise, with e the exponent field and m the mantissa field, e + 1 if m > 0, e != 0xFE and
-    not (e == 0 and m <= 0x400000), else e. So values above 2^127 give 0xFE and values up to 2^-127, zero too, give 0.
-    ml_dtypes rounds to nearest instead.
+    not (e == 0 and m <= 0x400000), else e. So values above 2^127 give 0xFE. Values up to 2^-127, including zero, give
+    0. ml_dtypes rounds to nearest instead.
     """
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     exponent, mantissa = (bits >> 23) & 0xFF, bits & 0x7FFFFF
@@ -56,7 +56,7 @@ def to_e8m0(x: np.ndarray) -> np.ndarray:
 
 
 def e8m0_to_float32(code: np.ndarray) -> np.ndarray:
-    """float8_e8m0fnu or uint8 [...] to float32 [...]: 0xFF is NaN, every other byte 2^(byte - 127), 0 too."""
+    """float8_e8m0fnu or uint8 [...] to float32 [...]: 0xFF is NaN, every other byte, including 0, is 2^(byte - 127)."""
     byte = np.ascontiguousarray(code).view(np.uint8)
     bits = np.where(byte == 0, 0x00400000, byte.astype(np.uint32) << 23)
     bits = np.where(byte == 0xFF, 0x7FC00000, bits)

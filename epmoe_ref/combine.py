@@ -9,9 +9,7 @@ from .functions import check_function
 from .over_ranks import over_ranks
 from .reduce import COMBINE_DTYPES, applied, reduced, shared_rows, takes_part, weights_of
 
-_BLOCK_BYTES = (
-    1 << 19
-)  # of recv_buf: tokens are reduced in small groups, so the scratch stays in the cache
+_BLOCK_BYTES = 1 << 19  # of recv_buf: small groups of tokens keep the scratch in the cache
 
 
 def combine(
@@ -34,10 +32,10 @@ def combine(
         (token, k, *router_weights_args) -> float32, which gets int32 [num_tokens, 1] and [1, top_k].
     epilogue: None, or a function (token, col, value, *epilogue_args) -> value, for all ranks, called with int32
         [n, 1], int32 [1, hidden] and float32 [n, hidden]; it needs router weights.
-    elementwise_lambda_fn: None, or the page's output lambda: a function (token, col, value, *epilogue_args), instead of
-        the epilogue and called with the same arrays. It stores its results into writable arrays in epilogue_args and
-        returns nothing. Nothing else is stored, and the result of each rank is None.
-    router_weights_args, epilogue_args: tuples; a list in them has one entry for each rank, anything else is for all.
+    elementwise_lambda_fn: None, or the specification's output lambda: a function (token, col, value, *epilogue_args),
+        instead of the epilogue and called with the same arrays. It stores its results into writable arrays in
+        epilogue_args and returns nothing. Nothing else is stored, and the result of each rank is None.
+    router_weights_args, epilogue_args: tuples. A list in them has one entry for each rank. Anything else is for all.
 
     With router weights w the result is combine_dtype [num_tokens, hidden]:
         acc = +0.0; for k = 0 .. top_k - 1: acc = fma(w[t, k], float32(recv[t, k, :]), acc); result = cast(acc)
@@ -115,7 +113,7 @@ def combine(
 def _senders(cfg: EPConfig, dispatched, rank: int) -> np.ndarray:
     """The row that each pair of a rank receives: int64 [num_tokens, top_k, 2] = (owner, its row), (-1, -1) if none.
 
-    This is combine_async seen by the receiver: rows of the segment (local expert, rank) go to recv[src_info].
+    This is combine_async as the receiver sees it: rows of the segment (local expert, rank) go to recv[src_info].
     """
     num_tokens = dispatched[rank].num_tokens
     senders = np.full((num_tokens, cfg.top_k, 2), -1, np.int64)
@@ -131,7 +129,7 @@ def _senders(cfg: EPConfig, dispatched, rank: int) -> np.ndarray:
 
 
 def _recv(cfg: EPConfig, expert_outputs, senders: np.ndarray, part: np.ndarray) -> np.ndarray:
-    """recv_buf of a group of tokens: combine_dtype [n, top_k, hidden], zero for pairs that were not sent or are skipped."""
+    """recv_buf of a group of tokens: combine_dtype [n, top_k, hidden]. Pairs that were skipped or not sent are zero."""
     recv = np.zeros((*part.shape, cfg.hidden), COMBINE_DTYPES[cfg.combine_dtype])
     owners = np.where(part, senders[..., 0], -1)
     for owner in np.unique(owners[owners >= 0]).tolist():

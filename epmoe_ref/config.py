@@ -1,4 +1,4 @@
-"""The configuration that all ranks share: sizes, names and options, checked once, when it is made.
+"""The configuration that all ranks share: sizes, names and options. It is checked once, on construction.
 
 `EPConfig` holds no arrays and no format object; `epmoe_ref.format_of(cfg)` makes the format that it names.
 """
@@ -21,13 +21,13 @@ COMBINE_ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 @dataclass(frozen=True)
 class EPConfig:
-    """The sizes and options that all ranks of one expert-parallel group share; checks itself, compares and hashes.
+    """The sizes and options that all ranks of one expert-parallel group share. Checked on construction; hashable.
 
     n_ranks, n_experts (of all ranks together), top_k (experts of a token), hidden (elements of a token),
     max_tokens_per_rank: all >= 1; top_k <= n_experts; n_experts <= 65535 and a multiple of n_ranks.
     p2p_world_size: consecutive ranks that write each other's memory directly; divides n_ranks. Default min(n_ranks, 8)
         if that divides n_ranks. Smaller than n_ranks only with use_shmem or skip_a2a.
-    token_format: "bf16", "fp8_blockwise", "nvfp4", "mxfp4", "mxfp8" or "mxfp4_rows"; each has its multiple for hidden.
+    token_format: "bf16", "fp8_blockwise", "nvfp4", "mxfp4", "mxfp8" or "mxfp4_rows". Each needs a multiple for hidden.
     alignment: bytes to which each part of a message is padded; a power of two, at least 16 (one vector access).
     fuse_a_scale_preshuffle: mxfp4_rows only: scales in the per-expert slot layout; hidden a multiple of 256.
     combine_dtype: "bf16", "fp16" or "fp32": the type of expert outputs and of the combined result.
@@ -50,7 +50,7 @@ class EPConfig:
     hidden: int
     max_tokens_per_rank: int
     _: KW_ONLY
-    p2p_world_size: int = None  # type: ignore[assignment]    # __post_init__ puts its default
+    p2p_world_size: int = None  # type: ignore[assignment]    # __post_init__ sets the default
     token_format: str = "bf16"
     alignment: int = 16
     fuse_a_scale_preshuffle: bool = False
@@ -110,7 +110,7 @@ class EPConfig:
         return rank // self.p2p_world_size
 
     def world_rank(self, rank: int) -> int:
-        """The place of a rank inside its p2p world."""
+        """The number of a rank within its p2p world."""
         return rank % self.p2p_world_size
 
 

@@ -1,4 +1,4 @@
-"""The int32 counters with which the thread blocks of one device synchronise: their number and the start of each region."""
+"""The int32 counters with which the thread blocks of one device synchronise, and the layout of their regions."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ from .errors import EPValueError
 class EPLocalSyncCounters:
     """The counters of one device: sizes and offsets of the regions of the four kernels, in int32 elements.
 
-    The number of experts (of all ranks together, >= 1) is a parameter of the type, as on the page:
+    The number of experts (of all ranks together, >= 1) is a parameter of the type, as in the specification:
 
         EPLocalSyncCounters[n_experts].total_size()     sizes need no memory
-        EPLocalSyncCounters[n_experts](buffer)          over memory: counters.ptr is its address
+        EPLocalSyncCounters[n_experts](buffer)          over memory; counters.ptr is its address
         EPLocalSyncCounters[n_experts](ptr)             the same from an address
         EPLocalSyncCounters(n_experts, buffer=None)     either in one call
 
     buffer: a NumPy array int32 [at least total_size()]; or device memory, an object with `__cuda_array_interface__`
     (int32, contiguous) or with `address` and `nbytes`; or the address itself, an int.
-    The `get_*_ptr` methods return the start of a region: without a buffer the offset in elements, with a NumPy array
-    the slice from there on, with device memory or an address the address in bytes.
+    The `get_*_ptr` methods return the start of a region. Without a buffer it is the offset in elements, with a NumPy
+    array the slice from there on, and with device memory or an address the address in bytes.
     Fields: n_experts, buffer (as given), ptr (the address of the first counter, an int; None without a buffer).
 
     Layout, n = n_experts and i = local_expert * n_ranks + rank:
@@ -39,8 +39,8 @@ class EPLocalSyncCounters:
     counters start at zero. After dispatch_wait the reserved, finished and rank completion counters and D to G are zero
     again; after combine_wait also A and the combine_wait flags; B and C are scratch, written before they are read.
 
-    Errors: EPValueError for a size < 1, for no n_experts at all, and for a buffer that is not int32, not contiguous,
-    not one-dimensional, too short or not aligned to 4 bytes. Source: the EPLocalSyncCounters page (docs/pages.md).
+    Errors: EPValueError for n_experts missing or < 1, and for a buffer that is not int32, not contiguous, not
+    one-dimensional, too short or not aligned to 4 bytes. Source: the EPLocalSyncCounters page (docs/pages.md).
     """
 
     def __init__(self, n_experts: int, buffer=None, *, ptr: int | None = None):
@@ -61,11 +61,11 @@ class EPLocalSyncCounters:
         )
 
     def __class_getitem__(cls, n_experts: int) -> "EPLocalSyncCounters":
-        """The counters of n experts without memory: sizes and offsets; call it with memory."""
+        """A type for n experts, without memory. Ask it for sizes and offsets, or call it with memory."""
         return cls(n_experts)
 
     def __call__(self, buffer=None, *, ptr: int | None = None) -> "EPLocalSyncCounters":
-        """Counters of the same number of experts over memory: a buffer, or its address."""
+        """Counters for the same number of experts, over a buffer or the address of one."""
         return EPLocalSyncCounters(self.n_experts, buffer, ptr=ptr)
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ class EPLocalSyncCounters:
         return 2 * self.n_experts
 
     def total_size(self) -> int:
-        """Elements of all regions together; the region that dispatch_wait and combine_async share counts once."""
+        """Elements of all regions together. The region that dispatch_wait and combine_async share counts once."""
         return self.dispatch_async_size() + self.dispatch_wait_size() + self.combine_wait_size()
 
     def get_dispatch_async_ptr(self):
@@ -114,7 +114,7 @@ class EPLocalSyncCounters:
         return self._at(self.dispatch_async_size() + self.dispatch_wait_size())
 
     def regions(self) -> dict[str, tuple[int, int]]:
-        """Every region by name: (offset from the base of all counters, size), in elements, in the order of memory."""
+        """Every region by name, in memory order: (offset from the base of all counters, size), in elements."""
         n = self.n_experts
         sizes = {
             "reserved": n,
@@ -141,7 +141,7 @@ class EPLocalSyncCounters:
 
 
 def _address(buffer, n_experts: int, size: int) -> int:
-    """The address of the first counter of a buffer of at least `size` counters, after all possible checks."""
+    """The address of the first counter of a buffer, after checking that it holds `size` valid counters."""
     if isinstance(buffer, bool) or (
         isinstance(buffer, (int, np.integer)) and (buffer <= 0 or buffer % 4)
     ):

@@ -20,7 +20,7 @@ def dispatch(cfg: EPConfig, input_tokens, topk_ids, *, input_scale=1.0) -> list[
     input_tokens: list over ranks of bf16 [num_tokens, hidden], any strides; num_tokens may differ and be 0. For the
         bf16 format also fp16 and float32, which are rounded once to bf16, to nearest even.
     topk_ids: list over ranks of global expert ids, any integer type [num_tokens, top_k]; the ids of a token are
-        distinct, -1 means "no expert": nothing is sent.
+        distinct; -1 means "no expert", and nothing is sent.
     input_scale: used by NVFP4 only, but checked with every format: a positive finite float32 for each rank, given as a
         number, a list over ranks of numbers, or a function (i) -> float32, called once, with 0.
 
@@ -28,7 +28,7 @@ def dispatch(cfg: EPConfig, input_tokens, topk_ids, *, input_scale=1.0) -> list[
     kernels may use any order (see Dispatched and canonical). A row's payload is `format.decode(format.encode(token))`.
 
     fused_shared_expert: the rank's own tokens, encoded the same way, are group 0, in token order, before the routed
-    rows. skip_a2a: nothing is exchanged; each rank keeps the pairs of its own tokens whose expert it owns, the src_rank
+    rows. skip_a2a: nothing is exchanged. Each rank keeps the pairs of its own tokens whose expert it owns, the src_rank
     axis has length 1, and group 0 holds only the rank's share of the tokens (shared_expert_share).
 
     Errors: EPValueError before anything is computed. Memory: inputs, outputs and the payloads of one src_rank.
@@ -93,7 +93,7 @@ def _recv_count(cfg: EPConfig, rank: int, all_routes: list[Routes]) -> np.ndarra
 def empty_result(
     cfg: EPConfig, rank: int, recv_count: np.ndarray, topk_ids: np.ndarray
 ) -> Dispatched:
-    """One rank's Dispatched for these counts, with offsets but without rows yet: zeros, and (-1, -1) in src_info.
+    """One rank's Dispatched for these counts, before any row is stored: rows are zero, and (-1, -1) in src_info.
 
     recv_count: int32 [n_local_experts, n_ranks], [n_local_experts, 1] under skip_a2a. topk_ids: the rank's own.
     """
@@ -153,7 +153,7 @@ def _put_routed(
 def put_scales(
     fmt: TokenFormat, result: Dispatched, group: int, first: int, scales: np.ndarray
 ) -> None:
-    """Store scales [n, n_scales] of a group's rows first, first + 1, ... in the format's layout."""
+    """Store scales [n, n_scales] of the group's rows first, first + 1, ... in the format's layout."""
     rows = np.arange(first, first + len(scales))
     assert result.output_scales is not None, "the format has scales"
     row_places, column_places = fmt.scale_layout(
@@ -163,7 +163,7 @@ def put_scales(
 
 
 def _zero_bytes(shape, dtype) -> np.ndarray:
-    # float8_e8m0fnu has no zero, so zeros are made as bytes; the memory is not touched until rows are written.
+    # float8_e8m0fnu has no zero, so zeros are made as bytes. The memory is not touched until rows are written.
     dtype = np.dtype(dtype)
     return np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8).view(dtype)
 
@@ -188,7 +188,7 @@ def check_tokens(cfg: EPConfig, tokens, num_tokens: int, rank: int) -> None:
 
 
 def rounded_tokens(tokens: np.ndarray) -> np.ndarray:
-    """As bf16: fp16 and float32 rounded once, to nearest even."""
+    """The tokens as bf16. fp16 and float32 are rounded once, to nearest even."""
     return (
         tokens
         if tokens.dtype == bfloat16

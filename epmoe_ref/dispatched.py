@@ -40,7 +40,7 @@ class Dispatched:
 
 
 class Segment(NamedTuple):
-    """The rows [start, end) of the pairs of one (local expert, src_rank); group is the expert's."""
+    """The rows [start, end) of one segment (local expert, src_rank), and the group of its expert."""
 
     local_expert: int
     src_rank: int
@@ -50,7 +50,7 @@ class Segment(NamedTuple):
 
 
 def segments(dispatched) -> Iterator[Segment]:
-    """The segments that have rows, in the order of rows. They contain no shared-expert rows and no padding rows.
+    """The segments that have rows, in row order. They contain no shared-expert rows and no padding rows.
 
     dispatched: a Dispatched or any object with its row_offsets and recv_count. Yields Segments: local_expert, src_rank,
     group, and rows [start, end).

@@ -6,7 +6,7 @@ class EPError(Exception):
 
 
 class EPValueError(EPError, ValueError):
-    """An argument breaks a rule; the message names the value, the rule and the remedy. Nothing was launched."""
+    """An argument breaks a rule. The message names the value, the rule and the remedy. Nothing was launched."""
 
 
 class EPStateError(EPError, RuntimeError):
@@ -14,11 +14,11 @@ class EPStateError(EPError, RuntimeError):
 
 
 class UnavailableError(EPError):
-    """This machine lacks what the call needs (a GPU, a library, MPI, SHMEM); the message names the remedy."""
+    """This machine lacks something that the call needs (a GPU, a library, MPI, SHMEM). The message names the remedy."""
 
 
 class PeerTimeout(EPError):
-    """A signal did not arrive in time; names the rank, the phase, and the missing experts and src_ranks.
+    """A signal did not arrive in time. The message names the rank, the phase, and the missing experts and src_ranks.
 
     The named rank has ended, is slower than `timeout`, or made other calls than the rank that waited. Do not use the
     results of this round. To recover, call `reset()` on all ranks.
@@ -26,7 +26,7 @@ class PeerTimeout(EPError):
 
 
 class DeadlockError(EPError):
-    """The simulator proved that no thread can continue; lists where each thread waits and for which word."""
+    """The simulator proved that no thread can continue. The message lists where each thread waits, for which word."""
 
 
 class OutOfBoundsError(EPError):

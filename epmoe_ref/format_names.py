@@ -7,15 +7,15 @@ from dataclasses import dataclass
 class FormatName:
     """One entry of the table of token formats.
 
-    stem: the module that implements it has this name in `epmoe_ref/formats` and in `epmoe/kernels/formats`, and a
-    function `make(cfg)`. hidden_multiple: hidden must be a multiple of it (elements).
+    stem: the name of the module that implements it, both in `epmoe_ref/formats` and in `epmoe/kernels/formats`; each
+    has a function `make(cfg)`. hidden_multiple: hidden must be a multiple of it (elements).
     """
 
     stem: str
     hidden_multiple: int
 
 
-# The one table of formats: a new one is a module of this stem on each side and a line here.
+# The one table of formats. A new format is a module of this stem on each side, and a line here.
 TOKEN_FORMATS = {
     "bf16": FormatName("bf16", 8),
     "fp8_blockwise": FormatName("blockwise_fp8", 128),

@@ -10,9 +10,9 @@ from .errors import EPValueError
 def check_function(
     name: str, function, parameters: tuple[str, ...], args, args_name: str | None = None
 ) -> None:
-    """EPValueError unless `function` takes the parameters and one more argument for each entry of args.
+    """EPValueError unless `function` accepts the parameters and one more argument for each entry of args.
 
-    If function is None, args must be empty. args_name: the name of args in errors; None: `name`_args.
+    If function is None, args must be empty. args_name: what errors call args; by default `name`_args.
     """
     args_name = args_name or f"{name}_args"
     if function is None:
@@ -39,11 +39,11 @@ def check_function(
 
 
 def returned_values(name: str, values, shape: tuple[int, ...]) -> np.ndarray:
-    """The return value of a value function as float32, broadcast to `shape`, the shape that its index arrays span.
+    """The return value of a value function as float32, broadcast to `shape` (the shape of its index arrays, broadcast).
 
-    A number or an array of numbers with as many axes as `shape`, each of its length or 1. Errors: EPValueError naming
-    the function for None (a function that stores its result itself is not a value function), text, a list, complex
-    numbers, and any other shape.
+    values: a number, or an array of numbers with as many axes as `shape`, each of its length or 1. Errors: EPValueError
+    naming the function, for None (returned by a function that stores its result itself), text, a list, complex numbers,
+    and any other shape.
     """
     remedy = "return one real number for each element, or arrays computed from the arguments"
     if values is None:

@@ -46,7 +46,7 @@ def shared_rows(
 ):
     """The shared expert's rows for a block of a rank's tokens, [n, hidden]; None without a fused shared expert.
 
-    shared_outputs: the shared expert's rows for the rank's share of tokens; more rows may follow. Other tokens get +0.0.
+    shared_outputs: the shared expert's rows for the rank's share of tokens, or more rows. Other tokens get +0.0.
     """
     if not cfg.fused_shared_expert:
         return None
@@ -65,19 +65,19 @@ def reduced(
 ) -> np.ndarray:
     """Weighted sums of returned rows: output type [n, top_k, hidden] and float32 [n, top_k] to [n, hidden].
 
-    acc = +0.0; for k = 0 .. top_k - 1 where part[t, k]: acc = fma(weights[t, k], float32(recv[t, k]), acc); then one
-    cast to the output type, and the shared expert's rows added in that type, a second rounding.
+    acc = +0.0; for k = 0 .. top_k - 1 where part[t, k]: acc = fma(weights[t, k], float32(recv[t, k]), acc). Then one
+    cast to the output type. The shared expert's rows are added in that type, with a second rounding.
     """
     value = to_output_type(_weighted_sum(recv, weights, part), recv.dtype)
     if shared is None:
         return value
     with np.errstate(all="ignore"):
-        # float32 has enough digits: rounding its sum once more gives the sum in the output type.
+        # float32 has enough digits, so rounding its sum once more gives the sum in the output type.
         return to_output_type(to_float32(value) + to_float32(shared), value.dtype)
 
 
 def applied(name: str, function, block: slice, value: np.ndarray, args) -> np.ndarray | None:
-    """The epilogue's values for a block of tokens, rounded once; None for an output lambda, which stores its results."""
+    """The epilogue's values for a block of tokens, rounded once. None for an output lambda: it stores its results."""
     token = np.arange(block.start, block.stop, dtype=np.int32)[:, None]
     col = np.arange(value.shape[1], dtype=np.int32)[None, :]
     with np.errstate(all="ignore"):

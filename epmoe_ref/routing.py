@@ -1,4 +1,4 @@
-"""Routing of one rank: its tokens' expert ids, checked and sorted."""
+"""Routing of one rank: the expert ids of its tokens, checked and sorted."""
 
 from typing import NamedTuple
 
@@ -57,7 +57,7 @@ def clean_topk_ids(cfg: EPConfig, topk_ids, rank: int) -> np.ndarray:
 
 
 def routes(cfg: EPConfig, topk_ids: np.ndarray) -> Routes:
-    """The pairs of one rank by global expert: int32 [num_tokens, top_k] to Routes, without ids of -1."""
+    """The pairs of one rank, sorted by global expert: int32 [num_tokens, top_k] to Routes. Ids of -1 are left out."""
     flat = topk_ids.reshape(-1)
     pairs = np.flatnonzero(flat >= 0)
     experts = flat[pairs]

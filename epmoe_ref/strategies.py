@@ -1,8 +1,8 @@
-"""Random worlds for property tests: Hypothesis strategies whose examples are configurations, routings and data.
+"""Random worlds for property tests: Hypothesis strategies that draw configurations, routings and data.
 
-They are public, for the tests of any implementation. Hypothesis draws and shrinks the structure (sizes, patterns,
-options); the data comes from a drawn seed. Sizes are small on purpose: most bugs of expert-parallel routing show with 3
-ranks and 5 tokens.
+They are public, so you can test your own implementation with them. Hypothesis draws and shrinks the structure (sizes,
+patterns, options), and the data comes from a drawn seed. Sizes are small on purpose: most bugs of expert-parallel
+routing show with 3 ranks and 5 tokens.
 
 `configs`, `worlds`: the per-expert layout (dispatch, combine). `rows_worlds`, `hybrid_worlds`: fused_a2a. `topk_ids`,
 `garbage_topk_ids`, `routing_maps`, `matrices`: their parts. This is the only module of the reference that imports
@@ -29,7 +29,7 @@ DROPS = (0.0, 0.0, 0.3, 1.0)
 
 @dataclass(frozen=True)
 class World:
-    """One round of the per-expert layout; lists are over ranks. Under skip_a2a all ranks hold the same tokens."""
+    """One round of the per-expert layout. Lists are over ranks. Under skip_a2a all ranks hold the same tokens."""
 
     cfg: EPConfig
     input_tokens: list  # bfloat16 [num_tokens, hidden]
@@ -39,7 +39,7 @@ class World:
 
 @dataclass(frozen=True)
 class RowsWorld:
-    """The arguments of fused_a2a.dispatch_forward, by name; lists are over ranks."""
+    """The arguments of fused_a2a.dispatch_forward, by name. Lists are over ranks."""
 
     x: list
     token_indices: list  # int64 [T, K]
@@ -49,7 +49,7 @@ class RowsWorld:
 
 @dataclass(frozen=True)
 class HybridWorld:
-    """The arguments of fused_a2a.hybrid_dispatch_forward, by name; lists are over ranks."""
+    """The arguments of fused_a2a.hybrid_dispatch_forward, by name. Lists are over ranks."""
 
     x: list
     routing_map: list  # bool [T, E]
@@ -67,7 +67,7 @@ def seeds():
 
 
 def num_tokens(n_ranks: int, most: int = 12):
-    """Numbers of tokens of each rank: uneven, often 0."""
+    """The number of tokens of each rank: uneven, often 0."""
     return st.lists(st.one_of(st.just(0), st.integers(0, most)), min_size=n_ranks, max_size=n_ranks)
 
 
@@ -120,7 +120,7 @@ def _matrix(rng, kind, rank, rows, columns, dtype):
 
 
 def _finite(kinds):
-    """The kinds for probabilities and weights, if data has these kinds."""
+    """The kinds that suit probabilities and weights; "normal" if there is none."""
     return tuple(kind for kind in kinds if kind in ("integers", "normal")) or ("normal",)
 
 
@@ -128,8 +128,8 @@ def _finite(kinds):
 def topk_ids(draw, num_tokens: int, n_experts: int, top_k: int, n_ranks: int = 1, dtype=np.int32):
     """Routing of one rank: [num_tokens, top_k] of distinct ids.
 
-    Uniform, or with an expert that every token chooses, or mostly on one rank, or on few experts; with some or all ids
-    -1.
+    The ids are uniform, or one expert is chosen by every token, or most ids are on one rank or on few experts. Some or
+    all ids may be -1.
     """
     pattern, drop = draw(st.sampled_from(PATTERNS)), draw(st.sampled_from(DROPS))
     chosen, rng = draw(st.integers(0, n_experts - 1)), np.random.default_rng(draw(seeds()))
@@ -154,7 +154,7 @@ def _ids(rng, pattern, drop, chosen, num_tokens, n_experts, top_k, n_ranks):
 def garbage_topk_ids(
     draw, num_tokens: int, n_experts: int, top_k: int, n_ranks: int = 1, dtype=np.int32
 ):
-    """Invalid routing, as a broken router may produce it: ids far out of range, negative ids, ids twice in a token."""
+    """Invalid routing, as a broken router may produce it: ids far out of range, negative, or twice in a token."""
     ids = draw(topk_ids(num_tokens, n_experts, top_k, n_ranks, dtype))
     rng = np.random.default_rng(draw(seeds()))
     limits = np.iinfo(dtype)
@@ -179,7 +179,7 @@ def routing_maps(draw, num_tokens: int, n_experts: int, n_ranks: int = 1):
 
 @st.composite
 def configs(draw, *, max_ranks=4, max_local_experts=4, max_top_k=8, max_tokens=12, **fixed):
-    """Valid configurations. Fields of EPConfig given by name are fixed; the others are drawn to match.
+    """Valid configurations. Fields of EPConfig given by name are fixed. The others are drawn to match.
 
     use_shmem is False and p2p_world_size the default unless given.
     """
@@ -218,8 +218,8 @@ def configs(draw, *, max_ranks=4, max_local_experts=4, max_top_k=8, max_tokens=1
 def worlds(draw, cfgs=None, *, garbage=False, kinds=KINDS):
     """Configurations with data and routing for each rank.
 
-    cfgs: an EPConfig, or a strategy for them; None: `configs()`. garbage: ids as in `garbage_topk_ids`; each rank has a
-    token or more.
+    cfgs: an EPConfig, or a strategy for them; None: `configs()`. garbage: ids as in `garbage_topk_ids`, and at least
+    one token on each rank.
     """
     cfg = draw(configs() if cfgs is None else st.just(cfgs) if isinstance(cfgs, EPConfig) else cfgs)
     n_sets = 1 if cfg.skip_a2a else cfg.n_ranks

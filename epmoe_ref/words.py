@@ -1,8 +1,8 @@
 """Which words of a rank's memory are fixed after each step, which are free, and by which rule.
 
-The model (epmoe_ref.protocol) has a value for every word. Other implementations may have another where the protocol
-leaves it open: the slots of messages in a segment are a permutation, some words are scratch, and some may be zeroed
-before they must be. This is the form in which two memories are equal.
+The model (epmoe_ref.protocol) has a value for every word. Other implementations may have another value where the
+protocol leaves it open: the slots of messages in a segment are a permutation, some words are scratch, and some may be
+zeroed early. Two memories are equal if they agree in this form.
 """
 
 from typing import Any, NamedTuple
@@ -18,8 +18,8 @@ class Words(NamedTuple):
     """What one region of a rank must hold: each word equals `values`, or `or_else` where given, unless it is free.
 
     values: the region in the shape of its indices; dispatch_recv_buf with the messages of a segment `in_token_order`.
-    or_else: None, or another value for each word. free: bool, words that may hold anything. index_names: one an axis.
-    rule: the sentence of the protocol that fixes the words, as of the rank's last step.
+    or_else: None, or a second allowed value for each word. free: bool, words that may hold anything. index_names: one
+    an axis. rule: the sentence of the protocol that fixes the words after the rank's last step.
     """
 
     values: np.ndarray
@@ -29,7 +29,7 @@ class Words(NamedTuple):
     rule: str
 
     def wrong(self, got: np.ndarray) -> np.ndarray:
-        """Places at which `got`, in the same form, breaks the rule: int [n, axes], in order."""
+        """Indices where `got`, in the same form, breaks the rule: int [n, axes], in order."""
         right = self.free | (got == self.values)
         if self.or_else is not None:
             right |= got == self.or_else
@@ -39,14 +39,14 @@ class Words(NamedTuple):
 def words(state: RankState, under_way: np.ndarray | None = None) -> dict[str, Words]:
     """What the recv_bufs, the recv_counts and the eleven counter regions of a rank must hold, by region.
 
-    send_bufs are left out: nobody but their owner reads them. Free are: bytes of dispatch_recv_buf past the count of a
-    segment, and padding bytes of messages; rows of combine_recv_buf that nobody has sent in this round; always B and C;
-    between dispatch_async and dispatch_wait F and G with a fused shared expert. Between combine_async and combine_wait
-    one of two values is in: entries of A (kept or 0), finished (0 or the rows returned), rank_completion (0 or the
-    signals sent to each rank of the p2p world).
+    send_bufs are left out, because only their owner reads them. Free are: bytes of dispatch_recv_buf past the count
+    of a segment, and padding bytes of messages; rows of combine_recv_buf that nobody has sent in this round; always B
+    and C; with a fused shared expert, F and G between dispatch_async and dispatch_wait. Between combine_async and
+    combine_wait some words may hold one of two values: entries of A (kept or 0), finished (0 or the rows returned),
+    rank_completion (0 or the signals sent to each rank of the p2p world).
 
     under_way: None, or bool [n_local_experts, n_ranks]: segments of other p2p worlds whose signal has not arrived,
-    although the step that sent it has ended, since SHMEM puts end later. Their count and the messages that it counts are free too.
+    although the step that sent it has ended (SHMEM puts complete later). Their counts and counted messages are free.
     """
     cfg, done = state.cfg, STEPS[STEPS.index(state.next_step) - 1]
     found = {"dispatch_recv_buf": _messages(state), "combine_recv_buf": _rows(state)}
@@ -66,9 +66,9 @@ def words(state: RankState, under_way: np.ndarray | None = None) -> dict[str, Wo
 
 
 def may_be_under_way(state: RankState) -> np.ndarray:
-    """Segments whose signal may come after the step that sent it has ended: bool [n_local_experts, n_ranks].
+    """Segments whose signal may arrive after the step that sent it has ended: bool [n_local_experts, n_ranks].
 
-    Words that other p2p worlds write, after dispatch_async and combine_async; a wait ends when all have arrived.
+    Other p2p worlds write these words, after dispatch_async and combine_async. A wait ends when all have arrived.
     """
     cfg = state.cfg
     other_world = cfg.world(np.arange(cfg.n_src_ranks)) != cfg.world(state.rank)
@@ -82,7 +82,7 @@ def in_token_order(
     """A dispatch_recv_buf with the messages of each segment sorted by token: (sorted copy, the slot each came from).
 
     messages_here: int [n_local_experts, n_ranks], how many slots of each segment hold messages. A token has at most
-    one message in a segment, so this form is one for all orders in which slots were claimed. The slots are int
+    one message in a segment, so this form is the same for every order in which slots were claimed. The slots are int
     [n_local_experts, n_ranks, max_tokens_per_rank].
     """
     at = format_of(cfg).src_info_offset()
@@ -165,7 +165,7 @@ INDEX_NAMES: dict[str, tuple[str, ...]] = {
 
 _RESET = "when dispatch_wait has ended, reserved, finished, rank completion, D, E, F and G are 0"
 _RESET_C = "when combine_wait has ended, A, reserved, finished, rank completion and the combine_wait region are 0"
-_ARRIVED = "a count word is MAX_FINITE until the signal arrives, and then the number of {}, 0 too"
+_ARRIVED = "a count word is MAX_FINITE until the signal arrives, then the number of {}, perhaps 0"
 RULES: dict[Any, str] = {
     "dispatch_recv_buf": "the message of pair (t, k), payload | src_info | topk_info, goes to recv_buf[local_expert, "
     "src_rank, slot] of its expert's owner; the slots of a segment are 0 .. count - 1, each once",

@@ -18,12 +18,12 @@ Ten lines connect an implementation (a library, a kernel, a NumPy sketch):
 
 Arguments and results are lists over ranks of NumPy arrays. With `per_rank = True`, under mpirun or torchrun, they are
 this rank's arrays. Class attributes declare the supported formats and options (`Implementation`). `RowsImplementation`
-does the same for the rows of Megatron's fused_a2a, `HybridImplementation` for its HybridEP; both may have gradients.
-`compare_dispatched` and `compare_combined` compare two results without running anything.
+does the same for the rows of Megatron's fused_a2a, and `HybridImplementation` for its HybridEP. Both may have
+gradients. `compare_dispatched` and `compare_combined` compare two results without running anything.
 
-With 4 ranks the first round of each case is the golden vector of that name (`epmoe vectors DIR`).
+With 4 ranks the first round of each case is the golden vector with the same name (`epmoe vectors DIR`).
 
-Do not use it for an implementation whose sums are only nearly right: results are compared bit for bit.
+Results are compared bit for bit, so do not use it for an implementation whose sums are only approximate.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Calls functions of fused_a2a implementations with copies of all arrays, and checks that they are not changed."""
+"""Calls functions of fused_a2a implementations with copies of all arrays, and checks that they do not change them."""
 
 import numpy as np
 
@@ -9,12 +9,12 @@ LATER = (
 )
 
 
-@np.errstate(all="ignore")  # some cases overflow, and have NaN, on purpose
+@np.errstate(all="ignore")  # some cases have NaN and overflow on purpose
 def call(implementation, ranks, function, arguments, *more, **options):
     """(results, differences) of one call.
 
-    arguments: {name: list over ranks, or None}; with one rank a process the function gets that rank's entry.
-    more, options: passed unchanged. differences: of arguments that were written to.
+    arguments: {name: list over ranks, or None}. With one rank a process the function gets that rank's entry.
+    more, options: passed unchanged. differences: the arguments that were written to.
     """
     given = {
         name: None if of is None else [np.array(a) for a in of] for name, of in arguments.items()
@@ -44,10 +44,10 @@ def over_ranks(implementation, ranks, result):
 
 
 def first_found(implementation, case, ranks, steps):
-    """The differences of the first step with differences on some rank; [] if there are none.
+    """The differences of the first step where some rank has any; [] if there are none.
 
     steps(world, case, ranks, round number): yields for each call the differences of arguments that were written to, and
-    a function that compares the results; it is called again at the end.
+    a function that compares the results. It is called again at the end, in case a later call changed a result.
     """
     world, later = implementation.make(), []
     try:

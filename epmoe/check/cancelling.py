@@ -1,7 +1,7 @@
-"""Rows whose sums reveal the order of addition: in some columns nearly all of a sum cancels.
+"""Rows whose sums show the order of addition: in some columns nearly all of a sum cancels.
 
 Sums of a few bf16 values are nearly always exact in float32, so random data hides the order. If v, -v and a small s are
-added in this order, s remains; in another order s loses its last bits to v.
+added in this order, s remains. In another order, s loses its last bits to v.
 """
 
 import numpy as np
@@ -12,9 +12,9 @@ LARGE, SMALL = (19, 21), (-3, 1)  # exponents
 
 
 def cancelling(rows, row_of, per_rank, seed):
-    """A copy of rows, over ranks bf16 [P, hidden], with such columns.
+    """A copy of rows, over ranks bf16 [P, hidden], where some columns cancel.
 
-    row_of: over src_ranks, int [T, n]: rows of a token, -1 for none; column c's lie on rank c // per_rank. Every
+    row_of: over src_ranks, int [T, n]: rows of a token, -1 for none; column c's rows are on rank c // per_rank. Every
     fourth column shows the order of a rank's rows, the next column the order of the ranks.
     """
     out = [r.copy() for r in rows]
@@ -34,7 +34,7 @@ def cancelling(rows, row_of, per_rank, seed):
 
 
 def _part(key, index, n, like):
-    """The index-th of n terms: v, -v, w, -w, ... with v large, w small; the last one without a partner small."""
+    """The index-th of n terms v, -v, w, -w, ..., with v large and w small. A last term without a partner is small."""
     pair = index // 2
     exponents = LARGE if pair % 2 == 0 and index ^ 1 < n else SMALL
     v = random_bits.floats(

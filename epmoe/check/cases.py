@@ -1,6 +1,6 @@
 """The cases that an implementation runs: sizes, routing and options, each with its reason.
 
-A case's numbers come from `random_bits`: they are the same on every machine, and on every rank without communication.
+A case's numbers come from `random_bits`, so they are the same on every machine and on every rank.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from epmoe.check import random_bits
 from epmoe.check.edges import edge_outputs, edge_tokens, edge_weights
 from epmoe_ref.config import EPConfig
 
-# The purpose of a stream of random words; part of its seed.
+# The purpose of a stream of random words, part of its seed.
 TOKENS, ROUTING, GAPS, WEIGHTS, OUTPUTS, OPPOSITES, SHARED, ABSORBING, EDGES = range(9)
 
 
@@ -22,7 +22,7 @@ class Case:
     n_tokens: over ranks. routing: "spread" (distinct random experts), "gaps" (a third of the ids -1), "hot" (every
     token to expert 0 first), "dropped" (all ids -1), "one_rank" (experts of the last rank only).
     weighted: combine with router weights. epilogue: combine with the affine epilogue of `epilogue`.
-    edges: tokens, outputs and weights at which number formats and arithmetic differ (see edges.py).
+    edges: tokens, outputs and weights are values for which number formats and arithmetic differ (see edges.py).
     rounds: number of rounds with new data on the same implementation.
     """
 
@@ -52,11 +52,11 @@ class Case:
         return {name for name, on in named.items() if on}
 
     def stream(self, round_, *key):
-        """A random stream of the case's seed, a round and a key: the same on every rank."""
+        """A random stream for the case's seed, a round and a key. It is the same on every rank."""
         return random_bits.stream(self.seed, round_, *key)
 
     def input_tokens(self, round_=0):
-        """bf16 [T, hidden] of each rank; the same on all ranks under skip_a2a."""
+        """bf16 [T, hidden] of each rank. Under skip_a2a all ranks have the same."""
         return [
             self._tokens(round_, 0 if self.cfg.skip_a2a else rank, n)
             for rank, n in enumerate(self.n_tokens)
@@ -68,7 +68,7 @@ class Case:
         return edge_tokens(tokens, self.stream(round_, TOKENS, rank, -1)) if self.edges else tokens
 
     def topk_ids(self, round_=0):
-        """int32 [T, top_k] of each rank; ids of a token distinct, or -1."""
+        """int32 [T, top_k] of each rank. The ids of a token are distinct, or -1."""
         return [
             self._ids(round_, 0 if self.cfg.skip_a2a else rank, n)
             for rank, n in enumerate(self.n_tokens)
@@ -99,7 +99,7 @@ class Case:
         return np.full_like(ids, -1) if self.routing == "dropped" else ids
 
     def router_weights(self, round_=0):
-        """float32 [T, top_k] of each rank, or None unweighted; NaN where the id is -1, which must add nothing."""
+        """float32 [T, top_k] of each rank, or None unweighted. NaN where the id is -1, which must add nothing."""
         if not self.weighted:
             return None
         result = []
@@ -113,18 +113,18 @@ class Case:
             weights[::2, odd] = weights[
                 ::2, odd - 1
             ]  # makes neighbouring k cancel: see pair_outputs
-            weights[2::4] = weights[2::4, :1]  # and k that are two apart
+            weights[2::4] = weights[2::4, :1]  # the same for k that are two apart
             if self.edges:
                 edge_weights(weights)
             result.append(np.where(ids >= 0, weights, np.float32("nan")))
         return result
 
     def pair_outputs(self, round_, rank, src_rank, token, k):
-        """The outputs of the experts of `rank` for the given pairs; [n, hidden] in combine_dtype.
+        """The outputs of the experts of `rank` for the given pairs: [n, hidden] in combine_dtype.
 
         This is a made-up function of (rank, src_rank, token, k), so the order of rows does not matter. In every fourth
-        column the outputs of k = 2i and 2i + 1 are opposite. With equal weights only rounding errors remain of their
-        sum, which reveals every missing fused multiply-add and every change of order, even after a cast to bf16. In
+        column the outputs of k = 2i and 2i + 1 are opposite. With equal weights only the rounding errors of their sum
+        remain. These show every missing fused multiply-add and every change of order, even after a cast to bf16. In
         every eighth column k = 4i and 4i + 2 have opposite and large outputs, so the sum loses bits of 4i + 1.
         """
         token, k = np.asarray(token), np.asarray(k)
@@ -148,7 +148,7 @@ class Case:
         return outputs
 
     def shared_outputs(self, round_, rank, n):
-        """The shared expert's outputs for the rank's first n shared rows; [n, hidden] in combine_dtype."""
+        """The shared expert's outputs for the rank's first n shared rows: [n, hidden] in combine_dtype."""
         seeds = self.stream(round_, SHARED, rank, np.arange(n))
         return random_bits.floats(self.cfg.combine_dtype, seeds, self.cfg.hidden)
 
@@ -258,7 +258,7 @@ def _numbered(case, number):
 
 
 def epilogue(token, col, value, scale, bias):
-    """The epilogue of the cases. scale is a power of two, so the product is exact and a compiler may contract it."""
+    """The epilogue of the cases. scale is a power of two, so the product is exact even if a compiler contracts it."""
     return value * scale + bias
 
 

@@ -1,12 +1,12 @@
-"""Chooses among likely causes: one that explains all ranks is preferred to one that explains only this rank."""
+"""Chooses among likely causes. One that explains all ranks is preferred to one that explains only this rank."""
 
 OR = "; or "
 
 
 def explained(differences, candidates, general=()):
-    """The differences with their causes; candidates(difference) lists the sentences that would explain it.
+    """The differences with their causes. candidates(difference) lists the sentences that would explain it.
 
-    If several explain everything, all are named, joined by OR; causes in `general` only if there is no other.
+    If several explain everything, all are named, joined by OR. Causes in `general` are used only if there is no other.
     """
     found = [(d, candidates(d)) for d in differences]
     return [d.because(_best(d, causes, found, general)) if causes else d for d, causes in found]
@@ -19,5 +19,5 @@ def _best(difference, causes, found, general):
 
 
 def best(causes, general=()):
-    """The sentences that hold as one, without `general` if there is another; "" if none holds."""
+    """The sentences joined as one, without `general` if there is another; "" if there are none."""
     return OR.join([cause for cause in causes if cause not in general] or causes)

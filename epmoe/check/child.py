@@ -1,4 +1,4 @@
-"""Runs one implementation's cases in a separate process, which epmoe.check.guarded starts and watches.
+"""Runs one implementation's cases in a separate process. epmoe.check.guarded starts and watches it.
 
 It reports, in this order: ["cases", name of every case, number of ranks], then for each case ["begin", its number] and
 ["done", record of its Outcome]; or ["cannot", why] if the implementation or a library is missing.

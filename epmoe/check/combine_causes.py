@@ -1,4 +1,4 @@
-"""Likely causes of a wrong combine: computes the sum again with one mistake at a time, until it equals the result.
+"""Likely causes of a wrong combine. Computes the sum again with one mistake at a time, until it equals the result.
 
 Each mistake is a small change of the definition. It is named only if it reproduces the rank's whole output bit for bit.
 """
@@ -22,7 +22,7 @@ OUTPUT = {
 
 
 def with_causes(round_, differences):
-    """The differences of a round's combine, each with its likely cause where one is known."""
+    """The differences of a round's combine, each with its likely cause if one is known."""
 
     def candidates(difference):
         got, want = (
@@ -72,7 +72,7 @@ class Sum:
         only=None,
         start=None,
     ):
-        """The sum over k; `step` is applied to it after every k, products are rounded to `product`.
+        """The sum over k. `step` is applied to it after every k, and products are rounded to `product`.
 
         order: int [T, top_k], the order of k for each token; default ascending. only: bool [T, top_k], the pairs that
         count; default: all that have an expert. start: float32 [T, hidden], the first value of the sum.
@@ -104,14 +104,14 @@ class Sum:
         return total
 
     def shared(self):
-        """float32 [T, hidden]: the shared expert's rows, zero for tokens outside the rank's share."""
+        """float32 [T, hidden]: the shared expert's rows. Zero for tokens outside the rank's share."""
         first, n = epmoe_ref.shared_expert_share(self.cfg, self.rank, len(self.ids))
         rows = np.zeros((len(self.ids), self.cfg.hidden), self.dtype)
         rows[first : first + n] = self.round.case.shared_outputs(self.round.number, self.rank, n)
         return rows.astype(np.float32)
 
     def finish(self, acc, shared=True, lambda_=True):
-        """Rounding, the shared expert, rounding, epilogue, rounding."""
+        """Round, add the shared expert, round, apply the epilogue, round."""
         value = acc.astype(self.dtype)
         if shared and self.cfg.fused_shared_expert:
             value = (value.astype(np.float32) + self.shared()).astype(self.dtype)
@@ -212,7 +212,7 @@ def _weighted(s, got):
 
 
 def _begins_with_the_round_before(s, got):
-    """Whether the sum of the round before, before it was rounded, was not cleared."""
+    """Whether the previous round's sum, before rounding, was not cleared."""
     if s.round.previous is None:
         return False
     acc = None
@@ -225,7 +225,7 @@ def _begins_with_the_round_before(s, got):
 
 
 def _earlier(round_):
-    """The rounds before it, the first one first."""
+    """The rounds before this one, the first one first."""
     rounds = []
     while (round_ := round_.previous) is not None:
         rounds.insert(0, round_)
@@ -233,7 +233,7 @@ def _earlier(round_):
 
 
 def _toward_zero(acc):
-    """Float32 numbers whose lower half is cut off: rounding to bf16 then changes nothing."""
+    """Float32 numbers with their lower half cut off, so that rounding them to bf16 changes nothing."""
     return np.where(
         np.isnan(acc), acc, (acc.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     )
@@ -284,8 +284,8 @@ def _left_over(s, got):
         return []
     before = np.ascontiguousarray(before).view(s.dtype)
     if _same(got[wrong], before[wrong]):
-        return ["stale rows: the wrong tokens hold what the round before left there"]
+        return ["stale rows: the wrong tokens hold what the previous round left there"]
     added = (want[wrong].astype(np.float32) + before[wrong].astype(np.float32)).astype(s.dtype)
     if _same(got[wrong], added):
-        return ["the sum is added to what the round before left there; it replaces that"]
+        return ["the sum is added to what the previous round left there; it must replace that"]
     return []

@@ -1,8 +1,8 @@
 """`epmoe check [NAME ...]`: runs every case on implementations and reports differences from the reference.
 
 Without a name it checks this project's kernels: split, fused, rows, HybridEP; under mpirun with one rank a process.
-Each implementation runs in a separate process, so that one that hangs, crashes or exits has a verdict too. With one rank
-a process it runs in that process. Exit codes: as in epmoe.command_line.
+Each implementation runs in a separate process, so that one that hangs, crashes or exits gets a verdict too. With one
+rank a process it runs in that process. Exit codes: as in epmoe.command_line.
 """
 
 import json
@@ -16,11 +16,11 @@ from epmoe_ref.errors import EPError, EPValueError
 
 NO_CASE = -1
 TIMEOUT_S = 120.0
-STDERR = 2  # where an implementation prints while stdout holds JSON
+STDERR = 2  # an implementation prints here while stdout holds JSON
 
 
 def add_arguments(parser):
-    """The sub-command's arguments, put into an argparse parser."""
+    """Add the sub-command's arguments to an argparse parser."""
     from epmoe.check.adapters import ADAPTERS
 
     parser.add_argument(
@@ -60,7 +60,7 @@ def add_arguments(parser):
 
 
 def run(arguments):
-    """Runs the check, prints from the first rank, and returns the exit code, the same on every rank."""
+    """Run the check and print from the first rank. Returns the exit code, the same on every rank."""
     if "" not in sys.path:
         sys.path.insert(0, "")
     arguments.only = arguments.only or ""
@@ -78,7 +78,7 @@ def run(arguments):
     except EPError as error:
         _complain(error, said)
         return CANNOT_RUN
-    # another implementation has a layout with cases of these names
+    # another implementation has a layout that has cases with these names
     code = max((code for code in codes if code != NO_CASE), default=CANNOT_RUN)
     if arguments.json and process_number() == 0:
         print(
@@ -114,7 +114,7 @@ def own():
 
 
 def compile_first(names, only, n_ranks):
-    """Compile this project's kernels in parallel; otherwise GPUs would wait for them one after another."""
+    """Compile this project's kernels in parallel. Otherwise GPUs would wait for them one after another."""
     from epmoe.check.adapters import OWN
     from epmoe.check.ranks import started_by_mpirun
 
@@ -127,7 +127,7 @@ def compile_first(names, only, n_ranks):
 
 
 def _check(name, arguments, said, records):
-    """The exit code of one implementation, whose outcomes and verdict are printed."""
+    """The exit code for one implementation. Prints its outcomes and verdict."""
     from epmoe.check import guarded
     from epmoe.check.ranks import process_number, started_as_rank
 
@@ -173,7 +173,7 @@ def _check(name, arguments, said, records):
 
 
 def _as_rank(name, arguments, tell):
-    """The Report of an implementation with one rank a process, of which this is one; a hang or an error ends all."""
+    """The Report of an implementation with one rank a process, run on this rank. A hang or an error ends all ranks."""
     leave, this_process = os._exit, os.getpid()
 
     def all_end(why):
@@ -182,7 +182,7 @@ def _as_rank(name, arguments, tell):
         leave(DIFFERS)
 
     def leave_without_a_verdict(status):
-        if os.getpid() != this_process:  # a child that the implementation has forked
+        if os.getpid() != this_process:  # a child that the implementation forked
             leave(status)
         all_end(f"differs: it ended the process: os._exit({status})")
 
@@ -191,9 +191,7 @@ def _as_rank(name, arguments, tell):
         return _checked_as_rank(name, arguments, tell, all_end)
     except EPError:
         raise
-    except (
-        Exception
-    ) as error:  # the other ranks wait for this one: all end, as the launcher sees to
+    except Exception as error:  # the other ranks wait for this one, so the launcher must end all
         traceback.print_exc()
         sys.stderr.write(
             f"epmoe check: {name} differs: it raised {type(error).__name__}: {error}; all ranks end\n"
@@ -212,7 +210,7 @@ def _checked_as_rank(name, arguments, tell, all_end):
     if started_with_others() and not implementation.per_rank:
         raise EPValueError(
             f"{name} has the whole world in one process (per_rank is False), and several were "
-            "started, of which each would do the same: start it alone, or set per_rank = True"
+            "started, which would all do the same: start it alone, or set per_rank = True"
         )
     ranks, timers = ranks_of(implementation, arguments.ranks), []
 

@@ -6,11 +6,11 @@ each array that differs; it is empty if the results are equal. Equality is exact
 
 - rows may be swapped within an (expert, src_rank) segment, together with their src_info and scales;
 - the payload of padding rows, scale bytes of unused places, and rows beyond row_offsets[-1] are not compared;
-- in combine every NaN equals every NaN, because hardware and NumPy make different ones.
+- in combine every NaN equals every NaN, because hardware and NumPy produce different ones.
 
-`want` is the reference's Dispatched, `got` any object (or dict) with its fields; a field that is missing or None in
-`got` is not compared, except output_tokens, row_offsets and src_info, which must be there. Arrays are NumPy arrays or
-convert with np.asarray; of arrays with spare capacity the first row_offsets[-1] rows count.
+`want` is the reference's Dispatched, `got` any object (or dict) with its fields. A field that is missing or None in
+`got` is not compared, except output_tokens, row_offsets and src_info, which are required. Arrays are NumPy arrays or
+convert with np.asarray. Of arrays with spare capacity the first row_offsets[-1] rows count.
 """
 
 import numpy as np
@@ -33,7 +33,7 @@ RULE = {
 
 
 def field(result, name):
-    """A field of a result that is an object or a dict; None where it is missing."""
+    """A field of a result that is an object or a dict; None if it is missing."""
     return result.get(name) if isinstance(result, dict) else getattr(result, name, None)
 
 
@@ -57,8 +57,8 @@ def compare_dispatched(cfg, rank, got, want):
     """Differences between one rank's dispatch result and the reference's, the most informative first.
 
     got: an object or a dict with the fields of epmoe_ref.Dispatched as arrays. output_tokens, row_offsets and src_info
-    are required; other missing fields are not compared, nor are rows past row_offsets[-1]. want:
-    epmoe_ref.dispatch(cfg, ...)[rank]. The order of rows within an (expert, src_rank) segment is free; everything else
+    are required. Other missing fields are not compared, and neither are rows past row_offsets[-1]. want:
+    epmoe_ref.dispatch(cfg, ...)[rank]. The order of rows within an (expert, src_rank) segment is free. Everything else
     is compared bit for bit. Returns a list of Difference, empty if they are equal.
     """
     missing = [name for name in NEEDED if field(got, name) is None]
@@ -118,7 +118,7 @@ def compare_dispatched(cfg, rank, got, want):
 
 
 def compare_dispatched_world(cfg, got, want):
-    """Differences over all ranks: compare_dispatched of each; got and want are lists over ranks."""
+    """Differences over all ranks: compare_dispatched of each. got and want are lists over ranks."""
     if len(got) != len(want):
         return [Difference("dispatch", f"returned {len(got)} results for {len(want)} ranks")]
     return [
@@ -137,7 +137,7 @@ def _compare_small(cfg, rank, name, got, want):
         return Difference(
             name, f"has dtype {got.dtype}; integers are needed", got, want, rank, rule=RULE[name]
         )
-    different = got != want  # of integers of any width: exact, nothing is cast
+    different = got != want  # integers of any width compare exactly; nothing is cast
     if not different.any():
         return None
     at = tuple(int(i) for i in np.argwhere(different)[0]) if different.ndim else ()
@@ -162,7 +162,7 @@ def _compare_small(cfg, rank, name, got, want):
 
 
 def _compare_row_shapes(cfg, rank, got, want, n_rows):
-    """Shapes and element sizes of the arrays that grow with the rows; rows and tiles may be more than needed."""
+    """Compare shapes and element sizes of the arrays that grow with the rows. Spare rows and tiles are allowed."""
     found = []
     for name in ("src_info", "output_tokens", "output_scales"):
         a, b = array(got, name), array(want, name)
@@ -202,7 +202,7 @@ def _compare_row_shapes(cfg, rank, got, want, n_rows):
 
 
 def same_type(got, want):
-    """Whether an array has the reference's type, or its bits, so that elements can be compared."""
+    """Whether an array has the reference's type, or is its bits, so that elements can be compared."""
     return got.dtype.itemsize == want.dtype.itemsize and (
         got.dtype.kind in "uV"
         or got.dtype == want.dtype
@@ -213,8 +213,8 @@ def same_type(got, want):
 def compare_combined(cfg, rank, got, want, *, topk_ids=None):
     """Differences between one rank's combine output and the reference's.
 
-    got, want [num_tokens, hidden] or, without router weights, [num_tokens, top_k, hidden], in the output type;
-    topk_ids [num_tokens, top_k]: to name experts in messages. Compared bit for bit, except that any NaN equals any NaN.
+    got, want: [num_tokens, hidden] or, without router weights, [num_tokens, top_k, hidden], in the output type.
+    topk_ids [num_tokens, top_k] names experts in messages. Compared bit for bit, except that any NaN equals any NaN.
     Returns a list of Difference, empty if they are equal.
     """
     got, want = np.asarray(got), np.asarray(want)
@@ -247,7 +247,7 @@ def compare_combined(cfg, rank, got, want, *, topk_ids=None):
 
 
 def compare_combined_world(cfg, got, want, *, topk_ids=None):
-    """Differences over all ranks: compare_combined of each; got, want and topk_ids are lists over ranks."""
+    """Differences over all ranks: compare_combined of each. got, want and topk_ids are lists over ranks."""
     if len(got) != len(want):
         return [Difference("combine", f"returned {len(got)} results for {len(want)} ranks")]
     ids = topk_ids if topk_ids is not None else [None] * len(want)
@@ -259,7 +259,7 @@ def compare_combined_world(cfg, got, want, *, topk_ids=None):
 
 
 def report(differences, limit=10):
-    """The differences as text, a paragraph each, at most `limit`; "no difference" if there is none."""
+    """The differences as text, a paragraph each, at most `limit`; "no difference" if there are none."""
     if not differences:
         return "no difference"
     lines = [str(d) for d in differences[:limit]]

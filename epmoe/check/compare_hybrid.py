@@ -1,4 +1,4 @@
-"""Comparison for HybridEP: a row for each (token, local expert), expert-major; the order of rows is not free."""
+"""Comparison for HybridEP: a row for each (token, local expert), grouped by expert. The order of rows is fixed."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from epmoe.check.difference import Difference, bits, shown
 from epmoe.check.seen_causes import of_rows, of_sums
 
 RULES = {
-    "dispatched_hidden": "rows by local expert, then src_rank, then token; zeros in padding and behind the last row",
+    "dispatched_hidden": "rows by local expert, then src_rank, then token; zeros in padding and after the last row",
     "dispatched_probs": "a row's prob is probs[token, its expert]; 0 in rows without a token",
     "dispatched_scaling_factor": "one float32 scale for 128 columns of a row; 0 in rows without a token",
     "tokens_per_expert": "rows of each local expert, padding included; what does not fit into num_permuted_tokens is "
@@ -24,7 +24,7 @@ PROBS_BACK = "grad_probs[t, e] is the gradient of the pair's row, a copy; 0 wher
 
 
 def received(routing_map, handle, rank, got, want):
-    """Differences between one rank's dispatch and the reference's; got, want: {name: [rank]}, handle: of the latter."""
+    """Differences between one rank's dispatch and the reference's. got, want: {name: [rank]}. handle: of the latter."""
     found = []
     for name in ("tokens_per_expert", "overflow"):
         if got[name] is not None:
@@ -115,7 +115,7 @@ def rows(name, handle, rank, got, want, rule=BACK):
 
 
 def _place(handle, rank, row):
-    """Expert, src_rank and token of a row; nothing if it has no token."""
+    """Expert, src_rank and token of a row; empty if it has no token."""
     if handle.src_token[rank][row] < 0:
         return {}
     return dict(
@@ -126,7 +126,7 @@ def _place(handle, rank, row):
 
 
 def _order(handle, rank, got, want):
-    """Why rows differ, if it is their order or what lies between them; else nothing."""
+    """Why rows differ, if the cause is their order or the rows without a token; else nothing."""
     has = handle.src_token[rank] >= 0
     if (bits(got)[has] == bits(want)[has]).all():
         return "rows without a token are not zero: what was there before, or what an expert made of padding"
@@ -150,7 +150,7 @@ def _order(handle, rank, got, want):
 
 
 def sums(name, handle, rank, got, want, of_rows):
-    """Differences of a src_rank's sums over its tokens' rows; of_rows: over ranks, what was summed."""
+    """Differences of a src_rank's sums over its tokens' rows. of_rows: over ranks, the rows that were summed."""
     found = [
         Difference(name, d.says, d.got, d.want, rank, token=d.token, column=d.column, rule=SUM)
         for d in compare_combined(None, rank, got, want)
@@ -209,7 +209,7 @@ def _other_sums(handle, rank, of_rows, dtype):
 
 
 def dense_gradients(handle, rank, got, want):
-    """Differences of a src_rank's gradient of probs [T, E]; got, want: [rank], or None."""
+    """Differences of a src_rank's gradient of probs [T, E]. got, want: [rank], or None."""
     if got is None or got[rank] is None:
         return [Difference("grad_probs", "is missing from the result", rank=rank, rule=PROBS_BACK)]
     found = compare_combined(None, rank, got[rank], want[rank])

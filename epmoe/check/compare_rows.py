@@ -1,4 +1,4 @@
-"""Comparison for fused_a2a: one row for each (token, dst_rank), by src_rank, then token; no freedom."""
+"""Comparison for fused_a2a: one row for each (token, dst_rank), by src_rank, then token. The order of rows is fixed."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ SUM = "combined_x[t] = sum over ranks ascending, in float32 from +0, rounded onc
 
 def compare_received(rank, rows, got, want):
     """Differences between one rank's (recv_x, recv_token_indices, recv_token_probs, tokens_per_expert) and the
-    reference's; rows int64 [N, 2] is the (src_rank, token) of every row."""
+    reference's. rows int64 [N, 2] is the (src_rank, token) of every row."""
     names = ("tokens_per_expert", "recv_x", "recv_token_indices", "recv_token_probs")
     got, want = ((x[3], x[0], x[1], x[2]) for x in (got, want))
     found = []
@@ -95,7 +95,7 @@ def compare_prob_gradients(rank, got, want):
 
 
 def compare_rows_back(rank, rows, got, want):
-    """Differences between one rank's gradient of combine's rows and the reference's; rows as in compare_received."""
+    """Differences between one rank's gradient of combine's rows and the reference's. rows: as in compare_received."""
     rule = "combine's gradient is dispatch again: each row the bytes of the token it came from"
     return [
         Difference(

@@ -1,6 +1,6 @@
 """Compares rows within (expert, src_rank) segments: src_info first, then payload, then scales.
 
-Rows of a segment are matched by (token, k), so a swap of whole rows is no difference.
+Rows of a segment are matched by (token, k), so swapping whole rows makes no difference.
 """
 
 import numpy as np
@@ -64,7 +64,7 @@ def compare_src_info(cfg, rank, where, got, want):
 
 
 def _sorted_rows(where, src_info):
-    """Row numbers by (group, src_rank, token, k); shared and padding rows stay in their order."""
+    """Row numbers by (group, src_rank, token, k). Shared and padding rows keep their order."""
     free = (where.src_rank >= 0)[:, None]
     key = np.where(free, src_info, 0)
     starts = (np.diff(where.group) != 0) | (np.diff(where.src_rank) != 0)
@@ -92,7 +92,7 @@ def _some(pairs):
 
 
 def compare_payload(cfg, rank, where, pairs, src_info, got, want):
-    """Differences of output_tokens over the matched rows; padding rows are skipped."""
+    """Differences of output_tokens over the matched rows. Padding rows are skipped."""
     pairs = _real(where, pairs)
     different = bits(got)[pairs[:, 0]] != bits(want)[pairs[:, 1]]
     if not different.any():
@@ -120,7 +120,7 @@ def compare_payload(cfg, rank, where, pairs, src_info, got, want):
 def compare_scales(cfg, rank, where, pairs, src_info, got, want, row_offsets):
     """Differences of output_scales over the matched rows, and of the zero bytes that fill 5-D tiles."""
     pairs = _real(where, pairs)
-    shape = want.shape if got.size == want.size else got.shape  # slots may come in another shape
+    shape = want.shape if got.size == want.size else got.shape  # slots may have another shape
     a = scales_of(cfg, got, shape, pairs[:, 0], where, row_offsets)
     b = scales_of(cfg, want, want.shape, pairs[:, 1], where, row_offsets)
     different = a != b

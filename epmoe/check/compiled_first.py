@@ -1,8 +1,8 @@
-"""The kernels of this project that a check needs, compiled before its ranks wait for one another.
+"""Compiles the kernels of this project that a check needs, before its ranks wait for each other.
 
-`EPMOE_DEVICE=gpu python -m epmoe.check.compiled_first NAMES RANKS ONLY X.Y I/N` compiles every Nth of them from the Ith
-on into the disk cache, for compute capability X.Y: NAMES of implementations with commas between, ONLY as in `check`.
-It needs no GPU.
+`EPMOE_DEVICE=gpu python -m epmoe.check.compiled_first NAMES RANKS ONLY X.Y I/N` compiles every Nth of them, starting
+with the Ith, into the disk cache, for compute capability X.Y. NAMES are implementations, separated by commas. ONLY is
+as in `check`. It needs no GPU.
 """
 
 import sys
@@ -23,10 +23,10 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def compile_all(names, only, n_ranks=None):
-    """Compile what the disk cache lacks of the kernels that these implementations, of adapters.over_mpi, need.
+    """Compile the kernels that these implementations of adapters.over_mpi need and the disk cache lacks.
 
-    n_ranks: as ranks of this process, which launch the same kernels. Collective; nothing in the simulator, and nothing
-    of plain kernels, which Numba compiles at their launch.
+    n_ranks: for a world in this process; its ranks launch the same kernels. Collective. Does nothing in the simulator or
+    for plain kernels, which Numba compiles when they are launched.
     """
     if device.SIM:
         return
@@ -43,14 +43,14 @@ def compile_all(names, only, n_ranks=None):
 
 
 def kernels_of(names, n_ranks, only):
-    """All kernels, once each, in an order that is always the same. The arguments are words of the command line."""
+    """All kernels, once each, always in the same order. The arguments are words of the command line."""
     found = {}
     for name in names.split(","):
         implementation = load(name)
         for case, not_served, _ in all_cases(implementation, int(n_ranks)):
             if only in case.name and not not_served:
                 world = DryWorld(int(n_ranks))
-                world.shmem = False  # as an MPIWorld
+                world.shmem = False  # as in an MPIWorld
                 _run(_over(world, implementation), case)
                 found |= world.machine.kernels
     return list(found)
@@ -68,7 +68,7 @@ def _over(world, implementation):
 
 
 def _run(implementation, case):
-    """Make every call of a case on rank 0 of a world where nothing runs: results are zeros, and experts return them."""
+    """Make every call of a case on rank 0 of a world where nothing runs. Results are zeros, and experts return them."""
     if issubclass(implementation, Implementation):
         called, calls = implementation.make(case.cfg), _call_experts
     else:
@@ -137,7 +137,7 @@ if __name__ == "__main__":
     if len(sys.argv) != 6:
         sys.exit(f"{len(sys.argv) - 1} arguments: give {USAGE}")
     *which, capability, part = sys.argv[1:]
-    sys.modules.setdefault("torch", None)  # which takes longer to import than to compile a kernel
+    sys.modules.setdefault("torch", None)  # importing it takes longer than compiling a kernel
     number, of = map(int, part.split("/"))
     for kernel in kernels_of(*which)[number - 1 :: of]:
         kernel.binary(tuple(map(int, capability.split("."))))

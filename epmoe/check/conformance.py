@@ -1,4 +1,4 @@
-"""`check(implementation)`: compares every case that it serves with the reference; the report names what differs and where."""
+"""`check(implementation)`: compares every case that it serves with the reference. The report names the differences."""
 
 import sysconfig
 import traceback
@@ -24,8 +24,8 @@ AGAIN = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one case: its differences (none: it passed), or why it was not run; and the reference's arrays that
-    were not compared because the implementation did not return them."""
+    """The outcome of one case: its differences (none: it passed), or why it was not run. Also names the reference's
+    arrays that were not compared because the implementation did not return them."""
 
     case: str
     differences: tuple = ()
@@ -69,7 +69,7 @@ class Outcome:
 
 @dataclass
 class Report:
-    """All outcomes of one implementation; `passed` needs at least one case that was run."""
+    """All outcomes of one implementation. `passed` is True if some case was run and none differs."""
 
     name: str
     n_ranks: int
@@ -92,12 +92,12 @@ class Report:
 
     @property
     def not_given(self):
-        """Names of the reference's arrays that some result lacked, so that they were not compared; sorted."""
+        """Sorted names of the reference's arrays that were not compared because some result lacked them."""
         return sorted(frozenset().union(*(o.not_given for o in self.run)))
 
     @property
     def verdict(self):
-        """The last line of the report: PASS or FAIL, and of how many cases."""
+        """The last line of the report: PASS or FAIL, and for how many cases."""
         served = f"{len(self.run)} of {len(self.outcomes)} cases served, {self.n_ranks} ranks"
         if not self.run:
             return f"FAIL {self.name}: no case was run ({served})"
@@ -127,8 +127,8 @@ def check(implementation, *, n_ranks=4, ranks=None, only="", name=None, tell=Non
     """Compares an implementation with the reference.
 
     implementation: a class derived from Implementation, RowsImplementation or HybridImplementation.
-    n_ranks: size of the world; with per_rank it is the number of processes. ranks: the result of `ranks_of`, if it has
-    been called already. only: a part of the names of cases to run. name: the implementation's name in the report;
+    n_ranks: size of the world; with per_rank it is the number of processes. ranks: the result of `ranks_of`, if already
+    known. only: runs the cases whose name contains it. name: the implementation's name in the report;
     default: the class's. begin: called with the name of each case before it runs. tell: called with each Outcome.
     Returns a Report, the same on all ranks. An exception of the implementation is a difference of its case, but with
     per_rank it is raised. Errors: UnavailableError if per_rank finds no ranks.
@@ -161,7 +161,7 @@ def all_cases(implementation, n_ranks):
 
 
 def outcome(implementation, case, reason, run, ranks):
-    """Runs one case, unless there is a reason not to, and runs it again if nothing differs. An exception is a difference.
+    """Run one case, unless there is a reason not to, and run it again if nothing differs. An exception is a difference.
 
     With one rank a process it is raised instead, to end all ranks.
     """

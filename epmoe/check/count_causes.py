@@ -1,6 +1,6 @@
-"""Likely causes of wrong counts: counts the ids again with one mistake at a time.
+"""Likely causes of wrong counts. Counts the ids again with one mistake at a time.
 
-A mistake is a function (cfg, rank, src_rank, ids) of the ids [T, top_k] as that rank would count them for this one.
+A mistake is a function (cfg, rank, src_rank, ids). It returns the ids [T, top_k] as that rank would count them here.
 """
 
 import numpy as np
@@ -51,7 +51,7 @@ MISTAKES = (
 
 
 def offsets_of(suspect, recv_count, pad=None):
-    """row_offsets that these counts would give, with groups rounded up to `pad` rows."""
+    """The row_offsets for these counts, with groups rounded up to `pad` rows."""
     pad = format_of(suspect.cfg).pad_rows if pad is None else pad
     shared = [len(suspect.where.shared())] if suspect.cfg.fused_shared_expert else []
     counts = np.concatenate([shared, recv_count.sum(axis=1)]).astype(np.int64)
@@ -59,7 +59,7 @@ def offsets_of(suspect, recv_count, pad=None):
 
 
 def counts_are_wrong(suspect):
-    """Whether the result has a recv_count, and another one than the reference."""
+    """Whether the result has a recv_count that differs from the reference's."""
     recv_count = array(suspect.got, "recv_count")
     return recv_count is not None and not same(recv_count, suspect.want.recv_count)
 
@@ -89,20 +89,20 @@ def _test(mistaken):
         counts = np.stack([np.bincount(i[i >= 0], minlength=cfg.n_experts) for i in ids], 1)
         counts = counts[rank * cfg.n_local_experts : (rank + 1) * cfg.n_local_experts]
         if same(counts, suspect.want.recv_count):
-            return False  # nothing in this round that the mistake would change
+            return False  # the mistake would change nothing in this round
         return _given(suspect, counts)
 
     return test
 
 
 def _cut_off(suspect):
-    """Whether all counts beyond some number are that number."""
+    """Whether all counts above some number are cut to that number."""
     want = suspect.want.recv_count
     return any(_given(suspect, np.minimum(want, room)) for room in range(int(want.max(initial=0))))
 
 
 def _experts_cut_off(suspect):
-    """Whether the experts' row counts beyond some number are that number, the last sources' rows being left out."""
+    """Whether the experts' row counts above some number are cut to it, with the last sources' rows left out."""
     before = np.cumsum(suspect.want.recv_count, axis=1) - suspect.want.recv_count
     most = int(suspect.want.recv_count.sum(axis=1).max(initial=0))
     return any(

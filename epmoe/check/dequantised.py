@@ -8,7 +8,7 @@ from epmoe_ref import format_of
 
 
 def dequantised(cfg, d):
-    """float32 (rows, hidden) values of a Dispatched (NumPy, exact rows); NVFP4 as if input_scale were 1."""
+    """float32 (rows, hidden) values of a Dispatched (NumPy, exact rows). NVFP4 is decoded as if input_scale were 1."""
     tokens, fmt = d.output_tokens, format_of(cfg)
     if fmt.scales_dtype is None:
         return tokens.astype(np.float32)

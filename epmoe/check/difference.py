@@ -1,4 +1,4 @@
-"""One difference between a result and the reference; its place is named in the specification's terms."""
+"""One difference between a result and the reference. Its place is named in the specification's terms."""
 
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +10,7 @@ _HEX_DIGITS = {1: 2, 2: 4, 4: 8, 8: 16}
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs, where, and the sentence of the specification that it breaks; places that do not apply are None.
+    """What differs, where, and the sentence of the specification that it breaks. Places that do not apply are None.
 
     got, want: the whole arrays.
     `rank` has the wrong result, `expert` is a global id ("shared" for the shared expert), `token` and `k` are indices on
@@ -45,7 +45,7 @@ class Difference:
         return replace(self, cause=cause)
 
     def in_round(self, number):
-        """The same difference, of a round that is counted from 0."""
+        """The same difference, in a round that is counted from 0."""
         return replace(self, round=number + 1)
 
     def record(self):
@@ -70,7 +70,7 @@ class Difference:
     def place(self):
         """`rank 1, expert 5, src_rank 0, token 3, k 2, row 17, column 64`, as far as it is known.
 
-        A round is named if it is not the first one: those before it were right.
+        A round is named if it is not the first one. The earlier rounds were right.
         """
         named = (
             ("round", None if self.round == 1 else self.round),
@@ -110,7 +110,7 @@ def columns(different):
 
 
 def bits(array):
-    """The same elements as unsigned integers of their width, so that NaN and -0 compare as bytes do."""
+    """The same elements as unsigned integers of their width, so that NaN and -0 are compared as bytes."""
     array = np.ascontiguousarray(array)
     return array.view(f"u{array.dtype.itemsize}")
 
@@ -122,7 +122,7 @@ def shown(value):
         return str(value.item())
     width = value.dtype.itemsize
     code = int(value.reshape(1).view(f"u{width}")[0])
-    with np.errstate(invalid="ignore"):  # a NaN of eight bits
+    with np.errstate(invalid="ignore"):  # an 8-bit NaN
         number = float(value.astype(np.float64))
     return f"{number:.9g} [0x{code:0{_HEX_DIGITS[width]}x}]"
 

@@ -22,7 +22,7 @@ from epmoe_ref.formats.scale_layout import transposed
 
 @dataclass(frozen=True)
 class Suspect:
-    """One rank's wrong result, the reference's, and the round (with its inputs and the round before)."""
+    """One rank's wrong result, the reference's, and the round (with its inputs and the previous round)."""
 
     round: object
     rank: int
@@ -36,7 +36,7 @@ class Suspect:
 
     @property
     def where(self) -> Places:
-        """What the reference's rows are."""
+        """The places of the reference's rows."""
         return places_of(self.cfg, self.rank, self.want)
 
     def both(self, name):
@@ -50,7 +50,7 @@ class Suspect:
 
 
 def with_causes(round_, differences):
-    """The differences of a round's dispatch, each with its likely cause where one is known."""
+    """The differences of a round's dispatch, each with its likely cause if one is known."""
 
     def candidates(difference):
         rank = difference.rank
@@ -58,7 +58,7 @@ def with_causes(round_, differences):
         if difference.what in (
             "src_info",
             "output_tokens",
-        ):  # else these have no rows that could be compared
+        ):  # otherwise these have no rows that could be compared
             got, want = suspect.both(difference.what)
             if got.ndim != want.ndim or got.shape[1:] != want.shape[1:] or not same_type(got, want):
                 return []
@@ -140,7 +140,7 @@ def _columns_swapped(suspect):
 
 
 def _other_rank_order(suspect):
-    """Each expert's rows are the reference's, with the src_ranks in one other order."""
+    """Each expert's rows are the reference's, but with its src_ranks in another order, the same for all experts."""
     where, n_src = suspect.where, array(suspect.want, "recv_count").shape[1]
     orders = [
         range(n_src)[::-1],
@@ -198,7 +198,7 @@ CAUSES = {
     + [
         ("the array is transposed: the first axis is the local expert", _count_transposed),
         ("a word that was not yet written (2**64 - 1) was used as a count", _not_arrived),
-        ("these are the counts of the round before", _from_before("recv_count")),
+        ("these are the counts of the previous round", _from_before("recv_count")),
     ],
     "row_offsets": COUNT_CAUSES
     + [
@@ -218,7 +218,7 @@ CAUSES = {
         ("off by one: every entry is one too small", _shifted(-1)),
         ("inclusive sums: the leading 0 is missing", _leading_zero_missing),
         ("the shared expert's group is missing; it is group 0", _shared_group_missing),
-        ("these are the offsets of the round before", _from_before("row_offsets")),
+        ("these are the offsets of the previous round", _from_before("row_offsets")),
     ],
     "expert_ids": [
         ("they are global ids; the rank's first expert has the local id 0", _global_ids)
@@ -231,7 +231,7 @@ CAUSES = {
             "tokens are counted over all ranks; the index is the one at the src_rank",
             _tokens_counted_over_ranks,
         ),
-        ("these are the rows of the round before", _from_before("src_info")),
+        ("these are the rows of the previous round", _from_before("src_info")),
     ],
     "output_tokens": ROW_CAUSES,
     "output_scales": [

@@ -1,6 +1,6 @@
-"""Numbers at which formats and arithmetic differ: zeros and their signs, subnormals, NaN, infinities, overflow, ties.
+"""Values for which number formats and arithmetic differ: signed zeros, subnormals, NaN, infinities, overflow, ties.
 
-They replace some groups of 16 columns of random data, so a mistake with one of them can be recognised.
+They replace some groups of 16 columns of random data, so that a mistake with one of them can be recognised.
 """
 
 import ml_dtypes
@@ -10,9 +10,9 @@ from epmoe.check import random_bits
 
 
 def edge_tokens(tokens, seed):
-    """Overwrites some groups of 16 columns with the values at which number formats differ, and two tokens as a whole.
+    """Overwrite some groups of 16 columns with values for which number formats differ, and two tokens as a whole.
 
-    Those have no group with a large element, of whatever size groups are: zeros, and numbers below a format's floor.
+    No group of those two tokens has a large element, for any group size: zeros, and numbers below a format's floor.
     """
     tokens = tokens.copy()
     n, hidden = tokens.shape
@@ -37,16 +37,16 @@ def edge_tokens(tokens, seed):
 
 
 def edge_weights(weights):
-    """Changes router weights float32 [T, top_k] in place: one of zero, and a token whose weights are all negative."""
+    """Change router weights float32 [T, top_k] in place: one becomes zero, and one token's weights all negative."""
     weights[3:4, 0] = 0
     weights[5:6] *= -1
 
 
 def edge_outputs(outputs, seeds, token, k):
-    """Changes experts' outputs [..., hidden] in place.
+    """Change experts' outputs [..., hidden] in place.
 
-    seeds: uint64 [...] of (src_rank, token), so that all k of a token have their edges in the same columns;
-    token, k: int [...]. The token of a zero weight has an infinity under it, which makes NaN.
+    seeds: uint64 [...] of (src_rank, token), so that all k of a token have their edges in the same columns.
+    token, k: int [...]. The pair with the zero weight gets an infinity, so the product is NaN.
     """
     kinds = random_bits.words(seeds, outputs.shape[-1] // 16) % np.uint64(12)
     token, k = (np.broadcast_to(x, kinds.shape[:-1]) for x in (token, k))
@@ -54,7 +54,7 @@ def edge_outputs(outputs, seeds, token, k):
     of, column, even = ml_dtypes.finfo(outputs.dtype), np.arange(16), k[..., None] % 2 == 0
     plain = np.float32(1.5)
     fillings = {
-        0: np.float32(-0.0),  # their sum begins at +0, and stays there
+        0: np.float32(-0.0),  # their sum begins at +0 and stays there
         1: (column * of.smallest_subnormal).astype(np.float32),
         2: np.where((column == 5) & (k[..., None] == 0), np.float32("nan"), plain),
         3: np.where((column == 9) & (k[..., None] == 0), np.float32("inf"), -plain),
@@ -72,7 +72,7 @@ def edge_outputs(outputs, seeds, token, k):
 def edge_rows(rows, row_of, seed):
     """Copies of rows, over ranks bf16 [P, hidden], with edges in the same columns of all rows of a token.
 
-    row_of: over src_ranks, int [T, n]: rows of a token, -1 for none; column c's lie on rank c * ranks // n.
+    row_of: over src_ranks, int [T, n]: rows of a token, -1 for none; column c's rows are on rank c * ranks // n.
     """
     out = [r.copy() for r in rows]
     for src_rank, of_token in enumerate(row_of):

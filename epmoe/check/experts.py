@@ -1,7 +1,7 @@
 """Runs one case of the expert-grouped layout on an implementation: rounds of dispatch, made-up experts, combine.
 
-Every round checks three laws: results equal the reference's; inputs are not changed; nothing of earlier rounds shows
-(each round has new data, so leftovers are recognised).
+Every round checks three laws. Results equal the reference's. Inputs are not changed. Nothing of earlier rounds shows;
+each round has new data, so leftovers are recognised.
 """
 
 import numpy as np
@@ -19,13 +19,13 @@ COMPARED = ("expert_ids", "recv_count", "output_scales", "scales_offset")
 DISPATCHED = "dicts or objects with output_tokens, row_offsets, src_info, ..."
 NAN_ROW = float(
     "nan"
-)  # content of padding rows of expert_outputs: it shows if an implementation reads them
+)  # content of padding rows of expert_outputs; it shows if an implementation reads them
 
 
 def run_case(implementation, case, ranks, not_given):
-    """Differences of the first round that has any, over the ranks of this process; empty when all rounds are right.
+    """Differences of the first round that has any, over the ranks of this process; empty if all rounds are right.
 
-    not_given: a set to which the names of arrays that dispatch left out are added.
+    not_given: a set; the names of arrays that dispatch left out are added to it.
     """
     world = implementation.make(case.cfg)
     try:
@@ -50,8 +50,8 @@ def run_case(implementation, case, ranks, not_given):
 
 
 class Round:
-    """One round's inputs, the reference's results, and the implementation's; lists over all ranks of the world, of
-    which the implementation's hold None for ranks of other processes."""
+    """One round's inputs, the reference's results, and the implementation's; lists over all ranks of the world. For
+    ranks of other processes the implementation's are None."""
 
     def __init__(self, case, round_, here, previous):
         self.case, self.cfg, self.number, self.here, self.previous = (
@@ -86,7 +86,7 @@ class Round:
         )
 
     def dispatch(self, world, per_rank, memory):
-        """Calls dispatch, or its two halves, and returns the differences of results and of words."""
+        """Call dispatch, or its two halves. Returns the differences of results and of words."""
         arguments = [self.input_tokens, self.topk_ids]
         memory.step("dispatch_async", *arguments, **self.scale)
         if memory.halves:
@@ -132,7 +132,7 @@ class Round:
         ]
 
     def not_given(self):
-        """Names of the reference's arrays that are missing from the implementation's results."""
+        """Names of the reference's arrays that the implementation's results lack."""
         ranks = self.here if len(self.dispatched) == self.cfg.n_ranks else ()
         return {
             name
@@ -143,7 +143,7 @@ class Round:
         }
 
     def combine(self, world, per_rank, memory):
-        """Calls combine, or its two halves, on what dispatch returned, in its row order; returns the differences."""
+        """Call combine, or its two halves, on dispatch's result, in its row order. Returns the differences."""
         outputs = [
             self.expert_outputs(rank, self.dispatched[rank]) if rank in self.here else None
             for rank in range(self.cfg.n_ranks)
@@ -165,9 +165,9 @@ class Round:
             return wrong
         return changed + combine_causes.with_causes(self, self._compared_combine())
 
-    @np.errstate(all="ignore")  # some cases overflow, and have NaN, on purpose
+    @np.errstate(all="ignore")  # some cases have NaN and overflow on purpose
     def _call(self, function, arguments, options, per_rank):
-        """(differences of inputs that were written to, results over ranks); inputs are copies of ours."""
+        """(differences of inputs that were written to, results over ranks). The inputs are copies of ours."""
         given = [
             [_copy(x) for x in argument] if argument is not None else None for argument in arguments
         ]
@@ -206,7 +206,7 @@ class Round:
         return changed, results
 
     def _not_listed(self, what, results, of):
-        """The difference, in a list, if these are not one result for each rank; with per_rank there is one result."""
+        """The difference, in a list, if these are not one result for each rank. With per_rank there is one result."""
         n = self.cfg.n_ranks
         if isinstance(results, list) and len(results) == n:
             return []
@@ -220,7 +220,7 @@ class Round:
         return [Difference(what, f"returned {says}; a list over the {n} ranks is needed, of {of}")]
 
     def expert_outputs(self, rank, result):
-        """Rows that depend on each row's identity, not on its place; padding rows are NaN."""
+        """Rows that depend on each row's identity, not on its place. Padding rows are NaN."""
         want = self.dispatched_want[rank]
         where = places_of(self.cfg, rank, want)
         src_info = np.asarray(field(result, "src_info"))[: where.n_rows]
@@ -237,7 +237,7 @@ def _copy(value):
 
 
 def _own(value, rank):
-    """An option for this rank: its entry of lists over ranks, even inside a tuple."""
+    """An option for this rank: lists over ranks are replaced by its entry, even inside a tuple."""
     if isinstance(value, tuple):
         return tuple(_own(entry, rank) for entry in value)
     return value[rank] if isinstance(value, list) else value

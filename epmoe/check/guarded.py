@@ -1,16 +1,16 @@
-"""Runs an implementation's cases in another process, which may hang, crash or exit: each case gets an Outcome."""
+"""Runs an implementation's cases in another process, which may hang, crash or exit. Each case gets an Outcome."""
 
 from epmoe import guard
 from epmoe.check.conformance import Outcome, Report
 from epmoe.check.difference import Difference
 from epmoe_ref.errors import EPValueError
 
-START_S = 300  # the least time for imports and compilation
-MOST_LOST = 3  # cases without an answer, after which no more are tried
+START_S = 300  # at least this long for imports and compilation
+MOST_LOST = 3  # after this many cases without an answer, no more are tried
 
 
 def check(name, *, n_ranks, only, timeout, tell, output=None):
-    """The Report on the implementation of this name; EPValueError if it cannot be run.
+    """The Report on the implementation of this name. EPValueError if it cannot be run.
 
     timeout: seconds for a case. tell: called with each Outcome. output: where the implementation's prints go, as for
     subprocess; default: this process's stdout.
@@ -36,7 +36,7 @@ def check(name, *, n_ranks, only, timeout, tell, output=None):
 
 
 def _some_cases(report, task, timeout, add, output):
-    """Run cases until one is lost: (names of all cases, why it was lost or None)."""
+    """Run cases until one is lost. Returns (names of all cases, why it was lost or None)."""
     cases, begun = [], False
     task["first"] = len(report.outcomes)
     with guard.process("epmoe.check.child", task, output) as (process, lines):

@@ -1,4 +1,4 @@
-"""HybridEP cases, and how one is run on a HybridImplementation: dispatch, made-up rows, combine, both gradients."""
+"""HybridEP cases, and how to run one on a HybridImplementation: dispatch, made-up rows, combine, both gradients."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ FIELDS = ("dispatched_hidden", "dispatched_probs", "dispatched_scaling_factor", 
 
 @dataclass(frozen=True)
 class HybridCase:
-    """One world of HybridEP; options are keyword arguments of dispatch."""
+    """One world of HybridEP. options: keyword arguments of dispatch."""
 
     name: str
     seed: int
@@ -28,7 +28,7 @@ class HybridCase:
     hidden: int = 128
     with_probs: bool = True
     rounds: int = 2
-    edges: bool = False  # numbers at which arithmetic differs, in x and in what the experts return
+    edges: bool = False  # values for which arithmetic differs, in x and in the experts' results
 
     def needs(self):
         """The options that an implementation must serve: a set of names."""
@@ -82,8 +82,8 @@ class HybridCase:
         return edge_rows(rows, handle.row_of, self.seed) if self.edges and use == RETURNED else rows
 
     def telling_rows(self, round_, use, handle, hidden):
-        """like_rows, with NaN where no token is; after the first round, whose rows the golden vector has, sums show
-        their order."""
+        """like_rows, with NaN in rows without a token. After the first round (whose rows are in the golden vector),
+        sums show their order."""
         rows = self.like_rows(round_, use, handle, hidden)
         if round_:
             rows = cancelling(rows, handle.row_of, self.n_local_experts, self.seed + round_)
@@ -142,7 +142,7 @@ def cases(n_ranks=4):
 def run_case(implementation, case, ranks, not_given):
     """Differences of the first round that has any, over the ranks of this process.
 
-    not_given: a set to which what was not compared is added: "overflow", "gradients".
+    not_given: a set; "overflow" and "gradients" are added to it if they were not compared.
     """
     return first_found(
         implementation, case, ranks, lambda *of_round: _steps(implementation, *of_round, not_given)
@@ -159,7 +159,7 @@ def _steps(implementation, world, case, ranks, round_, not_given):
         return [over_ranks(implementation, ranks, r) for r in results]
 
     x, routing_map, probs = case.x(round_), case.routing_map(round_), case.probs(round_)
-    if probs is not None:  # only the routed places are read
+    if probs is not None:  # only the probs of routed pairs are read
         probs = [np.where(routed, p, np.float32("nan")) for routed, p in zip(routing_map, probs)]
     *want, known = fused_a2a.hybrid_dispatch_forward(
         x, routing_map, probs, case.n_local_experts, **case.options

@@ -42,7 +42,7 @@ HALVES = ("dispatch_async", "dispatch_wait", "combine_async", "combine_wait")
 class Implementation:
     """Expert-grouped dispatch and combine, one row for each pair (token, k), as the reference defines them.
 
-    Class attributes declare what it supports; cases that need more are listed as not served:
+    Class attributes declare what it supports. Cases that need more are listed as not served:
     token_formats, combine_dtypes: names as in EPConfig. options: of OPTIONS. "unweighted" is combine without router
     weights; each other option adds its keyword arguments to the calls below.
     hidden: the only supported hidden size, a multiple of 256; None: any. max_top_k: the largest top_k; None: any.
@@ -52,8 +52,8 @@ class Implementation:
     With buffers() or counters() every word of its memory is also compared with the model epmoe_ref.protocol. Instead of
     dispatch and combine it may have the four halves dispatch_async(input_tokens, topk_ids, **options), dispatch_wait()
     -> dispatch's result, combine_async(expert_outputs, dispatched), combine_wait(router_weights, **options) ->
-    combine's result; then words are compared after each half. No half may return before the work of all ranks of this
-    process is done.
+    combine's result. Words are then compared after each half. No half may return before all ranks of this process have
+    done their work.
     """
 
     token_formats = ("bf16",)
@@ -65,7 +65,7 @@ class Implementation:
 
     @classmethod
     def make(cls, cfg):
-        """One object for one world; cfg is an epmoe_ref.EPConfig. All rounds use the same object."""
+        """One object for one world. cfg is an epmoe_ref.EPConfig. All rounds use the same object."""
         return cls(cfg)
 
     def __init__(self, cfg):
@@ -102,28 +102,28 @@ class Implementation:
     Both return lists over ranks without per_rank. They are also called before the first round and may then return None."""
 
     def close(self):
-        """Called when the last round of a case is over."""
+        """Called after the last round of a case."""
 
 
 class RowsImplementation:
     """Megatron's fused_a2a (DeepEP V1): one row for each (token, dst_rank), in order of src_rank and token.
 
-    Lists over ranks, or this rank's with per_rank. An object serves one world, whose size the first call shows.
+    Arguments are lists over ranks, or this rank's with per_rank. An object serves one world, sized by its first call.
     """
 
     per_rank = False
 
     @classmethod
     def make(cls):
-        """One object for one world; rounds follow one another on the same object."""
+        """One object for one world. All rounds use the same object."""
         return cls()
 
     def dispatch(self, x, token_indices, token_probs, num_experts):
         """Returns (recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle).
 
         x: bf16, fp16 or float32 [T, H], or a pair (e4m3 [T, H], float32 scales [T, H / 128]). token_indices: integers
-        [T, K], -1 for no expert. token_probs: float32 [T, K]. What the results hold: epmoe_ref.fused_a2a's
-        dispatch_forward; the handle is the implementation's own.
+        [T, K], -1 for no expert. token_probs: float32 [T, K]. epmoe_ref.fused_a2a's dispatch_forward defines the
+        results; the handle is the implementation's own.
         """
         raise NotImplementedError
 
@@ -132,20 +132,20 @@ class RowsImplementation:
         raise NotImplementedError
 
     dispatch_backward = None
-    """Where there are gradients: (grad_recv_x, grad_recv_token_probs, handle) -> (grad_x, grad_token_probs)."""
+    """Optional, for gradients: (grad_recv_x, grad_recv_token_probs, handle) -> (grad_x, grad_token_probs)."""
 
     combine_backward = None
-    """Where there are gradients: a method (grad_combined_x, handle) -> the gradient of combine's x."""
+    """Optional, for gradients: a method (grad_combined_x, handle) -> the gradient of combine's x."""
 
     def close(self):
-        """Called when the last round of a case is over."""
+        """Called after the last round of a case."""
 
 
 class HybridImplementation:
     """Megatron's HybridEP: one row for each (token, local expert), grouped by expert, padded or cut to a given size.
 
-    options: which of dispatch's keyword arguments it serves, and "without_probs" for probs=None; cases that need more
-    are listed as not served. Lists over ranks, or this rank's with per_rank.
+    options: the keyword arguments of dispatch that it serves, and "without_probs" for probs=None. Cases that need more
+    are listed as not served. Arguments are lists over ranks, or this rank's with per_rank.
     """
 
     options = frozenset(
@@ -155,35 +155,35 @@ class HybridImplementation:
 
     @classmethod
     def make(cls):
-        """One object for one world; rounds follow one another on the same object."""
+        """One object for one world. All rounds use the same object."""
         return cls()
 
     def dispatch(self, x, routing_map, probs, num_local_experts, **options):
         """Returns (dispatched_hidden, dispatched_probs, dispatched_scaling_factor, tokens_per_expert, handle).
 
         x: bf16 or fp16 [T, H]. routing_map: bool [T, E]. probs: float32 [T, E] or None. options: those it serves of
-        num_permuted_tokens, pad_multiple, fp8_dispatch, p2p_world_size. What the results hold: epmoe_ref.fused_a2a's
-        hybrid_dispatch_forward. Of probs only the routed places may be read. handle.overflow is compared, if there is
+        num_permuted_tokens, pad_multiple, fp8_dispatch, p2p_world_size. epmoe_ref.fused_a2a's hybrid_dispatch_forward
+        defines the results. Only the probs of routed pairs may be read. handle.overflow is compared, if there is
         such an attribute.
         """
         raise NotImplementedError
 
     def combine(self, x, handle):
-        """Returns combined_x [T, H], of x's dtype; of x [P, H], rows without a token may not be read."""
+        """Returns combined_x [T, H], of x's dtype. Rows of x [P, H] without a token must not be read."""
         raise NotImplementedError
 
     dispatch_backward = None
-    """Where there are gradients: a method (grad_hidden, grad_probs, handle) -> (grad_x, grad_probs)."""
+    """Optional, for gradients: a method (grad_hidden, grad_probs, handle) -> (grad_x, grad_probs)."""
 
     combine_backward = None
-    """Where there are gradients: a method (grad_combined_x, handle) -> the gradient of combine's x."""
+    """Optional, for gradients: a method (grad_combined_x, handle) -> the gradient of combine's x."""
 
     def close(self):
-        """Called when the last round of a case is over."""
+        """Called after the last round of a case."""
 
 
 def load(name):
-    """The implementation that `module:Name` names; a short name is an adapter of epmoe.check.adapters."""
+    """The implementation that `module:Name` names. A short name is an adapter of epmoe.check.adapters."""
     from epmoe.check.adapters import ADAPTERS
 
     module, _, attribute = ADAPTERS.get(name, name).partition(":")
@@ -217,7 +217,7 @@ def load(name):
 
 
 def whole(found, name):
-    """The class, after checking that it has all methods that a check calls; name: its name in messages."""
+    """The class, after checking that it has all methods that a check calls. name: its name in messages."""
     layouts = Implementation, RowsImplementation, HybridImplementation
     if not (isinstance(found, type) and issubclass(found, layouts)):
         raise EPValueError(
@@ -241,7 +241,7 @@ def whole(found, name):
 
 
 def has_halves(found):
-    """Whether an implementation (or its class) has the four halves of dispatch and combine; some alone are refused."""
+    """Whether an implementation (or its class) has the four halves of dispatch and combine. Some alone are refused."""
     halves = [half for half in HALVES if getattr(found, half, None) is not None]
     if halves and len(halves) < len(HALVES):
         name = found.__name__ if isinstance(found, type) else type(found).__name__
@@ -252,7 +252,7 @@ def has_halves(found):
 
 
 def _refuse_unknown_names(found, name):
-    """Refuse misspelt formats and options, which would silently make cases not served."""
+    """Refuse misspelt formats and options. They would silently make cases not served."""
     known = {}
     if issubclass(found, Implementation):
         known = {
@@ -282,7 +282,7 @@ def _choice(names):
 
 
 def not_served(implementation, case):
-    """Why a case is not for this implementation, in a few words; None if it is."""
+    """Why this implementation does not serve a case, in a few words; None if it does."""
     if issubclass(implementation, RowsImplementation):
         return None
     if issubclass(implementation, Implementation):

@@ -10,7 +10,7 @@ from epmoe_ref import format_of
 
 
 class _Segment:
-    """One segment of a dispatch recv_buf: the wanted messages, its slots' content, and their content before."""
+    """One segment of a dispatch recv_buf: the wanted messages, its slots' content, and their previous content."""
 
     def __init__(self, suspect, local_expert, src_rank):
         self.at, self.suspect = (local_expert, src_rank), suspect
@@ -22,7 +22,7 @@ class _Segment:
         self.before = None if before is None else before[self.at][: self.count]
 
     def equal(self, one, other, part=slice(None)):
-        """bool [len(one), len(other)]: which messages are equal in a part, padding aside."""
+        """bool [len(one), len(other)]: which messages are equal in a part, ignoring padding."""
         kept = np.flatnonzero(~self.free[part])
         return (one[:, part][:, kept][:, None] == other[:, part][:, kept][None]).all(axis=-1)
 
@@ -37,7 +37,7 @@ class _Segment:
         return np.flatnonzero(~self.equal(self.want, self.got).any(axis=0))
 
     def stale(self, slots, part=slice(None)):
-        """bool: which slots still hold, in a part, their bytes of before."""
+        """bool: which slots still hold their previous bytes, in a part."""
         if self.before is None:
             return np.zeros(len(slots), bool)
         kept = np.flatnonzero(~self.free[part])
@@ -59,7 +59,7 @@ def _parts(suspect):
 
 
 def _all(test):
-    """A test of a suspect that holds if test(segment) does for every segment that is wrong."""
+    """A test of a suspect that holds if test(segment) holds for every wrong segment."""
 
     def of_suspect(suspect):
         wrong = _segments(suspect)
@@ -69,7 +69,7 @@ def _all(test):
 
 
 def _only(*right):
-    """All messages of a segment are right in the parts of these numbers, and some are wrong in each other part."""
+    """All messages of a segment are right in the parts with these numbers, and some are wrong in each other part."""
 
     def test(segment):
         parts = _parts(segment.suspect)
@@ -85,7 +85,7 @@ def _only(*right):
 
 
 def _holds(part_number, dtype, change):
-    """Besides being the only wrong part, it holds change(suspect, wanted words), which differs from the wanted."""
+    """It is the only wrong part, and it holds change(suspect, wanted words), which differs from the wanted words."""
     right = [i for i in range(3) if i != part_number]
 
     def test(suspect):
@@ -141,7 +141,7 @@ def _payload_late(segment):
 
 
 def _twice(segment):
-    """Slots hold copies of a message that another slot of the segment holds too."""
+    """Slots hold copies of a message that another slot of the segment also holds."""
     equal = segment.equal(segment.want, segment.got)
     return len(segment.missing) and not len(segment.stray) and bool((equal.sum(axis=1) > 1).any())
 
@@ -153,7 +153,7 @@ def _payloads_mixed(segment):
 
 
 def _found(where):
-    """Every missing message of every wrong segment lies at a place for which where(segment, rank, place) holds."""
+    """Every missing message of every wrong segment is at a place for which where(segment, rank, place) holds."""
 
     def test(suspect):
         wrong = _segments(suspect)
@@ -173,7 +173,7 @@ def _found(where):
 def _places(segment, message):
     """(rank, (local_expert, src_rank, slot)) of every slot that holds a message of the segment and should not.
 
-    A token's message is the same for all of its experts, so it lies in other segments rightly too.
+    A token's message is the same for all of its experts, so other segments may hold it rightly.
     """
     kept = np.flatnonzero(~segment.free)
     wanted = segment.want[message][kept]
@@ -261,7 +261,7 @@ def _rows_stale(suspect):
 
 
 def _rows_at(where):
-    """Every wrong row's wanted bytes lie at a (rank, token, k) of which where(suspect, (t, k), place) says yes."""
+    """Every wrong row's wanted bytes are at a (rank, token, k) for which where(suspect, (t, k), place) holds."""
 
     def test(suspect):
         for t, k in _wrong_rows(suspect).tolist():
@@ -280,7 +280,7 @@ def _rows_at(where):
 
 
 ROW_CAUSES = [
-    ("rows are missing: the bytes of before are there", _rows_stale),
+    ("rows are missing: the previous bytes are still there", _rows_stale),
     (
         "misplaced: rows lie at another k of their token",
         _rows_at(lambda suspect, at, place: place[0] == suspect.state.rank and place[1] == at[0]),

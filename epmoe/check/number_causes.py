@@ -12,7 +12,7 @@ FLOOR = np.float32(1e-4) / np.float32(448)  # the scale of a group whose absmax 
 
 
 def matched(suspect):
-    """Rows [n, 2] of the result and of the reference that hold the same message; src_info must be right."""
+    """Rows [n, 2] of the result and of the reference that hold the same message. src_info must be right."""
     where = suspect.where
     rows = (
         array(x, "src_info")[: where.n_rows].astype(np.int64) for x in (suspect.got, suspect.want)
@@ -22,7 +22,7 @@ def matched(suspect):
 
 
 def _payloads(suspect):
-    """(result's, reference's) elements that differ in their bits; None where bytes hold two of them."""
+    """(result's, reference's) elements that differ in their bits; None if a byte holds two elements."""
     got, want = suspect.both("output_tokens")
     if packed(suspect.cfg):
         return None
@@ -39,12 +39,12 @@ FLUSHED = (
 
 
 def nan_lost(got, want):
-    """Whether elements that differ, floats of any type, are NaN in the reference alone."""
+    """Whether all elements that differ, floats of any type, are NaN only in the reference."""
     return bool((np.isnan(want) & ~np.isnan(got)).all())
 
 
 def flushed(got, want):
-    """Whether elements that differ, of the reference's type, are subnormal in it and 0 in the result."""
+    """Whether all elements that differ, of the reference's type, are subnormal in it and 0 in the result."""
     if want.dtype.kind in "iu":
         return False
     return bool(
@@ -63,7 +63,7 @@ def _elements(test):
 
 
 def _bf16_rows(suspect):
-    """(result's, reference's) rows of matched messages, where they are bf16; else None."""
+    """(result's, reference's) rows of matched messages if they are bf16; else None."""
     if suspect.cfg.token_format != "bf16":
         return None
     got, want = suspect.both("output_tokens")
@@ -72,7 +72,7 @@ def _bf16_rows(suspect):
 
 
 def _changed(change):
-    """A test: the result's rows are the reference's, changed like that, and not all rows are equal."""
+    """A test: the result's rows are change(the reference's), and some row differs."""
 
     def test(suspect):
         rows = _bf16_rows(suspect)

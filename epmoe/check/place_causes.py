@@ -1,6 +1,6 @@
 """Likely causes by place, in either phase: rows one place off, columns lost at the end.
 
-A neighbour is the next row (1) or the previous row (-1); rows without a neighbour are skipped.
+A neighbour is the next row (1) or the previous row (-1). Rows without a neighbour are skipped.
 """
 
 import copy
@@ -13,7 +13,7 @@ from epmoe.check.number_causes import matched
 from epmoe.check.places import places_of
 
 NEIGHBOURS = 1, -1
-MOST = 0.9  # of the elements in lost columns: some are right by chance
+MOST = 0.9  # of the elements in lost columns; some are right by chance
 
 BESIDE = "each row holds its neighbour's payload: payloads are written, or read, one row off"
 ROWS_LOST, SUMS_LOST = (
@@ -24,7 +24,7 @@ ROWS_LOST, SUMS_LOST = (
 
 
 def last_columns_lost(got, want, wrong):
-    """Whether all columns from some one on, and no others, are wrong in all rows: other numbers, or one everywhere.
+    """Whether exactly the columns from some column on are wrong in all rows: other numbers, or one value everywhere.
 
     got, want [rows, columns]; wrong: which elements differ.
     """
@@ -45,7 +45,7 @@ def rows_lost(suspect):
 
 
 def rows_beside(suspect):
-    """Whether each row of a dispatch has the payload that belongs to its neighbour's src_info."""
+    """Whether each row of a dispatch has its neighbour's payload."""
     got, want = suspect.both("output_tokens")
     pairs = matched(suspect)
     right = np.full(suspect.where.n_rows + 2, -1)  # the reference's row of each row, from 1 on
@@ -59,9 +59,9 @@ def rows_beside(suspect):
 
 
 def outputs_beside(total):
-    """[(the same Sum of the rows beside those that combine should take, bool [T]: tokens all of whose rows have one)].
+    """[(the same Sum, but of the neighbours of the rows it should take, bool [T]: tokens all of whose rows have one)].
 
-    Empty where other ranks' results are not known.
+    Empty if other ranks' results are not known.
     """
     round_, cfg = total.round, total.cfg
     if cfg.skip_a2a or any(result is None for result in round_.dispatched):

@@ -1,8 +1,8 @@
 """The places of rows and scales in one rank's dispatch result, computed from its counts.
 
-The reference and the kernels compute row places too. They are computed here again, because a comparison that asked one
-side could not see that side's mistakes. Properties of a format come from the reference's format objects, so a new format
-needs no change here.
+The reference and the kernels compute row places too. They are computed here again, because a comparison that used one
+side's places could not see that side's mistakes. Properties of a format come from the reference's format objects, so a
+new format needs no change here.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ SHARED = -2
 class Places:
     """Per output row: its group, its row inside the group, and its src_rank.
 
-    group [n_rows] int64, row_in_group [n_rows] int64, src_rank [n_rows] int64 (PADDING for rows that only fill a group
-    up, SHARED for the shared expert's rows), all of exact length row_offsets[-1].
+    group [n_rows] int64, row_in_group [n_rows] int64, src_rank [n_rows] int64 (PADDING for rows that only fill up a
+    group, SHARED for the shared expert's rows), all of exact length row_offsets[-1].
     """
 
     group: np.ndarray
@@ -30,7 +30,7 @@ class Places:
 
     @property
     def n_rows(self):
-        """Rows in all."""
+        """Number of rows."""
         return len(self.group)
 
     def routed(self):
@@ -47,7 +47,7 @@ class Places:
 
 
 def places_of(cfg, rank, result):
-    """Places of every row of a rank's result, which has row_offsets, recv_count and num_tokens."""
+    """Places of every row of a rank's result. The result has row_offsets, recv_count and num_tokens."""
     return places(
         cfg,
         result.row_offsets,
@@ -57,7 +57,7 @@ def places_of(cfg, rank, result):
 
 
 def shared_rows(cfg, rank, num_tokens):
-    """Rows of the shared expert on a rank: one a token; under skip_a2a its share of them."""
+    """Rows of the shared expert on a rank: one for each token, or under skip_a2a for its share of them."""
     world = cfg.allreduce_world_size if cfg.skip_a2a else 1
     return (num_tokens + world - rank % world - 1) // world
 
@@ -65,7 +65,7 @@ def shared_rows(cfg, rank, num_tokens):
 def places(cfg, row_offsets, recv_count, *, n_shared=None):
     """Places of every row, from row_offsets (n_groups + 1) and recv_count (n_local_experts, src_ranks).
 
-    n_shared: rows of the shared expert; None: all of group 0, which is so where the format does not pad.
+    n_shared: rows of the shared expert. None: all of group 0, which is right if the format does not pad.
     """
     offsets = np.asarray(row_offsets).astype(np.int64)
     counts = np.asarray(recv_count).astype(np.int64)
@@ -88,12 +88,12 @@ def global_expert(cfg, rank, group):
 
 
 def src_rank_at(cfg, rank, index):
-    """The src_rank that an index of recv_count's second axis stands for: under skip_a2a the rank itself."""
+    """The src_rank for an index of recv_count's second axis. Under skip_a2a it is the rank itself."""
     return rank if cfg.skip_a2a else int(index)
 
 
 def packed(cfg):
-    """True for the formats that keep two values in a byte."""
+    """True for formats that keep two values in a byte."""
     return 2 * format_of(cfg).values_size() == cfg.hidden
 
 
@@ -103,12 +103,12 @@ def scale_group(cfg):
 
 
 def layout(cfg):
-    """How the format's scales lie: one of the functions of epmoe_ref.formats.scale_layout."""
+    """The layout of the format's scales: one of the functions of epmoe_ref.formats.scale_layout."""
     return format_of(cfg).scale_layout
 
 
 def tiled(cfg):
-    """True for the formats whose scales lie in 5-D tiles of 128 rows."""
+    """True for formats whose scales lie in 5-D tiles of 128 rows."""
     return layout(cfg) is tiles_5d
 
 

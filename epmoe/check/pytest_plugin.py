@@ -29,7 +29,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(session, config, items):
-    """Adds a test for each case of each implementation that was named."""
+    """Add a test for each case of each implementation that was named."""
     for name in [*config.getini("epmoe_check"), *config.getoption("--epmoe-check")]:
         items.extend(_tests(session, name, config.getoption("--epmoe-ranks")))
 
@@ -82,4 +82,4 @@ class Conformance(pytest.Item):
 
 
 class Differs(Exception):
-    """The implementation's results are not the reference's."""
+    """The implementation's results differ from the reference's."""

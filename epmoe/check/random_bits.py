@@ -28,7 +28,7 @@ def mix(words):
 
 @np.errstate(over="ignore")
 def stream(*key):
-    """The seed of the stream that a tuple of small numbers or of equally shaped int arrays names; uint64."""
+    """The seed of the stream named by a tuple of small numbers or of equally shaped int arrays; uint64."""
     seed = np.zeros((), np.uint64)
     for part in key:
         seed = mix(

@@ -13,7 +13,7 @@ from epmoe.worlds import launcher
 from epmoe.worlds.plain_data import decode, encode
 from epmoe_ref.errors import UnavailableError
 
-TIMEOUT_S = 1800  # seconds for all ranks to arrive: some compile, others wait
+TIMEOUT_S = 1800  # seconds for all ranks to arrive: some compile while others wait
 
 MPI_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
 
@@ -51,7 +51,7 @@ class MPIRank:
         return [decode(part) for part in np.split(told, np.cumsum(sizes)[:-1])]
 
     def close(self):
-        """Leave torch's process group, if the implementation made one; MPI ends with the process."""
+        """Leave torch's process group, if the implementation made one. MPI ends with the process."""
         if "torch.distributed" in sys.modules:
             dist = sys.modules["torch.distributed"]
             if dist.is_available() and dist.is_initialized():
@@ -78,17 +78,17 @@ class TorchRank:
         return self._exchange.gather("telling", value, TIMEOUT_S)
 
     def close(self):
-        """Leaves the process group, as torch requires."""
+        """Leave the process group, as torch requires."""
         self._dist.destroy_process_group()
 
 
 def ranks_of(implementation, n_ranks):
-    """The ranks that this process runs: all n_ranks of them, or, with one rank a process, its own."""
+    """The ranks that this process runs: all n_ranks of them, or its own with one rank a process."""
     return this_rank() if implementation.per_rank else WholeWorld(n_ranks)
 
 
 def started_by_mpirun():
-    """Whether this process is one of mpirun's."""
+    """Whether mpirun started this process."""
     return any(name in os.environ for name in MPI_VARIABLES)
 
 
@@ -104,13 +104,13 @@ def started_with_others():
 
 
 def process_number():
-    """The number that mpirun or torchrun gave to this process; 0 for one that was started alone."""
+    """The number that mpirun or torchrun gave to this process; 0 if it was started alone."""
     numbers = map(launcher.number, (*MPI_VARIABLES, "RANK"))
     return next((number for number in numbers if number is not None), 0)
 
 
 def this_rank():
-    """The rank that mpirun or torchrun made of this process."""
+    """This process's rank under mpirun or torchrun."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return TorchRank()
     if started_by_mpirun():
@@ -148,7 +148,7 @@ def _address_through_mpi():
     with socket.socket() as probe:
         probe.bind(("", 0))
         address = f"{socket.gethostname()}:{probe.getsockname()[1]}".encode()
-    told = np.zeros(300, np.uint8)  # a host's name has 255 letters at most
+    told = np.zeros(300, np.uint8)  # a host's name has at most 255 letters
     told[: len(address)] = np.frombuffer(address, np.uint8)
     comm.Bcast(told)
     where = told.tobytes().rstrip(b"\0").decode()

@@ -63,7 +63,7 @@ def _payload_in_group(suspect):
 
 
 def _payload_of_other_rank(suspect):
-    """Each row holds the token of that number of another src_rank, always as many ranks further on."""
+    """Each row holds the token with the same number of another src_rank. The distance between the ranks is constant."""
     (got, _), where, inputs = (
         suspect.both("output_tokens"),
         suspect.where,
@@ -84,7 +84,7 @@ def _payload_of_other_rank(suspect):
         sources = [inputs[(source + shift) % n] for _, source, _, _ in rows]
         known = [
             (key, x) for key, x in zip(rows, sources) if key[2] < len(x)
-        ]  # others are where no token is
+        ]  # the others have no token
         if known and all(held.get(key) == bits(x[key[2]]).tobytes() for key, x in known):
             return True
     return False
@@ -108,7 +108,7 @@ def _never_written(suspect):
 
 
 ROW_CAUSES = [
-    ("stale rows: they hold what the round before left in their place", _stale_rows),
+    ("stale rows: they hold what the previous round left in their place", _stale_rows),
     (
         "payload and src_info of a segment's rows do not belong together: rows were moved without their src_info, or "
         "slots claimed in another order than the payloads'",
@@ -118,7 +118,7 @@ ROW_CAUSES = [
         "the payloads of an expert's rows are in another order of src_ranks than their src_info",
         _payload_in_group,
     ),
-    ("each row holds the token of that number of another src_rank", _payload_of_other_rank),
+    ("each row holds the token with its number of another src_rank", _payload_of_other_rank),
     (BESIDE, rows_beside),
     (
         "the two fp4 codes of each byte are swapped: the even column is in the low nibble",

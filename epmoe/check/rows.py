@@ -1,4 +1,4 @@
-"""fused_a2a cases, and how one is run on a RowsImplementation: dispatch, made-up rows, combine, both gradients."""
+"""fused_a2a cases, and how to run one on a RowsImplementation: dispatch, made-up rows, combine, both gradients."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ X, ROUTING, GAPS, PROBS, RETURNED = range(100, 105)
 
 @dataclass(frozen=True)
 class RowsCase:
-    """One world of fused_a2a; routing as in epmoe.check.cases.Case."""
+    """One world of fused_a2a. Routing is as in epmoe.check.cases.Case."""
 
     name: str
     seed: int
@@ -32,7 +32,7 @@ class RowsCase:
     hidden: int
     routing: str = "spread"
     rounds: int = 2
-    edges: bool = False  # numbers at which arithmetic differs, in x and in what the experts return
+    edges: bool = False  # values for which arithmetic differs, in x and in the experts' results
 
     def x(self, round_):
         """bf16 [T, H] over ranks."""
@@ -83,7 +83,7 @@ class RowsCase:
         ]
 
     def gradients(self, round_, recv_x, recv_ids):
-        """(bf16 as recv_x, float32 as recv_ids and zero at its -1), over ranks: what backward of dispatch is given."""
+        """(bf16 as recv_x, float32 as recv_ids and zero at its -1), over ranks: the arguments of dispatch_backward."""
         of_x = [
             made("bf16", self.seed, round_, GRAD_X, rank, x.shape) for rank, x in enumerate(recv_x)
         ]
@@ -146,7 +146,7 @@ def cases(n_ranks=4):
 def run_case(implementation, case, ranks, not_given):
     """Differences of the first round that has any, over the ranks of this process.
 
-    not_given: a set to which "gradients" is added where the implementation has no backward functions.
+    not_given: a set; "gradients" is added to it if the implementation has no backward functions.
     """
     return first_found(
         implementation, case, ranks, lambda *of_round: _steps(implementation, *of_round, not_given)

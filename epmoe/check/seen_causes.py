@@ -1,6 +1,6 @@
 """Likely causes that are visible in the result and the reference, without computing anything again.
 
-`of_sums` is for combine's results, `of_rows` for rows whose order is not free. Each returns sentences, the most specific
+`of_sums` is for combine's results, `of_rows` for rows whose order is fixed. Each returns sentences, the most specific
 first.
 """
 
@@ -20,7 +20,7 @@ SEEN = NEVER_CAME, NO_NAN, NO_SUBNORMALS, SIGN = (
 
 @np.errstate(all="ignore")
 def of_sums(got, want):
-    """Of [T, ..., columns], of the same shape and type, that differ; any NaN equals any other."""
+    """Causes for results [T, ..., columns], of the same shape and type, that differ. Any NaN equals any other."""
     wrong = (bits(got) != bits(want)) & ~(np.isnan(got) & np.isnan(want))
     tokens = wrong.reshape(len(got), -1).any(axis=1)
     got_there, want_there = got[wrong], want[wrong]
@@ -41,7 +41,7 @@ def of_sums(got, want):
 
 @np.errstate(all="ignore")
 def of_rows(got, want):
-    """Of floats [rows, columns], of the same shape and type, that differ in their bits."""
+    """Causes for floats [rows, columns], of the same shape and type, that differ in their bits."""
     a, b = bits(got), bits(want)
     wrong = a != b
     got_there, want_there = got[wrong], want[wrong]

@@ -1,6 +1,6 @@
 """Likely causes of wrong words: common mistakes in kernels, each recognised by the whole region that it leaves.
 
-A cause is named only when it explains every word of the region that is not free. Tests get a Suspect (words.py).
+A cause is named only if it explains every word of the region that is not free. Tests get a Suspect (words.py).
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from epmoe_ref.protocol import MAX_FINITE
 
 
 def cause_of(suspect):
-    """The sentence that explains the region, several joined where each would, "" if none does."""
+    """The sentence that explains the region; several are joined if each would; "" if none does."""
     with np.errstate(all="ignore"):
         return best([cause for cause, test in CAUSES[suspect.name] if test(suspect)], GENERAL)
 
@@ -65,7 +65,7 @@ def _differ_by(amount):
 
 
 def _where_wrong(suspect, wanted, got):
-    """Whether every wrong word was to be `wanted` (a test of values) and is `got`."""
+    """Whether every wrong word should be `wanted` (a test of values) and is `got`."""
     wrong = ~suspect.fixed.free & (suspect.got != suspect.fixed.values)
     return bool(
         (wanted(suspect.fixed.values[wrong]) & (suspect.got[wrong] == np.uint64(got))).all()
@@ -111,7 +111,7 @@ def _per_peer(suspect):
 
 
 def _a(change):
-    """A test of region A: whether its end rows and counts are change(end rows without READY, counts, suspect)."""
+    """A test of region A: its end rows and counts are change(end rows without READY, counts, suspect)."""
 
     def test(suspect):
         if suspect.step != "dispatch_wait":

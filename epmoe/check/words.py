@@ -22,7 +22,7 @@ FIELDS = ("READY + end row", "count")  # of region A
 class Memory:
     """The model of one world, stepped together with an implementation, and the implementation's earlier memory.
 
-    `step` runs a half of the model on all ranks; `compare` returns the words of some ranks' memory that are then wrong.
+    `step` runs a half of the model on all ranks. `compare` then returns the wrong words in some ranks' memory.
     """
 
     def __init__(self, cfg):
@@ -45,9 +45,9 @@ class Memory:
         self.done = half
 
     def compare(self, held):
-        """Differences of {rank: {region: array}}, a Difference for each region that is wrong, with its likely cause.
+        """Differences in {rank: {region: array}}: a Difference for each wrong region, with its likely cause.
 
-        Regions: the BUFFERS and "ep_counters" (int32 [8 * n_experts + 12]); any may be missing.
+        Regions: the BUFFERS and "ep_counters" (int32 [8 * n_experts + 12]). Any may be missing.
         """
         by_rank = {rank: self._opened(rank, regions) for rank, regions in held.items()}
         found = []
@@ -103,8 +103,8 @@ class Memory:
 class Suspect:
     """One wrong region of one rank: its content, the model's, and its content before this half.
 
-    held: {rank: {region: array}} of all ranks that were read; states: the model's, of all ranks. before: {region:
-    array} of this rank, after the half before; empty if it was not read then.
+    held: {rank: {region: array}} of all ranks that were read. states: the model's, of all ranks. before: {region:
+    array} of this rank after the previous half; empty if it was not read then.
     """
 
     state: object
@@ -127,19 +127,19 @@ class Suspect:
 
     @property
     def got(self):
-        """The region in the form of the model's words: messages of a segment in the order of tokens."""
+        """The region in the form of the model's words: messages of a segment in token order."""
         if self.name != "dispatch_recv_buf":
             return self.raw
         return words.in_token_order(self.cfg, self.raw, self.state.messages_here)[0]
 
     @property
     def place(self):
-        """dispatch_recv_buf: from which slot each message of `got` came, int [n_local_experts, n_ranks, slots]."""
+        """For dispatch_recv_buf: the slot each message of `got` came from, int [n_local_experts, n_ranks, slots]."""
         return words.in_token_order(self.cfg, self.raw, self.state.messages_here)[1]
 
 
 def flat_counters(cfg, region):
-    """int32 [8 * n_experts + 12] out of regions; region(name) gives the words in use, by epmoe.layout's names."""
+    """int32 [8 * n_experts + 12] from regions. region(name) gives the words in use, by epmoe.layout's names."""
     flat = np.zeros(EPLocalSyncCounters[cfg.n_experts].total_size(), np.int32)
     for name, (start, _) in EPLocalSyncCounters[cfg.n_experts].regions().items():
         held = region("combine_ready" if name == "combine_wait" else name)
@@ -148,17 +148,17 @@ def flat_counters(cfg, region):
 
 
 def _under_way(state, regions):
-    """Segments whose signal may come later, and has not come yet, as far as the recv_count of the step was read."""
+    """Segments whose signal may arrive later and has not arrived yet, according to the recv_count that was read."""
     name = state.next_step.replace("_wait", "_recv_count")
     may = may_be_under_way(state)
     return may & (regions[name] == MAX_FINITE) if name in regions else may
 
 
 class WordsOf:
-    """Compares an implementation's words with the model's, if it has buffers() or counters(); else does nothing.
+    """Compares an implementation's words with the model's, if it has buffers() or counters(). Otherwise does nothing.
 
-    halves: whether it is called by halves. wrong: whether some rank's memory was wrong when it was last compared, the
-    same on all ranks.
+    halves: whether it is called by halves. wrong: whether some rank's memory was wrong at the last comparison; the same
+    on all ranks.
     """
 
     def __init__(self, world, cfg, ranks, per_rank):
@@ -206,7 +206,7 @@ class WordsOf:
 
 
 def misshapen(cfg, rank, regions):
-    """Differences of what was read of a rank and is no region of that shape and size of word; [] if all are."""
+    """Differences for regions that do not have the model's shape and word size; [] if all have."""
     model, found = World(cfg).ranks[rank], []
     for name, array in regions.items():
         if name not in (*BUFFERS, "ep_counters"):

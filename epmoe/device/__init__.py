@@ -1,14 +1,14 @@
-"""The intrinsics that kernels are written in, and the machine that runs them, for GPUs and for the simulator.
+"""The intrinsics that kernels are written in, and the machine that runs kernels: a GPU or the simulator.
 
-`SIM` says which of the two this process uses. The choice is made once, here: EPMOE_DEVICE=gpu or sim decides; else
-NUMBA_ENABLE_CUDASIM=1 means the simulator; else the GPU, if numba-cuda can be imported and there is a CUDA device;
-else the simulator. With EPMOE_DEVICE=gpu and no GPU, kernels can still be compiled to PTX. The simulator never imports
-numba.
+`SIM` is True if this process uses the simulator. The choice is made once, here. EPMOE_DEVICE=gpu or sim decides. If it
+is not set, NUMBA_ENABLE_CUDASIM=1 selects the simulator. Otherwise the GPU is used if numba-cuda can be imported and
+there is a CUDA device, and the simulator if not. With EPMOE_DEVICE=gpu and no GPU, kernels can still be compiled to
+PTX. The simulator never imports numba.
 
 epmoe.device.intrinsics lists the intrinsics. Decorators: @device_fn for functions, @kernel(max_threads=...) for entry points
 with the signature (params: u64 or a tuple of u64, num_tokens: i32, my_rank: i32). ArrayKernel makes a kernel whose
-arguments are arrays, tuples and numbers; address_of(array) is the address of its first element. array_at makes an array
-from an address inside a kernel; output reads a tuple, or memory. machine(n_ranks, ...) makes the host's side: buffers,
+arguments are arrays, tuples and numbers. address_of(array) is the address of its first element. array_at makes an array
+from an address inside a kernel. output reads a tuple, or memory. machine(n_ranks, ...) makes the host's side: buffers,
 streams, launches.
 """
 

@@ -57,7 +57,7 @@ def load16(address: Any) -> Any:
     """Four u32 from a 16-byte aligned global address; a plain load."""
 
 def load16_nc(address: Any) -> Any:
-    """load16 through the non-coherent path: only for what nobody writes while the kernel runs."""
+    """load16 through the non-coherent path: only for bytes that nobody writes while the kernel runs."""
 
 def load16_stream(address: Any) -> Any:
     """load16 that leaves no trace in the L1 cache."""
@@ -69,7 +69,7 @@ def store16_stream(address: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     """store16 that leaves no trace in the L1 cache."""
 
 def prefetch(address: Any) -> Any:
-    """Prefetch the bytes around a global address into L2; nothing is read, so no order is needed."""
+    """Prefetch the bytes around a global address into L2. Nothing is read, so no order is needed."""
 
 def ld_relaxed_cta_i32(address: Any) -> Any:
     """Relaxed load of a i32, scope cta."""
@@ -492,7 +492,7 @@ def popc(x: Any) -> Any:
     """Number of set bits of a u32."""
 
 def ffs(x: Any) -> Any:
-    """Place of the lowest set bit of a u32, counted from 1; 0 if there is none."""
+    """Position of the lowest set bit of a u32, counted from 1; 0 if there is none."""
 
 def clz(x: Any) -> Any:
     """Number of zero bits above the highest set bit of a u32."""
@@ -500,10 +500,10 @@ def clz(x: Any) -> Any:
 def shared_array(shape: Any, dtype: Any) -> Any:
     """A static array of the block. shape (int or tuple) is a constant, dtype int32, uint32, uint64, float32 or uint8.
 
-    Every call site has its own array; all threads of the block share it."""
+    Every call site has its own array, and all threads of the block share it."""
 
 def shared_add_i32(array: Any, i: Any, v: Any) -> Any:
-    """Add to an element of a shared int32 array, relaxed, scope cta; returns the old value.
+    """Add to an element of a shared int32 array, relaxed, scope cta. Returns the old value.
 
     Adding 0 is a poll, and polls are spins, as for strong loads."""
 
@@ -544,10 +544,10 @@ def shared_store_f32(address: Any, v: Any) -> Any:
     """Store a f32 at a shared-window address."""
 
 def globaltimer() -> Any:
-    """Nanoseconds since some start; here 100 for each operation of any thread."""
+    """Nanoseconds since some start. Here every operation of any thread takes 100."""
 
 def clock() -> Any:
-    """Cycles of this multiprocessor since some start; here the same as globaltimer."""
+    """Cycles of this multiprocessor since some start. Here the same as globaltimer."""
 
 def nanosleep(ns: Any) -> Any:
     """Sleep for about ns nanoseconds."""
@@ -597,23 +597,23 @@ def sub_rn(a: Any, b: Any) -> Any:
 def fma_rn(a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once.
 
-    The product of two float32 is exact in float64. Their sum with c is rounded to odd there (the error of the addition
-    says whether it is exact), after which rounding to float32 is as if done once."""
+    The product of two float32 is exact in float64. Its float64 sum with c is rounded to odd (the error of the addition
+    says whether the sum is exact). Rounding that to float32 then gives the same bits as one rounding."""
 
 def div_rn(a: Any, b: Any) -> Any:
     """a / b, rounded once."""
 
 def max_f32(a: Any, b: Any) -> Any:
-    """The larger one; if one is NaN, the other; +0 is larger than -0."""
+    """The larger of a and b. If one is NaN, the other. +0 is larger than -0."""
 
 def min_f32(a: Any, b: Any) -> Any:
-    """The smaller one; if one is NaN, the other; -0 is smaller than +0."""
+    """The smaller of a and b. If one is NaN, the other. -0 is smaller than +0."""
 
 def abs_f32(a: Any) -> Any:
     """a without its sign."""
 
 def exp(a: Any) -> Any:
-    """e to the power a, within 2 units in the last place; not bit-exact."""
+    """e to the power a, within 2 units in the last place. Not bit-exact."""
 
 def ex2_approx(a: Any) -> Any:
     """2 to the power a, as ex2.approx.f32 (within 2 units in the last place)."""
@@ -640,10 +640,10 @@ def bulk_commit() -> Any:
     """Close the thread's current group of bulk stores."""
 
 def bulk_wait() -> Any:
-    """Wait until all closed groups of this thread are done; their writes may now be signalled."""
+    """Wait until all closed groups of this thread are done. Their writes may then be signalled."""
 
 def bulk_wait_read() -> Any:
-    """Wait until all closed groups of this thread have read their source; shared memory may now be overwritten."""
+    """Wait until all closed groups of this thread have read their source. Shared memory may then be overwritten."""
 
 def fence_proxy_async() -> Any:
     """Make ordinary accesses before it visible to bulk copies issued after it (by any thread ordered after this one)."""

@@ -1,4 +1,4 @@
-"""Arithmetic intrinsics: f32 values are np.float32, rounded exactly like the PTX instructions. Arrays broadcast."""
+"""Arithmetic intrinsics. f32 values are np.float32, rounded exactly like the PTX instructions. Arrays broadcast."""
 
 import math
 import struct
@@ -137,8 +137,8 @@ def div_rn(a, b):
 def fma_rn(a, b, c):
     """a * b + c, rounded once.
 
-    The product of two float32 is exact in float64. Their sum with c is rounded to odd there (the error of the addition
-    says whether it is exact), after which rounding to float32 is as if done once.
+    The product of two float32 is exact in float64. Its float64 sum with c is rounded to odd (the error of the addition
+    says whether the sum is exact). Rounding that to float32 then gives the same bits as one rounding.
     """
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) or isinstance(c, np.ndarray):
         return _fma_arrays(np.asarray(a, F32), np.asarray(b, F32), np.asarray(c, F32))
@@ -169,7 +169,7 @@ def _fma_arrays(a, b, c):
 
 
 def max_f32(a, b):
-    """The larger one; if one is NaN, the other; +0 is larger than -0."""
+    """The larger of a and b. If one is NaN, the other. +0 is larger than -0."""
     a, b = F32(a), F32(b)
     if a != a:
         return b if b == b else _NAN
@@ -179,7 +179,7 @@ def max_f32(a, b):
 
 
 def min_f32(a, b):
-    """The smaller one; if one is NaN, the other; -0 is smaller than +0."""
+    """The smaller of a and b. If one is NaN, the other. -0 is smaller than +0."""
     a, b = F32(a), F32(b)
     if a != a:
         return b if b == b else _NAN
@@ -194,7 +194,7 @@ def abs_f32(a):
 
 
 def exp(a):
-    """e to the power a, within 2 units in the last place; not bit-exact."""
+    """e to the power a, within 2 units in the last place. Not bit-exact."""
     return F32(np.exp(F32(a)))
 
 
@@ -209,7 +209,7 @@ def popc(x):
 
 
 def ffs(x):
-    """Place of the lowest set bit of a u32, counted from 1; 0 if there is none."""
+    """Position of the lowest set bit of a u32, counted from 1; 0 if there is none."""
     x &= MASK32
     return (x & -x).bit_length()
 

@@ -1,4 +1,4 @@
-"""topk_ids of any integer type in device memory become int32 there; an id that int32 cannot hold becomes OUTSIDE."""
+"""Converts topk_ids of any integer type in device memory to int32. An id that int32 cannot hold becomes OUTSIDE."""
 
 from functools import lru_cache
 
@@ -49,7 +49,7 @@ def cast_kernel(itemsize, is_signed):
 
 
 def cast_ids(machine, stream, rank, dtype, n_ids):
-    """A launch with start(from where, to where): n_ids ids to int32."""
+    """A launch with start(source address, destination address): converts n_ids ids to int32."""
     dtype = np.dtype(dtype)
     kernel = cast_kernel(dtype.itemsize, dtype.kind == "i")
     return machine.prepared(kernel, BLOCKS, THREADS, (), n_ids, rank, stream=stream)

@@ -1,6 +1,6 @@
-"""Casts as integer arithmetic, in PTX, for devices whose hardware lacks them: bf16 and fp16 pairs, and e4m3.
+"""Casts as integer arithmetic in PTX, for devices without the instructions: bf16 and fp16 pairs, and e4m3.
 
-The results equal newer devices' instructions bit for bit. `run` interprets a PTX text on the host, to test it
+The results equal newer devices' instructions bit for bit. `run` interprets a PTX text on the host, so it can be tested
 without a GPU.
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def _pair(one, shift, *temporaries):
-    """Text that casts $1 into the low part of $0 and $2 into the part above. one: of {x} into the register {r}."""
+    """PTX that casts $1 into the low part of $0 and $2 into the part above. one: PTX that casts {x} to register {r}."""
     registers = ".reg .b32 r1, r2; " + " ".join(temporaries)
     return "{ %s %s %s shl.b32 r2, r2, %d; or.b32 $0, r1, r2; }" % (
         registers,
@@ -20,7 +20,7 @@ def _pair(one, shift, *temporaries):
     )
 
 
-# Adding half an ulp of bf16, one less if the result's last bit would be even, rounds to nearest even by carry.
+# To round to nearest even, add half an ulp of bf16, or one less if the result's last bit would be even. It carries.
 BF16X2 = _pair(
     "mov.b32 u, {x}; shr.u32 {r}, u, 16; and.b32 {r}, {r}, 1; add.u32 {r}, {r}, 0x7fff; add.u32 {r}, {r}, u; "
     "shr.u32 {r}, {r}, 16; and.b32 u, u, 0x7fffffff; setp.gt.u32 p, u, 0x7f800000; "
@@ -31,8 +31,8 @@ BF16X2 = _pair(
 
 F16X2 = "{ .reg .b16 l, h; cvt.rn.f16.f32 l, $1; cvt.rn.f16.f32 h, $2; mov.b32 $0, {l, h}; }"
 
-# Saturated |x| plus 2**20 times its power of two (at least 2**-6): the hardware's addition rounds it to steps of e4m3,
-# whose number stands in the low bits of the sum. Two to the 3 steps make a binade, which begins at 2**-6 = bits 121 << 23.
+# Add to saturated |x| 2**20 times its power of two (at least 2**-6). The hardware's addition then rounds it to a step
+# of e4m3, whose number is in the low bits of the sum. A binade has 2**3 steps; the first is 2**-6 = bits 121 << 23.
 E4M3X2 = _pair(
     "mov.b32 u, {x}; and.b32 a, u, 0x7fffffff; mov.b32 f, a; min.f32 f, f, 0f43E00000; mov.b32 e, f; "
     "and.b32 e, e, 0x7f800000; max.u32 e, e, 0x3c800000; add.u32 m, e, 0x0a000000; mov.b32 g, m; "
@@ -45,7 +45,7 @@ E4M3X2 = _pair(
 
 
 def from_e4m3(shift):
-    """Text that converts the e4m3 in bits shift .. shift + 7 of $1 to float32: its bits in place, times 2**120."""
+    """PTX that converts the e4m3 in bits shift .. shift + 7 of $1 to float32: moves its bits, multiplies by 2**120."""
     return (
         "{ .reg .b32 u, s; .reg .f32 f; .reg .pred p; shr.u32 u, $1, %d; and.b32 s, u, 0x80; and.b32 u, u, 0x7f; "
         "setp.eq.u32 p, u, 0x7f; shl.b32 u, u, 20; mov.b32 f, u; mul.rn.f32 f, f, 0f7B800000; mov.b32 u, f; "
@@ -54,7 +54,7 @@ def from_e4m3(shift):
 
 
 def run(text, *operands):
-    """The result of a PTX text for operands $1, $2: arrays of uint32 bits. Knows only the instructions used here."""
+    """The result of a PTX text for operands $1, $2, arrays of uint32 bits. Knows only the instructions used here."""
     values = {"$%d" % i: np.asarray(v, np.uint32) for i, v in enumerate(operands, 1)}
     f32, u32 = (lambda v: v.view(np.float32)), (lambda v: np.asarray(v).view(np.uint32))
     steps = {

@@ -1,8 +1,8 @@
-"""A fingerprint of a kernel: equal only if compiling it would give the same code.
+"""A fingerprint of a kernel. Two are equal only if compiling the kernels would give the same code.
 
 Numba's cache depends on a kernel's bytecode and closure, but not on the device functions that it calls. This module
 walks the whole tree: code, constants, closures, and the globals that the code names, through all functions. A kernel
-with an object that the walk does not know is not cached.
+that refers to an object unknown to the walk is not cached.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-# Functions and classes of these are known by name; their versions are part of the fingerprint.
+# Functions and classes of these are identified by name. Their versions are part of the fingerprint.
 LIBRARIES = {
     "numba": "numba",
     "numba_cuda": "numba-cuda",
@@ -53,11 +53,11 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), np.g
 
 
 class Unknown(Exception):
-    """The walk met an object whose meaning for the compiled code it does not know."""
+    """The walk met an object and does not know how it affects the compiled code."""
 
 
 def fingerprint(function, *more):
-    """Hex digest of a function with everything it refers to, and of more plain values; None if an object is unknown."""
+    """Hex digest of a function with everything it refers to, and of more plain values. None if an object is unknown."""
     walk = _Walk()
     try:
         walk.value(more)
@@ -96,7 +96,7 @@ def source_digest():
 
 @cache
 def package_digest():
-    """Digest of all source of this package, which determines the kernels that a run needs."""
+    """Digest of all source of this package. It determines which kernels a run needs."""
     return _digest(FOLDER.rglob("*.py"))
 
 
@@ -126,14 +126,14 @@ class _Walk:
         if isinstance(v, PLAIN):
             self.put(type(v).__name__, repr(v))
             return
-        # Whether equal constants are one object depends on where Python got the bytecode.
+        # Whether equal constants are the same object depends on where Python got the bytecode.
         if isinstance(v, tuple):
             self.items(v)
             return
         if isinstance(v, types.CodeType):
             self.code(v)
             return
-        # Equal functions are one (device_fn), so a kernel's namespaces may be another kernel's: by what they hold.
+        # device_fn shares equal functions, so a namespace may belong to another kernel: use its contents instead.
         if isinstance(v, types.ModuleType) and v.__spec__ is None:
             made = {name: x for name, x in sorted(vars(v).items()) if not name.startswith("__")}
             self.put("namespace", v.__name__)
@@ -183,7 +183,7 @@ class _Walk:
             self.value(item)
 
     def function(self, f):
-        if _library(f) or f.__module__ == DECORATORS:  # the source of the latter is in the digest
+        if _library(f) or f.__module__ == DECORATORS:  # DECORATORS' source is in the digest
             self.put("library", f.__module__, f.__qualname__)
             return
         self.put("function", f.__name__)
@@ -219,7 +219,7 @@ def _is_filled(cell):
 
 
 def _names(code):
-    """The names that a function and those inside it look up."""
+    """The names that a function and its inner functions look up."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -228,6 +228,6 @@ def _names(code):
 
 
 def _library(v):
-    """The module that defines a function or class, or the class of another object, if it is a library's; else None."""
+    """The module that defines a function or class, or another object's class, if it belongs to a library; else None."""
     module = getattr(v, "__module__", None)
     return module if isinstance(module, str) and module.partition(".")[0] in LIBRARIES else None

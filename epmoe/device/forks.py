@@ -1,7 +1,7 @@
-"""A world belongs to the process that made it; a forked child that uses it gets an error.
+"""A world belongs to the process that made it. Using it in a forked child raises an error.
 
-A child has copies of Python's objects, but shares the ranks' memory, messages and the GPU with its parent, which would
-not notice the child's changes.
+A child has copies of Python's objects, but shares the ranks' memory, messages and the GPU with its parent. The parent
+would not notice the child's changes.
 """
 
 import os
@@ -13,7 +13,7 @@ _made = weakref.WeakSet()
 
 
 class _OfAnotherProcess:
-    """The argument of belongs_here(), in a child."""
+    """Replaces the argument of belongs_here() in a child."""
 
     def __getattribute__(self, name):
         if name.startswith("__"):
@@ -31,7 +31,7 @@ def belongs_here(thing):
 
 
 def is_of_another_process(thing):
-    """Whether this process is such a child."""
+    """True if this process is such a child."""
     return type(thing) is _OfAnotherProcess
 
 

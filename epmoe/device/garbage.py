@@ -1,4 +1,4 @@
-"""When garbage is not collected."""
+"""Switches Python's garbage collector off for a while."""
 
 import contextlib
 import gc
@@ -6,7 +6,7 @@ import gc
 
 @contextlib.contextmanager
 def without_collecting():
-    """No garbage is collected meanwhile; also a decorator. For what makes many objects that stay."""
+    """Collect no garbage inside. Context or decorator, for code that makes many objects that stay alive."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

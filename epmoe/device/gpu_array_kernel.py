@@ -1,4 +1,4 @@
-"""Kernels that take arrays as arguments, on a GPU: one Kernel for each set of argument types."""
+"""Kernels that take arrays as arguments, on a GPU. There is one Kernel for each set of argument types."""
 
 import math
 from array import array
@@ -21,7 +21,7 @@ NUMBERS = {np.int32: types.int32, np.uint64: types.uint64, np.float32: types.flo
 
 
 def _element(dtype):
-    """Numba's type of a dtype: bf16 is uint16, 8-bit floats are uint8."""
+    """Numba's type for a dtype: bf16 is uint16, 8-bit floats are uint8."""
     dtype = np.dtype(dtype)
     if dtype not in ELEMENTS and dtype.kind in "Vfu" and dtype.itemsize <= 2:
         dtype = np.dtype("uint%d" % (8 * dtype.itemsize))
@@ -44,7 +44,7 @@ def type_of(value):
 
 
 def _words(value):
-    """An argument as the driver gets it, an array("Q") of a word for each number; arrays are Numba's records."""
+    """An argument as the driver takes it: an array("Q"), a word for each number. An array becomes Numba's record."""
     words = array("Q")
     if isinstance(value, tuple):
         for v in value:
@@ -66,8 +66,8 @@ def _words(value):
 class ArrayKernel:
     """A kernel whose arguments are arrays, tuples and numbers. fn: the plain function; max_threads: of a block.
 
-    shmem: it uses epmoe.device.shmem, and is linked with NVSHMEM's code, which must be initialised before a launch.
-    An array is a record with address, shape, dtype, owner (epmoe.host.arrays.Array).
+    shmem: it uses epmoe.device.shmem and is linked with NVSHMEM's code. NVSHMEM must be initialised before a launch. An
+    array is a record with address, shape, dtype, owner (epmoe.host.arrays.Array).
     """
 
     def __init__(self, fn, max_threads, shmem=False):
@@ -82,36 +82,36 @@ class ArrayKernel:
         return self._kernels[given]
 
     def ptx(self, values, cc):
-        """The PTX text for a compute capability and arguments of these types; needs no GPU."""
+        """The PTX for a compute capability and arguments of these types. Needs no GPU."""
         return self.of(values).ptx(cc)
 
     def cubin(self, values, cc):
-        """The machine code for a compute capability; needs no GPU."""
+        """The machine code for a compute capability. Needs no GPU."""
         return self.of(values).binary(cc)[1]
 
     def resident_blocks(self, values, threads, n_sms=None):
-        """How many blocks of so many threads the GPU, or n_sms multiprocessors of it, hold at once."""
+        """How many blocks of `threads` threads the GPU, or n_sms of its multiprocessors, can hold at once."""
         n_sms = n_sms or cuda.current_context().device.MULTIPROCESSOR_COUNT
         return loaded(self.of(values)).blocks_per_sm(threads) * n_sms
 
     def place(self, stream, rank):
-        """Where a launch on this stream runs: what gives addresses of arrays."""
+        """Where a launch on this stream runs. It gives the addresses of arrays."""
         return Place()
 
     def words(self, n):
-        """n int32 words of the kernel's own, zero."""
+        """n int32 words for the kernel, zero."""
         return cuda.to_device(np.zeros(n, np.int32))
 
     def read(self, words):
-        """The values of such words."""
+        """The values of these words."""
         return words.copy_to_host()
 
     def wait(self, stream):
-        """Returns when what was launched on the stream has ended."""
+        """Returns when all launches on the stream have ended."""
         cuda.synchronize() if stream is None else check(cu.cuStreamSynchronize(_handle(stream)))
 
     def start(self, grid, block, stream, values, names):
-        """Launch; inside machine.hold() of the stream's machine, at its end. A dry machine remembers the kernel."""
+        """Launch the kernel; inside the machine's hold(), when hold() ends. A dry machine only records the kernel."""
         machine, kernel = getattr(stream, "machine", None), self.of(values)
         if hasattr(machine, "kernels"):
             machine.prepare(kernel)
@@ -133,10 +133,10 @@ class ArrayKernel:
 
 
 class Place:
-    """Arrays of the caller, by address."""
+    """The caller's arrays, by address."""
 
     def address(self, value, name):
-        """The address of a pointer argument: a number, an array, or what has one as `address`, `buffer` or `ptr`."""
+        """The address of a pointer argument: a number, an array, or an object with `address`, `buffer` or `ptr`."""
         for attribute in ("address", "ptr"):
             value = getattr(value, attribute, value)
         if hasattr(value, "__cuda_array_interface__"):
@@ -149,11 +149,11 @@ class Place:
 
 
 def _handle(stream):
-    """The handle of our stream, of Numba's, of a number, or of None, the default stream."""
+    """The handle of a stream: ours, Numba's, a number, or None for the default stream."""
     handle = getattr(stream, "handle", stream)
     return int(getattr(handle, "value", handle) or 0)
 
 
 def own_stream(n_ranks, rank):
-    """No stream is needed: there is a default one."""
+    """None: a GPU has a default stream."""
     return None

@@ -13,11 +13,11 @@ _shared = {}
 
 
 def device_fn(fn):
-    """Decorator for functions that kernels call; always inlined.
+    """Decorator for functions that kernels call. They are always inlined.
 
-    Factories make the same function for many kernels. Functions with equal code and equal closures are one, so that
-    Numba compiles it once in a process; and once for all numbers that it is called with, which become constants when it
-    is inlined.
+    Factories make the same function for many kernels. Functions with equal code and equal closures become one object,
+    so Numba compiles it once in a process. Numba also compiles it once for all numbers that it is called with; they
+    become constants when it is inlined.
     """
     key = _key(fn)
     if key in _shared:
@@ -33,18 +33,18 @@ def device_fn(fn):
 
 
 def _key(fn):
-    """What functions share if they compile to the same code; None if that cannot be told."""
+    """A key that is equal for functions that compile to the same code; None if there is none."""
     try:
         closure = tuple(_of_value(cell.cell_contents) for cell in fn.__closure__ or ())
         key = fn.__code__, id(fn.__globals__), closure, _of_value(fn.__defaults__)
         hash(key)
-    except (ValueError, TypeError):  # an empty cell; a value that cannot be compared
+    except (ValueError, TypeError):  # an empty cell, or a value that cannot be compared
         return None
     return key
 
 
 def _of_value(value):
-    """A value with its type, since 1, 1.0 and True are equal; a namespace by what it holds."""
+    """A value with its type, since 1, 1.0 and True are equal. A namespace is compared by its contents."""
     if isinstance(value, tuple):
         return type(value), tuple(map(_of_value, value))
     if isinstance(value, ModuleType) and value.__spec__ is None:
@@ -57,8 +57,8 @@ def _of_value(value):
 def kernel(fn=None, *, max_threads=1024, words=0, shmem=False):
     """Decorator for entry points: fn(params, num_tokens: i32, my_rank: i32), at most max_threads a block.
 
-    words: params is a tuple of this many u64, passed by value; 0: one u64, an address. shmem: it uses intrinsics
-    of epmoe.device.shmem.
+    words: params is a tuple of this many u64, passed by value. With 0 it is one u64, an address. shmem: it uses
+    intrinsics of epmoe.device.shmem.
     """
     if fn is None:
         return lambda f: kernel(f, max_threads=max_threads, words=words, shmem=shmem)

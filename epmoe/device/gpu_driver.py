@@ -1,11 +1,11 @@
-"""The CUDA driver's functions, as cuda.bindings has them, and what their results mean."""
+"""The CUDA driver's functions, from cuda.bindings, and the check of their results."""
 
 import contextlib
 import os
 
 from epmoe_ref.errors import EPError
 
-# virtual ranks wait for each other: all of their streams must advance
+# virtual ranks wait for each other, so all of their streams must make progress
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 # loading code while kernels wait for each other could hang
 os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
@@ -16,7 +16,7 @@ SUCCESS = cu.CUresult.CUDA_SUCCESS
 
 
 def check(result):
-    """The values of a driver call, or an error with its name."""
+    """The values that a driver call returned. EPError with the error's name if it failed."""
     code = result[0]
     if code != SUCCESS:
         _, name = cu.cuGetErrorName(code)
@@ -28,9 +28,9 @@ def check(result):
 
 @contextlib.contextmanager
 def outside_capture():
-    """Driver calls inside take place now, even while a stream of this thread is captured into a graph.
+    """Driver calls inside run at once, even while a stream of this thread is being captured into a graph.
 
-    Only for calls that the captured work does not depend on the order of: new memory, copies into it.
+    Use it only for calls whose order does not matter to the captured work: allocating memory, copying into it.
     """
     before = check(
         cu.cuThreadExchangeStreamCaptureMode(cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)

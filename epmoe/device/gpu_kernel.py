@@ -1,4 +1,4 @@
-"""Kernels on the GPU: compiled by Numba, at the first launch or to PTX without a GPU."""
+"""Kernels on the GPU. Numba compiles them at the first launch, or to PTX without a GPU."""
 
 import contextlib
 import types as _types
@@ -29,7 +29,7 @@ def as_if_on(cc):
 
 
 def result_type(fn, argument_types, cc):
-    """Numba's type of what a device function returns; needs no GPU. Errors: a NumbaError."""
+    """Numba's type for the return value of a device function. Needs no GPU. Errors: a NumbaError."""
     with as_if_on(cc):
         return cuda.compile_ptx(fn, argument_types, device=True, cc=cc)[1]
 
@@ -54,24 +54,24 @@ class Kernel:
         return "<kernel %s>" % self.name
 
     def introduce(self, library):
-        """Called with the code when it is loaded."""
+        """Called with the code when it has been loaded."""
 
     def ptx(self, cc=SM_90):
-        """The PTX text for a compute capability; needs no GPU."""
+        """The PTX for a compute capability. Needs no GPU."""
         with as_if_on(cc):
             return self._code().get_asm_str(cc)
 
     def cubin(self, cc):
-        """(name of the entry point, machine code), compiled for a compute capability; needs no GPU."""
+        """(name of the entry point, machine code), compiled for a compute capability. Needs no GPU."""
         with as_if_on(cc):
             code = self._code()
             return code._entry_name, bytes(code.get_cubin().code)
 
-    @without_collecting()  # Numba makes a million objects of a kernel
+    @without_collecting()  # Numba makes a million objects for a kernel
     def _code(self):
-        """Numba's code of the kernel, made once, for all compute capabilities; inside as_if_on().
+        """Numba's code of the kernel, made once, for all compute capabilities. Call it inside as_if_on().
 
-        Not by cuda.jit, which loads it at once: what the disk cache keeps is loaded.
+        It does not use cuda.jit, which would load the code at once. The code to load comes from the disk cache.
         """
         if self._compiled is None:
             self._compiled = _dispatcher._Kernel(
@@ -80,17 +80,17 @@ class Kernel:
         return self._compiled
 
     def binary(self, cc=None):
-        """The same as cubin(), out of the disk cache, or compiled and put there. cc: default: the current GPU's."""
+        """The same as cubin(), from the disk cache, or compiled and stored there. cc: default: the current GPU's."""
         cc = cc or tuple(cuda.current_context().device.compute_capability)
         return kernel_cache.find_or_make(self.fingerprint(cc), lambda: self.cubin(cc))
 
     def fingerprint(self, cc):
-        """What the compiled kernel is found by in the cache; None if it depends on things that cannot be compared."""
+        """The cache key of the compiled kernel; None if it depends on objects that cannot be compared."""
         return fingerprint(self.fn, self.max_threads, repr(self.signature), *cc)
 
 
 def kind_of(shmem):
-    """The class of a kernel. shmem: it uses intrinsics of epmoe.device.shmem, which need more packages."""
+    """The class for a kernel. shmem: it uses intrinsics of epmoe.device.shmem, which need more packages."""
     if not shmem:
         return Kernel
     from .shmem_kernel import ShmemKernel

@@ -1,4 +1,4 @@
-"""Launches: compiled code loaded for a GPU, and its launches with their arguments packed, to be started again.
+"""Loads compiled code for a GPU, and prepares launches with packed arguments that can be started repeatedly.
 
 A launch through Numba costs four to ten times as much as one through the driver.
 """
@@ -13,14 +13,14 @@ STATIC_SHARED_LIMIT = 48 * 1024
 
 
 class LoadedKernel:
-    """A kernel on the current GPU, ready to be launched; it is never unloaded."""
+    """A kernel on the current GPU, ready to be launched. It is never unloaded."""
 
     def __init__(self, kernel):
         self.name, self.max_threads, self.n_words = kernel.name, kernel.max_threads, kernel.n_words
         entry, cubin = kernel.binary()
         library = check(cu.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
         kernel.introduce(library)
-        # this also loads the code now, not while others spin
+        # this also loads the code now, not while other kernels spin
         self.function = check(
             cu.cuKernelGetFunction(check(cu.cuLibraryGetKernel(library, entry.encode())))
         )
@@ -29,8 +29,8 @@ class LoadedKernel:
         self.dynamic_limit = STATIC_SHARED_LIMIT - self.static_shared
 
     def blocks_per_sm(self, threads, shared_bytes=0):
-        """How many blocks of so many threads a multiprocessor holds at once; launches may then have them."""
-        # more than 48 KB of shared memory must be asked for once
+        """How many blocks of `threads` threads a multiprocessor holds at once. Allows launches this shared memory."""
+        # more than 48 KB of shared memory must be requested once
         if shared_bytes > self.dynamic_limit:
             attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(cu.cuFuncSetAttribute(self.function, attribute, shared_bytes))
@@ -51,10 +51,10 @@ def loaded(kernel):
 
 
 class Launch:
-    """A launch of one kernel, to be started as often as one likes; the driver copies the arguments before that returns.
+    """A launch of one kernel that can be started repeatedly. start() copies the arguments before it returns.
 
-    words: of params. The first ones are given when it is prepared; the others are stored into `words`, or given to
-    start(), before each start. programmatic: it may begin before the launch before it has ended.
+    words: of params. The first ones are given when the launch is prepared. The others are stored into `words`, or given
+    to start(), before each start. programmatic: it may begin before the previous launch has ended.
     """
 
     __slots__ = ("words", "_machine", "_pack", "_at", "_places", "_call")
@@ -63,10 +63,10 @@ class Launch:
         grid, threads, shared_bytes = shape
         n_more = max(0, (kernel.n_words or 1) - len(words))
         self._machine, self._at = machine, 8 * len(words)
-        numbers = [n & 0xFFFFFFFF for n in numbers]  # which are i32
+        numbers = [n & 0xFFFFFFFF for n in numbers]  # they are i32
         self.words = array("Q", [*words, *[0] * n_more, *numbers])  # never resized
         self._pack = struct.Struct("%dQ" % n_more).pack_into
-        # what the driver takes for arguments: an array of their addresses
+        # the form in which the driver takes arguments: an array of their addresses
         base, n = self.words.buffer_info()
         self._places = (ctypes.c_void_p * n)(*range(base, base + 8 * n, 8))
         places = ctypes.addressof(self._places)
@@ -81,11 +81,11 @@ class Launch:
             )
             serialization.value.programmaticStreamSerializationAllowed = 1
             config.attrs, config.numAttrs = [serialization], 1
-        # takes 4.5 us; cuLaunchKernel, which converts eleven arguments, 5.4
+        # a call takes 4.5 us; cuLaunchKernel converts eleven arguments and takes 5.4
         self._call = config, kernel.function, places, 0
 
     def start(self, *words):
-        """Put it on its stream; inside hold() of the machine, at its end."""
+        """Put it on its stream; inside the machine's hold(), when hold() ends."""
         if words:
             self._pack(self.words, self._at, *words)
         machine = self._machine

@@ -1,6 +1,6 @@
 """GpuMachine: the host side of the device layer on a CUDA GPU. Streams, buffers, launches.
 
-Numba compiles kernels and owns the (primary) context; memory, streams and launches go straight to the driver.
+Numba compiles kernels and owns the (primary) context. Memory, streams and launches use the driver directly.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from .gpu_memory import Buffer, HostMemory
 NOT_CAPTURING = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 NOT_READY = cu.CUresult.CUDA_ERROR_NOT_READY
 LEGACY_DEFAULT = (0, 1)  # handles of the legacy default stream: null and CU_STREAM_LEGACY
-# a wait for a word: looks at the beginning; then seconds in which it yields, and sleeps, and between questions to the driver
+# wait_for polls LOOKS times, yields for YIELDING s, then sleeps PAUSE s between polls and asks the driver every ASKING s
 LOOKS, YIELDING, PAUSE, ASKING = 300, 1e-3, 5e-5, 1e-3
 
 
 def new_stream():
-    """A stream that waits for no other."""
+    """A stream that does not synchronise with the default stream."""
     return check(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
 
 
@@ -37,7 +37,7 @@ class Stream:
         self._event, self._beside = None, {}  # handle -> Stream
 
     def capture(self):
-        """The id of the capture into a CUDA graph that the stream is in, 0 for none."""
+        """The id of the CUDA graph capture that the stream is in, 0 for none."""
         if not self.can_be_captured:
             return 0
         seen = cu.cuStreamIsCapturing(self.handle)
@@ -48,23 +48,23 @@ class Stream:
         return int(check(cu.cuStreamGetCaptureInfo(self.handle))[1])
 
     def beside(self, handle):
-        """Another stream of the caller, which calls of this rank wait for and let wait."""
+        """Another stream of the caller, as a Stream. Calls of this rank wait for it and make it wait."""
         if handle not in self._beside:
             self._beside[handle] = Stream(self.machine, self.rank, handle)
         return self._beside[handle]
 
     def wait(self, other):
-        """What comes after this on the stream begins when all that is on the other stream now has ended."""
-        self.machine.activate()  # threads of torch's autograd come without a context, which default streams need
+        """Make later work on this stream wait until all work now on the other stream has ended."""
+        self.machine.activate()  # threads of torch's autograd have no context, and default streams need one
         if other._event is None:
             other._event = check(cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
         check(cu.cuEventRecord(other._event, other.handle))
         check(cu.cuStreamWaitEvent(self.handle, other._event, 0))
 
     def wait_for(self, word, number, seconds):
-        """Poll word[0], which a kernel on the stream stores, until it is this number; False if that takes too long.
+        """Poll word[0], which a kernel on the stream stores, until it equals number. False if that takes too long.
 
-        A wait of a few microseconds keeps the processor; a longer one lets other threads run; a long one sleeps.
+        It spins for a few microseconds, then yields to other threads, then sleeps between polls.
         """
         for _ in range(LOOKS):
             if word[0] == number:
@@ -78,7 +78,7 @@ class Stream:
             if now - asked > ASKING:
                 asked, code = now, cu.cuStreamQuery(self.handle)[0]
                 if code != NOT_READY:
-                    check((code,))  # the error of a kernel that was broken off
+                    check((code,))  # the error of a kernel that was aborted
                     if word[0] != number:
                         raise EPError(f"the stream has ended, and no kernel has stored {number}")
                 if now - begin > seconds:
@@ -87,17 +87,17 @@ class Stream:
         return True
 
     def synchronize(self):
-        """Wait until everything on it has ended."""
+        """Wait until all work on it has ended."""
         self.machine.activate()
         self.machine.submit()
         check(cu.cuStreamSynchronize(self.handle))
 
 
 class GpuMachine:
-    """One GPU: shared by all n_ranks virtual ranks of this process, or (with `rank`) this process's.
+    """One GPU, shared by all n_ranks virtual ranks of this process, or (with `rank`) used by this process's rank alone.
 
-    ordinal: which GPU; left out, the current one. The simulator's arguments (seed, racecheck, ...) have no meaning here
-    and are ignored, so that one call makes either machine; n_sms limits the multiprocessors that grids may count on.
+    ordinal: which GPU; by default the current one. The simulator's arguments (seed, racecheck, ...) are accepted and
+    ignored, so one call makes either machine. n_sms limits the multiprocessors that grids may count on.
     """
 
     is_simulator = False
@@ -110,7 +110,7 @@ class GpuMachine:
                 cuda.select_device(ordinal)
             context = cuda.current_context()
         except Exception as error:
-            why = " ".join(str(error).split()).strip(" :")  # numba's texts have several lines
+            why = " ".join(str(error).split()).strip(" :")  # numba's errors have several lines
             raise UnavailableError(
                 f"no CUDA GPU can be used ({why}); EPMOE_DEVICE=sim runs the simulator instead"
             ) from error
@@ -133,8 +133,8 @@ class GpuMachine:
         self.copies = new_stream()
         self.streams = []
         self.held = 0
-        self.has_captured = False  # graphs may name memory that nothing here uses any more
-        self.waiting = []  # what starts launches that hold() holds back
+        self.has_captured = False  # graphs may refer to memory that nothing here uses any more
+        self.waiting = []  # functions that start the launches held back by hold()
         self._adopted = {}
         belongs_here(self)
 
@@ -183,16 +183,16 @@ class GpuMachine:
         return s
 
     def max_resident_blocks(self, kernel, threads, shared_bytes=0):
-        """How many blocks of this kernel the GPU holds at once: ranks whose kernels wait for each other share them."""
+        """How many blocks of this kernel the GPU holds at once. Ranks whose kernels wait for each other share them."""
         return self.prepare(kernel).blocks_per_sm(threads, shared_bytes) * self.n_sms
 
     def prepare(self, kernel):
-        """Compile and load a kernel now: doing so while other kernels wait for each other could hang."""
+        """Compile and load a kernel now. Doing so while other kernels wait for each other could hang."""
         self.activate()
         return loaded(kernel)
 
     def launch(self, kernel, grid, block, args, *, stream, **how):
-        """Start grid blocks of `block` threads on a stream; inside hold(), at its end. args: params and two numbers."""
+        """Start grid blocks of `block` threads on a stream; inside hold(), when it ends. args: params and 2 numbers."""
         params, *numbers = args
         words = params if isinstance(params, (tuple, list)) else (params,)
         self.prepared(kernel, grid, block, words, *numbers, stream=stream, **how).start()
@@ -200,7 +200,7 @@ class GpuMachine:
     def prepared(
         self, kernel, grid, block, words, *numbers, stream, shared_bytes=0, programmatic=False
     ):
-        """A Launch with start(*more): of a kernel whose params are these words and then those, checked and loaded.
+        """A checked and loaded Launch. Its params are `words`, then those given to start(*more).
 
         numbers: num_tokens and my_rank.
         """
@@ -224,7 +224,7 @@ class GpuMachine:
         return Launch(self, k, shape, words, numbers, stream.handle, programmatic)
 
     def submit(self):
-        """Start what hold() holds back."""
+        """Start the launches that hold() held back."""
         waiting, self.waiting = self.waiting, []
         for start in waiting:
             start()
@@ -238,7 +238,7 @@ class GpuMachine:
 
     @contextlib.contextmanager
     def hold(self):
-        """Launches inside start together when the outermost block ends, compiled by then; an exception drops them."""
+        """Start the launches inside together, all compiled, when the outermost hold() ends. An exception drops them."""
         self.held += 1
         try:
             yield self

@@ -1,6 +1,6 @@
-"""Device memory: every Buffer is one whole allocation of cuMemAlloc, so that its CUDA IPC handle is its own.
+"""Device memory. Every Buffer is one whole allocation of cuMemAlloc, so its CUDA IPC handle covers nothing else.
 
-HostMemory is memory of the host that kernels write.
+HostMemory is host memory that kernels write.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from .gpu_driver import check, cu, outside_capture
 
 
 class Buffer:
-    """Device memory: one whole allocation, its contents unspecified until written."""
+    """Device memory: one whole allocation. Its contents are unspecified until written."""
 
     def __init__(self, machine, nbytes, name, rank, regions):
         self.machine, self.nbytes = machine, int(nbytes)
@@ -31,7 +31,7 @@ class Buffer:
             )
 
     def _at_once(self, function, *arguments):
-        """Call a function of the driver that copies or sets memory; return when that has ended."""
+        """Call a driver function that copies or sets memory. Returns when it has finished."""
         copies = self.machine.copies
         self.machine.activate()
         with outside_capture():
@@ -39,7 +39,7 @@ class Buffer:
             check(cu.cuStreamSynchronize(copies))
 
     def write(self, array, offset=0):
-        """Copy an array into the buffer, from byte `offset` on; returns when it is there."""
+        """Copy an array into the buffer, from byte `offset` on. Returns when the copy is complete."""
         source = np.ascontiguousarray(array)
         self._inside(offset, source.nbytes)
         if source.nbytes:
@@ -57,7 +57,7 @@ class Buffer:
         return out
 
     def fill(self, byte, offset=0, nbytes=None):
-        """Set bytes to one value; returns when it is done."""
+        """Set bytes to one value. Returns when it is done."""
         nbytes = self.nbytes - offset if nbytes is None else nbytes
         self._inside(offset, nbytes)
         if nbytes:
@@ -75,7 +75,7 @@ class Buffer:
         return made
 
     def free(self):
-        """Give the memory back, after all launches have ended."""
+        """Free the memory, after all launches have ended."""
         if self.address:
             self.machine.synchronize()
             check(cu.cuMemFree(self.address))
@@ -83,7 +83,7 @@ class Buffer:
 
 
 class HostMemory:
-    """Page-locked memory of the host, zero at first, which kernels of all GPUs reach at the same address."""
+    """Page-locked host memory, zeroed, which kernels of all GPUs reach at the same address."""
 
     def __init__(self, machine, nbytes):
         self._machine, self.nbytes = machine, int(nbytes)
@@ -94,11 +94,11 @@ class HostMemory:
         self._bytes[:] = 0
 
     def array(self, dtype, n):
-        """The first n elements as a NumPy array; it must not be used after free()."""
+        """The first n elements as a NumPy array. It must not be used after free()."""
         return self._bytes[: n * np.dtype(dtype).itemsize].view(dtype)
 
     def free(self):
-        """Give the memory back, after all launches have ended."""
+        """Free the memory, after all launches have ended."""
         if self.address:
             self._machine.synchronize()
             check(cu.cuMemFreeHost(self.address))

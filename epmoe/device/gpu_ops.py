@@ -1,4 +1,4 @@
-"""Every intrinsic as PTX for sm_90: the tables from which the GPU's intrinsics are made.
+"""Every intrinsic as PTX for sm_90. The GPU's intrinsics are made from these tables.
 
 A line of a table: name, types of result and arguments, PTX ($0, $1, ...: the results, then the arguments). q: four u32.
 """
@@ -44,7 +44,7 @@ def _op(name, text, ret, args, **options):
 
 
 def _table(lines, *, on_host=False, **options):
-    """Intrinsics of a table's lines. on_host: plain Python can call them too; an overflow gives no warning."""
+    """Intrinsics from a table's lines. on_host: plain Python can call them too, and an overflow gives no warning."""
     for line in lines.strip().splitlines():
         name, form, text = line.split(None, 2)
         ret, _, given = form[:-1].partition("(")
@@ -91,9 +91,9 @@ _table(_nc, effect="reads")
 def _strong(
     name, text, returns, n_values, orders, scopes=("cta", "gpu", "sys"), of=("i32", "u32", "u64")
 ):
-    """An intrinsic (address, values) for each order, scope and type, which name and text take as {o}, {s} and {t}.
+    """An intrinsic (address, values) for each order, scope and type. name and text contain them as {o}, {s} and {t}.
 
-    text takes the type in PTX as {p}, and as {b} if its bits alone matter.
+    In text {p} is the type in PTX, and {b} a type of the same width for bits.
     """
     for t in of:
         value, bits = VALUE_TYPE[t], "b64" if t == "u64" else "b32"
@@ -115,7 +115,7 @@ _strong("atomic_max_{o}_{s}_{t}", _max, True, 1, "relaxed", FAR)
 _strong("atomic_or_{o}_{s}_{t}", _or, True, 1, "relaxed", FAR, ("u32",))
 _cas = ATOMIC + "cas.{b} $0, [$1], $2, $3;"
 _strong("atomic_cas_{o}_{s}_{t}", _cas, True, 2, "relaxed acq_rel", FAR, ("i32", "u64"))
-# load16 and store16: four words; each is accessed at once, but not the 16 bytes together
+# load16 and store16: four words; each word is accessed atomically, the 16 bytes together are not
 _table("""
     fence_acq_rel_cta   ()       fence.acq_rel.cta;
     fence_acq_rel_gpu   ()       fence.acq_rel.gpu;
@@ -172,7 +172,7 @@ INTRINSICS["shared_add_i32"] = on_array("shared_add_i32", _text, i32, [i32, i32]
 def dynamic_shared():
     """Shared-window address (u32) of the launch's dynamic shared memory, 16-byte aligned.
 
-    CUDA 13.0 puts it right behind the kernel's shared_arrays and ignores the alignment; 13.5 respects it.
+    CUDA 13.0 puts it right after the kernel's shared_arrays and ignores the alignment. CUDA 13.5 respects it.
     """
     return _shared_addr(cuda.shared.array(0, types.uint8, 128))
 
@@ -186,7 +186,7 @@ _table("""
     shared_store16  (u32,q)  st.shared.v4.u32 [$0], {$1,$2,$3,$4};
     """)
 
-# ---------------------------------------------------------------- numbers and bits: functions of registers alone
+# ---------------------------------------------------------------- numbers and bits: functions of registers only
 _E4M3 = (
     "{ .reg .b16 t, l, h; .reg .b32 w; cvt.u16.u32 t, $1; cvt.rn.f16x2.e4m3x2 w, t; "
     "mov.b32 {l, h}, w; cvt.f32.f16 $0, %s; }"
@@ -225,7 +225,7 @@ _f32 = INTRINSICS["f32"]
 
 @cuda.jit(device=True, forceinline=True)
 def exp(a):
-    """e to the power a, within 2 units in the last place; no part of the bit-exact promise."""
+    """e to the power a, within 2 units in the last place. Not bit-exact."""
     return _f32(math.exp(_f32(a)))
 
 

@@ -1,4 +1,4 @@
-"""Is there a GPU that kernels can run on? Asked before anything is chosen: no context is made by it."""
+"""Is there a GPU that kernels can run on? Asked before a device is chosen. It makes no context."""
 
 import importlib.util
 
@@ -8,7 +8,7 @@ def gpu_present():
     if importlib.util.find_spec("numba_cuda") is None:
         return False
     try:
-        from .gpu_driver import check, cu  # sets what the driver reads when it starts
+        from .gpu_driver import check, cu  # sets variables that the driver reads at its start
 
         check(cu.cuInit(0))
         return check(cu.cuDeviceGetCount()) > 0

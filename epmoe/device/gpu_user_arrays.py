@@ -1,7 +1,7 @@
 """An array in global memory, made inside a kernel from an address and lengths, for the caller's own functions.
 
-Arrays as kernel arguments would cost host time at every launch; made here, they are five registers that the compiler
-mostly removes.
+Arrays as kernel arguments would cost host time at every launch. Made here, they are five registers, and the compiler
+removes most of them.
 """
 
 from .ptx_factory import typed_intrinsic, types
@@ -11,7 +11,7 @@ ITEMSIZE = 4
 
 
 def _codegen(context, builder, signature, args):
-    """A C-contiguous Numba array of the signature's type over args: address, then the lengths of the axes."""
+    """A C-contiguous Numba array of the signature's type. args: address, then the lengths of the axes."""
     address, *lengths = args
     array, itemsize = signature.return_type, context.get_constant(types.intp, ITEMSIZE)
     strides = [itemsize]
@@ -25,7 +25,7 @@ def _codegen(context, builder, signature, args):
 
 
 def array_type(dtype: str, n_axes: int, writable: bool):
-    """Numba's type of such an array; of a number if it has no axes."""
+    """Numba's type for such an array; with no axes, for a number."""
     return (
         types.Array(DTYPES[dtype], n_axes, "C", readonly=not writable) if n_axes else DTYPES[dtype]
     )

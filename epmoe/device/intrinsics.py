@@ -1,8 +1,8 @@
-"""The intrinsics that kernels are written in, by group; both implementations must have all of them.
+"""The intrinsics that kernels are written in, by group. The GPU and the simulator both implement all of them.
 
-Accesses to memory take 64-bit addresses (shared memory: 32-bit shared-window addresses). Order and scope mean what they
-mean in PTX, and are part of the name. Use the intrinsics under NUMBERS for f32 arithmetic; otherwise the compiler
-contracts multiplications and additions.
+Memory accesses take 64-bit addresses (shared memory: 32-bit shared-window addresses). Order and scope are part of the
+name and mean the same as in PTX. Use the intrinsics under NUMBERS for f32 arithmetic; otherwise the compiler contracts
+multiplications and additions.
 """
 
 CASTS = "u64 u32 i32 f32"

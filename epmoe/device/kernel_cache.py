@@ -1,11 +1,11 @@
-"""A disk cache of compiled kernels: only the first start on a host compiles, and only one of several ranks.
+"""A disk cache of compiled kernels. Only the first start on a host compiles, and only one of several ranks does.
 
-EPMOE_CACHE_DIR names the folder (default ~/.cache/epmoe/kernels), EPMOE_CACHE=0 turns the cache off. A file's name is
-the kernel's fingerprint. It is written under another name first, and a damaged file counts as missing. The folder also
-has lists of the fingerprints of all kernels that a run needs, because computing them takes seconds.
+EPMOE_CACHE_DIR names the folder (default ~/.cache/epmoe/kernels), and EPMOE_CACHE=0 turns the cache off. A file's name
+is the kernel's fingerprint. It is written under another name first, and a damaged file counts as missing. The folder
+also holds lists of the fingerprints of all kernels that a run needs, because computing them takes seconds.
 
-A user who can write there decides what runs on this user's GPU. So a folder that others can write to is not used, and a
-file is used only if this user owns it, it is no link, and others cannot write it.
+A user who can write to the folder decides what runs on your GPU. So a folder that others can write to is not used. A
+file is used only if you own it, it is not a link, and others cannot write it.
 """
 
 import contextlib
@@ -20,20 +20,20 @@ from pathlib import Path
 from .fingerprint import package_digest, versions
 
 MAGIC = b"epmoe kernel 1\n"
-WAIT_S = 120  # for another process that compiles the same kernel
+WAIT_S = 120  # for another process that is compiling the same kernel
 NAP_S = 0.02
 MAX_FILES = 2000  # of each kind
-LEFT_S = 86400  # after this time a lock or a partial file belongs to a killed process
+LEFT_S = 86400  # older locks and partial files belong to killed processes
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def folder(environ=os.environ):
-    """The folder, made if it is missing; None if the cache is off or cannot be had."""
+    """The folder, created if missing; None if the cache is off or the folder cannot be used."""
     return folder_or_reason(environ)[0]
 
 
 def folder_or_reason(environ=os.environ):
-    """(the folder, made if it is missing, or None; why there is none, or "")."""
+    """(the folder, created if missing, or None; why there is none, or "")."""
     if environ.get("EPMOE_CACHE", "1").strip().lower() in ("0", "no", "off", "false"):
         return None, f"off (EPMOE_CACHE={environ['EPMOE_CACHE']})"
     chosen = environ.get("EPMOE_CACHE_DIR")
@@ -53,7 +53,7 @@ def folder_or_reason(environ=os.environ):
 
 
 def _unsafe(path):
-    """Why others could write into a folder, or replace it; "" if they cannot."""
+    """Why others could write to a folder, or replace it; "" if they cannot."""
     if not hasattr(os, "getuid"):
         return ""
     for one in (path, *path.parents):
@@ -66,7 +66,7 @@ def _unsafe(path):
 
 
 def _opened(path, flags):
-    """A file descriptor of this user's own file; OSError if it is a link, of another user, or others can write it."""
+    """A file descriptor of this user's own file. OSError if it is a link, another user's, or others can write it."""
     file = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0), 0o600)
     seen = os.fstat(file)
     is_own = (
@@ -101,7 +101,7 @@ def read(path):
 
 
 def write(path, name, cubin):
-    """Store a compiled kernel; if it cannot be written, it is compiled again next time."""
+    """Store a compiled kernel. If that fails, it is compiled again next time."""
     body = name.encode() + b"\0" + cubin
     _put(path, MAGIC + hashlib.sha256(body).digest() + body)
 
@@ -138,7 +138,7 @@ def _drop_oldest(directory, suffix):
 
 @contextlib.contextmanager
 def alone(path, wait_s=WAIT_S):
-    """Context of compiling the kernel for `path`: one process at a time, until the others' time limit.
+    """Context for compiling the kernel for `path`: one process at a time; others stop waiting after wait_s.
 
     The operating system releases the lock when the process that holds it ends.
     """
@@ -148,7 +148,7 @@ def alone(path, wait_s=WAIT_S):
 
             lock = path.with_suffix(".lock")
             file = stack.enter_context(os.fdopen(_opened(lock, os.O_RDWR | os.O_CREAT), "r+b"))
-            # a waiting process then gets the lock, finds the kernel, and has nothing to remove
+            # a process that waited then gets the lock, finds the kernel, and has nothing to remove
             stack.callback(lock.unlink, missing_ok=True)
             deadline = time.monotonic() + wait_s
             while time.monotonic() < deadline:
@@ -157,19 +157,19 @@ def alone(path, wait_s=WAIT_S):
                     break
                 except BlockingIOError:
                     time.sleep(NAP_S)
-        except (OSError, ImportError):  # a file system without locks: every process compiles
+        except (OSError, ImportError):  # the file system has no locks, so every process compiles
             pass
         yield
 
 
 def has(key):
-    """Whether the cache has a kernel of this key."""
+    """True if the cache has a kernel with this key."""
     directory = folder() if key is not None else None
     return directory is not None and (directory / f"{key}.cubin").exists()
 
 
 def keys_of(run, make):
-    """The list of keys that make() returns, stored under the name of a run until the package's source changes.
+    """The list of keys that make() returns, cached under the name of a run until the package's source changes.
 
     run: any value with a different repr for each run.
     """
@@ -195,7 +195,7 @@ def find_or_make(key, make, wait_s=WAIT_S):
     found = read(path)
     if found is None:
         with alone(path, wait_s):
-            found = read(path)  # another process may have made it meanwhile
+            found = read(path)  # another process may have compiled it meanwhile
             if found is None:
                 found = make()
                 write(path, *found)

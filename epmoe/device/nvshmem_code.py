@@ -1,7 +1,7 @@
 """Compiles NVSHMEM's device functions once on each host, not with every kernel that calls them.
 
-nvshmem4py passes them to Numba as C++ that includes all of NVSHMEM's headers. Compiling this takes longer than the rest of
-a kernel, and gives the same result each time. The disk cache keeps its link-time code, with the text as the key.
+nvshmem4py passes them to Numba as C++ that includes all of NVSHMEM's headers. Compiling this takes longer than the rest
+of a kernel, and gives the same result each time. The disk cache keeps its link-time code, with the C++ text as the key.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _code = {}  # key -> link-time code
 
 @contextlib.contextmanager
 def compiled_once():
-    """Context of linking kernels: C++ that was compiled before, here or by another process, is not compiled again."""
+    """Context for linking kernels. C++ that this or another process has compiled before is not compiled again."""
     saved = nvrtc.compile
 
     def compile(source, name, cc, ltoir=False, **options):

@@ -1,7 +1,7 @@
-"""Makes a Numba intrinsic from a line of PTX; all inline assembly is built here.
+"""Makes a Numba intrinsic from a line of PTX. All inline assembly is built here.
 
-Assembly text of memory operations is marked as having side effects and as touching memory, so that the compiler neither
-hoists, merges nor reorders it; operations of several threads are marked convergent, so that they are not copied into
+The assembly of memory operations is marked as having side effects and touching memory, so the compiler neither
+hoists, merges nor reorders it. Operations of several threads are marked convergent, so they are not copied into
 branches.
 """
 
@@ -12,7 +12,7 @@ from numba.cuda.extending import _Intrinsic, intrinsic
 
 if not hasattr(
     np, "row_stack"
-):  # NumPy 2.5 dropped it; numba-cuda 0.30 asks for it in one module, once
+):  # NumPy 2.5 dropped it; one module of numba-cuda 0.30 asks for it, once
     np.row_stack = np.vstack
     try:
         import numba.cuda.np.arrayobj  # noqa: F401
@@ -35,7 +35,7 @@ def ptx(
 
     ret: None, a type, or a list of equal types (returned as a tuple).
     effect: "memory": reads and writes, is never moved; "volatile": touches no memory, but is never dropped;
-    "reads": may be dropped, but is not moved over writes; "none": a function of its arguments, calls may be merged.
+    "reads": may be dropped, but is not moved over writes; "none": depends only on its arguments, calls may be merged.
     below: ((major, minor), text for devices below that compute capability).
     python: function for calls from plain Python code (arithmetic intrinsics work on the host too).
     """
@@ -92,9 +92,9 @@ def ptx(
 
 
 def _by_capability(builder, capability, newer, older):
-    """The code of newer() from a compute capability on, and of older() below it; the compiler keeps one of them.
+    """newer()'s code from a compute capability on, and older()'s below it. The compiler keeps one of them.
 
-    The choice is made when PTX is generated, since one device function may be compiled for several devices.
+    The choice is made when PTX is generated, because one device function may be compiled for several devices.
     """
     reflect = cgutils.get_or_insert_function(
         builder.module,
@@ -122,7 +122,7 @@ def _by_capability(builder, capability, newer, older):
 
 
 def typed_intrinsic(name, signature_of, codegen, n_args, *, python=None, doc=None):
-    """An intrinsic of n_args arguments; signature_of(*argument types) gives its signature, or None to refuse them."""
+    """An intrinsic of n_args arguments. signature_of(*argument types) gives its signature, or None to refuse them."""
 
     def define(typing_context, *given):
         signature = signature_of(*given)
@@ -141,7 +141,7 @@ def typed_intrinsic(name, signature_of, codegen, n_args, *, python=None, doc=Non
 
 
 class _NumberIntrinsic(_Intrinsic):
-    """An intrinsic that plain Python can call too."""
+    """An intrinsic that plain Python can also call."""
 
     def __call__(self, *args):
         return self.python(*args)
@@ -168,9 +168,9 @@ def cast(name, target, *, python=None):
 
 
 def on_array(name, text, ret, args=(), *, doc=None):
-    """An intrinsic `name(array, *args)` on a shared array, whose generic address is the first input of `text`.
+    """An intrinsic `name(array, *args)` on a shared array. The array's generic address is the first input of `text`.
 
-    With args, args[0] is the index of the element whose address is taken instead.
+    With args, args[0] is an index, and the address of that element is used instead.
     """
     indexed = bool(args)
     operands = [u64, *args[1:]]
@@ -205,7 +205,7 @@ address_of = typed_intrinsic(
 
 
 def shuffle(name, text, *, doc=None):
-    """name(v, lane) for i32, u32 and f32 values: the bits go through `text`.
+    """name(v, lane) for i32, u32 and f32 values. The bits go through `text`.
 
     int64, the type that Numba gives to a sum of int32, is treated as i32.
     """

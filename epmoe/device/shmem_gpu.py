@@ -14,7 +14,7 @@ REMEDY = "pip install 'epmoe[shmem]'; `epmoe doctor` says what is missing"
 try:
     from nvshmem.bindings.device.numba import fence, quiet, signal_op, uint8_put_nbi_warp
     from nvshmem.core import SignalOp
-except Exception as error:  # ImportError, or RuntimeError where headers are missing
+except Exception as error:  # ImportError, or RuntimeError if headers are missing
     raise UnavailableError(
         "NVSHMEM's bindings cannot be used (%s: %s): %s" % (type(error).__name__, error, REMEDY)
     ) from error
@@ -23,7 +23,7 @@ SET = int(SignalOp.SIGNAL_SET)
 
 
 def _pointer(name, target):
-    """An intrinsic: a u64 address as a pointer."""
+    """An intrinsic that turns a u64 address into a pointer."""
 
     def codegen(context, builder, signature, values):
         return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
@@ -37,23 +37,23 @@ word_at = _pointer("word_at", types.uint64)
 
 @cuda.jit(device=True, forceinline=True)
 def shmem_put_nbi_warp(dst, src, nbytes, pe):
-    """A warp begins to write nbytes from src, in symmetric memory, to dst at rank pe."""
+    """A warp starts copying nbytes from src, in symmetric memory, to dst at rank pe."""
     uint8_put_nbi_warp(bytes_at(dst), bytes_at(src), types.uint64(nbytes), types.int32(pe))
 
 
 @cuda.jit(device=True, forceinline=True)
 def shmem_signal_set(word, value, pe):
-    """Writes the uint64 `value` to `word` at rank pe."""
+    """Write the uint64 `value` to `word` at rank pe."""
     signal_op(word_at(word), types.uint64(value), types.int32(SET), types.int32(pe))
 
 
 @cuda.jit(device=True, forceinline=True)
 def shmem_fence():
-    """Orders this thread's earlier puts to each rank before its later ones."""
+    """Order this thread's earlier puts to each rank before its later ones."""
     fence()
 
 
 @cuda.jit(device=True, forceinline=True)
 def shmem_quiet():
-    """Returns when this thread's puts have arrived."""
+    """Return when this thread's puts have arrived."""
     quiet()

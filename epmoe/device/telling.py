@@ -1,6 +1,6 @@
-"""What kernels tell the host: a small kernel copies a few arrays into host memory that the GPU maps; the host polls it.
+"""Results that kernels send to the host. A small kernel copies arrays into mapped host memory, and the host polls it.
 
-The kernel follows those that write the arrays, on the same stream. So the host waits for these alone: it copies nothing
+The kernel follows those that write the arrays, on the same stream. So the host waits only for these. It copies nothing
 and synchronises with no stream.
 """
 
@@ -24,10 +24,10 @@ from . import (
 )
 
 THREADS = 32 if SIM else 256
-MOST_ARRAYS = 3  # that one launch tells
-HEADER = 64  # bytes before the arrays; they begin with the number of the last launch that has told
+MOST_ARRAYS = 3  # that one launch copies
+HEADER = 64  # bytes before the arrays; they begin with the number of the last launch that has finished copying
 MOST_WAITS = 4  # of a call, one after another, each for at most timeout
-PATIENCE = 300.0  # seconds more, for what lies before the call on the stream
+PATIENCE = 300.0  # more seconds, for work on the stream before the call
 
 
 @kernel(max_threads=THREADS, words=3 + 2 * MOST_ARRAYS)
@@ -49,9 +49,9 @@ def tell_host(params, num_tokens, my_rank):
 
 
 class HostWords:
-    """Host memory into which one kernel of each rank here stores what it tells, and then the number of the call.
+    """Host memory into which one kernel of each rank here copies its results, and then stores the number of the call.
 
-    ranks: of this process. stream: the call's; when all of it has run, these kernels have ended.
+    ranks: of this process. stream: the call's. When all work on it has run, these kernels have ended.
     """
 
     def __init__(self, machine, ranks, stream):
@@ -59,7 +59,7 @@ class HostWords:
         self._nbytes, self._number, self._memory = 0, 0, None
 
     def prepare(self, nbytes):
-        """Take memory for so many bytes of a rank, besides the number; before a launch."""
+        """Allocate memory for `nbytes` of each rank, besides the number. Call it before a launch."""
         nbytes = HEADER + -(-nbytes // HEADER) * HEADER
         if nbytes > self._nbytes:
             self.free()
@@ -74,52 +74,52 @@ class HostWords:
             self._addresses = list(range(at, at + total, nbytes))
 
     def begin(self):
-        """(the number of a new call, the address that each rank's kernel is given)."""
+        """(the number of a new call, the address for each rank's kernel)."""
         self._number += 1
         return self._number, self._addresses
 
     def wait(self, timeout):
-        """[a bytearray of what each rank has told]. timeout [s]: of the calls that are waited for.
+        """[each rank's results, a bytearray]. timeout [s]: of the calls that are waited for.
 
-        Errors: PeerTimeout when the stream does not get there; EPError of the device, or when the stream has ended and
-        a kernel has told nothing.
+        Errors: PeerTimeout if the stream does not get there in time; EPError of the device, or if the stream has ended
+        and a kernel has stored nothing.
         """
         seconds = MOST_WAITS * timeout + PATIENCE
         for word in self._words:
             if not self._stream.wait_for(word, self._number, seconds):
                 raise PeerTimeout(
-                    f"rank {self._ranks[0]}: the GPU has told the host nothing for {seconds:g} s: what was put on the "
-                    "stream before the call has not ended, or a kernel of it cannot begin; when the "
+                    f"rank {self._ranks[0]}: the GPU has sent the host nothing for {seconds:g} s: work on the "
+                    "stream before the call has not ended, or one of its kernels cannot begin; when the "
                     "stream runs again, call reset() on all ranks"
                 )
         return list(map(bytearray, self._told))
 
     def free(self):
-        """Free the host memory; the launches must have ended."""
+        """Free the host memory. The launches must have ended."""
         if self._memory is not None:
             self._memory.free()
             self._memory, self._nbytes = None, 0
 
 
 class Telling:
-    """Arrays in device memory are told, whatever kernels wrote them: by launches of tell_host. rank: of the stream."""
+    """Copies arrays in device memory to the host, whatever kernels wrote them, with tell_host. rank: of the stream."""
 
     def __init__(self, machine, rank, stream):
         self._machine, self._rank, self._stream = machine, rank, stream
-        self._one_at_a_time, self._waits = RLock(), False  # results are looked at in any thread
+        self._one_at_a_time, self._waits = RLock(), False  # any thread may ask for results
         self.words, self._launch = HostWords(machine, [rank], stream), None
 
     def tell(self, arrays, timeout):
-        """[the bytes of each array, uint8], as they are when all that is on the stream now has run.
+        """[the bytes of each array, uint8], as they are when all work now on the stream has run.
 
-        arrays: [(address, bytes, a multiple of 4)]. Errors: as of HostWords.wait; EPStateError in the handler of a signal
-        that has come while this thread waits here.
+        arrays: [(address, bytes, a multiple of 4)]. Errors: as HostWords.wait; EPStateError if the handler of a signal
+        calls it while this thread waits here.
         """
         with self._one_at_a_time:
             if self._waits:
                 raise EPStateError(
-                    f"rank {self._rank}: trimmed() was called while it waits in this same thread, by the handler of a "
-                    "signal: let the handler set a flag, and call trimmed() when the first has returned"
+                    f"rank {self._rank}: a signal handler called trimmed() while trimmed() was waiting in the same "
+                    "thread: let the handler set a flag, and call trimmed() when the first has returned"
                 )
             self._waits = True
             try:
@@ -143,5 +143,5 @@ class Telling:
         return [told[a:b] for a, b in pairwise(ends)]
 
     def free(self):
-        """Free the host memory; the launches must have ended."""
+        """Free the host memory. The launches must have ended."""
         self.words.free()

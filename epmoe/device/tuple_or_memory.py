@@ -1,4 +1,4 @@
-"""An intrinsic that reads a uint64 out of a tuple, or out of memory, as its argument is one or the other."""
+"""An intrinsic that reads a uint64 from a tuple or from memory, whichever its argument is."""
 
 from llvmlite import ir
 

@@ -1,6 +1,6 @@
 """`epmoe mutants`: removes each synchronisation of the kernels in turn, and checks that a run notices.
 
-It also runs kernels changed by patches, and the unchanged kernels, which must run without a report.
+It also runs kernels changed by patches, and the unchanged kernels. The unchanged ones must run without a report.
 """
 
 import difflib
@@ -24,7 +24,7 @@ from epmoe_ref.errors import EPValueError
 
 
 def add_arguments(parser):
-    """The options of mutants."""
+    """Add the options of mutants."""
     parser.add_argument(
         "--sample", type=at_least_one, metavar="N", help="run only N mutants, always the same ones"
     )
@@ -155,7 +155,7 @@ def run(args, console=None):
 
 
 def read_patches(args):
-    """The edits in the --patch files; EPValueError if one cannot be read or applied."""
+    """The edits in the --patch files. EPValueError if one cannot be read or applied."""
     from epmoe.mutants.patches import edit_of
 
     if args.patch and args.only:
@@ -216,7 +216,7 @@ def choose(args, mutants):
 
 
 def _hunt_with_progress(args, console, workers, chosen, verdicts):
-    """Run the mutants until all have a verdict; Ctrl-C ends it, and `verdicts` holds those so far."""
+    """Run the mutants until all have a verdict. Ctrl-C ends it; `verdicts` then holds those so far."""
     from epmoe.mutants import hunt, random_worlds
     from epmoe.mutants.pieces import hunt_of, hunt_of_edits
     from epmoe.mutants.worlds import WORLDS
@@ -242,7 +242,7 @@ def _hunt_with_progress(args, console, workers, chosen, verdicts):
 
 
 def _say_who_runs(console, edit, coverage):
-    """How many worlds run the lines that an edit changes."""
+    """Print how many worlds run the lines that an edit changes."""
     n = len(coverage.running(edit))
     beside = f", {len(coverage.beside(edit))} only their functions" if n else ""
     console.print(
@@ -298,7 +298,7 @@ def show_as_they_are(args, console):
 
 
 def show_thresholds(args, console):
-    """Print for each threshold of the kernels how many worlds come on each side of it, and the first of them."""
+    """For each threshold of the kernels print how many worlds are on each side of it, and the first of them."""
     from epmoe.mutants import hunt, thresholds
     from epmoe.mutants.worlds import WORLDS
 

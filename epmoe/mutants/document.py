@@ -36,7 +36,7 @@ order gives right results. The race detector (`epmoe/device/sim/`) follows the P
 After you have edited a kernel in the tree, `epmoe mutants --as-they-are` runs it in every world under the detector, with three
 schedules each, and prints all reports. In the last schedule loads return older values. This takes minutes.
 
-To find out whether a certain mistake would be noticed, without leaving it in the tree:
+To find out whether a mistake would be noticed, without leaving it in the tree:
 
 ```sh
 git diff > /tmp/edit.patch && git checkout epmoe/kernels
@@ -55,7 +55,7 @@ verdicts so far, and for every patch without a verdict the number of runs that h
 
 # Thirteen edits written blind
 
-They were written from the docstrings and the protocol alone. What notices each under seed 0:
+They were written from the docstrings and the protocol alone. Under seed 0 they are noticed as follows:
 
 | edit | noticed as | in the world |
 |---|---|---|
@@ -67,11 +67,11 @@ They were written from the docstrings and the protocol alone. What notices each 
 | a counter of parity 0 is cleared in place of the other parity's | leftover | "rows of eight ranks" |
 | a sum of eight rows takes the seventh twice | wrong | "hybrid, as many experts of a token as lanes" |
 | the escape misses a third word of a vector whose first is ABSENT too | hang | "rows without signals of four ranks" |
-| bits are looked at by the way of few tokens for one token too many | wrong | "few rows by expert, few bits at a time" |
+| the small-batch way to read bits is used for one token too many | wrong | "few rows by expert, few bits at a time" |
 | tokens 97 to 128 of a small batch are counted one too early | hang | "rows without signals of four tokens a lane" |
 | an expert without rows gets a row of padding | wrong | "hybrid, several sending blocks" |
-| a warp's share of one vector is none | wrong | "few rows by expert, few bits at a time" |
-| expert 0 is taken for no expert | wrong | "rows without signals" |
+| a warp's share of one vector is empty | wrong | "few rows by expert, few bits at a time" |
+| expert 0 counts as no expert | wrong | "rows without signals" |
 
 # Four faults of public kernels
 
@@ -95,5 +95,5 @@ def text():
 
 
 def _without_addresses(said):
-    """The report without addresses and neighbouring buffers, which differ from run to run."""
+    """The report without addresses and neighbouring buffers, because they differ from run to run."""
     return re.sub(r" and \d+ bytes before .*", "", re.sub(r"0x[0-9a-f]+", "0x7f0000000000", said))

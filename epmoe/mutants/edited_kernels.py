@@ -1,7 +1,7 @@
 """Loads an edited copy of the package epmoe.kernels under another name, beside the original.
 
-Modules of epmoe.kernels import each other relatively, so a renamed copy is complete. File names and line numbers stay
-the originals', so reports name them.
+Modules of epmoe.kernels import each other relatively, so a renamed copy is complete. It keeps the originals' file names
+and line numbers, so reports name those.
 """
 
 import importlib
@@ -82,7 +82,7 @@ def load(edits, *, constants=None, seen_by=None, names=None):
     """The package with some files replaced. It discards the previous copy.
 
     edits: {file: source or code}. constants: {"spin.POLLS_PER_LOOK": value}, set before any kernel is made. names: more
-    global names for all modules. seen_by: the one module that uses the edited file; all others use the original.
+    global names for all modules. seen_by: the only module that uses the edited file; all others use the original.
     """
     package = _load(NAME, {} if seen_by else edits, names or {})
     if seen_by:

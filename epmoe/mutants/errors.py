@@ -1,4 +1,4 @@
-"""Errors that a run of a world can end with, besides the simulator's own."""
+"""Errors with which the run of a world can end, besides the simulator's own."""
 
 from epmoe_ref.errors import EPError
 

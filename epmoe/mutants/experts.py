@@ -1,7 +1,7 @@
-"""Experts between dispatch and combine, as a kernel and in NumPy: simple numbers computed from the bytes that arrived.
+"""Experts between dispatch and combine, as a kernel and in NumPy. They compute simple numbers from the received bytes.
 
-A row's element j is (byte j of the row, modulo its length, + 11 (j // 64)) & 63, plus 64 times the group modulo 4:
-exact in bf16, different for a row that is stale, missing or of another expert, and of different size in the two
+A row's element j is (byte j of the row, modulo its length, + 11 (j // 64)) & 63, plus 64 times the group modulo 4.
+It is exact in bf16, differs if a row is stale, missing or of another expert, and differs in size between the two
 halves of a row.
 """
 
@@ -87,7 +87,7 @@ def _kernel(hidden, n_bytes, n_groups):
 
 
 def launch(run, rank, output_tokens, row_offsets, expert_outputs):
-    """Queue the experts of a rank behind its dispatch, and then a SwiGLU of their rows; all three are Buffers."""
+    """Queue the experts of a rank after its dispatch, and then a SwiGLU of their rows. All three arrays are Buffers."""
     cfg = run.cfg
     addresses = np.array(
         [output_tokens.address, row_offsets.address, expert_outputs.address], np.uint64
@@ -133,7 +133,7 @@ def check_gated(run):
 
 
 def swiglu_of(kernels, cfg, launch):
-    """The SwiGLU call on rows of cfg.hidden of a kernel package: FP8 where they are wide enough, else bf16."""
+    """The SwiGLU call on rows of cfg.hidden of a kernel package: FP8 if the rows are wide enough, else bf16."""
     width = cfg.hidden // 2
     kind = "bf16" if width % GROUP else "fp8_blockwise"
     return import_module(f"{kernels.__name__}.swiglu").fused_silu_kernel(

@@ -27,7 +27,7 @@ WAITED = {  # (absent?, stuck in, rank) -> the phase and the wait that expire
 
 @kernel
 def spoil_word(params, num_tokens, my_rank):
-    """Writes NEVER to the word whose address is in the parameters."""
+    """Write NEVER to the word whose address is in the parameters."""
     if block_idx() == 0 and thread_idx() == 0:
         store_i32(load_u64(params), i32(NEVER))
 
@@ -43,7 +43,7 @@ def spoil(run):
 
 
 def check(run, rounds):
-    """Raises WrongResult or Leftover unless the right waits expired and no result was written."""
+    """Raise WrongResult or Leftover unless the right waits expired and no result was written."""
     world = run.world
     for rank in run.ranks:
         words = run.regions[rank]["status"].array(np.int32, layout.STATUS_WORDS)
@@ -70,7 +70,7 @@ def check(run, rounds):
                 _untouched(
                     f"round {number}, rank {rank}: row_offsets[1:]", groups["row_offsets"], first=1
                 )
-            if world.absent and number > 1:  # which must not begin
+            if world.absent and number > 1:  # this round must not begin
                 _untouched(f"round {number}, rank {rank}: clean_topk_ids", groups["topk_ids"])
             if world.stuck == "dispatch" and rank == 1:
                 # other messages have arrived and may be copied; counts are known, so row_offsets are written
@@ -104,7 +104,7 @@ def _index_of_a_missing_signal(run, rank, words):
 
 
 def _no_row_missing(run, rank, what, combined):
-    """Nothing may be written; or, if combine waits, only tokens of which all rows arrived."""
+    """Nothing may be written, or, if combine waits, only tokens whose rows all arrived."""
     if WAITED[run.world.stuck or "absent", rank][0] != status.COMBINE_WAIT:
         return _untouched(what, combined)
     for token, ids in enumerate(inputs(run.world)[0][2][rank]):
@@ -138,7 +138,7 @@ def _claims_of_one_round(run, rank):
 
 
 def _signals_of_one_round(run, rank):
-    """Rank completion counts the signals of the first round; only the end of dispatch_wait resets it."""
+    """Rank completion counts the signals of the first round. Only the end of dispatch_wait resets it."""
     told, cfg = run.counters(rank, "rank_completion"), run.cfg
     wanted = np.where(np.arange(len(told)) < cfg.p2p_world_size, cfg.n_local_experts, 0)
     if (told != wanted).any() or (

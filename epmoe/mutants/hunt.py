@@ -86,12 +86,12 @@ def all_mutants():
 
 
 def slips_in_pairs(workers, file):
-    """The slips of kind "both", found by running the worlds; only a folder's own worlds if no others run the file."""
+    """The slips of kind "both", found by running worlds: a folder's own ones if no others run the file, else all."""
     return slips_of_pairs(set().union(*workers.map(_pairs, worlds_of([file], WORLDS))))
 
 
 def slips_in_files():
-    """The slips that are found in the source alone."""
+    """The slips that are found from the source alone."""
     return [
         s for file in edited_kernels.files() for s in slips_of(file, edited_kernels.source_of(file))
     ]
@@ -102,14 +102,14 @@ def _pairs(name):
 
 
 def run_of(world, kernels, seed, **options):
-    """The run of a world; go() runs and checks it."""
+    """The run of a world. go() runs and checks it."""
     return RUNS[type(world)](world, kernels, seed, **options)
 
 
 def attempt(world, seed, edits, seen_by=None, **options):
-    """(how, report) of one run with edited kernels; how is "" if it noticed nothing.
+    """(how, report) of one run with edited kernels. how is "" if it noticed nothing.
 
-    In every third schedule strong loads return older values for as long as the memory model allows.
+    In every third schedule strong loads return older values, within the limits of the memory model.
     """
     options = dict(stale=seed % SEEDS == SEEDS - 1) | options
     kernels = edited_kernels.load(edits, constants=world.constants, seen_by=seen_by)
@@ -160,10 +160,10 @@ def edits_of(mutant):
 
 # ---------------------------------------------------------------- which worlds run which tokens
 def visits(name, lines=None):
-    """(tokens that this world runs: {(file, start, calling module)}, seconds); unedited kernels must pass.
+    """(tokens that this world runs: {(file, start, calling module)}, seconds). Unedited kernels must pass.
 
-    lines: {file: numbers}; in these files statements on these lines are recorded instead, with -line for start,
-    and races are not looked for, which takes two thirds of the time.
+    lines: {file: numbers}. In these files statements on these lines are recorded instead, with -line for start. The
+    race detector is then off, which saves two thirds of the time.
     """
     seen = set()
     edits = {}
@@ -197,14 +197,14 @@ def _stem(frame):
 
 
 class Coverage:
-    """{(file, start)} -> worlds, the cheapest first; measured by running every world once with unedited kernels."""
+    """{(file, start)} -> worlds, the cheapest first. Measured by running every world once with unedited kernels."""
 
     def __init__(self, runs):
         self.seen = {name: tokens for name, (tokens, _) in runs.items()}
         self.order = sorted(runs, key=lambda name: runs[name][1])
 
     def worlds(self, mutant):
-        """Names of the worlds that run the mutant's token; if none does (a second poll), those that run nearby tokens."""
+        """Worlds that run the mutant's token, by name; if none does (a second poll), those that run nearby tokens."""
         at, by = (mutant.token.file, mutant.token.start), mutant.seen_by
         if isinstance(mutant, Slip):
             return self.around(mutant)
@@ -218,7 +218,7 @@ class Coverage:
         return found or self.around(mutant)
 
     def running(self, edit):
-        """Names of the worlds that run lines of an Edit: those that run the most of them first."""
+        """Names of the worlds that run lines of an Edit; worlds that run most of them come first."""
         runs = {name: self._runs(name, edit.lines) for name in self.order}
         return sorted(filter(runs.get, self.order), key=lambda name: -runs[name])
 
@@ -254,9 +254,9 @@ class Coverage:
 
 
 def pool(jobs):
-    """A pool of freshly started processes; each runs one simulator.
+    """A pool of freshly started processes. Each runs one simulator.
 
-    They ignore Ctrl-C, and this process ends them: a process that died by it would leave the queues locked.
+    They ignore Ctrl-C, and this process ends them. A process killed by Ctrl-C would leave the queues locked.
     """
     kept = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -266,12 +266,12 @@ def pool(jobs):
 
 
 def cover(workers, names=None, advance=lambda: None):
-    """The Coverage of all worlds, or of the named ones, measured in parallel; calls advance() after each world."""
+    """The Coverage of all worlds, or of the named ones, measured in parallel. Calls advance() after each world."""
     return _cover(workers, [(name, None) for name in names or WORLDS], advance)
 
 
 def functions_around(lines):
-    """{file: lines at which functions begin to run} of those around the lines {file: numbers}."""
+    """{file: lines at which the functions around the lines {file: numbers} begin to run}."""
     return {
         file: functions_of(edited_kernels.source_of(file), numbers)
         for file, numbers in lines.items()
@@ -279,7 +279,7 @@ def functions_around(lines):
 
 
 def cover_lines(workers, edits, names, advance=lambda: None):
-    """The Coverage of the lines that edits change, and of the functions around them, in the worlds of these names."""
+    """The Coverage of the lines that edits change, and of the functions around them, in the named worlds."""
     lines = {}
     for of_edit in (e.lines for e in edits):
         for file, numbers in (*of_edit.items(), *functions_around(of_edit).items()):
@@ -288,7 +288,7 @@ def cover_lines(workers, edits, names, advance=lambda: None):
 
 
 def worlds_of(files, names):
-    """The names of worlds that can run these files; rows/ and plain/ have their own worlds."""
+    """The names of worlds that can run these files. rows/ and plain/ have their own worlds."""
     for folder, kind in OWN_WORLDS.items():
         if all(file.startswith(folder) for file in files):
             return [name for name in names if isinstance(named(name), kind)]

@@ -1,4 +1,4 @@
-"""Inserts calls of visit__ into sources, to record what a world runs. Line numbers do not change."""
+"""Inserts calls of visit__ into sources, to record which lines a world runs. Line numbers do not change."""
 
 import ast
 
@@ -33,7 +33,7 @@ def marked_tokens(file, source, tokens):
 
 
 def functions_of(source, lines):
-    """Numbers of the lines at which the innermost functions around these lines begin to run."""
+    """The lines at which the innermost functions around these lines begin to run."""
     found = set()
     functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef)]
     for line in lines:
@@ -53,7 +53,7 @@ def _first(function):
 
 
 def _part(node):
-    """What of a statement is marked: all of it, its condition, or what it iterates over; None if nothing is."""
+    """The part of a statement that is marked: all of it, its condition, or its iterable; None if there is none."""
     if isinstance(node, SIMPLE):
         return node
     return getattr(node, "test", getattr(node, "iter", None))

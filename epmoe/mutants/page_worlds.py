@@ -1,4 +1,4 @@
-"""Worlds of the page kernels, called directly: rounds without a reset, all in flight at once."""
+"""Worlds that call the pairs kernels directly: rounds without a reset, all in flight at once."""
 
 from epmoe.mutants.world_kinds import World
 

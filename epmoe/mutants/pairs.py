@@ -1,4 +1,4 @@
-"""Finds, by running the worlds, which acquire reads which release; a slip relaxes both together."""
+"""Finds, by running the worlds, which acquire reads which release. A slip relaxes both together."""
 
 from functools import lru_cache
 
@@ -12,7 +12,7 @@ SITE = 7, 8, 6  # code, place and word of an access
 
 
 def seen_in(run):
-    """{(release's (file, line, word), acquire's)} in one run of a world, which must pass."""
+    """{(release's (file, line, word), acquire's)} in one run of a world. The run must pass."""
     found, observe = set(), Detector.observe
 
     def watch(self, a, location, access, acquire, scope, write, heads):

@@ -41,9 +41,9 @@ class Hunk:
 
 
 def edit_of(name, text):
-    """The Edit of a patch. name: of its file.
+    """The Edit for a patch. name: of its file.
 
-    Raises EPValueError if it is no patch, does not apply, changes a file outside epmoe/kernels, or leaves invalid Python.
+    Raises EPValueError if it is no patch, does not apply, changes files outside epmoe/kernels, or leaves invalid Python.
     """
     files = _files(name, text)
     if not files:
@@ -75,7 +75,7 @@ def _files(name, text):
             out[-1][2].append(hunk)
         elif lines[i].startswith(("rename from ", "Binary files ", "GIT binary patch")):
             raise EPValueError(
-                f"{name}: {lines[i].strip()!r} is no change of a source's lines; {REMEDY}"
+                f"{name}: {lines[i].strip()!r} does not change lines of a source; {REMEDY}"
             )
         else:
             i += 1
@@ -88,11 +88,11 @@ def _path(line):
 
 
 def _hunk(name, lines, i):
-    """The Hunk that begins at lines[i], and the index behind it."""
+    """The Hunk that begins at lines[i], and the index after it."""
     match = HEADER.match(lines[i])
     if not match:
         raise EPValueError(
-            f"{name}: {lines[i].strip()!r} is no head of a hunk (@@ -5,3 +5,2 @@); {REMEDY}"
+            f"{name}: {lines[i].strip()!r} is not the header of a hunk (@@ -5,3 +5,2 @@); {REMEDY}"
         )
     first, n_old, _, n_new = (1 if n is None else int(n) for n in match.groups())
     hunk, i = Hunk(match[0], first), i + 1
@@ -100,11 +100,11 @@ def _hunk(name, lines, i):
         len(hunk.old) < n_old or len(hunk.new) < n_new or lines[i].startswith("\\")
     ):
         kind, line = lines[i][0], lines[i][1:]
-        if kind == "\\":  # no newline at the end of the line before
+        if kind == "\\":  # no newline at the end of the previous line
             for side in (hunk.old, hunk.new):
                 if lines[i - 1][0] in (" ", "-" if side is hunk.old else "+"):
                     side[-1] = side[-1].rstrip("\n")
-        elif kind in " \n":  # an editor may have stripped the blank of an empty line
+        elif kind in " \n":  # an editor may have stripped the blank from an empty line
             line = line or "\n"
             hunk.old.append(line)
             hunk.new.append(line)
@@ -132,7 +132,7 @@ def _apply(name, path, hunks, edits):
     found = full or [f for f in files if f"/{ROOT}{f}".endswith(f"/{path}")]
     if not found:
         raise EPValueError(
-            f"{name}: {path} is no source of a kernel; only the files of {ROOT} can be changed by a "
+            f"{name}: {path} is not a source of a kernel; only the files of {ROOT} can be changed by a "
             "mutant: leave the rest out of the patch"
         )
     tried = [(f, *_applied(edits.get(f) or edited_kernels.source_of(f), hunks)) for f in found]
@@ -154,7 +154,7 @@ def _apply(name, path, hunks, edits):
         compile(new, file, "exec")
     except (SyntaxError, ValueError) as error:
         raise EPValueError(
-            f"{name}: makes no Python of {ROOT}{file}: line {getattr(error, 'lineno', '?')}: "
+            f"{name}: leaves invalid Python in {ROOT}{file}: line {getattr(error, 'lineno', '?')}: "
             f"{getattr(error, 'msg', error)}; mend the patch"
         ) from None
     return fits[0]

@@ -1,4 +1,4 @@
-"""Splits the runs of mutants among processes, until one run notices each mutant."""
+"""Distributes the runs of mutants over processes, until one run notices each mutant."""
 
 from collections import Counter, deque
 from dataclasses import replace
@@ -51,7 +51,7 @@ class Hunt:
             decided = number in self.ended
             verdict = self._verdict(*answer)
             if verdict:
-                n_runs += len(self.runs[number]) - self.done[number]  # which need not run
+                n_runs += len(self.runs[number]) - self.done[number]  # the rest need not run
                 yield verdict
             if not decided:
                 advance(n_runs)
@@ -68,7 +68,7 @@ class Hunt:
         return replace(verdict, seconds=self.spent[number])
 
     def undecided(self):
-        """[(mutant, runs that did not notice it, runs in all)] of those without a Verdict."""
+        """[(mutant, runs that did not notice it, runs in all)] of the mutants without a Verdict."""
         return [
             (mutant, self.done[number], len(self.runs[number]))
             for number, mutant in enumerate(self.mutants)
@@ -77,12 +77,12 @@ class Hunt:
 
     @property
     def n_runs(self):
-        """Runs of all mutants, at most."""
+        """The most runs that all mutants can need."""
         return sum(map(len, self.runs))
 
 
 def hunt_of(mutants, coverage, seeds=hunt.SEEDS):
-    """The Hunt through all worlds of a mutant under each seed."""
+    """The Hunt through all worlds that run a mutant, under each seed."""
     return Hunt(
         mutants,
         (
@@ -95,8 +95,8 @@ def hunt_of(mutants, coverage, seeds=hunt.SEEDS):
 def hunt_of_edits(edits, coverage, seeds=hunt.SEEDS):
     """The Hunt through the worlds that run an edit's lines, under each seed.
 
-    Behind these come worlds that run only the function around them: another schedule may lead them there. Random
-    worlds have one schedule.
+    After these come worlds that run only the function around the lines, since another schedule may lead them there.
+    Random worlds have one schedule.
     """
     runs = []
     for edit in edits:

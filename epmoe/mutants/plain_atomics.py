@@ -1,4 +1,4 @@
-"""Read-modify-writes as a plain load and a plain store; they replace an atomic in a "plain" mutant."""
+"""Read-modify-writes as a plain load and a plain store. They replace an atomic in a "plain" mutant."""
 
 from epmoe import device
 

@@ -22,7 +22,7 @@ def scaled_weight(token, k, weights, factor):
 
 
 def doubled(token, col, value, out):
-    """An epilogue that changes its value by what it reads."""
+    """An epilogue that changes its value by data that it reads."""
     return add_rn(value, out[token, col])
 
 

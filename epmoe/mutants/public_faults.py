@@ -1,6 +1,6 @@
 """Four faults seen in public kernels, each as an edit of ours that the checker must reject.
 
-An edit is (file, text, new text); the text must occur exactly once, so that an edit that no longer applies
+An edit is (file, text, new text). The text must occur exactly once, so that an edit that no longer applies
 fails loudly. README.md shows the reports, and a test compares them.
 """
 
@@ -23,7 +23,7 @@ SMALL_REGION = World(
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault. repair: more edits, after which nothing may be reported; repair_is describes them."""
+    """A fault. repair: more edits, with which nothing may be reported; repair_is describes them."""
 
     name: str
     what: str
@@ -154,12 +154,12 @@ def edited(edits):
 
 
 def report(fault, seed=0):
-    """(how it was noticed, the report) of a run with the fault; how is "" if it was not."""
+    """(how it was noticed, the report) of a run with the fault. how is "" if it was not noticed."""
     return attempt(fault.world, seed, edited(fault.edits))
 
 
 def repaired_is_silent(fault, seeds=3):
-    """Whether the fault with its repair passes under these many schedules."""
+    """Whether the fault with its repair passes under this many schedules."""
     kernels = _with_repair(fault)
     return not any(attempt(fault.world, seed, kernels)[0] for seed in range(seeds))
 

@@ -25,7 +25,7 @@ TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6)
 
 
 def edges(rng, n, hidden):
-    """Tokens bf16 [n, hidden] with values at which number formats differ, one token of each kind in turn."""
+    """Tokens bf16 [n, hidden] with values for which number formats differ, one token of each kind in turn."""
     group = np.arange(hidden) // 32
     sign = np.where(np.arange(hidden) % 3 == 1, -1, 1)
     strewn = np.array([np.nan, np.inf, -np.inf, -0.0, 2.0**-133, 3e38, -3e38])
@@ -78,11 +78,11 @@ def _routing(world, n, rng):
 
 
 def outputs(cfg, dispatched):
-    """Expert outputs [rows, hidden] in combine_dtype, inexact ones where it is float32."""
+    """Expert outputs [rows, hidden] in combine_dtype. For float32 they are inexact."""
     rows = experts.reference(cfg, dispatched).astype(COMBINE_DTYPE[cfg.combine_dtype], order="C")
     if cfg.combine_dtype == "fp32":
         rows *= np.float32(1.1)
-    # NaNs that look like words that have not arrived; a row's place says nothing, its bytes say whether it has one
+    # NaNs equal to the sentinel of words that have not arrived; a row's bytes, not its place, decide whether it has one
     for row, words in zip(rows.astype(np.float32), rows.view(np.uint32)):
         if row[0] % 3 == 0:
             words[int(row[1]) % len(words)] = ABSENT
@@ -103,14 +103,14 @@ def reduction(world, weights):
 
 
 class PublicRun:
-    """One run; go() raises any error of the simulator or the check."""
+    """One run. go() raises any error of the simulator or the check."""
 
     def __init__(self, world, kernels, seed, *, racecheck=True, **simulation):
         self.world, self.kernels = world, kernels
         self.local = LocalWorld(world.cfg.n_ranks, seed=seed, racecheck=racecheck, **simulation)
 
     def go(self):
-        """Run the world's rounds with the edited kernels; raises the error that notices the edit."""
+        """Run the world's rounds with the edited kernels. Raises the error that notices the edit."""
         world = self.world
         launch = LaunchConfig(*world.shape, **world.launch)
         with np.errstate(all="ignore"):

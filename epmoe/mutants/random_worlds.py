@@ -1,6 +1,6 @@
 """Random worlds, tried after the worlds of worlds.py, for cases that nobody thought of.
 
-The same number gives the same world everywhere; its name is "random 17".
+A number gives the same world everywhere. The world's name is "random 17", for instance.
 """
 
 from functools import lru_cache
@@ -21,12 +21,12 @@ LOCAL = 1, 1, 2, 3, 5, 17, 34, 66
 
 
 def named(name):
-    """The world of that name: one of worlds.py, or a random one."""
+    """The world with this name: one of worlds.py, or a random one."""
     return WORLDS[name] if name in WORLDS else _world(int(name.removeprefix(PREFIX)))
 
 
 def is_random(name):
-    """Whether a world of that name is drawn."""
+    """Whether the world with this name is a random one."""
     return name.startswith(PREFIX)
 
 
@@ -59,7 +59,7 @@ def _tokens(rng, n_ranks, most):
 
 
 def _hidden(rng, multiple, pairs):
-    """A hidden size within the limit on work, for this many pairs."""
+    """A hidden size for this many pairs, within the limit on work."""
     most = max(1, WORK // max(1, pairs) // multiple)
     return multiple * int(min(most, rng.choice((1, 2, 3, 5, 33, 66, 129, 200))))
 

@@ -1,4 +1,4 @@
-"""Bad ids for the rows kernels, as device memory can hold them; the host refuses them in host arrays."""
+"""Bad ids for the rows kernels, as device memory can hold them. In host arrays the host refuses them."""
 
 from collections import Counter
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ def spoilt(ids, n_experts):
 
 @contextmanager
 def counted(ids, n_experts, n_dispatches, kernels):
-    """Context of dispatches with such ids; raises WrongResult unless kernels report every one, every time.
+    """Context of dispatches with such ids. Raises WrongResult unless kernels report every one, every time.
 
     ids: of each rank, before the replacement. kernels: the package that the host uses.
     """

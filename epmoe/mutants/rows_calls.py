@@ -1,4 +1,4 @@
-"""The calls of a rows world and their inputs, the same for the reference and epmoe.fused_a2a."""
+"""The calls of a rows world and their inputs. They are the same for the reference and epmoe.fused_a2a."""
 
 from contextlib import contextmanager
 from functools import lru_cache
@@ -19,7 +19,7 @@ E4M3, GROUP = np.dtype(ml_dtypes.float8_e4m3fn), 128
 REPLACED = np.array([ABSENT, ABSENT, ABSENT - 1, ABSENT - 2], np.uint32)
 REPLACED_AT = np.array([3, 5, 8, 13])  # the first two in one vector or in two
 ABSORBING = 2.0**14, -(2.0**14), 2.0**-12  # their sums depend on the order
-DISPATCHES = 2  # of rows_calls, that are given ids
+DISPATCHES = 2  # of rows_calls, called with ids
 
 
 class Inputs:
@@ -50,16 +50,16 @@ class Inputs:
         columns = self.world.hidden if columns is None else columns
         out = [self.rng.normal(size=(n, columns) if columns else n) for n in counts]
         for a in out if columns >= 8 else ():
-            a[:, 3] = -0.0  # whose sum is not
+            a[:, 3] = -0.0  # the sum of these is +0.0
             a[:, 5] = self.rng.choice(ABSORBING, len(a))
         return [a.astype(dtype) for a in out]
 
     def tokens(self, columns=0):
-        """The dispatched tokens; columns: if other than the world's."""
+        """The dispatched tokens. columns: their number, if it is not the world's."""
         values = self.rows(self.world.tokens, E4M3 if self.world.pairs else BF16, columns or None)
         for rank, a in enumerate(values):
             for t, words in enumerate(a.view(np.uint32)):
-                if t % 2:  # words that rows without signals replace, and those by which they do
+                if t % 2:  # the sentinel of rows without signals, and words used as escapes
                     words[(t // 2 + 2 * rank + REPLACED_AT) % len(words)] = REPLACED
         if not self.world.pairs:
             return values
@@ -75,7 +75,7 @@ class Inputs:
 def rows_calls(world, make, functions, in_flight):
     """The calls of a rows world: (results of the dispatches, results of the others).
 
-    functions: (dispatch, its backward, a cached dispatch), over rank lists; make: Inputs. in_flight: makes the
+    functions: (dispatch, its backward, a cached dispatch), over rank lists. make: Inputs. in_flight: makes the
     context of the other calls.
     """
     dispatch, sums, cached, *counted = functions
@@ -111,7 +111,7 @@ def rows_calls(world, make, functions, in_flight):
                 for r in range(world.n_ranks)
             ]
             others += [counted[0](*few, rows_of), sums(handle, x[0], probs)]
-            if world.wide:  # what they leave in memory has the next calls' parity
+            if world.wide:  # the data that they leave in memory has the next calls' parity
                 others += [counted[0](*given[1], n), sums(handle, x[0], probs)]
         if world.on_device:
             others += [counted[0](*arguments, n) for arguments in given]
@@ -247,7 +247,7 @@ def expected(world):
 
 
 def flat(results):
-    """All arrays of nested lists, in order; without None and empty lists."""
+    """All arrays of nested lists, in order, without None and empty lists."""
     if isinstance(results, (list, tuple)):
         for r in results:
             yield from flat(r)

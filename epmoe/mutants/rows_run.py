@@ -1,6 +1,6 @@
 """One run of a rows world: the host functions of epmoe.fused_a2a with edited kernels, most calls in flight at once.
 
-The host must wait for the first dispatches. The calls behind them do not depend on each other's results, so they are
+The host must wait for the first dispatches. The later calls do not depend on each other's results, so they are
 queued without waiting, and ranks may be a call or two apart.
 """
 
@@ -44,7 +44,7 @@ SMALLEST = Arrangement("smallest", {"smallest": ((1,), np.uint8)})
 
 @kernel
 def read_everything(params, num_tokens, my_rank):
-    """Reads some arrays, as the next kernel of a user would; parameters: how many, then address and words of each."""
+    """Read some arrays, as a user's next kernel would. Parameters: how many, then address and words of each."""
     n, k = i32(load_u64(params)), i32(0)
     while k < n:
         address, words = (
@@ -60,7 +60,7 @@ def read_everything(params, num_tokens, my_rank):
 
 @kernel(words=3)
 def host_waits(params, num_tokens, my_rank):
-    """One thread, as the host: polls for the number of a call, then reads what the call has told."""
+    """One thread acts as the host: it polls for the number of a call, then reads the call's results."""
     word, number, n_words = params
     since, i = u64(globaltimer()), u64(0)
     while ld_acquire_sys_u64(word) != number:
@@ -72,7 +72,7 @@ def host_waits(params, num_tokens, my_rank):
 
 
 class RowsRun:
-    """One run; go() raises any error of the simulator or the check."""
+    """One run. go() raises any error of the simulator or the check."""
 
     def __init__(self, world, kernels, seed, *, racecheck=True, **simulation):
         self.world, self.kernels = world, kernels
@@ -88,7 +88,7 @@ class RowsRun:
         self.flying, self.read_from, self.lent = False, [], []
 
     def go(self):
-        """Run the world's rounds with the edited kernels; raises the error that notices the edit."""
+        """Run the world's rounds with the edited kernels. Raises the error that notices the edit."""
         blocks, threads = self.world.shape
         with self._edited():
             buffer = Buffer(
@@ -144,7 +144,7 @@ class RowsRun:
         self._check_memory(buffer)
 
     def _let_hosts_wait(self, words):
-        """Beside each call that tells the host something, a thread of each rank waits for it as the host does."""
+        """For each call with results for the host, launch a thread of each rank that waits for them like the host."""
         ranks, begin = self.local.ranks, words.begin
         streams = [self.machine.stream(other) for other in (*ranks[1:], ranks[0])]
 
@@ -159,7 +159,7 @@ class RowsRun:
         words.begin = begin_and_wait
 
     def _then_read(self, function, buffer):
-        """The function; behind each call in flight, a kernel of each rank reads its results."""
+        """The function; after each call in flight, a kernel of each rank reads its results."""
 
         def call(*arguments):
             if self.flying:
@@ -168,7 +168,7 @@ class RowsRun:
             if self.flying:
                 made = (
                     results[0] if isinstance(results, tuple) else results
-                )  # beside them a handle, or None
+                )  # and a handle, or None
                 columns = made if isinstance(made[0], list) else [made]
                 columns = [column for column in columns if column is not None]
                 for rank in set(self.local.ranks) - set(self.world.absent):
@@ -195,7 +195,7 @@ class RowsRun:
 
     @contextmanager
     def _in_flight(self, buffer):
-        """Context of calls that are queued without waiting; all memory that they use stays until they have run."""
+        """Context of calls that are queued without waiting. All memory that they use stays until they have run."""
         place, number, kept = buffer.placing.place, count(), []
         self.machine.synchronize = buffer.placing.let_go = lambda *keys: None
         buffer.placing.place = lambda rank, name, *more: place(
@@ -224,7 +224,7 @@ class RowsRun:
         )
 
     def start(self, *words):
-        """As a launch of a rank that stays away: nothing."""
+        """Do nothing, as the launch of an absent rank."""
 
     def _check_expired(self, buffer):
         """The first call without all ranks must have expired, and later calls must not have begun."""
@@ -234,7 +234,7 @@ class RowsRun:
         except PeerTimeout:
             note = buffer.layout.mailbox(epoch & 1, 0) + mailbox.PLACES
             places = buffer._control.buffers[self.world.absent[0]].read(np.uint64, (3,), note)
-            # combine's probs use it; a later cached dispatch has none
+            # combine's probs use it, but no later cached dispatch does
             if not places[2] & np.uint64(2**32 - 1):
                 raise Leftover(
                     f"the note of epoch {epoch} belongs to a later call, which went on after a wait had "
@@ -248,7 +248,7 @@ class RowsRun:
             words = r.words.read(np.int32, (mailbox.WORDS_BYTES // 4,))
             if words[mailbox.BEGUN // 4] or words[mailbox.STATUS // 4 :].any():
                 raise Leftover(f"words of rank {r.rank} after the calls: {words.tolist()}")
-            # counters of the last call stay until the next one, which uses the other parity's
+            # counters of the last call stay until the next one, which uses those of the other parity
             other = 1 - int(words[mailbox.EPOCH // 4]) % 2
             arrived = buffer._control.buffers[r.rank].read(
                 np.int32, (2, self.world.n_ranks), buffer.layout.arrived
@@ -260,7 +260,7 @@ class RowsRun:
             self._check_lamport_rows(buffer, r.rank)
 
     def _check_lamport_rows(self, buffer, rank):
-        """Whoever took or did not need a word has put ABSENT back."""
+        """Every word must hold ABSENT again, whether its reader took it or did not need it."""
         pool, layout = buffer._pool.buffers[rank], buffer.pool_layout
         words = pool.read(np.uint32, (2, layout.lamport_bytes // 4), layout.lamport_at)
         if (words != ABSENT).any():

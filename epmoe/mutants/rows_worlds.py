@@ -7,11 +7,11 @@ from epmoe.mutants.world_kinds import RowsWorld
 
 
 def tuned(**numbers):
-    """Constants of a world with these numbers in place of the simulator's own."""
+    """Constants of a world, with these numbers in place of the simulator's own."""
     return {"rows.shape.SMALL": replace(SMALL, **numbers)}
 
 
-ORDINARY = tuned(bits_experts=0)  # expert-major, a small batch uses the kernel for large ones
+ORDINARY = tuned(bits_experts=0)  # expert-major: a small batch uses the kernel for large ones
 SIGNALS = tuned(lamport_tokens=0)  # every row uses signals
 
 ROWS_WORLDS = (

@@ -1,4 +1,4 @@
-"""Slips: mistakes in whole statements, where tokens.py changes single words.
+"""Slips: mistakes in whole statements. tokens.py changes single words.
 
 | kind | what is done to the source |
 |---|---|
@@ -10,7 +10,7 @@
 | whose | a synchronising statement uses another rank's number or another region's words |
 | both | a release and the acquire that reads it become relaxed, together (pairs.py finds them by running) |
 
-All but "both" are found in the source alone. harmless_slips.py lists those that change nothing.
+All but "both" are found from the source alone. harmless_slips.py lists those that change nothing.
 """
 
 import ast
@@ -31,7 +31,7 @@ OFFSETS = {"at", "mailbox"}  # objects whose attributes are addresses of words
 
 @dataclass(frozen=True)
 class Slip:
-    """One edit: `new` instead of source[token.start:token.end]; the interface of tokens.Mutant.
+    """One edit: `new` instead of source[token.start:token.end]. It has the interface of tokens.Mutant.
 
     lines: (first, last) of the statements. other: a second edit, in any file, that belongs to it.
     """
@@ -51,12 +51,12 @@ class Slip:
 
     @property
     def key(self):
-        """Its name in harmless_slips.py; no line number in it."""
+        """Its name in harmless_slips.py. It contains no line number."""
         number = f" (number {self.token.number})" if self.token.number > 1 else ""
         return f"{self.token.file} {self.token.function}: {self.kind}: {self.what}{number}"
 
     def apply(self, source):
-        """The edited source; lines keep their numbers."""
+        """The edited source. Lines keep their numbers."""
         lost = source.count("\n", self.token.start, self.token.end) - self.new.count("\n")
         return source[: self.token.start] + self.new + "\n" * lost + source[self.token.end :]
 
@@ -85,7 +85,7 @@ class _Source:
         return self.text[start:end]
 
     def add(self, kind, function, start, end, new, what, first, last):
-        """Add an edit of text[start:end]; what: in words, the same for equal edits of a function."""
+        """Add an edit of text[start:end]. what: in words, the same for equal edits of a function."""
         number = self.seen[function, kind, what] = self.seen.get((function, kind, what), 0) + 1
         token = Token(self.file, function, self.text[start:end], number, first.lineno, start, end)
         self.found.append(Slip(token, kind, new, what, (first.lineno, last.end_lineno)))
@@ -138,7 +138,7 @@ def assigned(node):
 
 
 def used(node):
-    """Names that it reads."""
+    """Names that a node uses."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
 
@@ -148,7 +148,7 @@ def independent(a, b):
 
 
 def leaves(node):
-    """Whether it leaves its block, or defines a function."""
+    """Whether a statement leaves its block, or defines a function."""
     return any(
         isinstance(n, (ast.Return, ast.Break, ast.Continue, ast.FunctionDef))
         for n in ast.walk(node)
@@ -184,7 +184,7 @@ def slips_of(file, text):
 
 
 def _device_functions(tree, path=()):
-    """(dotted name, node) of the innermost functions, which are the device functions."""
+    """(dotted name, node) of the innermost functions. They are the device functions."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef):
             inside = list(_device_functions(node, (*path, node.name)))
@@ -308,7 +308,7 @@ def _skips(source, function, statement, names):
 
 
 def _from_atomics(function):
-    """Names that the function assigns an atomic's result to."""
+    """Names to which the function assigns an atomic's result."""
     return {
         t.id
         for n in ast.walk(function)

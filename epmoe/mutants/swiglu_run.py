@@ -13,7 +13,7 @@ from epmoe_ref.swiglu import fused_silu, fused_silu_fp8
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 ODD = (np.nan, np.inf, -np.inf, -0.0, 30.0, -30.0, 7.0, 6e4)
-SPARE = 3  # rows behind the last group
+SPARE = 3  # rows after the last group
 
 
 def rows(n, width):
@@ -26,7 +26,7 @@ def rows(n, width):
 
 
 class SwigluRun:
-    """One run; go() raises any error of the simulator or the check."""
+    """One run. go() raises any error of the simulator or the check."""
 
     def __init__(self, world, kernels, seed, *, racecheck=True, **simulation):
         self.world, self.kernels = world, kernels
@@ -34,7 +34,7 @@ class SwigluRun:
         self.buffers = []
 
     def go(self):
-        """Run the kernel; raises the error that notices the edit."""
+        """Run the kernel. Raises the error that notices the edit."""
         world = self.world
         cfg = EPConfig(
             n_ranks=1,
@@ -94,7 +94,7 @@ class SwigluRun:
             want, want_scales = fused_silu_fp8(x, offsets, **options)
             wrong = ~np.isclose(scales[:, :n], want_scales[:, :n], rtol=1e-5, equal_nan=True)
             self._expect(~wrong, "scale")
-            self._expect(scales[:, n:] == before[1][:, n:], "scale behind the last row")
+            self._expect(scales[:, n:] == before[1][:, n:], "scale after the last row")
         else:
             want = fused_silu(x, offsets, **options)
         value, wanted = codes[:n].view(type_).astype(np.float32), want[:n].astype(np.float32)
@@ -103,7 +103,7 @@ class SwigluRun:
         self._expect(
             np.where(np.isnan(wanted), np.isnan(value), near & ~np.isnan(value)), "element"
         )
-        self._expect(codes[n:] == before[0][n:], "element behind the last row")
+        self._expect(codes[n:] == before[0][n:], "element after the last row")
 
     def _expect(self, right, what):
         if not right.all():

@@ -1,6 +1,6 @@
 """Worlds at the kernels' own thresholds: sizes just below, at and just above them, several in each world.
 
-`epmoe mutants --thresholds` prints which world crosses which threshold.
+`epmoe mutants --thresholds` prints which world is on which side of each threshold.
 """
 
 from epmoe.kernels.rows.copy import BATCH
@@ -14,11 +14,11 @@ from epmoe.mutants.world_kinds import RowsWorld, World
 VECTOR = 8  # columns of bf16 in an access of 16 bytes
 WARP = 32
 SCALED = 128  # columns of FP8 with one scale
-MOST_COLUMNS = VECTOR * MOST_PARTS * BATCH  # of a row whose parts are a batch each
+MOST_COLUMNS = VECTOR * MOST_PARTS * BATCH  # of a row whose parts are one batch each
 RECEIVERS = dict(few_receivers_a_token=1, few_receivers=1)
 
 THRESHOLD_WORLDS = (
-    # Lamport rows, one more vector than the most parts hold at a batch each: later parts are empty
+    # Lamport rows, one vector more than the most parts hold with a batch each, so that later parts are empty
     RowsWorld(
         "rows of more batches than parts",
         "rows",
@@ -51,7 +51,7 @@ THRESHOLD_WORLDS = (
         hidden=VECTOR * (WARP + 1),
         brief=True,
     ),
-    # one rank has one token too many, so that others erase rows of two parts, the second of one vector more than a warp
+    # one rank has one token too many, so the others erase rows of two parts, the second of one vector more than a warp
     RowsWorld(
         "rows without signals in parts, erased",
         "rows",
@@ -84,7 +84,7 @@ THRESHOLD_WORLDS = (
         pairs=True,
         brief=True,
     ),
-    # as many experts as a warp, as a block, and as four windows have lanes, and one more than these
+    # as many experts as a warp, a block and four windows have lanes, and one more than these
     RowsWorld(
         "few rows by expert, as many experts as lanes",
         "hybrid",
@@ -136,7 +136,7 @@ THRESHOLD_WORLDS = (
         shape=(2, 32),
         constants=ORDINARY,
     ),
-    # sums of up to four rows of one vector more than a warp; calls of few and of many tokens in turn
+    # sums of up to four rows of one vector more than a warp; calls with few and with many tokens alternate
     RowsWorld(
         "hybrid, few tokens between more",
         "hybrid",
@@ -196,7 +196,7 @@ THRESHOLD_WORLDS = (
         shape=(6, 32),
         tuning=dict(few_experts=1),
     ),
-    # more entries than a warp finds a row among in two votes
+    # more entries than a warp can search for a row in two votes
     World(
         "rows among very many entries",
         dict(n_ranks=2, n_experts=WARP**2 + 16, top_k=2, hidden=8, max_tokens_per_rank=9),
@@ -231,14 +231,14 @@ THRESHOLD_WORLDS = (
         shape=(2, WARP),
         constants=ORDINARY,
     ),
-    # payloads of more padding than a warp clears at once
+    # payloads with more padding than a warp clears at once
     World(
         "few bytes of a message and much padding",
         PLAIN | dict(hidden=64, token_format="nvfp4", alignment=256),
         ((5, 3),),
         fused=True,
     ),
-    # as many tokens of a small batch as a warp looks at in one turn, four a lane
+    # as many tokens of a small batch as a warp reads at once, four a lane
     RowsWorld(
         "rows without signals of four tokens a lane",
         "rows",

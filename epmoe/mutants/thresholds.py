@@ -1,7 +1,7 @@
-"""On which sides of the kernels' thresholds the worlds come, seen while they run.
+"""On which sides of the kernels' thresholds the worlds are, recorded while they run.
 
 A threshold is a number of the kernels that has a name (MOST_PARTS, tuning.few_tokens), in a comparison or as one of two
-arguments of min or max. An edit that is off by one there changes nothing unless some world comes near.
+arguments of min or max. An edit that is off by one there changes nothing unless some world is near the threshold.
 """
 
 import ast
@@ -31,7 +31,7 @@ EXPLAINED = {  # name of a number, or a whole comparison -> why worlds stay on o
 
 
 class Threshold(NamedTuple):
-    """names: of the numbers. what: the operator, min or max. turned: whether the number stands on the left."""
+    """names: of the numbers. what: the operator, min or max. turned: whether the threshold is the left operand."""
 
     names: frozenset
     what: str
@@ -46,14 +46,14 @@ class Threshold(NamedTuple):
 
 
 class _Marker(ast.NodeTransformer):
-    """Calls compare__ and choose__ in the places of the thresholds in functions. found: {(file, line, text): Threshold}."""
+    """Puts calls of compare__ and choose__ at the thresholds in functions. found: {(file, line, text): Threshold}."""
 
     def __init__(self, file, tree):
         self.file, self.found, self.depth = file, {}, 0
         self.aliases = _aliases(tree)
 
     def visit_FunctionDef(self, node):
-        """Numbers compared where a module is made are no thresholds."""
+        """Skip numbers that are compared when a module is made: they are no thresholds."""
         self.depth += 1
         self.generic_visit(node)
         self.depth -= 1
@@ -81,7 +81,7 @@ class _Marker(ast.NodeTransformer):
         self.generic_visit(node)
         if not names or not self.depth or guards:
             return node
-        # sides are the quantity's against the threshold, whichever stands first
+        # sides are the quantity's relative to the threshold, whichever comes first
         turned = bool(sides[0]) and not sides[1]
         self.found[site] = Threshold(names, what, turned)
         given = [ast.Constant(v) for v in (site, what, turned)]
@@ -94,7 +94,7 @@ class _Marker(ast.NodeTransformer):
 
 
 def _aliases(tree):
-    """[(line, variable, name of the number)] of the variables that hold a named number."""
+    """[(line, variable, name of the number)] for the variables that hold a named number."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
@@ -108,7 +108,7 @@ def _aliases(tree):
 
 
 def _names(node, aliases):
-    """Named numbers of an expression, outside calls other than casts."""
+    """Named numbers in an expression, outside calls other than casts."""
     if isinstance(node, ast.Name):
         held = [n for line, name, n in aliases if name == node.id and line < node.lineno]
         return {held[-1]} if held else {node.id} if NUMBER.match(node.id) else set()
@@ -142,7 +142,7 @@ def thresholds():
 
 
 def sides_in(name):
-    """(the name, {threshold: sides on which this world comes}); the kernels are not edited, and must pass."""
+    """(the name, {threshold: sides on which this world is}). The kernels are not edited, and must pass."""
     from epmoe.mutants.hunt import run_of
 
     seen = {}
@@ -161,7 +161,7 @@ def sides_in(name):
 
 
 def crossings(seen):
-    """[(threshold, {side: names of worlds})] of all thresholds. seen: {world's name: sides_in() of it}."""
+    """[(threshold, {side: names of worlds})] for all thresholds. seen: {world's name: sides_in() of it}."""
     return [
         (
             site,

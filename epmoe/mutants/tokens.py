@@ -42,7 +42,7 @@ SUCCESS = {
     "wait_for_counter": "True",
     "mbar_try_wait": "True",
 }
-# Shared modules: each user gets its own mutants, since one may need a synchronisation that another does not.
+# Shared modules. Each user gets its own mutants, since one may need a synchronisation that another does not.
 PER_IMPORTER = ("params", "spin", "pairs/peers", "plain/waits", "plain/peers")
 
 
@@ -50,7 +50,7 @@ PER_IMPORTER = ("params", "spin", "pairs/peers", "plain/waits", "plain/peers")
 class Token:
     """One place of the source: `text` at (line, column), inside `function` of `file` (relative to the package).
 
-    start, end: offsets in the source. number: counts those with the same text in the function, from 1.
+    start, end: offsets in the source. number: its place among tokens with the same text in the function, from 1.
     is_statement: a whole statement; otherwise part of an expression.
     """
 
@@ -92,7 +92,7 @@ class Mutant:
         return f"{self.token.file} {self.token.function}: {self.change}{number}{seen}"
 
     def apply(self, source):
-        """The edited source; lines keep their numbers."""
+        """The edited source. Lines keep their numbers."""
         lost = source.count("\n", self.token.start, self.token.end) - self.new.count("\n")
         new = self.new + "\n" * lost
         if lost and not self.token.is_statement:
@@ -202,7 +202,7 @@ _tree = lru_cache(None)(ast.parse)
 
 @lru_cache(None)
 def mutants_of(file, source):
-    """All mutants of one source file, in the order of its lines."""
+    """All mutants of one source file, in line order."""
     finder = _Finder(source)
     finder.visit(_tree(source))
     raw, starts = source.encode(), [0]
@@ -237,7 +237,7 @@ def mutants_of(file, source):
 
 
 def for_importers(mutants, importers):
-    """Mutants of PER_IMPORTER once for each module that uses them; importers: function (mutant) -> stems."""
+    """Mutants of PER_IMPORTER, once for each module that uses them. importers: function (mutant) -> stems."""
     out = []
     for m in mutants:
         shared = m.token.file.removesuffix(".py") in PER_IMPORTER
@@ -247,7 +247,7 @@ def for_importers(mutants, importers):
 
 @lru_cache(None)
 def names_in(source):
-    """Every name and attribute that a source uses, except in imports; modules of its own package are not names."""
+    """Every name and attribute that a source uses, except in imports. Modules of its own package do not count."""
     nodes = list(ast.walk(_tree(source)))
     modules = {
         alias.asname or alias.name
@@ -261,7 +261,7 @@ def names_in(source):
 
 @lru_cache(None)
 def imports_of(source, module):
-    """Names that a source imports from a sibling, or the attributes that it uses if it imports the whole module."""
+    """Names that a source imports from a sibling. If it imports the whole module, the attributes that it uses."""
     tree, found, module = _tree(source), set(), module.rpartition("/")[2]
     for n in tree.body:
         if isinstance(n, ast.ImportFrom) and n.level:
@@ -281,9 +281,9 @@ def imports_of(source, module):
 
 @lru_cache(None)
 def entrances(source, function):
-    """The names through which other modules can run `function` (dotted where nested).
+    """The names through which other modules can run `function` (dotted if nested).
 
-    Its own name, its callers', and names in a namespace: namespace(signal=signal_near).
+    These are its own name, its callers', and names in a namespace: namespace(signal=signal_near).
     """
     inside = {
         n.name: names_in(ast.unparse(n))

@@ -1,4 +1,4 @@
-"""Prints verdicts: a line for each as it comes, then a table, then those that are not as expected."""
+"""Prints verdicts: a line for each as it comes, then a table, then the unexpected ones."""
 
 from collections import Counter
 
@@ -44,7 +44,7 @@ UNUSED = "is run by no world of epmoe/mutants/worlds.py: add one"
 
 
 def harmless_ones():
-    """{key: reason} of the mutants and slips that change nothing."""
+    """{key: reason} for the mutants and slips that change nothing."""
     return HARMLESS | HARMLESS_SLIPS
 
 
@@ -96,7 +96,7 @@ class Verdicts:
         )
 
     def unexpected(self):
-        """judge() of all, in source order."""
+        """judge() of all verdicts, in source order."""
         return judge(
             sorted(
                 self.all, key=lambda v: (v.mutant.token.file, v.mutant.token.start, v.mutant.key)
@@ -104,7 +104,7 @@ class Verdicts:
         )
 
     def table(self):
-        """Print how many were noticed, by kind of edit and of report."""
+        """Print how many mutants were noticed, by kind of edit and of report."""
         from rich.table import Table
 
         counts = Counter((v.mutant.kind, v.how) for v in self.all)
@@ -123,7 +123,7 @@ class Verdicts:
         self.console.print("; ".join(f"{how}: {MEANING[how]}" for how in hows), style="dim")
 
     def end(self, undecided, seeds, seconds):
-        """Print the table, verdicts that are not as expected, and undecided mutants; returns the number of unexpected ones."""
+        """Print the table, the unexpected verdicts, and undecided mutants. Returns the number of unexpected ones."""
         unexpected = self.unexpected()
         if self.all:
             self.table()

@@ -13,7 +13,7 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 
 @lru_cache(None)
 def inputs(world):
-    """For each round (x, ids as given, ids as kernels must clean them, weights); each is a list over ranks."""
+    """For each round (x, ids as given, ids as kernels must clean them, weights). Each is a list over ranks."""
     cfg, rng, rounds = world.cfg, np.random.default_rng(5), []
     for tokens in world.tokens:
         x = [rng.normal(size=(n, cfg.hidden)).astype(BF16) for n in tokens]
@@ -34,7 +34,7 @@ def inputs(world):
 
 
 def _routing(cfg, n, rng, from_expert):
-    """Distinct ids for each token; the second to last expert gets none, some ids are -1."""
+    """Distinct ids for each token. The second to last expert gets none, and some ids are -1."""
     popular = np.delete(np.arange(cfg.n_experts), cfg.n_experts - 2)
     popular = popular[popular % cfg.n_local_experts >= from_expert]
     ids = np.array([rng.permutation(popular)[: cfg.top_k] for _ in range(n)], np.int32).reshape(

@@ -16,7 +16,7 @@ class SmallWorld:
 
 @dataclass(frozen=True, eq=False)
 class PageWorld(SmallWorld):
-    """A world of the page kernels.
+    """A world of the kernels of pairs (ExpertParallel).
 
     sizes: of its EPConfig. tokens: for each round, the tokens of each rank. launch: further options of LaunchConfig.
     tuning: changed tuning numbers of the fast kernels.
@@ -36,14 +36,14 @@ class PageWorld(SmallWorld):
 
 @dataclass(frozen=True, eq=False)
 class World(PageWorld):
-    """One world of bare kernel calls (world_run.py), all rounds in flight at once.
+    """One world of direct kernel calls (world_run.py), all rounds in flight at once.
 
     few: tokens use few_tokens.py, without `reserved` and send_buf. unreduced: combine without router weights.
     swiglu: its kernel runs too. bad_ids: ids out of range and repeated ones in device memory. elsewhere: no token goes
     to its own rank. absent: ranks that launch nothing, so that the others' waits must expire. stuck: before this
-    half of the first round ("dispatch", "combine") a word of `finished` is overwritten on rank 0, so that
-    rank 1 never gets its signal (expired.py). slow: ranks that are far slower than the others. from_expert: a rank's experts
-    below it get nothing. without_signals: a fused combine uses none, as in an ExpertParallel.
+    half of the first round ("dispatch", "combine") a word of `finished` is overwritten on rank 0, so that rank 1 never
+    gets its signal (expired.py). slow: ranks that are far slower than the others. from_expert: a rank's experts below
+    it get nothing. without_signals: a fused combine uses none, as in an ExpertParallel.
     """
 
     few: bool = False
@@ -79,14 +79,14 @@ class RowsWorld(SmallWorld):
     """One world of the rows kernels (rows_run.py).
 
     kind: "rows" (FusedDispatch, FusedCombine) or "hybrid" (HybridEP). tokens: of each rank. limit: rows of a rank in
-    HybridEP. pad: each expert's number of rows is rounded up to a multiple of it. fp8: rows travel as blockwise FP8.
+    HybridEP. pad: each expert's number of rows is rounded up to a multiple of it. fp8: rows are sent as blockwise FP8.
     local: experts of a rank. combines: more combines in a row, and cached dispatches. on_device: also dispatches that
-    the device counts, in flight together. slow: ranks that are far slower than the others. full_heap: ranks that have
-    no memory left for results. asks: as with ranks in processes, no rank knows the others' sizes before the first
+    the device counts, in flight together. slow: ranks that are far slower than the others. full_heap: ranks without
+    free memory for results. asks: as with ranks in processes, no rank knows the others' sizes before the first
     call. bad_ids: invalid and repeated ids, in device memory. absent: as in World. pairs: tokens are pairs of e4m3
     values and scales. dtype: of the first rows that are summed. from_expert: a rank's experts below it get nothing.
     trace: with stamps. stale: strong loads return older values. brief: one call of each kind. between: combines, and
-    between them dispatches of at most `few` tokens of a rank. wide: columns of these dispatches, which then follow
+    between them dispatches of at most `few` tokens of a rank. wide: columns of these dispatches, which then come after
     dispatches of all tokens. crowded: hybrid dispatches of more tokens than there is room for, which no rank may
     send (results are not checked).
     """
@@ -121,20 +121,20 @@ class RowsWorld(SmallWorld):
 
     @property
     def n_ranks(self):
-        """Ranks."""
+        """Number of ranks."""
         return len(self.tokens)
 
     @property
     def n_experts(self):
-        """Experts of all ranks."""
+        """Number of experts, over all ranks."""
         return self.local * self.n_ranks
 
 
 @dataclass(frozen=True, eq=False)
 class PublicWorld(PageWorld):
-    """One world of ExpertParallel (public_run.py): with options that other worlds leave at their defaults.
+    """One world of ExpertParallel (public_run.py), with options that other worlds leave at their defaults.
 
-    weights: "array", "function" or "none"; epilogue: with one. edges: tokens at which number formats differ. scaled:
+    weights: "array", "function" or "none". epilogue: with one. edges: tokens for which number formats differ. scaled:
     with an input scale. to_one: every token goes only to the last expert.
     """
 

@@ -40,7 +40,7 @@ class WorldRun:
         self.capacity = self._capacity()
 
     def _regions(self, rank):
-        """{name: Buffer}: a separate allocation for each region, so that the simulator knows its bounds."""
+        """{name: Buffer}, with a separate allocation for each region, so that the simulator knows its bounds."""
         made = {}
         for r in layout.regions(self.cfg):
             words = [(r.name, 0, r.shape, r.dtype, r.index_names)]
@@ -171,7 +171,7 @@ class WorldRun:
         return out, (combined, shape, BF16)
 
     def _start(self, phase, rank, num_tokens, recv_buf, words):
-        """Launch the kernels of a phase; each reads those of the words that it needs."""
+        """Launch the kernels of a phase. Each reads the words that it needs."""
         sends = phase == "dispatch" or self.cfg.use_shmem
         regions = dict(
             send_buf_p=self.at(rank, f"{phase}_send_buf") if sends else 0,

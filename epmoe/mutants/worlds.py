@@ -1,4 +1,4 @@
-"""The small worlds in which mutants run; each runs lines of the kernels that the others do not.
+"""The small worlds in which mutants run. Each runs lines of the kernels that the others do not.
 
 All are tiny and uneven: a rank with fewer tokens, an expert without any, ids of -1, more rows than warps. Several
 rounds without a reset are in flight at once, so one rank may be a round ahead of another.

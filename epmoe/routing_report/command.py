@@ -1,4 +1,4 @@
-"""`epmoe routing FILE`: reads a routing dump and reports what it costs, as text, JSON or a page."""
+"""`epmoe routing FILE`: reads a routing dump and reports its costs, as text, JSON or a page."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ def _gbps(text_given):
 
 
 def add_arguments(parser):
-    """The options of routing."""
+    """Add the options of routing."""
     parser.add_argument(
         "file",
         metavar="FILE",
@@ -68,7 +68,7 @@ def add_arguments(parser):
 
 
 def run(args):
-    """Report; the exit status is 0, or 2 if the file or the options do not fit."""
+    """Print the report. The exit status is 0, or 2 if the file or the options are invalid."""
     found = report.report(
         dump.read(args.file),
         Path(args.file).name.encode("utf-8", "replace").decode(),

@@ -20,7 +20,7 @@ class Counts(NamedTuple):
 
     @property
     def by_rank(self):
-        """Pairs that each rank receives, its own included: the work of its experts."""
+        """Pairs that each rank receives, including its own: the work of its experts."""
         return self.pairs.sum(axis=0)
 
 
@@ -46,7 +46,7 @@ def off_rank(matrix):
 
 
 def busiest(matrix):
-    """The most that one rank sends to others or receives from others; a GPU does both at the same time."""
+    """The most that one rank sends to others or receives from others. A GPU does both at the same time."""
     crossing = off_rank(matrix)
     return int(max(crossing.sum(axis=0).max(), crossing.sum(axis=1).max()))
 

@@ -1,4 +1,4 @@
-"""Reads a routing dump: an .npz, an .npy or JSON lines with the expert ids of each token, in one or more steps."""
+"""Reads a routing dump: the expert ids of each token, in one or more steps, from an .npz, an .npy or JSON lines."""
 
 from dataclasses import dataclass, field
 
@@ -18,9 +18,9 @@ TORCH = "numpy.save('ids.npy', ids.cpu().numpy()) writes a file that can be read
 class Dump:
     """The expert ids of a file.
 
-    steps: a list of int64 arrays (tokens, top_k), -1 for no expert. n_experts: of the file, or None.
-    rank_offsets: int64 (n_ranks + 1), where each rank's tokens begin (files of one step), or None. hidden: of x in
-    the file, or None. notes: changes made on reading.
+    steps: a list of int64 arrays (tokens, top_k), -1 for no expert. n_experts: the file's, or None.
+    rank_offsets: int64 (n_ranks + 1), where each rank's tokens begin (files of one step), or None. hidden: of the
+    file's x, or None. notes: changes made on reading.
     """
 
     steps: list
@@ -40,7 +40,7 @@ class Dump:
         return sum(len(ids) for ids in self.steps)
 
     def check(self, n_experts):
-        """Refuse an id that is no expert, and an expert that one token names twice; the error names the place."""
+        """Refuse an id that is no expert, and an expert that one token names twice. The error names the place."""
         for step, ids in enumerate(self.steps):
             where = f"step {step}, " if len(self.steps) > 1 else ""
             outside = (ids < -1) | (ids >= n_experts)
@@ -60,14 +60,14 @@ class Dump:
                 )
 
     def split(self, ids, n_ranks):
-        """The ids of one step by rank: at rank_offsets, else evenly, the first ranks taking the remainder."""
+        """The ids of one step by rank, split at rank_offsets, else evenly; the first ranks take the remainder."""
         if self.rank_offsets is not None and len(self.rank_offsets) == n_ranks + 1:
             return np.split(ids, self.rank_offsets[1:-1])
         return np.array_split(ids, n_ranks)
 
 
 def read(path):
-    """The Dump of a file. Errors: EPValueError, which says what the file holds and what is needed."""
+    """The Dump of a file. Errors: EPValueError, naming what the file holds and what is needed."""
     dump = _read(path)
     if not dump.tokens:
         raise EPValueError(f"{path} has 0 tokens: {WANTED}")
@@ -92,7 +92,7 @@ def _read(path):
         raise
     except OSError as error:
         raise EPValueError(f"{path} cannot be read: {error.strerror or error}") from None
-    except Exception as error:  # a damaged file fails in NumPy's, zipfile's and zlib's many ways
+    except Exception as error:  # a damaged file fails in many ways, in NumPy, zipfile and zlib
         said = " ".join(str(error).split()) or type(error).__name__
         raise EPValueError(f"{path} cannot be read ({said}): {WANTED}") from None
     steps, n_experts, notes = json_lines.read(path, text)
@@ -101,7 +101,9 @@ def _read(path):
 
 def _of_npz(path, arrays):
     if not all(isinstance(a, np.ndarray) for a in arrays.values()):
-        made = "made by torch.save" if any(n.endswith("data.pkl") for n in arrays) else "no .npz"
+        made = (
+            "made by torch.save" if any(n.endswith("data.pkl") for n in arrays) else "not an .npz"
+        )
         raise EPValueError(f"{path} is {made}: {TORCH}")
     integers = [name for name, a in arrays.items() if a.dtype.kind in "iu" and a.ndim in (2, 3)]
     name = "topk_ids" if "topk_ids" in arrays else integers[0] if len(integers) == 1 else None

@@ -6,7 +6,7 @@ from epmoe.host import rank_memory
 from epmoe.routing_report import counts, measured
 from epmoe_ref.config import MAX_GPUS_PER_NODE, EPConfig
 
-ROW_FORMATS = ("bf16", "fp8_blockwise")  # what fused_dispatch and hybrid_ep_dispatch send
+ROW_FORMATS = ("bf16", "fp8_blockwise")  # formats of fused_dispatch and hybrid_ep_dispatch
 COMBINE_BYTES = 2  # bf16
 RESULTS_IN_POOL = 3  # rows: the pool's staging area and two results (fused_a2a.buffer)
 INTERFACES = {
@@ -31,7 +31,7 @@ class Cost(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Factors of the counts. link_gbps: 10**9 bytes a second that each rank sends, and at the same time receives."""
+    """Factors of the counts. link_gbps: 10**9 bytes a second that each rank can send, and receive at the same time."""
 
     cfg: EPConfig
     link_gbps: float
@@ -48,12 +48,12 @@ class Sizes(NamedTuple):
 
     @property
     def combine_bytes(self):
-        """Bytes of one row on its way back."""
+        """Bytes of one row that combine sends back."""
         return COMBINE_BYTES * self.cfg.hidden
 
 
 def config(n_ranks, n_experts, top_k, hidden, tokens, token_format):
-    """The EPConfig of a routing; several hosts (SHMEM) from more than 8 ranks on. Errors: EPValueError."""
+    """The EPConfig of a routing. More than 8 ranks means several hosts (SHMEM). Errors: EPValueError."""
     several = n_ranks > MAX_GPUS_PER_NODE
     p2p = (
         max(d for d in range(1, MAX_GPUS_PER_NODE + 1) if n_ranks % d == 0) if several else n_ranks
@@ -82,7 +82,7 @@ def offered(interface, cfg):
 
 
 def costs(interface, step, sizes):
-    """(Cost of dispatch, Cost of combine) of one step; None where the interface has no such format."""
+    """(Cost of dispatch, Cost of combine) of one step. None if the interface does not have this format."""
     if not interface.startswith("pairs") and sizes.cfg.token_format not in ROW_FORMATS:
         return None, None
     parts = {
@@ -109,7 +109,7 @@ def _cost(interface, phase, matrix, sizes, token_format):
 
 
 def result_bytes(interface, step, sizes):
-    """Bytes of token rows that dispatch returns on the rank that receives most, its own tokens' included."""
+    """Bytes of token rows that dispatch returns on the rank that receives most, including its own tokens'."""
     received = (step.rows if interface == "rows" else step.pairs).sum(axis=0)
     return int(received.max(initial=0)) * sizes.row_bytes
 

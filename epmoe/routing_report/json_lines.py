@@ -1,4 +1,4 @@
-"""Reads expert ids from JSON: one value, or one a line, each a token's ids, a step's tokens, or an object with them."""
+"""Reads expert ids from JSON: one value, or one a line: a token's ids, a step's tokens, or an object with them."""
 
 import json
 
@@ -14,7 +14,7 @@ WANTED = (
 
 
 def read(path, text):
-    """(steps, n_experts or None, notes) of a file's text; steps: int64 arrays (tokens, top_k), filled up with -1."""
+    """(steps, n_experts or None, notes) of a file's text. steps: int64 arrays (tokens, top_k), padded with -1."""
     found = [(place, *_opened(place, value)) for place, value in _values(path, text)]
     depth = max((_depth(ids) for _, ids, _, _ in found), default=0)
     steps, n_experts, widths = {}, None, set()
@@ -59,7 +59,7 @@ def _opened(place, value):
 
 
 def one_number(place, name, value):
-    """A number of experts as int; anything else is refused."""
+    """A number of experts as int. Anything else is refused."""
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "iu" or not 1 <= array.ravel()[0] <= MAX_EXPERTS:
         raise EPValueError(
@@ -69,7 +69,7 @@ def one_number(place, name, value):
 
 
 def _values(path, text):
-    """(where it stands, value) of the whole text, of each step of a value three deep, or of each line."""
+    """(place, value) of the whole text, of each step of a value three deep, or of each line."""
     try:
         value = _parsed(text)
     except ValueError:
@@ -78,7 +78,9 @@ def _values(path, text):
                 try:
                     yield f"{path}, line {n}", _parsed(line)
                 except ValueError as error:
-                    raise EPValueError(f"{path}, line {n} is no JSON ({error}): {WANTED}") from None
+                    raise EPValueError(
+                        f"{path}, line {n} is not JSON ({error}): {WANTED}"
+                    ) from None
         return
     if isinstance(value, dict) and _depth(value.get("topk_ids")) == 3:
         yield from (
@@ -97,7 +99,7 @@ def _parsed(text):
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("its lists or objects are nested too deep") from None
+        raise ValueError("its lists or objects are nested too deeply") from None
 
 
 def _depth(value):

@@ -1,4 +1,4 @@
-"""Measured times of our kernels on GPUs, as a small table shipped with the package (measured.json).
+"""Measured times of our kernels on GPUs, a small table shipped with the package (measured.json).
 
 `python -m epmoe.routing_report.measured benchmarks/results/FILE.json` prints the table of a benchmark's results.
 """
@@ -16,7 +16,7 @@ KERNELS = {"pairs fused": "pairs", "rows": "rows", "expert-major": "expert_major
 
 
 def table_of(record, name):
-    """The table of a file of results: where and when, and for each kernel, phase and format [bytes, us, floor_us]."""
+    """The table for a file of results: where and when, and for each kernel, phase and format [bytes, us, floor_us]."""
     times = {}
     for row in record["rows"]:
         if row["kernels"] in KERNELS and row["phase"] in ("dispatch", "combine"):
@@ -42,7 +42,7 @@ def table():
 
 
 def expected_us(interface, phase, token_format, busiest_bytes, floor_us):
-    """Expected microseconds: this floor plus the time that was measured beyond the floor for the same number of bytes.
+    """Expected microseconds: this floor, plus the measured time beyond the floor for the same number of bytes.
 
     interface: pairs, rows, expert_major. phase: dispatch or combine. Between measured sizes, the time beyond the floor
     is interpolated over log(bytes). Above the largest size it grows in proportion to the floor. None if these kernels

@@ -71,7 +71,7 @@ def _shade(share):
 
 
 def _heat_map(matrix, line_name, column_name):
-    """An SVG of a matrix of numbers; many lines and columns are summed into fewer."""
+    """An SVG of a matrix of numbers. If there are many lines and columns, neighbours are summed."""
     group = -(-len(matrix) // MOST_CELLS)
     of = list(range(0, len(matrix), group))
     cells = [
@@ -103,7 +103,7 @@ def _heat_map(matrix, line_name, column_name):
 
 
 def _experts(found):
-    """Bars of the pairs of each expert, with lines between ranks."""
+    """Bars for the pairs of each expert; the shade changes with the rank."""
     loads, local = found["pairs_by_expert"], found["n_experts"] // found["n_ranks"]
     width = max(1, min(16, 900 // len(loads)))
     most, mean = max(max(loads), 1), sum(loads) / len(loads)

@@ -1,4 +1,4 @@
-"""Makes the report of a dump: a dict of numbers, which `--json` prints and the text and the page show."""
+"""Makes the report of a dump: a dict of numbers. `--json` prints it, and the text and the page show it."""
 
 import numpy as np
 
@@ -15,9 +15,9 @@ ALIKE = 1.05  # times that differ by less count as equal
 def report(
     dump, name, *, n_experts=None, n_ranks=None, hidden=None, token_format="bf16", link_gbps=None
 ):
-    """The report of a Dump. Arguments that are None come from the file or are assumed; `assumed` lists these.
+    """The report of a Dump. Arguments that are None come from the file or are assumed. `assumed` lists the assumptions.
 
-    Every quantity of a step is {median, p90, p99, max} over the steps; bytes are of one step, times in microseconds.
+    Every quantity of a step is {median, p90, p99, max} over the steps. Bytes are of one step, times in microseconds.
     """
     assumed = list(dump.notes)
     if n_ranks is None:
@@ -61,7 +61,7 @@ def report(
 
 
 def _world(dump, n_experts, n_ranks, assumed):
-    """(n_experts, n_ranks) as given, of the file, or assumed."""
+    """(n_experts, n_ranks) as given, from the file, or assumed."""
     given = n_experts or dump.n_experts
     if n_experts is not None and n_experts > MAX_EXPERTS:
         raise EPValueError(f"--experts {n_experts} must be at most {MAX_EXPERTS}")
@@ -160,7 +160,7 @@ def _round_us(costs):
 
 
 def _floor_us(way):
-    """The floors of dispatch and combine together, of the median step."""
+    """The floors of dispatch and combine together, in the median step."""
     return sum(way[phase]["floor_us"]["median"] for phase in ("dispatch", "combine"))
 
 

@@ -1,4 +1,4 @@
-"""Soak: many rounds of random routing, generated on the device, which checks every row of every round.
+"""Soak: many rounds of random routing, generated on the device. Every row of every round is checked.
 
 Run it with `epmoe soak`. Tokens, routing and weights are hashes of (seed, round, rank, token, column), so any kernel can
 compute what any rank sent. The host stores, copies and compares nothing, and a round costs little more than its dispatch

@@ -1,4 +1,4 @@
-"""All memory of one rank of a soak, in one buffer: its inputs, its results, and memory of the checks."""
+"""All memory of one rank of a soak, in one buffer: its inputs, its results, and the memory of the checks."""
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +12,7 @@ from epmoe.kernels.params import ParameterBlock
 from epmoe.soak import errors
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-RESULTS = "results"  # the name of the block's field where dispatch's and combine's results begin
+RESULTS = "results"  # the field of the block where dispatch's and combine's results begin
 AGAIN = "again"  # prefix of the names of the output arrays that the soak fills itself
 
 
@@ -52,7 +52,7 @@ def shapes(cfg):
 
 
 def parameter_block(cfg) -> ParameterBlock:
-    """The addresses for the kernels of a soak: every array's, and the start and end of the results."""
+    """The addresses for a soak's kernels: every array's, and the start and end of the results."""
     inputs, results = shapes(cfg)
     return ParameterBlock(
         *((name, 1) for name in (*inputs, *results)),
@@ -90,21 +90,21 @@ class RankArrays:
         return self._arrays[name, None]
 
     def first(self, name, n):
-        """Its first n entries."""
+        """The first n entries of an array."""
         if (name, n) not in self._arrays:
             self._arrays[name, n] = first(self.array(name), n)
         return self._arrays[name, n]
 
     def named(self, names):
-        """{name: the result array of that name, or None where the format has none}."""
+        """{name: the result array with that name, or None if the format has none}."""
         return {name: self.array(name) if name in self.results else None for name in names}
 
     def found(self):
-        """The kernels' findings so far; waits for the kernels."""
+        """The kernels' findings so far. Waits for the kernels."""
         return errors.found(self.rank, self._loan.read("errors"))
 
     def free(self):
-        """Free the memory; the kernels must have ended."""
+        """Free the memory. The kernels must have ended."""
         self.parameters.free()
         self._arena.close()
         self._arrays, self._loan = {}, None

@@ -1,4 +1,4 @@
-"""`epmoe soak`: runs rounds for a number or a time; prints progress, errors and a verdict."""
+"""`epmoe soak`: runs rounds for a number or a time, and prints progress, errors and a verdict."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ ROUNDS, LOOK_EVERY = (5, 1) if SIM else (100, 20)  # a simulated round takes sec
 
 
 def add_arguments(parser):
-    """The options of soak."""
+    """Add the options of soak."""
     parser.add_argument(
         "--rounds",
         type=at_least_one,
@@ -91,7 +91,7 @@ def add_arguments(parser):
 
 
 def run(args):
-    """Run a soak with parsed options; the exit status is 0 without errors, 1 with errors, 2 if it cannot be run."""
+    """Run a soak with parsed options. The exit status is 0 without errors, 1 with errors, 2 if it cannot be run."""
     worlds = Worlds(args.world, p2p_world_size=args.p2p_world_size)
     cfg = _config(args, worlds)
     world = worlds.make(cfg.n_ranks, args.seed)
@@ -128,7 +128,7 @@ def _config(args, worlds):
 
 
 def soak(args, cfg, world, say):
-    """Run rounds until the limit in args or the first error; returns a dict of what was done."""
+    """Run rounds until the limit in args or the first error. Returns a dict of the work done."""
     from epmoe.host.engine import kernels_named
     from epmoe.soak.compiled_first import compile_all
     from epmoe.soak.soak import Soak
@@ -211,7 +211,7 @@ def _rounds(number):
 
 
 def _of_all_ranks(world, found, timed_out, timeout):
-    """The findings of all ranks, and whether time is up on one of them; the same on all ranks, so all end together."""
+    """The findings of all ranks, and whether time is up on any of them. The same on all ranks, so all end together."""
     told = world.tell(([asdict(f) for f in found], timed_out), 2 * timeout)
     return [Found(**f) for ranks, _ in told for f in ranks], any(over for _, over in told)
 
@@ -222,4 +222,4 @@ def _sizes(cfg):
 
 
 def _nothing(text):
-    """Output of ranks other than 0."""
+    """Prints nothing, for ranks other than 0."""

@@ -1,7 +1,7 @@
 """Compiles the kernels of a soak before its first round, so that compiling does not count in the time of rounds.
 
-`EPMOE_DEVICE=gpu python -m epmoe.soak.compiled_first RUN X.Y I/N` compiles every Nth of them from the Ith on into the
-disk cache, for compute capability X.Y; RUN is what as_words() makes. It needs no GPU.
+`EPMOE_DEVICE=gpu python -m epmoe.soak.compiled_first RUN X.Y I/N` compiles every Nth of them, starting with the Ith,
+into the disk cache, for compute capability X.Y. as_words() makes RUN. It needs no GPU.
 """
 
 import json
@@ -16,7 +16,7 @@ from epmoe_ref.config import EPConfig
 
 
 def compile_all(cfg, world, **options):
-    """Compile what the disk cache lacks and load all kernels of Soak(cfg, world, **options); collective.
+    """Compile the kernels of Soak(cfg, world, **options) that the disk cache lacks, and load all; collective.
 
     options: fused, seed, poison, kernels. Returns (kernels, how many of them other processes compiled, by how many) on
     the host of rank 0; None in the simulator, which compiles nothing.
@@ -42,7 +42,7 @@ def as_words(cfg, **options):
 
 
 def kernels_of(run):
-    """All kernels of a soak, once each, always in the same order: recorded from a round where nothing runs."""
+    """All kernels of a soak, once each, always in the same order. They are recorded in a round where nothing runs."""
     sizes, options = json.loads(run)
     cfg = EPConfig(**sizes)
     world = DryWorld(cfg.n_ranks)
@@ -55,7 +55,7 @@ if __name__ == "__main__":
     run_of, capability, part = sys.argv[1:]
     sys.modules.setdefault(
         "torch", None
-    )  # which nvshmem4py imports, and which takes longer than a kernel
+    )  # nvshmem4py imports it, which takes longer than compiling a kernel
     number, of = map(int, part.split("/"))
     for one in kernels_of(run_of)[number - 1 :: of]:
         one.binary(tuple(map(int, capability.split("."))))

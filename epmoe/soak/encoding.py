@@ -1,7 +1,7 @@
 """For formats that round: encodes and decodes every token again on its dst_rank, and compares all output arrays.
 
-The format's device functions are the same as in dispatch. So this checks that the right token's codes and scales are in
-the right place, not the encoder's arithmetic.
+It uses the same device functions of the format as dispatch. So it checks that the right token's codes and scales are
+in the right place, not the encoder's arithmetic.
 """
 
 from functools import lru_cache
@@ -39,7 +39,7 @@ TILE_ROWS = 128
 
 @lru_cache
 def kernels(cfg):
-    """{name: kernel} in the order in which they are launched."""
+    """{name: kernel} in launch order."""
     made = {"groups": groups_kernel(cfg), "again": again_kernel(cfg)}
     return made | {
         f"compare {i}": compare_kernel(cfg, i) for i in range(len(formats.of(cfg).output_fields))
@@ -47,7 +47,7 @@ def kernels(cfg):
 
 
 def groups_kernel(cfg):
-    """Kernel (params, round, my_rank): starts of each group's scale tiles, zeros after its rows; a warp for each group."""
+    """Kernel (params, round, my_rank), a warp for each group: starts of its scale tiles, zeros after its rows."""
     block, fmt = arrays.parameter_block(cfg), formats.of(cfg)
     p_again, p_counts, p_starts = (
         block.offset(arrays.AGAIN),
@@ -83,7 +83,7 @@ def groups_kernel(cfg):
 
 
 def _rows_and_tiles(cfg):
-    """Device functions: rows of a group; 128-row tiles of the groups before it, by a whole warp."""
+    """Device functions: rows of a group; 128-row tiles of the groups before it, computed by a whole warp."""
     ranks = cfg.n_ranks
 
     @device_fn
@@ -106,7 +106,7 @@ def _rows_and_tiles(cfg):
 
 
 def again_kernel(cfg):
-    """Kernel (params, round, my_rank): every row's token, encoded and decoded into the soak's own arrays."""
+    """Kernel (params, round, my_rank): encodes and decodes every row's token into the soak's own arrays."""
     block, fmt, segment_of = arrays.parameter_block(cfg), formats.of(cfg), segments.finder(cfg)
     p_again, p_counts, p_starts = (
         block.offset(arrays.AGAIN),
@@ -149,7 +149,7 @@ def again_kernel(cfg):
                     1,
                     lane,
                 )
-                syncwarp()  # the payload by all lanes, before any lane reads it
+                syncwarp()  # all lanes write the payload before any lane reads it
                 decode(
                     payload,
                     params + u64(p_again),
@@ -164,7 +164,7 @@ def again_kernel(cfg):
 
 
 def compare_kernel(cfg, index):
-    """Kernel (params, round, my_rank): one output array of dispatch against the soak's own, every byte of it."""
+    """Kernel (params, round, my_rank): compares every byte of one output array of dispatch with the soak's own."""
     block, (_, results) = arrays.parameter_block(cfg), arrays.shapes(cfg)
     name = formats.of(cfg).output_fields[index]
     p_theirs, p_ours, p_errors = (

@@ -8,7 +8,7 @@ from epmoe.device import atomic_add_relaxed_gpu_i32, device_fn, i32, store_i32, 
 
 WORDS = 16
 COUNT, ROUND, WHAT, PLACE, PART, EXPECTED, SEEN = range(7)
-ROWS, COMBINED = 8, 10  # u64 tallies: rows and combined tokens that were looked at
+ROWS, COMBINED = 8, 10  # u64 tallies: rows and combined tokens that were checked
 
 (
     RECV_COUNT,
@@ -39,7 +39,7 @@ SAYS = {
 
 @device_fn
 def record(errors, number, what, place, part, expected, seen):
-    """Counts a difference; the first one of a rank keeps its place."""
+    """Count a difference. The first one of a rank keeps its place."""
     if atomic_add_relaxed_gpu_i32(errors + u64(4 * COUNT), i32(1)) == 0:
         store_i32(errors + u64(4 * ROUND), i32(number))
         store_i32(errors + u64(4 * WHAT), i32(what))
@@ -61,7 +61,7 @@ class Found:
 
 
 def found(rank, words) -> Found:
-    """Found, out of a rank's words [WORDS] int32."""
+    """Found, from a rank's words [WORDS] int32."""
     words = np.ascontiguousarray(words, np.int32)
     rows, tokens = (int(words[i : i + 2].view(np.uint64)[0]) for i in (ROWS, COMBINED))
     first = None

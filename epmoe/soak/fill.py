@@ -1,4 +1,4 @@
-"""Writes what a rank sends in this round, with a kernel; clears counts and poisons results."""
+"""A kernel that writes the data a rank sends in this round, clears counts and poisons results."""
 
 from functools import lru_cache
 
@@ -24,13 +24,13 @@ from epmoe.device import (
 from epmoe.soak import arrays, hashing
 
 THREADS = 256
-# A NaN in every float type. In the simulator results are copied out of memory that is poisoned already.
+# A NaN in every float type. In the simulator results are copied from memory that is poisoned already.
 POISON = 0xA5A5A5A5 if SIM else 0xFFFFFFFF
 
 
 @lru_cache
 def fill_kernel(cfg, seed, poison):
-    """Kernel (params, round, my_rank): tokens, ids and weights of this rank; counts and `seen` to zero."""
+    """Kernel (params, round, my_rank): writes this rank's tokens, ids and weights; sets counts and `seen` to zero."""
     block, of = arrays.parameter_block(cfg), hashing.make(cfg, seed, device_fn)
     tokens, token_key, expert, weight, word = of.tokens, of.token_key, of.expert, of.weight, of.word
     p_x, p_ids, p_weights = block.offset("x"), block.offset("ids"), block.offset("weights")

@@ -1,10 +1,10 @@
-"""What a rank sends in a round, as hashes that the host and every kernel can compute, so nothing is stored."""
+"""What a rank sends in a round, as hashes. The host and every kernel can compute them, so nothing is stored."""
 
 from typing import NamedTuple
 
 from epmoe.device import i32, u32
 
-# Bits of a pair of bf16 that are random: signs, low three bits of the exponents, mantissas. The others are set so that
+# The random bits of a pair of bf16: signs, low three bits of the exponents, mantissas. The others are set so that
 # every value is finite, of magnitude 2**-7 to 2.
 RANDOM_BITS, FIXED_BITS = 0x83FF83FF, 0x3C003C00
 WEIGHT_RANDOM, WEIGHT_FIXED = 0x807FFFFF, 0x3F000000  # float32 of magnitude 0.5 to 1
@@ -22,10 +22,10 @@ FOR_SLOT, FOR_WEIGHT = 0x40000000, 0x50000000
 class Hashing(NamedTuple):
     """Functions of (seed, round, rank, ...); words are u32.
 
-    tokens(round, rank) -> i32: number of tokens, at most max_tokens_per_rank, often 0 or the most.
+    tokens(round, rank) -> i32: number of tokens, at most max_tokens_per_rank, often 0 or that maximum.
     token_key(round, rank, token) -> u32: determines everything about that token.
-    expert(round, token_key, k) -> i32: global expert id of k, or -1; ids of one token are distinct.
-    weight(round, token_key, k) -> u32: bits of the router weight; NaN where the id is -1, which must not matter.
+    expert(round, token_key, k) -> i32: global expert id of k, or -1. The ids of one token are distinct.
+    weight(round, token_key, k) -> u32: bits of the router weight. NaN where the id is -1, which must not matter.
     word(token_key, i) -> u32: elements 2i and 2i + 1 of the token, two bf16.
     mask(expert) -> u32: an expert's output is its input with these bits flipped.
     """
@@ -70,7 +70,7 @@ def make(cfg, seed, wrap) -> Hashing:
 
     @wrap
     def distinct(key, k):
-        """The kth of the ids in an order that the key determines: a permutation of the powers of two, walked until it
+        """The kth id in an order that the key determines: a permutation of the powers of two, walked until it
         hits an id."""
         x = u32(k)
         while True:
@@ -112,5 +112,5 @@ def make(cfg, seed, wrap) -> Hashing:
 
 
 def plain(fn):
-    """For the host: the functions as they are."""
+    """For the host: returns the function unchanged."""
     return fn

@@ -1,6 +1,6 @@
 """Checks every row of dispatch: its pair belongs there and arrived once, and all its bytes are right.
 
-The same pass makes the experts' outputs for combine: y is x with the bits of mask(expert) flipped. x is the row from
+The same pass makes the experts' outputs for combine. y is x with the bits of mask(expert) flipped. x is the row from
 dispatch or, for formats that round, the token itself.
 """
 
@@ -47,7 +47,7 @@ def rows_kernel(cfg, seed):
 
     @device_fn
     def check_pair(params, number, row, src_rank, expert, token, k):
-        """Whether (token, k) of src_rank is a pair of this expert that arrived nowhere else; run by one lane."""
+        """Whether (token, k) of src_rank is a pair of this expert that arrived nowhere else. Run by one lane."""
         errors, n = load_u64(params + u64(p_errors)), i32(tokens(number, src_rank))
         if token < 0 or token >= n:
             record(errors, number, i32(NOT_A_TOKEN), row, i32(0), u32(n), u32(token))

@@ -33,7 +33,7 @@ WARP = 32
 def finder(cfg):
     """Device function (starts, row) -> the last segment that begins at or before this row.
 
-    It has the row, or the row is padding after it.
+    The row is in that segment, or it is padding after it.
     """
     segments = cfg.n_local_experts * cfg.n_ranks
 
@@ -53,7 +53,7 @@ def finder(cfg):
 
 @lru_cache
 def count_kernel(cfg, seed):
-    """Kernel (params, round, my_rank): adds up, in `counts`, what every rank's routing sends to this rank."""
+    """Kernel (params, round, my_rank): adds up in `counts` how many pairs every rank's routing sends to this rank."""
     block, of = arrays.parameter_block(cfg), hashing.make(cfg, seed, device_fn)
     tokens, token_key, expert, p_counts = of.tokens, of.token_key, of.expert, block.offset("counts")
     ranks, most, top_k, local = cfg.n_ranks, cfg.max_tokens_per_rank, cfg.top_k, cfg.n_local_experts
@@ -80,7 +80,7 @@ def count_kernel(cfg, seed):
 
 @lru_cache
 def segments_kernel(cfg):
-    """Kernel (params, round, my_rank), one warp: `starts` of all segments, compared with dispatch's results."""
+    """Kernel (params, round, my_rank), one warp: computes `starts` of all segments, compares dispatch's results."""
     block = arrays.parameter_block(cfg)
     names = ("counts", "starts", "row_offsets", "expert_ids", "recv_count", "errors")
     p_counts, p_starts, p_offsets, p_ids, p_recv, p_errors = (block.offset(name) for name in names)

@@ -1,4 +1,4 @@
-"""The rounds of a soak: all work of a round is queued on the ranks' streams; the host reads findings only on request."""
+"""The rounds of a soak. All work of a round is queued on the ranks' streams. The host reads findings on request."""
 
 from functools import lru_cache
 
@@ -14,7 +14,7 @@ SIMULATOR_BLOCKS, SIMULATOR_THREADS = 2, 64
 
 
 class Soak:
-    """Rounds over one configuration and one world; a context manager.
+    """Rounds over one configuration and one world. A context manager.
 
     fused: fused kernels. seed: of all data. poison: results are NaN before each round. options: of ExpertParallel.
     """
@@ -44,7 +44,7 @@ class Soak:
         self._encoding = encoding.kernels(cfg) if is_encoded(cfg) else {}
         self.kernels |= self._encoding
         if not device.SIM:
-            for kernel in self.kernels.values():  # now, and not while peers wait for this rank
+            for kernel in self.kernels.values():  # now, not while peers wait for this rank
                 self.machine.prepare(kernel)
 
     def round(self, number):
@@ -56,18 +56,18 @@ class Soak:
         self.check_combine(number)
 
     def fill(self, number):
-        """Write what every rank sends, and count what every rank must receive."""
+        """Write the data that every rank sends, and count what every rank must receive."""
         self._launch("fill", number)
         self._launch("count", number)
         if device.SIM:
             self.machine.synchronize()  # ExpertParallel reads host arrays when it is called
 
     def dispatch(self, number):
-        """The dispatch of the round: a Dispatched, or a list of them."""
+        """Dispatch of the round: a Dispatched, or a list of them."""
         return self.ep.dispatch(self._each("x", number), self._each("ids", number), out=self._out)
 
     def check_dispatch(self, number):
-        """Compare everything that dispatch returned; make the experts' outputs."""
+        """Compare everything that dispatch returned, and make the experts' outputs."""
         self._launch("segments", number, blocks=1, threads=segments.WARP)
         self._launch("rows", number)
         for name in self._encoding:
@@ -76,7 +76,7 @@ class Soak:
             self.machine.synchronize()
 
     def combine(self, number, d):
-        """The combine of the round."""
+        """Combine of the round."""
         return self.ep.combine(
             self._each("y"), d, self._each("weights", number), out=self._each("combined", number)
         )
@@ -86,7 +86,7 @@ class Soak:
         self._launch("sums", number)
 
     def found(self):
-        """The findings of each rank of this process; waits for the kernels, and raises PeerTimeout."""
+        """The findings of each rank of this process. Waits for the kernels, and may raise PeerTimeout."""
         self.ep.check()
         return [r.found() for r in self.ranks]
 

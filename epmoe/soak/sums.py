@@ -1,4 +1,4 @@
-"""Checks every byte of combine: computes the weighted sum of a token's expert outputs again, from the hashes."""
+"""Checks every byte of combine. Computes the weighted sum of a token's expert outputs again, from the hashes."""
 
 from functools import lru_cache
 
@@ -47,7 +47,7 @@ def sums_kernel(cfg, seed):
 
     @device_fn
     def expected_word(x, expert, flipped, w):
-        """fma(w, y, sum) over k ascending from +0.0, each rounded once; the two sums rounded to bf16."""
+        """fma(w, y, sum) over k ascending from +0.0, rounded once a step. The two sums are rounded to bf16."""
         low, high, k = f32(0), f32(0), i32(0)
         while k < top_k:
             y = u32(x ^ u32(shfl_idx(flipped, k)))
@@ -73,7 +73,7 @@ def sums_kernel(cfg, seed):
                 flipped, w = u32(mask(expert)), u32(weight(number, key, lane))
             run = i32(0)
             while run < n_words:
-                # lanes past the last column repeat it and check nothing: all lanes must take part in the shuffles
+                # lanes past the last column repeat it and check nothing, because all lanes must take part in shuffles
                 i = i32(min(run + lane, n_words - 1))
                 expected = expected_word(u32(word(key, i)), expert, flipped, w)
                 seen = u32(load_u32(combined + u64(token) * u64(row_bytes) + u64(4) * u64(i)))

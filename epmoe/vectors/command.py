@@ -1,4 +1,4 @@
-"""`epmoe vectors DIR`: writes the golden vectors and holds them against the hashes of this version."""
+"""`epmoe vectors DIR`: writes the golden vectors and compares them with the hashes of this version."""
 
 import hashlib
 import sys
@@ -12,7 +12,7 @@ SUMS = Path(__file__).with_name("SHA256SUMS")
 
 
 def add_arguments(parser):
-    """The sub-command's arguments, put into an argparse parser."""
+    """Add the sub-command's arguments to an argparse parser."""
     parser.add_argument("folder", metavar="DIR", help="where to write; made if it is not there")
     parser.add_argument(
         "--only", metavar="TEXT", help="write only the vectors whose name contains TEXT"
@@ -26,7 +26,7 @@ def add_arguments(parser):
 
 
 def run(arguments):
-    """Writes, compares, and returns 0, 1 if a file is not what this version's hashes say, or 2 if nothing is to do."""
+    """Write and compare. Returns 0, 1 if a file differs from this version's hash, or 2 if there is nothing to do."""
     if arguments.update and arguments.only:
         raise EPValueError("--update writes the hashes of all vectors: leave --only out")
     sums = write_all(arguments.folder, only=arguments.only or "")
@@ -52,7 +52,7 @@ def run(arguments):
 
 
 def write_all(folder, only=""):
-    """Writes the vectors whose name contains `only`; returns {file name: sha256}."""
+    """Write the vectors whose name contains `only`. Returns {file name: sha256}."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     sums = {}
@@ -71,7 +71,7 @@ def as_text(sums):
 
 
 def recorded():
-    """{file name: sha256} of this version."""
+    """{file name: sha256} recorded for this version."""
     return {
         name: digest
         for digest, name in (line.split("  ") for line in SUMS.read_text("ascii").splitlines())

@@ -1,4 +1,4 @@
-"""Vectors of the expert-grouped layout: every case of epmoe.check at 4 ranks, first round."""
+"""Vectors of the expert-grouped layout: the first round of every case of epmoe.check at 4 ranks."""
 
 from dataclasses import fields
 

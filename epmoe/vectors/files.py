@@ -23,8 +23,8 @@ _PLAIN = {
 
 @dataclass(frozen=True)
 class Array:
-    """One array of a vector: `side` is "input" or "output" or "expert" (what the experts made of the rows, the input of
-    combine); rank None for arrays of the world."""
+    """One array of a vector. `side` is "input", "output" or "expert" (the experts' results, the input of combine). rank
+    is None for arrays of the world."""
 
     name: str
     side: str
@@ -33,7 +33,7 @@ class Array:
 
     @property
     def key(self):
-        """Its name in the file: with the rank, if it is one's."""
+        """Its name in the file, including the rank if it belongs to one."""
         return self.name if self.rank is None else f"{self.name}.rank{self.rank}"
 
     @property
@@ -52,14 +52,14 @@ def file_name(family, case):
 
 
 def one_nan(sums):
-    """Sums, over ranks, with one NaN, the positive one: which one a sum gives depends on the machine."""
+    """Sums, over ranks, with every NaN replaced by the positive one. Which NaN a sum gives depends on the machine."""
     return [
         np.where(np.isnan(of_rank), np.array(np.nan, of_rank.dtype), of_rank) for of_rank in sums
     ]
 
 
 def write(folder, name, about, arrays):
-    """NAME.bin, NAME.json and NAME.npz in folder; about is a dict of plain values that the manifest repeats."""
+    """Write NAME.bin, NAME.json and NAME.npz into folder. about: a dict of plain values, repeated in the manifest."""
     folder, blob, lines = Path(folder), bytearray(), []
     for array in arrays:
         blob += bytes(-len(blob) % ALIGNMENT)
@@ -103,13 +103,13 @@ def _write_npz(path, arrays):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for array in arrays:
             member = zipfile.ZipInfo(f"{array.key}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            member.create_system = 3  # else it says on which system it was written
+            member.create_system = 3  # otherwise it records the system on which it was written
             member.external_attr = 0o644 << 16
             archive.writestr(member, _npy(array.plain))
 
 
 def _npy(values):
-    """The .npy form, version 1.0, with the header written here so that it cannot change with NumPy."""
+    """The .npy form, version 1.0. The header is written here so that it cannot change with NumPy."""
     shape = f"({', '.join(map(str, values.shape))}{',' if values.ndim == 1 else ''})"
     header = f"{{'descr': '{values.dtype.str}', 'fortran_order': False, 'shape': {shape}, }}"
     header += " " * (-(10 + len(header) + 1) % 64) + "\n"
@@ -122,7 +122,7 @@ def _npy(values):
 
 
 def read(folder, name):
-    """(manifest, {key: array}) of a vector, from its manifest and binary; dtypes as they were written."""
+    """(manifest, {key: array}) of a vector, from its manifest and binary. dtypes are as they were written."""
     import ml_dtypes
 
     manifest = json.loads((Path(folder) / f"{name}.json").read_text("ascii"))

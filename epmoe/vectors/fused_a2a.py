@@ -100,7 +100,7 @@ def _hybrid_arrays(case):
 
 
 def _arrays(**sides):
-    """Arrays of each side by name, in the order of ranks; entries that are None are left out."""
+    """Arrays of each side by name, in rank order. Entries that are None are left out."""
     return [
         Array(name, side, rank, per_rank[rank])
         for side, named in sides.items()

@@ -1,4 +1,4 @@
-"""Rounds checked against the reference: dispatch, experts, combine, every byte of both results compared."""
+"""Rounds of dispatch, experts and combine. Every byte of both results is compared with the reference."""
 
 import time
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ def scale_and_shift(token, col, value, bias, factor):
 
 @dataclass(frozen=True)
 class Case:
-    """What is verified: a configuration, and how its options are used.
+    """One verification: a configuration, and how its options are used.
 
     weights: router weights as "array", as "function", or "none" (unreduced output). epilogue: with the function above.
     fused: fused kernels. kernels: "plain", "fast", or None for the machine's default. rounds: number of rounds on the
@@ -64,14 +64,14 @@ class Case:
 
 @dataclass
 class Round:
-    """What one round did: inputs, results, the counters of one rank at several moments, and the differences."""
+    """One round: its inputs, results, the counters of one rank at several moments, and the differences."""
 
     number: int
     routed: routing.Routed
     seen: list = field(default_factory=list)  # rank -> the kernels' Dispatched, NumPy, exact rows
     expert_outputs: dict = field(
         default_factory=dict
-    )  # rank -> what its experts made, in the order of seen's rows
+    )  # rank -> its experts' outputs, in the order of seen's rows
     combined: list = field(default_factory=list)
     moments: dict = field(default_factory=dict)  # moment -> {region: array} of `shown_rank`
     dispatch_differences: list = field(default_factory=list)
@@ -81,18 +81,18 @@ class Round:
 
     @property
     def differences(self):
-        """All of them; none if the round is right."""
+        """All differences; none if the round is right."""
         return self.dispatch_differences + self.combine_differences
 
 
 def rounds_of(
     case, world, routed_rounds, *, seed=0, shown_rank=0, regions=(), timeout=30.0, **options
 ):
-    """Yield a finished Round for each of the routed batches; stops after the first one with a difference.
+    """Yield a finished Round for each of the routed batches. Stops after the first one with a difference.
 
-    Every process has the inputs of all ranks and computes the whole reference; it compares its own ranks' results.
+    Every process has the inputs of all ranks and computes the whole reference. It compares its own ranks' results.
     options: of ExpertParallel.
-    Under the race detector the kernels of a phase run together: a host that reads in between would order them.
+    Under the race detector the kernels of a phase run together, because a host that reads in between would order them.
     """
     with ExpertParallel(
         case.cfg, world, fused=case.fused, timeout=timeout, kernels=case.kernels, **options
@@ -140,7 +140,7 @@ def _round(case, ep, r, seed, shown_rank, regions):
     experts = Experts(cfg, seed, case.intermediate)
     with _Clock(r, "reference_seconds"):
         y_want = [experts(rank, d) for rank, d in enumerate(want)]
-    # The same numbers in the kernels' row order; spare rows hold NaN, which must not reach any result.
+    # The same numbers in the kernels' row order. Spare rows hold NaN, which must not reach any result.
     y = {
         rank: reordered(cfg, want[rank], d, y_want[rank], rows=ep.capacity)
         for rank, d in r.seen.items()
@@ -174,7 +174,7 @@ def _round(case, ep, r, seed, shown_rank, regions):
 
 
 class Own:
-    """What belongs to the ranks of this process, in the form in which their ExpertParallel takes and gives it."""
+    """The arguments and results of this process's ranks, in the form that their ExpertParallel uses."""
 
     def __init__(self, world):
         self.world = world
@@ -185,11 +185,11 @@ class Own:
         return mine if self.world.lists else mine[0]
 
     def by_rank(self, results):
-        """Results, {rank: result}."""
+        """Results as {rank: result}."""
         return dict(zip(self.world.ranks, results if self.world.lists else [results]))
 
     def of_all(self, differences, timeout):
-        """The differences that all ranks found, so that all of them go on, or none."""
+        """The differences that all ranks found, so that either all of them go on, or none."""
         told = self.world.tell([d.told() for d in differences], timeout)
         return [Difference(**d) for of_process in told for d in of_process]
 

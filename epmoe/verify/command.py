@@ -1,4 +1,4 @@
-"""`epmoe` (= verify): rounds of dispatch, experts and combine, kernels against the reference, shown."""
+"""`epmoe` (= verify): runs rounds of dispatch, experts and combine, compares with the reference, and shows them."""
 
 import sys
 import time
@@ -19,7 +19,7 @@ __all__ = ["add_arguments", "batches", "case_of", "run"]
 
 
 def run(args, console=None):
-    """Run verify with parsed options; the exit status is 0 if every byte agreed, 1 if not, 2 if it cannot be run."""
+    """Run verify with parsed options. The exit status is 0 if every byte agreed, 1 if not, 2 if it cannot be run."""
     refuse_what_would_be_ignored(args)
     args.kernels = args.kernels or ("plain" if device.SIM else None)
     if args.all and args.compile:
@@ -44,14 +44,14 @@ def run(args, console=None):
         return _verify(args, console, worlds)
     except (EPValueError, UnavailableError):
         raise
-    except EPError as error:  # in a rank of its own process
+    except EPError as error:  # in a rank that is a process of its own
         where = f"rank {worlds.rank}: " if worlds.mpi else ""
         sys.stderr.write(f"FAIL  {where}{type(error).__name__}: {error}\n")
         return DIFFERS
 
 
 def case_of(args, batch=None):
-    """The Case that the options describe; sizes that a file determines come from it."""
+    """The Case that the options describe. Sizes that a file determines come from the file."""
     n_experts = args.experts or args.ranks * args.experts_per_rank
     top_k, hidden, tokens = args.top_k, args.hidden, args.tokens
     if batch is not None:
@@ -77,7 +77,7 @@ def case_of(args, batch=None):
 
 
 def batches(case, args, seed, batch):
-    """The inputs of each round: the file's in the first (and only) one, else made from the seed."""
+    """The inputs of each round: the file's for the only round, else made from the seed."""
     if batch is None:
         return [routing.make(case.cfg, [seed, number]) for number in range(case.rounds)]
     if case.cfg.skip_a2a:
@@ -155,7 +155,7 @@ def _verify(args, console, worlds):
 
 
 def _seeds(args, console, worlds):
-    """The seeds one after another; where there are several, with what progress they make."""
+    """Yield the seeds one after another, and show progress if there are several."""
     with progress(
         console, "seeds", args.seeds, hidden=args.json or args.seeds == 1 or not worlds.prints
     ) as shown:
@@ -165,7 +165,7 @@ def _seeds(args, console, worlds):
 
 
 def _busiest_rank(cfg, routed):
-    """The rank that receives most rows."""
+    """The rank that receives the most rows."""
     return int(
         np.argmax(
             pictures.counts(cfg, routed.topk_ids)
@@ -176,7 +176,7 @@ def _busiest_rank(cfg, routed):
 
 
 def _which_experts(args, batch, cfg):
-    """A note where neither --experts nor the file alone says how many experts there are."""
+    """A note if neither --experts nor the file alone says how many experts there are."""
     if args.experts and batch.n_experts not in (None, args.experts):
         return [f"n_experts={args.experts} by --experts; the file says {batch.n_experts}"]
     if args.experts or batch.n_experts is not None:

@@ -17,9 +17,9 @@ DISPATCH, COMBINE = "dispatch", "combine"
 
 
 def pieces(cases):
-    """[(case, phase)] with all kernels of the cases: dispatch does not depend on weights, nor combine on formats.
+    """[(case, phase)] with all kernels of the cases. Dispatch does not depend on weights, nor combine on formats.
 
-    The kernels that take longest to compile come first, so that none is left for the end.
+    The kernels that take longest to compile come first, so that none of them is left for the end.
     """
     found = {}
     for case in cases:
@@ -52,7 +52,7 @@ def all_kernels(cases):
 
 
 def compile_part(cases, number, of, cc):
-    """Compile every of-th piece, from the number-th (from 1) on, for a compute capability; needs no GPU.
+    """Compile every of-th piece, starting with the number-th (from 1), for a compute capability. Needs no GPU.
 
     Returns (kernels, how many of them the disk cache did not keep).
     """
@@ -65,7 +65,7 @@ def compile_part(cases, number, of, cc):
 
 
 def compile_all(args, cases, world):
-    """Compile what the disk cache lacks in advance: what compiling.ahead returns; collective."""
+    """Compile in advance the kernels that the disk cache lacks; collective. Returns the result of compiling.ahead."""
     return compiling.ahead(world, cases, lambda: all_kernels(cases), _command(args, world))
 
 

@@ -10,7 +10,7 @@ from epmoe.host.inputs import COMBINE_DTYPE
 class Experts:
     """Experts of all ranks: y = (silu(x @ gate) * (x @ up)) @ down, float32 inside, one rounding to combine_dtype.
 
-    Weights of an expert are made when needed and dropped again, so 256 experts of a large model fit into memory.
+    Weights of an expert are made when needed and then dropped, so 256 experts of a large model fit into memory.
     """
 
     def __init__(self, cfg, seed, intermediate=32):
@@ -31,7 +31,7 @@ class Experts:
 
     @np.errstate(all="ignore")  # a user's tokens may be NaN
     def __call__(self, rank, d):
-        """Expert outputs of a rank, combine_dtype (rows, hidden); padding rows are NaN, and must not be read."""
+        """Expert outputs of a rank, combine_dtype (rows, hidden). Padding rows are NaN, and must not be read."""
         x = dequantised(self.cfg, d)
         y = np.full((len(x), self.cfg.hidden), np.nan, COMBINE_DTYPE[self.cfg.combine_dtype])
         where = places(self.cfg, d.row_offsets, d.recv_count)
@@ -44,7 +44,7 @@ class Experts:
 
 
 def reordered(cfg, d_from, d_to, y, rows):
-    """Rows of y, in d_from's order, sorted into d_to's order; (rows, hidden), NaN in padding rows.
+    """Rows of y, in d_from's order, sorted into d_to's order: (rows, hidden), NaN in padding rows.
 
     The two may have the rows of an (expert, src_rank) segment in different orders.
     """

@@ -1,4 +1,4 @@
-"""`verify --all`: compares kernels and reference for every combination of options, at small sizes; prints a table."""
+"""`verify --all`: compares kernels and reference for every combination of options, at small sizes. Prints a table."""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ N_RANKS, EXPERTS_PER_RANK, TOP_K, TOKENS, ROUNDS = (
 
 
 def cases(n_ranks, hidden, p2p_world_size=None, kernels=None):
-    """Every valid combination: unreduced output has neither shared expert nor epilogue.
+    """Every valid combination. Unreduced output has neither shared expert nor epilogue.
 
     p2p_world_size: for configurations with SHMEM between p2p worlds; None: one p2p world. kernels: as in a Case.
     """
@@ -55,7 +55,7 @@ def cases(n_ranks, hidden, p2p_world_size=None, kernels=None):
 
 
 def check(case, seed, world, timeout=30.0):
-    """Verify one case: None if every byte agrees, else the error as text."""
+    """Verify one case. Returns None if every byte agrees, else the error as text."""
     try:
         batches = [routing.make(case.cfg, [seed, n]) for n in range(case.rounds)]
         for r in rounds_of(case, world, batches, seed=seed, timeout=timeout):
@@ -69,15 +69,15 @@ def check(case, seed, world, timeout=30.0):
 
 
 def compile_part(args):
-    """Compile a part of the kernels of the matrix; the exit status is 0."""
+    """Compile a part of the kernels of the matrix. The exit status is 0."""
     if device.SIM:
         raise UnavailableError("--compile needs the compiler for GPUs: set EPMOE_DEVICE=gpu")
-    # nvshmem4py imports torch where there is one, which takes longer than compiling a kernel
+    # nvshmem4py imports torch if there is one, which takes longer than compiling a kernel
     sys.modules.setdefault("torch", None)
     folder = kernel_cache.folder()
     if folder is None:
         raise UnavailableError(
-            "--compile puts kernels into the disk cache, and there is none: unset EPMOE_CACHE, or "
+            "--compile needs the disk cache, and there is none: unset EPMOE_CACHE, or "
             "name a folder of yours that can be written in EPMOE_CACHE_DIR"
         )
     kernels, lost = compiled_first.compile_part(
@@ -85,7 +85,7 @@ def compile_part(args):
     )
     if lost:
         raise UnavailableError(
-            f"{lost} of {kernels} kernels could not be kept in {folder}: is there room?"
+            f"{lost} of {kernels} kernels could not be stored in {folder}: is the disk full?"
         )
     if not args.json:
         print(f"{kernels} kernels in {folder}")
@@ -107,7 +107,7 @@ def _chosen(args, n_ranks):
 
 
 def walk(args, console, worlds):
-    """Run the matrix with a progress bar; prints a table, or JSON; the exit status is 0 if all cases passed."""
+    """Run the matrix with a progress bar, and print a table or JSON. The exit status is 0 if all cases passed."""
     start = time.perf_counter()
     n_ranks = args.ranks or (worlds.n_ranks if worlds.mpi else N_RANKS)
     if not device.SIM:  # compile in advance exactly the kernels that this GPU will run

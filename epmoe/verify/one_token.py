@@ -30,7 +30,7 @@ class Way:
         )
 
     def table(self):
-        """A line for each k."""
+        """A table with a line for each k."""
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for name in (
             "k",
@@ -91,7 +91,7 @@ def of_round(case, r):
 
 
 def row_of(cfg, d, local_expert, src_rank, token, k):
-    """The row of a Dispatched that holds a pair: among the rows of its (local expert, src_rank) segment."""
+    """The row of a Dispatched that holds a pair, found among the rows of its (local expert, src_rank) segment."""
     start = int(d.row_offsets[local_expert]) + int(d.recv_count[local_expert, :src_rank].sum())
     count = int(d.recv_count[local_expert, src_rank])
     here = (np.asarray(d.src_info)[start : start + count] == (token, k)).all(axis=1)

@@ -15,7 +15,7 @@ from epmoe_ref.config import TOKEN_FORMATS
 from epmoe_ref.errors import EPValueError
 
 FORMATS = tuple(TOKEN_FORMATS)
-OF_THE_MATRIX = ("part", "compile", "cc", "sample")  # options that mean something with --all only
+OF_THE_MATRIX = ("part", "compile", "cc", "sample")  # options that have a meaning only with --all
 WITH_THE_MATRIX = (
     "all",
     "kernels",
@@ -41,7 +41,7 @@ WITH_WORDS = (
     "json",
 )
 WORLDS = 14  # of --words: each format twice
-OF_A_FILE = ("experts_per_rank", "top_k", "hidden", "tokens", "rounds")  # what --input's file says
+OF_A_FILE = ("experts_per_rank", "top_k", "hidden", "tokens", "rounds")  # --input's file says
 
 
 def _cc(text):
@@ -52,7 +52,7 @@ def _cc(text):
 
 
 def add_arguments(parser):
-    """The options of verify."""
+    """Add the options of verify."""
     sizes = sizes_of_a_world(parser)
     sizes.add_argument(
         "--rounds",
@@ -186,7 +186,7 @@ def add_arguments(parser):
 
 
 def refuse_what_would_be_ignored(args):
-    """With --all the matrix has its own sizes and all options; without it, it has no parts; a file has its sizes."""
+    """Refuse options without effect: --all sets sizes and options, only --all has parts, and a file sets its sizes."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     given = [
@@ -218,7 +218,7 @@ def refuse_what_would_be_ignored(args):
 
 
 def refuse_to_overwrite(args):
-    """--dump writes bf16 bits, which would be less than an --input in float32."""
+    """Refuse a --dump into the file of --input. --dump writes bf16 bits, so a float32 file would lose precision."""
     if (
         args.input
         and args.dump

@@ -41,7 +41,7 @@ def counts(cfg, topk_ids):
 
 
 def routing(cfg, routed, width=80):
-    """The routing matrix, ranks x experts, experts under their owners; owners only where experts do not fit."""
+    """The routing matrix, ranks x experts, with experts under their owners; only owners if the experts do not fit."""
     matrix = counts(cfg, routed.topk_ids)
     per_owner = cfg.n_local_experts
     cell = max(2, len(str(matrix.max(initial=0))), len(str(cfg.n_experts - 1))) + 1
@@ -133,7 +133,7 @@ def counters(moments):
 
 
 def _summary(name, words):
-    """A region in a few characters: the sum of its counts, the number of signals, or the number of words that are set."""
+    """A region in a few characters: the sum of its counts, its number of signals, or its number of nonzero words."""
     words = np.asarray(words)
     if name.endswith("recv_count"):
         came = int((words != np.uint64(layout.MAX_FINITE)).sum())
@@ -146,7 +146,7 @@ def _summary(name, words):
 
 
 def segments(cfg, rank, d):
-    """The rows of one rank after dispatch: for each expert its rows, and how many came from each src_rank."""
+    """The rows of one rank after dispatch: the rows of each expert, and how many came from each src_rank."""
     offsets = np.asarray(d.row_offsets).astype(np.int64)
     received = np.asarray(d.recv_count)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

@@ -1,4 +1,4 @@
-"""What `epmoe verify` prints: a round as pictures, a line for each round, the verdict, or one JSON object."""
+"""The output of `epmoe verify`: a round as pictures, a line for each round, the verdict, or one JSON object."""
 
 import json
 import re
@@ -10,7 +10,7 @@ MAX_DIFFERENCES = 3
 
 
 def heading(console, args, case, world, batch, notes):
-    """What runs where, with notes on a file of routing."""
+    """The configuration and machine, with notes on a file of routing."""
     for note in notes:
         console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
     c = case.cfg
@@ -27,7 +27,7 @@ def heading(console, args, case, world, batch, notes):
 
 
 def first_round(console, args, case, r, rank):
-    """Routing, dispatch and one token of a round as pictures; --counters: one rank's counters, too."""
+    """Routing, dispatch and one token of a round as pictures. With --counters also one rank's counters."""
     section = (
         f"[bold]{n}. {name}.[/bold] "
         for n, name in enumerate(("Routing", "Dispatch", "One token", ""), 1)
@@ -90,7 +90,7 @@ def _says(differences):
 
 
 def verdict(console, args, record, rounds):
-    """PASS with the next thing to try, or FAIL with the first differences."""
+    """PASS with a suggestion for the next command, or FAIL with the first differences."""
     if record["passed"]:
         n = sum(len(s["rounds"]) for s in record["seeds"])
         console.print(
@@ -115,7 +115,7 @@ def verdict(console, args, record, rounds):
 
 
 def as_json(record):
-    """JSON as people read it: what has members over lines, a list of numbers in one."""
+    """Readable JSON: objects over several lines, a list of numbers in one."""
     return re.sub(
         r"\[\s+([-\d.,\s]+?)\s+\]",
         lambda m: f"[{' '.join(m[1].split())}]",

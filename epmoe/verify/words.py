@@ -24,7 +24,7 @@ FORMS = [*((name, False) for name in TOKEN_FORMATS), ("mxfp4_rows", True)]
 
 
 def walk(args, console, worlds):
-    """Compare args.words random worlds, a line each; the exit status is 0 if every word was right."""
+    """Compare args.words random worlds, a line each. The exit status is 0 if every word was right."""
     start, records = time.perf_counter(), []
     if not args.json:
         console.print(
@@ -52,7 +52,7 @@ def walk(args, console, worlds):
 
 
 def random_world(seed, n_ranks=None, shmem=True, p2p_world_size=None):
-    """(EPConfig, LaunchConfig, whether the kernels are fused) of a seed; formats alternate, and so do split and fused."""
+    """(EPConfig, LaunchConfig, whether the kernels are fused) for a seed. Formats, and split and fused, alternate."""
     rng = np.random.default_rng(seed)
     token_format, preshuffle = FORMS[seed % len(FORMS)]
     n_ranks = n_ranks or int(rng.integers(1, 5))
@@ -89,7 +89,7 @@ def random_world(seed, n_ranks=None, shmem=True, p2p_world_size=None):
 
 
 class Compared:
-    """The plain kernels and the model over one world: rounds that stop at the first wrong word."""
+    """The plain kernels and the model over one world. Rounds stop at the first wrong word."""
 
     def __init__(self, ep):
         self.ep, self.cfg, self.own = ep, ep.cfg, Own(ep.world)
@@ -106,7 +106,7 @@ class Compared:
         return []
 
     def _round(self, routed, rng):
-        """Yields the differences after each half, or of fused kernels after dispatch and after combine."""
+        """Yield the differences after each half, or for fused kernels after dispatch and after combine."""
         ep, memory, own = self.ep, self.memory, self.own
         x, ids, weights = routed.x, routed.topk_ids, routed.topk_weights
         memory.step("dispatch_async", x, ids)

@@ -11,14 +11,14 @@ VIRTUAL_RANKS = 4  # of a verification in one process
 
 
 def between(p2p_world_size, skip_a2a):
-    """Options of an EPConfig that say how ranks reach each other: SHMEM between p2p worlds of a given size."""
+    """The EPConfig options for how ranks reach each other: SHMEM between p2p worlds of a given size."""
     if p2p_world_size is None:
         return {}
     return dict(p2p_world_size=p2p_world_size, use_shmem=not skip_a2a)
 
 
 class Worlds:
-    """Makes the worlds of one verification; under mpirun only rank 0 (`prints`) prints.
+    """Makes the worlds of one verification. Under mpirun only rank 0 (`prints`) prints.
 
     kind: "local", "mpi", or "auto": MPI if a launcher started several processes or `python -m mpi4py` this one.
     p2p_world_size: ranks of a p2p world, with SHMEM between p2p worlds; None: one p2p world.
@@ -40,11 +40,11 @@ class Worlds:
 
     @property
     def prints(self):
-        """Whether this process prints: rank 0."""
+        """Whether this process prints. Only rank 0 does."""
         return self.rank == 0
 
     def make(self, n_ranks, seed):
-        """A world of n_ranks; seed: of the simulator's schedule."""
+        """A world of n_ranks. seed: of the simulator's schedule."""
         options = self._options | {"seed": seed} if device.SIM else {}
         if not self.mpi:
             return LocalWorld(n_ranks, **options)

@@ -1,4 +1,4 @@
-"""Worlds: the ranks that work together, in one process or one rank a process, and their memory.
+"""Worlds: the ranks that work together, all in one process or one rank a process, and their memory.
 
 An ExpertParallel uses these members of a world:
 
@@ -12,7 +12,7 @@ An ExpertParallel uses these members of a world:
 | tell(value, timeout) | list with the value of every process of the world; collective |
 | shmem | True: ranks of other p2p worlds can be reached, for use_shmem=True; missing or False: they cannot |
 | connect(memory), disconnect(memory) | with shmem: begin and end puts between the ranks' allocations |
-| stream_of(rank) | the stream in which a rank's work is ordered |
-| share(launch) | LaunchConfig of one rank's fused kernel, where several ranks share a device |
+| stream_of(rank) | the stream that orders a rank's work |
+| share(launch) | LaunchConfig of one rank's fused kernel; several ranks may share a device |
 | launching(fused) | context of the launches of one call; yields {rank: stream} |
 """

@@ -1,4 +1,4 @@
-"""Compares a dict over all ranks; names the fields that differ, and the ranks."""
+"""Compares a dict over all ranks, and names the fields and ranks that differ."""
 
 from dataclasses import fields
 
@@ -6,19 +6,19 @@ from epmoe_ref.errors import EPValueError
 
 
 def fields_of(cfg) -> dict:
-    """The fields of a dataclass by name."""
+    """A dataclass as {field: value}."""
     return {f.name: getattr(cfg, f.name) for f in fields(cfg)}
 
 
 def same(what, by_rank):
-    """Raise EPValueError unless the dicts of all ranks are equal, naming fields, values, ranks."""
+    """Raise EPValueError, naming fields, values and ranks, unless the dicts of all ranks are equal."""
     differing = differences(dict(enumerate(by_rank)))
     if differing:
         raise EPValueError(f"{what} differs between ranks: {differing}. Give every rank the same")
 
 
 def differences(by_rank):
-    """The fields that differ, with values and ranks, as text; "" if none differs. by_rank: {rank: dict}."""
+    """The fields that differ, with values and ranks, as text; "" if there are none. by_rank: {rank: dict}."""
     lines = []
     for name in dict.fromkeys(name for of_rank in by_rank.values() for name in of_rank):
         ranks_with = {}

@@ -6,7 +6,7 @@ LEGACY_DEFAULT = 0  # CU_STREAM_LEGACY as a null handle: the default of torch an
 
 
 def handle_of(stream) -> int:
-    """CUstream as an int: of None (the legacy default stream), a handle, or a stream of torch, CuPy, cuda.core."""
+    """CUstream as an int, from None (the legacy default stream), a handle, or a stream of torch, CuPy, cuda.core."""
     if stream is None:
         return LEGACY_DEFAULT
     if isinstance(stream, int):

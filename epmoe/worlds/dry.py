@@ -1,6 +1,6 @@
-"""A machine and a world on which nothing runs: calls do all their work on the host, and record the kernels they need.
+"""A machine and a world on which nothing runs. Calls do all their work on the host, and record the kernels they need.
 
-With it, many processes can compile the kernels of a run in advance, without a list of them.
+Many processes can then compile the kernels of a run in advance, without a list of them.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ N_SMS = 132  # needed to make a grid; most kernels do not depend on it
 
 
 class DryBuffer:
-    """A Buffer without memory: writes are lost, reads are zero."""
+    """A Buffer without memory. Writes are lost, and reads are zero."""
 
     def __init__(self, machine, address, nbytes, name, rank):
         self.machine, self.address, self.nbytes, self.name, self.rank = (
@@ -60,7 +60,7 @@ class DryStream:
         """Nothing."""
 
     def wait_for(self, word, number, seconds):
-        """As if the number had come at once."""
+        """Behaves as if the number had arrived at once."""
         return True
 
 
@@ -75,7 +75,7 @@ class DryLaunch:
 
 
 class DryMachine:
-    """Replaces a GpuMachine in calls: `kernels` has each launched kernel once."""
+    """Stands in for a GpuMachine in calls. `kernels` has each launched kernel once."""
 
     is_simulator = False
     compute_capability = 9, 0
@@ -88,7 +88,7 @@ class DryMachine:
         self.kernels, self._end = {}, FIRST_ADDRESS
 
     def describe(self):
-        """One line."""
+        """One line about the machine."""
         return f"nothing, {self.n_sms} multiprocessors"
 
     def alloc(self, nbytes, name, rank=0, *, regions=None):
@@ -97,7 +97,7 @@ class DryMachine:
         return DryBuffer(self, address, nbytes, name, rank)
 
     def host_memory(self, nbytes, name, rank=0):
-        """A DryBuffer; what it holds is zero."""
+        """A DryBuffer. It holds zeros."""
         return self.alloc(nbytes, name, rank)
 
     def adopt(self, array, name, rank=0, *, regions=None):
@@ -108,15 +108,15 @@ class DryMachine:
         """Nothing."""
 
     def launch(self, kernel, grid, block, args, *, stream, **options):
-        """Remember the kernel."""
+        """Record the kernel."""
         self.kernels[kernel] = None
 
     def prepare(self, kernel):
-        """Remember the kernel."""
+        """Record the kernel."""
         self.kernels[kernel] = None
 
     def prepared(self, kernel, grid, block, words, num_tokens, my_rank, **options):
-        """Remember the kernel; its launch does nothing."""
+        """Record the kernel. Its launch does nothing."""
         self.kernels[kernel] = None
         return DryLaunch(words, kernel.n_words)
 
@@ -171,7 +171,7 @@ class DryWorld:
         """Nothing."""
 
     def tell(self, value, timeout):
-        """[value of every rank]: all have this one."""
+        """[value for every rank]: all have this one."""
         return [value] * self.n_ranks
 
     def stream_of(self, rank):
@@ -179,7 +179,7 @@ class DryWorld:
         return self._stream
 
     def share(self, launch):
-        """A whole device for each rank."""
+        """The LaunchConfig unchanged: each rank has a whole device."""
         return launch
 
     @contextlib.contextmanager

@@ -1,8 +1,8 @@
-"""Exchanges values between ranks through MPI, with a timeout: every rank gives a value and gets the values of all.
+"""Exchanges values between ranks through MPI, with a timeout. Every rank gives a value and gets the values of all.
 
 MPI's own collectives wait for ever and do not say for which rank. Here each rank sends its value to every other rank
-and probes for theirs, so the error can name a rank that never arrives. There are at most a few dozen ranks, and this
-happens only at the beginning and at the end, never in a round. Values are plain data (plain_data.py).
+and probes for theirs, so an error can name a rank that never arrives. There are at most a few dozen ranks, and
+exchanges happen only at the beginning and at the end, never in a round. Values are plain data (plain_data.py).
 """
 
 import time
@@ -12,7 +12,7 @@ from epmoe.worlds.plain_data import decode, encode
 from epmoe_ref.errors import PeerTimeout
 
 # One channel (MPI tag, in a range that programs seldom use) for each purpose. So a rank that left one exchange after a
-# timeout and started another one is not mistaken for a participant of the first.
+# timeout and started another is not taken for a participant of the first.
 CHANNELS = (
     "meeting",
     "devices",
@@ -25,14 +25,14 @@ CHANNELS = (
     "telling",
     "late calls",
 )
-RESET = "reset"  # values sent before all ranks met here are discarded
+RESET = "reset"  # discards all values sent before all ranks met here
 FIRST_TAG = 31200
 NAP_S = 0.0005
 YIELDS = 50
 
 
 def heard(exchange, channel, value, timeout):
-    """hear() of an Exchange or of another class with gather()."""
+    """hear() of an Exchange, or of another class that has gather()."""
     try:
         return dict(enumerate(exchange.gather(channel, value, timeout)))
     except PeerTimeout:
@@ -51,7 +51,7 @@ class Exchange:
         belongs_here(self)
 
     def gather(self, channel, value, timeout):
-        """[the value of each rank]; collective. Raises PeerTimeout, which names the ranks that did not arrive in time."""
+        """[the value of each rank]; collective. Raises PeerTimeout, naming the ranks that did not arrive in time."""
         tag = FIRST_TAG + CHANNELS.index(channel)
         if channel not in self._begun:
             message = encode((self._n_resets, value))
@@ -86,18 +86,18 @@ class Exchange:
         return [values[rank] for rank in range(self.size)]
 
     def hear(self, channel, value, timeout):
-        """{rank: value} of this rank and of those that arrive in time; no rank must."""
+        """{rank: value} of this rank and of those that arrive in time. A rank that does not arrive is no error."""
         return heard(self, channel, value, timeout)
 
     def came(self, channel):
-        """{rank: value} of the peers that have already begun the next exchange; does not wait."""
+        """{rank: value} of the peers that have already begun the next exchange. Does not wait."""
         early = self._early.setdefault(channel, {})
         seen = self._begun.get(channel, {self.rank: None}) | early
         early |= self._receive(FIRST_TAG + CHANNELS.index(channel), seen)
         return dict(early)
 
     def _receive(self, tag, values):
-        """Add messages from peers that are not in values; returns {rank: value} of these."""
+        """Add messages from peers that are not in values. Returns {rank: value} of these."""
         new = {}
         for peer in [p for p in range(self.size) if p not in values]:
             while peer not in new:
@@ -117,10 +117,10 @@ class Exchange:
         self._sends = [one for one in self._sends if not one[0].Test()]
 
     def _deliver(self, deadline):
-        """Returns when what this rank sent has left it, or at the deadline.
+        """Wait until this rank's messages have left it, or until the deadline.
 
         A large message leaves only while its sender is inside MPI. Afterwards the caller may wait long for a kernel that
-        the peer launches only after it has the message.
+        the peer launches only when it has the message.
         """
         while time.monotonic() < deadline:
             self._look_at_sends()

@@ -1,4 +1,4 @@
-"""Symmetric memory of ranks that are processes with GPUs of one host: CUDA IPC handles, exchanged once."""
+"""Symmetric memory of ranks in separate processes with GPUs of one host: CUDA IPC handles, exchanged once."""
 
 import ctypes
 
@@ -9,10 +9,8 @@ from epmoe.worlds.symmetric import free_unused
 from epmoe_ref.errors import EPError, UnavailableError
 
 HANDLE_BYTES = 64
-GRANULE = (
-    2 << 20
-)  # bytes: an allocation of whole granules is no part of a block that other memory shares
-_abandoned: list = []  # memory of ranks that left after an error: peers may still write into it
+GRANULE = 2 << 20  # bytes: an allocation of whole granules shares no block with other memory
+_abandoned: list = []  # memory of ranks that left after an error; peers may still write into it
 
 
 def gpu_count():
@@ -32,12 +30,12 @@ def gpu_count():
 
 
 def gpu_uuid(ordinal):
-    """16 bytes that name a GPU, whatever number CUDA_VISIBLE_DEVICES gives it in this process."""
+    """16 bytes that identify a GPU, whatever number CUDA_VISIBLE_DEVICES gives it in this process."""
     return bytes(check(cu.cuDeviceGetUuid(ordinal)).bytes)
 
 
 class IpcMemory:
-    """This rank's allocation as a Buffer, everybody's mapped here; see SymmetricMemory."""
+    """This rank's allocation as a Buffer, and the peers' allocations mapped here. See SymmetricMemory."""
 
     def __init__(self, world, nbytes, name, regions, timeout):
         machine, rank = world.machine, world.rank
@@ -55,7 +53,7 @@ class IpcMemory:
         ]
 
     def free(self, together, timeout, heaps=None):
-        """Unmap the peers' memory, and free its own when all peers have unmapped it; after an error it stays.
+        """Unmap the peers' memory, and free its own when all peers have unmapped it. After an error it stays.
 
         heaps: as for SymmetricMemory.
         """

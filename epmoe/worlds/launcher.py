@@ -4,7 +4,7 @@ import os
 
 from epmoe_ref.errors import UnavailableError
 
-# Variables that hold the number of processes, by the launcher that sets them.
+# Variables that hold the number of processes, and the launcher that sets each.
 SIZES = {
     "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
     "PMI_SIZE": "MPICH's mpirun, or srun --mpi=pmi2",
@@ -12,11 +12,11 @@ SIZES = {
     "PALS_SIZE": "Cray's mpiexec",
     "SLURM_STEP_NUM_TASKS": "srun",
 }
-# Variables that hold this process's number, where the launcher gives no size.
+# Variables that hold this process's number, for launchers that give no size.
 RANKS = {"PMIX_RANK": "a PMIx launcher (srun --mpi=pmix)"}
 REMEDIES = (
     "start it with the mpirun of the MPI library that mpi4py uses (`epmoe doctor` names both), with "
-    "`pip install 'epmoe[mpi]'` that is the mpirun beside this Python; under Slurm try srun --mpi=pmix or "
+    "`pip install 'epmoe[mpi]'` that is the mpirun next to this Python; under Slurm try srun --mpi=pmix or "
     "--mpi=pmi2"
 )
 
@@ -28,7 +28,7 @@ def number(name, environ=os.environ):
 
 
 def launched_size(environ=os.environ):
-    """(number of processes, which launcher), or (None, None) for a process that no launcher started."""
+    """(number of processes, name of the launcher); (None, None) if no launcher started this process."""
     for name, launcher in SIZES.items():
         size = number(name, environ)
         if size is not None:

@@ -12,9 +12,9 @@ from epmoe_ref.errors import EPValueError
 
 
 class LocalWorld:
-    """All n_ranks ranks in this process; arguments and results of an ExpertParallel are lists over ranks.
+    """All n_ranks ranks in this process. Arguments and results of an ExpertParallel are lists over ranks.
 
-    stream: on a GPU, the stream in which all work is ordered (a handle, or a stream of torch, CuPy or cuda.core);
+    stream: on a GPU, the stream that orders all work (a handle, or a stream of torch, CuPy or cuda.core);
     default: the legacy default stream, as in torch and CuPy.
     simulation: options of the simulator, such as seed (of the schedule; None: round robin) and racecheck=True. Their
     defaults are EPMOE_SEED and EPMOE_RACECHECK. A GPU ignores them.
@@ -35,8 +35,8 @@ class LocalWorld:
         if device.SIM:
             self._streams = {rank: self.machine.stream(rank) for rank in self.ranks}
             return
-        # Split kernels of all ranks run one after another on the caller's stream, so that none waits for one that
-        # cannot start; fused kernels need a stream each to run at the same time.
+        # Split kernels of all ranks run one after another on the caller's stream, so none waits for one that cannot
+        # start. Fused kernels need a stream each to run at the same time.
         main = self.machine.stream(0, handle=handle_of(stream))
         self._streams = {rank: main for rank in self.ranks}
         self._fused_streams = {rank: self.machine.stream(rank) for rank in self.ranks}
@@ -45,7 +45,7 @@ class LocalWorld:
         return f"LocalWorld({self.n_ranks}) on {self.machine.describe()}"
 
     def size(self):
-        """n_ranks, under the name that torch's process groups use: Megatron's dispatcher calls it."""
+        """n_ranks. Torch's process groups use this name, and Megatron's dispatcher calls it."""
         return self.n_ranks
 
     def agree(self, cfg, timeout, **options):
@@ -55,14 +55,14 @@ class LocalWorld:
         """All ranks got their facts in one call, so there is nothing to compare."""
 
     def allocate(self, nbytes, name, regions, timeout) -> SymmetricMemory:
-        """nbytes for every rank; each rank can access the memory of all others."""
+        """nbytes for every rank. Each rank can access the memory of all others."""
         buffers = {
             rank: self.machine.alloc(nbytes, name, rank, regions=regions) for rank in self.ranks
         }
         return SymmetricMemory(buffers, [buffers[rank].address for rank in self.ranks])
 
     def connect(self, memory):
-        """SHMEM between the ranks' allocations, over the simulator's network."""
+        """Connect the ranks' allocations by SHMEM, over the simulator's network."""
         self.machine.network.connect(memory.addresses, memory.buffers[0].nbytes)
 
     def disconnect(self, memory):
@@ -70,7 +70,7 @@ class LocalWorld:
         self.machine.network.disconnect(memory.addresses)
 
     def barrier(self, occasion, timeout):
-        """Nothing to wait for: all ranks are in this process. The simulator's network delivers everything."""
+        """Deliver everything on the simulator's network. There is no other process to wait for."""
         if device.SIM:
             self.machine.network.settle()
 
@@ -79,11 +79,11 @@ class LocalWorld:
         return [value]
 
     def stream_of(self, rank):
-        """The stream in which a rank's work is ordered."""
+        """The stream that orders a rank's work."""
         return self._streams[rank]
 
     def share(self, launch):
-        """The LaunchConfig of one rank's fused kernel: all ranks' grids must be resident on the one GPU together."""
+        """The LaunchConfig of one rank's fused kernel. All ranks' grids must be resident on the one GPU together."""
         if device.SIM:
             return launch
         most = self.machine.n_sms // self.n_ranks
@@ -99,7 +99,7 @@ class LocalWorld:
 
     @contextmanager
     def launching(self, fused):
-        """Context of one call's launches; yields {rank: stream}. Inside it, kernels of all ranks may wait for each other."""
+        """Context of one call's launches. Yields {rank: stream}. Kernels of all ranks inside may wait for each other."""
         if device.SIM:
             with self.machine.hold():
                 yield self._streams
@@ -110,7 +110,7 @@ class LocalWorld:
         main = self._streams[0]
         for stream in self._fused_streams.values():
             stream.wait(main)
-        with self.machine.hold():  # all kernels are compiled, with their parameters in place, before the first begins to wait
+        with self.machine.hold():  # all are compiled before the first begins to wait
             yield self._fused_streams
         for stream in self._fused_streams.values():
             main.wait(stream)

@@ -1,7 +1,7 @@
-"""MPIWorld: one rank a process, on one host; started by mpirun.
+"""MPIWorld: one rank a process, on one host, started by mpirun.
 
-With GPUs peers reach each other's memory through CUDA IPC; without, through MPI shared-memory windows, and each process
-runs the simulator for its own rank.
+With GPUs, peers reach each other's memory through CUDA IPC. Without, they use MPI shared-memory windows, and each
+process runs the simulator for its own rank.
 """
 
 import warnings
@@ -17,10 +17,10 @@ from epmoe_ref.errors import EPValueError, UnavailableError
 
 
 class MPIWorld:
-    """The ranks of an MPI communicator (default COMM_WORLD), all on one host; this process is one of them.
+    """The ranks of an MPI communicator (default COMM_WORLD), all on one host. This process is one of them.
 
     Arguments and results of an ExpertParallel are this rank's arrays. Start programs with
-    `mpirun -n N python -m mpi4py program.py`: then an error in one rank ends all ranks.
+    `mpirun -n N python -m mpi4py program.py`, so that an error in one rank ends all ranks.
 
     gpu: number of this rank's GPU among those that CUDA_VISIBLE_DEVICES shows; default: the rank's number on the host.
     stream: as in LocalWorld. timeout [s]: how long to wait for all ranks. simulation: seed of this rank's schedule.
@@ -100,7 +100,7 @@ class MPIWorld:
         )
 
     def size(self):
-        """n_ranks, under the name that torch's process groups use: Megatron's dispatcher calls it."""
+        """n_ranks. Torch's process groups use this name, and Megatron's dispatcher calls it."""
         return self.n_ranks
 
     def agree(self, cfg, timeout, **options):
@@ -112,7 +112,7 @@ class MPIWorld:
         agreement.same("ExpertParallel", [options for _, options in of_ranks])
 
     def same(self, what, facts, timeout):
-        """Raise, on every rank, unless all ranks have the same facts, a dict; what: its name in the error; collective."""
+        """Raise, on every rank, unless all ranks have the same facts, a dict; collective. what: their name in errors."""
         agreement.same(what, self.exchange.gather("configuration", facts, timeout))
 
     def allocate(self, nbytes, name, regions, timeout):
@@ -124,7 +124,7 @@ class MPIWorld:
         return Memory(self, nbytes, name, regions, timeout)
 
     def barrier(self, occasion, timeout):
-        """Returns when all ranks have called it; PeerTimeout names the ranks that have not."""
+        """Return when all ranks have called it. PeerTimeout names the ranks that have not."""
         self.exchange.gather(occasion, None, timeout)
 
     def tell(self, value, timeout):
@@ -132,23 +132,23 @@ class MPIWorld:
         return self.exchange.gather("telling", value, timeout)
 
     def hear(self, value, timeout):
-        """{rank: value} of this rank and of the ranks whose calls also failed; waits for them, at most until timeout."""
+        """{rank: value} of this rank and the ranks whose calls also failed. Waits for them, at most until timeout."""
         return self.exchange.hear("late calls", value, timeout)
 
     def told_already(self):
-        """{rank: value} of the peers that have already called the next tell(); does not wait."""
+        """{rank: value} of the peers that have already called the next tell(). Does not wait."""
         return self.exchange.came("telling")
 
     def stream_of(self, rank):
-        """The stream in which this rank's work is ordered."""
+        """The stream that orders this rank's work."""
         return self._streams[rank]
 
     def share(self, launch):
-        """The LaunchConfig of the fused kernel: the rank has a whole device, alone or in turns with others."""
+        """The LaunchConfig of the fused kernel. The rank has a whole device, alone or in turns with others."""
         return launch
 
     def launching(self, fused):
-        """Context of the launches of one call; yields {rank: stream}."""
+        """Context of the launches of one call. Yields {rank: stream}."""
         return self._held() if device.SIM else nullcontext(self._streams)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""NVSHMEM on the host: starts it once a process, over MPI, and uses its symmetric heap as the ranks' memory."""
+"""NVSHMEM on the host. Starts it once a process, over MPI, and uses its symmetric heap as the ranks' memory."""
 
 import os
 
@@ -12,11 +12,11 @@ from epmoe_ref.errors import EPValueError, UnavailableError
 REMEDY = "pip install 'epmoe[shmem]'; `epmoe doctor` says what is missing"
 ALIGNMENT = 256  # bytes: the layout's regions begin at multiples of it
 _started: dict = {}  # "members": (rank, number of ranks) that NVSHMEM was started with, "device": the GPU
-_abandoned: list = []  # memory of ranks that left after an error: peers may still write into it
+_abandoned: list = []  # memory of ranks that left after an error; peers may still write into it
 
 
 def start(world, timeout):
-    """Start NVSHMEM with the world's ranks, or find it started with the same ones; collective."""
+    """Start NVSHMEM with the world's ranks, or check that it was started with the same ones; collective."""
     members = (world.rank, world.n_ranks)
     if _started:
         if _started["members"] != members or _started["device"] != world.machine.ordinal:
@@ -45,7 +45,7 @@ def start(world, timeout):
         )
     except Exception as error:  # nvshmem4py's own classes, which differ between its versions
         raise UnavailableError(
-            f"NVSHMEM did not start on rank {world.rank} ({error}); NVSHMEM_DEBUG=INFO lets it say "
+            f"NVSHMEM did not start on rank {world.rank} ({error}); NVSHMEM_DEBUG=INFO prints "
             "more, NVSHMEM_REMOTE_TRANSPORT=none suits a single host, and `epmoe doctor` "
             "says what is missing"
         ) from error
@@ -54,7 +54,7 @@ def start(world, timeout):
 
 
 def complete(world):
-    """Wait until everything that this rank's ended kernels sent has arrived."""
+    """Wait until everything that this rank's finished kernels sent has arrived."""
     from nvshmem import bindings
 
     world.machine.activate()
@@ -80,7 +80,7 @@ class HeapBuffer(Buffer):
         self.address = int(self._memory.handle)
 
     def free(self):
-        """Give it back; collective."""
+        """Free the memory; collective."""
         if self.address:
             self.machine.synchronize()
             _nvshmem().free(self._memory)
@@ -88,11 +88,11 @@ class HeapBuffer(Buffer):
 
 
 class HeapMemory:
-    """This rank's allocation as a Buffer, with its p2p world's allocations mapped here; see SymmetricMemory."""
+    """This rank's allocation as a Buffer, and its p2p world's allocations mapped here. See SymmetricMemory."""
 
     def __init__(self, world, nbytes, name, regions, timeout):
         rank, size = world.rank, world.p2p_world_size
-        # Allocating waits for all ranks without a time limit. The ranks have checked that all ask for the same size.
+        # Allocating waits for all ranks without a time limit. The ranks have checked that all request the same size.
         world.exchange.gather("allocation", nbytes, timeout)
         buffer = HeapBuffer(world.machine, -(-nbytes // ALIGNMENT) * ALIGNMENT, name, rank, regions)
         self._world, self.buffers = world, {rank: buffer}
@@ -103,7 +103,7 @@ class HeapMemory:
         ]
 
     def free(self, together, timeout, heaps=None):
-        """Free it, on all ranks together; after an error, or while results are in it (heaps), it stays."""
+        """Free it, on all ranks together. After an error, or while results are in it (heaps), it stays."""
         if not together:
             _abandoned.append(self.buffers)
             return
@@ -135,7 +135,7 @@ def _nvshmem():
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
-        # nvshmem.core imports torch where there is one, and torch brings an older library of the same name
+        # nvshmem.core imports torch if there is one, and torch brings an older library of the same name
         load_nvidia_dynamic_lib("nvshmem_host")
         import nvshmem.core as nv
     except Exception as error:  # ImportError, or what its own imports raise

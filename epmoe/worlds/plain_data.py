@@ -1,7 +1,7 @@
-"""Encodes plain data for messages between processes: JSON, never pickle, so that received bytes cannot run code.
+"""Encodes plain data for messages between processes. It uses JSON, never pickle, so received bytes cannot run code.
 
 None, booleans, numbers, strings, bytes, NumPy scalars and arrays, and tuples, lists and dicts of these are restored
-exactly. Anything else is refused by the sender; convert it into a dict or a tuple first.
+exactly. The sender refuses anything else; convert it into a dict or a tuple first.
 """
 
 import base64
@@ -12,17 +12,17 @@ import numpy as np
 
 
 def encode(value) -> bytes:
-    """The bytes of plain data. Raises TypeError, which names the type, for anything else."""
+    """Plain data as bytes. Raises TypeError, naming the type, for anything else."""
     return json.dumps(_tagged(value)).encode()
 
 
 def decode(raw):
-    """The plain data of bytes. Raises ValueError for bytes that encode() did not make."""
+    """Plain data from bytes. Raises ValueError for bytes that encode() did not make."""
     try:
         return _untagged(json.loads(bytes(raw)))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"these bytes are no plain data ({type(error).__name__}: {error})"
+            f"these bytes are not plain data ({type(error).__name__}: {error})"
         ) from None
 
 
@@ -48,7 +48,7 @@ def _tagged(value):
     if type(value) is dict:
         return {"dict": [[_tagged(name), _tagged(one)] for name, one in value.items()]}
     raise TypeError(
-        f"a {type(value).__name__} is no plain data: ranks tell each other numbers, strings, bytes, arrays, "
+        f"a {type(value).__name__} is not plain data: ranks can exchange numbers, strings, bytes, arrays, "
         "and tuples, lists and dicts of these"
     )
 

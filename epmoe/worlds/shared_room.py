@@ -1,6 +1,6 @@
 """Memory that processes can share on this host: /dev/shm, which containers keep small (64 MB by default).
 
-MPI makes a window of any size there. A process that touches a part that does not fit ends with a bus error.
+MPI makes a window of any size there. A process that touches a part that does not fit dies with a bus error.
 """
 
 import os
@@ -30,7 +30,7 @@ def remedy(nbytes):
 
 
 def expect_room(needed, left_and_total, what):
-    """Raise UnavailableError unless `needed` bytes are left; left_and_total: of room()."""
+    """Raise UnavailableError unless `needed` bytes are left. left_and_total: result of room()."""
     if left_and_total is None:
         return
     left, total = left_and_total

@@ -1,7 +1,7 @@
-"""ShmemWorld: one rank a process, in p2p worlds that exchange messages by SHMEM; started by mpirun.
+"""ShmemWorld: one rank a process, in p2p worlds that exchange messages by SHMEM, started by mpirun.
 
 With GPUs, the ranks' memory is in NVSHMEM's symmetric heap. Peers in a p2p world store into each other's memory
-directly; messages to other p2p worlds use NVSHMEM puts and signals. Without GPUs, the memory is in MPI shared-memory
+directly. Messages to other p2p worlds use NVSHMEM puts and signals. Without GPUs, the memory is in MPI shared-memory
 windows, and each process runs the simulator, with a simulated network, for its own rank.
 """
 
@@ -12,11 +12,11 @@ from epmoe_ref.errors import EPValueError, UnavailableError
 
 
 class ShmemWorld(MPIWorld):
-    """The ranks of an MPI communicator (default COMM_WORLD) on one or several hosts; this process is one of them.
+    """The ranks of an MPI communicator (default COMM_WORLD) on one or several hosts. This process is one of them.
 
-    p2p_world_size: number of consecutive ranks, on one host, that write each other's memory directly. It equals the
-    EPConfig's, which has use_shmem=True. Default: the ranks of a host, at most 8. Everything else is as in MPIWorld.
-    The first ShmemWorld of a process starts NVSHMEM over MPI; later ones use it too.
+    p2p_world_size: number of consecutive ranks, on one host, that write each other's memory directly. It must equal the
+    EPConfig's (with use_shmem=True). Default: the ranks of a host, at most 8. Everything else is as in MPIWorld.
+    The first ShmemWorld of a process starts NVSHMEM over MPI. Later ones use it too.
     """
 
     shmem = True
@@ -58,7 +58,7 @@ class ShmemWorld(MPIWorld):
             )
 
     def agree(self, cfg, timeout, **options):
-        """Raise, on every rank, unless all ranks gave the same configuration, of this world's size; collective."""
+        """Raise, on every rank, unless all ranks gave the same configuration, with this world's size; collective."""
         super().agree(cfg, timeout, **options)
         if cfg.p2p_world_size != self.p2p_world_size:
             raise EPValueError(
@@ -75,7 +75,7 @@ class ShmemWorld(MPIWorld):
         return HeapMemory(self, nbytes, name, regions, timeout)
 
     def connect(self, memory):
-        """SHMEM between the ranks' allocations: NVSHMEM needs nothing; the simulator's network gets their addresses."""
+        """Connect the ranks' allocations by SHMEM. Only the simulator's network needs their addresses."""
         if device.SIM:
             self.machine.network.connect(memory.addresses, memory.buffers[self.rank].nbytes)
 
@@ -85,7 +85,7 @@ class ShmemWorld(MPIWorld):
             self.machine.network.disconnect(memory.addresses)
 
     def barrier(self, occasion, timeout):
-        """Returns when all ranks have called it and everything that they sent has arrived."""
+        """Return when all ranks have called it and everything that they sent has arrived."""
         if not device.SIM:
             from epmoe.worlds import nvshmem_heap
 
@@ -94,7 +94,7 @@ class ShmemWorld(MPIWorld):
 
 
 def _host_number(host):
-    """The lowest rank of COMM_WORLD on this host: MPI's reduction, which unpickles nothing."""
+    """The lowest rank of COMM_WORLD on this host. Uses MPI's reduction, which unpickles nothing."""
     import numpy as np
     from mpi4py import MPI
 

@@ -1,4 +1,4 @@
-"""The options that a world passes to its simulator; they are checked even where a GPU ignores them."""
+"""The options that a world passes to its simulator. They are checked even on a GPU, which ignores them."""
 
 from epmoe_ref.errors import EPValueError
 
@@ -16,7 +16,7 @@ SWITCHES = ("racecheck", "stale", "expire_waits", "stop_at_first_race")
 
 
 def checked(world, own, options):
-    """The checked options. own: names of the class's other arguments, for the message."""
+    """The checked options. own: names of the world's other arguments, for the message."""
     unknown = [name for name in options if name not in OPTIONS]
     if unknown:
         name = unknown[0]

@@ -1,4 +1,4 @@
-"""Memory with the same layout on every rank, which its peers write."""
+"""Memory with the same layout on every rank. Peers write it."""
 
 from dataclasses import dataclass
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 class SymmetricMemory:
     """One allocation a rank.
 
-    buffers: {rank: Buffer} of the ranks of this process. addresses: this process's address of every rank's allocation;
-    0 if it cannot access it (another p2p world).
+    buffers: {rank: Buffer} of the ranks of this process. addresses: this process's address of every rank's allocation,
+    or 0 if it cannot access it (another p2p world).
     """
 
     buffers: dict
     addresses: list
 
     def free(self, together, timeout, heaps=None):
-        """Free the ranks' buffers. together: all ranks call this now, and none runs a kernel any more.
+        """Free the ranks' buffers. together: all ranks call this now, and none is running a kernel.
 
-        heaps: {rank: MemoryPool} of ranks with results in their buffer: it stays until the last result is dropped.
+        heaps: {rank: MemoryPool} of ranks with results in their buffer. It stays until the last of them is dropped.
         """
         free_unused(self.buffers, heaps)
 

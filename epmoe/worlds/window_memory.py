@@ -11,7 +11,7 @@ ALIGNMENT = 256  # bytes
 
 
 class Window(NamedTuple):
-    """An MPI window with a segment for each rank; `number` counts the windows of a world, equal on all ranks."""
+    """An MPI window with a segment for each rank. `number` counts the windows of a world and is equal on all ranks."""
 
     number: int
     nbytes: int
@@ -20,7 +20,7 @@ class Window(NamedTuple):
 
 
 class _Part(WindowBuffer):
-    """This rank's segment. when_freed: a function to call then, or None."""
+    """This rank's segment. when_freed: a function to call when it is freed, or None."""
 
     when_freed = None
 
@@ -32,7 +32,7 @@ class _Part(WindowBuffer):
 
 
 class WindowMemory:
-    """This rank's part as a Buffer, and this process's addresses of all ranks' parts; see SymmetricMemory."""
+    """This rank's part as a Buffer, and this process's addresses of all ranks' parts. See SymmetricMemory."""
 
     def __init__(self, world, nbytes, name, regions, timeout):
         self._world, rank = world, world.rank
@@ -48,9 +48,9 @@ class WindowMemory:
         ]
 
     def free(self, together, timeout, heaps=None):
-        """Keep the window for the next allocation; after an error, when peers may still write to it, do not reuse it.
+        """Keep the window for the next allocation. After an error do not reuse it: peers may still write to it.
 
-        Returning it to MPI is collective and may wait for ever, so this happens when the process ends. heaps: as for
+        Returning it to MPI is collective and may wait for ever, so that happens when the process ends. heaps: as for
         SymmetricMemory.
         """
         for span in self._spans:
@@ -71,7 +71,7 @@ def _window(world, nbytes, timeout):
         return known
     from mpi4py import MPI
 
-    # the same on all ranks, so that no rank waits for a refused one
+    # the same on all ranks, so no rank waits for one that refused
     rooms = world.exchange.gather("allocation", shared_room.room(), timeout)
     least = min((one for one in rooms if one is not None), default=None)
     shared_room.expect_room(
@@ -80,7 +80,7 @@ def _window(world, nbytes, timeout):
     world.n_windows += 1
     mpi = MPI.Win.Allocate_shared(nbytes + ALIGNMENT, 1, comm=world.host)  # all ranks are here
     segments = [mpi.Shared_query(peer)[0].address for peer in range(world.n_ranks)]
-    # A segment may have different addresses in different processes; its owner decides where it is aligned.
+    # A segment may have different addresses in different processes, so its owner decides where it is aligned.
     offsets = world.exchange.gather("allocation", -segments[world.rank] % ALIGNMENT, timeout)
     return Window(
         world.n_windows,

@@ -21,5 +21,5 @@ __all__ = [
 
 
 def format_of(cfg) -> TokenFormat:
-    """The token format that an EPConfig names, with its sizes; the table is `format_names.TOKEN_FORMATS`."""
+    """The token format that an EPConfig names, with its sizes. The table is `format_names.TOKEN_FORMATS`."""
     return import_module(f"{__name__}.{TOKEN_FORMATS[cfg.token_format].stem}").make(cfg)

@@ -1,4 +1,4 @@
-"""Blockwise FP8: e4m3 values with one float32 scale for every 128 elements; the receiver stores scales transposed."""
+"""Blockwise FP8: e4m3 values with one float32 scale for every 128 elements. The receiver stores scales transposed."""
 
 import numpy as np
 from ml_dtypes import float8_e4m3fn
@@ -15,7 +15,7 @@ def quantise_blockwise(groups: np.ndarray):
 
     s = max(absmax, 1e-4) / 448 and q = e4m3(clamp(x / s, -448, 448)), both IEEE divisions (another implementation may
     multiply by a reciprocal and differ by one ulp of the scale). absmax ignores NaN; NaN gives 0x7F. With an Inf in
-    the group s is Inf: finite values give zero with their sign, Inf itself NaN.
+    the group s is Inf. Then finite values give zero with their sign, and Inf itself gives NaN.
     """
     with np.errstate(all="ignore"):
         scales = np.maximum(absmax(groups), MIN_ABSMAX) / E4M3_MAX
@@ -46,7 +46,7 @@ class BlockwiseFP8TokenFormat(TokenFormat):
         return 4 * self.n_scales()
 
     def scales_shape(self, counts, slot_rows: int) -> tuple[int, ...]:
-        """Shape of output_scales for groups of these many rows."""
+        """Shape of output_scales for groups with `counts` rows."""
         return self.n_scales(), int(self.pad_expert_offsets(counts)[-1])
 
     def quantise(self, groups: np.ndarray, input_scale):

@@ -1,4 +1,4 @@
-"""The message of a pair (token, k): its parts, their sizes and places, and its trailer."""
+"""The message of a pair (token, k): the sizes and offsets of its parts, and its trailer."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _BLOCK_ELEMENTS = (
 
 
 def align_up(n: int, alignment: int) -> int:
-    """The smallest multiple of alignment that is not below n."""
+    """n rounded up to a multiple of alignment."""
     return -(-n // alignment) * alignment
 
 
@@ -27,9 +27,9 @@ class TokenFormat:
     topk_info  uint16 [top_k]: the token's global expert ids in the order of k, -1 as 65535; the receiver finds k by
                looking up its own id
 
-    A family adds `values_size()`, `scales_size()`, `values_dtype`, `scales_dtype` and, unless it is bf16, `quantise`.
+    A subclass defines `values_size()`, `scales_size()`, `values_dtype`, `scales_dtype` and, except bf16, `quantise`.
 
-    hid_dim: elements of a token, a multiple of the family's `hidden_multiple`. top_k: 1 to 32. alignment: bytes, a
+    hid_dim: elements of a token, a multiple of the subclass's `hidden_multiple`. top_k: 1 to 32. alignment: bytes, a
     power of two. Errors: EPValueError. Source: the TokenFormat trait of the dispatch_kernel page (docs/pages.md).
     """
 
@@ -38,7 +38,7 @@ class TokenFormat:
     pad_rows = 1  # the rows of a group of output rows are rounded up to a multiple of this
     values_dtype: Any = None  # of output_tokens
     scales_dtype: Any = None  # of output_scales; None: the format has none
-    scale_layout = staticmethod(row_major)  # where in output_scales a scale lies
+    scale_layout = staticmethod(row_major)  # the place of a scale in output_scales
 
     def __init__(self, hid_dim: int, top_k: int, alignment: int = 16):
         for name, value in (("hid_dim", hid_dim), ("top_k", top_k), ("alignment", alignment)):
@@ -94,17 +94,17 @@ class TokenFormat:
         return self.token_size() + self.src_info_size()
 
     def scales_shape(self, counts, slot_rows: int):
-        """Shape of output_scales for groups of these many rows (None without scales); slots hold slot_rows rows."""
+        """Shape of output_scales for groups with `counts` rows; None without scales. slot_rows: rows of a slot."""
         return None
 
     def scales_offset(self, counts):
-        """scales_offset for groups of these many rows; None where the layout needs none."""
+        """scales_offset for groups with `counts` rows; None where the layout needs none."""
         return None
 
     def pad_expert_offsets(self, counts) -> np.ndarray:
-        """Row offsets of groups of these many rows: int [groups] to uint32 [groups + 1].
+        """Row offsets of groups with `counts` rows: int [groups] to uint32 [groups + 1].
 
-        Exclusive prefix sums of the counts, each rounded up to `pad_rows`; a group's data starts at its offset and its
+        Exclusive prefix sums of the counts, each rounded up to `pad_rows`. A group's data starts at its offset, and its
         padding rows come last.
         """
         padded = -(-np.asarray(counts, np.int64) // self.pad_rows) * self.pad_rows
@@ -113,7 +113,7 @@ class TokenFormat:
     def encode(self, rows: np.ndarray, input_scale=1.0) -> np.ndarray:
         """Input rows to payloads: bf16 [n, hid_dim] to uint8 [n, token_size()], padding bytes 0.
 
-        input_scale: one positive finite float32, which only NVFP4 uses. The result may share memory with rows.
+        input_scale: one positive finite float32; only NVFP4 uses it. The result may share memory with rows.
         """
         self._check_rows(rows)
         payload = np.zeros((len(rows), self.token_size()), np.uint8)

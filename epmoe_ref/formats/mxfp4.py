@@ -1,4 +1,4 @@
-"""MXFP4 with even scales: row-major scales, or the slot layout that a matrix multiplication loads without shuffling."""
+"""MXFP4 with even scales: row-major, or in the slot layout that a matrix multiplication loads without shuffling."""
 
 import numpy as np
 from ml_dtypes import float8_e8m0fnu
@@ -24,8 +24,8 @@ class MXFP4TokenFormat(TokenFormat):
 
     output_tokens uint8 [rows, hid_dim / 2]. output_scales e8m0 [rows, hid_dim / 32]; or, with fuse_a_scale_preshuffle,
     the slot layout [groups, Mpad / 32, hid_dim / 256, 256] with `Mpad = align_up(n_ranks * max_tokens_per_rank, 32)`
-    rows a group, whatever arrives; the slot is the local expert, plus 1 if the shared expert is fused. Bytes of rows
-    that are not there are unspecified on the device and zero here. Rows are not padded. hid_dim is a multiple of 32,
+    rows a group, however many arrive. The slot is the local expert, plus 1 if the shared expert is fused. Bytes of rows
+    that do not exist are unspecified on the device and zero here. Rows are not padded. hid_dim is a multiple of 32,
     with fuse_a_scale_preshuffle of 256.
     """
 
@@ -60,7 +60,7 @@ class MXFP4TokenFormat(TokenFormat):
         return self.n_scales()
 
     def scales_shape(self, counts, slot_rows: int) -> tuple[int, ...]:
-        """Shape of output_scales for groups of these many rows; slot_rows is n_ranks * max_tokens_per_rank."""
+        """Shape of output_scales for groups with `counts` rows. slot_rows is n_ranks * max_tokens_per_rank."""
         if self.fuse_a_scale_preshuffle:
             return (
                 len(counts),

@@ -57,18 +57,18 @@ class NVBlockScaledTokenFormat(TokenFormat):
         return self.n_scales()
 
     def scales_shape(self, counts, slot_rows: int) -> tuple[int, ...]:
-        """Shape of output_scales for groups of these many rows."""
+        """Shape of output_scales for groups with `counts` rows."""
         return int(_tiles(counts).sum()), self.n_scales() // 4, 32, 4, 4
 
     def scales_offset(self, counts) -> np.ndarray:
-        """scales_offset uint32 [groups] for groups of these many rows; rows 100, 200, 100 give 0, 1, 1."""
+        """scales_offset uint32 [groups] for groups with `counts` rows. For counts 100, 200, 100 it is 0, 1, 1."""
         tiles_before = np.cumsum(_tiles(counts)) - _tiles(counts)
         return (
             tiles_before - self.pad_expert_offsets(counts)[:-1].astype(np.int64) // TILE_ROWS
         ).astype(np.uint32)
 
     def quantise(self, groups: np.ndarray, input_scale):
-        """float32 [n, n_scales(), V] to values and scales; absmax is over the group and ignores NaN, from 0 upwards.
+        """float32 [n, n_scales(), V] to values and scales. absmax is over the group, at least 0, and ignores NaN.
 
         nvfp4  s8 = e4m3(g * (absmax * (1/6))), k = 1 / (f32(s8) * (1/g)), q = e2m1(x * k), g the input scale
         mxfp4  s8 = e8m0(absmax * (1/6)),       k = 1 / f32(s8),           q = e2m1(x * k)
@@ -77,7 +77,7 @@ class NVBlockScaledTokenFormat(TokenFormat):
         All in float32, one rounding an operation; 1/6, 1/448 and 1/g are float32 reciprocals. k = 0 where absmax or
         the decoded scale f32(s8) is 0: every value of the group encodes as zero with its sign, except NaN. NaN encodes
         as 0x7F (e4m3) and +6 (e2m1). With an Inf in the group, NVFP4 saturates (s8 = 448) and the MX kinds have scale
-        0xFF (NaN), so that all their values encode as NaN encodes.
+        0xFF (NaN), so all their values are encoded as NaN.
         """
         largest = absmax(groups)
         if self.kind == "nvfp4":
@@ -94,9 +94,9 @@ class NVBlockScaledTokenFormat(TokenFormat):
 
 
 def checked_input_scale(scale, name: str = "input_scale") -> np.float32:
-    """The input scale as float32; EPValueError unless it is one positive finite number, as a float32 too."""
+    """The input scale as float32. EPValueError unless it is one number that is positive and finite as a float32 too."""
     try:
-        with np.errstate(over="ignore"):  # what overflows is refused below
+        with np.errstate(over="ignore"):  # a value that overflows is refused below
             value = np.asarray(scale, np.float32)
     except (TypeError, ValueError):
         value = np.asarray(np.nan, np.float32)

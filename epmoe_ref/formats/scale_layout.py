@@ -1,4 +1,4 @@
-"""The place of the scale of (row, scale column) in output_scales: four layouts, each a sum of two places.
+"""Where output_scales holds the scale of (row, scale column): four layouts, each a sum of two offsets.
 
 Every layout is a function (shape, row_offsets, scales_offset, group, rows) -> (row_places, column_places): with
 `flat = output_scales.reshape(-1)`, the scale of row `rows[i]` of the group and column c is

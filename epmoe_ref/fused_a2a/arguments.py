@@ -1,4 +1,4 @@
-"""Checks of the arguments of fused_a2a functions: each error names the value, the rule and the remedy."""
+"""Checks of the arguments of fused_a2a functions. Each error names the value, the rule and the remedy."""
 
 import operator
 
@@ -16,7 +16,7 @@ SCALE_GROUP = 128  # elements that share a scale in blockwise FP8
 
 
 def get_hidden_bytes(x) -> int:
-    """Bytes that a buffer must have for one row of x.
+    """Bytes that a buffer needs for one row of x.
 
     x: [T, H] of one rank. Result: H * max(itemsize, 2). One-byte inputs count as 2 bytes, because combine sends
     bfloat16.
@@ -50,7 +50,7 @@ def over_ranks(name: str, per_rank, n_ranks: int | None = None) -> list:
 
 
 def absent(per_rank) -> bool:
-    """Whether an optional argument was left out: None, or None on every rank."""
+    """True if an optional argument was left out: it is None, or None on every rank."""
     return (
         per_rank is None
         or isinstance(per_rank, (list, tuple))
@@ -59,7 +59,7 @@ def absent(per_rank) -> bool:
 
 
 def whole(name: str, value, least: int) -> int:
-    """The argument as an int of at least `least`; 0-d integer arrays count as numbers."""
+    """The argument as an int of at least `least`. 0-d integer arrays count as numbers."""
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
@@ -81,7 +81,7 @@ def matrices(
     n_rows=None,
     n_columns=None,
 ) -> list[np.ndarray]:
-    """The argument as one matrix for each rank: same width (and dtype) everywhere, with the required rows and columns."""
+    """The argument as one matrix for each rank, all of one width (and dtype), with the required rows and columns."""
     arrays = [np.asarray(array) for array in over_ranks(name, per_rank, n_ranks)]
     for rank, array in enumerate(arrays):
         if array.ndim != 2:
@@ -134,7 +134,7 @@ def hidden_rows(
 
 
 def scaled_rows(name: str, per_rank) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The argument as blockwise FP8, split: for each rank a pair (e4m3 [T, H], float32 scales [T, H / 128])."""
+    """The argument as blockwise FP8, split into a pair (e4m3 [T, H], float32 scales [T, H / 128]) for each rank."""
     pairs = over_ranks(name, per_rank)
     for rank, pair in enumerate(pairs):
         if not isinstance(pair, tuple) or len(pair) != 2:
@@ -200,7 +200,7 @@ def experts_per_rank(num_experts, n_ranks: int) -> int:
 
 
 def handle_of(kind: type, handle):
-    """The handle, if the matching dispatch made it."""
+    """The handle. EPValueError unless the matching dispatch made it."""
     if not isinstance(handle, kind):
         raise EPValueError(
             f"handle is a {type(handle).__name__}: it must be the {kind.__name__} that the matching dispatch_forward "
@@ -226,7 +226,7 @@ def row_probs(name: str, per_rank, n_rows: list[int]) -> list[np.ndarray]:
 
 
 def p2p_world(p2p_world_size, n_ranks: int) -> int:
-    """Ranks in a p2p world; None: all of them."""
+    """Ranks in a p2p world. None means all of them."""
     if p2p_world_size is None:
         return n_ranks
     size = whole("p2p_world_size", p2p_world_size, 1)

@@ -1,4 +1,4 @@
-"""HybridEPDispatch and HybridEPCombine: permute, exchange, permute in one; a row for each (token, local expert)."""
+"""HybridEPDispatch and HybridEPCombine: permute, exchange and permute in one. A row for each (token, local expert)."""
 
 import numpy as np
 
@@ -28,31 +28,31 @@ def hybrid_dispatch_forward(
 
     x: over ranks [T, H], bfloat16 or float16, rows a multiple of 16 bytes. T may differ between ranks.
     routing_map: over ranks bool [T, E], True where the token goes to the expert.
-    probs: over ranks float32 [T, E], dense; only the routed places are read. Or None (also as a list).
+    probs: over ranks float32 [T, E], dense. Only the probs of routed pairs are read. Or None (also as a list).
     num_local_experts: L; E = R * L.
-    num_permuted_tokens: P, one number for all ranks, so that the host need not wait for counts; None: P is exact.
+    num_permuted_tokens: P, one number for all ranks, so the host need not wait for counts. None: P is the exact number.
     pad_multiple: each expert's segment is rounded up to it; None or 0: no padding.
     fp8_dispatch: send blockwise FP8 (bfloat16 in, H a multiple of 128; each token is encoded once, by its src_rank,
-    as BlockwiseFP8TokenFormat does). Upstream refuses it.
-    p2p_world_size: ranks joined by a fast interconnect; affects only where combine rounds. It must divide R.
+    as BlockwiseFP8TokenFormat does). Upstream raises an error for it.
+    p2p_world_size: ranks joined by a fast interconnect. It must divide R. It affects only where combine rounds.
     None: all ranks are one p2p world (1 gives the same numbers).
 
-    Returns (dispatched_hidden, dispatched_probs, dispatched_scaling_factor, tokens_per_expert, handle), lists over
-    ranks but for the handle:
-    dispatched_hidden [P, H], dtype of x (e4m3 with fp8_dispatch): expert-major, inside an expert by src_rank, then
-    token. Padding rows, and rows beyond the last segment, are zero (an implementation may leave the latter alone).
-    dispatched_probs float32 [P]: the prob of the row's (token, expert); zero where the row is. None on every rank if
+    Returns (dispatched_hidden, dispatched_probs, dispatched_scaling_factor, tokens_per_expert, handle). All but the
+    handle are lists over ranks:
+    dispatched_hidden [P, H], dtype of x (e4m3 with fp8_dispatch): grouped by expert, then ordered by src_rank, then
+    token. Padding rows, and rows beyond the last segment, are zero (an implementation may leave the latter unwritten).
+    dispatched_probs float32 [P]: the prob of the row's (token, expert); zero without a token. None on every rank if
     there are no probs.
-    dispatched_scaling_factor float32 [P, H / 128]: the row's scales, zero where the row is; None on every rank without
+    dispatched_scaling_factor float32 [P, H / 128]: the row's scales; zero without a token. None on every rank without
     fp8_dispatch.
     tokens_per_expert int64 [L]: rows of each expert, padding included. P is their sum, unless num_permuted_tokens is
-    given: then, if the padded total exceeds P, the tail in expert-major order is dropped, and
+    given. In that case, if the padded total exceeds P, the tail in expert-major order is dropped, and
     tokens_per_expert[e] = min(padded[e], max(0, P - sum of padded before e)).
     handle: HybridHandle; handle.overflow, over ranks int32 [1], is 1 if the padded total exceeded P (even if only by
     padding), else 0. Dropped rows do not count in combine or gradients.
 
-    Errors: shapes or dtypes that do not fit, E != R * L, negative num_permuted_tokens or pad_multiple, H or dtype that
-    FP8 cannot take, p2p_world_size that does not divide R.
+    Errors: invalid shapes or dtypes, E != R * L, negative num_permuted_tokens or pad_multiple, H or dtype that FP8
+    cannot encode, p2p_world_size that does not divide R.
     Source: HybridEPDispatch.forward of the fused_a2a page.
     """
     tokens = arguments.hidden_rows("x", x, dtypes=arguments.SIXTEEN_BIT)
@@ -92,14 +92,14 @@ def hybrid_dispatch_backward(handle, grad_hidden, grad_probs):
 
     grad_hidden: over ranks [P, H], bfloat16 or float16, rows a multiple of 16 bytes; also after fp8_dispatch.
     grad_probs: over ranks float32 [P], or None (also as a list).
-    Rows without a token are not read: they may hold anything.
+    Rows without a token are not read. They may hold anything.
 
     Returns (grad_x, grad_probs), lists over ranks:
-    grad_x [T, H], dtype of grad_hidden: as `hybrid_combine_forward`, order and rounding.
-    grad_probs float32 [T, E]: the row's gradient where a pair has a row (a copy, no sum), +0.0 elsewhere, dropped pairs
-    included. None on every rank if there is no grad_probs.
+    grad_x [T, H], dtype of grad_hidden: summed and rounded as in `hybrid_combine_forward`.
+    grad_probs float32 [T, E]: the row's gradient where a pair has a row (a copy, no sum), else +0.0, also for dropped
+    pairs. None on every rank if grad_probs was not given.
 
-    Errors: a handle of another routing, shapes or dtypes that do not fit.
+    Errors: a handle of another routing, invalid shapes or dtypes.
     Source: HybridEPDispatch.backward of the fused_a2a page.
     """
     handle = arguments.handle_of(HybridHandle, handle)
@@ -114,10 +114,10 @@ def hybrid_dispatch_backward(handle, grad_hidden, grad_probs):
 def hybrid_combine_forward(x, handle, *, num_permuted_tokens=None, pad_multiple=None):
     """Send the rows back and sum them, unweighted: one result for each token.
 
-    x: over ranks [P, H], bfloat16 or float16, rows a multiple of 16 bytes, rows as dispatch made them. Rows without a
-    token are not read: they may hold anything. H and dtype may differ from the dispatch's.
-    num_permuted_tokens, pad_multiple: may be left out; if given they must be the handle's. num_permuted_tokens is then
-    P, one number or a list over ranks, also if dispatch found P by itself.
+    x: over ranks [P, H], bfloat16 or float16, rows a multiple of 16 bytes, in the order that dispatch made. Rows
+    without a token are not read and may hold anything. H and dtype may differ from the dispatch's.
+    num_permuted_tokens, pad_multiple: optional; if given, they must equal the handle's. num_permuted_tokens is then
+    P, one number or a list over ranks, even if dispatch computed P itself.
 
     Returns combined_x, over ranks [T, H], dtype of x. With D that dtype, and all sums in float32 from +0.0:
     1. on each rank: D( sum over the token's local experts, ascending ),
@@ -125,7 +125,7 @@ def hybrid_combine_forward(x, handle, *, num_permuted_tokens=None, pad_multiple=
     3. D( sum of these over the p2p worlds, ascending ), which changes nothing if there is only one.
     A token without rows gives +0.0.
 
-    Errors: a handle of another routing, shapes or dtypes that do not fit, numbers that are not the handle's.
+    Errors: a handle of another routing, invalid shapes or dtypes, numbers that are not the handle's.
     Source: HybridEPCombine.forward of the fused_a2a page.
     """
     handle = arguments.handle_of(HybridHandle, handle)
@@ -146,10 +146,10 @@ def hybrid_combine_backward(handle, grad_combined_x):
     """The gradient of combine: a cached dispatch, rows only.
 
     grad_combined_x: over ranks [T, H], bfloat16 or float16, rows a multiple of 16 bytes.
-    Returns grad_x, over ranks [P, H], dtype of grad_combined_x: the bytes of the token each row came from; rows without
+    Returns grad_x, over ranks [P, H], dtype of grad_combined_x: each row is a copy of its token's row. Rows without
     a token are zero.
 
-    Errors: a handle of another routing, shapes or dtypes that do not fit.
+    Errors: a handle of another routing, invalid shapes or dtypes.
     Source: HybridEPCombine.backward of the fused_a2a page.
     """
     handle = arguments.handle_of(HybridHandle, handle)
@@ -164,7 +164,7 @@ def hybrid_combine_backward(handle, grad_combined_x):
 
 
 def sum_rows(name: str, per_rank, handle: HybridHandle) -> list[np.ndarray]:
-    """Rows [P, H] of every rank, checked and summed over experts, ranks and worlds as `hybrid_combine_forward` says."""
+    """Rows [P, H] of every rank, checked, and summed over experts, ranks and worlds as in `hybrid_combine_forward`."""
     rows = arguments.hidden_rows(
         name, per_rank, handle.n_ranks, dtypes=arguments.SIXTEEN_BIT, n_rows=handle.num_rows
     )

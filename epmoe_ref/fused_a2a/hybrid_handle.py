@@ -1,4 +1,4 @@
-"""The token of each row, when a token is sent once for each of its experts."""
+"""Which token each row holds, when a token is sent once for each of its experts."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ import numpy as np
 class HybridHandle:
     """The routing of one `hybrid_dispatch_forward`, for any number of combines and cached dispatches.
 
-    It depends on the routing map and the options alone: data of another hidden size or dtype may use it.
+    It depends only on the routing map and the options, so data of another hidden size or dtype may use it.
     """
 
     num_local_experts: int
@@ -17,21 +17,21 @@ class HybridHandle:
     p2p_world_size: int
     """Consecutive ranks whose sums are rounded together."""
     num_permuted_tokens: int | None
-    """P, if the caller fixed it."""
+    """P, if the caller gave it."""
     pad_multiple: int
-    """What an expert's number of rows is rounded up to; 0: not at all."""
+    """An expert's number of rows is rounded up to a multiple of this. 0: no rounding."""
     num_tokens: tuple[int, ...]
     """T of each rank."""
     row_of: list[np.ndarray]
-    """Over src_ranks: int64 [T, E], the pair's row on the expert's rank; -1 where not routed, and where dropped."""
+    """Over src_ranks: int64 [T, E], the pair's row on the expert's rank. -1 if not routed, or dropped."""
     src_rank: list[np.ndarray]
     """Over ranks: int64 [P], the rank a row came from; -1 for rows without a token."""
     src_token: list[np.ndarray]
-    """Over ranks: int64 [P], the token of that rank; -1 for rows without a token."""
+    """Over ranks: int64 [P], the row's token on that rank; -1 for rows without a token."""
     local_expert: list[np.ndarray]
     """Over ranks: int64 [P], the local expert a row is for; -1 for rows without a token."""
     tokens_per_expert: list[np.ndarray]
-    """Over ranks: int64 [L], rows an expert has, padding included, after clipping."""
+    """Over ranks: int64 [L], rows of each expert, padding included, after dropping."""
     overflow: list[np.ndarray]
     """Over ranks: int32 [1], 1 where the padded total exceeded P, else 0."""
 
@@ -51,9 +51,9 @@ def hybrid_handle(
 ) -> HybridHandle:
     """The handle of a routing map.
 
-    routing_map: over ranks, bool [T, E], checked. Rows of a rank are expert-major, inside an expert by src_rank,
-    then token. Each expert's segment is rounded up to pad_multiple (0: not). With num_permuted_tokens the rank has
-    exactly that many rows: rows beyond are dropped in expert-major order, and missing rows have no token.
+    routing_map: over ranks, bool [T, E], checked. Rows of a rank are grouped by expert, then ordered by src_rank, then
+    token. Each expert's segment is rounded up to pad_multiple (0: no rounding). With num_permuted_tokens the rank has
+    exactly that many rows. Rows beyond it are dropped in expert-major order, and missing rows have no token.
     """
     n_ranks, num_tokens = len(routing_map), tuple(len(routed) for routed in routing_map)
     routed = np.concatenate(routing_map)  # the tokens of the world in the order (src_rank, token)
@@ -95,7 +95,7 @@ def hybrid_handle(
 
 
 def expand(per_rank: list[np.ndarray], handle: HybridHandle) -> list[np.ndarray]:
-    """What each rank receives, over ranks [P, H], when every src_rank sends its rows [T, H]; other rows are zero."""
+    """The rows [P, H] that each rank receives, when every src_rank sends its [T, H]. Rows without a token are zero."""
     received = []
     for rank, n_rows in enumerate(handle.num_rows):
         rows = np.zeros((n_rows, per_rank[0].shape[1]), per_rank[0].dtype)
@@ -107,7 +107,7 @@ def expand(per_rank: list[np.ndarray], handle: HybridHandle) -> list[np.ndarray]
 
 
 def expand_probs(probs: list[np.ndarray], handle: HybridHandle) -> list[np.ndarray]:
-    """The prob of each row, over ranks float32 [P], out of the dense ones [T, E]; other rows are zero."""
+    """The prob of each row, over ranks float32 [P], from the dense ones [T, E]. Rows without a token get zero."""
     received = []
     for rank, n_rows in enumerate(handle.num_rows):
         rows = np.zeros(n_rows, np.float32)
@@ -120,7 +120,7 @@ def expand_probs(probs: list[np.ndarray], handle: HybridHandle) -> list[np.ndarr
 
 
 def collect_probs(rows: list[np.ndarray], handle: HybridHandle) -> list[np.ndarray]:
-    """The dense gradient [T, E] of each src_rank out of the rows' [P]: a copy where a pair has a row, else zero."""
+    """The dense gradient [T, E] of each src_rank from the rows' [P]: a copy where a pair has a row, else zero."""
     collected = []
     for row_of in handle.row_of:
         dense = np.zeros(row_of.shape, np.float32)

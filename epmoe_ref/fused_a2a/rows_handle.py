@@ -1,4 +1,4 @@
-"""The rows of each rank, when a token is sent once to a rank."""
+"""Which token each row holds, when a token is sent once to each rank."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ import numpy as np
 class RowsHandle:
     """The routing of one `dispatch_forward`, for any number of combines and cached dispatches.
 
-    It depends on the ids and the numbers of tokens alone: data of another hidden size or dtype may use it.
+    It depends only on the ids and the numbers of tokens, so data of another hidden size or dtype may use it.
     """
 
     num_experts: int
@@ -19,11 +19,11 @@ class RowsHandle:
     num_tokens: tuple[int, ...]
     """T of each rank."""
     row_of: list[np.ndarray]
-    """Over src_ranks: int64 [T, R], the row that the token has on each rank, -1 where it does not go."""
+    """Over src_ranks: int64 [T, R], the token's row on each rank; -1 where it is not sent."""
     src_rank: list[np.ndarray]
     """Over receiving ranks: int64 [N], the rank a row came from; ascending."""
     src_token: list[np.ndarray]
-    """Over receiving ranks: int64 [N], the token of that rank; ascending inside a src_rank."""
+    """Over receiving ranks: int64 [N], the row's token on that rank; ascending for each src_rank."""
 
     @property
     def n_ranks(self) -> int:
@@ -63,7 +63,7 @@ def rows_handle(token_indices: list[np.ndarray], num_experts: int) -> RowsHandle
 
 
 def gather(per_rank: list[np.ndarray], handle: RowsHandle) -> list[np.ndarray]:
-    """What each rank receives, over ranks [N, ...], when every src_rank sends its rows [T, ...]."""
+    """The rows that each rank receives, over ranks [N, ...], when every src_rank sends its [T, ...]."""
     received = []
     for src_rank, src_token in zip(handle.src_rank, handle.src_token):
         received.append(

@@ -6,7 +6,7 @@ from ..casts import to_float32
 
 
 def zero_sums(n_tokens: int, width: int) -> np.ndarray:
-    """The start of sums: +0.0, float32 [n_tokens, width]."""
+    """Sums before the first term: +0.0, float32 [n_tokens, width]."""
     return np.zeros((n_tokens, width), np.float32)
 
 
@@ -17,9 +17,9 @@ def add(total: np.ndarray, terms: np.ndarray) -> None:
 
 
 def add_rows(total: np.ndarray, row_of: np.ndarray, rows: np.ndarray) -> None:
-    """Add to each token its row, in float32, in place; a token whose row is -1 is left alone.
+    """Add to each token its row, in float32, in place. A token whose row is -1 is left alone.
 
-    total: float32 [T, width]. row_of: int [T]. rows: bf16, fp16 or float32 [N, width]; rows that no token names are not
+    total: float32 [T, width]. row_of: int [T]. rows: bf16, fp16 or float32 [N, width]. Rows that no token names are not
     read, so they may be NaN.
     """
     tokens = np.flatnonzero(row_of >= 0)

@@ -1,6 +1,6 @@
 """The protocol as a state machine: what every word of every buffer, signal and counter holds, step by step.
 
-Each rank goes through four steps, over and over, without a reset between rounds:
+Each rank repeats four steps, without a reset between rounds:
 
     dispatch_async -> dispatch_wait -> combine_async -> combine_wait -> dispatch_async ...
 
@@ -11,12 +11,12 @@ Each rank goes through four steps, over and over, without a reset between rounds
     machine.ranks[0].region("A")            # what its words hold now: RankState
 
 A step is a function of one rank's state (RankState) and its inputs. It returns a Step: the rank's next state, its
-writes to other ranks, and its result. The fused kernels are two steps in a row. World holds the states of all ranks,
-delivers writes, and lets ranks step in any legal order: dispatch_wait needs the dispatch signals of all ranks,
-combine_wait their combine signals, and nothing else orders two ranks.
+writes to other ranks, and its result. A fused kernel is two steps in a row. World holds the states of all ranks,
+delivers writes, and lets ranks step in any legal order. dispatch_wait needs the dispatch signals of all ranks and
+combine_wait their combine signals. Nothing else orders two ranks.
 
-`epmoe_ref.words` says of a state which words are fixed, which are free, and by which rule: with it another
-implementation's memory is compared.
+`epmoe_ref.words` says which words of a state are fixed, which are free, and by which rule. `epmoe.check` compares
+another implementation's memory with it.
 """
 
 from .combine import combine_async, combine_wait

@@ -19,15 +19,15 @@ def combine_async(state: RankState, expert_outputs: np.ndarray, src_info: np.nda
 
     Before: as after dispatch_wait.
     During: for each segment (le, r), A[le, r] = (READY + end, count) names the rows [end - count, end). Row i with
-    src_info[i] = (t, k) goes to combine_recv_buf[t, k] of rank r; a row outside [0, max_tokens_per_rank) x [0, top_k)
-    is not sent. When all rows of the segment are written, count goes to combine_recv_count[le, my_rank] of rank r: the
-    signal, 0 too. `finished` may count the rows written and rank completion the signals.
-    After: nothing else has changed in its own memory, but words that combine_wait zeroes may have their value or be
-    zero already: entries of A, once everybody has read them; `finished` may hold 0 or the rows of its segment; rank
-    completion 0 or the number of signals to each rank of the p2p world.
+    src_info[i] = (t, k) goes to combine_recv_buf[t, k] of rank r. A row outside [0, max_tokens_per_rank) x [0, top_k)
+    is not sent. When all rows of the segment are written, count goes to combine_recv_count[le, my_rank] of rank r. This
+    is the signal; it is sent even for a count of 0. `finished` may count the rows written, rank completion the signals.
+    After: nothing else has changed in its own memory, except that combine_wait's zeroing may have begun. An entry of A
+    may be zero once every reader has read it; `finished` may hold 0 or the rows of its segment; rank completion may be
+    0 or the number of signals to each rank of the p2p world.
 
-    skip_a2a: rows and signals go to its own memory; the rank axis has length 1. Errors: EPStateError if it is another
-    step's turn; EPValueError for wrong dtypes and shapes. Source: protocol section 6.
+    skip_a2a: rows and signals go to its own memory; the rank axis has length 1. Errors: EPStateError if another step is
+    due; EPValueError for wrong dtypes and shapes. Source: protocol section 6.
     """
     cfg, rank = state.cfg, state.rank
     ends, counts = state.region("A")[..., 0] - READY, state.region("A")[..., 1]
@@ -79,7 +79,7 @@ def combine_wait(
     combine_recv_count is MAX_FINITE; B and C are free; combine_recv_buf still holds the rows, until the next round.
 
     The sum is epmoe_ref.combine's: ks with -1 are skipped, and under skip_a2a ks of experts elsewhere,
-    whatever lies in combine_recv_buf. A pair whose row was not sent counts with the bytes that are there. Source:
+    whatever combine_recv_buf holds there. A pair whose row was not sent counts with the bytes in its place. Source:
     protocol section 6.
     """
     state = state.begin("combine_wait")

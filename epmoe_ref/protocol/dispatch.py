@@ -17,25 +17,25 @@ def dispatch_async(state: RankState, input_tokens, topk_ids, *, input_scale=1, c
     """Send each pair (token, k) of this rank to the owner of its expert.
 
     input_tokens [num_tokens, hidden], topk_ids integers [num_tokens, top_k], input_scale: as in
-    epmoe_ref.dispatch, of this rank. claims: the order in which pairs claim their slots. None: (token, k) order; a
-    seed; or the pairs themselves, int [pairs, 2] = (token, k) in the order in which they claim.
+    epmoe_ref.dispatch, of this rank. claims: the order in which pairs claim their slots: None for (token, k) order, a
+    seed for a random order, or the pairs themselves, int [pairs, 2] = (token, k) in the order in which they claim.
 
-    Before: the rank's recv_counts hold MAX_FINITE or signals of peers that are ahead; reserved, finished, rank
+    Before: the rank's recv_counts hold MAX_FINITE, or signals from peers that are ahead; reserved, finished, rank
     completion, D to G, A and combine_wait are 0; B and C hold anything.
     During: a pair with expert e = topk_ids[t, k] claims slot s = reserved[le, d]++, d = owner(e), le = local(e), and
     writes the message to recv_buf[le, my_rank, s] of rank d; then finished[le, d]++. Once that is the number of pairs
-    with e, it writes this count, 0 too, to recv_count[le, my_rank] of rank d: the signal, n_experts of them in all. A
+    with e, it writes this count, even 0, to recv_count[le, my_rank] of rank d: the signal, n_experts of them in all. A
     signal to a rank of its own p2p world adds 1 to rank_completion[its place in that world].
     After: reserved[le, d] = finished[le, d] = the pairs of expert le of rank d; rank_completion = n_local_experts for
-    each rank of its own p2p world, else 0; send_buf[t] = the message of token t (free where the token has no pair to
-    send). No other counter has changed, except that F and G are free with a fused shared expert: a split kernel may
-    already count in them what dispatch_wait resets.
+    each rank of its own p2p world, else 0; send_buf[t] = the message of token t (free if the token has no pair to
+    send). No other counter has changed, except that F and G are free with a fused shared expert, because a split kernel
+    may already count in them (dispatch_wait resets them).
 
     Message: payload | src_info int32 t | topk_info uint16 [top_k], each padded to `alignment`; padding bytes are 0 here
-    and free. Order: which pair gets which slot of a segment (local expert, src_rank) is free, a permutation.
-    skip_a2a: only pairs whose expert this rank owns; rank d's axis has length 1 everywhere; signals for own experts
-    only.
-    Errors: EPStateError if it is another step's turn; EPValueError as epmoe_ref.dispatch, and for claims that are not
+    and free. Order: which pair gets which slot of a segment (local expert, src_rank) is free; it is a permutation.
+    skip_a2a: only pairs whose expert this rank owns are sent, with signals for its own experts only; the axis of rank d
+    has length 1 everywhere.
+    Errors: EPStateError if another step is due; EPValueError as epmoe_ref.dispatch, and for claims that are not
     the pairs. Source: protocol sections 2, 4 and 5.
     """
     cfg, rank, fmt = state.cfg, state.rank, format_of(state.cfg)
@@ -66,7 +66,7 @@ def dispatch_async(state: RankState, input_tokens, topk_ids, *, input_scale=1, c
 
 
 def dispatch_wait(state: RankState) -> Step:
-    """Wait for the counts of all segments and put what arrived into rows for the experts; the result is a Dispatched.
+    """Wait for the counts of all segments and copy the messages into rows for the experts. The result is a Dispatched.
 
     Before: as after dispatch_async; every word of dispatch_recv_count differs from MAX_FINITE (the step waits for
     that), and slots [0, c[le, r]) of recv_buf[le, r] hold messages, c being the counts.
@@ -77,9 +77,9 @@ def dispatch_wait(state: RankState) -> Step:
     dispatch_recv_count is MAX_FINITE; B and C are free (the next dispatch_wait writes them before it reads them);
     recv_buf still holds the messages, until peers send the next round.
 
-    Rows: by group, then src_rank, then slot. The k of a row is where topk_info has its own expert's global id.
-    With a fused shared expert send_buf's payloads of the rank's share of tokens are group 0. Source: protocol sections
-    4, 5.
+    Rows: by group, then src_rank, then slot. The k of a row is where topk_info holds the row's own global expert id.
+    With a fused shared expert, group 0 holds the payloads in send_buf of the rank's share of tokens. Source: protocol
+    sections 4, 5.
     """
     state = state.begin("dispatch_wait")
     cfg, fmt = state.cfg, format_of(state.cfg)

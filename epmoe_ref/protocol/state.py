@@ -24,7 +24,7 @@ class Write(NamedTuple):
 
     dst_rank: int
     region: str
-    index: tuple  # type: ignore[assignment]    # hides tuple.index, which nobody asks for
+    index: tuple  # type: ignore[assignment]    # hides tuple.index, which nobody calls
     value: Any
 
 
@@ -38,7 +38,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RankState:
-    """The memory of one rank between two steps. Steps copy it; the arrays of a state are never written again.
+    """The memory of one rank between two steps. Steps copy it and never write the arrays of an existing state.
 
     Buffers (msg_bytes: of the token format in dispatch; hidden * itemsize in combine, whose messages have no trailer;
     the src_rank axis has length 1 under skip_a2a):
@@ -47,7 +47,7 @@ class RankState:
     dispatch_recv_buf    uint8 [n_local_experts, n_ranks, max_tokens_per_rank, msg_bytes]: written by peers, [local
                          expert, src_rank, slot]; slots past the count keep whatever bytes they had
     dispatch_recv_count  uint64 [n_local_experts, n_ranks]: the signal of (local expert, src_rank): the number of
-                         messages, 0 too; MAX_FINITE: not arrived
+                         messages, perhaps 0; MAX_FINITE: not arrived
     combine_send_buf     uint8 [n_local_experts * n_ranks * max_tokens_per_rank, msg_bytes] with use_shmem, else [0,
                          msg_bytes]: stages rows for other p2p worlds; only its owner reads it, and its bytes are free
     combine_recv_buf     uint8 [max_tokens_per_rank, top_k, msg_bytes]: written by peers; rows of pairs that were not
@@ -57,10 +57,10 @@ class RankState:
 
     Before the first round buffers hold any bytes, recv_counts MAX_FINITE, counters 0.
 
-    What follows is no memory of a device. next_step: the step that is due. topk_ids (checked, int32) and shared_outputs
-    (the shared expert's rows of the combine input): arguments that combine_wait needs and an earlier step was given.
+    The rest is not device memory. next_step: the step that is due. topk_ids (checked, int32) and shared_outputs
+    (the shared expert's rows of the combine input): arguments of an earlier step that combine_wait needs.
     messages_here int [n_local_experts, n_ranks], rows_here bool [max_tokens_per_rank, top_k]: which slots and which
-    pairs of the two recv_bufs hold what peers wrote in their latest round.
+    pairs of the two recv_bufs were written by peers in their latest round.
     """
 
     cfg: EPConfig
@@ -80,7 +80,7 @@ class RankState:
 
     @classmethod
     def initial(cls, cfg: EPConfig, rank: int, fill: int = 0) -> "RankState":
-        """The state before the first round; `fill` is the byte that the buffers hold.
+        """The state before the first round. `fill` is the byte that the buffers hold.
 
         Errors: EPValueError for p2p_world_size over 8, the length of the rank completion region.
         """
@@ -102,11 +102,11 @@ class RankState:
         return cls(cfg, rank, STEPS[0], *arrays)
 
     def region(self, name: str) -> np.ndarray:
-        """A buffer, a recv_count or a counter region, a view in the shape of its indices.
+        """A buffer, a recv_count or a counter region, as a view in the shape of its indices.
 
-        Of a counter region the words in use: reserved, finished [n_local_experts, n_ranks] by (local expert,
-        dst_rank), A [n_local_experts, n_ranks, 2] and B [n_local_experts, n_ranks] by (local expert, source
-        rank), C [n_local_experts], rank_completion [8], D, E, F, G [1], combine_wait [2 * n_experts]; the rank axis has
+        A counter region is cut to the words in use: reserved, finished [n_local_experts, n_ranks] by (local expert,
+        dst_rank), A [n_local_experts, n_ranks, 2] and B [n_local_experts, n_ranks] by (local expert, src_rank),
+        C [n_local_experts], rank_completion [8], D, E, F, G [1], combine_wait [2 * n_experts]. The rank axis has
         length 1 under skip_a2a. Words of a region that are not in use stay 0.
         """
         if name in BUFFERS:
@@ -121,7 +121,7 @@ class RankState:
     def begin(self, step: str) -> "RankState":
         """A copy for a step to write into.
 
-        Errors: EPStateError if it is another step's turn, or if a signal is missing, for which a device would wait.
+        Errors: EPStateError if another step is due, or if a signal is missing (a device would wait for it).
         """
         if step != self.next_step:
             raise EPStateError(
@@ -138,17 +138,17 @@ class RankState:
         return replace(self._copied(), next_step=after)
 
     def missing_signals(self) -> list[tuple[int, ...]]:
-        """The (local expert, src_rank) without a signal that the next step waits for; it waits if it is a wait."""
+        """The (local expert, src_rank) of missing signals that the next step waits for. Empty unless it is a wait."""
         if not self.next_step.endswith("_wait"):
             return []
         words = self.region(self.next_step.replace("_wait", "_recv_count"))
         return [tuple(at) for at in np.argwhere(words == MAX_FINITE).tolist()]
 
     def received(self, writes: Iterable[Write]) -> "RankState":
-        """The state after writes of other ranks, in their order.
+        """The state after writes from other ranks, applied in their order.
 
-        A signal lands only on a word that holds MAX_FINITE. A rank takes the signals of a round before its peers can send
-        the next round's, because nobody ends combine i before everybody has sent combine i, after its dispatch_wait i.
+        A signal lands only on a word that holds MAX_FINITE. A rank consumes the signals of a round before peers can
+        send the next round's, because no rank ends combine i before all have sent combine i, after dispatch_wait i.
         For the same reason no message of round i is overwritten before it is read. Errors: EPStateError otherwise.
         """
         state = self._copied()
@@ -176,7 +176,7 @@ COPIED = (*BUFFERS, "ep_counters", "messages_here", "rows_here")
 
 
 def sent(state: RankState, writes: list[Write], result=None) -> Step:
-    """The Step of a state and all its writes: those to the rank itself are done in its next state."""
+    """The Step of a state and all its writes. Writes to the rank itself are applied to its next state."""
     own = [write for write in writes if write.dst_rank == state.rank]
     others = [write for write in writes if write.dst_rank != state.rank]
     return Step(state.received(own) if own else state, others, result)

@@ -95,7 +95,7 @@ def check_a_word_that_never_comes_is_a_timeout():
     tell, values, driver = one_array()
     tell_, driver.tell, begin = driver.tell, nobody, time.monotonic()
     with patience(0.2):
-        fails(PeerTimeout, "rank 0: the GPU has told the host nothing for 0.2 s", tell)
+        fails(PeerTimeout, "rank 0: the GPU has sent the host nothing for 0.2 s", tell)
     assert 0.2 <= time.monotonic() - begin < 2.0
     driver.tell = tell_
     assert np.array_equal(tell(), values)
@@ -105,7 +105,7 @@ def check_after_a_timeout_of_trimmed_calls_are_refused_until_reset():
     with patience(0.0), at_hand() as (ep, driver, (x, ids, weights)):
         driver.cuStreamQuery = lambda stream: (driver.CUresult.CUDA_ERROR_NOT_READY,)
         d, tell, driver.tell = ep.dispatch(x, ids), driver.tell, nobody
-        fails(PeerTimeout, "told the host nothing", d.trimmed)
+        fails(PeerTimeout, "sent the host nothing", d.trimmed)
         fails(EPStateError, "call reset()", ep.combine, d.output_tokens, d, weights)
         driver.tell = tell
         ep.reset()

@@ -66,7 +66,9 @@ def test_fused_is_a_truth_value(fused):
 
 
 def test_memory_that_is_not_to_be_had_is_no_traceback():
-    with pytest.raises(UnavailableError, match=r"\d+ bytes for nothing of rank 0 cannot be had"):
+    with pytest.raises(
+        UnavailableError, match=r"\d+ bytes for nothing of rank 0 cannot be allocated"
+    ):
         LocalWorld(1).machine.alloc(2**60, "nothing")
 
 

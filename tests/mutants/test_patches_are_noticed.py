@@ -115,7 +115,7 @@ def test_an_added_line_and_a_missing_last_newline():
             diff(RUNS, BARRIER, "")
             .replace("a/epmoe/kernels", "a/docs")
             .replace("b/epmoe/kernels", "b/docs"),
-            r"docs/pairs/send_back.py is no source of a kernel; only the files of epmoe/kernels/",
+            r"docs/pairs/send_back.py is not a source of a kernel; only the files of epmoe/kernels/",
         ),
         (
             diff(RUNS, BARRIER, "").replace("by all lanes", "by no lanes"),
@@ -123,7 +123,7 @@ def test_an_added_line_and_a_missing_last_newline():
         ),
         (
             diff(RUNS, BARRIER, "  if\n"),
-            r"makes no Python of epmoe/kernels/pairs/send_back.py: line \d+: ",
+            r"leaves invalid Python in epmoe/kernels/pairs/send_back.py: line \d+: ",
         ),
         (
             diff(RUNS, BARRIER, "").replace(
@@ -136,8 +136,8 @@ def test_an_added_line_and_a_missing_last_newline():
             "--- /dev/null\n+++ b/epmoe/kernels/new.py\n@@ -0,0 +1 @@\n+x = 1\n",
             "makes or deletes epmoe/kernels/new.py",
         ),
-        ("--- a/spin.py\n+++ b/spin.py\n@@ what @@\n", "'@@ what @@' is no head of a hunk"),
-        ("rename from epmoe/kernels/spin.py\n", "is no change of a source's lines"),
+        ("--- a/spin.py\n+++ b/spin.py\n@@ what @@\n", "'@@ what @@' is not the header of a hunk"),
+        ("rename from epmoe/kernels/spin.py\n", "does not change lines of a source"),
         (f"--- a/{RUNS}\n+++ b/{RUNS}\n@@ -84 +84 @@\n-{BARRIER}+{BARRIER}", "changes nothing of"),
     ],
 )

@@ -65,7 +65,7 @@ class Trap:
     "value", [Trap(), {1, 2}, print, np.array([Trap()])], ids=lambda v: type(v).__name__
 )
 def test_what_is_no_plain_data_is_refused_where_it_is_sent(value):
-    with pytest.raises(TypeError, match="is no plain data"):
+    with pytest.raises(TypeError, match="is not plain data"):
         encode(value)
 
 

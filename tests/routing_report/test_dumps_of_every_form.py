@@ -136,15 +136,15 @@ def test_ids_that_do_not_fit_are_named(tmp_path, ids, options, said):
     "text, said",
     [
         ("", "names no expert"),
-        ("hello", "line 1 is no JSON"),
-        ("[1, 2]\n{", "line 2 is no JSON"),
+        ("hello", "line 1 is not JSON"),
+        ("[1, 2]\n{", "line 2 is not JSON"),
         ("[1, 2]\n[[3, 4]]", "all alike"),
         ("3", "must hold the ids"),
         ('{"ids": [1]}', "has no topk_ids (it has ids)"),
         ("[1, true]", "where the ids of a token are needed"),
         ("[1.5, 2]", "where the ids of a token are needed"),
         ("[[[[1]]]]", "all alike"),
-        ("[" * 100_000, "line 1 is no JSON (its lists or objects are nested too deep)"),
+        ("[" * 100_000, "line 1 is not JSON (its lists or objects are nested too deeply)"),
         ('{"topk_ids": [1], "n_experts": 0}', "n_experts in"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Implementations that come with epmoe, by short name; each module is imported at its first use."""
+"""Implementations that come with epmoe, by short name. Each module is imported at its first use."""
 
 ADAPTERS = {
     "reference": "epmoe.check.adapters.reference:Reference",

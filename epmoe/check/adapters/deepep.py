@@ -1,8 +1,8 @@
-"""DeepEP V1 as an implementation: its rows (normal kernels) and its low-latency kernels, through deep_ep.Buffer.
+"""DeepEP V1 as implementations, through deep_ep.Buffer: its rows (normal kernels) and its low-latency kernels.
 
-Needs DeepEP (https://github.com/deepseek-ai/DeepEP), torch and GPUs; epmoe does not depend on them. Release 1.2.1
+Needs DeepEP (https://github.com/deepseek-ai/DeepEP), torch and GPUs. epmoe does not depend on them. Release 1.2.1
 equals the reference in every case that these classes serve, on 4 H200 of one host. They are also written for 2.1.0, but
-have not run with it. docs/measured.md says what low latency needs. One rank a process:
+have not been run with it. docs/measured.md says what low latency needs. One rank a process:
 
     torchrun --nproc-per-node 2 -m epmoe check deepep
     torchrun --nproc-per-node 2 -m epmoe check deepep_low_latency
@@ -30,7 +30,7 @@ def deep_ep():
 
 
 def to_torch(torch, array):
-    """A NumPy array on the GPU; bf16 by its bits, since torch does not know ml_dtypes."""
+    """A NumPy array on the GPU. bf16 is copied by its bits, since torch does not know ml_dtypes."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).cuda()
     return torch.from_numpy(array).cuda()
@@ -85,14 +85,14 @@ class Rows(RowsImplementation):
 class LowLatency(Implementation):
     """Buffer.low_latency_dispatch (bf16) and Buffer.low_latency_combine.
 
-    An expert's rows are separate for each src_rank, in the order of arrival, and name the token but not k. The adapter
-    puts segments into the order of ranks and looks up k in all ranks' topk_ids.
+    An expert's rows are separate for each src_rank, in arrival order, and name the token but not k. The adapter sorts
+    segments by rank and looks up k in all ranks' topk_ids.
     """
 
     per_rank = True
     hidden = 7168  # one of the hidden sizes that its kernels are compiled for
     max_top_k = 11  # kNumMaxTopK of its dispatch
-    MULTIPLE = 4  # of the most tokens a rank: n_ranks times that must be a multiple of 4
+    MULTIPLE = 4  # n_ranks times the most tokens a rank must be a multiple of this
 
     def __init__(self, cfg):
         super().__init__(cfg)
@@ -157,7 +157,7 @@ class LowLatency(Implementation):
         return np.repeat(begin - starts[:-1], count) + np.arange(starts[-1]), starts
 
     def _slots(self, token, counts):
-        """k of each row: the place of the row's expert in its token's ids."""
+        """k of each row: the position of the row's expert among its token's ids."""
         all_ids = [None] * self.cfg.n_ranks
         self._torch.distributed.all_gather_object(all_ids, self._ids.cpu().numpy())
         L, rank = self.cfg.n_local_experts, self._torch.distributed.get_rank()

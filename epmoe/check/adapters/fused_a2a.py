@@ -1,4 +1,4 @@
-"""This project's fused_a2a as implementations: rows (FusedDispatch) and HybridEP, over a LocalWorld."""
+"""This project's fused_a2a as implementations, over a LocalWorld: rows (FusedDispatch) and HybridEP."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from epmoe.check.implementation import HybridImplementation, RowsImplementation
 
 
 def host(result):
-    """A result, or a list of them over ranks, as NumPy arrays; None stays None."""
+    """A result, or a list of them over ranks, as NumPy arrays. None stays None."""
     from epmoe.host.arrays import to_numpy
 
     if isinstance(result, (list, tuple)):
@@ -15,7 +15,7 @@ def host(result):
 
 
 class OverLocalWorld:
-    """The implementation's world: made at the first call, with as many ranks as that call has."""
+    """The implementation's world. The first call makes it, with as many ranks as that call has."""
 
     _world = None
 

@@ -7,13 +7,13 @@ from epmoe.worlds.local import LocalWorld
 
 
 class Kernels(Implementation):
-    """The split kernels; all ranks in this process. SHMEM between p2p worlds exists only in the simulator."""
+    """The split kernels, with all ranks in this process. Only the simulator has SHMEM between p2p worlds."""
 
     token_formats = Reference.token_formats
     combine_dtypes = Reference.combine_dtypes
     options = OPTIONS if LocalWorld.shmem else OPTIONS - {"use_shmem"}
     fused = False
-    kernels = None  # what ExpertParallel chooses
+    kernels = None  # ExpertParallel chooses
 
     def __init__(self, cfg):
         from epmoe import ExpertParallel
@@ -50,7 +50,7 @@ class FusedKernels(Kernels):
 
 
 class PlainKernels(Kernels):
-    """The plain kernels by halves, with their memory: every word is compared with the model after each half."""
+    """The plain kernels by halves, with their memory. Every word is compared with the model after each half."""
 
     kernels = "plain"
 

@@ -1,12 +1,12 @@
 """All-to-all through torch.distributed as an implementation: the usual way without special kernels.
 
-On GPUs the exchange is NCCL's, without them gloo's. One rank a process, on two GPUs:
+On GPUs NCCL does the exchange, without them gloo. One rank a process, on two GPUs:
 
     torchrun --nproc-per-node 2 -m epmoe check nccl
     mpirun -n 2 python -m mpi4py -m epmoe check nccl
 
-Pairs are sorted by expert. Counts and rows are exchanged with all_to_all_single. The rows arrive in the order of
-src_ranks and are sorted by expert. Needs torch.
+Pairs are sorted by expert. all_to_all_single exchanges counts and rows. The rows arrive in the order of src_ranks and
+are then sorted by expert. Needs torch.
 """
 
 import numpy as np
@@ -48,7 +48,7 @@ class AllToAll(Implementation):
         received = received.reshape(cfg.n_ranks, cfg.n_local_experts)
         self._out, self._in = (x.reshape(cfg.n_ranks, -1).sum(1).tolist() for x in (sent, received))
         src_info = torch.stack([self._pairs // cfg.top_k, self._pairs % cfg.top_k], 1)
-        # arrived: by src_rank, then expert. Wanted: by expert, then src_rank
+        # the rows arrived by src_rank, then expert; they are needed by expert, then src_rank
         segments = torch.arange(received.numel(), device=self._device).reshape(received.shape)
         order = segments % cfg.n_local_experts * cfg.n_ranks + segments // cfg.n_local_experts
         self._order = order.reshape(-1).repeat_interleave(received.reshape(-1)).argsort(stable=True)
@@ -91,7 +91,7 @@ class AllToAll(Implementation):
         return result
 
     def _on_device(self, array):
-        """torch has no type for ml_dtypes' bfloat16: the bits go through int16."""
+        """A tensor on the device. torch has no type for ml_dtypes' bfloat16, so its bits go through int16."""
         if array.dtype.itemsize == 2 and array.dtype != np.float16:
             return (
                 self._torch.from_numpy(array.view(np.int16))

@@ -9,7 +9,7 @@ from epmoe.check.implementation import OPTIONS
 
 
 class _OverMPIWorld:
-    """One rank a process; all ranks make, use and close it together."""
+    """One rank a process. All ranks make, use and close it together."""
 
     per_rank = True
 
@@ -21,7 +21,7 @@ class _OverMPIWorld:
 
 
 class Kernels(_OverMPIWorld, kernels.Kernels):
-    """The split kernels; p2p worlds would need a ShmemWorld, which is not an MPIWorld."""
+    """The split kernels. p2p worlds would need a ShmemWorld, and an MPIWorld is none."""
 
     options = OPTIONS - {"use_shmem"}
 
@@ -33,7 +33,7 @@ class FusedKernels(Kernels):
 
 
 class PlainKernels(_OverMPIWorld, kernels.PlainKernels):
-    """The plain kernels, whose memory is compared word by word."""
+    """The plain kernels. Their memory is compared word by word."""
 
     options = OPTIONS - {"use_shmem"}
 

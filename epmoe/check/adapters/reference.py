@@ -1,4 +1,4 @@
-"""The reference as an implementation: tests the check itself, and is the shortest example of an adapter."""
+"""The reference as an implementation. It tests the check itself, and is the shortest example of an adapter."""
 
 import epmoe_ref
 from epmoe.check.implementation import (

@@ -6,15 +6,15 @@ Two overlapping accesses, one a write, race unless
 * a strong read that causality orders before the second access observed the first, a strong write; or
 * they are morally strong: both strong, of equal address and size, each one's scope including the other's actor.
 
-A read through the non-coherent path (load16_nc) counts from the beginning of its launch to its end.
+A read through the non-coherent path (load16_nc) counts as lasting from the beginning of its launch to its end.
 
-Memory is kept in granules of 16 bytes, which no aligned access crosses; the bytes of a granule are bits of a mask.
-An access is forgotten only if every later access that races with it also races with a remembered one. So the first race
-of a run is always found. tests/oracle/ptx_model.py states the same rules without this bookkeeping.
+Memory is tracked in granules of 16 bytes. No aligned access crosses a granule. A mask has one bit for each of its
+bytes. An access is forgotten only if every later access that races with it also races with a remembered one. So the
+first race of a run is always found. tests/oracle/ptx_model.py states the same rules without this bookkeeping.
 
 Most accesses are plain loads, and most of these cannot race with earlier writes. Loads from a span that no thread has
-written yet (parameters, inputs) are only listed. Of several actors with the same knowledge (the lanes of a warp after a
-barrier), one is compared with the writes of a granule for all.
+written yet (parameters, inputs) are only listed. If several actors have the same knowledge (the lanes of a warp after a
+barrier), a granule's writes are compared with one of them for all.
 """
 
 from epmoe_ref.errors import RaceError
@@ -34,15 +34,15 @@ from .actors import (
     morally_strong,
 )
 
-# of a granule's cell: the last writes (key -> access); weak reads (a list); for whom (a lore) no write to which bytes
-# (a mask) races with a weak read; how many weak reads are many; strong reads (key -> access, or None); hidden: strong
-# writes that the same actor has replaced by others that are not of their chain (a list, or None)
+# fields of a granule's cell: the last writes (key -> access); weak reads (a list); the lore and the mask of bytes for
+# which no write races with a weak read; how many weak reads are too many; strong reads (key -> access, or None);
+# hidden: strong writes that the same actor has replaced by others outside their chain (a list, or None)
 WRITES, READS, CHECKED_FOR, CHECKED, THIN_AT, STRONG_READS, HIDDEN = range(7)
 MASKS = {1 << i: (1 << (1 << i)) - 1 for i in range(5)}
 ALL = 0xFFFF  # the mask of a whole granule
-SCOPE_BIT, IDX_BIT = 16, 18  # where these begin in the key of an access, behind its mask
+SCOPE_BIT, IDX_BIT = 16, 18  # where scope and idx begin in the key of an access, after its mask
 LISTED = 50_000  # reads of a span that are listed before they are sorted into granules
-FULL = 256  # reads of a granule that are kept before those that say the same are dropped
+FULL = 256  # reads of a granule that are kept before redundant ones are dropped
 
 
 def new_cell():
@@ -109,7 +109,7 @@ class Accesses:
             self.check_host(access, span)
 
     def check_read(self, access, cell, mask, span):
-        """Check a weak read against the last writes; remember whose reads need no check before the next write."""
+        """Check a weak read against the last writes. Remember which actors need no check before the next write."""
         a = access[ACTOR]
         me, known, by_base, by_sight = a.idx, a.known, True, False
         for k, old in cell[WRITES].items():
@@ -132,7 +132,7 @@ class Accesses:
             self.thin(cell)
 
     def read_nc(self, access, cell, mask, span):
-        """A non-coherent read sees the bytes from the beginning of its launch; returns it as the launch's read."""
+        """A non-coherent read may see bytes as of the beginning of its launch. Returns it as the launch's read."""
         reader = self.reader_of(access[ACTOR])
         access, known = (reader, reader.time) + access[SCOPE:], memoryview(reader.base)
         for k, old in cell[WRITES].items():
@@ -141,7 +141,7 @@ class Accesses:
         return access
 
     def check_write(self, access, cell, mask, span):
-        """Check a weak write against the last accesses; forget those that it overwrites."""
+        """Check a weak write against the last accesses, and forget those that it overwrites."""
         a, writes, reads, by_sight = access[ACTOR], cell[WRITES], cell[READS], False
         address, end = access[ADDRESS], access[ADDRESS] + access[SIZE]
         me, known = a.idx, a.known
@@ -155,7 +155,7 @@ class Accesses:
                         self.race(old, access, span)
         if by_sight and cell[HIDDEN]:
             self.check_hidden(access, cell, span, known, me)
-        for old in reversed(reads):  # of an actor's reads, report the last
+        for old in reversed(reads):  # report the last of an actor's reads
             if old[3] < end and address < old[3] + old[4]:
                 i = old[0].idx
                 if i != me and known[i] < old[1]:
@@ -170,9 +170,9 @@ class Accesses:
             self.weak_write(address, access[SIZE], access)
 
     def check_hidden(self, access, cell, span, known, me):
-        """Strong writes that later writes of the same actor have replaced; seeing a later one is not seeing these.
+        """Check strong writes that the same actor has replaced. Having seen the later write is not having seen these.
 
-        Only an access that is ordered after a later one by observation alone can race with these and not with that one.
+        An access can race with these and not with the later write only if observation alone orders it after that write.
         """
         start, end = access[ADDRESS], access[ADDRESS] + access[SIZE]
         for old in cell[HIDDEN]:
@@ -188,7 +188,7 @@ class Accesses:
                 self.race(old, access, span)
 
     def reader_of(self, a):
-        """The actor of a launch's non-coherent reads: a thread that knows of them knows that the launch has ended."""
+        """The actor of a launch's non-coherent reads. A thread that knows of them knows that the launch has ended."""
         if a.reader is None:
             launch = a.launch
             a.reader = Actor(self.launch_ends_at + launch.stream_index, launch.base, a.block, a.tid)
@@ -234,7 +234,7 @@ class Accesses:
             self.sort_reads(span)
 
     def first_write(self, span):
-        """The first write of a span in this run is about to happen."""
+        """Called before the first write of a span in this run."""
         for other in [s for s in self.unwritten if s.low < span.high and span.low < s.high] + [
             span
         ]:
@@ -243,7 +243,7 @@ class Accesses:
             self.unwritten.pop(other, None)
 
     def sort_reads(self, span):
-        """Enter the listed reads of a span into its granules."""
+        """Move the listed reads of a span into its granules."""
         reads, granules = self.unwritten.get(span, ()), self.granules
         for access in reads:
             address = access[ADDRESS]
@@ -258,7 +258,7 @@ class Accesses:
 
     @staticmethod
     def forget(cell, address, end):
-        """Forget older accesses to bytes that a weak write has overwritten; all are ordered before it."""
+        """Forget older accesses to bytes that a weak write has overwritten. All of them are ordered before it."""
         others = ~((1 << end - address) - 1 << (address & 15))
         writes = cell[WRITES]
         gone = [k for k in writes if not k & others & ALL]
@@ -281,7 +281,7 @@ class Accesses:
             ]
 
     def weak_write(self, address, n, access):
-        """After a weak write, strong reads of these bytes can acquire nothing older."""
+        """After a weak write, strong reads of these bytes cannot acquire anything older."""
         for location in self.strong_granules[address >> 4]:
             if location.address < address + n and address < location.end:
                 location.overwritten(access)
@@ -337,7 +337,7 @@ class Accesses:
 
     @staticmethod
     def hide(cell, access):
-        """Keep a strong write that its actor replaces; drop the oldest of very many."""
+        """Keep a strong write that its actor replaces. If there are very many, drop the oldest."""
         hidden = cell[HIDDEN]
         if hidden is None:
             hidden = cell[HIDDEN] = []

@@ -1,7 +1,7 @@
 """Actors and accesses: the data of the race detector.
 
 An *actor* is anything with a program order: a CUDA thread, or the engine of a bulk copy. A vector clock holds, for each
-actor, the latest of its times that is known. An access is a tuple, because this is the simulator's hottest data.
+actor, the latest of its times that is known. An access is a tuple for speed: no other data of the simulator is so hot.
 """
 
 from itertools import count
@@ -19,9 +19,9 @@ new_lore = count(1).__next__
 class Actor:
     """One thread of one launch, with its clocks: `time` is its own, `base` its knowledge of all other actors.
 
-    `base` is never changed in place, so that actors can share it after a barrier; `known` is a memoryview of it, which
-    is faster to index. Actors with equal bases may share a `lore`, a number. `proxy` is the clock that bulk copies
-    issued by it may rely on. `idx` is its place in the vectors.
+    `base` is never changed in place, so actors can share it after a barrier. `known` is a memoryview of it, which is
+    faster to index. Actors with equal bases may share a `lore`, a number. `proxy` is the clock that bulk copies issued
+    by this actor may rely on. `idx` is its index in the vectors.
     """
 
     __slots__ = (
@@ -56,16 +56,16 @@ class Actor:
         self.known = memoryview(base)
         self.time = self.start = self.known[idx] + 1
         self.fences = {}  # scope -> (clock, proxy) at the last fence
-        # release heads that a strong read saw and did not acquire: a later fence may, or a later acquire there
+        # release heads that a strong read saw and did not acquire; a later fence, or a later acquire there, may
         self.observed = {}  # location -> (idx, scope) of the release -> head
         self.released = {}  # location -> scope -> head of the last release there
         self.seen = {}  # look (location, scope, acquire) -> version and time of the last one
-        self.reader = None  # in whose name its non-coherent reads are: the launch's
+        self.reader = None  # the actor of the launch's non-coherent reads (reader_of)
         self.engines = None
         self.issued = self.committed = self.read_waited = 0
 
     def learn(self, clock, proxy=None):
-        """Everything up to this clock happened before what follows."""
+        """Everything up to this clock happened before this actor's later operations."""
         self.base = base = np.maximum(self.base, clock)
         self.known, self.lore = memoryview(base), new_lore()
         if proxy is not None:
@@ -89,7 +89,7 @@ def covers(scope, a, b):
 
 
 def morally_strong(a, b):
-    """Whether two accesses are strong, to the same word, and each within the other's scope."""
+    """True if two accesses are strong, to the same word, and each within the other's scope."""
     return (
         a[SCOPE]
         and b[SCOPE]
@@ -118,7 +118,7 @@ class Location:
 
     def __init__(self, address, size):
         self.address, self.size, self.end = address, size, address + size
-        self.last = None  # the last write (access) to any of the bytes, weak ones included
+        self.last = None  # the last write (access) to any of the bytes, including weak ones
         self.heads = {}  # (idx of the releasing actor, scope) -> (actor, scope, clock, access, proxy)
         self.chain = 0  # number of the first write of the chain of atomics that `last` belongs to
         # (first and last write of the chain that was seen, idx of the reader, its time)
@@ -128,6 +128,6 @@ class Location:
         self.overlaps = ()  # other locations that share bytes with it
 
     def overwritten(self, access):
-        """After a weak write, or one of another size, strong reads here can acquire nothing older."""
+        """After a weak write, or one of another size, strong reads here cannot acquire anything older."""
         self.last, self.heads, self.history = access, {}, None
         self.version += 1

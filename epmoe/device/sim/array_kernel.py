@@ -1,4 +1,4 @@
-"""Kernels that take arrays as arguments, in the simulator: an array is indexed with [], every access is checked."""
+"""Kernels that take arrays as arguments, in the simulator. An array is indexed with [], and every access is checked."""
 
 import numpy as np
 from greenlet import getcurrent
@@ -93,7 +93,7 @@ class ArrayKernel(Kernel):
 
 
 class Place:
-    """Arrays of the caller, which kernels may touch until the run has ended."""
+    """The caller's arrays. Kernels may touch them until the run has ended."""
 
     def __init__(self, machine, rank):
         self.machine, self.rank = machine, rank
@@ -134,7 +134,7 @@ class Place:
 
 
 def own_stream(n_ranks, rank):
-    """A stream of a new machine, for a launch without a stream: it runs at once, alone, to its end."""
+    """A stream of a new machine, for a launch without a stream. The launch runs at once, alone, to its end."""
     return SimMachine(n_ranks).stream(rank)
 
 

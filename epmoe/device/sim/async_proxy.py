@@ -1,9 +1,9 @@
-"""Bulk copies in the race detector: engines with their own clocks perform them.
+"""Bulk copies in the race detector. They are performed by engines that have their own clocks.
 
 A copy sees ordinary accesses only after fence_proxy_async. Each thread has a second clock (`proxy`) of the accesses before
-its fences, and every synchronisation passes it on. A thread that waits for a copy learns that its engine has finished:
-bulk_wait_read the reading, bulk_wait reading and writing, mbar_try_wait the loads that its phase counted.
-Engines belong to a warp: bulk stores by different lanes of one warp are not distinguished.
+its fences, and every synchronisation passes it on. Waiting for a copy tells a thread that its engine has finished:
+bulk_wait_read the reading, bulk_wait reading and writing, mbar_try_wait the loads that its phase counted. Engines
+belong to a warp, so bulk stores by different lanes of one warp are not distinguished.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ class AsyncProxy:
     """The detector's side of the Hopper intrinsics."""
 
     def engines(self, a):
-        """Places in the clocks of the engines of an actor's warp."""
+        """Indices in the clocks of the engines of an actor's warp."""
         if a.engines is None:
             launch = a.launch
             warps = (launch.threads + 31) // 32
@@ -28,7 +28,7 @@ class AsyncProxy:
         return a.engines
 
     def engine(self, a, which, word):
-        """An actor for one copy: it has its issuer's knowledge and the engine's next time."""
+        """An actor for one copy. It has its issuer's knowledge and the engine's next time."""
         idx = self.engines(a) + which
         self.engine_time[idx] += 1
         e = Actor(idx, a.base, a.block, a.tid, word)
@@ -37,9 +37,8 @@ class AsyncProxy:
         return e
 
     def bulk(self, e, address, nbytes, write, word, frame, span):
-        """An engine touches nbytes: ordinary writes before must have passed a proxy fence, ordinary reads be ordered.
-
-        The issuer's own earlier reads come before.
+        """An engine touches nbytes. Earlier ordinary writes must have passed a proxy fence; earlier ordinary reads must
+        be ordered. The issuer's own earlier reads are.
         """
         if write and span not in self.written:
             self.first_write(span)
@@ -95,7 +94,7 @@ class AsyncProxy:
         return access[:3] + (granule << 4, 16) + access[5:]
 
     def issuer(self, e):
-        """Place of the thread that issued the copy."""
+        """Index in the clocks of the thread that issued the copy."""
         return e.launch.first + e.block.index * e.launch.threads + e.tid
 
     # ------------------------------------------------------------------ stores
@@ -144,7 +143,7 @@ class AsyncProxy:
         return e
 
     def touch_mbarrier(self, a, bar, word, frame, span):
-        """An mbarrier is used: mbar_init must be ordered before (for copies: fenced to the async proxy too)."""
+        """An mbarrier is used. mbar_init must be ordered before it (for copies, by a fence to the async proxy too)."""
         cell = self.granules.get(bar.address >> 4)
         if cell is None:
             return
@@ -172,7 +171,7 @@ class AsyncProxy:
                     self.race(old, access, span, "proxy" if only_proxy else None)
 
     def arrives(self, a, bar, word, frame, span):
-        """An arrival releases, at scope cta."""
+        """An arrival is a release at scope cta."""
         self.touch_mbarrier(a, bar, word, frame, span)
         clock, proxy = a.snapshot(), a.proxy
         if bar.arrived is not None:
@@ -181,7 +180,7 @@ class AsyncProxy:
         a.time += 1
 
     def copy_landed(self, bar, e):
-        """A copy has written its bytes and tells the mbarrier."""
+        """A copy has written its bytes and signals the mbarrier."""
         clock = bar.arrived[0].copy() if bar.arrived is not None else np.zeros(self.n, np.int32)
         proxy = bar.arrived[1].copy() if bar.arrived is not None else np.zeros(self.n, np.int32)
         clock[e.idx] = max(clock[e.idx], e.time)
@@ -193,7 +192,7 @@ class AsyncProxy:
         bar.arrived = None
 
     def sees_phase(self, a, bar):
-        """A successful wait acquires what the phase's arrivals and copies released."""
+        """A successful wait acquires what the arrivals and copies of the phase released."""
         if bar.completed is not None:
             a.learn(*bar.completed)
             self.fenced_proxy = True

@@ -1,4 +1,4 @@
-"""Atomic operations of the CPU on real addresses, for words that several processes map: compiled once with llvmlite.
+"""Atomic operations of the CPU on real addresses, for words that several processes map. llvmlite compiles them once.
 
 Inside one process the scheduler makes every operation indivisible. But other processes can write a word in a shared window
 at any moment, so its strong operations must be the CPU's atomics. All are sequentially consistent, which is at least as

@@ -1,11 +1,11 @@
-"""The race detector: how synchronisation moves vector clocks, as in the PTX memory model.
+"""The race detector: how synchronisation updates vector clocks, as in the PTX memory model.
 
 Each location of strong operations keeps its release heads: (releasing actor, scope, clock). A strong store replaces
-them; an RMW that is morally strong with the previous write continues them. A strong write carries the clock of every
+them. An RMW that is morally strong with the previous write continues them. A strong write carries the clock of every
 fence of its thread, with the fence's scope, and the clocks of the thread's releases at this location. An acquire takes
 every head for which each scope includes the other actor. A relaxed load keeps them for a later fence, or for a later
-acquire of the same location. Barriers and syncwarp join clocks; shuffles and ballots do not. Launches of a stream follow
-one another. The host waits for everything at the beginning and end of a run, so nothing older is remembered.
+acquire of the same location. Barriers and syncwarp join clocks. Shuffles and ballots do not. Launches of a stream
+follow one another. The host waits for everything at the beginning and end of a run, so nothing older is remembered.
 """
 
 import numpy as np
@@ -32,18 +32,18 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         super().__init__(machine)
         self.stale = stale
         self.fenced_proxy = False  # whether any thread has executed fence_proxy_async
-        self.rejected = {}  # (write's site, read's site, why) -> (write, read): what did not synchronise
-        self.places = []  # by stream: first place of its threads, first place of its engines
+        self.rejected = {}  # (write's site, read's site, why) -> (write, read): pairs that did not synchronise
+        self.places = []  # by stream: clock index of its first thread, and of its first engine
         n = 0
         for queue in queues:
             threads = max(launch.grid * launch.threads for launch in queue)
-            # a launch that knows nothing of the one before it must not have the places of its threads
+            # a launch that knows nothing of the previous one must not have the same indices for its threads
             threads *= 1 + any(launch.programmatic for launch in queue)
             warps = max(launch.grid * ((launch.threads + 31) // 32) for launch in queue)
             self.places.append((n, n + threads))
             n += threads + warps * ENGINES_PER_WARP
         self.engines_end = self.launch_ends_at = (
-            n  # then a place a stream: how many of its launches have ended
+            n  # then one index a stream: how many of its launches have ended
         )
         n += len(queues)
         if machine.network.heaps:
@@ -61,7 +61,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         launch.ordinal = last.ordinal + 1 if last is not None else 1
         if launch.programmatic and last is not None:
             launch.before = launch.base
-            if last.before is None:  # otherwise that one may have begun early itself
+            if last.before is None:  # else the last launch itself may have begun early
                 launch.base = last.base
                 launch.first = first + (engines - first) // 2 if last.first == first else first
 
@@ -112,7 +112,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
                 a.proxy = proxy
 
     def fence(self, a, scope):
-        """Acquire what earlier strong loads observed, then remember the clock for later strong stores."""
+        """Acquire the releases that earlier strong loads observed, then remember the clock for later strong stores."""
         for location in list(a.observed):
             self.acquire_observed(a, location, scope)
         a.fences = {s: f for s, f in a.fences.items() if s > scope}
@@ -120,7 +120,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         a.time += 1
 
     def acquire_observed(self, a, location, scope):
-        """A fence, or an acquire of the location, after strong reads of it: acquire what they observed."""
+        """After strong reads of the location, a fence or an acquire of it acquires the releases that they observed."""
         heads = a.observed.pop(location)
         rest = {
             k: h for k, h in heads.items() if not (covers(h[1], h[0], a) and covers(scope, a, h[0]))
@@ -135,9 +135,9 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
     def strong(
         self, a, address, n, read, write, scope, acquire, release, word, frame, span, before, after
     ):
-        """A strong load, store or RMW; before, after: values in memory. Returns the value that a load sees.
+        """A strong load, store or RMW. before, after: values in memory. Returns the value that a load sees.
 
-        acquire: None of a reduction, which continues a chain of atomics and is no read beyond that.
+        acquire: None for a reduction. It continues a chain of atomics but is otherwise not a read.
         """
         place = address << 4 | n
         location = self.locations.get(place) or self.new_location(address, n)
@@ -185,7 +185,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         self.check_strong(access, span, chain)
         if (
             sees and acquire is not None
-        ):  # after the check, because seeing a write does not order it before
+        ):  # after the check, because seeing a write does not order the read after it
             location.observations.append((first, last[11], a.idx, access[1]))
         if write:
             if (
@@ -205,7 +205,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         if others is None:
             self.strong_granules[address >> 4] = [location]
             return location
-        for other in others:  # aligned ones of one size have no bytes in common
+        for other in others:  # aligned locations of one size have no bytes in common
             if other.size != n and other.address < location.end and address < other.end:
                 location.overlaps += (other,)
                 other.overlaps += (location,)
@@ -213,7 +213,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         return location
 
     def check_order(self, last, access, span):
-        """Two strong stores of different values to a word: their order must be defined."""
+        """Two strong stores of different values to a word must be ordered."""
         a, old = access[0], last[0]
         if (
             old is not a
@@ -223,7 +223,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
             self.race(last, access, span, "order")
 
     def publish(self, a, location, access, scope, release, chain, before, after):
-        """A strong write: sets what its readers can acquire. chain: as in check_strong."""
+        """A strong write determines what its readers can acquire. chain: as in check_strong."""
         me, number = a.idx, access[11]
         keep = dict(location.heads) if chain < number else {}
         if location in a.released:
@@ -270,7 +270,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
                 missed[k] = head
         if missed:
             a.observed.setdefault(location, {}).update(missed)
-        for head in missed.values():  # behind the others: a write may have a head of each scope
+        for head in missed.values():  # after the others: a write may have a head for each scope
             self.reject(
                 head[3],
                 access,
@@ -290,7 +290,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
             )
 
     def older(self, a, location):
-        """Stale mode: a write that this load may see; none that an earlier observation excludes."""
+        """Stale mode: a write that this load may see, and that no earlier observation excludes."""
         history = location.history
         known = {
             last for _, last, z, time in location.observations if z == a.idx or a.known[z] >= time

@@ -78,12 +78,12 @@ def waits_for(t, scheduler):
 
 
 def number(value):
-    """A word's value; the largest 64-bit number, which stands for "not arrived", as 2**64 - 1."""
+    """A word's value. The largest 64-bit number, which means "not arrived", is shown as 2**64 - 1."""
     return "2**64 - 1" if value == 2**64 - 1 else "%d" % value
 
 
 def place_of(address, block):
-    """A word's place in memory, or in the block's shared memory."""
+    """The name of a word in memory, or in the block's shared memory."""
     span = next((s for _, s in block.spans if s.low <= address < s.high), None)
     return span.describe(address) if span else MEMORY.describe(address)
 

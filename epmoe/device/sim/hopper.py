@@ -1,6 +1,6 @@
 """Hopper intrinsics: mbarriers, bulk copies between shared and global memory, programmatic launch.
 
-No thread performs a bulk copy: it is queued, and the scheduler performs it in two steps (read all, write all) at some
+No thread performs a bulk copy. It is queued, and the scheduler performs it in two steps (read all, write all) at some
 later time, at the latest when a thread waits for it. So code that does not wait sees old bytes here too.
 """
 
@@ -18,7 +18,7 @@ from .warp import meet
 
 
 class Mbarrier:
-    """An mbarrier: `pending` arrivals and `tx` bytes are missing until the phase ends."""
+    """An mbarrier. The phase ends after `pending` more arrivals and `tx` more bytes."""
 
     __slots__ = ("count", "pending", "tx", "phase", "address", "arrived", "completed")
 
@@ -39,7 +39,7 @@ class Mbarrier:
 
 
 class Copy:
-    """A bulk copy on its way."""
+    """A bulk copy in flight."""
 
     __slots__ = (
         "source",
@@ -64,7 +64,7 @@ class Copy:
             self.data = ctypes.string_at(self.source, self.nbytes)
 
     def perform(self):
-        """The next step: read, or write and signal."""
+        """Do the next step: read, or write and signal."""
         if self.done:
             return
         if self.data is None:
@@ -224,7 +224,7 @@ def bulk_commit():
 
 @intrinsic
 def bulk_wait():
-    """Wait until all closed groups of this thread are done; their writes may now be signalled."""
+    """Wait until all closed groups of this thread are done. Their writes may then be signalled."""
     t = _step()
     for copy in t.copies:
         copy.finish()
@@ -235,7 +235,7 @@ def bulk_wait():
 
 @intrinsic
 def bulk_wait_read():
-    """Wait until all closed groups of this thread have read their source; shared memory may now be overwritten."""
+    """Wait until all closed groups of this thread have read their source. Shared memory may then be overwritten."""
     t = _step()
     for copy in t.copies:
         copy.read()

@@ -1,4 +1,4 @@
-"""Intrinsics for thread indices and time; the arithmetic intrinsics are the host's."""
+"""Intrinsics for thread indices and time. The arithmetic intrinsics are the host's."""
 
 from greenlet import getcurrent
 
@@ -50,7 +50,7 @@ def n_warps():
 
 
 def _tick(ns):
-    """A step that costs time but is not an operation: it does not interrupt a spin."""
+    """A step that costs time but is no operation. It does not interrupt a spin."""
     NOW.extra_ns += ns
     NOW.fuel -= 1
     NOW.mark -= 1
@@ -60,14 +60,14 @@ def _tick(ns):
 
 @intrinsic
 def globaltimer():
-    """Nanoseconds since some start; here 100 for each operation of any thread."""
+    """Nanoseconds since some start. Here every operation of any thread takes 100."""
     _tick(0)
     return NOW.nanoseconds()
 
 
 @intrinsic
 def clock():
-    """Cycles of this multiprocessor since some start; here the same as globaltimer."""
+    """Cycles of this multiprocessor since some start. Here the same as globaltimer."""
     _tick(0)
     return NOW.nanoseconds()
 

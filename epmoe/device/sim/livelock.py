@@ -1,8 +1,8 @@
-"""Ends waiting loops that never park: with a barrier, a warp operation or a write in them they would run for ever.
+"""Ends waiting loops that never park. A barrier, a warp operation or a write keeps them from parking.
 
 Nothing is recorded as long as threads end, or words change that parked threads wait for. After QUIET operations without
 either, every access is recorded for a while. A thread is in a loop if it has done nothing new for a long time: it touches
-no other address, and its loads return no other value. The run is stuck if every running thread is in a loop, and each
+no new address, and its loads return no new value. The run is stuck if every running thread is in a loop, and each
 running block has a thread that polls a word. If some thread does new things, recording stops for as long as the run has
 lasted so far. So slow and long runs cost little, and a stuck run ends after about three times its length.
 """
@@ -10,14 +10,14 @@ lasted so far. So slow and long runs cost little, and a stuck run ends after abo
 from greenlet import getcurrent
 
 QUIET = 300_000  # operations
-LENGTH = 20_000  # of the first notes
-ROUNDS = 8  # a loop: this many times as many operations as those with something new
-LOOKS = 8  # of a thread that waits, at one word
-PLENTY = 400  # after this many operations a thread that still does new things is at work
+LENGTH = 20_000  # operations of the first recording
+ROUNDS = 8  # a loop: at least this many times as many operations as up to the last new one
+LOOKS = 8  # polls of one word by a thread that counts as waiting
+PLENTY = 400  # a thread that still does new things after this many operations is at work
 
 
 class Notes:
-    """One thread's record: operations, the last new one, all different ones, and its polls."""
+    """One thread's record: the number of operations, the last new one, all different ones, and its polls."""
 
     __slots__ = ("count", "new", "known", "looks", "last")
 
@@ -42,7 +42,7 @@ class Notes:
 
 
 class Watch:
-    """Records accesses in place of the race detector, and passes all of them on to it (`inner`, or None)."""
+    """Takes the race detector's place: records accesses, and passes them all on to it (`inner`, or None)."""
 
     def __init__(self, scheduler):
         self.scheduler, self.inner = scheduler, scheduler.detector
@@ -56,7 +56,7 @@ class Watch:
 
     @staticmethod
     def nothing(*_, **__):
-        """Ignore the detector's other calls if there is none."""
+        """Stands in for the detector's other calls if there is none."""
 
     def of(self, t):
         notes = self.notes.get(t)
@@ -129,7 +129,7 @@ class Watch:
 
     # ------------------------------------------------------------------ the verdict
     def verdict(self):
-        """ "stuck", "at work", or None: not known yet."""
+        """ "stuck", "at work", or None if not known yet."""
         scheduler, known = self.scheduler, True
         lately = (self.begins + scheduler.steps) // 2
         if scheduler.stirred > self.begins:
@@ -145,7 +145,7 @@ class Watch:
                 if t in self.notes
                 and t.block is block
                 and (t in runs or self.notes[t].last > lately)
-            ]  # others wait for good
+            ]  # the others wait for ever
             if any(n.count >= PLENTY and not n.goes_round() for n in done):
                 return "at work"
             if (
@@ -158,9 +158,9 @@ class Watch:
 
 
 def look(scheduler):
-    """Called now and then by a preempted thread: begin to record, or judge the record."""
+    """Called now and then by a preempted thread: begin recording, or judge the record."""
     steps, watch = scheduler.steps, scheduler.watch
-    if scheduler.real_time:  # another process may write what these wait for
+    if scheduler.real_time:  # another process may write the words that these wait for
         scheduler.next_look = float("inf")
         return
     if watch is None:

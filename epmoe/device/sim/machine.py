@@ -1,4 +1,4 @@
-"""SimMachine: the host side of the simulator: buffers, streams and launches."""
+"""SimMachine, the host side of the simulator: buffers, streams and launches."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ class Kernel:
 def kernel(fn=None, *, max_threads=1024, words=0, shmem=False):
     """Decorator for entry points: fn(params, num_tokens: i32, my_rank: i32). shmem: ignored here.
 
-    words: params is a tuple of this many u64; 0: one u64, an address.
+    words: params is a tuple of this many u64. With 0 it is one u64, an address.
     """
     if fn is None:
         return lambda f: Kernel(f, max_threads, words)
@@ -39,12 +39,12 @@ def kernel(fn=None, *, max_threads=1024, words=0, shmem=False):
 
 
 def device_fn(fn):
-    """Decorator for functions that kernels call; in the simulator it does nothing."""
+    """Decorator for functions that kernels call. In the simulator it does nothing."""
     return fn
 
 
 class Buffer:
-    """Memory of a rank: 256-byte aligned, its contents unspecified (0xA5 here) until written."""
+    """Memory of a rank, 256-byte aligned. Its contents are unspecified (0xA5 here) until written."""
 
     def __init__(self, machine, nbytes, name, rank, regions):
         self.machine, self.nbytes, self.name, self.rank = machine, int(nbytes), name, rank
@@ -53,7 +53,7 @@ class Buffer:
             self._data[:] = POISON
         except MemoryError:
             raise UnavailableError(
-                "%d bytes for %s of rank %d cannot be had on this machine: choose smaller sizes"
+                "%d bytes for %s of rank %d cannot be allocated on this machine: choose smaller sizes"
                 % (self.nbytes, name, rank)
             ) from None
         self.address = self._data.ctypes.data
@@ -95,7 +95,7 @@ class Buffer:
         return self._slice(offset, count * dtype.itemsize).view(dtype).reshape(shape)
 
     def free(self):
-        """Free the memory; a kernel that still touches it gets an error."""
+        """Free the memory. A kernel that still touches it gets an error."""
         if self._span is not None:
             MEMORY.remove(self._span)
             self._span = self._data = None
@@ -109,7 +109,7 @@ class Stream:
         self.queue = []
 
     def capture(self):
-        """No capture into a graph."""
+        """0: the simulator has no graph capture."""
         return 0
 
     def synchronize(self):
@@ -117,7 +117,7 @@ class Stream:
         self.machine.synchronize()
 
     def wait_for(self, word, number, seconds):
-        """Run all queued launches; whether word[0] is this number then."""
+        """Run all queued launches. Returns whether word[0] is this number then."""
         self.machine.synchronize()
         return word[0] == number
 
@@ -149,8 +149,8 @@ class SimMachine:
 
     seed: None for round-robin, an integer for a random schedule that replays exactly; default: EPMOE_SEED or 0.
     racecheck: run the race detector; default: EPMOE_RACECHECK. stale: strong loads may return older permitted values.
-    n_sms: multiprocessors of a rank. resident_limit: the most blocks of a rank at once; larger grids are not refused, but
-    their other blocks wait (to show what happens then). expire_waits: when every thread waits, let time pass until the
+    n_sms: multiprocessors of a rank. resident_limit: the most blocks of a rank at once. A larger grid is not refused,
+    but its other blocks wait (to show the consequences). expire_waits: when every thread waits, let time pass until the
     kernels' own timeouts fire, instead of reporting a deadlock. stop_at_first_race: if False, `races` collects them.
     recorder: a recorder.Recorder of every operation on global memory (the race detector runs with it), or None.
     """
@@ -188,12 +188,12 @@ class SimMachine:
         self.stale = stale
         self.n_sms = 8 if n_sms is None else int(n_sms)
         self.resident_limit, self.expire_waits = resident_limit, expire_waits
-        self.slow_ranks = ()  # whose blocks are SLOW times as slow as others'
+        self.slow_ranks = ()  # their blocks are SLOW times as slow as others'
         self.stop_at_first_race = stop_at_first_race
         self.recorder = recorder
         self.races = []
         self.touched_by_host = []
-        self.borrowed = []  # addresses of arrays that the launches under way were given
+        self.borrowed = []  # addresses of the arrays that launches in flight use
         self.streams = []
         self.held = 0
         self.count = 0  # launches so far
@@ -201,7 +201,7 @@ class SimMachine:
         self.elapsed_ns = 0
         self.real_time = (
             None if rank is None else RealTime()
-        )  # other processes wait for this one, and it for them
+        )  # other processes wait for this one, and it waits for them
         self._adopted = {}
         self.network = Network(waits=rank is None)
         belongs_here(self)
@@ -223,7 +223,7 @@ class SimMachine:
         return Buffer(self, nbytes, name, rank, None)
 
     def adopt(self, array, name, rank=0, *, regions=None):
-        """Let kernels touch an array of the caller, in place; returns its address. release(address) ends it."""
+        """Let kernels touch an array of the caller, in place. Returns its address. release(address) ends it."""
         if not array.flags.c_contiguous:
             raise EPValueError(
                 "%s is not C-contiguous (strides %s); make it so with np.ascontiguousarray"
@@ -265,7 +265,7 @@ class SimMachine:
             MEMORY.remove(span)
 
     def host_access(self, span, address, nbytes, write):
-        """The host touches memory; while launches are in flight that may be a race."""
+        """The host touches memory. While launches are in flight that may be a race."""
         if self.racecheck and self.in_flight():
             span.host_accesses.append((address, address + nbytes, write, self.count))
             self.touched_by_host.append(span)
@@ -287,7 +287,7 @@ class SimMachine:
         return resident_blocks(threads, shared_bytes, self.n_sms)
 
     def launch(self, kernel, grid, block, args, *, stream, shared_bytes=0, programmatic=False):
-        """Queue a launch of grid blocks of `block` threads; it runs with all others at synchronize().
+        """Queue a launch of grid blocks of `block` threads. It runs with all others at synchronize().
 
         programmatic: it runs after the previous launch, as others do, but may rely on it only after griddep_wait.
         """
@@ -316,7 +316,7 @@ class SimMachine:
         )
 
     def prepared(self, kernel, grid, block, words, num_tokens, my_rank, **how):
-        """A launch with start(*more): of a kernel whose params are these words and then those; how: as for launch."""
+        """A launch whose params are `words`, then those given to start(*more). how: as for launch."""
         return PreparedLaunch(self, kernel, grid, block, words, (num_tokens, my_rank), how)
 
     def in_flight(self):
@@ -340,7 +340,7 @@ class SimMachine:
 
     @contextlib.contextmanager
     def hold(self):
-        """Launches inside run together when the outermost block ends; after an exception they are dropped."""
+        """Run the launches inside together when the outermost hold() ends. An exception drops them."""
         self.held += 1
         try:
             yield self

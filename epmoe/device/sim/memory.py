@@ -15,17 +15,17 @@ import numpy as np
 from epmoe_ref.errors import OutOfBoundsError
 
 POISON = 0xA5
-# held by the thread of the operating system that runs kernels, or adds or removes memory: worlds of several threads
+# held by the OS thread that runs kernels, or adds or removes memory: worlds in several threads
 # take turns, one run at a time
 ONE_AT_A_TIME = RLock()
 if hasattr(os, "register_at_fork"):  # another thread may have held it when this process was forked
     os.register_at_fork(after_in_child=ONE_AT_A_TIME._at_fork_reinit)
-VIEW = {"u8": 0, "u16": 1, "i32": 2, "u32": 3, "u64": 4, "f32": 5}  # place in Span.views
+VIEW = {"u8": 0, "u16": 1, "i32": 2, "u32": 3, "u64": 4, "f32": 5}  # index in Span.views
 WIDTH = {"u8": 1, "u16": 2, "i32": 4, "u32": 4, "u64": 8, "f32": 4}
 
 
 def aligned_bytes(nbytes, alignment=256):
-    """uint8 array [nbytes] whose first byte lies on a multiple of `alignment`; it keeps the raw allocation alive."""
+    """uint8 array [nbytes] whose first byte lies on a multiple of `alignment`. It keeps the raw allocation alive."""
     raw = np.empty(nbytes + alignment, np.uint8)
     start = -raw.ctypes.data % alignment
     return raw[start : start + nbytes]
@@ -35,8 +35,8 @@ class Span:
     """A range of bytes that kernels may touch, with views of every width for fast access by index.
 
     `low <= address < high`. The views start at `origin`, the next multiple of 16 at or below low, so that
-    (address - origin) divided by a size is an index for every aligned address. Strong operations use `strong`, which
-    are the same views; but in memory that other processes also write (`shared`), they are the CPU's atomics.
+    (address - origin) divided by a size is an index for every aligned address. Strong operations use `strong`. It holds
+    the same views, except in memory that other processes also write (`shared`): there it holds the CPU's atomics.
     """
 
     __slots__ = (
@@ -70,7 +70,7 @@ class Span:
             sorted((Region(*r) for r in regions), key=lambda r: r.offset) if regions else []
         )
         self.users, self.keep = 1, keep
-        self.host_accesses = []  # what the host did while launches were in flight (race detector)
+        self.host_accesses = []  # the host's accesses while launches were in flight (race detector)
         self.origin = address & ~15
         length = max((self.high - self.origin + 15) & ~15, 16)
         memory = (
@@ -91,7 +91,7 @@ class Span:
         return "" if self.rank is None else " of rank %d" % self.rank
 
     def describe(self, address):
-        """The place in the layout's terms: "recv_count[local_expert 2, src_rank 1] of rank 0"."""
+        """The place in the layout's terms, such as "recv_count[local_expert 2, src_rank 1] of rank 0"."""
         offset = address - self.low
         index = bisect_right([r.offset for r in self.regions], offset) - 1
         if index >= 0:
@@ -102,7 +102,7 @@ class Span:
 
 
 class Region:
-    """A named part of a span: `shape` of `dtype` at byte `offset`; `indices` names the axes for reports."""
+    """A named part of a span: `shape` of `dtype` at byte `offset`. `indices` names the axes for reports."""
 
     __slots__ = ("name", "offset", "shape", "dtype", "indices", "nbytes")
 
@@ -133,7 +133,7 @@ class Region:
 
 
 class Memory:
-    """All spans of this process, by address, after an empty one, so that every address has a span before it."""
+    """All spans of this process, by address. The first one is empty, so every address has a span before it."""
 
     def __init__(self):
         nothing = Span(0, 0, "nothing", None)
@@ -149,7 +149,7 @@ class Memory:
             self.starts.insert(i, span.low)
             self.spans.insert(i, span)
             used_again = [f for f in self.freed if f[0] < span.high and span.low < f[1]]
-            for f in used_again:  # an access beside the new span is not one to the freed span
+            for f in used_again:  # an access beside the new span is not an access to the freed one
                 self.freed.remove(f)
         return span
 
@@ -175,7 +175,7 @@ class Memory:
         return span.describe(address) if span else "address %#x" % address
 
     def complaint(self, address, nbytes, alignment):
-        """Why these bytes must not be touched, or None if they may."""
+        """Why these bytes must not be touched; None if they may."""
         if address % alignment:
             return "%s is not %d-byte aligned (address %#x)" % (
                 self.describe(address),
@@ -208,5 +208,5 @@ MEMORY = Memory()
 
 
 def out_of_bounds(what, where, complaint):
-    """The error for an access outside every buffer, or not aligned."""
+    """The error for an access that is outside every buffer, or misaligned."""
     return OutOfBoundsError("%s of %s: %s" % (what, where, complaint))

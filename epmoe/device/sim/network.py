@@ -1,15 +1,15 @@
 """A simulated network between p2p worlds: SHMEM puts and signals that arrive later, in any order that NVSHMEM allows.
 
-A put or signal waits among the scheduler's copies, and is delivered at some later step of any thread, perhaps after the
-end of its launch. The source of a put is read at delivery: bytes overwritten before that arrive changed.
+A put or signal waits among the scheduler's copies. It is delivered at some later step of any thread, perhaps after its
+launch has ended. The source of a put is read at delivery, so bytes overwritten before then arrive changed.
 
 - Each lane of a put's warp moves a part, and the parts arrive separately.
-- A thread's operations have no order, except two to the same target with a shmem_fence between them.
+- A thread's operations are unordered, except two to the same rank with a shmem_fence between them.
 - shmem_quiet completes the calling thread's operations, with its part of its warp's puts, and no other thread's.
 - A signal is a relaxed store at system scope in the target's memory. A shmem_fence before the signal also covers
   operations that other threads have completed and this thread has acquired, as over NVLink.
 
-Sources and targets are in symmetric memory. A target is named by its address in the caller's memory, and a rank.
+Sources and targets are in symmetric memory. A target is given as its address in the caller's memory, and a rank.
 """
 
 import ctypes
@@ -32,16 +32,16 @@ U64 = VIEW["u64"]
 
 
 class Heap(NamedTuple):
-    """Symmetric memory: addresses, one a rank, of allocations of nbytes with one layout."""
+    """Symmetric memory: one allocation of nbytes for each rank, all with one layout, at these addresses."""
 
     addresses: tuple
     nbytes: int
 
 
 class Network:
-    """The symmetric memories of one machine, and the deliveries that are under way when no kernel runs.
+    """The symmetric memories of one machine, and the deliveries that are in flight while no kernel runs.
 
-    waits: deliveries may wait for the next launch; if False (other processes need them now), they arrive when a run ends.
+    waits: deliveries may wait for the next launch. If False (other processes need them), they arrive when a run ends.
     """
 
     def __init__(self, waits):
@@ -63,15 +63,15 @@ class Network:
                 delivery.finish()
 
     def take_late(self):
-        """The deliveries that were under way at the end of the last run, for the next run."""
+        """The deliveries that were in flight at the end of the last run, for the next run."""
         late, self._late = self._late, []
         return late
 
     def outlive(self, copies):
-        """The end of a run: complete the copies of its launches; deliveries may take longer."""
+        """At the end of a run, complete the copies of its launches. Deliveries may take longer."""
         for copy in list(copies):
             if self._waits and isinstance(copy, Delivery) and not copy.done:
-                copy.ticket = None  # of the run's race detector: the host has waited for the launches in between
+                copy.ticket = None  # it belongs to the run's race detector; the host has waited for the launches since
                 self._late.append(copy)
             else:
                 copy.finish()
@@ -100,7 +100,7 @@ class Network:
 
 
 class Delivery:
-    """A part of a put, or a signal, on its way to rank `pe`."""
+    """A part of a put, or a signal, in flight to rank `pe`."""
 
     __slots__ = ("pe", "after", "patience", "done", "ticket")
 
@@ -122,7 +122,7 @@ class Delivery:
         self.finish()
 
     def finish(self):
-        """Arrive, after everything that a fence has ordered before."""
+        """Arrive, after all deliveries that a fence orders before this one."""
         if self.done:
             return
         for earlier in self.after:
@@ -133,7 +133,7 @@ class Delivery:
 
 
 class Put(Delivery):
-    """Bytes from `source` to `target`, real addresses."""
+    """Bytes to copy from `source` to `target`, real addresses."""
 
     __slots__ = ("source", "target", "nbytes")
 
@@ -152,7 +152,7 @@ class Put(Delivery):
 
 
 class Signal(Delivery):
-    """A value for the u64 word at `target`, a real address."""
+    """A value to store into the u64 word at `target`, a real address."""
 
     __slots__ = ("target", "value", "span", "place")
 
@@ -172,7 +172,7 @@ class Signal(Delivery):
 
 
 class _Place:
-    """A thread's place in the source, for reports: a copy of what is read from its frame."""
+    """A thread's place in the source, for reports, copied from its frame."""
 
     __slots__ = ("f_code", "f_lasti", "f_back")
 
@@ -190,9 +190,9 @@ def _step():
 
 # ---------------------------------------------------------------- words
 def shmem_put_nbi_warp(dst, src, nbytes, pe):
-    """Start to copy nbytes from src to dst in the memory of rank pe; all lanes of the warp, the same arguments.
+    """Start copying nbytes from src to dst in the memory of rank pe. All lanes of the warp give the same arguments.
 
-    Addresses and nbytes are multiples of 16; both lie in symmetric memory.
+    Addresses and nbytes are multiples of 16. src and dst lie in symmetric memory.
     """
     name, given = "shmem_put_nbi_warp", (int(dst), int(src), int(nbytes), int(pe))
     t, vals = meet(name, given)
@@ -225,7 +225,7 @@ def shmem_put_nbi_warp(dst, src, nbytes, pe):
 
 
 def shmem_signal_set(word, value, pe):
-    """Set the u64 word, named by its address here, in the memory of rank pe; it arrives some time later."""
+    """Set the u64 word in the memory of rank pe. `word` is its address here. It arrives some time later."""
     t, word, pe = _step(), int(word), int(pe)
     target = NOW.run.machine.network.at(t, word, 8, pe, "shmem_signal_set")
     span = span_of(target, 8, "shmem_signal_set", write=True)
@@ -253,7 +253,7 @@ def shmem_fence():
 
 
 def shmem_quiet():
-    """Complete: this thread's puts and signals, with its part of its warp's puts, have arrived; sources may be reused."""
+    """Wait for this thread's puts and signals, with its part of its warp's puts. Sources may then be reused."""
     t = _step()
     for d in t.sent:
         d.finish()

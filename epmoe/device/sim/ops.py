@@ -1,8 +1,8 @@
 """The table of all intrinsics, and the common parts of memory accesses: widths, scopes, bounds.
 
 Every access is a step of the scheduler (it may switch threads), is checked for bounds and alignment, and is passed to the
-race detector if there is one. plain_ops and strong_ops make them with factories, since they differ only in width, order
-and scope.
+race detector if there is one. plain_ops and strong_ops make accesses with factories, because they differ only in width,
+order and scope.
 """
 
 import struct
@@ -20,7 +20,7 @@ OPS = {}
 
 
 def intrinsic(op, name=None, doc=None):
-    """Enter an operation into the table, under its name."""
+    """Register an operation in the table, under its name."""
     op.__name__ = op.__qualname__ = name or op.__name__
     if doc:
         op.__doc__ = doc
@@ -59,7 +59,7 @@ WRAP = {
 
 
 def span_of(address, nbytes, name, alignment=None, write=False):
-    """The span that holds these bytes; raises with the line of the kernel, the buffer and the index if none does."""
+    """The span that holds these bytes. If none does, raises an error with the kernel's line, buffer and index."""
     complaint = MEMORY.complaint(address, nbytes, alignment or nbytes)
     span = MEMORY.find(address, nbytes)
     if complaint is None and write and span.readonly:

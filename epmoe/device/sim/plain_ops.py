@@ -45,7 +45,7 @@ def _store(ty):
             NOW.detector.plain(getcurrent().actor, address, n, True, name, sys._getframe(1), span)
         try:
             span.views[view][address - span.origin >> shift] = v
-        except (ValueError, TypeError):  # it does not fit as it is
+        except (ValueError, TypeError):  # the value does not fit as it is
             span.views[view][address - span.origin >> shift] = wrap(v)
         if address >> 4 in NOW.watchers:
             NOW.written(address >> 4)
@@ -95,7 +95,7 @@ for _ty in WIDTH:
 _load16("load16", "Four u32 from a 16-byte aligned global address; a plain load.")
 _load16(
     "load16_nc",
-    "load16 through the non-coherent path: only for what nobody writes while the kernel runs.",
+    "load16 through the non-coherent path: only for bytes that nobody writes while the kernel runs.",
 )
 _load16("load16_stream", "load16 that leaves no trace in the L1 cache.")
 _store16("store16", "Store four u32 at a 16-byte aligned global address; a plain store.")
@@ -104,7 +104,7 @@ _store16("store16_stream", "store16 that leaves no trace in the L1 cache.")
 
 @intrinsic
 def prefetch(address):
-    """Prefetch the bytes around a global address into L2; nothing is read, so no order is needed."""
+    """Prefetch the bytes around a global address into L2. Nothing is read, so no order is needed."""
     NOW.fuel -= 1
     if NOW.fuel < 0:
         NOW.preempt()

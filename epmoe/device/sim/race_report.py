@@ -1,6 +1,6 @@
-"""The text of a race: the place, the two accesses, and the missing synchronisation.
+"""The text of a race report: the place, the two accesses, and the missing synchronisation.
 
-A barrier, a release, a wait or a wider scope may be missing. If there is one, the closest synchronisation is named too.
+A barrier, a release, a wait or a wider scope may be missing. The report also names the closest synchronisation, if any.
 """
 
 WORD_OF_SCOPE = ("weak", "cta", "gpu", "sys")
@@ -16,12 +16,12 @@ def line_of(code, place):
 
 
 def site(code, place):
-    """Where an instruction stands: "fan_out.py:63"."""
+    """Where an instruction is: "fan_out.py:63"."""
     return "%s:%d" % (code.co_filename.rpartition("/")[2], line_of(code, place))
 
 
 def place_of(access):
-    """ "row_copy.py:12 store16, called from dispatch.py:88": where an access stands."""
+    """ "row_copy.py:12 store16, called from dispatch.py:88": where an access is."""
     _, _, _, _, _, _, word, code, place, caller, caller_place, _ = access
     text = "%s %s" % (site(code, place), word)
     from .threads import DEVICE_FOLDER
@@ -51,7 +51,7 @@ def line(number, access):
 
 
 def describe(span, access, other):
-    """The first byte that both touch, in the layout's terms."""
+    """The first byte that both accesses touch, in the layout's terms."""
     return span.describe(max(access[3], other[3]))
 
 
@@ -70,7 +70,7 @@ def text(detector, first, second, span, kind):
         line(2, second),
     ]
     out += ["  " + reason for reason in missing(detector, first, second, kind)]
-    if kind is None:  # else all that could synchronise did
+    if kind is None:  # otherwise everything that could synchronise did
         pairs = closest(detector, first, second)
         out += [
             "  did not synchronise: %s -> %s: %s" % (place_of(w), place_of(r), why)
@@ -115,7 +115,7 @@ def unfinished_put(actor):
 
 
 def same_warp(a, b):
-    """Whether two threads are of one warp."""
+    """True if two threads are in one warp."""
     return a.block is b.block and a.tid >> 5 == b.tid >> 5
 
 
@@ -224,7 +224,7 @@ def missing(detector, first, second, kind):
 
 
 def releases(detector):
-    """Every release that somebody could still acquire: (location, head)."""
+    """Every release that some thread could still acquire: (location, head)."""
     return [
         (location, head)
         for location in detector.locations.values()
@@ -233,13 +233,13 @@ def releases(detector):
 
 
 def acquired_from(detector, v, known):
-    """ ", namely LINE": the last release of actor v that who knows so much has acquired, if it can still be told."""
+    """ ", namely LINE": the last release of actor v acquired by a thread with this knowledge, if it is still known."""
     heads = [h for _, h in releases(detector) if h[0] is v and h[2][v.idx] <= known[v.idx]]
     return ", %s" % place_of(max(heads, key=lambda h: h[2][v.idx])[3]) if heads else ""
 
 
 def nearest_release(detector, first, second):
-    """Where the second access's thread has acquired nothing: what it could acquire, or that there is nothing yet."""
+    """If the second access's thread has acquired nothing: what it could acquire, or that there is nothing yet."""
     u, t = first[0], second[0]
     if (
         u.block is t.block
@@ -273,7 +273,7 @@ def nearest_release(detector, first, second):
 
 
 def place_in(address, block):
-    """The place of a word in the layout's terms."""
+    """The name of a word in the layout's terms."""
     from .hang_report import place_of as word_at
 
     return word_at(address, block)
@@ -282,8 +282,8 @@ def place_in(address, block):
 def closest(detector, first, second, limit=3):
     """The strong reads that saw a write and did not synchronise with it, the most informative first.
 
-    Only reads that would have ordered the two accesses count: the write comes after the first access, the read before the
-    second. If there are none, the reads whose write comes after the first access: the chain has several gaps.
+    Only reads that would have ordered the two accesses count: the write comes after the first access, the read before
+    the second. If there are none, reads whose write comes after the first access count: the chain has several gaps.
     """
     u, t = first[0], second[0]
 

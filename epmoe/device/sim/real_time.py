@@ -1,18 +1,18 @@
-"""Time and waiting for a rank in a separate process: uses the real clock, and yields the processor to other ranks."""
+"""Time and waiting for a rank in a separate process. Uses the real clock, and yields the processor to other ranks."""
 
 import os
 import time
 
 SPINS = 20  # polls with only a yield between them, before the process sleeps between polls
 NAP_S = 0.0005
-BUSY_S = 0.005  # if this rank did something for so long since its last look, it spins again
+BUSY_S = 0.005  # if this rank did other work for this long since its last poll, it spins again
 yield_processor = getattr(os, "sched_yield", lambda: time.sleep(0))  # macOS has no sched_yield
 
 
 class RealTime:
-    """The clock of the kernels, and what happens when every thread of this process waits for another process.
+    """The kernels' clock, and the pause when every thread of this process waits for another process.
 
-    If there are more ranks than cores, a rank that only spins would stop the ranks that it waits for.
+    If there are more ranks than cores, a rank that only spins would block the ranks that it waits for.
     """
 
     def __init__(self):

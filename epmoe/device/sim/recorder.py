@@ -1,4 +1,4 @@
-"""Records the operations of a run's kernels: every access to global memory, fence and barrier, in order.
+"""Records the operations of a run's kernels, in order: every access to global memory, every fence and barrier.
 
 `SimMachine(..., recorder=Recorder())` uses a RecordingDetector as its race detector. The detector gets every operation
 anyway, and knows which release an acquire saw. Without a recorder this costs nothing.
@@ -18,11 +18,11 @@ from .threads import kernel_frame
 class Event:
     """One operation of one thread.
 
-    number: its place in Recorder.events. step: operations done by anybody before it, over all runs. launch: its place
-    in Recorder.launches; -1 for none. rank, block, thread: the actor; thread is -1 for a whole block.
+    number: its index in Recorder.events. step: operations done by any thread before it, over all runs. launch: its
+    index in Recorder.launches, or -1. rank, block, thread: the actor; thread is -1 for a whole block.
     kind: "load", "store", "atomic" (read-modify-write), "fence", "barrier" (of a block), "warp barrier", "begin" and
     "end" (of a block). order: "weak", "relaxed", "acquire", "release" or "acq_rel". scope: "cta", "gpu", "sys", or ""
-    for weak accesses. span: the memory.Span, address, nbytes: what was touched; saw, wrote: the bytes read or written,
+    for weak accesses. span: the memory.Span, address, nbytes: the bytes touched; saw, wrote: the bytes read or written,
     or None. sources: numbers of the events whose release this one acquired.
     """
 
@@ -81,7 +81,7 @@ class Event:
 
     @property
     def line(self):
-        """Its source line: "send.py:91"; empty for the beginning and end of a block."""
+        """Its source line, such as "send.py:91"; empty for the beginning and end of a block."""
         return site(self._code, self._place) if self._code is not None else ""
 
     @property
@@ -144,17 +144,17 @@ class Recorder:
 
 
 class RecordingDetector(Detector):
-    """Checks what a Detector checks, and enters each operation on global memory into a Recorder."""
+    """Checks everything that a Detector checks, and records each operation on global memory in a Recorder."""
 
     def __init__(self, machine, queues, recorder):
         super().__init__(machine, queues)
         self.recorder, self.events = recorder, recorder.events
         self.first_step = machine.steps
-        self.in_memory = {id(s) for s in MEMORY.spans}  # as opposed to the blocks' shared memory
-        self.launch_places = {}  # launch -> its place in recorder.launches
-        self.unread = []  # events whose stores come after the detector has seen them
-        self.on_their_way = []  # events of bulk stores without a wait yet
-        self.acquired = []  # access numbers that the operation under way acquires
+        self.in_memory = {id(s) for s in MEMORY.spans}  # global memory, not shared memory
+        self.launch_places = {}  # launch -> its index in recorder.launches
+        self.unread = []  # events whose stores happen after the detector has seen them
+        self.on_their_way = []  # events of bulk stores that nobody has waited for yet
+        self.acquired = []  # access numbers that the current operation acquires
         self.event_of = {}  # access number of a strong operation -> number of its event
 
     # ------------------------------------------------------------------ entering
@@ -174,7 +174,7 @@ class RecordingDetector(Detector):
         return event
 
     def settle(self):
-        """Announced stores are done now: keep the bytes that they wrote."""
+        """The announced stores are done now, so keep the bytes that they wrote."""
         for event in self.unread:
             event.wrote = ctypes.string_at(event.address, event.nbytes)
         self.unread.clear()
@@ -277,7 +277,7 @@ class RecordingDetector(Detector):
 
     @staticmethod
     def acquires(a, scope, head):
-        """Whether an acquire of actor a takes this release head: both scopes include the other's thread."""
+        """True if an acquire of actor a takes this release head: each scope includes the other's thread."""
         return head[0] is not a and covers(head[1], head[0], a) and covers(scope, a, head[0])
 
     def sources(self):
@@ -328,7 +328,7 @@ class RecordingDetector(Detector):
         self.land(a)
 
     def land(self, a):
-        """Bulk stores of this thread are done: keep the bytes that they wrote."""
+        """Bulk stores of this thread are done, so keep the bytes that they wrote."""
         mine = [
             v
             for v in self.on_their_way

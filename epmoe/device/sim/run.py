@@ -13,7 +13,7 @@ from .scheduler import NOW
 from .threads import Block, end_pool, fill_pool, start_threads
 from .warp import leave
 
-SPEEDS = 1.0, 1.0, 0.2, 0.02  # of blocks, one of them for each
+SPEEDS = 1.0, 1.0, 0.2, 0.02  # each block gets one of these
 SLOW = 50
 THREADS_PER_SM, BLOCKS_PER_SM, SHARED_PER_SM, SHARED_PER_BLOCK = 2048, 32, 228 * 1024, 227 * 1024
 
@@ -28,15 +28,15 @@ def resident_blocks(threads, shared_bytes, n_sms):
 
 
 class Run:
-    """Streams of launches, the blocks that run, and what may start next."""
+    """Streams of launches, the blocks that run, and the launches that may start next."""
 
     def __init__(self, machine, streams):
         self.machine = machine
         self.waiting = [list(launches) for launches in streams]  # by stream, in order
         self.blocks = []
-        self.room = {}  # rank -> warps that its processors still hold
+        self.room = {}  # rank -> warps that its processors can still hold
         self.active = []  # launches that have blocks to start
-        self.keep = []  # shared memory of ended blocks: addresses stay unique
+        self.keep = []  # shared memory of ended blocks, so that addresses stay unique
         self.random = machine.random
 
     def go(self):
@@ -45,7 +45,7 @@ class Run:
             if threading.current_thread() is threading.main_thread():
                 self.run_all()
                 return
-            # greenlets belong to their thread of the operating system, and only the main one is sure to come again
+            # greenlets belong to their OS thread, and only the main thread is sure to come here again
             of_main, NOW.pool = NOW.pool, []
             try:
                 self.run_all()
@@ -53,7 +53,7 @@ class Run:
                 end_pool()
                 NOW.pool = of_main
 
-    @without_collecting()  # thousands of frames to look at, and nothing to find
+    @without_collecting()  # it would scan thousands of frames and find nothing
     def run_all(self):
         m = self.machine
         detector = m.new_detector([q for q in self.waiting if q])
@@ -68,7 +68,7 @@ class Run:
         NOW.copies = m.network.take_late()
         try:
             with np.errstate(all="ignore"):
-                # one more each: a thread that ends starts the next launch before it is idle itself
+                # one more each, because a thread that ends starts the next launch before it is idle itself
                 fill_pool(
                     sum(
                         1
@@ -99,7 +99,7 @@ class Run:
             m.elapsed_ns = NOW.nanoseconds() if not m.real_time else 0
             m.steps += NOW.steps
             NOW.detector = detector = (
-                None  # with all that it remembers: the collector would look through it
+                None  # with everything it remembers, or the collector would scan it
             )
             NOW.live = 0
             NOW.forget()
@@ -116,7 +116,7 @@ class Run:
         self.start_blocks(launch.rank)
 
     def start_blocks(self, rank):
-        """Start as many blocks as the rank's processors hold."""
+        """Start as many blocks as the rank's processors can hold."""
         m = self.machine
         for launch in [a for a in self.active if a.rank == rank]:
             limit = m.capacity(launch.threads, launch.shared_bytes)
@@ -157,7 +157,7 @@ class Run:
             self.next_launch(launch.stream_index)
 
     def stop_all(self):
-        """End every thread of a run that failed, the idle ones too: a greenlet that waits is never collected."""
+        """End every thread of a run that failed, including idle ones. A waiting greenlet is never collected."""
         for block in self.blocks:
             for t in block.threads:
                 if t.block is block and t and not t.dead:

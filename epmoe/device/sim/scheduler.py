@@ -1,12 +1,12 @@
 """Chooses the next thread: one scheduler for every thread of every block of every virtual rank.
 
 A thread is a greenlet. It runs until it waits (barrier, warp operation, a word that others must write) or until its
-quantum of operations is used up; then it picks its successor and switches to it directly. All choices come from one
+quantum of operations is used up. Then it picks its successor and switches to it directly. All choices come from one
 random.Random and never from time or addresses, so a seed replays exactly.
 
 Spins. A thread that loads the same value of a word twice, with only strong loads and clock reads in between, can continue
-only when another thread writes one of these words. It is parked until then. So waiting is cheap, and a hang is proved:
-no thread is ready, and no parked thread continues when it polls again. Loops with other operations never park;
+only when another thread writes one of these words. It is parked until then. So waiting is cheap, and a hang is proved
+when no thread is ready, and no parked thread continues when it polls again. Loops with other operations never park;
 livelock.py ends them.
 """
 
@@ -20,15 +20,15 @@ from epmoe_ref.errors import DeadlockError
 from . import livelock
 
 STEP_NS = 100  # simulated nanoseconds per operation
-LOOKS_BEFORE_HANG = 64  # how often parked threads may look again before a hang is declared
+LOOKS_BEFORE_HANG = 64  # how often parked threads may poll again before a hang is declared
 QUIET_OPERATIONS = 1_000_000  # this many operations without a barrier, a wake-up or the end of a thread are a hang too
 FIFO_QUANTUM = 256
 
 
 class Scheduler:
-    """The state of the run in progress. There is one object for the process, `NOW`, which every operation reads.
+    """The state of the current run. There is one object for the process, `NOW`, which every operation reads.
 
-    Runs of several threads of the operating system take turns (memory.ONE_AT_A_TIME).
+    Runs in several OS threads take turns (memory.ONE_AT_A_TIME).
     """
 
     __slots__ = (
@@ -47,7 +47,7 @@ class Scheduler:
         "burst_length",
         "boost",
         "live",
-        "hub",  # who runs
+        "hub",  # the running threads
         "watchers",
         "spinners",
         "looks",
@@ -56,7 +56,7 @@ class Scheduler:
         "next_look",
         "watch",
         "expire_waits",
-        "copies",  # who waits
+        "copies",  # waiting threads and copies
         "detector",
         "pool",
         "run",
@@ -74,7 +74,7 @@ class Scheduler:
         self.copies = []
 
     def begin(self, rng, run, *, detector, expire_waits, start_ns=0, real_time=None):
-        """Start a run. rng: random.Random, or None for round-robin; run.ended(thread) is told of every thread's end."""
+        """Start a run. rng: random.Random, or None for round-robin. run.ended(thread) is called when a thread ends."""
         self.hub = greenlet.getcurrent()
         self.random = rng
         self.preemption = rng.choice((0.0, 0.02, 0.1, 0.3)) if rng else 0.0
@@ -88,7 +88,7 @@ class Scheduler:
         self.live = 0
         self.watchers = {}  # 16-byte granule -> threads parked until it is written
         self.spinners = {}  # parked threads, in the order they parked
-        self.copies = []  # bulk copies that have been issued and not been done
+        self.copies = []  # bulk copies that are issued and not done
         self.looks = 0
         self.detector = detector
         self.expire_waits = expire_waits
@@ -96,13 +96,13 @@ class Scheduler:
         self.real_time = real_time
         self.fuel = self.quantum  # nothing of the last run's quantum counts
         self.spent = self.quiet_since = 0
-        self.stirred = 0  # when a thread ended last, or a word changed that one is parked on
+        self.stirred = 0  # when a thread last ended, or a word changed that a thread is parked on
         self.watch, self.next_look = None, livelock.QUIET
         self.extra_ns = start_ns
         self.refuel()
 
     def forget(self):
-        """The end of a run: let go of its threads."""
+        """At the end of a run, drop its threads."""
         self.hub = self.run = self.current = self.watch = None
         self.watchers, self.spinners, self.copies = {}, {}, []
         self.ready, self.active = deque(), []
@@ -128,11 +128,11 @@ class Scheduler:
 
     # ------------------------------------------------------------------ switching
     def new_ready_list(self):
-        """Where a block keeps its ready threads; in round-robin order all blocks share one."""
+        """The list in which a block keeps its ready threads. In round-robin order all blocks share one."""
         return self.ready if self.random is None else []
 
     def wake(self, block, threads):
-        """These threads of a block are ready to run."""
+        """Mark these threads of a block as ready to run."""
         if not block.active:
             block.active = True
             self.active.append(block)
@@ -159,7 +159,7 @@ class Scheduler:
         self.mark = self.fuel
 
     def park(self, t):
-        """Park the current thread t, whose wakers are registered; returns when it runs again."""
+        """Park the current thread t, whose wakers are registered. Returns when it runs again."""
         t.operations += self.mark - self.fuel
         nxt = self.pick()
         if nxt is not t:
@@ -167,7 +167,7 @@ class Scheduler:
         self.mark = self.fuel
 
     def pick(self):
-        """Take the next thread out of the ready ones."""
+        """Take the next thread from the ready ones."""
         if self.random is None:
             while not self.ready:
                 self.idle()
@@ -188,7 +188,7 @@ class Scheduler:
         return t
 
     def choose_block(self):
-        """The block that runs for the next few turns: at random, slow ones less often."""
+        """The block that runs for the next few turns: chosen at random, slow ones less often."""
         active, draw = self.active, self.draw
         if self.copies and draw() < 0.3:
             self.do_copy()
@@ -204,7 +204,7 @@ class Scheduler:
                 active.pop()
             elif block.speed * self.boost < 1 and draw() > block.speed * self.boost:
                 tries += 1
-                if tries == 8:  # perhaps only slow ones are left: then they are fast
+                if tries == 8:  # if only slow blocks are left, they count as fast
                     self.boost = 1 / max([b.speed for b in active if b.ready])
             else:
                 self.current = block
@@ -219,7 +219,7 @@ class Scheduler:
     def spin(self, t):
         """Park t until one of the words in t.polled is written."""
         watchers = self.watchers
-        if t.parked_on.isdisjoint(t.polled):  # it has moved on since it parked last: no hang yet
+        if t.parked_on.isdisjoint(t.polled):  # it moved on since it last parked: no hang yet
             self.looks = 0
         t.parked_on = frozenset(t.polled)
         for address in t.polled:
@@ -228,7 +228,7 @@ class Scheduler:
         self.park(t)
 
     def written(self, granule, changed=True):
-        """A thread wrote a granule on which threads are parked; `changed`: with another value."""
+        """A thread wrote a granule on which threads are parked. `changed`: the value is another one."""
         self.looks = 0
         self.quiet_since = self.steps
         if changed:
@@ -250,7 +250,7 @@ class Scheduler:
         self.wake(t.block, (t,))
 
     def idle(self):
-        """No thread is ready: finish a copy, else let the spinning threads poll again, else it is a hang."""
+        """No thread is ready. Finish a copy, or let the spinning threads poll again, or report a hang."""
         if self.copies:
             self.do_copy()
             return
@@ -260,14 +260,14 @@ class Scheduler:
                 self.looks = 0
             else:
                 self.hang("every thread waits")
-        if self.real_time:  # another process may write what these wait for: no proof, only timeouts
+        if self.real_time:  # another process may write these words: no proof, only timeouts
             self.quiet_since = self.steps
             self.real_time.let_others_run()
         for t in list(self.spinners):
             self.unpark(t)
 
     def let_time_pass(self):
-        """If waits may expire, let time pass until they do; returns whether it did."""
+        """If waits may expire, let time pass until they do. Returns whether it did."""
         if not self.expire_waits or self.extra_ns >= 10**15:
             return False
         self.extra_ns = max(10**6, self.extra_ns * 4)

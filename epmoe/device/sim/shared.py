@@ -70,7 +70,7 @@ class SharedArray:
 def shared_array(shape, dtype):
     """A static array of the block. shape (int or tuple) is a constant, dtype int32, uint32, uint64, float32 or uint8.
 
-    Every call site has its own array; all threads of the block share it.
+    Every call site has its own array, and all threads of the block share it.
     """
     block = getcurrent().block
     frame = sys._getframe(1)
@@ -105,7 +105,7 @@ def dynamic_shared():
 
 @intrinsic
 def shared_add_i32(array, i, v):
-    """Add to an element of a shared int32 array, relaxed, scope cta; returns the old value.
+    """Add to an element of a shared int32 array, relaxed, scope cta. Returns the old value.
 
     Adding 0 is a poll, and polls are spins, as for strong loads.
     """
@@ -156,7 +156,7 @@ def shared_add_i32(array, i, v):
 
 
 def shared_span(window_address, nbytes, name, alignment=None):
-    """(real address, span) of bytes at a shared-window address of the current block; an error that names the line."""
+    """(real address, span) of bytes at a shared-window address of the current block. An error names the line."""
     t = getcurrent()
     found = t.block.locate(window_address, nbytes)
     if found is None or window_address % (alignment or nbytes):

@@ -11,7 +11,7 @@ from .scheduler import NOW
 
 
 def _strong_load(order, scope, ty, depth=1):
-    """depth: how many frames above it the kernel's line is."""
+    """depth: how many frames up the kernel's line is."""
     name, n, view, number = "ld_%s_%s_%s" % (order, scope, ty), WIDTH[ty], VIEW[ty], SCOPES[scope]
     shift, acquire = n.bit_length() - 1, order == "acquire"
 
@@ -40,8 +40,8 @@ def _strong_load(order, scope, ty, depth=1):
                 newest,
                 None,
             )
-        # a second load of an unchanged word, with only such loads between: wait until something changes; an
-        # acquiring look behind a relaxed one, which has ended a wait, is none
+        # A second load of an unchanged word, with only such loads in between, waits until something changes. An
+        # acquiring load that follows a relaxed one does not count as a second load: it comes after a wait has ended.
         time = t.operations + NOW.mark - NOW.fuel
         polled = t.polled
         if polled and time - t.poll_time > 1:
@@ -107,7 +107,7 @@ def _strong_store(order, scope, ty, depth=1):
 
 
 def _four_words():
-    """Loads and stores of 16 bytes, relaxed at system scope: each of the four words is one by itself."""
+    """Relaxed loads and stores of 16 bytes at system scope. Each of the four words is accessed separately."""
     look, put = (
         _strong_load("relaxed", "sys", "u32", depth=2),
         _strong_store("relaxed", "sys", "u32", depth=2),
@@ -139,7 +139,7 @@ def _rmw(name, order, scope, ty, change, returns=True, operands=1, doc=None):
         order in ("release", "acq_rel"),
     )
     if not returns:
-        acquire = None  # a reduction is no read (PTX 8.4): it forms no acquire pattern
+        acquire = None  # a reduction is not a read (PTX 8.4), so it forms no acquire pattern
     may_fail = operands == 2
 
     def access(address, *v):
@@ -158,7 +158,7 @@ def _rmw(name, order, scope, ty, change, returns=True, operands=1, doc=None):
         if NOW.detector is not None:
             wrote = (
                 not may_fail or old == v[0]
-            )  # a comparison that fails is a read, and releases nothing
+            )  # a failed comparison is a read, and releases nothing
             NOW.detector.strong(
                 getcurrent().actor,
                 address,

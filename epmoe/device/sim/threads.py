@@ -11,11 +11,11 @@ from .scheduler import NOW
 DEVICE_FOLDER = __file__.rpartition("sim")[0]
 SHARED_WINDOW = (
     1024 + 16
-)  # shared-window address of dynamic shared memory: no better aligned than on a GPU
+)  # shared-window address of dynamic shared memory: aligned no better than on a GPU
 
 
 def kernel_frame(frame):
-    """The innermost frame that is not the device layer's own: a line of a kernel."""
+    """The innermost frame outside the device layer: a line of a kernel."""
     while frame is not None and frame.f_code.co_filename.startswith(DEVICE_FOLDER):
         frame = frame.f_back
     return frame
@@ -38,7 +38,7 @@ def call_chain(frame, limit=4):
 class Launch:
     """One kernel launch: grid blocks of `threads` threads on a stream of a rank.
 
-    programmatic: it may begin before the previous launch has ended; its threads synchronise with that one by griddep_wait.
+    programmatic: it may begin before the previous launch has ended. griddep_wait makes its threads wait for that one.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Launch:
         self.actors = []  # of all its threads (race detector)
         self.base = None  # vector clock of the launch (race detector)
         self.before = None  # vector clock of the end of the launch before it, if it is programmatic
-        self.first = 0  # place of its first thread in vector clocks
-        self.ordinal = 0  # which launch of its stream it is in this run (race detector)
+        self.first = 0  # index of its first thread in vector clocks
+        self.ordinal = 0  # its number among its stream's launches in this run (race detector)
 
     def __str__(self):
         return "%s #%d" % (self.kernel.name, self.number)
@@ -93,7 +93,7 @@ class Block:
         self.arrived = []  # threads parked at the barrier
         self.votes = []
         self.shared = {}  # call site -> SharedArray
-        self.spans = []  # (first window address, span): every piece of shared memory
+        self.spans = []  # (first window address, span) of every piece of shared memory
         self.mbarriers = {}  # real address -> Mbarrier
         self.shared_top = SHARED_WINDOW + launch.shared_bytes
         if launch.shared_bytes:
@@ -125,7 +125,7 @@ class Block:
 
 
 class Warp:
-    """32 lanes that meet in warp operations. `vals` collects the operands of the operation that is being joined."""
+    """32 lanes that meet in warp operations. `vals` collects the operands of the operation that lanes are joining."""
 
     __slots__ = ("block", "index", "lanes", "live", "kind", "vals", "count", "waiting", "first")
 
@@ -139,7 +139,7 @@ class Warp:
 
 
 class SimThread(greenlet.greenlet):
-    """A CUDA thread. The greenlet is reused by later launches (starting one costs ten switches)."""
+    """A CUDA thread. Later launches reuse the greenlet (starting one costs ten switches)."""
 
     __slots__ = (
         "block",
@@ -161,7 +161,7 @@ class SimThread(greenlet.greenlet):
 
     def __init__(self, hub):
         super().__init__(self._main, hub)
-        self.gr_context = contextvars.copy_context()  # NumPy's error state lives in it
+        self.gr_context = contextvars.copy_context()  # holds NumPy's error state
 
     def assign(self, block, tid):
         self.block, self.launch, self.rank, self.tid = block, block.launch, block.rank, tid
@@ -171,16 +171,16 @@ class SimThread(greenlet.greenlet):
         # words seen by strong loads since its last other operation, their lowest bit set if acquired -> value
         self.polled = {}
         self.poll_time = -2
-        self.parked_on = frozenset()  # the words that it waited for when it was parked last
+        self.parked_on = frozenset()  # the words that it waited for when it was last parked
         self.actor = None
         self.open_copies, self.copies = [], []  # its bulk stores: before and after bulk_commit
         self.sent, self.fenced = (
             [],
             {},
-        )  # its operations on the network: all, and by target those that a fence orders
+        )  # its operations on the network: all of them, and by target rank those that a fence orders
 
     def _main(self):
-        self.parent.switch()  # begun by the hub, so that all greenlets have its stack depth, not their maker's
+        self.parent.switch()  # the hub begins all greenlets, so they have its stack depth, not their maker's
         while True:
             NOW.mark = NOW.fuel
             launch = self.launch
@@ -217,7 +217,7 @@ class SimThread(greenlet.greenlet):
 
 
 def fill_pool(n):
-    """Have n idle greenlets at hand; to be called by the hub."""
+    """Have n idle greenlets ready. Must be called by the hub."""
     hub, pool = NOW.hub, NOW.pool
     for t in pool:
         t.parent = hub
@@ -228,7 +228,7 @@ def fill_pool(n):
 
 
 def end_pool():
-    """End the idle greenlets; to be called by the hub."""
+    """End the idle greenlets. Must be called by the hub."""
     pool = NOW.pool
     while pool:
         t = pool.pop()

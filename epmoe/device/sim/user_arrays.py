@@ -1,4 +1,4 @@
-"""Arrays and words that kernels of the simulator make from an address; their twins on a GPU: gpu_user_arrays, tuple_or_memory."""
+"""Arrays and words that simulated kernels make from an address. On a GPU: gpu_user_arrays and tuple_or_memory."""
 
 from .intrinsics import INTRINSICS
 

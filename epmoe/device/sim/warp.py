@@ -59,7 +59,7 @@ def syncthreads_count(p):
 
 # ---------------------------------------------------------------- warp operations
 def meet(kind, value):
-    """Wait until every live lane of the warp is at the same operation; returns (thread, values by lane)."""
+    """Wait until every live lane of the warp is at the same operation. Returns (thread, values by lane)."""
     NOW.fuel -= 1
     if NOW.fuel < 0:
         NOW.preempt()
@@ -80,7 +80,7 @@ def meet(kind, value):
         warp.waiting.append(t)
         t.operations += (
             NOW.mark - NOW.fuel
-        )  # NOW.park(t), without the call: this is the most frequent switch
+        )  # NOW.park(t), inlined: this is the most frequent switch
         following = NOW.pick()
         if following is not t:
             following.switch()
@@ -89,7 +89,7 @@ def meet(kind, value):
 
 
 def release_warp(warp):
-    """All lanes have arrived: wake the waiting ones; syncwarp orders their memory."""
+    """All lanes have arrived, so wake the waiting ones. syncwarp also orders their memory."""
     if NOW.detector is not None and warp.kind == "syncwarp":
         lanes = warp.block.actors[32 * warp.index : 32 * warp.index + 32]
         NOW.detector.barrier([lanes[i] for i, here in enumerate(warp.vals) if here])
@@ -101,7 +101,7 @@ def release_warp(warp):
 
 
 def mismatch(t, kind):
-    """Raises EPError: lanes of one warp are at different warp operations."""
+    """Raise EPError because lanes of one warp are at different warp operations."""
     other = t.warp.waiting[0]
     raise EPError(
         "warp operations do not match: %s is at %s (%s) while lane %d waits at %s (%s); all lanes of a warp "
@@ -153,7 +153,7 @@ def shfl_down(v, d):
 
 
 def _shared_result(vals, compute):
-    """The common result of all lanes: computed by the first, kept after the values."""
+    """The result that all lanes share. The first lane computes it and stores it after the values."""
     if len(vals) == 32:
         vals.append(compute(vals))
     return vals[32]

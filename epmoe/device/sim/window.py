@@ -9,7 +9,7 @@ from .memory import MEMORY, POISON, Span
 
 
 class WindowBuffer(Buffer):
-    """This rank's part of a shared window, at an address that something else (`keep`) holds."""
+    """This rank's part of a shared window. `keep` owns the memory at this address."""
 
     def __init__(self, machine, address, nbytes, name, rank, regions, keep):
         self.machine, self.nbytes, self.name, self.rank = machine, int(nbytes), name, rank
@@ -20,7 +20,7 @@ class WindowBuffer(Buffer):
 
 
 def add_window(address, nbytes, name, rank, regions, keep):
-    """Let kernels of this process touch a rank's part of a shared window; returns the Span, for remove_window."""
+    """Let kernels of this process touch a rank's part of a shared window. Returns the Span, for remove_window."""
     return MEMORY.add(Span(address, nbytes, name, rank, regions=regions, keep=keep, shared=True))
 
 
