@@ -1,6 +1,8 @@
 """Buffer: the calls of the rows functions of one group, one after another; their plans, launches and errors."""
 
 import struct
+from collections.abc import Callable
+from dataclasses import dataclass
 from threading import get_ident
 
 import numpy as np
@@ -36,18 +38,21 @@ def look(arrays, names):
     return tuple(forms), addresses, seen
 
 
+@dataclass(eq=False)
 class Interface:
-    """How arrays come in and go out: look(), results_of().
+    """How arrays come in and go out.
 
-    told: what a caller gets of a NumPy array of the host. refuse: (array, its name); raises what look() has not looked
-    at, before a plan is made. in_order: (the Buffer); makes the launches that follow wait for the caller's stream, and
-    returns a function that takes the call's results, makes that stream wait for them, and returns what the caller gets;
-    or None where nothing is to be done.
+    look: see look(). results_of: see memory_pool.results_of(). told: what a caller gets of a NumPy array of the host.
+    refuse(array, its name): raises what look() has not looked at, before a plan is made. in_order(buffer): makes the
+    launches that follow wait for the caller's stream. It returns None if nothing else is to be done, or a function that
+    takes the call's results, makes that stream wait for them, and returns what the caller gets.
     """
 
-    def __init__(self, look, results_of, told, refuse, in_order=None):
-        self.look, self.results_of, self.told, self.refuse = look, results_of, told, refuse
-        self.in_order = in_order
+    look: Callable
+    results_of: Callable
+    told: Callable
+    refuse: Callable
+    in_order: Callable | None = None
 
 
 PLAIN = Interface(look, results_of, np.asarray, lambda array, name: None)
