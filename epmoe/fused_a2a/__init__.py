@@ -3,14 +3,14 @@
 `group` is a LocalWorld (arguments and results that differ between ranks are lists over ranks), or an MPIWorld or a
 ShmemWorld of one p2p world (this rank's arrays). Arguments are arrays of NumPy, or of torch or CuPy, which are not
 copied. Results are NumPy arrays in the simulator, and DeviceArray on a GPU. Arrays in GPU memory must be C-contiguous;
-others are refused, and the error names the remedy (epmoe.torch copies them). Arrays in host memory may have any strides.
-`ctx` is any object with attributes; Context is one. Results equal `epmoe_ref.fused_a2a`'s bit for bit.
+others are refused, and the error names the remedy (epmoe.torch copies them). Arrays in host memory may have any
+strides. `ctx` is any object with attributes; Context is one. Results equal `epmoe_ref.fused_a2a`'s bit for bit.
 
 You may keep a result or a handle as long as you like; a later call reuses the memory of dropped ones. Calls on a group
 are collective: every rank makes the same calls in the same order, with the same hidden size, dtype, top_k and number of
-experts. The ranks compare these when they are new. If ranks later mix sizes that all of them know, a PeerTimeout says
-which rank gave what. A mix of equal sizes in bytes (bf16 [T, 16] and float32 [T, 8]) is not noticed. Only one thread at a
-time may call; otherwise EPStateError.
+experts. The ranks compare these the first time they occur. If ranks later mix sizes that they have compared before, a
+PeerTimeout says which rank gave what. Rows of equal bytes (bf16 [T, 16] and float32 [T, 8]) are not told apart. Only
+one thread may call at a time; otherwise EPStateError.
 """
 
 from epmoe.fused_a2a.arguments import get_hidden_bytes

@@ -1,4 +1,4 @@
-"""What the fused_a2a functions accept, checked before anything is launched: value, rule and remedy in every message."""
+"""Checks the arguments of the fused_a2a functions before anything is launched; messages name value, rule and remedy."""
 
 import operator
 
@@ -19,9 +19,9 @@ FP8_GROUP = 128  # elements that share a scale
 
 
 def get_hidden_bytes(x) -> int:
-    """Bytes that a buffer must have for one row of x [T, H]: H * max(itemsize, 2); combine travels in bfloat16.
+    """Bytes that a buffer needs for one row of x [T, H]: H * max(itemsize, 2), since combine sends bfloat16.
 
-    x: of one rank, or a list over ranks.
+    x: one rank's array, or a list over ranks.
     """
     if isinstance(x, (list, tuple)):
         x = x[0]
@@ -47,12 +47,12 @@ def whole(name, value, least, most=None):
 
 
 def rows(name, value, least=0):
-    """A number of rows, which kernels count in int32."""
+    """Check a number of rows; it must fit in int32, in which kernels count."""
     return whole(name, value, least, MAX_INT32)
 
 
 def plain(name, value, least=0):
-    """An int of at least `least`, which a tensor of one element may be given for and change afterwards; None stays None."""
+    """An int of at least `least`. A one-element tensor is read now, since it may change later. None stays None."""
     if value is None or type(value) is int and value >= least:
         return value
     return whole(name, value, least)
@@ -68,10 +68,10 @@ def absent(argument):
 def matrices(
     buffer, name, given, *, dtypes=None, n_rows=None, n_columns=None, because="", vectors=False
 ):
-    """One matrix a rank of this process, all of the same width and dtype, where kernels can read it: a list of Array.
+    """A list of Array: one matrix for each rank of this process, of one width and dtype, readable by kernels.
 
-    n_rows: rows of each rank. n_columns: 0 of arrays [rows]. because: why so many columns, for the message. vectors: rows
-    must be whole vectors of 16 bytes.
+    n_rows: rows needed, for each rank. n_columns: columns needed; 0 means arrays [rows]. because: says in the message
+    why that many columns. vectors: whether rows must be whole vectors of 16 bytes.
     """
     of_ranks = zip(buffer.ranks, inputs.ranks_of(buffer.world, name, given))
     named = [(f"{name} of rank {r.rank}", one) for r, one in of_ranks]
@@ -104,12 +104,12 @@ def matrices(
 
 
 def hidden_rows(buffer, name, given, *, dtypes=None, n_rows=None):
-    """Hidden states: one matrix a rank, rows of whole 16-byte vectors."""
+    """Check hidden states: one matrix a rank, rows of whole 16-byte vectors."""
     return matrices(buffer, name, given, dtypes=dtypes, n_rows=n_rows, vectors=True)
 
 
 def tokens(buffer, name, values, scales=None):
-    """Hidden states as one matrix a rank, and the float32 scales of e4m3 values, if there are any."""
+    """Check hidden states, one matrix a rank, and the float32 scales of e4m3 values (None without scales)."""
     if scales is None:
         return hidden_rows(buffer, name, values), None
     x = hidden_rows(buffer, name, values, dtypes=(E4M3,))
@@ -134,14 +134,14 @@ def experts_per_rank(num_experts, n_ranks):
 
 
 def local_experts(value, n_ranks):
-    """num_local_experts, of each rank."""
+    """Check num_local_experts, the number of experts on each rank."""
     local = whole("num_local_experts", value, 1)
     what = f"num_local_experts={local} times n_ranks, num_experts"
     return whole(what, local * n_ranks, 1, MAX_EXPERTS) // n_ranks
 
 
 def padding(pad_multiple, local):
-    """pad_multiple, which an expert's rows are rounded up to; None and 0: 1."""
+    """Check pad_multiple: each expert's rows are rounded up to a multiple of it. None and 0 become 1."""
     pad = whole("pad_multiple", pad_multiple or 0, 0) or 1
     # kernels count the padded rows of all experts of a rank in int32
     what = f"num_local_experts={local} times pad_multiple={pad}, rows of padding"
@@ -149,7 +149,7 @@ def padding(pad_multiple, local):
 
 
 def ranks_that_fit(n_ranks):
-    """Nothing, if the kernels can serve so many ranks."""
+    """Raise EPValueError if the kernels cannot serve that many ranks."""
     if n_ranks > MAX_RANKS:
         raise EPValueError(
             f"n_ranks={n_ranks}: the rows kernels serve at most {MAX_RANKS}, one a lane of a warp"
@@ -157,7 +157,7 @@ def ranks_that_fit(n_ranks):
 
 
 def expert_indices(buffer, given, n_rows, num_experts):
-    """token_indices: one integer matrix [T, K] a rank, distinct ids of [0, num_experts) in a token, -1 for none."""
+    """Check token_indices: an integer matrix [T, K] a rank, ids in [0, num_experts) distinct in a token, -1 for none."""
     seen = matrices(buffer, "token_indices", given, n_rows=n_rows)
     top_k = seen[0].shape[1]
     for r, a in zip(buffer.ranks, seen):
@@ -174,7 +174,7 @@ def expert_indices(buffer, given, n_rows, num_experts):
 
 
 def scheduling(async_finish, allocate_on_comm_stream):
-    """Nothing, if the flags go together. Both say when work runs, never what it computes."""
+    """Raise EPValueError if the flags contradict each other. They say when work runs, not what it computes."""
     if allocate_on_comm_stream and not async_finish:
         raise EPValueError(
             "allocate_on_comm_stream=True needs async_finish=True: else there is no such stream"
@@ -182,7 +182,7 @@ def scheduling(async_finish, allocate_on_comm_stream):
 
 
 def same_as_handle(buffer, handle, num_permuted_tokens, pad_multiple):
-    """Nothing, if num_permuted_tokens (one number, or one a rank) and pad_multiple are left out or what the handle has."""
+    """Raise EPValueError if num_permuted_tokens (one, or one a rank) or pad_multiple is given and not the handle's."""
     numbers = num_permuted_tokens
     if not isinstance(numbers, (list, tuple)):
         numbers = [numbers] * len(handle.num_rows)
@@ -201,7 +201,7 @@ def same_as_handle(buffer, handle, num_permuted_tokens, pad_multiple):
 
 
 def handle_of(kind, maker, handle):
-    """The handle, if the matching dispatch made it."""
+    """Return the handle; raise EPValueError unless the matching dispatch made it."""
     if not isinstance(handle, kind):
         raise EPValueError(
             f"handle is a {type(handle).__name__}; the handle that {maker}.forward returned is needed"

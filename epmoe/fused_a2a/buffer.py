@@ -1,4 +1,4 @@
-"""Buffer: the calls of the rows functions of one group, one after another; their plans, launches and errors."""
+"""Buffer runs the calls of the rows functions of one group, one at a time; it keeps plans and reports errors."""
 
 import struct
 from collections.abc import Callable
@@ -28,7 +28,7 @@ TOLD, TOLD_NUMBER = at("told"), at("told_number")
 
 
 def look(arrays, names):
-    """(form of each array, addresses, the arrays): see host.arrays.peek. The address of one in host memory is None."""
+    """(form of each array, addresses, arrays), see host.arrays.peek. The address is None for arrays in host memory."""
     forms, addresses, seen = [], [], []
     for a, name in zip(arrays, names):
         form, address, array = (PEEKS.get(type(a)) or peek)(a, name)
@@ -40,12 +40,12 @@ def look(arrays, names):
 
 @dataclass(eq=False)
 class Interface:
-    """How arrays come in and go out.
+    """How a kind of caller (NumPy, torch) gives arrays and gets results.
 
-    look: see look(). results_of: see memory_pool.results_of(). told: what a caller gets of a NumPy array of the host.
-    refuse(array, its name): raises what look() has not looked at, before a plan is made. in_order(buffer): makes the
-    launches that follow wait for the caller's stream. It returns None if nothing else is to be done, or a function that
-    takes the call's results, makes that stream wait for them, and returns what the caller gets.
+    look: see look(). results_of: see memory_pool.results_of(). told: converts a NumPy array on the host for the caller.
+    refuse(array, its name): before a plan is made, raises errors that look() does not check for. in_order(buffer):
+    makes the next launches wait for the caller's stream. It returns None if that is all, or else a function that takes
+    the call's results, makes the caller's stream wait for them, and returns them for the caller.
     """
 
     look: Callable
@@ -61,23 +61,23 @@ PLAIN = Interface(look, results_of, np.asarray, lambda array, name: None)
 class Buffer(GroupMemory):
     """Memory and launches for the fused_a2a functions of one group.
 
-    group: a world (LocalWorld, MPIWorld). hidden_bytes: of a row, as get_hidden_bytes tells; the rest is known when
-    rows come. timeout [s]: after it a wait gives up and PeerTimeout is raised. launch: LaunchConfig.
+    group: a world (LocalWorld, MPIWorld). hidden_bytes: bytes of a row (get_hidden_bytes); other sizes follow from the
+    calls. timeout [s]: after it a wait gives up and PeerTimeout is raised. launch: LaunchConfig.
     """
 
     def __init__(self, group, hidden_bytes=0, *, timeout=30.0, launch=None):
         timeout, stream = inputs.seconds("timeout", timeout), group.stream_of(group.ranks[0])
         self.hidden_bytes, self.capture = hidden_bytes, stream.capture
-        # for epmoe.torch, which compares it with torch's current one: number of the GPU, handle
+        # (number of the GPU, handle): epmoe.torch compares it with torch's current stream
         self.stream = getattr(group.machine, "ordinal", 0), int(getattr(stream, "handle", 0))
         self.copies = getattr(group, "copies", None)  # of results
         self.placing = Placing(group.machine, lambda rank: self.world.stream_of(rank))
         # With all ranks in one process every rank's number of tokens is known before the launch.
         self.knows_all_ranks = self.world_has_lists = bool(group.lists)
-        # launches begin one by one
+        # launches start without world.launching()
         self.is_alone = not group.lists or device.SIM and len(group.ranks) == 1
         self.failure, self.failed_call, self.closed = None, "a kernel", False
-        self.is_captured = False  # whether the call under way is, into a CUDA graph
+        self.is_captured = False  # whether the current call is captured into a CUDA graph
         self.captured = []  # Loans that graphs write to at every replay
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
         self._info = struct.Struct(f"={written.TOKENS + group.n_ranks + group.n_ranks**2}i")
@@ -96,11 +96,11 @@ class Buffer(GroupMemory):
 
     # ------------------------------------------------------------------ calls
     def call(self, name, kind, names=(), arrays=(), options=(), of=None, interface=PLAIN):
-        """A call by the plan for arrays like these, which is made if there is none: (results, handle or None).
+        """Run a call by the plan for arrays of these forms, made if there is none: (results, handle or None).
 
-        kind: the class of the plan, or a function that is called instead. options: what else decides about it. of: the
-        call's handle, or the group of a dispatch. results: this rank's, or a list over ranks of each, None instead of a
-        list of what no rank has. Whatever ends a call but a refusal, also Ctrl-C, leaves it half-way.
+        kind: the class of the plan; without arrays, a function to call instead. options: the rest of the plan's key.
+        of: the call's handle, or the group of a dispatch. results: this rank's; or for each a list over ranks, None if
+        no rank has one. Any exception but a refusal, including Ctrl-C, leaves the call half-way; then reset() is needed.
         """
         turn = self.turn
         try:
@@ -135,7 +135,7 @@ class Buffer(GroupMemory):
                 if plan.remedy is not None or self.world_has_lists:
                     made, handle = plan.start(given, of)
                     made = self._by_result(made)
-                else:  # what plan.start() does, for one rank
+                else:  # plan.start() for one rank, inlined
                     launch, kept, loans = plan.begin(0, given[0][0], of)
                     if is_captured:
                         self.captured.append(loans)
@@ -145,7 +145,7 @@ class Buffer(GroupMemory):
                     made = plan.end(0, loans, of)
                     handle = None if plan.of_handle else plan.handle((kept,), of)
             finally:
-                if device.SIM:  # the simulator lets go of the caller's arrays
+                if device.SIM:  # release the caller's arrays
                     self.machine.synchronize()
                     self.placing.let_go()
         except REFUSALS:
@@ -161,14 +161,14 @@ class Buffer(GroupMemory):
         return made if leave is None else leave(made), handle
 
     def _by_result(self, made):
-        """A rank's results, or a list over ranks of each, or None where no rank has one."""
+        """One rank's results; with lists, for each result a list over ranks, or None if no rank has it."""
         if not self.world_has_lists:
             return made[0]
         columns = map(list, zip(*made))
         return [None if all(a is None for a in column) else column for column in columns]
 
     def _plan(self, key, names, given, of):
-        """A new plan, with all checks. given: (addresses, arrays) of each rank, as looked at."""
+        """Check everything and make a new plan. given: (addresses, arrays) of each rank, from look()."""
         self.expect_open()
         kind, interface, options, _ = key
         if len(self._plans) >= MOST_PLANS:
@@ -177,18 +177,18 @@ class Buffer(GroupMemory):
             of_rank = f" of rank {r.rank}" if self.world_has_lists else ""
             for array, what in zip(arrays, names):
                 interface.refuse(array, f"{what}{of_rank}")
-        # of what was looked at: a look may have copied an array that kernels cannot read where it lies
+        # the arrays from look(), which may have copied one that kernels cannot read in place
         of_ranks = [list(array) for array in zip(*[arrays for _, arrays in given])]
         if not self.world_has_lists:
             of_ranks = [array for (array,) in of_ranks]
         plan = kind(self, interface, names, of_ranks, options, of)
         if plan.dtypes is None and any(None in addresses for addresses, _ in given):
             plan.dtypes = {}  # arrays in host memory
-        self._plans[key] = plan  # the plan's own growing of memory has cleared them
+        self._plans[key] = plan  # after kind(): growing memory clears the plans
         return plan
 
     def _placed(self, plan, given):
-        """The same with addresses where kernels can read the arrays."""
+        """`given` with arrays placed where kernels can read them, and those addresses."""
         if device.SIM and plan.check_values is not None:
             plan.check_values(given)
         place = self.placing.place_all
@@ -209,7 +209,7 @@ class Buffer(GroupMemory):
         return tuple(forms), given
 
     def expect_open(self):
-        """Raise EPStateError after close, or after an error that left the words in the middle of a call."""
+        """Raise EPStateError after close(), or after an error left flags and words in the middle of a call."""
         if self.closed:
             raise EPStateError("this Buffer is closed: get_buffer makes a new one")
         if self.failure is not None:
@@ -219,19 +219,19 @@ class Buffer(GroupMemory):
             )
 
     def _refuse_capture(self, plan):
-        """Raise EPStateError: a call whose results the host waits for is captured into a CUDA graph."""
+        """Raise EPStateError: the host waits in this call, so a CUDA graph cannot capture it."""
         raise EPStateError(
             f"{plan.facts['call']} waits for its number of rows, and the stream is being captured into a CUDA graph, "
             f"so nothing runs yet: {plan.remedy}"
         )
 
     def reset(self):
-        """After an error: words and flags as before the first call. Collective; handles and results stay good."""
+        """After an error: set words and flags as before the first call. Collective; handles and results stay valid."""
         self.call("reset", self.put_back)
         self.failure = None
 
     def close(self, *, collective=True):
-        """Free everything, but memory of results in use: that follows when nobody holds them. Collective by default."""
+        """Free everything; memory of results in use is freed when they are dropped. Collective by default."""
         if self.closed:
             return
         self.closed = True
@@ -247,7 +247,7 @@ class Buffer(GroupMemory):
 
     # ------------------------------------------------------------------ launches
     def find(self, kernel, rank, num_tokens, grid):
-        """A launch of a kernel of a rank; its words begin with what every launch of the rank is given."""
+        """Prepare a launch of a rank's kernel, and fill in the words that are the same for all launches of the rank."""
         r = self.ranks[list(self.world.ranks).index(rank)]
         pool = [0] * self.n_ranks if self._pool is None else list(self._pool.addresses)
         if self._streams is None:
@@ -269,9 +269,9 @@ class Buffer(GroupMemory):
         return self.launches.prepare(kernel, rank, num_tokens, self._streams[rank], words, grid)
 
     def launch(self, launches, memory=()):
-        """Start one launch of each rank of this process. memory: Loans, which must stay if the call is captured.
+        """Start one launch of each rank of this process. memory: Loans, kept if the call is captured.
 
-        Nothing between them may wait for the GPU: some ranks' kernels would begin, and wait for the others'.
+        Nothing between the launches may wait for the GPU: kernels of some ranks would run and wait for the others.
         """
         if self.is_captured:
             self.captured.append(memory)
@@ -284,13 +284,13 @@ class Buffer(GroupMemory):
                     launch.start()
 
     def start(self, launches, memory=()):
-        """The same. In the simulator they have ended when this returns."""
+        """launch(), and in the simulator check(): there the kernels have ended when this returns."""
         self.launch(launches, memory)
         if device.SIM:
             self.check()
 
     def start_and_hear(self, launches, n_local_experts):
-        """Start dispatches, and wait until they have told the host their counts: see told()."""
+        """Start dispatches, and wait until they have written their counts to the host: see told()."""
         number, addresses = self.host_words.begin()
         for launch, address in zip(launches, addresses):
             launch.words[TOLD], launch.words[TOLD_NUMBER] = address, number
@@ -298,13 +298,13 @@ class Buffer(GroupMemory):
         return self.told(n_local_experts)
 
     def told(self, n_local_experts):
-        """What a dispatch tells the host: has_room, counts, of_ranks; raises as check().
+        """Wait for the counts of a dispatch: (has_room, counts, of_ranks); raises as check().
 
-        counts: [R] lists [R], rows from each rank to each. of_ranks: of each rank here, its rows with padding, and
+        counts: [R] lists [R], rows from each rank to each. of_ranks: for each rank here, its rows with padding, and
         tokens_per_expert, int64 [L].
-        The host polls its own memory. It goes on when counts are known, while rows are on their way; if some do not
-        arrive, the next call that waits raises it, as with a dispatch on the device. The most tokens of a rank are
-        remembered, also where there was room for all rows: the next call may not look.
+        The host polls its own memory. It goes on when counts are known, while rows are still travelling. If some do not
+        arrive, the next call that waits raises the error, as with a dispatch on the device. The most tokens of any rank
+        are remembered even if all rows had room, because the next call may not read the counts.
         """
         try:
             of_ranks = self.host_words.wait(self._timeout)
@@ -321,8 +321,8 @@ class Buffer(GroupMemory):
             has_room, padded_rows, *more = self._info.unpack_from(raw, at_counts)
             by_rank.append((padded_rows, np.frombuffer(raw, np.int64, n_local_experts, status)))
         if device.SIM:
-            self.check()  # kernels have ended, as behind other launches
-        most_tokens = max(more[:n])  # as all ranks tell alike
+            self.check()  # kernels have ended, as after other launches
+        most_tokens = max(more[:n])  # the same on all ranks
         if most_tokens > self.max_tokens:
             self.want_tokens(most_tokens)
         return has_room, [more[i : i + n] for i in range(n, n + n * n, n)], by_rank
@@ -336,7 +336,7 @@ class Buffer(GroupMemory):
     def _raise_what_failed(self, status):
         timeouts, bad_ids = [], []
         for r, words in zip(self.ranks, status):
-            if not any(words.tolist()):  # few words, which NumPy takes longer for
+            if not any(words.tolist()):  # faster than NumPy for so few words
                 continue
             at, control = self.layout, self._control.buffers[r.rank]
             try:
@@ -361,7 +361,7 @@ class Buffer(GroupMemory):
 
 
 def _without_rows(forms, num_rows):
-    """Forms of all ranks' matrices without their numbers of rows; () of one that has not num_rows of its rank."""
+    """Forms of all ranks' matrices without the number of rows; () for a matrix without its rank's num_rows."""
     n_arrays, without = len(forms) // len(num_rows), []
     for i, (shape, *more) in enumerate(forms):
         has_rows = shape and shape[0] == num_rows[i // n_arrays]

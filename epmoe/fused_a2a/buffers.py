@@ -1,4 +1,4 @@
-"""Which Buffer belongs to which group: one for FusedDispatch and FusedCombine, one for HybridEP."""
+"""Keeps two Buffers for each group: one for FusedDispatch and FusedCombine, one for HybridEP."""
 
 from weakref import WeakKeyDictionary, finalize, proxy, ref
 
@@ -15,8 +15,8 @@ class _Buffers(WeakKeyDictionary):
     def of(self, group):
         """The Buffer of a group, made if there is none."""
         try:
-            buffer = self.data.get(ref(group))  # get(group) would cost each call more
-        except TypeError:  # no world
+            buffer = self.data.get(ref(group))  # faster than get(group)
+        except TypeError:  # not a world
             buffer = None
         return self.make(group) if buffer is None or buffer.closed else buffer
 
@@ -44,7 +44,7 @@ buffer_of, hybrid_ep_buffer = _buffer.of, _hybrid_ep_buffer.of
 
 
 def _expect_world(group):
-    """Nothing, if group is a world."""
+    """Raise EPValueError unless group is a world."""
     if isinstance(group, type) or hasattr(group, "allocate"):
         inputs.world("group", group)
     else:
@@ -57,8 +57,8 @@ def _expect_world(group):
 def get_buffer(group, hidden_bytes: int):
     """The Buffer of a group; the same object as long as the group lives, unless it was closed.
 
-    hidden_bytes: of a row, as get_hidden_bytes tells. One buffer a group is kept, so that groups may take turns. Its
-    memory grows when rows come that need more: on all ranks in the same call.
+    hidden_bytes: bytes of a row (get_hidden_bytes). Each group has its own buffer, so groups may take turns. Its
+    memory grows when a call needs more, on all ranks in the same call.
     """
     hidden_bytes = arguments.whole("hidden_bytes", hidden_bytes, 0)
     buffer = buffer_of(group)
@@ -67,7 +67,7 @@ def get_buffer(group, hidden_bytes: int):
 
 
 def set_deepep_num_sms(num_sms):
-    """How many SMs FusedDispatch and FusedCombine may take, from now on; None: all. Results do not depend on it."""
+    """Set how many SMs FusedDispatch and FusedCombine may use from now on; None: all. Results do not depend on it."""
     RowsHandle.num_sms = (arguments.plain("num_sms", num_sms, 1),) * 2
 
 
@@ -84,7 +84,7 @@ def init_hybrid_ep_buffer(
 
     hidden_dim: elements of a row. fp8_dispatch: HybridEPDispatch then sends blockwise FP8 (bfloat16 in, hidden_dim a
     multiple of 128) and returns e4m3 values and their scales, which upstream refuses. A larger batch or hidden size
-    later makes it grow, on all ranks in the same call; handles stay good.
+    later makes the buffer grow, on all ranks in the same call; handles stay valid.
     """
     hidden = arguments.rows("hidden_dim", hidden_dim, 1)
     tokens = arguments.rows("seq_len", seq_len, 1)
@@ -115,7 +115,7 @@ def init_hybrid_ep_buffer(
 
 
 def reset_hybrid_ep_buffer(group=None) -> None:
-    """Give the HybridEP buffer of a group (None: of all) back; collective. Later calls make one; handles stay good."""
+    """Free the HybridEP buffer of a group (None: of all); collective. A later call makes another; handles stay valid."""
     if group is not None:
         _expect_world(group)
     for key in [group] if group is not None else list(_hybrid_ep_buffer):
@@ -125,4 +125,4 @@ def reset_hybrid_ep_buffer(group=None) -> None:
 
 
 class Context:
-    """What forward leaves for backward, where torch.autograd does not give its own: any object with attributes will do."""
+    """Holds what forward saves for backward, where torch.autograd gives no ctx. Any object with attributes will do."""

@@ -8,7 +8,7 @@ from epmoe_ref.errors import EPValueError
 
 
 class FusedDispatch:
-    """Every token to the ranks of its experts, and its gradient back.
+    """Send every token to the ranks of its experts, and its gradient back.
 
     group is a world of epmoe; with a LocalWorld, whatever differs per rank is a list over ranks.
     """
@@ -26,15 +26,15 @@ class FusedDispatch:
     ):
         """(recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle).
 
-        x: [T, H], rows of whole 16 bytes, any dtype; or, going beyond upstream, blockwise FP8 as a pair (e4m3 [T, H],
-        float32 scales [T, H / 128]). token_indices: integers [T, K], distinct global expert ids in a token, -1 dropped.
-        token_probs: float32 [T, K].
+        x: [T, H], rows a multiple of 16 bytes, any dtype; or, going beyond upstream, blockwise FP8 as a pair (e4m3 [T,
+        H], float32 scales [T, H / 128]). token_indices: integers [T, K], distinct global expert ids in a token, -1 for
+        none. token_probs: float32 [T, K].
         recv_x [N, H], a pair if x was: one row for each (source token, this rank), by src_rank, then token.
         recv_token_indices: int64 [N, K], local ids, -1 where k's expert is elsewhere; recv_token_probs: float32
-        [N, K], 0 there. tokens_per_expert: int64 [L] on the host. The host waits, for N, and goes on
-        while rows are on their way: if a rank ends then, the next call that waits, or check(), says so.
-        async_finish, allocate_on_comm_stream: change nothing (docs/pages.md): all work is in the order of the world's
-        stream. The second is refused without the first, as upstream.
+        [N, K], 0 there. tokens_per_expert: int64 [L] on the host. The host waits until it knows N, while rows are
+        still travelling. If a rank fails after that, the next call that waits, or check(), raises the error.
+        async_finish, allocate_on_comm_stream: change nothing (docs/pages.md), since all work is in the order of the
+        world's stream. The second is refused without the first, as upstream.
         num_experts: E, a multiple of the number of ranks; group: the world.
         Errors: EPValueError names argument, rank, value; PeerTimeout. Source: FusedDispatch on
         the fused_a2a page (docs/pages.md).
@@ -52,9 +52,9 @@ class FusedDispatch:
     ):
         """Gradients of forward's arguments: (grad_x, None, grad_token_probs, None, None, None, None).
 
-        Each token sums, over its ranks ascending in float32, what its rows got; grad_x has grad_output's dtype (bf16,
-        fp16, float32), rounded once. grad_token_probs is not masked: it is the exact adjoint only if the caller's
-        gradient is 0 where recv_token_indices is -1. None gives None.
+        grad_x sums the gradients of each token's rows in float32, over ranks ascending, and rounds once to
+        grad_output's dtype (bf16, fp16, float32). grad_token_probs is not masked: it is the exact adjoint only if the
+        caller's gradient is 0 where recv_token_indices is -1. None gives None.
         """
         handle, given = ctx.handle, (grad_output, grad_token_probs)
         grad_x, grad_probs = handle.dispatch_gradients(buffer_of_handle(handle), given)
@@ -62,7 +62,7 @@ class FusedDispatch:
 
 
 class FusedDispatchOnDevice:
-    """FusedDispatch without a wait of the host; see fused_dispatch_on_device."""
+    """FusedDispatch in which the host never waits; see fused_dispatch_on_device."""
 
     @staticmethod
     def forward(ctx, x, token_indices, token_probs, num_experts, group):
@@ -75,20 +75,20 @@ class FusedDispatchOnDevice:
     def backward(
         ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
     ):
-        """Gradients of forward's five arguments, as FusedDispatch's; rows behind the first N are not read."""
+        """Gradients of forward's five arguments, as FusedDispatch's; rows after the first N are not read."""
         return FusedDispatch.backward(ctx, grad_output, None, grad_token_probs, None, None)[:5]
 
 
 class FusedCombine:
-    """Rows back to the ranks their tokens came from, summed by token, and the gradient out again."""
+    """Send rows back to the ranks of their tokens, sum them by token, and send the gradient out again."""
 
     @staticmethod
     def forward(ctx, x, group, handle, async_finish=False, allocate_on_comm_stream=False):
         """(combined_x [T, H], None): the sum over the token's ranks ascending, in float32, rounded once to x's dtype.
 
         x: [N, H] in dispatch's row order, bf16, fp16 or float32, already weighted and summed over the local experts.
-        handle: of FusedDispatch.forward; H and dtype may differ from the dispatch's. A token that went nowhere gives
-        zeros. async_finish, allocate_on_comm_stream: change nothing, as in FusedDispatch, and there is no event: the
+        handle: from FusedDispatch.forward; H and dtype may differ from the dispatch's. A token that was not sent gives
+        zeros. async_finish, allocate_on_comm_stream: change nothing, as in FusedDispatch. There is no event, since the
         result is in the order of the world's stream.
         """
         combined = fused_combine(x, group, handle, async_finish, allocate_on_comm_stream)
@@ -116,7 +116,7 @@ def fused_dispatch(
     async_finish=False,
     allocate_on_comm_stream=False,
 ):
-    """FusedDispatch.forward without a ctx: arguments, results and errors are there."""
+    """FusedDispatch.forward without a ctx; see there for arguments, results and errors."""
     if allocate_on_comm_stream:
         arguments.scheduling(async_finish, allocate_on_comm_stream)
     given = x, token_indices, token_probs
@@ -124,19 +124,19 @@ def fused_dispatch(
 
 
 def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
-    """fused_dispatch without a wait of the host, going beyond upstream: (recv_x, ..., tokens_per_expert, handle).
+    """fused_dispatch in which the host never waits, going beyond upstream: (recv_x, ..., tokens_per_expert, handle).
 
     Results have room for the worst case, R * T rows with the largest T so far; the first N hold tokens, the others are
     never read. tokens_per_expert stays on the device. Arguments: as FusedDispatch.forward. A batch larger than any
-    before must be larger on all ranks. The handle serves fused_combine and the gradients, with arrays of as many rows;
-    all of it can be captured in a graph.
+    before must be larger on all ranks. The handle serves fused_combine and the gradients, with arrays of that many
+    rows. All these calls can be captured in a graph.
     """
     given = x, token_indices, token_probs
     return dispatch(buffer_of(group), given, num_experts, group, PLAIN, True)
 
 
 def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=False):
-    """FusedCombine.forward without a ctx: arguments, results and errors are there."""
+    """FusedCombine.forward without a ctx; see there for arguments, results and errors."""
     if allocate_on_comm_stream:
         arguments.scheduling(async_finish, allocate_on_comm_stream)
     buffer = buffer_of_both(handle, group)
@@ -144,7 +144,7 @@ def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=
 
 
 def dispatch(buffer, given, num_experts, group, interface, on_device):
-    """What fused_dispatch_on_device or fused_dispatch returns. given: x, token_indices, token_probs; interface: of them."""
+    """fused_dispatch_on_device if on_device, else fused_dispatch. given: x, token_indices, token_probs."""
     if type(num_experts) is not int:
         num_experts = arguments.plain("num_experts", num_experts)
     if isinstance(given[0], (list, tuple)):
@@ -157,14 +157,14 @@ def dispatch(buffer, given, num_experts, group, interface, on_device):
 
 
 def buffer_of_handle(handle):
-    """The Buffer for calls with a handle, which FusedDispatch.forward must have made."""
+    """The Buffer for calls with a handle; raises EPValueError unless FusedDispatch.forward made the handle."""
     if type(handle) is not RowsHandle:
         arguments.handle_of(RowsHandle, "FusedDispatch", handle)
     return buffer_of(handle.group) if handle.buffer.closed else handle.buffer
 
 
 def buffer_of_both(handle, group):
-    """The same, where the group is given too: it must be the handle's."""
+    """buffer_of_handle(handle); raises EPValueError unless group is the handle's."""
     buffer = buffer_of_handle(handle)
     if handle.group is not group:
         buffer_of(group)  # raises if it is no world
@@ -176,9 +176,9 @@ def buffer_of_both(handle, group):
 
 
 def values_and_scales(is_list, name, given):
-    """Hidden states as they are given: (x,), or of pairs (e4m3 values, float32 scales) on every rank both.
+    """Hidden states as (x,), or (values, scales) if every rank gives a pair (e4m3 values, float32 scales).
 
-    is_list: whether one is given for each rank.
+    is_list: whether `given` is a list over ranks.
     """
     of_all = given if is_list else [given]
     if not any(isinstance(a, (list, tuple)) for a in of_all):
