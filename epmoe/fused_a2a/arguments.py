@@ -157,7 +157,7 @@ def ranks_that_fit(n_ranks):
 
 
 def expert_indices(buffer, given, n_rows, num_experts):
-    """Check token_indices: an integer matrix [T, K] a rank, ids in [0, num_experts) distinct in a token, -1 for none."""
+    """Check token_indices: an integer matrix [T, K] a rank, ids in [0, num_experts), distinct in a token; -1: none."""
     seen = matrices(buffer, "token_indices", given, n_rows=n_rows)
     top_k = seen[0].shape[1]
     for r, a in zip(buffer.ranks, seen):

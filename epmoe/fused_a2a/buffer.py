@@ -100,7 +100,7 @@ class Buffer(GroupMemory):
 
         kind: the class of the plan; without arrays, a function to call instead. options: the rest of the plan's key.
         of: the call's handle, or the group of a dispatch. results: this rank's; or for each a list over ranks, None if
-        no rank has one. Any exception but a refusal, including Ctrl-C, leaves the call half-way; then reset() is needed.
+        no rank has one. Any exception but a refusal, including Ctrl-C, leaves the call half-way.
         """
         turn = self.turn
         try:

@@ -115,7 +115,7 @@ def init_hybrid_ep_buffer(
 
 
 def reset_hybrid_ep_buffer(group=None) -> None:
-    """Free the HybridEP buffer of a group (None: of all); collective. A later call makes another; handles stay valid."""
+    """Free the HybridEP buffer of a group (None: all); collective. A later call makes a new one; handles stay valid."""
     if group is not None:
         _expect_world(group)
     for key in [group] if group is not None else list(_hybrid_ep_buffer):

@@ -144,7 +144,7 @@ def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=
 
 
 def dispatch(buffer, given, num_experts, group, interface, on_device):
-    """fused_dispatch_on_device if on_device, else fused_dispatch. given: x, token_indices, token_probs."""
+    """fused_dispatch, or fused_dispatch_on_device, for any Interface. given: x, token_indices, token_probs."""
     if type(num_experts) is not int:
         num_experts = arguments.plain("num_experts", num_experts)
     if isinstance(given[0], (list, tuple)):

@@ -1,7 +1,7 @@
 """HybridEPDispatch on a Buffer: a row for each (token, local expert), grouped by expert.
 
-A token travels once to a rank and is expanded there, in the staging area's order; on the way back each rank sums its
-experts' rows first. Results are a rank's own memory, so no call needs room that another may lack.
+A token is sent once to a rank, which expands it to rows, in the staging area's order. On the way back each rank first
+sums its experts' rows. Results lie in a rank's own memory, so ranks need not agree on free room in the pool.
 """
 
 from array import array
@@ -20,7 +20,7 @@ from epmoe_ref.errors import EPValueError
 
 TYPES = (BF16, FP16)
 ARGUMENTS = "x", "routing_map", "probs"
-# what later calls read of a handle's own memory
+# the arrays in a handle's memory that later calls read
 KEPT = "counts", "row_of", "expert_rows", "expert_base", "expert_row"
 NO_LIMIT = 2**31 - 1
 N_ROWS, PAD = at("num_rows"), at("pad_multiple")
@@ -29,9 +29,9 @@ N_ROWS, PAD = at("num_rows"), at("pad_multiple")
 class HybridHandle(Handle):
     """The routing of one HybridEPDispatch.forward, for any number of combines and cached dispatches.
 
-    It depends on the routing map and the options alone. num_rows: P. overflow: int32 [1], 1 if the padded rows did not
-    all fit into P; with a LocalWorld a list over ranks. It is handle[-1] too, as in the tuple that upstream's handle is,
-    and a tensor there under torch. capacity: rows that a rank receives before they are expanded, or gets back, at most.
+    It depends only on the routing map and the options. num_rows: P. overflow: int32 [1], 1 if the padded rows did not
+    all fit into P; with a LocalWorld a list over ranks. handle[-1] is overflow too, because upstream's handle is a
+    tuple that ends with it; a tensor under torch. capacity: most rows that a rank receives unexpanded, or gets back.
     """
 
     __slots__ = ()
@@ -57,7 +57,7 @@ class HybridHandle(Handle):
 
 
 def _staged(rows, row_bytes, local):
-    """({name: Field} of the staging area, between sending and expanding so many rows; its bytes)."""
+    """({name: Field}, bytes) of the staging area that holds `rows` rows until they are expanded."""
     arrays = {
         "x": ((rows, row_bytes), np.uint8),
         "slots": ((rows, local), np.int32),
@@ -68,15 +68,15 @@ def _staged(rows, row_bytes, local):
 
 
 def needs(rows, row_bytes, local):
-    """Of the pool, for so many rows that are expanded: what PoolLayout.grown() takes."""
+    """Arguments of PoolLayout.grown() for expanding `rows` rows."""
     return dict(staging_bytes=_staged(rows, row_bytes, local)[1], flag_rows=rows)
 
 
 class ExpandingPlan(Plan):
-    """A plan of rows that come into the staging area and are expanded to the results, rows of experts."""
+    """A plan in which rows arrive in the staging area and are expanded into the results, grouped by expert."""
 
     def expect_results(self, shape, hidden, dtype):
-        """Prepare for results of this kind: of(rows), as arranged() makes it."""
+        """Prepare for results of this kind; self.of(rows) is a function made by arranged()."""
         self.shape, of_row = shape, {"out": ((hidden,), dtype)}
         if shape.has_probs:
             of_row["out_probs"] = (), FP32
@@ -85,7 +85,7 @@ class ExpandingPlan(Plan):
         self.of = self.arranged("hybrid result", of_row)
 
     def stage(self, rows, local):
-        """Values of words about a staging area of so many rows: staged, of kernels that send; expanded, of each rank's that expands."""
+        """Set the launch words for a staging area of `rows` rows: self.staged to send, self.expanded[i] to expand."""
         buffer, layout = self.buffer, self.buffer.pool_layout
         fields, nbytes = _staged(rows, self.shape.row_bytes, local)
         offsets = [field.offset for field in fields.values()]
@@ -99,7 +99,7 @@ class ExpandingPlan(Plan):
         ]
 
     def expand(self, i, of_handle, n_rows, pad):
-        """The launch that expands what has come into a rank's staging area, or comes now, and the Loan of n_rows rows.
+        """(launch that expands rows from a rank's staging area as they arrive, Loan of its n_rows result rows).
 
         of_handle: Loans that the rank's handle keeps.
         """
@@ -116,7 +116,7 @@ class ExpandingPlan(Plan):
 
 
 class DispatchPlan(ExpandingPlan):
-    """Dispatches of these shapes and options. arrays: ARGUMENTS of HybridEPDispatch.forward.
+    """A plan for dispatches of these shapes and options. arrays: ARGUMENTS of HybridEPDispatch.forward.
 
     options: num_local_experts, num_permuted_tokens, pad_multiple, fp8_dispatch, p2p_world_size, num_sms of dispatch and
     combine.
@@ -171,10 +171,10 @@ class DispatchPlan(ExpandingPlan):
             encode=is_fp8,
         )
         if buffer.knows_all_ranks or limit is not None and buffer.max_tokens:
-            # without a look at the device, a batch larger than any before is taken to be that large on all ranks
+            # the host does not read counts, so it assumes that a new largest batch is that large on all ranks
             buffer.want_tokens(max(num_tokens))
         self.expect_results(shape, hidden, E4M3 if is_fp8 else dtype)
-        # one launch does it all where the host need not know the number of rows
+        # one launch sends and expands if the host need not know the number of rows
         self.is_one_launch = limit is not None and (buffer.knows_all_ranks or buffer.max_tokens > 0)
         if self.is_one_launch:
             shape = buffer.launches.expanding(shape, num_tokens, num_sms)
@@ -202,9 +202,9 @@ class DispatchPlan(ExpandingPlan):
         self.scratch = [self.arranged("rows scratch", scratch)(n)[0] for n in num_tokens]
 
     def _prepare(self, kernel, expanding=None):
-        """Launches of a kernel that sends, for the most tokens so far. expanding: its shape, if it expands rows as well."""
+        """Prepare launches of a sending kernel, for the most tokens so far. expanding: its shape if it also expands."""
         buffer, local = self.buffer, self.local
-        # else the first call asks the ranks for their tokens
+        # otherwise the first call learns the ranks' numbers of tokens
         if buffer.knows_all_ranks or buffer.max_tokens:
             buffer.want_pool(self.facts, self._needs, expanding)
         rows = buffer.n_ranks * buffer.max_tokens
@@ -253,19 +253,19 @@ class DispatchPlan(ExpandingPlan):
         return HybridHandle(self, kept, group, (self.form, self.numbers.capacity), self.numbers)
 
     def _numbers(self, num_rows):
-        # a rank with more tokens than any before gets more rows back than there was room for where they were received
+        # combine may return more rows to the rank with a new largest batch than dispatch had room to receive
         capacity = self.buffer.n_ranks * self.buffer.max_tokens
         return Numbers(None, num_rows, capacity, capacity, capacity)
 
     def start(self, given, group):
-        """See Plan; where the host waits for numbers of rows, and another launch expands them."""
+        """See Plan. If the host must wait for the numbers of rows, a second launch expands the rows."""
         if self.is_one_launch:
             return super().start(given, group)
         buffer, limit, made = self.buffer, self.limit, []
         begun = [self.begin(i, addresses, group) for i, (addresses, _) in enumerate(given)]
         launches, kept, _ = zip(*begun)
         has_room, _, told = buffer.start_and_hear(launches, self.local)
-        if not has_room:  # on any rank: all come to the same number of tokens here
+        if not has_room:  # the same answer on all ranks, which now also know the same most tokens
             self._prepare(resend_kernel(self.shape))
             sent = zip(self.parts, launches)
             buffer.start([call.like(launch, earlier) for (call, launch), earlier in sent])
@@ -284,7 +284,7 @@ class DispatchPlan(ExpandingPlan):
 
 
 class CachedPlan(ExpandingPlan):
-    """Cached dispatches: the tokens x [T, H] as rows of experts, as an earlier one placed them. options: num_sms."""
+    """A plan for cached dispatches: tokens x [T, H] become rows where an earlier one put them. options: num_sms."""
 
     def __init__(self, buffer, interface, names, arrays, options, handle):
         (x,), (num_sms,), capacity = arrays, options, handle.capacity
@@ -307,7 +307,7 @@ class CachedPlan(ExpandingPlan):
         return launch, (), loan
 
     def end(self, i, loan, handle):
-        """Rows of experts [P, H], of x's dtype."""
+        """Rows [P, H] grouped by expert, in x's dtype."""
         return self.of(handle.numbers.num_rows[i])[1](loan)
 
 

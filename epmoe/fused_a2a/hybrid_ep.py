@@ -1,4 +1,4 @@
-"""HybridEPDispatch and HybridEPCombine: permute, exchange, permute in one; a row for each (token, local expert)."""
+"""HybridEPDispatch and HybridEPCombine: exchange and permutation in one call; a row for each (token, local expert)."""
 
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.buffer import PLAIN
@@ -7,7 +7,7 @@ from epmoe.fused_a2a.hybrid import ARGUMENTS, DispatchPlan, HybridHandle
 
 
 class HybridEPDispatch:
-    """Every token to each of its experts, rows grouped by expert, and the gradient back.
+    """Send every token to each of its experts, rows grouped by expert, and the gradient back.
 
     group is a world of epmoe; with a LocalWorld, whatever differs per rank is a list over ranks.
     """
@@ -27,15 +27,15 @@ class HybridEPDispatch:
     ):
         """(dispatched_hidden, dispatched_probs, dispatched_scaling_factor, tokens_per_expert, handle).
 
-        x: [T, H], bf16 or fp16, rows of whole 16 bytes. routing_map: bool [T, E]. probs: float32 [T, E], of which only
-        the routed places are read, or None. num_permuted_tokens: P, the same on all ranks; then the host does not wait
-        and counts stay on the device. None: P is exact. pad_multiple: each expert's rows are rounded up to it; None, 0:
-        not. dispatched_hidden [P, H]: by local expert, then src_rank, then token; zeros in padding and behind the
-        last row. dispatched_probs: float32 [P], or None. dispatched_scaling_factor: None, or float32 [P, H / 128] if
-        the buffer was made with fp8_dispatch=True; dispatched_hidden is e4m3 then. tokens_per_expert: int64 [L],
-        padding included; rows that do not fit into P are dropped from the end, and handle.overflow (int32 [1]) is 1
-        then. A batch larger than any before makes the buffer grow on all ranks; with num_permuted_tokens it must then
-        be larger on all of them. Scheduling alone: num_sms_dispatch_api, num_sms_combine_api; None: all SMs.
+        x: [T, H], bf16 or fp16, rows a multiple of 16 bytes. routing_map: bool [T, E]. probs: float32 [T, E], read only
+        where routing_map is True, or None. num_permuted_tokens: P, the same on all ranks; the host does not wait, and
+        counts stay on the device. None: the host waits for the exact P. pad_multiple: each expert's rows are rounded up
+        to it; None, 0: not. dispatched_hidden [P, H]: by local expert, then src_rank, then token; zeros in padding and
+        after the last row. dispatched_probs: float32 [P], or None. dispatched_scaling_factor: None, or, if the
+        buffer was made with fp8_dispatch=True, float32 [P, H / 128] with dispatched_hidden in e4m3. tokens_per_expert:
+        int64 [L], padding included. Rows that do not fit into P are dropped from the end, and handle.overflow (int32
+        [1]) is 1. A batch larger than any before makes the buffer grow on all ranks; with num_permuted_tokens it must
+        be larger on all of them. num_sms_dispatch_api, num_sms_combine_api affect only scheduling; None: all SMs.
         """
         num_sms = num_sms_dispatch_api, num_sms_combine_api
         options = num_local_experts, *num_sms, num_permuted_tokens, pad_multiple
@@ -56,16 +56,16 @@ class HybridEPDispatch:
 
 
 class HybridEPCombine:
-    """Rows of experts back to the ranks their tokens came from, summed by token, and the gradient out again."""
+    """Send experts' rows back to the ranks of their tokens, sum them by token, and send the gradient out again."""
 
     @staticmethod
     def forward(ctx, x, handle, num_permuted_tokens=None, pad_multiple=None):
         """combined_x [T, H], of x's dtype D, unweighted.
 
-        x: [P, H], bf16 or fp16, rows as dispatch made them; rows without a token are never read. handle: of
-        HybridEPDispatch.forward. num_permuted_tokens, pad_multiple: may be left out; if given, the handle's (the first
-        one number, or a list over ranks). Sums in float32 from +0.0: on each rank D(sum over its experts ascending),
-        then D(sum over the ranks of a p2p world ascending), then D(sum over these worlds).
+        x: [P, H], bf16 or fp16, in dispatch's row order; rows without a token are never read. handle: from
+        HybridEPDispatch.forward. num_permuted_tokens, pad_multiple: may be left out, or must equal the handle's (the
+        first is one number, or a list over ranks). Sums in float32 from +0.0: on each rank D(sum over its experts
+        ascending), then D(sum over the ranks of a p2p world ascending), then D(sum over these worlds).
         """
         combined = hybrid_ep_combine(x, handle, num_permuted_tokens, pad_multiple)
         ctx.group, ctx.handle = handle.group, handle
@@ -96,10 +96,10 @@ def hybrid_ep_dispatch(
     fused=False,
     num_sms_preprocessing_api=None,
 ):
-    """HybridEPDispatch.forward without a ctx: arguments, results and errors are there.
+    """HybridEPDispatch.forward without a ctx; see there for arguments, results and errors.
 
-    By name alone, what Megatron-Core 0.17 to 0.19 give besides: how upstream shares its work out among kernels. Here
-    the kernels of dispatch and combine do all of it, and these change nothing.
+    The keyword-only arguments exist in Megatron-Core 0.17 to 0.19, where they divide the work among kernels. Here the
+    dispatch and combine kernels do all the work, and these arguments change nothing.
     """
     num_sms = num_sms_dispatch_api, num_sms_combine_api
     options = num_local_experts, *num_sms, num_permuted_tokens, pad_multiple
@@ -108,7 +108,7 @@ def hybrid_ep_dispatch(
 
 
 def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *, fused=False):
-    """HybridEPCombine.forward without a ctx: arguments, results and errors are there. fused: as in dispatch."""
+    """HybridEPCombine.forward without a ctx; see there for arguments, results and errors. fused: changes nothing."""
     buffer = buffer_of_handle(handle)
     return combine(buffer, (x,), PLAIN, handle, num_permuted_tokens, pad_multiple)
 
@@ -124,8 +124,8 @@ def dispatch(
     num_rows=None,
     pad_multiple=None,
 ):
-    """What hybrid_ep_dispatch returns. given: x, routing_map and probs, or None; interface: of these arrays."""
-    # what equals an int and is none may not be accepted where the int was
+    """hybrid_ep_dispatch for any Interface. given: x, routing_map, and probs or None."""
+    # True == 1 and 2.0 == 2 would find the plan of the int, so check types
     if not (
         type(num_local_experts) is type(num_rows) is int
         and pad_multiple is None
@@ -148,14 +148,14 @@ def dispatch(
 
 
 def combine(buffer, given, interface, handle, num_permuted_tokens=None, pad_multiple=None):
-    """What hybrid_ep_combine returns. given: x."""
+    """hybrid_ep_combine for any Interface. given: (x,)."""
     if num_permuted_tokens is not None or pad_multiple is not None:
         arguments.same_as_handle(buffer, handle, num_permuted_tokens, pad_multiple)
     return handle.combined(buffer, given, interface)
 
 
 def buffer_of_handle(handle):
-    """The Buffer for calls with a handle, which HybridEPDispatch.forward must have made."""
+    """The Buffer for calls with a handle; raises EPValueError unless HybridEPDispatch.forward made the handle."""
     if type(handle) is not HybridHandle:
         arguments.handle_of(HybridHandle, "HybridEPDispatch", handle)
     return hybrid_ep_buffer(handle.group) if handle.buffer.closed else handle.buffer

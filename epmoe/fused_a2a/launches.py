@@ -1,4 +1,4 @@
-"""Launching rows kernels: which shape a kernel has, how large its grid is, and the words that each call gives it."""
+"""Launches rows kernels: chooses a kernel's shape and grid, and fills in the words that each call passes to it."""
 
 from dataclasses import replace
 
@@ -11,21 +11,21 @@ from epmoe.kernels.rows.shape import FIRST, RowsShape, parameter_block
 from epmoe.kernels.stamps import TraceBuffers
 
 _BLOCK = parameter_block(1)  # indices do not depend on the number of ranks
-FIRST_OF_CALL = _BLOCK.index(FIRST)  # from here on words differ from call to call
-# So few tokens of a rank have smaller blocks: what all warps do before they have work takes less time then.
+FIRST_OF_CALL = _BLOCK.index(FIRST)  # words from here on differ between calls
+# Up to this many tokens a rank, blocks are smaller, so that the setup that all warps share takes less time.
 FEW_TO_SEND, THREADS_TO_SEND = 128, 256
 FEW_TO_COMBINE, THREADS_TO_COMBINE = 32, 512
 FEW_TO_EXPAND, THREADS_TO_EXPAND = 16, 512
-# Of so many less is on its way at a time: blocks end closer together. By expert not where rows are encoded.
+# From this many tokens on, less is in flight at a time, so blocks end closer together (by expert: unless encoded).
 MANY, THREADS_OF_MANY = 1024, 512
 MANY_TO_EXPAND = 4096
 
 
 def smaller_blocks(num_tokens):
-    """Threads of the blocks that send a rank's tokens, and of those that combine them; None where as many as usual.
+    """Threads of the blocks that send a rank's tokens, and of those that combine them; None: the default number.
 
-    Kernels are compiled for the size of their blocks, so this is what the number of tokens changes in them, besides
-    RowsShape.lamport. Blocks of many tokens are smaller only where all that there are take part.
+    Kernels are compiled for their block size, so the number of tokens affects compilation only through this and
+    RowsShape.lamport. For many tokens, blocks are smaller only if the launch may use all blocks.
     """
     many = THREADS_OF_MANY if num_tokens >= MANY else None
     return (
@@ -37,7 +37,7 @@ def smaller_blocks(num_tokens):
 class Launches:
     """The launches of one Buffer. launch: its LaunchConfig."""
 
-    lamport_rows = True  # whether few rows go without flags; tests change it
+    lamport_rows = True  # whether small batches use Lamport rows, without flags; tests change it
 
     def __init__(self, world, launch=None):
         self.world, self.machine = world, world.machine
@@ -47,13 +47,13 @@ class Launches:
         self.most_blocks = self.launch.n_sms or of_machine
         self.traces = {}  # by kernel: stamps, if the LaunchConfig asks for them
         self._contexts = {}
-        # the numbers that kernels are tuned with: small ones in the simulator
+        # tuning constants of kernels, small in the simulator
         self.tuning = rows_shape.SMALL if device.SIM else rows_shape.TUNING
 
     def shape(self, n_local_experts, row_bytes, num_sms, *, send=(), expand=(), combine=(), **more):
-        """The RowsShape of a kernel. send, expand, combine: tokens of each rank here, for which of these it is.
+        """The RowsShape of a kernel. send, expand or combine, whichever the kernel does: the tokens of each rank here.
 
-        num_sms: as the caller grants them; rows that are not expanded have smaller blocks if all SMs move them.
+        num_sms: SMs that the caller grants. Kernels that do not expand get smaller blocks if all SMs take part.
         """
         threads, most = self.threads, max((*send, *expand, *combine), default=0)
         by_all = "top_k" in more and self._are_all(num_sms)
@@ -67,7 +67,7 @@ class Launches:
         return self._sending_few(shape, most)
 
     def _sending_few(self, shape, num_tokens):
-        """The shape of a kernel that has the code for small batches, if that many tokens are one."""
+        """The shape, with the code for small batches if num_tokens is small enough."""
         few = lamport.rows_for(shape, num_tokens) if self.lamport_rows else 0
         return replace(shape, lamport=few)
 
@@ -76,7 +76,7 @@ class Launches:
         return lamport.bytes_for(shape) if self.lamport_rows else 0
 
     def expanding(self, shape, num_tokens, num_sms):
-        """The shape of the kernel that expands rows as they come. num_tokens: of each rank of this process."""
+        """The shape of the kernel that expands rows as they arrive. num_tokens: of each rank of this process."""
         shape = self._sending_few(replace(shape, expands=True), max(num_tokens))
         is_many = max(num_tokens) >= MANY_TO_EXPAND and not shape.encode
         is_smaller = self._are_all(num_sms) and (shape.lamport > 0 or is_many)
@@ -85,15 +85,15 @@ class Launches:
         return shape
 
     def _are_all(self, num_sms):
-        """Whether a caller that grants num_sms (None: as many as there are) grants all blocks that there are."""
+        """Whether num_sms (None: all) allows as many blocks as the machine can run."""
         return num_sms is None or int(num_sms) >= self.most_blocks
 
     def granted(self, num_sms):
-        """Blocks that a launch may have for which the caller grants num_sms (None: as many as there are)."""
+        """The most blocks of a launch for which the caller grants num_sms (None: all)."""
         return self.most_blocks if num_sms is None else min(int(num_sms), self.most_blocks)
 
     def prepare(self, kernel, rank, num_tokens, stream, words, grid):
-        """A launch of a kernel of a rank. words: of the block, by which it begins."""
+        """Prepare a launch of a rank's kernel. words: its parameter block, with the words known so far."""
         if self.launch.trace:
             traces = self.traces.setdefault(kernel.name, TraceBuffers())
             words[at("trace")] = traces.address(self.machine, rank, self.most_blocks)
@@ -101,7 +101,7 @@ class Launches:
         return self.machine.prepared(kernel, grid, threads, words, num_tokens, rank, stream=stream)
 
     def context(self, rank, of_ranks):
-        """The address of the words that kernels look up by rank: {name: a word of each rank}."""
+        """Address of the table that kernels index by rank. of_ranks: {name: a word for each rank}."""
         words = parameter_block(self.world.n_ranks).pack_context(of_ranks)
         key = rank, words.tobytes()
         if key not in self._contexts:
@@ -118,22 +118,22 @@ class Launches:
 
 
 def at(name):
-    """The index of a field's first word among those of a launch."""
+    """The index of a field's first word in a launch's parameter block."""
     return _BLOCK.index(name)
 
 
 def fill(words, values):
-    """Enter {field: value} into the words of a launch; a value is a number, or one for each word of the field."""
+    """Write {field: value} into a launch's words; a value is a number, or one for each word of the field."""
     for name, value in values.items():
         for i, word in enumerate(value if isinstance(value, (list, tuple)) else (value,), at(name)):
             words[i] = word
 
 
 class RankCall(dict):
-    """One rank's launches of a kernel in calls that are alike, {blocks: Launch}: prepared when first looked up.
+    """One rank's launches of a kernel for one plan, {blocks: Launch}, each prepared when first looked up.
 
-    values: {field: value} of the words that stay the same. A launch has no more blocks than have something to do, besides
-    the leader block: few begin and end sooner than many. So of n rows it is self[min(n + 1, self.most)].
+    values: {field: value} of the words that stay the same. A launch has no more blocks than there is work for, plus the
+    leader block, because fewer blocks start and end sooner. For n rows it is self[min(n + 1, self.most)].
     """
 
     def __init__(self, plan, i, kernel, values=None):
@@ -147,11 +147,11 @@ class RankCall(dict):
         return launch
 
     def of(self, n_rows):
-        """The launch for so many rows."""
+        """The launch for n_rows rows."""
         return self[min(n_rows + 1, self.most)]
 
     def like(self, launch, earlier):
-        """A launch of these, with the words of an earlier one but for those that stay the same here."""
+        """Copy the per-call words of an earlier launch into `launch`, then write this RankCall's fixed values."""
         launch.words[FIRST_OF_CALL:] = earlier.words[FIRST_OF_CALL:]
         fill(launch.words, self._values)
         return launch

@@ -1,7 +1,7 @@
-"""The memory behind the rows functions of one group, and how it grows: on all ranks in the same call.
+"""The memory behind the rows functions of one group. It grows on all ranks in the same call.
 
-Ranks compare what their calls were given where it is new, since what they need follows from it, and when a wait has
-expired.
+The memory that a call needs follows from its arguments. So ranks compare arguments that are new, and again when a wait
+has expired.
 """
 
 from collections import deque
@@ -26,25 +26,25 @@ SAME = "do all ranks make the same calls, with the same sizes?"
 
 
 def align(nbytes):
-    """nbytes, rounded up so that an array may begin there."""
+    """nbytes rounded up to a multiple of ALIGNMENT."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _grown(has, needs):
-    """Bytes for a part of the pool: it grows by half at least, so that all earlier pools together are not much."""
+    """Bytes for a part of the pool. It grows by at least half, so that all earlier pools together stay small."""
     return has if needs <= has else align(max(needs, has + has // 2))
 
 
 class PoolLayout(NamedTuple):
-    """Bytes of each part of the pool, in the order in which they lie; what peers say twice, by parity, lies twice."""
+    """Bytes of each part of the pool, in memory order. Lamport rows have two copies, one for each parity of calls."""
 
     flag_bytes: int = 0  # flags of rows
     lamport_bytes: int = 0  # Lamport rows, of one parity
-    staging_bytes: int = 0  # where rows are received that find no room in the heap
-    heap_bytes: int = 0  # where results are lent from
+    staging_bytes: int = 0  # receives rows for which the heap has no room
+    heap_bytes: int = 0  # results are lent from here
 
     def grown(self, staging_bytes=0, result_bytes=0, flag_rows=0, lamport_bytes=0):
-        """The layout of a pool with room for this, too; this one if it has.
+        """A layout that also has room for this; the same layout if there is room already.
 
         result_bytes: of one result; flag_rows: rows that have flags.
         """
@@ -67,7 +67,7 @@ class PoolLayout(NamedTuple):
     nbytes = property(lambda self: self.heap_at + self.heap_bytes, doc="Bytes of the pool.")
 
     def regions(self):
-        """The parts of the pool, for reports of the simulator."""
+        """The parts of the pool, for the simulator's reports."""
         flags = self.flag_bytes // flag_bytes_for(1), mailbox.MOST_PARTS
         words = 2, self.lamport_bytes // 4
         return [
@@ -78,7 +78,7 @@ class PoolLayout(NamedTuple):
         ]
 
     def clear(self, buffer):
-        """Flags of a rank's pool name no call, and of Lamport rows nothing has come."""
+        """Reset a rank's pool: flags name no call, and no Lamport row has arrived."""
         buffer.fill(0, 0, self.lamport_at)
         buffer.fill(0xFF, self.lamport_at, 2 * self.lamport_bytes)
 
@@ -92,9 +92,9 @@ def _control_regions(at, n_ranks):
 
 
 class CallLog:
-    """number: of the call under way, alike on all ranks. recent: (number, facts) of the latest calls of this rank.
+    """Compares the ranks' calls. number: the current call's, the same on all ranks. recent: this rank's latest calls.
 
-    facts: what all ranks must have given alike, a dict by name; "call" is the call's own name.
+    recent holds (number, facts). facts: {name: value} that must be equal on all ranks; "call" is the call's name.
     """
 
     def __init__(self, world):
@@ -102,7 +102,7 @@ class CallLog:
         self.number, self.recent = 0, deque(maxlen=MOST_CALLS)
 
     def agree(self, facts, timeout):
-        """Compare facts that are new with the other ranks'. Errors: EPValueError, on all ranks, says what differs."""
+        """Compare new facts with the other ranks'. If any differs, all ranks raise an EPValueError that names it."""
         self.recent.append((self.number, facts))
         key = tuple(facts.items())
         if key in self._agreed:
@@ -114,7 +114,7 @@ class CallLog:
         self._agreed.add(key)
 
     def compared(self, timeout):
-        """In what the ranks' calls differ, in words; waits a little for the other ranks."""
+        """A sentence on how the ranks' calls differ, or ""; waits a little for the other ranks."""
         world = self._world
         if world.lists:
             return ""
@@ -132,14 +132,14 @@ class CallLog:
         return f". This rank called {_as_called(self.recent[-1][1])}: {SAME}"
 
     def clear(self):
-        """As before the first call."""
+        """Reset to the state before the first call."""
         self._agreed.clear()
         self.recent.clear()
         self.number = 0
 
 
 def _as_called(facts):
-    """A call and what it was given, in words."""
+    """A call and its arguments, in words."""
     given = ", ".join(f"{name}={value!r}" for name, value in facts.items() if name != "call")
     return f"{facts['call']} with {given or 'nothing'}"
 
@@ -150,16 +150,16 @@ class _Rank:
     def __init__(self, machine, rank):
         self.rank, self.arena = rank, MemoryPool(machine, rank)
         self.words = machine.alloc(mailbox.WORDS_BYTES, "rows words", rank)
-        self.scratch, self.retired = None, []  # columns of the layout, also of fewer experts
+        self.scratch, self.retired = None, []  # columns of the layout; retired: those for fewer experts
         self.heap = MemoryPool(machine, rank, part=(None, 0, 0))
 
 
 class GroupMemory:
-    """Three kinds of memory: control, a few kB that peers write; the pool, which they write rows into; each rank's own.
+    """A group's memory: control (a few kB that peers write), the pool (peers write rows into it), and each rank's own.
 
-    The pool holds flags of rows, windows for Lamport rows, a staging area and behind it a heap of results. It grows and
-    never shrinks; results and handles that are in use survive that. A result that finds no room in the heap is received
-    in the staging area and moved to memory of its own, so the numbers never depend on who holds on to what.
+    The pool holds flags of rows, windows for Lamport rows, a staging area and a heap of results. It grows and never
+    shrinks; results and handles in use stay valid. If the heap has no room for a result, it is received in the staging
+    area and moved to memory of its own, so the numbers never depend on which results the caller keeps.
     """
 
     def __init__(self, group, launches, timeout):
@@ -169,15 +169,15 @@ class GroupMemory:
         self.n_local_experts, self.max_tokens = 0, 0
         self.pool_layout, self._control, self._pool, self._retired = PoolLayout(), None, None, []
         self.host_words = HostWords(self.machine, group.ranks, group.stream_of(group.ranks[0]))
-        self._plans = {}  # what follows from memory: see Buffer.run
+        self._plans = {}  # plans, which hold addresses: see Buffer.call
         self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="get_buffer"))
 
     def changed(self):
-        """What plans depend on is not what it was."""
+        """Drop all plans: memory or a setting that they depend on has changed."""
         self._plans.clear()
 
     def want_experts(self, n_local_experts, facts):
-        """Control memory for so many experts a rank; collective if it must grow. facts: as for want_pool()."""
+        """Make control memory for n_local_experts a rank; collective if it must grow. facts: as for want_pool()."""
         self.log.agree(facts, self._timeout)
         if n_local_experts <= self.n_local_experts:
             return
@@ -200,7 +200,7 @@ class GroupMemory:
         self.initialise()
 
     def initialise(self):
-        """Words and flags as before the first call; collective."""
+        """Reset words and flags to their state before the first call; collective."""
         self.world.barrier("reset", self._timeout)
         for r in self.ranks:
             r.words.fill(0)
@@ -211,17 +211,17 @@ class GroupMemory:
         self.world.barrier("reset", self._timeout)
 
     def want_tokens(self, max_tokens):
-        """Remember the most tokens of any rank; all ranks are told the same."""
+        """Remember the most tokens of any rank. All ranks must pass the same number."""
         if max_tokens > self.max_tokens:
             self.max_tokens = max_tokens
             self.changed()
 
     def want_pool(self, facts, needs, shape=None):
-        """A pool with room for what is needed; collective if it must grow.
+        """Make room in the pool; collective if it must grow.
 
-        facts: what all ranks must have given alike, since what they need, and what their kernels write to each other,
-        follows from it; see CallLog. needs: what PoolLayout.grown() takes, or a function that tells it of the most
-        tokens of any rank, where ranks may know only their own number. shape: of a kernel that may send Lamport rows.
+        facts: arguments that must be equal on all ranks, since room and the kernels' messages follow from them; see
+        CallLog. needs: the arguments of PoolLayout.grown(), or a function that returns them for the most tokens of any
+        rank, if ranks may know only their own number. shape: RowsShape of a kernel that may send Lamport rows.
         """
         self.log.agree(facts, self._timeout)
         of_shape = {} if shape is None else dict(lamport_bytes=self.launches.window_bytes(shape))
@@ -248,7 +248,7 @@ class GroupMemory:
         self.world.barrier("start", self._timeout)
 
     def _make_heaps(self):
-        """Each rank lends results from the pool that there is now."""
+        """Make each rank lend results from the current pool."""
         for r in self.ranks if self._pool is not None else ():
             buffer, layout = self._pool.buffers[r.rank], self.pool_layout
             if r.heap.buffer is not buffer:
@@ -259,7 +259,7 @@ class GroupMemory:
         return {r.rank: r.heap for r in self.ranks}
 
     def put_back(self):
-        """After an error: what calls find in memory is as before the first one; results stay. Collective."""
+        """After an error: reset memory to its state before the first call; results stay valid. Collective."""
         self.machine.synchronize()
         self.world.barrier("reset", 2 * self._timeout)  # a slower rank comes after its own timeout
         self.log.clear()
@@ -269,7 +269,7 @@ class GroupMemory:
             self._make_heaps()
             self.initialise()
             return
-        # memory had grown on some ranks when a call ended: all begin anew
+        # the failed call grew memory on some ranks only: all start with new memory
         if self._pool is not None:
             self._retired.append((self._pool, self._heaps()))
         self._retired.append((self._control, {}))
@@ -278,7 +278,7 @@ class GroupMemory:
         self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="reset"))
 
     def free(self, together):
-        """Free everything but memory of results in use: that follows when nobody holds them."""
+        """Free everything; memory of results in use is freed when they are dropped."""
         self.host_words.free()
         for r in self.ranks:
             for memory in (r.words, r.scratch, *r.retired):
@@ -296,7 +296,7 @@ class GroupMemory:
         return self._pool.buffers[r.rank].address + self.pool_layout.staging_at
 
     def prepare_to_be_told(self, n_local_experts):
-        """Memory for what dispatches tell the host; before their launch."""
+        """Allocate the host memory into which dispatches write their counts; call it before the launch."""
         self.host_words.prepare(4 * told_words(self.n_ranks, n_local_experts))
 
     @property
@@ -308,5 +308,5 @@ class GroupMemory:
 
     @property
     def lent_bytes(self):
-        """Bytes of one rank's own memory that results in use lie in; what lies in the pool is not counted."""
+        """Bytes of one rank's own memory that results in use occupy; the pool is not counted."""
         return self.ranks[0].arena.lent_bytes

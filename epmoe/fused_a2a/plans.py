@@ -1,7 +1,7 @@
-"""Plans: what follows from shapes, types and options of a call alone, made once. What plans of rows and by expert share.
+"""A plan holds all that follows from a call's shapes, types and options, made once. The base of rows and hybrid plans.
 
-Buffer.call finds a call's plan, or makes it, with all checks and all growing of memory. A rank's part of a call is begin(),
-which borrows memory and fills in a launch, and, when the launches of all ranks have started, end(), which makes results.
+Buffer.call finds a call's plan or makes it. Making it does all checks and grows memory. For each rank, begin() borrows
+memory and fills in a launch. When the launches of all ranks have started, end() makes the results.
 """
 
 from functools import lru_cache
@@ -20,16 +20,16 @@ from epmoe.host.memory_pool import Arrangement
 from epmoe.kernels.rows import combine_kernel
 from epmoe.kernels.rows.handle import TOKENS
 
-MOST_ARRANGED = 256  # numbers of rows of one kind of result
+MOST_ARRANGED = 256  # Arrangements kept for one kind of result, by number of rows
 CAPACITY, PLACES, X, PROBS = map(at, ("capacity", "places", "x", "probs"))
-NO_ROOM = 0xFFFFFFFF  # a capacity: not even for zero rows, so that all ranks grow
+NO_ROOM = 0xFFFFFFFF  # a capacity that has no room even for zero rows, so that all ranks grow
 
 
 class Numbers(NamedTuple):
-    """Rows of a dispatch. counts: [R] lists [R], rows from each source to each rank; None where the host does not know.
+    """Numbers of rows of a dispatch. counts: [R] lists [R], from each src_rank to each rank; None if not on the host.
 
-    num_rows: of each rank of this process. most: of any rank. most_returned: that a rank gets back in combine, at most.
-    capacity: that a rank has room for, or that there was room for when they came.
+    num_rows: for each rank of this process. most: the most of any rank. most_returned: the most that combine returns to
+    a rank. capacity: rows that a rank has room for, or had room for when they arrived.
     """
 
     counts: list | None
@@ -42,10 +42,10 @@ class Numbers(NamedTuple):
 class Handle:
     """The routing of a dispatch, for any number of combines and cached dispatches.
 
-    plan: of the dispatch. loans: of each rank, the memory that it lies in; kernels are told of its pieces' kept arrays.
-    form, sums: for plans of later calls. num_tokens, num_rows: T and the rows of each rank of this process. is_exact, of
-    its plan: whether rows are another number in each call. DISPATCH, COMBINE: names of calls. GRADIENT: names of the arrays
-    that have gradients. CACHED: the plan of combine's gradient. num_sms: that dispatch and combine may take.
+    plan: the dispatch's. loans: each rank's memory of the routing; kernels get the addresses of its kept arrays. form:
+    part of the key of later plans; sums: see CombinePlan. num_tokens, num_rows: T and the rows of each rank of this
+    process. plan.is_exact: whether the number of rows varies between calls. DISPATCH, COMBINE: names of calls.
+    GRADIENT: names of the gradients' arrays. CACHED: the plan class of combine's gradient. num_sms: for both.
     """
 
     __slots__ = "plan buffer loans group form numbers __weakref__".split()
@@ -56,19 +56,19 @@ class Handle:
         self.group, self.form, self.numbers = group, form, numbers
 
     def combined(self, buffer, given, interface=PLAIN):
-        """Sums of the rows that are given, by token."""
+        """The sum of the given rows by token."""
         how = self.num_sms[1:]
         return buffer.call(self.COMBINE, CombinePlan, ("x",), given, how, self, interface)[0][0]
 
     def dispatch_gradients(self, buffer, given, interface=PLAIN):
-        """Of the tokens, and of probs or None. given: gradients of rows and of probs, or None."""
+        """Gradients of the tokens and of probs (or None). given: gradients of the rows, and of probs or None."""
         call, names, how = f"the gradient of {self.DISPATCH}", self.GRADIENT, self.num_sms[1:]
         if arguments.absent(given[1]):
             given = given[:1]
         return buffer.call(call, CombinePlan, names, given, how, self, interface)[0]
 
     def combine_gradient(self, buffer, given, interface=PLAIN):
-        """Of the rows. given: gradients of the tokens."""
+        """Gradients of the rows. given: (gradients of the tokens,)."""
         call, names, how = f"the gradient of {self.COMBINE}", self.GRADIENT[:1], self.num_sms[:1]
         return buffer.call(call, self.CACHED, names, given, how, self, interface)[0][0]
 
@@ -80,17 +80,17 @@ class Handle:
 
 
 class Plan:
-    """Calls that are alike. facts: what all ranks give alike, see CallLog; names: of the arrays, for messages.
+    """The prepared launches for calls of one form: equal shapes, types and options.
 
-    of_handle: whether a handle decides about it, besides the forms of arrays and options. rows_vary: whether the number
-    of rows is another in each call with an exact handle. dtypes: {name: type that it must have} of arrays that must be
-    placed first; None where kernels read them where they lie. remedy: of a call that waits for the device, what to call
-    instead while a graph is captured; such a plan has a start() of its own. check_values: of a plan that looks at values of
-    arrays in host memory.
+    facts: values that must be equal on all ranks, see CallLog. names: of the arrays, for messages. of_handle: whether a
+    handle's form is part of the key. rows_vary: whether the number of rows differs between calls with an exact handle.
+    dtypes: {name: type it must have} if arrays must be placed; None if kernels read them in place. remedy: if the call
+    waits for the device, what to call instead during graph capture; such a plan has its own start(). check_values:
+    checks the values of arrays in host memory, if the plan must.
 
-    begin(i, addresses, of) fills in the launch of the i-th rank here. It returns the launch, the Loans that a handle keeps,
-    and those that end() needs. end(i, loans, of) returns that rank's results, a tuple. handle(kept, of) returns a dispatch's
-    handle, which keeps these Loans of each rank. of: see Buffer.call().
+    begin(i, addresses, of) fills in the launch of the i-th rank here, and returns it, the Loans for the handle, and
+    those for end(). end(i, loans, of) returns the rank's results, a tuple. handle(kept, of) returns a dispatch's
+    handle, which keeps each rank's Loans. of: see Buffer.call().
     """
 
     of_handle, rows_vary, dtypes, remedy, check_values = True, False, None, None, None
@@ -100,7 +100,7 @@ class Plan:
         self.num_tokens, self.num_sms = num_tokens, num_sms
 
     def start(self, given, of):
-        """Launch: results of each rank, and the handle. given: (addresses, arrays) of each."""
+        """Launch on all ranks; returns each rank's results, and the handle. given: (addresses, arrays) of each rank."""
         begun = [self.begin(i, addresses, of) for i, (addresses, _) in enumerate(given)]
         launches, kept, loans = zip(*begun)
         self.buffer.start(launches, loans)
@@ -108,16 +108,16 @@ class Plan:
         return made, None if self.of_handle else self.handle(kept, of)
 
     def rank_calls(self, kernel, values=None):
-        """The RankCall of each rank here. values: {field: value} of each rank."""
+        """A RankCall for each rank here. values: None, or {field: value} for each rank."""
         n_ranks = len(self.num_tokens)
         return [RankCall(self, i, kernel, values and values[i]) for i in range(n_ranks)]
 
     def results_of(self, fields):
-        """A function of a Loan: results that are these fields of it."""
+        """A function that turns a Loan into results, one for each of these fields."""
         return self.interface.results_of(fields, self.buffer.machine)
 
     def arranged(self, name, of_row, word_of=at):
-        """A function of a number of rows: (the Arrangement of so many, results_of it); those of the latest are kept.
+        """A function of a number of rows that returns (Arrangement, results_of its fields), cached.
 
         of_row: {array: (shape of a row, dtype)}.
         """
@@ -133,10 +133,10 @@ class Plan:
 
 
 class CombinePlan(Plan):
-    """Sums of rows x over what handles say, and of their probs, put back slot by slot. options: num_sms.
+    """A plan that sums rows x by token, as the handle says, and puts their probs back in place. options: num_sms.
 
-    The handle holds what differs between rows and experts' rows: summed, the types of x; sums, what Launches.shape() is
-    told of the kernel; probs_a_row, the K of probs [rows, K], or 0 if they are [rows].
+    The handle says how rows and rows by expert differ: summed, the dtypes allowed for x; sums, arguments of
+    Launches.shape(); probs_a_row, the K of probs [rows, K], or 0 if they are [rows].
     """
 
     rows_vary = True
@@ -193,16 +193,16 @@ class CombinePlan(Plan):
         return launch, (), loan
 
     def end(self, i, loan, handle):
-        """Sums of rows, and sums of probs or None."""
+        """(sums of rows, probs or None)."""
         made = self.outs[i][1](loan)
         return made if self.has_probs else (*made, None)
 
 
 def handle_memory(name, n_ranks, kept, arrays):
-    """The Arrangement of a handle's memory: `info`, what a dispatch tells the host, and {name: (shape, dtype)}.
+    """The Arrangement of a handle's memory: `info`, which the host is told too, and arrays {name: (shape, dtype)}.
 
-    kept: what later calls read of it. `counts` [R, R] are the last words of `info`: kernels find each rank's tokens
-    before them.
+    kept: names of arrays that later calls read. `counts` [R, R] are the last words of `info`, after each rank's number
+    of tokens.
     """
     n_words = TOKENS + n_ranks
     arrays = {"info": ((n_words + n_ranks * n_ranks,), np.int32)} | arrays

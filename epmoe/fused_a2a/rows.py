@@ -1,4 +1,4 @@
-"""FusedDispatch on a Buffer: a token travels once to a rank, however many of its experts are there."""
+"""FusedDispatch on a Buffer: a token is sent once to a rank, however many of its experts are there."""
 
 from array import array
 
@@ -21,25 +21,25 @@ PLACE_OF = {name: PLACES + i for i, name in enumerate(("x", "ids", "probs", "sca
 class RowsHandle(Handle):
     """The routing of one FusedDispatch.forward, for any number of combines and cached dispatches.
 
-    It depends on ids and numbers of tokens alone: data of another hidden size or dtype may use it. counts: [R] lists [R],
-    rows from each source to each rank; None where they are on the device alone, and then every rank has `capacity` rows,
-    of which the first N count.
+    It depends only on ids and numbers of tokens, so data of another hidden size or dtype may use it. counts: [R] lists
+    [R], rows from each src_rank to each rank; None if they are only on the device. Then every rank has `capacity` rows,
+    of which the first N hold tokens.
     """
 
     __slots__ = ()
     DISPATCH, COMBINE = "fused_dispatch", "fused_combine"
     GRADIENT = "grad_output", "probs of grad_output"
-    num_sms = None, None  # of all handles; set_deepep_num_sms replaces it
+    num_sms = None, None  # for all handles; set_deepep_num_sms replaces it
     summed = tuple(NAMES)
 
     probs_a_row = property(lambda self: self.sums["top_k"])
 
 
 class ReceivingPlan(Plan):
-    """A plan of rows that peers write: into the pool's heap, or without room there into the staging area."""
+    """A plan in which peers write rows into the pool's heap, or into the staging area if the heap has no room."""
 
     def expect_results(self, hidden, dtype, top_k=0, n_scales=0):
-        """Prepare for rows of this kind: of(rows), as arranged() makes it."""
+        """Prepare for rows of this kind; self.of(rows) is a function made by arranged()."""
         of_row = {"x": ((hidden,), dtype)}
         if top_k:
             of_row |= {"ids": ((top_k,), np.int64), "probs": ((top_k,), FP32)}
@@ -49,19 +49,19 @@ class ReceivingPlan(Plan):
         self.takes = slice(X, X + len(of_row))  # x, ids, probs, scales
 
     def sending(self, kernel):
-        """(RankCall, launch) of each rank here, of a kernel that sends all tokens."""
+        """(RankCall, launch) for each rank here, of a kernel that sends all tokens."""
         calls, few = self.rank_calls(kernel), self.shape.lamport
         return [(call, call.of(blocks_for(n, few))) for call, n in zip(calls, self.num_tokens)]
 
     def staged(self, arrangement, rows):
-        """What kernels are told, as Arrangement.runs(), if there is no room in the heap: where the staging area is."""
+        """Launch words, as from Arrangement.runs(), that make kernels receive in the staging area."""
         layout = self.buffer.pool_layout
         capacity = rows if arrangement.nbytes <= layout.staging_bytes else NO_ROOM
         at_capacity = slice(CAPACITY, CAPACITY + 1), array("Q", [capacity])
         return *arrangement.runs(layout.staging_at, arrangement.words), at_capacity
 
     def received(self, i, loan, rows, n):
-        """Results of a rank: n rows, where there was room for `rows`; moved to memory of its own from the staging area."""
+        """A rank's results: n rows out of room for `rows`. Without a loan, moves them out of the staging area first."""
         staged, results = self.of(rows)
         if loan is not None:
             return results(loan) if n == rows else results(loan, n)
@@ -81,7 +81,7 @@ class ReceivingPlan(Plan):
 
 
 class DispatchPlan(ReceivingPlan):
-    """Dispatches of these shapes. arrays: ARGUMENTS of FusedDispatch.forward, the last one only of FP8.
+    """A plan for dispatches of these shapes. arrays: ARGUMENTS of FusedDispatch.forward, scales only for FP8.
 
     options: num_experts, num_sms, on_device (as fused_dispatch_on_device says).
     """
@@ -111,10 +111,10 @@ class DispatchPlan(ReceivingPlan):
         self.expect_results(hidden, dtype, top_k, n_scales)
         asks_for_results = buffer.knows_all_ranks or on_device
         if asks_for_results:
-            # without a look at the device, a batch larger than any before is taken to be that large on all ranks
+            # the host does not read counts, so it assumes that a new largest batch is that large on all ranks
             buffer.want_tokens(max(num_tokens))
         wide = all(a.dtype.itemsize == 8 for a in ids)
-        # the type in this machine's byte order, which kernels read; on a GPU they read most ids as they are
+        # kernels read ids in this machine's byte order; on a GPU most ids need no conversion
         types = [a.dtype.newbyteorder("=") if wide else np.dtype(np.int32) for a in ids]
         if any(a.dtype != t or a.host is not None for a, t in zip(ids, types)):
             self.dtypes = {"token_indices": types[0]}
@@ -151,7 +151,7 @@ class DispatchPlan(ReceivingPlan):
             buffer.prepare_to_be_told(local)
 
     def check_values(self, given):
-        """Raise EPValueError for ids in host memory that are not of [-1, num_experts), or twice in a token."""
+        """Raise EPValueError for ids in host memory that are outside [-1, num_experts) or occur twice in a token."""
         for r, (_, arrays) in zip(self.buffer.ranks, given):
             if getattr(arrays[1], "host", None) is not None:
                 what = f"token_indices of rank {r.rank}"
@@ -179,7 +179,7 @@ class DispatchPlan(ReceivingPlan):
         return RowsHandle(self, kept, group, self.form, self.numbers)
 
     def start(self, given, group):
-        """See Plan; of an exact dispatch, whose numbers of rows the host waits for."""
+        """See Plan. For an exact dispatch the host waits for the numbers of rows."""
         if self.on_device:
             return super().start(given, group)
         buffer, rows = self.buffer, self.capacity
@@ -200,7 +200,7 @@ class DispatchPlan(ReceivingPlan):
         return made, RowsHandle(self, kept, group, self.form, numbers)
 
     def _sent_again(self, launches, rows):
-        """Loans of rows that are sent once more: every rank has seen the same counts, and comes to the same number here."""
+        """Send all rows again, with room for `rows`; returns the Loans. All ranks know the counts, so all get here."""
         buffer, (arrangement, _), again, loans = self.buffer, self.of(rows), [], []
         buffer.want_pool(self.facts, dict(result_bytes=arrangement.nbytes))
         for (call, launch), earlier in zip(self.sending(resend_kernel(self.shape)), launches):
@@ -215,7 +215,7 @@ class DispatchPlan(ReceivingPlan):
 
 
 class CachedPlan(ReceivingPlan):
-    """Cached dispatches: the rows of x [T, H] where an earlier dispatch sent its tokens. options: num_sms."""
+    """A plan for cached dispatches: sends x [T, H] where an earlier dispatch sent its tokens. options: num_sms."""
 
     def __init__(self, buffer, interface, names, arrays, options, handle):
         (x,), (num_sms,), num_tokens, self.room = arrays, options, handle.num_tokens, -1
@@ -228,7 +228,7 @@ class CachedPlan(ReceivingPlan):
         self.shape = buffer.launches.shape(1, hidden * dtype.itemsize, num_sms, **of_kernel)
 
     def _want_room(self, rows):
-        # Counts are known to all ranks, so all grow together; in the staging area there is then room on every rank.
+        # All ranks know the counts, so all grow together. Then every rank has room in the staging area.
         needs = dict(result_bytes=self.of(rows)[0].nbytes)
         self.buffer.want_pool(self.facts, needs, self.shape)
         self.parts, self.room = self.sending(resend_kernel(self.shape)), rows
