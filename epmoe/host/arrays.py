@@ -1,4 +1,4 @@
-"""Arrays from anywhere, seen in one way (NumPy, torch, CuPy, DLPack, CUDA array interface), and our DeviceArray."""
+"""One view of arrays from NumPy, torch, CuPy, DLPack or the CUDA array interface, and DeviceArray for results."""
 
 from functools import lru_cache
 from math import prod
@@ -9,7 +9,7 @@ from ml_dtypes import bfloat16, float8_e4m3fn
 from epmoe.host.dlpack import capsule, form_of
 from epmoe_ref.errors import EPValueError
 
-VECTOR_BYTES = 16  # kernels read rows as vectors of so many bytes
+VECTOR_BYTES = 16  # kernels read rows in vectors of this many bytes
 MOST_CUT = 1024  # first entries of Fields that are remembered
 _DTYPES = "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
 _TORCH_DTYPES = {f"torch.{t}": np.dtype(t) for t in _DTYPES}
@@ -17,10 +17,10 @@ _TORCH_DTYPES |= {f"torch.{t.__name__}": np.dtype(t) for t in (bfloat16, float8_
 
 
 class Array:
-    """One array of the caller: where it is, what it holds. `host` is the NumPy array, or None for device memory.
+    """One array of the caller: its place, shape and type. `host` is the NumPy array, or None for device memory.
 
-    `strides` are in bytes, None where the array is C-contiguous. `owner` keeps the memory alive. `form`: all that
-    decides whether it is accepted, but what it holds.
+    `strides` are in bytes, None if the array is C-contiguous. `owner` keeps the memory alive. `form`: everything except
+    the values that decides whether the array is accepted.
     """
 
     __slots__ = ("host", "address", "shape", "dtype", "device", "strides", "owner", "form")
@@ -33,12 +33,12 @@ class Array:
 
     @property
     def is_contiguous(self):
-        """Whether it lies in C order without gaps."""
+        """Whether the elements lie in C order without gaps."""
         return self.strides is None
 
 
 class Field:
-    """One array in lent memory: shape, dtype, offset [bytes] from the memory's base, strides [bytes] or None: C order."""
+    """One array in lent memory: shape, dtype, offset from its base [bytes], strides [bytes] or None for C order."""
 
     __slots__ = ("shape", "dtype", "offset", "strides", "nbytes", "form")
 
@@ -79,8 +79,8 @@ class DeviceArray:
     """A result in GPU memory: address, shape [elements], dtype, strides [bytes] or None for C order.
 
     torch takes it with `torch.from_dlpack`, CuPy with `cupy.asarray` or `cupy.from_dlpack`, a `@cuda.jit` kernel with
-    `numba()`; `numpy()` waits for the GPU and copies. The memory stays lent to it (and to everything made from it)
-    until the last of them is gone.
+    `numba()`; `numpy()` waits for the GPU and copies. The memory stays lent until this array, and everything made from
+    it, is gone.
     """
 
     __slots__ = ("_owner", "_field", "__weakref__")
@@ -96,7 +96,7 @@ class DeviceArray:
         return self.shape[0]
 
     address = property(
-        lambda self: self._owner.base + self._field.offset, doc="Where the first element lies."
+        lambda self: self._owner.base + self._field.offset, doc="Address of the first element."
     )
     ordinal = property(lambda self: self._owner.ordinal, doc="Number of the GPU.")
     shape = property(lambda self: self._field.shape, doc="A tuple of ints.")
@@ -143,7 +143,7 @@ class DeviceArray:
 
 
 def view(obj, what):
-    """See any array as `Array`; what names it in messages. Raises EPValueError for things that are no array."""
+    """Any array as an `Array`; `what` names it in messages. Raises EPValueError if obj is not an array."""
     if isinstance(obj, Array):
         return obj
     if isinstance(obj, DeviceArray):
@@ -163,20 +163,20 @@ def view(obj, what):
 
 
 def peek(obj, what):
-    """(form, address, array) of any array, in less time than view(); in host memory the address is None, and it is an Array.
+    """(form, address, array) of any array, faster than view(). In host memory the address is None, and array an Array.
 
-    form: all that decides whether an array is accepted, but what it holds: also what its address is beyond a multiple of
-    VECTOR_BYTES. (PEEKS.get(type(obj)) or peek)(obj, what) takes less time still.
+    form: everything except the values that decides whether an array is accepted, including its address modulo
+    VECTOR_BYTES. (PEEKS.get(type(obj)) or peek)(obj, what) is faster still.
     """
     array = None if type(obj) in PEEKS else view(obj, what)
-    way = PEEKS.get(type(obj))  # of a tensor: the first one has entered it
+    way = PEEKS.get(type(obj))  # view() enters the type of the first tensor
     if way is not None:
         return way(obj, what)
     return array.form, None if array.host is not None else array.address, array
 
 
 def is_torch(obj):
-    """Whether an object is a torch tensor, told without torch."""
+    """Whether an object is a torch tensor; does not import torch."""
     return hasattr(obj, "data_ptr") and str(getattr(obj, "dtype", "")).startswith("torch.")
 
 
@@ -235,7 +235,7 @@ def _from_torch(t, what):
 def _from_cuda(obj):
     interface = obj.__cuda_array_interface__
     dtype = np.dtype(interface["typestr"])
-    if dtype.kind == "V":  # ml_dtypes' types have no code of their own: the object itself knows
+    if dtype.kind == "V":  # ml_dtypes' types have no typestr, so ask the object
         own = getattr(obj, "dtype", None)
         dtype = np.dtype(own) if isinstance(own, (np.dtype, type)) else np.dtype(bfloat16)
     device = getattr(getattr(obj, "device", None), "id", None)
@@ -267,12 +267,12 @@ def _from_dlpack(obj, what):
 
 
 def c_strides(shape, itemsize):
-    """Strides in C order, in the unit of itemsize."""
+    """Strides in C order, in the unit that itemsize has."""
     return tuple(itemsize * prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def _unless_c_order(shape, strides, itemsize):
-    """The strides, or None in C order (axes of length 1 and empty arrays have no say)."""
+    """The strides, or None for C order (axes of length 1 and empty arrays do not count)."""
     axes = zip(shape, strides or (), c_strides(shape, itemsize))
     is_ordered = 0 in shape or all(n == 1 or s == c for n, s, c in axes)
     return None if is_ordered else tuple(strides)

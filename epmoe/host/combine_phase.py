@@ -1,4 +1,4 @@
-"""Combine on the host: what all ranks give is checked, then placed; kernels launched, results handed out."""
+"""Combine on the host: checks all ranks' arguments, places arrays, launches the kernels and returns the results."""
 
 import numpy as np
 
@@ -14,26 +14,26 @@ from epmoe_ref.errors import EPValueError
 
 NO_ARGS = ()
 ASYNC = "combine_async_kernel"
-READ = {"src_info": 1, "topk_ids": 4}  # what combine reads of a Dispatched: its words
+READ = {"src_info": 1, "topk_ids": 4}  # arrays of a Dispatched that combine reads: index of their word
 ARGUMENTS = "router_weights_args", "epilogue_args"
-# words: expert outputs, src_info, n_rows, output_tokens, clean ids, router weights; then arguments of functions
+# a launch's words: expert outputs, src_info, n_rows, output_tokens, clean ids, router weights, arguments of functions
 OUT, WEIGHTS = 3, 5
 
 
 class CombinePhase:
-    """begin, and end; or begin, launch_async, and later end."""
+    """Runs combine: begin() and end(). For combine_async and combine_wait: begin(), launch_async(), and later end()."""
 
     def __init__(self, engine, capacity):
         self.engine, self.cfg, self.capacity = engine, engine.cfg, capacity
         self._read = ()  # (expert outputs, Dispatched) of each rank, until they are reduced
-        self._kept = []  # what kernels read in device memory that nobody has lent, until the next combine
+        self._kept = []  # the caller's arrays in device memory that kernels read, kept until the next combine
         self._unplaced = []  # arrays that begin has checked: see Placing.enter
-        self._stored = {}  # what an elementwise_lambda_fn may store into: see _words
+        self._stored = {}  # arrays that an elementwise_lambda_fn may store into: see _words
         of = engine.ranks[0].dispatch_result.fields
         self._src_info, self._topk_ids = (of[name].offset for name in READ)
 
     def begin(self, expert_outputs, dispatched):
-        """Check expert outputs, and what combine needs of the open round's Dispatched."""
+        """Check expert outputs, and the arrays of the open round's Dispatched that combine reads."""
         engine, given = self.engine, ((expert_outputs, dispatched),)
         if engine.lists:
             named = dict(expert_outputs=expert_outputs, dispatched=dispatched)
@@ -49,17 +49,17 @@ class CombinePhase:
                 rows = self.capacity, lambda d=d: d.n_rows
                 y = inputs.expert_outputs(self.cfg, engine.machine, r.rank, y, *rows)
                 n_rows = y.shape[0]
-                if n_rows == self.capacity:  # fewer must be as many as the round has
+                if n_rows == self.capacity:  # a smaller number must equal the round's, so it is checked each time
                     engine.enter((r.rank, form), n_rows)
             base, own = loan.base, d.__dict__
             s.words = words = [at, base + self._src_info, n_rows, 0, base + self._topk_ids, 0]
             if at is None:
                 unplaced.append((words, 0, r.rank, "expert_outputs", y))
             elif not 0 <= at - base < loan.nbytes:
-                # whoever borrows lent memory next launches after this round's kernels
+                # not needed for lent memory: its next user launches after this round's kernels
                 kept.append(y)
             if s.out is not None or "src_info" in own or "topk_ids" in own:
-                for name, i in READ.items():  # somebody may have put another array there
+                for name, i in READ.items():  # the caller may have put another array there
                     array = view(getattr(d, name), name)
                     words[i] = self._written_by_dispatch(s, name, array)
                     if words[i] is None:
@@ -67,9 +67,9 @@ class CombinePhase:
         self._kept, self._unplaced = kept, unplaced
 
     def _written_by_dispatch(self, s, name, array):
-        """Address of what dispatch wrote, if an array is that memory or a copy; None: it is to be placed."""
+        """Address of the array that dispatch wrote, if `array` is that memory or a copy; None if it must be placed."""
         at = (s.out or s.loan).address(name)
-        # arrays of the caller (out=) are taken as they are now
+        # the caller's arrays (out=) are read with their present values
         if array.address == at or s.out is not None:
             return array.address if s.loan.holds(array) else None
         what, field = f"{name} of the Dispatched of rank {s.rank}", s.loan.fields[name]
@@ -90,7 +90,7 @@ class CombinePhase:
         return at
 
     def launch_async(self):
-        """Place what begin has checked, and launch the kernels of a combine_async for every rank."""
+        """Place the arrays that begin has checked, and launch the kernels of combine_async for every rank."""
         unplaced, self._unplaced = self._unplaced, []
         self.engine.placing.enter(unplaced)
         self.engine.start("combine_async", self._launches())
@@ -98,11 +98,11 @@ class CombinePhase:
     def _launches(self):
         launches = []
         for s in self.engine.parts:
-            launches.append((s.plan[ASYNC], s.words))  # of which it reads the first three
+            launches.append((s.plan[ASYNC], s.words))  # the kernel reads the first three words
         return launches
 
     def end(self, call, router_weights, functions, out, fused=False):
-        """Launch the kernels of a combine or combine_wait: the result, or a list of every rank's.
+        """Launch the kernels of combine or combine_wait; returns the result, or a list over ranks.
 
         functions: router_weights_args, epilogue, epilogue_args, elementwise_lambda_fn.
         """
@@ -171,13 +171,13 @@ class CombinePhase:
         if call == "combine" and not fused:
             launches = self._launches() + launches
         engine.start(call, launches, fused)
-        self._read = engine.parts = ()  # whose memory may be lent again, or is the caller's
+        self._read = engine.parts = ()  # the round's memory may be lent again
         if outs or of_functions or device.SIM:
             self._finish(outs, of_functions)
         return results if engine.lists else results[0]
 
     def _place(self, launches, outs, weights, unplaced, of_functions):
-        """Place what has been checked; what is written must share no memory with what is read."""
+        """Place the checked arrays; raises EPValueError if an array that is written overlaps one that is read."""
         if outs:
             self._expect_apart(outs, weights)
         self.engine.placing.enter(unplaced)
@@ -187,7 +187,7 @@ class CombinePhase:
             launches[i] = launch, words + self._words(*what)
 
     def _finish(self, outs, of_functions):
-        """Results that go into host memory; in the simulator the kernels have ended."""
+        """Copy results into the caller's host arrays. In the simulator the kernels have ended; release inputs."""
         for out in outs:
             out.finish(self.engine)
         if of_functions:
@@ -196,7 +196,7 @@ class CombinePhase:
             self.engine.placing.let_go()
 
     def _arguments(self, rank, index, way, weights_args, epilogue_args):
-        """The arguments of router weights and epilogue, checked: [ScalarArg or ArrayArg of an Array] of each."""
+        """Check the arguments of router weights and epilogue; for each a list of ScalarArg, or ArrayArg of an Array."""
         machine, world, found = self.engine.machine, self.engine.world, []
         for what, args in zip(ARGUMENTS, (weights_args, epilogue_args)):
             values, stores = of_rank(world, index, args), way.stores and what == "epilogue_args"
@@ -205,13 +205,13 @@ class CombinePhase:
         return found
 
     def _words(self, rank, stores, arguments):
-        """The words of checked arguments; their arrays are placed."""
+        """Place the arrays of checked arguments, and return the arguments' words."""
         words = []
         for what, shared, args in zip(ARGUMENTS, ({}, self._stored if stores else {}), arguments):
             for i, a in enumerate(args):
                 if isinstance(a, ArrayArg):
                     array = a.address
-                    # the same address for an array that is given twice
+                    # an array given twice is placed once
                     known = array.address, array.shape, array.dtype
                     if known not in shared:
                         where = rank, f"{what}[{i}]"
@@ -222,7 +222,7 @@ class CombinePhase:
         return words
 
     def _fetch(self):
-        """Copy what an elementwise_lambda_fn has stored into the caller's arrays in host memory."""
+        """Copy the values that an elementwise_lambda_fn has stored into the caller's host arrays."""
         on_host = [(where, a.host) for _, where, a in self._stored.values() if a.host is not None]
         stored = [(where, host) for where, host in on_host if host.flags.writeable]
         if stored:
@@ -231,7 +231,7 @@ class CombinePhase:
             self.engine.placing.fetch(*where, host)
 
     def _expect_apart(self, outs, weights):
-        """Arrays of the caller that are written share no memory with what is read."""
+        """Raise EPValueError if an array of the caller that is written overlaps one that is read."""
         read = []
         for s, (y, d), w in zip(self.engine.parts, self._read, weights):
             of_rank = [("expert_outputs", y), *((name, getattr(d, name)) for name in READ)]

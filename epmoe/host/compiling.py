@@ -1,4 +1,4 @@
-"""Kernels compiled before ranks wait for one another: by as many processes as there are cores, into the disk cache."""
+"""Compiles kernels into the disk cache in many processes, before ranks wait for each other."""
 
 import contextlib
 import os
@@ -13,18 +13,18 @@ TIMEOUT_S = 240
 
 
 def number_of_processes(world, n_pieces):
-    """How many may compile n_pieces while this host's ranks wait; 0 without a disk cache to put kernels into."""
+    """How many processes compile n_pieces while this host's ranks wait; 0 without a disk cache."""
     if kernel_cache.folder() is None:
         return 0
     return min(MOST_PROCESSES, max(1, os.cpu_count() - world.n_ranks), n_pieces)
 
 
 def ahead(world, run, kernels, command):
-    """Compile what the disk cache lacks, on each host from its first rank, while the others wait; collective.
+    """Compile the kernels that the disk cache lacks. Each host's first rank does it while the others wait; collective.
 
-    run: names the run; equal for equal sets of kernels. kernels(): all of them, for any rank. command: the words of a
-    process that compiles its part, to which "i/n" is added, i from 1. Returns (kernels, how many of them were compiled,
-    by how many processes) on the host of rank 0. Nothing in the simulator.
+    run: identifies the set of kernels. kernels(): all of them, for any rank. command: the command line of a process
+    that compiles its part; "i/n" is appended, i from 1. Returns (kernels, how many of them were compiled, by how many
+    processes) on the host of rank 0. Does nothing in the simulator.
     """
     counts = 0, 0, 0
     if not device.SIM and (world.lists or world.host.Get_rank() == 0):
@@ -38,9 +38,9 @@ def ahead(world, run, kernels, command):
 
 
 def run_together(commands, timeout_s=TIMEOUT_S):
-    """Run these commands side by side; what one could not compile, those who need it compile themselves.
+    """Run these commands at the same time. A rank later compiles any kernel that they could not.
 
-    They have the device layer's GPU side without asking for a GPU: contexts are made one after another.
+    They use the device layer's GPU side but open no GPU, since GPU contexts are created one after another.
     """
     how = dict(env=os.environ | {"EPMOE_DEVICE": "gpu"}, preexec_fn=_on_all_cores)
     running = [subprocess.Popen(command, **how) for command in commands]
@@ -54,6 +54,6 @@ def run_together(commands, timeout_s=TIMEOUT_S):
 
 
 def _on_all_cores():
-    """mpirun may have bound this rank to one core, which its children would share."""
+    """Use all cores: mpirun may have bound this rank to one, and its child processes would share it."""
     with contextlib.suppress(AttributeError, OSError):  # not on macOS
         os.sched_setaffinity(0, range(os.cpu_count()))

@@ -1,4 +1,4 @@
-"""Dispatch on the host: all ranks' inputs checked, then placed; kernels launched, Dispatched made."""
+"""Dispatch on the host: checks all ranks' inputs, places them, launches the kernels and returns Dispatched."""
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from epmoe.kernels.params import float32_word
 from epmoe_ref.errors import EPValueError
 
 INT32, INT64, ONE = np.dtype(np.int32), np.dtype(np.int64), float32_word(1.0)
-READONLY = "src_info", "topk_ids", "row_offsets"  # in the simulator: what combine relies on
-SPLIT = {  # call: the kernels that it launches where they are not fused
+READONLY = "src_info", "topk_ids", "row_offsets"  # combine relies on these; read-only in the simulator
+SPLIT = {  # call: the split kernels that it launches
     "dispatch_async": ["dispatch_async_kernel"],
     "dispatch_wait": ["dispatch_wait_kernel"],
     "dispatch": ["dispatch_async_kernel", "dispatch_wait_kernel"],
@@ -25,9 +25,9 @@ _new = object.__new__
 
 
 class Part:
-    """One rank's part of the open round: what its next kernels are launched with, and the loan of its results.
+    """One rank's part of the open round: the words of its next launch, and the Loan of its results.
 
-    words: of the launches of dispatch, then of combine. out: the caller's arrays, as an Out; None without any.
+    words: for dispatch's launches, then for combine's. out: the caller's out= arrays, as an Out, or None.
     cfg, rank, check, num_tokens: as in a Dispatched.
     """
 
@@ -42,7 +42,7 @@ class Part:
     check = property(lambda self: self.plan.engine.check)
 
     def array(self, name):
-        """An array of the Dispatched, None if the token format has none of that name."""
+        """An array of the Dispatched; None if the token format has no array of that name."""
         if self.out is not None and name in self.out.arrays:
             return self.out.arrays[name]
         array = self.loan.array(name, self.num_tokens if name == "topk_ids" else None)
@@ -52,7 +52,7 @@ class Part:
 
 
 class DispatchPhase:
-    """begin, launch, and later perhaps into, and launch again."""
+    """Runs dispatch: begin() and launch(). In two halves: begin(), launch(), into() if out= is given, launch()."""
 
     def __init__(self, engine):
         self.engine, self.cfg = engine, engine.cfg
@@ -69,10 +69,10 @@ class DispatchPhase:
             (r, f"input_tokens of rank {r.rank}", f"topk_ids of rank {r.rank}")
             for r in engine.ranks
         ]
-        self._kept = []  # inputs as they were looked at, until the next ones come
+        self._kept = []  # keeps this round's inputs alive until the next round
 
     def begin(self, input_tokens, topk_ids, input_scale, out=None):
-        """Check all ranks' inputs, and then place them: a Part of each."""
+        """Check all ranks' inputs, then place them; sets engine.parts, a Part for each rank."""
         engine, function = self.engine, None
         if engine.has_many:
             engine.forget_calls()
@@ -90,7 +90,7 @@ class DispatchPhase:
             ids_form, ids_at, ids = (PEEKS.get(type(ids)) or peek)(ids, of_ids)
             key = r.rank, x_form, ids_form, function
             plan = plans.get(key)
-            # in host memory, what they hold is looked at, too
+            # values in host memory are checked in every call
             if plan is None or x_at is None or ids_at is None:
                 plan, x, ids = self._checked(key, r, x, ids)
             word = ONE
@@ -116,7 +116,7 @@ class DispatchPhase:
         engine.parts = parts
 
     def _checked(self, key, r, x, ids):
-        """The plan of arrays that have passed all checks, and the arrays."""
+        """Check a rank's arrays: (plan, x, ids)."""
         engine, function = self.engine, key[-1]
         x = inputs.tokens(self.cfg, engine.machine, r.rank, x)
         ids = inputs.topk_ids(self.cfg, engine.machine, r.rank, ids, x.shape[0])
@@ -126,7 +126,7 @@ class DispatchPhase:
             if function is not None:
                 check_signature(function, "input_scale")
                 check_returned(engine.machine, function, "input_scale")
-            # ids in device memory that the kernels cannot read become int32 there
+            # ids in device memory of a type that the kernels cannot read are cast to int32 there
             narrows = ids.host is None and ids.dtype != INT32
             if narrows and ids.dtype == INT64 and engine.kernels == "fast":
                 options["id_bytes"], narrows = 8, False
@@ -135,7 +135,7 @@ class DispatchPhase:
         return plan, x, ids
 
     def into(self, parts, out):
-        """Where the results go: `out` is a Dispatched a rank, whose arrays (None: lent ones) are written."""
+        """Make the results go into `out`, a Dispatched for each rank; arrays that are None there are lent as usual."""
         outs = []
         for s, d in zip(parts, inputs.ranks_of(self.engine.world, "out", out)):
             arrays = {} if d is None else _arrays_of(d)
@@ -157,7 +157,7 @@ class DispatchPhase:
                 s.words[i] = o.address(name)
 
     def launch(self, call, fused=False):
-        """Launch the kernels of a call for every rank. Of a whole dispatch: the Dispatched, or a list of them."""
+        """Launch a call's kernels for every rank. Returns Dispatched, or a list over ranks; None for dispatch_async."""
         launches, parts = [], self.engine.parts
         for factory in FUSED if fused else SPLIT[call]:
             for s in parts:
@@ -179,7 +179,7 @@ class DispatchPhase:
 
 
 def _arrays_of(d):
-    """{name: array} of a Dispatched that is given as out=; one that an earlier dispatch made for reading, for writing."""
+    """{name: array} of a Dispatched given as out=. Read-only arrays of an earlier dispatch are made writable."""
     found = {n: a for n in ARRAYS if (a := getattr(d, n, None)) is not None}
     for name in READONLY if d.round is not None else ():
         array, loan = found.get(name), d.round.loan

@@ -1,4 +1,4 @@
-"""Dispatched: what one rank holds after dispatch, and how many rows there can be at most."""
+"""Dispatched: one rank's result of dispatch; and the most rows that a rank can receive."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,11 +21,11 @@ ARRAYS = (
     "recv_count",
     "topk_ids",
 )
-OF_ROUND = *ARRAYS, "num_tokens", "cfg", "rank", "check"  # what a Dispatched asks its round for
+OF_ROUND = *ARRAYS, "num_tokens", "cfg", "rank", "check"  # attributes that a Dispatched gets from its round
 
 
 def capacity_rows(cfg: EPConfig, pad_rows: int) -> int:
-    """Most rows that one rank can receive, the shared expert's and the format's padding included."""
+    """Most rows that one rank can receive, including the shared expert's and the format's padding."""
     rows = cfg.n_ranks * cfg.max_tokens_per_rank * min(cfg.top_k, cfg.n_local_experts)
     rows += cfg.max_tokens_per_rank * cfg.fused_shared_expert + (pad_rows - 1) * cfg.n_groups
     return -(-rows // pad_rows) * pad_rows
@@ -33,7 +33,7 @@ def capacity_rows(cfg: EPConfig, pad_rows: int) -> int:
 
 @dataclass(eq=False, repr=False)
 class Dispatched:
-    """One rank's dispatched tokens: arrays with capacity for the most rows possible; `trimmed()` gives the exact rows.
+    """One rank's dispatched tokens. Arrays have capacity for the most rows possible; `trimmed()` gives the exact rows.
 
     output_tokens: (capacity, hidden) in the token format's type (4-bit types: two to a uint8, hidden / 2 columns)
     output_scales: the format's scales, None for bf16
@@ -43,15 +43,15 @@ class Dispatched:
     src_info: int32 (capacity, 2), (token, k) at the src_rank; (-1, -1) in shared-expert and padding rows
     recv_count: int32 (n_local_experts, n_ranks), rows that came from each src_rank; under skip_a2a (.., 1)
     topk_ids: int32 (num_tokens, top_k), the rank's own ids, cleaned; combine reads them
-    num_tokens: how many tokens the rank put in
-    cfg, rank: whose result it is; check: waits for the kernels and raises what they recorded
+    num_tokens: number of tokens that the rank gave to dispatch
+    cfg, rank: of the result; check: waits for the kernels and raises the errors that they recorded
 
     Rows are in order of group, then of src_rank. The order of rows in an (expert, src_rank) segment is free
     (epmoe_ref.canonical sorts it). The arrays are NumPy in the simulator and DeviceArray on a GPU, where
-    nothing has waited for the kernels yet. src_info, topk_ids and row_offsets are for reading: combine relies on them.
-    As NumPy arrays they are read-only, and combine refuses a changed copy. A change in GPU memory is not noticed: combine
-    then gives wrong numbers or a PeerTimeout.
-    A copy (copy.copy, copy.deepcopy) is as good as the original for combine; a pickle holds NumPy arrays and is of no
+    nothing has waited for the kernels yet. Do not change src_info, topk_ids and row_offsets: combine relies on them.
+    As NumPy arrays they are read-only, and combine refuses a changed copy. A change in GPU memory is not noticed:
+    combine then gives wrong numbers or a PeerTimeout.
+    combine accepts a copy (copy.copy, copy.deepcopy) like the original. A pickle holds NumPy arrays and belongs to no
     round. Printing shows the exact rows, and waits for the kernels. Source: the dispatch_wait_kernel page
     (docs/pages.md).
     """
@@ -65,13 +65,13 @@ class Dispatched:
     recv_count: object
     topk_ids: object
     num_tokens: int
-    # by a function: no attributes of the class, so that __getattr__ is asked
+    # default_factory leaves no attribute on the class, so that __getattr__ is called
     cfg: Any = field(default_factory=type(None), repr=False)
     rank: int | None = field(default_factory=type(None), repr=False)
     check: Any = field(default_factory=type(None), repr=False)
-    # its Part, which is asked for the rest when that is first looked at; combine wants its own
+    # its Part, from which the other attributes come on first use; combine checks that it is the open round's
     round: object = field(default=None, repr=False)
-    # row_offsets on the host, once they were asked for
+    # row_offsets on the host, after the first use of n_rows
     offsets: np.ndarray | None = field(default=None, repr=False)
 
     def __getattr__(self, name):
@@ -95,7 +95,7 @@ class Dispatched:
         return replace(self)
 
     def __deepcopy__(self, memo):
-        own = self.numpy()  # waits for the kernels and raises what they recorded
+        own = self.numpy()  # waits for the kernels
         arrays = {name: getattr(own, name) for name in ARRAYS}
         return replace(own, **{n: np.array(a) for n, a in arrays.items() if a is not None})
 
@@ -104,30 +104,30 @@ class Dispatched:
 
     @property
     def n_rows(self) -> int:
-        """Exact number of rows, padding rows included; the first time it waits for the kernels."""
+        """Exact number of rows, including padding rows; the first use waits for the kernels."""
         if self.offsets is None:
             offsets = self.row_offsets
             self.offsets = np.asarray(self.check(offsets) if self.check else offsets, np.int64)
         return int(self.offsets[-1])
 
     def trimmed(self) -> "Dispatched":
-        """The same memory cut to the exact rows and tiles; waits for the kernels and raises what they recorded."""
+        """The same memory cut to the exact rows and tiles; waits for the kernels and raises errors they recorded."""
         n = self.n_rows
         cut = {name: first(getattr(self, name), n) for name in ("output_tokens", "src_info")}
         return replace(self, output_scales=_exact(self.output_scales, n, self.offsets), **cut)
 
     def numpy(self) -> "Dispatched":
-        """The same with NumPy arrays; waits for the kernels and raises what they recorded (PeerTimeout, bad ids)."""
+        """The same with NumPy arrays; waits for the kernels and raises errors they recorded (PeerTimeout, bad ids)."""
         if self.check is not None:
             self.check()
         return replace(self, check=None, **{name: to_numpy(getattr(self, name)) for name in ARRAYS})
 
 
 def _exact(scales, n_rows, row_offsets):
-    """The scales of n_rows rows; the layout is told by the array's form: tiles, slots, transposed or row by row."""
+    """The scales of n_rows rows; the array's shape and dtype tell the layout: tiles, slots, transposed or by row."""
     form = 0 if scales is None else len(scales.shape)
     if form == 5:
         return first(scales, int(np.sum(-(-np.diff(row_offsets) // TILE_ROWS))))
     if form in (0, 4):
-        return scales  # None, or a slot a group, whatever its rows
+        return scales  # None, or a fixed slot for each group
     return first(scales, n_rows, axis=1 if scales.dtype == np.float32 else 0)

@@ -1,8 +1,8 @@
-"""A DLPack capsule around an address: how torch, CuPy and JAX take a DeviceArray without a copy.
+"""Makes a DLPack capsule for an address, with which torch, CuPy and JAX take a DeviceArray without a copy.
 
-NumPy makes it, for an array over that address, and the words that name device and type are changed. A consumer lets go
-of memory from C: in any thread, while an exception is on its way, after the interpreter's end. NumPy's deleter is
-written for that; one in Python would crash.
+NumPy makes the capsule for an array over that address; then its device and type are overwritten. A consumer frees the
+memory from C, in any thread, during an exception, or after the interpreter has ended. NumPy's deleter allows that; one
+written in Python would crash.
 """
 
 import ctypes
@@ -25,14 +25,14 @@ _get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object
 
 
 class _Memory(ctypes.c_uint8 * (sys.maxsize // 2)):
-    """What NumPy takes for memory of this process from an address on, and does not touch; it keeps the owner alive."""
+    """Looks to NumPy like memory of this process from an address on; NumPy does not touch it. Keeps the owner alive."""
 
     __slots__ = ("owner",)
 
 
 @cache
 def _named(dtype):
-    """(DLPack's code of it, what NumPy may call it)."""
+    """(DLPack's type code, an unsigned NumPy dtype of the same size)."""
     code = _CODES.get(dtype.name, _CODES.get(dtype.kind))
     if code is None:
         raise EPValueError(
@@ -42,13 +42,13 @@ def _named(dtype):
 
 
 def form_of(shape, strides, dtype, device):
-    """All of an array that capsule() needs but address and owner. strides: in bytes, None for C order."""
+    """Everything that capsule() needs besides address and owner. strides: in bytes, None for C order."""
     code, plain = _named(np.dtype(dtype))
     return shape, plain, strides, struct.pack("=iiiB", *device, len(shape), code)
 
 
 def capsule(address, form, owner):
-    """PyCapsule "dltensor" over memory at address; owner lives until the consumer lets go."""
+    """PyCapsule "dltensor" for memory at address; keeps owner alive until the consumer frees it."""
     shape, plain, strides, header = form
     memory = _Memory.from_address(address)
     memory.owner = owner

@@ -1,4 +1,4 @@
-"""What dispatch and combine of an ExpertParallel share: the ranks' memory, compiled calls, launching, errors."""
+"""The part that dispatch and combine of an ExpertParallel share: ranks' memory, compiled calls, launching, errors."""
 
 import numpy as np
 
@@ -16,13 +16,13 @@ from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout, UnavailableError
 
 FUSED = ("dispatch_kernel", "combine_kernel")
-MOST_CALLS, MOST_PLANS = 64, 4096  # that are kept
+MOST_CALLS, MOST_PLANS = 64, 4096  # kept at most
 KERNELS = {"plain": plain_kernels.Factories(), "fast": fast_kernels}
 FAST_FROM = (9, 0)  # compute capability
 
 
 def kernels_named(name, machine):
-    """ "plain" or "fast": what was asked for, or None for what suits the machine."""
+    """ "plain" or "fast". name: the caller's choice; None: chosen by the machine's compute capability."""
     capability = FAST_FROM if device.SIM else machine.compute_capability
     if name is None:
         return "plain" if device.SIM or capability < FAST_FROM else "fast"
@@ -39,9 +39,9 @@ def kernels_named(name, machine):
 
 
 class Plan(dict):
-    """What was checked of arrays of some forms that one rank is given: {factory: what launches its kernel}.
+    """The launches of one rank for arrays of forms that have passed the checks: {factory: launch}.
 
-    A launch is prepared when it is first looked up. options: of the factories. types: of the arguments of functions.
+    A launch is prepared when it is first looked up. options: of the factories. types: of the functions' arguments.
     """
 
     def __init__(self, engine, r, num_tokens, options, types=()):
@@ -57,7 +57,7 @@ class Plan(dict):
 class Engine:
     """The machinery behind an ExpertParallel; `ranks` has a RankMemory for each rank of this process.
 
-    kernels: "plain", "fast" or None. factories: a module of factories in the place of epmoe.kernels, or None.
+    kernels: "plain", "fast" or None. factories: a module of factories to use instead of epmoe.kernels, or None.
     """
 
     def __init__(self, cfg: EPConfig, world, launch, timeout, kernels, factories):
@@ -75,11 +75,11 @@ class Engine:
         self.placing = Placing(self.machine, world.stream_of)
         self._factories = factories or KERNELS[self.kernels]
         self._calls = {}  # KernelCall by factory and options
-        self.plans = {}  # what launches, by what a phase knows it by
+        self.plans = {}  # Plan or launch by key, which each phase defines
         self.has_many = False  # plans or calls
-        self.parts = ()  # of the open round: of each rank
+        self.parts = ()  # of the open round: a Part for each rank
         self.captured = []  # loans of captured calls, which stay lent until close()
-        self._unseen = None  # what kernels had recorded when leave() looked
+        self._unseen = None  # the error that leave() found recorded by kernels
         if cfg.use_shmem and not getattr(world, "shmem", False):
             raise EPValueError(
                 f"use_shmem=True: {type(world).__name__} does not reach ranks of other p2p worlds here; use a ShmemWorld, "
@@ -93,14 +93,14 @@ class Engine:
         self.ranks = [RankMemory(cfg, self.machine, rank, self._memory) for rank in world.ranks]
         at = next(r.offset for r in layout.regions(cfg) if r.name == "status")
         self._status = np.int32, (layout.STATUS_WORDS,), at
-        self.is_alone = not (world.lists or device.SIM)  # launches begin one by one
+        self.is_alone = not (world.lists or device.SIM)  # launches start without world.launching()
         self._streams = {}  # {rank: stream} by whether kernels are fused
         self.telling = Telling(self.machine, first, stream)
         self._initialise("start", timeout)
 
     def reset(self):
-        """Everything as before the first round; collective."""
-        # A slower rank comes after its own timeout, which may have begun when this rank's ended.
+        """Return everything to its state before the first round; collective."""
+        # A slower rank arrives after its own timeout, which may have begun when this rank's ended.
         self._initialise("reset", 2 * self.timeout)
         self.rounds.reset()
         self.parts = ()
@@ -113,13 +113,13 @@ class Engine:
         self.world.barrier(occasion, timeout)
 
     def enter(self, key, plan):
-        """Remember a plan."""
+        """Remember a plan under a key, and return it."""
         self.plans[key] = plan
         self.has_many = len(self.plans) > MOST_PLANS or len(self._calls) > MOST_CALLS
         return plan
 
     def prepared(self, factory, r, num_tokens, options, *types):
-        """What launches a kernel for so many tokens of a rank. options: of whichever kernel; types: see Wanted."""
+        """Prepare a launch of a kernel for num_tokens of a rank. options: those of the plan; types: see Wanted."""
         fused, world, kind = factory in FUSED, self.world, factory.partition("_")[0]
         regions = r.regions(kind) if kind in ("dispatch", "combine") else {}
         if factory in ("dispatch_wait_kernel", "combine_async_kernel"):
@@ -139,7 +139,7 @@ class Engine:
         return self._calls[key].prepared(Wanted(num_tokens, r.rank, *where, *types))
 
     def start(self, call, launches, fused=False):
-        """Start launches, [(launch, its words)], which are one call; in the simulator they have then ended."""
+        """Start the launches of one call, [(launch, its words)]; in the simulator they end before this returns."""
         if self.is_alone:
             for launch, words in launches:
                 launch.start(*words)
@@ -153,14 +153,14 @@ class Engine:
                 if device.SIM:
                     self.check()
             except REFUSALS as error:
-                if started:  # a function of the caller has raised it inside a kernel
+                if started:  # a function of the caller raised it inside a kernel
                     self.rounds.fail(call, error)
                 raise
         rounds = self.rounds
         rounds.state, rounds.opened_in = AFTER[call], rounds.capture
 
     def forget_calls(self):
-        """Between rounds: let go of plans and calls when there are many, as functions may be others in every round."""
+        """Between rounds: drop plans and calls if there are too many, since each round may bring new functions."""
         if len(self.plans) > MOST_PLANS:
             self.plans.clear()
         if len(self._calls) <= MOST_CALLS or self.rounds.captured_now() or self.captured:
@@ -171,15 +171,15 @@ class Engine:
             self._calls.popitem()[1].close()
 
     def trace(self):
-        """[Stamps] of the last launch of every kernel and rank that was launched with LaunchConfig(trace=True)."""
+        """[Stamps] of the last launch of each kernel on each rank, if launched with LaunchConfig(trace=True)."""
         traces = [c.trace(of[0].removesuffix("_kernel")) for of, c in self._calls.items()]
         return [stamps for trace in traces for stamps in trace]
 
     def check(self, result=None):
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if device memory held bad ids.
 
-        result: a small array of a result; its values are returned. Those of a DeviceArray are told, and nothing is
-        synchronised with.
+        result: a small result array, whose values are returned. If it is a DeviceArray, a kernel sends them to the host
+        without synchronising the device.
         """
         if self.rounds.state == "closed":
             if self._unseen is not None:
@@ -217,7 +217,7 @@ class Engine:
         return result
 
     def _look(self, result):
-        """The status words of each rank, and the values of a result, when the kernels have ended."""
+        """Wait for the kernels; returns the status words of each rank, and the values of a result."""
         if not isinstance(result, DeviceArray):
             self.machine.synchronize()
             buffers = self._memory.buffers
@@ -228,9 +228,9 @@ class Engine:
         return [words.view(np.int32) for words in told], values
 
     def leave(self):
-        """Free everything when the ExpertParallel was let go without close(): alone, since the others may not have.
+        """Free everything if the ExpertParallel was dropped without close(); not collective.
 
-        What its kernels recorded is raised by the results that are still held. Memory that graphs write to stays.
+        Results that are still in use raise the error that its kernels recorded. Memory that graphs write to stays.
         """
         if self.rounds.state == "closed" or self.captured or is_of_another_process(self.machine):
             return
@@ -241,14 +241,14 @@ class Engine:
         self.close(collective=False)
 
     def close(self, collective):
-        """Free everything; collective, and raises what kernels recorded, unless an error came before."""
+        """Free everything; collective, and raises an error that kernels recorded, unless another error came before."""
         together = False
         try:
             if collective and self.rounds.failure is None:
                 try:
                     self.check()
                 finally:
-                    # bad ids on this rank are no reason to let the others wait
+                    # with bad ids on this rank, still meet the others
                     if self.rounds.failure is None:
                         self.world.barrier("leaving", self.timeout)
                         together = True

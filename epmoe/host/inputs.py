@@ -1,4 +1,4 @@
-"""What the caller gives, checked before anything is launched: host arrays fully, device arrays by shape, dtype, device.
+"""Checks arguments before anything is launched: host arrays fully, device arrays by shape, dtype and device.
 
 Every message names the rank, the value, the rule and the remedy; for routing also the token and k.
 """
@@ -15,7 +15,7 @@ from epmoe_ref.errors import EPValueError
 BF16 = np.dtype(ml_dtypes.bfloat16)
 COMBINE_DTYPE = {"bf16": BF16, "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 MOST_SECONDS = 1e9  # kernels count nanoseconds in 64 bits
-DTYPES = {  # what is needed
+DTYPES = {  # endings of messages
     "input_tokens": "bfloat16 is needed: x.astype(ml_dtypes.bfloat16), or x.view(ml_dtypes.bfloat16) if the 16 bits are bf16 already",
     "topk_ids": "an integer type is needed: ids.astype(np.int64)",
     "expert_outputs": "combine_dtype={combine_dtype!r} needs {dtype}: convert it, or configure another combine_dtype",
@@ -32,7 +32,7 @@ SHAPES = {
 
 
 def ranks_of(world, what, argument):
-    """The argument of each rank of this process: a list over ranks is taken apart, a single rank's argument wrapped."""
+    """The argument as a list over the ranks of this process; wraps a single rank's argument."""
     if not world.lists:
         return [argument]
     if not isinstance(argument, (list, tuple)):
@@ -48,15 +48,15 @@ def ranks_of(world, what, argument):
 
 
 def each_rank(world, **arguments):
-    """The arguments of each rank of this process, together; None of those that are left out."""
+    """Iterate over the ranks of this process: a tuple of the rank's arguments, None for those that were left out."""
     none = [None] * len(world.ranks)
     return zip(*[none if a is None else ranks_of(world, what, a) for what, a in arguments.items()])
 
 
 def tokens(cfg, machine, rank, given):
-    """input_tokens of a rank: bf16 (num_tokens, hidden), num_tokens <= max_tokens_per_rank.
+    """Check input_tokens of a rank: bf16 (num_tokens, hidden), num_tokens <= max_tokens_per_rank.
 
-    fp16 and float32 arrays in host memory become bf16 here, rounded once, where the token format is bf16.
+    If the token format is bf16, fp16 and float32 arrays in host memory are rounded to bf16 here, once.
     """
     what = f"input_tokens of rank {rank}"
     a = _array(machine, given, what)
@@ -73,7 +73,7 @@ def tokens(cfg, machine, rank, given):
 
 
 def topk_ids(cfg, machine, rank, given, num_tokens):
-    """topk_ids of a rank: any integer dtype (num_tokens, top_k), ids in [0, n_experts) or -1, none twice in a token."""
+    """Check topk_ids of a rank: integers (num_tokens, top_k); -1, or ids in [0, n_experts) distinct in a token."""
     what = f"topk_ids of rank {rank}"
     a = _array(machine, given, what)
     slots = dict(num_tokens=num_tokens, top_k=cfg.top_k)
@@ -84,7 +84,7 @@ def topk_ids(cfg, machine, rank, given, num_tokens):
 
 
 def check_ids(what, ids, name, n_experts):
-    """Nothing, if ids are of [-1, n_experts), and distinct in a token. name: of n_experts."""
+    """Raise EPValueError unless ids are in [-1, n_experts) and distinct in a token. name: n_experts' in messages."""
     outside = (ids < -1) | (ids >= n_experts)
     if outside.any():
         token, k = (int(i) for i in np.argwhere(outside)[0])
@@ -105,9 +105,9 @@ def check_ids(what, ids, name, n_experts):
 
 
 def expert_outputs(cfg, machine, rank, given, capacity, n_rows):
-    """Expert outputs of a rank: combine_dtype (rows, hidden), the rows of output_tokens, exact or capacity many.
+    """Check expert outputs of a rank: combine_dtype (rows, hidden), in the order of output_tokens.
 
-    n_rows is a function that tells the exact number; it is asked only where the array does not have capacity rows.
+    rows: the exact number or capacity. n_rows() returns the exact number; called only if there are not capacity rows.
     """
     what = f"expert_outputs of rank {rank}"
     a, dtype, hidden = _array(machine, given, what), COMBINE_DTYPE[cfg.combine_dtype], cfg.hidden
@@ -117,7 +117,7 @@ def expert_outputs(cfg, machine, rank, given, capacity, n_rows):
 
 
 def gate_up(machine, rank, given, capacity, n_rows):
-    """Rows of the experts' first product: bf16 (rows, 2 * width), exact or capacity many (see expert_outputs)."""
+    """Check the experts' first product: bf16 (rows, 2 * width); rows as in expert_outputs."""
     what = f"gate_up of rank {rank}"
     a = _array(machine, given, what)
     has_pairs = len(a.shape) == 2 and a.shape[1] % 2 == 0 < a.shape[1]
@@ -126,7 +126,7 @@ def gate_up(machine, rank, given, capacity, n_rows):
 
 
 def _expect(what, a, has_dtype, has_shape, **values):
-    """Raise EPValueError unless both. what: name of the argument, and rank; values: of the rules."""
+    """Raise EPValueError unless has_dtype and has_shape. what: names argument and rank; values: for the message."""
     name = what.partition(" ")[0]
     if not has_dtype:
         raise EPValueError(f"{what} has dtype {a.dtype}, {DTYPES[name].format(**values)}")
@@ -144,7 +144,7 @@ def _one_for_each_row(a, what, capacity, n_rows):
 
 
 def router_weights(cfg, machine, rank, given, num_tokens):
-    """Router weights of a rank: float32 (num_tokens, top_k)."""
+    """Check router weights of a rank: float32 (num_tokens, top_k)."""
     what = f"router_weights of rank {rank}"
     if not hasattr(given, "shape") and np.ndim(given) == 0:
         raise EPValueError(
@@ -158,7 +158,7 @@ def router_weights(cfg, machine, rank, given, num_tokens):
 
 
 def input_scale(rank, given):
-    """Input scale of a rank: a positive finite float32 number."""
+    """Check the input scale of a rank: a number that is positive and finite in float32."""
     what = f"input_scale of rank {rank} is {given!r}"
     if isinstance(given, bool) or not isinstance(given, (int, float, np.number)):
         raise EPValueError(
@@ -182,7 +182,7 @@ def seconds(what, value):
 
 
 def world(what, given):
-    """A world, made already."""
+    """Check that `given` is a world, not a class."""
     if isinstance(given, type) and hasattr(given, "allocate"):
         raise EPValueError(
             f"{what} is the class {given.__name__}; make a world of it: {given.__name__}({'2' * given.lists})"
@@ -195,7 +195,7 @@ def world(what, given):
 
 
 def result(machine, given, shape, dtype, what):
-    """An array that a result goes into (out=): shape and dtype must be the result's own; must be writable, C order."""
+    """Check an out= array: shape and dtype must be the result's; writable; on a GPU C-contiguous."""
     a = _array(machine, given, what)
     if a.dtype != dtype or a.shape != tuple(shape):
         raise EPValueError(
@@ -207,7 +207,7 @@ def result(machine, given, shape, dtype, what):
 
 
 def _array(machine, given, what, in_vectors=True):
-    """An array as Array, where kernels of this machine can read it. in_vectors: they read rows in vectors, if they can."""
+    """An array as Array, checked to be readable by this machine's kernels. in_vectors: in vectors, if rows allow it."""
     a = given if type(given) is Array else view(given, what)
     if a.host is not None:
         return a

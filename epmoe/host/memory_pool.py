@@ -1,4 +1,4 @@
-"""Memory for results: lent when a call needs it, and free again when nothing refers to the Loan of it any more."""
+"""Memory for results. A call borrows it, and it is free again when nothing refers to its Loan any more."""
 
 import sys
 from array import array
@@ -13,7 +13,7 @@ from epmoe.host.arrays import DeviceArray, Field
 
 ALIGNMENT = 256  # bytes
 _new = object.__new__
-# weak references whose callbacks free memory: garbage itself, they would not be called
+# keeps weak references alive, since a collected one would not run its callback, which frees memory
 _awaited = set()
 
 
@@ -27,16 +27,16 @@ def arrange(shapes):
 
 
 def size_class(nbytes):
-    """The smallest size of buffers that holds nbytes: at most an eighth larger."""
+    """The smallest buffer size that holds nbytes; at most an eighth larger."""
     step = max(ALIGNMENT, 1 << max(0, nbytes.bit_length() - 4))
     return -(-nbytes // step) * step
 
 
 class Arrangement:
-    """Arrays of one kind, {name: (shape, dtype)}, to be lent together. fields: {name: Field}.
+    """Arrays, {name: (shape, dtype)}, that are lent together. fields: {name: Field}.
 
-    size: bytes of a buffer that is made for it: a size class, so that others fit in as well; exactly nbytes where is_exact.
-    words: {name: index} of the words by which kernels are told where arrays lie. kept: the names that later calls need.
+    size: bytes of a buffer made for it. With is_exact it is nbytes, else a size class, so that other arrangements fit
+    too. words: {name: index} of the launch words that hold the arrays' addresses. kept: names that later calls need.
     """
 
     __slots__ = ("name", "fields", "nbytes", "size", "words", "kept")
@@ -47,7 +47,7 @@ class Arrangement:
         self.size = self.nbytes if is_exact else size_class(self.nbytes)
 
     def runs(self, base, names):
-        """Where these arrays lie from `base` on: [(slice of a launch's words, array of them)]."""
+        """Addresses of these arrays, laid out from `base`: [(slice of a launch's words, array of addresses)]."""
         made, end = [], None
         for i, name in sorted([(self.words[name], name) for name in names]):
             if i != end:
@@ -60,8 +60,8 @@ class Arrangement:
 class Piece:
     """Memory that is lent as a whole: nbytes of a buffer from byte `start` on, at the address `base`.
 
-    arrangement: what it was last lent for. words: where that lies, as Arrangement.runs(); kept: of its kept arrays alone.
-    loan: a weak reference to the Loan. back: its callback.
+    arrangement: the last one lent. words: its addresses, from Arrangement.runs(); kept: only those of its kept arrays.
+    loan: a weak reference to the Loan. back: that reference's callback.
     """
 
     __slots__ = "pool buffer start nbytes base arrangement words kept loan back".split()
@@ -73,14 +73,14 @@ class Piece:
         self.back = partial(free.__setitem__, self)
 
     def arrange(self, arrangement):
-        """It is lent for this now. Of a part that peers write, they are told offsets."""
+        """Lay out a new arrangement. In a part that peers write, words hold offsets instead of addresses."""
         self.arrangement, at = arrangement, self.start if self.pool.is_part else self.base
         self.words = arrangement.runs(at, arrangement.words)
         self.kept = arrangement.runs(at, arrangement.kept)
 
 
 class Loan:
-    """Memory in use; every array made from it keeps it alive, and then its piece is free."""
+    """A Piece in use. Every array made from it keeps the Loan alive; when the Loan is gone, the piece is free."""
 
     __slots__ = ("piece", "base", "__weakref__")
 
@@ -96,7 +96,7 @@ class Loan:
         return self.base + self.fields[name].offset
 
     def holds(self, array):
-        """Whether an Array lies in this memory, in C order."""
+        """Whether an Array lies in this memory and is C-contiguous."""
         return array.is_contiguous and 0 <= array.address - self.base < self.nbytes
 
     def array(self, name, n=None):
@@ -107,7 +107,7 @@ class Loan:
         return self.part(field if n is None else field.first(n))
 
     def part(self, field):
-        """The part of the memory that is a Field, as an array."""
+        """The array that a Field describes."""
         return self._numpy(field) if SIM else DeviceArray(self, field)
 
     def read(self, name):
@@ -126,15 +126,15 @@ class Loan:
 
 
 class _LentMemory:
-    """Carries a loan into NumPy: the base of every view, so the loan lives as long as any of them."""
+    """The base of every NumPy view of a loan, so that the loan lives as long as any view."""
 
     def __init__(self, loan, raw):
-        self.loan, self.raw = loan, raw  # raw: a dry buffer makes an array of its own
+        self.loan, self.raw = loan, raw  # raw: kept alive, since a dry buffer allocates it here
         self.__array_interface__ = raw.__array_interface__
 
 
 def results_of(fields, machine):
-    """A function (Loan, n=None) of what lies in the memory at each Field, as arrays; n: the first rows alone."""
+    """A function (Loan, n=None) that returns an array for each Field; n: only the first n rows."""
     whole = list(fields)
 
     def of(loan, n=None):
@@ -152,16 +152,16 @@ def results_of(fields, machine):
 
 
 class MemoryPool:
-    """Lends memory of one rank, by size: what has come back is lent again.
+    """Lends memory of one rank. Returned pieces are kept by size and lent again.
 
-    part: (buffer, first, end), the bytes of a buffer that peers write, from which all is lent; None: buffers are made as
-    they are needed.
+    part: (buffer, first, end), bytes of a buffer that peers write, from which everything is lent. None: buffers are
+    allocated as needed.
     """
 
     def __init__(self, machine, rank=0, part=None):
         self.machine, self.rank, self.is_part = machine, rank, part is not None
         self.buffer, first, end = part or (None, 0, 0)
-        self._gaps = [(first, end)] if end > first else []  # of the part: bytes of no piece
+        self._gaps = [(first, end)] if end > first else []  # bytes of the part that belong to no piece
         self._pieces, self._free = set(), {}  # size -> {Piece: a dead weak reference}
         self.bytes_by_name = {}  # of all buffers made, lent or not
 
@@ -180,7 +180,7 @@ class MemoryPool:
         loan = Loan()
         loan.piece, loan.base = piece, piece.base
         piece.loan = ref(loan, piece.back)
-        if SIM:  # what a kernel fails to write must not look like the last result
+        if SIM:  # bytes that a kernel fails to write must not look like the last result
             piece.buffer.fill(0xA5, piece.start, piece.nbytes)
         return loan
 
@@ -204,7 +204,7 @@ class MemoryPool:
         return piece
 
     def _taken(self, nbytes):
-        """Where so many free bytes begin, which are free no more; None if there are none together."""
+        """Take nbytes from a gap and return their start; None if no gap is large enough."""
         for i, (start, end) in enumerate(self._gaps):
             if end - start >= nbytes:
                 self._gaps[i : i + 1] = [(start + nbytes, end)] if end - start > nbytes else []
@@ -212,7 +212,7 @@ class MemoryPool:
         return None
 
     def _join(self):
-        """Pieces that have come back are gaps again."""
+        """Turn returned pieces into gaps, and join adjacent gaps."""
         gaps = self._gaps
         for free in self._free.values():
             while free:
@@ -232,7 +232,7 @@ class MemoryPool:
 
     @property
     def lent_bytes(self):
-        """Bytes of the pieces that somebody looks at."""
+        """Bytes of the pieces in use."""
         free = sum(size * len(pieces) for size, pieces in self._free.items())
         return sum(piece.nbytes for piece in self._pieces) - free
 
@@ -242,11 +242,11 @@ class MemoryPool:
         return self.lent_bytes > 0
 
     def when_unused(self, action):
-        """Nothing is lent any more. Call action() when all that was lent has come back, which may be now."""
+        """Call action() when all loans have ended, which may be now. Do not lend after this."""
         _when_back(self._pieces, action)
 
     def close(self):
-        """Free the buffers that are not lent; what is lent follows when its last array is gone."""
+        """Free the buffers that are not lent; a lent one is freed when its last array is gone."""
         while self._pieces:
             piece = self._pieces.pop()
             _when_back([piece], piece.buffer.free)
@@ -254,14 +254,14 @@ class MemoryPool:
 
 
 def _when_back(pieces, action):
-    """Call action() when no Loan of these pieces is left, which may be now; loans end in any thread."""
-    loans = [piece.loan and piece.loan() for piece in pieces]  # which now live until all is set
+    """Call action() when no Loan of these pieces is left, which may be now. Loans may end in any thread."""
+    loans = [piece.loan and piece.loan() for piece in pieces]  # no loan ends before all is set up
     left = [True for loan in loans if loan is not None]
 
     def back(loan=None):
         _awaited.discard(loan)
         try:
-            left.pop()  # one step, so that one thread alone finds nothing
+            left.pop()  # atomic, so only one thread finds it empty
         except IndexError:
             if not sys.is_finalizing():
                 action()

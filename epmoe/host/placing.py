@@ -1,4 +1,4 @@
-"""Where kernels find the caller's arrays: device memory as it is, host memory adopted (simulator) or staged (GPU)."""
+"""Gives kernels the caller's arrays: device memory in place, host memory adopted (simulator) or staged (GPU)."""
 
 import math
 
@@ -11,11 +11,11 @@ from epmoe_ref.errors import EPValueError
 
 
 class Placing:
-    """Places the arrays of one ExpertParallel under names; a name's earlier array may go when a new one comes.
+    """Places the arrays of one ExpertParallel by name. A new array replaces the earlier one of its name.
 
-    In the simulator an array of the caller is used where it lies, if it is C-contiguous and begins at a multiple of 16
-    bytes, with its exact bounds, so that a kernel that reads past it is caught. On a GPU a host array goes into a
-    staging buffer that is kept and grows; device arrays are used where they lie.
+    In the simulator an array is used in place if it is C-contiguous and starts at a multiple of 16 bytes, or else
+    copied. Its exact bounds are known, so reads past its end are caught. On a GPU a host array is copied into a staging
+    buffer, which is kept and grows; device arrays are used in place.
     """
 
     def __init__(self, machine, stream_of):
@@ -46,11 +46,11 @@ class Placing:
         return buffer.address
 
     def place_all(self, rank, names, arrays, dtypes):
-        """[the address of each]; dtypes: {name: dtype} of those that must have one."""
+        """[address of each array]. dtypes: {name: dtype} for arrays that need a certain dtype."""
         return [self.place(rank, name, a, dtypes.get(name)) for name, a in zip(names, arrays)]
 
     def enter(self, unplaced):
-        """Enter addresses into words: [(words, index, rank, name, array, dtype if any)], all checked; a refusal writes none."""
+        """Place arrays, [(words, index, rank, name, array, dtype if any)], into words[index]; a refusal writes none."""
         for _, _, rank, name, array, *_ in unplaced:
             if not device.SIM and type(array) is Array and array.host is not None:
                 self._expect_no_capture(rank, name)
@@ -65,7 +65,7 @@ class Placing:
             )
 
     def fetch(self, rank, name, host):
-        """Copy what kernels have stored in a placed array back into `host`, the caller's own; they must have ended."""
+        """Copy a placed array that kernels have written back into `host`, the caller's array; they must have ended."""
         if not device.SIM:
             host[...] = self._staging[rank, name].read(host.dtype, host.shape)
         elif (used := self.placed[rank, name][1]) is not host:
@@ -84,7 +84,7 @@ class Placing:
         return address
 
     def _narrowed(self, rank, name, array):
-        """Address of ids in device memory as int32, by a launch."""
+        """Cast ids in device memory to int32 by a launch; returns the address of the result."""
         # Launches of earlier rounds, which may still read the buffer, come before this one on the stream.
         n = math.prod(array.shape)
         key = rank, name, array.dtype, n
@@ -107,14 +107,14 @@ class Placing:
         return buffer
 
     def let_go(self, *keys):
-        """Let go of arrays of the caller, of all without keys, (rank, name); the kernels must have ended."""
+        """Release the caller's arrays with these keys (rank, name), or all; the kernels must have ended."""
         for key in keys or list(self.placed):
             address, _ = self.placed.pop(key, (None, None))
             if address is not None:
                 self.machine.release(address)
 
     def close(self):
-        """Let go of all arrays and free the staging buffers; the kernels must have ended."""
+        """Release all arrays and free the staging buffers; the kernels must have ended."""
         self.let_go()
         for buffer in (*self._staging.values(), *self._outgrown):
             buffer.free()

@@ -1,7 +1,7 @@
-"""The plain kernels for an ExpertParallel: what a phase has by address becomes the page's arguments.
+"""Runs the plain kernels for an ExpertParallel: turns a phase's addresses into the arguments of the specification page.
 
-Factories of the names and the plans that epmoe.kernels has, so that the phases of a round need not know which kernels
-they launch. A launch gets arrays where the page has tensors, and addresses where it has pointers.
+The factories have the names and interface of epmoe.kernels, so the phases of a round need not know which kernels they
+launch. A launch passes arrays where the page has tensors, and addresses where it has pointers.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from epmoe.host.arrays import Array
 from epmoe.kernels import formats, fused_silu_kernel, plain, user_functions
 from epmoe.kernels.plain.arguments import arrays
 
-PAGE_NAMES = {  # what the page calls the functions that the fast kernels' factories take
+PAGE_NAMES = {  # function argument of the fast kernels' factories: its name on the page
     "input_scale": "input_scales_wrapper",
     "router_weights": "router_weights_wrapper",
     "epilogue": "epilogue_fn",
@@ -26,7 +26,7 @@ PAGE_NAMES = {  # what the page calls the functions that the fast kernels' facto
 
 
 def _array(address, shape, dtype):
-    """C-contiguous memory as an Array; in the simulator it is memory of this process."""
+    """C-contiguous memory at an address as an Array; in the simulator also as a NumPy array."""
     dtype = np.dtype(dtype)
     host = None
     if device.SIM:
@@ -36,18 +36,18 @@ def _array(address, shape, dtype):
 
 
 def _number(word, dtype):
-    """The number of a type in the low half of a word."""
+    """The number of this dtype in the low bytes of a word."""
     return np.array([word], np.uint64).view(dtype)[0]
 
 
 def _arguments(types, words):
-    """Arguments of a user's function out of an iterator over their words: numbers of NumPy, and arrays."""
+    """Arguments of a user's function, read from an iterator over their words: NumPy numbers, and Arrays."""
     taken = [(dtype, next(words), tuple(islice(words, n_axes))) for dtype, n_axes, _ in types]
     return tuple(_array(w, shape, d) if shape else _number(w, d) for d, w, shape in taken)
 
 
 class _Call:
-    """A plain kernel, prepared and started as a KernelCall of epmoe.kernels is. options: of its factory."""
+    """A plain kernel with the interface of epmoe.kernels' KernelCall. options: of its factory."""
 
     def __init__(self, kernel, options):
         self.kernel, self.options, self.cfg = kernel, options, kernel.cfg
@@ -58,11 +58,11 @@ class _Call:
         """Nothing is kept between launches."""
 
     def prepared(self, wanted):
-        """What launches the kernel; as of a KernelCall."""
+        """An object whose start(*words) launches the kernel, like a KernelCall's."""
         return SimpleNamespace(start=partial(self._start, wanted))
 
     def _start(self, wanted, *words):
-        """Launch with the page's arguments, made of the words that a fast kernel is given."""
+        """Launch with the page's arguments, made from the words that a fast kernel would get."""
         kernel, named = self.kernel, self._named(wanted, *words)
         named |= wanted.regions | dict(my_rank=wanted.my_rank, num_tokens=wanted.num_tokens)
         behind = kernel.parameters[len(kernel.page_arguments) + 2 :]  # status and timeout_ns
@@ -79,7 +79,7 @@ class _Call:
         )
 
     def _of_dispatch(self, wanted, *words):
-        """{name: argument of the dispatch kernels, or address of an array, or length of an axis}."""
+        """Named values for dispatch: {name: argument, or address of an array, or length of an axis}."""
         fmt, sent = formats.of(self.cfg), ("input_tokens", "topk_ids", "clean_topk_ids", "scale")
         made = "rows", "row_offsets", "expert_ids", "src_info", "recv_counts"
         named = dict(zip((*sent, *fmt.output_fields, *made), words))
@@ -89,7 +89,7 @@ class _Call:
         return named | dict(input_scales_args=() if has_function else (scale,))
 
     def _of_combine(self, wanted, *words):
-        """The same of the combine kernels; an array of router weights is the argument of a function."""
+        """The same for combine. An array of router weights becomes the argument of a function."""
         names = "input_tokens", "src_info", "rows", "output_tokens", "topk_ids", "router_weights"
         named, of_functions = dict(zip(names, words)), iter(words[len(names) :])
         weights_args = _arguments(wanted.weights_types, of_functions)
@@ -107,7 +107,7 @@ class Factories:
         self._plain = package
 
     def _make(self, name, cfg, launch=None, **options):
-        """As in epmoe.kernels."""
+        """Make a plain kernel from the arguments of epmoe.kernels' factory of this name."""
         if name in ("combine_wait_kernel", "combine_kernel"):
             options = {"router_weights": "array"} | options
         on_page = {}

@@ -1,4 +1,4 @@
-"""One rank's memory: its regions and its peers', what its results come from, and how many bytes each buffer takes."""
+"""One rank's memory: its regions and its peers' addresses, the pool of its results, and the bytes of each buffer."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -18,7 +18,7 @@ SCALE_GROUP = 128  # elements of blockwise FP8 that share a scale
 
 
 def dispatch_arrays(cfg: EPConfig):
-    """Arrays of a Dispatched with capacity: {name: (shape, dtype)}, and the capacity in rows."""
+    """({name: (shape, dtype)} of a Dispatched's arrays at capacity, capacity in rows)."""
     fmt = formats.of(cfg)
     rows = capacity_rows(cfg, fmt.pad_rows)
     return fmt.outputs(cfg, rows) | {
@@ -31,13 +31,13 @@ def dispatch_arrays(cfg: EPConfig):
 
 
 def combine_arrays(cfg: EPConfig, reduced):
-    """Array of a combine result with capacity, {name: (shape, dtype)}: with router weights a row a token, else a slot."""
+    """{name: (shape, dtype)} of a combine result at capacity. reduced: a row for each token; else for each pair."""
     rows = (cfg.max_tokens_per_rank,) if reduced else (cfg.max_tokens_per_rank, cfg.top_k)
     return {"output_tokens": ((*rows, cfg.hidden), COMBINE_DTYPE[cfg.combine_dtype])}
 
 
 def results(cfg: EPConfig):
-    """What `lend` takes of what calls return: dispatch, combine with router weights, and combine without."""
+    """Arrangements for results of dispatch, of combine with router weights, and of combine without."""
     return [
         Arrangement("dispatch result", dispatch_arrays(cfg)[0], is_exact=True),
         Arrangement("combine result", combine_arrays(cfg, True), is_exact=True),
@@ -47,7 +47,7 @@ def results(cfg: EPConfig):
 
 @lru_cache(256)
 def silu_result(rows, width, output_format):
-    """The same of fused_silu for so many rows."""
+    """The Arrangement for a result of fused_silu."""
     is_bf16 = output_format == "bf16"
     arrays = {"output_tokens": ((rows, width), BF16 if is_bf16 else ml_dtypes.float8_e4m3fn)}
     if not is_bf16:
@@ -56,7 +56,7 @@ def silu_result(rows, width, output_format):
 
 
 class RankMemory:
-    """Regions, peers and result pools of one rank of this process."""
+    """One rank of this process: its regions, its peers' addresses and its pool of results."""
 
     def __init__(self, cfg: EPConfig, machine, rank, memory):
         self.cfg, self.rank = cfg, rank
@@ -70,15 +70,15 @@ class RankMemory:
         self._world = range(first, first + cfg.p2p_world_size)
 
     def address(self, name):
-        """Address of one of this rank's regions; 0 if the configuration has no such region."""
+        """Address of one of this rank's regions; 0 if the configuration does not have it."""
         return self._buffer.address + self._regions[name].offset if name in self._regions else 0
 
     def peers(self, name):
-        """Addresses of that region at every rank of this rank's p2p world."""
+        """Addresses of that region on every rank of this rank's p2p world."""
         return [self._addresses[peer] + self._regions[name].offset for peer in self._world]
 
     def regions(self, kind, buf="recv_buf"):
-        """What the kernels of `kind`, dispatch or combine, know of memory: {name: address, or addresses of all peers}."""
+        """Memory arguments of kernels of `kind`, dispatch or combine: {name: address, or addresses on all peers}."""
         buf, count = f"{kind}_{buf}", f"{kind}_recv_count"
         return dict(
             send_buf_p=self.address(f"{kind}_send_buf"),
@@ -110,7 +110,7 @@ class RankMemory:
 
 
 class Use(NamedTuple):
-    """One buffer of a rank: bytes that the configuration plans for it, and bytes allocated now."""
+    """One buffer of a rank: bytes planned by the configuration, and bytes allocated now."""
 
     buffer: str
     planned_bytes: int
@@ -118,14 +118,14 @@ class Use(NamedTuple):
 
 
 class MemoryTable(list):
-    """Rows of `Use`; prints as a table. Results are planned once each; more in use at a time take more."""
+    """Rows of `Use`; prints as a table. The plan counts each kind of result once; holding more results takes more."""
 
     planned_bytes = property(
         lambda self: sum(row.planned_bytes for row in self),
-        doc="Sum of what the configuration plans.",
+        doc="Sum of the planned bytes.",
     )
     allocated_bytes = property(
-        lambda self: sum(row.allocated_bytes for row in self), doc="Sum of what is allocated."
+        lambda self: sum(row.allocated_bytes for row in self), doc="Sum of the allocated bytes."
     )
 
     def __str__(self):
@@ -135,7 +135,7 @@ class MemoryTable(list):
 
 
 def plan(cfg: EPConfig) -> MemoryTable:
-    """What one rank of this configuration needs, before anything is allocated."""
+    """Memory that one rank of this configuration needs; allocates nothing."""
     regions, total = layout.regions(cfg), layout.total_bytes(cfg)
     rows = [Use(r.name, r.nbytes, 0) for r in regions]
     rows.append(Use("alignment of regions", total - sum(r.nbytes for r in regions), 0))
@@ -143,7 +143,7 @@ def plan(cfg: EPConfig) -> MemoryTable:
 
 
 def held(cfg: EPConfig, rank_memory, staging_bytes) -> MemoryTable:
-    """The same with what one rank holds now."""
+    """plan(cfg), with the bytes that one rank has allocated now."""
     has = dict.fromkeys([result.name for result in results(cfg)], 0)
     has |= rank_memory.arena.bytes_by_name
     rows = [Use(name, planned, has.get(name, planned)) for name, planned, _ in plan(cfg)]

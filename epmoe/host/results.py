@@ -1,6 +1,6 @@
-"""Arrays that the caller gives with out=, for a kernel to write one rank's results into.
+"""Arrays that the caller gives with out=, into which kernels write one rank's results.
 
-They share no memory: not with themselves, not with each other, not with inputs.
+They must not overlap themselves, each other, or inputs.
 """
 
 import numpy as np
@@ -9,14 +9,14 @@ from epmoe.host import inputs
 from epmoe.host.arrays import c_strides
 from epmoe_ref.errors import EPValueError
 
-MAX_WORK = 10_000  # of NumPy's exact search; what takes longer counts as overlapping
+MAX_WORK = 10_000  # limit of NumPy's exact search; arrays that need more count as overlapping
 
 
 class Out:
-    """Addresses for the kernel; arrays in host memory are filled by `finish`.
+    """Gives the kernel addresses of the caller's arrays; `finish` fills those in host memory.
 
-    arrays: {name: the caller's array}, each with exactly the result's shape and dtype; shape: of results that are smaller
-    than the lent memory's array. named: (what it is, for messages; Array) of each.
+    arrays: {name: the caller's array}, each with exactly the result's shape and dtype. shape: the result's, if it is
+    smaller than the lent array. named: (name for messages, Array) of each.
     """
 
     def __init__(self, loan, machine, rank, arrays, shape=None):
@@ -29,7 +29,7 @@ class Out:
         self._filled = [name for name, a in self._seen.items() if a.host is not None]
 
     def address(self, name):
-        """Where the kernel writes the array of that name: device arrays directly, others in lent memory."""
+        """Address where the kernel writes that array: the caller's device array, or else lent memory."""
         if name in self._seen and name not in self._filled:
             return self._seen[name].address
         return self.loan.address(name)
@@ -47,7 +47,7 @@ class Out:
 def expect_apart(outs, inputs=()):
     """Raise EPValueError if an array that is written overlaps itself, another one, or an input.
 
-    outs, inputs: pairs (what it is, for messages; Array). Inputs in host memory are copied before anything is written.
+    outs, inputs: pairs (name for messages, Array). Inputs in host memory may overlap: they are copied before any write.
     """
     inputs = [one for one in inputs if one[1].host is None]
     for i, (what, a) in enumerate(outs):
@@ -66,7 +66,7 @@ def expect_apart(outs, inputs=()):
 
 
 def _extent(a):
-    """(first byte, behind the last byte) of an Array's elements."""
+    """(address of the first byte, address after the last byte) of an Array's elements."""
     if 0 in a.shape:
         return a.address, a.address
     strides = a.strides or c_strides(a.shape, a.dtype.itemsize)
@@ -76,7 +76,7 @@ def _extent(a):
 
 
 def _overlaps_itself(a):
-    """Whether two elements may share a byte: an axis steps less far than those within it reach."""
+    """Whether two elements may share a byte: the stride of an axis is less than the extent of the axes within it."""
     reach = a.dtype.itemsize
     for step, n in sorted((abs(s), n) for s, n in zip(a.strides, a.shape) if n > 1):
         if step < reach:

@@ -1,11 +1,11 @@
-"""The order of calls that the protocol needs, tracked: dispatch, combine, dispatch, combine, on every rank alike.
+"""Checks the order of calls that the protocol needs: dispatch, combine, dispatch, combine, the same on every rank.
 
-A buffer may be written again only after its owner has read it, and it is the alternation that guarantees this: a rank's
-combine cannot complete before every peer has finished the dispatch before it.
+A buffer may be written again only after its owner has read it. The alternation guarantees this: a rank's combine cannot
+complete before every peer has finished the dispatch before it.
 
-Calls that are captured into CUDA graphs follow the same order, and a round is captured whole or not at all (in one
-graph or, for instance, one for dispatch and one for combine). A dispatch that was captured has not run: when its
-capture was given up, the next dispatch simply begins anew. What order graphs are replayed in is the caller's care.
+Calls that are captured into CUDA graphs follow the same order. A round is captured whole or not at all (in one graph,
+or for example in one for dispatch and one for combine). A captured dispatch has not run. If its capture was abandoned,
+the next dispatch begins a new round. The caller is responsible for the order in which graphs are replayed.
 """
 
 import functools
@@ -32,7 +32,7 @@ _REASON = {
     "may not have read yet. If what it returned is lost, call reset() on all ranks",
     "combining": "combine_async was called and its combine_wait was not: call combine_wait next",
     "closed": "this ExpertParallel is closed: make a new one",
-    # of an open round, when one call is captured and the other is not
+    # an open round of which one call is captured and the other is not
     "launched": "the open dispatch was launched and not captured: combine it before the capture begins",
     "captured": "the open dispatch was captured into a CUDA graph and has not run: capture its combine too",
 }
@@ -46,10 +46,10 @@ def in_short(error):
 
 
 class Turn:
-    """Whose turn it is to call one object: one call at a time, of any thread.
+    """Allows one call at a time on an object, from any thread.
 
-    A call begins with free.pop(), or refuse() where that raises IndexError, and ends with free[:] = (True,). Both are one
-    step each, in which no other thread and no exception comes.
+    A call begins with free.pop(), or with refuse() if that raises IndexError, and ends with free[:] = (True,). Each is
+    atomic: no other thread and no exception can interrupt it.
     """
 
     __slots__ = ("free", "thread")
@@ -58,7 +58,7 @@ class Turn:
         self.free, self.thread = [True], None
 
     def refuse(self, call):
-        """Raise EPStateError: a call is under way. reset() of its thread may come, as it may have been interrupted."""
+        """Raise EPStateError: a call is under way. Allow reset() from its thread, which may have been interrupted."""
         if call != "reset" or self.thread != get_ident():
             raise EPStateError(
                 f"{call}: another call is under way, in another thread or around a function of yours: make calls one after "
@@ -67,9 +67,9 @@ class Turn:
 
 
 def part_of_round(method):
-    """A method of an ExpertParallel that leaves a round half-way if anything but a refusal ends it.
+    """Wrap a method of an ExpertParallel: any exception but a refusal marks the round as failed.
 
-    That is any exception: KeyboardInterrupt, SystemExit, and whatever a signal handler raises, wherever it comes.
+    That includes KeyboardInterrupt, SystemExit and exceptions from signal handlers, at any point.
     A call of a round is refused unless it is its turn.
     """
 
@@ -102,11 +102,11 @@ def part_of_round(method):
 
 
 class Rounds(Turn):
-    """Where in a round one ExpertParallel is, and whose turn it is to call it.
+    """The state of one ExpertParallel's round, and its Turn.
 
-    failure: the error after which only reset() helps, or None; failed_call: the call that it ended. captured_now: () -> id
-    of the capture into a CUDA graph that the ranks' stream is in, 0 for none. capture, opened_in: this of the call under
-    way, and of the open round.
+    failure: the error after which only reset() helps, or None; failed_call: the call that it ended. captured_now(): id
+    of the CUDA graph capture that the ranks' stream is in, 0 for none. capture, opened_in: that id for the current
+    call, and for the call that opened the round.
     """
 
     __slots__ = "state", "failure", "failed_call", "captured_now", "capture", "opened_in"
@@ -127,19 +127,19 @@ class Rounds(Turn):
             )
         if capture != self.opened_in and self.state != "idle":
             if self.opened_in and call in _NEXT["idle"]:
-                self.state = "idle"  # that round was given up with its capture
+                self.state = "idle"  # that round was abandoned with its capture
             elif not (capture and self.opened_in):
                 raise EPStateError(f"{call}: {_REASON['launched' if capture else 'captured']}")
         if call not in _NEXT[self.state]:
             raise EPStateError(f"{call}: {_REASON[self.state]}")
 
     def fail(self, call, error):
-        """An error or an interruption ended this call half-way; the first one is kept."""
+        """Record that an error or an interruption ended this call half-way; the first error is kept."""
         if self.failure is None:
             self.failure, self.failed_call = error, call
         if self.state != "closed":
             self.state = "failed"
 
     def reset(self):
-        """As at the beginning."""
+        """Return to the initial state."""
         self.state, self.failure, self.opened_in = "idle", None, 0

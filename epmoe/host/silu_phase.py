@@ -1,4 +1,4 @@
-"""SwiGLU on the host: the rows between the experts' two matrix products, without waiting for their number."""
+"""SwiGLU on the host, between the experts' two matrix products; does not wait for the number of rows."""
 
 from epmoe import device
 from epmoe.host import inputs
@@ -10,7 +10,7 @@ FACTORY = "fused_silu_kernel"
 
 
 def fused_silu(engine, capacity, gate_up, dispatched, output_format, **limits):
-    """Launch it for every rank: a result of each, an array or (values, scales) for fp8_blockwise."""
+    """Launch SwiGLU for every rank; returns for each an array, or (values, scales) for fp8_blockwise."""
     launches, made, unplaced = [], [], []
     given = inputs.each_rank(engine.world, gate_up=gate_up, dispatched=dispatched)
     for r, (rows, d) in zip(engine.ranks, given):

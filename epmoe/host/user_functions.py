@@ -16,12 +16,12 @@ from epmoe.kernels import user_functions as in_kernels
 from epmoe_ref.errors import EPValueError
 
 _ARRAY_DTYPES = ("float32", "int32")
-_WIDENED = ("bfloat16", "float16")  # exact as float32, so an array in host memory is placed as that
+_WIDENED = ("bfloat16", "float16")  # arrays of these in host memory become float32, which is exact
 NO_TYPES = (), ()
 MOST = 128  # functions that are remembered
 _chosen = OrderedDict()  # by fingerprint
 _OF_VALUE = dict(token=np.int32(0), col=np.int32(0), value=np.float32(1))
-PARAMETERS = {  # before a function's own arguments: their names, and what it is tried with in the simulator
+PARAMETERS = {  # parameters before a function's own arguments: {name: value for trying it in the simulator}
     "input_scale": dict(i=np.int32(0)),
     "router_weights": dict(token=np.int32(0), k=np.int32(0)),
     "epilogue": _OF_VALUE,
@@ -30,7 +30,7 @@ PARAMETERS = {  # before a function's own arguments: their names, and what it is
 
 
 class Way(NamedTuple):
-    """How all ranks reduce: compile-time options, which `key` stands for; the caller's functions are among them.
+    """How all ranks reduce. options: compile-time options, including the caller's functions; `key` identifies them.
 
     takes_weights: router weights are arrays. stores: an elementwise_lambda_fn stores the result itself.
     """
@@ -41,7 +41,7 @@ class Way(NamedTuple):
     stores: bool = False
 
     def check(self, engine, index, weights_args, epilogue_args, types):
-        """Errors: as check_returned. index: of the rank whose arguments are tried; types: of both."""
+        """Check functions with the arguments of rank number `index` here. types: of both functions' arguments."""
         of_both = zip(self.options.items(), (weights_args, epilogue_args), types)
         for (what, function), args, kinds in of_both:
             if callable(function):
@@ -50,12 +50,12 @@ class Way(NamedTuple):
                 check_returned(engine.machine, function, what, args, kinds)
 
 
-SUMS = Way("sums", dict(router_weights="array", epilogue=None), True)  # without functions
+SUMS = Way("sums", dict(router_weights="array", epilogue=None), True)  # no functions
 NO_SUMS = Way("no sums", dict(router_weights=None, epilogue=None), False)
 
 
 def way_of(cfg, router_weights, weights_args, epilogue, epilogue_args, elementwise_fn, out):
-    """The Way of these arguments of combine, which must go together."""
+    """The Way for these arguments of combine. Errors: EPValueError if they contradict each other."""
     stores = elementwise_fn is not None
     last, name = (elementwise_fn, "elementwise_lambda_fn") if stores else (epilogue, "epilogue")
     for other, given in ("epilogue", epilogue), ("out", out):
@@ -92,7 +92,7 @@ def way_of(cfg, router_weights, weights_args, epilogue, epilogue_args, elementwi
 
 
 def check_signature(function, what, args=()):
-    """A function must take PARAMETERS and then one argument for each entry of args."""
+    """Raise EPValueError unless the function takes PARAMETERS and then one argument for each entry of args."""
     names = PARAMETERS[what]
     try:
         inspect.signature(function).bind(*names, *args)
@@ -106,10 +106,10 @@ def check_signature(function, what, args=()):
 
 
 def check_returned(machine, function, what, args=(), kinds=()):
-    """EPValueError unless a function returns what it must: a value function a number, elementwise_lambda_fn nothing.
+    """Raise EPValueError unless the function returns a number, or, for elementwise_lambda_fn, nothing.
 
-    args: of the first rank; kinds: their types. On a GPU Numba's types tell. An elementwise_lambda_fn is not tried in the
-    simulator, since it stores.
+    args: of the first rank; kinds: their types. On a GPU Numba infers the return type. In the simulator the function is
+    called, except an elementwise_lambda_fn, since it stores.
     """
     numbers = PARAMETERS[what].values()
     if not device.SIM:
@@ -118,16 +118,16 @@ def check_returned(machine, function, what, args=(), kinds=()):
     elif what != "elementwise_lambda_fn":
         try:
             value = function(*numbers, *args)
-        except Exception:  # perhaps an array without an entry 0; else the kernel raises it, too
+        except Exception:  # perhaps an array is empty; otherwise the kernel raises it too
             return
         in_kernels.returned(what, function, value)
 
 
 @lru_cache(in_kernels.CACHED)
 def check_compiled(what, function, kinds, cc):
-    """EPValueError unless the function compiles for a GPU and returns what it must, told by the types alone.
+    """Raise EPValueError unless the function compiles for a GPU and returns the right type. Needs no GPU.
 
-    kinds: of its arguments, (dtype, number of axes, whether it may be written). cc: compute capability. Needs no GPU.
+    kinds: of its arguments, (dtype, number of axes, whether it may be written). cc: compute capability.
     """
     from numba.core.errors import NumbaError
     from numba.cuda import types
@@ -157,7 +157,7 @@ def check_compiled(what, function, kinds, cc):
 
 
 def _reason(error):
-    """The lines of Numba's error that say why, without the path it took through the compiler."""
+    """The line of Numba's error that gives the reason, without the path through the compiler."""
     lines = [
         line.strip() for line in str(error).splitlines() if line.strip() and "Failed in" not in line
     ]
@@ -165,7 +165,7 @@ def _reason(error):
 
 
 def of_rank(world, index, args):
-    """This rank's arguments: under a LocalWorld a list has one entry for each rank; anything else is for all alike."""
+    """This rank's arguments. Under a LocalWorld a list has one entry for each rank; other values are for all ranks."""
     n_ranks, made = len(world.ranks), []
     for a in args:
         is_by_rank = world.lists and isinstance(a, list)
@@ -178,9 +178,9 @@ def of_rank(world, index, args):
 
 
 def argument(machine, value, what, writable):
-    """ScalarArg of a number, or ArrayArg of an array, checked; its address is yet the Array, which is to be placed.
+    """Check an argument: a ScalarArg, or an ArrayArg whose address is still the Array, which must be placed.
 
-    writable: whether the function may store into arrays that are writable and that it is given without a conversion.
+    writable: whether the function may store into arrays, if they are writable and need no conversion.
     """
     if isinstance(value, (bool, int, np.integer, np.bool_)):
         if not -(2**31) <= int(value) < 2**31:
@@ -204,15 +204,15 @@ def argument(machine, value, what, writable):
 
 
 def earlier(function):
-    """An earlier function that compiles to the same code, or this one; anything but a function as it is.
+    """An earlier function that compiles to the same code, or this one. Anything but a function is returned unchanged.
 
-    So a function that is made anew for each call is compiled once. In the simulator functions run as they are, with all
-    that they do besides, so there each is its own.
+    So a function that is made anew for each call is compiled once. In the simulator functions run as Python, with side
+    effects, so each is returned unchanged.
     """
     if device.SIM or not hasattr(function, "__code__") or function in _chosen.values():
         return function
     mark = fingerprint(function)
-    # what an earlier one refers to may have changed meanwhile
+    # values that the earlier function refers to may have changed meanwhile
     before = _chosen.get(mark)
     if before is not None and fingerprint(before) == mark:
         return before
@@ -224,10 +224,10 @@ def earlier(function):
 
 
 def _on_the_host(intrinsic):
-    """A rounding function of epmoe.device that also takes arrays.
+    """In the simulator, a rounding function of epmoe.device without NumPy's warnings; it also takes arrays.
 
-    What is too large for float32 is the infinity that IEEE says, without a warning, as in kernels. A GPU's has its own way
-    on the host, and must stay what it is.
+    As in kernels, a result too large for float32 silently becomes infinity. On a GPU the function has its own host
+    version, and must stay unwrapped.
     """
     return np.errstate(all="ignore")(intrinsic) if device.SIM else intrinsic
 
