@@ -4,16 +4,16 @@
 
 `group` is a process group of torch.distributed on one host, or a world of epmoe. With a process group or an MPIWorld
 every tensor is this rank's own; with a LocalWorld whatever differs per rank is a list over ranks, and gradients flow
-through every tensor in the lists. On a GPU nothing is copied: kernels read the caller's tensors and results are tensors
-over epmoe's memory, which lives as long as they do; kernels come after what torch's current stream has, and before what
-it gets next. CPU tensors go through the simulator, where they lie.
+through every tensor in the lists. On a GPU nothing is copied: kernels read the caller's tensors, and results are
+tensors over epmoe's memory, which lives as long as they do. Kernels run in the order of torch's current stream. CPU
+tensors are used in place by the simulator.
 
-Streams: a world has one, torch's default stream unless told otherwise. Results of calls on that stream are not copied.
-Their memory may be lent again once nobody holds them, and neither record_stream nor resize_ of torch works on it: hold
-what another stream still reads. Results of calls on any other stream are copied into memory of torch's own.
+Streams: a world has one, torch's default stream unless you pass another. Results of calls on that stream are not
+copied. Their memory is lent again once they are dropped. torch's record_stream and resize_ do not work on it, so keep a
+result as long as another stream reads it. Results of calls on any other stream are copied into torch's own memory.
 
-Numbers, shapes, errors: `epmoe.fused_a2a`. torch.compile compiles what is before and behind these functions. This
-package alone imports torch.
+For numbers, shapes and errors see `epmoe.fused_a2a`. torch.compile compiles the code before and after these functions.
+Only this package imports torch.
 """
 
 try:

@@ -12,7 +12,7 @@ from epmoe.torch.tensors import TENSORS
 
 
 class FusedDispatch(WorldFunction):
-    """Every token to the ranks of its experts; its gradient is a combine. See epmoe.fused_a2a.FusedDispatch."""
+    """Send every token to the ranks of its experts. Its gradient is a combine. See epmoe.fused_a2a.FusedDispatch."""
 
     @staticmethod
     def plain(
@@ -43,7 +43,7 @@ class FusedDispatch(WorldFunction):
     ):
         """(recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle); gradients: x and token_probs.
 
-        tokens_per_expert is on the CPU, the other tensors where x is. FP8 pairs carry no gradient.
+        tokens_per_expert is on the CPU, the other tensors on x's device. FP8 pairs carry no gradient.
         """
         given = x, token_indices, token_probs, num_experts, group
         return _recorded(ctx, FusedDispatch.plain, *given, async_finish, allocate_on_comm_stream)
@@ -59,7 +59,7 @@ class FusedDispatch(WorldFunction):
 
 
 class FusedDispatchOnDevice(WorldFunction):
-    """FusedDispatch without a wait of the host. See epmoe.fused_a2a.fused_dispatch_on_device."""
+    """FusedDispatch in which the host never waits. See epmoe.fused_a2a.fused_dispatch_on_device."""
 
     @staticmethod
     def plain(x, token_indices, token_probs, num_experts, group):
@@ -71,7 +71,7 @@ class FusedDispatchOnDevice(WorldFunction):
     def forward(ctx, x, token_indices, token_probs, num_experts, group):
         """(recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle); gradients: x and token_probs.
 
-        All tensors are where x is, with room for the worst case: rows behind the first N hold nothing, and their
+        All tensors are on x's device, with room for the worst case. Rows after the first N hold nothing, and their
         gradients are not read. FP8 pairs carry no gradient.
         """
         plain = FusedDispatchOnDevice.plain
@@ -88,7 +88,7 @@ class FusedDispatchOnDevice(WorldFunction):
 
 
 def _recorded(ctx, plain, x, token_indices, token_probs, *more):
-    """What plain gives; ctx knows then which of that and of the arguments have gradients."""
+    """The results of plain(). Saves in ctx which results and arguments have gradients."""
     if type(x) is not torch.Tensor and len(leaves_of(x)) > len(leaves_of(token_indices)):
         refuse_gradients("x as a pair", x, token_probs)
     made = plain(x, token_indices, token_probs, *more)
@@ -97,7 +97,7 @@ def _recorded(ctx, plain, x, token_indices, token_probs, *more):
 
 
 class FusedCombine(WorldFunction):
-    """Rows back to their tokens' ranks, summed; its gradient is a dispatch. See epmoe.fused_a2a.FusedCombine."""
+    """Send rows back to their tokens' ranks and sum them; the gradient is a dispatch. See epmoe.fused_a2a.FusedCombine."""
 
     tensors = slice(1)
 
@@ -133,7 +133,7 @@ def fused_dispatch(
     async_finish=False,
     allocate_on_comm_stream=False,
 ):
-    """Every token to the ranks of its experts, under autograd: FusedDispatch.apply, with names for the arguments.
+    """Send every token to the ranks of its experts, under autograd: FusedDispatch.apply, with named arguments.
 
     x: bf16, fp16 or float32 [T, H]. token_indices: integers [T, K], global expert ids, -1 for none. token_probs:
     float32 [T, K]. num_experts: of all ranks. group: a process group of torch, or a world of epmoe (LocalWorld: lists
@@ -149,9 +149,9 @@ def fused_dispatch(
 
 
 def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
-    """fused_dispatch without a wait of the host: results [R * T rows], of which the first N hold tokens.
+    """fused_dispatch in which the host never waits: results have R * T rows, of which the first N hold tokens.
 
-    Arguments, gradients and errors as there; tokens_per_expert stays on the device. It can be captured in a graph.
+    Arguments, gradients and errors as in fused_dispatch; tokens_per_expert stays on the device. A graph can capture it.
     """
     function = FusedDispatchOnDevice
     call = function.apply if is_recorded(x, token_probs) else function.plain
@@ -159,12 +159,12 @@ def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
 
 
 def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=False):
-    """Rows back to the ranks of their tokens, summed, under autograd: FusedCombine.apply, with names for the arguments.
+    """Send rows back to their tokens' ranks and sum them, under autograd: FusedCombine.apply, with named arguments.
 
-    x: [N, H] in dispatch's row order, bf16, fp16 or float32, weighted and summed over the rank's experts. handle: of
+    x: [N, H] in dispatch's row order, bf16, fp16 or float32, weighted and summed over the rank's experts. handle: from
     fused_dispatch. Returns (combined_x [T, H], None): the sum over the token's ranks ascending, in float32, rounded
-    once. async_finish, allocate_on_comm_stream: change nothing, and the second result, for an event, is None: the sum
-    is in the order of torch's current stream. Gradient: x's. Errors: EPValueError, PeerTimeout. Source: the fused_a2a
+    once. async_finish, allocate_on_comm_stream: change nothing. The second result, upstream's event, is None, since the
+    sum is in the order of torch's current stream. Gradient: x. Errors: EPValueError, PeerTimeout. Source: the fused_a2a
     page (docs/pages.md); epmoe_ref.fused_a2a.combine_forward.
     """
     call = FusedCombine.apply if is_recorded(x) else FusedCombine.plain

@@ -1,4 +1,4 @@
-"""What a dispatch keeps for its backward, which gradients that is given, and where there are none to be had."""
+"""Saves data of a dispatch for its backward, computes its gradients, and refuses gradients of FP8 rows."""
 
 import torch
 
@@ -8,7 +8,7 @@ from epmoe_ref.errors import EPValueError
 
 
 def remember(ctx, made, probs, *constant):
-    """What gradients() reads. made: the results; probs: as given; constant: results that have no gradient."""
+    """Save in ctx the data for gradients(). made: the results; probs: as given; constant: results without gradient."""
     ctx.handle = handle = made[-1]
     ctx.probs_need_gradient = any_gradient((probs,))
     if handle.group.lists:
@@ -21,7 +21,7 @@ def remember(ctx, made, probs, *constant):
 
 
 def gradients(ctx, buffer, grad_rows, grad_probs):
-    """Of a dispatch's tokens and probs. A result that nothing depends on counts as zeros; buffer: for calls with its handle."""
+    """Gradients of a dispatch's tokens and probs. Missing gradients count as zeros. buffer: see buffer_of_handle()."""
     if grad_rows is None:
         grad_rows = _zeros(ctx.rows_like)
     given = grad_rows, grad_probs if ctx.probs_need_gradient else None
@@ -41,7 +41,7 @@ def _zeros(like):
 
 
 def refuse_gradients(what, *given):
-    """Raise EPValueError if anything given requires a gradient: torch would round one of FP8 rows to FP8."""
+    """Raise EPValueError if anything given requires a gradient: torch would round the gradient of FP8 rows to FP8."""
     if any_gradient(given):
         raise EPValueError(
             f"{what} gives FP8 rows, through which torch passes no gradient that is worth having, but x "

@@ -10,7 +10,7 @@ from epmoe.torch.tensors import TENSORS
 
 
 class HybridEPDispatch(WorldFunction):
-    """Every token to each of its experts, rows grouped by expert. See epmoe.fused_a2a.HybridEPDispatch."""
+    """Send every token to each of its experts, rows grouped by expert. See epmoe.fused_a2a.HybridEPDispatch."""
 
     @staticmethod
     def plain(x, routing_map, probs, group, *options):
@@ -33,7 +33,7 @@ class HybridEPDispatch(WorldFunction):
     ):
         """(dispatched_hidden, dispatched_probs, dispatched_scaling_factor, tokens_per_expert, handle).
 
-        Gradients: x and probs. tokens_per_expert is on the CPU, or, with num_permuted_tokens, where x is. Rows in FP8
+        Gradients: x and probs. tokens_per_expert is on the CPU, or, with num_permuted_tokens, on x's device. FP8 rows
         (a buffer made with fp8_dispatch=True) carry no gradient.
         """
         group = world_of(group)
@@ -54,7 +54,7 @@ class HybridEPDispatch(WorldFunction):
 
 
 class HybridEPCombine(WorldFunction):
-    """Rows of experts back to their tokens' ranks, summed. See epmoe.fused_a2a.HybridEPCombine."""
+    """Send experts' rows back to their tokens' ranks and sum them. See epmoe.fused_a2a.HybridEPCombine."""
 
     tensors = slice(1)
 
@@ -94,16 +94,16 @@ def hybrid_ep_dispatch(
     fused=False,
     num_sms_preprocessing_api=None,
 ):
-    """Every token to each of its experts, under autograd: HybridEPDispatch.apply, with names for the arguments.
+    """Send every token to each of its experts, under autograd: HybridEPDispatch.apply, with named arguments.
 
-    x: bf16 or fp16 [T, H]. routing_map: bool [T, E]. probs: float32 [T, E], of which the routed places are read, or
+    x: bf16 or fp16 [T, H]. routing_map: bool [T, E]. probs: float32 [T, E], read only where routing_map is True, or
     None. group: as for fused_dispatch. num_permuted_tokens: P, the same on all ranks, and the host does not wait; None:
     it waits for P. pad_multiple: an expert's rows are rounded up to it. Returns (dispatched_hidden [P, H],
     dispatched_probs float32 [P] or None, scales or None, tokens_per_expert int64 [L], padding included, on the CPU or,
-    with P given, where x is, handle); rows by local expert, then src_rank, then token: their order is not free. Rows
-    that do not fit into P are dropped, and handle[-1], int32 [1], is 1. Gradients: x and probs; FP8 rows have none. By
-    name alone: what Megatron-Core 0.17 to 0.19 say of scheduling. Errors: EPValueError, PeerTimeout. Source: the
-    fused_a2a page (docs/pages.md); epmoe_ref.fused_a2a.hybrid_dispatch_forward, hybrid_dispatch_backward.
+    with P given, on x's device, handle). Rows are by local expert, then src_rank, then token; their order is not free.
+    Rows that do not fit into P are dropped, and handle[-1], int32 [1], is 1. Gradients: x and probs, none with FP8
+    rows. Keyword-only: Megatron-Core 0.17 to 0.19's scheduling; no effect. Errors: EPValueError, PeerTimeout. Source:
+    the fused_a2a page (docs/pages.md); epmoe_ref.fused_a2a.hybrid_dispatch_forward, hybrid_dispatch_backward.
     """
     call = HybridEPDispatch.apply if is_recorded(x, probs) else HybridEPDispatch.plain
     return call(
@@ -120,14 +120,13 @@ def hybrid_ep_dispatch(
 
 
 def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *, fused=False):
-    """Rows of experts back to the ranks of their tokens, summed, under autograd: HybridEPCombine.apply.
+    """Send experts' rows back to the ranks of their tokens and sum them, under autograd: HybridEPCombine.apply.
 
-    x: bf16 or fp16 [P, H], rows as hybrid_ep_dispatch made them, weighted by the caller; rows without a token are not
-    read. handle: of hybrid_ep_dispatch. num_permuted_tokens, pad_multiple: the handle's, or left out. Returns
+    x: bf16 or fp16 [P, H] in hybrid_ep_dispatch's row order, weighted by the caller; rows without a token are not
+    read. handle: from hybrid_ep_dispatch. num_permuted_tokens, pad_multiple: the handle's, or left out. Returns
     combined_x [T, H]: on each rank the sum over its experts ascending, in float32, rounded; then over the ranks
-    ascending, rounded. Gradient: x's. Errors: EPValueError, PeerTimeout. Source: the fused_a2a page
-    (docs/pages.md);
-    epmoe_ref.fused_a2a.hybrid_combine_forward.
+    ascending, rounded. Gradient: x. Errors: EPValueError, PeerTimeout. Source: the fused_a2a page
+    (docs/pages.md); epmoe_ref.fused_a2a.hybrid_combine_forward.
     """
     call = HybridEPCombine.apply if is_recorded(x) else HybridEPCombine.plain
     return call(x, handle, num_permuted_tokens, pad_multiple)

@@ -1,4 +1,4 @@
-"""Symmetric memory of ranks that are simulated in processes of one host, without MPI: files that all of them map."""
+"""Symmetric memory for simulated ranks in processes of one host, without MPI: files that all of them map."""
 
 import ctypes
 import mmap
@@ -15,16 +15,16 @@ NAMELESS = sys.platform == "linux"
 PATH = re.compile(
     r"/proc/\d+/fd/\d+" if NAMELESS else re.escape(tempfile.gettempdir()) + "/epmoe-[^/]+"
 )
-_maps = []  # never unmapped: results of the pool may be looked at after it is gone
+_maps = []  # never unmapped: results may be read after the pool is freed
 
 
 class MappedMemory:
-    """This rank's part as a Buffer, everybody's addresses in this process; see SymmetricMemory.
+    """This rank's part as a Buffer, and all ranks' addresses in this process; see SymmetricMemory.
 
-    On Linux the files have no name and no place in /dev/shm: none is left behind and none is limited by its size.
-    Peers open them through /proc, which the system lets only processes of the same user do; whatever they open must be
-    such a file, of that size. Elsewhere the files have names in a temporary folder until all ranks have mapped them.
-    Maps begin with a page, so addresses are aligned.
+    On Linux the files are nameless and not in /dev/shm, so none is left behind and /dev/shm's size does not limit them.
+    Peers open them through /proc, which the system allows only to processes of the same user. A peer checks the file's
+    kind and size. On other systems the files have names in a temporary folder until all ranks have mapped them.
+    Maps begin at a page boundary, so addresses are aligned.
     """
 
     def __init__(self, world, nbytes, name, regions, timeout):
@@ -53,7 +53,7 @@ class MappedMemory:
         ]
 
     def free(self, together, timeout, heaps=None):
-        """Kernels must not touch it any more; results that lie in it (heaps) may be looked at for ever."""
+        """Kernels must not use the memory any more; results in it (heaps) can still be read."""
         for buffer in self.buffers.values():
             buffer.free()
         for span in self._spans:
@@ -61,7 +61,7 @@ class MappedMemory:
 
 
 def _new_file():
-    """A new file of this process, and the path by which peers open it."""
+    """(a new file of this process, the path by which peers open it)."""
     if NAMELESS:
         file = os.memfd_create("epmoe")
         os.fchmod(file, 0o600)
@@ -70,11 +70,11 @@ def _new_file():
 
 
 def _mapped(peer, path, nbytes):
-    """A peer's file, mapped: of this user, of this size, and of the kind that ranks make, or it is refused."""
+    """Map a peer's file. Errors: UnavailableError unless its user, size and kind are those of a rank's file."""
     try:
         if not PATH.fullmatch(path):
             raise OSError("ranks name theirs otherwise")
-        # a link would lead to a file of somebody else's choice; links in /proc/.../fd are the kernel's
+        # follow no link that another user could have made; links in /proc/.../fd are the kernel's
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC | (0 if NAMELESS else os.O_NOFOLLOW))
     except OSError as error:
         raise UnavailableError(

@@ -1,8 +1,8 @@
-"""How autograd sees lists over ranks: every tensor in them is an argument, or a result, of its own.
+"""Shows lists over ranks to autograd: every tensor in them becomes a separate argument or result.
 
-torch.autograd.Function looks at tensors that are arguments, and not into lists. So a call with lists is flattened:
-_OverRanks gets the leaves, gives the lists to the Function's own forward, and returns the leaves of its results;
-backward goes the same way with gradients.
+torch.autograd.Function sees tensors that are arguments, but not those in lists. So a call with lists is flattened:
+_OverRanks takes the leaves, passes the lists to the Function's own forward, and returns the leaves of its results.
+backward does the same with gradients.
 """
 
 import functools
@@ -12,12 +12,12 @@ from torch import Tensor, is_grad_enabled
 from torch.autograd.function import once_differentiable
 from torch.compiler import is_dynamo_compiling
 
-# Function.apply is Python that looks for transforms of torch.func, and takes the host 2 us where there are none
+# Function.apply checks in Python for transforms of torch.func, which costs 2 us even if there are none
 _has_transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 
 
 def once(backward):
-    """once_differentiable, without its 4 us in a backward of which autograd records no gradients."""
+    """once_differentiable, but without its 4 us if autograd records no gradients of the backward."""
     checked = once_differentiable(backward)
 
     @functools.wraps(backward)
@@ -30,16 +30,16 @@ def once(backward):
 class WorldFunction(torch.autograd.Function):
     """An autograd Function whose arguments, results and gradients may be lists over ranks, or pairs.
 
-    plain: the same call where no gradient is wanted. tensors: which arguments may ask for gradients.
+    plain: the same call without gradients. tensors: which arguments may require gradients.
     """
 
     tensors = slice(0, 3, 2)  # of dispatches: x and probs
 
     @classmethod
     def apply(cls, *arguments):
-        """forward(ctx, *arguments), with a backward for every tensor in them that asks for a gradient.
+        """forward(ctx, *arguments), with a backward for every tensor in them that requires a gradient.
 
-        Where no gradient is wanted, plain(*arguments): autograd would take the host more than 10 us a call.
+        If none does, plain(*arguments): autograd would cost the host more than 10 us a call.
         """
         if is_dynamo_compiling():
             return cls._apply_uncompiled(*arguments)
@@ -57,7 +57,7 @@ class WorldFunction(torch.autograd.Function):
         return results if call.several else results[0]
 
     @classmethod
-    @torch.compiler.disable  # what it does, torch.compile cannot look into: it compiles what is before and behind
+    @torch.compiler.disable  # torch.compile cannot trace this; it compiles the code before and after
     def _apply_uncompiled(cls, *arguments):
         return cls.apply(*arguments)
 
@@ -72,14 +72,14 @@ class _Call:
         self.function, self.arguments = function, arguments
 
     def leaves(self, made):
-        """What forward has made, in order; remembers its shape."""
+        """The leaves of forward's results, in order; remembers the results' shape."""
         self.several = isinstance(made, tuple)
         made = made if self.several else (made,)
         self._results = shape_of(made)
         return tuple(leaves_of(made))
 
     def results_of(self, leaves):
-        """The results, or their gradients, in lists again."""
+        """Leaves (results or their gradients) put back into lists."""
         return self._results.filled(leaves)
 
 
@@ -98,7 +98,7 @@ class _OverRanks(torch.autograd.Function):
 
 
 class _Leaf:
-    """Where one value is."""
+    """The place of one value in a shape."""
 
     def filled(self, values):
         return next(values)
@@ -108,39 +108,39 @@ class _Leaf:
 
 
 class _Branch:
-    """Where lists or tuples of values are."""
+    """A list or tuple of places in a shape."""
 
     def __init__(self, kind, parts):
         self.kind, self.parts = kind, parts
 
     def filled(self, values):
-        """The values, in order, in lists and tuples of this shape."""
+        """Put values, in order, into lists and tuples of this shape."""
         values = iter(values)
         return self.kind(part.filled(values) for part in self.parts)
 
     def spread(self, value):
-        """The leaves of a value of this shape, None where the value is None or has come to its end."""
+        """The leaves of a value of this shape; None where the value is None or too short."""
         given = [] if value is None else list(value)
         for part, one in zip(self.parts, given + [None] * (len(self.parts) - len(given))):
             yield from part.spread(one)
 
 
 def shape_of(value):
-    """Lists and tuples, without what is in them."""
+    """The structure of nested lists and tuples, without their values."""
     if isinstance(value, (list, tuple)):
         return _Branch(type(value), [shape_of(one) for one in value])
     return _Leaf()
 
 
 def leaves_of(value):
-    """What is in lists and tuples, in order."""
+    """The values in nested lists and tuples, in order."""
     if isinstance(value, (list, tuple)):
         return [leaf for one in value for leaf in leaves_of(one)]
     return [value]
 
 
 def is_recorded(*given):
-    """Whether autograd, or torch.compile, must be shown a call with these: tensors, or lists and tuples of them."""
+    """Whether autograd or torch.compile must see a call with these tensors, or lists and tuples of them."""
     if is_dynamo_compiling():
         return True
     if is_grad_enabled():

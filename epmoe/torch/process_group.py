@@ -1,4 +1,4 @@
-"""A process group of torch.distributed as a world of epmoe: Megatron's `group` as it is, without MPI."""
+"""Makes a process group of torch.distributed a world of epmoe, so Megatron's `group` works unchanged, without MPI."""
 
 import os
 import socket
@@ -21,13 +21,13 @@ _IDENTITY = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/net"
 class ProcessGroupWorld(MPIWorld):
     """The ranks of a process group (default: of all ranks), all on one host; this process is one of them.
 
-    A group that is given to epmoe.torch becomes one at its first call, so this is for those who want a `stream`, or an
-    ExpertParallel under torchrun: as for an MPIWorld, which it extends. Its ranks tell each other plain data, through the
-    group's store. The GPU is torch's current one. Made before a group's first call, it is what that group uses.
+    epmoe.torch makes one of a group at the group's first call. Make it yourself, before that call, to choose a `stream`
+    or to use an ExpertParallel under torchrun. It extends MPIWorld. Its ranks exchange plain data through the
+    group's store. The GPU is torch's current one.
 
-    copies: whether results of epmoe.torch are copied into memory of torch's own; default: in calls while torch's
-    current stream is another than the world's. timeout [s]: for all ranks to come here, and to any call of fused_a2a;
-    by default as long as NCCL waits, since a rank may write a checkpoint meanwhile, and torchrun ends all if one has
+    copies: whether results of epmoe.torch are copied into torch's own memory; default: only in calls made while torch's
+    current stream is not the world's. timeout [s]: for all ranks to arrive here, and at any call of fused_a2a. The
+    default is as long as NCCL's, since a rank may be writing a checkpoint, and torchrun ends all ranks if one has
     failed.
     """
 
@@ -61,7 +61,7 @@ class ProcessGroupWorld(MPIWorld):
         return self.rank
 
     def allocate(self, nbytes, name, regions, timeout):
-        """nbytes for this rank, and the addresses at which it reaches all others' memory; collective."""
+        """Allocate nbytes on every rank, and map all ranks' memory into this process; collective."""
         if not device.SIM:
             return super().allocate(nbytes, name, regions, timeout)
         from epmoe.torch.mapped_memory import MappedMemory
@@ -70,9 +70,9 @@ class ProcessGroupWorld(MPIWorld):
 
 
 def world_of(group):
-    """A world as it is; a process group's world, which its first call makes, on all of its ranks."""
+    """The world of a group. A world is returned unchanged; a process group's is made at the first call, on all ranks."""
     if hasattr(group, "lists") or not isinstance(group, getattr(dist, "ProcessGroup", ())):
-        return group  # isinstance alone takes the host longer
+        return group  # isinstance alone is slower
     return _worlds.get(group) or ProcessGroupWorld(group)
 
 
@@ -93,7 +93,7 @@ def _checked(group):
 
 
 def _host():
-    """What differs between hosts, and between containers that do not share a network."""
+    """An identity that differs between hosts, and between containers that do not share a network."""
     boot_id, network = _IDENTITY
     try:
         with open(boot_id) as file:

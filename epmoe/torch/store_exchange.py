@@ -1,8 +1,7 @@
-"""What ranks of a process group tell each other, with a timeout: plain data in the group's own store.
+"""Exchanges plain data between the ranks of a process group, through the group's own store, with a timeout.
 
-torch's collectives of objects unpickle what another process sends, wait as long as the group's timeout, and do not say
-for whom; here a rank that stays away is named. There are few ranks, and this happens when memory grows, never in a call
-of the steady state.
+torch's object collectives unpickle data from other processes, wait for the group's timeout, and do not name the missing
+rank; this does. There are few ranks, and exchanges happen only when memory grows, never in a steady-state call.
 """
 
 import time
@@ -18,30 +17,30 @@ from epmoe_ref.errors import PeerTimeout
 NAP_S = 0.0005
 _n_worlds = (
     weakref.WeakKeyDictionary()
-)  # process group -> how many worlds it has become, alike on all ranks
+)  # process group -> number of worlds made of it, the same on all ranks
 
 
 def store_of(group):
-    """The store of a process group, under a prefix that no other world of it has."""
+    """The store of a process group, with a prefix that is unique to one world of the group."""
     number = _n_worlds[group] = _n_worlds.get(group, 0) + 1
     of_group = dist.distributed_c10d._world.pg_map[group][
         1
-    ]  # torch shows it nowhere else in all its versions
+    ]  # the only place that all versions of torch have
     return dist.PrefixStore(f"epmoe/{number}", of_group)
 
 
 class StoreExchange:
-    """Values of all ranks."""
+    """Collects a value from every rank."""
 
     def __init__(self, store, rank, size):
         self.rank, self.size, self._store = rank, size, store
         self._number = {}  # channel -> exchanges of it so far
-        self._begun = {}  # channel -> {rank: value} of an exchange that has not ended; the next one goes on with it
-        self._n_resets = 0  # exchanges from before count no more
+        self._begun = {}  # channel -> {rank: value} of an unfinished exchange, which the next gather() continues
+        self._n_resets = 0  # part of keys, so that exchanges from before a reset are ignored
         belongs_here(self)
 
     def gather(self, channel, value, timeout):
-        """[the value of each rank]; collective. Raises PeerTimeout that names the ranks that did not come in time."""
+        """[value of each rank]; collective. Raises a PeerTimeout that names the ranks that did not arrive in time."""
         try:
             if channel not in self._begun:
                 raw = encode(value)
@@ -58,7 +57,7 @@ class StoreExchange:
                     )
                 time.sleep(NAP_S)
             self._leave(channel, deadline)
-        except RuntimeError as error:  # torch's, if there is nothing at the other end any more
+        except RuntimeError as error:  # torch's, if the process that serves the store has ended
             raise PeerTimeout(
                 f"rank {self.rank}, {channel}: whoever serves the store of this process group has ended "
                 f"({error})"
@@ -71,7 +70,7 @@ class StoreExchange:
         return [values[rank] for rank in range(self.size)]
 
     def hear(self, channel, value, timeout):
-        """{rank: value} of this rank and of those that come in time; nobody has to."""
+        """{rank: value} of this rank and of the ranks that call it in time; none has to."""
         return heard(self, channel, value, timeout)
 
     def _key(self, channel, what):
@@ -85,7 +84,7 @@ class StoreExchange:
         return len(values) == self.size
 
     def _leave(self, channel, deadline):
-        """Rank 0 leaves last: it may serve the store, which then ends with it, perhaps before others have read."""
+        """Rank 0 leaves last: if it serves the store, the store ends with it, perhaps before others have read."""
         left = self._key(channel, "left")
         self._store.add(left, 1)
         if self.rank == 0:

@@ -1,4 +1,4 @@
-"""Which stream a call is ordered with: torch's current one, whatever the world's is; and whose memory results have."""
+"""Orders calls with torch's current stream, even if the world has another; decides whether results are copied."""
 
 import torch
 
@@ -7,12 +7,12 @@ from epmoe_ref.errors import EPStateError
 
 
 def in_stream_order(buffer):
-    """Order the next call with torch's current stream; returns what its results still need, or None: see Interface.
+    """Order the next call with torch's current stream; returns a function for its results, or None: see Interface.
 
-    The call comes after what that stream has now, and before what it gets next. Where the Buffer has that very stream,
-    nothing is needed; else events, which a graph capture may hold too. Who uses several streams may free tensors or take
-    their memory away by torch's means, so results are then copied into memory of torch's own; a world whose `copies` is
-    True or False says itself whether they are.
+    The call runs after the work that the stream has now, and before later work. If the Buffer uses the same stream,
+    nothing is needed; otherwise events order them, also in a graph capture. With several streams the caller may free
+    tensors or their memory by torch's means, so results are then copied into torch's own memory, unless the world's
+    `copies` is True or False, which decides.
     """
     if not SIM:
         ordinal, own = buffer.stream
@@ -24,7 +24,7 @@ def in_stream_order(buffer):
 
 
 def _between(own, current, copies):
-    """The same, where the current stream is another than the world's own: the call comes between two points of it."""
+    """in_stream_order() for a current stream that is not the world's: the call runs between two points of it."""
     is_captured = current.capture()
     if is_captured and not own.can_be_captured:
         raise EPStateError(
@@ -32,15 +32,15 @@ def _between(own, current, copies):
             "the default stream, which cannot be: make the world with the stream that captures: "
             "ProcessGroupWorld(group, stream=...) before the group's first call, MPIWorld(stream=...)"
         )
-    own.wait(current)  # the tensors given are written by then
+    own.wait(current)  # then the given tensors are written
 
     def leave(made):
-        current.wait(own)  # the results are written; and what they were made of may be used again
+        current.wait(own)  # then the results are written, and the given tensors may be reused
         if copies is False:
             return made
         made = copied(made)
-        if not is_captured:  # memory that captured calls borrow is not lent again
-            own.wait(current)  # the next call, from whatever stream, may be lent what is copied now
+        if not is_captured:  # memory of captured calls is not lent again
+            own.wait(current)  # the next call, on any stream, may borrow the memory that is being copied
         return made
 
     return leave
@@ -50,12 +50,12 @@ def _slow_raw_stream(ordinal):
     return torch.cuda.current_stream(ordinal).cuda_stream
 
 
-# the handle of torch's current stream: the public way takes the host 4 us more
+# returns the handle of torch's current stream; the public function costs 4 us more
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _slow_raw_stream)
 
 
 def copied(made):
-    """Tensors in memory of torch's own; also inside lists and tuples."""
+    """Tensors copied into torch's own memory; also inside lists and tuples."""
     if isinstance(made, (list, tuple)):
         return type(made)(copied(one) for one in made)
     return made.clone() if isinstance(made, torch.Tensor) else made

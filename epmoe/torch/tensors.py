@@ -1,4 +1,4 @@
-"""Tensors to what kernels read, and results to tensors: the same memory both ways."""
+"""Passes tensors to kernels, and results to the caller as tensors, without copying memory."""
 
 import ml_dtypes
 import numpy as np
@@ -15,18 +15,18 @@ from epmoe.torch.streams import in_stream_order
 from epmoe_ref.errors import EPValueError
 
 CPU = 1, 0  # DLPack's device
-# torch.utils.dlpack's looks at objects that are no capsules too
+# the one in torch.utils.dlpack also handles objects that are not capsules
 from_dlpack = torch._C._from_dlpack
-# over an address of a GPU, in half of the time that DLPack takes; a torch for CPUs alone does not have them
+# make tensors over a GPU address, twice as fast as DLPack; a CPU-only torch does not have them
 _storage = getattr(torch._C, "_construct_storage_from_data_pointer", None)
 _tensor = getattr(torch._C, "_construct_CUDA_Tensor_From_Storage_And_Metadata", None)
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
 def readable(what, given):
-    """A tensor as kernels read it: detached, C-contiguous, at a multiple of 16 bytes; a copy only where it is not so.
+    """A tensor as kernels read it: detached, C-contiguous, at a multiple of 16 bytes; copied only if it must be.
 
-    given: what is no tensor stays as it is. what: its name.
+    given: returned unchanged if it is not a tensor. what: its name.
     """
     if not isinstance(given, Tensor):
         return given
@@ -48,7 +48,7 @@ def _refuse(given, what):
 
 
 def _look(given, names):
-    """As arguments.look(), of tensors as kernels read them: see readable()."""
+    """buffer.look() for tensors, which it makes readable()."""
     forms, addresses = [], []
     for one in given:
         if type(one) is not Tensor and type(one) is not Parameter:
@@ -70,8 +70,8 @@ def _look(given, names):
 def tensors(made):
     """Results as tensors over the same memory, which they keep alive; also inside lists and tuples.
 
-    Results that are lent together have one storage, and the memory comes back when that has ended. None is a view, which
-    could not be changed in place behind a Function.
+    Results that are lent together share one storage, and its end frees the memory. No result is a view, since autograd
+    forbids changing a Function's views in place.
     """
     kind = type(made)
     if kind is DeviceArray:
@@ -89,7 +89,7 @@ def tensors(made):
 
 
 def _results_of(fields, machine):
-    """As arguments.results_of(), of a GPU, as tensors over one storage for each Loan."""
+    """memory_pool.results_of() for a GPU; returns tensors over one storage for each Loan."""
     device, whole = _device(machine.ordinal), []
     for field in fields:
         size = list(field.shape)
@@ -101,7 +101,7 @@ def _results_of(fields, machine):
 
     def of(loan, n=None):
         storage = _storage(loan.base, device, loan.nbytes)
-        # torch keeps a storage's object, with all that it refers to, as long as the storage
+        # torch keeps this Python object, and so the loan, as long as the storage
         storage.loan = loan
         if n is not None:
             for form in part:
@@ -119,7 +119,7 @@ def _device(ordinal):
 
 
 def _as_fp8(of_bytes):
-    """Of a capsule of uint8: not every torch takes FP8 by DLPack."""
+    """An FP8 tensor from a capsule of uint8, since not every torch takes FP8 by DLPack."""
     return from_dlpack(of_bytes).view(torch.float8_e4m3fn).detach()
 
 
