@@ -1,7 +1,7 @@
-"""Runs commands, which are modules with add_arguments(parser) and run(arguments) -> exit status; has shared options.
+"""Runs commands: modules with add_arguments(parser) and run(arguments) -> exit status. Also defines shared options.
 
-Exit status of every command: 0 if everything agrees, 1 if something differs, 2 if it cannot run (nothing was compared, bad
-options, a missing file or library, an unexpected error), 130 after Ctrl-C, 141 if the output was closed.
+Exit status of every command: 0 if everything agrees, 1 if something differs, 2 if it cannot run (nothing was compared,
+bad options, a missing file or library, an unexpected error), 130 after Ctrl-C, 141 if the output was closed.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 EQUAL, DIFFERS, CANNOT_RUN = 0, 1, 2
 CUT_SHORT = 141  # a shell's status for a program whose output was closed
-INTERRUPTED = 130  # and for one that was stopped by Ctrl-C
+INTERRUPTED = 130  # a shell's status for a program stopped by Ctrl-C
 MOST_SECONDS = 1e9  # 31 years
 OPTION_OF = {
     "n_ranks": "--ranks",
@@ -28,12 +28,12 @@ OPTION_OF = {
 
 
 def at_least_one(text):
-    """An option's number, from 1 on."""
+    """An option's whole number, at least 1."""
     return _whole(text, 1)
 
 
 def at_least_zero(text):
-    """An option's number, from 0 on: a seed."""
+    """An option's whole number, at least 0, such as a seed."""
     return _whole(text, 0)
 
 
@@ -131,9 +131,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(prog, description, commands, default, argv=None):
-    """Run the command that argv (sys.argv without the program) begins with, or the default one: its exit status.
+    """Run the command that argv (sys.argv without the program) begins with, or the default; returns its exit status.
 
-    commands: {name: (module, what it does)}; only the module of the chosen command is imported.
+    commands: {name: (module, description)}; only the module of the chosen command is imported.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
@@ -165,7 +165,7 @@ def main(prog, description, commands, default, argv=None):
             traceback.print_exc()
         sys.stderr.write(
             f"{prog} {name}: {_rank()}{_told(error)}\n"
-        )  # in one piece: other ranks may write, too
+        )  # in one piece: other ranks may write too
         return CANNOT_RUN
     finally:
         _forget_what_cannot_be_written()

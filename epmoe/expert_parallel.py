@@ -34,9 +34,9 @@ class ExpertParallel:
     On a GPU no call waits for the kernels, unless an argument or `out` is a host array.
 
     CUDA graphs: rounds with device arrays can be captured from the world's stream (not the legacy default stream).
-    Capture a whole round in one graph, or dispatch and combine in one graph each. Replay the graphs in that order, in the
-    same way on all ranks. Each replay writes its results into the arrays that the captured call returned. Their memory
-    stays reserved until close(). Run a round with the same options before the capture, to compile the kernels.
+    Capture a whole round in one graph, or dispatch and combine in one graph each. Replay the graphs in that order, in
+    the same way on all ranks. Each replay writes its results into the arrays that the captured call returned. Their
+    memory stays reserved until close(). Run a round with the same options before the capture, to compile the kernels.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ExpertParallel:
 
     @property
     def capacity(self) -> int:
-        """Rows of a Dispatched's arrays: the most that one rank can receive."""
+        """Rows in the arrays of a Dispatched: the most that one rank can receive."""
         return self._dispatch.capacity
 
     @part_of_round
@@ -92,7 +92,7 @@ class ExpertParallel:
     def dispatch_wait(self, *, out=None):
         """Wait on the device for the round's messages and group them by expert: the second half of `dispatch`.
 
-        out, what is returned, and errors: as in `dispatch`.
+        out, result and errors: as in `dispatch`.
         """
         if out is not None:
             self._dispatch.into(self._engine.parts, out)
@@ -103,7 +103,7 @@ class ExpertParallel:
         """Send every token to the owners of its experts, and group the tokens that arrive by expert.
 
         input_tokens: bf16 (num_tokens, hidden), num_tokens <= max_tokens_per_rank, 0 allowed.
-        topk_ids: any integer type (num_tokens, top_k), distinct ids of [0, n_experts) in a token, -1 for no expert.
+        topk_ids: any integer type (num_tokens, top_k), ids in [0, n_experts), distinct in a token, -1 for no expert.
         input_scale: one positive float32 a rank, or a function (i) -> float32; the nvfp4 encoder reads it.
         out: a Dispatched whose arrays receive the results (topk_ids, and arrays that are None, are allocated).
         Returns a Dispatched: rows by group, then src_rank; within a segment their order is free.
@@ -138,7 +138,7 @@ class ExpertParallel:
     ):
         """Wait on the device for the returned rows and reduce them by token: the second half of `combine`.
 
-        Arguments, what is returned, and errors: as in `combine`.
+        Arguments, result and errors: as in `combine`.
         """
         functions = router_weights_args, epilogue, epilogue_args, elementwise_lambda_fn
         return self._combine.end("combine_wait", router_weights, functions, out)
@@ -162,8 +162,8 @@ class ExpertParallel:
         the capacity. d: the result of this round's dispatch, whole, trimmed() or numpy(), with src_info unchanged.
         router_weights: float32 (num_tokens, top_k), or a function (token, k, *router_weights_args) -> float32; None
         leaves the rows unreduced, on all ranks or on none. epilogue: a function (token, col, value, *epilogue_args)
-        -> value, applied to the sum rounded to the output type. Arguments of functions: numbers, or arrays of float32 or
-        int32 with 1 or 2 axes (in host memory also bf16 and fp16, which are read as float32).
+        -> value, applied to the sum rounded to the output type. Arguments of functions: numbers, or arrays of float32
+        or int32 with 1 or 2 axes (in host memory also bf16 and fp16, which are read as float32).
         elementwise_lambda_fn: a function (token, col, value, *epilogue_args), instead of an epilogue. It stores its
         result into writable arrays among its arguments and returns nothing. combine then returns None (a list of
         None under a LocalWorld) and stores nothing else.
@@ -178,7 +178,7 @@ class ExpertParallel:
         return self._combine.end("combine", router_weights, functions, out, self.fused)
 
     def fused_silu(self, gate_up, d, *, output_format="bf16", limit=None, alpha=1.702):
-        """SwiGLU between an expert's two products, for the rows of d; the host does not wait for their number.
+        """SwiGLU between an expert's two matrix products, for the rows of d; the host does not wait for their number.
 
         gate_up: bf16 (rows, 2 * width), in the order of d.output_tokens (exact number or capacity), gate first.
         Returns bf16 (rows, width), or with output_format "fp8_blockwise" the pair (e4m3 (rows, width), float32 scales
@@ -190,7 +190,7 @@ class ExpertParallel:
         return fused_silu(self._engine, self.capacity, gate_up, d, **how)
 
     def check(self):
-        """Wait for the kernels; raise what they recorded: PeerTimeout, or EPValueError for bad ids in device memory."""
+        """Wait for the kernels; raise errors they recorded: PeerTimeout; EPValueError for bad ids in device memory."""
         self._engine.check()
 
     @part_of_round
@@ -201,20 +201,20 @@ class ExpertParallel:
 
     @staticmethod
     def plan(cfg):
-        """Bytes of one rank by buffer that an EPConfig, cfg, will need; allocates nothing (print it)."""
+        """Bytes that each buffer of one rank will need with cfg, an EPConfig; allocates nothing (print it)."""
         _check_config(cfg)
         return rank_memory.plan(cfg)
 
     def memory(self):
-        """Bytes of one rank by buffer: planned by the configuration, and allocated now (print it)."""
+        """Bytes of each buffer of one rank: planned by the configuration, and allocated now (print it)."""
         rank = self._engine.ranks[0]
         return rank_memory.held(self.cfg, rank, self._engine.placing.staged_bytes(rank.rank))
 
     def region(self, name, rank=None):
-        """A copy of a region of a rank of this process, as NumPy array in the region's shape; waits for the kernels.
+        """A copy of a rank's region, as a NumPy array in the region's shape; waits for the kernels.
 
-        name: of epmoe.layout.regions (dispatch_recv_buf, dispatch_recv_count, ...), or a counter region (reserved, A,
-        ...). rank: default the first of this process. Errors: EPValueError, which lists the names.
+        name: from epmoe.layout.regions (dispatch_recv_buf, dispatch_recv_count, ...), or a counter region (reserved, A,
+        ...). rank: of this process; default its first. Errors: EPValueError, which lists the names.
         """
         self._expect_open("region")
         rank = self.world.ranks[0] if rank is None else rank
@@ -225,9 +225,9 @@ class ExpertParallel:
         return self._engine.ranks[list(self.world.ranks).index(rank)].read(name)
 
     def trace(self):
-        """When each block reached each mark, in the last launch of each kernel: a list of Stamps (kernel, rank, times).
+        """Times when each block of each kernel's last launch reached each mark: a list of Stamps (kernel, rank, times).
 
-        Needs launch=LaunchConfig(trace=True); waits for the kernels. What the marks mean: epmoe.kernels.stamps.MARKS.
+        Needs launch=LaunchConfig(trace=True); waits for the kernels. epmoe.kernels.stamps.MARKS explains the marks.
         """
         self._expect_open("trace")
         if not self._engine.launch.trace:

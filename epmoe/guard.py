@@ -17,11 +17,11 @@ import time
 
 @contextlib.contextmanager
 def process(module, task, output=None, before=(), folder=None):
-    """(process, lines) of `python -m module`, which calls `child`. task: what JSON can hold.
+    """Run `python -m module`, which calls `child`: (process, lines). task: any value that JSON can hold.
 
     lines(limit) yields its reports; after limit() seconds without one, process.late is True and lines ends. output:
     where its prints go, as for subprocess; default: this process's stdout. before: words before the command, such as
-    unshare's. folder: where it runs.
+    unshare's. folder: its working directory.
     """
     ours, theirs = os.pipe()
     paths = os.pathsep.join(dict.fromkeys(os.path.abspath(path) for path in sys.path if path))
@@ -65,7 +65,7 @@ def process(module, task, output=None, before=(), folder=None):
 
 
 def how_it_ended(running):
-    """How a process ended instead of reporting more, in words."""
+    """How a process ended, in words, if it stopped reporting."""
     status = running.returncode
     if status is None:
         return "closed the pipe that it reports through"
@@ -84,6 +84,6 @@ def child(run):
 
 
 def _end_with_the_guard():
-    """stdin ends when the guard ends, for whatever reason."""
+    """End this process when the guard ends for any reason, which closes stdin."""
     os.read(0, 1)
     os._exit(3)

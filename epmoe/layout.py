@@ -14,14 +14,14 @@ from epmoe_ref.config import MAX_GPUS_PER_NODE, EPConfig
 from epmoe_ref.counters import EPLocalSyncCounters
 
 REGION_ALIGNMENT = 256  # bytes
-MAX_FINITE = 2**64 - 1  # a recv_count word that says "not arrived"
+MAX_FINITE = 2**64 - 1  # a recv_count word that has not arrived
 ANNOUNCED = 2**62  # a dispatch recv_count word of ANNOUNCED + count: count messages are under way
 ABSENT = (
     2**32 - 1
-)  # a word of combine_lamport_buf that says "not arrived": epmoe/kernels/lamport.py
+)  # the sentinel, a word of combine_lamport_buf that has not arrived: epmoe/kernels/lamport.py
 LAMPORT_BYTES = (
     16 << 20
-)  # of that buffer, at most; its rows are polled, which pays for small batches
+)  # the most that buffer may have; polling its rows pays off only for small batches
 LAMPORT_EXPERTS = 2048  # at most
 DESCRIBED = (
     2**57
@@ -32,7 +32,7 @@ STATUS_WORDS = 16  # meanings: epmoe/kernels/status.py
 class Region(NamedTuple):
     """One array of a rank: bytes [offset, offset + nbytes) of the rank's allocation.
 
-    index_names: a word for each axis, to name places ("recv_count[local_expert 2, src_rank 1]").
+    index_names: a name for each axis, to describe places ("recv_count[local_expert 2, src_rank 1]").
     initial: the value of every element before the first round; None: any bytes.
     """
 
@@ -67,12 +67,12 @@ def message(cfg: EPConfig) -> Message:
 
 
 def combine_msg_bytes(cfg: EPConfig) -> int:
-    """Bytes of a combine message: only a row of the output type, since its place gives (t, k)."""
+    """Bytes of a combine message: just a row of the output type, since its place gives (token, k)."""
     return cfg.hidden * cfg.combine_itemsize
 
 
 def has_lamport_buf(cfg: EPConfig) -> bool:
-    """Whether a rank has a second buffer for combine's rows, in which they need no signals."""
+    """Whether a rank has combine_lamport_buf, a second buffer in which combine's rows need no signals."""
     nbytes = cfg.max_tokens_per_rank * cfg.top_k * combine_msg_bytes(cfg)
     return (
         nbytes <= LAMPORT_BYTES
@@ -158,12 +158,12 @@ def total_bytes(cfg: EPConfig) -> int:
 
 @cache
 def counter_regions(cfg: EPConfig) -> tuple[Region, ...]:
-    """The regions inside ep_counters, A to G among them; offsets in bytes from the start of ep_counters.
+    """The regions inside ep_counters, including A to G; offsets in bytes from the start of ep_counters.
 
-    Shapes show the words that are used. `reserved`, `finished`, A and B have one entry per (local expert, rank), which
-    is the whole region except under skip_a2a; of C the first n_local_experts words are used. A's last axis is
-    (READY + end row, count). EPLocalSyncCounters has the same offsets, read from the page
-    independently: a test compares the two.
+    Shapes show the words that are used. `reserved`, `finished`, A and B have one word per (local expert, rank), which
+    is the whole region except under skip_a2a. Of C the first n_local_experts words are used. A's last axis is
+    (READY + end row, count). EPLocalSyncCounters has the same offsets, taken from the specification page
+    independently; a test compares the two.
     """
     local, ranks, n = cfg.n_local_experts, cfg.n_src_ranks, cfg.n_experts
     send, wait, reduce = 0, 2 * n + MAX_GPUS_PER_NODE, 6 * n + MAX_GPUS_PER_NODE + 4
@@ -189,7 +189,7 @@ def counter_regions(cfg: EPConfig) -> tuple[Region, ...]:
 
 
 def named_words(cfg: EPConfig) -> list[tuple]:
-    """Every region of a rank as (name, offset, shape, dtype, index_names), with ep_counters opened into its regions."""
+    """Every region of a rank as (name, offset, shape, dtype, index_names), with ep_counters split into its regions."""
     rows = []
     for r in regions(cfg):
         if r.name != "ep_counters":

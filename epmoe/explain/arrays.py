@@ -1,4 +1,4 @@
-"""Names and shapes of everything that kernels touch: from an address to `reserved[rank 1][local_expert 0, ...]`."""
+"""Names all memory that kernels touch: turns an address into `reserved[rank 1][local_expert 0, ...]`."""
 
 import math
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from epmoe import layout
 from epmoe.host.inputs import COMBINE_DTYPE
 from epmoe.host.rank_memory import combine_arrays, dispatch_arrays
 
-# Axes of results and of the caller's arrays; the layout has the axes of regions.
+# Axes of results and of the caller's arrays; epmoe.layout has those of regions.
 AXES = {
     "output_tokens": ("row", "col"),
     "output_scales": ("row", "group"),
@@ -44,7 +44,7 @@ NOT_ARRIVED = layout.MAX_FINITE
 
 
 def word(name, value):
-    """A counter as it is shown: of recv_count "–" is not arrived."""
+    """A counter as text; a recv_count that has not arrived is "–"."""
     return "–" if name in SIGNALS and value == NOT_ARRIVED else str(value)
 
 
@@ -65,14 +65,14 @@ class Array(NamedTuple):
 
 
 class Touched(NamedTuple):
-    """Where an access begins: the array, and its index there."""
+    """The place where an access begins: the array, and the index in it."""
 
     array: Array
     index: tuple
 
 
 def label(name, rank, index=None, axes=()):
-    """The place in words: "dispatch_recv_count[rank 1][local_expert 0, src_rank 2]"; fields of A, src_info by name."""
+    """A place as text: "dispatch_recv_count[rank 1][local_expert 0, src_rank 2]"; names fields of A and src_info."""
     if index is None:
         return f"{name}[rank {rank}]"
     fields = {"A": ("end", "count"), "src_info": ("token", "k")}.get(name)
@@ -86,7 +86,7 @@ def label(name, rank, index=None, axes=()):
 
 
 class Arrays:
-    """All arrays of a recording, found by address. Spans that it does not know (parameters, status) have none."""
+    """All arrays of a recording, found by address. Unknown spans (parameters, status) have no arrays."""
 
     def __init__(self, recording):
         cfg = recording.cfg
@@ -140,7 +140,7 @@ class Arrays:
         return arrays
 
     def find(self, event):
-        """What an event touches first: Touched, or None."""
+        """The first element that an event touches, as Touched, or None."""
         if event.span is None:
             return None
         for array in self._by_span[id(event.span)]:
@@ -155,7 +155,7 @@ class Arrays:
         return self.all.get((name, rank))
 
     def place(self, event):
-        """The first place that an event touches, in words; for accesses to unnamed memory the simulator's words."""
+        """The first place that an event touches, as text; for unnamed memory the simulator's description."""
         touched = self.find(event)
         if touched is None:
             return event.span.describe(event.address) if event.span is not None else ""

@@ -1,7 +1,7 @@
-"""Runs of the plain kernels beside runs with one mistake, recorded in the simulator: what goes wrong, and where.
+"""Records correct runs of the plain kernels and runs with one mistake in the simulator, to show the failure.
 
-Two ranks with one expert each. Rank 0 sends one token, whose numbers are all 1.5, to rank 1, where a slot holds 7s of
-an earlier round. Two blocks of one warp a rank: block 0 writes the message, block 1 signals.
+Two ranks have one expert each. Rank 0 sends a token, whose numbers are all 1.5, to rank 1. The slot there holds 7s from
+an earlier round. Each rank has two blocks of one warp: block 0 writes the message, block 1 signals.
 """
 
 import importlib
@@ -22,21 +22,19 @@ from epmoe_ref.errors import EPError
 CFG = EPConfig(2, 2, 1, 8, 2)
 LAUNCH = LaunchConfig(n_sms=2, num_threads=32)
 OLD, FIRST, SECOND = 7.0, 1.5, 2.5
-SEEDS = range(100)  # schedules that are tried until the mistake shows
+SEEDS = range(100)  # schedules to try until the mistake shows
 
 
 class Mistake(NamedTuple):
-    """name; file of epmoe/kernels, and what to replace by what (as often); words that the picture shows."""
+    """A mistake: its name, a file of epmoe/kernels, edits [(old, new)] of it, and words that the picture shows."""
 
     name: str
     file: str
     edits: tuple
     words: tuple
-    rounds: bool = False  # a second round follows: after combine if it is right, at once if not
+    rounds: bool = False  # a second round follows: after combine if correct, at once if broken
     slow: tuple = ()  # ranks that are slow
-    seed: int = (
-        0  # a schedule in which the mistake shows; if it does not any more, others are tried
-    )
+    seed: int = 0  # a schedule in which the mistake shows; if it no longer does, SEEDS are tried
 
 
 SENDING = ("message", "reserved", "finished", "recv_count", "row")
@@ -84,7 +82,7 @@ MISTAKES = (
 
 @dataclass
 class Run:
-    """A run: its recorder, races (their reports) and the hang's report, buffers by (name, rank)."""
+    """A run: its recorder, reports of races and of the hang, and buffers by (name, rank)."""
 
     recorder: Recorder
     buffers: dict
@@ -96,7 +94,7 @@ class Run:
 
 
 def run(kernels, seed, *, again=None, slow=()):
-    """Dispatch on both ranks at once. again: None, or what comes between it and a second one: "combine" or nothing.
+    """Run dispatch on both ranks. again: None; or run a second dispatch, after "combine", or, with "", at once.
 
     slow: ranks that run more slowly than the others.
     """
@@ -131,7 +129,7 @@ def run(kernels, seed, *, again=None, slow=()):
 
 
 def message_of(value):
-    """The bytes of a message of token 0 whose numbers are all `value`."""
+    """The bytes of token 0's message, all of whose numbers are `value`."""
     sizes = layout.message(CFG)
     raw = np.zeros(sizes.msg_bytes, np.uint8)
     raw[:16] = np.full(8, value, ml_dtypes.bfloat16).view(np.uint8)

@@ -1,6 +1,6 @@
-"""The page's JavaScript modules as one script, and its words: Markdown with a heading, a paragraph, and captions.
+"""Joins the page's JavaScript modules to one script, and reads its words: Markdown with heading, text and captions.
 
-In the words {{name}} is a value that follows from the world, [[name]] a number that readers can change.
+In the words, {{name}} is a value that follows from the world, and [[name]] is a number that readers can change.
 """
 
 import re
@@ -29,7 +29,7 @@ def source(name):
 
 
 def script(entry):
-    """A module and everything that it imports, as one script: each module is a function's scope, called once."""
+    """A module and all its imports as one script. Each module becomes a function that is called once."""
     order = []
 
     def visit(name):
@@ -61,7 +61,7 @@ def chapters():
 
 
 def chapter(name, markdown):
-    """A Markdown file taken apart; its numbered list holds the captions."""
+    """Split a Markdown file into a Chapter; its numbered list holds the captions."""
     html = MarkdownIt().render(markdown)
     title, rest = re.fullmatch(r"<h1>(.*?)</h1>\n(.*)", html, re.DOTALL).groups()
     text, _, steps = rest.partition("<ol>")
@@ -69,7 +69,7 @@ def chapter(name, markdown):
 
 
 def filled(html, values, numbers):
-    """Words with their values; each stays findable in the page, so that it can follow what readers change."""
+    """Fill values into the words. Each value keeps its name in the page, so that scripts can update it."""
     html = re.sub(
         r"\{\{(\w+)\}\}",
         lambda m: f'<span data-value="{m[1]}">{escape(str(values[m[1]]))}</span>',

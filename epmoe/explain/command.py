@@ -1,4 +1,4 @@
-"""`epmoe explain`: a small world's round as a page, as figures, and as a trace."""
+"""`epmoe explain`: writes a small world's round as a page, as figures, and as a trace."""
 
 import sys
 import time
@@ -81,7 +81,7 @@ def config_of(args, n_ranks):
 
 
 def run(args):
-    """Record and write; the exit status is 0, 1 if the kernels' results differ from the reference's, or 2."""
+    """Record a round and write files. Exit status: 0; 1 if the kernels' results differ from the reference's; or 2."""
     from epmoe import device
     from epmoe.verify.worlds import Worlds
 
@@ -160,7 +160,7 @@ def _recorded(args):
 
 
 def _of_file(args):
-    """(EPConfig, Routed) of --input; the file says experts and top-k, --ranks and --experts come before it."""
+    """(EPConfig, Routed) of --input. The file gives experts and top-k; --ranks and --experts override it."""
     from epmoe import routing
 
     batch = routing.load(args.input)
@@ -202,7 +202,7 @@ def _stamped(args, worlds):
 
 
 def about(cfg, args):
-    """What a trace says of the run."""
+    """The facts about the run that a trace holds."""
     return {
         "ranks": cfg.n_ranks,
         "experts": cfg.n_experts,

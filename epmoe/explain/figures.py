@@ -1,4 +1,4 @@
-"""The page's pictures as files: each chapter in stages 1..n as SVG and PNG for slides, and a moving one."""
+"""Writes the page's pictures: each chapter in stages 1..n as SVG and PNG for slides, and an animation."""
 
 import re
 from pathlib import Path
@@ -8,11 +8,11 @@ from epmoe.explain.bundle import source
 from epmoe.explain.story import data_of
 from epmoe_ref.errors import UnavailableError
 
-SECONDS = 2.2  # of a picture of the animation
+SECONDS = 2.2  # for each picture of the animation
 
 
 def write(drawn, folder, recordings=()):
-    """(paths, notes): every stage of every chapter; PNG files need resvg, the notes say if it is missing."""
+    """Write every stage of every chapter: (paths, notes). PNG files need resvg; the notes say if it is missing."""
     data, every = data_of(drawn, recordings)
     names = [c.name for c in every]
     made = stills.call("stills", data=data, order=names)
@@ -42,7 +42,7 @@ def _png(path):
 
 
 def animation(data, names):
-    """Dispatch and combine as one SVG file that moves by itself, and stands still for who prefers that."""
+    """Dispatch and combine as one animated SVG file; it stands still for readers who prefer reduced motion."""
     film = stills.call("film", data=data, order=names)
     total, n = SECONDS * film["pictures"], film["pictures"]
     rules = [

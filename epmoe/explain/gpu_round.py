@@ -1,4 +1,4 @@
-"""A round of dispatch and combine with stamps, on whatever device there is: what `explain --trace` shows of GPUs."""
+"""Runs rounds of dispatch and combine with stamps, on any device, for `explain --trace` on GPUs."""
 
 import time
 
@@ -9,16 +9,16 @@ from epmoe.kernels import LaunchConfig
 from epmoe.kernels.stamps import Stamps
 from epmoe.verify.experts import Experts
 
-WARM_UP = 3  # rounds before: the first ones compile, and wait for processors to wake up
-LATE_S = 0.002  # in the rounds after them one rank after the other comes late, so that clocks can be compared
-MEETING_S = 0.002  # before each round, until all know when it begins
+WARM_UP = 3  # rounds that are not counted: they compile, and wake the processors
+LATE_S = 0.002  # delay of one rank in each of the rounds that compare clocks
+MEETING_S = 0.002  # before each round, until all ranks know when it begins
 
 
 def stamped_rounds(cfg, world, *, fused, seed, timeout=30.0):
-    """Run some rounds; returns the stamps of each after the warm-up, of all ranks, [Stamps] a round; collective.
+    """Run some rounds; returns for each round after the warm-up the [Stamps] of all ranks; collective.
 
-    In the last one all ranks begin together; in those before, each rank is late in turn. Experts compute once, for
-    their rows stay the same: where a row lies inside its segment may change, its number not.
+    In the last round all ranks begin together. In the rounds before it each rank is late in turn. Experts compute only
+    once: a row may move inside its segment, but the number of rows stays the same.
     """
     routed, experts = routed_for(cfg, seed), Experts(cfg, seed)
     of_all = (routed.x, routed.topk_ids, routed.topk_weights)
@@ -29,7 +29,7 @@ def stamped_rounds(cfg, world, *, fused, seed, timeout=30.0):
         y, rounds = None, []
         late = [None] * WARM_UP + ([] if world.lists else [*range(world.n_ranks)] * 2) + [None]
         for number, late_rank in enumerate(late):
-            # one clock for all processes of a host; otherwise no rank waits long
+            # processes of one host share a clock; on several hosts no rank waits long
             begin = min(max(world.tell(time.monotonic(), timeout)), time.monotonic()) + MEETING_S
             while time.monotonic() < begin:
                 pass

@@ -1,4 +1,4 @@
-"""How words of memory changed over the steps of a recording: every element's values, and who wrote them."""
+"""The history of memory in a recording: every element's values over the steps, and their writers."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from epmoe.explain.arrays import Arrays, label
 
 
 class Change(NamedTuple):
-    """An element got a value: at which step, the value, and the event that wrote it (None: so it was before)."""
+    """An element got a value: the step, the value, and the event that wrote it (None: its value at the beginning)."""
 
     step: int
     value: object
@@ -32,14 +32,14 @@ class Filled(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message in recv_buf: how it was written, and whose token it is."""
+    """A message in recv_buf: how it was written, and its token's number."""
 
     filled: Filled
     token: int
 
 
 class History:
-    """The written values of all arrays of a recording, element by element, and the state at any step."""
+    """The values written to each element of a recording's arrays, and the state at any step."""
 
     def __init__(self, recording):
         self.recording, self.arrays = recording, Arrays(recording)
@@ -58,7 +58,7 @@ class History:
         return self._writes.get((name, rank), [])
 
     def before(self, name, rank):
-        """The array's content before the first step; None if nothing kept it."""
+        """The array's content before the first step; None if it was not recorded."""
         array = self.arrays.get(name, rank)
         for (low, high), raw in self.recording.recorder.runs[0].before.items():
             if low <= array.address and array.address + array.nbytes <= high:
@@ -71,7 +71,7 @@ class History:
         return None
 
     def of(self, name, rank):
-        """{index: [Change, ...]} of every element of an array of small numbers; the first Change is the beginning's."""
+        """{index: [Change, ...]} for each element of an array of small numbers; the first Change is the start value."""
         key = name, rank
         if key not in self._cache:
             array = self.arrays.get(name, rank)
@@ -91,7 +91,7 @@ class History:
         return self._cache[key]
 
     def at(self, name, rank, index, step):
-        """The value of an element when `step` operations had been done, or None if it was not written by then."""
+        """The value of an element after `step` operations, or None if it was not written by then."""
         value = None
         for change in self.of(name, rank).get(index, ()):
             if change.step > step:
@@ -100,7 +100,7 @@ class History:
         return value
 
     def bytes_at_end(self, name, rank):
-        """uint8 content of an array after its last recorded write, begun with what was there before."""
+        """uint8 content of an array: its content before the first step, with all recorded writes applied."""
         array = self.arrays.get(name, rank)
         before = self.before(name, rank)
         raw = (
@@ -163,7 +163,7 @@ class History:
         )
 
     def label(self, name, rank, index):
-        """An element in words."""
+        """An element's place as text."""
         array = self.arrays.get(name, rank)
         return label(name, rank, index, array.axes if array else ())
 

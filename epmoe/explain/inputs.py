@@ -1,4 +1,4 @@
-"""What goes into the round that is shown: tokens, their experts and weights, made from a seed."""
+"""Inputs of the round that is shown: tokens, their experts and weights, made from a seed."""
 
 import ml_dtypes
 import numpy as np
@@ -7,12 +7,12 @@ from epmoe.routing import Routed
 
 
 def routed_for(cfg, seed):
-    """Tokens, experts and router weights from a seed: every rank has tokens, not all the same number.
+    """Tokens, experts and router weights from a seed. Every rank has tokens, but not all have the same number.
 
-    One slot is empty, and one token has two experts on one rank, where top_k and a rank's number of experts allow it.
+    One id is -1, and one token has two experts on one rank, if top_k and a rank's number of experts allow it.
 
-    Tokens are multiples of 1/8, and weights, a softmax over the token's scores, have 2 decimals: they can be read off a
-    picture.
+    Tokens are multiples of 1/8, and weights, a softmax over the token's scores, have 2 decimals, so that a picture can
+    show them.
     """
     rng = np.random.default_rng([seed, cfg.n_ranks, cfg.n_experts])
     most = cfg.max_tokens_per_rank
@@ -35,7 +35,7 @@ def routed_for(cfg, seed):
 
 
 def _two_on_one_rank(cfg, ids):
-    """Makes a token's second expert a neighbour of its first, on the same rank, if there is one that it has not."""
+    """Move a token's second expert to its first expert's rank, if no other is there yet and that rank has another."""
     first = cfg.owner(int(ids[0])) * cfg.n_local_experts
     free = [e for e in range(first, first + cfg.n_local_experts) if e not in ids]
     if free and all(e < first or e >= first + cfg.n_local_experts for e in ids[1:]):

@@ -14,11 +14,11 @@ KINDS = {
     "D": "through",
     "combine_ready": "ready",
 }
-NEAR = 400  # steps: changes of one kind by one block that are closer together may be one moment
+NEAR = 400  # steps: closer changes of one kind by one block may form one moment
 
 
 class Moment(NamedTuple):
-    """step: when; text: what happened, in words; run: 0 for dispatch, 1 for combine."""
+    """A moment: its step, a sentence that describes it, and its run (0: dispatch, 1: combine)."""
 
     step: int
     text: str
@@ -26,7 +26,7 @@ class Moment(NamedTuple):
 
 
 class Happening(NamedTuple):
-    """One change, before it is put together with its neighbours."""
+    """One change, before it is joined with neighbouring changes."""
 
     step: int
     kind: str
@@ -35,7 +35,7 @@ class Happening(NamedTuple):
 
 
 def moments(history):
-    """All moments in order, and one for the beginning."""
+    """All moments in order, after one for the beginning."""
     recording = history.recording
     found = [Moment(0, "Nothing has happened yet: no kernel runs.", 0)]
     group = []
@@ -52,12 +52,12 @@ def moments(history):
 
 
 def who(h):
-    """Who made a change."""
+    """The launch and block that made a change."""
     return h.event.launch, h.event.block
 
 
 def happenings(history):
-    """Every change worth a moment."""
+    """Yield every change that belongs to a moment."""
     ranks = range(history.recording.cfg.n_ranks)
     for rank in ranks:
         for name in (*COUNTERS, *SIGNALS, "row_offsets"):

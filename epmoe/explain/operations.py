@@ -1,4 +1,4 @@
-"""Recorded runs as the page plays them: words of memory, operations in order, and the error."""
+"""Recorded runs in the form that the page plays: words of memory, operations in order, and the error."""
 
 import re
 from functools import cache
@@ -16,7 +16,7 @@ ACCESS = re.compile(r"\d\. (read|write)\s+(\S+:\d+).*?\n\s*by rank (\d+) block (
 
 
 class Word(NamedTuple):
-    """A word of the picture: its name, its rank, where it lies, and how its bytes are shown."""
+    """A word in the picture: its name, rank and address, and the function that shows its bytes."""
 
     name: str
     rank: int
@@ -26,7 +26,7 @@ class Word(NamedTuple):
 
 
 def number(raw):
-    """Bytes as a number; "–" is "not arrived"."""
+    """Bytes as a number; "–" if it has not arrived."""
     value = int.from_bytes(raw, "little")
     return "–" if value == layout.MAX_FINITE else str(value)
 
@@ -37,7 +37,7 @@ def token(raw):
 
 
 def words_of(run, names):
-    """The words that a picture shows, of a run."""
+    """The words of a run that a picture shows."""
     counters = {r.name: r.offset for r in layout.counter_regions(broken.CFG)}
 
     def counter(name, rank, index=0):
@@ -57,7 +57,7 @@ def words_of(run, names):
 
 
 def operations(run, names):
-    """[{rank, text, word, value?, sites, poll?}] of what the kernels did to the words, polls of one value as one."""
+    """The kernels' operations on the words, [{rank, text, word, value, ...}]; polls of one value count as one."""
     words, found, held = words_of(run, names), [], {}
     for e in run.recorder.events:
         index = next(
@@ -126,7 +126,7 @@ def _says(word, e, old, value):
 
 @cache
 def pairs():
-    """The recordings of the page: for each mistake the right run and the broken one, as JSON."""
+    """The page's recordings: for each mistake the correct run and the broken one, as JSON."""
     captions = chapter("broken", source("text/13-broken.md")).captions
     return [
         _pair(mistake, caption) for mistake, caption in zip(broken.MISTAKES, captions, strict=True)
@@ -155,7 +155,7 @@ def _pair(mistake, caption):
 
 
 def _showing(mistake):
-    """A broken run in which the mistake shows in the words of the picture."""
+    """A broken run in which the picture's words show the mistake."""
     kernels = broken.edited(mistake)
     for seed in (mistake.seed, *broken.SEEDS):
         run = broken.run(kernels, seed, again="" if mistake.rounds else None, slow=mistake.slow)
@@ -166,7 +166,7 @@ def _showing(mistake):
 
 
 def _report(run, mistake):
-    """The lines of the race report on a word of the picture, and of the hang if there is one."""
+    """The lines of the race report about a word in the picture, and of the report of a hang if there is one."""
     made = operations(run, mistake.words)
     sites = {o["site"] for o in made}
     for report in run.reports:
@@ -197,7 +197,7 @@ def _side(run, mistake, report):
             and o["value"] != expected
         )
         if name == "row" and mistake.rounds:
-            expected = f"{broken.SECOND:g}"  # what comes after the first round's row belongs to the next one
+            expected = f"{broken.SECOND:g}"  # after the first round's row comes the second's
     if report and hangs:
         made[-1]["wrong"], made[-1]["text"] = True, made[-1]["text"] + ", and waits for ever"
     return {

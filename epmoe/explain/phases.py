@@ -1,11 +1,11 @@
-"""What each block did when: its phases, told by the region it touches, its waits, its synchronising operations."""
+"""A timeline of each block: phases, inferred from the regions that it touches, waits and synchronising operations."""
 
 from collections import defaultdict
 from typing import NamedTuple
 
 from epmoe.explain.arrays import NOT_ARRIVED, SIGNALS
 
-# phase -> what a block does in it
+# phase -> a description of the block's work
 PHASES = {
     "read": "reads the routing",
     "send": "sends messages",
@@ -45,11 +45,11 @@ READS = {
     "router_weights": "reduce",
 }
 CLEARED = ("reserved", "finished", "A", "D", "E", "F", "G", "rank_completion")
-LEAST = 0.004  # of a run: a shorter wait is no slice
+LEAST = 0.004  # of a run: shorter waits get no slice
 
 
 class Slice(NamedTuple):
-    """A stretch of a block's time: a phase of PHASES, or "wait" with the word that it waits for."""
+    """An interval of a block's time: a phase of PHASES, or "wait" with the word that the block polls."""
 
     phase: str
     begin: int
@@ -65,7 +65,7 @@ class Mark(NamedTuple):
 
 
 class Arrow(NamedTuple):
-    """From a release to the acquire that saw it; across: between ranks."""
+    """An arrow from a release to the acquire that read its value. across: whether between ranks."""
 
     source: object
     target: object
@@ -107,7 +107,7 @@ class Timeline:
         return [lane for lane in self.lanes if launches[lane.launch].run == number]
 
     def phase_of(self, event):
-        """The phase that an event belongs to, None if it says nothing."""
+        """The phase that an event belongs to; None if the event does not tell."""
         touched = self.history.arrays.find(event)
         if touched is None:
             return None
@@ -170,7 +170,7 @@ class Timeline:
         return "acquire" if event.sources else None
 
     def _phases(self, events):
-        """[(phase, begin, end)]: stretches between classified events; a short one inside another is absorbed."""
+        """[(phase, begin, end)]: intervals of classified events; one absorbs a short one inside it."""
         runs = []
         for event in events:
             phase = self.phase_of(event)
@@ -182,7 +182,7 @@ class Timeline:
             if runs and (runs[-1][0], phase) == ("place", "copy"):
                 runs[-1][2] = (
                     event.step
-                )  # places are worked out in shared memory, until the first row is copied
+                )  # places are computed in shared memory, until the first row is copied
             runs.append([phase, event.step, event.step + 1])
         least = 0.02 * (events[-1].step - events[0].step)
         merged = []
@@ -201,7 +201,7 @@ class Timeline:
         return merged
 
     def _waits(self, events, length):
-        """[(begin, end, word)]: when threads of the block polled and no thread of it did anything else."""
+        """[(begin, end, word)]: intervals in which threads of the block polled and none did anything else."""
         polling, polls, work = {}, [], []
         for event in events:
             polled = event.kind == "load" and event.order != "weak"
@@ -225,7 +225,7 @@ class Timeline:
 
 
 def merged_waits(polls):
-    """Overlapping stretches of polling put together: [(begin, end, an event)]."""
+    """Join overlapping intervals of polling: [(begin, end, an event)]."""
     merged = []
     for begin, end, event in sorted(polls, key=lambda p: (p[0], p[1])):
         if merged and begin <= merged[-1][1]:
@@ -236,7 +236,7 @@ def merged_waits(polls):
 
 
 def cut(phases, waits):
-    """Slices in order that do not overlap: waits stay whole, phases are cut around them."""
+    """Slices in order, without overlaps: waits stay whole, and phases are cut around them."""
     slices = [Slice("wait", *w) for w in waits]
     for phase, begin, end in phases:
         at = begin
@@ -252,7 +252,7 @@ def cut(phases, waits):
 
 
 def arrows(events):
-    """From each release to the first acquire in each other block that saw it."""
+    """Arrows from each release to the first acquire in each other block that read its value."""
     found, seen = [], set()
     for event in events:
         for number in event.sources:

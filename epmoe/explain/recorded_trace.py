@@ -1,4 +1,4 @@
-"""The trace of a recorded round, in the simulator's time: 100 ns for each memory operation of anybody."""
+"""The trace of a recorded round in the simulator's time: 100 ns for each memory operation of any thread."""
 
 from epmoe.device.sim.scheduler import STEP_NS
 from epmoe.explain.phases import PHASES, Timeline
@@ -8,14 +8,14 @@ STEP_US = STEP_NS / 1000
 
 
 def of_recording(history, about):
-    """The trace of a recorded round: launches, in them phases and waits, in them synchronising operations."""
+    """The trace of a recorded round: launches contain phases and waits, which contain synchronising operations."""
     timeline, trace = (
         Timeline(history),
         Trace(about | {"clock": f"simulator, {STEP_NS} ns a memory operation"}),
     )
     marked = set()
     for lane in timeline.lanes:
-        # a block begins behind the step at which it was started, where another launch's block may have ended
+        # a block begins after the step that started it, at which another launch's block may have ended
         begin, end = (lane.begin + 0.96) * STEP_US, (lane.end + 0.94) * STEP_US
         trace.slice(lane.rank, lane.block, lane.kernel, begin, end, "kernel")
         for s in lane.slices:

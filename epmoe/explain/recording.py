@@ -1,4 +1,4 @@
-"""One round of a small world in the simulator, with everything that its kernels did written down."""
+"""Runs one round of a small world in the simulator, and records every memory operation of its kernels."""
 
 from dataclasses import dataclass
 
@@ -19,12 +19,12 @@ INTERMEDIATE = 16  # width of the experts
 
 @dataclass
 class Recording:
-    """One round: what went in, what came out, and the recorder's events.
+    """One round: its inputs, its results, and the recorder's events.
 
     routed: tokens bf16, topk_ids, topk_weights. dispatched: the kernels' Dispatched (NumPy, exact rows).
     expert_outputs [rows, hidden] in the kernels' row order. combined [num_tokens, hidden]. All lists over ranks.
-    differences: where the kernels' results differ from the reference's; none if they are right.
-    dispatch_end: the last step of dispatch; what combine does comes after it.
+    differences: places where the kernels' results differ from the reference's; empty if they are correct.
+    dispatch_end: the last step of dispatch; combine's steps come after it.
     """
 
     cfg: EPConfig
@@ -39,12 +39,12 @@ class Recording:
 
     @property
     def events(self):
-        """What was recorded, in order."""
+        """The recorded events, in order."""
         return self.recorder.events
 
     @property
     def dispatch_end(self):
-        """The last step of dispatch: what the second run does comes after it."""
+        """The last step of dispatch; the second run's steps come after it."""
         return self.recorder.runs[1].first_step
 
     @property

@@ -1,8 +1,8 @@
-"""A trace from stamps of the device's clock: what a round of kernels did on GPUs.
+"""Makes a trace of a round on GPUs from stamps of the devices' clocks.
 
-Clocks of different GPUs need not agree. A mark that says "all peers have told" cannot come before the peers told: each
-round bounds the difference of two clocks from one side, closely where the teller was the last. If the bounds of all
-rounds say that two clocks differ, a rank's times are shifted into their middle, and the trace says by how much.
+Clocks of different GPUs need not agree. A rank cannot have all peers' counts before each peer has announced its own. So
+each round bounds the difference of two clocks from one side, and closely if the sender was the last. If the bounds of
+all rounds show that two clocks differ, a rank's times are shifted to their middle, and the trace says by how much.
 """
 
 import numpy as np
@@ -10,16 +10,16 @@ import numpy as np
 from epmoe.explain.trace import Trace
 from epmoe.kernels.stamps import MARKS
 
-# Arrows by what a kernel is named: (marks at the tail, the first that a rank has counts; which of its blocks; marks at
-# the head). Dispatch: the block that announces is done (few tokens are not announced: they have their places and are
-# being sent), and all peers' counts have come. Combine: the first rows are out, and all are reduced; those between them
-# arrive one by one.
+# Arrows by a kernel's name: (marks at the tail, of which the first that a rank has is used; which block; marks at the
+# head). Dispatch: from the announcement (small batches, which have none: when places are known and sending begins) to
+# the arrival of all peers' counts. Combine: from sending the first rows to the end of reduction; rows in between arrive
+# one by one.
 TELLS, HEARS = ("announced", "claimed"), ("counted",)
 ARROWS = {"dispatch": (TELLS, np.max, HEARS), "combine": (("sent",), np.min, ("reduced",))}
 
 
 def of_stamps(rounds, about):
-    """The trace of the last of some rounds; each a list of epmoe.kernels.stamps.Stamps, of all ranks and kernels."""
+    """The trace of the last round. rounds: lists of epmoe.kernels.stamps.Stamps, of all ranks and kernels."""
     shifts, doubt = corrections(rounds)
     stamps = rounds[-1]
     first = min(
@@ -58,8 +58,8 @@ def _block(trace, stamps, block, times, shift):
 
 
 def ends(stamps, name, marks, choose):
-    """[(rank, block, time)] of the first of these marks that a rank has: of the block that reached it last (or as
-    `choose` says)."""
+    """[(rank, block, time)] of the first of these marks that each rank has; `choose` picks the time, and so the block,
+    from the blocks' times."""
     found = {}
     for s in stamps:
         columns = [s.times[:, list(MARKS).index(mark)] for mark in marks]
@@ -71,11 +71,11 @@ def ends(stamps, name, marks, choose):
 
 
 def corrections(rounds):
-    """({rank: ns to add to its times}, {rank: ns by which that may be wrong}); the first rank's clock counts."""
+    """({rank: ns to add to its times}, {rank: possible error in ns}), relative to the first rank's clock."""
     ranks = sorted({s.rank for stamps in rounds for s in stamps})
     low, high = {r: -np.inf for r in ranks}, {r: np.inf for r in ranks}
     for stamps in rounds:
-        # a rank with all announcements has this rank's; for small batches one block sends it, perhaps the first
+        # a rank that has all announcements has this one too; small batches: one block, perhaps the first, sends it
         tell = {rank: at for rank, _, at in ends(stamps, "dispatch", TELLS, np.min)}
         hear = {rank: at for rank, _, at in ends(stamps, "dispatch", HEARS, np.min)}
         for r in ranks:

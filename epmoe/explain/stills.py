@@ -1,4 +1,4 @@
-"""Pictures of the page as SVG text and PNG: its own JavaScript draws them, run by QuickJS (extra `explain`)."""
+"""Draws the page's pictures as SVG text and PNG, with the page's own JavaScript in QuickJS (extra `explain`)."""
 
 import json
 from functools import cache
@@ -10,7 +10,7 @@ REMEDY = "pip install 'epmoe[explain]'"
 
 
 def call(function, **arguments):
-    """What a function of page/stills.js returns; raises UnavailableError without dukpy."""
+    """Call a function of page/stills.js; raises UnavailableError without dukpy."""
     try:
         import dukpy
     except ImportError:
@@ -25,7 +25,7 @@ def call(function, **arguments):
 
 
 def inline(still, name):
-    """A picture as it stands in the page, where its style comes from."""
+    """A picture for the page, which supplies its style."""
     return (
         f'<svg role="img" aria-label="{name}" width="{still["width"]}" height="{still["height"]}" '
         f'viewBox="0 0 {still["width"]} {still["height"]}">{still["svg"]}</svg>'
@@ -33,7 +33,7 @@ def inline(still, name):
 
 
 def alone(still, zoom=4 / 3):
-    """A picture as an SVG file of its own; its text is 12 px times zoom: 16 px, for slides."""
+    """A picture as a separate SVG file. Its text is 12 px times zoom; the default gives 16 px, for slides."""
     w, h = still["width"], still["height"]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{(w + 16) * zoom:.0f}" height="{(h + 16) * zoom:.0f}" '
@@ -48,7 +48,7 @@ FONTS = "Arial, Liberation Sans, DejaVu Sans, Noto Sans"
 
 @cache
 def _draws_words():
-    """Whether resvg finds a font of the style sheet: without one it leaves words out and says nothing."""
+    """Whether resvg finds a font of the style sheet; without one it silently omits words."""
     import resvg_py
 
     with_word = WORD % source("stage.css")

@@ -1,4 +1,4 @@
-"""The page that teaches dispatch: one HTML file with everything in it, to be opened from disk."""
+"""The page that teaches dispatch: one self-contained HTML file, to be opened from disk."""
 
 import json
 import os
@@ -15,11 +15,11 @@ NUMBERS = {
     "bigTokens": 4096,
     "bigTopK": 8,
     "skew": 1.0,
-}  # of the page, besides the world's sizes
+}  # numbers in the page besides the world's sizes
 
 
 def data_of(drawn, recordings=()):
-    """What the page's JavaScript starts from, and the chapters that it has."""
+    """(the initial data of the page's JavaScript, the page's chapters)."""
     every = [c for c in chapters() if c.name != "broken" or recordings]
     return {
         "world": drawn.world,
@@ -32,7 +32,7 @@ def data_of(drawn, recordings=()):
 
 
 def page(drawn, recordings=(), tape=None):
-    """(HTML text, notes): notes say what the page lacks. tape: the name of the second page's file."""
+    """(HTML text, notes on what the page lacks). tape: the name of the second page's file."""
     data, every = data_of(drawn, recordings)
     numbers = NUMBERS | {k: drawn.world[k] for k in ("ranks", "local", "topK")}
     numbers["tokens"] = max(map(len, drawn.world["ids"]))

@@ -1,4 +1,4 @@
-"""The full tape: every counter of a recorded round over its steps, and what each block did when. A second page."""
+"""The full tape, a second page: every counter of a recorded round over its steps, and each block's timeline."""
 
 import json
 
@@ -105,7 +105,7 @@ def lane_of(lane, history):
 
 
 def regions(history):
-    """[{name, meaning, ranks: [[{name, index, changes: [[step, text, src_rank or None]]}]]}] of what changes."""
+    """Arrays that changed: [{name, meaning, ranks: [[{name, index, changes: [[step, text, src_rank or None]]}]]}]."""
     made = []
     for name, meaning in MEANING.items():
         ranks = [list(cells(history, name, rank)) for rank in range(history.recording.cfg.n_ranks)]
@@ -115,7 +115,7 @@ def regions(history):
 
 
 def cells(history, name, rank):
-    """The elements of an array that changed: words with their values, places with the token that came."""
+    """The elements of an array that changed: words with their values, slots and rows with their tokens."""
     if name in (*COUNTERS, *SIGNALS, "row_offsets"):
         for index, changes in history.of(name, rank).items():
             if len(changes) > 1 or changes and changes[0].event is not None:

@@ -1,7 +1,7 @@
 """A trace for Perfetto or chrome://tracing: ranks as processes, blocks as threads, phases as slices, signals as arrows.
 
-Source of the format: "Trace Event Format" of the Chromium project. Times are microseconds. Perfetto takes process 0 and
-thread 0 for the idle ones, and a thread number for one thread whatever its process: see `process` and `thread`.
+Source of the format: "Trace Event Format" of the Chromium project. Times are in microseconds. Perfetto treats process 0
+and thread 0 as idle, and expects thread numbers to be unique over all processes: see `process` and `thread`.
 """
 
 import json
@@ -13,18 +13,18 @@ def process(rank):
 
 
 def thread(rank, block):
-    """A block's thread number, which no other rank's block has."""
+    """A block's thread number, unique over all ranks."""
     return 10_000 * (rank + 1) + block
 
 
 class Trace:
-    """Events in the making: slices on a rank's block, and arrows between them."""
+    """Collects events: slices of a rank's block, and arrows between them."""
 
     def __init__(self, about):
         self.events, self.about, self._threads, self._arrows = [], about, set(), 0
 
     def slice(self, rank, block, name, begin_us, end_us, category, **arguments):
-        """A stretch of time of a block; inside a longer one it is drawn below it."""
+        """Add an interval of a block's time; it is drawn below a longer interval that contains it."""
         if (rank, block) not in self._threads:
             self._name(rank, block)
         self.events.append(
@@ -41,7 +41,7 @@ class Trace:
         )
 
     def arrow(self, name, source, target, category="signal"):
-        """An arrow between two slices; source, target: (rank, block, a time inside the slice [us])."""
+        """Add an arrow between two slices. source, target: (rank, block, a time inside the slice [us])."""
         self._arrows += 1
         for phase, (rank, block, at) in (("s", source), ("f", target)):
             event = dict(

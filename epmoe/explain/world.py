@@ -1,4 +1,4 @@
-"""The small world that the page draws, and what epmoe_ref makes of it; of a large one, a slice and its totals."""
+"""The small world that the page draws, and epmoe_ref's results for it; of a large world, a slice and its totals."""
 
 from typing import NamedTuple
 
@@ -9,14 +9,14 @@ import epmoe_ref
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
-RANKS, LOCAL, TOKENS, TOP_K = 4, 3, 4, 3  # what the stage has room for
+RANKS, LOCAL, TOKENS, TOP_K = 4, 3, 4, 3  # the most that fits on the stage
 COLUMNS = 4
 
 
 class Drawn(NamedTuple):
-    """world: what the stage draws, as the page's model takes it. whole: totals of a routing that is larger, or None.
+    """world: the world on the stage, in the form of the page's model. whole: totals of a larger routing, or None.
 
-    notes: sentences about what is left out.
+    notes: sentences about omitted parts.
     """
 
     world: dict
@@ -25,7 +25,7 @@ class Drawn(NamedTuple):
 
 
 def drawn(cfg, routed):
-    """A routing as the page shows it: as it is where it fits on the stage, else a slice of it and its totals."""
+    """A routing as the page shows it: complete if it fits on the stage, else a slice of it and its totals."""
     fits = (
         cfg.n_ranks <= RANKS
         and cfg.n_local_experts <= LOCAL
@@ -54,7 +54,7 @@ def _world(ranks, local, top_k, routed):
 
 
 def _slice(cfg, routed):
-    """The first ranks' first tokens, and of each rank the experts that these tokens want most."""
+    """The first tokens of the first ranks, and for each rank the experts that these tokens choose most often."""
     ranks, local, top_k = min(cfg.n_ranks, 3), min(cfg.n_local_experts, 2), min(cfg.top_k, 2)
     picked = [ids[:3] for ids in routed.topk_ids[:ranks]]
     wanted = np.bincount(
@@ -92,7 +92,7 @@ def _slice(cfg, routed):
 
 
 def totals(cfg, topk_ids):
-    """Pairs and rows [src_rank][dst_rank], load of each expert: what matrices and floors follow from."""
+    """Pairs and rows [src_rank][dst_rank], and each expert's load, for matrices and floors."""
     n = cfg.n_ranks
     pairs, rows = np.zeros((n, n), int), np.zeros((n, n), int)
     load = np.zeros(cfg.n_experts, int)
@@ -111,7 +111,7 @@ def totals(cfg, topk_ids):
 
 
 def expert_outputs(world, dispatched):
-    """What the page's experts make of the rows: expert e multiplies by e + 1."""
+    """The outputs of the page's experts: expert e multiplies rows by e + 1."""
     made = []
     for rank, d in enumerate(dispatched):
         scale = np.repeat(

@@ -150,7 +150,7 @@ class _Rank:
     def __init__(self, machine, rank):
         self.rank, self.arena = rank, MemoryPool(machine, rank)
         self.words = machine.alloc(mailbox.WORDS_BYTES, "rows words", rank)
-        self.scratch, self.retired = None, []  # columns of the layout; retired: those for fewer experts
+        self.scratch, self.retired = None, []  # columns of the layout, now and before
         self.heap = MemoryPool(machine, rank, part=(None, 0, 0))
 
 

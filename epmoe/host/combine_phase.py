@@ -14,7 +14,7 @@ from epmoe_ref.errors import EPValueError
 
 NO_ARGS = ()
 ASYNC = "combine_async_kernel"
-READ = {"src_info": 1, "topk_ids": 4}  # arrays of a Dispatched that combine reads: index of their word
+READ = {"src_info": 1, "topk_ids": 4}  # arrays of a Dispatched: index of their word
 ARGUMENTS = "router_weights_args", "epilogue_args"
 # a launch's words: expert outputs, src_info, n_rows, output_tokens, clean ids, router weights, arguments of functions
 OUT, WEIGHTS = 3, 5
@@ -49,7 +49,7 @@ class CombinePhase:
                 rows = self.capacity, lambda d=d: d.n_rows
                 y = inputs.expert_outputs(self.cfg, engine.machine, r.rank, y, *rows)
                 n_rows = y.shape[0]
-                if n_rows == self.capacity:  # a smaller number must equal the round's, so it is checked each time
+                if n_rows == self.capacity:  # fewer must equal the round's number
                     engine.enter((r.rank, form), n_rows)
             base, own = loan.base, d.__dict__
             s.words = words = [at, base + self._src_info, n_rows, 0, base + self._topk_ids, 0]

@@ -14,7 +14,7 @@ from epmoe.kernels.params import float32_word
 from epmoe_ref.errors import EPValueError
 
 INT32, INT64, ONE = np.dtype(np.int32), np.dtype(np.int64), float32_word(1.0)
-READONLY = "src_info", "topk_ids", "row_offsets"  # combine relies on these; read-only in the simulator
+READONLY = "src_info", "topk_ids", "row_offsets"  # in the simulator; combine needs these
 SPLIT = {  # call: the split kernels that it launches
     "dispatch_async": ["dispatch_async_kernel"],
     "dispatch_wait": ["dispatch_wait_kernel"],

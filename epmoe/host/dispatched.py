@@ -21,7 +21,7 @@ ARRAYS = (
     "recv_count",
     "topk_ids",
 )
-OF_ROUND = *ARRAYS, "num_tokens", "cfg", "rank", "check"  # attributes that a Dispatched gets from its round
+OF_ROUND = *ARRAYS, "num_tokens", "cfg", "rank", "check"  # attributes taken from its round
 
 
 def capacity_rows(cfg: EPConfig, pad_rows: int) -> int:

@@ -161,7 +161,7 @@ class MemoryPool:
     def __init__(self, machine, rank=0, part=None):
         self.machine, self.rank, self.is_part = machine, rank, part is not None
         self.buffer, first, end = part or (None, 0, 0)
-        self._gaps = [(first, end)] if end > first else []  # bytes of the part that belong to no piece
+        self._gaps = [(first, end)] if end > first else []  # of the part: bytes of no piece
         self._pieces, self._free = set(), {}  # size -> {Piece: a dead weak reference}
         self.bytes_by_name = {}  # of all buffers made, lent or not
 

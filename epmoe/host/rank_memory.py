@@ -121,8 +121,7 @@ class MemoryTable(list):
     """Rows of `Use`; prints as a table. The plan counts each kind of result once; holding more results takes more."""
 
     planned_bytes = property(
-        lambda self: sum(row.planned_bytes for row in self),
-        doc="Sum of the planned bytes.",
+        lambda self: sum(row.planned_bytes for row in self), doc="Sum of the planned bytes."
     )
     allocated_bytes = property(
         lambda self: sum(row.allocated_bytes for row in self), doc="Sum of the allocated bytes."

@@ -149,7 +149,7 @@ def again_kernel(cfg):
                     1,
                     lane,
                 )
-                syncwarp()  # all lanes write the payload before any lane reads it
+                syncwarp()  # all lanes have written the payload before any lane reads it
                 decode(
                     payload,
                     params + u64(p_again),

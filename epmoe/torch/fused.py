@@ -97,7 +97,7 @@ def _recorded(ctx, plain, x, token_indices, token_probs, *more):
 
 
 class FusedCombine(WorldFunction):
-    """Send rows back to their tokens' ranks and sum them; the gradient is a dispatch. See epmoe.fused_a2a.FusedCombine."""
+    """Send rows back to their tokens' ranks and sum them; gradient: a dispatch. See epmoe.fused_a2a.FusedCombine."""
 
     tensors = slice(1)
 

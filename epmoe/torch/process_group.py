@@ -70,7 +70,7 @@ class ProcessGroupWorld(MPIWorld):
 
 
 def world_of(group):
-    """The world of a group. A world is returned unchanged; a process group's is made at the first call, on all ranks."""
+    """The world of a group. A world is returned unchanged. A process group's first call makes one, on all ranks."""
     if hasattr(group, "lists") or not isinstance(group, getattr(dist, "ProcessGroup", ())):
         return group  # isinstance alone is slower
     return _worlds.get(group) or ProcessGroupWorld(group)

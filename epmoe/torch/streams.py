@@ -40,7 +40,7 @@ def _between(own, current, copies):
             return made
         made = copied(made)
         if not is_captured:  # memory of captured calls is not lent again
-            own.wait(current)  # the next call, on any stream, may borrow the memory that is being copied
+            own.wait(current)  # the next call, on any stream, may borrow the memory copied now
         return made
 
     return leave
