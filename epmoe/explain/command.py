@@ -13,7 +13,7 @@ from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 RIGHT, DIFFERS, CANNOT_RUN = 0, 1, 2
 RANKS = 3
-HIDDEN = 64  # elements of a token, or more where the format needs it
+HIDDEN = 64  # elements of a token, or more if the format needs it
 
 
 def add_arguments(parser):

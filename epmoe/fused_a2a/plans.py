@@ -133,7 +133,7 @@ class Plan:
 
 
 class CombinePlan(Plan):
-    """A plan that sums rows x by token, as the handle says, and puts their probs back in place. options: num_sms.
+    """A plan that sums rows x by token as the handle says, and sums probs or puts them in place. options: num_sms.
 
     The handle says how rows and rows by expert differ: summed, the dtypes allowed for x; sums, arguments of
     Launches.shape(); probs_a_row, the K of probs [rows, K], or 0 if they are [rows].
@@ -193,7 +193,7 @@ class CombinePlan(Plan):
         return launch, (), loan
 
     def end(self, i, loan, handle):
-        """(sums of rows, probs or None)."""
+        """(sums of rows, probs of tokens or None)."""
         made = self.outs[i][1](loan)
         return made if self.has_probs else (*made, None)
 

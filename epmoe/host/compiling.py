@@ -20,7 +20,7 @@ def number_of_processes(world, n_pieces):
 
 
 def ahead(world, run, kernels, command):
-    """Compile the kernels that the disk cache lacks. Each host's first rank does it while the others wait; collective.
+    """Compile the kernels that the disk cache lacks: each host's first rank, while the others wait; collective.
 
     run: identifies the set of kernels. kernels(): all of them, for any rank. command: the command line of a process
     that compiles its part; "i/n" is appended, i from 1. Returns (kernels, how many of them were compiled, by how many

@@ -20,10 +20,10 @@ class Placing:
 
     def __init__(self, machine, stream_of):
         self.machine, self._stream_of = machine, stream_of
-        self.placed = {}  # (rank, name) -> (address or None, what keeps the memory alive)
+        self.placed = {}  # (rank, name) -> (address or None, owner of the memory)
         self._staging = {}  # (rank, name) -> Buffer
         self._outgrown = []  # staging buffers that CUDA graphs may use
-        self._narrowing = {}  # (rank, name, dtype, how many) -> launch, where ids go
+        self._narrowing = {}  # (rank, name, dtype, count) -> launch, address of result
 
     def place(self, rank, name, array, dtype=None) -> int:
         """Address of an array's elements in C order. dtype: np.int32 for ids."""
@@ -85,7 +85,7 @@ class Placing:
 
     def _narrowed(self, rank, name, array):
         """Cast ids in device memory to int32 by a launch; returns the address of the result."""
-        # Launches of earlier rounds, which may still read the buffer, come before this one on the stream.
+        # Earlier launches that may still read the buffer precede this one on the stream.
         n = math.prod(array.shape)
         key = rank, name, array.dtype, n
         if key not in self._narrowing:

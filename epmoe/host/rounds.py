@@ -117,7 +117,7 @@ class Rounds(Turn):
         self.captured_now, self.capture, self.opened_in = captured_now, 0, 0
 
     def expect(self, call, capture):
-        """Raise EPStateError, with the reason, unless the call may come now. capture: id of a capture, 0 for none."""
+        """Raise EPStateError, with the reason, unless it is this call's turn. capture: id of a capture, 0 for none."""
         if self.state == "closed":
             raise EPStateError(f"{call}: {_REASON['closed']}")
         if self.failure is not None:

@@ -4,7 +4,7 @@ Run it with `epmoe soak`. Tokens, routing and weights are hashes of (seed, round
 compute what any rank sent. The host stores, copies and compares nothing, and a round costs little more than its dispatch
 and combine. The parts:
 
-1. hashing.py   defines what a rank sends in a round: number of tokens, ids, weights, every word of every token
+1. hashing.py   defines the data of a rank in a round: number of tokens, ids, weights, every word of every token
 2. fill.py      writes it, clears counts, poisons results
 3. segments.py  checks row_offsets and recv_count: the rows of each (expert, src_rank) segment
 4. rows.py      checks every row of dispatch: the pair (token, k) belongs there, is there once, and all bytes are right;

@@ -1,4 +1,4 @@
-"""What a rank sends in a round, as hashes. The host and every kernel can compute them, so nothing is stored."""
+"""The data that a rank sends in a round, as hashes. The host and every kernel can compute them; nothing is stored."""
 
 from typing import NamedTuple
 

@@ -24,7 +24,7 @@ class FusedDispatch(WorldFunction):
         async_finish=False,
         allocate_on_comm_stream=False,
     ):
-        """What forward returns, where no gradient is wanted."""
+        """The results of forward, without gradients."""
         if allocate_on_comm_stream:
             arguments.scheduling(async_finish, allocate_on_comm_stream)
         given, group = (x, token_indices, token_probs), world_of(group)
@@ -63,7 +63,7 @@ class FusedDispatchOnDevice(WorldFunction):
 
     @staticmethod
     def plain(x, token_indices, token_probs, num_experts, group):
-        """What forward returns, where no gradient is wanted."""
+        """The results of forward, without gradients."""
         given, group = (x, token_indices, token_probs), world_of(group)
         return fused.dispatch(buffer_of(group), given, num_experts, group, TENSORS, True)
 
@@ -103,7 +103,7 @@ class FusedCombine(WorldFunction):
 
     @staticmethod
     def plain(x, group, handle, async_finish=False, allocate_on_comm_stream=False):
-        """What forward returns, where no gradient is wanted."""
+        """The results of forward, without gradients."""
         if allocate_on_comm_stream:
             arguments.scheduling(async_finish, allocate_on_comm_stream)
         buffer = buffer_of_both(handle, world_of(group))

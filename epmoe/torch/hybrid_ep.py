@@ -14,7 +14,7 @@ class HybridEPDispatch(WorldFunction):
 
     @staticmethod
     def plain(x, routing_map, probs, group, *options):
-        """What forward returns, where no gradient is wanted."""
+        """The results of forward, without gradients."""
         given, group = (x, routing_map, probs), world_of(group)
         return hybrid_ep.dispatch(hybrid_ep_buffer(group), given, group, TENSORS, *options)
 
@@ -60,7 +60,7 @@ class HybridEPCombine(WorldFunction):
 
     @staticmethod
     def plain(x, handle, *options):
-        """What forward returns, where no gradient is wanted."""
+        """The results of forward, without gradients."""
         return hybrid_ep.combine(buffer_of_handle(handle), (x,), TENSORS, handle, *options)
 
     @staticmethod
