@@ -261,7 +261,7 @@ class GroupMemory:
     def put_back(self):
         """After an error: reset memory to its state before the first call; results stay valid. Collective."""
         self.machine.synchronize()
-        self.world.barrier("reset", 2 * self._timeout)  # a slower rank arrives after its own timeout
+        self.world.barrier("reset", 2 * self._timeout)  # a slower rank may arrive later
         self.log.clear()
         self.changed()
         sizes = self.world.tell([self.n_local_experts, *self.pool_layout], self._timeout)
