@@ -261,7 +261,7 @@ class GroupMemory:
     def put_back(self):
         """After an error: reset memory to its state before the first call; results stay valid. Collective."""
         self.machine.synchronize()
-        self.world.barrier("reset", 2 * self._timeout)  # a slower rank may arrive later
+        self.world.barrier("reset", 2 * self._timeout)  # slower ranks first wait out their timeout
         self.log.clear()
         self.changed()
         sizes = self.world.tell([self.n_local_experts, *self.pool_layout], self._timeout)

@@ -53,7 +53,7 @@ class MappedMemory:
         ]
 
     def free(self, together, timeout, heaps=None):
-        """Kernels must not use the memory any more; results in it (heaps) can still be read."""
+        """Kernels must not use the memory any more; results in it (heaps) stay readable for ever."""
         for buffer in self.buffers.values():
             buffer.free()
         for span in self._spans:
