@@ -53,12 +53,12 @@ def allocating(shape):
 
 
 def sharing(shape):
-    """Device functions (num_tokens): how the blocks that send share a rank's tokens: namespace.
+    """Namespace of device functions (num_tokens): how the blocks that send share a rank's tokens.
 
-    of_block -> [first, end) of this block's tokens; none for blocks that do not send. are_shared: whether blocks share
+    of_block -> [first, end) of this block's tokens; empty for blocks that do not send. are_shared: whether blocks share
     all tokens; else each sends one or none. begin_with_own: whether each warp first sends parts of a token of its own
-    block, which has all data for this itself. It does if blocks share tokens, and there are as many warps. If rows are
-    expanded while they arrive, they are sent in order from the start.
+    block, since the block has all data for it already. It does if blocks share tokens and there is a warp for each. If
+    rows are expanded while they arrive, they are sent in order from the start.
     """
     num_senders, in_order = calls.num_senders, shape.expands or shape.encode
 
@@ -120,10 +120,10 @@ def columns(shape, phase):
 def _over_tokens_of_warp(shape, unit, walk):
     """Device functions (count, number) over a block's tokens [first, end), of which each warp takes whole units.
 
-    walk: device function (params, tokens, numbered, writes) -> rows numbered, in lane r those for rank r, behind the
-    tokens [start, stop); it writes row_of if `writes`.
-    count(params, first, end, by_warp): by_warp [warp, rank], the warp's tokens for a rank. number(params, first, end,
-    by_warp, before): writes row_of; by_warp holds those of the warps before, before[rank] those of the blocks before.
+    walk: device function (params, tokens, numbered, writes) -> rows numbered after the tokens [start, stop), in lane r
+    the rows for rank r. `numbered` is the number before them. It writes row_of if `writes`.
+    count(params, first, end, by_warp): sets by_warp [warp, rank], the warp's tokens for a rank. number(params, first,
+    end, by_warp, before): writes row_of. by_warp then holds sums over earlier warps, before[rank] over earlier blocks.
     """
     ranks = shape.n_ranks
 
@@ -147,7 +147,7 @@ def _over_tokens_of_warp(shape, unit, walk):
 
 
 def _numbering_ids(shape):
-    """_over_tokens_of_warp for tokens with ids, one thread for each."""
+    """_over_tokens_of_warp for tokens with ids; a thread reads a token."""
     ranks, mask_of_token = shape.n_ranks, routing.mask_by_thread(shape)
 
     @device_fn
@@ -171,7 +171,7 @@ def _numbering_ids(shape):
 
 
 def _numbering_map(shape):
-    """_over_tokens_of_warp for tokens of a routing map, one warp for each."""
+    """_over_tokens_of_warp for tokens of a routing map; a warp reads a token."""
     ranks, ranks_of_token = shape.n_ranks, routing.ranks_of_token(shape)
 
     @device_fn
@@ -190,10 +190,10 @@ def _numbering_map(shape):
 
 
 def counter(shape, phase):
-    """Device functions by which warps wait until all blocks that send have numbered their tokens: namespace.
+    """Namespace of device functions by which warps wait until all blocks that send have numbered their tokens.
 
-    say(call): behind a barrier, where blocks share all tokens or expand rows. wait_for(call, lane): a warp; whether all
-    have, and it may read the numbers that other blocks wrote.
+    say(call): a block has numbered its tokens; called after a barrier. Only counts if blocks share all tokens or expand
+    rows. wait_for(call, lane) -> whether all have, so that this warp may read the numbers of other blocks.
     """
     tokens, expands = sharing(shape), shape.expands
 
@@ -211,14 +211,14 @@ def counter(shape, phase):
 
 
 def make(shape, phase):
-    """Device functions for the kernel of a dispatch: namespace.
+    """Namespace of device functions for the kernel of a dispatch.
 
-    count(call, begun, scratch): the first step of every block -> this call's number, OVER also if a block that it waits
-    for does not come; scratch.totals: by rank. number(call, scratch), of blocks that send; whether all is well: writes
-    row_of [T, R] (-1 where the token does not go), expert-major also row_of_expert [T, E], each block those of its tokens.
-    Other warps may read them behind the block's next barrier, those of other blocks behind wait_for of counter().
-    sum_experts(call, scratch), of the leader block; whether the sums of tokens by expert, of all blocks, are there,
-    behind a barrier: in experts, expert-major in totals, behind the ranks.
+    count(call, begun, scratch): every block's first step. Returns this call's number, or OVER, also if a block that it
+    waits for does not come. Sets scratch.totals by rank. number(call, scratch) -> whether all is well: each sending
+    block writes row_of [T, R] (-1 where a token does not go) for its tokens, expert-major also row_of_expert [T, E].
+    Other warps may read them after the block's next barrier, those of other blocks after wait_for of counter().
+    sum_experts(call, scratch) -> whether all came: the leader block sums all blocks' tokens by expert. They are there
+    after a barrier, in scratch.experts, or in expert-major in scratch.totals, behind the ranks.
     """
     ranks, num_experts, n_columns, expert_major = shape.n_ranks, shape.num_experts, shape.n_columns, shape.expert_major
     tokens, num_senders, numbered = sharing(shape), calls.num_senders, counter(shape, phase)
@@ -234,7 +234,7 @@ def make(shape, phase):
 
     @by_warps
     def publish_rank(rank, call, by_warp):
-        """Tells the other blocks how many tokens go there; by_warp becomes those of the warps before."""
+        """Tells the other blocks how many tokens go to the rank; by_warp becomes the sums over earlier warps."""
         lane = i32(lane_id())
         i = i32(lane * ranks + rank)
         here = i32(by_warp[i]) if lane < n_warps() else i32(0)
@@ -246,15 +246,15 @@ def make(shape, phase):
 
     @by_threads
     def publish_experts(expert, call, experts):
-        """Tells the other blocks."""
+        """Tells the other blocks how many tokens go to the expert."""
         column.publish(call, i32(ranks + expert), number_for(experts, expert))
 
-    # of the blocks that send those before this one; all, for the leader block
+    # number of sending blocks before this one; for the leader block all of them
     blocks_before = device_fn(lambda: i32(min(i32(block_idx()), num_senders())))
 
     @device_fn
     def sum_ranks(call, totals):
-        """A warp a rank, a lane some of the blocks."""
+        """Sums the words of earlier blocks by rank. A warp takes a rank, a lane some of the blocks."""
         lane, rank, ok, end = i32(lane_id()), i32(warp_id()), True, blocks_before()
         while rank < ranks:
             came, here = column.sum_up(call, rank, lane, i32(32), end)
@@ -266,7 +266,7 @@ def make(shape, phase):
 
     @device_fn
     def add_experts(call, sums, at, end):
-        """A thread an expert and some of the blocks: adds to sums[at + expert], which is 0 at first."""
+        """Adds to sums[at + expert], which is 0 at first. A thread takes an expert and some of the blocks."""
         ok, i = True, i32(thread_idx())
         while i < n_by_group:
             group, expert = split(i, num_experts)
