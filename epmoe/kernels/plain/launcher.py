@@ -27,21 +27,21 @@ class PlainKernel:
     multiple of 32. stream: machine.stream(rank), or on a GPU a Numba stream or its handle. In the simulator launches
     run at machine.synchronize() or at the end of `with machine.hold()`; without a stream, at once and alone.
 
-    Arguments are the page's, in its order. Arrays, C-contiguous: input_tokens [num_tokens, hidden] (in dispatch bf16,
-    or input_type; in combine [rows, hidden] of the combine type), topk_ids int32 [num_tokens, top_k], row_offsets
-    uint32 [n_groups + 1], expert_ids int32 [n_groups], src_info int32 [rows, 2], output_tokens [num_tokens, hidden] of
-    the combine type, or [num_tokens, top_k, hidden] without router weights. format_handler: the format's output arrays,
-    a NamedTuple, a dict or an object with their names. Pointers (send_buf_p, recv_buf_p, recv_count_p): an address, or
-    an array. recv_buf_ptrs, recv_count_ptrs: tuples of p2p_world_size of them. ep_counters: EPLocalSyncCounters, or its
-    buffer, or its address. my_rank: int.
+    The arguments are those of the specification page, in its order. Arrays are C-contiguous: input_tokens [num_tokens,
+    hidden] (in dispatch bf16, or input_type; in combine [rows, hidden] of the combine type), topk_ids int32
+    [num_tokens, top_k], row_offsets uint32 [n_groups + 1], expert_ids int32 [n_groups], src_info int32 [rows, 2],
+    output_tokens [num_tokens, hidden] of the combine type, or [num_tokens, top_k, hidden] without router weights.
+    format_handler: the format's output arrays, a NamedTuple, a dict or an object with their names. send_buf_p,
+    recv_buf_p, recv_count_p: an address, or an array. recv_buf_ptrs, recv_count_ptrs: tuples of p2p_world_size of
+    these. ep_counters: EPLocalSyncCounters, its buffer, or its address. my_rank: int.
 
-    Keywords: status: address of STATUS_WORDS int32 words; default: words of this kernel, which check() reads. timeout
-    [s]: after it a wait gives up. clean_topk_ids: where dispatch stores the ids it used, -1 for bad ones; combine
-    applies the same rule to its topk_ids, so the caller's own array serves it as well. recv_counts: where dispatch
-    stores the counts, int32 [n_local_experts, n_src_ranks]. With fused_shared_expert send_buf_p and num_tokens for
-    dispatch_wait, input_tokens for combine_wait. input_scales_args, router_weights_args, epilogue_args: tuples of
-    numbers and arrays that the functions of input_scales_wrapper, router_weights_wrapper, and epilogue_fn or
-    elementwise_lambda_fn get after their own arguments. Without input_scales_wrapper the scale is input_scales_args[0].
+    Keywords. status: address of STATUS_WORDS int32 words; default: words of this kernel, which check() reads. timeout
+    [s]: a wait gives up after it. clean_topk_ids: where dispatch stores the ids it used, -1 for bad ones. Combine
+    applies the same rule to its topk_ids, so it can also take the caller's own array. recv_counts: where dispatch
+    stores the counts, int32 [n_local_experts, n_src_ranks]. With fused_shared_expert dispatch_wait needs send_buf_p and
+    num_tokens, and combine_wait input_tokens. input_scales_args, router_weights_args, epilogue_args: tuples of numbers
+    and arrays, passed to input_scales_wrapper, router_weights_wrapper, and epilogue_fn or elementwise_lambda_fn after
+    their own arguments. Without input_scales_wrapper the scale is input_scales_args[0].
 
     The keywords of a factory are the compile-time names of its page. Those that are also in EPConfig must agree with
     it. n_sms and num_threads are the defaults of grid() and block(). Errors: EPValueError, before anything is launched.

@@ -143,10 +143,10 @@ def awaiting(shape, phase, part, *, acquires=True):
 
 
 def beginning(shape, mark, few):
-    """Device function begin(call, announced, shared_epoch) -> (call with its number, first), for a call that has a handle.
+    """Device function begin(call, announced, shared_epoch) -> (call with its number, first), for a call with a handle.
 
-    few: None, or the way of small batches: namespace of prepare(call) -> first, before the call is known; fits(announced),
-    the same on all ranks; rest(call, announced, first), the rest of the call.
+    few: None, or namespace for small batches. prepare(call) -> first: before the call is known. fits(announced):
+    whether this is a small batch, the same on all ranks. rest(call, announced, first): the rest of the call.
     """
     (begin_call, _), ranks, n_words = calls.begin_and_end(shape.n_ranks), shape.n_ranks, mailbox.experts_at(shape.n_ranks)
     announce_rank, prepare = early(shape, "without_counts"), few.prepare if few else device_fn(lambda call: None)

@@ -1,8 +1,8 @@
-"""Layout: the number of a token's row among those that this rank sends to a rank; always in the order of tokens.
+"""Layout: the number of a token's row among the rows that this rank sends to a rank; always in the order of tokens.
 
-A sending block takes a run of consecutive tokens, a warp a run inside it. Each block tells the others of its rank how
-many it has for each rank (columns), sums the numbers of the blocks before it, and numbers its tokens. The leader block
-sums the numbers of all blocks, first by rank, because all peers wait for this, then by expert.
+A sending block takes a run of consecutive tokens, and each of its warps a run inside it. Each block tells the others of
+its rank how many tokens it has for each rank (columns), sums the numbers of the blocks before it, and numbers its
+tokens. The leader block sums all blocks' numbers, first by rank, because all peers wait for these, then by expert.
 """
 
 from typing import NamedTuple
@@ -25,8 +25,8 @@ IN_FLIGHT = 8           # words of columns that a thread asks for together
 class Scratch(NamedTuple):
     """Shared int32 arrays of a block.
 
-    by_warp [warp, rank]: tokens. experts: tokens (slots) by expert. totals [columns]: tokens for each rank, for the
-    leader block of all blocks, for others of those before them; expert-major behind them those by expert.
+    by_warp [warp, rank]: tokens. experts: tokens by expert. totals [columns]: tokens for each rank, of all blocks in
+    the leader block, of the earlier blocks in the others; in expert-major, behind them, tokens for each expert.
     """
 
     by_warp: object
@@ -74,9 +74,9 @@ def sharing(shape):
 def columns(shape, phase):
     """Exchanges counts between the blocks of a rank: a word for each sending block and column, and their sums.
 
-    Columns: the ranks, and behind them the experts. Each word is its own ready flag, so no barrier of the grid is needed.
-    publish(call, column, number): of this block. sum_up(call, column, first, step, end): the sum of what the blocks first,
-    first + step, ... before `end` say in a column -> (whether all did, the sum).
+    The columns are the ranks, followed by the experts. Each word is its own ready flag, so no grid barrier is needed.
+    publish(call, column, number): stores this block's word. sum_up(call, column, first, step, end): sums the words of
+    blocks first, first + step, ... below `end`, waiting for them -> (whether all came, the sum).
     """
     a_block, what = 8 * (shape.n_ranks + shape.num_experts), (phase, wait.FOR_BLOCKS)
 
