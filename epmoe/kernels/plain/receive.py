@@ -63,11 +63,11 @@ def make(cfg) -> ModuleType:
 
     await_signals: block 0 awaits all counts, writes them into region A, resets recv_count. Returns whether all came.
     number_rows: block 0 writes B, zeroes C, writes row_offsets and expert_ids, raises E, writes the end rows of A.
-    await_rows: waits for E. Whether it was raised.
-    copy_shared: the shared expert's rows, from send_buf, once F counts them all. A warp claims a row by fetch-add on G.
-    copy_tiles: the routed rows, an expert at a time. A block claims tiles of 128 rows by fetch-add on C.
-    fill_rest: what no message fills, that is unused scales of a tile and src_info of padding rows.
-    clear_counters: the last block to count itself in D zeroes what counters.py lists.
+    await_rows: every block waits until E is raised. Returns whether it was.
+    copy_shared: copies the shared expert's rows from send_buf once F counts them. A warp claims rows by fetch-add on G.
+    copy_tiles: copies the routed rows, one expert at a time. A block claims tiles of 128 rows by fetch-add on C.
+    fill_rest: writes unused scales of a tile and src_info of padding rows, which no message fills.
+    clear_counters: the last block to count itself in D zeroes the counters that counters.py lists.
 
     A group is the rows of one expert. With fused_shared_expert group 0 is the shared expert, else local expert 0.
     """

@@ -151,9 +151,9 @@ def flags(shape, phase, n_vectors, fewest):
 
 @lru_cache
 def move_kernel(threads):
-    """Kernel that copies word_counts[i] 32-bit words from sources[i] to targets[i]; both 16-byte aligned. Local.
+    """Makes a kernel that copies word_counts[i] 32-bit words from sources[i] to targets[i], 16-byte aligned. Local.
 
-    For rows that peers wrote into the pool because no result memory was free.
+    It moves rows that peers wrote into the pool because no result memory was free.
     """
     source_of, target_of, words_of = (chosen(BLOCK, n) for n in ("sources", "targets", "word_counts"))
 

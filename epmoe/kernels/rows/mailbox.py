@@ -80,15 +80,15 @@ def control(n_ranks: int, num_local_experts: int, words_of_bits: int) -> Control
 
 @cache
 def reading(n_ranks):
-    """Device functions over `announced`: namespace.
+    """Namespace of device functions that read `announced`.
 
-    count(announced, src_rank, dst_rank): rows that a rank sends to another. tokens, blocks(announced, rank): of a rank.
-    place(params, announced, index, rank): address of array `index` that a rank has announced. most_tokens(announced): of a
-    rank. has_room(announced): whether every rank has room; if one has none, no rank sends anything. All see the same.
+    count(announced, src_rank, dst_rank): rows from one rank to another. tokens, blocks(announced, rank): of a rank.
+    place(params, announced, index, rank): address of array `index` of a rank. most_tokens(announced): the most of a
+    rank. has_room(announced): whether every rank has room, the same on all ranks; if one has none, no rank sends.
 
-    (announced, my_rank) -> rows for lane r, 0 for lanes past the ranks. before_me: for rank r from the ranks before this
-    one. arriving(announced): for rank r from all ranks. mine_before: from this rank for the ranks before r. received: (for
-    this rank from rank r, from the ranks before r). returned_before_me: from rank r for the ranks before this one.
+    (announced, my_rank) -> numbers of rows, for rank r in lane r, 0 in lanes past the ranks. before_me: to r from ranks
+    before this. arriving(announced): to r from all. mine_before: from this rank to those before r. received: (from r to
+    this rank, from those before r). returned_before_me: from r to ranks before this.
     """
     n_words, memory = experts_at(n_ranks), memory_of(n_ranks)
 

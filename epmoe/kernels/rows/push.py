@@ -17,11 +17,11 @@ def n_targets_of(shape):
 
 
 def of_part(shape, store=store16):
-    """Device functions by which a warp pushes one part of a row: namespace.
+    """Namespace of device functions by which a warp pushes one part of a row.
 
-    unit(my_rank, unit, n_parts) -> (part, number among the rows for a rank, that rank) of a unit of work: the first
-    rows of all ranks first, so that tokens become whole one after another. row(params, row, to, first, end, lane): its
-    vectors [first, end) to the row at `to`, stored by `store`. prob(params, row, i): the row's i-th number (bits).
+    unit(my_rank, unit, n_parts) -> (part, row's number among those for a rank, that rank) of a unit of work. First come
+    the first rows of all ranks, so that tokens become complete one after another. row(params, row, to, first, end,
+    lane): stores its vectors [first, end) to the row at `to` by `store`. prob(params, row, i): its i-th number (bits).
     """
     ranks, row_bytes, n_meta = shape.n_ranks, shape.row_bytes, shape.n_meta
     expert_major, n_targets = shape.expert_major, max(n_targets_of(shape), 1)

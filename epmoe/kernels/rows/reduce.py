@@ -25,7 +25,7 @@ def at_vector(vector, end):
 
 @device_fn
 def gather(places, kept, n, lane):
-    """(kept, n): the addresses that are not 0, by lane, behind the n <= MOST in `kept`; n tells of those past MOST."""
+    """Appends the nonzero places to the n in `kept`, one a lane -> (kept, n). n also counts those past MOST."""
     syncwarp()                                  # see "Lanes meet" in benchmarks/notes/rows.md
     left = u32(ballot(places != u64(0)))
     while left != u32(0):
@@ -190,7 +190,7 @@ def sum_of_experts(shape, store16=store16):
 
 
 def _by_world(shape):
-    """Device function sum_row(places, to, first, end, lane): of p2p worlds, each rounded; ranks and worlds ascend."""
+    """Device function sum_row(places, to, first, end, lane): sums and rounds each p2p world, then sums the worlds."""
     numbers, ranks, world_size = elements.make(shape.dtype), shape.n_ranks, shape.p2p_world_size
     zero_sums, add, pack = numbers.zeros, numbers.add, numbers.pack
 

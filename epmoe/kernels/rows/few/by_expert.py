@@ -23,7 +23,7 @@ from .lamport import put
 
 
 def _tokens(shape):
-    """`tokens` of send.make: token t is row t, with the probs of its experts at each rank."""
+    """`tokens` for send.make: token t is row t of the window, with the probs of its experts at each rank."""
     n_local, num_experts, has_probs = shape.num_local_experts, shape.num_experts, shape.has_probs
     at, look_at_ranks = lamport.places(shape), routing.ranks_of_token(shape)
 
@@ -35,7 +35,7 @@ def _tokens(shape):
 
     @device_fn
     def look_at_expert(given, expert):
-        """(whether the token goes to the expert, its prob); not waited for."""
+        """(whether the token goes to the expert, its prob). Does not wait for the loads."""
         call, token, _ = given
         i = u64(token) * u64(num_experts) + u64(min(expert, i32(num_experts - 1)))
         return load_u8(call.params[p.ids] + i), load_u32(call.params[p.probs] + u64(4) * i)
@@ -97,14 +97,14 @@ def _into(shape, placing):
 
     @device_fn
     def look(given, expert):
-        """(row of an expert, where its prob comes, or 0)"""
+        """(row for an expert, address of its prob in the window or 0)"""
         table, src_rank, src_token, row_at = given
         row = placing.row(table, src_rank, src_token, expert)
         return row, at.word(row_at, expert) if has_probs and row >= 0 else u64(0)
 
     @device_fn
     def keep(n, given, expert, came):
-        """The row of an expert, for later calls, and its prob; what has no room is dropped, from here on."""
+        """Stores an expert's row for later calls, and its prob. A row without room is dropped, now and later."""
         (params, known_at), row = given, kept(given[0], came[0])
         if expert < n_local:
             store_i32(known_at + u64(4) * u64(expert), row)
@@ -151,7 +151,7 @@ def dispatching(shape, mark, number_rows):
 
     @by_warps
     def look_at_token(token, call, masks):
-        """The mask of a token's ranks, by the leader block."""
+        """The leader block stores the mask of a token's ranks."""
         mask = u32(or_of_warp(look_at_ranks(call.params[p.ids], token, i32(lane_id()))))
         if lane_id() == 0:
             masks[token] = i32(mask)
@@ -194,7 +194,7 @@ def dispatching(shape, mark, number_rows):
 
     @device_fn
     def send_and_receive(call, begun, announced, table):
-        """The other blocks -> whether the call is over."""
+        """What the other blocks do -> whether the call is over."""
         first, (me, warps), lane = rows.prepare(call), warps_of_rank(), i32(lane_id())
         behind_me = i32(warps - 1 - me)         # the first warps have rows to send
         if behind_me < bits.n_tasks(call.num_tokens):
