@@ -192,7 +192,7 @@ def arriving(shape, flags, numbered):
 
     @device_fn
     def expand_parts(call, rows, n_parts, left, lane):
-        """Expands those of `left` whose flags are up; lane i has the i-th part: rows = (row, where, part, its src_rank)."""
+        """Expands the parts in `left` as their flags rise. rows: (row, address, part, src_rank) of part i in lane i."""
         (row, src, part, src_rank), here, looks, ok = rows, u32(left), i32(0), True
         awaited = i32(0) if from_input and src_rank == call.my_rank else i32(part)
         while ok and here != u32(0):

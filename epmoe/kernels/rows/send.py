@@ -59,10 +59,10 @@ def looking_at_slots(shape):
 
 
 def sending_slots(shape, into):
-    """Device function send(params, token, seen, mask, where, lane): a token's slots and scales, as its ranks see them.
+    """Device function send(params, token, seen, mask, where, lane): sends a token's ids, probs, scales to its ranks.
 
-    into: namespace of device functions. of(where, rank) -> to, its row there. slot(to, slot, local_expert, prob), scale(to,
-    i, word): what is stored there; local_expert: -1 for another rank's.
+    mask: its ranks. seen: of look(). into: namespace. of(where, rank) -> to, its row there. slot(to, k, local_expert,
+    prob), scale(to, i, word) store there. local_expert: -1 for another rank's.
     """
     n_slots, n_local, n_scales = shape.top_k * shape.has_meta, shape.num_local_experts, shape.scale_words
     has_any = n_slots + n_scales > 0

@@ -1,7 +1,7 @@
 """The compile-time constants of a rows kernel, its tuning numbers, and the fields of its parameters.
 
-Where tuning numbers were measured: benchmarks/notes/rows.md, by the records named here. RowsShape hands them to the
-kernels. The simulator takes a record with small numbers, and so runs the code that is shipped.
+RowsShape hands the tuning numbers to the kernels. benchmarks/notes/rows.md has their measurements, under the headings
+quoted here. The simulator takes a Tuning with small numbers, and so runs the code that is shipped.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Tuning:
 
     @property
     def words_of_bits(self) -> int:
-        """Words that hold an expert's bits of a small batch."""
+        """Number of words that hold an expert's bits of a small batch."""
         return -(-self.lamport_tokens // self.bits_word)
 
 
@@ -112,12 +112,12 @@ class RowsShape:
 
     @property
     def n_meta(self) -> int:
-        """Numbers that go with a row: one a slot, or one a local expert."""
+        """How many numbers go with a row: one for each k, or one for each local expert."""
         return self.top_k or self.num_local_experts
 
     @property
     def n_columns(self) -> int:
-        """Counts of the layout, by block: tokens of each rank and, in expert-major, of each expert."""
+        """How many counts a block has in the layout: tokens of each rank and, in expert-major, of each expert."""
         return self.n_ranks + (self.num_experts if self.expert_major else 0)
 
     @property
@@ -159,7 +159,7 @@ def parameter_block(n_ranks: int) -> ParameterBlock:
 
 
 BLOCK = parameter_block(1)      # fields are where they are for any number of ranks
-# Arrays of a call that peers write. row_ids: expert-major, places among experts' rows; row_scales: then masks of experts
+# Arrays of a call that peers write. In expert-major row_ids has places among experts' rows, row_scales expert masks
 arrays = namespace("arrays", rows=0, row_ids=1, row_probs=2, row_scales=3)
 SOURCE_SLOTS, SOURCE_PROBS, SOURCE_MASKS = (BLOCK.index("sources") + i for i in (1, 2, 3))
 p = namespace("p", **{name: BLOCK.index(name) for name in ("context", *dict(FIELDS))}, source_slots=SOURCE_SLOTS,

@@ -1,10 +1,10 @@
-"""Dispatch of small batches by expert: rows are sent before any rank has announced anything, and expanded as they come.
+"""Dispatch of small batches by expert: sends rows before any rank has announced anything, expands them as they come.
 
-As in dispatch.py, but a row goes to its token's own place, so that no rank needs the number of other tokens, and each
-rank tells all others which of its tokens go to which expert. Every block computes from these bits where experts' rows
-begin (places.py). So between the ids and an expert's row there is one transfer of the row and, at the same time, one of
-the bits. No block waits for what the leader block does besides: it numbers rows for the handle and writes the numbers
-for the host.
+As in dispatch.py, but a row goes to a place of its own token, so no rank needs the numbers of other tokens' rows. Each
+rank tells all others, as bits, which of its tokens go to which expert. From these bits every block computes where
+experts' rows begin (places.py). So from the ids to an expert's row takes one transfer of the row and, at the same time,
+one of the bits. The leader block also numbers rows for the handle and writes the numbers for the host; no block waits
+for it.
 """
 
 from epmoe.device import (ballot, device_fn, i32, int32, lane_id, load_u8, load_u32, shared_array, store_i32,
@@ -134,7 +134,7 @@ def _into(shape, placing):
 
 
 def dispatching(shape, mark, number_rows):
-    """Device function dispatch(call, begun, announced, scratch), as of dispatch.py; number_rows: of ../dispatch.py."""
+    """Device function dispatch(call, begun, announced, scratch), as in dispatch.py. number_rows: see ../dispatch.py."""
     ranks, mail, (_, end_call) = shape.n_ranks, mailbox.reading(shape.n_ranks), calls.begin_and_end(shape.n_ranks)
     all_few = mailbox.all_few(ranks, shape.lamport, announced=True)
     announce_places = announce.early(shape, "places", marks=False)

@@ -175,7 +175,7 @@ def dispatching(shape, mark):
 
 
 def resending(shape, mark):
-    """`few` of announce.beginning, for a dispatch: a rank without room for its own rows takes them, and stores nothing."""
+    """`few` for announce.beginning in a dispatch. A rank without room for its own rows takes and drops them."""
     ranks, mail, row_of_token = shape.n_ranks, mailbox.reading(shape.n_ranks), layout.row_of(shape.n_ranks)
     rows = send.make(shape, _tokens(shape, row_of_token), _into(shape, row_of_token))
 

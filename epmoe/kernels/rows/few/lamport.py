@@ -183,7 +183,7 @@ def _taking_four(phase, empty, look, is_late, put_back, nothing):
 
 
 def taking(phase):
-    """Device functions that take what has been put: namespace. vectors, words: as of _taking_four; words without `word`."""
+    """Namespace of device functions that take what put() stored: vectors, words (without `word`); see _taking_four."""
     take_vectors = _taking_four(phase, _no_vector, _look_at_vector, _vector_is_late, _put_vector_back, ABSENT)
     take_four_words = _taking_four(phase, _no_word, _look_at_word, _word_is_late, put_back, NOTHING)
 
