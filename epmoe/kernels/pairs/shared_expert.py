@@ -20,8 +20,8 @@ from ..status import DISPATCH_WAIT, FOR_SEND_BUF
 def make(cfg):
     """Namespace "shared_expert" of device functions; they do nothing without a fused shared expert.
 
-    encoded(call, token): one thread, after the barrier behind the encoding of the token.
-    put_shared(call): receiving blocks write the rows of group 0; returns whether it had to give up.
+    encoded(call, token): one thread counts a token as encoded, after the barrier behind its encoding.
+    put_shared(call) -> whether it had to give up: receiving blocks write the rows of group 0.
     """
     fmt, word, share = formats.of(cfg), counters.words(cfg), shared_rows(cfg)
     fused, direct, decode = cfg.fused_shared_expert, fmt.direct, fmt.decode

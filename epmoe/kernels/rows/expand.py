@@ -170,9 +170,9 @@ def of_row(shape):
 
 
 def arriving(shape, flags, numbered):
-    """Device function expand_rows(call, announced) -> whether all rows came: every warp, those that send when they have.
+    """Device function expand_rows(call, announced) -> whether all rows came. All warps call it; senders after sending.
 
-    Warps take a few parts of rows at a time, and expand them as they come. flags: of copy.py. numbered: as of send.make.
+    Warps claim a few parts of rows at a time and expand them as they come. flags: of copy.py. numbered: of send.make.
     """
     ranks, has_meta, mail = shape.n_ranks, shape.has_meta, mailbox.reading(shape.n_ranks)
     from_input, row_of, row_bytes = send.keeps_own_rows(shape), layout.row_of(ranks), shape.row_bytes

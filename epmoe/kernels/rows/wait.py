@@ -46,7 +46,7 @@ def in_warp(ok):
 
 
 def _until(load, part_of):
-    """Device function: waits until part_of the word at the address equals `wanted` -> (whether it does, the word)."""
+    """Device function: waits until part_of the word at the address is `wanted` -> (whether it is, the word)."""
     wait = until(load, device_fn(lambda word, wanted: part_of(word) == u32(wanted)),
                  device_fn(lambda word: i32(part_of(word))))
     return device_fn(lambda params, address, wanted, what, index:

@@ -62,7 +62,7 @@ def _tokens(shape):
 
 
 def _into(shape, placing):
-    """`into` of send.make: rows, scales and probs go to the rows of their experts. known: Places; placing: of them."""
+    """`into` for send.make: rows, scales and probs go to the rows of their experts. known: Places; placing: of them."""
     ranks, n_local, has_probs, encodes = shape.n_ranks, shape.num_local_experts, shape.has_probs, shape.encode
     out_bytes, n_scales, rows = shape.n_vectors * VECTOR, shape.scale_words, copying(read_only=True)
     mail, at, taking = mailbox.reading(ranks), lamport.places(shape), lamport.taking(wait.ROWS_DISPATCH)

@@ -15,9 +15,9 @@ from . import lamport
 
 
 def _pushing(shape):
-    """Device function push(call, announced): this warp's share of the rows that this rank received.
+    """Device function push(call, announced): pushes this warp's share of the rows that this rank received.
 
-    Of all of them the first rows first, so that tokens become whole one after another. By all blocks but the last.
+    The first rows of all ranks come first, so tokens become complete one after another. All blocks but the last push.
     """
     ranks, n_meta, has_probs, stays = shape.n_ranks, shape.n_meta, shape.has_probs, shape.keeps_own
     mail, at, part_of_row = mailbox.reading(ranks), lamport.places(shape), push.of_part(shape, store_row)

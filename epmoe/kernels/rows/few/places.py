@@ -34,7 +34,7 @@ class Places(NamedTuple):
 
 
 def _words_used(shape):
-    """Device function (announced) -> words of an expert and a src_rank: of the one that has most tokens."""
+    """Device function (announced) -> words for an expert and a src_rank, enough for the rank with most tokens."""
     mail, a_word = mailbox.reading(shape.n_ranks), shape.tuning.bits_word
     return device_fn(lambda announced: divided_up(mail.most_tokens(announced), a_word))
 
@@ -92,12 +92,12 @@ def announcing(shape):
 
 
 def placing(shape):
-    """Device functions over Places: namespace.
+    """Namespace of device functions that fill or read Places.
 
-    allocate() -> Places. place(params, announced, places): all but the bits, behind a barrier. tokens_for((places,
-    words_used(announced)), src_rank, expert): how many tokens go there. row(places, src_rank, token, expert) -> output
-    row, -1 for none. comes(places, src_rank, token): whether it has a row here. number(places, src_rank, token, lane) -> its
-    number among all rows that come, by a warp. total(places, lane): of these.
+    allocate() -> Places. place(params, announced, places): fills all but `bits`, ends with a barrier.
+    tokens_for((places, words_used(announced)), src_rank, expert) -> number of tokens. row(places, src_rank, token,
+    expert) -> output row, -1 for none. comes(places, src_rank, token) -> whether it has a row here. number(places,
+    src_rank, token, lane) -> its number among all arriving rows, by a warp. total(places, lane): how many these are.
     """
     ranks, n_local, num_experts, words_used = shape.n_ranks, shape.num_local_experts, shape.num_experts, _words_used(shape)
     a_word, most_words = shape.tuning.bits_word, shape.tuning.words_of_bits

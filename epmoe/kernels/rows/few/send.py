@@ -45,11 +45,11 @@ def _blocks(shape):
 
 
 def _parts(shape):
-    """Device functions of a part of a row, each by a warp: namespace. batch: as rows.load gives it.
+    """Namespace of device functions for a part of a row, called by a warp. batch: as from rows.load.
 
-    load(call, token, part, lane) -> batch of an input row; of one that is going to be encoded, only on its way to L2.
-    send(call, token, batch, part, mask, to, lane): to the row at `to` of each lane in `mask`. erase(row_at, part, lane).
-    take(call, src_rank, row_at, part, lane) -> (whether it came, batch as sent, this lane's scale if encoded).
+    load(call, token, part, lane) -> batch of an input row; if rows are encoded, it only prefetches it into L2.
+    send(call, token, batch, part, mask, to, lane): to the row at `to` of each lane in `mask`. erase(row_at, part,
+    lane). take(call, src_rank, row_at, part, lane) -> (whether it came, batch as sent, this lane's scale if encoded).
     """
     src_bytes, n_vectors, encodes = shape.src_bytes, shape.n_vectors, shape.encode
     at, taking, a_part = lamport.places(shape), lamport.taking(ROWS_DISPATCH), lamport.vectors_of_part(shape)
@@ -244,10 +244,10 @@ def make(shape, tokens, into):
 
 
 def numbering(shape, mask_of_token):
-    """Device functions of a block over numbers [token, rank], a shared array: of a token's row for a rank, -1 for none.
+    """(number, record): device functions of a block. numbers [token, rank], shared: a token's row for a rank, or -1.
 
-    mask_of_token(known, token): of the ranks of a token. number(n_ranks, call, known, numbers, totals): of all tokens, a
-    warp a rank; totals[rank]: how many rows there are. record(call, numbers, tokens): of tokens [first, end) for the handle.
+    mask_of_token(known, token): mask of its ranks. number(n_ranks, call, known, numbers, totals): numbers all tokens, a
+    warp a rank; totals[rank]: number of rows. record(call, numbers, tokens): stores tokens [first, end) in the handle.
     """
     ranks = shape.n_ranks
 
