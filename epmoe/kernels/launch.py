@@ -1,4 +1,4 @@
-"""A kernel with its host side: how many blocks of how many threads it gets, and the words that it is called with."""
+"""A kernel's host side: how many blocks and threads a launch has, and the words that it passes to the kernel."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -57,7 +57,7 @@ class LaunchConfig:
 
 
 def check_limits(cfg: EPConfig) -> None:
-    """Refuses a configuration that these kernels do not serve: EPValueError."""
+    """Raises EPValueError for a configuration that these kernels do not support."""
     if cfg.top_k > MAX_TOP_K:
         raise EPValueError(f"top_k={cfg.top_k} must be at most {MAX_TOP_K} for the fast kernels: one lane of a warp "
                            "holds one slot; the plain kernels take more")

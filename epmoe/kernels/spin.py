@@ -17,7 +17,7 @@ POLLS_PER_LOOK = 32     # polls between two looks at the clock and at FAILED
 
 @device_fn
 def gives_up(status, since, timeout_ns):
-    """Whether a wait that began at `since` has to end without success."""
+    """Whether a wait that began at `since` must give up."""
     if has_failed(status):
         return True
     return u64(globaltimer()) - u64(since) > u64(timeout_ns)

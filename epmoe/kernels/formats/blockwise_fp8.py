@@ -58,7 +58,7 @@ def scale_of(absmax, input_scale):
 
 @device_fn
 def codes_of(ab, factor):
-    """Codes in four words of 16 bf16 values in 4 + 4 words; factor: of scale_of."""
+    """Codes in four words of 16 bf16 values in 4 + 4 words. factor: from scale_of."""
     (a, b), (minus_s, r) = ab, factor
     return (quotient_codes(a[0], a[1], minus_s, r), quotient_codes(a[2], a[3], minus_s, r),
             quotient_codes(b[0], b[1], minus_s, r), quotient_codes(b[2], b[3], minus_s, r))
@@ -66,7 +66,7 @@ def codes_of(ab, factor):
 
 @device_fn
 def store_codes(dst_payload, chunk, ab, factor):
-    """store_values of with_scales: 16 bytes a lane."""
+    """store_values for with_scales: 16 bytes a lane."""
     store_vector(dst_payload + u64(16 * chunk), codes_of(ab, factor))
 
 

@@ -55,7 +55,7 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
 
 
 def with_scales(group: int, scale_of, store_values, store_scale=store_u8, scale_bytes=1):
-    """quantise of a format whose groups of so many elements have a scale of so many bytes each.
+    """quantise for a format that has, for each group of `group` elements, a scale of scale_bytes bytes.
 
     scale_of(absmax, input_scale) -> (scale, factor of the group's values). store_values(dst_payload, chunk, ab, factor).
     """
@@ -78,7 +78,7 @@ def with_scales(group: int, scale_of, store_values, store_scale=store_u8, scale_
 
 @device_fn
 def store_e2m1(dst_payload, chunk, ab, factor):
-    """store_values of the FP4 formats: 8 bytes a lane."""
+    """store_values for the FP4 formats: 8 bytes a lane."""
     store_u64(dst_payload + u64(8 * chunk), u64(u64(e2m1x8(ab[0], factor)) | u64(u64(e2m1x8(ab[1], factor)) << u64(32))))
 
 

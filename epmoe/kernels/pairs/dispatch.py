@@ -140,7 +140,7 @@ def _compile_fused(build):
 
     @device_fn
     def send_and_receive(call, n_senders, failed):
-        """Whether the block has yet to leave. All blocks do both if blocks have several batches, else each does one."""
+        """Whether the block has yet to leave. If blocks have several batches, all do both, otherwise each does one."""
         receiver, n_receivers = i32(block_idx() - n_senders), i32(grid_dim() - n_senders)
         in_turns = takes_turns and call.num_tokens > batch * n_senders
         if in_turns:
@@ -206,9 +206,9 @@ def dispatch_async_kernel(cfg, launch=None, *, input_scale=None, id_bytes=4, tun
 
     Its launch ends when this rank's messages and signals are on their way.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); input_scale: a function i -> float32 that is read at 0, or
-    None for the number given at the call. id_bytes: 4 or 8, of an id of topk_ids. tuning: for tests. The same arguments
-    give the same compiled kernel. Errors: EPValueError. Source: the dispatch_async_kernel page (docs/pages.md).
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). input_scale: a function i -> float32, called with 0, or
+    None for the number given at the call. id_bytes: 4 or 8, size of an id. tuning: for tests. Equal arguments give the
+    same compiled kernel. Errors: EPValueError. Source: the dispatch_async_kernel page (docs/pages.md).
     """
     return _call(_compile_async, "sends", cfg, launch, tuning, input_scale, id_bytes)
 

@@ -41,9 +41,9 @@ def most(cfg, launch, tuning):
 
 
 def size(cfg, tuning, halves, blocks, threads, num_tokens):
-    """(blocks, threads) of a launch that may have the given ones; any size is right, this one is quick.
+    """(blocks, threads) of a launch that may have the given numbers. Any size is correct; this one is fast.
 
-    halves: "sends", "receives" or "both". One that only receives cannot know how many tokens others have: at most cfg's.
+    halves: "sends", "receives" or "both". A launch that only receives does not know others' tokens: it assumes cfg's.
     """
     if halves == "receives":
         num_tokens = cfg.max_tokens_per_rank

@@ -84,11 +84,11 @@ def make(build):
     await_messages: like await_counts, but it waits until all messages have come.
     begin(call) -> (output row, 128-row tile) at which the first window begins.
     place(window, start) -> the next window's `start`; fills before, ends, starts and tiles, without a last barrier.
-    write(call, window): the window's results, by the whole block: row_offsets, expert_ids, regions A and B, recv_counts,
-        (-1, -1) as src_info of padding rows, and what begin_group writes.
-    write_first(call): those in front of all windows, which `write` writes with the first one.
-    write_segment(call, segment, start, before, count), write_group(call, group, start, n_rows, tiles_before): what one
-        thread writes of them, for a segment, and for a group that begins at row `start`.
+    write(call, window): the whole block writes the window's results: row_offsets, expert_ids, regions A and B,
+        recv_counts, (-1, -1) as src_info of padding rows, and what begin_group writes.
+    write_first(call): writes the results before all windows; `write` does so with the first window.
+    write_segment(call, segment, start, before, count), write_group(call, group, start, n_rows, tiles_before): one
+        thread writes the results of a segment, or of a group that begins at row `start`.
     """
     cfg, tuning, threads = build.cfg, build.tuning, build.threads
     fmt, word, share = formats.of(cfg), counters.words(cfg), shared_rows(cfg)

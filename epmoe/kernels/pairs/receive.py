@@ -23,9 +23,9 @@ from . import message, offsets, shared_expert, signal
 def make(build):
     """Namespace "receiving" of device functions of a block.
 
-    receive(call, receiver, n_receivers, failed) -> whether the block has yet to leave; not if it gave up, or has left
-        before it copied, as no warp had to look at the counters again. It ends with a barrier if so. receiver: which of
-        the n_receivers receiving blocks this one is; the first one writes down offsets and counts. failed: from failed_before.
+    receive(call, receiver, n_receivers, failed) -> whether the block has yet to leave. Not if it gave up, or left
+        before it copied, as no warp had to look at the counters again. Ends with a barrier if so. receiver: number of
+        this block among the n_receivers receiving ones; block 0 writes offsets and counts. failed: from failed_before.
     leave(call): the block counts itself out.
     """
     cfg, mark = build.cfg, stamps.make(build.trace)
@@ -55,9 +55,9 @@ def make(build):
 
     @device_fn
     def receive_known(call, receiver, n_receivers, counts, words):
-        """All messages are here and rows need no padding: what each warp of the block does, by itself.
+        """If all messages are here and rows need no padding, each warp of the block does its part by itself.
 
-        The last warp of a block leaves for it; the first block writes, and has rows only if it is the only one.
+        The last warp of a block leaves for it. The first block writes, and copies rows only if it is the only one.
         """
         others, last = i32(n_receivers - 1), i32(n_warps() - 1)
         n_free = i32(max(1, last))

@@ -108,7 +108,7 @@ def make(build):
 
     @device_fn
     def send_pieces(call, batch, n_parts):
-        """If no warp has more than one piece, all are counted together after a barrier, else each one at once."""
+        """Sends pieces. If no warp has more than one, it counts all together after a barrier, else each at once."""
         unit, key, n_messages = i32(warp_id()), i32(-1), i32(batch.n * top_k)
         in_turns = batch.n * n_payloads * n_parts > n_warps()
         while unit < n_messages * n_parts and key != no_payload:
@@ -189,13 +189,13 @@ def make(build):
 
 
 def _payloads(build, finish_one):
-    """Namespace "payloads" of device functions; m: the number of a message of a batch.
+    """Namespace "payloads" of device functions. m: the number of a message of a batch.
 
-    encode(call, batch), stage(n, call, batch): a block puts payloads, n whole messages for the network, into send_buf.
-    carries(expert): of the cleaned ids of a token, one a lane, those whose messages have a payload.
-    send(call, batch, m, part, n_parts): a warp sends a piece of message m, which has a payload, and with the first piece
-        the trailers: its own or, of a shared payload, those of all messages of the token to the same rank.
-    finish(call, batch, m): counts the piece that the warp has written, for each of these messages.
+    encode(call, batch), stage(n, call, batch): a block writes payloads, or n whole network messages, to send_buf.
+    carries(expert), by a warp with a token's cleaned ids, one in each lane -> whether the message has a payload.
+    send(call, batch, m, part, n_parts): a warp sends a piece of message m, which has a payload, and with the first
+        piece trailers: its own, or for a shared payload those of all messages of the token to that rank.
+    finish(call, batch, m): counts the warp's piece for each of these messages.
     """
     cfg, shares = build.cfg, message.shares_payloads(build.cfg)
     fmt, to, msg, top_k, local = formats.of(cfg), peers.make(cfg), message.make(cfg), cfg.top_k, cfg.n_local_experts

@@ -39,10 +39,10 @@ class Segments(NamedTuple):
 
 
 def make(build):
-    """Device function send_back(call, failed), for all blocks -> whether it had to give up.
+    """Device function send_back(call, failed) -> whether it had to give up; called by all blocks.
 
-    Every segment is signalled in every round, also where no row goes back. Without signals, one block sends BEGUN to
-    all peers, and the last block that has read region A resets it. failed: from failed_before. Has a barrier before it sends.
+    It signals every segment in every round, even one without rows. Without signals, one block sends BEGUN to all peers,
+    and the last block that has read region A resets it. failed: from failed_before. It has a barrier before it sends.
     """
     cfg, signals, mark = build.cfg, build.signals, stamps.make(build.trace)
     word, to, n_segments, n_ranks = counters.words(cfg), peers.make(cfg), cfg.n_local_experts * cfg.n_src_ranks, cfg.n_ranks
@@ -166,13 +166,13 @@ def _runs(build, pieces):
 
 
 def _pieces(cfg, store):
-    """Namespace "pieces" of device functions of a warp; segment: one of region A. store: of a row's vector to its place.
+    """Namespace "pieces" of device functions of a warp. segment: index in region A. store(place, vector): a store.
 
-    ask(call, row, first, end) -> (src_info, vectors from `first` on): on their way to a warp.
-    send(call, (row, first, end), asked, segment, at_row): writes vectors [first, end) of a row to their place; asked:
-        what `ask` gave for them; the row is the segment's at_row-th.
-    signal(call, segment, count): one thread writes the segment's count into recv_count of the rank that its rows go to;
-        covers all that this thread has written, or acquired from others.
+    ask(call, row, first, end) -> (src_info, vectors from `first` on); does not wait for the loads.
+    send(call, (row, first, end), asked, segment, at_row): writes vectors [first, end) of a row to their place. asked:
+        from `ask`. at_row: the row's number in the segment.
+    signal(call, segment, count): one thread writes the segment's count into recv_count of the rank that its rows go to,
+        after everything that it has written or acquired.
     """
     to, bytes_a_row, top_k = peers.make(cfg), layout.combine_msg_bytes(cfg), cfg.top_k
     # load16_stream stays where it is; the compiler would move loads of the read-only path behind the look at src_info

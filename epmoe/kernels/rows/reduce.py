@@ -234,10 +234,10 @@ def sum_over_ranks(shape):
 
 
 def adding_rows(ranks, add, n, stays):
-    """Device function (total, (call, rows, own), rank, 1, values): of n ranks, those that have the row, in turn.
+    """Device function (total, (call, rows, own), rank, 1, values): of n ranks, adds values of those that have the row.
 
-    rows: in lane r that of rank r, 0 for none. own: what stands for a value of this rank's own row, if that stays where
-    it is. add(total, value).
+    rows: lane r has rank r's row, 0 for none. own: the value for this rank's own row, if that stays in place (stays).
+    add(total, value).
     """
 
     @device_fn
