@@ -26,8 +26,8 @@ def gives_up(status, since, timeout_ns):
 def until(load, has_come, number):
     """Device function wait(address, wanted, status, timeout_ns, what, index) -> (whether it came, the last word loaded).
 
-    has_come(word, wanted): whether it is what is waited for. For the record of a wait that expires: what (phase, FOR_...),
-    index, and number(word).
+    has_come(word, wanted): whether the wait is over. If it expires, it records what (phase, FOR_...), index and
+    number(word) in the status region.
     """
     @device_fn
     def wait(address, wanted, status, timeout_ns, what, index):

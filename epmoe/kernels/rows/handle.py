@@ -57,12 +57,12 @@ def placing_experts(shape, pairs_of, place):
 
 
 def writing(shape, tokens_for):
-    """Device functions of the leader block: namespace. tokens_for(known, src_rank, expert): tokens for a local expert.
+    """Namespace of device functions of the leader block. tokens_for(known, src_rank, expert): tokens for an expert.
 
-    counts(params, announced, has_room): writes info (its last R * R words are the handle's counts). slots(n, params, known):
-    tokens_per_expert int64 [n], of ids. experts(params, known, partial): the same, expert-major, and expert_base int32
-    [R, L], the row at which the rows of a (src_rank, expert) begin, expert_rows int32 [2, L], where each expert's rows
-    begin and how many hold tokens, and overflow int32 [1]. partial: shared int32 array [32].
+    counts(params, announced, has_room): writes info; its last R * R words are the handle's counts. slots(n, params,
+    known): with ids, writes tokens_per_expert int64 [n]. experts(params, known, partial): expert-major, also writes
+    expert_base int32 [R, L], first rows of (src_rank, expert), expert_rows int32 [2, L], experts' first rows and
+    numbers of tokens, and overflow int32 [1]. partial: shared int32 array [32].
     """
     ranks, n_local, mail = shape.n_ranks, shape.num_local_experts, mailbox.reading(shape.n_ranks)
     pairs_of = pairs_for(shape, tokens_for)

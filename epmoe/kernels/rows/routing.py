@@ -107,10 +107,10 @@ def map_columns(shape):
     """Device functions over a block's tokens [first, end) of the routing map, one thread or several an expert.
 
     by_group: shared int32 array of n = groups * E. fetch(params, first, end): prefetches the block's part of the map.
-    count(n, params, first, end, by_group): the tokens of each expert by group. add_groups(by_group, expert)
-    -> the block's, behind a barrier; by_group becomes those of the groups before. number(n, params, first, end,
-    by_group, before, at), behind another: writes row_of_expert[token, expert], the token's number among those that this rank
-    sends to the expert, -1 where it is not routed; the block starts from before[at + expert].
+    count(n, params, first, end, by_group): counts tokens by group and expert. add_groups(by_group, expert), after a
+    barrier -> the block's count; by_group becomes sums over earlier groups. number(n, params, first, end, by_group,
+    before, at), after another: writes row_of_expert[token, expert], the token's number among the expert's, -1 for none.
+    The block starts from before[at + expert].
     """
     num_experts, groups = shape.num_experts, groups_of_threads(shape)
 
