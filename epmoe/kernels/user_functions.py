@@ -99,11 +99,11 @@ def _bind(call, types, first):
 
 
 class WrongReturn(EPValueError):
-    """A function returned something else while a kernel ran in the simulator: that round has failed."""
+    """A function returned a wrong type while a kernel ran in the simulator. That round has failed."""
 
 
 def refusal(what, function, returned):
-    """The error for a function, called `what` among the arguments, and a word for what it returned."""
+    """The error message for a function, called `what` among the arguments. returned: words for its result."""
     name = getattr(function, "__name__", repr(function))
     if what == "elementwise_lambda_fn":
         rule = "it stores its result itself and returns nothing; a function that returns the value is an epilogue"

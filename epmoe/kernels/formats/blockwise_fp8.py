@@ -23,11 +23,11 @@ output_scales, capacity = output(1), output(2)
 
 @device_fn
 def quotient(x, minus_s, r):
-    """x / s, the IEEE quotient wherever its e4m3 code is not zero, and elsewhere a number of the same code.
+    """x / s: the IEEE quotient if its e4m3 code is not zero, otherwise a number with the same code.
 
-    r is 1 / s rounded; one step of correction by the exact remainder. That this gives the IEEE quotient is no general
-    theorem. It holds here because few significands occur, 128 of a bf16 value x times 129 of a scale s (made of a bf16
-    absmax, or of the floor 1e-4), and the tests try them all; exponents only shift them. Likewise for s = 448 and the
+    r is 1 / s rounded. One step corrects the product by the exact remainder. In general this need not give the IEEE
+    quotient. It does here, as few significands occur, 128 of a bf16 value x times 129 of a scale s (made of a bf16
+    absmax, or of the floor 1e-4), and the tests try them all. Exponents only shift them. Likewise for s = 448 and the
     129 numbers that it divides. The remainder of a zero loses the sign of -0, so the sign is taken from x.
     """
     q = mul_rn(x, r)

@@ -23,11 +23,11 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
     """encode_part of a KernelFormat: a device function that hands every 16 elements of a row to `quantise`.
 
     hidden, group: elements of a row, and of a group with one scale (16, 32, 64, ...; it divides hidden).
-    quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane): chunk counts the row's runs of 16 elements;
-    ab are its 8 + 8 bf16 values in 4 + 4 words; absmax is that of the whole group, the same in the group's lanes. It
-    writes only if `there`: all lanes take every step, for the shuffles, and past the row's end they repeat its last
-    group.
-    clear_rest(dst_payload, lane): what is padding in the payload; by one warp, part 0 where there are several.
+    quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane): chunk counts the row's runs of 16 elements.
+    ab are its 8 + 8 bf16 values in 4 + 4 words. absmax is the whole group's, in all of the group's lanes. It
+    writes only if `there`: all lanes take every step, for the shuffles, and past the row's end they repeat its
+    last group.
+    clear_rest(dst_payload, lane): zeroes the payload's padding; by one warp, that of part 0 if there are several.
 
     Loads are ordinary ones: two consecutive ones share each 32-byte sector, which a load that bypasses L1 might fetch
     twice.
@@ -95,7 +95,7 @@ def absmax2(word):
 
 
 def values_then_scales(cfg, value_bytes, scale_bytes, group, quantise, store_scales, outputs, **more) -> KernelFormat:
-    """The format whose payload is a row's values, then its scales, each padded with zeros to cfg.alignment.
+    """The format with a payload of a row's values, then its scales, each padded with zeros to cfg.alignment.
 
     group: elements with one scale. quantise: function scales_at -> what encode_row calls; scales_at: where the scales
     begin. store_scales(out, place, src, lane): device function, a warp puts a row's scales at src into the outputs.

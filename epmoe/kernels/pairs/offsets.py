@@ -79,8 +79,8 @@ def make(build):
 
     experts, counts: the most experts of a window, and counts of them. known: how many of their words are remembered.
     has_tiles: whether the format keeps scales in 128-row tiles, whose places begin_group and finish_group settle.
-    await_counts(call, first, here, counts, words) -> whether all came, and whether all were of messages that had come,
-        and never were anything else, so that all blocks see the same, as far as this thread looked.
+    await_counts(call, first, here, counts, words) -> (whether all came, whether each word, as far as this thread
+        looked, is final: its messages have come, and it never had another value, so all blocks see the same).
     await_messages: like await_counts, but it waits until all messages have come.
     begin(call) -> (output row, 128-row tile) at which the first window begins.
     place(window, start) -> the next window's `start`; fills before, ends, starts and tiles, without a last barrier.

@@ -204,7 +204,7 @@ def _payloads(build, finish_one):
 
     @device_fn
     def ids_of(batch, m):
-        """The cleaned id at the k of this lane, of the token whose first message is m."""
+        """The cleaned id at the k of this lane. m: the token's first message."""
         return i32(batch.experts[m + lane_id()]) if lane_id() < top_k else i32(-1)
 
     @device_fn

@@ -3,9 +3,9 @@
 The symmetric part is laid out alike on all ranks: a mailbox for the announcement of each src_rank, and a counter of its
 blocks that have sent all their rows. A word of an announcement holds a number in its low half and the number of the
 call (the epoch) in its high half, so it is its own ready flag. Epochs only grow, so nothing has to be reset. Mailboxes
-and counters exist twice, for even and odd epochs. A rank ends call e only after every rank has begun it, and begins e +
-1 only after its own launch of e has ended. So no rank still reads the announcements of e when those of e + 2 are
-written. And no rank still adds to the counters of e - 1 when they are cleared, by every rank in call e, before e + 1.
+and counters exist twice, for even and odd epochs. A rank ends call e only after every rank has begun it. It begins e+1
+only after its own launch of e has ended. So no rank still reads the announcements of e when those of e+2 are written.
+And no rank still adds to the counters of e-1 when they are cleared, by every rank in call e, before e+1.
 
 Every block keeps the numbers of all announcements in a shared array, `announced`.
 """
@@ -144,7 +144,7 @@ def reading(n_ranks):
 def all_few(n_ranks, few, *, announced):
     """Device function (announced) -> whether no rank has more than `few` (shape.lamport) tokens.
 
-    announced: whether to use the numbers announced in this call, or else those of the call's handle. All ranks get the
+    announced: True to use the numbers announced in this call, False for those in the call's handle. All ranks get the
     same answer, and each rank with at most `few` tokens has a kernel for it.
     """
     n_words = experts_at(n_ranks)

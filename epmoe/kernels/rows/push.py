@@ -55,7 +55,7 @@ def of_part(shape, store=store16):
 
 
 def make(shape, flags):
-    """Device function push(call, announced): pushes the rows that this rank received back.
+    """Device function push(call, announced): pushes back the rows that this rank received.
 
     Each row goes to its src_rank, to the place that the src_rank's handle has for it. Warps claim parts of rows; if
     there are few blocks, whole rows. flags: of copy.py.

@@ -2,9 +2,9 @@
 
 As in dispatch.py, but a row goes to a place of its own token, so no rank needs the numbers of other tokens' rows. Each
 rank tells all others, as bits, which of its tokens go to which expert. From these bits every block computes where
-experts' rows begin (places.py). So from the ids to an expert's row takes one transfer of the row and, at the same time,
-one of the bits. The leader block also numbers rows for the handle and writes the numbers for the host; no block waits
-for it.
+experts' rows begin (places.py). So getting from ids to an expert's row takes one transfer of the row and, at the same
+time, one of the bits. The leader block also numbers rows for the handle and writes the numbers for the host. No block
+waits for this.
 """
 
 from epmoe.device import (ballot, device_fn, i32, int32, lane_id, load_u8, load_u32, shared_array, store_i32,
@@ -194,7 +194,7 @@ def dispatching(shape, mark, number_rows):
 
     @device_fn
     def send_and_receive(call, begun, announced, table):
-        """What the other blocks do -> whether the call is over."""
+        """The other blocks send and receive -> whether the call is over."""
         first, (me, warps), lane = rows.prepare(call), warps_of_rank(), i32(lane_id())
         behind_me = i32(warps - 1 - me)         # the first warps have rows to send
         if behind_me < bits.n_tasks(call.num_tokens):

@@ -1,4 +1,4 @@
-"""Combine of small batches without signals: rows are pushed as soon as they are read, and summed as they arrive
+"""Combine of small batches without signals: rows are pushed as soon as they are read and summed as they arrive
 (lamport.py). In expert-major, ranks push sums over their local experts, also to themselves.
 """
 

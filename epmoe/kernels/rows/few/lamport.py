@@ -196,7 +196,7 @@ def taking(phase):
 
 
 def known_call(shape, phase, mark, prepare, work):
-    """`few` for announce.beginning, whose `prepare` this is handed.
+    """`few` for announce.beginning, which calls its `prepare`.
 
     Every block but the leader block calls work(call, announced, first). The leader block ends the call when all ranks
     and all blocks have begun it. `work` waits for no announcement, since the counts are known.
