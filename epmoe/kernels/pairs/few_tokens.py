@@ -43,7 +43,7 @@ def most(cfg, launch, tuning):
 def size(cfg, tuning, halves, blocks, threads, num_tokens):
     """(blocks, threads) of a launch that may have the given numbers. Any size is correct; this one is fast.
 
-    halves: "sends", "receives" or "both". A launch that only receives does not know others' tokens: it assumes cfg's.
+    halves: "sends", "receives" or "both". Receiving launches do not know others' tokens: they assume cfg's maximum.
     """
     if halves == "receives":
         num_tokens = cfg.max_tokens_per_rank

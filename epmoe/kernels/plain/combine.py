@@ -103,7 +103,7 @@ def _await_rows(cfg):
 
 def _reduce(cfg, options):
     """Device function (output_tokens, inbox, topk_ids, shared_rows, functions_args): all blocks reduce this rank's
-    tokens. shared_rows: address of the shared expert's rows. functions_args: for router_weights, and for the epilogue.
+    tokens. shared_rows: address of the shared expert's rows. functions_args: (of router_weights, of the epilogue).
 
     A result is fma(w, x, sum) over ascending k, from +0.0 in float32, rounded once to the output type. Then the shared
     expert's row is added and the sum is rounded. Then the epilogue is applied.

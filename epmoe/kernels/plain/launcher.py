@@ -11,7 +11,7 @@ from ..status import raise_if_bad_ids, raise_if_failed
 from ..pairs.peers import crosses_worlds
 from . import arguments
 
-# Behind the arguments on the specification page: optional keywords of a launch, with their defaults.
+# Optional keywords of a launch, after the arguments of the specification page, and their defaults.
 OPTIONAL = dict(clean_topk_ids=0, recv_counts=0, send_buf_p=0, num_tokens=0, input_tokens=0,
                 input_scales_args=(1.0,), router_weights_args=(), epilogue_args=())
 POINTERS = {"send_buf_p", "recv_buf_p", "recv_count_p", "ep_counters", "clean_topk_ids", "recv_counts"}

@@ -81,7 +81,7 @@ def recorded_rows(shape):
 
 
 def clearing(shape, rows_of):
-    """Device function (params, known, me, warps, lane): zeroes padding rows, and rows behind the last expert's rows.
+    """Device function (params, known, me, warps, lane): zeroes padding rows, and rows after the last expert's rows.
 
     It does the share of warp `me` of `warps`. rows_of(known, expert): as in recorded_rows.
     """

@@ -218,7 +218,7 @@ def make(shape, phase):
     block writes row_of [T, R] (-1 where a token does not go) for its tokens, expert-major also row_of_expert [T, E].
     Other warps may read them after the block's next barrier, those of other blocks after wait_for of counter().
     sum_experts(call, scratch) -> whether all came: the leader block sums all blocks' tokens by expert. They are there
-    after a barrier, in scratch.experts, or in expert-major in scratch.totals, behind the ranks.
+    after a barrier, in scratch.experts, or in expert-major in scratch.totals, after the ranks.
     """
     ranks, num_experts, n_columns, expert_major = shape.n_ranks, shape.num_experts, shape.n_columns, shape.expert_major
     tokens, num_senders, numbered = sharing(shape), calls.num_senders, counter(shape, phase)

@@ -44,7 +44,7 @@ def of_part(shape, store=store16):
 
     @device_fn
     def prob(params, row, i):
-        """The row's i-th number. In expert-major, that of the row of its i-th local expert, or 0 if there is none."""
+        """The row's i-th number; expert-major: the number of the row of its i-th local expert, 0 if there is none."""
         at, there = u64(row) * u64(n_meta) + u64(i), True
         if expert_major:
             expert_row = i32(load_i32(params[p.expert_row] + u64(4) * at))

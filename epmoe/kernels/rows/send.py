@@ -244,7 +244,7 @@ def make(shape, flags=None, numbered=None):
     tokens, take = layout.sharing(shape), calls.claims(mailbox.NEXT_TO_SEND)
     raises, is_numbered_now, fewest = flags is not None, numbered is not None, fewest_parts(shape)
     more, keeps_own = sending_metadata(shape), keeps_own_rows(shape)
-    # metadata is a unit of its own behind the row's parts, unless there is none or it has to come with part 0
+    # metadata is a unit of its own after the row's parts, unless there is none or it has to come with part 0
     n_apart = int((shape.has_meta or shape.scale_words > 0) and not shape.expands and not encodes)
     rows, a_vector = copying(read_only=True), shape.src_bytes // shape.n_vectors    # bytes that become a vector
     slots_bytes = 4 * shape.top_k * shape.has_probs

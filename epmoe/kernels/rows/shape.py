@@ -122,7 +122,7 @@ class RowsShape:
 
     @property
     def n_vectors(self) -> int:
-        """16-byte vectors of a row as it travels, without scales behind them."""
+        """16-byte vectors of a row as it travels, without the scales after them."""
         return (self.value_bytes if self.encode else self.row_bytes) // VECTOR
 
     @property
