@@ -4,7 +4,7 @@ from epmoe.device import block_idx, device_fn, ffs, grid_dim, i32, n_warps, shfl
 
 
 def four(look, n=4):
-    """Device function (given, i, step) -> look(given, j) for j = i, i + step, ...: four (or 1), all asked for together."""
+    """Device function (given, i, step) -> look(given, j) for j = i, i + step, ...: four (or 1), all issued at once."""
     if n == 1:
         return device_fn(lambda given, i, step: (look(given, i32(i)),))
     return device_fn(lambda given, i, step: (look(given, i32(i)), look(given, i32(i + step)),
@@ -27,9 +27,9 @@ def adding_four(add, n=4):
 
 
 def in_fours(look, add):
-    """Device function (total, given, i, step, end) -> total with the items i, i + step, ... before `end`, as of folded().
+    """Device function (total, given, i, step, end) -> total with items i, i + step, ... before `end`, as in folded().
 
-    Four are looked at together, and added, also those behind the end.
+    It looks at four together, and adds all four, even past the end.
     """
     look_at_four, add_four = four(look), adding_four(add)
 
@@ -58,7 +58,7 @@ def any_of_four(fn):
 def folded(n, look, add):
     """Device function (given, total) -> total, with n items added; all are looked at before the first is added.
 
-    look(given, i): item i, not waited for. add(total, given, i, item): total with it. given: a tuple, the same for all.
+    look(given, i) -> item i, without waiting for the load. add(total, given, i, item) -> total with it. given: a tuple.
     """
     if n == 0:
         return device_fn(lambda given, total: total)
@@ -99,7 +99,7 @@ def but_lowest(mask):
 
 
 def over_lanes(combine, n_lanes=32):
-    """Device function (n) -> what combine(a, b) makes of the n of n_lanes adjacent lanes, a power of two; in all of them."""
+    """Device function (n) -> combine(a, b) over the n of n_lanes adjacent lanes, a power of two, in every lane."""
     @device_fn
     def combined(n):
         distance = n_lanes // 2
@@ -116,44 +116,44 @@ largest = over_lanes(device_fn(lambda a, b: i32(max(i32(a), i32(b)))))
 
 @device_fn
 def divided(a, b):
-    """a // b of int32 numbers, a not negative and b positive: of unsigned words, where // of int32 divides 64-bit ones."""
+    """a // b for int32 a >= 0 and b > 0. It divides unsigned words, as // of int32 would divide 64-bit ones."""
     return i32(u32(a) // u32(b))
 
 
 @device_fn
 def split(unit, n):
-    """(unit // n, unit % n) of the same."""
+    """(unit // n, unit % n), with the same requirements as divided."""
     whole = divided(unit, n)
     return whole, i32(unit - whole * n)
 
 
 @device_fn
 def divided_up(a, b):
-    """a // b of the same, rounded up."""
+    """a // b rounded up, with the same requirements as divided."""
     return divided(i32(a + b - 1), b)
 
 
 @device_fn
 def parts_of_each(n, workers, most):
-    """Into how many parts each of n things is divided, so that every worker has at most one; from 1 to `most`."""
+    """Number of parts of each of n things, from 1 to `most`, so that every worker has at most one part."""
     return i32(max(1, min(most, divided(workers, i32(max(1, n))))))
 
 
 @device_fn
 def share(first, end, size, i):
-    """[start, stop) of the i-th of the runs of this size into which [first, end) is divided; empty behind the last."""
+    """[start, stop) of the i-th run, if [first, end) is divided into runs of `size`; empty past the last run."""
     start = i32(min(i32(first + i * size), end))
     return start, i32(min(i32(start + size), end))
 
 
 @device_fn
 def around(rank, ranks):
-    """The rank that so many steps behind rank 0 is, at most twice around."""
+    """rank modulo ranks, for 0 <= rank < 2 * ranks."""
     return i32(rank - ranks) if rank >= ranks else i32(rank)
 
 
 @device_fn
 def warps_of_rank():
-    """(number of this warp among those of all blocks but the leader block, how many these are); blocks take turns."""
+    """(number of this warp among those of all blocks but the leader block, their number). Blocks take turns."""
     blocks = i32(grid_dim() - 1)
     return i32(warp_id() * blocks + block_idx()), i32(n_warps() * blocks)

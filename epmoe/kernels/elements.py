@@ -1,4 +1,4 @@
-"""Numbers of combine: 16 bytes of the output type as float32 values, and back with one rounding."""
+"""Arithmetic of combine: 16 bytes of the output type as float32 values, and back with one rounding."""
 
 from functools import cache
 
@@ -39,7 +39,7 @@ _pack_4 = tuple_of(4, lambda j: device_fn(lambda v: f32_as_u32(v[j])))
 
 
 def _pairs(low, high, pair):
-    """(unpack, pack) of a type of which a word holds two numbers."""
+    """(unpack, pack) of a type that has two numbers in a word."""
     @device_fn
     def unpack(q):
         return low(q[0]), high(q[0]), low(q[1]), high(q[1]), low(q[2]), high(q[2]), low(q[3]), high(q[3])

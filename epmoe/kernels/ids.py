@@ -12,7 +12,7 @@ LARGEST = 2**31 - 1
 
 @device_fn
 def narrow(wide):
-    """int64, as its bits, to int32; what does not fit becomes the nearest that does."""
+    """Converts the bits of an int64 to int32. A number that does not fit becomes the nearest one that does."""
     value = i32(LARGEST)
     if wide < u64(2**31) or wide >= u64(2**64 - 2**31):
         value = i32(wide)
@@ -25,9 +25,9 @@ def make(n_experts, top_k, id_bytes=4):
     """Namespace "ids" of device functions over topk_ids [num_tokens, top_k] of int32 or int64, id_bytes 4 or 8.
 
     read(topk_ids, i): id i of the list of all tokens' ids, as int32; one that does not fit becomes the nearest that does.
-    load(topk_ids, token, lane): the id in the slot of this lane; -1 for lanes past top_k.
-    clean(value, group, lane): -1 for an id outside [0, n_experts) and for one that a lower lane of the same group
-        holds, which is the same id in an earlier slot of the token. A group is one token; a warp may hold several.
+    load(topk_ids, token, lane): the id at k = lane; -1 for lanes past top_k.
+    clean(value, group, lane): -1 for an id outside [0, n_experts), and for one that a lower lane of the group holds,
+        too: the token has it at a smaller k. A group is one token; a warp may hold several.
     record(value, cleaned, token, lane, status): counts what `clean` refused, except -1 itself.
     load, clean and record are for a whole warp.
     """

@@ -25,13 +25,13 @@ def applies(cfg, wanted, router_weights):
 
 
 def recv_buf_name(cfg, wanted, router_weights):
-    """The region of epmoe.layout that recv_buf_ptrs of that combine are of."""
+    """Name of the epmoe.layout region to which recv_buf_ptrs of that combine must point."""
     return "combine_lamport_buf" if applies(cfg, wanted, router_weights) else "combine_recv_buf"
 
 
 @device_fn
 def store_row(place, a, b, c, d):
-    """Stores 16 bytes of a row at its receiver's."""
+    """Stores 16 bytes of a row in the receiver's memory."""
     store16_relaxed_sys(place, _present(a), _present(b), _present(c), _present(d))
 
 

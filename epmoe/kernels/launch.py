@@ -1,4 +1,4 @@
-"""A kernel with its host side: how many blocks of how many threads it gets, and the words that it is called with."""
+"""A kernel's host side: how many blocks and threads a launch has, and the words that it passes to the kernel."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -57,7 +57,7 @@ class LaunchConfig:
 
 
 def check_limits(cfg: EPConfig) -> None:
-    """Refuses a configuration that these kernels do not serve: EPValueError."""
+    """Raises EPValueError for a configuration that these kernels do not support."""
     if cfg.top_k > MAX_TOP_K:
         raise EPValueError(f"top_k={cfg.top_k} must be at most {MAX_TOP_K} for the fast kernels: one lane of a warp "
                            "holds one slot; the plain kernels take more")
@@ -67,11 +67,11 @@ def check_limits(cfg: EPConfig) -> None:
 
 
 class Wanted(NamedTuple):
-    """What a launch is prepared for.
+    """Describes a launch to prepare.
 
-    machine, stream: of epmoe.device. regions: {field: address} of this rank's regions of epmoe.layout, and lists of
-    addresses, one for each rank of the p2p world, of those that messages go to. timeout_s [s]: after it a wait gives up, and
-    the status region says so. weights_types, epilogue_types: of router_weights_args and epilogue_args.
+    machine, stream: of epmoe.device. regions: {field: address} of this rank's regions of epmoe.layout; for regions that
+    receive messages, a list of addresses, one for each rank of the p2p world. timeout_s [s]: after it a wait gives up,
+    which the status region records. weights_types, epilogue_types: types of router_weights_args, epilogue_args.
     """
 
     num_tokens: int
@@ -87,20 +87,20 @@ class Wanted(NamedTuple):
 class KernelCall:
     """The result of a factory: one kernel for one machine, compiled when a launch is first prepared.
 
-    prepared(wanted).start(*words) launches, and does not wait. words: the fields of `block` from FIRST on, in order, and
-    then the arguments of functions; a number that stands for an array is its address in device memory.
-    input_tokens: dispatch: bf16 [num_tokens, hidden]; combine: combine_dtype [n_rows, hidden]. n_rows: of input_tokens and
-    src_info in memory, which may be looked at before it is known how many were received; 0: none.
-    topk_ids: int32 [num_tokens, top_k] (dispatch with id_bytes=8: int64), -1 for no expert; clean_topk_ids: the same as
-    int32, written by dispatch for combine.
+    prepared(wanted).start(*words) launches and does not wait. words: the fields of `block` from FIRST on, in order,
+    then the arguments of functions. A word that stands for an array is its address in device memory.
+    input_tokens: in dispatch bf16 [num_tokens, hidden]; in combine combine_dtype [n_rows, hidden]. n_rows: length of
+    input_tokens and src_info in memory, which may be read before it is known how many rows were received; 0: none.
+    topk_ids: int32 [num_tokens, top_k] (int64 in dispatch with id_bytes=8), -1 for no expert. clean_topk_ids: the ids
+    as int32, which dispatch writes for combine.
     format_handler: the arrays that the token format writes, then their capacity in rows. row_offsets: uint32
     [n_groups + 1], expert_ids: int32 [n_groups], src_info: int32 [capacity, 2], recv_counts: int32 [n_local_experts,
     n_src_ranks], or 0. output_tokens: combine_dtype [num_tokens, hidden], or [num_tokens, top_k, hidden] without weights.
     router_weights: float32 [num_tokens, top_k], with a kernel made for an array.
 
-    compile: function (weights_types, epilogue_types) -> compiled kernel. size: function (blocks, threads, num_tokens) ->
-    what of them a launch takes. programmatic: whether a launch may begin before the one before it has
-    ended, for which the kernel waits. Errors: EPValueError.
+    compile: function (weights_types, epilogue_types) -> compiled kernel. size: function (blocks, threads, num_tokens)
+    -> (blocks, threads) that a launch takes, at most the given ones. programmatic: whether a launch may begin before
+    the launch before it has ended; the kernel then waits for that. Errors: EPValueError.
     """
 
     def __init__(self, cfg: EPConfig, launch: LaunchConfig, block: ParameterBlock, compile, *,
@@ -124,7 +124,7 @@ class KernelCall:
         return self._traces.read(name)
 
     def prepared(self, wanted: Wanted):
-        """What launches the kernel, as often as it is started."""
+        """Returns an object whose start(*words) launches the kernel, any number of times."""
         num_tokens, my_rank, machine, regions = wanted.num_tokens, wanted.my_rank, wanted.machine, wanted.regions
         if num_tokens > self.cfg.max_tokens_per_rank:
             raise EPValueError(f"{num_tokens} tokens are more than max_tokens_per_rank={self.cfg.max_tokens_per_rank}: "
@@ -153,7 +153,7 @@ class KernelCall:
         return SimpleNamespace(start=start)
 
     def _context(self, machine, my_rank, of_peers):
-        """The address of the words that are looked up by rank."""
+        """Address of the context: the words that are looked up by rank."""
         words = self.block.pack_context(of_peers)
         key = my_rank, words.tobytes()
         if key not in self._contexts:

@@ -1,9 +1,9 @@
-"""What a kernel is called with: words that are passed by value, and a context in device memory that is written once.
+"""A kernel's parameters: words that are passed by value, and a context in device memory that is written once.
 
-A kernel's first argument, params, is a tuple of uint64: the addresses and numbers of one call, each at its index. What
-is looked up by rank, the peers' addresses, lies in the context, whose address is one of these words. Also what any
-kernel is written with: namespaces of device functions, and loops over a few registers that are unrolled where a kernel
-is made (tuple_of, in_turn: step j is a device function of its own).
+A kernel's first argument, params, is a tuple of uint64: the addresses and numbers of one call, each at its index.
+Values that are looked up by rank, the peers' addresses, are in the context. The context's address is one of these
+words. This module also has tools for writing kernels: namespaces of device functions, and loops over a few registers
+that are unrolled when a kernel is made (tuple_of, in_turn: step j is a device function of its own).
 """
 
 import struct
@@ -24,8 +24,8 @@ CACHED = 128        # compiled kernels of one kind that are kept
 class ParameterBlock:
     """The index of each named field among a kernel's words.
 
-    fields: (name, number of words) in order. A float32 or int32 sits in the low half of its word. context: the same of
-    what lies in the context; if there is any, its address is the first word, "context". places, context_places: {name:
+    fields: (name, number of words) in order. A float32 or int32 is in the low half of its word. context: the same for
+    the fields in the context. If it has any, its address is the first word, "context". places, context_places: {name:
     (index of the first word, number of words)}, in order.
     """
 
@@ -70,7 +70,7 @@ def _packed(places, n_words, values):
 
 
 def float32_word(value) -> int:
-    """A float32 as a word."""
+    """A word that holds a float32."""
     return int.from_bytes(struct.pack("<f", value), "little")
 
 
@@ -113,8 +113,8 @@ def namespace(name: str, **functions) -> ModuleType:
 def record_of(block, tails=()):
     """Device function (params, num_tokens, my_rank) -> a record of the call: a named tuple with a field for each name.
 
-    A field of several words is a tuple. tails: (name, number of words) of those that follow the block's, as tuples.
-    num_tokens and my_rank are the last fields.
+    A field of several words is a tuple. tails: (name, number of words) of tuples of words that follow the block's
+    words. num_tokens and my_rank are the last fields.
     """
     ranges, end = [(name, *place) for name, place in block.places.items()], block.n_words
     for name, length in tails:
@@ -137,7 +137,7 @@ def record_of(block, tails=()):
 
 
 def _each_by(me, workers):
-    """Decorator of step(i, *arguments): device function (n, *arguments) that does it for each i < n, shared by workers."""
+    """Decorator of step(i, *arguments): device function (n, *arguments); workers share its calls for all i < n."""
     def shared(step):
         step = device_fn(step)
 
@@ -160,7 +160,7 @@ by_lanes = _each_by(lane_id, device_fn(lambda: i32(LANES)))
 
 @by_threads
 def clear(i, array):
-    """Zeros in the first n of a shared array, by a block: clear(n, array)."""
+    """Zeroes the first n words of a shared array, by a block: clear(n, array)."""
     array[i] = i32(0)
 
 

@@ -17,7 +17,7 @@ POLLS_PER_LOOK = 32     # polls between two looks at the clock and at FAILED
 
 @device_fn
 def gives_up(status, since, timeout_ns):
-    """Whether a wait that began at `since` has to end without success."""
+    """Whether a wait that began at `since` must give up."""
     if has_failed(status):
         return True
     return u64(globaltimer()) - u64(since) > u64(timeout_ns)
@@ -26,8 +26,8 @@ def gives_up(status, since, timeout_ns):
 def until(load, has_come, number):
     """Device function wait(address, wanted, status, timeout_ns, what, index) -> (whether it came, the last word loaded).
 
-    has_come(word, wanted): whether it is what is waited for. For the record of a wait that expires: what (phase, FOR_...),
-    index, and number(word).
+    has_come(word, wanted): whether the wait is over. If it expires, it records what (phase, FOR_...), index and
+    number(word) in the status region.
     """
     @device_fn
     def wait(address, wanted, status, timeout_ns, what, index):

@@ -43,9 +43,9 @@ class Stamps(NamedTuple):
 
 
 def make(trace, block=None, *, by_caller=False):
-    """Device function mark(call, which): thread 0 writes the time, or its caller, one thread; nothing unless `trace`.
+    """Device function mark(call, which): thread 0, or with by_caller the caller, writes the time; no-op unless `trace`.
 
-    call: the record of a call; with a parameter block, the words of a kernel.
+    call: the record of a call; if a parameter block is given, the words of a kernel.
     """
     if not trace:
         return device_fn(lambda call, which: None)
@@ -61,13 +61,13 @@ def make(trace, block=None, *, by_caller=False):
 
 
 class TraceBuffers:
-    """The trace buffers of one kernel, one a rank of this process; allocated at the first launch."""
+    """The trace buffers of one kernel, one for each rank of this process, allocated at the first launch."""
 
     def __init__(self):
         self._buffers, self._used = {}, {}
 
     def address(self, machine, rank, most):
-        """The rank's buffer, of `most` blocks."""
+        """Address of the rank's buffer, which has room for `most` blocks."""
         if rank not in self._buffers:
             buffer = self._buffers[rank] = machine.alloc(8 * most * N_MARKS, "trace", rank=rank)
             buffer.fill(0)
@@ -75,7 +75,7 @@ class TraceBuffers:
         return self._buffers[rank].address
 
     def note(self, rank, grid):
-        """The rank's next launch has so many blocks."""
+        """Notes the number of blocks of the rank's next launch."""
         self._used[rank] = grid
 
     def read(self, kernel):

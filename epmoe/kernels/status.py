@@ -1,8 +1,8 @@
 """The status region: errors that a kernel found, as int32 words that the host reads when it synchronises anyway.
 
-Kernels do not raise; they record. The first thread whose wait expires takes the words FAILED..BLOCK for itself; every
-other wait of this rank, in this launch and in later ones, then ends at its next look at FAILED. Bad ids are counted and
-change nothing else: they are treated as -1.
+Kernels do not raise; they record. The first thread whose wait expires writes the words FAILED..BLOCK. Every other wait
+of this rank, in this launch and in later ones, then ends when it next looks at FAILED. Bad ids are counted, and treated
+as -1; they have no other effect.
 """
 
 import numpy as np
@@ -42,17 +42,17 @@ def has_failed(status):
 
 @device_fn
 def failed_before(status):
-    """Whether an earlier wait of this rank expired; only the last thread of a block looks, whom loading does not need.
+    """Whether an earlier wait of this rank expired. Only the last thread of a block looks, as it has nothing to load.
 
-    What it gives goes into the block's next vote: so the look costs no barrier of its own, and its load passes while
-    other things are loaded.
+    The result goes into the block's next vote. So the look costs no barrier of its own, and its load overlaps with
+    other loads.
     """
     return thread_idx() == block_dim() - 1 and has_failed(status)
 
 
 @device_fn
 def record_expired(status, phase, waited_for, index, expected, seen):
-    """Records an expired wait; only the first one of a rank is kept."""
+    """Records an expired wait. Only a rank's first one is kept."""
     if atomic_cas_relaxed_gpu_i32(status + u64(4 * FAILED), i32(0), i32(phase)) == 0:
         store_i32(status + u64(4 * WAITED_FOR), i32(waited_for))
         store_i32(status + u64(4 * INDEX), i32(index))
@@ -63,7 +63,7 @@ def record_expired(status, phase, waited_for, index, expected, seen):
 
 @device_fn
 def record_bad_id(status, word, token, slot, value):
-    """Counts an id that is treated as -1, in word BAD_IDS or REPEATED_IDS; the first of each keeps its place."""
+    """Counts an id that is treated as -1, in word BAD_IDS or REPEATED_IDS, and records the place of the first one."""
     if atomic_add_relaxed_gpu_i32(status + u64(4 * word), i32(1)) == 0:
         if atomic_cas_relaxed_gpu_i32(status + u64(4 * BAD_TOKEN), i32(0), i32(token + 1)) == 0:
             store_i32(status + u64(4 * BAD_SLOT), i32(slot))
@@ -106,7 +106,7 @@ def failed_recv_count(words) -> str | None:
 
 
 def raise_if_bad_ids(words, cfg: EPConfig, rank: int):
-    """Raises EPValueError if the kernels met ids that they had to treat as -1."""
+    """Raises EPValueError if the kernels met ids that they treated as -1."""
     words = np.asarray(words)
     outside, repeated = int(words[BAD_IDS]), int(words[REPEATED_IDS])
     if not outside and not repeated:

@@ -31,7 +31,7 @@ SCALES, CAPACITY = BLOCK.index("output_scales"), BLOCK.index("capacity")
 
 def fused_silu_kernel(cfg: EPConfig, launch: LaunchConfig | None = None, *, intermediate: int,
                       output_format: str = "bf16", limit: float | None = None, alpha: float = 1.702) -> KernelCall:
-    """A kernel that turns rows [capacity, 2 intermediate] bf16 into rows [capacity, intermediate] bf16 or e4m3.
+    """Makes a kernel that turns rows [capacity, 2 intermediate] bf16 into rows [capacity, intermediate] bf16 or e4m3.
 
     It is started with the words of BLOCK. Rows [0, row_offsets[n_groups]) are written, padding rows between groups included
     (what comes out of unspecified rows is unspecified). output_scales: with e4m3 output, float32 [intermediate / 128,
@@ -90,7 +90,7 @@ def clamped_gate(limit, alpha):
 
 
 def _of_eight(gated):
-    """Device function (gate, up) -> the 8 float32 values that `gated` gives for two vectors of 8 bf16."""
+    """Device function (gate, up): applies `gated` to two vectors of 8 bf16 -> 8 float32 values."""
     gated_values = tuple_of(8, lambda j: device_fn(lambda gate, up: gated(gate[j], up[j])))
     return device_fn(lambda gate, up: gated_values(VALUES.unpack(gate), VALUES.unpack(up)))
 

@@ -28,11 +28,11 @@ class ScalarArg(NamedTuple):
 
     @property
     def type(self):
-        """As of ArrayArg."""
+        """The key of a compiled kernel, as in ArrayArg."""
         return self.dtype, 0, False
 
     def words(self):
-        """The words that it takes in the parameter block."""
+        """Its words in the parameter block."""
         raw = np.zeros(1, np.uint64)
         raw.view(self.dtype)[0] = self.value
         return [int(raw[0])]
@@ -55,23 +55,23 @@ class ArrayArg(NamedTuple):
         return self.dtype, len(self.shape), self.writable
 
     def words(self):
-        """The words that it takes in the parameter block: address, then lengths of the axes."""
+        """Its words in the parameter block: address, then lengths of the axes."""
         return [self.address, *self.shape]
 
 
 class OutputLambda(NamedTuple):
-    """A function (token, col, value, *args) instead of an epilogue, which stores its result itself."""
+    """A function (token, col, value, *args) that replaces an epilogue and stores its result itself."""
 
     function: callable
 
 
 def words_of(types) -> int:
-    """Words of a kernel that arguments of these (dtype, number of axes, writable) take."""
+    """Number of words for arguments of these types (dtype, number of axes, writable)."""
     return sum(1 + n_axes for _, n_axes, _ in types)
 
 
 def bound(fn, types, what):
-    """Device function (arguments, words) -> float32: fn(*arguments, *its own arguments out of their words).
+    """Device function (arguments, words) -> float32: calls fn(*arguments, *its own arguments, read from their words).
 
     what: the function's name among the caller's arguments. With an OutputLambda the result is 0.
     """
@@ -99,11 +99,11 @@ def _bind(call, types, first):
 
 
 class WrongReturn(EPValueError):
-    """A function returned something else while a kernel ran in the simulator: that round has failed."""
+    """A function returned a wrong type while a kernel ran in the simulator. That round has failed."""
 
 
 def refusal(what, function, returned):
-    """The error for a function, called `what` among the arguments, and a word for what it returned."""
+    """The error message for a function, called `what` among the arguments. returned: words for its result."""
     name = getattr(function, "__name__", repr(function))
     if what == "elementwise_lambda_fn":
         rule = "it stores its result itself and returns nothing; a function that returns the value is an epilogue"
@@ -115,7 +115,7 @@ def refusal(what, function, returned):
 
 
 def returned(what, function, value):
-    """What a function returned in the simulator, if it is what it must return."""
+    """Returns what a function returned in the simulator; raises if it is not a permitted value."""
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     is_number = isinstance(value, (Real, np.number, np.bool_)) or str(getattr(value, "dtype", "")) == "bfloat16"
@@ -128,7 +128,7 @@ def returned(what, function, value):
 
 @lru_cache(CACHED)
 def checked(what, function):
-    """The function; in the simulator with a look at what each call returns."""
+    """The function; in the simulator each of its results is checked."""
     if not SIM:
         return function
     return lambda *arguments: returned(what, function, function(*arguments))

@@ -1,7 +1,7 @@
 """Token formats inside the kernels: one module per family, with the same stem as its twin in the reference.
 
-Which formats there are is the table `TOKEN_FORMATS` of the configuration: name -> stem of the module. A new format is a
-module here with `make(cfg) -> KernelFormat`, its twin in the reference, and a line in that table.
+The table `TOKEN_FORMATS` of the configuration lists the formats: name -> stem of the module. A new format is a module
+here with `make(cfg) -> KernelFormat`, its twin in the reference, and a line in that table.
 """
 
 from collections.abc import Callable
@@ -69,7 +69,7 @@ class KernelFormat(NamedTuple):
 
 
 def align_up(n: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is not below n."""
+    """The least multiple of `multiple` that is at least n."""
     return (n + multiple - 1) // multiple * multiple
 
 

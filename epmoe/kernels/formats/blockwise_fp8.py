@@ -23,11 +23,11 @@ output_scales, capacity = output(1), output(2)
 
 @device_fn
 def quotient(x, minus_s, r):
-    """x / s, the IEEE quotient wherever its e4m3 code is not zero, and elsewhere a number of the same code.
+    """x / s: the IEEE quotient if its e4m3 code is not zero, otherwise a number with the same code.
 
-    r is 1 / s rounded; one step of correction by the exact remainder. That this gives the IEEE quotient is no general
-    theorem. It holds here because few significands occur, 128 of a bf16 value x times 129 of a scale s (made of a bf16
-    absmax, or of the floor 1e-4), and the tests try them all; exponents only shift them. Likewise for s = 448 and the
+    r is 1 / s rounded. One step corrects the product by the exact remainder. In general this need not give the IEEE
+    quotient. It does here, as few significands occur, 128 of a bf16 value x times 129 of a scale s (made of a bf16
+    absmax, or of the floor 1e-4), and the tests try them all. Exponents only shift them. Likewise for s = 448 and the
     129 numbers that it divides. The remainder of a zero loses the sign of -0, so the sign is taken from x.
     """
     q = mul_rn(x, r)
@@ -58,7 +58,7 @@ def scale_of(absmax, input_scale):
 
 @device_fn
 def codes_of(ab, factor):
-    """Codes in four words of 16 bf16 values in 4 + 4 words; factor: of scale_of."""
+    """Codes in four words of 16 bf16 values in 4 + 4 words. factor: from scale_of."""
     (a, b), (minus_s, r) = ab, factor
     return (quotient_codes(a[0], a[1], minus_s, r), quotient_codes(a[2], a[3], minus_s, r),
             quotient_codes(b[0], b[1], minus_s, r), quotient_codes(b[2], b[3], minus_s, r))
@@ -66,7 +66,7 @@ def codes_of(ab, factor):
 
 @device_fn
 def store_codes(dst_payload, chunk, ab, factor):
-    """store_values of with_scales: 16 bytes a lane."""
+    """store_values for with_scales: 16 bytes a lane."""
     store_vector(dst_payload + u64(16 * chunk), codes_of(ab, factor))
 
 

@@ -56,12 +56,12 @@ def make(cfg) -> KernelFormat:
 
 
 def slot_rows(cfg) -> int:
-    """Mpad: the rows a slot holds scales for; one expert can receive every token of every rank."""
+    """Mpad: the number of rows that a slot holds scales for. One expert can receive every token of every rank."""
     return align_up(cfg.n_ranks * cfg.max_tokens_per_rank, 32)
 
 
 def slot_scales(cfg):
-    """store_scales: one row's hidden / 32 scale bytes into its slot, the group; src is 4-byte aligned."""
+    """store_scales: stores one row's hidden / 32 scale bytes in its slot, the group. src is 4-byte aligned."""
     n_scales = cfg.hidden // 32
     slot_bytes = slot_rows(cfg) * n_scales
     n_words = n_scales // 4

@@ -41,7 +41,7 @@ def nvfp4_scale(absmax, input_scale):
 def e8m0_scale(per_largest):
     """Device function (absmax, input_scale) -> (e8m0 byte of absmax * per_largest, rounded up; 1 / scale).
 
-    A group of zeros needs no factor of its own, since its scale 2**-127 makes zeros of them too.
+    A group of zeros needs no special factor, since its scale 2**-127 gives zeros, too.
     """
     @device_fn
     def scale_of(absmax, input_scale):
@@ -53,7 +53,7 @@ def e8m0_scale(per_largest):
 
 @device_fn
 def store_e4m3(dst_payload, chunk, ab, k):
-    """store_values of MXFP8: 16 bytes a lane."""
+    """store_values for MXFP8: 16 bytes a lane."""
     a, b = ab
     store16(dst_payload + u64(16 * chunk), scaled_e4m3x4(a[0], a[1], k), scaled_e4m3x4(a[2], a[3], k),
             scaled_e4m3x4(b[0], b[1], k), scaled_e4m3x4(b[2], b[3], k))
@@ -64,7 +64,7 @@ ENCODERS = {"nvfp4": (nvfp4_scale, store_e2m1), "mxfp4": (e8m0_scale(SIXTH), sto
 
 
 def row_scales(n_words: int):
-    """store_scales: one row's n_words words of scales into the tiles; src is 4-byte aligned."""
+    """store_scales: stores one row's n_words words of scales in the tiles. src is 4-byte aligned."""
     spread_words = spread(4, n_words)
 
     @device_fn

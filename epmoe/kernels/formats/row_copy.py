@@ -23,9 +23,9 @@ def most_parts(n_bytes: int) -> int:
 def copy_part(n_bytes: int, *, read_only=False):
     """Device function (dst, src, part, n_parts, lane): a warp copies its part of n_bytes, a multiple of 16.
 
-    The parts 0..n_parts-1 are contiguous and together everything; both addresses are 16-byte aligned. By ordinary
-    loads, which see what a peer wrote before the signal that this warp acquired; read_only: through the read-only path,
-    which may not, for arrays that are not written while the kernel runs.
+    Parts 0..n_parts-1 are contiguous and cover everything. Both addresses are 16-byte aligned. It uses ordinary loads,
+    which see what a peer wrote before the signal that this warp acquired. read_only: it uses the read-only path, which
+    may not see that, for arrays that are not written while the kernel runs.
     """
     load, bounds = load16_nc if read_only else load16, part_bounds(n_bytes)
     (ask_8, put_8), (ask_4, put_4) = _halves(8, load, store_vector, 16), _halves(4, load, store_vector, 16)
@@ -56,11 +56,11 @@ def part_bounds(n_bytes: int):
 
 
 def copy_in_halves(held, load, store=store_vector, *, short=False):
-    """(ask, put): a warp copies 16-byte vectors in two halves, between which other things can be done.
+    """(ask, put): a warp copies 16-byte vectors in two halves, between which it can do other things.
 
-    ask(src, first, end) -> vectors first + lane, first + lane + 32, ..., `held` of a lane, on their way. put(dst, src,
-    first, end, vectors) stores those below `end`, and copies the rest. load(address) -> vector; store(address, vector).
-    short: parts are often of one vector a lane, and then only this one is loaded.
+    ask(src, first, end) -> vectors first + lane, first + lane + 32, ..., `held` in a lane; does not wait for the loads.
+    put(dst, src, first, end, vectors) stores those below `end`, and copies the rest. load(address) -> vector.
+    store(address, vector). short: if a part has only one vector in each lane, as is common, only this one is loaded.
     """
     ask_all, put_all = _halves(held, load, store, 16)
     (ask_one, _), (ask_others, _) = _halves(1, load, store, 16), _halves(held - 1, load, store, 16)
@@ -98,10 +98,10 @@ def _no_vector():
 
 
 def _halves(n, load, store, item_bytes):
-    """(ask, put) for item i, and the n - 1 that follow at distances of 32.
+    """(ask, put) for item i, and the n - 1 items that follow at distances of 32.
 
-    ask(src, i, end) -> items, on their way. put(items, dst, stride, i, end) stores those below `end`, each to
-    dst + stride * its number. load(address) -> item, store(address, item).
+    ask(src, i, end) -> items, without waiting for the loads. put(items, dst, stride, i, end) stores those below `end`,
+    each to dst + stride * its number. load(address) -> item, store(address, item).
     """
     def loading(j):
         # Past the end the last item is read again and not stored: no branch comes between the loads.
@@ -143,7 +143,7 @@ def spread(item_bytes: int, n_items: int):
 
 
 def clear_padding(n_bytes: int):
-    """Device function (dst, lane): one warp writes n_bytes zero bytes that end where a 16-byte vector does."""
+    """Device function (dst, lane): one warp writes n_bytes zero bytes whose end is 16-byte aligned."""
     if n_bytes == 0:
         return device_fn(lambda dst, lane: None)
     clears = {16: lambda at: store16(at, 0, 0, 0, 0), 4: lambda at: store_u32(at, 0), 1: lambda at: store_u8(at, 0)}

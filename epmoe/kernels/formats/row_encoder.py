@@ -23,11 +23,11 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
     """encode_part of a KernelFormat: a device function that hands every 16 elements of a row to `quantise`.
 
     hidden, group: elements of a row, and of a group with one scale (16, 32, 64, ...; it divides hidden).
-    quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane): chunk counts the row's runs of 16 elements;
-    ab are its 8 + 8 bf16 values in 4 + 4 words; absmax is that of the whole group, the same in the group's lanes. It
-    writes only if `there`: all lanes take every step, for the shuffles, and past the row's end they repeat its last
-    group.
-    clear_rest(dst_payload, lane): what is padding in the payload; by one warp, part 0 where there are several.
+    quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane): chunk counts the row's runs of 16 elements.
+    ab are its 8 + 8 bf16 values in 4 + 4 words. absmax is the whole group's, in all of the group's lanes. It
+    writes only if `there`: all lanes take every step, for the shuffles, and past the row's end they repeat its
+    last group.
+    clear_rest(dst_payload, lane): zeroes the payload's padding; by one warp, that of part 0 if there are several.
 
     Loads are ordinary ones: two consecutive ones share each 32-byte sector, which a load that bypasses L1 might fetch
     twice.
@@ -55,7 +55,7 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
 
 
 def with_scales(group: int, scale_of, store_values, store_scale=store_u8, scale_bytes=1):
-    """quantise of a format whose groups of so many elements have a scale of so many bytes each.
+    """quantise for a format that has, for each group of `group` elements, a scale of scale_bytes bytes.
 
     scale_of(absmax, input_scale) -> (scale, factor of the group's values). store_values(dst_payload, chunk, ab, factor).
     """
@@ -78,7 +78,7 @@ def with_scales(group: int, scale_of, store_values, store_scale=store_u8, scale_
 
 @device_fn
 def store_e2m1(dst_payload, chunk, ab, factor):
-    """store_values of the FP4 formats: 8 bytes a lane."""
+    """store_values for the FP4 formats: 8 bytes a lane."""
     store_u64(dst_payload + u64(8 * chunk), u64(u64(e2m1x8(ab[0], factor)) | u64(u64(e2m1x8(ab[1], factor)) << u64(32))))
 
 
@@ -95,7 +95,7 @@ def absmax2(word):
 
 
 def values_then_scales(cfg, value_bytes, scale_bytes, group, quantise, store_scales, outputs, **more) -> KernelFormat:
-    """The format whose payload is a row's values, then its scales, each padded with zeros to cfg.alignment.
+    """The format with a payload of a row's values, then its scales, each padded with zeros to cfg.alignment.
 
     group: elements with one scale. quantise: function scales_at -> what encode_row calls; scales_at: where the scales
     begin. store_scales(out, place, src, lane): device function, a warp puts a row's scales at src into the outputs.

@@ -1,1 +1,1 @@
-"""The kernels of pairs: dispatch sends (token, expert) pairs to the owners of the experts, combine returns and sums them."""
+"""Kernels for pairs: dispatch sends (token, expert) pairs to the experts' owners, combine returns and sums the rows."""

@@ -1,4 +1,4 @@
-"""How a warp of combine takes the rows of a token as they arrive: after their signals, or without signals.
+"""How a warp of combine takes the rows of a token as they arrive, after their signals or without signals.
 
 Without signals, each 32-bit word of a row is its own ready flag (epmoe/kernels/lamport.py). A thread that has taken a
 vector restores ABSENT. This is safe because the next round's rows arrive only after this rank has dispatched again. A
@@ -31,11 +31,11 @@ AT_ONCE = 8         # rows whose vectors a lane holds
 
 
 class TokenRows(NamedTuple):
-    """The rows of a token, of each of which a lane takes one vector.
+    """The rows of a token. A lane takes one vector of each.
 
-    wanted: a bit for each k that has a row. segment: on lane k, the word of recv_count that signals the row of k. vector:
-    which one of a row the lane takes; place: its address for k = 0. is_own: whether it is the lane's own, and not one
-    that it looks at with another lane.
+    wanted: a bit for each k that has a row. segment: on lane k, the word of recv_count that signals the row of k.
+    vector: which vector of a row the lane takes. place: its address for k = 0. is_own: whether the vector is the lane's
+    own; otherwise another lane takes it, too.
     """
 
     wanted: int
@@ -48,7 +48,7 @@ class TokenRows(NamedTuple):
 def loading(cfg, load):
     """Device function (which, first, place, held) -> the vectors of k = first .. first + 7.
 
-    Those with a bit in `which` are loaded, the others are those of `held`. load: function address -> vector.
+    It loads those with a bit in `which` and keeps the others of `held`. load: device function address -> vector.
     """
     top_k, bytes_a_row = cfg.top_k, layout.combine_msg_bytes(cfg)
 
@@ -64,7 +64,7 @@ def loading(cfg, load):
 # all_signals(flags, rows) -> whether all came: for rows that are not summed, which need signals.
 
 def after_signals(cfg, next_come):
-    """Rows are loaded when their signals have arrived. next_come: of `polling`."""
+    """Namespace "take": loads rows when their signals have arrived. next_come: of `polling`."""
     load_those, none_held = loading(cfg, load16), no_vectors(AT_ONCE)
 
     @device_fn
@@ -89,12 +89,12 @@ def after_signals(cfg, next_come):
 
 
 def without_signals(build):
-    """Each lane polls its own vectors."""
+    """Namespace "take": each lane polls its own vectors."""
     cfg, nap_ns = build.cfg, build.tuning.row_nap_ns
     bytes_a_row, top_k, n_ranks = layout.combine_msg_bytes(cfg), cfg.top_k, cfg.n_src_ranks
 
     def restoring(j):
-        """Device function (late, first, place, held) -> what is late still; ABSENT is restored if vector j is not."""
+        """Device function (late, first, place, held) -> what is still late. If vector j is not, it restores ABSENT."""
         @device_fn
         def restore(late, first, place, held):
             if j < top_k and has(late, j) and not is_absent(held[j]):
@@ -163,12 +163,12 @@ def polling(build):
     """Namespace "polls" of device functions for the flags int32 [n_flags] of a block, in shared memory.
 
     clear(flags): by all threads, a barrier before anything else.
-    poll(call, flags): by all threads of a block; the polling warps return when they have seen their words, or given up,
-        the others at once. The last warp waits for all of them; to it alone it gives True, if all words came: lane 0 has
-        acquired them then.
-    next_come(flags, segment, wanted): by a warp, each lane with a word's index; `wanted` has a bit for each lane that
-        wants to know. Waits until some of these words have come and gives their bits, what peers wrote before these
-        signals acquired for the whole warp; 0 if the block's polling warps gave up.
+    poll(call, flags): called by all threads of a block. The polling warps return when they have seen their words, or
+        given up, the others at once. The last warp waits for all of them. It alone gets True, if all words came; its
+        lane 0 has then acquired them.
+    next_come(flags, segment, wanted) -> bits of the lanes whose words have come; called by a warp, each lane with a
+        word's index. It waits until some word of a lane in `wanted` has come, and acquires for the whole warp what
+        peers wrote before these signals. It returns 0 if the block's polling warps gave up.
     """
     n_words, tuning = build.cfg.n_local_experts * build.cfg.n_src_ranks, build.tuning
     gave_up = min(tuning.flags, n_words)        # the last flag but one says that a polling warp gave up
@@ -177,7 +177,7 @@ def polling(build):
 
     @device_fn
     def all_through(flags, n_polling):
-        """By a warp: waits until all polling warps have seen their words; False if one has given up."""
+        """A warp waits until all polling warps have seen their words -> False if one has given up."""
         goes_on = lane_id() == 0
         if goes_on:
             while goes_on and shared_add_i32(flags, n_through, i32(0)) != n_polling:

@@ -46,11 +46,11 @@ from .tuning import TUNING, Tuning
 
 @dataclass(frozen=True)
 class Build:
-    """What a combine kernel is compiled for.
+    """The compile-time choices of a combine kernel.
 
-    signals: whether rows are signalled, or are their own ready flags. router_weights: "array", a function (token, k,
-    *args), or None for output [num_tokens, top_k, hidden]. epilogue: a function (token, col, value, *args), an
-    OutputLambda, or None. weights_types, epilogue_types: of args.
+    signals: whether rows are signalled; otherwise they are their own ready flags. router_weights: "array", a function
+    (token, k, *args), or None for output [num_tokens, top_k, hidden]. epilogue: a function (token, col, value, *args),
+    an OutputLambda, or None. weights_types, epilogue_types: types of their args.
     """
 
     cfg: EPConfig
@@ -71,12 +71,12 @@ class Build:
 
     @property
     def n_words(self):
-        """Words of a kernel."""
+        """Number of words of a kernel's parameters."""
         return parameter_block(self.cfg).n_words + sum(n for _, n in self.args)
 
 
 def parameter_block(cfg) -> ParameterBlock:
-    """The fields of the three combine kernels; the arguments of user functions follow them."""
+    """The fields of the three combine kernels. The arguments of user functions follow them."""
     return peers.parameter_block(cfg, *((name, 1) for name in (
         "input_tokens", "src_info", "n_rows", "output_tokens", "topk_ids", "router_weights")))
 
@@ -86,7 +86,7 @@ def _beginning(build):
 
 
 def _finishing(build):
-    """(n_flags, clear, finish): finish(call, flags) is steps 3 to 5; flags: int32 [n_flags], which clear(flags) zeroes."""
+    """(n_flags, clear, finish). finish(call, flags): steps 3 to 5. flags: int32 [n_flags], zeroed by clear(flags)."""
     mark = stamps.make(build.trace, by_caller=build.signals)
     if not build.signals:
         reduce_tokens, await_begun = reduce.make(build, await_rows.without_signals(build)), await_rows.await_begun(build.cfg)
@@ -155,7 +155,7 @@ def _compile_fused(build):
 
 
 def _checked(cfg, router_weights, epilogue, elementwise_lambda_fn):
-    """router_weights, and the function applied to a value before it is stored: epilogue, an OutputLambda, or None."""
+    """Checks and returns router_weights, and the function for each value: epilogue, an OutputLambda, or None."""
     if elementwise_lambda_fn is not None and epilogue is not None:
         raise EPValueError("epilogue and elementwise_lambda_fn are both given: the second stores the result itself, so "
                            "it must also do what the first does")
@@ -178,7 +178,7 @@ def _call(compile, cfg, launch, tuning, signals=True, functions=()):
 
 
 def combine_async_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
-    """The kernel that sends the experts' rows back to the ranks of their tokens: steps 1 and 2 of this module's story.
+    """Makes the kernel that sends the experts' rows back to the ranks of their tokens: steps 1 and 2 of this module.
 
     Its launch ends when this rank's rows and signals are on their way.
 
@@ -190,15 +190,15 @@ def combine_async_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
 
 def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, elementwise_lambda_fn=None,
                         tuning=TUNING) -> KernelCall:
-    """The kernel that waits for the returned rows and reduces them by token: steps 3 to 5.
+    """Makes the kernel that waits for the returned rows and reduces them by token: steps 3 to 5.
 
-    Its launch ends when all tokens are reduced, over k = 0, 1, ... in float32: nothing is free in the result.
+    Its launch ends when all tokens are reduced, over k = 0, 1, ... in float32. The result is fully determined.
 
     router_weights: "array" for an array given at the call, a function (token, k, *args) -> float32, or None: then the
     output is [num_tokens, top_k, hidden] and not reduced.
     epilogue: a function (token, col, value, *args) -> value, or None. elementwise_lambda_fn: a function of the same
     arguments that stores its result into writable arrays among args and returns nothing, or None; with it the output
-    array is not written, and both functions' args are the call's epilogue_args. cfg, launch, tuning: as in
+    array is not written. The args of both are the call's epilogue_args. cfg, launch, tuning: as in
     combine_async_kernel. Errors: EPValueError. Source: the combine_wait_kernel page (docs/pages.md).
     """
     return _call(_compile_wait, cfg, launch, tuning, True, _checked(cfg, router_weights, epilogue, elementwise_lambda_fn))
@@ -206,9 +206,9 @@ def combine_wait_kernel(cfg, launch=None, *, router_weights="array", epilogue=No
 
 def combine_kernel(cfg, launch=None, *, router_weights="array", epilogue=None, elementwise_lambda_fn=None,
                    without_signals=False, tuning=TUNING) -> KernelCall:
-    """combine_async and combine_wait as one kernel: all steps in one launch.
+    """Makes one kernel of combine_async and combine_wait: all steps in one launch.
 
-    without_signals: True: where lamport.applies, rows are polled themselves, and recv_buf_ptrs are of
+    without_signals: if True and lamport.applies, the rows themselves are polled, and recv_buf_ptrs must point to
     lamport.recv_buf_name. Others: as in combine_wait_kernel. Errors: EPValueError. Source: the combine_kernel page
     (docs/pages.md).
     """

@@ -59,10 +59,10 @@ from .tuning import TUNING, Tuning
 
 @dataclass(frozen=True)
 class Build:
-    """What a dispatch kernel is compiled for.
+    """The compile-time choices of a dispatch kernel.
 
-    few: up to how many tokens go the way of small batches, -1 for none; are_few: no launch can have more. input_scale: a
-    function i -> float32, or None for the number of the call. id_bytes: of an id of topk_ids.
+    few: the most tokens that are sent as a small batch, -1 for none. are_few: no launch can have more tokens.
+    input_scale: a function i -> float32, or None for the number given at the call. id_bytes: size of an id of topk_ids.
     """
 
     cfg: EPConfig
@@ -76,7 +76,7 @@ class Build:
 
 
 def parameter_block(cfg) -> ParameterBlock:
-    """The fields of the three dispatch kernels; each uses those that its call fills in."""
+    """The fields of the three dispatch kernels. Each uses those that its call fills in."""
     return peers.parameter_block(
         cfg, ("input_tokens", 1), ("topk_ids", 1), ("clean_topk_ids", 1), ("input_scale", 1),
         ("format_handler", len(formats.of(cfg).output_fields) + 1), ("row_offsets", 1), ("expert_ids", 1),
@@ -84,7 +84,7 @@ def parameter_block(cfg) -> ParameterBlock:
 
 
 def _sending(build):
-    """Device function send(call, n_senders, failed) -> whether it gave up, as send.make and few_tokens.make say."""
+    """Device function send(call, n_senders, failed) -> whether it gave up: send.make or few_tokens.make."""
     few, n_ranks = build.few, build.cfg.n_ranks
     if build.are_few:
         return few_tokens.make(build)
@@ -140,7 +140,7 @@ def _compile_fused(build):
 
     @device_fn
     def send_and_receive(call, n_senders, failed):
-        """Whether the block has yet to leave. All blocks do both if blocks have several batches, else each does one."""
+        """Whether the block has yet to leave. If blocks have several batches, all do both, otherwise each does one."""
         receiver, n_receivers = i32(block_idx() - n_senders), i32(grid_dim() - n_senders)
         in_turns = takes_turns and call.num_tokens > batch * n_senders
         if in_turns:
@@ -187,14 +187,14 @@ def _senders_of(build):
 
 
 def build_of(cfg, launch, tuning, *options) -> Build:
-    """The Build for a launch configuration; options: input_scale and id_bytes. Errors: EPValueError."""
+    """The Build for a launch configuration. options: input_scale and id_bytes. Errors: EPValueError."""
     check_limits(cfg)
     few = few_tokens.most(cfg, launch, tuning)
     return Build(cfg, launch.threads, launch.trace, tuning, few, few >= cfg.max_tokens_per_rank, *options)
 
 
 def _call(compile, halves, cfg, launch, tuning, *options, programmatic=False):
-    """The KernelCall of a kernel. halves: as few_tokens.size wants it; options: input_scale and id_bytes."""
+    """The KernelCall of a kernel. halves: for few_tokens.size. options: input_scale and id_bytes."""
     launch = launch or LaunchConfig()
     build = build_of(cfg, launch, tuning, *options)
     return KernelCall(cfg, launch, parameter_block(cfg), lambda *types: compile(build),
@@ -202,21 +202,21 @@ def _call(compile, halves, cfg, launch, tuning, *options, programmatic=False):
 
 
 def dispatch_async_kernel(cfg, launch=None, *, input_scale=None, id_bytes=4, tuning=TUNING) -> KernelCall:
-    """The kernel that sends this rank's tokens to the owners of their experts: steps 1 to 4 of this module's story.
+    """Makes the kernel that sends this rank's tokens to the owners of their experts: steps 1 to 4 of this module.
 
     Its launch ends when this rank's messages and signals are on their way.
 
-    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(); input_scale: a function i -> float32 that is read at 0, or
-    None for the number given at the call. id_bytes: 4 or 8, of an id of topk_ids. tuning: for tests. The same arguments
-    give the same compiled kernel. Errors: EPValueError. Source: the dispatch_async_kernel page (docs/pages.md).
+    cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). input_scale: a function i -> float32, called with 0, or
+    None for the number given at the call. id_bytes: 4 or 8, size of an id. tuning: for tests. Equal arguments give the
+    same compiled kernel. Errors: EPValueError. Source: the dispatch_async_kernel page (docs/pages.md).
     """
     return _call(_compile_async, "sends", cfg, launch, tuning, input_scale, id_bytes)
 
 
 def dispatch_wait_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
-    """The kernel that waits for all messages of the round and groups them by expert: steps 5 to 7.
+    """Makes the kernel that waits for all messages of the round and groups them by expert: steps 5 to 7.
 
-    Its launch ends when they lie in their rows; inside an (expert, src_rank) segment the order of rows is free.
+    Its launch ends when they are in their rows. The order of rows in an (expert, src_rank) segment is not specified.
 
     cfg, launch, tuning: as in dispatch_async_kernel. Errors: EPValueError. Source: the
     dispatch_wait_kernel page (docs/pages.md).
@@ -225,10 +225,10 @@ def dispatch_wait_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
 
 
 def dispatch_kernel(cfg, launch=None, *, input_scale=None, id_bytes=4, tuning=TUNING) -> KernelCall:
-    """dispatch_async and dispatch_wait as one kernel: all steps in one launch.
+    """Makes one kernel of dispatch_async and dispatch_wait: all steps in one launch.
 
-    A launch of a few tokens takes fewer blocks and threads. recv_buf gets the payload of a token once a rank; under
-    use_shmem and skip_a2a once a message. Arguments: as in dispatch_async_kernel. Errors: EPValueError. Source: the
-    dispatch_kernel page (docs/pages.md).
+    A launch of a few tokens takes fewer blocks and threads. The payload of a token is written to recv_buf once for each
+    rank; under use_shmem and skip_a2a once for each message. Arguments: as in dispatch_async_kernel. Errors:
+    EPValueError. Source: the dispatch_kernel page (docs/pages.md).
     """
     return _call(_compile_fused, "both", cfg, launch, tuning, input_scale, id_bytes)

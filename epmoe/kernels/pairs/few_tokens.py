@@ -28,22 +28,22 @@ HELD = 4        # vectors of a piece that a lane holds
 
 
 def applies(cfg, tuning):
-    """Whether the configuration allows this: payloads are shared, and not needed in send_buf."""
+    """Whether the configuration allows this path: payloads are shared, and not needed in send_buf."""
     encodes_for_itself = cfg.fused_shared_expert and not formats.of(cfg).direct
     return message.shares_payloads(cfg) and not encodes_for_itself and cfg.n_local_experts <= tuning.few_experts
 
 
 def most(cfg, launch, tuning):
-    """Up to how many tokens a rank's launches go this way; -1 for none, as there are fewer blocks than it wants."""
+    """The most tokens that a rank's launches send this way; -1 for none, if there are fewer blocks than it needs."""
     wanted = tuning.few_blocks_a_rank * cfg.n_ranks
     blocks = launch.n_sms or (SIMULATOR_BLOCKS if SIM else wanted)
     return tuning.few_tokens if applies(cfg, tuning) and blocks >= wanted else -1
 
 
 def size(cfg, tuning, halves, blocks, threads, num_tokens):
-    """(blocks, threads) of a launch that may have the given ones; any size is right, this one is quick.
+    """(blocks, threads) of a launch that may have the given numbers. Any size is correct; this one is fast.
 
-    halves: "sends", "receives" or "both". One that only receives cannot know how many tokens others have: at most cfg's.
+    halves: "sends", "receives" or "both". Receiving launches do not know others' tokens: they assume cfg's maximum.
     """
     if halves == "receives":
         num_tokens = cfg.max_tokens_per_rank
@@ -60,7 +60,7 @@ def size(cfg, tuning, halves, blocks, threads, num_tokens):
 def make(build):
     """Device function send_few(call, n_senders, failed) -> whether it gave up.
 
-    For blocks [0, n_senders), each for every n_senders-th dst_rank, and at most tuning.few_tokens tokens.
+    Called by blocks [0, n_senders). Each serves every n_senders-th dst_rank. At most tuning.few_tokens tokens.
     """
     cfg, mark = build.cfg, stamps.make(build.trace)
     fmt, msg, to, input_scale = formats.of(cfg), message.make(cfg), peers.make(cfg), scale_of(build.input_scale)
@@ -77,7 +77,7 @@ def make(build):
 
     @device_fn
     def ask_piece(call, unit, n_parts):
-        """Begins to load the piece of a payload that is this unit."""
+        """Begins to load the piece `unit` of a payload."""
         if direct and unit < call.num_tokens * n_parts:
             token, part = split(unit, n_parts)
             first, end = bounds(part, n_parts)
@@ -86,7 +86,7 @@ def make(build):
 
     @device_fn
     def send_payloads(call, to_buf, n_parts, held):
-        """Warps write pieces of all payloads; held: of a warp's first one, on their way."""
+        """Warps write pieces of all payloads. held: a warp's first piece, whose loads are under way."""
         unit = i32(warp_id())
         while unit < call.num_tokens * n_parts:
             if unit != warp_id():
@@ -103,7 +103,7 @@ def make(build):
 
     @device_fn
     def describe(call, value, token, dst_rank, low, high):
-        """A warp cleans a token's ids, and adds it to the words of the experts of dst_rank that it goes to."""
+        """A warp cleans a token's ids, and adds the token to the words of its experts at dst_rank."""
         lane = i32(lane_id())
         expert = of_ids.clean(value, i32(0), lane)
         if expert >= 0 and expert // local == dst_rank:
@@ -117,7 +117,7 @@ def make(build):
 
     @device_fn
     def send_to(call, dst_rank, low, high, failed):
-        """All that a block does for one rank; whether it had to give up. low, high: the halves of its experts' words."""
+        """A block does all work for one rank -> whether it had to give up. low, high: halves of its experts' words."""
         # everything that comes from memory is under way before any of it is waited for
         lane, token, i = i32(lane_id()), i32(warp_id() - 1), i32(thread_idx())
         if token < 0:

@@ -1,4 +1,4 @@
-"""The dispatch message `payload | src_info | topk_info`, its place in recv_buf, and its trailer, which says whose it is.
+"""The dispatch message `payload | src_info | topk_info`, its place in recv_buf, and its trailer: all but the payload.
 
 If a message's payload is in another message of the same token to the same rank, the second word of src_info, otherwise
 padding, is 1 + the row of that message in recv_buf [local_expert, src_rank, slot]. It is 0 if the message has its

@@ -25,9 +25,9 @@ TILE_ROWS = 128         # rows of a tile of scales
 class Window(NamedTuple):
     """A window of the local experts, `here` of them from `first` on; the arrays are in shared memory.
 
-    counts, words [here, src_rank]: of messages, and the words of recv_count that said so (of the first `known` ones).
-    before [here, src_rank]: rows of the expert from lower src_ranks. ends [here, src_rank]: rows of the window up to the
-    end of this segment, padding rows not counted. starts, tiles [here]: the expert's first output row and tile.
+    counts, words [here, src_rank]: numbers of messages, and the words of recv_count that hold them (the first `known`
+    ones). before [here, src_rank]: rows of the expert from lower src_ranks. ends [here, src_rank]: rows of the window
+    up to the end of this segment, without padding rows. starts, tiles [here]: the expert's first output row and tile.
     partial: int32 [32].
     """
 
@@ -59,7 +59,7 @@ def segment_of(ends, n_segments, row):
 def block_sums(value, partial):
     """(sum over the lower threads of the block, sum over all) of int32. partial: a shared int32 array of 32.
 
-    A barrier for the block.
+    It has barriers for the block.
     """
     lane, warp = lane_id(), warp_id()
     inclusive = i32(warp_inclusive_sum_i32(value))
@@ -79,16 +79,16 @@ def make(build):
 
     experts, counts: the most experts of a window, and counts of them. known: how many of their words are remembered.
     has_tiles: whether the format keeps scales in 128-row tiles, whose places begin_group and finish_group settle.
-    await_counts(call, first, here, counts, words) -> whether all came, and whether all were of messages that had come,
-        and never were anything else, so that all blocks see the same, as far as this thread looked.
-    await_messages: the same, but it waits until all messages have come.
+    await_counts(call, first, here, counts, words) -> (whether all came, whether each word, as far as this thread
+        looked, is final: its messages have come, and it never had another value, so all blocks see the same).
+    await_messages: like await_counts, but it waits until all messages have come.
     begin(call) -> (output row, 128-row tile) at which the first window begins.
     place(window, start) -> the next window's `start`; fills before, ends, starts and tiles, without a last barrier.
-    write(call, window): the window's results, by the whole block: row_offsets, expert_ids, regions A and B, recv_counts,
-        (-1, -1) as src_info of padding rows, and what begin_group writes.
-    write_first(call): those in front of all windows, which `write` writes with the first one.
-    write_segment(call, segment, start, before, count), write_group(call, group, start, n_rows, tiles_before): what one
-        thread writes of them, for a segment, and for a group that begins at row `start`.
+    write(call, window): the whole block writes the window's results: row_offsets, expert_ids, regions A and B,
+        recv_counts, (-1, -1) as src_info of padding rows, and what begin_group writes.
+    write_first(call): writes the results before all windows; `write` does so with the first window.
+    write_segment(call, segment, start, before, count), write_group(call, group, start, n_rows, tiles_before): one
+        thread writes the results of a segment, or of a group that begins at row `start`.
     """
     cfg, tuning, threads = build.cfg, build.tuning, build.threads
     fmt, word, share = formats.of(cfg), counters.words(cfg), shared_rows(cfg)
@@ -149,7 +149,7 @@ def make(build):
 
     @device_fn
     def write_group(call, group, start, n_rows, tiles_before):
-        """The group's end in row_offsets, its id, its first tile, and (-1, -1) as src_info of its padding rows."""
+        """Writes a group's end in row_offsets, its id, its first tile, and (-1, -1) as src_info of its padding rows."""
         begin_group(call.format_handler, group, start, tiles_before)
         end, row = i32(start + padded(n_rows)), i32(start + n_rows)
         store_i32(call.row_offsets + u64(4) * u64(group + 1), end)
@@ -161,7 +161,7 @@ def make(build):
 
     @device_fn
     def write_segment(call, segment, start, before, count):
-        """Regions A and B, and the count for the caller."""
+        """Writes regions A and B, and the count for the caller."""
         store_i32(word.a_end(call.ep_counters, segment), i32(READY + start + before + count))
         store_i32(word.a_count(call.ep_counters, segment), count)
         store_i32(word.b(call.ep_counters, segment), i32(before + count))

@@ -1,11 +1,11 @@
-"""How kernels reach other ranks: addresses of their memory, signals, and puts to other p2p worlds (SHMEM).
+"""Reaches other ranks: addresses of their memory, signals, and puts to other p2p worlds (SHMEM).
 
 Inside a p2p world a message is plain stores into the peer's memory. A release store, the signal, orders them.
 
-To a far rank, one of another p2p world, the bytes go out of symmetric memory by a put of a warp, and the signal is a
-SHMEM signal. SHMEM keeps no order between the two, so each put is completed before its warp counts the message as
-finished. The thread that finds the count complete has acquired all of them. Its own fence at system scope carries this
-to the signal, which by itself orders nothing.
+A far rank belongs to another p2p world. A warp sends it bytes from symmetric memory by a put, and a SHMEM signal. SHMEM
+keeps no order between the two, so each put is completed before its warp counts the message as finished. The thread that
+finds the count complete has acquired all puts. Its own fence at system scope carries this to the signal, which by
+itself orders nothing.
 """
 
 from functools import cache
@@ -42,7 +42,7 @@ def beginning(build, block, tails=()):
 
 
 def crosses_worlds(cfg) -> bool:
-    """Whether messages leave a p2p world; kernels for which they do need SHMEM."""
+    """Whether messages leave a p2p world. Kernels then need SHMEM."""
     return cfg.use_shmem and cfg.n_worlds > 1 and not cfg.skip_a2a
 
 
@@ -54,9 +54,9 @@ def make(cfg):
     signal(call, rank, index, count): writes count into word `index` of that rank's recv_count. A thread that acquires
         the word sees what this thread has written, or acquired from other threads, and completed puts.
     write_word(call, rank, index, value): writes value into word `index` of recv_count of a near rank, without any order.
-    crosses: whether there are far ranks. is_far(call, rank): whether it is one. Only to those:
+    crosses: whether there are far ranks. is_far(call, rank): whether the rank is one. For far ranks only:
     put(place, staged, n_bytes, rank): a warp copies n_bytes from `staged`, in symmetric memory, to the place in a far
-        rank's memory; after a syncwarp, if other lanes wrote the bytes. They are there when it ends.
+        rank's memory. It returns when they are there. Needs a syncwarp before it if other lanes wrote the bytes.
     """
     world_size, crosses = cfg.p2p_world_size, crosses_worlds(cfg)
     shmem_put_nbi_warp = shmem_quiet = shmem_fence = shmem_signal_set = None

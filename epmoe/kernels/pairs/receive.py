@@ -1,9 +1,9 @@
-"""The receiving blocks of dispatch: copy messages from recv_buf into the rows of the grouped output, as they arrive.
+"""The receiving blocks of dispatch copy messages from recv_buf into the rows of the grouped output, as they arrive.
 
-Steps 5 to 7 of dispatch.py. Warps take rows in order, the same order in which messages are sent (send.py). If there are
-more warps than rows, a row has several parts. If all messages have arrived with their counts, and rows need no padding,
-no warp waits for another: each finds the places of its rows by itself, which takes less time than the barriers at which
-a block would share the work.
+Steps 5 to 7 of dispatch.py. Warps take rows in order, the order in which messages are sent (send.py). If there are more
+warps than rows, a row has several parts. If all messages have arrived with their counts, and rows need no padding, no
+warp waits for another: each finds the places of its rows by itself. This takes less time than the barriers that a block
+would need to share the work.
 """
 
 from epmoe.device import (ballot, device_fn, i32, int32, lane_id, n_warps, shared_array, shfl_idx, store_i32,
@@ -23,9 +23,9 @@ from . import message, offsets, shared_expert, signal
 def make(build):
     """Namespace "receiving" of device functions of a block.
 
-    receive(call, receiver, n_receivers, failed) -> whether the block has yet to leave; not if it gave up, or has left
-        before it copied, as no warp had to look at the counters again. It ends with a barrier if so. receiver: which of
-        the n_receivers receiving blocks this one is; the first one writes down offsets and counts. failed: from failed_before.
+    receive(call, receiver, n_receivers, failed) -> whether the block has yet to leave. Not if it gave up, or left
+        before it copied, as no warp had to look at the counters again. Ends with a barrier if so. receiver: number of
+        this block among the n_receivers receiving ones; block 0 writes offsets and counts. failed: from failed_before.
     leave(call): the block counts itself out.
     """
     cfg, mark = build.cfg, stamps.make(build.trace)
@@ -55,9 +55,9 @@ def make(build):
 
     @device_fn
     def receive_known(call, receiver, n_receivers, counts, words):
-        """All messages are here and rows need no padding: what each warp of the block does, by itself.
+        """If all messages are here and rows need no padding, each warp of the block does its part by itself.
 
-        The last warp of a block leaves for it; the first block writes, and has rows only if it is the only one.
+        The last warp of a block leaves for it. The first block writes, and copies rows only if it is the only one.
         """
         others, last = i32(n_receivers - 1), i32(n_warps() - 1)
         n_free = i32(max(1, last))
@@ -75,7 +75,7 @@ def make(build):
 
     @device_fn
     def receive_few(call, receiver, n_receivers, failed):
-        """There are never so many messages that it pays to begin with some of them before all are here."""
+        """With so few messages it does not pay to begin with some of them before all are here."""
         counts, words, ok = shared_array(n_counts, int32), shared_array(known, uint64), not failed
         if ok:
             ok, _ = off.await_messages(call, i32(0), local, counts, words)
@@ -93,8 +93,8 @@ def make(build):
         ends, partial = shared_array(n_counts, int32), shared_array(32, int32)
         starts, tiles = shared_array(n_experts, int32), shared_array(n_experts, int32)
         words, others = shared_array(known, uint64), i32(n_receivers - 1)
-        # The warps of one block have numbers far from each other, so that all blocks have work to the end. The block that
-        # writes the results comes last. workers: (this warp, all that copy, those that have nothing else to do).
+        # Numbers of a block's warps are far apart, so that all blocks have work to the end. The block that writes the
+        # results comes last. workers: (this warp, number of warps that copy, number of those that have no other task).
         warp = i32(n_warps() * others + warp_id()) if receiver == 0 else i32(warp_id() * others + receiver - 1)
         workers = warp, i32(n_warps() * n_receivers), i32((n_warps() - 1) * others)
         start, first, ok, stays = off.begin(call), i32(0), not failed, True
@@ -105,7 +105,7 @@ def make(build):
                 ok, is_final = off.await_counts(call, first, here, counts, words)
             if syncthreads_or(not ok):                      # every thread acquired for all
                 return False
-            # the same in all blocks, which share the rows out
+            # this is the same in all blocks, which share the rows
             is_final = syncthreads_or(not (here * ranks <= known and is_final)) == 0
             mark(call, stamps.COUNTED)
             if knows_rows:
@@ -138,12 +138,12 @@ def make(build):
 def _rows(build, off):
     """Namespace "rows" of device functions of a warp.
 
-    copy_window(call, window, workers, is_known) -> whether all arrived: its parts of the window's rows. is_known: the
-        block has acquired all messages, and window.words are those of all segments.
-    If the block's threads have acquired all messages, a row's place is the number of messages that the words before its
-    own count:
-    copy_known(call, worker, workers, counts, words): the rows' parts that are this worker's.
-    write_known(call, counts): row_offsets, expert_ids, regions A and B, and counts.
+    copy_window(call, window, workers, is_known) -> whether all arrived: copies its share of the window's rows.
+        is_known: the block has acquired all messages, and window.words are those of all segments.
+    If the block's threads have acquired all messages, the counts of the earlier words tell where a segment's rows
+    begin:
+    copy_known(call, worker, workers, counts, words): copies this worker's parts of rows.
+    write_known(call, counts): writes row_offsets, expert_ids, regions A and B, and counts.
     """
     cfg, mark = build.cfg, stamps.make(build.trace)
     fmt, msg = formats.of(cfg), message.make(cfg)
@@ -154,7 +154,7 @@ def _rows(build, off):
 
     @device_fn
     def put_routed(call, word, segment, slot, row, part, n_parts):
-        """Decodes its part of the message in a segment's slot to the RowPlace; with the first part goes src_info.
+        """Decodes a part of the message in a segment's slot to the RowPlace, and with the first part writes src_info.
 
         word: the segment's word of recv_count.
         """
@@ -210,7 +210,7 @@ def _rows(build, off):
 
     @device_fn
     def rows_of_lane(counts):
-        """How many rows the segments of this lane have, which follow one another, and up to their end."""
+        """(number of rows in this lane's segments, which are adjacent; number of rows up to their end)"""
         n_rows, i = i32(0), i32(0)
         while i < run:
             if lane_id() * run + i < n_segments:

@@ -18,9 +18,9 @@ from .await_rows import AT_ONCE, TokenRows
 
 
 def make(build, take):
-    """Device function reduce(call, flags), for all warps of all blocks. take: of await_rows.py; flags: what it takes.
+    """Device function reduce(call, flags), called by all warps. take: a namespace of await_rows.py, which uses `flags`.
 
-    A warp takes a run of columns of one token. Tokens whose rows do not come, because the round has failed, are left alone.
+    A warp takes a run of columns of one token. If a round has failed, tokens whose rows do not come are not written.
     """
     cfg, mark = build.cfg, stamps.make(build.trace)
     token_rows, n_runs = _token_rows(cfg), -(-layout.combine_msg_bytes(cfg) // VECTOR // LANES)     # one vector a lane
@@ -81,7 +81,7 @@ def _sums(build, take, vectors):
     top_k = build.cfg.top_k
 
     def adding(j):
-        """Device function (sums, wanted, first, w, held) -> sums, to which k = first + j is added."""
+        """Device function (sums, wanted, first, w, held) -> sums plus the term of k = first + j."""
         @device_fn
         def add(sums, wanted, first, w, held):
             # a k without an expert adds nothing, whatever its weight
@@ -142,7 +142,7 @@ def _reduced(build, take):
 
 
 def _unreduced(build, take):
-    """The same for rows as they are, [num_tokens, top_k, hidden], zeros where there is none."""
+    """Like _reduced, but it stores the rows unsummed, [num_tokens, top_k, hidden], with zeros where there is none."""
     top_k, bytes_a_row = build.cfg.top_k, layout.combine_msg_bytes(build.cfg)
 
     @device_fn

@@ -1,4 +1,4 @@
-"""The sending blocks of dispatch: send tokens to the owners of their experts, in an order that lets receivers follow.
+"""The sending blocks of dispatch send tokens to the owners of their experts, in an order that receivers can follow.
 
 Steps 2 and 3 of dispatch.py. A block takes a batch of tokens.
 1. It claims a slot for each message; a warp takes a token. It encodes the payloads; warps share a row.
@@ -29,8 +29,8 @@ from . import message, peers, shared_expert, signal
 class Batch(NamedTuple):
     """Tokens first, first + stride, ... of a block, n of them, and their messages, top_k a token, in shared memory.
 
-    places: addresses, 0 if nothing is sent. experts: cleaned ids. keys: by which messages are sent in order, n_experts
-    for one without a payload. order: the numbers of the messages in this order.
+    places: addresses, 0 if nothing is sent. experts: cleaned ids. keys: messages are sent in ascending order of these;
+    n_experts for a message without a payload. order: the numbers of the messages in this order.
     """
 
     first: int
@@ -43,12 +43,12 @@ class Batch(NamedTuple):
 
 
 def batch_of(cfg, tuning):
-    """Tokens that a block sends at a time."""
+    """Number of tokens that a block sends at a time."""
     return max(1, tuning.batch_messages // cfg.top_k)
 
 
 def scale_of(input_scale):
-    """Device function call -> input scale: the number of the call, or what the function input_scale gives for 0."""
+    """Device function call -> input scale: the number given at the call, or input_scale(0) if that is a function."""
     if input_scale is None:
         return device_fn(lambda call: u32_as_f32(u32(call.input_scale)))
     given = device_fn(input_scale)
@@ -58,8 +58,8 @@ def scale_of(input_scale):
 def make(build):
     """Device function send_tokens(call, n_senders, failed) -> whether it had to give up.
 
-    For blocks [0, n_senders). It ends with a barrier. failed: from failed_before; then nothing is sent. Block 0 announces the
-    counts first.
+    Called by blocks [0, n_senders). Block 0 first announces the counts. It ends with a barrier. failed: from
+    failed_before; if true anywhere in the block, nothing is sent.
     """
     cfg, mark, shares = build.cfg, stamps.make(build.trace), message.shares_payloads(build.cfg)
     fmt, word, to, msg = formats.of(cfg), counters.words(cfg), peers.make(cfg), message.make(cfg)
@@ -95,7 +95,7 @@ def make(build):
 
     @by_threads
     def put_in_order(m, batch):
-        """Messages by their keys; those without a payload come last."""
+        """Puts messages in the order of their keys. Messages without a payload come last."""
         key, before, j, n = i32(batch.keys[m]), i32(0), i32(0), i32(batch.n * top_k)
         while j < n:
             other = i32(batch.keys[j])
@@ -108,7 +108,7 @@ def make(build):
 
     @device_fn
     def send_pieces(call, batch, n_parts):
-        """If no warp has more than one piece, all are counted together after a barrier, else each one at once."""
+        """Sends pieces. If no warp has more than one, it counts all together after a barrier, else each at once."""
         unit, key, n_messages = i32(warp_id()), i32(-1), i32(batch.n * top_k)
         in_turns = batch.n * n_payloads * n_parts > n_warps()
         while unit < n_messages * n_parts and key != no_payload:
@@ -131,7 +131,7 @@ def make(build):
 
     @device_fn
     def prefetch_first(call, first, stride):
-        """Ids of the block's tokens, the first one's row, and the counters: all of them are under way at once."""
+        """Prefetches the ids of the block's tokens, the first one's row, and the counters, all at once."""
         if first < call.num_tokens:
             i, sector = split(i32(thread_idx()), i32(of_ids_of_token))
             token = i32(first + i * stride)
@@ -189,13 +189,13 @@ def make(build):
 
 
 def _payloads(build, finish_one):
-    """Namespace "payloads" of device functions; m: the number of a message of a batch.
+    """Namespace "payloads" of device functions. m: the number of a message of a batch.
 
-    encode(call, batch), stage(n, call, batch): a block puts payloads, n whole messages for the network, into send_buf.
-    carries(expert): of the cleaned ids of a token, one a lane, those whose messages have a payload.
-    send(call, batch, m, part, n_parts): a warp sends a piece of message m, which has a payload, and with the first piece
-        the trailers: its own or, of a shared payload, those of all messages of the token to the same rank.
-    finish(call, batch, m): counts the piece that the warp has written, for each of these messages.
+    encode(call, batch), stage(n, call, batch): a block writes payloads, or n whole network messages, to send_buf.
+    carries(expert), by a warp with a token's cleaned ids, one in each lane -> whether the message has a payload.
+    send(call, batch, m, part, n_parts): a warp sends a piece of message m, which has a payload, and with the first
+        piece trailers: its own, or for a shared payload those of all messages of the token to that rank.
+    finish(call, batch, m): counts the warp's piece for each of these messages.
     """
     cfg, shares = build.cfg, message.shares_payloads(build.cfg)
     fmt, to, msg, top_k, local = formats.of(cfg), peers.make(cfg), message.make(cfg), cfg.top_k, cfg.n_local_experts
@@ -204,14 +204,14 @@ def _payloads(build, finish_one):
 
     @device_fn
     def ids_of(batch, m):
-        """The cleaned id at the k of this lane, of the token whose first message is m."""
+        """The cleaned id at the k of this lane. m: the token's first message."""
         return i32(batch.experts[m + lane_id()]) if lane_id() < top_k else i32(-1)
 
     @device_fn
     def encode(call, batch):
-        """Warps share a row where there are more warps than rows.
+        """Encodes the payloads of a batch. If there are more warps than rows, warps share a row.
 
-        Where there are many more, those encode that have no token to claim for, at the same time.
+        If there are many more, only warps without a token to claim for encode, while the others claim.
         """
         claiming = i32(0) if 2 * batch.n > n_warps() else i32(batch.n)
         warps = i32(n_warps() - claiming)
@@ -244,7 +244,7 @@ def _payloads(build, finish_one):
 
     @device_fn
     def store_trailers(call, batch, m, token, place):
-        """As many at a time as there are lanes for them."""
+        """Stores trailers, as many at a time as there are lanes for them."""
         of_token, dst_rank = i32(m - m % top_k), i32(batch.experts[m] // local)
         lane, expert, first = i32(lane_id()), ids_of(batch, of_token), i32(0)
         carrier = u32((place - to.recv_buf(call, dst_rank)) // u64(msg.n_bytes) + u64(1))
@@ -279,7 +279,7 @@ def _payloads(build, finish_one):
 
     @device_fn
     def finish(call, batch, m):
-        """Each lane counts it for one expert."""
+        """Each lane counts the piece for one expert."""
         of_lane = i32(m - m % top_k + lane_id())
         if lane_id() < top_k and (shares or of_lane == m):
             expert = i32(batch.experts[of_lane])

@@ -1,4 +1,4 @@
-"""The sending part of combine: rows of expert outputs to the places [token, k] of their tokens' ranks.
+"""The sending part of combine: sends rows of expert outputs to the places [token, k] of their tokens' ranks.
 
 Steps 1 and 2 of combine.py. Each block takes a run of consecutive rows, whatever segments they belong to. So blocks
 have equal shares. If there are more warps than rows, a row has several pieces. No warp waits for the arrival of a piece
@@ -39,10 +39,10 @@ class Segments(NamedTuple):
 
 
 def make(build):
-    """Device function send_back(call, failed), for all blocks -> whether it had to give up.
+    """Device function send_back(call, failed) -> whether it had to give up; called by all blocks.
 
-    Every segment is signalled in every round, also where no row goes back. Without signals, one block sends BEGUN to
-    all peers, and the last block that has read region A resets it. failed: from failed_before. Has a barrier before it sends.
+    It signals every segment in every round, even one without rows. Without signals, one block sends BEGUN to all peers,
+    and the last block that has read region A resets it. failed: from failed_before. It has a barrier before it sends.
     """
     cfg, signals, mark = build.cfg, build.signals, stamps.make(build.trace)
     word, to, n_segments, n_ranks = counters.words(cfg), peers.make(cfg), cfg.n_local_experts * cfg.n_src_ranks, cfg.n_ranks
@@ -54,7 +54,7 @@ def make(build):
 
     @device_fn
     def prefetch_first(call):
-        """The blocks ask for src_info, and for the first few of the n_rows rows that there is memory for."""
+        """Prefetches src_info, and the first few of the n_rows rows that there is memory for."""
         i = i32(block_idx() * block_dim() + thread_idx())
         if u64(i) < (call.n_rows * u64(8) + u64(SECTOR - 1)) // u64(SECTOR):
             prefetch(call.src_info + u64(SECTOR) * u64(i))
@@ -63,7 +63,7 @@ def make(build):
 
     @device_fn
     def announce(call, segments):
-        """What peers are told before rows are sent."""
+        """Tells peers what they must know before rows are sent: empty segments, or BEGUN."""
         i = i32(thread_idx())
         if not signals:
             if block_idx() == grid_dim() - 1 and i < n_ranks:
@@ -112,7 +112,7 @@ def _runs(build, pieces):
 
     @device_fn
     def finish(call, segments, i, count, n_here, n_parts):
-        """One thread, when its warp has sent a piece of n_here of segment i's rows: the last one of them all signals."""
+        """One thread, after its warp sent one of the pieces of n_here rows of segment i. The last to do so signals."""
         segment = i32(segments.first + i)
         fence_acq_rel_cta()                             # release: the piece that this warp has written
         if shared_add_i32(segments.done, i, i32(1)) == n_here * n_parts - 1:
@@ -129,9 +129,9 @@ def _runs(build, pieces):
 
     @device_fn
     def run_of(segments):
-        """The rows of this block, n from `low` on, each cut into n_parts of so many vectors: (low, n, n_parts, vectors).
+        """(low, n, n_parts, vectors): this block has n rows from `low` on, each in n_parts parts of so many vectors.
 
-        Fewer blocks than there are share the rows if all are on their way at once.
+        If all rows can be under way at once, only some of the blocks share them.
         """
         start, last = i32(segments.ends[0] - segments.counts[0]), i32(segments.n - 1)
         n, blocks = i32(segments.ends[last] - segments.ends[0] + segments.counts[0]), grid_dim()
@@ -166,13 +166,13 @@ def _runs(build, pieces):
 
 
 def _pieces(cfg, store):
-    """Namespace "pieces" of device functions of a warp; segment: one of region A. store: of a row's vector to its place.
+    """Namespace "pieces" of device functions of a warp. segment: index in region A. store(place, vector): a store.
 
-    ask(call, row, first, end) -> (src_info, vectors from `first` on): on their way to a warp.
-    send(call, (row, first, end), asked, segment, at_row): writes vectors [first, end) of a row to their place; asked:
-        what `ask` gave for them; the row is the segment's at_row-th.
-    signal(call, segment, count): one thread writes the segment's count into recv_count of the rank that its rows go to;
-        covers all that this thread has written, or acquired from others.
+    ask(call, row, first, end) -> (src_info, vectors from `first` on); does not wait for the loads.
+    send(call, (row, first, end), asked, segment, at_row): writes vectors [first, end) of a row to their place. asked:
+        from `ask`. at_row: the row's number in the segment.
+    signal(call, segment, count): one thread writes the segment's count into recv_count of the rank that its rows go to,
+        after everything that it has written or acquired.
     """
     to, bytes_a_row, top_k = peers.make(cfg), layout.combine_msg_bytes(cfg), cfg.top_k
     # load16_stream stays where it is; the compiler would move loads of the read-only path behind the look at src_info

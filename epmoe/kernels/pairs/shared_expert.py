@@ -1,8 +1,8 @@
 """The fused shared expert: the rank's own tokens become the rows of group 0, ahead of all routed rows.
 
-Region F (send_buf_ready) counts the tokens of the share that senders have encoded into send_buf; region G
-(shared_expert_started) gives out the rows to the warps that copy them. Where the payload is the input row itself, the
-rows come straight from input_tokens and F is not used.
+Region F (send_buf_ready) counts the tokens of the share that senders have encoded into send_buf. Region G
+(shared_expert_started) assigns the rows to the warps that copy them. If the payload is the input row itself, the rows
+are copied straight from input_tokens, and F is not used.
 """
 
 from epmoe import layout
@@ -20,8 +20,8 @@ from ..status import DISPATCH_WAIT, FOR_SEND_BUF
 def make(cfg):
     """Namespace "shared_expert" of device functions; they do nothing without a fused shared expert.
 
-    encoded(call, token): one thread, after the barrier behind the encoding of the token.
-    put_shared(call): receiving blocks write the rows of group 0; returns whether it had to give up.
+    encoded(call, token): one thread counts a token as encoded, after the barrier that follows the encoding.
+    put_shared(call) -> whether it had to give up: receiving blocks write the rows of group 0.
     """
     fmt, word, share = formats.of(cfg), counters.words(cfg), shared_rows(cfg)
     fused, direct, decode = cfg.fused_shared_expert, fmt.direct, fmt.decode

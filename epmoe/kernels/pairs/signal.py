@@ -20,10 +20,10 @@ def make(build):
     """Namespace "signals" of device functions.
 
     announce(call, n_parts, failed) -> whether to go on: one block counts the ids, announces the counts, and subtracts
-        n_parts pieces a message. Every expert gets a word in every round, also where the count is 0, which is a signal
-        at once; under skip_a2a only those of this rank. failed: from failed_before.
-    finish(call, expert, n): one thread, when it and all threads that a barrier joins it to have written n pieces of
-        messages to that expert.
+        n_parts pieces for each message. Every expert gets a word in every round, under skip_a2a only this rank's. A
+        count of 0 is itself the signal. failed: from failed_before.
+    finish(call, expert, n): called by one thread when it, and all threads that a barrier joins it to, have written n
+        pieces of messages to the expert.
     segment_of(expert): the index of `reserved` and of `finished` for messages to an expert.
     """
     cfg, mark = build.cfg, stamps.make(build.trace)
@@ -39,7 +39,7 @@ def make(build):
 
     @device_fn
     def signal(call, expert, count):
-        """The signal to the expert's owner: what this thread acquired from `finished` goes with it, at system scope."""
+        """Signals to the expert's owner, at system scope, after what this thread acquired from `finished`."""
         to.signal(call, i32(expert // local), word.segment(i32(expert % local), call.my_rank), count)
 
     @device_fn
@@ -53,14 +53,14 @@ def make(build):
 
     @device_fn
     def load_id(given, i):
-        """This lane's id, from i on, in the list of all tokens' ids; -1 past its end."""
+        """This lane's id in the list of all tokens' ids, starting at i; -1 past its end."""
         call = given[0]
         is_there = lane_id() < ids_a_warp and i + lane_id() < call.num_tokens * top_k
         return i32(of_ids.read(call.topk_ids, i + lane_id())) if is_there else i32(-1)
 
     @device_fn
     def count_id(n_ids, given, i, value):
-        """Counts a lane's id, from i on among n_ids, if it is one of the window's experts."""
+        """Counts a lane's id, of the ids from i to n_ids, if it is one of the window's experts."""
         _, first, wanted = given
         if i < n_ids:
             expert = of_ids.clean(value, i32(lane_id() // top_k), lane_id())
@@ -72,7 +72,7 @@ def make(build):
 
     @by_threads
     def announce_expert(i, call, first, wanted, n_parts):
-        """Announces its count to an expert's owner, and subtracts its pieces; sends the signal if there are none."""
+        """Announces the count to an expert's owner and subtracts its pieces. If there are none, it signals at once."""
         expert, count = i32(first + i), wanted[i]
         if count == 0:
             signal(call, expert, count)
@@ -95,7 +95,7 @@ def make(build):
             clear(window, wanted)
             if syncthreads_or(failed):          # zeros before counts
                 return False
-            # a warp takes as many tokens at a time as have room
+            # a warp takes as many tokens at a time as its lanes hold
             count_ids(n_ids, (call, first, wanted), i32(warp_id() * ids_a_warp), i32(n_warps() * ids_a_warp), n_ids)
             mark(call, stamps.ANNOUNCED)        # before the barrier: no peer knows anything earlier
             syncthreads()                       # counts before they are announced
@@ -109,11 +109,11 @@ def make(build):
 def resetting(cfg, by_segment, single=(), *, recv_count=True):
     """Device function leave(call): the last block of a kernel to call it resets the counters, so the host need not.
 
-    The last warp of every block does the work, when the block no longer needs the counters; all that the block did comes
-    before that warp's lane 0. A block counts itself in D. Everything that blocks did before is ordered before the last
-    block's resets.
-    by_segment, single: names of words of `counters` to reset, of all segments and alone, besides D; and so is this rank's
-    recv_count, unless recv_count is False.
+    The last warp of every block calls it when the block no longer needs the counters, and counts the block in D.
+    Everything that the block did must come before that warp's lane 0. It then comes before the last block's resets.
+
+    by_segment, single: names of the words of `counters` to reset, for all segments and alone. D is reset, too, and so
+    is this rank's recv_count, unless recv_count is False.
     """
     word, n_segments, single = counters.words(cfg), cfg.n_local_experts * cfg.n_src_ranks, ("d", *single)
 

@@ -1,4 +1,4 @@
-"""What the six kernels are made with and called with: the page's names, checked before anything is launched."""
+"""Checks the arguments of the six factories and of launches before anything is launched. Names: docs/pages.md."""
 
 import inspect
 from collections import namedtuple
@@ -19,7 +19,7 @@ from ..launch import LaunchConfig
 
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 
-# The page's names that say again what EPConfig says.
+# Names on the specification's pages (docs/pages.md) that repeat a value of EPConfig.
 SAME_AS_CONFIG = ("n_experts", "n_ranks", "max_tokens_per_rank", "p2p_world_size", "fused_shared_expert", "skip_a2a",
                   "use_shmem", "allreduce_world_size", "top_k")
 EVERY = (*SAME_AS_CONFIG, "num_threads", "n_sms", "msg_bytes")
@@ -32,9 +32,9 @@ COMBINE_REDUCES = (*COMBINE, "output_type", "router_weights_wrapper", "elementwi
 class Options(NamedTuple):
     """The compile-time choices of one kernel.
 
-    input_type: of input_tokens. input_scale: function (i, *args) -> float32. router_weights: function
-    (token, k, *args) -> float32, or None. elementwise: function (token, col, value, *args), or None;
-    elementwise_stores: whether it stores its results itself. launch: LaunchConfig.
+    input_type: dtype of input_tokens, a key of DTYPES. input_scale: function (i, *args) -> float32. router_weights:
+    function (token, k, *args) -> float32, or None. elementwise: function (token, col, value, *args), or None.
+    elementwise_stores: whether `elementwise` stores its results itself. launch: LaunchConfig.
     """
 
     input_type: str
@@ -46,17 +46,17 @@ class Options(NamedTuple):
 
 
 def given_scale(i, scale):
-    """The input scale where none, or a number, was given: it is the one argument."""
+    """input_scales_wrapper if the caller gives none: the one number in input_scales_args is the scale."""
     return scale
 
 
 def given_weights(token, k, weights):
-    """router_weights_wrapper for an array float32 [num_tokens, top_k], the one of router_weights_args."""
+    """A router_weights_wrapper that reads the one array of router_weights_args, float32 [num_tokens, top_k]."""
     return weights[token, k]
 
 
 def options(cfg, launch, page, allowed) -> Options:
-    """The options that a factory was given. Errors: EPValueError."""
+    """Checks the keywords of a factory (page) and returns them as Options. Errors: EPValueError."""
     unknown = sorted(set(page) - set(allowed))
     if unknown:
         raise EPValueError(f"{', '.join(unknown)}: not a compile-time choice of this kernel; it takes "
@@ -106,7 +106,7 @@ def _input_type(cfg, page, dispatches):
 
 
 def _takes(function, what, n):
-    """The function must be callable with n arguments, and those given at the launch behind them."""
+    """Raises unless the function takes n arguments, followed by those given at the launch."""
     if function is None:
         return
     if not callable(function):
@@ -117,14 +117,14 @@ def _takes(function, what, n):
 
 
 def capacity(cfg) -> int:
-    """Rows of output_tokens and src_info that one rank can receive."""
+    """The most rows, with padding, that one rank can receive: the length of output_tokens and src_info."""
     rows = cfg.n_src_ranks * cfg.max_tokens_per_rank * min(cfg.top_k, cfg.n_local_experts)
     rows += cfg.max_tokens_per_rank * cfg.fused_shared_expert
     return rows + (formats.of(cfg).pad_rows - 1) * cfg.n_groups
 
 
 def arrays(cfg, kernel_name, options) -> dict:
-    """{name: (dtype, shape)} of the array arguments; a str in a shape is a length that is equal where it recurs."""
+    """{name: (dtype, shape)} of the array arguments. Axes that are named by the same str must have the same length."""
     int32, combine = np.dtype(np.int32), DTYPES[cfg.combine_dtype]
     ids = (int32, ("num_tokens", cfg.top_k))
     if kernel_name.startswith("dispatch"):
@@ -137,7 +137,7 @@ def arrays(cfg, kernel_name, options) -> dict:
 
 
 def array(given, what, dtype, shape, lengths) -> Array:
-    """An array argument, seen as an Array. lengths: {name: length} of the axes met so far."""
+    """Checks an array argument and returns it as an Array. lengths: {axis name: length} of the axes seen so far."""
     seen = given if isinstance(given, Array) else view(given, what)
     raw = dtype.kind == "V" and seen.dtype.kind in "Vui" and seen.dtype.itemsize == dtype.itemsize
     if seen.dtype != dtype and not raw:
@@ -152,7 +152,7 @@ def array(given, what, dtype, shape, lengths) -> Array:
 
 
 def format_handler(cfg, given):
-    """The format's output arrays as a NamedTuple of Array. given: a dict, or anything with their names."""
+    """The format's output arrays as a NamedTuple of Array. given: a dict, or an object with these attributes."""
     fmt, rows = formats.of(cfg), capacity(cfg)
     made = {}
     for name in fmt.output_fields:

@@ -1,9 +1,9 @@
-"""combine_async_kernel, combine_wait_kernel and combine_kernel, step by step as the specification has them.
+"""combine_async_kernel, combine_wait_kernel and combine_kernel, in the steps of the specification.
 
-Sending half. Region A says for each segment (local_expert, src_rank) where its rows end and how many they are. A block
-takes a segment: row i with src_info[i] = (t, k) goes to src_rank's recv_buf at [t, k]. When the whole block has
-written, one thread writes the count into src_rank's recv_count at [local_expert, my_rank], release at system scope, and
-zeroes the segment's words of A.
+Sending half. Region A holds for each segment (local_expert, src_rank) the end of its rows and their number. A block
+takes a segment and copies row i, where src_info[i] = (t, k), into src_rank's recv_buf at [t, k]. When the whole block
+has written, one thread writes the count into src_rank's recv_count at [local_expert, my_rank], with release at system
+scope, and zeroes the segment's words of A.
 
 Waiting half. Block 0 waits until every word of recv_count has arrived, resets them, and raises one ready flag for each
 block. A block waits for its flag, lowers it, and reduces its tokens.
@@ -34,7 +34,7 @@ def _send_back(cfg):
 
     @device_fn
     def send_row(place, t, k, dst_rank, staged, to):
-        """A warp: the row at `place` goes to [t, k] of dst_rank; across worlds by way of `staged` in send_buf."""
+        """A warp copies the row at `place` to [t, k] of dst_rank, across worlds by way of `staged` in send_buf."""
         lane, offset = i32(lane_id()), u64(t * top_k + k) * u64(row_bytes)
         if not to_peers.is_near(dst_rank, to.my_rank):
             stage(staged, place, 0, 1, lane)
@@ -44,7 +44,7 @@ def _send_back(cfg):
 
     @device_fn
     def send_rows(input_tokens, src_info, staging, to, first, end, dst_rank):
-        """The segment's rows [first, end); staging: its part of send_buf, which has no place for padding rows."""
+        """Sends the segment's rows [first, end). staging: its part of send_buf, which has no room for padding rows."""
         rows = u64(address_of(input_tokens))
         row = i32(first + warp_id())
         while row < end:
@@ -80,7 +80,7 @@ def _await_rows(cfg):
 
     @device_fn
     def raise_flags(inbox):
-        """Block 0. What any thread of the block acquired, the barrier and these flags release."""
+        """Block 0 raises a flag for each block. The flags release what its threads acquired before the barrier."""
         block = i32(thread_idx())
         while block < grid_dim():
             st_release_gpu_i32(word.combine_ready(inbox.ep_counters, block), i32(READY))
@@ -102,11 +102,11 @@ def _await_rows(cfg):
 
 
 def _reduce(cfg, options):
-    """Device function (output_tokens, inbox, topk_ids, shared_rows, functions_args): every token of this rank, by all
-    blocks. shared_rows: address of the shared expert's rows. functions_args: of router_weights and of the epilogue.
+    """Device function (output_tokens, inbox, topk_ids, shared_rows, functions_args): all blocks reduce this rank's
+    tokens. shared_rows: address of the shared expert's rows. functions_args: (of router_weights, of the epilogue).
 
-    sum over k ascending of fma(w, x, sum) from +0.0 in float32, rounded once to the output type; then the shared
-    expert's row is added, and rounded; then the epilogue.
+    A result is fma(w, x, sum) over ascending k, from +0.0 in float32, rounded once to the output type. Then the shared
+    expert's row is added and the sum is rounded. Then the epilogue is applied.
     """
     vectors = elements.make(cfg.combine_dtype)      # 16 bytes of the output type
     clean, share = messages.ids(cfg).clean, receive.shared_rows(cfg)
@@ -135,7 +135,7 @@ def _reduce(cfg, options):
 
     @device_fn
     def with_shared_expert(vector, shared_rows, row, n_shared, i):
-        """Plus row `row` of the rank's share, which has n_shared; plus 0, which makes -0 a 0, outside the share."""
+        """Adds row `row` of the rank's n_shared shared rows. Outside of them it adds +0, which turns -0 into 0."""
         shared = u32(0), u32(0), u32(0), u32(0)
         if row >= 0 and row < n_shared:
             shared = load16(u64(shared_rows) + u64(row) * u64(row_bytes) + u64(16 * i))
@@ -178,9 +178,9 @@ def _reduce(cfg, options):
 
 
 def _finish(options, vectors):
-    """(finish, stores): device function (token, col, vector, args) -> vector, and whether that is stored.
+    """(finish, stores). finish: device function (token, col, vector, args) -> vector; stores: whether reduce stores it.
 
-    The epilogue gives each element's value. elementwise_lambda_fn stores it itself, and nothing else is stored.
+    epilogue_fn returns each element's value. elementwise_lambda_fn stores it itself, and then reduce stores nothing.
     """
     if options.elementwise is None:
         return device_fn(lambda token, col, vector, args: vector), True
@@ -205,9 +205,9 @@ def _finish(options, vectors):
 
 
 def combine_async_kernel(cfg, launch=None, **page):
-    """The kernel that sends the experts' rows back to the ranks of their tokens, and the signals.
+    """Makes the kernel that sends the experts' rows back to the ranks of their tokens, and then the signals.
 
-    cfg: EPConfig. launch: LaunchConfig. page: the page's compile-time names, see PlainKernel.
+    cfg: EPConfig. launch: LaunchConfig. page: compile-time names of the specification page, see PlainKernel.
     kernel[grid, block, stream](input_tokens, src_info, send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters,
     my_rank): see PlainKernel. Source: the combine_async_kernel page (docs/pages.md).
     """
@@ -224,7 +224,7 @@ def combine_async_kernel(cfg, launch=None, **page):
 
 
 def combine_wait_kernel(cfg, launch=None, **page):
-    """The kernel that waits for the rows that come back, and reduces them by token.
+    """Makes the kernel that waits for the rows that come back, and reduces them by token.
 
     cfg, launch, page: as for combine_async_kernel. kernel[grid, block, stream](output_tokens, recv_buf_p,
     recv_count_p, ep_counters, my_rank, topk_ids): see PlainKernel. Without router_weights_wrapper output_tokens is
@@ -246,7 +246,7 @@ def combine_wait_kernel(cfg, launch=None, **page):
 
 
 def combine_kernel(cfg, launch=None, **page):
-    """combine_async and combine_wait in one launch; all blocks of it must be resident together.
+    """Makes one kernel of combine_async and combine_wait. All blocks of a launch must be resident together.
 
     cfg, launch, page: as for combine_wait_kernel. kernel[grid, block, stream](input_tokens, src_info, output_tokens,
     send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters, topk_ids, my_rank): see PlainKernel.

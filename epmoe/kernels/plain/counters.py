@@ -1,10 +1,10 @@
-"""The words of ep_counters, by the name of their region: functions from ep_counters and an index to an address.
+"""Addresses of the words of ep_counters: for each region a device function of ep_counters and an index.
 
-ep_counters is the address of the counters' first word. A segment is one (local_expert, rank): dst_rank in
-reserved and finished, src_rank in A and B. Its index is local_expert * n_ranks + rank; under skip_a2a, local_expert.
+ep_counters is the address of the first counter. A segment is one (local_expert, rank), with dst_rank in reserved and
+finished, and src_rank in A and B. Its index is local_expert * n_ranks + rank; under skip_a2a, local_expert.
 
 The last block of dispatch_wait zeroes reserved, finished, rank_completion, D, E, F and G. combine_async zeroes A. Each
-block of combine_wait zeroes its combine_ready. B and C are left; the next dispatch_wait writes them before it reads.
+block of combine_wait zeroes its combine_ready. Nothing zeroes B and C: the next dispatch_wait writes them first.
 """
 
 from types import ModuleType
@@ -18,11 +18,11 @@ READY = 1024    # of region A: a written end row differs from an unwritten one; 
 
 
 def words(cfg) -> ModuleType:
-    """Addresses of counters: namespace of device functions (ep_counters, i), and `segment`.
+    """Namespace of device functions (ep_counters, i) -> address of a counter, and segment(local_expert, rank) -> index.
 
-    reserved, finished, b: by segment. a_end, a_count: the two words of region A, by segment. c: by local_expert.
-    rank_completion: by place in the p2p world; signals sent there, read by no plain kernel. d, e, f, g: i is 0.
-    combine_ready: by block. n_async: words of the dispatch_async region, which begins with reserved.
+    In reserved, finished, b, and the words a_end and a_count of region A, i is the index of a segment; in c a
+    local_expert; in combine_ready a block; in d, e, f, g it is 0. rank_completion counts the signals sent to place i of
+    the p2p world; no plain kernel reads it. n_async: words of the dispatch_async region, which begins with reserved.
     """
     at = {r.name: r.offset for r in layout.counter_regions(cfg)}
     ranks, single = cfg.n_src_ranks, cfg.skip_a2a

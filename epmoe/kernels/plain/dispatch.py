@@ -1,18 +1,18 @@
-"""dispatch_async_kernel, dispatch_wait_kernel and dispatch_kernel, step by step as the specification has them.
+"""dispatch_async_kernel, dispatch_wait_kernel and dispatch_kernel, in the steps of the specification.
 
-Sending half. For every pair (t, k): expert = topk_ids[t, k], dst_rank = its owner. A warp claims slot
+Sending half. For every pair (t, k), expert = topk_ids[t, k] and dst_rank is its owner. A warp claims slot
 `reserved[local_expert, dst_rank]++`, writes the message into dst_rank's recv_buf at [local_expert, my_rank, slot], and
 then adds one to `finished` with release. For every expert a warp counts its tokens in topk_ids, waits with acquire
 until `finished` has reached that count, and writes the count into dst_rank's recv_count at [local_expert, my_rank],
-with release at system scope. That is the signal. It is sent for every expert, also where the count is 0.
+with release at system scope. That is the signal. It is sent for every expert, even if the count is 0.
 Waiting half: receive.py. Every kernel first looks at FAILED (waits.py), and does nothing if it is set.
 
 A rank's dispatch i+1 comes after its combine_wait i. Then all peers have sent combine i, so all have read dispatch i.
 If dispatch i+1 began earlier, it could overwrite messages in a peer's recv_buf, and counts in its recv_count, that the
 peer has not read. Its waiting half would overwrite region A, which combine_async i of this rank needs.
 
-skip_a2a (own_only here): a rank sends to itself alone, pairs and signals of its own experts. The rank axis of segments
-has length 1. The ranks divide the shared expert's rows. Combine sums the pairs of a rank's own experts.
+With skip_a2a (own_only here) a rank sends only to itself: the pairs and signals of its own experts. The rank axis of
+segments has length 1. The ranks divide the shared expert's rows. Combine sums the pairs of a rank's own experts.
 """
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from .waits import Waiter
 
 
 class Call(NamedTuple):
-    """Of one launch: addresses of the status words and of clean_topk_ids (0: not wanted), and the input scale."""
+    """Arguments of a launch: addresses of the status words and of clean_topk_ids (0: not wanted), input scale."""
 
     status: int
     clean_topk_ids: int
@@ -41,8 +41,8 @@ class Call(NamedTuple):
 def _sending(cfg, input_type):
     """Namespace "send": the steps of the sending half, called by all threads of every block.
 
-    messages(inputs, send_buf_p, to, ep_counters, call): all pairs of this rank. signals(inputs, to, ep_counters,
-    waiter): all counts. inputs: (input_tokens, topk_ids). to: Peers.
+    messages(inputs, send_buf_p, to, ep_counters, call) sends all pairs of this rank. signals(inputs, to, ep_counters,
+    waiter) sends all counts. inputs: (input_tokens, topk_ids). to: Peers.
     """
     word, ids, message = counters.words(cfg), messages.ids(cfg), messages.make(cfg, input_type)
     to_peers, share = peers.make(cfg, message.n_bytes), receive.shared_rows(cfg)
@@ -52,7 +52,7 @@ def _sending(cfg, input_type):
 
     @device_fn
     def send_pair(place, expert, to, ep_counters):
-        """A warp: the message at address `place` goes to the owner of `expert`. Ids of a token differ: slot < slots."""
+        """A warp sends the message at `place` to the owner of `expert`. The ids of a token differ, so slot < slots."""
         lane, dst_rank, local_expert = i32(lane_id()), i32(expert // local), i32(expert % local)
         i = segment(local_expert, dst_rank)
         slot = i32(0)
@@ -67,7 +67,7 @@ def _sending(cfg, input_type):
 
     @device_fn
     def send_pairs(topk_ids, t, place, to, ep_counters, call):
-        """A block: token t, whose message is at `place`; a warp takes every n_warps-th k."""
+        """A block sends token t, whose message is at `place`. A warp takes every n_warps-th k."""
         k = i32(warp_id())
         while k < top_k:
             expert = ids.clean(topk_ids, t, k)
@@ -95,7 +95,7 @@ def _sending(cfg, input_type):
 
     @device_fn
     def send_signal(expert, count, to, ep_counters, waiter):
-        """One thread: waits until all messages to `expert` are written, and signals."""
+        """One thread waits until all messages to `expert` are written, and then signals."""
         dst_rank, local_expert = i32(expert // local), i32(expert % local)
         i = segment(local_expert, dst_rank)
         if waits.wait_for_counter(word.finished(ep_counters, i), count, waiter, FOR_FINISHED, i):
@@ -105,7 +105,7 @@ def _sending(cfg, input_type):
 
     @device_fn
     def send_signals(inputs, to, ep_counters, waiter):
-        """All blocks: a warp takes an expert; of skip_a2a only this rank's."""
+        """All blocks send signals. A warp takes one expert at a time, under skip_a2a only this rank's experts."""
         input_tokens, topk_ids = inputs
         i = i32(block_idx() + grid_dim() * warp_id())
         while i < n_signals:
@@ -121,11 +121,11 @@ def _sending(cfg, input_type):
 
 
 def dispatch_async_kernel(cfg, launch=None, **page):
-    """The kernel that sends every pair of this rank, and the signals. Its blocks wait only for each other.
+    """Makes the kernel that sends every pair of this rank, and the signals. Its blocks wait only for each other.
 
-    cfg: EPConfig. launch: LaunchConfig. page: the page's compile-time names, see PlainKernel.
+    cfg: EPConfig. launch: LaunchConfig. page: compile-time names of the specification page, see PlainKernel.
     kernel[grid, block, stream](input_tokens, topk_ids, send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters,
-    my_rank): see PlainKernel. Slots are free in their order. Source: the dispatch_async_kernel page (docs/pages.md).
+    my_rank): see PlainKernel. Slots may be in any order. Source: the dispatch_async_kernel page (docs/pages.md).
     """
     options = arguments.options(cfg, launch, page, arguments.DISPATCH_SENDS)
     send, scale_of = _sending(cfg, options.input_type), device_fn(options.input_scale)
@@ -143,11 +143,11 @@ def dispatch_async_kernel(cfg, launch=None, **page):
 
 
 def dispatch_wait_kernel(cfg, launch=None, **page):
-    """The kernel that waits for all signals and writes the rows of this rank's experts.
+    """Makes the kernel that waits for all signals and writes the rows of this rank's experts.
 
     cfg, launch, page: as for dispatch_async_kernel. kernel[grid, block, stream](format_handler, row_offsets,
     expert_ids, src_info, recv_buf_p, recv_count_p, ep_counters, my_rank): see PlainKernel. With fused_shared_expert the
-    launch also takes send_buf_p= and num_tokens=. Rows are free in their order inside a segment.
+    launch also takes send_buf_p= and num_tokens=. Rows of a segment may be in any order.
     Source: the dispatch_wait_kernel page (docs/pages.md).
     """
     options = arguments.options(cfg, launch, page, arguments.DISPATCH)
@@ -165,7 +165,7 @@ def dispatch_wait_kernel(cfg, launch=None, **page):
 
 
 def dispatch_kernel(cfg, launch=None, **page):
-    """dispatch_async and dispatch_wait in one launch; all blocks of it must be resident together.
+    """Makes one kernel of dispatch_async and dispatch_wait. All blocks of a launch must be resident together.
 
     cfg, launch, page: as for dispatch_async_kernel. kernel[grid, block, stream](input_tokens, topk_ids,
     format_handler, row_offsets, expert_ids, src_info, send_buf_p, recv_buf_ptrs, recv_count_ptrs, ep_counters,

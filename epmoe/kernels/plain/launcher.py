@@ -1,4 +1,4 @@
-"""PlainKernel: what a factory returns, launched as kernel[grid, block, stream](*the page's arguments)."""
+"""PlainKernel: a factory returns it, and kernel[grid, block, stream](*arguments) launches it (docs/pages.md)."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from ..status import raise_if_bad_ids, raise_if_failed
 from ..pairs.peers import crosses_worlds
 from . import arguments
 
-# Behind the page's arguments: what a launch takes by keyword, and what it is when it is not given.
+# Optional keywords of a launch, after the arguments of the specification page, and their defaults.
 OPTIONAL = dict(clean_topk_ids=0, recv_counts=0, send_buf_p=0, num_tokens=0, input_tokens=0,
                 input_scales_args=(1.0,), router_weights_args=(), epilogue_args=())
 POINTERS = {"send_buf_p", "recv_buf_p", "recv_count_p", "ep_counters", "clean_topk_ids", "recv_counts"}
@@ -22,29 +22,29 @@ USER_ARGUMENTS = {"input_scales_args", "router_weights_args", "epilogue_args"}
 class PlainKernel:
     """One of the six plain kernels, compiled for one configuration at its first launch.
 
-    kernel[grid, block](...) or kernel[grid, block, stream](...) launches. grid: blocks; all must be resident, as they
-    wait for each other (not in combine_async); combine and combine_wait run at most 2 * n_experts. block: threads, a
-    multiple of 32. stream: of machine.stream(rank), or on a GPU a Numba stream or its handle. In the simulator launches
-    run at machine.synchronize() or at the end of `with machine.hold()`; without a stream alone and at once.
+    kernel[grid, block](...) or kernel[grid, block, stream](...) launches. grid: blocks. All must be resident, as they
+    wait for each other (not in combine_async). combine and combine_wait run at most 2 * n_experts. block: threads, a
+    multiple of 32. stream: machine.stream(rank), or on a GPU a Numba stream or its handle. In the simulator launches
+    run at machine.synchronize() or at the end of `with machine.hold()`; without a stream, at once and alone.
 
-    Arguments are the page's, in its order. Arrays, C-contiguous: input_tokens [num_tokens, hidden] (in dispatch bf16,
-    or input_type; in combine [rows, hidden] of the combine type), topk_ids int32 [num_tokens, top_k], row_offsets
-    uint32 [n_groups + 1], expert_ids int32 [n_groups], src_info int32 [rows, 2], output_tokens [num_tokens, hidden] of
-    the combine type, or [num_tokens, top_k, hidden] without router weights. format_handler: the format's output arrays,
-    a NamedTuple, a dict or an object with their names. Pointers (send_buf_p, recv_buf_p, recv_count_p): an address, or
-    an array. recv_buf_ptrs, recv_count_ptrs: tuples of p2p_world_size of them. ep_counters: EPLocalSyncCounters, or its
-    buffer, or its address. my_rank: int.
+    The arguments are those of the specification page, in its order. Arrays are C-contiguous: input_tokens [num_tokens,
+    hidden] (in dispatch bf16, or input_type; in combine [rows, hidden] of the combine type), topk_ids int32
+    [num_tokens, top_k], row_offsets uint32 [n_groups + 1], expert_ids int32 [n_groups], src_info int32 [rows, 2],
+    output_tokens [num_tokens, hidden] of the combine type, or [num_tokens, top_k, hidden] without router weights.
+    format_handler: the format's output arrays, a NamedTuple, a dict or an object with their names. send_buf_p,
+    recv_buf_p, recv_count_p: an address, or an array. recv_buf_ptrs, recv_count_ptrs: tuples of p2p_world_size of
+    these. ep_counters: EPLocalSyncCounters, its buffer, or its address. my_rank: int.
 
-    Keywords: status: address of STATUS_WORDS int32 words; default: words of this kernel, which check() reads. timeout
-    [s]: after it a wait gives up. clean_topk_ids: where dispatch stores the ids it used, -1 for bad ones; combine
-    applies the same rule to its topk_ids, so the caller's own array serves it as well. recv_counts: where dispatch
-    stores the counts, int32 [n_local_experts, n_src_ranks]. With fused_shared_expert send_buf_p and num_tokens for
-    dispatch_wait, input_tokens for combine_wait. input_scales_args, router_weights_args, epilogue_args: tuples of
-    numbers and arrays that the functions of input_scales_wrapper, router_weights_wrapper, and epilogue_fn or
-    elementwise_lambda_fn get after their own arguments. Without input_scales_wrapper the scale is input_scales_args[0].
+    Keywords. status: address of STATUS_WORDS int32 words; default: words of this kernel, which check() reads. timeout
+    [s]: a wait gives up after it. clean_topk_ids: where dispatch stores the ids it used, -1 for bad ones. Combine
+    applies the same rule to its topk_ids, so it can also take the caller's own array. recv_counts: where dispatch
+    stores the counts, int32 [n_local_experts, n_src_ranks]. With fused_shared_expert dispatch_wait needs send_buf_p and
+    num_tokens, and combine_wait input_tokens. input_scales_args, router_weights_args, epilogue_args: tuples of numbers
+    and arrays, passed to input_scales_wrapper, router_weights_wrapper, and epilogue_fn or elementwise_lambda_fn after
+    their own arguments. Without input_scales_wrapper the scale is input_scales_args[0].
 
-    A factory takes as keywords the page's compile-time names. Those that EPConfig says too must agree with it. n_sms
-    and num_threads are the defaults of grid() and block(). Errors: EPValueError, before anything is launched.
+    The keywords of a factory are the compile-time names of its page. Those that are also in EPConfig must agree with
+    it. n_sms and num_threads are the defaults of grid() and block(). Errors: EPValueError, before anything is launched.
     """
 
     def __init__(self, cfg, options, function):
@@ -70,7 +70,7 @@ class PlainKernel:
         return launch
 
     def grid(self, machine=None, block=None) -> int:
-        """Blocks of a launch on that machine: launch.n_sms, at most so many as are resident at once and have flags."""
+        """Blocks of a launch on that machine: launch.n_sms, but no more than can be resident at once and have flags."""
         block, launch = block or self.block(), self.options.launch
         n_sms = getattr(machine, "n_sms", None)
         if SIM or hasattr(machine, "kernels"):       # a dry machine, which remembers what it would launch
@@ -91,7 +91,7 @@ class PlainKernel:
         return self.kernel.cubin(self._compiled_for(user_arguments), cc)
 
     def check(self):
-        """Waits for the launches; raises what their own status words say: PeerTimeout, or EPValueError of bad ids."""
+        """Waits for the launches. Raises what their own status words report: PeerTimeout, EPValueError for bad ids."""
         for rank, (stream, words, timeout) in self._launched.items():
             self.kernel.wait(stream)
             if words is not None:
@@ -121,7 +121,7 @@ class PlainKernel:
             stream.synchronize()
 
     def _named(self, page_arguments, given):
-        """{name: checked argument}: arrays as Array."""
+        """Checks the arguments of a launch and returns {name: argument}, arrays as Array."""
         wanted = self.page_arguments
         if len(page_arguments) != len(wanted):
             raise EPValueError(f"{self.__name__} takes {len(wanted)} arguments ({', '.join(wanted)}), "
@@ -166,7 +166,7 @@ class PlainKernel:
             named["input_scales_args"] = (np.float32(named["input_scales_args"][0]),)
 
     def _value(self, name, value, place):
-        """An argument as ArrayKernel takes it."""
+        """Converts an argument to the form that ArrayKernel takes."""
         if name in TUPLES:
             return tuple(place.address(v, f"{name}[{i}]") for i, v in enumerate(value))
         if name in POINTERS or name == "status" or (name == "input_tokens" and name not in self.page_arguments):
@@ -176,7 +176,7 @@ class PlainKernel:
         return np.int32(value) if name in ("my_rank", "num_tokens") else value
 
     def _compiled_for(self, user_arguments):
-        """Arguments of the types that a launch has."""
+        """Arguments of the same types as those of a launch."""
         named = arguments.stand_ins(self.cfg, self.__name__, self.options, self.page_arguments)
         values = []
         for name in self.parameters:
@@ -192,7 +192,7 @@ class PlainKernel:
 
 
 def user_argument(value, what):
-    """A number as float32 or int32; an array as Array."""
+    """A number becomes float32 or int32, an array an Array."""
     if isinstance(value, (bool, int, float, np.number, np.bool_)):
         return np.float32(value) if isinstance(value, (float, np.floating)) else np.int32(value)
     return value if isinstance(value, arguments.Array) else arguments.view(value, what)

@@ -1,7 +1,7 @@
-"""The message: `payload | src_info | topk_info`, each part padded to cfg.alignment; and which ids count as ids.
+"""The message, `payload | src_info | topk_info`, each part padded to cfg.alignment; and which expert ids are valid.
 
-payload: what the token format makes of the token. src_info: int32, the token's row in input_tokens of its rank.
-topk_info: uint16 a k, the token's ids, 65535 for -1. Padding bytes are 0.
+payload: the token as the token format encodes it. src_info: int32, the token's row in input_tokens of its rank.
+topk_info: the token's ids, uint16 for each k, 65535 for -1. Padding bytes are 0.
 """
 
 from types import ModuleType
@@ -20,12 +20,12 @@ INPUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def ids(cfg) -> ModuleType:
-    """Namespace "ids": what topk_ids [num_tokens, top_k] int32 say.
+    """Namespace "ids": device functions that read topk_ids, int32 [num_tokens, top_k].
 
-    clean(topk_ids, t, k): the id, or -1 for one that is outside [0, n_experts) or stands at a smaller k of the token
-        already. Dispatch and combine both read ids through it, so they agree without a copy.
+    clean(topk_ids, t, k): the id; -1 if it is outside [0, n_experts) or if the token has it at a smaller k already.
+        Dispatch and combine both read ids through it, so they agree without a copy.
     count(topk_ids, num_tokens, expert, lane): a warp counts the tokens for which `clean` gives the expert.
-    record(topk_ids, t, k, status): counts an id that `clean` refused, unless it is -1.
+    record(topk_ids, t, k, status): an id that `clean` refused is recorded in the status words, unless it is -1.
     """
     n_experts, top_k = cfg.n_experts, cfg.top_k
 
@@ -67,9 +67,9 @@ def ids(cfg) -> ModuleType:
 def make(cfg, input_type="bf16") -> ModuleType:
     """Namespace "message". input_type: "bf16", or with the bf16 format "fp16" or "fp32", rounded once to nearest even.
 
-    n_bytes: of a message. at(buffer, i): address of message i of a buffer.
+    n_bytes: size of a message. at(buffer, i): address of message i of a buffer.
     encode(place, input_tokens, topk_ids, t, input_scale): a block writes the message of token t at `place`.
-    token(place), k_of(place, expert): what the message at `place` says to the owner of `expert`: its (t, k).
+    token(place), k_of(place, expert): t and k of the message at `place`, for the owner of `expert`.
     """
     fmt, parts, clean = formats.of(cfg), layout.message(cfg), ids(cfg).clean
     encode_part, converted, top_k = fmt.encode_part, input_type != "bf16", cfg.top_k

@@ -1,8 +1,8 @@
-"""What a rank writes into the memory of other ranks: rows of bytes, and signals.
+"""Writes into the memory of other ranks: rows of bytes, and signals.
 
-To a rank of the same p2p world these are plain stores, and a release at system scope for the signal. To a rank of
-another world they are SHMEM puts and a signal operation. A put is complete when the warp has called quiet(); the count
-in `finished`, or a block barrier, carries that to the thread that signals.
+In one p2p world rows are plain stores, and a signal is a store with release at system scope. Across worlds rows are
+SHMEM puts, and a signal is a signal operation. A put is complete when the warp has called quiet(). The counter
+`finished`, or a block barrier, tells this to the thread that signals.
 """
 
 from types import ModuleType
@@ -16,7 +16,7 @@ from .counters import namespace
 
 
 class Peers(NamedTuple):
-    """Addresses of the receive buffers and count words of every rank of the p2p world, and who this rank is."""
+    """Addresses of the receive buffers and count words of every rank of the p2p world, and the number of this rank."""
 
     recv_buf_ptrs: tuple
     recv_count_ptrs: tuple
@@ -27,10 +27,10 @@ def make(cfg, row_bytes: int) -> ModuleType:
     """Namespace "to_peers" for rows of row_bytes. A warp calls write, one thread calls signal. to: Peers.
 
     is_near(dst_rank, my_rank): whether both are in one p2p world.
-    write(to, dst_rank, offset, src, lane): row_bytes from src to byte `offset` of dst_rank's recv_buf. At its end the
-        calling lane's part is complete. Across worlds src lies in symmetric memory.
-    signal(to, dst_rank, index, count): the count goes into word `index` of dst_rank's recv_count, behind everything
-        that this thread has written, or acquired from others.
+    write(to, dst_rank, offset, src, lane): copies row_bytes from src to byte `offset` of dst_rank's recv_buf. When it
+        returns, the calling lane's part is complete. Across worlds src must be in symmetric memory.
+    signal(to, dst_rank, index, count): stores the count in word `index` of dst_rank's recv_count, after everything that
+        this thread has written, or acquired from others.
     """
     p2p_world_size, copy, everybody_is_near = cfg.p2p_world_size, copy_part(row_bytes), not crosses_worlds(cfg)
 

@@ -1,4 +1,4 @@
-"""The wait half of dispatch: signals, row numbers, and messages that become rows of the output. Its steps: `make`."""
+"""The wait half of dispatch: awaits signals, numbers rows, decodes messages into rows of the output. Steps: `make`."""
 
 from types import ModuleType
 from typing import NamedTuple
@@ -30,7 +30,7 @@ class Outputs(NamedTuple):
 
 
 class Inbox(NamedTuple):
-    """What peers write on this rank, by address, and the counters."""
+    """Addresses of the memory that peers write on this rank, and of its counters."""
 
     recv_buf_p: int
     recv_count_p: int
@@ -59,15 +59,15 @@ def shared_rows(cfg):
 
 
 def make(cfg) -> ModuleType:
-    """Namespace "receive": rows(out, inbox, send_buf_p, num_tokens, waiter) is the wait half, by all blocks. Its steps:
+    """Namespace "receive": all blocks call rows(out, inbox, send_buf_p, num_tokens, waiter), the wait half. Its steps:
 
-    await_signals: block 0 waits for all counts, writes them into region A and resets recv_count. Whether all came.
+    await_signals: block 0 awaits all counts, writes them into region A, resets recv_count. Returns whether all came.
     number_rows: block 0 writes B, zeroes C, writes row_offsets and expert_ids, raises E, writes the end rows of A.
-    await_rows: waits for E. Whether it was raised.
-    copy_shared: the shared expert's rows, from send_buf, once F counts them all. A warp claims a row by fetch-add on G.
-    copy_tiles: the routed rows, an expert at a time. A block claims tiles of 128 rows by fetch-add on C.
-    fill_rest: what no message fills, that is unused scales of a tile and src_info of padding rows.
-    clear_counters: the last block to count itself in D zeroes what counters.py lists.
+    await_rows: every block waits until E is raised. Returns whether it was.
+    copy_shared: copies the shared expert's rows from send_buf once F counts them. A warp claims rows by fetch-add on G.
+    copy_tiles: copies the routed rows, one expert at a time. A block claims tiles of 128 rows by fetch-add on C.
+    fill_rest: writes unused scales of a tile and src_info of padding rows, which no message fills.
+    clear_counters: the last block to count itself in D zeroes the counters that counters.py lists.
 
     A group is the rows of one expert. With fused_shared_expert group 0 is the shared expert, else local expert 0.
     """
@@ -85,7 +85,7 @@ def make(cfg) -> ModuleType:
 
     @device_fn
     def sum_over_ranks(inbox):
-        """Region B: inclusive sums of the counts within each expert. Region C: no tile is claimed."""
+        """Writes inclusive sums of the counts within each expert into region B. Zeroes C: no tile is claimed."""
         local_expert = i32(thread_idx())
         while local_expert < local:
             rows, r = i32(0), i32(0)
@@ -99,12 +99,12 @@ def make(cfg) -> ModuleType:
 
     @device_fn
     def rows_of(inbox, local_expert):
-        """Rows of a local expert: the last of its sums."""
+        """The number of rows of a local expert: the last of its sums."""
         return i32(load_i32(word.b(inbox.ep_counters, i32(local_expert * ranks + ranks - 1))))
 
     @device_fn
     def offset_groups(out, inbox, n_shared):
-        """One warp: row_offsets, expert_ids, first tiles. Each lane has its own group."""
+        """One warp writes row_offsets and expert_ids, and gives the format each group's first tile. A lane a group."""
         lane, first, start, tile = i32(lane_id()), i32(0), i32(0), i32(0)
         if lane == 0:
             out.row_offsets[0] = 0
@@ -176,7 +176,7 @@ def make(cfg) -> ModuleType:
 
     @device_fn
     def claim_tile(inbox, local_expert):
-        """The next tile of this expert that no block has, for all threads of the block."""
+        """Claims the next tile of this expert that no block has, for all threads of the block."""
         claimed = shared_array(1, int32)
         syncthreads()                           # all threads have read the tile before
         if thread_idx() == 0:
@@ -186,7 +186,7 @@ def make(cfg) -> ModuleType:
 
     @device_fn
     def copy_row(out, inbox, local_expert, j):
-        """A warp: row j of a local expert, counted over src_ranks in order."""
+        """A warp decodes row j of a local expert. The expert's rows are counted over ascending src_ranks."""
         src_rank, before = i32(0), i32(0)
         end = i32(load_i32(word.b(inbox.ep_counters, i32(local_expert * ranks))))
         while end <= j:

@@ -18,7 +18,7 @@ LONGER_NS = 1_000_000_000   # added to the timeout of a wait for block 0
 
 
 class Waiter(NamedTuple):
-    """Who waits: address of the status words, timeout [ns], phase (a number of status.PHASES)."""
+    """Arguments of a wait: address of the status words, timeout [ns], phase (a number of status.PHASES)."""
 
     status: int
     timeout_ns: int
@@ -27,13 +27,13 @@ class Waiter(NamedTuple):
 
 @device_fn
 def behind_another(waiter):
-    """For a wait for a flag of block 0. It lasts longer: block 0 gives up first, and records the missing signal."""
+    """For waiting for a flag of block 0: lasts longer, so block 0 gives up first and records the missing signal."""
     return Waiter(waiter.status, u64(waiter.timeout_ns) + u64(LONGER_NS), waiter.phase)
 
 
 @device_fn
 def wait_for_signal(word, segment, waiter):
-    """Waits for the signal in a recv_count word: the count, acquired at system scope, or MAX_FINITE if it gave up."""
+    """Waits for a recv_count word. Returns the count, acquired at system scope, or MAX_FINITE if it gave up."""
     count = u64(ld_acquire_sys_u64(word))
     since = u64(globaltimer())
     polls = 0
@@ -48,7 +48,7 @@ def wait_for_signal(word, segment, waiter):
 
 @device_fn
 def wait_for_counter(word, wanted, waiter, waited_for, index):
-    """Waits until a counter of this rank is `wanted`, never more; acquired at device scope. Whether it came to that."""
+    """Waits until a counter of this rank equals `wanted`, its maximum. Acquires at device scope. Returns success."""
     seen = ld_acquire_gpu_i32(word)
     since = u64(globaltimer())
     polls = 0
@@ -64,7 +64,7 @@ def wait_for_counter(word, wanted, waiter, waited_for, index):
 def all_signals(cfg, keep):
     """Device function (inbox, waiter) -> whether all signals came; by all threads of one block.
 
-    It waits for all words of recv_count, and then resets them. keep(ep_counters, i, count): what to do with count i.
+    It waits for all words of recv_count, calls keep(ep_counters, i, count) for each, and then resets them all.
     """
     n_words = cfg.n_local_experts * cfg.n_src_ranks
 

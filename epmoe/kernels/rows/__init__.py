@@ -1,7 +1,7 @@
-"""Kernels of the rank-deduplicated layout: each rank receives a token once, even if several of its experts are there.
+"""Kernels for rows: each rank receives a token once, even if several of its experts are there.
 
-In dispatch, resend and combine the ranks communicate; dispatch.py and combine.py describe the steps. expand and move
-are local.
+In dispatch, resend and combine the ranks communicate. dispatch.py and combine.py describe the steps. expand and move
+work on local memory only.
 """
 
 from .combine import combine_kernel

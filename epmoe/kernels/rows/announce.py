@@ -1,8 +1,8 @@
-"""What the leader block announces to all peers at the beginning of a call, and arrivals at its end.
+"""The leader block's announcement to all peers at the beginning of a call, and arrivals at its end.
 
-A rank announces where its arrays lie, for how many rows they have room, how many tokens and sending blocks it has, and,
-where the peers do not know them from a handle, how many rows it sends to each rank. Its announcement lies in a mailbox
-of each rank (mailbox.py). Only places, which peers write to, have to lie behind a fence for earlier launches of this rank.
+A rank announces where its arrays are, for how many rows they have room, and how many tokens and sending blocks it has.
+If the peers have no handle, it also announces how many rows it sends to each rank. Its announcement is stored in a
+mailbox at each rank (mailbox.py). Only places, to which peers write, need a fence for this rank's earlier launches.
 """
 
 from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id, load_i32, red_add_release_sys_i32,
@@ -38,12 +38,12 @@ def parts_of_announcement(shape):
 
 
 def announcing(shape, part, marks=True):
-    """Device functions by which a warp of the leader block announces a part to all ranks, its own too.
+    """Namespace of device functions by which a warp of the leader block announces a part to all ranks, also to its own.
 
-    look(call, first) -> looked: what announcing takes besides the call's number and the counts, of the words [first,
-    first + 32) of all peers. Looking takes longer than announcing, so the caller looks before it waits for those.
-    announce(call, counts, looked): all of them; looked: at the first ones. counts: of the tokens for rank r, in lane r.
-    announce_totals(call, totals, looked): the same of counts in a shared array. marks: whether to stamp it.
+    look(call, first) -> looked: reads what announcing needs for the words [first, first + 32) of all peers, except for
+    the call's number and the counts. It takes longer than announcing, so the caller looks before it waits for those.
+    announce(call, counts, looked): stores all words. looked: of the first 32. counts: in lane r the tokens for rank r.
+    announce_totals(call, totals, looked): does this with counts in a shared array. marks: whether to stamp it.
     """
     ranks, (begin, end) = shape.n_ranks, parts_of_announcement(shape)[part]
     n, at_word = end - begin, mailbox_words(shape)
@@ -52,8 +52,8 @@ def announcing(shape, part, marks=True):
 
     @device_fn
     def look(call, first):
-        """(address of the word in calls of parity 0, bytes from it to the word of parity 1, its number if it is no count,
-        the word), of this lane; lanes past the last word have the last one.
+        """For this lane's word: its address in calls of parity 0, the bytes from there to parity 1, its number unless
+        it is a count, and the word. Lanes past the last word have the last one.
         """
         peer, word = split(i32(min(i32(first + lane_id()), ranks * n - 1)), n)
         word, number = i32(begin + word), i32(call.num_tokens)
@@ -88,8 +88,8 @@ def announcing(shape, part, marks=True):
 def early(shape, part, *, fences=True, marks=True):
     """Device function (call): a warp announces a part before its block's first barrier.
 
-    It waits for no other warp: all peers wait for it. fences: for what earlier launches of this rank have done, while
-    nothing is on its way that the fence would wait for.
+    It waits for no other warp, since all peers wait for it. fences: whether to fence first, for what earlier launches
+    of this rank have done. At this point no store is in flight that the fence would wait for.
     """
     words = announcing(shape, part, marks)
 
@@ -105,7 +105,7 @@ def early(shape, part, *, fences=True, marks=True):
 
 
 def experts(shape):
-    """Device function (call, counts, at), of the leader block: each rank gets its experts' tokens, counts[at + expert]."""
+    """Device function (call, counts, at): the leader block sends each rank its experts' tokens, counts[at + expert]."""
     n_local, num_experts, at_word = shape.num_local_experts, shape.num_experts, mailbox_words(shape)
     experts_at = mailbox.experts_at(shape.n_ranks)
 
@@ -119,9 +119,9 @@ def experts(shape):
 
 
 def awaiting(shape, phase, part, *, acquires=True):
-    """Device function (call, announced), of a block: the numbers of this part of all announcements -> whether all came.
+    """Device function (call, announced) -> whether all came: a block waits for this part of all ranks' announcements.
 
-    part "experts": instead of `announced`, a shared array [src_rank, local expert].
+    It stores the numbers in `announced`; for the part "experts", in a shared array [src_rank, local expert].
     """
     ranks, at_word, (begin, end) = shape.n_ranks, mailbox_words(shape), parts_of_announcement(shape)[part]
     n, what = end - begin, (phase, wait.FOR_ANNOUNCEMENT)
@@ -143,17 +143,17 @@ def awaiting(shape, phase, part, *, acquires=True):
 
 
 def beginning(shape, mark, few):
-    """Device function begin(call, announced, shared_epoch) -> (call with its number, first), for a call that has a handle.
+    """Device function begin(call, announced, shared_epoch) -> (call with its number, first), for a call with a handle.
 
-    few: None, or the way of small batches: namespace of prepare(call) -> first, before the call is known; fits(announced),
-    the same on all ranks; rest(call, announced, first), the rest of the call.
+    few: None, or namespace for small batches. prepare(call) -> first: before the call is known. fits(announced):
+    whether this is a small batch, the same on all ranks. rest(call, announced, first): the rest of the call.
     """
     (begin_call, _), ranks, n_words = calls.begin_and_end(shape.n_ranks), shape.n_ranks, mailbox.experts_at(shape.n_ranks)
     announce_rank, prepare = early(shape, "without_counts"), few.prepare if few else device_fn(lambda call: None)
 
     @by_threads
     def load_counts(i, counts, announced):
-        """Counts of rows and tokens of all ranks, out of the call's handle."""
+        """Loads the counts of rows and tokens of all ranks from the call's handle."""
         if i < ranks:                           # before the counts lie the ranks' tokens (handle.py)
             announced[ranks * n_words + i] = i32(load_i32(u64(counts) + u64(4) * u64(i) - u64(4 * ranks)))
         src_rank, dst_rank = split(i, ranks)
@@ -173,10 +173,10 @@ def beginning(shape, mark, few):
 
 
 def arrivals(shape, phase):
-    """Device functions by which blocks signal to all ranks that they have sent their part: namespace.
+    """Namespace of device functions by which blocks signal to all ranks that they have sent their part.
 
-    sent(call, ok): every block that sends, when it has sent its part (ok). await_all(call, announced): of the leader block;
-    whether every rank has sent all its rows.
+    sent(call, ok): every sending block calls it when it has sent its part (ok). await_all(call, announced): the leader
+    block waits; returns whether every rank has sent all its rows.
     """
     ranks, memory, mail = shape.n_ranks, memory_of(shape.n_ranks), mailbox.reading(shape.n_ranks)
     what = phase, wait.FOR_ARRIVAL
@@ -205,10 +205,10 @@ def arrivals(shape, phase):
 
 
 def closing(shape, phase, part):
-    """Device function (call, announced), of the leader block: whether it may end the call, once all have come.
+    """Device function (call, announced) -> whether the leader block may end the call; it waits until it may.
 
-    All ranks have announced themselves (part: what they announce), and all blocks of this one have begun; both are
-    waited for at once.
+    All ranks must have announced themselves (part: the part of the announcement), and all blocks of this rank must have
+    begun. It waits for both at once.
     """
     await_part = awaiting(shape, phase, part)
 

@@ -1,7 +1,7 @@
-"""A call: its record, its beginning and end, and which blocks do what in it.
+"""A call: its record, its beginning and end, and the part of each block.
 
-The last block, the leader block, talks to the peers and sends nothing; of the others, all or some send. In it the
-notify warp announces this rank, and the fence warp fences where the notify warp does not.
+The last block, the leader block, talks to the peers and sends nothing. Of the others, all or some send. In the leader
+block the notify warp announces this rank, and the fence warp fences where the notify warp does not.
 """
 
 from functools import cache
@@ -21,9 +21,9 @@ OVER = 0                # instead of a call's number: this block has ended it, o
 
 
 class Call(NamedTuple):
-    """What the steps of a kernel are given: its arguments, and the number of the call.
+    """The arguments of a kernel and the number of the call, for the steps of the kernel.
 
-    epoch: OVER also before the call has begun.
+    epoch: the call's number; OVER also before the call has begun.
     """
 
     params: tuple
@@ -34,13 +34,13 @@ class Call(NamedTuple):
 
 @device_fn
 def at_epoch(call, epoch):
-    """The call with this number."""
+    """The same call with this number."""
     return Call(call.params, call.num_tokens, call.my_rank, u64(epoch))
 
 
 @device_fn
 def is_over(call):
-    """Whether this block has nothing left to do in it."""
+    """Whether this block has nothing left to do in the call."""
     return call.epoch == u64(OVER)
 
 
@@ -52,31 +52,31 @@ def is_leader():
 
 @device_fn
 def is_notify_warp():
-    """Whether this is the leader block's last warp; in a small batch its others read tokens."""
+    """Whether this is the leader block's last warp. In a small batch its other warps read tokens."""
     return is_leader() and warp_id() == n_warps() - 1
 
 
 @device_fn
 def is_fence_warp():
-    """Whether this is the last warp but one of the leader block; its only one, if it has no other."""
+    """Whether this is the leader block's last warp but one, or its only warp."""
     return is_leader() and warp_id() == max(0, i32(n_warps() - 2))
 
 
 @device_fn
 def is_last_thread():
-    """Whether this is the block's last thread; its first ones wait for announcements."""
+    """Whether this is the block's last thread. Its first threads are busy: they wait for announcements."""
     return thread_idx() == block_dim() - 1
 
 
 @device_fn
 def num_senders():
-    """How many blocks send: all but the leader block."""
+    """The number of blocks that send: all but the leader block."""
     return i32(grid_dim() - 1)
 
 
 @device_fn
 def begun_alone(call):
-    """The call with its number, as begun_together gives it, for a warp that does not wait for others."""
+    """The call with its number, like begun_together, but for a warp that does not wait for other warps."""
     words = call.params[p.words]
     epoch = u64(u64(load_u64(words + u64(mailbox.EPOCH))) + u64(1))
     return at_epoch(call, u64(OVER) if has_failed(words + u64(mailbox.STATUS)) else epoch)
@@ -84,7 +84,7 @@ def begun_alone(call):
 
 @device_fn
 def begun_together(call, begun):
-    """The block's first barrier -> the call with its number; over if a wait of this rank expired in an earlier call."""
+    """The block's first barrier -> the call with its number; OVER if a wait of this rank expired in an earlier call."""
     has_failed, last_epoch, shared_epoch = begun
     if thread_idx() == 0:
         shared_epoch[0] = u64(last_epoch + u64(1))
@@ -95,26 +95,26 @@ def begun_together(call, begun):
 
 @device_fn
 def say_begun(call):
-    """The block's last thread, when the block has nothing urgent to do: it releases."""
+    """The block's last thread counts the block as begun. It releases, so call it when nothing urgent is left to do."""
     if is_last_thread():
         red_add_release_gpu_i32(call.params[p.words] + u64(mailbox.BEGUN), i32(1))
 
 
 @device_fn
 def has_begun(call, phase):
-    """A thread of the leader block: whether all blocks of this rank have said so, which it acquires."""
+    """A thread of the leader block waits until all blocks of this rank have begun, and acquires. Returns success."""
     return wait.for_blocks(call.params, call.params[p.words] + u64(mailbox.BEGUN), i32(grid_dim()), phase)
 
 
 @device_fn
 def all_begun(call, phase):
-    """The same of the whole leader block."""
+    """The whole leader block waits until all blocks of this rank have begun. Returns success."""
     ok = thread_idx() != 0 or has_begun(call, phase)
     return not syncthreads_or(not ok)           # thread 0 acquired for all
 
 
 def claims(counter):
-    """Device function claim(call, lane) -> the next unit of work that no warp of this rank has.
+    """Device function claim(call, lane): a warp claims the next unit of work that no warp of this rank has.
 
     counter: NEXT_TO_RECEIVE or NEXT_TO_SEND.
     """
@@ -131,11 +131,11 @@ def claims(counter):
 
 @cache
 def begin_and_end(n_ranks):
-    """(begin, end): device functions.
+    """(begin, end): device functions for the beginning and the end of a call.
 
-    begin(params, shared_epoch) -> begun, which begun_together takes: (whether an earlier wait failed, number of the last
-    call, both of thread 0, and shared_epoch, a shared uint64 array [1]). end(call): of the leader block, when all have begun; no
-    peer touches what it clears.
+    begin(params, shared_epoch) -> begun, the argument of begun_together: (whether an earlier wait failed, number of the
+    last call, shared_epoch). The first two are only valid in thread 0. shared_epoch: shared uint64 array [1].
+    end(call): the leader block calls it when all have begun; no peer touches what it clears.
     """
     n_lines, memory = -(-8 * parameter_block(n_ranks).context_words // LINE), memory_of(n_ranks)
 

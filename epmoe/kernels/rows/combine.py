@@ -1,11 +1,11 @@
 """Combine of rows: each rank pushes its rows back to the ranks of their tokens, which sum them by token.
 
 1. The notify warp announces where this rank's returned rows must be written. Each (token, rank) has its own place.
-2. Small batches need not wait for that (few/combine.py).
-3. Pushing (push.py): some of the blocks send row by row, with a flag for each part of a row. In expert-major, a row
+2. Small batches do not wait for this (few/combine.py).
+3. Push (push.py): some of the blocks send row by row, with a flag for each part of a row. In expert-major, a row
    is the sum over the local experts, rounded once.
-4. Reducing (reduce.py): the other blocks meanwhile, and all blocks when nothing is left to push. Each part of a token
-   is summed when its rows have arrived, over ranks ascending in float32, rounded once.
+4. Reduce (reduce.py): the other blocks meanwhile, and all blocks when nothing is left to push. A part of a token is
+   summed when its rows have arrived, over ascending ranks in float32, and rounded once.
 5. The leader block ends the call when all blocks have begun it.
 """
 
@@ -41,7 +41,7 @@ def pushing(shape):
 
 @lru_cache(CACHED)
 def combine_kernel(shape):
-    """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
+    """Makes the kernel. Its grid needs at least two blocks; all must be resident, on all ranks together."""
     mark, (_, end_call) = stamps.make(shape.trace, BLOCK), calls.begin_and_end(shape.n_ranks)
     few = few_rows.combining(shape, mark) if shape.lamport else None
     begin, has_few = announce.beginning(shape, mark, few), bool(shape.lamport)

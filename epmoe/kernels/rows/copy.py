@@ -1,8 +1,8 @@
-"""Copies of rows in parts: a warp reads 16 bytes a lane and stores them to each place; flags say which parts have come.
+"""Copies rows in parts: a warp reads 16 bytes a lane and stores them at each place. Flags tell which parts have come.
 
-Flags are at the beginning of a rank's pool: MOST_PARTS u32 for each row, one for each part, the last call in which it
-was written. A warp that has written a part of a row raises its flag there, so a reader need not wait for later rows.
-Epochs only grow: flags are never lowered.
+Flags are at the beginning of a rank's pool: MOST_PARTS u32 for each row. The flag of a part holds the number of the
+last call in which the part was written. A warp that has written a part of a row raises its flag at the receiver, so a
+reader need not wait for later rows. Epochs only grow, so flags are never lowered.
 """
 
 from functools import cache, lru_cache
@@ -22,19 +22,19 @@ FLAG_BYTES = 4
 
 @device_fn
 def rotated(mask, start):
-    """The mask with bit `start` moved to bit 0; each peer begins with another one, so they do not all meet at one."""
+    """The mask with bit `start` moved to bit 0. Each rank begins with another peer, so they do not all meet at one."""
     return u32((mask >> u32(start)) | u32(mask << u32((32 - start) & 31)))
 
 
 @cache
 def copying(*, read_only, store=store16):
-    """Device functions of a warp: namespace.
+    """Namespace of device functions, called by a warp.
 
-    copy(src, place, mask, start, first, end, lane): vectors [first, end) of the row at src go to the place (address of
-    a row) of each lane in `mask`, beginning with lane `start`. The row is read once. load(src, base, end, lane),
-    store(batch, place, mask, start, base, end, lane): its two halves, for [base, base + BATCH) before `end`.
-    read_only: the row is not written while the kernel runs, so that the non-coherent path may be used. store: the
-    device function that stores 16 bytes.
+    copy(src, place, mask, start, first, end, lane): copies vectors [first, end) of the row at src to the place (address
+    of a row) of each lane in `mask`, beginning with lane `start`. It reads the row once. load(src, base, end, lane) and
+    store(batch, place, mask, start, base, end, lane) are its two halves, for [base, base + BATCH) below `end`.
+    read_only: the row is not written while the kernel runs, so the non-coherent path may be used. store: the device
+    function that stores 16 bytes.
     """
     load_vector = load16_nc if read_only else load16
     load_four = four(device_fn(lambda given, i: load_vector(given[0] + u64(VECTOR) * u64(min(i, given[1])))))
@@ -50,7 +50,7 @@ def copying(*, read_only, store=store16):
 
     @device_fn
     def load(src, base, end, lane):
-        # lanes behind the end read the last vector again and store nothing: all stay together for the broadcasts
+        # lanes past the end read the last vector again and store nothing, so all lanes take part in the broadcasts
         return load_four((src, i32(end - 1)), i32(base + lane), 32)
 
     @device_fn
@@ -73,15 +73,15 @@ def copying(*, read_only, store=store16):
 
 
 def fewest_parts(shape):
-    """The fewest parts into which warps divide a row that is sent, if it has so many batches."""
+    """The fewest parts into which warps divide a row to send, if it has that many batches."""
     return min(shape.tuning.send_parts, max(1, -(-shape.n_vectors // BATCH)))
 
 
 @cache
 def parts(n_vectors):
-    """Device functions that share a row among warps where there are more warps than rows: namespace.
+    """Namespace of device functions that divide rows into parts if there are more warps than rows.
 
-    count(n_rows, warps) -> parts of a row. span(part, n_parts) -> its vectors [first, end).
+    count(n_rows, warps) -> number of parts of a row. span(part, n_parts) -> the part's vectors [first, end).
     """
     most, batches = max(1, -(-n_vectors // 32)), -(-n_vectors // BATCH)
 
@@ -96,19 +96,19 @@ def parts(n_vectors):
 
 
 def flag_bytes_for(n_rows):
-    """Bytes of the flags of n rows."""
+    """Size of the flags of n rows in bytes."""
     return mailbox.MOST_PARTS * FLAG_BYTES * n_rows
 
 
 def flags(shape, phase, n_vectors, fewest):
-    """Device functions over the flags of rows: namespace.
+    """Namespace of device functions that use the flags of rows.
 
-    Rows have so many 16-byte vectors, and at least so many parts if they are long, so that parts come in turn even when
-    all warps have many rows. count(announced) -> parts of a row, the same on all ranks. raise_part(call, mask, row, part,
-    lane): a warp, when it has written the part at the ranks of `mask`; lane r has the row there. raise_row(call, rank,
-    row, n_parts, lane): a warp, when it has written all parts of a row at one rank. is_up(call, row, part): whether the
-    part of a lane's row came. wait_for(call, row, part, src_rank): each lane waits for the part of its own row that a
-    src_rank writes here, those with row < 0 for none; whether all came.
+    n_vectors: 16-byte vectors of a row. fewest: long rows have at least this many parts, so that parts alternate even
+    if all warps have many rows. count(announced) -> number of parts of a row, the same on all ranks. raise_part(call,
+    mask, row, part, lane): a warp has written the part at the ranks of `mask`; in lane r, row is the row at rank r.
+    raise_row(call, rank, row, n_parts, lane): a warp has written all parts of a row at one rank. is_up(call, row, part)
+    -> whether the part of a lane's row has come. wait_for(call, row, part, src_rank) -> whether all came: each lane
+    waits for the part of its own row that src_rank writes here; lanes with row < 0 wait for none.
     """
     most = min(mailbox.MOST_PARTS, max(1, -(-n_vectors // BATCH)))
     fewest, mail, memory = min(fewest, most), mailbox.reading(shape.n_ranks), memory_of(shape.n_ranks)
@@ -151,9 +151,9 @@ def flags(shape, phase, n_vectors, fewest):
 
 @lru_cache
 def move_kernel(threads):
-    """Kernel that copies word_counts[i] 32-bit words from sources[i] to targets[i]; both 16-byte aligned. Local.
+    """Makes a kernel that copies word_counts[i] 32-bit words from sources[i] to targets[i], 16-byte aligned. Local.
 
-    For rows that peers wrote into the pool because no result memory was free.
+    It moves rows that peers wrote into the pool because no result memory was free.
     """
     source_of, target_of, words_of = (chosen(BLOCK, n) for n in ("sources", "targets", "word_counts"))
 

@@ -1,34 +1,34 @@
 """Dispatch of rows: every token is sent once to each rank of its experts.
 
-Every block of a rank runs the kernel. The last warp (the notify warp) of the last block (the leader block) announces this
-rank to the peers. The other blocks send. If rows are also expanded in this launch (copied to the rows of their experts), a
-share of the warps of these blocks sends (tuning.send_tenths), and all other warps expand; only a batch of at most one token
-a block is sent by all warps.
+Every block of a rank runs the kernel. The last warp (the notify warp) of the last block (the leader block) announces
+this rank to the peers. The other blocks send. If this launch also expands rows (copies them to the rows of their
+experts), a share of the warps of these blocks sends (tuning.send_tenths), and all other warps expand. If a batch has at
+most one token for each block, all warps send.
 
-1. Begin: the number of the call (epoch), and whether an earlier one failed (call.py).
-2. Small batches have a way of their own, which ends the call: Lamport rows (few/dispatch.py), expert-major also
-   expanded as they come (few/by_expert.py). If some rank has too many tokens for it, all ranks go on with step 4; the
-   small way has done step 3 then.
+1. Begin: read the number of the call (epoch), and whether an earlier one failed (call.py).
+2. Small batches take another path, which ends the call: Lamport rows (few/dispatch.py). Expert-major also expands them
+   as they arrive (few/by_expert.py). If some rank has too many tokens for it, all ranks go on with step 4. Step 3 is
+   done by then.
 3. Number the rows (layout.py): the n-th of this rank's tokens that go to a rank is the n-th row that this rank sends
    there; -1 where a token does not go. Meanwhile the leader block announces this rank, and then how many tokens
    each expert gets (announce.py).
-4. Wait for the announcements of all ranks, which each block keeps in shared memory (`announced`). Every block knows then
-   where its rank's rows begin at each rank.
-5. Send (send.py) each row to its final place, unless some rank has no room for all its rows; then nobody sends. A warp
-   that takes another block's token waits first until all blocks have numbered theirs.
-6. Meanwhile the leader block waits for the numbers of tokens by expert, records counts and places for the handle, and
-   if the host waits, tells it the counts (handle.py).
+4. Wait for the announcements of all ranks. Each block keeps them in shared memory (`announced`). Every block then
+   knows where its rank's rows begin at each rank.
+5. Send (send.py) each row to its final place. If some rank has no room for all its rows, nobody sends. A warp that
+   takes another block's token first waits until all blocks have numbered theirs.
+6. Meanwhile the leader block waits for the numbers of tokens by expert, and records counts and places for the handle.
+   If the host waits, the leader block tells it the counts (handle.py).
 7. Finish. A receiver learns in one of three ways that rows have arrived:
-   counters (by_counters): every sending block adds one to a counter at every rank when its rows are written; the leader
+   Counters (by_counters): when a sending block has written its rows, it adds one to a counter at every rank. The leader
    block waits until the counters have reached the announced numbers of blocks.
-   Flags (by_flags), where rows are expanded in the same launch: a sender raises a flag for each part of a row, and warps
-   that do not send, or have sent, expand the parts that have arrived (expand.py). Rows of a rank to itself are expanded
-   from the input, if they are not encoded on the way.
+   Flags (by_flags), if this launch also expands rows: a sender raises a flag for each part of a row. Warps that do not
+   send, or have finished sending, expand the parts that have arrived (expand.py). Rows of a rank to itself are expanded
+   from the input, unless they are encoded on the way.
    Lamport rows: a receiver polls the row's words in a window until none is ABSENT, and copies it out (step 2).
 8. The leader block ends the call.
 
-A cached dispatch, and the retry of one that found no room, have the numbers and counts of a handle: rows_resend leaves out
-step 6, and of step 3 all but the announcement, which has no counts.
+A cached dispatch, and the retry of one that found no room, take numbers and counts from a handle: rows_resend skips
+step 6, and does of step 3 only the announcement, without counts.
 """
 
 from functools import lru_cache
@@ -47,7 +47,7 @@ from .shape import BLOCK
 
 @lru_cache(CACHED)
 def dispatch_kernel(shape):
-    """The kernel; its grid's blocks, at least two, must all be resident, on all ranks together."""
+    """Makes the kernel. Its grid needs at least two blocks; all must be resident, on all ranks together."""
     (begin_call, end_call), n_announced = calls.begin_and_end(shape.n_ranks), mailbox.numbers_announced(shape.n_ranks)
     mark = stamps.make(shape.trace, BLOCK)
     allocate, number_rows = layout.allocating(shape), numbering(shape, mark)
@@ -65,7 +65,7 @@ def dispatch_kernel(shape):
         mark(params, stamps.START)
         call = calls.Call(params, num_tokens, my_rank, u64(calls.OVER))
         begun = begin_call(params, shared_epoch)                    # 1
-        # on a GPU larger batches have a kernel without the small way; simulated ranks share one kernel
+        # on a GPU larger batches have a kernel without the path for small ones; simulated ranks share one kernel
         if has_few and (not SIM or num_tokens <= few_tokens):
             epoch = dispatch_few(call, begun, announced, scratch)   # 2
         else:
@@ -93,9 +93,9 @@ def dispatch_kernel(shape):
 
 
 def numbering(shape, mark):
-    """Device function number_rows(call, begun, scratch) -> this call's number, OVER if a wait has expired.
+    """Device function number_rows(call, begun, scratch) -> this call's number, or OVER if a wait has expired.
 
-    Blocks that send have numbered their tokens then, and the leader block has announced this rank.
+    When it returns, blocks that send have numbered their tokens, and the leader block has announced this rank.
     """
     ranks, numbers = shape.n_ranks, layout.make(shape, wait.ROWS_DISPATCH)
     words, announce_experts, expert_major = announce.announcing(shape, "all"), announce.experts(shape), shape.expert_major
@@ -126,11 +126,11 @@ def numbering(shape, mark):
 
 
 def moving(shape, mark, numbered=None):
-    """(send_rows, finish_rows): send_rows as of send.make; finish_rows(call, announced, ok) -> whether all is well.
+    """(send_rows, finish_rows). send_rows: see send.make. finish_rows(call, announced, ok) -> whether all is well.
 
-    ok: whether this block has done its part. A sender signals, and the leader block waits; where rows are expanded by
-    expert while they arrive, every block expands. numbered: as of send.make; if it is given, a rank may have no room, and
-    then expands nothing.
+    ok: whether this block has done its part. Senders signal, and the leader block waits. If rows are expanded by expert
+    while they arrive, every block expands. numbered: see send.make; if it is given, a rank may have no room, and then
+    expands nothing.
     """
     if not shape.expands:
         arrivals = announce.arrivals(shape, wait.ROWS_DISPATCH)
@@ -164,7 +164,7 @@ def moving(shape, mark, numbered=None):
 
 @lru_cache(CACHED)
 def resend_kernel(shape):
-    """The kernel of a dispatch whose layout is known."""
+    """Makes the kernel of a dispatch whose layout is known."""
     mark, (_, end_call) = stamps.make(shape.trace, BLOCK), calls.begin_and_end(shape.n_ranks)
     few, expands = few_rows.resending(shape, mark) if shape.lamport else None, shape.expands
     begin, has_few = announce.beginning(shape, mark, few), bool(shape.lamport)

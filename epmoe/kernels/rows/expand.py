@@ -1,7 +1,7 @@
-"""Expansion: from received rows (src_rank, token) to rows by local expert, with zeros where there is no token. Local.
+"""Expansion copies received rows (src_rank, token) to rows by local expert, and writes zeros in padding rows. Local.
 
-Rows that have all come are expanded by a kernel behind the dispatch. Else each part of a row is expanded when its flag
-is up, in the dispatch itself.
+If all rows have come, a kernel after the dispatch expands them. Otherwise the dispatch itself expands each part of a
+row when its flag is up.
 """
 
 from functools import lru_cache
@@ -20,13 +20,13 @@ from .shape import BLOCK, p
 
 
 def _expert_rows(shape):
-    """Device function (params, received, first, before, writes, lane) for experts of a received row, by a warp.
+    """Device function (params, received, first, before, writes, lane), called by a warp: a received row's output rows.
 
-    received: (row, its src_rank) -> ((output row, place) of expert first + lane, the same of expert first + 32 + lane,
-    `before` of the next ones). Output row: -1 for none. place: among the numbers that came with the row. before: how
-    many of the experts before `first` have the row. Out of the handle; where places of local experts came with the row
-    (has_meta), out of these, and into the handle if `writes`. What is looked up for both windows of experts is asked
-    for together.
+    received: (row, its src_rank). before: how many experts below `first` have the row. Returns ((output row, place) for
+    expert first + lane, the same for expert first + 32 + lane, `before` of the next experts). Output row: -1 for none.
+    place: index of the expert among the numbers that came with the row. Without has_meta output rows are read from the
+    handle. With it, they are looked up by the places that came with the row, and written to the handle if `writes`.
+    Loads for both windows of experts are issued together.
     """
     n_local, has_meta, n_masks = shape.num_local_experts, shape.has_meta, send.expert_masks(shape.num_local_experts)
 
@@ -40,14 +40,14 @@ def _expert_rows(shape):
 
     @device_fn
     def look_up(params, received, expert, place, is_here):
-        """(the row's number among those of its src_rank for the expert, where these begin), not waited for."""
+        """(number among the rows of its src_rank for the expert, where these begin). Does not wait for the loads."""
         slot_at = word_in(params[p.source_slots], received[0], n_local, place)
         begin_at = params[p.expert_base] + u64(4) * u64(received[1] * n_local + expert)
         return (i32(load_i32(slot_at)), i32(load_i32(begin_at))) if is_here else (i32(0), i32(0))
 
     @device_fn
     def row_if_room(params, row, expert, found, is_here, writes):
-        """The output row; without room it is dropped, from here on and in every later call."""
+        """The output row. If there is no room, the row is dropped, now and in every later call."""
         has_room = is_here and found[0] + found[1] < i32(params[p.num_rows])
         target = i32(found[0] + found[1]) if has_room else i32(-1)
         if writes and expert < n_local:
@@ -74,16 +74,16 @@ def _expert_rows(shape):
 
 
 def recorded_rows(shape):
-    """Device function (params, expert) -> (an expert's first row, how many rows hold tokens), out of the handle."""
+    """Device function (params, expert) -> (the expert's first row, how many rows hold tokens), from the handle."""
     n_local = shape.num_local_experts
     return device_fn(lambda params, expert: (i32(load_i32(params[p.expert_rows] + u64(4) * u64(expert))),
                                              i32(load_i32(params[p.expert_rows] + u64(4) * u64(n_local + expert)))))
 
 
 def clearing(shape, rows_of):
-    """Device function (params, known, me, warps, lane): zeros in rows of padding, and behind the last expert's rows.
+    """Device function (params, known, me, warps, lane): zeroes padding rows, and rows after the last expert's rows.
 
-    For warp `me` of so many that share this. rows_of(known, expert): as recorded_rows gives it.
+    It does the share of warp `me` of `warps`. rows_of(known, expert): as in recorded_rows.
     """
     n_local, has_probs, row_bytes = shape.num_local_experts, shape.has_probs, VECTOR * shape.n_vectors
     scale_bytes = 4 * shape.scale_words if shape.encode else 0
@@ -115,12 +115,12 @@ def clearing(shape, rows_of):
 
 
 def of_row(shape):
-    """Device function expand_row(params, received, src, start, end, is_first, lane), by a warp.
+    """Device function expand_row(params, received, src, start, end, is_first, lane), called by a warp.
 
-    16-byte vectors [start, end) of a received row, (row, its src_rank), which is at src, to the rows of its experts, with
-    their scales, and, is_first, what else goes with them. params `sources`: what came with the rows. has_meta: the handle's
-    expert_row is written too, else it is read. encode: rows are blockwise FP8 messages, whose scales go to out_scales
-    [P, scale_words].
+    It copies the 16-byte vectors [start, end) of a received row at src, and their scales, to the rows of its experts;
+    if is_first, its metadata, too. received: (row, its src_rank). params `sources`: metadata that came with the rows.
+    has_meta: it writes the handle's expert_row, otherwise it reads it. encode: rows are blockwise FP8 messages; their
+    scales go to out_scales [P, scale_words].
     """
     n_local, has_probs = shape.num_local_experts, shape.has_probs
     out_bytes, n_scales = shape.n_vectors * VECTOR, shape.scale_words if shape.encode else 0
@@ -128,7 +128,7 @@ def of_row(shape):
 
     @device_fn
     def copy_scales(params, src, target, mask, start, end, lane):
-        """The scales of the vectors [start, end)."""
+        """Copies the scales of the vectors [start, end)."""
         left, scales = u32(mask), params[p.out_scales]
         while left != u32(0):
             to = scales + u64(4) * u64(warp_broadcast_i32(target, lowest(left))) * u64(n_scales)
@@ -170,9 +170,9 @@ def of_row(shape):
 
 
 def arriving(shape, flags, numbered):
-    """Device function expand_rows(call, announced) -> whether all rows came: every warp, those that send when they have.
+    """Device function expand_rows(call, announced) -> whether all rows came. All warps call it; senders after sending.
 
-    Warps take a few parts of rows at a time, and expand them as they come. flags: of copy.py. numbered: as of send.make.
+    Warps claim a few parts of rows at a time and expand them as they come. flags: of copy.py. numbered: of send.make.
     """
     ranks, has_meta, mail = shape.n_ranks, shape.has_meta, mailbox.reading(shape.n_ranks)
     from_input, row_of, row_bytes = send.keeps_own_rows(shape), layout.row_of(ranks), shape.row_bytes
@@ -183,7 +183,7 @@ def arriving(shape, flags, numbered):
 
     @device_fn
     def row_here(call, src_rank, number, first, n_rows):
-        """(the row, -1 for none; where it is), of the number-th row of a src_rank, or, of this rank, the number-th token."""
+        """(row, or -1 for none; its address) of the number-th row of a src_rank, or number-th token of this rank."""
         row = i32(first + number) if number < n_rows else i32(-1)
         if not from_input or src_rank != call.my_rank:
             return row, u64(call.params[p.sources] + u64(row) * u64(row_bytes))
@@ -192,11 +192,11 @@ def arriving(shape, flags, numbered):
 
     @device_fn
     def expand_parts(call, rows, n_parts, left, lane):
-        """Expands those of `left` whose flags are up; lane i has the i-th part: rows = (row, where, part, its src_rank)."""
+        """Expands the parts in `left` as their flags rise. rows: (row, address, part, src_rank) of part i in lane i."""
         (row, src, part, src_rank), here, looks, ok = rows, u32(left), i32(0), True
         awaited = i32(0) if from_input and src_rank == call.my_rank else i32(part)
         while ok and here != u32(0):
-            # what goes with a row comes with its first part
+            # a row's metadata comes with its first part
             is_up = has(here, lane) and flags.is_up(call, row, awaited) and flags.is_up(call, row, i32(0))
             up, looks = u32(ballot(is_up)), i32(looks + 1)
             if up == u32(0) and looks % most_looks == 0:
@@ -232,7 +232,7 @@ def arriving(shape, flags, numbered):
         batch, ok = claim(call, lane), True
         while ok and batch * at_once < n_units:
             following = claim(call, lane)
-            # lane i has the i-th part of a row; those of all ranks are expected to come side by side
+            # lane i has the i-th part of a row; rows of all ranks are expected to come side by side
             turn, part = split(i32(batch * at_once + lane), n_parts)
             number = i32(u32(turn) // u32(ranks))
             src_rank = i32(u32(i32(call.my_rank + turn)) % u32(ranks))
@@ -248,7 +248,7 @@ def arriving(shape, flags, numbered):
 
 @lru_cache(CACHED)
 def expand_kernel(shape):
-    """Kernel over received rows that have all come; one launch behind the dispatch, where that one does not expand."""
+    """Makes the kernel that expands received rows after they have all come, if the dispatch itself does not expand."""
     ranks, expand_row, spans, row_bytes = shape.n_ranks, of_row(shape), parts(shape.n_vectors), shape.row_bytes
     clear_rows = clearing(shape, recorded_rows(shape))
 

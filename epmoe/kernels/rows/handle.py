@@ -1,4 +1,4 @@
-"""What the leader block writes for handle and host: counts, tokens, and where experts' rows begin."""
+"""The leader block's records for handle and host: counts, tokens, and where experts' rows begin."""
 
 from epmoe.device import (block_dim, device_fn, fence_acq_rel_gpu, i32, int32, ld_relaxed_gpu_i32, load_i32,
                           shared_array, st_release_sys_u64, store_i32, store_u64, syncthreads, thread_idx, u64)
@@ -19,7 +19,7 @@ TOLD_STATUS = 16        # status words, int32, of what it is told; then tokens_p
 
 
 def pairs_for(shape, tokens_for):
-    """Device function (known, expert) -> rows (slots) of all ranks for a local expert; tokens_for: as of writing."""
+    """Device function (known, expert) -> rows (pairs) of all ranks for a local expert. tokens_for: as in writing()."""
     ranks = shape.n_ranks
 
     @device_fn
@@ -33,10 +33,10 @@ def pairs_for(shape, tokens_for):
 
 
 def placing_experts(shape, pairs_of, place):
-    """Device function (params, known, partial) -> rows of all local experts, padding included; by a whole block.
+    """Device function (params, known, partial) -> rows of all local experts with padding; called by a whole block.
 
-    place(params, known, expert, start, n, padded): what a thread does with an expert's rows, of which n hold tokens.
-    pairs_of: of pairs_for(). partial: shared int32 array [32].
+    place(params, known, expert, start, n, padded): called by one thread for each expert; n of its rows hold tokens.
+    pairs_of: from pairs_for(). partial: shared int32 array [32].
     """
     n_local = shape.num_local_experts
 
@@ -57,12 +57,12 @@ def placing_experts(shape, pairs_of, place):
 
 
 def writing(shape, tokens_for):
-    """Device functions of the leader block: namespace. tokens_for(known, src_rank, expert): tokens for a local expert.
+    """Namespace of device functions of the leader block. tokens_for(known, src_rank, expert): tokens for an expert.
 
-    counts(params, announced, has_room): writes info (its last R * R words are the handle's counts). slots(n, params, known):
-    tokens_per_expert int64 [n], of ids. experts(params, known, partial): the same, expert-major, and expert_base int32
-    [R, L], the row at which the rows of a (src_rank, expert) begin, expert_rows int32 [2, L], where each expert's rows
-    begin and how many hold tokens, and overflow int32 [1]. partial: shared int32 array [32].
+    counts(params, announced, has_room): writes info; its last R * R words are the handle's counts. slots(n, params,
+    known): with ids, writes tokens_per_expert int64 [n]. experts(params, known, partial): expert-major, also writes
+    expert_base int32 [R, L], first rows of (src_rank, expert), expert_rows int32 [2, L], experts' first rows and
+    numbers of tokens, and overflow int32 [1]. partial: shared int32 array [32].
     """
     ranks, n_local, mail = shape.n_ranks, shape.num_local_experts, mailbox.reading(shape.n_ranks)
     pairs_of = pairs_for(shape, tokens_for)
@@ -111,15 +111,15 @@ def writing(shape, tokens_for):
 
 
 def told_words(n_ranks, n_local):
-    """int32 words that the host is told."""
+    """Number of int32 words that are stored for the host."""
     return TOLD_STATUS + 2 * n_local + TOKENS + n_ranks + n_ranks * n_ranks
 
 
 def telling_host(shape):
-    """Device function tell(params), of the leader block, behind its records: to the host that waits, if it does.
+    """Device function tell(params): after its records, the leader block tells the counts to the host if the host waits.
 
-    The counts are known before the rows have arrived, and results are in the order of the stream: so the host goes on
-    while rows are on their way.
+    The counts are known before the rows have arrived, and later work on the stream follows in order. So the host can go
+    on while rows are under way.
     """
     n_words, info_at = told_words(shape.n_ranks, shape.num_local_experts), TOLD_STATUS + 2 * shape.num_local_experts
 
@@ -146,9 +146,9 @@ def telling_host(shape):
 
 
 def recording(shape, phase):
-    """Device function record(call, announced, has_room, gathered), of the leader block -> whether experts' counts came.
+    """Device function record(call, announced, has_room, gathered) -> whether experts' counts came; by the leader block.
 
-    gathered: shared int32 array [experts], overwritten.
+    It writes all records. gathered: shared int32 array [experts], overwritten.
     """
     expert_major, n_local, tell_host = shape.expert_major, shape.num_local_experts, telling_host(shape)
     write = writing(shape, device_fn(lambda gathered, src_rank, expert: i32(gathered[src_rank * n_local + expert])))

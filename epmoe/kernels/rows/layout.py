@@ -1,8 +1,8 @@
-"""Layout: the number of a token's row among those that this rank sends to a rank; always in the order of tokens.
+"""Layout: the number of a token's row among the rows that this rank sends to a rank; always in the order of tokens.
 
-A sending block takes a run of consecutive tokens, a warp a run inside it. Each block tells the others of its rank how
-many it has for each rank (columns), sums the numbers of the blocks before it, and numbers its tokens. The leader block
-sums the numbers of all blocks, first by rank, because all peers wait for this, then by expert.
+A sending block takes a run of consecutive tokens, and each of its warps a run inside it. Each block tells the others of
+its rank how many tokens it has for each rank (columns), sums the numbers of the blocks before it, and numbers its
+tokens. The leader block sums all blocks' numbers, first by rank, because all peers wait for these, then by expert.
 """
 
 from typing import NamedTuple
@@ -25,8 +25,8 @@ IN_FLIGHT = 8           # words of columns that a thread asks for together
 class Scratch(NamedTuple):
     """Shared int32 arrays of a block.
 
-    by_warp [warp, rank]: tokens. experts: tokens (slots) by expert. totals [columns]: tokens for each rank, for the
-    leader block of all blocks, for others of those before them; expert-major behind them those by expert.
+    by_warp [warp, rank]: tokens. experts: tokens by expert. totals [columns]: tokens for each rank, of all blocks in
+    the leader block, of the earlier blocks in the others; in expert-major, behind them, tokens for each expert.
     """
 
     by_warp: object
@@ -53,12 +53,12 @@ def allocating(shape):
 
 
 def sharing(shape):
-    """Device functions (num_tokens): how the blocks that send share a rank's tokens: namespace.
+    """Namespace of device functions (num_tokens): how the blocks that send share a rank's tokens.
 
-    of_block -> [first, end) of this block's tokens; none for blocks that do not send. are_shared: whether blocks share
+    of_block -> [first, end) of this block's tokens; empty for blocks that do not send. are_shared: whether blocks share
     all tokens; else each sends one or none. begin_with_own: whether each warp first sends parts of a token of its own
-    block, which has all data for this itself. It does if blocks share tokens, and there are as many warps. If rows are
-    expanded while they arrive, they are sent in order from the start.
+    block, since the block has all data for it already. It does if blocks share tokens and there is a warp for each. If
+    rows are expanded while they arrive, they are sent in order from the start.
     """
     num_senders, in_order = calls.num_senders, shape.expands or shape.encode
 
@@ -74,9 +74,9 @@ def sharing(shape):
 def columns(shape, phase):
     """Exchanges counts between the blocks of a rank: a word for each sending block and column, and their sums.
 
-    Columns: the ranks, and behind them the experts. Each word is its own ready flag, so no barrier of the grid is needed.
-    publish(call, column, number): of this block. sum_up(call, column, first, step, end): the sum of what the blocks first,
-    first + step, ... before `end` say in a column -> (whether all did, the sum).
+    The columns are the ranks, followed by the experts. Each word is its own ready flag, so no grid barrier is needed.
+    publish(call, column, number): stores this block's word. sum_up(call, column, first, step, end): sums the words of
+    blocks first, first + step, ... below `end`, waiting for them -> (whether all came, the sum).
     """
     a_block, what = 8 * (shape.n_ranks + shape.num_experts), (phase, wait.FOR_BLOCKS)
 
@@ -120,10 +120,10 @@ def columns(shape, phase):
 def _over_tokens_of_warp(shape, unit, walk):
     """Device functions (count, number) over a block's tokens [first, end), of which each warp takes whole units.
 
-    walk: device function (params, tokens, numbered, writes) -> rows numbered, in lane r those for rank r, behind the
-    tokens [start, stop); it writes row_of if `writes`.
-    count(params, first, end, by_warp): by_warp [warp, rank], the warp's tokens for a rank. number(params, first, end,
-    by_warp, before): writes row_of; by_warp holds those of the warps before, before[rank] those of the blocks before.
+    walk: device function (params, tokens, numbered, writes) -> rows numbered after the tokens [start, stop), in lane r
+    the rows for rank r. `numbered` is the number before them. It writes row_of if `writes`.
+    count(params, first, end, by_warp): sets by_warp [warp, rank], the warp's tokens for a rank. number(params, first,
+    end, by_warp, before): writes row_of. by_warp then holds sums over earlier warps, before[rank] over earlier blocks.
     """
     ranks = shape.n_ranks
 
@@ -147,7 +147,7 @@ def _over_tokens_of_warp(shape, unit, walk):
 
 
 def _numbering_ids(shape):
-    """_over_tokens_of_warp for tokens with ids, one thread for each."""
+    """_over_tokens_of_warp for tokens with ids; a thread reads a token."""
     ranks, mask_of_token = shape.n_ranks, routing.mask_by_thread(shape)
 
     @device_fn
@@ -171,7 +171,7 @@ def _numbering_ids(shape):
 
 
 def _numbering_map(shape):
-    """_over_tokens_of_warp for tokens of a routing map, one warp for each."""
+    """_over_tokens_of_warp for tokens of a routing map; a warp reads a token."""
     ranks, ranks_of_token = shape.n_ranks, routing.ranks_of_token(shape)
 
     @device_fn
@@ -190,10 +190,10 @@ def _numbering_map(shape):
 
 
 def counter(shape, phase):
-    """Device functions by which warps wait until all blocks that send have numbered their tokens: namespace.
+    """Namespace of device functions by which warps wait until all blocks that send have numbered their tokens.
 
-    say(call): behind a barrier, where blocks share all tokens or expand rows. wait_for(call, lane): a warp; whether all
-    have, and it may read the numbers that other blocks wrote.
+    say(call): a block has numbered its tokens; called after a barrier. Only counts if blocks share all tokens or expand
+    rows. wait_for(call, lane) -> whether all have, so that this warp may read the numbers of other blocks.
     """
     tokens, expands = sharing(shape), shape.expands
 
@@ -211,14 +211,14 @@ def counter(shape, phase):
 
 
 def make(shape, phase):
-    """Device functions for the kernel of a dispatch: namespace.
+    """Namespace of device functions for the kernel of a dispatch.
 
-    count(call, begun, scratch): the first step of every block -> this call's number, OVER also if a block that it waits
-    for does not come; scratch.totals: by rank. number(call, scratch), of blocks that send; whether all is well: writes
-    row_of [T, R] (-1 where the token does not go), expert-major also row_of_expert [T, E], each block those of its tokens.
-    Other warps may read them behind the block's next barrier, those of other blocks behind wait_for of counter().
-    sum_experts(call, scratch), of the leader block; whether the sums of tokens by expert, of all blocks, are there,
-    behind a barrier: in experts, expert-major in totals, behind the ranks.
+    count(call, begun, scratch): every block's first step. Returns this call's number, or OVER, also if a block that it
+    waits for does not come. Sets scratch.totals by rank. number(call, scratch) -> whether all is well: each sending
+    block writes row_of [T, R] (-1 where a token does not go) for its tokens, expert-major also row_of_expert [T, E].
+    Other warps may read them after the block's next barrier, those of other blocks after wait_for of counter().
+    sum_experts(call, scratch) -> whether all came: the leader block sums all blocks' tokens by expert. They are there
+    after a barrier, in scratch.experts, or in expert-major in scratch.totals, after the ranks.
     """
     ranks, num_experts, n_columns, expert_major = shape.n_ranks, shape.num_experts, shape.n_columns, shape.expert_major
     tokens, num_senders, numbered = sharing(shape), calls.num_senders, counter(shape, phase)
@@ -234,7 +234,7 @@ def make(shape, phase):
 
     @by_warps
     def publish_rank(rank, call, by_warp):
-        """Tells the other blocks how many tokens go there; by_warp becomes those of the warps before."""
+        """Tells the other blocks how many tokens go to the rank; by_warp becomes the sums over earlier warps."""
         lane = i32(lane_id())
         i = i32(lane * ranks + rank)
         here = i32(by_warp[i]) if lane < n_warps() else i32(0)
@@ -246,15 +246,15 @@ def make(shape, phase):
 
     @by_threads
     def publish_experts(expert, call, experts):
-        """Tells the other blocks."""
+        """Tells the other blocks how many tokens go to the expert."""
         column.publish(call, i32(ranks + expert), number_for(experts, expert))
 
-    # of the blocks that send those before this one; all, for the leader block
+    # number of sending blocks before this one; for the leader block all of them
     blocks_before = device_fn(lambda: i32(min(i32(block_idx()), num_senders())))
 
     @device_fn
     def sum_ranks(call, totals):
-        """A warp a rank, a lane some of the blocks."""
+        """Sums the words of earlier blocks by rank. A warp takes a rank, a lane some of the blocks."""
         lane, rank, ok, end = i32(lane_id()), i32(warp_id()), True, blocks_before()
         while rank < ranks:
             came, here = column.sum_up(call, rank, lane, i32(32), end)
@@ -266,7 +266,7 @@ def make(shape, phase):
 
     @device_fn
     def add_experts(call, sums, at, end):
-        """A thread an expert and some of the blocks: adds to sums[at + expert], which is 0 at first."""
+        """Adds to sums[at + expert], which is 0 at first. A thread takes an expert and some of the blocks."""
         ok, i = True, i32(thread_idx())
         while i < n_by_group:
             group, expert = split(i, num_experts)

@@ -1,11 +1,11 @@
 """The control memory of a rank: mailboxes that peers write (symmetric), and the words of its own blocks.
 
-The symmetric part is the same on all ranks: a mailbox for the announcement of each src_rank, and counters of its blocks
-that have sent all their rows. A word of an announcement holds a number in its low half and the number of the call (the
-epoch) in its high half, so it is its own ready flag. Epochs only grow, and nothing has to be reset. Mailboxes and
-counters are doubled by the epoch's parity. A rank ends call e only after every rank has begun it, and begins e + 1 only
-after its own launch of e has ended. So no rank reads the announcements of e when those of e + 2 are written, and no
-rank adds to the counters of e - 1, which every rank clears in call e, before e + 1.
+The symmetric part is laid out alike on all ranks: a mailbox for the announcement of each src_rank, and a counter of its
+blocks that have sent all their rows. A word of an announcement holds a number in its low half and the number of the
+call (the epoch) in its high half, so it is its own ready flag. Epochs only grow, so nothing has to be reset. Mailboxes
+and counters exist twice, for even and odd epochs. A rank ends call e only after every rank has begun it. It begins e+1
+only after its own launch of e has ended. So no rank still reads the announcements of e when those of e+2 are written.
+And no rank still adds to the counters of e-1 when they are cleared, by every rank in call e, before e+1.
 
 Every block keeps the numbers of all announcements in a shared array, `announced`.
 """
@@ -17,7 +17,7 @@ from epmoe.device import all_lanes, device_fn, i32, lane_id, u32, u64, warp_incl
 
 from .shape import MAX_PLACES, memory_of, namespace
 
-# Words of a rank's own blocks, bytes from their start
+# Words for a rank's own blocks: byte offsets
 EPOCH = 0               # u64: the last call that ended
 BEGUN = 8               # i32: blocks that have begun this call
 NEXT_TO_RECEIVE = 16    # 2 i32: parts of rows (tokens) that warps have taken to expand (reduce), by parity
@@ -54,24 +54,24 @@ class Control(NamedTuple):
 
 
 def experts_at(n_ranks: int) -> int:
-    """The word of an announcement at which the counts by local expert of the reader begin."""
+    """The first word of an announcement's counts by local expert of the reader."""
     return COUNTS + n_ranks
 
 
 def bits_at(n_ranks: int, num_local_experts: int) -> int:
-    """The word of an announcement at which its tokens' bits [word, local expert] begin (few/places.py)."""
+    """The first word of an announcement's bits by token, [word, local expert] (few/places.py)."""
     return experts_at(n_ranks) + num_local_experts
 
 
 def numbers_announced(n_ranks: int) -> int:
-    """Numbers of all announcements, but for counts of experts, and behind them each rank's tokens as a handle knows them."""
+    """Length of `announced`: all announcements without counts by expert, then each rank's tokens out of the handle."""
     return n_ranks * experts_at(n_ranks) + n_ranks
 
 
 def control(n_ranks: int, num_local_experts: int, words_of_bits: int) -> Control:
     """The control memory for a world of n_ranks with at most num_local_experts experts a rank.
 
-    words_of_bits: of the Tuning.
+    words_of_bits: as in Tuning.
     """
     mailbox_bytes = 8 * (bits_at(n_ranks, num_local_experts) + words_of_bits * num_local_experts)
     mailboxes = -(-2 * 4 * n_ranks // 256) * 256
@@ -80,15 +80,15 @@ def control(n_ranks: int, num_local_experts: int, words_of_bits: int) -> Control
 
 @cache
 def reading(n_ranks):
-    """Device functions over `announced`: namespace.
+    """Namespace of device functions that read `announced`.
 
-    count(announced, src_rank, dst_rank): rows that a rank sends to another. tokens, blocks(announced, rank): of a rank.
-    place(params, announced, index, rank): address of array `index` that a rank has announced. most_tokens(announced): of a
-    rank. has_room(announced): whether every rank has room; if one has none, no rank sends anything. All see the same.
+    count(announced, src_rank, dst_rank): rows from one rank to another. tokens, blocks(announced, rank): of a rank.
+    place(params, announced, index, rank): address of array `index` of a rank. most_tokens(announced): the most of a
+    rank. has_room(announced): whether every rank has room, the same on all ranks; if one has none, no rank sends.
 
-    (announced, my_rank) -> rows for lane r, 0 for lanes past the ranks. before_me: for rank r from the ranks before this
-    one. arriving(announced): for rank r from all ranks. mine_before: from this rank for the ranks before r. received: (for
-    this rank from rank r, from the ranks before r). returned_before_me: from rank r for the ranks before this one.
+    (announced, my_rank) -> numbers of rows, for rank r in lane r, 0 in lanes past the ranks. before_me: to r from ranks
+    before this. arriving(announced): to r from all. mine_before: from this rank to those before r. received: (from r to
+    this rank, from those before r). returned_before_me: from r to ranks before this.
     """
     n_words, memory = experts_at(n_ranks), memory_of(n_ranks)
 
@@ -110,7 +110,7 @@ def reading(n_ranks):
 
     @device_fn
     def sum_of(announced, at, step, n):
-        """Of n words from `at` on, in lanes that stand for a rank."""
+        """In lanes that stand for a rank: the sum of n words from `at` on, `step` apart."""
         total, i = i32(0), i32(0)
         while lane_id() < n_ranks and i < n:
             total, i = i32(total + announced[at + step * i]), i32(i + 1)
@@ -142,10 +142,10 @@ def reading(n_ranks):
 
 
 def all_few(n_ranks, few, *, announced):
-    """Device function (announced) -> whether no rank has more than `few` tokens: shape.lamport.
+    """Device function (announced) -> whether no rank has more than `few` (shape.lamport) tokens.
 
-    As they announced in this call, or as the call's handle knows them. All ranks see the same, and every rank that has
-    so few has a kernel for it.
+    announced: True to use the numbers announced in this call, False for those in the call's handle. All ranks get the
+    same answer, and each rank with at most `few` tokens has a kernel for it.
     """
     n_words = experts_at(n_ranks)
     first, step = (NUM_TOKENS, n_words) if announced else (n_ranks * n_words, 1)

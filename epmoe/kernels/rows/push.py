@@ -1,4 +1,4 @@
-"""Pushes rows back to their tokens' ranks; expert-major rows are summed over local experts first."""
+"""Pushes rows back to their tokens' ranks. Expert-major rows are first summed over local experts."""
 
 from epmoe.device import (device_fn, grid_dim, i32, lane_id, load_i32, load_u32, store16, store_u32, u32, u64,
                           warp_broadcast_i32, warp_broadcast_u64)
@@ -12,16 +12,16 @@ from .shape import arrays, namespace, p
 
 
 def n_targets_of(shape):
-    """Ranks that a rank pushes rows to."""
+    """Number of ranks that a rank pushes rows to."""
     return shape.n_ranks - shape.keeps_own
 
 
 def of_part(shape, store=store16):
-    """Device functions by which a warp pushes one part of a row: namespace.
+    """Namespace of device functions by which a warp pushes one part of a row.
 
-    unit(my_rank, unit, n_parts) -> (part, number among the rows for a rank, that rank) of a unit of work: the first
-    rows of all ranks first, so that tokens become whole one after another. row(params, row, to, first, end, lane): its
-    vectors [first, end) to the row at `to`, stored by `store`. prob(params, row, i): the row's i-th number (bits).
+    unit(my_rank, unit, n_parts) -> (part, row's number among those for a rank, that rank) of a unit of work. First come
+    the first rows of all ranks, so that tokens become complete one after another. row(params, row, to, first, end,
+    lane): stores its vectors [first, end) to the row at `to` by `store`. prob(params, row, i): its i-th number (bits).
     """
     ranks, row_bytes, n_meta = shape.n_ranks, shape.row_bytes, shape.n_meta
     expert_major, n_targets = shape.expert_major, max(n_targets_of(shape), 1)
@@ -44,7 +44,7 @@ def of_part(shape, store=store16):
 
     @device_fn
     def prob(params, row, i):
-        """As it is, or, expert-major, that of the row of its i-th local expert, 0 if there is none."""
+        """The row's i-th number; expert-major: the number of the row of its i-th local expert, 0 if there is none."""
         at, there = u64(row) * u64(n_meta) + u64(i), True
         if expert_major:
             expert_row = i32(load_i32(params[p.expert_row] + u64(4) * at))
@@ -55,10 +55,10 @@ def of_part(shape, store=store16):
 
 
 def make(shape, flags):
-    """Device function push(call, announced): the rows that this rank received, back.
+    """Device function push(call, announced): pushes back the rows that this rank received.
 
-    Each to its src_rank, at [row of the src_rank's handle]. Warps take parts of rows, few blocks whole ones, in turn.
-    flags: of copy.py.
+    Each row goes to its src_rank, to the place that the src_rank's handle has for it. Warps claim parts of rows; if
+    there are few blocks, whole rows. flags: of copy.py.
     """
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
     mail, take, part_of_row = mailbox.reading(ranks), calls.claims(mailbox.NEXT_TO_SEND), of_part(shape)

@@ -1,6 +1,6 @@
-"""Reduces returned rows: for each token the sum over ranks ascending, in float32, rounded (in each p2p world first).
+"""Reduces returned rows: sums a token's rows over ascending ranks in float32, and rounds (first in each p2p world).
 
-A warp adds rows whose addresses its lanes hold, vector by vector.
+A warp adds rows vector by vector. Each lane holds the address of one row.
 """
 
 from epmoe.device import (add_rn, ballot, device_fn, f32, f32_as_u32, i32, lane_id, load16, load_i32, load_u32,
@@ -19,13 +19,13 @@ MOST = 32               # rows: one a lane
 
 @device_fn
 def at_vector(vector, end):
-    """Lanes behind the end take the last vector again, and store nothing: all stay together."""
+    """Lanes past the end load the last vector again and store nothing, so that all lanes stay together."""
     return u64(VECTOR) * u64(min(vector, i32(end - 1)))
 
 
 @device_fn
 def gather(places, kept, n, lane):
-    """(kept, n): the addresses that are not 0, by lane, behind the n <= MOST in `kept`; n tells of those past MOST."""
+    """Appends the nonzero places to the n in `kept`, one a lane -> (kept, n). n also counts those past MOST."""
     syncwarp()                                  # see "Lanes meet" in benchmarks/notes/rows.md
     left = u32(ballot(places != u64(0)))
     while left != u32(0):
@@ -39,7 +39,7 @@ def gather(places, kept, n, lane):
 def _each_vector(numbers, sum_at, store16):
     """Device function (given, to, first, end, lane): a warp stores the sums of vectors [first, end), rounded, at `to`.
 
-    sum_at(given, at): that of a lane's own vector, which begins `at` bytes behind the beginning of a row.
+    sum_at(given, at) -> the sum of a lane's own vector, which begins `at` bytes after the beginning of a row.
     """
     pack = numbers.pack
 
@@ -57,11 +57,11 @@ def _each_vector(numbers, sum_at, store16):
 
 
 def sum_of_rows(dtype, store16=store16, often_many=False):
-    """Device function sum_rows(places, n, to, first, end, lane): a warp, for "bf16", "fp16" or "fp32".
+    """Device function sum_rows(places, n, to, first, end, lane), called by a warp. dtype: "bf16", "fp16" or "fp32".
 
-    The sum, from +0.0, of the vectors [first, end) of the rows in the first n lanes, in their order, stored in the row
-    at `to` by `store16`. often_many: more than four rows are common, so that two vectors of each are in flight, too;
-    that takes registers that other kernels do not have (benchmarks/notes/rows.md).
+    It sums vectors [first, end) of the rows in the first n lanes, in lane order from +0.0, and stores them in the row
+    at `to` by `store16`. often_many: more than four rows are common, so then, too, it keeps two vectors of each in
+    flight. This takes registers that other kernels do not have (benchmarks/notes/rows.md).
     """
     numbers = elements.make(dtype)
     zero_sums, add, pack = numbers.zeros, numbers.add, numbers.pack
@@ -76,7 +76,7 @@ def sum_of_rows(dtype, store16=store16, often_many=False):
         return n
 
     def summing(load, n_vectors):
-        """Of up to four rows, of which so many vectors each are in flight."""
+        """Device function that sums up to four rows, with n_vectors vectors of each in flight."""
         load_all = tuple_of(n_vectors, lambda j: device_fn(
             lambda rows, vector, end: load(rows, at_vector(i32(vector + 32 * j), end))))
         store_all = in_turn(n_vectors, lambda j: device_fn(lambda n, to, vector, end, items: store(
@@ -99,7 +99,7 @@ def sum_of_rows(dtype, store16=store16, often_many=False):
     load_four = each_of_four(device_fn(lambda row, at: load16(row + at)))
     sum_two, sum_four = summing(load_two, 4), summing(load_four, 2)
 
-    # the addresses in four lanes, or in the last one
+    # the addresses in four lanes; past the last lane that has one, that lane's again
     four_of = four(device_fn(lambda given, lane: u64(warp_broadcast_u64(given[0], i32(min(lane, given[1]))))))
 
     @device_fn
@@ -129,7 +129,7 @@ def sum_of_rows(dtype, store16=store16, often_many=False):
 
     @device_fn
     def sum_rows(places, n, to, first, end, lane):
-        # where there are fewer than four, the last one is read again and not added
+        # if there are fewer than four, the last row is read again and not added
         rows = four_of((places, i32(max(n, 1) - 1)), 0, 1)
         if n == 1 or n == 2:
             sum_two(rows, n, to, first, end, lane)
@@ -144,22 +144,22 @@ def sum_of_rows(dtype, store16=store16, often_many=False):
 def sum_of_experts(shape, store16=store16):
     """Device function sum_row(params, row, to, first, end, lane): vectors [first, end) of the sum over local experts.
 
-    float32 from +0.0, experts ascending, rounded once, stored at `to`. Experts without a row of this token are not
-    read.
+    It sums in float32 from +0.0 over ascending experts, rounds once and stores at `to`. It does not read experts
+    without a row of this token.
     """
     numbers, sum_rows = elements.make(shape.dtype), sum_of_rows(shape.dtype, store16, often_many=True)
     zero_sums, add, n_local, row_bytes = numbers.zeros, numbers.add, shape.num_local_experts, shape.row_bytes
 
     @device_fn
     def experts_from(params, row, first, lane):
-        """Address of the row of expert first + lane, 0 if it has none. Without a branch before votes."""
+        """Address of the row of expert first + lane, 0 if it has none. It does not branch before votes."""
         expert, is_one = i32(min(i32(first + lane), i32(n_local - 1))), first + lane < n_local
         expert_row = i32(load_i32(word_in(params[p.expert_row], row, n_local, expert)))
         return params[p.x] + u64(expert_row) * u64(row_bytes) if is_one and expert_row >= 0 else u64(0)
 
     @device_fn
     def sum_at(given, at):
-        """More experts than lanes: window by window, again for every vector."""
+        """If there are more rows than lanes: window by window of experts, again for every vector."""
         (params, row, lane), of_rank, expert = given, zero_sums(), i32(0)
         while expert < n_local:
             places = experts_from(params, row, expert, lane)
@@ -190,7 +190,7 @@ def sum_of_experts(shape, store16=store16):
 
 
 def _by_world(shape):
-    """Device function sum_row(places, to, first, end, lane): of p2p worlds, each rounded; ranks and worlds ascend."""
+    """Device function sum_row(places, to, first, end, lane): sums and rounds each p2p world, then sums the worlds."""
     numbers, ranks, world_size = elements.make(shape.dtype), shape.n_ranks, shape.p2p_world_size
     zero_sums, add, pack = numbers.zeros, numbers.add, numbers.pack
 
@@ -216,9 +216,9 @@ def _by_world(shape):
 
 
 def sum_over_ranks(shape):
-    """Device function sum_row(places, to, first, end, lane): vectors [first, end) of the sum over ranks, into `to`.
+    """Device function sum_row(places, to, first, end, lane): stores vectors [first, end) of the sum over ranks at `to`.
 
-    places: lane r has the address of rank r's row, 0 for none; rows that do not exist are not read. Every lane sums its
+    places: lane r has the address of rank r's row, 0 for none; it reads no rows that do not exist. Every lane sums its
     own vectors.
     """
     if shape.by_world:
@@ -234,10 +234,10 @@ def sum_over_ranks(shape):
 
 
 def adding_rows(ranks, add, n, stays):
-    """Device function (total, (call, rows, own), rank, 1, values): of n ranks, those that have the row, in turn.
+    """Device function (total, (call, rows, own), rank, 1, values): of n ranks, adds values of those that have the row.
 
-    rows: in lane r that of rank r, 0 for none. own: what stands for a value of this rank's own row, if that stays where
-    it is. add(total, value).
+    rows: lane r has rank r's row, 0 for none. own: the value for this rank's own row, if that stays in place (stays).
+    add(total, value).
     """
 
     @device_fn
@@ -252,12 +252,12 @@ def adding_rows(ranks, add, n, stays):
 
 
 def of_probs(shape, take, n, stays):
-    """Device function (call, rows, token, own_row, lane) -> whether all arrived: out_probs of a token, by a warp.
+    """Device function (call, rows, token, own_row, lane) -> whether all arrived: a warp writes out_probs of a token.
 
-    Slot by slot the sum over the token's ranks ascending, from +0.0; expert-major each expert's number from its rank,
-    bit by bit, and zero for ranks that the token did not go to. rows, stays: as of adding_rows. own_row: this rank's
-    row, as it received it. take(call, rows, rank, i) -> (whether they arrived, number i, as bits, of n ranks from
-    `rank` on).
+    With ids it sums each k over the token's ranks, ascending, from +0.0. In expert-major it copies each expert's number
+    from the expert's rank bit by bit, and writes zero for ranks that the token did not go to. rows, stays: as in
+    adding_rows. own_row: this rank's row, as it received it. take(call, rows, rank, i) -> (whether they arrived, number
+    i, as bits, of n ranks from `rank` on).
     """
     ranks, n_local, n_meta, num_experts = shape.n_ranks, shape.num_local_experts, shape.n_meta, shape.num_experts
     add_rows = adding_rows(ranks, device_fn(lambda total, prob: add_rn(total, u32_as_f32(prob))), n, stays)
@@ -303,7 +303,7 @@ def of_probs(shape, take, n, stays):
 def make(shape, flags):
     """Device function reduce(call, announced) -> whether all rows came.
 
-    Writes out [T, H], and out_probs if probs come back. Warps take parts of tokens in turn, each when its rows have
+    It writes out [T, H], and out_probs if probs come back. Warps claim parts of tokens, and sum each when its rows have
     come. flags: of copy.py.
     """
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
@@ -313,7 +313,7 @@ def make(shape, flags):
 
     @device_fn
     def load_prob(call, places, rank, i):
-        """Number i of the row at a rank, as bits; 0 for none."""
+        """Number i of a rank's row, as bits; 0 if there is no row."""
         there = u64(warp_broadcast_u64(places, rank))
         return True, (u32(load_u32(there + u64(4) * u64(i))) if there != u64(0) and i < n_meta else u32(0),)
 

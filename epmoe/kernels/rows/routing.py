@@ -12,10 +12,10 @@ from .wait import status_of
 
 
 def experts_of_ids(shape):
-    """Device function (params, ids, first, end, experts): the tokens of each expert among tokens [first, end).
+    """Device function (params, ids, first, end, experts) -> whether this thread met a bad id.
 
-    All warps add them to a shared array, and bad ids to the status words; a lane has a slot, a warp several tokens. It
-    gives whether this thread met a bad id.
+    All warps add the number of tokens of each expert, among tokens [first, end), to the shared array `experts`, and bad
+    ids to the status words. A lane reads one k of a token, a warp several tokens.
     """
     top_k, a_warp = shape.top_k, 32 // max(shape.top_k, 1)
     of_ids = ids_of_tokens.make(shape.num_experts, top_k, shape.id_bytes)
@@ -42,7 +42,7 @@ def experts_of_ids(shape):
 def mask_by_thread(shape):
     """Device function (ids, token) -> the mask of the ranks of a token's ids, by one thread. ids: their address.
 
-    Which of two equal ids counts makes no difference to the ranks.
+    If two ids are equal it does not matter which one counts: both have the same rank.
     """
     id_bytes, num_experts, n_local = shape.id_bytes, shape.num_experts, shape.num_local_experts
     token_bytes = id_bytes * shape.top_k
@@ -62,9 +62,9 @@ def mask_by_thread(shape):
 
 
 def ranks_of_token(shape):
-    """Device function (routing_map, token, lane) -> a lane's part of the mask of a token's ranks, by a warp.
+    """Device function (routing_map, token, lane) -> this lane's part of the mask of a token's ranks, by a warp.
 
-    The mask itself is or_of_warp of these. All loads are issued together; only or_of_warp waits for them.
+    or_of_warp of the parts is the mask. All loads are issued together; only or_of_warp waits for them.
     """
     num_experts, n_local = shape.num_experts, shape.num_local_experts
 
@@ -87,9 +87,9 @@ def ranks_of_token(shape):
 
 
 def bits_of_tokens(n, num_experts):
-    """Device function (at, last) -> an expert's bits of n tokens from an address of the map on, all asked for first.
+    """Device function (at, last) -> an expert's bits of n tokens, from address `at` of the map; issues all loads first.
 
-    Bits behind that of token `last` are not cleared.
+    Bits of tokens after `last` are not cleared.
     """
     look = device_fn(lambda given, token: load_u8(given[0] + u64(num_experts) * u64(min(token, given[1]))))
     add = device_fn(lambda mask, given, token, value: u32(mask | u32(u32(1) << u32(token))) if value != 0 else mask)
@@ -99,7 +99,7 @@ def bits_of_tokens(n, num_experts):
 
 
 def groups_of_threads(shape):
-    """How many threads share an expert's column of the map, each a run of the block's tokens."""
+    """How many threads share an expert's column of the map; each reads a run of the block's tokens."""
     return max(1, shape.threads // shape.num_experts)
 
 
@@ -107,10 +107,10 @@ def map_columns(shape):
     """Device functions over a block's tokens [first, end) of the routing map, one thread or several an expert.
 
     by_group: shared int32 array of n = groups * E. fetch(params, first, end): prefetches the block's part of the map.
-    count(n, params, first, end, by_group): the tokens of each expert by group. add_groups(by_group, expert)
-    -> the block's, behind a barrier; by_group becomes those of the groups before. number(n, params, first, end,
-    by_group, before, at), behind another: writes row_of_expert[token, expert], the token's number among those that this rank
-    sends to the expert, -1 where it is not routed; the block starts from before[at + expert].
+    count(n, params, first, end, by_group): counts tokens by group and expert. add_groups(by_group, expert), after a
+    barrier -> the block's count; by_group becomes sums over earlier groups. number(n, params, first, end, by_group,
+    before, at), after another: writes row_of_expert[token, expert], the token's number among the expert's, -1 for none.
+    The block starts from before[at + expert].
     """
     num_experts, groups = shape.num_experts, groups_of_threads(shape)
 
@@ -123,7 +123,7 @@ def map_columns(shape):
 
     @device_fn
     def routed(given, token):
-        """1 if the token is one of the group's and goes to the expert; given: (params, end, expert)."""
+        """1 if the token is one of the group's and goes to the expert, else 0. given: (params, end, expert)."""
         params, end, expert = given
         value = i32(load_u8(params[p.ids] + u64(token) * u64(num_experts) + u64(expert))) if token < end else i32(0)
         return i32(1) if value != 0 else i32(0)
@@ -147,7 +147,7 @@ def map_columns(shape):
 
     @device_fn
     def store_number(n, given, token, is_routed):
-        """Writes a token's number, n if it is routed; gives the next token's."""
+        """Writes a token's number: n if it is routed, else -1. Returns the next token's number."""
         params, end, expert = given
         if token < end:
             store_i32(word_in(params[p.row_of_expert], token, num_experts, expert), i32(n) if is_routed != 0 else i32(-1))

@@ -1,8 +1,8 @@
-"""Sends rows: a warp takes a token, or a part of one, reads it once and stores it at every rank that it goes to.
+"""Sends rows: a warp reads a token, or a part of one, once and stores it at every rank that it goes to.
 
 The rows of a src_rank are together at the receiver, in the order of its tokens, after those of lower ranks. So every
-row is written to its final place. With it goes its metadata: the token's ids (or places of local experts), probs and
-scales, as the row's rank sees them.
+row is written to its final place. Its metadata goes with it: the token's ids (or places of local experts), probs and
+scales, as its dst_rank sees them.
 """
 
 from types import SimpleNamespace
@@ -28,20 +28,20 @@ STEP, A_SCALE = 32, 8   # vectors of encoded values that are made in one step, a
 
 
 def expert_masks(num_local_experts):
-    """u32 words that hold a bit for each local expert."""
+    """Number of u32 words that hold a bit for each local expert."""
     return -(-num_local_experts // 32)
 
 
 def keeps_own_rows(shape):
-    """Whether a rank's rows to itself stay in the input, from where they are expanded."""
+    """Whether rows of a rank to itself stay in the input and are expanded from there."""
     return shape.expands and not shape.encode
 
 
 def looking_at_slots(shape):
-    """Device function look(params, token, lane) -> (expert, prob) of slot `lane` of a token; by a warp.
+    """Device function look(params, token, lane) -> (expert, prob) of k = `lane` of a token; called by a warp.
 
-    expert: -1 past the last slot, and where the slot has no expert, an id that is no expert's, or one that an earlier
-    slot has.
+    expert: -1 past the last k, and where the token has no expert, an id that is no expert's, or one that it already has
+    at a smaller k. Also -1 if no ids go with the rows.
     """
     top_k, has_probs, of_ids = shape.top_k, shape.has_probs, ids.make(shape.num_experts, shape.top_k, shape.id_bytes)
     has_slots = shape.has_meta and not shape.expert_major
@@ -59,10 +59,10 @@ def looking_at_slots(shape):
 
 
 def sending_slots(shape, into):
-    """Device function send(params, token, seen, mask, where, lane): a token's slots and scales, as its ranks see them.
+    """Device function send(params, token, seen, mask, where, lane): sends a token's ids, probs, scales to its ranks.
 
-    into: namespace of device functions. of(where, rank) -> to, its row there. slot(to, slot, local_expert, prob), scale(to,
-    i, word): what is stored there; local_expert: -1 for another rank's.
+    mask: its ranks. seen: of look(). into: namespace. of(where, rank) -> to, its row there. slot(to, k, local_expert,
+    prob), scale(to, i, word) store there. local_expert: -1 for another rank's.
     """
     n_slots, n_local, n_scales = shape.top_k * shape.has_meta, shape.num_local_experts, shape.scale_words
     has_any = n_slots + n_scales > 0
@@ -88,7 +88,7 @@ def sending_slots(shape, into):
 
 
 def _into_arrays(shape):
-    """`into` of sending_slots; where: (number of the row, addresses of ids, probs and scales), at rank `lane`."""
+    """`into` for sending_slots. where: (number of the row, addresses of ids, probs and scales), at rank `lane`."""
     top_k, n_scales, has_probs = shape.top_k, shape.scale_words, shape.has_probs
 
     @device_fn
@@ -108,17 +108,17 @@ def _into_arrays(shape):
 
 
 def _sending_experts(shape):
-    """Device function (params, token, mask, row, at, lane): a token's places by expert.
+    """Device function (params, token, mask, row, at, lane): sends a token's places by expert to the ranks of `mask`.
 
-    For each rank of `mask`: a bit for each local expert that the token goes to, and for these experts, ascending, the
-    token's place among the expert's rows, and its prob. at: addresses of places, probs and masks at rank `lane`.
+    Each rank gets a bit for each local expert that the token goes to. For these experts, in ascending order, it gets
+    the token's place among the expert's rows, and its prob. at: addresses of places, probs and masks at rank `lane`.
     """
     ranks, n_local, num_experts, has_probs = shape.n_ranks, shape.num_local_experts, shape.num_experts, shape.has_probs
     n_masks = expert_masks(n_local)
 
     @device_fn
     def load_window(given, window):
-        """(place, prob) of an expert of a window of 32 of a rank; -1 for none."""
+        """(place, prob) of expert `lane` in a window of 32 experts of a rank; place -1: it does not get the token."""
         (params, token, _, _, _, lane), (rank, number) = given, split(window, n_masks)
         expert, slot, prob = i32(32 * number + lane), i32(-1), u32(0)
         if expert < n_local and rank < ranks:
@@ -129,7 +129,7 @@ def _sending_experts(shape):
 
     @device_fn
     def send_window(sent, given, window, looked):
-        """sent: how many experts of the rank had the token in the windows before; the sum with this one."""
+        """sent: for how many experts of this rank the earlier windows had a place. Returns it with this window's."""
         (_, _, mask, row, at, lane), (rank, number), (slot, prob) = given, split(window, n_masks), looked
         sent = i32(0) if number == 0 else sent
         if window < ranks * n_masks:
@@ -151,11 +151,11 @@ def _sending_experts(shape):
 
 
 def sending_metadata(shape):
-    """Device functions of a warp: namespace.
+    """Namespace of device functions, called by a warp.
 
-    places(params, announced, lane) -> addresses of ids, probs, scales (masks) at rank `lane`; 0 for none. send(params,
-    token, mask, row, at, lane): a token's metadata to the ranks of `mask`, where lane r has the row at rank r; at: of
-    places().
+    places(params, announced, lane) -> addresses of ids, probs, scales (masks) at rank `lane`; 0 if there are none.
+    send(params, token, mask, row, at, lane): sends a token's metadata to the ranks of `mask`. row: in lane r the row's
+    number at rank r. at: from places().
     """
     ranks, mail, expert_major = shape.n_ranks, mailbox.reading(shape.n_ranks), shape.expert_major
     has_meta, has_probs = shape.has_meta, shape.has_meta and shape.has_probs
@@ -180,9 +180,9 @@ def sending_metadata(shape):
 
 
 class Work(NamedTuple):
-    """What warps send: the tokens [first, end), each in n_parts parts.
+    """The work of a block's or a rank's warps: the tokens [first, end), each in n_parts parts.
 
-    A warp that begins with its own token takes the first n_own parts of it; `rest` units are left of each token.
+    A warp that begins with its own token (own) takes its first n_own parts; `rest` units of each token are left.
     """
 
     first: int
@@ -194,15 +194,15 @@ class Work(NamedTuple):
 
 
 def fp8_format(hidden):
-    """The blockwise FP8 token format for rows of this many elements; in expert-major, values and scales share a row."""
+    """The blockwise FP8 token format for rows of `hidden` elements. In expert-major, values and scales share a row."""
     return blockwise_fp8.make(SimpleNamespace(hidden=hidden, alignment=16))
 
 
 def encoding(shape, store, store_scale):
-    """Device function (src, to, mask, start, span, lane, epoch): a warp makes vectors [span) of an encoded row.
+    """Device function (src, to, mask, start, span, lane, epoch): a warp encodes the vectors [span) of a row.
 
-    Whole steps of the encoder. They go from registers to the rows at `to` of each lane in `mask`, beginning with lane
-    `start`, by store, and their scales by store_scale(row_at, i, scale, epoch).
+    It runs whole steps of the encoder. Encoded vectors go from registers to the rows at `to` of each lane in `mask`,
+    beginning with lane `start`, by `store`. Their scales are stored by store_scale(row_at, i, scale, epoch).
     """
     value_bytes, scale_of, codes_of = shape.value_bytes, blockwise_fp8.scale_of, blockwise_fp8.codes_of
 
@@ -232,19 +232,19 @@ def encoding(shape, store, store_scale):
 
 
 def make(shape, flags=None, numbered=None):
-    """Device function send(call, announced) -> whether no wait expired, of a warp.
+    """Device function send(call, announced) -> whether no wait expired; called by all warps.
 
-    If some rank has no room, nothing is sent. Where there are more tokens than blocks, the blocks share them: some
-    reach the links sooner than others. flags: of copy.py, where rows are expanded while they arrive; then some warps of a
-    block send, and the others have nothing to do here. numbered: layout.counter(), if the layout is made in the same
-    launch; meanwhile a warp may send a part of its own token.
+    If some rank has no room, nothing is sent. If there are more tokens than blocks, warps of all blocks claim parts of
+    tokens, as some reach the links sooner than others. flags: of copy.py, if rows are expanded while they arrive; then
+    only some warps of a block send. numbered: layout.counter(), if the same launch makes the layout. While the other
+    blocks number their tokens, a warp may send parts of a token of its own block.
     """
     ranks, row_bytes, src_bytes, encodes = shape.n_ranks, shape.row_bytes, shape.src_bytes, shape.encode
     mail, spans = mailbox.reading(ranks), parts(shape.n_vectors)
     tokens, take = layout.sharing(shape), calls.claims(mailbox.NEXT_TO_SEND)
     raises, is_numbered_now, fewest = flags is not None, numbered is not None, fewest_parts(shape)
     more, keeps_own = sending_metadata(shape), keeps_own_rows(shape)
-    # what goes with a row is a unit of another warp, behind its parts, unless it is nothing or has to come with part 0
+    # metadata is a unit of its own after the row's parts, unless there is none or it has to come with part 0
     n_apart = int((shape.has_meta or shape.scale_words > 0) and not shape.expands and not encodes)
     rows, a_vector = copying(read_only=True), shape.src_bytes // shape.n_vectors    # bytes that become a vector
     slots_bytes = 4 * shape.top_k * shape.has_probs
@@ -275,7 +275,7 @@ def make(shape, flags=None, numbered=None):
 
     @device_fn
     def first_unit(call, work, n_units, lane):
-        """Below 0: a part of one's own token; n_units where this warp does not send."""
+        """A negative unit is a part of the warp's own token. n_units: this warp does not send."""
         if not tokens.are_shared(call.num_tokens):
             return i32(warp_id())
         if raises and 10 * warp_id() >= send_tenths * n_warps():
@@ -284,7 +284,7 @@ def make(shape, flags=None, numbered=None):
 
     @device_fn
     def part_of(work, unit):
-        """(token, part of its row) of a unit of work: below 0 the first parts of one's own token, then what is left."""
+        """(token, part of its row) of a unit of work. Negative units are the first parts of the warp's own token."""
         if unit < 0:
             return work.own, i32(unit + work.n_own)
         turn, left = split(unit, work.rest)

@@ -1,7 +1,7 @@
 """The compile-time constants of a rows kernel, its tuning numbers, and the fields of its parameters.
 
-Where tuning numbers were measured: benchmarks/notes/rows.md, by the records named here. RowsShape hands them to the
-kernels. The simulator takes a record with small numbers, and so runs the code that is shipped.
+RowsShape hands the tuning numbers to the kernels. benchmarks/notes/rows.md has their measurements, under the headings
+quoted here. The simulator takes a Tuning with small numbers, and so runs the code that is shipped.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Tuning:
 
     @property
     def words_of_bits(self) -> int:
-        """Words that hold an expert's bits of a small batch."""
+        """Number of words that hold an expert's bits of a small batch."""
         return -(-self.lamport_tokens // self.bits_word)
 
 
@@ -60,16 +60,16 @@ SMALL = Tuning(expand_looks=2, many_blocks=3, lamport_tokens=4, bits_word=2, bit
 
 @dataclass(frozen=True)
 class RowsShape:
-    """The compile-time constants of the rows kernels; a kernel reads those that concern it.
+    """The compile-time constants of the rows kernels. A kernel reads only those that concern it.
 
-    n_ranks, num_local_experts: as everywhere. top_k: slots of a token, 0 where routing is a map [T, E] (HybridEP).
-    id_bytes: 4 or 8, of an id. row_bytes: of a row as it travels, a multiple of 16. value_bytes: of the part of it that
-    holds the values (smaller than row_bytes where scales follow them). scale_words: float32 scales of a row, in an
-    array of their own (rows) or behind the values (HybridEP). has_probs: whether a float32 for each slot (local expert)
-    travels with a row. has_meta: whether ids (or slots of local experts) do. encode: rows are bf16 and become blockwise
-    FP8 on their way. dtype: of sums, "bf16", "fp16" or "fp32". p2p_world_size: ranks whose sum is rounded first.
-    expands: rows are expanded by expert while they arrive. lamport: the most tokens of a rank that the kernel sends in
-    Lamport rows (few/lamport.py); 0: it has no code for this. threads: of a block. trace: whether blocks write stamps.
+    n_ranks, num_local_experts: as everywhere. top_k: ids of a token; 0 if routing is a map [T, E] (HybridEP). id_bytes:
+    4 or 8, size of an id. row_bytes: size of a row as it travels, a multiple of 16. value_bytes: size of its values
+    (less than row_bytes if scales follow them). scale_words: float32 scales of a row, in an array of their own (rows)
+    or behind the values (HybridEP). has_probs: whether a float32 for each k (or local expert) travels with a row.
+    has_meta: whether ids (or places for local experts) do. encode: rows are bf16 and become blockwise FP8 on their way.
+    dtype: of sums, "bf16", "fp16" or "fp32". p2p_world_size: ranks whose sum is rounded first. expands: rows are
+    expanded by expert while they arrive. lamport: the most tokens of a rank that the kernel sends in Lamport rows
+    (few/lamport.py); 0: it has no code for them. threads: of a block. trace: whether blocks write stamps.
     """
 
     n_ranks: int
@@ -112,17 +112,17 @@ class RowsShape:
 
     @property
     def n_meta(self) -> int:
-        """Numbers that go with a row: one a slot, or one a local expert."""
+        """How many numbers go with a row: one for each k, or one for each local expert."""
         return self.top_k or self.num_local_experts
 
     @property
     def n_columns(self) -> int:
-        """Counts of the layout, by block: tokens of each rank and, in expert-major, of each expert."""
+        """How many counts a block has in the layout: tokens of each rank and, in expert-major, of each expert."""
         return self.n_ranks + (self.num_experts if self.expert_major else 0)
 
     @property
     def n_vectors(self) -> int:
-        """16-byte vectors of a row as it travels, without scales behind them."""
+        """16-byte vectors of a row as it travels, without the scales after them."""
         return (self.value_bytes if self.encode else self.row_bytes) // VECTOR
 
     @property
@@ -145,21 +145,21 @@ FIELDS = (
 
 @cache
 def parameter_block(n_ranks: int) -> ParameterBlock:
-    """The parameters of all rows kernels, in uint64 words; each kernel fills in the fields that it reads.
+    """The parameters of all rows kernels, in uint64 words. For each kernel only the fields that it reads are filled in.
 
-    control_ptrs, pool_ptrs: every rank's control and pool memory. mailboxes_at, mailbox_bytes: of the control memory. words:
-    this rank's own control words. trace: where stamps go. columns: scratch of the layout, [blocks, columns]. places:
-    offsets in the pool of the arrays that peers write in this call. capacity: rows that they hold. lamport_at: offset
-    in the pool of the windows of Lamport rows, lamport_bytes of each parity.
-    told: of the host, which waits there for told_number, and finds what the call told (handle.py); 0: it does not wait.
-    x, ids, probs, scales, out...: arrays of the caller and of results; row_of [T, R], counts [R, R], row_of_expert [T, E],
-    expert_row [N, L] and the rest: arrays of a handle. num_rows: P, rows by expert that there is room for.
+    control_ptrs, pool_ptrs: every rank's control and pool memory. mailboxes_at, mailbox_bytes: of the control memory.
+    words: this rank's own control words. trace: address for stamps. columns: scratch of the layout, [blocks, columns].
+    places: offsets in the pool of the arrays that peers write in this call. capacity: rows that they hold. lamport_at:
+    offset in the pool of the windows of Lamport rows. lamport_bytes: size of those of one parity.
+    told: host memory where the host awaits told_number and finds the counts (handle.py); 0: it does not wait. x, ids,
+    probs, scales, out...: arrays of the caller and of results. row_of [T, R], counts [R, R], row_of_expert [T, E],
+    expert_row [N, L], the rest: of a handle. num_rows: P, rows by expert that there is room for.
     """
     return ParameterBlock(*FIELDS, context=(("control_ptrs", n_ranks), ("pool_ptrs", n_ranks)))
 
 
 BLOCK = parameter_block(1)      # fields are where they are for any number of ranks
-# Arrays of a call that peers write. row_ids: expert-major, places among experts' rows; row_scales: then masks of experts
+# Arrays of a call that peers write. In expert-major row_ids has places among experts' rows, row_scales expert masks
 arrays = namespace("arrays", rows=0, row_ids=1, row_probs=2, row_scales=3)
 SOURCE_SLOTS, SOURCE_PROBS, SOURCE_MASKS = (BLOCK.index("sources") + i for i in (1, 2, 3))
 p = namespace("p", **{name: BLOCK.index(name) for name in ("context", *dict(FIELDS))}, source_slots=SOURCE_SLOTS,

@@ -1,6 +1,6 @@
 """Bounded waits (epmoe/kernels/spin.py) of the rows kernels, and the errors that they raise on the host.
 
-what: (phase, FOR_...), for the record; index: of what is waited for, mostly a src_rank.
+what: (phase, FOR_...), recorded if the wait expires. index: number of the awaited thing, mostly a src_rank.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ FOR_ANNOUNCEMENT, FOR_ARRIVAL, FOR_BLOCKS, FOR_WINDOW = 11, 12, 13, 14
 
 @device_fn
 def tagged(epoch, number):
-    """A word with a number (32 bits) and this call's, so that it is its own ready flag."""
+    """A word with a number (32 bits) and the call's number above it, so that it is its own ready flag."""
     return u64(u64(u64(epoch) << u64(32)) | u64(u32(number)))
 
 
@@ -33,20 +33,20 @@ def status_of(params):
 
 @device_fn
 def for_blocks(params, address, wanted, phase):
-    """One thread waits until a counter of this rank's blocks is `wanted`; whether it is, acquired."""
+    """One thread waits until a counter of this rank's blocks is `wanted`, and acquires. Returns success."""
     return wait_for_own_blocks(address, wanted, status_of(params), params[p.timeout_ns], phase, FOR_BLOCKS, i32(0))
 
 
 @device_fn
 def in_warp(ok):
-    """Whether the waits of all lanes of a warp succeeded; all lanes read what one has acquired."""
+    """Whether the waits of all lanes of a warp succeeded. Afterwards all lanes may read what one has acquired."""
     failed = any_lane(not ok)
     syncwarp()
     return failed == 0
 
 
 def _until(load, part_of):
-    """Device function: waits until part_of the word at the address equals `wanted` -> (whether it does, the word)."""
+    """Device function: waits until part_of the word at the address is `wanted` -> (whether it is, the word)."""
     wait = until(load, device_fn(lambda word, wanted: part_of(word) == u32(wanted)),
                  device_fn(lambda word: i32(part_of(word))))
     return device_fn(lambda params, address, wanted, what, index:

@@ -1,1 +1,1 @@
-"""Ways of small batches, each a function that a kernel calls first: nothing is waited for before rows are sent."""
+"""Paths for small batches, each a function that a kernel calls first. They send rows without waiting for anything."""

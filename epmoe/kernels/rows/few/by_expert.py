@@ -1,10 +1,10 @@
-"""Dispatch of small batches by expert: rows are sent before any rank has announced anything, and expanded as they come.
+"""Dispatch of small batches by expert: sends rows before any rank has announced anything, expands them as they come.
 
-As in dispatch.py, but a row goes to its token's own place, so that no rank needs the number of other tokens, and each
-rank tells all others which of its tokens go to which expert. Every block computes from these bits where experts' rows
-begin (places.py). So between the ids and an expert's row there is one transfer of the row and, at the same time, one of
-the bits. No block waits for what the leader block does besides: it numbers rows for the handle and writes the numbers
-for the host.
+As in dispatch.py, but a row goes to a place of its own token, so no rank needs the numbers of other tokens' rows. Each
+rank tells all others, as bits, which of its tokens go to which expert. From these bits every block computes where
+experts' rows begin (places.py). So getting from ids to an expert's row takes one transfer of the row and, at the same
+time, one of the bits. The leader block also numbers rows for the handle and writes the numbers for the host. No block
+waits for this.
 """
 
 from epmoe.device import (ballot, device_fn, i32, int32, lane_id, load_u8, load_u32, shared_array, store_i32,
@@ -23,7 +23,7 @@ from .lamport import put
 
 
 def _tokens(shape):
-    """`tokens` of send.make: token t is row t, with the probs of its experts at each rank."""
+    """`tokens` for send.make: token t is row t of the window, with the probs of its experts at each rank."""
     n_local, num_experts, has_probs = shape.num_local_experts, shape.num_experts, shape.has_probs
     at, look_at_ranks = lamport.places(shape), routing.ranks_of_token(shape)
 
@@ -35,7 +35,7 @@ def _tokens(shape):
 
     @device_fn
     def look_at_expert(given, expert):
-        """(whether the token goes to the expert, its prob); not waited for."""
+        """(whether the token goes to the expert, its prob). Does not wait for the loads."""
         call, token, _ = given
         i = u64(token) * u64(num_experts) + u64(min(expert, i32(num_experts - 1)))
         return load_u8(call.params[p.ids] + i), load_u32(call.params[p.probs] + u64(4) * i)
@@ -62,7 +62,7 @@ def _tokens(shape):
 
 
 def _into(shape, placing):
-    """`into` of send.make: rows, scales and probs go to the rows of their experts. known: Places; placing: of them."""
+    """`into` for send.make: rows, scales and probs go to the rows of their experts. known: Places; placing: of them."""
     ranks, n_local, has_probs, encodes = shape.n_ranks, shape.num_local_experts, shape.has_probs, shape.encode
     out_bytes, n_scales, rows = shape.n_vectors * VECTOR, shape.scale_words, copying(read_only=True)
     mail, at, taking = mailbox.reading(ranks), lamport.places(shape), lamport.taking(wait.ROWS_DISPATCH)
@@ -97,14 +97,14 @@ def _into(shape, placing):
 
     @device_fn
     def look(given, expert):
-        """(row of an expert, where its prob comes, or 0)"""
+        """(row for an expert, address of its prob in the window or 0)"""
         table, src_rank, src_token, row_at = given
         row = placing.row(table, src_rank, src_token, expert)
         return row, at.word(row_at, expert) if has_probs and row >= 0 else u64(0)
 
     @device_fn
     def keep(n, given, expert, came):
-        """The row of an expert, for later calls, and its prob; what has no room is dropped, from here on."""
+        """Stores an expert's row for later calls, and its prob. A row without room is dropped, now and later."""
         (params, known_at), row = given, kept(given[0], came[0])
         if expert < n_local:
             store_i32(known_at + u64(4) * u64(expert), row)
@@ -134,7 +134,7 @@ def _into(shape, placing):
 
 
 def dispatching(shape, mark, number_rows):
-    """Device function dispatch(call, begun, announced, scratch), as of dispatch.py; number_rows: of ../dispatch.py."""
+    """Device function dispatch(call, begun, announced, scratch), as in dispatch.py. number_rows: see ../dispatch.py."""
     ranks, mail, (_, end_call) = shape.n_ranks, mailbox.reading(shape.n_ranks), calls.begin_and_end(shape.n_ranks)
     all_few = mailbox.all_few(ranks, shape.lamport, announced=True)
     announce_places = announce.early(shape, "places", marks=False)
@@ -151,7 +151,7 @@ def dispatching(shape, mark, number_rows):
 
     @by_warps
     def look_at_token(token, call, masks):
-        """The mask of a token's ranks, by the leader block."""
+        """The leader block stores the mask of a token's ranks."""
         mask = u32(or_of_warp(look_at_ranks(call.params[p.ids], token, i32(lane_id()))))
         if lane_id() == 0:
             masks[token] = i32(mask)
@@ -194,7 +194,7 @@ def dispatching(shape, mark, number_rows):
 
     @device_fn
     def send_and_receive(call, begun, announced, table):
-        """The other blocks -> whether the call is over."""
+        """The other blocks send and receive -> whether the call is over."""
         first, (me, warps), lane = rows.prepare(call), warps_of_rank(), i32(lane_id())
         behind_me = i32(warps - 1 - me)         # the first warps have rows to send
         if behind_me < bits.n_tasks(call.num_tokens):

@@ -1,5 +1,5 @@
-"""Combine of small batches without signals: rows are pushed as soon as they are read, and summed as they arrive
-(lamport.py). In expert-major, what is pushed is the sum over the local experts, also to this rank itself.
+"""Combine of small batches without signals: rows are pushed as soon as they are read and summed as they arrive
+(lamport.py). In expert-major, ranks push sums over their local experts, also to themselves.
 """
 
 from epmoe.device import device_fn, i32, lane_id, load16, store16, u32, u64, warp_broadcast_i32, warp_broadcast_u64
@@ -15,9 +15,9 @@ from . import lamport
 
 
 def _pushing(shape):
-    """Device function push(call, announced): this warp's share of the rows that this rank received.
+    """Device function push(call, announced): pushes this warp's share of the rows that this rank received.
 
-    Of all of them the first rows first, so that tokens become whole one after another. By all blocks but the last.
+    The first rows of all ranks come first, so tokens become complete one after another. All blocks but the last push.
     """
     ranks, n_meta, has_probs, stays = shape.n_ranks, shape.n_meta, shape.has_probs, shape.keeps_own
     mail, at, part_of_row = mailbox.reading(ranks), lamport.places(shape), push.of_part(shape, store_row)
@@ -49,8 +49,8 @@ def _pushing(shape):
 def _taking(shape, address, n, take):
     """Device function (call, rows, rank, i) -> (whether all arrived, value i of the rows of four ranks from `rank` on).
 
-    address(row, i): of a value, one of n. take(call, rank, at): of four addresses. What is not awaited has address 0:
-    of this rank's own row that stays, of a rank without the row, of values behind the n-th.
+    address(row, i): address of one of n values. take(call, rank, at): takes the values at four addresses. Address 0
+    means that nothing is awaited: this rank's own row stays in place, a rank has no such row, or i >= n.
     """
     ranks, stays = shape.n_ranks, shape.keeps_own
 
@@ -66,9 +66,9 @@ def _taking(shape, address, n, take):
 
 
 def _reducing(shape):
-    """Device function reduce(call, announced): this warp's share of this rank's sums.
+    """Device function reduce(call, announced): sums this warp's share of this rank's tokens.
 
-    A warp sums 32 vectors of a token, a lane one of them; over ranks ascending, from +0.0, rounded once.
+    A warp sums 32 vectors of a token, one in each lane, over ascending ranks from +0.0, and rounds once.
     """
     ranks, row_bytes, has_probs, stays = shape.n_ranks, shape.row_bytes, shape.has_probs, shape.keeps_own
     mail, at, take, numbers = (mailbox.reading(ranks), lamport.places(shape), lamport.taking(wait.ROWS_COMBINE),
@@ -119,7 +119,7 @@ def _reducing(shape):
 
 
 def combining(shape, mark):
-    """`few` of announce.beginning: every block but the leader block pushes, and then reduces."""
+    """`few` for announce.beginning: every block but the leader block pushes and then reduces."""
     push_rows, reduce_rows = _pushing(shape), _reducing(shape)
 
     @device_fn

@@ -1,8 +1,8 @@
-"""Dispatch in Lamport rows: rows are sent as soon as tokens are read, while the ranks exchange their counts.
+"""Dispatch in Lamport rows: sends rows as soon as tokens are read, while the ranks exchange their counts.
 
-A block that knows all counts stores the rows that arrive; if a rank has no room, they are received and not stored. No
-rank ends the call before all ranks have announced themselves. If a rank has too many tokens for this, each rank takes
-back what it has sent, and all use the ordinary way.
+A block that knows all counts stores the rows that arrive. If a rank has no room, it receives rows and does not store
+them. No rank ends the call before all ranks have announced themselves. If a rank has too many tokens for this path,
+each rank takes back the rows that it has sent, and all ranks use the ordinary path.
 """
 
 from epmoe.device import (device_fn, i32, int32, shared_array, store_u32, store_u64, syncthreads, u32, u64,
@@ -22,9 +22,9 @@ NO_ID = 0xFFFFFFFF      # -1, as 4 bytes
 
 
 def _tokens(shape, number):
-    """`tokens` of send.make: the n-th row for a rank is the n-th of its window, with ids, probs and scales.
+    """`tokens` for send.make: the n-th row for a rank is the n-th of its window, with ids, probs and scales.
 
-    number: device function (known, token, lane) -> the token's row among those for rank `lane`, -1 for none.
+    number: device function (known, token, lane) -> number of the token's row among those for rank `lane`, -1 for none.
     """
     (n_slots, n_probs, _), n_parts = lamport.words_with(shape), lamport.n_parts_of(shape)
     at, look_at_slots = lamport.places(shape), looking_at_slots(shape)
@@ -53,7 +53,7 @@ def _tokens(shape, number):
 
 
 def _into(shape, number):
-    """`into` of send.make: rows and their metadata go where the announced counts say. number: as of _tokens."""
+    """`into` for send.make: rows and their metadata go where the announced counts say. number: as in _tokens."""
     (n_slots, n_probs, n_scales), row_bytes, rows = lamport.words_with(shape), shape.row_bytes, copying(read_only=True)
     n_all, mail, memory = n_slots + n_probs + n_scales, mailbox.reading(shape.n_ranks), memory_of(shape.n_ranks)
     at, taking, place_of = lamport.places(shape), lamport.taking(wait.ROWS_DISPATCH), chosen(BLOCK, "places")
@@ -92,10 +92,10 @@ def _into(shape, number):
 
 
 def dispatching(shape, mark):
-    """Device function dispatch(call, begun, announced, scratch), of every block of a rank that has few tokens.
+    """Device function dispatch(call, begun, announced, scratch), called by every block of a rank that has few tokens.
 
-    It gives OVER or the call's number: some rank has many tokens, all ranks go on in the ordinary way, and
-    this rank's rows are numbered and announced.
+    It returns OVER, or else the call's number: then some rank has too many tokens, this rank's rows are numbered and
+    announced, and all ranks continue in the ordinary way.
     """
     ranks, mail, (_, end_call) = shape.n_ranks, mailbox.reading(shape.n_ranks), calls.begin_and_end(shape.n_ranks)
     announce_places = announce.early(shape, "places", marks=False)
@@ -113,7 +113,7 @@ def dispatching(shape, mark):
 
     @device_fn
     def lead(call, announced, scratch, looked):
-        """The leader block announces rows' and experts' counts, records those of all ranks, and ends the call."""
+        """The leader block announces counts by rank and by expert, records those of all ranks, and ends the call."""
         if calls.is_notify_warp():
             facts.announce_totals(call, scratch.totals, looked)
         count_experts(call.params, call.params[p.ids], i32(0), i32(call.num_tokens), scratch.experts)
@@ -134,7 +134,7 @@ def dispatching(shape, mark):
 
     @device_fn
     def send_and_receive(call, announced, numbers, first):
-        """The other blocks send at once, and store what comes as soon as they know all counts."""
+        """The other blocks send at once, and store arriving rows as soon as they know all counts."""
         rows.send(call, numbers, first)
         mark(call.params, stamps.SENT)
         record_numbers(call, numbers, tokens_of_block(call.num_tokens))
@@ -175,7 +175,7 @@ def dispatching(shape, mark):
 
 
 def resending(shape, mark):
-    """`few` of announce.beginning, for a dispatch: a rank without room for its own rows takes them, and stores nothing."""
+    """`few` for announce.beginning in a dispatch. A rank without room for its own rows takes and drops them."""
     ranks, mail, row_of_token = shape.n_ranks, mailbox.reading(shape.n_ranks), layout.row_of(shape.n_ranks)
     rows = send.make(shape, _tokens(shape, row_of_token), _into(shape, row_of_token))
 

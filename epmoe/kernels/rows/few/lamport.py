@@ -1,19 +1,19 @@
-"""Lamport rows: rows of up to 128 tokens without flags; each 32-bit word is its own ready flag.
+"""Lamport rows: rows of batches of up to 128 tokens, without flags; each 32-bit word is its own ready flag.
 
-epmoe/kernels/lamport.py says how: the thread that stores or sums a row polls its vectors in a window.
+How this works is in epmoe/kernels/lamport.py: the thread that stores or sums a row polls its vectors in a window.
 
-A row's metadata (ids, probs, scales) follows it, in words with 4 bytes of data and the number of the call, polled until
-they name this call. By the PTX memory model an aligned 8-byte access is single-copy atomic: a thread that sees the
-call's number sees the data with it. After a word has been taken it is reset to NOTHING.
+A row's metadata (ids, probs, scales) follows it, in words with 4 bytes of data and the number of the call. A thread
+polls them until they have this call's number. By the PTX memory model an aligned 8-byte access is single-copy atomic: a
+thread that sees the call's number sees the data with it. After a word has been taken it is reset to NOTHING.
 
-A rank has windows for each parity of calls and each src_rank; row by row, or by expert a row for each token. A thread
-that has taken something restores ABSENT. So when call e begins to write the words of its parity, without asking, all
-are ABSENT: the writer knows from call e - 1 that every rank had begun that call, after everything in call e - 2. If
-data was sent that no rank will take, its sender restores ABSENT.
+A rank has a window for each parity of calls and each src_rank. Rows follow each other; by expert, each token has a row.
+A thread that has taken something restores ABSENT. So when call e begins to write the words of its parity, all are
+ABSENT, and it need not ask: the writer knows from call e - 1 that every rank had begun that call, after everything in
+call e - 2. If no rank will take data that was sent, its sender restores ABSENT.
 
-A payload word equal to ABSENT would look like a word that has not arrived. In a row that is summed, NAN replaces it.
-In a row that must arrive bit-exact, each part has a word that names an escape for ABSENT: a number that does not occur
-in this part. Encoded values are never ABSENT: a NaN is 0x7F.
+A payload word equal to ABSENT would look like a word that has not arrived. In a row that is summed, NAN replaces it. In
+a row that must arrive bit-exact, each part has a word that names an escape for ABSENT: a number that does not occur in
+this part. Encoded values are never ABSENT: a NaN is 0x7F.
 """
 
 from epmoe.device import (SIM, any_lane, device_fn, globaltimer, i32, ld_relaxed_sys_u64, load16_relaxed_sys,
@@ -38,9 +38,9 @@ BLOCKS_A_TOKEN = 4      # of a launch of one or two tokens; of more, tuning.lamp
 
 
 def bytes_for(shape):
-    """Bytes of the windows of one parity for the calls of a kernel; 0 if its rows never travel so.
+    """Size in bytes of the windows of one parity for the calls of a kernel; 0 if it has no Lamport rows.
 
-    They may be stored, expanded or summed as they come.
+    Its rows may be stored, expanded or summed as they come.
     """
     if shape.expert_major and (shape.has_meta or shape.expands):    # a dispatch; a cached one does not
         may = shape.has_meta and shape.expands and shape.num_experts <= shape.tuning.bits_experts
@@ -51,7 +51,7 @@ def bytes_for(shape):
 
 
 def rows_for(shape, num_tokens):
-    """RowsShape.lamport of a kernel for a rank's tokens; the simulator's ranks share a kernel."""
+    """RowsShape.lamport of a kernel for a rank with num_tokens. The simulator's ranks share a kernel."""
     few = shape.tuning.lamport_tokens
     return few if bytes_for(shape) and (SIM or num_tokens <= few) else 0
 
@@ -62,17 +62,17 @@ def blocks_for(num_tokens, lamport):
 
 
 def vectors_of_part(shape):
-    """The most vectors of a part of a row; a part has an escape for ABSENT, or, if it is encoded, scales."""
+    """The most vectors in a part of a row. A part has one escape for ABSENT, or, if encoded, scales."""
     return 2 * STEP if shape.encode else BATCH
 
 
 def n_parts_of(shape):
-    """Parts of a row."""
+    """Number of parts of a row."""
     return -(-shape.n_vectors // vectors_of_part(shape))
 
 
 def words_with(shape):
-    """Words of a row's metadata: ids, probs, scales; in this order, after the row."""
+    """Numbers of words of a row's metadata: ids, probs, scales. They follow the row in this order."""
     return shape.top_k * shape.has_meta, shape.n_meta * shape.has_probs, shape.scale_words
 
 
@@ -82,11 +82,11 @@ def _bytes_of_row(shape):
 
 
 def places(shape):
-    """Device functions: where a rank has a src_rank's rows, and what is in them: namespace.
+    """Namespace of device functions: the addresses of a src_rank's rows at a rank, and of their contents.
 
-    of(params, rank, src_rank) -> what can be looked up before the call is known: (address in calls of parity 0, bytes to
-    that of the other). rows(of, epoch): address of the rows. row(rows, row): of one. Of a row vector(row, i),
-    word(row, i): the i-th word of its metadata, part(row, i): the word of a part.
+    of(params, rank, src_rank) -> what is known before the call is: (address in calls of parity 0, bytes from there to
+    the address in parity 1). rows(of, epoch): address of the rows. row(rows, row): address of one row. In a row:
+    vector(row, i), word(row, i) the i-th word of its metadata, part(row, i) the word of a part.
     """
     row_bytes, parts_at, memory = _bytes_of_row(shape), VECTOR * shape.n_vectors, memory_of(shape.n_ranks)
     words_at, of_source = parts_at + WORD * n_parts_of(shape), shape.tuning.lamport_tokens * row_bytes
@@ -106,7 +106,7 @@ def places(shape):
 
 @device_fn
 def put(at, number, epoch):
-    """Stores a word."""
+    """Stores a tagged word: a number and the number of the call."""
     st_relaxed_sys_u64(at, wait.tagged(epoch, number))
 
 
@@ -140,14 +140,14 @@ def put_back(at, nothing):
 
 
 def _taking_four(phase, empty, look, is_late, put_back, nothing):
-    """Device function take(call, src_rank, step, word, at) -> (whether all arrived, data of word, the four).
+    """Device function take(call, src_rank, step, word, at) -> (whether all arrived, data of word, the four values).
 
-    By a whole warp: each lane polls its own four addresses `at`, 0 for none, asked for together, and puts `nothing` back.
-    word: address of a word of a call that all lanes wait for besides and leave there, 0 for none. src_rank: the rank that
-    writes what the first address is of; each further one is that of the rank `step` behind.
-    empty(address, tag): what is known before the first look. look(address, known, tag): what lies there now.
-    is_late(known, tag): whether it has not come; never true without an address. tag: this call's, as u64 above 32
-    zeros. put_back(address, nothing).
+    Called by a whole warp. Each lane polls its own four addresses `at` (0 for none), loading all at once, and then
+    stores `nothing` there. word: address of one more word of the call that all lanes wait for and leave in place; 0 for
+    none. src_rank: the rank that writes to the first address; the rank of each further address is `step` higher.
+    empty(address, tag): the value before the first look. look(address, known, tag): the value there now. is_late(known,
+    tag): whether it has not come; never true without an address. tag: this call's number, as u64 above 32 zeros.
+    put_back(address, nothing).
     """
     empty_four, any_late, put_all_back = each_of_four(empty), any_of_four(is_late), each_of_four(put_back)
 
@@ -183,7 +183,7 @@ def _taking_four(phase, empty, look, is_late, put_back, nothing):
 
 
 def taking(phase):
-    """Device functions that take what has been put: namespace. vectors, words: as of _taking_four; words without `word`."""
+    """Namespace of device functions that take what put() stored: vectors, words (without `word`); see _taking_four."""
     take_vectors = _taking_four(phase, _no_vector, _look_at_vector, _vector_is_late, _put_vector_back, ABSENT)
     take_four_words = _taking_four(phase, _no_word, _look_at_word, _word_is_late, put_back, NOTHING)
 
@@ -196,10 +196,10 @@ def taking(phase):
 
 
 def known_call(shape, phase, mark, prepare, work):
-    """`few` of announce.beginning. prepare: as there.
+    """`few` for announce.beginning, which calls its `prepare`.
 
-    Every block but the leader block does work(call, announced, first). The leader block ends the call when all ranks and all
-    blocks have begun it: peers announce nothing that work waits for, since the counts are known.
+    Every block but the leader block calls work(call, announced, first). The leader block ends the call when all ranks
+    and all blocks have begun it. `work` waits for no announcement, since the counts are known.
     """
     may_end, (_, end_call) = announce.closing(shape, phase, "without_counts"), calls.begin_and_end(shape.n_ranks)
 
@@ -216,7 +216,7 @@ def known_call(shape, phase, mark, prepare, work):
     return namespace("few", prepare=prepare, fits=fits, rest=work_or_end)
 
 
-# with_words(batch, (old, new)): a batch with one word replaced by another
+# with_words(batch, (old, new)): a batch in which word `new` replaces each word `old`
 with_words = each_of_four(each_of_four(device_fn(lambda word, of: of[1] if word == of[0] else word)))
 _has_word = any_of_four(any_of_four(device_fn(lambda word, wanted: word == wanted)))
 
@@ -225,7 +225,7 @@ _has_word = any_of_four(any_of_four(device_fn(lambda word, wanted: word == wante
 def escape_for(batch):
     """The escape for ABSENT in a part of a row that a warp holds; ABSENT if the part does not contain it.
 
-    The part has 512 words, so one of as many candidates is not among those that are not ABSENT.
+    The part has 512 words. So among 512 candidates at least one does not occur, as at least one word is ABSENT.
     """
     word = u32(ABSENT)
     if any_lane(_has_word(batch, word)):

@@ -1,10 +1,10 @@
 """The places of rows by expert in small batches, which every block computes from the bits of all ranks.
 
 A word holds an expert's bits for 32 tokens of a src_rank, and the number of the call. A block that has the words of all
-src_ranks can compute where each token's rows by expert begin: an expert's rows follow those of the previous experts,
+src_ranks can compute where each token's rows by expert begin. An expert's rows follow those of the previous experts,
 padded. Among them lower ranks come first, and a rank's rows have the order of its tokens. No block waits for another.
-Words are stored and polled relaxed: a thread that sees the call's number sees the bits in the same word. They lie
-behind the announcements (mailbox.py).
+Words are stored and polled relaxed: a thread that sees the call's number sees the bits in the same word. In the mailbox
+they follow the announcement (mailbox.py).
 """
 
 from typing import NamedTuple
@@ -20,9 +20,9 @@ from ..shape import namespace, p
 class Places(NamedTuple):
     """Shared int32 arrays of a block.
 
-    bits, before: [word, src_rank, expert]; before: the output row of the first of the word's tokens. starts, counts
-    [expert]: an expert's first row, and how many rows hold tokens. here [src_rank, word]: the tokens with any expert of
-    this rank. partial [32].
+    bits, before [word, src_rank, expert]: the word's bits, and the output row of the first of its tokens. starts,
+    counts [expert]: an expert's first row, and how many of its rows hold tokens. here [src_rank, word]: bits of the
+    tokens that go to any expert of this rank. partial [32].
     """
 
     bits: object
@@ -34,17 +34,17 @@ class Places(NamedTuple):
 
 
 def _words_used(shape):
-    """Device function (announced) -> words of an expert and a src_rank: of the one that has most tokens."""
+    """Device function (announced) -> words for an expert and a src_rank, enough for the rank with most tokens."""
     mail, a_word = mailbox.reading(shape.n_ranks), shape.tuning.bits_word
     return device_fn(lambda announced: divided_up(mail.most_tokens(announced), a_word))
 
 
 def announcing(shape):
-    """Device functions by which ranks announce bits: namespace.
+    """Namespace of device functions by which ranks announce bits.
 
-    n_tasks(num_tokens): the tasks of warps, 32 words each. announce(call, first, step): by warps, of `step` the
-    first-th; this rank's words to all ranks. await_bits(call, announced, bits): every block; whether all ranks' words came,
-    to the shared array bits.
+    n_tasks(num_tokens): the tasks of warps, 32 words each. announce(call, first, step): a warp does every step-th task
+    from `first` on, and so stores this rank's words at all ranks. await_bits(call, announced, bits) -> whether all
+    ranks' words came: every block waits for them and stores the bits in the shared array `bits`.
     """
     ranks, n_local, num_experts = shape.n_ranks, shape.num_local_experts, shape.num_experts
     word_at, n_windows = announce.mailbox_words(shape), -(-n_local // 32)
@@ -92,12 +92,12 @@ def announcing(shape):
 
 
 def placing(shape):
-    """Device functions over Places: namespace.
+    """Namespace of device functions that fill or read Places.
 
-    allocate() -> Places. place(params, announced, places): all but the bits, behind a barrier. tokens_for((places,
-    words_used(announced)), src_rank, expert): how many tokens go there. row(places, src_rank, token, expert) -> output
-    row, -1 for none. comes(places, src_rank, token): whether it has a row here. number(places, src_rank, token, lane) -> its
-    number among all rows that come, by a warp. total(places, lane): of these.
+    allocate() -> Places. place(params, announced, places): fills all but `bits`, ends with a barrier.
+    tokens_for((places, words_used(announced)), src_rank, expert) -> number of tokens. row(places, src_rank, token,
+    expert) -> output row, -1 for none. comes(places, src_rank, token) -> whether it has a row here. number(places,
+    src_rank, token, lane) -> its number among all arriving rows, by a warp. total(places, lane): how many these are.
     """
     ranks, n_local, num_experts, words_used = shape.n_ranks, shape.num_local_experts, shape.num_experts, _words_used(shape)
     a_word, most_words = shape.tuning.bits_word, shape.tuning.words_of_bits
@@ -162,7 +162,7 @@ def placing(shape):
 
     @device_fn
     def rows_up_to(places, end, lane):
-        """Rows that come, of the first words; in all lanes."""
+        """In all lanes: the number of arriving rows of the first `end` words."""
         n, i = i32(0), i32(lane)
         while i < end:
             n, i = i32(n + popc(u32(places.here[i]))), i32(i + 32)

@@ -1,8 +1,8 @@
 """Sends Lamport rows before any rank has announced anything, and stores arriving rows in their final place.
 
-Some blocks send, and others receive, because polls of a multiprocessor queue behind its own stores; by expert all do
+Some blocks send and others receive, because a multiprocessor's polls queue behind its own stores; by expert all do
 both. A warp sends a part of a row, or its metadata. The receiving blocks copy this rank's own rows while the first rows
-of other ranks are under way. Encoded rows travel through a window to their own rank, too: they are made once.
+of other ranks are under way. Encoded rows travel through a window to their own rank, too, as they are made only once.
 """
 
 from epmoe.device import (ballot, block_dim, block_idx, device_fn, f32_as_u32, grid_dim, i32, lane_id, n_warps, popc,
@@ -26,7 +26,7 @@ no_batch = no_vectors(4)
 
 
 def _blocks(shape):
-    """Device functions: which of the blocks but the leader block send, and which receive: namespace.
+    """Namespace of device functions that tell which blocks, other than the leader block, send and which receive.
 
     A single block does both. receivers() -> (this block's number among those that receive, how many there are).
     """
@@ -45,11 +45,11 @@ def _blocks(shape):
 
 
 def _parts(shape):
-    """Device functions of a part of a row, each by a warp: namespace. batch: as rows.load gives it.
+    """Namespace of device functions for a part of a row, called by a warp. batch: as from rows.load.
 
-    load(call, token, part, lane) -> batch of an input row; of one that is going to be encoded, only on its way to L2.
-    send(call, token, batch, part, mask, to, lane): to the row at `to` of each lane in `mask`. erase(row_at, part, lane).
-    take(call, src_rank, row_at, part, lane) -> (whether it came, batch as sent, this lane's scale if encoded).
+    load(call, token, part, lane) -> batch of an input row; if rows are encoded, it only prefetches it into L2.
+    send(call, token, batch, part, mask, to, lane): to the row at `to` of each lane in `mask`. erase(row_at, part,
+    lane). take(call, src_rank, row_at, part, lane) -> (whether it came, batch as sent, this lane's scale if encoded).
     """
     src_bytes, n_vectors, encodes = shape.src_bytes, shape.n_vectors, shape.encode
     at, taking, a_part = lamport.places(shape), lamport.taking(ROWS_DISPATCH), lamport.vectors_of_part(shape)
@@ -91,12 +91,12 @@ def _parts(shape):
         src, start = call.params[p.x] + u64(token) * u64(src_bytes), i32((call.my_rank + 1) & 31)
         encode(src, to, mask, start, span(part), lane, call.epoch)
 
-    # where a row has four vectors, 0 for those behind the end; given: (row_at, end)
+    # addresses of a row's four vectors, 0 past its end; given: (row_at, end)
     vectors_at = four(device_fn(lambda given, vector: at.vector(given[0], vector) if vector < given[1] else u64(0)))
 
     @device_fn
     def word_with(row_at, part, lane):
-        """Address of the part's escape, or of this lane's scale, 0 for none."""
+        """Address of the part's escape, or of this lane's scale; 0 for none."""
         a, b = span(part)
         if encodes:
             return at.word(row_at, i32(scales_at + a // A_SCALE + lane)) if A_SCALE * lane < b - a else u64(0)
@@ -127,22 +127,22 @@ def _parts(shape):
 
 
 def make(shape, tokens, into):
-    """Device functions of blocks other than the leader block: namespace.
+    """Namespace of device functions for blocks other than the leader block.
 
-    prepare(call) -> first, before the call is known: what a warp sends, or copies, first, on its way to its registers:
-    (place of its rows at rank `lane`, what it has seen of its token's routing, its part of a row).
-    send(call, known, first): this warp's share of this rank's tokens.
-    receive(call, known, announced, has_room, first): this warp's share of what comes, stored if there is room; whether it
-    came. erase(call, known, first): what nobody is going to receive.
+    prepare(call) -> first: before the call is known, a warp begins to load what it will send or copy first: (place of
+    this rank's rows at rank `lane`, routing of its token that it has seen, its part of a row).
+    send(call, known, first): sends this warp's share of this rank's tokens.
+    receive(call, known, announced, has_room, first) -> whether all came: takes this warp's share of the arriving rows,
+    and stores it if there is room. erase(call, known, first): takes back rows that nobody will receive.
 
-    tokens, into: namespaces of device functions, of rows (dispatch.py) or of rows by expert (by_expert.py), to which
-    `known` is handed on. tokens.look(params, token, part, lane, is_wanted) -> seen. tokens.row(known, token, seen, lane)
-    -> which row of the window at rank `lane` is the token's, -1 for none. tokens.send(call, token, seen, mask, to,
-    lane): its metadata to the rows at `to` of each lane in `mask`. into.arriving(call, announced) -> (how many rows of a
-    window are looked at, rows before these), in lane r those from rank r. into.own(call, known, token, lane) and
-    into.coming(known, src_rank, row) -> a row of a window, -1 if none comes there. into.store(call, known, found,
-    batch, span, scale, lane): a part; found: (src_rank, row of the window, row among all that come). into.receive(call,
-    known, found, row_at, lane, has_room) -> whether its metadata came, which is stored.
+    tokens, into: namespaces of device functions, for rows (dispatch.py) or for rows by expert (by_expert.py). They are
+    handed `known`. tokens.look(params, token, part, lane, is_wanted) -> seen. tokens.row(known, token, seen, lane) ->
+    the token's row in the window at rank `lane`, -1 for none. tokens.send(call, token, seen, mask, to, lane): sends its
+    metadata to the rows at `to` of each lane in `mask`. into.arriving(call, announced) -> (how many rows of a window to
+    look at, rows before these), in lane r for rank r. into.own(call, known, token, lane), into.coming(known, src_rank,
+    row) -> a row of a window, -1 if none comes there. into.store(call, known, found, batch, span, scale, lane): stores
+    a part. found: (src_rank, row of the window, row among all arriving rows). into.receive(call, known, found, row_at,
+    lane, has_room) -> whether the row's metadata came; stores it.
     """
     ranks, encodes, (*n_words, n_scales) = shape.n_ranks, shape.encode, lamport.words_with(shape)
     n_apart = sum(n_words) + (0 if encodes else n_scales)   # words that do not go with a part
@@ -151,7 +151,7 @@ def make(shape, tokens, into):
 
     @device_fn
     def first_unit():
-        """(first unit of work of this warp, distance to its next one) of a block that sends, or receives only."""
+        """(this warp's first unit of work, distance to its next one), for a block that sends or only receives."""
         me, workers = (i32(block_idx()), blocks.senders()) if blocks.sends() else blocks.receivers()
         return i32(warp_id() * workers + me), i32(n_warps() * workers)
 
@@ -201,8 +201,8 @@ def make(shape, tokens, into):
 
     @device_fn
     def row_of_unit(call, known, here, unit, n_own, lane):
-        """(part, rank, row of its window, -1 for none): this rank's own; then of all ranks the first rows first, as they
-        are sent.
+        """(part, rank, row of its window, -1 for none). Own rows come first, then the first rows of all ranks, in the
+        order in which they are sent.
         """
         if unit < n_own:
             token, part = split(unit, units)
@@ -244,10 +244,10 @@ def make(shape, tokens, into):
 
 
 def numbering(shape, mask_of_token):
-    """Device functions of a block over numbers [token, rank], a shared array: of a token's row for a rank, -1 for none.
+    """(number, record): device functions of a block. numbers [token, rank], shared: a token's row for a rank, or -1.
 
-    mask_of_token(known, token): of the ranks of a token. number(n_ranks, call, known, numbers, totals): of all tokens, a
-    warp a rank; totals[rank]: how many rows there are. record(call, numbers, tokens): of tokens [first, end) for the handle.
+    mask_of_token(known, token): mask of its ranks. number(n_ranks, call, known, numbers, totals): numbers all tokens, a
+    warp a rank; totals[rank]: number of rows. record(call, numbers, tokens): stores tokens [first, end) in the handle.
     """
     ranks = shape.n_ranks
 
@@ -259,7 +259,7 @@ def numbering(shape, mask_of_token):
 
     @device_fn
     def number_lanes(total, given, token, mask):
-        """A token a lane; total: rows of the tokens before. The total with these."""
+        """Numbers one token in each lane. total: rows of the tokens before. Returns the total including these."""
         call, numbers, rank = given
         goes = u32(ballot(has(mask, rank)))
         if token < call.num_tokens:
