@@ -12,7 +12,7 @@ from epmoe.kernels.stamps import TraceBuffers
 
 _BLOCK = parameter_block(1)  # indices do not depend on the number of ranks
 FIRST_OF_CALL = _BLOCK.index(FIRST)  # words from here on differ between calls
-# Up to this many tokens a rank, blocks are smaller, so that the setup that all warps share takes less time.
+# Up to this many tokens a rank, blocks are smaller, so that the work that every warp does first takes less time.
 FEW_TO_SEND, THREADS_TO_SEND = 128, 256
 FEW_TO_COMBINE, THREADS_TO_COMBINE = 32, 512
 FEW_TO_EXPAND, THREADS_TO_EXPAND = 16, 512
