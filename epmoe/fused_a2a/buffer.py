@@ -127,11 +127,11 @@ class Buffer(GroupMemory):
                     forms = forms, of.form
                 key = kind, interface, options, forms
                 plan = self._plans.get(key) or self._plan(key, names, given, of)
-                log.recent.append((log.number, plan.facts))
                 if is_captured and plan.remedy:
                     self._refuse_capture(plan)
                 if plan.dtypes is not None:
                     given = self._placed(plan, given)
+                log.recent.append((log.number, plan.facts))
                 if plan.remedy is not None or self.world_has_lists:
                     made, handle = plan.start(given, of)
                     made = self._by_result(made)

@@ -1,7 +1,7 @@
 """A plan holds all that follows from a call's shapes, types and options, made once. The base of rows and hybrid plans.
 
-Buffer.call finds a call's plan or makes it. Making it does all checks and grows memory. For each rank, begin() borrows
-memory and fills in a launch. When the launches of all ranks have started, end() makes the results.
+Buffer.call finds a call's plan or makes it. Making it does all checks, and mostly grows memory. For each rank, begin()
+borrows memory and fills in a launch. When the launches of all ranks have started, end() makes the results.
 """
 
 from functools import lru_cache
@@ -44,8 +44,8 @@ class Handle:
 
     plan: the dispatch's. loans: each rank's memory of the routing; kernels get the addresses of its kept arrays. form:
     part of the key of later plans; sums: see CombinePlan. num_tokens, num_rows: T and the rows of each rank of this
-    process. plan.is_exact: whether the number of rows varies between calls. DISPATCH, COMBINE: names of calls.
-    GRADIENT: names of the gradients' arrays. CACHED: the plan class of combine's gradient. num_sms: for both.
+    process. plan.is_exact: whether arrays have as many rows as came, not room for the most. DISPATCH, COMBINE: names of
+    calls. GRADIENT: names of the gradients' arrays. CACHED: plan class of combine's gradient. num_sms: of each call.
     """
 
     __slots__ = "plan buffer loans group form numbers __weakref__".split()

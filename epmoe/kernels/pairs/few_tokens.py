@@ -66,7 +66,7 @@ def make(build):
     fmt, msg, to, input_scale = formats.of(cfg), message.make(cfg), peers.make(cfg), scale_of(build.input_scale)
     of_ids = ids.make(cfg.n_experts, cfg.top_k, build.id_bytes)
     direct, encode_part = fmt.direct, fmt.encode_part
-    bounds, (ask, put), nothing = part_bounds(fmt.token_size), copy_in_halves(HELD, load16_nc), no_vectors(HELD)
+    bounds, (ask, store_held), nothing = part_bounds(fmt.token_size), copy_in_halves(HELD, load16_nc), no_vectors(HELD)
     most_pieces = most_parts(fmt.token_size) if direct else fmt.encode_parts
     top_k, local, n_ranks, row_bytes = cfg.top_k, cfg.n_local_experts, cfg.n_ranks, cfg.hidden * BF16_BYTES
 
@@ -96,7 +96,7 @@ def make(build):
             src = u64(call.input_tokens + u64(token) * u64(row_bytes))
             if direct:
                 first, end = bounds(part, n_parts)
-                put(place, src, first, end, held)
+                store_held(place, src, first, end, held)
             else:
                 encode_part(src, place, input_scale(call), part, n_parts, lane_id())
             unit = i32(unit + n_warps())

@@ -30,7 +30,7 @@ def mailbox_words(shape):
 
 
 def parts_of_announcement(shape):
-    """{part of an announcement: its words [begin, end)}."""
+    """{part of an announcement: its words [begin, end)}; "all": without experts."""
     experts = mailbox.experts_at(shape.n_ranks)
     return dict(all=(0, experts), without_counts=(0, mailbox.COUNTS), places=(0, MAX_PLACES), facts=(MAX_PLACES, experts),
                 tokens=(MAX_PLACES, mailbox.COUNTS), counts=(mailbox.COUNTS, experts),

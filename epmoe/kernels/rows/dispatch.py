@@ -1,14 +1,14 @@
 """Dispatch of rows: every token is sent once to each rank of its experts.
 
-Every block of a rank runs the kernel. The last warp (the notify warp) of the last block (the leader block) announces
-this rank to the peers. The other blocks send. If this launch also expands rows (copies them to the rows of their
-experts), a share of the warps of these blocks sends (tuning.send_tenths), and all other warps expand. If a batch has at
-most one token for each block, all warps send.
+Every block of a rank runs the kernel. The last block (the leader block) announces this rank to the peers, mostly by
+its last warp (the notify warp). The other blocks send. If this launch also expands rows (copies them to the rows of
+their experts), a share of the warps of these blocks sends (tuning.send_tenths), and all other warps expand. If a batch
+has at most one token for each block, all warps send.
 
 1. Begin: read the number of the call (epoch), and whether an earlier one failed (call.py).
-2. Small batches take another path, which ends the call: Lamport rows (few/dispatch.py). Expert-major also expands them
-   as they arrive (few/by_expert.py). If some rank has too many tokens for it, all ranks go on with step 4. Step 3 is
-   done by then.
+2. Small batches take another path, with step 3, which ends the call: Lamport rows (few/dispatch.py). Expert-major
+   also expands them as they arrive (few/by_expert.py). If some rank has too many tokens for this path, all ranks leave
+   it after step 3 and go on with step 4.
 3. Number the rows (layout.py): the n-th of this rank's tokens that go to a rank is the n-th row that this rank sends
    there; -1 where a token does not go. Meanwhile the leader block announces this rank, and then how many tokens
    each expert gets (announce.py).
@@ -18,7 +18,7 @@ most one token for each block, all warps send.
    takes another block's token first waits until all blocks have numbered theirs.
 6. Meanwhile the leader block waits for the numbers of tokens by expert, and records counts and places for the handle.
    If the host waits, the leader block tells it the counts (handle.py).
-7. Finish. A receiver learns in one of three ways that rows have arrived:
+7. Finish. A receiver learns in one of three ways, which the RowsShape selects, that rows have arrived:
    Counters (by_counters): when a sending block has written its rows, it adds one to a counter at every rank. The leader
    block waits until the counters have reached the announced numbers of blocks.
    Flags (by_flags), if this launch also expands rows: a sender raises a flag for each part of a row. Warps that do not
@@ -27,8 +27,8 @@ most one token for each block, all warps send.
    Lamport rows: a receiver polls the row's words in a window until none is ABSENT, and copies it out (step 2).
 8. The leader block ends the call.
 
-A cached dispatch, and the retry of one that found no room, take numbers and counts from a handle: rows_resend skips
-step 6, and does of step 3 only the announcement, without counts.
+A cached dispatch, and the retry of one that found no room, take numbers and counts from a handle: rows_resend records
+and tells nothing (step 6), and of step 3 does only the announcement, without counts. The host has made room before it.
 """
 
 from functools import lru_cache
@@ -95,7 +95,7 @@ def dispatch_kernel(shape):
 def numbering(shape, mark):
     """Device function number_rows(call, begun, scratch) -> this call's number, or OVER if a wait has expired.
 
-    When it returns, blocks that send have numbered their tokens, and the leader block has announced this rank.
+    When it returns, a block that sends has numbered its own tokens, and the leader block has announced this rank.
     """
     ranks, numbers = shape.n_ranks, layout.make(shape, wait.ROWS_DISPATCH)
     words, announce_experts, expert_major = announce.announcing(shape, "all"), announce.experts(shape), shape.expert_major

@@ -60,7 +60,7 @@ def writing(shape, tokens_for):
     """Namespace of device functions of the leader block. tokens_for(known, src_rank, expert): tokens for an expert.
 
     counts(params, announced, has_room): writes info; its last R * R words are the handle's counts. slots(n, params,
-    known): with ids, writes tokens_per_expert int64 [n]. experts(params, known, partial): expert-major, also writes
+    known): with ids, writes tokens_per_expert int64 [n]. experts(params, known, partial): expert-major; it also writes
     expert_base int32 [R, L], first rows of (src_rank, expert), expert_rows int32 [2, L], experts' first rows and
     numbers of tokens, and overflow int32 [1]. partial: shared int32 array [32].
     """
@@ -116,7 +116,7 @@ def told_words(n_ranks, n_local):
 
 
 def telling_host(shape):
-    """Device function tell(params): after its records, the leader block tells the counts to the host if the host waits.
+    """Device function tell(params): the leader block tells the waiting host the counts, after its records.
 
     The counts are known before the rows have arrived, and later work on the stream follows in order. So the host can go
     on while rows are under way.

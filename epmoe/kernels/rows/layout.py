@@ -25,8 +25,8 @@ IN_FLIGHT = 8           # words of columns that a thread asks for together
 class Scratch(NamedTuple):
     """Shared int32 arrays of a block.
 
-    by_warp [warp, rank]: tokens. experts: tokens by expert. totals [columns]: tokens for each rank, of all blocks in
-    the leader block, of the earlier blocks in the others; in expert-major, behind them, tokens for each expert.
+    by_warp [warp, rank]: tokens. experts: tokens by expert, expert-major by (group, expert). totals [columns]: tokens
+    for each rank, of all blocks in the leader block, of earlier ones in others; expert-major, then those by expert.
     """
 
     by_warp: object
@@ -216,7 +216,7 @@ def make(shape, phase):
     count(call, begun, scratch): every block's first step. Returns this call's number, or OVER, also if a block that it
     waits for does not come. Sets scratch.totals by rank. number(call, scratch) -> whether all is well: each sending
     block writes row_of [T, R] (-1 where a token does not go) for its tokens, expert-major also row_of_expert [T, E].
-    Other warps may read them after the block's next barrier, those of other blocks after wait_for of counter().
+    The block's other warps may read them when it returns, those of other blocks after wait_for of counter().
     sum_experts(call, scratch) -> whether all came: the leader block sums all blocks' tokens by expert. They are there
     after a barrier, in scratch.experts, or in expert-major in scratch.totals, after the ranks.
     """

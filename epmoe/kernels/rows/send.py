@@ -232,7 +232,7 @@ def encoding(shape, store, store_scale):
 
 
 def make(shape, flags=None, numbered=None):
-    """Device function send(call, announced) -> whether no wait expired; called by all warps.
+    """Device function send(call, announced) -> whether no wait expired; for all warps of a sending block.
 
     If some rank has no room, nothing is sent. If there are more tokens than blocks, warps of all blocks claim parts of
     tokens, as some reach the links sooner than others. flags: of copy.py, if rows are expanded while they arrive; then
