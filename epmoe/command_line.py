@@ -91,6 +91,35 @@ def sizes_of_a_world(parser, *, ranks=4, experts_per_rank=4, top_k=4, hidden=256
     return sizes
 
 
+def kernels_and_world(options):
+    """Add to a group of a command's options: which kernels run, where the ranks are, and when a wait gives up."""
+    options.add_argument(
+        "--kernels",
+        choices=("plain", "fast"),
+        help="plain: as in the specification; fast: tuned "
+        "(default: fast on GPUs of compute capability 9.0 and newer, plain elsewhere)",
+    )
+    options.add_argument(
+        "--world",
+        choices=("auto", "local", "mpi"),
+        default="auto",
+        help="all ranks in this process, or one rank a process (default: what mpirun suggests)",
+    )
+    options.add_argument(
+        "--p2p-world-size",
+        type=at_least_one,
+        metavar="N",
+        help="make p2p worlds of N ranks, with SHMEM between them (default: one p2p world)",
+    )
+    options.add_argument(
+        "--timeout",
+        type=positive_seconds,
+        default=30.0,
+        metavar="S",
+        help="seconds until a wait gives up",
+    )
+
+
 def _not_empty(word):
     if not word.strip():
         raise argparse.ArgumentTypeError(

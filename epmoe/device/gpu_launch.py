@@ -93,7 +93,7 @@ class Launch:
             machine.waiting.append(self.submit)
             return
         if cu.cuLaunchKernelEx(*self._call)[0] is not SUCCESS:
-            machine.activate()  # the default stream is that of the thread's current context
+            machine.activate()  # the default stream belongs to the thread's current context
             self.submit()
 
     def submit(self):

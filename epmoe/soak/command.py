@@ -10,6 +10,7 @@ from epmoe.command_line import (
     EQUAL,
     at_least_one,
     at_least_zero,
+    kernels_and_world,
     positive_seconds,
     sizes_of_a_world,
 )
@@ -51,12 +52,6 @@ def add_arguments(parser):
     )
     kernels.add_argument("--split", dest="fused", action="store_false", help="split kernels")
     options.add_argument(
-        "--kernels",
-        choices=("plain", "fast"),
-        help="plain: as in the specification; fast: tuned "
-        "(default: fast on GPUs of compute capability 9.0 and newer, plain elsewhere)",
-    )
-    options.add_argument(
         "--poison", action="store_true", help="fill results with NaN before each round"
     )
     options.add_argument(
@@ -68,25 +63,7 @@ def add_arguments(parser):
         metavar="M",
         help="the host reads the error counts every M rounds (default 20, in the simulator 1)",
     )
-    options.add_argument(
-        "--timeout",
-        type=positive_seconds,
-        default=30.0,
-        metavar="S",
-        help="seconds after which a wait gives up",
-    )
-    options.add_argument(
-        "--world",
-        choices=("auto", "local", "mpi"),
-        default="auto",
-        help="all ranks in this process, or one rank a process (default: what mpirun suggests)",
-    )
-    options.add_argument(
-        "--p2p-world-size",
-        type=at_least_one,
-        metavar="N",
-        help="p2p worlds of N ranks, and SHMEM between them (default: one p2p world)",
-    )
+    kernels_and_world(options)
     parser.add_argument("--json", metavar="FILE", help="write what was done, machine and versions")
 
 

@@ -6,8 +6,8 @@ import os
 from epmoe.command_line import (
     at_least_one,
     at_least_zero,
+    kernels_and_world,
     part_of_all,
-    positive_seconds,
     sizes_of_a_world,
 )
 from epmoe.verify.checked_rounds import WEIGHTS
@@ -70,12 +70,6 @@ def add_arguments(parser):
     options.add_argument("--combine-dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
     options.add_argument("--fused", action="store_true", help="fused kernels (default: split)")
     options.add_argument(
-        "--kernels",
-        choices=("plain", "fast"),
-        help="plain: as in the specification; fast: tuned "
-        "(default: fast on GPUs of compute capability 9.0 and newer, plain elsewhere)",
-    )
-    options.add_argument(
         "--shared-expert", action="store_true", help="add an expert that every token uses"
     )
     options.add_argument(
@@ -103,25 +97,7 @@ def add_arguments(parser):
     options.add_argument(
         "--racecheck", action="store_true", help="look for data races (simulator only)"
     )
-    options.add_argument(
-        "--world",
-        choices=("auto", "local", "mpi"),
-        default="auto",
-        help="all ranks in this process, or one rank a process (default: what mpirun suggests)",
-    )
-    options.add_argument(
-        "--p2p-world-size",
-        type=at_least_one,
-        metavar="N",
-        help="make p2p worlds of N ranks, with SHMEM between them (default: one p2p world)",
-    )
-    options.add_argument(
-        "--timeout",
-        type=positive_seconds,
-        default=30.0,
-        metavar="S",
-        help="seconds until a wait gives up",
-    )
+    kernels_and_world(options)
     files = parser.add_argument_group("files and output")
     files.add_argument(
         "--counters",

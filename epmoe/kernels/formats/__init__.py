@@ -45,8 +45,8 @@ class KernelFormat(NamedTuple):
     encode_part(src_row, dst_payload, input_scale, part, n_parts, lane): makes the payload at dst_payload of the bf16 row
         [hidden] at src_row, padding bytes 0: part 0..n_parts-1 of it, by a warp each; encode_parts: the most parts that
         have work. Both are global addresses, 16-byte aligned. Nobody may write the row while the kernel runs.
-    decode(payload, out, place, part, n_parts, lane): part 0..n_parts-1 of one payload becomes that of the output row at
-        `place` (RowPlace), by a warp each; decode_parts: the most parts that have work. Reads the payload by ordinary
+    decode(payload, out, place, part, n_parts, lane): a warp decodes part 0..n_parts-1 of one payload to the same part of
+        the output row at `place` (RowPlace). decode_parts: the most parts that have work. Reads the payload by ordinary
         loads, so a peer's bytes are seen once its signal is acquired.
     pad_rows: a group's row count is rounded up to a multiple of it.
     begin_group(out, group, group_start, tiles_before): writes scales_offset[group], by any thread, once.

@@ -10,7 +10,7 @@ from epmoe.device import (abs_f32, add_rn, bf16_hi, bf16_lo, device_fn, f32, f32
 
 ONE_BITS = 0x3F800000               # float32 1.0
 EXPONENT = 0x7F800000
-# The ulp of 2**22 is 1/2, that of 2**23 is 1, ...: adding 2**22 times a number's power of two rounds it as e2m1 does.
+# The ulp of 2**22 is 1/2, of 2**23 it is 1, and so on. Adding 2**22 times a number's power of two rounds it as e2m1.
 MAGIC_BITS = 22 << 23
 # Two codes to a binade, and exponent and magic are both in the sum's exponent field.
 BIAS = 2 * (127 + 22)
