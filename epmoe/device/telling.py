@@ -51,12 +51,13 @@ def tell_host(params, num_tokens, my_rank):
 class HostWords:
     """Host memory into which one kernel of each rank here copies its results, and then stores the number of the call.
 
-    ranks: of this process. stream: the call's. When all work on it has run, these kernels have ended.
+    ranks: of this process. stream: the call's. When all work on it has run, these kernels have ended. number: the
+    call's. addresses: for each rank's kernel.
     """
 
     def __init__(self, machine, ranks, stream):
         self._machine, self._ranks, self._stream = machine, list(ranks), stream
-        self._nbytes, self._number, self._memory = 0, 0, None
+        self._nbytes, self.number, self.addresses, self._memory = 0, 0, [], None
 
     def prepare(self, nbytes):
         """Allocate memory for `nbytes` of each rank, besides the number. Call it before a launch."""
@@ -71,28 +72,27 @@ class HostWords:
             self._words = [memoryview(part[:8].view(np.uint64)) for part in parts]
             self._told = [memoryview(part[HEADER:]) for part in parts]
             at = self._memory.address
-            self._addresses = list(range(at, at + total, nbytes))
+            self.addresses = list(range(at, at + total, nbytes))
 
     def begin(self):
-        """(the number of a new call, the address for each rank's kernel)."""
-        self._number += 1
-        return self._number, self._addresses
+        """Begin a new call; returns its number and the addresses."""
+        self.number += 1
+        return self.number, self.addresses
 
-    def wait(self, timeout):
-        """[each rank's results, a bytearray]. timeout [s]: of the calls that are waited for.
+    def wait(self, timeout, i=0):
+        """The results of the i-th rank here, a bytearray. timeout [s]: of the calls that are waited for.
 
         Errors: PeerTimeout if the stream does not get there in time; EPError of the device, or if the stream has ended
         and a kernel has stored nothing.
         """
         seconds = MOST_WAITS * timeout + PATIENCE
-        for word in self._words:
-            if not self._stream.wait_for(word, self._number, seconds):
-                raise PeerTimeout(
-                    f"rank {self._ranks[0]}: the GPU has sent the host nothing for {seconds:g} s: work on the "
-                    "stream before the call has not ended, or one of its kernels cannot begin; when the "
-                    "stream runs again, call reset() on all ranks"
-                )
-        return list(map(bytearray, self._told))
+        if not self._stream.wait_for(self._words[i], self.number, seconds):
+            raise PeerTimeout(
+                f"rank {self._ranks[0]}: the GPU has sent the host nothing for {seconds:g} s: work on the "
+                "stream before the call has not ended, or one of its kernels cannot begin; when the "
+                "stream runs again, call reset() on all ranks"
+            )
+        return bytearray(self._told[i])
 
     def free(self):
         """Free the host memory. The launches must have ended."""
@@ -139,7 +139,7 @@ class Telling:
                 words[2 * j : 2 * j + 2] = address, nbytes // 4
             number, (to,) = self.words.begin()
             self._launch.start(to, number, to + HEADER + ends[i], *words)
-        told = np.frombuffer(self.words.wait(timeout)[0], np.uint8)
+        told = np.frombuffer(self.words.wait(timeout), np.uint8)
         return [told[a:b] for a, b in pairwise(ends)]
 
     def free(self):

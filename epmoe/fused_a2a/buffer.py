@@ -2,16 +2,17 @@
 
 import struct
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from threading import get_ident
 
 import numpy as np
 
 from epmoe import device
-from epmoe.fused_a2a.launches import Launches, at, fill
+from epmoe.fused_a2a.launches import Launches, fill
 from epmoe.fused_a2a.memory import GroupMemory
 from epmoe.host import inputs
-from epmoe.host.arrays import PEEKS, peek
+from epmoe.host.arrays import look
 from epmoe.host.memory_pool import results_of
 from epmoe.host.placing import Placing
 from epmoe.host.rounds import REFUSALS, Turn, in_short
@@ -24,25 +25,13 @@ from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout
 MOST_PLANS = 1024
 STATUS_BYTES = 64
 ALL_WELL = bytes(STATUS_BYTES)  # status words
-TOLD, TOLD_NUMBER = at("told"), at("told_number")
-
-
-def look(arrays, names):
-    """(form of each array, addresses, arrays), see host.arrays.peek. The address is None for arrays in host memory."""
-    forms, addresses, seen = [], [], []
-    for a, name in zip(arrays, names):
-        form, address, array = (PEEKS.get(type(a)) or peek)(a, name)
-        forms.append(form)
-        addresses.append(address)
-        seen.append(array)
-    return tuple(forms), addresses, seen
 
 
 @dataclass(eq=False)
 class Interface:
     """How a kind of caller (NumPy, torch) gives arrays and gets results.
 
-    look: see look(). results_of: see memory_pool.results_of(). told: converts a NumPy array on the host for the caller.
+    look: see host.arrays.look(). results_of: see memory_pool.results_of(). told: converts a NumPy array on the host for the caller.
     refuse(array, its name): before a plan is made, raises errors that look() does not check for. in_order(buffer):
     makes the next launches wait for the caller's stream. It returns None if that is all, or else a function that takes
     the call's results, makes the caller's stream wait for them, and returns them for the caller.
@@ -75,9 +64,8 @@ class Buffer(GroupMemory):
         # With all ranks in one process every rank's number of tokens is known before the launch.
         self.knows_all_ranks = self.world_has_lists = bool(group.lists)
         # launches start without world.launching()
-        self.is_alone = not group.lists or device.SIM and len(group.ranks) == 1
+        self.is_alone = device.SIM and len(group.ranks) == 1
         self.failure, self.failed_call, self.closed = None, "a kernel", False
-        self.is_captured = False  # whether the current call is captured into a CUDA graph
         self.captured = []  # Loans that graphs write to at every replay
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
         self._info = struct.Struct(f"={written.TOKENS + group.n_ranks + group.n_ranks**2}i")
@@ -96,11 +84,12 @@ class Buffer(GroupMemory):
 
     # ------------------------------------------------------------------ calls
     def call(self, name, kind, names=(), arrays=(), options=(), of=None, interface=PLAIN):
-        """Run a call by the plan for arrays of these forms, made if there is none: (results, handle or None).
+        """Run a call by the plan for arrays of these forms, made if there is none: (results, handle).
 
         kind: the class of the plan; without arrays, a function to call instead. options: the rest of the plan's key.
-        of: the call's handle, or the group of a dispatch. results: this rank's; or for each a list over ranks, None if
-        no rank has one. Any exception but a refusal, including Ctrl-C, leaves the call half-way.
+        of: the call's handle, or the group of a dispatch, which makes a handle. results: this rank's; or for each a
+        list over ranks, None if no rank has one. Any exception but a refusal, including Ctrl-C, leaves the call
+        half-way.
         """
         turn = self.turn
         try:
@@ -120,30 +109,31 @@ class Buffer(GroupMemory):
                     forms, addresses, seen = interface.look(arrays, names)
                     given = ((addresses, seen),)
                 leave = interface.in_order and interface.in_order(self)
-                is_captured = self.is_captured = self.capture() != 0
-                if kind.of_handle:
+                is_captured = self.capture() != 0
+                if kind.makes is None:
                     if kind.rows_vary and of.plan.is_exact:
                         forms = _without_rows(forms, of.numbers.num_rows)
                     forms = forms, of.form
                 key = kind, interface, options, forms
                 plan = self._plans.get(key) or self._plan(key, names, given, of)
-                if is_captured and plan.remedy:
-                    self._refuse_capture(plan)
+                if plan.remedy:
+                    self._prepare_to_wait(plan, is_captured)
                 if plan.dtypes is not None:
                     given = self._placed(plan, given)
                 log.recent.append((log.number, plan.facts))
-                if plan.remedy is not None or self.world_has_lists:
-                    made, handle = plan.start(given, of)
-                    made = self._by_result(made)
-                else:  # plan.start() for one rank, inlined
-                    launch, kept, loans = plan.begin(0, given[0][0], of)
-                    if is_captured:
-                        self.captured.append(loans)
-                    launch.start()
-                    if device.SIM:
-                        self.check()
-                    made = plan.end(0, loans, of)
-                    handle = None if plan.of_handle else plan.handle((kept,), of)
+                if kind.makes is not None:
+                    of = kind.makes(plan, of)
+                made = [None] * len(given)
+                if self.world_has_lists:
+                    made = self._run_together(plan, given, of, made)
+                else:
+                    for launch, loans in plan.run(0, given[0][0], of, made):
+                        if is_captured:
+                            self.captured.append(loans)
+                        launch.start()
+                        if device.SIM:
+                            self.check()
+                    (made,) = made
             finally:
                 if device.SIM:  # release the caller's arrays
                     self.machine.synchronize()
@@ -158,12 +148,22 @@ class Buffer(GroupMemory):
             raise
         finally:
             turn.free[:] = (True,)
-        return made if leave is None else leave(made), handle
+        return made if leave is None else leave(made), of
 
-    def _by_result(self, made):
-        """One rank's results; with lists, for each result a list over ranks, or None if no rank has it."""
-        if not self.world_has_lists:
-            return made[0]
+    def _run_together(self, plan, given, handle, made):
+        """Run the call of all ranks of this process, each launch of theirs together; returns lists over ranks.
+
+        Nothing between the launches may wait for the GPU: kernels of some ranks would run and wait for the others.
+        """
+        runs = [plan.run(i, addresses, handle, made) for i, (addresses, _) in enumerate(given)]
+        while steps := [step for run in runs if (step := next(run, None))]:
+            if self.capture():
+                self.captured.append(steps)
+            with nullcontext() if self.is_alone else self.world.launching(True):
+                for launch, _ in steps:
+                    launch.start()
+            if device.SIM:
+                self.check()
         columns = map(list, zip(*made))
         return [None if all(a is None for a in column) else column for column in columns]
 
@@ -218,12 +218,14 @@ class Buffer(GroupMemory):
                 "the middle of a call: call reset() of the Buffer on all ranks first"
             )
 
-    def _refuse_capture(self, plan):
-        """Raise EPStateError: the host waits in this call, so a CUDA graph cannot capture it."""
-        raise EPStateError(
-            f"{plan.facts['call']} waits for its number of rows, and the stream is being captured into a CUDA graph, "
-            f"so nothing runs yet: {plan.remedy}"
-        )
+    def _prepare_to_wait(self, plan, is_captured):
+        """Before a call in which the host waits. Raise EPStateError if it is captured, since nothing runs yet."""
+        if is_captured:
+            raise EPStateError(
+                f"{plan.facts['call']} waits for its number of rows, and the stream is being captured into a CUDA "
+                f"graph, so nothing runs yet: {plan.remedy}"
+            )
+        self.host_words.begin()
 
     def reset(self):
         """After an error: set words and flags as before the first call. Collective; handles and results stay valid."""
@@ -268,74 +270,42 @@ class Buffer(GroupMemory):
         fill(words, values)
         return self.launches.prepare(kernel, rank, num_tokens, self._streams[rank], words, grid)
 
-    def launch(self, launches, memory=()):
-        """Start one launch of each rank of this process. memory: Loans, kept if the call is captured.
+    def told(self, i, n_local_experts):
+        """Wait for the counts of the i-th rank's dispatch: (has_room, counts, rows, per_expert); raises as check().
 
-        Nothing between the launches may wait for the GPU: kernels of some ranks would run and wait for the others.
-        """
-        if self.is_captured:
-            self.captured.append(memory)
-        if self.is_alone:
-            for launch in launches:
-                launch.start()
-        else:
-            with self.world.launching(True):
-                for launch in launches:
-                    launch.start()
-
-    def start(self, launches, memory=()):
-        """launch(), and in the simulator check(): there the kernels have ended when this returns."""
-        self.launch(launches, memory)
-        if device.SIM:
-            self.check()
-
-    def start_and_hear(self, launches, n_local_experts):
-        """Start dispatches, and wait until they have written their counts to the host: see told()."""
-        number, addresses = self.host_words.begin()
-        for launch, address in zip(launches, addresses):
-            launch.words[TOLD], launch.words[TOLD_NUMBER] = address, number
-        self.launch(launches)
-        return self.told(n_local_experts)
-
-    def told(self, n_local_experts):
-        """Wait for the counts of a dispatch: (has_room, counts, of_ranks); raises as check().
-
-        counts: [R] lists [R], rows from each rank to each. of_ranks: for each rank here, its rows with padding, and
-        tokens_per_expert, int64 [L].
+        counts: [R] lists [R], rows from each rank to each; has_room, too, is the same on all ranks. rows: this rank's,
+        with padding. per_expert: tokens_per_expert, int64 [L].
         The host polls its own memory. It goes on when counts are known, while rows are still travelling. If some do not
         arrive, the next call that waits raises the error, as with a dispatch on the device. The most tokens of any rank
         are remembered even if all rows had room, because the next call may not read the counts.
         """
         try:
-            of_ranks = self.host_words.wait(self._timeout)
+            raw = self.host_words.wait(self._timeout, i)
         except EPError as error:
             if device.SIM or not isinstance(error, PeerTimeout):  # else kernels still run
                 self.check()
             raise
-        n, by_rank = self.n_ranks, []
-        status, at_counts = 4 * written.TOLD_STATUS, 4 * written.TOLD_STATUS + 8 * n_local_experts
-        if not all([raw.startswith(ALL_WELL) for raw in of_ranks]):
-            words = [np.frombuffer(raw, np.int32, written.TOLD_STATUS) for raw in of_ranks]
-            self._raise_what_failed(words)
-        for raw in of_ranks:
-            has_room, padded_rows, *more = self._info.unpack_from(raw, at_counts)
-            by_rank.append((padded_rows, np.frombuffer(raw, np.int64, n_local_experts, status)))
-        if device.SIM:
-            self.check()  # kernels have ended, as after other launches
+        if not raw.startswith(ALL_WELL):
+            words = np.frombuffer(raw, np.int32, written.TOLD_STATUS)
+            self._raise_what_failed([(self.ranks[i], words)])
+        status, n = 4 * written.TOLD_STATUS, self.n_ranks
+        per_expert = np.frombuffer(raw, np.int64, n_local_experts, status)
+        has_room, rows, *more = self._info.unpack_from(raw, status + 8 * n_local_experts)
         most_tokens = max(more[:n])  # the same on all ranks
         if most_tokens > self.max_tokens:
             self.want_tokens(most_tokens)
-        return has_room, [more[i : i + n] for i in range(n, n + n * n, n)], by_rank
+        return has_room, [more[j : j + n] for j in range(n, n + n * n, n)], rows, per_expert
 
     # ------------------------------------------------------------------ errors
     def check(self):
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if ids in device memory were bad."""
         words = (np.int32, (STATUS_BYTES // 4,), mailbox.STATUS)
-        self._raise_what_failed([r.words.read(*words) for r in self.ranks])
+        self._raise_what_failed([(r, r.words.read(*words)) for r in self.ranks])
 
     def _raise_what_failed(self, status):
+        """Raise the errors that status words [(rank's memory, words)] tell."""
         timeouts, bad_ids = [], []
-        for r, words in zip(self.ranks, status):
+        for r, words in status:
             if not any(words.tolist()):  # faster than NumPy for so few words
                 continue
             at, control = self.layout, self._control.buffers[r.rank]

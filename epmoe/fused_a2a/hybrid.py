@@ -12,7 +12,16 @@ import numpy as np
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import BF16, E4M3, FP8_GROUP, FP16, FP32
 from epmoe.fused_a2a.launches import at
-from epmoe.fused_a2a.plans import NO_ROOM, Handle, Numbers, Plan, X, handle_memory
+from epmoe.fused_a2a.plans import (
+    NO_ROOM,
+    TOLD,
+    TOLD_NUMBER,
+    Handle,
+    Numbers,
+    Plan,
+    X,
+    handle_memory,
+)
 from epmoe.host.memory_pool import Arrangement, arrange
 from epmoe.kernels.rows import dispatch_kernel, expand_kernel, resend_kernel
 from epmoe.kernels.rows.send import expert_masks, fp8_format
@@ -39,6 +48,7 @@ class HybridHandle(Handle):
     GRADIENT = "grad_x", "probs of grad_x"
     summed, probs_a_row = TYPES, 0
 
+    form = property(attrgetter("plan.form", "numbers.capacity"))
     num_sms = property(attrgetter("plan.num_sms_of"))
     pad_multiple = property(attrgetter("plan.pad"))
 
@@ -122,7 +132,7 @@ class DispatchPlan(ExpandingPlan):
     combine.
     """
 
-    of_handle, is_exact = False, True
+    makes, is_exact = HybridHandle, True
 
     def __init__(self, buffer, interface, names, arrays, options, group):
         x, routing_map, *probs = arrays
@@ -224,63 +234,53 @@ class DispatchPlan(ExpandingPlan):
     def _needs(self, tokens):
         return needs(self.buffer.n_ranks * tokens, self.shape.row_bytes, self.local)
 
-    def begin(self, i, addresses, group):
-        """See Plan."""
-        call, launch = self.parts[i]
-        words, lend, out = launch.words, call.r.arena.lend, None
+    def run(self, i, addresses, handle, made):
+        """See Plan. Results: dispatched_hidden, probs, scales, tokens_per_expert.
+
+        If the host must wait for the numbers of rows, a second launch expands the rows.
+        """
+        buffer, (call, launch), n = self.buffer, self.parts[i], self.limit
+        words, lend = launch.words, call.r.arena.lend
         words[X : X + len(addresses)] = array("Q", addresses)  # x, ids, probs
         kept, scratch = lend(self.kept[i]), lend(self.scratch[i])
         for at_words, run in (*kept.piece.words, *scratch.piece.words):
             words[at_words] = run
         if self.is_one_launch:
-            out = lend(self.out)
+            out, results = lend(self.out), self.results
             for at_words, run in out.piece.words:
                 words[at_words] = run
-        return launch, (kept,), (kept, out, scratch)
-
-    def end(self, i, loans, group):
-        """dispatched_hidden, probs, scales, tokens_per_expert."""
-        kept, out, _ = loans
-        return self._columns(self.results(out), self.per_expert[i](kept)[0])
-
-    def _columns(self, made, per_expert):
-        x, *more = made
+            handle.loans.append((kept,))
+            yield launch, (kept, out, scratch)
+        else:
+            told = buffer.host_words
+            words[TOLD], words[TOLD_NUMBER] = told.addresses[i], told.number
+            yield launch, ()
+            has_room, _, padded_rows, per_expert = buffer.told(i, self.local)
+            if not has_room:  # on any rank, and all now know the same most tokens
+                if i == 0:
+                    self._prepare(resend_kernel(self.shape))
+                call, again = self.parts[i]
+                yield call.like(again, launch), ()
+            if i == 0:
+                handle.numbers = self._numbers([])
+            n = padded_rows if n is None else n
+            handle.numbers.num_rows.append(n)
+            handle.loans.append((kept, lend(self.rows)))
+            launch, out = self.expand(i, handle.loans[i], n, self.pad)
+            yield launch, ()
+            results = self.of(n)[1]
+        if self.limit is None:
+            per_expert = self.interface.told(per_expert)
+        else:
+            (per_expert,) = self.per_expert[i](kept)
+        x, *more = results(out)
         probs = more.pop(0) if self.shape.has_probs else None
-        return x, probs, more[0] if more else None, per_expert
-
-    def handle(self, kept, group):
-        """See Plan."""
-        return HybridHandle(self, kept, group, (self.form, self.numbers.capacity), self.numbers)
+        made[i] = x, probs, more[0] if more else None, per_expert
 
     def _numbers(self, num_rows):
         # combine may return more rows to the rank with a new largest batch than dispatch had room to receive
         capacity = self.buffer.n_ranks * self.buffer.max_tokens
         return Numbers(None, num_rows, capacity, capacity, capacity)
-
-    def start(self, given, group):
-        """See Plan. If the host must wait for the numbers of rows, a second launch expands the rows."""
-        if self.is_one_launch:
-            return super().start(given, group)
-        buffer, limit, made = self.buffer, self.limit, []
-        begun = [self.begin(i, addresses, group) for i, (addresses, _) in enumerate(given)]
-        launches, kept, _ = zip(*begun)
-        has_room, _, told = buffer.start_and_hear(launches, self.local)
-        if not has_room:  # the same answer on all ranks, which now also know the same most tokens
-            self._prepare(resend_kernel(self.shape))
-            sent = zip(self.parts, launches)
-            buffer.start([call.like(launch, earlier) for (call, launch), earlier in sent])
-        num_rows = [padded_rows if limit is None else limit for padded_rows, _ in told]
-        kept = [(*own, r.arena.lend(self.rows)) for r, own in zip(buffer.ranks, kept)]
-        expanded = [self.expand(i, kept[i], n, self.pad) for i, n in enumerate(num_rows)]
-        buffer.start([launch for launch, _ in expanded])
-        for i, (_, out) in enumerate(expanded):
-            if limit is None:
-                per_expert = self.interface.told(told[i][1])
-            else:
-                (per_expert,) = self.per_expert[i](kept[i][0])
-            made.append(self._columns(self.of(num_rows[i])[1](out), per_expert))
-        numbers = self._numbers(num_rows)
-        return made, HybridHandle(self, kept, group, (self.form, numbers.capacity), numbers)
 
 
 class CachedPlan(ExpandingPlan):
@@ -299,16 +299,13 @@ class CachedPlan(ExpandingPlan):
         self.stage(capacity, 0)
         self.expanding = self.rank_calls(resend_kernel(shape), self.expanded)
 
-    def begin(self, i, addresses, handle):
-        """See Plan."""
-        n, pad = handle.numbers.num_rows[i], handle.pad_multiple
-        launch, loan = self.expand(i, handle.loans[i], n, pad)
+    def run(self, i, addresses, handle, made):
+        """See Plan. Results: rows [P, H] grouped by expert, in x's dtype."""
+        n = handle.numbers.num_rows[i]
+        launch, loan = self.expand(i, handle.loans[i], n, handle.pad_multiple)
         launch.words[X] = addresses[0]
-        return launch, (), loan
-
-    def end(self, i, loan, handle):
-        """Rows [P, H] grouped by expert, in x's dtype."""
-        return self.of(handle.numbers.num_rows[i])[1](loan)
+        yield launch, loan
+        made[i] = self.of(n)[1](loan)
 
 
 HybridHandle.CACHED = CachedPlan

@@ -1,7 +1,7 @@
 """A plan holds all that follows from a call's shapes, types and options, made once. The base of rows and hybrid plans.
 
-Buffer.call finds a call's plan or makes it. Making it does all checks, and mostly grows memory. For each rank, begin()
-borrows memory and fills in a launch. When the launches of all ranks have started, end() makes the results.
+Buffer.call finds a call's plan or makes it. Making it does all checks, and mostly grows memory. run() then runs the
+call of one rank: it borrows memory, fills in launches, and makes the results.
 """
 
 from functools import lru_cache
@@ -22,6 +22,7 @@ from epmoe.kernels.rows.handle import TOKENS
 
 MOST_ARRANGED = 256  # Arrangements kept for one kind of result, by number of rows
 CAPACITY, PLACES, X, PROBS = map(at, ("capacity", "places", "x", "probs"))
+TOLD, TOLD_NUMBER = map(at, ("told", "told_number"))
 NO_ROOM = 0xFFFFFFFF  # a capacity that has no room even for zero rows, so that all ranks grow
 
 
@@ -43,17 +44,17 @@ class Handle:
     """The routing of a dispatch, for any number of combines and cached dispatches.
 
     plan: the dispatch's. loans: each rank's memory of the routing; kernels get the addresses of its kept arrays. form:
-    part of the key of later plans; sums: see CombinePlan. num_tokens, num_rows: T and the rows of each rank of this
+    part of the key of later plans; sums: see CombinePlan. numbers: None until the host knows them. num_tokens, num_rows: T and the rows of each rank of this
     process. plan.is_exact: whether arrays have as many rows as came, not room for the most. DISPATCH, COMBINE: names of
     calls. GRADIENT: names of the gradients' arrays. CACHED: plan class of combine's gradient. num_sms: of each call.
     """
 
-    __slots__ = "plan buffer loans group form numbers __weakref__".split()
+    __slots__ = "plan buffer loans group numbers __weakref__".split()
     DISPATCH, COMBINE, GRADIENT, CACHED, num_sms = "", "", (), None, (None, None)
 
-    def __init__(self, plan, loans, group, form, numbers):
-        self.plan, self.buffer, self.loans = plan, plan.buffer, loans
-        self.group, self.form, self.numbers = group, form, numbers
+    def __init__(self, plan, group):
+        self.plan, self.buffer, self.group = plan, plan.buffer, group
+        self.loans, self.numbers = [], plan.numbers
 
     def combined(self, buffer, given, interface=PLAIN):
         """The sum of the given rows by token."""
@@ -76,36 +77,30 @@ class Handle:
         property(attrgetter(f"numbers.{name}"))
         for name in ("counts", "num_rows", "most_returned", "capacity")
     )
-    num_tokens, sums = (property(attrgetter(f"plan.{name}")) for name in ("num_tokens", "sums"))
+    form, num_tokens, sums = (
+        property(attrgetter(f"plan.{name}")) for name in ("form", "num_tokens", "sums")
+    )
 
 
 class Plan:
     """The prepared launches for calls of one form: equal shapes, types and options.
 
-    facts: values that must be equal on all ranks, see CallLog. names: of the arrays, for messages. of_handle: whether a
-    handle's form is part of the key. rows_vary: whether the number of rows differs between calls with an exact handle.
-    dtypes: {name: type it must have} if arrays must be placed; None if kernels read them in place. remedy: if the call
-    waits for the device, what to call instead during graph capture; such a plan has its own start(). check_values:
-    checks the values of arrays in host memory, if the plan must.
+    facts: values that must be equal on all ranks, see CallLog. names: of the arrays, for messages. makes: a dispatch's
+    class of handles; None for calls of a handle, whose form is part of the key. rows_vary: whether the number of rows
+    differs between calls with an exact handle. dtypes: {name: type it must have} if arrays must be placed; None if
+    kernels read them in place. remedy: if the call waits for the device, what to call instead during graph capture.
+    check_values: checks the values of arrays in host memory, if the plan must. numbers: of a dispatch, if known before.
 
-    begin(i, addresses, of) fills in the launch of the i-th rank here, and returns it, the Loans for the handle, and
-    those for end(). end(i, loans, of) returns the rank's results, a tuple. handle(kept, of) returns a dispatch's
-    handle, which keeps each rank's Loans. of: see Buffer.call().
+    run(i, addresses, handle, made) is a generator that runs the call of the i-th rank here. It yields (launch, the
+    Loans that the launch uses) and goes on when the launches of all ranks have started. made[i]: gets the results, a
+    tuple. handle: the given one, or the one that a dispatch makes: then run() adds the rank's Loans, and the numbers.
     """
 
-    of_handle, rows_vary, dtypes, remedy, check_values = True, False, None, None, None
+    makes, rows_vary, dtypes, remedy, check_values, numbers = (None, False) + 4 * (None,)
 
     def __init__(self, buffer, interface, names, num_tokens, num_sms, **facts):
         self.buffer, self.interface, self.names, self.facts = buffer, interface, names, facts
         self.num_tokens, self.num_sms = num_tokens, num_sms
-
-    def start(self, given, of):
-        """Launch on all ranks; returns each rank's results, and the handle. given: (addresses, arrays) of each rank."""
-        begun = [self.begin(i, addresses, of) for i, (addresses, _) in enumerate(given)]
-        launches, kept, loans = zip(*begun)
-        self.buffer.start(launches, loans)
-        made = [self.end(i, one, of) for i, one in enumerate(loans)]
-        return made, None if self.of_handle else self.handle(kept, of)
 
     def rank_calls(self, kernel, values=None):
         """A RankCall for each rank here. values: None, or {field: value} for each rank."""
@@ -172,13 +167,13 @@ class CombinePlan(Plan):
         values = [{"places": self.staging_at}] * len(self.num_tokens)
         self.calls = self.rank_calls(combine_kernel(shape), values)
 
-    def begin(self, i, addresses, handle):
-        """See Plan."""
+    def run(self, i, addresses, handle, made):
+        """See Plan. Results: sums of rows, probs of tokens or None."""
         numbers = handle.numbers
         capacity = numbers.most_returned
         if capacity > self.room:
             self._want_room(capacity)
-        call, (out, _) = self.calls[i], self.outs[i]
+        call, (out, results) = self.calls[i], self.outs[i]
         launch = call[min(self.num_tokens[i] + numbers.num_rows[i] + 1, call.most)]
         words, loan = launch.words, call.r.arena.lend(out)
         words[CAPACITY], words[X] = capacity, addresses[0]
@@ -190,12 +185,8 @@ class CombinePlan(Plan):
                 words[at_words] = run
         for at_words, run in loan.piece.words:
             words[at_words] = run
-        return launch, (), loan
-
-    def end(self, i, loan, handle):
-        """(sums of rows, probs of tokens or None)."""
-        made = self.outs[i][1](loan)
-        return made if self.has_probs else (*made, None)
+        yield launch, loan
+        made[i] = results(loan) if self.has_probs else (*results(loan), None)
 
 
 def handle_memory(name, n_ranks, kept, arrays):

@@ -7,7 +7,18 @@ import numpy as np
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import FP32, NAMES
 from epmoe.fused_a2a.launches import RankCall, fill
-from epmoe.fused_a2a.plans import CAPACITY, NO_ROOM, PLACES, Handle, Numbers, Plan, X, handle_memory
+from epmoe.fused_a2a.plans import (
+    CAPACITY,
+    NO_ROOM,
+    PLACES,
+    TOLD,
+    TOLD_NUMBER,
+    Handle,
+    Numbers,
+    Plan,
+    X,
+    handle_memory,
+)
 from epmoe.host import inputs
 from epmoe.kernels.rows import dispatch_kernel, move_kernel, resend_kernel
 from epmoe.kernels.rows.few.lamport import blocks_for
@@ -60,14 +71,11 @@ class ReceivingPlan(Plan):
         at_capacity = slice(CAPACITY, CAPACITY + 1), array("Q", [capacity])
         return *arrangement.runs(layout.staging_at, arrangement.words), at_capacity
 
-    def received(self, i, loan, rows, n):
-        """A rank's results: n rows out of room for `rows`. Without a loan, moves them out of the staging area first."""
-        staged, results = self.of(rows)
-        if loan is not None:
-            return results(loan) if n == rows else results(loan, n)
+    def moved(self, i, rows, n):
+        """(launch that moves a rank's n rows out of the staging area, which has room for `rows`, Loan of them)."""
         if i not in self._moves:
             self._moves[i] = RankCall(self, i, move_kernel(self.buffer.launches.threads))
-        r, (own, results) = self.buffer.ranks[i], self.of(n)
+        r, (staged, _), (own, _) = self.buffer.ranks[i], self.of(rows), self.of(n)
         launch, loan, at_staging = self._moves[i].of(n), r.arena.lend(own), self.buffer.staging(r)
         fields, more = own.fields, [0] * (MAX_PLACES - len(own.fields))
         values = dict(
@@ -76,8 +84,7 @@ class ReceivingPlan(Plan):
             word_counts=[field.nbytes // 4 for field in fields.values()],
         )
         fill(launch.words, {name: words + more for name, words in values.items()})
-        self.buffer.start([launch], loan)
-        return results(loan)
+        return launch, loan
 
 
 class DispatchPlan(ReceivingPlan):
@@ -86,7 +93,7 @@ class DispatchPlan(ReceivingPlan):
     options: num_experts, num_sms, on_device (as fused_dispatch_on_device says).
     """
 
-    of_handle = False
+    makes = RowsHandle
 
     def __init__(self, buffer, interface, names, arrays, options, group):
         x, token_indices, token_probs, *scales = arrays
@@ -136,10 +143,11 @@ class DispatchPlan(ReceivingPlan):
 
         buffer.want_pool(self.facts, needs, self.shape)
         self.capacity = n_ranks * max(buffer.max_tokens, *num_tokens)
-        self.whole, _ = self.of(self.capacity)
+        self.whole, self.results = self.of(self.capacity)
         self.form = top_k, *num_tokens, self.capacity if on_device else None
         self.sums = dict(n_local_experts=1, top_k=top_k)
-        self.numbers = Numbers(None, [self.capacity] * len(ids), *[self.capacity] * 3)
+        if on_device:
+            self.numbers = Numbers(None, [self.capacity] * len(ids), *[self.capacity] * 3)
         self.parts, per_expert = [], {"tokens_per_expert": ((local,), np.int64)}
         for n, (call, launch) in zip(num_tokens, self.sending(dispatch_kernel(self.shape))):
             arrays = per_expert | {"row_of": ((n, n_ranks), np.int32)}
@@ -157,61 +165,60 @@ class DispatchPlan(ReceivingPlan):
                 what = f"token_indices of rank {r.rank}"
                 inputs.check_ids(what, arrays[1].host, "num_experts", self.num_experts)
 
-    def begin(self, i, addresses, group):
-        """See Plan."""
-        r, launch, memory, _ = self.parts[i]
-        words, kept, loan = launch.words, r.arena.lend(memory), r.heap.lend(self.whole)
-        words[self.takes], words[CAPACITY] = array("Q", addresses), self.capacity
-        room = self.staged(self.whole, self.capacity) if loan is None else loan.piece.words
-        for at_words, run in (*kept.piece.words, *room):
+    def run(self, i, addresses, handle, made):
+        """See Plan. Results: recv_x, recv_token_indices, recv_token_probs, tokens_per_expert.
+
+        For an exact dispatch the host waits for the numbers of rows.
+        """
+        (r, launch, memory, on_device_per_expert), results = self.parts[i], self.results
+        words, n, rows = launch.words, self.capacity, self.capacity
+        kept, loan = r.arena.lend(memory), r.heap.lend(self.whole)
+        handle.loans.append((kept,))
+        words[self.takes], words[CAPACITY] = array("Q", addresses), rows
+        for at_words, run in kept.piece.words:
             words[at_words] = run
-        return launch, (kept,), (kept, loan)
-
-    def end(self, i, loans, group):
-        """recv_x, recv_token_indices, recv_token_probs, tokens_per_expert."""
-        kept, loan = loans
-        x, ids, probs, *scales = self.received(i, loan, self.capacity, self.capacity)
-        (per_expert,) = self.parts[i][3](kept)
-        return (x, *scales) if scales else x, ids, probs, per_expert
-
-    def handle(self, kept, group):
-        """See Plan."""
-        return RowsHandle(self, kept, group, self.form, self.numbers)
-
-    def start(self, given, group):
-        """See Plan. For an exact dispatch the host waits for the numbers of rows."""
+        for at_words, run in self.staged(self.whole, rows) if loan is None else loan.piece.words:
+            words[at_words] = run
         if self.on_device:
-            return super().start(given, group)
-        buffer, rows = self.buffer, self.capacity
-        begun = [self.begin(i, addresses, group) for i, (addresses, _) in enumerate(given)]
-        launches, kept, loans = zip(*begun)
-        has_room, counts, told = buffer.start_and_hear(launches, self.local)
-        capacity = buffer.n_ranks * buffer.max_tokens
-        received = [loan for _, loan in loans]
-        if not has_room:
-            rows, received = capacity, self._sent_again(launches, capacity)
-        by_rank, made = list(map(sum, zip(*counts))), []
-        num_rows = [by_rank[r.rank] for r in buffer.ranks]
-        for i, (loan, n, (_, per_expert)) in enumerate(zip(received, num_rows, told)):
-            x, ids, probs, *scales = self.received(i, loan, rows, n)
+            yield launch, (kept, loan)
+            (per_expert,) = on_device_per_expert(kept)
+        else:
+            told = self.buffer.host_words
+            words[TOLD], words[TOLD_NUMBER] = told.addresses[i], told.number
+            yield launch, ()
+            has_room, counts, _, per_expert = self.buffer.told(i, self.local)
             per_expert = self.interface.told(per_expert)
-            made.append(((x, *scales) if scales else x, ids, probs, per_expert))
-        numbers = Numbers(counts, num_rows, max(by_rank), max(map(sum, counts)), capacity)
-        return made, RowsHandle(self, kept, group, self.form, numbers)
+            if i == 0:
+                handle.numbers = self._numbers(counts)
+            n = handle.numbers.num_rows[i]
+            if not has_room:  # on any rank
+                rows = handle.numbers.capacity
+                launch, loan = self._again(i, launch, rows)
+                yield launch, ()
+                results = self.of(rows)[1]
+        if loan is None:
+            launch, loan = self.moved(i, rows, n)
+            yield launch, loan
+            rows, results = n, self.of(n)[1]
+        x, ids, probs, *scales = results(loan) if n == rows else results(loan, n)
+        made[i] = (x, *scales) if scales else x, ids, probs, per_expert
 
-    def _sent_again(self, launches, rows):
-        """Send all rows again, with room for `rows`; returns the Loans. All ranks know the counts, so all get here."""
-        buffer, (arrangement, _), again, loans = self.buffer, self.of(rows), [], []
+    def _numbers(self, counts):
+        buffer, by_rank = self.buffer, [sum(to_rank) for to_rank in zip(*counts)]
+        num_rows, returned = [by_rank[r.rank] for r in buffer.ranks], max(map(sum, counts))
+        return Numbers(counts, num_rows, max(by_rank), returned, buffer.n_ranks * buffer.max_tokens)
+
+    def _again(self, i, earlier, rows):
+        """(launch that sends a rank's tokens again, with room for `rows`, Loan). All ranks know the counts and do so."""
+        buffer, (arrangement, _) = self.buffer, self.of(rows)
         buffer.want_pool(self.facts, dict(result_bytes=arrangement.nbytes))
-        for (call, launch), earlier in zip(self.sending(resend_kernel(self.shape)), launches):
-            again.append(call.like(launch, earlier))
-            loans.append(loan := call.r.heap.lend(arrangement))
-            launch.words[CAPACITY] = rows
-            room = self.staged(arrangement, rows) if loan is None else loan.piece.words
-            for at_words, run in room:
-                launch.words[at_words] = run
-        buffer.start(again, loans)
-        return loans
+        call, launch = self.sending(resend_kernel(self.shape))[i]
+        launch, loan = call.like(launch, earlier), call.r.heap.lend(arrangement)
+        launch.words[CAPACITY] = rows
+        room = self.staged(arrangement, rows) if loan is None else loan.piece.words
+        for at_words, run in room:
+            launch.words[at_words] = run
+        return launch, loan
 
 
 class CachedPlan(ReceivingPlan):
@@ -233,22 +240,23 @@ class CachedPlan(ReceivingPlan):
         self.buffer.want_pool(self.facts, needs, self.shape)
         self.parts, self.room = self.sending(resend_kernel(self.shape)), rows
 
-    def begin(self, i, addresses, handle):
-        """See Plan."""
-        rows = handle.numbers.most
+    def run(self, i, addresses, handle, made):
+        """See Plan. Results: recv_x [N, H], of x's dtype."""
+        n, rows = handle.numbers.num_rows[i], handle.numbers.most
         if rows > self.room:
             self._want_room(rows)
-        (call, launch), (arrangement, _) = self.parts[i], self.of(rows)
+        (call, launch), (arrangement, results) = self.parts[i], self.of(rows)
         words, loan = launch.words, call.r.heap.lend(arrangement)
         words[X], words[CAPACITY] = addresses[0], rows
         room = self.staged(arrangement, rows) if loan is None else loan.piece.words
         for at_words, run in (*handle.loans[i][0].piece.kept, *room):
             words[at_words] = run
-        return launch, (), loan
-
-    def end(self, i, loan, handle):
-        """recv_x [N, H], of x's dtype."""
-        return self.received(i, loan, handle.numbers.most, handle.num_rows[i])
+        yield launch, loan
+        if loan is None:
+            launch, loan = self.moved(i, rows, n)
+            yield launch, loan
+            rows, results = n, self.of(n)[1]
+        made[i] = results(loan) if n == rows else results(loan, n)
 
 
 RowsHandle.CACHED = CachedPlan

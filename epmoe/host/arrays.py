@@ -175,6 +175,17 @@ def peek(obj, what):
     return array.form, None if array.host is not None else array.address, array
 
 
+def look(arrays, names):
+    """(form of each array, addresses, arrays), see peek(). The address is None for arrays in host memory."""
+    forms, addresses, seen = [], [], []
+    for a, name in zip(arrays, names):
+        form, address, array = (PEEKS.get(type(a)) or peek)(a, name)
+        forms.append(form)
+        addresses.append(address)
+        seen.append(array)
+    return tuple(forms), addresses, seen
+
+
 def is_torch(obj):
     """Whether an object is a torch tensor; does not import torch."""
     return hasattr(obj, "data_ptr") and str(getattr(obj, "dtype", "")).startswith("torch.")

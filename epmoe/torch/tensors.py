@@ -7,8 +7,8 @@ from torch import Tensor, from_numpy
 from torch.nn import Parameter
 
 from epmoe import device
-from epmoe.fused_a2a.buffer import Interface, look
-from epmoe.host.arrays import VECTOR_BYTES, DeviceArray
+from epmoe.fused_a2a.buffer import Interface
+from epmoe.host.arrays import VECTOR_BYTES, DeviceArray, look
 from epmoe.host.dlpack import capsule, form_of
 from epmoe.host.memory_pool import results_of
 from epmoe.torch.streams import in_stream_order
@@ -48,7 +48,7 @@ def _refuse(given, what):
 
 
 def _look(given, names):
-    """buffer.look() for tensors, which it makes readable()."""
+    """host.arrays.look() for tensors, which it makes readable()."""
     forms, addresses = [], []
     for one in given:
         if type(one) is not Tensor and type(one) is not Parameter:
