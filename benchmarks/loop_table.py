@@ -25,10 +25,11 @@ def below(record, files):
     """A description of the figures, in words. files: their names."""
     row, pieces = record["loop"][0], [r["piece_us"] for r in record["loop"]]
     device = record["device"].partition(",")[0]
-    n = record["n_ranks"]
+    n, slow = record["n_ranks"], sum(bool(r.get("slow")) for r in record["loop"])
     return (
         f"Wall clock on {n} x {device}, {record['date'][:10]}, commit {results.commits(record)} "
         f"({', '.join(f'`{file}`' for file in files)}): microseconds a pair of dispatch and combine, {' / '.join(loop.ARRAYS)}; "
         f"{n} process{'es' * (n > 1)}, {row['hidden']} columns, {row['experts']} experts, top {row['top_k']}. "
-        f"The fixed piece of Python took {min(pieces):.1f} to {max(pieces):.1f} us."
+        f"The fixed piece of Python took {min(pieces):.1f} to {max(pieces):.1f} us"
+        + (f"; {slow} of {len(pieces)} figures were measured on a slow CPU." if slow else ".")
     )

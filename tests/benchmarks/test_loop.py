@@ -15,6 +15,7 @@ def test_each_way_of_giving_arrays_has_a_row_and_a_piece_of_python_beside_it(
     tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(loop, "REPEATS", 3)
+    monkeypatch.setattr(loop, "PATIENCE", 0)
     monkeypatch.setattr(loop, "LAYERS", 2)
     file = tmp_path / "loop.json"
     words = "loop --ranks 2 --shapes 3x64/4/2 --pairs 1 --only ExpertParallel --against nccl --json".split()
@@ -78,7 +79,7 @@ def test_a_run_that_is_cut_off_leaves_the_shapes_before(tmp_path, monkeypatch):
 def test_a_run_that_is_cut_off_in_a_shape_leaves_the_rows_before(tmp_path, monkeypatch, words):
     """Each row is written as soon as it is measured."""
 
-    def row_of(world, contender, arrays, n_pairs):
+    def row_of(world, contender, arrays, n_pairs, cpu):
         if arrays == "new":
             raise KeyboardInterrupt
         sizes = dict(tokens=3, hidden=64, experts=4, top_k=2)
