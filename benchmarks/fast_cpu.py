@@ -1,16 +1,20 @@
-"""Keeps the loops' thread on a CPU that is fast now.
+"""Keeps the loops on a CPU that is fast now.
 
 Two virtual CPUs can share a core. While another machine uses the other one, Python takes up to twice as long here, for
-seconds at a time. A fixed piece of Python, sum(i for i in range(40)), says how fast a CPU is. Each rank tries its share
-of the CPUs, until the piece takes no longer than SLOW times its fastest.
+seconds at a time. A fixed piece of Python, sum(i for i in range(40)), says how fast a CPU is. mpirun binds each rank of
+two to one CPU. Here a rank is bound to the fastest of its share of the CPUs, and moves when that becomes slow.
 """
 
+import contextlib
 import os
 import statistics
 import time
 
 SAMPLES = 40
-SLOW = 1.25
+FAST, SLOW = (
+    1.1,
+    1.25,
+)  # times the fastest piece: a CPU that will do, and one on which a loop does not count
 
 
 def piece_us():
@@ -27,28 +31,28 @@ class FastCpu:
     """The CPUs of rank number i of n on this host. fastest_us: of the piece, so far. Only Linux can choose a CPU."""
 
     def __init__(self, i, n):
-        self._all = []
+        self._before, self._own = None, []
         if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, range(os.cpu_count()))  # mpirun may have bound this rank to one
-            self._all = sorted(os.sched_getaffinity(0))  # those that a container allows
-        share = len(self._all) // n
-        self._own = self._all[i * share : (i + 1) * share] or self._all
+            self._before = os.sched_getaffinity(0)
+            self._bind(range(os.cpu_count()))
+            allowed = sorted(os.sched_getaffinity(0))  # by a container
+            share = len(allowed) // n
+            self._own = allowed[i * share : (i + 1) * share] or allowed
         self.fastest_us = piece_us()
         for cpu in self._own:
-            self._piece_on([cpu])
-        self.release()
-
-    def release(self):
-        """Let the system choose the CPU, also of threads that begin from now on."""
-        if self._all:
-            os.sched_setaffinity(0, self._all)
+            self._piece_on(cpu)
+        self.settle()
 
     def settle(self):
-        """Move this thread to a CPU that is fast, if there is one; returns the piece's time there [us]."""
-        took, tried = self.look(), 0
-        while self.is_slow(took) and tried < len(self._own):
-            self._own.append(self._own.pop(0))
-            took, tried = self._piece_on(self._own[:1]), tried + 1
+        """Bind this process to a CPU that is fast, or else to the fastest; returns the piece's time there [us]."""
+        took, tried = self.look(), []
+        while took > FAST * self.fastest_us and len(tried) < len(self._own):
+            cpu = self._own.pop(0)
+            self._own.append(cpu)
+            took = self._piece_on(cpu)
+            tried.append((took, cpu))
+        if tried and took > min(tried)[0]:
+            took = self._piece_on(min(tried)[1])
         return took
 
     def look(self):
@@ -58,9 +62,20 @@ class FastCpu:
         return took
 
     def is_slow(self, took_us):
-        """Whether the piece took longer than it should."""
+        """Whether the piece took too long for a loop to count."""
         return took_us > SLOW * self.fastest_us
 
-    def _piece_on(self, cpus):
-        os.sched_setaffinity(0, cpus)
+    def release(self):
+        """Bind the process as it was before."""
+        if self._before:
+            self._bind(self._before)
+
+    def _piece_on(self, cpu):
+        self._bind([cpu])
         return self.look()
+
+    def _bind(self, cpus):
+        """Bind all threads of the process; autograd's wake up sooner on the CPU of the thread that waits for them."""
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.sched_setaffinity(int(thread), cpus)

@@ -146,7 +146,6 @@ def measure_all(world, chosen, against, record, say, write, words=None, n_pairs=
     for shape in chosen:
         for kind in loop_contenders.chosen(words, against):
             made = []
-            cpu.release()  # for threads that it makes
             try:
                 together(world, lambda: made.append(kind(world, shape)))
                 for arrays in ARRAYS:
@@ -162,6 +161,7 @@ def measure_all(world, chosen, against, record, say, write, words=None, n_pairs=
                 say(f"not run: {kind.name} at {shape}: {error}")
             with contextlib.suppress(Refused):
                 together(world, lambda: [contender.close() for contender in made])
+    cpu.release()
 
 
 def _applies(contender, arrays):

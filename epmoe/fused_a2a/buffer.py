@@ -332,8 +332,10 @@ class Buffer(GroupMemory):
 
 def _without_rows(forms, num_rows):
     """Forms of all ranks' matrices without the number of rows; () for a matrix without its rank's num_rows."""
-    n_arrays, without = len(forms) // len(num_rows), []
-    for i, (shape, *more) in enumerate(forms):
-        has_rows = shape and shape[0] == num_rows[i // n_arrays]
-        without.append((*shape, *more)[1:] if has_rows else ())
-    return tuple(without)
+    n_arrays = len(forms) // len(num_rows)
+    return tuple(
+        [
+            (form[0][1:], form[1:]) if form[0][:1] == (num_rows[i // n_arrays],) else ()
+            for i, form in enumerate(forms)
+        ]
+    )

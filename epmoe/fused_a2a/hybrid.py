@@ -132,7 +132,7 @@ class DispatchPlan(ExpandingPlan):
     combine.
     """
 
-    makes, is_exact = HybridHandle, True
+    makes = HybridHandle
 
     def __init__(self, buffer, interface, names, arrays, options, group):
         x, routing_map, *probs = arrays
@@ -166,7 +166,7 @@ class DispatchPlan(ExpandingPlan):
         facts |= dict(num_local_experts=local, has_probs=bool(probs), fp8_dispatch=is_fp8)
         facts |= dict(has_num_permuted_tokens=limit is not None)
         super().__init__(buffer, interface, names, num_tokens, num_sms, **facts)
-        self.form = local, tuple(num_tokens), a_world
+        self.form, self.is_exact = (local, tuple(num_tokens), a_world, limit), limit is None
         self.sums = dict(n_local_experts=local, p2p_world_size=a_world)
         buffer.want_experts(local, self.facts)
         shape = buffer.launches.shape(

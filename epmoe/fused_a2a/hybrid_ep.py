@@ -149,8 +149,10 @@ def dispatch(
 
 def combine(buffer, given, interface, handle, num_permuted_tokens=None, pad_multiple=None):
     """hybrid_ep_combine for any Interface. given: (x,)."""
-    if num_permuted_tokens is not None or pad_multiple is not None:
-        arguments.same_as_handle(buffer, handle, num_permuted_tokens, pad_multiple)
+    n = num_permuted_tokens
+    is_same = n is None or type(n) is int and handle.num_rows == [n]
+    if not is_same or pad_multiple is not None:
+        arguments.same_as_handle(buffer, handle, n, pad_multiple)
     return handle.combined(buffer, given, interface)
 
 
