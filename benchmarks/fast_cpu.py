@@ -1,8 +1,9 @@
 """Keeps the loops on a CPU that is fast now.
 
 Two virtual CPUs can share a core. While another machine uses the other one, Python takes up to twice as long here, for
-seconds at a time. A fixed piece of Python, sum(i for i in range(40)), says how fast a CPU is. mpirun binds each rank of
-two to one CPU. Here a rank is bound to the fastest of its share of the CPUs, and moves when that becomes slow.
+seconds at a time. A fixed piece of Python, sum(i for i in range(40)), says how fast a CPU is. The thread that calls is
+bound to the fastest of its rank's share of the CPUs, and moves when that becomes slow. Other threads use all CPUs; mpirun
+may have bound them to one. But autograd's threads follow: they wake up sooner on the CPU of the thread that waits.
 """
 
 import contextlib
@@ -11,10 +12,8 @@ import statistics
 import time
 
 SAMPLES = 40
-FAST, SLOW = (
-    1.1,
-    1.25,
-)  # times the fastest piece: a CPU that will do, and one on which a loop does not count
+FAST = 1.1  # times the fastest piece: this CPU will do
+SLOW = 1.25  # a loop on this CPU does not count
 
 
 def piece_us():
@@ -28,23 +27,32 @@ def piece_us():
 
 
 class FastCpu:
-    """The CPUs of rank number i of n on this host. fastest_us: of the piece, so far. Only Linux can choose a CPU."""
+    """The CPUs of rank number i of n on this host. Only Linux can choose a CPU.
+
+    fastest_us: of the piece, so far. together: whether all threads of the process follow.
+    """
 
     def __init__(self, i, n):
-        self._before, self._own = None, []
+        self._before, self._all, self._own, self.together = None, [], [], False
         if hasattr(os, "sched_setaffinity"):
             self._before = os.sched_getaffinity(0)
-            self._bind(range(os.cpu_count()))
-            allowed = sorted(os.sched_getaffinity(0))  # by a container
-            share = len(allowed) // n
-            self._own = allowed[i * share : (i + 1) * share] or allowed
+            self._bind(range(os.cpu_count()), True)
+            self._all = sorted(os.sched_getaffinity(0))  # those that a container allows
+            share = len(self._all) // n
+            self._own = self._all[i * share : (i + 1) * share] or list(self._all)
         self.fastest_us = piece_us()
         for cpu in self._own:
             self._piece_on(cpu)
-        self.settle()
+        self.spread()
+
+    def spread(self, together=False):
+        """Let all threads use all CPUs, until settle()."""
+        self.together = together
+        if self._all:
+            self._bind(self._all, True)
 
     def settle(self):
-        """Bind this process to a CPU that is fast, or else to the fastest; returns the piece's time there [us]."""
+        """Bind this thread to a CPU that is fast, or else to the fastest; returns the piece's time there [us]."""
         took, tried = self.look(), []
         while took > FAST * self.fastest_us and len(tried) < len(self._own):
             cpu = self._own.pop(0)
@@ -66,16 +74,15 @@ class FastCpu:
         return took_us > SLOW * self.fastest_us
 
     def release(self):
-        """Bind the process as it was before."""
+        """Bind all threads as they were before."""
         if self._before:
-            self._bind(self._before)
+            self._bind(self._before, True)
 
     def _piece_on(self, cpu):
-        self._bind([cpu])
+        self._bind([cpu], self.together)
         return self.look()
 
-    def _bind(self, cpus):
-        """Bind all threads of the process; autograd's wake up sooner on the CPU of the thread that waits for them."""
-        for thread in os.listdir("/proc/self/task"):
+    def _bind(self, cpus, together):
+        for thread in os.listdir("/proc/self/task") if together else [0]:  # 0: this one
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.sched_setaffinity(int(thread), cpus)

@@ -146,6 +146,7 @@ def measure_all(world, chosen, against, record, say, write, words=None, n_pairs=
     for shape in chosen:
         for kind in loop_contenders.chosen(words, against):
             made = []
+            cpu.spread(together=kind.has_backward)
             try:
                 together(world, lambda: made.append(kind(world, shape)))
                 for arrays in ARRAYS:

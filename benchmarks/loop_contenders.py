@@ -24,10 +24,11 @@ class _Ours:
     """A world's inputs, and the common part of all our interfaces.
 
     varies: inputs(i) have other addresses for each i. keeps: layers() keeps results. capturable: pairs can be in a CUDA graph.
+    has_backward: autograd's threads take part.
     """
 
     varies = keeps = True
-    capturable = False
+    capturable = has_backward = False
     on_torch = True  # tensors in the simulator too
 
     def __init__(self, world, shape):
@@ -207,7 +208,7 @@ class TorchExact(TorchOnDevice):
 class _Training:
     """Forward and backward of one dispatch and one combine. layers: forward of all, then backward of all."""
 
-    capturable = False
+    capturable, has_backward = False, True
 
     def pair(self, given):
         """Forward and backward."""
@@ -302,7 +303,7 @@ class TorchHybridExact(TorchHybrid):
 class _Peer:
     """Another library's pair. It gets the same arrays every time."""
 
-    varies = keeps = capturable = False
+    varies = keeps = capturable = has_backward = False
 
     def __init__(self, world, shape):
         self._peer = self.make(world, shape)

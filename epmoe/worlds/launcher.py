@@ -56,12 +56,15 @@ def check_size(size, library, environ=os.environ):
 def trial_environment(environ=os.environ):
     """Variables that let mpirun start a few processes as root and on few cores, for a trial on one host.
 
-    By default Open MPI refuses both. MPICH ignores these variables.
+    By default Open MPI refuses both, and binds two ranks to the first two cores, also those of another job that runs
+    at the same time. MPICH ignores these variables.
     """
     return {
         **environ,
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }

@@ -1,6 +1,7 @@
 """benchmarks.fast_cpu: a loop's thread leaves a CPU that has become slow."""
 
 import os
+import threading
 
 import pytest
 
@@ -52,12 +53,23 @@ def test_the_fastest_of_slow_ones_is_chosen(cpus):
 
 
 @needs_linux
-def test_afterwards_the_process_is_bound_as_before():
-    before = os.sched_getaffinity(0)
-    cpu = fast_cpu.FastCpu(0, 1)
-    assert cpu.settle() > 0 and len(os.sched_getaffinity(0)) == 1
-    cpu.release()
-    assert os.sched_getaffinity(0) == before
+@pytest.mark.parametrize("together", [False, True])
+def test_other_threads_follow_if_they_should(together):
+    before, end = os.sched_getaffinity(0), threading.Event()
+    other = threading.Thread(target=end.wait)
+    other.start()
+    try:
+        cpu = fast_cpu.FastCpu(0, 1)
+        cpu.spread(together)
+        all_cpus = os.sched_getaffinity(0)
+        assert cpu.settle() > 0 and len(os.sched_getaffinity(0)) == 1
+        of_other = os.sched_getaffinity(other.native_id)
+        assert of_other == (os.sched_getaffinity(0) if together else all_cpus)
+        cpu.release()
+        assert os.sched_getaffinity(0) == os.sched_getaffinity(other.native_id) == before
+    finally:
+        end.set()
+        other.join()
 
 
 def test_it_measures_also_where_no_cpu_can_be_chosen(monkeypatch):

@@ -232,6 +232,12 @@ def test_files_of_something_else_are_refused_in_a_line(
     assert file in said and len(said.splitlines()) == 1 and not list(tmp_path.iterdir())
 
 
+def test_of_loops_the_fastest_counts(record):
+    row = dict(kernels="a", arrays="same", tokens=1, hidden=64, experts=4, top_k=2)
+    runs = [record | {"loop": [row | dict(us=us)]} for us in (2.0, 1.0, 3.0)]
+    assert results.merged(runs)["loop"] == [row | dict(us=1.0)]
+
+
 def test_results_of_different_machines_are_not_merged(record):
     with pytest.raises(ValueError, match="device"):
         results.merged([record, record | {"device": "another"}])
@@ -276,6 +282,15 @@ def test_readme_shows_a_part_of_the_table_of_4_gpus():
     )
     assert 4 <= len(table) <= 8
     assert all([cell.strip() for cell in line.split("|")[1:-1]] in shown for line in table)
+
+
+def test_readme_shows_a_part_of_the_table_of_loops():
+    whole, _, _ = measured("Wall clock on")
+    cells = [[cell.strip().partition(" / ")[0] for cell in line.split("|")[1:-1]] for line in whole]
+    text = (ROOT / "README.md").read_text().partition("## Measured")[2]
+    table = text[text.index(whole[0]) :].partition("\n\n")[0].splitlines()
+    assert 8 <= len(table) <= 14
+    assert all([cell.strip() for cell in line.split("|")[1:-1]] in cells for line in table)
 
 
 def test_docs_show_the_aims_beside_what_the_files_of_results_say():
