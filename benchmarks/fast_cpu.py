@@ -53,15 +53,16 @@ class FastCpu:
 
     def settle(self):
         """Bind this thread to a CPU that is fast, or else to the fastest; returns the piece's time there [us]."""
-        took, tried = self.look(), []
-        while took > FAST * self.fastest_us and len(tried) < len(self._own):
-            cpu = self._own.pop(0)
-            self._own.append(cpu)
-            took = self._piece_on(cpu)
-            tried.append((took, cpu))
-        if tried and took > min(tried)[0]:
-            took = self._piece_on(min(tried)[1])
-        return took
+        tried = []
+        for cpu in list(self._own):
+            tried.append((self._piece_on(cpu), cpu))
+            if tried[-1][0] <= FAST * self.fastest_us:
+                break
+            self._own.append(self._own.pop(0))  # it comes last next time
+        if not tried:
+            return self.look()
+        took, cpu = min(tried)
+        return took if cpu == tried[-1][1] else self._piece_on(cpu)
 
     def look(self):
         """The piece's time on the CPU of now [us]."""
