@@ -2,34 +2,51 @@
 
 from benchmarks import loop, pages, results
 
+LABELS = {  # contender: interface, for readers
+    "ExpertParallel": "`ExpertParallel`",
+    "fused_a2a on device": "`fused_dispatch`, no host wait",
+    "epmoe.torch on device": "torch `fused_dispatch`, no host wait",
+    "epmoe.torch exact": "torch `fused_dispatch`, host waits",
+    "epmoe.torch HybridEP, budget": "torch `hybrid_ep_dispatch`, no host wait",
+    "epmoe.torch HybridEP, exact": "torch `hybrid_ep_dispatch`, host waits",
+    "epmoe.torch training step, on device": "torch training step, no host wait",
+    "epmoe.torch training step, exact": "torch training step, host waits",
+    "DeepEP V1": "DeepEP V1, no host wait",
+}
+
 
 def markdown(record):
-    """The lines of the table; none if no loop was measured."""
-    us = {(r["kernels"], r["tokens"], r["arrays"]): r["us"] for r in record.get("loop", [])}
-    if not us:
+    """The lines of the table; none if no loop was measured. A star: the CPU was slow in all repeats."""
+    of = {(r["kernels"], r["tokens"], r["arrays"]): r for r in record.get("loop", [])}
+    if not of:
         return []
-    tokens = sorted({n for _, n, _ in us})
+    tokens = sorted({n for _, n, _ in of})
     headings = ["interface", *(f"{n} token{'s' * (n > 1)}" for n in tokens)]
     lines = [pages.row(headings), pages.row("---" for _ in headings)]
-    for name in dict.fromkeys(name for name, _, _ in us):
-        lines.append(pages.row([name, *(_cell(us, name, n) for n in tokens)]))
+    for name in dict.fromkeys(name for name, _, _ in of):
+        lines.append(pages.row([LABELS.get(name, name), *(_cell(of, name, n) for n in tokens)]))
     return lines
 
 
-def _cell(us, name, tokens):
-    found = [us.get((name, tokens, arrays)) for arrays in loop.ARRAYS]
-    return " / ".join("-" if x is None else f"{x:.1f}" if x < 100 else f"{x:.0f}" for x in found)
+def _cell(of, name, tokens):
+    found = [of.get((name, tokens, arrays)) for arrays in loop.ARRAYS]
+    words = ["-" if r is None else _us(r["us"]) + "*" * bool(r.get("slow")) for r in found]
+    while words[1:] and words[-1] == "-":
+        words.pop()
+    return " / ".join(words)
+
+
+def _us(us):
+    return f"{us:.1f}" if us < 100 else f"{us:.0f}"
 
 
 def below(record, files):
     """A description of the figures, in words. files: their names."""
-    row, pieces = record["loop"][0], [r["piece_us"] for r in record["loop"]]
-    device = record["device"].partition(",")[0]
-    n, slow = record["n_ranks"], sum(bool(r.get("slow")) for r in record["loop"])
+    row, device, n = record["loop"][0], record["device"].partition(",")[0], record["n_ranks"]
+    commits = results.commits(record)
     return (
-        f"Wall clock on {n} x {device}, {record['date'][:10]}, commit {results.commits(record)} "
-        f"({', '.join(f'`{file}`' for file in files)}): microseconds a pair of dispatch and combine, {' / '.join(loop.ARRAYS)}; "
-        f"{n} process{'es' * (n > 1)}, {row['hidden']} columns, {row['experts']} experts, top {row['top_k']}. "
-        f"The fixed piece of Python took {min(pieces):.1f} to {max(pieces):.1f} us"
-        + (f"; {slow} of {len(pieces)} figures were measured on a slow CPU." if slow else ".")
+        f"Wall clock on {n} x {device}, {record['date'][:10]}, commit{'s' * (' ' in commits)} {commits} "
+        f"({', '.join(f'`{file}`' for file in files)}): microseconds per pair of dispatch and combine, "
+        f"{' / '.join(loop.ARRAYS)}; {n} process{'es' * (n > 1)} on one host, hidden size {row['hidden']}, "
+        f"{row['experts']} experts, top {row['top_k']}. A star: measured on a slow CPU."
     )
