@@ -131,9 +131,9 @@ class Buffer(GroupMemory):
                         if is_captured:
                             self.captured.append(loans)
                         launch.start()
-                        if device.SIM:
-                            self.check()
                     (made,) = made
+                if device.SIM:
+                    self.check()
             finally:
                 if device.SIM:  # release the caller's arrays
                     self.machine.synchronize()
@@ -162,8 +162,6 @@ class Buffer(GroupMemory):
             with nullcontext() if self.is_alone else self.world.launching(True):
                 for launch, _ in steps:
                     launch.start()
-            if device.SIM:
-                self.check()
         columns = map(list, zip(*made))
         return [None if all(a is None for a in column) else column for column in columns]
 
