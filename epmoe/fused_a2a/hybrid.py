@@ -70,7 +70,7 @@ def _staged(rows, row_bytes, local):
     """({name: Field}, bytes) of the staging area that holds `rows` rows until they are expanded."""
     arrays = {
         "x": ((rows, row_bytes), np.uint8),
-        "slots": ((rows, local), np.int32),
+        "numbers": ((rows, local), np.int32),
         "probs": ((rows, local), FP32),
         "masks": ((rows, expert_masks(local)), np.uint32),
     }

@@ -19,7 +19,7 @@ INDEX = 2                       # which word of that region
 EXPECTED, SEEN = 3, 4
 BLOCK = 5
 BAD_IDS, REPEATED_IDS = 8, 9    # how many were treated as -1
-BAD_TOKEN, BAD_SLOT, BAD_ID = 10, 11, 12    # the first that was recorded
+BAD_TOKEN, BAD_K, BAD_ID = 10, 11, 12    # the first that was recorded
 MISSING_RANKS = 13              # FOR_ROWS: a bit for each src_rank of which something has not come
 
 # Phases that wait; combine_async never waits, and dispatch_async waits only for blocks of its own rank
@@ -62,11 +62,11 @@ def record_expired(status, phase, waited_for, index, expected, seen):
 
 
 @device_fn
-def record_bad_id(status, word, token, slot, value):
+def record_bad_id(status, word, token, k, value):
     """Counts an id that is treated as -1, in word BAD_IDS or REPEATED_IDS, and records the place of the first one."""
     if atomic_add_relaxed_gpu_i32(status + u64(4 * word), i32(1)) == 0:
         if atomic_cas_relaxed_gpu_i32(status + u64(4 * BAD_TOKEN), i32(0), i32(token + 1)) == 0:
-            store_i32(status + u64(4 * BAD_SLOT), i32(slot))
+            store_i32(status + u64(4 * BAD_K), i32(k))
             store_i32(status + u64(4 * BAD_ID), i32(value))
 
 
@@ -114,7 +114,7 @@ def raise_if_bad_ids(words, cfg: EPConfig, rank: int):
     value = int(words[BAD_ID])
     inside = 0 <= value < cfg.n_experts
     rule = "which this token selects already" if inside else f"outside [0, n_experts={cfg.n_experts})"
-    raise EPValueError(f"rank {rank}: topk_ids[{words[BAD_TOKEN] - 1}, {words[BAD_SLOT]}] is {value}, {rule}; "
+    raise EPValueError(f"rank {rank}: topk_ids[{words[BAD_TOKEN] - 1}, {words[BAD_K]}] is {value}, {rule}; "
                        f"{outside} ids outside the range and {repeated} repeated ids were treated as -1 (no expert): "
                        "give each token distinct ids, and -1 for empty slots")
 

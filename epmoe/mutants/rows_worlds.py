@@ -155,7 +155,7 @@ ROWS_WORLDS = (
         "pairs of rows and scales", "rows", tokens=(5, 2), hidden=128, pairs=True, on_device=True
     ),
     RowsWorld(
-        "rows, three slots",
+        "rows, three choices",
         "rows",
         tokens=(24, 13),
         top_k=3,
@@ -206,7 +206,9 @@ ROWS_WORLDS = (
         constants=ORDINARY,
     ),
     RowsWorld("rows in parts, late", "rows", tokens=(5, 2), hidden=1032, slow=(0,)),
-    RowsWorld("rows, 32 slots", "rows", tokens=(7, 1), top_k=32, local=17, hidden=8, shape=(3, 32)),
+    RowsWorld(
+        "rows, 32 choices", "rows", tokens=(7, 1), top_k=32, local=17, hidden=8, shape=(3, 32)
+    ),
     RowsWorld(
         "rows, many experts, two warps",
         "rows",
@@ -236,7 +238,7 @@ ROWS_WORLDS = (
         constants=SIGNALS,
     ),
     RowsWorld(
-        "rows of three slots, no memory left",
+        "rows of three choices, no memory left",
         "rows",
         tokens=(3, 3),
         top_k=3,

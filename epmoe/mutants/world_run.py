@@ -236,13 +236,11 @@ class WorldRun:
         different = given[rank] != ids[rank]
         inside = (given[rank] >= 0) & (given[rank] < self.cfg.n_experts) & different
         counts = [int((different & ~inside).sum()), int(inside.sum())]
-        token, slot, value = (
-            int(words[i]) for i in (status.BAD_TOKEN, status.BAD_SLOT, status.BAD_ID)
-        )
+        token, k, value = (int(words[i]) for i in (status.BAD_TOKEN, status.BAD_K, status.BAD_ID))
         if (
             words[[status.BAD_IDS, status.REPEATED_IDS]].tolist() != counts
-            or given[rank][token - 1, slot] != value
-            or not different[token - 1, slot]
+            or given[rank][token - 1, k] != value
+            or not different[token - 1, k]
         ):
             raise WrongResult(
                 f"status of rank {rank} is {words.tolist()}; bad and repeated ids: {counts}"

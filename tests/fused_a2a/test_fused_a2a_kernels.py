@@ -26,7 +26,7 @@ def test_ranks_with_nothing_and_ranks_with_more_than_others(num_tokens):
 
 
 def test_more_local_experts_than_lanes_of_a_warp(tonight):
-    """70 experts a rank (by day 40): slots, expert rows and sums go in windows of 32."""
+    """70 experts a rank (by day 40): numbers, expert rows and sums go in windows of 32."""
     rng, local = np.random.default_rng(2), 70 if tonight else 40
     maps = [rng.random((n, 2 * local)) < 0.6 for n in (5, 4)]
     probs = [rng.random(m.shape, np.float32) for m in maps]

@@ -176,8 +176,8 @@ def test_ids_that_only_the_device_sees_are_told_and_taken_for_none(value, said, 
     ids, probs = routing(rng, (FEW, 3), 4, 3, dropped=0)
     bad, clean = [a.copy() for a in ids], [a.copy() for a in ids]
     bad[0][1, 2], clean[0][1, 2] = value or bad[0][1, 0], -1
-    for slot, outside in enumerate((4, -2, 2**40)):
-        bad[1][slot, slot], clean[1][slot, slot] = outside, -1
+    for k, outside in enumerate((4, -2, 2**40)):
+        bad[1][k, k], clean[1][k, k] = outside, -1
     monkeypatch.setattr("epmoe.host.inputs.check_ids", lambda *given: None)
     x = tokens(rng, (FEW, 3), 8)
     with pytest.raises(ValueError, match=rf"rank 0: token_indices\[1, 2\] {said}"):

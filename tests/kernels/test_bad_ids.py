@@ -82,11 +82,11 @@ def check_counts(world, rank, ids):
     assert words[status.REPEATED_IDS] == (refused & inside).sum()
     assert not words[status.FAILED]
     if refused.any():
-        token, slot = words[status.BAD_TOKEN] - 1, words[status.BAD_SLOT]
-        recorded = as_int32(int(ids[token, slot]))
-        assert refused[token, slot] and recorded == words[status.BAD_ID]
+        token, k = words[status.BAD_TOKEN] - 1, words[status.BAD_K]
+        recorded = as_int32(int(ids[token, k]))
+        assert refused[token, k] and recorded == words[status.BAD_ID]
         with pytest.raises(
-            EPValueError, match=f"rank {rank}: topk_ids\\[{token}, {slot}\\] is {recorded}"
+            EPValueError, match=f"rank {rank}: topk_ids\\[{token}, {k}\\] is {recorded}"
         ):
             status.raise_if_bad_ids(words, CFG, rank)
     else:

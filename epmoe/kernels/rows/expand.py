@@ -25,7 +25,7 @@ def _expert_rows(shape):
     received: (row, its src_rank). before: how many experts below `first` have the row. Returns ((output row, place) for
     expert first + lane, the same for expert first + 32 + lane, `before` of the next experts). Output row: -1 for none.
     place: index of the expert among the numbers that came with the row. Without has_meta output rows are read from the
-    handle. With it, they are looked up by the places that came with the row, and written to the handle if `writes`.
+    handle. With it, they are looked up by the numbers that came with the row, and written to the handle if `writes`.
     Loads for both windows of experts are issued together.
     """
     n_local, has_meta, n_masks = shape.num_local_experts, shape.has_meta, send.expert_masks(shape.num_local_experts)
@@ -41,9 +41,9 @@ def _expert_rows(shape):
     @device_fn
     def look_up(params, received, expert, place, is_here):
         """(number among the rows of its src_rank for the expert, where these begin). Does not wait for the loads."""
-        slot_at = word_in(params[p.source_slots], received[0], n_local, place)
+        number_at = word_in(params[p.source_numbers], received[0], n_local, place)
         begin_at = params[p.expert_base] + u64(4) * u64(received[1] * n_local + expert)
-        return (i32(load_i32(slot_at)), i32(load_i32(begin_at))) if is_here else (i32(0), i32(0))
+        return (i32(load_i32(number_at)), i32(load_i32(begin_at))) if is_here else (i32(0), i32(0))
 
     @device_fn
     def row_if_room(params, row, expert, found, is_here, writes):

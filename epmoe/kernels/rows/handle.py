@@ -59,7 +59,7 @@ def placing_experts(shape, pairs_of, place):
 def writing(shape, tokens_for):
     """Namespace of device functions of the leader block. tokens_for(known, src_rank, expert): tokens for an expert.
 
-    counts(params, announced, has_room): writes info; its last R * R words are the handle's counts. slots(n, params,
+    counts(params, announced, has_room): writes info; its last R * R words are the handle's counts. tokens(n, params,
     known): with ids, writes tokens_per_expert int64 [n]. experts(params, known, partial): expert-major; it also writes
     expert_base int32 [R, L], first rows of (src_rank, expert), expert_rows int32 [2, L], experts' first rows and
     numbers of tokens, and overflow int32 [1]. partial: shared int32 array [32].
@@ -83,7 +83,7 @@ def writing(shape, tokens_for):
         write_count(ranks * ranks, info, counts, announced)
 
     @by_threads
-    def write_slots(expert, params, known):
+    def write_tokens(expert, params, known):
         store_u64(params[p.tokens_per_expert] + u64(8) * u64(expert), u64(pairs_of(known, expert)))
 
     @device_fn
@@ -107,7 +107,7 @@ def writing(shape, tokens_for):
             store_i32(params[p.info] + u64(4 * PADDED_ROWS), n_rows)
             store_i32(params[p.overflow], i32(1) if n_rows > i32(params[p.num_rows]) else i32(0))
 
-    return namespace("write", counts=write_counts, slots=write_slots, experts=write_experts)
+    return namespace("write", counts=write_counts, tokens=write_tokens, experts=write_experts)
 
 
 def told_words(n_ranks, n_local):
@@ -146,23 +146,23 @@ def telling_host(shape):
 
 
 def recording(shape, phase):
-    """Device function record(call, announced, has_room, gathered) -> whether experts' counts came; by the leader block.
+    """Device function record(call, announced, has_room, experts) -> whether experts' counts came; by the leader block.
 
-    It writes all records. gathered: shared int32 array [experts], overwritten.
+    It writes all records. experts: of layout.Scratch; overwritten with announced counts [src_rank, local expert].
     """
     expert_major, n_local, tell_host = shape.expert_major, shape.num_local_experts, telling_host(shape)
-    write = writing(shape, device_fn(lambda gathered, src_rank, expert: i32(gathered[src_rank * n_local + expert])))
+    write = writing(shape, device_fn(lambda experts, src_rank, expert: i32(experts[src_rank * n_local + expert])))
     gather = announce.awaiting(shape, phase, "experts")
 
     @device_fn
-    def record(call, announced, has_room, gathered):
-        if not gather(call, gathered):
+    def record(call, announced, has_room, experts):
+        if not gather(call, experts):
             return False
         write.counts(call.params, announced, has_room)
         if expert_major:
-            write.experts(call.params, gathered, shared_array(32, int32))
+            write.experts(call.params, experts, shared_array(32, int32))
         else:
-            write.slots(n_local, call.params, gathered)
+            write.tokens(n_local, call.params, experts)
             if call.params[p.told] != u64(0):
                 fence_acq_rel_gpu()             # counts of experts seen, before what their blocks have noted of bad ids
         syncthreads()                           # all of it before thread 0 may say so

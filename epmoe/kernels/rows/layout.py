@@ -123,7 +123,7 @@ def _over_tokens_of_warp(shape, unit, walk):
     walk: device function (params, tokens, numbered, writes) -> rows numbered after the tokens [start, stop), in lane r
     the rows for rank r. `numbered` is the number before them. It writes row_of if `writes`.
     count(params, first, end, by_warp): sets by_warp [warp, rank], the warp's tokens for a rank. number(params, first,
-    end, by_warp, before): writes row_of. by_warp then holds sums over earlier warps, before[rank] over earlier blocks.
+    end, by_warp, totals): writes row_of. by_warp then holds sums over earlier warps, totals[rank] over earlier blocks.
     """
     ranks = shape.n_ranks
 
@@ -139,8 +139,8 @@ def _over_tokens_of_warp(shape, unit, walk):
             by_warp[warp_id() * ranks + lane_id()] = seen
 
     @device_fn
-    def number(params, first, end, by_warp, before):
-        begin = i32(before[lane_id()] + by_warp[warp_id() * ranks + lane_id()]) if lane_id() < ranks else i32(0)
+    def number(params, first, end, by_warp, totals):
+        begin = i32(totals[lane_id()] + by_warp[warp_id() * ranks + lane_id()]) if lane_id() < ranks else i32(0)
         walk(params, tokens_of_warp(first, end), begin, True)
 
     return count, number

@@ -24,15 +24,15 @@ def experts_of_ids(shape):
     @device_fn
     def count(params, ids, first, end, experts):
         status, lane = status_of(params), i32(lane_id())
-        step, (group, slot) = i32(n_warps() * a_warp), split(lane, top_k)
+        step, (group, k) = i32(n_warps() * a_warp), split(lane, top_k)
         start, is_bad = i32(first + warp_id() * a_warp), False
         while start < end:
             token = i32(start + group)
-            seen = load(ids, token, slot) if group < a_warp and token < end else i32(-1)
+            seen = load(ids, token, k) if group < a_warp and token < end else i32(-1)
             expert = clean(seen, group, lane)
             if expert >= 0:
                 shared_add_i32(experts, expert, i32(1))
-            record(seen, expert, token, slot, status)
+            record(seen, expert, token, k, status)
             start, is_bad = i32(start + step), is_bad or seen != expert and seen != ids_of_tokens.NO_EXPERT
         return is_bad
 
@@ -48,17 +48,17 @@ def mask_by_thread(shape):
     token_bytes = id_bytes * shape.top_k
 
     @device_fn
-    def look(given, slot):
-        at = given[0] + u64(id_bytes) * u64(slot)
+    def look(given, k):
+        at = given[0] + u64(id_bytes) * u64(k)
         return u64(load_u64(at)) if id_bytes == 8 else u64(u32(load_i32(at)))
 
     @device_fn
-    def add(mask, given, slot, wide):
+    def add(mask, given, k, wide):
         return u32(mask | u32(u32(1) << u32(u32(wide) // u32(n_local)))) if wide < u64(num_experts) else mask
 
-    add_slots = folded(shape.top_k, look, add)
+    add_choices = folded(shape.top_k, look, add)
 
-    return device_fn(lambda ids, token: u32(add_slots((u64(u64(ids) + u64(token_bytes) * u64(token)),), u32(0))))
+    return device_fn(lambda ids, token: u32(add_choices((u64(u64(ids) + u64(token_bytes) * u64(token)),), u32(0))))
 
 
 def ranks_of_token(shape):
@@ -106,11 +106,11 @@ def groups_of_threads(shape):
 def map_columns(shape):
     """Device functions over a block's tokens [first, end) of the routing map, one thread or several an expert.
 
-    by_group: shared int32 array of n = groups * E. fetch(params, first, end): prefetches the block's part of the map.
-    count(n, params, first, end, by_group): counts tokens by group and expert. add_groups(by_group, expert), after a
-    barrier -> the block's count; by_group becomes sums over earlier groups. number(n, params, first, end, by_group,
-    before, at), after another: writes row_of_expert[token, expert], the token's number among the expert's, -1 for none.
-    The block starts from before[at + expert].
+    experts: shared int32 array of n = groups * E. fetch(params, first, end): prefetches the block's part of the map.
+    count(n, params, first, end, experts): counts tokens by group and expert. add_groups(experts, expert), after a
+    barrier -> the block's count; `experts` becomes sums over earlier groups. number(n, params, first, end, experts,
+    totals, at), after another: writes row_of_expert[token, expert], the token's number among the expert's, -1 for none.
+    The block starts from totals[at + expert].
     """
     num_experts, groups = shape.num_experts, groups_of_threads(shape)
 
@@ -131,17 +131,17 @@ def map_columns(shape):
     count_routed = in_fours(routed, device_fn(lambda n, given, token, is_routed: i32(n + is_routed)))
 
     @by_threads
-    def count_group(i, params, first, end, by_group):
+    def count_group(i, params, first, end, experts):
         group, expert = split(i, num_experts)
         token, stop = tokens_of_group(first, end, group)
-        by_group[i] = count_routed(i32(0), (params, stop, expert), token, 1, stop)
+        experts[i] = count_routed(i32(0), (params, stop, expert), token, 1, stop)
 
     @device_fn
-    def add_groups(by_group, expert):
+    def add_groups(experts, expert):
         total, group = i32(0), i32(0)
         while group < groups:
-            here = i32(by_group[group * num_experts + expert])
-            by_group[group * num_experts + expert] = total
+            here = i32(experts[group * num_experts + expert])
+            experts[group * num_experts + expert] = total
             total, group = i32(total + here), i32(group + 1)
         return total
 
@@ -156,10 +156,10 @@ def map_columns(shape):
     store_numbers = in_fours(routed, store_number)
 
     @by_threads
-    def number_group(i, params, first, end, by_group, before, at):
+    def number_group(i, params, first, end, experts, totals, at):
         group, expert = split(i, num_experts)
         token, stop = tokens_of_group(first, end, group)
-        store_numbers(i32(before[at + expert] + by_group[i]), (params, stop, expert), token, 1, stop)
+        store_numbers(i32(totals[at + expert] + experts[i]), (params, stop, expert), token, 1, stop)
 
     return namespace("columns", n=groups * num_experts, fetch=fetch, count=count_group, add_groups=add_groups,
                      number=number_group)

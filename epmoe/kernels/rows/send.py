@@ -1,7 +1,7 @@
 """Sends rows: a warp reads a token, or a part of one, once and stores it at every rank that it goes to.
 
 The rows of a src_rank are together at the receiver, in the order of its tokens, after those of lower ranks. So every
-row is written to its final place. Its metadata goes with it: the token's ids (or places of local experts), probs and
+row is written to its final place. Its metadata goes with it: the token's ids (or numbers for local experts), probs and
 scales, as its dst_rank sees them.
 """
 
@@ -37,18 +37,17 @@ def keeps_own_rows(shape):
     return shape.expands and not shape.encode
 
 
-def looking_at_slots(shape):
-    """Device function look(params, token, lane) -> (expert, prob) of k = `lane` of a token; called by a warp.
+def looking_at_choices(shape):
+    """Device function look(params, token, lane) -> (expert, prob), choice k = `lane` of a token; called by a warp.
 
-    expert: -1 past the last k, and where the token has no expert, an id that is no expert's, or one that it already has
-    at a smaller k. Also -1 if no ids go with the rows.
+    expert: -1 past the last k, for an id of no expert or one that the token has at a smaller k, or if rows have no ids.
     """
     top_k, has_probs, of_ids = shape.top_k, shape.has_probs, ids.make(shape.num_experts, shape.top_k, shape.id_bytes)
-    has_slots = shape.has_meta and not shape.expert_major
+    has_choices = shape.has_meta and not shape.expert_major
 
     @device_fn
     def look(params, token, lane):
-        if not has_slots:
+        if not has_choices:
             return i32(-1), u32(0)
         seen = of_ids.load(params[p.ids], token, lane)
         at = word_in(params[p.probs], token, top_k, lane)
@@ -58,14 +57,14 @@ def looking_at_slots(shape):
     return look
 
 
-def sending_slots(shape, into):
-    """Device function send(params, token, seen, mask, where, lane): sends a token's ids, probs, scales to its ranks.
+def sending_choices(shape, into):
+    """Device function send(params, token, seen, mask, where, lane): sends a token's choices and scales to its ranks.
 
-    mask: its ranks. seen: of look(). into: namespace. of(where, rank) -> to, its row there. slot(to, k, local_expert,
+    mask: its ranks. seen: of look(). into: namespace. of(where, rank) -> to, its row there. choice(to, k, local_expert,
     prob), scale(to, i, word) store there. local_expert: -1 for another rank's.
     """
-    n_slots, n_local, n_scales = shape.top_k * shape.has_meta, shape.num_local_experts, shape.scale_words
-    has_any = n_slots + n_scales > 0
+    n_ids, n_local, n_scales = shape.top_k * shape.has_meta, shape.num_local_experts, shape.scale_words
+    has_any = n_ids + n_scales > 0
 
     @device_fn
     def send(params, token, seen, mask, where, lane):
@@ -77,8 +76,8 @@ def sending_slots(shape, into):
         while left != u32(0):
             rank, i = lowest(left), i32(lane)
             to, is_owner = into.of(where, rank), owner == rank
-            if n_slots > 0 and lane < n_slots:
-                into.slot(to, lane, local_expert if is_owner else i32(-1), prob if is_owner else u32(0))
+            if n_ids > 0 and lane < n_ids:
+                into.choice(to, lane, local_expert if is_owner else i32(-1), prob if is_owner else u32(0))
             while n_scales > 0 and i < n_scales:
                 into.scale(to, i, load_u32(scales + u64(4) * u64(i)))
                 i = i32(i + 32)
@@ -88,7 +87,7 @@ def sending_slots(shape, into):
 
 
 def _into_arrays(shape):
-    """`into` for sending_slots. where: (number of the row, addresses of ids, probs and scales), at rank `lane`."""
+    """`into` for sending_choices. where: (number of the row, addresses of ids, probs and scales), at rank `lane`."""
     top_k, n_scales, has_probs = shape.top_k, shape.scale_words, shape.has_probs
 
     @device_fn
@@ -99,49 +98,50 @@ def _into_arrays(shape):
                 u64(warp_broadcast_u64(scales_at, rank)) + u64(4 * n_scales) * to_row)
 
     @device_fn
-    def slot(to, slot, local_expert, prob):
-        store_u64(to[0] + u64(8) * u64(slot), u64(local_expert))
+    def choice(to, k, local_expert, prob):
+        store_u64(to[0] + u64(8) * u64(k), u64(local_expert))
         if has_probs:
-            store_u32(to[1] + u64(4) * u64(slot), prob)
+            store_u32(to[1] + u64(4) * u64(k), prob)
 
-    return namespace("into", of=of, slot=slot, scale=device_fn(lambda to, i, word: store_u32(to[2] + u64(4) * u64(i), word)))
+    return namespace("into", of=of, choice=choice,
+                     scale=device_fn(lambda to, i, word: store_u32(to[2] + u64(4) * u64(i), word)))
 
 
 def _sending_experts(shape):
-    """Device function (params, token, mask, row, at, lane): sends a token's places by expert to the ranks of `mask`.
+    """Device function (params, token, mask, row, at, lane): sends a token's numbers by expert to the ranks of `mask`.
 
     Each rank gets a bit for each local expert that the token goes to. For these experts, in ascending order, it gets
-    the token's place among the expert's rows, and its prob. at: addresses of places, probs and masks at rank `lane`.
+    the token's number among this rank's rows for it, and its prob. at: addresses of numbers, probs, masks at `lane`.
     """
     ranks, n_local, num_experts, has_probs = shape.n_ranks, shape.num_local_experts, shape.num_experts, shape.has_probs
     n_masks = expert_masks(n_local)
 
     @device_fn
     def load_window(given, window):
-        """(place, prob) of expert `lane` in a window of 32 experts of a rank; place -1: it does not get the token."""
-        (params, token, _, _, _, lane), (rank, number) = given, split(window, n_masks)
-        expert, slot, prob = i32(32 * number + lane), i32(-1), u32(0)
+        """(number, prob) of expert `lane` in a window of 32 experts of a rank; number -1: it does not get the token."""
+        (params, token, _, _, _, lane), (rank, word) = given, split(window, n_masks)
+        expert, number, prob = i32(32 * word + lane), i32(-1), u32(0)
         if expert < n_local and rank < ranks:
-            slot = i32(load_i32(word_in(params[p.row_of_expert], token, num_experts, rank * n_local + expert)))
+            number = i32(load_i32(word_in(params[p.row_of_expert], token, num_experts, rank * n_local + expert)))
             if has_probs:
                 prob = u32(load_u32(word_in(params[p.probs], token, num_experts, rank * n_local + expert)))
-        return slot, prob
+        return number, prob
 
     @device_fn
     def send_window(sent, given, window, looked):
-        """sent: for how many experts of this rank the earlier windows had a place. Returns it with this window's."""
-        (_, _, mask, row, at, lane), (rank, number), (slot, prob) = given, split(window, n_masks), looked
-        sent = i32(0) if number == 0 else sent
+        """sent: for how many experts of this rank the earlier windows had a number. Returns it with this window's."""
+        (_, _, mask, row, at, lane), (rank, word), (number, prob) = given, split(window, n_masks), looked
+        sent = i32(0) if word == 0 else sent
         if window < ranks * n_masks:
-            to_row, here = u64(warp_broadcast_i32(row, rank)), u32(ballot(slot >= 0))
-            to_slots, to_probs = u64(warp_broadcast_u64(at[0], rank)), u64(warp_broadcast_u64(at[1], rank))
+            to_row, here = u64(warp_broadcast_i32(row, rank)), u32(ballot(number >= 0))
+            to_numbers, to_probs = u64(warp_broadcast_u64(at[0], rank)), u64(warp_broadcast_u64(at[1], rank))
             to_masks, place = u64(warp_broadcast_u64(at[2], rank)), i32(sent + popc(u32(here & below(lane))))
-            if slot >= 0:
-                store_i32(word_in(to_slots, to_row, n_local, place), slot)
+            if number >= 0:
+                store_i32(word_in(to_numbers, to_row, n_local, place), number)
                 if has_probs:
                     store_u32(word_in(to_probs, to_row, n_local, place), prob)
             if lane == 0 and has(mask, rank):
-                store_u32(word_in(to_masks, to_row, n_masks, number), here)
+                store_u32(word_in(to_masks, to_row, n_masks, word), here)
             sent = i32(sent + popc(here))
         return sent
 
@@ -159,8 +159,8 @@ def sending_metadata(shape):
     """
     ranks, mail, expert_major = shape.n_ranks, mailbox.reading(shape.n_ranks), shape.expert_major
     has_meta, has_probs = shape.has_meta, shape.has_meta and shape.has_probs
-    has_more, look = shape.scale_words > 0 or expert_major, looking_at_slots(shape)
-    send_slots, send_experts = sending_slots(shape, _into_arrays(shape)), _sending_experts(shape)
+    has_more, look = shape.scale_words > 0 or expert_major, looking_at_choices(shape)
+    send_choices, send_experts = sending_choices(shape, _into_arrays(shape)), _sending_experts(shape)
 
     @device_fn
     def places(params, announced, lane):
@@ -174,7 +174,7 @@ def sending_metadata(shape):
         if has_meta and expert_major:
             send_experts(params, token, mask, row, at, lane)
         elif not expert_major:
-            send_slots(params, token, look(params, token, lane), mask, (row, at), lane)
+            send_choices(params, token, look(params, token, lane), mask, (row, at), lane)
 
     return namespace("metadata", places=places, send=send)
 
@@ -247,7 +247,7 @@ def make(shape, flags=None, numbered=None):
     # metadata is a unit of its own after the row's parts, unless there is none or it has to come with part 0
     n_apart = int((shape.has_meta or shape.scale_words > 0) and not shape.expands and not encodes)
     rows, a_vector = copying(read_only=True), shape.src_bytes // shape.n_vectors    # bytes that become a vector
-    slots_bytes = 4 * shape.top_k * shape.has_probs
+    probs_bytes = 4 * shape.top_k * shape.has_probs
     value_bytes, row_of, send_tenths = shape.value_bytes, layout.row_of(ranks), shape.tuning.send_tenths
 
     if encodes:
@@ -275,7 +275,7 @@ def make(shape, flags=None, numbered=None):
 
     @device_fn
     def first_unit(call, work, n_units, lane):
-        """A negative unit is a part of the warp's own token. n_units: this warp does not send."""
+        """Units -n_own to -1 are the first parts of the warp's own token. n_units: this warp does not send."""
         if not tokens.are_shared(call.num_tokens):
             return i32(warp_id())
         if raises and 10 * warp_id() >= send_tenths * n_warps():
@@ -284,7 +284,7 @@ def make(shape, flags=None, numbered=None):
 
     @device_fn
     def part_of(work, unit):
-        """(token, part of its row) of a unit of work. Negative units are the first parts of the warp's own token."""
+        """(token, part of its row) of a unit of work. Units from 0 on are the parts from n_own on, token by token."""
         if unit < 0:
             return work.own, i32(unit + work.n_own)
         turn, left = split(unit, work.rest)
@@ -298,8 +298,8 @@ def make(shape, flags=None, numbered=None):
         while at < a_vector * b:
             prefetch(row + u64(at))
             at = i32(at + 32 * LINE)
-        if slots_bytes > 0 and part == n_parts * n_apart and lane == 0:
-            prefetch(params[p.probs] + u64(token) * u64(slots_bytes))
+        if probs_bytes > 0 and part == n_parts * n_apart and lane == 0:
+            prefetch(params[p.probs] + u64(token) * u64(probs_bytes))
 
     @device_fn
     def send(call, announced):
@@ -309,11 +309,11 @@ def make(shape, flags=None, numbered=None):
         rows_at = mail.place(call.params, announced, arrays.rows, lane) if lane < ranks else u64(0)
         at_more = more.places(call.params, announced, lane)
         work, ok = work_of(call, announced), True
-        are_numbered, with_row = not (is_numbered_now and tokens.are_shared(call.num_tokens)), i32(work.n_parts * n_apart)
+        are_numbered = not (is_numbered_now and tokens.are_shared(call.num_tokens))
         if is_numbered_now and work.n_own == 0 and not are_numbered:
             ok = warp_id() != 0 or numbered.wait_for(call, lane)
             ok, are_numbered = not syncthreads_or(not ok), True     # what one thread acquired, all read
-        n_units = i32((work.end - work.first) * work.rest)
+        n_units, metadata_part = i32((work.end - work.first) * work.rest), i32(work.n_parts * n_apart)
         unit = first_unit(call, work, n_units, lane)
         while ok and unit < n_units:
             following = i32(unit + n_warps())
@@ -334,7 +334,7 @@ def make(shape, flags=None, numbered=None):
             else:
                 others = u32(mask & ~(u32(1) << u32(call.my_rank))) if keeps_own else mask
                 rows.copy(src, to, others, start, a, b, lane)   # nothing behind the last part
-            if part == with_row:
+            if part == metadata_part:
                 more.send(call.params, token, mask, row, at_more, lane)
             if raises:
                 flags.raise_part(call, mask, row, part, lane)

@@ -11,7 +11,7 @@ from types import ModuleType
 from ..params import BF16_BYTES, VECTOR, ParameterBlock, in_context, namespace
 
 MAX_RANKS = 32          # a lane of a warp stands for a rank
-MAX_TOP_K = 32          # and another time for a slot
+MAX_TOP_K = 32          # and another time for a k
 MAX_PLACES = 4          # arrays of one call that peers write
 
 
@@ -66,7 +66,7 @@ class RowsShape:
     4 or 8, size of an id. row_bytes: size of a row as it travels, a multiple of 16. value_bytes: size of its values
     (less than row_bytes if scales follow them). scale_words: float32 scales of a row, in an array of their own (rows)
     or behind the values (HybridEP). has_probs: whether a float32 for each k (or local expert) travels with a row.
-    has_meta: whether ids (or places for local experts) do. encode: rows are bf16 and become blockwise FP8 on their way.
+    has_meta: whether ids (or numbers for experts) do. encode: rows are bf16 and become blockwise FP8 on their way.
     dtype: of sums, "bf16", "fp16" or "fp32". p2p_world_size: ranks whose sum is rounded first. expands: rows are
     expanded by expert while they arrive. lamport: the most tokens of a rank that the kernel sends in Lamport rows
     (few/lamport.py); 0: it has no code for them. threads: of a block. trace: whether blocks write stamps.
@@ -159,10 +159,10 @@ def parameter_block(n_ranks: int) -> ParameterBlock:
 
 
 BLOCK = parameter_block(1)      # fields are where they are for any number of ranks
-# Arrays of a call that peers write. In expert-major row_ids has places among experts' rows, row_scales expert masks
+# Arrays of a call that peers write. In expert-major row_ids has numbers among experts' rows, row_scales expert masks
 arrays = namespace("arrays", rows=0, row_ids=1, row_probs=2, row_scales=3)
-SOURCE_SLOTS, SOURCE_PROBS, SOURCE_MASKS = (BLOCK.index("sources") + i for i in (1, 2, 3))
-p = namespace("p", **{name: BLOCK.index(name) for name in ("context", *dict(FIELDS))}, source_slots=SOURCE_SLOTS,
+SOURCE_NUMBERS, SOURCE_PROBS, SOURCE_MASKS = (BLOCK.index("sources") + i for i in (1, 2, 3))
+p = namespace("p", **{name: BLOCK.index(name) for name in ("context", *dict(FIELDS))}, source_numbers=SOURCE_NUMBERS,
               source_probs=SOURCE_PROBS, source_masks=SOURCE_MASKS)     # params[p.x]
 
 

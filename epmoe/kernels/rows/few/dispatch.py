@@ -13,7 +13,7 @@ from ...params import chosen, clear, word_in
 from .. import announce, handle, layout, mailbox, routing, wait
 from .. import call as calls
 from ..copy import copying
-from ..send import MINUS_ONE, looking_at_slots, sending_slots
+from ..send import MINUS_ONE, looking_at_choices, sending_choices
 from ..shape import BLOCK, arrays, memory_of, namespace, p
 from . import lamport, send
 from .lamport import put
@@ -26,36 +26,36 @@ def _tokens(shape, number):
 
     number: device function (known, token, lane) -> number of the token's row among those for rank `lane`, -1 for none.
     """
-    (n_slots, n_probs, _), n_parts = lamport.words_with(shape), lamport.n_parts_of(shape)
-    at, look_at_slots = lamport.places(shape), looking_at_slots(shape)
+    (n_ids, n_probs, _), n_parts = lamport.words_with(shape), lamport.n_parts_of(shape)
+    at, look_at_choices = lamport.places(shape), looking_at_choices(shape)
 
     @device_fn
     def look(params, token, part, lane, is_wanted):
-        return look_at_slots(params, token, lane) if is_wanted and part == n_parts else (i32(-1), u32(0))
+        return look_at_choices(params, token, lane) if is_wanted and part == n_parts else (i32(-1), u32(0))
 
     row = device_fn(lambda known, token, seen, lane: number(known, token, lane))
 
     @device_fn
-    def put_slot(to, slot, local_expert, prob):
-        put(at.word(to[0], slot), local_expert, to[1])
+    def put_choice(to, k, local_expert, prob):
+        put(at.word(to[0], k), local_expert, to[1])
         if n_probs > 0:
-            put(at.word(to[0], i32(n_slots + slot)), prob, to[1])
+            put(at.word(to[0], i32(n_ids + k)), prob, to[1])
 
     of_rank = device_fn(lambda where, rank: (u64(warp_broadcast_u64(where[0], rank)), where[1]))
-    put_scale = device_fn(lambda to, i, word: put(at.word(to[0], i32(n_slots + n_probs + i)), word, to[1]))
-    send_slots = sending_slots(shape, namespace("into", of=of_rank, slot=put_slot, scale=put_scale))
+    put_scale = device_fn(lambda to, i, word: put(at.word(to[0], i32(n_ids + n_probs + i)), word, to[1]))
+    send_choices = sending_choices(shape, namespace("into", of=of_rank, choice=put_choice, scale=put_scale))
 
     @device_fn
     def send_metadata(call, token, seen, mask, to, lane):
-        send_slots(call.params, token, seen, mask, (to, call.epoch), lane)
+        send_choices(call.params, token, seen, mask, (to, call.epoch), lane)
 
     return namespace("tokens", look=look, row=row, send=send_metadata)
 
 
 def _into(shape, number):
     """`into` for send.make: rows and their metadata go where the announced counts say. number: as in _tokens."""
-    (n_slots, n_probs, n_scales), row_bytes, rows = lamport.words_with(shape), shape.row_bytes, copying(read_only=True)
-    n_all, mail, memory = n_slots + n_probs + n_scales, mailbox.reading(shape.n_ranks), memory_of(shape.n_ranks)
+    (n_ids, n_probs, n_scales), row_bytes, rows = lamport.words_with(shape), shape.row_bytes, copying(read_only=True)
+    n_all, mail, memory = n_ids + n_probs + n_scales, mailbox.reading(shape.n_ranks), memory_of(shape.n_ranks)
     at, taking, place_of = lamport.places(shape), lamport.taking(wait.ROWS_DISPATCH), chosen(BLOCK, "places")
 
     @device_fn
@@ -78,13 +78,13 @@ def _into(shape, number):
             word = at.word(row_at, i) if i < n_all else u64(0)
             ok, (data, _, _, _) = taking.words(call, src_rank, i32(0), (word, u64(0), u64(0), u64(0)))
             if ok and has_room:
-                if i < n_slots:
+                if i < n_ids:
                     value = u64(MINUS_ONE) if data == u32(NO_ID) else u64(data)
-                    store_u64(home(call, arrays.row_ids) + u64(8) * (u64(row) * u64(n_slots) + u64(i)), value)
-                elif i < n_slots + n_probs:
-                    store_u32(word_in(home(call, arrays.row_probs), row, n_probs, i - n_slots), data)
+                    store_u64(home(call, arrays.row_ids) + u64(8) * (u64(row) * u64(n_ids) + u64(i)), value)
+                elif i < n_ids + n_probs:
+                    store_u32(word_in(home(call, arrays.row_probs), row, n_probs, i - n_ids), data)
                 elif i < n_all:
-                    store_u32(word_in(home(call, arrays.row_scales), row, n_scales, i - n_slots - n_probs), data)
+                    store_u32(word_in(home(call, arrays.row_scales), row, n_scales, i - n_ids - n_probs), data)
             i = i32(i + 32)
         return ok
 

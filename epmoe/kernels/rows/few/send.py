@@ -53,8 +53,8 @@ def _parts(shape):
     """
     src_bytes, n_vectors, encodes = shape.src_bytes, shape.n_vectors, shape.encode
     at, taking, a_part = lamport.places(shape), lamport.taking(ROWS_DISPATCH), lamport.vectors_of_part(shape)
-    (n_slots, n_probs, _), a_vector = lamport.words_with(shape), src_bytes // n_vectors
-    rows, away, scales_at = copying(read_only=True), copying(read_only=True, store=store16_relaxed_sys), n_slots + n_probs
+    (n_ids, n_probs, _), a_vector = lamport.words_with(shape), src_bytes // n_vectors
+    rows, away, scales_at = copying(read_only=True), copying(read_only=True, store=store16_relaxed_sys), n_ids + n_probs
 
     span = device_fn(lambda part: (i32(part * a_part), i32(min(i32(part * a_part + a_part), n_vectors))))
 
