@@ -79,20 +79,21 @@ class HostWords:
         self.number += 1
         return self.number, self.addresses
 
-    def wait(self, timeout, i=0):
-        """The results of the i-th rank here, a bytearray. timeout [s]: of the calls that are waited for.
+    def wait(self, timeout):
+        """[each rank's results, a bytearray]. timeout [s]: of the calls that are waited for.
 
         Errors: PeerTimeout if the stream does not get there in time; EPError of the device, or if the stream has ended
         and a kernel has stored nothing.
         """
         seconds = MOST_WAITS * timeout + PATIENCE
-        if not self._stream.wait_for(self._words[i], self.number, seconds):
-            raise PeerTimeout(
-                f"rank {self._ranks[0]}: the GPU has sent the host nothing for {seconds:g} s: work on the "
-                "stream before the call has not ended, or one of its kernels cannot begin; when the "
-                "stream runs again, call reset() on all ranks"
-            )
-        return bytearray(self._told[i])
+        for word in self._words:
+            if not self._stream.wait_for(word, self.number, seconds):
+                raise PeerTimeout(
+                    f"rank {self._ranks[0]}: the GPU has sent the host nothing for {seconds:g} s: work on the "
+                    "stream before the call has not ended, or one of its kernels cannot begin; when the "
+                    "stream runs again, call reset() on all ranks"
+                )
+        return list(map(bytearray, self._told))
 
     def free(self):
         """Free the host memory. The launches must have ended."""
@@ -139,7 +140,7 @@ class Telling:
                 words[2 * j : 2 * j + 2] = address, nbytes // 4
             number, (to,) = self.words.begin()
             self._launch.start(to, number, to + HEADER + ends[i], *words)
-        told = np.frombuffer(self.words.wait(timeout), np.uint8)
+        told = np.frombuffer(self.words.wait(timeout)[0], np.uint8)
         return [told[a:b] for a, b in pairwise(ends)]
 
     def free(self):

@@ -277,15 +277,9 @@ class Buffer(GroupMemory):
         arrive, the next call that waits raises the error, as with a dispatch on the device. The most tokens of any rank
         are remembered even if all rows had room, because the next call may not read the counts.
         """
-        try:
-            raw = self.host_words.wait(self._timeout, i)
-        except EPError as error:
-            if device.SIM or not isinstance(error, PeerTimeout):  # else kernels still run
-                self.check()
-            raise
-        if not raw.startswith(ALL_WELL):
-            words = np.frombuffer(raw, np.int32, written.TOLD_STATUS)
-            self._raise_what_failed([(self.ranks[i], words)])
+        if i == 0:
+            self._heard = self._hear()
+        raw = self._heard[i]
         status, n = 4 * written.TOLD_STATUS, self.n_ranks
         per_expert = np.frombuffer(raw, np.int64, n_local_experts, status)
         has_room, rows, *more = self._info.unpack_from(raw, status + 8 * n_local_experts)
@@ -293,6 +287,19 @@ class Buffer(GroupMemory):
         if most_tokens > self.max_tokens:
             self.want_tokens(most_tokens)
         return has_room, [more[j : j + n] for j in range(n, n + n * n, n)], rows, per_expert
+
+    def _hear(self):
+        """Wait for what the dispatches of all ranks here tell the host; returns it, and raises errors as check()."""
+        try:
+            of_ranks = self.host_words.wait(self._timeout)
+        except EPError as error:
+            if device.SIM or not isinstance(error, PeerTimeout):  # else kernels still run
+                self.check()
+            raise
+        if not all([raw.startswith(ALL_WELL) for raw in of_ranks]):
+            words = [np.frombuffer(raw, np.int32, written.TOLD_STATUS) for raw in of_ranks]
+            self._raise_what_failed(zip(self.ranks, words))
+        return of_ranks
 
     # ------------------------------------------------------------------ errors
     def check(self):
