@@ -298,19 +298,19 @@ class Buffer(GroupMemory):
             raise
         if not all([raw.startswith(ALL_WELL) for raw in of_ranks]):
             words = [np.frombuffer(raw, np.int32, written.TOLD_STATUS) for raw in of_ranks]
-            self._raise_what_failed(zip(self.ranks, words))
+            self._raise_what_failed(words)
         return of_ranks
 
     # ------------------------------------------------------------------ errors
     def check(self):
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if ids in device memory were bad."""
         words = (np.int32, (STATUS_BYTES // 4,), mailbox.STATUS)
-        self._raise_what_failed([(r, r.words.read(*words)) for r in self.ranks])
+        self._raise_what_failed([r.words.read(*words) for r in self.ranks])
 
     def _raise_what_failed(self, status):
-        """Raise the errors that status words [(rank's memory, words)] tell."""
+        """Raise the errors of each rank's status words."""
         timeouts, bad_ids = [], []
-        for r, words in status:
+        for r, words in zip(self.ranks, status):
             if not any(words.tolist()):  # faster than NumPy for so few words
                 continue
             at, control = self.layout, self._control.buffers[r.rank]
