@@ -46,10 +46,10 @@ def _expert_rows(shape):
         return (i32(load_i32(number_at)), i32(load_i32(begin_at))) if is_here else (i32(0), i32(0))
 
     @device_fn
-    def row_if_room(params, row, expert, found, is_here, writes):
-        """The output row. If there is no room, the row is dropped, now and in every later call."""
-        has_room = is_here and found[0] + found[1] < i32(params[p.num_rows])
-        target = i32(found[0] + found[1]) if has_room else i32(-1)
+    def row_if_kept(params, row, expert, found, is_here, writes):
+        """The output row. From num_rows on, rows are dropped, now and in every later call."""
+        is_kept = is_here and found[0] + found[1] < i32(params[p.num_rows])
+        target = i32(found[0] + found[1]) if is_kept else i32(-1)
         if writes and expert < n_local:
             store_i32(word_in(params[p.expert_row], row, n_local, expert), target)
         return target
@@ -66,8 +66,8 @@ def _expert_rows(shape):
         place_a = i32(before + popc(u32(here_a & below(lane))))
         place_b = i32(before_b + popc(u32(here_b & below(lane))))
         of_a, of_b = look_up(params, received, a, place_a, is_a), look_up(params, received, b, place_b, is_b)
-        row_a = row_if_room(params, row, a, of_a, is_a, writes)
-        row_b = row_if_room(params, row, b, of_b, is_b, writes)
+        row_a = row_if_kept(params, row, a, of_a, is_a, writes)
+        row_b = row_if_kept(params, row, b, of_b, is_b, writes)
         return (row_a, place_a), (row_b, place_b), i32(before_b + popc(here_b))
 
     return expert_rows

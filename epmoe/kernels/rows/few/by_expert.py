@@ -78,7 +78,7 @@ def _into(shape, placing):
 
     @device_fn
     def kept(params, row):
-        """The output row, -1 if there is no room for it."""
+        """The output row, -1 if it is dropped: from num_rows on."""
         return i32(row) if row < i32(params[p.num_rows]) else i32(-1)
 
     @device_fn
@@ -104,7 +104,7 @@ def _into(shape, placing):
 
     @device_fn
     def keep(n, given, expert, came):
-        """Stores an expert's row for later calls, and its prob. A row without room is dropped, now and later."""
+        """Stores an expert's row for later calls, and its prob. A dropped row stays dropped later."""
         (params, known_at), row = given, kept(given[0], came[0])
         if expert < n_local:
             store_i32(known_at + u64(4) * u64(expert), row)
