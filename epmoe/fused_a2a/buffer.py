@@ -66,10 +66,10 @@ class Buffer(GroupMemory):
         # launches start without world.launching()
         self.is_alone = device.SIM and len(group.ranks) == 1
         self.failure, self.failed_call, self.closed = None, "a kernel", False
-        self.captured = []  # Loans that graphs write to at every replay
+        self.captured = []  # what graphs use at every replay: Loans, and the loans of their handles
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
         self._info = struct.Struct(f"={written.TOKENS + group.n_ranks + group.n_ranks**2}i")
-        self.turn, self._streams = Turn(), None
+        self.turn, self._streams, self._bad_ids = Turn(), None, None
         super().__init__(group, Launches(group, launch), timeout)
 
     @property
@@ -98,8 +98,6 @@ class Buffer(GroupMemory):
             turn.refuse(name)
         turn.thread = get_ident()
         try:
-            log = self.log
-            log.number += 1
             try:
                 if not arrays:
                     return kind()
@@ -120,6 +118,8 @@ class Buffer(GroupMemory):
                     self._prepare_to_wait(plan, is_captured)
                 if plan.dtypes is not None:
                     given = self._placed(plan, given)
+                log = self.log
+                log.number += 1
                 log.recent.append((log.number, plan.facts))
                 if kind.makes is not None:
                     of = kind.makes(plan, of)
@@ -129,7 +129,7 @@ class Buffer(GroupMemory):
                 else:
                     for launch, loans in plan.run(0, given[0][0], of, made):
                         if is_captured:
-                            self.captured.append(loans)
+                            self.captured.append((loans, of.loans))
                         launch.start()
                     (made,) = made
                 if device.SIM:
@@ -139,7 +139,6 @@ class Buffer(GroupMemory):
                     self.machine.synchronize()
                     self.placing.let_go()
         except REFUSALS:
-            self.log.number -= 1
             raise
         except BaseException as error:
             if self.failure is None:
@@ -158,7 +157,7 @@ class Buffer(GroupMemory):
         runs = [plan.run(i, addresses, handle, made) for i, (addresses, _) in enumerate(given)]
         while steps := [step for run in runs if (step := next(run, None))]:
             if self.capture():
-                self.captured.append(steps)
+                self.captured.append((steps, handle.loans))
             with nullcontext() if self.is_alone else self.world.launching(True):
                 for launch, _ in steps:
                     launch.start()
@@ -227,6 +226,8 @@ class Buffer(GroupMemory):
 
     def reset(self):
         """After an error: set words and flags as before the first call. Collective; handles and results stay valid."""
+        if self.closed:
+            self.expect_open()
         self.call("reset", self.put_back)
         self.failure = None
 
@@ -234,16 +235,18 @@ class Buffer(GroupMemory):
         """Free everything; memory of results in use is freed when they are dropped. Collective by default."""
         if self.closed:
             return
-        self.closed = True
+        self.closed, together = True, False
         self.changed()
-        self.machine.synchronize()
-        together = collective and self.failure is None
-        if together:
-            self.world.barrier("leaving", self._timeout)
-        self.captured.clear()
-        self.launches.close()
-        self.placing.close()
-        self.free(together)
+        try:
+            self.machine.synchronize()
+            if collective and self.failure is None:
+                self.world.barrier("leaving", self._timeout)
+                together = True
+        finally:
+            self.captured.clear()
+            self.launches.close()
+            self.placing.close()
+            self.free(together)
 
     # ------------------------------------------------------------------ launches
     def find(self, kernel, rank, num_tokens, grid):
@@ -289,7 +292,10 @@ class Buffer(GroupMemory):
         return has_room, [more[j : j + n] for j in range(n, n + n * n, n)], rows, per_expert
 
     def _hear(self):
-        """Wait for what the dispatches of all ranks here tell the host; returns it, and raises errors as check()."""
+        """Wait for what the dispatches of all ranks here tell the host; returns it. Raises errors as check().
+
+        Bad ids are reported later, see raise_bad_ids(): if rows have to be sent again, this rank must take part.
+        """
         try:
             of_ranks = self.host_words.wait(self._timeout)
         except EPError as error:
@@ -298,17 +304,24 @@ class Buffer(GroupMemory):
             raise
         if not all([raw.startswith(ALL_WELL) for raw in of_ranks]):
             words = [np.frombuffer(raw, np.int32, written.TOLD_STATUS) for raw in of_ranks]
-            self._raise_what_failed(words)
+            self._bad_ids = self._bad_ids_of(words)
         return of_ranks
+
+    def raise_bad_ids(self):
+        """Raise the EPValueError for bad ids in device memory that _hear() has found."""
+        error, self._bad_ids = self._bad_ids, None
+        if error is not None:
+            raise error
 
     # ------------------------------------------------------------------ errors
     def check(self):
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if ids in device memory were bad."""
         words = (np.int32, (STATUS_BYTES // 4,), mailbox.STATUS)
-        self._raise_what_failed([r.words.read(*words) for r in self.ranks])
+        self._bad_ids = self._bad_ids_of([r.words.read(*words) for r in self.ranks])
+        self.raise_bad_ids()
 
-    def _raise_what_failed(self, status):
-        """Raise the errors of each rank's status words."""
+    def _bad_ids_of(self, status):
+        """The EPValueError for bad ids that the ranks' status words tell, or None; raises PeerTimeout for waits."""
         timeouts, bad_ids = [], []
         for r, words in zip(self.ranks, status):
             if not any(words.tolist()):  # faster than NumPy for so few words
@@ -328,11 +341,10 @@ class Buffer(GroupMemory):
                 bad_ids.append(error)
         if timeouts:
             said = "\n".join(map(str, timeouts)) + self.log.compared(self._timeout)
-            self.failure = PeerTimeout(said)
+            self.failed_call, self.failure = "a kernel", PeerTimeout(said)
             self.changed()
             raise self.failure
-        if bad_ids:
-            raise bad_ids[0]
+        return bad_ids[0] if bad_ids else None
 
 
 def _without_rows(forms, num_rows):

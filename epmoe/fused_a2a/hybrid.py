@@ -261,6 +261,7 @@ class DispatchPlan(ExpandingPlan):
                     self._prepare(resend_kernel(self.shape))
                 call, again = self.parts[i]
                 yield call.like(again, launch), ()
+            buffer.raise_bad_ids()
             if i == 0:
                 handle.numbers = self._numbers([])
             n = padded_rows if n is None else n

@@ -92,9 +92,10 @@ def _control_regions(at, n_ranks):
 
 
 class CallLog:
-    """Compares the ranks' calls. number: the current call's, the same on all ranks. recent: this rank's latest calls.
+    """Compares the ranks' calls. number: of the last call that launched, the same on all ranks.
 
-    recent holds (number, facts). facts: {name: value} that must be equal on all ranks; "call" is the call's name.
+    recent: (number, facts) of this rank's latest calls. facts: {name: value} that must be equal on all ranks; "call" is
+    the call's name.
     """
 
     def __init__(self, world):
@@ -103,7 +104,7 @@ class CallLog:
 
     def agree(self, facts, timeout):
         """Compare new facts with the other ranks'. If any differs, all ranks raise an EPValueError that names it."""
-        self.recent.append((self.number, facts))
+        self.recent.append((self.number + 1, facts))
         key = tuple(facts.items())
         if key in self._agreed:
             return

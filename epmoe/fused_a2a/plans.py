@@ -160,12 +160,12 @@ class CombinePlan(Plan):
         self.outs = [of(n) for n in self.num_tokens]
 
     def _want_room(self, capacity):
-        buffer, shape, self.room = self.buffer, self.shape, capacity
+        buffer, shape = self.buffer, self.shape
         nbytes = align(capacity * shape.row_bytes) + 4 * shape.n_meta * capacity * shape.has_probs
         buffer.want_pool(self.facts, dict(staging_bytes=nbytes, flag_rows=capacity), shape)
         self.staging_at = buffer.pool_layout.staging_at
         values = [{"places": self.staging_at}] * len(self.num_tokens)
-        self.calls = self.rank_calls(combine_kernel(shape), values)
+        self.calls, self.room = self.rank_calls(combine_kernel(shape), values), capacity
 
     def run(self, i, addresses, handle, made):
         """See Plan. Results: sums of rows, probs of tokens or None."""

@@ -196,6 +196,7 @@ class DispatchPlan(ReceivingPlan):
                 launch, loan = self._again(i, launch, rows)
                 yield launch, ()
                 results = self.of(rows)[1]
+            self.buffer.raise_bad_ids()
         if loan is None:
             launch, loan = self.moved(i, rows, n)
             yield launch, loan

@@ -11,8 +11,9 @@ from epmoe import LocalWorld, fused_a2a
 from epmoe.device.sim.memory import MEMORY
 from epmoe.fused_a2a import buffers
 from epmoe.host.memory_pool import Arrangement, MemoryPool, size_class
+from epmoe.kernels.rows import mailbox, wait
 from epmoe_ref import fused_a2a as reference
-from epmoe_ref.errors import EPStateError, EPValueError
+from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout
 from epmoe_ref.strategies import HybridWorld
 
 
@@ -217,6 +218,57 @@ def test_the_hybrid_buffer_is_replaced_and_handles_stay_good():
         combined = fused_a2a.hybrid_ep_combine(rows, handle)
         assert_same(combined, reference.hybrid_combine_forward(rows, known), "combined")
         fused_a2a.reset_hybrid_ep_buffer()
+
+
+def test_a_combine_whose_growth_is_refused_grows_the_next_time(monkeypatch):
+    group, rng = group_of(2), np.random.default_rng(6)
+    (*_, handle), (*_, known) = dispatched(group, rng)
+    buffer, rows = fused_a2a.get_buffer(group, 0), tokens(rng, known.num_rows, 8)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(buffer, "want_pool", refuse)
+        with pytest.raises(EPValueError, match="not now"):
+            fused_a2a.fused_combine(rows, group, handle)
+    combined, _ = fused_a2a.fused_combine(rows, group, handle)
+    assert_same(combined, reference.combine_forward(rows, known), "combined")
+
+
+def refuse(*given):
+    raise EPValueError("not now")
+
+
+def test_a_buffer_is_freed_also_if_a_peer_does_not_come_to_close_it(monkeypatch):
+    group = group_of(2)
+    dispatched(group, np.random.default_rng(7))
+    buffer, before = fused_a2a.get_buffer(group, 0), len(MEMORY.spans)
+
+    def nobody_comes(occasion, timeout):
+        raise PeerTimeout("rank 1 did not come")
+
+    monkeypatch.setattr(group, "barrier", nobody_comes)
+    with pytest.raises(PeerTimeout, match="did not come"):
+        buffer.close()
+    assert len(MEMORY.spans) < before
+    with pytest.raises(EPStateError, match="closed"):
+        buffer.reset()
+
+
+def test_after_a_reset_the_error_of_a_kernel_is_not_ascribed_to_an_earlier_call(monkeypatch):
+    group = group_of(1)
+    (*_, handle), (*_, known) = dispatched(group, np.random.default_rng(8), (3,))
+    buffer = fused_a2a.get_buffer(group, 0)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(buffer, "capture", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            dispatched(group, np.random.default_rng(8), (3,))
+    with pytest.raises(EPStateError, match="fused_dispatch was ended by ZeroDivisionError"):
+        buffer.expect_open()
+    buffer.reset()
+    r = buffer.ranks[0]
+    r.words.write(np.array([wait.ROWS_DISPATCH], np.int32), mailbox.STATUS)
+    with pytest.raises(PeerTimeout):
+        buffer.check()
+    with pytest.raises(EPStateError, match="a kernel was ended by PeerTimeout"):
+        buffer.expect_open()
 
 
 def test_a_closed_buffer_says_so():
