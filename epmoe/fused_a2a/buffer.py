@@ -1,4 +1,4 @@
-"""Buffer runs the calls of the rows functions of one group, one at a time; it keeps plans and reports errors."""
+"""Buffer runs one group's calls, one at a time; it keeps their plans and reports errors."""
 
 import struct
 from collections.abc import Callable
@@ -61,9 +61,10 @@ class Buffer(GroupMemory):
         self.stream = getattr(group.machine, "ordinal", 0), int(getattr(stream, "handle", 0))
         self.copies = getattr(group, "copies", None)  # of results
         self.placing = Placing(group.machine, lambda rank: self.world.stream_of(rank))
-        # With all ranks in one process every rank's number of tokens is known before the launch.
-        self.knows_all_ranks = self.world_has_lists = bool(group.lists)
-        # launches start without world.launching()
+        self.world_has_lists = bool(group.lists)
+        # with all ranks in one process their numbers of tokens are known before the launch; tests change it
+        self.knows_all_ranks = self.world_has_lists
+        # one rank in the simulator: launches need no world.launching()
         self.is_alone = device.SIM and len(group.ranks) == 1
         self.failure, self.failed_call, self.closed = None, "a kernel", False
         self.captured = []  # what graphs use at every replay: Loans, and the loans of their handles
@@ -87,9 +88,9 @@ class Buffer(GroupMemory):
         """Run a call by the plan for arrays of these forms, made if there is none: (results, handle).
 
         kind: the class of the plan; without arrays, a function to call instead. options: the rest of the plan's key.
-        of: the call's handle, or the group of a dispatch, which makes a handle. results: this rank's; or for each a
-        list over ranks, None if no rank has one. Any exception but a refusal, including Ctrl-C, leaves the call
-        half-way.
+        of: the call's handle, or the group of a dispatch, which makes a handle. results: this rank's; or, for each
+        result, a list over ranks (None if no rank has it). After any exception but a refusal, including Ctrl-C, the
+        Buffer must be reset.
         """
         turn = self.turn
         try:
@@ -181,7 +182,9 @@ class Buffer(GroupMemory):
         plan = kind(self, interface, names, of_ranks, options, of)
         if plan.dtypes is None and any(None in addresses for addresses, _ in given):
             plan.dtypes = {}  # arrays in host memory
-        self._plans[key] = plan  # after kind(): growing memory clears the plans
+        self._plans[key] = (
+            plan  # stored only now, since kind() may grow memory, which clears the plans
+        )
         return plan
 
     def _placed(self, plan, given):
@@ -249,9 +252,8 @@ class Buffer(GroupMemory):
             self.free(together)
 
     # ------------------------------------------------------------------ launches
-    def find(self, kernel, rank, num_tokens, grid):
+    def prepare(self, kernel, r, num_tokens, grid):
         """Prepare a launch of a rank's kernel, and fill in the words that are the same for all launches of the rank."""
-        r = self.ranks[list(self.world.ranks).index(rank)]
         pool = [0] * self.n_ranks if self._pool is None else list(self._pool.addresses)
         if self._streams is None:
             with self.world.launching(True) as streams:
@@ -259,7 +261,7 @@ class Buffer(GroupMemory):
         of_ranks = dict(control_ptrs=list(self._control.addresses), pool_ptrs=pool)
         words = [0] * parameter_block(self.n_ranks).n_words
         values = dict(
-            context=self.launches.context(rank, of_ranks),
+            context=self.launches.context(r.rank, of_ranks),
             mailboxes_at=self.layout.mailboxes,
             mailbox_bytes=self.layout.mailbox_bytes,
             words=r.words.address,
@@ -269,7 +271,8 @@ class Buffer(GroupMemory):
             lamport_bytes=self.pool_layout.lamport_bytes,
         )
         fill(words, values)
-        return self.launches.prepare(kernel, rank, num_tokens, self._streams[rank], words, grid)
+        stream = self._streams[r.rank]
+        return self.launches.prepare(kernel, r.rank, num_tokens, stream, words, grid)
 
     def told(self, i, n_local_experts):
         """Wait for the counts of the i-th rank's dispatch: (has_room, counts, rows, per_expert); raises as check().
@@ -277,7 +280,7 @@ class Buffer(GroupMemory):
         counts: [R] lists [R], rows from each rank to each; has_room, too, is the same on all ranks. rows: this rank's,
         with padding. per_expert: tokens_per_expert, int64 [L].
         The host polls its own memory. It goes on when counts are known, while rows are still travelling. If some do not
-        arrive, the next call that waits raises the error, as with a dispatch on the device. The most tokens of any rank
+        arrive, the next call that waits raises the error, as after a dispatch on the device. The most tokens of any rank
         are remembered even if all rows had room, because the next call may not read the counts.
         """
         if i == 0:

@@ -252,8 +252,8 @@ class DispatchPlan(ExpandingPlan):
             handle.loans.append((kept,))
             yield launch, (kept, out, scratch)
         else:
-            told = buffer.host_words
-            words[TOLD], words[TOLD_NUMBER] = told.addresses[i], told.number
+            on_host = buffer.host_words
+            words[TOLD], words[TOLD_NUMBER] = on_host.addresses[i], on_host.number
             yield launch, ()
             has_room, _, padded_rows, per_expert = buffer.told(i, self.local)
             if not has_room:  # on any rank, and all now know the same most tokens

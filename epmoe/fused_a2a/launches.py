@@ -12,7 +12,7 @@ from epmoe.kernels.stamps import TraceBuffers
 
 _BLOCK = parameter_block(1)  # indices do not depend on the number of ranks
 FIRST_OF_CALL = _BLOCK.index(FIRST)  # words from here on differ between calls
-# Up to this many tokens a rank, blocks are smaller, so that the work that every warp does first takes less time.
+# Up to this many tokens a rank, blocks are smaller, which shortens the work that every warp does first.
 FEW_TO_SEND, THREADS_TO_SEND = 128, 256
 FEW_TO_COMBINE, THREADS_TO_COMBINE = 32, 512
 FEW_TO_EXPAND, THREADS_TO_EXPAND = 16, 512
@@ -51,7 +51,7 @@ class Launches:
         self.tuning = rows_shape.SMALL if device.SIM else rows_shape.TUNING
 
     def shape(self, n_local_experts, row_bytes, num_sms, *, send=(), expand=(), combine=(), **more):
-        """The RowsShape of a kernel. send, expand or combine, whichever the kernel does: the tokens of each rank here.
+        """The RowsShape of a kernel. send, expand or combine (the one that the kernel does): the tokens of each rank here.
 
         num_sms: SMs that the caller grants. Kernels that do not expand get smaller blocks if all SMs take part.
         """
@@ -138,11 +138,11 @@ class RankCall(dict):
 
     def __init__(self, plan, i, kernel, values=None):
         self._buffer, self.r, self._values = plan.buffer, plan.buffer.ranks[i], values or {}
-        self._how = kernel, self.r.rank, plan.num_tokens[i]
+        self._how = kernel, self.r, plan.num_tokens[i]
         self.most = plan.buffer.launches.granted(plan.num_sms)
 
     def __missing__(self, blocks):
-        launch = self[blocks] = self._buffer.find(*self._how, max(2, blocks))
+        launch = self[blocks] = self._buffer.prepare(*self._how, max(2, blocks))
         fill(launch.words, self._values)
         return launch
 

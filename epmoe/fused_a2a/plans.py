@@ -1,6 +1,6 @@
 """A plan holds all that follows from a call's shapes, types and options, made once. The base of rows and hybrid plans.
 
-Buffer.call finds a call's plan or makes it. Making it does all checks, and mostly grows memory. run() then runs the
+Buffer.call finds a call's plan or makes it. Making it does all checks, and usually grows memory. run() then runs the
 call of one rank: it borrows memory, fills in launches, and makes the results.
 """
 
@@ -23,14 +23,14 @@ from epmoe.kernels.rows.handle import TOKENS
 MOST_ARRANGED = 256  # Arrangements kept for one kind of result, by number of rows
 CAPACITY, PLACES, X, PROBS = map(at, ("capacity", "places", "x", "probs"))
 TOLD, TOLD_NUMBER = map(at, ("told", "told_number"))
-NO_ROOM = 0xFFFFFFFF  # a capacity that has no room even for zero rows, so that all ranks grow
+NO_ROOM = 0xFFFFFFFF  # a capacity without room even for zero rows: all ranks grow, and send again
 
 
 class Numbers(NamedTuple):
     """Numbers of rows of a dispatch. counts: [R] lists [R], from each src_rank to each rank; None if not on the host.
 
     num_rows: for each rank of this process. most: the most of any rank. most_returned: the most that combine returns to
-    a rank. capacity: rows that a rank has room for, or had room for when they arrived.
+    a rank. capacity: rows that each rank had room for.
     """
 
     counts: list | None
@@ -96,7 +96,8 @@ class Plan:
     tuple. handle: the given one, or the one that a dispatch makes: then run() adds the rank's Loans, and the numbers.
     """
 
-    makes, rows_vary, dtypes, remedy, check_values, numbers = (None, False) + 4 * (None,)
+    makes = dtypes = remedy = check_values = numbers = None
+    rows_vary = False
 
     def __init__(self, buffer, interface, names, num_tokens, num_sms, **facts):
         self.buffer, self.interface, self.names, self.facts = buffer, interface, names, facts

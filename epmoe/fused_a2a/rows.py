@@ -72,7 +72,7 @@ class ReceivingPlan(Plan):
         return *arrangement.runs(layout.staging_at, arrangement.words), at_capacity
 
     def moved(self, i, rows, n):
-        """(launch that moves a rank's n rows out of the staging area, which has room for `rows`, Loan of them)."""
+        """(launch that moves a rank's n rows out of the staging area, laid out for `rows` rows; Loan of them)."""
         if i not in self._moves:
             self._moves[i] = RankCall(self, i, move_kernel(self.buffer.launches.threads))
         r, (staged, _), (own, _) = self.buffer.ranks[i], self.of(rows), self.of(n)
@@ -116,8 +116,8 @@ class DispatchPlan(ReceivingPlan):
         self.check_values([((), (x, one)) for x, one in zip(xs, ids)])
         buffer.want_experts(local, self.facts)
         self.expect_results(hidden, dtype, top_k, n_scales)
-        asks_for_results = buffer.knows_all_ranks or on_device
-        if asks_for_results:
+        reserves_results = buffer.knows_all_ranks or on_device
+        if reserves_results:
             # the host does not read counts, so it assumes that a new largest batch is that large on all ranks
             buffer.want_tokens(max(num_tokens))
         wide = all(a.dtype.itemsize == 8 for a in ids)
@@ -138,13 +138,13 @@ class DispatchPlan(ReceivingPlan):
         )
 
         def needs(tokens):
-            room = self.of(n_ranks * tokens)[0].nbytes if asks_for_results else 0
+            room = self.of(n_ranks * tokens)[0].nbytes if reserves_results else 0
             return dict(result_bytes=room)
 
         buffer.want_pool(self.facts, needs, self.shape)
         self.capacity = n_ranks * max(buffer.max_tokens, *num_tokens)
         self.whole, self.results = self.of(self.capacity)
-        self.form = top_k, *num_tokens, self.capacity if on_device else None
+        self.form = (top_k, *num_tokens, self.capacity if on_device else None)
         self.sums = dict(n_local_experts=1, top_k=top_k)
         if on_device:
             self.numbers = Numbers(None, [self.capacity] * len(ids), *[self.capacity] * 3)
@@ -152,8 +152,8 @@ class DispatchPlan(ReceivingPlan):
         for n, (call, launch) in zip(num_tokens, self.sending(dispatch_kernel(self.shape))):
             arrays = per_expert | {"row_of": ((n, n_ranks), np.int32)}
             memory = handle_memory("rows handle", n_ranks, KEPT, arrays)
-            told = self.results_of([memory.fields["tokens_per_expert"]])
-            self.parts.append((call.r, launch, memory, told))
+            per_expert_of = self.results_of([memory.fields["tokens_per_expert"]])
+            self.parts.append((call.r, launch, memory, per_expert_of))
         if not on_device:
             self.remedy = "call fused_dispatch_on_device"
             buffer.prepare_to_be_told(local)
@@ -170,7 +170,7 @@ class DispatchPlan(ReceivingPlan):
 
         For an exact dispatch the host waits for the numbers of rows.
         """
-        (r, launch, memory, on_device_per_expert), results = self.parts[i], self.results
+        (r, launch, memory, per_expert_of), results = self.parts[i], self.results
         words, n, rows = launch.words, self.capacity, self.capacity
         kept, loan = r.arena.lend(memory), r.heap.lend(self.whole)
         handle.loans.append((kept,))
@@ -181,10 +181,10 @@ class DispatchPlan(ReceivingPlan):
             words[at_words] = run
         if self.on_device:
             yield launch, (kept, loan)
-            (per_expert,) = on_device_per_expert(kept)
+            (per_expert,) = per_expert_of(kept)
         else:
-            told = self.buffer.host_words
-            words[TOLD], words[TOLD_NUMBER] = told.addresses[i], told.number
+            on_host = self.buffer.host_words
+            words[TOLD], words[TOLD_NUMBER] = on_host.addresses[i], on_host.number
             yield launch, ()
             has_room, counts, _, per_expert = self.buffer.told(i, self.local)
             per_expert = self.interface.told(per_expert)
@@ -202,7 +202,7 @@ class DispatchPlan(ReceivingPlan):
             yield launch, loan
             rows, results = n, self.of(n)[1]
         x, ids, probs, *scales = results(loan) if n == rows else results(loan, n)
-        made[i] = (x, *scales) if scales else x, ids, probs, per_expert
+        made[i] = ((x, *scales) if scales else x), ids, probs, per_expert
 
     def _numbers(self, counts):
         buffer, by_rank = self.buffer, [sum(to_rank) for to_rank in zip(*counts)]
@@ -210,7 +210,7 @@ class DispatchPlan(ReceivingPlan):
         return Numbers(counts, num_rows, max(by_rank), returned, buffer.n_ranks * buffer.max_tokens)
 
     def _again(self, i, earlier, rows):
-        """(launch that sends a rank's tokens again, with room for `rows`, Loan). All ranks know the counts and do so."""
+        """(launch that sends a rank's tokens again, with room for `rows`, Loan). All ranks do so."""
         buffer, (arrangement, _) = self.buffer, self.of(rows)
         buffer.want_pool(self.facts, dict(result_bytes=arrangement.nbytes))
         call, launch = self.sending(resend_kernel(self.shape))[i]

@@ -13,7 +13,7 @@ from epmoe.host.arrays import DeviceArray, Field
 
 ALIGNMENT = 256  # bytes
 _new = object.__new__
-# keeps weak references alive, since a collected one would not run its callback, which frees memory
+# keeps weak references alive, since one that is itself collected never runs its callback
 _awaited = set()
 
 
@@ -96,7 +96,7 @@ class Loan:
         return self.base + self.fields[name].offset
 
     def holds(self, array):
-        """Whether an Array lies in this memory and is C-contiguous."""
+        """Whether an Array starts in this memory and is C-contiguous."""
         return array.is_contiguous and 0 <= array.address - self.base < self.nbytes
 
     def array(self, name, n=None):
@@ -242,7 +242,7 @@ class MemoryPool:
         return self.lent_bytes > 0
 
     def when_unused(self, action):
-        """Call action() when all loans have ended, which may be now. Do not lend after this."""
+        """Call action() when all loans have ended, which may be now. Do not lend or close after this."""
         _when_back(self._pieces, action)
 
     def close(self):

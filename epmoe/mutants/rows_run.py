@@ -217,10 +217,10 @@ class RowsRun:
         self.machine.synchronize()
 
     def _leave_out(self, buffer):
-        find, self.words = buffer.find, [0] * parameter_block(1).n_words
+        prepare, self.words = buffer.prepare, [0] * parameter_block(1).n_words
         buffer.changed()
-        buffer.find = lambda kernel, rank, *more: (
-            self if rank in self.world.absent else find(kernel, rank, *more)
+        buffer.prepare = lambda kernel, r, *more: (
+            self if r.rank in self.world.absent else prepare(kernel, r, *more)
         )
 
     def start(self, *words):

@@ -28,12 +28,12 @@ class Nothing:
 
 def without(buffer, rank, monkeypatch):
     """From here on that rank launches nothing of this Buffer."""
-    find = buffer.find
+    prepare = buffer.prepare
     buffer.changed()
     monkeypatch.setattr(
         buffer,
-        "find",
-        lambda kernel, at, *more: Nothing() if at == rank else find(kernel, at, *more),
+        "prepare",
+        lambda kernel, r, *more: Nothing() if r.rank == rank else prepare(kernel, r, *more),
     )
 
 
