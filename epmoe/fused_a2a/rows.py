@@ -59,10 +59,10 @@ class ReceivingPlan(Plan):
         self.of, self._moves = self.arranged("rows result", of_row, PLACE_OF.get), {}
         self.takes = slice(X, X + len(of_row))  # x, ids, probs, scales
 
-    def sending(self, kernel):
-        """(RankCall, launch) for each rank here, of a kernel that sends all tokens."""
-        calls, few = self.rank_calls(kernel), self.shape.lamport
-        return [(call, call.of(blocks_for(n, few))) for call, n in zip(calls, self.num_tokens)]
+    def sending(self, kernel, i):
+        """(RankCall, launch) of the i-th rank here, of a kernel that sends all tokens."""
+        call = RankCall(self, i, kernel)
+        return call, call.of(blocks_for(self.num_tokens[i], self.shape.lamport))
 
     def staged(self, arrangement, rows):
         """Launch words, as from Arrangement.runs(), that make kernels receive in the staging area."""
@@ -149,7 +149,8 @@ class DispatchPlan(ReceivingPlan):
         if on_device:
             self.numbers = Numbers(None, [self.capacity] * len(ids), *[self.capacity] * 3)
         self.parts, per_expert = [], {"tokens_per_expert": ((local,), np.int64)}
-        for n, (call, launch) in zip(num_tokens, self.sending(dispatch_kernel(self.shape))):
+        for i, n in enumerate(num_tokens):
+            call, launch = self.sending(dispatch_kernel(self.shape), i)
             arrays = per_expert | {"row_of": ((n, n_ranks), np.int32)}
             memory = handle_memory("rows handle", n_ranks, KEPT, arrays)
             per_expert_of = self.results_of([memory.fields["tokens_per_expert"]])
@@ -213,7 +214,7 @@ class DispatchPlan(ReceivingPlan):
         """(launch that sends a rank's tokens again, with room for `rows`, Loan). All ranks do so."""
         buffer, (arrangement, _) = self.buffer, self.of(rows)
         buffer.want_pool(self.facts, dict(result_bytes=arrangement.nbytes))
-        call, launch = self.sending(resend_kernel(self.shape))[i]
+        call, launch = self.sending(resend_kernel(self.shape), i)
         launch, loan = call.like(launch, earlier), call.r.heap.lend(arrangement)
         launch.words[CAPACITY] = rows
         room = self.staged(arrangement, rows) if loan is None else loan.piece.words
@@ -239,7 +240,8 @@ class CachedPlan(ReceivingPlan):
         # All ranks know the counts, so all grow together. Then every rank has room in the staging area.
         needs = dict(result_bytes=self.of(rows)[0].nbytes)
         self.buffer.want_pool(self.facts, needs, self.shape)
-        self.parts, self.room = self.sending(resend_kernel(self.shape)), rows
+        kernel, n_ranks = resend_kernel(self.shape), len(self.num_tokens)
+        self.parts, self.room = [self.sending(kernel, i) for i in range(n_ranks)], rows
 
     def run(self, i, addresses, handle, made):
         """See Plan. Results: recv_x [N, H], of x's dtype."""
