@@ -15,6 +15,8 @@ HARMLESS_SLIPS = {
     "plain/dispatch.py _sending.send_signal: swap: to_peers.signal(to, dst_rank, segment(local_expert, to.my_ra / if "
     "to_peers.is_near(dst_rank, to.my_rank):": "nobody waits for rank completion; it must be right only when the launch has ended",
     "plain/peers.py make.signal: swap: own = u64(to.recv_count_ptrs[to.my_rank % p2p_world_size]) / shmem_fence()": "the first only computes an address from an argument",
+    "pairs/peers.py make.signal: swap: own = word_at(call, call.my_rank, index) / shmem_fence()": "the first only computes "
+    "an address from the context, which never changes",
     "plain/dispatch.py _sending.send_messages: swap: if fused_shared_expert and thread_idx() == 0 and (t >= first / "
     "send_pairs(topk_ids, t, place, to, ep_counters, call)": "F says that the token is encoded, and the barrier before both ensures that; the token may be counted later",
     "pairs/dispatch.py _compile_wait.dispatch_wait: swap: call = begin(params, num_tokens, my_rank) / griddep_wait()": SOONER,
