@@ -201,9 +201,9 @@ def _loops(world, contender, arrays, n_pairs, cpu):
     contender.synchronize()
     taken = max(world.tell(time.perf_counter() - begin, measure.TIMEOUT_S))
     n = n_pairs or max(4, min(MOST_PAIRS // per_call, int(SECONDS / taken)))
-    found, repeat, n_fast, spent = [], 0, 0, 0.0
+    found, n_fast, spent = [], 0, 0.0
     while n_fast < REPEATS and (spent < PATIENCE or len(found) < REPEATS):
-        of_pairs = [given(4 + repeat * n + i) for i in range(n)]
+        of_pairs = [given(4 + len(found) * n + i) for i in range(n)]
         before = cpu.settle()
         world.barrier("start", measure.TIMEOUT_S)
         begin = time.perf_counter()
@@ -214,7 +214,7 @@ def _loops(world, contender, arrays, n_pairs, cpu):
         of_ranks = world.tell((us, piece, cpu.is_slow(piece)), measure.TIMEOUT_S)
         slowest = [max(values) for values in zip(*of_ranks)]
         found.append(slowest)
-        repeat, n_fast = repeat + 1, n_fast + (not slowest[2])
+        n_fast += not slowest[2]
         spent += 1e-6 * slowest[0] * n * per_call
     contender.check()
     return found

@@ -30,14 +30,10 @@ def markdown(record):
 
 def _cell(of, name, tokens):
     found = [of.get((name, tokens, arrays)) for arrays in loop.ARRAYS]
-    words = ["-" if r is None else _us(r["us"]) + "*" * bool(r.get("slow")) for r in found]
+    words = ["-" if r is None else pages.us(r["us"]) + "*" * bool(r.get("slow")) for r in found]
     while words[1:] and words[-1] == "-":
         words.pop()
     return " / ".join(words)
-
-
-def _us(us):
-    return f"{us:.1f}" if us < 100 else f"{us:.0f}"
 
 
 def below(record, files):

@@ -12,6 +12,11 @@ def paragraph(text):
     return textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
+def us(microseconds):
+    """Microseconds as a table shows them."""
+    return f"{microseconds:.1f}" if microseconds < 100 else f"{microseconds:.0f}"
+
+
 def row(words):
     """A line of a table."""
     return f"| {' | '.join(words)} |"

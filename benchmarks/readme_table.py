@@ -102,11 +102,11 @@ def _line(kernels, shape, found):
             words += [""] * 4
             continue
         name = (
-            f"{_us(r['peer_us'])} {short(r['peer'])}{'' if r['peer_here'] else '*'}"
+            f"{pages.us(r['peer_us'])} {short(r['peer'])}{'' if r['peer_here'] else '*'}"
             if r["peer"]
             else "-"
         )
-        words += [f"**{_us(r['us'])}**", _us(r["floor_us"]), _ratio(r["to_floor"]), name]
+        words += [f"**{pages.us(r['us'])}**", pages.us(r["floor_us"]), _ratio(r["to_floor"]), name]
     return pages.row(words)
 
 
@@ -122,10 +122,6 @@ def of_kernels(kernels, shape):
 def short(peer):
     """A peer's name in a table."""
     return {"nccl all-to-all": "NCCL", "DeepEP low latency": "DeepEP LL"}.get(peer, peer)
-
-
-def _us(us):
-    return f"{us:.1f}" if us < 100 else f"{us:.0f}"
 
 
 def _ratio(ratio):

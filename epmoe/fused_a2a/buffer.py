@@ -31,8 +31,8 @@ ALL_WELL = bytes(STATUS_BYTES)  # status words
 class Interface:
     """How a kind of caller (NumPy, torch) gives arrays and gets results.
 
-    look: see host.arrays.look(). results_of: see memory_pool.results_of(). told: converts a NumPy array on the host for the caller.
-    refuse(array, its name): before a plan is made, raises errors that look() does not check for. in_order(buffer):
+    look: see host.arrays.look(). results_of: see memory_pool.results_of(). told: converts a NumPy array on the host for
+    the caller. refuse(array, its name): before a plan is made, raises errors that look() does not check for. in_order(buffer):
     makes the next launches wait for the caller's stream. It returns None if that is all, or else a function that takes
     the call's results, makes the caller's stream wait for them, and returns them for the caller.
     """
@@ -151,7 +151,7 @@ class Buffer(GroupMemory):
         return made if leave is None else leave(made), of
 
     def _run_together(self, plan, given, handle, made):
-        """Run the call of all ranks of this process, each launch of theirs together; returns lists over ranks.
+        """Run the call of all ranks of this process, starting their launches together; returns lists over ranks.
 
         Nothing between the launches may wait for the GPU: kernels of some ranks would run and wait for the others.
         """
@@ -182,9 +182,8 @@ class Buffer(GroupMemory):
         plan = kind(self, interface, names, of_ranks, options, of)
         if plan.dtypes is None and any(None in addresses for addresses, _ in given):
             plan.dtypes = {}  # arrays in host memory
-        self._plans[key] = (
-            plan  # stored only now, since kind() may grow memory, which clears the plans
-        )
+        # stored only now: kind() may grow memory, which clears the plans
+        self._plans[key] = plan
         return plan
 
     def _placed(self, plan, given):

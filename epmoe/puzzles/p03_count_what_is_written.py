@@ -7,7 +7,7 @@ from epmoe.puzzles.world import Region, World, many
 
 START = '''"""Puzzle 3: count what is written.
 
-Blocks 1, 2, ... write messages. Each warp of theirs takes a token and writes
+Blocks 1, 2, ... write messages. Each of their warps takes a token and writes
 its message: lane i stores `value` at `place`. Then the warp adds 1 to
 `finished`, once. Block 0 reads `finished` until all num_tokens messages are
 counted, then copies all messages. It must find every one of them written.
