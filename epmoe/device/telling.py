@@ -52,12 +52,14 @@ class HostWords:
     """Host memory into which one kernel of each rank here copies its results, and then stores the number of the call.
 
     ranks: of this process. stream: the call's. When all work on it has run, these kernels have ended. number: the
-    call's. addresses: for each rank's kernel.
+    call's. addresses: for each rank's kernel. told: each rank's results, memoryviews of bytes, valid until the next call
+    or prepare().
     """
 
     def __init__(self, machine, ranks, stream):
         self._machine, self._ranks, self._stream = machine, list(ranks), stream
         self._nbytes, self.number, self.addresses, self._memory = 0, 0, [], None
+        self.told = []
 
     def prepare(self, nbytes):
         """Allocate memory for `nbytes` of each rank, besides the number. Call it before a launch."""
@@ -70,7 +72,7 @@ class HostWords:
             told[:] = 0  # calls count from 1
             parts = [told[i : i + nbytes] for i in range(0, total, nbytes)]
             self._words = [memoryview(part[:8].view(np.uint64)) for part in parts]
-            self._told = [memoryview(part[HEADER:]) for part in parts]
+            self.told = [memoryview(part[HEADER:]) for part in parts]
             at = self._memory.address
             self.addresses = list(range(at, at + total, nbytes))
 
@@ -80,7 +82,7 @@ class HostWords:
         return self.number, self.addresses
 
     def wait(self, timeout):
-        """[each rank's results, a bytearray]. timeout [s]: of the calls that are waited for.
+        """Wait until each rank's results are in `told`. timeout [s]: of the calls that are waited for.
 
         Errors: PeerTimeout if the stream does not get there in time; EPError of the device, or if the stream has ended
         and a kernel has stored nothing.
@@ -93,7 +95,6 @@ class HostWords:
                     "stream before the call has not ended, or one of its kernels cannot begin; when the "
                     "stream runs again, call reset() on all ranks"
                 )
-        return list(map(bytearray, self._told))
 
     def free(self):
         """Free the host memory. The launches must have ended."""
@@ -140,7 +141,8 @@ class Telling:
                 words[2 * j : 2 * j + 2] = address, nbytes // 4
             number, (to,) = self.words.begin()
             self._launch.start(to, number, to + HEADER + ends[i], *words)
-        told = np.frombuffer(self.words.wait(timeout)[0], np.uint8)
+        self.words.wait(timeout)
+        told = np.array(self.words.told[0])
         return [told[a:b] for a, b in pairwise(ends)]
 
     def free(self):

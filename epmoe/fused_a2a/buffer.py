@@ -23,16 +23,15 @@ from epmoe.kernels.rows.shape import parameter_block
 from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout
 
 MOST_PLANS = 1024
-STATUS_BYTES = 64
-ALL_WELL = bytes(STATUS_BYTES)  # status words
+STATUS_BYTES = 4 * written.TOLD_STATUS
 
 
 @dataclass(eq=False)
 class Interface:
     """How a kind of caller (NumPy, torch) gives arrays and gets results.
 
-    look: see host.arrays.look(). results_of: see memory_pool.results_of(). told: converts a NumPy array on the host for
-    the caller. refuse(array, its name): before a plan is made, raises errors that look() does not check for. in_order(buffer):
+    look: see host.arrays.look(). results_of: see memory_pool.results_of(). told: wraps a NumPy array on the host for
+    the caller; no copy, since the array is filled later. refuse(array, its name): before a plan is made, raises errors that look() does not check for. in_order(buffer):
     makes the next launches wait for the caller's stream. It returns None if that is all, or else a function that takes
     the call's results, makes the caller's stream wait for them, and returns them for the caller.
     """
@@ -70,6 +69,7 @@ class Buffer(GroupMemory):
         self.captured = []  # what graphs use at every replay: Loans, and the loans of their handles
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
         self._info = struct.Struct(f"={written.TOKENS + group.n_ranks + group.n_ranks**2}i")
+        self._all_well = [bytes(STATUS_BYTES)] * len(group.ranks)  # status words without an error
         self.turn, self._streams, self._bad_ids = Turn(), None, None
         super().__init__(group, Launches(group, launch), timeout)
 
@@ -111,7 +111,7 @@ class Buffer(GroupMemory):
                 is_captured = self.capture() != 0
                 if kind.makes is None:
                     if kind.rows_vary and of.plan.is_exact:
-                        forms = _without_rows(forms, of.numbers.num_rows)
+                        forms = _without_rows(forms, of.num_rows)
                     forms = forms, of.form
                 key = kind, interface, options, forms
                 plan = self._plans.get(key) or self._plan(key, names, given, of)
@@ -273,41 +273,42 @@ class Buffer(GroupMemory):
         stream = self._streams[r.rank]
         return self.launches.prepare(kernel, r.rank, num_tokens, stream, words, grid)
 
-    def told(self, i, n_local_experts):
-        """Wait for the counts of the i-th rank's dispatch: (has_room, counts, rows, per_expert); raises as check().
+    def told(self, i, per_expert):
+        """What the i-th rank's dispatch has told the host: (has_room, rows, counts); for i = 0 it waits for all ranks here.
 
-        counts: [R] lists [R], rows from each rank to each; has_room, too, is the same on all ranks. rows: this rank's,
-        with padding. per_expert: tokens_per_expert, int64 [L].
+        per_expert: int64 [L], which gets tokens_per_expert. rows: expert-major, this rank's, with padding. counts: a
+        tuple with the number of rows from src_rank to dst_rank at src_rank * R + dst_rank; has_room, too, is the same on
+        all ranks. Raises errors as check().
         The host polls its own memory. It goes on when counts are known, while rows are still travelling. If some do not
         arrive, the next call that waits raises the error, as after a dispatch on the device. The most tokens of any rank
         are remembered even if all rows had room, because the next call may not read the counts.
         """
+        # these views are made before the wait, so less is left to do after it
+        raw, end = self.host_words.told[i], STATUS_BYTES + per_expert.nbytes
+        source, target = raw[STATUS_BYTES:end], memoryview(per_expert).cast("B")
         if i == 0:
-            self._heard = self._hear()
-        raw = self._heard[i]
-        status, n = 4 * written.TOLD_STATUS, self.n_ranks
-        per_expert = np.frombuffer(raw, np.int64, n_local_experts, status)
-        has_room, rows, *more = self._info.unpack_from(raw, status + 8 * n_local_experts)
-        most_tokens = max(more[:n])  # the same on all ranks
+            self._hear()
+        target[:] = source
+        info, counts_at = self._info.unpack_from(raw, end), written.TOKENS + self.n_ranks
+        most_tokens = max(info[written.TOKENS : counts_at])  # the same on all ranks
         if most_tokens > self.max_tokens:
             self.want_tokens(most_tokens)
-        return has_room, [more[j : j + n] for j in range(n, n + n * n, n)], rows, per_expert
+        return info[written.HAS_ROOM], info[written.PADDED_ROWS], info[counts_at:]
 
     def _hear(self):
-        """Wait for what the dispatches of all ranks here tell the host; returns it. Raises errors as check().
+        """Wait for what the dispatches of all ranks here tell the host. Raises errors as check().
 
         Bad ids are reported later, see raise_bad_ids(): if rows have to be sent again, this rank must take part.
         """
         try:
-            of_ranks = self.host_words.wait(self._timeout)
+            self.host_words.wait(self._timeout)
         except EPError as error:
             if device.SIM or not isinstance(error, PeerTimeout):  # else kernels still run
                 self.check()
             raise
-        if not all([raw.startswith(ALL_WELL) for raw in of_ranks]):
-            words = [np.frombuffer(raw, np.int32, written.TOLD_STATUS) for raw in of_ranks]
-            self._bad_ids = self._bad_ids_of(words)
-        return of_ranks
+        status = [raw[:STATUS_BYTES].tobytes() for raw in self.host_words.told]
+        if status != self._all_well:
+            self._bad_ids = self._bad_ids_of([np.frombuffer(words, np.int32) for words in status])
 
     def raise_bad_ids(self):
         """Raise the EPValueError for bad ids in device memory that _hear() has found."""
@@ -350,11 +351,9 @@ class Buffer(GroupMemory):
 
 
 def _without_rows(forms, num_rows):
-    """Forms of all ranks' matrices without the number of rows; () for a matrix without its rank's num_rows."""
-    n_arrays = len(forms) // len(num_rows)
-    return tuple(
-        [
-            (form[0][1:], form[1:]) if form[0][:1] == (num_rows[i // n_arrays],) else ()
-            for i, form in enumerate(forms)
-        ]
-    )
+    """Forms of all ranks' arrays without the number of rows; () for an array without its rank's num_rows."""
+    n, found = len(forms) // len(num_rows), []
+    for i, (shape, *more) in enumerate(forms):
+        is_right = shape and shape[0] == num_rows[i // n]
+        found.append((shape[1:], *more) if is_right else ())
+    return tuple(found)

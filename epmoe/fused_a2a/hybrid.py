@@ -12,16 +12,7 @@ import numpy as np
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import BF16, E4M3, FP8_GROUP, FP16, FP32
 from epmoe.fused_a2a.launches import at
-from epmoe.fused_a2a.plans import (
-    NO_ROOM,
-    TOLD,
-    TOLD_NUMBER,
-    Handle,
-    Numbers,
-    Plan,
-    X,
-    handle_memory,
-)
+from epmoe.fused_a2a.plans import NO_ROOM, TOLD, TOLD_NUMBER, Handle, Plan, X, handle_memory
 from epmoe.host.memory_pool import Arrangement, arrange
 from epmoe.kernels.rows import dispatch_kernel, expand_kernel, resend_kernel
 from epmoe.kernels.rows.send import expert_masks, fp8_format
@@ -48,7 +39,7 @@ class HybridHandle(Handle):
     GRADIENT = "grad_x", "probs of grad_x"
     summed, probs_a_row = TYPES, 0
 
-    form = property(attrgetter("plan.form", "numbers.capacity"))
+    form = property(attrgetter("plan.form", "capacity"))
     num_sms = property(attrgetter("plan.num_sms_of"))
     pad_multiple = property(attrgetter("plan.pad"))
 
@@ -201,7 +192,7 @@ class DispatchPlan(ExpandingPlan):
         if self.is_one_launch:
             arrays |= self.expert_row
             self.out, self.results = self.of(limit)
-            self.numbers = self._numbers([limit] * len(num_tokens))
+            self.num_rows, self.capacity = [limit] * len(num_tokens), self._most_rows()
         of_ranks = [arrays | {"row_of": ((n, n_ranks), np.int32)} for n in num_tokens]
         self.kept = [handle_memory("hybrid handle", n_ranks, KEPT, of_rank) for of_rank in of_ranks]
         self.per_expert, self.overflows = (
@@ -255,7 +246,9 @@ class DispatchPlan(ExpandingPlan):
             on_host = buffer.host_words
             words[TOLD], words[TOLD_NUMBER] = on_host.addresses[i], on_host.number
             yield launch, ()
-            has_room, _, padded_rows, per_expert = buffer.told(i, self.local)
+            counted = np.empty(self.local, np.int64)  # made while the kernel runs
+            per_expert = self.interface.told(counted)
+            has_room, padded_rows, _ = buffer.told(i, counted)
             if not has_room:  # on any rank, and all now know the same most tokens
                 if i == 0:
                     self._prepare(resend_kernel(self.shape))
@@ -263,25 +256,22 @@ class DispatchPlan(ExpandingPlan):
                 yield call.like(again, launch), ()
             buffer.raise_bad_ids()
             if i == 0:
-                handle.numbers = self._numbers([])
+                handle.num_rows, handle.capacity = [], self._most_rows()
             n = padded_rows if n is None else n
-            handle.numbers.num_rows.append(n)
+            handle.num_rows.append(n)
             handle.loans.append((kept, lend(self.rows)))
             launch, out = self.expand(i, handle.loans[i], n, self.pad)
             yield launch, ()
             results = self.of(n)[1]
-        if self.limit is None:
-            per_expert = self.interface.told(per_expert)
-        else:
+        if self.limit is not None:
             (per_expert,) = self.per_expert[i](kept)
         x, *more = results(out)
         probs = more.pop(0) if self.shape.has_probs else None
         made[i] = x, probs, more[0] if more else None, per_expert
 
-    def _numbers(self, num_rows):
+    def _most_rows(self):
         # combine may return more rows to the rank with a new largest batch than dispatch had room to receive
-        capacity = self.buffer.n_ranks * self.buffer.max_tokens
-        return Numbers(None, num_rows, capacity, capacity, capacity)
+        return self.buffer.n_ranks * self.buffer.max_tokens
 
 
 class CachedPlan(ExpandingPlan):
@@ -302,7 +292,7 @@ class CachedPlan(ExpandingPlan):
 
     def run(self, i, addresses, handle, made):
         """See Plan. Results: rows [P, H] grouped by expert, in x's dtype."""
-        n = handle.numbers.num_rows[i]
+        n = handle.num_rows[i]
         launch, loan = self.expand(i, handle.loans[i], n, handle.pad_multiple)
         launch.words[X] = addresses[0]
         yield launch, loan

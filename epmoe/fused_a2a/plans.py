@@ -6,7 +6,6 @@ call of one rank: it borrows memory, fills in launches, and makes the results.
 
 from functools import lru_cache
 from operator import attrgetter
-from typing import NamedTuple
 
 import numpy as np
 
@@ -26,35 +25,22 @@ TOLD, TOLD_NUMBER = map(at, ("told", "told_number"))
 NO_ROOM = 0xFFFFFFFF  # a capacity without room even for zero rows: all ranks grow, and send again
 
 
-class Numbers(NamedTuple):
-    """Numbers of rows of a dispatch. counts: [R] lists [R], from each src_rank to each rank; None if not on the host.
-
-    num_rows: for each rank of this process. most: the most of any rank. most_returned: the most that combine returns to
-    a rank. capacity: rows that each rank had room for.
-    """
-
-    counts: list | None
-    num_rows: list
-    most: int
-    most_returned: int
-    capacity: int
-
-
 class Handle:
     """The routing of a dispatch, for any number of combines and cached dispatches.
 
     plan: the dispatch's. loans: each rank's memory of the routing; kernels get the addresses of its kept arrays. form:
-    part of the key of later plans; sums: see CombinePlan. numbers: None until the host knows them. num_tokens, num_rows: T and the rows of each rank of this
-    process. plan.is_exact: whether arrays have as many rows as came, not room for the most. DISPATCH, COMBINE: names of
-    calls. GRADIENT: names of the gradients' arrays. CACHED: plan class of combine's gradient. num_sms: of each call.
+    part of the key of later plans; sums: see CombinePlan. num_tokens, num_rows: T and the rows of each rank of this
+    process. capacity: the most rows that a combine returns to any rank. Both are None until the host knows them.
+    plan.is_exact: whether arrays have as many rows as came, not room for the most. DISPATCH, COMBINE: names of calls.
+    GRADIENT: names of the gradients' arrays. CACHED: plan class of combine's gradient. num_sms: of each call.
     """
 
-    __slots__ = "plan buffer loans group numbers __weakref__".split()
+    __slots__ = "plan buffer loans group num_rows capacity __weakref__".split()
     DISPATCH, COMBINE, GRADIENT, CACHED, num_sms = "", "", (), None, (None, None)
 
     def __init__(self, plan, group):
         self.plan, self.buffer, self.group = plan, plan.buffer, group
-        self.loans, self.numbers = [], plan.numbers
+        self.loans, self.num_rows, self.capacity = [], plan.num_rows, plan.capacity
 
     def combined(self, buffer, given, interface=PLAIN):
         """The sum of the given rows by token."""
@@ -73,10 +59,6 @@ class Handle:
         call, names, how = f"the gradient of {self.COMBINE}", self.GRADIENT[:1], self.num_sms[:1]
         return buffer.call(call, self.CACHED, names, given, how, self, interface)[0][0]
 
-    counts, num_rows, most_returned, capacity = (
-        property(attrgetter(f"numbers.{name}"))
-        for name in ("counts", "num_rows", "most_returned", "capacity")
-    )
     form, num_tokens, sums = (
         property(attrgetter(f"plan.{name}")) for name in ("form", "num_tokens", "sums")
     )
@@ -89,14 +71,15 @@ class Plan:
     class of handles; None for calls of a handle, whose form is part of the key. rows_vary: whether the number of rows
     differs between calls with an exact handle. dtypes: {name: type it must have} if arrays must be placed; None if
     kernels read them in place. remedy: if the call waits for the device, what to call instead during graph capture.
-    check_values: checks the values of arrays in host memory, if the plan must. numbers: of a dispatch, if known before.
+    check_values: checks the values of arrays in host memory, if the plan must. num_rows, capacity: of a dispatch's
+    handle; None if they are not known before the call.
 
     run(i, addresses, handle, made) is a generator that runs the call of the i-th rank here. It yields (launch, the
     Loans that the launch uses) and goes on when the launches of all ranks have started. made[i]: gets the results, a
-    tuple. handle: the given one, or the one that a dispatch makes: then run() adds the rank's Loans, and the numbers.
+    tuple. handle: the given one, or the one that a dispatch makes: then run() adds the rank's Loans, and counts rows.
     """
 
-    makes = dtypes = remedy = check_values = numbers = None
+    makes = dtypes = remedy = check_values = num_rows = capacity = None
     rows_vary = False
 
     def __init__(self, buffer, interface, names, num_tokens, num_sms, **facts):
@@ -170,12 +153,11 @@ class CombinePlan(Plan):
 
     def run(self, i, addresses, handle, made):
         """See Plan. Results: sums of rows, probs of tokens or None."""
-        numbers = handle.numbers
-        capacity = numbers.most_returned
+        capacity = handle.capacity
         if capacity > self.room:
             self._want_room(capacity)
         call, (out, results) = self.calls[i], self.outs[i]
-        launch = call[min(self.num_tokens[i] + numbers.num_rows[i] + 1, call.most)]
+        launch = call[min(self.num_tokens[i] + handle.num_rows[i] + 1, call.most)]
         words, loan = launch.words, call.r.arena.lend(out)
         words[CAPACITY], words[X] = capacity, addresses[0]
         if self.has_probs:

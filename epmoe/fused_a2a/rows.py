@@ -14,7 +14,6 @@ from epmoe.fused_a2a.plans import (
     TOLD,
     TOLD_NUMBER,
     Handle,
-    Numbers,
     Plan,
     X,
     handle_memory,
@@ -32,18 +31,30 @@ PLACE_OF = {name: PLACES + i for i, name in enumerate(("x", "ids", "probs", "sca
 class RowsHandle(Handle):
     """The routing of one FusedDispatch.forward, for any number of combines and cached dispatches.
 
-    It depends only on ids and numbers of tokens, so data of another hidden size or dtype may use it. counts: [R] lists
-    [R], rows from each src_rank to each rank; None if they are only on the device. Then every rank has `capacity` rows,
-    of which the first N hold tokens.
+    It depends only on ids and numbers of tokens, so data of another hidden size or dtype may use it. counts: see
+    Buffer.told(). If they are only on the device, every rank has `capacity` rows, of which the first N hold tokens.
     """
 
-    __slots__ = ()
+    __slots__ = ("counts",)
     DISPATCH, COMBINE = "fused_dispatch", "fused_combine"
     GRADIENT = "grad_output", "probs of grad_output"
     num_sms = None, None  # for all handles; set_deepep_num_sms replaces it
     summed = tuple(NAMES)
 
     probs_a_row = property(lambda self: self.sums["top_k"])
+
+    def count_rows(self, counts):
+        """Take the counts that the host was told."""
+        self.counts, n = counts, self.buffer.n_ranks
+        self.num_rows = [sum(counts[r.rank :: n]) for r in self.buffer.ranks]
+        self.capacity = max([sum(counts[i : i + n]) for i in range(0, n * n, n)])
+
+    def most_rows(self):
+        """The most rows that any rank received; if only the device knows the counts, that it has room for."""
+        if not self.plan.is_exact:
+            return self.capacity
+        n = self.buffer.n_ranks
+        return max([sum(self.counts[rank::n]) for rank in range(n)])
 
 
 class ReceivingPlan(Plan):
@@ -142,12 +153,12 @@ class DispatchPlan(ReceivingPlan):
             return dict(result_bytes=room)
 
         buffer.want_pool(self.facts, needs, self.shape)
-        self.capacity = n_ranks * max(buffer.max_tokens, *num_tokens)
-        self.whole, self.results = self.of(self.capacity)
-        self.form = (top_k, *num_tokens, self.capacity if on_device else None)
+        self.room = n_ranks * max(buffer.max_tokens, *num_tokens)
+        self.whole, self.results = self.of(self.room)
+        self.form = (top_k, *num_tokens, self.room if on_device else None)
         self.sums = dict(n_local_experts=1, top_k=top_k)
         if on_device:
-            self.numbers = Numbers(None, [self.capacity] * len(ids), *[self.capacity] * 3)
+            self.num_rows, self.capacity = [self.room] * len(ids), self.room
         self.parts, per_expert = [], {"tokens_per_expert": ((local,), np.int64)}
         for i, n in enumerate(num_tokens):
             call, launch = self.sending(dispatch_kernel(self.shape), i)
@@ -172,7 +183,7 @@ class DispatchPlan(ReceivingPlan):
         For an exact dispatch the host waits for the numbers of rows.
         """
         (r, launch, memory, per_expert_of), results = self.parts[i], self.results
-        words, n, rows = launch.words, self.capacity, self.capacity
+        words, n, rows = launch.words, self.room, self.room
         kept, loan = r.arena.lend(memory), r.heap.lend(self.whole)
         handle.loans.append((kept,))
         words[self.takes], words[CAPACITY] = array("Q", addresses), rows
@@ -187,13 +198,14 @@ class DispatchPlan(ReceivingPlan):
             on_host = self.buffer.host_words
             words[TOLD], words[TOLD_NUMBER] = on_host.addresses[i], on_host.number
             yield launch, ()
-            has_room, counts, _, per_expert = self.buffer.told(i, self.local)
-            per_expert = self.interface.told(per_expert)
+            counted = np.empty(self.local, np.int64)  # made while the kernel runs
+            per_expert = self.interface.told(counted)
+            has_room, _, counts = self.buffer.told(i, counted)
             if i == 0:
-                handle.numbers = self._numbers(counts)
-            n = handle.numbers.num_rows[i]
+                handle.count_rows(counts)
+            n = handle.num_rows[i]
             if not has_room:  # on any rank
-                rows = handle.numbers.capacity
+                rows = self.buffer.n_ranks * self.buffer.max_tokens
                 launch, loan = self._again(i, launch, rows)
                 yield launch, ()
                 results = self.of(rows)[1]
@@ -204,11 +216,6 @@ class DispatchPlan(ReceivingPlan):
             rows, results = n, self.of(n)[1]
         x, ids, probs, *scales = results(loan) if n == rows else results(loan, n)
         made[i] = ((x, *scales) if scales else x), ids, probs, per_expert
-
-    def _numbers(self, counts):
-        buffer, by_rank = self.buffer, [sum(to_rank) for to_rank in zip(*counts)]
-        num_rows, returned = [by_rank[r.rank] for r in buffer.ranks], max(map(sum, counts))
-        return Numbers(counts, num_rows, max(by_rank), returned, buffer.n_ranks * buffer.max_tokens)
 
     def _again(self, i, earlier, rows):
         """(launch that sends a rank's tokens again, with room for `rows`, Loan). All ranks do so."""
@@ -245,7 +252,7 @@ class CachedPlan(ReceivingPlan):
 
     def run(self, i, addresses, handle, made):
         """See Plan. Results: recv_x [N, H], of x's dtype."""
-        n, rows = handle.numbers.num_rows[i], handle.numbers.most
+        n, rows = handle.num_rows[i], handle.most_rows()
         if rows > self.room:
             self._want_room(rows)
         (call, launch), (arrangement, results) = self.parts[i], self.of(rows)
