@@ -109,6 +109,16 @@ def test_memory_that_is_used_again_is_not_called_freed():
     )
 
 
+def test_an_array_that_is_too_short_before_freed_memory_is_named_too():
+    memory, of = Memory(), bytearray(128)
+    address = (ctypes.addressof(ctypes.c_char.from_buffer(of)) + 15) & ~15
+    memory.add(Span(address, 8, "row", 1))
+    memory.remove(memory.add(Span(address + 16, 48, "scratch", 0)))
+    assert memory.complaint(address + 16, 4, 4) == (
+        "scratch of rank 0 was freed (byte 0 of it), or 16 bytes after the start of row of rank 1, which has 8 bytes"
+    )
+
+
 def test_regions_tell_the_index(machine):
     a = machine.alloc(
         4096,

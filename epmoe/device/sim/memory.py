@@ -132,6 +132,9 @@ class Region:
         return "%s[%s]%s" % (self.name, ", ".join(words), " byte %d" % rest if rest else "")
 
 
+CLOSE = 4096  # bytes
+
+
 class Memory:
     """All spans of this process, by address. The first one is empty, so every address has a span before it."""
 
@@ -184,17 +187,18 @@ class Memory:
             )
         if self.find(address, nbytes):
             return None
-        for low, high, name in self.freed:
-            if low <= address < high:
-                return "%s was freed (byte %d of it)" % (name, address - low)
-        i = bisect_right(self.starts, address) - 1
-        near = []
+        i, near = bisect_right(self.starts, address) - 1, []
+        before = self.spans[i]
         if i >= 1:
-            s = self.spans[i]
             near.append(
                 "%d bytes after the start of %s%s, which has %d bytes"
-                % (address - s.low, s.name, s.owner(), s.high - s.low)
+                % (address - before.low, before.name, before.owner(), before.high - before.low)
             )
+        for low, high, name in self.freed:
+            if low <= address < high:
+                # or the access is beyond the end of an array that lies there now
+                also = near if address - before.high < CLOSE else []
+                return ", or ".join(["%s was freed (byte %d of it)" % (name, address - low), *also])
         if i + 1 < len(self.spans):
             s = self.spans[i + 1]
             near.append("%d bytes before %s%s" % (s.low - address, s.name, s.owner()))
