@@ -12,6 +12,8 @@ from epmoe.device import SIM
 from epmoe.host.arrays import DeviceArray, Field
 
 ALIGNMENT = 256  # bytes
+# The simulator fills what is lent with this byte. As int32 it is positive: a word that nobody wrote is no -1, "none".
+UNWRITTEN = 0x5A
 _new = object.__new__
 # keeps weak references alive, since one that is itself collected never runs its callback
 _awaited = set()
@@ -181,7 +183,7 @@ class MemoryPool:
         loan.piece, loan.base = piece, piece.base
         piece.loan = ref(loan, piece.back)
         if SIM:  # bytes that a kernel fails to write must not look like the last result
-            piece.buffer.fill(0xA5, piece.start, piece.nbytes)
+            piece.buffer.fill(UNWRITTEN, piece.start, piece.nbytes)
         return loan
 
     def _new_piece(self, a, size):

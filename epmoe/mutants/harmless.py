@@ -76,6 +76,7 @@ HARMLESS = {
     "rows/handle.py writing.write_counts: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) -> nothing": "only expert-major dispatches use this word; otherwise the host merely copies it with the others",
     "rows/handle.py telling_host.word_at: ld_relaxed_gpu_i32 -> ld_relaxed_cta_i32": TOLD_STATUS,
     "rows/handle.py telling_host.word_at: ld_relaxed_gpu_i32 -> load_i32": TOLD_STATUS,
+    "rows/expand.py _expert_rows.expert_rows: syncwarp() -> nothing": VOTE,
     "rows/reduce.py gather: syncwarp() -> nothing": VOTE,
     "rows/reduce.py sum_of_experts.sum_at: syncwarp() -> nothing": VOTE,
     "rows/call.py all_begun: syncthreads_or(not ok) -> (not ok)": "record runs before `recorded` is set, and ends with a barrier of the block. Elsewhere only thread 0 needs what it "

@@ -21,11 +21,12 @@ from epmoe.device import (
     u64,
     warp_id,
 )
+from epmoe.host.memory_pool import UNWRITTEN
 from epmoe.soak import arrays, hashing
 
 THREADS = 256
-# A NaN in every float type. In the simulator results are copied from memory that is poisoned already.
-POISON = 0xA5A5A5A5 if SIM else 0xFFFFFFFF
+# On a GPU a NaN in every float type. In the simulator results lie in memory that is filled already.
+POISON = 0x01010101 * UNWRITTEN if SIM else 0xFFFFFFFF
 
 
 @lru_cache

@@ -1,17 +1,16 @@
 """Copies rows in parts: a warp reads 16 bytes a lane and stores them at each place. Flags tell which parts have come.
 
 Flags are at the beginning of a rank's pool: MOST_PARTS u32 for each row. The flag of a part holds the number of the
-last call in which the part was written. A warp that has written a part of a row raises its flag at the receiver, so a
-reader need not wait for later rows. Epochs only grow, so flags are never lowered.
+last call in which the part was written. A warp that has written one or more parts of a row raises their flags at the
+receiver, so a reader need not wait for later rows. Epochs only grow, so flags are never lowered.
 """
 
 from functools import cache, lru_cache
 
-from epmoe.device import (block_dim, block_idx, device_fn, grid_dim, i32, kernel, ld_acquire_sys_u32, load16,
-                          load16_nc, load_u32, st_release_sys_u32, store16, store_u32, syncwarp, thread_idx, u32, u64,
-                          warp_broadcast_u64)
+from epmoe.device import (block_dim, block_idx, device_fn, grid_dim, i32, kernel, load16, load16_nc, load_u32, shfl_idx,
+                          st_release_sys_u32, store16, store_u32, syncwarp, thread_idx, u32, u64, warp_broadcast_u64)
 
-from ..bits import adding_four, but_lowest, divided_up, four, has, largest, lowest, parts_of_each, share
+from ..bits import adding_four, but_lowest, divided_up, four, has, largest, lowest, parts_of_each, share, split
 from ..params import VECTOR, chosen, word_in
 from . import mailbox, wait
 from .shape import BLOCK, MAX_PLACES, memory_of, namespace
@@ -104,15 +103,16 @@ def flags(shape, phase, n_vectors, fewest):
     """Namespace of device functions that use the flags of rows.
 
     n_vectors: 16-byte vectors of a row. fewest: long rows have at least this many parts, so that parts alternate even
-    if all warps have many rows. count(announced) -> number of parts of a row, the same on all ranks. raise_part(call,
-    mask, row, part, lane): a warp has written the part at the ranks of `mask`; in lane r, row is the row at rank r.
-    raise_row(call, rank, row, n_parts, lane): a warp has written all parts of a row at one rank. is_up(call, row, part)
-    -> whether the part of a lane's row has come. wait_for(call, row, part, src_rank) -> whether all came: each lane
-    waits for the part of its own row that src_rank writes here; lanes with row < 0 wait for none.
+    if all warps have many rows. count(announced) -> number of parts of a row, the same on all ranks. raise_parts(call,
+    mask, row, part, n_parts, lane): a warp has written up to send_at_once parts, from `part` on, at the ranks of `mask`;
+    in lane r, row is the row at rank r. raise_at(call, rank, row, part, end, lane): it has written the parts
+    [part, end) of a row at one rank. wait_for(call, row, part, src_rank) -> whether all came: each lane waits for the
+    part of its own row that src_rank writes here; lanes with row < 0 wait for none.
     """
     most = min(mailbox.MOST_PARTS, max(1, -(-n_vectors // BATCH)))
     fewest, mail, memory = min(fewest, most), mailbox.reading(shape.n_ranks), memory_of(shape.n_ranks)
     what, units = (phase, wait.FOR_ARRIVAL), shape.tuning.useful_parts
+    ranks, at_once = shape.n_ranks, shape.tuning.send_at_once
 
     flag_at = device_fn(lambda params, rank, row, part:
                         word_in(memory.pool(params, rank), row, mailbox.MOST_PARTS, part))
@@ -123,20 +123,21 @@ def flags(shape, phase, n_vectors, fewest):
         return i32(max(fewest, min(most, i32(u32(units) // u32(max(rows, 1))))))
 
     @device_fn
-    def raise_part(call, mask, row, part, lane):
-        syncwarp()                              # all lanes' stores of the part, before a lane releases it
-        if has(mask, lane):
-            st_release_sys_u32(flag_at(call.params, lane, row, part), u32(call.epoch))
+    def raise_parts(call, mask, row, part, n_parts, lane):
+        i, n_flags = i32(lane), i32(ranks * at_once)
+        syncwarp()                              # all lanes' stores of the parts, before lanes release them
+        while i - lane < n_flags:
+            rank, further = split(i, at_once)
+            its_row, its_part = i32(shfl_idx(row, rank)), i32(part + further)
+            if i < n_flags and has(mask, rank) and its_part < n_parts:
+                st_release_sys_u32(flag_at(call.params, rank, its_row, its_part), u32(call.epoch))
+            i = i32(i + 32)
 
     @device_fn
-    def raise_row(call, rank, row, n_parts, lane):
-        syncwarp()                              # all lanes' stores of the row, before lanes release them
-        if lane < n_parts:
-            st_release_sys_u32(flag_at(call.params, rank, row, lane), u32(call.epoch))
-
-    @device_fn
-    def is_up(call, row, part):
-        return u32(ld_acquire_sys_u32(flag_at(call.params, call.my_rank, row, part))) == u32(call.epoch)
+    def raise_at(call, rank, row, part, end, lane):
+        syncwarp()                              # all lanes' stores of the parts, before lanes release them
+        if part + lane < end:
+            st_release_sys_u32(flag_at(call.params, rank, row, i32(part + lane)), u32(call.epoch))
 
     @device_fn
     def wait_for(call, row, part, src_rank):
@@ -146,7 +147,7 @@ def flags(shape, phase, n_vectors, fewest):
             ok, _ = wait.for_flag(call.params, at, call.epoch, what, src_rank)
         return wait.in_warp(ok)
 
-    return namespace("flags", count=count, raise_part=raise_part, raise_row=raise_row, is_up=is_up, wait_for=wait_for)
+    return namespace("flags", count=count, raise_parts=raise_parts, raise_at=raise_at, wait_for=wait_for)
 
 
 @lru_cache

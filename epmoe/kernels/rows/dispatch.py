@@ -21,7 +21,7 @@ has at most one token for each block, all warps send.
 7. Finish. A receiver learns in one of three ways, which the RowsShape selects, that rows have arrived:
    Counters (by_counters): when a sending block has written its rows, it adds one to a counter at every rank. The leader
    block waits until the counters have reached the announced numbers of blocks.
-   Flags (by_flags), if this launch also expands rows: a sender raises a flag for each part of a row. Warps that do not
+   Flags (by_flags), if this launch also expands rows: senders raise a flag for each part of a row. Warps that do not
    send, or have finished sending, expand the parts that have arrived (expand.py). Rows of a rank to itself are expanded
    from the input, unless they are encoded on the way.
    Lamport rows: a receiver polls the row's words in a window until none is ABSENT, and copies it out (step 2).

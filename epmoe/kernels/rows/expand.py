@@ -7,10 +7,10 @@ row when its flag is up.
 from functools import lru_cache
 
 from epmoe.device import (ballot, block_idx, device_fn, grid_dim, i32, kernel, lane_id, load_i32, load_u32, n_warps,
-                          popc, shfl_idx, st_release_gpu_i32, store_i32, store_u32, syncwarp,
-                          thread_idx, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_id, warp_inclusive_sum_i32)
+                          st_release_gpu_i32, store_i32, store_u32, syncwarp, thread_idx, u32, u64, warp_broadcast_i32,
+                          warp_id, warp_inclusive_sum_i32)
 
-from ..bits import below, but_lowest, has, largest, lowest, split
+from ..bits import around, but_lowest, has, in_fours, largest, lowest, split
 from ..formats.row_copy import clear_padding
 from ..params import CACHED, VECTOR, word_in
 from . import call as calls
@@ -20,55 +20,62 @@ from .shape import BLOCK, p
 
 
 def _expert_rows(shape):
-    """Device function (params, received, first, before, writes, lane), called by a warp: a received row's output rows.
+    """Device function (params, received, first, is_first, lane) -> (output row, number of experts), called by a warp.
 
-    received: (row, its src_rank). before: how many experts below `first` have the row. Returns ((output row, place) for
-    expert first + lane, the same for expert first + 32 + lane, `before` of the next experts). Output row: -1 for none.
-    place: index of the expert among the numbers that came with the row. Without has_meta output rows are read from the
-    handle. With it, they are looked up by the numbers that came with the row, and written to the handle if `writes`.
-    Loads for both windows of experts are issued together.
+    Lane i gets the output row of the (first + i)-th of a received row's experts in ascending order; -1 if there is none,
+    or if that output row is dropped. received: (row, its src_rank). With has_meta output rows follow from the numbers
+    that came with the row, and are written to the handle if is_first. Without it, they are read from the handle, and
+    experts with a dropped row are not counted.
     """
     n_local, has_meta, n_masks = shape.num_local_experts, shape.has_meta, send.expert_masks(shape.num_local_experts)
 
     @device_fn
-    def known_row(params, row, expert):
-        return i32(load_i32(word_in(params[p.expert_row], row, n_local, expert))) if expert < n_local else i32(-1)
+    def look_at_window(given, window):
+        """(bits of the row's experts in a window of 32, without has_meta the output row of the lane's expert)"""
+        (params, row, lane, _, _), bits, known = given, u32(0), i32(-1)
+        expert = i32(32 * window + lane)
+        if has_meta:
+            if window < n_masks:
+                bits = u32(load_u32(word_in(params[p.source_masks], row, n_masks, window)))
+        else:                                   # no branch of a lane before a vote
+            known = i32(load_i32(word_in(params[p.expert_row], row, n_local, min(expert, n_local - 1))))
+        return bits, known if expert < n_local else i32(-1)
 
     @device_fn
-    def mask_of(params, row, window):
-        return u32(load_u32(word_in(params[p.source_masks], row, n_masks, window))) if window < n_masks else u32(0)
+    def find_in_window(found, given, window, looked):
+        """found: how many experts earlier windows have, and the lane's expert, or its output row without has_meta.
 
-    @device_fn
-    def look_up(params, received, expert, place, is_here):
-        """(number among the rows of its src_rank for the expert, where these begin). Does not wait for the loads."""
-        number_at = word_in(params[p.source_numbers], received[0], n_local, place)
-        begin_at = params[p.expert_base] + u64(4) * u64(received[1] * n_local + expert)
-        return (i32(load_i32(number_at)), i32(load_i32(begin_at))) if is_here else (i32(0), i32(0))
-
-    @device_fn
-    def row_if_kept(params, row, expert, found, is_here, writes):
-        """The output row. From num_rows on, rows are dropped, now and in every later call."""
-        is_kept = is_here and found[0] + found[1] < i32(params[p.num_rows])
-        target = i32(found[0] + found[1]) if is_kept else i32(-1)
-        if writes and expert < n_local:
-            store_i32(word_in(params[p.expert_row], row, n_local, expert), target)
-        return target
-
-    @device_fn
-    def expert_rows(params, received, first, before, writes, lane):
-        row, a, b = received[0], i32(first + lane), i32(first + 32 + lane)
+        If it writes, experts that the row does not go to get -1 in the handle.
+        """
+        (n, mine), (params, row, lane, first, writes), (bits, known) = found, given, looked
+        expert = i32(32 * window + lane)
         if not has_meta:
-            return (known_row(params, row, a), i32(0)), (known_row(params, row, b), i32(0)), i32(0)
-        window = i32(u32(first) // u32(32))
-        here_a, here_b = mask_of(params, row, window), mask_of(params, row, i32(window + 1))
-        is_a, is_b = has(here_a, lane), has(here_b, lane)
-        before_b = i32(before + popc(here_a))
-        place_a = i32(before + popc(u32(here_a & below(lane))))
-        place_b = i32(before_b + popc(u32(here_b & below(lane))))
-        of_a, of_b = look_up(params, received, a, place_a, is_a), look_up(params, received, b, place_b, is_b)
-        row_a = row_if_kept(params, row, a, of_a, is_a, writes)
-        row_b = row_if_kept(params, row, b, of_b, is_b, writes)
-        return (row_a, place_a), (row_b, place_b), i32(before_b + popc(here_b))
+            bits = u32(ballot(known >= 0))
+        elif writes and expert < n_local and not has(bits, lane):
+            store_i32(word_in(params[p.expert_row], row, n_local, expert), i32(-1))
+        while bits != u32(0):
+            one = i32(32 * window + lowest(bits)) if has_meta else i32(warp_broadcast_i32(known, lowest(bits)))
+            mine = one if n == first + lane else mine
+            n, bits = i32(n + 1), but_lowest(bits)
+        return n, mine
+
+    find = in_fours(look_at_window, find_in_window)
+
+    @device_fn
+    def expert_rows(params, received, first, is_first, lane):
+        (row, src_rank), writes = received, is_first and first == 0
+        n, mine = find((i32(0), i32(-1)), (params, row, lane, first, writes), i32(0), 1, i32(n_masks))
+        if has_meta and mine >= 0:
+            expert, target = mine, i32(-1)
+            begin_at = params[p.expert_base] + u64(4) * u64(src_rank * n_local + expert)
+            number, begin = load_i32(word_in(params[p.source_numbers], row, n_local, first + lane)), load_i32(begin_at)
+            if i32(number) + i32(begin) < i32(params[p.num_rows]):      # rows from there on are dropped, also later
+                target = i32(i32(number) + i32(begin))
+            if is_first:
+                store_i32(word_in(params[p.expert_row], row, n_local, expert), target)
+            mine = target
+        syncwarp()                              # see "Lanes meet" in benchmarks/notes/rows.md
+        return mine, n
 
     return expert_rows
 
@@ -146,25 +153,21 @@ def of_row(shape):
 
     @device_fn
     def expand_row(params, received, src, start, end, is_first, lane):
-        row, out = received[0], params[p.out]
-        first, before = i32(0), i32(0)
-        while first < n_local:                    # two windows of experts
+        first, n = i32(0), i32(1)
+        while first < n:                          # 32 of the row's experts
             batch = rows.load(src, start, end, lane)        # on its way while their rows are looked up
-            (a, place_a), (b, place_b), before = expert_rows(params, received, first, before, is_first, lane)
-            mask_a, mask_b, base = u32(ballot(a >= 0)), u32(ballot(b >= 0)), i32(start)
+            target, n = expert_rows(params, received, first, is_first, lane)
+            mask, base, to = u32(ballot(target >= 0)), i32(start), params[p.out] + u64(target) * u64(out_bytes)
             while base < end:
                 if base > start:
                     batch = rows.load(src, base, end, lane)
-                rows.store(batch, out + u64(a) * u64(out_bytes), mask_a, i32(0), base, end, lane)
-                rows.store(batch, out + u64(b) * u64(out_bytes), mask_b, i32(0), base, end, lane)
+                rows.store(batch, to, mask, i32(0), base, end, lane)
                 base = i32(base + BATCH)
             if is_first and has_probs:
-                expand_probs(params, row, a, place_a)
-                expand_probs(params, row, b, place_b)
+                expand_probs(params, received[0], target, i32(first + lane))
             if n_scales > 0:
-                copy_scales(params, src, a, mask_a, start, end, lane)
-                copy_scales(params, src, b, mask_b, start, end, lane)
-            first = i32(first + 64)
+                copy_scales(params, src, target, mask, start, end, lane)
+            first = i32(first + 32)
 
     return expand_row
 
@@ -172,14 +175,13 @@ def of_row(shape):
 def arriving(shape, flags, numbered):
     """Device function expand_rows(call, announced) -> whether all rows came. All warps call it; senders after sending.
 
-    Warps claim a few parts of rows at a time and expand them as they come. flags: of copy.py. numbered: of send.make.
+    Warps claim parts of rows, and expand each when it has come. flags: of copy.py. numbered: see send.make.
     """
     ranks, has_meta, mail = shape.n_ranks, shape.has_meta, mailbox.reading(shape.n_ranks)
     from_input, row_of, row_bytes = send.keeps_own_rows(shape), layout.row_of(ranks), shape.row_bytes
     is_numbered_now, src_bytes = numbered is not None, shape.src_bytes
     expand_row, clear_rows = of_row(shape), clearing(shape, recorded_rows(shape))
     claim, spans = calls.claims(mailbox.NEXT_TO_RECEIVE), parts(shape.n_vectors)
-    most_at_once, most_looks = shape.tuning.expand_at_once, shape.tuning.expand_looks
 
     @device_fn
     def row_here(call, src_rank, number, first, n_rows):
@@ -189,29 +191,6 @@ def arriving(shape, flags, numbered):
             return row, u64(call.params[p.sources] + u64(row) * u64(row_bytes))
         mine = row_of(call.params[p.row_of], number, src_rank) if number < call.num_tokens else i32(-1)
         return (i32(first + mine) if mine >= 0 else i32(-1)), u64(call.params[p.x] + u64(number) * u64(src_bytes))
-
-    @device_fn
-    def expand_parts(call, rows, n_parts, left, lane):
-        """Expands the parts in `left` as their flags rise. rows: (row, address, part, src_rank) of part i in lane i."""
-        (row, src, part, src_rank), here, looks, ok = rows, u32(left), i32(0), True
-        awaited = i32(0) if from_input and src_rank == call.my_rank else i32(part)
-        while ok and here != u32(0):
-            # a row's metadata comes with its first part
-            is_up = has(here, lane) and flags.is_up(call, row, awaited) and flags.is_up(call, row, i32(0))
-            up, looks = u32(ballot(is_up)), i32(looks + 1)
-            if up == u32(0) and looks % most_looks == 0:
-                first = row if lane == lowest(here) else i32(-1)
-                ok = flags.wait_for(call, first, awaited, src_rank) and flags.wait_for(call, first, i32(0), src_rank)
-            syncwarp()                          # what one lane acquired, all lanes read
-            while up != u32(0):
-                one = lowest(up)
-                its_part, at = i32(warp_broadcast_i32(part, one)), u64(warp_broadcast_u64(src, one))
-                received = i32(warp_broadcast_i32(row, one)), i32(warp_broadcast_i32(src_rank, one))
-                a, b = spans.span(its_part, n_parts)
-                if a < b:                       # the last parts of long rows may be empty
-                    expand_row(call.params, received, at, a, b, its_part == 0, lane)
-                up, here = but_lowest(up), u32(here & ~(u32(1) << u32(one)))
-        return ok
 
     @device_fn
     def expand_rows(call, announced):
@@ -227,20 +206,22 @@ def arriving(shape, flags, numbered):
         me, warps = i32(warp_id() * grid_dim() + block_idx()), i32(n_warps() * grid_dim())
         clear_rows(call.params, call.params, me, warps, lane)
         most = i32(max(largest(here), call.num_tokens)) if from_input else largest(here)
-        n_units = i32(most * ranks * n_parts)
-        at_once = i32(max(1, min(most_at_once, i32(u32(n_units) // u32(i32(n_warps() * grid_dim()))))))
-        batch, ok = claim(call, lane), True
-        while ok and batch * at_once < n_units:
+        unit, ok = claim(call, lane), True
+        while ok and unit < most * ranks * n_parts:
             following = claim(call, lane)
-            # lane i has the i-th part of a row; rows of all ranks are expected to come side by side
-            turn, part = split(i32(batch * at_once + lane), n_parts)
-            number = i32(u32(turn) // u32(ranks))
-            src_rank = i32(u32(i32(call.my_rank + turn)) % u32(ranks))
-            first, n_rows = i32(shfl_idx(before, src_rank)), i32(shfl_idx(here, src_rank))
+            turn, part = split(unit, n_parts)       # rows of all ranks are expected to come side by side
+            number, step = split(turn, ranks)
+            src_rank = around(i32(call.my_rank + step), ranks)
+            first, n_rows = i32(warp_broadcast_i32(before, src_rank)), i32(warp_broadcast_i32(here, src_rank))
             row, src = row_here(call, src_rank, number, first, n_rows)
-            left = u32(ballot(lane < at_once and row >= 0))
-            ok = expand_parts(call, (row, src, part, src_rank), n_parts, left, lane)
-            batch = i32(following)
+            if row >= 0:
+                # lane 1 waits for the first part, with which the row's metadata comes
+                travels = not (from_input and src_rank == call.my_rank)
+                awaited, its_row = i32(part) if travels and lane == 0 else i32(0), i32(row) if lane < 2 else i32(-1)
+                ok, (a, b) = flags.wait_for(call, its_row, awaited, src_rank), spans.span(part, n_parts)
+                if ok and a < b:                    # the last parts of long rows may be empty
+                    expand_row(call.params, (row, src_rank), src, a, b, part == 0, lane)
+            unit = i32(following)
         return ok
 
     return expand_rows

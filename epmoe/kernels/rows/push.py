@@ -87,10 +87,7 @@ def make(shape, flags):
                 if has_probs and part == 0:
                     to_probs = u64(warp_broadcast_u64(probs_at, src_rank)) + u64(4) * u64(to_row) * u64(n_meta)
                     push_prob(n_meta, params, row, to_probs)
-                if whole:
-                    flags.raise_row(call, src_rank, to_row, n_parts, lane)
-                else:
-                    flags.raise_part(call, u32(u32(1) << u32(src_rank)), to_row, part, lane)
+                flags.raise_at(call, src_rank, to_row, part, i32(n_parts if whole else part + 1), lane)
             unit = i32(following)
 
     return push

@@ -13,7 +13,7 @@ from epmoe.device import (ballot, device_fn, f32, i32, lane_id, load_i32, load_u
                           warp_broadcast_u64, warp_id)
 
 from .. import ids
-from ..bits import below, but_lowest, has, in_fours, lowest, split
+from ..bits import below, but_lowest, divided_up, has, in_fours, lowest, split
 from ..formats import blockwise_fp8
 from ..formats.row_encoder import encode_parts, encode_row
 from ..params import word_in
@@ -182,7 +182,8 @@ def sending_metadata(shape):
 class Work(NamedTuple):
     """The work of a block's or a rank's warps: the tokens [first, end), each in n_parts parts.
 
-    A warp that begins with its own token (own) takes its first n_own parts; `rest` units of each token are left.
+    A unit is send_at_once parts of a token's row, or its metadata. A warp that begins with its own token (own) takes its
+    first n_own units; `rest` units of each token are left.
     """
 
     first: int
@@ -249,6 +250,7 @@ def make(shape, flags=None, numbered=None):
     rows, a_vector = copying(read_only=True), shape.src_bytes // shape.n_vectors    # bytes that become a vector
     probs_bytes = 4 * shape.top_k * shape.has_probs
     value_bytes, row_of, send_tenths = shape.value_bytes, layout.row_of(ranks), shape.tuning.send_tenths
+    at_once = shape.tuning.send_at_once if raises else 1    # parts that a warp sends before it raises their flags
 
     if encodes:
         encode = encoding(shape, store16, device_fn(
@@ -266,16 +268,16 @@ def make(shape, flags=None, numbered=None):
             n_parts = flags.count(announced)
         else:
             n_parts = i32(max(fewest, spans.count(n_tokens, i32(warps - n_apart * n_tokens))))
-        own, n_own = i32(-1), i32(0)
+        own, n_own, n_units = i32(-1), i32(0), i32(divided_up(n_parts, at_once) + n_apart)
         if is_numbered_now and tokens.begin_with_own(call.num_tokens):
             mine, mine_end = tokens.of_block(call.num_tokens)
-            n_own = i32(i32(n_parts + n_apart) // 2)
+            n_own = i32(n_units // 2)
             own = i32(mine + warp_id()) if mine + warp_id() < mine_end else i32(-1)
-        return Work(first, end, n_parts, i32(n_parts + n_apart - n_own), own, n_own)
+        return Work(first, end, n_parts, i32(n_units - n_own), own, n_own)
 
     @device_fn
     def first_unit(call, work, n_units, lane):
-        """Units -n_own to -1 are the first parts of the warp's own token. n_units: this warp does not send."""
+        """Units -n_own to -1 are the first of the warp's own token. n_units: this warp does not send."""
         if not tokens.are_shared(call.num_tokens):
             return i32(warp_id())
         if raises and 10 * warp_id() >= send_tenths * n_warps():
@@ -284,16 +286,21 @@ def make(shape, flags=None, numbered=None):
 
     @device_fn
     def part_of(work, unit):
-        """(token, part of its row) of a unit of work. Units from 0 on are the parts from n_own on, token by token."""
+        """(token, first part) of a unit. From 0 on come each token's units from n_own on, token by token."""
         if unit < 0:
-            return work.own, i32(unit + work.n_own)
+            return work.own, i32(at_once * (unit + work.n_own))
         turn, left = split(unit, work.rest)
-        return i32(work.first + turn), i32(work.n_own + left)
+        return i32(work.first + turn), i32(at_once * (work.n_own + left))
+
+    @device_fn
+    def span_of(part, n_parts):
+        """The vectors of a unit that begins with this part; none behind the last part."""
+        return spans.span(part, n_parts)[0], spans.span(i32(part + at_once - 1), n_parts)[1]
 
     @device_fn
     def bring(params, token, part, n_parts, lane):
         """Prefetches the next work item into L2."""
-        a, b = spans.span(part, n_parts)
+        a, b = span_of(part, n_parts)
         row, at = params[p.x] + u64(token) * u64(src_bytes), i32(a_vector * a + LINE * lane)
         while at < a_vector * b:
             prefetch(row + u64(at))
@@ -325,7 +332,7 @@ def make(shape, flags=None, numbered=None):
             row = row_of(call.params[p.row_of], token, lane) if ok else i32(-1)
             mask, row = u32(ballot(row >= 0)), i32(first_row + row)
             src, to = call.params[p.x] + u64(token) * u64(src_bytes), rows_at + u64(row) * u64(row_bytes)
-            a, b = spans.span(part, work.n_parts)
+            a, b = span_of(part, work.n_parts)
             if following < n_units:
                 next_token, next_part = part_of(work, following)
                 bring(call.params, next_token, next_part, work.n_parts, lane)
@@ -333,11 +340,11 @@ def make(shape, flags=None, numbered=None):
                 encode(src, to, mask, start, (a, b), lane, call.epoch)
             else:
                 others = u32(mask & ~(u32(1) << u32(call.my_rank))) if keeps_own else mask
-                rows.copy(src, to, others, start, a, b, lane)   # nothing behind the last part
+                rows.copy(src, to, others, start, a, b, lane)
             if part == metadata_part:
                 more.send(call.params, token, mask, row, at_more, lane)
             if raises:
-                flags.raise_part(call, mask, row, part, lane)
+                flags.raise_parts(call, mask, row, part, work.n_parts, lane)
             unit = i32(following)
         return ok
 

@@ -20,12 +20,11 @@ class Tuning:
     """Measured on 2 and 4 H200 with 7168 columns, 256 experts and top 8; us of one call."""
 
     # Dispatch
-    send_tenths: int = 4            # of a block's warps, where the others expand; 48 SMs 311 us, with 5 312, with 7 344
+    send_tenths: int = 3            # of a block's warps, where the others expand; 48 SMs 275 us, with 4 281
+    send_at_once: int = 2           # parts of a row, where rows are expanded as they come; 48 SMs 302 us with 1
     send_parts: int = 7             # the fewest of a row, so that all warps end at about the same time; 4: the same
     expand_parts: int = 4           # the fewest of a row that is expanded while others come
     encode_parts: int = 4           # of one that is encoded; fp8 of 4096 tokens: 320.6 us, 374.3 in one part
-    expand_at_once: int = 4         # parts that a warp takes, where there are as many for each
-    expand_looks: int = 64          # at the flags of all of them, before it waits for the first
     useful_parts: int = 4096        # parts of rows that a rank's warps have use for
 
     # Combine: "Few SMs: combine pushes whole rows"
@@ -55,7 +54,7 @@ class Tuning:
 
 
 TUNING = Tuning()
-SMALL = Tuning(expand_looks=2, many_blocks=3, lamport_tokens=4, bits_word=2, bits_word_of_few=2)
+SMALL = Tuning(many_blocks=3, lamport_tokens=4, bits_word=2, bits_word_of_few=2)
 
 
 @dataclass(frozen=True)
