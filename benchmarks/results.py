@@ -95,9 +95,8 @@ def merged(records):
 
 def commits(record):
     """The commits of the runs in a merged record, as words."""
-    return " and ".join(
-        dict.fromkeys((part["commit"] or "unknown")[:7] for part in record["parts"])
-    )
+    *first, last = dict.fromkeys((part["commit"] or "unknown")[:7] for part in record["parts"])
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def key(row):
