@@ -100,7 +100,7 @@ class HostWords:
         """Free the host memory. The launches must have ended."""
         if self._memory is not None:
             self._memory.free()
-            self._memory, self._nbytes = None, 0
+            self._memory, self._nbytes, self.told = None, 0, []
 
 
 class Telling:
