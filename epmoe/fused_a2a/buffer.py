@@ -31,9 +31,10 @@ class Interface:
     """How a kind of caller (NumPy, torch) gives arrays and gets results.
 
     look: see host.arrays.look(). results_of: see memory_pool.results_of(). told: wraps a NumPy array on the host for
-    the caller; no copy, since the array is filled later. refuse(array, its name): before a plan is made, raises errors that look() does not check for. in_order(buffer):
-    makes the next launches wait for the caller's stream. It returns None if that is all, or else a function that takes
-    the call's results, makes the caller's stream wait for them, and returns them for the caller.
+    the caller; no copy, since the array is filled later. refuse(array, its name): before a plan is made, raises errors
+    that look() does not check for. in_order(buffer): makes the next launches wait for the caller's stream. It returns
+    None if that is all, or else a function that takes the call's results, makes the caller's stream wait for them, and
+    returns them for the caller.
     """
 
     look: Callable
@@ -273,19 +274,21 @@ class Buffer(GroupMemory):
         stream = self._streams[r.rank]
         return self.launches.prepare(kernel, r.rank, num_tokens, stream, words, grid)
 
-    def told(self, i, per_expert):
-        """What the i-th rank's dispatch has told the host: (has_room, rows, counts); for i = 0 it waits for all ranks here.
+    def told(self, i, n_local_experts, interface):
+        """What the i-th rank's dispatch has told the host; for i = 0 it waits for all ranks here. Raises as check().
 
-        per_expert: int64 [L], which gets tokens_per_expert. rows: expert-major, this rank's, with padding. counts: a
+        Returns (has_room, rows, counts, tokens_per_expert). rows: expert-major, this rank's, with padding. counts: a
         tuple with the number of rows from src_rank to dst_rank at src_rank * R + dst_rank; has_room, too, is the same on
-        all ranks. Raises errors as check().
+        all ranks. tokens_per_expert: int64 [L], as the interface wraps it.
         The host polls its own memory. It goes on when counts are known, while rows are still travelling. If some do not
         arrive, the next call that waits raises the error, as after a dispatch on the device. The most tokens of any rank
         are remembered even if all rows had room, because the next call may not read the counts.
         """
-        # these views are made before the wait, so less is left to do after it
-        raw, end = self.host_words.told[i], STATUS_BYTES + per_expert.nbytes
-        source, target = raw[STATUS_BYTES:end], memoryview(per_expert).cast("B")
+        # made before the wait, so that less is left to do after it
+        counted = np.empty(n_local_experts, np.int64)
+        per_expert = interface.told(counted)
+        raw, end = self.host_words.told[i], STATUS_BYTES + counted.nbytes
+        source, target = raw[STATUS_BYTES:end], memoryview(counted).cast("B")
         if i == 0:
             self._hear()
         target[:] = source
@@ -293,7 +296,7 @@ class Buffer(GroupMemory):
         most_tokens = max(info[written.TOKENS : counts_at])  # the same on all ranks
         if most_tokens > self.max_tokens:
             self.want_tokens(most_tokens)
-        return info[written.HAS_ROOM], info[written.PADDED_ROWS], info[counts_at:]
+        return info[written.HAS_ROOM], info[written.PADDED_ROWS], info[counts_at:], per_expert
 
     def _hear(self):
         """Wait for what the dispatches of all ranks here tell the host. Raises errors as check().

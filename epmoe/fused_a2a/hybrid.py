@@ -246,9 +246,7 @@ class DispatchPlan(ExpandingPlan):
             on_host = buffer.host_words
             words[TOLD], words[TOLD_NUMBER] = on_host.addresses[i], on_host.number
             yield launch, ()
-            counted = np.empty(self.local, np.int64)  # made while the kernel runs
-            per_expert = self.interface.told(counted)
-            has_room, padded_rows, _ = buffer.told(i, counted)
+            has_room, padded_rows, _, per_expert = buffer.told(i, self.local, self.interface)
             if not has_room:  # on any rank, and all now know the same most tokens
                 if i == 0:
                     self._prepare(resend_kernel(self.shape))

@@ -198,9 +198,7 @@ class DispatchPlan(ReceivingPlan):
             on_host = self.buffer.host_words
             words[TOLD], words[TOLD_NUMBER] = on_host.addresses[i], on_host.number
             yield launch, ()
-            counted = np.empty(self.local, np.int64)  # made while the kernel runs
-            per_expert = self.interface.told(counted)
-            has_room, _, counts = self.buffer.told(i, counted)
+            has_room, _, counts, per_expert = self.buffer.told(i, self.local, self.interface)
             if i == 0:
                 handle.count_rows(counts)
             n = handle.num_rows[i]

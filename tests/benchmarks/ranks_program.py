@@ -16,6 +16,8 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "host"))
 
 import counted_driver
@@ -85,17 +87,17 @@ class World(OneRankHere):
         return self._streams[rank]
 
 
-def told(buffer, shape, per_expert):
+def told(buffer, shape, n_local_experts):
     """Replaces Buffer.told: what kernels would have reported, for a Buffer with a staging area."""
     counts = traffic.rows_matrix(shape, traffic.topk_ids(shape, RANKS)).ravel().tolist()
     buffer.want_tokens(shape.tokens)
-    per_expert[:] = 0
-    return buffer.pool_layout.staging_bytes > 0, 0, tuple(counts)
+    per_expert = np.zeros(n_local_experts, np.int64)
+    return buffer.pool_layout.staging_bytes > 0, 0, tuple(counts), per_expert
 
 
 def run(case, worlds, driver):
     """Run the case's iterations on all ranks, and leave nothing."""
-    Buffer.told = lambda buffer, i, per_expert: told(buffer, case.shape, per_expert)
+    Buffer.told = lambda buffer, i, n_local, interface: told(buffer, case.shape, n_local)
     before = set(driver.allocated())
     made, held = [case.make(world) for world in worlds], defaultdict(list)
     for i in range(ITERATIONS):

@@ -195,7 +195,8 @@ def test_worlds_that_run_the_lines_come_first():
     )
     few = edit_of("few", diff("pairs/few_tokens.py", "# and zeros before sums\n", "# zeros\n"))
     rows = edit_of(
-        "rows", diff("rows/few/by_expert.py", "# each lane that of its own expert's rank\n", "\n")
+        "rows",
+        diff("rows/few/by_expert.py", "# a lane gets the address at its expert's rank\n", "\n"),
     )
     assert hunt.worlds_of(rows.lines, names) == [of_rows]
     coverage = hunt.cover_lines(InTurn(), [few, rows], names)

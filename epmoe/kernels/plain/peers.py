@@ -55,7 +55,7 @@ def make(cfg, row_bytes: int) -> ModuleType:
         if is_near(dst_rank, to.my_rank):
             write_near(to, dst_rank, offset, src, lane)
         else:
-            own = u64(to.recv_buf_ptrs[to.my_rank % p2p_world_size])        # a put names the place by the own address
+            own = u64(to.recv_buf_ptrs[to.my_rank % p2p_world_size])        # a put takes this rank's address of it
             shmem_put_nbi_warp(own + u64(offset), src, row_bytes, dst_rank)
             shmem_quiet()
 

@@ -44,7 +44,7 @@ def _tokens(shape):
     def put_prob(n, given, expert, seen):
         call, _, to = given
         rank = i32(u32(min(expert, i32(num_experts - 1))) // u32(n_local))
-        there = u64(warp_broadcast_u64(to, rank))       # each lane that of its own expert's rank
+        there = u64(warp_broadcast_u64(to, rank))       # a lane gets the address at its expert's rank
         if expert < num_experts and seen[0] != 0:
             put(at.word(there, i32(expert - rank * n_local)), seen[1], call.epoch)
         return n
