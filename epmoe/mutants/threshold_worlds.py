@@ -84,6 +84,19 @@ THRESHOLD_WORLDS = (
         pairs=True,
         brief=True,
     ),
+    # a token's experts at a rank: fewer and more than sums have loops for; rows of more vectors than a loop's turn
+    RowsWorld(
+        "hybrid, as many experts of a token as loops",
+        "hybrid",
+        tokens=(4, 2),
+        top_k=2 * SMALL.loops_of_experts + 1,
+        local=2 * SMALL.loops_of_experts,
+        limit=60,
+        hidden=VECTOR * (4 * WARP + 2),
+        shape=(2, 32),
+        constants=ORDINARY,
+        brief=True,
+    ),
     # as many experts as a warp, a block and four windows have lanes, and one more than these
     RowsWorld(
         "few rows by expert, as many experts as lanes",

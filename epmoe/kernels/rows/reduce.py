@@ -8,7 +8,7 @@ from epmoe.device import (add_rn, ballot, device_fn, f32, f32_as_u32, i32, lane_
 
 from .. import elements
 from ..bits import adding_four, but_lowest, each_of_four, four, lowest, split
-from ..params import VECTOR, in_turn, tuple_of, word_in
+from ..params import VECTOR, word_in
 from . import call as calls
 from . import layout, mailbox
 from .copy import parts
@@ -56,88 +56,78 @@ def _each_vector(numbers, sum_at, store16):
     return sum_vectors
 
 
-def sum_of_rows(dtype, store16=store16, often_many=False):
+def sum_of_rows(dtype, most, store16=store16, often_more=False):
     """Device function sum_rows(places, n, to, first, end, lane), called by a warp. dtype: "bf16", "fp16" or "fp32".
 
     It sums vectors [first, end) of the rows in the first n lanes, in lane order from +0.0, and stores them in the row
-    at `to` by `store16`. often_many: more than four rows are common, so then, too, it keeps two vectors of each in
-    flight. This takes registers that other kernels do not have (benchmarks/notes/rows.md).
+    at `to` by `store16`. Each n up to `most` has a loop of its own, with up to eight loads in flight. often_more: more
+    rows are common, so they, too, get eight instead of four. This takes registers that other kernels do not have
+    (benchmarks/notes/rows.md).
     """
     numbers = elements.make(dtype)
     zero_sums, add, pack = numbers.zeros, numbers.add, numbers.pack
 
-    add_up_to_four = adding_four(device_fn(lambda sums, n, i, term: add(sums, term) if i < n else sums))
-
-    @device_fn
-    def store(n, to, vector, end, sums):
-        q = pack(sums)
-        if vector < end:
-            store16(to + u64(VECTOR) * u64(vector), q[0], q[1], q[2], q[3])
-        return n
-
-    def summing(load, n_vectors):
-        """Device function that sums up to four rows, with n_vectors vectors of each in flight."""
-        load_all = tuple_of(n_vectors, lambda j: device_fn(
-            lambda rows, vector, end: load(rows, at_vector(i32(vector + 32 * j), end))))
-        store_all = in_turn(n_vectors, lambda j: device_fn(lambda n, to, vector, end, items: store(
-            n, to, i32(vector + 32 * j), end, add_up_to_four(zero_sums(), n, 0, 1, items[j]))))
-
-        @device_fn
-        def sum_few(rows, n, to, first, end, lane):
-            vector, stop = i32(first + lane), i32(end + lane)
-            while vector < stop:
-                store_all(n, to, vector, end, load_all(rows, vector, end))
-                vector = i32(vector + 32 * n_vectors)
-
-        return sum_few
-
-    @device_fn
-    def load_two(rows, at):
-        q, r = load16(rows[0] + at), load16(rows[1] + at)
-        return q, r, q, r
-
     load_four = each_of_four(device_fn(lambda row, at: load16(row + at)))
-    sum_two, sum_four = summing(load_two, 4), summing(load_four, 2)
-
+    add_up_to_four = adding_four(device_fn(lambda sums, n, i, term: add(sums, term) if i < n else sums))
     # the addresses in four lanes; past the last lane that has one, that lane's again
     four_of = four(device_fn(lambda given, lane: u64(warp_broadcast_u64(given[0], i32(min(lane, given[1]))))))
 
     @device_fn
-    def sum_at(given, at):
-        (places, n), sums, i = given, zero_sums(), i32(0)
-        while i < n:
-            rows = four_of((places, i32(n - 1)), i, 1)
-            sums, i = add_up_to_four(sums, n, i, 1, load_four(rows, at)), i32(i + 4)
-        return sums
+    def store(to, vector, end, sums):
+        q = pack(sums)
+        if vector < end:
+            store16(to + u64(VECTOR) * u64(vector), q[0], q[1], q[2], q[3])
 
     @device_fn
-    def sum_in_twos(given, to, first, end, lane):
-        base = i32(first)
-        while base < end:
-            one, two = i32(base + lane), i32(base + lane + 32)
-            (places, n), sums, sums_two, i = given, zero_sums(), zero_sums(), i32(0)
+    def sum_many(places, n, to, first, end, lane):
+        vector, stop = i32(first + lane), i32(end + lane)
+        while vector < stop:
+            i, sums, second = i32(0), zero_sums(), zero_sums()
             while i < n:
                 rows = four_of((places, i32(n - 1)), i, 1)
-                q, r = load_four(rows, at_vector(one, end)), load_four(rows, at_vector(two, end))
-                sums, sums_two = add_up_to_four(sums, n, i, 1, q), add_up_to_four(sums_two, n, i, 1, r)
-                i = i32(i + 4)
-            store(n, to, one, end, sums)
-            store(n, to, two, end, sums_two)
-            base = i32(base + 64)
+                terms = load_four(rows, at_vector(vector, end))
+                if often_more:
+                    terms_of_second = load_four(rows, at_vector(i32(vector + 32), end))
+                    second = add_up_to_four(second, n, i, 1, terms_of_second)
+                sums, i = add_up_to_four(sums, n, i, 1, terms), i32(i + 4)
+            if often_more:
+                store(to, i32(vector + 32), end, second)
+            store(to, vector, end, sums)
+            vector = i32(vector + (64 if often_more else 32))
 
-    sum_many = sum_in_twos if often_many else _each_vector(numbers, sum_at, store16)
+    def one_more(rows_of, sum_rows_at, n):
+        """The two functions for n rows instead of n - 1: addresses in the first lanes, and the sum of a lane's vector."""
+        return (device_fn(lambda places: rows_of(places) + (u64(warp_broadcast_u64(places, i32(n - 1))),)),
+                device_fn(lambda rows, vector, end: add(sum_rows_at(rows, vector, end),
+                                                        load16(rows[n - 1] + at_vector(vector, end)))))
 
-    @device_fn
-    def sum_rows(places, n, to, first, end, lane):
-        # if there are fewer than four, the last row is read again and not added
-        rows = four_of((places, i32(max(n, 1) - 1)), 0, 1)
-        if n == 1 or n == 2:
-            sum_two(rows, n, to, first, end, lane)
-        elif n == 3 or n == 4:
-            sum_four(rows, n, to, first, end, lane)
-        else:
-            sum_many((places, n), to, first, end, lane)
+    def with_loop(n, rows_of, sum_rows_at, sum_others):
+        """sum_rows with a loop for n rows; sum_others sums other numbers of them."""
+        @device_fn
+        def sum_rows(places, n_rows, to, first, end, lane):
+            if n_rows != n:
+                sum_others(places, n_rows, to, first, end, lane)
+                return
+            rows, vector, stop = rows_of(places), i32(first + lane), i32(end + lane)
+            while vector < stop:                # all loads of a lane's one, two or four vectors come before the stores
+                sums = sum_rows_at(rows, vector, end)
+                if n <= 4:
+                    second = sum_rows_at(rows, i32(vector + 32), end)
+                if n <= 2:
+                    third, fourth = sum_rows_at(rows, i32(vector + 64), end), sum_rows_at(rows, i32(vector + 96), end)
+                    store(to, i32(vector + 96), end, fourth)
+                    store(to, i32(vector + 64), end, third)
+                if n <= 4:
+                    store(to, i32(vector + 32), end, second)
+                store(to, vector, end, sums)
+                vector = i32(vector + (128 if n <= 2 else 64 if n <= 4 else 32))
 
+        return sum_rows
+
+    of_n, sum_rows = (device_fn(lambda places: ()), device_fn(lambda rows, vector, end: zero_sums())), sum_many
+    for n in range(1, most + 1):
+        of_n = one_more(*of_n, n)
+        sum_rows = with_loop(n, *of_n, sum_rows)
     return sum_rows
 
 
@@ -147,7 +137,8 @@ def sum_of_experts(shape, store16=store16):
     It sums in float32 from +0.0 over ascending experts, rounds once and stores at `to`. It does not read experts
     without a row of this token.
     """
-    numbers, sum_rows = elements.make(shape.dtype), sum_of_rows(shape.dtype, store16, often_many=True)
+    numbers, most = elements.make(shape.dtype), shape.tuning.loops_of_experts
+    sum_rows = sum_of_rows(shape.dtype, most, store16, often_more=True)
     zero_sums, add, n_local, row_bytes = numbers.zeros, numbers.add, shape.num_local_experts, shape.row_bytes
 
     @device_fn
@@ -223,7 +214,7 @@ def sum_over_ranks(shape):
     """
     if shape.by_world:
         return _by_world(shape)
-    sum_rows = sum_of_rows(shape.dtype)
+    sum_rows = sum_of_rows(shape.dtype, min(shape.n_ranks, shape.tuning.loops_of_ranks))
 
     @device_fn
     def sum_row(places, to, first, end, lane):
