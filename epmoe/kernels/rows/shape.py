@@ -33,7 +33,7 @@ class Tuning:
     push_tenths_of_two: int = 5     # of few blocks and two ranks: 199.5 us, 209.6 with 6
     push_tenths_of_sums: int = 10   # of few blocks, expert-major: 24 SMs 412 us, 415 with 9; 48 SMs 249, 258
     loops_of_experts: int = 6       # sums of 1 to 6 experts' rows have a loop each; 24 SMs 335 us, 359 with 4
-    loops_of_ranks: int = 4         # sums over ranks
+    loops_of_ranks: int = 4         # of sums over ranks; two ranks 181 us, as with conditions; more were not measured
     many_blocks: int = 64           # fewer push whole rows; 24 SMs reach 1.00 of all SMs' speed, 0.69 before
 
     # Small batches: "Up to 128 tokens: Lamport rows, without signals"
