@@ -86,7 +86,7 @@ def check(run, rounds):
                     first,
                     end,
                 )
-        if world.absent and not world.few:
+        if world.absent and not run.may_send_few(rank, 0):
             _claims_of_one_round(run, rank)
         if world.absent and isinstance(world, PlainWorld):
             _signals_of_one_round(run, rank)

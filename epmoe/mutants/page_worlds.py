@@ -104,14 +104,13 @@ PAGE_WORLDS = (
         shape=(8, 32),
         tuning=dict(counted_experts=1, batch_messages=1, few_tokens=0),
     ),
-    World("few tokens", PLAIN | dict(hidden=64), ROUNDS, fused=True, shape=(5, 64), few=True),
+    World("few tokens", PLAIN | dict(hidden=64), ROUNDS, fused=True, shape=(5, 64)),
     World(
         "few tokens of fp8",
         PIECES | dict(token_format="fp8_blockwise", top_k=2),
         ((2, 3), (3, 1)),
         fused=True,
         shape=(4, 128),
-        few=True,
     ),
     World(
         "few tokens, shared expert",
@@ -119,7 +118,6 @@ PAGE_WORLDS = (
         ROUNDS,
         fused=True,
         shape=(5, 64),
-        few=True,
     ),
     World(
         "few tokens, windows of counts",
@@ -127,7 +125,6 @@ PAGE_WORLDS = (
         ((2, 3), (3, 1)),
         fused=True,
         shape=(4, 64),
-        few=True,
         tuning=dict(counts=4),
     ),
     World(
@@ -136,7 +133,6 @@ PAGE_WORLDS = (
         ((8, 9), (9, 8), (3, 2)),
         fused=True,
         shape=(6, 32),
-        few=True,
     ),
     World(
         "few tokens, a block for several ranks",
@@ -144,7 +140,6 @@ PAGE_WORLDS = (
         ((3, 6, 1), (0, 2, 5)),
         fused=True,
         shape=(2, 64),
-        few=True,
         tuning=dict(few_blocks_a_rank=0),
     ),
     World(
@@ -153,7 +148,6 @@ PAGE_WORLDS = (
         ((3, 2, 1),),
         fused=True,
         shape=(2, 64),
-        few=True,
         tuning=dict(few_blocks_a_rank=0),
     ),
     World(
@@ -162,7 +156,6 @@ PAGE_WORLDS = (
         ((2, 3), (3, 1)),
         fused=True,
         shape=(6, 64),
-        few=True,
         tuning=dict(known_words=4),
     ),
     World(
@@ -227,13 +220,7 @@ PAGE_WORLDS = (
     World("absent peer, split", PLAIN, ((5, 3), (5, 3)), absent=(1,)),
     World("absent peer, fused", PLAIN, ((5, 3), (5, 3)), fused=True, absent=(1,)),
     World(
-        "absent peer, few tokens",
-        PLAIN,
-        ((5, 3), (5, 3)),
-        fused=True,
-        shape=(6, 32),
-        few=True,
-        absent=(1,),
+        "absent peer, few tokens", PLAIN, ((5, 3), (5, 3)), fused=True, shape=(6, 32), absent=(1,)
     ),
     World("stuck sender", PLAIN, ((5, 3),), fused=True, stuck="dispatch"),
     World(
@@ -246,15 +233,7 @@ PAGE_WORLDS = (
     World("p2p worlds, nvfp4", FAR | dict(token_format="nvfp4", hidden=64), ((5, 3), (2, 5))),
     World("six rounds, a late rank, split", PLAIN, SIX, slow=(0,)),
     World("six rounds, a late rank, fused", PLAIN, SIX, fused=True, shape=(4, 64), slow=(1,)),
-    World(
-        "few tokens, six rounds, a late rank",
-        PLAIN,
-        SIX,
-        fused=True,
-        shape=(5, 64),
-        few=True,
-        slow=(1,),
-    ),
+    World("few tokens, six rounds, a late rank", PLAIN, SIX, fused=True, shape=(5, 64), slow=(1,)),
     World(
         "eight ranks",
         dict(n_ranks=8, n_experts=16, top_k=3, hidden=8, max_tokens_per_rank=3),
@@ -276,21 +255,11 @@ PAGE_WORLDS = (
         ((3, 2), (2, 3)),
         fused=True,
         shape=(6, 64),
-        few=True,
         from_expert=30,
     ),
-    World("few tokens, split", PLAIN | dict(hidden=64), ROUNDS, shape=(5, 64), few=True),
-    World(
-        "few tokens, six rounds, a late rank, split", PLAIN, SIX, shape=(4, 64), few=True, slow=(1,)
-    ),
-    World(
-        "few tokens, absent peer, split",
-        PLAIN,
-        ((5, 3), (5, 3)),
-        shape=(4, 32),
-        few=True,
-        absent=(1,),
-    ),
+    World("few tokens, split", PLAIN | dict(hidden=64), ROUNDS, shape=(5, 64)),
+    World("few tokens, six rounds, a late rank, split", PLAIN, SIX, shape=(4, 64), slow=(1,)),
+    World("few tokens, absent peer, split", PLAIN, ((5, 3), (5, 3)), shape=(4, 32), absent=(1,)),
     World("all blocks send, then receive", PLAIN, ROUNDS, fused=True, tuning=TURNS),
     World(
         "all blocks send, then receive, absent peer",
@@ -324,7 +293,6 @@ PAGE_WORLDS = (
         SIX,
         fused=True,
         shape=(5, 64),
-        few=True,
         slow=(0,),
         **LAMPORT,
     ),

@@ -34,6 +34,10 @@ def stored(token, col, value, out):
 class PlainRun(WorldRun):
     """Memory and launches of one run of a PlainWorld."""
 
+    def may_send_few(self, rank, round):
+        """The plain kernels have one way."""
+        return False
+
     def _calls(self):
         world, cfg = self.world, self.cfg
         plain = import_module(f"{self.kernels.__name__}.plain")

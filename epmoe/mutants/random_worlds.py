@@ -99,7 +99,6 @@ def _page(name, rng):
     )
     local = sizes["n_experts"] // sizes["n_ranks"]
     late = local - 4 if local > 8 and rng.random() < 0.5 and sizes["top_k"] <= 4 else 0
-    few = fused and sizes["max_tokens_per_rank"] <= 8
     unreduced = bool(rng.random() < 0.2) and not sizes["fused_shared_expert"]
     if sizes["n_experts"] < 2 * sizes["n_ranks"] or sizes["top_k"] == sizes["n_experts"]:
         return _public(name, rng)  # in a World one expert gets no tokens
@@ -109,7 +108,6 @@ def _page(name, rng):
         tokens,
         fused=fused,
         shape=_launch(rng),
-        few=few or fused,
         unreduced=unreduced,
         slow=_some(rng, sizes["n_ranks"]),
         from_expert=late,

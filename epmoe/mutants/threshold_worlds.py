@@ -180,7 +180,6 @@ THRESHOLD_WORLDS = (
         ((8, 3), (1, 0)),
         fused=True,
         shape=(6, 32),
-        few=True,
         constants={"pairs.send_back.ROWS_AHEAD": 3},
         tuning=RECEIVERS,
     ),
@@ -189,7 +188,6 @@ THRESHOLD_WORLDS = (
         PLAIN | dict(hidden=VECTOR * 2 * BATCH, max_tokens_per_rank=8),
         ((8, 3),),
         shape=(4, 32),
-        few=True,
     ),
     World(
         "few tokens, bad ids",
@@ -197,7 +195,6 @@ THRESHOLD_WORLDS = (
         ((5, 5),),
         fused=True,
         shape=(6, 32),
-        few=True,
         bad_ids=True,
         tuning=dict(few_experts=2),
     ),

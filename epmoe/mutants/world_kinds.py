@@ -38,15 +38,14 @@ class PageWorld(SmallWorld):
 class World(PageWorld):
     """One world of direct kernel calls (world_run.py), all rounds in flight at once.
 
-    few: tokens use few_tokens.py, without `reserved` and send_buf. unreduced: combine without router weights.
-    swiglu: its kernel runs too. bad_ids: ids out of range and repeated ones in device memory. elsewhere: no token goes
-    to its own rank. absent: ranks that launch nothing, so that the others' waits must expire. stuck: before this
-    half of the first round ("dispatch", "combine") a word of `finished` is overwritten on rank 0, so that rank 1 never
-    gets its signal (expired.py). slow: ranks that are far slower than the others. from_expert: a rank's experts below
-    it get nothing. without_signals: a fused combine uses none, as in an ExpertParallel.
+    unreduced: combine without router weights. swiglu: its kernel runs too. bad_ids: ids out of range and repeated ones
+    in device memory. elsewhere: no token goes to its own rank. absent: ranks that launch nothing, so that the others'
+    waits must expire. stuck: before this half of the first round ("dispatch", "combine") a word of `finished` is
+    overwritten on rank 0, so that rank 1 never gets its signal (expired.py). slow: ranks that are far slower than the
+    others. from_expert: a rank's experts below it get nothing. without_signals: a fused combine uses none, as in an
+    ExpertParallel.
     """
 
-    few: bool = False
     without_signals: bool = False
     unreduced: bool = False
     swiglu: bool = False

@@ -5,6 +5,7 @@ import numpy as np
 from epmoe import device, layout
 from epmoe.check import compare_combined_world, compare_dispatched_world
 from epmoe.kernels import LaunchConfig, Wanted, formats, lamport, status
+from epmoe.kernels.pairs import few_tokens
 from epmoe.kernels.pairs.tuning import Tuning
 from epmoe.kernels.params import float32_word
 from epmoe.mutants import experts, expired
@@ -220,7 +221,7 @@ class WorldRun:
             self._expect(
                 rank, name, self.regions[rank][name].array(np.uint32, shape), layout.ABSENT
             )
-        if not (self.world.few or self.format.direct):
+        if not (self.may_send_few(rank, -1) or self.format.direct):
             payload = last_payloads(self.world)[rank]
             shape = len(payload), layout.message(self.cfg).msg_bytes
             held = self.regions[rank]["dispatch_send_buf"].array(np.uint8, shape)
@@ -245,6 +246,12 @@ class WorldRun:
             raise WrongResult(
                 f"status of rank {rank} is {words.tolist()}; bad and repeated ids: {counts}"
             )
+
+    def may_send_few(self, rank, round):
+        """Whether a rank's dispatch may use few_tokens.py, which needs neither `reserved` nor send_buf."""
+        launch = LaunchConfig(*self.world.shape, **self.world.launch)
+        most = few_tokens.most(self.cfg, launch, Tuning(**self.world.tuning))
+        return self.world.tokens[round][rank] <= most
 
     def counters(self, rank, name):
         """A counter region, as a view."""
