@@ -8,7 +8,7 @@ from epmoe.device import (add_rn, ballot, device_fn, f32, f32_as_u32, i32, lane_
 
 from .. import elements
 from ..bits import adding_four, but_lowest, each_of_four, four, lowest, split
-from ..params import VECTOR, word_in
+from ..params import VECTOR, in_turn, tuple_of, word_in
 from . import call as calls
 from . import layout, mailbox
 from .copy import parts
@@ -36,24 +36,40 @@ def gather(places, kept, n, lane):
     return kept, n
 
 
-def _each_vector(numbers, sum_at, store16):
+def _storing(numbers, at_once, sums_at, store16):
     """Device function (given, to, first, end, lane): a warp stores the sums of vectors [first, end), rounded, at `to`.
 
-    sum_at(given, at) -> the sum of a lane's own vector, which begins `at` bytes after the beginning of a row.
+    sums_at(given, vector, end) -> the sums of a lane's `at_once` vectors, the first and every 32nd from there on. All
+    their loads come before the stores.
     """
     pack = numbers.pack
 
+    def storing(j):
+        @device_fn
+        def store(sums, to, vector, end):
+            q, vector = pack(sums[j]), i32(vector + 32 * j)
+            if vector < end:
+                store16(to + u64(VECTOR) * u64(vector), q[0], q[1], q[2], q[3])
+            return sums
+
+        return store
+
+    store_all = in_turn(at_once, storing)
+
     @device_fn
     def sum_vectors(given, to, first, end, lane):
-        base = i32(first)
-        while base < end:
-            at = at_vector(i32(base + lane), end)
-            q = pack(sum_at(given, at))
-            if base + lane < end:
-                store16(to + at, q[0], q[1], q[2], q[3])
-            base = i32(base + 32)
+        vector, stop = i32(first + lane), i32(end + lane)
+        while vector < stop:
+            store_all(sums_at(given, vector, end), to, vector, end)
+            vector = i32(vector + 32 * at_once)
 
     return sum_vectors
+
+
+def _one_by_one(sum_at, at_once=1):
+    """sums_at for _storing. sum_at(given, at) -> the sum of the vectors `at` bytes after the beginnings of rows."""
+    return tuple_of(at_once, lambda j: device_fn(
+        lambda given, vector, end: sum_at(given, at_vector(i32(vector + 32 * j), end))))
 
 
 def sum_of_rows(dtype, most, store16=store16, often_more=False):
@@ -65,7 +81,7 @@ def sum_of_rows(dtype, most, store16=store16, often_more=False):
     (benchmarks/notes/rows.md).
     """
     numbers = elements.make(dtype)
-    zero_sums, add, pack = numbers.zeros, numbers.add, numbers.pack
+    zero_sums, add = numbers.zeros, numbers.add
 
     load_four = each_of_four(device_fn(lambda row, at: load16(row + at)))
     add_up_to_four = adding_four(device_fn(lambda sums, n, i, term: add(sums, term) if i < n else sums))
@@ -73,58 +89,39 @@ def sum_of_rows(dtype, most, store16=store16, often_more=False):
     four_of = four(device_fn(lambda given, lane: u64(warp_broadcast_u64(given[0], i32(min(lane, given[1]))))))
 
     @device_fn
-    def store(to, vector, end, sums):
-        q = pack(sums)
-        if vector < end:
-            store16(to + u64(VECTOR) * u64(vector), q[0], q[1], q[2], q[3])
-
-    @device_fn
-    def sum_many(places, n, to, first, end, lane):
-        vector, stop = i32(first + lane), i32(end + lane)
-        while vector < stop:
-            i, sums, second = i32(0), zero_sums(), zero_sums()
-            while i < n:
-                rows = four_of((places, i32(n - 1)), i, 1)
-                terms = load_four(rows, at_vector(vector, end))
-                if often_more:
-                    terms_of_second = load_four(rows, at_vector(i32(vector + 32), end))
-                    second = add_up_to_four(second, n, i, 1, terms_of_second)
-                sums, i = add_up_to_four(sums, n, i, 1, terms), i32(i + 4)
+    def sums_of_many(given, vector, end):
+        (places, n), i, sums, second = given, i32(0), zero_sums(), zero_sums()
+        while i < n:
+            rows = four_of((places, i32(n - 1)), i, 1)
+            terms = load_four(rows, at_vector(vector, end))
             if often_more:
-                store(to, i32(vector + 32), end, second)
-            store(to, vector, end, sums)
-            vector = i32(vector + (64 if often_more else 32))
+                terms_of_second = load_four(rows, at_vector(i32(vector + 32), end))
+                second = add_up_to_four(second, n, i, 1, terms_of_second)
+            sums, i = add_up_to_four(sums, n, i, 1, terms), i32(i + 4)
+        return sums, second
 
-    def one_more(rows_of, sum_rows_at, n):
+    def one_more(rows_of, sum_at, n):
         """The two functions for n rows instead of n - 1: addresses in the first lanes, and the sum of a lane's vector."""
         return (device_fn(lambda places: rows_of(places) + (u64(warp_broadcast_u64(places, i32(n - 1))),)),
-                device_fn(lambda rows, vector, end: add(sum_rows_at(rows, vector, end),
-                                                        load16(rows[n - 1] + at_vector(vector, end)))))
+                device_fn(lambda rows, at: add(sum_at(rows, at), load16(rows[n - 1] + at))))
 
-    def with_loop(n, rows_of, sum_rows_at, sum_others):
+    def with_loop(n, rows_of, sum_at, sum_others):
         """sum_rows with a loop for n rows; sum_others sums other numbers of them."""
+        at_once = 4 if n <= 2 else 2 if n <= 4 else 1
+        sum_n = _storing(numbers, at_once, _one_by_one(sum_at, at_once), store16)
+
         @device_fn
         def sum_rows(places, n_rows, to, first, end, lane):
-            if n_rows != n:
+            if n_rows == n:
+                sum_n(rows_of(places), to, first, end, lane)
+            else:
                 sum_others(places, n_rows, to, first, end, lane)
-                return
-            rows, vector, stop = rows_of(places), i32(first + lane), i32(end + lane)
-            while vector < stop:                # all loads of a lane's one, two or four vectors come before the stores
-                sums = sum_rows_at(rows, vector, end)
-                if n <= 4:
-                    second = sum_rows_at(rows, i32(vector + 32), end)
-                if n <= 2:
-                    third, fourth = sum_rows_at(rows, i32(vector + 64), end), sum_rows_at(rows, i32(vector + 96), end)
-                    store(to, i32(vector + 96), end, fourth)
-                    store(to, i32(vector + 64), end, third)
-                if n <= 4:
-                    store(to, i32(vector + 32), end, second)
-                store(to, vector, end, sums)
-                vector = i32(vector + (128 if n <= 2 else 64 if n <= 4 else 32))
 
         return sum_rows
 
-    of_n, sum_rows = (device_fn(lambda places: ()), device_fn(lambda rows, vector, end: zero_sums())), sum_many
+    sum_many = _storing(numbers, 2 if often_more else 1, sums_of_many, store16)
+    sum_rows = device_fn(lambda places, n, to, first, end, lane: sum_many((places, n), to, first, end, lane))
+    of_n = device_fn(lambda places: ()), device_fn(lambda rows, at: zero_sums())
     for n in range(1, most + 1):
         of_n = one_more(*of_n, n)
         sum_rows = with_loop(n, *of_n, sum_rows)
@@ -162,7 +159,7 @@ def sum_of_experts(shape, store16=store16):
             expert = i32(expert + 32)
         return of_rank
 
-    sum_many = _each_vector(numbers, sum_at, store16)
+    sum_many = _storing(numbers, 1, _one_by_one(sum_at), store16)
 
     @device_fn
     def sum_row(params, row, to, first, end, lane):
@@ -203,7 +200,7 @@ def _by_world(shape):
             rank = i32(rank + world_size)
         return total
 
-    return _each_vector(numbers, sum_at, store16)
+    return _storing(numbers, 1, _one_by_one(sum_at), store16)
 
 
 def sum_over_ranks(shape):
