@@ -35,7 +35,7 @@ def _simulate():
 SIM = _simulate()
 
 if SIM:
-    from .sim.array_kernel import ArrayKernel, address_of, own_stream
+    from .sim.array_kernel import ArrayKernel, address_of
     from .sim.intrinsics import DTYPES as _DTYPES
     from .sim.intrinsics import INTRINSICS as _INTRINSICS
     from .sim.machine import SimMachine, device_fn, kernel
@@ -44,7 +44,7 @@ if SIM:
     machine = SimMachine
 else:
     from . import ptx_factory as _ptx_factory  # first: it prepares NumPy for numba-cuda
-    from .gpu_array_kernel import ArrayKernel, own_stream
+    from .gpu_array_kernel import ArrayKernel
     from .gpu_decorators import device_fn, kernel
     from .gpu_machine import GpuMachine
     from .gpu_ops import DTYPES as _DTYPES
@@ -65,7 +65,6 @@ __all__ = [
     "array_at",
     "machine",
     "output",
-    "own_stream",
     "device_fn",
     "kernel",
     *_intrinsics.INTRINSICS,

@@ -8,7 +8,6 @@ address_of: Any
 array_at: Any
 machine: Any
 output: Any
-own_stream: Any
 device_fn: Any
 kernel: Any
 int32: Any

@@ -94,9 +94,17 @@ class ArrayKernel:
         n_sms = n_sms or cuda.current_context().device.MULTIPROCESSOR_COUNT
         return loaded(self.of(values)).blocks_per_sm(threads) * n_sms
 
-    def place(self, stream, rank):
-        """Where a launch on this stream runs. It gives the addresses of arrays."""
-        return Place()
+    def address(self, value, name, stream, rank):
+        """The address of a pointer argument: a number, an array, or an object with `address`, `buffer` or `ptr`."""
+        for attribute in ("address", "ptr"):
+            value = getattr(value, attribute, value)
+        if hasattr(value, "__cuda_array_interface__"):
+            value = value.__cuda_array_interface__["data"][0]
+        if isinstance(value, (int, np.integer)):
+            return np.uint64(value)
+        raise EPValueError(
+            f"{name} is {value!r}: an address in GPU memory, or an array there, is needed"
+        )
 
     def words(self, n):
         """n int32 words for the kernel, zero."""
@@ -132,28 +140,7 @@ class ArrayKernel:
         launch.submit() if machine is None else launch.start()
 
 
-class Place:
-    """The caller's arrays, by address."""
-
-    def address(self, value, name):
-        """The address of a pointer argument: a number, an array, or an object with `address`, `buffer` or `ptr`."""
-        for attribute in ("address", "ptr"):
-            value = getattr(value, attribute, value)
-        if hasattr(value, "__cuda_array_interface__"):
-            value = value.__cuda_array_interface__["data"][0]
-        if isinstance(value, (int, np.integer)):
-            return np.uint64(value)
-        raise EPValueError(
-            f"{name} is {value!r}: an address in GPU memory, or an array there, is needed"
-        )
-
-
 def _handle(stream):
     """The handle of a stream: ours, Numba's, a number, or None for the default stream."""
     handle = getattr(stream, "handle", stream)
     return int(getattr(handle, "value", handle) or 0)
-
-
-def own_stream(n_ranks, rank):
-    """None: a GPU has a default stream."""
-    return None

@@ -86,12 +86,6 @@ class Stream:
             time.sleep(PAUSE)
         return True
 
-    def synchronize(self):
-        """Wait until all work on it has ended."""
-        self.machine.activate()
-        self.machine.submit()
-        check(cu.cuStreamSynchronize(self.handle))
-
 
 class GpuMachine:
     """One GPU, shared by all n_ranks virtual ranks of this process, or (with `rank`) used by this process's rank alone.
@@ -169,10 +163,6 @@ class GpuMachine:
         address = interface["data"][0]
         self._adopted[address] = array
         return address
-
-    def release(self, address):
-        """End one adopt()."""
-        self._adopted.pop(address, None)
 
     # ------------------------------------------------------------------ launches
     def stream(self, rank=0, handle=None):

@@ -54,9 +54,9 @@ class Buffer(GroupMemory):
     calls. timeout [s]: after it a wait gives up and PeerTimeout is raised. launch: LaunchConfig.
     """
 
-    def __init__(self, group, hidden_bytes=0, *, timeout=30.0, launch=None):
+    def __init__(self, group, *, timeout=30.0, launch=None):
         timeout, stream = inputs.seconds("timeout", timeout), group.stream_of(group.ranks[0])
-        self.hidden_bytes, self.capture = hidden_bytes, stream.capture
+        self.capture = stream.capture
         # (number of the GPU, handle): epmoe.torch compares it with torch's current stream
         self.stream = getattr(group.machine, "ordinal", 0), int(getattr(stream, "handle", 0))
         self.copies = getattr(group, "copies", None)  # of results
@@ -71,7 +71,7 @@ class Buffer(GroupMemory):
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
         self._info = struct.Struct(f"={written.TOKENS + group.n_ranks + group.n_ranks**2}i")
         self._all_well = [bytes(STATUS_BYTES)] * len(group.ranks)  # status words without an error
-        self.turn, self._streams, self._bad_ids = Turn(), None, None
+        self.turn, self._bad_ids = Turn(), None
         super().__init__(group, Launches(group, launch), timeout)
 
     @property
@@ -255,13 +255,13 @@ class Buffer(GroupMemory):
     def prepare(self, kernel, r, num_tokens, grid):
         """Prepare a launch of a rank's kernel, and fill in the words that are the same for all launches of the rank."""
         pool = [0] * self.n_ranks if self._pool is None else list(self._pool.addresses)
-        if self._streams is None:
-            with self.world.launching(True) as streams:
-                self._streams = streams
         of_ranks = dict(control_ptrs=list(self._control.addresses), pool_ptrs=pool)
-        words = [0] * parameter_block(self.n_ranks).n_words
+        block = parameter_block(self.n_ranks)
+        words = [0] * block.n_words
         values = dict(
-            context=self.launches.context(r.rank, of_ranks),
+            context=self.launches.contexts.address(
+                self.machine, r.rank, block.pack_context(of_ranks)
+            ),
             mailboxes_at=self.layout.mailboxes,
             mailbox_bytes=self.layout.mailbox_bytes,
             words=r.words.address,
@@ -271,7 +271,7 @@ class Buffer(GroupMemory):
             lamport_bytes=self.pool_layout.lamport_bytes,
         )
         fill(words, values)
-        stream = self._streams[r.rank]
+        stream = self.world.stream_of(r.rank, fused=True)
         return self.launches.prepare(kernel, r.rank, num_tokens, stream, words, grid)
 
     def told(self, i, n_local_experts, interface):

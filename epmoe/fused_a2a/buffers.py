@@ -22,7 +22,7 @@ class _Buffers(WeakKeyDictionary):
 
     def make(self, group):
         """A new Buffer of a group."""
-        _expect_world(group)
+        inputs.world("group", group)
         size = group.n_ranks
         if getattr(group, "shmem", False) and not group.lists:
             size = getattr(group, "p2p_world_size", size)
@@ -43,27 +43,14 @@ _buffer, _hybrid_ep_buffer = _Buffers(), _Buffers()
 buffer_of, hybrid_ep_buffer = _buffer.of, _hybrid_ep_buffer.of
 
 
-def _expect_world(group):
-    """Raise EPValueError unless group is a world."""
-    if isinstance(group, type) or hasattr(group, "allocate"):
-        inputs.world("group", group)
-    else:
-        raise EPValueError(
-            f"group is a {type(group).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, "
-            "ShmemWorld); epmoe.torch also takes process groups of torch.distributed"
-        )
-
-
 def get_buffer(group, hidden_bytes: int):
     """The Buffer of a group; the same object as long as the group lives, unless it was closed.
 
     hidden_bytes: bytes of a row (get_hidden_bytes). Each group has its own buffer, so groups may take turns. Its
     memory grows when a call needs more, on all ranks in the same call.
     """
-    hidden_bytes = arguments.whole("hidden_bytes", hidden_bytes, 0)
-    buffer = buffer_of(group)
-    buffer.hidden_bytes = max(buffer.hidden_bytes, hidden_bytes)
-    return buffer
+    arguments.whole("hidden_bytes", hidden_bytes, 0)
+    return buffer_of(group)
 
 
 def set_deepep_num_sms(num_sms):
@@ -92,7 +79,7 @@ def init_hybrid_ep_buffer(
     arguments.plain("num_sms_combine_api", num_sms_combine_api, 1)
     if getattr(fp8_dispatch, "shape", ()) or fp8_dispatch not in (True, False, None):
         raise EPValueError(f"fp8_dispatch={fp8_dispatch!r} must be True or False")
-    _expect_world(group)
+    inputs.world("group", group)
     local = arguments.local_experts(num_local_experts, group.n_ranks)
     rows = arguments.rows("seq_len times n_ranks", tokens * group.n_ranks, 1)
     reset_hybrid_ep_buffer(group)
@@ -117,7 +104,7 @@ def init_hybrid_ep_buffer(
 def reset_hybrid_ep_buffer(group=None) -> None:
     """Free the HybridEP buffer of a group (None: all); collective. A later call makes a new one; handles stay valid."""
     if group is not None:
-        _expect_world(group)
+        inputs.world("group", group)
     for key in [group] if group is not None else list(_hybrid_ep_buffer):
         buffer = _hybrid_ep_buffer.pop(key, None)
         if buffer is not None:

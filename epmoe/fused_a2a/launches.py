@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from epmoe import device
 from epmoe.kernels import LaunchConfig
-from epmoe.kernels.launch import SIMULATOR_BLOCKS
+from epmoe.kernels.launch import SIMULATOR_BLOCKS, Contexts
 from epmoe.kernels.rows import shape as rows_shape
 from epmoe.kernels.rows.few import lamport
 from epmoe.kernels.rows.shape import FIRST, RowsShape, parameter_block
@@ -37,16 +37,14 @@ def smaller_blocks(num_tokens):
 class Launches:
     """The launches of one Buffer. launch: its LaunchConfig."""
 
-    lamport_rows = True  # whether small batches use Lamport rows, without flags; tests change it
-
     def __init__(self, world, launch=None):
         self.world, self.machine = world, world.machine
         self.launch = world.share(launch or LaunchConfig())
         self.threads = self.launch.threads
         of_machine = SIMULATOR_BLOCKS if device.SIM else self.machine.n_sms
         self.most_blocks = self.launch.n_sms or of_machine
+        self.contexts = Contexts()
         self.traces = {}  # by kernel: stamps, if the LaunchConfig asks for them
-        self._contexts = {}
         # tuning constants of kernels, small in the simulator
         self.tuning = rows_shape.SMALL if device.SIM else rows_shape.TUNING
 
@@ -64,21 +62,13 @@ class Launches:
             threads = min(threads, fewer or threads)
         more |= dict(trace=self.launch.trace, tuning=self.tuning)
         shape = RowsShape(self.world.n_ranks, n_local_experts, threads, row_bytes, **more)
-        return self._sending_few(shape, most)
-
-    def _sending_few(self, shape, num_tokens):
-        """The shape, with the code for small batches if num_tokens is small enough."""
-        few = lamport.rows_for(shape, num_tokens) if self.lamport_rows else 0
-        return replace(shape, lamport=few)
-
-    def window_bytes(self, shape):
-        """Bytes that Lamport rows take in the pool."""
-        return lamport.bytes_for(shape) if self.lamport_rows else 0
+        return replace(shape, lamport=lamport.rows_for(shape, most))
 
     def expanding(self, shape, num_tokens, num_sms):
         """The shape of the kernel that expands rows as they arrive. num_tokens: of each rank of this process."""
-        shape = self._sending_few(replace(shape, expands=True), max(num_tokens))
-        is_many = max(num_tokens) >= MANY_TO_EXPAND and not shape.encode
+        shape, most = replace(shape, expands=True), max(num_tokens)
+        shape = replace(shape, lamport=lamport.rows_for(shape, most))
+        is_many = most >= MANY_TO_EXPAND and not shape.encode
         is_smaller = self._are_all(num_sms) and (shape.lamport > 0 or is_many)
         if self.launch.num_threads is None and is_smaller:
             shape = replace(shape, threads=min(shape.threads, THREADS_TO_EXPAND))
@@ -88,10 +78,6 @@ class Launches:
         """Whether num_sms (None: all) allows as many blocks as the machine can run."""
         return num_sms is None or int(num_sms) >= self.most_blocks
 
-    def granted(self, num_sms):
-        """The most blocks of a launch for which the caller grants num_sms (None: all)."""
-        return self.most_blocks if num_sms is None else min(int(num_sms), self.most_blocks)
-
     def prepare(self, kernel, rank, num_tokens, stream, words, grid):
         """Prepare a launch of a rank's kernel. words: its parameter block, with the words known so far."""
         if self.launch.trace:
@@ -100,21 +86,10 @@ class Launches:
         threads = kernel.max_threads
         return self.machine.prepared(kernel, grid, threads, words, num_tokens, rank, stream=stream)
 
-    def context(self, rank, of_ranks):
-        """Address of the table that kernels index by rank. of_ranks: {name: a word for each rank}."""
-        words = parameter_block(self.world.n_ranks).pack_context(of_ranks)
-        key = rank, words.tobytes()
-        if key not in self._contexts:
-            self._contexts[key] = self.machine.alloc(words.nbytes, "context", rank)
-            self._contexts[key].write(words)
-        return self._contexts[key].address
-
     def close(self):
         """Free contexts and stamps; the launches that use them must have ended."""
-        for trace in self.traces.values():
-            trace.close()
-        while self._contexts:
-            self._contexts.popitem()[1].free()
+        for memory in (self.contexts, *self.traces.values()):
+            memory.close()
 
 
 def at(name):
@@ -139,7 +114,8 @@ class RankCall(dict):
     def __init__(self, plan, i, kernel, values=None):
         self._buffer, self.r, self._values = plan.buffer, plan.buffer.ranks[i], values or {}
         self._how = kernel, self.r, plan.num_tokens[i]
-        self.most = plan.buffer.launches.granted(plan.num_sms)
+        most, granted = plan.buffer.launches.most_blocks, plan.num_sms
+        self.most = most if granted is None else min(int(granted), most)
 
     def __missing__(self, blocks):
         launch = self[blocks] = self._buffer.prepare(*self._how, max(2, blocks))

@@ -13,6 +13,7 @@ from epmoe.device.telling import HostWords
 from epmoe.host.memory_pool import MemoryPool
 from epmoe.kernels.rows import mailbox
 from epmoe.kernels.rows.copy import flag_bytes_for
+from epmoe.kernels.rows.few import lamport
 from epmoe.kernels.rows.handle import told_words
 from epmoe.worlds.agreement import differences
 from epmoe_ref.errors import PeerTimeout
@@ -225,7 +226,7 @@ class GroupMemory:
         rank, if ranks may know only their own number. shape: RowsShape of a kernel that may send Lamport rows.
         """
         self.log.agree(facts, self._timeout)
-        of_shape = {} if shape is None else dict(lamport_bytes=self.launches.window_bytes(shape))
+        of_shape = {} if shape is None else dict(lamport_bytes=lamport.bytes_for(shape))
 
         def layout():
             of_tokens = needs(self.max_tokens) if callable(needs) else needs

@@ -6,7 +6,7 @@ from math import prod
 import numpy as np
 from ml_dtypes import bfloat16, float8_e4m3fn
 
-from epmoe.host.dlpack import capsule, form_of
+from epmoe.host.dlpack import capsule
 from epmoe_ref.errors import EPValueError
 
 VECTOR_BYTES = 16  # kernels read rows in vectors of this many bytes
@@ -113,8 +113,8 @@ class DeviceArray:
         return (2, self.ordinal)  # kDLCUDA
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        form = form_of(self.shape, self.strides, self.dtype, self.__dlpack_device__())
-        return capsule(self.address, form, self._owner)
+        form = self.shape, self.strides, self.dtype, self.__dlpack_device__()
+        return capsule(self.address, *form, self._owner)
 
     def numba(self):
         """The same memory as Numba's device array, for arguments of @cuda.jit kernels; no copy, and nothing waits.

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from epmoe.host.arrays import first, to_numpy
-from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPError
 
 TILE_ROWS = 128  # rows of one scale tile of the block-scaled formats
@@ -22,13 +21,6 @@ ARRAYS = (
     "topk_ids",
 )
 OF_ROUND = *ARRAYS, "num_tokens", "cfg", "rank", "check"  # attributes taken from its round
-
-
-def capacity_rows(cfg: EPConfig, pad_rows: int) -> int:
-    """Most rows that one rank can receive, including the shared expert's and the format's padding."""
-    rows = cfg.n_ranks * cfg.max_tokens_per_rank * min(cfg.top_k, cfg.n_local_experts)
-    rows += cfg.max_tokens_per_rank * cfg.fused_shared_expert + (pad_rows - 1) * cfg.n_groups
-    return -(-rows // pad_rows) * pad_rows
 
 
 @dataclass(eq=False, repr=False)

@@ -41,18 +41,16 @@ def _named(dtype):
     return code, _OF_SIZE[dtype.itemsize]
 
 
-def form_of(shape, strides, dtype, device):
-    """Everything that capsule() needs besides address and owner. strides: in bytes, None for C order."""
+def capsule(address, shape, strides, dtype, device, owner):
+    """PyCapsule "dltensor" for memory at address; keeps owner alive until the consumer frees it.
+
+    strides: in bytes, None for C order.
+    """
     code, plain = _named(np.dtype(dtype))
-    return shape, plain, strides, struct.pack("=iiiB", *device, len(shape), code)
-
-
-def capsule(address, form, owner):
-    """PyCapsule "dltensor" for memory at address; keeps owner alive until the consumer frees it."""
-    shape, plain, strides, header = form
     memory = _Memory.from_address(address)
     memory.owner = owner
     made = np.ndarray(shape, plain, memory, 0, strides).__dlpack__()
     at = _get_pointer(made, b"dltensor") + _HEADER_AT
+    header = struct.pack("=iiiB", *device, len(shape), code)
     _MEMORY[at : at + _HEADER_BYTES] = header
     return made

@@ -94,7 +94,6 @@ class Engine:
         at = next(r.offset for r in layout.regions(cfg) if r.name == "status")
         self._status = np.int32, (layout.STATUS_WORDS,), at
         self.is_alone = not (world.lists or device.SIM)  # launches start without world.launching()
-        self._streams = {}  # {rank: stream} by whether kernels are fused
         self.telling = Telling(self.machine, first, stream)
         self._initialise("start", timeout)
 
@@ -128,14 +127,11 @@ class Engine:
             options = options | {"without_signals": True}
             if lamport.applies(self.cfg, True, options["router_weights"]):
                 regions = r.regions("combine", "lamport_buf")
-        if fused not in self._streams:
-            with world.launching(fused) as self._streams[fused]:
-                pass
         key = (factory, *options.items())
         if key not in self._calls:
             launch = world.share(self.launch) if fused else self.launch
             self._calls[key] = getattr(self._factories, factory)(self.cfg, launch, **options)
-        where = self.machine, self._streams[fused][r.rank], regions, self.timeout
+        where = self.machine, world.stream_of(r.rank, fused), regions, self.timeout
         return self._calls[key].prepared(Wanted(num_tokens, r.rank, *where, *types))
 
     def start(self, call, launches, fused=False):

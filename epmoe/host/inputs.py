@@ -189,7 +189,8 @@ def world(what, given):
         )
     if not hasattr(given, "allocate") or not hasattr(given, "launching"):
         raise EPValueError(
-            f"{what} is a {type(given).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, ShmemWorld)"
+            f"{what} is a {type(given).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, ShmemWorld; "
+            "epmoe.torch: ProcessGroupWorld)"
         )
     return given
 

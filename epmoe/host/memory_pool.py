@@ -1,10 +1,9 @@
 """Memory for results. A call borrows it, and it is free again when nothing refers to its Loan any more."""
 
-import sys
 from array import array
 from functools import partial
 from operator import attrgetter
-from weakref import ref
+from weakref import finalize, ref
 
 import numpy as np
 
@@ -15,8 +14,6 @@ ALIGNMENT = 256  # bytes
 # The simulator fills what is lent with this byte. As int32 it is positive: a word that nobody wrote is no -1, "none".
 UNWRITTEN = 0x5A
 _new = object.__new__
-# keeps weak references alive, since one that is itself collected never runs its callback
-_awaited = set()
 
 
 def arrange(shapes):
@@ -84,7 +81,7 @@ class Piece:
 class Loan:
     """A Piece in use. Every array made from it keeps the Loan alive; when the Loan is gone, the piece is free."""
 
-    __slots__ = ("piece", "base", "__weakref__")
+    __slots__ = ("piece", "base", "guard", "__weakref__")
 
     buffer = property(attrgetter("piece.buffer"), doc="The buffer that it is part of.")
     start = property(attrgetter("piece.start"), doc="Its first byte in the buffer.")
@@ -255,22 +252,15 @@ class MemoryPool:
         self._free.clear()
 
 
+class _Guard:
+    """Kept alive by every Loan of some pieces."""
+
+
 def _when_back(pieces, action):
     """Call action() when no Loan of these pieces is left, which may be now. Loans may end in any thread."""
-    loans = [piece.loan and piece.loan() for piece in pieces]  # no loan ends before all is set up
-    left = [True for loan in loans if loan is not None]
-
-    def back(loan=None):
-        _awaited.discard(loan)
-        try:
-            left.pop()  # atomic, so only one thread finds it empty
-        except IndexError:
-            if not sys.is_finalizing():
-                action()
-
-    for piece, loan in zip(pieces, loans):
+    guard = _Guard()
+    finalize(guard, action).atexit = False
+    for piece in pieces:
+        loan = piece.loan and piece.loan()
         if loan is not None:
-            _awaited.add(ref(loan, back))
-            piece.loan = None
-    loans = loan = None
-    back()
+            loan.guard, piece.loan = guard, None

@@ -65,18 +65,11 @@ class _Call:
         """Launch with the page's arguments, made from the words that a fast kernel would get."""
         kernel, named = self.kernel, self._named(wanted, *words)
         named |= wanted.regions | dict(my_rank=wanted.my_rank, num_tokens=wanted.num_tokens)
-        behind = kernel.parameters[len(kernel.page_arguments) + 2 :]  # status and timeout_ns
-        keywords = {name: named[name] for name in behind}
         for name, (dtype, shape) in arrays(self.cfg, kernel.__name__, kernel.options).items():
             if name in kernel.page_arguments:
                 named[name] = _array(named[name], [named.get(n, n) for n in shape], dtype)
-        grid, block = kernel.options.launch.grid(wanted.machine), kernel.block()
-        kernel[grid, block, wanted.stream](
-            *[named[name] for name in kernel.page_arguments],
-            status=named["status"],
-            timeout=wanted.timeout_s,
-            **keywords,
-        )
+        where = kernel.options.launch.grid(wanted.machine), kernel.block(), wanted.stream
+        kernel.launch(where, named, named["status"], wanted.timeout_s)
 
     def _of_dispatch(self, wanted, *words):
         """Named values for dispatch: {name: argument, or address of an array, or length of an axis}."""

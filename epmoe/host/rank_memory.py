@@ -7,10 +7,9 @@ import ml_dtypes
 import numpy as np
 
 from epmoe import layout
-from epmoe.host.dispatched import capacity_rows
 from epmoe.host.inputs import BF16, COMBINE_DTYPE
 from epmoe.host.memory_pool import Arrangement, MemoryPool
-from epmoe.kernels import formats
+from epmoe.kernels import formats, plain
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
@@ -20,7 +19,7 @@ SCALE_GROUP = 128  # elements of blockwise FP8 that share a scale
 def dispatch_arrays(cfg: EPConfig):
     """({name: (shape, dtype)} of a Dispatched's arrays at capacity, capacity in rows)."""
     fmt = formats.of(cfg)
-    rows = capacity_rows(cfg, fmt.pad_rows)
+    rows = -(-plain.capacity(cfg) // fmt.pad_rows) * fmt.pad_rows
     return fmt.outputs(cfg, rows) | {
         "row_offsets": ((cfg.n_groups + 1,), np.uint32),
         "expert_ids": ((cfg.n_groups,), np.int32),

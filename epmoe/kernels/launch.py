@@ -84,6 +84,26 @@ class Wanted(NamedTuple):
     epilogue_types: tuple = ()
 
 
+class Contexts:
+    """Words in device memory that kernels look up by rank, written once."""
+
+    def __init__(self):
+        self._buffers = {}
+
+    def address(self, machine, rank, words):
+        """Their address."""
+        key = rank, words.tobytes()
+        if key not in self._buffers:
+            self._buffers[key] = machine.alloc(words.nbytes, "context", rank=rank)
+            self._buffers[key].write(words)
+        return self._buffers[key].address
+
+    def close(self):
+        """Frees them; the machine must have finished the launches that use them."""
+        while self._buffers:
+            self._buffers.popitem()[1].free()
+
+
 class KernelCall:
     """The result of a factory: one kernel for one machine, compiled when a launch is first prepared.
 
@@ -107,7 +127,7 @@ class KernelCall:
                  size=lambda blocks, threads, num_tokens: (blocks, threads), programmatic=False):
         self.cfg, self.launch, self.block = cfg, launch, block
         self._compile, self._size, self._programmatic = compile, size, programmatic
-        self._contexts, self._traces = {}, TraceBuffers()
+        self._contexts, self._traces = Contexts(), TraceBuffers()
 
     def kernel(self, weights_types=(), epilogue_types=()):
         """The compiled kernel for these types of router_weights_args and epilogue_args."""
@@ -115,8 +135,7 @@ class KernelCall:
 
     def close(self):
         """Frees the contexts; the machine must have finished the launches that use them."""
-        while self._contexts:
-            self._contexts.popitem()[1].free()
+        self._contexts.close()
         self._traces.close()
 
     def trace(self, name):
@@ -134,7 +153,7 @@ class KernelCall:
         of_peers = {name: at for name, at in regions.items() if isinstance(at, (list, tuple))}
         same = {name: at for name, at in regions.items() if name not in of_peers}
         if block.context_words:
-            same["context"] = self._context(machine, my_rank, of_peers)
+            same["context"] = self._contexts.address(machine, my_rank, block.pack_context(of_peers))
         if "timeout_ns" in block.places:
             same["timeout_ns"] = max(1, int(wanted.timeout_s * 1e9))
         traces = self.launch.trace and "trace" in block.places
@@ -151,12 +170,3 @@ class KernelCall:
             launch.start(*words)
 
         return SimpleNamespace(start=start)
-
-    def _context(self, machine, my_rank, of_peers):
-        """Address of the context: the words that are looked up by rank."""
-        words = self.block.pack_context(of_peers)
-        key = my_rank, words.tobytes()
-        if key not in self._contexts:
-            self._contexts[key] = machine.alloc(words.nbytes, "context", rank=my_rank)
-            self._contexts[key].write(words)
-        return self._contexts[key].address

@@ -9,7 +9,7 @@ from torch.nn import Parameter
 from epmoe import device
 from epmoe.fused_a2a.buffer import Interface
 from epmoe.host.arrays import VECTOR_BYTES, DeviceArray, look
-from epmoe.host.dlpack import capsule, form_of
+from epmoe.host.dlpack import capsule
 from epmoe.host.memory_pool import results_of
 from epmoe.torch.streams import in_stream_order
 from epmoe_ref.errors import EPValueError
@@ -84,8 +84,8 @@ def tensors(made):
         return from_numpy(made)
     is_fp8 = made.dtype == E4M3
     strides = None if made.flags.c_contiguous or not made.size else made.strides
-    form = form_of(made.shape, strides, np.uint8 if is_fp8 else made.dtype, CPU)
-    return (_as_fp8 if is_fp8 else from_dlpack)(capsule(made.ctypes.data, form, made))
+    form = made.shape, strides, np.uint8 if is_fp8 else made.dtype, CPU
+    return (_as_fp8 if is_fp8 else from_dlpack)(capsule(made.ctypes.data, *form, made))
 
 
 def _results_of(fields, machine):

@@ -12,7 +12,7 @@ An ExpertParallel uses these members of a world:
 | tell(value, timeout) | list with the value of every process of the world; collective |
 | shmem | True: ranks of other p2p worlds can be reached, for use_shmem=True; missing or False: they cannot |
 | connect(memory), disconnect(memory) | with shmem: begin and end puts between the ranks' allocations |
-| stream_of(rank) | the stream that orders a rank's work |
+| stream_of(rank, fused) | the stream that orders a rank's work, or the one of its fused kernels |
 | share(launch) | LaunchConfig of one rank's fused kernel; several ranks may share a device |
-| launching(fused) | context of the launches of one call; yields {rank: stream} |
+| launching(fused) | context of the launches of one call |
 """

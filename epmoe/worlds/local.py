@@ -78,9 +78,9 @@ class LocalWorld:
         """[value]: there is no other process."""
         return [value]
 
-    def stream_of(self, rank):
-        """The stream that orders a rank's work."""
-        return self._streams[rank]
+    def stream_of(self, rank, fused=False):
+        """The stream that orders a rank's work, or on a GPU the one of its fused kernels."""
+        return (self._fused_streams if fused and not device.SIM else self._streams)[rank]
 
     def share(self, launch):
         """The LaunchConfig of one rank's fused kernel. All ranks' grids must be resident on the one GPU together."""
@@ -99,18 +99,18 @@ class LocalWorld:
 
     @contextmanager
     def launching(self, fused):
-        """Context of one call's launches. Yields {rank: stream}. Kernels of all ranks inside may wait for each other."""
+        """Context of one call's launches. Kernels of all ranks inside may wait for each other."""
         if device.SIM:
             with self.machine.hold():
-                yield self._streams
+                yield
             return
         if not fused:
-            yield self._streams
+            yield
             return
         main = self._streams[0]
         for stream in self._fused_streams.values():
             stream.wait(main)
         with self.machine.hold():  # all are compiled before the first begins to wait
-            yield self._fused_streams
+            yield
         for stream in self._fused_streams.values():
             main.wait(stream)

@@ -6,7 +6,7 @@ process runs the simulator for its own rank.
 
 import warnings
 from collections import Counter
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 
 from epmoe import device
 from epmoe.worlds import agreement, launcher
@@ -139,7 +139,7 @@ class MPIWorld:
         """{rank: value} of the peers that have already called the next tell(). Does not wait."""
         return self.exchange.came("telling")
 
-    def stream_of(self, rank):
+    def stream_of(self, rank, fused=False):
         """The stream that orders this rank's work."""
         return self._streams[rank]
 
@@ -148,13 +148,8 @@ class MPIWorld:
         return launch
 
     def launching(self, fused):
-        """Context of the launches of one call. Yields {rank: stream}."""
-        return self._held() if device.SIM else nullcontext(self._streams)
-
-    @contextmanager
-    def _held(self):
-        with self.machine.hold():
-            yield self._streams
+        """Context of the launches of one call."""
+        return self.machine.hold() if device.SIM else nullcontext()
 
 
 def _mpi():

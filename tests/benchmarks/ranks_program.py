@@ -83,7 +83,7 @@ class World(OneRankHere):
     def barrier(self, occasion, timeout):
         events[self.rank].append(occasion)
 
-    def stream_of(self, rank):
+    def stream_of(self, rank, fused=False):
         return self._streams[rank]
 
 

@@ -2,6 +2,7 @@
 
 import os
 import weakref
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -45,7 +46,9 @@ def group_of(
     launch = LaunchConfig(n_sms=n_sms, num_threads=num_threads) if device.SIM else None
     for of_kind in (buffers._buffer, buffers._hybrid_ep_buffer):
         buffer = of_kind[group] = Buffer(weakref.proxy(group), launch=launch, timeout=timeout)
-        buffer.knows_all_ranks, buffer.launches.lamport_rows = knows_all_ranks, lamport_rows
+        buffer.knows_all_ranks = knows_all_ranks
+        if not lamport_rows:
+            buffer.launches.tuning = replace(buffer.launches.tuning, lamport_tokens=0)
         weakref.finalize(group, buffer.close, collective=False)
     return group
 
@@ -78,6 +81,10 @@ class OneRank:
     def launching(self, fused):
         """As LocalWorld's, without streams of its own."""
         return self._world.launching(False)
+
+    def stream_of(self, rank, fused=False):
+        """The caller's stream."""
+        return self._world.stream_of(rank)
 
     def __getattr__(self, name):
         return getattr(self._world, name)

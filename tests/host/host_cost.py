@@ -52,7 +52,7 @@ class OneRankHere:
     def barrier(self, occasion, timeout):
         """Nobody else is here."""
 
-    def stream_of(self, rank):
+    def stream_of(self, rank, fused=False):
         """The caller's stream."""
         return self._streams[rank]
 
@@ -60,10 +60,9 @@ class OneRankHere:
         """The rank has the device for itself."""
         return launch
 
-    @contextlib.contextmanager
     def launching(self, fused):
-        """{rank: stream}."""
-        yield self._streams
+        """Launches need nothing around them."""
+        return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -135,9 +135,9 @@ def test_a_dlpack_capsule_holds_the_owner_until_it_is_gone():
             self.of = of
 
         def __dlpack__(self, **_):
-            from epmoe.host.dlpack import capsule, form_of
+            from epmoe.host.dlpack import capsule
 
-            return capsule(a.ctypes.data, form_of((3, 4), None, a.dtype, (1, 0)), self.of)
+            return capsule(a.ctypes.data, (3, 4), None, a.dtype, (1, 0), self.of)
 
         def __dlpack_device__(self):
             return (1, 0)

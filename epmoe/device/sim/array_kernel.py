@@ -69,9 +69,14 @@ class ArrayKernel(Kernel):
     def __init__(self, fn, max_threads, shmem=False):
         super().__init__(fn, max_threads)
 
-    def place(self, stream, rank):
-        """The machine of a stream, which gives addresses of arrays."""
-        return Place(stream.machine, rank)
+    @staticmethod
+    def own_stream(n_ranks, rank):
+        """A stream of a new machine, for a launch without a stream. The launch runs at once, alone, to its end."""
+        return SimMachine(n_ranks).stream(rank)
+
+    def address(self, value, name, stream, rank):
+        """The address of a pointer argument: a number, an array, or an object with `address`, `buffer` or `ptr`."""
+        return Place(stream.machine, rank).address(value, name)
 
     def words(self, n):
         """n int32 words for the kernel, zero."""
@@ -99,7 +104,7 @@ class Place:
         self.machine, self.rank = machine, rank
 
     def address(self, value, name):
-        """The address of a pointer argument: a number, an array, or an object with `address`, `buffer` or `ptr`."""
+        """See ArrayKernel.address."""
         if getattr(value, "host", None) is not None:
             value = value.host
         for attribute in ("address", "buffer", "ptr"):
@@ -131,11 +136,6 @@ class Place:
                 )
             return SimArray(self._borrow(value.host, name), value.shape, value.dtype, name)
         return int(value) if isinstance(value, np.integer) else value
-
-
-def own_stream(n_ranks, rank):
-    """A stream of a new machine, for a launch without a stream. The launch runs at once, alone, to its end."""
-    return SimMachine(n_ranks).stream(rank)
 
 
 assert set(TYPE_OF.values()) == set(VIEW)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from epmoe.device import SIM, ArrayKernel, own_stream
+from epmoe.device import SIM, ArrayKernel
 from epmoe.layout import STATUS_WORDS
 from epmoe_ref.errors import EPValueError
 
@@ -65,7 +65,7 @@ class PlainKernel:
         grid, block, stream = (*where, None)[:3]
 
         def launch(*page_arguments, status=None, timeout=30.0, **given):
-            return self._launch((grid, block, stream), page_arguments, status, timeout, given)
+            self.launch((grid, block, stream), self._named(page_arguments, given), status, timeout)
 
         return launch
 
@@ -102,26 +102,27 @@ class PlainKernel:
         flagged = self.__name__ in ("combine_wait_kernel", "combine_kernel")
         return max(1, min(grid, 2 * self.cfg.n_experts) if flagged else grid)
 
-    def _launch(self, where, page_arguments, status, timeout, given):
-        (grid, block, stream), named = where, self._named(page_arguments, given)
+    def launch(self, where, named, status, timeout):
+        """Launches the kernel. where: grid, block, stream. named: {name: argument}, and others that it does not take."""
+        (grid, block, stream), named = where, {name: named[name] for name in self.parameters if name in named}
+        self._check(named)
         my_rank = named["my_rank"]
         if not 0 < timeout < 1e9:
             raise EPValueError(f"timeout={timeout} must be a positive number of seconds")
         alone = stream is None and SIM
-        stream = own_stream(self.cfg.n_ranks, my_rank) if alone else stream
+        stream = self.kernel.own_stream(self.cfg.n_ranks, my_rank) if alone else stream
         own = self._launched[my_rank][1] if my_rank in self._launched else None
         if status is None:
             status = own = self.kernel.words(STATUS_WORDS) if own is None else own
         self._launched[my_rank] = stream, own, timeout
         named.update(status=status, timeout_ns=np.uint64(timeout * 1e9))
-        place = self.kernel.place(stream, my_rank)
-        values = [self._value(name, named[name], place) for name in self.parameters]
+        values = [self._value(name, named[name], stream, my_rank) for name in self.parameters]
         self.kernel.start(self._with_flags(int(grid)), int(block), stream, values, self.parameters)
         if alone:
             stream.synchronize()
 
     def _named(self, page_arguments, given):
-        """Checks the arguments of a launch and returns {name: argument}, arrays as Array."""
+        """The arguments of a launch as {name: argument}."""
         wanted = self.page_arguments
         if len(page_arguments) != len(wanted):
             raise EPValueError(f"{self.__name__} takes {len(wanted)} arguments ({', '.join(wanted)}), "
@@ -133,10 +134,10 @@ class PlainKernel:
             raise EPValueError(f"{self.__name__} does not take {', '.join(unknown)}; by keyword it takes "
                                f"{', '.join(['status', 'timeout', *optional])}")
         named.update({name: given.get(name, OPTIONAL[name]) for name in optional})
-        self._check(named)
         return named
 
     def _check(self, named):
+        """Checks them, and replaces arrays by Arrays."""
         cfg, lengths, known = self.cfg, {}, arguments.arrays(self.cfg, self.__name__, self.options)
         if not isinstance(named["my_rank"], (int, np.integer)) or not 0 <= named["my_rank"] < cfg.n_ranks:
             raise EPValueError(f"my_rank={named['my_rank']!r} must be a number in [0, n_ranks={cfg.n_ranks})")
@@ -165,12 +166,12 @@ class PlainKernel:
         if self.options.input_scale is arguments.given_scale and "input_scales_args" in named:
             named["input_scales_args"] = (np.float32(named["input_scales_args"][0]),)
 
-    def _value(self, name, value, place):
-        """Converts an argument to the form that ArrayKernel takes."""
+    def _value(self, name, value, *where):
+        """Converts an argument to the form that ArrayKernel takes. where: stream, rank."""
         if name in TUPLES:
-            return tuple(place.address(v, f"{name}[{i}]") for i, v in enumerate(value))
+            return tuple(self.kernel.address(v, f"{name}[{i}]", *where) for i, v in enumerate(value))
         if name in POINTERS or name == "status" or (name == "input_tokens" and name not in self.page_arguments):
-            return place.address(value, name)
+            return self.kernel.address(value, name, *where)
         if name in USER_ARGUMENTS:
             return tuple(user_argument(v, f"{name}[{i}]") for i, v in enumerate(value))
         return np.int32(value) if name in ("my_rank", "num_tokens") else value
