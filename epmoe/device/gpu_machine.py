@@ -86,6 +86,12 @@ class Stream:
             time.sleep(PAUSE)
         return True
 
+    def synchronize(self):
+        """Wait until all work on it has ended."""
+        self.machine.activate()
+        self.machine.submit()
+        check(cu.cuStreamSynchronize(self.handle))
+
 
 class GpuMachine:
     """One GPU, shared by all n_ranks virtual ranks of this process, or (with `rank`) used by this process's rank alone.

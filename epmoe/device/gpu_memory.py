@@ -4,6 +4,8 @@ HostMemory is host memory that kernels write.
 """
 
 import ctypes
+import math
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -60,6 +62,17 @@ class Buffer:
         self._inside(offset, nbytes)
         if nbytes:
             self._at_once(cu.cuMemsetD8Async, self.address + offset, byte, nbytes)
+
+    def array(self, dtype, shape, offset=0):
+        """Part of the buffer for other libraries: address, shape, dtype, buffer and __cuda_array_interface__."""
+        dtype, address = np.dtype(dtype), self.address + offset
+        shape = tuple(map(int, np.atleast_1d(shape)))
+        self._inside(offset, math.prod(shape) * dtype.itemsize)
+        typestr = dtype.str if dtype.kind != "V" else "|V%d" % dtype.itemsize
+        interface = dict(shape=shape, typestr=typestr, data=(address, False), version=3)
+        made = SimpleNamespace(buffer=self, address=address, shape=shape, dtype=dtype)
+        made.__cuda_array_interface__ = interface
+        return made
 
     def free(self):
         """Free the memory, after all launches have ended."""
