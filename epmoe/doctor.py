@@ -15,7 +15,7 @@ from pathlib import Path
 from epmoe.capability import FAST, OLDEST
 from epmoe.command_line import CANNOT_RUN, EQUAL
 from epmoe.provenance import install, installed
-from epmoe.worlds import launcher, shared_room
+from epmoe.worlds import launcher
 
 OK, OPTIONAL, MISSING, WRONG = (
     "ok",
@@ -29,7 +29,6 @@ OPEN_MPI_SAYS_NO = (
     "OMPI_MCA_rmaps_base_oversubscribe=1 (4.x), "
     "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe (5.x)"
 )
-ENOUGH_TO_SHARE = 1 << 28  # bytes: for the command's default sizes on 8 ranks
 
 
 @dataclass(frozen=True)
@@ -211,23 +210,6 @@ def kernel_cache():
     )
 
 
-def shared_memory():
-    """Room for simulated ranks in separate processes. Under MPI they share /dev/shm."""
-    seen = shared_room.room()
-    if seen is None:
-        return Finding("shared memory", OK, f"no {shared_room.FOLDER} on this system")
-    left, total = seen
-    saw = f"{left / 2**20:.0f} MiB left of {total / 2**20:.0f} MiB in {shared_room.FOLDER}"
-    if left >= ENOUGH_TO_SHARE:
-        return Finding("shared memory", OK, saw)
-    return Finding(
-        "shared memory",
-        OPTIONAL,
-        f"{saw}: perhaps too little for ranks under mpirun without GPUs",
-        shared_room.remedy(total - left + ENOUGH_TO_SHARE),
-    )
-
-
 def find_mpirun():
     """Path of mpirun (or mpiexec): next to this Python, where pip puts it, else on PATH; None if there is none."""
     beside = str(Path(sys.executable).parent)
@@ -371,7 +353,6 @@ def findings():
     yield device()
     yield kernel_cache()
     yield from mpi()
-    yield shared_memory()
     yield nvshmem()
 
 

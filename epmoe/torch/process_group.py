@@ -60,14 +60,6 @@ class ProcessGroupWorld(MPIWorld):
         """This rank's number on its host, by MPI's name."""
         return self.rank
 
-    def allocate(self, nbytes, name, regions, timeout):
-        """Allocate nbytes on every rank, and map all ranks' memory into this process; collective."""
-        if not device.SIM:
-            return super().allocate(nbytes, name, regions, timeout)
-        from epmoe.torch.mapped_memory import MappedMemory
-
-        return MappedMemory(self, nbytes, name, regions, timeout)
-
 
 def world_of(group):
     """The world of a group. A world is returned unchanged. A process group's first call makes one, on all ranks."""

@@ -1,7 +1,7 @@
 """MPIWorld: one rank a process, on one host, started by mpirun.
 
-With GPUs, peers reach each other's memory through CUDA IPC. Without, they use MPI shared-memory windows, and each
-process runs the simulator for its own rank.
+With GPUs, peers reach each other's memory through CUDA IPC. Without, they map the same files, and each process runs the
+simulator for its own rank.
 """
 
 import warnings
@@ -66,7 +66,6 @@ class MPIWorld:
                 "are in it (a command: --world local, without mpirun)"
             )
         self._streams = {self.rank: self.machine.stream(self.rank)}
-        self.free_windows, self.n_windows = [], 0
 
     def _take_gpu(self, gpu, stream, timeout):
         from epmoe.worlds import ipc_memory
@@ -118,7 +117,7 @@ class MPIWorld:
     def allocate(self, nbytes, name, regions, timeout):
         """nbytes for this rank, and this process's addresses of all ranks' memory; collective."""
         if device.SIM:
-            from epmoe.worlds.window_memory import WindowMemory as Memory
+            from epmoe.worlds.mapped_memory import MappedMemory as Memory
         else:
             from epmoe.worlds.ipc_memory import IpcMemory as Memory
         return Memory(self, nbytes, name, regions, timeout)

@@ -1,8 +1,8 @@
 """ShmemWorld: one rank a process, in p2p worlds that exchange messages by SHMEM, started by mpirun.
 
 With GPUs, the ranks' memory is in NVSHMEM's symmetric heap. Peers in a p2p world store into each other's memory
-directly. Messages to other p2p worlds use NVSHMEM puts and signals. Without GPUs, the memory is in MPI shared-memory
-windows, and each process runs the simulator, with a simulated network, for its own rank.
+directly. Messages to other p2p worlds use NVSHMEM puts and signals. Without GPUs, the processes map the same
+memory, and each runs the simulator, with a simulated network, for its own rank.
 """
 
 from epmoe import device

@@ -23,7 +23,6 @@ from epmoe.torch import (
     process_group,
     reset_hybrid_ep_buffer,
 )
-from epmoe.torch.mapped_memory import _mapped, _new_file
 from epmoe.torch.process_group import world_of
 from epmoe.torch.store_exchange import StoreExchange
 from epmoe_ref.errors import EPValueError, PeerTimeout, UnavailableError
@@ -229,33 +228,6 @@ def test_what_another_process_puts_into_the_store_runs_no_code():
 @pytest.mark.skipif(
     sys.platform != "linux", reason="files have names on this system, and /proc is not there"
 )
-def test_only_memory_that_a_rank_has_made_is_mapped(tmp_path):
-    file, path = _new_file()
-    assert (
-        path == f"/proc/{os.getpid()}/fd/{file}" and os.fstat(file).st_nlink == 0
-    )  # a killed rank leaves nothing
-    os.close(file)
-    own = os.memfd_create("mine")
-    os.truncate(own, 4096)
-    assert len(_mapped(1, f"/proc/{os.getpid()}/fd/{own}", 4096)) == 4096
-    named = tmp_path / "of somebody"
-    named.write_bytes(bytes(4096))
-    (tmp_path / "link").symlink_to(named)
-    opened = os.open(named, os.O_RDWR)
-    for path in (
-        named,
-        tmp_path / "link",
-        f"/proc/{os.getpid()}/fd/{opened}",
-        "/proc/self/mem",
-        tmp_path / "nothing",
-    ):
-        with pytest.raises(UnavailableError, match="rank 1"):
-            _mapped(1, str(path), 4096)
-    with pytest.raises(UnavailableError, match="it has 4096 bytes, 8192 were told"):
-        _mapped(1, f"/proc/{os.getpid()}/fd/{own}", 8192)
-    os.close(own), os.close(opened)
-
-
 def test_only_a_process_group_is_taken_for_one():
     assert world_of("a world of another kind") == "a world of another kind"
     with pytest.raises(EPValueError, match="group is a str; a world of epmoe is needed"):

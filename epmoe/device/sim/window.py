@@ -1,27 +1,23 @@
 """Memory that several processes map: this rank's part as a Buffer, a peer's part as addresses for writing."""
 
-import ctypes
-
-import numpy as np
-
 from .machine import Buffer
 from .memory import MEMORY, POISON, Span
 
 
 class WindowBuffer(Buffer):
-    """This rank's part of a shared window. `keep` owns the memory at this address."""
+    """This rank's part of a shared window. data: its bytes, uint8 [n]."""
 
-    def __init__(self, machine, address, nbytes, name, rank, regions, keep):
-        self.machine, self.nbytes, self.name, self.rank = machine, int(nbytes), name, rank
-        self._data = np.frombuffer((ctypes.c_uint8 * self.nbytes).from_address(address), np.uint8)
+    def __init__(self, machine, data, name, rank, regions):
+        self.machine, self.nbytes, self.name, self.rank = machine, len(data), name, rank
+        self._data, self.address = data, data.ctypes.data
         self._data[:] = POISON
-        self.address = address
-        self._span = add_window(address, self.nbytes, name, rank, regions, keep)
+        self._span = add_window(data, name, rank, regions)
 
 
-def add_window(address, nbytes, name, rank, regions, keep):
+def add_window(data, name, rank, regions):
     """Let kernels of this process touch a rank's part of a shared window. Returns the Span, for remove_window."""
-    return MEMORY.add(Span(address, nbytes, name, rank, regions=regions, keep=keep, shared=True))
+    where = data.ctypes.data, len(data), name, rank
+    return MEMORY.add(Span(*where, regions=regions, keep=data, shared=True))
 
 
 def remove_window(span):

@@ -1,6 +1,5 @@
-"""Symmetric memory for simulated ranks in processes of one host, without MPI: files that all of them map."""
+"""Symmetric memory of simulated ranks in processes of one host: files that all of them map."""
 
-import ctypes
 import mmap
 import os
 import re
@@ -8,14 +7,16 @@ import stat
 import sys
 import tempfile
 
+import numpy as np
+
 from epmoe.device.sim.window import WindowBuffer, add_window, remove_window
+from epmoe.worlds.symmetric import free_unused
 from epmoe_ref.errors import UnavailableError
 
 NAMELESS = sys.platform == "linux"
 PATH = re.compile(
     r"/proc/\d+/fd/\d+" if NAMELESS else re.escape(tempfile.gettempdir()) + "/epmoe-[^/]+"
 )
-_maps = []  # never unmapped: results may be read after the pool is freed
 
 
 class MappedMemory:
@@ -24,7 +25,7 @@ class MappedMemory:
     On Linux the files are nameless and not in /dev/shm, so none is left behind and /dev/shm's size does not limit them.
     Peers open them through /proc, which the system allows only to processes of the same user. A peer checks the file's
     kind and size. On other systems the files have names in a temporary folder until all ranks have mapped them.
-    Maps begin at a page boundary, so addresses are aligned.
+    Maps begin at a page boundary, so addresses are aligned. A map ends with the last array in it.
     """
 
     def __init__(self, world, nbytes, name, regions, timeout):
@@ -39,25 +40,17 @@ class MappedMemory:
             os.close(file)
             if not NAMELESS:
                 os.unlink(path)
-        _maps.extend(maps)
-        self.addresses = [ctypes.addressof(ctypes.c_uint8.from_buffer(one)) for one in maps]
-        self.buffers = {
-            rank: WindowBuffer(
-                world.machine, self.addresses[rank], nbytes, name, rank, regions, maps
-            )
-        }
+        self.addresses = [one.ctypes.data for one in maps]
+        self.buffers = {rank: WindowBuffer(world.machine, maps[rank], name, rank, regions)}
         self._spans = [
-            add_window(self.addresses[peer], len(maps[peer]), name, peer, regions, maps)
-            for peer in range(world.n_ranks)
-            if peer != rank
+            add_window(one, name, peer, regions) for peer, one in enumerate(maps) if peer != rank
         ]
 
     def free(self, together, timeout, heaps=None):
-        """Kernels must not use the memory any more; results in it (heaps) stay readable for ever."""
-        for buffer in self.buffers.values():
-            buffer.free()
+        """Kernels must not use peers' memory any more. heaps: as for SymmetricMemory."""
         for span in self._spans:
             remove_window(span)
+        free_unused(self.buffers, heaps)
 
 
 def _new_file():
@@ -70,7 +63,7 @@ def _new_file():
 
 
 def _mapped(peer, path, nbytes):
-    """Map a peer's file. Errors: UnavailableError unless its user, size and kind are those of a rank's file."""
+    """A peer's file, as bytes. Errors: UnavailableError unless its user, size and kind are those of a rank's file."""
     try:
         if not PATH.fullmatch(path):
             raise OSError("ranks name theirs otherwise")
@@ -94,6 +87,6 @@ def _mapped(peer, path, nbytes):
                 f"has {seen.st_size} bytes, {nbytes} were told, owner {seen.st_uid}, "
                 f"{seen.st_nlink} names"
             )
-        return mmap.mmap(file, nbytes)
+        return np.frombuffer(mmap.mmap(file, nbytes), np.uint8)
     finally:
         os.close(file)
