@@ -47,10 +47,6 @@ class Interface:
 PLAIN = Interface(look, results_of, np.asarray, lambda array, name: None)
 
 
-class NoRoom(EPStateError):
-    """A dispatch has sent no rows, and the Buffer has remembered the most tokens of a rank: all ranks call again."""
-
-
 class Buffer(GroupMemory):
     """Memory and launches for the fused_a2a functions of one group.
 
@@ -75,7 +71,7 @@ class Buffer(GroupMemory):
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
         self._info = struct.Struct(f"={written.TOKENS + group.n_ranks + group.n_ranks**2}i")
         self._all_well = [bytes(STATUS_BYTES)] * len(group.ranks)  # status words without an error
-        self.turn = Turn()
+        self.turn, self._bad_ids = Turn(), None
         super().__init__(group, Launches(group, launch), timeout)
 
     @property
@@ -281,9 +277,9 @@ class Buffer(GroupMemory):
     def told(self, i, n_local_experts, interface):
         """What the i-th rank's dispatch has told the host; for i = 0 it waits for all ranks here. Raises as check().
 
-        Returns (rows, counts, tokens_per_expert). rows: expert-major, this rank's, with padding. counts: a tuple with
-        the number of rows from src_rank to dst_rank at src_rank * R + dst_rank. tokens_per_expert: int64 [L], as the
-        interface wraps it. Raises NoRoom, on all ranks, if a rank has more tokens than any before and no room for it.
+        Returns (has_room, rows, counts, tokens_per_expert). rows: expert-major, this rank's, with padding. counts: a
+        tuple with the number of rows from src_rank to dst_rank at src_rank * R + dst_rank; has_room, too, is the same on
+        all ranks. tokens_per_expert: int64 [L], as the interface wraps it.
         The host polls its own memory. It goes on when counts are known, while rows are still travelling. If some do not
         arrive, the next call that waits raises the error, as after a dispatch on the device. The most tokens of any rank
         are remembered even if all rows had room, because the next call may not read the counts.
@@ -293,21 +289,19 @@ class Buffer(GroupMemory):
         per_expert = interface.told(counted)
         raw, end = self.host_words.told[i], STATUS_BYTES + counted.nbytes
         source, target = raw[STATUS_BYTES:end], memoryview(counted).cast("B")
-        bad_ids = self._hear() if i == 0 else None
+        if i == 0:
+            self._hear()
         target[:] = source
         info, counts_at = self._info.unpack_from(raw, end), written.TOKENS + self.n_ranks
         most_tokens = max(info[written.TOKENS : counts_at])  # the same on all ranks
         if most_tokens > self.max_tokens:
             self.want_tokens(most_tokens)
-            if not info[written.HAS_ROOM]:
-                raise NoRoom
-        if bad_ids is not None:
-            raise bad_ids
-        return info[written.PADDED_ROWS], info[counts_at:], per_expert
+        return info[written.HAS_ROOM], info[written.PADDED_ROWS], info[counts_at:], per_expert
 
     def _hear(self):
-        """Wait for what the dispatches of all ranks here tell the host. Raises errors as check(), but returns that for
-        bad ids, since this rank must take part if rows have to be sent again.
+        """Wait for what the dispatches of all ranks here tell the host. Raises errors as check().
+
+        Bad ids are reported later, see raise_bad_ids(): if rows have to be sent again, this rank must take part.
         """
         try:
             self.host_words.wait(self._timeout)
@@ -317,16 +311,20 @@ class Buffer(GroupMemory):
             raise
         status = [raw[:STATUS_BYTES].tobytes() for raw in self.host_words.told]
         if status != self._all_well:
-            return self._bad_ids_of([np.frombuffer(words, np.int32) for words in status])
-        return None
+            self._bad_ids = self._bad_ids_of([np.frombuffer(words, np.int32) for words in status])
+
+    def raise_bad_ids(self):
+        """Raise the EPValueError for bad ids in device memory that _hear() has found."""
+        error, self._bad_ids = self._bad_ids, None
+        if error is not None:
+            raise error
 
     # ------------------------------------------------------------------ errors
     def check(self):
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if ids in device memory were bad."""
         words = (np.int32, (STATUS_BYTES // 4,), mailbox.STATUS)
-        error = self._bad_ids_of([r.words.read(*words) for r in self.ranks])
-        if error is not None:
-            raise error
+        self._bad_ids = self._bad_ids_of([r.words.read(*words) for r in self.ranks])
+        self.raise_bad_ids()
 
     def _bad_ids_of(self, status):
         """The EPValueError for bad ids that the ranks' status words tell, or None; raises PeerTimeout for waits."""

@@ -43,13 +43,6 @@ _buffer, _hybrid_ep_buffer = _Buffers(), _Buffers()
 buffer_of, hybrid_ep_buffer = _buffer.of, _hybrid_ep_buffer.of
 
 
-def reopened(handle, of):
-    """The group's Buffer for a handle whose own is closed, with room for as many tokens."""
-    buffer = of(handle.group)
-    buffer.want_tokens(handle.buffer.max_tokens)
-    return buffer
-
-
 def get_buffer(group, hidden_bytes: int):
     """The Buffer of a group; the same object as long as the group lives, unless it was closed.
 

@@ -1,8 +1,8 @@
 """FusedDispatch and FusedCombine: a token travels once to each rank that has one of its experts."""
 
 from epmoe.fused_a2a import arguments
-from epmoe.fused_a2a.buffer import PLAIN, NoRoom
-from epmoe.fused_a2a.buffers import buffer_of, reopened
+from epmoe.fused_a2a.buffer import PLAIN
+from epmoe.fused_a2a.buffers import buffer_of
 from epmoe.fused_a2a.rows import ARGUMENTS, DispatchPlan, RowsHandle
 from epmoe_ref.errors import EPValueError
 
@@ -152,11 +152,7 @@ def dispatch(buffer, given, num_experts, group, interface, on_device):
         given = x, *given[1:], *scales
     how = num_experts, RowsHandle.num_sms[0], on_device
     name = "fused_dispatch_on_device" if on_device else "fused_dispatch"
-    call = name, DispatchPlan, ARGUMENTS, given, how, group, interface
-    try:
-        made, handle = buffer.call(*call)
-    except NoRoom:
-        made, handle = buffer.call(*call)
+    made, handle = buffer.call(name, DispatchPlan, ARGUMENTS, given, how, group, interface)
     return (*made, handle)
 
 
@@ -164,7 +160,7 @@ def buffer_of_handle(handle):
     """The Buffer for calls with a handle; raises EPValueError unless FusedDispatch.forward made the handle."""
     if type(handle) is not RowsHandle:
         arguments.handle_of(RowsHandle, "FusedDispatch", handle)
-    return reopened(handle, buffer_of) if handle.buffer.closed else handle.buffer
+    return buffer_of(handle.group) if handle.buffer.closed else handle.buffer
 
 
 def buffer_of_both(handle, group):

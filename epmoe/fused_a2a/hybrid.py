@@ -31,7 +31,7 @@ class HybridHandle(Handle):
 
     It depends only on the routing map and the options. num_rows: P. overflow: int32 [1], 1 if the padded rows did not
     all fit into P; with a LocalWorld a list over ranks. handle[-1] is overflow too, because upstream's handle is a
-    tuple that ends with it; a tensor under torch.
+    tuple that ends with it; a tensor under torch. capacity: most rows that a rank receives unexpanded, or gets back.
     """
 
     __slots__ = ()
@@ -39,6 +39,7 @@ class HybridHandle(Handle):
     GRADIENT = "grad_x", "probs of grad_x"
     summed, probs_a_row = TYPES, 0
 
+    form = property(attrgetter("plan.form", "capacity"))
     num_sms = property(attrgetter("plan.num_sms_of"))
     pad_multiple = property(attrgetter("plan.pad"))
 
@@ -170,46 +171,28 @@ class DispatchPlan(ExpandingPlan):
             scale_words=hidden // FP8_GROUP if is_fp8 else 0,
             encode=is_fp8,
         )
-        if buffer.knows_all_ranks or limit is not None:
+        if buffer.knows_all_ranks or limit is not None and buffer.max_tokens:
             # the host does not read counts, so it assumes that a new largest batch is that large on all ranks
             buffer.want_tokens(max(num_tokens))
         self.expect_results(shape, hidden, E4M3 if is_fp8 else dtype)
-        if self.is_exact:
+        # one launch sends and expands if the host need not know the number of rows
+        self.is_one_launch = limit is not None and (buffer.knows_all_ranks or buffer.max_tokens > 0)
+        if self.is_one_launch:
+            shape = buffer.launches.expanding(shape, num_tokens, num_sms)
+        else:
             self.remedy = "give num_permuted_tokens, and call it once before"
             buffer.prepare_to_be_told(local)
-        else:  # one launch sends and expands, since the host need not know the number of rows
-            shape = buffer.launches.expanding(shape, num_tokens, num_sms)
-
-        def of_tokens(tokens):
-            return needs(n_ranks * tokens, shape.row_bytes, local)
-
-        if buffer.knows_all_ranks or not self.is_exact:
-            buffer.want_pool(self.facts, of_tokens, None if self.is_exact else shape)
-        else:
-            buffer.want_pool(self.facts, of_tokens(buffer.max_tokens))
-        rows = buffer.most_rows
-        self.stage(rows, local)
-        expert_row = {"expert_row": ((rows, local), np.int32)}
-        if self.is_exact:
-            limit, staged, blocks = NO_LIMIT, [self.staged] * len(num_tokens), num_tokens
-            words = {"expert_row": at("expert_row")}
-            self.rows = Arrangement("hybrid rows", expert_row, words=words, kept=words)
-            self.expanding = self.rank_calls(expand_kernel(self.shape), self.expanded)
-        else:
-            staged, blocks = self.expanded, [n + limit for n in num_tokens]
-        more = dict(num_rows=limit, pad_multiple=self.pad)
-        calls = self.rank_calls(dispatch_kernel(shape), [values | more for values in staged])
-        self.parts = [(call, call.of(n)) for call, n in zip(calls, blocks)]
+        self._prepare(dispatch_kernel(shape), shape if self.is_one_launch else None)
         arrays = {
             "tokens_per_expert": ((local,), np.int64),
             "overflow": ((1,), np.int32),
             "expert_base": ((n_ranks, local), np.int32),
             "expert_rows": ((2, local), np.int32),
         }
-        if not self.is_exact:
-            arrays |= expert_row
+        if self.is_one_launch:
+            arrays |= self.expert_row
             self.out, self.results = self.of(limit)
-            self.num_rows = [limit] * len(num_tokens)
+            self.num_rows, self.capacity = [limit] * len(num_tokens), self._most_rows()
         of_ranks = [arrays | {"row_of": ((n, n_ranks), np.int32)} for n in num_tokens]
         self.kept = [handle_memory("hybrid handle", n_ranks, KEPT, of_rank) for of_rank in of_ranks]
         self.per_expert, self.overflows = (
@@ -219,55 +202,90 @@ class DispatchPlan(ExpandingPlan):
         scratch = {"row_of_expert": ((shape.num_experts,), np.int32)}
         self.scratch = [self.arranged("rows scratch", scratch)(n)[0] for n in num_tokens]
 
+    def _prepare(self, kernel, expanding=None):
+        """Prepare launches of a sending kernel, for the most tokens so far. expanding: its shape if it also expands."""
+        buffer, local = self.buffer, self.local
+        # otherwise the first call learns the ranks' numbers of tokens
+        if buffer.knows_all_ranks or buffer.max_tokens:
+            buffer.want_pool(self.facts, self._needs, expanding)
+        rows = buffer.n_ranks * buffer.max_tokens
+        self.stage(rows, local)
+        self.expert_row = {"expert_row": ((rows, local), np.int32)}
+        limit = NO_LIMIT if self.limit is None else self.limit
+        more = dict(num_rows=limit, pad_multiple=self.pad)
+        staged = [self.staged] * len(self.num_tokens) if expanding is None else self.expanded
+        calls = self.rank_calls(kernel, [values | more for values in staged])
+        blocks = [n if expanding is None else n + limit for n in self.num_tokens]
+        self.parts = [(call, call.of(n)) for call, n in zip(calls, blocks)]
+        if expanding is None:
+            words = {"expert_row": at("expert_row")}
+            self.rows = Arrangement("hybrid rows", self.expert_row, words=words, kept=words)
+            self.expanding = self.rank_calls(expand_kernel(self.shape), self.expanded)
+
+    def _needs(self, tokens):
+        return needs(self.buffer.n_ranks * tokens, self.shape.row_bytes, self.local)
+
     def run(self, i, addresses, handle, made):
         """See Plan. Results: dispatched_hidden, probs, scales, tokens_per_expert.
 
         If the host must wait for the numbers of rows, a second launch expands the rows.
         """
-        buffer, (call, launch) = self.buffer, self.parts[i]
+        buffer, (call, launch), n = self.buffer, self.parts[i], self.limit
         words, lend = launch.words, call.r.arena.lend
         words[X : X + len(addresses)] = array("Q", addresses)  # x, ids, probs
         kept, scratch = lend(self.kept[i]), lend(self.scratch[i])
         for at_words, run in (*kept.piece.words, *scratch.piece.words):
             words[at_words] = run
-        if self.limit is not None:
+        if self.is_one_launch:
             out, results = lend(self.out), self.results
             for at_words, run in out.piece.words:
                 words[at_words] = run
             handle.loans.append((kept,))
             yield launch, (kept, out, scratch)
-            (per_expert,) = self.per_expert[i](kept)
         else:
             on_host = buffer.host_words
             words[TOLD], words[TOLD_NUMBER] = on_host.addresses[i], on_host.number
             yield launch, ()
-            n, _, per_expert = buffer.told(i, self.local, self.interface)
+            has_room, padded_rows, _, per_expert = buffer.told(i, self.local, self.interface)
+            if not has_room:  # on any rank, and all now know the same most tokens
+                if i == 0:
+                    self._prepare(resend_kernel(self.shape))
+                call, again = self.parts[i]
+                yield call.like(again, launch), ()
+            buffer.raise_bad_ids()
             if i == 0:
-                handle.num_rows = []
+                handle.num_rows, handle.capacity = [], self._most_rows()
+            n = padded_rows if n is None else n
             handle.num_rows.append(n)
             handle.loans.append((kept, lend(self.rows)))
             launch, out = self.expand(i, handle.loans[i], n, self.pad)
             yield launch, ()
             results = self.of(n)[1]
+        if self.limit is not None:
+            (per_expert,) = self.per_expert[i](kept)
         x, *more = results(out)
         probs = more.pop(0) if self.shape.has_probs else None
         made[i] = x, probs, more[0] if more else None, per_expert
+
+    def _most_rows(self):
+        # combine may return more rows to the rank with a new largest batch than dispatch had room to receive
+        return self.buffer.n_ranks * self.buffer.max_tokens
 
 
 class CachedPlan(ExpandingPlan):
     """A plan for cached dispatches: tokens x [T, H] become rows where an earlier one put them. options: num_sms."""
 
     def __init__(self, buffer, interface, names, arrays, options, handle):
-        (x,), (num_sms,), rows = arrays, options, buffer.most_rows
+        (x,), (num_sms,), capacity = arrays, options, handle.capacity
         xs = arguments.hidden_rows(buffer, names[0], x, dtypes=TYPES, n_rows=handle.num_tokens)
         (_, hidden), dtype = xs[0].shape, xs[0].dtype
         facts = dict(call="the gradient of hybrid_ep_combine", hidden=hidden, dtype=str(dtype))
         super().__init__(buffer, interface, names, handle.num_tokens, num_sms, **facts)
         row_bytes, local = hidden * dtype.itemsize, handle.sums["n_local_experts"]
-        buffer.want_pool(self.facts, needs(rows, row_bytes, 0))
+        buffer.want_pool(self.facts, needs(capacity, row_bytes, 0))
         shape = buffer.launches.shape(local, row_bytes, num_sms, expands=True)
         self.expect_results(shape, hidden, dtype)
-        self.stage(rows, 0)
+        self.stage(capacity, 0)
         self.expanding = self.rank_calls(resend_kernel(shape), self.expanded)
 
     def run(self, i, addresses, handle, made):

@@ -1,8 +1,8 @@
 """HybridEPDispatch and HybridEPCombine: exchange and permutation in one call; a row for each (token, local expert)."""
 
 from epmoe.fused_a2a import arguments
-from epmoe.fused_a2a.buffer import PLAIN, NoRoom
-from epmoe.fused_a2a.buffers import hybrid_ep_buffer, reopened
+from epmoe.fused_a2a.buffer import PLAIN
+from epmoe.fused_a2a.buffers import hybrid_ep_buffer
 from epmoe.fused_a2a.hybrid import ARGUMENTS, DispatchPlan, HybridHandle
 
 
@@ -142,11 +142,8 @@ def dispatch(
         given = given[:2]
     num_sms, a_world = (num_sms_dispatch, num_sms_combine), getattr(group, "p2p_world_size", None)
     how = num_local_experts, num_rows, pad_multiple, buffer.fp8_dispatch, a_world, num_sms
-    call = "hybrid_ep_dispatch", DispatchPlan, ARGUMENTS, given, how, group, interface
-    try:
-        made, handle = buffer.call(*call)
-    except NoRoom:
-        made, handle = buffer.call(*call)
+    name, kind = "hybrid_ep_dispatch", DispatchPlan
+    made, handle = buffer.call(name, kind, ARGUMENTS, given, how, group, interface)
     return (*made, handle)
 
 
@@ -163,4 +160,4 @@ def buffer_of_handle(handle):
     """The Buffer for calls with a handle; raises EPValueError unless HybridEPDispatch.forward made the handle."""
     if type(handle) is not HybridHandle:
         arguments.handle_of(HybridHandle, "HybridEPDispatch", handle)
-    return reopened(handle, hybrid_ep_buffer) if handle.buffer.closed else handle.buffer
+    return hybrid_ep_buffer(handle.group) if handle.buffer.closed else handle.buffer

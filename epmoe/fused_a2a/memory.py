@@ -212,11 +212,6 @@ class GroupMemory:
                 self.pool_layout.clear(self._pool.buffers[r.rank])
         self.world.barrier("reset", self._timeout)
 
-    @property
-    def most_rows(self):
-        """The most rows that a rank can receive, or get back, in one call."""
-        return self.n_ranks * self.max_tokens
-
     def want_tokens(self, max_tokens):
         """Remember the most tokens of any rank. All ranks must pass the same number."""
         if max_tokens > self.max_tokens:

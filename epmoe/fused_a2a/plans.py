@@ -30,17 +30,17 @@ class Handle:
 
     plan: the dispatch's. loans: each rank's memory of the routing; kernels get the addresses of its kept arrays. form:
     part of the key of later plans; sums: see CombinePlan. num_tokens, num_rows: T and the rows of each rank of this
-    process; num_rows is None until the host knows them.
+    process. capacity: the most rows that a combine returns to any rank. Both are None until the host knows them.
     plan.is_exact: whether arrays have as many rows as came, not room for the most. DISPATCH, COMBINE: names of calls.
     GRADIENT: names of the gradients' arrays. CACHED: plan class of combine's gradient. num_sms: of each call.
     """
 
-    __slots__ = "plan buffer loans group num_rows __weakref__".split()
+    __slots__ = "plan buffer loans group num_rows capacity __weakref__".split()
     DISPATCH, COMBINE, GRADIENT, CACHED, num_sms = "", "", (), None, (None, None)
 
     def __init__(self, plan, group):
         self.plan, self.buffer, self.group = plan, plan.buffer, group
-        self.loans, self.num_rows = [], plan.num_rows
+        self.loans, self.num_rows, self.capacity = [], plan.num_rows, plan.capacity
 
     def combined(self, buffer, given, interface=PLAIN):
         """The sum of the given rows by token."""
@@ -71,15 +71,15 @@ class Plan:
     class of handles; None for calls of a handle, whose form is part of the key. rows_vary: whether the number of rows
     differs between calls with an exact handle. dtypes: {name: type it must have} if arrays must be placed; None if
     kernels read them in place. remedy: if the call waits for the device, what to call instead during graph capture.
-    check_values: checks the values of arrays in host memory, if the plan must. num_rows: of a dispatch's handle; None
-    if they are not known before the call.
+    check_values: checks the values of arrays in host memory, if the plan must. num_rows, capacity: of a dispatch's
+    handle; None if they are not known before the call.
 
     run(i, addresses, handle, made) is a generator that runs the call of the i-th rank here. It yields (launch, the
     Loans that the launch uses) and goes on when the launches of all ranks have started. made[i]: gets the results, a
     tuple. handle: the given one, or the one that a dispatch makes: then run() adds the rank's Loans, and counts rows.
     """
 
-    makes = dtypes = remedy = check_values = num_rows = None
+    makes = dtypes = remedy = check_values = num_rows = capacity = None
     rows_vary = False
 
     def __init__(self, buffer, interface, names, num_tokens, num_sms, **facts):
@@ -135,28 +135,34 @@ class CombinePlan(Plan):
             dtype=NAMES[dtype],
             **handle.sums,
         )
-        n_probs, self.has_probs = shape.top_k or shape.num_experts, has_probs
+        n_probs, self.room, self.has_probs = shape.top_k or shape.num_experts, -1, has_probs
         facts = dict(call="combine", hidden=hidden, dtype=str(dtype), has_probs=has_probs)
         facts |= dict(probs_a_token=n_probs)
         super().__init__(buffer, interface, names, handle.num_tokens, num_sms, **facts)
         of_row = {"out": ((hidden,), dtype)} | ({"out_probs": ((n_probs,), FP32)} if probs else {})
         of = self.arranged("combine result", of_row)
-        self.outs, rows = [of(n) for n in self.num_tokens], buffer.most_rows
-        probs_at = align(rows * shape.row_bytes)
-        nbytes = probs_at + 4 * shape.n_meta * rows * has_probs
-        buffer.want_pool(self.facts, dict(staging_bytes=nbytes, flag_rows=rows), shape)
-        at = buffer.pool_layout.staging_at
-        values = dict(places=[at, 0, at + probs_at], capacity=rows)
-        self.calls = self.rank_calls(combine_kernel(shape), [values] * len(self.num_tokens))
+        self.outs = [of(n) for n in self.num_tokens]
+
+    def _want_room(self, capacity):
+        buffer, shape = self.buffer, self.shape
+        nbytes = align(capacity * shape.row_bytes) + 4 * shape.n_meta * capacity * shape.has_probs
+        buffer.want_pool(self.facts, dict(staging_bytes=nbytes, flag_rows=capacity), shape)
+        self.staging_at = buffer.pool_layout.staging_at
+        values = [{"places": self.staging_at}] * len(self.num_tokens)
+        self.calls, self.room = self.rank_calls(combine_kernel(shape), values), capacity
 
     def run(self, i, addresses, handle, made):
         """See Plan. Results: sums of rows, probs of tokens or None."""
+        capacity = handle.capacity
+        if capacity > self.room:
+            self._want_room(capacity)
         call, (out, results) = self.calls[i], self.outs[i]
         launch = call[min(self.num_tokens[i] + handle.num_rows[i] + 1, call.most)]
         words, loan = launch.words, call.r.arena.lend(out)
-        words[X] = addresses[0]
+        words[CAPACITY], words[X] = capacity, addresses[0]
         if self.has_probs:
             words[PROBS] = addresses[1]
+            words[PLACES + 2] = self.staging_at + align(capacity * self.shape.row_bytes)
         for kept in handle.loans[i]:
             for at_words, run in kept.piece.kept:
                 words[at_words] = run

@@ -31,17 +31,30 @@ PLACE_OF = {name: PLACES + i for i, name in enumerate(("x", "ids", "probs", "sca
 class RowsHandle(Handle):
     """The routing of one FusedDispatch.forward, for any number of combines and cached dispatches.
 
-    It depends only on ids and numbers of tokens, so data of another hidden size or dtype may use it. If counts are only
-    on the device, every rank has room for the most rows, of which the first N hold tokens.
+    It depends only on ids and numbers of tokens, so data of another hidden size or dtype may use it. counts: see
+    Buffer.told(). If they are only on the device, every rank has `capacity` rows, of which the first N hold tokens.
     """
 
-    __slots__ = ()
+    __slots__ = ("counts",)
     DISPATCH, COMBINE = "fused_dispatch", "fused_combine"
     GRADIENT = "grad_output", "probs of grad_output"
     num_sms = None, None  # for all handles; set_deepep_num_sms replaces it
     summed = tuple(NAMES)
 
     probs_a_row = property(lambda self: self.sums["top_k"])
+
+    def count_rows(self, counts):
+        """Take the counts that the host was told."""
+        self.counts, n = counts, self.buffer.n_ranks
+        self.num_rows = [sum(counts[r.rank :: n]) for r in self.buffer.ranks]
+        self.capacity = max([sum(counts[i : i + n]) for i in range(0, n * n, n)])
+
+    def most_rows(self):
+        """The most rows that any rank received; if only the device knows the counts, that it has room for."""
+        if not self.plan.is_exact:
+            return self.capacity
+        n = self.buffer.n_ranks
+        return max([sum(self.counts[rank::n]) for rank in range(n)])
 
 
 class ReceivingPlan(Plan):
@@ -114,7 +127,8 @@ class DispatchPlan(ReceivingPlan):
         self.check_values([((), (x, one)) for x, one in zip(xs, ids)])
         buffer.want_experts(local, self.facts)
         self.expect_results(hidden, dtype, top_k, n_scales)
-        if knows_tokens := buffer.knows_all_ranks or on_device:
+        reserves_results = buffer.knows_all_ranks or on_device
+        if reserves_results:
             # the host does not read counts, so it assumes that a new largest batch is that large on all ranks
             buffer.want_tokens(max(num_tokens))
         wide = all(a.dtype.itemsize == 8 for a in ids)
@@ -135,16 +149,16 @@ class DispatchPlan(ReceivingPlan):
         )
 
         def needs(tokens):
-            return dict(result_bytes=self.of(n_ranks * tokens)[0].nbytes)
+            room = self.of(n_ranks * tokens)[0].nbytes if reserves_results else 0
+            return dict(result_bytes=room)
 
-        wanted = needs if knows_tokens else needs(buffer.max_tokens)
-        buffer.want_pool(self.facts, wanted, self.shape)
+        buffer.want_pool(self.facts, needs, self.shape)
         self.room = n_ranks * max(buffer.max_tokens, *num_tokens)
         self.whole, self.results = self.of(self.room)
         self.form = (top_k, *num_tokens, self.room if on_device else None)
         self.sums = dict(n_local_experts=1, top_k=top_k)
         if on_device:
-            self.num_rows = [self.room] * len(ids)
+            self.num_rows, self.capacity = [self.room] * len(ids), self.room
         self.parts, per_expert = [], {"tokens_per_expert": ((local,), np.int64)}
         for i, n in enumerate(num_tokens):
             call, launch = self.sending(dispatch_kernel(self.shape), i)
@@ -184,11 +198,16 @@ class DispatchPlan(ReceivingPlan):
             on_host = self.buffer.host_words
             words[TOLD], words[TOLD_NUMBER] = on_host.addresses[i], on_host.number
             yield launch, ()
-            _, counts, per_expert = self.buffer.told(i, self.local, self.interface)
+            has_room, _, counts, per_expert = self.buffer.told(i, self.local, self.interface)
             if i == 0:
-                n_ranks = self.buffer.n_ranks
-                handle.num_rows = [sum(counts[r.rank :: n_ranks]) for r in self.buffer.ranks]
+                handle.count_rows(counts)
             n = handle.num_rows[i]
+            if not has_room:  # on any rank
+                rows = self.buffer.n_ranks * self.buffer.max_tokens
+                launch, loan = self._again(i, launch, rows)
+                yield launch, ()
+                results = self.of(rows)[1]
+            self.buffer.raise_bad_ids()
         if loan is None:
             launch, loan = self.moved(i, rows, n)
             yield launch, loan
@@ -196,12 +215,24 @@ class DispatchPlan(ReceivingPlan):
         x, ids, probs, *scales = results(loan) if n == rows else results(loan, n)
         made[i] = ((x, *scales) if scales else x), ids, probs, per_expert
 
+    def _again(self, i, earlier, rows):
+        """(launch that sends a rank's tokens again, with room for `rows`, Loan). All ranks do so."""
+        buffer, (arrangement, _) = self.buffer, self.of(rows)
+        buffer.want_pool(self.facts, dict(result_bytes=arrangement.nbytes))
+        call, launch = self.sending(resend_kernel(self.shape), i)
+        launch, loan = call.like(launch, earlier), call.r.heap.lend(arrangement)
+        launch.words[CAPACITY] = rows
+        room = self.staged(arrangement, rows) if loan is None else loan.piece.words
+        for at_words, run in room:
+            launch.words[at_words] = run
+        return launch, loan
+
 
 class CachedPlan(ReceivingPlan):
     """A plan for cached dispatches: sends x [T, H] where an earlier dispatch sent its tokens. options: num_sms."""
 
     def __init__(self, buffer, interface, names, arrays, options, handle):
-        (x,), (num_sms,), num_tokens = arrays, options, handle.num_tokens
+        (x,), (num_sms,), num_tokens, self.room = arrays, options, handle.num_tokens, -1
         xs = arguments.hidden_rows(buffer, names[0], x, n_rows=num_tokens)
         (_, hidden), dtype = xs[0].shape, xs[0].dtype
         facts = dict(call="the gradient of combine", hidden=hidden, dtype=str(dtype))
@@ -209,16 +240,20 @@ class CachedPlan(ReceivingPlan):
         self.expect_results(hidden, dtype)
         of_kernel = dict(send=num_tokens, top_k=1)
         self.shape = buffer.launches.shape(1, hidden * dtype.itemsize, num_sms, **of_kernel)
-        self.room = buffer.most_rows
-        self.whole = self.of(self.room)
-        buffer.want_pool(self.facts, dict(result_bytes=self.whole[0].nbytes), self.shape)
-        kernel = resend_kernel(self.shape)
-        self.parts = [self.sending(kernel, i) for i in range(len(num_tokens))]
+
+    def _want_room(self, rows):
+        # All ranks know the counts, so all grow together. Then every rank has room in the staging area.
+        needs = dict(result_bytes=self.of(rows)[0].nbytes)
+        self.buffer.want_pool(self.facts, needs, self.shape)
+        kernel, n_ranks = resend_kernel(self.shape), len(self.num_tokens)
+        self.parts, self.room = [self.sending(kernel, i) for i in range(n_ranks)], rows
 
     def run(self, i, addresses, handle, made):
         """See Plan. Results: recv_x [N, H], of x's dtype."""
-        n, rows = handle.num_rows[i], self.room
-        (call, launch), (arrangement, results) = self.parts[i], self.whole
+        n, rows = handle.num_rows[i], handle.most_rows()
+        if rows > self.room:
+            self._want_room(rows)
+        (call, launch), (arrangement, results) = self.parts[i], self.of(rows)
         words, loan = launch.words, call.r.heap.lend(arrangement)
         words[X], words[CAPACITY] = addresses[0], rows
         room = self.staged(arrangement, rows) if loan is None else loan.piece.words

@@ -27,8 +27,8 @@ has at most one token for each block, all warps send.
    Lamport rows: a receiver polls the row's words in a window until none is ABSENT, and copies it out (step 2).
 8. The leader block ends the call.
 
-A cached dispatch takes numbers and counts from a handle: rows_resend records and tells nothing (step 6), and of step 3
-does only the announcement, without counts. The host has made room before it.
+A cached dispatch, and the retry of one that found no room, take numbers and counts from a handle: rows_resend records
+and tells nothing (step 6), and of step 3 does only the announcement, without counts. The host has made room before it.
 """
 
 from functools import lru_cache

@@ -175,15 +175,16 @@ def dispatching(shape, mark):
 
 
 def resending(shape, mark):
-    """`few` for announce.beginning in a cached dispatch, for which the host has made room."""
-    row_of_token = layout.row_of(shape.n_ranks)
+    """`few` for announce.beginning in a dispatch. A rank without room for its own rows takes and drops them."""
+    ranks, mail, row_of_token = shape.n_ranks, mailbox.reading(shape.n_ranks), layout.row_of(shape.n_ranks)
     rows = send.make(shape, _tokens(shape, row_of_token), _into(shape, row_of_token))
 
     @device_fn
     def send_and_receive(call, announced, first):
-        row_of = call.params[p.row_of]
+        (here, before), row_of = mail.received(announced, call.my_rank), call.params[p.row_of]
+        has_room = i32(warp_broadcast_i32(i32(before + here), i32(ranks - 1))) <= i32(call.params[p.capacity])
         rows.send(call, row_of, first)
         mark(call.params, stamps.SENT)
-        rows.receive(call, row_of, announced, True, first)
+        rows.receive(call, row_of, announced, has_room, first)
 
     return lamport.known_call(shape, wait.ROWS_DISPATCH, mark, rows.prepare, send_and_receive)
