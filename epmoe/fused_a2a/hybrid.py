@@ -172,8 +172,7 @@ class DispatchPlan(ExpandingPlan):
             encode=is_fp8,
         )
         if buffer.knows_all_ranks or limit is not None and buffer.max_tokens:
-            # the host does not read counts, so it assumes that a new largest batch is that large on all ranks
-            buffer.want_tokens(max(num_tokens))
+            buffer.agree_on_tokens(max(num_tokens))
         self.expect_results(shape, hidden, E4M3 if is_fp8 else dtype)
         # one launch sends and expands if the host need not know the number of rows
         self.is_one_launch = limit is not None and (buffer.knows_all_ranks or buffer.max_tokens > 0)
@@ -204,11 +203,10 @@ class DispatchPlan(ExpandingPlan):
 
     def _prepare(self, kernel, expanding=None):
         """Prepare launches of a sending kernel, for the most tokens so far. expanding: its shape if it also expands."""
-        buffer, local = self.buffer, self.local
+        buffer, local, rows = self.buffer, self.local, self._most_rows()
         # otherwise the first call learns the ranks' numbers of tokens
         if buffer.knows_all_ranks or buffer.max_tokens:
-            buffer.want_pool(self.facts, self._needs, expanding)
-        rows = buffer.n_ranks * buffer.max_tokens
+            buffer.want_pool(self.facts, needs(rows, self.shape.row_bytes, local), expanding)
         self.stage(rows, local)
         self.expert_row = {"expert_row": ((rows, local), np.int32)}
         limit = NO_LIMIT if self.limit is None else self.limit
@@ -221,9 +219,6 @@ class DispatchPlan(ExpandingPlan):
             words = {"expert_row": at("expert_row")}
             self.rows = Arrangement("hybrid rows", self.expert_row, words=words, kept=words)
             self.expanding = self.rank_calls(expand_kernel(self.shape), self.expanded)
-
-    def _needs(self, tokens):
-        return needs(self.buffer.n_ranks * tokens, self.shape.row_bytes, self.local)
 
     def run(self, i, addresses, handle, made):
         """See Plan. Results: dispatched_hidden, probs, scales, tokens_per_expert.

@@ -218,24 +218,25 @@ class GroupMemory:
             self.max_tokens = max_tokens
             self.changed()
 
+    def agree_on_tokens(self, num_tokens):
+        """Remember the most tokens of any rank, for a call whose host does not read counts.
+
+        A batch that is larger than any before must be so on all ranks; then, and at first, this is collective.
+        """
+        if num_tokens > self.max_tokens or self.max_tokens == 0:
+            self.want_tokens(max(self.world.tell(num_tokens, self._timeout)))
+
     def want_pool(self, facts, needs, shape=None):
         """Make room in the pool; collective if it must grow.
 
         facts: arguments that must be equal on all ranks, since room and the kernels' messages follow from them; see
-        CallLog. needs: the arguments of PoolLayout.grown(), or a function that returns them for the most tokens of any
-        rank, if ranks may know only their own number. shape: RowsShape of a kernel that may send Lamport rows.
+        CallLog. needs: the arguments of PoolLayout.grown(). shape: RowsShape of a kernel that may send Lamport rows.
         """
         self.log.agree(facts, self._timeout)
         of_shape = {} if shape is None else dict(lamport_bytes=lamport.bytes_for(shape))
-
-        def layout():
-            of_tokens = needs(self.max_tokens) if callable(needs) else needs
-            return self.pool_layout.grown(**of_tokens, **of_shape)
-
-        if layout() != self.pool_layout:
-            if callable(needs):
-                self.want_tokens(max(self.world.tell(self.max_tokens, self._timeout)))
-            self._grow(layout())
+        layout = self.pool_layout.grown(**needs, **of_shape)
+        if layout != self.pool_layout:
+            self._grow(layout)
 
     def _grow(self, layout):
         self.changed()

@@ -129,8 +129,7 @@ class DispatchPlan(ReceivingPlan):
         self.expect_results(hidden, dtype, top_k, n_scales)
         reserves_results = buffer.knows_all_ranks or on_device
         if reserves_results:
-            # the host does not read counts, so it assumes that a new largest batch is that large on all ranks
-            buffer.want_tokens(max(num_tokens))
+            buffer.agree_on_tokens(max(num_tokens))
         wide = all(a.dtype.itemsize == 8 for a in ids)
         # kernels read ids in this machine's byte order; on a GPU most ids need no conversion
         types = [a.dtype.newbyteorder("=") if wide else np.dtype(np.int32) for a in ids]
@@ -148,11 +147,9 @@ class DispatchPlan(ReceivingPlan):
             has_meta=True,
         )
 
-        def needs(tokens):
-            room = self.of(n_ranks * tokens)[0].nbytes if reserves_results else 0
-            return dict(result_bytes=room)
-
-        buffer.want_pool(self.facts, needs, self.shape)
+        rows = n_ranks * buffer.max_tokens
+        room = self.of(rows)[0].nbytes if reserves_results else 0
+        buffer.want_pool(self.facts, dict(result_bytes=room), self.shape)
         self.room = n_ranks * max(buffer.max_tokens, *num_tokens)
         self.whole, self.results = self.of(self.room)
         self.form = (top_k, *num_tokens, self.room if on_device else None)

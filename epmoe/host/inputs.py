@@ -190,7 +190,7 @@ def world(what, given):
     if not hasattr(given, "allocate") or not hasattr(given, "launching"):
         raise EPValueError(
             f"{what} is a {type(given).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, ShmemWorld; "
-            "epmoe.torch: ProcessGroupWorld)"
+            "epmoe.torch also takes process groups of torch.distributed)"
         )
     return given
 

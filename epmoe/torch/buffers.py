@@ -8,7 +8,7 @@ def get_buffer(group, hidden_bytes: int):
     """The Buffer of a group for fused_dispatch and fused_combine, made if there is none; one per world, until closed.
 
     group: a process group of torch, or a world of epmoe. hidden_bytes: bytes of a row (get_hidden_bytes), at
-    least 0; the Buffer remembers the most. Its memory grows when a call needs more, on all ranks in the same
+    least 0; it changes nothing, since the Buffer's memory grows when a call needs more, on all ranks in the same
     call. Collective if it makes a Buffer. Returns an epmoe.fused_a2a.Buffer, which has reset(), for use after an
     error, and close(). Errors: EPValueError, UnavailableError, PeerTimeout. Source: the fused_a2a page
     (docs/pages.md); epmoe.fused_a2a.get_buffer.

@@ -225,9 +225,6 @@ def test_what_another_process_puts_into_the_store_runs_no_code():
         over(store)[0].gather("telling", None, 1)
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="files have names on this system, and /proc is not there"
-)
 def test_only_a_process_group_is_taken_for_one():
     assert world_of("a world of another kind") == "a world of another kind"
     with pytest.raises(EPValueError, match="group is a str; a world of epmoe is needed"):

@@ -38,6 +38,12 @@ def test_every_rank_has_the_references_results(n_ranks, world):
     equal_on(n_ranks, 5, 32, 2, 2 if n_ranks > 2 else 1, world, limit=60)
 
 
+def test_ranks_that_grow_by_different_numbers_of_tokens_agree():
+    job = mpirun(2, HERE / "growing_program.py", limit=100)
+    of_ranks = job.said(r"right sums, (at most 40 tokens, .*)")
+    assert job.status == 0 and len(of_ranks) == 2 and len(set(of_ranks)) == 1, job.output
+
+
 @pytest.mark.gpu
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks_a_gpu", [1, 2])

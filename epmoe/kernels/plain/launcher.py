@@ -137,7 +137,7 @@ class PlainKernel:
         return named
 
     def _check(self, named):
-        """Checks them, and replaces arrays by Arrays."""
+        """Checks the arguments, and replaces arrays by Arrays."""
         cfg, lengths, known = self.cfg, {}, arguments.arrays(self.cfg, self.__name__, self.options)
         if not isinstance(named["my_rank"], (int, np.integer)) or not 0 <= named["my_rank"] < cfg.n_ranks:
             raise EPValueError(f"my_rank={named['my_rank']!r} must be a number in [0, n_ranks={cfg.n_ranks})")
