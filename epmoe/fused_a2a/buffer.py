@@ -50,7 +50,8 @@ PLAIN = Interface(look, results_of, np.asarray, lambda array, name: None)
 class Buffer(GroupMemory):
     """Memory and launches for the fused_a2a functions of one group.
 
-    group: a world (LocalWorld, MPIWorld). Sizes follow from the calls. timeout [s]: after it a wait gives up and PeerTimeout is raised. launch: LaunchConfig.
+    group: a world (LocalWorld, MPIWorld). Sizes follow from the calls. timeout [s]: after it a wait gives up and
+    PeerTimeout is raised. launch: LaunchConfig.
     """
 
     def __init__(self, group, *, timeout=30.0, launch=None):
