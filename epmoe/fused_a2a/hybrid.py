@@ -5,6 +5,7 @@ sums its experts' rows. Results lie in a rank's own memory, so ranks need not ag
 """
 
 from array import array
+from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
@@ -13,17 +14,17 @@ from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import BF16, E4M3, FP8_GROUP, FP16, FP32
 from epmoe.fused_a2a.launches import at
 from epmoe.fused_a2a.plans import NO_ROOM, TOLD, TOLD_NUMBER, Handle, Plan, X, handle_memory
-from epmoe.host.memory_pool import Arrangement, arrange
-from epmoe.kernels.rows import dispatch_kernel, expand_kernel, resend_kernel
+from epmoe.host.memory_pool import Arrangement, arrange, size_class
+from epmoe.kernels.rows import dispatch_kernel, receive_kernel, resend_kernel
 from epmoe.kernels.rows.send import expert_masks, fp8_format
+from epmoe.kernels.rows.shape import NO_LIMIT
 from epmoe_ref.errors import EPValueError
 
 TYPES = (BF16, FP16)
 ARGUMENTS = "x", "routing_map", "probs"
 # the arrays in a handle's memory that later calls read
 KEPT = "counts", "row_of", "expert_rows", "expert_base", "expert_row"
-NO_LIMIT = 2**31 - 1
-N_ROWS, PAD = at("num_rows"), at("pad_multiple")
+N_ROWS, ROOM, PAD = at("num_rows"), at("room"), at("pad_multiple")
 
 
 class HybridHandle(Handle):
@@ -86,34 +87,19 @@ class ExpandingPlan(Plan):
         self.of = self.arranged("hybrid result", of_row)
 
     def stage(self, rows, local):
-        """Set the launch words for a staging area of `rows` rows: self.staged to send, self.expanded[i] to expand."""
+        """{field: value} of each rank's launches that receive `rows` rows in the staging area."""
         buffer, layout = self.buffer, self.buffer.pool_layout
         fields, nbytes = _staged(rows, self.shape.row_bytes, local)
         offsets = [field.offset for field in fields.values()]
-        self.staged = dict(
+        staged = dict(
             places=[layout.staging_at + offset for offset in offsets],
             capacity=rows if nbytes <= layout.staging_bytes else NO_ROOM,
+            room=NO_LIMIT,
         )
-        self.expanded = [
-            self.staged | dict(sources=[buffer.staging(r) + offset for offset in offsets])
+        return [
+            staged | dict(sources=[buffer.staging(r) + offset for offset in offsets])
             for r in buffer.ranks
         ]
-
-    def expand(self, i, of_handle, n_rows, pad):
-        """(launch that expands rows from a rank's staging area as they arrive, Loan of its n_rows result rows).
-
-        of_handle: Loans that the rank's handle keeps.
-        """
-        call, (out, _) = self.expanding[i], self.of(n_rows)
-        launch = call[min(self.num_tokens[i] + n_rows + 1, call.most)]
-        words, loan = launch.words, call.r.arena.lend(out)
-        words[N_ROWS], words[PAD] = n_rows, pad
-        for kept in of_handle:
-            for at_words, run in kept.piece.kept:
-                words[at_words] = run
-        for at_words, run in loan.piece.words:
-            words[at_words] = run
-        return launch, loan
 
 
 class DispatchPlan(ExpandingPlan):
@@ -165,33 +151,30 @@ class DispatchPlan(ExpandingPlan):
             fp8_format(hidden).token_size if is_fp8 else hidden * dtype.itemsize,
             num_sms,
             expand=num_tokens,
+            expands=True,
             has_probs=bool(probs),
             has_meta=True,
             value_bytes=hidden if is_fp8 else 0,
             scale_words=hidden // FP8_GROUP if is_fp8 else 0,
             encode=is_fp8,
         )
-        if buffer.knows_all_ranks or limit is not None and buffer.max_tokens:
-            buffer.agree_on_tokens(max(num_tokens))
+        buffer.agree_on_tokens(max(num_tokens), limit is None and not buffer.knows_all_ranks)
         self.expect_results(shape, hidden, E4M3 if is_fp8 else dtype)
-        # one launch sends and expands if the host need not know the number of rows
-        self.is_one_launch = limit is not None and (buffer.knows_all_ranks or buffer.max_tokens > 0)
-        if self.is_one_launch:
-            shape = buffer.launches.expanding(shape, num_tokens, num_sms)
-        else:
-            self.remedy = "give num_permuted_tokens, and call it once before"
+        if limit is None:  # the host waits for the numbers of rows
+            self.remedy = "give num_permuted_tokens"
             buffer.prepare_to_be_told(local)
-        self._prepare(dispatch_kernel(shape), shape if self.is_one_launch else None)
+        else:
+            self.num_rows, self.capacity = [limit] * len(num_tokens), self._most_rows()
+        self._prepare(dispatch_kernel(shape))
+        self.ready = [None] * len(num_tokens)
+        for i in range(len(num_tokens)):
+            self._expect(i, limit or 0)
         arrays = {
             "tokens_per_expert": ((local,), np.int64),
             "overflow": ((1,), np.int32),
             "expert_base": ((n_ranks, local), np.int32),
             "expert_rows": ((2, local), np.int32),
-        }
-        if self.is_one_launch:
-            arrays |= self.expert_row
-            self.out, self.results = self.of(limit)
-            self.num_rows, self.capacity = [limit] * len(num_tokens), self._most_rows()
+        } | self.expert_row
         of_ranks = [arrays | {"row_of": ((n, n_ranks), np.int32)} for n in num_tokens]
         self.kept = [handle_memory("hybrid handle", n_ranks, KEPT, of_rank) for of_rank in of_ranks]
         self.per_expert, self.overflows = (
@@ -201,66 +184,79 @@ class DispatchPlan(ExpandingPlan):
         scratch = {"row_of_expert": ((shape.num_experts,), np.int32)}
         self.scratch = [self.arranged("rows scratch", scratch)(n)[0] for n in num_tokens]
 
-    def _prepare(self, kernel, expanding=None):
-        """Prepare launches of a sending kernel, for the most tokens so far. expanding: its shape if it also expands."""
-        buffer, local, rows = self.buffer, self.local, self._most_rows()
-        # otherwise the first call learns the ranks' numbers of tokens
-        if buffer.knows_all_ranks or buffer.max_tokens:
-            buffer.want_pool(self.facts, needs(rows, self.shape.row_bytes, local), expanding)
-        self.stage(rows, local)
+    def _prepare(self, kernel):
+        """Prepare launches of a sending kernel, for the most tokens so far."""
+        rows, local = self._most_rows(), self.local
+        self.buffer.want_pool(self.facts, needs(rows, self.shape.row_bytes, local), self.shape)
+        more = dict(num_rows=NO_LIMIT if self.limit is None else self.limit, pad_multiple=self.pad)
+        values = [staged | more for staged in self.stage(rows, local)]
+        self.calls = self.rank_calls(kernel, values)
+        self.receiving = self.rank_calls(receive_kernel(self.shape), values)
         self.expert_row = {"expert_row": ((rows, local), np.int32)}
-        limit = NO_LIMIT if self.limit is None else self.limit
-        more = dict(num_rows=limit, pad_multiple=self.pad)
-        staged = [self.staged] * len(self.num_tokens) if expanding is None else self.expanded
-        calls = self.rank_calls(kernel, [values | more for values in staged])
-        blocks = [n if expanding is None else n + limit for n in self.num_tokens]
-        self.parts = [(call, call.of(n)) for call, n in zip(calls, blocks)]
-        if expanding is None:
-            words = {"expert_row": at("expert_row")}
-            self.rows = Arrangement("hybrid rows", self.expert_row, words=words, kept=words)
-            self.expanding = self.rank_calls(expand_kernel(self.shape), self.expanded)
+
+    def _expect(self, i, most):
+        """Make room in the i-th rank's next results for `most` rows by expert, and a few more; with a limit for these."""
+        room = size_class(most + most // 16) if self.limit is None else self.limit
+        self.ready[i] = most, room, *self.of(room)
 
     def run(self, i, addresses, handle, made):
         """See Plan. Results: dispatched_hidden, probs, scales, tokens_per_expert.
 
-        If the host must wait for the numbers of rows, a second launch expands the rows.
+        Exact results have room for a few more rows than in the calls before. If more come, a second launch stores them.
         """
-        buffer, (call, launch), n = self.buffer, self.parts[i], self.limit
-        words, lend = launch.words, call.r.arena.lend
+        call, (most, room, arrangement, results) = self.calls[i], self.ready[i]
+        launch, lend, n = call.of(self.num_tokens[i] + most), call.r.arena.lend, room
+        words = launch.words
         words[X : X + len(addresses)] = array("Q", addresses)  # x, ids, probs
-        kept, scratch = lend(self.kept[i]), lend(self.scratch[i])
-        for at_words, run in (*kept.piece.words, *scratch.piece.words):
-            words[at_words] = run
-        if self.is_one_launch:
-            out, results = lend(self.out), self.results
-            for at_words, run in out.piece.words:
+        kept, scratch, out = lend(self.kept[i]), lend(self.scratch[i]), lend(arrangement)
+        for loan in (kept, scratch, out):
+            for at_words, run in loan.piece.words:
                 words[at_words] = run
-            handle.loans.append((kept,))
+        handle.loans.append((kept,))
+        if self.limit is not None:
             yield launch, (kept, out, scratch)
+            (per_expert,) = self.per_expert[i](kept)
         else:
-            on_host = buffer.host_words
-            words[TOLD], words[TOLD_NUMBER] = on_host.addresses[i], on_host.number
+            buffer, on_host = self.buffer, self.buffer.host_words
+            words[ROOM], words[TOLD], words[TOLD_NUMBER] = (
+                room,
+                on_host.addresses[i],
+                on_host.number,
+            )
             yield launch, ()
-            has_room, padded_rows, _, per_expert = buffer.told(i, self.local, self.interface)
-            if not has_room:  # on any rank, and all now know the same most tokens
-                if i == 0:
-                    self._prepare(resend_kernel(self.shape))
-                call, again = self.parts[i]
-                yield call.like(again, launch), ()
-            buffer.raise_bad_ids()
+            has_room, n, _, per_expert = buffer.told(i, self.local, self.interface)
             if i == 0:
                 handle.num_rows, handle.capacity = [], self._most_rows()
-            n = padded_rows if n is None else n
             handle.num_rows.append(n)
-            handle.loans.append((kept, lend(self.rows)))
-            launch, out = self.expand(i, handle.loans[i], n, self.pad)
-            yield launch, ()
-            results = self.of(n)[1]
-        if self.limit is not None:
-            (per_expert,) = self.per_expert[i](kept)
-        x, *more = results(out)
+            if n > room or not has_room:
+                launch, out = self._again(i, launch, handle, has_room)
+                yield launch, ()
+                room, results = n, self.of(n)[1]
+            buffer.raise_bad_ids()
+            self._expect(i, max(n, most - most // 64))
+        x, *more = results(out) if n == room else results(out, n)
         probs = more.pop(0) if self.shape.has_probs else None
         made[i] = x, probs, more[0] if more else None, per_expert
+
+    def _again(self, i, earlier, handle, has_room):
+        """(launch that stores the rows that are known now, Loan of the results).
+
+        If some rank had no room to receive, all ranks make room, as all know the same most tokens, and send again.
+        """
+        n, calls, lend = handle.num_rows[i], self.receiving, self.buffer.ranks[i].arena.lend
+        loans = [lend(self.of(n)[0])]
+        if not has_room:
+            if i == 0:
+                self._prepare(resend_kernel(replace(self.shape, lamport=0)))
+            calls, words = self.calls, {"expert_row": at("expert_row")}
+            rows = Arrangement("hybrid rows", self.expert_row, words=words, kept=words)
+            loans.append(lend(rows))
+            handle.loans[i] += (loans[1],)
+        launch = calls[i].like(calls[i].of(self.num_tokens[i] + n), earlier)
+        for loan in loans:
+            for at_words, run in loan.piece.words:
+                launch.words[at_words] = run
+        return launch, loans[0]
 
     def _most_rows(self):
         # combine may return more rows to the rank with a new largest batch than dispatch had room to receive
@@ -280,16 +276,21 @@ class CachedPlan(ExpandingPlan):
         buffer.want_pool(self.facts, needs(capacity, row_bytes, 0))
         shape = buffer.launches.shape(local, row_bytes, num_sms, expands=True)
         self.expect_results(shape, hidden, dtype)
-        self.stage(capacity, 0)
-        self.expanding = self.rank_calls(resend_kernel(shape), self.expanded)
+        self.calls = self.rank_calls(resend_kernel(shape), self.stage(capacity, 0))
 
     def run(self, i, addresses, handle, made):
         """See Plan. Results: rows [P, H] grouped by expert, in x's dtype."""
-        n = handle.num_rows[i]
-        launch, loan = self.expand(i, handle.loans[i], n, handle.pad_multiple)
-        launch.words[X] = addresses[0]
+        n, call = handle.num_rows[i], self.calls[i]
+        launch, (out, results) = call.of(self.num_tokens[i] + n), self.of(n)
+        words, loan = launch.words, call.r.arena.lend(out)
+        words[X], words[N_ROWS], words[PAD] = addresses[0], n, handle.pad_multiple
+        for kept in handle.loans[i]:
+            for at_words, run in kept.piece.kept:
+                words[at_words] = run
+        for at_words, run in loan.piece.words:
+            words[at_words] = run
         yield launch, loan
-        made[i] = self.of(n)[1](loan)
+        made[i] = results(loan)
 
 
 HybridHandle.CACHED = CachedPlan

@@ -51,32 +51,23 @@ class Launches:
     def shape(self, n_local_experts, row_bytes, num_sms, *, send=(), expand=(), combine=(), **more):
         """The RowsShape of a kernel. send, expand or combine (the one that the kernel does): the tokens of each rank here.
 
-        num_sms: SMs that the caller grants. Kernels that do not expand get smaller blocks if all SMs take part.
+        num_sms: SMs that the caller grants; None: all. Many kernels get smaller blocks if all SMs take part.
         """
-        threads, most = self.threads, max((*send, *expand, *combine), default=0)
-        by_all = "top_k" in more and self._are_all(num_sms)
-        if self.launch.num_threads is None and (expand or by_all or most < MANY):
-            to_send, to_combine = smaller_blocks(most)
-            to_expand = THREADS_TO_EXPAND if most <= FEW_TO_EXPAND else None
-            fewer = send and to_send or expand and to_expand or combine and to_combine
-            threads = min(threads, fewer or threads)
+        most, fewer = max((*send, *expand, *combine), default=0), None
         more |= dict(trace=self.launch.trace, tuning=self.tuning)
-        shape = RowsShape(self.world.n_ranks, n_local_experts, threads, row_bytes, **more)
-        return replace(shape, lamport=lamport.rows_for(shape, most))
-
-    def expanding(self, shape, num_tokens, num_sms):
-        """The shape of the kernel that expands rows as they arrive. num_tokens: of each rank of this process."""
-        shape, most = replace(shape, expands=True), max(num_tokens)
+        shape = RowsShape(self.world.n_ranks, n_local_experts, self.threads, row_bytes, **more)
         shape = replace(shape, lamport=lamport.rows_for(shape, most))
-        is_many = most >= MANY_TO_EXPAND and not shape.encode
-        is_smaller = self._are_all(num_sms) and (shape.lamport > 0 or is_many)
-        if self.launch.num_threads is None and is_smaller:
-            shape = replace(shape, threads=min(shape.threads, THREADS_TO_EXPAND))
-        return shape
-
-    def _are_all(self, num_sms):
-        """Whether num_sms (None: all) allows as many blocks as the machine can run."""
-        return num_sms is None or int(num_sms) >= self.most_blocks
+        by_all = num_sms is None or int(num_sms) >= self.most_blocks
+        if self.launch.num_threads is not None:
+            return shape
+        if expand:
+            is_many = most >= MANY_TO_EXPAND and not shape.encode
+            if most <= FEW_TO_EXPAND or by_all and (shape.lamport > 0 or is_many):
+                fewer = THREADS_TO_EXPAND
+        elif by_all and shape.top_k or most < MANY:
+            to_send, to_combine = smaller_blocks(most)
+            fewer = send and to_send or combine and to_combine
+        return replace(shape, threads=min(self.threads, fewer or self.threads))
 
     def prepare(self, kernel, rank, num_tokens, stream, words, grid):
         """Prepare a launch of a rank's kernel. words: its parameter block, with the words known so far."""

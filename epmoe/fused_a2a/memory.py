@@ -218,13 +218,14 @@ class GroupMemory:
             self.max_tokens = max_tokens
             self.changed()
 
-    def agree_on_tokens(self, num_tokens):
-        """Remember the most tokens of any rank, for a call whose host does not read counts.
+    def agree_on_tokens(self, num_tokens, is_told):
+        """Remember the most tokens of any rank. is_told: the call tells the host the ranks' numbers of tokens.
 
-        A batch that is larger than any before must be so on all ranks; then, and at first, this is collective.
+        Collective before the first dispatch. Otherwise it is so only for a batch larger than any before whose host is
+        not told; this batch must be larger on all ranks.
         """
-        if num_tokens > self.max_tokens or self.max_tokens == 0:
-            self.want_tokens(max(self.world.tell(num_tokens, self._timeout)))
+        if self.max_tokens == 0 or num_tokens > self.max_tokens and not is_told:
+            self.want_tokens(max(1, *self.world.tell(num_tokens, self._timeout)))
 
     def want_pool(self, facts, needs, shape=None):
         """Make room in the pool; collective if it must grow.
@@ -268,6 +269,7 @@ class GroupMemory:
         self.log.clear()
         self.changed()
         sizes = self.world.tell([self.n_local_experts, *self.pool_layout], self._timeout)
+        self.max_tokens = max(self.world.tell(self.max_tokens, self._timeout))
         if all(one == sizes[0] for one in sizes):
             self._make_heaps()
             self.initialise()

@@ -125,19 +125,18 @@ def hybrid_calls(world, make, functions, in_flight):
         (make.rows(world.tokens), make.rows(world.tokens, np.float32, world.n_experts))
         for _ in range(3)
     ]
-    limit = [world.limit] * world.n_ranks
     maps = [make.turned(make.maps, number) for number in range(3)]
+    if world.limit is None:  # later dispatches have more rows than the first
+        maps[0] = [m & (np.arange(len(m)) % 2 == 1)[:, None] for m in maps[0]]
     one, handle = dispatch(given[0][0], maps[0], given[0][1])
-    x, probs, y = (
-        make.rows(limit, world.dtype),
-        make.rows(limit, np.float32, 0),
-        make.rows(world.tokens),
-    )
     with in_flight():
         two, second = dispatch(given[1][0], maps[1], given[1][1])
+        n, more, y = [len(a) for a in one[0]], [len(a) for a in two[0]], make.rows(world.tokens)
+        x, probs = make.rows(n, world.dtype), make.rows(n, np.float32, 0)
         others = [two, second.overflow, sums(handle, x, probs), cached(handle, y)]
-        three, _ = dispatch(given[2][0], maps[2], given[2][1])
-        others += [three, sums(second, x, None), cached(second, y)]
+        three, third = dispatch(given[2][0], maps[2], given[2][1])
+        others += [three, sums(second, make.rows(more, world.dtype), None), cached(second, y)]
+        others += [cached(third, y)]
         for number in range(2 * world.between):
             few = [[r[: world.few] for r in of_ranks] for of_ranks in (given[number][0], maps[0])]
             made, of_few = dispatch(*few, [r[: world.few] for r in given[0][1]])

@@ -97,6 +97,7 @@ class RowsRun:
                 timeout=TIMEOUT,
             )
             buffer.knows_all_ranks = not self.world.asks
+            buffer.max_tokens = int(self.world.asks)  # 0: it learns of the others'
             self._let_hosts_wait(buffer.host_words)
             try:
                 if not self.world.bad_ids:
@@ -170,6 +171,8 @@ class RowsRun:
                     results[0] if isinstance(results, tuple) else results
                 )  # and a handle, or None
                 columns = made if isinstance(made[0], list) else [made]
+                if self.world.limit is None and len(columns) == 4:
+                    columns = columns[:3]  # the host was told tokens_per_expert
                 columns = [column for column in columns if column is not None]
                 for rank in set(self.local.ranks) - set(self.world.absent):
                     self._read(rank, [column[rank] for column in columns])
@@ -195,8 +198,10 @@ class RowsRun:
 
     @contextmanager
     def _in_flight(self, buffer):
-        """Context of calls that are queued without waiting. All memory that they use stays until they have run."""
+        """Context of calls that are queued; none waits but for counts. All memory that they use stays until they have run."""
         place, number, kept = buffer.placing.place, count(), []
+        run_all = self.machine.synchronize
+        buffer.host_words.wait = lambda timeout: run_all()
         self.machine.synchronize = buffer.placing.let_go = lambda *keys: None
         buffer.placing.place = lambda rank, name, *more: place(
             rank, f"{name} {next(number)}", *more
@@ -212,6 +217,7 @@ class RowsRun:
         finally:
             self.flying = False
             del self.machine.synchronize, buffer.placing.let_go, buffer.placing.place
+            del buffer.host_words.wait
             for lender in lenders:
                 del lender.lend
         self.machine.synchronize()

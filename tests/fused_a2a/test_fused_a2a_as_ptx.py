@@ -36,8 +36,8 @@ NEEDED = {
         *MEETS_PEERS,
         SAYS_SO,
         *OF_BLOCKS,
-        ARRIVES,
-        AWAITS,
+        FLAGS,
+        READS_FLAGS,
         LOAD16,
         r"cvt\.rn\.satfinite\.e4m3x2",
     ],
@@ -56,12 +56,12 @@ NEEDED = {
     "hybrid cached dispatch": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, INPUT16, LOAD16],
     "hybrid combine without signals": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, LOAD16, *VECTORS],
     "hybrid combine": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, LOAD16],
-    "expand fp8": [LOAD16, STORE16],
+    "receive fp8": [READS_FLAGS, LOAD16, STORE16],
     "move": [LOAD16, STORE16],
 }
 
 
-BY_DAY = ("cached dispatch", "expand fp8")  # one that meets its peers and one alone; at night all
+BY_DAY = ("cached dispatch", "receive fp8")  # one that meets its peers and one alone; at night all
 
 
 def kernels(names):
@@ -91,7 +91,7 @@ def test_no_local_memory_no_calls_no_double(ptx, name):
 
 
 @pytest.mark.parametrize(
-    "name", kernels(["expand fp8", "move", "hybrid combine", "hybrid combine without signals"])
+    "name", kernels(["receive fp8", "move", "hybrid combine", "hybrid combine without signals"])
 )
 def test_what_peers_write_is_never_read_through_the_non_coherent_path(ptx, name):
     assert ".nc" not in ptx[name]

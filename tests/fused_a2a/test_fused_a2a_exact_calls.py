@@ -5,10 +5,11 @@ from threading import Thread
 import numpy as np
 import pytest
 from against_reference import equal_hybrid, equal_rows
-from rows_group import BF16, group_of, routing, tokens
+from rows_group import BF16, assert_same, group_of, routing, tokens
 
 from epmoe import fused_a2a
 from epmoe.fused_a2a import buffers, hybrid, rows
+from epmoe_ref import fused_a2a as reference
 from epmoe_ref.errors import EPStateError, EPValueError
 from epmoe_ref.strategies import HybridWorld, RowsWorld
 
@@ -99,3 +100,26 @@ def test_without_room_a_dispatch_is_sent_again(step, buffer_of, sender, monkeypa
     n_sent = len(sent)
     step(group, rng)
     assert n_sent >= 1 and buffer_of(group).max_tokens == 30
+
+
+@pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
+def test_hybrid_ep_exact_is_one_launch_if_there_are_not_many_more_rows_than_before(few):
+    group, rng, launches = group_of(2, lamport_rows=few), np.random.default_rng(3), []
+
+    def step(experts):
+        """All tokens go to this many of each rank's two experts, padded to 512 rows each."""
+        x, of_all = tokens(rng, T, HIDDEN), np.arange(EXPERTS) % (EXPERTS // 2) < experts
+        maps = [np.tile(of_all, (n, 1)) for n in T]
+        probs = [rng.random((n, EXPERTS), np.float32) for n in T]
+        before = group.machine.count
+        *got, _ = fused_a2a.HybridEPDispatch.forward(
+            fused_a2a.Context(), x, maps, probs, group, EXPERTS // 2, pad_multiple=512
+        )
+        launches.append((group.machine.count - before) // len(T))
+        *want, _ = reference.hybrid_dispatch_forward(x, maps, probs, EXPERTS // 2, pad_multiple=512)
+        for one, other in zip(got, want):
+            assert_same(one, other, f"launch {len(launches)}")
+
+    for experts in (1, 1, 2, 2, 1, 2):
+        step(experts)
+    assert launches == [2, 1, 2, 1, 1, 1]

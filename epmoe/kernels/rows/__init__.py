@@ -1,12 +1,11 @@
 """Kernels for rows: each rank receives a token once, even if several of its experts are there.
 
-In dispatch, resend and combine the ranks communicate. dispatch.py and combine.py describe the steps. expand and move
-work on local memory only.
+In dispatch, resend and combine the ranks communicate. dispatch.py and combine.py describe the steps. receive and move
+send nothing.
 """
 
 from .combine import combine_kernel
 from .copy import move_kernel
-from .dispatch import dispatch_kernel, resend_kernel
-from .expand import expand_kernel
+from .dispatch import dispatch_kernel, receive_kernel, resend_kernel
 
-__all__ = ["combine_kernel", "dispatch_kernel", "expand_kernel", "move_kernel", "resend_kernel"]
+__all__ = ["combine_kernel", "dispatch_kernel", "move_kernel", "receive_kernel", "resend_kernel"]

@@ -7,8 +7,8 @@ has at most one token for each block, all warps send.
 
 1. Begin: read the number of the call (epoch), and whether an earlier one failed (call.py).
 2. Small batches take another path, with step 3, which ends the call: Lamport rows (few/dispatch.py). Expert-major
-   also expands them as they arrive (few/by_expert.py). If some rank has too many tokens for this path, all ranks leave
-   it after step 3 and go on with step 4.
+   also expands them as they arrive (few/by_expert.py). If some rank has too many tokens for this path (expert-major:
+   or may lack room), all ranks leave it after step 3 and go on with step 4.
 3. Number the rows (layout.py): the n-th of this rank's tokens that go to a rank is the n-th row that this rank sends
    there; -1 where a token does not go. Meanwhile the leader block announces this rank, and then how many tokens
    each expert gets (announce.py).
@@ -29,6 +29,9 @@ has at most one token for each block, all warps send.
 
 A cached dispatch, and the retry of one that found no room, take numbers and counts from a handle: rows_resend records
 and tells nothing (step 6), and of step 3 does only the announcement, without counts. The host has made room before it.
+
+If the host waits, it has made room for about as many rows by expert as usual (room). If more come, they stay where they
+arrived; the host, which has been told their number, makes room, and launches rows_receive: step 7 on this rank alone.
 """
 
 from functools import lru_cache
@@ -146,8 +149,7 @@ def moving(shape, mark, numbered=None):
 
         return send.make(shape, None, numbered), by_counters
 
-    fewest = shape.tuning.encode_parts if shape.encode else shape.tuning.expand_parts
-    flags = copy.flags(shape, wait.ROWS_DISPATCH, shape.src_bytes // VECTOR, fewest)
+    flags = flags_of(shape)
     expand_rows, has_room = expand.arriving(shape, flags, numbered), mailbox.reading(shape.n_ranks).has_room
     asks_room = numbered is not None
 
@@ -160,6 +162,34 @@ def moving(shape, mark, numbered=None):
         return ok
 
     return send.make(shape, flags, numbered), by_flags
+
+
+def flags_of(shape):
+    """The flags of rows that are expanded while they arrive; see copy.flags."""
+    fewest = shape.tuning.encode_parts if shape.encode else shape.tuning.expand_parts
+    return copy.flags(shape, wait.ROWS_DISPATCH, shape.src_bytes // VECTOR, fewest)
+
+
+@lru_cache(CACHED)
+def receive_kernel(shape):
+    """Makes the kernel that expands the rows of the last call, for which the results had no room. It sends nothing."""
+    few = by_expert.receiving(shape, stamps.make(shape.trace, BLOCK)) if shape.lamport else None
+    has_few, n_announced = bool(shape.lamport), mailbox.numbers_announced(shape.n_ranks)
+    await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "all")
+    expand_rows = expand.arriving(shape, flags_of(shape), None)
+
+    @kernel(max_threads=shape.threads, words=BLOCK.n_words)
+    def rows_receive(params, num_tokens, my_rank):
+        announced = shared_array(n_announced, int32)
+        call = calls.ended_last(calls.Call(params, num_tokens, my_rank, u64(calls.OVER)))
+        if calls.is_over(call) or not await_announcements(call, announced):
+            return
+        if has_few and few.is_few(announced):
+            few.receive_all(call, announced)
+        else:
+            expand_rows(call, announced)
+
+    return rows_receive
 
 
 @lru_cache(CACHED)

@@ -1,22 +1,19 @@
 """Expansion copies received rows (src_rank, token) to rows by local expert, and writes zeros in padding rows. Local.
 
-If all rows have come, a kernel after the dispatch expands them. Otherwise the dispatch itself expands each part of a
-row when its flag is up.
+Each part of a row is expanded when its flag is up.
 """
 
-from functools import lru_cache
-
-from epmoe.device import (ballot, block_idx, device_fn, grid_dim, i32, kernel, lane_id, load_i32, load_u32, n_warps,
+from epmoe.device import (ballot, block_idx, device_fn, grid_dim, i32, lane_id, load_i32, load_u32, n_warps,
                           st_release_gpu_i32, store_i32, store_u32, syncwarp, thread_idx, u32, u64, warp_broadcast_i32,
-                          warp_id, warp_inclusive_sum_i32)
+                          warp_id)
 
-from ..bits import around, but_lowest, has, in_fours, largest, lowest, split
+from ..bits import around, but_lowest, divided_up, has, in_fours, largest, lowest, split
 from ..formats.row_copy import clear_padding
-from ..params import CACHED, VECTOR, word_in
+from ..params import VECTOR, word_in
 from . import call as calls
-from . import layout, mailbox, send, wait
+from . import handle, layout, mailbox, send, wait
 from .copy import BATCH, copying, parts
-from .shape import BLOCK, p
+from .shape import NO_LIMIT, p
 
 
 def _expert_rows(shape):
@@ -88,7 +85,7 @@ def recorded_rows(shape):
 
 
 def clearing(shape, rows_of):
-    """Device function (params, known, me, warps, lane): zeroes padding rows, and rows after the last expert's rows.
+    """Device function (params, known, me, warps, lane): zeroes padding rows, and all rows up to num_rows after the last.
 
     It does the share of warp `me` of `warps`. rows_of(known, expert): as in recorded_rows.
     """
@@ -98,13 +95,14 @@ def clearing(shape, rows_of):
 
     @device_fn
     def clear_rows(params, known, me, warps, lane):
-        window, num_rows = i32(0), i32(params[p.num_rows])
+        window, num_rows, pad = i32(0), i32(params[p.num_rows]), i32(params[p.pad_multiple])
         while window < n_local:                 # a lane an expert: rows between its tokens' and the next expert's
             first, end, expert = i32(0), i32(0), i32(window + lane)
             if expert < n_local:
                 start, n = rows_of(known, expert)
-                end = rows_of(known, i32(expert + 1))[0] if expert < n_local - 1 else num_rows
-                first, end = i32(start + n), i32(min(end, num_rows))
+                is_rest = expert == n_local - 1 and num_rows != NO_LIMIT
+                end = num_rows if is_rest else i32(min(start + divided_up(n, pad) * pad, num_rows))
+                first = i32(start + n)
             left = u32(ballot(first < end))
             while left != u32(0):
                 row, behind = i32(warp_broadcast_i32(first, lowest(left))), i32(warp_broadcast_i32(end, lowest(left)))
@@ -175,7 +173,8 @@ def of_row(shape):
 def arriving(shape, flags, numbered):
     """Device function expand_rows(call, announced) -> whether all rows came. All warps call it; senders after sending.
 
-    Warps claim parts of rows, and expand each when it has come. flags: of copy.py. numbered: see send.make.
+    Warps claim parts of rows, and expand each when it has come. If `out` has no room for all rows by expert, it does
+    nothing. flags: of copy.py. numbered: see send.make.
     """
     ranks, has_meta, mail = shape.n_ranks, shape.has_meta, mailbox.reading(shape.n_ranks)
     from_input, row_of, row_bytes = send.keeps_own_rows(shape), layout.row_of(ranks), shape.row_bytes
@@ -201,6 +200,8 @@ def arriving(shape, flags, numbered):
                 st_release_gpu_i32(at, i32(call.epoch))
             if not wait.in_warp(lane != 0 or wait.for_blocks(call.params, at, i32(call.epoch), wait.ROWS_DISPATCH)):
                 return False
+            if load_i32(call.params[p.info] + u64(4 * handle.PADDED_ROWS)) > i32(call.params[p.room]):
+                return True
         if from_input and is_numbered_now and not numbered.wait_for(call, lane):
             return False
         me, warps = i32(warp_id() * grid_dim() + block_idx()), i32(n_warps() * grid_dim())
@@ -225,30 +226,3 @@ def arriving(shape, flags, numbered):
         return ok
 
     return expand_rows
-
-
-@lru_cache(CACHED)
-def expand_kernel(shape):
-    """Makes the kernel that expands received rows after they have all come, if the dispatch itself does not expand."""
-    ranks, expand_row, spans, row_bytes = shape.n_ranks, of_row(shape), parts(shape.n_vectors), shape.row_bytes
-    clear_rows = clearing(shape, recorded_rows(shape))
-
-    @kernel(max_threads=shape.threads, words=BLOCK.n_words)
-    def rows_expand(params, num_tokens, my_rank):
-        lane = i32(lane_id())
-        counts = params[p.counts] + u64(4) * u64(my_rank)
-        here = i32(load_i32(counts + u64(4) * u64(lane * ranks))) if lane < ranks else i32(0)
-        ends = i32(warp_inclusive_sum_i32(here))        # of the rows from the ranks up to `lane`
-        n_rows = i32(warp_broadcast_i32(ends, i32(ranks - 1)))
-        me, warps = i32(warp_id() * grid_dim() + block_idx()), i32(n_warps() * grid_dim())
-        n_parts, unit = spans.count(n_rows, warps), i32(me)
-        while unit < n_rows * n_parts:
-            row, part = split(unit, n_parts)
-            src_rank = lowest(u32(ballot(lane < ranks and ends > row)))
-            a, b = spans.span(part, n_parts)
-            src = u64(params[p.sources] + u64(row) * u64(row_bytes))
-            expand_row(params, (row, src_rank), src, a, b, part == 0, lane)
-            unit = i32(unit + warps)
-        clear_rows(params, params, me, warps, lane)
-
-    return rows_expand

@@ -13,7 +13,7 @@ Every block keeps the numbers of all announcements in a shared array, `announced
 from functools import cache
 from typing import NamedTuple
 
-from epmoe.device import all_lanes, device_fn, i32, lane_id, u32, u64, warp_inclusive_sum_i32
+from epmoe.device import all_lanes, device_fn, i32, lane_id, u32, u64, warp_inclusive_sum_i32, warp_sum_i32
 
 from .shape import MAX_PLACES, memory_of, namespace
 
@@ -85,6 +85,7 @@ def reading(n_ranks):
     count(announced, src_rank, dst_rank): rows from one rank to another. tokens, blocks(announced, rank): of a rank.
     place(params, announced, index, rank): address of array `index` of a rank. most_tokens(announced): the most of a
     rank. has_room(announced): whether every rank has room, the same on all ranks; if one has none, no rank sends.
+    has_room_for_all(announced): whether every rank has room for every token of all ranks.
 
     (announced, my_rank) -> numbers of rows, for rank r in lane r, 0 in lanes past the ranks. before_me: to r from ranks
     before this. arriving(announced): to r from all. mine_before: from this rank to those before r. received: (from r to
@@ -136,9 +137,16 @@ def reading(n_ranks):
         capacity = i32(announced[lane_id() * n_words + CAPACITY]) if lane_id() < n_ranks else i32(0)
         return all_lanes(arriving(announced) <= capacity) != 0
 
+    @device_fn
+    def has_room_for_all(announced):
+        rank = i32(min(lane_id(), n_ranks - 1))
+        n = i32(warp_sum_i32(tokens(announced, rank) if lane_id() < n_ranks else i32(0)))
+        return all_lanes(n <= i32(announced[rank * n_words + CAPACITY])) != 0
+
     return namespace("mail", count=count, tokens=tokens, blocks=blocks, place=place, most_tokens=most_tokens,
                      before_me=before_me, arriving=arriving, mine_before=mine_before, received=received,
-                     returned_before_me=returned_before_me, has_room=has_room)
+                     returned_before_me=returned_before_me, has_room=has_room,
+                     has_room_for_all=has_room_for_all)
 
 
 def all_few(n_ranks, few, *, announced):

@@ -133,21 +133,59 @@ def _into(shape, placing):
     return namespace("into", arriving=arriving, own=own, coming=coming, store=store, receive=receive)
 
 
+def receiving(shape, mark):
+    """Namespace of device functions for the blocks that receive.
+
+    is_few(announced): whether all ranks go this way, the same on all: they have few tokens, and room for all of them.
+    place(call, announced, places) -> rows by expert, -1 if a wait has expired: it waits for all ranks' bits.
+    receive(call, announced, places, n_rows, first): stores the rows, unless `out` has no room for all; then they stay
+    in the windows. receive_all(call, announced): does both after the call has ended.
+    """
+    bits, placing, mail = places.announcing(shape), places.placing(shape), mailbox.reading(shape.n_ranks)
+    all_few = mailbox.all_few(shape.n_ranks, shape.lamport, announced=True)
+    clear_rows = expand.clearing(shape, device_fn(lambda table, expert: (table.starts[expert], table.counts[expert])))
+    rows, is_few = send.make(shape, _tokens(shape), _into(shape, placing)), device_fn(
+        lambda announced: all_few(announced) and mail.has_room_for_all(announced))
+
+    @device_fn
+    def place(call, announced, table):
+        if not bits.await_bits(call, announced, table.bits):
+            return i32(-1)
+        n_rows = placing.place(call.params, announced, table)
+        mark(call.params, stamps.PLACED)
+        return i32(n_rows)
+
+    @device_fn
+    def receive(call, announced, table, n_rows, first):
+        me, warps = warps_of_rank()
+        if 0 <= n_rows <= i32(call.params[p.room]):     # the first warps have most to receive
+            clear_rows(call.params, table, i32(warps - 1 - me), warps, i32(lane_id()))
+            rows.receive(call, table, announced, True, first)
+        mark(call.params, stamps.COPIED)
+
+    @device_fn
+    def receive_all(call, announced):
+        table = placing.allocate()
+        if not calls.is_leader():               # as in the call itself
+            receive(call, announced, table, place(call, announced, table), rows.prepare(call))
+
+    return namespace("receiving", bits=bits, placing=placing, rows=rows, is_few=is_few, place=place, receive=receive,
+                     receive_all=receive_all)
+
+
 def dispatching(shape, mark, number_rows):
     """Device function dispatch(call, begun, announced, scratch), as in dispatch.py. number_rows: see ../dispatch.py."""
-    ranks, mail, (_, end_call) = shape.n_ranks, mailbox.reading(shape.n_ranks), calls.begin_and_end(shape.n_ranks)
-    all_few = mailbox.all_few(ranks, shape.lamport, announced=True)
+    ranks, (_, end_call) = shape.n_ranks, calls.begin_and_end(shape.n_ranks)
+    here, tell_host = receiving(shape, mark), handle.telling_host(shape)
+    bits, placing, rows, is_few = here.bits, here.placing, here.rows, here.is_few
+    await_tokens = announce.awaiting(shape, wait.ROWS_DISPATCH, "tokens", acquires=False)
     announce_places = announce.early(shape, "places", marks=False)
     announce_tokens = announce.early(shape, "tokens", fences=False, marks=False)
     counts = announce.announcing(shape, "counts")
-    await_tokens = announce.awaiting(shape, wait.ROWS_DISPATCH, "tokens", acquires=False)
     may_end = announce.closing(shape, wait.ROWS_DISPATCH, "all")
     look_at_ranks, most = routing.ranks_of_token(shape), max(shape.lamport, 1)
     number_tokens, record_numbers = send.numbering(shape, device_fn(lambda masks, token: u32(masks[token])))
-    bits, placing, n_numbers = places.announcing(shape), places.placing(shape), ranks * most
-    write = handle.writing(shape, placing.tokens_for)
-    clear_rows = expand.clearing(shape, device_fn(lambda table, expert: (table.starts[expert], table.counts[expert])))
-    rows = send.make(shape, _tokens(shape), _into(shape, placing))
+    write, n_numbers = handle.writing(shape, placing.tokens_for), ranks * most
 
     @by_warps
     def look_at_token(token, call, masks):
@@ -176,7 +214,7 @@ def dispatching(shape, mark, number_rows):
         if not await_tokens(call, announced):
             return True
         mark(call.params, stamps.COUNTED)
-        if not all_few(announced):
+        if not is_few(announced):
             return False
         calls.say_begun(call)
         record_numbers(call, numbers, (i32(0), i32(call.num_tokens)))
@@ -185,8 +223,11 @@ def dispatching(shape, mark, number_rows):
             return True
         if not may_end(call, announced):
             return True
-        write.counts(call.params, announced, mail.has_room(announced))
+        write.counts(call.params, announced, True)
         write.experts(call.params, (table, n_words), table.partial)
+        if call.params[p.told] != u64(0):
+            syncthreads()                       # all of it before thread 0 may say so
+            tell_host(call.params)
         mark(call.params, stamps.PLACED)
         end_call(call)
         mark(call.params, stamps.LEFT)
@@ -195,7 +236,7 @@ def dispatching(shape, mark, number_rows):
     @device_fn
     def send_and_receive(call, begun, announced, table):
         """The other blocks send and receive -> whether the call is over."""
-        first, (me, warps), lane = rows.prepare(call), warps_of_rank(), i32(lane_id())
+        first, (me, warps) = rows.prepare(call), warps_of_rank()
         behind_me = i32(warps - 1 - me)         # the first warps have rows to send
         if behind_me < bits.n_tasks(call.num_tokens):
             begun_call = calls.begun_alone(call)
@@ -210,19 +251,14 @@ def dispatching(shape, mark, number_rows):
         if not await_tokens(call, announced):
             return True
         mark(call.params, stamps.COUNTED)
-        if not all_few(announced):
+        if not is_few(announced):
             rows.erase(call, table, first)
             return False
-        if not bits.await_bits(call, announced, table.bits):
+        n_rows = here.place(call, announced, table)
+        if n_rows < 0:
             return True
-        placing.place(call.params, announced, table)
-        mark(call.params, stamps.PLACED)
         calls.say_begun(call)
-        has_room = placing.total(table, lane) <= i32(call.params[p.capacity])
-        if has_room:                            # the first warps have most to receive
-            clear_rows(call.params, table, behind_me, warps, lane)
-        rows.receive(call, table, announced, has_room, first)
-        mark(call.params, stamps.COPIED)
+        here.receive(call, announced, table, n_rows, first)
         mark(call.params, stamps.LEFT)
         return True
 

@@ -94,10 +94,11 @@ def announcing(shape):
 def placing(shape):
     """Namespace of device functions that fill or read Places.
 
-    allocate() -> Places. place(params, announced, places): fills all but `bits`, ends with a barrier.
+    allocate() -> Places. place(params, announced, places) -> rows by expert, padding included: fills all but `bits`,
+    ends with a barrier.
     tokens_for((places, words_used(announced)), src_rank, expert) -> number of tokens. row(places, src_rank, token,
     expert) -> output row, -1 for none. comes(places, src_rank, token) -> whether it has a row here. number(places,
-    src_rank, token, lane) -> its number among all arriving rows, by a warp. total(places, lane): how many these are.
+    src_rank, token, lane) -> its number among all arriving rows, by a warp.
     """
     ranks, n_local, num_experts, words_used = shape.n_ranks, shape.num_local_experts, shape.num_experts, _words_used(shape)
     a_word, most_words = shape.tuning.bits_word, shape.tuning.words_of_bits
@@ -143,8 +144,9 @@ def placing(shape):
             if lane == 0:
                 places.here[task] = i32(mask)
             task = i32(task + n_warps())
-        place_experts(params, (places, n_words), places.partial)
+        n_rows = place_experts(params, (places, n_words), places.partial)
         syncthreads()
+        return n_rows
 
     @device_fn
     def row_of(places, src_rank, token, expert):
@@ -174,6 +176,5 @@ def placing(shape):
         i = i32(src_rank * most_words + word)
         return i32(rows_up_to(places, i, lane) + popc(u32(u32(places.here[i]) & below(bit))))
 
-    total = device_fn(lambda places, lane: rows_up_to(places, i32(n_here), lane))
     return namespace("placing", allocate=allocate, words_used=words_used, tokens_for=tokens_for, place=place, row=row_of,
-                     comes=comes, number=number, total=total)
+                     comes=comes, number=number)
