@@ -76,7 +76,15 @@ class ArrayKernel(Kernel):
 
     def address(self, value, name, stream, rank):
         """The address of a pointer argument: a number, an array, or an object with `address`, `buffer` or `ptr`."""
-        return Place(stream.machine, rank).address(value, name)
+        if getattr(value, "host", None) is not None:
+            value = value.host
+        for attribute in ("address", "buffer", "ptr"):
+            value = getattr(value, attribute, value) if not isinstance(value, np.ndarray) else value
+        if isinstance(value, np.ndarray):
+            return _borrow(value, name, stream.machine, rank)
+        if isinstance(value, (int, np.integer)):
+            return int(value)
+        raise EPValueError("%s is %r: an address or an array is needed" % (name, value))
 
     def words(self, n):
         """n int32 words for the kernel, zero."""
@@ -92,50 +100,32 @@ class ArrayKernel(Kernel):
 
     def start(self, grid, block, stream, values, names):
         """Queue a launch on a stream of a SimMachine."""
-        place = Place(stream.machine, stream.rank)
-        args = tuple(place.argument(value, name) for value, name in zip(values, names))
+        args = tuple(_argument(value, name, stream) for value, name in zip(values, names))
         stream.machine.launch(self, grid, block, args, stream=stream)
 
 
-class Place:
-    """The caller's arrays. Kernels may touch them until the run has ended."""
+def _borrow(array, name, machine, rank):
+    """The address of the caller's array, which kernels may touch until the run has ended."""
+    address = array.ctypes.data
+    if array.nbytes and MEMORY.find(address, array.nbytes) is None:
+        machine.borrowed.append(machine.adopt(array, name, rank))
+    return address
 
-    def __init__(self, machine, rank):
-        self.machine, self.rank = machine, rank
 
-    def address(self, value, name):
-        """See ArrayKernel.address."""
-        if getattr(value, "host", None) is not None:
-            value = value.host
-        for attribute in ("address", "buffer", "ptr"):
-            value = getattr(value, attribute, value) if not isinstance(value, np.ndarray) else value
-        if isinstance(value, np.ndarray):
-            return self._borrow(value, name)
-        if isinstance(value, (int, np.integer)):
-            return int(value)
-        raise EPValueError("%s is %r: an address or an array is needed" % (name, value))
-
-    def _borrow(self, array, name):
-        address = array.ctypes.data
-        if array.nbytes and MEMORY.find(address, array.nbytes) is None:
-            self.machine.borrowed.append(self.machine.adopt(array, name, self.rank))
-        return address
-
-    def argument(self, value, name):
-        """An argument in the form that the kernel takes."""
-        if isinstance(value, tuple):
-            names = getattr(value, "_fields", None) or [
-                "%s[%d]" % (name, i) for i in range(len(value))
-            ]
-            made = [self.argument(v, n) for v, n in zip(value, names)]
-            return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
-        if hasattr(value, "host"):
-            if value.host is None:
-                raise EPValueError(
-                    "%s is in GPU memory, and the simulator runs: give a NumPy array" % name
-                )
-            return SimArray(self._borrow(value.host, name), value.shape, value.dtype, name)
-        return int(value) if isinstance(value, np.integer) else value
+def _argument(value, name, stream):
+    """An argument in the form that the kernel takes."""
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", None) or ["%s[%d]" % (name, i) for i in range(len(value))]
+        made = [_argument(v, n, stream) for v, n in zip(value, names)]
+        return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
+    if hasattr(value, "host"):
+        if value.host is None:
+            raise EPValueError(
+                "%s is in GPU memory, and the simulator runs: give a NumPy array" % name
+            )
+        address = _borrow(value.host, name, stream.machine, stream.rank)
+        return SimArray(address, value.shape, value.dtype, name)
+    return int(value) if isinstance(value, np.integer) else value
 
 
 assert set(TYPE_OF.values()) == set(VIEW)
