@@ -189,8 +189,8 @@ def world(what, given):
         )
     if not hasattr(given, "allocate") or not hasattr(given, "launching"):
         raise EPValueError(
-            f"{what} is a {type(given).__name__}; a world of epmoe is needed (LocalWorld, MPIWorld, ShmemWorld; "
-            "epmoe.torch also takes process groups of torch.distributed)"
+            f"{what} is a {type(given).__name__}; a world of epmoe is needed: LocalWorld, MPIWorld, ShmemWorld, or "
+            "epmoe.torch.ProcessGroupWorld(group) for a process group of torch"
         )
     return given
 

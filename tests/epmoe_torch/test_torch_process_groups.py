@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from small_tensors import DEVICE
 
-from epmoe import device, fused_a2a
+from epmoe import EPConfig, ExpertParallel, device, fused_a2a
 from epmoe.torch import (
     ProcessGroupWorld,
     fused_combine,
@@ -114,6 +114,14 @@ def test_a_world_made_before_a_groups_first_call_is_its_world(group):
     assert world_of(group) is world and "rank 0 of 1" in repr(world)
     assert get_buffer(group, 0).timeout == 5
     get_buffer(group, 0).close()
+
+
+def test_an_expert_parallel_takes_the_world_of_a_group_but_no_group(group):
+    cfg = EPConfig(n_ranks=1, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
+    remedy = r"epmoe.torch.ProcessGroupWorld\(group\) for a process group of torch$"
+    with pytest.raises(EPValueError, match=f"world is a ProcessGroup; .*{remedy}"):
+        ExpertParallel(cfg, group)
+    ExpertParallel(cfg, ProcessGroupWorld(group)).close()
 
 
 @pytest.mark.parametrize("copies", [None, True])
