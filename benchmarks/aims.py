@@ -83,14 +83,14 @@ def _column(record):
             name = of_kernels(v.kernels, v.shape), str(v.shape.tokens), v.what
             found[name] = f"{v.wanted:g}", f"{v.value:g}" + ("" if v.reached else " **missed**")
         else:
-            what = v.what if v.what == targets.HOST else v.what.partition(", ")[2]
-            together.setdefault((v.kernels.removesuffix(" fused"), "", what), []).append(v)
+            tokens = str(v.shape.tokens) if v.kernels == "pairs plain" else ""  # PLAIN_SHAPE only
+            name = v.kernels.removesuffix(" fused"), tokens, v.what.rpartition(", ")[2]
+            together.setdefault(name, []).append(v)
     for name, of in together.items():
         values, missed = sorted(v.value for v in of), sum(not v.reached for v in of)
         slow = sum(v.slow and not v.reached for v in of)
-        text = f"{values[0]:g} to {values[-1]:g}" + (
-            f" **missed by {missed} of {len(of)} shapes**" if missed else ""
-        )
+        text = f"{values[0]:g} to {values[-1]:g}"
+        text += f" **missed by {missed} of {len(of)} shapes**" if missed else ""
         text += f", {slow} of them on a slow CPU" if slow else ""
         found[name] = f"{'at least ' if of[0].unit == targets.OF_ALL else ''}{of[0].wanted:g}", text
     return found

@@ -191,7 +191,9 @@ def test_a_page_has_a_table_for_each_number_of_gpus(record, tmp_path):
 
 
 def test_aims_stand_beside_what_is_reached(record, tmp_path, capsys):
-    files = [tmp_path / "4.json", tmp_path / "2.json"]
+    files, large = [tmp_path / "4.json", tmp_path / "2.json"], shapes.parse(targets.PLAIN_SHAPE)
+    record["rows"] += [row(OURS, "combine", large, 1000.0)]
+    record["rows"] += [row("pairs plain", "combine", large, 1500.0)]
     for n, file in zip((4, 2), files):
         results.write(record | {"n_ranks": n}, file)
     assert main(["aims", *map(str, files)]) == 0
@@ -200,6 +202,7 @@ def test_aims_stand_beside_what_is_reached(record, tmp_path, capsys):
     assert lines[0] == "| kernels | tokens a rank | what | " + of_both
     assert "| pairs | 128 | dispatch | 42 | 40 | 33 | 40 **missed** |" in lines
     assert "| pairs | 128 | combine | 45 | 46 **missed** | 36 | 46 **missed** |" in lines
+    assert "| pairs plain | 4096 | against fast | 4 | 1.5 to 1.5 | 4 | 1.5 to 1.5 |" in lines
     assert "| rows |  | against uniform | 1.3 | 1.2 to 1.2 | 1.3 | 1.2 to 1.2 |" in lines
     assert "| rows |  | host | 12 | 10 to 10 | 12 | 10 to 10 |" in lines
     assert main(["aims", str(files[0]), str(files[0])]) == 2
