@@ -127,7 +127,6 @@ class DispatchPlan(ReceivingPlan):
         self.check_values([((), (x, one)) for x, one in zip(xs, ids)])
         buffer.want_experts(local, self.facts)
         self.expect_results(hidden, dtype, top_k, n_scales)
-        buffer.agree_on_tokens(max(num_tokens), not (buffer.knows_all_ranks or on_device))
         wide = all(a.dtype.itemsize == 8 for a in ids)
         # kernels read ids in this machine's byte order; on a GPU most ids need no conversion
         types = [a.dtype.newbyteorder("=") if wide else np.dtype(np.int32) for a in ids]
@@ -144,9 +143,9 @@ class DispatchPlan(ReceivingPlan):
             has_probs=True,
             has_meta=True,
         )
-
-        rows = n_ranks * buffer.max_tokens
-        buffer.want_pool(self.facts, dict(result_bytes=self.of(rows)[0].nbytes), self.shape)
+        buffer.agree_on_tokens(max(num_tokens), not (buffer.knows_all_ranks or on_device))
+        room = self.of(n_ranks * buffer.max_tokens)[0].nbytes
+        buffer.want_pool(self.facts, dict(result_bytes=room), self.shape)
         self.room = n_ranks * max(buffer.max_tokens, *num_tokens)
         self.whole, self.results = self.of(self.room)
         self.form = (top_k, *num_tokens, self.room if on_device else None)
