@@ -107,7 +107,8 @@ def below(records, files):
         "(`benchmarks/targets.py`): microseconds of the slowest rank, median, launched without a CUDA graph; "
         f"{MODEL[0]} columns, {MODEL[1]} experts, top 8. A line without a number of tokens covers all measured shapes "
         "of that model. host: microseconds of host time for a dispatch call. against uniform: time with Zipf(1) routing "
-        "over time with uniform routing. speed with 24 SMs: relative to all multiprocessors. "
+        "over time with uniform routing. against fast: time of the plain kernels over time of the fast ones. speed with "
+        "24 SMs: relative to all multiprocessors. "
         f"{_slow_cpus(records)}{of}."
     )
 

@@ -95,7 +95,7 @@ class ArrayKernel:
         return loaded(self.of(values)).blocks_per_sm(threads) * n_sms
 
     def address(self, value, name, stream, rank):
-        """The address of a pointer argument: a number, an array, or an object with `address`, `buffer` or `ptr`."""
+        """The address of a pointer argument: a number, an array, or an object with `address` or `ptr`."""
         for attribute in ("address", "ptr"):
             value = getattr(value, attribute, value)
         if hasattr(value, "__cuda_array_interface__"):
