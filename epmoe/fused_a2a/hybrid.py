@@ -13,7 +13,7 @@ import numpy as np
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import BF16, E4M3, FP8_GROUP, FP16, FP32
 from epmoe.fused_a2a.launches import at
-from epmoe.fused_a2a.plans import NO_ROOM, TOLD, TOLD_NUMBER, Handle, Plan, X, handle_memory
+from epmoe.fused_a2a.plans import TOLD, TOLD_NUMBER, Handle, Plan, X, handle_memory
 from epmoe.host.memory_pool import Arrangement, arrange, size_class
 from epmoe.kernels.rows import dispatch_kernel, receive_kernel, resend_kernel
 from epmoe.kernels.rows.send import expert_masks, fp8_format
@@ -24,6 +24,7 @@ TYPES = (BF16, FP16)
 ARGUMENTS = "x", "routing_map", "probs"
 # the arrays in a handle's memory that later calls read
 KEPT = "counts", "row_of", "expert_rows", "expert_base", "expert_row"
+A_FEW = 32  # rows: the least that a result has room for, if their number is not known
 N_ROWS, ROOM, PAD = at("num_rows"), at("room"), at("pad_multiple")
 
 
@@ -89,12 +90,10 @@ class ExpandingPlan(Plan):
     def stage(self, rows, local):
         """{field: value} of each rank's launches that receive `rows` rows in the staging area."""
         buffer, layout = self.buffer, self.buffer.pool_layout
-        fields, nbytes = _staged(rows, self.shape.row_bytes, local)
+        fields, _ = _staged(rows, self.shape.row_bytes, local)
         offsets = [field.offset for field in fields.values()]
         staged = dict(
-            places=[layout.staging_at + offset for offset in offsets],
-            capacity=rows if nbytes <= layout.staging_bytes else NO_ROOM,
-            room=NO_LIMIT,
+            places=[layout.staging_at + offset for offset in offsets], capacity=rows, room=NO_LIMIT
         )
         return [
             staged | dict(sources=[buffer.staging(r) + offset for offset in offsets])
@@ -151,7 +150,6 @@ class DispatchPlan(ExpandingPlan):
             fp8_format(hidden).token_size if is_fp8 else hidden * dtype.itemsize,
             num_sms,
             expand=num_tokens,
-            expands=True,
             has_probs=bool(probs),
             has_meta=True,
             value_bytes=hidden if is_fp8 else 0,
@@ -165,16 +163,20 @@ class DispatchPlan(ExpandingPlan):
             buffer.prepare_to_be_told(local)
         else:
             self.num_rows, self.capacity = [limit] * len(num_tokens), self._most_rows()
-        self._prepare(dispatch_kernel(shape))
-        self.ready = [None] * len(num_tokens)
-        for i in range(len(num_tokens)):
+        self.calls, self.ready = self._calls(dispatch_kernel(shape)), [None] * len(num_tokens)
+        if limit is None:
+            self.receiving = self._calls(receive_kernel(shape))
+        for i, n in enumerate(num_tokens):
             self._expect(i, limit or 0)
+            if limit is None:
+                self.receiving[i].of(n)  # compiled before peers wait for this rank
         arrays = {
             "tokens_per_expert": ((local,), np.int64),
             "overflow": ((1,), np.int32),
             "expert_base": ((n_ranks, local), np.int32),
             "expert_rows": ((2, local), np.int32),
-        } | self.expert_row
+            "expert_row": self._expert_row(),
+        }
         of_ranks = [arrays | {"row_of": ((n, n_ranks), np.int32)} for n in num_tokens]
         self.kept = [handle_memory("hybrid handle", n_ranks, KEPT, of_rank) for of_rank in of_ranks]
         self.per_expert, self.overflows = (
@@ -184,19 +186,19 @@ class DispatchPlan(ExpandingPlan):
         scratch = {"row_of_expert": ((shape.num_experts,), np.int32)}
         self.scratch = [self.arranged("rows scratch", scratch)(n)[0] for n in num_tokens]
 
-    def _prepare(self, kernel):
-        """Prepare launches of a sending kernel, for the most tokens so far."""
+    def _calls(self, kernel):
+        """A RankCall of the kernel for each rank here. There is room to receive the most tokens so far."""
         rows, local = self._most_rows(), self.local
         self.buffer.want_pool(self.facts, needs(rows, self.shape.row_bytes, local), self.shape)
         more = dict(num_rows=NO_LIMIT if self.limit is None else self.limit, pad_multiple=self.pad)
-        values = [staged | more for staged in self.stage(rows, local)]
-        self.calls = self.rank_calls(kernel, values)
-        self.receiving = self.rank_calls(receive_kernel(self.shape), values)
-        self.expert_row = {"expert_row": ((rows, local), np.int32)}
+        return self.rank_calls(kernel, [staged | more for staged in self.stage(rows, local)])
+
+    def _expert_row(self):
+        return (self._most_rows(), self.local), np.int32
 
     def _expect(self, i, most):
         """Make room in the i-th rank's next results for `most` rows by expert, and a few more; with a limit for these."""
-        room = size_class(most + most // 16) if self.limit is None else self.limit
+        room = size_class(most + most // 16, A_FEW) if self.limit is None else self.limit
         self.ready[i] = most, room, *self.of(room)
 
     def run(self, i, addresses, handle, made):
@@ -233,7 +235,7 @@ class DispatchPlan(ExpandingPlan):
                 yield launch, ()
                 room, results = n, self.of(n)[1]
             buffer.raise_bad_ids()
-            self._expect(i, max(n, most - most // 64))
+            self._expect(i, max(n, most - most // 16))
         x, *more = results(out) if n == room else results(out, n)
         probs = more.pop(0) if self.shape.has_probs else None
         made[i] = x, probs, more[0] if more else None, per_expert
@@ -247,9 +249,11 @@ class DispatchPlan(ExpandingPlan):
         loans = [lend(self.of(n)[0])]
         if not has_room:
             if i == 0:
-                self._prepare(resend_kernel(replace(self.shape, lamport=0)))
+                self.calls = self._calls(resend_kernel(replace(self.shape, lamport=0)))
             calls, words = self.calls, {"expert_row": at("expert_row")}
-            rows = Arrangement("hybrid rows", self.expert_row, words=words, kept=words)
+            rows = Arrangement(
+                "hybrid rows", {"expert_row": self._expert_row()}, words=words, kept=words
+            )
             loans.append(lend(rows))
             handle.loans[i] += (loans[1],)
         launch = calls[i].like(calls[i].of(self.num_tokens[i] + n), earlier)
@@ -274,7 +278,7 @@ class CachedPlan(ExpandingPlan):
         super().__init__(buffer, interface, names, handle.num_tokens, num_sms, **facts)
         row_bytes, local = hidden * dtype.itemsize, handle.sums["n_local_experts"]
         buffer.want_pool(self.facts, needs(capacity, row_bytes, 0))
-        shape = buffer.launches.shape(local, row_bytes, num_sms, expands=True)
+        shape = replace(buffer.launches.shape(local, row_bytes, num_sms), lamport=0)
         self.expect_results(shape, hidden, dtype)
         self.calls = self.rank_calls(resend_kernel(shape), self.stage(capacity, 0))
 

@@ -16,7 +16,7 @@ from epmoe.kernels.rows.copy import flag_bytes_for
 from epmoe.kernels.rows.few import lamport
 from epmoe.kernels.rows.handle import told_words
 from epmoe.worlds.agreement import differences
-from epmoe_ref.errors import PeerTimeout
+from epmoe_ref.errors import EPStateError, PeerTimeout
 
 ALIGNMENT = 256  # bytes
 RESULTS_AT_ONCE = 2  # results in the pool that may be in use while another call needs room
@@ -183,6 +183,7 @@ class GroupMemory:
         self.log.agree(facts, self._timeout)
         if n_local_experts <= self.n_local_experts:
             return
+        self._expect_no_capture()
         self.machine.synchronize()
         self.changed()
         before, n_ranks, words = self._control, self.n_ranks, self.launches.tuning.words_of_bits
@@ -225,6 +226,7 @@ class GroupMemory:
         not told; this batch must be larger on all ranks.
         """
         if self.max_tokens == 0 or num_tokens > self.max_tokens and not is_told:
+            self._expect_no_capture()
             self.want_tokens(max(1, *self.world.tell(num_tokens, self._timeout)))
 
     def want_pool(self, facts, needs, shape=None):
@@ -239,7 +241,16 @@ class GroupMemory:
         if layout != self.pool_layout:
             self._grow(layout)
 
+    def _expect_no_capture(self):
+        """Raise EPStateError if memory would grow in a CUDA graph."""
+        if self.capture():
+            raise EPStateError(
+                "a call that needs more memory than any before is being captured into a CUDA graph, and nothing runs "
+                "yet: run the step once before"
+            )
+
     def _grow(self, layout):
+        self._expect_no_capture()
         self.changed()
         self.machine.synchronize()
         new = self.world.allocate(layout.nbytes, "rows pool", layout.regions(), self._timeout)

@@ -25,10 +25,10 @@ def arrange(shapes):
     return placed, max(offset, ALIGNMENT)
 
 
-def size_class(nbytes):
-    """The smallest buffer size that holds nbytes; at most an eighth larger."""
-    step = max(ALIGNMENT, 1 << max(0, nbytes.bit_length() - 4))
-    return -(-nbytes // step) * step
+def size_class(n, least=ALIGNMENT):
+    """The smallest size that holds n bytes (rows), at most an eighth larger; sizes are multiples of `least`."""
+    step = max(least, 1 << max(0, n.bit_length() - 4))
+    return -(-n // step) * step
 
 
 class Arrangement:

@@ -22,7 +22,8 @@ for name, only in (words.split(":") for words in sys.argv[1:]):
     report = check(load(name), only=only)
     assert report.run and report.passed, str(report)
     known = compiled_first.kernels_of(name, str(report.n_ranks), only)
-    assert set(launched) == set(known), (
+    # only a batch that is larger than any before is sent again
+    assert set(launched) | {k for k in known if k.name == "rows_resend"} == set(known), (
         sorted(k.name for k in launched),
         sorted(k.name for k in known),
     )

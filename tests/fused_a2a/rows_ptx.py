@@ -26,12 +26,12 @@ def every_kernel():
         rows.combine_kernel(shape(top_k=8, lamport=128, has_probs=True)),
     )
     yield "combine", rows.combine_kernel(shape(top_k=8, has_probs=True))
-    yield "hybrid dispatch fp8", rows.dispatch_kernel(shape(expands=True, **META, **FP8))
-    yield "hybrid dispatch", rows.dispatch_kernel(shape(expands=True, lamport=128, **META))
-    yield "hybrid cached dispatch", rows.resend_kernel(shape(expands=True))
+    yield "hybrid dispatch fp8", rows.dispatch_kernel(shape(**META, **FP8))
+    yield "hybrid dispatch", rows.dispatch_kernel(shape(lamport=128, **META))
+    yield "hybrid cached dispatch", rows.resend_kernel(shape())
     yield "hybrid combine without signals", rows.combine_kernel(shape(lamport=128, has_probs=True))
     yield "hybrid combine", rows.combine_kernel(shape(has_probs=True, p2p_world_size=2))
-    yield "receive fp8", rows.receive_kernel(shape(expands=True, **META, **FP8))
+    yield "receive fp8", rows.receive_kernel(shape(**META, **FP8))
     yield "move", rows.move_kernel(1024)
 
 

@@ -72,6 +72,25 @@ def test_a_capture_is_refused_before_anything_is_launched(step, buffer_of, remed
     step(group, rng)
 
 
+@pytest.mark.parametrize(
+    "step, buffer_of",
+    [(by_rows, buffers.buffer_of), (by_expert, buffers.hybrid_ep_buffer)],
+    ids=["rows", "hybrid"],
+)
+def test_memory_does_not_grow_while_a_graph_is_captured(step, buffer_of, monkeypatch):
+    group, rng = group_of(2, knows_all_ranks=False), np.random.default_rng(8)
+    buffer, captures = buffer_of(group), buffer_of(group).capture
+    for tokens_of_ranks in (T, (30, 20)):
+        monkeypatch.setattr(__import__(__name__), "T", tokens_of_ranks)
+        buffer.max_tokens, before = 0, buffer.pool_layout
+        buffer.capture = lambda: 7
+        with pytest.raises(EPStateError, match="run the step once before"):
+            step(group, rng)
+        assert buffer.pool_layout == before
+        buffer.capture = captures
+        step(group, rng)
+
+
 @pytest.mark.parametrize("step", [by_rows, by_expert])
 @pytest.mark.parametrize("on", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_another_thread_may_make_the_call(step, on):

@@ -83,14 +83,6 @@ def begun_alone(call):
 
 
 @device_fn
-def ended_last(call):
-    """The call with the number of the last call that ended; OVER if a wait of this rank has expired."""
-    words = call.params[p.words]
-    epoch = u64(load_u64(words + u64(mailbox.EPOCH)))
-    return at_epoch(call, u64(OVER) if has_failed(words + u64(mailbox.STATUS)) else epoch)
-
-
-@device_fn
 def begun_together(call, begun):
     """The block's first barrier -> the call with its number; OVER if a wait of this rank expired in an earlier call."""
     has_failed, last_epoch, shared_epoch = begun

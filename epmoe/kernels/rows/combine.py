@@ -47,7 +47,7 @@ def combine_kernel(shape):
     begin, has_few = announce.beginning(shape, mark, few), bool(shape.lamport)
     n_announced = mailbox.numbers_announced(shape.n_ranks)
     await_announcements = announce.awaiting(shape, wait.ROWS_COMBINE, "without_counts")
-    flags = copy.flags(shape, wait.ROWS_COMBINE, shape.n_vectors, shape.tuning.return_parts)
+    flags = copy.flags(shape, wait.ROWS_COMBINE)
     pushing_blocks, push_rows, reduce_rows = pushing(shape), push.make(shape, flags), reduce.make(shape, flags)
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)

@@ -1,14 +1,14 @@
 """Dispatch of rows: every token is sent once to each rank of its experts.
 
 Every block of a rank runs the kernel. The last block (the leader block) announces this rank to the peers, mostly by
-its last warp (the notify warp). The other blocks send. If this launch also expands rows (copies them to the rows of
-their experts), a share of the warps of these blocks sends (tuning.send_tenths), and all other warps expand. If a batch
-has at most one token for each block, all warps send.
+its last warp (the notify warp). The other blocks send. Expert-major also expands rows (copies them to the rows of their
+experts): a share of the warps of these blocks sends (tuning.send_tenths), and all other warps expand. If a batch has at
+most one token for each block, all warps send.
 
 1. Begin: read the number of the call (epoch), and whether an earlier one failed (call.py).
 2. Small batches take another path, with step 3, which ends the call: Lamport rows (few/dispatch.py). Expert-major
-   also expands them as they arrive (few/by_expert.py). If some rank has too many tokens for this path (expert-major:
-   or may lack room), all ranks leave it after step 3 and go on with step 4.
+   also expands them as they arrive (few/by_expert.py). If some rank has too many tokens for this path, or may lack
+   room, all ranks leave it after step 3 and go on with step 4.
 3. Number the rows (layout.py): the n-th of this rank's tokens that go to a rank is the n-th row that this rank sends
    there; -1 where a token does not go. Meanwhile the leader block announces this rank, and then how many tokens
    each expert gets (announce.py).
@@ -21,17 +21,17 @@ has at most one token for each block, all warps send.
 7. Finish. A receiver learns in one of three ways, which the RowsShape selects, that rows have arrived:
    Counters (by_counters): when a sending block has written its rows, it adds one to a counter at every rank. The leader
    block waits until the counters have reached the announced numbers of blocks.
-   Flags (by_flags), if this launch also expands rows: senders raise a flag for each part of a row. Warps that do not
-   send, or have finished sending, expand the parts that have arrived (expand.py). Rows of a rank to itself are expanded
-   from the input, unless they are encoded on the way.
+   Flags (by_flags), expert-major: senders raise a flag for each part of a row. Warps that do not send, or have finished
+   sending, expand the parts that have arrived (expand.py). Rows of a rank to itself are expanded from the input, unless
+   they are encoded on the way.
    Lamport rows: a receiver polls the row's words in a window until none is ABSENT, and copies it out (step 2).
 8. The leader block ends the call.
 
 A cached dispatch, and the retry of one that found no room, take numbers and counts from a handle: rows_resend records
 and tells nothing (step 6), and of step 3 does only the announcement, without counts. The host has made room before it.
 
-If the host waits, it has made room for about as many rows by expert as usual (room). If more come, they stay where they
-arrived; the host, which has been told their number, makes room, and launches rows_receive: step 7 on this rank alone.
+Expert-major, if the host waits, it has made room for about as many rows by expert as usual (room). If more come, they
+stay where they arrived. The host is told their number, makes room, and launches rows_receive: step 7 on this rank alone.
 """
 
 from functools import lru_cache
@@ -40,7 +40,7 @@ from epmoe.device import (SIM, device_fn, fence_acq_rel_sys, i32, int32, kernel,
                           uint64)
 
 from .. import stamps
-from ..params import CACHED, VECTOR
+from ..params import CACHED
 from . import announce, copy, expand, handle, layout, mailbox, send, wait
 from . import call as calls
 from .few import by_expert
@@ -59,7 +59,7 @@ def dispatch_kernel(shape):
         dispatch_few = (by_expert.dispatching(shape, mark, number_rows) if shape.expert_major
                         else few_rows.dispatching(shape, mark))
     await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "all")
-    (send_rows, finish_rows), expands = moving(shape, mark, layout.counter(shape, wait.ROWS_DISPATCH)), shape.expands
+    (send_rows, finish_rows), expands = moving(shape, mark, layout.counter(shape, wait.ROWS_DISPATCH)), shape.expert_major
     record, has_room = handle.recording(shape, wait.ROWS_DISPATCH), mailbox.reading(shape.n_ranks).has_room
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
@@ -131,11 +131,10 @@ def numbering(shape, mark):
 def moving(shape, mark, numbered=None):
     """(send_rows, finish_rows). send_rows: see send.make. finish_rows(call, announced, ok) -> whether all is well.
 
-    ok: whether this block has done its part. Senders signal, and the leader block waits. If rows are expanded by expert
-    while they arrive, every block expands. numbered: see send.make; if it is given, a rank may have no room, and then
-    expands nothing.
+    ok: whether this block has done its part. Senders signal, and the leader block waits; expert-major, every block
+    expands rows, if there is room for them. numbered: see send.make.
     """
-    if not shape.expands:
+    if not shape.expert_major:
         arrivals = announce.arrivals(shape, wait.ROWS_DISPATCH)
 
         @device_fn
@@ -149,13 +148,12 @@ def moving(shape, mark, numbered=None):
 
         return send.make(shape, None, numbered), by_counters
 
-    flags = flags_of(shape)
-    expand_rows, has_room = expand.arriving(shape, flags, numbered), mailbox.reading(shape.n_ranks).has_room
-    asks_room = numbered is not None
+    flags, has_room = copy.flags(shape, wait.ROWS_DISPATCH), mailbox.reading(shape.n_ranks).has_room
+    expand_rows = expand.arriving(shape, flags, numbered)
 
     @device_fn
     def by_flags(call, announced, ok):
-        if ok and (not asks_room or has_room(announced)):
+        if ok and has_room(announced):
             ok = expand_rows(call, announced)
         ok = not syncthreads_or(not ok)
         mark(call.params, stamps.COPIED)
@@ -164,27 +162,23 @@ def moving(shape, mark, numbered=None):
     return send.make(shape, flags, numbered), by_flags
 
 
-def flags_of(shape):
-    """The flags of rows that are expanded while they arrive; see copy.flags."""
-    fewest = shape.tuning.encode_parts if shape.encode else shape.tuning.expand_parts
-    return copy.flags(shape, wait.ROWS_DISPATCH, shape.src_bytes // VECTOR, fewest)
-
-
 @lru_cache(CACHED)
 def receive_kernel(shape):
     """Makes the kernel that expands the rows of the last call, for which the results had no room. It sends nothing."""
     few = by_expert.receiving(shape, stamps.make(shape.trace, BLOCK)) if shape.lamport else None
+    all_few = mailbox.all_few(shape.n_ranks, shape.lamport, announced=True)
     has_few, n_announced = bool(shape.lamport), mailbox.numbers_announced(shape.n_ranks)
     await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "all")
-    expand_rows = expand.arriving(shape, flags_of(shape), None)
+    expand_rows = expand.arriving(shape, copy.flags(shape, wait.ROWS_DISPATCH), None)
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_receive(params, num_tokens, my_rank):
         announced = shared_array(n_announced, int32)
-        call = calls.ended_last(calls.Call(params, num_tokens, my_rank, u64(calls.OVER)))
-        if calls.is_over(call) or not await_announcements(call, announced):
+        following = calls.begun_alone(calls.Call(params, num_tokens, my_rank, u64(calls.OVER)))
+        call = calls.at_epoch(following, u64(following.epoch - u64(1)))     # the last one that ended
+        if calls.is_over(following) or not await_announcements(call, announced):
             return
-        if has_few and few.is_few(announced):
+        if has_few and all_few(announced):
             few.receive_all(call, announced)
         else:
             expand_rows(call, announced)
@@ -196,7 +190,7 @@ def receive_kernel(shape):
 def resend_kernel(shape):
     """Makes the kernel of a dispatch whose layout is known."""
     mark, (_, end_call) = stamps.make(shape.trace, BLOCK), calls.begin_and_end(shape.n_ranks)
-    few, expands = few_rows.resending(shape, mark) if shape.lamport else None, shape.expands
+    few, expands = few_rows.resending(shape, mark) if shape.lamport else None, shape.expert_major
     begin, has_few = announce.beginning(shape, mark, few), bool(shape.lamport)
     n_announced = mailbox.numbers_announced(shape.n_ranks)
     await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "without_counts")

@@ -116,7 +116,7 @@ def told_words(n_ranks, n_local):
 
 
 def telling_host(shape):
-    """Device function tell(params): the leader block tells the waiting host the counts, after its records.
+    """Device function tell(params): the leader block tells the host the counts, after its records, if the host waits.
 
     The counts are known before the rows have arrived, and later work on the stream follows in order. So the host can go
     on while rows are under way.
@@ -137,10 +137,12 @@ def telling_host(shape):
 
     @device_fn
     def tell(params):
-        tell_word(n_words, params)
-        syncthreads()                           # all of it before thread 0 says so
-        if thread_idx() == 0:
-            st_release_sys_u64(params[p.told], params[p.told_number])
+        syncthreads()                           # all records
+        if params[p.told] != u64(0):
+            tell_word(n_words, params)
+            syncthreads()                       # all of it before thread 0 says so
+            if thread_idx() == 0:
+                st_release_sys_u64(params[p.told], params[p.told_number])
 
     return tell
 
@@ -165,9 +167,7 @@ def recording(shape, phase):
             write.tokens(n_local, call.params, experts)
             if call.params[p.told] != u64(0):
                 fence_acq_rel_gpu()             # counts of experts seen, before what their blocks have noted of bad ids
-        syncthreads()                           # all of it before thread 0 may say so
-        if call.params[p.told] != u64(0):
-            tell_host(call.params)
+        tell_host(call.params)
         return True
 
     return record

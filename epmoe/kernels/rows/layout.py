@@ -60,7 +60,7 @@ def sharing(shape):
     block, since the block has all data for it already. It does if blocks share tokens and there is a warp for each. If
     rows are expanded while they arrive, they are sent in order from the start.
     """
-    num_senders, in_order = calls.num_senders, shape.expands or shape.encode
+    num_senders, in_order = calls.num_senders, shape.expert_major
 
     of_block = device_fn(lambda num_tokens:
                          share(i32(0), i32(num_tokens), divided_up(num_tokens, num_senders()), i32(block_idx())))
@@ -195,7 +195,7 @@ def counter(shape, phase):
     say(call): a block has numbered its tokens; called after a barrier. Only counts if blocks share all tokens or expand
     rows. wait_for(call, lane) -> whether all have, so that this warp may read the numbers of other blocks.
     """
-    tokens, expands = sharing(shape), shape.expands
+    tokens, expands = sharing(shape), shape.expert_major
 
     numbered_at = device_fn(lambda call:
                             u64(call.params[p.words] + u64(mailbox.NUMBERED) + u64(4) * (u64(call.epoch) & u64(1))))

@@ -85,7 +85,6 @@ def reading(n_ranks):
     count(announced, src_rank, dst_rank): rows from one rank to another. tokens, blocks(announced, rank): of a rank.
     place(params, announced, index, rank): address of array `index` of a rank. most_tokens(announced): the most of a
     rank. has_room(announced): whether every rank has room, the same on all ranks; if one has none, no rank sends.
-    has_room_for_all(announced): whether every rank has room for every token of all ranks.
 
     (announced, my_rank) -> numbers of rows, for rank r in lane r, 0 in lanes past the ranks. before_me: to r from ranks
     before this. arriving(announced): to r from all. mine_before: from this rank to those before r. received: (from r to
@@ -137,30 +136,27 @@ def reading(n_ranks):
         capacity = i32(announced[lane_id() * n_words + CAPACITY]) if lane_id() < n_ranks else i32(0)
         return all_lanes(arriving(announced) <= capacity) != 0
 
-    @device_fn
-    def has_room_for_all(announced):
-        rank = i32(min(lane_id(), n_ranks - 1))
-        n = i32(warp_sum_i32(tokens(announced, rank) if lane_id() < n_ranks else i32(0)))
-        return all_lanes(n <= i32(announced[rank * n_words + CAPACITY])) != 0
-
     return namespace("mail", count=count, tokens=tokens, blocks=blocks, place=place, most_tokens=most_tokens,
                      before_me=before_me, arriving=arriving, mine_before=mine_before, received=received,
-                     returned_before_me=returned_before_me, has_room=has_room,
-                     has_room_for_all=has_room_for_all)
+                     returned_before_me=returned_before_me, has_room=has_room)
 
 
 def all_few(n_ranks, few, *, announced):
     """Device function (announced) -> whether no rank has more than `few` (shape.lamport) tokens.
 
-    announced: True to use the numbers announced in this call, False for those in the call's handle. All ranks get the
-    same answer, and each rank with at most `few` tokens has a kernel for it.
+    announced: True to use the numbers announced in this call; then every rank must also have room for all tokens. False
+    for those in the call's handle. All ranks get the same answer, and a rank with few tokens has a kernel for it.
     """
-    n_words = experts_at(n_ranks)
+    n_words, asks_room = experts_at(n_ranks), announced
     first, step = (NUM_TOKENS, n_words) if announced else (n_ranks * n_words, 1)
 
     @device_fn
     def all_have_few(announced):
-        n = i32(announced[first + lane_id() * step]) if lane_id() < n_ranks else i32(0)
-        return all_lanes(n <= few) != 0
+        rank = i32(min(lane_id(), n_ranks - 1))
+        n = i32(announced[first + rank * step])
+        if not asks_room:
+            return all_lanes(n <= few) != 0
+        total = i32(warp_sum_i32(n if lane_id() < n_ranks else i32(0)))
+        return all_lanes(n <= few and total <= i32(announced[rank * n_words + CAPACITY])) != 0
 
     return all_have_few

@@ -34,7 +34,7 @@ def expert_masks(num_local_experts):
 
 def keeps_own_rows(shape):
     """Whether rows of a rank to itself stay in the input and are expanded from there."""
-    return shape.expands and not shape.encode
+    return shape.expert_major and not shape.encode
 
 
 def looking_at_choices(shape):
@@ -246,7 +246,7 @@ def make(shape, flags=None, numbered=None):
     raises, is_numbered_now, fewest = flags is not None, numbered is not None, fewest_parts(shape)
     more, keeps_own = sending_metadata(shape), keeps_own_rows(shape)
     # metadata is a unit of its own after the row's parts, unless there is none or it has to come with part 0
-    n_apart = int((shape.has_meta or shape.scale_words > 0) and not shape.expands and not encodes)
+    n_apart = int((shape.has_meta or shape.scale_words > 0) and not shape.expert_major)
     rows, a_vector = copying(read_only=True), shape.src_bytes // shape.n_vectors    # bytes that become a vector
     probs_bytes = 4 * shape.top_k * shape.has_probs
     value_bytes, row_of, send_tenths = shape.value_bytes, layout.row_of(ranks), shape.tuning.send_tenths

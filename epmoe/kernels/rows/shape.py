@@ -68,9 +68,9 @@ class RowsShape:
     (less than row_bytes if scales follow them). scale_words: float32 scales of a row, in an array of their own (rows)
     or behind the values (HybridEP). has_probs: whether a float32 for each k (or local expert) travels with a row.
     has_meta: whether ids (or numbers for experts) do. encode: rows are bf16 and become blockwise FP8 on their way.
-    dtype: of sums, "bf16", "fp16" or "fp32". p2p_world_size: ranks whose sum is rounded first. expands: rows are
-    expanded by expert while they arrive. lamport: the most tokens of a rank that the kernel sends in Lamport rows
-    (few/lamport.py); 0: it has no code for them. threads: of a block. trace: whether blocks write stamps.
+    dtype: of sums, "bf16", "fp16" or "fp32". p2p_world_size: ranks whose sum is rounded first. lamport: the most tokens
+    of a rank that the kernel sends in Lamport rows (few/lamport.py); 0: it has no code for them. threads: of a block.
+    trace: whether blocks write stamps.
     """
 
     n_ranks: int
@@ -86,7 +86,6 @@ class RowsShape:
     encode: bool = False
     dtype: str = "bf16"
     p2p_world_size: int = 0
-    expands: bool = False
     lamport: int = 0
     trace: bool = False
     tuning: Tuning = TUNING

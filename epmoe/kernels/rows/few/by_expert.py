@@ -115,7 +115,7 @@ def _into(shape, placing):
     look_at_four, keep_four = four(look), adding_four(keep)
 
     @device_fn
-    def receive(call, table, found, row_at, lane, has_room):
+    def receive(call, table, found, row_at, lane):
         (src_rank, src_token, _), ok, expert = found, True, i32(lane)
         number = placing.number(table, src_rank, src_token, lane)
         known_at = call.params[p.expert_row] + u64(4) * u64(number) * u64(n_local)
@@ -124,7 +124,7 @@ def _into(shape, placing):
             probs = u32(0), u32(0), u32(0), u32(0)
             if has_probs:
                 ok, probs = taking.words(call, src_rank, i32(0), (a[1], b[1], c[1], d[1]))
-            if ok and has_room:
+            if ok:
                 came = (a[0], probs[0]), (b[0], probs[1]), (c[0], probs[2]), (d[0], probs[3])
                 keep_four(i32(0), (call.params, known_at), expert, 32, came)
             expert = i32(expert + 128)
@@ -136,16 +136,13 @@ def _into(shape, placing):
 def receiving(shape, mark):
     """Namespace of device functions for the blocks that receive.
 
-    is_few(announced): whether all ranks go this way, the same on all: they have few tokens, and room for all of them.
     place(call, announced, places) -> rows by expert, -1 if a wait has expired: it waits for all ranks' bits.
     receive(call, announced, places, n_rows, first): stores the rows, unless `out` has no room for all; then they stay
     in the windows. receive_all(call, announced): does both after the call has ended.
     """
-    bits, placing, mail = places.announcing(shape), places.placing(shape), mailbox.reading(shape.n_ranks)
-    all_few = mailbox.all_few(shape.n_ranks, shape.lamport, announced=True)
+    bits, placing = places.announcing(shape), places.placing(shape)
     clear_rows = expand.clearing(shape, device_fn(lambda table, expert: (table.starts[expert], table.counts[expert])))
-    rows, is_few = send.make(shape, _tokens(shape), _into(shape, placing)), device_fn(
-        lambda announced: all_few(announced) and mail.has_room_for_all(announced))
+    rows = send.make(shape, _tokens(shape), _into(shape, placing))
 
     @device_fn
     def place(call, announced, table):
@@ -160,7 +157,7 @@ def receiving(shape, mark):
         me, warps = warps_of_rank()
         if 0 <= n_rows <= i32(call.params[p.room]):     # the first warps have most to receive
             clear_rows(call.params, table, i32(warps - 1 - me), warps, i32(lane_id()))
-            rows.receive(call, table, announced, True, first)
+            rows.receive(call, table, announced, first)
         mark(call.params, stamps.COPIED)
 
     @device_fn
@@ -169,7 +166,7 @@ def receiving(shape, mark):
         if not calls.is_leader():               # as in the call itself
             receive(call, announced, table, place(call, announced, table), rows.prepare(call))
 
-    return namespace("receiving", bits=bits, placing=placing, rows=rows, is_few=is_few, place=place, receive=receive,
+    return namespace("receiving", bits=bits, placing=placing, rows=rows, place=place, receive=receive,
                      receive_all=receive_all)
 
 
@@ -177,15 +174,14 @@ def dispatching(shape, mark, number_rows):
     """Device function dispatch(call, begun, announced, scratch), as in dispatch.py. number_rows: see ../dispatch.py."""
     ranks, (_, end_call) = shape.n_ranks, calls.begin_and_end(shape.n_ranks)
     here, tell_host = receiving(shape, mark), handle.telling_host(shape)
-    bits, placing, rows, is_few = here.bits, here.placing, here.rows, here.is_few
+    bits, placing, rows, all_few = here.bits, here.placing, here.rows, mailbox.all_few(ranks, shape.lamport, announced=True)
     await_tokens = announce.awaiting(shape, wait.ROWS_DISPATCH, "tokens", acquires=False)
     announce_places = announce.early(shape, "places", marks=False)
     announce_tokens = announce.early(shape, "tokens", fences=False, marks=False)
-    counts = announce.announcing(shape, "counts")
     may_end = announce.closing(shape, wait.ROWS_DISPATCH, "all")
     look_at_ranks, most = routing.ranks_of_token(shape), max(shape.lamport, 1)
     number_tokens, record_numbers = send.numbering(shape, device_fn(lambda masks, token: u32(masks[token])))
-    write, n_numbers = handle.writing(shape, placing.tokens_for), ranks * most
+    counts, write, n_numbers = announce.announcing(shape, "counts"), handle.writing(shape, placing.tokens_for), ranks * most
 
     @by_warps
     def look_at_token(token, call, masks):
@@ -214,7 +210,7 @@ def dispatching(shape, mark, number_rows):
         if not await_tokens(call, announced):
             return True
         mark(call.params, stamps.COUNTED)
-        if not is_few(announced):
+        if not all_few(announced):
             return False
         calls.say_begun(call)
         record_numbers(call, numbers, (i32(0), i32(call.num_tokens)))
@@ -225,9 +221,7 @@ def dispatching(shape, mark, number_rows):
             return True
         write.counts(call.params, announced, True)
         write.experts(call.params, (table, n_words), table.partial)
-        if call.params[p.told] != u64(0):
-            syncthreads()                       # all of it before thread 0 may say so
-            tell_host(call.params)
+        tell_host(call.params)
         mark(call.params, stamps.PLACED)
         end_call(call)
         mark(call.params, stamps.LEFT)
@@ -251,7 +245,7 @@ def dispatching(shape, mark, number_rows):
         if not await_tokens(call, announced):
             return True
         mark(call.params, stamps.COUNTED)
-        if not is_few(announced):
+        if not all_few(announced):
             rows.erase(call, table, first)
             return False
         n_rows = here.place(call, announced, table)

@@ -1,8 +1,8 @@
 """Dispatch in Lamport rows: sends rows as soon as tokens are read, while the ranks exchange their counts.
 
-A block that knows all counts stores the rows that arrive. If a rank has no room, it receives rows and does not store
-them. No rank ends the call before all ranks have announced themselves. If a rank has too many tokens for this path,
-each rank takes back the rows that it has sent, and all ranks use the ordinary path.
+A block that knows all counts stores the rows that arrive. No rank ends the call before all ranks have announced
+themselves. If a rank has too many tokens for this path, or no room for all tokens, each rank takes back the rows that
+it has sent, and all ranks use the ordinary path.
 """
 
 from epmoe.device import (device_fn, i32, int32, shared_array, store_u32, store_u64, syncthreads, u32, u64,
@@ -72,12 +72,12 @@ def _into(shape, number):
         rows.store(batch, home(call, arrays.rows) + u64(found[2]) * u64(row_bytes), u32(1), i32(0), span[0], span[1], lane)
 
     @device_fn
-    def receive(call, known, found, row_at, lane, has_room):
+    def receive(call, known, found, row_at, lane):
         (src_rank, _, row), ok, i = found, True, i32(lane)
         while ok and i - lane < n_all:
             word = at.word(row_at, i) if i < n_all else u64(0)
             ok, (data, _, _, _) = taking.words(call, src_rank, i32(0), (word, u64(0), u64(0), u64(0)))
-            if ok and has_room:
+            if ok:
                 if i < n_ids:
                     value = u64(MINUS_ONE) if data == u32(NO_ID) else u64(data)
                     store_u64(home(call, arrays.row_ids) + u64(8) * (u64(row) * u64(n_ids) + u64(i)), value)
@@ -94,22 +94,21 @@ def _into(shape, number):
 def dispatching(shape, mark):
     """Device function dispatch(call, begun, announced, scratch), called by every block of a rank that has few tokens.
 
-    It returns OVER, or else the call's number: then some rank has too many tokens, this rank's rows are numbered and
-    announced, and all ranks continue in the ordinary way.
+    It returns OVER, or else the call's number: then some rank has too many tokens or too little room, this rank's rows
+    are numbered and announced, and all ranks continue in the ordinary way.
     """
-    ranks, mail, (_, end_call) = shape.n_ranks, mailbox.reading(shape.n_ranks), calls.begin_and_end(shape.n_ranks)
+    ranks, (_, end_call) = shape.n_ranks, calls.begin_and_end(shape.n_ranks)
     announce_places = announce.early(shape, "places", marks=False)
-    facts = announce.announcing(shape, "facts")
+    facts, count_experts = announce.announcing(shape, "facts"), routing.experts_of_ids(shape)
     announce_experts, all_few = announce.experts(shape), mailbox.all_few(ranks, shape.lamport, announced=True)
     may_end = announce.closing(shape, wait.ROWS_DISPATCH, "all")
     await_facts = announce.awaiting(shape, wait.ROWS_DISPATCH, "facts", acquires=False)
     number_tokens, record_numbers = send.numbering(shape, routing.mask_by_thread(shape))
-    count_experts = routing.experts_of_ids(shape)
     row_of = device_fn(lambda numbers, token, lane: i32(numbers[token * ranks + lane]) if lane < ranks else i32(-1))
-    record = handle.recording(shape, wait.ROWS_DISPATCH)
+    record, tokens_of_block = handle.recording(shape, wait.ROWS_DISPATCH), layout.sharing(shape).of_block
     rows = send.make(shape, _tokens(shape, row_of), _into(shape, row_of))
-    numbered, tokens_of_block = layout.counter(shape, wait.ROWS_DISPATCH), layout.sharing(shape).of_block
-    num_experts, n_numbers = shape.num_experts, ranks * max(shape.lamport, 1)
+    numbered, num_experts = layout.counter(shape, wait.ROWS_DISPATCH), shape.num_experts
+    n_numbers = ranks * max(shape.lamport, 1)
 
     @device_fn
     def lead(call, announced, scratch, looked):
@@ -125,7 +124,7 @@ def dispatching(shape, mark):
         if not all_few(announced):
             syncthreads()                       # all warps have read `announced`, which is written again
             return call.epoch
-        ok = record(call, announced, mail.has_room(announced), scratch.experts)
+        ok = record(call, announced, True, scratch.experts)
         mark(call.params, stamps.PLACED)
         if ok:
             end_call(call)
@@ -146,7 +145,7 @@ def dispatching(shape, mark):
             numbered.say(call)
             return call.epoch
         mark(call.params, stamps.COUNTED)
-        rows.receive(call, numbers, announced, mail.has_room(announced), first)
+        rows.receive(call, numbers, announced, first)
         mark(call.params, stamps.COPIED)
         mark(call.params, stamps.LEFT)
         return u64(calls.OVER)
@@ -175,16 +174,14 @@ def dispatching(shape, mark):
 
 
 def resending(shape, mark):
-    """`few` for announce.beginning in a dispatch. A rank without room for its own rows takes and drops them."""
-    ranks, mail, row_of_token = shape.n_ranks, mailbox.reading(shape.n_ranks), layout.row_of(shape.n_ranks)
+    """`few` for announce.beginning in a dispatch, whose host has made room."""
+    row_of_token = layout.row_of(shape.n_ranks)
     rows = send.make(shape, _tokens(shape, row_of_token), _into(shape, row_of_token))
 
     @device_fn
     def send_and_receive(call, announced, first):
-        (here, before), row_of = mail.received(announced, call.my_rank), call.params[p.row_of]
-        has_room = i32(warp_broadcast_i32(i32(before + here), i32(ranks - 1))) <= i32(call.params[p.capacity])
-        rows.send(call, row_of, first)
+        rows.send(call, call.params[p.row_of], first)
         mark(call.params, stamps.SENT)
-        rows.receive(call, row_of, announced, has_room, first)
+        rows.receive(call, call.params[p.row_of], announced, first)
 
     return lamport.known_call(shape, wait.ROWS_DISPATCH, mark, rows.prepare, send_and_receive)

@@ -42,12 +42,9 @@ def bytes_for(shape):
 
     Its rows may be stored, expanded or summed as they come.
     """
-    if shape.expert_major and (shape.has_meta or shape.expands):    # a dispatch; a cached one does not
-        may = shape.has_meta and shape.expands and shape.num_experts <= shape.tuning.bits_experts
-    else:
-        may = not shape.by_world
+    has_room_for_bits = shape.top_k or not shape.has_meta or shape.num_experts <= shape.tuning.bits_experts
     n_bytes = shape.n_ranks * shape.tuning.lamport_tokens * _bytes_of_row(shape)
-    return n_bytes if may and n_bytes <= shape.tuning.lamport_bytes else 0
+    return n_bytes if has_room_for_bits and not shape.by_world and n_bytes <= shape.tuning.lamport_bytes else 0
 
 
 def rows_for(shape, num_tokens):

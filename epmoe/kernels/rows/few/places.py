@@ -95,10 +95,9 @@ def placing(shape):
     """Namespace of device functions that fill or read Places.
 
     allocate() -> Places. place(params, announced, places) -> rows by expert, padding included: fills all but `bits`,
-    ends with a barrier.
-    tokens_for((places, words_used(announced)), src_rank, expert) -> number of tokens. row(places, src_rank, token,
-    expert) -> output row, -1 for none. comes(places, src_rank, token) -> whether it has a row here. number(places,
-    src_rank, token, lane) -> its number among all arriving rows, by a warp.
+    ends with a barrier. tokens_for((places, words_used(announced)), src_rank, expert) -> number of tokens. row(places,
+    src_rank, token, expert) -> output row, -1 for none. comes(places, src_rank, token) -> whether it has a row here.
+    number(places, src_rank, token, lane) -> its number among all arriving rows, by a warp.
     """
     ranks, n_local, num_experts, words_used = shape.n_ranks, shape.num_local_experts, shape.num_experts, _words_used(shape)
     a_word, most_words = shape.tuning.bits_word, shape.tuning.words_of_bits
@@ -163,18 +162,12 @@ def placing(shape):
         return has(u32(places.here[src_rank * most_words + word]), bit)
 
     @device_fn
-    def rows_up_to(places, end, lane):
-        """In all lanes: the number of arriving rows of the first `end` words."""
-        n, i = i32(0), i32(lane)
-        while i < end:
-            n, i = i32(n + popc(u32(places.here[i]))), i32(i + 32)
-        return i32(warp_sum_i32(n))
-
-    @device_fn
     def number(places, src_rank, token, lane):
-        word, bit = split(token, a_word)
-        i = i32(src_rank * most_words + word)
-        return i32(rows_up_to(places, i, lane) + popc(u32(u32(places.here[i]) & below(bit))))
+        (word, bit), n, i = split(token, a_word), i32(0), i32(lane)
+        its = i32(src_rank * most_words + word)
+        while i < its:                          # words of earlier tokens
+            n, i = i32(n + popc(u32(places.here[i]))), i32(i + 32)
+        return i32(warp_sum_i32(n) + popc(u32(u32(places.here[its]) & below(bit))))
 
     return namespace("placing", allocate=allocate, words_used=words_used, tokens_for=tokens_for, place=place, row=row_of,
                      comes=comes, number=number)

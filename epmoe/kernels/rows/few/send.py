@@ -131,9 +131,8 @@ def make(shape, tokens, into):
 
     prepare(call) -> first: before the call is known, a warp begins to load what it will send or copy first: (place of
     this rank's rows at rank `lane`, routing of its token that it has seen, its part of a row).
-    send(call, known, first): sends this warp's share of this rank's tokens.
-    receive(call, known, announced, has_room, first) -> whether all came: takes this warp's share of the arriving rows,
-    and stores it if there is room. erase(call, known, first): takes back rows that nobody will receive.
+    send(call, known, first): sends this warp's share of this rank's tokens. erase(call, known, first): takes them back.
+    receive(call, known, announced, first) -> whether all came: stores this warp's share of the arriving rows.
 
     tokens, into: namespaces of device functions, for rows (dispatch.py) or for rows by expert (by_expert.py). They are
     handed `known`. tokens.look(params, token, part, lane, is_wanted) -> seen. tokens.row(known, token, seen, lane) ->
@@ -142,7 +141,7 @@ def make(shape, tokens, into):
     look at, rows before these), in lane r for rank r. into.own(call, known, token, lane), into.coming(known, src_rank,
     row) -> a row of a window, -1 if none comes there. into.store(call, known, found, batch, span, scale, lane): stores
     a part. found: (src_rank, row of the window, row among all arriving rows). into.receive(call, known, found, row_at,
-    lane, has_room) -> whether the row's metadata came; stores it.
+    lane) -> whether the row's metadata came; stores it.
     """
     ranks, encodes, (*n_words, n_scales) = shape.n_ranks, shape.encode, lamport.words_with(shape)
     n_apart = sum(n_words) + (0 if encodes else n_scales)   # words that do not go with a part
@@ -214,7 +213,7 @@ def make(shape, tokens, into):
         return part, src_rank, i32(into.coming(known, src_rank, one)) if comes else i32(-1)
 
     @device_fn
-    def receive(call, known, announced, has_room, first):
+    def receive(call, known, announced, first):
         lane, is_first, (_, _, batch), scale = i32(lane_id()), not blocks.sends(), first, u32(0)
         (here, before), (me, workers), n_own = into.arriving(call, announced), blocks.receivers(), i32(0)
         windows = at.rows(at.of(call.params, call.my_rank, lane), call.epoch) if lane < ranks else u64(0)
@@ -228,13 +227,13 @@ def make(shape, tokens, into):
                 row_at = at.row(warp_broadcast_u64(windows, src_rank), row)
                 found = src_rank, row, i32(warp_broadcast_i32(before, src_rank) + row)
                 if part == n_parts:
-                    ok = into.receive(call, known, found, row_at, lane, has_room)
+                    ok = into.receive(call, known, found, row_at, lane)
                 else:
                     if unit >= n_own:
                         ok, batch, scale = parts_of_row.take(call, src_rank, row_at, part, lane)
                     elif not is_first:
                         batch = parts_of_row.load(call, split(unit, units)[0], part, lane)
-                    if ok and has_room:
+                    if ok:
                         into.store(call, known, found, batch, parts_of_row.span(part), scale, lane)
             unit, is_first = i32(unit + step), False
         return ok
