@@ -24,7 +24,7 @@ TYPES = (BF16, FP16)
 ARGUMENTS = "x", "routing_map", "probs"
 # the arrays in a handle's memory that later calls read
 KEPT = "counts", "row_of", "expert_rows", "expert_base", "expert_row"
-A_FEW = 32  # rows: the least that a result has room for, if their number is not known
+ROW_STEP = 32  # at least; results whose number of rows is not known have a multiple of it
 N_ROWS, ROOM, PAD = at("num_rows"), at("room"), at("pad_multiple")
 
 
@@ -187,7 +187,7 @@ class DispatchPlan(ExpandingPlan):
         self.scratch = [self.arranged("rows scratch", scratch)(n)[0] for n in num_tokens]
 
     def _calls(self, kernel):
-        """A RankCall of the kernel for each rank here. There is room to receive the most tokens so far."""
+        """A RankCall of the kernel for each rank here. Grows the pool, on all ranks, to receive the most tokens so far."""
         rows, local = self._most_rows(), self.local
         self.buffer.want_pool(self.facts, needs(rows, self.shape.row_bytes, local), self.shape)
         more = dict(num_rows=NO_LIMIT if self.limit is None else self.limit, pad_multiple=self.pad)
@@ -197,14 +197,14 @@ class DispatchPlan(ExpandingPlan):
         return (self._most_rows(), self.local), np.int32
 
     def _expect(self, i, most):
-        """Make room in the i-th rank's next results for `most` rows by expert, and a few more; with a limit for these."""
-        room = size_class(most + most // 16, A_FEW) if self.limit is None else self.limit
+        """Prepare the i-th rank's next results for `most` rows by expert and a few more; with a limit for exactly these."""
+        room = size_class(most + most // 16, ROW_STEP) if self.limit is None else self.limit
         self.ready[i] = most, room, *self.of(room)
 
     def run(self, i, addresses, handle, made):
         """See Plan. Results: dispatched_hidden, probs, scales, tokens_per_expert.
 
-        Exact results have room for a few more rows than in the calls before. If more come, a second launch stores them.
+        Exact results have room for a few more rows than came in recent calls. If more come, a second launch stores them.
         """
         call, (most, room, arrangement, results) = self.calls[i], self.ready[i]
         launch, lend, n = call.of(self.num_tokens[i] + most), call.r.arena.lend, room
@@ -241,14 +241,14 @@ class DispatchPlan(ExpandingPlan):
         made[i] = x, probs, more[0] if more else None, per_expert
 
     def _again(self, i, earlier, handle, has_room):
-        """(launch that stores the rows that are known now, Loan of the results).
+        """(launch that completes the call, whose number of rows is known now, Loan of the results).
 
-        If some rank had no room to receive, all ranks make room, as all know the same most tokens, and send again.
+        If some rank had no room to receive, all ranks were told so and the same most tokens. All grow, and send again.
         """
         n, calls, lend = handle.num_rows[i], self.receiving, self.buffer.ranks[i].arena.lend
         loans = [lend(self.of(n)[0])]
         if not has_room:
-            if i == 0:
+            if i == 0:  # no later call has this plan: told() has dropped all plans
                 self.calls = self._calls(resend_kernel(replace(self.shape, lamport=0)))
             calls, words = self.calls, {"expert_row": at("expert_row")}
             rows = Arrangement(

@@ -222,10 +222,10 @@ class GroupMemory:
     def agree_on_tokens(self, num_tokens, is_told):
         """Remember the most tokens of any rank. is_told: the call tells the host the ranks' numbers of tokens.
 
-        Collective before the first dispatch. Otherwise it is so only for a batch larger than any before whose host is
-        not told; this batch must be larger on all ranks.
+        Collective for the first dispatch, and for one with more tokens than any before that does not tell the host; it
+        must then have more on every rank. One that tells the host changes nothing here, but in told().
         """
-        if self.max_tokens == 0 or num_tokens > self.max_tokens and not is_told:
+        if self.max_tokens == 0 or (num_tokens > self.max_tokens and not is_told):
             self._expect_no_capture()
             self.want_tokens(max(1, *self.world.tell(num_tokens, self._timeout)))
 
@@ -242,11 +242,11 @@ class GroupMemory:
             self._grow(layout)
 
     def _expect_no_capture(self):
-        """Raise EPStateError if memory would grow in a CUDA graph."""
+        """Raise EPStateError while a CUDA graph is captured; called before memory grows."""
         if self.capture():
             raise EPStateError(
-                "a call that needs more memory than any before is being captured into a CUDA graph, and nothing runs "
-                "yet: run the step once before"
+                "a call that needs more memory than any before is being captured into a CUDA graph, where memory cannot "
+                "grow: run the step once before"
             )
 
     def _grow(self, layout):

@@ -1,14 +1,14 @@
 """Dispatch of rows: every token is sent once to each rank of its experts.
 
-Every block of a rank runs the kernel. The last block (the leader block) announces this rank to the peers, mostly by
-its last warp (the notify warp). The other blocks send. Expert-major also expands rows (copies them to the rows of their
-experts): a share of the warps of these blocks sends (tuning.send_tenths), and all other warps expand. If a batch has at
-most one token for each block, all warps send.
+The last block of a rank's launch (the leader block) announces this rank to the peers, mostly by its last warp (the
+notify warp). The other blocks send. Expert-major also expands rows (copies them to the rows of their experts): in each
+of these blocks a share of the warps sends (tuning.send_tenths). All other warps expand, and so do those that have
+finished sending. If a batch has at most one token for each block, all warps of these blocks send first.
 
 1. Begin: read the number of the call (epoch), and whether an earlier one failed (call.py).
-2. Small batches take another path, with step 3, which ends the call: Lamport rows (few/dispatch.py). Expert-major
-   also expands them as they arrive (few/by_expert.py). If some rank has too many tokens for this path, or may lack
-   room, all ranks leave it after step 3 and go on with step 4.
+2. Small batches travel as Lamport rows, on a path of their own that ends the call (few/dispatch.py). Expert-major also
+   expands them as they arrive (few/by_expert.py). If some rank has too many tokens for this path, or may lack room to
+   receive, all ranks leave it; step 3 is done by then, and they go on with step 4.
 3. Number the rows (layout.py): the n-th of this rank's tokens that go to a rank is the n-th row that this rank sends
    there; -1 where a token does not go. Meanwhile the leader block announces this rank, and then how many tokens
    each expert gets (announce.py).
@@ -16,22 +16,22 @@ most one token for each block, all warps send.
    knows where its rank's rows begin at each rank.
 5. Send (send.py) each row to its final place. If some rank has no room for all its rows, nobody sends. A warp that
    takes another block's token first waits until all blocks have numbered theirs.
-6. Meanwhile the leader block waits for the numbers of tokens by expert, and records counts and places for the handle.
-   If the host waits, the leader block tells it the counts (handle.py).
-7. Finish. A receiver learns in one of three ways, which the RowsShape selects, that rows have arrived:
-   Counters (by_counters): when a sending block has written its rows, it adds one to a counter at every rank. The leader
-   block waits until the counters have reached the announced numbers of blocks.
+6. Meanwhile the leader block waits for the numbers of tokens by expert. It records counts and places for the handle,
+   and whether rows by expert are dropped (overflow). If the host waits, it tells it the counts (handle.py).
+7. Finish. A receiver learns in one of three ways that rows have arrived:
+   Counters (by_counters): when a sending block has written its rows, it adds one to its rank's counter at every rank.
+   The leader block waits until the counters have reached the announced numbers of blocks.
    Flags (by_flags), expert-major: senders raise a flag for each part of a row. Warps that do not send, or have finished
    sending, expand the parts that have arrived (expand.py). Rows of a rank to itself are expanded from the input, unless
    they are encoded on the way.
-   Lamport rows: a receiver polls the row's words in a window until none is ABSENT, and copies it out (step 2).
-8. The leader block ends the call.
+   Lamport rows: a receiver polls the row's words in a window until all have come, and copies it out (step 2).
+8. The leader block ends the call. All blocks have begun; other warps may still expand.
 
-A cached dispatch, and the retry of one that found no room, take numbers and counts from a handle: rows_resend records
-and tells nothing (step 6), and of step 3 does only the announcement, without counts. The host has made room before it.
+A cached dispatch, and the retry of one that found no room to receive, take numbers and counts from a handle:
+rows_resend does only the announcement of step 3, without counts, and not step 6. The host has made room before it.
 
-Expert-major, if the host waits, it has made room for about as many rows by expert as usual (room). If more come, they
-stay where they arrived. The host is told their number, makes room, and launches rows_receive: step 7 on this rank alone.
+An expert-major dispatch whose host waits has results for about as many rows by expert as usual (room). If more come,
+they stay where they are. The host, which is told their number, makes room and launches rows_receive on this rank alone.
 """
 
 from functools import lru_cache
@@ -76,7 +76,7 @@ def dispatch_kernel(shape):
         if epoch == u64(calls.OVER):            # the small way has ended the call, or a wait has expired
             return
         call, ok = calls.at_epoch(call, epoch), True
-        if expands:                             # else the counters of step 7 say that a block has begun
+        if expands:                             # otherwise the arrival counters imply it
             calls.say_begun(call)
         if not await_announcements(call, announced):                # 4
             return
@@ -107,7 +107,7 @@ def numbering(shape, mark):
     def number_rows(call, begun, scratch):
         looked = (u64(0), u64(0), i32(0), i32(0))
         if calls.is_notify_warp():
-            fence_acq_rel_sys()                 # earlier launches of this rank, before what it announces
+            fence_acq_rel_sys()                 # orders earlier launches of this rank before what it announces
             looked = words.look(call, i32(0))
         call = calls.at_epoch(call, numbers.count(call, begun, scratch))
         if calls.is_over(call):
@@ -174,9 +174,9 @@ def receive_kernel(shape):
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_receive(params, num_tokens, my_rank):
         announced = shared_array(n_announced, int32)
-        following = calls.begun_alone(calls.Call(params, num_tokens, my_rank, u64(calls.OVER)))
-        call = calls.at_epoch(following, u64(following.epoch - u64(1)))     # the last one that ended
-        if calls.is_over(following) or not await_announcements(call, announced):
+        upcoming = calls.begun_alone(calls.Call(params, num_tokens, my_rank, u64(calls.OVER)))
+        call = calls.at_epoch(upcoming, u64(upcoming.epoch - u64(1)))       # the last one that ended
+        if calls.is_over(upcoming) or not await_announcements(call, announced):
             return
         if has_few and all_few(announced):
             few.receive_all(call, announced)
@@ -213,7 +213,7 @@ def resend_kernel(shape):
         if expands and calls.is_leader() and not calls.all_begun(call, wait.ROWS_DISPATCH):
             return
         if not calls.is_leader():
-            send_rows(call, announced)
+            send_rows(call, announced)          # waits for nothing
             mark(params, stamps.SENT)
         if finish_rows(call, announced, True) and calls.is_leader():
             end_call(call)
