@@ -122,23 +122,31 @@ def test_without_room_a_dispatch_is_sent_again(step, buffer_of, sender, monkeypa
 
 
 @pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
-def test_hybrid_ep_exact_is_one_launch_if_there_are_not_many_more_rows_than_before(few):
+@pytest.mark.parametrize(
+    "pad, expected",
+    [(512, [2, 1, 2, 1, 1, 1]), (32, [2, 1, 1, 1, 1, 1])],
+    ids=["twice as many rows", "as many as there is room for"],
+)
+def test_hybrid_ep_exact_is_one_launch_if_there_are_not_many_more_rows_than_before(
+    few, pad, expected
+):
     group, rng, launches = group_of(2, lamport_rows=few), np.random.default_rng(3), []
+    n_tokens = (4, 3) if few else T
 
     def step(experts):
-        """All tokens go to this many of each rank's two experts, padded to 512 rows each."""
-        x, of_all = tokens(rng, T, HIDDEN), np.arange(EXPERTS) % (EXPERTS // 2) < experts
-        maps = [np.tile(of_all, (n, 1)) for n in T]
-        probs = [rng.random((n, EXPERTS), np.float32) for n in T]
+        """All tokens go to this many of each rank's two experts, padded to `pad` rows each."""
+        x, of_all = tokens(rng, n_tokens, HIDDEN), np.arange(EXPERTS) % (EXPERTS // 2) < experts
+        maps = [np.tile(of_all, (n, 1)) for n in n_tokens]
+        probs = [rng.random((n, EXPERTS), np.float32) for n in n_tokens]
         before = group.machine.count
         *got, _ = fused_a2a.HybridEPDispatch.forward(
-            fused_a2a.Context(), x, maps, probs, group, EXPERTS // 2, pad_multiple=512
+            fused_a2a.Context(), x, maps, probs, group, EXPERTS // 2, pad_multiple=pad
         )
-        launches.append((group.machine.count - before) // len(T))
-        *want, _ = reference.hybrid_dispatch_forward(x, maps, probs, EXPERTS // 2, pad_multiple=512)
+        launches.append((group.machine.count - before) // len(n_tokens))
+        *want, _ = reference.hybrid_dispatch_forward(x, maps, probs, EXPERTS // 2, pad_multiple=pad)
         for one, other in zip(got, want):
             assert_same(one, other, f"launch {len(launches)}")
 
     for experts in (1, 1, 2, 2, 1, 2):
         step(experts)
-    assert launches == [2, 1, 2, 1, 1, 1]
+    assert launches == expected
