@@ -31,6 +31,7 @@ def every_kernel():
     yield "hybrid cached dispatch", rows.resend_kernel(shape())
     yield "hybrid combine without signals", rows.combine_kernel(shape(lamport=128, has_probs=True))
     yield "hybrid combine", rows.combine_kernel(shape(has_probs=True, p2p_world_size=2))
+    yield "receive", rows.receive_kernel(shape(lamport=128, **META))
     yield "receive fp8", rows.receive_kernel(shape(**META, **FP8))
     yield "move", rows.move_kernel(1024)
 

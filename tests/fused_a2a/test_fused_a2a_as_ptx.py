@@ -56,6 +56,7 @@ NEEDED = {
     "hybrid cached dispatch": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, INPUT16, LOAD16],
     "hybrid combine without signals": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, LOAD16, *VECTORS],
     "hybrid combine": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, LOAD16],
+    "receive": [READS_FLAGS, READS_WORDS, INPUT16, LOAD16, STORE16, VECTORS[1]],
     "receive fp8": [READS_FLAGS, LOAD16, STORE16],
     "move": [LOAD16, STORE16],
 }
