@@ -279,8 +279,9 @@ class GroupMemory:
         self.world.barrier("reset", 2 * self._timeout)  # slower ranks first wait out their timeout
         self.log.clear()
         self.changed()
-        sizes = self.world.tell([self.n_local_experts, *self.pool_layout], self._timeout)
-        self.max_tokens = max(self.world.tell(self.max_tokens, self._timeout))
+        mine = self.max_tokens, [self.n_local_experts, *self.pool_layout]
+        max_tokens, sizes = zip(*self.world.tell(mine, self._timeout))
+        self.max_tokens = max(max_tokens)
         if all(one == sizes[0] for one in sizes):
             self._make_heaps()
             self.initialise()

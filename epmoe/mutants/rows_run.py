@@ -198,7 +198,7 @@ class RowsRun:
 
     @contextmanager
     def _in_flight(self, buffer):
-        """Context of calls that are queued; none waits but for counts. All memory that they use stays until they have run."""
+        """Context of calls that are queued and wait only for counts. All memory that they use stays until they have run."""
         place, number, kept = buffer.placing.place, count(), []
         run_all = self.machine.synchronize
         buffer.host_words.wait = lambda timeout: run_all()

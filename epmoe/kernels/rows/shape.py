@@ -154,8 +154,8 @@ def parameter_block(n_ranks: int) -> ParameterBlock:
     offset in the pool of the windows of Lamport rows. lamport_bytes: size of those of one parity.
     told: host memory where the host awaits told_number and finds the counts (handle.py); 0: it does not wait. x, ids,
     probs, scales, out...: arrays of the caller and of results. row_of [T, R], counts [R, R], row_of_expert [T, E],
-    expert_row [N, L], the rest: of a handle. num_rows: P, the most rows by expert; NO_LIMIT: all. room: rows by expert that
-    `out` holds; if there are more, none is stored, and a launch of receive_kernel follows.
+    expert_row [N, L], the rest: of a handle. num_rows: P, the most rows by expert; NO_LIMIT: all. room: rows by expert
+    that `out` holds; if there are more, none is stored, and a launch of receive_kernel follows.
     """
     return ParameterBlock(*FIELDS, context=(("control_ptrs", n_ranks), ("pool_ptrs", n_ranks)))
 
