@@ -481,6 +481,12 @@ def warp_broadcast_u64(v: Any, src: Any) -> Any:
 def warp_sum_i32(v: Any) -> Any:
     """Sum of v (i32) over the lanes, in every lane."""
 
+def warp_max_i32(v: Any) -> Any:
+    """Largest v (i32) over the lanes, in every lane."""
+
+def warp_or_u32(v: Any) -> Any:
+    """All bits of v (u32) of any lane, in every lane."""
+
 def warp_inclusive_sum_i32(v: Any) -> Any:
     """Sum of v (i32) over this lane and the lanes below it."""
 

@@ -23,14 +23,20 @@ def _over_lanes(text, steps):
     return " ".join(text % step for step in steps)
 
 
-_ADD = "shfl.sync.bfly.b32 t, s, %d, 0x1f, 0xffffffff; add.s32 s, s, t;"
+def _reduced(operation):
+    step = "shfl.sync.bfly.b32 t, s, %d, 0x1f, 0xffffffff; " + operation + " s, s, t;"
+    steps = _over_lanes(step, (16, 8, 4, 2, 1))
+    return "{ .reg .b32 s, t; mov.b32 s, $1; " + steps + " mov.b32 $0, s; }"
+
+
 _SCAN = "shfl.sync.up.b32 t|p, s, %d, 0x0, 0xffffffff; @p add.s32 s, s, t;"
 _MAX = "shfl.sync.bfly.b32 t, m, %d, 0x1f, 0xffffffff; max.f32 m, m, t;"
-SUM, SCAN = _over_lanes(_ADD, (16, 8, 4, 2, 1)), _over_lanes(_SCAN, (1, 2, 4, 8, 16))
-MAX = _over_lanes(_MAX, (16, 8, 4, 2, 1))
+SCAN, MAX = _over_lanes(_SCAN, (1, 2, 4, 8, 16)), _over_lanes(_MAX, (16, 8, 4, 2, 1))
 BELOW = {  # name: (compute capability, PTX for devices below it)
     "load16_nc": ((8, 0), "ld.global.nc.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4];"),
-    "warp_sum_i32": ((8, 0), "{ .reg .s32 s, t; mov.s32 s, $1; " + SUM + " mov.s32 $0, s; }"),
+    "warp_sum_i32": ((8, 0), _reduced("add.s32")),
+    "warp_max_i32": ((8, 0), _reduced("max.s32")),
+    "warp_or_u32": ((8, 0), _reduced("or.b32")),
     "pack_bf16x2": ((8, 0), casts.BF16X2),
     "pack_f16x2": ((8, 0), casts.F16X2),
     "pack_e4m3x2": ((8, 9), casts.E4M3X2),
@@ -150,6 +156,8 @@ _table(
     """shfl.sync.idx.b32 lo, lo, $2, 0x1f, 0xffffffff; shfl.sync.idx.b32 hi, hi, $2, 0x1f, 0xffffffff; """
     f"""mov.b64 $0, {{lo, hi}}; }}
     warp_sum_i32           i32(i32)      redux.sync.add.s32 $0, $1, 0xffffffff;
+    warp_max_i32           i32(i32)      redux.sync.max.s32 $0, $1, 0xffffffff;
+    warp_or_u32            u32(u32)      redux.sync.or.b32 $0, $1, 0xffffffff;
     warp_inclusive_sum_i32 i32(i32)      {{ .reg .s32 s, t; .reg .pred p; mov.s32 s, $1; {SCAN} mov.s32 $0, s; }}
     warp_max_f32           f32(f32)      {{ .reg .f32 m, t; mov.f32 m, $1; {MAX} mov.f32 $0, m; }}
     elect_one              i32()         {{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.s32 $0, 1, 0, p; }}

@@ -44,7 +44,7 @@ FENCES = ["fence_acq_rel_%s" % scope for scope in SCOPES]
 BLOCK = "syncthreads syncthreads_or syncthreads_count"
 WARP = (
     "syncwarp shfl_idx shfl_xor shfl_up shfl_down ballot match_any any_lane all_lanes warp_broadcast_i32 "
-    "warp_broadcast_u64 warp_sum_i32 warp_inclusive_sum_i32 warp_max_f32"
+    "warp_broadcast_u64 warp_sum_i32 warp_max_i32 warp_or_u32 warp_inclusive_sum_i32 warp_max_f32"
 )
 BITS = "popc ffs clz"
 SHARED = (

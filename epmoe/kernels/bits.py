@@ -98,7 +98,7 @@ def but_lowest(mask):
     return u32(mask & u32(mask - u32(1)))
 
 
-def over_lanes(combine, n_lanes=32):
+def over_lanes(combine, n_lanes):
     """Device function (n) -> combine(a, b) over the n of n_lanes adjacent lanes, a power of two, in every lane."""
     @device_fn
     def combined(n):
@@ -108,10 +108,6 @@ def over_lanes(combine, n_lanes=32):
         return n
 
     return combined
-
-
-or_of_warp = over_lanes(device_fn(lambda a, b: u32(u32(a) | u32(b))))
-largest = over_lanes(device_fn(lambda a, b: i32(max(i32(a), i32(b)))))
 
 
 @device_fn

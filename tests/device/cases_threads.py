@@ -144,6 +144,14 @@ for _name, _text, _ty, _in, _expected, *_lane in (
     ("broadcast_i32", r"shfl\.sync\.idx\.b32", "i32", VALUES, np.repeat(VALUES[7::32], 32), 7),
     ("broadcast_u64", r"shfl\.sync\.idx\.b32 hi", "u64", LONG, np.repeat(LONG[31::32], 32), 31),
     ("sum_i32", r"redux\.sync\.add\.s32", "i32", VALUES, np.repeat(WARPS.sum(1), 32)),
+    ("max_i32", r"redux\.sync\.max\.s32", "i32", VALUES, np.repeat(WARPS.max(1), 32)),
+    (
+        "or_u32",
+        r"redux\.sync\.or\.b32",
+        "u32",
+        VALUES.astype(np.uint32),
+        np.repeat(np.bitwise_or.reduce(WARPS.astype(np.uint32), axis=1), 32),
+    ),
     ("inclusive_sum_i32", r"@p add\.s32 s, s, t", "i32", VALUES, WARPS.cumsum(1).ravel()),
     (
         "max_f32",

@@ -1,6 +1,8 @@
 """Barriers of a block, and the operations that the lanes of a warp do together."""
 
+from functools import reduce
 from itertools import accumulate
+from operator import or_
 
 from greenlet import getcurrent
 
@@ -178,6 +180,14 @@ def _inclusive_sums(vals):
     return [_wrap(x) for x in accumulate([0 if x is None else x for x in vals])]
 
 
+def _largest(vals):
+    return max([x for x in vals if x is not None])
+
+
+def _or(vals):
+    return reduce(or_, [x for x in vals if x is not None])
+
+
 def _max(vals):
     out = vals[0]
     for x in vals[1:]:
@@ -226,6 +236,18 @@ def warp_sum_i32(v):
     """Sum of v (i32) over the lanes, in every lane."""
     t, vals = meet("warp_sum_i32", v)
     return _shared_result(vals, _sum)
+
+
+def warp_max_i32(v):
+    """Largest v (i32) over the lanes, in every lane."""
+    t, vals = meet("warp_max_i32", v)
+    return _shared_result(vals, _largest)
+
+
+def warp_or_u32(v):
+    """All bits of v (u32) of any lane, in every lane."""
+    t, vals = meet("warp_or_u32", v)
+    return _shared_result(vals, _or)
 
 
 def warp_inclusive_sum_i32(v):

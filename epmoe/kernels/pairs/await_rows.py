@@ -16,11 +16,11 @@ from typing import NamedTuple
 from epmoe import layout
 from epmoe.device import (all_lanes, any_lane, atomic_or_relaxed_gpu_u32, ballot, block_idx, device_fn,
                           fence_acq_rel_cta, globaltimer, grid_dim, i32, lane_id, ld_acquire_sys_u64, load16,
-                          load16_relaxed_sys, n_warps, nanosleep, shared_add_i32, store16, store_u64, syncwarp,
-                          u32, u64, warp_id)
+                          load16_relaxed_sys, n_warps, nanosleep, shared_add_i32, store16, store_u64, syncwarp, u32,
+                          u64, warp_id, warp_or_u32)
 from epmoe.layout import ABSENT, ANNOUNCED, MAX_FINITE
 
-from ..bits import has, lowest, or_of_warp
+from ..bits import has, lowest
 from ..formats.row_copy import no_vectors
 from ..lamport import is_absent
 from ..params import clear, in_turn, namespace, tuple_of
@@ -110,7 +110,7 @@ def without_signals(build):
     @device_fn
     def give_up(call, late, segment, first):
         """Records the ranks whose rows are missing."""
-        late, k = u32(or_of_warp(late)), i32(lane_id() - first)
+        late, k = warp_or_u32(late), i32(lane_id() - first)
         if k >= 0 and k < AT_ONCE and has(late, k):
             missing = u32(u32(1) << u32(u32(segment) % u32(n_ranks)))
             atomic_or_relaxed_gpu_u32(call.status + u64(4 * MISSING_RANKS), missing)

@@ -8,9 +8,10 @@ receiver, so a reader need not wait for later rows. Epochs only grow, so flags a
 from functools import cache, lru_cache
 
 from epmoe.device import (block_dim, block_idx, device_fn, grid_dim, i32, kernel, load16, load16_nc, load_u32, shfl_idx,
-                          st_release_sys_u32, store16, store_u32, syncwarp, thread_idx, u32, u64, warp_broadcast_u64)
+                          st_release_sys_u32, store16, store_u32, syncwarp, thread_idx, u32, u64, warp_broadcast_u64,
+                          warp_max_i32)
 
-from ..bits import adding_four, but_lowest, divided_up, four, has, largest, lowest, parts_of_each, share, split
+from ..bits import adding_four, but_lowest, divided_up, four, has, lowest, parts_of_each, share, split
 from ..params import VECTOR, chosen, word_in
 from . import mailbox, wait
 from .shape import BLOCK, MAX_PLACES, memory_of, namespace
@@ -119,7 +120,7 @@ def flags(shape, phase):
 
     @device_fn
     def count(announced):
-        rows = largest(mail.arriving(announced))
+        rows = warp_max_i32(mail.arriving(announced))
         return i32(max(fewest, min(most, i32(u32(units) // u32(max(rows, 1))))))
 
     @device_fn

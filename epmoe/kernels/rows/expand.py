@@ -5,9 +5,9 @@ Each part of a row is expanded when its flag is up.
 
 from epmoe.device import (ballot, block_idx, device_fn, grid_dim, i32, lane_id, load_i32, load_u32, n_warps,
                           st_release_gpu_i32, store_i32, store_u32, syncwarp, thread_idx, u32, u64, warp_broadcast_i32,
-                          warp_id)
+                          warp_id, warp_max_i32)
 
-from ..bits import around, but_lowest, divided_up, has, in_fours, largest, lowest, split
+from ..bits import around, but_lowest, divided, divided_up, has, in_fours, lowest, split
 from ..formats.row_copy import clear_padding
 from ..params import VECTOR, word_in
 from . import call as calls
@@ -87,17 +87,18 @@ def recorded_rows(shape):
 def clearing(shape, rows_of):
     """Device function (params, known, me, warps, lane): zeroes padding rows, and all rows up to num_rows after the last.
 
-    It does the share of warp `me` of `warps`. rows_of(known, expert): as in recorded_rows.
+    It does the share of warp `me` of `warps`: some warps for each 32 experts. rows_of(known, expert): see recorded_rows.
     """
     n_local, has_probs, row_bytes = shape.num_local_experts, shape.has_probs, VECTOR * shape.n_vectors
-    scale_bytes = 4 * shape.scale_words if shape.encode else 0
+    scale_bytes, n_windows = 4 * shape.scale_words if shape.encode else 0, -(-n_local // 32)
     clear_values, clear_scales = clear_padding(row_bytes), clear_padding(scale_bytes)
 
     @device_fn
     def clear_rows(params, known, me, warps, lane):
-        window, num_rows, pad = i32(0), i32(params[p.num_rows]), i32(params[p.pad_multiple])
-        while window < n_local:                 # a lane an expert: rows between its tokens' and the next expert's
-            first, end, expert = i32(0), i32(0), i32(window + lane)
+        num_rows, pad, team = i32(params[p.num_rows]), i32(params[p.pad_multiple]), i32(max(1, divided(warps, n_windows)))
+        window, me = split(me, team)
+        while window < n_windows:               # a lane an expert: rows between its tokens' and the next expert's
+            first, end, expert = i32(0), i32(0), i32(32 * window + lane)
             if expert < n_local:
                 start, n = rows_of(known, expert)
                 is_rest = expert == n_local - 1 and num_rows != NO_LIMIT
@@ -106,15 +107,15 @@ def clearing(shape, rows_of):
             left = u32(ballot(first < end))
             while left != u32(0):
                 row, behind = i32(warp_broadcast_i32(first, lowest(left))), i32(warp_broadcast_i32(end, lowest(left)))
-                row = i32(row + u32(i32(me + warps) - i32(u32(row) % u32(warps))) % u32(warps))
+                row = i32(row + u32(i32(me + team) - i32(u32(row) % u32(team))) % u32(team))
                 while row < behind:
                     clear_values(params[p.out] + u64(row) * u64(row_bytes), lane)
                     clear_scales(params[p.out_scales] + u64(row) * u64(scale_bytes), lane)
                     if has_probs and lane == 0:
                         store_u32(params[p.out_probs] + u64(4) * u64(row), u32(0))
-                    row = i32(row + warps)
+                    row = i32(row + team)
                 left = but_lowest(left)
-            window = i32(window + 32)
+            window = i32(window + divided(warps, team))
 
     return clear_rows
 
@@ -206,7 +207,7 @@ def arriving(shape, flags, numbered):
             return False
         me, warps = i32(warp_id() * grid_dim() + block_idx()), i32(n_warps() * grid_dim())
         clear_rows(call.params, call.params, me, warps, lane)
-        most = i32(max(largest(here), call.num_tokens)) if from_input else largest(here)
+        most = i32(max(warp_max_i32(here), call.num_tokens)) if from_input else warp_max_i32(here)
         unit, ok = claim(call, lane), True
         while ok and unit < most * ranks * n_parts:
             following = claim(call, lane)

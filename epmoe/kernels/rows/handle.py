@@ -65,7 +65,7 @@ def writing(shape, tokens_for):
     numbers of tokens, and overflow int32 [1]. partial: shared int32 array [32].
     """
     ranks, n_local, mail = shape.n_ranks, shape.num_local_experts, mailbox.reading(shape.n_ranks)
-    pairs_of = pairs_for(shape, tokens_for)
+    pairs_of, expert_major = pairs_for(shape, tokens_for), shape.expert_major
 
     @by_threads
     def write_count(i, info, counts, announced):
@@ -79,7 +79,8 @@ def writing(shape, tokens_for):
         info, counts = params[p.info], params[p.counts]
         if thread_idx() == 0:
             store_i32(info + u64(4 * HAS_ROOM), i32(1) if has_room else i32(0))
-            store_i32(info + u64(4 * PADDED_ROWS), i32(0))
+            if not expert_major:
+                store_i32(info + u64(4 * PADDED_ROWS), i32(0))
         write_count(ranks * ranks, info, counts, announced)
 
     @by_threads

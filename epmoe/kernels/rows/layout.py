@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from epmoe.device import (ballot, block_dim, block_idx, device_fn, fence_acq_rel_gpu, i32, int32, lane_id,
                           ld_relaxed_gpu_u64, load_i32, n_warps, popc, red_add_release_gpu_i32, shared_add_i32,
-                          shared_array, shfl_idx, st_relaxed_gpu_u64, store_i32, syncthreads_or, thread_idx,
-                          u32, u64, warp_id, warp_inclusive_sum_i32, warp_sum_i32)
+                          shared_array, shfl_idx, st_relaxed_gpu_u64, store_i32, syncthreads_or, thread_idx, u32, u64,
+                          warp_id, warp_inclusive_sum_i32, warp_or_u32, warp_sum_i32)
 
-from ..bits import below, divided_up, folded, has, or_of_warp, share, split
+from ..bits import below, divided_up, folded, has, share, split
 from ..params import by_threads, by_warps, clear
 from . import call as calls
 from . import mailbox, routing, wait
@@ -178,7 +178,7 @@ def _numbering_map(shape):
     def walk(params, tokens, numbered, writes):
         lane, (token, stop) = i32(lane_id()), tokens
         while token < stop:
-            mask, row = or_of_warp(ranks_of_token(params[p.ids], token, lane)), i32(-1)
+            mask, row = warp_or_u32(ranks_of_token(params[p.ids], token, lane)), i32(-1)
             if has(mask, lane):
                 row, numbered = numbered, i32(numbered + 1)
             if writes and lane < ranks:

@@ -1,9 +1,9 @@
 """Pushes rows back to their tokens' ranks. Expert-major rows are first summed over local experts."""
 
 from epmoe.device import (device_fn, grid_dim, i32, lane_id, load_i32, load_u32, store16, store_u32, u32, u64,
-                          warp_broadcast_i32, warp_broadcast_u64)
+                          warp_broadcast_i32, warp_broadcast_u64, warp_max_i32)
 
-from ..bits import around, largest, split
+from ..bits import around, split
 from ..params import by_lanes
 from . import call as calls
 from . import mailbox, reduce
@@ -75,7 +75,7 @@ def make(shape, flags):
         here = i32(0) if stays and lane == call.my_rank else here
         n_parts, whole = flags.count(announced), grid_dim() < many_blocks
         a_row = i32(1) if whole else i32(n_parts)
-        unit, n_units = take(call, lane), i32(largest(here) * n_targets * a_row)
+        unit, n_units = take(call, lane), i32(warp_max_i32(here) * n_targets * a_row)
         while unit < n_units:
             following = take(call, lane)
             part, number, src_rank = part_of_row.unit(call.my_rank, unit, a_row)

@@ -64,7 +64,7 @@ def mask_by_thread(shape):
 def ranks_of_token(shape):
     """Device function (routing_map, token, lane) -> this lane's part of the mask of a token's ranks, by a warp.
 
-    or_of_warp of the parts is the mask. All loads are issued together; only or_of_warp waits for them.
+    warp_or_u32 of the parts is the mask. All loads are issued together; only warp_or_u32 waits for them.
     """
     num_experts, n_local = shape.num_experts, shape.num_local_experts
 

@@ -7,11 +7,11 @@ time, one of the bits. The leader block also numbers rows for the handle and wri
 waits for this.
 """
 
-from epmoe.device import (ballot, device_fn, i32, int32, lane_id, load_u8, load_u32, shared_array, store_i32,
-                          store_u32, syncthreads, u32, u64, warp_broadcast_i32, warp_broadcast_u64)
+from epmoe.device import (ballot, device_fn, i32, int32, lane_id, load_u32, load_u8, shared_array, store_i32, store_u32,
+                          syncthreads, u32, u64, warp_broadcast_i32, warp_broadcast_u64, warp_or_u32)
 
 from ... import stamps
-from ...bits import adding_four, but_lowest, four, has, lowest, or_of_warp, warps_of_rank
+from ...bits import adding_four, but_lowest, four, has, lowest, warps_of_rank
 from ...params import VECTOR, by_warps, word_in
 from .. import announce, expand, handle, mailbox, routing, wait
 from .. import call as calls
@@ -31,7 +31,7 @@ def _tokens(shape):
     def look(params, token, part, lane, is_wanted):
         return u32(look_at_ranks(params[p.ids], token, lane)) if is_wanted else u32(0)
 
-    row = device_fn(lambda known, token, seen, lane: i32(token) if has(or_of_warp(seen), lane) else i32(-1))
+    row = device_fn(lambda known, token, seen, lane: i32(token) if has(warp_or_u32(seen), lane) else i32(-1))
 
     @device_fn
     def look_at_expert(given, expert):
@@ -186,7 +186,7 @@ def dispatching(shape, mark, number_rows):
     @by_warps
     def look_at_token(token, call, masks):
         """The leader block stores the mask of a token's ranks."""
-        mask = u32(or_of_warp(look_at_ranks(call.params[p.ids], token, i32(lane_id()))))
+        mask = warp_or_u32(look_at_ranks(call.params[p.ids], token, i32(lane_id())))
         if lane_id() == 0:
             masks[token] = i32(mask)
 
@@ -217,10 +217,10 @@ def dispatching(shape, mark, number_rows):
         n_words = placing.words_used(announced)
         if not bits.await_bits(call, announced, table.bits):        # behind its barrier nobody looks at `announced`
             return True
+        write.experts(call.params, (table, n_words), table.partial)
         if not may_end(call, announced):
             return True
         write.counts(call.params, announced, True)
-        write.experts(call.params, (table, n_words), table.partial)
         tell_host(call.params)
         mark(call.params, stamps.PLACED)
         end_call(call)

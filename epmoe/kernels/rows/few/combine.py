@@ -2,10 +2,11 @@
 (lamport.py). In expert-major, ranks push sums over their local experts, also to themselves.
 """
 
-from epmoe.device import device_fn, i32, lane_id, load16, store16, u32, u64, warp_broadcast_i32, warp_broadcast_u64
+from epmoe.device import (device_fn, i32, lane_id, load16, store16, u32, u64, warp_broadcast_i32, warp_broadcast_u64,
+                          warp_max_i32)
 
 from ... import elements, stamps
-from ...bits import four, largest, split, warps_of_rank
+from ...bits import four, split, warps_of_rank
 from ...lamport import store_row
 from ...params import VECTOR, by_lanes
 from .. import layout, mailbox, push, reduce, wait
@@ -30,7 +31,7 @@ def _pushing(shape):
         lane, (here, before) = i32(lane_id()), mail.received(announced, call.my_rank)
         rows = at.rows(at.of(call.params, lane, call.my_rank), call.epoch) if lane < ranks else u64(0)
         here = i32(0) if stays and lane == call.my_rank else here
-        n_turns, (unit, warps) = i32(largest(here) * n_targets), warps_of_rank()
+        n_turns, (unit, warps) = i32(warp_max_i32(here) * n_targets), warps_of_rank()
         n_parts = i32(max(fewest, spans.count(n_turns, warps)))
         while unit < n_turns * n_parts:
             part, number, src_rank = part_of_row.unit(call.my_rank, unit, n_parts)

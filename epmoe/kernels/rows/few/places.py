@@ -10,9 +10,9 @@ they follow the announcement (mailbox.py).
 from typing import NamedTuple
 
 from epmoe.device import (block_dim, device_fn, i32, int32, lane_id, n_warps, popc, shared_array, st_relaxed_sys_u64,
-                          syncthreads, syncthreads_or, thread_idx, u32, u64, warp_id, warp_sum_i32)
+                          syncthreads, syncthreads_or, thread_idx, u32, u64, warp_id, warp_or_u32, warp_sum_i32)
 
-from ...bits import below, divided_up, has, or_of_warp, split
+from ...bits import below, divided_up, has, split
 from .. import announce, handle, mailbox, routing, wait
 from ..shape import namespace, p
 
@@ -139,7 +139,7 @@ def placing(shape):
             while word < n_words and expert < n_local:
                 mask = u32(mask | u32(places.bits[index(word, src_rank, expert)]))
                 expert = i32(expert + 32)
-            mask = or_of_warp(mask)
+            mask = warp_or_u32(mask)
             if lane == 0:
                 places.here[task] = i32(mask)
             task = i32(task + n_warps())

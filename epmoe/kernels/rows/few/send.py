@@ -7,10 +7,10 @@ of other ranks are under way. Encoded rows travel through a window to their own 
 
 from epmoe.device import (ballot, block_dim, block_idx, device_fn, f32_as_u32, grid_dim, i32, lane_id, n_warps, popc,
                           prefetch, store16, store16_relaxed_sys, store_i32, store_u64, thread_idx, u32, u64,
-                          warp_broadcast_i32, warp_broadcast_u64, warp_id)
+                          warp_broadcast_i32, warp_broadcast_u64, warp_id, warp_max_i32)
 from epmoe.layout import ABSENT
 
-from ...bits import adding_four, around, below, but_lowest, divided, four, has, largest, lowest, split
+from ...bits import adding_four, around, below, but_lowest, divided, four, has, lowest, split
 from ...formats.row_copy import no_vectors
 from ...params import by_warps
 from ...prefetch import LINE
@@ -219,7 +219,7 @@ def make(shape, tokens, into):
         windows = at.rows(at.of(call.params, call.my_rank, lane), call.epoch) if lane < ranks else u64(0)
         if not encodes:
             n_own, here = i32(call.num_tokens * units), i32(0) if lane == call.my_rank else here
-        n_units, ok = i32(n_own + largest(here) * n_others * units), blocks.receives()
+        n_units, ok = i32(n_own + warp_max_i32(here) * n_others * units), blocks.receives()
         unit, step = i32(warp_id() * workers + me), i32(n_warps() * workers)
         while ok and unit < n_units:
             part, src_rank, row = row_of_unit(call, known, here, unit, n_own, lane)
