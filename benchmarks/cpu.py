@@ -91,11 +91,8 @@ class Simulator:
         from epmoe.worlds.local import LocalWorld
 
         world, launch = LocalWorld(ROUND_RANKS, seed=0, racecheck=racecheck), LaunchConfig()
-        self.racecheck, self.machine, self.pairs = (
-            racecheck,
-            world.machine,
-            Pairs(world, ROUND, kind="fused"),
-        )
+        self.racecheck, self.machine = racecheck, world.machine
+        self.pairs = Pairs(world, ROUND, kind="fused")
         self.threads = (
             len(self.pairs.phases) * world.n_ranks * launch.grid(world.machine) * launch.threads
         )

@@ -254,10 +254,8 @@ class TorchHybrid(_Buffered):
         super().__init__(world, shape)
         import epmoe.torch
 
-        self._dispatch, self._combine = (
-            epmoe.torch.hybrid_ep_dispatch,
-            epmoe.torch.hybrid_ep_combine,
-        )
+        self._dispatch = epmoe.torch.hybrid_ep_dispatch
+        self._combine = epmoe.torch.hybrid_ep_combine
         self.local = shape.experts // world.n_ranks
         matrix = traffic.pairs_matrix(shape, traffic.topk_ids(shape, world.n_ranks))
         self.rows = int(matrix.sum(axis=0).max()) if self.budget else None

@@ -23,10 +23,8 @@ class Nccl(TorchPeer):
         import torch.distributed as dist
 
         torch, self._dist = self._torch, dist
-        self._out, self._in = (
-            self._messages[world.rank].tolist(),
-            self._messages[:, world.rank].tolist(),
-        )
+        self._out = self._messages[world.rank].tolist()
+        self._in = self._messages[:, world.rank].tolist()
         sent, arrived = permutations(self._ids_of_all, world.rank, shape.experts // world.n_ranks)
         with torch.cuda.stream(self._on):
             self._token = torch.from_numpy(sent // shape.top_k).cuda()
@@ -50,10 +48,8 @@ class Nccl(TorchPeer):
 
     def combine(self):
         """Put a combine on torch's current stream."""
-        shape, rows = (
-            self.shape,
-            self._exchange(self._y[self._back], self._in, self._out)[self._slot],
-        )
+        shape = self.shape
+        rows = self._exchange(self._y[self._back], self._in, self._out)[self._slot]
         (rows.view(shape.tokens, shape.top_k, shape.hidden) * self._weights).sum(1)
 
     def close(self):

@@ -67,10 +67,8 @@ class Rows(_FusedA2A):
     dispatch = staticmethod(fused_a2a.fused_dispatch_on_device)
 
     def __init__(self, world, shape, *, n_sms=None):
-        slots, scales = (
-            (shape.tokens, shape.top_k),
-            (shape.tokens, shape.hidden // traffic.SCALE_GROUP),
-        )
+        slots = shape.tokens, shape.top_k
+        scales = shape.tokens, shape.hidden // traffic.SCALE_GROUP
         self.is_fp8 = shape.format == "fp8"
         if self.is_fp8:
             self.phases = ("dispatch",)  # combine sends bf16, as without fp8
@@ -92,11 +90,8 @@ class Rows(_FusedA2A):
         self.arrays.write("scales", lambda rank: np.ones(scales, np.float32))
         self.context = None
         x, ids, probs = (self.arrays.each(name) for name in ("x", "ids", "probs"))
-        self._given, self._again, self._back = (
-            (self._pair() if self.is_fp8 else x, ids, probs),
-            x,
-            None,
-        )
+        self._given = self._pair() if self.is_fp8 else x, ids, probs
+        self._again, self._back = x, None
         fused_a2a.set_deepep_num_sms(n_sms)
 
     def launch(self, phase):
@@ -181,10 +176,8 @@ class Hybrid(_FusedA2A):
             self.n_sms,
             shape.format == "fp8",
         )
-        self._given, self._back = (
-            [self.arrays.each(name) for name in ("x", "map", "probs")],
-            self.arrays.each("y"),
-        )
+        self._given = [self.arrays.each(name) for name in ("x", "map", "probs")]
+        self._back = self.arrays.each("y")
 
     def launch(self, phase):
         """Put a phase on the stream."""

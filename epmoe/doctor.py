@@ -17,12 +17,7 @@ from epmoe.command_line import CANNOT_RUN, EQUAL
 from epmoe.provenance import install, installed
 from epmoe.worlds import launcher
 
-OK, OPTIONAL, MISSING, WRONG = (
-    "ok",
-    "optional",
-    "missing",
-    "wrong",
-)  # optional: missing, and not needed
+OK, OPTIONAL, MISSING, WRONG = "ok", "optional", "missing", "wrong"  # optional: not needed
 OPEN_MPI_SAYS_NO = (
     "but only with these variables set. As root: OMPI_ALLOW_RUN_AS_ROOT=1 "
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 (or mpirun --allow-run-as-root); with fewer cores than ranks: "

@@ -63,12 +63,8 @@ class ExpertParallel:
             )
         if getattr(fused, "shape", ()) or fused not in (True, False):
             raise EPValueError(f"fused={fused!r} must be True or False")
-        self.cfg, self.world, self.timeout, self.fused = (
-            cfg,
-            world,
-            inputs.seconds("timeout", timeout),
-            bool(fused),
-        )
+        self.cfg, self.world = cfg, world
+        self.timeout, self.fused = inputs.seconds("timeout", timeout), bool(fused)
         self._engine = Engine(cfg, world, launch, self.timeout, kernels, _factories)
         self.kernels = self._engine.kernels
         self._rounds = self._engine.rounds

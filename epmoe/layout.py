@@ -204,12 +204,8 @@ def named_words(cfg: EPConfig) -> list[tuple]:
 
 # Starts of the counter regions inside their kernel's region, in units of n_experts int32 words.
 RESERVED, FINISHED, RANK_COMPLETION = 0, 1, 2  # dispatch_async: n, n, 8 words
-REGION_A, REGION_B, REGION_C, REGION_D = (
-    0,
-    2,
-    3,
-    4,
-)  # dispatch_wait = combine_async: 2n, n, n, then D E F G
+# dispatch_wait = combine_async: 2n, n, n, then D E F G
+REGION_A, REGION_B, REGION_C, REGION_D = 0, 2, 3, 4
 
 
 def _align_up(n: int, multiple: int) -> int:

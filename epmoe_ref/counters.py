@@ -155,11 +155,8 @@ def _address(buffer, n_experts: int, size: int) -> int:
     )
     array = getattr(buffer, interface, None)
     if array is not None:
-        shape, dtype, address = (
-            tuple(array["shape"]),
-            np.dtype(array["typestr"]),
-            int(array["data"][0]),
-        )
+        shape, dtype = tuple(array["shape"]), np.dtype(array["typestr"])
+        address = int(array["data"][0])
         what = f"{dtype}{list(shape)}"
         fits = (
             dtype == np.int32
@@ -168,11 +165,8 @@ def _address(buffer, n_experts: int, size: int) -> int:
             and array.get("strides") in (None, (4,))
         )
     elif hasattr(buffer, "address") and hasattr(buffer, "nbytes"):
-        what, fits, address = (
-            f"of {buffer.nbytes} bytes",
-            buffer.nbytes >= 4 * size,
-            int(buffer.address),
-        )
+        what, address = f"of {buffer.nbytes} bytes", int(buffer.address)
+        fits = buffer.nbytes >= 4 * size
     else:
         what, fits, address = type(buffer).__name__, False, 0
     if not fits or address % 4:

@@ -25,10 +25,8 @@ def with_causes(round_, differences):
     """The differences of a round's combine, each with its likely cause if one is known."""
 
     def candidates(difference):
-        got, want = (
-            np.asarray(round_.combined[difference.rank]),
-            round_.combined_want[difference.rank],
-        )
+        got = np.asarray(round_.combined[difference.rank])
+        want = round_.combined_want[difference.rank]
         if {got.ndim, want.ndim} == {2, 3}:
             return ["with router weights the rows are summed, without them they are not"]
         if got.shape != want.shape or got.dtype.itemsize != want.dtype.itemsize:

@@ -54,13 +54,8 @@ class Round:
     ranks of other processes the implementation's are None."""
 
     def __init__(self, case, round_, here, previous):
-        self.case, self.cfg, self.number, self.here, self.previous = (
-            case,
-            case.cfg,
-            round_,
-            here,
-            previous,
-        )
+        self.case, self.cfg, self.number = case, case.cfg, round_
+        self.here, self.previous = here, previous
         self.input_tokens, self.topk_ids = case.input_tokens(round_), case.topk_ids(round_)
         self.router_weights = case.router_weights(round_)
         self.scale = {} if case.input_scale is None else {"input_scale": list(case.input_scale)}

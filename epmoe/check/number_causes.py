@@ -113,12 +113,8 @@ def _scales(suspect):
         or len(got) != len(want)
     ):
         return None
-    where, cfg, offsets, pairs = (
-        suspect.where,
-        suspect.cfg,
-        suspect.want.row_offsets,
-        matched(suspect),
-    )
+    where, cfg = suspect.where, suspect.cfg
+    offsets, pairs = suspect.want.row_offsets, matched(suspect)
     return tuple(
         scales_of(cfg, x, x.shape, rows, where, offsets).view(np.float32).astype(np.float64)
         for x, rows in ((got, pairs[:, 0]), (want, pairs[:, 1]))

@@ -68,10 +68,8 @@ class TorchRank:
         from epmoe.torch.store_exchange import StoreExchange, store_of
 
         self._dist, rank, self.size = dist, dist.get_rank(), dist.get_world_size()
-        self._exchange, self.here = (
-            StoreExchange(store_of(dist.group.WORLD), rank, self.size),
-            (rank,),
-        )
+        self._exchange = StoreExchange(store_of(dist.group.WORLD), rank, self.size)
+        self.here = (rank,)
 
     def gather(self, value):
         """The values of all ranks, plain data, on all ranks; collective."""

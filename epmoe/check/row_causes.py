@@ -64,11 +64,8 @@ def _payload_in_group(suspect):
 
 def _payload_of_other_rank(suspect):
     """Each row holds the token with the same number of another src_rank. The distance between the ranks is constant."""
-    (got, _), where, inputs = (
-        suspect.both("output_tokens"),
-        suspect.where,
-        suspect.round.input_tokens,
-    )
+    got, _ = suspect.both("output_tokens")
+    where, inputs = suspect.where, suspect.round.input_tokens
     n, src_info = suspect.cfg.n_ranks, array(suspect.want, "src_info")
     if suspect.cfg.token_format != "bf16" or suspect.cfg.skip_a2a:
         return False

@@ -70,10 +70,8 @@ class Memory:
         return found
 
     def _opened(self, rank, regions):
-        state, opened = (
-            self.model.ranks[rank],
-            {name: regions[name] for name in BUFFERS if name in regions},
-        )
+        state = self.model.ranks[rank]
+        opened = {name: regions[name] for name in BUFFERS if name in regions}
         if "ep_counters" in regions:
             theirs = replace(state, ep_counters=np.asarray(regions["ep_counters"]))
             opened |= {

@@ -89,11 +89,8 @@ def read(path):
         raw = _bytes_of(path)
     except OSError:
         return None
-    head, digest, body = (
-        raw[: len(MAGIC)],
-        raw[len(MAGIC) : len(MAGIC) + 32],
-        raw[len(MAGIC) + 32 :],
-    )
+    head, digest = raw[: len(MAGIC)], raw[len(MAGIC) : len(MAGIC) + 32]
+    body = raw[len(MAGIC) + 32 :]
     if head != MAGIC or hashlib.sha256(body).digest() != digest:
         return None
     name, _, cubin = body.partition(b"\0")

@@ -9,10 +9,8 @@ STEP_US = STEP_NS / 1000
 
 def of_recording(history, about):
     """The trace of a recorded round: launches contain phases and waits, which contain synchronising operations."""
-    timeline, trace = (
-        Timeline(history),
-        Trace(about | {"clock": f"simulator, {STEP_NS} ns a memory operation"}),
-    )
+    timeline = Timeline(history)
+    trace = Trace(about | {"clock": f"simulator, {STEP_NS} ns a memory operation"})
     marked = set()
     for lane in timeline.lanes:
         # a block begins after the step that started it, at which another launch's block may have ended

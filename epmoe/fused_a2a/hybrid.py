@@ -220,11 +220,8 @@ class DispatchPlan(ExpandingPlan):
             (per_expert,) = self.per_expert[i](kept)
         else:
             buffer, on_host = self.buffer, self.buffer.host_words
-            words[ROOM], words[TOLD], words[TOLD_NUMBER] = (
-                room,
-                on_host.addresses[i],
-                on_host.number,
-            )
+            words[ROOM] = room
+            words[TOLD], words[TOLD_NUMBER] = on_host.addresses[i], on_host.number
             yield launch, ()
             has_room, n, _, per_expert = buffer.told(i, self.local, self.interface)
             if i == 0:

@@ -108,14 +108,8 @@ class CombinePhase:
         """
         weights_args, epilogue, epilogue_args, elementwise_fn = functions
         engine, way, given = self.engine, SUMS, (out,)
-        parts, plans, launches, results, outs, of_functions = (
-            engine.parts,
-            engine.plans,
-            [],
-            [],
-            [],
-            [],
-        )
+        parts, plans = engine.parts, engine.plans
+        launches, results, outs, of_functions = [], [], [], []
         unplaced, self._unplaced = self._unplaced, []
         factory = "combine_kernel" if fused else "combine_wait_kernel"
         is_plain = epilogue is None is elementwise_fn and weights_args is epilogue_args is NO_ARGS

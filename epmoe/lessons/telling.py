@@ -216,10 +216,8 @@ def tell(file, *, pause=False, stream=None):
 
 def _told(file, pause, stream):
     source = open(file, encoding="utf-8").read()
-    teller, names = (
-        Teller(stream or sys.stdout, pause),
-        {"__name__": "lesson", "__file__": str(file)},
-    )
+    teller = Teller(stream or sys.stdout, pause)
+    names = {"__name__": "lesson", "__file__": str(file)}
     teller.line(title(source), "bold underline")
     teller.line()
     for kind, *cell in cells(source):

@@ -130,10 +130,8 @@ def run(args, console=None):
     args.jobs = min(args.jobs, os.cpu_count())  # more would only compete for cores
     if args.as_they_are:
         return show_as_they_are(args, console)
-    start, verdicts = (
-        time.perf_counter(),
-        Verdicts(console, every=args.list or bool(args.patch), reports=args.reports),
-    )
+    start = time.perf_counter()
+    verdicts = Verdicts(console, every=args.list or bool(args.patch), reports=args.reports)
     tokens = [] if args.slips == "instead" else read_patches(args) or hunt.all_mutants()
     mutants = None if args.slips else choose(args, tokens)
     try:
@@ -257,10 +255,8 @@ def show_as_they_are(args, console):
     from epmoe.mutants.pieces import runs_of_random
     from epmoe.mutants.worlds import WORLDS
 
-    start, runs = (
-        time.perf_counter(),
-        [(name, seed) for seed in range(args.seeds) for name in WORLDS],
-    )
+    start = time.perf_counter()
+    runs = [(name, seed) for seed in range(args.seeds) for name in WORLDS]
     runs += runs_of_random(args.random)
     done = reported = 0
     try:

@@ -74,10 +74,7 @@ def check(run, rounds):
                 _untouched(f"round {number}, rank {rank}: clean_topk_ids", groups["topk_ids"])
             if world.stuck == "dispatch" and rank == 1:
                 # other messages have arrived and may be copied; counts are known, so row_offsets are written
-                ids, expert = (
-                    inputs(world)[0][2],
-                    run.cfg.n_local_experts,
-                )  # the first expert of rank 1
+                ids, expert = inputs(world)[0][2], run.cfg.n_local_experts  # rank 1's first
                 first = sum(int((of_rank == expert).sum()) for of_rank in ids)
                 end = first + int((ids[0] == expert + 1).sum())
                 _untouched(

@@ -65,10 +65,8 @@ def all_mutants():
     used = {file: names_in(source) for file, source in sources.items()}
 
     def importers(m):
-        ways_in, module = (
-            entrances(sources[m.token.file], m.token.function),
-            m.token.file.removesuffix(".py"),
-        )
+        ways_in = entrances(sources[m.token.file], m.token.function)
+        module = m.token.file.removesuffix(".py")
         folder = module.rpartition("/")[0]
         users = [
             file

@@ -15,11 +15,8 @@ class Hunt:
 
     def __init__(self, mutants, runs):
         self.mutants, self.runs = list(mutants), list(runs)
-        self.done, self.spent, self.ended = (
-            Counter(),
-            Counter(),
-            set(),
-        )  # runs and seconds of each mutant, by its number
+        # runs and seconds of each mutant, by its number
+        self.done, self.spent, self.ended = Counter(), Counter(), set()
 
     def verdicts(self, workers, jobs, advance=lambda n: None):
         """Verdicts in the order in which they come. jobs: processes of the pool. advance(n): n runs are over."""

@@ -128,10 +128,8 @@ class PlainRun(WorldRun):
         cfg, counters, world = self.cfg, self.at(rank, "ep_counters"), self.world
         send = self.at(rank, "combine_send_buf") if cfg.use_shmem else 0
         shape = (n, cfg.top_k, cfg.hidden) if world.unreduced else (n, cfg.hidden)
-        combined, rows = (
-            self.new("combined", rank, shape, BF16),
-            rows.array(BF16, (self.capacity, cfg.hidden)),
-        )
+        combined = self.new("combined", rank, shape, BF16)
+        rows = rows.array(BF16, (self.capacity, cfg.hidden))
         args = dict(
             router_weights_args=()
             if world.unreduced

@@ -47,10 +47,8 @@ def read_everything(params, num_tokens, my_rank):
     """Read some arrays, as a user's next kernel would. Parameters: how many, then address and words of each."""
     n, k = i32(load_u64(params)), i32(0)
     while k < n:
-        address, words = (
-            load_u64(params + u64(8 + 16 * k)),
-            i32(load_u64(params + u64(16 + 16 * k))),
-        )
+        address = load_u64(params + u64(8 + 16 * k))
+        words = i32(load_u64(params + u64(16 + 16 * k)))
         i = i32(block_idx() * block_dim() + thread_idx())
         while i < words:
             load_u32(address + u64(4) * u64(i))

@@ -214,10 +214,8 @@ def mutants_of(file, source):
 
     made, seen = [], {}
     for kind, node, function, replacements in finder.found:
-        start, end = (
-            offset(node.lineno, node.col_offset),
-            offset(node.end_lineno, node.end_col_offset),
-        )
+        start = offset(node.lineno, node.col_offset)
+        end = offset(node.end_lineno, node.end_col_offset)
         text = source[start:end]
         places = seen.setdefault((function, text), [])
         if start not in places:

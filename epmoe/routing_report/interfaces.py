@@ -127,10 +127,8 @@ def memory_bytes(interface, steps, sizes):
             for use in rank_memory.plan(cfg)
             if use.buffer != "unreduced combine result"
         )
-    rows, back = (
-        cfg.n_ranks * cfg.max_tokens_per_rank,
-        cfg.max_tokens_per_rank * sizes.combine_bytes,
-    )
+    rows = cfg.n_ranks * cfg.max_tokens_per_rank
+    back = cfg.max_tokens_per_rank * sizes.combine_bytes
     if interface == "rows":
         return (
             RESULTS_IN_POOL * rows * (sizes.row_bytes + 12 * cfg.top_k) + back

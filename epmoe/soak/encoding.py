@@ -49,27 +49,17 @@ def kernels(cfg):
 def groups_kernel(cfg):
     """Kernel (params, round, my_rank), a warp for each group: starts of its scale tiles, zeros after its rows."""
     block, fmt = arrays.parameter_block(cfg), formats.of(cfg)
-    p_again, p_counts, p_starts = (
-        block.offset(arrays.AGAIN),
-        block.offset("counts"),
-        block.offset("starts"),
-    )
-    begin_group, finish_group, ranks, local = (
-        fmt.begin_group,
-        fmt.finish_group,
-        cfg.n_ranks,
-        cfg.n_local_experts,
-    )
+    p_again = block.offset(arrays.AGAIN)
+    p_counts, p_starts = block.offset("counts"), block.offset("starts")
+    begin_group, finish_group = fmt.begin_group, fmt.finish_group
+    ranks, local = cfg.n_ranks, cfg.n_local_experts
 
     rows_of, tiles_before = _rows_and_tiles(cfg)
 
     @kernel(max_threads=THREADS)
     def groups(params, number, my_rank):
-        counts, starts, lane = (
-            load_u64(params + u64(p_counts)),
-            load_u64(params + u64(p_starts)),
-            i32(lane_id()),
-        )
+        counts = load_u64(params + u64(p_counts))
+        starts, lane = load_u64(params + u64(p_starts)), i32(lane_id())
         group = i32(warp_id() * grid_dim() + block_idx())
         while group < local:
             tiles = tiles_before(counts, group, lane)
@@ -108,28 +98,18 @@ def _rows_and_tiles(cfg):
 def again_kernel(cfg):
     """Kernel (params, round, my_rank): encodes and decodes every row's token into the soak's own arrays."""
     block, fmt, segment_of = arrays.parameter_block(cfg), formats.of(cfg), segments.finder(cfg)
-    p_again, p_counts, p_starts = (
-        block.offset(arrays.AGAIN),
-        block.offset("counts"),
-        block.offset("starts"),
-    )
+    p_again = block.offset(arrays.AGAIN)
+    p_counts, p_starts = block.offset("counts"), block.offset("starts")
     p_tokens, p_payloads = block.offset("tokens"), block.offset("payloads")
-    encode, decode, token_size, row_bytes = (
-        fmt.encode_part,
-        fmt.decode,
-        fmt.token_size,
-        2 * cfg.hidden,
-    )
+    encode, decode = fmt.encode_part, fmt.decode
+    token_size, row_bytes = fmt.token_size, 2 * cfg.hidden
     ranks, n_segments = cfg.n_ranks, cfg.n_local_experts * cfg.n_ranks
     _, tiles_before = _rows_and_tiles(cfg)
 
     @kernel(max_threads=THREADS)
     def again(params, number, my_rank):
-        counts, starts, lane = (
-            load_u64(params + u64(p_counts)),
-            load_u64(params + u64(p_starts)),
-            i32(lane_id()),
-        )
+        counts = load_u64(params + u64(p_counts))
+        starts, lane = load_u64(params + u64(p_starts)), i32(lane_id())
         n_rows = i32(load_i32(starts + u64(4 * n_segments)))
         row = i32(warp_id() * grid_dim() + block_idx())
         while row < n_rows:
@@ -167,11 +147,8 @@ def compare_kernel(cfg, index):
     """Kernel (params, round, my_rank): compares every byte of one output array of dispatch with the soak's own."""
     block, (_, results) = arrays.parameter_block(cfg), arrays.shapes(cfg)
     name = formats.of(cfg).output_fields[index]
-    p_theirs, p_ours, p_errors = (
-        block.offset(name),
-        block.offset(f"{arrays.AGAIN} {name}"),
-        block.offset("errors"),
-    )
+    p_theirs, p_ours = block.offset(name), block.offset(f"{arrays.AGAIN} {name}")
+    p_errors = block.offset("errors")
     nbytes = arrange({name: results[name]})[0][name].nbytes
     step, load = (4, load_u32) if nbytes % 4 == 0 else (1, load_u8)
 
@@ -180,10 +157,8 @@ def compare_kernel(cfg, index):
         theirs, ours = load_u64(params + u64(p_theirs)), load_u64(params + u64(p_ours))
         i = i32(block_idx() * block_dim() + thread_idx())
         while i < nbytes // step:
-            expected, seen = (
-                u32(load(ours + u64(step) * u64(i))),
-                u32(load(theirs + u64(step) * u64(i))),
-            )
+            expected = u32(load(ours + u64(step) * u64(i)))
+            seen = u32(load(theirs + u64(step) * u64(i)))
             if expected != seen:
                 record(
                     load_u64(params + u64(p_errors)),

@@ -74,10 +74,8 @@ def fill_kernel(cfg, seed, poison):
             store_u32(seen + u64(4) * u64(i), u32(0))
             i = i32(i + everybody)
         if poison:
-            at, end = (
-                u64(load_u64(params + u64(p_results)) + u64(16) * u64(me)),
-                load_u64(params + u64(p_end)),
-            )
+            at = u64(load_u64(params + u64(p_results)) + u64(16) * u64(me))
+            end = load_u64(params + u64(p_end))
             while at < end:
                 store16(at, u32(POISON), u32(POISON), u32(POISON), u32(POISON))
                 at = u64(at + u64(16) * u64(everybody))

@@ -34,14 +34,8 @@ THREADS = 256
 def sums_kernel(cfg, seed):
     """Kernel (params, round, my_rank): checks the rank's combined tokens, two columns a lane."""
     block, of = arrays.parameter_block(cfg), hashing.make(cfg, seed, device_fn)
-    tokens, token_key, expert_of, weight, word, mask = (
-        of.tokens,
-        of.token_key,
-        of.expert,
-        of.weight,
-        of.word,
-        of.mask,
-    )
+    tokens, token_key, expert_of = of.tokens, of.token_key, of.expert
+    weight, word, mask = of.weight, of.word, of.mask
     p_combined, p_errors = block.offset("combined"), block.offset("errors")
     top_k, row_bytes, n_words = cfg.top_k, 2 * cfg.hidden, cfg.hidden // 2
 

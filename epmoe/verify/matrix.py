@@ -19,13 +19,8 @@ from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 # (token format, scales in the slot layout)
 FORMATS = (*((name, False) for name in TOKEN_FORMATS), ("mxfp4_rows", True))
-N_RANKS, EXPERTS_PER_RANK, TOP_K, TOKENS, ROUNDS = (
-    2,
-    2,
-    2,
-    5,
-    2,
-)  # N_RANKS: without --ranks and without mpirun
+# N_RANKS: without --ranks and without mpirun
+N_RANKS, EXPERTS_PER_RANK, TOP_K, TOKENS, ROUNDS = 2, 2, 2, 5, 2
 
 
 def cases(n_ranks, hidden, p2p_world_size=None, kernels=None):

@@ -15,13 +15,8 @@ class DryBuffer:
     """A Buffer without memory. Writes are lost, and reads are zero."""
 
     def __init__(self, machine, address, nbytes, name, rank):
-        self.machine, self.address, self.nbytes, self.name, self.rank = (
-            machine,
-            address,
-            int(nbytes),
-            name,
-            rank,
-        )
+        self.machine, self.address = machine, address
+        self.nbytes, self.name, self.rank = int(nbytes), name, rank
 
     def write(self, array, offset=0):
         """Nothing."""

@@ -66,13 +66,8 @@ class HeapBuffer(Buffer):
     """This rank's part of an allocation in the symmetric heap."""
 
     def __init__(self, machine, nbytes, name, rank, regions):
-        self.machine, self.nbytes, self.name, self.rank, self.regions = (
-            machine,
-            int(nbytes),
-            name,
-            rank,
-            regions,
-        )
+        self.machine, self.nbytes = machine, int(nbytes)
+        self.name, self.rank, self.regions = name, rank, regions
         machine.activate()
         self._memory = _nvshmem().buffer(
             self.nbytes, except_on_del=False

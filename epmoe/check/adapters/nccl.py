@@ -33,10 +33,8 @@ class AllToAll(Implementation):
 
     def dispatch(self, input_tokens, topk_ids):
         torch, cfg = self._torch, self.cfg
-        tokens, ids = (
-            self._on_device(input_tokens),
-            torch.from_numpy(topk_ids).long().to(self._device).reshape(-1),
-        )
+        tokens = self._on_device(input_tokens)
+        ids = torch.from_numpy(topk_ids).long().to(self._device).reshape(-1)
         self._num_tokens = len(topk_ids)
         # the pairs in the order of their experts; -1 sorts first and is cut off
         expert, self._pairs = ids.sort(stable=True)
@@ -108,10 +106,7 @@ class AllToAll(Implementation):
 
 def fused_multiply_add(torch, a, b, c):
     """a * b + c of float32 tensors with one rounding: the float64 sum is rounded to odd, then to float32."""
-    product, c = (
-        a.double() * b.double(),
-        c.double(),
-    )  # the product of two float32 is exact in float64
+    product, c = a.double() * b.double(), c.double()  # the product is exact in float64
     total = product + c
     part = total - product
     error = (product - (total - part)) + (c - part)

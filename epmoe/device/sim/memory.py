@@ -59,13 +59,8 @@ class Span:
     def __init__(
         self, address, nbytes, name, rank, *, readonly=False, regions=None, keep=None, shared=False
     ):
-        self.low, self.high, self.name, self.rank, self.readonly = (
-            address,
-            address + nbytes,
-            name,
-            rank,
-            readonly,
-        )
+        self.low, self.high = address, address + nbytes
+        self.name, self.rank, self.readonly = name, rank, readonly
         self.regions = (
             sorted((Region(*r) for r in regions), key=lambda r: r.offset) if regions else []
         )
@@ -107,12 +102,8 @@ class Region:
     __slots__ = ("name", "offset", "shape", "dtype", "indices", "nbytes")
 
     def __init__(self, name, offset, shape, dtype, indices=()):
-        self.name, self.offset, self.dtype, self.indices = (
-            name,
-            int(offset),
-            np.dtype(dtype),
-            tuple(indices),
-        )
+        self.name, self.offset = name, int(offset)
+        self.dtype, self.indices = np.dtype(dtype), tuple(indices)
         self.shape = (
             (shape,) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
         )

@@ -212,10 +212,8 @@ def shmem_put_nbi_warp(dst, src, nbytes, pe):
         return
     source, target = src + first, network.at(t, dst + first, nbytes, pe, name)
     network.heap_of(t, source, nbytes, name, "source")
-    source_span, span = (
-        span_of(source, nbytes, name, VECTOR),
-        span_of(target, nbytes, name, VECTOR, write=True),
-    )
+    source_span = span_of(source, nbytes, name, VECTOR)
+    span = span_of(target, nbytes, name, VECTOR, write=True)
     ticket = None
     if NOW.detector is not None:
         ticket = NOW.detector.put(

@@ -69,13 +69,8 @@ class Event:
         self.number, self.step, self.launch = number, step, launch
         self.rank, self.block, self.thread = rank, block, thread
         self.kind, self.order, self.scope, self.word = kind, order, scope, word
-        self.span, self.address, self.nbytes, self.saw, self.wrote = (
-            span,
-            address,
-            nbytes,
-            saw,
-            None,
-        )
+        self.span, self.address = span, address
+        self.nbytes, self.saw, self.wrote = nbytes, saw, None
         self.sources = sources
         self._code, self._place = (frame.f_code, frame.f_lasti) if frame is not None else (None, 0)
 
@@ -108,12 +103,8 @@ class RecordedLaunch:
     __slots__ = ("kernel", "rank", "grid", "threads", "run")
 
     def __init__(self, launch, run):
-        self.kernel, self.rank, self.grid, self.threads = (
-            launch.kernel.name,
-            launch.rank,
-            launch.grid,
-            launch.threads,
-        )
+        self.kernel, self.rank = launch.kernel.name, launch.rank
+        self.grid, self.threads = launch.grid, launch.threads
         self.run = run
 
 

@@ -61,13 +61,8 @@ def _strong_load(order, scope, ty, depth=1):
 
 def _strong_store(order, scope, ty, depth=1):
     """depth: as in _strong_load."""
-    name, n, view, wrap, number = (
-        "st_%s_%s_%s" % (order, scope, ty),
-        WIDTH[ty],
-        VIEW[ty],
-        WRAP[ty],
-        SCOPES[scope],
-    )
+    name, n = "st_%s_%s_%s" % (order, scope, ty), WIDTH[ty]
+    view, wrap, number = VIEW[ty], WRAP[ty], SCOPES[scope]
     shift, release = n.bit_length() - 1, order == "release"
 
     def st(address, v):
@@ -108,10 +103,8 @@ def _strong_store(order, scope, ty, depth=1):
 
 def _four_words():
     """Relaxed loads and stores of 16 bytes at system scope. Each of the four words is accessed separately."""
-    look, put = (
-        _strong_load("relaxed", "sys", "u32", depth=2),
-        _strong_store("relaxed", "sys", "u32", depth=2),
-    )
+    look = _strong_load("relaxed", "sys", "u32", depth=2)
+    put = _strong_store("relaxed", "sys", "u32", depth=2)
 
     @intrinsic
     def load16_relaxed_sys(address):
@@ -133,11 +126,8 @@ def _four_words():
 
 def _rmw(name, order, scope, ty, change, returns=True, operands=1, doc=None):
     n, view, wrap, number = WIDTH[ty], VIEW[ty], WRAP[ty], SCOPES[scope]
-    shift, acquire, release = (
-        n.bit_length() - 1,
-        order in ("acquire", "acq_rel"),
-        order in ("release", "acq_rel"),
-    )
+    shift, acquire = n.bit_length() - 1, order in ("acquire", "acq_rel")
+    release = order in ("release", "acq_rel")
     if not returns:
         acquire = None  # a reduction is not a read (PTX 8.4), so it forms no acquire pattern
     may_fail = operands == 2

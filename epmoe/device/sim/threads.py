@@ -44,13 +44,8 @@ class Launch:
     def __init__(
         self, number, kernel, grid, threads, args, stream, shared_bytes, programmatic=False
     ):
-        self.number, self.kernel, self.grid, self.threads, self.args = (
-            number,
-            kernel,
-            grid,
-            threads,
-            args,
-        )
+        self.number, self.kernel = number, kernel
+        self.grid, self.threads, self.args = grid, threads, args
         self.stream, self.rank, self.shared_bytes = stream, stream.rank, shared_bytes
         self.programmatic = programmatic
         self.to_start = list(range(grid))
@@ -174,10 +169,8 @@ class SimThread(greenlet.greenlet):
         self.parked_on = frozenset()  # the words that it waited for when it was last parked
         self.actor = None
         self.open_copies, self.copies = [], []  # its bulk stores: before and after bulk_commit
-        self.sent, self.fenced = (
-            [],
-            {},
-        )  # its operations on the network: all of them, and by target rank those that a fence orders
+        # its operations on the network: all of them, and by target rank those that a fence orders
+        self.sent, self.fenced = [], {}
 
     def _main(self):
         self.parent.switch()  # the hub begins all greenlets, so they have its stack depth, not their maker's
