@@ -144,11 +144,8 @@ def main(seed="1", seconds="0"):
     counted_driver.Driver = Driver
     machine, driver = counted_driver.counted_machine(RANKS, 0)
     machines = [machine, *(gpu_machine.GpuMachine(RANKS, rank=rank) for rank in range(1, RANKS))]
-    worlds, began, n = (
-        [World(machine, rank) for rank, machine in enumerate(machines)],
-        time.monotonic(),
-        0,
-    )
+    worlds = [World(machine, rank) for rank, machine in enumerate(machines)]
+    began, n = time.monotonic(), 0
     while not n or time.monotonic() - began < float(seconds):
         for text in ("16", "160:zipf", "1", "1024:zipf", "16:fp8"):
             tokens, _, more = text.partition(":")

@@ -173,16 +173,10 @@ case(
 w_init, w_expect, w_arrive, w_try = [
     intrinsic("mbar_" + n) for n in ("init", "expect_tx", "arrive", "try_wait")
 ]
-w_bulk_load, w_bulk_store, w_commit = (
-    intrinsic("bulk_load"),
-    intrinsic("bulk_store"),
-    intrinsic("bulk_commit"),
-)
-w_wait, w_wait_read, w_fence = (
-    intrinsic("bulk_wait"),
-    intrinsic("bulk_wait_read"),
-    intrinsic("fence_proxy_async"),
-)
+w_bulk_load = intrinsic("bulk_load")
+w_bulk_store, w_commit = intrinsic("bulk_store"), intrinsic("bulk_commit")
+w_wait, w_wait_read = intrinsic("bulk_wait"), intrinsic("bulk_wait_read")
+w_fence = intrinsic("fence_proxy_async")
 w_elect = intrinsic("elect_one")
 
 

@@ -87,10 +87,8 @@ def rows_round(world, x, ids, probs, gradient, n_local):
     assert_summed(out, made.detach(), other, 1)
     made.backward(other.dispatch(gradient))
     assert_summed(x.grad, same.grad, other, 1)
-    away, room = (
-        probs.grad - other.combine(same_probs.grad),
-        other.combine(same_probs.grad.abs()) * FLOAT32_ROUNDING,
-    )
+    away = probs.grad - other.combine(same_probs.grad)
+    room = other.combine(same_probs.grad.abs()) * FLOAT32_ROUNDING
     assert (away.abs() <= room * world.n_ranks).all()
 
 

@@ -238,10 +238,8 @@ class Calls:
     def layers(self):
         """Several layers forward, and back in reverse: their handles are alive together."""
         xs, probs = self._tokens(TOP_K)
-        x, times = (
-            xs[self.me].requires_grad_(),
-            torch.ones((self.num_tokens[self.me], 1), device=self.where),
-        )
+        x = xs[self.me].requires_grad_()
+        times = torch.ones((self.num_tokens[self.me], 1), device=self.where)
         out = x * 1
         for number in range(LAYERS):
             route = self.route(what=5 + 2 * number)

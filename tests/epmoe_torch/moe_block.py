@@ -126,10 +126,8 @@ def together(n_ranks):
             if layer.kind == "rows":
                 here = (ids >= first) & (ids < first + local)
                 token = here.any(1).nonzero()[:, 0]
-                local_ids, row_probs = (
-                    torch.where(here, ids - first, -1)[token],
-                    torch.where(here, probs, 0)[token],
-                )
+                local_ids = torch.where(here, ids - first, -1)[token]
+                row_probs = torch.where(here, probs, 0)[token]
                 out = out.index_add(
                     0, token, of_slots(sent[token], local_ids, row_probs, up, down).float()
                 )

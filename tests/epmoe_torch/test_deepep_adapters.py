@@ -81,10 +81,8 @@ class Buffer:
     ):
         most = num_max_dispatch_tokens_per_rank
         assert not use_fp8 and most % 4 == 0 and len(x) <= most
-        rows, source = (
-            x.new_zeros(num_experts, most, x.shape[1]),
-            torch.zeros(num_experts, most, dtype=torch.int32),
-        )
+        rows = x.new_zeros(num_experts, most, x.shape[1])
+        source = torch.zeros(num_experts, most, dtype=torch.int32)
         counts = torch.zeros(num_experts, dtype=torch.int32)
         for expert in range(num_experts):
             tokens = (topk_idx == expert).any(1).nonzero().flatten()

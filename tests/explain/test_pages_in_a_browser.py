@@ -329,10 +329,8 @@ def test_a_choice_can_be_dragged_to_another_expert_or_changed_with_keys(chromium
     with opened(chromium, tmp_path) as tab:
         last = tab.evaluate("explain.steps().findLastIndex((s) => s.chapter === 'grouping')")
         tab.evaluate(f"explain.go({last})")
-        before, rows = (
-            tab.evaluate("explain.page.world.ids[0][0]"),
-            "explain.story().model.offsets.map((o) => o.at(-1))",
-        )
+        before = tab.evaluate("explain.page.world.ids[0][0]")
+        rows = "explain.story().model.offsets.map((o) => o.at(-1))"
         totals = tab.evaluate(rows)
         tab.locator("[data-key='chip.0.0.0']").drag_to(tab.locator("[data-expert='4']"))
         after = tab.evaluate("explain.page.world.ids[0][0]")

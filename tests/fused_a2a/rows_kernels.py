@@ -71,10 +71,8 @@ def compile_ahead(world, hidden, local, top_k, most_tokens=MOST_TOKENS):
     if device.SIM:
         return
     if world.rank == 0:
-        shape, cc = (
-            (world.n_ranks, hidden, local, top_k, most_tokens),
-            world.machine.compute_capability,
-        )
+        shape = world.n_ranks, hidden, local, top_k, most_tokens
+        cc = world.machine.compute_capability
         missing = sum(not kernel_cache.has(k.fingerprint(cc)) for k in kernels_of(*shape))
         n = compiling.number_of_processes(world, missing) if missing else 0
         compiling.run_together(

@@ -7,11 +7,8 @@ import pytest
 
 pytestmark = pytest.mark.timeout(900)  # one compilation for all, on a busy machine
 HERE = Path(__file__).parent
-TELLS, ASKS, FENCE = (
-    r"st\.relaxed\.sys\.\S*u64",
-    r"ld\.acquire\.sys\.\S*u64",
-    r"fence\.acq_rel\.sys",
-)
+TELLS = r"st\.relaxed\.sys\.\S*u64"
+ASKS, FENCE = r"ld\.acquire\.sys\.\S*u64", r"fence\.acq_rel\.sys"
 ARRIVES, AWAITS = r"red\.release\.sys\.\S*add\.s32", r"ld\.acquire\.sys\.\S*s32"
 FLAGS, READS_FLAGS = r"st\.release\.sys\.\S*u32", r"ld\.acquire\.sys\.\S*u32"
 OF_BLOCKS = [r"st\.relaxed\.gpu\.\S*u64", r"ld\.relaxed\.gpu\.\S*u64"]
@@ -21,10 +18,8 @@ VECTORS = [
     r"st\.relaxed\.sys\.global\.v4\.u32",
     r"ld\.relaxed\.sys\.global\.v4\.u32",
 ]  # of Lamport rows
-MEETS_PEERS, SAYS_SO = (
-    [TELLS, ASKS, FENCE, STORE16],
-    r"red\.release\.gpu\S*add\.s32",
-)  # that it has begun, or numbered
+MEETS_PEERS = [TELLS, ASKS, FENCE, STORE16]
+SAYS_SO = r"red\.release\.gpu\S*add\.s32"  # that it has begun, or numbered
 NEEDED = {
     "dispatch": [*MEETS_PEERS, SAYS_SO, *OF_BLOCKS, ARRIVES, AWAITS, INPUT16],
     "cached dispatch": [*MEETS_PEERS, ARRIVES, AWAITS, INPUT16],

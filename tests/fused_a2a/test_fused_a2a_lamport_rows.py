@@ -54,10 +54,8 @@ def equal_calls(group, rng, num_tokens, hidden, top_k=3, dtype=BF16, dropped=0.2
 )
 def test_calls_of_any_width_and_of_any_way_leave_nothing_behind(seed, n_sms, tonight):
     """Rows of another width each time, so that other rows lie at the same places; calls of many in between."""
-    group, rng = (
-        group_of(3, n_sms=n_sms, num_threads=64, seed=seed, racecheck=True),
-        np.random.default_rng(seed),
-    )
+    group = group_of(3, n_sms=n_sms, num_threads=64, seed=seed, racecheck=True)
+    rng = np.random.default_rng(seed)
     for num_tokens, hidden, dtype in (
         ((FEW, 1, 0), 24, BF16),
         ((1, FEW, FEW), 1160, FP32),
@@ -89,10 +87,8 @@ def test_more_ranks_than_are_added_up_at_once():
 
 def test_no_rank_knows_how_many_tokens_the_others_have():
     """As with one rank a process: without room nothing is stored, all ranks grow and send again."""
-    group, rng = (
-        group_of(2, knows_all_ranks=False, seed=4, racecheck=True),
-        np.random.default_rng(4),
-    )
+    group = group_of(2, knows_all_ranks=False, seed=4, racecheck=True)
+    rng = np.random.default_rng(4)
     for num_tokens in ((3, 0), (1, FEW), (FEW, FEW), (FEW + 5, 1)):
         equal_calls(group, rng, num_tokens, 8)
 

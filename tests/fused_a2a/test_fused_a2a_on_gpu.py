@@ -21,12 +21,8 @@ needs_torch = pytest.mark.skipif(
 )
 
 
-RANKS, LOCAL, TOP_K, HIDDEN = (
-    3,
-    2,
-    3,
-    16,
-)  # one shape, since each compiles kernels; in the simulator all sorts run
+# one shape, since each compiles kernels; in the simulator all sorts run
+RANKS, LOCAL, TOP_K, HIDDEN = 3, 2, 3, 16
 
 
 @st.composite
@@ -190,10 +186,8 @@ def test_a_graph_of_forward_and_backward_runs_again_with_new_data():
 
     rng, stream = np.random.default_rng(5), torch.cuda.Stream()
     group = OneRank(LocalWorld(1, stream=stream))
-    maps, x = (
-        [rng.random((40, 8)) < 0.4 for _ in range(3)],
-        [tokens(rng, (40,), 512)[0] for _ in range(3)],
-    )
+    maps = [rng.random((40, 8)) < 0.4 for _ in range(3)]
+    x = [tokens(rng, (40,), 512)[0] for _ in range(3)]
     probs = [rng.random(m.shape, np.float32) for m in maps]
     given = [on_gpu(x[0]), on_gpu(maps[0]), on_gpu(probs[0])]
 

@@ -111,10 +111,8 @@ def agree(cfg, dispatched, want):
 def agree_on_all(ep, garbage, dispatched):
     """Dispatch, and combine of ones with weights of one, are as with the cleaned ids."""
     cfg, ids = ep.cfg, [cleaned(ids, ep.cfg.n_experts) for ids in garbage.topk_ids]
-    want, ones = (
-        epmoe_ref.dispatch(cfg, garbage.input_tokens, ids),
-        [np.ones(i.shape, np.float32) for i in ids],
-    )
+    want = epmoe_ref.dispatch(cfg, garbage.input_tokens, ids)
+    ones = [np.ones(i.shape, np.float32) for i in ids]
     agree(cfg, dispatched, want)
     y = [
         np.ones((len(d.output_tokens), cfg.hidden), COMBINE_DTYPE[cfg.combine_dtype]) for d in want

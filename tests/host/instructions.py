@@ -33,10 +33,8 @@ CONTENDERS = {
 }
 
 _ptrace = ctypes.CDLL(None, use_errno=True).ptrace
-_ptrace.argtypes, _ptrace.restype = (
-    (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p),
-    ctypes.c_long,
-)
+_ptrace.argtypes = ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p
+_ptrace.restype = ctypes.c_long
 
 
 def instructions(function, arguments, rounds=COUNTED):

@@ -79,10 +79,8 @@ def decode_kernel(fmt, n_groups, n_parts=1):
                 payload = load_u64(params) + u64(i - n_groups) * u64(token_size)
                 entry = load_u64(params + u64(ROWS)) + u64(8 * (i - n_groups))
                 group, row_in_group = load_i32(entry), load_i32(entry + u64(4))
-                group_start, tiles_before = (
-                    load_i32(groups + u64(12 * group)),
-                    load_i32(groups + u64(12 * group + 8)),
-                )
+                group_start = load_i32(groups + u64(12 * group))
+                tiles_before = load_i32(groups + u64(12 * group + 8))
                 part = i32(0)
                 while part < n_parts:
                     decode(
@@ -178,9 +176,7 @@ def decode(cfg, payloads, rows, groups, capacity, seed=0, n_parts=1):
 def map_words(word, values):
     """word (uint32 -> uint32, a device function) of every uint32."""
     bench = Bench()
-    src, dst = (
-        bench.put(np.asarray(values, np.uint32), "words"),
-        bench.room(4 * len(values), "results"),
-    )
+    src = bench.put(np.asarray(values, np.uint32), "words")
+    dst = bench.room(4 * len(values), "results")
     bench.run(words_kernel(word), len(values), [src.address, dst.address])
     return dst.read(np.uint32, len(values))

@@ -33,10 +33,8 @@ def config(token_format, hidden, **options):
 
 
 def agree(cfg, bits, input_scale=1.0, n_parts=1):
-    got, expected = (
-        encode(cfg, bits, input_scale, n_parts=n_parts),
-        payloads(cfg, bits, input_scale),
-    )
+    got = encode(cfg, bits, input_scale, n_parts=n_parts)
+    expected = payloads(cfg, bits, input_scale)
     assert got.shape == expected.shape
     if (got != expected).any():
         row, byte = np.argwhere(got != expected)[0]

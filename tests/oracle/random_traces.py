@@ -9,10 +9,8 @@ from detector_runs import ARRAY, SHARED
 FLAGS, DATA = (0, 4, 16), (32, 36, 48)
 PLACES = [(rank, block, thread) for rank in (0, 1) for block in (0, 1) for thread in (0, 1, 32)]
 SCOPES = ("cta", "gpu", "sys")
-STORES, LOADS = (
-    ("store_i32", "store_i32", "store16", "store_u8", "store_u64"),
-    ("load_i32", "load_i32", "load16", "load_u8", "load_u64"),
-)
+STORES = "store_i32", "store_i32", "store16", "store_u8", "store_u64"
+LOADS = "load_i32", "load_i32", "load16", "load_u8", "load_u64"
 TELL = (
     "st_release",
     "st_relaxed",

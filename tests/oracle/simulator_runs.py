@@ -36,11 +36,8 @@ def one_round(ep, world, fused, weights_as_function=False, received=None, fused_
     fused: both launches; fused_combine: another choice for combine.
     """
     received = received or record_model.dispatch(world)
-    tokens, ids, scale = (
-        api_arrays.input_tokens(world),
-        api_arrays.topk_ids(world),
-        api_arrays.input_scale(world),
-    )
+    tokens = api_arrays.input_tokens(world)
+    ids, scale = api_arrays.topk_ids(world), api_arrays.input_scale(world)
     if fused:
         dispatched = ep.dispatch(tokens, ids, input_scale=scale)
     else:

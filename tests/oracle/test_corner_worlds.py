@@ -206,11 +206,8 @@ def test_expert_outputs_of_capacity_rows_and_results_in_the_callers_arrays(token
     hidden = {"bf16": 8, "fp8_blockwise": 128}[token_format]
     options = dict(token_format=token_format, hidden=hidden, epilogue=False)
     world = busy_world(**TWO, **options, combine_dtype="bf16")
-    cfg, received, expected = (
-        api_arrays.config(world, epmoe_ref.EPConfig),
-        record_model.dispatch(world),
-        record_model.combine(world),
-    )
+    cfg = api_arrays.config(world, epmoe_ref.EPConfig)
+    received, expected = record_model.dispatch(world), record_model.combine(world)
     with ExpertParallel(cfg, LocalWorld(2)) as ep:
         dispatched = ep.dispatch(
             [np.repeat(t, 2, axis=1)[:, ::2] for t in api_arrays.input_tokens(world)],

@@ -66,11 +66,8 @@ def test_rows_of_ranks(batch):
         draw, rng = random.Random(seed), np.random.default_rng(seed)
         n_ranks, local = draw.randint(1, 4), draw.randint(1, 5)
         n_experts = n_ranks * local
-        k, hidden, dtype = (
-            draw.randint(1, min(6, n_experts)),
-            draw.choice((8, 16, 40)),
-            draw.choice(list(DTYPES)),
-        )
+        k = draw.randint(1, min(6, n_experts))
+        hidden, dtype = draw.choice((8, 16, 40)), draw.choice(list(DTYPES))
         counts = draw_tokens(draw, n_ranks, 9)
         ids = [draw_topk_ids(draw, n, k, n_experts, draw.choice((0, 0.2, 0.8)), []) for n in counts]
         x = [numbers(rng, dtype, (n, hidden)) for n in counts]
@@ -95,10 +92,8 @@ def test_rows_of_ranks(batch):
         back = fused_a2a().combine_backward(handle, arrays)
 
         moved, summed = model.moved(x), model.returned(grads, kind, hidden)
-        local_probs, summed_probs = (
-            model.local_probs(probs),
-            model.returned(grad_probs, kind_of("fp32"), k),
-        )
+        local_probs = model.local_probs(probs)
+        summed_probs = model.returned(grad_probs, kind_of("fp32"), k)
         for r in range(n_ranks):
             at, received, sent = f"seed {seed}, rank {r}: ", ns[r], counts[r]
             for what, actual, expected, dtype_of_it, shape in (
@@ -127,21 +122,16 @@ def test_rows_of_experts(batch):
     overflows = 0
     for seed in range(batch, WORLDS, BATCHES):
         draw, rng = random.Random(1_000_000 + seed), np.random.default_rng(seed)
-        n_ranks, local, dtype = (
-            draw.randint(1, 4),
-            draw.randint(1, 4),
-            draw.choice(("bf16", "bf16", "fp16")),
-        )
+        n_ranks, local = draw.randint(1, 4), draw.randint(1, 4)
+        dtype = draw.choice(("bf16", "bf16", "fp16"))
         n_experts, hidden = n_ranks * local, draw.choice((8, 24))
         counts = draw_tokens(draw, n_ranks, 8)
         density = draw.choice((0, 0.2, 0.5, 1))
         routing = [
             [[draw.random() < density for _ in range(n_experts)] for _ in range(n)] for n in counts
         ]
-        pad, p2p = (
-            draw.choice((None, None, 1, 4, 5)),
-            draw.choice([d for d in (1, 2, 3, 4) if n_ranks % d == 0]),
-        )
+        pad = draw.choice((None, None, 1, 4, 5))
+        p2p = draw.choice([d for d in (1, 2, 3, 4) if n_ranks % d == 0])
         exact = ExpertRows(routing, local, None, pad, p2p)
         size = draw.choice(
             (

@@ -311,10 +311,8 @@ def test_a_share_of_one_token_or_none_is_added_where_it_belongs():
 
 
 def test_under_skip_a2a_the_sum_over_ranks_is_the_whole_layer():
-    cfg, whole = (
-        config(skip_a2a=True, combine_dtype="fp32"),
-        config(n_ranks=1, combine_dtype="fp32"),
-    )
+    cfg = config(skip_a2a=True, combine_dtype="fp32")
+    whole = config(n_ranks=1, combine_dtype="fp32")
     x, ids, d = dispatched_world(cfg)
     one = dispatch(whole, x[:1], ids[:1])
     w = [np.ones((one[0].num_tokens, 4), np.float32)]

@@ -82,11 +82,8 @@ def test_a_row_is_what_the_format_decodes_of_its_token(name, slots, hidden):
 
 def scales_of_row(cfg, d, group, r):
     """The scales of row r of a group, by the formulas of the layouts."""
-    scales, row, k = (
-        d.output_scales,
-        int(d.row_offsets[group]) + r,
-        np.arange(format_of(cfg).n_scales()),
-    )
+    scales, row = d.output_scales, int(d.row_offsets[group]) + r
+    k = np.arange(format_of(cfg).n_scales())
     if cfg.token_format == "fp8_blockwise":
         return scales[:, row]
     if cfg.token_format != "mxfp4_rows":

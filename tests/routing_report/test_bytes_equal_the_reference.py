@@ -128,10 +128,8 @@ def test_loads_and_their_measures_are_counted_by_hand():
 
 
 def test_a_step_axis_gives_percentiles_over_steps():
-    one, two = (
-        np.array([[0, 1], [0, 2]]),
-        np.array([[0, 2], [1, 3]]),
-    )  # ranks of 2 experts; 1 token a rank
+    # ranks of 2 experts; 1 token a rank
+    one, two = np.array([[0, 1], [0, 2]]), np.array([[0, 2], [1, 3]])
     found = report.report(dump.Dump([one] * 9 + [two], n_experts=4), "test", n_ranks=2, hidden=8)
     by_step = [1.5] * 9 + [1.0]
     stat = found["imbalance"]["rank"]["max_over_mean"]

@@ -8,10 +8,8 @@ import pytest
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.nightly]  # one compilation for all
 HERE = Path(__file__).parent
-SENDERS, WAITERS = (
-    ("dispatch_async", "dispatch", "combine_async", "combine"),
-    ("dispatch_wait", "combine_wait"),
-)
+SENDERS = "dispatch_async", "dispatch", "combine_async", "combine"
+WAITERS = "dispatch_wait", "combine_wait"
 PLAIN = ("plain dispatch", "plain combine")
 BY_DAY = ("dispatch_async", "plain combine", "dispatch_wait")
 WORDS = ("nvshmemx_uint8_put_nbi_warp", "nvshmem_quiet", "nvshmem_fence", "nvshmemx_signal_op")

@@ -82,10 +82,8 @@ def test_kernels_are_compiled_without_a_gpu(tmp_path):
 def test_rounds_load_no_kernel_that_was_not_ready(options, token_format, monkeypatch):
     from epmoe.device import gpu_launch
 
-    cfg, options = (
-        EPConfig(2, 4, 2, 1024, 3, token_format=token_format),
-        dict(seed=0, poison=False) | options,
-    )
+    cfg = EPConfig(2, 4, 2, 1024, 3, token_format=token_format)
+    options = dict(seed=0, poison=False) | options
     world = LocalWorld(2)
     assert compiled_first.compile_all(cfg, world, **options)[0] >= 7
 

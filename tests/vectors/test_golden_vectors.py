@@ -208,11 +208,8 @@ def test_the_c_program_trusts_nothing_in_a_manifest_or_an_array(folder, tmp_path
         ],
         check=True,
     )
-    source, rng, refused = (
-        folder / "dispatch_combine_slots_without_an_expert",
-        np.random.default_rng(0),
-        0,
-    )
+    source = folder / "dispatch_combine_slots_without_an_expert"
+    rng, refused = np.random.default_rng(0), 0
     text, blob = source.with_suffix(".json").read_text(), source.with_suffix(".bin").read_bytes()
     tries = 120 if tonight else 30
     for i in range(tries):

@@ -47,10 +47,8 @@ class PlainWorld:
                 self.base[rank].write(fill, region.offset)
         if device.SIM:
             self.machine.network.connect([b.address for b in self.base], layout.total_bytes(cfg))
-        sending, reducing = (
-            sending or {},
-            {"router_weights_wrapper": plain.given_weights, **(reducing or {})},
-        )
+        sending = sending or {}
+        reducing = {"router_weights_wrapper": plain.given_weights, **(reducing or {})}
         self.reduced = reducing["router_weights_wrapper"] is not None
         self.kernels = dict(
             dispatch_async=module.dispatch_async_kernel(cfg, launch, **sending),
@@ -223,10 +221,8 @@ class PlainWorld:
             np.int32, (d.num_tokens, cfg.top_k), layout.region(cfg, "clean_topk_ids").offset
         )
         send = self.at(rank, "combine_send_buf") if cfg.use_shmem else 0
-        to, counters = (
-            (self.peers(rank, "combine_recv_buf"), self.peers(rank, "combine_recv_count")),
-            self.at(rank, "ep_counters"),
-        )
+        to = self.peers(rank, "combine_recv_buf"), self.peers(rank, "combine_recv_count")
+        counters = self.at(rank, "ep_counters")
         args = {
             name: tuple(self.user_array(rank, f"{name}{i}", a) for i, a in enumerate(given))
             for name, given in (
