@@ -42,8 +42,7 @@ class FusedDispatch:
         made = fused_dispatch(
             x, token_indices, token_probs, num_experts, group, async_finish, allocate_on_comm_stream
         )
-        ctx.group, ctx.handle = group, made[-1]
-        ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
+        ctx.handle = made[-1]
         return made
 
     @staticmethod
@@ -68,7 +67,7 @@ class FusedDispatchOnDevice:
     def forward(ctx, x, token_indices, token_probs, num_experts, group):
         """(recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle); see fused_dispatch_on_device."""
         made = fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group)
-        ctx.group, ctx.handle = group, made[-1]
+        ctx.handle = made[-1]
         return made
 
     @staticmethod
@@ -91,10 +90,8 @@ class FusedCombine:
         zeros. async_finish, allocate_on_comm_stream: change nothing, as in FusedDispatch. There is no event, since the
         result is in the order of the world's stream.
         """
-        combined = fused_combine(x, group, handle, async_finish, allocate_on_comm_stream)
-        ctx.group, ctx.handle = group, handle
-        ctx.async_finish, ctx.allocate_on_comm_stream = async_finish, allocate_on_comm_stream
-        return combined
+        ctx.handle = handle
+        return fused_combine(x, group, handle, async_finish, allocate_on_comm_stream)
 
     @staticmethod
     def backward(ctx, grad_output, previous_event=None):

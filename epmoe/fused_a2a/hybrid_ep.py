@@ -40,7 +40,7 @@ class HybridEPDispatch:
         num_sms = num_sms_dispatch_api, num_sms_combine_api
         options = num_local_experts, *num_sms, num_permuted_tokens, pad_multiple
         made = hybrid_ep_dispatch(x, routing_map, probs, group, *options)
-        ctx.group, ctx.handle, ctx.pad_multiple = group, made[-1], pad_multiple
+        ctx.handle = made[-1]
         return made
 
     @staticmethod
@@ -67,10 +67,8 @@ class HybridEPCombine:
         first is one number, or a list over ranks). Sums in float32 from +0.0: on each rank D(sum over its experts
         ascending), then D(sum over the ranks of a p2p world ascending), then D(sum over these worlds).
         """
-        combined = hybrid_ep_combine(x, handle, num_permuted_tokens, pad_multiple)
-        ctx.group, ctx.handle = handle.group, handle
-        ctx.num_permuted_tokens, ctx.pad_multiple = num_permuted_tokens, pad_multiple
-        return combined
+        ctx.handle = handle
+        return hybrid_ep_combine(x, handle, num_permuted_tokens, pad_multiple)
 
     @staticmethod
     def backward(ctx, grad_x):
