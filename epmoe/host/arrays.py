@@ -63,16 +63,12 @@ class Field:
         steps = zip(self.shape, self.byte_strides)
         return sum((n - 1) * step for n, step in steps) + self.dtype.itemsize
 
+    @lru_cache(MOST_CUT)  # noqa: B019
     def first(self, n, axis=0):
         """The first n entries along an axis."""
-        return _first(self, n, axis)
-
-
-@lru_cache(MOST_CUT)
-def _first(field, n, axis):
-    shape = field.shape[:axis] + (n,) + field.shape[axis + 1 :]
-    strides = None if axis == 0 and field.strides is None else field.byte_strides
-    return Field(shape, field.dtype, field.offset, strides)
+        shape = self.shape[:axis] + (n,) + self.shape[axis + 1 :]
+        strides = None if axis == 0 and self.strides is None else self.byte_strides
+        return Field(shape, self.dtype, self.offset, strides)
 
 
 class DeviceArray:
