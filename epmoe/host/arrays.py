@@ -31,11 +31,6 @@ class Array:
         misaligned = None if host is not None else address % VECTOR_BYTES
         self.form = shape, dtype, device, strides, misaligned
 
-    @property
-    def is_contiguous(self):
-        """Whether the elements lie in C order without gaps."""
-        return self.strides is None
-
 
 class Field:
     """One array in lent memory: shape, dtype, offset from its base [bytes], strides [bytes] or None for C order."""

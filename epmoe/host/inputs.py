@@ -226,7 +226,7 @@ def _array(machine, given, what, in_vectors=True):
             f"{what} has dtype {a.dtype.str}, whose bytes are not in this machine's order: convert it, "
             "x.astype(x.dtype.newbyteorder('='))"
         )
-    if not a.is_contiguous:
+    if a.strides is not None:
         raise EPValueError(
             f"{what} is not C-contiguous (strides {a.strides} bytes, shape {a.shape}), and arrays in GPU "
             "memory are read where they lie: x.contiguous() in torch, cupy.ascontiguousarray(x)"

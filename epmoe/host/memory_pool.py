@@ -96,7 +96,7 @@ class Loan:
 
     def holds(self, array):
         """Whether an Array starts in this memory and is C-contiguous."""
-        return array.is_contiguous and 0 <= array.address - self.base < self.nbytes
+        return array.strides is None and 0 <= array.address - self.base < self.nbytes
 
     def array(self, name, n=None):
         """One of the arrays, or its first n entries: a NumPy view in the simulator, a DeviceArray on a GPU; or None."""

@@ -146,7 +146,7 @@ def array(given, what, dtype, shape, lengths) -> Array:
     if len(seen.shape) != len(shape) or seen.shape != wanted:
         names = ", ".join(f"{n}={lengths[n]}" if n in lengths else str(n) for n in shape)
         raise EPValueError(f"{what} has shape {seen.shape}, ({names}) is needed")
-    if not seen.is_contiguous:
+    if seen.strides is not None:
         raise EPValueError(f"{what} is not C-contiguous (strides {seen.strides}): copy it into one that is")
     return seen
 
