@@ -47,16 +47,20 @@ def first_found(implementation, case, ranks, steps):
     """The differences of the first step where some rank has any; [] if there are none.
 
     steps(world, case, ranks, round number): yields for each call the differences of arguments that were written to, and
-    a function that compares the results. It is called again at the end, in case a later call changed a result.
+    a function of a rank that compares its results. It is called again at the end, in case a later call changed a result.
     """
+
+    def all_of(compare):
+        return [d for rank in ranks.here for d in compare(rank)]
+
     world, later = implementation.make(), []
     try:
         for round_ in range(case.rounds):
-            for changed, compared in steps(world, case, ranks, round_):
-                found = changed + compared()
+            for changed, compare in steps(world, case, ranks, round_):
+                found = changed + all_of(compare)
                 if any(ranks.gather(bool(found))):
                     return [d.in_round(round_) for d in found]
-                later.append((round_, compared))
-        return [d.in_round(round_).because(LATER) for round_, compared in later for d in compared()]
+                later.append((round_, compare))
+        return [d.in_round(round_).because(LATER) for round_, one in later for d in all_of(one)]
     finally:
         world.close()

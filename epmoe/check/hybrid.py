@@ -45,11 +45,9 @@ class HybridCase:
             made("bf16", self.seed, round_, X, rank, (n, self.hidden))
             for rank, n in enumerate(self.n_tokens)
         ]
-        return (
-            [edge_tokens(x, random_bits.stream(self.seed, rank)) for rank, x in enumerate(plain)]
-            if self.edges
-            else plain
-        )
+        if not self.edges:
+            return plain
+        return [edge_tokens(x, random_bits.stream(self.seed, rank)) for rank, x in enumerate(plain)]
 
     def routing_map(self, round_):
         """bool [T, E] over ranks."""
@@ -64,14 +62,12 @@ class HybridCase:
 
     def probs(self, round_):
         """float32 [T, E] over ranks, not zero where nothing is routed; or None."""
-        return (
-            [
-                np.abs(made("fp32", self.seed, round_, PROBS, rank, (n, self.n_experts)))
-                for rank, n in enumerate(self.n_tokens)
-            ]
-            if self.with_probs
-            else None
-        )
+        if not self.with_probs:
+            return None
+        return [
+            np.abs(made("fp32", self.seed, round_, PROBS, rank, (n, self.n_experts)))
+            for rank, n in enumerate(self.n_tokens)
+        ]
 
     def like_rows(self, round_, use, handle, hidden):
         """bf16 in the shape of dispatched_hidden, over ranks: the experts' outputs, or the gradient of the rows."""
@@ -94,14 +90,12 @@ class HybridCase:
 
     def gradients_of_probs(self, round_, hidden):
         """float32 [P] over ranks, or None."""
-        return (
-            [
-                made("fp32", self.seed, round_, GRAD_PROBS, rank, rows.shape[:1])
-                for rank, rows in enumerate(hidden)
-            ]
-            if self.with_probs
-            else None
-        )
+        if not self.with_probs:
+            return None
+        return [
+            made("fp32", self.seed, round_, GRAD_PROBS, rank, rows.shape[:1])
+            for rank, rows in enumerate(hidden)
+        ]
 
     def gradients_of_combined(self, round_):
         """bf16 [T, hidden] over ranks."""
@@ -150,7 +144,7 @@ def run_case(implementation, case, ranks, not_given):
 
 
 def _steps(implementation, world, case, ranks, round_, not_given):
-    """For each call: (differences of its arguments, a function that compares its results)."""
+    """For each call: (differences of its arguments, a function that compares a rank's results)."""
 
     def run(function, arguments, *more, **options):
         return call(implementation, ranks, function, arguments, *more, **options)
@@ -175,14 +169,7 @@ def _steps(implementation, world, case, ranks, round_, not_given):
         not_given.add("overflow")
     got = dict(zip((*FIELDS, "overflow"), of_ranks(*got, overflow)))
     want = dict(zip((*FIELDS, "overflow"), (*want, known.overflow)))
-    yield (
-        changed,
-        lambda: [
-            d
-            for rank in ranks.here
-            for d in compare_hybrid.received(routing_map, known, rank, got, want)
-        ],
-    )
+    yield changed, lambda rank: compare_hybrid.received(routing_map, known, rank, got, want)
 
     returned = case.telling_rows(round_, RETURNED, known, want["dispatched_hidden"])
     combined, changed = run(world.combine, dict(x=returned), handle)
@@ -190,13 +177,9 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     sums = fused_a2a.hybrid_combine_forward(returned, known)
     yield (
         changed,
-        lambda: [
-            d
-            for rank in ranks.here
-            for d in compare_hybrid.sums(
-                "combined_x", known, rank, combined[rank], sums[rank], returned
-            )
-        ],
+        lambda rank: compare_hybrid.sums(
+            "combined_x", known, rank, combined[rank], sums[rank], returned
+        ),
     )
 
     if implementation.dispatch_backward is None or implementation.combine_backward is None:
@@ -211,18 +194,14 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     grad_x, grad_probs = of_ranks(*back)
     yield (
         changed,
-        lambda: [
-            d
-            for rank in ranks.here
-            for d in (
-                *compare_hybrid.sums("grad_x", known, rank, grad_x[rank], wanted[0][rank], rows),
-                *(
-                    compare_hybrid.dense_gradients(known, rank, grad_probs, wanted[1])
-                    if row_probs is not None
-                    else ()
-                ),
-            )
-        ],
+        lambda rank: (
+            *compare_hybrid.sums("grad_x", known, rank, grad_x[rank], wanted[0][rank], rows),
+            *(
+                compare_hybrid.dense_gradients(known, rank, grad_probs, wanted[1])
+                if row_probs is not None
+                else ()
+            ),
+        ),
     )
 
     grad_combined = case.gradients_of_combined(round_)
@@ -231,11 +210,7 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     (back,) = of_ranks(back)
     yield (
         changed,
-        lambda: [
-            d
-            for rank in ranks.here
-            for d in compare_hybrid.rows(
-                "grad_x of combine", known, rank, back[rank], rows_want[rank]
-            )
-        ],
+        lambda rank: compare_hybrid.rows(
+            "grad_x of combine", known, rank, back[rank], rows_want[rank]
+        ),
     )

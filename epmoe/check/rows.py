@@ -42,11 +42,9 @@ class RowsCase:
             )
             for rank, n in enumerate(self.n_tokens)
         ]
-        return (
-            [edge_tokens(x, random_bits.stream(self.seed, rank)) for rank, x in enumerate(plain)]
-            if self.edges
-            else plain
-        )
+        if not self.edges:
+            return plain
+        return [edge_tokens(x, random_bits.stream(self.seed, rank)) for rank, x in enumerate(plain)]
 
     def token_indices(self, round_):
         """int64 [T, K] over ranks."""
@@ -154,7 +152,7 @@ def run_case(implementation, case, ranks, not_given):
 
 
 def _steps(implementation, world, case, ranks, round_, not_given):
-    """For each call: (differences of its arguments, a function that compares its results)."""
+    """For each call: (differences of its arguments, a function that compares a rank's results)."""
 
     def run(function, arguments, *more):
         return call(implementation, ranks, function, arguments, *more)
@@ -171,13 +169,9 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     got = of_ranks(*got)
     yield (
         changed,
-        lambda: [
-            d
-            for rank in ranks.here
-            for d in compare_received(
-                rank, rows[rank], [part[rank] for part in got], [part[rank] for part in want]
-            )
-        ],
+        lambda rank: compare_received(
+            rank, rows[rank], [part[rank] for part in got], [part[rank] for part in want]
+        ),
     )
 
     returned = case.returned(round_, handle_want)
@@ -186,14 +180,7 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     combined_want = fused_a2a.combine_forward(returned, handle_want)
     combined, changed = run(world.combine, dict(x=returned), handle)
     (combined,) = of_ranks(combined)
-    yield (
-        changed,
-        lambda: [
-            d
-            for rank in ranks.here
-            for d in compare_combined_rows(rank, combined[rank], combined_want[rank])
-        ],
-    )
+    yield changed, lambda rank: compare_combined_rows(rank, combined[rank], combined_want[rank])
 
     if implementation.dispatch_backward is None or implementation.combine_backward is None:
         not_given.add("gradients")
@@ -210,25 +197,14 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     grad_x, grad_probs = of_ranks(*back)
     yield (
         changed,
-        lambda: [
-            d
-            for rank in ranks.here
-            for d in (
-                *compare_combined_rows(rank, grad_x[rank], grads_want[0][rank], "grad_x"),
-                *compare_prob_gradients(rank, grad_probs[rank], grads_want[1][rank]),
-            )
-        ],
+        lambda rank: (
+            *compare_combined_rows(rank, grad_x[rank], grads_want[0][rank], "grad_x"),
+            *compare_prob_gradients(rank, grad_probs[rank], grads_want[1][rank]),
+        ),
     )
 
     grad_combined = case.gradients_of_combined(round_)
     rows_want = fused_a2a.combine_backward(handle_want, grad_combined)
     back, changed = run(world.combine_backward, dict(grad_combined_x=grad_combined), handle)
     (back,) = of_ranks(back)
-    yield (
-        changed,
-        lambda: [
-            d
-            for rank in ranks.here
-            for d in compare_rows_back(rank, rows[rank], back[rank], rows_want[rank])
-        ],
-    )
+    yield changed, lambda rank: compare_rows_back(rank, rows[rank], back[rank], rows_want[rank])
