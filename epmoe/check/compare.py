@@ -63,16 +63,9 @@ def compare_dispatched(cfg, rank, got, want):
     """
     missing = [name for name in NEEDED if field(got, name) is None]
     if missing:
-        return [
-            Difference(
-                "dispatch's result",
-                f"has no {', '.join(missing)}; it has {_names(got)}",
-                got,
-                want,
-                rank,
-                rule="output_tokens, row_offsets and src_info must be given, in a dict or an object",
-            )
-        ]
+        says = f"has no {', '.join(missing)}; it has {_names(got)}"
+        rule = "output_tokens, row_offsets and src_info must be given, in a dict or an object"
+        return [Difference("dispatch's result", says, got, want, rank, rule=rule)]
     found = [
         d
         for name in (
@@ -150,15 +143,8 @@ def _compare_small(cfg, rank, name, got, want):
         place = dict(token=at[0], k=at[1])
     index = f"[{', '.join(map(str, at))}]" if at else ""
     whole = f"; whole array {got.tolist()}, reference {want.tolist()}" if 1 < got.size <= 16 else ""
-    return Difference(
-        name,
-        f"{index} is {shown(got[at])}, reference {shown(want[at])}{whole}".lstrip(),
-        got,
-        want,
-        rank,
-        rule=RULE[name],
-        **place,
-    )
+    says = f"{index} is {shown(got[at])}, reference {shown(want[at])}{whole}".lstrip()
+    return Difference(name, says, got, want, rank, rule=RULE[name], **place)
 
 
 def _compare_row_shapes(cfg, rank, got, want, n_rows):
@@ -180,24 +166,13 @@ def _compare_row_shapes(cfg, rank, got, want, n_rows):
             )
         if not fits or not same_type(a, b):
             more = "" if slots or fits else f" (axis {axis} may be longer)"
-            rule = (
-                ""
-                if same_type(a, b)
-                else (
+            says, rule = f"is {a.dtype} {a.shape}, reference {b.dtype} {b.shape}{more}", ""
+            if not same_type(a, b):
+                rule = (
                     f"{name} holds {b.dtype}, or its bits as unsigned integers; values are "
                     "looked at when the type is right"
                 )
-            )
-            found.append(
-                Difference(
-                    name,
-                    f"is {a.dtype} {a.shape}, reference {b.dtype} {b.shape}{more}",
-                    a,
-                    b,
-                    rank,
-                    rule=rule,
-                )
-            )
+            found.append(Difference(name, says, a, b, rank, rule=rule))
     return found
 
 

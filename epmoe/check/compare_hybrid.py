@@ -1,5 +1,7 @@
 """Comparison for HybridEP: a row for each (token, local expert), grouped by expert. The order of rows is fixed."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from epmoe.check.causes import best
@@ -47,41 +49,21 @@ def received(routing_map, handle, rank, got, want):
 
 def _small(name, routing_map, handle, rank, got, want):
     if got.shape != want.shape:
-        return [
-            Difference(
-                name,
-                f"has shape {got.shape}, reference {want.shape}",
-                got,
-                want,
-                rank,
-                rule=RULES[name],
-            )
-        ]
+        says = f"has shape {got.shape}, reference {want.shape}"
+        return [Difference(name, says, got, want, rank, rule=RULES[name])]
     if got.dtype.kind not in "iu" and not (name == "overflow" and got.dtype.kind == "b"):
-        return [
-            Difference(
-                name,
-                f"has dtype {got.dtype}; integers are needed",
-                got,
-                want,
-                rank,
-                rule=RULES[name],
-            )
-        ]
+        says = f"has dtype {got.dtype}; integers are needed"
+        return [Difference(name, says, got, want, rank, rule=RULES[name])]
     if (got == want).all():
         return []
     at = int(np.flatnonzero(got.reshape(-1) != want.reshape(-1))[0])
-    found = Difference(
-        name,
+    says = (
         f"[{at}] is {got.reshape(-1)[at]}, reference {want.reshape(-1)[at]}; whole array "
-        f"{got.tolist()}, reference {want.tolist()}",
-        got,
-        want,
-        rank,
-        rule=RULES[name],
-        expert=rank * handle.num_local_experts + at if name == "tokens_per_expert" else None,
+        f"{got.tolist()}, reference {want.tolist()}"
     )
+    found = Difference(name, says, got, want, rank, rule=RULES[name])
     if name == "tokens_per_expert":
+        found = replace(found, expert=rank * handle.num_local_experts + at)
         here = slice(rank * handle.num_local_experts, (rank + 1) * handle.num_local_experts)
         plain = np.concatenate(routing_map)[:, here].sum(axis=0)
         padded = -(-plain // max(handle.pad_multiple, 1)) * max(handle.pad_multiple, 1)
@@ -151,10 +133,7 @@ def _order(handle, rank, got, want):
 
 def sums(name, handle, rank, got, want, of_rows):
     """Differences of a src_rank's sums over its tokens' rows. of_rows: over ranks, the rows that were summed."""
-    found = [
-        Difference(name, d.says, d.got, d.want, rank, token=d.token, column=d.column, rule=SUM)
-        for d in compare_combined(None, rank, got, want)
-    ]
+    found = [replace(d, what=name, rule=SUM) for d in compare_combined(None, rank, got, want)]
     if found and found[0].token is not None:
         got = np.asarray(got).view(want.dtype)
         with np.errstate(all="ignore"):
@@ -182,11 +161,8 @@ def _other_sums(handle, rank, of_rows, dtype):
     def by_rank(order):
         total = zeros()
         for r in range(handle.n_ranks):
-            total += (
-                added(order(range(r * n_local, (r + 1) * n_local)), zeros())
-                .astype(dtype)
-                .astype(np.float32)
-            )
+            of_rank = added(order(range(r * n_local, (r + 1) * n_local)), zeros())
+            total += of_rank.astype(dtype).astype(np.float32)
         return total.astype(dtype)
 
     yield (
@@ -212,20 +188,9 @@ def dense_gradients(handle, rank, got, want):
     """Differences of a src_rank's gradient of probs [T, E]. got, want: [rank], or None."""
     if got is None or got[rank] is None:
         return [Difference("grad_probs", "is missing from the result", rank=rank, rule=PROBS_BACK)]
-    found = compare_combined(None, rank, got[rank], want[rank])
-    return [
-        Difference(
-            "grad_probs",
-            d.says,
-            d.got,
-            d.want,
-            rank,
-            token=d.token,
-            expert=d.column,
-            rule=PROBS_BACK,
-            cause="not zero where the pair has no row"
-            if d.token is not None and handle.row_of[rank][d.token, d.column] < 0
-            else "",
-        )
-        for d in found
-    ]
+    found = []
+    for d in compare_combined(None, rank, got[rank], want[rank]):
+        d = replace(d, what="grad_probs", expert=d.column, column=None, rule=PROBS_BACK)
+        has_no_row = d.token is not None and handle.row_of[rank][d.token, d.expert] < 0
+        found.append(d.because("not zero where the pair has no row") if has_no_row else d)
+    return found

@@ -1,5 +1,7 @@
 """Comparison for fused_a2a: one row for each (token, dst_rank), by src_rank, then token. The order of rows is fixed."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from epmoe.check.causes import best
@@ -20,16 +22,9 @@ def compare_received(rank, rows, got, want):
     for name, a, b in zip(names, got, want):
         a, b = np.asarray(a), np.asarray(b)
         if a.shape != b.shape or not same_type(a, b):
-            found.append(
-                Difference(
-                    name,
-                    f"is {a.dtype} {a.shape}, reference {b.dtype} {b.shape}",
-                    a,
-                    b,
-                    rank,
-                    rule=ORDER if name == "recv_x" else "",
-                )
-            )
+            says = f"is {a.dtype} {a.shape}, reference {b.dtype} {b.shape}"
+            rule = ORDER if name == "recv_x" else ""
+            found.append(Difference(name, says, a, b, rank, rule=rule))
             continue
         different = bits(a) != bits(b)
         if different.any():
@@ -41,16 +36,9 @@ def _first(rank, rows, name, got, want, different, indices):
     at = tuple(int(i) for i in np.argwhere(different)[0])
     says = f"is {shown(got[at])}, reference {shown(want[at])}; first of {int(different.sum())} differing elements"
     if name == "tokens_per_expert":
-        return Difference(
-            name,
-            says,
-            got,
-            want,
-            rank,
-            rule="the number of (row, k) pairs that a local expert has",
-            column=at[0],
-        )
-    place = dict(src_rank=int(rows[at[0], 0]), token=int(rows[at[0], 1]), row=at[0])
+        rule = "the number of (row, k) pairs that a local expert has"
+        return Difference(name, says, got, want, rank, rule=rule, column=at[0])
+    place = dict(row=at[0]) | _source(rows, at[0])
     place["column" if name == "recv_x" else "k"] = at[1]
     rule = {
         "recv_x": ORDER,
@@ -68,16 +56,8 @@ def _first(rank, rows, name, got, want, different, indices):
 def compare_combined_rows(rank, got, want, name="combined_x", rule=SUM):
     """Differences between one rank's combined_x, or another sum over a token's rows, and the reference's."""
     return [
-        Difference(
-            name,
-            d.says,
-            d.got,
-            d.want,
-            rank,
-            token=d.token,
-            column=d.column,
-            rule=rule,
-            cause="" if d.token is None else best(of_sums(d.got, d.want)),
+        replace(
+            d, what=name, rule=rule, cause="" if d.token is None else best(of_sums(d.got, d.want))
         )
         for d in compare_combined(None, rank, got, want)
     ]
@@ -87,9 +67,7 @@ def compare_prob_gradients(rank, got, want):
     """Differences between one rank's gradient of token_probs and the reference's."""
     rule = "grad_token_probs[t, k] = sum over the token's ranks ascending, in float32, of its rows' gradients"
     return [
-        Difference(
-            "grad_token_probs", d.says, d.got, d.want, rank, token=d.token, k=d.column, rule=rule
-        )
+        replace(d, what="grad_token_probs", k=d.column, column=None, rule=rule)
         for d in compare_combined(None, rank, got, want)
     ]
 
@@ -98,17 +76,13 @@ def compare_rows_back(rank, rows, got, want):
     """Differences between one rank's gradient of combine's rows and the reference's. rows: as in compare_received."""
     rule = "combine's gradient is dispatch again: each row the bytes of the token it came from"
     return [
-        Difference(
-            "grad_x of combine",
-            d.says,
-            d.got,
-            d.want,
-            rank,
-            row=d.token,
-            column=d.column,
-            rule=rule,
-            src_rank=None if d.token is None else int(rows[d.token, 0]),
-            token=None if d.token is None else int(rows[d.token, 1]),
-        )
+        replace(d, what="grad_x of combine", rule=rule, row=d.token, **_source(rows, d.token))
         for d in compare_combined(None, rank, got, want)
     ]
+
+
+def _source(rows, row):
+    """Where a row came from, {src_rank, token}; row None: nowhere."""
+    if row is None:
+        return {}
+    return dict(src_rank=int(rows[row, 0]), token=int(rows[row, 1]))

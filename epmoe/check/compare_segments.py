@@ -35,14 +35,8 @@ def compare_src_info(cfg, rank, where, got, want):
     if src_rank < 0:
         kind = "a shared expert's row" if place["expert"] == "shared" else "a padding row"
         says = f"is {tuple(got[row_got].tolist())}, reference (-1, -1) in {kind}"
-        return Difference(
-            "src_info",
-            says,
-            got,
-            want,
-            rule="src_info of shared and padding rows is (-1, -1)",
-            **place,
-        ), None
+        rule = "src_info of shared and padding rows is (-1, -1)"
+        return Difference("src_info", says, got, want, rule=rule, **place), None
     missing = _only_in(want[segment], got[segment])
     extra = _only_in(got[segment], want[segment])
     says = (
@@ -50,17 +44,9 @@ def compare_src_info(cfg, rank, where, got, want):
         f"{_some(extra)} instead; {len(wrong)} of {where.n_rows} rows differ after sorting"
     )
     token, k = (int(x) for x in (missing[0] if missing else want[row]))
-    return Difference(
-        "src_info",
-        says,
-        got,
-        want,
-        src_rank=src_rank_at(cfg, rank, src_rank),
-        token=token,
-        k=k,
-        rule="src_info[row] = (token, k) at the src_rank. " + SWAP,
-        **place,
-    ), None
+    place |= dict(src_rank=src_rank_at(cfg, rank, src_rank), token=token, k=k)
+    rule = "src_info[row] = (token, k) at the src_rank. " + SWAP
+    return Difference("src_info", says, got, want, rule=rule, **place), None
 
 
 def _sorted_rows(where, src_info):
@@ -133,22 +119,8 @@ def compare_scales(cfg, rank, where, pairs, src_info, got, want, row_offsets):
             f"of columns {k * V} to {k * V + V - 1} is {values[0]}, reference {values[1]}; first of "
             f"{int(different.sum())} differing scales in {int(different.any(axis=1).sum())} of {len(pairs)} rows"
         )
-        return [
-            _at_row(
-                cfg,
-                rank,
-                where,
-                src_info,
-                row_got,
-                row,
-                "output_scales",
-                says,
-                got,
-                want,
-                k * V,
-                _layout_rule(cfg),
-            )
-        ]
+        told = "output_scales", says, got, want, k * V, _layout_rule(cfg)
+        return [_at_row(cfg, rank, where, src_info, row_got, row, *told)]
     return _compare_tile_filling(cfg, rank, where, got, want, row_offsets) if tiled(cfg) else []
 
 
@@ -163,16 +135,8 @@ def _compare_tile_filling(cfg, rank, where, got, want, row_offsets):
         f"[{', '.join(map(str, at))}] is 0x{int(bits(got)[at]):02x}, reference 0x00: a row past the end of its "
         f"expert; first of {len(wrong)}"
     )
-    return [
-        Difference(
-            "output_scales",
-            says,
-            got,
-            want,
-            rank,
-            rule="all 128 rows of a tile that an expert touches are written; rows past its count get 0",
-        )
-    ]
+    rule = "all 128 rows of a tile that an expert touches are written; rows past its count get 0"
+    return [Difference("output_scales", says, got, want, rank, rule=rule)]
 
 
 def scales_of(cfg, scales, shape, rows, where, row_offsets):

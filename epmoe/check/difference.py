@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 import ml_dtypes
 import numpy as np
 
+PLACES = "rank", "expert", "src_rank", "token", "k", "row", "column"
 _HEX_DIGITS = {1: 2, 2: 4, 4: 8, 8: 16}
 
 
@@ -50,20 +51,7 @@ class Difference:
 
     def record(self):
         """The difference as a dict for JSON: place, text, rule and likely cause, without the arrays."""
-        names = (
-            "what",
-            "round",
-            "rank",
-            "expert",
-            "src_rank",
-            "token",
-            "k",
-            "row",
-            "column",
-            "says",
-            "rule",
-            "cause",
-        )
+        names = "what", "round", *PLACES, "says", "rule", "cause"
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -72,17 +60,9 @@ class Difference:
 
         A round is named if it is not the first one. The earlier rounds were right.
         """
-        named = (
-            ("round", None if self.round == 1 else self.round),
-            ("rank", self.rank),
-            ("expert", self.expert),
-            ("src_rank", self.src_rank),
-            ("token", self.token),
-            ("k", self.k),
-            ("row", self.row),
-            ("column", self.column),
-        )
-        return ", ".join(f"{name} {value}" for name, value in named if value is not None)
+        named = {"round": None if self.round == 1 else self.round}
+        named |= {name: getattr(self, name) for name in PLACES}
+        return ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
 
     def __str__(self):
         lines = [

@@ -188,16 +188,8 @@ class Round:
             name = names.get(id(ours), "expert_outputs")
             for rank in self.here if name and ours is not None else ():
                 if ours[rank].tobytes() != theirs[rank].tobytes():
-                    changed.append(
-                        Difference(
-                            name,
-                            "was written to",
-                            theirs[rank],
-                            ours[rank],
-                            rank,
-                            rule="inputs are read only",
-                        )
-                    )
+                    arrays, rule = (theirs[rank], ours[rank]), "inputs are read only"
+                    changed.append(Difference(name, "was written to", *arrays, rank, rule=rule))
         return changed, results
 
     def _not_listed(self, what, results, of):
