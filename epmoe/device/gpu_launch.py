@@ -21,9 +21,8 @@ class LoadedKernel:
         library = check(cu.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
         kernel.introduce(library)
         # this also loads the code now, not while other kernels spin
-        self.function = check(
-            cu.cuKernelGetFunction(check(cu.cuLibraryGetKernel(library, entry.encode())))
-        )
+        code = check(cu.cuLibraryGetKernel(library, entry.encode()))
+        self.function = check(cu.cuKernelGetFunction(code))
         attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
         self.static_shared = check(cu.cuFuncGetAttribute(attribute, self.function))
         self.dynamic_limit = STATIC_SHARED_LIMIT - self.static_shared

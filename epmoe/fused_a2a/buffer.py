@@ -258,10 +258,9 @@ class Buffer(GroupMemory):
         of_ranks = dict(control_ptrs=list(self._control.addresses), pool_ptrs=pool)
         block = parameter_block(self.n_ranks)
         words = [0] * block.n_words
+        context = block.pack_context(of_ranks)
         values = dict(
-            context=self.launches.contexts.address(
-                self.machine, r.rank, block.pack_context(of_ranks)
-            ),
+            context=self.launches.contexts.address(self.machine, r.rank, context),
             mailboxes_at=self.layout.mailboxes,
             mailbox_bytes=self.layout.mailbox_bytes,
             words=r.words.address,

@@ -85,13 +85,8 @@ def init_hybrid_ep_buffer(
     reset_hybrid_ep_buffer(group)
     buffer = _hybrid_ep_buffer.make(group)
     buffer.fp8_dispatch = bool(fp8_dispatch)
-    facts = dict(
-        call="init_hybrid_ep_buffer",
-        hidden_dim=hidden,
-        seq_len=tokens,
-        num_local_experts=local,
-        fp8_dispatch=buffer.fp8_dispatch,
-    )
+    facts = dict(call="init_hybrid_ep_buffer", hidden_dim=hidden, seq_len=tokens)
+    facts |= dict(num_local_experts=local, fp8_dispatch=buffer.fp8_dispatch)
 
     def make():
         buffer.want_experts(local, facts)

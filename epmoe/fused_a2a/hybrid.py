@@ -130,11 +130,8 @@ class DispatchPlan(ExpandingPlan):
                 f"with {hidden} columns"
             )
         num_tokens, self.limit, names = [a.shape[0] for a in xs], limit, names[: len(arrays)]
-        of_all = dict(
-            n_rows=num_tokens,
-            n_columns=local * n_ranks,
-            because=f": n_ranks={n_ranks} times num_local_experts={local}",
-        )
+        because = f": n_ranks={n_ranks} times num_local_experts={local}"
+        of_all = dict(n_rows=num_tokens, n_columns=local * n_ranks, because=because)
         arguments.matrices(buffer, "routing_map", routing_map, dtypes=(np.dtype(bool),), **of_all)
         for of_ranks in probs:
             arguments.matrices(buffer, "probs", of_ranks, dtypes=(FP32,), **of_all)
@@ -145,17 +142,12 @@ class DispatchPlan(ExpandingPlan):
         self.form, self.is_exact = (local, tuple(num_tokens), a_world, limit), limit is None
         self.sums = dict(n_local_experts=local, p2p_world_size=a_world)
         buffer.want_experts(local, self.facts)
-        shape = buffer.launches.shape(
-            local,
-            fp8_format(hidden).token_size if is_fp8 else hidden * dtype.itemsize,
-            num_sms,
-            expand=num_tokens,
-            has_probs=bool(probs),
-            has_meta=True,
-            value_bytes=hidden if is_fp8 else 0,
-            scale_words=hidden // FP8_GROUP if is_fp8 else 0,
-            encode=is_fp8,
-        )
+        row_bytes = hidden * dtype.itemsize
+        of_kernel = dict(expand=num_tokens, has_probs=bool(probs), has_meta=True)
+        if is_fp8:
+            row_bytes = fp8_format(hidden).token_size
+            of_kernel |= dict(value_bytes=hidden, scale_words=hidden // FP8_GROUP, encode=True)
+        shape = buffer.launches.shape(local, row_bytes, num_sms, **of_kernel)
         buffer.agree_on_tokens(max(num_tokens), limit is None and not buffer.knows_all_ranks)
         self.expect_results(shape, hidden, E4M3 if is_fp8 else dtype)
         if limit is None:  # the host waits for the numbers of rows

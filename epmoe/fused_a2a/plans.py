@@ -127,14 +127,9 @@ class CombinePlan(Plan):
         for of_ranks in probs:
             of_probs = dict(n_rows=num_rows, n_columns=handle.probs_a_row)
             arguments.matrices(buffer, names[1], of_ranks, dtypes=(FP32,), **of_probs)
-        self.shape = shape = buffer.launches.shape(
-            row_bytes=hidden * dtype.itemsize,
-            num_sms=num_sms,
-            combine=handle.num_tokens,
-            has_probs=has_probs,
-            dtype=NAMES[dtype],
-            **handle.sums,
-        )
+        of_kernel = dict(row_bytes=hidden * dtype.itemsize, dtype=NAMES[dtype], has_probs=has_probs)
+        of_kernel |= dict(combine=handle.num_tokens, num_sms=num_sms)
+        self.shape = shape = buffer.launches.shape(**of_kernel, **handle.sums)
         n_probs, self.room, self.has_probs = shape.top_k or shape.num_experts, -1, has_probs
         facts = dict(call="combine", hidden=hidden, dtype=str(dtype), has_probs=has_probs)
         facts |= dict(probs_a_token=n_probs)

@@ -132,17 +132,9 @@ class DispatchPlan(ReceivingPlan):
         types = [a.dtype.newbyteorder("=") if wide else np.dtype(np.int32) for a in ids]
         if any(a.dtype != t or a.host is not None for a, t in zip(ids, types)):
             self.dtypes = {"token_indices": types[0]}
-        self.shape = buffer.launches.shape(
-            local,
-            hidden * dtype.itemsize,
-            num_sms,
-            send=num_tokens,
-            top_k=top_k,
-            id_bytes=8 if wide else 4,
-            scale_words=n_scales,
-            has_probs=True,
-            has_meta=True,
-        )
+        of_kernel = dict(send=num_tokens, has_probs=True, has_meta=True, scale_words=n_scales)
+        of_kernel |= dict(top_k=top_k, id_bytes=8 if wide else 4)
+        self.shape = buffer.launches.shape(local, hidden * dtype.itemsize, num_sms, **of_kernel)
         buffer.agree_on_tokens(max(num_tokens), not (buffer.knows_all_ranks or on_device))
         room = self.of(n_ranks * buffer.max_tokens)[0].nbytes
         buffer.want_pool(self.facts, dict(result_bytes=room), self.shape)

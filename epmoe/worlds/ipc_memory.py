@@ -74,13 +74,8 @@ def _opened(handle, rank, peer):
     ipc = cu.CUipcMemHandle()
     ctypes.memmove(ipc.getPtr(), handle, HANDLE_BYTES)
     try:
-        return int(
-            check(
-                cu.cuIpcOpenMemHandle(
-                    ipc, cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value
-                )
-            )
-        )
+        flags = cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value
+        return int(check(cu.cuIpcOpenMemHandle(ipc, flags)))
     except EPError as error:
         raise UnavailableError(
             f"rank {rank} cannot map the GPU memory of rank {peer} ({error}): the GPUs need peer "

@@ -2,17 +2,8 @@
 
 from epmoe_ref.errors import EPValueError
 
-OPTIONS = (
-    "seed",
-    "racecheck",
-    "stale",
-    "n_sms",
-    "resident_limit",
-    "expire_waits",
-    "stop_at_first_race",
-    "recorder",
-)
 SWITCHES = ("racecheck", "stale", "expire_waits", "stop_at_first_race")
+OPTIONS = ("seed", *SWITCHES, "n_sms", "resident_limit", "recorder")
 
 
 def checked(world, own, options):
