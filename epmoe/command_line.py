@@ -69,6 +69,18 @@ def _whole(text, least):
     return value
 
 
+def number_of_one(parser, files, what):
+    """The argument of a command that tells one of these numbered files; without it the command lists what there is."""
+    parser.add_argument(
+        "number",
+        nargs="?",
+        type=int,
+        choices=sorted(files),
+        metavar="N",
+        help=f"1 to {max(files)}; without it the {what} are listed",
+    )
+
+
 def sizes_of_a_world(parser, *, ranks=4, experts_per_rank=4, top_k=4, hidden=256, tokens=16):
     """The options for the sizes of an EPConfig, with these defaults, as a group of a command's options.
 

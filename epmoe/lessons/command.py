@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from epmoe.command_line import DIFFERS, EQUAL
+from epmoe.command_line import DIFFERS, EQUAL, number_of_one
 from epmoe.lessons import FILES, exercise, own_routing
 from epmoe.lessons.judge import verdicts
 from epmoe.lessons.telling import (
@@ -23,14 +23,7 @@ HERE = "here"  # --start and --check without a file
 
 def add_arguments(parser):
     """The options of lesson."""
-    parser.add_argument(
-        "number",
-        nargs="?",
-        type=int,
-        choices=sorted(FILES),
-        metavar="N",
-        help=f"1 to {max(FILES)}; without it the lessons are listed",
-    )
+    number_of_one(parser, FILES, "lessons")
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--step",
@@ -40,20 +33,12 @@ def add_arguments(parser):
     what.add_argument(
         "--answers", action="store_true", help="show the worked problems with their answers"
     )
-    what.add_argument(
-        "--start",
-        nargs="?",
-        const=HERE,
-        metavar="FILE",
-        help="write the file in which the exercises are answered (default answerN.py)",
-    )
-    what.add_argument(
-        "--check",
-        nargs="?",
-        const=HERE,
-        metavar="FILE",
-        help="judge such a file (default answerN.py)",
-    )
+    for name, does in (
+        ("--start", "write the file in which the exercises are answered"),
+        ("--check", "judge such a file"),
+    ):
+        says = f"{does} (default answerN.py)"
+        what.add_argument(name, nargs="?", const=HERE, metavar="FILE", help=says)
     parser.add_argument(
         "--input",
         metavar="FILE",

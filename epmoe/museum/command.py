@@ -1,6 +1,6 @@
 """`epmoe museum`: lists the exhibits, shows one, and asks for the line that is wrong."""
 
-from epmoe.command_line import DIFFERS, EQUAL, at_least_one
+from epmoe.command_line import DIFFERS, EQUAL, at_least_one, number_of_one
 from epmoe.lessons.telling import WIDTH, plain_simulator, wrapped
 from epmoe.museum import FILES
 from epmoe_ref.errors import EPValueError
@@ -11,14 +11,7 @@ SHOWN = 14  # operations of a schedule that are shown
 
 def add_arguments(parser):
     """The options of museum."""
-    parser.add_argument(
-        "number",
-        nargs="?",
-        type=int,
-        choices=list(FILES),
-        metavar="N",
-        help=f"1 to {len(FILES)}; without it the exhibits are listed",
-    )
+    number_of_one(parser, FILES, "exhibits")
     parser.add_argument(
         "--spot",
         nargs="?",
@@ -34,9 +27,8 @@ def run(args):
     if args.number is None and args.spot is not None:
         raise EPValueError("--spot needs a number: epmoe museum 1 --spot")
     with plain_simulator():
-        from epmoe.museum.exhibit import (
-            Exhibit,
-        )  # epmoe.device chooses the simulator when it is imported
+        # epmoe.device chooses the simulator when it is imported
+        from epmoe.museum.exhibit import Exhibit
 
         if args.number is None:
             return listed([Exhibit(file) for file in FILES.values()])

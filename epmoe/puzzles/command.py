@@ -5,7 +5,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from epmoe.command_line import DIFFERS, EQUAL, at_least_one
+from epmoe.command_line import DIFFERS, EQUAL, at_least_one, number_of_one
 from epmoe.lessons.telling import WIDTH, plain_simulator, wrapped
 from epmoe.puzzles import FILES, puzzle
 from epmoe_ref.errors import EPValueError
@@ -17,29 +17,11 @@ SOLVED = ".puzzles_solved.json"  # {file: digest of the text that was right}
 
 def add_arguments(parser):
     """The options of puzzle."""
-    parser.add_argument(
-        "number",
-        nargs="?",
-        type=int,
-        choices=sorted(FILES),
-        metavar="N",
-        help=f"1 to {max(FILES)}; without it the puzzles are listed",
-    )
+    number_of_one(parser, FILES, "puzzles")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--start",
-        nargs="?",
-        const=HERE,
-        metavar="FILE",
-        help="write the file to fill in (default puzzleNN.py)",
-    )
-    what.add_argument(
-        "--check",
-        nargs="?",
-        const=HERE,
-        metavar="FILE",
-        help="judge your answer (default puzzleNN.py)",
-    )
+    for name, does in ("--start", "write the file to fill in"), ("--check", "judge your answer"):
+        says = f"{does} (default puzzleNN.py)"
+        what.add_argument(name, nargs="?", const=HERE, metavar="FILE", help=says)
     what.add_argument(
         "--hint", nargs="?", const=1, type=at_least_one, metavar="K", help="give hint K (default 1)"
     )
