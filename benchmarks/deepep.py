@@ -18,10 +18,8 @@ MANY_TOKENS = 1024  # from this many tokens on, V1_MANY is used
 V1_MANY = {4: (96, 4, 6)}  # DeepEP leaves them to its users to tune
 V1_ROOM = (256, 6, 128)  # the rest of a configuration, as in all of DeepEP's own for one host
 LOW_LATENCY_MULTIPLE = 4  # of its most tokens a rank: n_ranks times that must be a multiple of 4
-QP_DEPTH = (
-    "NVSHMEM_QP_DEPTH",
-    1024,
-)  # DeepEP's variable and its value: room for two messages a token, and two more
+# DeepEP's variable and its value: room for two messages a token, and two more
+QP_DEPTH = ("NVSHMEM_QP_DEPTH", 1024)
 
 
 class _DeepEP(TorchPeer):
@@ -45,9 +43,8 @@ class _DeepEP(TorchPeer):
             self._given = (
                 (self._x.to(torch.float8_e4m3fn), scales) if shape.format == "fp8" else self._x
             )
-            torch.distributed.all_reduce(
-                torch.zeros(1, device="cuda")
-            )  # makes the communicator that V2 uses
+            # makes the communicator that V2 uses
+            torch.distributed.all_reduce(torch.zeros(1, device="cuda"))
         torch.cuda.synchronize()
         self._buffer = self._handle = self._y = None
 
@@ -77,10 +74,8 @@ class V1(_DeepEP):
         super().__init__(world, shape)
         self._most = 0 if host_waits else world.n_ranks * shape.tokens
         self._package.Buffer.set_num_sms(V1_SMS)
-        self._configs = [
-            None,
-            None,
-        ]  # of dispatch and combine; None: DeepEP's choice for this number of ranks
+        # of dispatch and combine; None: DeepEP's choice for this number of ranks
+        self._configs = [None, None]
         if shape.tokens >= MANY_TOKENS and world.n_ranks in V1_MANY:
             sms, *chunks = V1_MANY[world.n_ranks]
             self._configs = [self._package.Config(sms, chunk, *V1_ROOM) for chunk in chunks]

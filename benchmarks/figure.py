@@ -111,9 +111,8 @@ def run(args):
             "axes.spines.right": False,
         }
     )
-    shown = [
-        panel for panel in PANELS if args.format == "bf16" or panel[2] == "dispatch"
-    ]  # combine sends bf16 in any case
+    # combine sends bf16 in any case
+    shown = [panel for panel in PANELS if args.format == "bf16" or panel[2] == "dispatch"]
     n = len(shown) // 2
     fig, panels = plt.subplots(
         n,

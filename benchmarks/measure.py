@@ -68,9 +68,8 @@ def together(world, attempt):
         failure, error = failed, (_follows(failed), f"{type(failed).__name__}: {failed}")
     try:
         told = world.tell((error, mine), TIMEOUT_S)
-    except (
-        PeerTimeout
-    ) as late:  # the others may wait on their devices for work that this rank did not launch
+    except PeerTimeout as late:
+        # the others may wait on their devices for work that this rank did not launch
         if failure is None:
             raise
         raise PeerTimeout(f"{late}; before that, here: {error[1]}") from failure

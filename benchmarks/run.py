@@ -181,9 +181,8 @@ class _Run:
             except Refused as error:
                 self._not_run(case, error)
                 if "ModuleNotFoundError" in str(error):
-                    missing.add(
-                        case.section
-                    )  # it is not installed: once is enough, not for each shape
+                    # it is not installed: once is enough, not for each shape
+                    missing.add(case.section)
             gc.collect()  # frees this case's memory that is held in cycles
 
     def _is_late(self):

@@ -199,14 +199,11 @@ def main(prog, description, commands, default, argv=None):
     except KeyboardInterrupt:
         print(f"{prog} {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except (
-        Exception
-    ) as error:  # Python's status would be 1, which here means that something differs
+    except Exception as error:  # not Python's status 1, which here means that something differs
         if not isinstance(error, (EPValueError, UnavailableError, OSError, MemoryError)):
             traceback.print_exc()
-        sys.stderr.write(
-            f"{prog} {name}: {_rank()}{_told(error)}\n"
-        )  # in one piece: other ranks may write too
+        # in one piece: other ranks may write too
+        sys.stderr.write(f"{prog} {name}: {_rank()}{_told(error)}\n")
         return CANNOT_RUN
     finally:
         _forget_what_cannot_be_written()

@@ -16,16 +16,13 @@ from epmoe_ref.counters import EPLocalSyncCounters
 REGION_ALIGNMENT = 256  # bytes
 MAX_FINITE = 2**64 - 1  # a recv_count word that has not arrived
 ANNOUNCED = 2**62  # a dispatch recv_count word of ANNOUNCED + count: count messages are under way
-ABSENT = (
-    2**32 - 1
-)  # the sentinel, a word of combine_lamport_buf that has not arrived: epmoe/kernels/lamport.py
-LAMPORT_BYTES = (
-    16 << 20
-)  # the most that buffer may have; polling its rows pays off only for small batches
+# the sentinel, a word of combine_lamport_buf that has not arrived: epmoe/kernels/lamport.py
+ABSENT = 2**32 - 1
+# the most that buffer may have; polling its rows pays off only for small batches
+LAMPORT_BYTES = 16 << 20
 LAMPORT_EXPERTS = 2048  # at most
-DESCRIBED = (
-    2**57
-)  # a signal that describes a few messages, which have arrived: epmoe/kernels/pairs/message.py
+# a signal that describes a few messages, which have arrived: epmoe/kernels/pairs/message.py
+DESCRIBED = 2**57
 STATUS_WORDS = 16  # meanings: epmoe/kernels/status.py
 
 

@@ -62,9 +62,8 @@ def make(cfg, seed, no_expert=0.1):
 def _rank(cfg, rng, n, no_expert):
     x = rng.standard_normal((n, cfg.hidden), np.float32).astype(ml_dtypes.bfloat16)
     popularity = np.log(np.arange(1, cfg.n_experts + 1) ** -0.5)  # expert 0 is the hot one
-    logits = popularity + rng.gumbel(
-        size=(n, cfg.n_experts)
-    )  # the top k of these: distinct, by popularity
+    # the top k of these: distinct, by popularity
+    logits = popularity + rng.gumbel(size=(n, cfg.n_experts))
     ids = np.argsort(-logits, axis=1, kind="stable")[:, : cfg.top_k].astype(np.int32)
     chosen = np.exp(np.take_along_axis(logits, ids, axis=1))
     weights = (chosen / chosen.sum(axis=1, keepdims=True)).astype(np.float32)

@@ -43,9 +43,8 @@ EXPLAINER = """\
 <a href="explain/explain.html">The page</a> shows every step and can be changed by hand. The last picture of each of its
 chapters is below. The <a href="explain/explain-tape.html">tape</a> has every word of memory.
 """
-OUTSIDE = re.compile(
-    r"\[([^]]*)\]\(\.\./[^)]*\)"
-)  # a link to a file of the repository that is no page of docs/
+# a link to a file of the repository that is no page of docs/
+OUTSIDE = re.compile(r"\[([^]]*)\]\(\.\./[^)]*\)")
 
 
 def build(out, numbers=None, *, pyodide=PYODIDE, wheel="epmoe", pictures=True):

@@ -110,9 +110,8 @@ class Case:
             )
             weights = np.abs(weights).reshape(ids.shape)
             odd = np.arange(1, self.cfg.top_k, 2)
-            weights[::2, odd] = weights[
-                ::2, odd - 1
-            ]  # makes neighbouring k cancel: see pair_outputs
+            # makes neighbouring k cancel: see pair_outputs
+            weights[::2, odd] = weights[::2, odd - 1]
             weights[2::4] = weights[2::4, :1]  # the same for k that are two apart
             if self.edges:
                 edge_weights(weights)

@@ -55,10 +55,8 @@ def with_causes(round_, differences):
     def candidates(difference):
         rank = difference.rank
         suspect = Suspect(round_, rank, round_.dispatched[rank], round_.dispatched_want[rank])
-        if difference.what in (
-            "src_info",
-            "output_tokens",
-        ):  # otherwise these have no rows that could be compared
+        # otherwise these have no rows that could be compared
+        if difference.what in ("src_info", "output_tokens"):
             got, want = suspect.both(difference.what)
             if got.ndim != want.ndim or got.shape[1:] != want.shape[1:] or not same_type(got, want):
                 return []

@@ -17,9 +17,8 @@ from epmoe.check.words import WordsOf
 
 COMPARED = ("expert_ids", "recv_count", "output_scales", "scales_offset")
 DISPATCHED = "dicts or objects with output_tokens, row_offsets, src_info, ..."
-NAN_ROW = float(
-    "nan"
-)  # content of padding rows of expert_outputs; it shows if an implementation reads them
+# content of padding rows of expert_outputs; it shows if an implementation reads them
+NAN_ROW = float("nan")
 
 
 def run_case(implementation, case, ranks, not_given):

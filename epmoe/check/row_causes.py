@@ -79,9 +79,8 @@ def _payload_of_other_rank(suspect):
     ]
     for shift in range(1, n):
         sources = [inputs[(source + shift) % n] for _, source, _, _ in rows]
-        known = [
-            (key, x) for key, x in zip(rows, sources) if key[2] < len(x)
-        ]  # the others have no token
+        # the others have no token
+        known = [(key, x) for key, x in zip(rows, sources) if key[2] < len(x)]
         if known and all(held.get(key) == bits(x[key[2]]).tobytes() for key, x in known):
             return True
     return False

@@ -40,15 +40,8 @@ COMPILERS = (
 PACKAGE = __name__.partition(".")[0]
 DECORATORS = f"{PACKAGE}.device.gpu_decorators"
 FOLDER = Path(__file__).parent.parent  # of the package
-TYPE_MODULES = (
-    "abstract",
-    "containers",
-    "functions",
-    "misc",
-    "npytypes",
-    "scalars",
-    "types",
-)  # of Numba and llvmlite
+# of Numba and llvmlite
+TYPE_MODULES = ("abstract", "containers", "functions", "misc", "npytypes", "scalars", "types")
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), np.generic, np.dtype)
 
 

@@ -10,9 +10,8 @@ from llvmlite import ir
 from numba.cuda import cgutils, types
 from numba.cuda.extending import _Intrinsic, intrinsic
 
-if not hasattr(
-    np, "row_stack"
-):  # NumPy 2.5 dropped it; one module of numba-cuda 0.30 asks for it, once
+# NumPy 2.5 dropped it; one module of numba-cuda 0.30 asks for it, once
+if not hasattr(np, "row_stack"):
     np.row_stack = np.vstack
     try:
         import numba.cuda.np.arrayobj  # noqa: F401

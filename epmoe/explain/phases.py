@@ -180,9 +180,8 @@ class Timeline:
                 runs[-1][2] = event.step + 1
                 continue
             if runs and (runs[-1][0], phase) == ("place", "copy"):
-                runs[-1][2] = (
-                    event.step
-                )  # places are computed in shared memory, until the first row is copied
+                # places are computed in shared memory, until the first row is copied
+                runs[-1][2] = event.step
             runs.append([phase, event.step, event.step + 1])
         least = 0.02 * (events[-1].step - events[0].step)
         merged = []

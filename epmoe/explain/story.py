@@ -10,12 +10,8 @@ from epmoe.explain.bundle import chapters, filled, script, source
 from epmoe.explain.world import reference
 from epmoe_ref.errors import UnavailableError
 
-NUMBERS = {
-    "bigExperts": 256,
-    "bigTokens": 4096,
-    "bigTopK": 8,
-    "skew": 1.0,
-}  # numbers in the page besides the world's sizes
+# numbers in the page besides the world's sizes
+NUMBERS = {"bigExperts": 256, "bigTokens": 4096, "bigTopK": 8, "skew": 1.0}
 
 
 def data_of(drawn, recordings=()):

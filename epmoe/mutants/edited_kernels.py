@@ -38,9 +38,8 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module):
         vars(module).update(PLAIN_ATOMICS)
-        vars(module).update(
-            (name, getattr(device, name)) for name in INTRINSICS
-        )  # helpers that an edit may use
+        # helpers that an edit may use
+        vars(module).update((name, getattr(device, name)) for name in INTRINSICS)
         vars(module).update(self.finder.names)
         exec(self.finder.code(self.file), vars(module))
 

@@ -49,10 +49,8 @@ def check(run, rounds):
         words = run.regions[rank]["status"].array(np.int32, layout.STATUS_WORDS)
         wanted = WAITED["absent" if world.absent else world.stuck, rank]
         if isinstance(world, PlainWorld) and (world.stuck, rank) == ("dispatch", 0):
-            wanted = (
-                status.DISPATCH_ASYNC,
-                status.FOR_FINISHED,
-            )  # the signalling block waits for the rows that it announces
+            # the signalling block waits for the rows that it announces
+            wanted = (status.DISPATCH_ASYNC, status.FOR_FINISHED)
         if wanted[0] == status.COMBINE_WAIT and run.returned_to == "combine_lamport_buf":
             wanted = status.COMBINE_WAIT, status.FOR_ROWS
         if (words[status.FAILED], words[status.WAITED_FOR]) != wanted:

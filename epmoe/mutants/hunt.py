@@ -115,13 +115,8 @@ def attempt(world, seed, edits, seen_by=None, **options):
         run_of(world, kernels, seed, **options).go()
     except tuple(KILLS) as error:
         return next(how for kind, how in KILLS.items() if isinstance(error, kind)), str(error)
-    except (
-        ArithmeticError,
-        LookupError,
-        NameError,
-        TypeError,
-        ValueError,
-    ) as error:  # an edited kernel may raise anything
+    except (ArithmeticError, LookupError, NameError, TypeError, ValueError) as error:
+        # an edited kernel may raise anything
         return "error", f"{type(error).__name__}: {error}"
     return "", ""
 

@@ -24,9 +24,8 @@ class Hunk:
     first: int
     old: list = field(default_factory=list)
     new: list = field(default_factory=list)
-    changed: set = field(
-        default_factory=set
-    )  # indices of old lines that are removed or next to new ones
+    # indices of old lines that are removed or next to new ones
+    changed: set = field(default_factory=set)
 
     def placed(self, lines):
         """Index of its first line in a file: the stated place, else the only place that fits; None if there is none."""
@@ -163,9 +162,8 @@ def _apply(name, path, hunks, edits):
 def _applied(source, hunks):
     """(new source, numbers of its old lines that change), or (None, the hunk that does not fit)."""
     lines, changed = source.splitlines(keepends=True), set()
-    for hunk in sorted(
-        hunks, key=lambda h: -h.first
-    ):  # from the last hunk to the first, so line numbers stay valid
+    # from the last hunk to the first, so line numbers stay valid
+    for hunk in sorted(hunks, key=lambda h: -h.first):
         at = hunk.placed(lines)
         if at is None:
             return None, hunk

@@ -98,9 +98,8 @@ class PlainRun(WorldRun):
             expired.spoil(self)
         self._launch_dispatch(rank, (tokens, topk_ids), groups, n, clean.address)
         rows = self.new("expert_outputs", rank, (self.capacity, cfg.hidden), BF16)
-        if not (
-            self.world.absent or self.world.stuck == "dispatch"
-        ):  # otherwise row_offsets is undefined
+        # otherwise row_offsets is undefined
+        if not (self.world.absent or self.world.stuck == "dispatch"):
             experts.launch(self, rank, out["output_tokens"][0], out["row_offsets"][0], rows)
         ids_of = clean.array(np.int32, (n, cfg.top_k))
         combined = self._launch_plain_combine(rank, n, rows, arrays["src_info"], ids_of, weights)

@@ -165,9 +165,8 @@ class RowsRun:
                 self._fill_heaps(buffer)
             results = function(*arguments)
             if self.flying:
-                made = (
-                    results[0] if isinstance(results, tuple) else results
-                )  # and a handle, or None
+                # and a handle, or None
+                made = results[0] if isinstance(results, tuple) else results
                 columns = made if isinstance(made[0], list) else [made]
                 if self.world.limit is None and len(columns) == 4:
                     columns = columns[:3]  # the host was told tokens_per_expert

@@ -324,11 +324,8 @@ def _wrong_numbers(source, function, statement, names, whole, from_atomics):
         attribute = getattr(getattr(n, "func", None), "attr", "")  # waits.wait_for_counter(...)
         if attribute == "wait_for_counter":
             _off_by_one(source, function, n.args[1], statement)
-        if attribute in (
-            "for_blocks",
-            "for_count",
-            "for_flag",
-        ):  # wait.for_count(params, address, wanted, ...)
+        # wait.for_count(params, address, wanted, ...)
+        if attribute in ("for_blocks", "for_count", "for_flag"):
             _off_by_one(source, function, n.args[2], statement)
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Name):
             if (

@@ -162,9 +162,8 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Call(self, node):
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if (
-            isinstance(node.func, ast.Attribute) and node.func.attr in SUCCESS
-        ):  # waits.wait_for_flag(...)
+        # waits.wait_for_flag(...)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in SUCCESS:
             name = node.func.attr
         self.called.add(node.func)
         if STRONG.match(name):

@@ -156,9 +156,8 @@ class WorldRun:
         words = tokens, topk_ids, clean.address, float32_word(1.0), *written
         self._start("dispatch", rank, n, "dispatch_recv_buf", words)
         rows = self.new("expert_outputs", rank, (self.capacity, cfg.hidden), BF16)
-        if not (
-            self.world.absent or self.world.stuck == "dispatch"
-        ):  # otherwise row_offsets is undefined
+        # otherwise row_offsets is undefined
+        if not (self.world.absent or self.world.stuck == "dispatch"):
             experts.launch(self, rank, out["output_tokens"][0], out["row_offsets"][0], rows)
         if self.world.stuck == "combine" and rank == 0:
             expired.spoil(self)

@@ -270,9 +270,8 @@ def _remedy(error):
 def told(kernels, failure):
     """The whole verdict on a failure: cause, world and schedule, memory, report."""
     cause, wrong = mistaken(failure), failure
-    if (
-        failure.kind == "wrong" and not cause
-    ):  # what a missing order does to memory says little: look for the race
+    # what a missing order does to memory says little: look for the race
+    if failure.kind == "wrong" and not cause:
         failure = _race_behind(kernels, failure) or failure
     cause = cause or cause_of(failure)
     where = f"World: {failure.world.name}. Order of threads: {failure.schedule}."

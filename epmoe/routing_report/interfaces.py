@@ -130,9 +130,8 @@ def memory_bytes(interface, steps, sizes):
     rows = cfg.n_ranks * cfg.max_tokens_per_rank
     back = cfg.max_tokens_per_rank * sizes.combine_bytes
     if interface == "rows":
-        return (
-            RESULTS_IN_POOL * rows * (sizes.row_bytes + 12 * cfg.top_k) + back
-        )  # ids int64, probs float32
+        # ids int64, probs float32
+        return RESULTS_IN_POOL * rows * (sizes.row_bytes + 12 * cfg.top_k) + back
     staged = rows * (sizes.row_bytes + 8 * cfg.n_local_experts)  # slots int32, probs float32
     most = max((int(step.by_rank.max(initial=0)) for step in steps), default=0)
     return staged + most * (sizes.row_bytes + 4) + back

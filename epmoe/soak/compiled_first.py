@@ -53,9 +53,8 @@ def kernels_of(run):
 
 if __name__ == "__main__":
     run_of, capability, part = sys.argv[1:]
-    sys.modules.setdefault(
-        "torch", None
-    )  # nvshmem4py imports it, which takes longer than compiling a kernel
+    # nvshmem4py imports it, which takes longer than compiling a kernel
+    sys.modules.setdefault("torch", None)
     number, of = map(int, part.split("/"))
     for one in kernels_of(run_of)[number - 1 :: of]:
         one.binary(tuple(map(int, capability.split("."))))

@@ -15,17 +15,15 @@ from epmoe.worlds.plain_data import decode, encode
 from epmoe_ref.errors import PeerTimeout
 
 NAP_S = 0.0005
-_n_worlds = (
-    weakref.WeakKeyDictionary()
-)  # process group -> number of worlds made of it, the same on all ranks
+# process group -> number of worlds made of it, the same on all ranks
+_n_worlds = weakref.WeakKeyDictionary()
 
 
 def store_of(group):
     """The store of a process group, with a prefix that is unique to one world of the group."""
     number = _n_worlds[group] = _n_worlds.get(group, 0) + 1
-    of_group = dist.distributed_c10d._world.pg_map[group][
-        1
-    ]  # the only place that all versions of torch have
+    # the only place that all versions of torch have
+    of_group = dist.distributed_c10d._world.pg_map[group][1]
     return dist.PrefixStore(f"epmoe/{number}", of_group)
 
 

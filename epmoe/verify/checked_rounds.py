@@ -69,9 +69,8 @@ class Round:
     number: int
     routed: routing.Routed
     seen: list = field(default_factory=list)  # rank -> the kernels' Dispatched, NumPy, exact rows
-    expert_outputs: dict = field(
-        default_factory=dict
-    )  # rank -> its experts' outputs, in the order of seen's rows
+    # rank -> its experts' outputs, in the order of seen's rows
+    expert_outputs: dict = field(default_factory=dict)
     combined: list = field(default_factory=list)
     moments: dict = field(default_factory=dict)  # moment -> {region: array} of `shown_rank`
     dispatch_differences: list = field(default_factory=list)

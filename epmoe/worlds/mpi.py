@@ -41,9 +41,8 @@ class MPIWorld:
         self.ranks = range(self.rank, self.rank + 1)
         kind = {"EPMOE_DEVICE": "sim" if device.SIM else "gpu"}
         agreement.same("simulator or GPU", self.exchange.gather("meeting", kind, timeout))
-        self.host = self.comm.Split_type(
-            MPI.COMM_TYPE_SHARED
-        )  # all ranks are here, so no rank waits long
+        # all ranks are here, so no rank waits long
+        self.host = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         self._check_hosts(timeout)
         if device.SIM:
             self._simulate(simulation)

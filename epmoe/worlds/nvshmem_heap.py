@@ -69,9 +69,8 @@ class HeapBuffer(Buffer):
         self.machine, self.nbytes = machine, int(nbytes)
         self.name, self.rank, self.regions = name, rank, regions
         machine.activate()
-        self._memory = _nvshmem().buffer(
-            self.nbytes, except_on_del=False
-        )  # after an error it is never freed
+        # after an error it is never freed
+        self._memory = _nvshmem().buffer(self.nbytes, except_on_del=False)
         self.address = int(self._memory.handle)
 
     def free(self):

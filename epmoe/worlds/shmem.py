@@ -35,9 +35,8 @@ class ShmemWorld(MPIWorld):
     def _check_hosts(self, timeout):
         """Check that each p2p world is on one host; choose the default size."""
         told = self.exchange.gather("telling", _host_number(self.host), timeout)
-        hosts = [
-            [rank for rank, one in enumerate(told) if one == host] for host in told
-        ]  # by rank: all of its host
+        # by rank: all of its host
+        hosts = [[rank for rank, one in enumerate(told) if one == host] for host in told]
         if device.SIM and len(hosts[0]) != self.n_ranks:
             raise UnavailableError(
                 f"{len(hosts[0])} of {self.n_ranks} ranks are on rank 0's host: the simulator's "

@@ -183,9 +183,8 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
             self.acquire_observed(a, location, scope)
         chain = first if sees else self.number
         self.check_strong(access, span, chain)
-        if (
-            sees and acquire is not None
-        ):  # after the check, because seeing a write does not order the read after it
+        # after the check, because seeing a write does not order the read after it
+        if sees and acquire is not None:
             location.observations.append((first, last[11], a.idx, access[1]))
         if write:
             if (

@@ -199,9 +199,8 @@ class SimMachine:
         self.count = 0  # launches so far
         self.steps = 0  # operations so far
         self.elapsed_ns = 0
-        self.real_time = (
-            None if rank is None else RealTime()
-        )  # other processes wait for this one, and it waits for them
+        # other processes wait for this one, and it waits for them
+        self.real_time = None if rank is None else RealTime()
         self._adopted = {}
         self.network = Network(waits=rank is None)
         belongs_here(self)

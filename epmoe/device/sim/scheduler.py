@@ -82,9 +82,8 @@ class Scheduler:
         self.burst_length = rng.choice((1, 16, 128)) if rng else 0
         self.burst, self.current, self.boost = 0, None, 1.0
         self.ready = deque()  # all ready threads, in round-robin order
-        self.active = (
-            [] if rng else deque(maxlen=0)
-        )  # blocks that may have ready threads, in random order
+        # blocks that may have ready threads, in random order
+        self.active = [] if rng else deque(maxlen=0)
         self.live = 0
         self.watchers = {}  # 16-byte granule -> threads parked until it is written
         self.spinners = {}  # parked threads, in the order they parked

@@ -146,9 +146,8 @@ def _rmw(name, order, scope, ty, change, returns=True, operands=1, doc=None):
             old = view_[k]
             new = wrap(change(old, *v))
         if NOW.detector is not None:
-            wrote = (
-                not may_fail or old == v[0]
-            )  # a failed comparison is a read, and releases nothing
+            # a failed comparison is a read, and releases nothing
+            wrote = not may_fail or old == v[0]
             NOW.detector.strong(
                 getcurrent().actor,
                 address,

@@ -9,9 +9,8 @@ from .memory import POISON, Span, aligned_bytes
 from .scheduler import NOW
 
 DEVICE_FOLDER = __file__.rpartition("sim")[0]
-SHARED_WINDOW = (
-    1024 + 16
-)  # shared-window address of dynamic shared memory: aligned no better than on a GPU
+# shared-window address of dynamic shared memory: aligned no better than on a GPU
+SHARED_WINDOW = 1024 + 16
 
 
 def kernel_frame(frame):

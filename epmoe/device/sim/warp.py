@@ -80,9 +80,8 @@ def meet(kind, value):
         release_warp(warp)
     else:
         warp.waiting.append(t)
-        t.operations += (
-            NOW.mark - NOW.fuel
-        )  # NOW.park(t), inlined: this is the most frequent switch
+        # NOW.park(t), inlined: this is the most frequent switch
+        t.operations += NOW.mark - NOW.fuel
         following = NOW.pick()
         if following is not t:
             following.switch()
