@@ -100,9 +100,8 @@ def pytest_configure(config):
         os.environ.setdefault("EPMOE_FUZZ", WORLDS_OF_A_NIGHT)
     from epmoe.check.ranks import process_number, started_with_others
 
-    if (
-        config.option.xmlpath and started_with_others()
-    ):  # under mpirun each rank writes a JUnit file of its own
+    # under mpirun each rank writes a JUnit file of its own
+    if config.option.xmlpath and started_with_others():
         path = Path(config.option.xmlpath)
         config.option.xmlpath = str(
             path.with_name(f"{path.stem}.rank{process_number()}{path.suffix}")

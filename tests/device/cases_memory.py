@@ -123,9 +123,8 @@ def swaps_twice(op, load, store):
         if thread_idx() == 0:
             new = load(params + u64(16))
             store(params + u64(OUT), op(params, load(params + u64(8)), new))  # not expected: stays
-            store(
-                params + u64(OUT + 8), op(params, load(params + u64(24)), new)
-            )  # expected: changes
+            # expected: changes
+            store(params + u64(OUT + 8), op(params, load(params + u64(24)), new))
 
     return swaps
 

@@ -94,9 +94,8 @@ def test_what_could_not_be_resident_is_refused(machine):
     stream = machine.stream()
     limit = machine.max_resident_blocks(adds_one, 256)
     assert limit >= machine.n_sms
-    assert (
-        device.machine(4).max_resident_blocks(adds_one, 256) == limit
-    )  # ranks that wait for each other share it
+    # ranks that wait for each other share it
+    assert device.machine(4).max_resident_blocks(adds_one, 256) == limit
     for grid, block, why in (
         (limit + 1, 256, "cannot be resident at once"),
         (1, 257, "takes 1 to 256"),

@@ -95,9 +95,8 @@ def test_several_words_in_one_loop_and_a_clock():
 
     text = hang(waits, block=1)
     assert "flag[slot 0]" in text and "flag[slot 1]" in text
-    assert (
-        execute(waits, block=1, expire_waits=True)[OUT // 4] == 1
-    )  # time passes instead, and the kernel's timeout fires
+    # time passes instead, and the kernel's timeout fires
+    assert execute(waits, block=1, expire_waits=True)[OUT // 4] == 1
 
 
 def test_expired_waits_that_do_not_end_are_still_a_deadlock():

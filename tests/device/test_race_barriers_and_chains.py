@@ -181,9 +181,8 @@ def test_an_rmw_continues_a_release_sequence():
                 store_i32(params + u64(DATA), 42)
                 atomic_add_release_gpu_i32(params, 1)
             elif block_idx() == 1:
-                atomic_add_relaxed_gpu_i32(
-                    params, 1
-                )  # has acquired nothing, and passes the release on
+                # has acquired nothing, and passes the release on
+                atomic_add_relaxed_gpu_i32(params, 1)
             else:
                 while ld_acquire_gpu_i32(params) != 2:
                     pass

@@ -15,9 +15,8 @@ from epmoe.fused_a2a.buffers import hybrid_ep_buffer
 from epmoe.torch import fused_combine, fused_dispatch, get_buffer
 
 LAYERS = by_rows, by_expert, by_rows, by_expert
-ROOM = (
-    16 << 10
-)  # bytes: how many results there are at once depends on threads; a step that leaks one takes 256
+# bytes: how many results there are at once depends on threads; a step that leaks one takes 256
+ROOM = 16 << 10
 WAYS_TO_KEEP = (
     lambda out: out,
     lambda out: out.detach(),

@@ -187,11 +187,8 @@ def test_a_rank_that_stays_away_is_named_and_may_come_later():
     ):
         ranks[0].gather("telling", "early", 0.1)
     assert ranks[0].hear("telling", "earlier", 0.01) == {0: "early"}
-    for values in (
-        ["early", "late"],
-        [10, 11],
-        [[], None],
-    ):  # the first goes on where it was given up
+    # the first goes on where it was given up
+    for values in (["early", "late"], [10, 11], [[], None]):
         assert in_both(
             lambda rank, values=values: ranks[rank].gather("telling", values[rank], 20)
         ) == [values, values]

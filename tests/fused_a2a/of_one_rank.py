@@ -11,11 +11,8 @@ from rows_group import BF16
 
 from epmoe_ref import fused_a2a as reference
 
-RECEIVED = (
-    "src_rank",
-    "src_token",
-    "local_expert",
-)  # over receiving ranks; the last one in a HybridHandle alone
+# over receiving ranks; the last one in a HybridHandle alone
+RECEIVED = ("src_rank", "src_token", "local_expert")
 VECTOR = 8  # elements in 16 bytes
 PLACES = 2**16  # where a piece may begin
 

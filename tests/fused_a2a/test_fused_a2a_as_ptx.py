@@ -14,10 +14,8 @@ FLAGS, READS_FLAGS = r"st\.release\.sys\.\S*u32", r"ld\.acquire\.sys\.\S*u32"
 OF_BLOCKS = [r"st\.relaxed\.gpu\.\S*u64", r"ld\.relaxed\.gpu\.\S*u64"]
 LOAD16, INPUT16, STORE16 = r"ld\.global\.v4", r"ld\.global\.nc\S*\.v4", r"st\.global\S*\.v4"
 READS_WORDS = r"ld\.relaxed\.sys\.\S*u64"  # of the bits by expert
-VECTORS = [
-    r"st\.relaxed\.sys\.global\.v4\.u32",
-    r"ld\.relaxed\.sys\.global\.v4\.u32",
-]  # of Lamport rows
+# of Lamport rows
+VECTORS = [r"st\.relaxed\.sys\.global\.v4\.u32", r"ld\.relaxed\.sys\.global\.v4\.u32"]
 MEETS_PEERS = [TELLS, ASKS, FENCE, STORE16]
 SAYS_SO = r"red\.release\.gpu\S*add\.s32"  # that it has begun, or numbered
 NEEDED = {

@@ -70,9 +70,8 @@ def test_a_rank_may_get_back_more_rows_than_any_rank_has_ever_received(source):
         maps = [np.arange(n)[:, None] % 8 < np.array([5, 0, 5, 0]) for n in sizes]
         probs, x = [rng.random(m.shape, np.float32) for m in maps], tokens(rng, sizes, 16)
         equal_hybrid(group, HybridWorld(x, maps, probs, 2, None, None, False, None), rng, hidden=16)
-    assert (
-        buffers.hybrid_ep_buffer(group).max_tokens == 7
-    )  # known to all, so a budget next would find room
+    # known to all, so a budget next would find room
+    assert buffers.hybrid_ep_buffer(group).max_tokens == 7
 
 
 def test_the_most_tokens_of_a_rank_are_remembered_also_where_all_rows_have_room():

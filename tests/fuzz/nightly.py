@@ -17,9 +17,8 @@ def batches(share):
 
 def law(batch, share):
     """Decorator: a property to be checked in this batch's part of a share of all worlds; the same ones in every run."""
-    most = 1 + max(
-        1, int(WORLDS * share) // len(batches(share))
-    )  # the first one is always the smallest there is
+    # the first one is always the smallest there is
+    most = 1 + max(1, int(WORLDS * share) // len(batches(share)))
 
     def decorate(check):
         return seed(batch)(

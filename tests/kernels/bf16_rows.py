@@ -60,9 +60,8 @@ def edge_groups(group):
     add(NEGATIVE_INF, 0x7F7F, 0xFF7F)
     add(0x7F7F, 0xFF7F, 0x7F00, one, 0x0001, 0x8001)  # the largest numbers, and the smallest
     for bits in (0x01, 0x02, 0x3F, 0x40, 0x41, 0x7F, 0x80, 0x81, 0xFF, 0x100, 0x180, 0x200, 0x280):
-        add(
-            bits, 0x8000 | bits, 1, 0x8001, bits // 2, 0x8000
-        )  # subnormals, and where MX scales reach 2**-127
+        # subnormals, and where MX scales reach 2**-127
+        add(bits, 0x8000 | bits, 1, 0x8001, bits // 2, 0x8000)
     for exponent in range(-20, -4):  # NVFP4: scales that are subnormal in e4m3 or underflow
         for mantissa in (1.0, 1.0078125, 1.25, 1.5, 1.75, 1.9921875):
             v = int(patterns(6 * mantissa * 2.0**exponent))

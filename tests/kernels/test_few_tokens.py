@@ -116,9 +116,7 @@ def test_a_launch_has_no_more_blocks_than_have_work():
     )
     assert few_tokens.size(cfg, TUNING, "sends", 132, 1024, 1) == (4, 256)
     assert few_tokens.size(cfg, TUNING, "sends", 7, 1024, 1) == (7, 256)
-    assert few_tokens.size(cfg, TUNING, "receives", 132, 1024, 1) == (
-        132,
-        1024,
-    )  # others may have 128
+    # others may have 128
+    assert few_tokens.size(cfg, TUNING, "receives", 132, 1024, 1) == (132, 1024)
     few = EPConfig(n_ranks=4, n_experts=256, top_k=8, hidden=7168, max_tokens_per_rank=2)
     assert few_tokens.size(few, TUNING, "receives", 132, 1024, 0) == (32, 512)

@@ -137,9 +137,8 @@ def check_codes(n):
 
 
 def check_quotients():
-    absmax = np.concatenate(
-        [[0], np.arange(0x3F80, 0x4000)]
-    )  # every significand a scale can have, and the floor
+    # every significand a scale can have, and the floor
+    absmax = np.concatenate([[0], np.arange(0x3F80, 0x4000)])
     x = np.arange(0x3F80, 0x4000)  # every significand of a bf16 number
     pairs = (absmax[:, None] << 16 | x).astype(np.uint32)
     scale = np.maximum(as_float(absmax << 16), np.float32(1e-4)) / np.float32(448)

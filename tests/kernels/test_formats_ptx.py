@@ -79,7 +79,6 @@ def test_float_arithmetic_is_as_written(compiled, name):
 @pytest.mark.parametrize("name", some("decode ", DECODED))
 def test_decoders_copy_16_bytes_a_lane_and_never_through_the_read_only_path(compiled, name):
     ptx = compiled[f"decode {name}"]["ptx"]
-    assert (
-        count(ptx, r"ld\.global\.v4\.u32") >= 8
-    )  # batches in flight: of eight, and at the end of four
+    # batches in flight: of eight, and at the end of four
+    assert count(ptx, r"ld\.global\.v4\.u32") >= 8
     assert not count(ptx, r"ld\.global\.nc")

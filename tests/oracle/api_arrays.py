@@ -83,8 +83,7 @@ def expert_outputs(world, rank, received, dispatched):
         if record.src_rank == "shared":
             out[row] = world.shared_outputs[rank][record.token]
         elif record.src_rank != "padding":
-            token, slot = src_info[
-                row
-            ]  # order inside a segment is free, so the result says it; the src_rank is fixed
+            # order inside a segment is free, so the result says it; the src_rank is fixed
+            token, slot = src_info[row]
             out[row] = world.routed_outputs[record.src_rank][token][slot]
     return out.view(DTYPES[world.combine_dtype])

@@ -21,9 +21,8 @@ STRONG = re.compile(
     r"(ld|st|red_add|atomic_add|atomic_max|atomic_or|atomic_cas)_(relaxed|acquire|release|acq_rel)_"
     r"(cta|gpu|sys)_(i32|u32|u64)"
 )
-ARRAY = (
-    SHARED + 1024
-)  # model's address of a shared array's first element; the place in the array is the rest
+# model's address of a shared array's first element; the place in the array is the rest
+ARRAY = SHARED + 1024
 KINDS = {"ld": "read", "st": "write", "red_add": "reduction"}
 BY_NAME = {
     "fence_proxy_async": "proxy fence",

@@ -20,13 +20,11 @@ def _table(exponent_bits, mantissa_bits, bias, codes):
 
 
 E4M3 = _table(4, 3, 7, 0x7F)  # 0x00 .. 0x7E = 448; 0x7F is NaN, there is no infinity
-E8M0 = [
-    1 << (code - 127 + f32.UNIT_EXPONENT) for code in range(255)
-]  # 2**-127 .. 2**127; 0xFF is NaN
+# 2**-127 .. 2**127; 0xFF is NaN
+E8M0 = [1 << (code - 127 + f32.UNIT_EXPONENT) for code in range(255)]
 E2M1 = _table(2, 1, 1, 8)  # 0 .5 1 1.5 2 3 4 6
-BF16 = _table(
-    8, 7, 127, 0x7F81
-)  # the last entry stands for infinity, 2**128: rounding to it overflows
+# the last entry stands for infinity, 2**128: rounding to it overflows
+BF16 = _table(8, 7, 127, 0x7F81)
 FP16 = _table(5, 10, 15, 0x7C01)  # likewise 2**16
 
 

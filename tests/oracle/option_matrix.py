@@ -217,8 +217,7 @@ def main():
 
 
 if __name__ == "__main__":
-    os.environ.setdefault(
-        "EPMOE_DEVICE", "sim"
-    )  # inherited by the processes, before epmoe.device is imported
+    # inherited by the processes, before epmoe.device is imported
+    os.environ.setdefault("EPMOE_DEVICE", "sim")
     sys.path[:0] = [str(Path(__file__).parents[2])]
     sys.exit(main())

@@ -66,9 +66,8 @@ class Trace:
         self.launches = 2 if random.random() < 0.15 else 1
         self.programs = {}
         within = {"sys": 0, "gpu": 1, "cta": 2}[self.scope] if random.random() < 0.8 else 0
-        places = [
-            p for p in PLACES if p[:within] == (0, 0)[:within]
-        ]  # mostly where the scope suffices
+        # mostly where the scope suffices
+        places = [p for p in PLACES if p[:within] == (0, 0)[:within]]
         chosen = random.sample(places, min(len(places), random.choice((2, 3, 3, 4))))
         for launch in range(1, self.launches + 1):
             barriers = {p[:2]: random.choice((0, 0, 1, 2)) for p in chosen}

@@ -200,9 +200,8 @@ def random_world(seed, limits=Limits(), **fixed):
         world.shared_outputs = [numbers(rng, dtype, (n, hidden), outputs_kind) for n in counts]
     if weighted:
         world.weights = [numbers(rng, "fp32", (n, top_k), weights_kind) for n in counts]
-        for ids, weights in zip(
-            topk_ids, world.weights
-        ):  # the weight of an id of -1 must not matter
+        # the weight of an id of -1 must not matter
+        for ids, weights in zip(topk_ids, world.weights):
             for row, w in zip(ids, weights):
                 for k, expert in enumerate(row):
                     if expert == -1 and draw.random() < 0.5:

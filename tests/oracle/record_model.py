@@ -164,9 +164,8 @@ def place_scales(world, received):
             first - received.row_offsets[group] // 128 for group, first in enumerate(first_tiles)
         ]
         received.scale_size = tiles * 128 * columns
-        places.update(
-            dict.fromkeys(range(received.scale_size), (0, None))
-        )  # rows past the count in touched tiles
+        # rows past the count in touched tiles
+        places.update(dict.fromkeys(range(received.scale_size), (0, None)))
     elif world.token_format == "fp8_blockwise":
         received.scale_size = total_rows * columns * 4
     elif world.fuse_a_scale_preshuffle:

@@ -116,8 +116,7 @@ def simulator_difference(
             except Different as e:
                 how = "fused" if fused[turn] else "split"
                 return f"round {turn} ({how}, schedule seed {seed}, {launch}): {e}\n  {describe(world)}"
-            except (
-                Exception
-            ) as e:  # a crash, a deadlock, a race: the message must still say which world
+            except Exception as e:
+                # a crash, a deadlock, a race: the message must still say which world
                 raise AssertionError(f"{type(e).__name__}: {e}\n  {describe(world)}") from e
     return None

@@ -111,9 +111,8 @@ def hard_sums(seed, n=4000):
     rng = np.random.default_rng(seed)
     i = rng.integers(1, 180, n)
     up, down = (0x3F800000 + i), np.float32(1) - i.astype(np.float32) * np.float32(2.0**-23)
-    base = rng.integers(1 << 23, 1 << 24, n).astype(
-        np.float64
-    )  # a * b is 1 - tiny: half a unit of c, nearly
+    # a * b is 1 - tiny: half a unit of c, nearly
+    base = rng.integers(1 << 23, 1 << 24, n).astype(np.float64)
     c = (base * rng.choice([2.0, -2.0], n)).astype(np.float32)
     near_tie = np.stack([up, down.view(np.uint32), c.view(np.uint32)], axis=1)
     exact_tie = near_tie.copy()

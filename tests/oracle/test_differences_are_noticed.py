@@ -136,9 +136,8 @@ def test_two_rows_of_one_segment_exchanged_without_their_origin_are_reported():
             assert "output_tokens" in dispatch_difference(
                 world, 0, received, result, padding_is_zero=True
             )
-            result.src_info[rows[:2]] = result.src_info[
-                rows[1::-1]
-            ]  # exchanged with their origin they are right
+            # exchanged with their origin they are right
+            result.src_info[rows[:2]] = result.src_info[rows[1::-1]]
             assert dispatch_difference(world, 0, received, result, padding_is_zero=True) is None
             return
     raise AssertionError("no world with two rows")

@@ -18,9 +18,8 @@ pytestmark = pytest.mark.skipif(
 
 def test_only_memory_that_a_rank_has_made_is_mapped(tmp_path):
     file, path = _new_file()
-    assert (
-        path == f"/proc/{os.getpid()}/fd/{file}" and os.fstat(file).st_nlink == 0
-    )  # a killed rank leaves nothing
+    # a killed rank leaves nothing
+    assert path == f"/proc/{os.getpid()}/fd/{file}" and os.fstat(file).st_nlink == 0
     os.close(file)
     own = os.memfd_create("mine")
     os.truncate(own, 4096)

@@ -15,10 +15,8 @@ from epmoe.puzzles.holes import answers
 from epmoe.puzzles.judging import SCHEDULES, judge
 
 FEW = SCHEDULES[:3] + SCHEDULES[-1:]  # by day, of right answers
-WHOLE = (
-    15,
-    16,
-)  # puzzles whose judge takes seconds: check, and each synchronisation broken in turn
+# puzzles whose judge takes seconds: check, and each synchronisation broken in turn
+WHOLE = (15, 16)
 BY_DAY = 3  # wrong answers of a puzzle, 1 of these
 
 

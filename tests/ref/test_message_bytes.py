@@ -71,9 +71,8 @@ def test_padding_bytes_of_a_payload_are_zero_and_the_parts_come_back(name, slots
 @pytest.mark.parametrize("name, slots, hidden", FORMATS, ids=FORMAT_IDS)
 def test_rows_are_encoded_independently_of_strides_and_neighbours(name, slots, hidden):
     fmt = format_of(config(name, slots, hidden))
-    rows = tokens(
-        config(name, slots, hidden), 2500, np.random.default_rng(0)
-    )  # more than one block of an encoder
+    # more than one block of an encoder
+    rows = tokens(config(name, slots, hidden), 2500, np.random.default_rng(0))
     payload = fmt.encode(rows)
     assert np.array_equal(fmt.encode(rows[::-7]), payload[::-7])
     assert np.array_equal(fmt.encode(np.asfortranarray(rows[2490:])), payload[2490:])

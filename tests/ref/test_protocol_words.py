@@ -162,9 +162,8 @@ def test_what_comes_from_another_p2p_world_may_be_under_way_until_the_wait():
             if held is None
             else held
         )
-        assert (
-            len(words(state)[name].wrong(held)) > len(words(state, may)[name].wrong(held)) > 0
-        )  # its own have arrived
+        # its own have arrived
+        assert len(words(state)[name].wrong(held)) > len(words(state, may)[name].wrong(held)) > 0
     d = [machine.dispatch_wait(rank) for rank in range(2)]
     assert not may_be_under_way(machine.ranks[1]).any()
     for rank in range(2):
@@ -172,10 +171,8 @@ def test_what_comes_from_another_p2p_world_may_be_under_way_until_the_wait():
     fixed, free = (
         words(machine.ranks[1], under_way)["combine_recv_buf"].free for under_way in (None, may)
     )
-    assert not fixed[0].any() and free[0].all(axis=-1).tolist() == [
-        False,
-        True,
-    ]  # experts 2 and 1: of ranks 1 and 0
+    # experts 2 and 1: of ranks 1 and 0
+    assert not fixed[0].any() and free[0].all(axis=-1).tolist() == [False, True]
 
 
 @settings(max_examples=30, deadline=None)

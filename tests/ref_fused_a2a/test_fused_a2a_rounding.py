@@ -26,9 +26,8 @@ def test_combine_sums_ranks_in_ascending_order():
 
 @pytest.mark.parametrize("dtype, step", [(BF16, 256), (FP16, 2048)])
 def test_combine_sums_in_float32_and_rounds_once(dtype, step):
-    assert (
-        combined(3, (step, 1, 1), dtype) == step + 2
-    )  # rounding after each step would stay at the step
+    # rounding after each step would stay at the step
+    assert combined(3, (step, 1, 1), dtype) == step + 2
 
 
 def test_combine_starts_from_plus_zero():

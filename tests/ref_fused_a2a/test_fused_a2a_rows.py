@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from epmoe_ref import fused_a2a, strategies
 
 BF16, FP32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
-WIDE = (
-    BF16,
-    FP32,
-)  # float16 loses integers above 2048, and exactness is the point of the laws on integers
+# float16 loses integers above 2048, and exactness is the point of the laws on integers
+WIDE = (BF16, FP32)
 
 
 def dispatch(world):

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from epmoe_ref import EPConfig, strategies
 from epmoe_ref.config import TOKEN_FORMATS
 
-search = settings(
-    law, max_examples=2000, phases=(Phase.generate,)
-)  # any example will do: nothing to shrink
+# any example will do: nothing to shrink
+search = settings(law, max_examples=2000, phases=(Phase.generate,))
 
 
 def distinct(ids):

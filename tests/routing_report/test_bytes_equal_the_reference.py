@@ -140,9 +140,8 @@ def test_a_step_axis_gives_percentiles_over_steps():
         "max": 1.5,
     }
     assert found["steps"] == 10 and found["tokens"] == 20
-    assert (
-        found["interfaces"]["pairs_plain"]["combine"]["busiest_bytes"]["median"] == 8 * 2
-    )  # only rank 1 sends one
+    # only rank 1 sends one
+    assert found["interfaces"]["pairs_plain"]["combine"]["busiest_bytes"]["median"] == 8 * 2
 
 
 def test_nothing_routed_is_no_error():

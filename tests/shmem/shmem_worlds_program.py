@@ -43,9 +43,8 @@ def cases_of(n_ranks, sizes, hidden, tokens):
 
 def compile_part(cc, n_ranks, *shape_and_part):
     *shape, part = shape_and_part
-    sys.modules.setdefault(
-        "torch", None
-    )  # which nvshmem4py imports, and which takes longer than a kernel
+    # which nvshmem4py imports, and which takes longer than a kernel
+    sys.modules.setdefault("torch", None)
     number, of = map(int, part.split("/"))
     compiled_first.compile_part(
         cases_of(int(n_ranks), *shape), number, of, tuple(map(int, cc.split(".")))

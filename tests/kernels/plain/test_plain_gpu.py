@@ -84,9 +84,8 @@ def test_ptx_made_for_older_devices_gives_the_same_bits(monkeypatch, older, toke
         return texts
 
     monkeypatch.setattr(CUDACodeLibrary, "get_asm_strs", for_older)
-    monkeypatch.setattr(
-        kernel_cache, "find_or_make", lambda key, make: make()
-    )  # what it keeps is of this device
+    # what it keeps is of this device
+    monkeypatch.setattr(kernel_cache, "find_or_make", lambda key, make: make())
     rounds(EPConfig(**TWO, hidden=hidden, token_format=token_format), [4, 3])
     assert targets and all("sm_%d%d" % older in line for line in targets), targets
 
