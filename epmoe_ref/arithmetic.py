@@ -60,9 +60,8 @@ def _may_round_twice(total: np.ndarray, result: np.ndarray) -> np.ndarray:
 
 def _round_to_odd(product: np.ndarray, c: np.ndarray, total: np.ndarray) -> np.ndarray:
     c_part = total - product
-    error = (product - (total - c_part)) + (
-        c - c_part
-    )  # Knuth's two-sum: product + c == total + error, exactly
+    # Knuth's two-sum: product + c == total + error, exactly
+    error = (product - (total - c_part)) + (c - c_part)
     even = (total.view(np.int64) & 1) == 0
     odd_total = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
     return np.where(even & (error != 0) & np.isfinite(error), odd_total, total).astype(np.float32)

@@ -11,9 +11,8 @@ E4M3_MAX = np.float32(448)
 E4M3_NAN = 0x7F
 E2M1_MAX = np.float32(6)
 E2M1_NAN = 0x7  # the format has no NaN: +6 represents it
-E2M1_VALUES = np.array(
-    [0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32
-)  # of the codes 0..7; 8..15 are their negatives
+# of the codes 0..7; 8..15 are their negatives
+E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
 def to_float32(x: np.ndarray) -> np.ndarray:

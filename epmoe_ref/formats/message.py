@@ -9,9 +9,8 @@ from ..casts import to_float32
 from ..errors import EPValueError
 from .scale_layout import row_major
 
-_BLOCK_ELEMENTS = (
-    1 << 18
-)  # an encoder works on this many elements at a time, so its float32 scratch stays small
+# an encoder works on this many elements at a time, so its float32 scratch stays small
+_BLOCK_ELEMENTS = 1 << 18
 
 
 def align_up(n: int, alignment: int) -> int:
