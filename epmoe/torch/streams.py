@@ -46,12 +46,8 @@ def _between(own, current, copies):
     return leave
 
 
-def _slow_raw_stream(ordinal):
-    return torch.cuda.current_stream(ordinal).cuda_stream
-
-
-# returns the handle of torch's current stream; the public function costs 4 us more
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _slow_raw_stream)
+# returns the handle of torch's current stream; the public function costs 4 us more; a CPU-only torch has neither
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 def copied(made):
