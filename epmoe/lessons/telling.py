@@ -97,7 +97,7 @@ def worked_problems(source):
     """The section "Worked problems" with its answers."""
     texts = [cell[1] for cell in cells(source) if cell[0] in TEXTS]
     shown = texts[texts.index([WORKED]) + 1 : texts.index([EXERCISES])]
-    return _joined([lines for lines in shown if not lines[0].startswith(FOLDED)])
+    return _joined([lines[2:] if lines[0].startswith(FOLDED) else lines for lines in shown])
 
 
 def _joined(texts):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -192,9 +193,14 @@ def test_answers_are_folded_and_their_numbers_checked(capsys, tmp_path):
     file.write_text(file.read_text().replace("6 * 7", "6 * 9"))
     with pytest.raises(AssertionError):
         tell(file, stream=told)
-    status, text = run(capsys, "1", "--answers")
-    assert status == 0 and text.count("Answer: ") >= 3 and "Exercises" not in text
-    assert "folded" not in text  # they are shown
+
+
+@pytest.mark.parametrize("number", FILES)
+def test_answers_are_shown_with_their_questions(capsys, number):
+    status, text = run(capsys, str(number), "--answers")
+    assert status == 0 and text.startswith("1. ") and "folded" not in text
+    assert "Exercises" not in text
+    assert text.count("Answer: ") == len(re.findall(r"^\d\. ", text, re.M)) >= 3
 
 
 def test_options_of_the_simulator_do_not_reach_a_lesson(monkeypatch, tmp_path):
