@@ -24,6 +24,7 @@ PREFIX, DONE, RESULT = 0, 64, 128
 REGIONS = (("prefix sums", PREFIX, 4), ("done", DONE, 1), ("result", RESULT, 1))
 EXPECTED = {0: [BLOCKS], 1: [BLOCKS]}
 REPAIR = (("done = own + u64(PREFIX + 4)", "done = own + u64(DONE)"),)
+ALSO = ("                total += 2 + expert\n        return\n",)  # put the word back to 0 there
 
 
 @kernel

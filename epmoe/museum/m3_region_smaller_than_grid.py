@@ -27,6 +27,7 @@ REGIONS = (("row", ROW, ROWS), ("result", RESULT, ROWS), ("ready", READY, FLAGS)
 BYTES = READY + 4 * FLAGS
 EXPECTED = {0: [1] * ROWS, 1: [1] * ROWS}
 REPAIR = (("BLOCKS = 1 + ROWS\n", "BLOCKS = 1 + min(ROWS, FLAGS)\n"),)
+ALSO = ("FLAGS = 2 * EXPERTS\n",)
 
 
 @kernel

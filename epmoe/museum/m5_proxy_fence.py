@@ -40,7 +40,12 @@ REPAIR = (
         "        fence_proxy_async()\n        bulk_load(stage, own + u64(ROW), u32(16), arrived)\n",
     ),
 )
-ALSO = ("        while ld_acquire_sys_i32(own + u64(FLAG)) == 0:\n            pass\n",)
+ALSO = (
+    "        while ld_acquire_sys_i32(own + u64(FLAG)) == 0:\n            pass\n",
+    # a fence of the sender, between row and signal, is on the path from write to copy too
+    "        store16(peer + u64(ROW), u32(5), u32(6), u32(7), u32(8))\n"
+    "        st_release_sys_i32(peer + u64(FLAG), 1)\n",
+)
 
 
 @kernel

@@ -43,6 +43,7 @@ REPAIR = (
     ),
 )
 ALSO = (
+    "    for n in range(ROUNDS):\n        if lane == 0:\n",
     "        value = shared_load_i32(stage + u32(4 * lane))\n",
     "            bulk_load(stage, own + u64(ROW + 32 * n), u32(32), full)\n",
 )

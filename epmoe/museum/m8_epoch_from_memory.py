@@ -28,6 +28,7 @@ REPAIR = (
     ("    epoch = ld_relaxed_gpu_i32(own + u64(EPOCH)) + 1\n", "    epoch = call + 1\n"),
     ("        st_relaxed_gpu_i32(own + u64(EPOCH), epoch)\n", ""),
 )
+ALSO = ("        st_relaxed_gpu_i32(own + u64(EPOCH), epoch)\n",)
 
 
 @kernel

@@ -29,6 +29,7 @@ EXPECTED = {1: [20, 21, 22]}
 REPAIR = (
     ("st_relaxed_sys_i32(peer + u64(TAIL), WARPS)", "st_release_sys_i32(peer + u64(TAIL), WARPS)"),
 )
+ALSO = ("        syncthreads()\n        if thread_idx() == 0:\n            fence_acq_rel_cta()\n",)
 
 
 @kernel

@@ -90,6 +90,28 @@ def test_the_line_is_spotted(number):
     assert "has lines" in exhibit.spot(1)[1] and "has lines" in exhibit.spot(999)[1]
 
 
+@pytest.mark.parametrize(
+    "number, line, instead",
+    [
+        (2, "        return", "        if block_idx() == 0: store_i32(own + u64(PREFIX + 4), 0)"),
+        (3, "FLAGS = 2 * EXPERTS", "FLAGS = ROWS"),
+        (5, "        st_release_sys_i32(peer + u64(FLAG), 1)", "        fence_proxy_async()"),
+        (6, "        if lane == 0:", "        fence_proxy_async(); syncwarp()"),
+        (9, "            fence_acq_rel_cta()", "            fence_acq_rel_sys()"),
+        (9, "        syncthreads()", "        syncthreads(); fence_acq_rel_sys()"),
+    ],
+)
+def test_the_line_of_another_repair_is_right_too(number, line, instead):
+    """Where `instead` is one more line, it goes before the line."""
+    exhibit = Exhibit(FILES[number])
+    at = max(n for part in exhibit.code for n, text in part if text == line)
+    kept = [line] if number in (2, 5, 6) else []
+    source = exhibit.source.splitlines()
+    source[at - 1 : at] = [instead, *kept]
+    exhibit.repaired_source = "\n".join(source)
+    assert set(exhibit.counts(repaired=True)) == {"right"} and exhibit.spot(at)[0]
+
+
 def test_a_line_that_the_report_names_is_not_the_guilty_one():
     exhibit = Exhibit(FILES[1])
     line = next(n for part in exhibit.code for n, text in part if "row = load_i32" in text)
