@@ -87,6 +87,12 @@ def _every_row_one_vector(world):
     return chosen.reshape(ROOM, VECTORS)
 
 
+def _one_vector_more(world):
+    n, chosen = world.tokens[0], _mask(world)
+    chosen[n : n + 1, 0] = n > 0
+    return chosen
+
+
 PUZZLE = Puzzle(
     title="Copy rows",
     line="blocks share rows, threads share the vectors of a row",
@@ -120,6 +126,14 @@ PUZZLE = Puzzle(
         (
             lambda w: _copied(w, _mask(w, lambda n, w: ROOM)),
             "rows from num_tokens on are copied too: they belong to nobody.",
+        ),
+        (
+            lambda w: _copied(w, _mask(w, lambda n, w: n + 1)),
+            "one row too many is copied: the last is num_tokens - 1.",
+        ),
+        (
+            lambda w: _copied(w, _one_vector_more(w)),
+            "one vector too many of each row is copied: vector VECTORS is the first of the next row.",
         ),
         (
             lambda w: _copied(w, _every_row_one_vector(w)),

@@ -166,6 +166,10 @@ PUZZLE = Puzzle(
             "several lanes write to the same place of shared memory: only the last lane knows the warp's sum.",
         ),
         (
+            lambda f: f.kind == "race" and f.uses(r"(?m)^ {5,}syncthreads|if .*syncthreads"),
+            "not all threads meet: syncthreads() stands behind the `if`, not in it.",
+        ),
+        (
             lambda f: f.kind == "race",
             "a warp reads sums that other warps have not left yet: a syncthreads() is missing.",
         ),

@@ -50,6 +50,8 @@ WRONG = [
         "threads of one block copy the same",
     ),
     ([("row < num_tokens", "row < 12")], "rows from num_tokens on are copied too"),
+    ([("row < num_tokens", "row <= num_tokens")], "one row too many is copied"),
+    ([("i < VECTORS", "i <= VECTORS")], "one vector too many of each row"),
     ([("a, b, c, d)", "d, c, b, a)")], "words of a vector are in the wrong places"),
     ([("row * VECTORS + i", "row + i")], "the rows overlap"),
     ([("16 * (row * VECTORS", "16 * ((row + 1) * VECTORS")], "block 0 begins with row 0"),

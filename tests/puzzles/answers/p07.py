@@ -40,6 +40,7 @@ WRONG = [
     ),
     ([("    start += sums[w]", "    pass")], "each warp begins at 0 again"),
     ([("syncthreads()", "pass")], "have not left yet: a syncthreads() is missing"),
+    ([("\nsyncthreads()", "\n    syncthreads()")], "behind the `if`, not in it"),
     ([("if lane_id() == 31:", "if True:")], "several lanes write to the same place"),
     ([("lane_id() == 31", "lane_id() == 0")], "the sum of the warp is in the last lane"),
     (
