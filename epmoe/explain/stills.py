@@ -4,9 +4,8 @@ import json
 from functools import cache
 
 from epmoe.explain.bundle import script, source
+from epmoe.provenance import install
 from epmoe_ref.errors import UnavailableError
-
-REMEDY = "pip install 'epmoe[explain]'"
 
 
 def call(function, **arguments):
@@ -15,7 +14,7 @@ def call(function, **arguments):
         import dukpy
     except ImportError:
         raise UnavailableError(
-            f"pictures outside a browser need dukpy, which is not installed: {REMEDY}"
+            f"pictures outside a browser need dukpy, which is not installed:\n{install('explain')}"
         ) from None
     return json.loads(
         dukpy.evaljs(
@@ -63,7 +62,7 @@ def png(text):
         import resvg_py
     except ImportError:
         raise UnavailableError(
-            f"PNG files need resvg, which is not installed: {REMEDY}; SVG files need nothing"
+            f"PNG files need resvg, which is not installed (SVG files need nothing):\n{install('explain')}"
         ) from None
     if not _draws_words():
         raise UnavailableError(

@@ -43,7 +43,7 @@ def page(drawn, recordings=(), tape=None):
         }
     except UnavailableError as error:
         values, pictures = None, {}
-        notes.append(f"Without JavaScript and in print the page has no pictures: {error}.")
+        notes.append(f"Without JavaScript and in print the page has no pictures:\n{error}")
     body = "".join(_section(c, pictures.get(c.name), values, numbers, data) for c in every)
     return _put(
         source("index.html"),

@@ -11,6 +11,7 @@ import pytest
 
 from epmoe.__main__ import main
 from epmoe.explain import operations, stills
+from epmoe.provenance import install
 
 
 @pytest.fixture
@@ -103,11 +104,11 @@ def test_figures_say_what_they_lack(tmp_path, run, without_a_tape, monkeypatch):
     options = "--ranks 2 --tokens 1 --out p.html --figures f"
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     status, out, _ = run(options)
-    assert status == 0 and "pip install 'epmoe[explain]'" in out
+    assert status == 0 and f"\n{install('explain')}\n" in out
     assert {p.suffix for p in (tmp_path / "f").iterdir()} == {".svg"}
     monkeypatch.setitem(sys.modules, "dukpy", None)
     status, _, err = run(options)
-    assert status == 2 and "pip install 'epmoe[explain]'" in err
+    assert status == 2 and f"\n{install('explain')}\n" in err
 
 
 def test_a_gpu_needs_no_simulator():

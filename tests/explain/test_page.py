@@ -15,6 +15,7 @@ from epmoe.explain import figures, stills, story, tape
 from epmoe.explain.bundle import chapters, source
 from epmoe.explain.inputs import routed_for
 from epmoe.explain.world import drawn, totals
+from epmoe.provenance import install
 from epmoe.routing import make
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import UnavailableError
@@ -121,7 +122,7 @@ def test_the_arrays_in_the_page_are_those_of_the_reference_and_so_are_the_pictur
 def test_without_the_engine_the_page_says_what_it_lacks(monkeypatch):
     monkeypatch.setitem(sys.modules, "dukpy", None)
     html, notes = made.__wrapped__()
-    assert "pip install 'epmoe[explain]'" in notes[0] and "<figure" not in html
+    assert notes[0].endswith(f"\n{install('explain')}") and "<figure" not in html
     Tags(html)
 
 
