@@ -1,7 +1,7 @@
 """Builds the book and the notebooks from the lesson files: python docs/book/build.py [--out DIR] [--lessons 1 2 ...]
 
-DIR (default docs/book/_build) gets html/, the book, and notebooks/, lessonN.ipynb to run on a fresh machine. Needs
-pip install -e '.[book]'.
+DIR (default docs/book/_build) gets html/, the book, and notebooks/, lessonN.ipynb to run on a fresh machine
+if --wheel says where they find epmoe. Needs pip install -e '.[book]'.
 """
 
 import argparse
@@ -136,11 +136,13 @@ def main(argv=None):
         "--pyodide", default=PYODIDE, help="address of Pyodide (default %(default)s)"
     )
     parser.add_argument(
-        "--wheel", default="epmoe", help="what notebooks install: a name or address"
+        "--wheel", default="epmoe", help="what notebooks install with pip: the address of a wheel"
     )
     args = parser.parse_args(argv)
     html = build(args.out.resolve(), args.lessons, pyodide=args.pyodide, wheel=args.wheel)
     print(f"{html / 'index.html'}\n{args.out / 'notebooks'}")
+    if args.wheel == "epmoe":
+        print("notebooks need --wheel ADDRESS to run on a machine without epmoe")
 
 
 if __name__ == "__main__":
