@@ -15,19 +15,20 @@ from epmoe_ref.errors import EPValueError
 
 PATIENCE_S = 10
 PARTS = ("warm-up", "core", "stretch")
+IN_TURN = ("warm-up", "stretch", "core")  # numbers first: code may not end
 
 
 def verdicts(number, file, output=None):
     """[(part, "right" or "wrong", words)] of the answer to exercise `number` in a file; EPValueError if there is none.
 
-    output: where what the answer prints goes, as for subprocess; default: this process's stdout. The list ends at a part
-    that does not return.
+    output: where what the answer prints goes, as for subprocess; default: this process's stdout. A file that cannot be
+    read is the only part.
     """
     found = []
     what, says = verdict_of(__name__, [number, file], PATIENCE_S, found.append, output=output)
     if what == "wrong":
-        found.append((PARTS[len(found)] if found else "the file", what, says))
-    return [tuple(part) for part in found]
+        found.append((IN_TURN[len(found)] if found else "the file", what, says))
+    return sorted(map(tuple, found), key=lambda part: ("the file", *PARTS).index(part[0]))
 
 
 def verdict_of(module, task, patience_s, heard=None, *, in_all_s=300, **how):
@@ -59,7 +60,7 @@ def run(task, say):
     try:
         with plain_simulator():
             answer = load(file, number)
-            for part in PARTS:
+            for part in IN_TURN:
                 say(["part", [part, *_judged(exercise(number), part, answer)]])
         say(["right", ""])
     except Wrong as error:

@@ -455,10 +455,13 @@ def test_an_answer_that_does_not_return_is_wrong(capsys, monkeypatch, tmp_path, 
     assert judge.PATIENCE_S <= 10
     if "while" in body:
         monkeypatch.setattr(judge, "PATIENCE_S", 3)
-    file = written(tmp_path, f"import time\n\nWARM_UP = 264\n\ndef program(rounds):\n    {body}\n")
+    file = written(
+        tmp_path, f"import time\nWARM_UP = 264\nSTRETCH = 4\n\ndef program(rounds):\n    {body}\n"
+    )
     assert main(["lesson", "5", "--check", str(file)]) == 1
     told = " ".join(capsys.readouterr().out.split())
-    assert says in told and "RIGHT warm-up: " in told and "NOT YET core: " in told
+    at = [told.index(words) for words in ("RIGHT warm-up: ", "NOT YET core: ", "RIGHT stretch: ")]
+    assert says in told and at == sorted(at)
 
 
 def test_a_file_that_cannot_be_read_has_one_verdict(capsys, tmp_path):
