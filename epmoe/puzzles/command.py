@@ -140,15 +140,18 @@ def hint(number, k):
 
 def show(number):
     """Print the explanation and the lines that fill the hole."""
-    from epmoe.puzzles.holes import answers, filled, holes_of
+    from epmoe.puzzles.holes import answers, filled, named_holes
 
     answer = answers(number)
     print(answer.EXPLANATION.strip("\n") + "\n")
-    print(
-        "\n".join(
-            hole.rstrip("\n") for hole in holes_of(filled(puzzle(number).start, answer.RIGHT))
-        )
-    )
+    holes = named_holes(filled(puzzle(number).start, answer.RIGHT))
+    marks = [
+        f"# hole {i}: {name}\n" if len(holes) > 1 else "" for i, (name, _) in enumerate(holes, 1)
+    ]
+    shown = [mark + hole.rstrip("\n") for mark, (_, hole) in zip(marks, holes)]
+    if tests := getattr(answer, "TESTS", None):
+        shown.append(f"TESTS = {tests}")
+    print("\n\n".join(shown))
     return EQUAL
 
 

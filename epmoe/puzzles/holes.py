@@ -29,6 +29,14 @@ def holes_of(source):
     return [found[2] for found in HOLE.finditer(source)]
 
 
+def named_holes(source):
+    """[(function around it, text)] of each hole."""
+    return [
+        (re.findall(r"^ *def (\w+)", source[: found.start()], re.MULTILINE)[-1], found[2])
+        for found in HOLE.finditer(source)
+    ]
+
+
 def answers(number):
     """The module with EXPLANATION, RIGHT and WRONG of a puzzle; UnavailableError if this installation has none."""
     path = ANSWERS / f"{FILES[number][:3]}.py"

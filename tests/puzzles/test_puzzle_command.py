@@ -14,6 +14,7 @@ from answer_files import right, wrong
 from epmoe import puzzles
 from epmoe.__main__ import main
 from epmoe.puzzles import child
+from epmoe.puzzles.holes import answers
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,6 +89,10 @@ def test_hints_grow_stronger(folder, capsys):
 def test_the_answer_is_shown_in_a_checkout_and_missing_elsewhere(folder, capsys, monkeypatch):
     assert main(["puzzle", "1", "--show"]) == 0
     assert "load16(rows + at)" in capsys.readouterr().out
+    assert main(["puzzle", "15", "--show"]) == 0
+    said = capsys.readouterr().out
+    assert "\n# hole 1: send_pair\n" in said and "\n# hole 4: clean_up\n" in said
+    assert f"\nTESTS = {answers(15).TESTS}\n" in said
     monkeypatch.setattr("epmoe.puzzles.holes.ANSWERS", folder)
     assert main(["puzzle", "1", "--show"]) == 2
     assert "the answers are not installed with epmoe" in capsys.readouterr().err
