@@ -64,8 +64,8 @@ CASES = (
         ("Ba", "compute", 50, []),
         ("Ad", "link", 20, ["Aa"]),
         ("Bd", "link", 20, ["Ba"]),
-        ("Ae", "compute", 40, ["Ad"]),
-        ("Be", "compute", 40, ["Bd"]),
+        ("Ae", "compute", 20, ["Ad"]),
+        ("Be", "compute", 20, ["Bd"]),
         ("Ac", "link", 30, ["Ae"]),
         ("Bc", "link", 30, ["Be"]),
         ("end", "none", 1, ["Ac", "Bc"]),
@@ -74,14 +74,16 @@ CASES = (
 
 STRETCH = Number(
     finish(CASES[-1][1])["Bc"],
-    "compute is busy for 2 x 90 us, and after its last task a combine of 30 us follows.",
+    "both attentions end at 100 us; then the link carries dispatch of B, combine of A and combine of B.",
     (
-        (280, "this is one microbatch after the other."),
-        (180, "compute is busy that long, but after the last experts a combine follows."),
-        (140, "this is one microbatch alone."),
-        (230, "Close: let both attentions run before the experts of A."),
+        (240, "this is one microbatch after the other."),
+        (140, "compute is busy that long, but after the last experts a combine follows."),
+        (120, "this is one microbatch alone."),
+        (170, "the two combines share the link: that of B begins when that of A has ended."),
+        (200, "Close: the combine of A can travel while the experts of B compute."),
+        (210, "Close: let both attentions run before the experts of A."),
         (220, "Close: let both attentions run before the experts of A."),
-        (190, "experts of 40 us cannot begin before their dispatch has ended."),
+        (160, "experts cannot begin before their dispatch has ended."),
     ),
     "draw two lines, compute and link: attention of A, attention of B, experts of A, experts of B.",
 )

@@ -375,7 +375,7 @@ def test_the_outcomes_of_two_stores_and_two_loads():
 def test_no_other_order_of_two_microbatches_is_faster():
     from itertools import permutations
 
-    steps = (("a", "compute", 50), ("d", "link", 20), ("e", "compute", 40), ("c", "link", 30))
+    steps = (("a", "compute", 50), ("d", "link", 20), ("e", "compute", 20), ("c", "link", 30))
     tasks = [
         (batch + name, resource, us, [batch + steps[i - 1][0]] if i else [])
         for batch in "AB"
