@@ -18,6 +18,8 @@ In NumPy:
     copied[:num_tokens] = rows[:num_tokens]
 
 Intrinsics:
+    block_idx(), thread_idx()           this block's number, and this thread's
+                                        in it
     a, b, c, d = load16(address)        four uint32, 16 bytes
     store16(address, a, b, c, d)
 Here and in all puzzles the name of a region, such as rows, is the address of
