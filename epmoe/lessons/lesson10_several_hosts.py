@@ -239,7 +239,7 @@ for name, n in (("pairs", 8 * 3 / 4), ("rows", copies(32, 24)),
     us = TOKENS * n * ROW / 50e3
     print(f"4 hosts, 4096 tokens, {name:8}: network floor {us:6.0f} us")
 
-# For 4096 tokens on one host of 4 GPUs the floor of lesson 6 was some hundred
+# For 4096 tokens on one host of 4 GPUs the floor of pairs in lesson 6 was 983
 # microseconds.
 #
 # ## A host may be slow

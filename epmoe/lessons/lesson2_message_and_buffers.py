@@ -52,8 +52,8 @@ N_LOCAL = cfg.n_experts // cfg.n_ranks
 # GPUs move memory best in pieces of 16 bytes, at addresses divisible by 16.
 # So each of the three parts is padded with zeros to a multiple of 16:
 #
-# Predict: hidden is 8 and top_k is 2. How many bytes has a message, and how
-# many of them carry information?
+# Predict: hidden is 8 and top_k is 2. How many bytes does a message have, and
+# how many of them carry information?
 
 
 def align16(n):
@@ -67,6 +67,7 @@ topk_info_bytes = align16(2 * cfg.top_k)
 msg_bytes = payload_bytes + src_info_bytes + topk_info_bytes
 print(payload_bytes, "+", src_info_bytes, "+", topk_info_bytes, "bytes =",
       msg_bytes, "bytes")
+print(2 * cfg.hidden + 4 + 2 * cfg.top_k, "of them carry information")
 
 # This function builds a message:
 
@@ -236,9 +237,9 @@ assert real.format.msg_size() == 14336 + 16 + 16 == 14368
 
 assert round(3200 / 14368, 1) == 0.2 and round(3200 / 288) == 11
 
-# 3. 8 ranks, 256 experts, at most 128 tokens a rank, messages as in problem
-#    1. How large is recv_buf, and which part of it does a balanced dispatch
-#    fill?
+# 3. 8 ranks, 256 experts, at most 128 tokens a rank, messages as in
+#    problem 1. How large is recv_buf, and which part of it does a balanced
+#    dispatch fill?
 #
 # Answer: 32 local experts x 8 ranks x 128 slots x 14368 bytes = 471 MB. A
 # rank receives 8 x 128 x 8 / 8 = 1024 of the 32768 messages that fit: 3.1 %.
@@ -256,8 +257,8 @@ assert ((2 * 4 + 1) * 128 + 5) * 14368 == 16_623_776
 
 # ## Exercises
 #
-# WARM-UP. How many bytes has a message with hidden = 100 (bf16) and top_k =
-# 9? Set WARM_UP.
+# WARM-UP. How many bytes does a message with hidden = 100 (bf16) and top_k = 9
+# have? Set WARM_UP.
 #
 # CORE. Write the function that a sender needs before it can store anything:
 #

@@ -19,6 +19,11 @@ if __name__ == "__main__":
 # simulator, which executes one intrinsic of one thread at a time. A seed
 # determines the order. So a failure with seed 3 happens again with seed 3.
 #
+# A kernel runs in many threads. They form blocks. 32 threads of a block are a
+# warp, and a thread's place in its warp is its lane. block_idx() is the number
+# of a thread's block. Every kernel gets three arguments; here only the first
+# matters, params, the address of the memory. (docs/glossary.md has all terms.)
+#
 # There are eight blocks of one thread each. Each claims four slots:
 
 import numpy as np

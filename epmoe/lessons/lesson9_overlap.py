@@ -70,23 +70,30 @@ else:
 
 loop, machine = measured.loop()
 if loop:
-    us = {(r["kernels"], r["arrays"]): r["us"]
+    us = {(r["kernels"], r["arrays"]):
+          f"{r['us']:.1f}" + "*" * bool(r.get("slow"))
           for r in loop if r["tokens"] == 128}
     columns = "same", "new", "layers", "graph"
     print(f"us a pair of dispatch and combine, 128 tokens, {machine}")
     print(" " * 36 + "".join(f"{c:>8}" for c in columns))
     for name in dict.fromkeys(name for name, _ in us):
-        print(f"{name:36}" + "".join(
-            f"{us[name, c]:8.1f}" if (name, c) in us else f"{'-':>8}"
-            for c in columns))
+        shown = (us.get((name, c), "-") for c in columns)
+        print(f"{name:36}" + "".join(f"{text:>8}" for text in shown))
+    if "*" in "".join(us.values()):
+        print("*: on a slow CPU")
 else:
     print("(no table of loops at hand; on GPUs this makes one:")
     print(" mpirun -n 2 python -m mpi4py -m benchmarks loop)")
 
 # same: every pair gets the same arrays. new: every pair gets arrays that the
 # host has not seen before. layers: eight pairs in a row whose results are
-# kept. graph: the device alone, which is the next section. Compare each
-# column with the last one: it is the host that the caller waits for.
+# kept. graph: the device alone, which is the next section. exact: the host
+# waits for the counts, and results have as many rows as came. on device and
+# budget: the host does not wait; results have room for the most rows, or for
+# as many as the caller says.
+#
+# Compare each column with the last one. Where they differ, as under torch,
+# the caller waits for the host. Where they agree, the device decides.
 #
 # ## Graphs
 #
@@ -330,5 +337,5 @@ assert 61 * 15 == 915 and round(915 / (61 * 280), 2) == 0.05
 # `before`. Return {name: end} for all tasks.
 #
 # STRETCH. One layer, two microbatches. For each: attention 50 us (compute),
-# dispatch 20 us (link), experts 40 us (compute), combine 30 us (link). What
+# dispatch 20 us (link), experts 20 us (compute), combine 30 us (link). What
 # is the least time in which both can be done? Set STRETCH.

@@ -298,9 +298,11 @@ def test_lesson_9_shows_a_table_of_loops_if_there_is_one(monkeypatch, tmp_path):
     older = record | dict(date="1", loop=[row | dict(us=1)])
     (tmp_path / "b.json").write_text(json.dumps(older))
     (tmp_path / "c.json").write_text(json.dumps(older | dict(date="3", device="the simulator")))
+    slow = row | dict(arrays="same", us=77, slow=3)
+    (tmp_path / "d.json").write_text(json.dumps(older | dict(date="0", loop=[slow])))
     monkeypatch.setattr(measured, "FOLDER", tmp_path)
-    assert measured.loop() == ([row], "2 x GPU X") and measured.newest() is None
+    assert measured.loop() == ([slow, row], "2 x GPU X") and measured.newest() is None
     told = io.StringIO()
     tell(FILES[9], stream=told)
     assert "us a pair of dispatch and combine, 128 tokens, 2 x GPU X" in told.getvalue()
-    assert f"{'ExpertParallel':36}       -    55.5       -       -\n" in told.getvalue()
+    assert f"{'ExpertParallel':36}   77.0*    55.5       -       -\n    *:" in told.getvalue()
