@@ -85,7 +85,8 @@ def listed():
     with plain_simulator():
         for number in FILES:
             asked = puzzle(number)
-            print(f"{number:4}  {state(number):7} {asked.title:28} {asked.line}")
+            print(f"{number:4}  {asked.title:40} {state(number)}".rstrip())
+            print(f"      {asked.line}")
     print(
         f"\nepmoe puzzle N           says what to do\n"
         f"epmoe puzzle N --start   writes {file_of(1).replace('01', 'NN')}, with the hole to fill\n"
@@ -172,7 +173,7 @@ def check(number, file, as_json, gpu):
             json.dumps({"puzzle": number, "file": file, "passed": right, "verdict": says}, indent=1)
         )
     else:
-        print(f"{'RIGHT' if right else 'NOT YET'}  {says}")
+        print(wrapped(f"{'RIGHT' if right else 'NOT YET'}  {says}", WIDTH))
         if right and number + 1 in FILES:
             print(f"\nNext: epmoe puzzle {number + 1}")
     return EQUAL if right else DIFFERS

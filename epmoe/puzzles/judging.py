@@ -275,13 +275,13 @@ def told(kernels, failure):
         failure = _race_behind(kernels, failure) or failure
     cause = cause or cause_of(failure)
     where = f"World: {failure.world.name}. Order of threads: {failure.schedule}."
-    parts = [fill(cause, WIDTH), fill(where, WIDTH)]
+    parts = [cause, fill(where, WIDTH)]
     if failure.kind == "race":
         wrong = wrong if wrong.kind == "wrong" else _harm(kernels, failure)
     if wrong is None:
         parts.append(
-            "Under the schedules tried here the memory came out right all the same. On a GPU it\n"
-            "need not."
+            "Under the schedules tried here the memory came out right all the same. On a\n"
+            "GPU it need not."
         )
     elif wrong.place:
         when = f"Under {wrong.schedule}:\n" if wrong.schedule != failure.schedule else ""

@@ -3,9 +3,10 @@
 import numpy as np
 
 from epmoe.device.sim.recorder import Recorder
+from epmoe.lessons.telling import WIDTH
 from epmoe.puzzles.world import POISON, run
 
-LINES, COLUMNS = 10, 8  # of a picture, at most
+LINES, COLUMNS = 10, (8, 6, 4, 2)  # of a picture, at most: the first number of columns that fits
 EVENTS = 8  # of a word's history, at most
 UNWRITTEN = "--"
 
@@ -28,15 +29,24 @@ def unequal(a, b):
 
 
 def picture(got, world, place):
-    """The lines of one region around a difference: as it should be, and as it is."""
+    """The lines of one region around a difference: as it should be, and as it is, beside it or below."""
+    for columns in COLUMNS:
+        for beside in (True, False):
+            made = _picture(got, world, place, columns, beside)
+            if max(map(len, made.splitlines())) <= WIDTH:
+                return made
+    return made
+
+
+def _picture(got, world, place, n_columns, beside):
     rank, name, index = place
     r = world.region(name)
     should, holds = np.asarray(world.expected[rank][name], r.dtype), got[rank][name]
     if holds.ndim == 1:
         should, holds, index = should[None], holds[None], (0, *index)
     width = holds.shape[-1]
-    column = max(0, min(index[-1] - COLUMNS // 2, width - COLUMNS))
-    columns = range(column, min(column + COLUMNS, width))
+    column = max(0, min(index[-1] - n_columns // 2, width - n_columns))
+    columns = range(column, min(column + n_columns, width))
     lines = [
         line
         for line in np.ndindex(holds.shape[:-1])
@@ -66,9 +76,14 @@ def picture(got, world, place):
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     unwritten = any(UNWRITTEN in row for row in texts)
     out = [f"{name} of rank {rank}{shown}{f'  ({UNWRITTEN}: never written)' if unwritten else ''}"]
-    for *cells, marked in rows:
-        text = "   ".join(cell.ljust(n) for cell, n in zip(cells, widths))
-        out.append(f"  {text}{' <- first difference' if marked else ''}".rstrip())
+    for shown in ((0, 1, 2),) if beside else ((0, 1), (0, 2)):
+        for *cells, marked in rows:
+            text = "  " + "   ".join(cells[i].ljust(widths[i]) for i in shown)
+            arrow = " <- first difference" if marked and 2 in shown else ""
+            if len(text + arrow) > WIDTH:
+                out += [text.rstrip(), arrow.rjust(len(text))]
+            else:
+                out.append((text + arrow).rstrip())
     return "\n".join(out)
 
 
@@ -111,9 +126,10 @@ def history(kernels, world, schedule, place):
     out = [f"what happened to {name}[{', '.join(map(str, index))}] of rank {rank}:"]
     if len(found) > EVENTS:
         out.append(f"  ... {len(found) - EVENTS} accesses before these")
+    words = max(len(e.word) for e in found[-EVENTS:])
     for e in found[-EVENTS:]:
         out.append(
-            f"  {e.line:16} {e.word:28} by rank {e.rank} block {e.block} thread {e.thread}"
+            f"  {e.line:16} {e.word:{words}} by rank {e.rank} block {e.block} thread {e.thread}"
             f"{_seen(e, address, r.dtype)}"
         )
     return "\n".join(out)

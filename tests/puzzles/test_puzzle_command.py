@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -28,13 +29,15 @@ def folder(tmp_path, monkeypatch):
 
 def test_from_the_list_to_a_solved_puzzle(folder, capsys):
     assert main(["puzzle"]) == 0
-    assert " 1          Copy rows" in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    assert "   1  Copy rows\n      blocks share rows" in listed
+    assert max(map(len, listed.splitlines())) <= 80
     assert main(["puzzle", "1"]) == 0
     assert "In NumPy:" in capsys.readouterr().out
     assert main(["puzzle", "1", "--start"]) == 0
     capsys.readouterr()
     assert main(["puzzle"]) == 0
-    assert " 1  begun   Copy rows" in capsys.readouterr().out
+    assert re.search(r" 1  Copy rows +begun\n", capsys.readouterr().out)
     assert main(["puzzle", "1", "--check"]) == 1
     assert "NOT YET  no row has been copied yet" in capsys.readouterr().out
     (folder / "puzzle01.py").write_text(right(1)[0])
@@ -42,7 +45,15 @@ def test_from_the_list_to_a_solved_puzzle(folder, capsys):
     said = capsys.readouterr().out
     assert said.startswith("RIGHT  ") and said.endswith("Next: epmoe puzzle 2\n")
     assert main(["puzzle"]) == 0
-    assert " 1  solved  Copy rows" in capsys.readouterr().out
+    assert re.search(r" 1  Copy rows +solved\n", capsys.readouterr().out)
+
+
+def test_a_verdict_fits_the_terminal_though_its_numbers_are_wide(folder, capsys):
+    (folder / "puzzle10.py").write_text(wrong(10)[0][0])
+    assert main(["puzzle", "10", "--check"]) == 1
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    assert re.search(r"should be\n.*\n  token 0 +\[-5.12227e-09\].*\n +<- first diff", said, re.S)
 
 
 def test_a_verdict_as_json(folder, capsys):
