@@ -89,11 +89,11 @@ def shown(number, exhibit):
     print("\n".join(exhibit.diff))
     failure = exhibit.first_failure()
     _heading(f"A schedule that breaks it: seed {failure.seed}")
-    cut = len(failure.events) - SHOWN
+    cut, name = len(failure.events) - SHOWN, exhibit.first_region
     if cut > 0:
         print(f"(after {cut} operations)")
     print("\n".join(failure.events[-SHOWN:]) or "(no access to memory came before it)")
-    print("\n(row[2] of 1: word 2 of the region row of rank 1; = written, -> read)")
+    print(f"\n({name}[2] of 1: word 2 of the region {name} of rank 1; = written, -> read)")
     _heading({"race": "The race report", "hang": "The hang report"}.get(failure.how, "The error"))
     print(wrapped(failure.says, WIDTH))
     _heading(f"Under {exhibit.schedules} schedules")

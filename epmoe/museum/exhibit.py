@@ -173,6 +173,11 @@ class Exhibit:
         return out
 
     @property
+    def first_region(self):
+        """The name of its first region of memory."""
+        return self._broken.REGIONS[0][0]
+
+    @property
     def diff(self):
         """The repair as lines of a unified diff, with little around it."""
         made = difflib.unified_diff(

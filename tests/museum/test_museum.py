@@ -134,6 +134,7 @@ def test_an_exhibit_is_shown_within_the_terminal(capsys, monkeypatch, number):
         "report\n|The error\n",
     ):
         assert re.search(part, text), part
+    assert f"word 2 of the region {exhibits.Exhibit(FILES[number]).first_region} of" in text
     story = text.partition("The kernel")[0]
     assert max(map(len, (line for line in story.splitlines() if "https" not in line))) <= 80
     assert "repaired, with the race detector: 3 right" in text and FOUND[number][1][
