@@ -2,7 +2,7 @@
 
 import {messageBytes, traffic} from "./model.js";
 import {line, node, rect, say, text, wrapped} from "./svg.js";
-import {uniform} from "./words.js";
+import {EXPERT_BYTES, uniform} from "./words.js";
 
 const HIDDEN = 7168;
 
@@ -17,7 +17,7 @@ export function extras(story, state, places) {
 
 // Every expert of a model as a square: so many as fit into one GPU's memory are in its box, the others beside it.
 function capacity(story, step, places) {
-  const n = story.numbers.bigExperts, gb = n * 58 * 44e6 / 1e9, fits = Math.min(n, Math.floor(n * 141 / gb));
+  const n = story.numbers.bigExperts, gb = n * 58 * EXPERT_BYTES / 1e9, fits = Math.min(n, Math.floor(n * 141 / gb));
   const top = 32, high = places.height - top - 12, left = places.column + places.gap + 6, room = places.width - left;
   const size = Math.min(32, Math.sqrt(places.inside * high / Math.max(1, fits)) * 0.94, Math.sqrt(room * (high - 20) / Math.max(1, n - fits)) * 0.94);
   const grid = (count, width, cls) => {

@@ -4,6 +4,7 @@ import {combine, messageBytes, traffic} from "./model.js";
 import {say} from "./svg.js";
 
 const HIDDEN = 7168, LINK = 359.1;      // of the measured model, GB/s of the measured links
+export const EXPERT_BYTES = 3 * HIDDEN * 2048;      // three matrices, one byte a weight
 
 /** Pairs and rows that a rank sends to all other ranks on average, of a uniform routing. */
 export function uniform({ranks, experts, topK, tokens}) {
@@ -48,7 +49,7 @@ const firstOf = (model, followed) => model.pairs.find((p) => p.rank === followed
 export function values(story, numbers) {
   const {world, model, followed, together, late, example, twice} = story;
   const experts = world.ranks * world.local, t = story.whole ?? traffic(world), {load} = story;
-  const weights = numbers.bigExperts * 58 * 44e6, bytes = messageBytes(HIDDEN, 8);
+  const weights = numbers.bigExperts * 58 * EXPERT_BYTES, bytes = messageBytes(HIDDEN, 8);
   const many = uniform({ranks: 4, experts: 256, topK: numbers.bigTopK, tokens: numbers.bigTokens}), floors = uniform({ranks: 4, experts: 256, topK: 8, tokens: numbers.bigTokens});
   const result = combine(world)[followed.rank][followed.token];
   const late_ = late ?? example, inside = t.pairs.map((of, r) => of[r]).reduce((a, b) => a + b, 0);
