@@ -109,7 +109,9 @@ def wrapped(text, width=WIDTH - len(INDENT)):
     out = []
     for line in str(text).splitlines():
         indent = " " * (len(line) - len(line.lstrip()) + 4)
-        out += textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False) or [""]
+        out += textwrap.wrap(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        ) or [""]
     return "\n".join(out)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from epmoe.lessons.telling import wrapped
 from epmoe.routing_report import counts
 from epmoe.routing_report.interfaces import INTERFACES
 
@@ -14,10 +15,10 @@ PERCENTILES = ("median", "p90", "p99", "max")
 
 def show(found, page=None):
     """Print a report."""
-    console = Console(highlight=False, width=max(104, Console().width))
+    console = Console(highlight=False, width=Console().width)
     console.print(_head(found))
     for line in found["assumed"]:
-        console.print(f"  note: {line}")
+        console.print(wrapped(f"  note: {line}", console.width))
     console.print()
     console.print(_imbalance(found))
     if found["n_ranks"] <= MOST_RANKS_SHOWN:
@@ -25,13 +26,14 @@ def show(found, page=None):
     console.print(_costs(found))
     machine = found["measured"]
     console.print(
-        "busiest rank: the most that one rank sends to others, or receives. expected: this floor plus the time by which our "
+        "busiest rank: the most that one rank sends to others, or receives. memory: of each rank. expected: this floor plus "
+        "the time by which our "
         f"kernels exceeded their floor on {machine['n_ranks']} x {machine['device'].partition(',')[0]} ({machine['date']}).",
         style="dim",
     )
     console.print(f"\nUse [bold]{found['take']['is']}[/bold]:")
     for why in found["take"]["why"]:
-        console.print(f"  - {why}")
+        console.print(wrapped(f"  - {why}", console.width))
     console.print(
         f"\nWritten: {page}"
         if page
@@ -81,12 +83,12 @@ def _imbalance(found):
     for name in ("max / mean", "Gini"):
         for which in _shown(found):
             table.add_column(name if which == "median" else which, justify="right")
-    table.add_column("busiest", justify="left")
+    table.add_column("busiest, pairs", justify="left")
     for side, loads in (("rank", found["pairs_by_rank"]), ("expert", found["pairs_by_expert"])):
         both = (found["imbalance"][side][key] for key in ("max_over_mean", "gini"))
         cells = [number(stat and stat[which], 2) for stat in both for which in _shown(found)]
         most = max(range(len(loads)), key=loads.__getitem__)
-        table.add_row(f"{side}s", *cells, f"{side} {most}: {loads[most]:,} pairs")
+        table.add_row(f"{side}s", *cells, f"{side} {most}: {loads[most]:,}")
     return table
 
 
@@ -110,27 +112,21 @@ def _costs(found):
         box=None,
         pad_edge=False,
     )
-    for name in (
-        "",
-        "dispatch",
-        "floor us",
-        "expected",
-        "combine",
-        "floor us",
-        "expected",
-        "memory a rank",
-    ):
-        table.add_column(name, justify="left" if not name else "right")
+    for name in ("", "phase", "bytes", "floor us", "expected us", "memory"):
+        left = name in ("", "phase")
+        table.add_column(name, justify="left" if left else "right", no_wrap=left)
     for name in INTERFACES:
         way = found["interfaces"][name]
         if way["dispatch"] is None:
-            table.add_row(way["is"], *7 * ["-"])
+            table.add_row(way["is"], *5 * ["-"])
             continue
-        cells = []
-        for phase in ("dispatch", "combine"):
-            cells.append(size(way[phase]["busiest_bytes"]["median"]))
-            cells += [_with_tail(found, way[phase][key]) for key in ("floor_us", "expected_us")]
-        table.add_row(way["is"], *cells, size(way["memory_bytes"]))
+        for phase, is_, memory in (
+            ("dispatch", way["is"], size(way["memory_bytes"])),
+            ("combine", "", ""),
+        ):
+            cells = [_with_tail(found, way[phase][key]) for key in ("floor_us", "expected_us")]
+            busiest = size(way[phase]["busiest_bytes"]["median"])
+            table.add_row(is_, phase, busiest, *cells, memory)
     return table
 
 
