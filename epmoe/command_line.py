@@ -167,7 +167,8 @@ class Parser(argparse.ArgumentParser):
             if wrong and wrong[1].startswith("-")
             else re.findall(r"[\w.-]+", message.partition("choose from")[2])
         )
-        near = difflib.get_close_matches(wrong[1], there, 1) if wrong else ()
+        guess = wrong and not wrong[1].isdecimal()  # no number resembles another
+        near = difflib.get_close_matches(wrong[1], there, 1) if guess else ()
         super().error(message + "".join(f"; did you mean {name}?" for name in near))
 
 

@@ -25,6 +25,7 @@ from epmoe.verify import command as verify
         (["mutants", "--seeds", "0"], "argument --seeds: "),
         (["mutants", "--jobs", "0"], "argument --jobs: "),
         (["mutants", "--sample", "-1"], "argument --sample: "),
+        (["lesson", "11"], "9, 10)\n"),
         (["verfy"], "did you mean verify?"),
         (["--rnks", "3"], "did you mean --ranks?"),
         (["soak", "--secnds=3"], "did you mean --seconds?"),
