@@ -54,7 +54,9 @@ def run(args):
     if args.json and not args.check:
         raise EPValueError("--json is for verdicts: give it together with --check")
     if args.input and (args.number != 7 or args.answers or args.start or args.check):
-        raise EPValueError("--input is for telling lesson 7: epmoe lesson 7 --input FILE")
+        raise EPValueError(
+            "only lesson 7 takes --input, without another option: epmoe lesson 7 --input FILE"
+        )
     if args.number is None:
         if args.start or args.check or args.step or args.answers:
             raise EPValueError(

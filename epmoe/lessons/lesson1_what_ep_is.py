@@ -59,8 +59,8 @@ print(expected)
 
 parameters = 58 * 256 * 3 * 7168 * 2048
 print(f"{parameters / 1e9:.0f} billion parameters in the experts,")
-print(f"{parameters / 1e9:.0f} GB at one byte each; a GPU has about 100 GB")
-assert parameters / 1e9 > 6 * 100
+print(f"{parameters / 1e9:.0f} GB at one byte each; an H200 has 141 GB")
+assert parameters / 1e9 > 4 * 141
 
 # So the experts are spread over several GPUs, the ranks. This is expert
 # parallelism (EP). Tokens are spread too, because each rank runs the rest of
@@ -224,19 +224,19 @@ assert np.cumsum([0, 3, 2, 1]).tolist() == [0, 3, 5, 6]
 assert 1 / 4 == 0.25 and round(100 / 64, 1) == 1.6
 
 # 4. The experts above have 654 billion parameters, one byte each. A GPU has
-#    80 GB, and half of it is free for experts. The number of GPUs must divide
-#    256. How many are needed?
+#    141 GB, and half of it is free for experts. The number of GPUs must
+#    divide 256. How many are needed?
 #
-# Answer: 654 / 40 = 16.4, so 17 would do. The next number that divides 256 is
-# 32.
+# Answer: 654 / 70.5 = 9.3, so 10 would do. The next number that divides 256
+# is 16.
 
-assert parameters / 40e9 > 16 and 256 % 17 and 256 % 32 == 0
+assert 9 < parameters / 70.5e9 < 10 and 256 % 10 and 256 % 16 == 0
 
 # ## Exercises
 #
 # WARM-UP. 64 experts live on 8 ranks. Which rank owns expert 43? Set WARM_UP.
 #
-# CORE. dispatch() above appends to a list, so each row follows the one
+# CORE. Lesson 1's dispatch() appends to a list, so each row follows the one
 # before. A GPU copies all rows at once, so it must know each row's place in
 # advance. It knows the counts: counts[local_expert][src_rank] is the number
 # of rows from each rank for each local expert (a NumPy array of integers,
