@@ -191,10 +191,13 @@ def maker(puzzle, answer):
     """Function (world) -> the student's kernels for it; Wrong if one is missing, or a constant was changed."""
     file = Path(answer.__file__).name
     for name, value in puzzle.constants.items():
-        if getattr(answer, name, None) != value:
+        if not hasattr(answer, name):
+            n = re.search(r"Puzzle (\d+)", puzzle.start)[1]
             raise Wrong(
-                f"{file} has {name} = {getattr(answer, name, None)!r}: leave it at {value!r}"
+                f"{file} has no {name}: is it the file that `epmoe puzzle {n} --start` wrote?"
             )
+        if getattr(answer, name) != value:
+            raise Wrong(f"{file} has {name} = {getattr(answer, name)!r}: leave it at {value!r}")
     if puzzle.make:
         made = function(answer, puzzle.make)
 

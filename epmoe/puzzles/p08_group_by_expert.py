@@ -18,12 +18,14 @@ row_offsets[local_expert], the row at which the expert begins. (What the last
 row_offsets, the number of all rows, needs is given.)
 
 In NumPy:
-    rows = np.concatenate([recv_buf[e, s, :counts[e, s]] for e in ... for s in ...])
+    rows = np.concatenate([recv_buf[e, s, :counts[e, s]]
+                           for e in ... for s in ...])
     row_offsets[e] = counts[:e].sum()
 
 Intrinsics:
     load_i32(address), store_i32(address, value)
-Everything is int32; a place in an array of axes (A, B, C) is (a * B + b) * C + c.
+Everything is int32. A place in an array of axes (A, B, C) is
+(a * B + b) * C + c.
 """
 
 from epmoe.device import *

@@ -11,10 +11,11 @@ START = '''"""Puzzle 10: a weighted sum.
 
 Combine ends here. A token has TOP_K results, returned[token, k], each HIDDEN
 bf16 numbers, and a weight for each. A uint32 holds two bf16 numbers, the one
-with the lower index in its low half. A thread makes one such pair of the
-output: number i of the token's PAIRS.
+with the lower index in its low half. A thread makes one uint32 of the output:
+number i of the token's WORDS.
 
-    out = 0; for k = 0, 1, ...: out = fma(weights[token, k], returned[token, k], out)
+    out = 0; for k = 0, 1, ...:
+        out = fma(weights[token, k], returned[token, k], out)
 
 in float32, rounded to bf16 once, at the end. An empty slot, ids[token, k] < 0,
 adds nothing; its weight and its result may be anything, NaN too.
@@ -26,11 +27,12 @@ In NumPy:
     out.astype(bfloat16)
 
 Intrinsics:
-    load_i32(address), load_f32(address), load_u32(address), store_u32(address, value)
-    bf16_lo(pair), bf16_hi(pair)    the two numbers as float32
+    load_i32(address), load_f32(address), load_u32(address)
+    store_u32(address, value)
+    bf16_lo(word), bf16_hi(word)    the two numbers as float32
     fma_rn(a, b, c)                 a * b + c, rounded once
-    pack_bf16x2(low, high)          two float32, rounded, as a pair (given)
-Ids, weights and pairs take 4 bytes each.
+    pack_bf16x2(low, high)          two float32, rounded, as a uint32 (given)
+Ids, weights and words take 4 bytes each.
 """
 
 from epmoe.device import *
@@ -38,7 +40,7 @@ from epmoe.puzzles.given import region
 
 # int32 [6, TOP_K], float32 [6, TOP_K], bf16 [6, TOP_K, HIDDEN], bf16 [6, HIDDEN]
 IDS, WEIGHTS, RETURNED, OUT = 0, 1, 2, 3
-TOP_K, HIDDEN, PAIRS = 3, 8, 4
+TOP_K, HIDDEN, WORDS = 3, 8, 4
 
 
 @kernel
@@ -48,12 +50,12 @@ def weighted_sum(params, num_tokens, my_rank):
     token = block_idx()
     while token < num_tokens:
         i = thread_idx()
-        while i < PAIRS:
+        while i < WORDS:
             low, high = f32(0.0), f32(0.0)
             # ---- your 7 lines ----
 
             # ----------------------
-            store_u32(out + u64(4 * (token * PAIRS + i)), pack_bf16x2(low, high))
+            store_u32(out + u64(4 * (token * WORDS + i)), pack_bf16x2(low, high))
             i += block_dim()
         token += grid_dim()
 '''
@@ -152,8 +154,8 @@ PUZZLE = Puzzle(
     start=START,
     hints=(
         "A loop over k from 0 to TOP_K - 1. First ask whether ids[token, k] is an expert.",
-        "The pair is number (token * TOP_K + k) * PAIRS + i of `returned`; all three numbers take 4 bytes.",
-        "low = fma_rn(weight, bf16_lo(pair), low), and the same for high.",
+        "The word is number (token * TOP_K + k) * WORDS + i of `returned`; all three numbers take 4 bytes.",
+        "low = fma_rn(weight, bf16_lo(word), low), and the same for high.",
     ),
     worlds=worlds,
     kernels=("weighted_sum",),
@@ -211,12 +213,12 @@ PUZZLE = Puzzle(
     causes=(
         (
             lambda f: f.kind == "bounds",
-            "an address is outside the arrays: all numbers take 4 bytes, a pair of bf16 too, and a row has "
-            "PAIRS pairs.",
+            "an address is outside the arrays: all numbers take 4 bytes, two bf16 too, and a row has "
+            "WORDS words.",
         ),
         (
             lambda f: f.differs("out"),
-            "the wrong numbers are added: pair i of [token, k] is number (token * TOP_K + k) * PAIRS + i, "
+            "the wrong numbers are added: word i of [token, k] is number (token * TOP_K + k) * WORDS + i, "
             "and fma_rn(a, b, c) is a * b + c.",
         ),
     ),

@@ -40,6 +40,10 @@ def test_from_the_list_to_a_solved_puzzle(folder, capsys):
     assert re.search(r" 1  Copy rows +begun\n", capsys.readouterr().out)
     assert main(["puzzle", "1", "--check"]) == 1
     assert "NOT YET  no row has been copied yet" in capsys.readouterr().out
+    (folder / "puzzle01.py").write_text("")
+    assert main(["puzzle", "1", "--check"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "puzzle01.py has no ROWS: is it the file that `epmoe puzzle 1 --start` wrote?" in said
     (folder / "puzzle01.py").write_text(right(1)[0])
     assert main(["puzzle", "1", "--check"]) == 0
     said = capsys.readouterr().out

@@ -4,7 +4,7 @@ EXPLANATION = """
 Float32 addition is not associative, so "the same result to the bit" needs one
 order and one number of roundings. fma rounds once a step, and the only rounding
 to bf16 is the last. An empty slot is left out, not multiplied by 0: 0 times NaN
-is NaN. The thread owns its pair of columns, so nothing is shared.
+is NaN. The thread owns its two columns, so nothing is shared.
 """
 
 RIGHT = [
@@ -13,9 +13,9 @@ RIGHT = [
         at = token * TOP_K + k
         if load_i32(ids + u64(4 * at)) >= 0:
             weight = load_f32(weights + u64(4 * at))
-            pair = load_u32(returned + u64(4 * (at * PAIRS + i)))
-            low = fma_rn(weight, bf16_lo(pair), low)
-            high = fma_rn(weight, bf16_hi(pair), high)
+            word = load_u32(returned + u64(4 * (at * WORDS + i)))
+            low = fma_rn(weight, bf16_lo(word), low)
+            high = fma_rn(weight, bf16_hi(word), high)
     """
 ]
 
@@ -37,16 +37,16 @@ WRONG = [
     ([("range(TOP_K)", "range(TOP_K - 1, -1, -1)")], "k ascends"),
     (
         [
-            ("fma_rn(weight, bf16_lo(pair), low)", "add_rn(mul_rn(weight, bf16_lo(pair)), low)"),
-            ("fma_rn(weight, bf16_hi(pair), high)", "add_rn(mul_rn(weight, bf16_hi(pair)), high)"),
+            ("fma_rn(weight, bf16_lo(word), low)", "add_rn(mul_rn(weight, bf16_lo(word)), low)"),
+            ("fma_rn(weight, bf16_hi(word), high)", "add_rn(mul_rn(weight, bf16_hi(word)), high)"),
         ],
         "fma_rn(a, b, c) rounds once",
     ),
     (
         [
             (
-                "high = fma_rn(weight, bf16_hi(pair), high)",
-                "high = fma_rn(weight, bf16_hi(pair), high)\n        both = pack_bf16x2(low, high)\n        low, high = bf16_lo(both), bf16_hi(both)",
+                "high = fma_rn(weight, bf16_hi(word), high)",
+                "high = fma_rn(weight, bf16_hi(word), high)\n        both = pack_bf16x2(low, high)\n        low, high = bf16_lo(both), bf16_hi(both)",
             )
         ],
         "each step is rounded to bf16",
@@ -60,11 +60,11 @@ WRONG = [
     ([(", low)", ", f32(0.0))"), (", high)", ", f32(0.0))")], "the sum begins anew"),
     ([("weights + u64(4 * at)", "weights + u64(4 * TOP_K * token)")], "the weight of k = 0"),
     ([("weights + u64(4 * at)", "weights + u64(4 * k)")], "the weights of token 0"),
-    ([("at * PAIRS + i", "at + i")], "the wrong numbers are added"),
+    ([("at * WORDS + i", "at + i")], "the wrong numbers are added"),
     (
         [
-            ("low = fma_rn(weight, bf16_lo(pair), low)", "pass"),
-            ("high = fma_rn(weight, bf16_hi(pair), high)", "pass"),
+            ("low = fma_rn(weight, bf16_lo(word), low)", "pass"),
+            ("high = fma_rn(weight, bf16_hi(word), high)", "pass"),
         ],
         "nothing is added yet",
     ),
