@@ -45,7 +45,7 @@ const PAD = 8;
 function strip(places, rank, name, words) {
   const at = places.label(rank, name);
   if (!places.beside && name !== "counters") words = words.split(",")[0];
-  return node(`label.${name}.${rank}`, at.x, at.y, text(0, 0, words, "m"));
+  return node(`label.${name}.${rank}`, at.x, at.y, text(0, 0, words, "m halo"));
 }
 
 function experts(world, model, state, places) {
@@ -171,7 +171,7 @@ function recv(world, model, state, places) {
     nodes.push(strip(places, dst, "recv", state.signals ? "recv_buf, recv_count" : "recv_buf"));
     for (let le = 0; le < places.L; le++) {
       const e = dst * places.L + le, group = places.group(dst, le);
-      nodes.push(node(`group.${e}`, group.x, group.y, text(0, 0, `e${e}`, "m"), {about: [`e${e}`]}));
+      nodes.push(node(`group.${e}`, group.x, group.y, text(0, 0, `e${e}`, "m halo"), {about: [`e${e}`]}));
       for (let src = 0; src < places.R; src++) {
         const at = places.recvLine(dst, le, src), key = `line.${dst}.${le}.${src}`, about = [`s${dst}.${le}.${src}`, `e${e}`, `rank${src}`];
         const taken = model.pairs.filter((p) => p.dst === dst && p.le === le && p.rank === src);
