@@ -192,19 +192,18 @@ def _costs(found):
 
 
 def _sweep(found):
-    head = [
-        "ranks",
-        "tokens each",
-        "max / mean",
-        *(f"{i}, us" for i in INTERFACES.values()),
-        "take",
+    shown = [
+        i
+        for i in INTERFACES
+        if any(line["interfaces"][i]["round_us"] is not None for line in found["sweep"])
     ]
+    head = ["ranks", "tokens each", "max / mean", *(f"{INTERFACES[i]}, us" for i in shown), "take"]
     lines = []
     for line in found["sweep"]:
         us = [
             _stat(line["interfaces"][i]["round_us"])
             + ("*" if line["interfaces"][i]["not_offered"] else "")
-            for i in INTERFACES
+            for i in shown
         ]
         lines.append(
             (

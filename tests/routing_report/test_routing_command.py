@@ -86,6 +86,7 @@ def test_the_page_needs_nothing_else_and_shows_every_cell(file, tmp_path, capsys
         len(cells) == 16 and sum(int(c.split(": ")[1].replace(",", "")) for c in cells) == 4 * 512
     )
     assert all(f"<td>{n}</td>" in text for n in (2, 4, 8, 16, 32))
+    assert "ExpertParallel, fast, us" in text and "ExpertParallel, plain, us" not in text  # all -
 
 
 def test_a_file_whose_name_is_no_text_has_a_page_too(tmp_path, capsys):
