@@ -71,7 +71,7 @@ class Buffer(GroupMemory):
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
         self._info = struct.Struct(f"={written.TOKENS + group.n_ranks + group.n_ranks**2}i")
         self._all_well = [bytes(STATUS_BYTES)] * len(group.ranks)  # status words without an error
-        self.turn, self._bad_ids = Turn(), None
+        self.turn, self._bad_ids, self.remedy = Turn(), None, "reset() of the Buffer"
         super().__init__(group, Launches(group, launch), timeout)
 
     @property
@@ -215,7 +215,7 @@ class Buffer(GroupMemory):
         if self.failure is not None:
             raise EPStateError(
                 f"{self.failed_call} was ended by {in_short(self.failure)}, so flags and words are in "
-                "the middle of a call: call reset() of the Buffer on all ranks first"
+                f"the middle of a call: call {self.remedy} on all ranks first"
             )
 
     def _prepare_to_wait(self, plan, is_captured):

@@ -34,6 +34,8 @@ class _Buffers(WeakKeyDictionary):
             )
         patience = {"timeout": group.timeout} if hasattr(group, "timeout") else {}
         buffer = self[group] = Buffer(proxy(group), **patience)
+        if self is _hybrid_ep_buffer:
+            buffer.remedy = "reset_hybrid_ep_buffer(group)"
         if group.lists:
             finalize(group, buffer.close, collective=False).atexit = False
         return buffer
@@ -85,6 +87,7 @@ def init_hybrid_ep_buffer(
     reset_hybrid_ep_buffer(group)
     buffer = _hybrid_ep_buffer.make(group)
     buffer.fp8_dispatch = bool(fp8_dispatch)
+    buffer.remedy = "init_hybrid_ep_buffer(group, ...)"
     facts = dict(call="init_hybrid_ep_buffer", hidden_dim=hidden, seq_len=tokens)
     facts |= dict(num_local_experts=local, fp8_dispatch=buffer.fp8_dispatch)
 
@@ -97,13 +100,15 @@ def init_hybrid_ep_buffer(
 
 
 def reset_hybrid_ep_buffer(group=None) -> None:
-    """Free the HybridEP buffer of a group (None: all); collective. A later call makes a new one; handles stay valid."""
+    """Free a group's HybridEP buffer (None: all), also to recover from an error; collective. Handles stay valid."""
     if group is not None:
         inputs.world("group", group)
     for key in [group] if group is not None else list(_hybrid_ep_buffer):
-        buffer = _hybrid_ep_buffer.pop(key, None)
+        buffer = _hybrid_ep_buffer.get(key)
         if buffer is not None:
-            buffer.close()
+            if not (buffer.closed or buffer.world_has_lists):
+                buffer.reset()  # a failed call's messages to other processes are discarded
+            _hybrid_ep_buffer.pop(key).close()
 
 
 class Context:

@@ -67,3 +67,10 @@ def test_a_rank_with_bad_ids_sends_again_with_the_others_before_it_says_so():
     assert re.search(r"rank 0 was told: rank 0: token_indices\[0, 0\] is 7", printed), printed
     assert "rank 1: 0 rows" in printed, printed
     assert all(f"rank {r} went on: {n} rows" in printed for r, n in ((0, 100), (1, 0))), printed
+
+
+def test_after_a_failed_call_the_hybrid_buffer_is_made_anew_without_the_calls_messages():
+    job = mpirun(2, HERE / "hybrid_reset_program.py")
+    assert job.status == 0 and job.output.count(f"went on: {16 * 3 * 4.0}") == 6, job.output
+    named = job.said(r"was ended by .*: call (.*) on all ranks first")
+    assert named == ["reset_hybrid_ep_buffer(group)"] * 4, job.output

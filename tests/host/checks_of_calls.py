@@ -248,7 +248,7 @@ def check_a_failed_launch_of_rows_needs_reset():
             fails(EPError, "CUDA", calls[name])
             driver.launch_result = driver.CUresult.CUDA_SUCCESS
             for _ in range(2):
-                fails(EPStateError, "reset()", calls[name])
+                fails(EPStateError, "call reset", calls[name])
             of(world).reset()
             calls[name]()
 
