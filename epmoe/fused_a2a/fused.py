@@ -123,10 +123,11 @@ def fused_dispatch(
 def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
     """fused_dispatch in which the host never waits, going beyond upstream: (recv_x, ..., tokens_per_expert, handle).
 
-    Results have room for the worst case, R * T rows with the largest T so far; the first N hold tokens, the others are
-    never read. tokens_per_expert stays on the device. Arguments: as FusedDispatch.forward. A batch larger than any
-    before must be larger on all ranks. The handle serves fused_combine and the gradients, with arrays of that many
-    rows. All these calls can be captured in a graph.
+    Results have room for the worst case, R * T rows with the largest T so far. The first N hold tokens; the others, and
+    their gradients, are never read and hold anything. N is the sum of handle.recv_count, int32 [R] on the device: mask
+    later rows before you sum over rows, as for an expert's gradients. tokens_per_expert stays on the device. Arguments:
+    as FusedDispatch.forward. A batch larger than any before must be larger on all ranks. The handle serves
+    fused_combine and the gradients, with arrays of that many rows. All these calls can be captured in a graph.
     """
     given = x, token_indices, token_probs
     return dispatch(buffer_of(group), given, num_experts, group, PLAIN, True)

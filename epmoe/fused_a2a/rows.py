@@ -19,6 +19,7 @@ from epmoe.fused_a2a.plans import (
     handle_memory,
 )
 from epmoe.host import inputs
+from epmoe.host.arrays import Field
 from epmoe.kernels.rows import dispatch_kernel, move_kernel, resend_kernel
 from epmoe.kernels.rows.few.lamport import blocks_for
 from epmoe.kernels.rows.shape import MAX_PLACES
@@ -42,6 +43,15 @@ class RowsHandle(Handle):
     summed = tuple(NAMES)
 
     probs_a_row = property(lambda self: self.sums["top_k"])
+
+    @property
+    def recv_count(self):
+        """On the device: rows that came from each src_rank, int32 [R], N in all; with a LocalWorld a list over ranks."""
+        n, made = self.buffer.n_ranks, []
+        for r, (kept,) in zip(self.buffer.ranks, self.loans):
+            at = kept.fields["counts"].offset + 4 * r.rank
+            made += self.plan.results_of([Field((n,), np.int32, at, (4 * n,))])(kept)
+        return made if self.buffer.world_has_lists else made[0]
 
     def count_rows(self, counts):
         """Take the counts that the host was told."""

@@ -119,9 +119,10 @@ class Loan:
         return self.buffer.read(np.uint8, (nbytes,), self.start + offset)
 
     def _numpy(self, field):
-        raw = self.buffer.array(np.uint8, (max(field.nbytes, 1),), self.start + field.offset)
-        of_loan = np.asarray(_LentMemory(self, raw))[: field.nbytes]
-        return of_loan.view(field.dtype).reshape(field.shape)
+        nbytes = field.nbytes if field.strides is None else field.span
+        raw = self.buffer.array(np.uint8, (max(nbytes, 1),), self.start + field.offset)
+        of_loan = np.asarray(_LentMemory(self, raw))[:nbytes]
+        return np.ndarray(field.shape, field.dtype, of_loan, strides=field.strides)
 
 
 class _LentMemory:

@@ -151,6 +151,8 @@ def fused_dispatch(
 def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
     """fused_dispatch in which the host never waits: results have R * T rows, of which the first N hold tokens.
 
+    N is the sum of handle.recv_count, int32 [R] on the device. Later rows hold anything, in forward and backward: mask
+    them before and after your experts, or the experts' gradients are wrong (docs/torch.md has the lines).
     Arguments, gradients and errors as in fused_dispatch; tokens_per_expert stays on the device. A graph can capture it.
     """
     function = FusedDispatchOnDevice

@@ -85,6 +85,24 @@ def test_without_a_wait_of_the_host_the_rows_that_hold_tokens_have_the_same_grad
     assert_same([t.grad for t in probs], wanted[1], "gradient of probs")
 
 
+def test_masked_rows_give_experts_the_same_gradients_without_a_wait_of_the_host(sizes):
+    """The mask is the one of docs/torch.md; rows behind the first N, and their gradients, hold anything."""
+    (_, group, x, ids, probs), found = rows_world(sizes), []
+    for dispatch in fused_dispatch, fused_dispatch_on_device:
+        rows, *_, handle = dispatch(x, ids, probs, sizes[1], group)
+        scales = [torch.arange(1.0, t.shape[1] + 1, device=DEVICE).requires_grad_() for t in x]
+        y = []
+        for r, n, scale in zip(rows, handle.recv_count, scales):
+            has_token = (torch.arange(len(r), device=r.device) < n.sum())[:, None]
+            y.append(torch.where(has_token, torch.where(has_token, r, 0).float() * scale, 0))
+        out, _ = fused_combine(y, group, handle)
+        sum(o.sum() for o in out).backward()
+        found.append([*out, *(s.grad for s in scales), *(t.grad for t in x)])
+        for t in x:
+            t.grad = None
+    assert_same(found[1], array(found[0]), "sums and gradients")
+
+
 def reference_rows(x, ids, probs, num_experts):
     *made, handle = reference.dispatch_forward(array(x), array(ids), array(probs), num_experts)
     return made, handle

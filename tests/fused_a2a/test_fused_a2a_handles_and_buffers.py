@@ -136,6 +136,8 @@ def test_without_a_wait_of_the_host_results_have_room_for_the_worst_case():
         )
     for (*got, handle), (*want, known) in kept:
         assert all(len(a) == 2 * 4 for a in got[0]) and handle.num_rows == [8, 8]
+        of_src_rank = [np.bincount(r, minlength=2) for r in known.src_rank]
+        assert all(map(np.array_equal, host(handle.recv_count), of_src_rank))
         for one, other in zip(got, want):
             assert_same(
                 [a[: len(b)] for a, b in zip(host(one), other)], other, "the rows that hold tokens"
