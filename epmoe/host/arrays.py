@@ -226,12 +226,13 @@ def _from_torch(t, what):
             f"{what} is a tensor with layout {t.layout} on device {t.device}: give a dense one "
             "(to_dense()) on a CPU or CUDA device"
         )
-    # torch has no NumPy bfloat16: look at the same memory as bytes
     import torch
 
-    t = t.detach().contiguous()
-    raw = t.reshape(-1).view(torch.uint8).numpy() if t.numel() else np.empty(0, np.uint8)
-    return _from_numpy(raw.view(dtype).reshape(tuple(t.shape)))
+    try:  # torch has no NumPy bfloat16: look at the same memory as integers
+        raw = t.detach().view(getattr(torch, f"int{8 * dtype.itemsize}")).numpy()
+    except RuntimeError as e:
+        raise EPValueError(f"{what} is a tensor that NumPy cannot view: give a plain one") from e
+    return _from_numpy(raw.view(dtype))
 
 
 def _from_cuda(obj):

@@ -10,7 +10,7 @@ import numpy as np
 from epmoe import device
 from epmoe.device.fingerprint import fingerprint
 from epmoe.host import inputs
-from epmoe.host.arrays import is_torch, view
+from epmoe.host.arrays import view
 from epmoe.kernels import ArrayArg, ScalarArg
 from epmoe.kernels import user_functions as in_kernels
 from epmoe_ref.errors import EPValueError
@@ -191,8 +191,7 @@ def argument(machine, value, what, writable):
     array = inputs._array(machine, value, what, in_vectors=False)
     host, has_axes = array.host, len(array.shape) in (1, 2)
     if host is not None:
-        is_copy = is_torch(value) and not value.is_contiguous()
-        writable = writable and host.flags.writeable and not is_copy
+        writable = writable and host.flags.writeable
         if array.dtype.name in _WIDENED and has_axes:
             array, writable = view(host.astype(np.float32), what), False
     if array.dtype.name not in _ARRAY_DTYPES or not has_axes:

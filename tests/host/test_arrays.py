@@ -168,6 +168,8 @@ def test_tensors_without_plain_memory_are_refused(kind):
     t = torch.zeros(2, 2, device="meta") if kind == "meta" else torch.zeros(2, 2).to_sparse()
     with pytest.raises(EPValueError, match="weights is a tensor with layout .* give a dense one"):
         view(t, "weights")
+    with pytest.raises(EPValueError, match="weights is a tensor that NumPy cannot view"):
+        view(torch._neg_view(torch.zeros(2)), "weights")
 
 
 def test_forms_of_device_arrays_differ_by_gpu():

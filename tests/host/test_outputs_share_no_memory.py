@@ -44,6 +44,19 @@ def test_combine_refuses_them_and_the_round_goes_on(out, says):
         assert same_bits(got, ep.combine([a.output_tokens for a in d], d, weights))
 
 
+def test_a_tensor_that_is_not_contiguous_is_written():
+    torch = pytest.importorskip("torch")
+    x, ids, weights = batch(config(), num_tokens=[T, T])
+    outs = [torch.zeros(H, T, dtype=torch.bfloat16).T, torch.zeros(T, 2 * H).bfloat16()[:, H:]]
+    with parallel(config()) as ep:
+        d = ep.dispatch(x, ids)
+        made = ep.combine([a.output_tokens for a in d], d, weights, out=outs)
+        d = ep.dispatch(x, ids)
+        wanted = ep.combine([a.output_tokens for a in d], d, weights)
+    assert all(a is b for a, b in zip(made, outs))
+    assert same_bits([a.contiguous().view(torch.int16).numpy().view(BF16) for a in outs], wanted)
+
+
 def test_dispatch_refuses_one_array_for_two_ranks_and_for_two_results():
     cfg = config(n_experts=2)
     x, ids, _ = batch(cfg, num_tokens=[T, T])
