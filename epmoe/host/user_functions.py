@@ -117,6 +117,7 @@ def check_returned(machine, function, what, args=(), kinds=()):
         check_compiled(what, function, kinds, machine.compute_capability)
     elif what != "elementwise_lambda_fn":
         try:
+            args = [view(a, what).host if hasattr(a, "__dlpack__") else a for a in args]
             value = function(*numbers, *args)
         except Exception:  # perhaps an array is empty; otherwise the kernel raises it too
             return

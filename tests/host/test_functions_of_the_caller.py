@@ -113,6 +113,22 @@ def test_a_value_function_that_returns_no_number_is_refused(what, wrong, where):
             assert ep._rounds.state == "dispatched"
 
 
+def test_tensors_are_arguments_as_arrays_are():
+    torch = pytest.importorskip("torch")
+    x, ids, weights = batch(config(), 1, [4, 2])
+    options = dict(
+        router_weights=lambda token, k, table: table[token, k],
+        epilogue=lambda token, col, value, bias: add_rn(value, bias[col]),
+    )
+    made = []
+    for of in np.asarray, torch.from_numpy:
+        args = [of(w) for w in weights], of(np.ones(16, np.float32))
+        options |= dict(router_weights_args=args[:1], epilogue_args=args[1:])
+        with parallel(config()) as ep:
+            made.append(run("kernels", config(), x, ids, ep, **options))
+    assert all(np.array_equal(a, b) for a, b in zip(*made))
+
+
 @pytest.mark.parametrize("wrong", [None, "1", 1j])
 def test_an_input_scale_that_is_no_number_is_refused(wrong):
     cfg = config(hidden=64, token_format="nvfp4")
