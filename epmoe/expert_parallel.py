@@ -30,7 +30,8 @@ class ExpertParallel:
             out = ep.combine(expert_outputs, d, router_weights)
 
     Calls alternate: dispatch, combine, dispatch, combine. Any other order raises EPStateError. After a PeerTimeout, or
-    after an interruption inside a call (Ctrl-C, an exception in a signal handler), every call is refused until reset().
+    after an error or interruption (Ctrl-C, an exception in a signal handler) in a call that has begun to launch
+    kernels, every call is refused until reset().
     On a GPU no call waits for the kernels, unless an argument or `out` is a host array.
 
     CUDA graphs: rounds with device arrays can be captured from the world's stream (not the legacy default stream).

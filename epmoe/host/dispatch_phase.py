@@ -94,7 +94,7 @@ class DispatchPhase:
             if plan is None or x_at is None or ids_at is None:
                 plan, x, ids = self._checked(key, r, x, ids)
             word = ONE
-            if scale != 1.0 or type(scale) is not float:
+            if type(scale) is not float or scale != 1.0:
                 word = float32_word(inputs.input_scale(r.rank, scale))
             loan = r.arena.lend(r.dispatch_result)
             base = loan.base
@@ -138,6 +138,8 @@ class DispatchPhase:
         """Make the results go into `out`, a Dispatched for each rank; arrays that are None there are lent as usual."""
         outs = []
         for s, d in zip(parts, inputs.ranks_of(self.engine.world, "out", out)):
+            if d is not None and not isinstance(d, Dispatched):
+                raise EPValueError(f"out of rank {s.rank} is a {type(d).__name__}, no Dispatched")
             arrays = {} if d is None else _arrays_of(d)
             # dispatch_async writes the cleaned ids before out is known
             arrays.pop("topk_ids", None)

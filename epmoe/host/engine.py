@@ -136,24 +136,25 @@ class Engine:
 
     def start(self, call, launches, fused=False):
         """Start the launches of one call, [(launch, its words)]; in the simulator they end before this returns."""
-        if self.is_alone:
-            for launch, words in launches:
-                launch.start(*words)
-        else:
-            started = False
-            try:
+        rounds = self.rounds
+        try:
+            if self.is_alone:
+                for launch, words in launches:
+                    launch.start(*words)
+            else:
+                started = False
                 with self.world.launching(fused):
                     for launch, words in launches:
                         launch.start(*words)
                     started = True
                 if device.SIM:
                     self.check()
-            except REFUSALS as error:
-                if started:  # a function of the caller raised it inside a kernel
-                    self.rounds.fail(call, error)
-                raise
-        rounds = self.rounds
-        rounds.state, rounds.opened_in = AFTER[call], rounds.capture
+            rounds.state, rounds.opened_in = AFTER[call], rounds.capture
+        except BaseException as error:
+            # a refusal may come from inside a kernel, from a function of the caller
+            if not isinstance(error, REFUSALS) or not self.is_alone and started:
+                rounds.fail(call, error)
+            raise
 
     def forget_calls(self):
         """Between rounds: drop plans and calls if there are too many, since each round may bring new functions."""

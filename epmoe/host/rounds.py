@@ -67,9 +67,9 @@ class Turn:
 
 
 def part_of_round(method):
-    """Wrap a method of an ExpertParallel: any exception but a refusal marks the round as failed.
+    """Wrap a method of an ExpertParallel: any exception but a refusal marks the round as failed, once it may have launched.
 
-    That includes KeyboardInterrupt, SystemExit and exceptions from signal handlers, at any point.
+    That includes KeyboardInterrupt, SystemExit and exceptions from signal handlers; Engine.start() marks its own.
     A call of a round is refused unless it is its turn.
     """
 
@@ -93,7 +93,8 @@ def part_of_round(method):
         except REFUSALS:
             raise
         except BaseException as error:
-            rounds.fail(name, error)
+            if name not in _NEXT[rounds.state]:  # else nothing was launched
+                rounds.fail(name, error)
             raise
         finally:
             rounds.free[:] = (True,)

@@ -103,6 +103,8 @@ DISPATCH = {
     "no list over ranks": (dict(input_tokens=X[0]), "input_tokens .*list .* 2 ranks"),
     "a rank missing": (dict(input_tokens=X[:1]), "input_tokens has 1 entries.* 2 ranks"),
     "no array": (dict(input_tokens=[None, X[1]]), "rank 0 is a NoneType.*NumPy"),
+    "a scale as an array": (dict(input_scale=np.ones(2)), "input_scale of rank 0 is array"),
+    "out of no Dispatched": (dict(out=X), "out of rank 0 is a ndarray, no Dispatched"),
 }
 
 
@@ -178,6 +180,8 @@ FUNCTIONS = [
     (dict(router_weights=lambda t: 1.0), "router_weights cannot be called"),
     (dict(router_weights=W, epilogue_args=(1.0,)), "no epilogue"),
     (dict(router_weights=W, router_weights_args=(1.0,)), "no function"),
+    (dict(router_weights=W, epilogue=3), "epilogue is a int: a function is needed"),
+    (dict(router_weights=W, elementwise_lambda_fn=X), "elementwise_lambda_fn is a list: a func"),
     (dict(router_weights=W, epilogue=first_argument, epilogue_args=("x",)), "str"),
     (dict(router_weights=W, epilogue=first_argument, epilogue_args=(2**40,)), "int32"),
     (
@@ -194,6 +198,23 @@ def test_functions_are_checked_before_the_launch():
         for options, said in FUNCTIONS:
             with refused(ep, said):
                 ep.combine([a.output_tokens for a in d], d, **options)
+
+
+class Unreadable(np.ndarray):
+    """An array whose address cannot be read."""
+
+    __array_interface__ = ctypes = property(lambda self: 1 / 0)
+
+
+def test_after_an_error_before_the_launch_the_round_goes_on():
+    with parallel(config()) as ep:
+        with pytest.raises(ZeroDivisionError):
+            ep.dispatch([a.view(Unreadable) for a in X], IDS)
+        d = ep.dispatch(X, IDS)
+        y = [a.output_tokens for a in d]
+        with pytest.raises(ZeroDivisionError):
+            ep.combine(y, d, [a.view(Unreadable) for a in W])
+        ep.combine(y, d, W)
 
 
 def test_a_shared_expert_needs_router_weights():

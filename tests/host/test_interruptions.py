@@ -51,8 +51,12 @@ def test_a_call_that_was_interrupted_anywhere_is_named_and_reset_helps(call, kin
         for n in {5, *places(last, 3)[1:]} if tonight or device == "gpu" else {places(last, 3)[1]}:
             ep.reset()
             function = rounds_up_to(ep, call, x, ids, weights)
-            with pytest.raises(kind), at_function_call(n, kind):
+            with pytest.raises(kind), at_function_call(n, kind) as seen:
                 function()
+            if ep._rounds.failure is None and call != "reset":
+                assert "start" not in seen[: n - 1], "something was launched"
+                function()
+                continue
             said = rf"{call} was ended by {kind.__name__}.*reset\(\)"
             others = (ep.dispatch, x, ids), (ep.dispatch_wait,), (ep.combine, x, [], weights)
             for other, *given in others:
@@ -75,8 +79,12 @@ def test_ctrl_c_inside_a_kernel_of_the_simulator():
     cfg = config()
     x, ids, weights = batch(cfg)
 
+    values = []
+
     def epilogue(token, col, value):
-        signal.raise_signal(signal.SIGINT)
+        values.append(value)
+        if len(values) > cfg.n_ranks:  # so many are on trial, before the launch
+            signal.raise_signal(signal.SIGINT)
         return value
 
     with parallel(cfg) as ep:
