@@ -6,9 +6,12 @@ from epmoe.fused_a2a import arguments, fused
 from epmoe.fused_a2a.buffers import buffer_of
 from epmoe.fused_a2a.fused import buffer_of_both, buffer_of_handle
 from epmoe.torch.gradients import gradients, refuse_gradients, remember
-from epmoe.torch.over_ranks import WorldFunction, is_recorded, leaves_of, once
+from epmoe.torch.over_ranks import WorldFunction, any_gradient, is_recorded, leaves_of, once
 from epmoe.torch.process_group import world_of
 from epmoe.torch.tensors import TENSORS
+from epmoe_ref.errors import EPValueError
+
+SUMMED = torch.bfloat16, torch.float16, torch.float32  # types of rows whose gradients are summed
 
 
 class FusedDispatch(WorldFunction):
@@ -89,11 +92,24 @@ class FusedDispatchOnDevice(WorldFunction):
 
 def _recorded(ctx, plain, x, token_indices, token_probs, *more):
     """The results of plain(). Saves in ctx which results and arguments have gradients."""
-    if type(x) is not torch.Tensor and len(leaves_of(x)) > len(leaves_of(token_indices)):
-        refuse_gradients("x as a pair", x, token_probs)
+    if type(x) is not torch.Tensor or x.dtype not in SUMMED:
+        _expect_gradients(x, token_indices, token_probs)
     made = plain(x, token_indices, token_probs, *more)
     remember(ctx, made, token_probs, made[1], made[3])
     return made
+
+
+def _expect_gradients(x, token_indices, token_probs):
+    """Raise EPValueError if gradients are required that cannot be computed: of FP8 pairs, or of another type's rows."""
+    of_x = leaves_of(x)
+    if len(of_x) > len(leaves_of(token_indices)):
+        refuse_gradients("x as a pair", x, token_probs)
+    for one in of_x if any_gradient((x, token_probs)) else ():
+        if isinstance(one, torch.Tensor) and one.dtype not in SUMMED:
+            raise EPValueError(
+                f"x has dtype {one.dtype}, and x or token_probs requires a gradient: gradients need bfloat16, "
+                "float16 or float32; convert x, or call under torch.no_grad()"
+            )
 
 
 class FusedCombine(WorldFunction):

@@ -17,6 +17,7 @@ from epmoe.torch import (
     over_ranks,
 )
 from epmoe_ref import fused_a2a as reference
+from epmoe_ref.errors import EPValueError
 
 WORLDS = {  # tokens of each rank, experts, slots, hidden
     "uneven": ((3, 5), 4, 2, 16),
@@ -192,6 +193,18 @@ def test_blockwise_fp8_gives_pairs_and_refuses_gradients(sizes):
         torch.equal(r.float() * s, torch.ones_like(r, dtype=torch.float32))
         for r, s in zip(rows, scales)
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
+def test_rows_of_other_types_are_dispatched_but_refused_where_a_gradient_is_wanted(sizes, dtype):
+    _, group, x, ids, probs = rows_world(sizes)
+    wide = [one.detach().to(dtype) for one in x]
+    for dispatch in fused_dispatch, fused_dispatch_on_device:
+        for tokens in wide, [one.detach().double().requires_grad_() for one in x]:
+            with pytest.raises(EPValueError, match="x has dtype torch.*convert x"):
+                dispatch(tokens, ids, probs, sizes[1], group)
+        with torch.no_grad():
+            assert dispatch(wide, ids, probs, sizes[1], group)[0][0].dtype == dtype
 
 
 def test_without_gradients_forward_is_called_as_it_is_and_gives_the_same(sizes, monkeypatch):
