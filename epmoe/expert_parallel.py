@@ -166,7 +166,7 @@ class ExpertParallel:
         None under a LocalWorld) and stores nothing else.
         Returns combine_dtype (num_tokens, hidden), or without router weights (num_tokens, top_k, hidden), which is
         zero where the id is -1; out: the caller's array of that shape. The sum over k = 0, 1, ... uses fma in
-        float32 and is rounded once, so every bit is defined.
+        float32 and is rounded once, so every bit is defined, but for the bits of a NaN.
         Errors: EPValueError names rank, argument, value; EPStateError if it is not combine's turn; PeerTimeout by the
         next call that waits for the kernels. Source: the combine_wait_kernel page (docs/pages.md); epmoe_ref.combine.
         """
