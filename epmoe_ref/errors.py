@@ -6,7 +6,10 @@ class EPError(Exception):
 
 
 class EPValueError(EPError, ValueError):
-    """An argument breaks a rule. The message names the value, the rule and the remedy. Nothing was launched."""
+    """An argument breaks a rule. The message names the value, the rule and the remedy.
+
+    Nothing was launched, unless a function of the caller broke the rule inside a kernel: then call `reset()`.
+    """
 
 
 class EPStateError(EPError, RuntimeError):
@@ -21,7 +24,8 @@ class PeerTimeout(EPError):
     """A signal did not arrive in time. The message names the rank, the phase, and the missing experts and src_ranks.
 
     The named rank has ended, is slower than `timeout`, or made other calls than the rank that waited. Do not use the
-    results of this round. To recover, call `reset()` on all ranks.
+    results of this round. To recover, call `reset()` on all ranks
+    (HybridEP: `reset_hybrid_ep_buffer`).
     """
 
 
