@@ -16,11 +16,11 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 COMBINE_DTYPE = {"bf16": BF16, "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 MOST_SECONDS = 1e9  # kernels count nanoseconds in 64 bits
 DTYPES = {  # endings of messages
-    "input_tokens": "bfloat16 is needed: x.astype(ml_dtypes.bfloat16), or x.view(ml_dtypes.bfloat16) if the 16 bits are bf16 already",
-    "topk_ids": "an integer type is needed: ids.astype(np.int64)",
+    "input_tokens": "bfloat16 is needed: convert it, or view it as bfloat16 if its 16 bits are bf16 already",
+    "topk_ids": "an integer type is needed: convert it to int64",
     "expert_outputs": "combine_dtype={combine_dtype!r} needs {dtype}: convert it, or configure another combine_dtype",
     "gate_up": "bfloat16 is needed: convert it",
-    "router_weights": "float32 is needed: w.astype(np.float32)",
+    "router_weights": "float32 is needed: convert it",
 }
 SHAPES = {
     "input_tokens": "(num_tokens, hidden={hidden}) is needed",
