@@ -23,10 +23,8 @@ def get_hidden_bytes(x) -> int:
 
     x: one rank's array, or a list over ranks.
     """
-    if isinstance(x, (list, tuple)):
-        x = x[0]
-    if isinstance(x, (list, tuple)):  # a pair of values and scales
-        x = x[0]
+    for _ in range(2):  # a list over ranks, a pair of values and scales
+        x = x[0] if isinstance(x, (list, tuple)) and x else x
     a = view(x, "x")
     if len(a.shape) != 2:
         raise EPValueError(f"x has shape {a.shape}, a matrix [tokens, hidden] is needed")
@@ -164,7 +162,7 @@ def expert_indices(buffer, given, n_rows, num_experts):
         if a.dtype.kind not in "iu":
             raise EPValueError(
                 f"token_indices of rank {r.rank} has dtype {a.dtype}, an integer type is needed: "
-                "token_indices.astype(np.int64)"
+                "convert it to int64"
             )
     if not 1 <= top_k <= min(num_experts, MAX_TOP_K):
         raise EPValueError(
@@ -181,11 +179,11 @@ def scheduling(async_finish, allocate_on_comm_stream):
         )
 
 
-def same_as_handle(buffer, handle, num_permuted_tokens, pad_multiple):
+def same_as_handle(buffer, handle, numbers, pad_multiple):
     """Raise EPValueError if num_permuted_tokens (one, or one a rank) or pad_multiple is given and not the handle's."""
-    numbers = num_permuted_tokens
-    if not isinstance(numbers, (list, tuple)):
+    if buffer.world_has_lists and not isinstance(numbers, (list, tuple)):
         numbers = [numbers] * len(handle.num_rows)
+    numbers = inputs.ranks_of(buffer.world, "num_permuted_tokens", numbers)
     for r, number, n_rows in zip(buffer.ranks, numbers, handle.num_rows):
         if number is not None and whole("num_permuted_tokens", number, 0) != n_rows:
             raise EPValueError(

@@ -144,7 +144,7 @@ def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=
 def dispatch(buffer, given, num_experts, group, interface, on_device):
     """fused_dispatch, or fused_dispatch_on_device, for any Interface. given: x, token_indices, token_probs."""
     if type(num_experts) is not int:
-        num_experts = arguments.plain("num_experts", num_experts)
+        num_experts = arguments.plain("num_experts", num_experts, 1)
     if isinstance(given[0], (list, tuple)):
         x, *scales = values_and_scales(group.lists, "x", given[0])
         given = x, *given[1:], *scales

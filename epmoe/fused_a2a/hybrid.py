@@ -37,6 +37,7 @@ class HybridHandle(Handle):
     """
 
     __slots__ = ()
+    __iter__ = None  # only its last entry, overflow, can be read
     DISPATCH, COMBINE = "hybrid_ep_dispatch", "hybrid_ep_combine"
     GRADIENT = "grad_x", "probs of grad_x"
     summed, probs_a_row = TYPES, 0

@@ -133,7 +133,7 @@ def dispatch(
     ):
         num_sms_dispatch = arguments.plain("num_sms_dispatch_api", num_sms_dispatch, 1)
         num_sms_combine = arguments.plain("num_sms_combine_api", num_sms_combine, 1)
-        num_local_experts = arguments.plain("num_local_experts", num_local_experts)
+        num_local_experts = arguments.plain("num_local_experts", num_local_experts, 1)
         num_rows = arguments.plain("num_permuted_tokens", num_rows)
         pad_multiple = arguments.plain("pad_multiple", pad_multiple)
     if given[2] is None or group.lists and arguments.absent(given[2]):

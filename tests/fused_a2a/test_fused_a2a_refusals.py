@@ -64,7 +64,12 @@ REFUSED = {
         lambda c: c.dispatch(token_indices=at(c.ids, 0, 1, 3)),
         r"rank 0: token 1, k 1 holds 3, which k 0 of the token already holds",
     ),
-    "float ids": (lambda c: c.dispatch(token_indices=c.probs), "integer type"),
+    "float ids": (lambda c: c.dispatch(token_indices=c.probs), "integer type.*convert it to int64"),
+    "no number of experts": (lambda c: c.dispatch(num_experts="4"), "whole number, at least 1"),
+    "numbers of rows for fewer ranks": (
+        lambda c: c.sums(num_permuted_tokens=c.hybrid.num_rows[:1]),
+        "num_permuted_tokens has 1 entries; one for each of 2 ranks",
+    ),
     "a rank too few": (lambda c: c.dispatch(x=c.x[:1]), "x has 1 entries"),
     "experts that do not divide": (
         lambda c: c.dispatch(num_experts=5),
@@ -149,3 +154,12 @@ def test_it_is_refused_and_nothing_was_launched(calls, case):
 @pytest.mark.parametrize("dtype, nbytes", [(BF16, 2), (FP32, 4), (np.uint8, 2)], ids=str)
 def test_hidden_bytes(dtype, nbytes):
     assert fused_a2a.get_hidden_bytes(np.zeros((3, 24), dtype)) == 24 * nbytes
+    assert fused_a2a.get_hidden_bytes([(np.zeros((3, 24), dtype),)]) == 24 * nbytes
+    for nothing in [], [()]:
+        with pytest.raises(EPValueError, match="no array that can be read"):
+            fused_a2a.get_hidden_bytes(nothing)
+
+
+def test_a_handle_of_rows_by_expert_cannot_be_unpacked(calls):
+    with pytest.raises(TypeError, match="not iterable"):
+        list(calls.hybrid)
