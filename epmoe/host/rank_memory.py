@@ -91,7 +91,7 @@ class RankMemory:
 
     def read(self, name):
         """A copy of a region, or of a counter region (reserved, finished, A, ...); waits for the kernels."""
-        if name not in self._words:
+        if not isinstance(name, str) or name not in self._words:
             raise EPValueError(f"there is no region {name!r}; there are {', '.join(self._words)}")
         offset, shape, dtype = self._words[name]
         return self._buffer.read(dtype, shape, offset)

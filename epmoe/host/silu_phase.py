@@ -14,16 +14,19 @@ def fused_silu(engine, capacity, gate_up, dispatched, output_format, **limits):
     launches, made, unplaced = [], [], []
     given = inputs.each_rank(engine.world, gate_up=gate_up, dispatched=dispatched)
     for r, (rows, d) in zip(engine.ranks, given):
-        if not isinstance(d, Dispatched):
+        if not isinstance(d, Dispatched) or d.round is not None and d.round.plan.r is not r:
             raise EPValueError(
-                f"fused_silu of rank {r.rank} was given a {type(d).__name__}: it needs that rank's Dispatched"
+                f"fused_silu of rank {r.rank} was given a {type(d).__name__}: it needs that rank's Dispatched, of this object"
             )
         rows = inputs.gate_up(engine.machine, r.rank, rows, capacity, lambda d=d: d.n_rows)
         n, width = rows.shape[0], rows.shape[1] // 2
         options = dict(intermediate=width, output_format=output_format, **limits)
         key = FACTORY, r.rank, *options.values()
-        if key not in engine.plans:
-            engine.enter(key, engine.prepared(FACTORY, r, 0, options))
+        try:
+            if key not in engine.plans:
+                engine.enter(key, engine.prepared(FACTORY, r, 0, options))
+        except TypeError as error:
+            raise EPValueError(f"fused_silu cannot take {options}: {error}") from error
         loan = r.arena.lend(silu_result(n, width, output_format))
         values = [loan.part(field) for field in loan.fields.values()]
         at = [loan.address(name) for name in loan.fields]

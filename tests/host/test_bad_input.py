@@ -270,6 +270,8 @@ def test_a_region_that_is_not_there_is_refused_with_those_that_are():
             EPValueError, match="no region 'recv_count'; there are .*dispatch_recv_count.*reserved"
         ):
             ep.region("recv_count")
+        with pytest.raises(EPValueError, match="no region"):
+            ep.region(["A"])
         with pytest.raises(
             EPValueError, match=r"rank=5 is not of this process, which has \[0, 1\]"
         ):

@@ -56,12 +56,14 @@ def codes8(a):
     "change, said",
     [
         (dict(output_format="nvfp4"), "output_format='nvfp4' must be one of bf16, fp8_blockwise"),
+        (dict(output_format=["bf16"]), r"cannot take .*'output_format': \['bf16'\].*unhashable"),
+        (dict(limit="x"), "cannot take .*'limit': 'x'"),
         (dict(limit=-1.0), "limit=-1.0 must be positive"),
         (dict(rows=gate_up_rows(0, 17)), "rows; one is needed for each"),
         (dict(rows=gate_up_rows(0, 16).astype(np.float32)), "bfloat16 is needed"),
         (dict(rows=gate_up_rows(0, 16)[:, :-1]), r"2 \* width"),
     ],
-    ids=["a format", "a limit", "more rows", "float32", "an odd width"],
+    ids=["a format", "a list", "a str", "a limit", "more rows", "float32", "an odd width"],
 )
 def test_unknown_variants_and_rows_of_another_number_or_type_are_refused(change, said):
     options = dict(rows=gate_up_rows(0, 16)) | change
@@ -72,3 +74,5 @@ def test_unknown_variants_and_rows_of_another_number_or_type_are_refused(change,
         rows = [gate_up_rows(0, 16), options.pop("rows")]
         with refused(ep, said):
             ep.fused_silu(rows, d, **options)
+        with parallel(cfg) as other, refused(ep, "rank 0 was given a Dispatched: it needs that"):
+            ep.fused_silu(rows, other.dispatch(*batch(cfg)[:2]))
