@@ -7,6 +7,7 @@ import numpy as np
 from epmoe.check import random_bits
 from epmoe.check.calls import call, first_found, over_ranks
 from epmoe.check.cancelling import cancelling
+from epmoe.check.cases import MANY_EXPERTS, MANY_ROWS
 from epmoe.check.compare_rows import (
     compare_combined_rows,
     compare_prob_gradients,
@@ -140,6 +141,16 @@ def cases(n_ranks=4):
             rounds=1,
             edges=True,
         ),
+        RowsCase(
+            "many local experts, a large batch",
+            len(listed) + 1,
+            tuple((MANY_ROWS, 33, 0, 5)[rank % 4] for rank in range(n_ranks)),
+            MANY_EXPERTS * n_ranks,
+            2,
+            64,
+            rounds=1,
+        ),
+        RowsCase("five rounds", len(listed) + 2, (2,) * n_ranks, n, 2, 64, "gaps", rounds=5),
     ]
 
 

@@ -39,7 +39,7 @@ def test_a_right_implementation_passes_case_by_case(tmp_path):
     )
     assert result.returncode == 0, result.stdout
     assert "numpy_world:NumpyWorld[a hot expert] PASSED" in result.stdout
-    assert "19 passed" in result.stdout
+    assert "22 passed" in result.stdout
 
 
 def test_a_wrong_one_fails_in_words_and_beside_the_projects_own_tests(tmp_path):
