@@ -9,7 +9,8 @@ import numpy as np
 import epmoe_ref
 from epmoe.check.cases import epilogue, epilogue_args
 from epmoe.check.causes import explained
-from epmoe.check.difference import bits
+from epmoe.check.compare import same_type
+from epmoe.check.difference import as_array, bits
 from epmoe.check.place_causes import SUMS_LOST, outputs_beside
 from epmoe.check.seen_causes import SEEN, of_sums
 
@@ -26,12 +27,14 @@ def with_causes(round_, differences):
 
     def candidates(difference):
         got, want = (
-            np.asarray(round_.combined[difference.rank]),
+            as_array(round_.combined[difference.rank]),
             round_.combined_want[difference.rank],
         )
+        if not same_type(got, want):
+            return []
         if {got.ndim, want.ndim} == {2, 3}:
             return ["with router weights the rows are summed, without them they are not"]
-        if got.shape != want.shape or got.dtype.itemsize != want.dtype.itemsize:
+        if got.shape != want.shape:
             return []
         got = np.ascontiguousarray(got).view(want.dtype)
         with np.errstate(all="ignore"):

@@ -68,6 +68,7 @@ def same(a, b):
     """Whether two arrays of integers hold the same numbers."""
     return (
         a is not None
+        and a.dtype.kind in "iu"
         and a.shape == b.shape
         and bool((a.astype(np.int64) == b.astype(np.int64)).all())
     )

@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 
-from epmoe.check.compare import array
+from epmoe.check.compare import array, row_shape_fits
 from epmoe.check.compare_segments import compare_src_info, scales_of
 from epmoe.check.difference import bits
 from epmoe.check.places import packed
@@ -109,8 +109,7 @@ def _scales(suspect):
     if (
         want.dtype != np.float32
         or got.dtype != np.float32
-        or got.ndim != want.ndim
-        or len(got) != len(want)
+        or not row_shape_fits(suspect.cfg, "output_scales", got, want)
     ):
         return None
     where, cfg, offsets, pairs = (

@@ -128,7 +128,7 @@ def test_nothing_checked_is_no_pass_and_what_cannot_be_is_said_once(told):
 def test_what_every_case_says_is_said_once():
     lines = run("check wrong_dispatches:Raises --ranks 2 --quiet").stdout.splitlines()
     assert lines[0] == "DIFFERS     uneven ranks"
-    assert lines[1].startswith("  call raised IndexError: index 12 is out of bounds")
+    assert lines[1].startswith("  dispatch raised IndexError: index 12 is out of bounds")
     assert lines[2] == "DIFFERS     slots without an expert: as in 'uneven ranks'"
 
 

@@ -68,7 +68,7 @@ MISTAKES = {
     ),
     "SortedByToken": ("src_info", "an expert's rows are not grouped by src_rank"),
     "WritesInput": ("topk_ids", "was written to"),
-    "Raises": ("call", "raised IndexError: index 12 is out of bounds"),
+    "Raises": ("dispatch", "raised IndexError: index 12 is out of bounds"),
 }
 
 
