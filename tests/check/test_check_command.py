@@ -129,7 +129,10 @@ def test_what_every_case_says_is_said_once():
     lines = run("check wrong_dispatches:Raises --ranks 2 --quiet").stdout.splitlines()
     assert lines[0] == "DIFFERS     uneven ranks"
     assert lines[1].startswith("  dispatch raised IndexError: index 12 is out of bounds")
-    assert lines[2] == "DIFFERS     slots without an expert: as in 'uneven ranks'"
+    again = "epmoe check wrong_dispatches:Raises --only 'uneven ranks' --ranks 2"
+    assert lines[2] == f"  again: {again}"
+    assert lines[3] == "DIFFERS     slots without an expert: as in 'uneven ranks'"
+    assert run(again[6:] + " --quiet").stdout.splitlines()[:3] == lines[:3]
 
 
 def test_an_implementation_that_serves_no_case_does_not_pass():

@@ -44,6 +44,12 @@ def test_the_implementation_passes_and_its_mistake_is_told_as_shown(tmp_path):
     assert code == 1 and all(line in text for line in DIFFERS.splitlines()), text
 
 
+def test_the_inputs_of_a_case_are_got_as_shown():
+    (lines,) = re.findall(r"^```python\n(from epmoe.check.cases.*?)^```", TEXT, re.M | re.S)
+    exec(lines, names := {})
+    assert len(names["case"].input_tokens(0)) == 4
+
+
 def test_a_wrong_word_is_reported_as_shown():
     import wrong_words
 
