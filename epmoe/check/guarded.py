@@ -31,12 +31,12 @@ def check(name, *, n_ranks, only, timeout, tell, output=None):
     return report
 
 
-def outcomes(report, only, timeout, output=None):
+def outcomes(report, only, timeout, output=None, timeout_option="--timeout"):
     """Run the cases of a new Report, and yield the Outcome of each when it is known. Arguments: as for `check`."""
     lost = 0
     while True:
         task = dict(name=report.name, ranks=report.n_ranks, only=only)
-        cases, why = yield from _some_cases(report, task, timeout, output)
+        cases, why = yield from _some_cases(report, task, timeout, timeout_option, output)
         if why is None:
             return
         lost += 1
@@ -54,7 +54,7 @@ def _added(report, outcome):
     return outcome
 
 
-def _some_cases(report, task, timeout, output):
+def _some_cases(report, task, timeout, timeout_option, output):
     """Run cases until one is lost, and yield their outcomes. Returns (names of all cases, why it was lost or None)."""
     cases, end, call = [], None, ""
     task["first"] = len(report.outcomes)
@@ -80,7 +80,7 @@ def _some_cases(report, task, timeout, output):
                 return cases, None
         if process.late:
             limit = timeout if end else max(timeout, START_S)
-            says = f"did not return within {limit:g} s" + (" (--timeout)" if end else "")
+            says = f"did not return within {limit:g} s" + (f" ({timeout_option})" if end else "")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGUSR1)
         else:
