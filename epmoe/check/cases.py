@@ -164,7 +164,8 @@ def cases(n_ranks=4, only_hidden=None):
     n = L * n_ranks
 
     def cfg(**options):
-        options = {"top_k": min(4, n), "hidden": 128, "max_tokens_per_rank": 8} | options
+        fixed = {"top_k": min(4, n), "hidden": 128, "max_tokens_per_rank": 8}
+        options = fixed | {"p2p_world_size": n_ranks} | options
         return EPConfig(n_ranks, n, **options | ({"hidden": only_hidden} if only_hidden else {}))
 
     uneven = tuple((8, 5, 1, 6, 3, 7, 2, 4)[rank % 8] for rank in range(n_ranks))
@@ -255,6 +256,11 @@ def cases(n_ranks=4, only_hidden=None):
     return [_numbered(case, number) for number, case in enumerate(listed)]
 
 
+def large_batch(n_ranks):
+    """The number of tokens of each rank, one of which has many."""
+    return ((MANY_ROWS, 33, 0, 5) + (1, 2) * n_ranks)[:n_ranks]
+
+
 def _large(n_ranks, cfg):
     """Cases with more rows, experts or rounds than a tile, a warp, a block or a ring of buffers has; hidden is small."""
     tokens = -(-MANY_ROWS // n_ranks)
@@ -269,12 +275,11 @@ def _large(n_ranks, cfg):
         large = cfg(token_format=name.split()[0], top_k=2, max_tokens_per_rank=tokens, **options)
         yield Case(f"{name}, many rows", large, (tokens,) * n_ranks, "hot", rounds=1)
     experts = n_ranks * min(MANY_EXPERTS, MAX_EXPERTS // n_ranks)
-    batch = tuple((MANY_ROWS, 33, 0, 5)[rank % 4] for rank in range(n_ranks))
     options = dict(top_k=2)
     yield Case(
         "many local experts, a large batch",
         replace(cfg(max_tokens_per_rank=MANY_ROWS, **options), n_experts=experts),
-        batch,
+        large_batch(n_ranks),
         rounds=1,
     )
     yield Case("five rounds", cfg(**options), (2,) * n_ranks, "gaps", rounds=5)

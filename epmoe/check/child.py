@@ -26,7 +26,7 @@ def run(task, say):
     try:
         implementation = load(task["name"])
         compile_first([task["name"]], task["only"], task["ranks"])
-        ranks = ranks_of(implementation, task["ranks"])
+        ranks = ranks_of(implementation, task["ranks"], task["name"])
         found = chosen(all_cases(implementation, ranks.size), task["only"])
     except EPError as error:
         say(["cannot", str(error)])

@@ -222,7 +222,7 @@ def _checked_as_rank(name, arguments, tell, all_end):
             f"{name} has the whole world in one process (per_rank is False), and several were "
             "started, which would all do the same: start it alone, or set per_rank = True"
         )
-    ranks, timers = ranks_of(implementation, arguments.ranks), []
+    ranks, timers = ranks_of(implementation, arguments.ranks, name), []
 
     def give_up(case):
         traceback.print_stack(sys._current_frames()[threading.main_thread().ident], -FRAMES)

@@ -99,7 +99,7 @@ class Report:
     @property
     def verdict(self):
         """The last line of the report: PASS or FAIL, and for how many cases."""
-        served = f"{len(self.run)} of {len(self.outcomes)} cases served, {self.n_ranks} ranks"
+        served = f"{len(self.run)} of {len(self.outcomes)} cases served, {self.n_ranks} rank{'s' * (self.n_ranks != 1)}"
         if not self.run:
             return f"FAIL {self.name}: no case was run ({served})"
         if self.failed:

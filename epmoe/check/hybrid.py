@@ -7,7 +7,7 @@ import numpy as np
 from epmoe.check import compare_hybrid, random_bits
 from epmoe.check.calls import call, first_found, over_ranks, parts
 from epmoe.check.cancelling import cancelling
-from epmoe.check.cases import MANY_EXPERTS, MANY_ROWS
+from epmoe.check.cases import MANY_EXPERTS, large_batch
 from epmoe.check.edges import edge_rows, edge_tokens
 from epmoe.check.made_arrays import GRAD_OUT, GRAD_PROBS, GRAD_X, PROBS, RETURNED, made
 from epmoe.check.rows import ROUTING, X
@@ -136,7 +136,7 @@ def cases(n_ranks=4):
             "many local experts, a large batch",
             {},
             dict(
-                n_tokens=tuple((MANY_ROWS, 33, 0, 5)[rank % 4] for rank in range(n_ranks)),
+                n_tokens=large_batch(n_ranks),
                 n_local_experts=MANY_EXPERTS,
                 top_k=2,
                 hidden=64,

@@ -51,7 +51,7 @@ def _tests(session, name, n_ranks, timeout):
 
     try:
         implementation = load(name)
-        ranks = ranks_of(implementation, n_ranks)
+        ranks = ranks_of(implementation, n_ranks, name)
         found = all_cases(implementation, ranks.size)
     except EPError as error:
         raise pytest.UsageError(f"--epmoe-check {name}: {error}") from None

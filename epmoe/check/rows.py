@@ -7,7 +7,7 @@ import numpy as np
 from epmoe.check import random_bits
 from epmoe.check.calls import call, first_found, over_ranks, parts
 from epmoe.check.cancelling import cancelling
-from epmoe.check.cases import MANY_EXPERTS, MANY_ROWS
+from epmoe.check.cases import MANY_EXPERTS, large_batch
 from epmoe.check.compare_rows import (
     compare_combined_rows,
     compare_prob_gradients,
@@ -145,7 +145,7 @@ def cases(n_ranks=4):
         RowsCase(
             "many local experts, a large batch",
             len(listed) + 1,
-            tuple((MANY_ROWS, 33, 0, 5)[rank % 4] for rank in range(n_ranks)),
+            large_batch(n_ranks),
             MANY_EXPERTS * n_ranks,
             2,
             64,

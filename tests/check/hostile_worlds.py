@@ -118,6 +118,10 @@ class NoTuple(NumpyWorld):
     token_formats = "bf16"
 
 
+class OddHidden(NumpyWorld):
+    hidden = 100
+
+
 class ServesNothing(NumpyWorld):
     token_formats = ("mxfp8",)
     combine_dtypes = ()

@@ -103,14 +103,16 @@ def test_json_says_the_same():
     [
         (["nobody"], "must be module:Class"),
         (["nobody:Class"], "no module 'nobody'"),
-        (["wrong_dispatches:Nobody"], "has no 'Nobody'"),
+        (["wrong_dispatches:Nobody"], "has no 'Nobody'; its classes: SlotOrder, RankOrder, "),
         (["json:dumps"], "must be a class derived from"),
-        (["per_rank_worlds:OneRank"], "mpirun -n N"),
+        (
+            ["per_rank_worlds:OneRank"],
+            "per_rank_worlds:OneRank has one rank a process: start it with `torchrun",
+        ),
         (["reference", "--only", "no such case"], "no case's name contains"),
         (["reference", "--ranks", "2147483648"], "must be at most 21845"),
     ],
 )
-@pytest.mark.by_day(3)
 def test_what_cannot_be_run_exits_with_2(arguments, words, told):
     result = told("check", *arguments)
     assert result.returncode == 2

@@ -108,6 +108,7 @@ def test_counts_are_compared_as_they_are(name, says):
         ("Misspelt", "token_formats has 'nvpf4'; did you mean 'nvfp4'?"),
         ("NoTuple", "must be a tuple or set of names"),
         ("MisspeltOption", "options has 'unweigthed'; did you mean 'unweighted'?"),
+        ("OddHidden", "OddHidden.hidden = 100 must be a multiple of 256"),
         ("MisspeltType", "combine_dtypes has 'fp8'; there are bf16, fp16, fp32"),
     ],
 )

@@ -179,6 +179,15 @@ def test_a_result_of_any_form_is_compared_and_gets_no_cause(base, function, at, 
     assert all("leading 0" in c or "not t" in c or "are summed" in c for c in causes), text
 
 
+def test_sums_of_another_type_or_shape_get_a_remedy():
+    for change, words in (
+        (lambda a: a.astype(np.float32), ".astype(ml_dtypes.bfloat16)"),
+        (lambda a: a.reshape(-1), "combine returns [num_tokens, hidden]"),
+    ):
+        changed = reshaped(Reference, "combine", None, change)
+        assert words in str(check(changed, n_ranks=2, only="one slot"))
+
+
 def without_the_last(results):
     return results[:-1]
 

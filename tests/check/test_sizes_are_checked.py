@@ -105,3 +105,9 @@ def test_results_that_are_lost_from_the_fourth_round_on_differ(base):
 
     report = check(Lost, only="five rounds")
     assert [d.round for o in report.failed for d in o.differences] == [4] * 4
+
+
+def test_there_may_be_more_ranks_than_share_an_interconnect():
+    report = check(Reference, n_ranks=9, only="one slot")
+    assert report.passed and "9 ranks" in report.verdict, str(report)
+    assert "1 rank)" in check(Reference, n_ranks=1, only="one slot").verdict
