@@ -135,7 +135,19 @@ def _one_factor(suspect):
         return False
     finite = np.isfinite(scales[1])
     factors = scales[0][finite] / scales[1][finite]
-    return len(factors) > 1 and np.allclose(factors, factors[0], rtol=1e-6)
+    return (
+        len(factors) > 1
+        and abs(factors[0] - 1) > 1e-5
+        and np.allclose(factors, factors[0], rtol=1e-6)
+    )
+
+
+def _off_by_an_ulp(suspect):
+    scales = _scales(suspect)
+    if scales is None:
+        return False
+    got, want = (bits(s.astype(np.float32)).astype(np.int64) for s in scales)
+    return int(abs(got - want).max(initial=0)) == 1
 
 
 def _no_floor(suspect):
@@ -163,6 +175,10 @@ SCALE_CAUSES = [
     (
         "all scales are wrong by one factor: another largest number than the format's, 448",
         _one_factor,
+    ),
+    (
+        "scales are off by an ulp: absmax is multiplied by the reciprocal of 448, not divided by 448",
+        _off_by_an_ulp,
     ),
     ("the floor is missing: absmax is taken to be 1e-4 at least", _no_floor),
 ]
