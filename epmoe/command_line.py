@@ -87,9 +87,11 @@ def sizes_of_a_world(parser, *, ranks=4, experts_per_rank=4, top_k=4, hidden=256
     hidden: the default of --hidden, or a description of it; the option is then None by default.
     """
     sizes = parser.add_argument_group("sizes")
+    experts = sizes.add_mutually_exclusive_group()
     for name, default, what in (
         ("ranks", None, f"virtual ranks (default {ranks}; under mpirun as many as it started)"),
-        ("experts-per-rank", experts_per_rank, "experts of each rank (default %(default)s)"),
+        # as a word, which argparse tells from a number that was given
+        ("experts-per-rank", str(experts_per_rank), "experts of each rank (default %(default)s)"),
         ("experts", None, "number of experts, instead of --experts-per-rank"),
         ("top-k", top_k, "experts a token chooses (default %(default)s)"),
         (
@@ -99,7 +101,8 @@ def sizes_of_a_world(parser, *, ranks=4, experts_per_rank=4, top_k=4, hidden=256
         ),
         ("tokens", tokens, "the most tokens of a rank (default %(default)s)"),
     ):
-        sizes.add_argument(f"--{name}", type=at_least_one, default=default, metavar="N", help=what)
+        group = experts if name.startswith("experts") else sizes
+        group.add_argument(f"--{name}", type=at_least_one, default=default, metavar="N", help=what)
     return sizes
 
 

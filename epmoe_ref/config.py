@@ -39,8 +39,8 @@ class EPConfig:
         of n_ranks, by default n_ranks. A rank takes share rank % W. Ignored (default 1) without a shared expert or
         without skip_a2a.
 
-    Kernels may have narrower limits (top_k <= 32, p2p_world_size <= 8), which their factories check. Input tokens are
-    bf16; for the bf16 format also fp16 and float32, which are rounded once to nearest even. Errors: EPValueError.
+    Kernels have narrower limits, which their factories check: p2p_world_size <= 8, the fast ones also top_k <= 32. Input
+    tokens are bf16; for the bf16 format also fp16 and float32, which are rounded once to nearest even. Errors: EPValueError.
     Source: the parameters of the dispatch_kernel page (docs/pages.md).
     """
 

@@ -2,7 +2,8 @@
 
 They are public, so you can test your own implementation with them. Hypothesis draws and shrinks the structure (sizes,
 patterns, options), and the data comes from a drawn seed. Sizes are small on purpose: most bugs of expert-parallel
-routing show with 3 ranks and 5 tokens.
+routing show with 3 ranks and 5 tokens. With large=True one world in four has up to 136 tokens a rank and 40 local experts:
+more than a tile of scales has rows, a warp lanes, or a small batch tokens.
 
 `configs`, `worlds`: the per-expert layout (dispatch, combine). `rows_worlds`, `hybrid_worlds`: fused_a2a. `topk_ids`,
 `garbage_topk_ids`, `routing_maps`, `matrices`: their parts. This is the only module of the reference that imports
@@ -25,6 +26,7 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 KINDS = ("integers", "coordinates", "normal", "cancelling", "special")
 PATTERNS = ("uniform", "hot_expert", "one_rank", "few_experts")
 DROPS = (0.0, 0.0, 0.3, 1.0)
+LARGE_TOKENS, LARGE_LOCAL_EXPERTS = 136, 40
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,13 @@ def seeds():
 def num_tokens(n_ranks: int, most: int = 12):
     """The number of tokens of each rank: uneven, often 0."""
     return st.lists(st.one_of(st.just(0), st.integers(0, most)), min_size=n_ranks, max_size=n_ranks)
+
+
+def _most(draw, large, tokens, local_experts):
+    """(tokens, local experts) at most; with `large` now and then more. A failure shrinks to the small ones."""
+    if large and draw(st.sampled_from((False, False, False, True))):
+        return LARGE_TOKENS, LARGE_LOCAL_EXPERTS
+    return tokens, local_experts
 
 
 @st.composite
@@ -178,11 +187,15 @@ def routing_maps(draw, num_tokens: int, n_experts: int, n_ranks: int = 1):
 
 
 @st.composite
-def configs(draw, *, max_ranks=4, max_local_experts=4, max_top_k=8, max_tokens=12, **fixed):
+def configs(
+    draw, *, max_ranks=4, max_local_experts=4, max_top_k=8, max_tokens=12, large=False, **fixed
+):
     """Valid configurations. Fields of EPConfig given by name are fixed. The others are drawn to match.
 
-    use_shmem is False and p2p_world_size the default unless given.
+    large: now and then more tokens and experts, as above. use_shmem is False and p2p_world_size the default unless given.
     """
+    max_tokens, max_local_experts = _most(draw, large, max_tokens, max_local_experts)
+    least_tokens = max_tokens if max_tokens == LARGE_TOKENS else 1
 
     def pick(name, strategy):
         return fixed[name] if name in fixed else draw(strategy)
@@ -200,7 +213,7 @@ def configs(draw, *, max_ranks=4, max_local_experts=4, max_top_k=8, max_tokens=1
         n_experts=n_experts,
         top_k=pick("top_k", st.integers(1, min(n_experts, max_top_k))),
         hidden=pick("hidden", st.integers(1, 2).map(lambda n: n * multiple)),
-        max_tokens_per_rank=pick("max_tokens_per_rank", st.integers(1, max_tokens)),
+        max_tokens_per_rank=pick("max_tokens_per_rank", st.integers(least_tokens, max_tokens)),
         token_format=token_format,
         alignment=pick("alignment", st.sampled_from((16, 16, 32, 128))),
         fuse_a_scale_preshuffle=preshuffle,
@@ -242,12 +255,20 @@ def worlds(draw, cfgs=None, *, garbage=False, kinds=KINDS):
 
 @st.composite
 def rows_worlds(
-    draw, *, dtypes=(BF16, np.dtype(np.float16), np.dtype(np.float32)), kinds=KINDS, max_ranks=4
+    draw,
+    *,
+    dtypes=(BF16, np.dtype(np.float16), np.dtype(np.float32)),
+    kinds=KINDS,
+    max_ranks=4,
+    max_local_experts=4,
+    max_tokens=12,
+    large=False,
 ):
-    """Arguments of fused_a2a.dispatch_forward."""
+    """Arguments of fused_a2a.dispatch_forward. large: as in configs."""
+    max_tokens, max_local_experts = _most(draw, large, max_tokens, max_local_experts)
     n_ranks = draw(st.integers(1, max_ranks))
-    num_experts = n_ranks * draw(st.integers(1, 4))
-    tokens = draw(num_tokens(n_ranks))
+    num_experts = n_ranks * draw(st.integers(1, max_local_experts))
+    tokens = draw(num_tokens(n_ranks, max_tokens))
     top_k = draw(st.one_of(st.integers(1, num_experts), st.just(num_experts)))
     ids = [draw(topk_ids(n, num_experts, top_k, n_ranks, np.int64)) for n in tokens]
     probs = draw(matrices(tokens, top_k, np.float32, _finite(kinds)))
@@ -257,12 +278,23 @@ def rows_worlds(
 
 @st.composite
 def hybrid_worlds(
-    draw, *, dtypes=(BF16, np.dtype(np.float16)), kinds=KINDS, max_ranks=4, overflow=True
+    draw,
+    *,
+    dtypes=(BF16, np.dtype(np.float16)),
+    kinds=KINDS,
+    max_ranks=4,
+    max_local_experts=4,
+    max_tokens=12,
+    overflow=True,
+    large=False,
 ):
-    """Arguments of fused_a2a.hybrid_dispatch_forward. overflow=False: every budget has room for the rows."""
-    n_ranks, num_local_experts = draw(st.integers(1, max_ranks)), draw(st.integers(1, 4))
+    """Arguments of fused_a2a.hybrid_dispatch_forward. overflow=False: every budget has room for the rows. large: as in
+    configs."""
+    max_tokens, max_local_experts = _most(draw, large, max_tokens, max_local_experts)
+    n_ranks = draw(st.integers(1, max_ranks))
+    num_local_experts = draw(st.integers(1, max_local_experts))
     num_experts = n_ranks * num_local_experts
-    tokens = draw(num_tokens(n_ranks))
+    tokens = draw(num_tokens(n_ranks, max_tokens))
     routing_map = [draw(routing_maps(n, num_experts, n_ranks)) for n in tokens]
     probs = draw(st.one_of(st.none(), matrices(tokens, num_experts, np.float32, _finite(kinds))))
     if probs is not None:

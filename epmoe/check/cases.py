@@ -3,16 +3,18 @@
 A case's numbers come from `random_bits`, so they are the same on every machine and on every rank.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from epmoe.check import random_bits
 from epmoe.check.edges import edge_outputs, edge_tokens, edge_weights
-from epmoe_ref.config import EPConfig
+from epmoe_ref.config import MAX_EXPERTS, EPConfig
 
 # The purpose of a stream of random words, part of its seed.
 TOKENS, ROUTING, GAPS, WEIGHTS, OUTPUTS, OPPOSITES, SHARED, ABSORBING, EDGES = range(9)
+MANY_ROWS = 136  # more than a 128-row tile of scales, a small batch (128 tokens), or the threads of four warps
+MANY_EXPERTS = 40  # local experts: more than a warp
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,8 @@ def cases(n_ranks=4, only_hidden=None):
     n = L * n_ranks
 
     def cfg(**options):
-        options = {"top_k": min(4, n), "hidden": 128, "max_tokens_per_rank": 8} | options
+        fixed = {"top_k": min(4, n), "hidden": 128, "max_tokens_per_rank": 8}
+        options = fixed | {"p2p_world_size": n_ranks} | options
         return EPConfig(n_ranks, n, **options | ({"hidden": only_hidden} if only_hidden else {}))
 
     uneven = tuple((8, 5, 1, 6, 3, 7, 2, 4)[rank % 8] for rank in range(n_ranks))
@@ -248,7 +251,37 @@ def cases(n_ranks=4, only_hidden=None):
         listed.append(
             Case(f"{name} at the edges of its numbers", cfg(**options), full, edges=True, rounds=1)
         )
+    listed += _large(n_ranks, cfg)
     return [_numbered(case, number) for number, case in enumerate(listed)]
+
+
+def large_batch(n_ranks):
+    """The number of tokens of each rank, one of which has many."""
+    return ((MANY_ROWS, 33, 0, 5) + (1, 2) * n_ranks)[:n_ranks]
+
+
+def _large(n_ranks, cfg):
+    """Cases with more rows, experts or rounds than a tile, a warp, a block or a ring of buffers has; hidden is small."""
+    tokens = -(-MANY_ROWS // n_ranks)
+    for name, options in (
+        ("fp8_blockwise", dict(hidden=128)),
+        ("nvfp4", dict(hidden=128)),
+        ("mxfp4", dict(hidden=256)),
+        ("mxfp8", dict(hidden=256)),
+        ("mxfp4_rows", dict(hidden=64)),
+        ("mxfp4_rows in slots", dict(hidden=256, fuse_a_scale_preshuffle=True)),
+    ):
+        large = cfg(token_format=name.split()[0], top_k=2, max_tokens_per_rank=tokens, **options)
+        yield Case(f"{name}, many rows", large, (tokens,) * n_ranks, "hot", rounds=1)
+    experts = n_ranks * min(MANY_EXPERTS, MAX_EXPERTS // n_ranks)
+    options = dict(top_k=2)
+    yield Case(
+        "many local experts, a large batch",
+        replace(cfg(max_tokens_per_rank=MANY_ROWS, **options), n_experts=experts),
+        large_batch(n_ranks),
+        rounds=1,
+    )
+    yield Case("five rounds", cfg(**options), (2,) * n_ranks, "gaps", rounds=5)
 
 
 def _numbered(case, number):

@@ -9,7 +9,9 @@ import numpy as np
 import epmoe_ref
 from epmoe.check.cases import epilogue, epilogue_args
 from epmoe.check.causes import explained
-from epmoe.check.difference import bits
+from epmoe.check.compare import same_type
+from epmoe.check.count_causes import up_to_minus_one, without_minus_one
+from epmoe.check.difference import as_array, bits
 from epmoe.check.place_causes import SUMS_LOST, outputs_beside
 from epmoe.check.seen_causes import SEEN, of_sums
 
@@ -25,11 +27,13 @@ def with_causes(round_, differences):
     """The differences of a round's combine, each with its likely cause if one is known."""
 
     def candidates(difference):
-        got = np.asarray(round_.combined[difference.rank])
+        got = as_array(round_.combined[difference.rank])
         want = round_.combined_want[difference.rank]
+        if not same_type(got, want):
+            return []
         if {got.ndim, want.ndim} == {2, 3}:
             return ["with router weights the rows are summed, without them they are not"]
-        if got.shape != want.shape or got.dtype.itemsize != want.dtype.itemsize:
+        if got.shape != want.shape:
             return []
         got = np.ascontiguousarray(got).view(want.dtype)
         with np.errstate(all="ignore"):
@@ -130,6 +134,18 @@ def _same(a, b):
 def _weighted(s, got):
     name = s.cfg.combine_dtype
     mistakes = (
+        (
+            "the weights are rounded to bf16; they are float32",
+            lambda: s.routed(s.weights.astype(OUTPUT["bf16"]).astype(np.float32)),
+        ),
+        (
+            "a sum ends at its token's first -1; each k counts for itself, whatever is before it",
+            lambda: s.routed(only=s.takes_part & up_to_minus_one(s.ids)),
+        ),
+        (
+            "exactly the tokens that have a -1 have no sum; their other k count",
+            lambda: s.routed(only=s.takes_part & without_minus_one(s.ids)),
+        ),
         ("the weights are applied twice", lambda: s.routed(s.weights * s.weights)),
         ("the weights are not applied", lambda: s.routed(np.ones_like(s.weights))),
         (

@@ -7,6 +7,7 @@ rank a process it runs in that process. Exit codes: as in epmoe.command_line.
 
 import json
 import os
+import shlex
 import sys
 import threading
 import traceback
@@ -16,6 +17,7 @@ from epmoe_ref.errors import EPError, EPValueError
 
 NO_CASE = -1
 TIMEOUT_S = 120.0
+FRAMES = 8  # of the stack of a call that hangs
 STDERR = 2  # an implementation prints here while stdout holds JSON
 
 
@@ -39,7 +41,9 @@ def add_arguments(parser):
         help="size of the world (default 4; with one rank a process, the number of processes)",
     )
     parser.add_argument(
-        "--only", metavar="TEXT", help="run only the cases whose name contains TEXT"
+        "--only",
+        metavar="TEXT",
+        help="run only the case of this name, else the cases whose name contains TEXT",
     )
     parser.add_argument(
         "--timeout",
@@ -140,10 +144,15 @@ def _check(name, arguments, said, records):
                 if outcome.differences
                 else outcome.case
             )
-            print(
-                outcome if same == outcome.case else f"DIFFERS     {outcome.case}: as in {same!r}",
-                flush=True,
+            text = (
+                outcome if same == outcome.case else f"DIFFERS     {outcome.case}: as in {same!r}"
             )
+            if same == outcome.case and outcome.differences and not started_as_rank():
+                only = shlex.quote(outcome.case)
+                text = (
+                    f"{text}\n  again: epmoe check {name} --only {only} --ranks {arguments.ranks}"
+                )
+            print(text, flush=True)
 
     try:
         report = (
@@ -174,10 +183,13 @@ def _check(name, arguments, said, records):
 
 def _as_rank(name, arguments, tell):
     """The Report of an implementation with one rank a process, run on this rank. A hang or an error ends all ranks."""
+    from epmoe.check.calls import progress
+    from epmoe.check.ranks import process_number
+
     leave, this_process = os._exit, os.getpid()
 
     def all_end(why):
-        sys.stderr.write(f"epmoe check: {name}: {why}; all ranks end\n")
+        sys.stderr.write(f"epmoe check: {name}: rank {process_number()}: {why}; all ranks end\n")
         sys.stderr.flush()
         leave(DIFFERS)
 
@@ -193,15 +205,13 @@ def _as_rank(name, arguments, tell):
         raise
     except Exception as error:  # the other ranks wait for this one, so the launcher must end all
         traceback.print_exc()
-        sys.stderr.write(
-            f"epmoe check: {name} differs: it raised {type(error).__name__}: {error}; all ranks end\n"
-        )
-        sys.exit(DIFFERS)
+        all_end(f"differs: {progress} raised {type(error).__name__}: {error}")
     finally:
         os._exit = leave
 
 
 def _checked_as_rank(name, arguments, tell, all_end):
+    from epmoe.check.calls import progress
     from epmoe.check.conformance import check
     from epmoe.check.implementation import load
     from epmoe.check.ranks import ranks_of, started_with_others
@@ -212,10 +222,13 @@ def _checked_as_rank(name, arguments, tell, all_end):
             f"{name} has the whole world in one process (per_rank is False), and several were "
             "started, which would all do the same: start it alone, or set per_rank = True"
         )
-    ranks, timers = ranks_of(implementation, arguments.ranks), []
+    ranks, timers = ranks_of(implementation, arguments.ranks, name), []
 
     def give_up(case):
-        all_end(f"case {case!r} did not return within {arguments.timeout:g} s (--timeout)")
+        traceback.print_stack(sys._current_frames()[threading.main_thread().ident], -FRAMES)
+        all_end(
+            f"case {case!r}: {progress} did not return within {arguments.timeout:g} s (--timeout)"
+        )
 
     def begin(case):
         end()
@@ -228,9 +241,10 @@ def _checked_as_rank(name, arguments, tell, all_end):
             timers.pop().cancel()
 
     try:
-        return check(
+        report = check(
             implementation, ranks=ranks, only=arguments.only, name=name, tell=tell, begin=begin
         )
     finally:
         end()
-        ranks.close()
+    ranks.close()  # not after an exception: it may wait for the other ranks
+    return report

@@ -16,7 +16,7 @@ convert with np.asarray. Of arrays with spare capacity the first row_offsets[-1]
 import numpy as np
 
 from epmoe.check.compare_segments import compare_payload, compare_scales, compare_src_info
-from epmoe.check.difference import Difference, bits, columns, shown
+from epmoe.check.difference import Difference, as_array, bits, columns, form, shown
 from epmoe.check.places import layout, places_of, src_rank_at
 from epmoe_ref.formats.scale_layout import transposed
 
@@ -50,7 +50,7 @@ def _names(result):
 def array(result, name):
     """A field of a result as a NumPy array; None if the result does not have it."""
     value = field(result, name)
-    return None if value is None else np.asarray(value)
+    return None if value is None else as_array(value)
 
 
 def compare_dispatched(cfg, rank, got, want):
@@ -154,19 +154,12 @@ def _compare_row_shapes(cfg, rank, got, want, n_rows):
         a, b = array(got, name), array(want, name)
         if b is None or a is None:
             continue
-        axis = 1 if name == "output_scales" and layout(cfg) is transposed else 0
+        axis = _rows_axis(cfg, name)
         slots = name == "output_scales" and cfg.fuse_a_scale_preshuffle
-        if slots:
-            fits = a.size == b.size
-        else:
-            fits = (
-                a.ndim == b.ndim
-                and a.shape[axis] >= b.shape[axis]
-                and a.shape[:axis] + a.shape[axis + 1 :] == b.shape[:axis] + b.shape[axis + 1 :]
-            )
+        fits = row_shape_fits(cfg, name, a, b)
         if not fits or not same_type(a, b):
             more = "" if slots or fits else f" (axis {axis} may be longer)"
-            says, rule = f"is {a.dtype} {a.shape}, reference {b.dtype} {b.shape}{more}", ""
+            says, rule = f"is {form(a)}, reference {form(b)}{more}", ""
             if not same_type(a, b):
                 rule = (
                     f"{name} holds {b.dtype}, or its bits as unsigned integers; values are "
@@ -174,6 +167,22 @@ def _compare_row_shapes(cfg, rank, got, want, n_rows):
                 )
             found.append(Difference(name, says, a, b, rank, rule=rule))
     return found
+
+
+def _rows_axis(cfg, name):
+    return 1 if name == "output_scales" and layout(cfg) is transposed else 0
+
+
+def row_shape_fits(cfg, name, got, want):
+    """Whether an array that grows with the rows has the reference's shape, except for spare rows and tiles."""
+    if name == "output_scales" and cfg.fuse_a_scale_preshuffle:
+        return got.size == want.size
+    axis = _rows_axis(cfg, name)
+    return (
+        got.ndim == want.ndim
+        and got.shape[axis] >= want.shape[axis]
+        and got.shape[:axis] + got.shape[axis + 1 :] == want.shape[:axis] + want.shape[axis + 1 :]
+    )
 
 
 def same_type(got, want):
@@ -192,10 +201,18 @@ def compare_combined(cfg, rank, got, want, *, topk_ids=None):
     topk_ids [num_tokens, top_k] names experts in messages. Compared bit for bit, except that any NaN equals any NaN.
     Returns a list of Difference, empty if they are equal.
     """
-    got, want = np.asarray(got), np.asarray(want)
+    got, want = as_array(got), as_array(want)
     if got.shape != want.shape or not same_type(got, want):
-        says = f"is {got.dtype} {got.shape}, reference {want.dtype} {want.shape}"
-        return [Difference("output", says, got, want, rank)]
+        return [
+            Difference(
+                "output",
+                f"is {form(got)}, reference {form(want)}",
+                got,
+                want,
+                rank,
+                rule=_remedy(got, want),
+            )
+        ]
     got = np.ascontiguousarray(got).view(want.dtype)
     different = (bits(got) != bits(want)) & ~(np.isnan(got) & np.isnan(want))
     if not different.any():
@@ -219,6 +236,14 @@ def compare_combined(cfg, rank, got, want, *, topk_ids=None):
         else "out[t] = sum over k ascending of w[t, k] * y[t, k], fused multiply-add in float32 from +0, rounded once"
     )
     return [Difference("output", says, got, want, rank, rule=rule, **place)]
+
+
+def _remedy(got, want):
+    """What makes a result of another type or shape one like the reference's."""
+    if same_type(got, want):
+        return "combine returns [num_tokens, hidden], or [num_tokens, top_k, hidden] without router weights"
+    module = "np" if want.dtype.isbuiltin == 1 else "ml_dtypes"
+    return f"the result is {want.dtype}, or its bits as unsigned integers: .astype({module}.{want.dtype})"
 
 
 def compare_combined_world(cfg, got, want, *, topk_ids=None):

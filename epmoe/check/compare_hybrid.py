@@ -6,7 +6,7 @@ import numpy as np
 
 from epmoe.check.causes import best
 from epmoe.check.compare import compare_combined, same_type
-from epmoe.check.difference import Difference, bits, shown
+from epmoe.check.difference import Difference, as_array, bits, form, shown
 from epmoe.check.seen_causes import of_rows, of_sums
 
 RULES = {
@@ -31,7 +31,7 @@ def received(routing_map, handle, rank, got, want):
     for name in ("tokens_per_expert", "overflow"):
         if got[name] is not None:
             found += _small(
-                name, routing_map, handle, rank, np.asarray(got[name][rank]), want[name][rank]
+                name, routing_map, handle, rank, as_array(got[name][rank]), want[name][rank]
             )
     for name in ("dispatched_hidden", "dispatched_probs", "dispatched_scaling_factor"):
         a, b = None if got[name] is None else got[name][rank], want[name][rank]
@@ -76,10 +76,11 @@ def _small(name, routing_map, handle, rank, got, want):
 
 def rows(name, handle, rank, got, want, rule=BACK):
     """Differences of an array with one entry for each row, such as dispatched_hidden."""
-    got, want = np.ascontiguousarray(got), np.ascontiguousarray(want)
+    got, want = as_array(got), as_array(want)
     if got.shape != want.shape or not same_type(got, want):
-        says = f"is {got.dtype} {got.shape}, reference {want.dtype} {want.shape}"
+        says = f"is {form(got)}, reference {form(want)}"
         return [Difference(name, says, got, want, rank, rule=rule)]
+    got = np.ascontiguousarray(got)
     different = bits(got) != bits(want)
     if not different.any():
         return []

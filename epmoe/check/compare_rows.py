@@ -6,7 +6,7 @@ import numpy as np
 
 from epmoe.check.causes import best
 from epmoe.check.compare import compare_combined, same_type
-from epmoe.check.difference import Difference, bits, shown
+from epmoe.check.difference import Difference, as_array, bits, form, shown
 from epmoe.check.seen_causes import of_rows, of_sums
 
 ORDER = "recv_x has one row for each (source token, this rank), by src_rank, then token"
@@ -20,15 +20,14 @@ def compare_received(rank, rows, got, want):
     got, want = ((x[3], x[0], x[1], x[2]) for x in (got, want))
     found = []
     for name, a, b in zip(names, got, want):
-        a, b = np.asarray(a), np.asarray(b)
+        a, b = as_array(a), as_array(b)
         if a.shape != b.shape or not same_type(a, b):
-            says = f"is {a.dtype} {a.shape}, reference {b.dtype} {b.shape}"
-            rule = ORDER if name == "recv_x" else ""
+            says, rule = f"is {form(a)}, reference {form(b)}", ORDER if name == "recv_x" else ""
             found.append(Difference(name, says, a, b, rank, rule=rule))
             continue
         different = bits(a) != bits(b)
         if different.any():
-            found.append(_first(rank, rows, name, a, b, different, got[2]))
+            found.append(_first(rank, rows, name, a, b, different, want[2]))
     return found
 
 
@@ -46,7 +45,7 @@ def _first(rank, rows, name, got, want, different, indices):
         "recv_token_probs": "0.0 where there is no expert of this rank",
     }[name]
     cause = ""
-    if name == "recv_token_probs" and int(np.asarray(indices)[at]) == -1:
+    if name == "recv_token_probs" and int(indices[at]) == -1:
         cause = "prob not zero where the id is -1"
     elif name == "recv_x":
         cause = best(of_rows(np.ascontiguousarray(got).view(want.dtype), want))

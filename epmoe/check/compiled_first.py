@@ -12,7 +12,7 @@ import numpy as np
 
 from epmoe import LocalWorld, MPIWorld, device
 from epmoe.check.cases import epilogue, epilogue_args
-from epmoe.check.conformance import all_cases
+from epmoe.check.conformance import all_cases, chosen
 from epmoe.check.implementation import HybridImplementation, Implementation, load
 from epmoe.fused_a2a import init_hybrid_ep_buffer
 from epmoe.host import compiling
@@ -47,8 +47,8 @@ def kernels_of(names, n_ranks, only):
     found = {}
     for name in names.split(","):
         implementation = load(name)
-        for case, not_served, _ in all_cases(implementation, int(n_ranks)):
-            if only in case.name and not not_served:
+        for case, not_served, _ in chosen(all_cases(implementation, int(n_ranks)), only):
+            if not not_served:
                 world = DryWorld(int(n_ranks))
                 world.shmem = False  # as in an MPIWorld
                 _run(_over(world, implementation), case)

@@ -5,12 +5,13 @@ import traceback
 from dataclasses import dataclass, field
 
 from epmoe.check import experts, hybrid, rows
+from epmoe.check.calls import WrongForm, progress
 from epmoe.check.cases import cases
 from epmoe.check.difference import Difference
 from epmoe.check.implementation import HybridImplementation, Implementation, not_served, whole
 from epmoe.check.ranks import ranks_of
 from epmoe_ref.config import MAX_EXPERTS
-from epmoe_ref.errors import EPValueError
+from epmoe_ref.errors import EPValueError, UnavailableError
 
 MOST_RANKS = MAX_EXPERTS // 3
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
@@ -98,7 +99,7 @@ class Report:
     @property
     def verdict(self):
         """The last line of the report: PASS or FAIL, and for how many cases."""
-        served = f"{len(self.run)} of {len(self.outcomes)} cases served, {self.n_ranks} ranks"
+        served = f"{len(self.run)} of {len(self.outcomes)} cases served, {self.n_ranks} rank{'s' * (self.n_ranks != 1)}"
         if not self.run:
             return f"FAIL {self.name}: no case was run ({served})"
         if self.failed:
@@ -128,22 +129,29 @@ def check(implementation, *, n_ranks=4, ranks=None, only="", name=None, tell=Non
 
     implementation: a class derived from Implementation, RowsImplementation or HybridImplementation.
     n_ranks: size of the world; with per_rank it is the number of processes. ranks: the result of `ranks_of`, if already
-    known. only: runs the cases whose name contains it. name: the implementation's name in the report;
+    known. only: runs the case of this name, else those whose name contains it. name: the implementation's name in the report;
     default: the class's. begin: called with the name of each case before it runs. tell: called with each Outcome.
     Returns a Report, the same on all ranks. An exception of the implementation is a difference of its case, but with
-    per_rank it is raised. Errors: UnavailableError if per_rank finds no ranks.
+    per_rank it is raised. Errors: UnavailableError if per_rank finds no ranks, or if `make` raises it.
     """
     whole(implementation, getattr(implementation, "__name__", repr(implementation)))
     ranks = ranks or ranks_of(implementation, n_ranks)
     report = Report(name or implementation.__name__, ranks.size)
-    for case, reason, run in all_cases(implementation, ranks.size):
-        if only in case.name:
-            if begin:
-                begin(case.name)
-            report.outcomes.append(outcome(implementation, case, reason, run, ranks))
-            if tell:
-                tell(report.outcomes[-1])
+    for case, reason, run in chosen(all_cases(implementation, ranks.size), only):
+        if begin:
+            begin(case.name)
+        report.outcomes.append(outcome(implementation, case, reason, run, ranks))
+        if tell:
+            tell(report.outcomes[-1])
     return report
+
+
+def chosen(entries, only):
+    """Those of all_cases whose name contains `only`, or the one that has this name. only: a name, or a list of names."""
+    if isinstance(only, list):
+        return [entry for entry in entries if entry[0].name in only]
+    exact = [entry for entry in entries if entry[0].name == only]
+    return exact or [entry for entry in entries if only in entry[0].name]
 
 
 def all_cases(implementation, n_ranks):
@@ -185,13 +193,18 @@ def _guarded(implementation, case, run, ranks, not_given):
     try:
         return run(implementation, case, ranks, not_given)
     except (Exception, SystemExit) as error:
+        if isinstance(error, UnavailableError) and progress.call == "make":
+            raise
         if implementation.per_rank:
             if isinstance(error, SystemExit):
                 raise RuntimeError(
                     f"the implementation ended the process: sys.exit({error.code})"
                 ) from error
             raise
-        return [Difference("call", f"raised {type(error).__name__}: {error}{_where(error)}")]
+        if isinstance(error, WrongForm):
+            return [error.difference]
+        says = f"raised {type(error).__name__}: {error}{_where(error)}"
+        return [Difference(progress.call or "call", says, round=progress.round)]
 
 
 def _where(error):

@@ -22,7 +22,25 @@ def _in_turn(cfg, ids):
     return np.where(ids < 0, ids, ids % cfg.n_ranks * cfg.n_local_experts + ids // cfg.n_ranks)
 
 
+def up_to_minus_one(ids):
+    """bool [T, k]: the ids before a token's first -1."""
+    return np.logical_and.accumulate(ids >= 0, axis=1)
+
+
+def without_minus_one(ids):
+    """bool [T, k]: all ids of the tokens that have no -1."""
+    return np.broadcast_to((ids >= 0).all(axis=1, keepdims=True), ids.shape)
+
+
 MISTAKES = (
+    (
+        "a token ends at its first -1; each k counts for itself, whatever is before it",
+        lambda cfg, rank, source, ids: np.where(up_to_minus_one(ids), ids, -1),
+    ),
+    (
+        "exactly the tokens that have a -1 are left out; their other k count",
+        lambda cfg, rank, source, ids: np.where(without_minus_one(ids), ids, -1),
+    ),
     (
         "-1 was treated as expert 0; it means: no expert, nothing is sent",
         lambda cfg, rank, source, ids: np.where(ids < 0, 0, ids),
@@ -68,6 +86,7 @@ def same(a, b):
     """Whether two arrays of integers hold the same numbers."""
     return (
         a is not None
+        and a.dtype.kind in "iu"
         and a.shape == b.shape
         and bool((a.astype(np.int64) == b.astype(np.int64)).all())
     )

@@ -89,6 +89,25 @@ def columns(different):
     )
 
 
+def as_array(value):
+    """A result as an array; one of no dimension and type object if it is none, such as a ragged list."""
+    try:
+        return np.asarray(value)
+    except ValueError:
+        made = np.empty((), object)
+        made[()] = value
+        return made
+
+
+def form(array):
+    """The type and shape of `as_array`'s result, in words."""
+    if array.dtype.kind == "O":
+        held = array[()] if array.ndim == 0 else array
+        ragged = isinstance(held, (list, tuple))
+        return "a list that is no array (rows of different lengths?)" if ragged else f"{held!r:.60}"
+    return f"{array.dtype} {array.shape}"
+
+
 def bits(array):
     """The same elements as unsigned integers of their width, so that NaN and -0 are compared as bytes."""
     array = np.ascontiguousarray(array)

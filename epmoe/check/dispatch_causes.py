@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from epmoe.check.causes import explained
-from epmoe.check.compare import array, same_type
+from epmoe.check.compare import array, row_shape_fits, same_type
 from epmoe.check.count_causes import COUNT_CAUSES, counts_are_wrong, offsets_of, same
 from epmoe.check.number_causes import FLUSHED, NAN_LOST, SCALE_CAUSES
 from epmoe.check.place_causes import ROWS_LOST
@@ -55,11 +55,9 @@ def with_causes(round_, differences):
     def candidates(difference):
         rank = difference.rank
         suspect = Suspect(round_, rank, round_.dispatched[rank], round_.dispatched_want[rank])
-        # otherwise these have no rows that could be compared
-        if difference.what in ("src_info", "output_tokens"):
-            got, want = suspect.both(difference.what)
-            if got.ndim != want.ndim or got.shape[1:] != want.shape[1:] or not same_type(got, want):
-                return []
+        got, want = suspect.both(difference.what)
+        if got is None or not _comparable(suspect.cfg, difference.what, got, want):
+            return []
         of_counts = difference.what == "row_offsets" and counts_are_wrong(suspect)
         causes = COUNT_CAUSES if of_counts else CAUSES.get(difference.what, ())
         with np.errstate(all="ignore"):
@@ -68,9 +66,19 @@ def with_causes(round_, differences):
     return explained(differences, candidates, (MIXED, NAN_LOST, FLUSHED, ROWS_LOST))
 
 
+def _comparable(cfg, name, got, want):
+    """Whether an array has the form that its causes need; a wrong form is all there is to say."""
+    if name in ("src_info", "output_tokens"):
+        return row_shape_fits(cfg, name, got, want) and same_type(got, want)
+    if name == "output_scales":  # some of its causes are about the form
+        return got.ndim > 0
+    return got.dtype.kind in "iu" and got.ndim == want.ndim
+
+
 def _padding_forgotten(suspect):
     got, want = suspect.both("row_offsets")
-    return same(got, offsets_of(suspect, suspect.want.recv_count, pad=1))
+    pads = format_of(suspect.cfg).pad_rows > 1
+    return pads and same(got, offsets_of(suspect, suspect.want.recv_count, pad=1))
 
 
 def _padded_to(rows):

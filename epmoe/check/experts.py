@@ -8,7 +8,7 @@ import numpy as np
 
 import epmoe_ref
 from epmoe.check import combine_causes, dispatch_causes
-from epmoe.check.calls import LATER
+from epmoe.check.calls import LATER, WrongForm, listed, made, progress
 from epmoe.check.cases import epilogue, epilogue_args
 from epmoe.check.compare import compare_combined, compare_dispatched, field
 from epmoe.check.difference import Difference
@@ -26,8 +26,7 @@ def run_case(implementation, case, ranks, not_given):
 
     not_given: a set; the names of arrays that dispatch left out are added to it.
     """
-    world = implementation.make(case.cfg)
-    try:
+    with made(implementation, case.cfg) as world:
         previous, memory = None, WordsOf(world, case.cfg, ranks, implementation.per_rank)
         found = memory.differences()
         if memory.wrong:
@@ -44,8 +43,6 @@ def run_case(implementation, case, ranks, not_given):
             previous = this
             rounds.append(this)
         return [d.in_round(this.number).because(LATER) for this in rounds for d in this.compared()]
-    finally:
-        world.close()
 
 
 class Round:
@@ -94,9 +91,11 @@ class Round:
             changed, self.dispatched = self._call(world.dispatch, arguments, self.scale, per_rank)
         memory.step("dispatch_wait")
         changed += memory.differences()
-        if wrong := self._not_listed("dispatch", self.dispatched, DISPATCHED):
+        try:
+            self.dispatched = listed("dispatch", self.dispatched, self.cfg.n_ranks, DISPATCHED)
+        except WrongForm as wrong:
             self.dispatched = ()
-            return wrong
+            return [wrong.difference]
         return changed + dispatch_causes.with_causes(self, self._compared_dispatch())
 
     def compared(self):
@@ -155,8 +154,12 @@ class Round:
             changed, self.combined = self._call(world.combine, arguments, self.options, per_rank)
         memory.step("combine_wait")
         changed += memory.differences()
-        if wrong := self._not_listed("combine", self.combined, "arrays [num_tokens, hidden]"):
-            return wrong
+        try:
+            self.combined = listed(
+                "combine", self.combined, self.cfg.n_ranks, "arrays [num_tokens, hidden]"
+            )
+        except WrongForm as wrong:
+            return [wrong.difference]
         return changed + combine_causes.with_causes(self, self._compared_combine())
 
     @np.errstate(all="ignore")  # some cases have NaN and overflow on purpose
@@ -165,10 +168,9 @@ class Round:
         given = [
             [_copy(x) for x in argument] if argument is not None else None for argument in arguments
         ]
+        progress.begin(function.__name__, self.number)
         if not per_rank:
             results = function(*given, **options)
-            if hasattr(results, "__iter__") and not isinstance(results, dict):
-                results = list(results)
         else:
             (rank,) = self.here
             own = {name: _own(value, rank) for name, value in options.items()}
@@ -176,6 +178,7 @@ class Round:
                 *(None if argument is None else argument[rank] for argument in given), **own
             )
             results = [result if r == rank else None for r in range(self.cfg.n_ranks)]
+        progress.begin(f"the comparison after {function.__name__}", self.number)
         changed = []
         names = {
             id(self.input_tokens): "input_tokens",
@@ -190,20 +193,6 @@ class Round:
                     arrays, rule = (theirs[rank], ours[rank]), "inputs are read only"
                     changed.append(Difference(name, "was written to", *arrays, rank, rule=rule))
         return changed, results
-
-    def _not_listed(self, what, results, of):
-        """The difference, in a list, if these are not one result for each rank. With per_rank there is one result."""
-        n = self.cfg.n_ranks
-        if isinstance(results, list) and len(results) == n:
-            return []
-        says = (
-            f"{len(results)} results"
-            if isinstance(results, list)
-            else "a dict"
-            if isinstance(results, dict)
-            else f"{results!r:.60}"
-        )
-        return [Difference(what, f"returned {says}; a list over the {n} ranks is needed, of {of}")]
 
     def expert_outputs(self, rank, result):
         """Rows that depend on each row's identity, not on its place. Padding rows are NaN."""

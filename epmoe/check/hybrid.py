@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from epmoe.check import compare_hybrid, random_bits
-from epmoe.check.calls import call, first_found, over_ranks
+from epmoe.check.calls import call, first_found, over_ranks, parts
 from epmoe.check.cancelling import cancelling
+from epmoe.check.cases import MANY_EXPERTS, large_batch
 from epmoe.check.edges import edge_rows, edge_tokens
 from epmoe.check.made_arrays import GRAD_OUT, GRAD_PROBS, GRAD_X, PROBS, RETURNED, made
 from epmoe.check.rows import ROUTING, X
@@ -125,6 +126,18 @@ def cases(n_ranks=4):
             {},
             dict(n_tokens=(8,) * n_ranks, rounds=1, edges=True),
         ),
+        (
+            "many local experts, a large batch",
+            {},
+            dict(
+                n_tokens=large_batch(n_ranks),
+                n_local_experts=MANY_EXPERTS,
+                top_k=2,
+                hidden=64,
+                rounds=1,
+            ),
+        ),
+        ("five rounds", {}, dict(n_tokens=(2,) * n_ranks, top_k=2, hidden=64, rounds=5)),
     ]
     made_cases = [
         HybridCase(name, 300 + i, options, **dict(n_tokens=n_tokens) | dict(*more))
@@ -147,10 +160,10 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     """For each call: (differences of its arguments, a function that compares a rank's results)."""
 
     def run(function, arguments, *more, **options):
-        return call(implementation, ranks, function, arguments, *more, **options)
+        return call(implementation, ranks, function, arguments, *more, round_=round_, **options)
 
-    def of_ranks(*results):
-        return [over_ranks(implementation, ranks, r) for r in results]
+    def of_ranks(what, *results):
+        return [over_ranks(implementation, ranks, what, r) for r in results]
 
     x, routing_map, probs = case.x(round_), case.routing_map(round_), case.probs(round_)
     if probs is not None:  # only the probs of routed pairs are read
@@ -158,22 +171,29 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     *want, known = fused_a2a.hybrid_dispatch_forward(
         x, routing_map, probs, case.n_local_experts, **case.options
     )
-    (*got, handle), changed = run(
+    results, changed = run(
         world.dispatch,
         dict(x=x, routing_map=routing_map, probs=probs),
         case.n_local_experts,
         **case.options,
     )
+    *got, handle = parts("dispatch", results, (*FIELDS, "handle"))
     overflow = getattr(handle, "overflow", None)
     if overflow is None:
         not_given.add("overflow")
-    got = dict(zip((*FIELDS, "overflow"), of_ranks(*got, overflow)))
-    want = dict(zip((*FIELDS, "overflow"), (*want, known.overflow)))
+    names = *FIELDS, "overflow"
+    got = {
+        name: over_ranks(
+            implementation, ranks, f"dispatch: {name}", of, optional=name != "tokens_per_expert"
+        )
+        for name, of in zip(names, (*got, overflow))
+    }
+    want = dict(zip(names, (*want, known.overflow)))
     yield changed, lambda rank: compare_hybrid.received(routing_map, known, rank, got, want)
 
     returned = case.telling_rows(round_, RETURNED, known, want["dispatched_hidden"])
     combined, changed = run(world.combine, dict(x=returned), handle)
-    (combined,) = of_ranks(combined)
+    (combined,) = of_ranks("combine", combined)
     sums = fused_a2a.hybrid_combine_forward(returned, known)
     yield (
         changed,
@@ -191,7 +211,12 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     back, changed = run(
         world.dispatch_backward, dict(grad_hidden=rows, grad_probs=row_probs), handle
     )
-    grad_x, grad_probs = of_ranks(*back)
+    names = "grad_x", "grad_probs"
+    grad_x, grad_probs = parts("dispatch_backward", back, names)
+    (grad_x,) = of_ranks("dispatch_backward", grad_x)
+    grad_probs = over_ranks(
+        implementation, ranks, "dispatch_backward: grad_probs", grad_probs, optional=True
+    )
     yield (
         changed,
         lambda rank: (
@@ -207,7 +232,7 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     grad_combined = case.gradients_of_combined(round_)
     rows_want = fused_a2a.hybrid_combine_backward(known, grad_combined)
     back, changed = run(world.combine_backward, dict(grad_combined_x=grad_combined), handle)
-    (back,) = of_ranks(back)
+    (back,) = of_ranks("combine_backward", back)
     yield (
         changed,
         lambda rank: compare_hybrid.rows(

@@ -52,7 +52,7 @@ class Implementation:
     With buffers() or counters() every word of its memory is also compared with the model epmoe_ref.protocol. Instead of
     dispatch and combine it may have the four halves dispatch_async(input_tokens, topk_ids, **options), dispatch_wait()
     -> dispatch's result, combine_async(expert_outputs, dispatched), combine_wait(router_weights, **options) ->
-    combine's result. Words are then compared after each half. No half may return before all ranks of this process have
+    combine's result; if it has both, the halves are called. Words are then compared after each half. No half may return before all ranks of this process have
     done their work.
     """
 
@@ -211,9 +211,23 @@ def load(name):
             and module in sys.modules
             and not hasattr(sys.modules[module], attribute)
         ):
-            raise EPValueError(f"module {module!r} has no {attribute!r}") from None
+            raise EPValueError(
+                f"module {module!r} has no {attribute!r}; its classes: "
+                + (", ".join(_classes_of(sys.modules[module])) or "none")
+            ) from None
         raise EPValueError(f"importing {module} raised {type(error).__name__}: {error}") from error
     return whole(found, name)
+
+
+def _classes_of(module):
+    """The names of a module's implementations, or of its other classes if it has none."""
+    own = [
+        (name, found)
+        for name, found in vars(module).items()
+        if isinstance(found, type) and found.__module__ == module.__name__
+    ]
+    layouts = Implementation, RowsImplementation, HybridImplementation
+    return [name for name, found in own if issubclass(found, layouts)] or [name for name, _ in own]
 
 
 def whole(found, name):
@@ -226,6 +240,7 @@ def whole(found, name):
         )
     halves = has_halves(found)
     _refuse_unknown_names(found, name)
+    _refuse_hidden(found, name)
     for layout in layouts:
         for call in ("dispatch", "combine"):
             if (
@@ -275,6 +290,15 @@ def _refuse_unknown_names(found, name):
                     f"{name}.{attribute} has {one!r}"
                     + (f"; did you mean {near[0]!r}?" if near else f"; there are {_choice(there)}")
                 )
+
+
+def _refuse_hidden(found, name):
+    """Refuse a hidden that not all token formats can have."""
+    hidden = getattr(found, "hidden", None)
+    if hidden is not None and not (isinstance(hidden, int) and hidden > 0 and hidden % 256 == 0):
+        raise EPValueError(
+            f"{name}.hidden = {hidden!r} must be a multiple of 256, or None for any hidden size"
+        )
 
 
 def _choice(names):

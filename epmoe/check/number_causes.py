@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 
-from epmoe.check.compare import array
+from epmoe.check.compare import array, row_shape_fits
 from epmoe.check.compare_segments import compare_src_info, scales_of
 from epmoe.check.difference import bits
 from epmoe.check.places import packed
@@ -109,8 +109,7 @@ def _scales(suspect):
     if (
         want.dtype != np.float32
         or got.dtype != np.float32
-        or got.ndim != want.ndim
-        or len(got) != len(want)
+        or not row_shape_fits(suspect.cfg, "output_scales", got, want)
     ):
         return None
     where, cfg = suspect.where, suspect.cfg
@@ -132,7 +131,19 @@ def _one_factor(suspect):
         return False
     finite = np.isfinite(scales[1])
     factors = scales[0][finite] / scales[1][finite]
-    return len(factors) > 1 and np.allclose(factors, factors[0], rtol=1e-6)
+    return (
+        len(factors) > 1
+        and abs(factors[0] - 1) > 1e-5
+        and np.allclose(factors, factors[0], rtol=1e-6)
+    )
+
+
+def _off_by_an_ulp(suspect):
+    scales = _scales(suspect)
+    if scales is None:
+        return False
+    got, want = (bits(s.astype(np.float32)).astype(np.int64) for s in scales)
+    return int(abs(got - want).max(initial=0)) == 1
 
 
 def _no_floor(suspect):
@@ -160,6 +171,10 @@ SCALE_CAUSES = [
     (
         "all scales are wrong by one factor: another largest number than the format's, 448",
         _one_factor,
+    ),
+    (
+        "scales are off by an ulp: absmax is multiplied by the reciprocal of 448, not divided by 448",
+        _off_by_an_ulp,
     ),
     ("the floor is missing: absmax is taken to be 1e-4 at least", _no_floor),
 ]

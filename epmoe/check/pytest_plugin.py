@@ -1,14 +1,15 @@
 """pytest plugin: `pytest --epmoe-check module:Class` adds one test for each case of epmoe.check.
 
 The ini option `epmoe_check` (one name a line) does the same for every run of a project's tests. Cases that the
-implementation does not serve are left out. A failure prints what differs, not a traceback.
+implementation does not serve are left out. A failure prints what differs, not a traceback. The cases run in a separate
+process with a time limit, as in `epmoe check`; with one rank a process they run in this one, without a limit.
 """
 
 import pytest
 
 
 def pytest_addoption(parser):
-    """The options --epmoe-check and --epmoe-ranks, and the setting epmoe_check."""
+    """The options --epmoe-check, --epmoe-ranks and --epmoe-timeout, and the setting epmoe_check."""
     group = parser.getgroup("epmoe")
     group.addoption(
         "--epmoe-check",
@@ -19,6 +20,13 @@ def pytest_addoption(parser):
     )
     group.addoption(
         "--epmoe-ranks", type=int, default=4, help="size of the world of --epmoe-check (default 4)"
+    )
+    group.addoption(
+        "--epmoe-timeout",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="seconds after which a case of --epmoe-check counts as hung (default 120)",
     )
     parser.addini(
         "epmoe_check",
@@ -31,10 +39,11 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(session, config, items):
     """Add a test for each case of each implementation that was named."""
     for name in [*config.getini("epmoe_check"), *config.getoption("--epmoe-check")]:
-        items.extend(_tests(session, name, config.getoption("--epmoe-ranks")))
+        timeout = config.getoption("--epmoe-timeout")
+        items.extend(_tests(session, name, config.getoption("--epmoe-ranks"), timeout))
 
 
-def _tests(session, name, n_ranks):
+def _tests(session, name, n_ranks, timeout):
     from epmoe.check.conformance import all_cases
     from epmoe.check.implementation import load
     from epmoe.check.ranks import ranks_of
@@ -42,7 +51,7 @@ def _tests(session, name, n_ranks):
 
     try:
         implementation = load(name)
-        ranks = ranks_of(implementation, n_ranks)
+        ranks = ranks_of(implementation, n_ranks, name)
         found = all_cases(implementation, ranks.size)
     except EPError as error:
         raise pytest.UsageError(f"--epmoe-check {name}: {error}") from None
@@ -51,24 +60,78 @@ def _tests(session, name, n_ranks):
             f"--epmoe-check {name}: it serves none of the {len(found)} cases ({found[0][0].name}: "
             f"{found[0][1]}), so nothing would be compared"
         )
-    for case, reason, run in found:
+    if implementation.per_rank:
+        cases = _InThisProcess(implementation, found, ranks)
+    else:
+        cases = _InAnotherProcess(name, n_ranks, timeout)
+    for case, reason, _ in found:
         if reason is None:
             yield Conformance.from_parent(
-                session, name=f"{name}[{case.name}]", what=(implementation, case, None, run, ranks)
+                session, name=f"{name}[{case.name}]", case=case.name, cases=cases
             )
+
+
+class _InThisProcess:
+    def __init__(self, implementation, found, ranks):
+        self._found = {
+            case.name: (implementation, case, None, run, ranks) for case, _, run in found
+        }
+
+    def outcome(self, case, items):
+        from epmoe.check.conformance import outcome
+
+        return outcome(*self._found[case])
+
+
+class _InAnotherProcess:
+    """The outcomes of the selected cases of one implementation, which one process runs one after another."""
+
+    def __init__(self, name, n_ranks, timeout):
+        self._name, self._n_ranks, self._timeout, self._cannot = name, n_ranks, timeout, ""
+        # a generator of outcomes, and {case: Outcome} of tests that come later
+        self._running, self._known = None, {}
+
+    def outcome(self, case, items):
+        """The Outcome of a case. items: of this session; the first call begins with all cases among them."""
+        from epmoe_ref.errors import EPError
+
+        if self._running is None:
+            self._begin([i.case for i in items if isinstance(i, Conformance) and i.cases is self])
+        while case not in self._known:
+            if self._cannot:
+                raise Differs(self._cannot)
+            try:
+                found = next(self._running, None)
+            except EPError as error:
+                self._cannot = f"{self._name} cannot be run: {error}"
+                continue
+            if found is None:
+                self._begin([case])  # it runs a second time
+            else:
+                self._known[found.case] = found
+        return self._known.pop(case)
+
+    def _begin(self, cases):
+        from epmoe.check import guarded
+        from epmoe.check.conformance import Report
+
+        report = Report(self._name, self._n_ranks)
+        self._running = guarded.outcomes(
+            report, cases, self._timeout, timeout_option="--epmoe-timeout"
+        )
 
 
 class Conformance(pytest.Item):
     """One case of one implementation."""
 
-    def __init__(self, *, what, **of_item):
+    def __init__(self, *, case, cases, **of_item):
         super().__init__(**of_item)
-        self._what = what  # of conformance.outcome
+        self.case, self.cases = case, cases
 
     def runtest(self):
-        from epmoe.check.conformance import outcome
-
-        result = outcome(*self._what)
+        result = self.cases.outcome(self.case, self.session.items)
+        if result.not_served:
+            pytest.skip(result.not_served)
         if result.differences:
             raise Differs(str(result))
 

@@ -80,9 +80,14 @@ class TorchRank:
         self._dist.destroy_process_group()
 
 
-def ranks_of(implementation, n_ranks):
-    """The ranks that this process runs: all n_ranks of them, or its own with one rank a process."""
-    return this_rank() if implementation.per_rank else WholeWorld(n_ranks)
+def ranks_of(implementation, n_ranks, name=None):
+    """The ranks that this process runs: all n_ranks of them, or its own with one rank a process.
+
+    name: the implementation's name in messages; default: the class's.
+    """
+    if implementation.per_rank:
+        return this_rank(name or implementation.__name__)
+    return WholeWorld(n_ranks)
 
 
 def started_by_mpirun():
@@ -107,15 +112,15 @@ def process_number():
     return next((number for number in numbers if number is not None), 0)
 
 
-def this_rank():
+def this_rank(name):
     """This process's rank under mpirun or torchrun."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return TorchRank()
     if started_by_mpirun():
         return MPIRank()
     raise UnavailableError(
-        "this implementation has one rank a process: start it with `torchrun --nproc-per-node N -m "
-        "epmoe check ...` or `mpirun -n N python -m mpi4py -m epmoe check ...`"
+        f"{name} has one rank a process: start it with `torchrun --nproc-per-node N -m epmoe check "
+        f"{name}` or `mpirun -n N python -m mpi4py -m epmoe check {name}`"
     )
 
 

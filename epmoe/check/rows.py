@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from epmoe.check import random_bits
-from epmoe.check.calls import call, first_found, over_ranks
+from epmoe.check.calls import call, first_found, over_ranks, parts
 from epmoe.check.cancelling import cancelling
+from epmoe.check.cases import MANY_EXPERTS, large_batch
 from epmoe.check.compare_rows import (
     compare_combined_rows,
     compare_prob_gradients,
@@ -17,6 +18,7 @@ from epmoe.check.edges import edge_rows, edge_tokens
 from epmoe.check.made_arrays import GRAD_OUT, GRAD_PROBS, GRAD_X, made
 from epmoe_ref import fused_a2a
 
+FIELDS = "recv_x", "recv_token_indices", "recv_token_probs", "tokens_per_expert"
 X, ROUTING, GAPS, PROBS, RETURNED = range(100, 105)
 
 
@@ -138,6 +140,16 @@ def cases(n_ranks=4):
             rounds=1,
             edges=True,
         ),
+        RowsCase(
+            "many local experts, a large batch",
+            len(listed) + 1,
+            large_batch(n_ranks),
+            MANY_EXPERTS * n_ranks,
+            2,
+            64,
+            rounds=1,
+        ),
+        RowsCase("five rounds", len(listed) + 2, (2,) * n_ranks, n, 2, 64, "gaps", rounds=5),
     ]
 
 
@@ -155,18 +167,19 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     """For each call: (differences of its arguments, a function that compares a rank's results)."""
 
     def run(function, arguments, *more):
-        return call(implementation, ranks, function, arguments, *more)
+        return call(implementation, ranks, function, arguments, *more, round_=round_)
 
-    def of_ranks(*results):
-        return [over_ranks(implementation, ranks, r) for r in results]
+    def of_ranks(what, *results):
+        return [over_ranks(implementation, ranks, what, r) for r in results]
 
     x, ids, probs = case.x(round_), case.token_indices(round_), case.token_probs(round_)
     *want, handle_want = fused_a2a.dispatch_forward(x, ids, probs, case.n_experts)
     rows = [np.stack(pair, axis=1) for pair in zip(handle_want.src_rank, handle_want.src_token)]
-    (*got, handle), changed = run(
+    results, changed = run(
         world.dispatch, dict(x=x, token_indices=ids, token_probs=probs), case.n_experts
     )
-    got = of_ranks(*got)
+    *got, handle = parts("dispatch", results, (*FIELDS, "handle"))
+    got = [over_ranks(implementation, ranks, f"dispatch: {n}", r) for n, r in zip(FIELDS, got)]
     yield (
         changed,
         lambda rank: compare_received(
@@ -179,7 +192,7 @@ def _steps(implementation, world, case, ranks, round_, not_given):
         returned = cancelling(returned, handle_want.row_of, 1, case.seed + round_)
     combined_want = fused_a2a.combine_forward(returned, handle_want)
     combined, changed = run(world.combine, dict(x=returned), handle)
-    (combined,) = of_ranks(combined)
+    (combined,) = of_ranks("combine", combined)
     yield changed, lambda rank: compare_combined_rows(rank, combined[rank], combined_want[rank])
 
     if implementation.dispatch_backward is None or implementation.combine_backward is None:
@@ -194,7 +207,8 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     back, changed = run(
         world.dispatch_backward, dict(zip(("grad_recv_x", "grad_recv_token_probs"), grads)), handle
     )
-    grad_x, grad_probs = of_ranks(*back)
+    names = "grad_x", "grad_token_probs"
+    grad_x, grad_probs = of_ranks("dispatch_backward", *parts("dispatch_backward", back, names))
     yield (
         changed,
         lambda rank: (
@@ -206,5 +220,5 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     grad_combined = case.gradients_of_combined(round_)
     rows_want = fused_a2a.combine_backward(handle_want, grad_combined)
     back, changed = run(world.combine_backward, dict(grad_combined_x=grad_combined), handle)
-    (back,) = of_ranks(back)
+    (back,) = of_ranks("combine_backward", back)
     yield changed, lambda rank: compare_rows_back(rank, rows[rank], back[rank], rows_want[rank])

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from epmoe.check import word_causes
-from epmoe.check.difference import Difference
+from epmoe.check.calls import WrongForm, listed, progress
+from epmoe.check.difference import Difference, as_array, form
 from epmoe.check.implementation import has_halves
 from epmoe_ref import EPLocalSyncCounters, format_of, words
 from epmoe_ref.protocol import MAX_FINITE, STEPS, World
@@ -185,22 +186,39 @@ class WordsOf:
         if self.memory is None:
             return []
         self.ranks.gather(None)
-        held = {rank: {} for rank in self.ranks.here}
+        held, found = {rank: {} for rank in self.ranks.here}, []
         for rank, regions in held.items():
-            if self.world.buffers is not None:
-                regions |= {
-                    name: self._of(rank, array)
-                    for name, array in (self.world.buffers() or {}).items()
-                }
-            if self.world.counters is not None and (counters := self.world.counters()) is not None:
-                regions["ep_counters"] = self._of(rank, counters)
-        found = [d for rank, regions in held.items() for d in misshapen(self.cfg, rank, regions)]
+            try:
+                regions |= self._read(rank)
+            except WrongForm as wrong:
+                found.append(wrong.difference)
+        found += [d for rank, regions in held.items() for d in misshapen(self.cfg, rank, regions)]
         found = found or self.memory.compare(held)
         self.wrong = any(self.ranks.gather(bool(found)))
         return found
 
-    def _of(self, rank, of_ranks):
-        return np.asarray(of_ranks if self.per_rank else of_ranks[rank])
+    def _read(self, rank):
+        """{region: array} of a rank. Errors: WrongForm."""
+        regions = {}
+        if self.world.buffers is not None:
+            progress.begin("buffers")
+            buffers = self.world.buffers()
+            if buffers is not None and not isinstance(buffers, dict):
+                raise WrongForm("buffers", buffers, "a dict {name of a buffer: array} is needed")
+            regions |= {
+                name: self._of(rank, f"buffers: {name}", array)
+                for name, array in (buffers or {}).items()
+            }
+        if self.world.counters is not None:
+            progress.begin("counters")
+            if (counters := self.world.counters()) is not None:
+                regions["ep_counters"] = self._of(rank, "counters", counters)
+        return regions
+
+    def _of(self, rank, what, of_ranks):
+        if not self.per_rank:
+            of_ranks = listed(what, of_ranks, self.cfg.n_ranks, "arrays")[rank]
+        return as_array(of_ranks)
 
 
 def misshapen(cfg, rank, regions):
@@ -213,16 +231,9 @@ def misshapen(cfg, rank, regions):
             )
             continue
         want = getattr(model, name)
-        if np.shape(array) != want.shape or np.asarray(array).dtype != want.dtype:
+        if array.shape != want.shape or array.dtype != want.dtype:
             found.append(
-                Difference(
-                    name,
-                    f"is {np.asarray(array).dtype} {np.shape(array)}, the model has {want.dtype} "
-                    f"{want.shape}",
-                    array,
-                    want,
-                    rank,
-                )
+                Difference(name, f"is {form(array)}, the model has {form(want)}", array, want, rank)
             )
     return found
 

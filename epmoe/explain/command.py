@@ -85,6 +85,9 @@ def run(args):
     from epmoe import device
     from epmoe.verify.worlds import Worlds
 
+    for option, path in (("--out", args.out), ("--trace", args.trace)):
+        if path and Path(path).is_dir():
+            raise EPValueError(f"{option} {path} is a folder: name a file")
     try:
         worlds = Worlds("auto")
         if not device.SIM:

@@ -3,6 +3,7 @@
 It also runs kernels changed by patches, and the unchanged kernels. The unchanged ones must run without a report.
 """
 
+import argparse
 import difflib
 import os
 import random
@@ -21,6 +22,16 @@ from epmoe.command_line import (
 )
 from epmoe.progress import progress
 from epmoe_ref.errors import EPValueError
+
+RANDOM_WORLDS = 40
+# what runs instead of mutants -> the options that it has
+INSTEAD = {
+    "patch": ("seeds", "jobs", "list", "reports", "random", "sample", "part", "only"),
+    "as_they_are": ("seeds", "jobs", "list", "random"),
+    "faults": ("write",),
+    "thresholds": ("jobs",),
+}
+OF_MUTANTS = ("slips", "sample", "only", "seeds", "jobs", "list", "reports", "part")
 
 
 def add_arguments(parser):
@@ -89,10 +100,9 @@ def add_arguments(parser):
     parser.add_argument(
         "--random",
         type=at_least_zero,
-        default=40,
         metavar="N",
         help="with --patch and --as-they-are: "
-        "also run N random worlds, one schedule each (default 40)",
+        f"also run N random worlds, one schedule each (default {RANDOM_WORLDS})",
     )
     parser.add_argument(
         "--part", type=part_of_all, metavar="I/N", help="run part I of N of the mutants"
@@ -115,6 +125,8 @@ def run(args, console=None):
         from rich.console import Console
 
         console = Console(highlight=False, soft_wrap=True)  # no line breaks inside file:line
+    refuse_what_would_be_ignored(args)
+    args.random = RANDOM_WORLDS if args.random is None else args.random
     if not device.SIM:
         print(
             "epmoe mutants: races are seen in the simulator only, and a GPU is used: set EPMOE_DEVICE=sim",
@@ -150,6 +162,20 @@ def run(args, console=None):
         return CANNOT_RUN
     unexpected = verdicts.end(undecided, args.seeds, time.perf_counter() - start)
     return INTERRUPTED if undecided else DIFFERS if unexpected else EQUAL
+
+
+def refuse_what_would_be_ignored(args):
+    """Refuse options without effect."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    given = [n for n, default in vars(parser.parse_args([])).items() if getattr(args, n) != default]
+    instead = next((name for name in INSTEAD if name in given), None)
+    allowed = INSTEAD.get(instead, OF_MUTANTS)
+    wrong = [f"--{name}" for name in given if name not in allowed and name != instead]
+    if wrong:
+        of = {"--write": "--faults", "--random": "--patch or --as-they-are"}.get(wrong[0])
+        rule = f"with --{instead.replace('_', '-')}" if instead else f"without {of}"
+        raise EPValueError(f"{', '.join(wrong)}: no meaning {rule}: leave it out")
 
 
 def read_patches(args):

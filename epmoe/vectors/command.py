@@ -29,6 +29,10 @@ def run(arguments):
     """Write and compare. Returns 0, 1 if a file differs from this version's hash, or 2 if there is nothing to do."""
     if arguments.update and arguments.only:
         raise EPValueError("--update writes the hashes of all vectors: leave --only out")
+    if Path(arguments.folder).is_file():
+        raise EPValueError(
+            f"{arguments.folder} is a file: give a folder to write to (epmoe check compares your code)"
+        )
     sums = write_all(arguments.folder, only=arguments.only or "")
     if not sums:
         raise EPValueError(

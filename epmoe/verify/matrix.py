@@ -18,6 +18,7 @@ from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 # (token format, scales in the slot layout)
+CAPABILITY = (9, 0)  # of the GPU for which --compile compiles, unless --cc names another
 FORMATS = (*((name, False) for name in TOKEN_FORMATS), ("mxfp4_rows", True))
 # N_RANKS: without --ranks and without mpirun
 N_RANKS, EXPERTS_PER_RANK, TOP_K, TOKENS, ROUNDS = 2, 2, 2, 5, 2
@@ -76,7 +77,7 @@ def compile_part(args):
             "name a folder of yours that can be written in EPMOE_CACHE_DIR"
         )
     kernels, lost = compiled_first.compile_part(
-        _chosen(args, args.ranks or N_RANKS), *args.compile, args.cc
+        _chosen(args, args.ranks or N_RANKS), *args.compile, args.cc or CAPABILITY
     )
     if lost:
         raise UnavailableError(

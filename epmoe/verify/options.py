@@ -150,7 +150,6 @@ def add_arguments(parser):
         "--cc",
         type=_cc,
         metavar="X.Y",
-        default=(9, 0),
         help="with --compile: compute capability of the GPU (default 9.0)",
     )
     files.add_argument(
@@ -170,6 +169,16 @@ def refuse_what_would_be_ignored(args):
         for name, default in vars(parser.parse_args([])).items()
         if getattr(args, name) != default
     ]
+    if args.cc and not args.compile:
+        raise EPValueError("--cc: no meaning without --compile: give that too, or leave it out")
+    unsummed = [
+        f"--{n.replace('_', '-')}" for n in ("epilogue", "shared_expert") if getattr(args, n)
+    ]
+    if args.weights == "none" and unsummed and not (args.all or args.words):
+        raise EPValueError(
+            f"{', '.join(unsummed)}: no meaning with --weights none, which leaves rows unsummed: "
+            "leave that out, or --weights none"
+        )
     with_words = args.words and not args.all
     wrong = [
         name

@@ -234,7 +234,7 @@ def _verdict(console, args, records, seconds):
     if last["passed"]:
         words = sum(record["words"] for record in records)
         console.print(
-            f"\n[bold green]PASS[/bold green]  {len(records)} worlds of {args.rounds} rounds, {words:,} "
+            f"\n[bold green]PASS[/bold green]  {len(records)} world{'s' * (len(records) != 1)} of {args.rounds} rounds, {words:,} "
             f"words as the protocol has them, in {seconds:.1f} s"
         )
         return

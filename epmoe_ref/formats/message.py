@@ -28,7 +28,7 @@ class TokenFormat:
 
     A subclass defines `values_size()`, `scales_size()`, `values_dtype`, `scales_dtype` and, except bf16, `quantise`.
 
-    hid_dim: elements of a token, a multiple of the subclass's `hidden_multiple`. top_k: 1 to 32. alignment: bytes, a
+    hid_dim: elements of a token, a multiple of the subclass's `hidden_multiple`. top_k: at least 1. alignment: bytes, a
     power of two. Errors: EPValueError. Source: the TokenFormat trait of the dispatch_kernel page (docs/pages.md).
     """
 

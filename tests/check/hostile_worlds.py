@@ -6,7 +6,9 @@ import time
 
 import numpy as np
 from numpy_world import NumpyWorld
-from per_rank_worlds import OneRank
+from per_rank_worlds import COMM, OneRank
+
+from epmoe_ref.errors import UnavailableError
 
 
 class Exits(NumpyWorld):
@@ -60,6 +62,11 @@ class SecondWorldIsWrong(NumpyWorld):
         return [o * np.array(2, o.dtype) for o in out] if self.wrong else out
 
 
+class NoGpu(NumpyWorld):
+    def __init__(self, cfg):
+        raise UnavailableError("there is no GPU")
+
+
 class UsesMemoryAgain(NumpyWorld):
     """Every dispatch reuses the arrays that the previous one returned, where they fit."""
 
@@ -111,6 +118,10 @@ class NoTuple(NumpyWorld):
     token_formats = "bf16"
 
 
+class OddHidden(NumpyWorld):
+    hidden = 100
+
+
 class ServesNothing(NumpyWorld):
     token_formats = ("mxfp8",)
     combine_dtypes = ()
@@ -119,6 +130,18 @@ class ServesNothing(NumpyWorld):
 class HangingRank(OneRank):
     def dispatch(self, input_tokens, topk_ids, **options):
         time.sleep(1000)
+
+
+class RaisingRank(OneRank):
+    """Rank 1 raises, and closing is collective."""
+
+    def combine(self, expert_outputs, dispatched, router_weights):
+        if COMM.rank == 1:
+            raise ValueError("no memory left")
+        return super().combine(expert_outputs, dispatched, router_weights)
+
+    def close(self):
+        COMM.Barrier()
 
 
 class LeavingRank(OneRank):

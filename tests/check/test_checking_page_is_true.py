@@ -36,12 +36,18 @@ def test_the_implementation_passes_and_its_mistake_is_told_as_shown(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     code, text = printed(tmp_path, "-m", "epmoe", "check", "mine:Mine", "--quiet")
     assert code == 0 and text.startswith(
-        "PASS mine:Mine: equal to the reference (12 of 41 cases served, 4 ranks"
+        "PASS mine:Mine: equal to the reference (14 of 49 cases served, 4 ranks"
     ), text
     assert EMPTY_SLOTS.search(MINE)
     (tmp_path / "wrong.py").write_text(EMPTY_SLOTS.sub("", MINE))
     code, text = printed(tmp_path, "-m", "epmoe", "check", "wrong:Mine", "--only", "slots without")
     assert code == 1 and all(line in text for line in DIFFERS.splitlines()), text
+
+
+def test_the_inputs_of_a_case_are_got_as_shown():
+    (lines,) = re.findall(r"^```python\n(from epmoe.check.cases.*?)^```", TEXT, re.M | re.S)
+    exec(lines, names := {})
+    assert len(names["case"].input_tokens(0)) == 4
 
 
 def test_a_wrong_word_is_reported_as_shown():

@@ -15,9 +15,9 @@ from epmoe_ref.errors import EPValueError
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("Exits", "raised SystemExit: 0"),
+        ("Exits", "dispatch raised SystemExit: 0"),
         ("LeavesAtOnce", "ended the process with exit status 0"),
-        ("Crashes", "crashed the process: signal 6 (SIGABRT)"),
+        ("Crashes", "combine of round 1 crashed the process: signal 6 (SIGABRT)"),
     ],
 )
 @pytest.mark.by_day(1)
@@ -36,21 +36,24 @@ def test_one_that_hangs_in_a_case_is_told_so_and_the_other_cases_run():
     ), states
     assert "differs" not in states.values()
     differences = [d for case in record["cases"] for d in case["differences"]]
-    assert [d["says"] for d in differences] == ["did not return within 6 s (--timeout)"]
+    says, *stack = differences[0]["says"].splitlines()
+    assert len(differences) == 1 and says == "did not return within 6 s (--timeout)"
+    assert differences[0]["what"] == "combine of round 1" and "in combine" in stack[0]
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("HangingRank", "'one slot' did not return within 4 s (--timeout); all ranks end"),
+        ("HangingRank", "'one slot': dispatch of round 1 did not return within 4 s (--timeout)"),
         (
-            "LeavingRank",
-            "differs: it raised RuntimeError: the implementation ended the process: sys.exit(0)",
+            "RaisingRank",
+            "rank 1: differs: combine of round 1 raised ValueError: no memory left; all ranks end",
         ),
+        ("LeavingRank", "raised RuntimeError: the implementation ended the process: sys.exit(0)"),
         ("RankThatLeavesAtOnce", "differs: it ended the process: os._exit(0); all ranks end"),
     ],
 )
-@pytest.mark.by_day(1)
+@pytest.mark.by_day(2)
 def test_ranks_in_processes_that_hang_or_leave_differ(name, says):
     result = run_ranks(f"check hostile_worlds:{name} --only 'one slot' --timeout 4")
     assert result.returncode == 1 and says in result.stderr and "PASS" not in result.stdout, (
@@ -105,6 +108,7 @@ def test_counts_are_compared_as_they_are(name, says):
         ("Misspelt", "token_formats has 'nvpf4'; did you mean 'nvfp4'?"),
         ("NoTuple", "must be a tuple or set of names"),
         ("MisspeltOption", "options has 'unweigthed'; did you mean 'unweighted'?"),
+        ("OddHidden", "OddHidden.hidden = 100 must be a multiple of 256"),
         ("MisspeltType", "combine_dtypes has 'fp8'; there are bf16, fp16, fp32"),
     ],
 )
@@ -114,13 +118,18 @@ def test_names_that_there_are_not_are_refused(name, says):
     assert says in str(refused.value)
 
 
+def test_one_that_cannot_be_made_here_cannot_be_run():
+    result = run("check hostile_worlds:NoGpu --ranks 2")
+    assert (result.returncode, result.stdout) == (2, "") and "there is no GPU" in result.stderr
+
+
 def test_serving_no_case_is_no_pass(tmp_path):
     result = run("check hostile_worlds:ServesNothing --ranks 2 --quiet")
     assert result.returncode == 2 and "no case was run" in result.stdout
     result = pytest_run(
         tmp_path, "--epmoe-check", "hostile_worlds:ServesNothing", "--epmoe-ranks", "2"
     )
-    assert result.returncode == 4 and "it serves none of the 41 cases" in result.stderr
+    assert result.returncode == 4 and "it serves none of the 49 cases" in result.stderr
 
 
 @pytest.mark.parametrize("name", [":", ":x", "x:", "../x:Y", "a b:C", "json:dumps.x", "."])

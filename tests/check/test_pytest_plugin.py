@@ -39,7 +39,7 @@ def test_a_right_implementation_passes_case_by_case(tmp_path):
     )
     assert result.returncode == 0, result.stdout
     assert "numpy_world:NumpyWorld[a hot expert] PASSED" in result.stdout
-    assert "19 passed" in result.stdout
+    assert "22 passed" in result.stdout
 
 
 def test_a_wrong_one_fails_in_words_and_beside_the_projects_own_tests(tmp_path):
@@ -65,6 +65,17 @@ def test_what_cannot_be_run_is_refused_in_words(tmp_path):
             and words in result.stderr
             and "INTERNALERROR" not in result.stdout
         )
+
+
+def test_one_that_hangs_or_cannot_be_made_fails_in_words(tmp_path):
+    arguments = "--epmoe-ranks", "2", "-k", "one and slot", "--epmoe-timeout", "2", "--epmoe-check"
+    for name, words in (
+        ("Hangs", "combine of round 1 did not return within 2 s (--epmoe-timeout)"),
+        ("NoGpu", "hostile_worlds:NoGpu cannot be run: there is no GPU"),
+    ):
+        result = pytest_run(tmp_path, *arguments, f"hostile_worlds:{name}")
+        assert result.returncode == 1 and words in result.stdout
+        assert "Traceback" not in result.stdout and "1 failed" in result.stdout
 
 
 def test_without_the_option_nothing_is_added(tmp_path):

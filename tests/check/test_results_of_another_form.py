@@ -1,9 +1,12 @@
 """Missing results, and results of another form, are reported in terms of the implementation's interface."""
 
+import numpy as np
 import pytest
 
 import epmoe_ref
 from epmoe.check import Implementation, check
+from epmoe.check.adapters.kernels import PlainKernels
+from epmoe.check.adapters.reference import Reference, ReferenceHybrid, ReferenceRows
 from epmoe_ref.errors import EPValueError
 
 
@@ -58,7 +61,7 @@ def right(results):
             none,
             "dispatch returned None; a list over the 2 ranks is needed, of dicts or objects with output_tokens",
         ),
-        (too_few, "dispatch returned 1 results; a list over the 2 ranks"),
+        (too_few, "dispatch returned 1 result; a list over the 2 ranks"),
         (one_dict, "dispatch returned a dict; a list over the 2 ranks"),
         (
             other_names,
@@ -116,3 +119,99 @@ def test_a_method_that_is_missing_is_named_before_anything_runs():
         EPValueError, match=r"Half has no method dispatch\(self, input_tokens, topk_ids"
     ):
         check(Half)
+
+
+FORMS = {
+    "one row short": lambda a: a[:-1],
+    "empty": lambda a: a[:0],
+    "one column short": lambda a: a[..., :-1],
+    "of no dimension": lambda a: a.reshape(-1)[0],
+    "of one more dimension": lambda a: a[None],
+    "of float64": lambda a: a.astype(np.float64),
+    "of booleans": lambda a: a.astype(bool),
+    "a ragged list": lambda a: [[1, 2], [3]],
+    "a string": lambda a: "abc",
+}
+PAIRS = "output_tokens", "row_offsets", "src_info", "recv_count", "expert_ids", "output_scales"
+
+
+def reshaped(base, function, at, change):
+    """An implementation that changes one of its results, or the field `at` of it, on all ranks."""
+
+    def changed(result):
+        if isinstance(at, str):
+            return [vars(r) | {at: change(getattr(r, at))} for r in result]
+        if isinstance(result, list):
+            return [change(r) for r in result]
+        return tuple(
+            [change(r) for r in of] if i == at and of is not None else of
+            for i, of in enumerate(result)
+        )
+
+    def method(self, *arguments, **options):
+        return changed(getattr(base, function)(self, *arguments, **options))
+
+    return type("Reshaped", (base,), {function: method})
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("base", "function", "at", "case"),
+    [
+        *((Reference, "dispatch", name, "fp8_blockwise") for name in PAIRS),
+        (Reference, "dispatch", "output_scales", "nvfp4"),
+        (Reference, "dispatch", "scales_offset", "nvfp4"),
+        (Reference, "combine", None, "a hot expert"),
+        *((ReferenceRows, "dispatch", i, "a hot expert") for i in range(4)),
+        (ReferenceRows, "combine", None, "a hot expert"),
+        *((ReferenceRows, "dispatch_backward", i, "a hot expert") for i in range(2)),
+        (ReferenceRows, "combine_backward", None, "a hot expert"),
+        *((ReferenceHybrid, "dispatch", i, "fp8") for i in range(4)),
+        (ReferenceHybrid, "combine", None, "fp8"),
+        *((ReferenceHybrid, "dispatch_backward", i, "fp8") for i in range(2)),
+        (ReferenceHybrid, "combine_backward", None, "fp8"),
+    ],
+)
+def test_a_result_of_any_form_is_compared_and_gets_no_cause(base, function, at, case, form):
+    text = str(check(reshaped(base, function, at, FORMS[form]), n_ranks=2, only=case))
+    assert text.startswith("DIFFERS") and "raised" not in text, text
+    causes = [line for line in text.splitlines() if "likely cause: " in line]
+    assert all("leading 0" in c or "not t" in c or "are summed" in c for c in causes), text
+
+
+def test_sums_of_another_type_or_shape_get_a_remedy():
+    for change, words in (
+        (lambda a: a.astype(np.float32), ".astype(ml_dtypes.bfloat16)"),
+        (lambda a: a.reshape(-1), "combine returns [num_tokens, hidden]"),
+    ):
+        changed = reshaped(Reference, "combine", None, change)
+        assert words in str(check(changed, n_ranks=2, only="one slot"))
+
+
+def without_the_last(results):
+    return results[:-1]
+
+
+@pytest.mark.parametrize(
+    ("base", "function", "form", "words"),
+    [
+        (ReferenceRows, "dispatch", without_the_last, "dispatch returned 4 results; 5 results are"),
+        (ReferenceRows, "combine", none, "combine returned None; a list over the 2 ranks"),
+        (ReferenceRows, "dispatch_backward", none, "dispatch_backward returned None; 2 results"),
+        (ReferenceHybrid, "dispatch", str, 'dispatch returned "(['),
+        (ReferenceHybrid, "combine_backward", too_few, "returned 1 result; a list over the 2"),
+        (PlainKernels, "buffers", list, "buffers returned 4 results; a dict {name of a buffer"),
+        (PlainKernels, "buffers", lambda b: {n: a[:1] for n, a in b.items()}, "returned 1 result;"),
+        (PlainKernels, "counters", too_few, "counters returned 1 result; a list over the 2 ranks"),
+        (Reference, "make", none, "make returned None; an object of Formed is needed"),
+        (ReferenceRows, "make", none, "make returned None; an object of Formed is needed"),
+    ],
+)
+def test_what_a_call_returns_is_named(base, function, form, words):
+    def method(self, *arguments, **options):
+        return form(getattr(super(Formed, self), function)(*arguments, **options))
+
+    Formed = type("Formed", (base,), {})
+    setattr(Formed, function, classmethod(method) if function == "make" else method)
+    text = str(check(Formed, n_ranks=2, only="one slot" if base is not ReferenceHybrid else "fp8"))
+    assert words in text and "raised" not in text, text

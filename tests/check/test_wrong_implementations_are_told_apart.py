@@ -68,7 +68,12 @@ MISTAKES = {
     ),
     "SortedByToken": ("src_info", "an expert's rows are not grouped by src_rank"),
     "WritesInput": ("topk_ids", "was written to"),
-    "Raises": ("call", "raised IndexError: index 12 is out of bounds"),
+    "WeightsRounded": ("output", "the weights are rounded to bf16"),
+    "StopsAtMinusOne": ("recv_count", "a token ends at its first -1"),
+    "SumStopsAtMinusOne": ("output", "a sum ends at its token's first -1"),
+    "MinusOneLosesTheToken": ("recv_count", "exactly the tokens that have a -1 are left out"),
+    "ScalesByReciprocal": ("output_scales", "scales are off by an ulp"),
+    "Raises": ("dispatch", "raised IndexError: index 12 is out of bounds"),
 }
 
 

@@ -207,3 +207,15 @@ class LastSumsLost(NumpyWorld):
         whole = sums.shape[-1] // 96 * 96
         sums[..., whole:] = np.random.default_rng(0).standard_normal(sums[..., whole:].shape)
         return sums
+
+
+class WeightsRounded(NumpyWorld):
+    def weights(self, weights):
+        return weights.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+class SumStopsAtMinusOne(NumpyWorld):
+    """Ends a token's sum at its first -1."""
+
+    def takes_part(self, ids):
+        return np.logical_and.accumulate(ids >= 0, axis=1)

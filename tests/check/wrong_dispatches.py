@@ -203,3 +203,28 @@ class SortedByToken(NumpyWorld):
                 d[name] = d[name].copy()
                 d[name][first:last] = d[name][order]
         return d
+
+
+class StopsAtMinusOne(NumpyWorld):
+    """Takes -1 for the end of a token's list."""
+
+    def seen(self, ids):
+        return np.where(np.logical_and.accumulate(ids >= 0, axis=1), ids, -1)
+
+
+class MinusOneLosesTheToken(NumpyWorld):
+    def seen(self, ids):
+        return np.where((ids < 0).any(axis=1, keepdims=True), -1, ids)
+
+
+class ScalesByReciprocal(NumpyWorld):
+    """Multiplies by the float32 nearest to 1 / 448. The values are right."""
+
+    def encode(self, tokens):
+        values, scales = super().encode(tokens)
+        if scales is None:
+            return values, scales
+        absmax = np.abs(tokens.astype(np.float32)).reshape(len(tokens), -1, 128)
+        with np.errstate(all="ignore"):
+            absmax = np.maximum(np.fmax.reduce(absmax, axis=2, initial=0), np.float32(1e-4))
+        return values, self.scale_layout(absmax * (np.float32(1) / np.float32(448)))

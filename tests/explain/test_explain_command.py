@@ -91,6 +91,8 @@ def test_a_users_own_routing_becomes_a_slice_with_totals(tmp_path, run, without_
 def test_a_folder_that_is_not_there_is_refused_in_words(run, without_a_tape):
     status, _, err = run("--ranks 1 --tokens 1 --out none/p.html")
     assert status == 2 and "cannot be written" in err
+    status, _, err = run("--out .")
+    assert status == 2 and "--out . is a folder: name a file" in err
 
 
 def test_the_page_links_a_tape_whose_name_is_no_text(tmp_path):

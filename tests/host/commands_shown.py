@@ -9,6 +9,7 @@ from epmoe.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = "--ranks 2 --experts-per-rank 2 --top-k 2 --hidden 16 --tokens 4 --rounds 2".split()
+SMALL_BUT_EXPERTS = [*SMALL[:2], *SMALL[4:]]
 
 
 def shown(capsys, *argv):

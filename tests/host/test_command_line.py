@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from commands_shown import ROOT, SMALL, python, refused_in_a_line, shown
+from commands_shown import ROOT, SMALL, SMALL_BUT_EXPERTS, python, refused_in_a_line, shown
 
 from epmoe.__main__ import main
 from epmoe.verify import command as verify
@@ -26,6 +26,7 @@ from epmoe.verify import command as verify
         (["mutants", "--jobs", "0"], "argument --jobs: "),
         (["mutants", "--sample", "-1"], "argument --sample: "),
         (["lesson", "11"], "9, 10)\n"),
+        (["--experts", "8", "--experts-per-rank", "4"], "not allowed with argument --experts"),
         (["verfy"], "did you mean verify?"),
         (["--rnks", "3"], "did you mean --ranks?"),
         (["soak", "--secnds=3"], "did you mean --seconds?"),
@@ -70,8 +71,11 @@ def test_words_that_make_no_sense_are_refused_by_name_with_the_commands_own_usag
         (["--all", "--part", "300/300"], "nothing would be compared"),
         (["--all", "--sample", "1", "--part", "2/2"], "nothing would be compared"),
         (["--words", "--format", "nvfp4"], "--format: no meaning with --words"),
+        (["--cc", "9.0"], "--cc: no meaning without --compile"),
+        (["--epilogue", "--weights", "none"], "--epilogue: no meaning with --weights none"),
+        (["--shared-expert", "--weights", "none"], "--shared-expert: no meaning with --weights"),
         (["--ranks", "9"], "--p2p-world-size"),
-        ([*SMALL, "--experts", "5"], "n_experts=5 must be a multiple of n_ranks=2"),
+        ([*SMALL_BUT_EXPERTS, "--experts", "5"], "n_experts=5 must be a multiple of n_ranks=2"),
         ([*SMALL, "--hidden", "12"], "hidden=12"),
         ([*SMALL, "--format", "nvfp4"], "hidden=16"),
     ],
@@ -79,6 +83,19 @@ def test_words_that_make_no_sense_are_refused_by_name_with_the_commands_own_usag
 )
 def test_what_verify_would_ignore_or_cannot_run_is_explained_in_a_line(capsys, argv, said):
     refused_in_a_line(capsys, said, "verify", *argv)
+
+
+@pytest.mark.parametrize(
+    "argv, said",
+    [
+        ("--write", "--write: no meaning without --faults"),
+        ("--random 5", "--random: no meaning without --patch or --as-they-are"),
+        ("--faults --random 5 --list", "--list, --random: no meaning with --faults"),
+        ("--as-they-are --only plain/", "--only: no meaning with --as-they-are"),
+    ],
+)
+def test_what_mutants_would_ignore_is_refused(capsys, argv, said):
+    refused_in_a_line(capsys, said, "mutants", *argv.split())
 
 
 @pytest.mark.parametrize("command", ["verify", "check", "mutants", "explain", "soak", "doctor"])
@@ -101,7 +118,7 @@ def test_an_unexpected_error_is_no_difference(capsys, monkeypatch):
 def test_a_folder_that_cannot_be_made_is_named(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     status, out = shown(capsys, "vectors", str(tmp_path / "file"))
-    assert status == 2 and f"epmoe vectors: {tmp_path / 'file'}: " in out.err
+    assert status == 2 and f"epmoe vectors: {tmp_path / 'file'} is a file: give a folder" in out.err
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["pictures", "json"])

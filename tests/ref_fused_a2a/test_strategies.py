@@ -10,7 +10,7 @@ from epmoe_ref import EPConfig, strategies
 from epmoe_ref.config import TOKEN_FORMATS
 
 # any example will do: nothing to shrink
-search = settings(law, max_examples=2000, phases=(Phase.generate,))
+search = settings(law, max_examples=1000, phases=(Phase.generate,))
 
 
 def distinct(ids):
@@ -118,6 +118,22 @@ HYBRID_CORNERS = {
 @pytest.mark.parametrize("corner", HYBRID_CORNERS)
 def test_hybrid_worlds_reach(corner):
     find(strategies.hybrid_worlds(), HYBRID_CORNERS[corner], settings=search)
+
+
+def test_large_worlds_are_drawn_now_and_then():
+    tokens, experts = [], []
+
+    @settings(law, max_examples=100, phases=(Phase.generate,))
+    @given(strategies.configs(large=True), strategies.rows_worlds(large=True))
+    def drawn(cfg, rows):
+        tokens.append((cfg.max_tokens_per_rank, max(map(len, rows.x))))
+        experts.append((cfg.n_local_experts, rows.num_experts))
+
+    drawn()
+    for sizes, at_most, more_than in ((tokens, 12, 64), (experts, 16, 32)):
+        for of_one in zip(*sizes):
+            assert sum(size <= at_most for size in of_one) > len(of_one) / 2
+            assert max(of_one) > more_than
 
 
 def test_garbage_reaches_wild_ids_and_ids_twice():

@@ -226,6 +226,14 @@ def test_the_c_program_trusts_nothing_in_a_manifest_or_an_array(folder, tmp_path
     assert refused > tries * 2 // 3
 
 
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "mine.py").touch()
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    with pytest.raises(EPValueError, match="mine.py is a file: give a folder"):
+        command.run(parser.parse_args([str(tmp_path / "mine.py")]))
+
+
 def test_random_words_are_splitmix64():
     """The first outputs of SplitMix64 seeded with 1234567, as its authors' reference code prints them."""
     words = random_bits.words(np.uint64(1234567), 5)
