@@ -51,9 +51,9 @@ def init_hybrid_ep_buffer(
 def reset_hybrid_ep_buffer(group=None) -> None:
     """Free the HybridEP buffer of a group (None: of every group in this process), if there is one; collective.
 
-    Call it on all ranks to recover from an error. group: as for get_buffer. The host waits for calls that still run. Results and handles stay valid. CUDA graphs that
-    captured calls on this buffer must not be replayed any more. The next hybrid_ep_dispatch makes a new buffer, without
-    FP8. A process group that has not been used before becomes a world first. Errors: EPValueError, UnavailableError,
-    PeerTimeout. Source: epmoe.fused_a2a.reset_hybrid_ep_buffer.
+    Call it on all ranks to recover from an error. group: as for get_buffer. The host waits for calls that still run.
+    Results and handles stay valid. CUDA graphs that captured calls on this buffer must not be replayed any more. The
+    next hybrid_ep_dispatch makes a new buffer, without FP8. A process group that has not been used before becomes a
+    world first. Errors: EPValueError, UnavailableError, PeerTimeout. Source: epmoe.fused_a2a.reset_hybrid_ep_buffer.
     """
     fused_a2a.reset_hybrid_ep_buffer(world_of(group))
