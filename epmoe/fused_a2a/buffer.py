@@ -54,6 +54,8 @@ class Buffer(GroupMemory):
     PeerTimeout is raised. launch: LaunchConfig.
     """
 
+    remedy = "reset() of the Buffer"  # what to call after an error
+
     def __init__(self, group, *, timeout=30.0, launch=None):
         timeout, stream = inputs.seconds("timeout", timeout), group.stream_of(group.ranks[0])
         self.capture = stream.capture
@@ -71,7 +73,7 @@ class Buffer(GroupMemory):
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
         self._info = struct.Struct(f"={written.TOKENS + group.n_ranks + group.n_ranks**2}i")
         self._all_well = [bytes(STATUS_BYTES)] * len(group.ranks)  # status words without an error
-        self.turn, self._bad_ids, self.remedy = Turn(), None, "reset() of the Buffer"
+        self.turn, self._bad_ids = Turn(), None
         super().__init__(group, Launches(group, launch), timeout)
 
     @property

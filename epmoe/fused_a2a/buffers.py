@@ -10,7 +10,11 @@ from epmoe_ref.errors import EPValueError
 
 
 class _Buffers(WeakKeyDictionary):
-    """group -> Buffer, which lives as long as the group does."""
+    """group -> Buffer, which lives as long as the group does. remedy: what to call after an error."""
+
+    def __init__(self, remedy=Buffer.remedy):
+        super().__init__()
+        self._remedy = remedy
 
     def of(self, group):
         """The Buffer of a group, made if there is none."""
@@ -34,14 +38,13 @@ class _Buffers(WeakKeyDictionary):
             )
         patience = {"timeout": group.timeout} if hasattr(group, "timeout") else {}
         buffer = self[group] = Buffer(proxy(group), **patience)
-        if self is _hybrid_ep_buffer:
-            buffer.remedy = "reset_hybrid_ep_buffer(group)"
+        buffer.remedy = self._remedy
         if group.lists:
             finalize(group, buffer.close, collective=False).atexit = False
         return buffer
 
 
-_buffer, _hybrid_ep_buffer = _Buffers(), _Buffers()
+_buffer, _hybrid_ep_buffer = _Buffers(), _Buffers("reset_hybrid_ep_buffer(group)")
 buffer_of, hybrid_ep_buffer = _buffer.of, _hybrid_ep_buffer.of
 
 

@@ -136,13 +136,12 @@ class Engine:
 
     def start(self, call, launches, fused=False):
         """Start the launches of one call, [(launch, its words)]; in the simulator they end before this returns."""
-        rounds = self.rounds
+        rounds, started = self.rounds, False
         try:
             if self.is_alone:
                 for launch, words in launches:
                     launch.start(*words)
             else:
-                started = False
                 with self.world.launching(fused):
                     for launch, words in launches:
                         launch.start(*words)
@@ -152,7 +151,7 @@ class Engine:
             rounds.state, rounds.opened_in = AFTER[call], rounds.capture
         except BaseException as error:
             # a refusal may come from inside a kernel, from a function of the caller
-            if not isinstance(error, REFUSALS) or not self.is_alone and started:
+            if started or not isinstance(error, REFUSALS):
                 rounds.fail(call, error)
             raise
 

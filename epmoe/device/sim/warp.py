@@ -171,8 +171,12 @@ def _match(vals):
     return masks
 
 
+def _of_live_lanes(vals):
+    return [x for x in vals if x is not None]
+
+
 def _sum(vals):
-    return _wrap(sum([x for x in vals if x is not None]))
+    return _wrap(sum(_of_live_lanes(vals)))
 
 
 def _inclusive_sums(vals):
@@ -180,11 +184,11 @@ def _inclusive_sums(vals):
 
 
 def _largest(vals):
-    return max([x for x in vals if x is not None])
+    return max(_of_live_lanes(vals))
 
 
 def _or(vals):
-    return reduce(or_, [x for x in vals if x is not None])
+    return reduce(or_, _of_live_lanes(vals))
 
 
 def _max(vals):
