@@ -129,10 +129,10 @@ def check(implementation, *, n_ranks=4, ranks=None, only="", name=None, tell=Non
 
     implementation: a class derived from Implementation, RowsImplementation or HybridImplementation.
     n_ranks: size of the world; with per_rank it is the number of processes. ranks: the result of `ranks_of`, if already
-    known. only: runs the case of this name, else those whose name contains it. name: the implementation's name in the report;
-    default: the class's. begin: called with the name of each case before it runs. tell: called with each Outcome.
-    Returns a Report, the same on all ranks. An exception of the implementation is a difference of its case, but with
-    per_rank it is raised. Errors: UnavailableError if per_rank finds no ranks, or if `make` raises it.
+    known. only: runs the case of this name, else those whose name contains it. name: the implementation's name in the
+    report; default: the class's. begin: called with the name of each case before it runs. tell: called with each
+    Outcome. Returns a Report, the same on all ranks. An exception of the implementation is a difference of its case,
+    but with per_rank it is raised. Errors: UnavailableError if per_rank finds no ranks, or if `make` raises it.
     """
     whole(implementation, getattr(implementation, "__name__", repr(implementation)))
     ranks = ranks or ranks_of(implementation, n_ranks)

@@ -52,8 +52,8 @@ class Implementation:
     With buffers() or counters() every word of its memory is also compared with the model epmoe_ref.protocol. Instead of
     dispatch and combine it may have the four halves dispatch_async(input_tokens, topk_ids, **options), dispatch_wait()
     -> dispatch's result, combine_async(expert_outputs, dispatched), combine_wait(router_weights, **options) ->
-    combine's result; if it has both, the halves are called. Words are then compared after each half. No half may return before all ranks of this process have
-    done their work.
+    combine's result; if it has both, the halves are called. Words are then compared after each half. No half may return
+    before all ranks of this process have done their work.
     """
 
     token_formats = ("bf16",)

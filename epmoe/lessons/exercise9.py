@@ -79,7 +79,7 @@ STRETCH = Number(
         (240, "this is one microbatch after the other."),
         (140, "compute is busy that long, but after the last experts a combine follows."),
         (120, "this is one microbatch alone."),
-        (170, "the two combines share the link: that of B begins when that of A has ended."),
+        (170, "the two combines share the link: combine of B begins when combine of A has ended."),
         (200, "Close: the combine of A can travel while the experts of B compute."),
         (210, "Close: let both attentions run before the experts of A."),
         (220, "Close: let both attentions run before the experts of A."),
