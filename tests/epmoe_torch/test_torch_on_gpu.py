@@ -20,7 +20,6 @@ from epmoe.torch import (
 from epmoe_ref import fused_a2a as reference
 from epmoe_ref.errors import EPStateError
 
-BY_EXPERT = "test_hybrid_dispatch_and_combine_have_the_references_gradients"
 SIMULATED = "test_results_of_the_simulator_are_tensors_over_the_same_memory"
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 LONG = 50_000_000  # cycles: some tens of milliseconds
@@ -31,20 +30,26 @@ def laws(module, *without):
     return [name for name in vars(module) if name.startswith("test_") and name not in without]
 
 
-@pytest.mark.parametrize("law", laws(of_gradients, BY_EXPERT))
-@pytest.mark.parametrize("sizes", of_gradients.WORLDS.values(), ids=list(of_gradients.WORLDS))
-def test_laws_of_gradients(law, sizes, monkeypatch):
-    function = getattr(of_gradients, law)
-    wants_it = "monkeypatch" in inspect.signature(function).parameters
-    function(sizes, *[monkeypatch] * wants_it)
+def cases(law):
+    """The arguments beside `sizes` with which a test of gradients runs on a CPU, as dicts."""
+    for mark in getattr(law, "pytestmark", []):
+        name, values = mark.args
+        return [{name: value} for value in values]
+    return [{}]
 
 
-@pytest.mark.parametrize(
-    "options", [{}, dict(num_permuted_tokens=11, pad_multiple=4)], ids=["exact", "overflowing"]
-)
+OF_GRADIENTS = [
+    pytest.param(law, case, id="-".join([law.__name__, *map(str, case.values())]))
+    for law in (getattr(of_gradients, name) for name in laws(of_gradients))
+    for case in cases(law)
+]
+
+
+@pytest.mark.parametrize(("law", "case"), OF_GRADIENTS)
 @pytest.mark.parametrize("sizes", of_gradients.WORLDS.values(), ids=list(of_gradients.WORLDS))
-def test_laws_of_rows_by_expert(sizes, options):
-    getattr(of_gradients, BY_EXPERT)(sizes, options)
+def test_laws_of_gradients(law, case, sizes, monkeypatch):
+    wants_it = "monkeypatch" in inspect.signature(law).parameters
+    law(sizes, *[monkeypatch] * wants_it, **case)
 
 
 globals().update(
