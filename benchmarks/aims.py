@@ -13,16 +13,9 @@ MODEL = 7168, 256  # the hidden size and the experts that targets are about
 
 def add_arguments(parser):
     """Add the options of aims."""
+    parser.add_argument("files", nargs="+", metavar="FILE.json", help="files of results, one for each number of GPUs")
     parser.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE.json",
-        help="files of results, one for each number of GPUs",
-    )
-    parser.add_argument(
-        "--into",
-        metavar="PAGE.md",
-        help="put the table and its text into a page, replacing the existing table",
+        "--into", metavar="PAGE.md", help="put the table and its text into a page, replacing the existing table"
     )
 
 
@@ -39,10 +32,7 @@ def run(args):
         return 2
     lines = markdown(records)
     if not lines:
-        print(
-            f"benchmarks aims: no row that a target is about in {', '.join(args.files)}",
-            file=sys.stderr,
-        )
+        print(f"benchmarks aims: no row that a target is about in {', '.join(args.files)}", file=sys.stderr)
         return 2
     return pages.shown(lines, below(records, args.files), args.into, "benchmarks aims")
 
@@ -74,9 +64,7 @@ def _order(name):
 def _column(record):
     """{(kernels, tokens, what): (aim, reached)} of one file. Verdicts on many shapes share one line."""
     found, together = {}, {}
-    for v in (
-        targets.verdicts(record["rows"], record["n_ranks"]) if "H200" in record["device"] else ()
-    ):
+    for v in targets.verdicts(record["rows"], record["n_ranks"]) if "H200" in record["device"] else ():
         if (v.shape.hidden, v.shape.experts) != MODEL:
             continue
         if v.unit == "us" and v.what != targets.HOST:
@@ -116,9 +104,7 @@ def below(records, files):
 def _slow_cpus(records):
     """The meaning of "slow CPU", if the table has one."""
     if not any(
-        v.slow and not v.reached
-        for record in records
-        for v in targets.verdicts(record["rows"], record["n_ranks"])
+        v.slow and not v.reached for record in records for v in targets.verdicts(record["rows"], record["n_ranks"])
     ):
         return ""
     return (

@@ -20,11 +20,7 @@ def add_arguments(parser):
     plan.add_arguments(parser)
     parser.add_argument("--ranks", type=at_least_one, default=4, help="of the run (default 4)")
     parser.add_argument(
-        "--part",
-        type=part_of_all,
-        default="1/1",
-        metavar="I/N",
-        help="this process's part of the cases (default all)",
+        "--part", type=part_of_all, default="1/1", metavar="I/N", help="this process's part of the cases (default all)"
     )
     parser.add_argument(
         "--on",
@@ -37,9 +33,7 @@ def add_arguments(parser):
 def run(args):
     """Compile. Needs no GPU. The exit status is 0, or 2 in the simulator."""
     if device.SIM:
-        print(
-            "benchmarks compile: needs the compiler for GPUs: set EPMOE_DEVICE=gpu", file=sys.stderr
-        )
+        print("benchmarks compile: needs the compiler for GPUs: set EPMOE_DEVICE=gpu", file=sys.stderr)
         return 2
     i, n = args.part
     cc, n_sms = args.on.split("/")
@@ -70,11 +64,7 @@ def distinct(cases):
         tokens = s.tokens
         if not case.kernels.startswith("pairs"):
             of_all = tokens if case.sms is None else min(tokens, MANY - 1)
-            by_expert = (
-                tokens <= FEW_TO_EXPAND,
-                tokens <= TUNING.lamport_tokens,
-                of_all >= MANY_TO_EXPAND,
-            )
+            by_expert = (tokens <= FEW_TO_EXPAND, tokens <= TUNING.lamport_tokens, of_all >= MANY_TO_EXPAND)
             by_rank = smaller_blocks(of_all), tokens <= TUNING.lamport_tokens
             tokens = by_rank if case.kernels.startswith("rows") else by_expert
         key = case.kernels, tokens, s.hidden, s.experts, s.top_k, s.format

@@ -18,9 +18,7 @@ ROUND_RANKS = 4
 
 def add_arguments(parser):
     """Add the options of cpu."""
-    parser.add_argument(
-        "--tokens", type=int, default=1024, help="of each rank, for the reference (default 1024)"
-    )
+    parser.add_argument("--tokens", type=int, default=1024, help="of each rank, for the reference (default 1024)")
     parser.add_argument("--hidden", type=int, default=7168, help="(default 7168)")
     parser.add_argument("--ranks", type=int, default=8, help="(default 8)")
     parser.add_argument("--experts", type=int, default=256, help="(default 256)")
@@ -41,35 +39,22 @@ def seconds(repeats, call):
 def reference(args):
     """Seconds of the reference's dispatch and combine, of a copy of as many bytes, and of one np.take of the rows."""
     shape = Shape(args.tokens, args.hidden, args.experts)
-    cfg = EPConfig(
-        args.ranks,
-        shape.experts,
-        shape.top_k,
-        shape.hidden,
-        shape.tokens,
-        p2p_world_size=args.ranks,
-    )
+    cfg = EPConfig(args.ranks, shape.experts, shape.top_k, shape.hidden, shape.tokens, p2p_world_size=args.ranks)
     ids = traffic.topk_ids(shape, args.ranks)
     x = [random_tokens((shape.tokens, shape.hidden), rank) for rank in range(args.ranks)]
     weights = [np.full((shape.tokens, shape.top_k), 1 / shape.top_k, np.float32)] * args.ranks
     d = epmoe_ref.dispatch(cfg, x, ids)
     everything = np.concatenate(x)
-    rows = np.random.default_rng(0).integers(
-        0, len(everything), sum(len(i.output_tokens) for i in d)
-    )
+    rows = np.random.default_rng(0).integers(0, len(everything), sum(len(i.output_tokens) for i in d))
     y = [i.output_tokens for i in d]
     block = np.empty((len(rows), shape.hidden), x[0].dtype)
     copy = block.copy()
     moved = block.nbytes
     measured = {
         "memcpy": seconds(args.repeats, lambda: np.copyto(copy, block)),
-        "np.take of the same rows": seconds(
-            args.repeats, lambda: np.take(everything, rows, axis=0)
-        ),
+        "np.take of the same rows": seconds(args.repeats, lambda: np.take(everything, rows, axis=0)),
         "reference dispatch": seconds(args.repeats, lambda: epmoe_ref.dispatch(cfg, x, ids)),
-        "reference combine": seconds(
-            args.repeats, lambda: epmoe_ref.combine(cfg, y, d, router_weights=weights)
-        ),
+        "reference combine": seconds(args.repeats, lambda: epmoe_ref.combine(cfg, y, d, router_weights=weights)),
     }
     return [
         {
@@ -93,9 +78,7 @@ class Simulator:
         world, launch = LocalWorld(ROUND_RANKS, seed=0, racecheck=racecheck), LaunchConfig()
         self.racecheck, self.machine = racecheck, world.machine
         self.pairs = Pairs(world, ROUND, kind="fused")
-        self.threads = (
-            len(self.pairs.phases) * world.n_ranks * launch.grid(world.machine) * launch.threads
-        )
+        self.threads = len(self.pairs.phases) * world.n_ranks * launch.grid(world.machine) * launch.threads
         self.accesses, self.seconds = 0, float("inf")
 
     def one_round(self):
@@ -128,10 +111,7 @@ def simulators(repeats):
     plain, checked = both
     for one in both:
         one.pairs.close()
-    return [
-        plain.line(),
-        checked.line() | {"times_without_detector": round(checked.seconds / plain.seconds, 2)},
-    ]
+    return [plain.line(), checked.line() | {"times_without_detector": round(checked.seconds / plain.seconds, 2)}]
 
 
 def run(args):
@@ -143,12 +123,7 @@ def run(args):
     if device.SIM:
         lines += simulators(args.repeats)
     for line in lines:
-        print(
-            "  ".join(
-                f"{name}: {value}" if name != "what" else f"{value:64}"
-                for name, value in line.items()
-            )
-        )
+        print("  ".join(f"{name}: {value}" if name != "what" else f"{value:64}" for name, value in line.items()))
     if args.json:
         machine = device.machine(1)
         with open(args.json, "w") as f:
@@ -157,8 +132,7 @@ def run(args):
                 | {
                     "cpu": cpu_name(),
                     "options": {
-                        name: getattr(args, name)
-                        for name in ("tokens", "hidden", "ranks", "experts", "repeats")
+                        name: getattr(args, name) for name in ("tokens", "hidden", "ranks", "experts", "repeats")
                     },
                     "simulated": str(ROUND),
                     "lines": lines,
@@ -176,10 +150,7 @@ def cpu_name():
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     try:
         with open("/proc/cpuinfo") as f:
-            model = next(
-                (line.partition(":")[2].strip() for line in f if line.startswith("model name")),
-                "unknown",
-            )
+            model = next((line.partition(":")[2].strip() for line in f if line.startswith("model name")), "unknown")
     except OSError:
         model = "unknown"
     return f"{model}, {cores} cores"

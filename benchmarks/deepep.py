@@ -40,9 +40,7 @@ class _DeepEP(TorchPeer):
             self._weights = torch.full(self._ids.shape, 1 / shape.top_k, device="cuda")
             self._x = torch.randn(shape.tokens, shape.hidden, device="cuda").bfloat16()
             scales = torch.ones(shape.tokens, shape.hidden // traffic.SCALE_GROUP, device="cuda")
-            self._given = (
-                (self._x.to(torch.float8_e4m3fn), scales) if shape.format == "fp8" else self._x
-            )
+            self._given = (self._x.to(torch.float8_e4m3fn), scales) if shape.format == "fp8" else self._x
             # makes the communicator that V2 uses
             torch.distributed.all_reduce(torch.zeros(1, device="cuda"))
         torch.cuda.synchronize()
@@ -84,9 +82,7 @@ class V1(_DeepEP):
     def dispatch(self):
         """Put a dispatch on torch's current stream."""
         buffer = self._buffer
-        per_rank, per_rdma_rank, per_expert, in_rank, _ = buffer.get_dispatch_layout(
-            self._ids, self.shape.experts
-        )
+        per_rank, per_rdma_rank, per_expert, in_rank, _ = buffer.get_dispatch_layout(self._ids, self.shape.experts)
         received, _, _, _, self._handle, _ = buffer.dispatch(
             self._given,
             num_tokens_per_rank=per_rank,

@@ -30,9 +30,7 @@ LOWEST_US = 4  # only the floor of a few tokens is lower
 
 def add_arguments(parser):
     """Add the options of figure."""
-    parser.add_argument(
-        "files", nargs="+", metavar="FILE.json", help="files of results, the newest last"
-    )
+    parser.add_argument("files", nargs="+", metavar="FILE.json", help="files of results, the newest last")
     parser.add_argument(
         "--out",
         metavar="STEM",
@@ -41,12 +39,8 @@ def add_arguments(parser):
     )
     parser.add_argument("--hidden", type=int, default=7168, help="(default %(default)s)")
     parser.add_argument("--experts", type=int, default=256, help="(default %(default)s)")
-    parser.add_argument(
-        "--format", default="bf16", choices=shapes.FORMATS, help="(default %(default)s)"
-    )
-    parser.add_argument(
-        "--routing", default="uniform", choices=shapes.ROUTINGS, help="(default %(default)s)"
-    )
+    parser.add_argument("--format", default="bf16", choices=shapes.FORMATS, help="(default %(default)s)")
+    parser.add_argument("--routing", default="uniform", choices=shapes.ROUTINGS, help="(default %(default)s)")
 
 
 def curves(record, kernels, phase, fits):
@@ -66,10 +60,7 @@ def curves(record, kernels, phase, fits):
         shape = shapes.parse(p.shape)
         if p.phase == phase and fits(shape) and p.name in peers.of_kernels(kernels[0]):
             constants.setdefault(p.name, {})[shape.tokens] = us
-    as_points = [
-        {name: sorted(points.items()) for name, points in found.items()}
-        for found in (lines, constants)
-    ]
+    as_points = [{name: sorted(points.items()) for name, points in found.items()} for found in (lines, constants)]
     return (*as_points, sorted(floor.items()))
 
 
@@ -79,28 +70,20 @@ def run(args):
         import matplotlib
     except ImportError:
         print(
-            "benchmarks figure: matplotlib is not installed: pip install 'epmoe[bench]', or matplotlib",
-            file=sys.stderr,
+            "benchmarks figure: matplotlib is not installed: pip install 'epmoe[bench]', or matplotlib", file=sys.stderr
         )
         return 2
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     record = results.merged([results.read(file) for file in args.files])
-    wanted = {
-        "hidden": args.hidden,
-        "experts": args.experts,
-        "format": args.format,
-        "routing": args.routing,
-    }
+    wanted = {"hidden": args.hidden, "experts": args.experts, "format": args.format, "routing": args.routing}
 
     def fits(shape):
         return all(getattr(shape, name) == value for name, value in wanted.items())
 
     if not any(fits(shapes.of_row(r)) for r in record["rows"]):
-        print(
-            f"benchmarks figure: no row with {wanted} in {', '.join(args.files)}", file=sys.stderr
-        )
+        print(f"benchmarks figure: no row with {wanted} in {', '.join(args.files)}", file=sys.stderr)
         return 2
     plt.rcParams.update(
         {
@@ -115,13 +98,7 @@ def run(args):
     shown = [panel for panel in PANELS if args.format == "bf16" or panel[2] == "dispatch"]
     n = len(shown) // 2
     fig, panels = plt.subplots(
-        n,
-        2,
-        figsize=(WIDTH_INCHES, HEIGHTS_INCHES[n]),
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
+        n, 2, figsize=(WIDTH_INCHES, HEIGHTS_INCHES[n]), sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
     for axes, (title, kernels, phase) in zip(panels.flat, shown):
         _panel(axes, title, kernels, curves(record, kernels, phase, fits))
@@ -138,11 +115,7 @@ def run(args):
         f"{args.experts} experts, {args.format}, {args.routing} routing; epmoe {results.commits(record)}",
         fontsize=10,
     )
-    handles = {
-        label: handle
-        for axes in panels.flat
-        for handle, label in zip(*axes.get_legend_handles_labels())
-    }
+    handles = {label: handle for axes in panels.flat for handle, label in zip(*axes.get_legend_handles_labels())}
     titled = any(label.endswith("*") for label in handles)
     fig.legend(
         handles.values(),
@@ -158,12 +131,7 @@ def run(args):
     for kind in ("svg", "png"):
         file = Path(f"{args.out}.{kind}")
         file.parent.mkdir(parents=True, exist_ok=True)
-        fig.savefig(
-            file,
-            dpi=DOTS_AN_INCH,
-            facecolor="white",
-            metadata={"Date": None} if kind == "svg" else None,
-        )
+        fig.savefig(file, dpi=DOTS_AN_INCH, facecolor="white", metadata={"Date": None} if kind == "svg" else None)
         print(f"written: {file}")
     plt.close(fig)
     return 0

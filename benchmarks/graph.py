@@ -20,11 +20,7 @@ class Captured:
 
     def _capture(self, phase):
         cu, check = self._cu, self._check
-        check(
-            cu.cuStreamBeginCapture(
-                self.stream.handle, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-            )
-        )
+        check(cu.cuStreamBeginCapture(self.stream.handle, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
         try:
             self._inner.launch(phase)
         finally:

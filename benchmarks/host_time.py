@@ -48,15 +48,10 @@ class HostTime:
     def of_phases(self):
         """{phase: OfHost}."""
         did = [
-            None if before is None or after is None else after - before
-            for before, after in zip(self._begin, _counts())
+            None if before is None or after is None else after - before for before, after in zip(self._begin, _counts())
         ]
         return {
-            phase: OfHost(
-                round(float(np.median(calls)), 1),
-                round(float(np.median(self._pieces[phase])), 2),
-                *did,
-            )
+            phase: OfHost(round(float(np.median(calls)), 1), round(float(np.median(self._pieces[phase])), 2), *did)
             for phase, calls in self._calls.items()
         }
 

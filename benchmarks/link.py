@@ -2,18 +2,7 @@
 
 from benchmarks.clock import Clock
 from epmoe import device
-from epmoe.device import (
-    block_dim,
-    block_idx,
-    grid_dim,
-    i32,
-    kernel,
-    load16_nc,
-    load_u64,
-    store16,
-    thread_idx,
-    u64,
-)
+from epmoe.device import block_dim, block_idx, grid_dim, i32, kernel, load16_nc, load_u64, store16, thread_idx, u64
 from epmoe.kernels.params import ParameterBlock
 
 BYTES, SIMULATOR_BYTES = 64 << 20, 4096  # to each peer
@@ -32,9 +21,7 @@ def copy_kernel(n_ranks, nbytes):
         step = i32(1)
         while step < max(2, n_ranks):  # alone, a rank writes to itself
             peer = i32((my_rank + step) % n_ranks)
-            target = u64(
-                load_u64(params + u64(p_targets) + u64(8) * u64(peer)) + u64(nbytes) * u64(my_rank)
-            )
+            target = u64(load_u64(params + u64(p_targets) + u64(8) * u64(peer)) + u64(nbytes) * u64(my_rank))
             i = i32(block_idx() * block_dim() + thread_idx())
             while i < n_vectors:
                 j, k, m = i32(i + everybody), i32(i + 2 * everybody), i32(i + 3 * everybody)
@@ -71,17 +58,13 @@ def peer_write_gbps(world, line, timeout=60.0):
         blocks[rank].write(words)
     stream = world.stream_of(world.ranks[0])
     clock = Clock(machine, stream)
-    grid, threads = (
-        (SIMULATOR_BLOCKS, SIMULATOR_THREADS) if device.SIM else (machine.n_sms, THREADS)
-    )
+    grid, threads = (SIMULATOR_BLOCKS, SIMULATOR_THREADS) if device.SIM else (machine.n_sms, THREADS)
     world.barrier("start", timeout)
     for _ in range(2 if device.SIM else REPEATS):
         line.align(stream)
         clock.start()
         for rank in world.ranks:
-            machine.launch(
-                copy, grid, threads, (blocks[rank].address, 0, rank), stream=world.stream_of(rank)
-            )
+            machine.launch(copy, grid, threads, (blocks[rank].address, 0, rank), stream=world.stream_of(rank))
         clock.stop()
     times = clock.times_us()
     of_ranks = world.tell(times, timeout)

@@ -55,8 +55,7 @@ def add_arguments(parser):
         "--only",
         metavar="NAME,...",
         type=lambda text: text.split(","),
-        help=f"contenders whose names contain one of these words; there are: "
-        f"{', '.join(loop_contenders.names())}",
+        help=f"contenders whose names contain one of these words; there are: {', '.join(loop_contenders.names())}",
     )
     parser.add_argument(
         "--against",
@@ -71,13 +70,9 @@ def add_arguments(parser):
         metavar="N",
         help=f"pairs of a loop (default: as many as take {SECONDS} s, at most {MOST_PAIRS})",
     )
+    parser.add_argument("--ranks", type=at_least_one, default=4, help="virtual ranks without mpirun (default 4)")
     parser.add_argument(
-        "--ranks", type=at_least_one, default=4, help="virtual ranks without mpirun (default 4)"
-    )
-    parser.add_argument(
-        "--json",
-        metavar="FILE",
-        help="file of results (default: benchmarks/results/DATE-...; '-' none)",
+        "--json", metavar="FILE", help="file of results (default: benchmarks/results/DATE-...; '-' none)"
     )
 
 
@@ -153,9 +148,7 @@ def measure_all(world, chosen, against, record, say, write, words=None, n_pairs=
                     if _applies(made[0], arrays):
                         row = _row(world, made[0], arrays, n_pairs, cpu)
                         record["loop"].append(row)
-                        say(
-                            f"{row['kernels']:40} {arrays:7} {shape.tokens:5} tokens {row['us']:9.1f} us a pair"
-                        )
+                        say(f"{row['kernels']:40} {arrays:7} {shape.tokens:5} tokens {row['us']:9.1f} us a pair")
                         write()
             except Refused as error:
                 record["not_run"].append(_not_run(kind, shape, str(error)))
@@ -228,11 +221,7 @@ def _calls(contender, arrays):
     if arrays == "new":
         return contender.inputs, contender.pair, 1
     if arrays == "layers":
-        return (
-            lambda i: [contender.inputs(LAYERS * i + j) for j in range(LAYERS)],
-            contender.layers,
-            LAYERS,
-        )
+        return (lambda i: [contender.inputs(LAYERS * i + j) for j in range(LAYERS)], contender.layers, LAYERS)
     replay = contender.captured(CHAIN)
     return lambda i: None, lambda _: replay(), CHAIN
 

@@ -41,9 +41,7 @@ class _Ours:
         """Inputs of one rank, repeated one after another, so that views of them begin at POOL addresses."""
         more = 64 if device.SIM else POOL
         shape, weights = self.shape, np.full(ids.shape, 1 / self.shape.top_k, np.float32)
-        x = np.resize(
-            random_tokens((shape.tokens, shape.hidden), rank), (shape.tokens + more, shape.hidden)
-        )
+        x = np.resize(random_tokens((shape.tokens, shape.hidden), rank), (shape.tokens + more, shape.hidden))
         pool = (
             x,
             np.resize(ids.astype(np.int64), (shape.tokens + more, shape.top_k)),
@@ -98,9 +96,7 @@ class _Ours:
         import torch
 
         handle = int(self.world.stream_of(self.world.ranks[0]).handle)
-        with torch.cuda.stream(
-            torch.cuda.ExternalStream(handle, device=self.world.machine.ordinal)
-        ):
+        with torch.cuda.stream(torch.cuda.ExternalStream(handle, device=self.world.machine.ordinal)):
             yield
 
     def synchronize(self):
@@ -117,9 +113,7 @@ class _Ours:
         given = self.inputs(0)
         self.pair(given)
         self.synchronize()
-        check(
-            cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-        )
+        check(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
         try:
             for _ in range(n):
                 self.pair(given)
@@ -220,8 +214,7 @@ class _Training:
         import torch
 
         torch.autograd.backward(
-            [out for outs, _ in losses for out in outs],
-            [grad for _, grads in losses for grad in grads],
+            [out for outs, _ in losses for out in outs], [grad for _, grads in losses for grad in grads]
         )
 
     def _forward(self, given):
@@ -259,25 +252,19 @@ class TorchHybrid(_Buffered):
         self.local = shape.experts // world.n_ranks
         matrix = traffic.pairs_matrix(shape, traffic.topk_ids(shape, world.n_ranks))
         self.rows = int(matrix.sum(axis=0).max()) if self.budget else None
-        fused_a2a.init_hybrid_ep_buffer(
-            world, shape.hidden, shape.tokens, self.local, HYBRID_SMS, HYBRID_SMS, False
-        )
+        fused_a2a.init_hybrid_ep_buffer(world, shape.hidden, shape.tokens, self.local, HYBRID_SMS, HYBRID_SMS, False)
 
     def _pool(self, rank, ids):
         x, ids, weights = super()._pool(rank, ids)
         import torch
 
-        chosen = torch.zeros(
-            len(ids), self.shape.experts, dtype=torch.bool, device=x.device
-        ).scatter_(1, ids, True)
+        chosen = torch.zeros(len(ids), self.shape.experts, dtype=torch.bool, device=x.device).scatter_(1, ids, True)
         return x, chosen, chosen.float() / self.shape.top_k
 
     def pair(self, given):
         """Dispatch and combine."""
         x, chosen, probs = given
-        made = self._dispatch(
-            x, chosen, probs, self.world, self.local, HYBRID_SMS, HYBRID_SMS, self.rows
-        )
+        made = self._dispatch(x, chosen, probs, self.world, self.local, HYBRID_SMS, HYBRID_SMS, self.rows)
         return self._combine(made[0], made[-1], self.rows)
 
     def check(self):
@@ -341,9 +328,7 @@ def _peer(name, module, kind, **options):
     def make(self, world, shape):
         return getattr(import_module(f"benchmarks.{module}"), kind)(world, shape, **options)
 
-    return type(
-        kind, (_Peer,), {"name": name, "make": make, "__doc__": f"{name}, in the same loop."}
-    )
+    return type(kind, (_Peer,), {"name": name, "make": make, "__doc__": f"{name}, in the same loop."})
 
 
 class AllGather(TorchPeer):
@@ -357,9 +342,7 @@ class AllGather(TorchPeer):
         torch, n = self._torch, world.n_ranks
         with self.on_stream():
             self._x = torch.zeros(shape.tokens, shape.hidden, dtype=torch.bfloat16, device="cuda")
-            self._routing = torch.zeros(
-                shape.tokens, 2 * shape.top_k, dtype=torch.int32, device="cuda"
-            )
+            self._routing = torch.zeros(shape.tokens, 2 * shape.top_k, dtype=torch.int32, device="cuda")
             self._n = n
 
     def dispatch(self):
@@ -367,9 +350,7 @@ class AllGather(TorchPeer):
         dist, x, routing = self._torch.distributed, self._x, self._routing
         self._all = x.new_empty(self._n * len(x), x.shape[1])
         dist.all_gather_into_tensor(self._all, x)
-        dist.all_gather_into_tensor(
-            routing.new_empty(self._n * len(routing), routing.shape[1]), routing
-        )
+        dist.all_gather_into_tensor(routing.new_empty(self._n * len(routing), routing.shape[1]), routing)
 
     def combine(self):
         """Send the sums over ranks back to each rank."""
@@ -382,16 +363,7 @@ class AllGather(TorchPeer):
         self._torch.cuda.empty_cache()
 
 
-OURS = (
-    Pairs,
-    RowsOnDevice,
-    TorchOnDevice,
-    TorchExact,
-    TorchHybrid,
-    TorchHybridExact,
-    TrainingOnDevice,
-    TrainingExact,
-)
+OURS = (Pairs, RowsOnDevice, TorchOnDevice, TorchExact, TorchHybrid, TorchHybridExact, TrainingOnDevice, TrainingExact)
 PEERS = {
     "nccl": (
         _peer("NCCL all-to-all", "nccl", "Nccl"),

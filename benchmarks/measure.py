@@ -156,8 +156,7 @@ def rows(contender, line, iterations, link_gbps, *, sms=None, graph=False):
         raise
     slowest = np.max([us for us, _ in of_ranks], axis=0)
     of_host = {
-        phase: max((OfHost(**host[phase]) for _, host in of_ranks), key=attrgetter("us"))
-        for phase in contender.phases
+        phase: max((OfHost(**host[phase]) for _, host in of_ranks), key=attrgetter("us")) for phase in contender.phases
     }
     return [
         _row(contender, phase, slowest[at::n], of_host[phase], link_gbps, sms, graph)

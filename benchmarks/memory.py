@@ -34,9 +34,7 @@ class Arrays:
         """The array of each rank, a list or this rank's own, depending on the world. The same object each time."""
         made = self._each.get(name)
         if made is None:
-            made = self._each[name] = self.of_ranks(
-                self.of(rank, name) for rank in self.world.ranks
-            )
+            made = self._each[name] = self.of_ranks(self.of(rank, name) for rank in self.world.ranks)
         return made
 
     def of_ranks(self, values):

@@ -56,8 +56,6 @@ def replaced(text, table, lines):
         if text[below : below + 1] and text[below].startswith(f"{name},"):
             end = next((i for i in range(below, len(text)) if not text[i]), len(text))
             return text[:start] + lines + text[end:]
-        if others is None and not any(
-            line.startswith(name.split()[0]) for line in text[below : below + 1]
-        ):
+        if others is None and not any(line.startswith(name.split()[0]) for line in text[below : below + 1]):
             others = text[:start] + lines + text[end:]
     return others

@@ -20,14 +20,7 @@ ORDINARY_BYTE = 0x3C  # 0x3C3C is an ordinary bf16, 0.0115
 
 def config(shape, n_ranks):
     """The EPConfig of a shape."""
-    return EPConfig(
-        n_ranks,
-        shape.experts,
-        shape.top_k,
-        shape.hidden,
-        shape.tokens,
-        token_format=FORMATS[shape.format],
-    )
+    return EPConfig(n_ranks, shape.experts, shape.top_k, shape.hidden, shape.tokens, token_format=FORMATS[shape.format])
 
 
 @lru_cache(8)
@@ -58,9 +51,7 @@ class Pairs:
             "dispatch": traffic.busiest_bytes(there, traffic.payload_bytes(shape, shape.format)),
             "combine": traffic.busiest_bytes(back, traffic.payload_bytes(shape, "bf16")),
         }
-        self._ep = ExpertParallel(
-            cfg, world, fused=fused, launch=LaunchConfig(n_sms, num_threads), kernels=kernels
-        )
+        self._ep = ExpertParallel(cfg, world, fused=fused, launch=LaunchConfig(n_sms, num_threads), kernels=kernels)
         tokens, slots = (shape.tokens, shape.hidden), (shape.tokens, shape.top_k)
         shapes = {
             "x": (tokens, BF16),
@@ -71,9 +62,7 @@ class Pairs:
         self._arrays = arrays = Arrays(world, shapes)
         arrays.write("x", lambda rank: random_tokens(tokens, rank))
         arrays.write("ids", lambda rank: ids[rank])
-        arrays.write(
-            "weights", lambda rank: np.random.default_rng([2, rank]).random(slots, np.float32)
-        )
+        arrays.write("weights", lambda rank: np.random.default_rng([2, rank]).random(slots, np.float32))
         arrays.fill("y", ORDINARY_BYTE)
         self._x, self._ids, self._weights, self._y = (arrays.each(name) for name in shapes)
         self._dispatched = None

@@ -78,24 +78,16 @@ def annotate(record):
     known = {}  # (phase, shape) -> [(us, name, here)]
     for r in record["rows"]:
         if r["kernels"] in ALL and not r["graph"]:
-            known.setdefault((r["phase"], shapes.of_row(r)), []).append(
-                (r["us"], r["kernels"], True)
-            )
+            known.setdefault((r["phase"], shapes.of_row(r)), []).append((r["us"], r["kernels"], True))
     for p, us in constants(record["device"], record["n_ranks"]):
         known.setdefault((p.phase, shapes.parse(p.shape)), []).append((us, p.name, False))
     for r in record["rows"]:
         names = of_kernels(r["kernels"])
         phase = "dispatch" if r["phase"] == "cached" else r["phase"]
         us, name, here = min(
-            (k for k in known.get((phase, shapes.of_row(r)), ()) if k[1] in names),
-            default=(None, None, None),
+            (k for k in known.get((phase, shapes.of_row(r)), ()) if k[1] in names), default=(None, None, None)
         )
-        r |= {
-            "peer": name,
-            "peer_us": us,
-            "peer_here": here,
-            "to_peer": round(r["us"] / us, 2) if us else None,
-        }
+        r |= {"peer": name, "peer_us": us, "peer_here": here, "to_peer": round(r["us"] / us, 2) if us else None}
 
 
 def report(record):

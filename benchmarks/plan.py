@@ -24,12 +24,7 @@ AGAINST = ("nccl", "deepep")
 SHORT = {"pairs": ("fused", "plain", "split")}  # names for several sections
 FEW_SMS_TOKENS = 4096  # for sms: many tokens, so that bandwidth counts
 # kernels of a target -> section
-QUICK = {
-    "pairs fused": "fused",
-    "pairs plain": "plain",
-    "rows": "rows",
-    "expert-major": "expert-major",
-}
+QUICK = {"pairs fused": "fused", "pairs plain": "plain", "rows": "rows", "expert-major": "expert-major"}
 
 
 @dataclass(frozen=True)
@@ -61,15 +56,10 @@ def add_arguments(parser):
         "--only",
         metavar="SECTION,...",
         type=lambda text: text.split(","),
-        help=f"some of {', '.join(SECTIONS)}; pairs is fused, plain and split (default: all but other "
-        "libraries)",
+        help=f"some of {', '.join(SECTIONS)}; pairs is fused, plain and split (default: all but other libraries)",
     )
-    parser.add_argument(
-        "--against", nargs="+", choices=AGAINST, default=[], help="other libraries, in the same run"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="only shapes with targets, each with its target"
-    )
+    parser.add_argument("--against", nargs="+", choices=AGAINST, default=[], help="other libraries, in the same run")
+    parser.add_argument("--quick", action="store_true", help="only shapes with targets, each with its target")
     parser.add_argument(
         "--sms",
         type=int,
@@ -86,9 +76,7 @@ def has_loop(args):
 
 def loop_shapes(args):
     """The shapes of the loop section: the given ones that are bf16 and uniform, or its own."""
-    given = (
-        [shapes.parse(s) for s in args.shapes] if args.shapes else map(shapes.parse, shapes.OF_LOOP)
-    )
+    given = [shapes.parse(s) for s in args.shapes] if args.shapes else map(shapes.parse, shapes.OF_LOOP)
     return [s for s in given if (s.format, s.routing) == ("bf16", "uniform")]
 
 
@@ -111,9 +99,7 @@ def cases(args):
             raise ValueError("--quick has shapes of its own: leave one of --quick and --shapes out")
         return _quick(args, wanted)
     chosen = [shapes.parse(s) for s in args.shapes] if args.shapes else shapes.matrix()
-    return [
-        case for shape in chosen for section in wanted for case in _at(section, shape, args.sms)
-    ]
+    return [case for shape in chosen for section in wanted for case in _at(section, shape, args.sms)]
 
 
 def shared_by(cases, n_ranks, is_more=False):
@@ -133,9 +119,7 @@ def sections(args):
     named = [*(args.only or OURS), *args.against]
     unknown = [name for name in named if name not in SECTIONS and name not in SHORT]
     if unknown:
-        raise ValueError(
-            f"--only {','.join(unknown)}: no such section; there are {', '.join((*SHORT, *SECTIONS))}"
-        )
+        raise ValueError(f"--only {','.join(unknown)}: no such section; there are {', '.join((*SHORT, *SECTIONS))}")
     meant = {section for name in named for section in SHORT.get(name, (name,))}
     return [section for section in SECTIONS if section in meant]
 
@@ -152,15 +136,9 @@ def _quick(args, wanted):
                 for c in _at(section, shape, args.sms)
                 if c.kernels == kernels
             ]
-    peers_at = [
-        shape for shape in dict.fromkeys(c.shape for c in made) if shape.routing == "uniform"
-    ]
+    peers_at = [shape for shape in dict.fromkeys(c.shape for c in made) if shape.routing == "uniform"]
     return made + [
-        c
-        for shape in peers_at
-        for section in wanted
-        if section in AGAINST
-        for c in _at(section, shape, args.sms)
+        c for shape in peers_at for section in wanted if section in AGAINST for c in _at(section, shape, args.sms)
     ]
 
 
@@ -190,10 +168,7 @@ def _ours(section, shape, sms):
     if section in KINDS:
         made = [(f"pairs {section}", lambda world: Pairs(world, shape, kind=section, n_sms=sms))]
     elif section == "rows":
-        made = [
-            (kind.name, lambda world, kind=kind: kind(world, shape, n_sms=sms))
-            for kind in (Rows, HostWaits)
-        ]
+        made = [(kind.name, lambda world, kind=kind: kind(world, shape, n_sms=sms)) for kind in (Rows, HostWaits)]
     else:
         made = [(Hybrid.name, lambda world: Hybrid(world, shape, n_sms=sms))]
     return [Case(section, name, shape, sms, make) for name, make in made]

@@ -26,14 +26,11 @@ HEADINGS = (
 
 def add_arguments(parser):
     """Add the options of table."""
-    parser.add_argument(
-        "files", nargs="+", metavar="FILE.json", help="files of results, the newest last"
-    )
+    parser.add_argument("files", nargs="+", metavar="FILE.json", help="files of results, the newest last")
     parser.add_argument(
         "--into",
         metavar="PAGE.md",
-        help="put the table and its text into a page, replacing the "
-        "table for the same number of GPUs",
+        help="put the table and its text into a page, replacing the table for the same number of GPUs",
     )
     parser.add_argument("--hidden", type=int, default=7168, help="(default %(default)s)")
     parser.add_argument("--experts", type=int, default=256, help="(default %(default)s)")
@@ -54,9 +51,7 @@ def run(args):
             file=sys.stderr,
         )
         return 2
-    return pages.shown(
-        lines, below(record, args.files, args.hidden, args.experts), args.into, "benchmarks table"
-    )
+    return pages.shown(lines, below(record, args.files, args.hidden, args.experts), args.into, "benchmarks table")
 
 
 def markdown(record, hidden=7168, experts=256):
@@ -102,11 +97,7 @@ def _line(kernels, shape, found):
         if r is None:
             words += [""] * 4
             continue
-        name = (
-            f"{pages.us(r['peer_us'])} {short(r['peer'])}{'' if r['peer_here'] else '*'}"
-            if r["peer"]
-            else "-"
-        )
+        name = f"{pages.us(r['peer_us'])} {short(r['peer'])}{'' if r['peer_here'] else '*'}" if r["peer"] else "-"
         words += [f"**{pages.us(r['us'])}**", pages.us(r["floor_us"]), _ratio(r["to_floor"]), name]
     return pages.row(words)
 

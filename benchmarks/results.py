@@ -47,12 +47,8 @@ def read(file):
         record = json.loads(Path(file).read_text())
     except ValueError:
         record = None
-    if not isinstance(record, dict) or not {"device", "n_ranks", "world", "rows", "not_run"} <= set(
-        record
-    ):
-        raise EPValueError(
-            f"{file} is not a file of results of `python -m benchmarks` (--json FILE)"
-        )
+    if not isinstance(record, dict) or not {"device", "n_ranks", "world", "rows", "not_run"} <= set(record):
+        raise EPValueError(f"{file} is not a file of results of `python -m benchmarks` (--json FILE)")
     return record
 
 
@@ -66,9 +62,7 @@ def merged(records):
     for name in ("device", "n_ranks", "world"):
         found = {record[name] for record in records}
         if len(found) > 1:
-            raise EPValueError(
-                f"results with different {name} cannot be merged: {', '.join(map(str, sorted(found)))}"
-            )
+            raise EPValueError(f"results with different {name} cannot be merged: {', '.join(map(str, sorted(found)))}")
     rows, failures = {}, {}
     for record in records:
         for r in record["rows"]:
@@ -86,9 +80,7 @@ def merged(records):
         measured |= {(name, str(shapes.Shape(*sizes)), None) for name, _, *sizes in loops}
     whole["not_run"] = [f for name, f in failures.items() if name not in measured]
     whole["parts"] = [
-        part
-        for record in records
-        for part in record.get("parts", [{name: record.get(name) for name in OF_A_PART}])
+        part for record in records for part in record.get("parts", [{name: record.get(name) for name in OF_A_PART}])
     ]
     return whole
 
@@ -111,9 +103,7 @@ def str_of(row):
 
 def add_arguments(parser):
     """Add the options of merge."""
-    parser.add_argument(
-        "files", nargs="+", metavar="FILE.json", help="files of results, the newest last"
-    )
+    parser.add_argument("files", nargs="+", metavar="FILE.json", help="files of results, the newest last")
     parser.add_argument("--json", required=True, metavar="FILE", help="the file to write")
 
 

@@ -25,9 +25,7 @@ class _FusedA2A:
         back = traffic.busiest_bytes(matrix.T, traffic.payload_bytes(shape, "bf16"))
         self.bytes = {phase: back if phase == "combine" else there for phase in self.phases}
         tokens = (shape.tokens, shape.hidden)
-        self.arrays = Arrays(
-            world, {"x": (tokens, BF16), "y": ((y_rows, shape.hidden), BF16)} | more
-        )
+        self.arrays = Arrays(world, {"x": (tokens, BF16), "y": ((y_rows, shape.hidden), BF16)} | more)
         self.arrays.write("x", lambda rank: random_tokens(tokens, rank))
         self.arrays.fill("y", ORDINARY_BYTE)
         self.result, self.handle = None, None
@@ -36,8 +34,7 @@ class _FusedA2A:
         """Expert outputs with as many rows as each rank's result."""
         results = results if self.world.lists else [results]
         return self.arrays.of_ranks(
-            first(self.arrays.of(rank, "y"), len(made))
-            for rank, made in zip(self.world.ranks, results)
+            first(self.arrays.of(rank, "y"), len(made)) for rank, made in zip(self.world.ranks, results)
         )
 
     def buffer(self):
@@ -98,9 +95,7 @@ class Rows(_FusedA2A):
         """Put a phase on the stream. The last phase drops the round's results."""
         if phase == "dispatch":
             x, ids, probs = self._given  # passing them with * would cost 0.2 us more
-            self.result, _, _, _, self.handle = self.dispatch(
-                x, ids, probs, self.shape.experts, self.world
-            )
+            self.result, _, _, _, self.handle = self.dispatch(x, ids, probs, self.shape.experts, self.world)
         elif phase == "combine":
             self.context = fused_a2a.Context()
             if self._back is None:  # made once, so that no other call under test waits for it
@@ -113,9 +108,7 @@ class Rows(_FusedA2A):
             self.result = self.handle = self.context = None
 
     def _pair(self):
-        return self.arrays.of_ranks(
-            (self.arrays.of(r, "x8"), self.arrays.of(r, "scales")) for r in self.world.ranks
-        )
+        return self.arrays.of_ranks((self.arrays.of(r, "x8"), self.arrays.of(r, "scales")) for r in self.world.ranks)
 
     def close(self):
         """Free everything."""
@@ -148,13 +141,7 @@ class Hybrid(_FusedA2A):
         dense = (shape.tokens, shape.experts)
         if shape.format == "fp8":
             self.phases = ("dispatch",)  # combine sends bf16, as without fp8
-        super().__init__(
-            world,
-            shape,
-            n_sms,
-            self.rows,
-            {"map": (dense, np.dtype(bool)), "probs": (dense, np.float32)},
-        )
+        super().__init__(world, shape, n_sms, self.rows, {"map": (dense, np.dtype(bool)), "probs": (dense, np.float32)})
 
         def routing_map(rank):
             chosen = np.zeros(dense, bool)
@@ -162,19 +149,10 @@ class Hybrid(_FusedA2A):
             return chosen
 
         self.arrays.write("map", routing_map)
-        self.arrays.write(
-            "probs",
-            lambda rank: np.where(routing_map(rank), np.float32(1 / shape.top_k), np.float32(0)),
-        )
+        self.arrays.write("probs", lambda rank: np.where(routing_map(rank), np.float32(1 / shape.top_k), np.float32(0)))
         self.local = shape.experts // world.n_ranks
         fused_a2a.init_hybrid_ep_buffer(
-            world,
-            shape.hidden,
-            shape.tokens,
-            self.local,
-            self.n_sms,
-            self.n_sms,
-            shape.format == "fp8",
+            world, shape.hidden, shape.tokens, self.local, self.n_sms, self.n_sms, shape.format == "fp8"
         )
         self._given = [self.arrays.each(name) for name in ("x", "map", "probs")]
         self._back = self.arrays.each("y")

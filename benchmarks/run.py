@@ -34,35 +34,18 @@ def add_arguments(parser):
     """Add the options of run."""
     plan.add_arguments(parser)
     parser.add_argument(
-        "--iterations",
-        type=at_least_one,
-        default=50,
-        metavar="N",
-        help="timed iterations (default 50)",
+        "--iterations", type=at_least_one, default=50, metavar="N", help="timed iterations (default 50)"
     )
     parser.add_argument(
-        "--graph",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="also as CUDA graphs (default)",
+        "--graph", action=argparse.BooleanOptionalAction, default=True, help="also as CUDA graphs (default)"
     )
-    parser.add_argument(
-        "--ranks", type=at_least_one, default=4, help="virtual ranks without mpirun (default 4)"
-    )
-    parser.add_argument(
-        "--seconds",
-        type=positive_seconds,
-        metavar="S",
-        help="start no case after this many seconds",
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="keep what the --json file has, and measure the rest"
-    )
+    parser.add_argument("--ranks", type=at_least_one, default=4, help="virtual ranks without mpirun (default 4)")
+    parser.add_argument("--seconds", type=positive_seconds, metavar="S", help="start no case after this many seconds")
+    parser.add_argument("--resume", action="store_true", help="keep what the --json file has, and measure the rest")
     parser.add_argument(
         "--json",
         metavar="FILE",
-        help="file of results, written after each shape (default: benchmarks/results/DATE-...; "
-        "'-' none)",
+        help="file of results, written after each shape (default: benchmarks/results/DATE-...; '-' none)",
     )
 
 
@@ -135,15 +118,11 @@ class _Run:
         if not device.SIM:
             n, spent = compiling.everything(world, args, cases)
             record["compiling_seconds"] = round(spent, 1)
-            self.say(
-                f"kernels compiled by {n} processes in {spent:.0f} s; {self.seconds():.0f} s since the start"
-            )
+            self.say(f"kernels compiled by {n} processes in {spent:.0f} s; {self.seconds():.0f} s since the start")
         self._cases(cases)
         if plan.has_loop(args) and not self._is_late():
             record["loop"] = []
-            loop.measure_all(
-                world, plan.loop_shapes(args), args.against, record, self.say, self._write
-            )
+            loop.measure_all(world, plan.loop_shapes(args), args.against, record, self.say, self._write)
         record["seconds"] = round(self.seconds(), 1)
         whole = self._whole()
         if not whole["rows"] and not whole.get("loop"):
@@ -225,12 +204,7 @@ class _Run:
 
     def _rows(self, case, contender, graph):
         rows = measure.rows(
-            contender,
-            self.line,
-            self.args.iterations,
-            self.record["link_gbps"],
-            sms=case.sms,
-            graph=graph,
+            contender, self.line, self.args.iterations, self.record["link_gbps"], sms=case.sms, graph=graph
         )
         self.record["rows"] += [r.asdict() for r in rows]
         return rows

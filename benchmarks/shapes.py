@@ -54,8 +54,7 @@ def parse(text):
             else f"{sizes!r} is no TOKENSxHIDDEN/EXPERTS"
         )
         raise ValueError(
-            f"shape {text!r}: {why}; write TOKENSxHIDDEN/EXPERTS[/TOP_K][:FORMAT][:ROUTING], as in "
-            "128x7168/256:fp8"
+            f"shape {text!r}: {why}; write TOKENSxHIDDEN/EXPERTS[/TOP_K][:FORMAT][:ROUTING], as in 128x7168/256:fp8"
         )
     shape = Shape(*(int(n) for n in numbers.groups(default=TOP_K)))
     if not (shape.tokens and shape.hidden and 1 <= shape.top_k <= shape.experts):
@@ -71,6 +70,4 @@ def parse(text):
 
 def of_row(row):
     """The Shape of a row of results."""
-    return Shape(
-        *(row[name] for name in ("tokens", "hidden", "experts", "top_k", "format", "routing"))
-    )
+    return Shape(*(row[name] for name in ("tokens", "hidden", "experts", "top_k", "format", "routing")))

@@ -54,9 +54,7 @@ def meeting_kernel(n_ranks, my_hold_us):
     def meet(params, epoch, my_rank):
         rank = i32(thread_idx())
         if rank < n_ranks:
-            st_release_sys_u32(
-                load_u64(params + u64(8) * u64(rank)) + u64(4) * u64(my_rank), u32(epoch)
-            )
+            st_release_sys_u32(load_u64(params + u64(8) * u64(rank)) + u64(4) * u64(my_rank), u32(epoch))
             mine = load_u64(params + u64(8) * u64(my_rank)) + u64(4) * u64(rank)
             expired, begin, polls = u64(load_u64(params + u64(p_expired))), u64(globaltimer()), 0
             while i32(u32(ld_relaxed_sys_u32(mine) - u32(epoch))) < 0:
@@ -99,9 +97,7 @@ class StartLine:
         own = self._flags.buffers[self._rank]
         own.fill(0)
         block = ParameterBlock(("flags", n), ("expired", 1))
-        words = block.pack(
-            {"flags": list(self._flags.addresses)[:n], "expired": own.address + EXPIRED_AT}
-        )
+        words = block.pack({"flags": list(self._flags.addresses)[:n], "expired": own.address + EXPIRED_AT})
         self._own, self._parameters = own, self.machine.alloc(words.nbytes, "start line")
         self._parameters.write(words)
         world.barrier("start", timeout)  # all flags are 0 before the first meeting
@@ -113,12 +109,8 @@ class StartLine:
         from epmoe.device.gpu_driver import check, cu
 
         self._epoch += 1
-        check(
-            cu.cuMemsetD32Async(self._flush.address, self._epoch, FLUSH_BYTES // 4, stream.handle)
-        )
-        self.machine.launch(
-            self._kernel, 1, 128, (self._parameters.address, self._epoch, self._rank), stream=stream
-        )
+        check(cu.cuMemsetD32Async(self._flush.address, self._epoch, FLUSH_BYTES // 4, stream.handle))
+        self.machine.launch(self._kernel, 1, 128, (self._parameters.address, self._epoch, self._rank), stream=stream)
 
     def drain(self, stream, failed_peer):
         """Wait until all work on the stream has ended.
@@ -162,9 +154,7 @@ class StartLine:
         check(cu.cuStreamSynchronize(copies))
 
     def _left_by(self, rank):
-        return LeftBehind(
-            f"rank {self._rank}: rank {rank} failed, and does not come to the start line"
-        )
+        return LeftBehind(f"rank {self._rank}: rank {rank} failed, and does not come to the start line")
 
     def meet_again(self, timeout=60.0):
         """After a case that failed on some rank, let all ranks count meetings from the same number on; collective."""
@@ -182,6 +172,5 @@ class StartLine:
                 raise self._left_by(expired - FAILED)
             if expired:
                 raise PeerTimeout(
-                    f"rank {self._rank}: rank {expired - 1} did not come to the start line within "
-                    f"{TIMEOUT_S} s"
+                    f"rank {self._rank}: rank {expired - 1} did not come to the start line within {TIMEOUT_S} s"
                 )

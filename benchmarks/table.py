@@ -46,8 +46,6 @@ def text(columns, rows, cells_of=None):
     lines = [[title for _, _, title in columns], *(cells_of(r) for r in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     return "\n".join(
-        "  ".join(
-            f"{word:{align}{width}}" for word, (_, align, _), width in zip(line, columns, widths)
-        ).rstrip()
+        "  ".join(f"{word:{align}{width}}" for word, (_, align, _), width in zip(line, columns, widths)).rstrip()
         for line in lines
     )

@@ -85,18 +85,14 @@ def of_row(row, n_ranks):
     if row["sms"] is not None or n_ranks not in (2, 4):
         return None
     for t in TARGETS:
-        if (t.kernels, t.phase) == (row["kernels"], row["phase"]) and shapes.parse(
-            t.shape
-        ) == shapes.of_row(row):
+        if (t.kernels, t.phase) == (row["kernels"], row["phase"]) and shapes.parse(t.shape) == shapes.of_row(row):
             return t.ranks4 if n_ranks == 4 else t.ranks2
     return None
 
 
 def verdicts(rows, n_ranks):
     """[Verdict] for everything in rows that has a target."""
-    plain = {
-        (r["kernels"], r["phase"], shapes.of_row(r), r["sms"]): r for r in rows if not r["graph"]
-    }
+    plain = {(r["kernels"], r["phase"], shapes.of_row(r), r["sms"]): r for r in rows if not r["graph"]}
     found, slowness = [], host_time.slowness(rows)
     for (kernels, phase, shape, sms), r in plain.items():
         us = of_row(r, n_ranks)
@@ -106,36 +102,17 @@ def verdicts(rows, n_ranks):
             slow = slowness.get(r.get("piece_us"), 1) > host_time.SLOW
             found.append(Verdict(kernels, shape, HOST, r["host_us"], HOST_US, "us", slow))
         uniform = plain.get((kernels, phase, replace(shape, routing="uniform"), sms))
-        if (
-            kernels == "rows"
-            and phase != "cached"
-            and sms is None
-            and shape.routing == "zipf"
-            and uniform
-        ):
+        if kernels == "rows" and phase != "cached" and sms is None and shape.routing == "zipf" and uniform:
             ratio = round(r["us"] / uniform["us"], 2)
-            found.append(
-                Verdict(kernels, shape, f"{phase}, against uniform", ratio, ZIPF_AT_MOST, "x")
-            )
+            found.append(Verdict(kernels, shape, f"{phase}, against uniform", ratio, ZIPF_AT_MOST, "x"))
         fast = plain.get(("pairs fused", phase, shape, None))
         if kernels == "pairs plain" and sms is None and shape == shapes.parse(PLAIN_SHAPE) and fast:
             ratio = round(r["us"] / fast["us"], 2)
-            found.append(
-                Verdict(kernels, shape, f"{phase}, against fast", ratio, PLAIN_AT_MOST, "x")
-            )
+            found.append(Verdict(kernels, shape, f"{phase}, against fast", ratio, PLAIN_AT_MOST, "x"))
         all_sms = plain.get((kernels, phase, shape, None))
         if kernels == "rows" and phase != "cached" and sms == FEW_SMS and all_sms:
             speed = round(all_sms["us"] / r["us"], 3)
-            found.append(
-                Verdict(
-                    kernels,
-                    shape,
-                    f"{phase}, speed with {sms} SMs",
-                    speed,
-                    FEW_SMS_AT_LEAST,
-                    OF_ALL,
-                )
-            )
+            found.append(Verdict(kernels, shape, f"{phase}, speed with {sms} SMs", speed, FEW_SMS_AT_LEAST, OF_ALL))
     return found
 
 

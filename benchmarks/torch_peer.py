@@ -20,8 +20,7 @@ class TorchPeer:
     def __init__(self, world, shape):
         if world.lists or device.SIM:
             raise UnavailableError(
-                f"{self.needs} needs GPUs, one for each rank: "
-                "mpirun -n N python -m mpi4py -m benchmarks"
+                f"{self.needs} needs GPUs, one for each rank: mpirun -n N python -m mpi4py -m benchmarks"
             )
         import torch
 

@@ -36,17 +36,13 @@ def payload_bytes(shape, format):
 
 def pairs_matrix(shape, ids):
     """(n_ranks, n_ranks) messages from rank (line) to rank (column): one for each (token, k)."""
-    return np.array(
-        [np.bincount(i.ravel() // (shape.experts // len(ids)), minlength=len(ids)) for i in ids]
-    )
+    return np.array([np.bincount(i.ravel() // (shape.experts // len(ids)), minlength=len(ids)) for i in ids])
 
 
 def rows_matrix(shape, ids):
     """(n_ranks, n_ranks) rows from rank (line) to rank (column): one for each (token, rank with an expert of it)."""
     owners = [i // (shape.experts // len(ids)) for i in ids]
-    return np.array(
-        [[int((o == rank).any(axis=1).sum()) for rank in range(len(ids))] for o in owners]
-    )
+    return np.array([[int((o == rank).any(axis=1).sum()) for rank in range(len(ids))] for o in owners])
 
 
 def busiest_bytes(matrix, bytes_each):

@@ -15,11 +15,7 @@ def started_by_mpi():
 def make(n_virtual_ranks):
     """A world whose ranks use a stream of their own (the default stream cannot be captured into a graph)."""
     if not started_by_mpi():
-        return (
-            LocalWorld(n_virtual_ranks)
-            if device.SIM
-            else LocalWorld(n_virtual_ranks, stream=_new_stream(None))
-        )
+        return LocalWorld(n_virtual_ranks) if device.SIM else LocalWorld(n_virtual_ranks, stream=_new_stream(None))
     from epmoe.worlds.mpi import MPIWorld
 
     if device.SIM:

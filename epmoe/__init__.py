@@ -43,9 +43,7 @@ __all__ = sorted(_HOME)
 
 def __getattr__(name):
     if name not in _HOME:
-        raise AttributeError(
-            f"module 'epmoe' has no attribute {name!r}; it has {', '.join(__all__)}"
-        )
+        raise AttributeError(f"module 'epmoe' has no attribute {name!r}; it has {', '.join(__all__)}")
     value = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value

@@ -26,26 +26,18 @@ COMMANDS = {
         "write a page that teaches dispatch, the full tape of a round, slides, a trace",
     ),
     "soak": ("epmoe.soak.command", "run many rounds, generated and checked on the device"),
-    "lesson": (
-        "epmoe.lessons.command",
-        "list or print the lessons on expert parallelism, with exercises",
-    ),
+    "lesson": ("epmoe.lessons.command", "list or print the lessons on expert parallelism, with exercises"),
     "museum": (
         "epmoe.museum.command",
         "show real faults of public kernels as small kernels that break in the simulator",
     ),
-    "puzzle": (
-        "epmoe.puzzles.command",
-        "list puzzles (kernels with a hole of a few lines), judge your answers",
-    ),
+    "puzzle": ("epmoe.puzzles.command", "list puzzles (kernels with a hole of a few lines), judge your answers"),
 }
 
 
 def main(argv=None):
     """Run a command; returns the exit status."""
-    return command_line.main(
-        "epmoe", "Expert-parallel dispatch and combine.", COMMANDS, "verify", argv
-    )
+    return command_line.main("epmoe", "Expert-parallel dispatch and combine.", COMMANDS, "verify", argv)
 
 
 if __name__ == "__main__":

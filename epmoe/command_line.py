@@ -53,8 +53,7 @@ def positive_seconds(text):
         value = 0.0
     if not 0 < value <= MOST_SECONDS:
         raise argparse.ArgumentTypeError(
-            f"{text!r} must be a positive number of seconds, for instance 30, and at most "
-            f"{MOST_SECONDS:g}"
+            f"{text!r} must be a positive number of seconds, for instance 30, and at most {MOST_SECONDS:g}"
         )
     return value
 
@@ -94,11 +93,7 @@ def sizes_of_a_world(parser, *, ranks=4, experts_per_rank=4, top_k=4, hidden=256
         ("experts-per-rank", str(experts_per_rank), "experts of each rank (default %(default)s)"),
         ("experts", None, "number of experts, instead of --experts-per-rank"),
         ("top-k", top_k, "experts a token chooses (default %(default)s)"),
-        (
-            "hidden",
-            hidden if isinstance(hidden, int) else None,
-            f"elements of a token (default {hidden})",
-        ),
+        ("hidden", hidden if isinstance(hidden, int) else None, f"elements of a token (default {hidden})"),
         ("tokens", tokens, "the most tokens of a rank (default %(default)s)"),
     ):
         group = experts if name.startswith("experts") else sizes
@@ -127,19 +122,13 @@ def kernels_and_world(options):
         help="make p2p worlds of N ranks, with SHMEM between them (default: one p2p world)",
     )
     options.add_argument(
-        "--timeout",
-        type=positive_seconds,
-        default=30.0,
-        metavar="S",
-        help="seconds until a wait gives up",
+        "--timeout", type=positive_seconds, default=30.0, metavar="S", help="seconds until a wait gives up"
     )
 
 
 def _not_empty(word):
     if not word.strip():
-        raise argparse.ArgumentTypeError(
-            "is empty: give a value, or leave it out (is a shell variable unset?)"
-        )
+        raise argparse.ArgumentTypeError("is empty: give a value, or leave it out (is a shell variable unset?)")
     return word
 
 
@@ -162,9 +151,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         """Print usage, the error, and the nearest name; exit with 2."""
-        wrong = re.search(
-            r"(?:unrecognized arguments: |invalid choice: )['\"]?([^\s'\"=]+)", message
-        )
+        wrong = re.search(r"(?:unrecognized arguments: |invalid choice: )['\"]?([^\s'\"=]+)", message)
         there = (
             re.findall(r"--[\w-]+", self.format_usage())
             if wrong and wrong[1].startswith("-")
@@ -195,9 +182,7 @@ def main(prog, description, commands, default, argv=None):
         sys.stdout.flush()
         return status
     except (BrokenPipeError, SystemExit) as error:  # rich turns a closed output into a SystemExit
-        if not isinstance(error, BrokenPipeError) and not isinstance(
-            error.__context__, BrokenPipeError
-        ):
+        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
             raise
         return CUT_SHORT  # the reader closed the output: `| head`, a pager
     except KeyboardInterrupt:
@@ -235,13 +220,9 @@ def _rank():
 
 def _top_parser(prog, description, commands, default):
     top = Parser(
-        prog=prog,
-        description=f"{description} Without a command: {default}, whose options "
-        f"`{default} --help` shows.",
+        prog=prog, description=f"{description} Without a command: {default}, whose options `{default} --help` shows."
     )
-    parsers = top.add_subparsers(
-        dest="command", metavar="command", parser_class=argparse.ArgumentParser
-    )
+    parsers = top.add_subparsers(dest="command", metavar="command", parser_class=argparse.ArgumentParser)
     for name, (_, what) in commands.items():
         parsers.add_parser(name, help=what)
     return top

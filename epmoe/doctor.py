@@ -58,12 +58,7 @@ def packages():
     """The packages that the reference and the simulator need."""
     for name in ("numpy", "ml_dtypes", "numba", "greenlet", "rich"):
         found = installed(name)
-        yield Finding(
-            name,
-            OK if found else MISSING,
-            found or "not installed",
-            "" if found else f"pip install {name}",
-        )
+        yield Finding(name, OK if found else MISSING, found or "not installed", "" if found else f"pip install {name}")
 
 
 def numpy_pair(numpy_version, numba_cuda_version):
@@ -98,19 +93,14 @@ def driver():
     saw = f"for CUDA {cuda_version[0]}.{cuda_version[1]}, {count.value} GPU(s)"
     if cuda_version < (13, 0):
         yield Finding(
-            "GPU driver",
-            WRONG,
-            saw,
-            "the extra [gpu] installs CUDA 13: use driver 580 or newer, or numba-cuda[cu12]",
+            "GPU driver", WRONG, saw, "the extra [gpu] installs CUDA 13: use driver 580 or newer, or numba-cuda[cu12]"
         )
     else:
         yield Finding(
             "GPU driver",
             OK if count.value else WRONG,
             saw,
-            ""
-            if count.value
-            else "CUDA_VISIBLE_DEVICES hides them all, or none is passed to this container",
+            "" if count.value else "CUDA_VISIBLE_DEVICES hides them all, or none is passed to this container",
         )
     for ordinal in range(count.value):
         yield gpu(cuda, ordinal)
@@ -127,9 +117,7 @@ def gpu(cuda, ordinal):
         value = ctypes.c_int()
         cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
         capability.append(value.value)
-    saw = (
-        f"{name.value.decode()}, {memory.value / 2**30:.0f} GiB, sm_{capability[0]}{capability[1]}"
-    )
+    saw = f"{name.value.decode()}, {memory.value / 2**30:.0f} GiB, sm_{capability[0]}{capability[1]}"
     if tuple(capability) < OLDEST:
         return Finding(
             f"GPU {ordinal}",
@@ -137,9 +125,7 @@ def gpu(cuda, ordinal):
             saw,
             "the kernels need compute capability %d.%d or newer: EPMOE_DEVICE=sim" % OLDEST,
         )
-    return Finding(
-        f"GPU {ordinal}", OK, saw if tuple(capability) >= FAST else saw + ": the plain kernels only"
-    )
+    return Finding(f"GPU {ordinal}", OK, saw if tuple(capability) >= FAST else saw + ": the plain kernels only")
 
 
 def compiler():
@@ -157,11 +143,7 @@ def compiler():
             f"not found ({type(e).__name__})",
             f"to compile kernels for GPUs: {install('gpu')}",
         )
-    return Finding(
-        "NVVM compiler",
-        OK,
-        f"{Path(path).name}, nvidia-nvvm {installed('nvidia-nvvm') or 'of the system'}",
-    )
+    return Finding("NVVM compiler", OK, f"{Path(path).name}, nvidia-nvvm {installed('nvidia-nvvm') or 'of the system'}")
 
 
 def device():
@@ -170,14 +152,8 @@ def device():
         from epmoe import device as chosen
         from epmoe.device.gpu_present import gpu_present
     except Exception as e:
-        return Finding(
-            "epmoe runs on", WRONG, f"importing epmoe.device fails: {e}", "see the lines above"
-        )
-    why = [
-        f"{name}={os.environ[name]}"
-        for name in ("EPMOE_DEVICE", "NUMBA_ENABLE_CUDASIM")
-        if os.environ.get(name)
-    ]
+        return Finding("epmoe runs on", WRONG, f"importing epmoe.device fails: {e}", "see the lines above")
+    why = [f"{name}={os.environ[name]}" for name in ("EPMOE_DEVICE", "NUMBA_ENABLE_CUDASIM") if os.environ.get(name)]
     saw = "the simulator" if chosen.SIM else "the GPU"
     saw = f"{saw} ({', '.join(why)})" if why else saw
     if not chosen.SIM and not gpu_present():
@@ -218,9 +194,7 @@ def find_mpirun():
 def mpi():
     """mpi4py, an MPI library, and an mpirun that belongs to that library (another one starts N worlds of size 1)."""
     if importlib.util.find_spec("mpi4py") is None:
-        yield Finding(
-            "MPI", OPTIONAL, "mpi4py is not installed", f"for one rank a process: {install('mpi')}"
-        )
+        yield Finding("MPI", OPTIONAL, "mpi4py is not installed", f"for one rank a process: {install('mpi')}")
         return
     size, started_by = launcher.launched_size()
     if size is not None:  # a program that calls MPI_Init inside a job counts as one of its ranks
@@ -237,11 +211,7 @@ def mpi():
     )
     alone = _run([sys.executable, "-c", code])
     if alone is None or alone.returncode:
-        last = (
-            (alone.stderr.strip().splitlines() or ["no message"])[-1]
-            if alone
-            else "no answer in 30 s"
-        )
+        last = (alone.stderr.strip().splitlines() or ["no message"])[-1] if alone else "no answer in 30 s"
         yield Finding(
             "MPI",
             OPTIONAL,
@@ -254,10 +224,7 @@ def mpi():
     mpirun = find_mpirun()
     if mpirun is None:
         yield Finding(
-            "mpirun",
-            OPTIONAL,
-            "neither next to this Python nor on PATH",
-            f"for one rank a process: {install('mpi')}",
+            "mpirun", OPTIONAL, "neither next to this Python nor on PATH", f"for one rank a process: {install('mpi')}"
         )
         return
     # Open MPI refuses to run as root or with few cores; mpirun and library may still match
@@ -295,16 +262,9 @@ def nvshmem():
         return Finding("NVSHMEM", OPTIONAL, saw, remedy)
     saw = f"nvshmem4py {binding}, NVSHMEM {library}"
     if numbers(library) < (3, 5, 21):
-        return Finding(
-            "NVSHMEM", WRONG, saw + ": its headers do not compile under NVRTC before 3.5.21", remedy
-        )
+        return Finding("NVSHMEM", WRONG, saw + ": its headers do not compile under NVRTC before 3.5.21", remedy)
     if importlib.util.find_spec("cffi") is None:
-        return Finding(
-            "NVSHMEM",
-            WRONG,
-            saw + ", but cffi is missing, which the binding imports",
-            "pip install cffi",
-        )
+        return Finding("NVSHMEM", WRONG, saw + ", but cffi is missing, which the binding imports", "pip install cffi")
     unfound = [name for name in ("nvshmem", "cccl", "cudart") if not _headers(name)]
     if unfound:
         return Finding(
@@ -380,7 +340,5 @@ def run(args, console=None):
             text.append(f"\n-> {f.remedy}", style="cyan")
         table.add_row(Text(f.state, style=style[f.state]), f.what, text)
     console.print(table)
-    console.print(
-        f"\n`epmoe` {'can' if able else 'cannot'} run here.", style="green" if able else "red"
-    )
+    console.print(f"\n`epmoe` {'can' if able else 'cannot'} run here.", style="green" if able else "red")
     return EQUAL if able else CANNOT_RUN

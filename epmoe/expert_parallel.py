@@ -40,23 +40,11 @@ class ExpertParallel:
     memory stays reserved until close(). Run a round with the same options before the capture, to compile the kernels.
     """
 
-    def __init__(
-        self,
-        cfg: EPConfig,
-        world,
-        *,
-        launch=None,
-        timeout=30.0,
-        fused=True,
-        kernels=None,
-        _factories=None,
-    ):
+    def __init__(self, cfg: EPConfig, world, *, launch=None, timeout=30.0, fused=True, kernels=None, _factories=None):
         _check_config(cfg)
         inputs.world("world", world)
         if launch is not None and not hasattr(launch, "grid"):
-            raise EPValueError(
-                f"launch is a {type(launch).__name__}; a LaunchConfig(n_sms=...) is needed"
-            )
+            raise EPValueError(f"launch is a {type(launch).__name__}; a LaunchConfig(n_sms=...) is needed")
         if cfg.n_ranks != world.n_ranks:
             raise EPValueError(
                 f"EPConfig.n_ranks={cfg.n_ranks} must equal the world's n_ranks={world.n_ranks}: "
@@ -216,9 +204,7 @@ class ExpertParallel:
         self._expect_open("region")
         rank = self.world.ranks[0] if rank is None else rank
         if rank not in self.world.ranks:
-            raise EPValueError(
-                f"rank={rank} is not of this process, which has {list(self.world.ranks)}"
-            )
+            raise EPValueError(f"rank={rank} is not of this process, which has {list(self.world.ranks)}")
         return self._engine.ranks[list(self.world.ranks).index(rank)].read(name)
 
     def trace(self):
@@ -229,8 +215,7 @@ class ExpertParallel:
         self._expect_open("trace")
         if not self._engine.launch.trace:
             raise EPStateError(
-                "trace: the kernels write no stamps; make the ExpertParallel with "
-                "launch=LaunchConfig(trace=True)"
+                "trace: the kernels write no stamps; make the ExpertParallel with launch=LaunchConfig(trace=True)"
             )
         return self._engine.trace()
 

@@ -58,9 +58,7 @@ def message(cfg: EPConfig) -> Message:
 
     token_size = formats.of(cfg).token_size
     topk_info = token_size + _align_up(4, cfg.alignment)
-    return Message(
-        token_size, token_size, topk_info, topk_info + _align_up(2 * cfg.top_k, cfg.alignment)
-    )
+    return Message(token_size, token_size, topk_info, topk_info + _align_up(2 * cfg.top_k, cfg.alignment))
 
 
 def combine_msg_bytes(cfg: EPConfig) -> int:
@@ -90,44 +88,18 @@ def regions(cfg: EPConfig) -> tuple[Region, ...]:
     local, ranks, tokens = cfg.n_local_experts, cfg.n_src_ranks, cfg.max_tokens_per_rank
     by_peer = ("local_expert", "src_rank")
     table = [
-        (
-            "dispatch_recv_buf",
-            (local, ranks, tokens, msg_bytes),
-            np.uint8,
-            (*by_peer, "slot", "byte"),
-            None,
-        ),
+        ("dispatch_recv_buf", (local, ranks, tokens, msg_bytes), np.uint8, (*by_peer, "slot", "byte"), None),
         ("dispatch_recv_count", (local, ranks), np.uint64, by_peer, MAX_FINITE),
-        (
-            "combine_recv_buf",
-            (tokens, cfg.top_k, combine_bytes),
-            np.uint8,
-            ("token", "k", "byte"),
-            None,
-        ),
+        ("combine_recv_buf", (tokens, cfg.top_k, combine_bytes), np.uint8, ("token", "k", "byte"), None),
         ("combine_recv_count", (local, ranks), np.uint64, by_peer, MAX_FINITE),
     ]
     if has_lamport_buf(cfg):
         table.append(
-            (
-                "combine_lamport_buf",
-                (tokens, cfg.top_k, combine_bytes // 4),
-                np.uint32,
-                ("token", "k", "word"),
-                ABSENT,
-            )
+            ("combine_lamport_buf", (tokens, cfg.top_k, combine_bytes // 4), np.uint32, ("token", "k", "word"), ABSENT)
         )
     table.append(("dispatch_send_buf", (tokens, msg_bytes), np.uint8, ("token", "byte"), None))
     if cfg.use_shmem:
-        table.append(
-            (
-                "combine_send_buf",
-                (local * ranks * tokens, combine_bytes),
-                np.uint8,
-                ("row", "byte"),
-                None,
-            )
-        )
+        table.append(("combine_send_buf", (local * ranks * tokens, combine_bytes), np.uint8, ("row", "byte"), None))
     table += [
         ("ep_counters", (EPLocalSyncCounters(cfg.n_experts).total_size(),), np.int32, ("word",), 0),
         ("status", (STATUS_WORDS,), np.int32, ("word",), 0),
@@ -192,10 +164,7 @@ def named_words(cfg: EPConfig) -> list[tuple]:
         if r.name != "ep_counters":
             rows.append((r.name, r.offset, r.shape, r.dtype, r.index_names))
             continue
-        rows += [
-            (c.name, r.offset + c.offset, c.shape, c.dtype, c.index_names)
-            for c in counter_regions(cfg)
-        ]
+        rows += [(c.name, r.offset + c.offset, c.shape, c.dtype, c.index_names) for c in counter_regions(cfg)]
     return rows
 
 

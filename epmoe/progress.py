@@ -22,9 +22,7 @@ class _Lines:
         now = time.monotonic()
         if now - self._said >= EVERY_S:
             self._said = now
-            sys.stderr.write(
-                f"{self._what}: {self._done} of {self._total}, {now - self._begin:.0f} s\n"
-            )
+            sys.stderr.write(f"{self._what}: {self._done} of {self._total}, {now - self._begin:.0f} s\n")
             sys.stderr.flush()
 
 
@@ -58,11 +56,6 @@ def progress(console, what, total, hidden=False):
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as shown:
         yield _Bar(shown, what, total)

@@ -36,8 +36,7 @@ def provenance(machine) -> dict:
         "host": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "commit": commit(),
-        "versions": {"epmoe": epmoe.__version__}
-        | {name: v for name in PACKAGES if (v := installed(name))},
+        "versions": {"epmoe": epmoe.__version__} | {name: v for name in PACKAGES if (v := installed(name))},
     }
 
 

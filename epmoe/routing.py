@@ -52,10 +52,7 @@ def make(cfg, seed, no_expert=0.1):
         one = _rank(cfg, rng, cfg.max_tokens_per_rank, no_expert)
         ranks = [one] * cfg.n_ranks
     else:
-        ranks = [
-            _rank(cfg, rng, n, no_expert)
-            for n in token_counts(cfg.n_ranks, cfg.max_tokens_per_rank, rng)
-        ]
+        ranks = [_rank(cfg, rng, n, no_expert) for n in token_counts(cfg.n_ranks, cfg.max_tokens_per_rank, rng)]
     return Routed(*(list(of_ranks) for of_ranks in zip(*ranks)))
 
 
@@ -139,12 +136,7 @@ class Batch:
                 f"{n_ranks}: give --ranks {len(ends) - 1}, or leave rank_offsets out (an even split)"
             )
         parts = [slice(int(a), int(b)) for a, b in zip(ends[:-1], ends[1:])]
-        return Routed(
-            *(
-                [a[p] for p in parts]
-                for a in (self.x, self.topk_ids.astype(np.int32), self.topk_weights)
-            )
-        )
+        return Routed(*([a[p] for p in parts] for a in (self.x, self.topk_ids.astype(np.int32), self.topk_weights)))
 
 
 def opened(path):
@@ -160,17 +152,14 @@ def _arrays(path):
         with opened(path) as file:
             if is_zipfile(file):
                 with np.load(file, allow_pickle=False) as members:
-                    return {
-                        name: members[name] for name in members.files if name in MEMBERS
-                    }, members.files
+                    return {name: members[name] for name in members.files if name in MEMBERS}, members.files
     except EPValueError:
         raise
     except OSError as error:
         raise EPValueError(f"{path} cannot be read: {error.strerror or error}") from None
     except Exception as error:  # a damaged file fails in many ways, in NumPy, zipfile and zlib
         raise EPValueError(
-            f"{path} cannot be read as an .npz file of numbers: {type(error).__name__}: "
-            f"{' '.join(str(error).split())}"
+            f"{path} cannot be read as an .npz file of numbers: {type(error).__name__}: {' '.join(str(error).split())}"
         ) from None
     raise EPValueError(
         f'{path} cannot be read as an .npz file: np.savez("FILE.npz", topk_ids=ids, x=x, '
@@ -188,24 +177,15 @@ def load(path):
         )
     notes, ids = [], _integers(arrays, "topk_ids")
     if ids.ndim != 2 or not ids.shape[1]:
-        raise EPValueError(
-            f"topk_ids in the file has shape {ids.shape}; (N, K) is needed: N tokens, K ids each"
-        )
+        raise EPValueError(f"topk_ids in the file has shape {ids.shape}; (N, K) is needed: N tokens, K ids each")
     if not len(ids):
-        raise EPValueError(
-            f"{path} has 0 tokens (topk_ids has shape {ids.shape}): there is nothing to compare"
-        )
+        raise EPValueError(f"{path} has 0 tokens (topk_ids has shape {ids.shape}): there is nothing to compare")
     x = _as_bf16(arrays["x"], notes) if "x" in arrays else _made_up(len(ids), notes)
-    weights = (
-        _as_float32(arrays["topk_weights"], notes)
-        if "topk_weights" in arrays
-        else _equal(ids.shape, notes)
-    )
+    weights = _as_float32(arrays["topk_weights"], notes) if "topk_weights" in arrays else _equal(ids.shape, notes)
     for name, a, needed in (("x", x, "(N, hidden)"), ("topk_weights", weights, "(N, K)")):
         if a.ndim != 2 or len(a) != len(ids) or name != "x" and a.shape != ids.shape:
             raise EPValueError(
-                f"{name} in the file has shape {a.shape}; {needed} is needed, and topk_ids (N, K) has "
-                f"{ids.shape}"
+                f"{name} in the file has shape {a.shape}; {needed} is needed, and topk_ids (N, K) has {ids.shape}"
             )
     notes += _not_finite("x", "column", x) + _not_finite("topk_weights", "k", weights)
     if (ids < 0).all():
@@ -238,9 +218,7 @@ def _n_experts(arrays):
 def _integers(arrays, name):
     array = arrays[name]
     if array.dtype.kind not in "iu":
-        raise EPValueError(
-            f"{name} in the file is {_short(array)} of dtype {array.dtype}; integers are needed"
-        )
+        raise EPValueError(f"{name} in the file is {_short(array)} of dtype {array.dtype}; integers are needed")
     return array
 
 
@@ -254,9 +232,7 @@ def _as_bf16(x, notes):
     if x.dtype.kind in "uV" and x.dtype.itemsize == 2:
         return x.astype(x.dtype.newbyteorder("=")).view(ml_dtypes.bfloat16)
     if x.dtype.kind != "f":
-        raise EPValueError(
-            f"x in the file has dtype {x.dtype}; floats are needed, or bf16 as uint16 bits"
-        )
+        raise EPValueError(f"x in the file has dtype {x.dtype}; floats are needed, or bf16 as uint16 bits")
     notes.append(f"x: {x.dtype} rounded to bfloat16")
     with np.errstate(all="ignore"):
         return x.astype(ml_dtypes.bfloat16)
@@ -268,8 +244,7 @@ def _as_float32(weights, notes):
         weights = weights.astype(weights.dtype.newbyteorder("=")).view(ml_dtypes.bfloat16)
     elif weights.dtype.kind not in "fiu":
         raise EPValueError(
-            f"topk_weights in the file has dtype {weights.dtype}; floats are needed, or bf16 as uint16 "
-            "bits"
+            f"topk_weights in the file has dtype {weights.dtype}; floats are needed, or bf16 as uint16 bits"
         )
     if weights.dtype != np.float32:
         notes.append(f"topk_weights: {weights.dtype} converted to float32")
@@ -279,11 +254,7 @@ def _as_float32(weights, notes):
 
 def _made_up(n, notes):
     notes.append(f"x: not in the file, {n} tokens of {MADE_UP_HIDDEN} elements are made up")
-    return (
-        np.random.default_rng(0)
-        .standard_normal((n, MADE_UP_HIDDEN), np.float32)
-        .astype(ml_dtypes.bfloat16)
-    )
+    return np.random.default_rng(0).standard_normal((n, MADE_UP_HIDDEN), np.float32).astype(ml_dtypes.bfloat16)
 
 
 def _equal(shape, notes):

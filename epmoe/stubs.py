@@ -22,9 +22,7 @@ def of_package():
 
 def of_device():
     """What is not a word first, then each word with the simulator's arguments and docstring."""
-    others = [
-        name for name in device.__all__ if name not in intrinsics.INTRINSICS and name != "SIM"
-    ]
+    others = [name for name in device.__all__ if name not in intrinsics.INTRINSICS and name != "SIM"]
     typing = "from typing import Any\n\nSIM: bool\n"
     parts = [HEAD.format("The words kernels are written in.") + typing]
     parts[0] += "\n".join(f"{name}: Any" for name in others)

@@ -38,9 +38,7 @@ def fma_rn(a, b, c):
         result = total.astype(np.float32)
         doubtful = _may_round_twice(total, result)
         if len(doubtful):
-            product, c = (
-                np.broadcast_to(x, total.shape).reshape(-1)[doubtful] for x in (product, c)
-            )
+            product, c = (np.broadcast_to(x, total.shape).reshape(-1)[doubtful] for x in (product, c))
             result.reshape(-1)[doubtful] = _round_to_odd(product, c, total.reshape(-1)[doubtful])
     return result.reshape(shape)[()]
 

@@ -14,9 +14,7 @@ def canonical(dispatched) -> Dispatched:
     row_offsets[-1] do not move. The result is a copy and shares no memory with the argument.
     """
     order = np.arange(len(dispatched.src_info))
-    output_scales = (
-        None if dispatched.output_scales is None else np.array(dispatched.output_scales, order="C")
-    )
+    output_scales = None if dispatched.output_scales is None else np.array(dispatched.output_scales, order="C")
     for segment in segments(dispatched):
         token, k = np.asarray(dispatched.src_info[segment.start : segment.end]).T
         in_order = np.lexsort((k, token))
@@ -26,9 +24,7 @@ def canonical(dispatched) -> Dispatched:
     return Dispatched(
         output_tokens=np.take(dispatched.output_tokens, order, axis=0),
         output_scales=output_scales,
-        scales_offset=None
-        if dispatched.scales_offset is None
-        else np.array(dispatched.scales_offset),
+        scales_offset=None if dispatched.scales_offset is None else np.array(dispatched.scales_offset),
         row_offsets=np.array(dispatched.row_offsets),
         expert_ids=np.array(dispatched.expert_ids),
         src_info=np.take(dispatched.src_info, order, axis=0),

@@ -97,9 +97,7 @@ def pack_e2m1(code: np.ndarray) -> np.ndarray:
 
 def unpack_e2m1(packed: np.ndarray) -> np.ndarray:
     """Bytes, uint8 [..., n], to 4-bit codes, uint8 [..., 2n]: the low nibble first."""
-    return np.stack([packed & 0xF, packed >> 4], axis=-1).reshape(
-        *packed.shape[:-1], 2 * packed.shape[-1]
-    )
+    return np.stack([packed & 0xF, packed >> 4], axis=-1).reshape(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
 def absmax(groups: np.ndarray) -> np.ndarray:

@@ -66,30 +66,17 @@ def combine(
         function_name, function = "elementwise_lambda_fn", elementwise_lambda_fn
     _check(cfg, expert_outputs, dispatched, router_weights, function_name, function)
     check_function(
-        "router_weights",
-        router_weights if callable(router_weights) else None,
-        ("token", "k"),
-        router_weights_args,
+        "router_weights", router_weights if callable(router_weights) else None, ("token", "k"), router_weights_args
     )
-    check_function(
-        function_name, function, ("token", "col", "value"), epilogue_args, "epilogue_args"
-    )
+    check_function(function_name, function, ("token", "col", "value"), epilogue_args, "epilogue_args")
     senders = [_senders(cfg, dispatched, rank) for rank in range(cfg.n_ranks)]
     if router_weights is None:
-        return [
-            _unreduced(cfg, expert_outputs, dispatched[rank], rank, senders[rank])
-            for rank in range(cfg.n_ranks)
-        ]
+        return [_unreduced(cfg, expert_outputs, dispatched[rank], rank, senders[rank]) for rank in range(cfg.n_ranks)]
     results = []
     for rank in range(cfg.n_ranks):
         num_tokens = dispatched[rank].num_tokens
         weights = router_weights if callable(router_weights) else router_weights[rank]
-        weights = weights_of(
-            cfg,
-            weights,
-            _of_rank(cfg, "router_weights_args", router_weights_args, rank),
-            num_tokens,
-        )
+        weights = weights_of(cfg, weights, _of_rank(cfg, "router_weights_args", router_weights_args, rank), num_tokens)
         args = _of_rank(cfg, "epilogue_args", epilogue_args, rank)
         out = (
             np.empty((num_tokens, cfg.hidden), COMBINE_DTYPES[cfg.combine_dtype])
@@ -101,9 +88,7 @@ def combine(
             recv = _recv(cfg, expert_outputs, senders[rank][block], part[block])
             shared = shared_rows(cfg, rank, num_tokens, expert_outputs[rank], block)
             value = reduced(recv, weights[block], part[block], shared)
-            stored = (
-                value if function is None else applied(function_name, function, block, value, args)
-            )
+            stored = value if function is None else applied(function_name, function, block, value, args)
             if out is not None:
                 out[block] = stored
         results.append(out)
@@ -161,13 +146,10 @@ def _of_rank(cfg: EPConfig, name: str, args, rank: int) -> list:
     return [arg[rank] if isinstance(arg, list) else arg for arg in args]
 
 
-def _check(
-    cfg: EPConfig, expert_outputs, dispatched, router_weights, function_name: str, function
-) -> None:
+def _check(cfg: EPConfig, expert_outputs, dispatched, router_weights, function_name: str, function) -> None:
     if router_weights is None and function is not None:
         raise EPValueError(
-            f"{function_name} without router_weights: it is applied to the reduced output; give router "
-            "weights"
+            f"{function_name} without router_weights: it is applied to the reduced output; give router weights"
         )
     if router_weights is None and cfg.fused_shared_expert:
         raise EPValueError(
@@ -202,11 +184,7 @@ def _check_weights(cfg: EPConfig, router_weights, dispatched) -> None:
     over_ranks(cfg, "router_weights", router_weights)
     for rank, (weights, d) in enumerate(zip(router_weights, dispatched)):
         shape = (d.num_tokens, cfg.top_k)
-        if (
-            not isinstance(weights, np.ndarray)
-            or weights.dtype != np.float32
-            or weights.shape != shape
-        ):
+        if not isinstance(weights, np.ndarray) or weights.dtype != np.float32 or weights.shape != shape:
             raise EPValueError(
                 f"router_weights of rank {rank} is {_describe(weights)} and must be float32 "
                 f"{list(shape)} (num_tokens, top_k): convert or reshape it"
@@ -214,8 +192,4 @@ def _check_weights(cfg: EPConfig, router_weights, dispatched) -> None:
 
 
 def _describe(value) -> str:
-    return (
-        f"{value.dtype}{list(value.shape)}"
-        if isinstance(value, np.ndarray)
-        else f"of type {type(value).__name__}"
-    )
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else f"of type {type(value).__name__}"

@@ -10,9 +10,7 @@ from .errors import EPValueError
 from .format_names import TOKEN_FORMATS
 from .formats import TokenFormat, format_of
 
-MAX_GPUS_PER_NODE = (
-    8  # ranks that can share one fast interconnect; also the size of the rank completion region
-)
+MAX_GPUS_PER_NODE = 8  # ranks that can share one fast interconnect; also the size of the rank completion region
 MAX_EXPERTS = 65535  # ids are sent as uint16, and 65535 means -1
 READY = 1024  # added to the end rows in region A, so that a written 0 differs from an unwritten one
 MAX_INT32 = 2**31 - 1
@@ -138,8 +136,7 @@ def _default_p2p_world_size(n_ranks: int) -> int:
     if n_ranks % size:
         divisors = [d for d in range(1, MAX_GPUS_PER_NODE + 1) if n_ranks % d == 0]
         raise EPValueError(
-            f"p2p_world_size has no default for n_ranks={n_ranks}, which {size} does not divide: "
-            f"give one of {divisors}"
+            f"p2p_world_size has no default for n_ranks={n_ranks}, which {size} does not divide: give one of {divisors}"
         )
     return size
 
@@ -154,9 +151,7 @@ def _size(name: str, value) -> int:
     if value < 1:
         raise EPValueError(f"{name}={value} must be at least 1")
     if value > MAX_INT32:
-        raise EPValueError(
-            f"{name}={value} must be at most {MAX_INT32}: sizes are int32 on the device"
-        )
+        raise EPValueError(f"{name}={value} must be at most {MAX_INT32}: sizes are int32 on the device")
     return value
 
 
@@ -188,9 +183,7 @@ def _check_experts(cfg: EPConfig) -> None:
 def _check_world(cfg: EPConfig) -> None:
     size = cfg.p2p_world_size
     if cfg.n_ranks % size:
-        raise EPValueError(
-            f"p2p_world_size={size} must divide n_ranks={cfg.n_ranks}: all p2p worlds have one size"
-        )
+        raise EPValueError(f"p2p_world_size={size} must divide n_ranks={cfg.n_ranks}: all p2p worlds have one size")
     if size < cfg.n_ranks and not (cfg.use_shmem or cfg.skip_a2a):
         raise EPValueError(
             f"p2p_world_size={size} is smaller than n_ranks={cfg.n_ranks}, so messages cross p2p "
@@ -200,9 +193,7 @@ def _check_world(cfg: EPConfig) -> None:
 
 def _check_format(cfg: EPConfig) -> None:
     if cfg.token_format not in TOKEN_FORMATS:
-        raise EPValueError(
-            f"token_format={cfg.token_format!r} must be one of {', '.join(TOKEN_FORMATS)}"
-        )
+        raise EPValueError(f"token_format={cfg.token_format!r} must be one of {', '.join(TOKEN_FORMATS)}")
     multiple = TOKEN_FORMATS[cfg.token_format].hidden_multiple
     if cfg.hidden % multiple:
         raise EPValueError(
@@ -225,9 +216,7 @@ def _check_format(cfg: EPConfig) -> None:
             "the slot layout holds scales eight at a time; pad the tokens or leave it False"
         )
     if cfg.combine_dtype not in COMBINE_ITEMSIZE:
-        raise EPValueError(
-            f"combine_dtype={cfg.combine_dtype!r} must be one of {', '.join(COMBINE_ITEMSIZE)}"
-        )
+        raise EPValueError(f"combine_dtype={cfg.combine_dtype!r} must be one of {', '.join(COMBINE_ITEMSIZE)}")
 
 
 def _check_options(cfg: EPConfig) -> None:

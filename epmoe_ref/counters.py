@@ -44,21 +44,13 @@ class EPLocalSyncCounters:
     """
 
     def __init__(self, n_experts: int, buffer=None, *, ptr: int | None = None):
-        if (
-            isinstance(n_experts, bool)
-            or not isinstance(n_experts, (int, np.integer))
-            or n_experts < 1
-        ):
+        if isinstance(n_experts, bool) or not isinstance(n_experts, (int, np.integer)) or n_experts < 1:
             raise EPValueError(f"n_experts={n_experts!r} must be a whole number of at least 1")
         if buffer is not None and ptr is not None:
             raise EPValueError("buffer and ptr are two names for the same memory: give one of them")
         self.n_experts = int(n_experts)
         self.buffer = buffer if ptr is None else ptr
-        self.ptr: Any = (
-            None
-            if self.buffer is None
-            else _address(self.buffer, self.n_experts, self.total_size())
-        )
+        self.ptr: Any = None if self.buffer is None else _address(self.buffer, self.n_experts, self.total_size())
 
     def __class_getitem__(cls, n_experts: int) -> "EPLocalSyncCounters":
         """A type for n experts, without memory. Ask it for sizes and offsets, or call it with memory."""
@@ -135,35 +127,22 @@ class EPLocalSyncCounters:
     def _at(self, offset: int):
         if self.buffer is None:
             return offset
-        return (
-            self.buffer[offset:] if isinstance(self.buffer, np.ndarray) else self.ptr + 4 * offset
-        )
+        return self.buffer[offset:] if isinstance(self.buffer, np.ndarray) else self.ptr + 4 * offset
 
 
 def _address(buffer, n_experts: int, size: int) -> int:
     """The address of the first counter of a buffer, after checking that it holds `size` valid counters."""
-    if isinstance(buffer, bool) or (
-        isinstance(buffer, (int, np.integer)) and (buffer <= 0 or buffer % 4)
-    ):
-        raise EPValueError(
-            f"ptr={buffer!r} must be the address of int32 counters: above 0 and a multiple of 4"
-        )
+    if isinstance(buffer, bool) or (isinstance(buffer, (int, np.integer)) and (buffer <= 0 or buffer % 4)):
+        raise EPValueError(f"ptr={buffer!r} must be the address of int32 counters: above 0 and a multiple of 4")
     if isinstance(buffer, (int, np.integer)):
         return int(buffer)
-    interface = (
-        "__array_interface__" if isinstance(buffer, np.ndarray) else "__cuda_array_interface__"
-    )
+    interface = "__array_interface__" if isinstance(buffer, np.ndarray) else "__cuda_array_interface__"
     array = getattr(buffer, interface, None)
     if array is not None:
         shape, dtype = tuple(array["shape"]), np.dtype(array["typestr"])
         address = int(array["data"][0])
         what = f"{dtype}{list(shape)}"
-        fits = (
-            dtype == np.int32
-            and len(shape) == 1
-            and shape[0] >= size
-            and array.get("strides") in (None, (4,))
-        )
+        fits = dtype == np.int32 and len(shape) == 1 and shape[0] >= size and array.get("strides") in (None, (4,))
     elif hasattr(buffer, "address") and hasattr(buffer, "nbytes"):
         what, address = f"of {buffer.nbytes} bytes", int(buffer.address)
         fits = buffer.nbytes >= 4 * size

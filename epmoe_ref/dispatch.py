@@ -35,10 +35,7 @@ def dispatch(cfg: EPConfig, input_tokens, topk_ids, *, input_scale=1.0) -> list[
     Source: the dispatch_kernel page (docs/pages.md).
     """
     fmt = format_of(cfg)
-    topk_ids = [
-        clean_topk_ids(cfg, ids, rank)
-        for rank, ids in enumerate(over_ranks(cfg, "topk_ids", topk_ids))
-    ]
+    topk_ids = [clean_topk_ids(cfg, ids, rank) for rank, ids in enumerate(over_ranks(cfg, "topk_ids", topk_ids))]
     input_tokens = over_ranks(cfg, "input_tokens", input_tokens)
     for rank, (tokens, ids) in enumerate(zip(input_tokens, topk_ids)):
         check_tokens(cfg, tokens, len(ids), rank)
@@ -46,8 +43,7 @@ def dispatch(cfg: EPConfig, input_tokens, topk_ids, *, input_scale=1.0) -> list[
 
     all_routes = [routes(cfg, ids) for ids in topk_ids]
     results = [
-        empty_result(cfg, rank, _recv_count(cfg, rank, all_routes), topk_ids[rank])
-        for rank in range(cfg.n_ranks)
+        empty_result(cfg, rank, _recv_count(cfg, rank, all_routes), topk_ids[rank]) for rank in range(cfg.n_ranks)
     ]
     for src_rank, (tokens, scale) in enumerate(zip(input_tokens, scales)):
         if not len(tokens):
@@ -57,16 +53,7 @@ def dispatch(cfg: EPConfig, input_tokens, topk_ids, *, input_scale=1.0) -> list[
         if cfg.fused_shared_expert:
             _put_shared(cfg, fmt, results[src_rank], src_rank, values, token_scales)
         for dst_rank in [src_rank] if cfg.skip_a2a else range(cfg.n_ranks):
-            _put_routed(
-                cfg,
-                fmt,
-                results[dst_rank],
-                src_rank,
-                dst_rank,
-                all_routes[src_rank],
-                values,
-                token_scales,
-            )
+            _put_routed(cfg, fmt, results[dst_rank], src_rank, dst_rank, all_routes[src_rank], values, token_scales)
     return results
 
 
@@ -90,9 +77,7 @@ def _recv_count(cfg: EPConfig, rank: int, all_routes: list[Routes]) -> np.ndarra
     return np.stack([np.diff(r.offsets)[own_experts] for r in sources], axis=1).astype(np.int32)
 
 
-def empty_result(
-    cfg: EPConfig, rank: int, recv_count: np.ndarray, topk_ids: np.ndarray
-) -> Dispatched:
+def empty_result(cfg: EPConfig, rank: int, recv_count: np.ndarray, topk_ids: np.ndarray) -> Dispatched:
     """One rank's Dispatched for these counts, before any row is stored: rows are zero, and (-1, -1) in src_info.
 
     recv_count: int32 [n_local_experts, n_ranks], [n_local_experts, 1] under skip_a2a. topk_ids: the rank's own.
@@ -108,9 +93,7 @@ def empty_result(
         shape = fmt.scales_shape(counts, cfg.n_ranks * cfg.max_tokens_per_rank)
         output_scales = _zero_bytes(shape, fmt.scales_dtype)
     return Dispatched(
-        output_tokens=_zero_bytes(
-            (rows, fmt.values_size() // np.dtype(fmt.values_dtype).itemsize), fmt.values_dtype
-        ),
+        output_tokens=_zero_bytes((rows, fmt.values_size() // np.dtype(fmt.values_dtype).itemsize), fmt.values_dtype),
         output_scales=output_scales,
         scales_offset=fmt.scales_offset(counts),
         row_offsets=row_offsets,
@@ -129,9 +112,7 @@ def _put_shared(cfg, fmt, result: Dispatched, rank: int, values, scales) -> None
         put_scales(fmt, result, 0, 0, scales[first : first + n_rows])
 
 
-def _put_routed(
-    cfg, fmt, result: Dispatched, src_rank: int, dst_rank: int, pairs: Routes, values, scales
-) -> None:
+def _put_routed(cfg, fmt, result: Dispatched, src_rank: int, dst_rank: int, pairs: Routes, values, scales) -> None:
     src_index = 0 if cfg.skip_a2a else src_rank
     first_expert = dst_rank * cfg.n_local_experts
     for local_expert in np.flatnonzero(result.recv_count[:, src_index]).tolist():
@@ -150,9 +131,7 @@ def _put_routed(
         result.src_info[start:end, 1] = pairs.k[sent]
 
 
-def put_scales(
-    fmt: TokenFormat, result: Dispatched, group: int, first: int, scales: np.ndarray
-) -> None:
+def put_scales(fmt: TokenFormat, result: Dispatched, group: int, first: int, scales: np.ndarray) -> None:
     """Store scales [n, n_scales] of the group's rows first, first + 1, ... in the format's layout."""
     rows = np.arange(first, first + len(scales))
     assert result.output_scales is not None, "the format has scales"
@@ -173,9 +152,7 @@ def check_tokens(cfg: EPConfig, tokens, num_tokens: int, rank: int) -> None:
     name = f"input_tokens of rank {rank}"
     if not isinstance(tokens, np.ndarray):
         raise EPValueError(f"{name} is of type {type(tokens).__name__} and must be a NumPy array")
-    if tokens.dtype != bfloat16 and not (
-        cfg.token_format == "bf16" and tokens.dtype in (np.float16, np.float32)
-    ):
+    if tokens.dtype != bfloat16 and not (cfg.token_format == "bf16" and tokens.dtype in (np.float16, np.float32)):
         raise EPValueError(
             f"{name} has dtype {tokens.dtype} and must be bfloat16 (for the bf16 format also float16 or "
             "float32): use .astype(ml_dtypes.bfloat16)"
@@ -189,11 +166,7 @@ def check_tokens(cfg: EPConfig, tokens, num_tokens: int, rank: int) -> None:
 
 def rounded_tokens(tokens: np.ndarray) -> np.ndarray:
     """The tokens as bf16. fp16 and float32 are rounded once, to nearest even."""
-    return (
-        tokens
-        if tokens.dtype == bfloat16
-        else to_output_type(to_float32(tokens), np.dtype(bfloat16))
-    )
+    return tokens if tokens.dtype == bfloat16 else to_output_type(to_float32(tokens), np.dtype(bfloat16))
 
 
 def input_scales(cfg: EPConfig, input_scale) -> list[np.float32]:
@@ -202,10 +175,5 @@ def input_scales(cfg: EPConfig, input_scale) -> list[np.float32]:
         scale = input_scale(0) if cfg.token_format == "nvfp4" else 1.0
         input_scale = float(returned_values("input_scale", scale, ()))
     per_rank = isinstance(input_scale, (list, tuple))
-    scales = (
-        over_ranks(cfg, "input_scale", input_scale) if per_rank else [input_scale] * cfg.n_ranks
-    )
-    return [
-        checked_input_scale(scale, f"input_scale of rank {rank}")
-        for rank, scale in enumerate(scales)
-    ]
+    scales = over_ranks(cfg, "input_scale", input_scale) if per_rank else [input_scale] * cfg.n_ranks
+    return [checked_input_scale(scale, f"input_scale of rank {rank}") for rank, scale in enumerate(scales)]

@@ -7,9 +7,7 @@ import numpy as np
 from .errors import EPValueError
 
 
-def check_function(
-    name: str, function, parameters: tuple[str, ...], args, args_name: str | None = None
-) -> None:
+def check_function(name: str, function, parameters: tuple[str, ...], args, args_name: str | None = None) -> None:
     """EPValueError unless `function` accepts the parameters and one more argument for each entry of args.
 
     If function is None, args must be empty. args_name: what errors call args; by default `name`_args.
@@ -31,8 +29,7 @@ def check_function(
         inspect.signature(function).bind(*parameters, *args)
     except TypeError as error:
         raise EPValueError(
-            f"{name} cannot be called with ({', '.join(parameters)}) and {len(args)} of {args_name}: "
-            f"{error}"
+            f"{name} cannot be called with ({', '.join(parameters)}) and {len(args)} of {args_name}: {error}"
         ) from None
     except ValueError:
         pass  # built-in functions and NumPy's have no signature
@@ -53,19 +50,11 @@ def returned_values(name: str, values, shape: tuple[int, ...]) -> np.ndarray:
         )
     array = None if isinstance(values, (list, tuple, str, bytes)) else np.asarray(values)
     if array is None or not (np.issubdtype(array.dtype, np.number) or array.dtype.kind in "bV"):
-        what = (
-            type(values).__name__
-            if array is None or array.ndim == 0
-            else f"an array of {array.dtype}"
-        )
-        raise EPValueError(
-            f"{name} returned {what} and must return numbers that float32 can stand for: {remedy}"
-        )
+        what = type(values).__name__ if array is None or array.ndim == 0 else f"an array of {array.dtype}"
+        raise EPValueError(f"{name} returned {what} and must return numbers that float32 can stand for: {remedy}")
     if array.dtype.kind == "c":
         raise EPValueError(f"{name} returned complex numbers and must return real ones: {remedy}")
-    fits = len(array.shape) == len(shape) and all(
-        got in (1, want) for got, want in zip(array.shape, shape)
-    )
+    fits = len(array.shape) == len(shape) and all(got in (1, want) for got, want in zip(array.shape, shape))
     if array.ndim and not fits:
         raise EPValueError(
             f"{name} returned shape {list(array.shape)} and must return {list(shape)}, or 1 in place of "

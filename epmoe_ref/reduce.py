@@ -10,11 +10,7 @@ from .dispatch import shared_expert_share
 from .errors import EPValueError
 from .functions import returned_values
 
-COMBINE_DTYPES = {
-    "bf16": np.dtype(bfloat16),
-    "fp16": np.dtype(np.float16),
-    "fp32": np.dtype(np.float32),
-}
+COMBINE_DTYPES = {"bf16": np.dtype(bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 
 
 def takes_part(cfg: EPConfig, topk_ids: np.ndarray, rank: int) -> np.ndarray:
@@ -41,9 +37,7 @@ def weights_of(cfg: EPConfig, router_weights, args, num_tokens: int) -> np.ndarr
     return returned_values("router_weights", weights, (num_tokens, cfg.top_k))
 
 
-def shared_rows(
-    cfg: EPConfig, rank: int, num_tokens: int, shared_outputs: np.ndarray, block: slice
-):
+def shared_rows(cfg: EPConfig, rank: int, num_tokens: int, shared_outputs: np.ndarray, block: slice):
     """The shared expert's rows for a block of a rank's tokens, [n, hidden]; None without a fused shared expert.
 
     shared_outputs: the shared expert's rows for the rank's share of tokens, or more rows. Other tokens get +0.0.
@@ -54,15 +48,11 @@ def shared_rows(
     shared = np.zeros((block.stop - block.start, cfg.hidden), COMBINE_DTYPES[cfg.combine_dtype])
     start, stop = max(block.start, first), min(block.stop, first + n_rows)
     if start < stop:
-        shared[start - block.start : stop - block.start] = shared_outputs[
-            start - first : stop - first
-        ]
+        shared[start - block.start : stop - block.start] = shared_outputs[start - first : stop - first]
     return shared
 
 
-def reduced(
-    recv: np.ndarray, weights: np.ndarray, part: np.ndarray, shared: np.ndarray | None
-) -> np.ndarray:
+def reduced(recv: np.ndarray, weights: np.ndarray, part: np.ndarray, shared: np.ndarray | None) -> np.ndarray:
     """Weighted sums of returned rows: output type [n, top_k, hidden] and float32 [n, top_k] to [n, hidden].
 
     acc = +0.0; for k = 0 .. top_k - 1 where part[t, k]: acc = fma(weights[t, k], float32(recv[t, k]), acc). Then one

@@ -34,9 +34,7 @@ def clean_topk_ids(cfg: EPConfig, topk_ids, rank: int) -> np.ndarray:
             f"top_k={cfg.top_k}]: fill the rest with -1"
         )
     if ids.dtype.kind not in "iu":
-        raise EPValueError(
-            f"topk_ids of rank {rank} has dtype {ids.dtype} and must be of an integer type: convert it"
-        )
+        raise EPValueError(f"topk_ids of rank {rank} has dtype {ids.dtype} and must be of an integer type: convert it")
     if len(ids) > cfg.max_tokens_per_rank:
         raise EPValueError(
             f"rank {rank} has {len(ids)} tokens and max_tokens_per_rank is {cfg.max_tokens_per_rank}: "

@@ -89,42 +89,22 @@ def matrices(draw, num_rows, columns: int, dtype=BF16, kinds=KINDS):
     a different result), "special" (as normal, with some NaN, Inf, -0.0, subnormals and the largest numbers).
     """
     kind, rng = draw(st.sampled_from(kinds)), np.random.default_rng(draw(seeds()))
-    return [
-        _matrix(rng, kind, rank, rows, columns, np.dtype(dtype))
-        for rank, rows in enumerate(num_rows)
-    ]
+    return [_matrix(rng, kind, rank, rows, columns, np.dtype(dtype)) for rank, rows in enumerate(num_rows)]
 
 
 def _matrix(rng, kind, rank, rows, columns, dtype):
     if kind == "coordinates":
         row, column = np.indices((rows, columns))
-        return np.choose(
-            column % 3, (np.full_like(row, rank + 1), row % 128 + 1, column % 128)
-        ).astype(dtype)
+        return np.choose(column % 3, (np.full_like(row, rank + 1), row % 128 + 1, column % 128)).astype(dtype)
     if kind == "integers":
         return rng.integers(-4, 5, (rows, columns)).astype(dtype)
     if kind == "cancelling":
-        return rng.choice([2.0**14, -(2.0**14), 2.0**-12, -3 * 2.0**-12], (rows, columns)).astype(
-            dtype
-        )
+        return rng.choice([2.0**14, -(2.0**14), 2.0**-12, -3 * 2.0**-12], (rows, columns)).astype(dtype)
     values = rng.standard_normal((rows, columns)) * 2.0 ** rng.integers(-12, 13, (rows, columns))
     if kind == "special":
         limits = ml_dtypes.finfo(dtype)
-        odd = np.array(
-            [
-                np.nan,
-                np.inf,
-                -np.inf,
-                -0.0,
-                limits.smallest_subnormal,
-                -limits.tiny,
-                limits.max,
-                limits.min,
-            ]
-        )
-        values = np.where(
-            rng.random(values.shape) < 0.2, rng.choice(odd.astype(np.float64), values.shape), values
-        )
+        odd = np.array([np.nan, np.inf, -np.inf, -0.0, limits.smallest_subnormal, -limits.tiny, limits.max, limits.min])
+        values = np.where(rng.random(values.shape) < 0.2, rng.choice(odd.astype(np.float64), values.shape), values)
     return values.astype(dtype)
 
 
@@ -160,16 +140,12 @@ def _ids(rng, pattern, drop, chosen, num_tokens, n_experts, top_k, n_ranks):
 
 
 @st.composite
-def garbage_topk_ids(
-    draw, num_tokens: int, n_experts: int, top_k: int, n_ranks: int = 1, dtype=np.int32
-):
+def garbage_topk_ids(draw, num_tokens: int, n_experts: int, top_k: int, n_ranks: int = 1, dtype=np.int32):
     """Invalid routing, as a broken router may produce it: ids far out of range, negative, or twice in a token."""
     ids = draw(topk_ids(num_tokens, n_experts, top_k, n_ranks, dtype))
     rng = np.random.default_rng(draw(seeds()))
     limits = np.iinfo(dtype)
-    wild = np.array(
-        [n_experts, n_experts, n_experts + 1, -2, limits.min, limits.max, 65535, 65536], np.int64
-    )
+    wild = np.array([n_experts, n_experts, n_experts + 1, -2, limits.min, limits.max, 65535, 65536], np.int64)
     wild = wild[(wild >= limits.min) & (wild <= limits.max)]
     ids = np.where(rng.random(ids.shape) < 0.15, rng.choice(wild, ids.shape), ids)
     twice = rng.random(ids.shape) < 0.15
@@ -187,9 +163,7 @@ def routing_maps(draw, num_tokens: int, n_experts: int, n_ranks: int = 1):
 
 
 @st.composite
-def configs(
-    draw, *, max_ranks=4, max_local_experts=4, max_top_k=8, max_tokens=12, large=False, **fixed
-):
+def configs(draw, *, max_ranks=4, max_local_experts=4, max_top_k=8, max_tokens=12, large=False, **fixed):
     """Valid configurations. Fields of EPConfig given by name are fixed. The others are drawn to match.
 
     large: now and then more tokens and experts, as above. use_shmem is False and p2p_world_size the default unless given.
@@ -203,9 +177,7 @@ def configs(
     n_ranks = pick("n_ranks", st.integers(1, max_ranks))
     n_experts = pick("n_experts", st.integers(1, max_local_experts).map(lambda n: n * n_ranks))
     token_format = pick("token_format", st.sampled_from(tuple(TOKEN_FORMATS)))
-    preshuffle = pick(
-        "fuse_a_scale_preshuffle", st.booleans() if token_format == "mxfp4_rows" else st.just(False)
-    )
+    preshuffle = pick("fuse_a_scale_preshuffle", st.booleans() if token_format == "mxfp4_rows" else st.just(False))
     multiple = 256 if preshuffle else TOKEN_FORMATS[token_format].hidden_multiple
     shared, skip = pick("fused_shared_expert", st.booleans()), pick("skip_a2a", st.booleans())
     chosen = dict(
@@ -220,9 +192,7 @@ def configs(
         combine_dtype=pick("combine_dtype", st.sampled_from(("bf16", "fp16", "fp32"))),
         fused_shared_expert=shared,
         skip_a2a=skip,
-        allreduce_world_size=pick(
-            "allreduce_world_size", st.sampled_from([None, None, 1, 2 * n_ranks])
-        ),
+        allreduce_world_size=pick("allreduce_world_size", st.sampled_from([None, None, 1, 2 * n_ranks])),
     )
     return EPConfig(**{**chosen, **fixed})
 
@@ -244,13 +214,7 @@ def worlds(draw, cfgs=None, *, garbage=False, kinds=KINDS):
     weights = [np.where(own_ids < 0, np.float32(np.nan), own) for own, own_ids in zip(weights, ids)]
     data = draw(matrices(tokens, cfg.hidden, BF16, kinds))
     copies = cfg.n_ranks // n_sets
-    return World(
-        cfg,
-        *(
-            [array.copy() for _ in range(copies) for array in arrays]
-            for arrays in (data, ids, weights)
-        ),
-    )
+    return World(cfg, *([array.copy() for _ in range(copies) for array in arrays] for arrays in (data, ids, weights)))
 
 
 @st.composite
@@ -298,16 +262,12 @@ def hybrid_worlds(
     routing_map = [draw(routing_maps(n, num_experts, n_ranks)) for n in tokens]
     probs = draw(st.one_of(st.none(), matrices(tokens, num_experts, np.float32, _finite(kinds))))
     if probs is not None:
-        probs = [
-            np.where(routed, own, np.float32(np.nan)) for own, routed in zip(probs, routing_map)
-        ]
+        probs = [np.where(routed, own, np.float32(np.nan)) for own, routed in zip(probs, routing_map)]
     pad = draw(st.sampled_from((None, 0, 1, 3, 16, 128)))
     enough = num_local_experts * (sum(tokens) + (pad or 0))
     budget = draw(st.one_of(st.none(), st.integers(0 if overflow else enough, enough + 8)))
     fp8 = draw(st.booleans()) if BF16 in dtypes else False
-    dtype, columns = (
-        (BF16, 128) if fp8 else (draw(st.sampled_from(dtypes)), 8 * draw(st.integers(1, 3)))
-    )
+    dtype, columns = (BF16, 128) if fp8 else (draw(st.sampled_from(dtypes)), 8 * draw(st.integers(1, 3)))
     x = draw(matrices(tokens, columns, dtype, kinds))
     divisors = [size for size in range(1, n_ranks + 1) if n_ranks % size == 0]
     world_size = draw(st.sampled_from([None, *divisors]))

@@ -18,11 +18,7 @@ _ONE = np.float32(1)
 
 
 def fused_silu(
-    gate_up: np.ndarray,
-    row_offsets: np.ndarray,
-    *,
-    limit: float | None = None,
-    alpha: float = 1.702,
+    gate_up: np.ndarray, row_offsets: np.ndarray, *, limit: float | None = None, alpha: float = 1.702
 ) -> np.ndarray:
     """silu(gate) * up of every row, in float32 with one rounding at the end: bf16 [rows, 2 * width] to [rows, width].
 
@@ -45,11 +41,7 @@ def fused_silu(
 
 
 def fused_silu_fp8(
-    gate_up: np.ndarray,
-    row_offsets: np.ndarray,
-    *,
-    limit: float | None = None,
-    alpha: float = 1.702,
+    gate_up: np.ndarray, row_offsets: np.ndarray, *, limit: float | None = None, alpha: float = 1.702
 ) -> tuple[np.ndarray, np.ndarray]:
     """fused_silu with blockwise FP8 output: (e4m3 [rows, width], float32 scales [width / 128, rows], transposed).
 
@@ -95,9 +87,7 @@ def _sigmoid(z):
 def _check(gate_up, row_offsets, limit, alpha) -> tuple[int, int]:
     n_rows = int(row_offsets[-1])
     if not isinstance(gate_up, np.ndarray) or gate_up.dtype != bfloat16:
-        what = (
-            gate_up.dtype if isinstance(gate_up, np.ndarray) else f"type {type(gate_up).__name__}"
-        )
+        what = gate_up.dtype if isinstance(gate_up, np.ndarray) else f"type {type(gate_up).__name__}"
         raise EPValueError(f"gate_up has {what} and must be a bfloat16 array: convert it")
     if gate_up.ndim != 2 or gate_up.shape[1] % 2 or gate_up.shape[1] == 0 or len(gate_up) < n_rows:
         raise EPValueError(
@@ -105,9 +95,7 @@ def _check(gate_up, row_offsets, limit, alpha) -> tuple[int, int]:
             "the gate and up halves side by side, one row for each row of output_tokens"
         )
     if limit is not None and not (np.isfinite(limit) and limit > 0):
-        raise EPValueError(
-            f"limit={limit} must be positive and finite, or None for the plain variant"
-        )
+        raise EPValueError(f"limit={limit} must be positive and finite, or None for the plain variant")
     if not np.isfinite(alpha):
         raise EPValueError(f"alpha={alpha} must be finite")
     return n_rows, gate_up.shape[1] // 2

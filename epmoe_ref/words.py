@@ -76,9 +76,7 @@ def may_be_under_way(state: RankState) -> np.ndarray:
     return np.broadcast_to(other_world & sending, state.messages_here.shape)
 
 
-def in_token_order(
-    cfg: EPConfig, recv_buf: np.ndarray, messages_here: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def in_token_order(cfg: EPConfig, recv_buf: np.ndarray, messages_here: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A dispatch_recv_buf with the messages of each segment sorted by token: (sorted copy, the slot each came from).
 
     messages_here: int [n_local_experts, n_ranks], how many slots of each segment hold messages. A token has at most
@@ -125,9 +123,7 @@ def _messages(state: RankState) -> Words:
 
 def _rows(state: RankState) -> Words:
     free = np.repeat(~state.rows_here[..., None], state.combine_recv_buf.shape[-1], axis=-1)
-    return Words(
-        state.combine_recv_buf, None, free, ("token", "k", "byte"), RULES["combine_recv_buf"]
-    )
+    return Words(state.combine_recv_buf, None, free, ("token", "k", "byte"), RULES["combine_recv_buf"])
 
 
 def _or_else(state: RankState, name: str) -> np.ndarray | None:
@@ -139,9 +135,7 @@ def _or_else(state: RankState, name: str) -> np.ndarray | None:
     if name == "rank_completion":
         signals = np.zeros_like(values)
         world = [rank for rank in range(cfg.n_ranks) if cfg.world(rank) == cfg.world(state.rank)]
-        signals[[cfg.world_rank(rank) for rank in ([state.rank] if cfg.skip_a2a else world)]] = (
-            cfg.n_local_experts
-        )
+        signals[[cfg.world_rank(rank) for rank in ([state.rank] if cfg.skip_a2a else world)]] = cfg.n_local_experts
         return signals
     return None
 
@@ -171,55 +165,26 @@ RULES: dict[Any, str] = {
     "src_rank, slot] of its expert's owner; the slots of a segment are 0 .. count - 1, each once",
     "combine_recv_buf": "the row of pair (t, k) goes to recv_buf[t, k] of the rank that the token came from",
     "dispatch_recv_count": "when dispatch_wait has ended, every dispatch recv_count word is MAX_FINITE again",
-    ("dispatch_recv_count", "dispatch_async"): _ARRIVED.format(
-        "messages of (local_expert, src_rank)"
-    ),
-    ("dispatch_recv_count", "combine_wait"): _ARRIVED.format(
-        "messages of (local_expert, src_rank)"
-    ),
+    ("dispatch_recv_count", "dispatch_async"): _ARRIVED.format("messages of (local_expert, src_rank)"),
+    ("dispatch_recv_count", "combine_wait"): _ARRIVED.format("messages of (local_expert, src_rank)"),
     "combine_recv_count": "when combine_wait has ended, every combine recv_count word is MAX_FINITE again",
-    ("combine_recv_count", "dispatch_wait"): _ARRIVED.format(
-        "rows returned by (local_expert of src_rank, src_rank)"
-    ),
-    ("combine_recv_count", "combine_async"): _ARRIVED.format(
-        "rows returned by (local_expert of src_rank, src_rank)"
-    ),
+    ("combine_recv_count", "dispatch_wait"): _ARRIVED.format("rows returned by (local_expert of src_rank, src_rank)"),
+    ("combine_recv_count", "combine_async"): _ARRIVED.format("rows returned by (local_expert of src_rank, src_rank)"),
     "reserved": _RESET,
     "finished": _RESET,
     "rank_completion": _RESET,
     "A": _RESET_C,
-    (
-        "reserved",
-        "dispatch_async",
-    ): "reserved is the next free slot: after dispatch_async the number of messages to "
+    ("reserved", "dispatch_async"): "reserved is the next free slot: after dispatch_async the number of messages to "
     "(local_expert, dst_rank); dispatch_wait resets it",
-    (
-        "finished",
-        "dispatch_async",
-    ): "finished counts the messages completely written to (local_expert, dst_rank); "
+    ("finished", "dispatch_async"): "finished counts the messages completely written to (local_expert, dst_rank); "
     "dispatch_wait resets it",
-    (
-        "rank_completion",
-        "dispatch_async",
-    ): "rank completion counts the signals already written to each peer of the p2p "
+    ("rank_completion", "dispatch_async"): "rank completion counts the signals already written to each peer of the p2p "
     "world: n_local_experts of them; dispatch_wait resets it",
-    (
-        "A",
-        "dispatch_wait",
-    ): "A[2i] = READY + end row, A[2i+1] = count, i = local_expert * n_ranks + src_rank, READY = "
+    ("A", "dispatch_wait"): "A[2i] = READY + end row, A[2i+1] = count, i = local_expert * n_ranks + src_rank, READY = "
     "1024; end rows include the shared expert's rows and the format's padding",
-    (
-        "A",
-        "combine_async",
-    ): "combine_async reads A; an entry is zeroed only after everybody who reads it has read it",
-    (
-        "finished",
-        "combine_async",
-    ): "in combine, finished may count the rows written of (local_expert, src_rank)",
-    (
-        "rank_completion",
-        "combine_async",
-    ): "in combine, rank completion may count the signals to each peer",
+    ("A", "combine_async"): "combine_async reads A; an entry is zeroed only after everybody who reads it has read it",
+    ("finished", "combine_async"): "in combine, finished may count the rows written of (local_expert, src_rank)",
+    ("rank_completion", "combine_async"): "in combine, rank completion may count the signals to each peer",
     **{(name, "combine_wait"): _RESET_C for name in ("reserved", "finished", "rank_completion")},
     "B": "B is scratch between steps",
     "C": "C is scratch between steps",

@@ -52,17 +52,7 @@ LONGEST = [
 ]
 
 # Folders of epmoe that no kernel imports (test_layering): what changes there compiles nothing anew.
-ABOVE_KERNELS = {
-    "check",
-    "explain",
-    "lessons",
-    "museum",
-    "mutants",
-    "puzzles",
-    "routing_report",
-    "soak",
-    "torch",
-}
+ABOVE_KERNELS = {"check", "explain", "lessons", "museum", "mutants", "puzzles", "routing_report", "soak", "torch"}
 
 WORLDS_OF_A_NIGHT = "1000"  # random ones, of tests/fuzz
 
@@ -103,9 +93,7 @@ def pytest_configure(config):
     # under mpirun each rank writes a JUnit file of its own
     if config.option.xmlpath and started_with_others():
         path = Path(config.option.xmlpath)
-        config.option.xmlpath = str(
-            path.with_name(f"{path.stem}.rank{process_number()}{path.suffix}")
-        )
+        config.option.xmlpath = str(path.with_name(f"{path.stem}.rank{process_number()}{path.suffix}"))
 
 
 class Detector:
@@ -132,12 +120,7 @@ def race_detector(request):
     begin = SimMachine.__init__
 
     def with_detector(self, n_ranks, *, rank=None, racecheck=None, **options):
-        if (
-            racecheck is None
-            and rank is None
-            and Detector.on
-            and "EPMOE_RACECHECK" not in os.environ
-        ):
+        if racecheck is None and rank is None and Detector.on and "EPMOE_RACECHECK" not in os.environ:
             racecheck = True
         begin(self, n_ranks, rank=rank, racecheck=racecheck, **options)
 
@@ -171,9 +154,7 @@ def pytest_collection_modifyitems(config, items):
     """
     if wants_gpu(config):
         if gpu_count() == 0:
-            raise pytest.UsageError(
-                "-m gpu: the driver shows no GPU; `epmoe doctor` says what is missing"
-            )
+            raise pytest.UsageError("-m gpu: the driver shows no GPU; `epmoe doctor` says what is missing")
         return
     items.sort(key=_longest_first)
     unwanted = {"gpu", "browser", "nightly"}
@@ -217,11 +198,7 @@ def leave_to_the_night(items):
 
 
 def _longest_first(item):
-    name = (
-        item.path.relative_to(ROOT / "tests").as_posix()
-        if item.path.is_relative_to(ROOT / "tests")
-        else ""
-    )
+    name = item.path.relative_to(ROOT / "tests").as_posix() if item.path.is_relative_to(ROOT / "tests") else ""
     return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
@@ -282,9 +259,7 @@ def gpu_side(request):
     def printed_by(program, *names):
         kept = None
         if names and getattr(request.config, "cache", None):
-            key = hashlib.sha256(
-                repr((content_of_kernels(program), program.name, names)).encode()
-            ).hexdigest()
+            key = hashlib.sha256(repr((content_of_kernels(program), program.name, names)).encode()).hexdigest()
             kept = request.config.cache.mkdir("epmoe-ptx") / f"{key}.json"
             if kept.exists():
                 return json.loads(kept.read_text())
@@ -294,11 +269,7 @@ def gpu_side(request):
         }
         environment.pop("NUMBA_ENABLE_CUDASIM", None)
         done = subprocess.run(
-            [sys.executable, str(program), *names],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=870,
+            [sys.executable, str(program), *names], capture_output=True, text=True, env=environment, timeout=870
         )
         assert done.returncode == 0, done.stderr[-4000:]
         if kept is not None:

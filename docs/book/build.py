@@ -121,9 +121,7 @@ def _chapters(figures):
     """Each chapter's title and its picture at the last stage."""
     for text in sorted((Path(explain.__file__).parent / "page" / "text").glob("[0-9]*.md")):
         heading = text.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
-        stages = sorted(
-            figures.glob(f"{text.stem}-*.svg"), key=lambda f: int(f.stem.split("-")[-1])
-        )
+        stages = sorted(figures.glob(f"{text.stem}-*.svg"), key=lambda f: int(f.stem.split("-")[-1]))
         image = f"explain/figures/{stages[-1].name}"
         yield f'\n## {heading}\n\n<figure class="chapter"><img src="{image}" alt="{heading}"></figure>\n'
 
@@ -132,12 +130,8 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=HERE / "_build")
     parser.add_argument("--lessons", type=int, nargs="*", choices=sorted(FILES), metavar="N")
-    parser.add_argument(
-        "--pyodide", default=PYODIDE, help="address of Pyodide (default %(default)s)"
-    )
-    parser.add_argument(
-        "--wheel", default="epmoe", help="what notebooks install with pip: the address of a wheel"
-    )
+    parser.add_argument("--pyodide", default=PYODIDE, help="address of Pyodide (default %(default)s)")
+    parser.add_argument("--wheel", default="epmoe", help="what notebooks install with pip: the address of a wheel")
     args = parser.parse_args(argv)
     html = build(args.out.resolve(), args.lessons, pyodide=args.pyodide, wheel=args.wheel)
     print(f"{html / 'index.html'}\n{args.out / 'notebooks'}")

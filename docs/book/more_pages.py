@@ -58,9 +58,7 @@ hint. Puzzles need the simulator, which does not run inside a browser. All of th
 def museum():
     """The museum as one Markdown page."""
     with plain_simulator():
-        return MUSEUM + "".join(
-            _exhibit(number, Exhibit(file)) for number, file in EXHIBITS.items()
-        )
+        return MUSEUM + "".join(_exhibit(number, Exhibit(file)) for number, file in EXHIBITS.items())
 
 
 def _exhibit(number, exhibit):
@@ -104,9 +102,7 @@ def puzzles():
     out = [PUZZLES_INTRO]
     for number in PUZZLES:
         one = puzzle(number)
-        out.append(
-            f"\n## {number}. {one.title}\n\n{one.line}\n\n```python\n{one.start.strip()}\n```\n"
-        )
+        out.append(f"\n## {number}. {one.title}\n\n{one.line}\n\n```python\n{one.start.strip()}\n```\n")
     return "".join(out)
 
 

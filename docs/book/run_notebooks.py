@@ -29,9 +29,7 @@ def main(names):
     here = Path(sys.executable).parent  # "!epmoe" in a cell is the command of this Python
     os.environ["PATH"] = f"{here}{os.pathsep}{os.environ['PATH']}"
     folders_or_files = [Path(name) for name in names]
-    files = [
-        f for p in folders_or_files for f in (sorted(p.glob("*.ipynb")) if p.is_dir() else [p])
-    ]
+    files = [f for p in folders_or_files for f in (sorted(p.glob("*.ipynb")) if p.is_dir() else [p])]
     failed = 0
     for file in files:
         start = time.monotonic()

@@ -6,9 +6,7 @@ import numpy as np
 
 from epmoe.check.difference import Difference
 
-LATER = (
-    "it was equal when it was returned, and was changed by a later call: is its memory used again?"
-)
+LATER = "it was equal when it was returned, and was changed by a later call: is its memory used again?"
 
 
 class WrongForm(Exception):
@@ -74,9 +72,7 @@ def call(implementation, ranks, function, arguments, *more, round_=None, **optio
     arguments: {name: list over ranks, or None}. With one rank a process the function gets that rank's entry.
     more, options: passed unchanged. differences: the arguments that were written to.
     """
-    given = {
-        name: None if of is None else [np.array(a) for a in of] for name, of in arguments.items()
-    }
+    given = {name: None if of is None else [np.array(a) for a in of] for name, of in arguments.items()}
     name = getattr(function, "__name__", "a call")
     progress.begin(name, round_)
     if implementation.per_rank:
@@ -91,8 +87,7 @@ def call(implementation, ranks, function, arguments, *more, round_=None, **optio
         for name, of in arguments.items()
         if of is not None
         for rank in ranks.here
-        if np.ascontiguousarray(of[rank]).tobytes()
-        != np.ascontiguousarray(given[name][rank]).tobytes()
+        if np.ascontiguousarray(of[rank]).tobytes() != np.ascontiguousarray(given[name][rank]).tobytes()
     ]
     return results, changed
 

@@ -25,11 +25,7 @@ def cancelling(rows, row_of, per_rank, seed):
             if per_rank > 1:
                 row[0::4] = _part((seed, 0, src_rank, int(token), rank), local, per_rank, row[0::4])
             is_first = (of_token[token, rank * per_rank : column] < 0).all()
-            row[1::4] = (
-                _part((seed, 1, src_rank, int(token), 0), rank, len(rows), row[1::4])
-                if is_first
-                else 0
-            )
+            row[1::4] = _part((seed, 1, src_rank, int(token), 0), rank, len(rows), row[1::4]) if is_first else 0
     return out
 
 
@@ -37,7 +33,5 @@ def _part(key, index, n, like):
     """The index-th of n terms v, -v, w, -w, ..., with v large and w small. A last term without a partner is small."""
     pair = index // 2
     exponents = LARGE if pair % 2 == 0 and index ^ 1 < n else SMALL
-    v = random_bits.floats(
-        "bf16", random_bits.stream(*key, pair), like.shape[-1], exponents=exponents
-    )
+    v = random_bits.floats("bf16", random_bits.stream(*key, pair), like.shape[-1], exponents=exponents)
     return v.reshape(like.shape) * like.dtype.type(-1 if index % 2 else 1)

@@ -59,10 +59,7 @@ class Case:
 
     def input_tokens(self, round_=0):
         """bf16 [T, hidden] of each rank. Under skip_a2a all ranks have the same."""
-        return [
-            self._tokens(round_, 0 if self.cfg.skip_a2a else rank, n)
-            for rank, n in enumerate(self.n_tokens)
-        ]
+        return [self._tokens(round_, 0 if self.cfg.skip_a2a else rank, n) for rank, n in enumerate(self.n_tokens)]
 
     def _tokens(self, round_, rank, n):
         seeds = self.stream(round_, TOKENS, rank, np.arange(n))
@@ -71,10 +68,7 @@ class Case:
 
     def topk_ids(self, round_=0):
         """int32 [T, top_k] of each rank. The ids of a token are distinct, or -1."""
-        return [
-            self._ids(round_, 0 if self.cfg.skip_a2a else rank, n)
-            for rank, n in enumerate(self.n_tokens)
-        ]
+        return [self._ids(round_, 0 if self.cfg.skip_a2a else rank, n) for rank, n in enumerate(self.n_tokens)]
 
     def _ids(self, round_, rank, n):
         cfg = self.cfg
@@ -87,16 +81,10 @@ class Case:
             return ids.astype(np.int32)
         ids = random_bits.permutations(seed, n, cfg.n_experts)
         if self.routing == "hot":
-            ids = np.argsort(
-                np.where(np.arange(cfg.n_experts) == 0, -1, ids), axis=1, kind="stable"
-            )
+            ids = np.argsort(np.where(np.arange(cfg.n_experts) == 0, -1, ids), axis=1, kind="stable")
         ids = ids[:, : cfg.top_k].astype(np.int32)
         if self.routing == "gaps":
-            gaps = (
-                random_bits.words(self.stream(round_, GAPS, rank), ids.size).reshape(ids.shape)
-                % np.uint64(3)
-                == 0
-            )
+            gaps = random_bits.words(self.stream(round_, GAPS, rank), ids.size).reshape(ids.shape) % np.uint64(3) == 0
             ids[gaps] = -1
         return np.full_like(ids, -1) if self.routing == "dropped" else ids
 
@@ -107,9 +95,7 @@ class Case:
         result = []
         for rank, ids in enumerate(self.topk_ids(round_)):
             source = 0 if self.cfg.skip_a2a else rank
-            weights = random_bits.floats(
-                "fp32", self.stream(round_, WEIGHTS, source), ids.size, exponents=(-5, -1)
-            )
+            weights = random_bits.floats("fp32", self.stream(round_, WEIGHTS, source), ids.size, exponents=(-5, -1))
             weights = np.abs(weights).reshape(ids.shape)
             odd = np.arange(1, self.cfg.top_k, 2)
             # makes neighbouring k cancel: see pair_outputs
@@ -132,18 +118,12 @@ class Case:
         seeds = self.stream(round_, OUTPUTS, rank, src_rank, token, k)
         outputs = random_bits.floats(self.cfg.combine_dtype, seeds, self.cfg.hidden)
         seeds = self.stream(round_, OPPOSITES, src_rank, token, k // 2)
-        opposites = random_bits.floats(
-            self.cfg.combine_dtype, seeds, len(range(0, self.cfg.hidden, 4))
-        )
+        opposites = random_bits.floats(self.cfg.combine_dtype, seeds, len(range(0, self.cfg.hidden, 4)))
         outputs[..., ::4] = np.where(k[..., None] % 2 == 0, opposites, -opposites)
         seeds = self.stream(round_, ABSORBING, src_rank, token, k // 4)
-        large = random_bits.floats(
-            self.cfg.combine_dtype, seeds, len(range(2, self.cfg.hidden, 8)), exponents=(12, 14)
-        )
+        large = random_bits.floats(self.cfg.combine_dtype, seeds, len(range(2, self.cfg.hidden, 8)), exponents=(12, 14))
         place = k[..., None] % 4
-        outputs[..., 2::8] = np.where(
-            place == 0, large, np.where(place == 2, -large, outputs[..., 2::8])
-        )
+        outputs[..., 2::8] = np.where(place == 0, large, np.where(place == 2, -large, outputs[..., 2::8]))
         if self.edges:
             edge_outputs(outputs, self.stream(round_, EDGES, src_rank, token), token, k)
         return outputs
@@ -193,9 +173,7 @@ def cases(n_ranks=4, only_hidden=None):
         ("mxfp8", 256),
         ("mxfp4_rows", 160),
     ):
-        listed.append(
-            Case(f"{token_format}", cfg(token_format=token_format, hidden=hidden), uneven, "gaps")
-        )
+        listed.append(Case(f"{token_format}", cfg(token_format=token_format, hidden=hidden), uneven, "gaps"))
         listed.append(
             Case(
                 f"{token_format} at the edges of its numbers",
@@ -225,13 +203,9 @@ def cases(n_ranks=4, only_hidden=None):
         ),
         Case("mxfp4_rows with scales in slots", slots, uneven, "gaps"),
         Case("a shared expert", cfg(fused_shared_expert=True), one_empty, "gaps"),
-        Case(
-            "a shared expert and an epilogue", cfg(fused_shared_expert=True), uneven, epilogue=True
-        ),
+        Case("a shared expert and an epilogue", cfg(fused_shared_expert=True), uneven, epilogue=True),
         Case("no exchange (skip_a2a)", everybody, (7,) * n_ranks, "gaps"),
-        Case(
-            "no exchange, without router weights", everybody, (7,) * n_ranks, "gaps", weighted=False
-        ),
+        Case("no exchange, without router weights", everybody, (7,) * n_ranks, "gaps", weighted=False),
         Case(
             "no exchange, a shared expert",
             cfg(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=n_ranks),
@@ -248,9 +222,7 @@ def cases(n_ranks=4, only_hidden=None):
         ("combine in fp16", {"combine_dtype": "fp16"}),
         ("combine in fp32", {"combine_dtype": "fp32"}),
     ):
-        listed.append(
-            Case(f"{name} at the edges of its numbers", cfg(**options), full, edges=True, rounds=1)
-        )
+        listed.append(Case(f"{name} at the edges of its numbers", cfg(**options), full, edges=True, rounds=1))
     listed += _large(n_ranks, cfg)
     return [_numbered(case, number) for number, case in enumerate(listed)]
 

@@ -16,11 +16,7 @@ from epmoe.check.place_causes import SUMS_LOST, outputs_beside
 from epmoe.check.seen_causes import SEEN, of_sums
 
 BESIDE = "each (token, k) has the row next to its own of expert_outputs: rows are read or written one place off"
-OUTPUT = {
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "fp16": np.dtype(np.float16),
-    "fp32": np.dtype(np.float32),
-}
+OUTPUT = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 
 
 def with_causes(round_, differences):
@@ -37,9 +33,7 @@ def with_causes(round_, differences):
             return []
         got = np.ascontiguousarray(got).view(want.dtype)
         with np.errstate(all="ignore"):
-            causes = (_weighted if round_.case.weighted else _unweighted)(
-                Sum(round_, difference.rank), got
-            )
+            causes = (_weighted if round_.case.weighted else _unweighted)(Sum(round_, difference.rank), got)
             return causes + of_sums(got, want)
 
     return explained(differences, candidates, (*SEEN, SUMS_LOST))
@@ -56,24 +50,12 @@ class Sum:
         if cfg.skip_a2a:
             self.takes_part &= ids // cfg.n_local_experts == rank
         token, k = np.indices(ids.shape)
-        self.recv = round_.case.pair_outputs(
-            round_.number, ids // cfg.n_local_experts, rank, token, k
-        )
+        self.recv = round_.case.pair_outputs(round_.number, ids // cfg.n_local_experts, rank, token, k)
         self.recv = np.where(self.takes_part[..., None], self.recv, 0).astype(self.dtype)
         if round_.router_weights is not None:
-            self.weights = np.where(self.takes_part, round_.router_weights[rank], 0).astype(
-                np.float32
-            )
+            self.weights = np.where(self.takes_part, round_.router_weights[rank], 0).astype(np.float32)
 
-    def routed(
-        self,
-        weights=None,
-        order=None,
-        step=lambda acc: acc,
-        product=np.float64,
-        only=None,
-        start=None,
-    ):
+    def routed(self, weights=None, order=None, step=lambda acc: acc, product=np.float64, only=None, start=None):
         """The sum over k. `step` is applied to it after every k, and products are rounded to `product`.
 
         order: int [T, top_k], the order of k for each token; default ascending. only: bool [T, top_k], the pairs that
@@ -85,10 +67,9 @@ class Sum:
         token = np.arange(len(acc))
         for k in range(self.cfg.top_k):
             place = k if order is None else order[:, k]
-            term = (
-                weights[token, place, None].astype(np.float64)
-                * self.recv[token, place].astype(np.float64)
-            ).astype(product)
+            term = (weights[token, place, None].astype(np.float64) * self.recv[token, place].astype(np.float64)).astype(
+                product
+            )
             added = step((acc.astype(np.float64) + term).astype(np.float32))
             acc = np.where(only[token, place, None], added, acc)
         return acc
@@ -153,14 +134,8 @@ def _weighted(s, got):
             lambda: s.routed(s.weights / s.weights.sum(axis=1, keepdims=True)),
         ),
         ("the weights are in the reverse order of k", lambda: s.routed(s.weights[:, ::-1])),
-        (
-            "the weights are shifted by one: k's weight goes to k + 1",
-            lambda: s.routed(np.roll(s.weights, 1, axis=1)),
-        ),
-        (
-            "the weights are shifted by one: k's weight goes to k - 1",
-            lambda: s.routed(np.roll(s.weights, -1, axis=1)),
-        ),
+        ("the weights are shifted by one: k's weight goes to k + 1", lambda: s.routed(np.roll(s.weights, 1, axis=1))),
+        ("the weights are shifted by one: k's weight goes to k - 1", lambda: s.routed(np.roll(s.weights, -1, axis=1))),
         (
             "the weights are in the order of the experts' ids, not of k",
             lambda: s.routed(np.take_along_axis(s.weights, s.by_expert(), axis=1)),
@@ -173,10 +148,7 @@ def _weighted(s, got):
             "the rows are added in descending order of k",
             lambda: s.routed(order=np.broadcast_to(np.arange(s.cfg.top_k)[::-1], s.ids.shape)),
         ),
-        (
-            "the rows are added in the order of their experts' ids",
-            lambda: s.routed(order=s.by_expert()),
-        ),
+        ("the rows are added in the order of their experts' ids", lambda: s.routed(order=s.by_expert())),
         (
             "each rank's rows are summed first, then the ranks' sums; the definition is one sum over all k",
             lambda: s.over_ranks(lambda part: part),
@@ -190,37 +162,23 @@ def _weighted(s, got):
             f"double rounding: the sum is rounded to {name} after every row; it stays float32 until the end",
             lambda: s.routed(step=s.rounded),
         ),
-        (
-            f"double rounding: every product is rounded to {name} before it is added",
-            lambda: s.routed(product=s.dtype),
-        ),
-        (
-            "the sum is kept in float64; one rounding to float32 a step is the definition",
-            lambda: _in_float64(s),
-        ),
+        (f"double rounding: every product is rounded to {name} before it is added", lambda: s.routed(product=s.dtype)),
+        ("the sum is kept in float64; one rounding to float32 a step is the definition", lambda: _in_float64(s)),
     )
     causes = _ids_of_minus_one(s, got)
     causes += [cause for cause, acc in mistakes if _same(got, s.finish(acc()))]
     if _begins_with_the_round_before(s, got):
-        causes.append(
-            "the sum begins with the previous round's, which was not cleared; it must begin with +0"
-        )
+        causes.append("the sum begins with the previous round's, which was not cleared; it must begin with +0")
     acc = s.routed()
     if s.cfg.combine_dtype == "bf16" and _same(got, s.finish(_toward_zero(acc))):
         causes.append("the sum is cut off to bf16; it is rounded to nearest even")
     if s.cfg.fused_shared_expert and _same(got, s.finish(acc, shared=False)):
         causes.append("the shared expert's rows are not added")
     if s.cfg.fused_shared_expert and _same(got, s.finish(acc + s.shared(), shared=False)):
-        causes.append(
-            f"the shared expert's row is added before the sum is rounded to {name}; it is added after"
-        )
+        causes.append(f"the shared expert's row is added before the sum is rounded to {name}; it is added after")
     if s.round.case.epilogue and _same(got, s.finish(acc, lambda_=False)):
         causes.append("the epilogue is not called")
-    if any(
-        _same(got[known], other.finish(other.routed())[known])
-        for other, known in outputs_beside(s)
-        if known.any()
-    ):
+    if any(_same(got[known], other.finish(other.routed())[known]) for other, known in outputs_beside(s) if known.any()):
         causes.append(BESIDE)
     return causes + _of_other_rank(s, got) + _left_over(s, got)
 
@@ -248,9 +206,7 @@ def _earlier(round_):
 
 def _toward_zero(acc):
     """Float32 numbers with their lower half cut off, so that rounding them to bf16 changes nothing."""
-    return np.where(
-        np.isnan(acc), acc, (acc.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
-    )
+    return np.where(np.isnan(acc), acc, (acc.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32))
 
 
 def _ids_of_minus_one(s, got):
@@ -271,9 +227,7 @@ def _in_float64(s):
 def _unweighted(s, got):
     if _same(got[s.takes_part], s.recv[s.takes_part]):
         return ["rows of ids of -1 are not zero"]
-    if any(
-        _same(got[known], other.recv[known]) for other, known in outputs_beside(s) if known.any()
-    ):
+    if any(_same(got[known], other.recv[known]) for other, known in outputs_beside(s) if known.any()):
         return [BESIDE]
     return _of_other_rank(s, got) + _left_over(s, got)
 
@@ -281,9 +235,7 @@ def _unweighted(s, got):
 def _of_other_rank(s, got):
     others = [(rank, want) for rank, want in enumerate(s.round.combined_want) if rank != s.rank]
     return [
-        f"these are the tokens of rank {rank}"
-        for rank, want in others
-        if want.shape == got.shape and _same(got, want)
+        f"these are the tokens of rank {rank}" for rank, want in others if want.shape == got.shape and _same(got, want)
     ]
 
 

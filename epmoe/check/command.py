@@ -41,9 +41,7 @@ def add_arguments(parser):
         help="size of the world (default 4; with one rank a process, the number of processes)",
     )
     parser.add_argument(
-        "--only",
-        metavar="TEXT",
-        help="run only the case of this name, else the cases whose name contains TEXT",
+        "--only", metavar="TEXT", help="run only the case of this name, else the cases whose name contains TEXT"
     )
     parser.add_argument(
         "--timeout",
@@ -53,9 +51,7 @@ def add_arguments(parser):
         help="seconds after which a case counts as hung (default %(default)g)",
     )
     said = parser.add_mutually_exclusive_group()
-    said.add_argument(
-        "--quiet", action="store_true", help="print only what differs, and the verdict"
-    )
+    said.add_argument("--quiet", action="store_true", help="print only what differs, and the verdict")
     said.add_argument(
         "--json",
         action="store_true",
@@ -85,9 +81,7 @@ def run(arguments):
     # another implementation has a layout that has cases with these names
     code = max((code for code in codes if code != NO_CASE), default=CANNOT_RUN)
     if arguments.json and process_number() == 0:
-        print(
-            json.dumps({"passed": code == EQUAL, "implementations": records}, indent=1, default=int)
-        )
+        print(json.dumps({"passed": code == EQUAL, "implementations": records}, indent=1, default=int))
     return code
 
 
@@ -103,9 +97,7 @@ def _no_case(names, arguments):
     from epmoe.check.conformance import all_cases
     from epmoe.check.implementation import load
 
-    there = dict.fromkeys(
-        case.name for name in names for case, *_ in all_cases(load(name), arguments.ranks)
-    )
+    there = dict.fromkeys(case.name for name in names for case, *_ in all_cases(load(name), arguments.ranks))
     return f"no case's name contains {arguments.only!r}; there are: {', '.join(there)}"
 
 
@@ -139,19 +131,11 @@ def _check(name, arguments, said, records):
 
     def tell(outcome):
         if prints and (outcome.differences or not arguments.quiet):
-            same = (
-                first_with.setdefault(outcome.differences, outcome.case)
-                if outcome.differences
-                else outcome.case
-            )
-            text = (
-                outcome if same == outcome.case else f"DIFFERS     {outcome.case}: as in {same!r}"
-            )
+            same = first_with.setdefault(outcome.differences, outcome.case) if outcome.differences else outcome.case
+            text = outcome if same == outcome.case else f"DIFFERS     {outcome.case}: as in {same!r}"
             if same == outcome.case and outcome.differences and not started_as_rank():
                 only = shlex.quote(outcome.case)
-                text = (
-                    f"{text}\n  again: epmoe check {name} --only {only} --ranks {arguments.ranks}"
-                )
+                text = f"{text}\n  again: epmoe check {name} --only {only} --ranks {arguments.ranks}"
             print(text, flush=True)
 
     try:
@@ -169,9 +153,7 @@ def _check(name, arguments, said, records):
         )
     except EPError as error:
         _complain(error, said)
-        records.append(
-            {"name": name, "passed": False, "verdict": f"cannot be run: {error}", "cases": []}
-        )
+        records.append({"name": name, "passed": False, "verdict": f"cannot be run: {error}", "cases": []})
         return CANNOT_RUN
     if not report.outcomes:
         return NO_CASE
@@ -226,9 +208,7 @@ def _checked_as_rank(name, arguments, tell, all_end):
 
     def give_up(case):
         traceback.print_stack(sys._current_frames()[threading.main_thread().ident], -FRAMES)
-        all_end(
-            f"case {case!r}: {progress} did not return within {arguments.timeout:g} s (--timeout)"
-        )
+        all_end(f"case {case!r}: {progress} did not return within {arguments.timeout:g} s (--timeout)")
 
     def begin(case):
         end()
@@ -241,9 +221,7 @@ def _checked_as_rank(name, arguments, tell, all_end):
             timers.pop().cancel()
 
     try:
-        report = check(
-            implementation, ranks=ranks, only=arguments.only, name=name, tell=tell, begin=begin
-        )
+        report = check(implementation, ranks=ranks, only=arguments.only, name=name, tell=tell, begin=begin)
     finally:
         end()
     ranks.close()  # not after an exception: it may wait for the other ranks

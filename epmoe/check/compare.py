@@ -39,11 +39,7 @@ def field(result, name):
 
 def _names(result):
     """The names of a result's fields, as text."""
-    names = [
-        n
-        for n in (result if isinstance(result, dict) else getattr(result, "__dict__", ()))
-        if n[:1] != "_"
-    ]
+    names = [n for n in (result if isinstance(result, dict) else getattr(result, "__dict__", ())) if n[:1] != "_"]
     return ", ".join(names) or f"nothing, it is {result!r:.60}"
 
 
@@ -68,14 +64,7 @@ def compare_dispatched(cfg, rank, got, want):
         return [Difference("dispatch's result", says, got, want, rank, rule=rule)]
     found = [
         d
-        for name in (
-            "recv_count",
-            "row_offsets",
-            "expert_ids",
-            "scales_offset",
-            "topk_ids",
-            "num_tokens",
-        )
+        for name in ("recv_count", "row_offsets", "expert_ids", "scales_offset", "topk_ids", "num_tokens")
         if (d := _compare_small(cfg, rank, name, array(got, name), array(want, name)))
     ]
     if any(d.what in ("recv_count", "row_offsets") for d in found):
@@ -92,11 +81,7 @@ def compare_dispatched(cfg, rank, got, want):
     found += compare_payload(
         cfg, rank, where, pairs, src_want, array(got, "output_tokens"), array(want, "output_tokens")
     )
-    if (
-        not shape
-        and array(want, "output_scales") is not None
-        and array(got, "output_scales") is not None
-    ):
+    if not shape and array(want, "output_scales") is not None and array(got, "output_scales") is not None:
         found += compare_scales(
             cfg,
             rank,
@@ -114,31 +99,23 @@ def compare_dispatched_world(cfg, got, want):
     """Differences over all ranks: compare_dispatched of each. got and want are lists over ranks."""
     if len(got) != len(want):
         return [Difference("dispatch", f"returned {len(got)} results for {len(want)} ranks")]
-    return [
-        d for rank in range(len(want)) for d in compare_dispatched(cfg, rank, got[rank], want[rank])
-    ]
+    return [d for rank in range(len(want)) for d in compare_dispatched(cfg, rank, got[rank], want[rank])]
 
 
 def _compare_small(cfg, rank, name, got, want):
     if got is None or want is None:
         return None
     if got.shape != want.shape:
-        return Difference(
-            name, f"has shape {got.shape}, reference {want.shape}", got, want, rank, rule=RULE[name]
-        )
+        return Difference(name, f"has shape {got.shape}, reference {want.shape}", got, want, rank, rule=RULE[name])
     if got.dtype.kind not in "iu":
-        return Difference(
-            name, f"has dtype {got.dtype}; integers are needed", got, want, rank, rule=RULE[name]
-        )
+        return Difference(name, f"has dtype {got.dtype}; integers are needed", got, want, rank, rule=RULE[name])
     different = got != want  # integers of any width compare exactly; nothing is cast
     if not different.any():
         return None
     at = tuple(int(i) for i in np.argwhere(different)[0]) if different.ndim else ()
     place = {}
     if name == "recv_count":
-        place = dict(
-            expert=rank * cfg.n_local_experts + at[0], src_rank=src_rank_at(cfg, rank, at[1])
-        )
+        place = dict(expert=rank * cfg.n_local_experts + at[0], src_rank=src_rank_at(cfg, rank, at[1]))
     elif name == "topk_ids":
         place = dict(token=at[0], k=at[1])
     index = f"[{', '.join(map(str, at))}]" if at else ""
@@ -188,9 +165,7 @@ def row_shape_fits(cfg, name, got, want):
 def same_type(got, want):
     """Whether an array has the reference's type, or is its bits, so that elements can be compared."""
     return got.dtype.itemsize == want.dtype.itemsize and (
-        got.dtype.kind in "uV"
-        or got.dtype == want.dtype
-        or got.dtype.kind == want.dtype.kind == "i"
+        got.dtype.kind in "uV" or got.dtype == want.dtype or got.dtype.kind == want.dtype.kind == "i"
     )
 
 
@@ -204,14 +179,7 @@ def compare_combined(cfg, rank, got, want, *, topk_ids=None):
     got, want = as_array(got), as_array(want)
     if got.shape != want.shape or not same_type(got, want):
         return [
-            Difference(
-                "output",
-                f"is {form(got)}, reference {form(want)}",
-                got,
-                want,
-                rank,
-                rule=_remedy(got, want),
-            )
+            Difference("output", f"is {form(got)}, reference {form(want)}", got, want, rank, rule=_remedy(got, want))
         ]
     got = np.ascontiguousarray(got).view(want.dtype)
     different = (bits(got) != bits(want)) & ~(np.isnan(got) & np.isnan(want))
@@ -252,9 +220,7 @@ def compare_combined_world(cfg, got, want, *, topk_ids=None):
         return [Difference("combine", f"returned {len(got)} results for {len(want)} ranks")]
     ids = topk_ids if topk_ids is not None else [None] * len(want)
     return [
-        d
-        for rank in range(len(want))
-        for d in compare_combined(cfg, rank, got[rank], want[rank], topk_ids=ids[rank])
+        d for rank in range(len(want)) for d in compare_combined(cfg, rank, got[rank], want[rank], topk_ids=ids[rank])
     ]
 
 

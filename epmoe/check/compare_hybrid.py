@@ -30,17 +30,11 @@ def received(routing_map, handle, rank, got, want):
     found = []
     for name in ("tokens_per_expert", "overflow"):
         if got[name] is not None:
-            found += _small(
-                name, routing_map, handle, rank, as_array(got[name][rank]), want[name][rank]
-            )
+            found += _small(name, routing_map, handle, rank, as_array(got[name][rank]), want[name][rank])
     for name in ("dispatched_hidden", "dispatched_probs", "dispatched_scaling_factor"):
         a, b = None if got[name] is None else got[name][rank], want[name][rank]
         if (a is None) != (b is None):
-            says = (
-                "is missing from the result"
-                if a is None
-                else "was given, where the reference has none"
-            )
+            says = "is missing from the result" if a is None else "was given, where the reference has none"
             found.append(Difference(name, says, a, b, rank, rule=RULES[name]))
         elif b is not None:
             found += rows(name, handle, rank, a, b, RULES[name])
@@ -113,19 +107,14 @@ def _order(handle, rank, got, want):
     has = handle.src_token[rank] >= 0
     if (bits(got)[has] == bits(want)[has]).all():
         return "rows without a token are not zero: what was there before, or what an expert made of padding"
-    expert, src, token = (
-        a[rank][has] for a in (handle.local_expert, handle.src_rank, handle.src_token)
-    )
+    expert, src, token = (a[rank][has] for a in (handle.local_expert, handle.src_rank, handle.src_token))
     orders = {
         "by src_rank, not by expert first": (expert, token, src),
         "by token before src_rank inside an expert": (src, token, expert),
     }
     for words, keys in orders.items():
         order = np.lexsort(keys)
-        if (
-            not (order == np.arange(len(order))).all()
-            and (bits(got)[has] == bits(want)[has][order]).all()
-        ):
+        if not (order == np.arange(len(order))).all() and (bits(got)[has] == bits(want)[has][order]).all():
             return f"the rows are {words}"
     if sorted(r.tobytes() for r in got) == sorted(r.tobytes() for r in want):
         return "the right rows in another order"
@@ -171,18 +160,12 @@ def _other_sums(handle, rank, of_rows, dtype):
         added(range(n_experts), zeros()).astype(dtype),
     )
     yield "the experts are added in descending order", by_rank(reversed)
-    yield (
-        "the sums of p2p worlds are not rounded before they are added",
-        by_rank(lambda experts: experts),
-    )
+    yield ("the sums of p2p worlds are not rounded before they are added", by_rank(lambda experts: experts))
     last = zeros()
     for e in range(n_experts):
         has = row_of[:, e] >= 0
         last[has] = of_rows[e // n_local][row_of[has, e]].astype(np.float32)
-    yield (
-        "rows overwrite each other: the last expert's is returned, not the sum",
-        last.astype(dtype),
-    )
+    yield ("rows overwrite each other: the last expert's is returned, not the sum", last.astype(dtype))
 
 
 def dense_gradients(handle, rank, got, want):

@@ -6,15 +6,7 @@ Rows of a segment are matched by (token, k), so swapping whole rows makes no dif
 import numpy as np
 
 from epmoe.check.difference import Difference, bits, columns, shown, shown_fp4
-from epmoe.check.places import (
-    global_expert,
-    layout,
-    packed,
-    scale_group,
-    scale_index,
-    src_rank_at,
-    tiled,
-)
+from epmoe.check.places import global_expert, layout, packed, scale_group, scale_index, src_rank_at, tiled
 from epmoe_ref.formats import scale_layout
 
 SWAP = "rows swapped within a segment: allowed, if output_tokens, scales and src_info move together"
@@ -27,9 +19,7 @@ def compare_src_info(cfg, rank, where, got, want):
     if not len(wrong):
         return None, np.stack([order_got, order_want], axis=1)
     row_got, row = int(order_got[wrong[0]]), int(order_want[wrong[0]])
-    segment = np.flatnonzero(
-        (where.group == where.group[row]) & (where.src_rank == where.src_rank[row])
-    )
+    segment = np.flatnonzero((where.group == where.group[row]) & (where.src_rank == where.src_rank[row]))
     src_rank = int(where.src_rank[row])
     place = dict(rank=rank, expert=global_expert(cfg, rank, where.group[row]), row=row_got)
     if src_rank < 0:
@@ -96,11 +86,7 @@ def compare_payload(cfg, rank, where, pairs, src_info, got, want):
         f"is {texts[0]}, reference {texts[1]}; first of {int(different.sum())} differing elements in "
         f"{int(different.any(axis=1).sum())} of {len(pairs)} rows{'' if packed(cfg) else columns(different)}"
     )
-    return [
-        _at_row(
-            cfg, rank, where, src_info, row_got, row, "output_tokens", says, got, want, column, SWAP
-        )
-    ]
+    return [_at_row(cfg, rank, where, src_info, row_got, row, "output_tokens", says, got, want, column, SWAP)]
 
 
 def compare_scales(cfg, rank, where, pairs, src_info, got, want, row_offsets):
@@ -162,9 +148,7 @@ def _real(where, pairs):
 
 
 def _at_row(cfg, rank, where, src_info, row_got, row, what, says, got, want, column, rule):
-    place = dict(
-        rank=rank, expert=global_expert(cfg, rank, where.group[row]), row=row_got, column=column
-    )
+    place = dict(rank=rank, expert=global_expert(cfg, rank, where.group[row]), row=row_got, column=column)
     if where.src_rank[row] >= 0:
         token, k = (int(x) for x in src_info[row])
         place |= dict(src_rank=src_rank_at(cfg, rank, where.src_rank[row]), token=token, k=k)

@@ -84,10 +84,7 @@ def _call_experts(called, case, round_):
     scale = {} if case.input_scale is None else {"input_scale": case.input_scale[0]}
     options = {}
     if case.epilogue:
-        options = dict(
-            epilogue=epilogue,
-            epilogue_args=tuple(of_all[0] for of_all in epilogue_args(case.cfg.n_ranks)),
-        )
+        options = dict(epilogue=epilogue, epilogue_args=tuple(of_all[0] for of_all in epilogue_args(case.cfg.n_ranks)))
     d = called.dispatch(case.input_tokens(round_)[0], case.topk_ids(round_)[0], **scale)
     y = case.shared_outputs(round_, 0, len(d.output_tokens))  # of the right shape and type
     called.combine(y, d, None if weights is None else weights[0], **options)
@@ -114,11 +111,7 @@ def _call_hybrid(called, case, round_):
             case.options.get("fp8_dispatch", False),
         )
     rows, probs, _, _, handle = called.dispatch(
-        x,
-        case.routing_map(round_)[0],
-        None if probs is None else probs[0],
-        case.n_local_experts,
-        **case.options,
+        x, case.routing_map(round_)[0], None if probs is None else probs[0], case.n_local_experts, **case.options
     )
     _send_back(called, x, np.zeros(rows.shape, BF16), probs, handle)
 

@@ -48,9 +48,7 @@ class Outcome:
     def of_record(cls, record):
         """The Outcome of a record(), without the arrays."""
         differences = tuple(Difference(**of_one) for of_one in record["differences"])
-        return cls(
-            record["case"], differences, record["not_served"], frozenset(record["not_given"])
-        )
+        return cls(record["case"], differences, record["not_served"], frozenset(record["not_given"]))
 
     def __str__(self):
         if self.not_served:
@@ -60,12 +58,7 @@ class Outcome:
         texts = [str(d) for d in self.differences[:SHOWN]]
         if len(self.differences) > SHOWN:
             texts.append(f"... and {len(self.differences) - SHOWN} more")
-        return "\n".join(
-            [
-                f"DIFFERS     {self.case}",
-                *(f"  {line}" for text in texts for line in text.split("\n")),
-            ]
-        )
+        return "\n".join([f"DIFFERS     {self.case}", *(f"  {line}" for text in texts for line in text.split("\n"))])
 
 
 @dataclass
@@ -104,9 +97,7 @@ class Report:
             return f"FAIL {self.name}: no case was run ({served})"
         if self.failed:
             return f"FAIL {self.name}: {len(self.failed)} of {len(self.run)} cases differ from the reference ({served})"
-        missing = (
-            f"; not given and not compared: {', '.join(self.not_given)}" if self.not_given else ""
-        )
+        missing = f"; not given and not compared: {', '.join(self.not_given)}" if self.not_given else ""
         return f"PASS {self.name}: equal to the reference ({served}{missing})"
 
     def record(self):
@@ -157,9 +148,7 @@ def chosen(entries, only):
 def all_cases(implementation, n_ranks):
     """(case, why it is not served or None, the function that runs it) for every case of the implementation's layout."""
     if n_ranks > MOST_RANKS:
-        raise EPValueError(
-            f"n_ranks={n_ranks} must be at most {MOST_RANKS}: the cases have three experts a rank"
-        )
+        raise EPValueError(f"n_ranks={n_ranks} must be at most {MOST_RANKS}: the cases have three experts a rank")
     if issubclass(implementation, Implementation):
         listed, run = cases(n_ranks, implementation.hidden), experts.run_case
     else:
@@ -183,9 +172,7 @@ def outcome(implementation, case, reason, run, ranks):
         if all_found:
             break
     if time and all_found:
-        all_found = tuple(
-            d.because(f"{AGAIN}{'; ' if d.cause else ''}{d.cause}") for d in all_found
-        )
+        all_found = tuple(d.because(f"{AGAIN}{'; ' if d.cause else ''}{d.cause}") for d in all_found)
     return Outcome(case.name, all_found, not_given=frozenset(not_given))
 
 
@@ -197,9 +184,7 @@ def _guarded(implementation, case, run, ranks, not_given):
             raise
         if implementation.per_rank:
             if isinstance(error, SystemExit):
-                raise RuntimeError(
-                    f"the implementation ended the process: sys.exit({error.code})"
-                ) from error
+                raise RuntimeError(f"the implementation ended the process: sys.exit({error.code})") from error
             raise
         if isinstance(error, WrongForm):
             return [error.difference]
@@ -210,7 +195,5 @@ def _guarded(implementation, case, run, ranks, not_given):
 def _where(error):
     """The innermost line outside installed libraries: the implementation's own."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        f for f in frames if not f.filename.startswith(LIBRARIES) and not f.filename.startswith("<")
-    ]
+    own = [f for f in frames if not f.filename.startswith(LIBRARIES) and not f.filename.startswith("<")]
     return f" ({(own or frames)[-1].filename}:{(own or frames)[-1].lineno})"

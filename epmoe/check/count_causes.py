@@ -124,18 +124,10 @@ def _experts_cut_off(suspect):
     """Whether the experts' row counts above some number are cut to it, with the last sources' rows left out."""
     before = np.cumsum(suspect.want.recv_count, axis=1) - suspect.want.recv_count
     most = int(suspect.want.recv_count.sum(axis=1).max(initial=0))
-    return any(
-        _given(suspect, np.clip(room - before, 0, suspect.want.recv_count)) for room in range(most)
-    )
+    return any(_given(suspect, np.clip(room - before, 0, suspect.want.recv_count)) for room in range(most))
 
 
 COUNT_CAUSES = [(sentence, _test(mistaken)) for sentence, mistaken in MISTAKES] + [
-    (
-        "rows beyond a fixed number for each (expert, src_rank) are left out; every routed pair arrives",
-        _cut_off,
-    ),
-    (
-        "rows beyond a fixed number for each expert are left out; every routed pair arrives",
-        _experts_cut_off,
-    ),
+    ("rows beyond a fixed number for each (expert, src_rank) are left out; every routed pair arrives", _cut_off),
+    ("rows beyond a fixed number for each expert are left out; every routed pair arrives", _experts_cut_off),
 ]

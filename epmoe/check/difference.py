@@ -36,10 +36,7 @@ class Difference:
     def told(self):
         """The fields without the arrays, as a dict of plain data, for other ranks."""
         plain = {name: value for name, value in vars(self).items() if name not in ("got", "want")}
-        return {
-            name: value.item() if isinstance(value, np.generic) else value
-            for name, value in plain.items()
-        }
+        return {name: value.item() if isinstance(value, np.generic) else value for name, value in plain.items()}
 
     def because(self, cause):
         """The same difference with its likely cause."""
@@ -65,9 +62,7 @@ class Difference:
         return ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
 
     def __str__(self):
-        lines = [
-            f"{self.place}: {self.what} {self.says}" if self.place else f"{self.what} {self.says}"
-        ]
+        lines = [f"{self.place}: {self.what} {self.says}" if self.place else f"{self.what} {self.says}"]
         if self.rule:
             lines.append(f"    rule: {self.rule}")
         if self.cause:
@@ -82,11 +77,7 @@ def columns(different):
     if first == last:
         return f", all in column {first}"
     span = last - first + 1
-    return (
-        f", all in columns {first} to {last}"
-        if len(wrong) == span <= different.shape[-1] // 2
-        else ""
-    )
+    return f", all in columns {first} to {last}" if len(wrong) == span <= different.shape[-1] // 2 else ""
 
 
 def as_array(value):

@@ -84,9 +84,7 @@ def _padding_forgotten(suspect):
 def _padded_to(rows):
     def test(suspect):
         got, want = suspect.both("row_offsets")
-        return rows != format_of(suspect.cfg).pad_rows and same(
-            got, offsets_of(suspect, suspect.want.recv_count, rows)
-        )
+        return rows != format_of(suspect.cfg).pad_rows and same(got, offsets_of(suspect, suspect.want.recv_count, rows))
 
     return test
 
@@ -140,18 +138,13 @@ def _global_ids(suspect):
 
 def _columns_swapped(suspect):
     got, want = suspect.both("src_info")
-    return same_up_to_segments(
-        suspect.where.group * 2**20 + suspect.where.src_rank, got[:, ::-1], want
-    )
+    return same_up_to_segments(suspect.where.group * 2**20 + suspect.where.src_rank, got[:, ::-1], want)
 
 
 def _other_rank_order(suspect):
     """Each expert's rows are the reference's, but with its src_ranks in another order, the same for all experts."""
     where, n_src = suspect.where, array(suspect.want, "recv_count").shape[1]
-    orders = [
-        range(n_src)[::-1],
-        *[[(i + first) % n_src for i in range(n_src)] for first in range(1, n_src)],
-    ]
+    orders = [range(n_src)[::-1], *[[(i + first) % n_src for i in range(n_src)] for first in range(1, n_src)]]
     if n_src <= 4:
         orders += list(itertools.permutations(range(n_src)))[1:]
     got, want = suspect.both("src_info")
@@ -183,11 +176,7 @@ def _tokens_counted_over_ranks(suspect):
 def _not_transposed(suspect):
     got, want = suspect.both("output_scales")
     rows, n_scales = want.shape[::-1] if want.ndim == 2 else (0, 0)
-    return (
-        layout(suspect.cfg) is transposed
-        and got.ndim == 2
-        and got.shape[1] == n_scales <= rows <= len(got)
-    )
+    return layout(suspect.cfg) is transposed and got.ndim == 2 and got.shape[1] == n_scales <= rows <= len(got)
 
 
 def _not_tiled(suspect):
@@ -195,9 +184,7 @@ def _not_tiled(suspect):
     return want.ndim > 2 and got.ndim == 2 and got.shape[1] == format_of(suspect.cfg).n_scales()
 
 
-RANK_ORDER = (
-    "an expert's rows are in another order of src_ranks; ranks must ascend inside an expert"
-)
+RANK_ORDER = "an expert's rows are in another order of src_ranks; ranks must ascend inside an expert"
 MIXED = "an expert's rows are not grouped by src_rank; ranks must ascend inside an expert"
 CAUSES = {
     "recv_count": COUNT_CAUSES
@@ -208,15 +195,9 @@ CAUSES = {
     ],
     "row_offsets": COUNT_CAUSES
     + [
-        (
-            "the padding was forgotten: each group's row count is rounded up to 4 in this format",
-            _padding_forgotten,
-        ),
+        ("the padding was forgotten: each group's row count is rounded up to 4 in this format", _padding_forgotten),
         *[
-            (
-                f"each group's row count is rounded up to {rows}, which this format does not do",
-                _padded_to(rows),
-            )
+            (f"each group's row count is rounded up to {rows}, which this format does not do", _padded_to(rows))
             for rows in (2, 4, 8, 16, 32, 64, 128)
         ],
         ("they are the row counts themselves; their running sum is needed", _counts_for_sums),
@@ -226,17 +207,12 @@ CAUSES = {
         ("the shared expert's group is missing; it is group 0", _shared_group_missing),
         ("these are the offsets of the previous round", _from_before("row_offsets")),
     ],
-    "expert_ids": [
-        ("they are global ids; the rank's first expert has the local id 0", _global_ids)
-    ],
+    "expert_ids": [("they are global ids; the rank's first expert has the local id 0", _global_ids)],
     "src_info": [
         ("the two columns are swapped: (token, k), not (k, token)", _columns_swapped),
         (RANK_ORDER, _other_rank_order),
         (MIXED, _ranks_mixed),
-        (
-            "tokens are counted over all ranks; the index is the one at the src_rank",
-            _tokens_counted_over_ranks,
-        ),
+        ("tokens are counted over all ranks; the index is the one at the src_rank", _tokens_counted_over_ranks),
         ("these are the rows of the previous round", _from_before("src_info")),
     ],
     "output_tokens": ROW_CAUSES,

@@ -58,9 +58,7 @@ def edge_outputs(outputs, seeds, token, k):
         1: (column * of.smallest_subnormal).astype(np.float32),
         2: np.where((column == 5) & (k[..., None] == 0), np.float32("nan"), plain),
         3: np.where((column == 9) & (k[..., None] == 0), np.float32("inf"), -plain),
-        4: np.where(
-            column == 9, np.where(even, np.float32("inf"), np.float32("-inf")), plain
-        ),  # NaN
+        4: np.where(column == 9, np.where(even, np.float32("inf"), np.float32("-inf")), plain),  # NaN
         5: of.max.astype(np.float32),  # overflows where weights allow it
     }
     groups = outputs.reshape(*outputs.shape[:-1], -1, 16)

@@ -55,9 +55,7 @@ class Round:
         self.input_tokens, self.topk_ids = case.input_tokens(round_), case.topk_ids(round_)
         self.router_weights = case.router_weights(round_)
         self.scale = {} if case.input_scale is None else {"input_scale": list(case.input_scale)}
-        self.dispatched_want = epmoe_ref.dispatch(
-            self.cfg, self.input_tokens, self.topk_ids, **self.scale
-        )
+        self.dispatched_want = epmoe_ref.dispatch(self.cfg, self.input_tokens, self.topk_ids, **self.scale)
         self.dispatched = self.combined = self.combined_want = None
         self.options = {}
         if case.epilogue:
@@ -65,15 +63,9 @@ class Round:
 
     def reference_combine(self):
         """(expert_outputs, combined) of the reference, lists over ranks, rows in the reference's order."""
-        outputs = [
-            self.expert_outputs(rank, want) for rank, want in enumerate(self.dispatched_want)
-        ]
+        outputs = [self.expert_outputs(rank, want) for rank, want in enumerate(self.dispatched_want)]
         return outputs, epmoe_ref.combine(
-            self.cfg,
-            outputs,
-            self.dispatched_want,
-            router_weights=self.router_weights,
-            **self.options,
+            self.cfg, outputs, self.dispatched_want, router_weights=self.router_weights, **self.options
         )
 
     def dispatch(self, world, per_rank, memory):
@@ -106,9 +98,7 @@ class Round:
         return [
             d
             for rank in self.here
-            for d in compare_dispatched(
-                self.cfg, rank, self.dispatched[rank], self.dispatched_want[rank]
-            )
+            for d in compare_dispatched(self.cfg, rank, self.dispatched[rank], self.dispatched_want[rank])
         ]
 
     def _compared_combine(self):
@@ -116,11 +106,7 @@ class Round:
             d
             for rank in self.here
             for d in compare_combined(
-                self.cfg,
-                rank,
-                self.combined[rank],
-                self.combined_want[rank],
-                topk_ids=self.topk_ids[rank],
+                self.cfg, rank, self.combined[rank], self.combined_want[rank], topk_ids=self.topk_ids[rank]
             )
         ]
 
@@ -131,8 +117,7 @@ class Round:
             name
             for rank in ranks
             for name in COMPARED
-            if field(self.dispatched_want[rank], name) is not None
-            and field(self.dispatched[rank], name) is None
+            if field(self.dispatched_want[rank], name) is not None and field(self.dispatched[rank], name) is None
         }
 
     def combine(self, world, per_rank, memory):
@@ -155,9 +140,7 @@ class Round:
         memory.step("combine_wait")
         changed += memory.differences()
         try:
-            self.combined = listed(
-                "combine", self.combined, self.cfg.n_ranks, "arrays [num_tokens, hidden]"
-            )
+            self.combined = listed("combine", self.combined, self.cfg.n_ranks, "arrays [num_tokens, hidden]")
         except WrongForm as wrong:
             return [wrong.difference]
         return changed + combine_causes.with_causes(self, self._compared_combine())
@@ -165,18 +148,14 @@ class Round:
     @np.errstate(all="ignore")  # some cases have NaN and overflow on purpose
     def _call(self, function, arguments, options, per_rank):
         """(differences of inputs that were written to, results over ranks). The inputs are copies of ours."""
-        given = [
-            [_copy(x) for x in argument] if argument is not None else None for argument in arguments
-        ]
+        given = [[_copy(x) for x in argument] if argument is not None else None for argument in arguments]
         progress.begin(function.__name__, self.number)
         if not per_rank:
             results = function(*given, **options)
         else:
             (rank,) = self.here
             own = {name: _own(value, rank) for name, value in options.items()}
-            result = function(
-                *(None if argument is None else argument[rank] for argument in given), **own
-            )
+            result = function(*(None if argument is None else argument[rank] for argument in given), **own)
             results = [result if r == rank else None for r in range(self.cfg.n_ranks)]
         progress.begin(f"the comparison after {function.__name__}", self.number)
         changed = []

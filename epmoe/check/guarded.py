@@ -63,9 +63,7 @@ def _some_cases(report, task, timeout, timeout_option, output):
         guard.process("epmoe.check.child", task | {"stack": f"{folder}/stack"}, output) as started,
     ):
         process, lines = started
-        for what, *rest in lines(
-            lambda: max(0, end - time.monotonic()) if end else max(timeout, START_S)
-        ):
+        for what, *rest in lines(lambda: max(0, end - time.monotonic()) if end else max(timeout, START_S)):
             if what == "cannot":
                 raise EPValueError(rest[0])
             if what == "call":

@@ -42,10 +42,7 @@ class HybridCase:
 
     def x(self, round_):
         """bf16 [T, H] over ranks."""
-        plain = [
-            made("bf16", self.seed, round_, X, rank, (n, self.hidden))
-            for rank, n in enumerate(self.n_tokens)
-        ]
+        plain = [made("bf16", self.seed, round_, X, rank, (n, self.hidden)) for rank, n in enumerate(self.n_tokens)]
         if not self.edges:
             return plain
         return [edge_tokens(x, random_bits.stream(self.seed, rank)) for rank, x in enumerate(plain)]
@@ -72,10 +69,7 @@ class HybridCase:
 
     def like_rows(self, round_, use, handle, hidden):
         """bf16 in the shape of dispatched_hidden, over ranks: the experts' outputs, or the gradient of the rows."""
-        rows = [
-            made("bf16", self.seed, round_, use, rank, rows.shape)
-            for rank, rows in enumerate(hidden)
-        ]
+        rows = [made("bf16", self.seed, round_, use, rank, rows.shape) for rank, rows in enumerate(hidden)]
         return edge_rows(rows, handle.row_of, self.seed) if self.edges and use == RETURNED else rows
 
     def telling_rows(self, round_, use, handle, hidden):
@@ -85,24 +79,19 @@ class HybridCase:
         if round_:
             rows = cancelling(rows, handle.row_of, self.n_local_experts, self.seed + round_)
         return [
-            np.where((token < 0)[:, None], np.array(np.nan, of.dtype), of)
-            for token, of in zip(handle.src_token, rows)
+            np.where((token < 0)[:, None], np.array(np.nan, of.dtype), of) for token, of in zip(handle.src_token, rows)
         ]
 
     def gradients_of_probs(self, round_, hidden):
         """float32 [P] over ranks, or None."""
         if not self.with_probs:
             return None
-        return [
-            made("fp32", self.seed, round_, GRAD_PROBS, rank, rows.shape[:1])
-            for rank, rows in enumerate(hidden)
-        ]
+        return [made("fp32", self.seed, round_, GRAD_PROBS, rank, rows.shape[:1]) for rank, rows in enumerate(hidden)]
 
     def gradients_of_combined(self, round_):
         """bf16 [T, hidden] over ranks."""
         return [
-            made("bf16", self.seed, round_, GRAD_OUT, rank, (n, self.hidden))
-            for rank, n in enumerate(self.n_tokens)
+            made("bf16", self.seed, round_, GRAD_OUT, rank, (n, self.hidden)) for rank, n in enumerate(self.n_tokens)
         ]
 
 
@@ -121,21 +110,11 @@ def cases(n_ranks=4):
         ("without probs", {}, dict(with_probs=False)),
         ("no tokens at all", {"pad_multiple": 8}, dict(n_tokens=(0,) * n_ranks)),
         ("every expert", {}, dict(top_k=3 * n_ranks)),
-        (
-            "bf16 at the edges of its numbers",
-            {},
-            dict(n_tokens=(8,) * n_ranks, rounds=1, edges=True),
-        ),
+        ("bf16 at the edges of its numbers", {}, dict(n_tokens=(8,) * n_ranks, rounds=1, edges=True)),
         (
             "many local experts, a large batch",
             {},
-            dict(
-                n_tokens=large_batch(n_ranks),
-                n_local_experts=MANY_EXPERTS,
-                top_k=2,
-                hidden=64,
-                rounds=1,
-            ),
+            dict(n_tokens=large_batch(n_ranks), n_local_experts=MANY_EXPERTS, top_k=2, hidden=64, rounds=1),
         ),
         ("five rounds", {}, dict(n_tokens=(2,) * n_ranks, top_k=2, hidden=64, rounds=5)),
     ]
@@ -151,9 +130,7 @@ def run_case(implementation, case, ranks, not_given):
 
     not_given: a set; "overflow" and "gradients" are added to it if they were not compared.
     """
-    return first_found(
-        implementation, case, ranks, lambda *of_round: _steps(implementation, *of_round, not_given)
-    )
+    return first_found(implementation, case, ranks, lambda *of_round: _steps(implementation, *of_round, not_given))
 
 
 def _steps(implementation, world, case, ranks, round_, not_given):
@@ -168,14 +145,9 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     x, routing_map, probs = case.x(round_), case.routing_map(round_), case.probs(round_)
     if probs is not None:  # only the probs of routed pairs are read
         probs = [np.where(routed, p, np.float32("nan")) for routed, p in zip(routing_map, probs)]
-    *want, known = fused_a2a.hybrid_dispatch_forward(
-        x, routing_map, probs, case.n_local_experts, **case.options
-    )
+    *want, known = fused_a2a.hybrid_dispatch_forward(x, routing_map, probs, case.n_local_experts, **case.options)
     results, changed = run(
-        world.dispatch,
-        dict(x=x, routing_map=routing_map, probs=probs),
-        case.n_local_experts,
-        **case.options,
+        world.dispatch, dict(x=x, routing_map=routing_map, probs=probs), case.n_local_experts, **case.options
     )
     *got, handle = parts("dispatch", results, (*FIELDS, "handle"))
     overflow = getattr(handle, "overflow", None)
@@ -183,9 +155,7 @@ def _steps(implementation, world, case, ranks, round_, not_given):
         not_given.add("overflow")
     names = *FIELDS, "overflow"
     got = {
-        name: over_ranks(
-            implementation, ranks, f"dispatch: {name}", of, optional=name != "tokens_per_expert"
-        )
+        name: over_ranks(implementation, ranks, f"dispatch: {name}", of, optional=name != "tokens_per_expert")
         for name, of in zip(names, (*got, overflow))
     }
     want = dict(zip(names, (*want, known.overflow)))
@@ -195,12 +165,7 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     combined, changed = run(world.combine, dict(x=returned), handle)
     (combined,) = of_ranks("combine", combined)
     sums = fused_a2a.hybrid_combine_forward(returned, known)
-    yield (
-        changed,
-        lambda rank: compare_hybrid.sums(
-            "combined_x", known, rank, combined[rank], sums[rank], returned
-        ),
-    )
+    yield (changed, lambda rank: compare_hybrid.sums("combined_x", known, rank, combined[rank], sums[rank], returned))
 
     if implementation.dispatch_backward is None or implementation.combine_backward is None:
         not_given.add("gradients")
@@ -208,24 +173,16 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     rows = case.telling_rows(round_, GRAD_X, known, want["dispatched_hidden"])
     row_probs = case.gradients_of_probs(round_, want["dispatched_hidden"])
     wanted = fused_a2a.hybrid_dispatch_backward(known, rows, row_probs)
-    back, changed = run(
-        world.dispatch_backward, dict(grad_hidden=rows, grad_probs=row_probs), handle
-    )
+    back, changed = run(world.dispatch_backward, dict(grad_hidden=rows, grad_probs=row_probs), handle)
     names = "grad_x", "grad_probs"
     grad_x, grad_probs = parts("dispatch_backward", back, names)
     (grad_x,) = of_ranks("dispatch_backward", grad_x)
-    grad_probs = over_ranks(
-        implementation, ranks, "dispatch_backward: grad_probs", grad_probs, optional=True
-    )
+    grad_probs = over_ranks(implementation, ranks, "dispatch_backward: grad_probs", grad_probs, optional=True)
     yield (
         changed,
         lambda rank: (
             *compare_hybrid.sums("grad_x", known, rank, grad_x[rank], wanted[0][rank], rows),
-            *(
-                compare_hybrid.dense_gradients(known, rank, grad_probs, wanted[1])
-                if row_probs is not None
-                else ()
-            ),
+            *(compare_hybrid.dense_gradients(known, rank, grad_probs, wanted[1]) if row_probs is not None else ()),
         ),
     )
 
@@ -233,9 +190,4 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     rows_want = fused_a2a.hybrid_combine_backward(known, grad_combined)
     back, changed = run(world.combine_backward, dict(grad_combined_x=grad_combined), handle)
     (back,) = of_ranks("combine_backward", back)
-    yield (
-        changed,
-        lambda rank: compare_hybrid.rows(
-            "grad_x of combine", known, rank, back[rank], rows_want[rank]
-        ),
-    )
+    yield (changed, lambda rank: compare_hybrid.rows("grad_x of combine", known, rank, back[rank], rows_want[rank]))

@@ -25,15 +25,7 @@ from epmoe_ref.errors import EPError, EPValueError
 COMBINE_DTYPES = ("bf16", "fp16", "fp32")
 
 OPTIONS = frozenset(
-    {
-        "unweighted",
-        "epilogue",
-        "input_scale",
-        "fused_shared_expert",
-        "skip_a2a",
-        "use_shmem",
-        "fuse_a_scale_preshuffle",
-    }
+    {"unweighted", "epilogue", "input_scale", "fused_shared_expert", "skip_a2a", "use_shmem", "fuse_a_scale_preshuffle"}
 )
 
 HALVES = ("dispatch_async", "dispatch_wait", "combine_async", "combine_wait")
@@ -148,9 +140,7 @@ class HybridImplementation:
     are listed as not served. Arguments are lists over ranks, or this rank's with per_rank.
     """
 
-    options = frozenset(
-        {"num_permuted_tokens", "pad_multiple", "fp8_dispatch", "p2p_world_size", "without_probs"}
-    )
+    options = frozenset({"num_permuted_tokens", "pad_multiple", "fp8_dispatch", "p2p_world_size", "without_probs"})
     per_rank = False
 
     @classmethod
@@ -197,20 +187,12 @@ def load(name):
         found = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         if module != error.name and not module.startswith(f"{error.name}."):
-            raise EPValueError(
-                f"{module} needs a module {error.name!r}, which is not installed"
-            ) from None
-        raise EPValueError(
-            f"no module {module!r}: run in the folder where it lies, or install it"
-        ) from None
+            raise EPValueError(f"{module} needs a module {error.name!r}, which is not installed") from None
+        raise EPValueError(f"no module {module!r}: run in the folder where it lies, or install it") from None
     except EPError:
         raise
     except (Exception, SystemExit) as error:
-        if (
-            isinstance(error, AttributeError)
-            and module in sys.modules
-            and not hasattr(sys.modules[module], attribute)
-        ):
+        if isinstance(error, AttributeError) and module in sys.modules and not hasattr(sys.modules[module], attribute):
             raise EPValueError(
                 f"module {module!r} has no {attribute!r}; its classes: "
                 + (", ".join(_classes_of(sys.modules[module])) or "none")
@@ -243,11 +225,7 @@ def whole(found, name):
     _refuse_hidden(found, name)
     for layout in layouts:
         for call in ("dispatch", "combine"):
-            if (
-                issubclass(found, layout)
-                and getattr(found, call) is getattr(layout, call)
-                and not halves
-            ):
+            if issubclass(found, layout) and getattr(found, call) is getattr(layout, call) and not halves:
                 raise EPValueError(
                     f"{name} has no method {call}{signature(getattr(layout, call))}: what it is given "
                     f"and returns, help(epmoe.check.{layout.__name__}.{call}) says"
@@ -260,9 +238,7 @@ def has_halves(found):
     halves = [half for half in HALVES if getattr(found, half, None) is not None]
     if halves and len(halves) < len(HALVES):
         name = found.__name__ if isinstance(found, type) else type(found).__name__
-        raise EPValueError(
-            f"{name} has {', '.join(halves)}; all four of {', '.join(HALVES)} are needed, or none"
-        )
+        raise EPValueError(f"{name} has {', '.join(halves)}; all four of {', '.join(HALVES)} are needed, or none")
     return bool(halves)
 
 
@@ -270,19 +246,13 @@ def _refuse_unknown_names(found, name):
     """Refuse misspelt formats and options. They would silently make cases not served."""
     known = {}
     if issubclass(found, Implementation):
-        known = {
-            "token_formats": TOKEN_FORMATS,
-            "combine_dtypes": COMBINE_DTYPES,
-            "options": OPTIONS,
-        }
+        known = {"token_formats": TOKEN_FORMATS, "combine_dtypes": COMBINE_DTYPES, "options": OPTIONS}
     elif issubclass(found, HybridImplementation):
         known = {"options": HybridImplementation.options}
     for attribute, there in known.items():
         given = getattr(found, attribute)
         if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
-            raise EPValueError(
-                f"{name}.{attribute} = {given!r} must be a tuple or set of names: {_choice(there)}"
-            )
+            raise EPValueError(f"{name}.{attribute} = {given!r} must be a tuple or set of names: {_choice(there)}")
         for one in given:
             if one not in there:
                 near = difflib.get_close_matches(str(one), there, 1)
@@ -296,9 +266,7 @@ def _refuse_hidden(found, name):
     """Refuse a hidden that not all token formats can have."""
     hidden = getattr(found, "hidden", None)
     if hidden is not None and not (isinstance(hidden, int) and hidden > 0 and hidden % 256 == 0):
-        raise EPValueError(
-            f"{name}.hidden = {hidden!r} must be a multiple of 256, or None for any hidden size"
-        )
+        raise EPValueError(f"{name}.hidden = {hidden!r} must be a multiple of 256, or None for any hidden size")
 
 
 def _choice(names):

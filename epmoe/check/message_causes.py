@@ -41,9 +41,7 @@ class _Segment:
         if self.before is None:
             return np.zeros(len(slots), bool)
         kept = np.flatnonzero(~self.free[part])
-        return (self.got[slots][:, part][:, kept] == self.before[slots][:, part][:, kept]).all(
-            axis=1
-        )
+        return (self.got[slots][:, part][:, kept] == self.before[slots][:, part][:, kept]).all(axis=1)
 
 
 def _segments(suspect):
@@ -73,9 +71,7 @@ def _only(*right):
 
     def test(segment):
         parts = _parts(segment.suspect)
-        equal = np.logical_and.reduce(
-            [segment.equal(segment.want, segment.got, parts[i]) for i in right]
-        )
+        equal = np.logical_and.reduce([segment.equal(segment.want, segment.got, parts[i]) for i in right])
         wrong = [i for i in range(3) if i not in right]
         others = [segment.equal(segment.want, segment.got, parts[i]) & equal for i in wrong]
         matched = equal.any(axis=1).all() and equal.any(axis=0).all()
@@ -94,15 +90,10 @@ def _holds(part_number, dtype, change):
         part = _parts(suspect)[part_number]
         for segment in _segments(suspect):
             rows, slots = np.nonzero(
-                np.logical_and.reduce(
-                    [segment.equal(segment.want, segment.got, _parts(suspect)[i]) for i in right]
-                )
+                np.logical_and.reduce([segment.equal(segment.want, segment.got, _parts(suspect)[i]) for i in right])
             )
             n = 4 if part_number == 1 else 2 * suspect.cfg.top_k
-            want, got = (
-                np.ascontiguousarray(m[:, part][:, :n]).view(dtype)
-                for m in (segment.want, segment.got)
-            )
+            want, got = (np.ascontiguousarray(m[:, part][:, :n]).view(dtype) for m in (segment.want, segment.got))
             if not (change(suspect, segment, want[rows]) == got[slots]).all():
                 return False
         return True
@@ -111,9 +102,7 @@ def _holds(part_number, dtype, change):
 
 
 def _slot_of(suspect, segment, want):
-    ids = np.ascontiguousarray(
-        segment.want[:, _parts(suspect)[2]][:, : 2 * suspect.cfg.top_k]
-    ).view("<u2")
+    ids = np.ascontiguousarray(segment.want[:, _parts(suspect)[2]][:, : 2 * suspect.cfg.top_k]).view("<u2")
     expert = suspect.state.rank * suspect.cfg.n_local_experts + segment.at[0]
     return np.argmax(ids == expert, axis=1)[: len(want), None]
 
@@ -124,11 +113,7 @@ def _stale(segment):
 
 def _claimed_twice(segment):
     last = np.arange(segment.count - len(segment.stray), segment.count)
-    return (
-        _stale(segment)
-        and np.array_equal(segment.stray, last)
-        and len(segment.stray) < segment.count
-    )
+    return _stale(segment) and np.array_equal(segment.stray, last) and len(segment.stray) < segment.count
 
 
 def _never_written(segment):
@@ -181,9 +166,7 @@ def _places(segment, message):
         state, held = segment.suspect.states[rank], regions.get(segment.suspect.name)
         if held is not None:
             slots = np.arange(held.shape[2]) < state.messages_here[..., None]
-            rightly = ((state.dispatch_recv_buf[..., kept] == wanted).all(axis=-1) & slots).any(
-                axis=-1
-            )
+            rightly = ((state.dispatch_recv_buf[..., kept] == wanted).all(axis=-1) & slots).any(axis=-1)
             there = (held[..., kept] == wanted).all(axis=-1) & ~(rightly[..., None] & slots)
             yield from ((rank, tuple(place)) for place in np.argwhere(there).tolist())
 
@@ -193,9 +176,7 @@ def _own(test):
 
 
 WRONG_TOKEN = "src_info is wrong: int32, the token's index at the src_rank"
-WRONG_IDS = (
-    "topk_info is wrong: uint16, the token's global expert ids in the order of k, -1 as 65535"
-)
+WRONG_IDS = "topk_info is wrong: uint16, the token's global expert ids in the order of k, -1 as 65535"
 WRONG_PAYLOAD = "the payload is wrong, the trailer is right"
 OTHER_RANK = "misplaced: messages lie on another rank than their expert's owner"
 GENERAL_OF_MESSAGES = (WRONG_TOKEN, WRONG_IDS, WRONG_PAYLOAD, OTHER_RANK)
@@ -206,23 +187,13 @@ MESSAGE_CAUSES = [
     (
         "topk_info holds local expert ids; they are global",
         _holds(
-            2,
-            "<u2",
-            lambda suspect, segment, want: np.where(
-                want == 65535, want, want % suspect.cfg.n_local_experts
-            ),
+            2, "<u2", lambda suspect, segment, want: np.where(want == 65535, want, want % suspect.cfg.n_local_experts)
         ),
     ),
     (WRONG_IDS, _all(_only(0, 1))),
-    (
-        "src_info and topk_info are both wrong: the trailer is at another place, or is not written",
-        _all(_only(0)),
-    ),
+    ("src_info and topk_info are both wrong: the trailer is at another place, or is not written", _all(_only(0))),
     ("payload and trailer do not belong together", _all(_payloads_mixed)),
-    (
-        "the trailer is there and the payload is not: the signal went out before the payload",
-        _all(_payload_late),
-    ),
+    ("the trailer is there and the payload is not: the signal went out before the payload", _all(_payload_late)),
     (WRONG_PAYLOAD, _all(_only(1, 2))),
     (
         "slots were claimed twice, so that messages overwrote each other and the last slots stay empty: a claim is one "
@@ -237,9 +208,7 @@ MESSAGE_CAUSES = [
     ),
     (
         "misplaced: messages lie in the segment of another src_rank",
-        _found(
-            _own(lambda segment, place: place[0] == segment.at[0] and place[1] != segment.at[1])
-        ),
+        _found(_own(lambda segment, place: place[0] == segment.at[0] and place[1] != segment.at[1])),
     ),
     (
         "misplaced: messages lie in the segment of another local expert",
@@ -255,9 +224,7 @@ def _wrong_rows(suspect):
 
 def _rows_stale(suspect):
     before = suspect.before.get(suspect.name)
-    return before is not None and all(
-        (suspect.got[t, k] == before[t, k]).all() for t, k in _wrong_rows(suspect)
-    )
+    return before is not None and all((suspect.got[t, k] == before[t, k]).all() for t, k in _wrong_rows(suspect))
 
 
 def _rows_at(where):

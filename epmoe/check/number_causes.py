@@ -14,9 +14,7 @@ FLOOR = np.float32(1e-4) / np.float32(448)  # the scale of a group whose absmax 
 def matched(suspect):
     """Rows [n, 2] of the result and of the reference that hold the same message. src_info must be right."""
     where = suspect.where
-    rows = (
-        array(x, "src_info")[: where.n_rows].astype(np.int64) for x in (suspect.got, suspect.want)
-    )
+    rows = (array(x, "src_info")[: where.n_rows].astype(np.int64) for x in (suspect.got, suspect.want))
     pairs = compare_src_info(suspect.cfg, suspect.rank, where, *rows)[1]
     return pairs[where.src_rank[pairs[:, 1]] != -1]
 
@@ -33,9 +31,7 @@ def _payloads(suspect):
 
 
 NAN_LOST = "NaN is lost: every element that differs is NaN in the reference, and is none here"
-FLUSHED = (
-    "subnormal numbers are lost: every element that differs is one in the reference, and is 0 here"
-)
+FLUSHED = "subnormal numbers are lost: every element that differs is one in the reference, and is 0 here"
 
 
 def nan_lost(got, want):
@@ -47,11 +43,7 @@ def flushed(got, want):
     """Whether all elements that differ, of the reference's type, are subnormal in it and 0 in the result."""
     if want.dtype.kind in "iu":
         return False
-    return bool(
-        (
-            (got == 0) & (want != 0) & (np.abs(want) < ml_dtypes.finfo(want.dtype).smallest_normal)
-        ).all()
-    )
+    return bool(((got == 0) & (want != 0) & (np.abs(want) < ml_dtypes.finfo(want.dtype).smallest_normal)).all())
 
 
 def _elements(test):
@@ -131,11 +123,7 @@ def _one_factor(suspect):
         return False
     finite = np.isfinite(scales[1])
     factors = scales[0][finite] / scales[1][finite]
-    return (
-        len(factors) > 1
-        and abs(factors[0] - 1) > 1e-5
-        and np.allclose(factors, factors[0], rtol=1e-6)
-    )
+    return len(factors) > 1 and abs(factors[0] - 1) > 1e-5 and np.allclose(factors, factors[0], rtol=1e-6)
 
 
 def _off_by_an_ulp(suspect):
@@ -156,25 +144,13 @@ PAYLOAD_CAUSES = [
     (FLUSHED, _elements(flushed)),
     ("the two elements of each 4 bytes are swapped", _changed(_neighbours_swapped)),
     ("the two bytes of each element are swapped", _changed(_bytes_swapped)),
-    (
-        "the tokens went through fp16 on their way, which has another range than bf16",
-        _changed(_through(np.float16)),
-    ),
-    (
-        "the tokens went through fp8 (e4m3) on their way",
-        _changed(_through(ml_dtypes.float8_e4m3fn)),
-    ),
+    ("the tokens went through fp16 on their way, which has another range than bf16", _changed(_through(np.float16))),
+    ("the tokens went through fp8 (e4m3) on their way", _changed(_through(ml_dtypes.float8_e4m3fn))),
     ("NaN has other bits than the format's: the reference's have no sign", _nan_of_other_bits),
 ]
 SCALE_CAUSES = [
     ("the scales are reciprocals: an element is its code times the scale", _reciprocals),
-    (
-        "all scales are wrong by one factor: another largest number than the format's, 448",
-        _one_factor,
-    ),
-    (
-        "scales are off by an ulp: absmax is multiplied by the reciprocal of 448, not divided by 448",
-        _off_by_an_ulp,
-    ),
+    ("all scales are wrong by one factor: another largest number than the format's, 448", _one_factor),
+    ("scales are off by an ulp: absmax is multiplied by the reciprocal of 448, not divided by 448", _off_by_an_ulp),
     ("the floor is missing: absmax is taken to be 1e-4 at least", _no_floor),
 ]

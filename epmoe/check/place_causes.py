@@ -17,8 +17,7 @@ MOST = 0.9  # of the elements in lost columns; some are right by chance
 
 BESIDE = "each row holds its neighbour's payload: payloads are written, or read, one row off"
 ROWS_LOST, SUMS_LOST = (
-    f"the last columns of the {what} are lost: all before them is right, and they are not in any "
-    f"{of}"
+    f"the last columns of the {what} are lost: all before them is right, and they are not in any {of}"
     for what, of in (("rows", "row"), ("output", "token"))
 )
 
@@ -72,9 +71,7 @@ def outputs_beside(total):
         other.recv = total.recv.copy()
         for rank, result in enumerate(round_.dispatched):
             outputs = round_.expert_outputs(rank, result).astype(total.dtype)
-            rows = np.flatnonzero(
-                places_of(cfg, rank, round_.dispatched_want[rank]).src_rank == total.rank
-            )
+            rows = np.flatnonzero(places_of(cfg, rank, round_.dispatched_want[rank]).src_rank == total.rank)
             token, k = array(result, "src_info")[rows].T
             there = (rows + by >= 0) & (rows + by < len(outputs))
             known[token[~there]] = False

@@ -48,12 +48,7 @@ class Places:
 
 def places_of(cfg, rank, result):
     """Places of every row of a rank's result. The result has row_offsets, recv_count and num_tokens."""
-    return places(
-        cfg,
-        result.row_offsets,
-        result.recv_count,
-        n_shared=shared_rows(cfg, rank, result.num_tokens),
-    )
+    return places(cfg, result.row_offsets, result.recv_count, n_shared=shared_rows(cfg, rank, result.num_tokens))
 
 
 def shared_rows(cfg, rank, num_tokens):
@@ -120,8 +115,6 @@ def scale_index(cfg, shape, row_offsets, group, row_in_group):
     index = np.empty((len(group), fmt.n_scales()), np.int64)
     for g in np.unique(group):
         of = group == g
-        row_places, column_places = fmt.scale_layout(
-            shape, offsets, scales_offset, int(g), row_in_group[of]
-        )
+        row_places, column_places = fmt.scale_layout(shape, offsets, scales_offset, int(g), row_in_group[of])
         index[of] = row_places[:, None] + column_places
     return index

@@ -18,9 +18,7 @@ def pytest_addoption(parser):
         metavar="module:Class",
         help="compare this dispatch and combine with the reference (epmoe.check), one test for each case",
     )
-    group.addoption(
-        "--epmoe-ranks", type=int, default=4, help="size of the world of --epmoe-check (default 4)"
-    )
+    group.addoption("--epmoe-ranks", type=int, default=4, help="size of the world of --epmoe-check (default 4)")
     group.addoption(
         "--epmoe-timeout",
         type=float,
@@ -66,16 +64,12 @@ def _tests(session, name, n_ranks, timeout):
         cases = _InAnotherProcess(name, n_ranks, timeout)
     for case, reason, _ in found:
         if reason is None:
-            yield Conformance.from_parent(
-                session, name=f"{name}[{case.name}]", case=case.name, cases=cases
-            )
+            yield Conformance.from_parent(session, name=f"{name}[{case.name}]", case=case.name, cases=cases)
 
 
 class _InThisProcess:
     def __init__(self, implementation, found, ranks):
-        self._found = {
-            case.name: (implementation, case, None, run, ranks) for case, _, run in found
-        }
+        self._found = {case.name: (implementation, case, None, run, ranks) for case, _, run in found}
 
     def outcome(self, case, items):
         from epmoe.check.conformance import outcome
@@ -116,9 +110,7 @@ class _InAnotherProcess:
         from epmoe.check.conformance import Report
 
         report = Report(self._name, self._n_ranks)
-        self._running = guarded.outcomes(
-            report, cases, self._timeout, timeout_option="--epmoe-timeout"
-        )
+        self._running = guarded.outcomes(report, cases, self._timeout, timeout_option="--epmoe-timeout")
 
 
 class Conformance(pytest.Item):

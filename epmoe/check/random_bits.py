@@ -31,11 +31,7 @@ def stream(*key):
     """The seed of the stream named by a tuple of small numbers or of equally shaped int arrays; uint64."""
     seed = np.zeros((), np.uint64)
     for part in key:
-        seed = mix(
-            seed * np.uint64(GOLDEN)
-            + np.asarray(part).astype(np.int64).astype(np.uint64)
-            + np.uint64(1)
-        )
+        seed = mix(seed * np.uint64(GOLDEN) + np.asarray(part).astype(np.int64).astype(np.uint64) + np.uint64(1))
     return seed
 
 

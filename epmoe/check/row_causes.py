@@ -39,18 +39,12 @@ def _stale_rows(suspect):
 def _keys(where, result):
     src_info = array(result, "src_info")[: where.n_rows]
     rows = np.where(where.src_rank >= 0, 0, where.row_in_group)
-    return [
-        tuple(key)
-        for key in np.column_stack([where.group, where.src_rank, rows, src_info]).tolist()
-    ]
+    return [tuple(key) for key in np.column_stack([where.group, where.src_rank, rows, src_info]).tolist()]
 
 
 def _payloads_alike(suspect, segment):
     (got, want), real = suspect.both("output_tokens"), suspect.where.src_rank != -1
-    a, b = (
-        [(s, row.tobytes()) for s, row in zip(segment[real], bits(x)[: len(real)][real])]
-        for x in (got, want)
-    )
+    a, b = ([(s, row.tobytes()) for s, row in zip(segment[real], bits(x)[: len(real)][real])] for x in (got, want))
     return sorted(a) == sorted(b)
 
 
@@ -73,10 +67,7 @@ def _payload_of_other_rank(suspect):
         (*key[:2], *key[3:]): row.tobytes()  # of (group, src_rank, token, k)
         for key, row in zip(_keys(where, suspect.got), bits(got)[: where.n_rows])
     }
-    rows = [
-        (int(where.group[i]), int(where.src_rank[i]), *map(int, src_info[i]))
-        for i in where.routed()
-    ]
+    rows = [(int(where.group[i]), int(where.src_rank[i]), *map(int, src_info[i])) for i in where.routed()]
     for shift in range(1, n):
         sources = [inputs[(source + shift) % n] for _, source, _, _ in rows]
         # the others have no token
@@ -110,16 +101,10 @@ ROW_CAUSES = [
         "slots claimed in another order than the payloads'",
         _payload_in_segment,
     ),
-    (
-        "the payloads of an expert's rows are in another order of src_ranks than their src_info",
-        _payload_in_group,
-    ),
+    ("the payloads of an expert's rows are in another order of src_ranks than their src_info", _payload_in_group),
     ("each row holds the token with its number of another src_rank", _payload_of_other_rank),
     (BESIDE, rows_beside),
-    (
-        "the two fp4 codes of each byte are swapped: the even column is in the low nibble",
-        _nibbles_swapped,
-    ),
+    ("the two fp4 codes of each byte are swapped: the even column is in the low nibble", _nibbles_swapped),
     ("all bytes of the wrong rows are alike: they were never written", _never_written),
     (ROWS_LOST, rows_lost),
     *PAYLOAD_CAUSES,

@@ -8,12 +8,7 @@ from epmoe.check import random_bits
 from epmoe.check.calls import call, first_found, over_ranks, parts
 from epmoe.check.cancelling import cancelling
 from epmoe.check.cases import MANY_EXPERTS, large_batch
-from epmoe.check.compare_rows import (
-    compare_combined_rows,
-    compare_prob_gradients,
-    compare_received,
-    compare_rows_back,
-)
+from epmoe.check.compare_rows import compare_combined_rows, compare_prob_gradients, compare_received, compare_rows_back
 from epmoe.check.edges import edge_rows, edge_tokens
 from epmoe.check.made_arrays import GRAD_OUT, GRAD_PROBS, GRAD_X, made
 from epmoe_ref import fused_a2a
@@ -39,9 +34,7 @@ class RowsCase:
     def x(self, round_):
         """bf16 [T, H] over ranks."""
         plain = [
-            random_bits.floats(
-                "bf16", random_bits.stream(self.seed, round_, X, rank, np.arange(n)), self.hidden
-            )
+            random_bits.floats("bf16", random_bits.stream(self.seed, round_, X, rank, np.arange(n)), self.hidden)
             for rank, n in enumerate(self.n_tokens)
         ]
         if not self.edges:
@@ -53,17 +46,11 @@ class RowsCase:
         return [self._indices(round_, rank, n) for rank, n in enumerate(self.n_tokens)]
 
     def _indices(self, round_, rank, n):
-        ids = random_bits.permutations(
-            random_bits.stream(self.seed, round_, ROUTING, rank), n, self.n_experts
-        )
+        ids = random_bits.permutations(random_bits.stream(self.seed, round_, ROUTING, rank), n, self.n_experts)
         if self.routing == "hot":
-            ids = np.argsort(
-                np.where(np.arange(self.n_experts) == 0, -1, ids), axis=1, kind="stable"
-            )
+            ids = np.argsort(np.where(np.arange(self.n_experts) == 0, -1, ids), axis=1, kind="stable")
         ids = ids[:, : self.top_k].copy()
-        gaps = random_bits.words(
-            random_bits.stream(self.seed, round_, GAPS, rank), ids.size
-        ).reshape(ids.shape)
+        gaps = random_bits.words(random_bits.stream(self.seed, round_, GAPS, rank), ids.size).reshape(ids.shape)
         if self.routing == "gaps":
             ids[gaps % np.uint64(3) == 0] = -1
         return np.full_like(ids, -1) if self.routing == "dropped" else ids
@@ -73,10 +60,7 @@ class RowsCase:
         return [
             np.abs(
                 random_bits.floats(
-                    "fp32",
-                    random_bits.stream(self.seed, round_, PROBS, rank),
-                    n * self.top_k,
-                    exponents=(-5, -1),
+                    "fp32", random_bits.stream(self.seed, round_, PROBS, rank), n * self.top_k, exponents=(-5, -1)
                 )
             ).reshape(n, self.top_k)
             for rank, n in enumerate(self.n_tokens)
@@ -84,31 +68,22 @@ class RowsCase:
 
     def gradients(self, round_, recv_x, recv_ids):
         """(bf16 as recv_x, float32 as recv_ids and zero at its -1), over ranks: the arguments of dispatch_backward."""
-        of_x = [
-            made("bf16", self.seed, round_, GRAD_X, rank, x.shape) for rank, x in enumerate(recv_x)
-        ]
+        of_x = [made("bf16", self.seed, round_, GRAD_X, rank, x.shape) for rank, x in enumerate(recv_x)]
         return of_x, [
-            np.where(
-                ids >= 0,
-                made("fp32", self.seed, round_, GRAD_PROBS, rank, ids.shape),
-                np.float32(0),
-            )
+            np.where(ids >= 0, made("fp32", self.seed, round_, GRAD_PROBS, rank, ids.shape), np.float32(0))
             for rank, ids in enumerate(recv_ids)
         ]
 
     def gradients_of_combined(self, round_):
         """bf16 [T, hidden] over ranks: the argument of combine's backward."""
         return [
-            made("bf16", self.seed, round_, GRAD_OUT, rank, (n, self.hidden))
-            for rank, n in enumerate(self.n_tokens)
+            made("bf16", self.seed, round_, GRAD_OUT, rank, (n, self.hidden)) for rank, n in enumerate(self.n_tokens)
         ]
 
     def returned(self, round_, handle):
         """The experts' outputs for the rows of the reference's handle: bf16 [N, hidden] over ranks."""
         rows = [
-            random_bits.floats(
-                "bf16", random_bits.stream(self.seed, round_, RETURNED, rank, *of_rows), self.hidden
-            )
+            random_bits.floats("bf16", random_bits.stream(self.seed, round_, RETURNED, rank, *of_rows), self.hidden)
             for rank, of_rows in enumerate(zip(handle.src_rank, handle.src_token))
         ]
         return edge_rows(rows, handle.row_of, self.seed) if self.edges else rows
@@ -131,14 +106,7 @@ def cases(n_ranks=4):
     return [
         *(RowsCase(entry[0], seed, *entry[1:]) for seed, entry in enumerate(listed)),
         RowsCase(
-            "bf16 at the edges of its numbers",
-            len(listed),
-            (8,) * n_ranks,
-            n,
-            min(4, n),
-            128,
-            rounds=1,
-            edges=True,
+            "bf16 at the edges of its numbers", len(listed), (8,) * n_ranks, n, min(4, n), 128, rounds=1, edges=True
         ),
         RowsCase(
             "many local experts, a large batch",
@@ -158,9 +126,7 @@ def run_case(implementation, case, ranks, not_given):
 
     not_given: a set; "gradients" is added to it if the implementation has no backward functions.
     """
-    return first_found(
-        implementation, case, ranks, lambda *of_round: _steps(implementation, *of_round, not_given)
-    )
+    return first_found(implementation, case, ranks, lambda *of_round: _steps(implementation, *of_round, not_given))
 
 
 def _steps(implementation, world, case, ranks, round_, not_given):
@@ -175,16 +141,12 @@ def _steps(implementation, world, case, ranks, round_, not_given):
     x, ids, probs = case.x(round_), case.token_indices(round_), case.token_probs(round_)
     *want, handle_want = fused_a2a.dispatch_forward(x, ids, probs, case.n_experts)
     rows = [np.stack(pair, axis=1) for pair in zip(handle_want.src_rank, handle_want.src_token)]
-    results, changed = run(
-        world.dispatch, dict(x=x, token_indices=ids, token_probs=probs), case.n_experts
-    )
+    results, changed = run(world.dispatch, dict(x=x, token_indices=ids, token_probs=probs), case.n_experts)
     *got, handle = parts("dispatch", results, (*FIELDS, "handle"))
     got = [over_ranks(implementation, ranks, f"dispatch: {n}", r) for n, r in zip(FIELDS, got)]
     yield (
         changed,
-        lambda rank: compare_received(
-            rank, rows[rank], [part[rank] for part in got], [part[rank] for part in want]
-        ),
+        lambda rank: compare_received(rank, rows[rank], [part[rank] for part in got], [part[rank] for part in want]),
     )
 
     returned = case.returned(round_, handle_want)
@@ -199,14 +161,9 @@ def _steps(implementation, world, case, ranks, round_, not_given):
         not_given.add("gradients")
         return
     grads, of_probs = case.gradients(round_, want[0], want[1])
-    grads = (
-        cancelling(grads, handle_want.row_of, 1, case.seed + round_) if round_ else grads,
-        of_probs,
-    )
+    grads = (cancelling(grads, handle_want.row_of, 1, case.seed + round_) if round_ else grads, of_probs)
     grads_want = fused_a2a.dispatch_backward(handle_want, *grads)
-    back, changed = run(
-        world.dispatch_backward, dict(zip(("grad_recv_x", "grad_recv_token_probs"), grads)), handle
-    )
+    back, changed = run(world.dispatch_backward, dict(zip(("grad_recv_x", "grad_recv_token_probs"), grads)), handle)
     names = "grad_x", "grad_token_probs"
     grad_x, grad_probs = of_ranks("dispatch_backward", *parts("dispatch_backward", back, names))
     yield (

@@ -46,8 +46,7 @@ def of_rows(got, want):
     wrong = a != b
     got_there, want_there = got[wrong], want[wrong]
     beside = len(a) > 1 and any(
-        (a[max(0, -by) : len(a) - max(0, by)] == b[max(0, by) : len(b) + min(0, by)]).all()
-        for by in NEIGHBOURS
+        (a[max(0, -by) : len(a) - max(0, by)] == b[max(0, by) : len(b) + min(0, by)]).all() for by in NEIGHBOURS
     )
     return [
         cause

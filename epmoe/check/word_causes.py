@@ -67,9 +67,7 @@ def _differ_by(amount):
 def _where_wrong(suspect, wanted, got):
     """Whether every wrong word should be `wanted` (a test of values) and is `got`."""
     wrong = ~suspect.fixed.free & (suspect.got != suspect.fixed.values)
-    return bool(
-        (wanted(suspect.fixed.values[wrong]) & (suspect.got[wrong] == np.uint64(got))).all()
-    )
+    return bool((wanted(suspect.fixed.values[wrong]) & (suspect.got[wrong] == np.uint64(got))).all())
 
 
 def _no_signal_of_zero(suspect):
@@ -143,72 +141,34 @@ LEFT = "it is not reset: it still has its value from before this step"
 PARTLY = "only some of its words are reset"
 GENERAL = (PARTLY, *GENERAL_OF_MESSAGES)
 RESET = [(LEFT, _kept), (PARTLY, _partly_kept)]
-EARLY = [
-    ("it is reset too early: dispatch_wait resets it, when everybody has read it", _zero_too_early)
-]
+EARLY = [("it is reset too early: dispatch_wait resets it, when everybody has read it", _zero_too_early)]
 RAISED = [("what this step raised in it is not lowered again at its end", _left_raised)]
 SIGNALS = [
     ("the words are not put back to MAX_FINITE after they were taken", _kept),
     (PARTLY, _partly_kept),
-    (
-        'the words are put back to 0, which is a real count; "not arrived" is MAX_FINITE, 2**64 - 1',
-        _reset_to_zero,
-    ),
+    ('the words are put back to 0, which is a real count; "not arrived" is MAX_FINITE, 2**64 - 1', _reset_to_zero),
     ("only 32 bits of the words are put back; MAX_FINITE is 2**64 - 1", _reset_to_32_bits),
-    (
-        "signals of count 0 are not sent; every one of the n_experts signals is sent in every round",
-        _no_signal_of_zero,
-    ),
+    ("signals of count 0 are not sent; every one of the n_experts signals is sent in every round", _no_signal_of_zero),
     ("signals with a count are not sent", _no_signals),
     ("the counts are one too large", _differ_by(1)),
     ("the counts are one too small", _differ_by(-1)),
-    (
-        "the indices are swapped; the first is the local expert, the second the src_rank",
-        _transposed,
-    ),
-    (
-        "the signals lie at the receiver's rank; the second index is the src_rank",
-        _only_in_column_of_receiver,
-    ),
-    (
-        "the count of all experts of the rank is sent to each; a signal counts one expert's messages",
-        _one_count_a_rank,
-    ),
+    ("the indices are swapped; the first is the local expert, the second the src_rank", _transposed),
+    ("the signals lie at the receiver's rank; the second index is the src_rank", _only_in_column_of_receiver),
+    ("the count of all experts of the rank is sent to each; a signal counts one expert's messages", _one_count_a_rank),
 ]
 CAUSES = {
     "dispatch_recv_buf": MESSAGE_CAUSES,
     "combine_recv_buf": ROW_CAUSES,
     "dispatch_recv_count": SIGNALS,
     "combine_recv_count": SIGNALS,
-    "reserved": [
-        *RESET,
-        *EARLY,
-        ("the indices are swapped; the first is the local expert", _transposed),
-    ],
-    "finished": [
-        *RESET,
-        *EARLY,
-        ("the indices are swapped; the first is the local expert", _transposed),
-    ],
-    "rank_completion": [
-        *RESET,
-        *EARLY,
-        ("each peer is counted once; each signal to it counts", _per_peer),
-    ],
+    "reserved": [*RESET, *EARLY, ("the indices are swapped; the first is the local expert", _transposed)],
+    "finished": [*RESET, *EARLY, ("the indices are swapped; the first is the local expert", _transposed)],
+    "rank_completion": [*RESET, *EARLY, ("each peer is counted once; each signal to it counts", _per_peer)],
     "A": [
         *RESET,
-        (
-            "it is zero before combine_async has read it, or dispatch_wait does not write it",
-            _zero_too_early,
-        ),
-        (
-            "READY (1024) is missing: a written 0 could not be told from an unwritten one",
-            _a(lambda e, c, s: (e, c)),
-        ),
-        (
-            "these are start rows; the first word of an entry is READY + end row",
-            _a(lambda e, c, s: (e - c + READY, c)),
-        ),
+        ("it is zero before combine_async has read it, or dispatch_wait does not write it", _zero_too_early),
+        ("READY (1024) is missing: a written 0 could not be told from an unwritten one", _a(lambda e, c, s: (e, c))),
+        ("these are start rows; the first word of an entry is READY + end row", _a(lambda e, c, s: (e - c + READY, c))),
         ("the two words of an entry are swapped", _a(lambda e, c, s: (c, e + READY))),
         ("the shared expert's rows are not counted in the end rows", _a(_without_shared)),
         ("the row padding of the format is not counted in the end rows", _a(_without_padding)),

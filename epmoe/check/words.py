@@ -34,11 +34,7 @@ class Memory:
         """Run a half of the model on all ranks. Arguments: lists over ranks of the step's arguments."""
         take = getattr(self.model, half)
         results = [
-            take(
-                rank,
-                *(arg[rank] for arg in of_ranks),
-                **{n: of[rank] for n, of in options_of_ranks.items()},
-            )
+            take(rank, *(arg[rank] for arg in of_ranks), **{n: of[rank] for n, of in options_of_ranks.items()})
             for rank in range(self.cfg.n_ranks)
         ]
         if half == "dispatch_wait":
@@ -57,15 +53,7 @@ class Memory:
             for name, fixed in words.words(state, _under_way(state, regions)).items():
                 if name in regions:
                     found += self._wrong(
-                        Suspect(
-                            state,
-                            self.done,
-                            name,
-                            fixed,
-                            by_rank,
-                            self.model.ranks,
-                            self._before.get(rank, {}),
-                        )
+                        Suspect(state, self.done, name, fixed, by_rank, self.model.ranks, self._before.get(rank, {}))
                     )
         self._before = by_rank
         return found
@@ -75,10 +63,7 @@ class Memory:
         opened = {name: regions[name] for name in BUFFERS if name in regions}
         if "ep_counters" in regions:
             theirs = replace(state, ep_counters=np.asarray(regions["ep_counters"]))
-            opened |= {
-                name: theirs.region(name)
-                for name in EPLocalSyncCounters[self.cfg.n_experts].regions()
-            }
+            opened |= {name: theirs.region(name) for name in EPLocalSyncCounters[self.cfg.n_experts].regions()}
         return {name: np.array(array) for name, array in opened.items()}
 
     def _wrong(self, suspect):
@@ -163,9 +148,7 @@ class WordsOf:
     def __init__(self, world, cfg, ranks, per_rank):
         self.world, self.cfg, self.ranks, self.per_rank = world, cfg, ranks, per_rank
         self.halves, self.wrong = has_halves(world), False
-        self.memory = (
-            Memory(cfg) if world.buffers is not None or world.counters is not None else None
-        )
+        self.memory = Memory(cfg) if world.buffers is not None or world.counters is not None else None
 
     def step(self, half, *of_ranks, **options):
         """Run a half of the model on all ranks; arguments are lists over ranks."""
@@ -177,9 +160,7 @@ class WordsOf:
         if self.memory is None:
             return ()
         dispatched = self.memory.dispatched
-        return [expert_outputs(rank, d) for rank, d in enumerate(dispatched)], [
-            d.src_info for d in dispatched
-        ]
+        return [expert_outputs(rank, d) for rank, d in enumerate(dispatched)], [d.src_info for d in dispatched]
 
     def differences(self):
         """The wrong words of this process's ranks after a half. Collective: all ranks have done the half."""
@@ -205,10 +186,7 @@ class WordsOf:
             buffers = self.world.buffers()
             if buffers is not None and not isinstance(buffers, dict):
                 raise WrongForm("buffers", buffers, "a dict {name of a buffer: array} is needed")
-            regions |= {
-                name: self._of(rank, f"buffers: {name}", array)
-                for name, array in (buffers or {}).items()
-            }
+            regions |= {name: self._of(rank, f"buffers: {name}", array) for name, array in (buffers or {}).items()}
         if self.world.counters is not None:
             progress.begin("counters")
             if (counters := self.world.counters()) is not None:
@@ -226,15 +204,11 @@ def misshapen(cfg, rank, regions):
     model, found = World(cfg).ranks[rank], []
     for name, array in regions.items():
         if name not in (*BUFFERS, "ep_counters"):
-            found.append(
-                Difference("buffers", f"gave {name!r}; there are {', '.join(BUFFERS)}", rank=rank)
-            )
+            found.append(Difference("buffers", f"gave {name!r}; there are {', '.join(BUFFERS)}", rank=rank))
             continue
         want = getattr(model, name)
         if array.shape != want.shape or array.dtype != want.dtype:
-            found.append(
-                Difference(name, f"is {form(array)}, the model has {form(want)}", array, want, rank)
-            )
+            found.append(Difference(name, f"is {form(array)}, the model has {form(want)}", array, want, rank))
     return found
 
 
@@ -268,9 +242,7 @@ def _part(suspect, at):
     fmt, state, byte = format_of(suspect.cfg), suspect.state, at[3]
     start = fmt.src_info_offset()
     token = int(suspect.fixed.values[at[0], at[1], at[2], start : start + 4].view("<i4")[0])
-    part = (
-        "payload" if byte < start else "src_info" if byte < fmt.topk_info_offset() else "topk_info"
-    )
+    part = "payload" if byte < start else "src_info" if byte < fmt.topk_info_offset() else "topk_info"
     src_rank = state.rank if suspect.cfg.skip_a2a else at[1]
     return f"{part} of the message of token {token} of rank {src_rank}"
 

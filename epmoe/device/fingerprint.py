@@ -78,13 +78,7 @@ def _version(name):
 @cache
 def source_digest():
     """Digest of the source of kernels and intrinsics."""
-    return _digest(
-        [
-            *(FOLDER / "device").glob("*.py"),
-            *(FOLDER / "kernels").rglob("*.py"),
-            FOLDER / "layout.py",
-        ]
-    )
+    return _digest([*(FOLDER / "device").glob("*.py"), *(FOLDER / "kernels").rglob("*.py"), FOLDER / "layout.py"])
 
 
 @cache
@@ -96,9 +90,7 @@ def package_digest():
 def _digest(files):
     digest = hashlib.sha256()
     for path in sorted(files):
-        digest.update(
-            path.relative_to(FOLDER).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
-        )
+        digest.update(path.relative_to(FOLDER).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
@@ -146,17 +138,12 @@ class _Walk:
                 self.value(item)
         elif isinstance(v, (set, frozenset)):
             self.put("set", repr(sorted(map(repr, v))))
-        elif isinstance(v, types.ModuleType) and v.__name__.partition(".")[0] in (
-            *LIBRARIES,
-            PACKAGE,
-        ):
+        elif isinstance(v, types.ModuleType) and v.__name__.partition(".")[0] in (*LIBRARIES, PACKAGE):
             self.put("module", v.__name__)
         elif isinstance(v, types.FunctionType):
             self.function(v)
         elif isinstance(getattr(v, "py_func", None), types.FunctionType):  # a device function
-            self.put(
-                "device function", repr(sorted(map(str, getattr(v, "targetoptions", {}).items())))
-            )
+            self.put("device function", repr(sorted(map(str, getattr(v, "targetoptions", {}).items()))))
             self.function(v.py_func)
         elif isinstance(getattr(v, "_defn", None), types.FunctionType):  # an intrinsic
             self.put("intrinsic")
@@ -195,11 +182,7 @@ class _Walk:
                 self.value(f.__globals__[name])
 
     def code(self, code):
-        self.put(
-            "code",
-            code.co_code,
-            repr((code.co_names, code.co_varnames, code.co_freevars, code.co_flags)),
-        )
+        self.put("code", code.co_code, repr((code.co_names, code.co_varnames, code.co_freevars, code.co_flags)))
         self.value(code.co_consts)
 
 

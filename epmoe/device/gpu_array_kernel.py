@@ -14,8 +14,7 @@ from .gpu_launch import Launch, loaded
 from .ptx_factory import types
 
 ELEMENTS = {
-    np.dtype(n): getattr(types, n)
-    for n in ("uint8", "uint16", "int32", "uint32", "uint64", "float32", "float16")
+    np.dtype(n): getattr(types, n) for n in ("uint8", "uint16", "int32", "uint32", "uint64", "float32", "float16")
 }
 NUMBERS = {np.int32: types.int32, np.uint64: types.uint64, np.float32: types.float32}
 
@@ -51,9 +50,7 @@ def _words(value):
             words += _words(v)
     elif _is_array(value):
         if getattr(value, "host", None) is not None:
-            raise EPValueError(
-                f"an array of shape {value.shape} is in host memory: cuda.to_device(array)"
-            )
+            raise EPValueError(f"an array of shape {value.shape} is in host memory: cuda.to_device(array)")
         itemsize, shape = np.dtype(value.dtype).itemsize, value.shape
         strides = [itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape))]
         owner, parent = 0, 0
@@ -102,9 +99,7 @@ class ArrayKernel:
             value = value.__cuda_array_interface__["data"][0]
         if isinstance(value, (int, np.integer)):
             return np.uint64(value)
-        raise EPValueError(
-            f"{name} is {value!r}: an address in GPU memory, or an array there, is needed"
-        )
+        raise EPValueError(f"{name} is {value!r}: an address in GPU memory, or an array there, is needed")
 
     def words(self, n):
         """n int32 words for the kernel, zero."""
@@ -126,9 +121,7 @@ class ArrayKernel:
             return
         most = self.max_threads
         if not 1 <= block <= most or block % 32:
-            raise EPValueError(
-                f"block={block} threads: {self.name} takes a multiple of 32 up to {most}"
-            )
+            raise EPValueError(f"block={block} threads: {self.name} takes a multiple of 32 up to {most}")
         resident = self.resident_blocks(values, block)
         if not 1 <= grid <= resident:
             raise EPValueError(

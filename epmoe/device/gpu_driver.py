@@ -32,9 +32,7 @@ def outside_capture():
 
     Use it only for calls whose order does not matter to the captured work: allocating memory, copying into it.
     """
-    before = check(
-        cu.cuThreadExchangeStreamCaptureMode(cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-    )
+    before = check(cu.cuThreadExchangeStreamCaptureMode(cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
     try:
         yield
     finally:

@@ -34,9 +34,7 @@ class LoadedKernel:
             attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(cu.cuFuncSetAttribute(self.function, attribute, shared_bytes))
             self.dynamic_limit = shared_bytes
-        return check(
-            cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, shared_bytes)
-        )
+        return check(cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, shared_bytes))
 
 
 def loaded(kernel):
@@ -75,9 +73,7 @@ class Launch:
         config.sharedMemBytes, config.hStream = shared_bytes, stream
         if programmatic:
             serialization = cu.CUlaunchAttribute()
-            serialization.id = (
-                cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            )
+            serialization.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             serialization.value.programmaticStreamSerializationAllowed = 1
             config.attrs, config.numAttrs = [serialization], 1
         # a call takes 4.5 us; cuLaunchKernel converts eleven arguments and takes 5.4

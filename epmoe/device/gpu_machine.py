@@ -163,9 +163,7 @@ class GpuMachine:
         """Device address of the caller's array, from its __cuda_array_interface__; nothing is copied."""
         interface = getattr(array, "__cuda_array_interface__", None)
         if interface is None:
-            raise EPValueError(
-                f"{name} is not in the GPU's memory: give an array with __cuda_array_interface__"
-            )
+            raise EPValueError(f"{name} is not in the GPU's memory: give an array with __cuda_array_interface__")
         address = interface["data"][0]
         self._adopted[address] = array
         return address
@@ -193,9 +191,7 @@ class GpuMachine:
         words = params if isinstance(params, (tuple, list)) else (params,)
         self.prepared(kernel, grid, block, words, *numbers, stream=stream, **how).start()
 
-    def prepared(
-        self, kernel, grid, block, words, *numbers, stream, shared_bytes=0, programmatic=False
-    ):
+    def prepared(self, kernel, grid, block, words, *numbers, stream, shared_bytes=0, programmatic=False):
         """A checked and loaded Launch. Its params are `words`, then those given to start(*more).
 
         numbers: num_tokens and my_rank.
@@ -207,9 +203,7 @@ class GpuMachine:
         if grid < 1:
             raise EPValueError(f"grid={grid} blocks of {k.name}: at least 1 is needed")
         if k.static_shared + shared_bytes > self.shared_limit:
-            raise EPValueError(
-                f"shared_bytes={shared_bytes} of {k.name}: a block has at most {self.shared_limit}"
-            )
+            raise EPValueError(f"shared_bytes={shared_bytes} of {k.name}: a block has at most {self.shared_limit}")
         limit = self.max_resident_blocks(kernel, block, shared_bytes)
         if grid > limit:
             raise EPValueError(

@@ -26,9 +26,7 @@ class Buffer:
     def _inside(self, offset, nbytes):
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             end = offset + nbytes
-            raise EPValueError(
-                f"bytes {offset} to {end} of {self.name}, which has {self.nbytes} bytes"
-            )
+            raise EPValueError(f"bytes {offset} to {end} of {self.name}, which has {self.nbytes} bytes")
 
     def _at_once(self, function, *arguments):
         """Call a driver function that copies or sets memory. Returns when it has finished."""

@@ -54,9 +54,7 @@ def _table(lines, *, on_host=False, **options):
     for line in lines.strip().splitlines():
         name, form, text = line.split(None, 2)
         ret, _, given = form[:-1].partition("(")
-        args = [
-            u for t in filter(None, given.split(",")) for u in (Q if t == "q" else [VALUE_TYPE[t]])
-        ]
+        args = [u for t in filter(None, given.split(",")) for u in (Q if t == "q" else [VALUE_TYPE[t]])]
         if on_host:
             options["python"] = np.errstate(all="ignore")(getattr(arithmetic, name))
         _op(name, text, Q if ret == "q" else VALUE_TYPE.get(ret), args, **options)
@@ -94,9 +92,7 @@ _table(_nc, effect="reads")
 
 
 # ---------------------------------------------------------------- strong accesses, atomics, fences
-def _strong(
-    name, text, returns, n_values, orders, scopes=("cta", "gpu", "sys"), of=("i32", "u32", "u64")
-):
+def _strong(name, text, returns, n_values, orders, scopes=("cta", "gpu", "sys"), of=("i32", "u32", "u64")):
     """An intrinsic (address, values) for each order, scope and type. name and text contain them as {o}, {s} and {t}.
 
     In text {p} is the type in PTX, and {b} a type of the same width for bits.

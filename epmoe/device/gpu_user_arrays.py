@@ -26,9 +26,7 @@ def _codegen(context, builder, signature, args):
 
 def array_type(dtype: str, n_axes: int, writable: bool):
     """Numba's type for such an array; with no axes, for a number."""
-    return (
-        types.Array(DTYPES[dtype], n_axes, "C", readonly=not writable) if n_axes else DTYPES[dtype]
-    )
+    return types.Array(DTYPES[dtype], n_axes, "C", readonly=not writable) if n_axes else DTYPES[dtype]
 
 
 def array_at(dtype: str, n_axes: int, writable: bool):

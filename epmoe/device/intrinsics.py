@@ -29,9 +29,7 @@ STRONG = [
     for scope in SCOPES
     for t in STRONG_TYPES
 ]
-STRONG += [
-    "atomic_max_relaxed_%s_%s" % (scope, t) for scope in ("gpu", "sys") for t in STRONG_TYPES
-]
+STRONG += ["atomic_max_relaxed_%s_%s" % (scope, t) for scope in ("gpu", "sys") for t in STRONG_TYPES]
 STRONG += ["atomic_or_relaxed_%s_u32" % scope for scope in ("gpu", "sys")]
 STRONG += [
     "atomic_cas_%s_%s_%s" % (order, scope, t)
@@ -64,8 +62,5 @@ HOPPER = (
 DTYPES = "int32 uint32 uint64 float32 uint8"
 
 INTRINSICS = tuple(
-    PLAIN
-    + STRONG
-    + FENCES
-    + " ".join([CASTS, IDS, BLOCK, WARP, BITS, SHARED, TIME, NUMBERS, HOPPER]).split()
+    PLAIN + STRONG + FENCES + " ".join([CASTS, IDS, BLOCK, WARP, BITS, SHARED, TIME, NUMBERS, HOPPER]).split()
 )

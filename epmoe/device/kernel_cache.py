@@ -47,9 +47,7 @@ def folder_or_reason(environ=os.environ):
         return None, f"no folder can be made: {error}"
     if reason:
         return None, reason
-    return (
-        (path, "") if os.access(path, os.W_OK | os.X_OK) else (None, f"{path} cannot be written to")
-    )
+    return (path, "") if os.access(path, os.W_OK | os.X_OK) else (None, f"{path} cannot be written to")
 
 
 def _unsafe(path):
@@ -69,9 +67,7 @@ def _opened(path, flags):
     """A file descriptor of this user's own file. OSError if it is a link, another user's, or others can write it."""
     file = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0), 0o600)
     seen = os.fstat(file)
-    is_own = (
-        not hasattr(os, "getuid") or seen.st_uid == os.getuid() and not seen.st_mode & OTHERS_WRITE
-    )
+    is_own = not hasattr(os, "getuid") or seen.st_uid == os.getuid() and not seen.st_mode & OTHERS_WRITE
     if not (is_own and stat.S_ISREG(seen.st_mode)):
         os.close(file)
         raise PermissionError(f"{path} is not this user's own file")

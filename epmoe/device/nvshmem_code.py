@@ -24,9 +24,7 @@ def compiled_once():
     def compile(source, name, cc, ltoir=False, **options):
         if not ltoir:
             return saved(source, name, cc, **options)
-        key = hashlib.sha256(
-            repr((versions(), source, cc, sorted(options.items()))).encode()
-        ).hexdigest()
+        key = hashlib.sha256(repr((versions(), source, cc, sorted(options.items()))).encode()).hexdigest()
         if key not in _code:
             _code[key] = kernel_cache.find_or_make(
                 key, lambda: (name, bytes(saved(source, name, cc, ltoir=True, **options)[0].code))

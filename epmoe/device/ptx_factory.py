@@ -19,17 +19,10 @@ if not hasattr(np, "row_stack"):
         del np.row_stack
 
 i32, u32, u64, f32 = types.int32, types.uint32, types.uint64, types.float32
-_IR = {
-    i32: (ir.IntType(32), "r"),
-    u32: (ir.IntType(32), "r"),
-    u64: (ir.IntType(64), "l"),
-    f32: (ir.FloatType(), "f"),
-}
+_IR = {i32: (ir.IntType(32), "r"), u32: (ir.IntType(32), "r"), u64: (ir.IntType(64), "l"), f32: (ir.FloatType(), "f")}
 
 
-def ptx(
-    name, text, ret, args, *, effect="memory", convergent=False, below=None, python=None, doc=None
-):
+def ptx(name, text, ret, args, *, effect="memory", convergent=False, below=None, python=None, doc=None):
     """An intrinsic `name(*args) -> ret` whose body is the PTX `text` ($0, $1, ...: results, then arguments).
 
     ret: None, a type, or a list of equal types (returned as a tuple).
@@ -45,18 +38,8 @@ def ptx(
         *{"reads": ["readonly"], "none": ["readnone"]}.get(effect, []),
     ]
     rets = [] if ret is None else list(ret) if isinstance(ret, list) else [ret]
-    return_type = (
-        types.void
-        if ret is None
-        else types.UniTuple(rets[0], len(rets))
-        if isinstance(ret, list)
-        else ret
-    )
-    constraints = (
-        ["=" + _IR[r][1] for r in rets]
-        + [_IR[a][1] for a in args]
-        + (["~{memory}"] if memory else [])
-    )
+    return_type = types.void if ret is None else types.UniTuple(rets[0], len(rets)) if isinstance(ret, list) else ret
+    constraints = ["=" + _IR[r][1] for r in rets] + [_IR[a][1] for a in args] + (["~{memory}"] if memory else [])
     if isinstance(ret, list):
         result = ir.LiteralStructType([_IR[r][0] for r in rets])
     else:
@@ -72,22 +55,15 @@ def ptx(
             value = one(builder, text, values)
         else:
             value = _by_capability(
-                builder,
-                below[0],
-                lambda: one(builder, text, values),
-                lambda: one(builder, below[1], values),
+                builder, below[0], lambda: one(builder, text, values), lambda: one(builder, below[1], values)
             )
         if ret is None:
             return context.get_dummy_value()
         if isinstance(ret, list):
-            return cgutils.pack_array(
-                builder, [builder.extract_value(value, i) for i in range(len(rets))]
-            )
+            return cgutils.pack_array(builder, [builder.extract_value(value, i) for i in range(len(rets))])
         return value
 
-    return typed_intrinsic(
-        name, lambda *given: return_type(*args), codegen, len(args), python=python, doc=doc
-    )
+    return typed_intrinsic(name, lambda *given: return_type(*args), codegen, len(args), python=python, doc=doc)
 
 
 def _by_capability(builder, capability, newer, older):
@@ -96,17 +72,11 @@ def _by_capability(builder, capability, newer, older):
     The choice is made when PTX is generated, because one device function may be compiled for several devices.
     """
     reflect = cgutils.get_or_insert_function(
-        builder.module,
-        ir.FunctionType(ir.IntType(32), [ir.IntType(8).as_pointer()]),
-        "__nvvm_reflect",
+        builder.module, ir.FunctionType(ir.IntType(32), [ir.IntType(8).as_pointer()]), "__nvvm_reflect"
     )
-    question = cgutils.global_constant(
-        builder.module, "cuda_arch", cgutils.make_bytearray(b"__CUDA_ARCH\0")
-    )
+    question = cgutils.global_constant(builder.module, "cuda_arch", cgutils.make_bytearray(b"__CUDA_ARCH\0"))
     arch = builder.call(reflect, [builder.bitcast(question, ir.IntType(8).as_pointer())])
-    is_newer = builder.icmp_signed(
-        ">=", arch, ir.Constant(ir.IntType(32), 100 * capability[0] + 10 * capability[1])
-    )
+    is_newer = builder.icmp_signed(">=", arch, ir.Constant(ir.IntType(32), 100 * capability[0] + 10 * capability[1]))
     values = []
     with builder.if_else(is_newer) as branches:
         for branch, emit in zip(branches, (newer, older)):
@@ -129,11 +99,7 @@ def typed_intrinsic(name, signature_of, codegen, n_args, *, python=None, doc=Non
 
     parameters = "".join(", a%d" % i for i in range(n_args))
     namespace = {"define": define}
-    exec(
-        "def %s(typing_context%s):\n    return define(typing_context%s)\n"
-        % (name, parameters, parameters),
-        namespace,
-    )
+    exec("def %s(typing_context%s):\n    return define(typing_context%s)\n" % (name, parameters, parameters), namespace)
     made = namespace[name]
     made.__module__, made.__doc__ = __name__, doc
     return intrinsic(made) if python is None else _callable_intrinsic(made, python)

@@ -11,17 +11,7 @@ import numpy as np
 
 from epmoe_ref.errors import EPStateError, PeerTimeout
 
-from . import (
-    SIM,
-    block_dim,
-    kernel,
-    load_u32,
-    st_release_sys_u64,
-    store_u32,
-    syncthreads,
-    thread_idx,
-    u64,
-)
+from . import SIM, block_dim, kernel, load_u32, st_release_sys_u64, store_u32, syncthreads, thread_idx, u64
 
 THREADS = 32 if SIM else 256
 MOST_ARRAYS = 3  # that one launch copies

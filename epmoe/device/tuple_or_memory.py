@@ -18,8 +18,6 @@ def output(i):
         if isinstance(signature.args[0], types.UniTuple):
             return builder.extract_value(values[0], i)
         asm = ir.InlineAsm(load, "ld.global.u64 $0, [$1];", "=l,l,~{memory}", side_effect=True)
-        return builder.call(
-            asm, [builder.add(values[0], ir.Constant(ir.IntType(64), 8 * i))], attrs=("nounwind",)
-        )
+        return builder.call(asm, [builder.add(values[0], ir.Constant(ir.IntType(64), 8 * i))], attrs=("nounwind",))
 
     return typed_intrinsic("output_%d" % i, signature_of, codegen, 1)

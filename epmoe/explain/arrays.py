@@ -26,19 +26,7 @@ AXES = {
     "router_weights": ("token", "k"),
     "expert_outputs": ("row", "col"),
 }
-COUNTERS = (
-    "reserved",
-    "finished",
-    "rank_completion",
-    "A",
-    "B",
-    "C",
-    "D",
-    "E",
-    "F",
-    "G",
-    "combine_ready",
-)
+COUNTERS = ("reserved", "finished", "rank_completion", "A", "B", "C", "D", "E", "F", "G", "combine_ready")
 SIGNALS = ("dispatch_recv_count", "combine_recv_count")
 NOT_ARRIVED = layout.MAX_FINITE
 
@@ -93,9 +81,7 @@ class Arrays:
         self._by_span, self._cfg = {}, cfg
         results, _ = dispatch_arrays(cfg)
         self._loans = {
-            "dispatch result": {
-                ("clean_topk_ids" if n == "topk_ids" else n): s for n, s in results.items()
-            },
+            "dispatch result": {("clean_topk_ids" if n == "topk_ids" else n): s for n, s in results.items()},
             "combine result": {"combined": combine_arrays(cfg, True)["output_tokens"]},
         }
         # the caller's arrays: columns and type
@@ -123,14 +109,7 @@ class Arrays:
             shapes = self._loans[span.name]
             for (name, (shape, dtype)), region in zip(shapes.items(), span.regions):
                 arrays.append(
-                    Array(
-                        name,
-                        span.rank,
-                        span.low + region.offset,
-                        tuple(shape),
-                        np.dtype(dtype),
-                        AXES.get(name, ()),
-                    )
+                    Array(name, span.rank, span.low + region.offset, tuple(shape), np.dtype(dtype), AXES.get(name, ()))
                 )
         elif span.name in self._given:
             columns, dtype = self._given[span.name]

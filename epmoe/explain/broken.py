@@ -41,12 +41,7 @@ SENDING = ("message", "reserved", "finished", "recv_count", "row")
 COUNT = "red_add_release_gpu_i32(word.finished(ep_counters, i), i32(1))"
 WRITE = "        to_peers.write(to, "
 MISTAKES = (
-    Mistake(
-        "missing-release",
-        "plain/dispatch.py",
-        ((COUNT, COUNT.replace("release", "relaxed")),),
-        SENDING,
-    ),
+    Mistake("missing-release", "plain/dispatch.py", ((COUNT, COUNT.replace("release", "relaxed")),), SENDING),
     Mistake(
         "counting-before-writing",
         "plain/dispatch.py",
@@ -61,15 +56,7 @@ MISTAKES = (
         (("(word.finished(ep_counters, i), count", "(word.reserved(ep_counters, i), count"),),
         SENDING,
     ),
-    Mistake(
-        "second-dispatch",
-        "",
-        (),
-        ("message", "recv_count", "row", "row2"),
-        rounds=True,
-        slow=(1,),
-        seed=20,
-    ),
+    Mistake("second-dispatch", "", (), ("message", "recv_count", "row", "row2"), rounds=True, slow=(1,), seed=20),
     Mistake(
         "early-reset",
         "plain/receive.py",
@@ -133,9 +120,7 @@ def message_of(value):
     sizes = layout.message(CFG)
     raw = np.zeros(sizes.msg_bytes, np.uint8)
     raw[:16] = np.full(8, value, ml_dtypes.bfloat16).view(np.uint8)
-    raw[sizes.topk_info_offset : sizes.topk_info_offset + 2] = np.array([1], np.uint16).view(
-        np.uint8
-    )
+    raw[sizes.topk_info_offset : sizes.topk_info_offset + 2] = np.array([1], np.uint16).view(np.uint8)
     return raw
 
 
@@ -175,10 +160,7 @@ def at(made, name, rank):
 
 
 def _dispatch(kernels, made, rank, stream, a):
-    peers = [
-        tuple(at(made, name, r) for r in range(2))
-        for name in ("dispatch_recv_buf", "dispatch_recv_count")
-    ]
+    peers = [tuple(at(made, name, r) for r in range(2)) for name in ("dispatch_recv_buf", "dispatch_recv_count")]
     kernels.dispatch_kernel(CFG, LAUNCH)[2, 32, stream](
         a["x"],
         a["ids"],
@@ -191,10 +173,7 @@ def _dispatch(kernels, made, rank, stream, a):
 
 
 def _combine(kernels, machine, made, rank, stream, a):
-    peers = [
-        tuple(at(made, name, r) for r in range(2))
-        for name in ("combine_recv_buf", "combine_recv_count")
-    ]
+    peers = [tuple(at(made, name, r) for r in range(2)) for name in ("combine_recv_buf", "combine_recv_count")]
     kernels.combine_kernel(CFG, LAUNCH, router_weights_wrapper=plain.given_weights)[2, 32, stream](
         a["y"],
         a["results"][3],
@@ -215,9 +194,7 @@ def edited(mistake):
     text = edited_kernels.source_of(mistake.file)
     for old, new in mistake.edits:
         if text.count(old) != 1:
-            raise EPError(
-                f"{mistake.name}: {old.strip()!r} stands {text.count(old)} times in {mistake.file}, not once"
-            )
+            raise EPError(f"{mistake.name}: {old.strip()!r} stands {text.count(old)} times in {mistake.file}, not once")
         text = text.replace(old, new)
     package = edited_kernels.load({mistake.file: text})
     return importlib.import_module(package.__name__ + ".plain")

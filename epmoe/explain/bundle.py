@@ -40,17 +40,14 @@ def script(entry):
 
     visit(entry)
     return (
-        "\n".join(map(_module, order))
-        + f"\nconst {{{', '.join(EXPORT.findall(source(f'{entry}.js')))}}} = ${entry};"
+        "\n".join(map(_module, order)) + f"\nconst {{{', '.join(EXPORT.findall(source(f'{entry}.js')))}}} = ${entry};"
     )
 
 
 def _module(name):
     text = source(f"{name}.js")
     body = EXPORT.sub("", IMPORT.sub(r"const \1 = $\2;", text))
-    return (
-        f"const ${name} = (() => {{\n{body}\nreturn {{{', '.join(EXPORT.findall(text))}}};\n}})();"
-    )
+    return f"const ${name} = (() => {{\n{body}\nreturn {{{', '.join(EXPORT.findall(text))}}};\n}})();"
 
 
 def chapters():
@@ -70,11 +67,7 @@ def chapter(name, markdown):
 
 def filled(html, values, numbers):
     """Fill values into the words. Each value keeps its name in the page, so that scripts can update it."""
-    html = re.sub(
-        r"\{\{(\w+)\}\}",
-        lambda m: f'<span data-value="{m[1]}">{escape(str(values[m[1]]))}</span>',
-        html,
-    )
+    html = re.sub(r"\{\{(\w+)\}\}", lambda m: f'<span data-value="{m[1]}">{escape(str(values[m[1]]))}</span>', html)
     return re.sub(
         r"\[\[(\w+)\]\]",
         lambda m: (

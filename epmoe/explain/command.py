@@ -19,12 +19,7 @@ HIDDEN = 64  # elements of a token, or more if the format needs it
 def add_arguments(parser):
     """The options of explain."""
     sizes_of_a_world(
-        parser,
-        ranks=RANKS,
-        experts_per_rank=2,
-        top_k=2,
-        hidden=f"{HIDDEN}, or what the format needs",
-        tokens=3,
+        parser, ranks=RANKS, experts_per_rank=2, top_k=2, hidden=f"{HIDDEN}, or what the format needs", tokens=3
     )
     options = parser.add_argument_group("what runs")
     options.add_argument(
@@ -33,31 +28,22 @@ def add_arguments(parser):
         help="your own routing (topk_ids and, if you have them, topk_weights, x, "
         "n_experts, rank_offsets): the page shows a slice, and totals of the whole",
     )
+    options.add_argument("--format", choices=tuple(TOKEN_FORMATS), default="bf16", help="token format (default bf16)")
+    options.add_argument("--fused", action="store_true", help="record the fused kernels (default: the split ones)")
     options.add_argument(
-        "--format", choices=tuple(TOKEN_FORMATS), default="bf16", help="token format (default bf16)"
-    )
-    options.add_argument(
-        "--fused", action="store_true", help="record the fused kernels (default: the split ones)"
-    )
-    options.add_argument(
-        "--seed",
-        type=at_least_zero,
-        default=0,
-        help="seed of tokens, routing, experts and schedule (default 0)",
+        "--seed", type=at_least_zero, default=0, help="seed of tokens, routing, experts and schedule (default 0)"
     )
     files = parser.add_argument_group("files")
     files.add_argument(
         "--out",
         default="explain.html",
         metavar="FILE",
-        help="the page (default %(default)s); the tape, with every counter of a "
-        "recorded round, goes to FILE-tape.html",
+        help="the page (default %(default)s); the tape, with every counter of a recorded round, goes to FILE-tape.html",
     )
     files.add_argument(
         "--figures",
         metavar="FOLDER",
-        help="each chapter as SVG and PNG files in stages, for slides, and "
-        "animation.svg (extra `explain`)",
+        help="each chapter as SVG and PNG files in stages, for slides, and animation.svg (extra `explain`)",
     )
     files.add_argument(
         "--trace",
@@ -95,8 +81,7 @@ def run(args):
         if worlds.mpi:
             if worlds.prints:
                 sys.stderr.write(
-                    "epmoe explain: without GPUs it records all ranks in one process: start it without "
-                    "mpirun\n"
+                    "epmoe explain: without GPUs it records all ranks in one process: start it without mpirun\n"
                 )
             return CANNOT_RUN
         return _recorded(args)
@@ -118,11 +103,7 @@ def _recorded(args):
     from epmoe.explain.world import drawn as drawn_of
 
     start = time.perf_counter()
-    cfg, routed = (
-        _of_file(args)
-        if args.input
-        else (config_of(args, RANKS if args.ranks is None else args.ranks), None)
-    )
+    cfg, routed = _of_file(args) if args.input else (config_of(args, RANKS if args.ranks is None else args.ranks), None)
     routed = routed or routed_for(cfg, args.seed)
     drawn = drawn_of(cfg, routed)
     differences, notes, history, link = [], [], None, None
@@ -139,21 +120,15 @@ def _recorded(args):
     recordings = pairs()
     html, notes = story.page(drawn, recordings, tape=link and link.name)
     out = _write(args.out, html)
-    print(
-        f"{out}: {cfg.n_ranks} ranks x {cfg.n_local_experts} experts, top-{cfg.top_k}; open it in a browser"
-    )
+    print(f"{out}: {cfg.n_ranks} ranks x {cfg.n_local_experts} experts, top-{cfg.top_k}; open it in a browser")
     if link:
-        print(
-            f"{link}: every counter of a recorded round, {len(history.recording.events):,} operations"
-        )
+        print(f"{link}: every counter of a recorded round, {len(history.recording.events):,} operations")
     if args.figures:
         paths, more = figures.write(drawn, args.figures, recordings)
         notes += more
         print(f"{args.figures}: {len(paths)} files, {paths[0].name} to {paths[-1].name}")
     if args.trace:
-        print(
-            f"{_write(args.trace, of_recording(history, about(cfg, args)).json())}: open it in ui.perfetto.dev"
-        )
+        print(f"{_write(args.trace, of_recording(history, about(cfg, args)).json())}: open it in ui.perfetto.dev")
     for note in notes:
         print(note)
     for difference in differences[:3]:
@@ -171,9 +146,7 @@ def _of_file(args):
     n_experts = args.experts or batch.experts_for(n_ranks)
     batch.check_ids(n_experts)
     if args.experts is None and batch.n_experts is None:
-        print(
-            f"n_experts is not in {args.input}: {n_experts} is guessed from the largest id; --experts says otherwise"
-        )
+        print(f"n_experts is not in {args.input}: {n_experts} is guessed from the largest id; --experts says otherwise")
     hidden = max(HIDDEN, TOKEN_FORMATS[args.format].hidden_multiple)
     # the page shows the first few numbers of a token, and the tape needs no more
     x = np.zeros((len(batch.x), hidden), batch.x.dtype)
@@ -198,9 +171,7 @@ def _stamped(args, worlds):
     rounds = stamped_rounds(cfg, world, fused=args.fused, seed=args.seed)
     if worlds.prints:
         text = of_stamps(rounds, about(cfg, args) | {"device": world.machine.describe()}).json()
-        print(
-            f"{_write(args.trace, text)}: {len(rounds[-1])} launches with stamps; open it in ui.perfetto.dev"
-        )
+        print(f"{_write(args.trace, text)}: {len(rounds[-1])} launches with stamps; open it in ui.perfetto.dev")
     return RIGHT
 
 

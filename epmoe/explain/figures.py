@@ -20,10 +20,7 @@ def write(drawn, folder, recordings=()):
     folder.mkdir(parents=True, exist_ok=True)
     paths, notes = [], []
     for still in made:
-        path = (
-            folder
-            / f"{names.index(still['chapter']) + 1:02}-{still['chapter']}-{still['stage']}.svg"
-        )
+        path = folder / f"{names.index(still['chapter']) + 1:02}-{still['chapter']}-{still['stage']}.svg"
         path.write_text(stills.alone(still), encoding="utf-8")
         paths.append(path)
     path = folder / "animation.svg"
@@ -56,12 +53,7 @@ def animation(data, names):
             f'<g class="f{i}" transform="translate({x} {y})" opacity="{int(thing["at"][-1] is not None)}">'
             f'<g class="{thing["cls"]}">{thing["body"]}</g></g>'
         )
-    style = (
-        source("stage.css")
-        + "@media (prefers-reduced-motion:no-preference){"
-        + "".join(rules)
-        + "}"
-    )
+    style = source("stage.css") + "@media (prefers-reduced-motion:no-preference){" + "".join(rules) + "}"
     w, h = film["width"], film["height"]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{w + 16}" height="{h + 16}" '

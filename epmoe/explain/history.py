@@ -48,9 +48,7 @@ class History:
             if event.wrote is not None:
                 touched = self.arrays.find(event)
                 if touched is not None:
-                    self._writes.setdefault((touched.array.name, touched.array.rank), []).append(
-                        event
-                    )
+                    self._writes.setdefault((touched.array.name, touched.array.rank), []).append(event)
         self._cache = {}
 
     def writes(self, name, rank):
@@ -63,11 +61,7 @@ class History:
         for (low, high), raw in self.recording.recorder.runs[0].before.items():
             if low <= array.address and array.address + array.nbytes <= high:
                 start = array.address - low
-                return (
-                    np.frombuffer(raw, np.uint8, array.nbytes, start)
-                    .view(array.dtype)
-                    .reshape(array.shape)
-                )
+                return np.frombuffer(raw, np.uint8, array.nbytes, start).view(array.dtype).reshape(array.shape)
         return None
 
     def of(self, name, rank):
@@ -103,16 +97,10 @@ class History:
         """uint8 content of an array: its content before the first step, with all recorded writes applied."""
         array = self.arrays.get(name, rank)
         before = self.before(name, rank)
-        raw = (
-            np.zeros(array.nbytes, np.uint8)
-            if before is None
-            else before.reshape(-1).view(np.uint8).copy()
-        )
+        raw = np.zeros(array.nbytes, np.uint8) if before is None else before.reshape(-1).view(np.uint8).copy()
         for event in self.writes(name, rank):
             start = event.address - array.address
-            raw[start : start + event.nbytes] = np.frombuffer(event.wrote, np.uint8)[
-                : len(raw) - start
-            ]
+            raw[start : start + event.nbytes] = np.frombuffer(event.wrote, np.uint8)[: len(raw) - start]
         return raw
 
     def filled(self, name, rank, axes):
@@ -124,18 +112,10 @@ class History:
         part = int(np.prod(array.shape[axes:], dtype=np.int64)) * array.dtype.itemsize
         for event in self.writes(name, rank):
             start = event.address - array.address
-            for n in range(
-                start // part, (min(start + event.nbytes, array.nbytes) - 1) // part + 1
-            ):
+            for n in range(start // part, (min(start + event.nbytes, array.nbytes) - 1) // part + 1):
                 index = tuple(int(i) for i in np.unravel_index(n, array.shape[:axes]))
-                begun, blocks = (
-                    (found[index].begun, found[index].blocks)
-                    if index in found
-                    else (event.step, ())
-                )
-                found[index] = Filled(
-                    begun, event.step, event, tuple(sorted({*blocks, event.block}))
-                )
+                begun, blocks = (found[index].begun, found[index].blocks) if index in found else (event.step, ())
+                found[index] = Filled(begun, event.step, event, tuple(sorted({*blocks, event.block})))
         return found
 
     def messages(self, rank):
@@ -148,9 +128,7 @@ class History:
         found = {}
         for index, filled in self.filled("dispatch_recv_buf", rank, 3).items():
             message = raw[index]
-            found[index] = Message(
-                filled, int(message[sizes.src_info_offset :][:4].view(np.int32)[0])
-            )
+            found[index] = Message(filled, int(message[sizes.src_info_offset :][:4].view(np.int32)[0]))
         return found
 
     def row_token(self, rank, row):
@@ -158,9 +136,7 @@ class History:
         d = self.recording.dispatched[rank]
         group = int(np.searchsorted(d.row_offsets, row, "right")) - 1
         ends = np.cumsum(d.recv_count[group])  # an expert's rows are ordered by src_rank
-        return int(np.searchsorted(ends, row - int(d.row_offsets[group]), "right")), int(
-            d.src_info[row][0]
-        )
+        return int(np.searchsorted(ends, row - int(d.row_offsets[group]), "right")), int(d.src_info[row][0])
 
     def label(self, name, rank, index):
         """An element's place as text."""

@@ -20,9 +20,7 @@ def routed_for(cfg, seed):
     x, ids, weights = [], [], []
     for n in counts:
         x.append((rng.integers(-16, 17, (n, cfg.hidden)) / 8).astype(ml_dtypes.bfloat16))
-        scores = rng.gumbel(size=(n, cfg.n_experts)) - 0.25 * np.log(
-            np.arange(1, cfg.n_experts + 1)
-        )
+        scores = rng.gumbel(size=(n, cfg.n_experts)) - 0.25 * np.log(np.arange(1, cfg.n_experts + 1))
         chosen = np.argsort(-scores, axis=1, kind="stable")[:, : cfg.top_k]
         if len(x) == cfg.n_ranks and cfg.top_k > 1:
             _two_on_one_rank(cfg, chosen[0])

@@ -40,9 +40,7 @@ def moments(history):
     found = [Moment(0, "Nothing has happened yet: no kernel runs.", 0)]
     group = []
     for h in sorted(happenings(history), key=lambda h: h.step):
-        if group and not (
-            h.kind == group[0].kind and who(h) == who(group[0]) and h.step - group[-1].step < NEAR
-        ):
+        if group and not (h.kind == group[0].kind and who(h) == who(group[0]) and h.step - group[-1].step < NEAR):
             found.append(_moment(recording, group))
             group = []
         group.append(h)
@@ -80,10 +78,7 @@ def happenings(history):
             )
         for (row,), filled in history.filled("output_tokens", rank, 1).items():
             yield Happening(
-                filled.done,
-                "row",
-                filled.event,
-                f"{history.label('output_tokens', rank, (row,))} is complete",
+                filled.done, "row", filled.event, f"{history.label('output_tokens', rank, (row,))} is complete"
             )
         for (t, k), filled in history.filled("combine_recv_buf", rank, 2).items():
             yield Happening(
@@ -93,12 +88,7 @@ def happenings(history):
                 f"the row is in {history.label('combine_recv_buf', rank, (t, k))}",
             )
         for (t,), filled in history.filled("combined", rank, 1).items():
-            yield Happening(
-                filled.done,
-                "sum",
-                filled.event,
-                f"{history.label('combined', rank, (t,))} is complete",
-            )
+            yield Happening(filled.done, "sum", filled.event, f"{history.label('combined', rank, (t,))} is complete")
 
 
 def _kind(history, name, change):
@@ -138,8 +128,6 @@ SAYS = {
 def _moment(recording, group):
     event, last = group[0].event, group[-1]
     says = SAYS.get(group[0].kind, "writes")
-    shown = "; ".join(h.what for h in group[:2]) + (
-        f"; and {len(group) - 2} more" if len(group) > 2 else ""
-    )
+    shown = "; ".join(h.what for h in group[:2]) + (f"; and {len(group) - 2} more" if len(group) > 2 else "")
     words = f"Rank {event.rank} block {event.block} {says}: {shown}."
     return Moment(last.step, words, int(last.step > recording.dispatch_end))

@@ -64,9 +64,7 @@ def operations(run, names):
             (
                 n
                 for n, w in enumerate(words)
-                if e.span is not None
-                and e.address < w.address + w.nbytes
-                and e.address + e.nbytes > w.address
+                if e.span is not None and e.address < w.address + w.nbytes and e.address + e.nbytes > w.address
             ),
             None,
         )
@@ -79,11 +77,7 @@ def operations(run, names):
         held[index] = value
         key = (e.rank, e.block, e.kind, index)
         same = next((o for o in reversed(found) if o["key"] == key and o["value"] == value), None)
-        if (
-            same is not None
-            and (e.kind == "load" or found[-1] is same)
-            and not _changed(found, same, index)
-        ):
+        if same is not None and (e.kind == "load" or found[-1] is same) and not _changed(found, same, index):
             continue
         old = words[index].show(e.saw) if e.kind == "atomic" else before
         found.append(
@@ -128,20 +122,14 @@ def _says(word, e, old, value):
 def pairs():
     """The page's recordings: for each mistake the correct run and the broken one, as JSON."""
     captions = chapter("broken", source("text/13-broken.md")).captions
-    return [
-        _pair(mistake, caption) for mistake, caption in zip(broken.MISTAKES, captions, strict=True)
-    ]
+    return [_pair(mistake, caption) for mistake, caption in zip(broken.MISTAKES, captions, strict=True)]
 
 
 def _pair(mistake, caption):
     wrong = _showing(mistake)
-    right = broken.run(
-        plain, mistake.seed, again="combine" if mistake.rounds else None, slow=mistake.slow
-    )
+    right = broken.run(plain, mistake.seed, again="combine" if mistake.rounds else None, slow=mistake.slow)
     if right.reports or right.row() != broken.FIRST:
-        raise EPError(
-            f"the plain kernels are not right beside {mistake.name}: {right.reports}, row {right.row()}"
-        )
+        raise EPError(f"the plain kernels are not right beside {mistake.name}: {right.reports}, row {right.row()}")
     report = _report(wrong, mistake)
     sides = {"right": _side(right, mistake, ()), "broken": _side(wrong, mistake, report)}
     return {
@@ -173,18 +161,14 @@ def _report(run, mistake):
         if {
             (kind, line, int(r), int(b)) for kind, line, r, b in ACCESS.findall(report)
         } <= sites and "data race" in report:
-            hang = next(
-                (r.splitlines()[0].rstrip(":") for r in run.reports if "data race" not in r), None
-            )
+            hang = next((r.splitlines()[0].rstrip(":") for r in run.reports if "data race" not in r), None)
             return [line.strip() for line in report.splitlines()] + ([hang] if hang else [])
     return []
 
 
 def _side(run, mistake, report):
     made = operations(run, mistake.words)
-    racing = {
-        (kind, line, int(r), int(b)) for kind, line, r, b in ACCESS.findall("\n".join(report))
-    }
+    racing = {(kind, line, int(r), int(b)) for kind, line, r, b in ACCESS.findall("\n".join(report))}
     words = words_of(run, mistake.words)
     firsts = {"message": f"{broken.OLD:g}", "recv_count": "–"}
     expected, hangs = f"{broken.FIRST:g}", any("every thread waits" in line for line in report)
@@ -192,19 +176,14 @@ def _side(run, mistake, report):
         name = mistake.words[o["word"]]
         o["race"] = o["site"] in racing
         o["wrong"] = (
-            bool(report)
-            and (name == "row" or name == "message" and not o["writes"])
-            and o["value"] != expected
+            bool(report) and (name == "row" or name == "message" and not o["writes"]) and o["value"] != expected
         )
         if name == "row" and mistake.rounds:
             expected = f"{broken.SECOND:g}"  # after the first round's row comes the second's
     if report and hangs:
         made[-1]["wrong"], made[-1]["text"] = True, made[-1]["text"] + ", and waits for ever"
     return {
-        "words": [
-            {"name": w.name, "rank": w.rank, "first": firsts.get(n, "0")}
-            for n, w in zip(mistake.words, words)
-        ],
+        "words": [{"name": w.name, "rank": w.rank, "first": firsts.get(n, "0")} for n, w in zip(mistake.words, words)],
         "operations": [
             {k: o[k] for k in ("rank", "block", "text", "word", "race", "wrong")}
             | ({"value": o["value"]} if o["writes"] else {})

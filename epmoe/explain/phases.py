@@ -97,8 +97,7 @@ class Timeline:
         self.arrows = arrows(recording.events)
         self._releases = {a.source.number for a in self.arrows}
         self.lanes = [
-            self._lane(recording, launch, block, of_block)
-            for (launch, block), of_block in sorted(events.items())
+            self._lane(recording, launch, block, of_block) for (launch, block), of_block in sorted(events.items())
         ]
 
     def run(self, number):
@@ -123,14 +122,8 @@ class Timeline:
             if name in ("A", "B", "src_info"):
                 return "return" if kernel.startswith("combine") else "copy"
             return READS.get(name)
-        value = (
-            int.from_bytes(event.wrote, "little")
-            if event.wrote is not None and event.nbytes <= 8
-            else None
-        )
-        if event.kind == "store" and (
-            name in CLEARED and value == 0 or name in SIGNALS and value == NOT_ARRIVED
-        ):
+        value = int.from_bytes(event.wrote, "little") if event.wrote is not None and event.nbytes <= 8 else None
+        if event.kind == "store" and (name in CLEARED and value == 0 or name in SIGNALS and value == NOT_ARRIVED):
             return "clean"
         if name == "combine_ready" and value == 0:
             return None
@@ -146,14 +139,7 @@ class Timeline:
         slices = cut(self._phases(events), waits)
         marks = [Mark(kind, e) for e in events if (kind := self.mark_of(e))]
         return Lane(
-            first.rank,
-            block,
-            launch,
-            recording.recorder.launches[launch].kernel,
-            first.step,
-            last.step,
-            slices,
-            marks,
+            first.rank, block, launch, recording.recorder.launches[launch].kernel, first.step, last.step, slices, marks
         )
 
     def mark_of(self, event):
@@ -188,11 +174,7 @@ class Timeline:
         for run in runs:
             if merged and merged[-1][0] == run[0]:
                 merged[-1][2] = run[2]
-            elif (
-                len(merged) > 1
-                and merged[-2][0] == run[0]
-                and merged[-1][2] - merged[-1][1] < least
-            ):
+            elif len(merged) > 1 and merged[-2][0] == run[0] and merged[-1][2] - merged[-1][1] < least:
                 merged.pop()
                 merged[-1][2] = run[2]
             else:

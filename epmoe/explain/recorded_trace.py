@@ -52,9 +52,7 @@ def _operation(history, trace, kind, event):
         for what, raw in (("saw", event.saw), ("wrote", event.wrote)):
             if raw is not None and len(raw) <= 8:
                 arguments[what] = int.from_bytes(raw, "little")
-    trace.slice(
-        event.rank, event.block, kind, begin, begin + 0.9 * STEP_US, "operation", **arguments
-    )
+    trace.slice(event.rank, event.block, kind, begin, begin + 0.9 * STEP_US, "operation", **arguments)
 
 
 def _at(event):

@@ -62,14 +62,9 @@ def record(cfg, routed, *, fused=False, seed=0):
     with ExpertParallel(cfg, world, fused=fused, kernels="plain") as ep:
         held = ep.dispatch(routed.x, routed.topk_ids)
         dispatched = [d.trimmed().numpy() for d in held]
-        differences = [
-            str(e) for r in world.ranks for e in compare_dispatched(cfg, r, dispatched[r], want[r])
-        ]
+        differences = [str(e) for r in world.ranks for e in compare_dispatched(cfg, r, dispatched[r], want[r])]
         y_want = [experts(r, d) for r, d in enumerate(want)]
-        y = [
-            reordered(cfg, want[r], dispatched[r], y_want[r], rows=len(dispatched[r].src_info))
-            for r in world.ranks
-        ]
+        y = [reordered(cfg, want[r], dispatched[r], y_want[r], rows=len(dispatched[r].src_info)) for r in world.ranks]
         combined = [np.array(to_numpy(out)) for out in ep.combine(y, held, routed.topk_weights)]
     expected = epmoe_ref.combine(cfg, y_want, want, router_weights=routed.topk_weights)
     differences += [

@@ -22,14 +22,8 @@ def of_stamps(rounds, about):
     """The trace of the last round. rounds: lists of epmoe.kernels.stamps.Stamps, of all ranks and kernels."""
     shifts, doubt = corrections(rounds)
     stamps = rounds[-1]
-    first = min(
-        (int(s.times[s.times > 0].min()) + shifts[s.rank] for s in stamps if s.times.any()),
-        default=0,
-    )
-    trace = Trace(
-        about
-        | {"clock": "globaltimer of each rank's device", "shift_ns": shifts, "doubt_ns": doubt}
-    )
+    first = min((int(s.times[s.times > 0].min()) + shifts[s.rank] for s in stamps if s.times.any()), default=0)
+    trace = Trace(about | {"clock": "globaltimer of each rank's device", "shift_ns": shifts, "doubt_ns": doubt})
     for s in sorted(stamps, key=lambda s: (s.rank, s.kernel)):
         for block, times in enumerate(s.times):
             _block(trace, s, block, times, shifts[s.rank] - first)

@@ -17,9 +17,7 @@ def call(function, **arguments):
             f"pictures outside a browser need dukpy, which is not installed:\n{install('explain')}"
         ) from None
     return json.loads(
-        dukpy.evaljs(
-            f"{script('stills')}\nJSON.stringify({function}(dukpy.arguments))", arguments=arguments
-        )
+        dukpy.evaljs(f"{script('stills')}\nJSON.stringify({function}(dukpy.arguments))", arguments=arguments)
     )
 
 

@@ -37,9 +37,7 @@ def page(drawn, recordings=(), tape=None):
         values = stills.call("words", data=data) | data["words"]
         pictures = {
             s["chapter"]: s
-            for s in stills.call(
-                "stills", data=data, order=[c.name for c in every], width=680, oneEach=True
-            )
+            for s in stills.call("stills", data=data, order=[c.name for c in every], width=680, oneEach=True)
         }
     except UnavailableError as error:
         values, pictures = None, {}
@@ -73,20 +71,13 @@ class _Open(dict):
 def _section(chapter, still, values, numbers, data):
     values = values or _Open()
     picture = (
-        f'<figure class="still">{stills.inline(still, escape(chapter.title, quote=True))}</figure>'
-        if still
-        else ""
+        f'<figure class="still">{stills.inline(still, escape(chapter.title, quote=True))}</figure>' if still else ""
     )
     items = chapter.captions
-    lengths = (
-        [r["length"] for r in data["recordings"]] if chapter.name == "broken" else [1] * len(items)
-    )
+    lengths = [r["length"] for r in data["recordings"]] if chapter.name == "broken" else [1] * len(items)
     if chapter.name == "broken":
         items = [r["caption"] for r in data["recordings"]]
-    steps = "".join(
-        f'<li style="--n:{n}"><div>{filled(c, values, numbers)}</div></li>'
-        for c, n in zip(items, lengths)
-    )
+    steps = "".join(f'<li style="--n:{n}"><div>{filled(c, values, numbers)}</div></li>' for c, n in zip(items, lengths))
     return (
         f'<section class="chapter" id="{chapter.name}"><h2>{chapter.title}</h2>{filled(chapter.text, values, numbers)}'
         f'{picture}<ol class="steps">{steps}</ol></section>\n'

@@ -46,13 +46,7 @@ def data(history):
     """moments [[step, words]], regions with the cells that change, lanes and arrows of the timeline."""
     recording = history.recording
     found = regions(history)
-    steps = {
-        change[0]
-        for region in found
-        for cells in region["ranks"]
-        for cell in cells
-        for change in cell["changes"]
-    }
+    steps = {change[0] for region in found for cells in region["ranks"] for cell in cells for change in cell["changes"]}
     every = [[m.step, m.text] for m in moments(history) if m.step == 0 or m.step in steps]
     timeline = Timeline(history)
     cfg = recording.cfg
@@ -94,11 +88,7 @@ def lane_of(lane, history):
         "end": lane.end,
         "slices": [[s.phase, s.begin, s.end, s.word] for s in lane.slices],
         "marks": [
-            [
-                m.kind,
-                m.event.step,
-                f"{m.kind}: {m.event.word} {history.arrays.place(m.event)} {m.event.line}",
-            ]
+            [m.kind, m.event.step, f"{m.kind}: {m.event.word} {history.arrays.place(m.event)} {m.event.line}"]
             for m in lane.marks
         ],
     }
@@ -124,11 +114,7 @@ def cells(history, name, rank):
                     name,
                     rank,
                     index,
-                    [
-                        [c.step, word(name, c.value), None]
-                        for c in changes
-                        if name != "row_offsets" or c.event
-                    ],
+                    [[c.step, word(name, c.value), None] for c in changes if name != "row_offsets" or c.event],
                 )
         return
     places = {
@@ -145,8 +131,4 @@ def cells(history, name, rank):
 
 def cell(history, name, rank, index, changes):
     """A cell as JSON."""
-    return {
-        "name": history.label(name, rank, index),
-        "index": ", ".join(map(str, index)),
-        "changes": changes,
-    }
+    return {"name": history.label(name, rank, index), "index": ", ".join(map(str, index)), "changes": changes}

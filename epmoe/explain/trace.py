@@ -57,39 +57,20 @@ class Trace:
 
     def _name(self, rank, block):
         if not any(r == rank for r, _ in self._threads):
-            self.events.append(
-                dict(ph="M", pid=process(rank), name="process_name", args={"name": f"rank {rank}"})
-            )
-            self.events.append(
-                dict(
-                    ph="M", pid=process(rank), name="process_sort_index", args={"sort_index": rank}
-                )
-            )
+            self.events.append(dict(ph="M", pid=process(rank), name="process_name", args={"name": f"rank {rank}"}))
+            self.events.append(dict(ph="M", pid=process(rank), name="process_sort_index", args={"sort_index": rank}))
         self._threads.add((rank, block))
         self.events.append(
             dict(
-                ph="M",
-                pid=process(rank),
-                tid=thread(rank, block),
-                name="thread_name",
-                args={"name": f"block {block}"},
+                ph="M", pid=process(rank), tid=thread(rank, block), name="thread_name", args={"name": f"block {block}"}
             )
         )
         self.events.append(
             dict(
-                ph="M",
-                pid=process(rank),
-                tid=thread(rank, block),
-                name="thread_sort_index",
-                args={"sort_index": block},
+                ph="M", pid=process(rank), tid=thread(rank, block), name="thread_sort_index", args={"sort_index": block}
             )
         )
 
     def json(self):
         """The file's text."""
-        return (
-            json.dumps(
-                {"traceEvents": self.events, "displayTimeUnit": "ns", "otherData": self.about}
-            )
-            + "\n"
-        )
+        return json.dumps({"traceEvents": self.events, "displayTimeUnit": "ns", "otherData": self.about}) + "\n"

@@ -57,9 +57,7 @@ def _slice(cfg, routed):
     """The first tokens of the first ranks, and for each rank the experts that these tokens choose most often."""
     ranks, local, top_k = min(cfg.n_ranks, 3), min(cfg.n_local_experts, 2), min(cfg.top_k, 2)
     picked = [ids[:3] for ids in routed.topk_ids[:ranks]]
-    wanted = np.bincount(
-        np.concatenate([p[p >= 0] for p in picked] or [[]]).astype(int), minlength=cfg.n_experts
-    )
+    wanted = np.bincount(np.concatenate([p[p >= 0] for p in picked] or [[]]).astype(int), minlength=cfg.n_experts)
     shown = {}  # global expert -> its number in the slice
     for rank in range(ranks):
         mine = range(rank * cfg.n_local_experts, (rank + 1) * cfg.n_local_experts)
@@ -102,25 +100,15 @@ def totals(cfg, topk_ids):
         dst = np.where(valid, ids // cfg.n_local_experts, -1)
         for r in range(n):
             pairs[src, r], rows[src, r] = (dst == r).sum(), (dst == r).any(axis=1).sum()
-    return {
-        "pairs": pairs.tolist(),
-        "rows": rows.tolist(),
-        "load": load.tolist(),
-        "local": cfg.n_local_experts,
-    }
+    return {"pairs": pairs.tolist(), "rows": rows.tolist(), "load": load.tolist(), "local": cfg.n_local_experts}
 
 
 def expert_outputs(world, dispatched):
     """The outputs of the page's experts: expert e multiplies rows by e + 1."""
     made = []
     for rank, d in enumerate(dispatched):
-        scale = np.repeat(
-            np.arange(world["local"]) + rank * world["local"] + 1,
-            np.diff(d.row_offsets.astype(int)),
-        )
-        made.append(
-            (np.asarray(d.output_tokens, np.float32) * scale[:, None]).astype(ml_dtypes.bfloat16)
-        )
+        scale = np.repeat(np.arange(world["local"]) + rank * world["local"] + 1, np.diff(d.row_offsets.astype(int)))
+        made.append((np.asarray(d.output_tokens, np.float32) * scale[:, None]).astype(ml_dtypes.bfloat16))
     return made
 
 
@@ -132,20 +120,14 @@ def reference(world):
             made[:, : len(x[0])] = np.asarray(x, np.float32)
     ids = [np.asarray(i, np.int32).reshape(-1, world["topK"]) for i in world["ids"]]
     weights = [np.asarray(w, np.float32).reshape(-1, world["topK"]) for w in world["weights"]]
-    cfg = EPConfig(
-        world["ranks"], world["ranks"] * world["local"], world["topK"], 8, max(1, *map(len, tokens))
-    )
+    cfg = EPConfig(world["ranks"], world["ranks"] * world["local"], world["topK"], 8, max(1, *map(len, tokens)))
     dispatched = [epmoe_ref.canonical(d) for d in epmoe_ref.dispatch(cfg, tokens, ids)]
-    combined = epmoe_ref.combine(
-        cfg, expert_outputs(world, dispatched), dispatched, router_weights=weights
-    )
+    combined = epmoe_ref.combine(cfg, expert_outputs(world, dispatched), dispatched, router_weights=weights)
     columns = len(world["x"][0][0]) if world["x"][0] else COLUMNS
     return {
         "recv_count": [d.recv_count.tolist() for d in dispatched],
         "row_offsets": [d.row_offsets.tolist() for d in dispatched],
         "src_info": [d.src_info.tolist() for d in dispatched],
-        "output_tokens": [
-            np.asarray(d.output_tokens[:, :columns], np.float32).tolist() for d in dispatched
-        ],
+        "output_tokens": [np.asarray(d.output_tokens[:, :columns], np.float32).tolist() for d in dispatched],
         "combined": [np.asarray(c[:, :columns], np.float32).tolist() for c in combined],
     } | totals(cfg, ids)

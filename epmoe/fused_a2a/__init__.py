@@ -30,12 +30,7 @@ from epmoe.fused_a2a.fused import (
     fused_dispatch,
     fused_dispatch_on_device,
 )
-from epmoe.fused_a2a.hybrid_ep import (
-    HybridEPCombine,
-    HybridEPDispatch,
-    hybrid_ep_combine,
-    hybrid_ep_dispatch,
-)
+from epmoe.fused_a2a.hybrid_ep import HybridEPCombine, HybridEPDispatch, hybrid_ep_combine, hybrid_ep_dispatch
 
 __all__ = [
     "Buffer",

@@ -11,9 +11,7 @@ from epmoe.kernels.rows.shape import MAX_RANKS, MAX_TOP_K
 from epmoe_ref.config import MAX_EXPERTS, MAX_INT32
 from epmoe_ref.errors import EPValueError
 
-BF16, FP16, FP32, E4M3 = (
-    np.dtype(t) for t in (ml_dtypes.bfloat16, np.float16, np.float32, ml_dtypes.float8_e4m3fn)
-)
+BF16, FP16, FP32, E4M3 = (np.dtype(t) for t in (ml_dtypes.bfloat16, np.float16, np.float32, ml_dtypes.float8_e4m3fn))
 NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
 FP8_GROUP = 128  # elements that share a scale
 
@@ -58,14 +56,10 @@ def plain(name, value, least=0):
 
 def absent(argument):
     """Whether an optional argument was left out: None, or None on every rank."""
-    return (
-        argument is None or isinstance(argument, (list, tuple)) and all(a is None for a in argument)
-    )
+    return argument is None or isinstance(argument, (list, tuple)) and all(a is None for a in argument)
 
 
-def matrices(
-    buffer, name, given, *, dtypes=None, n_rows=None, n_columns=None, because="", vectors=False
-):
+def matrices(buffer, name, given, *, dtypes=None, n_rows=None, n_columns=None, because="", vectors=False):
     """A list of Array: one matrix for each rank of this process, of one width and dtype, readable by kernels.
 
     n_rows: rows needed, for each rank. n_columns: columns needed; 0 means arrays [rows]. because: says in the message
@@ -113,9 +107,7 @@ def tokens(buffer, name, values, scales=None):
     x = hidden_rows(buffer, name, values, dtypes=(E4M3,))
     hidden = x[0].shape[1]
     if hidden % FP8_GROUP:
-        raise EPValueError(
-            f"{name} has {hidden} columns, blockwise FP8 needs a multiple of {FP8_GROUP}"
-        )
+        raise EPValueError(f"{name} has {hidden} columns, blockwise FP8 needs a multiple of {FP8_GROUP}")
     of_scales = dict(n_rows=[a.shape[0] for a in x], n_columns=hidden // FP8_GROUP)
     return x, matrices(buffer, f"scales of {name}", scales, dtypes=(FP32,), **of_scales)
 
@@ -149,9 +141,7 @@ def padding(pad_multiple, local):
 def ranks_that_fit(n_ranks):
     """Raise EPValueError if the kernels cannot serve that many ranks."""
     if n_ranks > MAX_RANKS:
-        raise EPValueError(
-            f"n_ranks={n_ranks}: the rows kernels serve at most {MAX_RANKS}, one a lane of a warp"
-        )
+        raise EPValueError(f"n_ranks={n_ranks}: the rows kernels serve at most {MAX_RANKS}, one a lane of a warp")
 
 
 def expert_indices(buffer, given, n_rows, num_experts):
@@ -161,22 +151,17 @@ def expert_indices(buffer, given, n_rows, num_experts):
     for r, a in zip(buffer.ranks, seen):
         if a.dtype.kind not in "iu":
             raise EPValueError(
-                f"token_indices of rank {r.rank} has dtype {a.dtype}, an integer type is needed: "
-                "convert it to int64"
+                f"token_indices of rank {r.rank} has dtype {a.dtype}, an integer type is needed: convert it to int64"
             )
     if not 1 <= top_k <= min(num_experts, MAX_TOP_K):
-        raise EPValueError(
-            f"token_indices has {top_k} ids a token, 1 to {min(num_experts, MAX_TOP_K)} are needed"
-        )
+        raise EPValueError(f"token_indices has {top_k} ids a token, 1 to {min(num_experts, MAX_TOP_K)} are needed")
     return seen
 
 
 def scheduling(async_finish, allocate_on_comm_stream):
     """Raise EPValueError if the flags contradict each other. They say when work runs, not what it computes."""
     if allocate_on_comm_stream and not async_finish:
-        raise EPValueError(
-            "allocate_on_comm_stream=True needs async_finish=True: else there is no such stream"
-        )
+        raise EPValueError("allocate_on_comm_stream=True needs async_finish=True: else there is no such stream")
 
 
 def same_as_handle(buffer, handle, numbers, pad_multiple):
@@ -193,15 +178,12 @@ def same_as_handle(buffer, handle, numbers, pad_multiple):
     pad = handle.pad_multiple
     if pad_multiple is not None and (whole("pad_multiple", pad_multiple, 0) or 1) != pad:
         raise EPValueError(
-            f"pad_multiple={pad_multiple}, the handle has {pad}: leave it out, or give what the dispatch "
-            "was given"
+            f"pad_multiple={pad_multiple}, the handle has {pad}: leave it out, or give what the dispatch was given"
         )
 
 
 def handle_of(kind, maker, handle):
     """Return the handle; raise EPValueError unless the matching dispatch made it."""
     if not isinstance(handle, kind):
-        raise EPValueError(
-            f"handle is a {type(handle).__name__}; the handle that {maker}.forward returned is needed"
-        )
+        raise EPValueError(f"handle is a {type(handle).__name__}; the handle that {maker}.forward returned is needed")
     return handle

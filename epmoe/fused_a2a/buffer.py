@@ -194,10 +194,7 @@ class Buffer(GroupMemory):
         if device.SIM and plan.check_values is not None:
             plan.check_values(given)
         place = self.placing.place_all
-        return [
-            (place(r.rank, plan.names, arrays, plan.dtypes), arrays)
-            for r, (_, arrays) in zip(self.ranks, given)
-        ]
+        return [(place(r.rank, plan.names, arrays, plan.dtypes), arrays) for r, (_, arrays) in zip(self.ranks, given)]
 
     def _look_at_lists(self, names, arrays, look):
         for name, of_ranks in zip(names, arrays):
@@ -335,9 +332,7 @@ class Buffer(GroupMemory):
                 continue
             at, control = self.layout, self._control.buffers[r.rank]
             try:
-                boxes = control.read(
-                    np.uint64, (2, self.n_ranks, at.mailbox_bytes // 8), at.mailboxes
-                )
+                boxes = control.read(np.uint64, (2, self.n_ranks, at.mailbox_bytes // 8), at.mailboxes)
                 num_tokens = boxes[:, :, mailbox.NUM_TOKENS] >> np.uint64(32)
                 rows_wait.raise_if_failed(words, r.rank, self._timeout, num_tokens)
                 r.words.fill(0, mailbox.STATUS, STATUS_BYTES)

@@ -64,13 +64,7 @@ def set_deepep_num_sms(num_sms):
 
 
 def init_hybrid_ep_buffer(
-    group,
-    hidden_dim,
-    seq_len,
-    num_local_experts,
-    num_sms_dispatch_api,
-    num_sms_combine_api,
-    fp8_dispatch,
+    group, hidden_dim, seq_len, num_local_experts, num_sms_dispatch_api, num_sms_combine_api, fp8_dispatch
 ) -> None:
     """Make the group's HybridEP buffer, for at most seq_len tokens a rank; collective. An earlier one is replaced.
 

@@ -15,14 +15,7 @@ class FusedDispatch:
 
     @staticmethod
     def forward(
-        ctx,
-        x,
-        token_indices,
-        token_probs,
-        num_experts,
-        group,
-        async_finish=False,
-        allocate_on_comm_stream=False,
+        ctx, x, token_indices, token_probs, num_experts, group, async_finish=False, allocate_on_comm_stream=False
     ):
         """(recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle).
 
@@ -39,16 +32,12 @@ class FusedDispatch:
         Errors: EPValueError names argument, rank, value; PeerTimeout. Source: FusedDispatch on
         the fused_a2a page (docs/pages.md).
         """
-        made = fused_dispatch(
-            x, token_indices, token_probs, num_experts, group, async_finish, allocate_on_comm_stream
-        )
+        made = fused_dispatch(x, token_indices, token_probs, num_experts, group, async_finish, allocate_on_comm_stream)
         ctx.handle = made[-1]
         return made
 
     @staticmethod
-    def backward(
-        ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
-    ):
+    def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):
         """Gradients of forward's arguments: (grad_x, None, grad_token_probs, None, None, None, None).
 
         grad_x sums the gradients of each token's rows in float32, over ranks ascending, and rounds once to
@@ -71,9 +60,7 @@ class FusedDispatchOnDevice:
         return made
 
     @staticmethod
-    def backward(
-        ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
-    ):
+    def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):
         """Gradients of forward's five arguments, as FusedDispatch's; rows after the first N are not read."""
         return FusedDispatch.backward(ctx, grad_output, None, grad_token_probs, None, None)[:5]
 
@@ -105,13 +92,7 @@ class FusedCombine:
 
 
 def fused_dispatch(
-    x,
-    token_indices,
-    token_probs,
-    num_experts,
-    group,
-    async_finish=False,
-    allocate_on_comm_stream=False,
+    x, token_indices, token_probs, num_experts, group, async_finish=False, allocate_on_comm_stream=False
 ):
     """FusedDispatch.forward without a ctx; see there for arguments, results and errors."""
     if allocate_on_comm_stream:
@@ -182,7 +163,5 @@ def values_and_scales(is_list, name, given):
     if not any(isinstance(a, (list, tuple)) for a in of_all):
         return (given,)
     if not all(isinstance(a, (list, tuple)) and len(a) == 2 for a in of_all):
-        raise EPValueError(
-            f"{name} is a pair (e4m3 values, float32 scales) on every rank, or on none"
-        )
+        raise EPValueError(f"{name} is a pair (e4m3 values, float32 scales) on every rank, or on none")
     return tuple(map(list, zip(*of_all))) if is_list else tuple(given)

@@ -54,9 +54,7 @@ class HybridHandle(Handle):
 
     def __getitem__(self, index):
         if index != -1:
-            raise IndexError(
-                f"handle[{index}]: a handle is opaque but for handle[-1], the overflow flag"
-            )
+            raise IndexError(f"handle[{index}]: a handle is opaque but for handle[-1], the overflow flag")
         return self.overflow
 
 
@@ -93,13 +91,8 @@ class ExpandingPlan(Plan):
         buffer, layout = self.buffer, self.buffer.pool_layout
         fields, _ = _staged(rows, self.shape.row_bytes, local)
         offsets = [field.offset for field in fields.values()]
-        staged = dict(
-            places=[layout.staging_at + offset for offset in offsets], capacity=rows, room=NO_LIMIT
-        )
-        return [
-            staged | dict(sources=[buffer.staging(r) + offset for offset in offsets])
-            for r in buffer.ranks
-        ]
+        staged = dict(places=[layout.staging_at + offset for offset in offsets], capacity=rows, room=NO_LIMIT)
+        return [staged | dict(sources=[buffer.staging(r) + offset for offset in offsets]) for r in buffer.ranks]
 
 
 class DispatchPlan(ExpandingPlan):
@@ -173,8 +166,7 @@ class DispatchPlan(ExpandingPlan):
         of_ranks = [arrays | {"row_of": ((n, n_ranks), np.int32)} for n in num_tokens]
         self.kept = [handle_memory("hybrid handle", n_ranks, KEPT, of_rank) for of_rank in of_ranks]
         self.per_expert, self.overflows = (
-            [self.results_of([kept.fields[name]]) for kept in self.kept]
-            for name in ("tokens_per_expert", "overflow")
+            [self.results_of([kept.fields[name]]) for kept in self.kept] for name in ("tokens_per_expert", "overflow")
         )
         scratch = {"row_of_expert": ((shape.num_experts,), np.int32)}
         self.scratch = [self.arranged("rows scratch", scratch)(n)[0] for n in num_tokens]
@@ -241,9 +233,7 @@ class DispatchPlan(ExpandingPlan):
             if i == 0:  # no later call has this plan: told() has dropped all plans
                 self.calls = self._calls(resend_kernel(replace(self.shape, lamport=0)))
             calls, words = self.calls, {"expert_row": at("expert_row")}
-            rows = Arrangement(
-                "hybrid rows", {"expert_row": self._expert_row()}, words=words, kept=words
-            )
+            rows = Arrangement("hybrid rows", {"expert_row": self._expert_row()}, words=words, kept=words)
             loans.append(lend(rows))
             handle.loans[i] += (loans[1],)
         launch = calls[i].like(calls[i].of(self.num_tokens[i] + n), earlier)

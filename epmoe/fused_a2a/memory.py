@@ -59,12 +59,8 @@ class PoolLayout(NamedTuple):
         )
 
     lamport_at = property(lambda self: self.flag_bytes, doc="Where Lamport rows lie.")
-    staging_at = property(
-        lambda self: self.lamport_at + 2 * self.lamport_bytes, doc="Where the staging area lies."
-    )
-    heap_at = property(
-        lambda self: self.staging_at + self.staging_bytes, doc="Where the heap lies."
-    )
+    staging_at = property(lambda self: self.lamport_at + 2 * self.lamport_bytes, doc="Where the staging area lies.")
+    heap_at = property(lambda self: self.staging_at + self.staging_bytes, doc="Where the heap lies.")
     nbytes = property(lambda self: self.heap_at + self.heap_bytes, doc="Bytes of the pool.")
 
     def regions(self):

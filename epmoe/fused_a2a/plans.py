@@ -59,9 +59,7 @@ class Handle:
         call, names, how = f"the gradient of {self.COMBINE}", self.GRADIENT[:1], self.num_sms[:1]
         return buffer.call(call, self.CACHED, names, given, how, self, interface)[0][0]
 
-    form, num_tokens, sums = (
-        property(attrgetter(f"plan.{name}")) for name in ("form", "num_tokens", "sums")
-    )
+    form, num_tokens, sums = (property(attrgetter(f"plan.{name}")) for name in ("form", "num_tokens", "sums"))
 
 
 class Plan:

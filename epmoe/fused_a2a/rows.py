@@ -7,17 +7,7 @@ import numpy as np
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import FP32, NAMES
 from epmoe.fused_a2a.launches import RankCall, fill
-from epmoe.fused_a2a.plans import (
-    CAPACITY,
-    NO_ROOM,
-    PLACES,
-    TOLD,
-    TOLD_NUMBER,
-    Handle,
-    Plan,
-    X,
-    handle_memory,
-)
+from epmoe.fused_a2a.plans import CAPACITY, NO_ROOM, PLACES, TOLD, TOLD_NUMBER, Handle, Plan, X, handle_memory
 from epmoe.host import inputs
 from epmoe.host.arrays import Field
 from epmoe.kernels.rows import dispatch_kernel, move_kernel, resend_kernel

@@ -86,9 +86,7 @@ class DeviceArray:
     def __len__(self):
         return self.shape[0]
 
-    address = property(
-        lambda self: self._owner.base + self._field.offset, doc="Address of the first element."
-    )
+    address = property(lambda self: self._owner.base + self._field.offset, doc="Address of the first element.")
     ordinal = property(lambda self: self._owner.ordinal, doc="Number of the GPU.")
     shape = property(lambda self: self._field.shape, doc="A tuple of ints.")
     dtype = property(lambda self: self._field.dtype, doc="NumPy's or ml_dtypes'.")
@@ -253,13 +251,9 @@ def _from_dlpack(obj, what):
         try:
             return _from_numpy(np.from_dlpack(obj))
         except (BufferError, RuntimeError, TypeError) as e:
-            raise EPValueError(
-                f"{what}: NumPy cannot take this DLPack array ({e}); give it as a NumPy array"
-            ) from None
+            raise EPValueError(f"{what}: NumPy cannot take this DLPack array ({e}); give it as a NumPy array") from None
     if kind not in (2, 13):  # kDLCUDA, kDLCUDAManaged
-        raise EPValueError(
-            f"{what} lives on DLPack device type {int(kind)}; epmoe reads host memory (1) and CUDA (2)"
-        )
+        raise EPValueError(f"{what} lives on DLPack device type {int(kind)}; epmoe reads host memory (1) and CUDA (2)")
     from cuda.core.utils import StridedMemoryView
 
     seen = StridedMemoryView.from_dlpack(obj, stream_ptr=-1)

@@ -65,10 +65,7 @@ class DispatchPhase:
         self._offsets = [of[name].offset for name in written]
         # {name: its word}
         self._written = {n: 4 + i + (i >= len(fields)) for i, n in enumerate(written)}
-        self._named = [
-            (r, f"input_tokens of rank {r.rank}", f"topk_ids of rank {r.rank}")
-            for r in engine.ranks
-        ]
+        self._named = [(r, f"input_tokens of rank {r.rank}", f"topk_ids of rank {r.rank}") for r in engine.ranks]
         self._kept = []  # keeps this round's inputs alive until the next round
 
     def begin(self, input_tokens, topk_ids, input_scale, out=None):
@@ -185,10 +182,6 @@ def _arrays_of(d):
     found = {n: a for n in ARRAYS if (a := getattr(d, n, None)) is not None}
     for name in READONLY if d.round is not None else ():
         array, loan = found.get(name), d.round.loan
-        if (
-            isinstance(array, np.ndarray)
-            and not array.flags.writeable
-            and loan.holds(view(array, name))
-        ):
+        if isinstance(array, np.ndarray) and not array.flags.writeable and loan.holds(view(array, name)):
             found[name] = loan.array(name)
     return found

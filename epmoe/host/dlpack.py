@@ -35,9 +35,7 @@ def _named(dtype):
     """(DLPack's type code, an unsigned NumPy dtype of the same size)."""
     code = _CODES.get(dtype.name, _CODES.get(dtype.kind))
     if code is None:
-        raise EPValueError(
-            f"DLPack has no code for {dtype}; use .numpy() or __cuda_array_interface__"
-        )
+        raise EPValueError(f"DLPack has no code for {dtype}; use .numpy() or __cuda_array_interface__")
     return code, _OF_SIZE[dtype.itemsize]
 
 

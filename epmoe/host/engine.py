@@ -27,9 +27,7 @@ def kernels_named(name, machine):
     if name is None:
         return "plain" if device.SIM or capability < FAST_FROM else "fast"
     if not isinstance(name, str) or name not in KERNELS:
-        raise EPValueError(
-            f"kernels={name!r} must be 'plain' or 'fast'; leave it out for what suits the machine"
-        )
+        raise EPValueError(f"kernels={name!r} must be 'plain' or 'fast'; leave it out for what suits the machine")
     if name == "fast" and capability < FAST_FROM:
         raise UnavailableError(
             "kernels='fast' needs a GPU of compute capability 9.0 or newer, this one has %d.%d: leave it out, and the "
@@ -66,9 +64,7 @@ class Engine:
         self.launch = LaunchConfig() if launch is None else launch
         self.kernels = "fast" if factories else kernels_named(kernels, self.machine)
         if self.kernels == "plain" and self.launch.trace:
-            raise EPValueError(
-                "launch=LaunchConfig(trace=True): only the fast kernels write stamps; kernels='fast'"
-            )
+            raise EPValueError("launch=LaunchConfig(trace=True): only the fast kernels write stamps; kernels='fast'")
         first = world.ranks[0]
         stream = world.stream_of(first)
         self.rounds = Rounds(stream.capture)

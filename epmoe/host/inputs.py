@@ -41,9 +41,7 @@ def ranks_of(world, what, argument):
             f"each of its {len(world.ranks)} ranks"
         )
     if len(argument) != len(world.ranks):
-        raise EPValueError(
-            f"{what} has {len(argument)} entries; one for each of {len(world.ranks)} ranks is needed"
-        )
+        raise EPValueError(f"{what} has {len(argument)} entries; one for each of {len(world.ranks)} ranks is needed")
     return list(argument)
 
 
@@ -161,9 +159,7 @@ def input_scale(rank, given):
     """Check the input scale of a rank: a number that is positive and finite in float32."""
     what = f"input_scale of rank {rank} is {given!r}"
     if isinstance(given, bool) or not isinstance(given, (int, float, np.number)):
-        raise EPValueError(
-            f"{what}; a positive finite number is needed, or a function (i) -> float32"
-        )
+        raise EPValueError(f"{what}; a positive finite number is needed, or a function (i) -> float32")
     with np.errstate(over="ignore"):
         scale = np.float32(given)
     if not (np.isfinite(scale) and scale > 0):
@@ -199,9 +195,7 @@ def result(machine, given, shape, dtype, what):
     """Check an out= array: shape and dtype must be the result's; writable; on a GPU C-contiguous."""
     a = _array(machine, given, what)
     if a.dtype != dtype or a.shape != tuple(shape):
-        raise EPValueError(
-            f"{what} is {a.dtype} {a.shape}, the result is {np.dtype(dtype)} {tuple(shape)}"
-        )
+        raise EPValueError(f"{what} is {a.dtype} {a.shape}, the result is {np.dtype(dtype)} {tuple(shape)}")
     if a.host is not None and not a.host.flags.writeable:
         raise EPValueError(f"{what} is read-only, a result is to be written into it")
     return a
@@ -218,9 +212,7 @@ def _array(machine, given, what, in_vectors=True):
             "x.get()), or see `epmoe doctor` for why the GPU is not used"
         )
     if a.device is not None and a.device != machine.ordinal:
-        raise EPValueError(
-            f"{what} is on GPU {a.device}, this rank runs on GPU {machine.ordinal}: move it there"
-        )
+        raise EPValueError(f"{what} is on GPU {a.device}, this rank runs on GPU {machine.ordinal}: move it there")
     if not a.dtype.isnative:
         raise EPValueError(
             f"{what} has dtype {a.dtype.str}, whose bytes are not in this machine's order: convert it, "
@@ -233,7 +225,5 @@ def _array(machine, given, what, in_vectors=True):
         )
     row_bytes = a.dtype.itemsize * prod(a.shape[-1:])
     if in_vectors and a.address % VECTOR_BYTES and row_bytes % VECTOR_BYTES == 0:
-        raise EPValueError(
-            f"{what} starts at 0x{a.address:x}, which is no multiple of {VECTOR_BYTES} bytes: copy it"
-        )
+        raise EPValueError(f"{what} starts at 0x{a.address:x}, which is no multiple of {VECTOR_BYTES} bytes: copy it")
     return a

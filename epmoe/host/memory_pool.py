@@ -194,9 +194,7 @@ class MemoryPool:
             if start is None:
                 return None
         else:
-            regions = [
-                (f"{a.name}.{name}", f.offset, f.shape, f.dtype, ()) for name, f in a.fields.items()
-            ]
+            regions = [(f"{a.name}.{name}", f.offset, f.shape, f.dtype, ()) for name, f in a.fields.items()]
             buffer = self.machine.alloc(size, a.name, self.rank, regions=regions)
             self.bytes_by_name[a.name] = self.bytes_by_name.get(a.name, 0) + size
         piece = Piece(self, buffer, start, size, self._free.setdefault(size, {}))

@@ -119,12 +119,8 @@ class Use(NamedTuple):
 class MemoryTable(list):
     """Rows of `Use`; prints as a table. The plan counts each kind of result once; holding more results takes more."""
 
-    planned_bytes = property(
-        lambda self: sum(row.planned_bytes for row in self), doc="Sum of the planned bytes."
-    )
-    allocated_bytes = property(
-        lambda self: sum(row.allocated_bytes for row in self), doc="Sum of the allocated bytes."
-    )
+    planned_bytes = property(lambda self: sum(row.planned_bytes for row in self), doc="Sum of the planned bytes.")
+    allocated_bytes = property(lambda self: sum(row.allocated_bytes for row in self), doc="Sum of the allocated bytes.")
 
     def __str__(self):
         rows = [*self, Use("total", self.planned_bytes, self.allocated_bytes)]

@@ -74,17 +74,11 @@ def way_of(cfg, router_weights, weights_args, epilogue, epilogue_args, elementwi
             )
     reduces = router_weights is not None
     if not reduces and last is not None:
-        raise EPValueError(
-            f"{name} needs router weights: without them the rows are returned unreduced"
-        )
+        raise EPValueError(f"{name} needs router weights: without them the rows are returned unreduced")
     if not reduces and cfg.fused_shared_expert:
-        raise EPValueError(
-            "fused_shared_expert=True needs router weights: the shared expert is added to their sum"
-        )
+        raise EPValueError("fused_shared_expert=True needs router weights: the shared expert is added to their sum")
     if weights_args and function is None:
-        raise EPValueError(
-            "router_weights_args are given, and router_weights is no function that would take them"
-        )
+        raise EPValueError("router_weights_args are given, and router_weights is no function that would take them")
     if epilogue_args and last is None:
         raise EPValueError("epilogue_args are given, and there is no epilogue that would take them")
     if function is None and last is None:
@@ -100,9 +94,7 @@ def check_signature(function, what, args=()):
         inspect.signature(function).bind(*names, *args)
     except TypeError as e:
         given = f" and {len(args)} of {what}_args" if args else ""
-        raise EPValueError(
-            f"{what} cannot be called with ({', '.join(names)}){given}: {e}"
-        ) from None
+        raise EPValueError(f"{what} cannot be called with ({', '.join(names)}){given}: {e}") from None
     except ValueError:
         pass  # built-in functions have no signature
 
@@ -142,28 +134,18 @@ def check_compiled(what, function, kinds, cc):
         returned = result_type(function, tuple(array_type(*kind) for kind in kinds), cc)
     except NumbaError as error:
         name = getattr(function, "__name__", repr(function))
-        raise EPValueError(
-            f"{what} {name} cannot be compiled for the GPU: {_reason(error)}"
-        ) from error
+        raise EPValueError(f"{what} {name} cannot be compiled for the GPU: {_reason(error)}") from error
     if what == "elementwise_lambda_fn":
         fits = returned == types.none
     else:
-        fits = isinstance(returned, (types.Number, types.Boolean)) and not isinstance(
-            returned, types.Complex
-        )
+        fits = isinstance(returned, (types.Number, types.Boolean)) and not isinstance(returned, types.Complex)
     if not fits:
-        raise EPValueError(
-            in_kernels.refusal(
-                what, function, "nothing" if returned == types.none else f"{returned}"
-            )
-        )
+        raise EPValueError(in_kernels.refusal(what, function, "nothing" if returned == types.none else f"{returned}"))
 
 
 def _reason(error):
     """The line of Numba's error that gives the reason, without the path through the compiler."""
-    lines = [
-        line.strip() for line in str(error).splitlines() if line.strip() and "Failed in" not in line
-    ]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "Failed in" not in line]
     return next((line for line in lines if "Error: " in line), lines[0])
 
 

@@ -17,10 +17,7 @@
 from importlib import import_module
 from pathlib import Path
 
-_FOUND = {
-    int(path.stem[6:].partition("_")[0]): path
-    for path in Path(__file__).parent.glob("lesson*_*.py")
-}
+_FOUND = {int(path.stem[6:].partition("_")[0]): path for path in Path(__file__).parent.glob("lesson*_*.py")}
 FILES = dict(sorted(_FOUND.items()))
 
 

@@ -19,9 +19,7 @@ def load(file, number="N", command="lesson"):
     """The module of a student's file, the answer to exercise (or puzzle) `number`; Wrong if it fails, EPValueError if none is there."""
     path = Path(file)
     if not path.exists():
-        raise EPValueError(
-            f"there is no file {file}: `epmoe {command} {number} --start {file}` writes one to fill in"
-        )
+        raise EPValueError(f"there is no file {file}: `epmoe {command} {number} --start {file}` writes one to fill in")
     if path.suffix != ".py" or not path.is_file():
         raise EPValueError(f"{file} is not a Python file: its name must end in .py")
     spec = importlib.util.spec_from_file_location("answer", path)
@@ -44,9 +42,7 @@ def function(answer, name):
     """The student's function of that name."""
     made = getattr(answer, name, None)
     if not callable(made):
-        raise Wrong(
-            f"{Path(answer.__file__).name} has no function {name}: keep the name that --start wrote"
-        )
+        raise Wrong(f"{Path(answer.__file__).name} has no function {name}: keep the name that --start wrote")
     return made
 
 
@@ -77,11 +73,7 @@ def whole_numbers(got, name):
         made = np.asarray(got)
     except (TypeError, ValueError) as error:
         raise Wrong(f"{name} must return whole numbers; {error}") from None
-    if (
-        made.dtype.kind not in "iu"
-        and made.size
-        and not all(type(n) is int for n in made.reshape(-1).tolist())
-    ):
+    if made.dtype.kind not in "iu" and made.size and not all(type(n) is int for n in made.reshape(-1).tolist()):
         raise Wrong(
             f"{name} must return whole numbers (rows and slots are counted), not {_short(got)} of type "
             f"{made.dtype}: np.zeros and / make floats; dtype=int and // do not"
@@ -91,22 +83,14 @@ def whole_numbers(got, name):
 
 def _same(mine, theirs):
     if isinstance(mine, (list, tuple)):
-        return (
-            type(mine) is type(theirs)
-            and len(mine) == len(theirs)
-            and all(map(_same, mine, theirs))
-        )
+        return type(mine) is type(theirs) and len(mine) == len(theirs) and all(map(_same, mine, theirs))
     return np.array_equal(mine, theirs)
 
 
 def failed(file, error, where):
     """ "answer1.py line 12: IndexError in f(3): index 4 is out of range"."""
     file = Path(file)
-    lines = [
-        f.lineno
-        for f in traceback.extract_tb(error.__traceback__)
-        if Path(f.filename).name == file.name
-    ]
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == file.name]
     at = f"{file.name} line {lines[-1]}" if lines else file.name
     said = str(error) or "no message"
     return f"{at}: {type(error).__name__} {where}: {said}"

@@ -32,9 +32,7 @@ def unordered(region):
                 return mutant, report
         if reports:
             return mutant, reports[0]
-    raise LookupError(
-        f"no fence or release of epmoe/kernels/plain makes a race on {region} when it is lost"
-    )
+    raise LookupError(f"no fence or release of epmoe/kernels/plain makes a race on {region} when it is lost")
 
 
 def _race(seed, edits):

@@ -6,15 +6,7 @@ from pathlib import Path
 from epmoe.command_line import DIFFERS, EQUAL, number_of_one
 from epmoe.lessons import FILES, exercise, own_routing
 from epmoe.lessons.judge import verdicts
-from epmoe.lessons.telling import (
-    WIDTH,
-    exercise_text,
-    plain_simulator,
-    tell,
-    title,
-    worked_problems,
-    wrapped,
-)
+from epmoe.lessons.telling import WIDTH, exercise_text, plain_simulator, tell, title, worked_problems, wrapped
 from epmoe_ref.errors import EPValueError
 
 STDERR = 2  # where an answer prints while stdout holds JSON
@@ -25,14 +17,8 @@ def add_arguments(parser):
     """The options of lesson."""
     number_of_one(parser, FILES, "lessons")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--step",
-        action="store_true",
-        help="wait for Enter before each section, and ask for predictions",
-    )
-    what.add_argument(
-        "--answers", action="store_true", help="show the worked problems with their answers"
-    )
+    what.add_argument("--step", action="store_true", help="wait for Enter before each section, and ask for predictions")
+    what.add_argument("--answers", action="store_true", help="show the worked problems with their answers")
     for name, does in (
         ("--start", "write the file in which the exercises are answered"),
         ("--check", "judge such a file"),
@@ -40,13 +26,9 @@ def add_arguments(parser):
         says = f"{does} (default answerN.py)"
         what.add_argument(name, nargs="?", const=HERE, metavar="FILE", help=says)
     parser.add_argument(
-        "--input",
-        metavar="FILE",
-        help="with lesson 7: a routing dump of your model, as `epmoe routing` reads it",
+        "--input", metavar="FILE", help="with lesson 7: a routing dump of your model, as `epmoe routing` reads it"
     )
-    parser.add_argument(
-        "--json", action="store_true", help="with --check: the verdict as one JSON object"
-    )
+    parser.add_argument("--json", action="store_true", help="with --check: the verdict as one JSON object")
 
 
 def run(args):
@@ -54,14 +36,10 @@ def run(args):
     if args.json and not args.check:
         raise EPValueError("--json is for verdicts: give it together with --check")
     if args.input and (args.number != 7 or args.answers or args.start or args.check):
-        raise EPValueError(
-            "only lesson 7 takes --input, without another option: epmoe lesson 7 --input FILE"
-        )
+        raise EPValueError("only lesson 7 takes --input, without another option: epmoe lesson 7 --input FILE")
     if args.number is None:
         if args.start or args.check or args.step or args.answers:
-            raise EPValueError(
-                "--step, --answers, --start and --check need a number: epmoe lesson 1 --start"
-            )
+            raise EPValueError("--step, --answers, --start and --check need a number: epmoe lesson 1 --start")
         return listed()
     if args.answers:
         print(worked_problems(FILES[args.number].read_text(encoding="utf-8")))
@@ -88,9 +66,7 @@ def listed():
         "three exercises.\n"
     )
     for number, file in FILES.items():
-        print(
-            f"  {number:2}  {title(file.read_text(encoding='utf-8')).partition(': ')[2].rstrip('.')}"
-        )
+        print(f"  {number:2}  {title(file.read_text(encoding='utf-8')).partition(': ')[2].rstrip('.')}")
     print(
         "\nepmoe lesson N             prints lesson N  (--step: section by section)\n"
         "epmoe lesson N --answers   shows the answers to its worked problems\n"
@@ -105,9 +81,7 @@ def start(number, file):
     """Write the file of a lesson's exercises: the questions, and code to fill in."""
     path = Path(file)
     if path.exists():
-        raise EPValueError(
-            f"{file} exists and is left alone: give another name, --start {path.stem}_2.py"
-        )
+        raise EPValueError(f"{file} exists and is left alone: give another name, --start {path.stem}_2.py")
     with plain_simulator():
         path.write_text(new_answer(number), encoding="utf-8")
     print(f"{file} is written: fill it in, then\n  epmoe lesson {number} --check {file}")
@@ -133,11 +107,7 @@ def check(number, file, as_json):
     passed = len(found) == 3 and all(what == "right" for _, what, _ in found)
     if as_json:
         parts = [{"part": p, "passed": what == "right", "verdict": says} for p, what, says in found]
-        print(
-            json.dumps(
-                {"exercise": number, "file": file, "passed": passed, "parts": parts}, indent=1
-            )
-        )
+        print(json.dumps({"exercise": number, "file": file, "passed": passed, "parts": parts}, indent=1))
     else:
         for part, what, says in found:
             verdict = "RIGHT" if what == "right" else "NOT YET"

@@ -25,10 +25,7 @@ WARM_UP = Number(
     43 // (64 // 8),
     "each rank has 64 / 8 = 8 neighbouring experts, and 43 // 8 = 5.",
     (
-        (
-            43 % 8,
-            "experts are not dealt out in turn; the first 8 live on rank 0, the next 8 on rank 1.",
-        ),
+        (43 % 8, "experts are not dealt out in turn; the first 8 live on rank 0, the next 8 on rank 1."),
         (6, "ranks are counted from 0."),
         (43 / 8, "a rank is a whole number: round down."),
         (43 % 64 // 4, "there are 64 / 8 = 8 experts on each rank."),
@@ -40,15 +37,9 @@ STRETCH = Number(
     "a rank is missed if both experts are among the 6 others, with probability 15/28, so a token visits 4 x 13/28.",
     (
         (2, "two experts of a token may live on one rank."),
-        (
-            4 * (1 - (3 / 4) ** 2),
-            "this draws the two experts independently; they are different experts.",
-        ),
+        (4 * (1 - (3 / 4) ** 2), "this draws the two experts independently; they are different experts."),
         (4 * comb(6, 2) / comb(8, 2), "this is the number of ranks that it does NOT visit."),
-        (
-            1 + 1 / 7,
-            "the second expert is on the SAME rank with probability 1/7; then the token visits 1 rank.",
-        ),
+        (1 + 1 / 7, "the second expert is on the SAME rank with probability 1/7; then the token visits 1 rank."),
     ),
     "with which probability is one given rank missed?",
     close=2e-3,
@@ -94,22 +85,16 @@ def _offsets(counts, got):
         (right[1:], "the 0 at the front is missing: local expert 0 begins at row 0"),
         (
             right[:-1],
-            "the last number is missing: where the last expert's rows end, which is how many rows there "
-            "are in all",
+            "the last number is missing: where the last expert's rows end, which is how many rows there are in all",
         ),
         (
             np.concatenate([[0], per_expert]),
-            "these are the counts of each expert, not yet added up: an expert "
-            "begins where the one before it ends",
+            "these are the counts of each expert, not yet added up: an expert begins where the one before it ends",
         ),
-        (
-            per_expert,
-            "these are the counts of each expert, not yet added up, and without a 0 at the front",
-        ),
+        (per_expert, "these are the counts of each expert, not yet added up, and without a 0 at the front"),
         (
             np.concatenate([[0], np.cumsum(counts.sum(axis=0))]),
-            "the sums are over experts; rows of one expert from "
-            "ALL ranks lie together, so sum over the ranks",
+            "the sums are over experts; rows of one expert from ALL ranks lie together, so sum over the ranks",
         ),
         (
             np.concatenate([[0], np.cumsum(counts)]),
@@ -119,23 +104,17 @@ def _offsets(counts, got):
         if got.shape == looks.shape and (got == looks).all():
             raise Wrong(f"{shown}: {says}.")
     if got.shape != right.shape:
-        raise Wrong(
-            f"{shown}: with {len(counts)} local experts there must be {len(right)} numbers."
-        )
+        raise Wrong(f"{shown}: with {len(counts)} local experts there must be {len(right)} numbers.")
     e = int(np.argmax(got != right))
     _refuse_wrapped(shown, got[e], right[e])
-    raise Wrong(
-        f"{shown}: row_offsets[{e}] must be {right[e]}, the number of rows of all local experts before {e}."
-    )
+    raise Wrong(f"{shown}: row_offsets[{e}] must be {right[e]}, the number of rows of all local experts before {e}.")
 
 
 def _refuse_wrapped(shown, got, right):
     if got != right and (got - int(right)) % (1 << 32) == 0:
         raise Wrong(f"{shown} and must give {right}: the sum has wrapped; 32 bits do not hold it.")
     if got != right and got == int(float(right)):
-        raise Wrong(
-            f"{shown} and must give {right}: a float does not hold such a number; add integers."
-        )
+        raise Wrong(f"{shown} and must give {right}: a float does not hold such a number; add integers.")
 
 
 def _first(counts, e, src, got):
@@ -161,9 +140,7 @@ def _first(counts, e, src, got):
     if got == right + int(counts[e, src]):
         raise Wrong(f"{shown}: that is where the segment ends, not where it begins.")
     if got == int(counts[:, :src].sum()) + int(counts[:e, src].sum()):
-        raise Wrong(
-            f"{shown}: this sorts by rank first and by expert inside; it is the other way round."
-        )
+        raise Wrong(f"{shown}: this sorts by rank first and by expert inside; it is the other way round.")
     raise Wrong(
         f"{shown} and must give {right}: {before} rows of experts before it, and "
         f"{right - before} of this expert from ranks before rank {src}."

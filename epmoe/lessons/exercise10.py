@@ -77,10 +77,7 @@ def _cases():
 
     def ids(tokens, n_experts, top_k, hot=None):
         score = np.zeros(n_experts) if hot is None else hot
-        return [
-            np.argsort(-(score + rng.gumbel(size=(n, n_experts))), axis=1)[:, :top_k]
-            for n in tokens
-        ]
+        return [np.argsort(-(score + rng.gumbel(size=(n, n_experts))), axis=1)[:, :top_k] for n in tokens]
 
     hot = np.zeros(16)
     hot[13] = 6.0
@@ -131,14 +128,8 @@ def _why(way, copies, case):
     off_rank = with_own - np.diag(np.diag(with_own))
     filled = [np.where(i < 0, i + n_experts, i) for i in topk_ids]
     looks = [
-        (
-            busiest(with_own),
-            "copies for the token's own host are counted, and they do not cross the network",
-        ),
-        (
-            busiest(off_rank),
-            "copies to other ranks of the same host are counted; they go over NVLink",
-        ),
+        (busiest(with_own), "copies for the token's own host are counted, and they do not cross the network"),
+        (busiest(off_rank), "copies to other ranks of the same host are counted; they go over NVLink"),
         (matrix.sum(axis=1).max(), "only what cards send is looked at; here one receives more"),
         (matrix.sum(axis=0).max(), "only what cards receive is looked at; here one sends more"),
         (matrix.sum(), "this is what all cards send together; they work at the same time"),
@@ -164,10 +155,7 @@ def _why(way, copies, case):
                 "all copies for a host arrive at its first rank; they must arrive at the rank with the sender's "
                 "local number",
             ),
-            (
-                by_host.sum(axis=1).max(),
-                "a host has as many cards as ranks; this counts them as one",
-            ),
+            (by_host.sum(axis=1).max(), "a host has as many cards as ranks; this counts them as one"),
             *looks,
         ]
     for value, says in looks:

@@ -92,14 +92,10 @@ def _one(answer, n_ranks, n_experts, top_k, hidden, max_tokens, expert, src, slo
                 f"{shown}: experts are not assigned in turn (expert % n_ranks); the first "
                 f"{local} are on rank 0, the next {local} on rank 1, and so on."
             )
-        raise Wrong(
-            f"{shown}: expert {expert} is on rank {owner}; each rank has {local} consecutive experts."
-        )
+        raise Wrong(f"{shown}: expert {expert} is on rank {owner}; each rank has {local} consecutive experts.")
 
     if (got_offset - right) % (1 << 32) == 0:
-        raise Wrong(
-            f"{shown}: the offset must be {right}; it has wrapped, since 32 bits do not hold it."
-        )
+        raise Wrong(f"{shown}: the offset must be {right}; it has wrapped, since 32 bits do not hold it.")
 
     def at(e=le, size=message):
         return ((e * n_ranks + src) * max_tokens + slot) * size
@@ -113,25 +109,13 @@ def _one(answer, n_ranks, n_experts, top_k, hidden, max_tokens, expert, src, slo
         ),
         (at(size=2 * hidden), "a message is more than its payload: src_info and topk_info follow"),
         (at(size=payload + 4 + 2 * top_k), "src_info and topk_info are padded to 16 bytes too"),
-        (
-            at(size=payload + 32),
-            f"topk_info is as long as top_k={top_k} ids of 2 bytes need: {ids} bytes",
-        ),
-        (
-            at(size=_align(2 * hidden + 4 + 2 * top_k)),
-            "each of the three parts is padded, not their sum",
-        ),
+        (at(size=payload + 32), f"topk_info is as long as top_k={top_k} ids of 2 bytes need: {ids} bytes"),
+        (at(size=_align(2 * hidden + 4 + 2 * top_k)), "each of the three parts is padded, not their sum"),
         (at(size=payload + 4 + ids), "src_info takes 16 bytes, though only 4 are used"),
-        (
-            at(size=payload + 16 + 2 * top_k),
-            f"topk_info is padded too: {2 * top_k} bytes become {ids}",
-        ),
+        (at(size=payload + 16 + 2 * top_k), f"topk_info is padded too: {2 * top_k} bytes become {ids}"),
         (at(size=hidden + 16 + ids), "a bf16 number takes 2 bytes"),
         (at(size=_align(4 * hidden) + 16 + ids), "a bf16 number takes 2 bytes, not 4"),
-        (
-            (le * n_ranks + src) * max_tokens + slot,
-            "this counts messages; the question asks for bytes",
-        ),
+        ((le * n_ranks + src) * max_tokens + slot, "this counts messages; the question asks for bytes"),
         (
             ((src * local + le) * max_tokens + slot) * message,
             "the order of the axes is local expert, src_rank, slot: the local expert comes first",
@@ -143,6 +127,4 @@ def _one(answer, n_ranks, n_experts, top_k, hidden, max_tokens, expert, src, slo
     ):
         if got_offset == looks:
             raise Wrong(f"{shown}: {says}.")
-    raise Wrong(
-        f"{shown}: the offset must be {right}, which is place {right // message} x {message} bytes a message."
-    )
+    raise Wrong(f"{shown}: the offset must be {right}, which is place {right // message} x {message} bytes a message.")

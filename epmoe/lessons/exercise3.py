@@ -23,10 +23,7 @@ WARM_UP = Number(
     4 + 0 + 3,
     "the blocks before block 3 have 4 + 0 + 3 pairs.",
     (
-        (
-            12,
-            "this counts the block's own 5 pairs too: the first slot comes after the blocks BEFORE it.",
-        ),
+        (12, "this counts the block's own 5 pairs too: the first slot comes after the blocks BEFORE it."),
         (5, "this is the number of the block's own pairs."),
         (3, "add up all blocks before it, not only the last one."),
         (8, "slots are counted from 0."),
@@ -59,12 +56,7 @@ def judge(answer):
     """What was right; raises Wrong."""
     rng = np.random.default_rng(3)
     large = np.array([[1 << 31, (1 << 53) + 1], [1 << 31, 2], [1, 1]])
-    for counts in (
-        np.array([[2, 1], [0, 3], [4, 1]]),
-        np.array([[5, 0, 2]]),
-        rng.integers(0, 9, (7, 5)),
-        large,
-    ):
+    for counts in (np.array([[2, 1], [0, 3], [4, 1]]), np.array([[5, 0, 2]]), rng.integers(0, 9, (7, 5)), large):
         _first(counts, call(answer, "first_slots", counts.copy()))
     for experts, first in (
         ([1, 0, 1, 1, -1, 0], [10, 20]),
@@ -83,9 +75,7 @@ def judge(answer):
 def _array(got, name, shape):
     made = whole_numbers(got, name)
     if made.shape != shape:
-        raise Wrong(
-            f"{name} returned numbers of shape {made.shape}; here the shape must be {shape}"
-        )
+        raise Wrong(f"{name} returned numbers of shape {made.shape}; here the shape must be {shape}")
     return made
 
 
@@ -94,17 +84,13 @@ def _first(counts, got):
     right = np.cumsum(counts, axis=0) - counts
     if (got == right).all():
         return
-    shown = (
-        f"first_slots({counts.tolist()}) gave {got.tolist()}" if counts.size < 10 else "first_slots"
-    )
+    shown = f"first_slots({counts.tolist()}) gave {got.tolist()}" if counts.size < 10 else "first_slots"
     if (got == np.cumsum(counts, axis=0)).all():
         raise Wrong(
             f"{shown}: this counts the block's own pairs too. Its first slot comes after the slots of the blocks "
             "BEFORE it: block 0 begins at 0."
         )
-    if (got == np.cumsum(counts, axis=1) - counts).all() or (
-        got == np.cumsum(counts, axis=1)
-    ).all():
+    if (got == np.cumsum(counts, axis=1) - counts).all() or (got == np.cumsum(counts, axis=1)).all():
         raise Wrong(
             f"{shown}: the sums run over experts; each expert has a counter of its own, and the sums run over "
             "the blocks."
@@ -149,33 +135,23 @@ def _own(experts, first, got):
                 f"{shown}: pair {i} has expert -1, an empty slot of the token; its answer is -1, and nothing "
                 "is counted."
             )
-        if got[i] == right[i] + 1 and all(
-            got[j] == right[j] + 1 for j, o in enumerate(experts) if o >= 0
-        ):
-            raise Wrong(
-                f"{shown}: all are one too high; the first pair of an expert gets `first` itself."
-            )
+        if got[i] == right[i] + 1 and all(got[j] == right[j] + 1 for j, o in enumerate(experts) if o >= 0):
+            raise Wrong(f"{shown}: all are one too high; the first pair of an expert gets `first` itself.")
         if got[i] == right[i] - first[e]:
-            raise Wrong(
-                f"{shown}: the block's first slot is missing; pair {i} must get {int(right[i])}."
-            )
+            raise Wrong(f"{shown}: the block's first slot is missing; pair {i} must get {int(right[i])}.")
         if got[i] == first[e]:
             raise Wrong(
                 f"{shown}: pair {i} is not the first one for expert {e} in this block, and gets the same slot "
                 "as another."
             )
         if got[i] == first[e] + i:
-            raise Wrong(
-                f"{shown}: pair {i} counts all pairs before it; count only those for expert {e}."
-            )
+            raise Wrong(f"{shown}: pair {i} counts all pairs before it; count only those for expert {e}.")
         raise Wrong(f"{shown}: pair {i} (expert {e}) must get slot {int(right[i])}.")
 
 
 def _together(answer, pairs, blocks):
     counts = np.array([[int((b == e).sum()) for e in range(N_EXPERTS)] for b in blocks])
-    first = _array(call(answer, "first_slots", counts), "first_slots", counts.shape).astype(
-        np.int64
-    )
+    first = _array(call(answer, "first_slots", counts), "first_slots", counts.shape).astype(np.int64)
     slots = [
         s
         for b, f in zip(blocks, first)

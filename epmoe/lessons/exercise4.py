@@ -79,22 +79,12 @@ NAMES = ("send", "signal", "receive", "read")
 FENCE = re.compile(r"fence_acq_rel_(sys|gpu)$")
 NARROWER = {"sys": ("gpu", "cta"), "gpu": ("cta",)}
 HINTS = (
-    (
-        r"data race on finished.*scopes",
-        "the counter is used by several blocks of rank 0: which scope includes them?",
-    ),
-    (
-        r"data race on ready.*scopes",
-        "the ready flag is used by several blocks of rank 1: which scope includes them?",
-    ),
-    (
-        r"data race on flag.*scopes",
-        "the flag is written by one GPU and read by another: which scope includes both?",
-    ),
+    (r"data race on finished.*scopes", "the counter is used by several blocks of rank 0: which scope includes them?"),
+    (r"data race on ready.*scopes", "the ready flag is used by several blocks of rank 1: which scope includes them?"),
+    (r"data race on flag.*scopes", "the flag is written by one GPU and read by another: which scope includes both?"),
     (
         r"data race on (finished|flag|ready).*plain access",
-        "what threads look at while others write needs a strong word "
-        "(ld_, st_, red_add_) on both sides.",
+        "what threads look at while others write needs a strong word (ld_, st_, red_add_) on both sides.",
     ),
     (
         r"data race on message",
@@ -126,18 +116,14 @@ def judge(answer):
 
 def _each_alone(answer, send, signal, receive, read):
     """Each function by itself: none may go on before what it waits for has come, and a message comes before its count."""
-    ended, words = _alone(
-        answer, lambda w: signal(w.finished, w.flag, WRITERS), finished=WRITERS - 1
-    )
+    ended, words = _alone(answer, lambda w: signal(w.finished, w.flag, WRITERS), finished=WRITERS - 1)
     if words.flag:
         raise Wrong(
             f"signal raises the flag when {WRITERS - 1} of {WRITERS} messages are counted: it must wait for "
             "all of them first."
         )
     if ended:
-        raise Wrong(
-            f"signal returns when {WRITERS - 1} of {WRITERS} messages are counted: it must wait for all."
-        )
+        raise Wrong(f"signal returns when {WRITERS - 1} of {WRITERS} messages are counted: it must wait for all.")
     ended, words = _alone(answer, lambda w: signal(w.finished, w.flag, 2), finished=2)
     if not ended:
         raise Wrong(
@@ -146,9 +132,7 @@ def _each_alone(answer, send, signal, receive, read):
         )
     ended, words = _alone(answer, lambda w: receive(w.flag, w.ready))
     if words.ready:
-        raise Wrong(
-            "receive tells the other blocks before the flag is raised: it must wait for the flag first."
-        )
+        raise Wrong("receive tells the other blocks before the flag is raised: it must wait for the flag first.")
     if ended:
         raise Wrong("receive returns before the flag is raised: it must wait for it.")
     ended, words = _alone(answer, lambda w: read(w.ready, w.nowhere))
@@ -169,9 +153,7 @@ def _alone(answer, called, finished=0):
     """(ended, words) after one thread has called a function: ended is False if it waits, None if it went to `nowhere`."""
     machine = device.machine(1, seed=0)
     memory = machine.alloc(256, "memory", 0)
-    words = SimpleNamespace(
-        finished=memory.address, flag=memory.address + 64, ready=memory.address + 128, nowhere=64
-    )
+    words = SimpleNamespace(finished=memory.address, flag=memory.address + 64, ready=memory.address + 128, nowhere=64)
 
     @device.kernel
     def alone(params, num_tokens, my_rank):
@@ -219,10 +201,7 @@ def _run(kern, seed):
         256,
         "finished",
         0,
-        regions=[
-            ("finished", 0, (1,), np.int32, ("word",)),
-            ("address of rank 1", 64, (1,), np.uint64, ("word",)),
-        ],
+        regions=[("finished", 0, (1,), np.int32, ("word",)), ("address of rank 1", 64, (1,), np.uint64, ("word",))],
     )
     far = machine.alloc(
         256,
@@ -240,9 +219,7 @@ def _run(kern, seed):
         far.fill(0)
         near.write(np.array([far.address], np.uint64), 64)
         for rank in (0, 1):
-            machine.launch(
-                kern, 1 + WRITERS, 1, (near.address, 0, rank), stream=machine.stream(rank)
-            )
+            machine.launch(kern, 1 + WRITERS, 1, (near.address, 0, rank), stream=machine.stream(rank))
         machine.synchronize()
         return far.read(np.int32, WRITERS, 128).tolist()
     finally:
@@ -270,14 +247,10 @@ def _expect_silence(answer, parties):
             got = _run(_kernel(*parties), seed)
         except RaceError as error:
             text = str(error)
-            hint = next(
-                (says for pattern, says in HINTS if re.search(pattern, text, re.DOTALL)), ""
-            )
+            hint = next((says for pattern, says in HINTS if re.search(pattern, text, re.DOTALL)), "")
             raise Wrong(f"{hint or 'there is a race.'}\n{text}") from None
         except DeadlockError as error:
-            raise Wrong(
-                f"this hangs: a wait never ends. Keep the loops as they were.\n{error}"
-            ) from None
+            raise Wrong(f"this hangs: a wait never ends. Keep the loops as they were.\n{error}") from None
         except Wrong:
             raise
         except EPError as error:
@@ -303,11 +276,7 @@ def _weaker(file, source):
         fence = FENCE.match(m.token.text.partition("(")[0])
         for scope in NARROWER[fence[1]] if fence else ():
             new = f"fence_acq_rel_{scope}()"
-            yield (
-                m.token,
-                f"{m.token.text} -> {new}",
-                source[: m.token.start] + new + source[m.token.end :],
-            )
+            yield (m.token, f"{m.token.text} -> {new}", source[: m.token.start] + new + source[m.token.end :])
 
 
 def _parties_of(source, file):

@@ -33,10 +33,7 @@ STRETCH = Number(
     "a rank that sends round i + 1 has seen round i - 1 of a peer. The peer sent that before it waited for round i - 2. "
     "So the messages of i - 2, i - 1 and i may be unread, and i + 1 needs a fourth buffer.",
     (
-        (
-            3,
-            "a peer that has sent round i - 1 may not have waited for round i - 2 yet: it sends ahead, too.",
-        ),
+        (3, "a peer that has sent round i - 1 may not have waited for round i - 2 yet: it sends ahead, too."),
         (
             2,
             'that is enough if each round is waited for before the next is sent. Give ["send 0", "send 1", '
@@ -50,15 +47,7 @@ STRETCH = Number(
 
 STEP = re.compile(r"(send|wait) [01]$|barrier$")
 # ranks, rounds; the last ones for what goes wrong late
-WORLDS = (
-    (2, 1),
-    (2, 2),
-    (2, 3),
-    (2, 5),
-    (3, 3),
-    *((2, n) for n in (*range(6, 20), 33, 64, 257, 1000)),
-    (3, 7),
-)
+WORLDS = ((2, 1), (2, 2), (2, 3), (2, 5), (3, 3), *((2, n) for n in (*range(6, 20), 33, 64, 257, 1000)), (3, 7))
 
 
 def judge(answer):
@@ -68,11 +57,7 @@ def judge(answer):
         found = explore(steps, n_ranks)
         if found:
             what, path = found
-            way = (
-                f" The shortest way there, each line a step that was begun:\n{told(steps, path)}"
-                if path
-                else ""
-            )
+            way = f" The shortest way there, each line a step that was begun:\n{told(steps, path)}" if path else ""
             raise Wrong(f"with {n_ranks} ranks, program({rounds}): {what}.{way}")
     barriers = _steps(call(answer, "program", 5), 5).count("barrier")
     if barriers:

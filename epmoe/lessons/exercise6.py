@@ -43,10 +43,7 @@ STRETCH = Number(
     _half(),
     "8 x (1 - C(224, k) / C(256, k)) ranks are visited, and from here on that is at most k / 2.",
     (
-        (
-            16,
-            "with 16 even a token that visits all 8 ranks makes half as many rows; but already below most miss some.",
-        ),
+        (16, "with 16 even a token that visits all 8 ranks makes half as many rows; but already below most miss some."),
         (_half() - 1, "just above half: compute it to two digits."),
         (8, "8 experts visit 5.3 of 8 ranks."),
         (2, "two experts are rarely on one of 8 ranks."),
@@ -62,10 +59,7 @@ def _cases():
 
     def ids(tokens, n_experts, top_k, popularity=None):
         weights = np.zeros(n_experts) if popularity is None else popularity
-        return [
-            np.argsort(-(weights + rng.gumbel(size=(n, n_experts))), axis=1)[:, :top_k]
-            for n in tokens
-        ]
+        return [np.argsort(-(weights + rng.gumbel(size=(n, n_experts))), axis=1)[:, :top_k] for n in tokens]
 
     one_hot = np.zeros(16)
     one_hot[5] = 9.0
@@ -78,15 +72,7 @@ def _cases():
         ("empty slots", with_gaps, 3, 12, 1024, 50.0, 0.05),
         ("one expert a token", ids((64,) * 4, 16, 1), 4, 16, 7168, 358.0, 0.0),
         ("one rank", ids((10,), 8, 2), 1, 8, 4096, 358.0, 1.0),
-        (
-            "messages of 64 MiB",
-            ids((64,) * 4, 16, 4),
-            4,
-            16,
-            1 << 26,
-            358.0,
-            0.1,
-        ),  # more bytes than 32 bits hold
+        ("messages of 64 MiB", ids((64,) * 4, 16, 4), 4, 16, 1 << 26, 358.0, 0.1),  # more bytes than 32 bits hold
     ]
 
 
@@ -122,16 +108,7 @@ def _one(answer, name, topk_ids, n_ranks, n_experts, row_bytes, gbps, extra_us):
     pairs, rows = matrices(topk_ids, n_ranks, n_experts)
     right = [busiest(m) * row_bytes / gbps / 1e3 for m in (pairs, rows)]
     best = "rows" if right[1] + extra_us < right[0] else "pairs"
-    got = call(
-        answer,
-        "decide",
-        [i.copy() for i in topk_ids],
-        n_ranks,
-        n_experts,
-        row_bytes,
-        gbps,
-        extra_us,
-    )
+    got = call(answer, "decide", [i.copy() for i in topk_ids], n_ranks, n_experts, row_bytes, gbps, extra_us)
     try:
         *floors, choice = got
         floors = [float(f) for f in floors]
@@ -142,9 +119,7 @@ def _one(answer, name, topk_ids, n_ranks, n_experts, row_bytes, gbps, extra_us):
     for layout, matrix, us, wanted in zip(("pairs", "rows"), (pairs, rows), floors, right):
         if not np.isclose(us, wanted, rtol=1e-6, atol=1e-9):
             says = _why(us, layout, matrix, row_bytes, gbps, topk_ids, n_ranks, n_experts)
-            raise Wrong(
-                f"{name}: the floor of {layout} came out as {us:.6g} us and is {wanted:.6g} us: {says}"
-            )
+            raise Wrong(f"{name}: the floor of {layout} came out as {us:.6g} us and is {wanted:.6g} us: {says}")
     if choice != best:
         if choice not in ("pairs", "rows"):
             raise Wrong(f'{name}: the choice is {choice!r} and must be "pairs" or "rows"')
@@ -169,18 +144,9 @@ def _why(us, layout, matrix, row_bytes, gbps, topk_ids, n_ranks, n_experts):
             max(matrix.sum(axis=0).max(), matrix.sum(axis=1).max()) * each,
             "what a rank sends to itself is counted too, and crosses no link",
         ),
-        (
-            others.sum(axis=1).max() * each,
-            "only the ways out are looked at; here a rank receives more than any sends",
-        ),
-        (
-            others.sum(axis=0).max() * each,
-            "only the ways in are looked at; here a rank sends more than any receives",
-        ),
-        (
-            others.sum() * each,
-            "this is what all ranks send together; their links work at the same time",
-        ),
+        (others.sum(axis=1).max() * each, "only the ways out are looked at; here a rank receives more than any sends"),
+        (others.sum(axis=0).max() * each, "only the ways in are looked at; here a rank sends more than any receives"),
+        (others.sum() * each, "this is what all ranks send together; their links work at the same time"),
         (others.sum() / n_ranks * each, "this is the average rank; the busiest one decides"),
         (
             (others.sum(axis=0) + others.sum(axis=1)).max() * each,

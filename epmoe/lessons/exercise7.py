@@ -51,10 +51,7 @@ STRETCH = Number(
     (
         (80, "40 + 20 + 20 on a rank: the second spare place can do more than that."),
         (140 / 2 - 10, "less than half of the total load of 140 is not possible."),
-        (
-            80 / 3 * 2 + 20,
-            "three copies of the hot expert leave 73.3. Must both spare places go to the hot expert?",
-        ),
+        (80 / 3 * 2 + 20, "three copies of the hot expert leave 73.3. Must both spare places go to the hot expert?"),
         (140, "this is the load of both ranks together."),
         (100, "the hot expert can have a copy on each rank."),
     ),
@@ -105,9 +102,7 @@ def judge(answer):
 def _one(ids, n_experts, capacity, got):
     got = whole_numbers(got, "drop")
     if got.shape != ids.shape:
-        raise Wrong(
-            f"drop returned an array of shape {got.shape}; it must be {ids.shape}, like topk_ids"
-        )
+        raise Wrong(f"drop returned an array of shape {got.shape}; it must be {ids.shape}, like topk_ids")
     right = dropped(ids, n_experts, capacity)
     if (got == right).all():
         return
@@ -131,28 +126,21 @@ def _why(ids, n_experts, capacity, got, right):
             np.where(ids < 0, -1, as_last),
             "-1 means no expert and takes no room; here it is counted for the last expert.",
         ),
-        (
-            dropped(ids, n_experts, capacity - 1),
-            "an expert may keep `capacity` pairs, not one fewer.",
-        ),
+        (dropped(ids, n_experts, capacity - 1), "an expert may keep `capacity` pairs, not one fewer."),
         (dropped(ids, n_experts, capacity + 1), "an expert keeps one pair too many."),
         (backwards, "the LAST tokens keep their pairs; it must be the first."),
-        (
-            by_k,
-            "this goes through all first choices (k = 0), then all second ones. Go token by token.",
-        ),
+        (by_k, "this goes through all first choices (k = 0), then all second ones. Go token by token."),
         (np.where(full[:, None], -1, ids), "a token that loses one pair keeps the others."),
-        (
-            of_total.reshape(ids.shape),
-            "this counts all pairs together; each expert has a capacity of its own.",
-        ),
+        (of_total.reshape(ids.shape), "this counts all pairs together; each expert has a capacity of its own."),
     )
     for value, says in looks:
         if (got == value).all():
             return says
     if ((got != ids) & (got != -1)).any():
         t, k = np.argwhere((got != ids) & (got != -1))[0]
-        return f"token {t}, k = {k} was expert {ids[t, k]} and became {got[t, k]}. A pair stays as it is, or becomes -1."
+        return (
+            f"token {t}, k = {k} was expert {ids[t, k]} and became {got[t, k]}. A pair stays as it is, or becomes -1."
+        )
     if max(kept, default=0) > capacity:
         e = int(np.argmax(kept))
         return f"expert {e} keeps {kept[e]} pairs."

@@ -104,9 +104,7 @@ def _one(case, got):
     for which, name, part in zip((0, 2, 3), ("x", "weights", "matrix"), got):
         right = differences(case, which)
         if part.shape != right.shape:
-            raise Wrong(
-                f"the gradient of {name} has shape {part.shape}; it must be {right.shape}, like {name}"
-            )
+            raise Wrong(f"the gradient of {name} has shape {part.shape}; it must be {right.shape}, like {name}")
         if not (part == right).all():
             place = tuple(int(i) for i in np.argwhere(part != right)[0])
             raise Wrong(
@@ -139,10 +137,7 @@ def _why(name, got, x, ids, weights, matrix, grad_out):
 
     looks = [
         (np.zeros_like(got), "It is 0 everywhere."),
-        (
-            made(gradient, skip_empty=False),
-            "-1 means no expert: nothing comes from it. matrix[-1] is the last expert.",
-        ),
+        (made(gradient, skip_empty=False), "-1 means no expert: nothing comes from it. matrix[-1] is the last expert."),
         (
             made(gradient, add=False),
             "A token has several experts, and an expert several tokens: their gradients must be ADDED, not "
@@ -171,10 +166,7 @@ def _why(name, got, x, ids, weights, matrix, grad_out):
         ]
     if name == "weights":
         looks += [
-            (
-                made(lambda t, k, e: x[t] @ grad_out[t]),
-                "It needs the expert's RESULT, not the token that it got.",
-            ),
+            (made(lambda t, k, e: x[t] @ grad_out[t]), "It needs the expert's RESULT, not the token that it got."),
             (
                 made(lambda t, k, e: weights[t, k] * ((x[t] @ matrix[e]) @ grad_out[t])),
                 "The weight itself is a factor too many.",

@@ -27,9 +27,7 @@ def finish(tasks):
     """{name: end}."""
     free, ends = {}, {}
     for name, resource, us, before in tasks:
-        begin = max(
-            [0 if resource == "none" else free.get(resource, 0), *(ends[b] for b in before)]
-        )
+        begin = max([0 if resource == "none" else free.get(resource, 0), *(ends[b] for b in before)])
         ends[name] = begin + us
         if resource != "none":
             free[resource] = begin + us
@@ -134,27 +132,12 @@ def _looks(tasks):
 
     return (
         (ends(before=False), "The tasks in `before` are ignored."),
-        (
-            ends(resources=False),
-            "A resource runs one task at a time; here it runs several at once.",
-        ),
-        (
-            ends(none=False),
-            'The resource "none" is no resource: its tasks do not wait for each other.',
-        ),
+        (ends(resources=False), "A resource runs one task at a time; here it runs several at once."),
+        (ends(none=False), 'The resource "none" is no resource: its tasks do not wait for each other.'),
         (ends(pick=min), "ALL tasks in `before` must have ended, not the first of them."),
-        (
-            ends(pick=lambda r: r[-1]),
-            "ALL tasks in `before` must have ended, not the last of the list.",
-        ),
+        (ends(pick=lambda r: r[-1]), "ALL tasks in `before` must have ended, not the last of the list."),
         (ends(pick=sum), "Tasks in `before` may overlap: the latest end counts, not the sum."),
-        (
-            ends(blocks=False),
-            "A resource is busy until its task ends, waiting included: tasks keep their order.",
-        ),
+        (ends(blocks=False), "A resource is busy until its task ends, waiting included: tasks keep their order."),
         (ends(out=lambda b, e: b), "These are the times at which tasks BEGIN."),
-        (
-            ends(out=lambda b, e: e - b),
-            "These are durations; the end counts from the beginning of all.",
-        ),
+        (ends(out=lambda b, e: e - b), "These are durations; the end counts from the beginning of all."),
     )

@@ -47,10 +47,7 @@ def verdict_of(module, task, patience_s, heard=None, *, in_all_s=300, **how):
             elif what != "begun":
                 return what, says
         if process.late:
-            return (
-                "wrong",
-                f"it still runs after {patience_s} seconds: is there a loop that does not end?",
-            )
+            return ("wrong", f"it still runs after {patience_s} seconds: is there a loop that does not end?")
         return "wrong", f"the answer {guard.how_it_ended(process)}; it must return instead"
 
 

@@ -22,9 +22,7 @@ def parts(program, rank, n_ranks):
             out += [(i, what, p, buffer, sent) for p in peers for what in ("write", "raise")]
         else:
             waited += 1
-            out += [
-                (i, what, p, buffer, waited) for what in ("see", "read", "put back") for p in peers
-            ]
+            out += [(i, what, p, buffer, waited) for what in ("see", "read", "put back") for p in peers]
     return out
 
 

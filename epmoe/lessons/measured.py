@@ -22,9 +22,7 @@ class Measured:
         self._rows = {}
         for record in records:
             for row in record["rows"]:
-                if row.get("sms") is None and all(
-                    row.get(name) == value for name, value in SHAPE.items()
-                ):
+                if row.get("sms") is None and all(row.get(name) == value for name, value in SHAPE.items()):
                     key = row["kernels"], row["phase"], row["tokens"], row["format"], row["graph"]
                     self._rows[key] = row
 
@@ -34,9 +32,7 @@ class Measured:
 
     def tokens(self, kernels, phase):
         """The numbers of tokens for which there are rows."""
-        return sorted(
-            key[2] for key in self._rows if (*key[:2], *key[3:]) == (kernels, phase, "bf16", False)
-        )
+        return sorted(key[2] for key in self._rows if (*key[:2], *key[3:]) == (kernels, phase, "bf16", False))
 
 
 def loop():
@@ -55,18 +51,12 @@ def loop():
 
 
 def _records():
-    return (
-        [json.loads(path.read_text()) for path in FOLDER.glob("*.json")] if FOLDER.is_dir() else []
-    )
+    return [json.loads(path.read_text()) for path in FOLDER.glob("*.json")] if FOLDER.is_dir() else []
 
 
 def newest():
     """Measured for the largest number of GPUs; None without files (an installed package without its repository)."""
-    records = [
-        r
-        for r in _records()
-        if r.get("link_gbps") and isinstance(r.get("rows"), list) and "n_ranks" in r
-    ]
+    records = [r for r in _records() if r.get("link_gbps") and isinstance(r.get("rows"), list) and "n_ranks" in r]
     records = [r for r in records if "simulator" not in r["device"]]
     records = [r for r in records if any(row["kernels"].startswith("pairs") for row in r["rows"])]
     if not records:

@@ -109,9 +109,9 @@ def wrapped(text, width=WIDTH - len(INDENT)):
     out = []
     for line in str(text).splitlines():
         indent = " " * (len(line) - len(line.lstrip()) + 4)
-        out += textwrap.wrap(
-            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-        ) or [""]
+        out += textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [
+            ""
+        ]
     return "\n".join(out)
 
 
@@ -176,8 +176,7 @@ class Teller:
         for number, line in enumerate(lines, first):
             code, mark, comment = line.partition("#")
             self.console.print(
-                Text.assemble((f"{number:3}{BAR}", "dim"), code, (mark + comment, "dim")),
-                soft_wrap=True,
+                Text.assemble((f"{number:3}{BAR}", "dim"), code, (mark + comment, "dim")), soft_wrap=True
             )
 
     def recall(self):

@@ -16,8 +16,5 @@ behind each other, SHARED bytes of a block, BYTES of a rank's memory, before(mem
 
 from pathlib import Path
 
-_FOUND = {
-    int(path.stem[1:].partition("_")[0]): path
-    for path in Path(__file__).parent.glob("m[0-9]*_*.py")
-}
+_FOUND = {int(path.stem[1:].partition("_")[0]): path for path in Path(__file__).parent.glob("m[0-9]*_*.py")}
 FILES = dict(sorted(_FOUND.items()))

@@ -75,9 +75,7 @@ class Exhibit:
         machine = device.machine(RANKS, seed=seed, racecheck=racecheck, recorder=recorder)
         regions = [(name, at, (n,), np.int32, ("word",)) for name, at, n in names.REGIONS]
         memories, nbytes = [], getattr(names, "BYTES", BYTES)
-        table = machine.alloc(
-            8 * RANKS, "addresses", regions=[("addresses", 0, (RANKS,), np.uint64, ("rank",))]
-        )
+        table = machine.alloc(8 * RANKS, "addresses", regions=[("addresses", 0, (RANKS,), np.uint64, ("rank",))])
         try:
             for rank in range(RANKS):
                 memories.append(machine.alloc(nbytes, "memory", rank, regions=regions))
@@ -162,11 +160,7 @@ class Exhibit:
         for node in ast.parse(self.source).body:
             if isinstance(node, (ast.Import, ast.ImportFrom, ast.Expr)):
                 continue
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in (
-                "LINKS",
-                "REPAIR",
-                "ALSO",
-            ):
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("LINKS", "REPAIR", "ALSO"):
                 continue
             first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
             out.append([(n, lines[n - 1]) for n in range(first, node.end_lineno + 1)])
@@ -181,12 +175,7 @@ class Exhibit:
     def diff(self):
         """The repair as lines of a unified diff, with little around it."""
         made = difflib.unified_diff(
-            self.source.splitlines(),
-            self.repaired_source.splitlines(),
-            "broken",
-            "repaired",
-            n=1,
-            lineterm="",
+            self.source.splitlines(), self.repaired_source.splitlines(), "broken", "repaired", n=1, lineterm=""
         )
         return list(made)[2:]
 
@@ -206,10 +195,7 @@ class Exhibit:
         if line in self.guilty:
             return True, f"it is line {line}: {at[line].strip()}"
         if line not in at:
-            return (
-                False,
-                f"there is no line {line} in the code: it has lines {min(at)} to {max(at)}.",
-            )
+            return (False, f"there is no line {line} in the code: it has lines {min(at)} to {max(at)}.")
         if not at[line].strip():
             return False, f"line {line} is empty."
         if f"{self.file.name}:{line} " in self.first_failure().says:
@@ -225,11 +211,7 @@ def told(recorder):
     """The operations on memory in order, one a line; repeated polls are shown once."""
     out, last = [], {}
     for event in recorder.events:
-        if (
-            event.kind in ("begin", "end", "warp barrier")
-            or event.span is not None
-            and event.span.name == "addresses"
-        ):
+        if event.kind in ("begin", "end", "warp barrier") or event.span is not None and event.span.name == "addresses":
             continue
         who = event.rank, event.block, event.thread
         what = event.line, event.address, event.saw
@@ -241,16 +223,12 @@ def told(recorder):
 
 
 def _line(event):
-    who = f"rank {event.rank} block {event.block}" + (
-        f" thread {event.thread}" if event.thread > 0 else ""
-    )
+    who = f"rank {event.rank} block {event.block}" + (f" thread {event.thread}" if event.thread > 0 else "")
     text = f"{who:24} line {event.line.rpartition(':')[2]:>3}  {event.word or event.kind}"
     if event.span is None:
         return text
     value = event.saw if event.wrote is None else event.wrote
     numbers = [] if value is None else np.frombuffer(value, np.int32).tolist()
     shown = " ".join(map(str, numbers[:4])) + (" ..." if len(numbers) > 4 else "")
-    place = re.sub(
-        r"\[word (\d+)\] of rank (\d+)", r"[\1] of \2", event.span.describe(event.address)
-    )
+    place = re.sub(r"\[word (\d+)\] of rank (\d+)", r"[\1] of \2", event.span.describe(event.address))
     return f"{text} {place} {'=' if event.wrote is not None else '->'} {shown}".rstrip("-> ")

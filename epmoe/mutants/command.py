@@ -11,15 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from epmoe.command_line import (
-    CANNOT_RUN,
-    DIFFERS,
-    EQUAL,
-    INTERRUPTED,
-    at_least_one,
-    at_least_zero,
-    part_of_all,
-)
+from epmoe.command_line import CANNOT_RUN, DIFFERS, EQUAL, INTERRUPTED, at_least_one, at_least_zero, part_of_all
 from epmoe.progress import progress
 from epmoe_ref.errors import EPValueError
 
@@ -36,20 +28,14 @@ OF_MUTANTS = ("slips", "sample", "only", "seeds", "jobs", "list", "reports", "pa
 
 def add_arguments(parser):
     """Add the options of mutants."""
-    parser.add_argument(
-        "--sample", type=at_least_one, metavar="N", help="run only N mutants, always the same ones"
-    )
+    parser.add_argument("--sample", type=at_least_one, metavar="N", help="run only N mutants, always the same ones")
     parser.add_argument(
         "--only",
         metavar="FILE[:LINE]",
         help="run only mutants of a file of epmoe/kernels, of one line, or of a folder (plain/)",
     )
     parser.add_argument(
-        "--seeds",
-        type=at_least_one,
-        default=3,
-        metavar="N",
-        help="schedules tried in each world (default 3)",
+        "--seeds", type=at_least_one, default=3, metavar="N", help="schedules tried in each world (default 3)"
     )
     parser.add_argument(
         "--jobs",
@@ -63,9 +49,7 @@ def add_arguments(parser):
         action="store_true",
         help="print every mutant's verdict, not only the survivors' (--patch always does)",
     )
-    parser.add_argument(
-        "--reports", action="store_true", help="also print the report for each killed mutant"
-    )
+    parser.add_argument("--reports", action="store_true", help="also print the report for each killed mutant")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
         "--slips",
@@ -79,8 +63,7 @@ def add_arguments(parser):
         "--patch",
         nargs="+",
         metavar="FILE",
-        help="instead: apply each of these unified diffs "
-        "(`git diff`) to epmoe/kernels, and run it in all worlds",
+        help="instead: apply each of these unified diffs (`git diff`) to epmoe/kernels, and run it in all worlds",
     )
     instead.add_argument(
         "--as-they-are",
@@ -88,9 +71,7 @@ def add_arguments(parser):
         help="instead: run the unchanged kernels in all worlds; nothing may be reported",
     )
     instead.add_argument(
-        "--faults",
-        action="store_true",
-        help="instead: show four faults of public kernels, and the reports",
+        "--faults", action="store_true", help="instead: show four faults of public kernels, and the reports"
     )
     instead.add_argument(
         "--thresholds",
@@ -101,15 +82,10 @@ def add_arguments(parser):
         "--random",
         type=at_least_zero,
         metavar="N",
-        help="with --patch and --as-they-are: "
-        f"also run N random worlds, one schedule each (default {RANDOM_WORLDS})",
+        help=f"with --patch and --as-they-are: also run N random worlds, one schedule each (default {RANDOM_WORLDS})",
     )
-    parser.add_argument(
-        "--part", type=part_of_all, metavar="I/N", help="run part I of N of the mutants"
-    )
-    parser.add_argument(
-        "--write", action="store_true", help="with --faults: write README.md of epmoe/mutants"
-    )
+    parser.add_argument("--part", type=part_of_all, metavar="I/N", help="run part I of N of the mutants")
+    parser.add_argument("--write", action="store_true", help="with --faults: write README.md of epmoe/mutants")
 
 
 def run(args, console=None):
@@ -155,10 +131,7 @@ def run(args, console=None):
     except EPValueError:
         raise
     except tuple(hunt.KILLS) as error:
-        print(
-            f"epmoe mutants: the unedited kernels fail (--as-they-are shows where): {error}",
-            file=sys.stderr,
-        )
+        print(f"epmoe mutants: the unedited kernels fail (--as-they-are shows where): {error}", file=sys.stderr)
         return CANNOT_RUN
     unexpected = verdicts.end(undecided, args.seeds, time.perf_counter() - start)
     return INTERRUPTED if undecided else DIFFERS if unexpected else EQUAL
@@ -183,9 +156,7 @@ def read_patches(args):
     from epmoe.mutants.patches import edit_of
 
     if args.patch and args.only:
-        raise EPValueError(
-            f"--only {args.only} chooses among mutants made of the source: leave it out with --patch"
-        )
+        raise EPValueError(f"--only {args.only} chooses among mutants made of the source: leave it out with --patch")
     texts = [(name, Path(name).read_text(errors="surrogateescape")) for name in args.patch or ()]
     return [edit_of(name, text) for name, text in texts]
 
@@ -202,11 +173,7 @@ def _refuse_no_such_file(only):
         near = difflib.get_close_matches(file, there, 1)
         raise EPValueError(
             f"--only {only}: no file {file} in epmoe/kernels"
-            + (
-                f"; did you mean {near[0]}?"
-                if near
-                else ", for instance spin.py, formats/row_copy.py"
-            )
+            + (f"; did you mean {near[0]}?" if near else ", for instance spin.py, formats/row_copy.py")
         )
 
 
@@ -217,9 +184,7 @@ def choose(args, mutants):
         mutants = [
             m
             for m in mutants
-            if m.token.file in (file, f"{file}.py")
-            or file.endswith("/")
-            and m.token.file.startswith(file)
+            if m.token.file in (file, f"{file}.py") or file.endswith("/") and m.token.file.startswith(file)
             if line in ("", str(m.token.line))
         ]
         if not mutants:
@@ -233,9 +198,7 @@ def choose(args, mutants):
         number, of = args.part
         mutants = mutants[number - 1 :: of]
     if not mutants:
-        raise EPValueError(
-            f"--part {number}/{of}: no mutant is in this part, so nothing would be tried"
-        )
+        raise EPValueError(f"--part {number}/{of}: no mutant is in this part, so nothing would be tried")
     return mutants
 
 
@@ -269,10 +232,7 @@ def _say_who_runs(console, edit, coverage):
     """Print how many worlds run the lines that an edit changes."""
     n = len(coverage.running(edit))
     beside = f", {len(coverage.beside(edit))} only their functions" if n else ""
-    console.print(
-        f"{edit.key}: {n} of {len(coverage.order)} worlds run the edited lines{beside}",
-        markup=False,
-    )
+    console.print(f"{edit.key}: {n} of {len(coverage.order)} worlds run the edited lines{beside}", markup=False)
 
 
 def show_as_they_are(args, console):
@@ -286,18 +246,13 @@ def show_as_they_are(args, console):
     runs += runs_of_random(args.random)
     done = reported = 0
     try:
-        with (
-            hunt.pool(args.jobs) as workers,
-            progress(console, "the kernels as they are", len(runs)) as shown,
-        ):
+        with hunt.pool(args.jobs) as workers, progress(console, "the kernels as they are", len(runs)) as shown:
             for name, seed, how, report in workers.imap_unordered(hunt.as_they_are, runs):
                 done, reported = done + 1, reported + bool(how)
                 shown.advance()
                 if how or args.list:
                     console.print(
-                        f'{how or "silent":8} "{name}", seed {seed}',
-                        markup=False,
-                        style="bold red" if how else "",
+                        f'{how or "silent":8} "{name}", seed {seed}', markup=False, style="bold red" if how else ""
                     )
                 if report:
                     console.print(f"    {report}".replace("\n", "\n    "), markup=False)
@@ -325,10 +280,7 @@ def show_thresholds(args, console):
     from epmoe.mutants.worlds import WORLDS
 
     seen = {}
-    with (
-        hunt.pool(args.jobs) as workers,
-        progress(console, "which world crosses what", len(WORLDS)) as shown,
-    ):
+    with hunt.pool(args.jobs) as workers, progress(console, "which world crosses what", len(WORLDS)) as shown:
         for name, sides in workers.imap_unordered(thresholds.sides_in, WORLDS):
             seen[name] = sides
             shown.advance()
@@ -340,9 +292,7 @@ def show_thresholds(args, console):
         for side, word in zip(worlds, ("below", "at", "above")):
             first = f', first "{worlds[side][0]}"' if worlds[side] else ""
             console.print(f"    {word:6}{len(worlds[side]):4}{first}", markup=False)
-    console.print(
-        f"{len(found)} thresholds, {len(WORLDS)} worlds: {len(missed)} crossed by none and not explained"
-    )
+    console.print(f"{len(found)} thresholds, {len(WORLDS)} worlds: {len(missed)} crossed by none and not explained")
     return DIFFERS if missed else EQUAL
 
 
@@ -369,11 +319,7 @@ def show_faults(console):
         if fault.repair:
             silent = repaired_is_silent(fault)
             missed += not silent
-            console.print(
-                f"repaired ({fault.repair_is}): {'silent' if silent else 'REPORTED'}", markup=False
-            )
+            console.print(f"repaired ({fault.repair_is}): {'silent' if silent else 'REPORTED'}", markup=False)
     word = "[bold red]FAIL[/bold red]" if missed else "[bold green]PASS[/bold green]"
-    console.print(
-        f"\n{word}  {len(FAULTS)} faults of public kernels, put into ours: {missed} not judged rightly"
-    )
+    console.print(f"\n{word}  {len(FAULTS)} faults of public kernels, put into ours: {missed} not judged rightly")
     return DIFFERS if missed else EQUAL

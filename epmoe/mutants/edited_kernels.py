@@ -91,9 +91,7 @@ def load(edits, *, constants=None, seen_by=None, names=None):
         original = sys.modules[f"{NAME}.{stem}"]
         # the edited module has its own globals, and imports from the copy
         edited = importlib.util.module_from_spec(
-            importlib.util.spec_from_loader(
-                f"{NAME}.{stem}__edited", None, origin=str(FOLDER / file)
-            )
+            importlib.util.spec_from_loader(f"{NAME}.{stem}__edited", None, origin=str(FOLDER / file))
         )
         edited.__package__ = original.__package__
         vars(edited).update(vars(original) | {"__name__": f"{NAME}.{stem}__edited"})
@@ -113,10 +111,7 @@ def _replace(names, original, edited):
     for name, value in list(names.items()):
         if value is original:
             names[name] = edited
-        elif (
-            getattr(value, "__module__", None) == original.__name__
-            and vars(original).get(name) is value
-        ):
+        elif getattr(value, "__module__", None) == original.__name__ and vars(original).get(name) is value:
             names[name] = vars(edited)[name]
 
 

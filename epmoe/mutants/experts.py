@@ -89,16 +89,10 @@ def _kernel(hidden, n_bytes, n_groups):
 def launch(run, rank, output_tokens, row_offsets, expert_outputs):
     """Queue the experts of a rank after its dispatch, and then a SwiGLU of their rows. All three arrays are Buffers."""
     cfg = run.cfg
-    addresses = np.array(
-        [output_tokens.address, row_offsets.address, expert_outputs.address], np.uint64
-    )
+    addresses = np.array([output_tokens.address, row_offsets.address, expert_outputs.address], np.uint64)
     params = run.put("parameters of the experts", rank, addresses)
     run.machine.launch(
-        _kernel(cfg.hidden, row_bytes(cfg), cfg.n_groups),
-        GRID,
-        THREADS,
-        (params, 0, rank),
-        stream=run.streams[rank],
+        _kernel(cfg.hidden, row_bytes(cfg), cfg.n_groups), GRID, THREADS, (params, 0, rank), stream=run.streams[rank]
     )
     if "swiglu" in run.calls:
         width = cfg.hidden // 2
@@ -119,17 +113,13 @@ def check_gated(run):
         if width % GROUP:
             wrong, want = [], fused_silu(rows, offsets).view(np.int16)
         else:
-            want, want_scales = (
-                x.view(t) for x, t in zip(fused_silu_fp8(rows, offsets), (np.int8, np.float32))
-            )
+            want, want_scales = (x.view(t) for x, t in zip(fused_silu_fp8(rows, offsets), (np.int8, np.float32)))
             got = scales.read(np.float32, (width // GROUP, run.capacity))[:, :n]
             wrong = np.argwhere(~np.isclose(got, want_scales, rtol=1e-5))
         codes = gated.read(want.dtype, (run.capacity, width))[:n]
         wrong = [*wrong, *np.argwhere(abs(codes.astype(int) - want) > 1)]
         if wrong:
-            raise WrongResult(
-                f"rank {rank}: SwiGLU's code or scale at {wrong[0].tolist()} is not the reference's"
-            )
+            raise WrongResult(f"rank {rank}: SwiGLU's code or scale at {wrong[0].tolist()} is not the reference's")
 
 
 def swiglu_of(kernels, cfg, launch):

@@ -37,9 +37,7 @@ def spoil(run):
     region = next(c for c in layout.counter_regions(run.cfg) if c.name == "finished")
     entry = STUCK_EXPERT * run.cfg.n_src_ranks + 1
     word = np.array([run.at(0, "ep_counters") + region.offset + 4 * entry], np.uint64)
-    run.machine.launch(
-        spoil_word, 1, 32, (run.put("address to spoil", 0, word), 0, 0), stream=run.streams[0]
-    )
+    run.machine.launch(spoil_word, 1, 32, (run.put("address to spoil", 0, word), 0, 0), stream=run.streams[0])
 
 
 def check(run, rounds):
@@ -54,9 +52,7 @@ def check(run, rounds):
         if wanted[0] == status.COMBINE_WAIT and run.returned_to == "combine_lamport_buf":
             wanted = status.COMBINE_WAIT, status.FOR_ROWS
         if (words[status.FAILED], words[status.WAITED_FOR]) != wanted:
-            raise WrongResult(
-                f"status of rank {rank} is {words.tolist()}; it must begin with {wanted}"
-            )
+            raise WrongResult(f"status of rank {rank} is {words.tolist()}; it must begin with {wanted}")
         if isinstance(world, PlainWorld) and wanted[1] == status.FOR_RECV_COUNT:
             _index_of_a_missing_signal(run, rank, words)
         for number, results in enumerate(rounds, 1):
@@ -65,9 +61,7 @@ def check(run, rounds):
                 _no_row_missing(run, rank, f"round {number}, rank {rank}: combined", combined)
             if world.absent:
                 _untouched(f"round {number}, rank {rank}: output_tokens", groups["output_tokens"])
-                _untouched(
-                    f"round {number}, rank {rank}: row_offsets[1:]", groups["row_offsets"], first=1
-                )
+                _untouched(f"round {number}, rank {rank}: row_offsets[1:]", groups["row_offsets"], first=1)
             if world.absent and number > 1:  # this round must not begin
                 _untouched(f"round {number}, rank {rank}: clean_topk_ids", groups["topk_ids"])
             if world.stuck == "dispatch" and rank == 1:
@@ -75,12 +69,7 @@ def check(run, rounds):
                 ids, expert = inputs(world)[0][2], run.cfg.n_local_experts  # rank 1's first
                 first = sum(int((of_rank == expert).sum()) for of_rank in ids)
                 end = first + int((ids[0] == expert + 1).sum())
-                _untouched(
-                    f"rank {rank}: rows of local expert 1 from rank 0",
-                    groups["output_tokens"],
-                    first,
-                    end,
-                )
+                _untouched(f"rank {rank}: rows of local expert 1 from rank 0", groups["output_tokens"], first, end)
         if world.absent and not run.may_send_few(rank, 0):
             _claims_of_one_round(run, rank)
         if world.absent and isinstance(world, PlainWorld):
@@ -103,9 +92,7 @@ def _no_row_missing(run, rank, what, combined):
     if WAITED[run.world.stuck or "absent", rank][0] != status.COMBINE_WAIT:
         return _untouched(what, combined)
     for token, ids in enumerate(inputs(run.world)[0][2][rank]):
-        missing = (
-            ids == STUCK_EXPERT if run.world.stuck == "combine" else ids >= run.cfg.n_local_experts
-        )  # of rank 1
+        missing = ids == STUCK_EXPERT if run.world.stuck == "combine" else ids >= run.cfg.n_local_experts  # of rank 1
         if missing.any():
             _untouched(f"{what}[{token}]", combined, token, token + 1)
 
@@ -120,11 +107,7 @@ def _claims_of_one_round(run, rank):
     """The second round must not have begun: `reserved` counts only the messages of the first one."""
     cfg, claimed = run.cfg, run.counters(rank, "reserved")
     ids = inputs(run.world)[0][2][rank]
-    counts = (
-        np.bincount(ids[ids >= 0], minlength=cfg.n_experts)
-        .reshape(cfg.n_ranks, cfg.n_local_experts)
-        .T
-    )
+    counts = np.bincount(ids[ids >= 0], minlength=cfg.n_experts).reshape(cfg.n_ranks, cfg.n_local_experts).T
     if (claimed != counts).any():
         raise Leftover(
             f"reserved of rank {rank} is {claimed.tolist()}, round 1 claimed {counts.tolist()}: a kernel "
@@ -136,9 +119,7 @@ def _signals_of_one_round(run, rank):
     """Rank completion counts the signals of the first round. Only the end of dispatch_wait resets it."""
     told, cfg = run.counters(rank, "rank_completion"), run.cfg
     wanted = np.where(np.arange(len(told)) < cfg.p2p_world_size, cfg.n_local_experts, 0)
-    if (told != wanted).any() or (
-        run.counters(rank, "finished") != run.counters(rank, "reserved")
-    ).any():
+    if (told != wanted).any() or (run.counters(rank, "finished") != run.counters(rank, "reserved")).any():
         raise Leftover(
             f"rank completion of rank {rank} is {told.tolist()}, {wanted.tolist()} signals were sent; or "
             "finished differs from reserved"

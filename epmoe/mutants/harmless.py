@@ -33,14 +33,11 @@ TOLD_STATUS = (
 
 HARMLESS = {
     "formats/row_encoder.py encode_row.encode_part: load16 -> load16_nc": INPUT + ": input_tokens",
-    "formats/row_encoder.py encode_row.encode_part: load16 -> load16_nc (number 2)": INPUT
-    + ": input_tokens",
-    "plain/combine.py _reduce.with_shared_expert: load16 -> load16_nc": INPUT
-    + ": the expert outputs given to combine",
+    "formats/row_encoder.py encode_row.encode_part: load16 -> load16_nc (number 2)": INPUT + ": input_tokens",
+    "plain/combine.py _reduce.with_shared_expert: load16 -> load16_nc": INPUT + ": the expert outputs given to combine",
     "plain/messages.py _convert_row.eight_of_fp16: load16 -> load16_nc": INPUT + ": input_tokens",
     "plain/messages.py _convert_row.eight_of_fp32: load16 -> load16_nc": INPUT + ": input_tokens",
-    "plain/messages.py _convert_row.eight_of_fp32: load16 -> load16_nc (number 2)": INPUT
-    + ": input_tokens",
+    "plain/messages.py _convert_row.eight_of_fp32: load16 -> load16_nc (number 2)": INPUT + ": input_tokens",
     **{
         f"plain/{kernel.partition('_')[0]}.py {kernel}.{kernel}: syncthreads_or(has_failed(status)) -> "
         "(has_failed(status))": LEAVE
@@ -52,8 +49,7 @@ HARMLESS = {
             "combine_kernel",
         )
     },
-    "pairs/reduce.py _reduced.reduce_run: load16 -> load16_nc": INPUT
-    + ": the expert outputs given to combine",
+    "pairs/reduce.py _reduced.reduce_run: load16 -> load16_nc": INPUT + ": the expert outputs given to combine",
     "swiglu.py bf16_rows.piece: load16 -> load16_nc": SWIGLU,
     "swiglu.py bf16_rows.piece: load16 -> load16_nc (number 2)": SWIGLU,
     "swiglu.py fp8_rows.piece: load16 -> load16_nc": SWIGLU,
@@ -62,15 +58,13 @@ HARMLESS = {
     "swiglu.py fp8_rows.piece: load16 -> load16_nc (number 4)": SWIGLU,
     "rows/copy.py move_kernel.rows_move: load16 -> load16_nc": "peers fill the staging area before the previous launch ends, and again only after this rank announces its next "
     "call",
-    "rows/reduce.py sum_of_experts.sum_at: load16 -> load16_nc": INPUT
-    + ": the expert outputs given to combine",
+    "rows/reduce.py sum_of_experts.sum_at: load16 -> load16_nc": INPUT + ": the expert outputs given to combine",
     "rows/combine.py combine_kernel.rows_combine: syncthreads_or(not reduce_rows(call, announced)) -> "
     "(not reduce_rows(call, announced))": AGREE,
     "rows/dispatch.py moving.by_flags: syncthreads_or(not ok) -> (not ok)": AGREE,
     "rows/announce.py closing.may_end: syncthreads_or(not ok) -> (not ok)": "the barrier of await_part, which follows, passes on to the block what the last thread acquired. "
     + AGREE,
-    "rows/few/combine.py _reducing.sum_piece: load16 -> load16_nc": INPUT
-    + ": the expert outputs given to combine",
+    "rows/few/combine.py _reducing.sum_piece: load16 -> load16_nc": INPUT + ": the expert outputs given to combine",
     "rows/few/lamport.py put_back: st_relaxed_sys_u64 -> st_relaxed_gpu_u64": PUT_BACK,
     "rows/few/lamport.py put_back: st_relaxed_sys_u64 -> st_relaxed_cta_u64": PUT_BACK,
     "rows/handle.py writing.write_counts: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) -> nothing": "only expert-major dispatches use this word; otherwise the host merely copies it with the others",

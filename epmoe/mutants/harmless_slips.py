@@ -4,9 +4,7 @@ Names are Slip.key.
 """
 
 OTHERS = "the two touch different words, and the barrier before the signals follows both"
-WORDS = (
-    "the two store different words, and each word names the call; words have no order among them"
-)
+WORDS = "the two store different words, and each word names the call; words have no order among them"
 SOONER = "the wait for dispatch_async comes sooner; the other statement reads only parameters or the clock"
 READ = "no kernel writes the inputs that it reads"
 

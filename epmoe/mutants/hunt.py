@@ -31,13 +31,7 @@ KILLS = {
     Leftover: "leftover",
     EPError: "error",
 }
-RUNS = {
-    World: WorldRun,
-    PlainWorld: PlainRun,
-    RowsWorld: RowsRun,
-    PublicWorld: PublicRun,
-    SwigluWorld: SwigluRun,
-}
+RUNS = {World: WorldRun, PlainWorld: PlainRun, RowsWorld: RowsRun, PublicWorld: PublicRun, SwigluWorld: SwigluRun}
 SEEDS = 3
 OWN_WORLDS = {"rows/": RowsWorld, "plain/": PlainWorld}
 
@@ -78,9 +72,7 @@ def all_mutants():
         ]
         return [file.removesuffix(".py") for file in users]
 
-    return for_importers(
-        [m for file, source in sources.items() for m in mutants_of(file, source)], importers
-    )
+    return for_importers([m for file, source in sources.items() for m in mutants_of(file, source)], importers)
 
 
 def slips_in_pairs(workers, file):
@@ -90,9 +82,7 @@ def slips_in_pairs(workers, file):
 
 def slips_in_files():
     """The slips that are found from the source alone."""
-    return [
-        s for file in edited_kernels.files() for s in slips_of(file, edited_kernels.source_of(file))
-    ]
+    return [s for file in edited_kernels.files() for s in slips_of(file, edited_kernels.source_of(file))]
 
 
 def _pairs(name):
@@ -143,9 +133,7 @@ def edits_of(mutant):
     if isinstance(mutant, Edit):
         return mutant.edits
     edits = {}
-    for part in sorted(
-        filter(None, (mutant, getattr(mutant, "other", None))), key=lambda p: -p.token.start
-    ):
+    for part in sorted(filter(None, (mutant, getattr(mutant, "other", None))), key=lambda p: -p.token.start):
         source = edits.get(part.token.file) or edited_kernels.source_of(part.token.file)
         edits[part.token.file] = part.apply(source)
     return edits
@@ -163,9 +151,7 @@ def visits(name, lines=None):
     for file in edited_kernels.files() if lines is None else lines:
         source = edited_kernels.source_of(file)
         if lines is None:
-            edits[file] = marked_tokens(
-                file, source, {m.token.start: m.token for m in mutants_of(file, source)}
-            )
+            edits[file] = marked_tokens(file, source, {m.token.start: m.token for m in mutants_of(file, source)})
         else:
             edits[file] = marked_lines(file, source, lines[file])
 
@@ -203,11 +189,7 @@ class Coverage:
             return self.around(mutant)
         if isinstance(mutant, Edit):
             return self.running(mutant)
-        found = [
-            name
-            for name in self.order
-            if any(v[:2] == at and by in (None, v[2]) for v in self.seen[name])
-        ]
+        found = [name for name in self.order if any(v[:2] == at and by in (None, v[2]) for v in self.seen[name])]
         return found or self.around(mutant)
 
     def running(self, edit):
@@ -237,9 +219,7 @@ class Coverage:
             found = [
                 name
                 for name in self.order
-                if any(
-                    v[0] == file and v[1] in starts and by in (None, v[2]) for v in self.seen[name]
-                )
+                if any(v[0] == file and v[1] in starts and by in (None, v[2]) for v in self.seen[name])
             ]
             if found:
                 return found
@@ -265,10 +245,7 @@ def cover(workers, names=None, advance=lambda: None):
 
 def functions_around(lines):
     """{file: lines at which the functions around the lines {file: numbers} begin to run}."""
-    return {
-        file: functions_of(edited_kernels.source_of(file), numbers)
-        for file, numbers in lines.items()
-    }
+    return {file: functions_of(edited_kernels.source_of(file), numbers) for file, numbers in lines.items()}
 
 
 def cover_lines(workers, edits, names, advance=lambda: None):

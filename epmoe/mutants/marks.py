@@ -38,9 +38,7 @@ def functions_of(source, lines):
     functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef)]
     for line in lines:
         around = [
-            f
-            for f in functions
-            if min((f, *f.decorator_list), key=lambda n: n.lineno).lineno <= line <= f.end_lineno
+            f for f in functions if min((f, *f.decorator_list), key=lambda n: n.lineno).lineno <= line <= f.end_lineno
         ]
         if around:
             found.add(_first(max(around, key=lambda f: f.lineno)))
@@ -72,15 +70,10 @@ def marked_lines(file, source, lines):
         if hit:
             begin, end = (
                 starts[at - 1] + column
-                for at, column in (
-                    (part.lineno, part.col_offset),
-                    (part.end_lineno, part.end_col_offset),
-                )
+                for at, column in ((part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset))
             )
             call = " and ".join(f"{NAME}({file!r}, {-line})" for line in sorted(hit))
-            insertions += (
-                [(begin, f"{call}; ")] if part is node else [(begin, f"({call} and ("), (end, "))")]
-            )
+            insertions += [(begin, f"{call}; ")] if part is node else [(begin, f"({call} and ("), (end, "))")]
     for at, text in sorted(insertions, reverse=True):
         raw = raw[:at] + text.encode() + raw[at:]
     return raw.decode()

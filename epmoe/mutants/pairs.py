@@ -25,11 +25,7 @@ def seen_in(run):
         run()
     finally:
         Detector.observe = observe
-    return {
-        (r, q)
-        for r, q in found
-        if r[0] and q[0] and (m := STRONG.match(r[2])) and m[2] in ("release", "acq_rel")
-    }
+    return {(r, q) for r, q in found if r[0] and q[0] and (m := STRONG.match(r[2])) and m[2] in ("release", "acq_rel")}
 
 
 def _site(access):
@@ -52,16 +48,9 @@ def slips_of_pairs(sites):
     """A slip for each pair of sites."""
     out = []
     for release, acquire in sorted(sites):
-        first, second = (
-            _relaxed(file).get((line, word)) for file, line, word in (release, acquire)
-        )
+        first, second = (_relaxed(file).get((line, word)) for file, line, word in (release, acquire))
         if first and second and first.token != second.token:
             what = f"{release[2]} and {acquire[0]}'s {acquire[2]} become relaxed"
-            parts = [
-                Slip(m.token, "both", m.new, what, (m.token.line, m.token.line))
-                for m in (first, second)
-            ]
-            out.append(
-                Slip(parts[0].token, "both", parts[0].new, what, parts[0].lines, other=parts[1])
-            )
+            parts = [Slip(m.token, "both", m.new, what, (m.token.line, m.token.line)) for m in (first, second)]
+            out.append(Slip(parts[0].token, "both", parts[0].new, what, parts[0].lines, other=parts[1]))
     return out

@@ -31,11 +31,7 @@ class Hunk:
         """Index of its first line in a file: the stated place, else the only place that fits; None if there is none."""
         if not self.old:
             return self.first if self.first <= len(lines) else None
-        fits = [
-            i
-            for i in range(len(lines) - len(self.old) + 1)
-            if lines[i : i + len(self.old)] == self.old
-        ]
+        fits = [i for i in range(len(lines) - len(self.old) + 1) if lines[i : i + len(self.old)] == self.old]
         return self.first - 1 if self.first - 1 in fits else fits[0] if len(fits) == 1 else None
 
 
@@ -46,9 +42,7 @@ def edit_of(name, text):
     """
     files = _files(name, text)
     if not files:
-        raise EPValueError(
-            f"{name}: holds no change of a file (--- a/..., +++ b/..., @@ ... @@); {REMEDY}"
-        )
+        raise EPValueError(f"{name}: holds no change of a file (--- a/..., +++ b/..., @@ ... @@); {REMEDY}")
     edits, lines = {}, {}
     for old, new, hunks in files:
         if NOWHERE in (old, new):
@@ -73,9 +67,7 @@ def _files(name, text):
             hunk, i = _hunk(name, lines, i)
             out[-1][2].append(hunk)
         elif lines[i].startswith(("rename from ", "Binary files ", "GIT binary patch")):
-            raise EPValueError(
-                f"{name}: {lines[i].strip()!r} does not change lines of a source; {REMEDY}"
-            )
+            raise EPValueError(f"{name}: {lines[i].strip()!r} does not change lines of a source; {REMEDY}")
         else:
             i += 1
     return [f for f in out if f[2] or NOWHERE in f]
@@ -90,14 +82,10 @@ def _hunk(name, lines, i):
     """The Hunk that begins at lines[i], and the index after it."""
     match = HEADER.match(lines[i])
     if not match:
-        raise EPValueError(
-            f"{name}: {lines[i].strip()!r} is not the header of a hunk (@@ -5,3 +5,2 @@); {REMEDY}"
-        )
+        raise EPValueError(f"{name}: {lines[i].strip()!r} is not the header of a hunk (@@ -5,3 +5,2 @@); {REMEDY}")
     first, n_old, _, n_new = (1 if n is None else int(n) for n in match.groups())
     hunk, i = Hunk(match[0], first), i + 1
-    while i < len(lines) and (
-        len(hunk.old) < n_old or len(hunk.new) < n_new or lines[i].startswith("\\")
-    ):
+    while i < len(lines) and (len(hunk.old) < n_old or len(hunk.new) < n_new or lines[i].startswith("\\")):
         kind, line = lines[i][0], lines[i][1:]
         if kind == "\\":  # no newline at the end of the previous line
             for side in (hunk.old, hunk.new):
@@ -143,9 +131,7 @@ def _apply(name, path, hunks, edits):
             if not fits
             else f"it fits {' and '.join(f[0] for f in fits)}"
         )
-        raise EPValueError(
-            f"{name}: does not apply to {path}: {why}; {REMEDY}, from the repository's root"
-        )
+        raise EPValueError(f"{name}: does not apply to {path}: {why}; {REMEDY}, from the repository's root")
     file, new, _ = fits[0]
     if new == edited_kernels.source_of(file):
         raise EPValueError(f"{name}: changes nothing of {ROOT}{file}; {REMEDY}")

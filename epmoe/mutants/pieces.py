@@ -33,10 +33,7 @@ class Hunt:
                 _, number, runs = pieces.popleft()
                 if number not in self.ended:
                     workers.apply_async(
-                        _piece,
-                        (number, self.mutants[number], runs),
-                        callback=answers.put,
-                        error_callback=answers.put,
+                        _piece, (number, self.mutants[number], runs), callback=answers.put, error_callback=answers.put
                     )
                     flying += 1
             if not flying:
@@ -57,9 +54,7 @@ class Hunt:
         """The Verdict on a mutant, if this piece of its runs decides it."""
         self.done[number] += n_runs
         self.spent[number] += verdict.seconds
-        if number in self.ended or not (
-            verdict.killed or self.done[number] == len(self.runs[number])
-        ):
+        if number in self.ended or not (verdict.killed or self.done[number] == len(self.runs[number])):
             return None
         self.ended.add(number)
         return replace(verdict, seconds=self.spent[number])
@@ -81,11 +76,7 @@ class Hunt:
 def hunt_of(mutants, coverage, seeds=hunt.SEEDS):
     """The Hunt through all worlds that run a mutant, under each seed."""
     return Hunt(
-        mutants,
-        (
-            [(world, seed) for seed in range(seeds) for world in coverage.worlds(mutant)]
-            for mutant in mutants
-        ),
+        mutants, ([(world, seed) for seed in range(seeds) for world in coverage.worlds(mutant)] for mutant in mutants)
     )
 
 

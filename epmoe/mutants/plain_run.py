@@ -46,10 +46,9 @@ class PlainRun(WorldRun):
         if world.weights == "function":
             weights = dict(router_weights_wrapper=scaled_weight)
         if world.epilogue:
-            weights |= {
-                "value": dict(epilogue_fn=doubled),
-                "stores": dict(elementwise_lambda_fn=stored),
-            }[world.epilogue]
+            weights |= {"value": dict(epilogue_fn=doubled), "stores": dict(elementwise_lambda_fn=stored)}[
+                world.epilogue
+            ]
         sends = dict(input_type=world.input_type)
         if world.fused:
             return dict(
@@ -81,10 +80,7 @@ class PlainRun(WorldRun):
         tokens = self.array("input_tokens", rank, x.astype(INPUT[self.world.input_type]))
         topk_ids = self.array("topk_ids", rank, ids)
         clean = self.new("clean_topk_ids", rank, (cfg.max_tokens_per_rank, cfg.top_k), np.int32)
-        out = {
-            name: (self.new(name, rank, shape, dtype), shape, dtype)
-            for name, (shape, dtype) in shapes.items()
-        }
+        out = {name: (self.new(name, rank, shape, dtype), shape, dtype) for name, (shape, dtype) in shapes.items()}
         for name, shape, dtype in (
             ("row_offsets", (cfg.n_groups + 1,), np.uint32),
             ("expert_ids", (cfg.n_groups,), np.int32),
@@ -110,14 +106,10 @@ class PlainRun(WorldRun):
         send, counters = self.at(rank, "dispatch_send_buf"), self.at(rank, "ep_counters")
         to = self.peers(rank, "dispatch_recv_buf"), self.peers(rank, "dispatch_recv_count")
         here = self.at(rank, "dispatch_recv_buf"), self.at(rank, "dispatch_recv_count")
-        sends = dict(
-            clean_topk_ids=clean, **(dict(input_scales_args=(SCALE,)) if self.world.scaled else {})
-        )
+        sends = dict(clean_topk_ids=clean, **(dict(input_scales_args=(SCALE,)) if self.world.scaled else {}))
         counts = dict(recv_counts=groups[0]["recv_count"])
         if self.world.fused:
-            self.call(
-                rank, "dispatch", *inputs, *groups, send, *to, counters, rank, **sends, **counts
-            )
+            self.call(rank, "dispatch", *inputs, *groups, send, *to, counters, rank, **sends, **counts)
             return
         self.call(rank, "dispatch_async", *inputs, send, *to, counters, rank, **sends)
         shared = dict(send_buf_p=send, num_tokens=n) if self.cfg.fused_shared_expert else {}
@@ -129,11 +121,7 @@ class PlainRun(WorldRun):
         shape = (n, cfg.top_k, cfg.hidden) if world.unreduced else (n, cfg.hidden)
         combined = self.new("combined", rank, shape, BF16)
         rows = rows.array(BF16, (self.capacity, cfg.hidden))
-        args = dict(
-            router_weights_args=()
-            if world.unreduced
-            else (self.array("router_weights", rank, weights),)
-        )
+        args = dict(router_weights_args=() if world.unreduced else (self.array("router_weights", rank, weights),))
         if world.weights == "function":
             args["router_weights_args"] += (0.25,)
         if world.epilogue:
@@ -161,9 +149,7 @@ class PlainRun(WorldRun):
         class Stored:
             def read(self, dtype, shape):
                 if (combined.read(np.uint8, combined.nbytes) != 0xA5).any():
-                    raise WrongResult(
-                        f"{run.world.name}: output_tokens were written beside the output lambda"
-                    )
+                    raise WrongResult(f"{run.world.name}: output_tokens were written beside the output lambda")
                 run.machine.synchronize()
                 return values.astype(ml_dtypes.bfloat16)
 

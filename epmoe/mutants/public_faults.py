@@ -13,11 +13,7 @@ from epmoe.mutants.world_kinds import World
 from epmoe.mutants.worlds import WORLDS
 
 SMALL_REGION = World(
-    "seven blocks, four flags",
-    PLAIN | dict(n_experts=2, top_k=1),
-    ((5, 3),),
-    fused=True,
-    shape=(7, 32),
+    "seven blocks, four flags", PLAIN | dict(n_experts=2, top_k=1), ((5, 3),), fused=True, shape=(7, 32)
 )
 
 
@@ -71,11 +67,7 @@ FAULTS = (
         "the other signals before the last one, so the peer may read messages that have not arrived.",
         (
             ("pairs/signal.py", SIGNAL, LAST_SIGNAL),
-            (
-                "pairs/signal.py",
-                "from epmoe.device import int32\n",
-                "from epmoe.device import int32, load_u64\n",
-            ),
+            ("pairs/signal.py", "from epmoe.device import int32\n", "from epmoe.device import int32, load_u64\n"),
             (
                 "pairs/signal.py",
                 "                clear_single(call.ep_counters, i32(0))",
@@ -86,26 +78,14 @@ FAULTS = (
             ),
         ),
         WORLDS["three ranks, split"],
-        (
-            (
-                "pairs/signal.py",
-                "            st_relaxed_sys_u64(counts",
-                "            st_release_sys_u64(counts",
-            ),
-        ),
+        (("pairs/signal.py", "            st_relaxed_sys_u64(counts", "            st_release_sys_u64(counts"),),
         "every signal is a release",
     ),
     Fault(
         "completion counters over region B",
         "Combine counts the rows that went back in words that overlap region B, which dispatch_wait leaves behind "
         "with its prefix sums. The count starts wrong, beyond the number at which a signal is sent, and it never is.",
-        (
-            (
-                "pairs/send_back.py",
-                "word.finished(call.ep_counters, segment)",
-                "word.b(call.ep_counters, segment)",
-            ),
-        ),
+        (("pairs/send_back.py", "word.finished(call.ep_counters, segment)", "word.b(call.ep_counters, segment)"),),
         WORLDS["split"],
     ),
     Fault(
@@ -127,13 +107,7 @@ FAULTS = (
         "peer-written rows through the invariant load path",
         "dispatch_wait reads recv_buf by ld.global.nc, which is for what nobody writes while the kernel runs. Peers "
         "write recv_buf all the time; the load may return a line that was cached in an earlier round.",
-        (
-            (
-                "formats/row_copy.py",
-                "if read_only else load16, part_bounds",
-                "if read_only else load16_nc, part_bounds",
-            ),
-        ),
+        (("formats/row_copy.py", "if read_only else load16, part_bounds", "if read_only else load16_nc, part_bounds"),),
         WORLDS["fused"],
     ),
 )

@@ -48,9 +48,7 @@ def rounds(world):
     cfg, rng, out = world.cfg, np.random.default_rng(7), []
     for tokens in world.tokens:
         x = [
-            edges(rng, n, cfg.hidden)
-            if world.edges
-            else rng.normal(size=(n, cfg.hidden)).astype(ml_dtypes.bfloat16)
+            edges(rng, n, cfg.hidden) if world.edges else rng.normal(size=(n, cfg.hidden)).astype(ml_dtypes.bfloat16)
             for n in tokens
         ]
         ids = [_routing(world, n, rng) for n in tokens]
@@ -59,9 +57,7 @@ def rounds(world):
             x, ids, weights = ([of_ranks[0]] * cfg.n_ranks for of_ranks in (x, ids, weights))
         scale = [0.5 + 0.375 * rank for rank in range(cfg.n_ranks)] if world.scaled else 1.0
         want = epmoe_ref.dispatch(cfg, x, ids, **dict(input_scale=scale) if world.scaled else {})
-        combined = epmoe_ref.combine(
-            cfg, [outputs(cfg, d) for d in want], want, **reduction(world, weights)
-        )
+        combined = epmoe_ref.combine(cfg, [outputs(cfg, d) for d in want], want, **reduction(world, weights))
         out.append((x, ids, weights, scale, want, combined))
     return out
 
@@ -70,9 +66,7 @@ def _routing(world, n, rng):
     cfg = world.cfg
     if world.to_one:
         return np.full((n, cfg.top_k), cfg.n_experts - 1, np.int32)
-    ids = np.array(
-        [rng.permutation(cfg.n_experts)[: cfg.top_k] for _ in range(n)], np.int32
-    ).reshape(n, cfg.top_k)
+    ids = np.array([rng.permutation(cfg.n_experts)[: cfg.top_k] for _ in range(n)], np.int32).reshape(n, cfg.top_k)
     ids[rng.random(ids.shape) < 0.1] = -1
     return ids
 
@@ -115,9 +109,7 @@ class PublicRun:
         launch = LaunchConfig(*world.shape, **world.launch)
         with np.errstate(all="ignore"):
             expected = rounds(world)
-            with ExpertParallel(
-                world.cfg, self.local, fused=world.fused, launch=launch, _factories=self.kernels
-            ) as ep:
+            with ExpertParallel(world.cfg, self.local, fused=world.fused, launch=launch, _factories=self.kernels) as ep:
                 for number, round_ in enumerate(expected, 1):
                     self._round(ep, number, *round_)
                 if ep._engine.launch.trace:

@@ -45,12 +45,7 @@ def _sizes(rng, most_ranks):
     """(ranks, local experts, top_k, most tokens)."""
     n_ranks, local = int(min(most_ranks, rng.choice((2, 2, 2, 3, 4, 5)))), int(rng.choice(LOCAL))
     top_k = int(min(rng.choice((1, 2, 2, 3, 4, 8, 9, 17, 32)), n_ranks * local))
-    return (
-        n_ranks,
-        local,
-        top_k,
-        int(min(max(1, PAIRS // top_k), rng.choice((1, 2, 3, 5, 8, 9, 20, 34)))),
-    )
+    return (n_ranks, local, top_k, int(min(max(1, PAIRS // top_k), rng.choice((1, 2, 3, 5, 8, 9, 20, 34)))))
 
 
 def _tokens(rng, n_ranks, most):
@@ -86,17 +81,12 @@ def _config(rng, most_ranks=4):
         fused_shared_expert=bool(rng.random() < 0.2),
         alignment=int(rng.choice((16, 16, 16, 32, 128))),
     )
-    return sizes | dict(
-        hidden=_hidden(rng, TOKEN_FORMATS[token_format].hidden_multiple, n_ranks * most * top_k)
-    )
+    return sizes | dict(hidden=_hidden(rng, TOKEN_FORMATS[token_format].hidden_multiple, n_ranks * most * top_k))
 
 
 def _page(name, rng):
     sizes, fused = _config(rng), bool(rng.random() < 0.6)
-    tokens = tuple(
-        _tokens(rng, sizes["n_ranks"], sizes["max_tokens_per_rank"])
-        for _ in range(int(rng.integers(1, 5)))
-    )
+    tokens = tuple(_tokens(rng, sizes["n_ranks"], sizes["max_tokens_per_rank"]) for _ in range(int(rng.integers(1, 5))))
     local = sizes["n_experts"] // sizes["n_ranks"]
     late = local - 4 if local > 8 and rng.random() < 0.5 and sizes["top_k"] <= 4 else 0
     unreduced = bool(rng.random() < 0.2) and not sizes["fused_shared_expert"]
@@ -115,9 +105,7 @@ def _page(name, rng):
 
 
 def _public(name, rng):
-    sizes = _config(rng, most_ranks=3) | dict(
-        combine_dtype=str(rng.choice(("bf16", "fp16", "fp32")))
-    )
+    sizes = _config(rng, most_ranks=3) | dict(combine_dtype=str(rng.choice(("bf16", "fp16", "fp32"))))
     tokens = tuple(_tokens(rng, sizes["n_ranks"], sizes["max_tokens_per_rank"]) for _ in range(2))
     weights = str(rng.choice(("array", "array", "function", "none")))
     if sizes["fused_shared_expert"] and weights == "none":

@@ -39,9 +39,6 @@ def counted(ids, n_experts, n_dispatches, kernels):
     for rank, clean in enumerate(ids):
         bad = spoilt(clean, n_experts)
         outside = (bad < -1) | (bad >= n_experts)
-        want = (
-            n_dispatches * int(outside.sum()),
-            n_dispatches * int(((bad != clean) & ~outside).sum()),
-        )
+        want = (n_dispatches * int(outside.sum()), n_dispatches * int(((bad != clean) & ~outside).sum()))
         if (told[rank, "outside"], told[rank, "repeated"]) != want:
             raise WrongResult(f"rank {rank}: (outside, repeated) ids told {dict(told)}, not {want}")

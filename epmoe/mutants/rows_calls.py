@@ -29,18 +29,16 @@ class Inputs:
         self.world, self.rng = world, np.random.default_rng(11)
         experts = [e for e in range(world.n_experts - 1) if e % world.local >= world.from_expert]
         self.ids = [
-            np.array(
-                [self.rng.permutation(experts)[: world.top_k] for _ in range(n)], world.id_dtype
-            ).reshape(n, world.top_k)
+            np.array([self.rng.permutation(experts)[: world.top_k] for _ in range(n)], world.id_dtype).reshape(
+                n, world.top_k
+            )
             for n in world.tokens
         ]
         for ids in self.ids:
             ids[self.rng.random(ids.shape) < 0.15] = -1
         experts = range(world.n_experts)
         self.maps = [
-            np.array([[e in row for e in experts] for row in ids], bool).reshape(
-                len(ids), len(experts)
-            )
+            np.array([[e in row for e in experts] for row in ids], bool).reshape(len(ids), len(experts))
             for ids in self.ids
         ]
         if spoilt:
@@ -63,9 +61,7 @@ class Inputs:
                     words[(t // 2 + 2 * rank + REPLACED_AT) % len(words)] = REPLACED
         if not self.world.pairs:
             return values
-        return list(
-            zip(values, self.rows(self.world.tokens, np.float32, self.world.hidden // GROUP))
-        )
+        return list(zip(values, self.rows(self.world.tokens, np.float32, self.world.hidden // GROUP)))
 
     def turned(self, of_ranks, number):
         """Another routing with as many rows: rotated by `number` tokens."""
@@ -80,20 +76,12 @@ def rows_calls(world, make, functions, in_flight):
     """
     dispatch, sums, cached, *counted = functions
     given = [
-        (
-            make.tokens(),
-            make.turned(make.ids, number),
-            make.rows(world.tokens, np.float32, world.top_k),
-        )
+        (make.tokens(), make.turned(make.ids, number), make.rows(world.tokens, np.float32, world.top_k))
         for number in range(DISPATCHES)
     ]
     dispatched = [dispatch(*arguments) for arguments in given]
     handle, n = dispatched[-1][1], [len(i) for i in dispatched[-1][0][1]]
-    x = [
-        make.rows(n, world.dtype),
-        make.rows(n, np.float32),
-        *(make.rows(world.tokens) for _ in range(4)),
-    ]
+    x = [make.rows(n, world.dtype), make.rows(n, np.float32), *(make.rows(world.tokens) for _ in range(4))]
     probs = make.rows(n, np.float32, world.top_k)
     with in_flight():
         others = [sums(handle, x[0], probs), cached(handle, x[2])]
@@ -102,14 +90,8 @@ def rows_calls(world, make, functions, in_flight):
         others += [cached(handle, x[3]) for _ in range(world.combines)]
         others += [sums(handle, x[0], probs) for _ in range(world.combines)]
         for _ in range(3 * world.between):
-            few = [
-                [_cut(a, world.few) for a in of_ranks]
-                for of_ranks in (make.tokens(world.wide), *given[0][1:])
-            ]
-            rows_of = [
-                sum((ids // world.local == r).any(axis=1).sum() for ids in few[1])
-                for r in range(world.n_ranks)
-            ]
+            few = [[_cut(a, world.few) for a in of_ranks] for of_ranks in (make.tokens(world.wide), *given[0][1:])]
+            rows_of = [sum((ids // world.local == r).any(axis=1).sum() for ids in few[1]) for r in range(world.n_ranks)]
             others += [counted[0](*few, rows_of), sums(handle, x[0], probs)]
             if world.wide:  # the data that they leave in memory has the next calls' parity
                 others += [counted[0](*given[1], n), sums(handle, x[0], probs)]
@@ -121,10 +103,7 @@ def rows_calls(world, make, functions, in_flight):
 def hybrid_calls(world, make, functions, in_flight):
     """The calls of a HybridEP world, as in rows_calls."""
     dispatch, sums, cached = functions
-    given = [
-        (make.rows(world.tokens), make.rows(world.tokens, np.float32, world.n_experts))
-        for _ in range(3)
-    ]
+    given = [(make.rows(world.tokens), make.rows(world.tokens, np.float32, world.n_experts)) for _ in range(3)]
     maps = [make.turned(make.maps, number) for number in range(3)]
     if world.limit is None:  # later dispatches have more rows than the first
         maps[0] = [m & (np.arange(len(m)) % 2 == 1)[:, None] for m in maps[0]]
@@ -192,26 +171,15 @@ def on_device(world, buffer):
 
         def counted(x, ids, probs, n):
             (*columns, per_expert), _ = sent(x, ids, probs, True)
-            return [
-                [_cut(a, rows_here) for a, rows_here in zip(column, n)] for column in columns
-            ] + [per_expert]
+            return [[_cut(a, rows_here) for a, rows_here in zip(column, n)] for column in columns] + [per_expert]
 
         module, forward = rows, dispatch
     else:
 
         def forward(x, maps, probs):
-            options = (
-                world.local,
-                world.limit,
-                world.pad,
-                world.fp8,
-                world.p2p_world_size,
-                (None, None),
-            )
+            options = (world.local, world.limit, world.pad, world.fp8, world.p2p_world_size, (None, None))
             arrays = (x, maps) if probs is None else (x, maps, probs)
-            return buffer.call(
-                "dispatch", hybrid.DispatchPlan, hybrid.ARGUMENTS, arrays, options, None
-            )
+            return buffer.call("dispatch", hybrid.DispatchPlan, hybrid.ARGUMENTS, arrays, options, None)
 
         module = hybrid
 

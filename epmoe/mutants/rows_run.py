@@ -89,20 +89,14 @@ class RowsRun:
         """Run the world's rounds with the edited kernels. Raises the error that notices the edit."""
         blocks, threads = self.world.shape
         with self._edited():
-            buffer = Buffer(
-                self.local,
-                launch=LaunchConfig(blocks, threads, trace=self.world.trace),
-                timeout=TIMEOUT,
-            )
+            buffer = Buffer(self.local, launch=LaunchConfig(blocks, threads, trace=self.world.trace), timeout=TIMEOUT)
             buffer.knows_all_ranks = not self.world.asks
             buffer.max_tokens = int(self.world.asks)  # 0: it learns of the others'
             self._let_hosts_wait(buffer.host_words)
             try:
                 if not self.world.bad_ids:
                     return self._go(buffer)
-                with rows_bad_ids.counted(
-                    Inputs(self.world).ids, self.world.n_experts, DISPATCHES, self.kernels
-                ):
+                with rows_bad_ids.counted(Inputs(self.world).ids, self.world.n_experts, DISPATCHES, self.kernels):
                     self._go(buffer)
             finally:
                 self.machine.__dict__.pop("synchronize", None)
@@ -115,18 +109,14 @@ class RowsRun:
         inputs = Inputs(self.world, spoilt=self.world.bad_ids)
         if self.world.crowded:
             return self._go_crowded(buffer, functions[0], inputs)
-        results = CALLS[self.world.kind](
-            self.world, inputs, functions, lambda: self._in_flight(buffer)
-        )
+        results = CALLS[self.world.kind](self.world, inputs, functions, lambda: self._in_flight(buffer))
         if self.world.absent:
             return self._check_expired(buffer)
         buffer.check()
         buffer.placing.let_go()
         for number, (got, want) in enumerate(zip(flat(results), expected(self.world), strict=True)):
             if got.shape != want.shape or got.tobytes() != np.ascontiguousarray(want).tobytes():
-                raise WrongResult(
-                    f"{self.world.name}: array {number} of the results differs from the reference"
-                )
+                raise WrongResult(f"{self.world.name}: array {number} of the results differs from the reference")
         self._check_memory(buffer)
 
     def _go_crowded(self, buffer, dispatch, inputs):
@@ -189,9 +179,7 @@ class RowsRun:
         block = self.machine.alloc(8 * len(words), "what is read", rank)
         block.write(np.array(words, np.uint64))
         self.read_from.append(block)
-        self.machine.launch(
-            read_everything, 2, 32, (block.address, 0, rank), stream=self.local.stream_of(rank)
-        )
+        self.machine.launch(read_everything, 2, 32, (block.address, 0, rank), stream=self.local.stream_of(rank))
 
     @contextmanager
     def _in_flight(self, buffer):
@@ -200,9 +188,7 @@ class RowsRun:
         run_all = self.machine.synchronize
         buffer.host_words.wait = lambda timeout: run_all()
         self.machine.synchronize = buffer.placing.let_go = lambda *keys: None
-        buffer.placing.place = lambda rank, name, *more: place(
-            rank, f"{name} {next(number)}", *more
-        )
+        buffer.placing.place = lambda rank, name, *more: place(rank, f"{name} {next(number)}", *more)
         lenders = [lender for r in buffer.ranks for lender in (r.arena, r.heap)]
         for lender in lenders:
             lender.lend = lambda *what, lend=lender.lend: kept.append(lend(*what)) or kept[-1]
@@ -222,9 +208,7 @@ class RowsRun:
     def _leave_out(self, buffer):
         prepare, self.words = buffer.prepare, [0] * parameter_block(1).n_words
         buffer.changed()
-        buffer.prepare = lambda kernel, r, *more: (
-            self if r.rank in self.world.absent else prepare(kernel, r, *more)
-        )
+        buffer.prepare = lambda kernel, r, *more: self if r.rank in self.world.absent else prepare(kernel, r, *more)
 
     def start(self, *words):
         """Do nothing, as the launch of an absent rank."""
@@ -240,8 +224,7 @@ class RowsRun:
             # combine's probs use it, but no later cached dispatch does
             if not places[2] & np.uint64(2**32 - 1):
                 raise Leftover(
-                    f"the note of epoch {epoch} belongs to a later call, which went on after a wait had "
-                    "expired"
+                    f"the note of epoch {epoch} belongs to a later call, which went on after a wait had expired"
                 ) from None
             return
         raise WrongResult("no wait expired, though a rank was absent")
@@ -253,13 +236,9 @@ class RowsRun:
                 raise Leftover(f"words of rank {r.rank} after the calls: {words.tolist()}")
             # counters of the last call stay until the next one, which uses those of the other parity
             other = 1 - int(words[mailbox.EPOCH // 4]) % 2
-            arrived = buffer._control.buffers[r.rank].read(
-                np.int32, (2, self.world.n_ranks), buffer.layout.arrived
-            )
+            arrived = buffer._control.buffers[r.rank].read(np.int32, (2, self.world.n_ranks), buffer.layout.arrived)
             if arrived[other].any() or any(words[at // 4 + other] for at in mailbox.BY_PARITY):
-                raise Leftover(
-                    f"counters of rank {r.rank} after the calls: {arrived.tolist()}, {words.tolist()}"
-                )
+                raise Leftover(f"counters of rank {r.rank} after the calls: {arrived.tolist()}, {words.tolist()}")
             self._check_lamport_rows(buffer, r.rank)
 
     def _check_lamport_rows(self, buffer, rank):
@@ -281,25 +260,12 @@ class RowsRun:
         before = []
         for module in users:
             for name, value in list(vars(module).items()):
-                home = (
-                    value.__name__
-                    if isinstance(value, ModuleType)
-                    else getattr(value, "__module__", None) or ""
-                )
+                home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
                 if f"{home}.".startswith(f"{original}.rows."):
                     twin = import_module(edited + home.removeprefix(original))
-                    before.append(
-                        (
-                            module,
-                            name,
-                            value,
-                            twin if isinstance(value, ModuleType) else vars(twin)[name],
-                        )
-                    )
+                    before.append((module, name, value, twin if isinstance(value, ModuleType) else vars(twin)[name]))
         factories = import_module(f"{edited}.rows")
-        assert {name for _, name, *_ in before} >= {
-            name for name in vars(factories) if name.endswith("_kernel")
-        }
+        assert {name for _, name, *_ in before} >= {name for name in vars(factories) if name.endswith("_kernel")}
         try:
             for module, name, _, twin in before:
                 setattr(module, name, twin)

@@ -74,10 +74,7 @@ class _Source:
     def span(self, node):
         return tuple(
             len(self.raw[: self.starts[line - 1] + column].decode())
-            for line, column in (
-                (node.lineno, node.col_offset),
-                (node.end_lineno, node.end_col_offset),
-            )
+            for line, column in ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))
         )
 
     def of(self, node):
@@ -93,11 +90,7 @@ class _Source:
 
 def calls(node):
     """Names that are called in a node, except in functions defined inside it."""
-    return [
-        n.func.id
-        for n in ast.walk(node)
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
-    ]
+    return [n.func.id for n in ast.walk(node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
 
 
 def synchronises(node):
@@ -132,9 +125,7 @@ def touches_memory(node):
 
 def assigned(node):
     """Names that a statement assigns."""
-    return {
-        n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-    }
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 def used(node):
@@ -149,19 +140,13 @@ def independent(a, b):
 
 def leaves(node):
     """Whether a statement leaves its block, or defines a function."""
-    return any(
-        isinstance(n, (ast.Return, ast.Break, ast.Continue, ast.FunctionDef))
-        for n in ast.walk(node)
-    )
+    return any(isinstance(n, (ast.Return, ast.Break, ast.Continue, ast.FunctionDef)) for n in ast.walk(node))
 
 
 def releases(node):
     """Whether a simple statement releases, or is a barrier."""
     return isinstance(node, ast.Expr) and any(
-        BARRIERS.match(c)
-        or (m := STRONG.match(c))
-        and m[2] in ("release", "acq_rel")
-        or c in SIGNALS
+        BARRIERS.match(c) or (m := STRONG.match(c)) and m[2] in ("release", "acq_rel") or c in SIGNALS
         for c in calls(node)
     )
 
@@ -170,9 +155,7 @@ def slips_of(file, text):
     """All slips of one source file except kind "both", in the order of its lines."""
     source = _Source(file, text)
     for function, node in _device_functions(ast.parse(text)):
-        names = assigned(node) | {
-            a.arg for n in ast.walk(node) if isinstance(n, ast.FunctionDef) for a in n.args.args
-        }
+        names = assigned(node) | {a.arg for n in ast.walk(node) if isinstance(n, ast.FunctionDef) for a in n.args.args}
         for body in _bodies(node):
             _swaps(source, function, body)
             _early(source, function, body)
@@ -227,11 +210,7 @@ def _swaps(source, function, body):
             and a.end_lineno < b.lineno
         ):
             (start, end), (next_start, next_end) = source.span(a), source.span(b)
-            new = (
-                source.text[next_start:next_end]
-                + source.text[end:next_start]
-                + source.text[start:end]
-            )
+            new = source.text[next_start:next_end] + source.text[end:next_start] + source.text[start:end]
             source.add("swap", function, start, next_end, new, f"{_words(a)} / {_words(b)}", a, b)
 
 
@@ -328,11 +307,7 @@ def _wrong_numbers(source, function, statement, names, whole, from_atomics):
         if attribute in ("for_blocks", "for_count", "for_flag"):
             _off_by_one(source, function, n.args[2], statement)
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Name):
-            if (
-                n.func.id.startswith("wait_for")
-                and len(n.args) > 1
-                and "status" not in ast.unparse(n.args[1])
-            ):
+            if n.func.id.startswith("wait_for") and len(n.args) > 1 and "status" not in ast.unparse(n.args[1]):
                 _off_by_one(source, function, n.args[1], statement)
             elif (
                 (m := STRONG.match(n.func.id))
@@ -358,9 +333,7 @@ def _wrong_numbers(source, function, statement, names, whole, from_atomics):
                 or any((m := STRONG.match(c)) and m[1].startswith("atomic") for c in calls(side))
             ]
             if len(strong) == 1:
-                _off_by_one(
-                    source, function, n.comparators[0] if strong[0] is n.left else n.left, statement
-                )
+                _off_by_one(source, function, n.comparators[0] if strong[0] is n.left else n.left, statement)
     if synchronises(statement):
         _whose(source, function, statement, names, whole)
 
@@ -385,9 +358,7 @@ def _whose(source, function, statement, names, whole):
         {
             (n.value.id, n.attr)
             for n in ast.walk(whole)
-            if isinstance(n, ast.Attribute)
-            and isinstance(n.value, ast.Name)
-            and n.value.id in OFFSETS
+            if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in OFFSETS
         }
     )
     for n in ast.walk(statement):
@@ -397,12 +368,8 @@ def _whose(source, function, statement, names, whole):
             others = others or ["call.my_rank"] * ("call" in names)
         elif isinstance(n, ast.Attribute) and n.attr == "my_rank":
             others = [name for name in RANKS if name in names][:1]
-        elif (
-            isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in OFFSETS
-        ):
-            others = [
-                f"{base}.{attr}" for base, attr in places if base == n.value.id and attr != n.attr
-            ][:1]
+        elif isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in OFFSETS:
+            others = [f"{base}.{attr}" for base, attr in places if base == n.value.id and attr != n.attr][:1]
         for other in others:
             start, end = source.span(n)
             source.add(

@@ -49,16 +49,11 @@ class SwigluRun:
         x = rows(n + SPARE, world.width)
         kind = "fp8_blockwise" if world.fp8 else "bf16"
         make = import_module(f"{self.kernels.__name__}.swiglu").fused_silu_kernel
-        call = make(
-            cfg, LaunchConfig(*world.shape), intermediate=world.width, output_format=kind, **options
-        )
+        call = make(cfg, LaunchConfig(*world.shape), intermediate=world.width, output_format=kind, **options)
         try:
             out = self._new("output", (n + SPARE, world.width), np.uint8 if world.fp8 else np.int16)
             scales = self._new("scales", (max(1, world.width // 128), n + SPARE), np.float32)
-            given = [
-                self._new(name, a.shape, a.dtype)
-                for name, a in (("input", x), ("row_offsets", offsets))
-            ]
+            given = [self._new(name, a.shape, a.dtype) for name, a in (("input", x), ("row_offsets", offsets))]
             for (buffer, *_), a in zip(given, (x, offsets)):
                 buffer.write(a)
             before = [self._read(a) for a in (out, scales)]
@@ -75,10 +70,7 @@ class SwigluRun:
     def _new(self, name, shape, dtype):
         self.buffers.append(
             self.machine.alloc(
-                int(np.prod(shape)) * np.dtype(dtype).itemsize,
-                name,
-                0,
-                regions=[(name, 0, shape, np.dtype(dtype), ())],
+                int(np.prod(shape)) * np.dtype(dtype).itemsize, name, 0, regions=[(name, 0, shape, np.dtype(dtype), ())]
             )
         )
         return self.buffers[-1], shape, dtype
@@ -100,13 +92,9 @@ class SwigluRun:
         value, wanted = codes[:n].view(type_).astype(np.float32), want[:n].astype(np.float32)
         bits = np.asarray(want[:n]).view(codes.dtype)
         near = abs(codes[:n].astype(np.int64) - bits.astype(np.int64)) <= 1
-        self._expect(
-            np.where(np.isnan(wanted), np.isnan(value), near & ~np.isnan(value)), "element"
-        )
+        self._expect(np.where(np.isnan(wanted), np.isnan(value), near & ~np.isnan(value)), "element")
         self._expect(codes[n:] == before[0][n:], "element after the last row")
 
     def _expect(self, right, what):
         if not right.all():
-            raise WrongResult(
-                f"{self.world.name}: {what} {np.argwhere(~right)[0].tolist()} is not the reference's"
-            )
+            raise WrongResult(f"{self.world.name}: {what} {np.argwhere(~right)[0].tolist()} is not the reference's")

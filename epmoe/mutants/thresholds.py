@@ -85,12 +85,8 @@ class _Marker(ast.NodeTransformer):
         turned = bool(sides[0]) and not sides[1]
         self.found[site] = Threshold(names, what, turned)
         given = [ast.Constant(v) for v in (site, what, turned)]
-        operands = (
-            [node.left, *node.comparators] if isinstance(node, ast.Compare) else list(node.args)
-        )
-        return ast.copy_location(
-            ast.Call(ast.Name(call, ast.Load()), [*given, *operands], []), node
-        )
+        operands = [node.left, *node.comparators] if isinstance(node, ast.Compare) else list(node.args)
+        return ast.copy_location(ast.Call(ast.Name(call, ast.Load()), [*given, *operands], []), node)
 
 
 def _aliases(tree):

@@ -16,15 +16,8 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-STRONG = re.compile(
-    r"(ld|st|red_add|atomic_(?:add|max|or|cas))_(relaxed|acquire|release|acq_rel)_(cta|gpu|sys)_(\w+)$"
-)
-WEAKER = {
-    "acq_rel": ("acquire", "release", "relaxed"),
-    "acquire": ("relaxed",),
-    "release": ("relaxed",),
-    "relaxed": (),
-}
+STRONG = re.compile(r"(ld|st|red_add|atomic_(?:add|max|or|cas))_(relaxed|acquire|release|acq_rel)_(cta|gpu|sys)_(\w+)$")
+WEAKER = {"acq_rel": ("acquire", "release", "relaxed"), "acquire": ("relaxed",), "release": ("relaxed",), "relaxed": ()}
 NARROWER = {"sys": ("gpu", "cta"), "gpu": ("cta",), "cta": ()}
 NO_CTA = ("atomic_max", "atomic_or", "atomic_cas")  # these have no scope cta
 BARRIERS = re.compile(
@@ -123,22 +116,13 @@ class _Finder(ast.NodeVisitor):
         call = node.value
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
             if BARRIERS.match(call.func.id):
-                self.add(
-                    "barrier",
-                    node,
-                    *(["bulk_wait_read()"] if call.func.id == "bulk_wait" else []),
-                    "pass",
-                )
+                self.add("barrier", node, *(["bulk_wait_read()"] if call.func.id == "bulk_wait" else []), "pass")
             elif STORE.match(call.func.id) and all(map(_is_constant, call.args[1:])):
                 self.add("reset", node, "pass")
         self.generic_visit(node)
 
     def visit_Assign(self, node):
-        if (
-            isinstance(node.targets[0], ast.Subscript)
-            and _is_constant(node.value)
-            and self.functions
-        ):
+        if isinstance(node.targets[0], ast.Subscript) and _is_constant(node.value) and self.functions:
             self.add("reset", node, "pass")
         made = [] if self.functions else [t.id for t in node.targets if isinstance(t, ast.Name)]
         self.functions += made  # a function that a call makes has the name it is given
@@ -152,11 +136,7 @@ class _Finder(ast.NodeVisitor):
         self.add(
             "scope",
             node,
-            *(
-                f"{op}_{order}_{narrow}_{kind}"
-                for narrow in NARROWER[scope]
-                if not (narrow == "cta" and op in NO_CTA)
-            ),
+            *(f"{op}_{order}_{narrow}_{kind}" for narrow in NARROWER[scope] if not (narrow == "cta" and op in NO_CTA)),
         )
         self.add("plain", node, {"ld": "load_", "st": "store_"}.get(op, f"plain_{op}_") + kind)
 
@@ -220,14 +200,7 @@ def mutants_of(file, source):
         if start not in places:
             places.append(start)
         token = Token(
-            file,
-            function,
-            text,
-            places.index(start) + 1,
-            node.lineno,
-            start,
-            end,
-            isinstance(node, ast.stmt),
+            file, function, text, places.index(start) + 1, node.lineno, start, end, isinstance(node, ast.stmt)
         )
         made += [Mutant(token, kind, new) for new in replacements]
     return tuple(sorted(made, key=lambda m: m.token.start))
@@ -269,9 +242,7 @@ def imports_of(source, module):
                 found |= {
                     a.attr
                     for a in ast.walk(tree)
-                    if isinstance(a, ast.Attribute)
-                    and isinstance(a.value, ast.Name)
-                    and a.value.id == module
+                    if isinstance(a, ast.Attribute) and isinstance(a.value, ast.Name) and a.value.id == module
                 } | {"make"}
     return found
 
@@ -282,11 +253,7 @@ def entrances(source, function):
 
     These are its own name, its callers', and names in a namespace: namespace(signal=signal_near).
     """
-    inside = {
-        n.name: names_in(ast.unparse(n))
-        for n in ast.walk(_tree(source))
-        if isinstance(n, ast.FunctionDef)
-    }
+    inside = {n.name: names_in(ast.unparse(n)) for n in ast.walk(_tree(source)) if isinstance(n, ast.FunctionDef)}
     for n in _tree(source).body:
         if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name):
             inside[n.targets[0].id] = names_in(ast.unparse(n.value))
@@ -294,8 +261,6 @@ def entrances(source, function):
         if isinstance(n, ast.keyword) and n.arg and isinstance(n.value, ast.Name):
             inside[n.arg] = inside.get(n.arg, set()) | {n.value.id}
     reached = {function.rpartition(".")[2]}
-    while more := {
-        name for name, used in inside.items() if name not in reached and used & reached
-    } - {"make"}:
+    while more := {name for name, used in inside.items() if name not in reached and used & reached} - {"make"}:
         reached |= more
     return reached

@@ -54,20 +54,9 @@ def judge(verdicts):
     found = []
     for v in verdicts:
         if v.killed and v.mutant.key in known:
-            found.append(
-                (v, f'is listed as harmless, but was killed: {v.how} in "{v.world}", seed {v.seed}')
-            )
+            found.append((v, f'is listed as harmless, but was killed: {v.how} in "{v.world}", seed {v.seed}'))
         elif not v.killed and v.mutant.key not in known:
-            found.append(
-                (
-                    v,
-                    NO_WORLD
-                    if v.mutant.kind == "patch"
-                    else SURVIVES
-                    if v.how == "survives"
-                    else UNUSED,
-                )
-            )
+            found.append((v, NO_WORLD if v.mutant.kind == "patch" else SURVIVES if v.how == "survives" else UNUSED))
     return found
 
 
@@ -97,11 +86,7 @@ class Verdicts:
 
     def unexpected(self):
         """judge() of all verdicts, in source order."""
-        return judge(
-            sorted(
-                self.all, key=lambda v: (v.mutant.token.file, v.mutant.token.start, v.mutant.key)
-            )
-        )
+        return judge(sorted(self.all, key=lambda v: (v.mutant.token.file, v.mutant.token.start, v.mutant.key)))
 
     def table(self):
         """Print how many mutants were noticed, by kind of edit and of report."""

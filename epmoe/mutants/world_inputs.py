@@ -23,11 +23,7 @@ def inputs(world):
         if cfg.skip_a2a:
             x, ids = [x[0]] * cfg.n_ranks, [ids[0]] * cfg.n_ranks
         # all tokens of the first rank, one of each other rank
-        given = (
-            [_spoilt(cfg, i, 1 if rank else None) for rank, i in enumerate(ids)]
-            if world.bad_ids
-            else ids
-        )
+        given = [_spoilt(cfg, i, 1 if rank else None) for rank, i in enumerate(ids)] if world.bad_ids else ids
         weights = [rng.random((len(i), cfg.top_k)).astype(np.float32) for i in ids]
         rounds.append((x, given, ids, [weights[0]] * cfg.n_ranks if cfg.skip_a2a else weights))
     return rounds
@@ -37,9 +33,7 @@ def _routing(cfg, n, rng, from_expert):
     """Distinct ids for each token. The second to last expert gets none, and some ids are -1."""
     popular = np.delete(np.arange(cfg.n_experts), cfg.n_experts - 2)
     popular = popular[popular % cfg.n_local_experts >= from_expert]
-    ids = np.array([rng.permutation(popular)[: cfg.top_k] for _ in range(n)], np.int32).reshape(
-        n, cfg.top_k
-    )
+    ids = np.array([rng.permutation(popular)[: cfg.top_k] for _ in range(n)], np.int32).reshape(n, cfg.top_k)
     ids[rng.random(ids.shape) < 0.1] = -1
     return ids
 

@@ -22,12 +22,7 @@ class WorldRun:
     def __init__(self, world, kernels, seed, *, racecheck=True, **simulation):
         self.world, self.cfg, self.kernels = world, world.cfg, kernels
         self.machine = device.machine(
-            self.cfg.n_ranks,
-            seed=seed,
-            racecheck=racecheck,
-            n_sms=8,
-            expire_waits=world.fails,
-            **simulation,
+            self.cfg.n_ranks, seed=seed, racecheck=racecheck, n_sms=8, expire_waits=world.fails, **simulation
         )
         self.machine.slow_ranks = world.slow
         self.format = formats.of(self.cfg)
@@ -46,10 +41,7 @@ class WorldRun:
         for r in layout.regions(self.cfg):
             words = [(r.name, 0, r.shape, r.dtype, r.index_names)]
             if r.name == "ep_counters":
-                words = [
-                    (c.name, c.offset, c.shape, c.dtype, c.index_names)
-                    for c in layout.counter_regions(self.cfg)
-                ]
+                words = [(c.name, c.offset, c.shape, c.dtype, c.index_names) for c in layout.counter_regions(self.cfg)]
             made[r.name] = self.machine.alloc(r.nbytes, r.name, rank, regions=words)
             if r.initial is not None:
                 made[r.name].write(np.full(r.shape, r.initial, r.dtype))
@@ -64,9 +56,7 @@ class WorldRun:
     def _calls(self):
         launch = LaunchConfig(*self.world.shape, **self.world.launch)
         weights = dict(router_weights=None if self.world.unreduced else "array")
-        self.returned_to = lamport.recv_buf_name(
-            self.cfg, self.world.without_signals, weights["router_weights"]
-        )
+        self.returned_to = lamport.recv_buf_name(self.cfg, self.world.without_signals, weights["router_weights"])
         ways = dict(without_signals=True) if self.world.without_signals else {}
         tuned = dict(tuning=Tuning(**self.world.tuning)) if self.world.tuning else {}
         make = self.kernels
@@ -86,20 +76,13 @@ class WorldRun:
     def _capacity(self):
         c = self.cfg
         rows = c.n_src_ranks * c.max_tokens_per_rank * min(c.top_k, c.n_local_experts)
-        return (
-            rows
-            + c.max_tokens_per_rank * c.fused_shared_expert
-            + (self.format.pad_rows - 1) * c.n_groups
-        )
+        return rows + c.max_tokens_per_rank * c.fused_shared_expert + (self.format.pad_rows - 1) * c.n_groups
 
     # ------------------------------------------------------------------ memory
     def new(self, name, rank, shape, dtype):
         """A new buffer with one named region."""
         buffer = self.machine.alloc(
-            int(np.prod(shape)) * np.dtype(dtype).itemsize,
-            name,
-            rank,
-            regions=[(name, 0, shape, np.dtype(dtype), ())],
+            int(np.prod(shape)) * np.dtype(dtype).itemsize, name, rank, regions=[(name, 0, shape, np.dtype(dtype), ())]
         )
         self.buffers.append(buffer)
         return buffer
@@ -126,9 +109,7 @@ class WorldRun:
         try:
             with self.machine.hold():
                 for x, given, _, weights in inputs(self.world):
-                    rounds.append(
-                        {r: self._launch_round(r, x[r], given[r], weights[r]) for r in self.ranks}
-                    )
+                    rounds.append({r: self._launch_round(r, x[r], given[r], weights[r]) for r in self.ranks})
             self._check(rounds)
         finally:
             self._free()
@@ -138,10 +119,7 @@ class WorldRun:
         tokens = self.put("input_tokens", rank, x)
         topk_ids = self.put("topk_ids", rank, ids)
         clean = self.new("clean_topk_ids", rank, (cfg.max_tokens_per_rank, cfg.top_k), np.int32)
-        out = {
-            name: (self.new(name, rank, shape, dtype), shape, dtype)
-            for name, (shape, dtype) in shapes.items()
-        }
+        out = {name: (self.new(name, rank, shape, dtype), shape, dtype) for name, (shape, dtype) in shapes.items()}
         for name, shape in (
             ("row_offsets", (cfg.n_groups + 1,)),
             ("expert_ids", (cfg.n_groups,)),
@@ -190,17 +168,12 @@ class WorldRun:
     def _check(self, rounds):
         if self.world.fails:
             return expired.check(self, rounds)
-        for number, (results, (dispatched, combined)) in enumerate(
-            zip(rounds, expected(self.world)), 1
-        ):
+        for number, (results, (dispatched, combined)) in enumerate(zip(rounds, expected(self.world)), 1):
             got = [
-                {name: b.read(dtype, shape) for name, (b, shape, dtype) in results[r][0].items()}
-                for r in self.ranks
+                {name: b.read(dtype, shape) for name, (b, shape, dtype) in results[r][0].items()} for r in self.ranks
             ]
             differences = compare_dispatched_world(self.cfg, got, dispatched)
-            outputs = [
-                b.read(dtype, shape) for b, shape, dtype in (results[r][1] for r in self.ranks)
-            ]
+            outputs = [b.read(dtype, shape) for b, shape, dtype in (results[r][1] for r in self.ranks)]
             differences += compare_combined_world(self.cfg, outputs, combined)
             if differences:
                 raise WrongResult(f"round {number}: {differences[0]}")
@@ -217,17 +190,13 @@ class WorldRun:
         if layout.has_lamport_buf(self.cfg):
             name = "combine_lamport_buf"
             shape = layout.region(self.cfg, name).shape
-            self._expect(
-                rank, name, self.regions[rank][name].array(np.uint32, shape), layout.ABSENT
-            )
+            self._expect(rank, name, self.regions[rank][name].array(np.uint32, shape), layout.ABSENT)
         if not (self.may_send_few(rank, -1) or self.format.direct):
             payload = last_payloads(self.world)[rank]
             shape = len(payload), layout.message(self.cfg).msg_bytes
             held = self.regions[rank]["dispatch_send_buf"].array(np.uint8, shape)
             if (held[:, : self.format.token_size] != payload).any():
-                raise WrongResult(
-                    f"send_buf of rank {rank}: an encoded token differs, or its padding is not zero"
-                )
+                raise WrongResult(f"send_buf of rank {rank}: an encoded token differs, or its padding is not zero")
         words = self.regions[rank]["status"].array(np.int32, layout.STATUS_WORDS)
         if not self.world.bad_ids:
             self._expect(rank, "status", words, 0)
@@ -242,9 +211,7 @@ class WorldRun:
             or given[rank][token - 1, k] != value
             or not different[token - 1, k]
         ):
-            raise WrongResult(
-                f"status of rank {rank} is {words.tolist()}; bad and repeated ids: {counts}"
-            )
+            raise WrongResult(f"status of rank {rank} is {words.tolist()}; bad and repeated ids: {counts}")
 
     def may_send_few(self, rank, round):
         """Whether a rank's dispatch may use few_tokens.py, which needs neither `reserved` nor send_buf."""
@@ -259,9 +226,7 @@ class WorldRun:
 
     def _expect(self, rank, name, words, value):
         if (words != value).any():
-            raise Leftover(
-                f"{name} of rank {rank} holds {words[words != value].flat[0]} after the rounds, not {value}"
-            )
+            raise Leftover(f"{name} of rank {rank} holds {words[words != value].flat[0]} after the rounds, not {value}")
 
     def _free(self):
         for addresses in self.heaps:

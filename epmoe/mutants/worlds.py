@@ -10,7 +10,4 @@ from epmoe.mutants.public_worlds import PUBLIC_WORLDS
 from epmoe.mutants.rows_worlds import ROWS_WORLDS
 from epmoe.mutants.threshold_worlds import THRESHOLD_WORLDS
 
-WORLDS = {
-    w.name: w
-    for w in (*PAGE_WORLDS, *PLAIN_WORLDS, *ROWS_WORLDS, *PUBLIC_WORLDS, *THRESHOLD_WORLDS)
-}
+WORLDS = {w.name: w for w in (*PAGE_WORLDS, *PLAIN_WORLDS, *ROWS_WORLDS, *PUBLIC_WORLDS, *THRESHOLD_WORLDS)}

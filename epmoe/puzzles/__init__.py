@@ -17,9 +17,7 @@ The answers are in tests/puzzles/answers, outside the wheel.
 from importlib import import_module
 from pathlib import Path
 
-FILES = {
-    int(path.name[1:3]): path.stem for path in sorted(Path(__file__).parent.glob("p[0-9]*.py"))
-}
+FILES = {int(path.name[1:3]): path.stem for path in sorted(Path(__file__).parent.glob("p[0-9]*.py"))}
 ANSWERS = Path(__file__).parents[2] / "tests" / "puzzles" / "answers"  # in a checkout only
 
 

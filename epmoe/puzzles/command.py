@@ -22,23 +22,11 @@ def add_arguments(parser):
     for name, does in ("--start", "write the file to fill in"), ("--check", "judge your answer"):
         says = f"{does} (default puzzleNN.py)"
         what.add_argument(name, nargs="?", const=HERE, metavar="FILE", help=says)
-    what.add_argument(
-        "--hint", nargs="?", const=1, type=at_least_one, metavar="K", help="give hint K (default 1)"
-    )
-    what.add_argument(
-        "--show", action="store_true", help="print the answer and the reason (in a checkout)"
-    )
-    what.add_argument(
-        "--grade",
-        metavar="DIR",
-        help="judge a folder of answers: one file or folder for each student",
-    )
-    parser.add_argument(
-        "--gpu", action="store_true", help="with --check: also run a right answer on a GPU"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="with --check and --grade: one JSON object"
-    )
+    what.add_argument("--hint", nargs="?", const=1, type=at_least_one, metavar="K", help="give hint K (default 1)")
+    what.add_argument("--show", action="store_true", help="print the answer and the reason (in a checkout)")
+    what.add_argument("--grade", metavar="DIR", help="judge a folder of answers: one file or folder for each student")
+    parser.add_argument("--gpu", action="store_true", help="with --check: also run a right answer on a GPU")
+    parser.add_argument("--json", action="store_true", help="with --check and --grade: one JSON object")
 
 
 def run(args):
@@ -54,9 +42,7 @@ def run(args):
     asked = args.start or args.check or args.hint or args.show
     if args.number is None:
         if asked:
-            raise EPValueError(
-                "--start, --check, --hint and --show need a number: epmoe puzzle 1 --start"
-            )
+            raise EPValueError("--start, --check, --hint and --show need a number: epmoe puzzle 1 --start")
         return listed()
     own = file_of(args.number)
     with plain_simulator():
@@ -108,10 +94,7 @@ def state(number):
 def told(number):
     """What the puzzle asks, and what to do next."""
     print(ast.get_docstring(ast.parse(puzzle(number).start)))
-    print(
-        f"\nepmoe puzzle {number} --start     writes {file_of(number)}\n"
-        f"epmoe puzzle {number} --check     judges it"
-    )
+    print(f"\nepmoe puzzle {number} --start     writes {file_of(number)}\nepmoe puzzle {number} --check     judges it")
     return EQUAL
 
 
@@ -119,9 +102,7 @@ def start(number, file):
     """Write the file of a puzzle."""
     path = Path(file)
     if path.exists():
-        raise EPValueError(
-            f"{file} exists and is left alone: give another name, --start {path.stem}_2.py"
-        )
+        raise EPValueError(f"{file} exists and is left alone: give another name, --start {path.stem}_2.py")
     path.write_text(puzzle(number).start, encoding="utf-8")
     named = "" if file == file_of(number) else f" {file}"
     print(f"{file} is written. Fill the hole, then\n  epmoe puzzle {number} --check{named}")
@@ -146,9 +127,7 @@ def show(number):
     answer = answers(number)
     print(answer.EXPLANATION.strip("\n") + "\n")
     holes = named_holes(filled(puzzle(number).start, answer.RIGHT))
-    marks = [
-        f"# hole {i}: {name}\n" if len(holes) > 1 else "" for i, (name, _) in enumerate(holes, 1)
-    ]
+    marks = [f"# hole {i}: {name}\n" if len(holes) > 1 else "" for i, (name, _) in enumerate(holes, 1)]
     shown = [mark + hole.rstrip("\n") for mark, (_, hole) in zip(marks, holes)]
     if tests := getattr(answer, "TESTS", None):
         shown.append(f"TESTS = {tests}")
@@ -169,9 +148,7 @@ def check(number, file, as_json, gpu):
     if right:
         _remember(Path(file))
     if as_json:
-        print(
-            json.dumps({"puzzle": number, "file": file, "passed": right, "verdict": says}, indent=1)
-        )
+        print(json.dumps({"puzzle": number, "file": file, "passed": right, "verdict": says}, indent=1))
     else:
         print(wrapped(f"{'RIGHT' if right else 'NOT YET'}  {says}", WIDTH))
         if right and number + 1 in FILES:
@@ -193,6 +170,4 @@ def _solved():
 
 def _remember(path):
     if path.parent.resolve() == Path.cwd():
-        Path(SOLVED).write_text(
-            json.dumps(_solved() | {path.name: _digest(path)}, indent=1), encoding="utf-8"
-        )
+        Path(SOLVED).write_text(json.dumps(_solved() | {path.name: _digest(path)}, indent=1), encoding="utf-8")

@@ -41,9 +41,7 @@ class Answer:
 def answers_in(folder, number=None):
     """The Answers in a folder: STUDENT/puzzleNN.py, or with a number also STUDENT.py. EPValueError if there are none."""
     if not folder.is_dir():
-        raise EPValueError(
-            f"{folder} is not a folder: --grade takes one with a file or folder a student"
-        )
+        raise EPValueError(f"{folder} is not a folder: --grade takes one with a file or folder a student")
     found = []
     for path in sorted(folder.iterdir()):
         files = sorted(path.glob("puzzle*.py")) if path.is_dir() else []
@@ -53,9 +51,7 @@ def answers_in(folder, number=None):
                 found.append(Answer(path.name, int(of[1]), str(file)))
         if path.suffix == ".py" and path.is_file():
             if number is None:
-                raise EPValueError(
-                    f"{path} does not say which puzzle it answers: epmoe puzzle N --grade {folder}"
-                )
+                raise EPValueError(f"{path} does not say which puzzle it answers: epmoe puzzle N --grade {folder}")
             found.append(Answer(path.stem, number, str(path)))
     if not found:
         raise EPValueError(

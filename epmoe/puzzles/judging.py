@@ -17,11 +17,7 @@ from epmoe.puzzles.pictures import difference, history, picture
 from epmoe.puzzles.world import Schedule, run
 
 SEEDS = 10
-SCHEDULES = (
-    Schedule(),
-    *(Schedule(seed) for seed in range(SEEDS)),
-    *(Schedule(seed, stale=True) for seed in range(4)),
-)
+SCHEDULES = (Schedule(), *(Schedule(seed) for seed in range(SEEDS)), *(Schedule(seed, stale=True) for seed in range(4)))
 # what a race report says -> the cause in words, for every puzzle; (region) is the racing one
 RACES = (
     (
@@ -31,17 +27,13 @@ RACES = (
     ),
     (
         "the scopes .* do not include",
-        "{region} is shared further than the scope says: cta is one block, gpu is one GPU, sys is "
-        "every GPU.",
+        "{region} is shared further than the scope says: cta is one block, gpu is one GPU, sys is every GPU.",
     ),
     (
         "a syncwarp or syncthreads is missing|a syncwarp is missing",
         "the lanes of a warp do not wait for each other: a syncwarp() is missing.",
     ),
-    (
-        "a syncthreads is missing",
-        "the warps of a block do not wait for each other: a syncthreads() is missing.",
-    ),
+    ("a syncthreads is missing", "the warps of a block do not wait for each other: a syncthreads() is missing."),
     ("the release comes before it", "the release comes too early: write first, signal after."),
     (
         "the write is relaxed",
@@ -49,10 +41,7 @@ RACES = (
     ),
     ("the read is relaxed", "the load that waits is relaxed, so it orders nothing: acquire it."),
     ("here the read came first", "the reader does not wait for what it reads."),
-    (
-        "does not wait for one|does not acquire that word",
-        "the reader does not wait for the writer.",
-    ),
+    ("does not wait for one|does not acquire that word", "the reader does not wait for the writer."),
     ("both are strong stores", "two threads store different values, and nothing orders them."),
 )
 GENERAL = {
@@ -136,9 +125,7 @@ class Failure:
 
     def waits_for(self, *names):
         """Whether it is a hang in which a thread polls one of these regions."""
-        return self.kind == "hang" and any(
-            re.search(rf"(spins on|again at) {name}\[", self.report) for name in names
-        )
+        return self.kind == "hang" and any(re.search(rf"(spins on|again at) {name}\[", self.report) for name in names)
 
     def says(self, pattern):
         """Whether the simulator's report matches."""
@@ -179,9 +166,7 @@ def judge(puzzle, answer, schedules=SCHEDULES, tell=lambda: None):
         tell()
         for schedule in schedules:
             runs += _one(puzzle, answer, made(world), world, schedule)
-    praise = (
-        f"{runs} runs in {len(worlds)} worlds, {len(schedules)} schedules each: right, and no race."
-    )
+    praise = f"{runs} runs in {len(worlds)} worlds, {len(schedules)} schedules each: right, and no race."
     if puzzle.more:
         praise += "\n" + puzzle.more(answer, tell)
     return praise
@@ -193,9 +178,7 @@ def maker(puzzle, answer):
     for name, value in puzzle.constants.items():
         if not hasattr(answer, name):
             n = re.search(r"Puzzle (\d+)", puzzle.start)[1]
-            raise Wrong(
-                f"{file} has no {name}: is it the file that `epmoe puzzle {n} --start` wrote?"
-            )
+            raise Wrong(f"{file} has no {name}: is it the file that `epmoe puzzle {n} --start` wrote?")
         if getattr(answer, name) != value:
             raise Wrong(f"{file} has {name} = {getattr(answer, name)!r}: leave it at {value!r}")
     if puzzle.make:
@@ -282,10 +265,7 @@ def told(kernels, failure):
     if failure.kind == "race":
         wrong = wrong if wrong.kind == "wrong" else _harm(kernels, failure)
     if wrong is None:
-        parts.append(
-            "Under the schedules tried here the memory came out right all the same. On a\n"
-            "GPU it need not."
-        )
+        parts.append("Under the schedules tried here the memory came out right all the same. On a\nGPU it need not.")
     elif wrong.place:
         when = f"Under {wrong.schedule}:\n" if wrong.schedule != failure.schedule else ""
         parts.append(when + picture(wrong.result.memory, wrong.world, wrong.place))

@@ -41,18 +41,7 @@ REFUSED = {
     "ctypes.dlsym": "calls a library",
     "resource.setrlimit": "changes its limits",
 }
-WRITING = {
-    "remove",
-    "rename",
-    "mkdir",
-    "rmdir",
-    "link",
-    "symlink",
-    "truncate",
-    "chmod",
-    "chown",
-    "utime",
-}
+WRITING = {"remove", "rename", "mkdir", "rmdir", "link", "symlink", "truncate", "chmod", "chown", "utime"}
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -111,16 +100,7 @@ def _lower(what, limit):
 
 
 # ---------------------------------------------------------------- what the kernel enforces, for grading
-CLONE = [
-    "--user",
-    "--map-root-user",
-    "--net",
-    "--pid",
-    "--mount",
-    "--ipc",
-    "--fork",
-    "--kill-child",
-]
+CLONE = ["--user", "--map-root-user", "--net", "--pid", "--mount", "--ipc", "--fork", "--kill-child"]
 MOUNT_SETATTR, RECURSIVE, READ_ONLY, BIND, AT_FDCWD = 442, 0x8000, 1, 4096, -100
 CAPSET_VERSION, NO_NEW_PRIVS = 0x20080522, 38
 CAPSET = {"x86_64": 126, "aarch64": 91}

@@ -33,9 +33,7 @@ def run(task, say):
         for world in asked.worlds():
             _tried(asked, answer, world)
             say(["begun", ""])
-        say(
-            ["right", f"on the GPU: right in all {len(asked.worlds())} worlds, {TIMES} times each."]
-        )
+        say(["right", f"on the GPU: right in all {len(asked.worlds())} worlds, {TIMES} times each."])
     except UnavailableError as error:
         say(["cannot", str(error)])
     except Wrong as error:

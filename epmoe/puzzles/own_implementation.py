@@ -49,16 +49,12 @@ class OwnDispatch(_Own):
         for memory in self.ran(made):
             n = int(memory["row_offsets"][0, -1])
             rows, info = memory["rows"][0, :n], memory["src_info"][0, :n]
-            out.append(
-                dict(output_tokens=rows, row_offsets=memory["row_offsets"][0], src_info=info)
-            )
+            out.append(dict(output_tokens=rows, row_offsets=memory["row_offsets"][0], src_info=info))
         return out
 
     def combine(self, expert_outputs, dispatched, router_weights):
         given = [
-            dataclasses.replace(
-                want, src_info=np.ascontiguousarray(d["src_info"]), output_tokens=d["output_tokens"]
-            )
+            dataclasses.replace(want, src_info=np.ascontiguousarray(d["src_info"]), output_tokens=d["output_tokens"])
             for want, d in zip(self.want, dispatched)
         ]
         return epmoe_ref.combine(self.cfg, expert_outputs, given, router_weights=router_weights)

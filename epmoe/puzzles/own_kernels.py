@@ -59,20 +59,10 @@ def only_these_missing(f, counts):
     Looked at are the ranks that are stuck in the earliest round: the others may wait for these.
     """
     rounds = [
-        max(
-            [
-                0,
-                *np.flatnonzero(
-                    (m["recv_count"] != NOT_YET).reshape(f.world.rounds, -1).any(axis=1)
-                ),
-            ]
-        )
-        for m in f.raw
+        max([0, *np.flatnonzero((m["recv_count"] != NOT_YET).reshape(f.world.rounds, -1).any(axis=1))]) for m in f.raw
     ]
     missing = [
-        np.asarray(c)[m["recv_count"][n] == NOT_YET]
-        for c, m, n in zip(counts, f.raw, rounds)
-        if n == min(rounds)
+        np.asarray(c)[m["recv_count"][n] == NOT_YET] for c, m, n in zip(counts, f.raw, rounds) if n == min(rounds)
     ]
     return any(map(len, missing)) and all((c == 0).all() for c in missing)
 
@@ -114,12 +104,7 @@ def _lost_waits(source, own):
         ):
             gone = [" " * node.col_offset + "pass\n"] + ["\n"] * (node.end_lineno - node.lineno)
             edited = lines[: node.lineno - 1] + gone + lines[node.end_lineno :]
-            yield Loss(
-                node.lineno,
-                "wait",
-                f"{ast.unparse(node.test)}: the wait -> nothing",
-                "".join(edited),
-            )
+            yield Loss(node.lineno, "wait", f"{ast.unparse(node.test)}: the wait -> nothing", "".join(edited))
 
 
 def more_of(name, test_world):
@@ -147,13 +132,9 @@ def tests_of(answer):
     try:
         tests = [(tuple(map(int, tokens)), int(rounds)) for tokens, rounds in given]
     except (TypeError, ValueError):
-        raise Wrong(
-            f"TESTS is {given!r}: it must be a list of ((tokens, tokens), rounds)"
-        ) from None
+        raise Wrong(f"TESTS is {given!r}: it must be a list of ((tokens, tokens), rounds)") from None
     if not 1 <= len(tests) <= MOST_TESTS or any(
-        len(tokens) != 2
-        or not all(0 <= n <= MOST_TOKENS for n in tokens)
-        or not 1 <= rounds <= MOST_ROUNDS
+        len(tokens) != 2 or not all(0 <= n <= MOST_TOKENS for n in tokens) or not 1 <= rounds <= MOST_ROUNDS
         for tokens, rounds in tests
     ):
         raise Wrong(
@@ -206,8 +187,7 @@ def broken(asked, answer, tests, good, tell):
     certain = [
         loss
         for loss, _ in missed
-        if loss.kind in SHOWN_BY_RESULTS
-        and _noticed(asked, _maker_of(asked, answer, loss.source), good, TESTED)
+        if loss.kind in SHOWN_BY_RESULTS and _noticed(asked, _maker_of(asked, answer, loss.source), good, TESTED)
     ]
     if certain:
         raise _wrong(

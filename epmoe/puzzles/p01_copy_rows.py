@@ -53,9 +53,7 @@ def _rows():
 
 def _world(n, grid, block):
     name = f"{many(n, 'row')}, {many(grid, 'block')} of {many(block, 'thread')}"
-    regions = tuple(
-        Region(r, (ROOM, WIDTH), np.uint32, ("row", "word")) for r in ("rows", "copied")
-    )
+    regions = tuple(Region(r, (ROOM, WIDTH), np.uint32, ("row", "word")) for r in ("rows", "copied"))
     rows, copied = _rows(), regions[1].unwritten()
     copied[:n] = rows[:n]
     start = ({"rows": rows},)
@@ -78,9 +76,7 @@ def _copied(world, chosen):
 def _mask(world, rows=None, vectors=None):
     n = world.tokens[0]
     row, vector = np.arange(ROOM)[:, None], np.arange(VECTORS)
-    return (row < (n if rows is None else rows(n, world))) & (
-        vector < (VECTORS if vectors is None else vectors(world))
-    )
+    return (row < (n if rows is None else rows(n, world))) & (vector < (VECTORS if vectors is None else vectors(world)))
 
 
 def _every_row_one_vector(world):
@@ -116,23 +112,17 @@ PUZZLE = Puzzle(
         ),
         (
             lambda w: _copied(w, _mask(w, None, lambda w: min(VECTORS, w.block))),
-            "each thread copies one vector of a row only: it must go on with the vector block_dim() "
-            "further.",
+            "each thread copies one vector of a row only: it must go on with the vector block_dim() further.",
         ),
         (
-            lambda w: _copied(
-                w, _mask(w, lambda n, w: min(n, w.grid), lambda w: min(VECTORS, w.block))
-            ),
+            lambda w: _copied(w, _mask(w, lambda n, w: min(n, w.grid), lambda w: min(VECTORS, w.block))),
             "each thread copies one vector in all: two loops are needed, over rows and over vectors.",
         ),
         (
             lambda w: _copied(w, _mask(w, lambda n, w: ROOM)),
             "rows from num_tokens on are copied too: they belong to nobody.",
         ),
-        (
-            lambda w: _copied(w, _mask(w, lambda n, w: n + 1)),
-            "one row too many is copied: the last is num_tokens - 1.",
-        ),
+        (lambda w: _copied(w, _mask(w, lambda n, w: n + 1)), "one row too many is copied: the last is num_tokens - 1."),
         (
             lambda w: _copied(w, _one_vector_more(w)),
             "one vector too many of each row is copied: vector VECTORS is the first of the next row.",
@@ -149,17 +139,13 @@ PUZZLE = Puzzle(
     causes=(
         (
             lambda f: f.says("is not 16-byte aligned"),
-            "an address is not a multiple of 16: a vector takes 16 bytes, so its number must be "
-            "multiplied by 16.",
+            "an address is not a multiple of 16: a vector takes 16 bytes, so its number must be multiplied by 16.",
         ),
         (
             lambda f: f.race_on("copied") and f.says("both are in one block|both are in one warp"),
             "threads of one block copy the same vector: start at thread_idx(), go on by block_dim().",
         ),
-        (
-            lambda f: f.race_on("copied"),
-            "several blocks copy the same row: start at block_idx(), go on by grid_dim().",
-        ),
+        (lambda f: f.race_on("copied"), "several blocks copy the same row: start at block_idx(), go on by grid_dim()."),
         (
             lambda f: f.kind == "bounds",
             "an address is outside the rows: row r begins 16 * VECTORS * r bytes behind the first.",
@@ -167,8 +153,7 @@ PUZZLE = Puzzle(
         (
             lambda f: (
                 f.differs("copied")
-                and sorted(f.holds("copied")[f.place[2][0]])
-                == sorted(f.should("copied")[f.place[2][0]])
+                and sorted(f.holds("copied")[f.place[2][0]]) == sorted(f.should("copied")[f.place[2][0]])
             ),
             "the words of a vector are in the wrong places: store a, b, c, d in the order of the load.",
         ),

@@ -120,18 +120,13 @@ PUZZLE = Puzzle(
             lambda w: ({"reserved": np.array([2 * len(w.data["chosen"])])},),
             "a slot is claimed twice for each token: add 1, once.",
         ),
-        (
-            lambda w: ({"messages": w.region("messages").unwritten()},),
-            "slots are claimed, but no message is written.",
-        ),
+        (lambda w: ({"messages": w.region("messages").unwritten()},), "slots are claimed, but no message is written."),
     ),
     signs=(
         (
             lambda f: (
                 f.differs("messages")
-                and (
-                    f.holds("messages") == _messages(f.world.data["chosen"], f.world.data["chosen"])
-                ).all()
+                and (f.holds("messages") == _messages(f.world.data["chosen"], f.world.data["chosen"])).all()
             ),
             "a message lies in the slot of its token's number: its slot is what the atomic returns.",
         ),
@@ -161,9 +156,7 @@ PUZZLE = Puzzle(
             "by warp_broadcast_i32.",
         ),
         (
-            lambda f: (
-                f.kind == "bounds" and f.holds("reserved", 0)[0] > len(f.world.data["chosen"])
-            ),
+            lambda f: f.kind == "bounds" and f.holds("reserved", 0)[0] > len(f.world.data["chosen"]),
             "every lane claims a slot of its own: one lane must claim it for all.",
         ),
         (
@@ -184,8 +177,7 @@ PUZZLE = Puzzle(
         ),
         (
             lambda f: f.differs("messages"),
-            "the slots are right, and what is written there is not: lane i writes 100 * (token + 1) + i "
-            "at place i.",
+            "the slots are right, and what is written there is not: lane i writes 100 * (token + 1) + i at place i.",
         ),
     ),
 )

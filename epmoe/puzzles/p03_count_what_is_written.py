@@ -100,9 +100,7 @@ PUZZLE = Puzzle(
     ),
     causes=(
         (
-            lambda f: (
-                f.waits_for("finished") and (f.holds("messages", 0)[: f.world.tokens[0]] < 0).any()
-            ),
+            lambda f: f.waits_for("finished") and (f.holds("messages", 0)[: f.world.tokens[0]] < 0).any(),
             "nothing is written yet, and nothing counted: block 0 waits for ever.",
         ),
         (
@@ -122,9 +120,7 @@ PUZZLE = Puzzle(
             "the count says nothing about the message: a relaxed addition orders nothing. Release it.",
         ),
         (
-            lambda f: (
-                f.race_on("messages") and f.says("a syncwarp or syncthreads is missing before")
-            ),
+            lambda f: f.race_on("messages") and f.says("a syncwarp or syncthreads is missing before"),
             "lane 0 counts when it has written itself, and other lanes have not yet: a syncwarp() is "
             "missing between the store and the count.",
         ),

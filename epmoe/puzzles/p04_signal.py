@@ -141,8 +141,7 @@ def _all(value):
 
 
 WRONG_WORD = (
-    "a signal holds the wrong number, or is at the wrong place: the count of expert e goes to "
-    "[e % LOCAL, my_rank]."
+    "a signal holds the wrong number, or is at the wrong place: the count of expert e goes to [e % LOCAL, my_rank]."
 )
 PUZZLE = Puzzle(
     title="Signal",
@@ -210,10 +209,7 @@ PUZZLE = Puzzle(
             lambda f: f.race_on("recv_buf") and f.says("the write is relaxed"),
             "the signal is relaxed: whoever sees it knows nothing of the messages. Release it.",
         ),
-        (
-            lambda f: f.race_on("recv_buf") and f.before and f.before.differs("recv_count"),
-            WRONG_WORD,
-        ),
+        (lambda f: f.race_on("recv_buf") and f.before and f.before.differs("recv_count"), WRONG_WORD),
         (
             lambda f: f.race_on("recv_buf") or f.differs("seen"),
             "a signal is sent before all messages are written: wait for finished[expert] first.",
@@ -228,10 +224,7 @@ def _signalled(f):
 
 
 def _only_zeros_missing(f):
-    return all(
-        (f.should("recv_count", r)[m["recv_count"] == NOT_YET] == 0).all()
-        for r, m in enumerate(f.raw)
-    )
+    return all((f.should("recv_count", r)[m["recv_count"] == NOT_YET] == 0).all() for r, m in enumerate(f.raw))
 
 
 def _at_home(f):

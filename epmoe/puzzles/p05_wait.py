@@ -113,9 +113,7 @@ TOOK = (
     "look is not enough, and threads from SEGMENTS on have no signal."
 )
 
-RESET_TOO_EARLY = (
-    "a signal was reset before it was read, and is lost: load it, keep it, then reset the word."
-)
+RESET_TOO_EARLY = "a signal was reset before it was read, and is lost: load it, keep it, then reset the word."
 NO_SIGNAL = "a thread looks beyond recv_count: threads from SEGMENTS on have no signal."
 PUZZLE = Puzzle(
     title="Wait",
@@ -132,10 +130,7 @@ PUZZLE = Puzzle(
     kernels=("wait",),
     mistakes=(
         (
-            lambda w: [
-                {"recv_count": e["counts"].astype(np.uint64), "counts": e["counts"]}
-                for e in w.expected
-            ],
+            lambda w: [{"recv_count": e["counts"].astype(np.uint64), "counts": e["counts"]} for e in w.expected],
             "recv_count is not reset: the next round would take these counts for its own. Store NOT_YET.",
         ),
         (
@@ -153,9 +148,7 @@ PUZZLE = Puzzle(
     ),
     causes=(
         (
-            lambda f: (
-                f.waits_for("recv_count") and f.says("which holds NOT_YET") and _reset_too_early(f)
-            ),
+            lambda f: f.waits_for("recv_count") and f.says("which holds NOT_YET") and _reset_too_early(f),
             RESET_TOO_EARLY,
         ),
         (

@@ -114,12 +114,7 @@ PUZZLE = Puzzle(
     kernels=("work",),
     mistakes=(
         (
-            lambda w: (
-                {
-                    "ready": (np.arange(BLOCKS) < w.data["n"]).astype(int),
-                    "seen": w.expected[0]["seen"],
-                },
-            ),
+            lambda w: ({"ready": (np.arange(BLOCKS) < w.data["n"]).astype(int), "seen": w.expected[0]["seen"]},),
             "the flags stay raised: the next launch would go on at once. Reset each to 0.",
         ),
     ),
@@ -130,9 +125,7 @@ PUZZLE = Puzzle(
             "one thread polls for the block.",
         ),
         (
-            lambda f: (
-                f.waits_for("ready") and not any(_flags(f)) and not (f.holds("seen", 0) >= 0).any()
-            ),
+            lambda f: f.waits_for("ready") and not any(_flags(f)) and not (f.holds("seen", 0) >= 0).any(),
             "no flag is ever raised.",
         ),
         (
@@ -166,17 +159,9 @@ PUZZLE = Puzzle(
             "the flag is seen by a relaxed load, which orders nothing: acquire it.",
         ),
         (lambda f: f.race_on("offsets") and f.says("missing on the second's side"), NOT_TOLD),
+        (lambda f: f.race_on("offsets") and "while" in f.hole(1) and "syncthreads" not in f.hole(1), NOT_TOLD),
         (
-            lambda f: (
-                f.race_on("offsets") and "while" in f.hole(1) and "syncthreads" not in f.hole(1)
-            ),
-            NOT_TOLD,
-        ),
-        (
-            lambda f: (
-                f.race_on("offsets")
-                and f.says("a sync\\w+ (or syncthreads )?is missing before its release")
-            ),
+            lambda f: f.race_on("offsets") and f.says("a sync\\w+ (or syncthreads )?is missing before its release"),
             "a flag is raised before all threads of block 0 have stored their part of `offsets`: a "
             "syncthreads() is missing before the flags, in tell.",
         ),
@@ -184,13 +169,7 @@ PUZZLE = Puzzle(
             lambda f: f.race_on("offsets") and f.says("both are in one (block|warp)"),
             "block 0 reads offsets that its other threads write: it must hear its flag too, and syncthreads().",
         ),
-        (
-            lambda f: f.race_on("offsets") and not f.uses("while"),
-            "a block does not wait for its flag.",
-        ),
-        (
-            lambda f: f.race_on("offsets") or f.differs("seen"),
-            "a block does not wait for its flag.",
-        ),
+        (lambda f: f.race_on("offsets") and not f.uses("while"), "a block does not wait for its flag."),
+        (lambda f: f.race_on("offsets") or f.differs("seen"), "a block does not wait for its flag."),
     ),
 )

@@ -122,14 +122,7 @@ PUZZLE = Puzzle(
             "each warp begins at 0 again, and the thread's own count is in the sum.",
         ),
         (
-            _model(
-                lambda c: (
-                    _in_warps(c).ravel()
-                    - c
-                    + _before(c)
-                    + np.repeat(c.reshape(-1, 32).sum(axis=1), 32)
-                )
-            ),
+            _model(lambda c: _in_warps(c).ravel() - c + _before(c) + np.repeat(c.reshape(-1, 32).sum(axis=1), 32)),
             "the sum of the thread's own warp is added too: only warps before it count.",
         ),
         (
@@ -137,32 +130,19 @@ PUZZLE = Puzzle(
             "the sums of all warps are added: only warps before the thread's own count.",
         ),
         (
-            _model(
-                lambda c: (
-                    _in_warps(c).ravel()
-                    - c
-                    + np.repeat(np.r_[0, c.reshape(-1, 32).sum(axis=1)[:-1]], 32)
-                )
-            ),
+            _model(lambda c: _in_warps(c).ravel() - c + np.repeat(np.r_[0, c.reshape(-1, 32).sum(axis=1)[:-1]], 32)),
             "only the warp just before is added: all warps before the thread's own count.",
         ),
+        (_model(lambda c: _in_warps(c).ravel() - c + _before(c, 1)), "the sum of warp 0 is missing."),
         (
-            _model(lambda c: _in_warps(c).ravel() - c + _before(c, 1)),
-            "the sum of warp 0 is missing.",
-        ),
-        (
-            _model(
-                lambda c: _in_warps(c).ravel() - c + np.repeat(np.cumsum(c[::32]) - c[::32], 32)
-            ),
+            _model(lambda c: _in_warps(c).ravel() - c + np.repeat(np.cumsum(c[::32]) - c[::32], 32)),
             "what the first lane of a warp leaves in shared memory is its own count: the sum of the warp is "
             "in the last lane.",
         ),
     ),
     causes=(
         (
-            lambda f: (
-                f.kind == "race" and f.says(r"the write at \S+ is not ordered after the write")
-            ),
+            lambda f: f.kind == "race" and f.says(r"the write at \S+ is not ordered after the write"),
             "several lanes write to the same place of shared memory: only the last lane knows the warp's sum.",
         ),
         (
@@ -173,10 +153,7 @@ PUZZLE = Puzzle(
             lambda f: f.kind == "race",
             "a warp reads sums that other warps have not left yet: a syncthreads() is missing.",
         ),
-        (
-            lambda f: f.kind == "hang",
-            "not all threads come to a warp operation or a barrier: take it out of the `if`.",
-        ),
+        (lambda f: f.kind == "hang", "not all threads come to a warp operation or a barrier: take it out of the `if`."),
         (lambda f: f.kind == "bounds", "an index is outside of the shared array."),
     ),
 )

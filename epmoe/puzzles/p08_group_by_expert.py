@@ -77,9 +77,7 @@ def _world(name, counts, grid, threads):
     start = {"counts": counts, "recv_buf": _buf()}
     expected = {"row_offsets": np.r_[0, counts.sum(axis=1).cumsum()], "rows": _rows(counts, begins)}
     name = f"{name}, {many(grid, 'block')} of {many(threads, 'thread')}"
-    return World(
-        name, REGIONS, (0,), (start,), (expected,), grid, threads, data=dict(counts=counts)
-    )
+    return World(name, REGIONS, (0,), (start,), (expected,), grid, threads, data=dict(counts=counts))
 
 
 def _rows(counts, begins, buf=None):
@@ -116,10 +114,7 @@ def _by_rank(c):
     return (flat.cumsum() - flat).reshape(RANKS, LOCAL).T.ravel()
 
 
-WRONG_SLOTS = (
-    "rows come from the wrong slots: slot i of the segment is recv_buf[segment * SLOTS + i], row + i "
-    "its row."
-)
+WRONG_SLOTS = "rows come from the wrong slots: slot i of the segment is recv_buf[segment * SLOTS + i], row + i its row."
 PUZZLE = Puzzle(
     title="Group by expert",
     line="from slots with gaps to rows without",
@@ -135,10 +130,7 @@ PUZZLE = Puzzle(
     worlds=worlds,
     kernels=("group",),
     mistakes=(
-        (
-            lambda w: ({"rows": REGIONS[2].unwritten()},) if w.data["counts"].any() else None,
-            "no row is written.",
-        ),
+        (lambda w: ({"rows": REGIONS[2].unwritten()},) if w.data["counts"].any() else None, "no row is written."),
         (
             _model(lambda c: np.arange(LOCAL * RANKS) * SLOTS),
             "the rows have the gaps of recv_buf: segments must follow one another at their counts, not at SLOTS.",
@@ -155,10 +147,7 @@ PUZZLE = Puzzle(
             ),
             "rows come from the wrong slots: slot i of a segment is recv_buf[segment * SLOTS + i].",
         ),
-        (
-            _model(_inside),
-            "each expert begins at row 0: the rows of the experts before it are missing.",
-        ),
+        (_model(_inside), "each expert begins at row 0: the rows of the experts before it are missing."),
         (
             _model(lambda c: np.repeat(c.sum(axis=1).cumsum() - c.sum(axis=1), RANKS)),
             "each rank begins at the first row of the expert: the rows of the ranks before it are missing.",
@@ -167,17 +156,12 @@ PUZZLE = Puzzle(
             _model(lambda c: c.ravel().cumsum()),
             "the segment's own count is in the sum: a segment begins where those BEFORE it end.",
         ),
-        (
-            _model(_by_rank),
-            "the rows are in the order of src_rank first: all rows of an expert belong together.",
-        ),
+        (_model(_by_rank), "the rows are in the order of src_rank first: all rows of an expert belong together."),
         (
             lambda w: (
                 {
                     "rows": w.expected[0]["rows"],
-                    "row_offsets": np.r_[
-                        REGIONS[3].unwritten()[:-1], w.expected[0]["row_offsets"][-1]
-                    ],
+                    "row_offsets": np.r_[REGIONS[3].unwritten()[:-1], w.expected[0]["row_offsets"][-1]],
                 },
             ),
             "row_offsets are not written: the segment of src_rank 0 knows where its expert begins.",
@@ -186,9 +170,7 @@ PUZZLE = Puzzle(
             lambda w: (
                 {
                     "rows": w.expected[0]["rows"],
-                    "row_offsets": np.r_[
-                        w.expected[0]["row_offsets"][1:], w.expected[0]["row_offsets"][-1]
-                    ],
+                    "row_offsets": np.r_[w.expected[0]["row_offsets"][1:], w.expected[0]["row_offsets"][-1]],
                 },
             ),
             "row_offsets[e] is where expert e begins, not where it ends.",
@@ -226,10 +208,7 @@ PUZZLE = Puzzle(
             lambda f: f.kind == "bounds",
             "an address is outside the arrays: row_offsets has a word for each local expert, and one more.",
         ),
-        (
-            lambda f: f.differs("row_offsets"),
-            "row_offsets[e] must be the number of rows of all experts before e.",
-        ),
+        (lambda f: f.differs("row_offsets"), "row_offsets[e] must be the number of rows of all experts before e."),
         (lambda f: f.differs("rows"), WRONG_SLOTS),
     ),
 )

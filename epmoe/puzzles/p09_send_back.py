@@ -118,10 +118,7 @@ def _world(name, pairs, threads, padding=0):
 
 def worlds():
     """One warp; two warps and padding; fewer threads than rows; nothing at all."""
-    some = [
-        [[(0, 1), (2, 0), (4, 1)], [(1, 0), (3, 1)]],
-        [[(0, 0), (1, 1), (3, 0)], [(0, 0), (4, 1)]],
-    ]
+    some = [[[(0, 1), (2, 0), (4, 1)], [(1, 0), (3, 1)]], [[(0, 0), (1, 1), (3, 0)], [(0, 0), (4, 1)]]]
     all_ = [
         [[(t, 0) for t in range(5)], [(t, 1) for t in (4, 2, 0, 1, 3)]],
         [[(t, 1) for t in (3, 1, 0)], [(t, 0) for t in range(5)]],
@@ -162,10 +159,7 @@ def _missing(f):
 
 
 def _only_zeros_missing(f):
-    return all(
-        (f.should("recv_count", r)[m["recv_count"] == NOT_YET] == 0).all()
-        for r, m in enumerate(f.raw)
-    )
+    return all((f.should("recv_count", r)[m["recv_count"] == NOT_YET] == 0).all() for r, m in enumerate(f.raw))
 
 
 def _one_signal(answer, tell):
@@ -193,20 +187,13 @@ PUZZLE = Puzzle(
         "row = first + thread_idx(), in steps of block_dim(), as long as row < end.",
         "src_info has two int32 a row: the token at 8 * row, k four bytes further. The place is number "
         "token * TOP_K + k of `returned`.",
-        "Behind the loop: syncthreads(), then thread 0 alone releases u64(end - first) into `word`, at "
-        "system scope.",
+        "Behind the loop: syncthreads(), then thread 0 alone releases u64(end - first) into `word`, at system scope.",
     ),
     worlds=worlds,
     kernels=("send_back",),
     mistakes=(
-        (
-            _returned(lambda t, k: k * TOKENS + t),
-            "the axes are the wrong way round: [token, k] is token * TOP_K + k.",
-        ),
-        (
-            _returned(lambda t, k: t),
-            "k is missing from the place: [token, k] is token * TOP_K + k.",
-        ),
+        (_returned(lambda t, k: k * TOKENS + t), "the axes are the wrong way round: [token, k] is token * TOP_K + k."),
+        (_returned(lambda t, k: t), "k is missing from the place: [token, k] is token * TOP_K + k."),
         (
             _returned(lambda t, k: t * TOP_K + k, lambda i, w: i < w.block),
             "each thread sends one row only: it must go on with the row block_dim() further.",
@@ -240,18 +227,9 @@ PUZZLE = Puzzle(
             lambda f: f.waits_for("recv_count") and _missing(f) == RANKS * RANKS,
             "no signal is sent: the receivers wait for ever.",
         ),
-        (
-            lambda f: f.waits_for("recv_count"),
-            "some signals are missing: one goes to each src_rank.",
-        ),
-        (
-            lambda f: f.kind == "hang",
-            "not all threads of the block come to syncthreads: take it out of the loop.",
-        ),
-        (
-            lambda f: f.race_on("recv_count") and f.says("scopes"),
-            "the signal goes to another GPU: its scope is sys.",
-        ),
+        (lambda f: f.waits_for("recv_count"), "some signals are missing: one goes to each src_rank."),
+        (lambda f: f.kind == "hang", "not all threads of the block come to syncthreads: take it out of the loop."),
+        (lambda f: f.race_on("recv_count") and f.says("scopes"), "the signal goes to another GPU: its scope is sys."),
         (
             lambda f: f.race_on("recv_count") and f.says("plain"),
             "the signal is a plain store, and the receiver polls it: st_release_sys.",
@@ -261,10 +239,7 @@ PUZZLE = Puzzle(
             "the signal is relaxed: whoever sees it knows nothing of the rows. Release it.",
         ),
         (
-            lambda f: (
-                f.race_on("returned")
-                and -1 < f.hole(0).find("word,") < f.hole(0).find("store_i32(")
-            ),
+            lambda f: f.race_on("returned") and -1 < f.hole(0).find("word,") < f.hole(0).find("store_i32("),
             "the signal is sent before the rows are: write first, signal after.",
         ),
         (

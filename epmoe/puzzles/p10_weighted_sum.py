@@ -99,10 +99,7 @@ def _sum(d, *, order=1, step=None, weights=None, ids=None, swap=False, mean=Fals
 
 def _model(**mistake):
     def model(w):
-        made = {
-            k: (f(w.data) if callable(f) and k in ("weights", "ids") else f)
-            for k, f in mistake.items()
-        }
+        made = {k: (f(w.data) if callable(f) and k in ("weights", "ids") else f) for k, f in mistake.items()}
         with np.errstate(all="ignore"):
             return ({"out": _padded(_sum(w.data, **made))},)
 
@@ -120,9 +117,7 @@ def worlds():
     t, k, c = np.indices((5, TOP_K, HIDDEN))
     easy = 2.0 + t + 4 * k + c
     random = np.random.default_rng(0)
-    hard = random.normal(size=(5, TOP_K, HIDDEN)) * 2.0 ** random.integers(
-        -6, 7, (5, TOP_K, HIDDEN)
-    )
+    hard = random.normal(size=(5, TOP_K, HIDDEN)) * 2.0 ** random.integers(-6, 7, (5, TOP_K, HIDDEN))
     hard[:, 2] = -hard[:, 0]
     weights = np.abs(random.normal(size=(5, TOP_K)))
     weights[:, 2] = weights[:, 0]
@@ -131,14 +126,7 @@ def worlds():
     for token, slot in ((0, 1), (1, 0), (2, 2), (3, 0), (3, 1), (4, 0), (4, 1), (4, 2)):
         gaps[token, slot], holes[token, slot], nothing[token, slot] = -1, np.nan, np.nan
     return (
-        _world(
-            "round numbers",
-            ids,
-            np.array([[1, 2, 4], [2, 1, 8], [4, 2, 1], [1, 1, 2], [8, 4, 1]]),
-            easy,
-            5,
-            4,
-        ),
+        _world("round numbers", ids, np.array([[1, 2, 4], [2, 1, 8], [4, 2, 1], [1, 1, 2], [8, 4, 1]]), easy, 5, 4),
         _world("any numbers", ids, weights, hard, 2, 3),
         _world("empty slots", gaps, holes, nothing, 3, 8),
     )
@@ -161,30 +149,19 @@ PUZZLE = Puzzle(
     kernels=("weighted_sum",),
     mistakes=(
         (_model(step=lambda w, x, out: out), "nothing is added yet: every sum is 0."),
-        (
-            _model(order=-1),
-            "the order is the wrong way round: k ascends, and float32 sums depend on the order.",
-        ),
+        (_model(order=-1), "the order is the wrong way round: k ascends, and float32 sums depend on the order."),
         (
             _model(step=lambda w, x, out: (w * x).astype(np.float32) + out),
             "the product is rounded, and the sum again: fma_rn(a, b, c) rounds once.",
         ),
-        (
-            _model(step=_bf16_step),
-            "each step is rounded to bf16: keep the sum in float32, pack_bf16x2 rounds it once.",
-        ),
-        (
-            _model(weights=lambda d: np.ones_like(d["weights"])),
-            "the results are added without their weights.",
-        ),
+        (_model(step=_bf16_step), "each step is rounded to bf16: keep the sum in float32, pack_bf16x2 rounds it once."),
+        (_model(weights=lambda d: np.ones_like(d["weights"])), "the results are added without their weights."),
         (
             _model(ids=lambda d: np.zeros_like(d["ids"])),
             "empty slots take part: where ids[token, k] is -1 nothing is added, or NaN spoils the sum.",
         ),
         (
-            _model(
-                ids=lambda d: np.where((d["ids"] < 0).cumsum(axis=1) > 0, -1, d["ids"]).astype(int)
-            ),
+            _model(ids=lambda d: np.where((d["ids"] < 0).cumsum(axis=1) > 0, -1, d["ids"]).astype(int)),
             "the sum ends at an empty slot: leave it out, and go on with the next k.",
         ),
         (_model(swap=True), "the two halves are swapped: bf16_lo belongs to low, bf16_hi to high."),
@@ -203,18 +180,14 @@ PUZZLE = Puzzle(
     ),
     signs=(
         (
-            lambda f: (
-                f.differs("out")
-                and np.isnan(f.holds("out", 0)[: f.world.tokens[0]].astype(float)).any()
-            ),
+            lambda f: f.differs("out") and np.isnan(f.holds("out", 0)[: f.world.tokens[0]].astype(float)).any(),
             "empty slots take part: where ids[token, k] is -1 nothing is added, or NaN spoils the sum.",
         ),
     ),
     causes=(
         (
             lambda f: f.kind == "bounds",
-            "an address is outside the arrays: all numbers take 4 bytes, two bf16 too, and a row has "
-            "WORDS words.",
+            "an address is outside the arrays: all numbers take 4 bytes, two bf16 too, and a row has WORDS words.",
         ),
         (
             lambda f: f.differs("out"),

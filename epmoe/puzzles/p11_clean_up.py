@@ -64,18 +64,7 @@ def _world(n, grid, threads, at_once=None):
     if at_once:
         name += f", {many(at_once, 'block')} at a time"
     data = dict(n=n, grid=grid, threads=threads)
-    return World(
-        name,
-        REGIONS,
-        (n,),
-        (nothing,),
-        (expected,),
-        grid,
-        threads,
-        rounds=ROUNDS,
-        blocks=at_once,
-        data=data,
-    )
+    return World(name, REGIONS, (n,), (nothing,), (expected,), grid, threads, rounds=ROUNDS, blocks=at_once, data=data)
 
 
 def worlds():
@@ -104,9 +93,7 @@ PUZZLE = Puzzle(
     kernels=("claim_rows",),
     signs=(
         (
-            lambda f: (
-                f.differs("claimed", "rows") and not f.holds("done", 0).any() and _no_reset(f)
-            ),
+            lambda f: f.differs("claimed", "rows") and not f.holds("done", 0).any() and _no_reset(f),
             "the counters are not reset: the second launch finds all rows claimed.",
         ),
         (
@@ -119,9 +106,7 @@ PUZZLE = Puzzle(
         ),
         (
             lambda f: (
-                f.differs("claimed")
-                and (f.holds("claimed", 0) == 0).any()
-                and (f.holds("claimed", 0) != 0).any()
+                f.differs("claimed") and (f.holds("claimed", 0) == 0).any() and (f.holds("claimed", 0) != 0).any()
             ),
             "only some counters are reset: there is one for each expert.",
         ),
@@ -129,8 +114,7 @@ PUZZLE = Puzzle(
     causes=(
         (
             lambda f: f.waits_for("done", "claimed"),
-            "a block waits for others, and some may start only when it has ended: no block waits, the last "
-            "one resets.",
+            "a block waits for others, and some may start only when it has ended: no block waits, the last one resets.",
         ),
         (
             lambda f: (
@@ -150,9 +134,7 @@ PUZZLE = Puzzle(
             "`done` is counted with release alone: the last block acquires nothing. Take acq_rel.",
         ),
         (
-            lambda f: (
-                f.race_on("done") and f.says("scopes") or f.race_on("claimed") and f.uses("_cta_")
-            ),
+            lambda f: f.race_on("done") and f.says("scopes") or f.race_on("claimed") and f.uses("_cta_"),
             "the blocks count themselves in a scope that holds one block: cta is too narrow.",
         ),
         (
@@ -172,10 +154,7 @@ PUZZLE = Puzzle(
             "the counters are reset while other blocks still claim: only the last block, which finds "
             "grid_dim() - 1 in `done`, may do it.",
         ),
-        (
-            lambda f: f.differs("done"),
-            "each block counts itself once, by one thread; the last one resets `done`.",
-        ),
+        (lambda f: f.differs("done"), "each block counts itself once, by one thread; the last one resets `done`."),
     ),
 )
 

@@ -122,11 +122,7 @@ def _world(ids, grid):
         for le, src in np.ndindex(LOCAL, RANKS):
             tokens = np.flatnonzero(np.array(ids[src], int) == rank * LOCAL + le)
             seen[:, le * RANKS + src, : len(tokens)] = 100 * (src + 1) + tokens
-        counters = {
-            "reserved": np.zeros(EXPERTS),
-            "finished": np.zeros(EXPERTS),
-            "done": np.zeros(1),
-        }
+        counters = {"reserved": np.zeros(EXPERTS), "finished": np.zeros(EXPERTS), "done": np.zeros(1)}
         words = {"recv_count": np.full((ROUNDS, SEGMENTS), NOT_YET, np.uint64)}
         padded = np.full(SLOTS, -1)
         padded[: len(ids[rank])] = ids[rank]
@@ -197,18 +193,13 @@ PUZZLE = Puzzle(
             ),
             "nothing is sent yet.",
         ),
-        (
-            lambda f: f.differs("recv_count", "seen") and _sent(f) > 0 and not f.uses("receive"),
-            "nothing is received.",
-        ),
+        (lambda f: f.differs("recv_count", "seen") and _sent(f) > 0 and not f.uses("receive"), "nothing is received."),
         (
             lambda f: f.differs("recv_count", "seen") and f.uses("receive"),
             "some segments are not received: their blocks must go on by grid_dim().",
         ),
         (
-            lambda f: (
-                f.differs("reserved", "finished", "done") and (f.holds("reserved") != 0).any()
-            ),
+            lambda f: f.differs("reserved", "finished", "done") and (f.holds("reserved") != 0).any(),
             "the counters are not reset to 0.",
         ),
     ),
@@ -243,10 +234,7 @@ PUZZLE = Puzzle(
             "a block waits for messages that it has yet to write itself: all its sends come before its signals.",
         ),
         (lambda f: f.kind == "hang" and f.uses("clean") and not f.uses("done"), TOO_EARLY),
-        (
-            lambda f: f.kind == "hang" and f.uses("clean") and not f.uses(r"grid_dim\(\) *- *1"),
-            LAST,
-        ),
+        (lambda f: f.kind == "hang" and f.uses("clean") and not f.uses(r"grid_dim\(\) *- *1"), LAST),
         (
             lambda f: f.waits_for("finished"),
             "a count in `finished` is never reached: a token is not sent, is sent twice, or the counters are "
@@ -254,8 +242,7 @@ PUZZLE = Puzzle(
         ),
         (
             lambda f: f.waits_for("recv_count") and _in_one_loop(f, "signal(", "receive("),
-            "a block waits for a signal while it has signals to send itself: all its signals come before "
-            "its receives.",
+            "a block waits for a signal while it has signals to send itself: all its signals come before its receives.",
         ),
         (
             lambda f: f.waits_for("recv_count"),
@@ -267,13 +254,7 @@ PUZZLE = Puzzle(
             lambda f: f.race_on("reserved", "finished", "done") and f.uses("_relaxed_"),
             "`done` is counted by a relaxed atomic: the last block must acquire what the others release.",
         ),
-        (
-            lambda f: (
-                f.race_on("reserved", "finished", "done")
-                or f.differs("reserved", "finished", "done")
-            ),
-            LAST,
-        ),
+        (lambda f: f.race_on("reserved", "finished", "done") or f.differs("reserved", "finished", "done"), LAST),
         (
             lambda f: f.kind == "bounds",
             "a message goes outside its segment: a token is sent twice, or the counters are not reset to 0.",

@@ -73,9 +73,7 @@ def _world(name, ids, grid, threads):
     tokens = tuple(map(len, ids))
     data = dict(ids=ids)
     name = f"{name}, {many(grid, 'block')} of {many(threads, 'thread')}"
-    return World(
-        name, REGIONS, tokens, tuple(start), tuple(_sent(ids, _mask)), grid, threads, data=data
-    )
+    return World(name, REGIONS, tokens, tuple(start), tuple(_sent(ids, _mask)), grid, threads, data=data)
 
 
 def _mask(row, rank):
@@ -101,16 +99,8 @@ def _sent(ids, masks):
 
 def worlds():
     """Several experts on one rank; empty slots and a rank without tokens; many tokens."""
-    some = [
-        [[0, 1, 4, 8], [5, 0, 6, 7], [9, 10, 11, 8]],
-        [[3, 7, 2, 11], [4, 8, 0, 5]],
-        [[1, 9, 0, 2]],
-    ]
-    gaps = [
-        [[0, -1, 1, -1], [-1, -1, -1, -1], [-1, 4, 8, 5]],
-        [],
-        [[11, -1, -1, 10], [7, 3, 6, -1]],
-    ]
+    some = [[[0, 1, 4, 8], [5, 0, 6, 7], [9, 10, 11, 8]], [[3, 7, 2, 11], [4, 8, 0, 5]], [[1, 9, 0, 2]]]
+    gaps = [[[0, -1, 1, -1], [-1, -1, -1, -1], [-1, 4, 8, 5]], [], [[11, -1, -1, 10], [7, 3, 6, -1]]]
     random = np.random.default_rng(1)
     many = [[random.permutation(RANKS * LOCAL)[:TOP_K] for _ in range(10)] for _ in range(RANKS)]
     return (
@@ -127,11 +117,7 @@ def canonical(memory, world):
         rows = m["received"].copy()
         for src in range(RANKS):
             there = rows[src, :, 0] > 0
-            n = int(
-                there.sum()
-                if there[: there.sum()].all()
-                else (expected["received"][src, :, 0] > 0).sum()
-            )
+            n = int(there.sum() if there[: there.sum()].all() else (expected["received"][src, :, 0] > 0).sum())
             rows[src, :n] = sorted(rows[src, :n].tolist()) or rows[src, :0]
         out.append(m | {"received": rows})
     return tuple(out)
@@ -194,19 +180,11 @@ PUZZLE = Puzzle(
             "a rank without any of the token's experts gets a row, too: send if the mask is not 0.",
         ),
         (
-            _model(
-                lambda row, rank: sum(
-                    1 << k for k, e in enumerate(row) if e >= 0 and e % RANKS == rank
-                )
-            ),
+            _model(lambda row, rank: sum(1 << k for k, e in enumerate(row) if e >= 0 and e % RANKS == rank)),
             "experts are not dealt out in turn: expert e lives on rank e // LOCAL.",
         ),
         (
-            _model(
-                lambda row, rank: sum(
-                    1 << k for k, e in enumerate(row) if e >= 0 and e // LOCAL <= rank
-                )
-            ),
+            _model(lambda row, rank: sum(1 << k for k, e in enumerate(row) if e >= 0 and e // LOCAL <= rank)),
             "bits of another rank are in the mask: it begins at 0 for each rank.",
         ),
     ),
@@ -228,16 +206,13 @@ PUZZLE = Puzzle(
             "an address is between two counters: reserved[rank] begins 4 * rank bytes behind the first.",
         ),
         (
-            lambda f: (
-                f.differs("reserved", "received") and not any(m["reserved"].any() for m in f.raw)
-            ),
+            lambda f: f.differs("reserved", "received") and not any(m["reserved"].any() for m in f.raw),
             "no slot is claimed: add 1 to reserved[dst_rank] for each row, and send it to the slot that "
             "the atomic returns.",
         ),
         (
             lambda f: (
-                (f.differs("reserved", "received") or f.kind == "bounds")
-                and (f.holds("reserved", 0)[1:] == 0).all()
+                (f.differs("reserved", "received") or f.kind == "bounds") and (f.holds("reserved", 0)[1:] == 0).all()
             ),
             "all ranks share one counter: each has its own, reserved[dst_rank].",
         ),
@@ -249,18 +224,9 @@ PUZZLE = Puzzle(
             ),
             "slot 0 stays empty: the atomic returns what was there before, which is the slot.",
         ),
-        (
-            lambda f: f.race_on("received"),
-            "two rows are written to the same slot: take each slot from the atomic.",
-        ),
-        (
-            lambda f: f.kind == "bounds",
-            "a slot is outside the region: more rows are sent than there are tokens.",
-        ),
-        (
-            lambda f: f.differs("reserved"),
-            "reserved[rank] must be the number of rows that were sent there.",
-        ),
+        (lambda f: f.race_on("received"), "two rows are written to the same slot: take each slot from the atomic."),
+        (lambda f: f.kind == "bounds", "a slot is outside the region: more rows are sent than there are tokens."),
+        (lambda f: f.differs("reserved"), "reserved[rank] must be the number of rows that were sent there."),
         (
             lambda f: f.differs("received"),
             "a row or a mask is wrong: one row for each rank that has an expert of the token, with all its k.",

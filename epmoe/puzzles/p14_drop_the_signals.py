@@ -88,9 +88,7 @@ def _world(name, rows, threads):
     out = np.where(rows == ABSENT, np.uint32(ESCAPE), rows)
     expected = {"out": out, "recv_buf": nothing}
     name = f"{name}, blocks of {threads} threads"
-    return World(
-        name, REGIONS, (ROOM,) * RANKS, start, (expected,) * RANKS, 2, threads, data=dict(rows=rows)
-    )
+    return World(name, REGIONS, (ROOM,) * RANKS, start, (expected,) * RANKS, 2, threads, data=dict(rows=rows))
 
 
 def worlds():
@@ -118,22 +116,18 @@ PUZZLE = Puzzle(
     hints=(
         "put: four times `if x == ABSENT: x = ESCAPE`, then one store16_relaxed_sys.",
         "take: load again as long as ANY of the four words is ABSENT: or, not and.",
-        "take, behind the loop: store16_relaxed_sys(place, ABSENT, ABSENT, ABSENT, ABSENT). The return "
-        "is given.",
+        "take, behind the loop: store16_relaxed_sys(place, ABSENT, ABSENT, ABSENT, ABSENT). The return is given.",
     ),
     worlds=worlds,
     kernels=("exchange",),
     mistakes=(
         (
-            lambda w: [
-                {"out": w.expected[0]["out"], "recv_buf": w.expected[0]["out"]} for _ in w.tokens
-            ],
+            lambda w: [{"out": w.expected[0]["out"], "recv_buf": w.expected[0]["out"]} for _ in w.tokens],
             "the words are not reset to ABSENT: in the next round old rows would pass for new ones.",
         ),
         (
             lambda w: [
-                {"out": w.expected[0]["out"], "recv_buf": np.zeros((RANKS, ROOM, 4), np.uint32)}
-                for _ in w.tokens
+                {"out": w.expected[0]["out"], "recv_buf": np.zeros((RANKS, ROOM, 4), np.uint32)} for _ in w.tokens
             ],
             "the words are reset to 0, and 0 may be data. What has not come yet is ABSENT.",
         ),
@@ -150,10 +144,7 @@ PUZZLE = Puzzle(
         (
             lambda f: (
                 f.differs("out")
-                and all(
-                    (np.sort(m["out"].ravel()) == np.sort(f.world.expected[0]["out"].ravel())).all()
-                    for m in f.raw
-                )
+                and all((np.sort(m["out"].ravel()) == np.sort(f.world.expected[0]["out"].ravel())).all() for m in f.raw)
             ),
             "the words are in the wrong order: a, b, c, d.",
         ),
@@ -174,14 +165,11 @@ PUZZLE = Puzzle(
         ),
         (
             lambda f: f.race_on("recv_buf") and f.says("both are strong stores"),
-            "ABSENT is stored before the words have come: poll first, until none of the four is ABSENT; reset "
-            "after.",
+            "ABSENT is stored before the words have come: poll first, until none of the four is ABSENT; reset after.",
         ),
         (
             lambda f: (
-                f.kind == "hang"
-                and all(n == 4 for n in _missing_words(f))
-                and not f.uses(r"store16_\w+\(place, a")
+                f.kind == "hang" and all(n == 4 for n in _missing_words(f)) and not f.uses(r"store16_\w+\(place, a")
             ),
             "put stores nothing, and take waits for ever.",
         ),

@@ -185,13 +185,7 @@ def regions(shape, tokens, rounds):
             ("round", "local_expert", "src_rank", "slot", "byte"),
             True,
         ),
-        Region(
-            "recv_count",
-            (rounds, local, ranks),
-            np.uint64,
-            ("round", "local_expert", "src_rank"),
-            True,
-        ),
+        Region("recv_count", (rounds, local, ranks), np.uint64, ("round", "local_expert", "src_rank"), True),
         Region("rows", (rounds, rows, hidden), BF16, ("round", "row", "column"), True),
         Region("row_offsets", (rounds, local + 1), axes=("round", "local_expert"), by_round=True),
         Region("src_info", (rounds, rows, 2), axes=("round", "row", "token or k"), by_round=True),
@@ -230,15 +224,7 @@ def world(shape, tokens, rounds=2, *, ids=None, rows=None, grid=3, threads=64, n
         or f"ranks with {counts} tokens, {experts} experts, {many(rounds, 'round')}, {grid} blocks of {threads} threads"
     )
     return World(
-        name,
-        made,
-        tuple(tokens),
-        tuple(start),
-        tuple(expected),
-        grid,
-        threads,
-        rounds,
-        data=dict(shape=shape, ids=ids),
+        name, made, tuple(tokens), tuple(start), tuple(expected), grid, threads, rounds, data=dict(shape=shape, ids=ids)
     )
 
 
@@ -302,8 +288,7 @@ PUZZLE = Puzzle(
     causes=(
         (
             lambda f: (
-                not any(m["reserved"].any() or m["finished"].any() for m in f.raw)
-                and not f.uses(r"write_message\(")
+                not any(m["reserved"].any() or m["finished"].any() for m in f.raw) and not f.uses(r"write_message\(")
             ),
             "nothing is sent yet.",
         ),
@@ -312,18 +297,12 @@ PUZZLE = Puzzle(
             "a count in `finished` is never reached: messages are not counted, or the counters of the round "
             "before were not reset.",
         ),
-        (
-            lambda f: f.waits_for("recv_count") and _zeros_missing(f),
-            "an expert without tokens gets no signal.",
-        ),
+        (lambda f: f.waits_for("recv_count") and _zeros_missing(f), "an expert without tokens gets no signal."),
         (
             lambda f: f.waits_for("recv_count") and f.world.rounds == 1,
             "a signal is never sent, or goes to the wrong place.",
         ),
-        (
-            lambda f: f.waits_for("recv_count"),
-            "a signal is never sent, or is reset before all blocks have seen it.",
-        ),
+        (lambda f: f.waits_for("recv_count"), "a signal is never sent, or is reset before all blocks have seen it."),
         (
             lambda f: f.race_on("recv_count") and f.says("scopes"),
             "the signal goes to another GPU: both sides need scope sys.",
@@ -337,22 +316,16 @@ PUZZLE = Puzzle(
             "a signal is sent before all messages are written: wait for `finished`.",
         ),
         (
-            lambda f: (
-                f.race_on(*TRAVELS) and "ld_relaxed" in f.hole(1) and "fence" not in f.hole(1)
-            ),
+            lambda f: f.race_on(*TRAVELS) and "ld_relaxed" in f.hole(1) and "fence" not in f.hole(1),
             "`finished` is read by a relaxed load, so the signal says nothing about the messages: acquire it.",
         ),
         (
-            lambda f: (
-                f.race_on(*TRAVELS) and "st_relaxed" in f.hole(1) and "fence" not in f.hole(1)
-            ),
+            lambda f: f.race_on(*TRAVELS) and "st_relaxed" in f.hole(1) and "fence" not in f.hole(1),
             "the signal is relaxed, and orders nothing: release it.",
         ),
         (
             lambda f: (
-                f.race_on(*TRAVELS)
-                and re.search(r"add_relaxed_\w+\(finished", f.hole(0))
-                and "fence" not in f.hole(0)
+                f.race_on(*TRAVELS) and re.search(r"add_relaxed_\w+\(finished", f.hole(0)) and "fence" not in f.hole(0)
             ),
             "a message is counted by a relaxed addition, which orders nothing: release it.",
         ),
@@ -361,9 +334,7 @@ PUZZLE = Puzzle(
             "a message is counted before all lanes have written it: a syncwarp() is missing before the count.",
         ),
         (
-            lambda f: (
-                f.race_on(*TRAVELS) and "ld_relaxed" in f.hole(2) and "fence" not in f.hole(2)
-            ),
+            lambda f: f.race_on(*TRAVELS) and "ld_relaxed" in f.hole(2) and "fence" not in f.hole(2),
             "the signal is seen by a relaxed load, which orders nothing: acquire it.",
         ),
         (
@@ -396,9 +367,7 @@ PUZZLE = Puzzle(
             "the chain from the store of a message to its load is broken: each link releases, the next acquires.",
         ),
         (
-            lambda f: (
-                f.kind == "bounds" or f.differs("reserved", "finished") or f.race_on("reserved")
-            ),
+            lambda f: f.kind == "bounds" or f.differs("reserved", "finished") or f.race_on("reserved"),
             "`reserved` or `finished` is not right: one claim and one count for each message, and 0 after each round.",
         ),
         (lambda f: f.differs("recv_count"), "recv_count is not reset to NOT_YET."),

@@ -134,18 +134,14 @@ def regions(shape, tokens, rounds):
         Region("begins", (local * ranks + 1,), axes=("segment",)),
         Region("ids", (n, top_k), axes=("token", "k")),
         Region("weights", (n, top_k), np.float32, ("token", "k")),
-        Region(
-            "returned", (rounds, n, top_k, hidden), BF16, ("round", "token", "k", "column"), True
-        ),
+        Region("returned", (rounds, n, top_k, hidden), BF16, ("round", "token", "k", "column"), True),
         Region("recv_count", (rounds, experts), np.uint64, ("round", "expert"), True),
         Region("combined", (rounds, n, hidden), BF16, ("round", "token", "column"), True),
         Region("done", (1,), axes=("word",)),
     )
 
 
-def world(
-    shape, tokens, rounds=2, *, ids=None, rows=None, infos=None, weights=None, grid=3, threads=64
-):
+def world(shape, tokens, rounds=2, *, ids=None, rows=None, infos=None, weights=None, grid=3, threads=64):
     """The world of a combine. shape: n_ranks, n_experts, top_k, hidden, slots; the others of each rank."""
     ranks, experts, top_k, hidden, slots = shape
     local = experts // ranks
@@ -183,15 +179,11 @@ def world(
                 new = fma_rn(np.float32(weights[rank])[:, k, None], back[rank][:, k], out)
             out = np.where(ids[rank][:, k, None] >= 0, new, out)
         combined[:, :n] = out.astype(BF16)
-        expected.append(
-            {"combined": combined} | {k: start[rank][k] for k in ("recv_count", "done")}
-        )
+        expected.append({"combined": combined} | {k: start[rank][k] for k in ("recv_count", "done")})
     counts = " and ".join(map(str, tokens))
     name = f"ranks with {counts} tokens, {experts} experts, {many(rounds, 'round')}, {grid} blocks of {threads} threads"
     data = dict(shape=shape, ids=ids)
-    return World(
-        name, made, tuple(tokens), tuple(start), tuple(expected), grid, threads, rounds, data=data
-    )
+    return World(name, made, tuple(tokens), tuple(start), tuple(expected), grid, threads, rounds, data=data)
 
 
 def worlds():
@@ -235,10 +227,7 @@ PUZZLE = Puzzle(
     signs=(
         (lambda f: f.differs("combined") and not f.uses("return_row"), "nothing is sent back yet."),
         (
-            lambda f: (
-                f.differs("combined")
-                and not (np.nan_to_num(f.holds("combined").astype(float)) > 0).any()
-            ),
+            lambda f: f.differs("combined") and not (np.nan_to_num(f.holds("combined").astype(float)) > 0).any(),
             "nothing is summed yet.",
         ),
         (
@@ -251,20 +240,12 @@ PUZZLE = Puzzle(
         ),
     ),
     causes=(
-        (
-            lambda f: (
-                f.waits_for("recv_count") and "ld_" in f.hole(1) and "syncthreads" not in f.hole(1)
-            ),
-            NOT_MET,
-        ),
+        (lambda f: f.waits_for("recv_count") and "ld_" in f.hole(1) and "syncthreads" not in f.hole(1), NOT_MET),
         (
             lambda f: f.waits_for("recv_count") and _zeros_missing(f),
             "a segment without rows sends no signal, and its receiver waits for ever.",
         ),
-        (
-            lambda f: f.waits_for("recv_count"),
-            "a signal is never sent, or is reset before all blocks have seen it.",
-        ),
+        (lambda f: f.waits_for("recv_count"), "a signal is never sent, or is reset before all blocks have seen it."),
         (lambda f: f.kind == "hang", "not all threads of a block come to syncthreads."),
         (
             lambda f: f.race_on("recv_count") and f.says("scopes"),
@@ -282,10 +263,7 @@ PUZZLE = Puzzle(
             lambda f: f.race_on(*BACK) and "syncthreads" not in f.hole(0),
             "a segment is signalled before all warps of the block have sent their rows: a syncthreads() is missing before the signal.",
         ),
-        (
-            lambda f: f.race_on(*BACK) and not re.search("ld_", f.hole(1)),
-            "reduce does not wait for the rows.",
-        ),
+        (lambda f: f.race_on(*BACK) and not re.search("ld_", f.hole(1)), "reduce does not wait for the rows."),
         (
             lambda f: f.race_on(*BACK) and "ld_relaxed" in f.hole(1) and "fence" not in f.hole(1),
             "the signal is seen by a relaxed load, which orders nothing: acquire it.",

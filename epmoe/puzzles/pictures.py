@@ -59,19 +59,11 @@ def _picture(got, world, place, n_columns, beside):
     rows = [("", "should be", "is", False)]
     for line in lines:
         label = ", ".join(
-            f"{r.axes[i] if i < len(r.axes) else 'index'} {n}"
-            for i, n in enumerate(line if len(r.shape) > 1 else ())
+            f"{r.axes[i] if i < len(r.axes) else 'index'} {n}" for i, n in enumerate(line if len(r.shape) > 1 else ())
         )
         marked = line == index[:-1]
         mark = columns.index(index[-1]) if marked else None
-        rows.append(
-            (
-                label,
-                _row(should[line], columns, cell),
-                _row(holds[line], columns, cell, mark),
-                marked,
-            )
-        )
+        rows.append((label, _row(should[line], columns, cell), _row(holds[line], columns, cell, mark), marked))
     shown = "" if len(columns) == width else f", {_axis(r)} {columns[0]} to {columns[-1]}"
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     unwritten = any(UNWRITTEN in row for row in texts)

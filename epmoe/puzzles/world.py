@@ -111,9 +111,7 @@ class Memory:
         self.machine, self.world = machine, world
         self.buffers = [
             {
-                r.name: machine.alloc(
-                    r.nbytes, r.name, rank, regions=[(r.name, 0, r.shape, r.dtype, r.axes)]
-                )
+                r.name: machine.alloc(r.nbytes, r.name, rank, regions=[(r.name, 0, r.shape, r.dtype, r.axes)])
                 for r in world.regions
             }
             for rank in range(world.n_ranks)
@@ -132,9 +130,7 @@ class Memory:
         w = self.world
         return [
             np.array(
-                [w.n_ranks]
-                + [b[r.name].address + r.offset(n) for r in w.regions for b in self.buffers],
-                np.uint64,
+                [w.n_ranks] + [b[r.name].address + r.offset(n) for r in w.regions for b in self.buffers], np.uint64
             )
             for n in range(w.rounds)
         ]
@@ -142,16 +138,12 @@ class Memory:
     def arrays(self):
         """For each rank {name: array}, as they are now."""
         return tuple(
-            {r.name: b[r.name].array(r.dtype, r.shape).copy() for r in self.world.regions}
-            for b in self.buffers
+            {r.name: b[r.name].array(r.dtype, r.shape).copy() for r in self.world.regions} for b in self.buffers
         )
 
     def read(self):
         """The same after all launches have ended, also on a GPU."""
-        return tuple(
-            {r.name: b[r.name].read(r.dtype, r.shape) for r in self.world.regions}
-            for b in self.buffers
-        )
+        return tuple({r.name: b[r.name].read(r.dtype, r.shape) for r in self.world.regions} for b in self.buffers)
 
     def launch(self, kernels):
         """Queue every round of every rank: the kernels one after another on the rank's stream."""
@@ -161,13 +153,7 @@ class Memory:
             for table in self.tables:
                 for rank, stream in enumerate(streams):
                     for kern in kernels:
-                        self.machine.launch(
-                            kern,
-                            w.grid,
-                            w.block,
-                            (table.address, w.tokens[rank], rank),
-                            stream=stream,
-                        )
+                        self.machine.launch(kern, w.grid, w.block, (table.address, w.tokens[rank], rank), stream=stream)
 
     def free(self):
         """Give the memory back."""
@@ -201,8 +187,6 @@ def run(kernels, world, schedule, *, recorder=None, go_on=False):
     finally:
         result = memory.arrays()
         if recorder is not None:
-            recorder.addresses = [
-                {name: b.address for name, b in of_rank.items()} for of_rank in memory.buffers
-            ]
+            recorder.addresses = [{name: b.address for name, b in of_rank.items()} for of_rank in memory.buffers]
         memory.free()
     return Result("", "", result)

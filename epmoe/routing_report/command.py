@@ -17,9 +17,7 @@ def _gbps(text_given):
     except ValueError:
         value = 0.0
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(
-            f"{text_given!r} must be a positive number of GB/s, for instance 50"
-        )
+        raise argparse.ArgumentTypeError(f"{text_given!r} must be a positive number of GB/s, for instance 50")
     return value
 
 
@@ -49,9 +47,7 @@ def add_arguments(parser):
         metavar="N",
         help=f"elements of a token (default: of the file's x, else {report.DEFAULT_HIDDEN})",
     )
-    parser.add_argument(
-        "--format", choices=tuple(TOKEN_FORMATS), default="bf16", help="token format (default bf16)"
-    )
+    parser.add_argument("--format", choices=tuple(TOKEN_FORMATS), default="bf16", help="token format (default bf16)")
     parser.add_argument(
         "--link-gbps",
         type=_gbps,
@@ -61,9 +57,7 @@ def add_arguments(parser):
     )
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
     parser.add_argument(
-        "--html",
-        metavar="PAGE.html",
-        help="also write a page with a heat map and a comparison of numbers of ranks",
+        "--html", metavar="PAGE.html", help="also write a page with a heat map and a comparison of numbers of ranks"
     )
 
 

@@ -81,11 +81,7 @@ def _read(path):
             if start == b"\x93NUMPY" or start[:2] == b"PK":  # an .npz is a zip file
                 file.seek(0)
                 found = np.load(file, allow_pickle=False)
-                return (
-                    _of_array(path, found)
-                    if isinstance(found, np.ndarray)
-                    else _of_npz(path, dict(found.items()))
-                )
+                return _of_array(path, found) if isinstance(found, np.ndarray) else _of_npz(path, dict(found.items()))
             file.seek(0)
             text = file.read().decode()
     except EPValueError:
@@ -101,9 +97,7 @@ def _read(path):
 
 def _of_npz(path, arrays):
     if not all(isinstance(a, np.ndarray) for a in arrays.values()):
-        made = (
-            "made by torch.save" if any(n.endswith("data.pkl") for n in arrays) else "not an .npz"
-        )
+        made = "made by torch.save" if any(n.endswith("data.pkl") for n in arrays) else "not an .npz"
         raise EPValueError(f"{path} is {made}: {TORCH}")
     integers = [name for name, a in arrays.items() if a.dtype.kind in "iu" and a.ndim in (2, 3)]
     name = "topk_ids" if "topk_ids" in arrays else integers[0] if len(integers) == 1 else None
@@ -112,9 +106,7 @@ def _of_npz(path, arrays):
         raise EPValueError(f"{path} has no topk_ids (it has {held}): {WANTED}")
     dump = _of_array(f"{name} in {path}", arrays[name])
     if name != "topk_ids":
-        dump.notes.append(
-            f"{name} is read as topk_ids: the only integers of two or three dimensions in the file"
-        )
+        dump.notes.append(f"{name} is read as topk_ids: the only integers of two or three dimensions in the file")
     if "n_experts" in arrays:
         dump.n_experts = one_number(path, "n_experts", arrays["n_experts"])
     if "x" in arrays and arrays["x"].ndim >= 2:
@@ -126,12 +118,7 @@ def _of_npz(path, arrays):
 
 def _checked_offsets(path, offsets, tokens):
     good = offsets.ndim == 1 and len(offsets) > 1 and offsets.dtype.kind in "iu"
-    good = (
-        good
-        and offsets[0] == 0
-        and offsets[-1] == tokens
-        and (np.diff(offsets.astype(np.int64)) >= 0).all()
-    )
+    good = good and offsets[0] == 0 and offsets[-1] == tokens and (np.diff(offsets.astype(np.int64)) >= 0).all()
     if not good:
         raise EPValueError(
             f"rank_offsets in {path} is {offsets.tolist()}; it must start at 0, never fall and end at {tokens}, the "
@@ -148,8 +135,6 @@ def _of_array(name, ids):
     if ids.ndim not in (2, 3) or ids.shape[-1] == 0 or (ids.ndim == 3 and len(ids) == 0):
         raise EPValueError(f"{name} has shape {list(ids.shape)}: {WANTED}")
     if ids.dtype == np.uint64 and ids.size and ids.max() > MAX_EXPERTS:
-        raise EPValueError(
-            f"{name} holds {ids.max()}: an expert id is at most {MAX_EXPERTS - 1}, and -1 is no expert"
-        )
+        raise EPValueError(f"{name} holds {ids.max()}: an expert id is at most {MAX_EXPERTS - 1}, and -1 is no expert")
     ids = ids.astype(np.int64)
     return Dump(list(ids) if ids.ndim == 3 else [ids])

@@ -55,9 +55,7 @@ class Sizes(NamedTuple):
 def config(n_ranks, n_experts, top_k, hidden, tokens, token_format):
     """The EPConfig of a routing. More than 8 ranks means several hosts (SHMEM). Errors: EPValueError."""
     several = n_ranks > MAX_GPUS_PER_NODE
-    p2p = (
-        max(d for d in range(1, MAX_GPUS_PER_NODE + 1) if n_ranks % d == 0) if several else n_ranks
-    )
+    p2p = max(d for d in range(1, MAX_GPUS_PER_NODE + 1) if n_ranks % d == 0) if several else n_ranks
     return EPConfig(
         n_ranks,
         n_experts,
@@ -122,11 +120,7 @@ def memory_bytes(interface, steps, sizes):
     """
     cfg = sizes.cfg
     if interface.startswith("pairs"):
-        return sum(
-            use.planned_bytes
-            for use in rank_memory.plan(cfg)
-            if use.buffer != "unreduced combine result"
-        )
+        return sum(use.planned_bytes for use in rank_memory.plan(cfg) if use.buffer != "unreduced combine result")
     rows = cfg.n_ranks * cfg.max_tokens_per_rank
     back = cfg.max_tokens_per_rank * sizes.combine_bytes
     if interface == "rows":

@@ -21,15 +21,11 @@ def read(path, text):
     for place, value, step, experts in found:
         n_experts = n_experts if experts is None else experts
         if _depth(value) not in (0, depth) or depth > 2:
-            raise EPValueError(
-                f"{place} must hold the ids of a token or the tokens of a step, all alike: {WANTED}"
-            )
+            raise EPValueError(f"{place} must hold the ids of a token or the tokens of a step, all alike: {WANTED}")
         tokens = [value] if depth < 2 else value
         for ids in tokens:
             if not isinstance(ids, list) or not all(type(i) is int and abs(i) < 2**31 for i in ids):
-                raise EPValueError(
-                    f"{place} has {ids!r} where the ids of a token are needed: {WANTED}"
-                )
+                raise EPValueError(f"{place} has {ids!r} where the ids of a token are needed: {WANTED}")
             widths.add(len(ids))
         # a token's line belongs to the step it names; a step's line without a name is a step of its own
         name = ("", place) if depth == 2 and step is None else ("step", json.dumps(step))
@@ -37,11 +33,7 @@ def read(path, text):
     top_k = max(widths, default=0)
     if top_k == 0:
         raise EPValueError(f"{path} names no expert: {WANTED}")
-    notes = (
-        [f"tokens with fewer than {top_k} ids are filled up with -1 (no expert)"]
-        if len(widths) > 1
-        else []
-    )
+    notes = [f"tokens with fewer than {top_k} ids are filled up with -1 (no expert)"] if len(widths) > 1 else []
     filled = ([ids + [-1] * (top_k - len(ids)) for ids in tokens] for tokens in steps.values())
     return [np.array(tokens, np.int64).reshape(-1, top_k) for tokens in filled], n_experts, notes
 
@@ -51,9 +43,7 @@ def _opened(place, value):
     if not isinstance(value, dict):
         return value, None, None
     if "topk_ids" not in value:
-        raise EPValueError(
-            f"{place} has no topk_ids (it has {', '.join(value) or 'nothing'}): {WANTED}"
-        )
+        raise EPValueError(f"{place} has no topk_ids (it has {', '.join(value) or 'nothing'}): {WANTED}")
     experts = one_number(place, "n_experts", value["n_experts"]) if "n_experts" in value else None
     return value["topk_ids"], value.get("step"), experts
 
@@ -62,9 +52,7 @@ def one_number(place, name, value):
     """A number of experts as int. Anything else is refused."""
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "iu" or not 1 <= array.ravel()[0] <= MAX_EXPERTS:
-        raise EPValueError(
-            f"{name} in {place} is {value!r}: one whole number from 1 to {MAX_EXPERTS} is needed"
-        )
+        raise EPValueError(f"{name} in {place} is {value!r}: one whole number from 1 to {MAX_EXPERTS} is needed")
     return int(array.ravel()[0])
 
 
@@ -78,15 +66,10 @@ def _values(path, text):
                 try:
                     yield f"{path}, line {n}", _parsed(line)
                 except ValueError as error:
-                    raise EPValueError(
-                        f"{path}, line {n} is not JSON ({error}): {WANTED}"
-                    ) from None
+                    raise EPValueError(f"{path}, line {n} is not JSON ({error}): {WANTED}") from None
         return
     if isinstance(value, dict) and _depth(value.get("topk_ids")) == 3:
-        yield from (
-            (f"{path}, step {n}", value | {"topk_ids": step})
-            for n, step in enumerate(value["topk_ids"])
-        )
+        yield from ((f"{path}, step {n}", value | {"topk_ids": step}) for n, step in enumerate(value["topk_ids"]))
     elif _depth(value) == 3:
         yield from ((f"{path}, step {n}", step) for n, step in enumerate(value))
     elif isinstance(value, list) and any(isinstance(item, dict) for item in value):

@@ -61,10 +61,7 @@ def expected_us(interface, phase, token_format, busiest_bytes, floor_us):
 def as_text(table):
     """A table as JSON, one line for each kernel, phase and format."""
     head = {key: value for key, value in table.items() if key != "bytes_us_floor_us"}
-    lines = (
-        f"  {json.dumps(key)}: {json.dumps(rows)}"
-        for key, rows in table["bytes_us_floor_us"].items()
-    )
+    lines = (f"  {json.dumps(key)}: {json.dumps(rows)}" for key, rows in table["bytes_us_floor_us"].items())
     opening = json.dumps(head, indent=1).removesuffix("\n}")
     return opening + ',\n "bytes_us_floor_us": {\n' + ",\n".join(lines) + "\n }\n}\n"
 

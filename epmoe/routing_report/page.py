@@ -5,12 +5,7 @@ from html import escape
 from epmoe.routing_report.interfaces import INTERFACES
 from epmoe.routing_report.text import number, size
 
-COLOURS = {
-    "pairs_plain": "#9aa5b1",
-    "pairs": "#2f6fb0",
-    "rows": "#2e8b57",
-    "expert_major": "#c2681c",
-}
+COLOURS = {"pairs_plain": "#9aa5b1", "pairs": "#2f6fb0", "rows": "#2e8b57", "expert_major": "#c2681c"}
 MOST_CELLS = 64  # ranks, and columns of experts, of a heat map
 STYLE = """
 :root { color-scheme: light; }
@@ -74,9 +69,7 @@ def _heat_map(matrix, line_name, column_name):
     """An SVG of a matrix of numbers. If there are many lines and columns, neighbours are summed."""
     group = -(-len(matrix) // MOST_CELLS)
     of = list(range(0, len(matrix), group))
-    cells = [
-        [sum(sum(line[j : j + group]) for line in matrix[i : i + group]) for j in of] for i in of
-    ]
+    cells = [[sum(sum(line[j : j + group]) for line in matrix[i : i + group]) for j in of] for i in of]
     most, side = max(max(map(max, cells)), 1), max(10, min(36, 640 // len(of)))
     parts = []
     for i, line in enumerate(cells):
@@ -87,12 +80,8 @@ def _heat_map(matrix, line_name, column_name):
                 f"<title>{line_name} {of[i]} to {column_name} {of[j]}: {value:,}</title></rect>"
             )
         if side >= 14 or i % 4 == 0:
-            parts.append(
-                f'<text x="54" y="{30 + i * side + side / 2 + 4}" text-anchor="end">{of[i]}</text>'
-            )
-            parts.append(
-                f'<text x="{60 + i * side + side / 2}" y="24" text-anchor="middle">{of[i]}</text>'
-            )
+            parts.append(f'<text x="54" y="{30 + i * side + side / 2 + 4}" text-anchor="end">{of[i]}</text>')
+            parts.append(f'<text x="{60 + i * side + side / 2}" y="24" text-anchor="middle">{of[i]}</text>')
     extent = len(of) * side
     note = f'<p class="note">Each cell stands for {group} x {group} ranks.</p>' if group > 1 else ""
     return (
@@ -127,9 +116,7 @@ def _table(head, lines, best=None):
         f"<tr{' class=best' if name == best else ''}><td>" + "</td><td>".join(cells) + "</td></tr>"
         for name, cells in lines
     )
-    return (
-        f'<div class="wide"><table><tr><th>{"</th><th>".join(head)}</th></tr>{body}</table></div>'
-    )
+    return f'<div class="wide"><table><tr><th>{"</th><th>".join(head)}</th></tr>{body}</table></div>'
 
 
 def _stat(stat, digits=1):
@@ -138,20 +125,11 @@ def _stat(stat, digits=1):
 
 def _imbalance(found):
     which = ("median", "p90", "p99", "max") if found["steps"] > 1 else ("median",)
-    head = [
-        "",
-        *(
-            f"{name}{'' if len(which) == 1 else ', ' + w}"
-            for name in ("max / mean", "Gini")
-            for w in which
-        ),
-    ]
+    head = ["", *(f"{name}{'' if len(which) == 1 else ', ' + w}" for name in ("max / mean", "Gini") for w in which)]
     lines = []
     for side in ("rank", "expert"):
         both = [found["imbalance"][side][key] for key in ("max_over_mean", "gini")]
-        lines.append(
-            (side, [f"{side}s", *(number(stat and stat[w], 2) for stat in both for w in which)])
-        )
+        lines.append((side, [f"{side}s", *(number(stat and stat[w], 2) for stat in both for w in which)]))
     return _table(head, lines)
 
 
@@ -174,11 +152,7 @@ def _costs(found):
         for phase in ("dispatch", "combine"):
             cost = way[phase] or dict.fromkeys(("busiest_bytes", "floor_us", "expected_us"))
             nbytes = cost["busiest_bytes"]
-            cells += [
-                size(nbytes and nbytes["median"]),
-                _stat(cost["floor_us"]),
-                _stat(cost["expected_us"]),
-            ]
+            cells += [size(nbytes and nbytes["median"]), _stat(cost["floor_us"]), _stat(cost["expected_us"])]
         result = way["result_bytes"]
         lines.append((name, [*cells, size(result and result["median"]), size(way["memory_bytes"])]))
     of = found["measured"]
@@ -192,17 +166,12 @@ def _costs(found):
 
 
 def _sweep(found):
-    shown = [
-        i
-        for i in INTERFACES
-        if any(line["interfaces"][i]["round_us"] is not None for line in found["sweep"])
-    ]
+    shown = [i for i in INTERFACES if any(line["interfaces"][i]["round_us"] is not None for line in found["sweep"])]
     head = ["ranks", "tokens each", "max / mean", *(f"{INTERFACES[i]}, us" for i in shown), "take"]
     lines = []
     for line in found["sweep"]:
         us = [
-            _stat(line["interfaces"][i]["round_us"])
-            + ("*" if line["interfaces"][i]["not_offered"] else "")
+            _stat(line["interfaces"][i]["round_us"]) + ("*" if line["interfaces"][i]["not_offered"] else "")
             for i in shown
         ]
         lines.append(
@@ -226,11 +195,7 @@ def _sweep(found):
 def _sweep_chart(found):
     """Lines of the floors of a round against the number of ranks."""
     sweep = found["sweep"]
-    shown = [
-        i
-        for i in INTERFACES
-        if all(line["interfaces"][i]["floor_us"] is not None for line in sweep)
-    ]
+    shown = [i for i in INTERFACES if all(line["interfaces"][i]["floor_us"] is not None for line in sweep)]
     most = max([line["interfaces"][i]["floor_us"] for i in shown for line in sweep] + [1e-9])
     step = 640 / max(len(sweep) - 1, 1)
     parts = [
@@ -238,14 +203,9 @@ def _sweep_chart(found):
         for n, line in enumerate(sweep)
     ]
     for row, i in enumerate(shown):
-        points = [
-            (60 + n * step, 210 - 190 * line["interfaces"][i]["floor_us"] / most)
-            for n, line in enumerate(sweep)
-        ]
+        points = [(60 + n * step, 210 - 190 * line["interfaces"][i]["floor_us"] / most) for n, line in enumerate(sweep)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{COLOURS[i]}" stroke-width="2"/>'
-        )
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[i]}" stroke-width="2"/>')
         parts += [
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{COLOURS[i]}"><title>{INTERFACES[i]}, '
             f"{line['n_ranks']} ranks: floor {line['interfaces'][i]['floor_us']:.1f} us</title></circle>"

@@ -12,9 +12,7 @@ MOST_RANKS = 1024
 ALIKE = 1.05  # times that differ by less count as equal
 
 
-def report(
-    dump, name, *, n_experts=None, n_ranks=None, hidden=None, token_format="bf16", link_gbps=None
-):
+def report(dump, name, *, n_experts=None, n_ranks=None, hidden=None, token_format="bf16", link_gbps=None):
     """The report of a Dump. Arguments that are None come from the file or are assumed. `assumed` lists the assumptions.
 
     Every quantity of a step is {median, p90, p99, max} over the steps. Bytes are of one step, times in microseconds.
@@ -25,18 +23,14 @@ def report(
     n_experts, n_ranks = _world(dump, n_experts, n_ranks, assumed)
     dump.check(n_experts)
     if dump.rank_offsets is not None and len(dump.rank_offsets) != n_ranks + 1:
-        assumed.append(
-            f"rank_offsets of the file is for {len(dump.rank_offsets) - 1} ranks: tokens are dealt evenly"
-        )
+        assumed.append(f"rank_offsets of the file is for {len(dump.rank_offsets) - 1} ranks: tokens are dealt evenly")
     hidden = hidden or dump.hidden
     if hidden is None:
         hidden = DEFAULT_HIDDEN
         assumed.append(f"hidden={hidden}, because the file has no x: --hidden changes it")
     if link_gbps is None:
         link_gbps = measured.table()["link_gbps"]
-        assumed.append(
-            f"links of {link_gbps} GB/s each way, as measured on {_machine()}: --link-gbps changes it"
-        )
+        assumed.append(f"links of {link_gbps} GB/s each way, as measured on {_machine()}: --link-gbps changes it")
     options = (n_experts, hidden, token_format, link_gbps)
     here = _on_ranks(dump, n_ranks, *options)
     return {
@@ -54,8 +48,7 @@ def report(
         **here,
         "sweep": [_brief(_on_ranks(dump, n, *options), n) for n in _swept(n_experts, n_ranks)],
         "measured": {
-            key: measured.table()[key]
-            for key in ("from", "date", "commit", "device", "n_ranks", "link_gbps")
+            key: measured.table()[key] for key in ("from", "date", "commit", "device", "n_ranks", "link_gbps")
         },
     }
 
@@ -79,9 +72,7 @@ def _world(dump, n_experts, n_ranks, assumed):
         n_ranks = max(n for n in range(1, DEFAULT_RANKS + 1) if given % n == 0)
         assumed.append(f"{n_ranks} ranks: --ranks changes it")
     if n_ranks > MOST_RANKS:
-        raise EPValueError(
-            f"--ranks {n_ranks} must be at most {MOST_RANKS}: the report holds a matrix of all ranks"
-        )
+        raise EPValueError(f"--ranks {n_ranks} must be at most {MOST_RANKS}: the report holds a matrix of all ranks")
     if given % n_ranks:
         fits = [n for n in range(1, min(given, 64) + 1) if given % n == 0]
         raise EPValueError(
@@ -102,17 +93,14 @@ def _on_ranks(dump, n_ranks, n_experts, hidden, token_format, link_gbps):
     steps = [counts.count(ids, n_experts) for ids in by_step]
     most_tokens = max(int(step.tokens.max()) for step in steps)
     sizes = interfaces.Sizes(
-        interfaces.config(n_ranks, n_experts, dump.top_k, hidden, most_tokens, token_format),
-        link_gbps,
+        interfaces.config(n_ranks, n_experts, dump.top_k, hidden, most_tokens, token_format), link_gbps
     )
     ways = {name: _interface(name, steps, sizes) for name in interfaces.INTERFACES}
     return {
         "tokens_per_rank": _over([s.tokens.max() for s in steps]),
         "imbalance": {
             side: {
-                "max_over_mean": _over(
-                    [counts.max_over_mean(getattr(s, f"by_{side}")) for s in steps]
-                ),
+                "max_over_mean": _over([counts.max_over_mean(getattr(s, f"by_{side}")) for s in steps]),
                 "gini": _over([counts.gini(getattr(s, f"by_{side}")) for s in steps]),
             }
             for side in ("rank", "expert")
@@ -133,13 +121,7 @@ def _interface(name, steps, sizes):
     of_steps = [interfaces.costs(name, step, sizes) for step in steps]
     entry = {"is": interfaces.INTERFACES[name], "not_offered": interfaces.offered(name, sizes.cfg)}
     if of_steps[0][0] is None:
-        return entry | {
-            "dispatch": None,
-            "combine": None,
-            "round_us": None,
-            "result_bytes": None,
-            "memory_bytes": None,
-        }
+        return entry | {"dispatch": None, "combine": None, "round_us": None, "result_bytes": None, "memory_bytes": None}
     for phase, found in zip(("dispatch", "combine"), zip(*of_steps)):
         entry[phase] = {
             "total_bytes": _over([cost.total_bytes for cost in found]),
@@ -175,24 +157,13 @@ def _over(values):
 
 def _take(ways):
     """{interface, why}: the interface with the shortest round in the median step."""
-    ours = {
-        name: way
-        for name, way in ways.items()
-        if way["not_offered"] is None and name != "pairs_plain"
-    }
+    ours = {name: way for name, way in ways.items() if way["not_offered"] is None and name != "pairs_plain"}
     measured_all = all(way["round_us"] for way in ours.values())
-    us = {
-        name: way["round_us"]["median"] if measured_all else _floor_us(way)
-        for name, way in ours.items()
-    }
+    us = {name: way["round_us"]["median"] if measured_all else _floor_us(way) for name, way in ours.items()}
     best = min(us, key=us.get)
     if us["pairs"] <= ALIKE * us[best]:
         best = "pairs"
-    why = [
-        f"{way['is']} is not possible: it {way['not_offered']}"
-        for way in ways.values()
-        if way["not_offered"]
-    ]
+    why = [f"{way['is']} is not possible: it {way['not_offered']}" for way in ways.values() if way["not_offered"]]
     others = ", ".join(f"{ours[name]['is']} {us[name]:.1f}" for name in us if name != best)
     if others:
         least = "take about" if measured_all else "take at least"

@@ -35,9 +35,7 @@ def show(found, page=None):
     for why in found["take"]["why"]:
         console.print(wrapped(f"  - {why}", console.width))
     console.print(
-        f"\nWritten: {page}"
-        if page
-        else "\nNext: --html PAGE.html draws it, and compares other numbers of ranks"
+        f"\nWritten: {page}" if page else "\nNext: --html PAGE.html draws it, and compares other numbers of ranks"
     )
 
 
@@ -76,9 +74,7 @@ def _shown(found):
 
 
 def _imbalance(found):
-    table = Table(
-        title="imbalance of pairs (token, expert)", title_justify="left", box=None, pad_edge=False
-    )
+    table = Table(title="imbalance of pairs (token, expert)", title_justify="left", box=None, pad_edge=False)
     table.add_column("")
     for name in ("max / mean", "Gini"):
         for which in _shown(found):
@@ -120,10 +116,7 @@ def _costs(found):
         if way["dispatch"] is None:
             table.add_row(way["is"], *5 * ["-"])
             continue
-        for phase, is_, memory in (
-            ("dispatch", way["is"], size(way["memory_bytes"])),
-            ("combine", "", ""),
-        ):
+        for phase, is_, memory in (("dispatch", way["is"], size(way["memory_bytes"])), ("combine", "", "")):
             cells = [_with_tail(found, way[phase][key]) for key in ("floor_us", "expected_us")]
             busiest = size(way[phase]["busiest_bytes"]["median"])
             table.add_row(is_, phase, busiest, *cells, memory)

@@ -43,10 +43,7 @@ def shapes(cfg):
     }
     if is_encoded(cfg):
         fmt = formats.of(cfg)
-        inputs |= {
-            "tokens": ((rows, cfg.hidden), BF16),
-            "payloads": ((rows, fmt.token_size), np.uint8),
-        }
+        inputs |= {"tokens": ((rows, cfg.hidden), BF16), "payloads": ((rows, fmt.token_size), np.uint8)}
         results |= {f"{AGAIN} {name}": outputs[name] for name in fmt.output_fields}
     return inputs, results
 
@@ -76,8 +73,7 @@ class RankArrays:
         fmt, capacity = formats.of(cfg), results["y"][0][0]
         handler = [addresses.get(f"{AGAIN} {name}", 0) for name in fmt.output_fields]
         words = parameter_block(cfg).pack(
-            addresses
-            | {RESULTS: addresses[self.results[0]], "results_end": end, AGAIN: [*handler, capacity]}
+            addresses | {RESULTS: addresses[self.results[0]], "results_end": end, AGAIN: [*handler, capacity]}
         )
         self.parameters = machine.alloc(words.nbytes, "soak parameters", rank)
         self.parameters.write(words)

@@ -34,29 +34,15 @@ def add_arguments(parser):
         metavar="N",
         help="stop after N rounds (default 100, in the simulator 5; none with --seconds)",
     )
-    parser.add_argument(
-        "--seconds", type=positive_seconds, metavar="S", help="stop after S seconds of rounds"
-    )
+    parser.add_argument("--seconds", type=positive_seconds, metavar="S", help="stop after S seconds of rounds")
     sizes_of_a_world(parser)
     options = parser.add_argument_group("what runs")
-    options.add_argument(
-        "--format", choices=FORMATS, default="bf16", help="token format (default bf16)"
-    )
+    options.add_argument("--format", choices=FORMATS, default="bf16", help="token format (default bf16)")
     kernels = options.add_mutually_exclusive_group()
-    kernels.add_argument(
-        "--fused",
-        dest="fused",
-        action="store_true",
-        default=True,
-        help="fused kernels (the default)",
-    )
+    kernels.add_argument("--fused", dest="fused", action="store_true", default=True, help="fused kernels (the default)")
     kernels.add_argument("--split", dest="fused", action="store_false", help="split kernels")
-    options.add_argument(
-        "--poison", action="store_true", help="fill results with NaN before each round"
-    )
-    options.add_argument(
-        "--seed", type=at_least_zero, default=0, help="seed of all data and routing (default 0)"
-    )
+    options.add_argument("--poison", action="store_true", help="fill results with NaN before each round")
+    options.add_argument("--seed", type=at_least_zero, default=0, help="seed of all data and routing (default 0)")
     options.add_argument(
         "--look-every",
         type=at_least_one,
@@ -111,10 +97,7 @@ def soak(args, cfg, world, say):
     from epmoe.soak.soak import Soak
 
     options = dict(
-        fused=args.fused,
-        seed=args.seed,
-        poison=args.poison,
-        kernels=kernels_named(args.kernels, world.machine),
+        fused=args.fused, seed=args.seed, poison=args.poison, kernels=kernels_named(args.kernels, world.machine)
     )
     say(
         f"epmoe soak: {cfg.n_ranks} ranks x {cfg.n_local_experts} experts, top-{cfg.top_k}, hidden {cfg.hidden}, at "
@@ -175,11 +158,7 @@ def soak(args, cfg, world, say):
 
 
 def _ready(kernels, compiled, n, seconds):
-    by = (
-        f", {compiled} of them compiled by {'1 process' if n == 1 else f'{n} processes'}"
-        if n
-        else ""
-    )
+    by = f", {compiled} of them compiled by {'1 process' if n == 1 else f'{n} processes'}" if n else ""
     return f"{kernels} kernels ready in {seconds:.1f} s{by}"
 
 

@@ -41,9 +41,7 @@ TILE_ROWS = 128
 def kernels(cfg):
     """{name: kernel} in launch order."""
     made = {"groups": groups_kernel(cfg), "again": again_kernel(cfg)}
-    return made | {
-        f"compare {i}": compare_kernel(cfg, i) for i in range(len(formats.of(cfg).output_fields))
-    }
+    return made | {f"compare {i}": compare_kernel(cfg, i) for i in range(len(formats.of(cfg).output_fields))}
 
 
 def groups_kernel(cfg):
@@ -114,21 +112,12 @@ def again_kernel(cfg):
         row = i32(warp_id() * grid_dim() + block_idx())
         while row < n_rows:
             i = i32(segment_of(starts, row))
-            is_padding = row - load_i32(starts + u64(4) * u64(i)) >= load_i32(
-                counts + u64(4) * u64(i)
-            )
+            is_padding = row - load_i32(starts + u64(4) * u64(i)) >= load_i32(counts + u64(4) * u64(i))
             if not is_padding:
                 group = i32(i // ranks)
                 start = i32(load_i32(starts + u64(4) * u64(group * ranks)))
                 payload = u64(load_u64(params + u64(p_payloads)) + u64(row) * u64(token_size))
-                encode(
-                    u64(load_u64(params + u64(p_tokens)) + u64(row) * u64(row_bytes)),
-                    payload,
-                    f32(1),
-                    0,
-                    1,
-                    lane,
-                )
+                encode(u64(load_u64(params + u64(p_tokens)) + u64(row) * u64(row_bytes)), payload, f32(1), 0, 1, lane)
                 syncwarp()  # all lanes have written the payload before any lane reads it
                 decode(
                     payload,
@@ -161,13 +150,7 @@ def compare_kernel(cfg, index):
             seen = u32(load(theirs + u64(step) * u64(i)))
             if expected != seen:
                 record(
-                    load_u64(params + u64(p_errors)),
-                    number,
-                    i32(ENCODED),
-                    i32(index),
-                    i32(i * step),
-                    expected,
-                    seen,
+                    load_u64(params + u64(p_errors)), number, i32(ENCODED), i32(index), i32(i * step), expected, seen
                 )
             i = i32(i + grid_dim() * block_dim())
 

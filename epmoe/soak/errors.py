@@ -10,18 +10,7 @@ WORDS = 16
 COUNT, ROUND, WHAT, PLACE, PART, EXPECTED, SEEN = range(7)
 ROWS, COMBINED = 8, 10  # u64 tallies: rows and combined tokens that were checked
 
-(
-    RECV_COUNT,
-    ROW_OFFSETS,
-    EXPERT_IDS,
-    PADDING,
-    NOT_A_TOKEN,
-    WRONG_PLACE,
-    TWICE,
-    PAYLOAD,
-    ENCODED,
-    SUM,
-) = range(1, 11)
+(RECV_COUNT, ROW_OFFSETS, EXPERT_IDS, PADDING, NOT_A_TOKEN, WRONG_PLACE, TWICE, PAYLOAD, ENCODED, SUM) = range(1, 11)
 # what -> (words, with {place} and {part}; both values are bits)
 SAYS = {
     RECV_COUNT: "recv_count[local_expert {place}, src_rank {part}]",

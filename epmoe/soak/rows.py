@@ -37,9 +37,7 @@ def rows_kernel(cfg, seed):
     block, of = arrays.parameter_block(cfg), hashing.make(cfg, seed, device_fn)
     tokens, token_key, expert_of, word, mask = of.tokens, of.token_key, of.expert, of.word, of.mask
     names = ("starts", "counts", "seen", "src_info", "output_tokens", "y", "errors")
-    p_starts, p_counts, p_seen, p_src_info, p_out, p_y, p_errors = (
-        block.offset(name) for name in names
-    )
+    p_starts, p_counts, p_seen, p_src_info, p_out, p_y, p_errors = (block.offset(name) for name in names)
     ranks, most, top_k, local = cfg.n_ranks, cfg.max_tokens_per_rank, cfg.top_k, cfg.n_local_experts
     segments, row_bytes, n_vectors = local * ranks, 2 * cfg.hidden, cfg.hidden // 8
     encoded, segment_of = arrays.is_encoded(cfg), segments_of.finder(cfg)
@@ -60,11 +58,7 @@ def rows_kernel(cfg, seed):
             record(errors, number, i32(WRONG_PLACE), row, k, u32(selected), u32(expert))
         pair = i32((src_rank * most + token) * top_k + k)
         bit = u32(u32(1) << u32(pair % 32))
-        before = u32(
-            atomic_or_relaxed_gpu_u32(
-                load_u64(params + u64(p_seen)) + u64(4) * u64(pair // 32), bit
-            )
-        )
+        before = u32(atomic_or_relaxed_gpu_u32(load_u64(params + u64(p_seen)) + u64(4) * u64(pair // 32), bit))
         if u32(before & bit) != u32(0):
             record(errors, number, i32(TWICE), row, token, u32(0), u32(1))
         return i32(1)
@@ -91,13 +85,7 @@ def rows_kernel(cfg, seed):
                 check_word(errors, number, row, i32(8 * v + 4), c, u32(q[2]))
                 check_word(errors, number, row, i32(8 * v + 6), d, u32(q[3]))
                 a, b, c, d = u32(q[0]), u32(q[1]), u32(q[2]), u32(q[3])
-            store16(
-                y + u64(16) * u64(v),
-                u32(a ^ flipped),
-                u32(b ^ flipped),
-                u32(c ^ flipped),
-                u32(d ^ flipped),
-            )
+            store16(y + u64(16) * u64(v), u32(a ^ flipped), u32(b ^ flipped), u32(c ^ flipped), u32(d ^ flipped))
             v = i32(v + 32)
 
     @device_fn
@@ -105,15 +93,7 @@ def rows_kernel(cfg, seed):
         if lane < 2:
             seen = i32(load_i32(load_u64(params + u64(p_src_info)) + u64(4) * u64(2 * row + lane)))
             if seen != -1:
-                record(
-                    load_u64(params + u64(p_errors)),
-                    number,
-                    i32(PADDING),
-                    row,
-                    lane,
-                    u32(i32(-1)),
-                    u32(seen),
-                )
+                record(load_u64(params + u64(p_errors)), number, i32(PADDING), row, lane, u32(i32(-1)), u32(seen))
 
     @device_fn
     def check_row(params, number, my_rank, row, lane):

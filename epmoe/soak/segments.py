@@ -66,13 +66,9 @@ def count_kernel(cfg, seed):
         while i < pairs:
             src_rank, token, k = i32(i // (most * top_k)), i32(i // top_k % most), i32(i % top_k)
             if token < tokens(number, src_rank):
-                chosen = i32(
-                    expert(number, u32(token_key(number, src_rank, token)), k) - my_rank * local
-                )
+                chosen = i32(expert(number, u32(token_key(number, src_rank, token)), k) - my_rank * local)
                 if chosen >= 0 and chosen < local:
-                    atomic_add_relaxed_gpu_i32(
-                        counts + u64(4) * u64(chosen * ranks + src_rank), i32(1)
-                    )
+                    atomic_add_relaxed_gpu_i32(counts + u64(4) * u64(chosen * ranks + src_rank), i32(1))
             i = i32(i + grid_dim() * block_dim())
 
     return count
@@ -129,15 +125,7 @@ def segments_kernel(cfg):
                 while r < ranks:
                     place = u64(4) * u64(expert * ranks + r)
                     n = i32(load_i32(counts + place))
-                    same(
-                        errors,
-                        number,
-                        RECV_COUNT,
-                        expert,
-                        r,
-                        n,
-                        load_u64(params + u64(p_recv)) + place,
-                    )
+                    same(errors, number, RECV_COUNT, expert, r, n, load_u64(params + u64(p_recv)) + place)
                     store_i32(starts + place, start)
                     start, r = i32(start + n), i32(r + 1)
             carry = i32(shfl_idx(ends, i32(31)))

@@ -19,9 +19,7 @@ class Soak:
     fused: fused kernels. seed: of all data. poison: results are NaN before each round. options: of ExpertParallel.
     """
 
-    def __init__(
-        self, cfg: EPConfig, world, *, fused=True, seed=0, poison=False, timeout=30.0, **options
-    ):
+    def __init__(self, cfg: EPConfig, world, *, fused=True, seed=0, poison=False, timeout=30.0, **options):
         if cfg.skip_a2a or cfg.fused_shared_expert or cfg.combine_dtype != "bf16":
             raise EPValueError(
                 "a soak checks the exchange between ranks, with bf16 in combine: "
@@ -77,9 +75,7 @@ class Soak:
 
     def combine(self, number, d):
         """Combine of the round."""
-        return self.ep.combine(
-            self._each("y"), d, self._each("weights", number), out=self._each("combined", number)
-        )
+        return self.ep.combine(self._each("y"), d, self._each("weights", number), out=self._each("combined", number))
 
     def check_combine(self, number):
         """Compare every byte that combine returned."""
@@ -117,10 +113,7 @@ class Soak:
     def _each(self, name, number=None):
         """An array of every rank of this process, cut to the round's tokens, as ExpertParallel takes them."""
         return self._given(
-            [
-                r.array(name) if number is None else r.first(name, self.tokens(number, r.rank))
-                for r in self.ranks
-            ]
+            [r.array(name) if number is None else r.first(name, self.tokens(number, r.rank)) for r in self.ranks]
         )
 
     def _given(self, of_ranks):

@@ -31,12 +31,7 @@ from epmoe.torch.fused import (
     fused_dispatch,
     fused_dispatch_on_device,
 )
-from epmoe.torch.hybrid_ep import (
-    HybridEPCombine,
-    HybridEPDispatch,
-    hybrid_ep_combine,
-    hybrid_ep_dispatch,
-)
+from epmoe.torch.hybrid_ep import HybridEPCombine, HybridEPDispatch, hybrid_ep_combine, hybrid_ep_dispatch
 from epmoe.torch.process_group import ProcessGroupWorld
 
 HAVE_DEEP_EP = HAVE_HYBRIDEP = True  # as Megatron asks for them

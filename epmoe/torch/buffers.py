@@ -17,13 +17,7 @@ def get_buffer(group, hidden_bytes: int):
 
 
 def init_hybrid_ep_buffer(
-    group,
-    hidden_dim,
-    seq_len,
-    num_local_experts,
-    num_sms_dispatch_api,
-    num_sms_combine_api,
-    fp8_dispatch,
+    group, hidden_dim, seq_len, num_local_experts, num_sms_dispatch_api, num_sms_combine_api, fp8_dispatch
 ) -> None:
     """Make the group's HybridEP buffer, for at most seq_len tokens a rank; collective. An earlier one is replaced.
 
@@ -38,13 +32,7 @@ def init_hybrid_ep_buffer(
     (docs/pages.md); epmoe.fused_a2a.init_hybrid_ep_buffer.
     """
     fused_a2a.init_hybrid_ep_buffer(
-        world_of(group),
-        hidden_dim,
-        seq_len,
-        num_local_experts,
-        num_sms_dispatch_api,
-        num_sms_combine_api,
-        fp8_dispatch,
+        world_of(group), hidden_dim, seq_len, num_local_experts, num_sms_dispatch_api, num_sms_combine_api, fp8_dispatch
     )
 
 

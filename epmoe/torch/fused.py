@@ -18,15 +18,7 @@ class FusedDispatch(WorldFunction):
     """Send every token to the ranks of its experts. Its gradient is a combine. See epmoe.fused_a2a.FusedDispatch."""
 
     @staticmethod
-    def plain(
-        x,
-        token_indices,
-        token_probs,
-        num_experts,
-        group,
-        async_finish=False,
-        allocate_on_comm_stream=False,
-    ):
+    def plain(x, token_indices, token_probs, num_experts, group, async_finish=False, allocate_on_comm_stream=False):
         """The results of forward, without gradients."""
         if allocate_on_comm_stream:
             arguments.scheduling(async_finish, allocate_on_comm_stream)
@@ -35,14 +27,7 @@ class FusedDispatch(WorldFunction):
 
     @staticmethod
     def forward(
-        ctx,
-        x,
-        token_indices,
-        token_probs,
-        num_experts,
-        group,
-        async_finish=False,
-        allocate_on_comm_stream=False,
+        ctx, x, token_indices, token_probs, num_experts, group, async_finish=False, allocate_on_comm_stream=False
     ):
         """(recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle); gradients: x and token_probs.
 
@@ -53,9 +38,7 @@ class FusedDispatch(WorldFunction):
 
     @staticmethod
     @once
-    def backward(
-        ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
-    ):
+    def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):
         """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
         made = gradients(ctx, buffer_of_handle(ctx.handle), grad_output, grad_token_probs)
         return made[0], None, made[1], None, None, None, None
@@ -82,9 +65,7 @@ class FusedDispatchOnDevice(WorldFunction):
 
     @staticmethod
     @once
-    def backward(
-        ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle
-    ):
+    def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):
         """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
         made = gradients(ctx, buffer_of_handle(ctx.handle), grad_output, grad_token_probs)
         return made[0], None, made[1], None, None
@@ -141,13 +122,7 @@ class FusedCombine(WorldFunction):
 
 
 def fused_dispatch(
-    x,
-    token_indices,
-    token_probs,
-    num_experts,
-    group,
-    async_finish=False,
-    allocate_on_comm_stream=False,
+    x, token_indices, token_probs, num_experts, group, async_finish=False, allocate_on_comm_stream=False
 ):
     """Send every token to the ranks of its experts, under autograd: FusedDispatch.apply, with named arguments.
 

@@ -50,15 +50,13 @@ class StoreExchange:
                 if time.monotonic() > deadline:
                     missing = ", ".join(str(p) for p in range(self.size) if p not in values)
                     raise PeerTimeout(
-                        f"rank {self.rank}, {channel}: rank {missing} did not come; gave up after "
-                        f"timeout={timeout:g} s"
+                        f"rank {self.rank}, {channel}: rank {missing} did not come; gave up after timeout={timeout:g} s"
                     )
                 time.sleep(NAP_S)
             self._leave(channel, deadline)
         except RuntimeError as error:  # torch's, if the process that serves the store has ended
             raise PeerTimeout(
-                f"rank {self.rank}, {channel}: whoever serves the store of this process group has ended "
-                f"({error})"
+                f"rank {self.rank}, {channel}: whoever serves the store of this process group has ended ({error})"
             ) from error
         del self._begun[channel]
         if channel == RESET:

@@ -14,14 +14,11 @@ SUMS = Path(__file__).with_name("SHA256SUMS")
 def add_arguments(parser):
     """Add the sub-command's arguments to an argparse parser."""
     parser.add_argument("folder", metavar="DIR", help="where to write; made if it is not there")
-    parser.add_argument(
-        "--only", metavar="TEXT", help="write only the vectors whose name contains TEXT"
-    )
+    parser.add_argument("--only", metavar="TEXT", help="write only the vectors whose name contains TEXT")
     parser.add_argument(
         "--update",
         action="store_true",
-        help="for maintainers: after a change of what the reference "
-        "defines, write the new hashes into the package",
+        help="for maintainers: after a change of what the reference defines, write the new hashes into the package",
     )
 
 
@@ -30,14 +27,10 @@ def run(arguments):
     if arguments.update and arguments.only:
         raise EPValueError("--update writes the hashes of all vectors: leave --only out")
     if Path(arguments.folder).is_file():
-        raise EPValueError(
-            f"{arguments.folder} is a file: give a folder to write to (epmoe check compares your code)"
-        )
+        raise EPValueError(f"{arguments.folder} is a file: give a folder to write to (epmoe check compares your code)")
     sums = write_all(arguments.folder, only=arguments.only or "")
     if not sums:
-        raise EPValueError(
-            f"no vector's name contains {arguments.only!r}; their names are those in {SUMS}"
-        )
+        raise EPValueError(f"no vector's name contains {arguments.only!r}; their names are those in {SUMS}")
     size_mb = sum((Path(arguments.folder) / name).stat().st_size for name in sums) / 1e6
     print(f"{len(sums) // 3} vectors, {len(sums)} files, {size_mb:.1f} MB in {arguments.folder}")
     if arguments.update:
@@ -47,10 +40,7 @@ def run(arguments):
     known = recorded()
     wrong = [name for name in sums if known.get(name) != sums[name]]
     for name in wrong:
-        print(
-            f"{name}: sha256 {sums[name]}, this version's is {known.get(name, 'not recorded')}",
-            file=sys.stderr,
-        )
+        print(f"{name}: sha256 {sums[name]}, this version's is {known.get(name, 'not recorded')}", file=sys.stderr)
     print("hashes differ" if wrong else "hashes equal this version's")
     return DIFFERS if wrong else EQUAL
 
@@ -76,7 +66,4 @@ def as_text(sums):
 
 def recorded():
     """{file name: sha256} recorded for this version."""
-    return {
-        name: digest
-        for digest, name in (line.split("  ") for line in SUMS.read_text("ascii").splitlines())
-    }
+    return {name: digest for digest, name in (line.split("  ") for line in SUMS.read_text("ascii").splitlines())}

@@ -10,15 +10,7 @@ from epmoe.vectors.files import Array, file_name, one_nan
 from epmoe_ref.config import EPConfig
 
 N_RANKS = 4
-FIELDS = (
-    "output_tokens",
-    "output_scales",
-    "scales_offset",
-    "row_offsets",
-    "expert_ids",
-    "src_info",
-    "recv_count",
-)
+FIELDS = ("output_tokens", "output_scales", "scales_offset", "row_offsets", "expert_ids", "src_info", "recv_count")
 
 
 def vectors():
@@ -28,9 +20,7 @@ def vectors():
 
 
 def _about(case):
-    config = {
-        f.name: getattr(case.cfg, f.name) for f in fields(EPConfig) if not f.name.startswith("_")
-    }
+    config = {f.name: getattr(case.cfg, f.name) for f in fields(EPConfig) if not f.name.startswith("_")}
     return {
         "case": case.name,
         "n_tokens": list(case.n_tokens),
@@ -52,9 +42,7 @@ def _arrays(case):
             Array("topk_ids", "input", rank, round_.topk_ids[rank]),
         ]
         if case.input_scale is not None:
-            arrays.append(
-                Array("input_scale", "input", rank, np.array([case.input_scale[rank]], np.float32))
-            )
+            arrays.append(Array("input_scale", "input", rank, np.array([case.input_scale[rank]], np.float32)))
         arrays += [
             Array(name, "output", rank, getattr(want[rank], name))
             for name in FIELDS

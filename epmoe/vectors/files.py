@@ -12,13 +12,7 @@ import numpy as np
 ALIGNMENT = 64
 FORMAT = "epmoe vectors 1"
 # ml_dtypes types, as NumPy's file format can hold them
-_PLAIN = {
-    "bfloat16": "<u2",
-    "float8_e4m3fn": "|u1",
-    "float8_e8m0fnu": "|u1",
-    "float4_e2m1fn": "|u1",
-    "bool": "|u1",
-}
+_PLAIN = {"bfloat16": "<u2", "float8_e4m3fn": "|u1", "float8_e8m0fnu": "|u1", "float4_e2m1fn": "|u1", "bool": "|u1"}
 
 
 @dataclass(frozen=True)
@@ -53,9 +47,7 @@ def file_name(family, case):
 
 def one_nan(sums):
     """Sums, over ranks, with every NaN replaced by the positive one. Which NaN a sum gives depends on the machine."""
-    return [
-        np.where(np.isnan(of_rank), np.array(np.nan, of_rank.dtype), of_rank) for of_rank in sums
-    ]
+    return [np.where(np.isnan(of_rank), np.array(np.nan, of_rank.dtype), of_rank) for of_rank in sums]
 
 
 def write(folder, name, about, arrays):
@@ -88,11 +80,7 @@ def write(folder, name, about, arrays):
         "sha256": hashlib.sha256(blob).hexdigest(),
         **about,
     }
-    text = (
-        ["{"]
-        + [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
-        + [' "arrays": [']
-    )
+    text = ["{"] + [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()] + [' "arrays": [']
     text += [f"  {line}{',' if line is not lines[-1] else ''}" for line in lines] + [" ]", "}", ""]
     (folder / f"{name}.bin").write_bytes(blob)
     (folder / f"{name}.json").write_bytes("\n".join(text).encode("ascii"))
@@ -113,12 +101,7 @@ def _npy(values):
     shape = f"({', '.join(map(str, values.shape))}{',' if values.ndim == 1 else ''})"
     header = f"{{'descr': '{values.dtype.str}', 'fortran_order': False, 'shape': {shape}, }}"
     header += " " * (-(10 + len(header) + 1) % 64) + "\n"
-    return (
-        b"\x93NUMPY\x01\x00"
-        + len(header).to_bytes(2, "little")
-        + header.encode("latin1")
-        + values.tobytes()
-    )
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode("latin1") + values.tobytes()
 
 
 def read(folder, name):
@@ -131,13 +114,9 @@ def read(folder, name):
     for entry in manifest["arrays"]:
         dtype = np.dtype(getattr(ml_dtypes, entry["dtype"], None) or entry["dtype"])
         data = blob[entry["offset"] : entry["offset"] + entry["nbytes"]]
-        key = Array(
-            entry["name"], entry["side"], None if entry["rank"] < 0 else entry["rank"], None
-        ).key
+        key = Array(entry["name"], entry["side"], None if entry["rank"] < 0 else entry["rank"], None).key
         arrays[key] = np.frombuffer(
             data,
-            dtype.newbyteorder("<")
-            if dtype.kind in "iuf" and dtype.itemsize > 1 and dtype.isbuiltin == 1
-            else dtype,
+            dtype.newbyteorder("<") if dtype.kind in "iuf" and dtype.itemsize > 1 and dtype.isbuiltin == 1 else dtype,
         ).reshape(entry["shape"])
     return manifest, arrays

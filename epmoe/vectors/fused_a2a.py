@@ -36,9 +36,7 @@ def vectors():
 
 def _rows_arrays(case):
     x, ids, probs = case.x(0), case.token_indices(0), case.token_probs(0)
-    recv_x, recv_ids, recv_probs, counts, handle = fused_a2a.dispatch_forward(
-        x, ids, probs, case.n_experts
-    )
+    recv_x, recv_ids, recv_probs, counts, handle = fused_a2a.dispatch_forward(x, ids, probs, case.n_experts)
     returned = case.returned(0, handle)
     grad_rows, grad_row_probs = case.gradients(0, recv_x, recv_ids)
     grad_x, grad_probs = fused_a2a.dispatch_backward(handle, grad_rows, grad_row_probs)

@@ -53,11 +53,7 @@ class Case:
         parts += ["skip_a2a"] if c.skip_a2a else []
         parts += [f"p2p worlds of {c.p2p_world_size}"] if c.use_shmem else []
         parts += ["shared expert"] if c.fused_shared_expert else []
-        parts += [
-            {"array": "router weights", "function": "weights from a function", "none": "unreduced"}[
-                self.weights
-            ]
-        ]
+        parts += [{"array": "router weights", "function": "weights from a function", "none": "unreduced"}[self.weights]]
         parts += ["epilogue"] if self.epilogue else []
         return ", ".join(parts)
 
@@ -84,18 +80,14 @@ class Round:
         return self.dispatch_differences + self.combine_differences
 
 
-def rounds_of(
-    case, world, routed_rounds, *, seed=0, shown_rank=0, regions=(), timeout=30.0, **options
-):
+def rounds_of(case, world, routed_rounds, *, seed=0, shown_rank=0, regions=(), timeout=30.0, **options):
     """Yield a finished Round for each of the routed batches. Stops after the first one with a difference.
 
     Every process has the inputs of all ranks and computes the whole reference. It compares its own ranks' results.
     options: of ExpertParallel.
     Under the race detector the kernels of a phase run together, because a host that reads in between would order them.
     """
-    with ExpertParallel(
-        case.cfg, world, fused=case.fused, timeout=timeout, kernels=case.kernels, **options
-    ) as ep:
+    with ExpertParallel(case.cfg, world, fused=case.fused, timeout=timeout, kernels=case.kernels, **options) as ep:
         for number, routed in enumerate(routed_rounds, 1):
             yield (done := _round(case, ep, Round(number, routed), seed, shown_rank, regions))
             if done.differences:
@@ -127,12 +119,7 @@ def _round(case, ep, r, seed, shown_rank, regions):
         r.seen = {rank: d.trimmed().numpy() for rank, d in own.by_rank(dispatched).items()}
     look("dispatched")
     r.dispatch_differences = own.of_all(
-        [
-            d
-            for rank in world.ranks
-            for d in compare_dispatched(cfg, rank, r.seen[rank], want[rank])
-        ],
-        ep.timeout,
+        [d for rank in world.ranks for d in compare_dispatched(cfg, rank, r.seen[rank], want[rank])], ep.timeout
     )
     if r.dispatch_differences:
         return r
@@ -140,10 +127,7 @@ def _round(case, ep, r, seed, shown_rank, regions):
     with _Clock(r, "reference_seconds"):
         y_want = [experts(rank, d) for rank, d in enumerate(want)]
     # The same numbers in the kernels' row order. Spare rows hold NaN, which must not reach any result.
-    y = {
-        rank: reordered(cfg, want[rank], d, y_want[rank], rows=ep.capacity)
-        for rank, d in r.seen.items()
-    }
+    y = {rank: reordered(cfg, want[rank], d, y_want[rank], rows=ep.capacity) for rank, d in r.seen.items()}
     r.expert_outputs = y
     options = reduction(case, routed)
     with _Clock(r, "reference_seconds"):
@@ -163,9 +147,7 @@ def _round(case, ep, r, seed, shown_rank, regions):
         [
             d
             for rank in world.ranks
-            for d in compare_combined(
-                cfg, rank, r.combined[rank], expected[rank], topk_ids=r.seen[rank].topk_ids
-            )
+            for d in compare_combined(cfg, rank, r.combined[rank], expected[rank], topk_ids=r.seen[rank].topk_ids)
         ],
         ep.timeout,
     )
@@ -216,8 +198,4 @@ class _Clock:
         self.start = time.perf_counter()
 
     def __exit__(self, *_):
-        setattr(
-            self.target,
-            self.name,
-            getattr(self.target, self.name) + time.perf_counter() - self.start,
-        )
+        setattr(self.target, self.name, getattr(self.target, self.name) + time.perf_counter() - self.start)

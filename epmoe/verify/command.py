@@ -82,11 +82,7 @@ def batches(case, args, seed, batch):
         return [routing.make(case.cfg, [seed, number]) for number in range(case.rounds)]
     if case.cfg.skip_a2a:
         whole = batch.split(1)
-        return [
-            routing.Routed(
-                *(a * case.cfg.n_ranks for a in (whole.x, whole.topk_ids, whole.topk_weights))
-            )
-        ]
+        return [routing.Routed(*(a * case.cfg.n_ranks for a in (whole.x, whole.topk_ids, whole.topk_weights)))]
     return [batch.split(case.cfg.n_ranks)]
 
 
@@ -96,13 +92,7 @@ def _verify(args, console, worlds):
     batch = routing.load(args.input) if args.input else None
     case = case_of(args, batch)
     notes = [] if batch is None else [*_which_experts(args, batch, case.cfg), *batch.notes]
-    record = {
-        "case": str(case),
-        "config": report.config(case.cfg),
-        "notes": notes,
-        "seeds": [],
-        "passed": True,
-    }
+    record = {"case": str(case), "config": report.config(case.cfg), "notes": notes, "seeds": [], "passed": True}
     shown = not args.json
     for seed in _seeds(args, console, worlds):
         routed = batches(case, args, seed, batch)
@@ -114,10 +104,7 @@ def _verify(args, console, worlds):
         if shown and seed == args.seed:
             report.heading(console, args, case, world, batch, notes)
             if args.dump:
-                console.print(
-                    f"{args.dump} has the first round's tokens and routing; --input reads it\n",
-                    style="dim",
-                )
+                console.print(f"{args.dump} has the first round's tokens and routing; --input reads it\n", style="dim")
         rounds, reported = [], {}
         try:
             for r in rounds_of(
@@ -140,9 +127,7 @@ def _verify(args, console, worlds):
             if worlds.mpi:
                 raise
             reported = {"reported": f"{type(error).__name__} in round {len(rounds) + 1}: {error}"}
-        record["seeds"].append(
-            {"seed": seed, "rounds": [report.round_record(case, r) for r in rounds]} | reported
-        )
+        record["seeds"].append({"seed": seed, "rounds": [report.round_record(case, r) for r in rounds]} | reported)
         if reported or any(r.differences for r in rounds):
             record["passed"] = False
             break
@@ -156,9 +141,7 @@ def _verify(args, console, worlds):
 
 def _seeds(args, console, worlds):
     """Yield the seeds one after another, and show progress if there are several."""
-    with progress(
-        console, "seeds", args.seeds, hidden=args.json or args.seeds == 1 or not worlds.prints
-    ) as shown:
+    with progress(console, "seeds", args.seeds, hidden=args.json or args.seeds == 1 or not worlds.prints) as shown:
         for seed in range(args.seed, args.seed + args.seeds):
             yield seed
             shown.advance()
@@ -166,13 +149,7 @@ def _seeds(args, console, worlds):
 
 def _busiest_rank(cfg, routed):
     """The rank that receives the most rows."""
-    return int(
-        np.argmax(
-            pictures.counts(cfg, routed.topk_ids)
-            .reshape(cfg.n_ranks, cfg.n_ranks, -1)
-            .sum(axis=(0, 2))
-        )
-    )
+    return int(np.argmax(pictures.counts(cfg, routed.topk_ids).reshape(cfg.n_ranks, cfg.n_ranks, -1).sum(axis=(0, 2))))
 
 
 def _which_experts(args, batch, cfg):
@@ -181,6 +158,4 @@ def _which_experts(args, batch, cfg):
         return [f"n_experts={args.experts} by --experts; the file says {batch.n_experts}"]
     if args.experts or batch.n_experts is not None:
         return []
-    return [
-        f"n_experts={cfg.n_experts} is a guess from the largest id: give --experts N, or n_experts in the file"
-    ]
+    return [f"n_experts={cfg.n_experts} is a guess from the largest id: give --experts N, or n_experts in the file"]

@@ -80,9 +80,7 @@ def compile_part(args):
         _chosen(args, args.ranks or N_RANKS), *args.compile, args.cc or CAPABILITY
     )
     if lost:
-        raise UnavailableError(
-            f"{lost} of {kernels} kernels could not be stored in {folder}: is the disk full?"
-        )
+        raise UnavailableError(f"{lost} of {kernels} kernels could not be stored in {folder}: is the disk full?")
     if not args.json:
         print(f"{kernels} kernels in {folder}")
     return EQUAL
@@ -96,9 +94,7 @@ def _chosen(args, n_ranks):
         number, of = args.part
         chosen = chosen[number - 1 :: of]
     if not chosen:
-        raise EPValueError(
-            f"--part {number}/{of}: no case is in this part, so nothing would be compared"
-        )
+        raise EPValueError(f"--part {number}/{of}: no case is in this part, so nothing would be compared")
     return chosen
 
 
@@ -110,21 +106,14 @@ def walk(args, console, worlds):
         args.kernels = kernels_named(args.kernels, worlds.make(n_ranks, args.seed).machine)
     chosen = _chosen(args, n_ranks)
     if not device.SIM:
-        kernels, compiled, n = compiled_first.compile_all(
-            args, chosen, worlds.make(n_ranks, args.seed)
-        )
+        kernels, compiled, n = compiled_first.compile_all(args, chosen, worlds.make(n_ranks, args.seed))
         if not args.json:
             spent = time.perf_counter() - start
-            console.print(
-                f"{kernels} kernels: {compiled} compiled by {n} processes, in {spent:.0f} s",
-                style="dim",
-            )
+            console.print(f"{kernels} kernels: {compiled} compiled by {n} processes, in {spent:.0f} s", style="dim")
     results = []
     with progress(console, "cases", len(chosen), hidden=args.json or not worlds.prints) as shown:
         for case in chosen:
-            results.append(
-                (case, check(case, args.seed, worlds.make(n_ranks, args.seed), args.timeout))
-            )
+            results.append((case, check(case, args.seed, worlds.make(n_ranks, args.seed), args.timeout)))
             shown.advance()
     failed = [(case, what) for case, what in results if what]
     seconds = time.perf_counter() - start
@@ -162,9 +151,7 @@ def _show(console, n_ranks, hidden, results, failed, seconds):
     kinds = [(fused, skip) for skip in (False, True) for fused in (False, True)]
     table.add_column("format", style="bold")
     for fused, skip in kinds:
-        table.add_column(
-            ("fused" if fused else "split") + (", skip_a2a" if skip else ", a2a"), justify="right"
-        )
+        table.add_column(("fused" if fused else "split") + (", skip_a2a" if skip else ", a2a"), justify="right")
     for name, preshuffle in FORMATS:
         cells = []
         for fused, skip in kinds:
@@ -186,9 +173,7 @@ def _show(console, n_ranks, hidden, results, failed, seconds):
     for case, what in failed[:5]:
         console.print(f"\n{case}\n  {what}", style="red", markup=False, soft_wrap=True)
     if failed:
-        console.print(
-            f"\n[bold red]FAIL[/bold red]  {len(failed)} of {len(results)} cases differ, {seconds:.0f} s"
-        )
+        console.print(f"\n[bold red]FAIL[/bold red]  {len(failed)} of {len(results)} cases differ, {seconds:.0f} s")
     else:
         of = "1 case" if len(results) == 1 else f"{len(results)} cases"
         console.print(f"\n[bold green]PASS[/bold green]  {of} in {seconds:.0f} s")

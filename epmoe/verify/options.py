@@ -3,13 +3,7 @@
 import argparse
 import os
 
-from epmoe.command_line import (
-    at_least_one,
-    at_least_zero,
-    kernels_and_world,
-    part_of_all,
-    sizes_of_a_world,
-)
+from epmoe.command_line import at_least_one, at_least_zero, kernels_and_world, part_of_all, sizes_of_a_world
 from epmoe.verify.checked_rounds import WEIGHTS
 from epmoe_ref.config import TOKEN_FORMATS
 from epmoe_ref.errors import EPValueError
@@ -29,17 +23,7 @@ WITH_THE_MATRIX = (
     "json",
     *OF_THE_MATRIX,
 )
-WITH_WORDS = (
-    "words",
-    "ranks",
-    "rounds",
-    "seed",
-    "racecheck",
-    "world",
-    "p2p_world_size",
-    "timeout",
-    "json",
-)
+WITH_WORDS = ("words", "ranks", "rounds", "seed", "racecheck", "world", "p2p_world_size", "timeout", "json")
 WORLDS = 14  # of --words: each format twice
 OF_A_FILE = ("experts_per_rank", "top_k", "hidden", "tokens", "rounds")  # --input's file says
 
@@ -55,48 +39,22 @@ def add_arguments(parser):
     """Add the options of verify."""
     sizes = sizes_of_a_world(parser)
     sizes.add_argument(
-        "--rounds",
-        type=at_least_one,
-        default=3,
-        help="rounds on the same buffers, without a reset (default 3)",
+        "--rounds", type=at_least_one, default=3, help="rounds on the same buffers, without a reset (default 3)"
     )
     options = parser.add_argument_group("what runs")
-    options.add_argument(
-        "--format", choices=FORMATS, default="bf16", help="token format (default bf16)"
-    )
-    options.add_argument(
-        "--preshuffle", action="store_true", help="with mxfp4_rows: scales in the slot layout"
-    )
+    options.add_argument("--format", choices=FORMATS, default="bf16", help="token format (default bf16)")
+    options.add_argument("--preshuffle", action="store_true", help="with mxfp4_rows: scales in the slot layout")
     options.add_argument("--combine-dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
     options.add_argument("--fused", action="store_true", help="fused kernels (default: split)")
+    options.add_argument("--shared-expert", action="store_true", help="add an expert that every token uses")
+    options.add_argument("--skip-a2a", action="store_true", help="every rank holds all tokens, nothing is exchanged")
+    options.add_argument("--weights", choices=WEIGHTS, default="array", help="router weights (default array)")
+    options.add_argument("--epilogue", action="store_true", help="apply a function to each element of the result")
     options.add_argument(
-        "--shared-expert", action="store_true", help="add an expert that every token uses"
+        "--seed", type=at_least_zero, default=0, help="seed of tokens, routing, experts and schedule (default 0)"
     )
-    options.add_argument(
-        "--skip-a2a", action="store_true", help="every rank holds all tokens, nothing is exchanged"
-    )
-    options.add_argument(
-        "--weights", choices=WEIGHTS, default="array", help="router weights (default array)"
-    )
-    options.add_argument(
-        "--epilogue", action="store_true", help="apply a function to each element of the result"
-    )
-    options.add_argument(
-        "--seed",
-        type=at_least_zero,
-        default=0,
-        help="seed of tokens, routing, experts and schedule (default 0)",
-    )
-    options.add_argument(
-        "--seeds",
-        type=at_least_one,
-        default=1,
-        metavar="N",
-        help="run N seeds, starting with --seed",
-    )
-    options.add_argument(
-        "--racecheck", action="store_true", help="look for data races (simulator only)"
-    )
+    options.add_argument("--seeds", type=at_least_one, default=1, metavar="N", help="run N seeds, starting with --seed")
+    options.add_argument("--racecheck", action="store_true", help="look for data races (simulator only)")
     kernels_and_world(options)
     files = parser.add_argument_group("files and output")
     files.add_argument(
@@ -111,17 +69,11 @@ def add_arguments(parser):
         "topk_weights (N, K), n_experts (or --experts), rank_offsets (ranks + 1)",
     )
     files.add_argument(
-        "--dump",
-        metavar="FILE.npz",
-        help="write the first round's tokens and routing as a file for --input",
+        "--dump", metavar="FILE.npz", help="write the first round's tokens and routing as a file for --input"
     )
+    files.add_argument("--json", action="store_true", help="print one JSON object instead of pictures")
     files.add_argument(
-        "--json", action="store_true", help="print one JSON object instead of pictures"
-    )
-    files.add_argument(
-        "--all",
-        action="store_true",
-        help="run every combination of options, at small sizes and --hidden",
+        "--all", action="store_true", help="run every combination of options, at small sizes and --hidden"
     )
     files.add_argument(
         "--words",
@@ -147,16 +99,10 @@ def add_arguments(parser):
         "does this first. With EPMOE_DEVICE=gpu you can run it on a machine without a GPU",
     )
     files.add_argument(
-        "--cc",
-        type=_cc,
-        metavar="X.Y",
-        help="with --compile: compute capability of the GPU (default 9.0)",
+        "--cc", type=_cc, metavar="X.Y", help="with --compile: compute capability of the GPU (default 9.0)"
     )
     files.add_argument(
-        "--sample",
-        type=at_least_one,
-        metavar="N",
-        help="with --all: run only N cases, drawn with --seed",
+        "--sample", type=at_least_one, metavar="N", help="with --all: run only N cases, drawn with --seed"
     )
 
 
@@ -164,16 +110,10 @@ def refuse_what_would_be_ignored(args):
     """Refuse options without effect: --all sets sizes and options, only --all has parts, and a file sets its sizes."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    given = [
-        name
-        for name, default in vars(parser.parse_args([])).items()
-        if getattr(args, name) != default
-    ]
+    given = [name for name, default in vars(parser.parse_args([])).items() if getattr(args, name) != default]
     if args.cc and not args.compile:
         raise EPValueError("--cc: no meaning without --compile: give that too, or leave it out")
-    unsummed = [
-        f"--{n.replace('_', '-')}" for n in ("epilogue", "shared_expert") if getattr(args, n)
-    ]
+    unsummed = [f"--{n.replace('_', '-')}" for n in ("epilogue", "shared_expert") if getattr(args, n)]
     if args.weights == "none" and unsummed and not (args.all or args.words):
         raise EPValueError(
             f"{', '.join(unsummed)}: no meaning with --weights none, which leaves rows unsummed: "
@@ -183,9 +123,7 @@ def refuse_what_would_be_ignored(args):
     wrong = [
         name
         for name in given
-        if (name not in WITH_THE_MATRIX if args.all else name in OF_THE_MATRIX)
-        or with_words
-        and name not in WITH_WORDS
+        if (name not in WITH_THE_MATRIX if args.all else name in OF_THE_MATRIX) or with_words and name not in WITH_WORDS
     ]
     if args.input and not args.all:
         wrong += [name for name in given if name in OF_A_FILE]
@@ -204,12 +142,5 @@ def refuse_what_would_be_ignored(args):
 
 def refuse_to_overwrite(args):
     """Refuse a --dump into the file of --input. --dump writes bf16 bits, so a float32 file would lose precision."""
-    if (
-        args.input
-        and args.dump
-        and os.path.exists(args.dump)
-        and os.path.samefile(args.input, args.dump)
-    ):
-        raise EPValueError(
-            f"--dump {args.dump} is the file of --input, which would be overwritten: name another one"
-        )
+    if args.input and args.dump and os.path.exists(args.dump) and os.path.samefile(args.input, args.dump):
+        raise EPValueError(f"--dump {args.dump} is the file of --input, which would be overwritten: name another one")

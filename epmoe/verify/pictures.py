@@ -33,10 +33,7 @@ GROUPS = 9  # shown at most
 def counts(cfg, topk_ids):
     """int64 (n_ranks, n_experts): how many tokens a rank sends to an expert."""
     return np.stack(
-        [
-            np.bincount(np.asarray(ids)[np.asarray(ids) >= 0].ravel(), minlength=cfg.n_experts)
-            for ids in topk_ids
-        ]
+        [np.bincount(np.asarray(ids)[np.asarray(ids) >= 0].ravel(), minlength=cfg.n_experts) for ids in topk_ids]
     )
 
 
@@ -50,25 +47,18 @@ def routing(cfg, routed, width=80):
     text = Text()
     text.append(" " * LABEL_WIDTH)
     for owner in range(cfg.n_ranks):
-        text.append(
-            "│ " + f"to rank {owner}".ljust(cell * per_owner)[: cell * per_owner], style="bold"
-        )
+        text.append("│ " + f"to rank {owner}".ljust(cell * per_owner)[: cell * per_owner], style="bold")
     text.append("\n" + "expert".rjust(LABEL_WIDTH - 1) + " ", style="dim")
     for e in range(cfg.n_experts):
         text.append(("│ " if e % per_owner == 0 else "") + str(e).rjust(cell), style="dim")
     for rank in range(cfg.n_ranks):
-        text.append(
-            "\n" + f"rank {rank} ({_tokens(routed.num_tokens[rank])})".ljust(LABEL_WIDTH),
-            style="bold",
-        )
+        text.append("\n" + f"rank {rank} ({_tokens(routed.num_tokens[rank])})".ljust(LABEL_WIDTH), style="bold")
         for e in range(cfg.n_experts):
             text.append("│ " if e % per_owner == 0 else "")
             text.append_text(_shaded(matrix[rank, e], matrix.max(initial=1), cell))
     text.append("\n" + "rows per expert".ljust(LABEL_WIDTH), style="dim")
     for e in range(cfg.n_experts):
-        text.append(
-            ("│ " if e % per_owner == 0 else "") + str(matrix[:, e].sum()).rjust(cell), style="dim"
-        )
+        text.append(("│ " if e % per_owner == 0 else "") + str(matrix[:, e].sum()).rjust(cell), style="dim")
     return text
 
 
@@ -82,19 +72,13 @@ def _by_owner(cfg, routed, matrix, width):
         text.append(f"rank {owner}".rjust(cell), style="bold")
     text.append(" ..." if shown < cfg.n_ranks else "")
     for rank in range(cfg.n_ranks):
-        text.append(
-            "\n" + f"rank {rank} ({_tokens(routed.num_tokens[rank])})".ljust(LABEL_WIDTH),
-            style="bold",
-        )
+        text.append("\n" + f"rank {rank} ({_tokens(routed.num_tokens[rank])})".ljust(LABEL_WIDTH), style="bold")
         for owner in range(shown):
             text.append_text(_shaded(owners[rank, owner], owners.max(initial=1), cell))
     loads = matrix.sum(axis=0)
     busiest = [f"e{e} {loads[e]}" for e in np.argsort(-loads, kind="stable")[:6]]
     idle = int((loads == 0).sum())
-    text.append(
-        f"\nbusiest experts: {', '.join(busiest)}; {idle} of {cfg.n_experts} get nothing",
-        style="dim",
-    )
+    text.append(f"\nbusiest experts: {', '.join(busiest)}; {idle} of {cfg.n_experts} get nothing", style="dim")
     return text
 
 
@@ -167,11 +151,7 @@ def segments(cfg, rank, d):
         parts = [f"{src}: {n}" for src, n in zip(sources, received[local]) if n]
         padding = int(offsets[group + 1] - offsets[group] - received[local].sum())
         parts += [f"{padding} padding"] if padding else []
-        table.add_row(
-            f"e{rank * cfg.n_local_experts + local}", rows, ",  ".join(parts) or "nothing"
-        )
+        table.add_row(f"e{rank * cfg.n_local_experts + local}", rows, ",  ".join(parts) or "nothing")
     if cfg.n_groups > GROUPS:
-        table.add_row(
-            "...", "", f"{len(used[GROUPS:])} more with rows, {cfg.n_groups - len(used)} without"
-        )
+        table.add_row("...", "", f"{len(used[GROUPS:])} more with rows, {cfg.n_groups - len(used)} without")
     return table

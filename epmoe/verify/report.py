@@ -18,20 +18,14 @@ def heading(console, args, case, world, batch, notes):
         f"[bold]epmoe verify[/bold]  {c.n_ranks} ranks x {c.n_local_experts} experts, top-{c.top_k}, hidden "
         f"{c.hidden}, at most {c.max_tokens_per_rank} tokens a rank"
     )
-    console.print(
-        f"{case}; {world.machine.describe()}{'' if world.lists else ', one rank a process'}\n",
-        style="dim",
-    )
+    console.print(f"{case}; {world.machine.describe()}{'' if world.lists else ', one rank a process'}\n", style="dim")
     if batch is not None:
         console.print(f"{args.input}: {len(batch.x)} tokens", style="dim")
 
 
 def first_round(console, args, case, r, rank):
     """Routing, dispatch and one token of a round as pictures. With --counters also one rank's counters."""
-    section = (
-        f"[bold]{n}. {name}.[/bold] "
-        for n, name in enumerate(("Routing", "Dispatch", "One token", ""), 1)
-    )
+    section = (f"[bold]{n}. {name}.[/bold] " for n, name in enumerate(("Routing", "Dispatch", "One token", ""), 1))
     console.print(next(section) + "How many tokens each rank (line) sends to each expert (column).")
     console.print(pictures.routing(case.cfg, r.routed, console.width))
     odd = pictures.what_is_odd(case.cfg, r.routed)
@@ -39,11 +33,7 @@ def first_round(console, args, case, r, rank):
         console.print(odd, style="dim")
     if r.dispatch_differences:
         return
-    console.print(
-        "\n"
-        + next(section)
-        + f"Rank {rank} now has its rows grouped by expert: one matrix product each."
-    )
+    console.print("\n" + next(section) + f"Rank {rank} now has its rows grouped by expert: one matrix product each.")
     console.print(pictures.segments(case.cfg, rank, r.seen[rank]))
     token = one_token.of_round(case, r)
     if token is not None and not r.combine_differences:
@@ -116,11 +106,7 @@ def verdict(console, args, record, rounds):
 
 def as_json(record):
     """Readable JSON: objects over several lines, a list of numbers in one."""
-    return re.sub(
-        r"\[\s+([-\d.,\s]+?)\s+\]",
-        lambda m: f"[{' '.join(m[1].split())}]",
-        json.dumps(record, indent=1),
-    )
+    return re.sub(r"\[\s+([-\d.,\s]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", json.dumps(record, indent=1))
 
 
 def round_record(case, r):
@@ -130,11 +116,7 @@ def round_record(case, r):
         "num_tokens": r.routed.num_tokens,
         "routing": pictures.counts(case.cfg, r.routed.topk_ids).tolist(),
         "dispatch": "differs" if r.dispatch_differences else "equal",
-        "combine": "not run"
-        if r.dispatch_differences
-        else "differs"
-        if r.combine_differences
-        else "equal",
+        "combine": "not run" if r.dispatch_differences else "differs" if r.combine_differences else "equal",
         "differences": [d.record() for d in r.differences],
         "counters": {m: {n: a.tolist() for n, a in held.items()} for m, held in r.moments.items()},
         "kernel_seconds": round(r.kernel_seconds, 4),

@@ -41,11 +41,7 @@ def walk(args, console, worlds):
             break
     passed, seconds = records[-1]["passed"], time.perf_counter() - start
     if args.json and worlds.prints:
-        print(
-            json.dumps(
-                {"passed": passed, "seconds": round(seconds, 3), "worlds": records}, indent=1
-            )
-        )
+        print(json.dumps({"passed": passed, "seconds": round(seconds, 3), "worlds": records}, indent=1))
     elif not args.json:
         _verdict(console, args, records, seconds)
     return EQUAL if passed else DIFFERS
@@ -59,21 +55,13 @@ def random_world(seed, n_ranks=None, shmem=True, p2p_world_size=None):
     n_experts = n_ranks * int(rng.integers(1, 4))
     skip_a2a, shared = p2p_world_size is None and bool(rng.integers(4) == 0), bool(rng.integers(2))
     use_shmem = p2p_world_size is not None or skip_a2a and shmem and bool(rng.integers(2))
-    if (
-        p2p_world_size is None
-        and shmem
-        and not skip_a2a
-        and n_ranks % 2 == 0
-        and rng.integers(3) == 0
-    ):
+    if p2p_world_size is None and shmem and not skip_a2a and n_ranks % 2 == 0 and rng.integers(3) == 0:
         p2p_world_size, use_shmem = n_ranks // 2, True
     cfg = EPConfig(
         n_ranks,
         n_experts,
         int(rng.integers(1, min(n_experts, 4) + 1)),
-        256
-        if preshuffle
-        else TOKEN_FORMATS[token_format].hidden_multiple * int(rng.integers(1, 3)),
+        256 if preshuffle else TOKEN_FORMATS[token_format].hidden_multiple * int(rng.integers(1, 3)),
         int(rng.integers(1, 9)),
         token_format=token_format,
         fuse_a_scale_preshuffle=preshuffle,
@@ -119,9 +107,7 @@ class Compared:
         memory.step("dispatch_wait")
         yield self._wrong()
         rows = _Rows(self.cfg, ids, rng)
-        theirs = {
-            rank: rows(rank, d.trimmed().numpy()) for rank, d in own.by_rank(dispatched).items()
-        }
+        theirs = {rank: rows(rank, d.trimmed().numpy()) for rank, d in own.by_rank(dispatched).items()}
         memory.step(
             "combine_async",
             [rows(rank, d) for rank, d in enumerate(memory.dispatched)],
@@ -142,11 +128,7 @@ class Compared:
         self.own.of_all([], ep.timeout)  # until all ranks have finished the half
         held = {
             rank: {name: ep.region(name, rank) for name in BUFFERS}
-            | {
-                "ep_counters": flat_counters(
-                    self.cfg, lambda name, rank=rank: ep.region(name, rank)
-                )
-            }
+            | {"ep_counters": flat_counters(self.cfg, lambda name, rank=rank: ep.region(name, rank))}
             for rank in ep.world.ranks
         }
         self.words += sum(array.size for regions in held.values() for array in regions.values())
@@ -159,12 +141,8 @@ class _Rows:
     def __init__(self, cfg, topk_ids, rng):
         dtype = COMBINE_DTYPE[cfg.combine_dtype]
         self.cfg = cfg
-        self.returned = [
-            rng.standard_normal((*ids.shape, cfg.hidden)).astype(dtype) for ids in topk_ids
-        ]
-        self.shared = [
-            rng.standard_normal((len(ids), cfg.hidden)).astype(dtype) for ids in topk_ids
-        ]
+        self.returned = [rng.standard_normal((*ids.shape, cfg.hidden)).astype(dtype) for ids in topk_ids]
+        self.shared = [rng.standard_normal((len(ids), cfg.hidden)).astype(dtype) for ids in topk_ids]
 
     def __call__(self, rank, d):
         """Expert outputs of a rank in the order of d's rows; NaN in padding rows."""
@@ -181,29 +159,14 @@ class _Rows:
 
 def _compared(args, seed, worlds):
     n_ranks = worlds.n_ranks if worlds.mpi else args.ranks
-    cfg, launch, fused = random_world(
-        seed, n_ranks, device.SIM and not worlds.mpi, args.p2p_world_size
-    )
-    record = {
-        "seed": seed,
-        "case": _described(cfg, fused),
-        "rounds": args.rounds,
-        "passed": True,
-        "differences": [],
-    }
+    cfg, launch, fused = random_world(seed, n_ranks, device.SIM and not worlds.mpi, args.p2p_world_size)
+    record = {"seed": seed, "case": _described(cfg, fused), "rounds": args.rounds, "passed": True, "differences": []}
     try:
         with ExpertParallel(
-            cfg,
-            worlds.make(cfg.n_ranks, seed),
-            launch=launch,
-            fused=fused,
-            kernels="plain",
-            timeout=args.timeout,
+            cfg, worlds.make(cfg.n_ranks, seed), launch=launch, fused=fused, kernels="plain", timeout=args.timeout
         ) as ep:
             compared = Compared(ep)
-            found = compared.rounds(
-                [routing.make(cfg, [seed, n]) for n in range(args.rounds)], seed
-            )
+            found = compared.rounds([routing.make(cfg, [seed, n]) for n in range(args.rounds)], seed)
             record |= {
                 "words": compared.words,
                 "passed": not found,
@@ -239,8 +202,7 @@ def _verdict(console, args, records, seconds):
         )
         return
     console.print(
-        f"\n[bold red]FAIL[/bold red]  the first wrong words (--words 1 --seed {last['seed']} runs this "
-        "world again):"
+        f"\n[bold red]FAIL[/bold red]  the first wrong words (--words 1 --seed {last['seed']} runs this world again):"
     )
     for text in last["text"][:MAX_DIFFERENCES]:
         console.print(text, markup=False, soft_wrap=True)

@@ -27,9 +27,7 @@ class Worlds:
     def __init__(self, kind, racecheck=False, p2p_world_size=None):
         self.p2p_world_size = p2p_world_size
         if racecheck and not device.SIM:
-            raise EPValueError(
-                "--racecheck needs the simulator, and a GPU is used: set EPMOE_DEVICE=sim"
-            )
+            raise EPValueError("--racecheck needs the simulator, and a GPU is used: set EPMOE_DEVICE=sim")
         self._options = {"racecheck": True} if racecheck else {}
         several = (launcher.launched_size()[0] or 1) > 1 or "mpi4py.run" in sys.modules
         self.mpi = kind == "mpi" or kind == "auto" and several
@@ -50,8 +48,7 @@ class Worlds:
             return LocalWorld(n_ranks, **options)
         if n_ranks != self.n_ranks:
             raise EPValueError(
-                f"--ranks {n_ranks}: mpirun started {self.n_ranks} ranks; leave --ranks out, or start "
-                "as many"
+                f"--ranks {n_ranks}: mpirun started {self.n_ranks} ranks; leave --ranks out, or start as many"
             )
         if device.SIM and self._world.machine.seed != seed:
             self._world = self._mpi_world(seed=seed)

@@ -28,9 +28,6 @@ def differences(by_rank):
             continue
         lines.append(
             f"{name} is "
-            + ", ".join(
-                f"{value} on rank {', '.join(map(str, ranks))}"
-                for value, ranks in ranks_with.items()
-            )
+            + ", ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in ranks_with.items())
         )
     return "; ".join(lines)

@@ -18,6 +18,5 @@ def handle_of(stream) -> int:
         if value is not None:
             return int(getattr(value, "value", value) or 0)
     raise EPValueError(
-        f"stream is a {type(stream).__name__}; give None, a handle (int), or a stream of torch, CuPy or "
-        "cuda.core"
+        f"stream is a {type(stream).__name__}; give None, a handle (int), or a stream of torch, CuPy or cuda.core"
     )

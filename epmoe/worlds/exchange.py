@@ -59,9 +59,7 @@ class Exchange:
             self._look_at_sends()
             for peer in range(self.size):
                 if peer != self.rank:
-                    self._sends.append(
-                        (self.comm.Isend([message, self._mpi.BYTE], peer, tag), message)
-                    )
+                    self._sends.append((self.comm.Isend([message, self._mpi.BYTE], peer, tag), message))
         values = self._begun[channel]
         values |= self._early.pop(channel, {})
         deadline, looks = time.monotonic() + timeout, 0
@@ -72,8 +70,7 @@ class Exchange:
             if time.monotonic() > deadline:
                 missing = ", ".join(str(p) for p in range(self.size) if p not in values)
                 raise PeerTimeout(
-                    f"rank {self.rank}, {channel}: rank {missing} did not come; gave up after "
-                    f"timeout={timeout:g} s"
+                    f"rank {self.rank}, {channel}: rank {missing} did not come; gave up after timeout={timeout:g} s"
                 )
             looks += 1
             time.sleep(0 if looks < YIELDS else NAP_S)

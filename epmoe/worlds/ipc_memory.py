@@ -19,13 +19,9 @@ def gpu_count():
         check(cu.cuInit(0))
         count = check(cu.cuDeviceGetCount())
     except (EPError, RuntimeError) as error:  # RuntimeError: there is no driver
-        raise UnavailableError(
-            f"no GPU can be used ({error}); EPMOE_DEVICE=sim runs the simulator instead"
-        ) from error
+        raise UnavailableError(f"no GPU can be used ({error}); EPMOE_DEVICE=sim runs the simulator instead") from error
     if not count:
-        raise UnavailableError(
-            "this process sees no GPU: CUDA_VISIBLE_DEVICES hides them, or the job has none"
-        )
+        raise UnavailableError("this process sees no GPU: CUDA_VISIBLE_DEVICES hides them, or the job has none")
     return count
 
 
@@ -42,14 +38,11 @@ class IpcMemory:
         self._world = world
         buffer = machine.alloc(-(-nbytes // GRANULE) * GRANULE, name, rank, regions=regions)
         self.buffers = {rank: buffer}
-        handle = ctypes.string_at(
-            check(cu.cuIpcGetMemHandle(buffer.address)).getPtr(), HANDLE_BYTES
-        )
+        handle = ctypes.string_at(check(cu.cuIpcGetMemHandle(buffer.address)).getPtr(), HANDLE_BYTES)
         handles = world.exchange.gather("allocation", handle, timeout)
         machine.activate()
         self.addresses = [
-            buffer.address if peer == rank else _opened(handle, rank, peer)
-            for peer, handle in enumerate(handles)
+            buffer.address if peer == rank else _opened(handle, rank, peer) for peer, handle in enumerate(handles)
         ]
 
     def free(self, together, timeout, heaps=None):

@@ -56,9 +56,7 @@ class LocalWorld:
 
     def allocate(self, nbytes, name, regions, timeout) -> SymmetricMemory:
         """nbytes for every rank. Each rank can access the memory of all others."""
-        buffers = {
-            rank: self.machine.alloc(nbytes, name, rank, regions=regions) for rank in self.ranks
-        }
+        buffers = {rank: self.machine.alloc(nbytes, name, rank, regions=regions) for rank in self.ranks}
         return SymmetricMemory(buffers, [buffers[rank].address for rank in self.ranks])
 
     def connect(self, memory):

@@ -14,9 +14,7 @@ from epmoe.worlds.symmetric import free_unused
 from epmoe_ref.errors import UnavailableError
 
 NAMELESS = sys.platform == "linux"
-PATH = re.compile(
-    r"/proc/\d+/fd/\d+" if NAMELESS else re.escape(tempfile.gettempdir()) + "/epmoe-[^/]+"
-)
+PATH = re.compile(r"/proc/\d+/fd/\d+" if NAMELESS else re.escape(tempfile.gettempdir()) + "/epmoe-[^/]+")
 
 
 class MappedMemory:
@@ -42,9 +40,7 @@ class MappedMemory:
                 os.unlink(path)
         self.addresses = [one.ctypes.data for one in maps]
         self.buffers = {rank: WindowBuffer(world.machine, maps[rank], name, rank, regions)}
-        self._spans = [
-            add_window(one, name, peer, regions) for peer, one in enumerate(maps) if peer != rank
-        ]
+        self._spans = [add_window(one, name, peer, regions) for peer, one in enumerate(maps) if peer != rank]
 
     def free(self, together, timeout, heaps=None):
         """Kernels must not use peers' memory any more. heaps: as for SymmetricMemory."""
@@ -76,11 +72,7 @@ def _mapped(peer, path, nbytes):
         ) from None
     try:
         seen = os.fstat(file)
-        is_ours = (
-            stat.S_ISREG(seen.st_mode)
-            and seen.st_uid == os.getuid()
-            and seen.st_nlink == (not NAMELESS)
-        )
+        is_ours = stat.S_ISREG(seen.st_mode) and seen.st_uid == os.getuid() and seen.st_nlink == (not NAMELESS)
         if not is_ours or seen.st_size != nbytes:
             raise UnavailableError(
                 f"what rank {peer} names as its memory ({path}) is no file that a rank has made: it "

@@ -32,9 +32,7 @@ class MPIWorld:
     def __init__(self, comm=None, *, gpu=None, stream=None, timeout=60.0, **simulation):
         checked(self, self.own_options, simulation)
         MPI = _mpi()
-        launcher.check_size(
-            MPI.COMM_WORLD.Get_size(), MPI.Get_library_version().split("\n")[0].strip("\0 ")
-        )
+        launcher.check_size(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version().split("\n")[0].strip("\0 "))
         self.comm = MPI.COMM_WORLD if comm is None else comm
         self.exchange = Exchange(self.comm, MPI)
         self.rank, self.n_ranks = self.exchange.rank, self.exchange.size
@@ -72,18 +70,13 @@ class MPIWorld:
         count = ipc_memory.gpu_count()
         if gpu is not None and not 0 <= gpu < count:
             raise EPValueError(
-                f"gpu={gpu}: rank {self.rank} sees {count} GPUs, 0 to {count - 1} "
-                "(CUDA_VISIBLE_DEVICES)"
+                f"gpu={gpu}: rank {self.rank} sees {count} GPUs, 0 to {count - 1} (CUDA_VISIBLE_DEVICES)"
             )
         self.machine = device.machine(
-            self.n_ranks,
-            rank=self.rank,
-            ordinal=self.host.Get_rank() % count if gpu is None else gpu,
+            self.n_ranks, rank=self.rank, ordinal=self.host.Get_rank() % count if gpu is None else gpu
         )
         self._streams = {self.rank: self.machine.stream(self.rank, handle=stream)}
-        taken = Counter(
-            self.exchange.gather("devices", ipc_memory.gpu_uuid(self.machine.ordinal), timeout)
-        )
+        taken = Counter(self.exchange.gather("devices", ipc_memory.gpu_uuid(self.machine.ordinal), timeout))
         if self.rank == 0 and len(taken) < self.n_ranks:
             warnings.warn(
                 f"{self.n_ranks} ranks share {len(taken)} GPUs: processes on one GPU take turns, so "
@@ -93,9 +86,7 @@ class MPIWorld:
             )
 
     def __repr__(self):
-        return (
-            f"{type(self).__name__} rank {self.rank} of {self.n_ranks} on {self.machine.describe()}"
-        )
+        return f"{type(self).__name__} rank {self.rank} of {self.n_ranks} on {self.machine.describe()}"
 
     def size(self):
         """n_ranks. Torch's process groups use this name, and Megatron's dispatcher calls it."""
@@ -103,9 +94,7 @@ class MPIWorld:
 
     def agree(self, cfg, timeout, **options):
         """Raise, on every rank, unless all ranks gave the same EPConfig and options of ExpertParallel; collective."""
-        of_ranks = self.exchange.gather(
-            "configuration", (agreement.fields_of(cfg), options), timeout
-        )
+        of_ranks = self.exchange.gather("configuration", (agreement.fields_of(cfg), options), timeout)
         agreement.same("EPConfig", [fields for fields, _ in of_ranks])
         agreement.same("ExpertParallel", [options for _, options in of_ranks])
 
@@ -155,7 +144,6 @@ def _mpi():
         from mpi4py import MPI
     except ImportError as error:
         raise UnavailableError(
-            f"MPI cannot be used ({error}): pip install 'epmoe[mpi]', or load your cluster's MPI "
-            "module"
+            f"MPI cannot be used ({error}): pip install 'epmoe[mpi]', or load your cluster's MPI module"
         ) from error
     return MPI

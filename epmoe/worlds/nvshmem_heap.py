@@ -32,17 +32,13 @@ def start(world, timeout):
     from cuda.core import Device
 
     own = nv.get_unique_id(empty=world.rank != 0)
-    raw = world.exchange.gather(
-        "telling", own._data.tobytes() if world.rank == 0 else b"", timeout
-    )[0]
+    raw = world.exchange.gather("telling", own._data.tobytes() if world.rank == 0 else b"", timeout)[0]
     own._data.view(np.uint8)[...] = np.frombuffer(raw, np.uint8)
     world.machine.activate()
     gpu = Device(world.machine.ordinal)
     gpu.set_current()
     try:
-        nv.init(
-            device=gpu, uid=own, rank=world.rank, nranks=world.n_ranks, initializer_method="uid"
-        )
+        nv.init(device=gpu, uid=own, rank=world.rank, nranks=world.n_ranks, initializer_method="uid")
     except Exception as error:  # nvshmem4py's own classes, which differ between its versions
         raise UnavailableError(
             f"NVSHMEM did not start on rank {world.rank} ({error}); NVSHMEM_DEBUG=INFO prints "
@@ -92,8 +88,7 @@ class HeapMemory:
         self._world, self.buffers = world, {rank: buffer}
         first = rank // size * size
         self.addresses = [
-            _address(buffer.address, peer, rank) if first <= peer < first + size else 0
-            for peer in range(world.n_ranks)
+            _address(buffer.address, peer, rank) if first <= peer < first + size else 0 for peer in range(world.n_ranks)
         ]
 
     def free(self, together, timeout, heaps=None):
@@ -133,7 +128,5 @@ def _nvshmem():
         load_nvidia_dynamic_lib("nvshmem_host")
         import nvshmem.core as nv
     except Exception as error:  # ImportError, or what its own imports raise
-        raise UnavailableError(
-            f"nvshmem4py cannot be used ({type(error).__name__}: {error}): {REMEDY}"
-        ) from error
+        raise UnavailableError(f"nvshmem4py cannot be used ({type(error).__name__}: {error}): {REMEDY}") from error
     return nv

@@ -21,9 +21,7 @@ def decode(raw):
     try:
         return _untagged(json.loads(bytes(raw)))
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"these bytes are not plain data ({type(error).__name__}: {error})"
-        ) from None
+        raise ValueError(f"these bytes are not plain data ({type(error).__name__}: {error})") from None
 
 
 def _tagged(value):
@@ -31,16 +29,10 @@ def _tagged(value):
         return value
     if isinstance(value, (bytes, bytearray)):
         return {"bytes": base64.b64encode(value).decode()}
-    if (
-        isinstance(value, (np.ndarray, np.generic))
-        and value.dtype.kind != "O"
-        and value.dtype.names is None
-    ):
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind != "O" and value.dtype.names is None:
         array = np.ascontiguousarray(value)
         raw = base64.b64encode(array.tobytes()).decode()
-        return {
-            "array": [_name(array.dtype), list(np.shape(value)), raw, isinstance(value, np.generic)]
-        }
+        return {"array": [_name(array.dtype), list(np.shape(value)), raw, isinstance(value, np.generic)]}
     if type(value) is list:
         return {"list": [_tagged(one) for one in value]}
     if type(value) is tuple:

@@ -22,9 +22,7 @@ class ShmemWorld(MPIWorld):
     shmem = True
     own_options = "comm", "p2p_world_size", "gpu", "stream", "timeout"
 
-    def __init__(
-        self, comm=None, *, p2p_world_size=None, gpu=None, stream=None, timeout=60.0, **simulation
-    ):
+    def __init__(self, comm=None, *, p2p_world_size=None, gpu=None, stream=None, timeout=60.0, **simulation):
         self.p2p_world_size = p2p_world_size
         super().__init__(comm, gpu=gpu, stream=stream, timeout=timeout, **simulation)
         if not device.SIM:
@@ -46,9 +44,7 @@ class ShmemWorld(MPIWorld):
         if size is None:
             size = self.p2p_world_size = largest_world(hosts)
         if isinstance(size, bool) or not isinstance(size, int) or size < 1 or self.n_ranks % size:
-            raise EPValueError(
-                f"p2p_world_size={size!r} must be a whole number that divides the {self.n_ranks} ranks"
-            )
+            raise EPValueError(f"p2p_world_size={size!r} must be a whole number that divides the {self.n_ranks} ranks")
         broken = split_world(hosts, size)
         if broken is not None:
             raise EPValueError(
@@ -105,11 +101,7 @@ def _host_number(host):
 def split_world(hosts, size):
     """First rank of a p2p world that is not on one host, or None. hosts: for every rank, the ranks of its host."""
     return next(
-        (
-            first
-            for first in range(0, len(hosts), size)
-            if not set(range(first, first + size)) <= set(hosts[first])
-        ),
+        (first for first in range(0, len(hosts), size) if not set(range(first, first + size)) <= set(hosts[first])),
         None,
     )
 

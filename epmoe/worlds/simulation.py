@@ -17,15 +17,11 @@ def checked(world, own, options):
         )
     seed = options.get("seed")
     if seed is not None and not _is_whole(seed):
-        raise EPValueError(
-            f"seed={seed!r} must be a whole number, or None for a round-robin schedule"
-        )
+        raise EPValueError(f"seed={seed!r} must be a whole number, or None for a round-robin schedule")
     for name in ("n_sms", "resident_limit"):
         value = options.get(name)
         if value is not None and (not _is_whole(value) or value < 1):
-            raise EPValueError(
-                f"{name}={value!r} must be a whole number, at least 1, or None for the simulator's own"
-            )
+            raise EPValueError(f"{name}={value!r} must be a whole number, at least 1, or None for the simulator's own")
     for name in SWITCHES:
         if getattr(options.get(name), "shape", ()) or options.get(name) not in (None, True, False):
             raise EPValueError(f"{name}={options[name]!r} must be True or False")

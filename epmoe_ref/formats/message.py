@@ -155,9 +155,7 @@ class TokenFormat:
         message = np.zeros((len(rows), self.msg_size()), np.uint8)
         message[:, : self.token_size()] = self.encode(rows, input_scale)
         trailer = self.src_info_offset()
-        message[:, trailer : trailer + 4] = (
-            np.arange(len(rows), dtype="<i4").reshape(-1, 1).view(np.uint8)
-        )
+        message[:, trailer : trailer + 4] = np.arange(len(rows), dtype="<i4").reshape(-1, 1).view(np.uint8)
         trailer = self.topk_info_offset()
         ids = np.ascontiguousarray(np.asarray(topk_ids).astype(np.int32).astype("<u2"))
         message[:, trailer : trailer + 2 * self.top_k] = ids.view(np.uint8)
@@ -165,23 +163,12 @@ class TokenFormat:
 
     def _check_rows(self, rows: np.ndarray) -> None:
         is_array = isinstance(rows, np.ndarray)
-        if (
-            not is_array
-            or rows.dtype != bfloat16
-            or rows.ndim != 2
-            or rows.shape[1] != self.hid_dim
-        ):
+        if not is_array or rows.dtype != bfloat16 or rows.ndim != 2 or rows.shape[1] != self.hid_dim:
             what = f"{rows.dtype}{list(rows.shape)}" if is_array else type(rows).__name__
             raise EPValueError(
-                f"rows {what} must be a bfloat16 array [n, {self.hid_dim}]: convert with "
-                ".astype(ml_dtypes.bfloat16)"
+                f"rows {what} must be a bfloat16 array [n, {self.hid_dim}]: convert with .astype(ml_dtypes.bfloat16)"
             )
 
 
 def _bytes(array: np.ndarray, row_bytes: int) -> np.ndarray:
-    return (
-        np.ascontiguousarray(array)
-        .reshape(len(array), -1)
-        .view(np.uint8)
-        .reshape(len(array), row_bytes)
-    )
+    return np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8).reshape(len(array), row_bytes)

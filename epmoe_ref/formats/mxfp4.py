@@ -34,14 +34,7 @@ class MXFP4TokenFormat(TokenFormat):
     values_dtype = np.dtype(np.uint8)
     scales_dtype = float8_e8m0fnu
 
-    def __init__(
-        self,
-        hid_dim: int,
-        top_k: int,
-        alignment: int = 16,
-        *,
-        fuse_a_scale_preshuffle: bool = False,
-    ):
+    def __init__(self, hid_dim: int, top_k: int, alignment: int = 16, *, fuse_a_scale_preshuffle: bool = False):
         super().__init__(hid_dim, top_k, alignment)
         if fuse_a_scale_preshuffle and hid_dim % 256:
             raise EPValueError(
@@ -62,12 +55,7 @@ class MXFP4TokenFormat(TokenFormat):
     def scales_shape(self, counts, slot_rows: int) -> tuple[int, ...]:
         """Shape of output_scales for groups with `counts` rows. slot_rows is n_ranks * max_tokens_per_rank."""
         if self.fuse_a_scale_preshuffle:
-            return (
-                len(counts),
-                align_up(slot_rows, SLOT_ROWS) // SLOT_ROWS,
-                self.n_scales() // 8,
-                256,
-            )
+            return (len(counts), align_up(slot_rows, SLOT_ROWS) // SLOT_ROWS, self.n_scales() // 8, 256)
         return int(self.pad_expert_offsets(counts)[-1]), self.n_scales()
 
     def quantise(self, groups: np.ndarray, input_scale):
@@ -81,6 +69,4 @@ class MXFP4TokenFormat(TokenFormat):
 
 def make(cfg) -> MXFP4TokenFormat:
     """The format of a configuration whose token_format is "mxfp4_rows"."""
-    return MXFP4TokenFormat(
-        cfg.hidden, cfg.top_k, cfg.alignment, fuse_a_scale_preshuffle=cfg.fuse_a_scale_preshuffle
-    )
+    return MXFP4TokenFormat(cfg.hidden, cfg.top_k, cfg.alignment, fuse_a_scale_preshuffle=cfg.fuse_a_scale_preshuffle)

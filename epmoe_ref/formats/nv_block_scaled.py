@@ -3,16 +3,7 @@
 import numpy as np
 from ml_dtypes import float8_e4m3fn, float8_e8m0fnu
 
-from ..casts import (
-    E2M1_MAX,
-    E4M3_MAX,
-    absmax,
-    e8m0_to_float32,
-    pack_e2m1,
-    to_e2m1,
-    to_e4m3,
-    to_e8m0,
-)
+from ..casts import E2M1_MAX, E4M3_MAX, absmax, e8m0_to_float32, pack_e2m1, to_e2m1, to_e4m3, to_e8m0
 from ..errors import EPValueError
 from .message import TokenFormat
 from .scale_layout import TILE_ROWS, tiles_5d
@@ -63,9 +54,7 @@ class NVBlockScaledTokenFormat(TokenFormat):
     def scales_offset(self, counts) -> np.ndarray:
         """scales_offset uint32 [groups] for groups with `counts` rows. For counts 100, 200, 100 it is 0, 1, 1."""
         tiles_before = np.cumsum(_tiles(counts)) - _tiles(counts)
-        return (
-            tiles_before - self.pad_expert_offsets(counts)[:-1].astype(np.int64) // TILE_ROWS
-        ).astype(np.uint32)
+        return (tiles_before - self.pad_expert_offsets(counts)[:-1].astype(np.int64) // TILE_ROWS).astype(np.uint32)
 
     def quantise(self, groups: np.ndarray, input_scale):
         """float32 [n, n_scales(), V] to values and scales. absmax is over the group, at least 0, and ignores NaN.
@@ -100,14 +89,8 @@ def checked_input_scale(scale, name: str = "input_scale") -> np.float32:
             value = np.asarray(scale, np.float32)
     except (TypeError, ValueError):
         value = np.asarray(np.nan, np.float32)
-    if (
-        isinstance(scale, bool)
-        or value.size != 1
-        or not (np.isfinite(value).all() and (value > 0).all())
-    ):
-        raise EPValueError(
-            f"{name}={scale!r} must be one positive finite number (float32): give 1.0 for no scaling"
-        )
+    if isinstance(scale, bool) or value.size != 1 or not (np.isfinite(value).all() and (value > 0).all()):
+        raise EPValueError(f"{name}={scale!r} must be one positive finite number (float32): give 1.0 for no scaling")
     return np.float32(value.item())
 
 

@@ -32,9 +32,7 @@ def tiles_5d(shape, row_offsets, scales_offset, group, rows):
     """
     _, n_quads, m_low, m_high, k_low = shape
     tile = int(row_offsets[group]) // TILE_ROWS + int(scales_offset[group]) + rows // TILE_ROWS
-    row_places = (tile * n_quads * m_low + rows % m_low) * (
-        m_high * k_low
-    ) + rows % TILE_ROWS // m_low * k_low
+    row_places = (tile * n_quads * m_low + rows % m_low) * (m_high * k_low) + rows % TILE_ROWS // m_low * k_low
     columns = np.arange(n_quads * k_low)
     return row_places, columns // k_low * (m_low * m_high * k_low) + columns % k_low
 
@@ -47,9 +45,7 @@ def slots_4d(shape, row_offsets, scales_offset, group, rows):
     """
     _, n_blocks, n_octets, block = shape
     n_columns = 8 * n_octets
-    row_places = (
-        (group * n_blocks + rows // SLOT_ROWS) * n_octets * block + rows // 16 % 2 + 4 * (rows % 16)
-    )
+    row_places = (group * n_blocks + rows // SLOT_ROWS) * n_octets * block + rows // 16 % 2 + 4 * (rows % 16)
     columns = np.arange(n_columns)
     return row_places, 2 * (columns // 4 % 2) + 64 * (columns % 4) + block * (columns // 8)
 

@@ -22,12 +22,7 @@ Source: the core.transformer.moe.fused_a2a page of Megatron-Core r0.16 (docs/pag
 """
 
 from .arguments import get_hidden_bytes
-from .hybrid import (
-    hybrid_combine_backward,
-    hybrid_combine_forward,
-    hybrid_dispatch_backward,
-    hybrid_dispatch_forward,
-)
+from .hybrid import hybrid_combine_backward, hybrid_combine_forward, hybrid_dispatch_backward, hybrid_dispatch_forward
 from .hybrid_handle import HybridHandle
 from .rows import combine_backward, combine_forward, dispatch_backward, dispatch_forward
 from .rows_handle import RowsHandle

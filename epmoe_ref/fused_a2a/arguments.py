@@ -25,9 +25,7 @@ def get_hidden_bytes(x) -> int:
     """
     if getattr(x, "ndim", None) != 2:
         shape = getattr(x, "shape", type(x).__name__)
-        raise EPValueError(
-            f"x is {shape}: hidden bytes belong to one rank's matrix [tokens, hidden]; pass x[rank]"
-        )
+        raise EPValueError(f"x is {shape}: hidden bytes belong to one rank's matrix [tokens, hidden]; pass x[rank]")
     return int(x.shape[1]) * max(x.dtype.itemsize, 2)
 
 
@@ -39,23 +37,15 @@ def over_ranks(name: str, per_rank, n_ranks: int | None = None) -> list:
             f"write [{name}] for a world of one rank"
         )
     if n_ranks is None and not per_rank:
-        raise EPValueError(
-            f"{name} is an empty list: a world has at least one rank; pass one array a rank"
-        )
+        raise EPValueError(f"{name} is an empty list: a world has at least one rank; pass one array a rank")
     if n_ranks is not None and len(per_rank) != n_ranks:
-        raise EPValueError(
-            f"{name} has {len(per_rank)} entries for a world of {n_ranks} ranks; pass one array a rank"
-        )
+        raise EPValueError(f"{name} has {len(per_rank)} entries for a world of {n_ranks} ranks; pass one array a rank")
     return list(per_rank)
 
 
 def absent(per_rank) -> bool:
     """True if an optional argument was left out: it is None, or None on every rank."""
-    return (
-        per_rank is None
-        or isinstance(per_rank, (list, tuple))
-        and all(array is None for array in per_rank)
-    )
+    return per_rank is None or isinstance(per_rank, (list, tuple)) and all(array is None for array in per_rank)
 
 
 def whole(name: str, value, least: int) -> int:
@@ -72,27 +62,16 @@ def whole(name: str, value, least: int) -> int:
 
 
 def matrices(
-    name: str,
-    per_rank,
-    n_ranks: int | None = None,
-    *,
-    dtypes=None,
-    one_dtype=True,
-    n_rows=None,
-    n_columns=None,
+    name: str, per_rank, n_ranks: int | None = None, *, dtypes=None, one_dtype=True, n_rows=None, n_columns=None
 ) -> list[np.ndarray]:
     """The argument as one matrix for each rank, all of one width (and dtype), with the required rows and columns."""
     arrays = [np.asarray(array) for array in over_ranks(name, per_rank, n_ranks)]
     for rank, array in enumerate(arrays):
         if array.ndim != 2:
-            raise EPValueError(
-                f"{name}[{rank}] has shape {array.shape}: it must be a matrix with one row a token"
-            )
+            raise EPValueError(f"{name}[{rank}] has shape {array.shape}: it must be a matrix with one row a token")
         if dtypes is not None and array.dtype not in dtypes:
             names = " or ".join(dtype.name for dtype in dtypes)
-            raise EPValueError(
-                f"{name}[{rank}] has dtype {array.dtype}: it must be {names}; convert it first"
-            )
+            raise EPValueError(f"{name}[{rank}] has dtype {array.dtype}: it must be {names}; convert it first")
         if one_dtype and array.dtype != arrays[0].dtype:
             raise EPValueError(
                 f"{name}[{rank}] has dtype {array.dtype}, {name}[0] has {arrays[0].dtype}: "
@@ -109,22 +88,16 @@ def matrices(
                 "pass the arrays and the handle of one and the same dispatch"
             )
         if n_columns is not None and array.shape[1] != n_columns:
-            raise EPValueError(
-                f"{name}[{rank}] has {array.shape[1]} columns where {n_columns} belong; check its shape"
-            )
+            raise EPValueError(f"{name}[{rank}] has {array.shape[1]} columns where {n_columns} belong; check its shape")
     return arrays
 
 
-def hidden_rows(
-    name: str, per_rank, n_ranks: int | None = None, *, dtypes=None, n_rows=None
-) -> list[np.ndarray]:
+def hidden_rows(name: str, per_rank, n_ranks: int | None = None, *, dtypes=None, n_rows=None) -> list[np.ndarray]:
     """The argument as hidden states, one matrix [rows, H] a rank, whose rows are a multiple of 16 bytes."""
     arrays = matrices(name, per_rank, n_ranks, dtypes=dtypes, n_rows=n_rows)
     width, dtype = arrays[0].shape[1], arrays[0].dtype
     if dtype.hasobject:
-        raise EPValueError(
-            f"{name}[0] has dtype {dtype}: rows are moved as bytes; pass a dtype without references"
-        )
+        raise EPValueError(f"{name}[0] has dtype {dtype}: rows are moved as bytes; pass a dtype without references")
     if width < 1 or width * dtype.itemsize % ACCESS_BYTES:
         raise EPValueError(
             f"rows of {name} have {width} x {dtype.itemsize} = {width * dtype.itemsize} bytes: they must be a "
@@ -162,9 +135,7 @@ def expert_indices(name: str, per_rank, n_rows: list[int], num_experts: int) -> 
     arrays = matrices(name, per_rank, len(n_rows), one_dtype=False, n_rows=n_rows)
     for rank, array in enumerate(arrays):
         if array.dtype.kind not in "iu":
-            raise EPValueError(
-                f"{name}[{rank}] has dtype {array.dtype}: expert ids are integers; convert it to int64"
-            )
+            raise EPValueError(f"{name}[{rank}] has dtype {array.dtype}: expert ids are integers; convert it to int64")
         top_k = array.shape[1]
         if not 1 <= top_k <= num_experts:
             raise EPValueError(
@@ -193,9 +164,7 @@ def experts_per_rank(num_experts, n_ranks: int) -> int:
     """L, the number of experts a rank has."""
     num_experts = whole("num_experts", num_experts, 1)
     if num_experts % n_ranks:
-        raise EPValueError(
-            f"num_experts={num_experts} must be a multiple of n_ranks={n_ranks}; add experts or ranks"
-        )
+        raise EPValueError(f"num_experts={num_experts} must be a multiple of n_ranks={n_ranks}; add experts or ranks")
     return num_experts // n_ranks
 
 
@@ -214,9 +183,7 @@ def row_probs(name: str, per_rank, n_rows: list[int]) -> list[np.ndarray]:
     arrays = [np.asarray(array) for array in over_ranks(name, per_rank, len(n_rows))]
     for rank, array in enumerate(arrays):
         if array.dtype != np.float32:
-            raise EPValueError(
-                f"{name}[{rank}] has dtype {array.dtype}: it must be float32; convert it first"
-            )
+            raise EPValueError(f"{name}[{rank}] has dtype {array.dtype}: it must be float32; convert it first")
         if array.shape != (n_rows[rank],):
             raise EPValueError(
                 f"{name}[{rank}] has shape {array.shape} where ({n_rows[rank]},) belongs; "
@@ -231,9 +198,7 @@ def p2p_world(p2p_world_size, n_ranks: int) -> int:
         return n_ranks
     size = whole("p2p_world_size", p2p_world_size, 1)
     if n_ranks % size:
-        raise EPValueError(
-            f"p2p_world_size={size} must divide n_ranks={n_ranks}; all p2p worlds have one size"
-        )
+        raise EPValueError(f"p2p_world_size={size} must divide n_ranks={n_ranks}; all p2p worlds have one size")
     return size
 
 

@@ -67,16 +67,12 @@ def hybrid_dispatch_forward(
         )
     probs = None if arguments.absent(probs) else probs
     if probs is not None:
-        probs = arguments.matrices(
-            "probs", probs, n_ranks, dtypes=FLOAT32, n_rows=num_tokens, n_columns=num_experts
-        )
+        probs = arguments.matrices("probs", probs, n_ranks, dtypes=FLOAT32, n_rows=num_tokens, n_columns=num_experts)
     if num_permuted_tokens is not None:
         num_permuted_tokens = arguments.whole("num_permuted_tokens", num_permuted_tokens, 0)
     pad_multiple = 0 if pad_multiple is None else arguments.whole("pad_multiple", pad_multiple, 0)
     p2p_world_size = arguments.p2p_world(p2p_world_size, n_ranks)
-    handle = hybrid_handle(
-        routed, num_local_experts, num_permuted_tokens, pad_multiple, p2p_world_size
-    )
+    handle = hybrid_handle(routed, num_local_experts, num_permuted_tokens, pad_multiple, p2p_world_size)
 
     scaling_factor = [None] * n_ranks
     if fp8_dispatch:
@@ -106,9 +102,7 @@ def hybrid_dispatch_backward(handle, grad_hidden, grad_probs):
     grad_x = sum_rows("grad_hidden", grad_hidden, handle)
     if arguments.absent(grad_probs):
         return grad_x, [None] * handle.n_ranks
-    return grad_x, collect_probs(
-        arguments.row_probs("grad_probs", grad_probs, handle.num_rows), handle
-    )
+    return grad_x, collect_probs(arguments.row_probs("grad_probs", grad_probs, handle.num_rows), handle)
 
 
 def hybrid_combine_forward(x, handle, *, num_permuted_tokens=None, pad_multiple=None):
@@ -131,10 +125,7 @@ def hybrid_combine_forward(x, handle, *, num_permuted_tokens=None, pad_multiple=
     handle = arguments.handle_of(HybridHandle, handle)
     if num_permuted_tokens is not None:
         arguments.same_num_rows(num_permuted_tokens, handle.num_rows)
-    if (
-        pad_multiple is not None
-        and arguments.whole("pad_multiple", pad_multiple, 0) != handle.pad_multiple
-    ):
+    if pad_multiple is not None and arguments.whole("pad_multiple", pad_multiple, 0) != handle.pad_multiple:
         raise EPValueError(
             f"pad_multiple={pad_multiple}, but the dispatch of this handle had {handle.pad_multiple}: they must be the "
             "same; leave it out"
@@ -154,20 +145,14 @@ def hybrid_combine_backward(handle, grad_combined_x):
     """
     handle = arguments.handle_of(HybridHandle, handle)
     tokens = arguments.hidden_rows(
-        "grad_combined_x",
-        grad_combined_x,
-        handle.n_ranks,
-        dtypes=arguments.SIXTEEN_BIT,
-        n_rows=handle.num_tokens,
+        "grad_combined_x", grad_combined_x, handle.n_ranks, dtypes=arguments.SIXTEEN_BIT, n_rows=handle.num_tokens
     )
     return expand(tokens, handle)
 
 
 def sum_rows(name: str, per_rank, handle: HybridHandle) -> list[np.ndarray]:
     """Rows [P, H] of every rank, checked, and summed over experts, ranks and worlds as in `hybrid_combine_forward`."""
-    rows = arguments.hidden_rows(
-        name, per_rank, handle.n_ranks, dtypes=arguments.SIXTEEN_BIT, n_rows=handle.num_rows
-    )
+    rows = arguments.hidden_rows(name, per_rank, handle.n_ranks, dtypes=arguments.SIXTEEN_BIT, n_rows=handle.num_rows)
     dtype, width = rows[0].dtype, rows[0].shape[1]
     n_local, world_size = handle.num_local_experts, handle.p2p_world_size
     sums = []

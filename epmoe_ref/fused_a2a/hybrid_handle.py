@@ -46,9 +46,7 @@ class HybridHandle:
         return [len(rows) for rows in self.src_token]
 
 
-def hybrid_handle(
-    routing_map, num_local_experts, num_permuted_tokens, pad_multiple, p2p_world_size
-) -> HybridHandle:
+def hybrid_handle(routing_map, num_local_experts, num_permuted_tokens, pad_multiple, p2p_world_size) -> HybridHandle:
     """The handle of a routing map.
 
     routing_map: over ranks, bool [T, E], checked. Rows of a rank are grouped by expert, then ordered by src_rank, then

@@ -39,12 +39,7 @@ def dispatch_forward(x, token_indices, token_probs, num_experts):
     num_experts = n_ranks * num_local_experts
     ids = arguments.expert_indices("token_indices", token_indices, num_tokens, num_experts)
     probs = arguments.matrices(
-        "token_probs",
-        token_probs,
-        n_ranks,
-        dtypes=FLOAT32,
-        n_rows=num_tokens,
-        n_columns=ids[0].shape[1],
+        "token_probs", token_probs, n_ranks, dtypes=FLOAT32, n_rows=num_tokens, n_columns=ids[0].shape[1]
     )
     handle = rows_handle(ids, num_experts)
 
@@ -55,9 +50,7 @@ def dispatch_forward(x, token_indices, token_probs, num_experts):
         here = row_ids // num_local_experts == rank  # -1 // L is -1: no rank
         recv_token_indices.append(np.where(here, row_ids - rank * num_local_experts, -1))
         recv_token_probs.append(np.where(here, row_probs, np.float32(0)))
-        tokens_per_expert.append(
-            np.bincount(recv_token_indices[rank][here], minlength=num_local_experts)
-        )
+        tokens_per_expert.append(np.bincount(recv_token_indices[rank][here], minlength=num_local_experts))
     return recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle
 
 
@@ -117,17 +110,13 @@ def combine_backward(handle, grad_combined_x):
     Source: FusedCombine.backward of the fused_a2a page.
     """
     handle = arguments.handle_of(RowsHandle, handle)
-    rows = arguments.hidden_rows(
-        "grad_combined_x", grad_combined_x, handle.n_ranks, n_rows=handle.num_tokens
-    )
+    rows = arguments.hidden_rows("grad_combined_x", grad_combined_x, handle.n_ranks, n_rows=handle.num_tokens)
     return gather(rows, handle)
 
 
 def combine_rows(name: str, per_rank, handle: RowsHandle) -> list[np.ndarray]:
     """Rows [N, H] of every rank, checked and summed over ranks."""
-    rows = arguments.hidden_rows(
-        name, per_rank, handle.n_ranks, dtypes=arguments.SUMMED, n_rows=handle.num_rows
-    )
+    rows = arguments.hidden_rows(name, per_rank, handle.n_ranks, dtypes=arguments.SUMMED, n_rows=handle.num_rows)
     return sum_over_ranks(rows, handle)
 
 

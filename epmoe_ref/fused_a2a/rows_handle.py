@@ -66,9 +66,5 @@ def gather(per_rank: list[np.ndarray], handle: RowsHandle) -> list[np.ndarray]:
     """The rows that each rank receives, over ranks [N, ...], when every src_rank sends its [T, ...]."""
     received = []
     for src_rank, src_token in zip(handle.src_rank, handle.src_token):
-        received.append(
-            np.concatenate(
-                [array[src_token[src_rank == src]] for src, array in enumerate(per_rank)]
-            )
-        )
+        received.append(np.concatenate([array[src_token[src_rank == src]] for src, array in enumerate(per_rank)]))
     return received

@@ -59,9 +59,7 @@ class Driver(counted_driver.Driver):
         for word in words:
             if self.first <= word < self.end:
                 self.n_named += 1
-                assert bytes_behind(word) > 0, (
-                    f"{function} of rank {rank} names memory that is gone"
-                )
+                assert bytes_behind(word) > 0, f"{function} of rank {rank} names memory that is gone"
         if "move" not in function:  # of a rank's own memory, in which results are held
             events[rank].append((str(function), config.gridDimX, config.blockDimX, num_tokens))
         return (self.launch_result,)
@@ -107,9 +105,7 @@ def run(case, worlds, driver):
                 disturb(worlds[rank], held[rank])
                 made[rank].launch(phase)
                 if random.random() < 0.05:
-                    held[rank].append(
-                        (getattr(made[rank], "handle", None), getattr(made[rank], "result", None))
-                    )
+                    held[rank].append((getattr(made[rank], "handle", None), getattr(made[rank], "result", None)))
     driver.capture = 0
     held.clear()
     for contender in made:

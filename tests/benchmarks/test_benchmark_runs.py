@@ -49,9 +49,7 @@ def test_every_contender_has_a_row_for_each_phase(tiny):
     record, _ = tiny
     assert {(r["kernels"], r["phase"]) for r in record["rows"]} == PHASES
     for r in record["rows"]:
-        assert (
-            r["iterations"] == 2 and 0 < r["p20_us"] <= r["us"] <= r["p80_us"] and r["host_us"] > 0
-        )
+        assert r["iterations"] == 2 and 0 < r["p20_us"] <= r["us"] <= r["p80_us"] and r["host_us"] > 0
         assert r["piece_us"] > 0 and all(
             r[name] is None or r[name] >= 0 for name in ("preempted", "waited_us", "stolen_ms")
         )
@@ -60,11 +58,7 @@ def test_every_contender_has_a_row_for_each_phase(tiny):
 
 def test_the_file_says_where_it_comes_from(tiny):
     record, printed = tiny
-    assert (
-        record["date"][:4].isdigit()
-        and "simulator" in record["device"]
-        and record["versions"]["numpy"]
-    )
+    assert record["date"][:4].isdigit() and "simulator" in record["device"] and record["versions"]["numpy"]
     assert record["n_ranks"] == 2 and "commit" in record and "written: " in printed
     assert record["cpus_of_ranks"] and "a piece of Python that is always the same took" in printed
 
@@ -73,11 +67,7 @@ def test_the_table_has_a_line_for_each_row_and_units(tiny):
     record, printed = tiny
     lines = table.table(record["rows"]).splitlines()
     assert len(lines) == 1 + len(record["rows"]) and all(line in printed for line in lines)
-    assert (
-        lines[0].split("  ")[0] == "kernels"
-        and "MB to others" in lines[0]
-        and "x floor" in lines[0]
-    )
+    assert lines[0].split("  ")[0] == "kernels" and "MB to others" in lines[0] and "x floor" in lines[0]
 
 
 def test_what_cannot_run_here_is_named_with_the_reason(tiny):
@@ -88,9 +78,7 @@ def test_what_cannot_run_here_is_named_with_the_reason(tiny):
 
 def test_curves_of_the_figure_come_from_the_rows(tiny):
     record, _ = tiny
-    lines, constants, floor = figure.curves(
-        record, ("rows", "expert-major"), "combine", lambda shape: True
-    )
+    lines, constants, floor = figure.curves(record, ("rows", "expert-major"), "combine", lambda shape: True)
     us = {r["kernels"]: r["us"] for r in record["rows"] if r["phase"] == "combine"}
     assert lines == {name: [(3, us[name])] for name in ("rows", "expert-major")}
     assert [n for n, _ in floor] == [3] and not constants  # they hold on H200s
@@ -108,14 +96,8 @@ def test_parts_of_a_run_are_merged_and_resumed(tiny, tmp_path):
     } and len(record["parts"]) == 2
     out = printed_by(*TINY, "--only", "pairs,expert-major", "--resume", "--json", str(whole))
     again = results.read(whole)
-    assert (
-        "2 cases" in out
-        and len(again["parts"]) == 3
-        and len(again["rows"]) == len(record["rows"]) + 4
-    )
-    assert [
-        r for r in again["rows"] if r["kernels"] not in ("pairs plain", "pairs split")
-    ] == record["rows"]
+    assert "2 cases" in out and len(again["parts"]) == 3 and len(again["rows"]) == len(record["rows"]) + 4
+    assert [r for r in again["rows"] if r["kernels"] not in ("pairs plain", "pairs split")] == record["rows"]
 
 
 @pytest.mark.parametrize(
@@ -141,9 +123,7 @@ def test_a_run_that_measures_nothing_fails_and_leaves_no_file(tmp_path, capsys):
     assert "nothing was measured" in capsys.readouterr().out and not file.exists()
 
 
-@pytest.mark.parametrize(
-    "words", [["--iterations", "0"], ["--ranks", "x"], ["compile", "--part", "3/2"]], ids=" ".join
-)
+@pytest.mark.parametrize("words", [["--iterations", "0"], ["--ranks", "x"], ["compile", "--part", "3/2"]], ids=" ".join)
 def test_numbers_that_make_no_sense_are_refused(words, capsys):
     with pytest.raises(SystemExit) as error:
         main(words)
@@ -183,10 +163,7 @@ def test_cpu_numbers(tmp_path, capsys, monkeypatch):
 @pytest.mark.gpu
 def test_benchmark_on_a_gpu(tmp_path):
     file = tmp_path / "gpu.json"
-    assert (
-        main(["--ranks", "2", "--shapes", "16x1024/16/4", "--iterations", "5", "--json", str(file)])
-        == 0
-    )
+    assert main(["--ranks", "2", "--shapes", "16x1024/16/4", "--iterations", "5", "--json", str(file)]) == 0
     record = json.loads(file.read_text())
     assert not record["not_run"] and any(r["graph"] for r in record["rows"])
 
@@ -199,9 +176,7 @@ def test_what_failed_here_is_told_although_the_others_do_not_come():
     def fails():
         raise ValueError("7 rows, 8 are needed")
 
-    with pytest.raises(
-        PeerTimeout, match="rank 0 did not come; before that, here: ValueError: 7 rows"
-    ) as raised:
+    with pytest.raises(PeerTimeout, match="rank 0 did not come; before that, here: ValueError: 7 rows") as raised:
         together(Alone(), fails)
     assert isinstance(raised.value.__cause__, ValueError)
     with pytest.raises(PeerTimeout, match="did not come$"):

@@ -6,11 +6,7 @@ import pytest
 from benchmarks import nccl, shapes, traffic
 from benchmarks.shapes import Shape
 
-SHAPES = [
-    Shape(9, 128, 12, top_k=3),
-    Shape(5, 256, 8, top_k=8, routing="zipf"),
-    Shape(1, 64, 4, top_k=1),
-]
+SHAPES = [Shape(9, 128, 12, top_k=3), Shape(5, 256, 8, top_k=8, routing="zipf"), Shape(1, 64, 4, top_k=1)]
 
 
 def by_definition(shape, ids, of_pairs):
@@ -41,18 +37,13 @@ def test_bytes_against_the_definition(shape, n_ranks):
 def test_ids_are_distinct_and_the_same_on_every_rank_that_draws_them(shape):
     ids = traffic.topk_ids(shape, 2)
     assert all((np.diff(np.sort(i, axis=1), axis=1) > 0).all() for i in ids)
-    assert all(
-        i.shape == (shape.tokens, shape.top_k) and i.min() >= 0 and i.max() < shape.experts
-        for i in ids
-    )
+    assert all(i.shape == (shape.tokens, shape.top_k) and i.min() >= 0 and i.max() < shape.experts for i in ids)
     assert all((a == b).all() for a, b in zip(ids, traffic.topk_ids(shape, 2)))
 
 
 def test_zipf_is_uneven_and_uniform_is_not():
     hot = {
-        r: np.bincount(
-            traffic.topk_ids(Shape(2000, 64, 64, routing=r), 1)[0].ravel(), minlength=64
-        ).max()
+        r: np.bincount(traffic.topk_ids(Shape(2000, 64, 64, routing=r), 1)[0].ravel(), minlength=64).max()
         for r in shapes.ROUTINGS
     }
     assert hot["uniform"] < 2000 * 8 / 64 * 1.3
@@ -75,18 +66,14 @@ def test_permutations_of_the_all_to_all_group_rows_by_expert(n_ranks):
     for rank in range(n_ranks):
         arrived = [m for messages in sent for m in messages if m[0] // local == rank]
         rows = [arrived[place] for place in nccl.permutations(ids, rank, local)[1]]
-        assert [(e, s) for e, s, _ in rows] == sorted((e, s) for e, s, _ in arrived) and set(
-            rows
-        ) == set(arrived)
+        assert [(e, s) for e, s, _ in rows] == sorted((e, s) for e, s, _ in arrived) and set(rows) == set(arrived)
 
 
 @pytest.mark.parametrize("text", ["128x7168/256", "16x4096/128/4:fp8:zipf"])
 def test_shapes_are_written_and_read(text):
     s = shapes.parse(text)
     assert (s.tokens, s.hidden, s.experts) in ((128, 7168, 256), (16, 4096, 128))
-    assert (s.top_k, s.format, s.routing) == (
-        (8, "bf16", "uniform") if text.startswith("128") else (4, "fp8", "zipf")
-    )
+    assert (s.top_k, s.format, s.routing) == ((8, "bf16", "uniform") if text.startswith("128") else (4, "fp8", "zipf"))
 
 
 @pytest.mark.parametrize("text", ["128", "1x2", "axb/c", "1x64/4:int4"])

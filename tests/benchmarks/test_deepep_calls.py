@@ -68,9 +68,7 @@ class Buffer:
         Buffer.num_sms = new_num_sms
 
     @staticmethod
-    def get_low_latency_rdma_size_hint(
-        num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts
-    ):
+    def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts):
         return num_max_dispatch_tokens_per_rank * hidden * num_ranks * num_experts
 
     @called_as(f"topk_idx, num_experts, {STREAM}")
@@ -171,9 +169,7 @@ class ElasticBuffer:
         return "combined", None, "event"
 
 
-V2_PACKAGE = SimpleNamespace(
-    Buffer=Buffer, Config=Config, ElasticBuffer=ElasticBuffer, topk_idx_t="int64"
-)
+V2_PACKAGE = SimpleNamespace(Buffer=Buffer, Config=Config, ElasticBuffer=ElasticBuffer, topk_idx_t="int64")
 V1_PACKAGE = SimpleNamespace(Buffer=Buffer, Config=Config)
 
 
@@ -230,10 +226,7 @@ def v1_configs(world, shape):
 @pytest.mark.parametrize("n_ranks, tokens", [(4, 128), (2, 4096)])
 def test_v1_has_as_many_multiprocessors_as_make_it_fastest(n_ranks, tokens, world):
     world.n_ranks = n_ranks
-    assert (
-        v1_configs(world, Shape(tokens, 7168, 256)) == [None, None]
-        and Buffer.num_sms == deepep.V1_SMS
-    )
+    assert v1_configs(world, Shape(tokens, 7168, 256)) == [None, None] and Buffer.num_sms == deepep.V1_SMS
 
 
 def test_v1_at_many_tokens_on_4_ranks_is_configured_as_was_fastest(world):
@@ -244,17 +237,12 @@ def test_v1_at_many_tokens_on_4_ranks_is_configured_as_was_fastest(world):
     for config in (dispatch, combine):  # deep_ep::Config asserts this; the buffer is large enough
         assert config.num_max_nvl_chunked_send_tokens < config.num_max_nvl_chunked_recv_tokens
         channels = config.num_sms // 2
-        assert (
-            channels * 4 * config.num_max_nvl_chunked_recv_tokens * (2 * 7168 + 2048)
-            < deepep.NVL_BYTES
-        )
+        assert channels * 4 * config.num_max_nvl_chunked_recv_tokens * (2 * 7168 + 2048) < deepep.NVL_BYTES
 
 
 def test_more_tokens_than_low_latency_takes_are_refused_with_the_remedy(world, monkeypatch):
     shape = Shape(1024, 7168, 256)
-    with pytest.raises(
-        UnavailableError, match="at most 511 tokens.*NVSHMEM_QP_DEPTH=1024.*2050 or more"
-    ):
+    with pytest.raises(UnavailableError, match="at most 511 tokens.*NVSHMEM_QP_DEPTH=1024.*2050 or more"):
         deepep.LowLatency(world, shape)
     monkeypatch.setenv("NVSHMEM_QP_DEPTH", "2050")
     deepep.LowLatency(world, shape).launch("dispatch")

@@ -7,9 +7,7 @@ import pytest
 
 from benchmarks import fast_cpu
 
-needs_linux = pytest.mark.skipif(
-    not hasattr(os, "sched_setaffinity"), reason="only Linux chooses CPUs"
-)
+needs_linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux chooses CPUs")
 
 
 @pytest.fixture
@@ -17,9 +15,7 @@ def cpus(monkeypatch):
     """{CPU: us of the piece there}, which tests change; and the CPUs that were chosen, in order."""
     us, chosen = dict.fromkeys(range(8), 1.0), [0]
     monkeypatch.setattr(os, "cpu_count", lambda: len(us))
-    monkeypatch.setattr(
-        os, "sched_setaffinity", lambda thread, of: chosen.append(min(of)), raising=False
-    )
+    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, of: chosen.append(min(of)), raising=False)
     monkeypatch.setattr(os, "listdir", lambda folder: ["1"])
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(us), raising=False)
     monkeypatch.setattr(fast_cpu, "piece_us", lambda: us[chosen[-1]])

@@ -8,18 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import (
-    aims,
-    loop_table,
-    pages,
-    peers,
-    plan,
-    readme_table,
-    results,
-    shapes,
-    targets,
-    traffic,
-)
+from benchmarks import aims, loop_table, pages, peers, plan, readme_table, results, shapes, targets, traffic
 from benchmarks.__main__ import main
 from benchmarks.measure import Row
 from benchmarks.shapes import Shape
@@ -66,11 +55,7 @@ def record():
 
 
 def test_the_best_peer_is_the_fastest_of_this_run_and_of_the_constants(record):
-    of = {
-        (r["kernels"], r["phase"], r["sms"], r["graph"]): r
-        for r in record["rows"]
-        if r["routing"] == "uniform"
-    }
+    of = {(r["kernels"], r["phase"], r["sms"], r["graph"]): r for r in record["rows"] if r["routing"] == "uniform"}
     ours, combine = of[OURS, "dispatch", None, False], of[OURS, "combine", None, False]
     assert ours["peer"] == NCCL and ours["peer_here"] and not combine["peer_here"]
     assert (combine["peer"], combine["peer_us"]) == ("DeepEP low latency", 62.7)
@@ -84,9 +69,7 @@ def test_constants_are_for_such_machines_only(record):
     assert not peers.constants("NVIDIA H200, shared by 4 virtual ranks", 4)
     assert all(shapes.parse(p.shape) and p.name in peers.ALL for p in peers.CONSTANTS)
     lines = peers.report(record)
-    assert "not of this run" in lines[0] and len(lines) == 1 + len(
-        peers.constants("NVIDIA H200", 4)
-    )
+    assert "not of this run" in lines[0] and len(lines) == 1 + len(peers.constants("NVIDIA H200", 4))
 
 
 def test_verdicts_are_of_launches_without_a_graph(record):
@@ -104,8 +87,7 @@ def test_verdicts_are_of_launches_without_a_graph(record):
 def test_a_host_that_was_slow_just_then_is_told_from_a_slow_call(record, tmp_path, capsys):
     tokens = (1, 16, 128, 1024)
     record["rows"] = [
-        row("rows", "dispatch", Shape(n, 7168, 256), 10.0)
-        | dict(host_us=host_us, piece_us=piece_us)
+        row("rows", "dispatch", Shape(n, 7168, 256), 10.0) | dict(host_us=host_us, piece_us=piece_us)
         for n, host_us, piece_us in zip(tokens, (9.0, 14.0, 13.0, 8.0), (4.0, 6.8, 4.4, 6.8))
     ]
     of_host = [v for v in targets.verdicts(record["rows"], 4) if v.what == targets.HOST]
@@ -146,9 +128,9 @@ def test_readme_table_has_our_times_floors_and_peers(record, tmp_path, capsys):
     assert "| pairs | 128 |" in lines[2] and "**40.0**" in lines[2] and "50.0 NCCL |" in lines[2]
     assert "**46.0**" in lines[2] and "62.7 DeepEP LL* |" in lines[2]
     assert lines[3].startswith("| rows | 4096 |") and lines[4].startswith("| rows Zipf | 4096 |")
-    assert len({line.count("|") for line in lines[:5]}) == 1 and len(
-        lines[0].split("|")
-    ) == 2 + len(readme_table.HEADINGS)
+    assert len({line.count("|") for line in lines[:5]}) == 1 and len(lines[0].split("|")) == 2 + len(
+        readme_table.HEADINGS
+    )
     below = " ".join(lines[lines.index("") + 1 :])
     assert below.startswith("Microseconds on 4 x NVIDIA H200, 2026-11-21, kernels of commit abc (`")
     assert str(file) in below
@@ -221,13 +203,9 @@ def test_the_picture_is_written_as_svg_and_png(record, tmp_path, capsys):
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    "file", ["README.md", "benchmarks/results/2026-11-21-cpu.json", "no/such.json"]
-)
+@pytest.mark.parametrize("file", ["README.md", "benchmarks/results/2026-11-21-cpu.json", "no/such.json"])
 @pytest.mark.parametrize("command", ["table", "merge"])
-def test_files_of_something_else_are_refused_in_a_line(
-    command, file, capsys, monkeypatch, tmp_path
-):
+def test_files_of_something_else_are_refused_in_a_line(command, file, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     more = ["--json", str(tmp_path / "all.json")] if command == "merge" else []
     assert main([command, file, *more]) == 2
@@ -252,11 +230,7 @@ def measured(name):
     before, found, after = text.partition(name)
     table = before.rstrip().rpartition("\n\n")[2]
     paragraph = found + after.partition("\n\n")[0]
-    return (
-        table.splitlines(),
-        paragraph.splitlines(),
-        re.findall(r"`(benchmarks/results/[\w-]+\.json)`", paragraph),
-    )
+    return (table.splitlines(), paragraph.splitlines(), re.findall(r"`(benchmarks/results/[\w-]+\.json)`", paragraph))
 
 
 @pytest.mark.parametrize("n_ranks", [4, 2])
@@ -280,9 +254,7 @@ def test_readme_shows_a_part_of_the_table_of_4_gpus():
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in whole]
     shown = [[cells[i] for i in (0, 1, 2, 5, 6, 9)] for cells in lines]  # without the floors
     text = (ROOT / "README.md").read_text()
-    table = re.findall(
-        r"^\| (?:pairs|rows|expert-major)[^|]*\|.*$", text[text.index("## Measured") :], re.M
-    )
+    table = re.findall(r"^\| (?:pairs|rows|expert-major)[^|]*\|.*$", text[text.index("## Measured") :], re.M)
     assert 4 <= len(table) <= 8
     assert all([cell.strip() for cell in line.split("|")[1:-1]] in shown for line in table)
 

@@ -43,12 +43,8 @@ def test_kernels_of_every_case():
     }
     # small batches use other kernels, and so do large ones with all SMs
     name = "expert-major"
-    assert all(
-        (name, f"{tokens}x1024/16/4:bf16:uniform") in kernels for tokens in (16, 128, 160, 4096)
-    )
+    assert all((name, f"{tokens}x1024/16/4:bf16:uniform") in kernels for tokens in (16, 128, 160, 4096))
     assert all(kernels.values())
     prints = {fingerprint for *_, of, _ in found for _, fingerprint in of}
     assert all(prints)  # otherwise the cache could not keep them
-    assert prints == {fingerprint for *_, of, _ in cases for _, fingerprint in of}, (
-        "kernels that no part compiles"
-    )
+    assert prints == {fingerprint for *_, of, _ in cases for _, fingerprint in of}, "kernels that no part compiles"

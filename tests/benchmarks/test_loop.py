@@ -11,9 +11,7 @@ from benchmarks.shapes import Shape
 SHAPE = Shape(3, 64, 4, 2)
 
 
-def test_each_way_of_giving_arrays_has_a_row_and_a_piece_of_python_beside_it(
-    tmp_path, capsys, monkeypatch
-):
+def test_each_way_of_giving_arrays_has_a_row_and_a_piece_of_python_beside_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(loop, "REPEATS", 3)
     monkeypatch.setattr(loop, "PATIENCE", 0)
     monkeypatch.setattr(loop, "LAYERS", 2)
@@ -24,24 +22,14 @@ def test_each_way_of_giving_arrays_has_a_row_and_a_piece_of_python_beside_it(
     assert {(r["kernels"], r["arrays"]) for r in record["loop"]} == {
         ("ExpertParallel", a) for a in ("same", "new", "layers")
     }
-    assert all(
-        0 < r["p20_us"] <= r["us"] <= r["p80_us"] and r["piece_us"] > 0 for r in record["loop"]
-    )
-    assert {n["kernels"] for n in record["not_run"]} == {
-        "NCCL all-to-all",
-        "NCCL all-gather + reduce-scatter",
-    }
-    assert (
-        "us a pair" in capsys.readouterr().out
-        and results.merged([record, record])["loop"] == record["loop"]
-    )
+    assert all(0 < r["p20_us"] <= r["us"] <= r["p80_us"] and r["piece_us"] > 0 for r in record["loop"])
+    assert {n["kernels"] for n in record["not_run"]} == {"NCCL all-to-all", "NCCL all-gather + reduce-scatter"}
+    assert "us a pair" in capsys.readouterr().out and results.merged([record, record])["loop"] == record["loop"]
 
 
 def addresses(given):
     return [
-        of_rank.data_ptr() if hasattr(of_rank, "data_ptr") else of_rank.ctypes.data
-        for of in given
-        for of_rank in of
+        of_rank.data_ptr() if hasattr(of_rank, "data_ptr") else of_rank.ctypes.data for of in given for of_rank in of
     ]
 
 

@@ -25,15 +25,10 @@ def test_a_record_says_what_was_chosen_and_measured(record):
 
 def test_commits_exist():
     commits = [re.search(r"^- Commit: (\w{7})\s*$", r.values[0], re.M)[1] for r in RECORDS]
-    git = subprocess.run(
-        ["git", "-C", ROOT, "rev-parse", "--is-shallow-repository"], capture_output=True, text=True
-    )
+    git = subprocess.run(["git", "-C", ROOT, "rev-parse", "--is-shallow-repository"], capture_output=True, text=True)
     if git.stdout.strip() != "false":
         pytest.skip("needs the whole history: git fetch --unshallow")
     found = subprocess.run(
-        ["git", "-C", ROOT, "cat-file", "--batch-check"],
-        input="\n".join(commits),
-        capture_output=True,
-        text=True,
+        ["git", "-C", ROOT, "cat-file", "--batch-check"], input="\n".join(commits), capture_output=True, text=True
     )
     assert [line.split()[1] for line in found.stdout.splitlines()] == ["commit"] * len(commits)

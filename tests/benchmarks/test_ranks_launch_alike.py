@@ -25,6 +25,4 @@ def test_contenders_on_a_driver_that_runs_nothing():
         env=os.environ | {"EPMOE_DEVICE": "gpu", "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0 and not done.stderr, done.stderr
-    assert re.fullmatch(
-        r"\d+ launches and meetings of each rank, all alike; \d+ addresses\n", done.stdout
-    )
+    assert re.fullmatch(r"\d+ launches and meetings of each rank, all alike; \d+ addresses\n", done.stdout)

@@ -29,18 +29,10 @@ def met(comes, expired):
     blocks = [machine.alloc(8 * words.n_words, "parameters", rank) for rank in world.ranks]
     for rank in world.ranks:
         flags[rank].write(np.array([0, 0, expired, 0], np.uint32))
-        blocks[rank].write(
-            words.pack({"flags": [f.address for f in flags], "expired": flags[rank].address + 8})
-        )
+        blocks[rank].write(words.pack({"flags": [f.address for f in flags], "expired": flags[rank].address + 8}))
     with machine.hold():
         for rank in comes:
-            machine.launch(
-                meeting_kernel(2, 1),
-                1,
-                32,
-                (blocks[rank].address, 1, rank),
-                stream=world.stream_of(rank),
-            )
+            machine.launch(meeting_kernel(2, 1), 1, 32, (blocks[rank].address, 1, rank), stream=world.stream_of(rank))
     machine.synchronize()
     found = np.array([f.read(np.uint32, (3,)) for f in flags])
     return found[:, :2].tolist(), found[:, 2].tolist()
@@ -55,9 +47,7 @@ def test_nobody_waits_for_a_rank_that_failed():
     assert met((0,), FAILED + 1) == ([[2, 0], [2, 0]], 2 * [FAILED + 1])
 
 
-@pytest.mark.timeout(
-    600
-)  # its two seconds of work are minutes on a machine that has much else to do
+@pytest.mark.timeout(600)  # its two seconds of work are minutes on a machine that has much else to do
 def test_what_a_rank_that_fails_says_to_the_other():
     pytest.importorskip("cuda.bindings")  # not on macOS
     pytest.importorskip("numba_cuda")
@@ -93,8 +83,7 @@ def refused(mine, others, monkeypatch):
 
     monkeypatch.setattr(measure, "times", times)
     contender = SimpleNamespace(
-        phases=("dispatch",),
-        world=SimpleNamespace(tell=lambda value, _: [value, *((error, None) for error in others)]),
+        phases=("dispatch",), world=SimpleNamespace(tell=lambda value, _: [value, *((error, None) for error in others)])
     )
     line = Line()
     with pytest.raises(measure.Refused) as error:
@@ -105,26 +94,11 @@ def refused(mine, others, monkeypatch):
 
 def test_everybody_is_told_the_error_that_the_others_follow_from(monkeypatch):
     left, waited, own = LeftBehind("left"), PeerTimeout("waited"), ValueError("own")
-    of_others = {
-        error: (measure._follows(error), f"{type(error).__name__}: {error}")
-        for error in (left, waited, own)
-    }
-    assert refused(left, [of_others[waited], of_others[own]], monkeypatch) == (
-        "rank 2: ValueError: own",
-        False,
-    )
-    assert refused(left, [None, of_others[waited]], monkeypatch) == (
-        "rank 2: PeerTimeout: waited",
-        False,
-    )
-    assert refused(waited, [None, of_others[left]], monkeypatch) == (
-        "rank 0: PeerTimeout: waited",
-        True,
-    )
-    assert refused(own, [of_others[waited], of_others[left]], monkeypatch) == (
-        "rank 0: ValueError: own",
-        True,
-    )
+    of_others = {error: (measure._follows(error), f"{type(error).__name__}: {error}") for error in (left, waited, own)}
+    assert refused(left, [of_others[waited], of_others[own]], monkeypatch) == ("rank 2: ValueError: own", False)
+    assert refused(left, [None, of_others[waited]], monkeypatch) == ("rank 2: PeerTimeout: waited", False)
+    assert refused(waited, [None, of_others[left]], monkeypatch) == ("rank 0: PeerTimeout: waited", True)
+    assert refused(own, [of_others[waited], of_others[left]], monkeypatch) == ("rank 0: ValueError: own", True)
 
 
 def test_a_peer_that_told_of_an_error_has_failed():
@@ -132,13 +106,4 @@ def test_a_peer_that_told_of_an_error_has_failed():
         return measure.failed_peer(SimpleNamespace(told_already=lambda: told))
 
     assert of({}) is None and of({1: (None, [3.0]), 2: (None, [4.0])}) is None
-    assert (
-        of(
-            {
-                3: ((0, "ValueError: own"), None),
-                1: (None, [3.0]),
-                2: ((2, "LeftBehind: left"), None),
-            }
-        )
-        == 2
-    )
+    assert of({3: ((0, "ValueError: own"), None), 1: (None, [3.0]), 2: ((2, "LeftBehind: left"), None)}) == 2

@@ -55,12 +55,7 @@ def article(tmp_path):
 
 def test_a_page_has_the_lesson_s_text_code_output_and_line_numbers(article):
     page = chapters.page(article)
-    assert [cell.cell_type for cell in page.cells] == [
-        "markdown",
-        "markdown",
-        "code",
-        *["markdown"] * 4,
-    ]
+    assert [cell.cell_type for cell in page.cells] == ["markdown", "markdown", "code", *["markdown"] * 4]
     assert r"2 \*\* 3 \*\* 4, and `a ** b`" in page.cells[1].source
     code = page.cells[2]
     assert code.metadata.first_line == 5
@@ -155,15 +150,11 @@ def test_code_runs_inside_the_page_and_can_be_changed(served):
         page = browser.new_page()
         page.goto(f"{served}/lesson0.html")
         page.get_by_role("button", name="Run").first.click()
-        page.wait_for_function(
-            "document.querySelector('.run-output')?.textContent === '3\\n'", timeout=60000
-        )
+        page.wait_for_function("document.querySelector('.run-output')?.textContent === '3\\n'", timeout=60000)
         page.get_by_role("button", name="Edit").first.click()
         page.get_by_label("Python code").fill("print(6 * 7); 1 / 0")
         page.get_by_role("button", name="Run").first.click()
-        page.wait_for_function(
-            "document.querySelector('.run-output')?.textContent.includes('ZeroDivisionError')"
-        )
+        page.wait_for_function("document.querySelector('.run-output')?.textContent.includes('ZeroDivisionError')")
         assert page.locator(".run-output").inner_text().startswith("42\n")
         browser.close()
 

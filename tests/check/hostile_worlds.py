@@ -86,10 +86,7 @@ def counts_as(change):
     class Changed(NumpyWorld):
         def dispatch(self, input_tokens, topk_ids, **options):
             out = super().dispatch(input_tokens, topk_ids, **options)
-            return [
-                {**of_rank, "row_offsets": change(np.asarray(of_rank["row_offsets"]))}
-                for of_rank in out
-            ]
+            return [{**of_rank, "row_offsets": change(np.asarray(of_rank["row_offsets"]))} for of_rank in out]
 
     return Changed
 

@@ -82,9 +82,7 @@ class NumpyWorld(Implementation):
             absmax = np.fmax.reduce(np.abs(groups), axis=2, initial=np.float32(0))
             scales = np.maximum(absmax, np.float32(1e-4)) / np.float32(448)
             values = np.clip(groups / scales[..., None], -448, 448).astype(ml_dtypes.float8_e4m3fn)
-        values = np.where(np.isnan(values), np.uint8(0x7F), values.view(np.uint8)).view(
-            ml_dtypes.float8_e4m3fn
-        )
+        values = np.where(np.isnan(values), np.uint8(0x7F), values.view(np.uint8)).view(ml_dtypes.float8_e4m3fn)
         return values.reshape(tokens.shape), self.scale_layout(scales)
 
     def scale_layout(self, scales):
@@ -92,10 +90,7 @@ class NumpyWorld(Implementation):
 
     @np.errstate(all="ignore")
     def combine(self, expert_outputs, dispatched, router_weights):
-        return [
-            self.combine_of(rank, expert_outputs, dispatched, router_weights)
-            for rank in range(self.cfg.n_ranks)
-        ]
+        return [self.combine_of(rank, expert_outputs, dispatched, router_weights) for rank in range(self.cfg.n_ranks)]
 
     def combine_of(self, rank, expert_outputs, dispatched, router_weights):
         cfg, ids = self.cfg, self.topk_ids[rank]
@@ -108,9 +103,7 @@ class NumpyWorld(Implementation):
                     recv[t, k] = expert_outputs[owner][row]
         if router_weights is None:
             return self.unreduced(recv, ids)
-        return self.reduce(recv, self.weights(router_weights[rank]), self.takes_part(ids)).astype(
-            recv.dtype
-        )
+        return self.reduce(recv, self.weights(router_weights[rank]), self.takes_part(ids)).astype(recv.dtype)
 
     def unreduced(self, recv, ids):
         return recv

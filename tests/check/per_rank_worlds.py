@@ -14,9 +14,7 @@ class OneRank(NumpyWorld):
 
     def combine(self, expert_outputs, dispatched, router_weights):
         weights = None if router_weights is None else COMM.allgather(router_weights)
-        return super().combine(COMM.allgather(expert_outputs), COMM.allgather(dispatched), weights)[
-            COMM.rank
-        ]
+        return super().combine(COMM.allgather(expert_outputs), COMM.allgather(dispatched), weights)[COMM.rank]
 
 
 class OneRankWrong(OneRank):

@@ -79,23 +79,12 @@ def test_json_says_the_same():
     result = run(f"check {names} --ranks 2 --json --only uneven")
     record = json.loads(result.stdout)
     wrong, right, nobody = record["implementations"]
-    assert (
-        result.returncode == 2
-        and not record["passed"]
-        and "no module 'nobody'" in nobody["verdict"]
-    )
-    assert (
-        right["passed"] and [c["state"] for c in right["cases"]] == ["ok"] and right["n_ranks"] == 2
-    )
+    assert result.returncode == 2 and not record["passed"] and "no module 'nobody'" in nobody["verdict"]
+    assert right["passed"] and [c["state"] for c in right["cases"]] == ["ok"] and right["n_ranks"] == 2
     [case] = wrong["cases"]
     assert (case["case"], case["state"], wrong["passed"]) == ("uneven ranks", "differs", False)
-    assert {(d["what"], d["rank"]) for d in case["differences"]} == {
-        ("row_offsets", 0),
-        ("row_offsets", 1),
-    }
-    assert all(
-        "off by one" in d["cause"] and "prefix sums" in d["rule"] for d in case["differences"]
-    )
+    assert {(d["what"], d["rank"]) for d in case["differences"]} == {("row_offsets", 0), ("row_offsets", 1)}
+    assert all("off by one" in d["cause"] and "prefix sums" in d["rule"] for d in case["differences"])
 
 
 @pytest.mark.parametrize(
@@ -105,10 +94,7 @@ def test_json_says_the_same():
         (["nobody:Class"], "no module 'nobody'"),
         (["wrong_dispatches:Nobody"], "has no 'Nobody'; its classes: SlotOrder, RankOrder, "),
         (["json:dumps"], "must be a class derived from"),
-        (
-            ["per_rank_worlds:OneRank"],
-            "per_rank_worlds:OneRank has one rank a process: start it with `torchrun",
-        ),
+        (["per_rank_worlds:OneRank"], "per_rank_worlds:OneRank has one rank a process: start it with `torchrun"),
         (["reference", "--only", "no such case"], "no case's name contains"),
         (["reference", "--ranks", "2147483648"], "must be at most 21845"),
     ],
@@ -206,11 +192,7 @@ def test_the_kernels_of_a_check_over_processes_are_known_beforehand(tonight):
 def test_without_a_name_this_projects_kernels_are_checked():
     result = run("check --ranks 2 --only 'one slot' --quiet")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert re.findall(r"^PASS (\w+): equal", result.stdout, re.M) == [
-        "kernels",
-        "fused_kernels",
-        "rows",
-    ]
+    assert re.findall(r"^PASS (\w+): equal", result.stdout, re.M) == ["kernels", "fused_kernels", "rows"]
 
 
 def test_a_whole_world_is_refused_under_mpirun():
@@ -223,10 +205,6 @@ def test_a_whole_world_is_refused_under_mpirun():
 def test_without_a_name_under_mpirun_each_process_is_a_rank():
     result = run_ranks("check --only uneven --quiet")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert re.findall(r"^PASS (\w+): equal", result.stdout, re.M) == [
-        "mpi_kernels",
-        "mpi_fused_kernels",
-        "mpi_rows",
-    ]
+    assert re.findall(r"^PASS (\w+): equal", result.stdout, re.M) == ["mpi_kernels", "mpi_fused_kernels", "mpi_rows"]
     result = run_ranks("check mpi_hybrid --only overflow --quiet")
     assert result.returncode == 0, result.stdout + result.stderr

@@ -16,18 +16,9 @@ EMPTY_SLOTS = re.compile(r"^ +weights = np\.where.*\n", re.M)
 
 
 def printed(folder, *command):
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "EPMOE_DEVICE": "sim",
-        "EPMOE_CACHE_DIR": str(folder),
-    }
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "EPMOE_DEVICE": "sim", "EPMOE_CACHE_DIR": str(folder)}
     done = subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=100
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -35,9 +26,7 @@ def printed(folder, *command):
 def test_the_implementation_passes_and_its_mistake_is_told_as_shown(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     code, text = printed(tmp_path, "-m", "epmoe", "check", "mine:Mine", "--quiet")
-    assert code == 0 and text.startswith(
-        "PASS mine:Mine: equal to the reference (14 of 49 cases served, 4 ranks"
-    ), text
+    assert code == 0 and text.startswith("PASS mine:Mine: equal to the reference (14 of 49 cases served, 4 ranks"), text
     assert EMPTY_SLOTS.search(MINE)
     (tmp_path / "wrong.py").write_text(EMPTY_SLOTS.sub("", MINE))
     code, text = printed(tmp_path, "-m", "epmoe", "check", "wrong:Mine", "--only", "slots without")
@@ -67,9 +56,7 @@ def test_random_worlds_find_the_mistake_too(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     code, text = printed(tmp_path, *command)
     assert code == 0, text
-    (tmp_path / "mine.py").write_text(
-        EMPTY_SLOTS.sub("", MINE) + "# of another length: no stale bytecode\n"
-    )
+    (tmp_path / "mine.py").write_text(EMPTY_SLOTS.sub("", MINE) + "# of another length: no stale bytecode\n")
     code, text = printed(tmp_path, *command)
     assert code == 1 and "output is nan" in text, text
 
@@ -81,17 +68,10 @@ def test_the_kernel_runs_and_its_reports_are_those_shown(tmp_path):
 
 
 def test_the_kernel_is_one_for_gpus_too(tmp_path):
-    (tmp_path / "swap.py").write_text(
-        SWAP.partition("\nfor seed in")[0] + "\nprint(exchange(True).ptx())\n"
-    )
+    (tmp_path / "swap.py").write_text(SWAP.partition("\nfor seed in")[0] + "\nprint(exchange(True).ptx())\n")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "EPMOE_DEVICE": "gpu"}
     done = subprocess.run(
-        [sys.executable, "swap.py"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
+        [sys.executable, "swap.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
     assert "red.release.sys.global.add" in done.stdout and "ld.acquire.sys" in done.stdout

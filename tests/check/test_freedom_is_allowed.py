@@ -58,17 +58,12 @@ class Free(Reference):
                     moved[start : start + count] = moved[start : start + count][::-1]
                     start += count
             moved[start:end] = -1
-        spare = np.full(
-            (3, d.output_tokens.shape[1] * d.output_tokens.dtype.itemsize), GARBAGE, np.uint8
-        )
+        spare = np.full((3, d.output_tokens.shape[1] * d.output_tokens.dtype.itemsize), GARBAGE, np.uint8)
         spare = spare.view(d.output_tokens.dtype)
         new.output_tokens = np.concatenate([d.output_tokens[moved], spare])
         new.output_tokens[:n_rows][moved < 0] = spare[0]
         new.src_info = np.concatenate(
-            [
-                d.src_info[np.where(moved < 0, np.arange(n_rows), moved)],
-                np.full((3, 2), 77, np.int32),
-            ]
+            [d.src_info[np.where(moved < 0, np.arange(n_rows), moved)], np.full((3, 2), 77, np.int32)]
         )
         if d.output_scales is not None:
             new.output_scales = self.moved_scales(d, moved)
@@ -90,9 +85,7 @@ class Free(Reference):
             if source >= 0:
                 start = int(d.row_offsets[groups[row]])
                 for k in range(n_scales):
-                    place = (
-                        scale_place(cfg, d, groups[row], at - start, k) for at in (row, int(source))
-                    )
+                    place = (scale_place(cfg, d, groups[row], at - start, k) for at in (row, int(source)))
                     flat[next(place)] = old[next(place)]
         new = new.view(d.output_scales.dtype)
         if cfg.fuse_a_scale_preshuffle:
@@ -138,10 +131,7 @@ def test_tile_rows_past_an_experts_count_are_zero():
 
 @pytest.mark.parametrize(
     "case",
-    [
-        f"{name} with a shared expert"
-        for name in ("fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows")
-    ]
+    [f"{name} with a shared expert" for name in ("fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows")]
     + ["mxfp4_rows with scales in slots"],
 )
 def test_one_wrong_scale_is_found_and_placed(case):

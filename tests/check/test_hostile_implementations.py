@@ -31,9 +31,7 @@ def test_one_that_hangs_in_a_case_is_told_so_and_the_other_cases_run():
     result = run("check hostile_worlds:Hangs --ranks 2 --only slot --timeout 6 --json")
     record = json.loads(result.stdout)["implementations"][0]
     states = {case["case"]: case["state"] for case in record["cases"]}
-    assert (
-        result.returncode == 1 and states.pop("one slot") == "differs" and "ok" in states.values()
-    ), states
+    assert result.returncode == 1 and states.pop("one slot") == "differs" and "ok" in states.values(), states
     assert "differs" not in states.values()
     differences = [d for case in record["cases"] for d in case["differences"]]
     says, *stack = differences[0]["says"].splitlines()
@@ -45,10 +43,7 @@ def test_one_that_hangs_in_a_case_is_told_so_and_the_other_cases_run():
     ("name", "says"),
     [
         ("HangingRank", "'one slot': dispatch of round 1 did not return within 4 s (--timeout)"),
-        (
-            "RaisingRank",
-            "rank 1: differs: combine of round 1 raised ValueError: no memory left; all ranks end",
-        ),
+        ("RaisingRank", "rank 1: differs: combine of round 1 raised ValueError: no memory left; all ranks end"),
         ("LeavingRank", "raised RuntimeError: the implementation ended the process: sys.exit(0)"),
         ("RankThatLeavesAtOnce", "differs: it ended the process: os._exit(0); all ranks end"),
     ],
@@ -56,18 +51,14 @@ def test_one_that_hangs_in_a_case_is_told_so_and_the_other_cases_run():
 @pytest.mark.by_day(2)
 def test_ranks_in_processes_that_hang_or_leave_differ(name, says):
     result = run_ranks(f"check hostile_worlds:{name} --only 'one slot' --timeout 4")
-    assert result.returncode == 1 and says in result.stderr and "PASS" not in result.stdout, (
-        result.stderr
-    )
+    assert result.returncode == 1 and says in result.stderr and "PASS" not in result.stdout, result.stderr
 
 
 @pytest.mark.nightly
 def test_one_that_hangs_always_is_given_up():
     result = run("check hostile_worlds:HangsAlways --ranks 2 --timeout 0.5 --quiet")
     verdict = result.stdout.splitlines()[-1]
-    assert result.returncode == 1 and verdict.startswith(
-        "FAIL hostile_worlds:HangsAlways: 3 of 3"
-    ), result.stdout
+    assert result.returncode == 1 and verdict.startswith("FAIL hostile_worlds:HangsAlways: 3 of 3"), result.stdout
 
 
 def one_case(implementation, only="uneven ranks"):
@@ -126,9 +117,7 @@ def test_one_that_cannot_be_made_here_cannot_be_run():
 def test_serving_no_case_is_no_pass(tmp_path):
     result = run("check hostile_worlds:ServesNothing --ranks 2 --quiet")
     assert result.returncode == 2 and "no case was run" in result.stdout
-    result = pytest_run(
-        tmp_path, "--epmoe-check", "hostile_worlds:ServesNothing", "--epmoe-ranks", "2"
-    )
+    result = pytest_run(tmp_path, "--epmoe-check", "hostile_worlds:ServesNothing", "--epmoe-ranks", "2")
     assert result.returncode == 4 and "it serves none of the 49 cases" in result.stderr
 
 
@@ -136,11 +125,7 @@ def test_serving_no_case_is_no_pass(tmp_path):
 @pytest.mark.by_day(3)
 def test_what_names_no_class_is_refused_in_a_line(name, told):  # noqa: F811
     result = told("check", name)
-    assert (
-        result.returncode == 2
-        and "must be module:Class" in result.stderr
-        and len(result.stderr.splitlines()) == 1
-    )
+    assert result.returncode == 2 and "must be module:Class" in result.stderr and len(result.stderr.splitlines()) == 1
 
 
 def test_a_module_that_fails_while_it_is_imported_cannot_be_run(tmp_path):
@@ -153,6 +138,4 @@ def test_a_module_that_fails_while_it_is_imported_cannot_be_run(tmp_path):
         ("odd", "raised SyntaxError"),
     ):
         result = run(f"check {name}:Mine", cwd=tmp_path)
-        assert (
-            result.returncode == 2 and says in result.stderr and "Traceback" not in result.stderr
-        ), result.stderr
+        assert result.returncode == 2 and says in result.stderr and "Traceback" not in result.stderr, result.stderr

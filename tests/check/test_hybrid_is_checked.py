@@ -23,9 +23,7 @@ def changed(**functions):
             return (*results, handle)
 
         def combine(self, x, handle):
-            return (
-                functions["sums"](x, handle) if "sums" in functions else super().combine(x, handle)
-            )
+            return functions["sums"](x, handle) if "sums" in functions else super().combine(x, handle)
 
         def dispatch_backward(self, grad_hidden, grad_probs, handle):
             grad_x, of_probs = super().dispatch_backward(grad_hidden, grad_probs, handle)
@@ -37,10 +35,7 @@ def changed(**functions):
     def apply(name, handle, of_ranks):
         if name not in functions:
             return of_ranks
-        return [
-            None if a is None else functions[name](handle, rank, a.copy())
-            for rank, a in enumerate(of_ranks)
-        ]
+        return [None if a is None else functions[name](handle, rank, a.copy()) for rank, a in enumerate(of_ranks)]
 
     return Changed
 
@@ -71,9 +66,7 @@ def summed(once=False, descending=False):
             total = np.zeros((len(row_of), x[0].shape[1]), np.float32)
             for rank in range(handle.n_ranks):
                 part = total if once else np.zeros_like(total)
-                local = range(
-                    rank * handle.num_local_experts, (rank + 1) * handle.num_local_experts
-                )
+                local = range(rank * handle.num_local_experts, (rank + 1) * handle.num_local_experts)
                 for e in reversed(local) if descending else local:
                     has = row_of[:, e] >= 0
                     part[has] += x[rank][row_of[has, e]].astype(np.float32)
@@ -89,8 +82,7 @@ def reads_every_row(x, handle):
     """Multiplies the rows that have no token by 0 instead of leaving them out."""
     sums = fused_a2a.hybrid_combine_forward(x, handle)
     unused = sum(
-        np.nansum(rows[token < 0])
-        + np.float32(np.isnan(rows[token < 0].astype(np.float32)).any() * np.nan)
+        np.nansum(rows[token < 0]) + np.float32(np.isnan(rows[token < 0].astype(np.float32)).any() * np.nan)
         for rows, token in zip(x, handle.src_token)
         if (token < 0).any()
     )
@@ -98,12 +90,8 @@ def reads_every_row(x, handle):
 
 
 MISTAKES = {
-    "by src_rank, not by expert first": changed(
-        hidden=reordered("local_expert", "src_token", "src_rank")
-    ),
-    "by token before src_rank inside an expert": changed(
-        hidden=reordered("src_rank", "src_token", "local_expert")
-    ),
+    "by src_rank, not by expert first": changed(hidden=reordered("local_expert", "src_token", "src_rank")),
+    "by token before src_rank inside an expert": changed(hidden=reordered("src_rank", "src_token", "local_expert")),
     "the right rows in another order": changed(hidden=lambda handle, rank, a: a[::-1].copy()),
     "rows without a token are not zero": changed(hidden=dirty_padding),
     "a row's prob is probs[token, its expert]": changed(probs=lambda handle, rank, a: a * 2),
@@ -122,9 +110,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(
-    "n_ranks", [3, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 4))]
-)
+@pytest.mark.parametrize("n_ranks", [3, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 4))])
 def test_the_reference_passes(n_ranks):
     report = check(ReferenceHybrid, n_ranks=n_ranks)
     assert report.passed and len(report.run) == len(report.outcomes), str(report)
@@ -153,16 +139,7 @@ def test_the_place_of_a_wrong_row():
     report = check(MISTAKES["by src_rank, not by expert first"], n_ranks=2, only="exact rows")
     difference = report.failed[0].differences[0]
     assert difference.what == "dispatched_hidden"
-    for word in (
-        "rank ",
-        "expert ",
-        "src_rank ",
-        "token ",
-        "row ",
-        "column ",
-        " is ",
-        "reference ",
-    ):
+    for word in ("rank ", "expert ", "src_rank ", "token ", "row ", "column ", " is ", "reference "):
         assert word in str(difference)
 
 

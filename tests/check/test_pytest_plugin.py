@@ -10,21 +10,9 @@ ROOT = HERE.parents[1]
 
 
 def pytest_run(folder, *arguments):
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
-        "PYTEST_ADDOPTS": "",
-    }
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]), "PYTEST_ADDOPTS": ""}
     return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "epmoe.check.pytest_plugin",
-            "-p",
-            "no:cacheprovider",
-            *arguments,
-        ],
+        [sys.executable, "-m", "pytest", "-p", "epmoe.check.pytest_plugin", "-p", "no:cacheprovider", *arguments],
         capture_output=True,
         text=True,
         cwd=folder,
@@ -34,18 +22,14 @@ def pytest_run(folder, *arguments):
 
 
 def test_a_right_implementation_passes_case_by_case(tmp_path):
-    result = pytest_run(
-        tmp_path, "--epmoe-check", "numpy_world:NumpyWorld", "--epmoe-ranks", "2", "-v"
-    )
+    result = pytest_run(tmp_path, "--epmoe-check", "numpy_world:NumpyWorld", "--epmoe-ranks", "2", "-v")
     assert result.returncode == 0, result.stdout
     assert "numpy_world:NumpyWorld[a hot expert] PASSED" in result.stdout
     assert "22 passed" in result.stdout
 
 
 def test_a_wrong_one_fails_in_words_and_beside_the_projects_own_tests(tmp_path):
-    (tmp_path / "pytest.ini").write_text(
-        "[pytest]\nepmoe_check =\n    wrong_dispatches:SrcInfoSwapped\n"
-    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nepmoe_check =\n    wrong_dispatches:SrcInfoSwapped\n")
     (tmp_path / "test_mine.py").write_text("def test_mine():\n    pass\n")
     result = pytest_run(tmp_path, "--epmoe-ranks", "2")
     assert result.returncode == 1
@@ -60,11 +44,7 @@ def test_what_cannot_be_run_is_refused_in_words(tmp_path):
         (["numpy_world:NumpyWorld", "--epmoe-ranks", "0"], "n_ranks=0 must be at least 1"),
     ):
         result = pytest_run(tmp_path, "--epmoe-check", *arguments)
-        assert (
-            result.returncode == 4
-            and words in result.stderr
-            and "INTERNALERROR" not in result.stdout
-        )
+        assert result.returncode == 4 and words in result.stderr and "INTERNALERROR" not in result.stdout
 
 
 def test_one_that_hangs_or_cannot_be_made_fails_in_words(tmp_path):

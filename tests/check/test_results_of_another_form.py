@@ -12,9 +12,7 @@ from epmoe_ref.errors import EPValueError
 
 class Form(Implementation):
     def dispatch(self, input_tokens, topk_ids):
-        return self.formed(
-            [vars(d).copy() for d in epmoe_ref.dispatch(self.cfg, input_tokens, topk_ids)]
-        )
+        return self.formed([vars(d).copy() for d in epmoe_ref.dispatch(self.cfg, input_tokens, topk_ids)])
 
     def combine(self, expert_outputs, dispatched, router_weights):
         return None
@@ -57,25 +55,13 @@ def right(results):
 @pytest.mark.parametrize(
     ("formed", "words"),
     [
-        (
-            none,
-            "dispatch returned None; a list over the 2 ranks is needed, of dicts or objects with output_tokens",
-        ),
+        (none, "dispatch returned None; a list over the 2 ranks is needed, of dicts or objects with output_tokens"),
         (too_few, "dispatch returned 1 result; a list over the 2 ranks"),
         (one_dict, "dispatch returned a dict; a list over the 2 ranks"),
-        (
-            other_names,
-            "rank 0: dispatch's result has no output_tokens, row_offsets, src_info; it has tokens",
-        ),
-        (
-            narrow("output_tokens"),
-            "rank 0: output_tokens is bfloat16 (26, 127), reference bfloat16 (26, 128)",
-        ),
+        (other_names, "rank 0: dispatch's result has no output_tokens, row_offsets, src_info; it has tokens"),
+        (narrow("output_tokens"), "rank 0: output_tokens is bfloat16 (26, 127), reference bfloat16 (26, 128)"),
         (narrow("src_info"), "rank 0: src_info is int32 (26, 1), reference int32 (26, 2)"),
-        (
-            right,
-            "combine returned None; a list over the 2 ranks is needed, of arrays [num_tokens, hidden]",
-        ),
+        (right, "combine returned None; a list over the 2 ranks is needed, of arrays [num_tokens, hidden]"),
     ],
 )
 def test_the_form_is_named(formed, words):
@@ -89,11 +75,7 @@ def test_the_form_is_named(formed, words):
 @pytest.mark.parametrize(
     ("name", "dtype", "words"),
     [
-        (
-            "src_info",
-            "int64",
-            "src_info is int64 (26, 2), reference int32 (26, 2)\n      rule: src_info holds int32",
-        ),
+        ("src_info", "int64", "src_info is int64 (26, 2), reference int32 (26, 2)\n      rule: src_info holds int32"),
         (
             "output_tokens",
             "float32",
@@ -115,9 +97,7 @@ def test_a_method_that_is_missing_is_named_before_anything_runs():
         def combine(self, expert_outputs, dispatched, router_weights):
             return []
 
-    with pytest.raises(
-        EPValueError, match=r"Half has no method dispatch\(self, input_tokens, topk_ids"
-    ):
+    with pytest.raises(EPValueError, match=r"Half has no method dispatch\(self, input_tokens, topk_ids"):
         check(Half)
 
 
@@ -143,10 +123,7 @@ def reshaped(base, function, at, change):
             return [vars(r) | {at: change(getattr(r, at))} for r in result]
         if isinstance(result, list):
             return [change(r) for r in result]
-        return tuple(
-            [change(r) for r in of] if i == at and of is not None else of
-            for i, of in enumerate(result)
-        )
+        return tuple([change(r) for r in of] if i == at and of is not None else of for i, of in enumerate(result))
 
     def method(self, *arguments, **options):
         return changed(getattr(base, function)(self, *arguments, **options))

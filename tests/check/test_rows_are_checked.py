@@ -16,18 +16,14 @@ def changed(**functions):
         def dispatch(self, x, token_indices, token_probs, num_experts):
             *results, handle = super().dispatch(x, token_indices, token_probs, num_experts)
             results = [
-                [functions[name](rank, part.copy()) for rank, part in enumerate(parts)]
-                if name in functions
-                else parts
+                [functions[name](rank, part.copy()) for rank, part in enumerate(parts)] if name in functions else parts
                 for name, parts in zip(names, results)
             ]
             return (*results, handle)
 
         def combine(self, x, handle):
             combined = super().combine(x, handle)
-            return (
-                functions["combined"](x, handle, combined) if "combined" in functions else combined
-            )
+            return functions["combined"](x, handle, combined) if "combined" in functions else combined
 
     return Changed
 
@@ -64,23 +60,15 @@ def lost(rows):
 
 
 MISTAKES = {
-    "prob not zero where the id is -1": changed(
-        recv_token_probs=lambda rank, p: np.where(p == 0, np.float32(0.5), p)
-    ),
-    "local ids, each at its k": changed(
-        recv_token_indices=lambda rank, i: np.where(i >= 0, i + 3 * rank, i)
-    ),
+    "prob not zero where the id is -1": changed(recv_token_probs=lambda rank, p: np.where(p == 0, np.float32(0.5), p)),
+    "local ids, each at its k": changed(recv_token_indices=lambda rank, i: np.where(i >= 0, i + 3 * rank, i)),
     "by src_rank, then token": changed(recv_x=lambda rank, x: x[::-1]),
     "the number of (row, k) pairs": changed(tokens_per_expert=lambda rank, n: n + 1),
     "each row holds its neighbour's payload": changed(recv_x=lambda rank, x: np.roll(x, 1, axis=0)),
     "the last columns of the rows are lost": changed(recv_x=lambda rank, x: lost(x)),
-    "the last columns of the output are lost": changed(
-        combined=lambda x, handle, sums: [lost(s) for s in sums]
-    ),
+    "the last columns of the output are lost": changed(combined=lambda x, handle, sums: [lost(s) for s in sums]),
     "zeros have the wrong sign": changed(
-        combined=lambda x, handle, sums: [
-            np.where(s == 0, -np.abs(s), s).astype(s.dtype) for s in sums
-        ]
+        combined=lambda x, handle, sums: [np.where(s == 0, -np.abs(s), s).astype(s.dtype) for s in sums]
     ),
     "sum over ranks ascending, in float32": changed(combined=bf16_sum),
     "sum over ranks ascending": changed(combined=descending_sum),
@@ -112,17 +100,13 @@ def test_inputs_are_read_only():
             return result
 
     report = check(Writes, n_ranks=2)
-    assert {(d.what, d.says) for o in report.failed for d in o.differences} == {
-        ("token_probs", "was written to")
-    }
+    assert {(d.what, d.says) for o in report.failed for d in o.differences} == {("token_probs", "was written to")}
 
 
 def test_gradients_are_compared_where_there_are_any():
     class Wrong(ReferenceRows):
         def dispatch_backward(self, grad_recv_x, grad_recv_token_probs, handle):
-            grad_x, grad_probs = super().dispatch_backward(
-                grad_recv_x, grad_recv_token_probs, handle
-            )
+            grad_x, grad_probs = super().dispatch_backward(grad_recv_x, grad_recv_token_probs, handle)
             return grad_x, [g * 2 for g in grad_probs]
 
         def combine_backward(self, grad_combined_x, handle):

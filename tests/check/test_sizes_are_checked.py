@@ -60,10 +60,7 @@ TILED = [f"{token_format}, many rows" for token_format in ("nvfp4", "mxfp4", "mx
 def test_wrong_scales_of_many_rows_differ(implementation, cases):
     for case in cases:
         report = check(implementation, only=case)
-        assert {d.what for o in report.failed for d in o.differences} <= {
-            "output_scales",
-            "scales_offset",
-        }
+        assert {d.what for o in report.failed for d in o.differences} <= {"output_scales", "scales_offset"}
         assert report.failed, str(report)
 
 

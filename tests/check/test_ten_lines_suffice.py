@@ -21,10 +21,7 @@ def library():
         top_k, hidden = topk_ids[0].shape[1], input_tokens[0].shape[1]
         state["world"] = NumpyWorld(EPConfig(len(topk_ids), n_experts, top_k, hidden, 64))
         state["results"] = state["world"].dispatch(input_tokens, topk_ids)
-        return (
-            [r[name] for r in state["results"]]
-            for name in ("output_tokens", "row_offsets", "src_info")
-        )
+        return ([r[name] for r in state["results"]] for name in ("output_tokens", "row_offsets", "src_info"))
 
     def combine(expert_outputs, router_weights):
         return state["world"].combine(expert_outputs, state["results"], router_weights)
@@ -59,7 +56,5 @@ def test_two_results_can_be_compared_without_running_anything():
     tokens = [np.zeros((3, 8), ml_dtypes.bfloat16)] * 2
     ids = [np.array([[0, 1], [2, 3], [1, 2]], np.int32)] * 2
     want = epmoe_ref.dispatch(cfg, tokens, ids)
-    assert (
-        epmoe.check.compare_dispatched_world(cfg, NumpyWorld(cfg).dispatch(tokens, ids), want) == []
-    )
+    assert epmoe.check.compare_dispatched_world(cfg, NumpyWorld(cfg).dispatch(tokens, ids), want) == []
     assert epmoe.check.report([]) == "no difference"

@@ -12,10 +12,7 @@ from epmoe.check.causes import OR
 
 # class -> (array that differs, words of its likely cause or of what the message says)
 MISTAKES = {
-    "SlotOrder": (
-        "output_tokens",
-        "payload and src_info of a segment's rows do not belong together",
-    ),
+    "SlotOrder": ("output_tokens", "payload and src_info of a segment's rows do not belong together"),
     "RankOrder": ("src_info", "in another order of src_ranks"),
     "DoubleRounding": ("output", "double rounding: the sum is rounded to"),
     "MinusOneIsZero": ("recv_count", "-1 was treated as expert 0"),
@@ -33,10 +30,7 @@ MISTAKES = {
     "LastTokenLost": ("recv_count", "the last token of each src_rank is left out"),
     "FirstSlotOnly": ("recv_count", "only k = 0 of each token is sent"),
     "ExpertsInTurn": ("recv_count", "experts were dealt to the ranks in turn"),
-    "OtherRanksPayload": (
-        "output_tokens",
-        "each row holds the token with its number of another src_rank",
-    ),
+    "OtherRanksPayload": ("output_tokens", "each row holds the token with its number of another src_rank"),
     "NoFloor": ("output_scales", "the floor is missing"),
     "ReciprocalScales": ("output_scales", "the scales are reciprocals"),
     "NanIsZero": ("output_tokens", "NaN is lost"),
@@ -62,10 +56,7 @@ MISTAKES = {
     "OutputsBeside": ("output", "each (token, k) has the row next to its own"),
     "LastColumnsLost": ("output_tokens", "the last columns of the rows are lost"),
     "LastSumsLost": ("output", "the last columns of the output are lost"),
-    "RoomForThree": (
-        "recv_count",
-        "rows beyond a fixed number for each (expert, src_rank) are left out",
-    ),
+    "RoomForThree": ("recv_count", "rows beyond a fixed number for each (expert, src_rank) are left out"),
     "SortedByToken": ("src_info", "an expert's rows are not grouped by src_rank"),
     "WritesInput": ("topk_ids", "was written to"),
     "WeightsRounded": ("output", "the weights are rounded to bf16"),
@@ -118,25 +109,13 @@ def test_no_other_mistake_is_named(name, reports):
 def test_the_messages_are_as_many_as_the_mistakes(reports):
     def told(report):
         texts = [str(d) for o in report.failed for d in o.differences if OR not in d.cause]
-        return {
-            name for name, (_, words) in MISTAKES.items() if any(words in text for text in texts)
-        }
+        return {name for name, (_, words) in MISTAKES.items() if any(words in text for text in texts)}
 
     assert {name: told(reports(name)) for name in MISTAKES} == {name: {name} for name in MISTAKES}
 
 
 def test_a_difference_says_rank_expert_src_rank_token_k_column_and_both_values(reports):
     difference = reports("SlotOrder").failed[0].differences[0]
-    for word in (
-        "rank ",
-        "expert ",
-        "src_rank ",
-        "token ",
-        " k ",
-        "row ",
-        "column ",
-        " is ",
-        "reference ",
-    ):
+    for word in ("rank ", "expert ", "src_rank ", "token ", " k ", "row ", "column ", " is ", "reference "):
         assert word in str(difference)
     assert "rows swapped within a segment: allowed" in str(difference)

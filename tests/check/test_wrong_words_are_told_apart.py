@@ -23,10 +23,7 @@ MISTAKES = {
     "SignalsResetInHalf": ("dispatch_recv_count", "only 32 bits of the words"),
     "NoSignalOfZero": ("dispatch_recv_count", "signals of count 0 are not sent"),
     "CountTooLarge": ("dispatch_recv_count", "the counts are one too large"),
-    "CountOfAllExperts": (
-        "combine_recv_count",
-        "the count of all experts of the rank is sent to each",
-    ),
+    "CountOfAllExperts": ("combine_recv_count", "the count of all experts of the rank is sent to each"),
     "SignalsAtTheReceiver": ("dispatch_recv_count", "the signals lie at the receiver's rank"),
     "LocalExpertIds": ("dispatch_recv_buf", "topk_info holds local expert ids"),
     "SlotForToken": ("dispatch_recv_buf", "src_info holds k;"),
@@ -52,17 +49,13 @@ MISTAKES = {
     "RowsInAnotherSlot": ("combine_recv_buf", "rows lie at another k"),
     "RowsAtTheNextToken": ("combine_recv_buf", "rows lie at another token"),
 }
-CASES = {
-    "PaddingNotCounted": "fp8_blockwise with a shared expert",
-    "SharedRowsNotCounted": "a shared expert",
-}
+CASES = {"PaddingNotCounted": "fp8_blockwise with a shared expert", "SharedRowsNotCounted": "a shared expert"}
 
 
 @pytest.fixture(scope="module")
 def reports():
     return {
-        name: check(getattr(wrong_words, name), n_ranks=3, only=CASES.get(name, "uneven ranks"))
-        for name in MISTAKES
+        name: check(getattr(wrong_words, name), n_ranks=3, only=CASES.get(name, "uneven ranks")) for name in MISTAKES
     }
 
 
@@ -77,9 +70,7 @@ def test_right_words_pass(n_ranks):
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_wrong_word_is_named(name, reports):
     what, said = MISTAKES[name]
-    named = [
-        d for o in reports[name].failed for d in o.differences if d.what == what and said in d.cause
-    ]
+    named = [d for o in reports[name].failed for d in o.differences if d.what == what and said in d.cause]
     assert named, str(reports[name])
     assert named[0].rule and " after " in named[0].says and ", wanted " in named[0].says
 
@@ -87,12 +78,7 @@ def test_a_wrong_word_is_named(name, reports):
 @pytest.mark.parametrize("name", MISTAKES)
 def test_no_other_wrong_word_is_named(name, reports):
     said = MISTAKES[name][1]
-    causes = {
-        d.cause
-        for o in reports[name].failed
-        for d in o.differences
-        if d.cause and d.what == MISTAKES[name][0]
-    }
+    causes = {d.cause for o in reports[name].failed for d in o.differences if d.cause and d.what == MISTAKES[name][0]}
     assert all(said in cause for cause in causes), causes
     assert any(OR not in cause for cause in causes), causes
 
@@ -113,10 +99,7 @@ def test_a_difference_says_region_indices_both_values_and_the_rule(reports):
 def test_memory_of_another_shape_or_name_is_a_difference():
     class Odd(WordWorld):
         def buffers(self):
-            return {
-                "recv_buf": self.recv_buf,
-                "combine_recv_count": self.back_count.astype(np.int64),
-            }
+            return {"recv_buf": self.recv_buf, "combine_recv_count": self.back_count.astype(np.int64)}
 
     text = str(check(Odd, n_ranks=2))
     assert "gave 'recv_buf'; there are dispatch_recv_buf" in text
@@ -130,10 +113,7 @@ def test_memory_that_is_not_as_before_the_first_round_is_a_difference():
             self.recv_count[:] = 0
 
     text = str(check(Full, n_ranks=2, only="uneven"))
-    assert (
-        "dispatch_recv_count [local_expert 0, src_rank 0] at the start is 0, wanted MAX_FINITE"
-        in text
-    )
+    assert "dispatch_recv_count [local_expert 0, src_rank 0] at the start is 0, wanted MAX_FINITE" in text
 
 
 def test_without_halves_words_are_compared_after_dispatch_and_after_combine():
@@ -160,9 +140,7 @@ def test_some_halves_without_the_others_are_refused():
     class Half(NumpyWorld):
         dispatch_async = WordWorld.dispatch_async
 
-    with pytest.raises(
-        EPValueError, match="Half has dispatch_async; all four of dispatch_async, dispatch_wait"
-    ):
+    with pytest.raises(EPValueError, match="Half has dispatch_async; all four of dispatch_async, dispatch_wait"):
         check(Half, n_ranks=2)
 
     class Nothing(Implementation):

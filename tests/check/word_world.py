@@ -24,9 +24,7 @@ class WordWorld(NumpyWorld):
         self.fmt, self.L = fmt, L
         tokens, E = cfg.max_tokens_per_rank, cfg.n_experts
         self.recv_buf = np.full((n, L, n, tokens, fmt.msg_size()), 0x5A, np.uint8)
-        self.back_buf = np.full(
-            (n, tokens, cfg.top_k, cfg.hidden * cfg.combine_itemsize), 0x5A, np.uint8
-        )
+        self.back_buf = np.full((n, tokens, cfg.top_k, cfg.hidden * cfg.combine_itemsize), 0x5A, np.uint8)
         self.recv_count = np.full((n, L, n), MAX_FINITE, np.uint64)
         self.back_count = np.full((n, L, n), MAX_FINITE, np.uint64)
         self.words = np.zeros((n, 8 * E + 12), np.int32)
@@ -94,16 +92,12 @@ class WordWorld(NumpyWorld):
             for src in range(cfg.n_ranks):
                 for slot in range(counts[local, src]):
                     message = payloads[row] = self.recv_buf[rank, local, src, slot]
-                    ids = (
-                        message[self.fmt.topk_info_offset() :][: 2 * cfg.top_k].view("<u2").tolist()
-                    )
+                    ids = message[self.fmt.topk_info_offset() :][: 2 * cfg.top_k].view("<u2").tolist()
                     t = int(message[self.fmt.src_info_offset() :][:4].view("<i4")[0])
                     info[row] = t, ids.index(rank * L + local) if rank * L + local in ids else -1
                     row += 1
                 i = local * cfg.n_ranks + src
-                self.words[rank, self.at["A"] + 2 * i :][:2] = self.entry(
-                    rank, row, counts, local, src, offsets
-                )
+                self.words[rank, self.at["A"] + 2 * i :][:2] = self.entry(rank, row, counts, local, src, offsets)
                 self.words[rank, self.at["B"] + i] = counts[local, : src + 1].sum()
         self.words[rank, self.at["C"] :][:L] = 7
         self.reset_after_dispatch(rank)
@@ -133,9 +127,7 @@ class WordWorld(NumpyWorld):
                         if at is not None:
                             self.back_buf[at] = rows[row]
                     self.signal_back(rank, src, local, count)
-                    self.words[rank, self.at["finished"] + i] = (
-                        count  # allowed until combine_wait has ended
-                    )
+                    self.words[rank, self.at["finished"] + i] = count  # allowed until combine_wait has ended
 
     def combine_wait(self, router_weights):
         out = []
@@ -179,9 +171,7 @@ class WordWorld(NumpyWorld):
         message = self.recv_buf[at]
         message[: len(payload)] = payload
         message[self.fmt.src_info_offset() :][:4] = np.array([token], "<i4").view(np.uint8)
-        message[self.fmt.topk_info_offset() :][: 2 * self.cfg.top_k] = (
-            np.asarray(ids).astype("<u2").view(np.uint8)
-        )
+        message[self.fmt.topk_info_offset() :][: 2 * self.cfg.top_k] = np.asarray(ids).astype("<u2").view(np.uint8)
 
     def signal(self, rank, dst, local, count):
         self.recv_count[dst, local, rank] = count

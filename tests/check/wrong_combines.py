@@ -107,18 +107,14 @@ class ByExpert(NumpyWorld):
 
     def reduce(self, recv, weights, takes_part):
         token = np.arange(len(recv))[:, None]
-        return super().reduce(
-            recv[token, self.order], weights[token, self.order], takes_part[token, self.order]
-        )
+        return super().reduce(recv[token, self.order], weights[token, self.order], takes_part[token, self.order])
 
 
 class WeightsByExpert(ByExpert):
     """Uses a token's weights in the order of its expert ids."""
 
     def reduce(self, recv, weights, takes_part):
-        return NumpyWorld.reduce(
-            self, recv, np.take_along_axis(np.nan_to_num(weights), self.order, 1), takes_part
-        )
+        return NumpyWorld.reduce(self, recv, np.take_along_axis(np.nan_to_num(weights), self.order, 1), takes_part)
 
 
 class RanksFirst(NumpyWorld):

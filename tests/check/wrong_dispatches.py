@@ -115,9 +115,7 @@ class NoFloor(NumpyWorld):
         values, scales = super().encode(tokens)
         if scales is None:
             return values, None
-        absmax = np.fmax.reduce(
-            np.abs(tokens.astype(np.float32).reshape(len(tokens), -1, 128)), axis=2, initial=0
-        )
+        absmax = np.fmax.reduce(np.abs(tokens.astype(np.float32).reshape(len(tokens), -1, 128)), axis=2, initial=0)
         return values, (absmax.T / np.float32(448)).astype(np.float32)
 
 
@@ -129,9 +127,7 @@ class ReciprocalScales(NumpyWorld):
 class NanIsZero(NumpyWorld):
     def encode(self, tokens):
         values, scales = super().encode(tokens)
-        return values if scales is None else np.where(np.isnan(values), 0, values).astype(
-            values.dtype
-        ), scales
+        return values if scales is None else np.where(np.isnan(values), 0, values).astype(values.dtype), scales
 
 
 class ThroughHalf(NumpyWorld):
@@ -140,9 +136,7 @@ class ThroughHalf(NumpyWorld):
     def encode(self, tokens):
         values, scales = super().encode(tokens)
         with np.errstate(all="ignore"):
-            return (
-                values.astype(np.float16).astype(values.dtype) if scales is None else values
-            ), scales
+            return (values.astype(np.float16).astype(values.dtype) if scales is None else values), scales
 
 
 class NeighboursSwapped(NumpyWorld):
@@ -195,9 +189,7 @@ class SortedByToken(NumpyWorld):
     def dispatch_of(self, rank, *given):
         d = super().dispatch_of(rank, *given)
         ends = np.cumsum(d["recv_count"].sum(axis=1))
-        for first, last in zip(
-            d["row_offsets"], d["row_offsets"].astype(int)[:-1] + np.diff([0, *ends])
-        ):
+        for first, last in zip(d["row_offsets"], d["row_offsets"].astype(int)[:-1] + np.diff([0, *ends])):
             order = first + np.argsort(d["src_info"][first:last, 0], kind="stable")
             for name in ("src_info", "output_tokens"):
                 d[name] = d[name].copy()

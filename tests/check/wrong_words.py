@@ -145,9 +145,7 @@ class RowsWithinTheExpert(WordWorld):
 class PaddingNotCounted(WordWorld):
     def entry(self, rank, end, counts, local, src, offsets):
         before = counts[:local].sum() + counts[local, : src + 1].sum()
-        return READY + before + (
-            len(self.tokens[rank]) if self.cfg.fused_shared_expert else 0
-        ), counts[local, src]
+        return READY + before + (len(self.tokens[rank]) if self.cfg.fused_shared_expert else 0), counts[local, src]
 
 
 class SharedRowsNotCounted(WordWorld):

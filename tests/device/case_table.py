@@ -11,14 +11,7 @@ import numpy as np
 from epmoe import device
 
 OUT = 4096
-DTYPE = {
-    "u8": np.uint8,
-    "u16": np.uint16,
-    "i32": np.int32,
-    "u32": np.uint32,
-    "u64": np.uint64,
-    "f32": np.float32,
-}
+DTYPE = {"u8": np.uint8, "u16": np.uint16, "i32": np.int32, "u32": np.uint32, "u64": np.uint64, "f32": np.float32}
 PTX = {"u8": "u8", "u16": "u16", "i32": "s32", "u32": "u32", "u64": "u64", "f32": "f32"}
 SCOPES = ("cta", "gpu", "sys")
 

@@ -221,10 +221,7 @@ def fences(op):
     def fence(params, num_tokens, my_rank):
         store_i32(params + u64(OUT) + u64(4 * thread_idx()), thread_idx())
         op()
-        store_i32(
-            params + u64(OUT) + u64(4 * thread_idx()),
-            load_i32(params + u64(OUT) + u64(4 * thread_idx())) + 1,
-        )
+        store_i32(params + u64(OUT) + u64(4 * thread_idx()), load_i32(params + u64(OUT) + u64(4 * thread_idx())) + 1)
 
     return fence
 

@@ -36,10 +36,7 @@ def ternary(op):
         i = thread_idx()
         if i < num_tokens:
             a, b = load_f32(params + u64(4 * i)), load_f32(params + u64(4 * (num_tokens + i)))
-            store_f32(
-                params + u64(OUT) + u64(4 * i),
-                op(a, b, load_f32(params + u64(4 * (2 * num_tokens + i)))),
-            )
+            store_f32(params + u64(OUT) + u64(4 * i), op(a, b, load_f32(params + u64(4 * (2 * num_tokens + i)))))
 
     return apply
 
@@ -77,19 +74,14 @@ number(
     [0, 5, -1, 16777217, 16777219, 2**31 - 1],
     [0, 5, -1, 16777216, 16777220, 2**31],
 )
-BITS = np.array(
-    [0, 0x80000000, 0x3F800000, 0x00000001, 0x807FFFFF, 0x7F800000, 0xFF800000, 0x4049_0FDB],
-    np.uint32,
-)
+BITS = np.array([0, 0x80000000, 0x3F800000, 0x00000001, 0x807FFFFF, 0x7F800000, 0xFF800000, 0x4049_0FDB], np.uint32)
 number("u32_as_f32", r"mov\.b32 %f\d+, %r\d+", "u32", "f32", BITS, BITS.view(np.float32))
 number("f32_as_u32", r"mov\.b32 %r\d+, %f\d+", "f32", "u32", BITS.view(np.float32), BITS)
 PAIRS = np.array([0x3F80C000, 0x00018001, 0x7F80FF80, 0x12345678, 0x0001FFFF], np.uint32)
 number("bf16_lo", r"shl\.b32 t, %r\d+, 16", "u32", "f32", PAIRS, (PAIRS << 16).view(np.float32))
 _high = (PAIRS & np.uint32(0xFFFF0000)).view(np.float32)
 number("bf16_hi", r"and\.b32 t, %r\d+, 0xffff0000", "u32", "f32", PAIRS, _high)
-HALF_PAIRS = np.array(
-    [0x3C00C000, 0x00018001, 0x7C00FC00, 0x12345678, 0x0001FFFF, 0x03FF0400], np.uint32
-)
+HALF_PAIRS = np.array([0x3C00C000, 0x00018001, 0x7C00FC00, 0x12345678, 0x0001FFFF, 0x03FF0400], np.uint32)
 for _half, _shift in (("lo", 0), ("hi", 16)):
     _values = (HALF_PAIRS >> _shift).astype(np.uint16).view(np.float16).astype(np.float32)
     number("f16_" + _half, r"cvt\.f32\.f16 %f\d+, " + _half[0], "u32", "f32", HALF_PAIRS, _values)
@@ -152,11 +144,7 @@ def exactly_rounded(a, b, c):
     guess = np.float32(float(exact))
     if not np.isfinite(guess):
         return guess
-    near = [
-        guess,
-        np.nextafter(guess, np.float32(np.inf)),
-        np.nextafter(guess, np.float32(-np.inf)),
-    ]
+    near = [guess, np.nextafter(guess, np.float32(np.inf)), np.nextafter(guess, np.float32(-np.inf))]
     return min(
         (x for x in near if np.isfinite(x)),
         key=lambda x: (abs(Fraction(float(x)) - exact), int(np.float32(x).view(np.uint32)) & 1),
@@ -185,13 +173,8 @@ with np.errstate(all="ignore"):
     number2("max_f32", r"max\.f32 ", "f32", A, B, _max)
     number2("min_f32", r"min\.f32 ", "f32", A, B, _min)
     number("abs_f32", r"abs\.f32 ", "f32", "f32", A, np.abs(A))
-    _x = np.array(
-        [0.0, -0.0, 1.0, -1.0, 0.5, 10.0, -10.0, 80.0, -80.0, 1e-8, 3.3, -7.7], np.float32
-    )
-    for _name, _text, _power in (
-        ("exp", r"ex2\.approx", np.exp),
-        ("ex2_approx", r"ex2\.approx\.f32 ", np.exp2),
-    ):
+    _x = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 10.0, -10.0, 80.0, -80.0, 1e-8, 3.3, -7.7], np.float32)
+    for _name, _text, _power in (("exp", r"ex2\.approx", np.exp), ("ex2_approx", r"ex2\.approx\.f32 ", np.exp2)):
         _exact = _power(_x.astype(np.float64)).astype(np.float32)
         number(_name, _text, "f32", "f32", _x, _exact, close=True)
 MASKS = [0, 1, 2, 0x80000000, 0xFFFFFFFF, 0x00F0, 0x7FFFFFFF]

@@ -81,11 +81,7 @@ for _ty in ("i32", "u32", "u64", "f32"):
             "shared_%s_%s" % (_kind, _ty),
             r"%s\.shared\.%s" % (INSTRUCTION[_kind], PTX[_ty]),
             goes_through_shared(
-                _load,
-                _store,
-                intrinsic("shared_load_" + _ty),
-                intrinsic("shared_store_" + _ty),
-                DTYPE[_ty]().itemsize,
+                _load, _store, intrinsic("shared_load_" + _ty), intrinsic("shared_store_" + _ty), DTYPE[_ty]().itemsize
             ),
             _data,
             _data[::-1].copy(),
@@ -100,13 +96,7 @@ def sixteen_through_shared(op_load, op_store):
         base = word_dynamic_shared()
         i = thread_idx()
         p = params + u64(16 * i)
-        op_store(
-            base + u32(16 * i),
-            load_u32(p),
-            load_u32(p + u64(4)),
-            load_u32(p + u64(8)),
-            load_u32(p + u64(12)),
-        )
+        op_store(base + u32(16 * i), load_u32(p), load_u32(p + u64(4)), load_u32(p + u64(8)), load_u32(p + u64(12)))
         syncthreads()
         q = op_load(base + u32(16 * (15 - i)))
         store16(params + u64(OUT) + u64(16 * i), q[0], q[1], q[2], q[3])
@@ -137,13 +127,7 @@ def tells_addresses(params, num_tokens, my_rank):
 
 
 word_shared_load = intrinsic("shared_load_i32")
-case(
-    "shared_addr",
-    r"cvta\.to\.shared\.u64",
-    tells_addresses,
-    np.zeros(1, np.int32),
-    np.array([7, 9], np.int32),
-)
+case("shared_addr", r"cvta\.to\.shared\.u64", tells_addresses, np.zeros(1, np.int32), np.array([7, 9], np.int32))
 
 
 @kernel()
@@ -170,9 +154,7 @@ case(
 )
 
 
-w_init, w_expect, w_arrive, w_try = [
-    intrinsic("mbar_" + n) for n in ("init", "expect_tx", "arrive", "try_wait")
-]
+w_init, w_expect, w_arrive, w_try = [intrinsic("mbar_" + n) for n in ("init", "expect_tx", "arrive", "try_wait")]
 w_bulk_load = intrinsic("bulk_load")
 w_bulk_store, w_commit = intrinsic("bulk_store"), intrinsic("bulk_commit")
 w_wait, w_wait_read = intrinsic("bulk_wait"), intrinsic("bulk_wait_read")
@@ -236,11 +218,4 @@ def elects(params, num_tokens, my_rank):
 
 
 device_popc, device_ballot = intrinsic("popc"), intrinsic("ballot")
-case(
-    "elect_one",
-    r"elect\.sync",
-    elects,
-    np.zeros(1, np.int32),
-    np.array([1, 1, 1, 1], np.int32),
-    block=64,
-)
+case("elect_one", r"elect\.sync", elects, np.zeros(1, np.int32), np.array([1, 1, 1, 1], np.int32), block=64)

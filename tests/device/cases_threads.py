@@ -153,13 +153,7 @@ for _name, _text, _ty, _in, _expected, *_lane in (
         np.repeat(np.bitwise_or.reduce(WARPS.astype(np.uint32), axis=1), 32),
     ),
     ("inclusive_sum_i32", r"@p add\.s32 s, s, t", "i32", VALUES, WARPS.cumsum(1).ravel()),
-    (
-        "max_f32",
-        r"shfl\.sync\.bfly\.b32 t, m",
-        "f32",
-        FLOATS,
-        np.repeat(np.nanmax(FLOATS.reshape(2, 32), 1), 32),
-    ),
+    ("max_f32", r"shfl\.sync\.bfly\.b32 t, m", "f32", FLOATS, np.repeat(np.nanmax(FLOATS.reshape(2, 32), 1), 32)),
 ):
     warp_case("warp_" + _name, _text, _ty, _ty, _in, _expected, *_lane)
 

@@ -22,10 +22,7 @@ def keys():
     cfg, launch = EPConfig(2, 8, 2, 256, 8), LaunchConfig(num_threads=512)
     arrays = (("float32", 2, False),), (("float32", 1, False),)
     yield "dispatch", kernels.dispatch_kernel(cfg).kernel()
-    yield (
-        "dispatch nvfp4",
-        kernels.dispatch_kernel(EPConfig(2, 8, 2, 256, 8, token_format="nvfp4")).kernel(),
-    )
+    yield ("dispatch nvfp4", kernels.dispatch_kernel(EPConfig(2, 8, 2, 256, 8, token_format="nvfp4")).kernel())
     yield "dispatch wide", kernels.dispatch_kernel(EPConfig(2, 8, 2, 512, 8)).kernel()
     yield "dispatch 512", kernels.dispatch_kernel(cfg, launch).kernel()
     yield "dispatch_async", kernels.dispatch_async_kernel(cfg).kernel()

@@ -24,12 +24,7 @@ def execute(kernel, *, ranks=1, grid=1, block=32, seed=0, launches=1, shared_byt
         for _ in range(launches):
             for r in range(ranks):
                 machine.launch(
-                    kernel,
-                    grid,
-                    block,
-                    (buffer.address, 0, r),
-                    stream=streams[r],
-                    shared_bytes=shared_bytes,
+                    kernel, grid, block, (buffer.address, 0, r), stream=streams[r], shared_bytes=shared_bytes
                 )
         machine.synchronize()
         return buffer.read(np.int32, 1024)

@@ -31,16 +31,12 @@ def run(case, **options):
 
 def same(got, expected, case):
     if case.close:
-        ulps = np.abs(
-            got.view(np.int32).astype(np.int64) - expected.view(np.int32).astype(np.int64)
-        )
+        ulps = np.abs(got.view(np.int32).astype(np.int64) - expected.view(np.int32).astype(np.int64))
         assert (ulps <= 2).all(), "%s: %s instead of %s" % (case.intrinsic, got, expected)
     else:
         equal = got == expected
         if got.dtype == np.float32:
-            equal = (got.view(np.uint32) == expected.view(np.uint32)) | np.isnan(got) & np.isnan(
-                expected
-            )
+            equal = (got.view(np.uint32) == expected.view(np.uint32)) | np.isnan(got) & np.isnan(expected)
         assert equal.all(), "%s: %s instead of %s at %s" % (
             case.intrinsic,
             got[~equal],

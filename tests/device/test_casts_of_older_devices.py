@@ -41,9 +41,7 @@ def test_values_of_e4m3():
         got = casts.run(casts.from_e4m3(shift), word).view(np.float32)
         right = np.array([arithmetic.e4m3_lo(int(c)) for c in codes], np.float32)
         finite = right == right
-        assert (got.view(np.uint32) == right.view(np.uint32))[finite].all() and np.isnan(
-            got[~finite]
-        ).all()
+        assert (got.view(np.uint32) == right.view(np.uint32))[finite].all() and np.isnan(got[~finite]).all()
 
 
 def assert_equal_unless_nan(bits, got, right, nan):

@@ -19,8 +19,7 @@ def ptx(gpu_side, tonight):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [w if w in BY_DAY else pytest.param(w, marks=pytest.mark.nightly) for w in sorted(CASES)],
+    "name", [w if w in BY_DAY else pytest.param(w, marks=pytest.mark.nightly) for w in sorted(CASES)]
 )
 def test_word_is_its_instruction(ptx, name):
     text = ptx[name]

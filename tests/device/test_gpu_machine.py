@@ -135,17 +135,14 @@ def uses_much_shared(params, num_tokens, my_rank):
     shared_store_i32(base + u32(200 * 1024) + u32(4 * thread_idx()), thread_idx())
     syncthreads()
     store_i32(
-        params + u64(OUT + 4 * thread_idx()),
-        shared_load_i32(base + u32(200 * 1024) + u32(4 * (63 - thread_idx()))),
+        params + u64(OUT + 4 * thread_idx()), shared_load_i32(base + u32(200 * 1024) + u32(4 * (63 - thread_idx())))
     )
 
 
 @pytest.mark.parametrize("options", [{}, dict(programmatic=True)])
 def test_much_shared_memory_and_launch_attributes(machine, options):
     a, stream = machine.alloc(2 * OUT, "a"), machine.stream()
-    launch = machine.prepared(
-        uses_much_shared, 1, 64, (), 0, 0, stream=stream, shared_bytes=220 * 1024, **options
-    )
+    launch = machine.prepared(uses_much_shared, 1, 64, (), 0, 0, stream=stream, shared_bytes=220 * 1024, **options)
     for _ in range(2):
         a.fill(0)
         launch.start(a.address)
@@ -196,7 +193,5 @@ def test_a_launch_costs_the_host_little(machine):
         pieces.append(seconds_of(fixed_piece))
         machine.synchronize()
     cost, slowness = np.median(costs), max(1, np.median(pieces) / FAST_PIECE_S)
-    assert cost < 15e-6 * slowness, (
-        f"{1e6 * cost:.1f} us, where all Python takes {slowness:.1f} times as long as usual"
-    )
+    assert cost < 15e-6 * slowness, f"{1e6 * cost:.1f} us, where all Python takes {slowness:.1f} times as long as usual"
     a.free()

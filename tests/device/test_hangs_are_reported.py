@@ -56,16 +56,9 @@ def test_a_word_that_nobody_writes(seed):
     text = hang(waits, seed=seed, grid=2, block=64)
     assert text.startswith("every thread waits, and nothing can change that:")
     line = re.escape(line_of(waits, "ld_acquire"))
-    assert re.search(
-        r"rank 0 blocks 0-1 thread 3 at %s: spins on data\[thread 2, word 0\] of rank 0" % line,
-        text,
-    )
+    assert re.search(r"rank 0 blocks 0-1 thread 3 at %s: spins on data\[thread 2, word 0\] of rank 0" % line, text)
     assert "which holds 0" in text
-    assert (
-        "threads 0-2,4-63 at %s: waits at syncthreads for 1 of 64 threads"
-        % line_of(waits, "syncthreads")
-        in text
-    )
+    assert "threads 0-2,4-63 at %s: waits at syncthreads for 1 of 64 threads" % line_of(waits, "syncthreads") in text
 
 
 def test_a_flag_in_shared_memory():
@@ -117,10 +110,7 @@ def test_a_lane_that_does_not_come_to_a_warp_operation():
             syncwarp()
 
     text = hang(diverges)
-    assert (
-        "waits at syncwarp for 1 of 32 lanes" in text
-        and "waits at syncthreads for 31 of 32 threads" in text
-    )
+    assert "waits at syncwarp for 1 of 32 lanes" in text and "waits at syncthreads for 31 of 32 threads" in text
 
 
 def test_lanes_at_different_warp_operations():

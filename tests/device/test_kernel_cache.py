@@ -54,11 +54,7 @@ def test_a_kernel_is_made_once_and_then_found(cache):
     make = Maker()
     for _ in range(3):
         assert kernel_cache.find_or_make("k", make) == KERNEL
-    assert (
-        make.count == 1
-        and [f.name for f in cache.glob("*.cubin")] == ["k.cubin"]
-        and not list(cache.glob("*.part"))
-    )
+    assert make.count == 1 and [f.name for f in cache.glob("*.cubin")] == ["k.cubin"] and not list(cache.glob("*.part"))
 
 
 def test_the_keys_of_a_run_are_worked_out_once_for_a_source(cache, monkeypatch):
@@ -82,12 +78,7 @@ def test_the_keys_of_a_run_are_worked_out_once_for_a_source(cache, monkeypatch):
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        lambda raw: raw[:-1],
-        lambda raw: b"",
-        lambda raw: raw[:40] + b"?" + raw[41:],
-        lambda raw: b"something else",
-    ],
+    [lambda raw: raw[:-1], lambda raw: b"", lambda raw: raw[:40] + b"?" + raw[41:], lambda raw: b"something else"],
 )
 def test_a_damaged_file_is_made_again(cache, damage):
     make = Maker()
@@ -196,20 +187,13 @@ def test_what_cannot_be_compared_is_not_cached(unknown):
 def test_fingerprints_of_kernels_are_the_same_in_every_process_and_tell_kernels_apart(tmp_path):
     program = Path(__file__).with_name("kernel_keys.py")
     for package in ("epmoe", "epmoe_ref"):  # the second run finds .pyc files there
-        shutil.copytree(
-            Path(ROOT, package), tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(Path(ROOT, package), tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "EPMOE_DEVICE": "gpu"}
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     first, second = (
         json.loads(
             subprocess.run(
-                [sys.executable, str(program)],
-                env=env,
-                check=True,
-                timeout=100,
-                capture_output=True,
-                text=True,
+                [sys.executable, str(program)], env=env, check=True, timeout=100, capture_output=True, text=True
             ).stdout
         )
         for _ in range(2)
@@ -241,10 +225,7 @@ def test_no_lock_stays_behind_and_old_ones_go(cache):
         lambda file: file.chmod(0o666),
         lambda file: file.chmod(0o660),
         lambda file: os.chown(file, 12345, -1),
-        lambda file: (
-            file.rename(file.with_name("other")),
-            file.symlink_to(file.with_name("other")),
-        ),
+        lambda file: (file.rename(file.with_name("other")), file.symlink_to(file.with_name("other"))),
     ],
 )
 def test_a_kernel_that_others_could_have_written_is_made_again(cache, spoil):
@@ -259,9 +240,7 @@ def test_a_kernel_that_others_could_have_written_is_made_again(cache, spoil):
     assert kernel_cache.find_or_make("k", make) == KERNEL and make.count == 2
 
 
-@pytest.mark.parametrize(
-    "mode, safe", [(0o700, True), (0o755, True), (0o775, False), (0o777, False), (0o1777, False)]
-)
+@pytest.mark.parametrize("mode, safe", [(0o700, True), (0o755, True), (0o775, False), (0o777, False), (0o1777, False)])
 def test_a_folder_that_others_can_write_to_is_not_used_and_doctor_says_so(cache, mode, safe):
     from epmoe import doctor
 

@@ -133,11 +133,7 @@ def test_one_loops_and_the_others_wait_for_it_at_a_barrier_or_for_a_word(soon):
             execute(waits, grid=2, block=32, seed=seed, racecheck=False)
         text = str(caught.value)
         assert "block 0 thread 0 " in text and "looks again and again at flag[slot 0]" in text
-        assert (
-            "threads 1-31 at" in text
-            and "block 1 threads 0-31 at" in text
-            and "spins on flag[slot 0]" in text
-        )
+        assert "threads 1-31 at" in text and "block 1 threads 0-31 at" in text and "spins on flag[slot 0]" in text
 
 
 def test_a_word_in_shared_memory(soon):
@@ -229,7 +225,5 @@ def test_a_slow_rank_is_waited_for(soon, tonight):
         buffer.fill(0)
         with machine.hold():
             for rank in range(2):
-                machine.launch(
-                    one_is_slow, 1, 32, (buffer.address, 0, rank), stream=machine.stream(rank)
-                )
+                machine.launch(one_is_slow, 1, 32, (buffer.address, 0, rank), stream=machine.stream(rank))
         buffer.free()

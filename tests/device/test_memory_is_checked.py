@@ -62,13 +62,9 @@ def test_outside_a_buffer(machine):
     a = machine.alloc(256, "send_buf", rank=1)
     text = complaint(machine, stores_16, a.address + 256)
     assert text.startswith(
-        "store16 (16 bytes) of rank 0 block 0 warp 0 lane 0 of stores_16 #1 at %s:"
-        % line_of(stores_16, "store16(")
+        "store16 (16 bytes) of rank 0 block 0 warp 0 lane 0 of stores_16 #1 at %s:" % line_of(stores_16, "store16(")
     )
-    assert (
-        "is outside every buffer: 256 bytes after the start of send_buf of rank 1, which has 256 bytes"
-        in text
-    )
+    assert "is outside every buffer: 256 bytes after the start of send_buf of rank 1, which has 256 bytes" in text
     assert "16 bytes before send_buf of rank 1" in complaint(machine, stores_16, a.address - 16)
     assert "outside every buffer" in complaint(machine, loads_i32, 0)
     a.free()
@@ -82,9 +78,7 @@ def test_across_the_end_and_unaligned(machine):
     assert "row_offsets[expert 1] byte 2 of rank 0 is not 4-byte aligned" in complaint(
         machine, loads_i32, a.address + 14
     )
-    assert "row + 4 bytes of rank 0 is not 16-byte aligned" in complaint(
-        machine, stores_16, a.address + 4
-    )
+    assert "row + 4 bytes of rank 0 is not 16-byte aligned" in complaint(machine, stores_16, a.address + 4)
     a.free()
 
 
@@ -93,9 +87,7 @@ def test_freed_memory(machine):
     address = a.address
     a.free()
     a.free()
-    assert "scratch of rank 0 was freed (byte 8 of it)" in complaint(
-        machine, loads_i32, address + 8
-    )
+    assert "scratch of rank 0 was freed (byte 8 of it)" in complaint(machine, loads_i32, address + 8)
 
 
 def test_memory_that_is_used_again_is_not_called_freed():
@@ -104,9 +96,7 @@ def test_memory_that_is_used_again_is_not_called_freed():
     memory.remove(memory.add(Span(address, 64, "scratch", 0)))
     assert memory.complaint(address + 16, 16, 16) == "scratch of rank 0 was freed (byte 16 of it)"
     memory.add(Span(address, 24, "row", 1))
-    assert "16 bytes after the start of row of rank 1, which has 24 bytes" in memory.complaint(
-        address + 16, 16, 16
-    )
+    assert "16 bytes after the start of row of rank 1, which has 24 bytes" in memory.complaint(address + 16, 16, 16)
 
 
 def test_an_array_that_is_too_short_before_freed_memory_is_named_too():
@@ -124,17 +114,11 @@ def test_regions_tell_the_index(machine):
         4096,
         "symmetric",
         rank=1,
-        regions=[
-            ("recv_count", 256, (4, 2), "u8", ("local_expert", "src_rank")),
-            ("flags", 512, 3, "i4", ("block",)),
-        ],
+        regions=[("recv_count", 256, (4, 2), "u8", ("local_expert", "src_rank")), ("flags", 512, 3, "i4", ("block",))],
     )
     describe = MEMORY.describe
     assert describe(a.address + 256 + 8 * 5) == "recv_count[local_expert 2, src_rank 1] of rank 1"
-    assert (
-        describe(a.address + 256 + 8 * 5 + 3)
-        == "recv_count[local_expert 2, src_rank 1] byte 3 of rank 1"
-    )
+    assert describe(a.address + 256 + 8 * 5 + 3) == "recv_count[local_expert 2, src_rank 1] byte 3 of rank 1"
     assert describe(a.address + 512 + 8) == "flags[block 2] of rank 1"
     assert describe(a.address + 512 + 12) == "symmetric + 524 bytes of rank 1"
     assert describe(a.address) == "symmetric + 0 bytes of rank 1"
@@ -159,9 +143,7 @@ def test_read_only_strided_and_empty_arrays(machine):
     x.setflags(write=False)
     address = machine.adopt(x, "topk_ids")
     run(machine, loads_i32, address)
-    assert "topk_ids + 4 bytes of rank 0 is read-only" in complaint(
-        machine, stores_i32, address + 4
-    )
+    assert "topk_ids + 4 bytes of rank 0 is read-only" in complaint(machine, stores_i32, address + 4)
     machine.release(address)
     with pytest.raises(EPValueError, match="grid_y is not C-contiguous"):
         machine.adopt(np.zeros((4, 4))[:, ::2], "grid_y")

@@ -22,17 +22,9 @@ print("compiled" if ".target sm_90" in ptx else ptx)
 """
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("numba_cuda") is None, reason="no numba-cuda on this system"
-)
+@pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="no numba-cuda on this system")
 def test_kernels_compile_and_numpy_stays_as_it_was():
     environment = os.environ | {"EPMOE_DEVICE": "gpu", "PYTHONPATH": str(ROOT)}
     environment.pop("NUMBA_ENABLE_CUDASIM", None)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=100,
-    )
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, timeout=100)
     assert done.stdout == "compiled\n", done.stdout + done.stderr

@@ -128,28 +128,17 @@ def test_counting_blocks_with_acq_rel_orders_them():
 def test_counting_blocks_with_less_does_not(order):
     add = getattr(device, "atomic_add_%s_gpu_i32" % order)
     race = first_race(last_block(add), grid=3, block=64)
-    assert (
-        "data[thread" in race
-        and "did not synchronise" in race
-        and "atomic_add_%s_gpu_i32" % order in race
-    )
+    assert "data[thread" in race and "did not synchronise" in race and "atomic_add_%s_gpu_i32" % order in race
 
 
 def test_counting_blocks_needs_the_barrier_before():
-    race = first_race(
-        last_block(atomic_add_acq_rel_gpu_i32, barrier_before=nothing), grid=3, block=64
-    )
+    race = first_race(last_block(atomic_add_acq_rel_gpu_i32, barrier_before=nothing), grid=3, block=64)
     assert "is missing before its release" in race
 
 
 def test_counting_blocks_needs_the_barrier_after():
-    race = first_race(
-        last_block(atomic_add_acq_rel_gpu_i32, barrier_after=nothing), grid=3, block=64
-    )
-    assert (
-        "shared array of test_race_barriers_and_chains.py" in race
-        or "is missing on the second's side" in race
-    )
+    race = first_race(last_block(atomic_add_acq_rel_gpu_i32, barrier_after=nothing), grid=3, block=64)
+    assert "shared array of test_race_barriers_and_chains.py" in race or "is missing on the second's side" in race
 
 
 def chain(middle):
@@ -202,9 +191,7 @@ def test_a_relaxed_store_ends_a_release_sequence():
     race = first_race(chain(overwrite), grid=3, seeds=range(8))
     assert "the write is relaxed" in race
     assert first_race(chain(fenced), grid=3, seeds=range(8)) is None
-    assert (
-        first_race(chain(lambda flag: st_release_gpu_i32(flag, 2)), grid=3, seeds=range(8)) is None
-    )
+    assert first_race(chain(lambda flag: st_release_gpu_i32(flag, 2)), grid=3, seeds=range(8)) is None
 
 
 def test_launches_of_a_stream_are_ordered_and_ranks_are_not():
@@ -261,9 +248,7 @@ def test_shared_arrays_are_watched():
         store_i32(params + u64(OUT + 4 * thread_idx()), a[0])
 
     race = first_race(unordered, block=64)
-    assert (
-        "shared array of %s[" % line_of(unordered, "shared_array(64") in race and "block 0" in race
-    )
+    assert "shared array of %s[" % line_of(unordered, "shared_array(64") in race and "block 0" in race
     assert first_race(counted, block=64) is None
 
 
@@ -289,6 +274,4 @@ def test_non_coherent_loads_may_read_only_what_was_there_before_the_launch():
     assert first_race(copying(load16, True), grid=2) is None
     assert first_race(copying(load16_nc, False), grid=2) is None
     race = first_race(copying(load16_nc, True), grid=2)
-    assert (
-        "load16_nc may return what was there when the launch began" in race and "use load16" in race
-    )
+    assert "load16_nc may return what was there when the launch began" in race and "use load16" in race

@@ -38,13 +38,7 @@ def nothing():
     pass
 
 
-def sender(
-    fence=fence_proxy_async,
-    barrier=syncthreads,
-    commit=bulk_commit,
-    reuse=bulk_wait_read,
-    wait=bulk_wait,
-):
+def sender(fence=fence_proxy_async, barrier=syncthreads, commit=bulk_commit, reuse=bulk_wait_read, wait=bulk_wait):
     """Rank 0 stages rows in shared memory, bulk stores them and releases a flag; rank 1 acquires it and reads them."""
 
     @kernel()
@@ -70,10 +64,7 @@ def sender(
                     pass
             syncthreads()
             for n in range(ROUNDS):
-                store_i32(
-                    params + u64(DATA + 256 * n + 4 * i),
-                    load_i32(params + u64(OUT + 256 * n + 4 * i)),
-                )
+                store_i32(params + u64(DATA + 256 * n + 4 * i), load_i32(params + u64(OUT + 256 * n + 4 * i)))
 
     return send_rows
 
@@ -113,9 +104,7 @@ def test_a_thread_may_not_end_before_its_copies_have_read():
             bulk_store(params + u64(OUT), dynamic_shared(), u32(256))
             bulk_commit()
 
-    assert "ended while its bulk stores may still read shared memory" in first_race(
-        leaves, shared_bytes=SHARED
-    )
+    assert "ended while its bulk stores may still read shared memory" in first_race(leaves, shared_bytes=SHARED)
 
 
 def receiver(
@@ -162,20 +151,14 @@ def receiver(
 def test_a_correct_receiver_is_silent_and_receives():
     assert first_race(receiver(), seeds=range(6), **WORLD) is None
     got = execute(receiver(), seed=2, **WORLD)
-    assert (
-        got[DATA // 4 : DATA // 4 + 192]
-        == (np.arange(ROUNDS)[:, None] * 100 + np.arange(64)).ravel()
-    ).all()
+    assert (got[DATA // 4 : DATA // 4 + 192] == (np.arange(ROUNDS)[:, None] * 100 + np.arange(64)).ravel()).all()
 
 
 @pytest.mark.parametrize(
     "mutation, said",
     [
         (dict(global_fence=nothing), "fence_proxy_async is missing between the two"),
-        (
-            dict(init_fence=nothing, global_fence=nothing),
-            "fence_proxy_async is missing between the two",
-        ),
+        (dict(init_fence=nothing, global_fence=nothing), "fence_proxy_async is missing between the two"),
         (dict(reuse_barrier=nothing), "syncthreads is missing between the two"),
     ],
 )
@@ -208,14 +191,10 @@ def test_what_is_not_waited_for_is_really_old_without_the_detector():
             mbar_expect_tx(stage + u32(512), u32(256))
             bulk_load(stage, params, u32(256), stage + u32(512))
         syncthreads()
-        store_i32(
-            params + u64(OUT + 4 * thread_idx()), shared_load_i32(stage + u32(4 * thread_idx()))
-        )
+        store_i32(params + u64(OUT + 4 * thread_idx()), shared_load_i32(stage + u32(4 * thread_idx())))
 
     runs = [
-        execute(impatient, block=64, shared_bytes=SHARED, seed=seed, racecheck=False)[
-            OUT // 4 : OUT // 4 + 64
-        ]
+        execute(impatient, block=64, shared_bytes=SHARED, seed=seed, racecheck=False)[OUT // 4 : OUT // 4 + 64]
         for seed in range(6)
     ]
     assert any((got == np.int32(np.uint32(0xA5A5A5A5).view(np.int32))).any() for got in runs)

@@ -61,9 +61,7 @@ def op_of(way, scope):
     """(fence, operation) of a way such as "fence+st_relaxed"."""
     parts = way.split("+")
     name = next(p for p in parts if p != "fence")
-    return FENCE[scope] if "fence" in parts else nothing, getattr(
-        device, "%s_%s_i32" % (name, scope)
-    )
+    return FENCE[scope] if "fence" in parts else nothing, getattr(device, "%s_%s_i32" % (name, scope))
 
 
 def side(between, my_rank):
@@ -194,9 +192,7 @@ def test_data_behind_the_release_is_not_covered():
                 load_i32(params + u64(DATA))
 
     race = first_race(late, grid=2)
-    assert "data[thread 0, word 0]" in race and (
-        "but not after this one" in race or "acquired nothing" in race
-    )
+    assert "data[thread 0, word 0]" in race and ("but not after this one" in race or "acquired nothing" in race)
 
 
 def test_a_look_of_too_narrow_a_scope_counts_even_if_wider_ones_follow():

@@ -48,10 +48,7 @@ NARROW_AND_WIDE = {
     ),
     "load, store": (device.ld_acquire_cta_i32, lambda at: device.st_relaxed_gpu_i32(at, 1)),
     "store, load": (lambda at: device.st_relaxed_gpu_i32(at, 1), device.ld_acquire_cta_i32),
-    "store, store": (
-        lambda at: device.st_relaxed_cta_i32(at, 1),
-        lambda at: device.st_relaxed_gpu_i32(at, 1),
-    ),
+    "store, store": (lambda at: device.st_relaxed_cta_i32(at, 1), lambda at: device.st_relaxed_gpu_i32(at, 1)),
     "load, load": (device.ld_relaxed_cta_i32, device.ld_relaxed_gpu_i32),
 }
 
@@ -179,9 +176,7 @@ def test_a_reduction_before_a_fence_acquires_nothing():
         return looks
 
     assert first_race(reader(device.atomic_add_relaxed_gpu_i32), seeds=range(8), grid=2) is None
-    assert "data[thread 0, word 0]" in first_race(
-        reader(device.red_add_relaxed_gpu_i32), seeds=range(8), grid=2
-    )
+    assert "data[thread 0, word 0]" in first_race(reader(device.red_add_relaxed_gpu_i32), seeds=range(8), grid=2)
 
 
 def nc_then_write(write, meet=syncthreads):

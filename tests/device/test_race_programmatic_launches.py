@@ -4,16 +4,7 @@ import pytest
 from litmus import DATA, OUT, REGIONS
 
 from epmoe import device
-from epmoe.device import (
-    griddep_launch,
-    griddep_wait,
-    kernel,
-    load16_nc,
-    load_i32,
-    store_i32,
-    thread_idx,
-    u64,
-)
+from epmoe.device import griddep_launch, griddep_wait, kernel, load16_nc, load_i32, store_i32, thread_idx, u64
 from epmoe_ref.errors import RaceError
 
 
@@ -44,9 +35,7 @@ def race_of(*launches):
         buffer.fill(0)
         stream = machine.stream(0)
         for program, programmatic in launches:
-            machine.launch(
-                program, 1, 32, (buffer.address, 0, 0), stream=stream, programmatic=programmatic
-            )
+            machine.launch(program, 1, 32, (buffer.address, 0, 0), stream=stream, programmatic=programmatic)
         machine.synchronize()
     except RaceError as race:
         return str(race)
@@ -57,9 +46,7 @@ def race_of(*launches):
 @pytest.mark.parametrize("when, is_race", [("before", False), ("after", True), (None, True)])
 def test_what_the_launch_before_wrote_is_known_behind_the_wait(when, is_race):
     race = race_of((writes, False), (reads(when), True))
-    assert bool(race) == is_race and (
-        not race or "read  test_race_programmatic_launches.py" in race
-    )
+    assert bool(race) == is_race and (not race or "read  test_race_programmatic_launches.py" in race)
 
 
 @pytest.mark.parametrize("when", ["before", None])

@@ -48,17 +48,11 @@ def relaxed_signal(params, num_tokens, my_rank):
 def test_a_report_word_for_word():
     with pytest.raises(RaceError) as caught:
         execute(relaxed_signal, grid=2, block=64, seed=0)
-    wait = "%s:%d" % (
-        line_of(relaxed_signal, "await_flag").partition(":")[0],
-        await_flag.__code__.co_firstlineno + 2,
-    )
+    wait = "%s:%d" % (line_of(relaxed_signal, "await_flag").partition(":")[0], await_flag.__code__.co_firstlineno + 2)
     assert str(caught.value) == "\n".join(
         [
             "data race on data[thread 5, word 0] of rank 0: the read at %s is not ordered after the write at %s"
-            % (
-                line_of(relaxed_signal, "load_i32"),
-                line_of(relaxed_signal, "store_i32(params + u64(DATA"),
-            ),
+            % (line_of(relaxed_signal, "load_i32"), line_of(relaxed_signal, "store_i32(params + u64(DATA")),
             "  1. write %s store_i32" % line_of(relaxed_signal, "store_i32(params + u64(DATA"),
             "     by rank 0 block 0 warp 0 lane 5 of relaxed_signal #1",
             "  2. read  %s load_i32" % line_of(relaxed_signal, "load_i32"),
@@ -128,10 +122,7 @@ def test_the_host_has_to_synchronise():
         machine.launch(reads_and_writes, 1, 32, (buffer.address, 0, 0), stream=stream)
         buffer.write(np.ones(32, np.int32), 256)
     assert "words + 256 bytes of rank 0" in str(caught.value) or "words + " in str(caught.value)
-    assert (
-        "write by the host while the launch was in flight: synchronize() is missing before it"
-        in str(caught.value)
-    )
+    assert "write by the host while the launch was in flight: synchronize() is missing before it" in str(caught.value)
     with machine.hold():
         buffer.write(np.ones(32, np.int32), 256)  # before the launch: ordered
         machine.launch(reads_and_writes, 1, 32, (buffer.address, 0, 0), stream=stream)

@@ -35,9 +35,7 @@ def test_release_and_acquire_deliver_the_message():
     assert results(relaxed_message("release", "acquire"), stale=True) == {42}
 
 
-@pytest.mark.parametrize(
-    "write, read", [("relaxed", "acquire"), ("release", "relaxed"), ("relaxed", "relaxed")]
-)
+@pytest.mark.parametrize("write, read", [("relaxed", "acquire"), ("release", "relaxed"), ("relaxed", "relaxed")])
 def test_without_them_the_old_value_may_be_seen(write, read):
     assert results(relaxed_message(write, read), stale=True) == {0, 42}
     assert results(relaxed_message(write, read), stale=False, seeds=range(8)) == {42}

@@ -69,10 +69,7 @@ def test_a_right_one_has_no_report():
         reports()[1]
         == []
         == reports(
-            fence=fence_acq_rel_gpu,
-            tell=st_relaxed_gpu_i32,
-            look=ld_relaxed_gpu_i32,
-            fence_behind=fence_acq_rel_gpu,
+            fence=fence_acq_rel_gpu, tell=st_relaxed_gpu_i32, look=ld_relaxed_gpu_i32, fence_behind=fence_acq_rel_gpu
         )[1]
     )
 
@@ -109,9 +106,7 @@ def test_the_first_line_names_the_two_accesses(name, mistake, block, told):
         assert first.startswith("data race on data[thread ")
         assert first.endswith(
             "of rank 0: the read at %s is not ordered after the write at %s" % (read, write)
-        ) or first.endswith(
-            "of rank 0: the write at %s is not ordered after the read at %s" % (write, read)
-        )
+        ) or first.endswith("of rank 0: the write at %s is not ordered after the read at %s" % (write, read))
 
 
 def said(name, way):
@@ -126,9 +121,7 @@ def said(name, way):
 def test_telling_before_writing_is_told_as_that():
     for text in said("telling before writing", "write")[0]:
         at = said("telling before writing", "write")[1]
-        assert text.endswith(
-            "but not after this one: the release comes before it, %s st_release_gpu_i32" % at
-        )
+        assert text.endswith("but not after this one: the release comes before it, %s st_release_gpu_i32" % at)
     texts, at, _ = said("telling before writing, in a warp", "write")
     for text in texts:
         assert "not after this one: the release comes before it, %s" % at in text or text.endswith(
@@ -139,9 +132,7 @@ def test_telling_before_writing_is_told_as_that():
 
 def test_not_waiting_is_told_as_that():
     for text in said("not waiting", "read")[0]:
-        assert text.endswith(
-            "here the read came first: if it is meant to see the write, it does not wait for it"
-        )
+        assert text.endswith("here the read came first: if it is meant to see the write, it does not wait for it")
     for text in said("not waiting", "write")[0]:
         assert text.endswith("the second access's thread does not wait for one") or text.endswith(
             "st_release_gpu_i32, to flag[slot 0] of rank 0; the second access's thread does not acquire that word"
@@ -154,32 +145,20 @@ def test_not_waiting_is_told_as_that():
     [
         ("a relaxed flag", ("st_relaxed_gpu_i32", "ld_acquire_gpu_i32"), "the write is relaxed"),
         ("a relaxed look", ("st_release_gpu_i32", "ld_relaxed_gpu_i32"), "the read is relaxed"),
-        (
-            "no fence before the flag",
-            ("st_relaxed_gpu_i32", "ld_relaxed_gpu_i32"),
-            "the write is relaxed",
-        ),
-        (
-            "no fence behind the look",
-            ("st_relaxed_gpu_i32", "ld_relaxed_gpu_i32"),
-            "the read is relaxed",
-        ),
+        ("no fence before the flag", ("st_relaxed_gpu_i32", "ld_relaxed_gpu_i32"), "the write is relaxed"),
+        ("no fence behind the look", ("st_relaxed_gpu_i32", "ld_relaxed_gpu_i32"), "the read is relaxed"),
     ],
 )
 def test_the_pair_that_did_not_synchronise_is_named(name, ops, why):
     texts, told, look = said(name, "write")
     for text in texts:
-        assert text.endswith(
-            "did not synchronise: %s %s -> %s %s: %s" % (told, ops[0], look, ops[1], why)
-        )
+        assert text.endswith("did not synchronise: %s %s -> %s %s: %s" % (told, ops[0], look, ops[1], why))
 
 
 def test_a_missing_barrier_is_told_with_the_release_that_it_should_precede():
     texts, told, _ = said("no barrier", "write")
     for text in texts:
-        assert text.endswith(
-            "a syncwarp or syncthreads is missing before its release, %s st_release_gpu_i32" % told
-        )
+        assert text.endswith("a syncwarp or syncthreads is missing before its release, %s st_release_gpu_i32" % told)
 
 
 def test_adds_that_count_for_several_are_not_blamed():

@@ -53,8 +53,7 @@ def test_the_detector_does_not_change_the_schedule():
 
 def test_seeds_differ():
     seen = {
-        execute(takes_tickets, grid=3, block=64, seed=seed, racecheck=False)[OUT // 4 :].tobytes()
-        for seed in range(8)
+        execute(takes_tickets, grid=3, block=64, seed=seed, racecheck=False)[OUT // 4 :].tobytes() for seed in range(8)
     }
     assert len(seen) == 8
 
@@ -66,14 +65,10 @@ def test_some_seeds_let_a_block_run_far_ahead_of_another():
             for _ in range(50):
                 atomic_add_relaxed_gpu_i32(params + u64(4 * block_idx()), 1)
             store_i32(
-                params + u64(OUT + 4 * block_idx()),
-                atomic_add_relaxed_gpu_i32(params + u64(4 * (1 - block_idx())), 0),
+                params + u64(OUT + 4 * block_idx()), atomic_add_relaxed_gpu_i32(params + u64(4 * (1 - block_idx())), 0)
             )
 
-    others = [
-        execute(progress, grid=2, seed=seed, racecheck=False)[OUT // 4 : OUT // 4 + 2]
-        for seed in range(30)
-    ]
+    others = [execute(progress, grid=2, seed=seed, racecheck=False)[OUT // 4 : OUT // 4 + 2] for seed in range(30)]
     first_to_end = [int(min(o)) for o in others]
     assert min(first_to_end) < 5 and max(first_to_end) > 25
 
@@ -95,10 +90,7 @@ def test_slow_ranks_are_slow():
     def progress(params, num_tokens, my_rank):
         for _ in range(200):
             atomic_add_relaxed_sys_i32(params + u64(4 * my_rank), 1)
-        store_i32(
-            params + u64(OUT + 4 * my_rank),
-            atomic_add_relaxed_sys_i32(params + u64(4 * (1 - my_rank)), 0),
-        )
+        store_i32(params + u64(OUT + 4 * my_rank), atomic_add_relaxed_sys_i32(params + u64(4 * (1 - my_rank)), 0))
 
     def when_the_second_ended(seed):  # how far the first one was
         machine = device.machine(2, seed=seed)
@@ -107,9 +99,7 @@ def test_slow_ranks_are_slow():
         buffer.fill(0)
         with machine.hold():
             for rank in range(2):
-                machine.launch(
-                    progress, 1, 1, (buffer.address, 0, rank), stream=machine.stream(rank)
-                )
+                machine.launch(progress, 1, 1, (buffer.address, 0, rank), stream=machine.stream(rank))
         behind = int(buffer.read(np.int32, 1024)[OUT // 4 + 1])
         buffer.free()
         return behind
@@ -121,19 +111,11 @@ def test_the_environment_gives_the_defaults(monkeypatch):
     monkeypatch.setenv("EPMOE_SEED", "17")
     monkeypatch.setenv("EPMOE_RACECHECK", "1")
     machine = device.machine(2)
-    assert (
-        machine.seed == 17
-        and machine.racecheck
-        and machine.describe() == "simulator, seed 17, race detector"
-    )
+    assert machine.seed == 17 and machine.racecheck and machine.describe() == "simulator, seed 17, race detector"
     monkeypatch.setenv("EPMOE_SEED", "none")
     monkeypatch.setenv("EPMOE_RACECHECK", "0")
     machine = device.machine(2)
-    assert (
-        machine.seed is None
-        and not machine.racecheck
-        and machine.describe() == "simulator, round-robin schedule"
-    )
+    assert machine.seed is None and not machine.racecheck and machine.describe() == "simulator, round-robin schedule"
     monkeypatch.delenv("EPMOE_SEED")
     assert device.machine(2).seed == 0 and device.machine(2, seed=3).seed == 3
 
@@ -200,10 +182,7 @@ def test_time_is_counted_in_operations():
 def test_partial_warps():
     @kernel()
     def counts(params, num_tokens, my_rank):
-        store_i32(
-            params + u64(OUT + 4 * thread_idx()),
-            device.warp_sum_i32(1) * 100 + device.popc(device.ballot(1)),
-        )
+        store_i32(params + u64(OUT + 4 * thread_idx()), device.warp_sum_i32(1) * 100 + device.popc(device.ballot(1)))
         if lane_id() == 0:
             store_i32(params + u64(FLAG + 4 * warp_id()), device.n_warps())
 
@@ -237,8 +216,5 @@ def test_launches_that_could_not_run_are_refused():
             launch(*arguments)
     launch(32, 128)
     machine.synchronize()
-    assert (
-        machine.max_resident_blocks(small, 128) == 32
-        and machine.max_resident_blocks(small, 128, 100 * 1024) == 4
-    )
+    assert machine.max_resident_blocks(small, 128) == 32 and machine.max_resident_blocks(small, 128, 100 * 1024) == 4
     assert small.name == "small" and "nothing" in small.__doc__

@@ -109,11 +109,7 @@ def test_the_host_reads_without_a_race(seed):
     launch = machine.prepared(tell_host, 1, THREADS, (), 0, 0, stream=machine.stream(0))
     launch.start(memory.address, 1, memory.address + HEADER, *arrays)
     machine.launch(
-        look_as_the_host,
-        1,
-        32,
-        ((memory.address, 1, seen.address), sum(SIZES), 1),
-        stream=machine.stream(1),
+        look_as_the_host, 1, 32, ((memory.address, 1, seen.address), sum(SIZES), 1), stream=machine.stream(1)
     )
     machine.synchronize()
     want = [i for at, n in enumerate(SIZES) for i in range(256 * at, 256 * at + n)]

@@ -77,10 +77,7 @@ def test_rounds_of_two_worlds_at_once_are_those_of_one():
         with ExpertParallel(cfg, LocalWorld(2, seed=i)) as ep:
             for _ in range(2):
                 x = [rng.standard_normal((4, 128)).astype(ml_dtypes.bfloat16) for _ in range(2)]
-                ids = [
-                    rng.permuted(np.tile(np.arange(4, dtype=np.int32), (4, 1)), axis=1)[:, :2]
-                    for _ in range(2)
-                ]
+                ids = [rng.permuted(np.tile(np.arange(4, dtype=np.int32), (4, 1)), axis=1)[:, :2] for _ in range(2)]
                 d = ep.dispatch(x, ids)
                 weights = [rng.random((4, 2)).astype(np.float32) for _ in range(2)]
                 out += [np.array(y) for y in ep.combine([r.output_tokens for r in d], d, weights)]

@@ -39,11 +39,7 @@ class ByAllToAll:
         counts = goes.sum(dim=0).reshape(n_ranks, n_groups)
         arriving = exchanged(counts, [1] * n_ranks, [1] * n_ranks)
         self.sent, self.received = counts.sum(dim=1).tolist(), arriving.sum(dim=1).tolist()
-        group = (
-            torch.arange(n_groups, device=goes.device)
-            .repeat(n_ranks)
-            .repeat_interleave(arriving.flatten())
-        )
+        group = torch.arange(n_groups, device=goes.device).repeat(n_ranks).repeat_interleave(arriving.flatten())
         self.order = group.argsort(stable=True)
 
     def dispatch(self, x):
@@ -71,9 +67,7 @@ def rows_round(world, x, ids, probs, gradient, n_local):
     rank_of = torch.where(ids >= 0, ids // n_local, -1)
     goes = torch.stack([(rank_of == rank).any(dim=1) for rank in range(n_ranks)], dim=1)
     other = ByAllToAll(goes, n_ranks)
-    rows, local_ids, row_probs, per_expert, handle = fused_dispatch(
-        x, ids, probs, n_local * n_ranks, world
-    )
+    rows, local_ids, row_probs, per_expert, handle = fused_dispatch(x, ids, probs, n_local * n_ranks, world)
     assert torch.equal(rows, other.dispatch(x.detach()))
     all_ids, here = other.dispatch(ids), other.dispatch(rank_of) == world.rank
     assert torch.equal(local_ids, torch.where(here, all_ids - world.rank * n_local, -1))
@@ -108,9 +102,7 @@ def hybrid_round(world, x, goes, probs, gradient, n_local):
     assert_summed(out, made.detach(), other, 2)
     made.backward(other.dispatch(gradient))
     assert_summed(x.grad, same.grad, other, 2)
-    of_experts = torch.zeros_like(all_probs).scatter(
-        1, expert.unsqueeze(1), same_probs.grad.unsqueeze(1)
-    )
+    of_experts = torch.zeros_like(all_probs).scatter(1, expert.unsqueeze(1), same_probs.grad.unsqueeze(1))
     assert torch.equal(probs.grad, other.combine(of_experts))
 
 
@@ -148,18 +140,9 @@ def main(n_tokens, hidden, n_local, top_k):
     ids = random(n, n_experts).topk(top_k).indices
     goes = torch.zeros(n, n_experts, dtype=torch.bool, device=where).scatter(1, ids, True)
     ids = torch.where(random(n, top_k) < 0.1, -1, ids)
-    rows_round(
-        world, normal().requires_grad_(), ids, random(n, top_k).requires_grad_(), normal(), n_local
-    )
+    rows_round(world, normal().requires_grad_(), ids, random(n, top_k).requires_grad_(), normal(), n_local)
     say(world.rank, "rows")
-    hybrid_round(
-        world,
-        normal().requires_grad_(),
-        goes,
-        random(n, n_experts).requires_grad_(),
-        normal(),
-        n_local,
-    )
+    hybrid_round(world, normal().requires_grad_(), goes, random(n, n_experts).requires_grad_(), normal(), n_local)
     say(world.rank, "rows by expert")
     dist.destroy_process_group()
     end(world)

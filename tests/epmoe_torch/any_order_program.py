@@ -44,10 +44,7 @@ class Calls:
         """Make a call, and drop some of what is kept."""
         self.number += 1
         common = self.shared.random() < 0.5
-        self.num_tokens = [
-            self.shared.choice(self.common if common else self.sizes)
-            for _ in range(self.world.n_ranks)
-        ]
+        self.num_tokens = [self.shared.choice(self.common if common else self.sizes) for _ in range(self.world.n_ranks)]
         kinds = [
             self.dispatch,
             self.combine,
@@ -67,9 +64,7 @@ class Calls:
     def drawn(self, what, shapes, dtype=BF16):
         """Small whole numbers of each rank."""
         return [
-            torch.randint(
-                -3, 4, shape, generator=self._generator(what, rank), device=self.where
-            ).to(dtype)
+            torch.randint(-3, 4, shape, generator=self._generator(what, rank), device=self.where).to(dtype)
             for rank, shape in enumerate(shapes)
         ]
 
@@ -86,9 +81,7 @@ class Calls:
         """A RowsRoute, some of whose slots hold -1."""
         ids = [u.topk(TOP_K).indices for u in self._uniform(what, self.n_experts)]
         return RowsRoute(
-            [torch.where(u < 0.2, -1, i) for u, i in zip(self._uniform(what + 1, TOP_K), ids)],
-            LOCAL,
-            self.me,
+            [torch.where(u < 0.2, -1, i) for u, i in zip(self._uniform(what + 1, TOP_K), ids)], LOCAL, self.me
         )
 
     def placed(self, tensor, name):
@@ -100,15 +93,11 @@ class Calls:
         return array.copy_(tensor)
 
     def keep(self, *results):
-        self.kept += [
-            (self.number, r, r.detach().clone()) for r in results if self.own.random() < 0.4
-        ]
+        self.kept += [(self.number, r, r.detach().clone()) for r in results if self.own.random() < 0.4]
 
     def drop(self, index):
         number, result, copy = self.kept.pop(index)
-        assert torch.equal(result, copy), (
-            f"rank {self.me}, call {self.number}: a result of call {number} has changed"
-        )
+        assert torch.equal(result, copy), f"rank {self.me}, call {self.number}: a result of call {number} has changed"
 
     def equal(self, got, wanted, what):
         assert got.shape == wanted.shape and torch.equal(got.float(), wanted.float()), (
@@ -123,9 +112,7 @@ class Calls:
         )
 
     def _dispatched(self, function, route, x, probs):
-        return function(
-            x, self.placed(route.ids[self.me], "ids"), probs, self.n_experts, self.world
-        )
+        return function(x, self.placed(route.ids[self.me], "ids"), probs, self.n_experts, self.world)
 
     def dispatch(self):
         function = self.shared.choice((fused_dispatch, fused_dispatch_on_device))
@@ -139,9 +126,7 @@ class Calls:
         self.equal(rows[:n], route.received(xs), "rows")
         self.equal(local_ids[:n], ids, "local ids")
         self.equal(row_probs[:n], torch.where(ids >= 0, route.received(probs), 0), "probs")
-        self.equal(
-            per_expert.cpu(), ids[ids >= 0].bincount(minlength=LOCAL).cpu(), "tokens_per_expert"
-        )
+        self.equal(per_expert.cpu(), ids[ids >= 0].bincount(minlength=LOCAL).cpu(), "tokens_per_expert")
         if len(rows) == n:
             self.keep(rows, row_probs)
         self.rows.append((route, handle, len(rows)))
@@ -165,9 +150,7 @@ class Calls:
         x, p = (self.placed(one[self.me], "x").detach().requires_grad_() for one in (xs, probs))
         rows, _, row_probs, _, handle = self._dispatched(fused_dispatch, route, x, p)
         out, _ = fused_combine(rows * 1, self.world, handle)
-        self._trained(
-            out, row_probs, x, p, route, torch.where(route.ids[self.me] >= 0, probs[self.me], 0)
-        )
+        self._trained(out, row_probs, x, p, route, torch.where(route.ids[self.me] >= 0, probs[self.me], 0))
 
     def _trained(self, out, row_probs, x, probs, route, routed_probs):
         """What comes back of x, and the gradients of x and of probs, whose rows get themselves for a gradient."""
@@ -231,9 +214,7 @@ class Calls:
             x, self.placed(route.maps[self.me], "map"), p, self.world, LOCAL
         )
         out = hybrid_ep_combine(rows * 1, handle)
-        self._trained(
-            out, row_probs, x, p, route, torch.where(route.maps[self.me], probs[self.me], 0)
-        )
+        self._trained(out, row_probs, x, p, route, torch.where(route.maps[self.me], probs[self.me], 0))
 
     def layers(self):
         """Several layers forward, and back in reverse: their handles are alive together."""
@@ -257,9 +238,7 @@ class Calls:
         if self.shared.random() < 0.5:
             get_buffer(self.world, 0).close()
         else:
-            init_hybrid_ep_buffer(
-                self.world, self.hidden, self.shared.choice(self.sizes[1:]), LOCAL, 24, 24, False
-            )
+            init_hybrid_ep_buffer(self.world, self.hidden, self.shared.choice(self.sizes[1:]), LOCAL, 24, 24, False)
 
 
 def main(n_calls, most_tokens, hidden):

@@ -56,9 +56,7 @@ class Calls:
         self.dispatch(), self.by_expert()
 
     def dispatch(self):
-        made = self.package.fused_dispatch_on_device(
-            self.x, self.ids, self.probs, EXPERTS, self.world
-        )
+        made = self.package.fused_dispatch_on_device(self.x, self.ids, self.probs, EXPERTS, self.world)
         self.handle = made[-1]
         return made
 
@@ -109,9 +107,7 @@ def check_the_first_call_of_a_form_takes_tensors_that_are_not_contiguous():
     *_, handle = epmoe.torch.fused_dispatch_on_device(x, ids, probs, EXPERTS, calls.world)
     epmoe.torch.fused_combine(everywhere.expand(2 * 4, 64), calls.world, handle)
     x, probs = x.clone().requires_grad_(), probs.clone().requires_grad_()
-    rows, _, received, *_ = epmoe.torch.fused_dispatch_on_device(
-        x, ids, probs, EXPERTS, calls.world
-    )
+    rows, _, received, *_ = epmoe.torch.fused_dispatch_on_device(x, ids, probs, EXPERTS, calls.world)
     (rows.sum() + received.sum(1).sum()).backward()  # whose gradients are expanded
     assert x.grad.shape == x.shape and probs.grad.shape == probs.shape
     calls.close()

@@ -14,9 +14,7 @@ class RowsRoute:
         ranks_of = [torch.where(i >= 0, i // n_local, -1) for i in ids]
         self.goes = [[(of_slots == rank).any(1) for rank in self.ranks] for of_slots in ranks_of]
         self.counts = [[int(goes.sum()) for goes in to_ranks] for to_ranks in self.goes]
-        self.num_rows = [
-            sum(self.counts[source][rank] for source in self.ranks) for rank in self.ranks
-        ]
+        self.num_rows = [sum(self.counts[source][rank] for source in self.ranks) for rank in self.ranks]
 
     def times(self):
         """float32 [T, 1]: to how many ranks each of this rank's tokens goes."""
@@ -29,9 +27,7 @@ class RowsRoute:
     def local_ids(self):
         """int64 [N, K] of the rows that come here."""
         ids = self.received(self.ids)
-        return torch.where(
-            (ids >= 0) & (ids // self.n_local == self.me), ids - self.me * self.n_local, -1
-        )
+        return torch.where((ids >= 0) & (ids // self.n_local == self.me), ids - self.me * self.n_local, -1)
 
     def returned(self, rows):
         """float32 [T, H]: sums of the rows [N, H] that all ranks have."""
@@ -48,9 +44,7 @@ class ExpertsRoute:
 
     def __init__(self, maps, n_local, me, room=None):
         self.maps, self.n_local, self.me = maps, n_local, me
-        self.held = [
-            sum(int(m.sum()) for *_, m in self._segments(rank)) for rank in range(len(maps))
-        ]
+        self.held = [sum(int(m.sum()) for *_, m in self._segments(rank)) for rank in range(len(maps))]
         self.budget = None if room is None else max(self.held) + room
         self.num_rows = self.held if room is None else [self.budget] * len(maps)
 
@@ -73,25 +67,18 @@ class ExpertsRoute:
 
     def received(self, of_tokens):
         """Rows [P, ...] that come here, of what every rank's tokens have."""
-        return self._filled(
-            torch.cat([of_tokens[source][tokens] for _, source, tokens in self._segments(self.me)])
-        )
+        return self._filled(torch.cat([of_tokens[source][tokens] for _, source, tokens in self._segments(self.me)]))
 
     def received_probs(self, probs):
         """float32 [P], of probs [T, E]."""
         return self._filled(
             torch.cat(
-                [
-                    probs[source][tokens][:, self.me * self.n_local + e]
-                    for e, source, tokens in self._segments(self.me)
-                ]
+                [probs[source][tokens][:, self.me * self.n_local + e] for e, source, tokens in self._segments(self.me)]
             )
         )
 
     def _filled(self, rows):
-        return torch.cat(
-            [rows, rows.new_zeros((self.num_rows[self.me] - len(rows), *rows.shape[1:]))]
-        )
+        return torch.cat([rows, rows.new_zeros((self.num_rows[self.me] - len(rows), *rows.shape[1:]))])
 
     def returned(self, rows):
         """float32 [T, H]: sums of the rows [P, H] that all ranks have."""

@@ -8,27 +8,13 @@ the import.
 
 import torch
 
-from epmoe.torch import (
-    fused_combine,
-    fused_dispatch,
-    hybrid_ep_combine,
-    hybrid_ep_dispatch,
-    set_deepep_num_sms,
-)
+from epmoe.torch import fused_combine, fused_dispatch, hybrid_ep_combine, hybrid_ep_dispatch, set_deepep_num_sms
 
 
 class DeepepManager:
     """_DeepepManager of one rank."""
 
-    def __init__(
-        self,
-        group,
-        num_local_experts,
-        router_topk,
-        num_experts,
-        moe_deepep_num_sms=20,
-        capacity_factor=None,
-    ):
+    def __init__(self, group, num_local_experts, router_topk, num_experts, moe_deepep_num_sms=20, capacity_factor=None):
         self.group, self.num_local_experts = group, num_local_experts
         self.router_topk, self.num_experts = router_topk, num_experts
         self.capacity_factor, self.handle = capacity_factor, None
@@ -44,16 +30,14 @@ class DeepepManager:
     def dispatch(self, hidden_states, async_finish=False, allocate_on_comm_stream=False):
         if self.token_probs.dtype != torch.float32:
             self.token_probs = self.token_probs.float()
-        hidden_states, dispatched_indices, dispatched_probs, num_tokens_per_expert, handle = (
-            fused_dispatch(
-                hidden_states,
-                self.token_indices,
-                self.token_probs,
-                self.num_experts,
-                self.group,
-                async_finish=async_finish,
-                allocate_on_comm_stream=allocate_on_comm_stream,
-            )
+        hidden_states, dispatched_indices, dispatched_probs, num_tokens_per_expert, handle = fused_dispatch(
+            hidden_states,
+            self.token_indices,
+            self.token_probs,
+            self.num_experts,
+            self.group,
+            async_finish=async_finish,
+            allocate_on_comm_stream=allocate_on_comm_stream,
         )
         self.handle, self.tokens_per_expert = handle, num_tokens_per_expert
         self.dispatched_indices, self.dispatched_probs = dispatched_indices, dispatched_probs
@@ -67,9 +51,7 @@ class DeepepManager:
         assert self.dispatched_probs.dtype == torch.float32
         routing_map = self.dispatched_routing_map.bool().T.contiguous()
         of_tokens = (
-            torch.arange(len(hidden_states), device=routing_map.device)
-            .unsqueeze(0)
-            .expand(self.num_local_experts, -1)
+            torch.arange(len(hidden_states), device=routing_map.device).unsqueeze(0).expand(self.num_local_experts, -1)
         )
         self.reversed_mapping_for_combine = of_tokens.masked_select(routing_map)
         assert len(self.reversed_mapping_for_combine) == self.tokens_per_expert.sum().item()
@@ -82,17 +64,13 @@ class DeepepManager:
         routing_map = torch.zeros(shape, dtype=torch.long, device=where)
         multihot_probs = torch.zeros(shape, dtype=torch.float, device=where)
         mask = indices != -1
-        row_indices = torch.arange(batch_size, device=indices.device).repeat_interleave(
-            mask.sum(dim=1)
-        )
+        row_indices = torch.arange(batch_size, device=indices.device).repeat_interleave(mask.sum(dim=1))
         routing_map[row_indices, indices[mask]] = 1
         multihot_probs[row_indices, indices[mask]] = probs[mask]
         return routing_map.bool(), multihot_probs
 
     def get_restored_hidden_states_by_experts(self, hidden_states):
-        out = torch.zeros(
-            self.hidden_shape_before_permute, dtype=hidden_states.dtype, device=hidden_states.device
-        )
+        out = torch.zeros(self.hidden_shape_before_permute, dtype=hidden_states.dtype, device=hidden_states.device)
         where = self.reversed_mapping_for_combine.unsqueeze(1).expand(-1, out.shape[1])
         return out.scatter_add(0, where, hidden_states)
 
@@ -114,13 +92,7 @@ class HybridEPManager:
     more_of_dispatch, more_of_combine = {}, {}  # what later releases give besides
 
     def __init__(
-        self,
-        group,
-        num_local_experts,
-        num_experts,
-        moe_hybridep_num_sms=16,
-        capacity=None,
-        pad_multiple=None,
+        self, group, num_local_experts, num_experts, moe_hybridep_num_sms=16, capacity=None, pad_multiple=None
     ):
         self.group, self.num_local_experts, self.num_experts = group, num_local_experts, num_experts
         self.num_sms, self.capacity = moe_hybridep_num_sms, capacity
@@ -134,26 +106,22 @@ class HybridEPManager:
         if self.drop_and_pad:
             of_expert = self.capacity * self.group.size()
             self.num_permuted_tokens = of_expert * self.num_local_experts
-            self.tokens_per_expert = torch.full(
-                (self.num_local_experts,), of_expert, dtype=torch.long
-            )
+            self.tokens_per_expert = torch.full((self.num_local_experts,), of_expert, dtype=torch.long)
 
     def dispatch(self, hidden_states, async_finish=True, allocate_on_comm_stream=True):
         if self.token_probs.dtype != torch.float32:
             self.token_probs = self.token_probs.float()
-        dispatched_hidden, self.dispatched_probs, _, tokens_per_expert, self.handle = (
-            hybrid_ep_dispatch(
-                x=hidden_states,
-                routing_map=self.routing_map,
-                probs=self.token_probs,
-                group=self.group,
-                num_local_experts=self.num_local_experts,
-                num_sms_dispatch_api=self.num_sms,
-                num_sms_combine_api=self.num_sms,
-                num_permuted_tokens=self.num_permuted_tokens,
-                pad_multiple=self.pad_multiple,
-                **self.more_of_dispatch,
-            )
+        dispatched_hidden, self.dispatched_probs, _, tokens_per_expert, self.handle = hybrid_ep_dispatch(
+            x=hidden_states,
+            routing_map=self.routing_map,
+            probs=self.token_probs,
+            group=self.group,
+            num_local_experts=self.num_local_experts,
+            num_sms_dispatch_api=self.num_sms,
+            num_sms_combine_api=self.num_sms,
+            num_permuted_tokens=self.num_permuted_tokens,
+            pad_multiple=self.pad_multiple,
+            **self.more_of_dispatch,
         )
         if not self.drop_and_pad:
             self.tokens_per_expert = tokens_per_expert

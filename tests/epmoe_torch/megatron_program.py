@@ -21,13 +21,7 @@ import epmoe.torch
 from epmoe import device
 from epmoe.torch.process_group import world_of
 
-for name in (
-    "fused_combine",
-    "fused_dispatch",
-    "hybrid_ep_combine",
-    "hybrid_ep_dispatch",
-    "set_deepep_num_sms",
-):
+for name in ("fused_combine", "fused_dispatch", "hybrid_ep_combine", "hybrid_ep_dispatch", "set_deepep_num_sms"):
     setattr(token_dispatcher, name, getattr(epmoe.torch, name))
 
 BACKENDS = {
@@ -71,9 +65,7 @@ def dispatcher_of(groups, hidden, backend, options):
         setattr(config, BUDGET, budget)
         config.use_transformer_engine_op_fuser = True
     with patch("torch.zeros", on_the_cpu if device.SIM else torch.zeros):
-        made = token_dispatcher.MoEFlexTokenDispatcher(
-            LOCAL, [LOCAL * rank + e for e in range(LOCAL)], config, groups
-        )
+        made = token_dispatcher.MoEFlexTokenDispatcher(LOCAL, [LOCAL * rank + e for e in range(LOCAL)], config, groups)
     made.budget = budget  # with it counts stay on the device
     return made
 
@@ -102,9 +94,7 @@ def main(hidden):
         for options in configured:
             dispatcher = dispatcher_of(groups, hidden, backend, options)
             for shared in (False, True):
-                megatron_calls(
-                    group, rank, dispatcher, where, hidden, through=through, shared=shared
-                )
+                megatron_calls(group, rank, dispatcher, where, hidden, through=through, shared=shared)
             say(rank, f"{backend} {options}")
     dist.destroy_process_group()
     print(f"rank {rank} of {n_ranks}: as wanted", flush=True)

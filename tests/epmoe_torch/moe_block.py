@@ -39,10 +39,7 @@ def layers_of(kinds, hidden, width, n_experts, device, seed=0):
 
     return [
         Layer(
-            parameter(hidden, n_experts),
-            parameter(n_experts, hidden, width),
-            parameter(n_experts, width, hidden),
-            kind,
+            parameter(hidden, n_experts), parameter(n_experts, hidden, width), parameter(n_experts, width, hidden), kind
         )
         for kind in kinds
     ]
@@ -94,16 +91,12 @@ def parallel(world):
         ups, downs = layer.up.split(local), layer.down.split(local)
         probs, ids = zip(*(routed(layer, x) for x in xs))
         if layer.kind == "rows":
-            rows, local_ids, row_probs, _, handle = fused_dispatch(
-                own(xs), own(ids), own(probs), n_experts, world
-            )
+            rows, local_ids, row_probs, _, handle = fused_dispatch(own(xs), own(ids), own(probs), n_experts, world)
             each = zip(ranks(rows), ranks(local_ids), ranks(row_probs), ups, downs)
             out, _ = fused_combine(own([of_slots(*one) for one in each]), world, handle)
         else:
             maps, dense = zip(*(dense_routing(i, p, n_experts) for i, p in zip(ids, probs)))
-            rows, row_probs, _, counts, handle = hybrid_ep_dispatch(
-                own(xs), own(maps), own(dense), world, local
-            )
+            rows, row_probs, _, counts, handle = hybrid_ep_dispatch(own(xs), own(maps), own(dense), world, local)
             each = zip(ranks(rows), ranks(counts), ranks(row_probs), ups, downs)
             out = hybrid_ep_combine(own([of_groups(*one) for one in each]), handle)
         return [x + y for x, y in zip(xs, ranks(out))]
@@ -120,21 +113,15 @@ def together(n_ranks):
         probs, ids = (torch.cat(one) for one in zip(*(routed(layer, x) for x in xs)))
         sent = torch.cat([x.clone() for x in xs])
         out = torch.zeros_like(sent, dtype=torch.float32)
-        for up, down, first in zip(
-            layer.up.split(local), layer.down.split(local), range(0, n_experts, local)
-        ):
+        for up, down, first in zip(layer.up.split(local), layer.down.split(local), range(0, n_experts, local)):
             if layer.kind == "rows":
                 here = (ids >= first) & (ids < first + local)
                 token = here.any(1).nonzero()[:, 0]
                 local_ids = torch.where(here, ids - first, -1)[token]
                 row_probs = torch.where(here, probs, 0)[token]
-                out = out.index_add(
-                    0, token, of_slots(sent[token], local_ids, row_probs, up, down).float()
-                )
+                out = out.index_add(0, token, of_slots(sent[token], local_ids, row_probs, up, down).float())
                 continue
-            maps, dense = (
-                one[:, first : first + local].T for one in dense_routing(ids, probs, n_experts)
-            )
+            maps, dense = (one[:, first : first + local].T for one in dense_routing(ids, probs, n_experts))
             of_expert, token = maps.nonzero(as_tuple=True)
             rows = sent.clone().float()[token].to(BF16)
             made = of_groups(rows, maps.sum(1), dense[of_expert, token], up, down)

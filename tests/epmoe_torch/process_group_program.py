@@ -45,10 +45,7 @@ def main(hidden):
     dist.init_process_group("gloo" if device.SIM else "nccl")
     group = dist.group.WORLD
     world = ProcessGroupWorld()
-    assert world_of(group) is world and (world.rank, world.size()) == (
-        dist.get_rank(),
-        dist.get_world_size(),
-    )
+    assert world_of(group) is world and (world.rank, world.size()) == (dist.get_rank(), dist.get_world_size())
     say(world.rank, "met")
     compile_ahead(world, hidden, LOCAL, TOP_K, 2 * LOCAL * world.n_ranks)
     say(world.rank, "compiled")

@@ -35,9 +35,7 @@ def routing(n_tokens, n_experts, where, shift, each):
     token, k = torch.meshgrid(torch.arange(n_tokens), torch.arange(each), indexing="ij")
     routing_map = torch.zeros(n_tokens, n_experts, dtype=torch.bool, device=where)
     routing_map[token, (token + k + shift) % n_experts] = True
-    probs = 2.0 ** -(
-        1 + torch.arange(n_tokens * n_experts, device=where).reshape(n_tokens, n_experts) % 2
-    )
+    probs = 2.0 ** -(1 + torch.arange(n_tokens * n_experts, device=where).reshape(n_tokens, n_experts) % 2)
     return routing_map, probs * routing_map
 
 
@@ -97,9 +95,7 @@ def training(world, where, steps, kinds, num_tokens, hidden, width):
     for one in layers:
         one.up, one.down = (p[own].detach().clone().requires_grad_() for p in (one.up, one.down))
     batches, lr = batches_of(steps, num_tokens, hidden, where), LR / (num_tokens[0] * hidden)
-    losses = train(
-        layers, parallel(world), [(x[me : me + 1], t[me : me + 1]) for x, t in batches], lr, gather
-    )
+    losses = train(layers, parallel(world), [(x[me : me + 1], t[me : me + 1]) for x, t in batches], lr, gather)
     same = new_layers()
     same_losses = train(same, together(world.n_ranks), batches, lr)
     of_all = torch.tensor([sum(one) for one in zip(*world.tell(losses, 60.0))], dtype=torch.float64)

@@ -43,9 +43,7 @@ def array(tensor):
 
 def leaves(values, dtype=torch.bfloat16, gradient=True):
     """NumPy arrays as new tensors on the tests' device that require gradients."""
-    return [
-        torch.from_numpy(np.array(v)).to(DEVICE, dtype).requires_grad_(gradient) for v in values
-    ]
+    return [torch.from_numpy(np.array(v)).to(DEVICE, dtype).requires_grad_(gradient) for v in values]
 
 
 def integers(rng, shapes):

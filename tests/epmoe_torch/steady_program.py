@@ -38,14 +38,10 @@ class Batch:
     def __init__(self, world, where, seed, tokens, hidden, local, top_k):
         self.n_experts, self.top_k = local * world.n_ranks, top_k
         self.rng = torch.Generator(where).manual_seed(seed * world.n_ranks + world.rank)
-        self.x, self.gradient = (
-            torch.empty(tokens, hidden, dtype=BF16, device=where) for _ in range(2)
-        )
+        self.x, self.gradient = (torch.empty(tokens, hidden, dtype=BF16, device=where) for _ in range(2))
         self.ids = torch.empty(tokens, top_k, dtype=torch.int64, device=where)
         self.goes = torch.empty(tokens, self.n_experts, dtype=torch.bool, device=where)
-        self.probs, self.dense = (
-            torch.empty(tokens, n, device=where) for n in (top_k, self.n_experts)
-        )
+        self.probs, self.dense = (torch.empty(tokens, n, device=where) for n in (top_k, self.n_experts))
         self.draw()
         for one in (self.x, self.probs, self.dense):
             one.requires_grad_()
@@ -71,11 +67,7 @@ def step(world, batch, waits):
         out, batch.goes, batch.dense * 1, world, local, num_permuted_tokens=budget, pad_multiple=4
     )
     both = hybrid_ep_combine(expert_output(rows, row_probs), handle)
-    return (
-        out,
-        both,
-        *torch.autograd.grad(both, (batch.x, batch.probs, batch.dense), batch.gradient),
-    )
+    return (out, both, *torch.autograd.grad(both, (batch.x, batch.probs, batch.dense), batch.gradient))
 
 
 def used(world):
@@ -84,9 +76,7 @@ def used(world):
         torch.cuda.synchronize()
     gc.collect()
     buffers = get_buffer(world, 0), hybrid_ep_buffer(world)
-    on_device, lent = (
-        sum(getattr(b, name) for b in buffers) for name in ("allocated_bytes", "lent_bytes")
-    )
+    on_device, lent = (sum(getattr(b, name) for b in buffers) for name in ("allocated_bytes", "lent_bytes"))
     of_torch = 0 if device.SIM else torch.cuda.memory_allocated()
     with open("/proc/self/statm") as statm:
         return on_device, lent, of_torch, int(statm.read().split()[1]) * 4096
@@ -99,10 +89,7 @@ def many_steps(world, batches, steps):
     once depends on threads; one left behind a step would be hundreds, and in use.
     """
     seen, a_fifth = [], max(1, steps // 5 // len(batches)) * len(batches)
-    kept = [
-        [[t.clone() for t in step(world, batch, waits)] for waits in (True, False)]
-        for batch in batches
-    ]
+    kept = [[[t.clone() for t in step(world, batch, waits)] for waits in (True, False)] for batch in batches]
     for number in range(steps):
         index = number % len(batches)
         for waits, wanted in zip((True, False), kept[index]):
@@ -113,10 +100,7 @@ def many_steps(world, batches, steps):
         if (number + 1) % a_fifth == 0:
             seen.append(used(world))
     before, after = seen[min(1, len(seen) - 1)], used(world)
-    say(
-        world.rank,
-        f"{steps} steps; bytes of epmoe, in use, of torch, of the host after each fifth: {seen}",
-    )
+    say(world.rank, f"{steps} steps; bytes of epmoe, in use, of torch, of the host after each fifth: {seen}")
     more = [now - then for now, then in zip(after, before)]
     print(
         f"rank {world.rank}: {steps} steps, bytes more: epmoe {more[0]}, of them in use {more[1]}, torch {more[2]}, "

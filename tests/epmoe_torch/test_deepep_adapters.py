@@ -39,9 +39,7 @@ class Buffer:
         self.alive = False
 
     @staticmethod
-    def get_low_latency_rdma_size_hint(
-        num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts
-    ):
+    def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts):
         return num_max_dispatch_tokens_per_rank * hidden * num_ranks * num_experts
 
     def get_dispatch_layout(self, topk_idx, num_experts):
@@ -76,9 +74,7 @@ class Buffer:
         out[goes] += x
         return out, None, None
 
-    def low_latency_dispatch(
-        self, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, use_fp8=True
-    ):
+    def low_latency_dispatch(self, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, use_fp8=True):
         most = num_max_dispatch_tokens_per_rank
         assert not use_fp8 and most % 4 == 0 and len(x) <= most
         rows = x.new_zeros(num_experts, most, x.shape[1])
@@ -88,20 +84,13 @@ class Buffer:
             tokens = (topk_idx == expert).any(1).nonzero().flatten()
             rows[expert, : len(tokens)], source[expert, : len(tokens)] = x[tokens], tokens.int()
             counts[expert] = len(tokens)
-        return (
-            rows,
-            counts,
-            (source, counts.long()[:, None], most, x.shape[1], num_experts),
-            None,
-            None,
-        )
+        return (rows, counts, (source, counts.long()[:, None], most, x.shape[1], num_experts), None, None)
 
     def low_latency_combine(self, x, topk_idx, topk_weights, handle):
         source, layout, *_ = handle
         sums = torch.zeros(len(topk_idx), x.shape[2])
         for (token, slot), expert in zip(
-            torch.cartesian_prod(*map(torch.arange, topk_idx.shape)).tolist(),
-            topk_idx.flatten().tolist(),
+            torch.cartesian_prod(*map(torch.arange, topk_idx.shape)).tolist(), topk_idx.flatten().tolist()
         ):
             if expert >= 0:
                 row = int((source[expert, : int(layout[expert, 0])] == token).nonzero()[0, 0])
@@ -136,6 +125,4 @@ def on_the_cpu(monkeypatch, tmp_path):
 def test_what_an_adapter_makes_of_deepeps_results_is_right(adapter, only, on_the_cpu):
     report = check(adapter, n_ranks=1, ranks=OneRank(), only=only)
     assert report.passed and report.run, str(report)
-    assert not any(buffer.alive for buffer in Buffer.made) and len(Buffer.made) == RUNS * len(
-        report.run
-    )
+    assert not any(buffer.alive for buffer in Buffer.made) and len(Buffer.made) == RUNS * len(report.run)

@@ -23,10 +23,7 @@ WORLDS = {  # tokens of each rank, experts, slots, hidden
     "uneven": ((3, 5), 4, 2, 16),
     "an empty rank, K = E": ((4, 0, 2), 3, 3, 8),
 }
-pytestmark = [
-    pytest.mark.filterwarnings("error"),
-    pytest.mark.parametrize("sizes", WORLDS.values(), ids=list(WORLDS)),
-]
+pytestmark = [pytest.mark.filterwarnings("error"), pytest.mark.parametrize("sizes", WORLDS.values(), ids=list(WORLDS))]
 
 
 def seeded(grads, results):
@@ -49,13 +46,10 @@ def test_dispatch_has_the_references_gradients(sizes):
     recv_x, recv_ids, recv_probs, _, handle = fused_dispatch(x, ids, probs, sizes[1], group)
     grad_x = seeded(integers(rng, [r.shape for r in recv_x]), recv_x)
     grad_probs = [
-        g * (i >= 0)
-        for g, i in zip(seeded(integers(rng, [r.shape for r in recv_probs]), recv_probs), recv_ids)
+        g * (i >= 0) for g, i in zip(seeded(integers(rng, [r.shape for r in recv_probs]), recv_probs), recv_ids)
     ]
     torch.autograd.backward([*recv_x, *recv_probs], [*grad_x, *grad_probs])
-    wanted = reference.dispatch_backward(
-        reference_rows(x, ids, probs, sizes[1])[1], array(grad_x), array(grad_probs)
-    )
+    wanted = reference.dispatch_backward(reference_rows(x, ids, probs, sizes[1])[1], array(grad_x), array(grad_probs))
     assert_same([t.grad for t in x], wanted[0], "gradient of x")
     assert_same([t.grad for t in probs], wanted[1], "gradient of probs")
 
@@ -63,18 +57,12 @@ def test_dispatch_has_the_references_gradients(sizes):
 def test_without_a_wait_of_the_host_the_rows_that_hold_tokens_have_the_same_gradients(sizes):
     """What rows behind them hold is not read: their gradients are NaN."""
     rng, group, x, ids, probs = rows_world(sizes)
-    recv_x, recv_ids, recv_probs, per_expert, _ = fused_dispatch_on_device(
-        x, ids, probs, sizes[1], group
-    )
+    recv_x, recv_ids, recv_probs, per_expert, _ = fused_dispatch_on_device(x, ids, probs, sizes[1], group)
     made, known = reference_rows(x, ids, probs, sizes[1])
     for results, wanted in zip((recv_x, recv_ids, recv_probs), made):
-        assert_same(
-            [r[: len(w)] for r, w in zip(results, wanted)], wanted, "the rows that hold tokens"
-        )
+        assert_same([r[: len(w)] for r, w in zip(results, wanted)], wanted, "the rows that hold tokens")
     assert_same([n.cpu() for n in per_expert], made[3], "tokens per expert")
-    grads = [
-        [np.full(r.shape, np.nan, np.float32) for r in results] for results in (recv_x, recv_probs)
-    ]
+    grads = [[np.full(r.shape, np.nan, np.float32) for r in results] for results in (recv_x, recv_probs)]
     for of_kind, shapes in zip(grads, ((w.shape for w in made[0]), (w.shape for w in made[2]))):
         for grad, some in zip(of_kind, integers(rng, shapes)):
             grad[: len(some)] = some
@@ -121,14 +109,10 @@ def test_combine_has_the_references_gradients(sizes):
     torch.autograd.backward(combined, grad)
     assert event is None
     assert_same(combined, reference.combine_forward(array(rows), known), "combined")
-    assert_same(
-        [t.grad for t in rows], reference.combine_backward(known, array(grad)), "gradient of rows"
-    )
+    assert_same([t.grad for t in rows], reference.combine_backward(known, array(grad)), "gradient of rows")
 
 
-@pytest.mark.parametrize(
-    "options", [{}, dict(num_permuted_tokens=11, pad_multiple=4)], ids=["exact", "overflowing"]
-)
+@pytest.mark.parametrize("options", [{}, dict(num_permuted_tokens=11, pad_multiple=4)], ids=["exact", "overflowing"])
 def test_hybrid_dispatch_and_combine_have_the_references_gradients(sizes, options):
     num_tokens, num_experts, _, hidden = sizes
     rng, local = np.random.default_rng(2), num_experts // len(num_tokens)
@@ -138,22 +122,13 @@ def test_hybrid_dispatch_and_combine_have_the_references_gradients(sizes, option
         leaves(integers(rng, [(n, width) for n in num_tokens]), dtype)
         for width, dtype in ((hidden, torch.bfloat16), (num_experts, torch.float32))
     )
-    rows, row_probs, scales, per_expert, handle = hybrid_ep_dispatch(
-        x, maps, probs, group, local, **options
-    )
-    *made, known = reference.hybrid_dispatch_forward(
-        array(x), array(maps), array(probs), local, **options
-    )
+    rows, row_probs, scales, per_expert, handle = hybrid_ep_dispatch(x, maps, probs, group, local, **options)
+    *made, known = reference.hybrid_dispatch_forward(array(x), array(maps), array(probs), local, **options)
     assert scales is None and not any(n.requires_grad for n in per_expert)
-    for got, want, name in zip(
-        (rows, row_probs, per_expert), (made[0], made[1], made[3]), ("rows", "probs", "counts")
-    ):
+    for got, want, name in zip((rows, row_probs, per_expert), (made[0], made[1], made[3]), ("rows", "probs", "counts")):
         assert_same(got, want, name)
     combined = hybrid_ep_combine(rows, handle)
-    grads = [
-        seeded(integers(rng, [r.shape for r in results]), results)
-        for results in (combined, row_probs)
-    ]
+    grads = [seeded(integers(rng, [r.shape for r in results]), results) for results in (combined, row_probs)]
     torch.autograd.backward([*combined, *row_probs], [*grads[0], *grads[1]])
     grad_rows = reference.hybrid_combine_backward(known, array(grads[0]))
     wanted = reference.hybrid_dispatch_backward(known, grad_rows, array(grads[1]))
@@ -170,10 +145,7 @@ def test_one_result_of_one_rank_is_enough_for_a_gradient(sizes):
     combined[0].sum().backward()
     for rank, (t, i) in enumerate(zip(x, ids)):
         local = sizes[1] // len(x)
-        ranks = (
-            torch.nn.functional.one_hot(torch.where(i >= 0, i // local, len(x)), len(x) + 1).sum(1)
-            > 0
-        )[:, :-1]
+        ranks = (torch.nn.functional.one_hot(torch.where(i >= 0, i // local, len(x)), len(x) + 1).sum(1) > 0)[:, :-1]
         wanted = ranks.sum(1, keepdim=True).expand(t.shape) if rank == 0 else torch.zeros_like(t)
         assert torch.equal(t.grad.float(), wanted.float())
     assert all(not p.grad.any() for p in probs)
@@ -189,10 +161,7 @@ def test_blockwise_fp8_gives_pairs_and_refuses_gradients(sizes):
         hybrid_ep_dispatch(x, maps, None, group, local)
     rows, probs, scales, *_ = hybrid_ep_dispatch([t.detach() for t in x], maps, None, group, local)
     assert probs is None and {r.dtype for r in rows} == {torch.float8_e4m3fn}
-    assert all(
-        torch.equal(r.float() * s, torch.ones_like(r, dtype=torch.float32))
-        for r, s in zip(rows, scales)
-    )
+    assert all(torch.equal(r.float() * s, torch.ones_like(r, dtype=torch.float32)) for r, s in zip(rows, scales))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
@@ -225,7 +194,5 @@ def test_without_gradients_forward_is_called_as_it_is_and_gives_the_same(sizes, 
         assert_same(got[i], list(map(array, wanted[i])), f"result {i}")
     plain = [one.detach() for one in x], ids, [one.detach() for one in probs]
     again = fused_dispatch(*plain, sizes[1], group)
-    assert_same(
-        fused_combine(again[0], group, again[-1])[0], list(map(array, combined)), "combined"
-    )
+    assert_same(fused_combine(again[0], group, again[-1])[0], list(map(array, combined)), "combined")
     assert all(one.grad_fn is None for one in (*got[0], *again[0]))

@@ -89,9 +89,7 @@ class Beside:
             raise self.failure
 
 
-@pytest.mark.parametrize(
-    "steps", [4, pytest.param(1000, marks=pytest.mark.nightly)], ids=["few", "a thousand"]
-)
+@pytest.mark.parametrize("steps", [4, pytest.param(1000, marks=pytest.mark.nightly)], ids=["few", "a thousand"])
 def test_memory_stays_flat_and_what_is_kept_stays(group, draw, steps):
     model, data = Model(draw, LAYERS), batches(draw, 3)
     kept, seen = deque(), []

@@ -10,13 +10,7 @@ import torch
 from small_tensors import DEVICE, array, assert_same, group_of
 
 from epmoe import LocalWorld
-from epmoe.torch import (
-    fused_combine,
-    fused_dispatch,
-    hybrid_ep_combine,
-    hybrid_ep_dispatch,
-    init_hybrid_ep_buffer,
-)
+from epmoe.torch import fused_combine, fused_dispatch, hybrid_ep_combine, hybrid_ep_dispatch, init_hybrid_ep_buffer
 from epmoe_ref import fused_a2a as reference
 from epmoe_ref.errors import EPStateError
 
@@ -52,9 +46,7 @@ def test_laws_of_gradients(law, case, sizes, monkeypatch):
     law(sizes, *[monkeypatch] * wants_it, **case)
 
 
-globals().update(
-    {law: vars(of)[law] for of in (of_tensors, of_training) for law in laws(of, SIMULATED)}
-)
+globals().update({law: vars(of)[law] for of in (of_tensors, of_training) for law in laws(of, SIMULATED)})
 
 
 def test_real_gradients_are_adjoint_within_their_rounding():
@@ -71,10 +63,7 @@ def test_real_gradients_are_adjoint_within_their_rounding():
         return sum((a.double() * b.double()).sum() for a, b in zip(one, other))
 
     ids = [torch.rand(n, 8, generator=draw, device=DEVICE).topk(4).indices for n in n_tokens]
-    maps = [
-        torch.zeros(n, 8, dtype=torch.bool, device=DEVICE).scatter(1, i, True)
-        for n, i in zip(n_tokens, ids)
-    ]
+    maps = [torch.zeros(n, 8, dtype=torch.bool, device=DEVICE).scatter(1, i, True) for n, i in zip(n_tokens, ids)]
     probs = [torch.ones(n, 4, device=DEVICE) for n in n_tokens]
     for roundings, dispatch, combine in (
         (
@@ -98,24 +87,15 @@ def test_real_gradients_are_adjoint_within_their_rounding():
             assert abs(total(out, x) - total(given, [t.grad for t in leaves])) <= room
 
 
-@pytest.mark.parametrize(
-    "streams", ["the caller's is another", "the world's is another", "both are"]
-)
+@pytest.mark.parametrize("streams", ["the caller's is another", "the world's is another", "both are"])
 def test_a_call_comes_after_its_producer_and_before_its_consumer(streams):
     """The current stream is busy for long before x is written; what reads a result is put on it at once."""
-    own = (
-        torch.cuda.Stream() if streams != "the caller's is another" else torch.cuda.default_stream()
-    )
-    current = (
-        torch.cuda.Stream() if streams != "the world's is another" else torch.cuda.default_stream()
-    )
+    own = torch.cuda.Stream() if streams != "the caller's is another" else torch.cuda.default_stream()
+    current = torch.cuda.Stream() if streams != "the world's is another" else torch.cuda.default_stream()
     group = LocalWorld(2, stream=own)
     maps = [torch.rand(n, 4, device=DEVICE) < 0.5 for n in (300, 200)]
     ids = [torch.randint(0, 4, (n, 1), device=DEVICE) for n in (300, 200)]
-    x = [
-        torch.zeros(n, 512, dtype=torch.bfloat16, device=DEVICE, requires_grad=True)
-        for n in (300, 200)
-    ]
+    x = [torch.zeros(n, 512, dtype=torch.bfloat16, device=DEVICE, requires_grad=True) for n in (300, 200)]
     probs = [torch.ones(n, 1, device=DEVICE) for n in (300, 200)]
     init_hybrid_ep_buffer(group, 512, 300, 2, 24, 24, False)
     torch.cuda.synchronize()
@@ -174,12 +154,7 @@ def test_a_graph_of_a_training_step_runs_again_with_new_data():
         graph.replay()
         torch.cuda.synchronize()
         rows, row_probs, *_, known = reference.hybrid_dispatch_forward(
-            [array(x)],
-            [array(routing_map)],
-            [array(probs)],
-            8,
-            num_permuted_tokens=200,
-            pad_multiple=4,
+            [array(x)], [array(routing_map)], [array(probs)], 8, num_permuted_tokens=200, pad_multiple=4
         )
         wanted = reference.hybrid_combine_forward([rows[0] * 2], known)
         grad_rows = reference.hybrid_combine_backward(known, wanted)
@@ -204,12 +179,8 @@ def test_a_capture_that_leaves_the_world_out_is_refused():
 def test_tensors_of_the_gpu_are_used_where_they_lie():
     group = group_of(2)
     x = [torch.ones(4, 64, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)]
-    ids, probs = (
-        [torch.zeros(4, 1, dtype=t, device=DEVICE) for _ in x] for t in (torch.int64, torch.float32)
-    )
+    ids, probs = ([torch.zeros(4, 1, dtype=t, device=DEVICE) for _ in x] for t in (torch.int64, torch.float32))
     rows, indices, row_probs, counts, handle = fused_dispatch(x, ids, probs, 2, group)
-    assert {t.device for t in (*rows, *indices, *row_probs)} == {DEVICE} and {
-        n.device.type for n in counts
-    } == {"cpu"}
+    assert {t.device for t in (*rows, *indices, *row_probs)} == {DEVICE} and {n.device.type for n in counts} == {"cpu"}
     out, _ = fused_combine(rows, group, handle)
     assert out[0].is_cuda and out[0].dtype == torch.bfloat16 and torch.equal(out[1], x[1])

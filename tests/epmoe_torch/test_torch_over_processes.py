@@ -14,13 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "processes"))
 from mpirun import mpirun
 
 HERE = Path(__file__).parent
-FUNCTIONS = (
-    "FusedDispatch",
-    "FusedDispatchOnDevice",
-    "FusedCombine",
-    "HybridEPDispatch",
-    "HybridEPCombine",
-)
+FUNCTIONS = ("FusedDispatch", "FusedDispatchOnDevice", "FusedCombine", "HybridEPDispatch", "HybridEPCombine")
 
 
 def as_wanted(program, n_ranks, *arguments, limit):
@@ -71,13 +65,9 @@ def test_a_thousand_steps_take_no_more_memory_and_graphs_of_a_step_run_again_on_
     as_wanted("steady_program.py", n_ranks, 1000, 128, 7168, 256 // n_ranks, 8, limit=180)
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in epmoe.torch.__all__ if n not in (*FUNCTIONS, "ProcessGroupWorld")]
-)
+@pytest.mark.parametrize("name", [n for n in epmoe.torch.__all__ if n not in (*FUNCTIONS, "ProcessGroupWorld")])
 def test_functions_have_the_pages_signatures(name):
-    assert inspect.signature(getattr(epmoe.torch, name)) == inspect.signature(
-        getattr(fused_a2a, name)
-    )
+    assert inspect.signature(getattr(epmoe.torch, name)) == inspect.signature(getattr(fused_a2a, name))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -86,6 +76,4 @@ def test_classes_are_functions_of_autograd_with_the_pages_arguments(name, method
     ours, theirs = getattr(epmoe.torch, name), getattr(fused_a2a, name)
     assert issubclass(ours, torch.autograd.Function)
     parameters = inspect.signature(inspect.unwrap(getattr(ours, method))).parameters
-    assert list(parameters.values()) == list(
-        inspect.signature(getattr(theirs, method)).parameters.values()
-    )
+    assert list(parameters.values()) == list(inspect.signature(getattr(theirs, method)).parameters.values())

@@ -52,9 +52,7 @@ def has_megatron():
         return False
 
 
-needs_megatron = pytest.mark.skipif(
-    not has_megatron(), reason="needs pip install megatron-core==0.16.1"
-)
+needs_megatron = pytest.mark.skipif(not has_megatron(), reason="needs pip install megatron-core==0.16.1")
 
 
 def over_processes(program, n_ranks, *arguments, limit):
@@ -91,11 +89,7 @@ def test_megatrons_own_dispatcher_needs_nothing_but_the_import_on_gpus():
 
 def test_a_group_becomes_a_world_once_and_its_calls_are_the_worlds(group):
     world = world_of(group)
-    assert (
-        world_of(group) is world
-        and world_of(world) is world
-        and (world.rank, world.size()) == (0, 1)
-    )
+    assert world_of(group) is world and world_of(world) is world and (world.rank, world.size()) == (0, 1)
     x, probs = (torch.rand(4, n, device=DEVICE, requires_grad=True) for n in (8, 1))
     ids = torch.zeros(4, 1, dtype=torch.int64, device=DEVICE)
     rows, *_, handle = fused_dispatch(x, ids, probs, 1, group)
@@ -144,15 +138,11 @@ def test_results_may_be_memory_of_torchs_own(group, copies):
 def test_what_is_no_group_of_this_process_is_refused(group, monkeypatch):
     with pytest.raises(EPValueError, match="this process is no member of it"):
         ProcessGroupWorld(dist.GroupMember.NON_GROUP_MEMBER)
-    with pytest.raises(
-        EPValueError, match="group is a int; a torch.distributed.ProcessGroup is needed"
-    ):
+    with pytest.raises(EPValueError, match="group is a int; a torch.distributed.ProcessGroup is needed"):
         ProcessGroupWorld(3)
     kind = {"EPMOE_DEVICE": "sim" if device.SIM else "gpu"}
     monkeypatch.setattr(StoreExchange, "gather", lambda *_: [("here", kind), ("there", kind)])
-    with pytest.raises(
-        UnavailableError, match="rank 1 of this process group is on another host than rank 0"
-    ):
+    with pytest.raises(UnavailableError, match="rank 1 of this process group is on another host than rank 0"):
         ProcessGroupWorld()
 
 
@@ -169,10 +159,7 @@ def over(store):
 def in_both(call):
     """[call(0), call(1)], each in a thread."""
     told = [None, None]
-    threads = [
-        threading.Thread(target=lambda rank=rank: told.__setitem__(rank, call(rank)))
-        for rank in (0, 1)
-    ]
+    threads = [threading.Thread(target=lambda rank=rank: told.__setitem__(rank, call(rank))) for rank in (0, 1)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -182,16 +169,12 @@ def in_both(call):
 
 def test_a_rank_that_stays_away_is_named_and_may_come_later():
     ranks = over(dist.HashStore())
-    with pytest.raises(
-        PeerTimeout, match="rank 0, telling: rank 1 did not come; gave up after timeout=0.1 s"
-    ):
+    with pytest.raises(PeerTimeout, match="rank 0, telling: rank 1 did not come; gave up after timeout=0.1 s"):
         ranks[0].gather("telling", "early", 0.1)
     assert ranks[0].hear("telling", "earlier", 0.01) == {0: "early"}
     # the first goes on where it was given up
     for values in (["early", "late"], [10, 11], [[], None]):
-        assert in_both(
-            lambda rank, values=values: ranks[rank].gather("telling", values[rank], 20)
-        ) == [values, values]
+        assert in_both(lambda rank, values=values: ranks[rank].gather("telling", values[rank], 20)) == [values, values]
 
 
 def test_what_was_told_before_a_reset_counts_no_more():
@@ -210,9 +193,7 @@ def test_an_end_of_the_store_is_told():
     store = new_store()
     other = StoreExchange(new_store(store.port), 1, 2)
     del store
-    with pytest.raises(
-        PeerTimeout, match="rank 1, start: whoever serves the store .* has ended|did not come"
-    ):
+    with pytest.raises(PeerTimeout, match="rank 1, start: whoever serves the store .* has ended|did not come"):
         other.gather("start", None, 1)
 
 

@@ -9,16 +9,7 @@ import gc
 import pytest
 import torch
 from small_tensors import DEVICE
-from test_torch_as_users_call import (
-    EXPERTS,
-    HIDDEN,
-    TOKENS,
-    TOP_K,
-    by_expert,
-    by_rows,
-    chosen,
-    whole,
-)
+from test_torch_as_users_call import EXPERTS, HIDDEN, TOKENS, TOP_K, by_expert, by_rows, chosen, whole
 from torch.utils.checkpoint import checkpoint
 
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
@@ -35,8 +26,7 @@ class Model:
         self.kinds, self.routing = kinds, [chosen(draw) for _ in kinds]
         shapes = [(TOKENS, TOP_K if layer is by_rows else EXPERTS) for layer in kinds]
         self.probs = [
-            torch.randint(1, 3, shape, generator=draw).float().to(DEVICE).requires_grad_()
-            for shape in shapes
+            torch.randint(1, 3, shape, generator=draw).float().to(DEVICE).requires_grad_() for shape in shapes
         ]
 
     def layers(self):
@@ -71,10 +61,7 @@ def model(draw):
 
 def batches(draw, n):
     """(x, gradient of the model's output) of each microbatch."""
-    return [
-        (whole(draw, TOKENS, HIDDEN).requires_grad_(), whole(draw, TOKENS, HIDDEN))
-        for _ in range(n)
-    ]
+    return [(whole(draw, TOKENS, HIDDEN).requires_grad_(), whole(draw, TOKENS, HIDDEN)) for _ in range(n)]
 
 
 def wanted_of(model, given):
@@ -110,10 +97,7 @@ def test_layers_that_are_computed_again_have_the_same_gradients(group, draw, mod
     """Each backward makes its layer's dispatch and combine once more, between those of other layers' gradients."""
     given = batches(draw, 2)
     wanted = wanted_of(model, given)
-    outputs = [
-        model(group, x, lambda *layer: checkpoint(*layer, use_reentrant=use_reentrant))
-        for x, _ in given
-    ]
+    outputs = [model(group, x, lambda *layer: checkpoint(*layer, use_reentrant=use_reentrant)) for x, _ in given]
     for out, (_, gradient) in zip(outputs, given):
         out.backward(gradient)
     assert_equal(model, given, outputs, wanted)

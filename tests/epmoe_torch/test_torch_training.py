@@ -17,9 +17,7 @@ pytestmark = pytest.mark.timeout(500)  # fifty steps under the race detector
 def trained(kinds, steps, forward):
     """Layers after `steps` steps, and the losses on the way."""
     layers = layers_of(kinds, device=DEVICE, **SIZES)
-    return layers, train(
-        layers, forward, batches_of(steps, NUM_TOKENS, SIZES["hidden"], DEVICE), LR
-    )
+    return layers, train(layers, forward, batches_of(steps, NUM_TOKENS, SIZES["hidden"], DEVICE), LR)
 
 
 def assert_trained_alike(kinds, steps):

@@ -37,9 +37,7 @@ def test_the_mistake_shows_on_the_right_and_only_there(name):
     expected = {"missing-release": [], "early-reset": ["waits for ever"]}.get(
         name, ["reads the message", "writes row 0"]
     )
-    assert [e for e in expected if not any(e in text for text in wrong)] == [] and (
-        wrong == []
-    ) == (expected == [])
+    assert [e for e in expected if not any(e in text for text in wrong)] == [] and (wrong == []) == (expected == [])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,15 +49,9 @@ def test_the_race_report_points_at_operations_of_the_picture(name):
         at = [
             o
             for o in pair["broken"]["operations"]
-            if o["race"]
-            and o["text"].endswith(f"({line})")
-            and o["text"].startswith(f"rank {rank} block {block}:")
+            if o["race"] and o["text"].endswith(f"({line})") and o["text"].startswith(f"rank {rank} block {block}:")
         ]
-        assert at or any(line in o["text"] and o["race"] for o in pair["broken"]["operations"]), (
-            line,
-            rank,
-            block,
-        )
+        assert at or any(line in o["text"] and o["race"] for o in pair["broken"]["operations"]), (line, rank, block)
     words = pair["broken"]["words"]
     region = pair["report"][0].split("data race on ")[1].split("[")[0].removeprefix("dispatch_")
     racing = {words[o["word"]]["name"] for o in pair["broken"]["operations"] if o["race"]}

@@ -45,15 +45,11 @@ def test_page_tape_figures_and_trace_are_written(tmp_path, run, monkeypatch):
     assert status == 0 and "p.html: 2 ranks x 1 experts, top-1" in out
     assert 'href="p-tape.html"' in (tmp_path / "p.html").read_text(encoding="utf-8")
     assert "2 ranks, 2 experts, top-1" in (tmp_path / "p-tape.html").read_text(encoding="utf-8")
-    assert {"01-one-gpu-1.svg", "01-one-gpu-1.png", "animation.svg"} <= {
-        p.name for p in (tmp_path / "f").iterdir()
-    }
+    assert {"01-one-gpu-1.svg", "01-one-gpu-1.png", "animation.svg"} <= {p.name for p in (tmp_path / "f").iterdir()}
     assert json.loads((tmp_path / "t.json").read_text())["otherData"]["seed"] == 5
 
 
-@pytest.mark.parametrize(
-    "option, number, said", [("--top-k", 9, "top_k=9"), ("--experts", 7, "n_experts=7")]
-)
+@pytest.mark.parametrize("option, number, said", [("--top-k", 9, "top_k=9"), ("--experts", 7, "n_experts=7")])
 def test_sizes_that_do_not_fit_are_refused_in_words(tmp_path, run, option, number, said):
     status, _, err = run(f"{option} {number} --out p.html")
     assert status == 2 and said in err and not list(tmp_path.iterdir())

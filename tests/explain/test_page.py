@@ -41,11 +41,7 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.append((tag, dict(attributes)))
-        self.into = (
-            dict(attributes).get("id")
-            if dict(attributes).get("type") == "application/json"
-            else None
-        )
+        self.into = dict(attributes).get("id") if dict(attributes).get("type") == "application/json" else None
         if tag not in self.VOID:
             self.open.append(tag)
 
@@ -68,17 +64,13 @@ def test_the_page_is_one_file_and_asks_nothing_of_the_network():
         for name in ("src", "href"):
             assert attributes.get(name, "data:").startswith(("data:", "#")), (tag, attributes)
     assert not re.search(r"@import|url\(|\bimport |\bfetch\(|XMLHttpRequest", html)
-    assert not re.search(
-        r"\{\{|\[\[|@[A-Z]+@", re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
-    )
+    assert not re.search(r"\{\{|\[\[|@[A-Z]+@", re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL))
 
 
 def test_every_chapter_is_there_with_a_picture_and_its_captions():
     html, _ = made()
     for c in chapters():
-        section = re.search(
-            f'<section class="chapter" id="{c.name}">.*?</section>', html, re.DOTALL
-        )
+        section = re.search(f'<section class="chapter" id="{c.name}">.*?</section>', html, re.DOTALL)
         if c.name == "broken":
             continue
         assert section[0].count("<svg") == 1 and section[0].count("<li ") == len(c.captions), c.name
@@ -92,26 +84,16 @@ def test_the_arrays_in_the_page_are_those_of_the_reference_and_so_are_the_pictur
     held = page.json["arrays"]
     want = [epmoe_ref.canonical(d) for d in epmoe_ref.dispatch(CFG, routed.x, routed.topk_ids)]
     for rank, d in enumerate(want):
-        assert (
-            held["row_offsets"][rank] == d.row_offsets.tolist()
-            and held["src_info"][rank] == d.src_info.tolist()
-        )
+        assert held["row_offsets"][rank] == d.row_offsets.tolist() and held["src_info"][rank] == d.src_info.tolist()
         assert held["recv_count"][rank] == d.recv_count.tolist()
-        assert (
-            held["output_tokens"][rank] == np.asarray(d.output_tokens[:, :4], np.float32).tolist()
-        )
+        assert held["output_tokens"][rank] == np.asarray(d.output_tokens[:, :4], np.float32).tolist()
     titles = {}
     for chapter in ("arrived", "grouping"):
-        section = re.search(
-            f'<section class="chapter" id="{chapter}">.*?</section>', html, re.DOTALL
-        )[0]
+        section = re.search(f'<section class="chapter" id="{chapter}">.*?</section>', html, re.DOTALL)[0]
         titles[chapter] = set(re.findall(r"<title>(.*?)</title>", section))
     for rank, d in enumerate(want):
         for (le, src), count in np.ndenumerate(d.recv_count):
-            assert (
-                f"recv_count[rank {rank}][local_expert {le}, src_rank {src}] = {count}"
-                in titles["arrived"]
-            )
+            assert f"recv_count[rank {rank}][local_expert {le}, src_rank {src}] = {count}" in titles["arrived"]
         for le in range(2):
             assert (
                 f"row_offsets[rank {rank}][{le}] = {d.row_offsets[le]}, [{le + 1}] = {d.row_offsets[le + 1]}"
@@ -126,9 +108,7 @@ def test_without_the_engine_the_page_says_what_it_lacks(monkeypatch):
     Tags(html)
 
 
-@pytest.mark.parametrize(
-    "sizes", [(8, 64, 8, 100), (2, 32, 4, 3), (5, 5, 1, 2), (3, 6, 2, 40)], ids=str
-)
+@pytest.mark.parametrize("sizes", [(8, 64, 8, 100), (2, 32, 4, 3), (5, 5, 1, 2), (3, 6, 2, 40)], ids=str)
 def test_a_world_too_large_to_draw_becomes_a_slice_and_totals(sizes):
     ranks, experts, top_k, tokens = sizes
     cfg = EPConfig(ranks, experts, top_k, 64, tokens)
@@ -136,12 +116,7 @@ def test_a_world_too_large_to_draw_becomes_a_slice_and_totals(sizes):
     shown = drawn(cfg, routed)
     assert "too many to draw" in shown.notes[0]
     world = shown.world
-    assert (
-        world["ranks"] <= 4
-        and world["local"] <= 3
-        and world["topK"] <= 3
-        and max(map(len, world["ids"])) <= 4
-    )
+    assert world["ranks"] <= 4 and world["local"] <= 3 and world["topK"] <= 3 and max(map(len, world["ids"])) <= 4
     names = dict((int(n), int(e)) for n, e in re.findall(r"e(\d+) is expert (\d+)", shown.notes[0]))
     for rank, tokens_ in enumerate(world["ids"]):
         for t, ids in enumerate(tokens_):
@@ -175,10 +150,7 @@ def test_slides_are_every_stage_with_text_of_16_px(tmp_path, monkeypatch):
     monkeypatch.setattr(stills, "png", lambda svg: svg.encode())
     paths, notes = figures.write(drawn(CFG, routed_for(CFG, 0)), tmp_path)
     names = {p.name for p in paths}
-    assert (
-        notes == []
-        and {"01-one-gpu-1.svg", "01-one-gpu-3.png", "06-travel-3.png", "animation.svg"} <= names
-    )
+    assert notes == [] and {"01-one-gpu-1.svg", "01-one-gpu-3.png", "06-travel-3.png", "animation.svg"} <= names
     for c in chapters():
         if c.name != "broken":
             number = [n.name for n in chapters() if n.name != "broken"].index(c.name) + 1
@@ -208,9 +180,7 @@ def test_a_machine_without_fonts_is_told_so(monkeypatch):
     import resvg_py
 
     draw = resvg_py.svg_to_bytes
-    monkeypatch.setattr(
-        resvg_py, "svg_to_bytes", lambda svg_string: draw(svg_string, skip_system_fonts=True)
-    )
+    monkeypatch.setattr(resvg_py, "svg_to_bytes", lambda svg_string: draw(svg_string, skip_system_fonts=True))
     stills._draws_words.cache_clear()
     try:
         with pytest.raises(UnavailableError, match="need a font .* apt-get install"):
@@ -225,9 +195,7 @@ def test_the_animation_of_the_readme_is_the_default_one(tmp_path):
     kept = (Path(__file__).parents[2] / "docs" / "dispatch.svg").read_text(encoding="utf-8")
     data, every = story.data_of(drawn(CFG, routed_for(CFG, 0)))
     made_now = figures.animation(data, [c.name for c in every])
-    assert kept == made_now, (
-        "copy animation.svg of `epmoe explain --figures FOLDER` to docs/dispatch.svg"
-    )
+    assert kept == made_now, "copy animation.svg of `epmoe explain --figures FOLDER` to docs/dispatch.svg"
     assert "prefers-reduced-motion" in kept and len(kept) < 250_000
 
 
@@ -257,9 +225,7 @@ def colours(theme):
     rules = {}
     for names, body in re.findall(r"([.\w,>-]+)\{([^{}]*)\}", light if theme == "light" else dark):
         for name in names.split(","):
-            rules.setdefault(name.strip().lstrip("."), {}).update(
-                re.findall(r"(fill|stroke):(#\w+)", body)
-            )
+            rules.setdefault(name.strip().lstrip("."), {}).update(re.findall(r"(fill|stroke):(#\w+)", body))
     return rules
 
 
@@ -271,10 +237,7 @@ def _linear(colour):
 
 def contrast(a, b):
     """WCAG contrast of two colours, 1 to 21."""
-    high, low = sorted(
-        (sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), _linear(x))) for x in (a, b)),
-        reverse=True,
-    )
+    high, low = sorted((sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), _linear(x))) for x in (a, b)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 
@@ -292,16 +255,8 @@ def test_words_on_colours_can_be_read(theme):
 
 # Machado, Oliveira, Fernandes 2009: severity 1.0, on linear light
 BLINDNESS = {
-    "protanopia": (
-        (0.152286, 1.052583, -0.204868),
-        (0.114503, 0.786281, 0.099216),
-        (-0.003882, -0.048116, 1.051998),
-    ),
-    "deuteranopia": (
-        (0.367322, 0.860646, -0.227968),
-        (0.280085, 0.672501, 0.047413),
-        (-0.011820, 0.042940, 0.968881),
-    ),
+    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
 }
 
 
@@ -309,18 +264,12 @@ BLINDNESS = {
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_four_ranks_are_told_apart_without_colour_vision(theme, kind):
     def seen(colour):
-        mixed = [
-            max(0.0, sum(m * c for m, c in zip(row, _linear(colour)))) for row in BLINDNESS[kind]
-        ]
+        mixed = [max(0.0, sum(m * c for m, c in zip(row, _linear(colour)))) for row in BLINDNESS[kind]]
         return [255 * (1.055 * min(1.0, c) ** (1 / 2.4) - 0.055) for c in mixed]
 
     rules = colours(theme)
     found = [seen(rules[f"s{n}"]["fill"]) for n in range(4)]
-    apart = [
-        sum((a - b) ** 2 for a, b in zip(p, q)) ** 0.5
-        for n, p in enumerate(found)
-        for q in found[:n]
-    ]
+    apart = [sum((a - b) ** 2 for a, b in zip(p, q)) ** 0.5 for n, p in enumerate(found) for q in found[:n]]
     assert min(apart) > 40
 
 

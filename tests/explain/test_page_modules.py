@@ -22,9 +22,7 @@ def test_the_model_equals_the_reference_on_200_worlds():
     assert json.loads(dukpy.evaljs(code, cases=worlds())) is None
 
 
-@pytest.mark.skipif(
-    not shutil.which("node"), reason="node, which runs the page's own tests, is not installed"
-)
+@pytest.mark.skipif(not shutil.which("node"), reason="node, which runs the page's own tests, is not installed")
 def test_the_modules_pass_their_own_tests(tmp_path):
     (tmp_path / "worlds.json").write_text(json.dumps(worlds()), encoding="utf-8")
     ran = subprocess.run(
@@ -34,6 +32,4 @@ def test_the_modules_pass_their_own_tests(tmp_path):
         timeout=100,
         env=os.environ | {"EPMOE_WORLDS": str(tmp_path / "worlds.json")},
     )
-    assert ran.returncode == 0 and "# skipped 0" in ran.stdout, (
-        ran.stdout[-4000:] + ran.stderr[-2000:]
-    )
+    assert ran.returncode == 0 and "# skipped 0" in ran.stdout, ran.stdout[-4000:] + ran.stderr[-2000:]

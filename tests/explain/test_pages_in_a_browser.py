@@ -48,17 +48,13 @@ def chromium():
     names = ("chromium", "chromium-browser", "google-chrome", "chrome")
     path = os.environ.get("EPMOE_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=path, args=["--no-sandbox"] if os.getuid() == 0 else []
-        )
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.getuid() == 0 else [])
         yield browser
         browser.close()
 
 
 @contextmanager
-def opened(
-    chromium, tmp_path, which="page", view=VIEWS[0], scheme="light", motion="reduce", **options
-):
+def opened(chromium, tmp_path, which="page", view=VIEWS[0], scheme="light", motion="reduce", **options):
     """A page from disk. In the end there must be no script error and no network request."""
     path = tmp_path / f"{which}.html"
     path.write_text(html(which), encoding="utf-8")
@@ -70,9 +66,7 @@ def opened(
         **options,
     )
     tab, complaints, asked = context.new_page(), [], []
-    tab.on(
-        "console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None
-    )
+    tab.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
     tab.on("pageerror", lambda e: complaints.append(str(e)))
     tab.on("request", lambda r: asked.append(r.url))
     tab.goto(path.as_uri())
@@ -202,12 +196,7 @@ def stands_under(collision):
 def test_the_model_in_the_browser_equals_the_reference_on_200_worlds(chromium, tmp_path):
     with opened(chromium, tmp_path) as tab:
         code = script("model") + EQUALS.read_text(encoding="utf-8").replace("export ", "")
-        assert (
-            tab.evaluate(
-                f"(cases) => {{ {code}; return firstDifference($model, cases); }}", worlds()
-            )
-            is None
-        )
+        assert tab.evaluate(f"(cases) => {{ {code}; return firstDifference($model, cases); }}", worlds()) is None
 
 
 # A title on the stage and the reference's value: [shown, epmoe_ref's].
@@ -273,11 +262,7 @@ def test_what_belongs_together_lights_up_on_the_stage_and_in_the_text(chromium, 
             where = tab.locator(selector).first
             # hovering would scroll to words out of sight, and so to another step
             where.hover() if hover else where.dispatch_event("pointerover")
-            return set(
-                tab.evaluate(
-                    "[...document.querySelectorAll('#stage .peek')].map((g) => g.dataset.key)"
-                )
-            )
+            return set(tab.evaluate("[...document.querySelectorAll('#stage .peek')].map((g) => g.dataset.key)"))
 
         ids = tab.evaluate("explain.page.world.ids")
         choosers = {
@@ -288,9 +273,7 @@ def test_what_belongs_together_lights_up_on_the_stage_and_in_the_text(chromium, 
             if e == 1
         }
         found = lit("[data-key='expert1']")
-        assert (
-            choosers <= found and {"expert1", "line.0.1.2", "count.0.1.2", "reserved.2.1"} <= found
-        )
+        assert choosers <= found and {"expert1", "line.0.1.2", "count.0.1.2", "reserved.2.1"} <= found
         assert not any(key.startswith("expert") for key in found - {"expert1"})
         assert lit("[data-key='reserved.2.3']") == {
             "reserved.2.3",
@@ -315,13 +298,9 @@ def test_a_token_is_followed_up_to_its_sum(chromium, tmp_path):
         tab.evaluate(f"explain.go({last})")
         tab.locator("[data-key='token.2.0']").click()
         assert "Token t0 of rank 2" in tab.locator("#card").inner_text()
-        hot = tab.evaluate(
-            "[...document.querySelectorAll('#stage .hot')].map((g) => g.dataset.key)"
-        )
+        hot = tab.evaluate("[...document.querySelectorAll('#stage .hot')].map((g) => g.dataset.key)")
         assert {"token.2.0", "out.2.0", "message.2.0.0", "message.2.0.1"} <= set(hot)
-        want = tab.evaluate(
-            "JSON.parse(document.querySelector('#arrays').textContent).combined[2][0][0]"
-        )
+        want = tab.evaluate("JSON.parse(document.querySelector('#arrays').textContent).combined[2][0][0]")
         assert float(tab.locator("#card b").inner_text()) == want
 
 
@@ -334,11 +313,7 @@ def test_a_choice_can_be_dragged_to_another_expert_or_changed_with_keys(chromium
         totals = tab.evaluate(rows)
         tab.locator("[data-key='chip.0.0.0']").drag_to(tab.locator("[data-expert='4']"))
         after = tab.evaluate("explain.page.world.ids[0][0]")
-        assert after == [4, before[1]] and tab.evaluate(rows) == [
-            totals[0] - 1,
-            totals[1],
-            totals[2] + 1,
-        ]
+        assert after == [4, before[1]] and tab.evaluate(rows) == [totals[0] - 1, totals[1], totals[2] + 1]
         assert "message.0.0.0" in seen(tab)
         tab.locator("[data-key='chip.0.0.0']").focus()
         tab.keyboard.press("+")
@@ -381,9 +356,7 @@ def test_messages_travel_and_reduced_motion_is_respected(chromium, tmp_path):
             tab.evaluate(f"explain.go({first + 2})")
             tab.wait_for_timeout(1800)
             start = tab.evaluate(where)
-            tab.evaluate(
-                "explain.go(explain.steps().findLastIndex((s) => s.chapter === 'grouping'))"
-            )
+            tab.evaluate("explain.go(explain.steps().findLastIndex((s) => s.chapter === 'grouping'))")
             places = [tab.evaluate(where)]
             for _ in range(20):
                 tab.wait_for_timeout(100)
@@ -402,17 +375,9 @@ def test_without_javascript_and_on_paper_each_chapter_is_a_picture(chromium, tmp
     with opened(chromium, tmp_path, scheme="dark") as tab:
         tab.emulate_media(media="print", color_scheme="dark")
         figures = tab.locator("figure.still svg")
-        assert (
-            all(figures.nth(i).is_visible() for i in range(n))
-            and not tab.locator("#stage").is_visible()
-        )
-        assert (
-            tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-        )
-        assert (
-            tab.evaluate("getComputedStyle(document.querySelector('figure .t')).fill")
-            == "rgb(22, 24, 29)"
-        )
+        assert all(figures.nth(i).is_visible() for i in range(n)) and not tab.locator("#stage").is_visible()
+        assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert tab.evaluate("getComputedStyle(document.querySelector('figure .t')).fill") == "rgb(22, 24, 29)"
 
 
 SCROLL = """async () => {

@@ -13,9 +13,7 @@ from epmoe.explain.phases import PHASES, Timeline
 def test_slices_of_a_block_follow_each_other(fused):
     timeline = Timeline(history(fused=fused))
     launches = history(fused=fused).recording.recorder.launches
-    assert len(launches) == (6 if fused else 12) and len(timeline.lanes) == sum(
-        n.grid for n in launches
-    )
+    assert len(launches) == (6 if fused else 12) and len(timeline.lanes) == sum(n.grid for n in launches)
     for lane in timeline.lanes:
         assert all(a.end <= b.begin for a, b in zip(lane.slices, lane.slices[1:])), lane
         assert all(lane.begin <= s.begin <= s.end <= lane.end + 1 for s in lane.slices), lane
@@ -24,9 +22,7 @@ def test_slices_of_a_block_follow_each_other(fused):
     assert all(s.word for lane in timeline.lanes for s in lane.slices if s.phase == "wait")
 
 
-@pytest.mark.parametrize(
-    "options", [dict(), dict(fused=True), dict(fused=True, seed=1, ranks=2)], ids=str
-)
+@pytest.mark.parametrize("options", [dict(), dict(fused=True), dict(fused=True, seed=1, ranks=2)], ids=str)
 def test_an_arrow_leads_from_every_signal_to_the_rank_that_it_is_for(options):
     h = history(**options)
     arrows = Timeline(h).arrows
@@ -48,28 +44,19 @@ def test_moments_follow_each_other():
     assert every[0].step == 0 and {m.run for m in every} == {0, 1} and 40 < len(every) < 600
 
 
-@pytest.mark.parametrize(
-    "options", [dict(), dict(fused=True, seed=1, ranks=2, token_format="fp8_blockwise")], ids=str
-)
+@pytest.mark.parametrize("options", [dict(), dict(fused=True, seed=1, ranks=2, token_format="fp8_blockwise")], ids=str)
 def test_every_step_of_the_tape_changes_a_word_and_every_word_changes(options):
     made = tape.data(history(**options))
     steps = [step for step, _ in made["moments"]]
     changes = {
-        c[0]
-        for region in made["regions"]
-        for cells in region["ranks"]
-        for cell in cells
-        for c in cell["changes"]
+        c[0] for region in made["regions"] for cells in region["ranks"] for cell in cells for c in cell["changes"]
     }
     for before, step in zip(steps, steps[1:]):
         assert any(before < c <= step for c in changes), step
     for region in made["regions"]:
         for cell in (cell for cells in region["ranks"] for cell in cells):
             values = [text for _, text, _ in cell["changes"]]
-            assert (
-                all(a != b for a, b in zip(values, values[1:]))
-                and max(c[0] for c in cell["changes"]) > 0
-            ), cell
+            assert all(a != b for a, b in zip(values, values[1:])) and max(c[0] for c in cell["changes"]) > 0, cell
 
 
 def test_the_tape_ends_with_what_the_reference_says():
@@ -85,7 +72,5 @@ def test_the_tape_ends_with_what_the_reference_says():
             assert made["output_tokens", rank, str(row)] == [f"t{token}"]
         for group, offset in enumerate(d.row_offsets.tolist()):
             assert made["row_offsets", rank, str(group)][-1] == str(offset)
-        for (le, src), count in zip(
-            ((a, b) for a in range(2) for b in range(3)), d.recv_count.reshape(-1).tolist()
-        ):
+        for (le, src), count in zip(((a, b) for a in range(2) for b in range(3)), d.recv_count.reshape(-1).tolist()):
             assert str(count) in made["dispatch_recv_count", rank, f"{le}, {src}"]

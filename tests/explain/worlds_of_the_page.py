@@ -20,9 +20,7 @@ def _world(rng):
     ids, weights, x = [], [], []
     for _ in range(ranks):
         n = int(rng.integers(0, 6))
-        chosen = np.array([rng.permutation(ranks * local)[:top_k] for _ in range(n)], int).reshape(
-            n, top_k
-        )
+        chosen = np.array([rng.permutation(ranks * local)[:top_k] for _ in range(n)], int).reshape(n, top_k)
         chosen[rng.random(chosen.shape) < 0.1] = -1
         ids.append(chosen.tolist())
         weights.append(rng.random((n, top_k), np.float32).tolist())

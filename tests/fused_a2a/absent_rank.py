@@ -31,17 +31,13 @@ def without(buffer, rank, monkeypatch):
     prepare = buffer.prepare
     buffer.changed()
     monkeypatch.setattr(
-        buffer,
-        "prepare",
-        lambda kernel, r, *more: Nothing() if r.rank == rank else prepare(kernel, r, *more),
+        buffer, "prepare", lambda kernel, r, *more: Nothing() if r.rank == rank else prepare(kernel, r, *more)
     )
 
 
 def expect_named(phase, call, *arguments):
     """The call ends in rank 0's error, which names rank 1; its group has timeout=TIMEOUT_S and expire_waits=True."""
-    late = (
-        rf"rank 0, {phase}: src_rank 1 did not begin the call; gave up after timeout={TIMEOUT_S} s"
-    )
+    late = rf"rank 0, {phase}: src_rank 1 did not begin the call; gave up after timeout={TIMEOUT_S} s"
     with pytest.raises(PeerTimeout, match=late):
         call(*arguments)
 
@@ -75,9 +71,7 @@ class CallsWithoutRank1:
     def combine(self):
         """fused_combine of random rows."""
         rows = tokens(self._rng, self._handle.num_rows, 8)
-        self._expect_named(
-            "combine of rows", fused_a2a.fused_combine, rows, self.group, self._handle
-        )
+        self._expect_named("combine of rows", fused_a2a.fused_combine, rows, self.group, self._handle)
 
     def cached_dispatch(self):
         """A dispatch with the handle, as combine's backward makes it."""

@@ -54,9 +54,7 @@ def equal_hybrid(group, world, rng, dtype=FP16, hidden=None):
         num_permuted_tokens=world.num_permuted_tokens,
         pad_multiple=world.pad_multiple,
     )
-    for name, one, other in zip(
-        ("hidden", "probs", "scaling_factor", "tokens_per_expert"), got, want
-    ):
+    for name, one, other in zip(("hidden", "probs", "scaling_factor", "tokens_per_expert"), got, want):
         assert_same(one, other, name)
     assert_same(handle.overflow, known.overflow, "overflow")
     hidden = hidden or 8 * int(rng.integers(1, 4))
@@ -71,14 +69,10 @@ def equal_hybrid(group, world, rng, dtype=FP16, hidden=None):
     assert [m is None for m in made] == [False, True, False] + [True] * 6
 
     ctx = fused_a2a.Context()
-    combined = fused_a2a.HybridEPCombine.forward(
-        ctx, grad, handle, known.num_rows, world.pad_multiple
-    )
+    combined = fused_a2a.HybridEPCombine.forward(ctx, grad, handle, known.num_rows, world.pad_multiple)
     assert_same(combined, reference.hybrid_combine_forward(grad, known), "combined_x")
     back = fused_a2a.HybridEPCombine.backward(ctx, combined)
-    assert_same(
-        back[0], reference.hybrid_combine_backward(known, host(combined)), "grad of combine's x"
-    )
+    assert_same(back[0], reference.hybrid_combine_backward(known, host(combined)), "grad of combine's x")
     assert back[1:] == (None, None, None)
     return got, handle
 
@@ -86,9 +80,7 @@ def equal_hybrid(group, world, rng, dtype=FP16, hidden=None):
 def rows_round(group, x, ids, probs, num_experts, dispatch=fused_a2a.FusedDispatch, **flags):
     """All results of one forward and backward of FusedDispatch and FusedCombine, as NumPy."""
     ctx, other = fused_a2a.Context(), fused_a2a.Context()
-    recv_x, indices, recv_probs, per_expert, handle = dispatch.forward(
-        ctx, x, ids, probs, num_experts, group, **flags
-    )
+    recv_x, indices, recv_probs, per_expert, handle = dispatch.forward(ctx, x, ids, probs, num_experts, group, **flags)
     combined, _ = fused_a2a.FusedCombine.forward(other, recv_x, group, handle, **flags)
     back = fused_a2a.FusedCombine.backward(other, combined)[0]
     grads = dispatch.backward(ctx, back, None, recv_probs, None, None)

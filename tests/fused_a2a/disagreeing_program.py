@@ -28,9 +28,7 @@ def world():
     return ProcessGroupWorld(timeout=20.0)
 
 
-def round_of(
-    group, *, hidden=16, num_experts=4, dtype=ml_dtypes.bfloat16, top_k=1, experts_of_a_rank=2
-):
+def round_of(group, *, hidden=16, num_experts=4, dtype=ml_dtypes.bfloat16, top_k=1, experts_of_a_rank=2):
     x = np.ones((3, hidden), dtype)
     ids = np.tile(np.arange(top_k), (3, 1))
     rows, _, _, counts, handle = fused_a2a.fused_dispatch_on_device(
@@ -38,9 +36,7 @@ def round_of(
     )
     out, _ = fused_a2a.fused_combine(rows, group, handle)
     maps = np.ones((3, group.n_ranks * experts_of_a_rank), bool)
-    fused_a2a.hybrid_ep_dispatch(
-        np.ones((3, hidden), ml_dtypes.bfloat16), maps, None, group, experts_of_a_rank
-    )
+    fused_a2a.hybrid_ep_dispatch(np.ones((3, hidden), ml_dtypes.bfloat16), maps, None, group, experts_of_a_rank)
     return np.asarray(out, np.float32).sum(), counts.sum()
 
 

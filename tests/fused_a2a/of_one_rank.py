@@ -19,10 +19,7 @@ PLACES = 2**16  # where a piece may begin
 
 def receiving(handle, rank):
     """The handle for combine_backward and hybrid_combine_backward: rows that this rank receives."""
-    return replace(
-        handle,
-        **{name: [getattr(handle, name)[rank]] for name in RECEIVED if hasattr(handle, name)},
-    )
+    return replace(handle, **{name: [getattr(handle, name)[rank]] for name in RECEIVED if hasattr(handle, name)})
 
 
 def returning(handle, rank):
@@ -33,9 +30,7 @@ def returning(handle, rank):
 def rows_received(x, token_indices, token_probs, num_experts, rank):
     """reference.dispatch_forward's results of one rank, and its handle of all."""
     narrow = [a[:, :VECTOR] for a in x]
-    _, ids, probs, per_expert, handle = reference.dispatch_forward(
-        narrow, token_indices, token_probs, num_experts
-    )
+    _, ids, probs, per_expert, handle = reference.dispatch_forward(narrow, token_indices, token_probs, num_experts)
     (rows,) = reference.combine_backward(receiving(handle, rank), x)
     return (rows, ids[rank], probs[rank], per_expert[rank]), handle
 

@@ -61,12 +61,8 @@ def expect_nothing_left(group, buffer):
     at = buffer.pool_layout
     assert at.lamport_bytes > 0
     for r in buffer.ranks:
-        words = buffer._pool.buffers[r.rank].read(
-            np.uint32, (2 * at.lamport_bytes // 4,), at.lamport_at
-        )
-        assert (words == ABSENT).all(), (
-            f"rank {r.rank}: {np.flatnonzero(words != ABSENT)} of the windows' words"
-        )
+        words = buffer._pool.buffers[r.rank].read(np.uint32, (2 * at.lamport_bytes // 4,), at.lamport_at)
+        assert (words == ABSENT).all(), f"rank {r.rank}: {np.flatnonzero(words != ABSENT)} of the windows' words"
     assert not group.machine.races
 
 
@@ -125,10 +121,7 @@ def assert_same(got, want, name):
 
 def routing(rng, num_tokens, num_experts, top_k, dropped=0.2):
     """token_indices int64 [T, K] and token_probs float32 [T, K] of each rank."""
-    ids = [
-        np.argsort(rng.random((n, num_experts)), axis=1)[:, :top_k].astype(np.int64)
-        for n in num_tokens
-    ]
+    ids = [np.argsort(rng.random((n, num_experts)), axis=1)[:, :top_k].astype(np.int64) for n in num_tokens]
     ids = [np.where(rng.random(a.shape) < dropped, -1, a) for a in ids]
     return ids, [rng.random(a.shape, np.float32) for a in ids]
 

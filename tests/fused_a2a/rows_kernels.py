@@ -59,9 +59,7 @@ def _call_everything(world, hidden, local, top_k, n_tokens):
         fused_a2a.HybridEPCombine.backward(other, x)
         fused_a2a.HybridEPDispatch.backward(ctx, rows, row_probs, None, None, None)
     fused_a2a.init_hybrid_ep_buffer(world, FP8_HIDDEN, n_tokens, local, 24, 24, True)
-    rows, _, scales, *_ = fused_a2a.hybrid_ep_dispatch(
-        np.zeros((n_tokens, FP8_HIDDEN), BF16), goes, None, world, local
-    )
+    rows, _, scales, *_ = fused_a2a.hybrid_ep_dispatch(np.zeros((n_tokens, FP8_HIDDEN), BF16), goes, None, world, local)
     values = np.zeros((n_tokens, FP8_HIDDEN), rows.dtype), np.ones((n_tokens, 1), FP32)
     fused_a2a.fused_dispatch(values, ids, probs, n_experts, world)
 
@@ -75,9 +73,7 @@ def compile_ahead(world, hidden, local, top_k, most_tokens=MOST_TOKENS):
         cc = world.machine.compute_capability
         missing = sum(not kernel_cache.has(k.fingerprint(cc)) for k in kernels_of(*shape))
         n = compiling.number_of_processes(world, missing) if missing else 0
-        compiling.run_together(
-            [[sys.executable, __file__, *map(str, (*shape, *cc)), f"{i}/{n}"] for i in range(n)]
-        )
+        compiling.run_together([[sys.executable, __file__, *map(str, (*shape, *cc)), f"{i}/{n}"] for i in range(n)])
     world.tell(None, compiling.TIMEOUT_S + 60)
 
 

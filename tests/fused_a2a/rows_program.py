@@ -24,25 +24,15 @@ def rows_round(world, rng, num_tokens, hidden, local):
     want, known = rows_received(x, ids, probs, num_experts, me)
     here, mine = receiving(known, me), returning(known, me)
     ctx, other = fused_a2a.Context(), fused_a2a.Context()
-    *got, handle = fused_a2a.FusedDispatch.forward(
-        ctx, x[me], ids[me], probs[me], num_experts, world
-    )
+    *got, handle = fused_a2a.FusedDispatch.forward(ctx, x[me], ids[me], probs[me], num_experts, world)
     assert_same(got, want, "dispatch")
     rows = order_tells(rng, known.num_rows, hidden)
     combined, _ = fused_a2a.FusedCombine.forward(other, rows[me], world, handle)
     assert_same(combined, reference.combine_forward(rows, mine)[0], "combine")
     row_probs = [rng.random((n, known.top_k), np.float32) for n in known.num_rows]
-    grad_x, _, grad_probs, *_ = fused_a2a.FusedDispatch.backward(
-        ctx, rows[me], None, row_probs[me], None, None
-    )
-    assert_same(
-        grad_x, host(combined), "gradient of x, which is the sum that combine makes of such rows"
-    )
-    assert_same(
-        grad_probs,
-        reference.dispatch_backward(mine, narrow(rows), row_probs)[1][0],
-        "gradient of probs",
-    )
+    grad_x, _, grad_probs, *_ = fused_a2a.FusedDispatch.backward(ctx, rows[me], None, row_probs[me], None, None)
+    assert_same(grad_x, host(combined), "gradient of x, which is the sum that combine makes of such rows")
+    assert_same(grad_probs, reference.dispatch_backward(mine, narrow(rows), row_probs)[1][0], "gradient of probs")
     grad = order_tells(rng, num_tokens, hidden)
     back = fused_a2a.FusedCombine.backward(other, grad[me])[0]
     assert_same(back, reference.combine_backward(here, grad)[0], "rows")
@@ -52,9 +42,7 @@ def rows_round(world, rng, num_tokens, hidden, local):
     assert_same([host(a)[:n] for a in got[:3]] + got[3:], want, "dispatch without a wait")
     padded = np.full((len(got[0]), hidden), np.nan, rows[me].dtype)
     padded[:n] = rows[me]
-    assert_same(
-        fused_a2a.fused_combine(padded, world, handle)[0], host(combined), "combine without a wait"
-    )
+    assert_same(fused_a2a.fused_combine(padded, world, handle)[0], host(combined), "combine without a wait")
 
 
 def narrow(rows):
@@ -71,18 +59,14 @@ def hybrid_round(world, rng, num_tokens, hidden, local, **options):
     want, known = hybrid_received(x, maps, probs, local, me, **options)
     here, mine = receiving(known, me), returning(known, me)
     ctx, other = fused_a2a.Context(), fused_a2a.Context()
-    *got, handle = fused_a2a.HybridEPDispatch.forward(
-        ctx, x[me], maps[me], probs[me], world, local, **options
-    )
+    *got, handle = fused_a2a.HybridEPDispatch.forward(ctx, x[me], maps[me], probs[me], world, local, **options)
     assert_same(got, want, "dispatch by expert")
     assert_same(handle.overflow, known.overflow[me], "overflow")
     rows = order_tells(rng, known.num_rows, hidden)
     combined = fused_a2a.HybridEPCombine.forward(other, rows[me], handle)
     assert_same(combined, reference.hybrid_combine_forward(rows, mine)[0], "combine by expert")
     row_probs = [rng.random(n, np.float32) for n in known.num_rows]
-    grad_x, _, grad_probs, *_ = fused_a2a.HybridEPDispatch.backward(
-        ctx, rows[me], row_probs[me], None, None, None
-    )
+    grad_x, _, grad_probs, *_ = fused_a2a.HybridEPDispatch.backward(ctx, rows[me], row_probs[me], None, None, None)
     assert_same(grad_x, host(combined), "gradient of x by expert")
     wanted = reference.hybrid_dispatch_backward(mine, narrow(rows), row_probs)[1][0]
     assert_same(grad_probs, wanted, "gradient of probs by expert")
@@ -100,14 +84,9 @@ def blockwise_fp8_round(world, rng, num_tokens, local, hidden=128):
     fused_a2a.init_hybrid_ep_buffer(world, hidden, max(num_tokens), local, 24, 24, True)
     *want, _ = reference.hybrid_dispatch_forward(x, maps, None, local, fp8_dispatch=True)
     *got, _ = fused_a2a.hybrid_ep_dispatch(x[me], maps[me], None, world, local)
-    assert_same(
-        got, [None if of_all is None else of_all[me] for of_all in want], "blockwise FP8 by expert"
-    )
+    assert_same(got, [None if of_all is None else of_all[me] for of_all in want], "blockwise FP8 by expert")
     pairs = list(zip(want[0], want[2]))  # rows in the place of tokens
-    ids = [
-        np.argsort(rng.random((len(a), num_experts)), axis=1)[:, : min(TOP_K, num_experts)]
-        for a in want[0]
-    ]
+    ids = [np.argsort(rng.random((len(a), num_experts)), axis=1)[:, : min(TOP_K, num_experts)] for a in want[0]]
     probs = [rng.random(a.shape, np.float32) for a in ids]
     *want, _ = reference.dispatch_forward(pairs, ids, probs, num_experts)
     *got, _ = fused_a2a.fused_dispatch(pairs[me], ids[me], probs[me], num_experts, world)
@@ -149,13 +128,9 @@ def main(most_tokens, hidden, local, rounds, kind="MPIWorld"):
             fused_a2a.init_hybrid_ep_buffer(world, hidden, most_tokens, local, 24, 24, False)
         # about as many rows as a rank gets, since routing drops a fifth: some ranks have room for all, others have not
         num_rows = sum(num_tokens) * min(TOP_K, local * world.n_ranks) * 4 // (5 * world.n_ranks)
-        hybrid_round(
-            world, rng, num_tokens, hidden, local, num_permuted_tokens=num_rows, pad_multiple=4
-        )
+        hybrid_round(world, rng, num_tokens, hidden, local, num_permuted_tokens=num_rows, pad_multiple=4)
         say(f"rows by expert, {num_rows} of them")
-    blockwise_fp8_round(
-        world, rng, [min(FEW, most_tokens - rank % 2) for rank in range(world.n_ranks)], local
-    )
+    blockwise_fp8_round(world, rng, [min(FEW, most_tokens - rank % 2) for rank in range(world.n_ranks)], local)
     fused_a2a.reset_hybrid_ep_buffer(world)
     fused_a2a.get_buffer(world, 0).close()
     print(f"rank {world.rank} of {world.n_ranks}: equal", flush=True)

@@ -21,10 +21,7 @@ def every_kernel():
     yield "cached dispatch", rows.resend_kernel(shape(top_k=8))
     yield "dispatch without signals", rows.dispatch_kernel(shape(top_k=8, lamport=128, **META))
     yield "cached dispatch without signals", rows.resend_kernel(shape(top_k=8, lamport=128))
-    yield (
-        "combine without signals",
-        rows.combine_kernel(shape(top_k=8, lamport=128, has_probs=True)),
-    )
+    yield ("combine without signals", rows.combine_kernel(shape(top_k=8, lamport=128, has_probs=True)))
     yield "combine", rows.combine_kernel(shape(top_k=8, has_probs=True))
     yield "hybrid dispatch fp8", rows.dispatch_kernel(shape(**META, **FP8))
     yield "hybrid dispatch", rows.dispatch_kernel(shape(lamport=128, **META))
@@ -37,6 +34,4 @@ def every_kernel():
 
 
 if __name__ == "__main__":
-    json.dump(
-        {name: kernel.ptx() for name, kernel in every_kernel() if name in sys.argv[1:]}, sys.stdout
-    )
+    json.dump({name: kernel.ptx() for name, kernel in every_kernel() if name in sys.argv[1:]}, sys.stdout)

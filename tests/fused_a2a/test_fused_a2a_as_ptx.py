@@ -60,9 +60,7 @@ BY_DAY = ("cached dispatch", "receive fp8")  # one that meets its peers and one 
 
 def kernels(names):
     """Parameters of a test: of these kernels, the others than BY_DAY at night."""
-    return [
-        name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names
-    ]
+    return [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +82,6 @@ def test_no_local_memory_no_calls_no_double(ptx, name):
         assert not re.search(unwanted, ptx[name]), f"{name} has {unwanted}"
 
 
-@pytest.mark.parametrize(
-    "name", kernels(["receive fp8", "move", "hybrid combine", "hybrid combine without signals"])
-)
+@pytest.mark.parametrize("name", kernels(["receive fp8", "move", "hybrid combine", "hybrid combine without signals"]))
 def test_what_peers_write_is_never_read_through_the_non_coherent_path(ptx, name):
     assert ".nc" not in ptx[name]

@@ -37,9 +37,7 @@ def by_expert(group, rng):
 
 
 @pytest.mark.parametrize(
-    "step, buffer_of",
-    [(by_rows, buffers.buffer_of), (by_expert, buffers.hybrid_ep_buffer)],
-    ids=["rows", "hybrid"],
+    "step, buffer_of", [(by_rows, buffers.buffer_of), (by_expert, buffers.hybrid_ep_buffer)], ids=["rows", "hybrid"]
 )
 def test_numbers_of_rows_differ_and_plans_do_not(step, buffer_of):
     group, rng = group_of(2, knows_all_ranks=False), np.random.default_rng(8)
@@ -73,9 +71,7 @@ def test_a_capture_is_refused_before_anything_is_launched(step, buffer_of, remed
 
 
 @pytest.mark.parametrize(
-    "step, buffer_of",
-    [(by_rows, buffers.buffer_of), (by_expert, buffers.hybrid_ep_buffer)],
-    ids=["rows", "hybrid"],
+    "step, buffer_of", [(by_rows, buffers.buffer_of), (by_expert, buffers.hybrid_ep_buffer)], ids=["rows", "hybrid"]
 )
 def test_memory_does_not_grow_while_a_graph_is_captured(step, buffer_of, monkeypatch):
     group, rng = group_of(2, knows_all_ranks=False), np.random.default_rng(8)
@@ -127,9 +123,7 @@ def test_without_room_a_dispatch_is_sent_again(step, buffer_of, sender, monkeypa
     [(512, [2, 1, 2, 1, 1, 1]), (32, [2, 1, 1, 1, 1, 1])],
     ids=["twice as many rows", "as many as there is room for"],
 )
-def test_hybrid_ep_exact_is_one_launch_if_there_are_not_many_more_rows_than_before(
-    few, pad, expected
-):
+def test_hybrid_ep_exact_is_one_launch_if_there_are_not_many_more_rows_than_before(few, pad, expected):
     group, rng, launches = group_of(2, lamport_rows=few), np.random.default_rng(3), []
     n_tokens = (4, 3) if few else T
 

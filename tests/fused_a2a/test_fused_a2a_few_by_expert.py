@@ -19,9 +19,7 @@ def checked(seed, n_ranks, n_sms=3, num_threads=64, **options):
     return group_of(n_ranks, **grid, **options), np.random.default_rng(seed)
 
 
-def equal_calls(
-    group, rng, num_tokens_of_calls, local, hidden, num_rows, pad=None, *, fp8=False, has_probs=True
-):
+def equal_calls(group, rng, num_tokens_of_calls, local, hidden, num_rows, pad=None, *, fp8=False, has_probs=True):
     """Dispatches and combines of so many tokens, one after another on one Buffer, are the reference's."""
     for num_tokens in num_tokens_of_calls:
         maps = [rng.random((n, len(num_tokens) * local)) < 0.5 for n in num_tokens]

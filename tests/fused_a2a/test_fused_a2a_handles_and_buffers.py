@@ -20,9 +20,7 @@ from epmoe_ref.strategies import HybridWorld
 def dispatched(group, rng, num_tokens=(4, 3), hidden=8):
     ids, probs = routing(rng, num_tokens, 4, 2)
     x = tokens(rng, num_tokens, hidden)
-    return fused_a2a.fused_dispatch(x, ids, probs, 4, group), reference.dispatch_forward(
-        x, ids, probs, 4
-    )
+    return fused_a2a.fused_dispatch(x, ids, probs, 4, group), reference.dispatch_forward(x, ids, probs, 4)
 
 
 def test_a_handle_serves_many_calls_with_other_sizes_and_types():
@@ -43,11 +41,7 @@ def test_results_and_handles_survive_growth():
     assert buffer.allocated_bytes > before
     assert_same(results[0], want[0], "the result from before")
     rows = tokens(rng, known.num_rows, 8)
-    assert_same(
-        fused_a2a.fused_combine(rows, group, handle)[0],
-        reference.combine_forward(rows, known),
-        "combined",
-    )
+    assert_same(fused_a2a.fused_combine(rows, group, handle)[0], reference.combine_forward(rows, known), "combined")
 
 
 def test_memory_that_a_graph_may_write_to_is_freed_with_the_buffer_alone():
@@ -79,9 +73,7 @@ def test_the_most_tokens_of_a_rank_are_remembered_also_where_all_rows_have_room(
     group, rng = group_of(2, knows_all_ranks=False), np.random.default_rng(6)
     dispatched(group, rng, (3, 3))
     ids = [np.full((n, 1), -1) for n in (0, 7)]
-    fused_a2a.fused_dispatch(
-        tokens(rng, (0, 7), 8), ids, [a.astype(np.float32) for a in ids], 4, group
-    )
+    fused_a2a.fused_dispatch(tokens(rng, (0, 7), 8), ids, [a.astype(np.float32) for a in ids], 4, group)
     assert fused_a2a.get_buffer(group, 0).max_tokens == 7
 
 
@@ -103,14 +95,9 @@ def test_results_that_are_kept_are_not_written_again():
     group, rng = group_of(2), np.random.default_rng(3)
     kept = [dispatched(group, rng) for _ in range(5)]
     for got, want in kept:
-        for one, other, name in zip(
-            got[:4], want[:4], ("recv_x", "recv_token_indices", "recv_token_probs", "counts")
-        ):
+        for one, other, name in zip(got[:4], want[:4], ("recv_x", "recv_token_indices", "recv_token_probs", "counts")):
             assert_same(one, other, name)
-    back = [
-        fused_a2a.FusedCombine.backward(ctx_of(group, got[4]), tokens(rng, (4, 3), 8))[0]
-        for got, _ in kept
-    ]
+    back = [fused_a2a.FusedCombine.backward(ctx_of(group, got[4]), tokens(rng, (4, 3), 8))[0] for got, _ in kept]
     copies = host(back)
     dispatched(group, rng)
     assert_same(back, copies, "rows of cached dispatches")
@@ -129,19 +116,14 @@ def test_without_a_wait_of_the_host_results_have_room_for_the_worst_case():
         ids, probs = routing(rng, (4, 3), 4, 2)
         x = tokens(rng, (4, 3), 8)
         kept.append(
-            (
-                fused_a2a.fused_dispatch_on_device(x, ids, probs, 4, group),
-                reference.dispatch_forward(x, ids, probs, 4),
-            )
+            (fused_a2a.fused_dispatch_on_device(x, ids, probs, 4, group), reference.dispatch_forward(x, ids, probs, 4))
         )
     for (*got, handle), (*want, known) in kept:
         assert all(len(a) == 2 * 4 for a in got[0]) and handle.num_rows == [8, 8]
         of_src_rank = [np.bincount(r, minlength=2) for r in known.src_rank]
         assert all(map(np.array_equal, host(handle.recv_count), of_src_rank))
         for one, other in zip(got, want):
-            assert_same(
-                [a[: len(b)] for a, b in zip(host(one), other)], other, "the rows that hold tokens"
-            )
+            assert_same([a[: len(b)] for a, b in zip(host(one), other)], other, "the rows that hold tokens")
         rows = [np.full((8, 16), np.nan, np.float16) for _ in range(2)]
         for a, n in zip(rows, known.num_rows):
             a[:n] = rng.standard_normal((n, 16))
@@ -160,9 +142,7 @@ def test_a_steady_state_takes_no_more_memory():
         (recv_x, *_, handle), _ = dispatched(group, rng)
         fused_a2a.fused_combine(recv_x, group, handle)
         maps = [np.ones((3, 4), bool)] * 2
-        hidden, *_, handle = fused_a2a.hybrid_ep_dispatch(
-            tokens(rng, (3, 3), 8), maps, None, group, 2
-        )
+        hidden, *_, handle = fused_a2a.hybrid_ep_dispatch(tokens(rng, (3, 3), 8), maps, None, group, 2)
         fused_a2a.hybrid_ep_combine(hidden, handle)
 
     used = [fused_a2a.get_buffer(group, 0), buffers.hybrid_ep_buffer(group)]
@@ -322,9 +302,7 @@ def test_the_arena_uses_a_buffer_again_when_its_arrays_are_gone():
     loan = arena.lend(arranged(100, np.float32))
     array, address = loan.array("a"), loan.address("a")
     del loan
-    assert arena.lend(arranged(100, np.float32)).address("a") != address, (
-        "an array in use was overwritten"
-    )
+    assert arena.lend(arranged(100, np.float32)).address("a") != address, "an array in use was overwritten"
     del array
     assert arena.lend(arranged(90, np.float32)).buffer.nbytes == size_class(512)
     assert arena.allocated_bytes == 2 * size_class(512)

@@ -16,9 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / "host"))
 from interruptions import Interruption, at_function_call, places
 
 EXPERTS, HIDDEN, TOP_K = 4, 16, 2
-ON_BOTH = pytest.mark.parametrize(
-    "device", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)]
-)
+ON_BOTH = pytest.mark.parametrize("device", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
 
 
 def round_of_rows(group, rng, num_tokens, on_device):
@@ -50,16 +48,10 @@ def is_inside(traceback):
 @ON_BOTH
 @pytest.mark.parametrize(
     "round_of, of_group, on_device",
-    [
-        (round_of_rows, buffer_of, False),
-        (round_of_rows, buffer_of, True),
-        (round_of_experts, hybrid_ep_buffer, False),
-    ],
+    [(round_of_rows, buffer_of, False), (round_of_rows, buffer_of, True), (round_of_experts, hybrid_ep_buffer, False)],
 )
 @pytest.mark.by_day(1)
-def test_a_round_that_was_interrupted_anywhere_is_refused_until_reset(
-    round_of, of_group, on_device, device
-):
+def test_a_round_that_was_interrupted_anywhere_is_refused_until_reset(round_of, of_group, on_device, device):
     def rounds(group):
         rng = np.random.default_rng(5)
         return [round_of(group, rng, num_tokens, on_device) for num_tokens in ((2, 1), (4, 3))]

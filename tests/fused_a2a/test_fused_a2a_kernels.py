@@ -47,9 +47,7 @@ def test_rows_of_several_batches_of_vectors():
 def test_a_token_is_sent_by_several_blocks_where_there_are_few(seed, lamport_rows):
     """1200 elements and what goes with them, by four blocks; with two tokens, by four each; with three, by two."""
     rng = np.random.default_rng(8)
-    group = group_of(
-        2, n_sms=12, num_threads=32, seed=seed, racecheck=True, lamport_rows=lamport_rows
-    )
+    group = group_of(2, n_sms=12, num_threads=32, seed=seed, racecheck=True, lamport_rows=lamport_rows)
     for num_tokens in ((1, 2), (3, 0)):
         ids, probs = routing(rng, num_tokens, 4, 2)
         equal_rows(group, RowsWorld(tokens(rng, num_tokens, 1200), ids, probs, 4), rng)
@@ -81,10 +79,7 @@ def test_ids_of_any_integer_type_and_byte_order(dtype):
 def test_dispatch_moves_rows_of_any_type(dtype):
     rng = np.random.default_rng(5)
     ids, probs = routing(rng, (4, 3), 4, 2)
-    x = [
-        rng.integers(0, 256, (n, 32 * np.dtype(dtype).itemsize), np.uint8).view(dtype)
-        for n in (4, 3)
-    ]
+    x = [rng.integers(0, 256, (n, 32 * np.dtype(dtype).itemsize), np.uint8).view(dtype) for n in (4, 3)]
     *want, known = reference.dispatch_forward(x, ids, probs, 4)
     group = group_of(2)
     *got, handle = fused_a2a.fused_dispatch(x, ids, probs, 4, group)

@@ -7,18 +7,7 @@ import numpy as np
 import pytest
 from absent_rank import rows_without_rank_1
 from against_reference import equal_rows
-from rows_group import (
-    ABSENT,
-    BF16,
-    FP16,
-    FP32,
-    assert_same,
-    expect_nothing_left,
-    group_of,
-    host,
-    routing,
-    tokens,
-)
+from rows_group import ABSENT, BF16, FP16, FP32, assert_same, expect_nothing_left, group_of, host, routing, tokens
 
 from epmoe import fused_a2a
 from epmoe.fused_a2a import buffers
@@ -34,23 +23,13 @@ def equal_calls(group, rng, num_tokens, hidden, top_k=3, dtype=BF16, dropped=0.2
     """All calls on so many tokens give what the reference does; 2 experts a rank."""
     n_experts = 2 * len(num_tokens)
     ids, probs = routing(rng, num_tokens, n_experts, top_k, dropped)
-    equal_rows(
-        group,
-        RowsWorld(tokens(rng, num_tokens, hidden), ids, probs, n_experts),
-        rng,
-        dtype,
-        of_combine,
-    )
+    equal_rows(group, RowsWorld(tokens(rng, num_tokens, hidden), ids, probs, n_experts), rng, dtype, of_combine)
     expect_nothing_left(group, buffers.get_buffer(group, 0))
 
 
 @pytest.mark.parametrize(
     "seed, n_sms",
-    [
-        (None, 2),
-        pytest.param(1, 4, marks=pytest.mark.nightly),
-        pytest.param(2, 3, marks=pytest.mark.nightly),
-    ],
+    [(None, 2), pytest.param(1, 4, marks=pytest.mark.nightly), pytest.param(2, 3, marks=pytest.mark.nightly)],
 )
 def test_calls_of_any_width_and_of_any_way_leave_nothing_behind(seed, n_sms, tonight):
     """Rows of another width each time, so that other rows lie at the same places; calls of many in between."""
@@ -151,10 +130,7 @@ def test_scales_go_with_rows():
     rng, group = np.random.default_rng(8), group_of(2, racecheck=True)
     ids, probs = routing(rng, (FEW, 1), 4, 2)
     x = [
-        (
-            rng.integers(0, 127, (n, 4480), np.uint8).view(ml_dtypes.float8_e4m3fn),
-            rng.random((n, 35), np.float32),
-        )
+        (rng.integers(0, 127, (n, 4480), np.uint8).view(ml_dtypes.float8_e4m3fn), rng.random((n, 35), np.float32))
         for n in (FEW, 1)
     ]
     equal_rows(group, RowsWorld(x, ids, probs, 4), rng)

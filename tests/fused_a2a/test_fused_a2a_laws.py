@@ -42,9 +42,7 @@ def test_no_bit_depends_on_sms_threads_or_the_schedule(expected, sms, threads, s
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [dict(async_finish=True), dict(async_finish=True, allocate_on_comm_stream=True)],
-    ids=str,
+    "flags", [dict(async_finish=True), dict(async_finish=True, allocate_on_comm_stream=True)], ids=str
 )
 def test_no_bit_depends_on_async_flags(expected, flags):
     assert_same(rows_round(group_of(3), *expected[0], **flags), expected[1], "rows")
@@ -57,8 +55,4 @@ def test_no_bit_depends_on_what_a_rank_knows_of_the_others(expected):
     assert_same(rows_round(group, *rows), rows_results, "rows")
     assert_same(hybrid_round(group, *hybrid), hybrid_results, "rows by expert")
     group = group_of(3, knows_all_ranks=False)
-    assert_same(
-        hybrid_round(group, *hybrid, num_permuted_tokens=20)[3],
-        hybrid_results[3],
-        "combined, P given",
-    )
+    assert_same(hybrid_round(group, *hybrid, num_permuted_tokens=20)[3], hybrid_results[3], "combined, P given")

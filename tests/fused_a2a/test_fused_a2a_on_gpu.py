@@ -16,9 +16,7 @@ from epmoe_ref import strategies
 from epmoe_ref.strategies import HybridWorld, RowsWorld
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
-needs_torch = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="torch makes the device arrays"
-)
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch makes the device arrays")
 
 
 # one shape, since each compiles kernels; in the simulator all sorts run
@@ -42,9 +40,7 @@ def hybrid_worlds(draw):
     probs = draw(strategies.matrices(num_tokens, RANKS * LOCAL, np.float32, ("normal",)))
     pad, enough = draw(st.sampled_from((None, 1, 3, 128))), LOCAL * sum(num_tokens)
     budget = draw(st.one_of(st.none(), st.integers(0, enough + 8)))
-    return HybridWorld(
-        draw(strategies.matrices(num_tokens, HIDDEN)), maps, probs, LOCAL, budget, pad, False, None
-    )
+    return HybridWorld(draw(strategies.matrices(num_tokens, HIDDEN)), maps, probs, LOCAL, budget, pad, False, None)
 
 
 @law
@@ -59,25 +55,18 @@ def test_rows_by_expert_are_the_references(world, dtype, seed):
     equal_hybrid(group_of(RANKS), world, np.random.default_rng(seed), dtype, HIDDEN)
 
 
-@pytest.mark.parametrize(
-    "num_tokens", [(1, 0, 2, 1), (128, 128, 100, 128), (700, 1024, 0, 512)], ids=str
-)
+@pytest.mark.parametrize("num_tokens", [(1, 0, 2, 1), (128, 128, 100, 128), (700, 1024, 0, 512)], ids=str)
 @pytest.mark.parametrize("hidden", [7168, 4096])
 def test_large_worlds(num_tokens, hidden):
     rng, group = np.random.default_rng(1), group_of(4)
     ids, probs = routing(rng, num_tokens, 256, 8, dropped=0.02)
     for _ in range(2):
-        equal_rows(
-            group, RowsWorld(tokens(rng, num_tokens, hidden), ids, probs, 256), rng, hidden=hidden
-        )
+        equal_rows(group, RowsWorld(tokens(rng, num_tokens, hidden), ids, probs, 256), rng, hidden=hidden)
     maps = [(a[:, :, None] == np.arange(256)).any(axis=1) for a in ids]
     dense = [rng.random(m.shape, np.float32) for m in maps]
     for budget, fp8 in ((None, False), (9000, True)):
         equal_hybrid(
-            group,
-            HybridWorld(tokens(rng, num_tokens, hidden), maps, dense, 64, budget, 16, fp8, 2),
-            rng,
-            hidden=hidden,
+            group, HybridWorld(tokens(rng, num_tokens, hidden), maps, dense, 64, budget, 16, fp8, 2), rng, hidden=hidden
         )
 
 
@@ -101,15 +90,11 @@ def test_device_arrays_go_in_and_bad_ids_are_told_afterwards():
     with pytest.raises(ValueError, match="rank 1: token_indices"):
         fused_a2a.fused_dispatch(given_x, [on_gpu(a) for a in bad], given_probs, 4, group)
     *want, known = reference.dispatch_forward(x, ids, probs, 4)
-    *got, handle = fused_a2a.fused_dispatch(
-        given_x, [on_gpu(a) for a in ids], given_probs, 4, group
-    )
+    *got, handle = fused_a2a.fused_dispatch(given_x, [on_gpu(a) for a in ids], given_probs, 4, group)
     for one, other in zip(got, want):
         assert_same(one, other, "dispatch")
     combined, _ = fused_a2a.fused_combine(got[0], group, handle)
-    assert_same(
-        combined, reference.combine_forward(want[0], known), "combine of dispatch's own arrays"
-    )
+    assert_same(combined, reference.combine_forward(want[0], known), "combine of dispatch's own arrays")
 
 
 @needs_torch
@@ -132,9 +117,7 @@ def test_a_call_that_the_host_waits_for_copies_nothing_and_synchronises_with_not
     waits = []
     for name in ("cuStreamSynchronize", "cuCtxSynchronize", "cuMemcpyDtoHAsync"):
         call = getattr(driver, name)
-        monkeypatch.setattr(
-            driver, name, lambda *a, name=name, call=call: waits.append(name) or call(*a)
-        )
+        monkeypatch.setattr(driver, name, lambda *a, name=name, call=call: waits.append(name) or call(*a))
     made = [both() for _ in range(20)]
     assert not waits
     made[0][0][0].numpy()
@@ -154,9 +137,7 @@ def test_many_rounds_take_no_more_memory():
     for number in range(1000):
         recv_x, *_, handle = fused_a2a.fused_dispatch(x, ids, probs, 16, group)
         combined, _ = fused_a2a.fused_combine(recv_x, group, handle)
-        hidden, *_, handle = fused_a2a.hybrid_ep_dispatch(
-            x, maps, None, group, 4, num_permuted_tokens=600
-        )
+        hidden, *_, handle = fused_a2a.hybrid_ep_dispatch(x, maps, None, group, 4, num_permuted_tokens=600)
         back = fused_a2a.hybrid_ep_combine(hidden, handle)
         if number % 250 == 10:
             buffers = [fused_a2a.get_buffer(group, 0), fused_a2a.buffers.hybrid_ep_buffer(group)]
@@ -170,10 +151,7 @@ def test_blockwise_fp8_travels_as_a_pair():
     rng = np.random.default_rng(4)
     ids, probs = routing(rng, (60, 31), 16, 4)
     x = [
-        (
-            rng.integers(0, 127, (n, 7168), np.uint8).view(ml_dtypes.float8_e4m3fn),
-            rng.random((n, 56), np.float32),
-        )
+        (rng.integers(0, 127, (n, 7168), np.uint8).view(ml_dtypes.float8_e4m3fn), rng.random((n, 56), np.float32))
         for n in (60, 31)
     ]
     equal_rows(group_of(2), RowsWorld(x, ids, probs, 16), rng)
@@ -218,8 +196,6 @@ def test_a_graph_of_forward_and_backward_runs_again_with_new_data():
             [own_x], [own_map], [own_probs], 8, num_permuted_tokens=200, pad_multiple=4
         )
         out = reference.hybrid_combine_forward(hidden, known)
-        grads = reference.hybrid_dispatch_backward(
-            known, reference.hybrid_combine_backward(known, out), row_probs
-        )
+        grads = reference.hybrid_dispatch_backward(known, reference.hybrid_combine_backward(known, out), row_probs)
         for got, want in zip(results, (hidden, row_probs, per_expert, out, *grads)):
             assert_same([got], want, "replayed")

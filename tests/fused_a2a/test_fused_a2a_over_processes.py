@@ -55,16 +55,12 @@ def test_every_rank_has_the_references_results_on_the_gpus(ranks_a_gpu):
     from epmoe.worlds.ipc_memory import gpu_count
 
     n_ranks = max(2, min(ranks_a_gpu * gpu_count(), 8))
-    equal_on(
-        n_ranks, 4096 if gpu_count() > 1 else 40, 7168, 256 // n_ranks, 10 // ranks_a_gpu, limit=280
-    )
+    equal_on(n_ranks, 4096 if gpu_count() > 1 else 40, 7168, 256 // n_ranks, 10 // ranks_a_gpu, limit=280)
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(200)
-@pytest.mark.skipif(
-    find_spec("nvshmem") is None, reason="a ShmemWorld on GPUs needs nvshmem4py: not installed"
-)
+@pytest.mark.skipif(find_spec("nvshmem") is None, reason="a ShmemWorld on GPUs needs nvshmem4py: not installed")
 def test_every_rank_has_the_references_results_in_nvshmems_memory():
     from epmoe.worlds.ipc_memory import gpu_count
 
@@ -77,8 +73,7 @@ def test_every_rank_has_the_references_results_in_nvshmems_memory():
 def assert_part(same, known, rank, rng, of_kind, probs):
     """What a cut handle gives one rank is that rank's part. of_kind: "" or "hybrid_", of reference's functions."""
     combine, combine_back, dispatch_back = (
-        getattr(reference, of_kind + name)
-        for name in ("combine_forward", "combine_backward", "dispatch_backward")
+        getattr(reference, of_kind + name) for name in ("combine_forward", "combine_backward", "dispatch_backward")
     )
     here, mine = receiving(same, rank), returning(same, rank)
     rows, grad = (order_tells(rng, n, HIDDEN) for n in (known.num_rows, known.num_tokens))

@@ -34,9 +34,7 @@ def told(what, kind, *known):
         ("num_experts", "mpi"),
         ("experts_of_a_rank", "mpi"),
         pytest.param(
-            "dtype",
-            "torch",
-            marks=pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed"),
+            "dtype", "torch", marks=pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")
         ),
     ],
 )
@@ -45,8 +43,7 @@ def test_every_rank_says_which_rank_has_what_and_goes_on(what, kind):
     printed = told(what, kind)
     for rank in (0, 1):
         assert re.search(
-            rf"rank {rank} was told: what the ranks gave to \w+ differs between ranks:.*{SAID[what]}",
-            printed,
+            rf"rank {rank} was told: what the ranks gave to \w+ differs between ranks:.*{SAID[what]}", printed
         ), printed
         assert f"rank {rank} went on: {16 * 3 * 1.0} {6 if rank == 0 else 0}" in printed, printed
 

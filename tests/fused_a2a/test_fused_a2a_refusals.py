@@ -79,10 +79,7 @@ REFUSED = {
         lambda c: c.dispatch(num_experts=2**31),
         "num_experts=2147483648 must be at most 65535",
     ),
-    "rows of 12 bytes": (
-        lambda c: c.dispatch(x=[a[:, :6] for a in c.x]),
-        "must be a positive multiple of 16",
-    ),
+    "rows of 12 bytes": (lambda c: c.dispatch(x=[a[:, :6] for a in c.x]), "must be a positive multiple of 16"),
     "probs of another type": (
         lambda c: c.dispatch(token_probs=[p.astype(BF16) for p in c.probs]),
         "token_probs of rank 0 has dtype bfloat16",
@@ -106,26 +103,14 @@ REFUSED = {
         lambda c: c.by_expert(num_local_experts=3),
         "4 columns, 6 are needed: n_ranks=2 times num_local_experts=3",
     ),
-    "more local experts than there can be": (
-        lambda c: c.by_expert(num_local_experts=2**30),
-        "must be at most 65535",
-    ),
-    "bytes in words": (
-        lambda c: fused_a2a.get_buffer(c.group, "x"),
-        "hidden_bytes='x' must be a whole number",
-    ),
-    "a format for a flag": (
-        lambda c: c.init(fp8_dispatch="fp8"),
-        "fp8_dispatch='fp8' must be True or False",
-    ),
+    "more local experts than there can be": (lambda c: c.by_expert(num_local_experts=2**30), "must be at most 65535"),
+    "bytes in words": (lambda c: fused_a2a.get_buffer(c.group, "x"), "hidden_bytes='x' must be a whole number"),
+    "a format for a flag": (lambda c: c.init(fp8_dispatch="fp8"), "fp8_dispatch='fp8' must be True or False"),
     "a buffer for more tokens than int32 counts": (
         lambda c: c.init(seq_len=2**40),
         "seq_len=1099511627776 must be at most",
     ),
-    "a buffer for more experts than there can be": (
-        lambda c: c.init(num_local_experts=2**31),
-        "must be at most 65535",
-    ),
+    "a buffer for more experts than there can be": (lambda c: c.init(num_local_experts=2**31), "must be at most 65535"),
     "float32 by expert": (lambda c: c.by_expert(x=[a.astype(FP32) for a in c.x]), "dtype float32"),
     "a negative budget": (lambda c: c.by_expert(num_permuted_tokens=-1), "num_permuted_tokens=-1"),
     "a budget of more rows than int32 counts": (

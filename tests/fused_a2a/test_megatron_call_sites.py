@@ -47,9 +47,7 @@ def test_parameters_and_defaults_are_the_pages():
         for part in name.split("."):
             function = getattr(function, part)
         parameters = inspect.signature(function).parameters.values()
-        bare = inspect.Signature(
-            [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
-        )
+        bare = inspect.Signature([p.replace(annotation=inspect.Parameter.empty) for p in parameters])
         assert str(bare) == wanted, name
 
 

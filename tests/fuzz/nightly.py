@@ -23,11 +23,7 @@ def law(batch, share):
     def decorate(check):
         return seed(batch)(
             settings(
-                max_examples=most,
-                deadline=None,
-                database=None,
-                phases=PHASES,
-                suppress_health_check=list(HealthCheck),
+                max_examples=most, deadline=None, database=None, phases=PHASES, suppress_health_check=list(HealthCheck)
             )(check)
         )
 

@@ -29,11 +29,7 @@ FEW = 2  # small batches, which use other kernels
 def few(world):
     """The same world with only the first tokens of each rank."""
     return replace(
-        world,
-        **{
-            name: [a[:FEW] for a in getattr(world, name)]
-            for name in ("x", "token_indices", "token_probs")
-        },
+        world, **{name: [a[:FEW] for a in getattr(world, name)] for name in ("x", "token_indices", "token_probs")}
     )
 
 
@@ -43,12 +39,7 @@ ROWS = (
     st.sampled_from((BF16, FP16, FP32)),
     equal_rows,
 )
-BY_EXPERT = (
-    strategies.hybrid_worlds(max_ranks=3),
-    st.just((replace,)),
-    st.sampled_from((BF16, FP16)),
-    equal_hybrid,
-)
+BY_EXPERT = (strategies.hybrid_worlds(max_ranks=3), st.just((replace,)), st.sampled_from((BF16, FP16)), equal_hybrid)
 
 
 @pytest.mark.timeout(0)

@@ -52,12 +52,7 @@ def cases(draw):
 @pytest.mark.parametrize("batch", batches(ROUNDS))
 def test_two_rounds_are_the_references(batch):
     @law(batch, ROUNDS)
-    @given(
-        cases(),
-        st.sampled_from(GRIDS),
-        strategies.seeds(),
-        st.sampled_from((True, None, None, None)),
-    )
+    @given(cases(), st.sampled_from(GRIDS), strategies.seeds(), st.sampled_from((True, None, None, None)))
     def rounds_agree(given, launch, schedule, racecheck):
         case, batches = given
         world = LocalWorld(case.cfg.n_ranks, seed=schedule, racecheck=racecheck)
@@ -74,9 +69,7 @@ def test_garbage_ids_are_refused_and_leave_no_trace(batch):
     """In host memory they are refused. In device memory kernels treat them as -1 and report them."""
 
     @law(batch, GARBAGE)
-    @given(
-        strategies.worlds(garbage=True), st.data(), strategies.seeds(), st.booleans(), st.booleans()
-    )
+    @given(strategies.worlds(garbage=True), st.data(), strategies.seeds(), st.booleans(), st.booleans())
     def refused(garbage, data, schedule, fused, on_device):
         cfg, x = garbage.cfg, garbage.input_tokens
         bad = [ids for ids in garbage.topk_ids if not are_good(ids, cfg.n_experts)]
@@ -114,13 +107,9 @@ def agree_on_all(ep, garbage, dispatched):
     want = epmoe_ref.dispatch(cfg, garbage.input_tokens, ids)
     ones = [np.ones(i.shape, np.float32) for i in ids]
     agree(cfg, dispatched, want)
-    y = [
-        np.ones((len(d.output_tokens), cfg.hidden), COMBINE_DTYPE[cfg.combine_dtype]) for d in want
-    ]
+    y = [np.ones((len(d.output_tokens), cfg.hidden), COMBINE_DTYPE[cfg.combine_dtype]) for d in want]
     got = [to_numpy(out) for out in ep.combine(y, dispatched, ones)]
-    assert not compare_combined_world(
-        cfg, got, epmoe_ref.combine(cfg, y, want, router_weights=ones)
-    )
+    assert not compare_combined_world(cfg, got, epmoe_ref.combine(cfg, y, want, router_weights=ones))
 
 
 def cleaned(ids, n_experts):
@@ -134,6 +123,4 @@ def cleaned(ids, n_experts):
 def are_good(ids, n_experts):
     """Whether they are valid: experts or -1, no expert twice in a token."""
     taken = [[e for e in token if e >= 0] for token in ids.tolist()]
-    return ((ids >= -1) & (ids < n_experts)).all() and all(
-        len(set(own)) == len(own) for own in taken
-    )
+    return ((ids >= -1) & (ids < n_experts)).all() and all(len(set(own)) == len(own) for own in taken)

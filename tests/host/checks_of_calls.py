@@ -12,16 +12,7 @@ from counted_driver import FakeDtype, FakeTensor, bfloat16, counted_machine, flo
 from counted_rounds import a_round, fails, run, since
 from host_cost import OneRankHere, at_hand, python_calls, tensors, without_python
 
-from epmoe import (
-    EPConfig,
-    EPError,
-    EPStateError,
-    EPValueError,
-    ExpertParallel,
-    LocalWorld,
-    device,
-    fused_a2a,
-)
+from epmoe import EPConfig, EPError, EPStateError, EPValueError, ExpertParallel, LocalWorld, device, fused_a2a
 from epmoe.fused_a2a import buffers
 
 BUFFERS = buffers.buffer_of, buffers.hybrid_ep_buffer

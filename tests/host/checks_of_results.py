@@ -23,14 +23,8 @@ def check_results_go_where_nobody_looks():
         addresses = d.output_tokens.address, d.src_info.address
         ep.combine(d.output_tokens, d, weights)
         again = ep.dispatch(x, ids)
-        assert (again.output_tokens.address, again.src_info.address) != addresses, (
-            "d is still looked at"
-        )
-        assert (
-            again.topk_ids.shape == (4, 8)
-            and d.row_offsets is d.row_offsets
-            and d.output_scales is None
-        )
+        assert (again.output_tokens.address, again.src_info.address) != addresses, "d is still looked at"
+        assert again.topk_ids.shape == (4, 8) and d.row_offsets is d.row_offsets and d.output_scales is None
         ep.combine(again.output_tokens, again, weights)
 
 
@@ -98,11 +92,7 @@ def check_rows_that_somebody_holds_are_not_received_into():
     for _ in range(4):
         dispatch()
     x, ids, probs, by_expert, handle = dispatch()
-    assert (
-        x.shape == (4, 64)
-        and ids.shape == probs.shape == (4, 8)
-        and by_expert.tolist() == list(range(8))
-    )
+    assert x.shape == (4, 64) and ids.shape == probs.shape == (4, 8) and by_expert.tolist() == list(range(8))
     assert handle.counts == (2, 2, 2, 2) and handle.num_rows == [4]
     at, info = x.address, handle.loans[0][0].address("info")
     del ids, probs, by_expert, handle

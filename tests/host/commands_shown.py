@@ -27,10 +27,5 @@ def refused_in_a_line(capsys, said, *argv):
 def python(*argv, **environ):
     """How Python with these words ended, and what it wrote; started in the project's folder."""
     return subprocess.run(
-        [sys.executable, *argv],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=os.environ | environ,
+        [sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=100, env=os.environ | environ
     )

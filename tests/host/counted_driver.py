@@ -138,11 +138,7 @@ class Driver:
 
     def memory_at(self, address):
         """The bytes of an allocation from an address on."""
-        (nbytes,) = [
-            start + n - address
-            for start, (_, n) in self._memory.items()
-            if start <= address < start + n
-        ]
+        (nbytes,) = [start + n - address for start, (_, n) in self._memory.items() if start <= address < start + n]
         return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
 
 
@@ -177,9 +173,7 @@ class FakeDtype:
         return f"torch.{self._name}"
 
 
-bfloat16, float32, int32, int64 = (
-    FakeDtype(name) for name in ("bfloat16", "float32", "int32", "int64")
-)
+bfloat16, float32, int32, int64 = (FakeDtype(name) for name in ("bfloat16", "float32", "int32", "int64"))
 
 
 class FakeTensor:
@@ -208,9 +202,7 @@ def counted_machine(n_ranks, rank, n_sms=132):
     gc.collect()  # while the driver before, if there was one, knows what is freed
     real = gpu_driver.cu
     driver = Driver(real)
-    device = types.SimpleNamespace(
-        id=0, name="counted", MULTIPROCESSOR_COUNT=n_sms, compute_capability=(9, 0)
-    )
+    device = types.SimpleNamespace(id=0, name="counted", MULTIPROCESSOR_COUNT=n_sms, compute_capability=(9, 0))
 
     def entry_only(kernel):
         KERNELS.append((kernel.name, kernel.n_words))

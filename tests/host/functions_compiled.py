@@ -61,11 +61,7 @@ CASES = {
 }
 CASES |= {
     f"elementwise_lambda_fn {name}": ("elementwise_lambda_fn", f, kind)
-    for name, f, kind in (
-        ("store", store, WRITABLE),
-        ("store, read-only", store, TABLE),
-        ("right", right, WRITABLE),
-    )
+    for name, f, kind in (("store", store, WRITABLE), ("store, read-only", store, TABLE), ("right", right, WRITABLE))
 }
 
 

@@ -63,9 +63,7 @@ def instructions(function, arguments, rounds=COUNTED):
         _ptrace(STEP if inside else CONTINUE, child, None, passed_on)
     every = 1 + len(arguments)
     if len(spans) != every * rounds:
-        raise RuntimeError(
-            f"{len(spans)} of {every * rounds} calls were counted: may this process be traced?"
-        )
+        raise RuntimeError(f"{len(spans)} of {every * rounds} calls were counted: may this process be traced?")
     around, *counted = [sorted(spans[i::every])[rounds // 2] for i in range(every)]
     return [n - around for n in counted]
 

@@ -15,10 +15,7 @@ from epmoe_ref.formats import mxfp4 as reference_mxfp4
 @pytest.fixture
 def seventh(monkeypatch):
     """A format "seventh", which here is made of mxfp4_rows on both sides."""
-    for package, model in (
-        ("epmoe_ref.formats", reference_mxfp4),
-        ("epmoe.kernels.formats", kernel_mxfp4),
-    ):
+    for package, model in (("epmoe_ref.formats", reference_mxfp4), ("epmoe.kernels.formats", kernel_mxfp4)):
         module = ModuleType(f"{package}.seventh")
         module.make = model.make
         monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -33,10 +30,7 @@ def test_rounds_with_a_new_format_equal_the_reference(seventh, fused, shared):
     routed = [routing.make(cfg, [7, n]) for n in range(2)]
     rounds = list(rounds_of(case, LocalWorld(2, seed=3), routed))
     assert len(rounds) == 2 and not any(r.differences for r in rounds)
-    assert (
-        rounds[0].seen[0].output_tokens.shape[1] == 48
-        and rounds[0].seen[0].output_scales.shape[1] == 3
-    )
+    assert rounds[0].seen[0].output_tokens.shape[1] == 48 and rounds[0].seen[0].output_scales.shape[1] == 3
 
 
 def test_without_its_line_in_the_table_it_is_refused():

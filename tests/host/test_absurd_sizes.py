@@ -17,14 +17,9 @@ from epmoe import (
 from epmoe.fused_a2a.buffer import Buffer
 
 
-@pytest.mark.parametrize(
-    "timeout", [1e13, 1e10, 0, -1, float("nan"), float("inf"), True, "30", None, np.ones(2)]
-)
+@pytest.mark.parametrize("timeout", [1e13, 1e10, 0, -1, float("nan"), float("inf"), True, "30", None, np.ones(2)])
 def test_times_are_positive_and_fit_the_device_clock(timeout):
-    for make in (
-        lambda: parallel(config(), timeout=timeout),
-        lambda: Buffer(LocalWorld(2), timeout=timeout),
-    ):
+    for make in (lambda: parallel(config(), timeout=timeout), lambda: Buffer(LocalWorld(2), timeout=timeout)):
         with pytest.raises(EPValueError, match="timeout=.*positive number of seconds, at most 1e"):
             make()
 
@@ -48,12 +43,8 @@ def test_a_class_is_no_world(world, says):
             call()
 
 
-@pytest.mark.parametrize(
-    "field", ["fused_shared_expert", "skip_a2a", "use_shmem", "fuse_a_scale_preshuffle"]
-)
-@pytest.mark.parametrize(
-    "value", [np.array([True, False]), np.ones((2, 2)), np.array([True]), "yes", None, 2]
-)
+@pytest.mark.parametrize("field", ["fused_shared_expert", "skip_a2a", "use_shmem", "fuse_a_scale_preshuffle"])
+@pytest.mark.parametrize("value", [np.array([True, False]), np.ones((2, 2)), np.array([True]), "yes", None, 2])
 def test_an_array_is_no_truth_value(field, value):
     with pytest.raises(EPValueError, match=f"(?s){field}=.*must be True or False"):
         EPConfig(2, 4, 2, 16, 4, **{field: value})
@@ -66,9 +57,7 @@ def test_fused_is_a_truth_value(fused):
 
 
 def test_memory_that_is_not_to_be_had_is_no_traceback():
-    with pytest.raises(
-        UnavailableError, match=r"\d+ bytes for nothing of rank 0 cannot be allocated"
-    ):
+    with pytest.raises(UnavailableError, match=r"\d+ bytes for nothing of rank 0 cannot be allocated"):
         LocalWorld(1).machine.alloc(2**60, "nothing")
 
 

@@ -154,9 +154,7 @@ def test_a_dlpack_capsule_holds_the_owner_until_it_is_gone():
     assert sys.getrefcount(a) == before
 
 
-@pytest.mark.parametrize(
-    "thing", [None, 3, "x", [1, 2], object(), np.ndarray], ids=lambda a: type(a).__name__
-)
+@pytest.mark.parametrize("thing", [None, 3, "x", [1, 2], object(), np.ndarray], ids=lambda a: type(a).__name__)
 def test_what_is_no_array_is_refused(thing):
     with pytest.raises(EPValueError, match="weights is a .*NumPy"):
         view(thing, "weights")

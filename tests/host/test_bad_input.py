@@ -51,14 +51,8 @@ DISPATCH = {
         dict(input_tokens=[np.zeros((5, 16), BF16), X[1]], topk_ids=[np.full((5, 2), -1), IDS[1]]),
         "rank 0 holds 5 tokens, more than max_tokens_per_rank=4",
     ),
-    "id too large": (
-        dict(topk_ids=with_id(1, 2, 1, 4)),
-        r"rank 1: token 2, k 1 holds 4, .*\[0, n_experts=4\); -1",
-    ),
-    "id below -1": (
-        dict(topk_ids=with_id(0, 1, 0, -2)),
-        r"rank 0: token 1, k 0 holds -2, .*\[0, n_experts=4\)",
-    ),
+    "id too large": (dict(topk_ids=with_id(1, 2, 1, 4)), r"rank 1: token 2, k 1 holds 4, .*\[0, n_experts=4\); -1"),
+    "id below -1": (dict(topk_ids=with_id(0, 1, 0, -2)), r"rank 0: token 1, k 0 holds -2, .*\[0, n_experts=4\)"),
     "id that wraps to a good int32": (
         dict(topk_ids=with_id(0, 0, 0, 2**32 + 1)),
         "rank 0: token 0, k 0 holds 4294967297",
@@ -67,39 +61,15 @@ DISPATCH = {
         dict(topk_ids=[np.full(a.shape, 2**63, np.uint64) for a in IDS]),
         "rank 0: .* holds 9223372036854775808",
     ),
-    "id twice in a token": (
-        dict(topk_ids=TWICE),
-        "rank 1: token 0, k 1 holds 3, which k 0 .*distinct",
-    ),
-    "ids of float": (
-        dict(topk_ids=[a.astype(np.float32) for a in IDS]),
-        "rank 0 has dtype float32, an integer type",
-    ),
+    "id twice in a token": (dict(topk_ids=TWICE), "rank 1: token 0, k 1 holds 3, which k 0 .*distinct"),
+    "ids of float": (dict(topk_ids=[a.astype(np.float32) for a in IDS]), "rank 0 has dtype float32, an integer type"),
     "ids of bool": (dict(topk_ids=[a > 0 for a in IDS]), "rank 0 has dtype bool, an integer type"),
-    "ids of another shape": (
-        dict(topk_ids=[a[:, :1] for a in IDS]),
-        "topk_ids of rank 0 .*top_k=2",
-    ),
-    "ids for fewer tokens": (
-        dict(topk_ids=[IDS[0][:-1], IDS[1]]),
-        "topk_ids of rank 0 .*num_tokens=4",
-    ),
-    "tokens of float64": (
-        dict(input_tokens=[a.astype(np.float64) for a in X]),
-        "rank 0 has dtype float64, bfloat16",
-    ),
-    "tokens as bits": (
-        dict(input_tokens=[a.view(np.uint16) for a in X]),
-        "rank 0 has dtype uint16, bfloat16 .*view",
-    ),
-    "tokens of another hidden": (
-        dict(input_tokens=[a[:, :8] for a in X]),
-        r"rank 0 has shape \(4, 8\), .*hidden=16",
-    ),
-    "tokens with one axis": (
-        dict(input_tokens=[a.ravel() for a in X]),
-        r"rank 0 has shape \(64,\), .*hidden=16",
-    ),
+    "ids of another shape": (dict(topk_ids=[a[:, :1] for a in IDS]), "topk_ids of rank 0 .*top_k=2"),
+    "ids for fewer tokens": (dict(topk_ids=[IDS[0][:-1], IDS[1]]), "topk_ids of rank 0 .*num_tokens=4"),
+    "tokens of float64": (dict(input_tokens=[a.astype(np.float64) for a in X]), "rank 0 has dtype float64, bfloat16"),
+    "tokens as bits": (dict(input_tokens=[a.view(np.uint16) for a in X]), "rank 0 has dtype uint16, bfloat16 .*view"),
+    "tokens of another hidden": (dict(input_tokens=[a[:, :8] for a in X]), r"rank 0 has shape \(4, 8\), .*hidden=16"),
+    "tokens with one axis": (dict(input_tokens=[a.ravel() for a in X]), r"rank 0 has shape \(64,\), .*hidden=16"),
     "no list over ranks": (dict(input_tokens=X[0]), "input_tokens .*list .* 2 ranks"),
     "a rank missing": (dict(input_tokens=X[:1]), "input_tokens has 1 entries.* 2 ranks"),
     "no array": (dict(input_tokens=[None, X[1]]), "rank 0 is a NoneType.*NumPy"),
@@ -130,28 +100,16 @@ COMBINE = {  # what the change makes of outputs, results of dispatch and weights
         lambda y, d, w: ([a.astype(np.float32) for a in y], d, w),
         "rank 0 has dtype float32, .*bfloat16",
     ),
-    "outputs of another hidden": (
-        lambda y, d, w: ([a[:, :8] for a in y], d, w),
-        "rank 0 .*hidden=16",
-    ),
+    "outputs of another hidden": (lambda y, d, w: ([a[:, :8] for a in y], d, w), "rank 0 .*hidden=16"),
     "one row short": (lambda y, d, w: ([a[:-1] for a in y], d, w), "rank 0 .*rows.*capacity"),
-    "a scalar as weights": (
-        lambda y, d, w: (y, d, [1.0, 1.0]),
-        "rank 0 .*top_k=2.* a single number is refused",
-    ),
+    "a scalar as weights": (lambda y, d, w: (y, d, [1.0, 1.0]), "rank 0 .*top_k=2.* a single number is refused"),
     "weights of float64": (
         lambda y, d, w: (y, d, [a.astype(np.float64) for a in w]),
         "rank 0 has dtype float64, float32",
     ),
-    "weights of another shape": (
-        lambda y, d, w: (y, d, [a.T.copy() for a in w]),
-        "rank 0 .*top_k=2",
-    ),
+    "weights of another shape": (lambda y, d, w: (y, d, [a.T.copy() for a in w]), "rank 0 .*top_k=2"),
     "outputs of the last rank": (lambda y, d, w: ([y[0], y[1][:, :8]], d, w), "rank 1 .*hidden=16"),
-    "weights of the last rank": (
-        lambda y, d, w: (y, d, [w[0], w[1][:1]]),
-        "rank 1 has shape .*top_k=2",
-    ),
+    "weights of the last rank": (lambda y, d, w: (y, d, [w[0], w[1][:1]]), "rank 1 has shape .*top_k=2"),
     "ranks swapped": (lambda y, d, w: (y, d[::-1], w), "rank 0 .*another round or rank"),
     "no Dispatched": (lambda y, d, w: (y, y, w), "rank 0 .*ndarray"),
 }
@@ -184,10 +142,7 @@ FUNCTIONS = [
     (dict(router_weights=W, elementwise_lambda_fn=X), "elementwise_lambda_fn is a list: a func"),
     (dict(router_weights=W, epilogue=first_argument, epilogue_args=("x",)), "str"),
     (dict(router_weights=W, epilogue=first_argument, epilogue_args=(2**40,)), "int32"),
-    (
-        dict(router_weights=W, epilogue=first_argument, epilogue_args=([1.0, "x"],)),
-        "rank 1 is a str",
-    ),
+    (dict(router_weights=W, epilogue=first_argument, epilogue_args=([1.0, "x"],)), "rank 1 is a str"),
     (dict(router_weights=W, epilogue=first_argument, epilogue_args=(np.zeros(3),)), "float64"),
 ]
 
@@ -250,9 +205,7 @@ def test_arguments_of_functions_are_a_tuple(name, args):
 
 def test_what_is_no_configuration_is_refused():
     for call in (lambda: ExpertParallel({}, LocalWorld(2)), lambda: ExpertParallel.plan({})):
-        with pytest.raises(
-            EPValueError, match=r"cfg is a dict; an EPConfig\(n_ranks, .* is needed"
-        ):
+        with pytest.raises(EPValueError, match=r"cfg is a dict; an EPConfig\(n_ranks, .* is needed"):
             call()
 
 
@@ -266,15 +219,11 @@ def test_a_seed_of_the_environment_is_a_number_or_none(monkeypatch):
 
 def test_a_region_that_is_not_there_is_refused_with_those_that_are():
     with parallel(config()) as ep:
-        with pytest.raises(
-            EPValueError, match="no region 'recv_count'; there are .*dispatch_recv_count.*reserved"
-        ):
+        with pytest.raises(EPValueError, match="no region 'recv_count'; there are .*dispatch_recv_count.*reserved"):
             ep.region("recv_count")
         with pytest.raises(EPValueError, match="no region"):
             ep.region(["A"])
-        with pytest.raises(
-            EPValueError, match=r"rank=5 is not of this process, which has \[0, 1\]"
-        ):
+        with pytest.raises(EPValueError, match=r"rank=5 is not of this process, which has \[0, 1\]"):
             ep.region("A", 5)
 
 

@@ -61,9 +61,7 @@ def ways():
             found["dispatch"], d = way_of(ep.dispatch, x, ids)
             rows = [one.output_tokens for one in d]
             found["combine"], _ = way_of(ep.combine, rows, d, weights)
-            found["fused_dispatch"], made = way_of(
-                fused_a2a.fused_dispatch, x, ids, weights, 4, group
-            )
+            found["fused_dispatch"], made = way_of(fused_a2a.fused_dispatch, x, ids, weights, 4, group)
             found["fused_combine"], _ = way_of(fused_a2a.fused_combine, made[0], group, made[-1])
     return found
 

@@ -20,8 +20,7 @@ def with_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "capability, chosen",
-    [((7, 5), "plain"), ((8, 9), "plain"), ((9, 0), "fast"), ((12, 0), "fast")],
+    "capability, chosen", [((7, 5), "plain"), ((8, 9), "plain"), ((9, 0), "fast"), ((12, 0), "fast")]
 )
 def test_the_gpu_decides_unless_it_is_said(with_gpu, capability, chosen):
     assert engine.kernels_named(None, gpu(*capability)) == chosen

@@ -49,9 +49,7 @@ from epmoe.verify import command as verify
     ],
     ids=" ".join,
 )
-def test_words_that_make_no_sense_are_refused_by_name_with_the_commands_own_usage(
-    capsys, argv, said
-):
+def test_words_that_make_no_sense_are_refused_by_name_with_the_commands_own_usage(capsys, argv, said):
     with pytest.raises(SystemExit) as error:
         main(argv)
     err = capsys.readouterr().err
@@ -131,11 +129,7 @@ def test_an_output_that_is_closed_or_full_is_no_difference(options):
     command = [sys.executable, "-m", "epmoe", *SMALL, *options]
     for where, status in ((">&-", 0), (">/dev/full", 2), ("| true; exit ${PIPESTATUS[0]}", 141)):
         done = subprocess.run(
-            ["bash", "-c", f'"$@" {where}', "bash", *command],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
+            ["bash", "-c", f'"$@" {where}', "bash", *command], cwd=ROOT, capture_output=True, text=True, timeout=60
         )
         assert done.returncode == status and "Traceback" not in done.stderr, (where, done.stderr)
         assert status != 141 or not done.stderr, done.stderr

@@ -16,9 +16,7 @@ def test_doctor_reports_and_finds_this_machine_able(capsys):
     by_name = {f["what"]: f for f in record["findings"]}
     assert status == 0 and record["able"] and by_name["Python"]["state"] == "ok"
     assert "simulator" in by_name["epmoe runs on"]["saw"]
-    assert all(f["remedy"] for f in record["findings"] if f["state"] != "ok"), (
-        "each thing that is missing has a remedy"
-    )
+    assert all(f["remedy"] for f in record["findings"] if f["state"] != "ok"), "each thing that is missing has a remedy"
     status, out = shown(capsys, "doctor")
     assert status == 0 and "can run here" in out.out
 
@@ -34,9 +32,7 @@ def test_what_is_not_needed_is_called_optional_and_its_remedy_works_from_a_check
 
 
 def test_a_machine_that_cannot_run_it_ends_with_2(capsys, monkeypatch):
-    monkeypatch.setattr(
-        doctor, "findings", lambda: [doctor.Finding("Python", "wrong", "3.9", "use Python 3.10")]
-    )
+    monkeypatch.setattr(doctor, "findings", lambda: [doctor.Finding("Python", "wrong", "3.9", "use Python 3.10")])
     status, out = shown(capsys, "doctor", "--json")
     assert status == 2 and not json.loads(out.out)["able"]
 
@@ -62,9 +58,7 @@ def test_doctor_recognises_an_mpirun_of_another_mpi(monkeypatch):
 
     monkeypatch.setattr(doctor, "find_mpirun", lambda: "/usr/bin/mpirun")
     monkeypatch.setattr(
-        doctor,
-        "_run",
-        lambda command, env=None: answer("<1>MPICH v5 " * (1 + command[0].endswith("mpirun"))),
+        doctor, "_run", lambda command, env=None: answer("<1>MPICH v5 " * (1 + command[0].endswith("mpirun")))
     )
     found = {f.what: f for f in doctor.mpi()}
     assert found["mpirun"].state == "wrong" and "2 worlds of size 1" in found["mpirun"].saw
@@ -80,8 +74,7 @@ def test_doctor_starts_no_job_inside_of_one(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text, parts",
-    [("2.4.6", (2, 4, 6)), ("2.5.0rc1", (2, 5, 0)), ("3", (3,)), ("1.2.dev3", (1, 2))],
+    "text, parts", [("2.4.6", (2, 4, 6)), ("2.5.0rc1", (2, 5, 0)), ("3", (3,)), ("1.2.dev3", (1, 2))]
 )
 def test_version_numbers(text, parts):
     assert doctor.numbers(text) == parts

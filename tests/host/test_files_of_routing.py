@@ -62,9 +62,7 @@ def test_bf16_saved_by_numpy_is_read(tmp_path):
     x = np.arange(112).reshape(7, 16).astype(ml_dtypes.bfloat16)
     for form in (x, x.view(np.uint16)):
         batch = routing.load(saved(tmp_path, x=form))
-        assert batch.x.dtype == ml_dtypes.bfloat16 and np.array_equal(
-            batch.x.astype(float), x.astype(float)
-        )
+        assert batch.x.dtype == ml_dtypes.bfloat16 and np.array_equal(batch.x.astype(float), x.astype(float))
 
 
 @pytest.mark.parametrize(
@@ -78,17 +76,11 @@ def test_bf16_saved_by_numpy_is_read(tmp_path):
         (dict(rank_offsets=[0, 4, 3, 7]), "never fall"),
         (dict(rank_offsets=[0, 2, 5]), "end at N=7"),
         (dict(rank_offsets=[0, 3, 5, 7]), "for 3 ranks"),
-        (
-            dict(topk_ids=np.full((7, 2), 3)),
-            "token 0 has [3, 3]; the ids of a token must be distinct",
-        ),
+        (dict(topk_ids=np.full((7, 2), 3)), "token 0 has [3, 3]; the ids of a token must be distinct"),
         (dict(topk_ids=np.tile([0, -2], (7, 1))), "holds -2"),
         (dict(n_experts=4), "token 0, k 1 holds 5, outside [0, n_experts=4)"),
         (dict(topk_ids=np.tile([0, 1 << 40], (7, 1))), "token 0, k 1 holds 1099511627776"),
-        (
-            dict(topk_ids=np.tile(np.uint64([0, (1 << 64) - 1]), (7, 1))),
-            "token 0, k 1 holds 18446744073709551615",
-        ),
+        (dict(topk_ids=np.tile(np.uint64([0, (1 << 64) - 1]), (7, 1))), "token 0, k 1 holds 18446744073709551615"),
         (dict(topk_ids=np.zeros((0, 2), int), x=None, topk_weights=None), "has 0 tokens"),
         (dict(topk_ids=np.zeros((7, 0), int)), "has shape (7, 0)"),
         (dict(topk_ids=np.int64(3)), "has shape ()"),
@@ -141,9 +133,7 @@ def test_a_damaged_file_is_read_or_refused_in_a_line(tmp_path, save):
 
 def test_a_file_that_says_it_is_larger_than_any_memory_is_refused(capsys, tmp_path):
     path, header = tmp_path / "x.npz", io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header, dict(descr="<i8", fortran_order=False, shape=(1 << 44, 2))
-    )
+    np.lib.format.write_array_header_1_0(header, dict(descr="<i8", fortran_order=False, shape=(1 << 44, 2)))
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("topk_ids.npy", header.getvalue() + bytes(64))
     refused_in_a_line(capsys, "cannot be read as an .npz", *of(path))
@@ -154,11 +144,7 @@ def test_the_number_of_experts_is_given_or_a_guess_that_the_first_line_announces
     guess = "note: n_experts=6 is a guess from the largest id: give --experts N"
     assert status == 0 and out.out.startswith(guess)
     assert "2 ranks x 3 experts" in out.out
-    for given, argv in (
-        (dict(n_experts=64), ()),
-        ({}, ("--experts", "64")),
-        (dict(n_experts=60), ("--experts", "64")),
-    ):
+    for given, argv in ((dict(n_experts=64), ()), ({}, ("--experts", "64")), (dict(n_experts=60), ("--experts", "64"))):
         status, out = shown(capsys, *of(saved(tmp_path, **given)), *argv, "--json")
         record = json.loads(out.out)
         assert status == 0 and record["config"]["n_experts"] == 64

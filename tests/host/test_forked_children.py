@@ -69,17 +69,14 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on():
         assert by_own == ""
         for said in refused:
             assert said.startswith("EPStateError: this process (") and (
-                "was forked from the one that made the world" in said
-                and "Make a world in this process" in said
+                "was forked from the one that made the world" in said and "Make a world in this process" in said
             ), said
         assert [out.tobytes() for out in ep.combine(y, d, weights)] == want
 
 
 def test_a_forked_child_sends_no_message_for_its_rank():
     sent = []
-    comm = SimpleNamespace(
-        Get_rank=lambda: 0, Get_size=lambda: 2, Isend=lambda *what: sent.append(what)
-    )
+    comm = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 2, Isend=lambda *what: sent.append(what))
     exchange = Exchange(comm, SimpleNamespace(BYTE=None))
     (said,) = said_in_child(lambda: exchange.gather("telling", 1, 0.1))
     assert "was forked from the one that made the world" in said

@@ -20,10 +20,7 @@ def store(token, col, value, result, bias, counts):
 
 def arrays(x, hidden, spread=1):
     """What `store` writes, by rank: a float32 and an int32 array (every `spread`th column of larger ones)."""
-    return [
-        [np.zeros((len(t), hidden * spread), dtype)[:, ::spread] for t in x]
-        for dtype in (np.float32, np.int32)
-    ]
+    return [[np.zeros((len(t), hidden * spread), dtype)[:, ::spread] for t in x] for dtype in (np.float32, np.int32)]
 
 
 def run(where, cfg, x, ids, ep=None, **options):
@@ -89,13 +86,7 @@ def returning(value):
     return function
 
 
-WRONG = {
-    "nothing": None,
-    "a str": "1",
-    "a list": [1.0],
-    "a complex": 1j,
-    "of shape": np.zeros((2, 2), np.float32),
-}
+WRONG = {"nothing": None, "a str": "1", "a list": [1.0], "a complex": 1j, "of shape": np.zeros((2, 2), np.float32)}
 
 
 @pytest.mark.by_day(12)

@@ -34,9 +34,7 @@ def on_gpu(array):
 
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize(
-    "sizes",
-    [dict(), dict(n_ranks=1, n_experts=8, top_k=8), LARGE],
-    ids=["small", "one rank", "large"],
+    "sizes", [dict(), dict(n_ranks=1, n_experts=8, top_k=8), LARGE], ids=["small", "one rank", "large"]
 )
 def test_rounds_equal_the_reference(sizes, fused):
     cfg = config(**sizes)
@@ -53,9 +51,7 @@ def test_rounds_equal_the_reference(sizes, fused):
 
 @pytest.mark.parametrize("token_format", ["fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"])
 def test_every_format_equals_the_reference(token_format):
-    cfg = config(
-        hidden=512, token_format=token_format, max_tokens_per_rank=40, fused_shared_expert=True
-    )
+    cfg = config(hidden=512, token_format=token_format, max_tokens_per_rank=40, fused_shared_expert=True)
     x, ids, weights = batch(cfg)
     with parallel(cfg) as ep:
         for scale in (1.0, [0.5, 3.0]):
@@ -103,17 +99,13 @@ def test_results_are_seen_without_a_copy(library):
 
             tokens = torch.from_dlpack(d.output_tokens)
             assert tokens.dtype == torch.bfloat16 and tokens.data_ptr() == d.output_tokens.address
-            assert np.array_equal(
-                tokens.float().cpu().numpy(), d.output_tokens.numpy().astype(np.float32)
-            )
+            assert np.array_equal(tokens.float().cpu().numpy(), d.output_tokens.numpy().astype(np.float32))
             assert int(d.row_offsets.numpy()[-1]) == len(tokens)
         else:
             import cupy
 
             info = cupy.asarray(d.src_info)
-            assert info.data.ptr == d.src_info.address and np.array_equal(
-                info.get(), d.src_info.numpy()
-            )
+            assert info.data.ptr == d.src_info.address and np.array_equal(info.get(), d.src_info.numpy())
 
 
 @pytest.mark.parametrize("token_format", ["bf16", "fp8_blockwise"])
@@ -140,9 +132,7 @@ def test_a_numba_kernel_is_an_expert(token_format):
             made = cuda.device_array(rows.shape, BF16)
             double[rows.shape[0], (1, 128)](rows, made)
             values, n = of_rank.output_tokens.numpy().view(kind), of_rank.n_rows
-            assert np.array_equal(
-                made.copy_to_host()[:n].astype(np.float32), 2 * values[:n].astype(np.float32)
-            )
+            assert np.array_equal(made.copy_to_host()[:n].astype(np.float32), 2 * values[:n].astype(np.float32))
             y.append(made)
         if token_format == "fp8_blockwise":
             scales = d[0].trimmed().output_scales  # transposed, hence strided
@@ -185,10 +175,7 @@ def test_bad_ids_on_the_device_count_as_none_and_are_raised_later(value):
 def test_random_garbage_ids_on_the_device_write_nothing_out_of_bounds(seed):
     cfg = config(n_ranks=4, n_experts=8, top_k=3, hidden=32, max_tokens_per_rank=16)
     rng = np.random.default_rng(seed)
-    garbage = [
-        rng.integers(-3, 12, (16, 3)) if seed % 2 else rng.integers(-(2**31), 2**31, (16, 3))
-        for _ in range(4)
-    ]
+    garbage = [rng.integers(-3, 12, (16, 3)) if seed % 2 else rng.integers(-(2**31), 2**31, (16, 3)) for _ in range(4)]
     clean = []
     for a in garbage:
         a = np.where((a < 0) | (a >= 8), -1, a)
@@ -233,9 +220,7 @@ def test_scales_cut_along_columns_read_right():
         d = ep.dispatch(x, ids)[0]
         cut = d.trimmed().output_scales
         whole = d.output_scales.numpy()
-        assert cut.shape == (2, d.n_rows) and np.array_equal(
-            cut.numpy(), whole[:, : d.n_rows], equal_nan=True
-        )
+        assert cut.shape == (2, d.n_rows) and np.array_equal(cut.numpy(), whole[:, : d.n_rows], equal_nan=True)
         assert d.output_tokens.dtype == ml_dtypes.float8_e4m3fn
 
 

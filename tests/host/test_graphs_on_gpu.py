@@ -10,10 +10,7 @@ from epmoe import EPStateError, ExpertParallel, LocalWorld
 if "torch" in LIBRARIES:
     import torch
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif("torch" not in LIBRARIES, reason="captures with torch"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif("torch" not in LIBRARIES, reason="captures with torch")]
 
 
 class Graphs:

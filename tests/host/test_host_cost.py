@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 from commands_shown import python
 
-PROGRAMS = [
-    pytest.param(program, id=program.stem)
-    for program in sorted(Path(__file__).parent.glob("checks_of_*.py"))
-]
+PROGRAMS = [pytest.param(program, id=program.stem) for program in sorted(Path(__file__).parent.glob("checks_of_*.py"))]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -10,9 +10,7 @@ from worlds_at_hand import batch, config, equal_round, parallel
 from epmoe_ref.errors import EPStateError
 
 CALLS = "dispatch combine dispatch_async dispatch_wait combine_async combine_wait reset".split()
-ON_BOTH = pytest.mark.parametrize(
-    "device", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)]
-)
+ON_BOTH = pytest.mark.parametrize("device", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
 
 
 def rounds_up_to(ep, call, x, ids, weights):
@@ -34,9 +32,7 @@ def rounds_up_to(ep, call, x, ids, weights):
 
 
 @ON_BOTH
-@pytest.mark.parametrize(
-    "call, kind", [(call, Interruption) for call in CALLS] + [("dispatch", TimeoutError)]
-)
+@pytest.mark.parametrize("call, kind", [(call, Interruption) for call in CALLS] + [("dispatch", TimeoutError)])
 @pytest.mark.by_day(5)
 def test_a_call_that_was_interrupted_anywhere_is_named_and_reset_helps(call, kind, device, tonight):
     cfg = config()
@@ -91,9 +87,7 @@ def test_ctrl_c_inside_a_kernel_of_the_simulator():
         d = ep.dispatch(x, ids)
         with pytest.raises(KeyboardInterrupt):
             ep.combine([a.output_tokens for a in d], d, weights, epilogue)
-        with pytest.raises(
-            EPStateError, match=r"combine was ended by KeyboardInterrupt.*reset\(\)"
-        ):
+        with pytest.raises(EPStateError, match=r"combine was ended by KeyboardInterrupt.*reset\(\)"):
             ep.dispatch(x, ids)
         ep.reset()
         equal_round(ep, x, ids, weights)

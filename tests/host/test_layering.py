@@ -45,9 +45,7 @@ def module_name(path):
 @functools.cache
 def imported(path):
     """Absolute names of all modules that a file imports, relative ones resolved, submodules as names of their own."""
-    package = (
-        module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
-    )
+    package = module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -56,10 +54,7 @@ def imported(path):
             base = node.module or ""
             if node.level:
                 base = ".".join(
-                    [
-                        *package.split(".")[: len(package.split(".")) - node.level + 1],
-                        *filter(None, [base]),
-                    ]
+                    [*package.split(".")[: len(package.split(".")) - node.level + 1], *filter(None, [base])]
                 )
             for alias in node.names:
                 sub = ROOT.joinpath(*base.split("."), alias.name)
@@ -121,9 +116,7 @@ def test_importing_epmoe_loads_nothing_heavy(monkeypatch):
     assert done.stdout.strip() == "[]", done.stderr
 
 
-@pytest.mark.parametrize(
-    "environment", [{"EPMOE_DEVICE": "sim"}, {"NUMBA_ENABLE_CUDASIM": "1"}], ids=str
-)
+@pytest.mark.parametrize("environment", [{"EPMOE_DEVICE": "sim"}, {"NUMBA_ENABLE_CUDASIM": "1"}], ids=str)
 def test_the_simulator_needs_no_numba(environment, monkeypatch):
     monkeypatch.delenv("EPMOE_DEVICE")
     code = (

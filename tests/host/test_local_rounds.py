@@ -134,10 +134,7 @@ def test_functions_run_in_the_kernel_as_in_numpy(combine_dtype):
     x, ids, weights = batch(cfg)
     bias = np.linspace(-2, 2, cfg.hidden, dtype=np.float32)
     options = dict(
-        router_weights=weight_of,
-        router_weights_args=(weights, 0.75),
-        epilogue=shifted,
-        epilogue_args=(bias, 3.0),
+        router_weights=weight_of, router_weights_args=(weights, 0.75), epilogue=shifted, epilogue_args=(bias, 3.0)
     )
     dtype = {"bf16": BF16, "fp16": np.float16, "fp32": np.float32}[combine_dtype]
     with parallel(cfg) as ep:
@@ -147,9 +144,7 @@ def test_functions_run_in_the_kernel_as_in_numpy(combine_dtype):
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("skip_a2a", [False, True], ids=["a2a", "skip_a2a"])
 def test_a_shared_expert_takes_the_ranks_own_tokens(fused, skip_a2a):
-    cfg = config(
-        fused_shared_expert=True, skip_a2a=skip_a2a, allreduce_world_size=2 if skip_a2a else 1
-    )
+    cfg = config(fused_shared_expert=True, skip_a2a=skip_a2a, allreduce_world_size=2 if skip_a2a else 1)
     x, ids, weights = batch(cfg)
     if skip_a2a:
         x, ids, weights = ([a[0]] * 2 for a in (x, ids, weights))
@@ -173,9 +168,7 @@ def test_every_format_equals_the_reference(token_format):
 
 
 @pytest.mark.parametrize(
-    "launch",
-    [LaunchConfig(n_sms=2, num_threads=32), LaunchConfig(n_sms=5, num_threads=96)],
-    ids=str,
+    "launch", [LaunchConfig(n_sms=2, num_threads=32), LaunchConfig(n_sms=5, num_threads=96)], ids=str
 )
 def test_results_do_not_depend_on_the_launch(launch):
     cfg = config(n_ranks=2, n_experts=4, max_tokens_per_rank=6)

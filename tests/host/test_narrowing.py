@@ -8,14 +8,10 @@ from epmoe.device.cast_ids import OUTSIDE, cast_ids
 
 # around what each type can hold
 INTERESTING = [0, 1, -1, 2, 2**31 + 5, 2**32 + 3]
-INTERESTING += [
-    edge for n in (7, 8, 15, 16, 31, 32, 63, 64) for edge in (2**n - 1, 2**n, -(2**n), -(2**n) - 1)
-]
+INTERESTING += [edge for n in (7, 8, 15, 16, 31, 32, 63, 64) for edge in (2**n - 1, 2**n, -(2**n), -(2**n) - 1)]
 
 
-@pytest.mark.parametrize(
-    "dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
-)
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
 def test_ids_are_kept_or_marked(dtype):
     info = np.iinfo(dtype)
     values = [v for v in INTERESTING if info.min <= v <= info.max] * 3

@@ -26,10 +26,7 @@ def test_an_expert_parallel_without_close_gives_its_memory_back_and_results_keep
     del ep
     gc.collect()
     assert gone() is None
-    assert (
-        all(np.array_equal(a, b) for a, b in zip(out, want))
-        and [one.trimmed().n_rows for one in d] == n_rows
-    )
+    assert all(np.array_equal(a, b) for a, b in zip(out, want)) and [one.trimmed().n_rows for one in d] == n_rows
     del d, out
     gc.collect()
     assert len(MEMORY.spans) == before

@@ -14,9 +14,7 @@ pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not 
 def test_the_commit_is_told_and_the_index_is_left_alone(tmp_path):
     def git(*words):
         user = ("-c", "user.name=a", "-c", "user.email=a@b")
-        done = subprocess.run(
-            ["git", "-C", str(tmp_path), *user, *words], check=True, capture_output=True, text=True
-        )
+        done = subprocess.run(["git", "-C", str(tmp_path), *user, *words], check=True, capture_output=True, text=True)
         return done.stdout.strip()
 
     git("init", "-q")

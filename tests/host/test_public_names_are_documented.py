@@ -26,9 +26,7 @@ def public(module):
         if inspect.isclass(thing):
             for attribute, value in vars(thing).items():
                 found = getattr(value, "__func__", value)
-                if not attribute.startswith("_") and (
-                    inspect.isfunction(found) or isinstance(found, property)
-                ):
+                if not attribute.startswith("_") and (inspect.isfunction(found) or isinstance(found, property)):
                     yield f"{module.__name__}.{name}.{attribute}", found
 
 
@@ -36,9 +34,7 @@ def public(module):
 def test_every_public_name_has_a_docstring(module):
     names = dict(public(import_module(module)))
     silent = [
-        name
-        for name, thing in names.items()
-        if not (inspect.getdoc(thing) or inherited(import_module(module), name))
+        name for name, thing in names.items() if not (inspect.getdoc(thing) or inherited(import_module(module), name))
     ]
     assert len(names) >= 5 and silent == []
 
@@ -73,9 +69,5 @@ def test_the_specification_tells_of_every_argument_of_errors_and_of_its_source(f
     module, _, name = function.rpartition(".")
     function = getattr(import_module(module), name)
     text = inspect.getdoc(function)
-    silent = [
-        a
-        for a in inspect.signature(function).parameters
-        if a not in text and a not in ("cfg", "handle")
-    ]
+    silent = [a for a in inspect.signature(function).parameters if a not in text and a not in ("cfg", "handle")]
     assert silent == [] and "Errors: " in text and "Source: " in text

@@ -61,9 +61,7 @@ def test_ci_runs_the_two_commands():
             capture_output=True,
             check=True,
         )
-        assert done.stdout == blocks("sh")[n - 1] and re.search(
-            rf"{needed}( -n auto)?$", done.stdout.strip()
-        )
+        assert done.stdout == blocks("sh")[n - 1] and re.search(rf"{needed}( -n auto)?$", done.stdout.strip())
 
 
 def commands():
@@ -73,9 +71,7 @@ def commands():
         shown = [*re.findall(r"`([^`\n]+)`", text), *"".join(blocks("sh", text)).splitlines()]
         for command in shown:
             begins = r"(?:^|-m |\bbin/|&& |sim |gpu |[A-Z]=\S+ )epmoe"
-            yield from (
-                found[1].strip() for found in re.finditer(begins + r"( [^#&]*|$)", command.strip())
-            )
+            yield from (found[1].strip() for found in re.finditer(begins + r"( [^#&]*|$)", command.strip()))
 
 
 @pytest.mark.parametrize("command", sorted(set(commands())))

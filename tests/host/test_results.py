@@ -29,8 +29,7 @@ def test_arrays_have_capacity_and_trimmed_has_exact_rows():
 
 
 @pytest.mark.parametrize(
-    "token_format, columns",
-    [("fp8_blockwise", 128), ("nvfp4", 64), ("mxfp4", 64), ("mxfp8", 128), ("mxfp4_rows", 64)],
+    "token_format, columns", [("fp8_blockwise", 128), ("nvfp4", 64), ("mxfp4", 64), ("mxfp8", 128), ("mxfp4_rows", 64)]
 )
 def test_trimmed_cuts_scales_along_the_right_axis(token_format, columns):
     cfg = config(hidden=128, token_format=token_format, max_tokens_per_rank=3)

@@ -4,15 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from worlds_at_hand import (
-    batch,
-    config,
-    equal_combine,
-    equal_dispatch,
-    equal_round,
-    parallel,
-    regions,
-)
+from worlds_at_hand import batch, config, equal_combine, equal_dispatch, equal_round, parallel, regions
 
 from epmoe import EPError, EPValueError, LaunchConfig, PeerTimeout
 from epmoe.host.engine import KERNELS
@@ -148,11 +140,7 @@ def test_a_silent_rank_is_named_and_reset_helps(name):
         for part in "rank 0", "rank 2", "dispatch_wait", "src_rank 1", "experts: 0, 1":
             assert part in said, said
         assert "timeout=0.5 s" in said and "src_rank 0" not in said, said
-        for call, given in (
-            (ep.dispatch, (x, ids)),
-            (ep.dispatch_wait, ()),
-            (ep.dispatch_async, (x, ids)),
-        ):
+        for call, given in ((ep.dispatch, (x, ids)), (ep.dispatch_wait, ()), (ep.dispatch_async, (x, ids))):
             with pytest.raises(EPStateError, match=r"PeerTimeout.*reset\(\)"):
                 call(*given)
         ep.reset()

@@ -28,9 +28,7 @@ def test_rows_agree_with_the_reference(token_format, variant, capacity_rows):
     x, ids, weights = batch(cfg)
     with parallel(cfg) as ep:
         d = ep.dispatch(x, ids)
-        gate_up = [
-            gate_up_rows(r, ep.capacity if capacity_rows else of.n_rows) for r, of in enumerate(d)
-        ]
+        gate_up = [gate_up_rows(r, ep.capacity if capacity_rows else of.n_rows) for r, of in enumerate(d)]
         plain = ep.fused_silu(gate_up, d, **variant)
         quantised = ep.fused_silu(gate_up, d, output_format="fp8_blockwise", **variant)
         for rank, of in enumerate(d):

@@ -22,10 +22,7 @@ def test_the_licence_is_named_as_it_is():
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     text = (ROOT / "LICENSE").read_text()
-    assert (
-        setup["metadata"]["license"] == "Apache-2.0"
-        and setup["metadata"]["license_files"] == "LICENSE"
-    )
+    assert setup["metadata"]["license"] == "Apache-2.0" and setup["metadata"]["license_files"] == "LICENSE"
     assert "Version 2.0, January 2004" in text and "END OF TERMS AND CONDITIONS" in text
     assert "\nlicense: Apache-2.0\n" in (ROOT / "CITATION.cff").read_text()
 
@@ -34,9 +31,7 @@ def test_the_package_brings_every_file_that_it_reads():
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     brought = re.findall(r"[^,\s]+", setup["options.package_data"]["epmoe"])
-    found = [
-        path.relative_to(ROOT / "epmoe") for path in (ROOT / "epmoe").rglob("*") if path.is_file()
-    ]
+    found = [path.relative_to(ROOT / "epmoe") for path in (ROOT / "epmoe").rglob("*") if path.is_file()]
     left_out = [
         str(path)
         for path in found

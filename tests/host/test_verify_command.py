@@ -68,9 +68,7 @@ def test_the_token_shown_is_one_of_the_round():
             assert (d.src_info[row] == (way.token, k)).all() and case.cfg.owner(expert) == rank
             assert (d.output_tokens[row] == r.routed.x[way.src_rank][way.token]).all()
             total += weight * result
-    assert (
-        way.combined == r.combined[way.src_rank][way.token, 0] and abs(total - way.combined) < 1e-5
-    )
+    assert way.combined == r.combined[way.src_rank][way.token, 0] and abs(total - way.combined) < 1e-5
 
 
 def test_the_default_batch_is_uneven_with_an_empty_rank_and_empty_slots():
@@ -88,9 +86,7 @@ def test_json_says_the_same(capsys):
     assert status == 0 and record["passed"] and record["config"]["hidden"] == 16
     assert "simulator, seed 3" in record["machine"]
     rounds = record["seeds"][0]["rounds"]
-    assert [r["round"] for r in rounds] == [1, 2] and all(
-        r["dispatch"] == r["combine"] == "equal" for r in rounds
-    )
+    assert [r["round"] for r in rounds] == [1, 2] and all(r["dispatch"] == r["combine"] == "equal" for r in rounds)
     for r in rounds:
         assert np.array(r["routing"]).shape == (2, 4) and not r["differences"]
         assert not np.any(r["counters"]["combined"]["reserved"])
@@ -146,9 +142,7 @@ class Forgetful:
 
 
 def test_a_wrong_kernel_fails_with_the_first_difference(capsys, monkeypatch):
-    monkeypatch.setattr(
-        verify, "rounds_of", functools.partial(verify.rounds_of, _factories=Forgetful())
-    )
+    monkeypatch.setattr(verify, "rounds_of", functools.partial(verify.rounds_of, _factories=Forgetful()))
     status, out = shown(capsys, *SMALL)
     assert status == 1 and "FAIL" in out.out
     assert "combine DIFFERS" in out.out and "dispatch equal" in out.out

@@ -14,9 +14,7 @@ def test_the_matrix_has_every_combination_once():
         for shared in (False, True):
             for skip in (False, True):
                 some = [
-                    c
-                    for c in cases
-                    if (c.fused, c.cfg.fused_shared_expert, c.cfg.skip_a2a) == (fused, shared, skip)
+                    c for c in cases if (c.fused, c.cfg.fused_shared_expert, c.cfg.skip_a2a) == (fused, shared, skip)
                 ]
                 assert len({(c.cfg.token_format, c.cfg.fuse_a_scale_preshuffle) for c in some}) == 7
 
@@ -29,9 +27,7 @@ def test_a_sample_of_the_matrix_passes(capsys):
 
 def test_the_matrix_has_as_many_ranks_as_asked_for(capsys):
     status, out = shown(capsys, "verify", "--all", "--sample", "1", "--ranks", "3")
-    assert status == 0 and "3 ranks x 2 experts" in out.out and "PASS  1 case in" in out.out, (
-        out.out
-    )
+    assert status == 0 and "3 ranks x 2 experts" in out.out and "PASS  1 case in" in out.out, out.out
 
 
 def test_a_case_that_differs_fails_the_matrix(capsys, monkeypatch):

@@ -17,9 +17,7 @@ def test_random_worlds_have_all_formats_and_options():
     assert {cfg.token_format for cfg, *_ in worlds} == set(TOKEN_FORMATS)
     for name in ("fused_shared_expert", "skip_a2a", "use_shmem", "fuse_a_scale_preshuffle"):
         assert {getattr(cfg, name) for cfg, *_ in worlds} == {False, True}, name
-    assert {cfg.n_ranks for cfg, *_ in worlds} == {1, 2, 3, 4} and {
-        fused for *_, fused in worlds
-    } == {False, True}
+    assert {cfg.n_ranks for cfg, *_ in worlds} == {1, 2, 3, 4} and {fused for *_, fused in worlds} == {False, True}
 
 
 def test_every_word_of_the_plain_kernels_is_as_the_model_has_it(capsys, tonight):
@@ -37,17 +35,10 @@ def test_every_word_of_the_plain_kernels_is_as_the_model_has_it(capsys, tonight)
             "dispatch_recv_count [local_expert 0, src_rank 0] after dispatch_wait",
             "not put back to MAX_FINITE",
         ),
-        (
-            combine,
-            "store_i32",
-            "A [local_expert 0, src_rank 0, READY + end row] after combine_wait",
-            "it is not reset",
-        ),
+        (combine, "store_i32", "A [local_expert 0, src_rank 0, READY + end row] after combine_wait", "it is not reset"),
     ],
 )
-def test_a_broken_kernel_is_named_by_the_words_that_it_leaves(
-    capsys, monkeypatch, module, store, region, cause
-):
+def test_a_broken_kernel_is_named_by_the_words_that_it_leaves(capsys, monkeypatch, module, store, region, cause):
     monkeypatch.setattr(module, store, lambda address, value: None)
     status, out = shown(capsys, "verify", "--words", "1", "--seed", str(SPLIT_SEED))
     text = " ".join(out.out.split())
@@ -55,8 +46,4 @@ def test_a_broken_kernel_is_named_by_the_words_that_it_leaves(
     assert f"--words 1 --seed {SPLIT_SEED} runs this world again" in text
     status, out = shown(capsys, "verify", "--words", "1", "--seed", str(SPLIT_SEED), "--json")
     record = json.loads(out.out)
-    assert (
-        status == 1
-        and not record["passed"]
-        and cause in record["worlds"][0]["differences"][0]["cause"]
-    )
+    assert status == 1 and not record["passed"] and cause in record["worlds"][0]["differences"][0]["cause"]

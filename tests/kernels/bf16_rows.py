@@ -32,9 +32,7 @@ def below_a_maximum(maxima, group, seed):
     with np.errstate(all="ignore"):
         value = (top << 16).astype(np.uint32).view(np.float32).astype(np.float64) * short
         fractions = patterns(value).astype(np.int64) & 0x7FFF
-    x = np.where(
-        rng.random((n, group)) < 0.5, scattered, np.where(fractions <= top, fractions, scattered)
-    )
+    x = np.where(rng.random((n, group)) < 0.5, scattered, np.where(fractions <= top, fractions, scattered))
     x |= rng.integers(0, 2, (n, group)) << 15
     x[np.arange(n), np.arange(n) % group] = maxima
     return x.astype(np.uint16)
@@ -74,11 +72,7 @@ def edge_groups(group):
             part = [t * 2.0**power for t in ties[lo : lo + group - 2]]
             add(int(patterns(6 * 2.0**power)), *(int(p) for p in patterns(part)))
             add(int(patterns(-4 * 2.0**power)), *(int(p) for p in patterns([-t for t in part])))
-    codes = np.array(
-        [m * 2.0**-9 if e == 0 else (8 + m) * 2.0 ** (e - 10) for e in range(16) for m in range(8)][
-            :127
-        ]
-    )
+    codes = np.array([m * 2.0**-9 if e == 0 else (8 + m) * 2.0 ** (e - 10) for e in range(16) for m in range(8)][:127])
     middles = (codes[1:] + codes[:-1]) / 2
     for power in (-12, 0, 7):
         for lo in range(0, 126, group - 1):

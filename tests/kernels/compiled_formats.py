@@ -29,14 +29,9 @@ def kernels():
         yield f"encode {name}", encode_kernel(formats.of(config(name)), 2 * HIDDEN)
     for name in ("bf16", "fp8_blockwise", "nvfp4", "mxfp4_rows"):
         yield f"decode {name}", decode_kernel(formats.of(config(name)), 32)
-    yield (
-        "decode slots",
-        decode_kernel(formats.of(config("mxfp4_rows", fuse_a_scale_preshuffle=True)), 32),
-    )
+    yield ("decode slots", decode_kernel(formats.of(config("mxfp4_rows", fuse_a_scale_preshuffle=True)), 32))
     for output_format in ("bf16", "fp8_blockwise"):
-        call = fused_silu_kernel(
-            config("bf16"), intermediate=2048, output_format=output_format, limit=7.0
-        )
+        call = fused_silu_kernel(config("bf16"), intermediate=2048, output_format=output_format, limit=7.0)
         yield f"swiglu {output_format}", call.kernel()
 
 
@@ -48,12 +43,8 @@ def assembled(ptx):
     log = bytearray(nvjitlink.get_info_log_size(linker))
     nvjitlink.get_info_log(linker, log)
     log = log.decode()
-    memory = re.search(
-        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log
-    )
-    return sum(int(n) for n in memory.groups()), int(
-        re.search(r"[Uu]sed (\d+) registers", log).group(1)
-    )
+    memory = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    return sum(int(n) for n in memory.groups()), int(re.search(r"[Uu]sed (\d+) registers", log).group(1))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ import numpy as np
 F32 = np.float32
 E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 E4M3_VALUES = np.array(
-    [m * 2.0**-9 if e == 0 else (8 + m) * 2.0 ** (e - 10) for e in range(16) for m in range(8)][
-        :127
-    ]
+    [m * 2.0**-9 if e == 0 else (8 + m) * 2.0 ** (e - 10) for e in range(16) for m in range(8)][:127]
 )
 GROUP = {"fp8_blockwise": 128, "nvfp4": 16, "mxfp4": 32, "mxfp8": 32, "mxfp4_rows": 32}
 
@@ -60,9 +58,7 @@ def e8m0(v):
 
 def two_to(byte):
     """e8m0 byte -> float32."""
-    return np.where(
-        byte == 255, F32(np.nan), np.ldexp(F32(1), np.minimum(byte, 254).astype(int) - 127)
-    ).astype(F32)
+    return np.where(byte == 255, F32(np.nan), np.ldexp(F32(1), np.minimum(byte, 254).astype(int) - 127)).astype(F32)
 
 
 def pack_nibbles(codes):

@@ -36,38 +36,17 @@ def into(token, col, value, table):
 def every_kernel():
     """(name, compiled kernel): the six, and the fused ones with all options."""
     cfg = EPConfig(**SIZES)
-    for name in (
-        "dispatch_async",
-        "dispatch_wait",
-        "dispatch",
-        "combine_async",
-        "combine_wait",
-        "combine",
-    ):
+    for name in ("dispatch_async", "dispatch_wait", "dispatch", "combine_async", "combine_wait", "combine"):
         yield name, getattr(kernels, f"{name}_kernel")(cfg, LAUNCH).kernel()
     without_signals = kernels.combine_kernel(EPConfig(**SIZES), LAUNCH, without_signals=True)
     yield "combine without signals", without_signals.kernel()
-    options = EPConfig(
-        **SIZES,
-        token_format="nvfp4",
-        fused_shared_expert=True,
-        skip_a2a=True,
-        allreduce_world_size=4,
-    )
-    yield (
-        "dispatch with options",
-        kernels.dispatch_kernel(options, LAUNCH, input_scale=half).kernel(),
-    )
+    options = EPConfig(**SIZES, token_format="nvfp4", fused_shared_expert=True, skip_a2a=True, allreduce_world_size=4)
+    yield ("dispatch with options", kernels.dispatch_kernel(options, LAUNCH, input_scale=half).kernel())
     call = kernels.combine_kernel(options, LAUNCH, router_weights=weight, epilogue=bias)
     stores = kernels.combine_kernel(EPConfig(**SIZES), LAUNCH, elementwise_lambda_fn=into)
     yield "combine with an output lambda", stores.kernel([], [("float32", 2, True)])
-    yield (
-        "combine with options",
-        call.kernel([("float32", 2, False)], [("float32", 0, False), ("float32", 1, False)]),
-    )
+    yield ("combine with options", call.kernel([("float32", 2, False)], [("float32", 0, False), ("float32", 1, False)]))
 
 
 if __name__ == "__main__":
-    json.dump(
-        {name: kernel.ptx() for name, kernel in every_kernel() if name in sys.argv[1:]}, sys.stdout
-    )
+    json.dump({name: kernel.ptx() for name, kernel in every_kernel() if name in sys.argv[1:]}, sys.stdout)

@@ -12,11 +12,7 @@ from epmoe.kernels.pairs.tuning import Tuning
 from epmoe.kernels.params import float32_word
 from epmoe_ref.config import EPConfig
 
-COMBINE = {
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "fp16": np.dtype(np.float16),
-    "fp32": np.dtype(np.float32),
-}
+COMBINE = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 SMALL = LaunchConfig(n_sms=3, num_threads=64)
 POISON = 0xFF  # NaN in every format, -1 in every integer
 
@@ -47,15 +43,11 @@ class KernelWorld:
         **machine_options,
     ):
         self.cfg, self.fused, self.timeout_s = cfg, fused, timeout_s
-        self.machine = device.machine(
-            cfg.n_ranks, seed=seed, racecheck=racecheck, **machine_options
-        )
+        self.machine = device.machine(cfg.n_ranks, seed=seed, racecheck=racecheck, **machine_options)
         self.streams = [self.machine.stream(r) for r in range(cfg.n_ranks)]
         self.format = formats.of(cfg)
         self.base = [
-            self.machine.alloc(
-                layout.total_bytes(cfg), "base", rank=r, regions=layout.named_words(cfg)
-            )
+            self.machine.alloc(layout.total_bytes(cfg), "base", rank=r, regions=layout.named_words(cfg))
             for r in range(cfg.n_ranks)
         ]
         for base in self.base:
@@ -74,11 +66,7 @@ class KernelWorld:
             combine_async=make.combine_async_kernel(cfg, launch, **tuned),
             combine_wait=make.combine_wait_kernel(cfg, launch, **weights, **tuned),
             combine=make.combine_kernel(
-                cfg,
-                launch,
-                **weights,
-                **tuned,
-                **({"without_signals": True} if without_signals else {}),
+                cfg, launch, **weights, **tuned, **({"without_signals": True} if without_signals else {})
             ),
         )
         self.unreduced = router_weights is None
@@ -132,11 +120,7 @@ class KernelWorld:
         """Rows that one rank can have at most."""
         cfg = self.cfg
         rows = cfg.n_src_ranks * cfg.max_tokens_per_rank * min(cfg.top_k, cfg.n_local_experts)
-        return (
-            rows
-            + cfg.max_tokens_per_rank * cfg.fused_shared_expert
-            + (self.format.pad_rows - 1) * cfg.n_groups
-        )
+        return rows + cfg.max_tokens_per_rank * cfg.fused_shared_expert + (self.format.pad_rows - 1) * cfg.n_groups
 
     # ------------------------------------------------------------------ dispatch
     def dispatch(self, tokens, topk_ids, input_scale=1.0, ranks=None):
@@ -146,10 +130,7 @@ class KernelWorld:
         with self.machine.hold():
             for rank in ranks:
                 self.launch_dispatch(rank, tokens[rank], topk_ids[rank], input_scale)
-        return [
-            self.dispatched(rank, len(tokens[rank])) if rank in ranks else None
-            for rank in range(self.cfg.n_ranks)
-        ]
+        return [self.dispatched(rank, len(tokens[rank])) if rank in ranks else None for rank in range(self.cfg.n_ranks)]
 
     def launch_dispatch(self, rank, tokens, topk_ids, input_scale=1.0):
         cfg, capacity = self.cfg, self.capacity()
@@ -184,9 +165,7 @@ class KernelWorld:
             ep_counters=self.at(rank, "ep_counters"),
             status=self.at(rank, "status"),
         )
-        wanted = Wanted(
-            num_tokens, rank, self.machine, self.streams[rank], regions, self.timeout_s, **types
-        )
+        wanted = Wanted(num_tokens, rank, self.machine, self.streams[rank], regions, self.timeout_s, **types)
         for name in (phase,) if self.fused else (f"{phase}_async", f"{phase}_wait"):
             of_functions = 6 if name == "combine_async" else None  # it has none
             self.calls[name].prepared(wanted).start(*words[:of_functions])
@@ -198,22 +177,16 @@ class KernelWorld:
             name: b[name, rank].read(np.uint8, int(np.prod(shape)) * np.dtype(dtype).itemsize)
             for name, (shape, dtype) in outputs.items()
         }
-        result = {
-            name: raw[name].view(dtype).reshape(shape) for name, (shape, dtype) in outputs.items()
-        }
+        result = {name: raw[name].view(dtype).reshape(shape) for name, (shape, dtype) in outputs.items()}
         result["row_offsets"] = b["row_offsets", rank].read(np.uint32, cfg.n_groups + 1)
         result["expert_ids"] = b["expert_ids", rank].read(np.int32, cfg.n_groups)
         result["src_info"] = b["src_info", rank].read(np.int32, (self.capacity(), 2))
-        result["counts"] = b["recv_counts", rank].read(
-            np.int32, (cfg.n_local_experts, cfg.n_src_ranks)
-        )
+        result["counts"] = b["recv_counts", rank].read(np.int32, (cfg.n_local_experts, cfg.n_src_ranks))
         result["clean_topk_ids"] = self.read(rank, "clean_topk_ids")[:num_tokens]
         return result
 
     # ------------------------------------------------------------------ combine
-    def combine(
-        self, rows, num_tokens, weights=None, weights_args=(), epilogue_args=(), ranks=None
-    ):
+    def combine(self, rows, num_tokens, weights=None, weights_args=(), epilogue_args=(), ranks=None):
         """Combine on all ranks (or those given) at once: rows of expert outputs [rows, hidden] -> output tokens.
 
         weights: arrays [num_tokens, top_k], if the world was made for arrays. *_args: lists over ranks of tuples.
@@ -229,10 +202,7 @@ class KernelWorld:
                     weights_args[rank] if weights_args else (),
                     epilogue_args[rank] if epilogue_args else (),
                 )
-        return [
-            self.combined(rank, num_tokens[rank]) if rank in ranks else None
-            for rank in range(self.cfg.n_ranks)
-        ]
+        return [self.combined(rank, num_tokens[rank]) if rank in ranks else None for rank in range(self.cfg.n_ranks)]
 
     def output_shape(self, n):
         return (n, self.cfg.top_k, self.cfg.hidden) if self.unreduced else (n, self.cfg.hidden)
@@ -240,9 +210,7 @@ class KernelWorld:
     def launch_combine(self, rank, rows, n, weights, weights_args, epilogue_args):
         dtype = COMBINE[self.cfg.combine_dtype]
         x = self.put("expert_outputs", rank, np.asarray(rows, dtype))
-        out = self.buffer(
-            "output_tokens", rank, int(np.prod(self.output_shape(n))) * dtype.itemsize
-        )
+        out = self.buffer("output_tokens", rank, int(np.prod(self.output_shape(n))) * dtype.itemsize)
         array = 0 if weights is None else self.put("weights", rank, np.asarray(weights, np.float32))
         weights_args = self.user_args("weights_arg", rank, weights_args)
         epilogue_args = self.user_args("epilogue_arg", rank, epilogue_args)
@@ -271,23 +239,17 @@ class KernelWorld:
         for i, value in enumerate(values):
             if np.ndim(value):
                 value = np.asarray(value)
-                made.append(
-                    ArrayArg(self.put(f"{name} {i}", rank, value), value.shape, value.dtype.name)
-                )
+                made.append(ArrayArg(self.put(f"{name} {i}", rank, value), value.shape, value.dtype.name))
             else:
                 made.append(ScalarArg(value, "int32" if isinstance(value, int) else "float32"))
         return tuple(made)
 
     def combined(self, rank, n):
-        return self.buffers["output_tokens", rank].read(
-            COMBINE[self.cfg.combine_dtype], self.output_shape(n)
-        )
+        return self.buffers["output_tokens", rank].read(COMBINE[self.cfg.combine_dtype], self.output_shape(n))
 
     # ------------------------------------------------------------------ errors
     def raise_if_failed(self, rank):
         """PeerTimeout if a wait of that rank expired."""
         words = self.read(rank, "status")
         name = status.failed_recv_count(words)
-        status.raise_if_failed(
-            words, self.cfg, rank, self.timeout_s, self.read(rank, name) if name else None
-        )
+        status.raise_if_failed(words, self.cfg, rank, self.timeout_s, self.read(rank, name) if name else None)

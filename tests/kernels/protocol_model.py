@@ -109,9 +109,7 @@ def combine(cfg, rank, topk_ids, outputs_of, weights, dtype, shared=None, epilog
             if weights is None:
                 out[t, k] = row
             else:
-                total = fma(
-                    np.full(cfg.hidden, weights[t, k], np.float32), row.astype(np.float32), total
-                )
+                total = fma(np.full(cfg.hidden, weights[t, k], np.float32), row.astype(np.float32), total)
         if weights is None:
             continue
         result = total.astype(dtype)

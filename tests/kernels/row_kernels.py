@@ -86,9 +86,7 @@ def decode_kernel(fmt, n_groups, n_parts=1):
                     decode(
                         payload,
                         out,
-                        RowPlace(
-                            i32(group_start + row_in_group), group, row_in_group, tiles_before
-                        ),
+                        RowPlace(i32(group_start + row_in_group), group, row_in_group, tiles_before),
                         part,
                         n_parts,
                         lane_id(),
@@ -105,10 +103,7 @@ def words_kernel(word):
     def map_words(params, num_tokens, my_rank):
         i = i32((block_idx() * n_warps() + warp_id()) * 32 + lane_id())
         while i < num_tokens:
-            store_u32(
-                load_u64(params + u64(8)) + u64(4 * i),
-                word(load_u32(load_u64(params) + u64(4 * i))),
-            )
+            store_u32(load_u64(params + u64(8)) + u64(4 * i), word(load_u32(load_u64(params) + u64(4 * i))))
             i = i32(i + grid_dim() * n_warps() * 32)
 
     return kernel()(map_words)
@@ -133,9 +128,7 @@ class Bench:
     def run(self, kernel, n, words):
         params = self.put(np.array(words, np.uint64), "params")
         blocks = 3 if device.SIM else self.machine.n_sms
-        self.machine.launch(
-            kernel, blocks, THREADS, (params.address, n, 0), stream=self.machine.stream(0)
-        )
+        self.machine.launch(kernel, blocks, THREADS, (params.address, n, 0), stream=self.machine.stream(0))
         self.machine.synchronize()
         params.free()
 
@@ -158,10 +151,7 @@ def decode(cfg, payloads, rows, groups, capacity, seed=0, n_parts=1):
     fmt, bench = formats.of(cfg), Bench(seed)
     shapes = fmt.outputs(cfg, capacity)
     assert tuple(shapes) == fmt.output_fields
-    out = {
-        name: bench.room(int(np.prod(shape)) * dtype.itemsize, name)
-        for name, (shape, dtype) in shapes.items()
-    }
+    out = {name: bench.room(int(np.prod(shape)) * dtype.itemsize, name) for name, (shape, dtype) in shapes.items()}
     inputs = {"payloads": payloads, "rows": np.int32(rows), "groups": np.int32(groups)}
     tables = [bench.put(array, name) for name, array in inputs.items()]
     words = [b.address for b in tables] + [b.address for b in out.values()] + [capacity]

@@ -16,25 +16,9 @@ KINDS = {
     "any int32": lambda rng, shape: rng.integers(-(2**31), 2**31, shape),
     "near the range": lambda rng, shape: rng.integers(-2, CFG.n_experts + 2, shape),
     "one id": lambda rng, shape: np.full(shape, 3),
-    "multiples of 2**16": lambda rng, shape: (
-        rng.integers(0, CFG.n_experts, shape) + 65536 * rng.integers(-1, 2, shape)
-    ),
+    "multiples of 2**16": lambda rng, shape: rng.integers(0, CFG.n_experts, shape) + 65536 * rng.integers(-1, 2, shape),
     "any int64": lambda rng, shape: rng.choice(
-        [
-            0,
-            5,
-            -1,
-            -2,
-            2**31 - 1,
-            2**31,
-            2**32,
-            2**32 + 1,
-            2**63 - 1,
-            -(2**31),
-            -(2**32) + 2,
-            -(2**63),
-        ],
-        shape,
+        [0, 5, -1, -2, 2**31 - 1, 2**31, 2**32, 2**32 + 1, 2**63 - 1, -(2**31), -(2**32) + 2, -(2**63)], shape
     ),
 }
 FOUR_BLOCKS = LaunchConfig(n_sms=4, num_threads=64)  # enough for the way of small batches
@@ -63,12 +47,7 @@ def test_garbage_ids_send_nothing_and_hurt_nobody(kind, fused):
         out = world.combine(rows, n, weights)
         for rank in range(2):
             expected = combine(
-                CFG,
-                rank,
-                ids,
-                lambda src, t, e: tokens[src][t],
-                weights[rank],
-                np.dtype(ml_dtypes.bfloat16),
+                CFG, rank, ids, lambda src, t, e: tokens[src][t], weights[rank], np.dtype(ml_dtypes.bfloat16)
             )
             assert (out[rank].view(np.uint16) == expected.view(np.uint16)).all()
         assert_clean(world)
@@ -85,9 +64,7 @@ def check_counts(world, rank, ids):
         token, k = words[status.BAD_TOKEN] - 1, words[status.BAD_K]
         recorded = as_int32(int(ids[token, k]))
         assert refused[token, k] and recorded == words[status.BAD_ID]
-        with pytest.raises(
-            EPValueError, match=f"rank {rank}: topk_ids\\[{token}, {k}\\] is {recorded}"
-        ):
+        with pytest.raises(EPValueError, match=f"rank {rank}: topk_ids\\[{token}, {k}\\] is {recorded}"):
             status.raise_if_bad_ids(words, CFG, rank)
     else:
         status.raise_if_bad_ids(words, CFG, rank)
@@ -122,9 +99,7 @@ def test_src_info_out_of_range_writes_nothing(fused):
     ids = [np.array([[0, 3, 1, 4]] * 3)] * 2
     tokens = [rows_of(rng, 3, CFG) for _ in range(2)]
     world.dispatch(tokens, ids)
-    spoiled = np.array(
-        [[-1, 0], [12, 0], [0, 4], [0, -1], [2**31 - 1, 2**31 - 1], [-(2**31), -(2**31)]], np.int32
-    )
+    spoiled = np.array([[-1, 0], [12, 0], [0, 4], [0, -1], [2**31 - 1, 2**31 - 1], [-(2**31), -(2**31)]], np.int32)
     for rank in range(2):
         world.buffers["src_info", rank].write(spoiled)
         before = world.read(rank, "combine_recv_buf")

@@ -11,19 +11,10 @@ from epmoe_ref.config import EPConfig
 LAUNCH = LaunchConfig(n_sms=3, num_threads=224)  # 4 to 21 rows of a rank are on their way at once
 CASES = {
     "two ranks": (dict(n_ranks=2, n_experts=6, top_k=2, hidden=264), [6, 5]),
-    "three ranks, one without tokens": (
-        dict(n_ranks=3, n_experts=6, top_k=2, hidden=16),
-        [7, 0, 6],
-    ),
+    "three ranks, one without tokens": (dict(n_ranks=3, n_experts=6, top_k=2, hidden=16), [7, 0, 6]),
     "one rank": (dict(n_ranks=1, n_experts=4, top_k=2, hidden=16), [7]),
-    "skip_a2a": (
-        dict(n_ranks=2, n_experts=6, top_k=3, hidden=16, skip_a2a=True, p2p_world_size=1),
-        [5, 5],
-    ),
-    "padded rows": (
-        dict(n_ranks=2, n_experts=6, top_k=2, hidden=128, token_format="fp8_blockwise"),
-        [5, 6],
-    ),
+    "skip_a2a": (dict(n_ranks=2, n_experts=6, top_k=3, hidden=16, skip_a2a=True, p2p_world_size=1), [5, 5]),
+    "padded rows": (dict(n_ranks=2, n_experts=6, top_k=2, hidden=128, token_format="fp8_blockwise"), [5, 6]),
 }
 
 

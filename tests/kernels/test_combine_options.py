@@ -23,9 +23,7 @@ def table_weight(token, k, table, scale):
     return mul_rn(table[token, k], scale)
 
 
-def run(
-    cfg, fused, *, weights=None, weights_args=(), epilogue=None, epilogue_args=(), seed=1, **options
-):
+def run(cfg, fused, *, weights=None, weights_args=(), epilogue=None, epilogue_args=(), seed=1, **options):
     """One round with experts that scale by the expert's id + 2: (ids, rows of any token at any expert, output)."""
     dtype = COMBINE[cfg.combine_dtype]
     rng = np.random.default_rng(seed)
@@ -88,9 +86,7 @@ def test_epilogue_and_weights_by_functions(dtype, fused):
         def epilogue(t, cols, values):
             return values * np.float32(1.7) + bias[cols] + token_bias[rank][t, 1]
 
-        assert_same(
-            out[rank], combine(cfg, rank, ids, output, weights, COMBINE[dtype], epilogue=epilogue)
-        )
+        assert_same(out[rank], combine(cfg, rank, ids, output, weights, COMBINE[dtype], epilogue=epilogue))
 
 
 def test_one_world_may_change_its_arguments():

@@ -22,16 +22,12 @@ CASES = {
     "one rank": case([9], 3, n_experts=3, hidden=8, max_tokens_per_rank=9),
     "nobody has a token": case([0, 0], 1, n_experts=2, hidden=8, max_tokens_per_rank=2),
     "hot expert": case([20, 17], 1, n_experts=8, hidden=40, max_tokens_per_rank=20, hot=5),
-    "many experts, wide rows": case(
-        [3, 1], 3, n_experts=80, hidden=1288, max_tokens_per_rank=3, alignment=64
-    ),
+    "many experts, wide rows": case([3, 1], 3, n_experts=80, hidden=1288, max_tokens_per_rank=3, alignment=64),
     "top 32": case([1, 2], 32, n_experts=34, hidden=8, max_tokens_per_rank=2),
     "fp32": case([5, 6], 3, combine_dtype="fp32"),
     "fp16": case([5, 6], 3, combine_dtype="fp16"),
     "shared expert": case([5, 3], n_experts=6, max_tokens_per_rank=5, fused_shared_expert=True),
-    "skip_a2a": case(
-        [5, 5], 3, n_experts=6, max_tokens_per_rank=5, skip_a2a=True, p2p_world_size=1
-    ),
+    "skip_a2a": case([5, 5], 3, n_experts=6, max_tokens_per_rank=5, skip_a2a=True, p2p_world_size=1),
     "skip_a2a, shared expert": case(
         [4, 4, 4],
         3,
@@ -41,9 +37,7 @@ CASES = {
         fused_shared_expert=True,
         allreduce_world_size=3,
     ),
-    "fp8 rows padded to 4": case(
-        [5, 6], hidden=128, token_format="fp8_blockwise", fused_shared_expert=True
-    ),
+    "fp8 rows padded to 4": case([5, 6], hidden=128, token_format="fp8_blockwise", fused_shared_expert=True),
     "nvfp4": case([5, 6], hidden=64, token_format="nvfp4"),
 }
 COUNTERS = "reserved", "finished", "rank_completion", "D", "E", "F", "G"
@@ -95,13 +89,9 @@ def run_round(world, case, rng):
                 continue
             src, t, group = source
             if cfg.token_format == "bf16":
-                assert (d["output_tokens"][i] == tokens[src][t]).all(), (
-                    f"rank {rank} row {i}: token {t} of rank {src}"
-                )
+                assert (d["output_tokens"][i] == tokens[src][t]).all(), f"rank {rank} row {i}: token {t} of rank {src}"
             front = int(cfg.fused_shared_expert)
-            factor = (
-                shared_scale if group < front else scale[rank * cfg.n_local_experts + group - front]
-            )
+            factor = shared_scale if group < front else scale[rank * cfg.n_local_experts + group - front]
             rows[i] = (tokens[src][t].astype(np.float32) * factor).astype(dtype)
         if cfg.token_format == "bf16":
             behind = d["output_tokens"][len(origin) :].view(np.uint16)
@@ -155,9 +145,7 @@ def assert_clean(world):
         for name in (*ZERO_AFTER_DISPATCH, "A"):
             assert not world.read(rank, name).any(), f"{name} of rank {rank} after a round"
         for name in ("dispatch_recv_count", "combine_recv_count"):
-            assert (world.read(rank, name) == 2**64 - 1).all(), (
-                f"{name} of rank {rank} after a round"
-            )
+            assert (world.read(rank, name) == 2**64 - 1).all(), f"{name} of rank {rank} after a round"
 
 
 @pytest.mark.by_day(5)

@@ -43,9 +43,7 @@ def test_rounds_are_exact(name):
 def test_beside_ranks_with_many_tokens(seed, stale):
     """Of the two ranks one or the other has too many tokens, in turn."""
     cfg, tuning = EPConfig(**SMALL | dict(hidden=24)), dict(few_tokens=3)
-    world = KernelWorld(
-        cfg, fused=True, launch=ENOUGH, seed=seed, racecheck=True, stale=stale, tuning=tuning
-    )
+    world = KernelWorld(cfg, fused=True, launch=ENOUGH, seed=seed, racecheck=True, stale=stale, tuning=tuning)
     for tokens in ([3, 6], [4, 2], [1, 0]):
         run_round(world, dict(tokens=tokens), np.random.default_rng(5))
 
@@ -82,9 +80,7 @@ def test_counters_are_not_used(monkeypatch):
     run_round(world, dict(tokens=[6, 5]), np.random.default_rng(5))
 
 
-@pytest.mark.parametrize(
-    "tokens", [t for n in (1, 2, 3, 8) for t in itertools.combinations(range(8), n)]
-)
+@pytest.mark.parametrize("tokens", [t for n in (1, 2, 3, 8) for t in itertools.combinations(range(8), n)])
 def test_a_word_says_all_about_its_messages(tokens):
     slots = {t: (31, 0, 17, 5, 30, 9, 31, 1)[t] for t in tokens}
     halves = [message.bits_of(t, k) for t, k in slots.items()]
@@ -103,9 +99,7 @@ def test_other_words_say_how_many():
 
 def test_a_launch_has_no_more_blocks_than_have_work():
     cfg = EPConfig(n_ranks=4, n_experts=256, top_k=8, hidden=7168, max_tokens_per_rank=128)
-    whole = EPConfig(
-        n_ranks=4, n_experts=256, top_k=8, hidden=7168, max_tokens_per_rank=128, skip_a2a=True
-    )
+    whole = EPConfig(n_ranks=4, n_experts=256, top_k=8, hidden=7168, max_tokens_per_rank=128, skip_a2a=True)
     assert few_tokens.size(cfg, TUNING, "both", 132, 1024, 1) == (20, 256)
     assert few_tokens.size(cfg, TUNING, "both", 132, 1024, 8) == (36, 512)
     assert few_tokens.size(cfg, TUNING, "both", 12, 64, 0) == (12, 64)

@@ -60,9 +60,7 @@ def slot_places(cfg, slot, mn):
 
 
 def check(token_format, options, hidden, counts, capacity, *, seed=0, n_parts=1, **world):
-    cfg = EPConfig(
-        2, 2 * len(counts), 2, hidden, max(counts), token_format=token_format, **options, **world
-    )
+    cfg = EPConfig(2, 2 * len(counts), 2, hidden, max(counts), token_format=token_format, **options, **world)
     fmt = formats.of(cfg)
     rng = np.random.default_rng(seed)
     payloads = rng.integers(0, 256, (sum(counts), fmt.token_size), dtype=np.uint8)
@@ -72,9 +70,7 @@ def check(token_format, options, hidden, counts, capacity, *, seed=0, n_parts=1,
     before = [sum(-(-n // 128) for n in counts[:g]) for g in range(len(counts))]
     order = rng.permutation(len(rows))
     groups = np.stack([starts, counts, before], 1)
-    got = decode(
-        cfg, payloads[order], np.array(rows)[order].reshape(-1, 2), groups, capacity, seed, n_parts
-    )
+    got = decode(cfg, payloads[order], np.array(rows)[order].reshape(-1, 2), groups, capacity, seed, n_parts)
 
     value_bytes = hidden * VALUE_BITS[token_format] // 8
     scales_at = -(-value_bytes // cfg.alignment) * cfg.alignment
@@ -88,9 +84,7 @@ def check(token_format, options, hidden, counts, capacity, *, seed=0, n_parts=1,
     elif token_format == "mxfp4_rows":
         for (g, r), payload in zip(rows, payloads):
             if cfg.fuse_a_scale_preshuffle:
-                expected["output_scales"].reshape(-1)[slot_places(cfg, g, r)] = payload[scales_at:][
-                    : hidden // 32
-                ]
+                expected["output_scales"].reshape(-1)[slot_places(cfg, g, r)] = payload[scales_at:][: hidden // 32]
             else:
                 expected["output_scales"][starts[g] + r] = payload[scales_at:][: hidden // 32]
     elif token_format in V:
@@ -98,14 +92,10 @@ def check(token_format, options, hidden, counts, capacity, *, seed=0, n_parts=1,
         assert sum(tiles) <= expected["output_scales"].shape[0]
         expected["output_scales"][: sum(tiles)] = 0
         for (g, r), payload in zip(rows, payloads):
-            expected["output_scales"][place(g, r)] = payload[scales_at:][
-                : hidden // V[token_format]
-            ]
+            expected["output_scales"][place(g, r)] = payload[scales_at:][: hidden // V[token_format]]
         expected["scales_offset"][:] = np.array(offsets, np.uint32).view(np.uint8)
     for name in fmt.output_fields:
-        np.testing.assert_array_equal(
-            got[name], expected[name], err_msg=f"{name} of {token_format}"
-        )
+        np.testing.assert_array_equal(got[name], expected[name], err_msg=f"{name} of {token_format}")
 
 
 @pytest.mark.parametrize("token_format, options", CASES)

@@ -58,20 +58,11 @@ def test_zeros_nan_inf_subnormals_ties_and_scale_underflow(token_format):
 @pytest.mark.by_day(2)
 @pytest.mark.parametrize("token_format", QUANTISED)
 def test_any_maximum_in_any_place(token_format):
-    maxima = (
-        np.random.default_rng(5)
-        .permutation(65536)[: 16384 // GROUP[token_format]]
-        .astype(np.uint16)
-    )
-    agree(
-        config(token_format, 1024),
-        as_rows(below_a_maximum(maxima, GROUP[token_format], seed=6), 1024),
-    )
+    maxima = np.random.default_rng(5).permutation(65536)[: 16384 // GROUP[token_format]].astype(np.uint16)
+    agree(config(token_format, 1024), as_rows(below_a_maximum(maxima, GROUP[token_format], seed=6), 1024))
 
 
-@pytest.mark.parametrize(
-    "input_scale", [0.5, 3.1415927, 1e-3, 448.0, 3e38, 1e-42, 2.0**-149, 2.0**-126, FLOAT32.max]
-)
+@pytest.mark.parametrize("input_scale", [0.5, 3.1415927, 1e-3, 448.0, 3e38, 1e-42, 2.0**-149, 2.0**-126, FLOAT32.max])
 def test_input_scale(input_scale):
     agree(config("nvfp4", 512), as_rows(edge_groups(16)[:96], 512), input_scale)
 
@@ -112,20 +103,13 @@ def test_zeros_nan_inf_subnormals_ties_and_scale_underflow_on_the_gpu(token_form
 @pytest.mark.parametrize("token_format", QUANTISED)
 def test_every_maximum_on_the_gpu(token_format, seed):
     maxima = np.random.default_rng(seed).permutation(65536).astype(np.uint16)
-    agree(
-        config(token_format, 7168),
-        as_rows(below_a_maximum(maxima, GROUP[token_format], seed), 7168),
-    )
+    agree(config(token_format, 7168), as_rows(below_a_maximum(maxima, GROUP[token_format], seed), 7168))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("input_scale", [0.5, 3.1415927, 1e-3, 448.0, 3e38, 1e-42])
 def test_input_scale_on_the_gpu(input_scale):
-    agree(
-        config("nvfp4", 7168),
-        as_rows(below_a_maximum(np.arange(65536), 16, seed=8), 7168),
-        input_scale,
-    )
+    agree(config("nvfp4", 7168), as_rows(below_a_maximum(np.arange(65536), 16, seed=8), 7168), input_scale)
 
 
 @pytest.mark.gpu

@@ -7,17 +7,7 @@ import pytest
 from expected_payloads import E2M1_VALUES, E4M3_VALUES, e2m1, e4m3, e8m0, two_to
 from row_kernels import map_words
 
-from epmoe.device import (
-    bf16_lo,
-    device_fn,
-    div_rn,
-    f32,
-    f32_as_u32,
-    max_f32,
-    sub_rn,
-    u32,
-    u32_as_f32,
-)
+from epmoe.device import bf16_lo, device_fn, div_rn, f32, f32_as_u32, max_f32, sub_rn, u32, u32_as_f32
 from epmoe.kernels.formats.blockwise_fp8 import PER_448, quotient
 from epmoe.kernels.formats.mxfp4 import even_scale
 from epmoe.kernels.formats.number_codes import e2m1_code, e4m3_byte, e8m0_reciprocal, e8m0_round_up
@@ -103,9 +93,7 @@ def floats_of_every_kind(values, n, seed):
         0xFFFFFFFF,
     ]
     codes_range = rng.integers(0x3D000000, 0x44000000, n) | rng.integers(0, 2, n) << 31
-    return np.concatenate(
-        [floats_about(values), special, rng.integers(0, 2**32, n), codes_range]
-    ).astype(np.uint32)
+    return np.concatenate([floats_about(values), special, rng.integers(0, 2**32, n), codes_range]).astype(np.uint32)
 
 
 def as_float(bits):
@@ -123,16 +111,11 @@ def check_codes(n):
     np.testing.assert_array_equal(map_words(e4m3_word, bits), e4m3(as_float(bits)))
     bits = floats_of_every_kind(2.0 ** np.arange(-149, 128), n, 3)
     np.testing.assert_array_equal(map_words(e8m0_word, bits), e8m0(as_float(bits)))
-    bits = (
-        floats_of_every_kind(2.0 ** np.arange(-126, 127)[:, None] * [1.0, 1.75, 1.5], n, 4)
-        & 0x7FFFFFFF
-    )
+    bits = floats_of_every_kind(2.0 ** np.arange(-126, 127)[:, None] * [1.0, 1.75, 1.5], n, 4) & 0x7FFFFFFF
     bits = bits[bits <= 0x7F800000]
     exponent = np.floor(np.log2(np.maximum(as_float(bits).astype(np.float64), 2.0**-149)))
     rounded_up = as_float(bits).astype(np.float64) >= 1.75 * 2.0**exponent
-    expected = np.where(
-        as_float(bits) == np.inf, 253, np.clip(exponent + rounded_up - 2 + 127, 0, 254)
-    )
+    expected = np.where(as_float(bits) == np.inf, 253, np.clip(exponent + rounded_up - 2 + 127, 0, 254))
     np.testing.assert_array_equal(map_words(even_scale_word, bits), expected)
 
 
@@ -144,9 +127,7 @@ def check_quotients():
     scale = np.maximum(as_float(absmax << 16), np.float32(1e-4)) / np.float32(448)
     expected = as_float(x << 16) / scale[:, None]
     np.testing.assert_array_equal(map_words(scale_word, absmax), scale.view(np.uint32))
-    np.testing.assert_array_equal(
-        map_words(quotient_word, pairs.reshape(-1)), expected.view(np.uint32).reshape(-1)
-    )
+    np.testing.assert_array_equal(map_words(quotient_word, pairs.reshape(-1)), expected.view(np.uint32).reshape(-1))
 
 
 def test_conversions_at_and_beside_every_code_and_every_tie():
@@ -170,9 +151,7 @@ def test_quotients_expectation_is_the_rational_number_rounded():
 
 
 def test_e8m0_vectors():
-    np.testing.assert_array_equal(
-        map_words(e8m0_word, list(E8M0_VECTORS)), list(E8M0_VECTORS.values())
-    )
+    np.testing.assert_array_equal(map_words(e8m0_word, list(E8M0_VECTORS)), list(E8M0_VECTORS.values()))
 
 
 def test_e8m0_reciprocals():
@@ -182,9 +161,7 @@ def test_e8m0_reciprocals():
     assert [float(got[b]) for b in (0, 127, 254)] == [2.0**127, 1.0, 2.0**-127]
 
 
-@pytest.mark.parametrize(
-    "absmax, scale", [(1.6, 2.0**-2), (6.0, 1.0), (7.0, 2.0), (0.0, 2.0**-127)]
-)
+@pytest.mark.parametrize("absmax, scale", [(1.6, 2.0**-2), (6.0, 1.0), (7.0, 2.0), (0.0, 2.0**-127)])
 def test_even_scale_examples(absmax, scale):
     bits = np.array([absmax], np.float32).view(np.uint32)
     assert two_to(map_words(even_scale_word, bits))[0] == scale

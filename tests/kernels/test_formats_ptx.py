@@ -21,10 +21,7 @@ BY_DAY = ("encode fp8_blockwise", "encode nvfp4", "decode bf16", "swiglu bf16")
 
 def some(kind, names):
     """Parameters of a test: these, the others than BY_DAY at night."""
-    return [
-        name if kind + name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly)
-        for name in names
-    ]
+    return [name if kind + name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -63,17 +60,9 @@ def test_encoders_read_16_bytes_a_lane_and_only_once(compiled, name):
 def test_float_arithmetic_is_as_written(compiled, name):
     """No contraction, no flush to zero, no approximate division; fused only where the quotient is corrected."""
     ptx = compiled[f"encode {name}"]["ptx"]
-    assert (
-        not count(ptx, r"\.ftz")
-        and not count(ptx, r"\.approx")
-        and not count(ptx, r"(mul|add|sub)\.f32")
-    )
+    assert not count(ptx, r"\.ftz") and not count(ptx, r"\.approx") and not count(ptx, r"(mul|add|sub)\.f32")
     assert count(ptx, r"fma\.rn\.f32") == (2 * 16 + 2 if name == "fp8_blockwise" else 0)
-    assert count(ptx, r"cvt\.rn\.satfinite\.e4m3x2\.f32") == {
-        "fp8_blockwise": 8,
-        "mxfp8": 8,
-        "nvfp4": 1,
-    }.get(name, 0)
+    assert count(ptx, r"cvt\.rn\.satfinite\.e4m3x2\.f32") == {"fp8_blockwise": 8, "mxfp8": 8, "nvfp4": 1}.get(name, 0)
 
 
 @pytest.mark.parametrize("name", some("decode ", DECODED))

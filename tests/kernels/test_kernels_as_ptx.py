@@ -43,9 +43,7 @@ BY_DAY = ("combine_async", "combine_wait")  # what is sent and what is received;
 
 def kernels(names):
     """Parameters of a test: of these kernels, the others than BY_DAY at night."""
-    return [
-        name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names
-    ]
+    return [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +71,7 @@ def test_a_combine_without_signals_has_no_release_behind_its_rows(ptx):
     """But for region A, and for the word that it has begun."""
     text = ptx["combine without signals"]
     assert len(re.findall(SIGNALS, text)) == 1 and len(re.findall(COUNTED, text)) == 1
-    assert "fence.acq_rel" not in text and not re.search(
-        r"st\.release\.sys", text[text.rindex("st.relaxed.sys") :]
-    )
+    assert "fence.acq_rel" not in text and not re.search(r"st\.release\.sys", text[text.rindex("st.relaxed.sys") :])
 
 
 @pytest.mark.parametrize("name", kernels(["dispatch_wait", "combine_wait"]))

@@ -33,8 +33,7 @@ def nothing_is_left(world):
 
 BY_DAY = ("one rank", "nobody has a token", "top 32", "fp32", "fp16", "shared expert")
 WAYS = [
-    (name, (3, 64)) if name in BY_DAY else pytest.param(name, (3, 64), marks=pytest.mark.nightly)
-    for name in SUITING
+    (name, (3, 64)) if name in BY_DAY else pytest.param(name, (3, 64), marks=pytest.mark.nightly) for name in SUITING
 ] + [
     ("empty rank, three ranks", (5, 96)),
     *(
@@ -55,12 +54,7 @@ WAYS = [
 def test_rounds_are_exact_and_leave_nothing_behind(name, shape):
     case = CASES[name]
     # what is strong is slow under the race detector
-    world = make(
-        case["cfg"],
-        launch=LaunchConfig(*shape),
-        racecheck=case["cfg"]["hidden"] < 64,
-        seed=shape[0],
-    )
+    world = make(case["cfg"], launch=LaunchConfig(*shape), racecheck=case["cfg"]["hidden"] < 64, seed=shape[0])
     rng = np.random.default_rng(len(name))
     for _ in range(2):
         run_round(world, case, rng)
@@ -68,9 +62,7 @@ def test_rounds_are_exact_and_leave_nothing_behind(name, shape):
 
 
 def test_cases_are_of_all_types_and_of_more_slots_than_a_lane_holds():
-    assert {"fp16", "fp32", "top 32", "one rank", "shared expert", "nobody has a token"} <= set(
-        SUITING
-    )
+    assert {"fp16", "fp32", "top 32", "one rank", "shared expert", "nobody has a token"} <= set(SUITING)
     assert not {"skip_a2a"} & set(SUITING)
 
 
@@ -100,17 +92,11 @@ def test_words_that_are_absent_are_summed_up_as_nans(dtype):
 def test_it_is_the_choice_of_the_caller_and_of_configurations_with_few_rows():
     cfg = EPConfig(**SIZES)
     assert lamport.applies(cfg, True, "array") and not lamport.applies(cfg, False, "array")
-    assert not lamport.applies(cfg, True, None), (
-        "rows that are not summed up have words of their own"
-    )
+    assert not lamport.applies(cfg, True, None), "rows that are not summed up have words of their own"
     many = EPConfig(4, 256, 8, 7168, 4096)
     assert not lamport.applies(many, True, "array")
     assert layout.has_lamport_buf(EPConfig(4, 256, 8, 7168, 128))
-    for other in (
-        dict(skip_a2a=True),
-        dict(use_shmem=True, p2p_world_size=1),
-        dict(n_experts=3 * 1024),
-    ):
+    for other in (dict(skip_a2a=True), dict(use_shmem=True, p2p_world_size=1), dict(n_experts=3 * 1024)):
         assert not layout.has_lamport_buf(EPConfig(**SIZES | other))
 
 
@@ -152,9 +138,7 @@ def test_a_row_that_names_no_place_is_missed():
         try:
             world.raise_if_failed(rank)
         except PeerTimeout as error:
-            assert "from src_rank 1 (rows of expert" in str(error) and "changed src_info" in str(
-                error
-            )
+            assert "from src_rank 1 (rows of expert" in str(error) and "changed src_info" in str(error)
             failed.append(rank)
     assert len(failed) == 1, "only who misses a row says so"
 

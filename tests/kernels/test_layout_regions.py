@@ -10,16 +10,7 @@ CONFIGS = [
     EPConfig(4, 256, 8, 7168, 128),
     EPConfig(1, 1, 1, 8, 1),
     EPConfig(3, 21, 5, 24, 11, alignment=64),
-    EPConfig(
-        8,
-        64,
-        32,
-        128,
-        3,
-        token_format="fp8_blockwise",
-        combine_dtype="fp32",
-        fused_shared_expert=True,
-    ),
+    EPConfig(8, 64, 32, 128, 3, token_format="fp8_blockwise", combine_dtype="fp32", fused_shared_expert=True),
     EPConfig(4, 12, 3, 64, 9, token_format="nvfp4", skip_a2a=True, p2p_world_size=2),
     EPConfig(4, 12, 3, 64, 9, p2p_world_size=2, use_shmem=True),
 ]
@@ -57,12 +48,7 @@ def test_no_counter_word_belongs_to_two_regions(cfg):
 @pytest.mark.parametrize("cfg", CONFIGS)
 def test_what_peers_write_comes_first(cfg):
     names = [r.name for r in layout.regions(cfg)]
-    assert names[:4] == [
-        "dispatch_recv_buf",
-        "dispatch_recv_count",
-        "combine_recv_buf",
-        "combine_recv_count",
-    ]
+    assert names[:4] == ["dispatch_recv_buf", "dispatch_recv_count", "combine_recv_buf", "combine_recv_count"]
     assert ("combine_send_buf" in names) == cfg.use_shmem
 
 
@@ -70,15 +56,11 @@ def test_what_peers_write_comes_first(cfg):
 def test_every_word_in_use_has_a_name_for_reports(cfg):
     named = layout.named_words(cfg)
     spans = [
-        (offset, int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize)
-        for _, offset, shape, dtype, _ in named
+        (offset, int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize) for _, offset, shape, dtype, _ in named
     ]
     in_counters = layout.region(cfg, "ep_counters").nbytes
     in_counters -= sum(r.nbytes for r in layout.counter_regions(cfg))
-    assert (
-        bytes_covered(spans, layout.total_bytes(cfg))
-        == sum(r.nbytes for r in layout.regions(cfg)) - in_counters
-    )
+    assert bytes_covered(spans, layout.total_bytes(cfg)) == sum(r.nbytes for r in layout.regions(cfg)) - in_counters
 
 
 @pytest.mark.parametrize("cfg", CONFIGS)

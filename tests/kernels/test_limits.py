@@ -27,9 +27,7 @@ def test_top_k_above_32_is_for_the_plain_kernels(name):
 
 @pytest.mark.parametrize("name", SIX)
 def test_a_p2p_world_has_as_many_ranks_as_the_rank_completion_region_has_words(name):
-    cfg = EPConfig(
-        n_ranks=16, n_experts=16, top_k=1, hidden=8, max_tokens_per_rank=1, p2p_world_size=16
-    )
+    cfg = EPConfig(n_ranks=16, n_experts=16, top_k=1, hidden=8, max_tokens_per_rank=1, p2p_world_size=16)
     for module in (kernels, plain):
         with pytest.raises(EPValueError, match="p2p_world_size=16 .*8"):
             getattr(module, name)(cfg)

@@ -46,10 +46,7 @@ def test_stale_values_that_the_memory_model_permits_change_nothing(seed):
 def test_more_experts_than_one_look_takes(options, fused):
     """Shared memory holds a window of the experts; here the windows are tiny, so that several are needed."""
     tuning = dict(counted_experts=3, counts=5, returned_segments=4)
-    sizes = (
-        dict(n_ranks=2, n_experts=14, top_k=3, hidden=16, max_tokens_per_rank=7, alignment=32)
-        | options
-    )
+    sizes = dict(n_ranks=2, n_experts=14, top_k=3, hidden=16, max_tokens_per_rank=7, alignment=32) | options
     world = KernelWorld(EPConfig(**sizes), fused=fused, seed=3, racecheck=True, tuning=tuning)
     rng = np.random.default_rng(3)
     for tokens in ([7, 5], [2, 7]):

@@ -12,9 +12,7 @@ IN_TURNS = dict(batch_messages=4, turns_from=1)  # a batch is a token or two
 
 
 @pytest.mark.by_day
-@pytest.mark.parametrize(
-    "name", ["plain", "empty rank, three ranks", "nobody has a token", "shared expert", "top 32"]
-)
+@pytest.mark.parametrize("name", ["plain", "empty rank, three ranks", "nobody has a token", "shared expert", "top 32"])
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])
 def test_rounds_are_exact(name, fused):
     case = CASES[name]
@@ -36,10 +34,7 @@ def test_rounds_are_exact(name, fused):
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])
 @pytest.mark.parametrize(
     "n_sms, num_threads",
-    [
-        pytest.param(3, 32, id="fewer threads than experts"),
-        pytest.param(6, 96, id="beside few tokens"),
-    ],
+    [pytest.param(3, 32, id="fewer threads than experts"), pytest.param(6, 96, id="beside few tokens")],
 )
 def test_other_ways_are_right_beside_it(fused, n_sms, num_threads):
     cfg = EPConfig(n_ranks=2, n_experts=68, top_k=4, hidden=40, max_tokens_per_rank=10)

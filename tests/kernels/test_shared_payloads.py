@@ -19,9 +19,7 @@ def test_a_signal_covers_the_payloads_of_other_experts():
     """All tokens want all experts: half of the receivers' rows are copies of payloads under another signal."""
     cfg = EPConfig(n_ranks=2, n_experts=6, top_k=6, hidden=16, max_tokens_per_rank=4)
     for seed in range(2):
-        world = KernelWorld(
-            cfg, fused=True, launch=SMALL, seed=seed, racecheck=True, stale=seed > 0
-        )
+        world = KernelWorld(cfg, fused=True, launch=SMALL, seed=seed, racecheck=True, stale=seed > 0)
         for tokens in ([4, 4], [4, 1]):
             run_round(world, dict(tokens=tokens), np.random.default_rng(seed))
 
@@ -29,9 +27,7 @@ def test_a_signal_covers_the_payloads_of_other_experts():
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 def test_what_lies_in_recv_buf(fused):
     """One payload a (token, rank), in the message to the lowest expert there; the others say where."""
-    case = dict(
-        cfg=dict(n_ranks=2, n_experts=8, top_k=5, hidden=16, max_tokens_per_rank=10), tokens=[9, 10]
-    )  # not few
+    case = dict(cfg=dict(n_ranks=2, n_experts=8, top_k=5, hidden=16, max_tokens_per_rank=10), tokens=[9, 10])  # not few
     cfg = EPConfig(**case["cfg"])
     world = KernelWorld(cfg, fused=fused, launch=SMALL, seed=4)
     rng = np.random.default_rng(2)
@@ -45,9 +41,7 @@ def test_what_lies_in_recv_buf(fused):
         n_own = n_references = 0
         for local_expert, source in np.ndindex(d["counts"].shape):
             for held in recv_buf[local_expert, source, : d["counts"][local_expert, source]]:
-                token, reference, *rest = held[sizes.src_info_offset : sizes.topk_info_offset].view(
-                    np.int32
-                )
+                token, reference, *rest = held[sizes.src_info_offset : sizes.topk_info_offset].view(np.int32)
                 assert rest == [0, 0]
                 chosen, n = ids[source][token], cfg.n_local_experts
                 wants = [e % n for e in chosen if e >= 0 and e // n == rank]
@@ -59,9 +53,7 @@ def test_what_lies_in_recv_buf(fused):
                     assert (payload == 0xFF).all(), "a payload that nobody reads was sent"
                     carrier = np.unravel_index(reference - 1, recv_buf.shape[:3])
                     assert carrier[0] == min(wants) and carrier[1] == source
-                    assert rows[reference - 1, sizes.src_info_offset :].view(np.int32)[
-                        :2
-                    ].tolist() == [token, 0]
+                    assert rows[reference - 1, sizes.src_info_offset :].view(np.int32)[:2].tolist() == [token, 0]
                     payload = rows[reference - 1, : sizes.token_size]
                 else:
                     n_own += 1

@@ -28,9 +28,7 @@ def test_each_block_marks_its_steps_in_order():
         for _ in range(2):
             round_of(ep)
         traces = {(s.kernel, s.rank): s.times for s in ep.trace()}
-    assert set(traces) == {
-        (kernel, rank) for kernel in ("dispatch", "combine") for rank in range(2)
-    }
+    assert set(traces) == {(kernel, rank) for kernel in ("dispatch", "combine") for rank in range(2)}
     for (kernel, _), times in traces.items():
         assert times.shape == (4, stamps.N_MARKS)
         for block, row in enumerate(times):

@@ -62,9 +62,7 @@ def run(cfg, rows, n_rows, intermediate, launch=None, seed=0, **options):
 
 def random_rows(n, intermediate, seed):
     rng = np.random.default_rng(seed)
-    return (
-        rng.standard_normal((n, 2 * intermediate)) * rng.choice([0.01, 1, 4, 30], (n, 1))
-    ).astype(BF16)
+    return (rng.standard_normal((n, 2 * intermediate)) * rng.choice([0.01, 1, 4, 30], (n, 1))).astype(BF16)
 
 
 def ordered(bf16_bits):
@@ -90,25 +88,13 @@ def check_fp8(n, n_rows, intermediate, limit=None, launch=None):
     rows = random_rows(n, intermediate, seed=intermediate + 1)
     rows[0] = 0
     out, scales = run(
-        config(),
-        rows,
-        n_rows,
-        intermediate,
-        launch,
-        limit=limit,
-        alpha=ALPHA,
-        output_format="fp8_blockwise",
+        config(), rows, n_rows, intermediate, launch, limit=limit, alpha=ALPHA, output_format="fp8_blockwise"
     )
     exact = gated_rows(rows[:n_rows], limit, ALPHA)
     groups = exact.reshape(n_rows, intermediate // 128, 128)
     scale = np.maximum(np.abs(groups).max(-1), 1e-4) / 448
     np.testing.assert_allclose(scales[:, :n_rows], scale.T, rtol=1e-5)
-    codes = (
-        (groups / scale[..., None])
-        .astype(np.float32)
-        .astype(ml_dtypes.float8_e4m3fn)
-        .reshape(n_rows, intermediate)
-    )
+    codes = (groups / scale[..., None]).astype(np.float32).astype(ml_dtypes.float8_e4m3fn).reshape(n_rows, intermediate)
     expected, got = codes.view(np.uint8).astype(int), out[:n_rows].astype(int)
     signed = [np.where(c & 0x80, -(c & 0x7F), c & 0x7F) for c in (expected, got)]
     assert np.abs(signed[0] - signed[1]).max(initial=0) <= 1
@@ -118,9 +104,7 @@ def check_fp8(n, n_rows, intermediate, limit=None, launch=None):
 
 
 @pytest.mark.parametrize("limit", [None, LIMIT])
-@pytest.mark.parametrize(
-    "n, n_rows, intermediate", [(12, 9, 8), (6, 6, 264), (40, 33, 64), (4, 0, 16)]
-)
+@pytest.mark.parametrize("n, n_rows, intermediate", [(12, 9, 8), (6, 6, 264), (40, 33, 64), (4, 0, 16)])
 def test_bf16_rows(n, n_rows, intermediate, limit):
     check_bf16(n, n_rows, intermediate, limit)
 
@@ -133,24 +117,7 @@ def test_fp8_rows_with_transposed_scales(n, n_rows, intermediate, limit):
 
 def test_large_numbers_infinities_and_nan():
     special = np.array(
-        [
-            0,
-            -0.0,
-            1e-40,
-            -1e-40,
-            80,
-            -80,
-            100,
-            -100,
-            1e30,
-            -1e30,
-            np.inf,
-            -np.inf,
-            np.nan,
-            7,
-            7.03,
-            -7.03,
-        ]
+        [0, -0.0, 1e-40, -1e-40, 80, -80, 100, -100, 1e30, -1e30, np.inf, -np.inf, np.nan, 7, 7.03, -7.03]
     )
     gate, up = np.meshgrid(special, special)
     rows = np.concatenate([gate, up], 1).astype(np.float32).astype(BF16)
@@ -173,10 +140,7 @@ def test_a_row_count_beyond_the_capacity_writes_nothing_behind_it():
             {"intermediate": 192, "output_format": "fp8_blockwise"},
             "intermediate=192 must be a positive multiple of 128",
         ),
-        (
-            {"intermediate": 64, "output_format": "nvfp4"},
-            "output_format='nvfp4' must be one of bf16, fp8_blockwise",
-        ),
+        ({"intermediate": 64, "output_format": "nvfp4"}, "output_format='nvfp4' must be one of bf16, fp8_blockwise"),
         ({"intermediate": 64, "limit": 0.0}, "limit=0.0 must be positive"),
     ],
 )

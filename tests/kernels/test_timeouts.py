@@ -16,9 +16,7 @@ WEIGHTS = [np.ones((2, 2), np.float32)] * 3
 
 
 def make(fused, **options):
-    return KernelWorld(
-        CFG, fused=fused, seed=1, timeout_s=0.01, expire_waits=True, racecheck=True, **options
-    )
+    return KernelWorld(CFG, fused=fused, seed=1, timeout_s=0.01, expire_waits=True, racecheck=True, **options)
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
@@ -45,9 +43,7 @@ def test_combine_names_the_rank_that_did_not_answer(fused):
     world.dispatch(TOKENS, IDS)
     rows = [np.ones((world.capacity(), 8))] * 3
     out = world.combine(rows, [2] * 3, WEIGHTS, ranks=[1])
-    with pytest.raises(
-        PeerTimeout, match="rank 1, combine_wait: no signal from src_rank 0 .*; src_rank 2 "
-    ):
+    with pytest.raises(PeerTimeout, match="rank 1, combine_wait: no signal from src_rank 0 .*; src_rank 2 "):
         world.raise_if_failed(1)
     assert (out[1].view(np.uint16) == 0xFFFF).all(), "an output token was written"
 
@@ -79,9 +75,7 @@ def test_dispatch_needs_no_two_blocks_at_once():
         results = world.dispatch(TOKENS, IDS)
         for rank in range(3):
             world.raise_if_failed(rank)
-            assert results[rank]["row_offsets"][-1] == sum(
-                (np.array(ids) // 2 == rank).sum() for ids in IDS
-            )
+            assert results[rank]["row_offsets"][-1] == sum((np.array(ids) // 2 == rank).sum() for ids in IDS)
 
 
 def test_blocks_of_combine_that_cannot_run_together_say_so():

@@ -12,10 +12,7 @@ PAIRS = (
     [SHARED, "epmoe/kernels/formats/*.py", "epmoe/kernels/pairs/*.py"],
 )
 ROWS = (
-    [
-        f"epmoe_ref/fused_a2a/{name}.py"
-        for name in ("rows", "rows_handle", "hybrid", "hybrid_handle", "sums")
-    ],
+    [f"epmoe_ref/fused_a2a/{name}.py" for name in ("rows", "rows_handle", "hybrid", "hybrid_handle", "sums")],
     [SHARED, "epmoe/kernels/rows/**/*.py"],
 )  # the host checks arguments, and makes gradients from both phases
 

@@ -35,11 +35,7 @@ WRONG = {
         ("[[0], ends]", "[[0], ends[:-1]]", "the last number is missing"),
         ("axis=1)", "axis=0)", "the sums are over experts"),
         ("np.cumsum(counts.sum(axis=1))", "counts.sum(axis=1)", "not yet added up"),
-        (
-            "np.cumsum(counts.sum(axis=1))",
-            "np.cumsum(counts)",
-            "one number for each (expert, rank)",
-        ),
+        ("np.cumsum(counts.sum(axis=1))", "np.cumsum(counts)", "one number for each (expert, rank)"),
         ("ends])", "ends]) + 1", "row_offsets[0] must be 0"),
         ("counts[local_expert, :src_rank].sum()", "0", "ranks before rank 1"),
         (", :src_rank]", ", :src_rank + 1]", "segment ends"),
@@ -47,11 +43,7 @@ WRONG = {
         ("sum(axis=1)", "sum(axis=1).astype(np.int32)", "32 bits do not hold it"),
         ("sum(axis=1))", "sum(axis=1).astype(float))", "must return whole numbers"),
         ("sum(axis=1))", "sum(axis=1).astype(float)).astype(int)", "a float does not hold"),
-        (
-            "ends = np",
-            "counts += 1; counts -= 1; counts[0] = 0; ends = np",
-            "changes its argument 1",
-        ),
+        ("ends = np", "counts += 1; counts -= 1; counts[0] = 0; ends = np", "changes its argument 1"),
         ("src_rank].sum()", "src_rank].sum() / 1", "first_row must return whole numbers"),
     ],
     (2, right.PLACE): [
@@ -80,9 +72,7 @@ WRONG = {
         ("np.cumsum(counts, axis=0)", "np.cumsum(counts, axis=0, dtype=np.int32)", "has wrapped"),
         ("- counts", "- counts * 1.0", "must return whole numbers"),
     ],
-    (3, right.SLOTS_BY_HAND): [
-        ("    first = first.copy()\n", "", "own_slots changes its argument 2")
-    ],
+    (3, right.SLOTS_BY_HAND): [("    first = first.copy()\n", "", "own_slots changes its argument 2")],
     (4, right.CHAIN): [
         ("ld_acquire_gpu_i32(finished)", "load_i32(finished)", SLOW),
         ("red_add_release_gpu", "red_add_relaxed_gpu", "passes nothing on"),
@@ -111,15 +101,9 @@ WRONG = {
             "pass",
             "receive tells the other blocks before the flag is raised",
         ),
-        (
-            "while ld_acquire_gpu_i32(ready) == 0:\n        pass",
-            "pass",
-            "read loads the message before",
-        ),
+        ("while ld_acquire_gpu_i32(ready) == 0:\n        pass", "pass", "read loads the message before"),
     ],
-    (4, right.CHAIN_OF_FENCES): [
-        ("fence_acq_rel_gpu()", "fence_acq_rel_sys()", "fence_acq_rel_gpu() would do")
-    ],
+    (4, right.CHAIN_OF_FENCES): [("fence_acq_rel_gpu()", "fence_acq_rel_sys()", "fence_acq_rel_gpu() would do")],
     (5, right.TWO_BUFFERS): [
         ("i % 2", "i % 2 if rounds < 7 else 0", "with 2 ranks, program(7): "),
         ("i % 2", "i % 2 if rounds < 900 else 0", "with 2 ranks, program(1000): "),
@@ -138,16 +122,8 @@ WRONG = {
         ("out[src, src] = 0", "pass", "crosses no link"),
         ("max(out.sum(0).max(), out.sum(1).max())", "out.sum(1).max()", "only the ways out"),
         ("max(out.sum(0).max(), out.sum(1).max())", "out.sum(0).max()", "only the ways in"),
-        (
-            "max(out.sum(0).max(), out.sum(1).max())",
-            "out.sum() / n_ranks",
-            "the busiest one decides",
-        ),
-        (
-            "owner = np.where(ids < 0, -1, ids // local)",
-            "owner = (ids % n_experts) // local",
-            "counted as an expert",
-        ),
+        ("max(out.sum(0).max(), out.sum(1).max())", "out.sum() / n_ranks", "the busiest one decides"),
+        ("owner = np.where(ids < 0, -1, ids // local)", "owner = (ids % n_experts) // local", "counted as an expert"),
         ("here.any(axis=1).sum()", "here.sum()", "the floor of the other layout"),
         ("+ extra_us", "", "so the choice is pairs, not rows"),
         ("extra_us <", "extra_us <=", "so the choice is pairs, not rows"),
@@ -209,9 +185,7 @@ WRONG = {
         ("return ends", "return list(ends.values())", "must return a dictionary"),
         ("return ends", "ends.pop('a', 0); return ends", "the result has the names"),
     ],
-    (10, right.FLOORS_BY_HAND): [
-        ("received[r]", "received[r if way < 2 else src]", "here one receives more")
-    ],
+    (10, right.FLOORS_BY_HAND): [("received[r]", "received[r if way < 2 else src]", "here one receives more")],
     (10, right.FLOORS): [
         ("if dst // h != src // h:", "if True:", "token's own host are counted"),
         ("if dst // h != src // h:", "if dst != src:", "other ranks of the same host"),
@@ -238,9 +212,7 @@ def mistakes():
     for (number, source), rows in WRONG.items():
         for *edits, says in rows:
             marks = [pytest.mark.nightly] if says == SLOW else []
-            yield pytest.param(
-                number, source, dict(zip(edits[::2], edits[1::2])), says, marks=marks
-            )
+            yield pytest.param(number, source, dict(zip(edits[::2], edits[1::2])), says, marks=marks)
 
 
 def written(tmp_path, source):
@@ -279,10 +251,7 @@ def test_every_exercise_has_right_and_wrong_answers():
         ("import nothing_like_it\n", "ModuleNotFoundError while the file was read"),
         ("x = 1\n", "has no function row_offsets"),
         ("def row_offsets(counts):\n    pass\n", "returns None"),
-        (
-            "def row_offsets(counts):\n    x = 1\n    return counts[99]\n",
-            "line 3: IndexError in row_offsets(",
-        ),
+        ("def row_offsets(counts):\n    x = 1\n    return counts[99]\n", "line 3: IndexError in row_offsets("),
         ("def row_offsets(counts):\n    return 'abc'\n", "row_offsets"),
         ("def row_offsets(counts):\n    return [[0, 1], [2]]\n", "must return whole numbers"),
     ],
@@ -317,16 +286,10 @@ def test_a_program_that_sends_ahead_needs_four_buffers():
     right = exercise(5).STRETCH.right
 
     def program(buffers, rounds=7):
-        ahead = [
-            w
-            for i in range(1, rounds)
-            for w in (f"send {i % buffers}", f"wait {(i - 1) % buffers}")
-        ]
+        ahead = [w for i in range(1, rounds) for w in (f"send {i % buffers}", f"wait {(i - 1) % buffers}")]
         return ["send 0", *ahead, f"wait {(rounds - 1) % buffers}"]
 
-    assert [explore(program(n), 2) is None for n in (1, 2, 3, 4, 5)] == [
-        n >= right for n in (1, 2, 3, 4, 5)
-    ]
+    assert [explore(program(n), 2) is None for n in (1, 2, 3, 4, 5)] == [n >= right for n in (1, 2, 3, 4, 5)]
 
 
 def test_the_least_counter_of_two_threads_with_ten_claims_each():
@@ -341,13 +304,9 @@ def test_the_least_counter_of_two_threads_with_ten_claims_each():
         if a == b == 20:
             least = min(least, counter)
         if a < 20:
-            todo.append(
-                (a + 1, 0, b, saw_b, saw_a + 1) if a % 2 else (a + 1, counter, b, saw_b, counter)
-            )
+            todo.append((a + 1, 0, b, saw_b, saw_a + 1) if a % 2 else (a + 1, counter, b, saw_b, counter))
         if b < 20:
-            todo.append(
-                (a, saw_a, b + 1, 0, saw_b + 1) if b % 2 else (a, saw_a, b + 1, counter, counter)
-            )
+            todo.append((a, saw_a, b + 1, 0, saw_b + 1) if b % 2 else (a, saw_a, b + 1, counter, counter))
     assert least == exercise(3).STRETCH.right
 
 
@@ -364,9 +323,7 @@ def test_the_outcomes_of_two_stores_and_two_loads():
         memory = machine.alloc(256, "memory")
         memory.fill(0)
         for rank in (0, 1):
-            machine.launch(
-                store_and_load, 1, 1, (memory.address, 0, rank), stream=machine.stream(rank)
-            )
+            machine.launch(store_and_load, 1, 1, (memory.address, 0, rank), stream=machine.stream(rank))
         outcomes.add(tuple(memory.read(np.int32, 2, 128).tolist()))
         memory.free()
     assert len(outcomes) == exercise(4).STRETCH.right
@@ -401,12 +358,7 @@ def test_check_says_a_verdict_of_each_part(capsys, tmp_path):
     file = written(tmp_path, complete(1, right.OFFSETS))
     assert main(["lesson", "1", "--check", str(file)]) == 0
     told = capsys.readouterr().out
-    assert [told.count(word) for word in ("RIGHT  ", "warm-up: ", "core: ", "stretch: ")] == [
-        3,
-        1,
-        1,
-        1,
-    ]
+    assert [told.count(word) for word in ("RIGHT  ", "warm-up: ", "core: ", "stretch: ")] == [3, 1, 1, 1]
     file = written(tmp_path, right.OFFSETS + "STRETCH = 2")
     assert main(["lesson", "1", "--check", str(file)]) == 1
     told = capsys.readouterr().out
@@ -455,9 +407,7 @@ def test_an_answer_that_does_not_return_is_wrong(capsys, monkeypatch, tmp_path, 
     assert judge.PATIENCE_S <= 10
     if "while" in body:
         monkeypatch.setattr(judge, "PATIENCE_S", 3)
-    file = written(
-        tmp_path, f"import time\nWARM_UP = 264\nSTRETCH = 4\n\ndef program(rounds):\n    {body}\n"
-    )
+    file = written(tmp_path, f"import time\nWARM_UP = 264\nSTRETCH = 4\n\ndef program(rounds):\n    {body}\n")
     assert main(["lesson", "5", "--check", str(file)]) == 1
     told = " ".join(capsys.readouterr().out.split())
     at = [told.index(words) for words in ("RIGHT warm-up: ", "NOT YET core: ", "RIGHT stretch: ")]
@@ -471,7 +421,5 @@ def test_a_file_that_cannot_be_read_has_one_verdict(capsys, tmp_path):
 
 
 def test_programs_with_and_without_barriers_are_right_and_these_praised_more(tmp_path):
-    praise = [
-        exercise(5).judge(load(written(tmp_path, s))) for s in (right.TWO_BUFFERS, right.BARRIERS)
-    ]
+    praise = [exercise(5).judge(load(written(tmp_path, s))) for s in (right.TWO_BUFFERS, right.BARRIERS)]
     assert "no barrier is needed" in praise[0] and "a way without any" in praise[1]

@@ -15,16 +15,7 @@ from epmoe.__main__ import main
 from epmoe.lessons import FILES, exercise, measured, own_routing
 from epmoe.lessons.answers import Wrong, load
 from epmoe.lessons.command import new_answer
-from epmoe.lessons.telling import (
-    EXERCISES,
-    WORKED,
-    cells,
-    exercise_text,
-    plain_simulator,
-    tell,
-    title,
-    worked_problems,
-)
+from epmoe.lessons.telling import EXERCISES, WORKED, cells, exercise_text, plain_simulator, tell, title, worked_problems
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,9 +66,7 @@ def test_every_line_of_a_lesson_is_told(number):
     source = FILES[number].read_text()
     told = [line.strip() for cell in cells(source) for line in cell[-1] if line.strip()]
     code = source.split("raise SystemExit\n", 1)[1].splitlines()
-    assert told == [
-        (line[2:] if line.startswith("#") else line).strip() for line in code if line.strip("# ")
-    ]
+    assert told == [(line[2:] if line.startswith("#") else line).strip() for line in code if line.strip("# ")]
 
 
 def test_a_lesson_runs_as_a_plain_file():
@@ -158,9 +147,7 @@ def test_a_step_at_a_time(monkeypatch, tmp_path):
 
 def test_a_prediction_is_asked_for_before_the_code_and_recalled_after_it(monkeypatch, tmp_path):
     file, told = tmp_path / "lesson.py", io.StringIO()
-    file.write_text(
-        '"""A lesson."""\n# Text.\n#\n# Predict: One or\n# two?\n\nprint("two")\n# End.\n'
-    )
+    file.write_text('"""A lesson."""\n# Text.\n#\n# Predict: One or\n# two?\n\nprint("two")\n# End.\n')
 
     def answered(question):
         assert "One or\ntwo?" in told.getvalue() and "print" not in told.getvalue()
@@ -168,10 +155,7 @@ def test_a_prediction_is_asked_for_before_the_code_and_recalled_after_it(monkeyp
 
     monkeypatch.setattr("builtins.input", answered)
     tell(file, pause=True, stream=told)
-    at = [
-        told.getvalue().index(text)
-        for text in ("Predict:", "    two", "You predicted: one", "End.")
-    ]
+    at = [told.getvalue().index(text) for text in ("Predict:", "    two", "You predicted: one", "End.")]
     assert at == sorted(at)
     told.truncate(0)
     tell(file, stream=told)
@@ -187,9 +171,7 @@ def test_answers_are_folded_and_their_numbers_checked(capsys, tmp_path):
     assert tell(file, stream=told)["n"] == 42
     assert "Six times" in told.getvalue() and "2. More?" in told.getvalue()
     assert "42" not in told.getvalue() and "course" not in told.getvalue()
-    assert worked_problems(file.read_text()) == (
-        "1. Six times seven?\n\nAnswer: 42, of\ncourse.\n\n2. More?"
-    )
+    assert worked_problems(file.read_text()) == ("1. Six times seven?\n\nAnswer: 42, of\ncourse.\n\n2. More?")
     file.write_text(file.read_text().replace("6 * 7", "6 * 9"))
     with pytest.raises(AssertionError):
         tell(file, stream=told)
@@ -206,9 +188,7 @@ def test_answers_are_shown_with_their_questions(capsys, number):
 def test_options_of_the_simulator_do_not_reach_a_lesson(monkeypatch, tmp_path):
     monkeypatch.setenv("EPMOE_RACECHECK", "1")
     file = tmp_path / "lesson.py"
-    file.write_text(
-        '"""A lesson."""\nfrom epmoe import LocalWorld\nassert not LocalWorld(1).machine.racecheck\n'
-    )
+    file.write_text('"""A lesson."""\nfrom epmoe import LocalWorld\nassert not LocalWorld(1).machine.racecheck\n')
     tell(file, stream=io.StringIO())
     assert os.environ["EPMOE_RACECHECK"] == "1"
 
@@ -233,9 +213,7 @@ def test_start_writes_the_question_and_spares_what_is_there(capsys, monkeypatch,
     assert exercise_text(FILES[2].read_text()) in (tmp_path / "answer2.py").read_text()
     (tmp_path / "answer2.py").write_text("mine")
     status, text = run(capsys, "2", "--start")
-    assert (
-        status == 2 and "is left alone" in text and (tmp_path / "answer2.py").read_text() == "mine"
-    )
+    assert status == 2 and "is left alone" in text and (tmp_path / "answer2.py").read_text() == "mine"
     status, text = run(capsys, "2", "--start", str(tmp_path / "no" / "folder.py"))
     assert status == 2 and "folder.py: No such file or directory" in text
 

@@ -43,9 +43,7 @@ def test_every_exhibit_is_tested():
     assert list(FILES) == list(FOUND) == list(range(1, len(FILES) + 1))
 
 
-@pytest.mark.parametrize(
-    "schedules", [5, pytest.param(exhibits.SCHEDULES, marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("schedules", [5, pytest.param(exhibits.SCHEDULES, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("number", FILES)
 def test_an_exhibit_breaks_and_its_repair_is_silent(monkeypatch, number, schedules):
     monkeypatch.setattr(exhibits, "SCHEDULES", schedules)
@@ -74,10 +72,7 @@ def test_a_story_has_five_sentences_and_threads(number):
     exhibit = Exhibit(FILES[number])
     story = exhibit.story.replace("fence.proxy.async", "fence").replace("ld.global.nc", "load")
     assert len(re.findall(r"[.!?](?= |$)", story)) == 5
-    assert all(
-        re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(pull|issues)/\d+", link)
-        for link in exhibit.links
-    )
+    assert all(re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(pull|issues)/\d+", link) for link in exhibit.links)
     assert bool(exhibit.links) == (number > 4)  # the first four have no known thread
 
 
@@ -127,19 +122,12 @@ def test_an_exhibit_is_shown_within_the_terminal(capsys, monkeypatch, number):
     monkeypatch.setattr(exhibits, "SCHEDULES", 3)
     status, text = run(capsys, str(number))
     assert status == 0 and max(map(len, text.splitlines())) <= 100
-    for part in (
-        "The kernel",
-        "The repair",
-        "A schedule that breaks it: seed",
-        "report\n|The error\n",
-    ):
+    for part in ("The kernel", "The repair", "A schedule that breaks it: seed", "report\n|The error\n"):
         assert re.search(part, text), part
     assert f"word 2 of the region {exhibits.Exhibit(FILES[number]).first_region} of" in text
     story = text.partition("The kernel")[0]
     assert max(map(len, (line for line in story.splitlines() if "https" not in line))) <= 80
-    assert "repaired, with the race detector: 3 right" in text and FOUND[number][1][
-        :20
-    ] in " ".join(text.split())
+    assert "repaired, with the race detector: 3 right" in text and FOUND[number][1][:20] in " ".join(text.split())
 
 
 def test_the_list_names_every_exhibit_and_thread(capsys):
@@ -164,15 +152,7 @@ def test_spot_it_shows_code_alone_and_judges(capsys):
 
 def test_exhibits_run_in_the_simulator_whatever_the_device_is():
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "epmoe",
-            "museum",
-            "4",
-            "--spot",
-            str(max(Exhibit(FILES[4]).guilty) + 1),
-        ],
+        [sys.executable, "-m", "epmoe", "museum", "4", "--spot", str(max(Exhibit(FILES[4]).guilty) + 1)],
         env=os.environ | {"EPMOE_DEVICE": "gpu"},
         capture_output=True,
         text=True,

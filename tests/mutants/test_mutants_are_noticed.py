@@ -47,10 +47,7 @@ def content():
 
 def others(mutant, names):
     """Names of the other worlds that can run the mutant's file."""
-    kind = next(
-        (kind for folder, kind in hunt.OWN_WORLDS.items() if mutant.token.file.startswith(folder)),
-        SmallWorld,
-    )
+    kind = next((kind for folder, kind in hunt.OWN_WORLDS.items() if mutant.token.file.startswith(folder)), SmallWorld)
     return [name for name, world in WORLDS.items() if name not in names and isinstance(world, kind)]
 
 
@@ -69,17 +66,10 @@ def test_a_sample_is_noticed_and_harmless_ones_are_not():
         run = [m for m in all_mutants() if (m.token.file, m.token.start) in seen]
         sample = chance.sample([m for m in run if m.key not in HARMLESS], SAMPLE)
         harmless = chance.sample([m for m in run if m.key in HARMLESS], HARMLESS_SAMPLE)
-        slips = [
-            s for s in hunt.slips_in_files() if s.key not in HARMLESS_SLIPS and coverage.worlds(s)
-        ]
+        slips = [s for s in hunt.slips_in_files() if s.key not in HARMLESS_SLIPS and coverage.worlds(s)]
         sample += chance.sample(slips, SLIPS)
         runs = [
-            [
-                (name, seed)
-                for seed in range(SEEDS)
-                for name in (*coverage.worlds(m), *others(m, first))
-            ]
-            for m in sample
+            [(name, seed) for seed in range(SEEDS) for name in (*coverage.worlds(m), *others(m, first))] for m in sample
         ] + [[(name, 0) for name in coverage.worlds(m)] for m in harmless]
         hunted = Hunt([*sample, *harmless], runs)
         verdicts = list(hunted.verdicts(workers, jobs))
@@ -127,9 +117,7 @@ def test_a_wait_that_names_another_word_than_it_waited_for_is_noticed(tonight):
     wrong = [m for m in wrong if m.kind == "off by one"]
     assert len(wrong) == 2
     for mutant in wrong if tonight else wrong[:1]:
-        how, report = hunt.attempt(
-            WORLDS["plain, absent peer, fused"], 0, hunt.edits_of(mutant), mutant.seen_by
-        )
+        how, report = hunt.attempt(WORLDS["plain, absent peer, fused"], 0, hunt.edits_of(mutant), mutant.seen_by)
         assert how == "wrong" and "names recv_count word" in report
 
 

@@ -23,11 +23,7 @@ def diff(file, old, new, path=None, context=3, source=None):
     assert before.count(old) == 1
     path = f"epmoe/kernels/{file}" if path is None else path
     lines = difflib.unified_diff(
-        before.splitlines(True),
-        before.replace(old, new).splitlines(True),
-        f"a/{path}",
-        f"b/{path}",
-        n=context,
+        before.splitlines(True), before.replace(old, new).splitlines(True), f"a/{path}", f"b/{path}", n=context
     )
     return "".join(lines)
 
@@ -62,8 +58,7 @@ WITHOUT = edited_kernels.source_of(RUNS).replace(BARRIER, "")
 
 
 @pytest.mark.parametrize(
-    "path",
-    [f"epmoe/kernels/{RUNS}", f"kernels/{RUNS}", RUNS, f"/home/somebody/epmoe/kernels/{RUNS}"],
+    "path", [f"epmoe/kernels/{RUNS}", f"kernels/{RUNS}", RUNS, f"/home/somebody/epmoe/kernels/{RUNS}"]
 )
 @pytest.mark.parametrize("context", [0, 3])
 def test_paths_begin_anywhere(path, context):
@@ -74,19 +69,13 @@ def test_paths_begin_anywhere(path, context):
 
 
 def test_of_files_with_the_same_name_it_is_the_one_that_fits():
-    old = next(
-        line for line in edited_kernels.source_of(FEW).splitlines(True) if "syncthreads()" in line
-    )
+    old = next(line for line in edited_kernels.source_of(FEW).splitlines(True) if "syncthreads()" in line)
     new = old.replace("syncthreads()", "pass")
     assert list(edit_of("x", diff(FEW, old, new, "dispatch.py")).edits) == [FEW]
     both = diff(FEW, old, new) + diff(RUNS, BARRIER, "")
     assert set(edit_of("x", both).edits) == {FEW, RUNS}
     file = "rows/dispatch.py"
-    old = next(
-        line
-        for line in edited_kernels.source_of(file).splitlines(True)
-        if "expand_rows(call" in line
-    )
+    old = next(line for line in edited_kernels.source_of(file).splitlines(True) if "expand_rows(call" in line)
     assert list(edit_of("x", diff(file, old, f"{old}\n", "dispatch.py")).edits) == [file]
 
 
@@ -112,30 +101,20 @@ def test_an_added_line_and_a_missing_last_newline():
     [
         ("hello\n", "holds no change of a file"),
         (
-            diff(RUNS, BARRIER, "")
-            .replace("a/epmoe/kernels", "a/docs")
-            .replace("b/epmoe/kernels", "b/docs"),
+            diff(RUNS, BARRIER, "").replace("a/epmoe/kernels", "a/docs").replace("b/epmoe/kernels", "b/docs"),
             r"docs/pairs/send_back.py is not a source of a kernel; only the files of epmoe/kernels/",
         ),
         (
             diff(RUNS, BARRIER, "").replace("by all lanes", "by no lanes"),
             "the old lines of @@ -.* are neither there nor",
         ),
+        (diff(RUNS, BARRIER, "  if\n"), r"leaves invalid Python in epmoe/kernels/pairs/send_back.py: line \d+: "),
         (
-            diff(RUNS, BARRIER, "  if\n"),
-            r"leaves invalid Python in epmoe/kernels/pairs/send_back.py: line \d+: ",
-        ),
-        (
-            diff(RUNS, BARRIER, "").replace(
-                "-                    sync", "                     sync"
-            ),
+            diff(RUNS, BARRIER, "").replace("-                    sync", "                     sync"),
             "the hunk @@ .* ends after 7 old and 7 new",
         ),
         (diff(RUNS, BARRIER, "").rpartition(" ")[0], "the hunk|does not apply"),
-        (
-            "--- /dev/null\n+++ b/epmoe/kernels/new.py\n@@ -0,0 +1 @@\n+x = 1\n",
-            "makes or deletes epmoe/kernels/new.py",
-        ),
+        ("--- /dev/null\n+++ b/epmoe/kernels/new.py\n@@ -0,0 +1 @@\n+x = 1\n", "makes or deletes epmoe/kernels/new.py"),
         ("--- a/spin.py\n+++ b/spin.py\n@@ what @@\n", "'@@ what @@' is not the header of a hunk"),
         ("rename from epmoe/kernels/spin.py\n", "does not change lines of a source"),
         (f"--- a/{RUNS}\n+++ b/{RUNS}\n@@ -84 +84 @@\n-{BARRIER}+{BARRIER}", "changes nothing of"),
@@ -188,24 +167,14 @@ def test_a_function_begins_at_its_first_statement():
 
 
 def test_worlds_that_run_the_lines_come_first():
-    names = fused, small, of_rows = (
-        "absent peer, split",
-        "absent peer, few tokens",
-        "rows, absent peer",
-    )
+    names = fused, small, of_rows = ("absent peer, split", "absent peer, few tokens", "rows, absent peer")
     few = edit_of("few", diff("pairs/few_tokens.py", "# and zeros before sums\n", "# zeros\n"))
-    rows = edit_of(
-        "rows",
-        diff("rows/few/by_expert.py", "# a lane gets the address at its expert's rank\n", "\n"),
-    )
+    rows = edit_of("rows", diff("rows/few/by_expert.py", "# a lane gets the address at its expert's rank\n", "\n"))
     assert hunt.worlds_of(rows.lines, names) == [of_rows]
     coverage = hunt.cover_lines(InTurn(), [few, rows], names)
     assert coverage.running(few) == [small] and coverage.beside(few) == []
     assert coverage.running(rows) == [] and coverage.beside(rows) == []
-    assert hunt_of_edits([few, rows], coverage, 3).runs == [
-        [(small, seed) for seed in range(3)],
-        [],
-    ]
+    assert hunt_of_edits([few, rows], coverage, 3).runs == [[(small, seed) for seed in range(3)], []]
 
 
 def test_worlds_that_run_only_the_function_come_last(monkeypatch):
@@ -219,9 +188,7 @@ def test_worlds_that_run_only_the_function_come_last(monkeypatch):
     }
     coverage = hunt.Coverage({name: (seen[name], at) for at, name in enumerate(seen)})
     assert coverage.running(edit) == ["twice", "random 4"]
-    assert hunt_of_edits([edit], coverage, 2).runs == [
-        [("twice", 0), ("random 4", 0), ("twice", 1), ("rare", 0)]
-    ]
+    assert hunt_of_edits([edit], coverage, 2).runs == [[("twice", 0), ("random 4", 0), ("twice", 1), ("rare", 0)]]
 
 
 def test_progress_counts_runs_to_the_last_one(monkeypatch):
@@ -242,9 +209,7 @@ def test_a_patch_is_noticed_and_another_changes_nothing(tmp_path, in_turn, monke
     assert run("--patch", str(broken)) == command_line.EQUAL
     said = capsys.readouterr().out
     assert "PASS" in said and f"{broken}: 1 of 1 worlds run the edited lines, 0 only" in said
-    assert (
-        run("--patch", str(same), str(broken), "--seeds", "1", "--reports") == command_line.DIFFERS
-    )
+    assert run("--patch", str(same), str(broken), "--seeds", "1", "--reports") == command_line.DIFFERS
     said = " ".join(capsys.readouterr().out.split())
     assert "survives: either it changes neither" in said and "2 mutants: 1 noticed" in said
     assert "data race on combine_recv_buf" in said
@@ -279,30 +244,19 @@ def test_the_kernels_as_they_are(in_turn, monkeypatch, capsys):
     names = "absent peer, split", "absent peer, fused"
     monkeypatch.setattr(worlds, "WORLDS", {name: worlds.WORLDS[name] for name in names})
     assert run("--as-they-are", "--seeds", "2") == command_line.EQUAL
-    assert "2 worlds, 2 seeds each, and 0 random ones: nothing is reported" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    assert "2 worlds, 2 seeds each, and 0 random ones: nothing is reported" in " ".join(capsys.readouterr().out.split())
 
-    monkeypatch.setattr(
-        hunt, "attempt", lambda world, seed, edits: ("race", "who and where") if seed else ("", "")
-    )
+    monkeypatch.setattr(hunt, "attempt", lambda world, seed, edits: ("race", "who and where") if seed else ("", ""))
     assert run("--as-they-are", "--seeds", "2") == command_line.DIFFERS
     said = capsys.readouterr().out
-    assert (
-        'race     "absent peer, fused", seed 1\n    who and where\n' in said
-        and "2 runs are reported" in said
-    )
+    assert 'race     "absent peer, fused", seed 1\n    who and where\n' in said and "2 runs are reported" in said
 
 
 def test_random_worlds_are_the_same_everywhere_and_come_last():
     drawn = [random_worlds.named(name) for name in random_worlds.names(40)]
     again = random_worlds._world.__wrapped__(17)
     assert repr(again) == repr(drawn[17]) and len({repr(w) for w in drawn}) == 40
-    assert {type(w) for w in drawn} == {
-        world_kinds.World,
-        world_kinds.PublicWorld,
-        world_kinds.RowsWorld,
-    }
+    assert {type(w) for w in drawn} == {world_kinds.World, world_kinds.PublicWorld, world_kinds.RowsWorld}
     assert all(w.n_experts if isinstance(w, world_kinds.RowsWorld) else w.cfg for w in drawn)
     assert runs_of_random(4) == [("random 0", 0), ("random 1", 1), ("random 2", 2), ("random 3", 0)]
     assert random_worlds.named("bad ids") is worlds.WORLDS["bad ids"]

@@ -22,11 +22,7 @@ def make(at):
 
 
 def found(kind):
-    return [
-        (s.token.line, s.new.splitlines()[0].strip())
-        for s in slips_of("f.py", SOURCE)
-        if s.kind == kind
-    ]
+    return [(s.token.line, s.new.splitlines()[0].strip()) for s in slips_of("f.py", SOURCE) if s.kind == kind]
 
 
 def test_neighbours_change_places_unless_one_needs_the_other():
@@ -35,9 +31,7 @@ def test_neighbours_change_places_unless_one_needs_the_other():
 
 
 def test_what_releases_comes_early():
-    assert (4, "red_add_release_gpu_i32(words + at.finished, i32(1)); i = thread_idx()") in found(
-        "early"
-    )
+    assert (4, "red_add_release_gpu_i32(words + at.finished, i32(1)); i = thread_idx()") in found("early")
 
 
 def test_resets_are_left_out_somewhere():

@@ -37,9 +37,7 @@ def make(shape):
         return n <= few and n < n_parts and max(n, 1)
 """
     _, found = thresholds.marked("f.py", source)
-    assert [(text, one.names) for (*_, text), one in found.items()] == [
-        ("n <= few", {"few_tokens"})
-    ]
+    assert [(text, one.names) for (*_, text), one in found.items()] == [("n <= few", {"few_tokens"})]
 
 
 def test_sides_are_those_of_the_quantity():
@@ -82,9 +80,7 @@ def test_sides_are_those_of_the_quantity():
     ],
 )
 def test_a_threshold_without_a_world_on_each_side_is_told(monkeypatch, site, sides, crossed):
-    monkeypatch.setattr(
-        thresholds, "thresholds", lambda: {site: thresholds.marked("f.py", SOURCE)[1][site]}
-    )
+    monkeypatch.setattr(thresholds, "thresholds", lambda: {site: thresholds.marked("f.py", SOURCE)[1][site]})
     found = thresholds.crossings({"a world": {site: sides}})
     assert thresholds.uncrossed(found) == ([] if crossed else [site])
     monkeypatch.setattr(thresholds, "EXPLAINED", {"MOST_PARTS": "why", "few_tokens": "why"})
@@ -98,9 +94,7 @@ def test_a_world_comes_above_the_threshold_that_it_is_made_for():
 
 
 def test_what_is_explained_is_a_threshold():
-    there = {
-        name for site, one in thresholds.thresholds().items() for name in (site[2], *one.names)
-    }
+    there = {name for site, one in thresholds.thresholds().items() for name in (site[2], *one.names)}
     assert set(thresholds.EXPLAINED) <= there
 
 

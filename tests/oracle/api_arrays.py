@@ -3,11 +3,7 @@
 import ml_dtypes
 import numpy as np
 
-DTYPES = {
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "fp16": np.dtype(np.float16),
-    "fp32": np.dtype(np.float32),
-}
+DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 BIT_TYPES = {"bf16": np.uint16, "fp16": np.uint16, "fp32": np.uint32}
 
 
@@ -63,10 +59,7 @@ def epilogue_args(world):
     """gain and bias, each a list over ranks."""
     if world.epilogue is None:
         return ()
-    return (
-        [array(g, "fp32", (world.hidden,)) for g in world.gain],
-        [array(b, "fp32", (len(b),)) for b in world.bias],
-    )
+    return ([array(g, "fp32", (world.hidden,)) for g in world.gain], [array(b, "fp32", (len(b),)) for b in world.bias])
 
 
 def expert_outputs(world, rank, received, dispatched):
@@ -75,9 +68,7 @@ def expert_outputs(world, rank, received, dispatched):
     `received` is the oracle's result and says which rows are shared, padding, or of which src_rank.
     """
     rows = np.asarray(dispatched.src_info).shape[0]
-    out = np.full((rows, world.hidden), 0xFFFFFFFF, np.uint32).astype(
-        BIT_TYPES[world.combine_dtype]
-    )
+    out = np.full((rows, world.hidden), 0xFFFFFFFF, np.uint32).astype(BIT_TYPES[world.combine_dtype])
     src_info = np.asarray(dispatched.src_info)
     for row, record in enumerate(received.rows):
         if record.src_rank == "shared":

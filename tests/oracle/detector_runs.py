@@ -58,15 +58,7 @@ def operations_of(step, thread, group):
     if word in ("load16_relaxed_sys", "store16_relaxed_sys"):
         kind = "read" if word.startswith("load") else "write"
         return [
-            Operation(
-                thread,
-                kind,
-                "relaxed",
-                "sys",
-                address + 4 * i,
-                4,
-                value=value if kind == "write" else None,
-            )
+            Operation(thread, kind, "relaxed", "sys", address + 4 * i, 4, value=value if kind == "write" else None)
             for i in range(4)
         ]
     if word.startswith("fence_acq_rel"):
@@ -74,9 +66,7 @@ def operations_of(step, thread, group):
     if word in BY_NAME:
         return [Operation(thread, BY_NAME[word], group=group)]
     if word == "bulk_store":  # 16 bytes from the same place of the block's shared memory
-        source = (
-            SHARED + BLOCK_SHARED * (1 + 2 * thread.rank + thread.block) + address % SHARED_BYTES
-        )
+        source = SHARED + BLOCK_SHARED * (1 + 2 * thread.rank + thread.block) + address % SHARED_BYTES
         return [
             Operation(thread, "copy read", address=source, nbytes=16),
             Operation(thread, "copy write", address=address, nbytes=16),
@@ -113,11 +103,7 @@ def perform(step, base, array):
     elif word == "bulk_store":
         op(u64(base + address), u32(device.dynamic_shared() + address % SHARED_BYTES), u32(16))
     else:
-        at = (
-            u64(base + address)
-            if address < SHARED
-            else u32(device.dynamic_shared() + address - SHARED)
-        )
+        at = u64(base + address) if address < SHARED else u32(device.dynamic_shared() + address - SHARED)
         if "store16" in word:
             op(at, value, value, value, value)
         elif word.startswith("atomic_cas"):

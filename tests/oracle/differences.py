@@ -53,9 +53,7 @@ def _dispatch_differences(world, received, dispatched, padding_is_zero, typed):
     yield from _numbers_differ("row_offsets", received.row_offsets, dispatched.row_offsets)
     yield from _numbers_differ("expert_ids", received.expert_ids, dispatched.expert_ids)
     if facts.tiles:
-        yield from _numbers_differ(
-            "scales_offset", received.scales_offset, dispatched.scales_offset
-        )
+        yield from _numbers_differ("scales_offset", received.scales_offset, dispatched.scales_offset)
     elif dispatched.scales_offset is not None:
         yield f"scales_offset is there, but {world.token_format} has none"
 
@@ -83,9 +81,7 @@ def _dispatch_differences(world, received, dispatched, padding_is_zero, typed):
                 f"output_tokens row {row} ({record}): byte {column} is 0x{token_bytes[row][column]:02x}, "
                 f"expected 0x{expected[column]:02x}"
             )
-    yield from _scale_differences(
-        world, received, dispatched, where["rows"], padding_is_zero, typed
-    )
+    yield from _scale_differences(world, received, dispatched, where["rows"], padding_is_zero, typed)
 
 
 def _rows_by_origin(received, src_info):
@@ -94,10 +90,10 @@ def _rows_by_origin(received, src_info):
     while start < len(received.rows) and not messages:
         first = received.rows[start]
         end = start
-        while end < len(received.rows) and (
-            received.rows[end].group,
-            received.rows[end].src_rank,
-        ) == (first.group, first.src_rank):
+        while end < len(received.rows) and (received.rows[end].group, received.rows[end].src_rank) == (
+            first.group,
+            first.src_rank,
+        ):
             end += 1
         segment = received.rows[start:end]
         if isinstance(first.src_rank, str):
@@ -158,11 +154,7 @@ def _scale_differences(world, received, dispatched, rows, padding_is_zero, typed
 
 def _expected_scale_bytes(world, received, rows):
     """byte -> (value, Row), in the row order of the result."""
-    moved = Received(
-        rows=[None] * len(received.rows),
-        row_offsets=received.row_offsets,
-        group_rows=received.group_rows,
-    )
+    moved = Received(rows=[None] * len(received.rows), row_offsets=received.row_offsets, group_rows=received.group_rows)
     for row, record in rows:
         moved.rows[row] = replace(record, row_in_group=row - received.row_offsets[record.group])
     place_scales(world, moved)

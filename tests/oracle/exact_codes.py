@@ -115,9 +115,5 @@ class Float32Bits:
         return bits & 0x7FFFFFFF > 0x7F800000
 
 
-OUTPUT_TYPES = {
-    "bf16": Float16Bits(BF16, 0x7FC0),
-    "fp16": Float16Bits(FP16, 0x7E00),
-    "fp32": Float32Bits(),
-}
+OUTPUT_TYPES = {"bf16": Float16Bits(BF16, 0x7FC0), "fp16": Float16Bits(FP16, 0x7E00), "fp32": Float32Bits()}
 BF16_BITS = OUTPUT_TYPES["bf16"]

@@ -128,8 +128,7 @@ def align_up(n, alignment):
 def payload(token_format, row, g=f32.ONE, alignment=16):
     """The message's first part: code bytes, then scale bytes, each padded with zeros."""
     return b"".join(
-        part + bytes(align_up(len(part), alignment) - len(part))
-        for part in encode_token(token_format, row, g)
+        part + bytes(align_up(len(part), alignment) - len(part)) for part in encode_token(token_format, row, g)
     )
 
 
@@ -159,11 +158,6 @@ def tile_byte(first_tile, row, column, hidden, group):
     """Byte of scale column `column` of an expert's row `row` in the 5-D tiles [tile, hidden/(4V), 32, 4, 4]."""
     tile_columns = hidden // (4 * group)
     place = first_tile + row // 128
-    for index, extent in (
-        (column // 4, tile_columns),
-        (row % 32, 32),
-        (row % 128 // 32, 4),
-        (column % 4, 4),
-    ):
+    for index, extent in ((column // 4, tile_columns), (row % 32, 32), (row % 128 // 32, 4), (column % 4, 4)):
         place = place * extent + index
     return place

@@ -39,10 +39,7 @@ class RankRows:
     def local_indices(self):
         return [
             [
-                [
-                    e % self.local if e != -1 and e // self.local == rank else -1
-                    for e in self.indices[src][token]
-                ]
+                [e % self.local if e != -1 and e // self.local == rank else -1 for e in self.indices[src][token]]
                 for src, token in rows
             ]
             for rank, rows in enumerate(self.rows)
@@ -61,21 +58,14 @@ class RankRows:
         ]
 
     def tokens_per_expert(self):
-        return [
-            [sum(indices.count(e) for indices in rows) for e in range(self.local)]
-            for rows in self.local_indices()
-        ]
+        return [[sum(indices.count(e) for indices in rows) for e in range(self.local)] for rows in self.local_indices()]
 
     def returned(self, x, kind, width):
         """Sum over ranks ascending of the rows of each token: combine forward, dispatch backward."""
         return [
             [
                 rounded_sum(
-                    [
-                        x[rank][rows.index((src, token))]
-                        for rank, rows in enumerate(self.rows)
-                        if (src, token) in rows
-                    ],
+                    [x[rank][rows.index((src, token))] for rank, rows in enumerate(self.rows) if (src, token) in rows],
                     kind,
                     width,
                 )
@@ -88,9 +78,7 @@ class RankRows:
 class ExpertRows:
     """HybridEP: one row per (token, local expert), expert-major, each expert's rows padded."""
 
-    def __init__(
-        self, routing_map, num_local_experts, num_permuted_tokens, pad_multiple, p2p_world_size
-    ):
+    def __init__(self, routing_map, num_local_experts, num_permuted_tokens, pad_multiple, p2p_world_size):
         self.n_ranks, self.local, self.routing = len(routing_map), num_local_experts, routing_map
         self.world = p2p_world_size or self.n_ranks
         pad = pad_multiple or 1
@@ -109,23 +97,15 @@ class ExpertRows:
             total = len(rows)
             size = total if num_permuted_tokens is None else num_permuted_tokens
             clipped = [min(end, size) for end in ends]
-            self.tokens_per_expert.append(
-                [end - start for start, end in zip([0] + clipped, clipped)]
-            )
+            self.tokens_per_expert.append([end - start for start, end in zip([0] + clipped, clipped)])
             self.overflow.append(int(total > size))
             self.rows.append((rows + [None] * size)[:size])
 
     def moved(self, x, hidden):
-        return [
-            [[0] * hidden if row is None else x[row[0]][row[1]] for row in rows]
-            for rows in self.rows
-        ]
+        return [[[0] * hidden if row is None else x[row[0]][row[1]] for row in rows] for rows in self.rows]
 
     def probs(self, probs):
-        return [
-            [0 if row is None else probs[row[0]][row[1]][row[2]] for row in rows]
-            for rows in self.rows
-        ]
+        return [[0 if row is None else probs[row[0]][row[1]][row[2]] for row in rows] for rows in self.rows]
 
     def probs_back(self, grad):
         out = [[[0] * len(chosen) for chosen in tokens] for tokens in self.routing]
@@ -147,8 +127,7 @@ class ExpertRows:
             out.append([])
             for token in range(len(self.routing[src])):
                 partial = {
-                    rank: rounded_sum(rows, kind, hidden)
-                    for rank, rows in by_token.get((src, token), {}).items()
+                    rank: rounded_sum(rows, kind, hidden) for rank, rows in by_token.get((src, token), {}).items()
                 }
                 worlds = [
                     [partial[r] for r in sorted(partial) if r // self.world == w]

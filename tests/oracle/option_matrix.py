@@ -59,12 +59,7 @@ def all_cases():
     return [
         Case(*options)
         for options in itertools.product(
-            FORMATS,
-            ("split", "fused"),
-            (False, True),
-            (False, True),
-            ("array", "function", "none"),
-            (False, True),
+            FORMATS, ("split", "fused"), (False, True), (False, True), ("array", "function", "none"), (False, True)
         )
     ]
 
@@ -106,34 +101,22 @@ def difference_of(case, seed=0, kernels=None):
     received, expected = record_model.dispatch(world), record_model.combine(world)
     try:
         with ExpertParallel(cfg, LocalWorld(world.n_ranks, seed=seed), kernels=kernels) as ep:
-            dispatched, combined = one_round(
-                ep, world, case.launches == "fused", as_function, received
-            )
+            dispatched, combined = one_round(ep, world, case.launches == "fused", as_function, received)
     except Different as e:
         return f"kernels against the record model: {e}\n  {describe(world)}"
     reference = epmoe_ref.dispatch(
-        cfg,
-        api_arrays.input_tokens(world),
-        api_arrays.topk_ids(world),
-        input_scale=api_arrays.input_scale(world),
+        cfg, api_arrays.input_tokens(world), api_arrays.topk_ids(world), input_scale=api_arrays.input_scale(world)
     )
     weights, keywords = combine_arguments(world, as_function)
-    outputs = [
-        api_arrays.expert_outputs(world, r, received[r], reference[r]) for r in range(world.n_ranks)
-    ]
+    outputs = [api_arrays.expert_outputs(world, r, received[r], reference[r]) for r in range(world.n_ranks)]
     in_numpy = epmoe_ref.combine(cfg, outputs, reference, router_weights=weights, **keywords)
     for rank in range(world.n_ranks):
         difference = combine_difference(world, rank, expected[rank], combined[rank])
         if difference:
             return f"kernels against the record model: {difference}\n  {describe(world)}"
-        difference = _unequal_arrays(
-            world, received[rank], epmoe_ref.canonical(dispatched[rank]), reference[rank]
-        )
+        difference = _unequal_arrays(world, received[rank], epmoe_ref.canonical(dispatched[rank]), reference[rank])
         difference = difference or combine_difference(
-            world,
-            rank,
-            in_numpy[rank].view(api_arrays.BIT_TYPES[world.combine_dtype]).tolist(),
-            combined[rank],
+            world, rank, in_numpy[rank].view(api_arrays.BIT_TYPES[world.combine_dtype]).tolist(), combined[rank]
         )
         if difference:
             return f"kernels against the reference, rank {rank}: {difference}\n  {describe(world)}"
@@ -180,19 +163,11 @@ def _run(task):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count(), help="processes (default: all cores)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of the worlds and of the simulator's schedule"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: all cores)")
+    parser.add_argument("--seed", type=int, default=0, help="of the worlds and of the simulator's schedule")
     parser.add_argument("--kernels", choices=("plain", "fast"), default="plain")
-    parser.add_argument(
-        "--only", default="", help="run cases whose name has all of these comma-separated words"
-    )
+    parser.add_argument("--only", default="", help="run cases whose name has all of these comma-separated words")
     args = parser.parse_args()
     words = [w for w in args.only.split(",") if w]
     cases = [c for c in legal_cases() if all(w in str(c).split("-") for w in words)]
@@ -206,13 +181,9 @@ def main():
                 failures += 1
                 print(f"\nFAIL {case}: {difference}", flush=True)
             print(
-                f"\r{done}/{len(cases)} cases, {failures} failed, {time.monotonic() - began:.0f} s",
-                end="",
-                flush=True,
+                f"\r{done}/{len(cases)} cases, {failures} failed, {time.monotonic() - began:.0f} s", end="", flush=True
             )
-    print(
-        f"\n{'FAIL' if failures else 'PASS'}: seed {args.seed}, {len(cases)} legal combinations of options"
-    )
+    print(f"\n{'FAIL' if failures else 'PASS'}: seed {args.seed}, {len(cases)} legal combinations of options")
     return 1 if failures else 0
 
 

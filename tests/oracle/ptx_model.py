@@ -90,22 +90,13 @@ def includes(x, y):
     return (
         x.scope == "sys"
         or x.thread.rank == y.thread.rank
-        and (
-            x.scope == "gpu"
-            or x.thread.block == y.thread.block
-            and x.thread.launch == y.thread.launch
-        )
+        and (x.scope == "gpu" or x.thread.block == y.thread.block and x.thread.launch == y.thread.launch)
     )
 
 
 def overlap(x, y):
     """8.2.1: do they share bytes?"""
-    return (
-        x.is_memory
-        and y.is_memory
-        and x.address < y.address + y.nbytes
-        and y.address < x.address + x.nbytes
-    )
+    return x.is_memory and y.is_memory and x.address < y.address + y.nbytes and y.address < x.address + x.nbytes
 
 
 def overlap_completely(x, y):
@@ -135,10 +126,7 @@ def closure(r):
 def program_order(ops):
     """8.9.1: all operations of a thread, one after another; copies are not part of it."""
     return relation(
-        ops,
-        lambda i, j: (
-            i < j and ops[i].thread == ops[j].thread and not ops[i].is_copy and not ops[j].is_copy
-        ),
+        ops, lambda i, j: i < j and ops[i].thread == ops[j].thread and not ops[i].is_copy and not ops[j].is_copy
     )
 
 
@@ -261,10 +249,7 @@ def through_fence(ops, base):
     """Where base causality leads through a proxy fence, or (8.9.4) from a launch to the next one of its stream."""
     fence = np.array([op.kind == "proxy fence" for op in ops], bool)
     stream = relation(
-        ops,
-        lambda i, j: (
-            ops[i].thread.rank == ops[j].thread.rank and ops[i].thread.launch < ops[j].thread.launch
-        ),
+        ops, lambda i, j: ops[i].thread.rank == ops[j].thread.rank and ops[i].thread.launch < ops[j].thread.launch
     )
     or_itself = base | np.eye(len(ops), dtype=bool)
     return then(base & fence[None, :], base) | then(then(or_itself, stream), or_itself)

@@ -22,14 +22,7 @@ TELL = (
     "st_release",
     "st_relaxed",
 )
-LOOK = (
-    "ld_acquire",
-    "ld_acquire",
-    "ld_relaxed",
-    "atomic_add_acquire",
-    "atomic_add_relaxed",
-    "atomic_add_acq_rel",
-)
+LOOK = ("ld_acquire", "ld_acquire", "ld_relaxed", "atomic_add_acquire", "atomic_add_relaxed", "atomic_add_acq_rel")
 RELAY = (
     "atomic_add_relaxed",
     "atomic_add_acq_rel",
@@ -72,9 +65,7 @@ class Trace:
         for launch in range(1, self.launches + 1):
             barriers = {p[:2]: random.choice((0, 0, 1, 2)) for p in chosen}
             for number, place in enumerate(chosen):
-                self.programs[(launch, *place)] = self.program(
-                    number, barriers[place[:2]], place[2] % 32 == 0
-                )
+                self.programs[(launch, *place)] = self.program(number, barriers[place[:2]], place[2] % 32 == 0)
             self.add_syncwarps(launch, chosen, barriers)
 
     def pick(self, *of):
@@ -84,9 +75,7 @@ class Trace:
         """A strong operation on a flag."""
         scope = self.scope if self.random.random() > self.stray else self.pick(*SCOPES)
         way = self.pick(*ways)
-        width = (
-            self.width if self.random.random() > self.stray / 2 else self.pick("i32", "u32", "u64")
-        )
+        width = self.width if self.random.random() > self.stray / 2 else self.pick("i32", "u32", "u64")
         if way.startswith(("atomic_max", "atomic_cas")):  # not every one is a word
             scope, width = "gpu" if scope == "cta" else scope, "i32" if width == "u32" else width
         flag = flag - flag % 8 if width == "u64" else flag
@@ -95,11 +84,7 @@ class Trace:
     def tell(self, flag):
         """Write a flag; mostly so that it releases."""
         way = self.strong(TELL, flag)
-        again = (
-            [self.strong(("st_relaxed", "atomic_add_relaxed"), flag)]
-            if self.random.random() < 0.4
-            else []
-        )
+        again = [self.strong(("st_relaxed", "atomic_add_relaxed"), flag)] if self.random.random() < 0.4 else []
         if "relaxed" in way[0] and self.random.random() < self.care:
             return [self.fence(), way, *again]
         return [way, *again]
@@ -112,18 +97,11 @@ class Trace:
         return [way]
 
     def fence(self):
-        return (
-            "fence_acq_rel_"
-            + (self.scope if self.random.random() > self.stray else self.pick(*SCOPES)),
-            0,
-            0,
-        )
+        return ("fence_acq_rel_" + (self.scope if self.random.random() > self.stray else self.pick(*SCOPES)), 0, 0)
 
     def weak(self, ways, at):
         word = self.pick(*ways) if self.random.random() < 0.4 else ways[0]
-        size = {"16": 16, "u8": 1, "u64": 8}.get(
-            word.replace("load", "").replace("store", "").strip("_"), 4
-        )
+        size = {"16": 16, "u8": 1, "u64": 8}.get(word.replace("load", "").replace("store", "").strip("_"), 4)
         return word, at - at % size, self.pick(1, 2)
 
     def anything(self):
@@ -136,15 +114,9 @@ class Trace:
         if kind < 0.4:
             return "load16_nc", self.pick(*self.data) & ~15, 0
         if kind < 0.45:
-            return (
-                self.pick("load16_relaxed_sys", "store16_relaxed_sys"),
-                self.pick(*self.data, *self.flags) & ~15,
-                1,
-            )
+            return (self.pick("load16_relaxed_sys", "store16_relaxed_sys"), self.pick(*self.data, *self.flags) & ~15, 1)
         if kind < 0.5:
-            word = self.pick(
-                "shared_add_i32", "shared_add_i32", "array_load_i32", "array_store_i32"
-            )
+            word = self.pick("shared_add_i32", "shared_add_i32", "array_load_i32", "array_store_i32")
             return word, ARRAY + self.pick(0, 4), self.pick(0, 1)
         if kind < 0.55:
             return self.strong(TELL + LOOK, self.pick(*self.data))
@@ -164,18 +136,10 @@ class Trace:
         parts = []
         for _ in range(self.pick(1, 1, 1, 2)):
             flag, at = self.pick(*self.flags), self.pick(*self.data)
-            part = (
-                self.pick("write", "relay", "relay", "read")
-                if number > 1
-                else ("write", "read")[number]
-            )
+            part = self.pick("write", "relay", "relay", "read") if number > 1 else ("write", "read")[number]
             look, tell = self.look(flag), self.tell(flag)
             touch = self.weak(LOADS + STORES[:1], at)
-            guard = (
-                [("skip_if_zero", 0, 1 + self.pick(0, 0, 2))]
-                if self.random.random() < self.care
-                else []
-            )
+            guard = [("skip_if_zero", 0, 1 + self.pick(0, 0, 2))] if self.random.random() < self.care else []
             if part != "write" and self.random.random() < 0.8:
                 look.insert(0, ("pause", 0, self.pick(20, 200)))
             early = [self.fence()] if self.random.random() < 0.3 else []
@@ -206,10 +170,6 @@ class Trace:
                 for p in chosen:
                     if (p[0], p[1], p[2] // 32) == warp:
                         steps = self.programs[(launch, *p)]
-                        ends = (
-                            [-1]
-                            + [i for i, s in enumerate(steps) if s[0] == "syncthreads"]
-                            + [len(steps)]
-                        )
+                        ends = [-1] + [i for i, s in enumerate(steps) if s[0] == "syncthreads"] + [len(steps)]
                         place = self.random.randint(ends[behind] + 1, ends[behind + 1])
                         steps.insert(place, ("syncwarp", 0, 0))

@@ -50,16 +50,7 @@ def bits_of(rng, kind, shape, exponent_bits, mantissa_bits):
     bits = (sign << (exponent_bits + mantissa_bits)) | (exponent << mantissa_bits) | mantissa
     if kind == "salted":  # ordinary numbers and a few special values
         inf = top << mantissa_bits
-        salt = np.array(
-            [
-                0,
-                1 << (exponent_bits + mantissa_bits),
-                inf,
-                inf | 1 << (mantissa_bits - 1),
-                1,
-                inf - 1,
-            ]
-        )
+        salt = np.array([0, 1 << (exponent_bits + mantissa_bits), inf, inf | 1 << (mantissa_bits - 1), 1, inf - 1])
         bits = np.where(rng.random(shape) < 0.02, rng.choice(salt, shape), bits)
     return bits.astype(np.uint32)
 
@@ -76,9 +67,7 @@ def numbers(rng, dtype, shape, kind=None):
 def draw_hidden(draw, token_format, preshuffle, limit):
     unit = 256 if preshuffle else FACTS[token_format].hidden_unit
     most = max(limit // unit, 1)
-    return unit * (
-        draw.randint(1, most) if draw.random() < 0.3 else min(most, draw.choice((1, 1, 2, 3, 4)))
-    )
+    return unit * (draw.randint(1, most) if draw.random() < 0.3 else min(most, draw.choice((1, 1, 2, 3, 4))))
 
 
 def draw_topk_ids(draw, tokens, top_k, n_experts, missing, hot):
@@ -129,9 +118,7 @@ def random_world(seed, limits=Limits(), **fixed):
         return fixed[name] if name in fixed else drawn
 
     token_format = choose("token_format", *FACTS)
-    preshuffle = choose(
-        "fuse_a_scale_preshuffle", token_format == "mxfp4_rows" and draw.random() < 0.5
-    )
+    preshuffle = choose("fuse_a_scale_preshuffle", token_format == "mxfp4_rows" and draw.random() < 0.5)
     skip_a2a = choose("skip_a2a", False, False, True)
     shared = choose("fused_shared_expert", False, False, True)
     weighted = shared or choose("weights", "array", "array", "none") != "none"
@@ -161,11 +148,7 @@ def random_world(seed, limits=Limits(), **fixed):
     counts = draw_tokens(draw, n_ranks, most)
     if skip_a2a:
         counts = [counts[0]] * n_ranks
-    hot = (
-        draw.sample(range(n_experts), draw.randint(1, min(2, n_experts)))
-        if draw.random() < 0.4
-        else []
-    )
+    hot = draw.sample(range(n_experts), draw.randint(1, min(2, n_experts))) if draw.random() < 0.4 else []
     missing = draw.choice((0.0, 0.0, 0.2, 0.7, 1.0 if draw.random() < 0.1 else 0.1))
     topk_ids = [draw_topk_ids(draw, n, top_k, n_experts, missing, hot) for n in counts]
     tokens = [numbers(rng, "bf16", (n, hidden)) for n in counts]
@@ -179,9 +162,7 @@ def random_world(seed, limits=Limits(), **fixed):
         n_local_experts=n_local,
         top_k=top_k,
         hidden=hidden,
-        max_tokens_per_rank=fixed.get(
-            "max_tokens_per_rank", max(1, max(counts) + draw.choice((0, 0, 1, 3)))
-        ),
+        max_tokens_per_rank=fixed.get("max_tokens_per_rank", max(1, max(counts) + draw.choice((0, 0, 1, 3)))),
         token_format=token_format,
         tokens=tokens,
         topk_ids=topk_ids,
@@ -239,11 +220,7 @@ def to_positive(bits):
 
 def describe(world):
     """One line that rebuilds the world: its seed and configuration."""
-    options = [
-        name
-        for name in ("fused_shared_expert", "skip_a2a", "fuse_a_scale_preshuffle")
-        if getattr(world, name)
-    ]
+    options = [name for name in ("fused_shared_expert", "skip_a2a", "fuse_a_scale_preshuffle") if getattr(world, name)]
     return (
         f"{world.name}: n_ranks={world.n_ranks} n_experts={world.n_experts} top_k={world.top_k} "
         f"hidden={world.hidden} max_tokens_per_rank={world.max_tokens_per_rank} "

@@ -92,9 +92,7 @@ class Received:
     recv_count: list = field(default_factory=list)  # [local_expert][src_rank]
     group_rows: list = field(default_factory=list)  # rows of each group, padding included
     scales_offset: list = None
-    scale_bytes: dict = (
-        None  # byte in the scale array -> (value, Row or None); every byte defined on the device
-    )
+    scale_bytes: dict = None  # byte in the scale array -> (value, Row or None); every byte defined on the device
     scale_size: int = 0
 
 
@@ -124,11 +122,7 @@ def dispatch(world):
             segments = [messages.get((rank, local_expert, source), []) for source in sources]
             received.recv_count.append([len(segment) for segment in segments])
             groups.append(
-                [
-                    (source, token, slot)
-                    for source, segment in zip(sources, segments)
-                    for token, slot in sorted(segment)
-                ]
+                [(source, token, slot) for source, segment in zip(sources, segments) for token, slot in sorted(segment)]
             )
         for group, entries in enumerate(groups):
             received.expert_ids.append(group)
@@ -160,9 +154,7 @@ def place_scales(world, received):
         for rows in received.group_rows:
             first_tiles.append(tiles)
             tiles += -(-rows // 128)
-        received.scales_offset = [
-            first - received.row_offsets[group] // 128 for group, first in enumerate(first_tiles)
-        ]
+        received.scales_offset = [first - received.row_offsets[group] // 128 for group, first in enumerate(first_tiles)]
         received.scale_size = tiles * 128 * columns
         # rows past the count in touched tiles
         places.update(dict.fromkeys(range(received.scale_size), (0, None)))
@@ -177,17 +169,9 @@ def place_scales(world, received):
         if record.src_rank == PADDING:
             continue
         for column in range(columns):
-            value = record.scale_bytes[
-                column * facts.scale_bytes : (column + 1) * facts.scale_bytes
-            ]
+            value = record.scale_bytes[column * facts.scale_bytes : (column + 1) * facts.scale_bytes]
             if facts.tiles:
-                at = tile_byte(
-                    first_tiles[record.group],
-                    record.row_in_group,
-                    column,
-                    world.hidden,
-                    facts.group,
-                )
+                at = tile_byte(first_tiles[record.group], record.row_in_group, column, world.hidden, facts.group)
             elif world.token_format == "fp8_blockwise":
                 at = (column * total_rows + row) * 4
             elif world.fuse_a_scale_preshuffle:
@@ -211,16 +195,11 @@ def _combine_rank(world, rank, kind):
     share = world.shared_share(rank)
     out = []
     for token in range(world.num_tokens(rank)):
-        slots = [
-            k for k in range(world.top_k) if world.takes_part(rank, world.topk_ids[rank][token][k])
-        ]
+        slots = [k for k in range(world.top_k) if world.takes_part(rank, world.topk_ids[rank][token][k])]
         if world.weights is None:
             zero_row = [0] * world.hidden
             out.append(
-                [
-                    list(world.routed_outputs[rank][token][k]) if k in slots else zero_row
-                    for k in range(world.top_k)
-                ]
+                [list(world.routed_outputs[rank][token][k]) if k in slots else zero_row for k in range(world.top_k)]
             )
             continue
         sums = [0] * world.hidden
@@ -232,9 +211,7 @@ def _combine_rank(world, rank, kind):
         if world.fused_shared_expert:
             # rows outside the share add 0, which turns -0 into +0
             shared = (
-                [kind.from_bits(b) for b in world.shared_outputs[rank][token]]
-                if token in share
-                else [0] * world.hidden
+                [kind.from_bits(b) for b in world.shared_outputs[rank][token]] if token in share else [0] * world.hidden
             )
             row = [kind.to_bits(f32.add(kind.from_bits(bits), s)) for bits, s in zip(row, shared)]
         if world.epilogue is not None:

@@ -22,25 +22,16 @@ def reference_difference(world, *, weights_as_function=False):
     cfg = api_arrays.config(world, epmoe_ref.EPConfig)
     received = record_model.dispatch(world)
     dispatched = epmoe_ref.dispatch(
-        cfg,
-        api_arrays.input_tokens(world),
-        api_arrays.topk_ids(world),
-        input_scale=api_arrays.input_scale(world),
+        cfg, api_arrays.input_tokens(world), api_arrays.topk_ids(world), input_scale=api_arrays.input_scale(world)
     )
     for rank in range(world.n_ranks):
-        for name, result in (
-            ("dispatch", dispatched[rank]),
-            ("canonical", epmoe_ref.canonical(dispatched[rank])),
-        ):
-            difference = dispatch_difference(
-                world, rank, received[rank], result, padding_is_zero=True
-            )
+        for name, result in (("dispatch", dispatched[rank]), ("canonical", epmoe_ref.canonical(dispatched[rank]))):
+            difference = dispatch_difference(world, rank, received[rank], result, padding_is_zero=True)
             if difference:
                 return f"{name}, {difference}\n  {describe(world)}"
 
     outputs = [
-        api_arrays.expert_outputs(world, rank, received[rank], dispatched[rank])
-        for rank in range(world.n_ranks)
+        api_arrays.expert_outputs(world, rank, received[rank], dispatched[rank]) for rank in range(world.n_ranks)
     ]
     weights = api_arrays.weights(world)
     keywords = {}

@@ -48,13 +48,8 @@ def one_round(ep, world, fused, weights_as_function=False, received=None, fused_
         dispatch_difference(world, rank, received[rank], result, padding_is_zero=False)
         for rank, result in enumerate(results)
     )
-    require_none(
-        counters_after.after_dispatch(world, rank, received[rank], ep)
-        for rank in range(world.n_ranks)
-    )
-    outputs = [
-        api_arrays.expert_outputs(world, r, received[r], results[r]) for r in range(world.n_ranks)
-    ]
+    require_none(counters_after.after_dispatch(world, rank, received[rank], ep) for rank in range(world.n_ranks))
+    outputs = [api_arrays.expert_outputs(world, r, received[r], results[r]) for r in range(world.n_ranks)]
     weights, keywords = combine_arguments(world, weights_as_function)
     if fused if fused_combine is None else fused_combine:
         combined = ep.combine(outputs, dispatched, weights, **keywords)
@@ -76,15 +71,7 @@ class Different(AssertionError):
 
 
 def simulator_difference(
-    worlds,
-    *,
-    fused,
-    seed=0,
-    weights_as_function=False,
-    racecheck=None,
-    launch=None,
-    mixed=False,
-    kernels=None,
+    worlds, *, fused, seed=0, weights_as_function=False, racecheck=None, launch=None, mixed=False, kernels=None
 ):
     """First difference of a sequence of rounds on one ExpertParallel, so that leftovers affect the next round.
 
@@ -110,8 +97,7 @@ def simulator_difference(
                     fused_combine=fused[turn - 1] if mixed else None,
                 )
                 require_none(
-                    combine_difference(world, rank, expected[rank], combined[rank])
-                    for rank in range(world.n_ranks)
+                    combine_difference(world, rank, expected[rank], combined[rank]) for rank in range(world.n_ranks)
                 )
             except Different as e:
                 how = "fused" if fused[turn] else "split"

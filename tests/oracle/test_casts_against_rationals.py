@@ -31,21 +31,13 @@ def around(values):
 
 def midpoints(table):
     """Float32 numbers halfway between neighbours of a table of exact values."""
-    return np.array(
-        [f32.to_bits(f32.round_scaled(a + b, 1)) for a, b in zip(table, table[1:])], np.uint32
-    )
+    return np.array([f32.to_bits(f32.round_scaled(a + b, 1)) for a, b in zip(table, table[1:])], np.uint32)
 
 
 def cast_inputs(table, seed):
     rng = np.random.default_rng(seed)
-    some = (
-        midpoints(table)
-        if len(table) < 300
-        else midpoints(table)[rng.integers(0, len(table) - 1, 3000)]
-    )
-    return np.concatenate(
-        [around(floats(some))] + [bits_of(rng, kind, 2000, 8, 23) for kind in KINDS]
-    )
+    some = midpoints(table) if len(table) < 300 else midpoints(table)[rng.integers(0, len(table) - 1, 3000)]
+    return np.concatenate([around(floats(some))] + [bits_of(rng, kind, 2000, 8, 23) for kind in KINDS])
 
 
 @pytest.mark.parametrize(
@@ -69,9 +61,7 @@ def test_casts_to_small_types(name, table, exact):
     )
 
 
-@pytest.mark.parametrize(
-    "name, dtype", [("bf16", ml_dtypes.bfloat16), ("fp16", np.float16), ("fp32", np.float32)]
-)
+@pytest.mark.parametrize("name, dtype", [("bf16", ml_dtypes.bfloat16), ("fp16", np.float16), ("fp32", np.float32)])
 def test_casts_to_output_types(name, dtype):
     from epmoe_ref import casts
 
@@ -79,28 +69,18 @@ def test_casts_to_output_types(name, dtype):
     bits = cast_inputs(codes.BF16 if name == "bf16" else codes.FP16, 2)
     actual = casts.to_output_type(floats(bits), np.dtype(dtype))
     assert actual.dtype == dtype
-    for b, result in zip(
-        bits.tolist(), np.ascontiguousarray(actual).view(f"u{actual.itemsize}").tolist()
-    ):
+    for b, result in zip(bits.tolist(), np.ascontiguousarray(actual).view(f"u{actual.itemsize}").tolist()):
         expected = kind.to_bits(f32.from_bits(b))
-        assert result == expected or (kind.is_nan_bits(result) and kind.is_nan_bits(expected)), hex(
-            b
-        )
+        assert result == expected or (kind.is_nan_bits(result) and kind.is_nan_bits(expected)), hex(b)
 
 
 def test_codes_back_to_float32():
     from epmoe_ref import casts
 
     every = np.arange(256, dtype=np.uint8)
+    assert not len(equal_numbers(casts.e8m0_to_float32(every), [f32.to_bits(codes.from_e8m0(c)) for c in range(256)]))
     assert not len(
-        equal_numbers(
-            casts.e8m0_to_float32(every), [f32.to_bits(codes.from_e8m0(c)) for c in range(256)]
-        )
-    )
-    assert not len(
-        equal_numbers(
-            casts.e2m1_to_float32(every[:16]), [f32.to_bits(codes.from_e2m1(c)) for c in range(16)]
-        )
+        equal_numbers(casts.e2m1_to_float32(every[:16]), [f32.to_bits(codes.from_e2m1(c)) for c in range(16)])
     )
     assert np.array_equal(casts.pack_e2m1(casts.unpack_e2m1(every)), every)
     assert np.array_equal(casts.pack_e2m1(np.array([1, 2], np.uint8)), [0x21])
@@ -136,8 +116,7 @@ def hard_sums(seed, n=4000):
     triples = np.concatenate(parts).astype(np.uint32)
     cancelling = triples[-2000:].copy()
     cancelling[:, 2] = [
-        f32.to_bits(f32.mul(f32.from_bits(a), f32.from_bits(b))) ^ 0x80000000
-        for a, b in cancelling[:, :2].tolist()
+        f32.to_bits(f32.mul(f32.from_bits(a), f32.from_bits(b))) ^ 0x80000000 for a, b in cancelling[:, :2].tolist()
     ]
     return np.concatenate([triples, cancelling])
 
@@ -160,10 +139,7 @@ def test_exact_words_round_once(package, word, arity):
     columns = (1, 2) if word == "add_rn" else tuple(range(arity))
     actual = getattr(words, word)(*(floats(np.ascontiguousarray(triples[:, i])) for i in columns))
     assert np.asarray(actual).dtype == np.float32
-    expected = [
-        f32.to_bits(operation(*(f32.from_bits(row[i]) for i in columns)))
-        for row in triples.tolist()
-    ]
+    expected = [f32.to_bits(operation(*(f32.from_bits(row[i]) for i in columns))) for row in triples.tolist()]
     wrong = equal_numbers(actual, expected)
     if len(wrong):
         at = wrong[0]

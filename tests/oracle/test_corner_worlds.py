@@ -28,8 +28,7 @@ SKIPPED = dict(skip_a2a=True, fused_shared_expert=True)
 MXFP4_ROWS = dict(token_format="mxfp4_rows")
 CORNERS = {
     "top_k 9: ids take two vectors": TWO | dict(n_local_experts=8, top_k=9),
-    "top_k 32: every lane has a slot": TWO
-    | dict(n_local_experts=16, top_k=32, max_tokens_per_rank=2),
+    "top_k 32: every lane has a slot": TWO | dict(n_local_experts=16, top_k=32, max_tokens_per_rank=2),
     "top_k 17 of 34": TWO | dict(n_local_experts=17, top_k=17, max_tokens_per_rank=2),
     "5 ranks": dict(n_ranks=5, n_local_experts=2, top_k=3),
     "8 ranks, one expert each": dict(n_ranks=8, n_local_experts=1, top_k=4),
@@ -110,26 +109,15 @@ def test_every_form_of_the_input_scale(nvfp4_world, form):
     from epmoe import ExpertParallel, LocalWorld
 
     world, pi = nvfp4_world, np.float32(np.pi)
-    scale = {
-        "float": float(pi),
-        "float32": pi,
-        "list": [pi] * 3,
-        "function": lambda i: np.float32(3.1415927),
-    }[form]
+    scale = {"float": float(pi), "float32": pi, "list": [pi] * 3, "function": lambda i: np.float32(3.1415927)}[form]
     cfg, received = api_arrays.config(world, epmoe_ref.EPConfig), record_model.dispatch(world)
     tokens, ids = api_arrays.input_tokens(world), api_arrays.topk_ids(world)
     reference = epmoe_ref.dispatch(cfg, tokens, ids, input_scale=scale)
     with ExpertParallel(cfg, LocalWorld(3)) as ep:
         kernel = [d.trimmed().numpy() for d in ep.dispatch(tokens, ids, input_scale=scale)]
     for rank in range(3):
-        assert (
-            dispatch_difference(world, rank, received[rank], reference[rank], padding_is_zero=True)
-            is None
-        )
-        assert (
-            dispatch_difference(world, rank, received[rank], kernel[rank], padding_is_zero=False)
-            is None
-        )
+        assert dispatch_difference(world, rank, received[rank], reference[rank], padding_is_zero=True) is None
+        assert dispatch_difference(world, rank, received[rank], kernel[rank], padding_is_zero=False) is None
 
 
 def by_place(token, col, value, shift, table, gain):
@@ -159,38 +147,25 @@ def test_functions_with_scalars_and_tables_of_every_type():
     bend = [api_arrays.array(b, "fp32", (len(b),)) for b in bend_bits]
 
     world.weights = [
-        [
-            [f32.to_bits(f32.mul(int(ks[k]) * f32.ONE, f32.from_bits(b))) for k in range(2)]
-            for b in bits
-        ]
+        [[f32.to_bits(f32.mul(int(ks[k]) * f32.ONE, f32.from_bits(b))) for k in range(2)] for b in bits]
         for bits in bend_bits
     ]
 
     def exact(rank, token, column, value):
         scaled = f32.mul(value, f32.from_bits(gain_bits[rank][column] << 16))
-        return f32.add(
-            scaled,
-            f32.mul(f32.from_bits(0x3FC00000), int(table[rank][token, column % 2]) * f32.ONE),
-        )
+        return f32.add(scaled, f32.mul(f32.from_bits(0x3FC00000), int(table[rank][token, column % 2]) * f32.ONE))
 
     world.epilogue = exact
     expected = record_model.combine(world)
     cfg, received = api_arrays.config(world, epmoe_ref.EPConfig), record_model.dispatch(world)
-    keywords = dict(
-        epilogue=by_place, epilogue_args=(1.5, table, gain), router_weights_args=(ks, bend)
-    )
+    keywords = dict(epilogue=by_place, epilogue_args=(1.5, table, gain), router_weights_args=(ks, bend))
     tokens, ids = api_arrays.input_tokens(world), api_arrays.topk_ids(world)
     reference = epmoe_ref.dispatch(cfg, tokens, ids)
     outputs = [api_arrays.expert_outputs(world, r, received[r], reference[r]) for r in range(2)]
-    in_numpy = epmoe_ref.combine(
-        cfg, outputs, reference, router_weights=weight_by_place, **keywords
-    )
+    in_numpy = epmoe_ref.combine(cfg, outputs, reference, router_weights=weight_by_place, **keywords)
     with ExpertParallel(cfg, LocalWorld(2, seed=5)) as ep:
         dispatched = ep.dispatch(tokens, ids)
-        outputs = [
-            api_arrays.expert_outputs(world, r, received[r], dispatched[r].trimmed().numpy())
-            for r in range(2)
-        ]
+        outputs = [api_arrays.expert_outputs(world, r, received[r], dispatched[r].trimmed().numpy()) for r in range(2)]
         in_kernel = ep.combine(outputs, dispatched, weight_by_place, **keywords)
     for rank in range(2):
         for name, result in (("reference", in_numpy), ("kernels", in_kernel)):
@@ -215,9 +190,7 @@ def test_expert_outputs_of_capacity_rows_and_results_in_the_callers_arrays(token
         )
         outputs = []
         for rank in range(2):
-            exact = api_arrays.expert_outputs(
-                world, rank, received[rank], dispatched[rank].trimmed().numpy()
-            )
+            exact = api_arrays.expert_outputs(world, rank, received[rank], dispatched[rank].trimmed().numpy())
             whole = np.full((ep.capacity, hidden), np.nan, ml_dtypes.bfloat16)
             whole[: len(exact)] = exact
             outputs.append(whole)
@@ -233,9 +206,7 @@ def test_a_used_round_is_left_behind_whole():
     from epmoe import ExpertParallel, LocalWorld
     from epmoe_ref import EPConfig
 
-    fields = dict(
-        n_ranks=2, n_local_experts=2, top_k=4, max_tokens_per_rank=4, hidden=8, combine_dtype="bf16"
-    )
+    fields = dict(n_ranks=2, n_local_experts=2, top_k=4, max_tokens_per_rank=4, hidden=8, combine_dtype="bf16")
     for weights in ("array", "none"):
         large = busy_world(weights=weights, **fields)
         small = busy_world(Limits(hidden=1, tokens=1, large_share=1.0), weights=weights, **fields)
@@ -245,8 +216,6 @@ def test_a_used_round_is_left_behind_whole():
                 expected = record_model.combine(world)
                 _, combined = one_round(ep, world, fused=True)
                 try:
-                    require_none(
-                        combine_difference(world, r, expected[r], combined[r]) for r in range(2)
-                    )
+                    require_none(combine_difference(world, r, expected[r], combined[r]) for r in range(2))
                 except Different as e:
                     raise AssertionError(f"weights {weights}: {e}") from None

@@ -44,9 +44,7 @@ def reference_format(token_format, hidden, top_k=1, alignment=16, preshuffle=Fal
     if token_format == "fp8_blockwise":
         return epmoe_ref.BlockwiseFP8TokenFormat(hidden, top_k, alignment)
     if token_format == "mxfp4_rows":
-        return epmoe_ref.MXFP4TokenFormat(
-            hidden, top_k, alignment, fuse_a_scale_preshuffle=preshuffle
-        )
+        return epmoe_ref.MXFP4TokenFormat(hidden, top_k, alignment, fuse_a_scale_preshuffle=preshuffle)
     return epmoe_ref.NVBlockScaledTokenFormat(hidden, top_k, alignment, kind=token_format)
 
 
@@ -61,9 +59,7 @@ def check_rows(token_format, rows, scale_bits=0x3F800000, alignment=16):
     for i, row in enumerate(rows.tolist()):
         expected = exact_formats.payload(token_format, row, g, alignment)
         if actual[i].tobytes() != expected:
-            raise AssertionError(
-                explain(token_format, row, g, scale_bits, actual[i].tobytes(), expected)
-            )
+            raise AssertionError(explain(token_format, row, g, scale_bits, actual[i].tobytes(), expected))
     return fmt, actual
 
 
@@ -91,14 +87,8 @@ def test_sizes_of_the_message(token_format, alignment):
     for hidden in (unit, 2 * unit, 3 * unit, 7168):
         for top_k in (1, 2, 7, 8, 9, 32):
             fmt = reference_format(token_format, hidden, top_k, alignment)
-            token, src_info, topk_info = exact_formats.message_sizes(
-                token_format, hidden, top_k, alignment
-            )
-            assert (fmt.token_size(), fmt.src_info_size(), fmt.topk_info_size()) == (
-                token,
-                src_info,
-                topk_info,
-            )
+            token, src_info, topk_info = exact_formats.message_sizes(token_format, hidden, top_k, alignment)
+            assert (fmt.token_size(), fmt.src_info_size(), fmt.topk_info_size()) == (token, src_info, topk_info)
             assert fmt.src_info_offset() == token and fmt.topk_info_offset() == token + src_info
             assert fmt.msg_size() == token + src_info + topk_info
 
@@ -168,9 +158,7 @@ def test_random_rows(token_format, kind):
     unit = FACTS[token_format].hidden_unit
     for seed, hidden in enumerate((unit, 3 * unit, 5 * unit)):
         rows = bits_of(np.random.default_rng(seed), kind, (20 if ALL else 4, hidden), 8, 7)
-        check_rows(
-            token_format, rows, alignment=(4, 16, 128)[seed] if token_format == "bf16" else 16
-        )
+        check_rows(token_format, rows, alignment=(4, 16, 128)[seed] if token_format == "bf16" else 16)
 
 
 INPUT_SCALES = [

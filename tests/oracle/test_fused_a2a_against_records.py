@@ -26,36 +26,20 @@ def fused_a2a():
 
 def same_bits(what, actual, expected, dtype, shape):
     actual = np.asarray(actual)
-    assert actual.shape == shape and actual.dtype == DTYPES[dtype], (
-        what,
-        actual.dtype,
-        actual.shape,
-        shape,
-    )
+    assert actual.shape == shape and actual.dtype == DTYPES[dtype], (what, actual.dtype, actual.shape, shape)
     wanted = np.array(expected, BIT_TYPES[dtype]).reshape(shape)
     bits = np.ascontiguousarray(actual).view(BIT_TYPES[dtype])
     nan = np.vectorize(kind_of(dtype).is_nan_bits, otypes=[bool])
     wrong = (bits != wanted) & ~(nan(bits) & nan(wanted)) if bits.size else bits != wanted
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise AssertionError(
-            f"{what}{list(at)} is 0x{int(bits[at]):x}, expected 0x{int(wanted[at]):x}"
-        )
+        raise AssertionError(f"{what}{list(at)} is 0x{int(bits[at]):x}, expected 0x{int(wanted[at]):x}")
 
 
 def same_numbers(what, actual, expected, dtype, shape):
     actual = np.asarray(actual)
-    assert actual.dtype == dtype and actual.shape == shape, (
-        what,
-        actual.dtype,
-        actual.shape,
-        shape,
-    )
-    assert actual.tolist() == np.array(expected, dtype).reshape(shape).tolist(), (
-        what,
-        actual.tolist(),
-        expected,
-    )
+    assert actual.dtype == dtype and actual.shape == shape, (what, actual.dtype, actual.shape, shape)
+    assert actual.tolist() == np.array(expected, dtype).reshape(shape).tolist(), (what, actual.tolist(), expected)
 
 
 @pytest.mark.timeout(0)
@@ -127,36 +111,23 @@ def test_rows_of_experts(batch):
         n_experts, hidden = n_ranks * local, draw.choice((8, 24))
         counts = draw_tokens(draw, n_ranks, 8)
         density = draw.choice((0, 0.2, 0.5, 1))
-        routing = [
-            [[draw.random() < density for _ in range(n_experts)] for _ in range(n)] for n in counts
-        ]
+        routing = [[[draw.random() < density for _ in range(n_experts)] for _ in range(n)] for n in counts]
         pad = draw.choice((None, None, 1, 4, 5))
         p2p = draw.choice([d for d in (1, 2, 3, 4) if n_ranks % d == 0])
         exact = ExpertRows(routing, local, None, pad, p2p)
         size = draw.choice(
-            (
-                None,
-                0,
-                3,
-                max(map(len, exact.rows)),
-                max(map(len, exact.rows)) + 2,
-                max(map(len, exact.rows)) * 2 // 3,
-            )
+            (None, 0, 3, max(map(len, exact.rows)), max(map(len, exact.rows)) + 2, max(map(len, exact.rows)) * 2 // 3)
         )
         model, kind = ExpertRows(routing, local, size, pad, p2p), kind_of(dtype)
         overflows += sum(model.overflow)
         x = [numbers(rng, dtype, (n, hidden)) for n in counts]
-        probs = (
-            [numbers(rng, "fp32", (n, n_experts)) for n in counts] if draw.random() < 0.7 else None
-        )
+        probs = [numbers(rng, "fp32", (n, n_experts)) for n in counts] if draw.random() < 0.7 else None
         arrays = [array(v, dtype, (n, hidden)) for v, n in zip(x, counts)]
 
         hidden_rows, row_probs, scales, per_expert, handle = fused_a2a().hybrid_dispatch_forward(
             arrays,
             [np.array(m, bool).reshape(n, n_experts) for m, n in zip(routing, counts)],
-            None
-            if probs is None
-            else [array(p, "fp32", (n, n_experts)) for p, n in zip(probs, counts)],
+            None if probs is None else [array(p, "fp32", (n, n_experts)) for p, n in zip(probs, counts)],
             local,
             num_permuted_tokens=size,
             pad_multiple=pad,
@@ -200,9 +171,7 @@ def test_rows_of_experts(batch):
                 same_bits(at + "dispatched_probs", row_probs[r], of_rows, "fp32", (received,))
                 same_bits(at + "grad_probs", grad_p[r], of_tokens, "fp32", (sent, n_experts))
             else:
-                assert each(row_probs, r) is None and each(grad_p, r) is None, (
-                    at + "probs that were not given"
-                )
+                assert each(row_probs, r) is None and each(grad_p, r) is None, at + "probs that were not given"
             assert each(scales, r) is None, at + "scaling factors without fp8_dispatch"
     assert overflows
 
@@ -225,9 +194,7 @@ def test_rows_of_experts_in_fp8(seed):
     )
     encoded = [[encode_token("fp8_blockwise", token) for token in own] for own in x]
     for r, of_rank in enumerate(ExpertRows(routing, local, size, 4, None).rows):
-        wanted = [
-            (bytes(256), bytes(8)) if row is None else encoded[row[0]][row[1]] for row in of_rank
-        ]
+        wanted = [(bytes(256), bytes(8)) if row is None else encoded[row[0]][row[1]] for row in of_rank]
         assert rows[r].dtype == "float8_e4m3fn" and rows[r].shape == (len(of_rank), 256)
         assert rows[r].tobytes() == b"".join(codes for codes, _ in wanted)
         assert scales[r].dtype == np.float32 and scales[r].shape == (len(of_rank), 2)

@@ -28,9 +28,7 @@ def float_of(bits):
 
 def same(x, value):
     bits = f32.to_bits(x)
-    return (f32.is_nan(x) and np.isnan(value)) or bits == int(
-        np.array(value, np.float32).view(np.uint32)
-    )
+    return (f32.is_nan(x) and np.isnan(value)) or bits == int(np.array(value, np.float32).view(np.uint32))
 
 
 @pytest.mark.parametrize("name", ["mul", "add", "div"])
@@ -63,8 +61,7 @@ def test_fma_rounds_once():
     bits = [bits_of(rng, kind, (120, 3), 8, 23) for kind in KINDS]
     near = bits_of(rng, "ordinary", (120, 3), 8, 23)
     near[:, 2] = [
-        f32.to_bits(f32.mul(f32.from_bits(int(a)), f32.from_bits(int(b)))) ^ 0x80000000
-        for a, b, _ in near
+        f32.to_bits(f32.mul(f32.from_bits(int(a)), f32.from_bits(int(b)))) ^ 0x80000000 for a, b, _ in near
     ]  # c = -(a * b) rounded: what is left is the rounding error
     checked = 0
     for row in np.concatenate(bits + [near]).tolist():
@@ -110,9 +107,7 @@ def test_sixteen_bit_casts_and_values(name, dtype):
             cast = bits.view(np.float32).astype(dtype)
             for b, c in zip(bits.tolist(), cast):
                 mine = kind.to_bits(f32.from_bits(b))
-                assert mine == int(c.view(np.uint16)) or (
-                    kind.is_nan_bits(mine) and np.isnan(np.float32(c))
-                ), hex(b)
+                assert mine == int(c.view(np.uint16)) or (kind.is_nan_bits(mine) and np.isnan(np.float32(c))), hex(b)
 
 
 def test_e8m0_vectors_of_the_format_text():
@@ -138,9 +133,7 @@ def test_e8m0_vectors_of_the_format_text():
     for _ in range(3000):  # the formula of the text
         bits = draw.getrandbits(31) if draw.random() < 0.7 else draw.getrandbits(24)
         e, m = bits >> 23, bits & 0x7FFFFF
-        formula = (
-            0xFF if e == 0xFF else e + (m > 0 and e != 0xFE and not (e == 0 and m <= 0x400000))
-        )
+        formula = 0xFF if e == 0xFF else e + (m > 0 and e != 0xFE and not (e == 0 and m <= 0x400000))
         assert codes.to_e8m0(f32.from_bits(bits)) == formula, hex(bits)
 
 
@@ -152,11 +145,7 @@ def test_e2m1_boundaries_of_the_format_text():
         above = codes.to_e2m1(f32.from_bits(int(np.float32(boundary).view(np.uint32)) + 1))
         assert above == below + 1
         assert at == (below if inclusive is not None else above)
-    assert (
-        codes.to_e2m1(f32.INF) == 7
-        and codes.to_e2m1(-f32.INF) == 15
-        and codes.to_e2m1(f32.NAN) == 7
-    )
+    assert codes.to_e2m1(f32.INF) == 7 and codes.to_e2m1(-f32.INF) == 15 and codes.to_e2m1(f32.NAN) == 7
     assert codes.to_e2m1(f32.NEG_ZERO) == 8
 
 
@@ -166,13 +155,7 @@ def test_e4m3_values_and_saturation():
         assert same(codes.from_e4m3(code), value)
         if code & 0x7F != 0x7F:
             assert codes.to_e4m3(codes.from_e4m3(code)) == code
-    for x, code in [
-        (f32.INF, 0x7E),
-        (-f32.INF, 0xFE),
-        (480 * f32.ONE, 0x7E),
-        (f32.NAN, 0x7F),
-        (f32.NEG_ZERO, 0x80),
-    ]:
+    for x, code in [(f32.INF, 0x7E), (-f32.INF, 0xFE), (480 * f32.ONE, 0x7E), (f32.NAN, 0x7F), (f32.NEG_ZERO, 0x80)]:
         assert codes.to_e4m3(x) == code
 
 
@@ -188,9 +171,7 @@ def test_even_scale_vectors():
 
 def test_scales_offset_example_of_the_format_text():
     world = random_world(5, token_format="mxfp8", fused_shared_expert=False, skip_a2a=False)
-    received = record_model.Received(
-        rows=[], row_offsets=[0, 100, 300, 400], group_rows=[100, 200, 100]
-    )
+    received = record_model.Received(rows=[], row_offsets=[0, 100, 300, 400], group_rows=[100, 200, 100])
     record_model.place_scales(world, received)
     assert received.scales_offset == [0, 1, 1]
 
@@ -210,9 +191,7 @@ def test_slot_layout_is_bijective(hidden, capacity):
 @pytest.mark.parametrize("hidden, group", [(64, 16), (384, 32)])
 def test_tile_layout_is_bijective(hidden, group):
     places = [
-        formats.tile_byte(1, row, column, hidden, group)
-        for row in range(256)
-        for column in range(hidden // group)
+        formats.tile_byte(1, row, column, hidden, group) for row in range(256) for column in range(hidden // group)
     ]
     assert sorted(places) == list(range(128 * hidden // group, 3 * 128 * hidden // group))
 
@@ -221,14 +200,7 @@ def test_records_of_a_world_on_paper():
     """Two ranks, two local experts, top-2: the exchange worked out by hand."""
     row = lambda rank, token: [0x3F80 + 16 * rank + token] * 8  # noqa: E731
     world = record_model.World(
-        2,
-        2,
-        2,
-        8,
-        3,
-        "bf16",
-        tokens=[[row(0, 0), row(0, 1)], [row(1, 0)]],
-        topk_ids=[[[3, 0], [2, -1]], [[0, 3]]],
+        2, 2, 2, 8, 3, "bf16", tokens=[[row(0, 0), row(0, 1)], [row(1, 0)]], topk_ids=[[[3, 0], [2, -1]], [[0, 3]]]
     )
     zero, one = record_model.dispatch(world)
     origin = lambda received: [(r.group, r.src_rank, r.token, r.slot) for r in received.rows]  # noqa: E731
@@ -258,6 +230,4 @@ def test_shares_of_the_shared_expert_cover_all_tokens():
                 skip_a2a=True,
                 allreduce_world_size=ranks,
             )
-            assert [t for rank in range(ranks) for t in world.shared_share(rank)] == list(
-                range(tokens)
-            )
+            assert [t for rank in range(ranks) for t in world.shared_share(rank)] == list(range(tokens))

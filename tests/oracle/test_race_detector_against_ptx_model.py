@@ -34,9 +34,7 @@ def disagreement(seed):
             "trace %d: the model's first race is at %s %s, the detector's at %s; stores without an order: %s, %s"
             % (seed, want, [p for p in races if p[1] == want], got, want_order, got_order)
         ]
-        found = "\n".join(
-            lines + ["%3d %s" % (i, op) for i, op in enumerate(notes.ops[: until + 1])]
-        )
+        found = "\n".join(lines + ["%3d %s" % (i, op) for i, op in enumerate(notes.ops[: until + 1])])
     return found, want is not None
 
 
@@ -50,7 +48,4 @@ def test_they_find_the_same_first_race(batch):
         found, races = disagreement(seed)
         assert found is None, found
         racing += races
-    assert 0.3 * len(seeds) < racing < 0.9 * len(seeds), "%d of %d traces race" % (
-        racing,
-        len(seeds),
-    )
+    assert 0.3 * len(seeds) < racing < 0.9 * len(seeds), "%d of %d traces race" % (racing, len(seeds))

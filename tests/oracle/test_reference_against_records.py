@@ -22,9 +22,7 @@ BATCHES = 10
 def test_random_worlds(batch):
     for seed in range(FIRST + batch, FIRST + WORLDS, BATCHES):
         world = random_world(seed)
-        difference = reference_difference(
-            world, weights_as_function=world.weights is not None and seed % 3 == 0
-        )
+        difference = reference_difference(world, weights_as_function=world.weights is not None and seed % 3 == 0)
         assert difference is None, difference
 
 
@@ -65,8 +63,6 @@ def test_groups_of_several_scale_tiles(token_format):
         difference = reference_difference(world)
         assert difference is None, difference
         groups_far_out += sum(
-            offset >= 128
-            for received in record_model.dispatch(world)
-            for offset in received.row_offsets[1:-1]
+            offset >= 128 for received in record_model.dispatch(world) for offset in received.row_offsets[1:-1]
         )
     assert groups_far_out > 3

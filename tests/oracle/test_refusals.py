@@ -25,9 +25,7 @@ class Refused:
                 self.world,
                 r,
                 self.received[r],
-                dispatched[r].trimmed().numpy()
-                if hasattr(dispatched[r], "trimmed")
-                else dispatched[r],
+                dispatched[r].trimmed().numpy() if hasattr(dispatched[r], "trimmed") else dispatched[r],
             )
             for r in range(self.world.n_ranks)
         ]

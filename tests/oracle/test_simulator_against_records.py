@@ -43,10 +43,7 @@ def test_random_worlds_round_after_round(batch):
     for seed in range(FIRST + batch, FIRST + WORLDS, BATCHES):
         draw = random.Random(seed)
         worlds = [random_world(10_000 + seed, LIMITS)]
-        worlds += [
-            next_round(worlds[0], 1_000_000 + 10 * seed + i, LIMITS)
-            for i in range(draw.choice((1, 1, 2)))
-        ]
+        worlds += [next_round(worlds[0], 1_000_000 + 10 * seed + i, LIMITS) for i in range(draw.choice((1, 1, 2)))]
         difference = simulator_difference(
             worlds,
             fused=[draw.random() < 0.5 for _ in worlds],

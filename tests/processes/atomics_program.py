@@ -24,9 +24,7 @@ def main(n):
     buffer = memory.buffers[world.rank]
     buffer.fill(0)
     world.barrier("start", 30)
-    world.machine.launch(
-        add, 1, 32, (memory.addresses[0], n, world.rank), stream=world.stream_of(world.rank)
-    )
+    world.machine.launch(add, 1, 32, (memory.addresses[0], n, world.rank), stream=world.stream_of(world.rank))
     world.machine.synchronize()
     world.barrier("leaving", 30)
     if world.rank == 0:

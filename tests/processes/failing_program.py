@@ -43,9 +43,7 @@ def main(how, phase, timeout, p2p_world_size=0):
     begin = time.monotonic()
     try:
         reach("start")
-        with ExpertParallel(
-            cfg, world, timeout=timeout if phase == "start" else 60, kernels="fast"
-        ) as ep:
+        with ExpertParallel(cfg, world, timeout=timeout if phase == "start" else 60, kernels="fast") as ep:
             phase, later = "", phase
             round_of(ep)  # everything is compiled before the time counts
         phase = later

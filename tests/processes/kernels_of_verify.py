@@ -23,6 +23,4 @@ chosen = random.Random(0).sample(list(cases(4, 256)), 12)
 pieces = compiled_first.pieces(chosen)
 phases = compiled_first.DISPATCH, compiled_first.COMBINE
 launched = fingerprints((case, phase) for case in chosen for phase in phases)
-json.dump(
-    {"launched": launched, "in pieces": fingerprints(pieces), "pieces": len(pieces)}, sys.stdout
-)
+json.dump({"launched": launched, "in pieces": fingerprints(pieces), "pieces": len(pieces)}, sys.stdout)

@@ -72,10 +72,7 @@ def as_torchrun(n_ranks, program, *arguments, limit=60, beside=(), **environ):
     environ |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(n_ranks))
     environ |= dict(PYTHONPATH=_paths(program, beside))
     command, begin = [sys.executable, str(program), *map(str, arguments)], time.monotonic()
-    ranks = [
-        _begun(command, environ | dict(RANK=str(rank), LOCAL_RANK=str(rank)))
-        for rank in range(n_ranks)
-    ]
+    ranks = [_begun(command, environ | dict(RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(n_ranks)]
     try:
         said = [rank.communicate(timeout=limit)[0] for rank in ranks]
     finally:

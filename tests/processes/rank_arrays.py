@@ -32,10 +32,7 @@ class Batch:
             counts[-1] = 0
         self.cfg = cfg
         self.x = [rng.standard_normal((n, cfg.hidden)).astype(ml_dtypes.bfloat16) for n in counts]
-        self.ids = [
-            np.argsort(rng.random((n, cfg.n_experts)), axis=1)[:, : cfg.top_k].astype(np.int32)
-            for n in counts
-        ]
+        self.ids = [np.argsort(rng.random((n, cfg.n_experts)), axis=1)[:, : cfg.top_k].astype(np.int32) for n in counts]
         self.weights = [rng.random((n, cfg.top_k)).astype(np.float32) for n in counts]
 
     def expected(self):

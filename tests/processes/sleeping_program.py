@@ -32,11 +32,7 @@ def main(timeout, phases, p2p_world_size=0):
                 print(f"rank {rank} finished, sleeping before {phase}\n", end="", flush=True)
             except PeerTimeout as error:
                 waited = time.monotonic() - begin
-                print(
-                    f"rank {rank} waited {waited:.2f}, sleeping before {phase}: {error}\n",
-                    end="",
-                    flush=True,
-                )
+                print(f"rank {rank} waited {waited:.2f}, sleeping before {phase}: {error}\n", end="", flush=True)
                 refused(ep, batch, rank)
             ep.reset()
             good_round(ep, batch, rank, out_want)

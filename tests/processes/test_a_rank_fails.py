@@ -9,9 +9,7 @@ import pytest
 from mpirun import WITHOUT_SIGNALS, mpirun
 
 TIMEOUT, GRACE = 1.5, 2.0
-PHASES = dict(
-    start="configuration", dispatch="dispatch_wait", combine="combine_wait", leave="leaving"
-)
+PHASES = dict(start="configuration", dispatch="dispatch_wait", combine="combine_wait", leave="leaving")
 SLEEPING = "dispatch_async dispatch_wait dispatch combine_async combine_wait combine".split()
 BY_DAY = [
     ("return", "start", 0),
@@ -22,15 +20,12 @@ BY_DAY = [
     ("kill", "dispatch", 0),
 ]
 CASES = [
-    pytest.param(
-        how, phase, size, marks=[] if (how, phase, size) in BY_DAY else pytest.mark.nightly
-    )
+    pytest.param(how, phase, size, marks=[] if (how, phase, size) in BY_DAY else pytest.mark.nightly)
     for how in ("return", "raise", "kill")
     for phase in PHASES
     for size in (0, 1)
     if size == 0
-    or (how, phase)
-    in (("return", "dispatch"), ("return", "combine"), ("raise", "combine"), ("kill", "dispatch"))
+    or (how, phase) in (("return", "dispatch"), ("return", "combine"), ("raise", "combine"), ("kill", "dispatch"))
 ]
 
 

@@ -81,19 +81,14 @@ def test_a_peer_that_takes_no_message_does_not_hold_the_others_beyond_the_timeou
 
 
 def test_who_tells_nothing_is_named():
-    with pytest.raises(
-        PeerTimeout, match="rank 0, telling: rank 2 did not come; gave up after timeout=0.1 s"
-    ):
+    with pytest.raises(PeerTimeout, match="rank 0, telling: rank 2 did not come; gave up after timeout=0.1 s"):
         Exchange(Communicator({1: 1}, looks=1)).gather("telling", 0, 0.1)
 
 
 def test_who_came_early_is_seen_and_counted_once():
     comm = Communicator({2: "two"}, looks=1)
     exchange = Exchange(comm)
-    assert (
-        exchange.came("telling") == exchange.came("telling") == {2: "two"}
-        and exchange.came("start") == {}
-    )
+    assert exchange.came("telling") == exchange.came("telling") == {2: "two"} and exchange.came("start") == {}
     comm.told = {1: "one"}
     assert exchange.gather("telling", "own", 30.0) == ["own", "one", "two"]
     assert exchange.came("telling") == {} and len(comm.requests) == 2
@@ -121,10 +116,7 @@ def test_what_was_told_before_a_reset_counts_no_more():
 
 
 def test_who_does_not_come_in_time_is_not_heard():
-    assert Exchange(Communicator({1: "one"}, looks=1)).hear("late calls", "own", 0.05) == {
-        0: "own",
-        1: "one",
-    }
+    assert Exchange(Communicator({1: "one"}, looks=1)).hear("late calls", "own", 0.05) == {0: "own", 1: "one"}
 
 
 class Trap:

@@ -71,9 +71,7 @@ class Kernel:
         return self.key
 
 
-def test_only_what_the_cache_lacks_is_compiled_and_a_second_start_does_not_look_for_it(
-    tmp_path, monkeypatch
-):
+def test_only_what_the_cache_lacks_is_compiled_and_a_second_start_does_not_look_for_it(tmp_path, monkeypatch):
     monkeypatch.setenv("EPMOE_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("EPMOE_CACHE", raising=False)
     monkeypatch.setattr(compiling, "device", SimpleNamespace(SIM=False))
@@ -89,9 +87,7 @@ def test_only_what_the_cache_lacks_is_compiled_and_a_second_start_does_not_look_
     )
 
     def ahead():
-        return compiling.ahead(
-            world, "run", lambda: asked.append(1) or map(Kernel, ["a", "b", "a", "c"]), ["compile"]
-        )
+        return compiling.ahead(world, "run", lambda: asked.append(1) or map(Kernel, ["a", "b", "a", "c"]), ["compile"])
 
     kernel_cache.write(tmp_path / "a.cubin", "name", b"code")
     assert ahead() == (3, 2, 2) and started == [["compile", "1/2"], ["compile", "2/2"]]

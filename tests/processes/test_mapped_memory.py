@@ -11,8 +11,7 @@ from epmoe import LocalWorld, UnavailableError
 from epmoe.worlds.mapped_memory import MappedMemory, _mapped, _new_file
 
 pytestmark = pytest.mark.skipif(
-    sys.platform != "linux",
-    reason="elsewhere the files have names until all ranks have mapped them",
+    sys.platform != "linux", reason="elsewhere the files have names until all ranks have mapped them"
 )
 
 
@@ -28,13 +27,7 @@ def test_only_memory_that_a_rank_has_made_is_mapped(tmp_path):
     named.write_bytes(bytes(4096))
     (tmp_path / "link").symlink_to(named)
     opened = os.open(named, os.O_RDWR)
-    for path in (
-        named,
-        tmp_path / "link",
-        f"/proc/{os.getpid()}/fd/{opened}",
-        "/proc/self/mem",
-        tmp_path / "nothing",
-    ):
+    for path in (named, tmp_path / "link", f"/proc/{os.getpid()}/fd/{opened}", "/proc/self/mem", tmp_path / "nothing"):
         with pytest.raises(UnavailableError, match="rank 1"):
             _mapped(1, str(path), 4096)
     with pytest.raises(UnavailableError, match="it has 4096 bytes, 8192 were told"):

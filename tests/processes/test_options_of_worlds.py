@@ -46,7 +46,5 @@ def test_what_is_no_option_is_refused_by_name_rule_and_remedy(given, parts):
 
 @pytest.mark.parametrize("world, own", [(MPIWorld, "gpu"), (ShmemWorld, "p2p_world_size")])
 def test_ranks_in_processes_refuse_before_they_ask_for_mpi(world, own):
-    with pytest.raises(
-        EPValueError, match=f"{world.__name__} has no option p2p_size=2; it has .*{own}.*seed"
-    ):
+    with pytest.raises(EPValueError, match=f"{world.__name__} has no option p2p_size=2; it has .*{own}.*seed"):
         world(p2p_size=2)

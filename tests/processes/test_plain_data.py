@@ -46,11 +46,7 @@ def test_a_value_comes_back_as_it_went(value):
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda a: f"{a.dtype} {a.shape}")
 def test_an_array_comes_back_to_the_bit(array):
     back = decode(encode({"of": array}))["of"]
-    assert (
-        back.dtype == array.dtype
-        and back.shape == array.shape
-        and back.tobytes() == array.tobytes()
-    )
+    assert back.dtype == array.dtype and back.shape == array.shape and back.tobytes() == array.tobytes()
     assert back.flags.writeable
 
 
@@ -61,9 +57,7 @@ class Trap:
         return pytest.fail, ("code of another process has run",)
 
 
-@pytest.mark.parametrize(
-    "value", [Trap(), {1, 2}, print, np.array([Trap()])], ids=lambda v: type(v).__name__
-)
+@pytest.mark.parametrize("value", [Trap(), {1, 2}, print, np.array([Trap()])], ids=lambda v: type(v).__name__)
 def test_what_is_no_plain_data_is_refused_where_it_is_sent(value):
     with pytest.raises(TypeError, match="is not plain data"):
         encode(value)

@@ -11,9 +11,7 @@ from mpirun import ROOT, mpirun
 def test_the_program_runs(n_ranks, tmp_path):
     (program,) = [
         block
-        for block in re.findall(
-            r"^```py\n(.*?)^```", (ROOT / "docs" / "several_gpus.md").read_text(), re.M | re.S
-        )
+        for block in re.findall(r"^```py\n(.*?)^```", (ROOT / "docs" / "several_gpus.md").read_text(), re.M | re.S)
         if "MPIWorld()" in block
     ]
     file = tmp_path / "program.py"
@@ -28,7 +26,4 @@ def test_the_program_runs(n_ranks, tmp_path):
 """
     )
     job = mpirun(n_ranks, file.as_posix(), limit=180)  # on a GPU it compiles
-    assert (
-        job.status == 0
-        and len(job.said(r"rank \d: \d+ rows received, 5 tokens combined")) == n_ranks
-    ), job.output
+    assert job.status == 0 and len(job.said(r"rank \d: \d+ rows received, 5 tokens combined")) == n_ranks, job.output

@@ -26,9 +26,7 @@ from epmoe.worlds.launcher import launched_size
 def test_every_rank_has_the_reference_s_results_round_after_round(n_ranks, kind):
     job = mpirun(n_ranks, "rounds_program.py", kind, 3)
     assert job.status == 0, job.output
-    assert sorted(job.said(r"rank (\d) of (\d) equal")) == [
-        (str(r), str(n_ranks)) for r in range(n_ranks)
-    ], job.output
+    assert sorted(job.said(r"rank (\d) of (\d) equal")) == [(str(r), str(n_ranks)) for r in range(n_ranks)], job.output
 
 
 @pytest.mark.nightly
@@ -41,9 +39,7 @@ def test_verify_is_one_command_under_mpirun():
 @pytest.mark.nightly
 def test_verify_all_walks_the_matrix_with_the_ranks_there_are():
     job = mpirun(3, "-m", "epmoe", "verify", "--all", "--sample", "6")
-    assert job.status == 0 and "3 ranks x 2 experts" in job.output and "6 cases" in job.output, (
-        job.output
-    )
+    assert job.status == 0 and "3 ranks x 2 experts" in job.output and "6 cases" in job.output, job.output
 
 
 def test_verify_takes_a_file_of_routing(tmp_path):
@@ -58,9 +54,7 @@ def test_verify_takes_a_file_of_routing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "argv, said",
-    [(["--ranks", "3"], "mpirun started 2 ranks"), (["--racecheck"], "one process only")],
-    ids=" ".join,
+    "argv, said", [(["--ranks", "3"], "mpirun started 2 ranks"), (["--racecheck"], "one process only")], ids=" ".join
 )
 @pytest.mark.by_day(1)
 def test_verify_says_what_cannot_be_run_and_does_not_exit_0(argv, said):
@@ -74,17 +68,13 @@ def test_ranks_must_agree_on_the_configuration():
     said = "EPConfig differs between ranks: combine_dtype is 'bf16' on rank 0, 1, 'fp32' on rank 2"
     for rank in range(3):
         assert f"rank {rank} refuses: {said}" in job.output, job.output
-        assert (
-            f"rank {rank} counts: EPConfig.n_ranks=4 must equal the world's n_ranks=3" in job.output
-        ), job.output
+        assert f"rank {rank} counts: EPConfig.n_ranks=4 must equal the world's n_ranks=3" in job.output, job.output
         assert f"rank {rank} goes on" in job.output, job.output
 
 
 def test_a_launcher_of_another_mpi_is_recognised():
     # As with a launcher of another MPI: several processes, each a world of size 1.
-    job = started(
-        [sys.executable, "-m", "mpi4py", "-m", "epmoe", "verify"], 60, {"OMPI_COMM_WORLD_SIZE": "4"}
-    )
+    job = started([sys.executable, "-m", "mpi4py", "-m", "epmoe", "verify"], 60, {"OMPI_COMM_WORLD_SIZE": "4"})
     assert job.status == 2, job.output
     for part in ("started 4", "knows only itself", "doctor"):
         assert part in job.output, job.output

@@ -31,22 +31,14 @@ def test_verify_runs_on_the_gpus(n_ranks, option):
 
 @pytest.mark.parametrize("p2p_world_size", [0, 1])
 def test_a_rank_that_oversleeps_is_named_and_all_can_go_on_after_a_reset(n_ranks, p2p_world_size):
-    job = mpirun(
-        n_ranks, "sleeping_program.py", TIMEOUT, ",".join(PHASES), p2p_world_size, limit=300
-    )
+    job = mpirun(n_ranks, "sleeping_program.py", TIMEOUT, ",".join(PHASES), p2p_world_size, limit=300)
     if not can_run(job, p2p_world_size):
         return
     assert job.status == 0 and job.output.count("recovered every time") == n_ranks, job.output
     for rank in range(n_ranks - 1):
         for phase in PHASES[:-2] + PHASES[-1:]:  # no rank waits for combine_wait
-            says = (
-                WITHOUT_SIGNALS
-                if phase == "combine" and not p2p_world_size
-                else r"no signal from src_rank (\d) "
-            )
-            said = job.said(
-                rf"rank {rank} waited ([\d.]+), sleeping before {phase}: rank {rank}, \w+: " + says
-            )
+            says = WITHOUT_SIGNALS if phase == "combine" and not p2p_world_size else r"no signal from src_rank (\d) "
+            said = job.said(rf"rank {rank} waited ([\d.]+), sleeping before {phase}: rank {rank}, \w+: " + says)
             assert [source for _, source in said] == [str(n_ranks - 1)], job.output
             assert TIMEOUT <= float(said[0][0]) < TIMEOUT + GRACE, job.output
 
@@ -58,9 +50,7 @@ def test_the_job_ends_with_an_error(n_ranks, how, p2p_world_size):
     if not can_run(job, p2p_world_size):
         return
     assert job.status != 0 and f"rank {n_ranks - 1} fails" in job.output, job.output
-    assert all(float(waited) < TIMEOUT + GRACE for waited in job.said(r"waited ([\d.]+):")), (
-        job.output
-    )
+    assert all(float(waited) < TIMEOUT + GRACE for waited in job.said(r"waited ([\d.]+):")), job.output
 
 
 def can_run(job, p2p_world_size):
@@ -73,21 +63,12 @@ def can_run(job, p2p_world_size):
 
 def test_ranks_must_agree_on_the_configuration(n_ranks):
     job = mpirun(n_ranks, "differing_program.py", limit=300)
-    assert (
-        job.status == 0
-        and job.output.count("EPConfig differs between ranks: combine_dtype") == n_ranks
-    ), job.output
+    assert job.status == 0 and job.output.count("EPConfig differs between ranks: combine_dtype") == n_ranks, job.output
 
 
 def test_one_rank_compiles_for_all_and_the_second_start_compiles_nothing(n_ranks, tmp_path):
     first, second = (
-        mpirun(
-            n_ranks,
-            "compiling_program.py",
-            limit=300,
-            EPMOE_CACHE_DIR=str(tmp_path),
-            EPMOE_CACHE="1",
-        )
+        mpirun(n_ranks, "compiling_program.py", limit=300, EPMOE_CACHE_DIR=str(tmp_path), EPMOE_CACHE="1")
         for _ in range(2)
     )
     assert first.status == second.status == 0, first.output + second.output

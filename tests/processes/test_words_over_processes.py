@@ -11,7 +11,5 @@ def test_words_of_ranks_as_processes_are_as_the_model_has_them():
 
 @pytest.mark.nightly
 def test_check_compares_the_words_of_ranks_as_processes():
-    job = mpirun(
-        2, "-m", "epmoe", "check", "mpi_plain_kernels", "--only", "uneven ranks", EPMOE_DEVICE="sim"
-    )
+    job = mpirun(2, "-m", "epmoe", "check", "mpi_plain_kernels", "--only", "uneven ranks", EPMOE_DEVICE="sim")
     assert job.status == 0 and "PASS mpi_plain_kernels" in job.output, job.output

@@ -26,9 +26,7 @@ def verdict(number, text, tmp_path, schedules=SCHEDULES):
     return judge(puzzles.puzzle(number), load(file, number, "puzzle"), schedules)
 
 
-@pytest.mark.parametrize(
-    "number, i", [pytest.param(n, i, marks=[pytest.mark.nightly] if i else []) for n, i in RIGHT]
-)
+@pytest.mark.parametrize("number, i", [pytest.param(n, i, marks=[pytest.mark.nightly] if i else []) for n, i in RIGHT])
 def test_right_answers_pass(number, i, tmp_path, tonight, monkeypatch):
     if number in WHOLE and not tonight:
         monkeypatch.setattr(puzzles, "puzzle", without_more)
@@ -100,16 +98,8 @@ def test_each_synchronisation_in_the_students_lines_can_be_lost():
 @pytest.mark.parametrize(
     "says, chosen, edit",
     [
-        (
-            "something is superfluous",
-            "acq_rel_sys_i32 -> .*acq_rel_gpu",
-            ("acq_rel_gpu", "acq_rel_sys"),
-        ),
-        (
-            "your TESTS are too weak",
-            r"store_i32\(done, 0\) -> nothing",
-            ("TESTS = ", "[((3, 2), 1)]"),
-        ),
+        ("something is superfluous", "acq_rel_sys_i32 -> .*acq_rel_gpu", ("acq_rel_gpu", "acq_rel_sys")),
+        ("your TESTS are too weak", r"store_i32\(done, 0\) -> nothing", ("TESTS = ", "[((3, 2), 1)]")),
     ],
 )
 def test_what_is_superfluous_or_missed_is_told(says, chosen, edit, tmp_path, monkeypatch):
@@ -118,14 +108,11 @@ def test_what_is_superfluous_or_missed_is_told(says, chosen, edit, tmp_path, mon
     monkeypatch.setattr(own_kernels, "TRIED", own_kernels.TRIED[:2])
     file = tmp_path / "puzzle16.py"
     file.write_text(edited(16, [edit]))
-    loss = next(
-        x for x in own_kernels.losses(file.name, file.read_text()) if re.search(chosen, x.change)
-    )
+    loss = next(x for x in own_kernels.losses(file.name, file.read_text()) if re.search(chosen, x.change))
     monkeypatch.setattr(own_kernels, "losses", lambda *_: [loss])
     answer = load(file)
     tests, good = (
-        [puzzle_16.test_world(*t) for t in given]
-        for given in (own_kernels.tests_of(answer), own_kernels.GOOD_TESTS)
+        [puzzle_16.test_world(*t) for t in given] for given in (own_kernels.tests_of(answer), own_kernels.GOOD_TESTS)
     )
     with pytest.raises(Wrong, match=says) as error:
         own_kernels.broken(asked, answer, tests, good, lambda: None)
@@ -138,15 +125,12 @@ def test_a_lost_wait_is_noticed_with_several_tokens(tests, notice, tmp_path, mon
     file = tmp_path / "puzzle15.py"
     file.write_text(edited(15, [("TESTS = ", tests)]))
     loss = next(
-        x
-        for x in own_kernels.losses(file.name, file.read_text())
-        if "finished" in x.change and x.kind == "wait"
+        x for x in own_kernels.losses(file.name, file.read_text()) if "finished" in x.change and x.kind == "wait"
     )
     monkeypatch.setattr(own_kernels, "losses", lambda *_: [loss])
     answer = load(file)
     own, good = (
-        [puzzle_15.test_world(*t) for t in given]
-        for given in (own_kernels.tests_of(answer), own_kernels.GOOD_TESTS)
+        [puzzle_15.test_world(*t) for t in given] for given in (own_kernels.tests_of(answer), own_kernels.GOOD_TESTS)
     )
     if notice:
         assert "miss" not in own_kernels.broken(asked, answer, own, good, lambda: None)

@@ -118,14 +118,9 @@ def test_the_answer_is_shown_in_a_checkout_and_missing_elsewhere(folder, capsys,
     [
         ("import os; os._exit(0)", "ended the process with exit status 0"),
         pytest.param("import sys; sys.exit(0)", "line 1: SystemExit", marks=pytest.mark.nightly),
-        (
-            "import os\nwhile True: os.fork()",
-            "line 2: Refused while the file was read: it starts a process",
-        ),
+        ("import os\nwhile True: os.fork()", "line 2: Refused while the file was read: it starts a process"),
         ("x = bytearray(10**10)", "more than 1 GiB"),
-        pytest.param(
-            "import os; os.kill(os.getppid(), 9)", "it sends a signal", marks=pytest.mark.nightly
-        ),
+        pytest.param("import os; os.kill(os.getppid(), 9)", "it sends a signal", marks=pytest.mark.nightly),
         ("try: __import__('os').system('ls')\nexcept Exception: pass", "it starts a process"),
     ],
 )

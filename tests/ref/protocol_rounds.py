@@ -28,15 +28,11 @@ def expert_outputs(cfg, d, rank, returned):
         rows[: len(shared)] = shared
     for segment in segments(d):
         token, slot = d.src_info[segment.start : segment.end].T
-        rows[segment.start : segment.end] = returned[rank if cfg.skip_a2a else segment.src_rank][0][
-            token, slot
-        ]
+        rows[segment.start : segment.end] = returned[rank if cfg.skip_a2a else segment.src_rank][0][token, slot]
     return rows
 
 
-def run(
-    cfg, rounds, seed, *, options=None, scales=None, after_step=lambda world, rank: None, fill=0
-):
+def run(cfg, rounds, seed, *, options=None, scales=None, after_step=lambda world, rank: None, fill=0):
     """Run rounds (each a strategies.World) without a reset; ranks that need not wait step in random order.
 
     options: (world, rank) -> the options of combine_wait; None: the world's router weights. scales: input_scale of each
@@ -66,13 +62,9 @@ def run(
             dispatched[rank] = machine.dispatch_wait(rank)
         elif step == "combine_async":
             d = dispatched[rank]
-            machine.combine_async(
-                rank, expert_outputs(cfg, d, rank, returned[at[rank]]), d.src_info
-            )
+            machine.combine_async(rank, expert_outputs(cfg, d, rank, returned[at[rank]]), d.src_info)
         else:
-            given = (
-                options(world, rank) if options else dict(router_weights=world.router_weights[rank])
-            )
+            given = options(world, rank) if options else dict(router_weights=world.router_weights[rank])
             combined[rank] = machine.combine_wait(rank, **given)
             at[rank] += 1
         after_step(machine, rank)

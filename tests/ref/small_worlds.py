@@ -19,17 +19,7 @@ FORMAT_IDS = [name + "_slots" * slots for name, slots, _ in FORMATS]
 NUM_TOKENS = [13, 0, 40, 150]
 
 
-def config(
-    token_format="bf16",
-    slots=False,
-    hidden=24,
-    *,
-    n_ranks=4,
-    n_experts=16,
-    top_k=4,
-    max_tokens=150,
-    **options,
-):
+def config(token_format="bf16", slots=False, hidden=24, *, n_ranks=4, n_experts=16, top_k=4, max_tokens=150, **options):
     return EPConfig(
         n_ranks,
         n_experts,
@@ -47,12 +37,7 @@ def every_option(token_format, slots, hidden):
     for shared in (False, True):
         for skip_a2a in (False, True):
             yield config(
-                token_format,
-                slots,
-                hidden,
-                fused_shared_expert=shared,
-                skip_a2a=skip_a2a,
-                allreduce_world_size=4,
+                token_format, slots, hidden, fused_shared_expert=shared, skip_a2a=skip_a2a, allreduce_world_size=4
             )
 
 
@@ -69,9 +54,7 @@ def topk_ids(cfg, num_tokens, rng, *, empty_slots=0.2, hot=None):
 
 def tokens(cfg, num_tokens, rng):
     """Random bf16 of very different magnitudes, with zeros."""
-    x = rng.standard_normal((num_tokens, cfg.hidden)) * np.exp2(
-        rng.integers(-12, 12, (num_tokens, cfg.hidden))
-    )
+    x = rng.standard_normal((num_tokens, cfg.hidden)) * np.exp2(rng.integers(-12, 12, (num_tokens, cfg.hidden)))
     x[rng.random(x.shape) < 0.05] = 0
     return x.astype(bfloat16)
 
@@ -99,6 +82,4 @@ def assert_same(got, want, where=""):
             continue
         assert other.shape == value.shape and other.dtype == value.dtype, f"{where} {name}"
         if other.size and not np.array_equal(as_bytes(other), as_bytes(value)):
-            raise AssertionError(
-                f"{where} {name} differs at {np.argwhere(as_bytes(other) != as_bytes(value))[0]}"
-            )
+            raise AssertionError(f"{where} {name} differs at {np.argwhere(as_bytes(other) != as_bytes(value))[0]}")

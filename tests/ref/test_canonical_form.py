@@ -56,9 +56,7 @@ def test_rows_of_a_token_stay_with_their_payload():
     cfg = config()
     d = shuffled(dispatch(cfg, *world(cfg))[0], np.random.default_rng(2))
     before = {
-        (s.local_expert, s.src_rank, *map(int, d.src_info[i])): as_bytes(
-            d.output_tokens[i]
-        ).tobytes()
+        (s.local_expert, s.src_rank, *map(int, d.src_info[i])): as_bytes(d.output_tokens[i]).tobytes()
         for s in segments(d)
         for i in range(s.start, s.end)
     }
@@ -79,7 +77,5 @@ def test_the_argument_is_left_alone_and_arrays_with_spare_rows_are_taken():
     mixed = shuffled(spare, np.random.default_rng(3))
     before = mixed.src_info.copy()
     got = canonical(mixed)
-    assert np.array_equal(mixed.src_info, before) and not np.shares_memory(
-        got.src_info, mixed.src_info
-    )
+    assert np.array_equal(mixed.src_info, before) and not np.shares_memory(got.src_info, mixed.src_info)
     assert_same(got, spare)

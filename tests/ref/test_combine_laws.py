@@ -5,16 +5,7 @@ import pytest
 from ml_dtypes import bfloat16
 from small_worlds import FORMAT_IDS, FORMATS, as_bytes, config, every_option, world
 
-from epmoe_ref import (
-    add_rn,
-    combine,
-    dispatch,
-    fma_rn,
-    format_of,
-    mul_rn,
-    segments,
-    shared_expert_share,
-)
+from epmoe_ref import add_rn, combine, dispatch, fma_rn, format_of, mul_rn, segments, shared_expert_share
 
 DTYPES = {"bf16": bfloat16, "fp16": np.float16, "fp32": np.float32}
 
@@ -29,9 +20,7 @@ def random_outputs(cfg, d, seed=1):
     rng = np.random.default_rng(seed)
     outputs = []
     for one in d:
-        y = rng.standard_normal((len(one.src_info), cfg.hidden)) * np.exp2(
-            rng.integers(-9, 9, (len(one.src_info), 1))
-        )
+        y = rng.standard_normal((len(one.src_info), cfg.hidden)) * np.exp2(rng.integers(-9, 9, (len(one.src_info), 1)))
         shared = np.zeros(len(y), bool)
         if cfg.fused_shared_expert:
             shared[: one.row_offsets[1]] = True
@@ -72,9 +61,7 @@ def expected(cfg, y, d, rank, token, weights, epilogue=None):
         mine = first <= token < first + n_rows
         value = value + (y[rank][token - first] if mine else np.zeros(cfg.hidden, dtype))
     if epilogue is not None:
-        value = epilogue(
-            np.int32(token), np.arange(cfg.hidden, dtype=np.int32), value.astype(np.float32)
-        ).astype(dtype)
+        value = epilogue(np.int32(token), np.arange(cfg.hidden, dtype=np.int32), value.astype(np.float32)).astype(dtype)
     return value
 
 
@@ -105,10 +92,7 @@ def test_identity_experts_return_every_bit_pattern():
 @pytest.mark.parametrize("combine_dtype", DTYPES)
 def test_weighted_sum_is_k_ascending_with_one_rounding_a_step(combine_dtype):
     for base in every_option("bf16", False, 24):
-        options = {
-            name: getattr(base, name)
-            for name in ("fused_shared_expert", "skip_a2a", "allreduce_world_size")
-        }
+        options = {name: getattr(base, name) for name in ("fused_shared_expert", "skip_a2a", "allreduce_world_size")}
         cfg = config(combine_dtype=combine_dtype, **options)
         _, _, d = dispatched_world(cfg)
         y, w = random_outputs(cfg, d), random_weights(cfg, d)
@@ -131,9 +115,7 @@ def test_another_order_of_slots_gives_other_bits():
             rows[rank][s.start : s.end] = y[rank][t.start : t.end]
     other = combine(cfg, rows, turned, router_weights=[i[:, ::-1].copy() for i in w])
     mine = combine(cfg, y, d, router_weights=w)
-    assert np.allclose(mine[3], other[3], rtol=1e-3, atol=1e-3) and not np.array_equal(
-        mine[3], other[3]
-    )
+    assert np.allclose(mine[3], other[3], rtol=1e-3, atol=1e-3) and not np.array_equal(mine[3], other[3])
 
 
 @pytest.mark.parametrize("name, slots, hidden", FORMATS[:3], ids=FORMAT_IDS[:3])
@@ -171,9 +153,7 @@ def test_skipped_slots_add_nothing_whatever_their_weight():
 def test_a_token_without_experts_becomes_plus_zero():
     cfg = config(top_k=2, n_ranks=1, n_experts=2, hidden=8)
     d = dispatch(cfg, [np.ones((2, 8), bfloat16)], [[[-1, -1], [-1, 1]]])
-    out = combine(
-        cfg, [np.full((1, 8), 3, bfloat16)], d, router_weights=[np.full((2, 2), -2, np.float32)]
-    )[0]
+    out = combine(cfg, [np.full((1, 8), 3, bfloat16)], d, router_weights=[np.full((2, 2), -2, np.float32)])[0]
     assert not as_bytes(out[0]).any() and (out[1] == -6).all()
 
 
@@ -190,11 +170,7 @@ def test_rows_with_src_info_outside_are_not_sent():
 def test_src_info_that_points_at_another_experts_slot_is_followed():
     """Only (token, k) counts; the expert id there is not read again."""
     cfg = config(n_ranks=2, n_experts=2, top_k=1, hidden=8)
-    d = dispatch(
-        cfg,
-        [np.ones((2, 8), bfloat16), np.ones((0, 8), bfloat16)],
-        [[[0], [1]], np.empty((0, 1), int)],
-    )
+    d = dispatch(cfg, [np.ones((2, 8), bfloat16), np.ones((0, 8), bfloat16)], [[[0], [1]], np.empty((0, 1), int)])
     d[0].src_info[0], d[1].src_info[0] = (1, 0), (0, 0)
     out = combine(cfg, [np.full((1, 8), 5, bfloat16), np.full((1, 8), 7, bfloat16)], d)
     assert out[0][:, 0, 0].tolist() == [7, 5]
@@ -215,10 +191,7 @@ def test_weights_as_a_function_equal_the_array_it_fills():
     cfg = config()
     _, _, d = dispatched_world(cfg)
     y = random_outputs(cfg, d)
-    tables = [
-        np.random.default_rng(rank).random((one.num_tokens, 4)).astype(np.float32)
-        for rank, one in enumerate(d)
-    ]
+    tables = [np.random.default_rng(rank).random((one.num_tokens, 4)).astype(np.float32) for rank, one in enumerate(d)]
 
     def weight(token, k, table, factor):
         return mul_rn(table[token, k], factor)
@@ -227,22 +200,13 @@ def test_weights_as_a_function_equal_the_array_it_fills():
     want = combine(cfg, y, d, router_weights=[mul_rn(table, 0.3) for table in tables])
     assert all(np.array_equal(as_bytes(a), as_bytes(b)) for a, b in zip(got, want))
     ones = combine(cfg, y, d, router_weights=lambda token, k: 1.0)
-    assert np.array_equal(
-        ones[3], combine(cfg, y, d, router_weights=[np.ones_like(t) for t in tables])[3]
-    )
+    assert np.array_equal(ones[3], combine(cfg, y, d, router_weights=[np.ones_like(t) for t in tables])[3])
 
 
 @pytest.mark.parametrize("combine_dtype", DTYPES)
-def test_the_epilogue_gets_the_rounded_value_after_the_shared_expert_and_is_rounded_once(
-    combine_dtype,
-):
+def test_the_epilogue_gets_the_rounded_value_after_the_shared_expert_and_is_rounded_once(combine_dtype):
     for skip_a2a in (False, True):
-        cfg = config(
-            combine_dtype=combine_dtype,
-            fused_shared_expert=True,
-            skip_a2a=skip_a2a,
-            allreduce_world_size=4,
-        )
+        cfg = config(combine_dtype=combine_dtype, fused_shared_expert=True, skip_a2a=skip_a2a, allreduce_world_size=4)
         _, _, d = dispatched_world(cfg)
         y, w = random_outputs(cfg, d), random_weights(cfg, d)
         bias = [np.linspace(rank, 1, 24).astype(np.float32) for rank in range(4)]
@@ -255,9 +219,7 @@ def test_the_epilogue_gets_the_rounded_value_after_the_shared_expert_and_is_roun
         got = combine(cfg, y, d, router_weights=w, epilogue=epilogue, epilogue_args=(bias, 1.1))
         for rank, out in enumerate(got):
             for token in range(0, d[rank].num_tokens, 3):
-                want = expected(
-                    cfg, y, d, rank, token, w, lambda t, c, v: epilogue(t, c, v, bias[rank], 1.1)
-                )
+                want = expected(cfg, y, d, rank, token, w, lambda t, c, v: epilogue(t, c, v, bias[rank], 1.1))
                 assert np.array_equal(as_bytes(out[token]), as_bytes(want)), (rank, token)
 
 
@@ -296,14 +258,7 @@ def test_shared_expert_is_added_in_the_output_type():
 
 
 def test_a_share_of_one_token_or_none_is_added_where_it_belongs():
-    cfg = config(
-        n_experts=4,
-        top_k=1,
-        hidden=8,
-        fused_shared_expert=True,
-        skip_a2a=True,
-        allreduce_world_size=4,
-    )
+    cfg = config(n_experts=4, top_k=1, hidden=8, fused_shared_expert=True, skip_a2a=True, allreduce_world_size=4)
     d = dispatch(cfg, [np.ones((3, 8), bfloat16)] * 4, [[[-1]] * 3] * 4)
     y = [np.full((len(one.src_info), 8), 10 + rank, bfloat16) for rank, one in enumerate(d)]
     out = combine(cfg, y, d, router_weights=[np.ones((3, 1), np.float32)] * 4)
@@ -330,8 +285,6 @@ def test_more_tokens_than_one_block():
         acc = np.zeros((len(x[rank]), 2048), np.float32)
         for k in range(4):
             there = ids[rank][:, k] >= 0
-            acc[there] = fma_rn(
-                w[rank][there, k, None], x[rank][there].astype(np.float32), acc[there]
-            )
+            acc[there] = fma_rn(w[rank][there, k, None], x[rank][there].astype(np.float32), acc[there])
         assert np.array_equal(as_bytes(out[rank]), as_bytes(acc.astype(bfloat16)))
     assert format_of(cfg).token_size() == 4096

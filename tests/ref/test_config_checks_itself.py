@@ -12,15 +12,8 @@ SIZES = dict(n_ranks=4, n_experts=16, top_k=4, hidden=512, max_tokens_per_rank=3
 
 def test_defaults():
     cfg = EPConfig(4, 16, 4, 512, 32)
-    assert (cfg.p2p_world_size, cfg.token_format, cfg.alignment, cfg.combine_dtype) == (
-        4,
-        "bf16",
-        16,
-        "bf16",
-    )
-    assert not (
-        cfg.fuse_a_scale_preshuffle or cfg.fused_shared_expert or cfg.skip_a2a or cfg.use_shmem
-    )
+    assert (cfg.p2p_world_size, cfg.token_format, cfg.alignment, cfg.combine_dtype) == (4, "bf16", 16, "bf16")
+    assert not (cfg.fuse_a_scale_preshuffle or cfg.fused_shared_expert or cfg.skip_a2a or cfg.use_shmem)
     assert (cfg.allreduce_world_size, cfg.n_worlds, cfg.combine_itemsize) == (1, 1, 2)
 
 
@@ -35,12 +28,7 @@ def test_owner_and_local_expert_split_the_global_id():
 def test_p2p_worlds_are_consecutive_ranks():
     cfg = EPConfig(**{**SIZES, "n_ranks": 16}, use_shmem=True)
     assert (cfg.p2p_world_size, cfg.n_worlds) == (8, 2)
-    assert [(cfg.world(r), cfg.world_rank(r)) for r in (0, 7, 8, 15)] == [
-        (0, 0),
-        (0, 7),
-        (1, 0),
-        (1, 7),
-    ]
+    assert [(cfg.world(r), cfg.world_rank(r)) for r in (0, 7, 8, 15)] == [(0, 0), (0, 7), (1, 0), (1, 7)]
 
 
 def test_groups_and_source_ranks_follow_the_options():
@@ -72,9 +60,7 @@ def test_the_shared_expert_is_shared_by_a_multiple_or_a_divisor_of_all_ranks():
     options = dict(fused_shared_expert=True, skip_a2a=True)
     assert EPConfig(**SIZES, **options).allreduce_world_size == 4
     for world in (1, 2, 4, 8, 12):
-        assert (
-            EPConfig(**SIZES, **options, allreduce_world_size=world).allreduce_world_size == world
-        )
+        assert EPConfig(**SIZES, **options, allreduce_world_size=world).allreduce_world_size == world
 
 
 def test_allreduce_world_size_is_ignored_where_it_has_no_meaning():
@@ -93,24 +79,15 @@ def test_allreduce_world_size_is_ignored_where_it_has_no_meaning():
         ({"n_experts": 16.0}, "n_experts=16.0 must be a whole number"),
         ({"n_ranks": True}, "n_ranks=True must be a whole number"),
         ({"top_k": None}, "top_k=None must be a whole number"),
-        (
-            {"max_tokens_per_rank": 2**31},
-            "max_tokens_per_rank=2147483648 must be at most 2147483647",
-        ),
-        (
-            {"max_tokens_per_rank": 2**28},
-            "max_tokens_per_rank=268435456 lets one rank receive 4294967312 rows.*lower",
-        ),
+        ({"max_tokens_per_rank": 2**31}, "max_tokens_per_rank=2147483648 must be at most 2147483647"),
+        ({"max_tokens_per_rank": 2**28}, "max_tokens_per_rank=268435456 lets one rank receive 4294967312 rows.*lower"),
         ({"n_experts": 10}, "n_experts=10 must be a multiple of n_ranks=4"),
         ({"n_experts": 65536}, "n_experts=65536 must be at most 65535"),
         ({"top_k": 17}, "top_k=17 must be at most n_experts=16"),
         ({"p2p_world_size": 3}, "p2p_world_size=3 must divide n_ranks=4"),
         ({"p2p_world_size": 2}, "p2p_world_size=2 is smaller than n_ranks=4.*use_shmem=True"),
         ({"n_ranks": 16}, "p2p_world_size=8 is smaller than n_ranks=16"),
-        (
-            {"n_ranks": 12, "n_experts": 24},
-            r"n_ranks=12, which 8 does not divide: give one of \[1, 2, 3, 4, 6\]",
-        ),
+        ({"n_ranks": 12, "n_experts": 24}, r"n_ranks=12, which 8 does not divide: give one of \[1, 2, 3, 4, 6\]"),
         ({"token_format": "fp8"}, "token_format='fp8' must be one of bf16, fp8_blockwise"),
         ({"token_format": None}, "token_format=None must be a name"),
         ({"hidden": 12}, "hidden=12 must be a multiple of 8 for token_format='bf16'"),

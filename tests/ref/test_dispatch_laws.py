@@ -3,16 +3,7 @@
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
-from small_worlds import (
-    FORMAT_IDS,
-    FORMATS,
-    as_bytes,
-    assert_same,
-    config,
-    every_option,
-    topk_ids,
-    world,
-)
+from small_worlds import FORMAT_IDS, FORMATS, as_bytes, assert_same, config, every_option, topk_ids, world
 
 from epmoe_ref import EPValueError, dispatch, format_of, segments, shared_expert_share
 
@@ -75,9 +66,7 @@ def test_a_row_is_what_the_format_decodes_of_its_token(name, slots, hidden):
                     values, scales = sent[row[1]]
                     assert np.array_equal(as_bytes(d.output_tokens[at]), as_bytes(values[row[2]]))
                     if scales is not None:
-                        assert np.array_equal(
-                            as_bytes(scales_of_row(cfg, d, group, i)), as_bytes(scales[row[2]])
-                        )
+                        assert np.array_equal(as_bytes(scales_of_row(cfg, d, group, i)), as_bytes(scales[row[2]]))
 
 
 def scales_of_row(cfg, d, group, r):
@@ -131,10 +120,7 @@ def test_fields_have_the_types_and_shapes_of_the_format(name, slots, hidden):
     n_tiles = sum(-(-int(n) // 128) for n in d.recv_count.sum(axis=1))
     scales = {
         "fp8_blockwise": (np.float32, (hidden // 128, rows)),
-        "mxfp4_rows": (
-            "float8_e8m0fnu",
-            (4, 19, hidden // 256, 256) if slots else (rows, hidden // 32),
-        ),
+        "mxfp4_rows": ("float8_e8m0fnu", (4, 19, hidden // 256, 256) if slots else (rows, hidden // 32)),
         "nvfp4": ("float8_e4m3fn", (n_tiles, hidden // 64, 32, 4, 4)),
         "mxfp4": ("float8_e8m0fnu", (n_tiles, hidden // 128, 32, 4, 4)),
         "mxfp8": ("float8_e8m0fnu", (n_tiles, hidden // 128, 32, 4, 4)),
@@ -152,9 +138,7 @@ def test_recv_count_counts_segments(name, slots, hidden):
             assert d.recv_count.shape == (4, cfg.n_src_ranks) and d.recv_count.dtype == np.int32
             for local in range(4):
                 for index, src in enumerate([rank] if cfg.skip_a2a else range(4)):
-                    assert d.recv_count[local, index] == np.count_nonzero(
-                        ids[src] == 4 * rank + local
-                    )
+                    assert d.recv_count[local, index] == np.count_nonzero(ids[src] == 4 * rank + local)
             rows = [i for s in segments(d) for i in range(s.start, s.end)]
             assert rows == np.flatnonzero(d.src_info[:, 0] >= 0).tolist()
 
@@ -187,11 +171,7 @@ def test_any_integer_type_of_ids_and_any_strides(dtype):
     x, _ = world(cfg)
     ids = [topk_ids(cfg, len(tokens), rng, empty_slots=0) for tokens in x]
     want = dispatch(cfg, x, ids)
-    got = dispatch(
-        cfg,
-        [np.asfortranarray(t) for t in x],
-        [np.repeat(i, 2, axis=1)[:, ::2].astype(dtype) for i in ids],
-    )
+    got = dispatch(cfg, [np.asfortranarray(t) for t in x], [np.repeat(i, 2, axis=1)[:, ::2].astype(dtype) for i in ids])
     for rank in range(4):
         assert_same(got[rank], want[rank])
 
@@ -210,9 +190,7 @@ def test_inputs_are_left_alone_and_results_are_copies():
 def test_one_rank_one_expert_one_token():
     cfg = config(n_ranks=1, n_experts=1, top_k=1, hidden=8, max_tokens=1)
     d = dispatch(cfg, [np.arange(8).astype(bfloat16)[None]], [[[0]]])[0]
-    assert d.output_tokens.astype(int).tolist() == [list(range(8))] and d.src_info.tolist() == [
-        [0, 0]
-    ]
+    assert d.output_tokens.astype(int).tolist() == [list(range(8))] and d.src_info.tolist() == [[0, 0]]
 
 
 def test_input_scale_is_a_number_a_list_or_a_function_read_at_zero():
@@ -250,8 +228,7 @@ def test_tokens_of_other_types_are_rounded_once_to_bf16(dtype):
     ids = [np.array([[0], [3]])] * cfg.n_ranks
     got, right = dispatch(cfg, x, ids), dispatch(cfg, [a.astype(bfloat16) for a in x], ids)
     assert all(
-        np.array_equal(g.output_tokens.view(np.uint16), r.output_tokens.view(np.uint16))
-        for g, r in zip(got, right)
+        np.array_equal(g.output_tokens.view(np.uint16), r.output_tokens.view(np.uint16)) for g, r in zip(got, right)
     )
     with pytest.raises(EPValueError, match="for the bf16 format also float16 or float32"):
         dispatch(

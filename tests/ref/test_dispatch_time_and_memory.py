@@ -17,10 +17,7 @@ from epmoe_ref import EPConfig, combine, dispatch
 def real_world(n_tokens, **options):
     cfg = EPConfig(8, 64, 8, 7168, n_tokens, **options)
     rng = np.random.default_rng(0)
-    x = [
-        (rng.integers(0, 2**12, (n_tokens, 7168), dtype=np.uint16) | 0x3000).view(bfloat16)
-        for _ in range(8)
-    ]
+    x = [(rng.integers(0, 2**12, (n_tokens, 7168), dtype=np.uint16) | 0x3000).view(bfloat16) for _ in range(8)]
     ids = [np.argsort(rng.random((n_tokens, 64)), axis=1)[:, :8].astype(np.int32) for _ in range(8)]
     return cfg, x, ids
 
@@ -45,10 +42,7 @@ def test_dispatch_takes_at_most_twice_one_take_of_the_same_rows():
     rows = np.concatenate(rows)
     ratios = []
     for _ in range(10):  # the best of a few: other work on the machine disturbs single runs
-        ratios.append(
-            cpu_seconds(lambda: dispatch(cfg, x, ids))
-            / cpu_seconds(lambda: np.take(every, rows, axis=0))
-        )
+        ratios.append(cpu_seconds(lambda: dispatch(cfg, x, ids)) / cpu_seconds(lambda: np.take(every, rows, axis=0)))
         if ratios[-1] <= 2:
             break
     assert min(ratios) <= 2, f"dispatch / np.take = {ratios}"

@@ -51,11 +51,7 @@ def subnormal_half_way(rng, n):
 
 def router_weights_and_bf16(rng, n):
     bf16 = (rng.integers(0, 2**16, n, dtype=np.uint32) << 16).view(np.float32)
-    return (
-        rng.random(n, dtype=np.float32),
-        np.where(np.isfinite(bf16), bf16, np.float32(1)),
-        any_float32(rng, n),
-    )
+    return (rng.random(n, dtype=np.float32), np.where(np.isfinite(bf16), bf16, np.float32(1)), any_float32(rng, n))
 
 
 CASES = {
@@ -86,9 +82,7 @@ def test_the_half_way_cases_catch_a_second_rounding(case):
 def test_mul_and_add_round_once_and_keep_subnormals():
     rng = np.random.default_rng(2)
     a, b = subnormal_result(rng, 500)[0], any_float32(rng, 500)
-    for x, y, product, total in zip(
-        a.tolist(), b.tolist(), mul_rn(a, b).tolist(), add_rn(a, b).tolist()
-    ):
+    for x, y, product, total in zip(a.tolist(), b.tolist(), mul_rn(a, b).tolist(), add_rn(a, b).tolist()):
         assert product == nearest_float32(Fraction(x) * Fraction(y))
         assert total == nearest_float32(Fraction(x) + Fraction(y))
     assert mul_rn(2.0**-100, 2.0**-49) == 2.0**-149
@@ -96,15 +90,8 @@ def test_mul_and_add_round_once_and_keep_subnormals():
 
 def test_special_values():
     inf, nan = np.inf, np.nan
-    assert (
-        fma_rn(inf, 1, 1) == inf
-        and fma_rn(-inf, 1, 1) == -inf
-        and fma_rn(2.0**127, 2, -inf) == -inf
-    )
-    assert all(
-        np.isnan(x)
-        for x in (fma_rn(inf, 0, 1), fma_rn(nan, 1, 1), fma_rn(inf, 1, -inf), fma_rn(1, 1, nan))
-    )
+    assert fma_rn(inf, 1, 1) == inf and fma_rn(-inf, 1, 1) == -inf and fma_rn(2.0**127, 2, -inf) == -inf
+    assert all(np.isnan(x) for x in (fma_rn(inf, 0, 1), fma_rn(nan, 1, 1), fma_rn(inf, 1, -inf), fma_rn(1, 1, nan)))
     assert fma_rn(2.0**127, 2, 0) == inf and mul_rn(2.0**127, 2) == inf
     # The largest float32 plus just under half its ulp stays finite.
     largest = float(np.finfo(np.float32).max)
@@ -119,8 +106,5 @@ def test_sign_of_zero():
 def test_words_broadcast_and_give_float32():
     out = fma_rn(np.ones((3, 1)), np.arange(4), 0.5)
     assert out.dtype == np.float32 and out.shape == (3, 4) and out[2, 3] == 3.5
-    assert (
-        all(type(word(1, 2)) is np.float32 for word in (mul_rn, add_rn))
-        and type(fma_rn(1, 2, 3)) is np.float32
-    )
+    assert all(type(word(1, 2)) is np.float32 for word in (mul_rn, add_rn)) and type(fma_rn(1, 2, 3)) is np.float32
     assert fma_rn(np.empty((0, 5)), 1, 1).shape == (0, 5)

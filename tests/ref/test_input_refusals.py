@@ -40,9 +40,7 @@ def test_ids_out_of_range(rank, token, k, value, dtype):
         ids[token, k] = value
         return ids
 
-    with refused(
-        rf"topk_ids of rank {rank}, token {token}, k {k} is {value} and must be in \[0, n_experts=16\)"
-    ):
+    with refused(rf"topk_ids of rank {rank}, token {token}, k {k} is {value} and must be in \[0, n_experts=16\)"):
         dispatch(CFG, *with_ids(rank, change))
 
 
@@ -56,18 +54,12 @@ def test_an_id_twice_in_one_token():
 @pytest.mark.parametrize(
     "ids, words",
     [
-        (
-            np.zeros((13, 3), int),
-            r"topk_ids of rank 0 has shape \[13, 3\] and must be \[num_tokens, top_k=4\]",
-        ),
+        (np.zeros((13, 3), int), r"topk_ids of rank 0 has shape \[13, 3\] and must be \[num_tokens, top_k=4\]"),
         (np.zeros(52, int), r"shape \[52\]"),
         (np.zeros((13, 4)), "dtype float64 and must be of an integer type"),
         (np.zeros((13, 4), bool), "dtype bool"),
         (np.full((151, 4), -1), "rank 0 has 151 tokens and max_tokens_per_rank is 150"),
-        (
-            np.full((12, 4), -1),
-            r"input_tokens of rank 0 has shape \[13, 24\] and must be \[12, hidden=24\]",
-        ),
+        (np.full((12, 4), -1), r"input_tokens of rank 0 has shape \[13, 24\] and must be \[12, hidden=24\]"),
     ],
 )
 def test_form_of_ids(ids, words):
@@ -78,10 +70,7 @@ def test_form_of_ids(ids, words):
 @pytest.mark.parametrize(
     "tokens, words",
     [
-        (
-            np.ones((13, 24), np.float64),
-            "input_tokens of rank 0 has dtype float64 and must be bfloat16",
-        ),
+        (np.ones((13, 24), np.float64), "input_tokens of rank 0 has dtype float64 and must be bfloat16"),
         (np.ones((13, 32), bfloat16), r"shape \[13, 32\] and must be \[13, hidden=24\]"),
         (np.ones(13 * 24, bfloat16), r"shape \[312\]"),
         ([[1] * 24] * 13, "type list and must be a NumPy array"),
@@ -138,14 +127,8 @@ def combine_world(cfg, dtype=bfloat16):
 @pytest.mark.parametrize(
     "change, words",
     [
-        (
-            lambda y: y.astype(np.float32),
-            r"expert_outputs of rank 1 is float32\[.*\] and must be .* of bfloat16",
-        ),
-        (
-            lambda y: y[:-1],
-            r"expert_outputs of rank 1 is bfloat16\[.*\] and must be \[\d+, hidden=24\]",
-        ),
+        (lambda y: y.astype(np.float32), r"expert_outputs of rank 1 is float32\[.*\] and must be .* of bfloat16"),
+        (lambda y: y[:-1], r"expert_outputs of rank 1 is bfloat16\[.*\] and must be \[\d+, hidden=24\]"),
         (lambda y: y[:, :8], r"hidden=24"),
         (lambda y: y.tolist(), "of type list"),
     ],
@@ -163,10 +146,7 @@ def test_form_of_expert_outputs(change, words):
         (lambda w: np.float32(1), "is a scalar"),
         (lambda w: w[:3], "router_weights has 3 entries"),
         (lambda w: w[0], "router_weights has type ndarray"),
-        (
-            lambda w: [w[0].astype(float), *w[1:]],
-            r"rank 0 is float64\[13, 4\] and must be float32 \[13, 4\]",
-        ),
+        (lambda w: [w[0].astype(float), *w[1:]], r"rank 0 is float64\[13, 4\] and must be float32 \[13, 4\]"),
         (lambda w: [w[0][:, :3], *w[1:]], r"float32\[13, 3\]"),
         (lambda w: [None, *w[1:]], "of type NoneType"),
     ],
@@ -196,40 +176,19 @@ def test_combinations_without_a_meaning():
 @pytest.mark.parametrize(
     "change, said",
     [
-        (
-            dict(router_weights=lambda token: token),
-            r"router_weights cannot be called with \(token, k\)",
-        ),
-        (
-            dict(epilogue=lambda token, col: col),
-            r"epilogue cannot be called with \(token, col, value\)",
-        ),
-        (
-            dict(epilogue=lambda token, col, value, bias: value),
-            r"epilogue cannot be called .* 0 of epilogue_args",
-        ),
+        (dict(router_weights=lambda token: token), r"router_weights cannot be called with \(token, k\)"),
+        (dict(epilogue=lambda token, col: col), r"epilogue cannot be called with \(token, col, value\)"),
+        (dict(epilogue=lambda token, col, value, bias: value), r"epilogue cannot be called .* 0 of epilogue_args"),
         (dict(epilogue=3), "epilogue is of type int and must be a function"),
-        (
-            dict(epilogue_args=(1.0,)),
-            "epilogue_args has 1 entries, and there is no epilogue function",
-        ),
+        (dict(epilogue_args=(1.0,)), "epilogue_args has 1 entries, and there is no epilogue function"),
         (dict(router_weights_args=(1.0,)), "router_weights_args has 1 entries"),
-        (
-            dict(elementwise_lambda_fn=lambda t, c: None),
-            r"elementwise_lambda_fn cannot be called .* of epilogue_args",
-        ),
+        (dict(elementwise_lambda_fn=lambda t, c: None), r"elementwise_lambda_fn cannot be called .* of epilogue_args"),
         (
             dict(elementwise_lambda_fn=lambda t, c, v: v),
             "elementwise_lambda_fn returned ndarray and must return nothing",
         ),
-        (
-            dict(elementwise_lambda_fn=lambda t, c, v: None, epilogue=lambda t, c, v: v),
-            "give one of them",
-        ),
-        (
-            dict(elementwise_lambda_fn=lambda t, c, v: None, router_weights=None),
-            "elementwise_lambda_fn without router",
-        ),
+        (dict(elementwise_lambda_fn=lambda t, c, v: None, epilogue=lambda t, c, v: v), "give one of them"),
+        (dict(elementwise_lambda_fn=lambda t, c, v: None, router_weights=None), "elementwise_lambda_fn without router"),
     ],
 )
 def test_functions_that_cannot_be_called_are_refused(change, said):
@@ -272,9 +231,7 @@ def test_a_value_function_that_returns_no_number_for_each_element_is_refused(nam
     cfg = EPConfig(1, 2, 1, 64, 2, token_format="nvfp4")
     x, ids = [np.ones((2, 64), bfloat16)], [np.array([[0], [1]])]
     with refused(f"{name} {said}"):
-        d = dispatch(
-            cfg, x, ids, input_scale=(lambda i: returned) if name == "input_scale" else 1.0
-        )
+        d = dispatch(cfg, x, ids, input_scale=(lambda i: returned) if name == "input_scale" else 1.0)
         weights = [np.ones((2, 1), np.float32)]
         functions = (
             {"router_weights": lambda token, k: returned}

@@ -14,10 +14,7 @@ from epmoe_ref import (
     format_of,
 )
 
-KINDS = {
-    kind: (lambda *a, kind=kind: NVBlockScaledTokenFormat(*a, kind=kind))
-    for kind in ("nvfp4", "mxfp4", "mxfp8")
-}
+KINDS = {kind: (lambda *a, kind=kind: NVBlockScaledTokenFormat(*a, kind=kind)) for kind in ("nvfp4", "mxfp4", "mxfp8")}
 
 
 @pytest.mark.parametrize(
@@ -56,10 +53,7 @@ def test_padding_bytes_of_a_payload_are_zero_and_the_parts_come_back(name, slots
     payload = fmt.encode(rows)
     assert payload.shape == (5, fmt.token_size()) and payload.dtype == np.uint8
     start = fmt.scales_offset_in_payload()
-    assert (
-        not payload[:, fmt.values_size() : start].any()
-        and not payload[:, start + fmt.scales_size() :].any()
-    )
+    assert not payload[:, fmt.values_size() : start].any() and not payload[:, start + fmt.scales_size() :].any()
     values, scales = fmt.decode(payload)
     assert values.dtype == fmt.values_dtype and len(values) == 5
     assert np.array_equal(values.view(np.uint8), payload[:, : fmt.values_size()])
@@ -85,13 +79,8 @@ def test_trailer_holds_token_and_ids():
     message = fmt.messages(np.ones((2, 64), bfloat16), ids)
     assert message.shape == (2, fmt.msg_size())
     assert message[:, fmt.src_info_offset() :][:, :4].copy().view("<i4").ravel().tolist() == [0, 1]
-    assert message[:, fmt.topk_info_offset() :][:, :6].copy().view("<u2").tolist() == [
-        [5, 65535, 65534],
-        [0, 1, 2],
-    ]
-    assert np.array_equal(
-        fmt.decode(message)[0], fmt.decode(fmt.encode(np.ones((2, 64), bfloat16)))[0]
-    )
+    assert message[:, fmt.topk_info_offset() :][:, :6].copy().view("<u2").tolist() == [[5, 65535, 65534], [0, 1, 2]]
+    assert np.array_equal(fmt.decode(message)[0], fmt.decode(fmt.encode(np.ones((2, 64), bfloat16)))[0])
 
 
 def test_row_offsets_are_rounded_up_where_the_format_pads():
@@ -112,16 +101,8 @@ def test_row_offsets_are_rounded_up_where_the_format_pads():
         (KINDS["mxfp4"], (64, 4), "multiple of 128"),
         (KINDS["mxfp8"], (64, 4), "multiple of 128"),
         (MXFP4TokenFormat, (48, 4), "multiple of 32"),
-        (
-            lambda *a: NVBlockScaledTokenFormat(*a, kind="fp4"),
-            (64, 4),
-            "kind='fp4' must be one of nvfp4, mxfp4, mxfp8",
-        ),
-        (
-            lambda *a: MXFP4TokenFormat(*a, fuse_a_scale_preshuffle=True),
-            (128, 4),
-            "hid_dim=128 .* multiple of 256",
-        ),
+        (lambda *a: NVBlockScaledTokenFormat(*a, kind="fp4"), (64, 4), "kind='fp4' must be one of nvfp4, mxfp4, mxfp8"),
+        (lambda *a: MXFP4TokenFormat(*a, fuse_a_scale_preshuffle=True), (128, 4), "hid_dim=128 .* multiple of 256"),
     ],
 )
 def test_refusals_of_sizes(make, args, words):
@@ -130,8 +111,7 @@ def test_refusals_of_sizes(make, args, words):
 
 
 @pytest.mark.parametrize(
-    "rows",
-    [np.ones((2, 8), np.float32), np.ones((2, 16), bfloat16), np.ones(8, bfloat16), [[1] * 8]],
+    "rows", [np.ones((2, 8), np.float32), np.ones((2, 16), bfloat16), np.ones(8, bfloat16), [[1] * 8]]
 )
 def test_refusals_of_rows(rows):
     with pytest.raises(EPValueError, match=r"must be a bfloat16 array \[n, 8\]"):

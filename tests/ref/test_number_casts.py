@@ -58,9 +58,7 @@ def test_e8m0_is_the_power_of_two_that_is_not_smaller():
     x, scale = np.abs(X[finite]), casts.e8m0_to_float32(casts.to_e8m0(X[finite]))
     covered = x <= 2.0**127
     assert (scale[covered] >= x[covered]).all() and (scale[~covered] == 2.0**127).all()
-    assert (scale[x > 2.0**-127] / 2 < x[x > 2.0**-127]).all() and (
-        scale[x <= 2.0**-127] == 2.0**-127
-    ).all()
+    assert (scale[x > 2.0**-127] / 2 < x[x > 2.0**-127]).all() and (scale[x <= 2.0**-127] == 2.0**-127).all()
     powers = np.exp2(np.arange(-126, 128)).astype(np.float32)
     assert np.array_equal(codes(casts.to_e8m0(powers)), codes(powers.astype(float8_e8m0fnu)))
 
@@ -68,9 +66,7 @@ def test_e8m0_is_the_power_of_two_that_is_not_smaller():
 def test_e8m0_decodes_as_ml_dtypes_does():
     byte = np.arange(256, dtype=np.uint8)
     got, theirs = casts.e8m0_to_float32(byte), byte.view(float8_e8m0fnu).astype(np.float32)
-    assert (
-        np.array_equal(got, theirs, equal_nan=True) and got[0] == 2.0**-127 and np.isnan(got[255])
-    )
+    assert np.array_equal(got, theirs, equal_nan=True) and got[0] == 2.0**-127 and np.isnan(got[255])
 
 
 def test_e2m1_is_the_nearest_code_and_saturates():
@@ -90,18 +86,14 @@ def test_e2m1_decodes_as_ml_dtypes_does_and_packs_the_even_element_low():
 
 
 def test_bf16_rounds_to_nearest_even_and_comes_back_unchanged():
-    assert np.array_equal(
-        casts.to_output_type(X[~NAN], bfloat16).view(np.uint16), ALL_BF16[~NAN].view(np.uint16)
-    )
+    assert np.array_equal(casts.to_output_type(X[~NAN], bfloat16).view(np.uint16), ALL_BF16[~NAN].view(np.uint16))
     bits = np.random.default_rng(0).integers(0, 2**32, 100_000, dtype=np.uint32)
     bits = np.concatenate([bits, (bits & 0xFFFF0000) | 0x8000])  # and as many ties
     x = bits.view(np.float32)
     bits, x = bits[~np.isnan(x)].astype(np.uint64), x[~np.isnan(x)]
     nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     assert np.array_equal(casts.to_output_type(x, bfloat16).view(np.uint16), nearest)
-    assert (
-        casts.to_float32(ALL_BF16).tobytes() == (np.arange(65536, dtype=np.uint32) << 16).tobytes()
-    )
+    assert casts.to_float32(ALL_BF16).tobytes() == (np.arange(65536, dtype=np.uint32) << 16).tobytes()
 
 
 def test_absmax_starts_from_zero_and_ignores_nan():

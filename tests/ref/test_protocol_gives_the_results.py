@@ -34,23 +34,14 @@ def options_of(kind, cfg, world, rank):
     return {
         "unreduced": dict(router_weights=None),
         "array": dict(router_weights=own(world.router_weights)),
-        "function": dict(
-            router_weights=weight, router_weights_args=(own(world.router_weights), 0.5)
-        ),
-        "epilogue": dict(
-            router_weights=own(world.router_weights), epilogue=epilogue, epilogue_args=(bias,)
-        ),
+        "function": dict(router_weights=weight, router_weights_args=(own(world.router_weights), 0.5)),
+        "epilogue": dict(router_weights=own(world.router_weights), epilogue=epilogue, epilogue_args=(bias,)),
     }[kind]
 
 
 def assert_rounds(cfg, rounds, seed, kind="array", scales=None):
     results, returned = run(
-        cfg,
-        rounds,
-        seed,
-        options=lambda world, rank: options_of(kind, cfg, world, rank),
-        scales=scales,
-        fill=0xA5,
+        cfg, rounds, seed, options=lambda world, rank: options_of(kind, cfg, world, rank), scales=scales, fill=0xA5
     )
     for one, (dispatched, combined), tables in zip(rounds, results, returned):
         want = dispatch(cfg, one.input_tokens, one.topk_ids, input_scale=scales or 1.0)
@@ -70,9 +61,7 @@ def test_random_worlds_of_all_formats_and_options(data):
     rounds = [data.draw(one_round) for _ in range(data.draw(st.integers(1, 3)))]
     kinds = ["array", "function", "epilogue"] + ["unreduced"] * (not cfg.fused_shared_expert)
     scales = [data.draw(st.sampled_from([0.25, 1.0, 3.0])) for _ in range(cfg.n_ranks)]
-    assert_rounds(
-        cfg, rounds, data.draw(st.integers(0, 2**31)), data.draw(st.sampled_from(kinds)), scales
-    )
+    assert_rounds(cfg, rounds, data.draw(st.integers(0, 2**31)), data.draw(st.sampled_from(kinds)), scales)
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=FORMAT_IDS)
@@ -84,9 +73,7 @@ def test_every_format_with_and_without_shared_expert_and_exchange(form):
 
 
 def test_several_p2p_worlds_and_input_scales_and_functions():
-    cfg = EPConfig(
-        4, 8, 2, 64, 6, token_format="nvfp4", p2p_world_size=2, use_shmem=True, combine_dtype="fp32"
-    )
+    cfg = EPConfig(4, 8, 2, 64, 6, token_format="nvfp4", p2p_world_size=2, use_shmem=True, combine_dtype="fp32")
     x, ids = world(cfg, 3, num_tokens=[6, 1, 0, 4])
     machine, scales = World(cfg), [0.5, 1.0, 2.0, 3.0]
     ways = [scales[0], scales, lambda i: np.float32(scales[2]), np.float32(scales[3])]
@@ -107,9 +94,7 @@ def test_several_p2p_worlds_and_input_scales_and_functions():
         return value + bias[col]
 
     bias, stored = np.arange(64, dtype=np.float32), np.zeros((6, 64), np.float32)
-    options = dict(
-        router_weights=weight, router_weights_args=(0.5,), epilogue=epilogue, epilogue_args=(bias,)
-    )
+    options = dict(router_weights=weight, router_weights_args=(0.5,), epilogue=epilogue, epilogue_args=(bias,))
     wanted = combine(cfg, y, want, **options)
     for rank in range(1, 4):
         assert_equal(machine.combine_wait(rank, **options), wanted[rank])
@@ -117,10 +102,7 @@ def test_several_p2p_worlds_and_input_scales_and_functions():
     def store(token, col, value, bias):
         stored[token, col] = value + bias[col]
 
-    assert (
-        machine.combine_wait(0, **options | dict(epilogue=None, elementwise_lambda_fn=store))
-        is None
-    )
+    assert machine.combine_wait(0, **options | dict(epilogue=None, elementwise_lambda_fn=store)) is None
     assert_equal(stored, wanted[0])
 
 

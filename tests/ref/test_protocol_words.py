@@ -25,9 +25,7 @@ def by_hand():
 
 def test_after_dispatch_async_by_hand():
     first, second = by_hand().ranks
-    assert (
-        first.region("reserved").tolist() == first.region("finished").tolist() == [[1, 0], [1, 3]]
-    )
+    assert first.region("reserved").tolist() == first.region("finished").tolist() == [[1, 0], [1, 3]]
     assert second.region("reserved").tolist() == [[0, 1], [1, 0]]
     assert first.region("rank_completion").tolist() == [2, 2, 0, 0, 0, 0, 0, 0]
     assert first.dispatch_recv_count.tolist() == [[1, 0], [1, 1]]  # of experts 0 and 1, by rank
@@ -35,9 +33,7 @@ def test_after_dispatch_async_by_hand():
     message = second.dispatch_recv_buf[1, 0, 2]  # expert 3, from rank 0, place 2: token 2
     assert message[:16].view(bfloat16).tolist() == X[0][2].tolist()
     assert message[16:20].view(np.int32) == 2 and message[32:36].view(np.uint16).tolist() == [3, 1]
-    assert (second.dispatch_recv_buf[0, 0] == 0xEE).all() and (
-        second.dispatch_recv_buf[0, 1, 1:] == 0xEE
-    ).all()
+    assert (second.dispatch_recv_buf[0, 0] == 0xEE).all() and (second.dispatch_recv_buf[0, 1, 1:] == 0xEE).all()
     assert second.dispatch_recv_buf[0, 1, 0, 32:36].view(np.uint16).tolist() == [2, 1]
     empty = first.dispatch_recv_buf[0, 1]
     assert (empty == 0xEE).all()
@@ -88,32 +84,15 @@ def test_only_peers_of_the_p2p_world_count_as_completed_and_skip_a2a_keeps_to_it
     cfg = EPConfig(4, 4, 1, 8, 2, p2p_world_size=2, use_shmem=True)
     state = dispatch_async(RankState.initial(cfg, 3), x, ids).state
     assert state.region("rank_completion").tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
-    step = dispatch_async(
-        RankState.initial(EPConfig(4, 8, 1, 8, 2, p2p_world_size=2, skip_a2a=True), 1), x, ids
-    )
-    assert step.writes == [] and step.state.region("rank_completion").tolist() == [
-        0,
-        2,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-    ]
-    assert (
-        step.state.region("reserved").tolist()
-        == [[0], [1]]
-        == step.state.dispatch_recv_count.tolist()
-    )
+    step = dispatch_async(RankState.initial(EPConfig(4, 8, 1, 8, 2, p2p_world_size=2, skip_a2a=True), 1), x, ids)
+    assert step.writes == [] and step.state.region("rank_completion").tolist() == [0, 2, 0, 0, 0, 0, 0, 0]
+    assert step.state.region("reserved").tolist() == [[0], [1]] == step.state.dispatch_recv_count.tolist()
 
 
 def test_places_are_taken_in_the_order_of_claims():
     claims = [[2, 0], [0, 1], [2, 1], [1, 0], [0, 0]]
     step = dispatch_async(RankState.initial(CFG, 0), X[0], IDS[0], claims=claims)
-    [messages] = [
-        w.value for w in step.writes if w.region == "dispatch_recv_buf" and w.index[:2] == (1, 0)
-    ]
+    [messages] = [w.value for w in step.writes if w.region == "dispatch_recv_buf" and w.index[:2] == (1, 0)]
     assert messages[:, 16:20].view(np.int32)[:, 0].tolist() == [2, 0, 1]
     with pytest.raises(EPValueError, match="each of the 5"):
         dispatch_async(RankState.initial(CFG, 0), X[0], IDS[0], claims=claims[1:])
@@ -133,11 +112,7 @@ def test_a_signal_stands_after_the_messages_that_it_covers_and_every_expert_gets
 def test_a_step_leaves_the_state_that_it_is_given_as_it_is():
     before = RankState.initial(CFG, 0)
     after = dispatch_async(before, X[0], IDS[0]).state
-    assert (
-        not before.ep_counters.any()
-        and before.next_step == "dispatch_async"
-        and not before.dispatch_recv_buf.any()
-    )
+    assert not before.ep_counters.any() and before.next_step == "dispatch_async" and not before.dispatch_recv_buf.any()
     assert (before.dispatch_recv_count == MAX_FINITE).all() and after.next_step == "dispatch_wait"
 
 
@@ -148,29 +123,17 @@ def test_what_comes_from_another_p2p_world_may_be_under_way_until_the_wait():
         machine.dispatch_async(rank, X[rank], IDS[rank])
     state = machine.ranks[1]
     may = may_be_under_way(state)
-    assert (
-        may.tolist() == [[True, False], [True, False]]
-        and not may_be_under_way(machine.ranks[0])[:, 0].any()
-    )
+    assert may.tolist() == [[True, False], [True, False]] and not may_be_under_way(machine.ranks[0])[:, 0].any()
     without = RankState.initial(cfg, 1)  # as if nothing had arrived
-    for name, held in (
-        ("dispatch_recv_count", without.dispatch_recv_count),
-        ("dispatch_recv_buf", None),
-    ):
-        held = (
-            in_token_order(cfg, without.dispatch_recv_buf, state.messages_here)[0]
-            if held is None
-            else held
-        )
+    for name, held in (("dispatch_recv_count", without.dispatch_recv_count), ("dispatch_recv_buf", None)):
+        held = in_token_order(cfg, without.dispatch_recv_buf, state.messages_here)[0] if held is None else held
         # its own have arrived
         assert len(words(state)[name].wrong(held)) > len(words(state, may)[name].wrong(held)) > 0
     d = [machine.dispatch_wait(rank) for rank in range(2)]
     assert not may_be_under_way(machine.ranks[1]).any()
     for rank in range(2):
         machine.combine_async(rank, d[rank].output_tokens, d[rank].src_info)
-    fixed, free = (
-        words(machine.ranks[1], under_way)["combine_recv_buf"].free for under_way in (None, may)
-    )
+    fixed, free = (words(machine.ranks[1], under_way)["combine_recv_buf"].free for under_way in (None, may))
     # experts 2 and 1: of ranks 1 and 0
     assert not fixed[0].any() and free[0].all(axis=-1).tolist() == [False, True]
 
@@ -230,18 +193,14 @@ def test_another_order_than_the_four_steps_is_refused():
 def test_a_wait_without_all_signals_names_the_missing_ones():
     machine = World(CFG)
     machine.dispatch_async(0, X[0], IDS[0])
-    with pytest.raises(
-        EPStateError, match=r"dispatch_recv_count has not arrived from .* \(0, 1\), \(1, 1\)"
-    ):
+    with pytest.raises(EPStateError, match=r"dispatch_recv_count has not arrived from .* \(0, 1\), \(1, 1\)"):
         machine.dispatch_wait(0)
     assert machine.ready() == [1]
 
 
 def test_a_second_signal_before_the_first_is_taken_is_refused():
     state = RankState.initial(CFG, 0).received([Write(0, "dispatch_recv_count", (1, 1), 2)])
-    with pytest.raises(
-        EPStateError, match=r"second signal for dispatch_recv_count\[1, 1\], which holds 2"
-    ):
+    with pytest.raises(EPStateError, match=r"second signal for dispatch_recv_count\[1, 1\], which holds 2"):
         state.received([Write(0, "dispatch_recv_count", (1, 1), 3)])
 
 

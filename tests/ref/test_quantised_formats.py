@@ -4,27 +4,13 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from epmoe_ref import (
-    BF16TokenFormat,
-    BlockwiseFP8TokenFormat,
-    MXFP4TokenFormat,
-    NVBlockScaledTokenFormat,
-    casts,
-)
+from epmoe_ref import BF16TokenFormat, BlockwiseFP8TokenFormat, MXFP4TokenFormat, NVBlockScaledTokenFormat, casts
 
 F32 = np.float32
 FP8 = BlockwiseFP8TokenFormat(128, 1)
-NVFP4, NVMXFP4, NVMXFP8 = (
-    NVBlockScaledTokenFormat(128, 1, kind=kind) for kind in ("nvfp4", "mxfp4", "mxfp8")
-)
+NVFP4, NVMXFP4, NVMXFP8 = (NVBlockScaledTokenFormat(128, 1, kind=kind) for kind in ("nvfp4", "mxfp4", "mxfp8"))
 MXFP4 = MXFP4TokenFormat(128, 1)
-QUANTISED = {
-    "fp8_blockwise": FP8,
-    "nvfp4": NVFP4,
-    "mxfp4": NVMXFP4,
-    "mxfp8": NVMXFP8,
-    "mxfp4_rows": MXFP4,
-}
+QUANTISED = {"fp8_blockwise": FP8, "nvfp4": NVFP4, "mxfp4": NVMXFP4, "mxfp8": NVMXFP8, "mxfp4_rows": MXFP4}
 INF, NAN = np.inf, np.nan
 
 
@@ -46,19 +32,13 @@ def dequantised(fmt, rows, input_scale=1.0):
         values = casts.e2m1_to_float32(casts.unpack_e2m1(values))
     if scales.dtype != np.float32 and fmt is not NVFP4:
         scales = casts.e8m0_to_float32(scales)
-    x = (
-        values.astype(np.float64).reshape(len(rows), -1, fmt.group_size)
-        * scales.astype(np.float64)[..., None]
-    )
+    x = values.astype(np.float64).reshape(len(rows), -1, fmt.group_size) * scales.astype(np.float64)[..., None]
     return x.reshape(len(rows), -1) / (input_scale if fmt is NVFP4 else 1)
 
 
 def test_bf16_keeps_every_bit_pattern():
     rows = np.arange(65536, dtype=np.uint16).view(bfloat16).reshape(-1, 64)
-    assert (
-        BF16TokenFormat(64, 1).decode(BF16TokenFormat(64, 1).encode(rows))[0].tobytes()
-        == rows.tobytes()
-    )
+    assert BF16TokenFormat(64, 1).decode(BF16TokenFormat(64, 1).encode(rows))[0].tobytes() == rows.tobytes()
 
 
 # Half a step relative to the value, and for values below the first step relative to the largest of the group: the
@@ -77,9 +57,7 @@ def test_bf16_keeps_every_bit_pattern():
 def test_values_come_back_within_half_a_step(fmt, relative, absolute):
     x = np.random.default_rng(0).standard_normal((200, 128)).astype(bfloat16)
     exact = x.astype(np.float64)
-    largest = (
-        np.abs(exact).reshape(200, -1, fmt.group_size).max(axis=-1).repeat(fmt.group_size, axis=1)
-    )
+    largest = np.abs(exact).reshape(200, -1, fmt.group_size).max(axis=-1).repeat(fmt.group_size, axis=1)
     error = np.abs(dequantised(fmt, x) - exact)
     assert (error <= np.maximum(relative * np.abs(exact) * 1.01, absolute * largest)).all()
 
@@ -87,11 +65,7 @@ def test_values_come_back_within_half_a_step(fmt, relative, absolute):
 def test_fp8_by_hand():
     codes, scale = encode(FP8, [448, 1, -2, 464, 2.0**-9])
     assert scale == F32(464) / F32(448)
-    want = (
-        casts.to_e4m3(np.clip(F32([448, 1, -2, 464, 2.0**-9]) / scale, -448, 448))
-        .view(np.uint8)
-        .tolist()
-    )
+    want = casts.to_e4m3(np.clip(F32([448, 1, -2, 464, 2.0**-9]) / scale, -448, 448)).view(np.uint8).tolist()
     assert codes == want and codes[3] == 0x7E
     assert encode(FP8, [0.0, -0.0]) == ([0, 0x80], F32(1e-4) / F32(448))
     assert encode(FP8, [5e-5])[1] == F32(1e-4) / F32(448)
@@ -136,9 +110,7 @@ def test_mx_scales_by_hand(fmt, largest, byte):
     assert codes == cast(F32([exact, -exact / 2])).view(np.uint8).tolist()
 
 
-@pytest.mark.parametrize(
-    "largest, byte", [(1.6, 125), (6, 127), (7, 128), (0, 0), (3, 126), (5, 127), (3.5, 127)]
-)
+@pytest.mark.parametrize("largest, byte", [(1.6, 125), (6, 127), (7, 128), (0, 0), (3, 126), (5, 127), (3.5, 127)])
 def test_even_scales_by_hand(largest, byte):
     assert encode(MXFP4, [largest])[1] == byte
 

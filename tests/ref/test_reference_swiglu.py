@@ -58,9 +58,7 @@ def test_clamps_pass_nan_on_and_act_on_one_side_of_the_gate():
     got = fused_silu(x, [0, 1], limit=7.0)[0].astype(np.float32)
     assert np.isnan(got[0])
     assert got[1] == bfloat16(2 * 7 / (1 + np.exp(-1.702 * 7))) and abs(got[2]) < 1e-20
-    assert got[3] == bfloat16(8 / (1 + np.exp(-1.702))) and got[4] == bfloat16(
-        -6 / (1 + np.exp(-1.702))
-    )
+    assert got[3] == bfloat16(8 / (1 + np.exp(-1.702))) and got[4] == bfloat16(-6 / (1 + np.exp(-1.702)))
 
 
 @pytest.mark.parametrize("limit", [None, 7.0])
@@ -73,9 +71,7 @@ def test_fp8_output_is_quantised_from_float32_with_transposed_scales(limit):
     largest = np.abs(want).reshape(9, 2, 128).max(axis=2)
     assert np.allclose(scales.T, np.maximum(largest, 1e-4) / 448, rtol=1e-6)
     value = tokens.astype(np.float64).reshape(9, 2, 128) * scales.T[..., None]
-    half_a_step = np.maximum(
-        np.abs(want) / 15.9, 1.01 * 2.0**-10 / 448 * largest.repeat(128, axis=1)
-    )
+    half_a_step = np.maximum(np.abs(want) / 15.9, 1.01 * 2.0**-10 / 448 * largest.repeat(128, axis=1))
     assert (np.abs(value.reshape(9, 256) - want) <= half_a_step).all()
 
 
@@ -86,19 +82,14 @@ def test_fp8_of_values_that_bf16_holds_equals_the_token_format():
     tokens, scales = fused_silu_fp8(x, [0, 4])
     fmt = BlockwiseFP8TokenFormat(128, 1)
     values, want_scales = fmt.decode(fmt.encode(fused_silu(x, [0, 4])))
-    assert np.array_equal(tokens.view(np.uint8), values.view(np.uint8)) and np.array_equal(
-        scales.T, want_scales
-    )
+    assert np.array_equal(tokens.view(np.uint8), values.view(np.uint8)) and np.array_equal(scales.T, want_scales)
 
 
 def test_exactly_the_rows_of_row_offsets_are_computed():
     x = gate_up(rows=12)
     x[9:] = np.nan
     assert len(fused_silu(x, OFFSETS)) == 9 and fused_silu_fp8(x, OFFSETS)[1].shape == (1, 9)
-    assert fused_silu(x, [0]).shape == (0, 128) and fused_silu_fp8(x[:0], [0, 0])[0].shape == (
-        0,
-        128,
-    )
+    assert fused_silu(x, [0]).shape == (0, 128) and fused_silu_fp8(x[:0], [0, 0])[0].shape == (0, 128)
 
 
 def test_rows_do_not_depend_on_each_other():
@@ -109,33 +100,13 @@ def test_rows_do_not_depend_on_each_other():
 @pytest.mark.parametrize(
     "call, args, options, words",
     [
-        (
-            fused_silu,
-            (np.ones((9, 4), np.float32), OFFSETS),
-            {},
-            "gate_up has float32 and must be a bfloat16 array",
-        ),
+        (fused_silu, (np.ones((9, 4), np.float32), OFFSETS), {}, "gate_up has float32 and must be a bfloat16 array"),
         (fused_silu, ([[1, 2]], [0, 1]), {}, "type list"),
         (fused_silu, (np.ones((9, 3), bfloat16), OFFSETS), {}, r"\[9, 3\]"),
-        (
-            fused_silu,
-            (np.ones((8, 4), bfloat16), OFFSETS),
-            {},
-            r"\[8, 4\] and must be \[9 or more rows, 2 \* width\]",
-        ),
-        (
-            fused_silu,
-            (np.ones((9, 4), bfloat16), OFFSETS),
-            {"limit": 0},
-            "limit=0 must be positive",
-        ),
+        (fused_silu, (np.ones((8, 4), bfloat16), OFFSETS), {}, r"\[8, 4\] and must be \[9 or more rows, 2 \* width\]"),
+        (fused_silu, (np.ones((9, 4), bfloat16), OFFSETS), {"limit": 0}, "limit=0 must be positive"),
         (fused_silu, (np.ones((9, 4), bfloat16), OFFSETS), {"limit": np.nan}, "limit=nan"),
-        (
-            fused_silu,
-            (np.ones((9, 4), bfloat16), OFFSETS),
-            {"limit": 1, "alpha": np.inf},
-            "alpha=inf must be finite",
-        ),
+        (fused_silu, (np.ones((9, 4), bfloat16), OFFSETS), {"limit": 1, "alpha": np.inf}, "alpha=inf must be finite"),
         (fused_silu_fp8, (np.ones((9, 192), bfloat16), OFFSETS), {}, "width=96 .* multiple of 128"),
     ],
 )

@@ -32,23 +32,13 @@ def test_regions_follow_each_other_without_gap_or_overlap(n):
     assert end == EPLocalSyncCounters(n).total_size()
     base = EPLocalSyncCounters(n).get_dispatch_wait_ptr()
     within = {name: regions[name][0] - base for name in "ABCDEFG"}
-    assert within == {
-        "A": 0,
-        "B": 2 * n,
-        "C": 3 * n,
-        "D": 4 * n,
-        "E": 4 * n + 1,
-        "F": 4 * n + 2,
-        "G": 4 * n + 3,
-    }
+    assert within == {"A": 0, "B": 2 * n, "C": 3 * n, "D": 4 * n, "E": 4 * n + 1, "F": 4 * n + 2, "G": 4 * n + 3}
 
 
 def test_with_a_buffer_the_pointers_are_slices_of_it():
     buffer = np.arange(EPLocalSyncCounters(8).total_size() + 5, dtype=np.int32)
     counters = EPLocalSyncCounters(8, buffer)
-    for kernel, start in dict(
-        dispatch_async=0, dispatch_wait=24, combine_async=24, combine_wait=60
-    ).items():
+    for kernel, start in dict(dispatch_async=0, dispatch_wait=24, combine_async=24, combine_wait=60).items():
         pointer = getattr(counters, f"get_{kernel}_ptr")()
         assert pointer[0] == start and np.shares_memory(pointer, buffer)
 
@@ -75,41 +65,21 @@ class Allocation:
 
 def test_sizes_need_no_memory_and_the_names_are_those_of_the_page():
     of_8 = EPLocalSyncCounters[8]
-    assert (of_8.dispatch_async_size(), of_8.dispatch_wait_size(), of_8.combine_async_size()) == (
-        24,
-        36,
-        36,
-    )
-    assert (of_8.combine_wait_size(), of_8.total_size(), of_8.n_experts, of_8.ptr) == (
-        16,
-        76,
-        8,
-        None,
-    )
+    assert (of_8.dispatch_async_size(), of_8.dispatch_wait_size(), of_8.combine_async_size()) == (24, 36, 36)
+    assert (of_8.combine_wait_size(), of_8.total_size(), of_8.n_experts, of_8.ptr) == (16, 76, 8, None)
     assert EPLocalSyncCounters.get_type_name() == of_8.get_type_name() == "EPLocalSyncCounters"
-    assert (
-        isinstance(of_8(4096), EPLocalSyncCounters)
-        and repr(of_8(4096)) == "EPLocalSyncCounters[8](ptr=0x1000)"
-    )
+    assert isinstance(of_8(4096), EPLocalSyncCounters) and repr(of_8(4096)) == "EPLocalSyncCounters[8](ptr=0x1000)"
 
 
 @pytest.mark.parametrize(
     "memory",
-    [
-        4096,
-        np.int64(4096),
-        DeviceMemory(4096, (76,)),
-        Allocation(4096, 304),
-        DeviceMemory(4096, (99,), strides=(4,)),
-    ],
+    [4096, np.int64(4096), DeviceMemory(4096, (76,)), Allocation(4096, 304), DeviceMemory(4096, (99,), strides=(4,))],
     ids=lambda memory: type(memory).__name__,
 )
 def test_over_device_memory_the_pointers_are_addresses_in_bytes(memory):
     of_8 = EPLocalSyncCounters[8]
     for counters in (of_8(memory), of_8(buffer=memory), EPLocalSyncCounters(8, memory)):
-        assert (
-            counters.ptr == counters.get_dispatch_async_ptr() == 4096 and counters.buffer is memory
-        )
+        assert counters.ptr == counters.get_dispatch_async_ptr() == 4096 and counters.buffer is memory
         assert counters.get_dispatch_wait_ptr() == counters.get_combine_async_ptr() == 4096 + 4 * 24
         assert counters.get_combine_wait_ptr() == 4096 + 4 * 60
     assert EPLocalSyncCounters[8](ptr=4096).ptr == EPLocalSyncCounters(8, ptr=4096).ptr == 4096

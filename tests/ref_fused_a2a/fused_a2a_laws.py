@@ -5,19 +5,13 @@ from hypothesis import HealthCheck, settings
 
 # Derandomised, so that a run depends only on the code; slow machines do not fail.
 law = settings(
-    max_examples=40,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=40, derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
 def inner(one, other):
     """<one, other> over the world, in float64: exact on small integers."""
-    return sum(
-        float((a.astype(np.float64) * b.astype(np.float64)).sum()) for a, b in zip(one, other)
-    )
+    return sum(float((a.astype(np.float64) * b.astype(np.float64)).sum()) for a, b in zip(one, other))
 
 
 def assert_same_bits(got, want, name):

@@ -14,9 +14,7 @@ from epmoe_ref import fused_a2a, strategies
 BF16, FP16, FP32 = (np.dtype(name) for name in (ml_dtypes.bfloat16, np.float16, np.float32))
 
 integers = strategies.hybrid_worlds(dtypes=(FP16,), kinds=("integers",))
-integers_without_loss = strategies.hybrid_worlds(
-    dtypes=(FP16,), kinds=("integers",), overflow=False
-)
+integers_without_loss = strategies.hybrid_worlds(dtypes=(FP16,), kinds=("integers",), overflow=False)
 anything = strategies.hybrid_worlds()
 
 
@@ -35,14 +33,10 @@ def padded_rows(world):
 @given(integers, st.data())
 def test_dispatch_backward_is_the_adjoint_of_dispatch(world, data):
     """Dropped pairs included: what was dropped has no gradient."""
-    dense = [
-        (np.arange(1, m.size + 1).reshape(m.shape) * m).astype(FP32) for m in world.routing_map
-    ]
+    dense = [(np.arange(1, m.size + 1).reshape(m.shape) * m).astype(FP32) for m in world.routing_map]
     hidden, probs, _, _, handle = dispatch(world, probs=dense)
     grad = data.draw(strategies.matrices(handle.num_rows, world.x[0].shape[1], FP16, ("integers",)))
-    row_grad = [
-        own[:, 0] for own in data.draw(strategies.matrices(handle.num_rows, 1, FP32, ("integers",)))
-    ]
+    row_grad = [own[:, 0] for own in data.draw(strategies.matrices(handle.num_rows, 1, FP32, ("integers",)))]
     grad_x, grad_probs = fused_a2a.hybrid_dispatch_backward(handle, grad, row_grad)
     assert inner(hidden, grad) == inner(world.x, grad_x)
     assert inner(probs, row_grad) == inner(dense, grad_probs)
@@ -62,10 +56,7 @@ def test_combine_backward_is_the_adjoint_of_combine(world, data):
 @given(integers_without_loss)
 def test_combine_of_dispatch_multiplies_by_the_number_of_experts(world):
     hidden, *_, handle = dispatch(world)
-    want = [
-        (x * m.sum(axis=1, keepdims=True) + 0.0).astype(x.dtype)
-        for x, m in zip(world.x, world.routing_map)
-    ]
+    want = [(x * m.sum(axis=1, keepdims=True) + 0.0).astype(x.dtype) for x, m in zip(world.x, world.routing_map)]
     assert_same_bits(fused_a2a.hybrid_combine_forward(hidden, handle), want, "combined_x")
 
 
@@ -76,9 +67,7 @@ def test_tokens_without_expert_and_probs_not_routed_are_not_read(world):
     lost = [~m.any(axis=1) for m in world.routing_map]
     ones = [np.where(own[:, None], np.nan, np.ones((len(own), 128))).astype(BF16) for own in lost]
     hidden, probs, scales, _, handle = dispatch(world, x=ones)
-    combined = fused_a2a.hybrid_combine_forward(
-        [np.ones((n, 8), BF16) for n in handle.num_rows], handle
-    )
+    combined = fused_a2a.hybrid_combine_forward([np.ones((n, 8), BF16) for n in handle.num_rows], handle)
     for rank, own in enumerate(lost):
         assert np.isfinite(hidden[rank].astype(np.float32)).all()
         assert world.probs is None or np.isfinite(probs[rank]).all()
@@ -114,9 +103,7 @@ def test_results_share_no_memory_with_arguments_or_handle(world):
     hidden, probs, scales, counts, handle = dispatch(world)
     before = [own.copy() for own in handle.tokens_per_expert]
     for result in (*counts, *hidden, *(own for own in (*probs, *scales) if own is not None)):
-        assert not any(
-            np.shares_memory(result, array) for array in (*world.x, *(world.probs or []))
-        )
+        assert not any(np.shares_memory(result, array) for array in (*world.x, *(world.probs or [])))
         result[...] = 0
     assert_same_bits(handle.tokens_per_expert, before, "handle.tokens_per_expert")
 
@@ -127,11 +114,7 @@ def test_combine_takes_the_numbers_of_its_handle(world):
     """As passed by callers who compute P as the sum of tokens_per_expert."""
     hidden, *_, counts, handle = dispatch(world, fp8_dispatch=False)
     want = fused_a2a.hybrid_combine_forward(hidden, handle)
-    numbers = (
-        [int(own.sum()) for own in counts]
-        if world.num_permuted_tokens is None
-        else world.num_permuted_tokens
-    )
+    numbers = [int(own.sum()) for own in counts] if world.num_permuted_tokens is None else world.num_permuted_tokens
     got = fused_a2a.hybrid_combine_forward(
         hidden, handle, num_permuted_tokens=numbers, pad_multiple=world.pad_multiple or 0
     )
@@ -154,9 +137,7 @@ def test_fp8_dispatch_moves_the_encoded_token_with_its_scales(world):
             if np.isfinite(token).all():
                 scale = float(scales[rank][row, 0])
                 half_step = np.maximum(abs(token) / 16, scale * 2.0**-10)
-                assert (
-                    abs(rows[row].astype(np.float64) * scale - token) <= half_step * 1.001
-                ).all()
+                assert (abs(rows[row].astype(np.float64) * scale - token) <= half_step * 1.001).all()
             got = rows[row].tobytes() + scales[rank][row].tobytes()
             assert bytes_of.setdefault(place, got) == got
 
@@ -187,9 +168,7 @@ def test_edges_of_routing(edge, pad_multiple):
         assert (row_probs[rank].shape, row_probs[rank].dtype) == ((rows,), np.float32)
         assert scales[rank] is None
         assert counts[rank].dtype == np.int64 and np.array_equal(counts[rank], padded[rank])
-    want = [
-        (own * m.sum(axis=1, keepdims=True) + 0.0).astype(BF16) for own, m in zip(x, routing_map)
-    ]
+    want = [(own * m.sum(axis=1, keepdims=True) + 0.0).astype(BF16) for own, m in zip(x, routing_map)]
     assert_same_bits(fused_a2a.hybrid_combine_forward(hidden, handle), want, "combined_x")
 
 
@@ -197,20 +176,12 @@ def test_a_world_worked_by_hand():
     """Two ranks with two experts each; segments padded to 2; then with room for three rows only."""
     x = [np.repeat([[1], [2]], 8, axis=1).astype(BF16), np.repeat([[3]], 8, axis=1).astype(BF16)]
     routing_map = [np.array([[1, 1, 0, 0], [0, 1, 1, 0]], bool), np.array([[0, 1, 0, 0]], bool)]
-    probs = [
-        np.array([[0.5, 0.25, 9, 9], [9, 0.125, 0.75, 9]], np.float32),
-        np.array([[9, 1, 9, 9]], np.float32),
-    ]
-    hidden, row_probs, _, counts, handle = fused_a2a.hybrid_dispatch_forward(
-        x, routing_map, probs, 2, pad_multiple=2
-    )
+    probs = [np.array([[0.5, 0.25, 9, 9], [9, 0.125, 0.75, 9]], np.float32), np.array([[9, 1, 9, 9]], np.float32)]
+    hidden, row_probs, _, counts, handle = fused_a2a.hybrid_dispatch_forward(x, routing_map, probs, 2, pad_multiple=2)
     assert [rows[:, 0].tolist() for rows in hidden] == [[1, 0, 1, 2, 3, 0], [2, 0]]
     assert [rows.tolist() for rows in row_probs] == [[0.5, 0, 0.25, 0.125, 1, 0], [0.75, 0]]
     assert [count.tolist() for count in counts] == [[2, 4], [2, 0]]
-    assert [out[:, 0].tolist() for out in fused_a2a.hybrid_combine_forward(hidden, handle)] == [
-        [2, 4],
-        [3],
-    ]
+    assert [out[:, 0].tolist() for out in fused_a2a.hybrid_combine_forward(hidden, handle)] == [[2, 4], [3]]
 
     hidden, row_probs, _, counts, handle = fused_a2a.hybrid_dispatch_forward(
         x, routing_map, probs, 2, pad_multiple=2, num_permuted_tokens=3
@@ -219,7 +190,4 @@ def test_a_world_worked_by_hand():
     assert [rows.tolist() for rows in row_probs] == [[0.5, 0, 0.25], [0.75, 0, 0]]
     assert [count.tolist() for count in counts] == [[2, 1], [2, 0]]
     assert [flag.tolist() for flag in handle.overflow] == [[1], [0]]
-    assert [out[:, 0].tolist() for out in fused_a2a.hybrid_combine_forward(hidden, handle)] == [
-        [2, 2],
-        [0],
-    ]
+    assert [out[:, 0].tolist() for out in fused_a2a.hybrid_combine_forward(hidden, handle)] == [[2, 2], [0]]

@@ -43,9 +43,7 @@ def hybrid_combined(n_ranks, n_local, values, dtype, p2p_world_size=None):
     tokens = [int(rank == 0) for rank in range(n_ranks)]
     routing_map = [np.ones((n, n_ranks * n_local), bool) for n in tokens]
     x = [np.zeros((n, 8), dtype) for n in tokens]
-    *_, handle = fused_a2a.hybrid_dispatch_forward(
-        x, routing_map, None, n_local, p2p_world_size=p2p_world_size
-    )
+    *_, handle = fused_a2a.hybrid_dispatch_forward(x, routing_map, None, n_local, p2p_world_size=p2p_world_size)
     values = np.reshape(values, (n_ranks, n_local, 1)).astype(dtype)
     rows = list(np.repeat(values, 8, axis=2))
     return float(fused_a2a.hybrid_combine_forward(rows, handle)[0][0, 0])

@@ -15,18 +15,13 @@ WIDE = (BF16, FP32)
 
 
 def dispatch(world):
-    return fused_a2a.dispatch_forward(
-        world.x, world.token_indices, world.token_probs, world.num_experts
-    )
+    return fused_a2a.dispatch_forward(world.x, world.token_indices, world.token_probs, world.num_experts)
 
 
 def ranks_of(world):
     """Over src_ranks: int [T], how many distinct ranks a token goes to; -1 goes nowhere."""
     n_local = world.num_experts // len(world.x)
-    ranks = [
-        [{int(e) // n_local for e in token if e >= 0} for token in ids]
-        for ids in world.token_indices
-    ]
+    ranks = [[{int(e) // n_local for e in token if e >= 0} for token in ids] for ids in world.token_indices]
     return [np.array([len(own) for own in tokens], int) for tokens in ranks]
 
 
@@ -42,10 +37,7 @@ def test_dispatch_backward_is_the_adjoint_of_dispatch(world, data):
 
     grad_x, grad_token_probs = fused_a2a.dispatch_backward(handle, grad, grad_probs)
     assert inner(recv_x, grad) == inner(world.x, grad_x)
-    sent_probs = [
-        np.where(ids >= 0, own, np.float32(0))
-        for ids, own in zip(world.token_indices, world.token_probs)
-    ]
+    sent_probs = [np.where(ids >= 0, own, np.float32(0)) for ids, own in zip(world.token_indices, world.token_probs)]
     assert inner(recv_probs, grad_probs) == inner(sent_probs, grad_token_probs)
 
 
@@ -55,19 +47,14 @@ def test_combine_backward_is_the_adjoint_of_combine(world, data):
     recv_x, *_, handle = dispatch(world)
     rows = data.draw(strategies.matrices([len(own) for own in recv_x], 16, BF16, ("integers",)))
     grad = data.draw(strategies.matrices([len(own) for own in world.x], 16, BF16, ("integers",)))
-    assert inner(fused_a2a.combine_forward(rows, handle), grad) == inner(
-        rows, fused_a2a.combine_backward(handle, grad)
-    )
+    assert inner(fused_a2a.combine_forward(rows, handle), grad) == inner(rows, fused_a2a.combine_backward(handle, grad))
 
 
 @law
 @given(strategies.rows_worlds(dtypes=WIDE, kinds=("integers",)))
 def test_combine_of_dispatch_multiplies_by_the_number_of_ranks(world):
     recv_x, *_, handle = dispatch(world)
-    want = [
-        (x.astype(FP32) * n[:, None] + FP32.type(0)).astype(x.dtype)
-        for x, n in zip(world.x, ranks_of(world))
-    ]
+    want = [(x.astype(FP32) * n[:, None] + FP32.type(0)).astype(x.dtype) for x, n in zip(world.x, ranks_of(world))]
     assert_same_bits(fused_a2a.combine_forward(recv_x, handle), want, "combined_x")
 
 
@@ -76,17 +63,9 @@ def test_combine_of_dispatch_multiplies_by_the_number_of_ranks(world):
 def test_a_token_without_expert_goes_nowhere_is_not_read_and_gives_exact_zeros(world):
     """Such tokens hold NaN here."""
     nowhere = [n == 0 for n in ranks_of(world)]
-    x = [
-        np.where(lost[:, None], np.array(np.nan, own.dtype), own)
-        for lost, own in zip(nowhere, world.x)
-    ]
-    probs = [
-        np.where(lost[:, None], np.float32(np.nan), own)
-        for lost, own in zip(nowhere, world.token_probs)
-    ]
-    recv_x, _, recv_probs, _, handle = fused_a2a.dispatch_forward(
-        x, world.token_indices, probs, world.num_experts
-    )
+    x = [np.where(lost[:, None], np.array(np.nan, own.dtype), own) for lost, own in zip(nowhere, world.x)]
+    probs = [np.where(lost[:, None], np.float32(np.nan), own) for lost, own in zip(nowhere, world.token_probs)]
+    recv_x, _, recv_probs, _, handle = fused_a2a.dispatch_forward(x, world.token_indices, probs, world.num_experts)
     combined = fused_a2a.combine_forward(recv_x, handle)
     grad_x, grad_probs = fused_a2a.dispatch_backward(handle, recv_x, recv_probs)
     for rank, lost in enumerate(nowhere):
@@ -105,12 +84,8 @@ def test_a_handle_serves_any_number_of_calls_and_widths(world, data):
     assert_same_bits(fused_a2a.combine_backward(handle, world.x), recv_x, "cached dispatch")
     assert_same_bits(fused_a2a.combine_forward(recv_x, handle), first, "second combine")
     for rank, rows in enumerate(narrow):
-        want = [
-            other[src][token] for src, token in zip(handle.src_rank[rank], handle.src_token[rank])
-        ]
-        assert rows.shape == (len(want), 4) and all(
-            np.array_equal(row, one) for row, one in zip(rows, want)
-        )
+        want = [other[src][token] for src, token in zip(handle.src_rank[rank], handle.src_token[rank])]
+        assert rows.shape == (len(want), 4) and all(np.array_equal(row, one) for row, one in zip(rows, want))
 
 
 @law
@@ -131,15 +106,10 @@ def test_ids_of_any_integer_type_mean_the_same(world, dtype):
         assert_same_bits(one, other, "result")
 
 
-@pytest.mark.parametrize(
-    "dtype", [BF16, FP32, np.float64, np.uint8, np.int16, ml_dtypes.float8_e5m2], ids=str
-)
+@pytest.mark.parametrize("dtype", [BF16, FP32, np.float64, np.uint8, np.int16, ml_dtypes.float8_e5m2], ids=str)
 def test_dispatch_moves_the_bytes_of_any_dtype(dtype):
     rng = np.random.default_rng(0)
-    x = [
-        rng.integers(0, 256, (tokens, 16 * np.dtype(dtype).itemsize), np.uint8).view(dtype)
-        for tokens in (3, 2)
-    ]
+    x = [rng.integers(0, 256, (tokens, 16 * np.dtype(dtype).itemsize), np.uint8).view(dtype) for tokens in (3, 2)]
     ids = [np.array([[0], [1], [0]]), np.array([[1], [0]])]
     probs = [np.ones((len(own), 1), np.float32) for own in x]
     recv_x, *_ = fused_a2a.dispatch_forward(x, ids, probs, 2)
@@ -155,9 +125,7 @@ def test_blockwise_fp8_pairs_travel_together(world, data):
     tokens = data.draw(strategies.matrices(num_tokens, 256, ml_dtypes.float8_e4m3fn, ("integers",)))
     scales = data.draw(strategies.matrices(num_tokens, 2, FP32, ("normal",)))
     pairs = list(zip(tokens, scales))
-    recv_x, *_, handle = fused_a2a.dispatch_forward(
-        pairs, world.token_indices, world.token_probs, world.num_experts
-    )
+    recv_x, *_, handle = fused_a2a.dispatch_forward(pairs, world.token_indices, world.token_probs, world.num_experts)
     for rank, (recv_tokens, recv_scales) in enumerate(recv_x):
         source = list(zip(handle.src_rank[rank], handle.src_token[rank]))
         assert recv_tokens.shape == (len(source), 256) and recv_scales.shape == (len(source), 2)
@@ -183,10 +151,7 @@ def test_edges_of_routing(edge):
     rng = np.random.default_rng(1)
     x = [rng.integers(-4, 5, (n, 8)).astype(BF16) for n in tokens]
     world = strategies.RowsWorld(
-        x,
-        [routing(rng, n) for n in tokens],
-        [rng.random((n, top_k), np.float32) for n in tokens],
-        4,
+        x, [routing(rng, n) for n in tokens], [rng.random((n, top_k), np.float32) for n in tokens], 4
     )
     recv_x, recv_ids, recv_probs, counts, handle = dispatch(world)
     times = ranks_of(world)
@@ -198,35 +163,21 @@ def test_edges_of_routing(edge):
         assert (counts[rank].shape, counts[rank].dtype) == ((2,), np.int64)
     assert sum(handle.num_rows) == sum(int(n.sum()) for n in times)
     combined = fused_a2a.combine_forward(recv_x, handle)
-    assert_same_bits(
-        combined, [(own * n[:, None] + 0.0).astype(BF16) for own, n in zip(x, times)], "combined_x"
-    )
+    assert_same_bits(combined, [(own * n[:, None] + 0.0).astype(BF16) for own, n in zip(x, times)], "combined_x")
 
 
 def test_a_world_worked_by_hand():
     """Two ranks, four experts (0, 1 on rank 0; 2, 3 on rank 1), top-2."""
-    x = [
-        np.repeat([[1], [2]], 4, axis=1).astype(np.float32),
-        np.repeat([[3], [4]], 4, axis=1).astype(np.float32),
-    ]
+    x = [np.repeat([[1], [2]], 4, axis=1).astype(np.float32), np.repeat([[3], [4]], 4, axis=1).astype(np.float32)]
     ids = [np.array([[1, 0], [2, 1]]), np.array([[-1, 3], [-1, -1]])]
-    probs = [
-        np.array([[0.25, 0.75], [0.5, 0.125]], np.float32),
-        np.array([[9, 0.0625], [9, 9]], np.float32),
-    ]
+    probs = [np.array([[0.25, 0.75], [0.5, 0.125]], np.float32), np.array([[9, 0.0625], [9, 9]], np.float32)]
     recv_x, recv_ids, recv_probs, counts, handle = fused_a2a.dispatch_forward(x, ids, probs, 4)
     assert [rows[:, 0].tolist() for rows in recv_x] == [[1, 2], [2, 3]]
     assert [rows.tolist() for rows in recv_ids] == [[[1, 0], [-1, 1]], [[0, -1], [-1, 1]]]
-    assert [rows.tolist() for rows in recv_probs] == [
-        [[0.25, 0.75], [0, 0.125]],
-        [[0.5, 0], [0, 0.0625]],
-    ]
+    assert [rows.tolist() for rows in recv_probs] == [[[0.25, 0.75], [0, 0.125]], [[0.5, 0], [0, 0.0625]]]
     assert [count.tolist() for count in counts] == [[1, 2], [1, 1]]
     rows = [np.repeat([[a], [b]], 4, axis=1).astype(np.float32) for a, b in ((10, 20), (300, 400))]
-    assert [out[:, 0].tolist() for out in fused_a2a.combine_forward(rows, handle)] == [
-        [10, 320],
-        [400, 0],
-    ]
+    assert [out[:, 0].tolist() for out in fused_a2a.combine_forward(rows, handle)] == [[10, 320], [400, 0]]
 
 
 def test_hidden_bytes_bill_one_byte_inputs_at_two():

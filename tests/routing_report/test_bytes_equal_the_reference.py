@@ -21,19 +21,14 @@ def routed(n_ranks, n_experts, top_k, tokens, empty, seed=0):
     """Over ranks: ids, some of them -1."""
     rng = np.random.default_rng(seed)
     popularity = -np.log(1.0 + np.arange(n_experts))
-    ids = [
-        np.argsort(-(popularity + rng.gumbel(size=(n, n_experts))), axis=1)[:, :top_k]
-        for n in tokens
-    ]
+    ids = [np.argsort(-(popularity + rng.gumbel(size=(n, n_experts))), axis=1)[:, :top_k] for n in tokens]
     return [np.where(rng.random(i.shape) < empty, -1, i) for i in ids]
 
 
 def reported(ids, n_experts, **options):
     """The report of one step, with its ranks' tokens as given."""
     ends = np.cumsum([0, *map(len, ids)])
-    found = dump.Dump(
-        [np.concatenate(ids).astype(np.int64)], n_experts=n_experts, rank_offsets=ends
-    )
+    found = dump.Dump([np.concatenate(ids).astype(np.int64)], n_experts=n_experts, rank_offsets=ends)
     return report.report(found, "test", n_ranks=len(ids), **options)
 
 
@@ -52,19 +47,12 @@ def test_bytes_are_those_of_the_reference(world, token_format):
     n_ranks, n_experts, top_k, hidden, tokens, empty = world
     ids = routed(n_ranks, n_experts, top_k, tokens, empty)
     found = reported(ids, n_experts, hidden=hidden, token_format=token_format)["interfaces"]
-    cfg = epmoe_ref.EPConfig(
-        n_ranks, n_experts, top_k, hidden, max(tokens), token_format=token_format
-    )
+    cfg = epmoe_ref.EPConfig(n_ranks, n_experts, top_k, hidden, max(tokens), token_format=token_format)
     x = [np.ones((n, hidden), ml_dtypes.bfloat16) for n in tokens]
 
     d = epmoe_ref.dispatch(cfg, x, ids)
-    message = len(
-        cfg.format.messages(np.ones((1, hidden), ml_dtypes.bfloat16), np.zeros((1, top_k)))[0]
-    )
-    sources = [
-        np.repeat(np.tile(np.arange(n_ranks), len(of.recv_count)), of.recv_count.ravel())
-        for of in d
-    ]
+    message = len(cfg.format.messages(np.ones((1, hidden), ml_dtypes.bfloat16), np.zeros((1, top_k)))[0])
+    sources = [np.repeat(np.tile(np.arange(n_ranks), len(of.recv_count)), of.recv_count.ravel()) for of in d]
     total, most = between(n_ranks, sources)
     of_pairs = found["pairs_plain"]
     assert of_pairs["dispatch"]["total_bytes"]["max"] == total * message
@@ -100,31 +88,20 @@ def test_the_fast_kernels_send_the_payload_once_a_rank_and_a_header_for_each_pai
     found = reported(ids, 16, hidden=128)
     header = found["message_bytes"] - 256
     pairs, rows = (np.array(found[name]) * (1 - np.eye(4, dtype=int)) for name in ("pairs", "rows"))
-    assert (
-        found["interfaces"]["pairs"]["dispatch"]["total_bytes"]["max"]
-        == rows.sum() * 256 + pairs.sum() * header
-    )
+    assert found["interfaces"]["pairs"]["dispatch"]["total_bytes"]["max"] == rows.sum() * 256 + pairs.sum() * header
 
 
 def test_loads_and_their_measures_are_counted_by_hand():
     ids = [np.array([[0, 1], [0, -1]]), np.array([[0, 3]])]
     found = reported(ids, 4, hidden=8)
     assert found["pairs_by_expert"] == [3, 1, 0, 1] and found["pairs_by_rank"] == [4, 1]
-    assert (
-        found["pairs"] == [[3, 0], [1, 1]]
-        and found["rows"] == [[2, 0], [1, 1]]
-        and found["empty_slots"] == 1
-    )
+    assert found["pairs"] == [[3, 0], [1, 1]] and found["rows"] == [[2, 0], [1, 1]] and found["empty_slots"] == 1
     rank, expert = found["imbalance"]["rank"], found["imbalance"]["expert"]
-    assert rank["max_over_mean"]["max"] == pytest.approx(4 / 2.5) and rank["gini"][
-        "max"
-    ] == pytest.approx(0.3)
+    assert rank["max_over_mean"]["max"] == pytest.approx(4 / 2.5) and rank["gini"]["max"] == pytest.approx(0.3)
     # mean absolute difference of all pairs of experts, halved and over the mean
     loads = np.array([3, 1, 0, 1])
     gini = np.abs(loads[:, None] - loads).mean() / 2 / loads.mean()
-    assert expert["max_over_mean"]["max"] == pytest.approx(3 / 1.25) and expert["gini"][
-        "max"
-    ] == pytest.approx(gini)
+    assert expert["max_over_mean"]["max"] == pytest.approx(3 / 1.25) and expert["gini"]["max"] == pytest.approx(gini)
 
 
 def test_a_step_axis_gives_percentiles_over_steps():
@@ -133,12 +110,7 @@ def test_a_step_axis_gives_percentiles_over_steps():
     found = report.report(dump.Dump([one] * 9 + [two], n_experts=4), "test", n_ranks=2, hidden=8)
     by_step = [1.5] * 9 + [1.0]
     stat = found["imbalance"]["rank"]["max_over_mean"]
-    assert stat == {
-        "median": 1.5,
-        "p90": np.percentile(by_step, 90),
-        "p99": np.percentile(by_step, 99),
-        "max": 1.5,
-    }
+    assert stat == {"median": 1.5, "p90": np.percentile(by_step, 90), "p99": np.percentile(by_step, 99), "max": 1.5}
     assert found["steps"] == 10 and found["tokens"] == 20
     # only rank 1 sends one
     assert found["interfaces"]["pairs_plain"]["combine"]["busiest_bytes"]["median"] == 8 * 2

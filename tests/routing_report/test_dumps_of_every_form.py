@@ -22,9 +22,7 @@ def written(tmp_path, name, text):
 def forms(tmp_path):
     """The same two steps in every form."""
     np.savez(tmp_path / "a.npz", topk_ids=IDS.astype(np.int16))
-    np.savez_compressed(
-        tmp_path / "b.npz", indices=IDS.astype(np.int64), weights=np.ones(IDS.shape)
-    )
+    np.savez_compressed(tmp_path / "b.npz", indices=IDS.astype(np.int64), weights=np.ones(IDS.shape))
     np.save(tmp_path / "c.npy", IDS.astype(np.int32))
     yield from (tmp_path / name for name in ("a.npz", "b.npz", "c.npy"))
     yield written(tmp_path, "d.jsonl", "\n".join(json.dumps(step) for step in TWO_STEPS))
@@ -39,11 +37,7 @@ def forms(tmp_path):
         ),
     )
     yield written(tmp_path, "g.json", json.dumps({"topk_ids": TWO_STEPS, "n_experts": 8}))
-    yield written(
-        tmp_path,
-        "h.json",
-        json.dumps([{"step": s, "topk_ids": step} for s, step in enumerate(TWO_STEPS)]),
-    )
+    yield written(tmp_path, "h.json", json.dumps([{"step": s, "topk_ids": step} for s, step in enumerate(TWO_STEPS)]))
 
 
 def test_all_forms_say_the_same(tmp_path):
@@ -64,13 +58,7 @@ def test_an_empty_step_is_a_step(tmp_path):
 
 
 def test_the_files_own_numbers_are_used(tmp_path):
-    np.savez(
-        tmp_path / "a.npz",
-        topk_ids=IDS[0],
-        n_experts=64,
-        rank_offsets=[0, 1, 3],
-        x=np.zeros((3, 24)),
-    )
+    np.savez(tmp_path / "a.npz", topk_ids=IDS[0], n_experts=64, rank_offsets=[0, 1, 3], x=np.zeros((3, 24)))
     found = report.report(dump.read(tmp_path / "a.npz"), "a")
     assert (found["n_experts"], found["n_ranks"], found["hidden"]) == (64, 2, 24)
     assert np.array(found["pairs"]).sum(axis=1).tolist() == [2, 3]
@@ -82,15 +70,10 @@ def test_the_files_own_numbers_are_used(tmp_path):
 def test_what_is_guessed_is_said(tmp_path):
     np.save(tmp_path / "a.npy", IDS[0])
     found = report.report(dump.read(tmp_path / "a.npy"), "a", n_ranks=3)
-    assert (
-        found["n_experts"] == 9
-        and "n_experts=9, a guess: the largest id is 7" in found["assumed"][0]
-    )
+    assert found["n_experts"] == 9 and "n_experts=9, a guess: the largest id is 7" in found["assumed"][0]
 
 
-@pytest.mark.parametrize(
-    "ids, said", [([[-1, -1], [-1, -1]], "every id is -1"), ([[0, -1]], "the largest id is 0")]
-)
+@pytest.mark.parametrize("ids, said", [([[-1, -1], [-1, -1]], "every id is -1"), ([[0, -1]], "the largest id is 0")])
 def test_a_guess_names_only_ids_of_the_file(tmp_path, ids, said):
     np.save(tmp_path / "a.npy", np.array(ids))
     found = report.report(dump.read(tmp_path / "a.npy"), "a")
@@ -100,26 +83,14 @@ def test_a_guess_names_only_ids_of_the_file(tmp_path, ids, said):
 @pytest.mark.parametrize(
     "ids, options, said",
     [
-        (
-            np.array([[0, 9]]),
-            dict(n_experts=8),
-            "token 0, k 1 has expert 9, outside [0, n_experts=8)",
-        ),
+        (np.array([[0, 9]]), dict(n_experts=8), "token 0, k 1 has expert 9, outside [0, n_experts=8)"),
         (np.array([[[0, 1]], [[2, -3]]]), dict(n_experts=8), "step 1, token 0, k 1 has expert -3"),
-        (
-            np.array([[0, 1], [4, 4]]),
-            dict(n_experts=8),
-            "token 1 has experts [4, 4]: the experts of a token must be",
-        ),
+        (np.array([[0, 1], [4, 4]]), dict(n_experts=8), "token 1 has experts [4, 4]: the experts of a token must be"),
         (np.array([[0.0, 1.0]]), {}, "dtype float64; integers are needed"),
         (np.array([0, 1]), {}, "shape [2]"),
         (np.zeros((3, 0), int), {}, "shape [3, 0]"),
         (np.array([[0, 2**63]], np.uint64), {}, "an expert id is at most 65534"),
-        (
-            np.array([[0, 1]]),
-            dict(n_experts=10, n_ranks=4),
-            "10 experts cannot be dealt evenly to 4 ranks",
-        ),
+        (np.array([[0, 1]]), dict(n_experts=10, n_ranks=4), "10 experts cannot be dealt evenly to 4 ranks"),
         (np.array([[0, 1]]), dict(n_ranks=5000), "--ranks 5000 must be at most 1024"),
         (np.array([[0, 1]]), dict(hidden=12), "hidden=12 must be a multiple of 8"),
     ],

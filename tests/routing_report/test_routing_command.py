@@ -36,20 +36,12 @@ def test_text_names_the_busiest_and_what_to_take(file, capsys):
 
 
 def test_json_holds_everything(file, capsys):
-    assert (
-        main(
-            ["routing", str(file), "--ranks", "4", "--hidden", "64", "--link-gbps", "100", "--json"]
-        )
-        == 0
-    )
+    assert main(["routing", str(file), "--ranks", "4", "--hidden", "64", "--link-gbps", "100", "--json"]) == 0
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     cost = found["interfaces"]["rows"]["combine"]
     assert cost["floor_us"]["max"] == pytest.approx(cost["busiest_bytes"]["max"] / 100e3)
     assert [line["n_ranks"] for line in found["sweep"]] == [2, 4, 8, 16, 32]
-    assert (
-        found["sweep"][1]["interfaces"]["rows"]["round_us"]
-        == found["interfaces"]["rows"]["round_us"]
-    )
+    assert found["sweep"][1]["interfaces"]["rows"]["round_us"] == found["interfaces"]["rows"]["round_us"]
 
 
 class Seen(HTMLParser):
@@ -82,9 +74,7 @@ def test_the_page_needs_nothing_else_and_shows_every_cell(file, tmp_path, capsys
     seen.feed(text)
     assert seen.open == [] and seen.asked == [] and "<dump>" not in text and "&lt;dump&gt;" in text
     cells = [title for title in seen.titles if title.startswith("src_rank")]
-    assert (
-        len(cells) == 16 and sum(int(c.split(": ")[1].replace(",", "")) for c in cells) == 4 * 512
-    )
+    assert len(cells) == 16 and sum(int(c.split(": ")[1].replace(",", "")) for c in cells) == 4 * 512
     assert all(f"<td>{n}</td>" in text for n in (2, 4, 8, 16, 32))
     assert "ExpertParallel, fast, us" in text and "ExpertParallel, plain, us" not in text  # all -
 
@@ -149,9 +139,7 @@ def test_at_a_measured_size_the_measured_time_is_expected():
         interface, phase, short = key.split()
         for nbytes, us, floor_us in rows:
             token_format = {"bf16": "bf16", "fp8": "fp8_blockwise"}[short]
-            assert measured.expected_us(
-                interface, phase, token_format, nbytes, floor_us
-            ) == pytest.approx(us)
+            assert measured.expected_us(interface, phase, token_format, nbytes, floor_us) == pytest.approx(us)
     assert measured.expected_us("rows", "dispatch", "nvfp4", 1, 1.0) is None
     slower = measured.expected_us("rows", "dispatch", "bf16", 10**9, 2000.0)
     assert 2000 < slower < 2000 * 1.2
@@ -174,24 +162,19 @@ def test_memory_is_what_the_interfaces_allocate():
     step, sizes = counts.count(ids, 8), interfaces.Sizes(cfg, 100.0)
     unreduced = next(use for use in rank_memory.plan(cfg) if use.buffer.startswith("unreduced"))
     assert (
-        interfaces.memory_bytes("pairs", [step], sizes)
-        == rank_memory.plan(cfg).planned_bytes - unreduced.planned_bytes
+        interfaces.memory_bytes("pairs", [step], sizes) == rank_memory.plan(cfg).planned_bytes - unreduced.planned_bytes
     )
 
     world = LocalWorld(n_ranks)
     x = [np.ones((tokens, hidden), ml_dtypes.bfloat16) for _ in ids]
-    rows, _, _, _, handle = fused_a2a.fused_dispatch(
-        x, ids, [np.ones(i.shape, np.float32) for i in ids], 8, world
-    )
+    rows, _, _, _, handle = fused_a2a.fused_dispatch(x, ids, [np.ones(i.shape, np.float32) for i in ids], 8, world)
     fused_a2a.fused_combine(rows, world, handle)
     taken = buffers.buffer_of(world).allocated_bytes
     assert 0.75 < interfaces.memory_bytes("rows", [step], sizes) / taken < 1.25
     routing_map = [(i[:, :, None] == np.arange(8)).any(axis=1) for i in ids]
     probs = [m.astype(np.float32) for m in routing_map]
     fused_a2a.init_hybrid_ep_buffer(world, hidden, tokens, 8 // n_ranks, None, None, False)
-    hidden_rows, _, _, _, handle = fused_a2a.hybrid_ep_dispatch(
-        x, routing_map, probs, world, 8 // n_ranks
-    )
+    hidden_rows, _, _, _, handle = fused_a2a.hybrid_ep_dispatch(x, routing_map, probs, world, 8 // n_ranks)
     fused_a2a.hybrid_ep_combine(hidden_rows, handle)
     taken = buffers.hybrid_ep_buffer(world).allocated_bytes
     assert 0.75 < interfaces.memory_bytes("expert_major", [step], sizes) / taken < 1.25

@@ -34,11 +34,7 @@ def cases(n_ranks, size, hidden, tokens):
 
 
 def cases_of(n_ranks, sizes, hidden, tokens):
-    return [
-        case
-        for size in map(int, sizes.split(","))
-        for _, case in cases(n_ranks, size, hidden, tokens)
-    ]
+    return [case for size in map(int, sizes.split(",")) for _, case in cases(n_ranks, size, hidden, tokens)]
 
 
 def compile_part(cc, n_ranks, *shape_and_part):
@@ -46,20 +42,13 @@ def compile_part(cc, n_ranks, *shape_and_part):
     # which nvshmem4py imports, and which takes longer than a kernel
     sys.modules.setdefault("torch", None)
     number, of = map(int, part.split("/"))
-    compiled_first.compile_part(
-        cases_of(int(n_ranks), *shape), number, of, tuple(map(int, cc.split(".")))
-    )
+    compiled_first.compile_part(cases_of(int(n_ranks), *shape), number, of, tuple(map(int, cc.split("."))))
 
 
 def compile_ahead(world, *shape):
     chosen = cases_of(world.n_ranks, *shape)
     words = ["compile", "%d.%d" % world.machine.compute_capability, str(world.n_ranks), *shape]
-    compiling.ahead(
-        world,
-        chosen,
-        lambda: compiled_first.all_kernels(chosen),
-        [sys.executable, __file__, *words],
-    )
+    compiling.ahead(world, chosen, lambda: compiled_first.all_kernels(chosen), [sys.executable, __file__, *words])
 
 
 def main(sizes, rounds, hidden="128", tokens="6"):
@@ -72,9 +61,7 @@ def main(sizes, rounds, hidden="128", tokens="6"):
             routed = [routing.make(case.cfg, [seed, n]) for n in range(int(rounds))]
             for r in rounds_of(case, world, routed):
                 assert not r.differences, r.differences[0]
-        print(
-            f"rank {world.rank} of {world.n_ranks}, worlds of {size}: equal\n", end="", flush=True
-        )
+        print(f"rank {world.rank} of {world.n_ranks}, worlds of {size}: equal\n", end="", flush=True)
 
 
 if sys.argv[1] == "compile":

@@ -36,9 +36,7 @@ def test_rounds_between_worlds_are_exact(world_size, fused, seed):
     assert not differences(case, seed, racecheck=True)
 
 
-@pytest.mark.parametrize(
-    "seed", [0, 2, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, *range(3, 8)))]
-)
+@pytest.mark.parametrize("seed", [0, 2, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, *range(3, 8)))])
 def test_rounds_are_exact_whatever_the_network_delays(seed):
     case = Case(EPConfig(**PLAIN, p2p_world_size=1 + seed % 2), fused=seed % 4 > 1)
     assert not differences(case, seed, racecheck=False)
@@ -49,9 +47,7 @@ def test_rounds_are_exact_whatever_the_network_delays(seed):
 @pytest.mark.parametrize("kernels", ["plain", "fast"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_crosses_worlds(name, kernels, shared):
-    cfg = EPConfig(
-        **PLAIN | FORMATS[name], p2p_world_size=2, token_format=name, fused_shared_expert=shared
-    )
+    cfg = EPConfig(**PLAIN | FORMATS[name], p2p_world_size=2, token_format=name, fused_shared_expert=shared)
     assert not differences(Case(cfg, fused=shared, kernels=kernels), seed=3, rounds=1)
 
 
@@ -70,17 +66,13 @@ def test_every_format_crosses_worlds(name, kernels, shared):
 )
 @pytest.mark.by_day(3)
 def test_shapes_and_sizes(options):
-    assert not differences(
-        Case(EPConfig(**PLAIN | dict(p2p_world_size=2) | options)), seed=4, rounds=1
-    )
+    assert not differences(Case(EPConfig(**PLAIN | dict(p2p_world_size=2) | options)), seed=4, rounds=1)
 
 
 def test_unreduced_output_and_functions_cross_worlds():
     cfg = EPConfig(**PLAIN, p2p_world_size=1)
     assert not differences(Case(cfg, weights="none"), seed=5, rounds=1)
-    assert not differences(
-        Case(cfg, weights="function", epilogue=True, fused=True), seed=5, rounds=1
-    )
+    assert not differences(Case(cfg, weights="function", epilogue=True, fused=True), seed=5, rounds=1)
 
 
 def test_a_world_of_all_ranks_needs_no_network(monkeypatch):
@@ -109,11 +101,7 @@ def test_counters_are_as_before_after_a_round():
     routed = routing.make(cfg, 1)
     with ExpertParallel(cfg, LocalWorld(4)) as ep:
         d = ep.dispatch(routed.x, routed.topk_ids)
-        ep.combine(
-            [np.zeros((x.n_rows, cfg.hidden), x.numpy().output_tokens.dtype) for x in d],
-            d,
-            routed.topk_weights,
-        )
+        ep.combine([np.zeros((x.n_rows, cfg.hidden), x.numpy().output_tokens.dtype) for x in d], d, routed.topk_weights)
         for rank in range(4):
             for name in ("dispatch_recv_count", "combine_recv_count"):
                 assert (ep.region(name, rank) == layout.MAX_FINITE).all()
@@ -125,10 +113,7 @@ def test_a_rank_that_stays_away_is_named():
     cfg = EPConfig(**PLAIN, p2p_world_size=2)
     routed = routing.make(cfg, 1)
     world = LocalWorld(4, expire_waits=True)
-    with (
-        pytest.raises(PeerTimeout, match="src_rank 3"),
-        ExpertParallel(cfg, world, timeout=0.01) as ep,
-    ):
+    with pytest.raises(PeerTimeout, match="src_rank 3"), ExpertParallel(cfg, world, timeout=0.01) as ep:
         ep._engine.ranks.pop()
         ep._engine.world.ranks = range(3)
         ep.dispatch(routed.x[:3], routed.topk_ids[:3])

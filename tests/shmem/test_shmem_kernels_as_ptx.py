@@ -23,9 +23,7 @@ def ptx(gpu_side, tonight):
 
 def some(names):
     """Parameters of a test; those not in BY_DAY run at night."""
-    return [
-        name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names
-    ]
+    return [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names]
 
 
 @pytest.mark.parametrize("name", some(SENDERS + PLAIN))

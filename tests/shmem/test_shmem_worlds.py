@@ -54,11 +54,7 @@ def test_wrong_sizes_are_refused_in_words():
 
 def test_a_world_lies_on_one_host():
     two_hosts = [[0, 1, 2, 3]] * 4 + [[4, 5, 6, 7]] * 4
-    assert (
-        largest_world(two_hosts) == 4
-        and split_world(two_hosts, 8) == 0
-        and split_world(two_hosts, 2) is None
-    )
+    assert largest_world(two_hosts) == 4 and split_world(two_hosts, 8) == 0 and split_world(two_hosts, 2) is None
     assert largest_world([[0, 2]] * 1 + [[1, 3]] + [[0, 2]] + [[1, 3]]) == 1
     assert largest_world([list(range(16))] * 16) == 8
 
@@ -72,9 +68,7 @@ def test_a_world_that_reaches_no_other_refuses_use_shmem(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.timeout(400)
-@pytest.mark.skipif(
-    find_spec("nvshmem") is None, reason="a ShmemWorld on GPUs needs nvshmem4py: not installed"
-)
+@pytest.mark.skipif(find_spec("nvshmem") is None, reason="a ShmemWorld on GPUs needs nvshmem4py: not installed")
 @pytest.mark.parametrize("hidden, tokens, rounds", [(128, 6, 3), (7168, 128, 3)])
 def test_rounds_between_worlds_of_gpus(hidden, tokens, rounds):
     """Every world of 1, 2, ... GPUs of this host; needs at least 2 GPUs."""

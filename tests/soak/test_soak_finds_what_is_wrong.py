@@ -32,9 +32,7 @@ def test_ids_of_a_token_are_distinct_experts_and_some_slots_are_empty(cfg):
                 key = of.token_key(number, rank, token)
                 ids = [of.expert(number, key, k) for k in range(cfg.top_k)]
                 chosen = [e for e in ids if e != -1]
-                assert len(set(chosen)) == len(chosen) and all(
-                    0 <= e < cfg.n_experts for e in chosen
-                )
+                assert len(set(chosen)) == len(chosen) and all(0 <= e < cfg.n_experts for e in chosen)
                 seen.update(chosen)
                 empty += len(ids) - len(chosen)
     assert seen == set(range(cfg.n_experts)) and empty
@@ -57,8 +55,7 @@ def busy_round(of, rank=0):
     return next(
         n
         for n in ROUNDS
-        if min(of.tokens(n, 0), of.tokens(n, 1)) >= 4
-        and of.expert(n, of.token_key(n, rank, 0), 0) >= 0
+        if min(of.tokens(n, 0), of.tokens(n, 1)) >= 4 and of.expert(n, of.token_key(n, rank, 0), 0) >= 0
     )
 
 
@@ -107,10 +104,7 @@ def repeat_row(soak):
 
 AFTER_DISPATCH = {
     "a bit of a token": (change("output_tokens", (0, 13), lambda v: v ^ 1), "bits of the token"),
-    "a count": (
-        change("recv_count", (0, 1), lambda v: v + 1),
-        "recv_count[local_expert 0, src_rank 1]",
-    ),
+    "a count": (change("recv_count", (0, 1), lambda v: v + 1), "recv_count[local_expert 0, src_rank 1]"),
     "an offset": (change("row_offsets", -1, lambda v: v + 1), "row_offsets[3]"),
     "an expert id": (change("expert_ids", 1, 0), "expert_ids[1]"),
     "a token number": (change("src_info", (0, 0), 99), "outside the src_rank's tokens"),

@@ -38,20 +38,13 @@ def test_the_time_limit_and_the_rate_are_of_rounds_alone(tmp_path, capsys, monke
     assert "7 kernels ready in 100.0 s, 6 of them compiled by 5 processes\n" in said
     assert "PASS  2 rounds, 0 errors, 2.0 s, 1.00 rounds/s" in said
     assert (record["rounds"], record["seconds"], record["rounds_per_second"]) == (2, 2, 1)
-    assert (record["kernels"], record["kernels_compiled"], record["kernels_ready_seconds"]) == (
-        7,
-        6,
-        100,
-    )
+    assert (record["kernels"], record["kernels_compiled"], record["kernels_ready_seconds"]) == (7, 6, 100)
 
 
 def test_the_simulator_says_nothing_of_kernels(tmp_path, capsys):
     file = tmp_path / "soak.json"
     assert main(["soak", "--rounds", "1", "--json", str(file), *SIZES]) == 0
-    assert (
-        "kernels ready" not in capsys.readouterr().out
-        and json.loads(file.read_text())["kernels"] == 0
-    )
+    assert "kernels ready" not in capsys.readouterr().out and json.loads(file.read_text())["kernels"] == 0
 
 
 def test_kernels_are_compiled_without_a_gpu(tmp_path):
@@ -75,9 +68,7 @@ def test_kernels_are_compiled_without_a_gpu(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "options", [dict(fused=True), dict(fused=False, poison=True)], ids=["fused", "split"]
-)
+@pytest.mark.parametrize("options", [dict(fused=True), dict(fused=False, poison=True)], ids=["fused", "split"])
 @pytest.mark.parametrize("token_format", ["bf16", "mxfp8"])
 def test_rounds_load_no_kernel_that_was_not_ready(options, token_format, monkeypatch):
     from epmoe.device import gpu_launch

@@ -48,10 +48,7 @@ def test_writing_again_gives_the_same_bytes(folder, tmp_path):
 def test_manifest_binary_and_npz_hold_the_same_arrays(folder, manifests):
     for manifest in manifests:
         blob = (folder / manifest["file"]).read_bytes()
-        assert (
-            hashlib.sha256(blob).hexdigest() == manifest["sha256"]
-            and len(blob) == manifest["nbytes"]
-        )
+        assert hashlib.sha256(blob).hexdigest() == manifest["sha256"] and len(blob) == manifest["nbytes"]
         _, arrays = files.read(folder, manifest["name"])
         with np.load(folder / f"{manifest['name']}.npz") as npz:
             assert set(npz.files) == set(arrays)
@@ -80,12 +77,7 @@ def test_every_format_option_and_corner_is_covered(manifests, folder):
     assert {m["weighted"] for m in manifests if "weighted" in m} == {False, True}
     assert any(m.get("epilogue") for m in manifests)
     assert any(0 in m["n_tokens"] and any(m["n_tokens"]) for m in manifests if "config" in m)
-    assert any(
-        (a == -1).any()
-        for m in manifests
-        for k, a in files.read(folder, m["name"])[1].items()
-        if "topk" in k
-    )
+    assert any((a == -1).any() for m in manifests for k, a in files.read(folder, m["name"])[1].items() if "topk" in k)
     options = [m["options"] for m in manifests if "options" in m]
     assert {key for o in options for key in o} == {
         "num_permuted_tokens",
@@ -119,19 +111,14 @@ def test_a_bf16_row_is_the_token_that_src_info_names(folder):
                     row += 1
         assert arrays[f"row_offsets.rank{rank}"][-1] == row
         n_rows += row
-    assert n_rows == sum(
-        int((arrays[f"topk_ids.rank{rank}"] >= 0).sum()) for rank in range(n_ranks)
-    )
+    assert n_rows == sum(int((arrays[f"topk_ids.rank{rank}"] >= 0).sum()) for rank in range(n_ranks))
 
 
 def test_a_c_program_reads_and_checks_a_vector(folder, tmp_path):
     compiler = shutil.which("cc")
     assert compiler, "no C compiler: install one (apt-get install gcc)"
     program = tmp_path / "read_vector"
-    subprocess.run(
-        [compiler, "-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-o", program, C_SOURCE],
-        check=True,
-    )
+    subprocess.run([compiler, "-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-o", program, C_SOURCE], check=True)
     assert len(C_SOURCE.read_text().splitlines()) <= 100
     name = "dispatch_combine_slots_without_an_expert"
 
@@ -139,9 +126,7 @@ def test_a_c_program_reads_and_checks_a_vector(folder, tmp_path):
         return subprocess.run([program, at], capture_output=True, text=True)
 
     good = run(folder / name)
-    assert (good.returncode, good.stdout) == (0, "ok: 40 arrays, 53 rows of dispatch\n"), (
-        good.stderr
-    )
+    assert (good.returncode, good.stdout) == (0, "ok: 40 arrays, 53 rows of dispatch\n"), good.stderr
     # CRC-32 only
     assert run(folder / "dispatch_combine_nvfp4").stdout == "ok: 48 arrays, 0 rows of dispatch\n"
     for suffix in (".json", ".bin"):
@@ -162,9 +147,7 @@ def changed_manifest(text, rng):
     """A manifest with a number, a word or a line changed, as in a damaged file."""
     lines = text.splitlines()
     at = int(rng.choice([i for i, line in enumerate(lines) if '"rank": ' in line]))
-    keys = [
-        *re.finditer(r'"(rank|offset|nbytes|crc32)": (-?\d+)|(?<=[\[ ])(\d+)(?=[,\]])', lines[at])
-    ]
+    keys = [*re.finditer(r'"(rank|offset|nbytes|crc32)": (-?\d+)|(?<=[\[ ])(\d+)(?=[,\]])', lines[at])]
     found = keys[rng.integers(len(keys))]
     group = 2 if found[2] else 3
     kind = rng.integers(6)
@@ -172,9 +155,7 @@ def changed_manifest(text, rng):
         new = str(int(rng.choice(np.array(ODD, object))))
         lines[at] = lines[at][: found.start(group)] + new + lines[at][found.end(group) :]
     elif kind == 4:
-        lines[at] = lines[at].replace(
-            str(rng.choice(["shape", "rank", "offset", "crc32", "nbytes"])), "else"
-        )
+        lines[at] = lines[at].replace(str(rng.choice(["shape", "rank", "offset", "crc32", "nbytes"])), "else")
     else:
         del lines[at]
     return "\n".join(lines) + "\n"
@@ -183,9 +164,7 @@ def changed_manifest(text, rng):
 def changed_arrays(blob, text, rng):
     """(binary, manifest) with another number in an array of integers, and the CRC-32 of that."""
     blob, manifest = bytearray(blob), json.loads(text)
-    entry = rng.choice(
-        [a for a in manifest["arrays"] if a["dtype"].endswith("int32") and a["nbytes"]]
-    )
+    entry = rng.choice([a for a in manifest["arrays"] if a["dtype"].endswith("int32") and a["nbytes"]])
     at = entry["offset"] + 4 * int(rng.integers(entry["nbytes"] // 4))
     blob[at : at + 4] = (int(rng.choice(np.array(ODD, object))) & 0xFFFFFFFF).to_bytes(4, "little")
     crc = zlib.crc32(blob[entry["offset"] : entry["offset"] + entry["nbytes"]])
@@ -217,11 +196,9 @@ def test_the_c_program_trusts_nothing_in_a_manifest_or_an_array(folder, tmp_path
         (tmp_path / "odd.json").write_text(changed[1])
         done = subprocess.run([program, tmp_path / "odd"], capture_output=True, text=True)
         refused += done.returncode == 1
-        assert (
-            done.returncode in (0, 1)
-            and "Sanitizer" not in done.stderr
-            and "runtime error" not in done.stderr
-        ), done.stderr[:2000]
+        assert done.returncode in (0, 1) and "Sanitizer" not in done.stderr and "runtime error" not in done.stderr, (
+            done.stderr[:2000]
+        )
         assert done.returncode == 0 or done.stderr.startswith("read_vector: ")
     assert refused > tries * 2 // 3
 
@@ -271,10 +248,7 @@ def test_the_command_says_when_files_are_not_this_versions(folder, tmp_path, mon
 
 @pytest.mark.parametrize(
     "words, said",
-    [
-        (["--only", "zzz"], "no vector's name contains 'zzz'"),
-        (["--only", "nvfp4", "--update"], "leave --only out"),
-    ],
+    [(["--only", "zzz"], "no vector's name contains 'zzz'"), (["--only", "nvfp4", "--update"], "leave --only out")],
 )
 def test_the_command_refuses_to_do_nothing_or_to_forget_hashes(tmp_path, words, said):
     before = command.SUMS.read_bytes()

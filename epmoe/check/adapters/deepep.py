@@ -21,9 +21,7 @@ def deep_ep():
     try:
         import deep_ep
     except ImportError:
-        raise UnavailableError(
-            "deep_ep is not installed: build https://github.com/deepseek-ai/DeepEP"
-        ) from None
+        raise UnavailableError("deep_ep is not installed: build https://github.com/deepseek-ai/DeepEP") from None
     import torch
 
     return deep_ep, torch, torch.distributed.group.WORLD
@@ -54,9 +52,7 @@ class Rows(RowsImplementation):
     def dispatch(self, x, token_indices, token_probs, num_experts):
         torch, buffer = self._torch, self._buffer
         tokens, ids, probs = (to_torch(torch, a) for a in (x, token_indices, token_probs))
-        per_rank, per_rdma_rank, per_expert, in_rank, _ = buffer.get_dispatch_layout(
-            ids, num_experts
-        )
+        per_rank, per_rdma_rank, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, num_experts)
         recv_x, recv_ids, recv_probs, counts, handle, _ = buffer.dispatch(
             tokens,
             num_tokens_per_rank=per_rank,
@@ -98,16 +94,9 @@ class LowLatency(Implementation):
         super().__init__(cfg)
         package, self._torch, self._group = deep_ep()
         self._most = -(-cfg.max_tokens_per_rank // self.MULTIPLE) * self.MULTIPLE
-        nbytes = package.Buffer.get_low_latency_rdma_size_hint(
-            self._most, cfg.hidden, cfg.n_ranks, cfg.n_experts
-        )
+        nbytes = package.Buffer.get_low_latency_rdma_size_hint(self._most, cfg.hidden, cfg.n_ranks, cfg.n_experts)
         self._buffer = package.Buffer(
-            self._group,
-            0,
-            nbytes,
-            low_latency_mode=True,
-            num_qps_per_rank=cfg.n_local_experts,
-            explicitly_destroy=True,
+            self._group, 0, nbytes, low_latency_mode=True, num_qps_per_rank=cfg.n_local_experts, explicitly_destroy=True
         )
 
     def dispatch(self, input_tokens, topk_ids):
@@ -121,9 +110,7 @@ class LowLatency(Implementation):
         token = self._handle[0].cpu().numpy().reshape(-1)[self._places[0]]
         per_expert = recv_count.cpu().numpy().astype(np.int64)
         return dict(
-            output_tokens=to_bf16(
-                torch, recv_x.reshape(-1, cfg.hidden)[self._places[0]], input_tokens.dtype
-            ),
+            output_tokens=to_bf16(torch, recv_x.reshape(-1, cfg.hidden)[self._places[0]], input_tokens.dtype),
             row_offsets=np.concatenate([[0], np.cumsum(per_expert)]).astype(np.uint32),
             src_info=np.stack([token, self._slots(token, counts)], axis=1),
             recv_count=counts,
@@ -133,11 +120,7 @@ class LowLatency(Implementation):
         cfg, torch = self.cfg, self._torch
         places = self._places[0]
         outputs = torch.zeros(
-            cfg.n_local_experts,
-            cfg.n_ranks * self._most,
-            cfg.hidden,
-            dtype=torch.bfloat16,
-            device="cuda",
+            cfg.n_local_experts, cfg.n_ranks * self._most, cfg.hidden, dtype=torch.bfloat16, device="cuda"
         )
         outputs.view(-1, cfg.hidden)[places] = to_torch(torch, expert_outputs)
         combined, _, _ = self._buffer.low_latency_combine(
@@ -164,6 +147,5 @@ class LowLatency(Implementation):
         expert = np.repeat(rank * L + np.repeat(np.arange(L), self.cfg.n_ranks), counts.reshape(-1))
         src_rank = np.repeat(np.tile(np.arange(self.cfg.n_ranks), L), counts.reshape(-1))
         return np.array(
-            [np.flatnonzero(all_ids[r][t] == e)[0] for r, t, e in zip(src_rank, token, expert)],
-            np.int32,
+            [np.flatnonzero(all_ids[r][t] == e)[0] for r, t, e in zip(src_rank, token, expert)], np.int32
         ).reshape(-1)

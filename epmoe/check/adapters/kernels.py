@@ -19,9 +19,7 @@ class Kernels(Implementation):
         from epmoe import ExpertParallel
 
         super().__init__(cfg)
-        self._ep = ExpertParallel(
-            cfg, self.new_world(range(cfg.n_ranks)), fused=self.fused, kernels=self.kernels
-        )
+        self._ep = ExpertParallel(cfg, self.new_world(range(cfg.n_ranks)), fused=self.fused, kernels=self.kernels)
 
     def new_world(self, per_rank):
         """A world of as many ranks as the argument has entries."""
@@ -69,15 +67,10 @@ class PlainKernels(Kernels):
         return host(self._ep.combine_wait(router_weights, **options))
 
     def buffers(self):
-        return {
-            name: self._of_ranks(lambda rank, name=name: self._ep.region(name, rank))
-            for name in BUFFERS
-        }
+        return {name: self._of_ranks(lambda rank, name=name: self._ep.region(name, rank)) for name in BUFFERS}
 
     def counters(self):
-        return self._of_ranks(
-            lambda rank: flat_counters(self.cfg, lambda name: self._ep.region(name, rank))
-        )
+        return self._of_ranks(lambda rank: flat_counters(self.cfg, lambda name: self._ep.region(name, rank)))
 
     def _of_ranks(self, read):
         held = [read(rank) for rank in self._ep.world.ranks]

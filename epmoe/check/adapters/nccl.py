@@ -40,9 +40,7 @@ class AllToAll(Implementation):
         expert, self._pairs = ids.sort(stable=True)
         self._pairs = self._pairs[expert >= 0]
         sent = torch.bincount(ids[ids >= 0], minlength=cfg.n_experts)
-        received = self._exchange(
-            sent, [cfg.n_local_experts] * cfg.n_ranks, [cfg.n_local_experts] * cfg.n_ranks
-        )
+        received = self._exchange(sent, [cfg.n_local_experts] * cfg.n_ranks, [cfg.n_local_experts] * cfg.n_ranks)
         received = received.reshape(cfg.n_ranks, cfg.n_local_experts)
         self._out, self._in = (x.reshape(cfg.n_ranks, -1).sum(1).tolist() for x in (sent, received))
         src_info = torch.stack([self._pairs // cfg.top_k, self._pairs % cfg.top_k], 1)
@@ -52,9 +50,7 @@ class AllToAll(Implementation):
         self._order = order.reshape(-1).repeat_interleave(received.reshape(-1)).argsort(stable=True)
         rows = self._exchange(tokens[self._pairs // cfg.top_k], self._out, self._in)[self._order]
         src_info = self._exchange(src_info, self._out, self._in)[self._order]
-        row_offsets = np.concatenate([[0], np.cumsum(received.sum(0).cpu().numpy())]).astype(
-            np.uint32
-        )
+        row_offsets = np.concatenate([[0], np.cumsum(received.sum(0).cpu().numpy())]).astype(np.uint32)
         return dict(
             output_tokens=self._on_host(rows, input_tokens.dtype),
             row_offsets=row_offsets,
@@ -91,11 +87,7 @@ class AllToAll(Implementation):
     def _on_device(self, array):
         """A tensor on the device. torch has no type for ml_dtypes' bfloat16, so its bits go through int16."""
         if array.dtype.itemsize == 2 and array.dtype != np.float16:
-            return (
-                self._torch.from_numpy(array.view(np.int16))
-                .view(self._torch.bfloat16)
-                .to(self._device)
-            )
+            return self._torch.from_numpy(array.view(np.int16)).view(self._torch.bfloat16).to(self._device)
         return self._torch.from_numpy(array).to(self._device)
 
     def _on_host(self, tensor, dtype):

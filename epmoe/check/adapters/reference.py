@@ -1,12 +1,7 @@
 """The reference as an implementation. It tests the check itself, and is the shortest example of an adapter."""
 
 import epmoe_ref
-from epmoe.check.implementation import (
-    OPTIONS,
-    HybridImplementation,
-    Implementation,
-    RowsImplementation,
-)
+from epmoe.check.implementation import OPTIONS, HybridImplementation, Implementation, RowsImplementation
 from epmoe_ref import fused_a2a
 from epmoe_ref.config import TOKEN_FORMATS
 
@@ -22,9 +17,7 @@ class Reference(Implementation):
         return epmoe_ref.dispatch(self.cfg, input_tokens, topk_ids, **options)
 
     def combine(self, expert_outputs, dispatched, router_weights, **options):
-        return epmoe_ref.combine(
-            self.cfg, expert_outputs, dispatched, router_weights=router_weights, **options
-        )
+        return epmoe_ref.combine(self.cfg, expert_outputs, dispatched, router_weights=router_weights, **options)
 
 
 class ReferenceRows(RowsImplementation):
@@ -47,9 +40,7 @@ class ReferenceHybrid(HybridImplementation):
     """epmoe_ref.fused_a2a's hybrid functions."""
 
     def dispatch(self, x, routing_map, probs, num_local_experts, **options):
-        return fused_a2a.hybrid_dispatch_forward(
-            x, routing_map, probs, num_local_experts, **options
-        )
+        return fused_a2a.hybrid_dispatch_forward(x, routing_map, probs, num_local_experts, **options)
 
     def combine(self, x, handle):
         return fused_a2a.hybrid_combine_forward(x, handle)

@@ -20,19 +20,7 @@ barrier), a granule's writes are compared with one of them for all.
 from epmoe_ref.errors import RaceError
 
 from . import race_report
-from .actors import (
-    ACTOR,
-    ADDRESS,
-    CODE,
-    NUMBER,
-    PLACE,
-    SCOPE,
-    SIZE,
-    WORD,
-    WRITE,
-    Actor,
-    morally_strong,
-)
+from .actors import ACTOR, ADDRESS, CODE, NUMBER, PLACE, SCOPE, SIZE, WORD, WRITE, Actor, morally_strong
 
 # fields of a granule's cell: the last writes (key -> access); weak reads (a list); the lore and the mask of bytes for
 # which no write races with a weak read; how many weak reads are too many; strong reads (key -> access, or None);
@@ -67,9 +55,7 @@ class Accesses:
         """A weak access of a thread."""
         if span not in self.written:
             if not write:
-                self.read_unwritten(
-                    a if not nc else self.reader_of(a), address, n, word, frame, span
-                )
+                self.read_unwritten(a if not nc else self.reader_of(a), address, n, word, frame, span)
                 return
             self.first_write(span)
         cell = self.granules.get(address >> 4)
@@ -81,20 +67,7 @@ class Accesses:
             if old is not None and old[1] == a.time:  # same epoch: already checked
                 return
         back = frame.f_back
-        access = (
-            a,
-            a.time,
-            0,
-            address,
-            n,
-            write,
-            word,
-            frame.f_code,
-            frame.f_lasti,
-            back.f_code,
-            back.f_lasti,
-            0,
-        )
+        access = (a, a.time, 0, address, n, write, word, frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, 0)
         if write:
             self.check_write(access, cell, mask, span)
             cell[0][a.idx << IDX_BIT | mask] = access
@@ -198,9 +171,7 @@ class Accesses:
     @staticmethod
     def thin(cell):
         """Keep only the last of an actor's reads of the same bytes."""
-        cell[READS] = list(
-            {(old[0].idx, old[2], old[3], old[4]): old for old in cell[READS]}.values()
-        )
+        cell[READS] = list({(old[0].idx, old[2], old[3], old[4]): old for old in cell[READS]}.values())
         cell[THIN_AT] = max(FULL, 2 * len(cell[READS]))
 
     def read_unwritten(self, a, address, n, word, frame, span):
@@ -212,22 +183,7 @@ class Accesses:
         if reads is None:
             reads = self.unwritten[span] = []
         back = frame.f_back
-        reads.append(
-            (
-                a,
-                a.time,
-                0,
-                address,
-                n,
-                False,
-                word,
-                frame.f_code,
-                frame.f_lasti,
-                back.f_code,
-                back.f_lasti,
-                0,
-            )
-        )
+        reads.append((a, a.time, 0, address, n, False, word, frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, 0))
         if span.host_accesses and a.launch.number <= span.host_accesses[-1][3]:
             self.check_host(reads[-1], span)
         if len(reads) > LISTED:
@@ -235,9 +191,7 @@ class Accesses:
 
     def first_write(self, span):
         """Called before the first write of a span in this run."""
-        for other in [s for s in self.unwritten if s.low < span.high and span.low < s.high] + [
-            span
-        ]:
+        for other in [s for s in self.unwritten if s.low < span.high and span.low < s.high] + [span]:
             self.sort_reads(other)
             self.written.add(other)
             self.unwritten.pop(other, None)
@@ -271,14 +225,10 @@ class Accesses:
             cell[READS] = [old for old in cell[READS] if old[3] < address or old[3] + old[4] > end]
         if cell[STRONG_READS]:
             cell[STRONG_READS] = {
-                k: old
-                for k, old in cell[STRONG_READS].items()
-                if old[3] < address or old[3] + old[4] > end
+                k: old for k, old in cell[STRONG_READS].items() if old[3] < address or old[3] + old[4] > end
             }
         if cell[HIDDEN]:
-            cell[HIDDEN] = [
-                old for old in cell[HIDDEN] if old[3] < address or old[3] + old[4] > end
-            ]
+            cell[HIDDEN] = [old for old in cell[HIDDEN] if old[3] < address or old[3] + old[4] > end]
 
     def weak_write(self, address, n, access):
         """After a weak write, strong reads of these bytes cannot acquire anything older."""
@@ -369,10 +319,7 @@ class Accesses:
         pair = (first[CODE], first[PLACE], second[CODE], second[PLACE])
         if pair not in self.pairs:
             self.pairs.add(pair)
-            if (
-                first[WORD] == "load16_nc"
-                and second[ACTOR].launch.stream is first[ACTOR].launch.stream
-            ):
+            if first[WORD] == "load16_nc" and second[ACTOR].launch.stream is first[ACTOR].launch.stream:
                 kind = "later"
             self.report(race_report.text(self, first, second, span, kind))
 

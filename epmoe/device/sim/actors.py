@@ -10,9 +10,7 @@ import numpy as np
 
 WEAK, CTA, GPU, SYS = 0, 1, 2, 3
 # fields of an access
-ACTOR, TIME, SCOPE, ADDRESS, SIZE, WRITE, WORD, CODE, PLACE, CALLER, CALLER_PLACE, NUMBER = range(
-    12
-)
+ACTOR, TIME, SCOPE, ADDRESS, SIZE, WRITE, WORD, CODE, PLACE, CALLER, CALLER_PLACE, NUMBER = range(12)
 new_lore = count(1).__next__
 
 
@@ -80,12 +78,7 @@ class Actor:
 
 def covers(scope, a, b):
     """Does `scope`, on an operation of actor a, include actor b? Scope gpu is the executing rank."""
-    return (
-        a is b
-        or scope == SYS
-        or a.rank == b.rank
-        and (scope == GPU or scope == CTA and a.block is b.block)
-    )
+    return a is b or scope == SYS or a.rank == b.rank and (scope == GPU or scope == CTA and a.block is b.block)
 
 
 def morally_strong(a, b):
@@ -103,18 +96,7 @@ def morally_strong(a, b):
 class Location:
     """The writes and release heads that a strong read of these bytes can synchronise with."""
 
-    __slots__ = (
-        "address",
-        "size",
-        "end",
-        "last",
-        "heads",
-        "chain",
-        "observations",
-        "version",
-        "history",
-        "overlaps",
-    )
+    __slots__ = ("address", "size", "end", "last", "heads", "chain", "observations", "version", "history", "overlaps")
 
     def __init__(self, address, size):
         self.address, self.size, self.end = address, size, address + size

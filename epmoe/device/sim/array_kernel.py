@@ -9,14 +9,7 @@ from .machine import Kernel, SimMachine
 from .memory import MEMORY, VIEW, out_of_bounds
 from .ops import OPS
 
-TYPE_OF = {
-    "uint8": "u8",
-    "uint16": "u16",
-    "int32": "i32",
-    "uint32": "u32",
-    "uint64": "u64",
-    "float32": "f32",
-}
+TYPE_OF = {"uint8": "u8", "uint16": "u16", "int32": "i32", "uint32": "u32", "uint64": "u64", "float32": "f32"}
 
 
 class SimArray:
@@ -34,9 +27,7 @@ class SimArray:
     def _place(self, index):
         index = index if isinstance(index, tuple) else (index,)
         if self._load is None:
-            raise EPValueError(
-                "%s holds %s: kernels take its address, not its elements" % (self.name, self.dtype)
-            )
+            raise EPValueError("%s holds %s: kernels take its address, not its elements" % (self.name, self.dtype))
         place = 0
         for i, n in zip(index, self.shape):
             place = place * n + int(i)
@@ -120,9 +111,7 @@ def _argument(value, name, stream):
         return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
     if hasattr(value, "host"):
         if value.host is None:
-            raise EPValueError(
-                "%s is in GPU memory, and the simulator runs: give a NumPy array" % name
-            )
+            raise EPValueError("%s is in GPU memory, and the simulator runs: give a NumPy array" % name)
         address = _borrow(value.host, name, stream.machine, stream.rank)
         return SimArray(address, value.shape, value.dtype, name)
     return int(value) if isinstance(value, np.integer) else value

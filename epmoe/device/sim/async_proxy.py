@@ -44,20 +44,7 @@ class AsyncProxy:
             self.first_write(span)
         known, fenced, me, issuer = e.known, memoryview(e.proxy), e.idx, self.issuer(e)
         back = frame.f_back
-        access = (
-            e,
-            e.time,
-            0,
-            address,
-            nbytes,
-            write,
-            word,
-            frame.f_code,
-            frame.f_lasti,
-            back.f_code,
-            back.f_lasti,
-            0,
-        )
+        access = (e, e.time, 0, address, nbytes, write, word, frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, 0)
         key = me << IDX_BIT | ALL
         for granule in range(address >> 4, address + nbytes >> 4):
             cell = self.granules.get(granule)

@@ -21,14 +21,8 @@ def _module():
     module = ir.Module("cpu_atomics")
     for bits in (32, 64):
         word = ir.IntType(bits)
-        for name, result, operands in (
-            ("load", word, 0),
-            ("store", ir.VoidType(), 1),
-            ("swap_if", word, 2),
-        ):
-            function = ir.Function(
-                module, ir.FunctionType(result, [ADDRESS] + [word] * operands), f"{name}{bits}"
-            )
+        for name, result, operands in (("load", word, 0), ("store", ir.VoidType(), 1), ("swap_if", word, 2)):
+            function = ir.Function(module, ir.FunctionType(result, [ADDRESS] + [word] * operands), f"{name}{bits}")
             b = ir.IRBuilder(function.append_basic_block())
             at = b.inttoptr(function.args[0], word.as_pointer())
             if name == "load":
@@ -37,11 +31,7 @@ def _module():
                 b.store_atomic(function.args[1], at, ORDER, bits // 8)
                 b.ret_void()
             else:
-                b.ret(
-                    b.extract_value(
-                        b.cmpxchg(at, function.args[1], function.args[2], ORDER, ORDER), 0
-                    )
-                )
+                b.ret(b.extract_value(b.cmpxchg(at, function.args[1], function.args[2], ORDER, ORDER), 0))
     return module
 
 
@@ -66,8 +56,7 @@ def _compiled(kind):
     address = ctypes.c_uint64
     signatures = {"load": (c, address), "store": (None, address, c), "swap_if": (c, address, c, c)}
     return tuple(
-        ctypes.PYFUNCTYPE(*types)(_engine().get_function_address(f"{name}{bits}"))
-        for name, types in signatures.items()
+        ctypes.PYFUNCTYPE(*types)(_engine().get_function_address(f"{name}{bits}")) for name, types in signatures.items()
     )
 
 

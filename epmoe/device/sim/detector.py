@@ -42,9 +42,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
             warps = max(launch.grid * ((launch.threads + 31) // 32) for launch in queue)
             self.places.append((n, n + threads))
             n += threads + warps * ENGINES_PER_WARP
-        self.engines_end = self.launch_ends_at = (
-            n  # then one index a stream: how many of its launches have ended
-        )
+        self.engines_end = self.launch_ends_at = n  # then one index a stream: how many of its launches have ended
         n += len(queues)
         if machine.network.heaps:
             n = self.new_agents(n)
@@ -122,9 +120,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
     def acquire_observed(self, a, location, scope):
         """After strong reads of the location, a fence or an acquire of it acquires the releases that they observed."""
         heads = a.observed.pop(location)
-        rest = {
-            k: h for k, h in heads.items() if not (covers(h[1], h[0], a) and covers(scope, a, h[0]))
-        }
+        rest = {k: h for k, h in heads.items() if not (covers(h[1], h[0], a) and covers(scope, a, h[0]))}
         for k, head in heads.items():
             if k not in rest:
                 a.learn(head[2], head[4])
@@ -132,9 +128,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
             a.observed[location] = rest
 
     # ------------------------------------------------------------------ strong operations
-    def strong(
-        self, a, address, n, read, write, scope, acquire, release, word, frame, span, before, after
-    ):
+    def strong(self, a, address, n, read, write, scope, acquire, release, word, frame, span, before, after):
         """A strong load, store or RMW. before, after: values in memory. Returns the value that a load sees.
 
         acquire: None for a reduction. It continues a chain of atomics but is otherwise not a read.
@@ -187,13 +181,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         if sees and acquire is not None:
             location.observations.append((first, last[11], a.idx, access[1]))
         if write:
-            if (
-                not read
-                and before != after
-                and last is not None
-                and last[2]
-                and last[6] in PURE_STORES
-            ):
+            if not read and before != after and last is not None and last[2] and last[6] in PURE_STORES:
                 self.check_order(last, access, span)
             self.publish(a, location, access, scope, release, chain, before, after)
         return before
@@ -214,11 +202,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
     def check_order(self, last, access, span):
         """Two strong stores of different values to a word must be ordered."""
         a, old = access[0], last[0]
-        if (
-            old is not a
-            and a.known[old.idx] < last[1]
-            and not self.was_observed(last, a.known, a.idx)
-        ):
+        if old is not a and a.known[old.idx] < last[1] and not self.was_observed(last, a.known, a.idx):
             self.race(last, access, span, "order")
 
     def publish(self, a, location, access, scope, release, chain, before, after):
@@ -234,13 +218,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
             if newer is None or newer[2][me] < clock[me]:
                 heads[me, s] = (a, s, clock, access, proxy)
         if release:
-            head = heads[me, scope] = (
-                a,
-                scope,
-                a.snapshot(),
-                access,
-                a.proxy if self.fenced_proxy else None,
-            )
+            head = heads[me, scope] = (a, scope, a.snapshot(), access, a.proxy if self.fenced_proxy else None)
             a.released.setdefault(location, {})[scope] = head
         location.heads = heads
         if self.stale:
@@ -273,36 +251,23 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
             self.reject(
                 head[3],
                 access,
-                "the read is relaxed"
-                if not acquire
-                else APART % (SCOPE_NAMES[head[1]], SCOPE_NAMES[scope]),
+                "the read is relaxed" if not acquire else APART % (SCOPE_NAMES[head[1]], SCOPE_NAMES[scope]),
             )
 
     def reject(self, write, read, why):
         """Remember a pair that did not synchronise, for reports."""
         w, r = write[0], read[0]
         if w is not r and r.known[w.idx] < write[1]:
-            self.rejected[write[7], write[8], read[7], read[8], w.block, r.block] = (
-                write,
-                read,
-                why,
-            )
+            self.rejected[write[7], write[8], read[7], read[8], w.block, r.block] = (write, read, why)
 
     def older(self, a, location):
         """Stale mode: a write that this load may see, and that no earlier observation excludes."""
         history = location.history
-        known = {
-            last for _, last, z, time in location.observations if z == a.idx or a.known[z] >= time
-        }
+        known = {last for _, last, z, time in location.observations if z == a.idx or a.known[z] >= time}
         low = len(history) - 1
         while low:
             write = history[low][0]
-            if (
-                write is None
-                or write[11] in known
-                or write[0].idx == a.idx
-                or a.known[write[0].idx] >= write[1]
-            ):
+            if write is None or write[11] in known or write[0].idx == a.idx or a.known[write[0].idx] >= write[1]:
                 break
             low -= 1
         return history[-1 if self.stale.random() < 0.5 else self.stale.randrange(low, len(history))]

@@ -8,29 +8,18 @@ def text(why, scheduler):
     """why, then a line for each place where threads wait, the most informative first (words that no thread writes)."""
     threads = {}  # (spins?, rank, block, where, what) -> threads
     for t in all_threads(scheduler):
-        key = (
-            t not in scheduler.spinners,
-            t.rank,
-            t.block.index,
-            " < ".join(t.where()),
-            waits_for(t, scheduler),
-        )
+        key = (t not in scheduler.spinners, t.rank, t.block.index, " < ".join(t.where()), waits_for(t, scheduler))
         threads.setdefault(key, []).append(t.tid)
     blocks = {}  # the same threads of several blocks -> blocks
     for key in sorted(threads):
         kind, rank, block, where, what = key
-        blocks.setdefault((kind, rank, ranges("thread", threads[key]), where, what), []).append(
-            block
-        )
+        blocks.setdefault((kind, rank, ranges("thread", threads[key]), where, what), []).append(block)
     lines = ["%s, and nothing can change that:" % why if why == "every thread waits" else why + ":"]
     for kind in (False, True):
         table = [place for place in blocks if place[0] == kind]
         for place in table[:24]:
             _, rank, of, where, what = place
-            lines.append(
-                "  rank %d %s %s at %s: %s"
-                % (rank, ranges("block", blocks[place]), of, where, what)
-            )
+            lines.append("  rank %d %s %s at %s: %s" % (rank, ranges("block", blocks[place]), of, where, what))
         if len(table) > 24:
             lines.append("  ... and %d more places" % (len(table) - 24))
     for launch in dict.fromkeys(t.block.launch for t in all_threads(scheduler)):
@@ -62,11 +51,7 @@ def waits_for(t, scheduler):
         for address, value, code, place in looks
     )
     if t in t.block.arrived:
-        return "waits at syncthreads for %d of %d threads%s" % (
-            t.block.live - len(t.block.arrived),
-            t.block.live,
-            loop,
-        )
+        return "waits at syncthreads for %d of %d threads%s" % (t.block.live - len(t.block.arrived), t.block.live, loop)
     if t in t.warp.waiting:
         return "waits at %s for %d of %d lanes of its warp%s" % (
             t.warp.kind,

@@ -41,17 +41,7 @@ class Mbarrier:
 class Copy:
     """A bulk copy in flight."""
 
-    __slots__ = (
-        "source",
-        "target",
-        "nbytes",
-        "target_span",
-        "mbarrier",
-        "data",
-        "done",
-        "thread",
-        "ticket",
-    )
+    __slots__ = ("source", "target", "nbytes", "target_span", "mbarrier", "data", "done", "thread", "ticket")
 
     def __init__(self, thread, source, target, nbytes, target_span, mbarrier=None, ticket=None):
         self.thread, self.source, self.target, self.nbytes = thread, source, target, nbytes
@@ -75,9 +65,7 @@ class Copy:
         self.done = True
         watchers = NOW.watchers
         if watchers:
-            for granule in [
-                g for g in watchers if self.target >> 4 <= g < self.target + self.nbytes + 15 >> 4
-            ]:
+            for granule in [g for g in watchers if self.target >> 4 <= g < self.target + self.nbytes + 15 >> 4]:
                 NOW.written(granule)
         if self.mbarrier is not None:
             if NOW.detector is not None:
@@ -106,9 +94,7 @@ def _mbarrier(t, address, name):
     real, span = shared_span(address, 8, name)
     found = t.block.mbarriers.get(real)
     if found is None:
-        _fault(
-            t, "%s on shared address %d, where mbar_init has not made an mbarrier" % (name, address)
-        )
+        _fault(t, "%s on shared address %d, where mbar_init has not made an mbarrier" % (name, address))
     return found, span
 
 
@@ -125,11 +111,7 @@ def mbar_init(mbar, count):
 def _arrive(t, mbar, nbytes, name, frame):
     bar, span = _mbarrier(t, mbar, name)
     if bar.pending == 0:
-        _fault(
-            t,
-            "%s: one arrival too many in this phase (the mbarrier was made for %d)"
-            % (name, bar.count),
-        )
+        _fault(t, "%s: one arrival too many in this phase (the mbarrier was made for %d)" % (name, bar.count))
     if NOW.detector is not None:
         NOW.detector.arrives(t.actor, bar, name, frame, span)
     bar.tx += nbytes
@@ -191,9 +173,7 @@ def bulk_load(shared_dst, src, nbytes, mbar):
     real, shared = shared_span(shared_dst, nbytes, "bulk_load", 16)
     ticket = None
     if NOW.detector is not None:
-        ticket = NOW.detector.bulk_load(
-            t.actor, real, src, nbytes, shared, span, sys._getframe(1), bar, bar_span
-        )
+        ticket = NOW.detector.bulk_load(t.actor, real, src, nbytes, shared, span, sys._getframe(1), bar, bar_span)
     NOW.copies.append(Copy(t, src, real, nbytes, shared, bar, ticket))
 
 

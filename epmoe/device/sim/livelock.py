@@ -79,24 +79,10 @@ class Watch:
         at = address - span.origin
         self.of(getcurrent()).note((address, n, None if write else bytes(span.bytes[at : at + n])))
 
-    def strong(
-        self, a, address, n, read, write, scope, acquire, release, word, frame, span, before, after
-    ):
+    def strong(self, a, address, n, read, write, scope, acquire, release, word, frame, span, before, after):
         if self.inner is not None:
             before = self.inner.strong(
-                a,
-                address,
-                n,
-                read,
-                write,
-                scope,
-                acquire,
-                release,
-                word,
-                frame,
-                span,
-                before,
-                after,
+                a, address, n, read, write, scope, acquire, release, word, frame, span, before, after
             )
         if read and (not write or before == after):
             self.looked(address, before, frame)
@@ -118,9 +104,7 @@ class Watch:
     def bulk_load(self, a, target, source, nbytes, shared, span, frame, mbarrier, mbarrier_span):
         self.of(getcurrent()).note((source, target, nbytes))
         if self.inner is not None:
-            return self.inner.bulk_load(
-                a, target, source, nbytes, shared, span, frame, mbarrier, mbarrier_span
-            )
+            return self.inner.bulk_load(a, target, source, nbytes, shared, span, frame, mbarrier, mbarrier_span)
         return None
 
     def thread_ends(self, a):
@@ -136,15 +120,11 @@ class Watch:
             return "at work"
         here = getcurrent()
         for block in scheduler.run.blocks:
-            runs = [
-                t for t in block.threads if t.block is block and (t in block.ready or t is here)
-            ]
+            runs = [t for t in block.threads if t.block is block and (t in block.ready or t is here)]
             done = [
                 self.notes[t]
                 for t in block.threads
-                if t in self.notes
-                and t.block is block
-                and (t in runs or self.notes[t].last > lately)
+                if t in self.notes and t.block is block and (t in runs or self.notes[t].last > lately)
             ]  # the others wait for ever
             if any(n.count >= PLENTY and not n.goes_round() for n in done):
                 return "at work"
@@ -179,7 +159,6 @@ def look(scheduler):
         scheduler.detector = watch.inner
         if verdict == "stuck":
             scheduler.hang(
-                "no word that a waiting thread looks at has changed in %d operations"
-                % (steps - scheduler.stirred)
+                "no word that a waiting thread looks at has changed in %d operations" % (steps - scheduler.stirred)
             )
         scheduler.watch, scheduler.next_look = None, 2 * steps

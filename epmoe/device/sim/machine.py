@@ -57,15 +57,12 @@ class Buffer:
                 % (self.nbytes, name, rank)
             ) from None
         self.address = self._data.ctypes.data
-        self._span = MEMORY.add(
-            Span(self.address, self.nbytes, name, rank, regions=regions, keep=self._data)
-        )
+        self._span = MEMORY.add(Span(self.address, self.nbytes, name, rank, regions=regions, keep=self._data))
 
     def _slice(self, offset, nbytes):
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise EPValueError(
-                "bytes %d to %d of %s, which has %d bytes"
-                % (offset, offset + nbytes, self.name, self.nbytes)
+                "bytes %d to %d of %s, which has %d bytes" % (offset, offset + nbytes, self.name, self.nbytes)
             )
         return self._data[offset : offset + nbytes]
 
@@ -136,12 +133,8 @@ class PreparedLaunch:
             self.words[self._n_given :] = words
         params = tuple(map(int, self.words))
         if len(params) != self._kernel.n_words:
-            raise EPValueError(
-                "%s takes %d words, not %d" % (self._kernel.name, self._kernel.n_words, len(params))
-            )
-        self._machine.launch(
-            self._kernel, self._grid, self._block, (params, *self._numbers), **self._how
-        )
+            raise EPValueError("%s takes %d words, not %d" % (self._kernel.name, self._kernel.n_words, len(params)))
+        self._machine.launch(self._kernel, self._grid, self._block, (params, *self._numbers), **self._how)
 
 
 class SimMachine:
@@ -176,9 +169,7 @@ class SimMachine:
         if seed is ...:
             text = os.environ.get("EPMOE_SEED", "0").strip()
             if text.lower() != "none" and not text.lstrip("-").isdecimal():
-                raise EPValueError(
-                    "EPMOE_SEED=%s must be a whole number, or none for plain round-robin" % text
-                )
+                raise EPValueError("EPMOE_SEED=%s must be a whole number, or none for plain round-robin" % text)
             seed = None if text.lower() == "none" else int(text)
         self.seed = seed
         self.random = None if seed is None else random.Random(seed)
@@ -225,8 +216,7 @@ class SimMachine:
         """Let kernels touch an array of the caller, in place. Returns its address. release(address) ends it."""
         if not array.flags.c_contiguous:
             raise EPValueError(
-                "%s is not C-contiguous (strides %s); make it so with np.ascontiguousarray"
-                % (name, array.strides)
+                "%s is not C-contiguous (strides %s); make it so with np.ascontiguousarray" % (name, array.strides)
             )
         address, nbytes = array.ctypes.data, array.nbytes
         if not nbytes:
@@ -236,20 +226,9 @@ class SimMachine:
             known.users += 1
         else:
             if known is not None:
-                raise EPValueError(
-                    "%s begins where %s does, which is in use with another size"
-                    % (name, known.name)
-                )
+                raise EPValueError("%s begins where %s does, which is in use with another size" % (name, known.name))
             self._adopted[address] = MEMORY.add(
-                Span(
-                    address,
-                    nbytes,
-                    name,
-                    rank,
-                    readonly=not array.flags.writeable,
-                    regions=regions,
-                    keep=array,
-                )
+                Span(address, nbytes, name, rank, readonly=not array.flags.writeable, regions=regions, keep=array)
             )
         return address
 
@@ -292,15 +271,12 @@ class SimMachine:
         """
         grid, block = int(grid), int(block)
         if not 1 <= block <= kernel.max_threads:
-            raise EPValueError(
-                "block=%d threads: %s takes 1 to %d" % (block, kernel.name, kernel.max_threads)
-            )
+            raise EPValueError("block=%d threads: %s takes 1 to %d" % (block, kernel.name, kernel.max_threads))
         if grid < 1:
             raise EPValueError("grid=%d blocks of %s: at least 1 is needed" % (grid, kernel.name))
         if shared_bytes > SHARED_PER_BLOCK:
             raise EPValueError(
-                "shared_bytes=%d of %s: a block has at most %d"
-                % (shared_bytes, kernel.name, SHARED_PER_BLOCK)
+                "shared_bytes=%d of %s: a block has at most %d" % (shared_bytes, kernel.name, SHARED_PER_BLOCK)
             )
         limit = resident_blocks(block, shared_bytes, self.n_sms)
         if grid > limit:
@@ -310,9 +286,7 @@ class SimMachine:
                 % (grid, block, kernel.name, self.n_sms, limit)
             )
         self.count += 1
-        stream.queue.append(
-            Launch(self.count, kernel, grid, block, tuple(args), stream, shared_bytes, programmatic)
-        )
+        stream.queue.append(Launch(self.count, kernel, grid, block, tuple(args), stream, shared_bytes, programmatic))
 
     def prepared(self, kernel, grid, block, words, num_tokens, my_rank, **how):
         """A launch whose params are `words`, then those given to start(*more). how: as for launch."""

@@ -56,21 +56,15 @@ class Span:
         "shared",
     )
 
-    def __init__(
-        self, address, nbytes, name, rank, *, readonly=False, regions=None, keep=None, shared=False
-    ):
+    def __init__(self, address, nbytes, name, rank, *, readonly=False, regions=None, keep=None, shared=False):
         self.low, self.high = address, address + nbytes
         self.name, self.rank, self.readonly = name, rank, readonly
-        self.regions = (
-            sorted((Region(*r) for r in regions), key=lambda r: r.offset) if regions else []
-        )
+        self.regions = sorted((Region(*r) for r in regions), key=lambda r: r.offset) if regions else []
         self.users, self.keep = 1, keep
         self.host_accesses = []  # the host's accesses while launches were in flight (race detector)
         self.origin = address & ~15
         length = max((self.high - self.origin + 15) & ~15, 16)
-        memory = (
-            (ctypes.c_uint8 * length).from_address(self.origin) if address else bytearray(length)
-        )
+        memory = (ctypes.c_uint8 * length).from_address(self.origin) if address else bytearray(length)
         self.bytes = np.frombuffer(memory, np.uint8)
         view = memoryview(self.bytes)
         self.views = (view, *(view.cast(c) for c in "HiIQ"), self.bytes.view(np.float32))
@@ -78,9 +72,7 @@ class Span:
         if shared:
             from .cpu_atomics import AtomicView
 
-            self.strong = tuple(
-                AtomicView(self.origin, t) if t in ("i32", "u32", "u64") else None for t in VIEW
-            )
+            self.strong = tuple(AtomicView(self.origin, t) if t in ("i32", "u32", "u64") else None for t in VIEW)
 
     def owner(self):
         return "" if self.rank is None else " of rank %d" % self.rank
@@ -104,9 +96,7 @@ class Region:
     def __init__(self, name, offset, shape, dtype, indices=()):
         self.name, self.offset = name, int(offset)
         self.dtype, self.indices = np.dtype(dtype), tuple(indices)
-        self.shape = (
-            (shape,) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
-        )
+        self.shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
         self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def describe(self, offset):
@@ -116,10 +106,7 @@ class Region:
             return None
         element, rest = divmod(inside, self.dtype.itemsize)
         index = [int(i) for i in np.unravel_index(element, self.shape)] if self.shape else []
-        words = [
-            "%s %d" % (self.indices[n], i) if n < len(self.indices) else str(i)
-            for n, i in enumerate(index)
-        ]
+        words = ["%s %d" % (self.indices[n], i) if n < len(self.indices) else str(i) for n, i in enumerate(index)]
         return "%s[%s]%s" % (self.name, ", ".join(words), " byte %d" % rest if rest else "")
 
 
@@ -160,9 +147,7 @@ class Memory:
         span = self.spans[bisect_right(self.starts, address) - 1]
         if address + nbytes <= span.high:
             return span
-        return next(
-            (s for s in self.spans if s.low <= address and address + nbytes <= s.high), None
-        )
+        return next((s for s in self.spans if s.low <= address and address + nbytes <= s.high), None)
 
     def describe(self, address):
         span = self.find(address)
@@ -171,11 +156,7 @@ class Memory:
     def complaint(self, address, nbytes, alignment):
         """Why these bytes must not be touched; None if they may."""
         if address % alignment:
-            return "%s is not %d-byte aligned (address %#x)" % (
-                self.describe(address),
-                alignment,
-                address,
-            )
+            return "%s is not %d-byte aligned (address %#x)" % (self.describe(address), alignment, address)
         if self.find(address, nbytes):
             return None
         i, near = bisect_right(self.starts, address) - 1, []
@@ -193,10 +174,7 @@ class Memory:
         if i + 1 < len(self.spans):
             s = self.spans[i + 1]
             near.append("%d bytes before %s%s" % (s.low - address, s.name, s.owner()))
-        return "address %#x is outside every buffer: %s" % (
-            address,
-            " and ".join(near) or "there are none",
-        )
+        return "address %#x is outside every buffer: %s" % (address, " and ".join(near) or "there are none")
 
 
 MEMORY = Memory()

@@ -79,10 +79,7 @@ class Network:
     def heap_of(self, t, address, nbytes, name, what):
         """The heap that holds these bytes of the thread's rank."""
         for heap in self.heaps:
-            if (
-                heap.addresses[t.rank] <= address
-                and address + nbytes <= heap.addresses[t.rank] + heap.nbytes
-            ):
+            if heap.addresses[t.rank] <= address and address + nbytes <= heap.addresses[t.rank] + heap.nbytes:
                 return heap
         raise OutOfBoundsError(
             "%s of %s: its %s (address %#x, %d bytes) is not in the symmetric memory of rank %d"
@@ -93,9 +90,7 @@ class Network:
         """The address of the same bytes in the memory of rank pe."""
         heap = self.heap_of(t, address, nbytes, name, "target")
         if not 0 <= pe < len(heap.addresses):
-            raise EPError(
-                "%s of %s: there is no rank %d of %d" % (name, t.place(), pe, len(heap.addresses))
-            )
+            raise EPError("%s of %s: there is no rank %d of %d" % (name, t.place(), pe, len(heap.addresses)))
         return heap.addresses[pe] + address - heap.addresses[t.rank]
 
 
@@ -145,9 +140,7 @@ class Put(Delivery):
         ctypes.memmove(self.target, self.source, self.nbytes)
         watchers = NOW.watchers
         if watchers:
-            for granule in [
-                g for g in watchers if self.target >> 4 <= g < self.target + self.nbytes >> 4
-            ]:
+            for granule in [g for g in watchers if self.target >> 4 <= g < self.target + self.nbytes >> 4]:
                 NOW.written(granule)
 
 
@@ -163,9 +156,7 @@ class Signal(Delivery):
     def arrive(self):
         words, k = self.span.strong[U64], self.target - self.span.origin >> 3
         if self.ticket is not None:
-            NOW.detector.signal_arrives(
-                self.ticket, self.target, self.span, self.place, words[k], self.value
-            )
+            NOW.detector.signal_arrives(self.ticket, self.target, self.span, self.place, words[k], self.value)
         words[k] = self.value
         if self.target >> 4 in NOW.watchers:
             NOW.written(self.target >> 4)
@@ -201,8 +192,7 @@ def shmem_put_nbi_warp(dst, src, nbytes, pe):
         raise EPError("%s: the lanes of the warp give %s different arguments" % (t.place(), name))
     if nbytes <= 0 or (dst | src | nbytes) % VECTOR:
         raise EPError(
-            "%s: %s of %d bytes from %#x to %#x: all must be multiples of 16"
-            % (t.place(), name, nbytes, src, dst)
+            "%s: %s of %d bytes from %#x to %#x: all must be multiples of 16" % (t.place(), name, nbytes, src, dst)
         )
     network = NOW.run.machine.network
     per_lane = -(-nbytes // (VECTOR * LANES)) * VECTOR
@@ -216,9 +206,7 @@ def shmem_put_nbi_warp(dst, src, nbytes, pe):
     span = span_of(target, nbytes, name, VECTOR, write=True)
     ticket = None
     if NOW.detector is not None:
-        ticket = NOW.detector.put(
-            t.actor, source, target, nbytes, source_span, span, sys._getframe(1)
-        )
+        ticket = NOW.detector.put(t.actor, source, target, nbytes, source_span, span, sys._getframe(1))
     Put(t, pe, source, target, nbytes, ticket)
 
 
@@ -230,9 +218,7 @@ def shmem_signal_set(word, value, pe):
     place, ticket = _Place(sys._getframe(1)), None
     if NOW.detector is not None:
         before = t.fenced.get(pe, ()) if t.fenced.keys() <= {pe} else ()
-        ticket = NOW.detector.signal(
-            t.actor, max([d.ticket for d in before if isinstance(d, Put)], default=0)
-        )
+        ticket = NOW.detector.signal(t.actor, max([d.ticket for d in before if isinstance(d, Put)], default=0))
     Signal(t, pe, target, int(value) & 2**64 - 1, span, place, ticket)
 
 

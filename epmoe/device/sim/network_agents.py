@@ -44,9 +44,7 @@ class NetworkAgents:
 
     def signal_arrives(self, e, address, span, place, before, after):
         """The store in the destination's memory. An acquire of it learns all that its thread's last fence covers."""
-        self.strong(
-            e, address, 8, False, True, SYS, False, False, e.word, place, span, before, after
-        )
+        self.strong(e, address, 8, False, True, SYS, False, False, e.word, place, span, before, after)
 
     def quiet(self, a):
         """a's agent has finished everything."""

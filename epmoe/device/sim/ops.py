@@ -48,14 +48,7 @@ def _to_u8(v):
     return int(v) & 0xFF
 
 
-WRAP = {
-    "u8": _to_u8,
-    "u16": _to_u16,
-    "i32": _to_i32,
-    "u32": _to_u32,
-    "u64": _to_u64,
-    "f32": np.float32,
-}
+WRAP = {"u8": _to_u8, "u16": _to_u16, "i32": _to_i32, "u32": _to_u32, "u64": _to_u64, "f32": np.float32}
 
 
 def span_of(address, nbytes, name, alignment=None, write=False):

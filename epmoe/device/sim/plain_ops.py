@@ -64,9 +64,7 @@ def _load16(name, doc):
         if address + 16 > span.high or address & 15:
             span = span_of(address, 16, name)
         if NOW.detector is not None:
-            NOW.detector.plain(
-                getcurrent().actor, address, 16, False, name, sys._getframe(1), span, nc
-            )
+            NOW.detector.plain(getcurrent().actor, address, 16, False, name, sys._getframe(1), span, nc)
         return read4(span.views[0], address - span.origin)
 
     return intrinsic(load16, name, doc)
@@ -93,10 +91,7 @@ for _ty in WIDTH:
     _load(_ty)
     _store(_ty)
 _load16("load16", "Four u32 from a 16-byte aligned global address; a plain load.")
-_load16(
-    "load16_nc",
-    "load16 through the non-coherent path: only for bytes that nobody writes while the kernel runs.",
-)
+_load16("load16_nc", "load16 through the non-coherent path: only for bytes that nobody writes while the kernel runs.")
 _load16("load16_stream", "load16 that leaves no trace in the L1 cache.")
 _store16("store16", "Store four u32 at a 16-byte aligned global address; a plain store.")
 _store16("store16_stream", "store16 that leaves no trace in the L1 cache.")

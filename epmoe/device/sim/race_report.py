@@ -9,10 +9,7 @@ SHMEM = ("shmem_put_nbi_warp", "shmem_signal_set")
 
 def line_of(code, place):
     """Line number of an instruction."""
-    return next(
-        (line for start, end, line in code.co_lines() if start <= place < end and line),
-        code.co_firstlineno,
-    )
+    return next((line for start, end, line in code.co_lines() if start <= place < end and line), code.co_firstlineno)
 
 
 def site(code, place):
@@ -72,10 +69,7 @@ def text(detector, first, second, span, kind):
     out += ["  " + reason for reason in missing(detector, first, second, kind)]
     if kind is None:  # otherwise everything that could synchronise did
         pairs = closest(detector, first, second)
-        out += [
-            "  did not synchronise: %s -> %s: %s" % (place_of(w), place_of(r), why)
-            for w, r, why in pairs
-        ]
+        out += ["  did not synchronise: %s -> %s: %s" % (place_of(w), place_of(r), why) for w, r, why in pairs]
         if not pairs:
             out += ["  " + release for release in nearest_release(detector, first, second)]
     return "\n".join(out)
@@ -109,8 +103,7 @@ def unfinished_put(actor):
     return (
         "data race on the source and target of a put\n"
         "  %s ended while its part of a put may still be on its way\n"
-        "  shmem_quiet in every lane of its warp is missing after the last shmem_put_nbi_warp"
-        % who(actor)
+        "  shmem_quiet in every lane of its warp is missing after the last shmem_put_nbi_warp" % who(actor)
     )
 
 
@@ -156,8 +149,7 @@ def missing(detector, first, second, kind):
             else "bulk_commit and bulk_wait_read"
         )
         return [
-            "nobody has waited for the bulk copy before the second access: %s is missing, or its order to it"
-            % wait
+            "nobody has waited for the bulk copy before the second access: %s is missing, or its order to it" % wait
         ]
     if first[2] and second[2]:
         if first[3] != second[3] or first[4] != second[4]:
@@ -174,20 +166,13 @@ def missing(detector, first, second, kind):
     mates = t.block.actors
     if u.block is t.block:
         name = "syncwarp" if same_warp(u, t) else "syncthreads"
-        return [
-            "both are in one %s: a %s is missing between the two"
-            % ("warp" if same_warp(u, t) else "block", name)
-        ]
+        return ["both are in one %s: a %s is missing between the two" % ("warp" if same_warp(u, t) else "block", name)]
     informed = next((v for v in mates if v is not t and v.known[u.idx] >= first[1]), None)
     if informed is not None:
         return [
             "warp %d lane %d of the second access's block is ordered after the first access: a %s is missing on "
             "the second's side"
-            % (
-                informed.tid >> 5,
-                informed.tid & 31,
-                "syncwarp" if same_warp(informed, t) else "syncthreads",
-            )
+            % (informed.tid >> 5, informed.tid & 31, "syncwarp" if same_warp(informed, t) else "syncthreads")
         ]
     known = t.known
     if known[u.idx] >= u.start:
@@ -195,25 +180,19 @@ def missing(detector, first, second, kind):
             "the second access is ordered after earlier operations of the first access's thread, but not after "
             "this one: the release comes before it" + acquired_from(detector, u, known)
         ]
-    heard_of = [
-        v
-        for v in u.launch.actors
-        if v is not u and v.block is not t.block and known[v.idx] >= v.start
-    ]
+    heard_of = [v for v in u.launch.actors if v is not u and v.block is not t.block and known[v.idx] >= v.start]
     lane = next((v for v in heard_of if same_warp(v, u)), None)
     warp = next((v for v in heard_of if v.block is u.block), None)
     block = next((v.block.index for v in heard_of), None)
     if lane is not None:
         return [
             "the second access is ordered after another lane of the first access's warp (lane %d): a syncwarp or "
-            "syncthreads is missing before its release%s"
-            % (lane.tid & 31, acquired_from(detector, lane, known))
+            "syncthreads is missing before its release%s" % (lane.tid & 31, acquired_from(detector, lane, known))
         ]
     if warp is not None:
         return [
             "the second access is ordered after another warp of the first access's block (warp %d): a syncthreads "
-            "is missing before its release%s"
-            % (warp.tid >> 5, acquired_from(detector, warp, known))
+            "is missing before its release%s" % (warp.tid >> 5, acquired_from(detector, warp, known))
         ]
     if block is not None:
         return [
@@ -225,11 +204,7 @@ def missing(detector, first, second, kind):
 
 def releases(detector):
     """Every release that some thread could still acquire: (location, head)."""
-    return [
-        (location, head)
-        for location in detector.locations.values()
-        for head in location.heads.values()
-    ]
+    return [(location, head) for location in detector.locations.values() for head in location.heads.values()]
 
 
 def acquired_from(detector, v, known):
@@ -251,21 +226,11 @@ def nearest_release(detector, first, second):
     ):
         return []
     if not first[5]:
-        return [
-            "here the read came first: if it is meant to see the write, it does not wait for it"
-        ]
-    covering = [
-        (location, h)
-        for location, h in releases(detector)
-        if h[2][u.idx] >= first[1] and h[0] is not t
-    ]
+        return ["here the read came first: if it is meant to see the write, it does not wait for it"]
+    covering = [(location, h) for location, h in releases(detector) if h[2][u.idx] >= first[1] and h[0] is not t]
     if not covering:
-        return [
-            "no release follows the first access so far: the second access's thread does not wait for one"
-        ]
-    location, head = min(
-        covering, key=lambda c: (c[1][0] is not u, c[1][0].block is not u.block, c[1][3][11])
-    )
+        return ["no release follows the first access so far: the second access's thread does not wait for one"]
+    location, head = min(covering, key=lambda c: (c[1][0] is not u, c[1][0].block is not u.block, c[1][3][11]))
     return [
         "nearest release behind the first access: %s, to %s; the second access's thread does not acquire that word"
         % (place_of(head[3]), place_in(location.address, head[0].block))
@@ -307,9 +272,7 @@ def closest(detector, first, second, limit=3):
             r[11],
         )
 
-    pairs = [
-        p for p in detector.rejected.values() if {p[0][0].rank, p[1][0].rank} <= {u.rank, t.rank}
-    ]
+    pairs = [p for p in detector.rejected.values() if {p[0][0].rank, p[1][0].rank} <= {u.rank, t.rank}]
     pairs = [p for p in pairs if comes_after(p)]
     pairs = [p for p in pairs if comes_before(p)] or pairs
     out, sites = [], set()

@@ -116,9 +116,7 @@ class RecordedRun:
     def __init__(self, first_step, first_event):
         self.first_step, self.first_event = first_step, first_event
         self.before = {
-            (s.low, s.high): ctypes.string_at(s.low, s.high - s.low)
-            for s in MEMORY.spans
-            if s.high > s.low > 0
+            (s.low, s.high): ctypes.string_at(s.low, s.high - s.low) for s in MEMORY.spans if s.high > s.low > 0
         }
 
 
@@ -194,36 +192,17 @@ class RecordingDetector(Detector):
         if id(span) in self.in_memory:
             saw = None if write else ctypes.string_at(address, n)
             event = self.enter(
-                a,
-                "store" if write else "load",
-                word=word,
-                span=span,
-                address=address,
-                nbytes=n,
-                saw=saw,
-                frame=frame,
+                a, "store" if write else "load", word=word, span=span, address=address, nbytes=n, saw=saw, frame=frame
             )
             if write:
                 self.unread.append(event)
 
-    def strong(
-        self, a, address, n, read, write, scope, acquire, release, word, frame, span, before, after
-    ):
+    def strong(self, a, address, n, read, write, scope, acquire, release, word, frame, span, before, after):
         self.settle()
         self.acquired.clear()
-        value = super().strong(
-            a, address, n, read, write, scope, acquire, release, word, frame, span, before, after
-        )
+        value = super().strong(a, address, n, read, write, scope, acquire, release, word, frame, span, before, after)
         if id(span) in self.in_memory:
-            order = (
-                "acq_rel"
-                if acquire and release
-                else "acquire"
-                if acquire
-                else "release"
-                if release
-                else "relaxed"
-            )
+            order = "acq_rel" if acquire and release else "acquire" if acquire else "release" if release else "relaxed"
             event = self.enter(
                 a,
                 "atomic" if read and write else "store" if write else "load",
@@ -249,12 +228,7 @@ class RecordingDetector(Detector):
 
     def fence(self, a, scope):
         self.settle()
-        self.acquired[:] = [
-            h[3]
-            for heads in a.observed.values()
-            for h in heads.values()
-            if self.acquires(a, scope, h)
-        ]
+        self.acquired[:] = [h[3] for heads in a.observed.values() for h in heads.values() if self.acquires(a, scope, h)]
         super().fence(a, scope)
         self.enter(
             a,
@@ -273,9 +247,7 @@ class RecordingDetector(Detector):
 
     def sources(self):
         """Events of the releases just acquired."""
-        found = {
-            self.event_of[access[11]] for access in self.acquired if access[11] in self.event_of
-        }
+        found = {self.event_of[access[11]] for access in self.acquired if access[11] in self.event_of}
         self.acquired.clear()
         return tuple(sorted(found))
 
@@ -320,11 +292,7 @@ class RecordingDetector(Detector):
 
     def land(self, a):
         """Bulk stores of this thread are done, so keep the bytes that they wrote."""
-        mine = [
-            v
-            for v in self.on_their_way
-            if (v.rank, v.block, v.thread) == (a.rank, a.block.index, a.tid)
-        ]
+        mine = [v for v in self.on_their_way if (v.rank, v.block, v.thread) == (a.rank, a.block.index, a.tid)]
         for event in mine:
             event.wrote = ctypes.string_at(event.address, event.nbytes)
             self.on_their_way.remove(event)

@@ -73,8 +73,7 @@ class Run:
                     sum(
                         1
                         + max(
-                            min(launch.grid, m.capacity(launch.threads, launch.shared_bytes))
-                            * launch.threads
+                            min(launch.grid, m.capacity(launch.threads, launch.shared_bytes)) * launch.threads
                             for launch in queue
                         )
                         for queue in self.waiting
@@ -88,9 +87,7 @@ class Run:
         except BaseException as error:
             place = getattr(error, "add_note", None)
             if place and not isinstance(error, (EPError, greenlet.GreenletExit)):
-                t = next(
-                    (t for b in self.blocks for t in b.threads if t.block is b and t.dead), None
-                )
+                t = next((t for b in self.blocks for t in b.threads if t.block is b and t.dead), None)
                 if t is not None:
                     error.add_note("in %s" % t.name())
             self.stop_all()
@@ -98,9 +95,7 @@ class Run:
         finally:
             m.elapsed_ns = NOW.nanoseconds() if not m.real_time else 0
             m.steps += NOW.steps
-            NOW.detector = detector = (
-                None  # with everything it remembers, or the collector would scan it
-            )
+            NOW.detector = detector = None  # with everything it remembers, or the collector would scan it
             NOW.live = 0
             NOW.forget()
 

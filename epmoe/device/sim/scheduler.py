@@ -145,9 +145,7 @@ class Scheduler:
         t.operations += self.mark - self.fuel
         self.refuel()
         if self.spent - self.quiet_since > QUIET_OPERATIONS:
-            self.hang(
-                "%d operations without a barrier, a wake-up or a thread's end" % QUIET_OPERATIONS
-            )
+            self.hang("%d operations without a barrier, a wake-up or a thread's end" % QUIET_OPERATIONS)
         if self.spent > self.next_look:
             livelock.look(self)
         self.burst = 0

@@ -9,9 +9,7 @@ from .memory import VIEW, WIDTH, out_of_bounds
 from .ops import MASK32, SCOPES, WRAP, intrinsic, read4, write4
 from .scheduler import NOW
 
-int32, uint32, uint64, float32, uint8 = (
-    np.dtype(n) for n in "int32 uint32 uint64 float32 uint8".split()
-)
+int32, uint32, uint64, float32, uint8 = (np.dtype(n) for n in "int32 uint32 uint64 float32 uint8".split())
 VIEWS = {int32: "i32", uint32: "u32", uint64: "u64", float32: "f32", uint8: "u8"}
 
 
@@ -42,19 +40,11 @@ class SharedArray:
                 inside = inside and 0 <= i < n
         if not inside:
             raise out_of_bounds(
-                "index %s" % (index,),
-                getcurrent().place(),
-                "%s has shape %s" % (self.span.name, shape),
+                "index %s" % (index,), getcurrent().place(), "%s has shape %s" % (self.span.name, shape)
             )
         if NOW.detector is not None:
             NOW.detector.plain(
-                getcurrent().actor,
-                self.span.low + k * self.item,
-                self.item,
-                write,
-                name,
-                sys._getframe(2),
-                self.span,
+                getcurrent().actor, self.span.low + k * self.item, self.item, write, name, sys._getframe(2), self.span
             )
         return k
 
@@ -82,10 +72,7 @@ def shared_array(shape, dtype):
         nbytes = int(np.prod(shape)) * dtype.itemsize
         window = (block.shared_top + 127) & ~127
         block.shared_top = window + nbytes
-        name = "shared array of %s:%d" % (
-            frame.f_code.co_filename.rpartition("/")[2],
-            frame.f_lineno,
-        )
+        name = "shared array of %s:%d" % (frame.f_code.co_filename.rpartition("/")[2], frame.f_lineno)
         span = block.new_span(nbytes, name, window, [(name, 0, shape, dtype, ())])
         array = block.shared[site] = SharedArray(span, window, shape, dtype)
     return array
@@ -114,9 +101,7 @@ def shared_add_i32(array, i, v):
         NOW.preempt()
     if not 0 <= i < array.size:
         raise out_of_bounds(
-            "shared_add_i32 at index %d" % i,
-            getcurrent().place(),
-            "%s has %d elements" % (array.span.name, array.size),
+            "shared_add_i32 at index %d" % i, getcurrent().place(), "%s has %d elements" % (array.span.name, array.size)
         )
     old = array.view[i]
     new = array.wrap(old + v)
@@ -160,10 +145,7 @@ def shared_span(window_address, nbytes, name, alignment=None):
     t = getcurrent()
     found = t.block.locate(window_address, nbytes)
     if found is None or window_address % (alignment or nbytes):
-        pieces = (
-            ", ".join("%d to %d: %s" % (w, w + s.high - s.low, s.name) for w, s in t.block.spans)
-            or "none"
-        )
+        pieces = ", ".join("%d to %d: %s" % (w, w + s.high - s.low, s.name) for w, s in t.block.spans) or "none"
         raise out_of_bounds(
             "%s (%d bytes)" % (name, nbytes),
             t.place(),
@@ -216,9 +198,7 @@ def shared_load16(address):
         NOW.preempt()
     real, span = shared_span(address, 16, "shared_load16")
     if NOW.detector is not None:
-        NOW.detector.plain(
-            getcurrent().actor, real, 16, False, "shared_load16", sys._getframe(1), span
-        )
+        NOW.detector.plain(getcurrent().actor, real, 16, False, "shared_load16", sys._getframe(1), span)
     return read4(span.views[0], real - span.origin)
 
 
@@ -230,7 +210,5 @@ def shared_store16(address, a, b, c, d):
         NOW.preempt()
     real, span = shared_span(address, 16, "shared_store16")
     if NOW.detector is not None:
-        NOW.detector.plain(
-            getcurrent().actor, real, 16, True, "shared_store16", sys._getframe(1), span
-        )
+        NOW.detector.plain(getcurrent().actor, real, 16, True, "shared_store16", sys._getframe(1), span)
     write4(span.views[0], real - span.origin, a & MASK32, b & MASK32, c & MASK32, d & MASK32)

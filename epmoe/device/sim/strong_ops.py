@@ -26,19 +26,7 @@ def _strong_load(order, scope, ty, depth=1):
         value = newest = span.strong[view][address - span.origin >> shift]
         if NOW.detector is not None:
             value = NOW.detector.strong(
-                t.actor,
-                address,
-                n,
-                True,
-                False,
-                number,
-                acquire,
-                False,
-                name,
-                sys._getframe(depth),
-                span,
-                newest,
-                None,
+                t.actor, address, n, True, False, number, acquire, False, name, sys._getframe(depth), span, newest, None
             )
         # A second load of an unchanged word, with only such loads in between, waits until something changes. An
         # acquiring load that follows a relaxed one does not count as a second load: it comes after a wait has ended.
@@ -210,8 +198,7 @@ for _ty in ("i32", "u32", "u64"):
                 _ty,
                 _add,
                 returns=False,
-                doc="Add to a %s, %s, scope %s; the old value is not returned."
-                % (_ty, _order, _scope),
+                doc="Add to a %s, %s, scope %s; the old value is not returned." % (_ty, _order, _scope),
             )
         for _order in ("relaxed", "acquire", "release", "acq_rel"):
             _rmw(
@@ -230,8 +217,7 @@ for _scope in ("gpu", "sys"):
             _scope,
             _ty,
             max,
-            doc="Raise a %s to at least v, relaxed, scope %s; returns the old value."
-            % (_ty, _scope),
+            doc="Raise a %s to at least v, relaxed, scope %s; returns the old value." % (_ty, _scope),
         )
     _rmw(
         "atomic_or_relaxed_%s_u32" % _scope,
@@ -266,9 +252,7 @@ def _fence(scope):
             NOW.detector.fence(getcurrent().actor, number)
 
     return intrinsic(
-        fence,
-        name,
-        "fence.acq_rel, scope %s: orders this thread's accesses before it and after it." % scope,
+        fence, name, "fence.acq_rel, scope %s: orders this thread's accesses before it and after it." % scope
     )
 
 

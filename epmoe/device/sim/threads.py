@@ -24,11 +24,7 @@ def call_chain(frame, limit=4):
     """["dispatch.py:88", ...]: the kernel's line and its callers inside kernels, innermost first."""
     out = []
     frame = kernel_frame(frame)
-    while (
-        frame is not None
-        and not frame.f_code.co_filename.startswith(DEVICE_FOLDER)
-        and len(out) < limit
-    ):
+    while frame is not None and not frame.f_code.co_filename.startswith(DEVICE_FOLDER) and len(out) < limit:
         out.append("%s:%d" % (frame.f_code.co_filename.rpartition("/")[2], frame.f_lineno))
         frame = frame.f_back
     return out
@@ -40,9 +36,7 @@ class Launch:
     programmatic: it may begin before the previous launch has ended. griddep_wait makes its threads wait for that one.
     """
 
-    def __init__(
-        self, number, kernel, grid, threads, args, stream, shared_bytes, programmatic=False
-    ):
+    def __init__(self, number, kernel, grid, threads, args, stream, shared_bytes, programmatic=False):
         self.number, self.kernel = number, kernel
         self.grid, self.threads, self.args = grid, threads, args
         self.stream, self.rank, self.shared_bytes = stream, stream.rank, shared_bytes

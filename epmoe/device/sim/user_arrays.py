@@ -32,9 +32,7 @@ class SimulatedArray:
     def _place(self, index):
         index = index if isinstance(index, tuple) else (index,)
         if len(index) != len(self.shape):
-            raise IndexError(
-                f"an array of shape {self.shape} takes {len(self.shape)} indices, not {len(index)}"
-            )
+            raise IndexError(f"an array of shape {self.shape} takes {len(self.shape)} indices, not {len(index)}")
         place = 0
         for i, n in zip(index, self.shape):
             if not -n <= i < n:

@@ -107,14 +107,7 @@ def mismatch(t, kind):
     raise EPError(
         "warp operations do not match: %s is at %s (%s) while lane %d waits at %s (%s); all lanes of a warp "
         "must reach the same one"
-        % (
-            t.name(),
-            kind,
-            " < ".join(t.where()),
-            other.lane,
-            t.warp.kind,
-            " < ".join(other.where()),
-        )
+        % (t.name(), kind, " < ".join(t.where()), other.lane, t.warp.kind, " < ".join(other.where()))
     )
 
 

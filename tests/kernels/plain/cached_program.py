@@ -23,8 +23,7 @@ if __name__ == "__main__":
         dict(
             found=found.binary(CC) == (name, cubin) and found._compiled is None,
             code=cubin[:4] == b"\x7fELF" and name.encode() in cubin,
-            equal=kernel.fingerprint(CC) is not None
-            and kernel.fingerprint(CC) == found.fingerprint(CC),
+            equal=kernel.fingerprint(CC) is not None and kernel.fingerprint(CC) == found.fingerprint(CC),
             differs=kernel.fingerprint(CC) != other.fingerprint(CC),
         ),
         sys.stdout,

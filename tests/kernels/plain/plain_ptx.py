@@ -20,9 +20,7 @@ BY_DAY = {"dispatch_kernel": ((7, 5), (8, 0), (8, 9))}
 def made(kernel, token_format):
     cfg = EPConfig(2, 8, 2, 256, 6, token_format=token_format)
     reduces = kernel in ("combine_wait_kernel", "combine_kernel")
-    return getattr(plain, kernel)(
-        cfg, **(dict(router_weights_wrapper=plain.given_weights) if reduces else {})
-    )
+    return getattr(plain, kernel)(cfg, **(dict(router_weights_wrapper=plain.given_weights) if reduces else {}))
 
 
 def arguments(kernel):
@@ -31,11 +29,7 @@ def arguments(kernel):
     from epmoe.host.arrays import Array
 
     weights = Array(None, 0, (1, 2), np.dtype(np.float32), None, None, None)
-    return (
-        dict(router_weights_args=(weights,))
-        if kernel in ("combine_wait_kernel", "combine_kernel")
-        else {}
-    )
+    return dict(router_weights_args=(weights,)) if kernel in ("combine_wait_kernel", "combine_kernel") else {}
 
 
 def named(kernel, token_format, cc):

@@ -36,9 +36,7 @@ class PlainWorld:
         self.buffers, self.base = {}, []
         for rank in range(cfg.n_ranks):
             self.base.append(
-                self.machine.alloc(
-                    layout.total_bytes(cfg), "base", rank=rank, regions=layout.named_words(cfg)
-                )
+                self.machine.alloc(layout.total_bytes(cfg), "base", rank=rank, regions=layout.named_words(cfg))
             )
             for region in layout.regions(cfg):
                 fill = np.full(region.nbytes, POISON, np.uint8)
@@ -103,23 +101,16 @@ class PlainWorld:
         ranks = range(self.cfg.n_ranks) if ranks is None else ranks
         with self.machine.hold():
             for rank in ranks:
-                self.launch_dispatch(
-                    rank, tokens[rank], np.asarray(topk_ids[rank], np.int32), options
-                )
+                self.launch_dispatch(rank, tokens[rank], np.asarray(topk_ids[rank], np.int32), options)
         self.check(ranks)
-        return [
-            self.dispatched(rank, len(tokens[rank])) if rank in ranks else None
-            for rank in range(self.cfg.n_ranks)
-        ]
+        return [self.dispatched(rank, len(tokens[rank])) if rank in ranks else None for rank in range(self.cfg.n_ranks)]
 
     def launch_dispatch(self, rank, tokens, topk_ids, options):
         cfg = self.cfg
         x = self.array(rank, "input_tokens", tokens.dtype, tokens.shape, tokens)
         ids = self.array(rank, "topk_ids", np.int32, topk_ids.shape, topk_ids)
         outputs = formats.of(cfg).outputs(cfg, capacity(cfg))
-        handler = {
-            name: self.array(rank, name, dtype, shape) for name, (shape, dtype) in outputs.items()
-        }
+        handler = {name: self.array(rank, name, dtype, shape) for name, (shape, dtype) in outputs.items()}
         results = (
             handler,
             self.array(rank, "row_offsets", np.uint32, (cfg.n_groups + 1,)),
@@ -131,19 +122,7 @@ class PlainWorld:
         to = self.peers(rank, "dispatch_recv_buf"), self.peers(rank, "dispatch_recv_count")
         clean = dict(clean_topk_ids=self.at(rank, "clean_topk_ids"), **options)
         if self.fused:
-            self.call(
-                rank,
-                "dispatch",
-                x,
-                ids,
-                *results,
-                send,
-                *to,
-                counters,
-                rank,
-                recv_counts=counts,
-                **clean,
-            )
+            self.call(rank, "dispatch", x, ids, *results, send, *to, counters, rank, recv_counts=counts, **clean)
             return
         self.call(rank, "dispatch_async", x, ids, send, *to, counters, rank, **clean)
         shared = dict(send_buf_p=send, num_tokens=len(tokens)) if cfg.fused_shared_expert else {}
@@ -217,18 +196,13 @@ class PlainWorld:
         y = self.array(rank, "expert_outputs", dtype, rows.shape, rows)
         src_info = self.buffers[rank, "src_info"].array(np.int32, (capacity(cfg), 2))
         out = self.array(rank, "output", dtype, self.out_shape(d.num_tokens))
-        ids = self.base[rank].array(
-            np.int32, (d.num_tokens, cfg.top_k), layout.region(cfg, "clean_topk_ids").offset
-        )
+        ids = self.base[rank].array(np.int32, (d.num_tokens, cfg.top_k), layout.region(cfg, "clean_topk_ids").offset)
         send = self.at(rank, "combine_send_buf") if cfg.use_shmem else 0
         to = self.peers(rank, "combine_recv_buf"), self.peers(rank, "combine_recv_count")
         counters = self.at(rank, "ep_counters")
         args = {
             name: tuple(self.user_array(rank, f"{name}{i}", a) for i, a in enumerate(given))
-            for name, given in (
-                ("router_weights_args", weights_args),
-                ("epilogue_args", epilogue_args),
-            )
+            for name, given in (("router_weights_args", weights_args), ("epilogue_args", epilogue_args))
         }
         if self.fused:
             self.call(rank, "combine", y, src_info, out, send, *to, counters, ids, rank, **args)
@@ -249,29 +223,21 @@ class PlainWorld:
         )
 
     def user_array(self, rank, name, value):
-        return (
-            self.array(rank, name, value.dtype, value.shape, value)
-            if isinstance(value, np.ndarray)
-            else value
-        )
+        return self.array(rank, name, value.dtype, value.shape, value) if isinstance(value, np.ndarray) else value
 
     def out_shape(self, num_tokens):
         cfg = self.cfg
         return (num_tokens, cfg.hidden) if self.reduced else (num_tokens, cfg.top_k, cfg.hidden)
 
     def combined(self, rank, num_tokens):
-        return self.buffers[rank, "output"].read(
-            DTYPES[self.cfg.combine_dtype], self.out_shape(num_tokens)
-        )
+        return self.buffers[rank, "output"].read(DTYPES[self.cfg.combine_dtype], self.out_shape(num_tokens))
 
     def check(self, ranks):
         """Raises what the status words of the ranks say about waits."""
         for rank in ranks:
             words = self.read(rank, "status")
             region = status.failed_recv_count(words)
-            status.raise_if_failed(
-                words, self.cfg, rank, self.timeout, self.read(rank, region) if region else None
-            )
+            status.raise_if_failed(words, self.cfg, rank, self.timeout, self.read(rank, region) if region else None)
 
 
 def assert_same(got, wanted, what):

@@ -37,15 +37,11 @@ def run_round(world, rng, counts, *, hot=None, input_dtype=BF16, input_scale=Non
     options = {} if input_scale is None else dict(input_scales_args=(input_scale,))
     got = world.dispatch(tokens, ids, **options)
     rounded = [x.astype(BF16) for x in tokens]
-    wanted = epmoe_ref.dispatch(
-        cfg, rounded, ids, input_scale=1.0 if input_scale is None else input_scale
-    )
+    wanted = epmoe_ref.dispatch(cfg, rounded, ids, input_scale=1.0 if input_scale is None else input_scale)
     for rank in range(cfg.n_ranks):
         assert_dispatched(cfg, rank, got[rank], wanted[rank])
         assert_after_dispatch(world, rank, got[rank])
-    outputs = [
-        rng.normal(size=(capacity(cfg), cfg.hidden)).astype(DTYPES[cfg.combine_dtype]) for _ in ids
-    ]
+    outputs = [rng.normal(size=(capacity(cfg), cfg.hidden)).astype(DTYPES[cfg.combine_dtype]) for _ in ids]
     weights = [rng.normal(size=(len(i), cfg.top_k)).astype(np.float32) for i in ids]
     combined = world.combine(outputs, got, [(w,) for w in weights] if world.reduced else None)
     right = epmoe_ref.combine(cfg, outputs, got, router_weights=weights if world.reduced else None)
@@ -56,14 +52,7 @@ def run_round(world, rng, counts, *, hot=None, input_dtype=BF16, input_scale=Non
 
 def assert_dispatched(cfg, rank, got, wanted):
     got, wanted = canonical(got), canonical(wanted)
-    for name in (
-        "row_offsets",
-        "expert_ids",
-        "src_info",
-        "recv_count",
-        "topk_ids",
-        "scales_offset",
-    ):
+    for name in ("row_offsets", "expert_ids", "src_info", "recv_count", "topk_ids", "scales_offset"):
         if getattr(wanted, name) is not None:
             assert_same(getattr(got, name), getattr(wanted, name), f"{name} of rank {rank}")
     padding = padding_rows(cfg, rank, got)
@@ -71,11 +60,7 @@ def assert_dispatched(cfg, rank, got, wanted):
         g, w = getattr(got, name), getattr(wanted, name)
         if g is None:
             continue
-        if (
-            name == "output_tokens"
-            or cfg.token_format == "mxfp4_rows"
-            and not cfg.fuse_a_scale_preshuffle
-        ):
+        if name == "output_tokens" or cfg.token_format == "mxfp4_rows" and not cfg.fuse_a_scale_preshuffle:
             g, w = g[~padding], w[~padding]
         elif cfg.token_format == "fp8_blockwise":
             g, w = g[:, ~padding], w[:, ~padding]
@@ -102,25 +87,15 @@ def padding_rows(cfg, rank, d):
 def assert_after_dispatch(world, rank, d):
     cfg = world.cfg
     for name in ZERO_AFTER_DISPATCH:
-        assert not world.read(rank, name).any(), (
-            f"{name} of rank {rank} after dispatch: {world.read(rank, name)}"
-        )
-    assert (world.read(rank, "dispatch_recv_count") == MAX_FINITE).all(), (
-        f"recv_count of rank {rank}"
-    )
+        assert not world.read(rank, name).any(), f"{name} of rank {rank} after dispatch: {world.read(rank, name)}"
+    assert (world.read(rank, "dispatch_recv_count") == MAX_FINITE).all(), f"recv_count of rank {rank}"
     front = cfg.n_groups - cfg.n_local_experts
     ends = d.row_offsets[front:-1].astype(np.int64)[:, None] + np.cumsum(d.recv_count, axis=1)
     a = world.read(rank, "A")
-    assert (a[..., 0] == READY + ends).all() and (a[..., 1] == d.recv_count).all(), (
-        f"A of rank {rank}: {a}"
-    )
+    assert (a[..., 0] == READY + ends).all() and (a[..., 1] == d.recv_count).all(), f"A of rank {rank}: {a}"
 
 
 def assert_after_combine(world, rank):
     for name in ZERO_AFTER_COMBINE:
-        assert not world.read(rank, name).any(), (
-            f"{name} of rank {rank} after combine: {world.read(rank, name)}"
-        )
-    assert (world.read(rank, "combine_recv_count") == MAX_FINITE).all(), (
-        f"recv_count of rank {rank}"
-    )
+        assert not world.read(rank, name).any(), f"{name} of rank {rank} after combine: {world.read(rank, name)}"
+    assert (world.read(rank, "combine_recv_count") == MAX_FINITE).all(), f"recv_count of rank {rank}"

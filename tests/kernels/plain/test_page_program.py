@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-(PROGRAM,) = (
-    part.partition("```")[0]
-    for part in (ROOT / "docs" / "pages.md").read_text().split("```python\n")[1:]
-)
+(PROGRAM,) = (part.partition("```")[0] for part in (ROOT / "docs" / "pages.md").read_text().split("```python\n")[1:])
 
 
 def run_on(device):

@@ -55,27 +55,19 @@ def test_no_instruction_is_newer_than_the_device(ptx):
     for name, text in ptx.items():
         for first, instruction in ONLY_NEWER.items():
             if device_of(name) < first or first == 90:
-                assert not re.search(instruction, text), (
-                    f"{name}: {re.search(instruction, text)[0]}"
-                )
+                assert not re.search(instruction, text), f"{name}: {re.search(instruction, text)[0]}"
         assert "__nvvm_reflect" not in text, name
 
 
 def test_newer_devices_use_their_casts(ptx):
-    by_device = {
-        device_of(name): text
-        for name, text in ptx.items()
-        if name.startswith("dispatch_kernel fp8")
-    }
+    by_device = {device_of(name): text for name, text in ptx.items() if name.startswith("dispatch_kernel fp8")}
     assert {75, 80, 89} <= set(by_device)
     for device, text in by_device.items():
         assert ("satfinite.e4m3x2" in text) == (device >= 89), device
         assert ("redux.sync.add" in text) == (device >= 80), device
 
 
-@pytest.mark.parametrize(
-    "kernel", ["dispatch_kernel", pytest.param("combine_kernel", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("kernel", ["dispatch_kernel", pytest.param("combine_kernel", marks=pytest.mark.nightly)])
 def test_accesses_and_orders_are_in_the_ptx(ptx, kernel):
     for name, text in ptx.items():
         if name.startswith(kernel):

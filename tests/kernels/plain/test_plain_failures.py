@@ -28,16 +28,9 @@ def test_bad_ids_count_as_minus_one_in_dispatch_and_combine_alike(fused):
     given = world.base[0].array(np.int32, (3, 2), layout.region(CFG, "clean_topk_ids").offset)
     if device.SIM:
         given[...] = ids[0]  # combine cleans what it is given by the same rule
-    y = [
-        np.where(r.src_info[:, :1] >= 0, 1, np.nan).astype(BF16) * np.ones((1, 8), BF16) for r in d
-    ]
+    y = [np.where(r.src_info[:, :1] >= 0, 1, np.nan).astype(BF16) * np.ones((1, 8), BF16) for r in d]
     out = world.combine(
-        y,
-        d,
-        [
-            (np.array([[np.nan, 2], [3, np.nan], [np.nan] * 2], np.float32),),
-            (np.ones((1, 2), np.float32),),
-        ],
+        y, d, [(np.array([[np.nan, 2], [3, np.nan], [np.nan] * 2], np.float32),), (np.ones((1, 2), np.float32),)]
     )
     assert out[0][:, 0].tolist() == [2, 3, 0] and out[1][:, 0].tolist() == [2]
     assert_after_combine(world, 0)
@@ -110,13 +103,9 @@ def test_arguments_that_do_not_fit_are_refused(place, value, words):
 def test_the_number_and_the_names_of_arguments_are_checked():
     arguments, _, stream = hand_made()
     kernel = plain.dispatch_kernel(CFG)
-    with pytest.raises(
-        EPValueError, match="dispatch_kernel takes 11 arguments .input_tokens, topk_ids, .*not 10"
-    ):
+    with pytest.raises(EPValueError, match="dispatch_kernel takes 11 arguments .input_tokens, topk_ids, .*not 10"):
         kernel[2, 64, stream](*arguments[:-1])
-    with pytest.raises(
-        EPValueError, match="does not take weights; by keyword it takes status, timeout, clean_topk"
-    ):
+    with pytest.raises(EPValueError, match="does not take weights; by keyword it takes status, timeout, clean_topk"):
         kernel[2, 64, stream](*arguments, weights=1)
 
 
@@ -130,8 +119,6 @@ def test_buffers_that_are_too_small_are_seen_where_they_are_written():
 
 def test_grids_are_kept_within_the_ready_flags():
     cfg = EPConfig(n_ranks=1, n_experts=1, top_k=1, hidden=8, max_tokens_per_rank=8)
-    kernel = plain.combine_wait_kernel(
-        cfg, router_weights_wrapper=plain.given_weights, n_sms=6, num_threads=32
-    )
+    kernel = plain.combine_wait_kernel(cfg, router_weights_wrapper=plain.given_weights, n_sms=6, num_threads=32)
     assert kernel.grid(device.machine(1)) == 2 and kernel.block() == 32
     assert plain.combine_async_kernel(cfg, n_sms=6).grid(device.machine(1)) == 6

@@ -43,14 +43,8 @@ def test_every_option_is_exact(name):
 
 
 def test_a_typical_decode_and_a_hundred_rounds():
-    rounds(
-        EPConfig(n_ranks=2, n_experts=64, top_k=8, hidden=7168, max_tokens_per_rank=128), [128, 97]
-    )
-    rounds(
-        EPConfig(n_ranks=2, n_experts=16, top_k=4, hidden=256, max_tokens_per_rank=40),
-        [40, 33],
-        n=100,
-    )
+    rounds(EPConfig(n_ranks=2, n_experts=64, top_k=8, hidden=7168, max_tokens_per_rank=128), [128, 97])
+    rounds(EPConfig(n_ranks=2, n_experts=16, top_k=4, hidden=256, max_tokens_per_rank=40), [40, 33], n=100)
 
 
 def test_user_functions_with_arguments():
@@ -65,9 +59,7 @@ def test_a_peer_that_never_comes_is_named_in_time():
 
 
 @pytest.mark.parametrize("older", [(7, 5), (8, 0)], ids=["sm_75", "sm_80"])
-@pytest.mark.parametrize(
-    "token_format, hidden", [("bf16", 64), ("fp8_blockwise", 128), ("nvfp4", 64), ("mxfp8", 128)]
-)
+@pytest.mark.parametrize("token_format, hidden", [("bf16", 64), ("fp8_blockwise", 128), ("nvfp4", 64), ("mxfp8", 128)])
 def test_ptx_made_for_older_devices_gives_the_same_bits(monkeypatch, older, token_format, hidden):
     from numba.cuda.codegen import CUDACodeLibrary
 
@@ -78,9 +70,7 @@ def test_ptx_made_for_older_devices_gives_the_same_bits(monkeypatch, older, toke
 
     def for_older(self, cc=None):
         texts = made(self, older)
-        targets.extend(
-            line for text in texts for line in text.splitlines() if line.startswith(".target")
-        )
+        targets.extend(line for text in texts for line in text.splitlines() if line.startswith(".target"))
         return texts
 
     monkeypatch.setattr(CUDACodeLibrary, "get_asm_strs", for_older)

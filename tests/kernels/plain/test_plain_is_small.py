@@ -8,9 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.parametrize(
-    "folder, files, lines", [("epmoe/kernels/plain", 10, 1500), ("epmoe_ref/protocol", 5, 500)]
-)
+@pytest.mark.parametrize("folder, files, lines", [("epmoe/kernels/plain", 10, 1500), ("epmoe_ref/protocol", 5, 500)])
 def test_a_folder_is_read_in_one_sitting(folder, files, lines):
     texts = [path.read_text() for path in (ROOT / folder).glob("*.py")]
     assert 0 < len(texts) <= files

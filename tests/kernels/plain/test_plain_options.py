@@ -26,23 +26,14 @@ OPTIONS = {
     "fp16": (dict(combine_dtype="fp16", hidden=8), [4, 3]),
     "wide alignment": (dict(alignment=64, hidden=24), [4, 3]),
     "shared expert": (dict(fused_shared_expert=True, hidden=8), [4, 3]),
-    "shared expert, padded rows": (
-        dict(fused_shared_expert=True, hidden=128, token_format="fp8_blockwise"),
-        [3, 2],
-    ),
-    "shared expert, tiles": (
-        dict(fused_shared_expert=True, hidden=64, token_format="nvfp4"),
-        [3, 2],
-    ),
+    "shared expert, padded rows": (dict(fused_shared_expert=True, hidden=128, token_format="fp8_blockwise"), [3, 2]),
+    "shared expert, tiles": (dict(fused_shared_expert=True, hidden=64, token_format="nvfp4"), [3, 2]),
     "skip_a2a": (dict(skip_a2a=True, p2p_world_size=1, hidden=8), [4, 4]),
     "skip_a2a, shared expert": (
         dict(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=2, hidden=8),
         [3, 3],
     ),
-    "skip_a2a with use_shmem": (
-        dict(skip_a2a=True, use_shmem=True, p2p_world_size=1, hidden=8),
-        [4, 4],
-    ),
+    "skip_a2a with use_shmem": (dict(skip_a2a=True, use_shmem=True, p2p_world_size=1, hidden=8), [4, 4]),
     "a shared expert shared by twice as many ranks": (
         dict(skip_a2a=True, fused_shared_expert=True, hidden=8, allreduce_world_size=4),
         [3, 3],
@@ -53,10 +44,7 @@ OPTIONS = {
     ),
     "top_k above 32": (dict(n_experts=34, top_k=33, hidden=8), [1, 1]),
     "two p2p worlds": (dict(use_shmem=True, p2p_world_size=1, hidden=8), [4, 3]),
-    "two p2p worlds of two": (
-        dict(n_ranks=4, n_experts=8, use_shmem=True, p2p_world_size=2, hidden=8),
-        [2, 1, 0, 2],
-    ),
+    "two p2p worlds of two": (dict(n_ranks=4, n_experts=8, use_shmem=True, p2p_world_size=2, hidden=8), [2, 1, 0, 2]),
 }
 
 
@@ -66,10 +54,7 @@ OPTIONS = {
 def test_every_format_is_exact(name, fused):
     cfg = EPConfig(**TWO, **FORMATS[name], token_format=name.partition(",")[0])
     run_round(
-        PlainWorld(cfg, fused=fused),
-        np.random.default_rng(1),
-        [4, 3],
-        input_scale=0.375 if name == "nvfp4" else None,
+        PlainWorld(cfg, fused=fused), np.random.default_rng(1), [4, 3], input_scale=0.375 if name == "nvfp4" else None
     )
 
 
@@ -115,9 +100,7 @@ def rows_back(world, rng):
     ids = routing(cfg, rng, [4, 3])
     tokens = [rng.normal(size=(len(i), cfg.hidden)).astype("bfloat16") for i in ids]
     got = world.dispatch(tokens, ids)
-    return [
-        rng.normal(size=(capacity(cfg), cfg.hidden)).astype(DTYPES[cfg.combine_dtype]) for _ in ids
-    ], got
+    return [rng.normal(size=(capacity(cfg), cfg.hidden)).astype(DTYPES[cfg.combine_dtype]) for _ in ids], got
 
 
 def functions_agree(**options):
@@ -178,7 +161,5 @@ def test_missing_weights_and_pointers_and_differing_names_are_refused():
         rows_back(world, np.random.default_rng(7))
     with pytest.raises(EPValueError, match="n_experts=5 differs from 4"):
         plain.dispatch_kernel(cfg, n_experts=5)
-    with pytest.raises(
-        EPValueError, match="router_weights_wrapper=None returns the rows unreduced"
-    ):
+    with pytest.raises(EPValueError, match="router_weights_wrapper=None returns the rows unreduced"):
         plain.combine_wait_kernel(cfg, epilogue_fn=scaled)

@@ -35,24 +35,15 @@ def random_world(seed):
         use_shmem=bool(far),
         p2p_world_size=n_ranks // 2 if far else None,
     )
-    launch = LaunchConfig(
-        n_sms=int(rng.choice((2, 3, 5))), num_threads=int(rng.choice((32, 64, 96)))
-    )
-    return (
-        cfg,
-        [int(n) for n in rng.integers(0, most + 1, n_ranks)],
-        bool(rng.random() < 0.6),
-        launch,
-    )
+    launch = LaunchConfig(n_sms=int(rng.choice((2, 3, 5))), num_threads=int(rng.choice((32, 64, 96))))
+    return (cfg, [int(n) for n in rng.integers(0, most + 1, n_ranks)], bool(rng.random() < 0.6), launch)
 
 
 @pytest.mark.by_day(4)
 @pytest.mark.parametrize("seed", range(WORLDS))
 def test_a_random_world_is_exact(seed):
     cfg, counts, fused, launch = random_world(seed)
-    world = PlainWorld(
-        cfg, fused=fused, launch=launch, seed=seed, racecheck=True, stale=seed % 3 == 2
-    )
+    world = PlainWorld(cfg, fused=fused, launch=launch, seed=seed, racecheck=True, stale=seed % 3 == 2)
     for number in range(2):
         run_round(world, np.random.default_rng([seed, number]), counts)
 

@@ -8,27 +8,11 @@ from rounds import run_round
 from epmoe_ref.config import EPConfig
 
 CASES = {
-    "two ranks": (
-        dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=6),
-        [5, 6],
-        {},
-    ),
-    "an empty rank": (
-        dict(n_ranks=3, n_experts=6, top_k=3, hidden=24, max_tokens_per_rank=5),
-        [5, 0, 3],
-        {},
-    ),
+    "two ranks": (dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=6), [5, 6], {}),
+    "an empty rank": (dict(n_ranks=3, n_experts=6, top_k=3, hidden=24, max_tokens_per_rank=5), [5, 0, 3], {}),
     "one rank": (dict(n_ranks=1, n_experts=3, top_k=3, hidden=8, max_tokens_per_rank=9), [9], {}),
-    "nobody has a token": (
-        dict(n_ranks=2, n_experts=2, top_k=1, hidden=8, max_tokens_per_rank=2),
-        [0, 0],
-        {},
-    ),
-    "a hot expert": (
-        dict(n_ranks=2, n_experts=8, top_k=2, hidden=8, max_tokens_per_rank=70),
-        [70, 66],
-        dict(hot=5),
-    ),
+    "nobody has a token": (dict(n_ranks=2, n_experts=2, top_k=1, hidden=8, max_tokens_per_rank=2), [0, 0], {}),
+    "a hot expert": (dict(n_ranks=2, n_experts=8, top_k=2, hidden=8, max_tokens_per_rank=70), [70, 66], dict(hot=5)),
 }
 
 

@@ -36,19 +36,10 @@ ALSO_RIGHT = [
 WRONG = [
     ([("row += grid_dim()", "break")], "each block copies one row only"),
     ([("i += block_dim()", "break")], "each thread copies one vector of a row"),
-    (
-        [("row += grid_dim()", "break"), ("i += block_dim()", "break")],
-        "each thread copies one vector in all",
-    ),
+    ([("row += grid_dim()", "break"), ("i += block_dim()", "break")], "each thread copies one vector in all"),
     ([("16 * (row", "(row")], "a vector takes 16 bytes"),
-    (
-        [("row = block_idx()", "row = 0"), ("row += grid_dim()", "row += 1")],
-        "several blocks copy the same row",
-    ),
-    (
-        [("i = thread_idx()", "i = 0"), ("i += block_dim()", "i += 1")],
-        "threads of one block copy the same",
-    ),
+    ([("row = block_idx()", "row = 0"), ("row += grid_dim()", "row += 1")], "several blocks copy the same row"),
+    ([("i = thread_idx()", "i = 0"), ("i += block_dim()", "i += 1")], "threads of one block copy the same"),
     ([("row < num_tokens", "row < 12")], "rows from num_tokens on are copied too"),
     ([("row < num_tokens", "row <= num_tokens")], "one row too many is copied"),
     ([("i < VECTORS", "i <= VECTORS")], "one vector too many of each row"),

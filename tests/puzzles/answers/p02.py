@@ -37,10 +37,7 @@ WRONG = [
         [("if lane_id() == 0:", "if True:"), ("slot = warp_broadcast_i32(slot, 0)", "pass")],
         "every lane claims a slot of its own",
     ),
-    (
-        [("slot = warp_broadcast_i32(slot, 0)", "pass")],
-        "do not agree on the slot|two warps write to the same slot",
-    ),
+    ([("slot = warp_broadcast_i32(slot, 0)", "pass")], "do not agree on the slot|two warps write to the same slot"),
     ([("warp_broadcast_i32(slot, 0)", "warp_broadcast_i32(slot, 1)")], "all tokens go to slot 0"),
     (
         [
@@ -56,10 +53,7 @@ WRONG = [
     ([("(reserved, 1)", "(reserved, 1) + 1")], "the atomic returns the number before it added"),
     ([("slot = warp_broadcast_i32", "    slot = warp_broadcast_i32")], "do not agree on the slot"),
     ([("100 * (token + 1) + lane_id())", "100 * (token + 1))")], "what is written there is not"),
-    (
-        [("slot * LANES", "slot")],
-        "two warps write to the same slot|slot s begins|several tokens|do not agree",
-    ),
+    ([("slot * LANES", "slot")], "two warps write to the same slot|slot s begins|several tokens|do not agree"),
     ([("store_i32(place", "print(place) if place < 0 else max(place")], "no message is written"),
     ([("slot = 0\nif", "if")], "set it before the `if` too"),
     ([("slot * LANES", "token * LANES")], "the slot of its token's number"),

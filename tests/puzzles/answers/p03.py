@@ -34,24 +34,15 @@ WRONG = [
     ([("red_add_release", "red_add_relaxed")], "a relaxed addition orders nothing"),
     ([("if lane_id() == 0:", "if True:")], "every lane counts"),
     ([("_gpu_", "_cta_")], "cta is too narrow"),
-    (
-        [("red_add_release_gpu_i32(finished, 1)", "store_i32(finished, load_i32(finished) + 1)")],
-        "add with a red_add_",
-    ),
+    ([("red_add_release_gpu_i32(finished, 1)", "store_i32(finished, load_i32(finished) + 1)")], "add with a red_add_"),
     (
         [
             ("store_i32(place, value)", "pass"),
-            (
-                "red_add_release_gpu_i32(finished, 1)",
-                "red_add_release_gpu_i32(finished, 1)\nstore_i32(place, value)",
-            ),
+            ("red_add_release_gpu_i32(finished, 1)", "red_add_release_gpu_i32(finished, 1)\nstore_i32(place, value)"),
         ],
         "store first, count after",
     ),
     ([("store_i32(place, value)", "pass")], "counted, and never written"),
-    (
-        [("store_i32(place, value)", "if lane_id() == 0: store_i32(place, value)")],
-        "each lane stores its own",
-    ),
+    ([("store_i32(place, value)", "if lane_id() == 0: store_i32(place, value)")], "each lane stores its own"),
     ([("(finished, 1)", "(finished, 2)")], "must grow by 1 for each"),
 ]

@@ -36,10 +36,7 @@ ALSO_RIGHT = [
 ]
 
 WRONG = [
-    (
-        [("while count == NOT_YET:", "if count == NOT_YET:")],
-        "it must look again until the word has changed",
-    ),
+    ([("while count == NOT_YET:", "if count == NOT_YET:")], "it must look again until the word has changed"),
     ([("ld_acquire_sys", "ld_relaxed_sys")], "a relaxed load, which orders nothing"),
     ([("ld_acquire_sys", "ld_acquire_gpu")], "comes from another GPU, so sys"),
     ([("ld_acquire_sys_u64", "load_u64")], "by a plain load while peers write it"),
@@ -47,10 +44,7 @@ WRONG = [
     ([("store_u64(recv_count + u64(8 * i), u64(NOT_YET))", "pass")], "recv_count is not reset"),
     ([("u64(NOT_YET)", "u64(0)")], "which is a count"),
     ([("store_i32(counts + u64(4 * i), i32(count))", "pass")], "`counts` is never written"),
-    (
-        [("while count == NOT_YET:", "while count == NOT_YET or count == 0:")],
-        "a count of 0 is a signal",
-    ),
+    ([("while count == NOT_YET:", "while count == NOT_YET or count == 0:")], "a count of 0 is a signal"),
     (
         [
             (
@@ -60,10 +54,7 @@ WRONG = [
         ],
         "reset before it was read|wait for it first",
     ),
-    (
-        [("while count == NOT_YET:", "while count == 0:")],
-        "it must look again until the word has changed",
-    ),
+    ([("while count == NOT_YET:", "while count == 0:")], "it must look again until the word has changed"),
     ([("\nsyncthreads()", "\n    syncthreads()")], "behind the `if`, not in it"),
     (
         [
@@ -71,10 +62,7 @@ WRONG = [
                 "i32(count))\n    store_u64(recv_count + u64(8 * i), u64(NOT_YET))",
                 "i32(load_u64(recv_count + u64(8 * i))))",
             ),
-            (
-                "    store_i32(counts",
-                "    store_u64(recv_count + u64(8 * i), u64(NOT_YET))\n    store_i32(counts",
-            ),
+            ("    store_i32(counts", "    store_u64(recv_count + u64(8 * i), u64(NOT_YET))\n    store_i32(counts"),
         ],
         "reset before it was read",
     ),

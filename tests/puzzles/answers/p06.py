@@ -47,10 +47,7 @@ ALSO_RIGHT = [
 
 WRONG = [
     ([("syncthreads()\nblock", "pass\nblock")], "before all threads of block 0 have stored"),
-    (
-        [("0)\nsyncthreads()", "0)")],
-        "the other threads of its block go on without it|it must hear its flag too",
-    ),
+    ([("0)\nsyncthreads()", "0)")], "the other threads of its block go on without it|it must hear its flag too"),
     ([("st_release", "st_relaxed")], "raised by a relaxed store"),
     ([("ld_acquire", "ld_relaxed")], "seen by a relaxed load"),
     ([("st_release_gpu", "st_release_cta")], "cta is too narrow"),
@@ -58,10 +55,7 @@ WRONG = [
     ([("ld_acquire_gpu_i32", "load_i32")], "both need a strong word"),
     ([("    store_i32(ready + u64(4 * block_idx()), 0)", "    pass")], "the flags stay raised"),
     ([("block += block_dim()", "break")], "the flags of some blocks are never raised"),
-    (
-        [("block = thread_idx()", "block = thread_idx() + 1")],
-        "the flags of some blocks are never raised",
-    ),
+    ([("block = thread_idx()", "block = thread_idx() + 1")], "the flags of some blocks are never raised"),
     ([("if thread_idx() == 0:", "if True:")], "one thread polls for the block"),
     (
         [("while ld_acquire_gpu_i32(ready + u64(4 * block_idx())) == 0:\n        pass", "pass")],
@@ -70,10 +64,7 @@ WRONG = [
     ([("    st_release_gpu_i32(ready + u64(4 * block), 1)", "    pass")], "no flag is ever raised"),
     (
         [
-            (
-                "while ld_acquire_gpu_i32(ready + u64(4 * block_idx()))",
-                "while ld_acquire_gpu_i32(ready)",
-            ),
+            ("while ld_acquire_gpu_i32(ready + u64(4 * block_idx()))", "while ld_acquire_gpu_i32(ready)"),
             ("store_i32(ready + u64(4 * block_idx()), 0)", "store_i32(ready, 0)"),
         ],
         "all blocks wait for one flag",

@@ -34,19 +34,13 @@ ALSO_RIGHT = [
 ]
 
 WRONG = [
-    (
-        [("start += inclusive - count", "start += inclusive")],
-        "the thread's own count is in the sum",
-    ),
+    ([("start += inclusive - count", "start += inclusive")], "the thread's own count is in the sum"),
     ([("    start += sums[w]", "    pass")], "each warp begins at 0 again"),
     ([("syncthreads()", "pass")], "have not left yet: a syncthreads() is missing"),
     ([("\nsyncthreads()", "\n    syncthreads()")], "behind the `if`, not in it"),
     ([("if lane_id() == 31:", "if True:")], "several lanes write to the same place"),
     ([("lane_id() == 31", "lane_id() == 0")], "the sum of the warp is in the last lane"),
-    (
-        [("range(warp_id())", "range(warp_id() + 1)")],
-        "the sum of the thread's own warp is added too",
-    ),
+    ([("range(warp_id())", "range(warp_id() + 1)")], "the sum of the thread's own warp is added too"),
     ([("range(warp_id())", "range(n_warps())")], "the sums of all warps are added"),
     ([("range(warp_id())", "range(1, warp_id())")], "the sum of warp 0 is missing"),
     ([("start += sums[w]", "start = sums[w]")], "only the warp just before is added"),

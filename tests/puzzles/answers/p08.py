@@ -37,10 +37,7 @@ ALSO_RIGHT = [
 ]
 
 WRONG = [
-    (
-        [("    row += load_i32(counts + u64(4 * before))", "    row += SLOTS")],
-        "the rows have the gaps of recv_buf",
-    ),
+    ([("    row += load_i32(counts + u64(4 * before))", "    row += SLOTS")], "the rows have the gaps of recv_buf"),
     ([("range(segment)", "range(local_expert * N_RANKS, segment)")], "each expert begins at row 0"),
     ([("range(segment)", "range(local_expert * N_RANKS)")], "segments overlap"),
     ([("range(segment)", "range(segment + 1)")], "the segment's own count is in the sum"),
@@ -53,34 +50,20 @@ WRONG = [
         ],
         "in the order of src_rank first",
     ),
-    (
-        [("    store_i32(row_offsets + u64(4 * local_expert), row)", "    pass")],
-        "row_offsets are not written",
-    ),
+    ([("    store_i32(row_offsets + u64(4 * local_expert), row)", "    pass")], "row_offsets are not written"),
     ([("slot < count", "slot < SLOTS")], "slots beyond the count are copied"),
     ([("slot += block_dim()", "break")], "only one message a thread is copied"),
-    (
-        [("slot = thread_idx()", "slot = 0"), ("slot += block_dim()", "slot += 1")],
-        "several threads write the same row",
-    ),
+    ([("slot = thread_idx()", "slot = 0"), ("slot += block_dim()", "slot += 1")], "several threads write the same row"),
     (
         [("if src_rank == 0 and thread_idx() == 0:", "if thread_idx() == 0:")],
         "the segment with src_rank 0 does|the number of rows of all experts before",
     ),
     ([("(segment * SLOTS + slot)", "(segment + slot)")], "rows come from the wrong slots"),
     (
-        [
-            (
-                "(row_offsets + u64(4 * local_expert), row)",
-                "(row_offsets + u64(4 * local_expert), row + count)",
-            )
-        ],
+        [("(row_offsets + u64(4 * local_expert), row)", "(row_offsets + u64(4 * local_expert), row + count)")],
         "the number of rows of all experts before",
     ),
     ([("    store_i32(rows", "    max(rows")], "no row is written"),
     ([("(segment * SLOTS + slot)", "(row + slot)")], "rows come from the wrong slots"),
-    (
-        [("u64(4 * local_expert)", "u64(4 * segment)"), ("src_rank == 0 and ", "")],
-        "a word for each local expert",
-    ),
+    ([("u64(4 * local_expert)", "u64(4 * segment)"), ("src_rank == 0 and ", "")], "a word for each local expert"),
 ]

@@ -54,18 +54,12 @@ WRONG = [
     ([("u64(end - first)", "u64(end)")], "end - first"),
     (
         [
-            (
-                "row = first + thread_idx()",
-                f"if thread_idx() == 0: {SIGNAL}\nrow = first + thread_idx()",
-            ),
+            ("row = first + thread_idx()", f"if thread_idx() == 0: {SIGNAL}\nrow = first + thread_idx()"),
             (f"    {SIGNAL}\n", "    pass\n"),
         ],
         "write first, signal after|one thread signals while others",
     ),
     ([("load_i32(rows + u64(4 * row))", "row")], "the wrong row"),
     ([("row = first + thread_idx()", "row = thread_idx()")], "two rows go to the same place"),
-    (
-        [("u64(8 * row)", "u64(4 * row)"), ("u64(8 * row + 4)", "u64(4 * row + 4)")],
-        "two rows go to the same place",
-    ),
+    ([("u64(8 * row)", "u64(4 * row)"), ("u64(8 * row + 4)", "u64(4 * row + 4)")], "two rows go to the same place"),
 ]

@@ -53,19 +53,13 @@ WRONG = [
     ),
     ([(">= 0", "> -2")], "empty slots take part"),
     ([("weight = load_f32(weights + u64(4 * at))", "weight = f32(1.0)")], "without their weights"),
-    (
-        [("bf16_lo", "bf16_xx"), ("bf16_hi", "bf16_lo"), ("bf16_xx", "bf16_hi")],
-        "the two halves are swapped",
-    ),
+    ([("bf16_lo", "bf16_xx"), ("bf16_hi", "bf16_lo"), ("bf16_xx", "bf16_hi")], "the two halves are swapped"),
     ([(", low)", ", f32(0.0))"), (", high)", ", f32(0.0))")], "the sum begins anew"),
     ([("weights + u64(4 * at)", "weights + u64(4 * TOP_K * token)")], "the weight of k = 0"),
     ([("weights + u64(4 * at)", "weights + u64(4 * k)")], "the weights of token 0"),
     ([("at * WORDS + i", "at + i")], "the wrong numbers are added"),
     (
-        [
-            ("low = fma_rn(weight, bf16_lo(word), low)", "pass"),
-            ("high = fma_rn(weight, bf16_hi(word), high)", "pass"),
-        ],
+        [("low = fma_rn(weight, bf16_lo(word), low)", "pass"), ("high = fma_rn(weight, bf16_hi(word), high)", "pass")],
         "nothing is added yet",
     ),
     (

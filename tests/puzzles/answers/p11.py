@@ -43,17 +43,11 @@ WRONG = [
     ([("syncthreads()", "pass")], "a syncthreads() is missing before the count"),
     ([("    store_i32(done, 0)", "    pass")], "`done` is not reset to 0"),
     ([("== grid_dim() - 1", "== grid_dim()")], "how many blocks came BEFORE"),
-    (
-        [("== grid_dim() - 1", ">= 0")],
-        "`done` is reset while|the last one alone|only the last block",
-    ),
+    ([("== grid_dim() - 1", ">= 0")], "`done` is reset while|the last one alone|only the last block"),
     ([("== grid_dim() - 1", "== 0")], "only the last block|the last one alone"),
     ([("range(EXPERTS)", "range(1)")], "only some counters are reset"),
     ([("if thread_idx() == 0:", "if True:")], "every thread counts itself"),
-    (
-        [("        store_i32(claimed + u64(4 * expert), 0)", "        pass")],
-        "the counters are not reset",
-    ),
+    ([("        store_i32(claimed + u64(4 * expert), 0)", "        pass")], "the counters are not reset"),
     (
         [
             (

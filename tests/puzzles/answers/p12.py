@@ -59,12 +59,7 @@ WRONG = [
     ([(SIGNALS + RECEIVES, RECEIVES + SIGNALS)], "signal first, receive after"),
     ([(SENDS + SIGNALS, SIGNALS + SENDS)], "all its sends come before its signals"),
     (
-        [
-            (
-                "if atomic_add_acq_rel_gpu_i32(done, 1) == grid_dim() - 1:\n    clean(params, my_rank)",
-                "",
-            )
-        ],
+        [("if atomic_add_acq_rel_gpu_i32(done, 1) == grid_dim() - 1:\n    clean(params, my_rank)", "")],
         "the counters are not reset",
     ),
     (
@@ -88,14 +83,7 @@ WRONG = [
         "all its sends come before its signals",
     ),
     (
-        [
-            (
-                SIGNALS + RECEIVES,
-                SIGNALS.replace(
-                    "    expert +=", "    receive(params, expert, my_rank)\n    expert +="
-                ),
-            )
-        ],
+        [(SIGNALS + RECEIVES, SIGNALS.replace("    expert +=", "    receive(params, expert, my_rank)\n    expert +="))],
         "all its signals come before its receives",
     ),
 ]

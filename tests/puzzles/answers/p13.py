@@ -57,22 +57,12 @@ WRONG = [
     ([("if mask != 0:", "if True:")], "a rank without any of the token's experts"),
     ([("expert // LOCAL == dst_rank", "expert % N_RANKS == dst_rank")], "not dealt out in turn"),
     (
-        [
-            (
-                "for dst_rank in range(N_RANKS):\n    mask = 0",
-                "mask = 0\nfor dst_rank in range(N_RANKS):",
-            )
-        ],
+        [("for dst_rank in range(N_RANKS):\n    mask = 0", "mask = 0\nfor dst_rank in range(N_RANKS):")],
         "it begins at 0 for each rank",
     ),
     ([("u64(4 * dst_rank)", "u64(0)")], "each has its own"),
     (
-        [
-            (
-                CLAIM,
-                "slot = load_i32(reserved + u64(4 * dst_rank)); store_i32(reserved + u64(4 * dst_rank), slot + 1)",
-            )
-        ],
+        [(CLAIM, "slot = load_i32(reserved + u64(4 * dst_rank)); store_i32(reserved + u64(4 * dst_rank), slot + 1)")],
         "claim with an atomic",
     ),
     ([("_gpu_", "_cta_")], "cta is too narrow"),

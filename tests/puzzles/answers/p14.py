@@ -40,23 +40,14 @@ POLL = "while a == ABSENT or b == ABSENT or c == ABSENT or d == ABSENT:"
 
 WRONG = [
     ([(POLL, "while d == ABSENT:")], "ANY of its four words"),
-    (
-        [(POLL, "while a == ABSENT and b == ABSENT and c == ABSENT and d == ABSENT:")],
-        "ANY of its four words",
-    ),
+    ([(POLL, "while a == ABSENT and b == ABSENT and c == ABSENT and d == ABSENT:")], "ANY of its four words"),
     ([(POLL, "if a == ABSENT:")], "take does not wait|ANY of its four words"),
     ([("load16_relaxed_sys", "load16")], "both need strong words"),
     ([("store16_relaxed_sys(place, a", "store16(place, a")], "both need strong words"),
-    (
-        [("store16_relaxed_sys(place, ABSENT, ABSENT, ABSENT, ABSENT)", "pass")],
-        "the words are not reset to ABSENT",
-    ),
+    ([("store16_relaxed_sys(place, ABSENT, ABSENT, ABSENT, ABSENT)", "pass")], "the words are not reset to ABSENT"),
     ([("ABSENT, ABSENT, ABSENT, ABSENT", "0, 0, 0, 0")], "the words are reset to 0"),
     ([("a = ESCAPE if a == ABSENT else a\n", "")], "send ESCAPE in its stead"),
-    (
-        [("store16_relaxed_sys(place, a, b, c, d)", "store16_relaxed_sys(place, b, a, c, d)")],
-        "in the wrong order",
-    ),
+    ([("store16_relaxed_sys(place, a, b, c, d)", "store16_relaxed_sys(place, b, a, c, d)")], "in the wrong order"),
     ([("store16_relaxed_sys(place, a, b, c, d)", "pass")], "put stores nothing"),
     ([("== ABSENT or", "in (ABSENT, 0) or")], "a word of 0 is data"),
     (

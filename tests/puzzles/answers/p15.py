@@ -92,10 +92,7 @@ ALSO_RIGHT = [
 WRONG = [
     ([("\nsyncwarp()", "\npass")], "a syncwarp() is missing before the count"),
     ([("red_add_release", "red_add_relaxed")], "counted by a relaxed addition"),
-    (
-        [("while ld_acquire_gpu_i32(finished) != count:\n    pass", "pass")],
-        "before all messages are written",
-    ),
+    ([("while ld_acquire_gpu_i32(finished) != count:\n    pass", "pass")], "before all messages are written"),
     ([("ld_acquire_gpu", "ld_relaxed_gpu")], "`finished` is read by a relaxed load"),
     ([("st_release_sys", "st_relaxed_sys")], "the signal is relaxed"),
     ([("st_release_sys", "st_release_gpu")], "need scope sys"),
@@ -104,10 +101,7 @@ WRONG = [
         "an expert without tokens gets no signal",
     ),
     ([("ld_acquire_sys", "ld_relaxed_sys")], "the signal is seen by a relaxed load"),
-    (
-        [("i += block_dim()\nsyncthreads()", "i += block_dim()")],
-        "a syncthreads() is missing behind the wait",
-    ),
+    ([("i += block_dim()\nsyncthreads()", "i += block_dim()")], "a syncthreads() is missing behind the wait"),
     ([("            store_i32(finished + u64(4 * i), 0)\n", "")], "0 after each round"),
     ([("acq_rel", "relaxed")], "`done` is not counted with acq_rel"),
     ([("    store_i32(done, 0)", "    pass")], "not reset to 0|is reset"),
@@ -115,8 +109,5 @@ WRONG = [
     ([("red_add_release_gpu", "red_add_release_sys")], "superfluous or stronger"),
     ([("while i < local", "syncthreads()\nwhile i < local")], "superfluous or stronger"),
     ([("TESTS = ", "[((3, 2), 1)]")], "your TESTS are too weak"),
-    (
-        [("    i += block_dim()\nsyncthreads()", "    break\nsyncthreads()")],
-        "some signals are not waited for",
-    ),
+    ([("    i += block_dim()\nsyncthreads()", "    break\nsyncthreads()")], "some signals are not waited for"),
 ]

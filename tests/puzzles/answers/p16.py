@@ -86,10 +86,7 @@ ALSO_RIGHT = [
 ]
 
 WRONG = [
-    (
-        [("row += n_warps()\nsyncthreads()", "row += n_warps()")],
-        "before all warps of the block have sent",
-    ),
+    ([("row += n_warps()\nsyncthreads()", "row += n_warps()")], "before all warps of the block have sent"),
     ([("st_release_sys", "st_relaxed_sys")], "the signal is relaxed"),
     ([("st_release_sys", "st_release_gpu")], "need scope sys"),
     (
@@ -97,10 +94,7 @@ WRONG = [
         "a segment without rows sends no signal",
     ),
     ([("ld_acquire_sys", "ld_relaxed_sys")], "the signal is seen by a relaxed load"),
-    (
-        [("i += block_dim()\nsyncthreads()", "i += block_dim()")],
-        "a syncthreads() is missing behind the wait",
-    ),
+    ([("i += block_dim()\nsyncthreads()", "i += block_dim()")], "a syncthreads() is missing behind the wait"),
     ([("acq_rel", "acquire")], "`done` is not counted with acq_rel"),
     ([("    store_i32(done, 0)", "    pass")], "not reset to 0"),
     ([("store_u64(recv_count + u64(8 * i), u64(NOT_YET))", "pass")], "recv_count is not reset"),
@@ -113,17 +107,9 @@ WRONG = [
     ([("at * pairs + i", "at + i")], "a sum is wrong"),
     ([("acq_rel_gpu", "acq_rel_sys")], "superfluous or stronger"),
     (
-        [
-            (
-                "if thread_idx() == 0:\n    if atomic",
-                "syncthreads()\nif thread_idx() == 0:\n    if atomic",
-            )
-        ],
+        [("if thread_idx() == 0:\n    if atomic", "syncthreads()\nif thread_idx() == 0:\n    if atomic")],
         "superfluous or stronger",
     ),
     ([("TESTS = ", "[((3, 2), 1)]")], "your TESTS are too weak"),
-    (
-        [("    i += block_dim()\nsyncthreads()", "    break\nsyncthreads()")],
-        "some signals are not waited for",
-    ),
+    ([("    i += block_dim()\nsyncthreads()", "    break\nsyncthreads()")], "some signals are not waited for"),
 ]
