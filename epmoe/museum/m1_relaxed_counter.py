@@ -23,7 +23,12 @@ from epmoe.device import (
 BLOCKS, WARPS = 4, 1
 LINKS = ()
 MESSAGE, COUNTER, FLAG, RESULT = 0, 64, 80, 128
-REGIONS = (("message", MESSAGE, BLOCKS), ("counter", COUNTER, 1), ("flag", FLAG, 1), ("result", RESULT, BLOCKS))
+REGIONS = (
+    ("message", MESSAGE, BLOCKS),
+    ("counter", COUNTER, 1),
+    ("flag", FLAG, 1),
+    ("result", RESULT, BLOCKS),
+)
 EXPECTED = {1: [10, 11, 12, 13]}
 REPAIR = (("atomic_add_relaxed_gpu_i32(", "atomic_add_acq_rel_gpu_i32("),)
 

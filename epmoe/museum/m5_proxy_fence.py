@@ -27,7 +27,10 @@ from epmoe.device import (
 )
 
 BLOCKS, WARPS, SHARED = 1, 1, 256
-LINKS = ("https://github.com/deepseek-ai/DeepEP/issues/621", "https://github.com/deepseek-ai/DeepEP/pull/632")
+LINKS = (
+    "https://github.com/deepseek-ai/DeepEP/issues/621",
+    "https://github.com/deepseek-ai/DeepEP/pull/632",
+)
 ROW, FLAG, RESULT = 0, 64, 128
 REGIONS = (("row", ROW, 4), ("flag", FLAG, 1), ("result", RESULT, 4))
 EXPECTED = {1: [5, 6, 7, 8]}

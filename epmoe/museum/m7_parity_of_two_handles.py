@@ -25,7 +25,9 @@ ROUNDS = 5
 MESSAGE, SIGNAL, RESULT = 0, 16, 64
 REGIONS = (("message", MESSAGE, 2), ("signal", SIGNAL, 2), ("result", RESULT, ROUNDS))
 EXPECTED = {0: [1, 2, 3, 4, 5], 1: [1, 2, 3, 4, 5]}
-REPAIR = (("parity = n // 2 % 2  # call n // 2 of handle n % 2", "parity = n % 2  # call n of the group"),)
+REPAIR = (
+    ("parity = n // 2 % 2  # call n // 2 of handle n % 2", "parity = n % 2  # call n of the group"),
+)
 
 
 @kernel

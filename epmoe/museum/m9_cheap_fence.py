@@ -26,7 +26,9 @@ LINKS = ("https://github.com/AMD-AGI/Primus-Turbo/pull/482",)
 ROW, TAIL, RESULT = 0, 64, 128
 REGIONS = (("row", ROW, WARPS), ("tail", TAIL, 1), ("result", RESULT, WARPS))
 EXPECTED = {1: [20, 21, 22]}
-REPAIR = (("st_relaxed_sys_i32(peer + u64(TAIL), WARPS)", "st_release_sys_i32(peer + u64(TAIL), WARPS)"),)
+REPAIR = (
+    ("st_relaxed_sys_i32(peer + u64(TAIL), WARPS)", "st_release_sys_i32(peer + u64(TAIL), WARPS)"),
+)
 ALSO = ("        syncthreads()\n        if thread_idx() == 0:\n            fence_acq_rel_cta()\n",)
 
 
