@@ -73,6 +73,6 @@ HARMLESS = {
     "rows/expand.py _expert_rows.expert_rows: syncwarp() -> nothing": VOTE,
     "rows/reduce.py gather: syncwarp() -> nothing": VOTE,
     "rows/reduce.py sum_of_experts.sum_at: syncwarp() -> nothing": VOTE,
-    "rows/call.py all_begun: syncthreads_or(not ok) -> (not ok)": "record runs before `recorded` is set, and ends with a barrier of the block. Elsewhere only thread 0 needs what it "
+    "rows/call.py leader_awaits_begun: syncthreads_or(not ok) -> (not ok)": "record runs before `recorded` is set, and ends with a barrier of the block. Elsewhere only thread 0 needs what it "
     "acquired here, and another barrier precedes end()",
 }

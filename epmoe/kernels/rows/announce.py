@@ -97,7 +97,7 @@ def early(shape, part, *, fences=True, marks=True):
     def announce(call):
         if fences:
             fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
-        looked, call = words.look(call, i32(0)), calls.begun_alone(call)
+        looked, call = words.look(call, i32(0)), calls.read_epoch(call)
         if not calls.is_over(call):
             words.announce(call, i32(0), looked)
 
@@ -162,12 +162,12 @@ def beginning(shape, mark, few):
     @device_fn
     def begin(call, announced, shared_epoch):
         mark(call.params, stamps.START)
-        begun = begin_call(call.params, shared_epoch)
+        last_call = begin_call(call.params, shared_epoch)
         if calls.is_notify_warp():
             announce_rank(call)
         load_counts(ranks * ranks, call.params[p.counts], announced)
         first = prepare(call)
-        return calls.begun_together(call, begun), first
+        return calls.share_epoch(call, last_call), first
 
     return begin
 
@@ -214,7 +214,7 @@ def closing(shape, phase, part):
 
     @device_fn
     def may_end(call, announced):
-        ok = not calls.is_last_thread() or calls.has_begun(call, phase)
+        ok = not calls.is_last_thread() or calls.await_begun(call, phase)
         came = await_part(call, announced)
         return came and not syncthreads_or(not ok)
 

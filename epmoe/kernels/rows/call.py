@@ -1,7 +1,7 @@
 """A call: its record, its beginning and end, and the part of each block.
 
-The last block, the leader block, talks to the peers and sends nothing. Of the others, all or some send. In the leader
-block the notify warp announces this rank, and the fence warp fences where the notify warp does not.
+The last block, the leader block, talks to the peers and sends no rows. Of the others, all or some send. In the leader
+block the notify warp announces this rank. In a small batch the fence warp announces the part that needs a fence.
 """
 
 from functools import cache
@@ -52,7 +52,7 @@ def is_leader():
 
 @device_fn
 def is_notify_warp():
-    """Whether this is the leader block's last warp. In a small batch its other warps read tokens."""
+    """Whether this is the leader block's last warp. In a small batch the block's other warps read tokens."""
     return is_leader() and warp_id() == n_warps() - 1
 
 
@@ -75,17 +75,17 @@ def num_senders():
 
 
 @device_fn
-def begun_alone(call):
-    """The call with its number, like begun_together, but for a warp that does not wait for other warps."""
+def read_epoch(call):
+    """The call with its number, or OVER, as of share_epoch; for a warp that does not wait for other warps."""
     words = call.params[p.words]
     epoch = u64(u64(load_u64(words + u64(mailbox.EPOCH))) + u64(1))
     return at_epoch(call, u64(OVER) if has_failed(words + u64(mailbox.STATUS)) else epoch)
 
 
 @device_fn
-def begun_together(call, begun):
-    """The block's first barrier -> the call with its number; OVER if a wait of this rank expired in an earlier call."""
-    has_failed, last_epoch, shared_epoch = begun
+def share_epoch(call, last_call):
+    """The call with its number, after the block's first barrier; OVER if any wait of this rank has expired."""
+    has_failed, last_epoch, shared_epoch = last_call
     if thread_idx() == 0:
         shared_epoch[0] = u64(last_epoch + u64(1))
     if syncthreads_or(has_failed):
@@ -94,22 +94,22 @@ def begun_together(call, begun):
 
 
 @device_fn
-def say_begun(call):
-    """The block's last thread counts the block as begun. It releases, so call it when nothing urgent is left to do."""
+def signal_begun(call):
+    """The block's last thread adds this block to BEGUN. It releases, so call it when nothing urgent is left to do."""
     if is_last_thread():
         red_add_release_gpu_i32(call.params[p.words] + u64(mailbox.BEGUN), i32(1))
 
 
 @device_fn
-def has_begun(call, phase):
-    """A thread of the leader block waits until all blocks of this rank have begun, and acquires. Returns success."""
+def await_begun(call, phase):
+    """One thread of the leader block waits until all blocks of this rank have begun, and acquires. Returns success."""
     return wait.for_blocks(call.params, call.params[p.words] + u64(mailbox.BEGUN), i32(grid_dim()), phase)
 
 
 @device_fn
-def all_begun(call, phase):
+def leader_awaits_begun(call, phase):
     """The whole leader block waits until all blocks of this rank have begun. Returns success."""
-    ok = thread_idx() != 0 or has_begun(call, phase)
+    ok = thread_idx() != 0 or await_begun(call, phase)
     return not syncthreads_or(not ok)           # thread 0 acquired for all
 
 
@@ -133,15 +133,16 @@ def claims(counter):
 def begin_and_end(n_ranks):
     """(begin, end): device functions for the beginning and the end of a call.
 
-    begin(params, shared_epoch) -> begun, the argument of begun_together: (whether an earlier wait failed, number of the
+    begin(params, shared_epoch) -> last_call, the argument of share_epoch: (whether a wait has expired, number of the
     last call, shared_epoch). The first two are only valid in thread 0. shared_epoch: shared uint64 array [1].
-    end(call): the leader block calls it when all have begun; no peer touches what it clears.
+    end(call): the leader block calls it when all blocks have begun. It clears BEGUN and the words of the other parity,
+    which nobody uses now (mailbox.py), and stores the call's number.
     """
     n_lines, memory = -(-8 * parameter_block(n_ranks).context_words // LINE), memory_of(n_ranks)
 
     @device_fn
     def begin(params, shared_epoch):
-        if thread_idx() < n_lines:              # one miss for all of them
+        if thread_idx() < n_lines:              # their misses overlap
             prefetch(params[p.context] + u64(LINE) * u64(thread_idx()))
         failed, last_epoch = False, u64(0)
         if thread_idx() == 0:                   # others need not wait for it until the barrier

@@ -59,7 +59,7 @@ def combine_kernel(shape):
         if has_few and few.fits(announced):
             few.rest(call, announced, first)
             return
-        calls.say_begun(call)
+        calls.signal_begun(call)
         if not await_announcements(call, announced):
             return
         mark(params, stamps.COUNTED)
@@ -69,7 +69,7 @@ def combine_kernel(shape):
         if syncthreads_or(not reduce_rows(call, announced)):
             return
         mark(params, stamps.REDUCED)
-        if calls.is_leader() and calls.all_begun(call, wait.ROWS_COMBINE):
+        if calls.is_leader() and calls.leader_awaits_begun(call, wait.ROWS_COMBINE):
             end_call(call)
             mark(params, stamps.LEFT)
 

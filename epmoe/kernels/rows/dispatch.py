@@ -67,17 +67,17 @@ def dispatch_kernel(shape):
         announced, scratch, shared_epoch = shared_array(n_announced, int32), allocate(), shared_array(1, uint64)
         mark(params, stamps.START)
         call = calls.Call(params, num_tokens, my_rank, u64(calls.OVER))
-        begun = begin_call(params, shared_epoch)                    # 1
+        last_call = begin_call(params, shared_epoch)                    # 1
         # on a GPU larger batches have a kernel without the path for small ones; simulated ranks share one kernel
         if has_few and (not SIM or num_tokens <= few_tokens):
-            epoch = dispatch_few(call, begun, announced, scratch)   # 2
+            epoch = dispatch_few(call, last_call, announced, scratch)   # 2
         else:
-            epoch = number_rows(call, begun, scratch)               # 3
+            epoch = number_rows(call, last_call, scratch)               # 3
         if epoch == u64(calls.OVER):            # the small way has ended the call, or a wait has expired
             return
         call, ok = calls.at_epoch(call, epoch), True
         if expands:                             # otherwise the arrival counters imply it
-            calls.say_begun(call)
+            calls.signal_begun(call)
         if not await_announcements(call, announced):                # 4
             return
         mark(params, stamps.COUNTED)
@@ -86,7 +86,7 @@ def dispatch_kernel(shape):
             mark(params, stamps.SENT)
         if calls.is_leader():                                       # 6
             ok = record(call, announced, has_room(announced), scratch.experts)
-            ok = ok and (not expands or calls.all_begun(call, wait.ROWS_DISPATCH))
+            ok = ok and (not expands or calls.leader_awaits_begun(call, wait.ROWS_DISPATCH))
             mark(params, stamps.PLACED)
         if finish_rows(call, announced, ok) and calls.is_leader():  # 7
             end_call(call)                                          # 8
@@ -96,7 +96,7 @@ def dispatch_kernel(shape):
 
 
 def numbering(shape, mark):
-    """Device function number_rows(call, begun, scratch) -> this call's number, or OVER if a wait has expired.
+    """Device function number_rows(call, last_call, scratch) -> this call's number, or OVER if a wait has expired.
 
     When it returns, a block that sends has numbered its own tokens, and the leader block has announced this rank.
     """
@@ -104,12 +104,12 @@ def numbering(shape, mark):
     words, announce_experts, expert_major = announce.announcing(shape, "all"), announce.experts(shape), shape.expert_major
 
     @device_fn
-    def number_rows(call, begun, scratch):
+    def number_rows(call, last_call, scratch):
         looked = (u64(0), u64(0), i32(0), i32(0))
         if calls.is_notify_warp():
             fence_acq_rel_sys()                 # orders earlier launches of this rank before what it announces
             looked = words.look(call, i32(0))
-        call = calls.at_epoch(call, numbers.count(call, begun, scratch))
+        call = calls.at_epoch(call, numbers.count(call, last_call, scratch))
         if calls.is_over(call):
             return u64(calls.OVER)
         mark(call.params, stamps.CLAIMED)
@@ -174,7 +174,7 @@ def receive_kernel(shape):
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_receive(params, num_tokens, my_rank):
         announced = shared_array(n_announced, int32)
-        upcoming = calls.begun_alone(calls.Call(params, num_tokens, my_rank, u64(calls.OVER)))
+        upcoming = calls.read_epoch(calls.Call(params, num_tokens, my_rank, u64(calls.OVER)))
         call = calls.at_epoch(upcoming, u64(upcoming.epoch - u64(1)))       # the last one that ended
         if calls.is_over(upcoming) or not await_announcements(call, announced):
             return
@@ -206,11 +206,11 @@ def resend_kernel(shape):
             few.rest(call, announced, first)
             return
         if expands:
-            calls.say_begun(call)
+            calls.signal_begun(call)
         if not await_announcements(call, announced):
             return
         mark(params, stamps.COUNTED)
-        if expands and calls.is_leader() and not calls.all_begun(call, wait.ROWS_DISPATCH):
+        if expands and calls.is_leader() and not calls.leader_awaits_begun(call, wait.ROWS_DISPATCH):
             return
         if not calls.is_leader():
             send_rows(call, announced)          # waits for nothing

@@ -213,8 +213,8 @@ def counter(shape, phase):
 def make(shape, phase):
     """Namespace of device functions for the kernel of a dispatch.
 
-    count(call, begun, scratch): every block's first step. Returns this call's number, or OVER, also if a block that it
-    waits for does not come. Sets scratch.totals by rank. number(call, scratch) -> whether all is well: each sending
+    count(call, last_call, scratch): every block's first step. Returns this call's number, or OVER, also if a block for
+    which it waits does not come. Sets scratch.totals by rank. number(call, scratch) -> whether all is well: each sending
     block writes row_of [T, R] (-1 where a token does not go) for its tokens, expert-major also row_of_expert [T, E].
     The block's other warps may read them when it returns, those of other blocks after wait_for of counter().
     sum_experts(call, scratch) -> whether all came: the leader block sums all blocks' tokens by expert. They are there
@@ -277,7 +277,7 @@ def make(shape, phase):
         return not syncthreads_or(not ok)
 
     @device_fn
-    def count(call, begun, scratch):
+    def count(call, last_call, scratch):
         first, end = tokens.of_block(call.num_tokens)
         clear(n_columns, scratch.totals)
         if expert_major:
@@ -286,7 +286,7 @@ def make(shape, phase):
         else:
             clear(num_experts, scratch.experts)   # number() counts them
         count_ranks(call.params, first, end, scratch.by_warp)
-        call = calls.begun_together(call, begun)        # and the counts of all warps
+        call = calls.share_epoch(call, last_call)        # and the counts of all warps
         if calls.is_over(call):
             return u64(calls.OVER)
         if not calls.is_leader():

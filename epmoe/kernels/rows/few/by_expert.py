@@ -171,7 +171,7 @@ def receiving(shape, mark):
 
 
 def dispatching(shape, mark, number_rows):
-    """Device function dispatch(call, begun, announced, scratch), as in dispatch.py. number_rows: see ../dispatch.py."""
+    """Device function dispatch(call, last_call, announced, scratch), see dispatch.py. number_rows: ../dispatch.py."""
     ranks, (_, end_call) = shape.n_ranks, calls.begin_and_end(shape.n_ranks)
     here, tell_host = receiving(shape, mark), handle.telling_host(shape)
     bits, placing, rows, all_few = here.bits, here.placing, here.rows, mailbox.all_few(ranks, shape.lamport, announced=True)
@@ -191,7 +191,7 @@ def dispatching(shape, mark, number_rows):
             masks[token] = i32(mask)
 
     @device_fn
-    def lead(call, begun, announced, scratch, table):
+    def lead(call, last_call, announced, scratch, table):
         """The leader block numbers rows for the handle, records counts, and ends the call -> whether it is over."""
         masks, numbers = shared_array(most, int32), shared_array(n_numbers, int32)
         if calls.is_fence_warp():
@@ -199,7 +199,7 @@ def dispatching(shape, mark, number_rows):
         if calls.is_notify_warp():
             announce_tokens(call)
         look_at_token(call.num_tokens, call, masks)
-        call = calls.begun_together(call, begun)    # and the masks of all warps
+        call = calls.share_epoch(call, last_call)   # and the masks of all warps
         if calls.is_over(call):
             return True
         mark(call.params, stamps.CLAIMED)
@@ -212,7 +212,7 @@ def dispatching(shape, mark, number_rows):
         mark(call.params, stamps.COUNTED)
         if not all_few(announced):
             return False
-        calls.say_begun(call)
+        calls.signal_begun(call)
         record_numbers(call, numbers, (i32(0), i32(call.num_tokens)))
         n_words = placing.words_used(announced)
         if not bits.await_bits(call, announced, table.bits):        # behind its barrier nobody looks at `announced`
@@ -228,15 +228,15 @@ def dispatching(shape, mark, number_rows):
         return True
 
     @device_fn
-    def send_and_receive(call, begun, announced, table):
+    def send_and_receive(call, last_call, announced, table):
         """The other blocks send and receive -> whether the call is over."""
         first, (me, warps) = rows.prepare(call), warps_of_rank()
         behind_me = i32(warps - 1 - me)         # the first warps have rows to send
         if behind_me < bits.n_tasks(call.num_tokens):
-            begun_call = calls.begun_alone(call)
-            if not calls.is_over(begun_call):
-                bits.announce(begun_call, behind_me, warps)
-        call = calls.begun_together(call, begun)
+            this_call = calls.read_epoch(call)
+            if not calls.is_over(this_call):
+                bits.announce(this_call, behind_me, warps)
+        call = calls.share_epoch(call, last_call)
         if calls.is_over(call):
             return True
         mark(call.params, stamps.CLAIMED)
@@ -251,18 +251,18 @@ def dispatching(shape, mark, number_rows):
         n_rows = here.place(call, announced, table)
         if n_rows < 0:
             return True
-        calls.say_begun(call)
+        calls.signal_begun(call)
         here.receive(call, announced, table, n_rows, first)
         mark(call.params, stamps.LEFT)
         return True
 
     @device_fn
-    def dispatch(call, begun, announced, scratch):
+    def dispatch(call, last_call, announced, scratch):
         table = placing.allocate()
         if calls.is_leader():
-            is_over = lead(call, begun, announced, scratch, table)
+            is_over = lead(call, last_call, announced, scratch, table)
         else:
-            is_over = send_and_receive(call, begun, announced, table)
-        return u64(calls.OVER) if is_over else number_rows(call, begun, scratch)
+            is_over = send_and_receive(call, last_call, announced, table)
+        return u64(calls.OVER) if is_over else number_rows(call, last_call, scratch)
 
     return dispatch

@@ -2,7 +2,7 @@
 
 A block that knows all counts stores the rows that arrive. No rank ends the call before all ranks have announced
 themselves. If a rank has too many tokens for this path, or no room for all tokens, each rank takes back the rows that
-it has sent, and all ranks use the ordinary path.
+it has sent, and all ranks go on with step 4 of ../dispatch.py.
 """
 
 from epmoe.device import (device_fn, i32, int32, shared_array, store_u32, store_u64, syncthreads, u32, u64,
@@ -92,10 +92,10 @@ def _into(shape, number):
 
 
 def dispatching(shape, mark):
-    """Device function dispatch(call, begun, announced, scratch), called by every block of a rank that has few tokens.
+    """Device function dispatch(call, last_call, announced, scratch), called by all blocks of a rank with few tokens.
 
     It returns OVER, or else the call's number: then some rank has too many tokens or too little room, this rank's rows
-    are numbered and announced, and all ranks continue in the ordinary way.
+    are numbered and announced, and all ranks go on with step 4 of ../dispatch.py.
     """
     ranks, (_, end_call) = shape.n_ranks, calls.begin_and_end(shape.n_ranks)
     announce_places = announce.early(shape, "places", marks=False)
@@ -137,7 +137,7 @@ def dispatching(shape, mark):
         rows.send(call, numbers, first)
         mark(call.params, stamps.SENT)
         record_numbers(call, numbers, tokens_of_block(call.num_tokens))
-        if not await_facts(call, announced):        # places, which come later, are for the ordinary way
+        if not await_facts(call, announced):        # not for places, which come later and are for step 4
             return u64(calls.OVER)
         if not all_few(announced):
             rows.erase(call, numbers, first)
@@ -151,7 +151,7 @@ def dispatching(shape, mark):
         return u64(calls.OVER)
 
     @device_fn
-    def dispatch(call, begun, announced, scratch):
+    def dispatch(call, last_call, announced, scratch):
         numbers, looked = shared_array(n_numbers, int32), (u64(0), u64(0), i32(0), i32(0))
         if calls.is_fence_warp():
             announce_places(call)
@@ -161,11 +161,11 @@ def dispatching(shape, mark):
             clear(num_experts, scratch.experts)
         first = rows.prepare(call)
         number_tokens(ranks, call, call.params[p.ids], numbers, scratch.totals)
-        call = calls.begun_together(call, begun)    # and all numbers
+        call = calls.share_epoch(call, last_call)    # and all numbers
         if calls.is_over(call):
             return u64(calls.OVER)
         mark(call.params, stamps.CLAIMED)
-        calls.say_begun(call)
+        calls.signal_begun(call)
         if calls.is_leader():
             return lead(call, announced, scratch, looked)
         return send_and_receive(call, announced, numbers, first)

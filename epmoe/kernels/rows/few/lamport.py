@@ -202,7 +202,7 @@ def known_call(shape, phase, mark, prepare, work):
 
     @device_fn
     def work_or_end(call, announced, first):
-        calls.say_begun(call)
+        calls.signal_begun(call)
         if not calls.is_leader():
             work(call, announced, first)
         elif may_end(call, announced):
