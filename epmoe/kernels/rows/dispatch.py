@@ -5,33 +5,35 @@ notify warp). The other blocks send. Expert-major also expands rows (copies them
 of these blocks a share of the warps sends (tuning.send_tenths). All other warps expand, and so do those that have
 finished sending. If a batch has at most one token for each block, all warps of these blocks send first.
 
-1. Begin: read the number of the call (epoch), and whether an earlier one failed (call.py).
-2. Small batches travel as Lamport rows, on a path of their own that ends the call (few/dispatch.py). Expert-major also
-   expands them as they arrive (few/by_expert.py). If some rank has too many tokens for this path, or may lack room to
-   receive, all ranks leave it; step 3 is done by then, and they go on with step 4.
+1. Begin: read the number of the last call, which this call adds 1 to (epoch), and whether a wait expired (call.py).
+2. Small batches are sent as Lamport rows, on a path of their own that ends the call (few/dispatch.py). Expert-major
+   also expands them as they arrive (few/by_expert.py). If some rank has too many tokens for this path, or may lack room
+   to receive, all ranks leave it. They do step 3 before they leave, and go on with step 4.
 3. Number the rows (layout.py): the n-th of this rank's tokens that go to a rank is the n-th row that this rank sends
-   there; -1 where a token does not go. Meanwhile the leader block announces this rank, and then how many tokens
-   each expert gets (announce.py).
-4. Wait for the announcements of all ranks. Each block keeps them in shared memory (`announced`). Every block then
-   knows where its rank's rows begin at each rank.
-5. Send (send.py) each row to its final place. If some rank has no room for all its rows, nobody sends. A warp that
-   takes another block's token first waits until all blocks have numbered theirs.
-6. Meanwhile the leader block waits for the numbers of tokens by expert. It records counts and places for the handle,
-   and whether rows by expert are dropped (overflow). If the host waits, it tells it the counts (handle.py).
+   there. The handle's row_of [T, R] has the numbers, -1 where a token does not go. Meanwhile the leader block
+   announces this rank, and then how many tokens each expert gets (announce.py).
+4. Wait for the announcements of all ranks. Each block stores them in shared memory (`announced`), and so knows where
+   its rank's rows begin at each rank.
+5. Send (send.py) each row to its final place. If some rank has no room to receive all its rows (capacity), nobody
+   sends. If there are more tokens than blocks that send, warps claim parts of the tokens of all blocks. Before its first
+   token of another block, a warp waits until all blocks have numbered theirs.
+6. Meanwhile the leader block waits for the numbers of tokens by expert. It records for the handle the counts, where
+   experts' rows begin, and whether they and their padding exceed num_rows (overflow); the rows beyond are dropped. If
+   the host waits for the counts, the leader block also stores them in host memory (handle.py).
 7. Finish. A receiver learns in one of three ways that rows have arrived:
    Counters (by_counters): when a sending block has written its rows, it adds one to its rank's counter at every rank.
-   The leader block waits until the counters have reached the announced numbers of blocks.
+   The leader block waits until each counter has reached the number of blocks that its rank has announced.
    Flags (by_flags), expert-major: senders raise a flag for each part of a row. Warps that do not send, or have finished
-   sending, expand the parts that have arrived (expand.py). Rows of a rank to itself are expanded from the input, unless
-   they are encoded on the way.
-   Lamport rows: a receiver polls the row's words in a window until all have come, and copies it out (step 2).
-8. The leader block ends the call. All blocks have begun; other warps may still expand.
+   sending, expand the parts that have arrived (expand.py). Rows of a rank to itself are expanded from the input; only
+   if they are encoded are they sent like the others.
+   Lamport rows (step 2): each word is its own ready flag. A receiver polls a row's words until all have come.
+8. The leader block ends the call. All blocks have begun; in expert-major, other warps may still expand.
 
 A cached dispatch, and the retry of one that found no room to receive, take numbers and counts from a handle:
 rows_resend does only the announcement of step 3, without counts, and not step 6. The host has made room before it.
 
-An expert-major dispatch whose host waits has results for about as many rows by expert as usual (room). If more come,
-they stay where they are. The host, which is told their number, makes room and launches rows_receive on this rank alone.
+An expert-major dispatch whose host waits has results for about as many rows by expert as usual (room). If there are
+more, it expands none. The host reads their number, makes room, and launches rows_receive on this rank alone.
 """
 
 from functools import lru_cache
@@ -73,7 +75,7 @@ def dispatch_kernel(shape):
             epoch = dispatch_few(call, last_call, announced, scratch)   # 2
         else:
             epoch = number_rows(call, last_call, scratch)               # 3
-        if epoch == u64(calls.OVER):            # the small way has ended the call, or a wait has expired
+        if epoch == u64(calls.OVER):            # step 2 has ended the call, or a wait has expired
             return
         call, ok = calls.at_epoch(call, epoch), True
         if expands:                             # otherwise the arrival counters imply it
@@ -100,15 +102,15 @@ def numbering(shape, mark):
 
     When it returns, a block that sends has numbered its own tokens, and the leader block has announced this rank.
     """
-    ranks, numbers = shape.n_ranks, layout.make(shape, wait.ROWS_DISPATCH)
-    words, announce_experts, expert_major = announce.announcing(shape, "all"), announce.experts(shape), shape.expert_major
+    ranks, expert_major, numbers = shape.n_ranks, shape.expert_major, layout.make(shape, wait.ROWS_DISPATCH)
+    announcement, announce_experts = announce.announcing(shape, "all"), announce.experts(shape)
 
     @device_fn
     def number_rows(call, last_call, scratch):
         looked = (u64(0), u64(0), i32(0), i32(0))
         if calls.is_notify_warp():
             fence_acq_rel_sys()                 # orders earlier launches of this rank before what it announces
-            looked = words.look(call, i32(0))
+            looked = announcement.look(call, i32(0))
         call = calls.at_epoch(call, numbers.count(call, last_call, scratch))
         if calls.is_over(call):
             return u64(calls.OVER)
@@ -117,7 +119,7 @@ def numbering(shape, mark):
             ok = numbers.number(call, scratch)
         else:
             if calls.is_notify_warp():
-                words.announce_totals(call, scratch.totals, looked)
+                announcement.announce_totals(call, scratch.totals, looked)
             ok = numbers.sum_experts(call, scratch)
             if ok and expert_major:
                 announce_experts(call, scratch.totals, ranks)
@@ -131,8 +133,8 @@ def numbering(shape, mark):
 def moving(shape, mark, numbered=None):
     """(send_rows, finish_rows). send_rows: see send.make. finish_rows(call, announced, ok) -> whether all is well.
 
-    ok: whether this block has done its part. Senders signal, and the leader block waits; expert-major, every block
-    expands rows, if there is room for them. numbered: see send.make.
+    ok: whether this warp's waits have succeeded so far. By counters, senders signal and the leader block waits. By
+    flags (expert-major), every block expands rows, if all ranks had room to receive. numbered: see send.make.
     """
     if not shape.expert_major:
         arrivals = announce.arrivals(shape, wait.ROWS_DISPATCH)
@@ -164,7 +166,7 @@ def moving(shape, mark, numbered=None):
 
 @lru_cache(CACHED)
 def receive_kernel(shape):
-    """Makes the kernel that expands the rows of the last call, for which the results had no room. It sends nothing."""
+    """Makes the kernel that expands the last call's rows if the results had no room for them. It sends nothing."""
     few = by_expert.receiving(shape, stamps.make(shape.trace, BLOCK)) if shape.lamport else None
     all_few = mailbox.all_few(shape.n_ranks, shape.lamport, announced=True)
     has_few, n_announced = bool(shape.lamport), mailbox.numbers_announced(shape.n_ranks)
@@ -188,7 +190,7 @@ def receive_kernel(shape):
 
 @lru_cache(CACHED)
 def resend_kernel(shape):
-    """Makes the kernel of a dispatch whose layout is known."""
+    """Makes the kernel of a dispatch whose layout is in a handle."""
     mark, (_, end_call) = stamps.make(shape.trace, BLOCK), calls.begin_and_end(shape.n_ranks)
     few, expands = few_rows.resending(shape, mark) if shape.lamport else None, shape.expert_major
     begin, has_few = announce.beginning(shape, mark, few), bool(shape.lamport)
@@ -213,7 +215,7 @@ def resend_kernel(shape):
         if expands and calls.is_leader() and not calls.leader_awaits_begun(call, wait.ROWS_DISPATCH):
             return
         if not calls.is_leader():
-            send_rows(call, announced)          # waits for nothing
+            send_rows(call, announced)          # without `numbered` it never waits
             mark(params, stamps.SENT)
         if finish_rows(call, announced, True) and calls.is_leader():
             end_call(call)
