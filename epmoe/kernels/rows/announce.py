@@ -1,8 +1,9 @@
 """The leader block's announcement to all peers at the beginning of a call, and arrivals at its end.
 
-A rank announces where its arrays are, for how many rows they have room, and how many tokens and sending blocks it has.
-If the peers have no handle, it also announces how many rows it sends to each rank. Its announcement is stored in a
-mailbox at each rank (mailbox.py). Only places, to which peers write, need a fence for this rank's earlier launches.
+A rank announces where peers write to it (places), for how many rows it has room there (capacity), how many tokens and
+sending blocks it has and, unless there is a handle, how many rows it sends to each rank. It stores this in a mailbox at
+each rank (mailbox.py). Peers write to the places as soon as they know them, so a fence must order earlier launches of
+this rank before the places. The rest needs no fence.
 """
 
 from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id, load_i32, red_add_release_sys_i32,
@@ -30,7 +31,7 @@ def mailbox_words(shape):
 
 
 def parts_of_announcement(shape):
-    """{part of an announcement: its words [begin, end)}; "all": without experts."""
+    """{part of an announcement: its words [begin, end)}. "all": without experts; "facts": that without places."""
     experts = mailbox.experts_at(shape.n_ranks)
     return dict(all=(0, experts), without_counts=(0, mailbox.COUNTS), places=(0, MAX_PLACES), facts=(MAX_PLACES, experts),
                 tokens=(MAX_PLACES, mailbox.COUNTS), counts=(mailbox.COUNTS, experts),
@@ -88,18 +89,18 @@ def announcing(shape, part, marks=True):
 def early(shape, part, *, fences=True, marks=True):
     """Device function (call): a warp announces a part before its block's first barrier.
 
-    It waits for no other warp, since all peers wait for it. fences: whether to fence first, for what earlier launches
-    of this rank have done. At this point no store is in flight that the fence would wait for.
+    It waits for no other warp, since all peers wait for it. fences: whether it first orders earlier launches of this
+    rank. At this point no store is in flight that the fence would wait for.
     """
-    words = announcing(shape, part, marks)
+    announcement = announcing(shape, part, marks)
 
     @device_fn
     def announce(call):
         if fences:
-            fence_acq_rel_sys()                 # earlier launches of this rank, before what it tells its peers
-        looked, call = words.look(call, i32(0)), calls.read_epoch(call)
+            fence_acq_rel_sys()                 # earlier launches of this rank before its announcement
+        looked, call = announcement.look(call, i32(0)), calls.read_epoch(call)
         if not calls.is_over(call):
-            words.announce(call, i32(0), looked)
+            announcement.announce(call, i32(0), looked)
 
     return announce
 
@@ -126,7 +127,7 @@ def awaiting(shape, phase, part, *, acquires=True):
     ranks, at_word, (begin, end) = shape.n_ranks, mailbox_words(shape), parts_of_announcement(shape)[part]
     n, what = end - begin, (phase, wait.FOR_ANNOUNCEMENT)
     stride, first = (n, 0) if part == "experts" else (mailbox.experts_at(ranks), begin)
-    poll_word = wait.for_word_of_peer if acquires else wait.for_tagged_word    # relaxed: nothing lies behind it
+    poll_word = wait.for_word_of_peer if acquires else wait.for_tagged_word    # relaxed: guards no other data
 
     @device_fn
     def await_part(call, announced):
@@ -145,7 +146,7 @@ def awaiting(shape, phase, part, *, acquires=True):
 def beginning(shape, mark, few):
     """Device function begin(call, announced, shared_epoch) -> (call with its number, first), for a call with a handle.
 
-    few: None, or namespace for small batches. prepare(call) -> first: before the call is known. fits(announced):
+    few: None, or namespace for small batches. prepare(call) -> first: before the number is known. fits(announced):
     whether this is a small batch, the same on all ranks. rest(call, announced, first): the rest of the call.
     """
     (begin_call, _), ranks, n_words = calls.begin_and_end(shape.n_ranks), shape.n_ranks, mailbox.experts_at(shape.n_ranks)
@@ -154,7 +155,7 @@ def beginning(shape, mark, few):
     @by_threads
     def load_counts(i, counts, announced):
         """Loads the counts of rows and tokens of all ranks from the call's handle."""
-        if i < ranks:                           # before the counts lie the ranks' tokens (handle.py)
+        if i < ranks:                           # the handle has the ranks' tokens before the counts (handle.py)
             announced[ranks * n_words + i] = i32(load_i32(u64(counts) + u64(4) * u64(i) - u64(4 * ranks)))
         src_rank, dst_rank = split(i, ranks)
         announced[src_rank * n_words + mailbox.COUNTS + dst_rank] = i32(load_i32(u64(counts) + u64(4) * u64(i)))

@@ -20,11 +20,11 @@ from .shape import MAX_PLACES, memory_of, namespace
 # Words for a rank's own blocks: byte offsets
 EPOCH = 0               # u64: the last call that ended
 BEGUN = 8               # i32: blocks that have begun this call
-NEXT_TO_RECEIVE = 16    # 2 i32: parts of rows (tokens) that warps have taken to expand (reduce), by parity
-NEXT_TO_SEND = 32       # 2 i32: parts of rows that warps have taken to send, by parity
+NEXT_TO_RECEIVE = 16    # 2 i32: units of work that warps have claimed to expand (combine: reduce), by parity
+NEXT_TO_SEND = 32       # 2 i32: units of work that warps have claimed to send, by parity
 NUMBERED = 40           # 2 i32: blocks that have numbered their tokens, by parity
 BY_PARITY = (NEXT_TO_RECEIVE, NEXT_TO_SEND, NUMBERED)   # cleared in the call that has the other parity
-RECORDED = 24           # i32: the last call whose places of experts' rows are recorded
+RECORDED = 24           # i32: the last call for which it is recorded where experts' rows begin
 STATUS = 64             # 16 i32: as in epmoe/kernels/status.py
 WORDS_BYTES = 128
 
@@ -33,7 +33,7 @@ PLACES = 0                          # where in the writer's pool its arrays begi
 CAPACITY = MAX_PLACES               # rows that it has room for
 NUM_TOKENS = CAPACITY + 1           # its tokens
 BLOCKS = CAPACITY + 2               # its blocks that send
-COUNTS = CAPACITY + 3               # for each rank: rows that it sends there; behind them the reader's experts and bits
+COUNTS = CAPACITY + 3               # for each rank: rows that it sends there; then words by expert of the reader
 PLACE_BYTES = 256
 
 MOST_PARTS = 8          # of a row; each has a flag
@@ -54,7 +54,7 @@ class Control(NamedTuple):
 
 
 def experts_at(n_ranks: int) -> int:
-    """The first word of an announcement's counts by local expert of the reader."""
+    """The first word of an announcement's counts of tokens, by local expert of the reader."""
     return COUNTS + n_ranks
 
 
