@@ -1,8 +1,8 @@
 """Layout: the number of a token's row among the rows that this rank sends to a rank; always in the order of tokens.
 
-A sending block takes a run of consecutive tokens, and each of its warps a run inside it. Each block tells the others of
-its rank how many tokens it has for each rank (columns), sums the numbers of the blocks before it, and numbers its
-tokens. The leader block sums all blocks' numbers, first by rank, because all peers wait for these, then by expert.
+A sending block numbers a run of consecutive tokens, and each of its warps a run inside it. Each block publishes to the
+blocks of its rank how many tokens it has for each rank (columns), sums the counts of the blocks before it, and numbers
+its tokens. The leader block sums all blocks' counts, first by rank, as all peers wait for these, then by expert.
 """
 
 from typing import NamedTuple
@@ -25,8 +25,8 @@ IN_FLIGHT = 8           # words of columns that a thread asks for together
 class Scratch(NamedTuple):
     """Shared int32 arrays of a block.
 
-    by_warp [warp, rank]: tokens. experts: tokens by expert, expert-major by (group, expert). totals [columns]: tokens
-    for each rank, of all blocks in the leader block, of earlier ones in others; expert-major, then those by expert.
+    by_warp [warp, rank]: tokens. experts: tokens by expert, in expert-major by (group of threads, expert). totals
+    [columns]: tokens by rank, then in expert-major by expert; of all blocks (leader block) or of those before.
     """
 
     by_warp: object
@@ -53,22 +53,22 @@ def allocating(shape):
 
 
 def sharing(shape):
-    """Namespace of device functions (num_tokens): how the blocks that send share a rank's tokens.
+    """Namespace of device functions (num_tokens): how the blocks that send divide a rank's tokens.
 
-    of_block -> [first, end) of this block's tokens; empty for blocks that do not send. are_shared: whether blocks share
-    all tokens; else each sends one or none. begin_with_own: whether each warp first sends parts of a token of its own
-    block, since the block has all data for it already. It does if blocks share tokens and there is a warp for each. If
-    rows are expanded while they arrive, they are sent in order from the start.
+    of_block -> [first, end) of the tokens that this block numbers; empty for the leader block. are_claimed: whether
+    warps claim parts of all blocks' tokens to send; else each block has one token or none. begin_with_own: whether a
+    warp first sends parts of a token of its own block, which needs no wait. It does if tokens are claimed and there is
+    a warp for each. If rows are expanded while they arrive, they are sent in order from the start.
     """
     num_senders, in_order = calls.num_senders, shape.expert_major
 
     of_block = device_fn(lambda num_tokens:
                          share(i32(0), i32(num_tokens), divided_up(num_tokens, num_senders()), i32(block_idx())))
-    are_shared = device_fn(lambda num_tokens: num_tokens > num_senders())
+    are_claimed = device_fn(lambda num_tokens: num_tokens > num_senders())
     begin_with_own = device_fn(lambda num_tokens:
-                               not in_order and are_shared(num_tokens) and num_tokens <= num_senders() * n_warps())
+                               not in_order and are_claimed(num_tokens) and num_tokens <= num_senders() * n_warps())
 
-    return namespace("tokens", of_block=of_block, are_shared=are_shared, begin_with_own=begin_with_own)
+    return namespace("tokens", of_block=of_block, are_claimed=are_claimed, begin_with_own=begin_with_own)
 
 
 def columns(shape, phase):
@@ -192,8 +192,8 @@ def _numbering_map(shape):
 def counter(shape, phase):
     """Namespace of device functions by which warps wait until all blocks that send have numbered their tokens.
 
-    say(call): a block has numbered its tokens; called after a barrier. Only counts if blocks share all tokens or expand
-    rows. wait_for(call, lane) -> whether all have, so that this warp may read the numbers of other blocks.
+    signal(call): a block has numbered its tokens; called after a barrier. It does nothing if tokens are not claimed and
+    rows not expanded, as no warp waits then. wait_for(call, lane) -> whether all came; this warp may read all numbers.
     """
     tokens, expands = sharing(shape), shape.expert_major
 
@@ -201,22 +201,22 @@ def counter(shape, phase):
                             u64(call.params[p.words] + u64(mailbox.NUMBERED) + u64(4) * (u64(call.epoch) & u64(1))))
 
     @device_fn
-    def say_numbered(call):
-        if (expands or tokens.are_shared(call.num_tokens)) and calls.is_last_thread():
+    def signal_numbered(call):
+        if (expands or tokens.are_claimed(call.num_tokens)) and calls.is_last_thread():
             red_add_release_gpu_i32(numbered_at(call), i32(1))
 
     await_numbers = device_fn(lambda call, lane: wait.in_warp(
         lane != 0 or wait.for_blocks(call.params, numbered_at(call), calls.num_senders(), phase)))
-    return namespace("numbered", say=say_numbered, wait_for=await_numbers)
+    return namespace("numbered", signal=signal_numbered, wait_for=await_numbers)
 
 
 def make(shape, phase):
     """Namespace of device functions for the kernel of a dispatch.
 
-    count(call, last_call, scratch): every block's first step. Returns this call's number, or OVER, also if a block for
-    which it waits does not come. Sets scratch.totals by rank. number(call, scratch) -> whether all is well: each sending
-    block writes row_of [T, R] (-1 where a token does not go) for its tokens, expert-major also row_of_expert [T, E].
-    The block's other warps may read them when it returns, those of other blocks after wait_for of counter().
+    count(call, last_call, scratch): every block's first step. Returns the call's number, or OVER if a wait has expired.
+    Sets scratch.totals by rank. number(call, scratch) -> whether no wait expired: each sending block writes for its
+    tokens row_of [T, R] (-1 where a token does not go), expert-major also row_of_expert [T, E]. All warps of the block
+    may read them when it returns, other blocks' warps after wait_for of counter().
     sum_experts(call, scratch) -> whether all came: the leader block sums all blocks' tokens by expert. They are there
     after a barrier, in scratch.experts, or in expert-major in scratch.totals, after the ranks.
     """
@@ -306,8 +306,8 @@ def make(shape, phase):
         else:
             is_bad = count_experts(call.params, call.params[p.ids], first, end, scratch.experts)
         if syncthreads_or(is_bad):              # the numbers and counts of all warps
-            fence_acq_rel_gpu()                 # what was noted of bad ids, before the counts that the leader block awaits
-        numbered.say(call)
+            fence_acq_rel_gpu()                 # bad ids recorded, before the counts that the leader block awaits
+        numbered.signal(call)
         if not expert_major:
             publish_experts(num_experts, call, scratch.experts)
         return True

@@ -61,7 +61,7 @@ def make(shape, flags):
     there are few blocks, whole rows. flags: of copy.py.
     """
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
-    mail, take, part_of_row = mailbox.reading(ranks), calls.claims(mailbox.NEXT_TO_SEND), of_part(shape)
+    mail, claim, part_of_row = mailbox.reading(ranks), calls.claims(mailbox.NEXT_TO_SEND), of_part(shape)
     stays, n_targets, spans = shape.keeps_own, n_targets_of(shape), parts(shape.n_vectors)
     push_prob = by_lanes(lambda i, params, row, to: store_u32(to + u64(4) * u64(i), part_of_row.prob(params, row, i)))
     many_blocks = shape.tuning.many_blocks  # fewer push whole rows: their warps wait less often for a release
@@ -75,9 +75,9 @@ def make(shape, flags):
         here = i32(0) if stays and lane == call.my_rank else here
         n_parts, whole = flags.count(announced), grid_dim() < many_blocks
         a_row = i32(1) if whole else i32(n_parts)
-        unit, n_units = take(call, lane), i32(warp_max_i32(here) * n_targets * a_row)
+        unit, n_units = claim(call, lane), i32(warp_max_i32(here) * n_targets * a_row)
         while unit < n_units:
-            following = take(call, lane)
+            following = claim(call, lane)
             part, number, src_rank = part_of_row.unit(call.my_rank, unit, a_row)
             row = i32(warp_broadcast_i32(before, src_rank) + number)
             if number < warp_broadcast_i32(here, src_rank):

@@ -60,8 +60,8 @@ def looking_at_choices(shape):
 def sending_choices(shape, into):
     """Device function send(params, token, seen, mask, where, lane): sends a token's choices and scales to its ranks.
 
-    mask: its ranks. seen: of look(). into: namespace. of(where, rank) -> to, its row there. choice(to, k, local_expert,
-    prob), scale(to, i, word) store there. local_expert: -1 for another rank's.
+    mask: its ranks. seen: from look(). into: namespace. of(where, rank) -> to, its row there. choice(to, k,
+    local_expert, prob), scale(to, i, word) store there. local_expert: -1 if the expert is on another rank.
     """
     n_ids, n_local, n_scales = shape.top_k * shape.has_meta, shape.num_local_experts, shape.scale_words
     has_any = n_ids + n_scales > 0
@@ -69,15 +69,15 @@ def sending_choices(shape, into):
     @device_fn
     def send(params, token, seen, mask, where, lane):
         expert, prob = seen
-        owner, local_expert, left = i32(-1), i32(-1), u32(mask) if has_any else u32(0)
+        dst_rank, local_expert, left = i32(-1), i32(-1), u32(mask) if has_any else u32(0)
         if expert >= 0:
-            owner, local_expert = i32(u32(expert) // u32(n_local)), i32(u32(expert) % u32(n_local))
+            dst_rank, local_expert = i32(u32(expert) // u32(n_local)), i32(u32(expert) % u32(n_local))
         scales = params[p.scales] + u64(4) * u64(token) * u64(n_scales)
         while left != u32(0):
             rank, i = lowest(left), i32(lane)
-            to, is_owner = into.of(where, rank), owner == rank
+            to, is_there = into.of(where, rank), dst_rank == rank
             if n_ids > 0 and lane < n_ids:
-                into.choice(to, lane, local_expert if is_owner else i32(-1), prob if is_owner else u32(0))
+                into.choice(to, lane, local_expert if is_there else i32(-1), prob if is_there else u32(0))
             while n_scales > 0 and i < n_scales:
                 into.scale(to, i, load_u32(scales + u64(4) * u64(i)))
                 i = i32(i + 32)
@@ -153,9 +153,9 @@ def _sending_experts(shape):
 def sending_metadata(shape):
     """Namespace of device functions, called by a warp.
 
-    places(params, announced, lane) -> addresses of ids, probs, scales (masks) at rank `lane`; 0 if there are none.
+    addresses(params, announced, lane) -> addresses of ids, probs, scales (masks) at rank `lane`; 0 if there are none.
     send(params, token, mask, row, at, lane): sends a token's metadata to the ranks of `mask`. row: in lane r the row's
-    number at rank r. at: from places().
+    number at rank r. at: from addresses().
     """
     ranks, mail, expert_major = shape.n_ranks, mailbox.reading(shape.n_ranks), shape.expert_major
     has_meta, has_probs = shape.has_meta, shape.has_meta and shape.has_probs
@@ -163,7 +163,7 @@ def sending_metadata(shape):
     send_choices, send_experts = sending_choices(shape, _into_arrays(shape)), _sending_experts(shape)
 
     @device_fn
-    def places(params, announced, lane):
+    def addresses(params, announced, lane):
         is_rank = lane < ranks
         return (mail.place(params, announced, arrays.row_ids, lane) if has_meta and is_rank else u64(0),
                 mail.place(params, announced, arrays.row_probs, lane) if has_probs and is_rank else u64(0),
@@ -176,14 +176,14 @@ def sending_metadata(shape):
         elif not expert_major:
             send_choices(params, token, look(params, token, lane), mask, (row, at), lane)
 
-    return namespace("metadata", places=places, send=send)
+    return namespace("metadata", addresses=addresses, send=send)
 
 
 class Work(NamedTuple):
     """The work of a block's or a rank's warps: the tokens [first, end), each in n_parts parts.
 
-    A unit is send_at_once parts of a token's row, or its metadata. A warp that begins with its own token (own) takes its
-    first n_own units; `rest` units of each token are left.
+    A unit is send_at_once parts of a token's row, or its metadata. `own`: the token with which this warp begins, -1 for
+    none. It sends its first n_own units. The other units of each token, `rest` in number, are for all warps.
     """
 
     first: int
@@ -235,17 +235,17 @@ def encoding(shape, store, store_scale):
 def make(shape, flags=None, numbered=None):
     """Device function send(call, announced) -> whether no wait expired; for all warps of a sending block.
 
-    If some rank has no room, nothing is sent. If there are more tokens than blocks, warps of all blocks claim parts of
-    tokens, as some reach the links sooner than others. flags: of copy.py, if rows are expanded while they arrive; then
-    only some warps of a block send. numbered: layout.counter(), if the same launch makes the layout. While the other
-    blocks number their tokens, a warp may send parts of a token of its own block.
+    If some rank has no room to receive, nothing is sent. If there are more tokens than blocks that send, warps of all
+    blocks claim parts of tokens, as some reach the links sooner than others. flags: of copy.py, if rows are expanded
+    while they arrive; then only some warps of a block send. numbered: layout.counter() if this launch numbers the
+    tokens. While the other blocks number theirs, a warp may send parts of a token of its own block.
     """
     ranks, row_bytes, src_bytes, encodes = shape.n_ranks, shape.row_bytes, shape.src_bytes, shape.encode
     mail, spans = mailbox.reading(ranks), parts(shape.n_vectors)
-    tokens, take = layout.sharing(shape), calls.claims(mailbox.NEXT_TO_SEND)
+    tokens, claim = layout.sharing(shape), calls.claims(mailbox.NEXT_TO_SEND)
     raises, is_numbered_now, fewest = flags is not None, numbered is not None, fewest_parts(shape)
-    more, keeps_own = sending_metadata(shape), keeps_own_rows(shape)
-    # metadata is a unit of its own after the row's parts, unless there is none or it has to come with part 0
+    metadata, keeps_own = sending_metadata(shape), keeps_own_rows(shape)
+    # 1: metadata is a unit of its own after the row's parts; 0: there is none, or it is sent with part 0
     n_apart = int((shape.has_meta or shape.scale_words > 0) and not shape.expert_major)
     rows, a_vector = copying(read_only=True), shape.src_bytes // shape.n_vectors    # bytes that become a vector
     probs_bytes = 4 * shape.top_k * shape.has_probs
@@ -261,7 +261,7 @@ def make(shape, flags=None, numbered=None):
         """This warp's Work."""
         first, end = tokens.of_block(call.num_tokens)
         warps = i32(n_warps())
-        if tokens.are_shared(call.num_tokens):  # all tokens, which warps take in turn
+        if tokens.are_claimed(call.num_tokens):
             first, end, warps = i32(0), i32(call.num_tokens), i32(n_warps() * calls.num_senders())
         n_tokens = i32(end - first)
         if raises:
@@ -277,16 +277,16 @@ def make(shape, flags=None, numbered=None):
 
     @device_fn
     def first_unit(call, work, n_units, lane):
-        """Units -n_own to -1 are the first of the warp's own token. n_units: this warp does not send."""
-        if not tokens.are_shared(call.num_tokens):
+        """n_units if this warp does not send. Units -n_own to -1 are the first of the warp's own token."""
+        if not tokens.are_claimed(call.num_tokens):
             return i32(warp_id())
         if raises and 10 * warp_id() >= send_tenths * n_warps():
             return i32(n_units)
-        return take(call, lane) if work.own < 0 or work.n_own == 0 else i32(-work.n_own)
+        return claim(call, lane) if work.own < 0 or work.n_own == 0 else i32(-work.n_own)
 
     @device_fn
     def part_of(work, unit):
-        """(token, first part) of a unit. From 0 on come each token's units from n_own on, token by token."""
+        """(token, first part) of a unit. Units from 0 on are those left of each token, token by token."""
         if unit < 0:
             return work.own, i32(at_once * (unit + work.n_own))
         turn, left = split(unit, work.rest)
@@ -294,12 +294,12 @@ def make(shape, flags=None, numbered=None):
 
     @device_fn
     def span_of(part, n_parts):
-        """The vectors of a unit that begins with this part; none behind the last part."""
+        """The vectors of a unit that begins with this part; none past the last part."""
         return spans.span(part, n_parts)[0], spans.span(i32(part + at_once - 1), n_parts)[1]
 
     @device_fn
-    def bring(params, token, part, n_parts, lane):
-        """Prefetches the next work item into L2."""
+    def prefetch_unit(params, token, part, n_parts, lane):
+        """Prefetches a unit into L2."""
         a, b = span_of(part, n_parts)
         row, at = params[p.x] + u64(token) * u64(src_bytes), i32(a_vector * a + LINE * lane)
         while at < a_vector * b:
@@ -314,9 +314,9 @@ def make(shape, flags=None, numbered=None):
             return True
         lane, first_row, start = i32(lane_id()), mail.before_me(announced, call.my_rank), i32((call.my_rank + 1) & 31)
         rows_at = mail.place(call.params, announced, arrays.rows, lane) if lane < ranks else u64(0)
-        at_more = more.places(call.params, announced, lane)
+        metadata_at = metadata.addresses(call.params, announced, lane)
         work, ok = work_of(call, announced), True
-        are_numbered = not (is_numbered_now and tokens.are_shared(call.num_tokens))
+        are_numbered = not (is_numbered_now and tokens.are_claimed(call.num_tokens))
         if is_numbered_now and work.n_own == 0 and not are_numbered:
             ok = warp_id() != 0 or numbered.wait_for(call, lane)
             ok, are_numbered = not syncthreads_or(not ok), True     # what one thread acquired, all read
@@ -324,8 +324,8 @@ def make(shape, flags=None, numbered=None):
         unit = first_unit(call, work, n_units, lane)
         while ok and unit < n_units:
             following = i32(unit + n_warps())
-            if tokens.are_shared(call.num_tokens):
-                following = take(call, lane) if unit >= -1 else i32(unit + 1)
+            if tokens.are_claimed(call.num_tokens):
+                following = claim(call, lane) if unit >= -1 else i32(unit + 1)
             if is_numbered_now and unit >= 0 and not are_numbered:
                 ok, are_numbered = numbered.wait_for(call, lane), True
             token, part = part_of(work, unit)
@@ -335,14 +335,14 @@ def make(shape, flags=None, numbered=None):
             a, b = span_of(part, work.n_parts)
             if following < n_units:
                 next_token, next_part = part_of(work, following)
-                bring(call.params, next_token, next_part, work.n_parts, lane)
+                prefetch_unit(call.params, next_token, next_part, work.n_parts, lane)
             if encodes:
                 encode(src, to, mask, start, (a, b), lane, call.epoch)
             else:
                 others = u32(mask & ~(u32(1) << u32(call.my_rank))) if keeps_own else mask
                 rows.copy(src, to, others, start, a, b, lane)
             if part == metadata_part:
-                more.send(call.params, token, mask, row, at_more, lane)
+                metadata.send(call.params, token, mask, row, metadata_at, lane)
             if raises:
                 flags.raise_parts(call, mask, row, part, work.n_parts, lane)
             unit = i32(following)

@@ -25,7 +25,7 @@ from .lamport import put
 def _tokens(shape):
     """`tokens` for send.make: token t is row t of the window, with the probs of its experts at each rank."""
     n_local, num_experts, has_probs = shape.num_local_experts, shape.num_experts, shape.has_probs
-    at, look_at_ranks = lamport.places(shape), routing.ranks_of_token(shape)
+    at, look_at_ranks = lamport.addresses(shape), routing.ranks_of_token(shape)
 
     @device_fn
     def look(params, token, part, lane, is_wanted):
@@ -65,7 +65,7 @@ def _into(shape, placing):
     """`into` for send.make: rows, scales and probs go to the rows of their experts. known: Places; placing: of them."""
     ranks, n_local, has_probs, encodes = shape.n_ranks, shape.num_local_experts, shape.has_probs, shape.encode
     out_bytes, n_scales, rows = shape.n_vectors * VECTOR, shape.scale_words, copying(read_only=True)
-    mail, at, taking = mailbox.reading(ranks), lamport.places(shape), lamport.taking(wait.ROWS_DISPATCH)
+    mail, at, taking = mailbox.reading(ranks), lamport.addresses(shape), lamport.taking(wait.ROWS_DISPATCH)
 
     arriving = device_fn(lambda call, announced:
                          (mail.tokens(announced, i32(lane_id())) if lane_id() < ranks else i32(0), i32(0)))
@@ -215,7 +215,7 @@ def dispatching(shape, mark, number_rows):
         calls.signal_begun(call)
         record_numbers(call, numbers, (i32(0), i32(call.num_tokens)))
         n_words = placing.words_used(announced)
-        if not bits.await_bits(call, announced, table.bits):        # behind its barrier nobody looks at `announced`
+        if not bits.await_bits(call, announced, table.bits):        # after its barrier nobody reads `announced`
             return True
         write.experts(call.params, (table, n_words), table.partial)
         if not may_end(call, announced):
@@ -231,11 +231,11 @@ def dispatching(shape, mark, number_rows):
     def send_and_receive(call, last_call, announced, table):
         """The other blocks send and receive -> whether the call is over."""
         first, (me, warps) = rows.prepare(call), warps_of_rank()
-        behind_me = i32(warps - 1 - me)         # the first warps have rows to send
-        if behind_me < bits.n_tasks(call.num_tokens):
+        from_last = i32(warps - 1 - me)         # the last warps announce bits; the first have rows to send
+        if from_last < bits.n_tasks(call.num_tokens):
             this_call = calls.read_epoch(call)
             if not calls.is_over(this_call):
-                bits.announce(this_call, behind_me, warps)
+                bits.announce(this_call, from_last, warps)
         call = calls.share_epoch(call, last_call)
         if calls.is_over(call):
             return True

@@ -21,7 +21,7 @@ def _pushing(shape):
     The first rows of all ranks come first, so tokens become complete one after another. All blocks but the last push.
     """
     ranks, n_meta, has_probs, stays = shape.n_ranks, shape.n_meta, shape.has_probs, shape.keeps_own
-    mail, at, part_of_row = mailbox.reading(ranks), lamport.places(shape), push.of_part(shape, store_row)
+    mail, at, part_of_row = mailbox.reading(ranks), lamport.addresses(shape), push.of_part(shape, store_row)
     spans, fewest, n_targets = parts(shape.n_vectors), fewest_parts(shape), max(push.n_targets_of(shape), 1)
     push_prob = by_lanes(lambda i, call, row, to:
                          lamport.put(at.word(to, i), part_of_row.prob(call.params, row, i), call.epoch))
@@ -72,7 +72,7 @@ def _reducing(shape):
     A warp sums 32 vectors of a token, one in each lane, over ascending ranks from +0.0, and rounds once.
     """
     ranks, row_bytes, has_probs, stays = shape.n_ranks, shape.row_bytes, shape.has_probs, shape.keeps_own
-    mail, at, take, numbers = (mailbox.reading(ranks), lamport.places(shape), lamport.taking(wait.ROWS_COMBINE),
+    mail, at, take, numbers = (mailbox.reading(ranks), lamport.addresses(shape), lamport.taking(wait.ROWS_COMBINE),
                                elements.make(shape.dtype))
     zero_sums, pack, n_vectors, n_pieces = numbers.zeros, numbers.pack, shape.n_vectors, -(-shape.n_vectors // 32)
     add_rows, row_of = reduce.adding_rows(ranks, numbers.add, 4, stays), layout.row_of(ranks)

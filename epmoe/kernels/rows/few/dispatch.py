@@ -27,7 +27,7 @@ def _tokens(shape, number):
     number: device function (known, token, lane) -> number of the token's row among those for rank `lane`, -1 for none.
     """
     (n_ids, n_probs, _), n_parts = lamport.words_with(shape), lamport.n_parts_of(shape)
-    at, look_at_choices = lamport.places(shape), looking_at_choices(shape)
+    at, look_at_choices = lamport.addresses(shape), looking_at_choices(shape)
 
     @device_fn
     def look(params, token, part, lane, is_wanted):
@@ -56,7 +56,7 @@ def _into(shape, number):
     """`into` for send.make: rows and their metadata go where the announced counts say. number: as in _tokens."""
     (n_ids, n_probs, n_scales), row_bytes, rows = lamport.words_with(shape), shape.row_bytes, copying(read_only=True)
     n_all, mail, memory = n_ids + n_probs + n_scales, mailbox.reading(shape.n_ranks), memory_of(shape.n_ranks)
-    at, taking, place_of = lamport.places(shape), lamport.taking(wait.ROWS_DISPATCH), chosen(BLOCK, "places")
+    at, taking, place_of = lamport.addresses(shape), lamport.taking(wait.ROWS_DISPATCH), chosen(BLOCK, "places")
 
     @device_fn
     def home(call, index):
@@ -142,7 +142,7 @@ def dispatching(shape, mark):
         if not all_few(announced):
             rows.erase(call, numbers, first)
             syncthreads()                       # all warps have read `announced`, which is written again
-            numbered.say(call)
+            numbered.signal(call)
             return call.epoch
         mark(call.params, stamps.COUNTED)
         rows.receive(call, numbers, announced, first)

@@ -6,10 +6,10 @@ A row's metadata (ids, probs, scales) follows it, in words with 4 bytes of data 
 polls them until they have this call's number. By the PTX memory model an aligned 8-byte access is single-copy atomic: a
 thread that sees the call's number sees the data with it. After a word has been taken it is reset to NOTHING.
 
-A rank has a window for each parity of calls and each src_rank. Rows follow each other; by expert, each token has a row.
-A thread that has taken something restores ABSENT. So when call e begins to write the words of its parity, all are
-ABSENT, and it need not ask: the writer knows from call e - 1 that every rank had begun that call, after everything in
-call e - 2. If no rank will take data that was sent, its sender restores ABSENT.
+A rank has a window for each parity of calls and each src_rank. It holds the src_rank's rows one after another, or in
+expert-major a row for each of its tokens. A thread that has taken something restores ABSENT. So when call e begins to
+write the words of its parity, all are ABSENT, without a check: the writer knows from call e - 1 that every rank had
+begun that call, after everything in call e - 2. If no rank will take data that was sent, its sender restores ABSENT.
 
 A payload word equal to ABSENT would look like a word that has not arrived. In a row that is summed, NAN replaces it. In
 a row that must arrive bit-exact, each part has a word that names an escape for ABSENT: a number that does not occur in
@@ -78,11 +78,11 @@ def _bytes_of_row(shape):
     return -(-(VECTOR * shape.n_vectors + WORD * words) // 256) * 256
 
 
-def places(shape):
+def addresses(shape):
     """Namespace of device functions: the addresses of a src_rank's rows at a rank, and of their contents.
 
-    of(params, rank, src_rank) -> what is known before the call is: (address in calls of parity 0, bytes from there to
-    the address in parity 1). rows(of, epoch): address of the rows. row(rows, row): address of one row. In a row:
+    of(params, rank, src_rank) -> (address in calls of parity 0, bytes from there to the address in parity 1), which
+    need no call's number. rows(of, epoch): address of the rows. row(rows, row): address of one row. In a row:
     vector(row, i), word(row, i) the i-th word of its metadata, part(row, i) the word of a part.
     """
     row_bytes, parts_at, memory = _bytes_of_row(shape), VECTOR * shape.n_vectors, memory_of(shape.n_ranks)
@@ -150,8 +150,8 @@ def _taking_four(phase, empty, look, is_late, put_back, nothing):
 
     @device_fn
     def first_late(seen, tag):
-        behind_a = i32(1) if is_late(seen[1], tag) else i32(2) if is_late(seen[2], tag) else i32(3)
-        return i32(0) if is_late(seen[0], tag) else behind_a
+        after_a = i32(1) if is_late(seen[1], tag) else i32(2) if is_late(seen[2], tag) else i32(3)
+        return i32(0) if is_late(seen[0], tag) else after_a
 
     @device_fn
     def take(call, src_rank, step, word, at):

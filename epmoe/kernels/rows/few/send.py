@@ -21,7 +21,6 @@ from ..wait import ROWS_DISPATCH
 from . import lamport
 from .lamport import NOTHING, escape_for, put, put_back, with_words
 
-
 no_batch = no_vectors(4)
 
 
@@ -52,7 +51,7 @@ def _parts(shape):
     lane). take(call, src_rank, row_at, part, lane) -> (whether it came, batch as sent, this lane's scale if encoded).
     """
     src_bytes, n_vectors, encodes = shape.src_bytes, shape.n_vectors, shape.encode
-    at, taking, a_part = lamport.places(shape), lamport.taking(ROWS_DISPATCH), lamport.vectors_of_part(shape)
+    at, taking, a_part = lamport.addresses(shape), lamport.taking(ROWS_DISPATCH), lamport.vectors_of_part(shape)
     (n_ids, n_probs, _), a_vector = lamport.words_with(shape), src_bytes // n_vectors
     rows, away, scales_at = copying(read_only=True), copying(read_only=True, store=store16_relaxed_sys), n_ids + n_probs
 
@@ -64,7 +63,7 @@ def _parts(shape):
         return rows.load(src, a, b, lane)
 
     @device_fn
-    def bring(call, token, part, lane):
+    def fetch(call, token, part, lane):
         (a, b), src = span(part), call.params[p.x] + u64(token) * u64(src_bytes)
         i = i32(a_vector * a + LINE * lane)
         while i < a_vector * b:
@@ -122,15 +121,15 @@ def _parts(shape):
             batch = with_words(batch, (data, u32(ABSENT)))
         return ok, batch, data
 
-    return namespace("parts", span=span, load=bring if encodes else load, send=send_encoded if encodes else send,
+    return namespace("parts", span=span, load=fetch if encodes else load, send=send_encoded if encodes else send,
                      erase=erase, take=take)
 
 
 def make(shape, tokens, into):
     """Namespace of device functions for blocks other than the leader block.
 
-    prepare(call) -> first: before the call is known, a warp begins to load what it will send or copy first: (place of
-    this rank's rows at rank `lane`, routing of its token that it has seen, its part of a row).
+    prepare(call) -> first: before the call's number is known, a warp begins to load what it will send or copy first:
+    (addresses.of this rank's rows at rank `lane`, what tokens.look saw of its token, its part of a row).
     send(call, known, first): sends this warp's share of this rank's tokens. erase(call, known, first): takes them back.
     receive(call, known, announced, first) -> whether all came: stores this warp's share of the arriving rows.
 
@@ -143,9 +142,9 @@ def make(shape, tokens, into):
     a part. found: (src_rank, row of the window, row among all arriving rows). into.receive(call, known, found, row_at,
     lane) -> whether the row's metadata came; stores it.
     """
-    ranks, encodes, (*n_words, n_scales) = shape.n_ranks, shape.encode, lamport.words_with(shape)
+    encodes, n_parts, (*n_words, n_scales) = shape.encode, lamport.n_parts_of(shape), lamport.words_with(shape)
     n_apart = sum(n_words) + (0 if encodes else n_scales)   # words that do not go with a part
-    at, blocks, parts_of_row, n_parts = lamport.places(shape), _blocks(shape), _parts(shape), lamport.n_parts_of(shape)
+    ranks, at, blocks, parts_of_row = shape.n_ranks, lamport.addresses(shape), _blocks(shape), _parts(shape)
     units, n_others = n_parts + int(shape.expert_major or n_apart > 0), ranks if encodes else max(ranks - 1, 1)
 
     @device_fn
