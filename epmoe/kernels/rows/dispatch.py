@@ -12,11 +12,10 @@ finished sending. If a batch has at most one token for each block, all warps of 
 3. Number the rows (layout.py): the n-th of this rank's tokens that go to a rank is the n-th row that this rank sends
    there. The handle's row_of [T, R] has the numbers, -1 where a token does not go. Meanwhile the leader block
    announces this rank, and then how many tokens each expert gets (announce.py).
-4. Wait for the announcements of all ranks. Each block stores them in shared memory (`announced`), and so knows where
-   its rank's rows begin at each rank.
+4. Wait for the announcements of all ranks (`announced`). They tell where this rank's rows begin at each rank.
 5. Send (send.py) each row to its final place. If some rank has no room to receive all its rows (capacity), nobody
-   sends. If there are more tokens than blocks that send, warps claim parts of the tokens of all blocks. Before its first
-   token of another block, a warp waits until all blocks have numbered theirs.
+   sends. If there are more tokens than blocks that send, warps claim parts of all tokens. Before a warp reads the
+   numbers of another block's token, it waits until all blocks have numbered theirs.
 6. Meanwhile the leader block waits for the numbers of tokens by expert. It records for the handle the counts, where
    experts' rows begin, and whether they and their padding exceed num_rows (overflow); the rows beyond are dropped. If
    the host waits for the counts, the leader block also stores them in host memory (handle.py).
@@ -29,11 +28,10 @@ finished sending. If a batch has at most one token for each block, all warps of 
    Lamport rows (step 2): each word is its own ready flag. A receiver polls a row's words until all have come.
 8. The leader block ends the call. All blocks have begun; in expert-major, other warps may still expand.
 
-A cached dispatch, and the retry of one that found no room to receive, take numbers and counts from a handle:
-rows_resend does only the announcement of step 3, without counts, and not step 6. The host has made room before it.
-
-An expert-major dispatch whose host waits has results for about as many rows by expert as usual (room). If there are
-more, it expands none. The host reads their number, makes room, and launches rows_receive on this rank alone.
+Two more kernels. rows_resend takes numbers and counts from a handle, for a cached dispatch, or to send again when the
+host has made room to receive. In step 3 it only announces this rank, without counts; it has no step 6. rows_receive
+only expands. An expert-major dispatch whose host waits has results for about as many rows by expert as usual (room). If
+there are more, it expands none. The host reads their number, makes room, and launches rows_receive on this rank alone.
 """
 
 from functools import lru_cache

@@ -1,6 +1,6 @@
-"""Expansion copies received rows (src_rank, token) to rows by local expert, and writes zeros in padding rows. Local.
+"""Expansion copies received rows (src_rank, token) to rows by local expert, and writes zeros in padding rows.
 
-Each part of a row is expanded when its flag is up.
+All this is in a rank's own memory. Each part of a row is expanded when its flag is up.
 """
 
 from epmoe.device import (ballot, block_idx, device_fn, grid_dim, i32, lane_id, load_i32, load_u32, n_warps,
@@ -87,7 +87,7 @@ def recorded_rows(shape):
 def clearing(shape, rows_of):
     """Device function (params, known, me, warps, lane): zeroes padding rows, and all rows up to num_rows after the last.
 
-    It does the share of warp `me` of `warps`: some warps for each 32 experts. rows_of(known, expert): see recorded_rows.
+    It does the share of warp `me` of `warps`: some warps for each 32 experts. rows_of(known, expert): as recorded_rows.
     """
     n_local, has_probs, row_bytes = shape.num_local_experts, shape.has_probs, VECTOR * shape.n_vectors
     scale_bytes, n_windows = 4 * shape.scale_words if shape.encode else 0, -(-n_local // 32)
@@ -174,7 +174,7 @@ def of_row(shape):
 def arriving(shape, flags, numbered):
     """Device function expand_rows(call, announced) -> whether all rows came. All warps call it; senders after sending.
 
-    Warps claim parts of rows, and expand each when it has come. If `out` has no room for all rows by expert, it does
+    Warps claim parts of rows, and expand each when it has come. If rows by expert are more than `room`, it does
     nothing. flags: of copy.py. numbered: see send.make.
     """
     ranks, has_meta, mail = shape.n_ranks, shape.has_meta, mailbox.reading(shape.n_ranks)
@@ -185,7 +185,7 @@ def arriving(shape, flags, numbered):
 
     @device_fn
     def row_here(call, src_rank, number, first, n_rows):
-        """(row, or -1 for none; its address) of the number-th row of a src_rank, or number-th token of this rank."""
+        """(row or -1, address): a src_rank's number-th row, or in the input that of this rank's number-th token."""
         row = i32(first + number) if number < n_rows else i32(-1)
         if not from_input or src_rank != call.my_rank:
             return row, u64(call.params[p.sources] + u64(row) * u64(row_bytes))
@@ -197,7 +197,7 @@ def arriving(shape, flags, numbered):
         lane, (here, before), n_parts = i32(lane_id()), mail.received(announced, call.my_rank), flags.count(announced)
         if has_meta:                            # experts' rows begin where the leader block has written
             at = call.params[p.words] + u64(mailbox.RECORDED)
-            if calls.is_leader() and thread_idx() == 0:     # a barrier of it lies behind the last store
+            if calls.is_leader() and thread_idx() == 0:     # its stores precede its last barrier
                 st_release_gpu_i32(at, i32(call.epoch))
             if not wait.in_warp(lane != 0 or wait.for_blocks(call.params, at, i32(call.epoch), wait.ROWS_DISPATCH)):
                 return False
@@ -211,7 +211,7 @@ def arriving(shape, flags, numbered):
         unit, ok = claim(call, lane), True
         while ok and unit < most * ranks * n_parts:
             following = claim(call, lane)
-            turn, part = split(unit, n_parts)       # rows of all ranks are expected to come side by side
+            turn, part = split(unit, n_parts)       # the ranks' rows are expected to come at the same time
             number, step = split(turn, ranks)
             src_rank = around(i32(call.my_rank + step), ranks)
             first, n_rows = i32(warp_broadcast_i32(before, src_rank)), i32(warp_broadcast_i32(here, src_rank))

@@ -10,16 +10,16 @@ from . import announce, mailbox, wait
 from .shape import namespace, p
 
 # Words of `info`, int32
-HAS_ROOM = 0            # whether all ranks had room, so that rows were sent
+HAS_ROOM = 0            # whether all ranks had room to receive, so that rows were sent
 PADDED_ROWS = 1         # expert-major: rows of all local experts, padding included
 TOKENS = 2              # then the tokens of each rank, and then the counts [R, R]
 
-TOLD_AT = 64            # bytes in the memory of the host that is told: the number of the call lies before
-TOLD_STATUS = 16        # status words, int32, of what it is told; then tokens_per_expert, and then info
+TOLD_AT = 64            # byte offset in host memory of what the host is told; at 0 is told_number
+TOLD_STATUS = 16        # the host is told this many status words, int32; then tokens_per_expert, and then info
 
 
 def pairs_for(shape, tokens_for):
-    """Device function (known, expert) -> rows (pairs) of all ranks for a local expert. tokens_for: as in writing()."""
+    """Device function (known, expert) -> rows of a local expert, from all ranks. tokens_for, known: as in writing()."""
     ranks = shape.n_ranks
 
     @device_fn
@@ -59,10 +59,10 @@ def placing_experts(shape, pairs_of, place):
 def writing(shape, tokens_for):
     """Namespace of device functions of the leader block. tokens_for(known, src_rank, expert): tokens for an expert.
 
-    counts(params, announced, has_room): writes info; its last R * R words are the handle's counts. tokens(n, params,
-    known): with ids, writes tokens_per_expert int64 [n]. experts(params, known, partial): expert-major; it also writes
-    expert_base int32 [R, L], first rows of (src_rank, expert), expert_rows int32 [2, L], experts' first rows and
-    numbers of tokens, and overflow int32 [1]. partial: shared int32 array [32].
+    known: what tokens_for reads. counts(params, announced, has_room): writes info; its last R * R words are the
+    handle's counts. tokens(n, params, known): writes tokens_per_expert int64 [n]. experts(params, known, partial): for
+    expert-major; also writes expert_base int32 [R, L], first rows of (src_rank, expert), expert_rows int32 [2, L],
+    experts' first rows and numbers of tokens, and overflow int32 [1], 1 if rows with padding are more than num_rows.
     """
     ranks, n_local, mail = shape.n_ranks, shape.num_local_experts, mailbox.reading(shape.n_ranks)
     pairs_of, expert_major = pairs_for(shape, tokens_for), shape.expert_major
@@ -141,7 +141,7 @@ def telling_host(shape):
         syncthreads()                           # all records
         if params[p.told] != u64(0):
             tell_word(n_words, params)
-            syncthreads()                       # all of it before thread 0 says so
+            syncthreads()                       # all of it before thread 0 stores told_number
             if thread_idx() == 0:
                 st_release_sys_u64(params[p.told], params[p.told_number])
 
@@ -167,7 +167,7 @@ def recording(shape, phase):
         else:
             write.tokens(n_local, call.params, experts)
             if call.params[p.told] != u64(0):
-                fence_acq_rel_gpu()             # counts of experts seen, before what their blocks have noted of bad ids
+                fence_acq_rel_gpu()             # counts by expert seen, before their blocks' bad ids
         tell_host(call.params)
         return True
 
