@@ -1,7 +1,8 @@
 """A call: its record, its beginning and end, and the part of each block.
 
 The last block, the leader block, talks to the peers and sends no rows. Of the others, all or some send. In the leader
-block the notify warp announces this rank. In a small batch the fence warp announces the part that needs a fence.
+block the notify warp announces this rank. When a small batch is dispatched without a handle, the fence warp announces
+the places, which need a fence.
 """
 
 from functools import cache
@@ -134,8 +135,7 @@ def begin_and_end(n_ranks):
 
     begin(params, shared_epoch) -> last_call, the argument of share_epoch: (whether a wait has expired, number of the
     last call, shared_epoch). The first two are only valid in thread 0. shared_epoch: shared uint64 array [1].
-    end(call): the leader block calls it when all blocks have begun. It clears BEGUN and the words of the other parity,
-    which nobody uses now (mailbox.py), and stores the call's number.
+    end(call): the leader block calls it when all have begun; nobody uses the words that it clears (mailbox.py).
     """
     n_lines, memory = -(-8 * parameter_block(n_ranks).context_words // LINE), memory_of(n_ranks)
 

@@ -55,7 +55,7 @@ def _until(load, part_of):
 
 _tag, _all = device_fn(lambda word: u32(word >> u64(32))), device_fn(lambda word: u32(word))
 for_word_of_rank = _until(ld_relaxed_gpu_u64, _tag)       # tagged by a block of this rank
-for_word_of_peer = _until(ld_acquire_sys_u64, _tag)       # a peer stored it after a fence
+for_word_of_peer = _until(ld_acquire_sys_u64, _tag)       # may guard other data, by a fence of its leader block
 for_tagged_word = _until(ld_relaxed_sys_u64, _tag)        # guards no other data
 for_count = _until(ld_acquire_sys_i32, _all)
 for_flag = _until(ld_acquire_sys_u32, _all)
