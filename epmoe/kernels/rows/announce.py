@@ -144,10 +144,10 @@ def awaiting(shape, phase, part, *, acquires=True):
 
 
 def beginning(shape, mark, few):
-    """Device function begin(call, announced, shared_epoch) -> (call with its number, first), for a call with a handle.
+    """Device function begin(call, announced, shared_epoch) -> (call with its number, prepared); it takes a handle.
 
-    few: None, or namespace for small batches. prepare(call) -> first: before the number is known. fits(announced):
-    whether this is a small batch, the same on all ranks. rest(call, announced, first): the rest of the call.
+    few: None, or namespace for small batches. prepare(call) -> prepared: before the number is known. fits(announced):
+    whether this is a small batch, the same on all ranks. rest(call, announced, prepared): the rest of the call.
     """
     (begin_call, _), ranks, n_words = calls.begin_and_end(shape.n_ranks), shape.n_ranks, mailbox.experts_at(shape.n_ranks)
     announce_rank, prepare = early(shape, "without_counts"), few.prepare if few else device_fn(lambda call: None)
@@ -167,8 +167,8 @@ def beginning(shape, mark, few):
         if calls.is_notify_warp():
             announce_rank(call)
         load_counts(ranks * ranks, call.params[p.counts], announced)
-        first = prepare(call)
-        return calls.share_epoch(call, last_call), first
+        prepared = prepare(call)
+        return calls.share_epoch(call, last_call), prepared
 
     return begin
 

@@ -199,11 +199,11 @@ def resend_kernel(shape):
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_resend(params, num_tokens, my_rank):
         announced, shared_epoch = shared_array(n_announced, int32), shared_array(1, uint64)
-        call, first = begin(calls.Call(params, num_tokens, my_rank, u64(calls.OVER)), announced, shared_epoch)
+        call, prepared = begin(calls.Call(params, num_tokens, my_rank, u64(calls.OVER)), announced, shared_epoch)
         if calls.is_over(call):
             return
         if has_few and few.fits(announced):
-            few.rest(call, announced, first)
+            few.rest(call, announced, prepared)
             return
         if expands:
             calls.signal_begun(call)

@@ -137,8 +137,8 @@ def receiving(shape, mark):
     """Namespace of device functions for the blocks that receive.
 
     place(call, announced, places) -> rows by expert, -1 if a wait has expired: it waits for all ranks' bits.
-    receive(call, announced, places, n_rows, first): stores the rows, unless `out` has no room for all; then they stay
-    in the windows. receive_all(call, announced): does both after the call has ended.
+    receive(call, announced, places, n_rows, prepared): stores the rows. If `out` has no room for all, they stay in the
+    windows. receive_all(call, announced): does both for these, after the call has ended.
     """
     bits, placing = places.announcing(shape), places.placing(shape)
     clear_rows = expand.clearing(shape, device_fn(lambda table, expert: (table.starts[expert], table.counts[expert])))
@@ -153,11 +153,11 @@ def receiving(shape, mark):
         return i32(n_rows)
 
     @device_fn
-    def receive(call, announced, table, n_rows, first):
+    def receive(call, announced, table, n_rows, prepared):
         me, warps = warps_of_rank()
         if 0 <= n_rows <= i32(call.params[p.room]):     # the first warps have most to receive
             clear_rows(call.params, table, i32(warps - 1 - me), warps, i32(lane_id()))
-            rows.receive(call, table, announced, first)
+            rows.receive(call, table, announced, prepared)
         mark(call.params, stamps.COPIED)
 
     @device_fn
@@ -230,7 +230,7 @@ def dispatching(shape, mark, number_rows):
     @device_fn
     def send_and_receive(call, last_call, announced, table):
         """The other blocks send and receive -> whether the call is over."""
-        first, (me, warps) = rows.prepare(call), warps_of_rank()
+        prepared, (me, warps) = rows.prepare(call), warps_of_rank()
         from_last = i32(warps - 1 - me)         # the last warps announce bits; the first have rows to send
         if from_last < bits.n_tasks(call.num_tokens):
             this_call = calls.read_epoch(call)
@@ -240,19 +240,19 @@ def dispatching(shape, mark, number_rows):
         if calls.is_over(call):
             return True
         mark(call.params, stamps.CLAIMED)
-        rows.send(call, table, first)
+        rows.send(call, table, prepared)
         mark(call.params, stamps.SENT)
         if not await_tokens(call, announced):
             return True
         mark(call.params, stamps.COUNTED)
         if not all_few(announced):
-            rows.erase(call, table, first)
+            rows.erase(call, table, prepared)
             return False
         n_rows = here.place(call, announced, table)
         if n_rows < 0:
             return True
         calls.signal_begun(call)
-        here.receive(call, announced, table, n_rows, first)
+        here.receive(call, announced, table, n_rows, prepared)
         mark(call.params, stamps.LEFT)
         return True
 

@@ -124,7 +124,7 @@ def combining(shape, mark):
     push_rows, reduce_rows = _pushing(shape), _reducing(shape)
 
     @device_fn
-    def push_and_reduce(call, announced, first):
+    def push_and_reduce(call, announced, prepared):
         push_rows(call, announced)
         mark(call.params, stamps.SENT)
         reduce_rows(call, announced)

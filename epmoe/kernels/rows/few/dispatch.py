@@ -132,20 +132,20 @@ def dispatching(shape, mark):
         return u64(calls.OVER)
 
     @device_fn
-    def send_and_receive(call, announced, numbers, first):
+    def send_and_receive(call, announced, numbers, prepared):
         """The other blocks send at once, and store arriving rows as soon as they know all counts."""
-        rows.send(call, numbers, first)
+        rows.send(call, numbers, prepared)
         mark(call.params, stamps.SENT)
         record_numbers(call, numbers, tokens_of_block(call.num_tokens))
         if not await_facts(call, announced):        # not for places, which come later and are for step 4
             return u64(calls.OVER)
         if not all_few(announced):
-            rows.erase(call, numbers, first)
+            rows.erase(call, numbers, prepared)
             syncthreads()                       # all warps have read `announced`, which is written again
             numbered.signal(call)
             return call.epoch
         mark(call.params, stamps.COUNTED)
-        rows.receive(call, numbers, announced, first)
+        rows.receive(call, numbers, announced, prepared)
         mark(call.params, stamps.COPIED)
         mark(call.params, stamps.LEFT)
         return u64(calls.OVER)
@@ -159,7 +159,7 @@ def dispatching(shape, mark):
             looked = facts.look(call, i32(0))
         if calls.is_leader():
             clear(num_experts, scratch.experts)
-        first = rows.prepare(call)
+        prepared = rows.prepare(call)
         number_tokens(ranks, call, call.params[p.ids], numbers, scratch.totals)
         call = calls.share_epoch(call, last_call)    # and all numbers
         if calls.is_over(call):
@@ -168,7 +168,7 @@ def dispatching(shape, mark):
         calls.signal_begun(call)
         if calls.is_leader():
             return lead(call, announced, scratch, looked)
-        return send_and_receive(call, announced, numbers, first)
+        return send_and_receive(call, announced, numbers, prepared)
 
     return dispatch
 
@@ -179,9 +179,9 @@ def resending(shape, mark):
     rows = send.make(shape, _tokens(shape, row_of_token), _into(shape, row_of_token))
 
     @device_fn
-    def send_and_receive(call, announced, first):
-        rows.send(call, call.params[p.row_of], first)
+    def send_and_receive(call, announced, prepared):
+        rows.send(call, call.params[p.row_of], prepared)
         mark(call.params, stamps.SENT)
-        rows.receive(call, call.params[p.row_of], announced, first)
+        rows.receive(call, call.params[p.row_of], announced, prepared)
 
     return lamport.known_call(shape, wait.ROWS_DISPATCH, mark, rows.prepare, send_and_receive)

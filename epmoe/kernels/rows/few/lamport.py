@@ -195,16 +195,16 @@ def taking(phase):
 def known_call(shape, phase, mark, prepare, work):
     """`few` for announce.beginning, which calls its `prepare`.
 
-    Every block but the leader block calls work(call, announced, first). The leader block ends the call when all ranks
-    and all blocks have begun it. `work` waits for no announcement, since the counts are known.
+    Every block but the leader block calls work(call, announced, prepared). The leader block ends the call when all
+    ranks and all blocks have begun it. `work` waits for no announcement, since the counts are known.
     """
     may_end, (_, end_call) = announce.closing(shape, phase, "without_counts"), calls.begin_and_end(shape.n_ranks)
 
     @device_fn
-    def work_or_end(call, announced, first):
+    def work_or_end(call, announced, prepared):
         calls.signal_begun(call)
         if not calls.is_leader():
-            work(call, announced, first)
+            work(call, announced, prepared)
         elif may_end(call, announced):
             end_call(call)
         mark(call.params, stamps.LEFT)

@@ -128,10 +128,10 @@ def _parts(shape):
 def make(shape, tokens, into):
     """Namespace of device functions for blocks other than the leader block.
 
-    prepare(call) -> first: before the call's number is known, a warp begins to load what it will send or copy first:
+    prepare(call) -> prepared: before the call's number is known, a warp begins to load what it will send or copy first:
     (addresses.of this rank's rows at rank `lane`, what tokens.look saw of its token, its part of a row).
-    send(call, known, first): sends this warp's share of this rank's tokens. erase(call, known, first): takes them back.
-    receive(call, known, announced, first) -> whether all came: stores this warp's share of the arriving rows.
+    send(call, known, prepared): sends this warp's share of this rank's tokens. erase(call, known, prepared): takes them back.
+    receive(call, known, announced, prepared) -> whether all came: stores this warp's share of the arriving rows.
 
     tokens, into: namespaces of device functions, for rows (dispatch.py) or for rows by expert (by_expert.py). They are
     handed `known`. tokens.look(params, token, part, lane, is_wanted) -> seen. tokens.row(known, token, seen, lane) ->
@@ -178,24 +178,24 @@ def make(shape, tokens, into):
             left = but_lowest(left)
 
     @device_fn
-    def walk(call, known, first, erases):
-        lane, (unit, step), is_first, (place, seen, batch) = i32(lane_id()), first_unit(), not erases, first
+    def walk(call, known, prepared, erases):
+        lane, (unit, step), is_prepared, (place, seen, batch) = i32(lane_id()), first_unit(), not erases, prepared
         windows = at.rows(place, call.epoch)
         while blocks.sends() and unit < call.num_tokens * units:
             token, part = split(unit, units)
-            if not is_first:
+            if not is_prepared:
                 seen = tokens.look(call.params, token, part, lane, True)
             row = tokens.row(known, token, seen, lane)
             mask, to = u32(ballot(row >= 0)), at.row(windows, row)
             if erases:
                 erase_unit(mask, to, part, lane)
             elif part < n_parts:
-                if not is_first:
+                if not is_prepared:
                     batch = parts_of_row.load(call, token, part, lane)
                 parts_of_row.send(call, token, batch, part, mask, to, lane)
             else:
                 tokens.send(call, token, seen, mask, to, lane)
-            unit, is_first = i32(unit + step), False
+            unit, is_prepared = i32(unit + step), False
 
     @device_fn
     def row_of_unit(call, known, here, unit, n_own, lane):
@@ -212,8 +212,8 @@ def make(shape, tokens, into):
         return part, src_rank, i32(into.coming(known, src_rank, one)) if comes else i32(-1)
 
     @device_fn
-    def receive(call, known, announced, first):
-        lane, is_first, (_, _, batch), scale = i32(lane_id()), not blocks.sends(), first, u32(0)
+    def receive(call, known, announced, prepared):
+        lane, is_prepared, (_, _, batch), scale = i32(lane_id()), not blocks.sends(), prepared, u32(0)
         (here, before), (me, workers), n_own = into.arriving(call, announced), blocks.receivers(), i32(0)
         windows = at.rows(at.of(call.params, call.my_rank, lane), call.epoch) if lane < ranks else u64(0)
         if not encodes:
@@ -230,15 +230,16 @@ def make(shape, tokens, into):
                 else:
                     if unit >= n_own:
                         ok, batch, scale = parts_of_row.take(call, src_rank, row_at, part, lane)
-                    elif not is_first:
+                    elif not is_prepared:
                         batch = parts_of_row.load(call, split(unit, units)[0], part, lane)
                     if ok:
                         into.store(call, known, found, batch, parts_of_row.span(part), scale, lane)
-            unit, is_first = i32(unit + step), False
+            unit, is_prepared = i32(unit + step), False
         return ok
 
-    return namespace("rows", prepare=prepare, send=device_fn(lambda call, known, first: walk(call, known, first, False)),
-                     receive=receive, erase=device_fn(lambda call, known, first: walk(call, known, first, True)))
+    send = device_fn(lambda call, known, prepared: walk(call, known, prepared, False))
+    erase = device_fn(lambda call, known, prepared: walk(call, known, prepared, True))
+    return namespace("rows", prepare=prepare, send=send, receive=receive, erase=erase)
 
 
 def numbering(shape, mask_of_token):
