@@ -37,8 +37,8 @@ def keeps_own_rows(shape):
     return shape.expert_major and not shape.encode
 
 
-def looking_at_choices(shape):
-    """Device function look(params, token, lane) -> (expert, prob), choice k = `lane` of a token; called by a warp.
+def loading_choices(shape):
+    """Device function load(params, token, lane) -> (expert, prob), choice k = `lane` of a token; called by a warp.
 
     expert: -1 past the last k, for an id of no expert or one that the token has at a smaller k, or if rows have no ids.
     """
@@ -46,7 +46,7 @@ def looking_at_choices(shape):
     has_choices = shape.has_meta and not shape.expert_major
 
     @device_fn
-    def look(params, token, lane):
+    def load(params, token, lane):
         if not has_choices:
             return i32(-1), u32(0)
         seen = of_ids.load(params[p.ids], token, lane)
@@ -54,13 +54,13 @@ def looking_at_choices(shape):
         prob = u32(load_u32(at)) if has_probs and lane < top_k else u32(0)
         return of_ids.clean(seen, i32(0), lane), prob
 
-    return look
+    return load
 
 
 def sending_choices(shape, into):
     """Device function send(params, token, seen, mask, where, lane): sends a token's choices and scales to its ranks.
 
-    mask: its ranks. seen: from look(). into: namespace. of(where, rank) -> to, its row there. choice(to, k,
+    mask: its ranks. seen: from load(). into: namespace. of(where, rank) -> to, its row there. choice(to, k,
     local_expert, prob), scale(to, i, word) store there. local_expert: -1 if the expert is on another rank.
     """
     n_ids, n_local, n_scales = shape.top_k * shape.has_meta, shape.num_local_experts, shape.scale_words
@@ -128,9 +128,9 @@ def _sending_experts(shape):
         return number, prob
 
     @device_fn
-    def send_window(sent, given, window, looked):
+    def send_window(sent, given, window, loaded):
         """sent: for how many experts of this rank the earlier windows had a number. Returns it with this window's."""
-        (_, _, mask, row, at, lane), (rank, word), (number, prob) = given, split(window, n_masks), looked
+        (_, _, mask, row, at, lane), (rank, word), (number, prob) = given, split(window, n_masks), loaded
         sent = i32(0) if word == 0 else sent
         if window < ranks * n_masks:
             to_row, here = u64(warp_broadcast_i32(row, rank)), u32(ballot(number >= 0))
@@ -159,7 +159,7 @@ def sending_metadata(shape):
     """
     ranks, mail, expert_major = shape.n_ranks, mailbox.reading(shape.n_ranks), shape.expert_major
     has_meta, has_probs = shape.has_meta, shape.has_meta and shape.has_probs
-    has_more, look = shape.scale_words > 0 or expert_major, looking_at_choices(shape)
+    has_more, load_choices = shape.scale_words > 0 or expert_major, loading_choices(shape)
     send_choices, send_experts = sending_choices(shape, _into_arrays(shape)), _sending_experts(shape)
 
     @device_fn
@@ -174,7 +174,7 @@ def sending_metadata(shape):
         if has_meta and expert_major:
             send_experts(params, token, mask, row, at, lane)
         elif not expert_major:
-            send_choices(params, token, look(params, token, lane), mask, (row, at), lane)
+            send_choices(params, token, load_choices(params, token, lane), mask, (row, at), lane)
 
     return namespace("metadata", addresses=addresses, send=send)
 

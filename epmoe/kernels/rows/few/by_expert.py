@@ -25,16 +25,16 @@ from .lamport import put
 def _tokens(shape):
     """`tokens` for send.make: token t is row t of the window, with the probs of its experts at each rank."""
     n_local, num_experts, has_probs = shape.num_local_experts, shape.num_experts, shape.has_probs
-    at, look_at_ranks = lamport.addresses(shape), routing.ranks_of_token(shape)
+    at, ranks_of_lane = lamport.addresses(shape), routing.ranks_of_token(shape)
 
     @device_fn
-    def look(params, token, part, lane, is_wanted):
-        return u32(look_at_ranks(params[p.ids], token, lane)) if is_wanted else u32(0)
+    def load(params, token, part, lane, is_wanted):
+        return u32(ranks_of_lane(params[p.ids], token, lane)) if is_wanted else u32(0)
 
     row = device_fn(lambda known, token, seen, lane: i32(token) if has(warp_or_u32(seen), lane) else i32(-1))
 
     @device_fn
-    def look_at_expert(given, expert):
+    def load_expert(given, expert):
         """(whether the token goes to the expert, its prob). Does not wait for the loads."""
         call, token, _ = given
         i = u64(token) * u64(num_experts) + u64(min(expert, i32(num_experts - 1)))
@@ -49,16 +49,16 @@ def _tokens(shape):
             put(at.word(there, i32(expert - rank * n_local)), seen[1], call.epoch)
         return n
 
-    look_at_four, put_four = four(look_at_expert), adding_four(put_prob)
+    load_four, put_four = four(load_expert), adding_four(put_prob)
 
     @device_fn
     def send_probs(call, token, seen, mask, to, lane):
         expert, given = i32(lane), (call, token, to)
         while has_probs and expert - lane < num_experts:  # four windows of experts in flight
-            put_four(i32(0), given, expert, 32, look_at_four(given, expert, 32))
+            put_four(i32(0), given, expert, 32, load_four(given, expert, 32))
             expert = i32(expert + 128)
 
-    return namespace("tokens", look=look, row=row, send=send_probs)
+    return namespace("tokens", load=load, row=row, send=send_probs)
 
 
 def _into(shape, placing):
@@ -71,10 +71,10 @@ def _into(shape, placing):
                          (mail.tokens(announced, i32(lane_id())) if lane_id() < ranks else i32(0), i32(0)))
 
     @device_fn
-    def coming(table, src_rank, src_token):
+    def row_of(table, src_rank, src_token):
         return i32(src_token) if placing.comes(table, src_rank, src_token) else i32(-1)
 
-    own = device_fn(lambda call, table, src_token, lane: coming(table, call.my_rank, src_token))
+    own_row = device_fn(lambda call, table, src_token, lane: row_of(table, call.my_rank, src_token))
 
     @device_fn
     def kept(params, row):
@@ -96,7 +96,7 @@ def _into(shape, placing):
             window = i32(window + 32)
 
     @device_fn
-    def look(given, expert):
+    def find(given, expert):
         """(row for an expert, address of its prob in the window or 0)"""
         table, src_rank, src_token, row_at = given
         row = placing.row(table, src_rank, src_token, expert)
@@ -112,7 +112,7 @@ def _into(shape, placing):
             store_u32(params[p.out_probs] + u64(4) * u64(row), came[1])
         return n
 
-    look_at_four, keep_four = four(look), adding_four(keep)
+    find_four, keep_four = four(find), adding_four(keep)
 
     @device_fn
     def receive(call, table, found, row_at, lane):
@@ -120,7 +120,7 @@ def _into(shape, placing):
         number = placing.number(table, src_rank, src_token, lane)
         known_at = call.params[p.expert_row] + u64(4) * u64(number) * u64(n_local)
         while ok and expert - lane < n_local:
-            a, b, c, d = look_at_four((table, src_rank, src_token, row_at), expert, 32)
+            a, b, c, d = find_four((table, src_rank, src_token, row_at), expert, 32)
             probs = u32(0), u32(0), u32(0), u32(0)
             if has_probs:
                 ok, probs = taking.words(call, src_rank, i32(0), (a[1], b[1], c[1], d[1]))
@@ -130,7 +130,7 @@ def _into(shape, placing):
             expert = i32(expert + 128)
         return ok
 
-    return namespace("into", arriving=arriving, own=own, coming=coming, store=store, receive=receive)
+    return namespace("into", arriving=arriving, own_row=own_row, row_of=row_of, store=store, receive=receive)
 
 
 def receiving(shape, mark):
@@ -179,14 +179,14 @@ def dispatching(shape, mark, number_rows):
     announce_places = announce.early(shape, "places", marks=False)
     announce_tokens = announce.early(shape, "tokens", fences=False, marks=False)
     may_end = announce.closing(shape, wait.ROWS_DISPATCH, "all")
-    look_at_ranks, most = routing.ranks_of_token(shape), max(shape.lamport, 1)
+    ranks_of_lane, most = routing.ranks_of_token(shape), max(shape.lamport, 1)
     number_tokens, record_numbers = send.numbering(shape, device_fn(lambda masks, token: u32(masks[token])))
     counts, write, n_numbers = announce.announcing(shape, "counts"), handle.writing(shape, placing.tokens_for), ranks * most
 
     @by_warps
-    def look_at_token(token, call, masks):
+    def store_mask(token, call, masks):
         """The leader block stores the mask of a token's ranks."""
-        mask = warp_or_u32(look_at_ranks(call.params[p.ids], token, i32(lane_id())))
+        mask = warp_or_u32(ranks_of_lane(call.params[p.ids], token, i32(lane_id())))
         if lane_id() == 0:
             masks[token] = i32(mask)
 
@@ -198,7 +198,7 @@ def dispatching(shape, mark, number_rows):
             announce_places(call)
         if calls.is_notify_warp():
             announce_tokens(call)
-        look_at_token(call.num_tokens, call, masks)
+        store_mask(call.num_tokens, call, masks)
         call = calls.share_epoch(call, last_call)   # and the masks of all warps
         if calls.is_over(call):
             return True

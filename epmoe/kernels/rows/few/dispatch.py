@@ -13,7 +13,7 @@ from ...params import chosen, clear, word_in
 from .. import announce, handle, layout, mailbox, routing, wait
 from .. import call as calls
 from ..copy import copying
-from ..send import MINUS_ONE, looking_at_choices, sending_choices
+from ..send import MINUS_ONE, loading_choices, sending_choices
 from ..shape import BLOCK, arrays, memory_of, namespace, p
 from . import lamport, send
 from .lamport import put
@@ -27,11 +27,11 @@ def _tokens(shape, number):
     number: device function (known, token, lane) -> number of the token's row among those for rank `lane`, -1 for none.
     """
     (n_ids, n_probs, _), n_parts = lamport.words_with(shape), lamport.n_parts_of(shape)
-    at, look_at_choices = lamport.addresses(shape), looking_at_choices(shape)
+    at, load_choices = lamport.addresses(shape), loading_choices(shape)
 
     @device_fn
-    def look(params, token, part, lane, is_wanted):
-        return look_at_choices(params, token, lane) if is_wanted and part == n_parts else (i32(-1), u32(0))
+    def load(params, token, part, lane, is_wanted):
+        return load_choices(params, token, lane) if is_wanted and part == n_parts else (i32(-1), u32(0))
 
     row = device_fn(lambda known, token, seen, lane: number(known, token, lane))
 
@@ -49,7 +49,7 @@ def _tokens(shape, number):
     def send_metadata(call, token, seen, mask, to, lane):
         send_choices(call.params, token, seen, mask, (to, call.epoch), lane)
 
-    return namespace("tokens", look=look, row=row, send=send_metadata)
+    return namespace("tokens", load=load, row=row, send=send_metadata)
 
 
 def _into(shape, number):
@@ -59,17 +59,18 @@ def _into(shape, number):
     at, taking, place_of = lamport.addresses(shape), lamport.taking(wait.ROWS_DISPATCH), chosen(BLOCK, "places")
 
     @device_fn
-    def home(call, index):
+    def own_array(call, index):
         """Address of this rank's array `index` of the call."""
         return u64(memory.pool(call.params, call.my_rank) + place_of(call.params, index))
 
     arriving = device_fn(lambda call, announced: mail.received(announced, call.my_rank))
-    own = device_fn(lambda call, known, token, lane: warp_broadcast_i32(number(known, token, lane), call.my_rank))
-    coming = device_fn(lambda known, src_rank, row: row)
+    own_row = device_fn(lambda call, known, token, lane: warp_broadcast_i32(number(known, token, lane), call.my_rank))
+    row_of = device_fn(lambda known, src_rank, row: row)
 
     @device_fn
     def store(call, known, found, batch, span, scale, lane):
-        rows.store(batch, home(call, arrays.rows) + u64(found[2]) * u64(row_bytes), u32(1), i32(0), span[0], span[1], lane)
+        to = own_array(call, arrays.rows) + u64(found[2]) * u64(row_bytes)
+        rows.store(batch, to, u32(1), i32(0), span[0], span[1], lane)
 
     @device_fn
     def receive(call, known, found, row_at, lane):
@@ -80,15 +81,15 @@ def _into(shape, number):
             if ok:
                 if i < n_ids:
                     value = u64(MINUS_ONE) if data == u32(NO_ID) else u64(data)
-                    store_u64(home(call, arrays.row_ids) + u64(8) * (u64(row) * u64(n_ids) + u64(i)), value)
+                    store_u64(own_array(call, arrays.row_ids) + u64(8) * (u64(row) * u64(n_ids) + u64(i)), value)
                 elif i < n_ids + n_probs:
-                    store_u32(word_in(home(call, arrays.row_probs), row, n_probs, i - n_ids), data)
+                    store_u32(word_in(own_array(call, arrays.row_probs), row, n_probs, i - n_ids), data)
                 elif i < n_all:
-                    store_u32(word_in(home(call, arrays.row_scales), row, n_scales, i - n_ids - n_probs), data)
+                    store_u32(word_in(own_array(call, arrays.row_scales), row, n_scales, i - n_ids - n_probs), data)
             i = i32(i + 32)
         return ok
 
-    return namespace("into", arriving=arriving, own=own, coming=coming, store=store, receive=receive)
+    return namespace("into", arriving=arriving, own_row=own_row, row_of=row_of, store=store, receive=receive)
 
 
 def dispatching(shape, mark):

@@ -53,8 +53,8 @@ def _parts(shape):
     src_bytes, n_vectors, encodes = shape.src_bytes, shape.n_vectors, shape.encode
     at, taking, a_part = lamport.addresses(shape), lamport.taking(ROWS_DISPATCH), lamport.vectors_of_part(shape)
     (n_ids, n_probs, _), a_vector = lamport.words_with(shape), src_bytes // n_vectors
-    rows, away, scales_at = copying(read_only=True), copying(read_only=True, store=store16_relaxed_sys), n_ids + n_probs
-
+    rows, to_peers = copying(read_only=True), copying(read_only=True, store=store16_relaxed_sys)
+    scales_at = n_ids + n_probs             # among the words of metadata
     span = device_fn(lambda part: (i32(part * a_part), i32(min(i32(part * a_part + a_part), n_vectors))))
 
     @device_fn
@@ -79,7 +79,7 @@ def _parts(shape):
             batch = with_words(batch, (u32(ABSENT), escape))
         if has(others, lane):
             put(at.part(to, part), escape, call.epoch)
-        away.store(batch, to, others, start, a, b, lane)
+        to_peers.store(batch, to, others, start, a, b, lane)
 
     if encodes:
         encode = encoding(shape, store16_relaxed_sys, device_fn(
@@ -128,24 +128,25 @@ def _parts(shape):
 def make(shape, tokens, into):
     """Namespace of device functions for blocks other than the leader block.
 
-    prepare(call) -> prepared: before the call's number is known, a warp begins to load what it will send or copy first:
-    (addresses.of this rank's rows at rank `lane`, what tokens.look saw of its token, its part of a row).
-    send(call, known, prepared): sends this warp's share of this rank's tokens. erase(call, known, prepared): takes them back.
-    receive(call, known, announced, prepared) -> whether all came: stores this warp's share of the arriving rows.
+    prepare(call) -> prepared: before the call's number is known, a warp begins to load its first unit of work: (at.of()
+    this rank's window at rank `lane`, tokens.load() of the unit's token, the unit's part of a row). send(call, known,
+    prepared): sends this warp's share of this rank's tokens. erase(call, known, prepared): resets the words that it has
+    sent. receive(call, known, announced, prepared) -> whether all came: stores this warp's share of the arriving rows.
 
-    tokens, into: namespaces of device functions, for rows (dispatch.py) or for rows by expert (by_expert.py). They are
-    handed `known`. tokens.look(params, token, part, lane, is_wanted) -> seen. tokens.row(known, token, seen, lane) ->
-    the token's row in the window at rank `lane`, -1 for none. tokens.send(call, token, seen, mask, to, lane): sends its
-    metadata to the rows at `to` of each lane in `mask`. into.arriving(call, announced) -> (how many rows of a window to
-    look at, rows before these), in lane r for rank r. into.own(call, known, token, lane), into.coming(known, src_rank,
-    row) -> a row of a window, -1 if none comes there. into.store(call, known, found, batch, span, scale, lane): stores
+    tokens, into: namespaces of device functions, for rows (dispatch.py) or for rows by expert (by_expert.py). `known`
+    is for them only: the numbers of this rank's rows, or Places. tokens.load(params, token, part, lane, is_wanted) ->
+    seen, the lane's part of the token's routing. tokens.row(known, token, seen, lane) -> the token's row in the window
+    at rank `lane`, -1 for none. tokens.send(call, token, seen, mask, to, lane): sends its metadata to the rows at `to`
+    of each lane in `mask`. into.arriving(call, announced) -> (how many rows of src_rank r's window may hold a token,
+    number of rows before them), in lane r. into.own_row(call, known, token, lane), into.row_of(known, src_rank, row) ->
+    a row of a window, -1 if this rank does not get it. into.store(call, known, found, batch, span, scale, lane): stores
     a part. found: (src_rank, row of the window, row among all arriving rows). into.receive(call, known, found, row_at,
     lane) -> whether the row's metadata came; stores it.
     """
     encodes, n_parts, (*n_words, n_scales) = shape.encode, lamport.n_parts_of(shape), lamport.words_with(shape)
     n_apart = sum(n_words) + (0 if encodes else n_scales)   # words that do not go with a part
     ranks, at, blocks, parts_of_row = shape.n_ranks, lamport.addresses(shape), _blocks(shape), _parts(shape)
-    units, n_others = n_parts + int(shape.expert_major or n_apart > 0), ranks if encodes else max(ranks - 1, 1)
+    units_of_row, n_others = n_parts + int(shape.expert_major or n_apart > 0), ranks if encodes else max(ranks - 1, 1)
 
     @device_fn
     def first_unit():
@@ -156,13 +157,13 @@ def make(shape, tokens, into):
     @device_fn
     def prepare(call):
         lane, (unit, _) = i32(lane_id()), first_unit()
-        (token, part), batch = split(unit, units), no_batch()
+        (token, part), batch = split(unit, units_of_row), no_batch()
         is_mine = token < call.num_tokens and block_idx() < grid_dim() - 1
         if is_mine and part < n_parts:
             batch = parts_of_row.load(call, token, part, lane)
-        seen = tokens.look(call.params, token, part, lane, is_mine and blocks.sends())
-        place = at.of(call.params, lane, call.my_rank) if lane < ranks else (u64(0), u64(0))
-        return place, seen, batch
+        seen = tokens.load(call.params, token, part, lane, is_mine and blocks.sends())
+        window = at.of(call.params, lane, call.my_rank) if lane < ranks else (u64(0), u64(0))
+        return window, seen, batch
 
     @device_fn
     def erase_unit(mask, to, part, lane):
@@ -179,12 +180,12 @@ def make(shape, tokens, into):
 
     @device_fn
     def walk(call, known, prepared, erases):
-        lane, (unit, step), is_prepared, (place, seen, batch) = i32(lane_id()), first_unit(), not erases, prepared
-        windows = at.rows(place, call.epoch)
-        while blocks.sends() and unit < call.num_tokens * units:
-            token, part = split(unit, units)
+        lane, (unit, step), is_prepared, (window, seen, batch) = i32(lane_id()), first_unit(), not erases, prepared
+        windows = at.rows(window, call.epoch)
+        while blocks.sends() and unit < call.num_tokens * units_of_row:
+            token, part = split(unit, units_of_row)
             if not is_prepared:
-                seen = tokens.look(call.params, token, part, lane, True)
+                seen = tokens.load(call.params, token, part, lane, True)
             row = tokens.row(known, token, seen, lane)
             mask, to = u32(ballot(row >= 0)), at.row(windows, row)
             if erases:
@@ -198,30 +199,30 @@ def make(shape, tokens, into):
             unit, is_prepared = i32(unit + step), False
 
     @device_fn
-    def row_of_unit(call, known, here, unit, n_own, lane):
+    def row_of_unit(call, known, arriving, unit, n_own, lane):
         """(part, rank, row of its window, -1 for none). Own rows come first, then the first rows of all ranks, in the
         order in which they are sent.
         """
         if unit < n_own:
-            token, part = split(unit, units)
-            return part, i32(call.my_rank), i32(into.own(call, known, token, lane))
-        turn, part = split(i32(unit - n_own), units)
+            token, part = split(unit, units_of_row)
+            return part, i32(call.my_rank), i32(into.own_row(call, known, token, lane))
+        turn, part = split(i32(unit - n_own), units_of_row)
         one, step = split(turn, n_others)
         src_rank = around(i32(call.my_rank + 1 + step), ranks)
-        comes = one < warp_broadcast_i32(here, src_rank)
-        return part, src_rank, i32(into.coming(known, src_rank, one)) if comes else i32(-1)
+        comes = one < warp_broadcast_i32(arriving, src_rank)
+        return part, src_rank, i32(into.row_of(known, src_rank, one)) if comes else i32(-1)
 
     @device_fn
     def receive(call, known, announced, prepared):
         lane, is_prepared, (_, _, batch), scale = i32(lane_id()), not blocks.sends(), prepared, u32(0)
-        (here, before), (me, workers), n_own = into.arriving(call, announced), blocks.receivers(), i32(0)
+        (arriving, before), (me, workers), n_own = into.arriving(call, announced), blocks.receivers(), i32(0)
         windows = at.rows(at.of(call.params, call.my_rank, lane), call.epoch) if lane < ranks else u64(0)
         if not encodes:
-            n_own, here = i32(call.num_tokens * units), i32(0) if lane == call.my_rank else here
-        n_units, ok = i32(n_own + warp_max_i32(here) * n_others * units), blocks.receives()
+            n_own, arriving = i32(call.num_tokens * units_of_row), i32(0) if lane == call.my_rank else arriving
+        n_units, ok = i32(n_own + warp_max_i32(arriving) * n_others * units_of_row), blocks.receives()
         unit, step = i32(warp_id() * workers + me), i32(n_warps() * workers)
         while ok and unit < n_units:
-            part, src_rank, row = row_of_unit(call, known, here, unit, n_own, lane)
+            part, src_rank, row = row_of_unit(call, known, arriving, unit, n_own, lane)
             if row >= 0:
                 row_at = at.row(warp_broadcast_u64(windows, src_rank), row)
                 found = src_rank, row, i32(warp_broadcast_i32(before, src_rank) + row)
@@ -231,7 +232,7 @@ def make(shape, tokens, into):
                     if unit >= n_own:
                         ok, batch, scale = parts_of_row.take(call, src_rank, row_at, part, lane)
                     elif not is_prepared:
-                        batch = parts_of_row.load(call, split(unit, units)[0], part, lane)
+                        batch = parts_of_row.load(call, split(unit, units_of_row)[0], part, lane)
                     if ok:
                         into.store(call, known, found, batch, parts_of_row.span(part), scale, lane)
             unit, is_prepared = i32(unit + step), False
