@@ -41,10 +41,10 @@ def parts_of_announcement(shape):
 def announcing(shape, part, marks=True):
     """Namespace of device functions by which a warp of the leader block announces a part to all ranks, also to its own.
 
-    look(call, first) -> looked: reads what announcing needs for the words [first, first + 32) of all peers, except for
-    the call's number and the counts. It takes longer than announcing, so the caller looks before it waits for those.
-    announce(call, counts, looked): stores all words. looked: of the first 32. counts: in lane r the tokens for rank r.
-    announce_totals(call, totals, looked): does this with counts in a shared array. marks: whether to stamp it.
+    load(call, first) -> words: reads what announcing needs for the words [first, first + 32) of all peers, except for
+    the call's number and the counts. It takes longer than announcing, so the caller loads before it waits for those.
+    announce(call, counts, words): stores all words. words: of the first 32. counts: in lane r the tokens for rank r.
+    announce_totals(call, totals, words): does this with counts in a shared array. marks: whether to stamp it.
     """
     ranks, (begin, end) = shape.n_ranks, parts_of_announcement(shape)[part]
     n, at_word = end - begin, mailbox_words(shape)
@@ -52,7 +52,7 @@ def announcing(shape, part, marks=True):
     mark = stamps.make(shape.trace and marks, BLOCK, by_caller=True)
 
     @device_fn
-    def look(call, first):
+    def load(call, first):
         """For this lane's word: its address in calls of parity 0, the bytes from there to parity 1, its number unless
         it is a count, and the word. Lanes past the last word have the last one.
         """
@@ -68,8 +68,8 @@ def announcing(shape, part, marks=True):
         return at, u64(call.params[p.mailbox_bytes] * u64(ranks)), number, word
 
     @device_fn
-    def announce(call, counts, looked):
-        lane, first, (at, other, number, word) = i32(lane_id()), i32(0), looked
+    def announce(call, counts, words):
+        lane, first, (at, other, number, word) = i32(lane_id()), i32(0), words
         while first < ranks * n:
             if has_counts:
                 count = i32(shfl_idx(counts, i32(max(0, word - mailbox.COUNTS))))
@@ -78,12 +78,12 @@ def announcing(shape, part, marks=True):
                 st_relaxed_sys_u64(at + (u64(call.epoch) & u64(1)) * other, wait.tagged(call.epoch, number))
             first = i32(first + 32)
             if first < ranks * n:
-                at, other, number, word = look(call, first)
+                at, other, number, word = load(call, first)
         if lane == 0:
             mark(call.params, stamps.ANNOUNCED)
 
-    announce_totals = device_fn(lambda call, totals, looked: announce(call, i32(totals[min(lane_id(), ranks - 1)]), looked))
-    return namespace("announcing", look=look, announce=announce, announce_totals=announce_totals)
+    announce_totals = device_fn(lambda call, totals, words: announce(call, i32(totals[min(lane_id(), ranks - 1)]), words))
+    return namespace("announcing", load=load, announce=announce, announce_totals=announce_totals)
 
 
 def early(shape, part, *, fences=True, marks=True):
@@ -98,9 +98,9 @@ def early(shape, part, *, fences=True, marks=True):
     def announce(call):
         if fences:
             fence_acq_rel_sys()                 # earlier launches of this rank before its announcement
-        looked, call = announcement.look(call, i32(0)), calls.read_epoch(call)
+        words, call = announcement.load(call, i32(0)), calls.read_epoch(call)
         if not calls.is_over(call):
-            announcement.announce(call, i32(0), looked)
+            announcement.announce(call, i32(0), words)
 
     return announce
 

@@ -105,10 +105,10 @@ def numbering(shape, mark):
 
     @device_fn
     def number_rows(call, last_call, scratch):
-        looked = (u64(0), u64(0), i32(0), i32(0))
+        words = (u64(0), u64(0), i32(0), i32(0))
         if calls.is_notify_warp():
             fence_acq_rel_sys()                 # orders earlier launches of this rank before what it announces
-            looked = announcement.look(call, i32(0))
+            words = announcement.load(call, i32(0))
         call = calls.at_epoch(call, numbers.count(call, last_call, scratch))
         if calls.is_over(call):
             return u64(calls.OVER)
@@ -117,7 +117,7 @@ def numbering(shape, mark):
             ok = numbers.number(call, scratch)
         else:
             if calls.is_notify_warp():
-                announcement.announce_totals(call, scratch.totals, looked)
+                announcement.announce_totals(call, scratch.totals, words)
             ok = numbers.sum_experts(call, scratch)
             if ok and expert_major:
                 announce_experts(call, scratch.totals, ranks)

@@ -27,7 +27,7 @@ def _expert_rows(shape):
     n_local, has_meta, n_masks = shape.num_local_experts, shape.has_meta, send.expert_masks(shape.num_local_experts)
 
     @device_fn
-    def look_at_window(given, window):
+    def load_window(given, window):
         """(bits of the row's experts in a window of 32, without has_meta the output row of the lane's expert)"""
         (params, row, lane, _, _), bits, known = given, u32(0), i32(-1)
         expert = i32(32 * window + lane)
@@ -39,12 +39,12 @@ def _expert_rows(shape):
         return bits, known if expert < n_local else i32(-1)
 
     @device_fn
-    def find_in_window(found, given, window, looked):
+    def find_in_window(found, given, window, loaded):
         """found: how many experts earlier windows have, and the lane's expert, or its output row without has_meta.
 
         If it writes, experts that the row does not go to get -1 in the handle.
         """
-        (n, mine), (params, row, lane, first, writes), (bits, known) = found, given, looked
+        (n, mine), (params, row, lane, first, writes), (bits, known) = found, given, loaded
         expert = i32(32 * window + lane)
         if not has_meta:
             bits = u32(ballot(known >= 0))
@@ -56,7 +56,7 @@ def _expert_rows(shape):
             n, bits = i32(n + 1), but_lowest(bits)
         return n, mine
 
-    find = in_fours(look_at_window, find_in_window)
+    find = in_fours(load_window, find_in_window)
 
     @device_fn
     def expert_rows(params, received, first, is_first, lane):

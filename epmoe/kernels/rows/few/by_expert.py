@@ -206,7 +206,7 @@ def dispatching(shape, mark, number_rows):
         number_tokens(ranks, call, masks, numbers, scratch.totals)
         syncthreads()
         if calls.is_notify_warp():
-            counts.announce_totals(call, scratch.totals, counts.look(call, i32(0)))
+            counts.announce_totals(call, scratch.totals, counts.load(call, i32(0)))
         if not await_tokens(call, announced):
             return True
         mark(call.params, stamps.COUNTED)

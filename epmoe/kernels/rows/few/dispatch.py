@@ -112,10 +112,10 @@ def dispatching(shape, mark):
     n_numbers = ranks * max(shape.lamport, 1)
 
     @device_fn
-    def lead(call, announced, scratch, looked):
+    def lead(call, announced, scratch, words):
         """The leader block announces counts by rank and by expert, records those of all ranks, and ends the call."""
         if calls.is_notify_warp():
-            facts.announce_totals(call, scratch.totals, looked)
+            facts.announce_totals(call, scratch.totals, words)
         count_experts(call.params, call.params[p.ids], i32(0), i32(call.num_tokens), scratch.experts)
         syncthreads()                           # the counts of all warps
         announce_experts(call, scratch.experts, 0)
@@ -153,11 +153,11 @@ def dispatching(shape, mark):
 
     @device_fn
     def dispatch(call, last_call, announced, scratch):
-        numbers, looked = shared_array(n_numbers, int32), (u64(0), u64(0), i32(0), i32(0))
+        numbers, words = shared_array(n_numbers, int32), (u64(0), u64(0), i32(0), i32(0))
         if calls.is_fence_warp():
             announce_places(call)
         if calls.is_notify_warp():
-            looked = facts.look(call, i32(0))
+            words = facts.load(call, i32(0))
         if calls.is_leader():
             clear(num_experts, scratch.experts)
         prepared = rows.prepare(call)
@@ -168,7 +168,7 @@ def dispatching(shape, mark):
         mark(call.params, stamps.CLAIMED)
         calls.signal_begun(call)
         if calls.is_leader():
-            return lead(call, announced, scratch, looked)
+            return lead(call, announced, scratch, words)
         return send_and_receive(call, announced, numbers, prepared)
 
     return dispatch

@@ -114,7 +114,7 @@ def _no_vector(at, tag):
     return w, w, w, w
 
 
-_look_at_vector = device_fn(lambda at, q, tag: load16_relaxed_sys(at) if is_absent(q) else q)
+_poll_vector = device_fn(lambda at, q, tag: load16_relaxed_sys(at) if is_absent(q) else q)
 _vector_is_late = device_fn(lambda q, tag: is_absent(q))
 
 
@@ -125,7 +125,7 @@ def _put_vector_back(at, w):
 
 
 _no_word = device_fn(lambda at, tag: u64(0))
-_look_at_word = device_fn(lambda at, known, tag: u64(ld_relaxed_sys_u64(at)) if at != u64(0) else u64(tag))
+_poll_word = device_fn(lambda at, known, tag: u64(ld_relaxed_sys_u64(at)) if at != u64(0) else u64(tag))
 _word_is_late = device_fn(lambda w, tag: u64(w ^ tag) >> u64(32) != u64(0))
 
 
@@ -136,13 +136,13 @@ def put_back(at, nothing):
         st_relaxed_sys_u64(at, u64(nothing))
 
 
-def _taking_four(phase, empty, look, is_late, put_back, nothing):
+def _taking_four(phase, empty, poll, is_late, put_back, nothing):
     """Device function take(call, src_rank, step, word, at) -> (whether all arrived, data of word, the four values).
 
     Called by a whole warp. Each lane polls its own four addresses `at` (0 for none), loading all at once, and then
     stores `nothing` there. word: address of one more word of the call that all lanes wait for and leave in place; 0 for
     none. src_rank: the rank that writes to the first address; the rank of each further address is `step` higher.
-    empty(address, tag): the value before the first look. look(address, known, tag): the value there now. is_late(known,
+    empty(address, tag): the value before the first poll. poll(address, known, tag): the value there now. is_late(known,
     tag): whether it has not come; never true without an address. tag: this call's number, as u64 above 32 zeros.
     put_back(address, nothing).
     """
@@ -161,7 +161,7 @@ def _taking_four(phase, empty, look, is_late, put_back, nothing):
             if word != u64(0):
                 w = u64(ld_relaxed_sys_u64(word))
             a, b, c, d = seen
-            seen = look(at[0], a, tag), look(at[1], b, tag), look(at[2], c, tag), look(at[3], d, tag)
+            seen = poll(at[0], a, tag), poll(at[1], b, tag), poll(at[2], c, tag), poll(at[3], d, tag)
             are_late = any_late(seen, tag) or u32(w >> u64(32)) != u32(call.epoch)
             polls += 1
             if are_late and polls % POLLS_PER_LOOK == 0:
@@ -181,8 +181,8 @@ def _taking_four(phase, empty, look, is_late, put_back, nothing):
 
 def taking(phase):
     """Namespace of device functions that take what put() stored: vectors, words (without `word`); see _taking_four."""
-    take_vectors = _taking_four(phase, _no_vector, _look_at_vector, _vector_is_late, _put_vector_back, ABSENT)
-    take_four_words = _taking_four(phase, _no_word, _look_at_word, _word_is_late, put_back, NOTHING)
+    take_vectors = _taking_four(phase, _no_vector, _poll_vector, _vector_is_late, _put_vector_back, ABSENT)
+    take_four_words = _taking_four(phase, _no_word, _poll_word, _word_is_late, put_back, NOTHING)
 
     @device_fn
     def take_words(call, src_rank, step, at):
