@@ -143,14 +143,14 @@ def awaiting(shape, phase, part, *, acquires=True):
     return await_part
 
 
-def beginning(shape, mark, few):
+def beginning(shape, mark, small):
     """Device function begin(call, announced, shared_epoch) -> (call with its number, prepared); it takes a handle.
 
-    few: None, or namespace for small batches. prepare(call) -> prepared: before the number is known. fits(announced):
+    small: None, or namespace for small batches. prepare(call) -> prepared: before the number is known. fits(announced):
     whether this is a small batch, the same on all ranks. rest(call, announced, prepared): the rest of the call.
     """
     (begin_call, _), ranks, n_words = calls.begin_and_end(shape.n_ranks), shape.n_ranks, mailbox.experts_at(shape.n_ranks)
-    announce_rank, prepare = early(shape, "without_counts"), few.prepare if few else device_fn(lambda call: None)
+    announce_rank, prepare = early(shape, "without_counts"), small.prepare if small else device_fn(lambda call: None)
 
     @by_threads
     def load_counts(i, counts, announced):

@@ -18,7 +18,7 @@ from .. import stamps
 from ..params import CACHED
 from . import announce, copy, mailbox, push, reduce, wait
 from . import call as calls
-from .few import combine as few_rows
+from .few import combine as small_batch
 from .shape import BLOCK
 
 
@@ -43,8 +43,8 @@ def pushing(shape):
 def combine_kernel(shape):
     """Makes the kernel. Its grid needs at least two blocks; all must be resident, on all ranks together."""
     mark, (_, end_call) = stamps.make(shape.trace, BLOCK), calls.begin_and_end(shape.n_ranks)
-    few = few_rows.combining(shape, mark) if shape.lamport else None
-    begin, has_few = announce.beginning(shape, mark, few), bool(shape.lamport)
+    small = small_batch.combining(shape, mark) if shape.lamport else None
+    begin, has_small = announce.beginning(shape, mark, small), bool(shape.lamport)
     n_announced = mailbox.numbers_announced(shape.n_ranks)
     await_announcements = announce.awaiting(shape, wait.ROWS_COMBINE, "without_counts")
     flags = copy.flags(shape, wait.ROWS_COMBINE)
@@ -56,8 +56,8 @@ def combine_kernel(shape):
         call, prepared = begin(calls.Call(params, num_tokens, my_rank, u64(calls.OVER)), announced, shared_epoch)
         if calls.is_over(call):
             return
-        if has_few and few.fits(announced):
-            few.rest(call, announced, prepared)
+        if has_small and small.fits(announced):
+            small.rest(call, announced, prepared)
             return
         calls.signal_begun(call)
         if not await_announcements(call, announced):

@@ -44,7 +44,7 @@ from ..params import CACHED
 from . import announce, copy, expand, handle, layout, mailbox, send, wait
 from . import call as calls
 from .few import by_expert
-from .few import dispatch as few_rows
+from .few import dispatch as small_batch
 from .shape import BLOCK
 
 
@@ -54,10 +54,10 @@ def dispatch_kernel(shape):
     (begin_call, end_call), n_announced = calls.begin_and_end(shape.n_ranks), mailbox.numbers_announced(shape.n_ranks)
     mark = stamps.make(shape.trace, BLOCK)
     allocate, number_rows = layout.allocating(shape), numbering(shape, mark)
-    few_tokens, has_few = shape.lamport, bool(shape.lamport)
-    if has_few:
-        dispatch_few = (by_expert.dispatching(shape, mark, number_rows) if shape.expert_major
-                        else few_rows.dispatching(shape, mark))
+    most_tokens, has_small = shape.lamport, bool(shape.lamport)
+    if has_small:
+        dispatch_small = (by_expert.dispatching(shape, mark, number_rows) if shape.expert_major
+                          else small_batch.dispatching(shape, mark))
     await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "all")
     (send_rows, finish_rows), expands = moving(shape, mark, layout.counter(shape, wait.ROWS_DISPATCH)), shape.expert_major
     record, has_room = handle.recording(shape, wait.ROWS_DISPATCH), mailbox.reading(shape.n_ranks).has_room
@@ -69,8 +69,8 @@ def dispatch_kernel(shape):
         call = calls.Call(params, num_tokens, my_rank, u64(calls.OVER))
         last_call = begin_call(params, shared_epoch)                    # 1
         # on a GPU larger batches have a kernel without the path for small ones; simulated ranks share one kernel
-        if has_few and (not SIM or num_tokens <= few_tokens):
-            epoch = dispatch_few(call, last_call, announced, scratch)   # 2
+        if has_small and (not SIM or num_tokens <= most_tokens):
+            epoch = dispatch_small(call, last_call, announced, scratch) # 2
         else:
             epoch = number_rows(call, last_call, scratch)               # 3
         if epoch == u64(calls.OVER):            # step 2 has ended the call, or a wait has expired
@@ -165,9 +165,9 @@ def moving(shape, mark, numbered=None):
 @lru_cache(CACHED)
 def receive_kernel(shape):
     """Makes the kernel that expands the last call's rows if the results had no room for them. It sends nothing."""
-    few = by_expert.receiving(shape, stamps.make(shape.trace, BLOCK)) if shape.lamport else None
-    all_few = mailbox.all_few(shape.n_ranks, shape.lamport, announced=True)
-    has_few, n_announced = bool(shape.lamport), mailbox.numbers_announced(shape.n_ranks)
+    small = by_expert.receiving(shape, stamps.make(shape.trace, BLOCK)) if shape.lamport else None
+    all_small = mailbox.all_small(shape.n_ranks, shape.lamport, announced=True)
+    has_small, n_announced = bool(shape.lamport), mailbox.numbers_announced(shape.n_ranks)
     await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "all")
     expand_rows = expand.arriving(shape, copy.flags(shape, wait.ROWS_DISPATCH), None)
 
@@ -178,8 +178,8 @@ def receive_kernel(shape):
         call = calls.at_epoch(upcoming, u64(upcoming.epoch - u64(1)))       # the last one that ended
         if calls.is_over(upcoming) or not await_announcements(call, announced):
             return
-        if has_few and all_few(announced):
-            few.receive_all(call, announced)
+        if has_small and all_small(announced):
+            small.receive_all(call, announced)
         else:
             expand_rows(call, announced)
 
@@ -190,8 +190,8 @@ def receive_kernel(shape):
 def resend_kernel(shape):
     """Makes the kernel of a dispatch whose layout is in a handle."""
     mark, (_, end_call) = stamps.make(shape.trace, BLOCK), calls.begin_and_end(shape.n_ranks)
-    few, expands = few_rows.resending(shape, mark) if shape.lamport else None, shape.expert_major
-    begin, has_few = announce.beginning(shape, mark, few), bool(shape.lamport)
+    small, expands = small_batch.resending(shape, mark) if shape.lamport else None, shape.expert_major
+    begin, has_small = announce.beginning(shape, mark, small), bool(shape.lamport)
     n_announced = mailbox.numbers_announced(shape.n_ranks)
     await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "without_counts")
     send_rows, finish_rows = moving(shape, mark)
@@ -202,8 +202,8 @@ def resend_kernel(shape):
         call, prepared = begin(calls.Call(params, num_tokens, my_rank, u64(calls.OVER)), announced, shared_epoch)
         if calls.is_over(call):
             return
-        if has_few and few.fits(announced):
-            few.rest(call, announced, prepared)
+        if has_small and small.fits(announced):
+            small.rest(call, announced, prepared)
             return
         if expands:
             calls.signal_begun(call)

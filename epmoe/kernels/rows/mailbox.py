@@ -141,22 +141,22 @@ def reading(n_ranks):
                      returned_before_me=returned_before_me, has_room=has_room)
 
 
-def all_few(n_ranks, few, *, announced):
-    """Device function (announced) -> whether no rank has more than `few` (shape.lamport) tokens.
+def all_small(n_ranks, most, *, announced):
+    """Device function (announced) -> whether no rank has more than `most` (shape.lamport) tokens.
 
     announced: True to use the numbers announced in this call; then every rank must also have room for all tokens. False
-    for those in the call's handle. All ranks get the same answer, and a rank with few tokens has a kernel for it.
+    for those in the call's handle. All ranks get the same answer. If it is yes, each has a kernel with this path.
     """
     n_words, asks_room = experts_at(n_ranks), announced
     first, step = (NUM_TOKENS, n_words) if announced else (n_ranks * n_words, 1)
 
     @device_fn
-    def all_have_few(announced):
+    def is_small(announced):
         rank = i32(min(lane_id(), n_ranks - 1))
         n = i32(announced[first + rank * step])
         if not asks_room:
-            return all_lanes(n <= few) != 0
+            return all_lanes(n <= most) != 0
         total = i32(warp_sum_i32(n if lane_id() < n_ranks else i32(0)))
-        return all_lanes(n <= few and total <= i32(announced[rank * n_words + CAPACITY])) != 0
+        return all_lanes(n <= most and total <= i32(announced[rank * n_words + CAPACITY])) != 0
 
-    return all_have_few
+    return is_small

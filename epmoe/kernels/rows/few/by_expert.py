@@ -173,8 +173,8 @@ def receiving(shape, mark):
 def dispatching(shape, mark, number_rows):
     """Device function dispatch(call, last_call, announced, scratch), see dispatch.py. number_rows: ../dispatch.py."""
     ranks, (_, end_call) = shape.n_ranks, calls.begin_and_end(shape.n_ranks)
-    here, tell_host = receiving(shape, mark), handle.telling_host(shape)
-    bits, placing, rows, all_few = here.bits, here.placing, here.rows, mailbox.all_few(ranks, shape.lamport, announced=True)
+    receiver, all_small = receiving(shape, mark), mailbox.all_small(ranks, shape.lamport, announced=True)
+    bits, placing, rows, tell_host = receiver.bits, receiver.placing, receiver.rows, handle.telling_host(shape)
     await_tokens = announce.awaiting(shape, wait.ROWS_DISPATCH, "tokens", acquires=False)
     announce_places = announce.early(shape, "places", marks=False)
     announce_tokens = announce.early(shape, "tokens", fences=False, marks=False)
@@ -210,7 +210,7 @@ def dispatching(shape, mark, number_rows):
         if not await_tokens(call, announced):
             return True
         mark(call.params, stamps.COUNTED)
-        if not all_few(announced):
+        if not all_small(announced):
             return False
         calls.signal_begun(call)
         record_numbers(call, numbers, (i32(0), i32(call.num_tokens)))
@@ -245,14 +245,14 @@ def dispatching(shape, mark, number_rows):
         if not await_tokens(call, announced):
             return True
         mark(call.params, stamps.COUNTED)
-        if not all_few(announced):
+        if not all_small(announced):
             rows.erase(call, table, prepared)
             return False
-        n_rows = here.place(call, announced, table)
+        n_rows = receiver.place(call, announced, table)
         if n_rows < 0:
             return True
         calls.signal_begun(call)
-        here.receive(call, announced, table, n_rows, prepared)
+        receiver.receive(call, announced, table, n_rows, prepared)
         mark(call.params, stamps.LEFT)
         return True
 

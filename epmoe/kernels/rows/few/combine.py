@@ -120,7 +120,7 @@ def _reducing(shape):
 
 
 def combining(shape, mark):
-    """`few` for announce.beginning: every block but the leader block pushes and then reduces."""
+    """`small` for announce.beginning: every block but the leader block pushes and then reduces."""
     push_rows, reduce_rows = _pushing(shape), _reducing(shape)
 
     @device_fn
@@ -130,4 +130,4 @@ def combining(shape, mark):
         reduce_rows(call, announced)
         mark(call.params, stamps.REDUCED)
 
-    return lamport.known_call(shape, wait.ROWS_COMBINE, mark, device_fn(lambda call: None), push_and_reduce)
+    return lamport.call_with_handle(shape, wait.ROWS_COMBINE, mark, device_fn(lambda call: None), push_and_reduce)

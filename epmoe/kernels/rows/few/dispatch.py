@@ -101,7 +101,7 @@ def dispatching(shape, mark):
     ranks, (_, end_call) = shape.n_ranks, calls.begin_and_end(shape.n_ranks)
     announce_places = announce.early(shape, "places", marks=False)
     facts, count_experts = announce.announcing(shape, "facts"), routing.experts_of_ids(shape)
-    announce_experts, all_few = announce.experts(shape), mailbox.all_few(ranks, shape.lamport, announced=True)
+    announce_experts, all_small = announce.experts(shape), mailbox.all_small(ranks, shape.lamport, announced=True)
     may_end = announce.closing(shape, wait.ROWS_DISPATCH, "all")
     await_facts = announce.awaiting(shape, wait.ROWS_DISPATCH, "facts", acquires=False)
     number_tokens, record_numbers = send.numbering(shape, routing.mask_by_thread(shape))
@@ -122,7 +122,7 @@ def dispatching(shape, mark):
         if not may_end(call, announced):
             return u64(calls.OVER)
         mark(call.params, stamps.COUNTED)
-        if not all_few(announced):
+        if not all_small(announced):
             syncthreads()                       # all warps have read `announced`, which is written again
             return call.epoch
         ok = record(call, announced, True, scratch.experts)
@@ -140,7 +140,7 @@ def dispatching(shape, mark):
         record_numbers(call, numbers, tokens_of_block(call.num_tokens))
         if not await_facts(call, announced):        # not for places, which come later and are for step 4
             return u64(calls.OVER)
-        if not all_few(announced):
+        if not all_small(announced):
             rows.erase(call, numbers, prepared)
             syncthreads()                       # all warps have read `announced`, which is written again
             numbered.signal(call)
@@ -175,7 +175,7 @@ def dispatching(shape, mark):
 
 
 def resending(shape, mark):
-    """`few` for announce.beginning in a dispatch, whose host has made room."""
+    """`small` for announce.beginning in a dispatch, whose host has made room."""
     row_of_token = layout.row_of(shape.n_ranks)
     rows = send.make(shape, _tokens(shape, row_of_token), _into(shape, row_of_token))
 
@@ -185,4 +185,4 @@ def resending(shape, mark):
         mark(call.params, stamps.SENT)
         rows.receive(call, call.params[p.row_of], announced, prepared)
 
-    return lamport.known_call(shape, wait.ROWS_DISPATCH, mark, rows.prepare, send_and_receive)
+    return lamport.call_with_handle(shape, wait.ROWS_DISPATCH, mark, rows.prepare, send_and_receive)

@@ -49,8 +49,8 @@ def bytes_for(shape):
 
 def rows_for(shape, num_tokens):
     """RowsShape.lamport of a kernel for a rank with num_tokens. The simulator's ranks share a kernel."""
-    few = shape.tuning.lamport_tokens
-    return few if bytes_for(shape) and (SIM or num_tokens <= few) else 0
+    most = shape.tuning.lamport_tokens
+    return most if bytes_for(shape) and (SIM or num_tokens <= most) else 0
 
 
 def blocks_for(num_tokens, lamport):
@@ -192,8 +192,8 @@ def taking(phase):
     return namespace("take", vectors=take_vectors, words=take_words)
 
 
-def known_call(shape, phase, mark, prepare, work):
-    """`few` for announce.beginning, which calls its `prepare`.
+def call_with_handle(shape, phase, mark, prepare, work):
+    """`small` for announce.beginning, which calls its `prepare`.
 
     Every block but the leader block calls work(call, announced, prepared). The leader block ends the call when all
     ranks and all blocks have begun it. `work` waits for no announcement, since the counts are known.
@@ -209,8 +209,8 @@ def known_call(shape, phase, mark, prepare, work):
             end_call(call)
         mark(call.params, stamps.LEFT)
 
-    fits = mailbox.all_few(shape.n_ranks, shape.lamport, announced=False)
-    return namespace("few", prepare=prepare, fits=fits, rest=work_or_end)
+    fits = mailbox.all_small(shape.n_ranks, shape.lamport, announced=False)
+    return namespace("small", prepare=prepare, fits=fits, rest=work_or_end)
 
 
 # with_words(batch, (old, new)): a batch in which word `new` replaces each word `old`

@@ -1,10 +1,9 @@
 """The places of rows by expert in small batches, which every block computes from the bits of all ranks.
 
-A word holds an expert's bits for 32 tokens of a src_rank, and the number of the call. A block that has the words of all
-src_ranks can compute where each token's rows by expert begin. An expert's rows follow those of the previous experts,
-padded. Among them lower ranks come first, and a rank's rows have the order of its tokens. No block waits for another.
-Words are stored and polled relaxed: a thread that sees the call's number sees the bits in the same word. In the mailbox
-they follow the announcement (mailbox.py).
+A word holds an expert's bits for 32 tokens of a src_rank, and the number of the call. A rank's last warps make its words
+and store them at all ranks. Every block polls the words of all src_ranks, also of its own rank, and then computes each
+token's output rows by itself. An expert's rows follow those of the previous experts, padded. Among them lower ranks come first, and a rank's rows have the order of its tokens. Words are stored and polled
+relaxed: the call's number and the bits are in the same word. In the mailbox they follow the announcement (mailbox.py).
 """
 
 from typing import NamedTuple
@@ -20,16 +19,16 @@ from ..shape import namespace, p
 class Places(NamedTuple):
     """Shared int32 arrays of a block.
 
-    bits, before [word, src_rank, expert]: the word's bits, and the output row of the first of its tokens. starts,
-    counts [expert]: an expert's first row, and how many of its rows hold tokens. here [src_rank, word]: bits of the
-    tokens that go to any expert of this rank. partial [32].
+    bits, first_row [word, src_rank, expert]: the word's bits, and the output row of the first of its tokens. starts,
+    counts [expert]: an expert's first row, and how many of its rows hold tokens. any_expert [src_rank, word]: bits of
+    the tokens that go to any expert of this rank. partial [32]: scratch of block_sums().
     """
 
     bits: object
-    before: object
+    first_row: object
     starts: object
     counts: object
-    here: object
+    any_expert: object
     partial: object
 
 
@@ -49,8 +48,8 @@ def announcing(shape):
     ranks, n_local, num_experts = shape.n_ranks, shape.num_local_experts, shape.num_experts
     word_at, n_windows = announce.mailbox_words(shape), -(-n_local // 32)
     mail, words_used = mailbox.reading(ranks), _words_used(shape)
-    a_word, few, bits_at = shape.tuning.bits_word, shape.tuning.bits_word_of_few, mailbox.bits_at(ranks, n_local)
-    of_some, of_all = routing.bits_of_tokens(few, num_experts), routing.bits_of_tokens(a_word, num_experts)
+    a_word, a_few, bits_at = shape.tuning.bits_word, shape.tuning.bits_word_of_few, mailbox.bits_at(ranks, n_local)
+    of_few, of_all = routing.bits_of_tokens(a_few, num_experts), routing.bits_of_tokens(a_word, num_experts)
     what = wait.ROWS_DISPATCH, wait.FOR_WINDOW
 
     bits_word_at = device_fn(lambda call, rank, src_rank, word, expert:
@@ -68,7 +67,7 @@ def announcing(shape):
             column = call.params[p.ids] + u64(word * a_word) * u64(num_experts)
             column = u64(column + u64(i32(rank * n_local + min(expert, n_local - 1))))
             last = i32(min(a_word, i32(call.num_tokens - word * a_word)) - 1)      # of the word's tokens
-            mask = u32(of_some(column, last)) if last < few else u32(of_all(column, last))
+            mask = u32(of_few(column, last)) if last < a_few else u32(of_all(column, last))
             mask = u32(mask & u32(u32(u32(u32(1) << u32(last)) << u32(1)) - u32(1)))
             if expert < n_local:
                 st_relaxed_sys_u64(to, wait.tagged(call.epoch, mask))
@@ -101,13 +100,13 @@ def placing(shape):
     """
     ranks, n_local, num_experts, words_used = shape.n_ranks, shape.num_local_experts, shape.num_experts, _words_used(shape)
     a_word, most_words = shape.tuning.bits_word, shape.tuning.words_of_bits
-    n_bits, n_here = most_words * num_experts, ranks * most_words
+    n_bits, n_any = most_words * num_experts, ranks * most_words
     index = device_fn(lambda word, src_rank, expert: i32((word * ranks + src_rank) * n_local + expert))
 
     @device_fn
     def allocate():
         return Places(shared_array(n_bits, int32), shared_array(n_bits, int32), shared_array(n_local, int32),
-                      shared_array(n_local, int32), shared_array(n_here, int32), shared_array(32, int32))
+                      shared_array(n_local, int32), shared_array(n_any, int32), shared_array(32, int32))
 
     @device_fn
     def tokens_for(known, src_rank, expert):
@@ -125,7 +124,7 @@ def placing(shape):
             word = i32(0)
             while word < n_words:
                 i = index(word, src_rank, expert)
-                places.before[i] = row
+                places.first_row[i] = row
                 row, word = i32(row + popc(u32(places.bits[i]))), i32(word + 1)
             src_rank = i32(src_rank + 1)
 
@@ -134,14 +133,14 @@ def placing(shape):
     @device_fn
     def place(params, announced, places):
         n_words, lane, task = words_used(announced), i32(lane_id()), i32(n_warps() - 1 - warp_id())
-        while task < n_here:    # a warp a word of a src_rank, from the last warp on: the others sum up experts
+        while task < n_any:     # a warp a word of a src_rank, from the last warp on: the others sum up experts
             (src_rank, word), mask, expert = split(task, most_words), u32(0), i32(lane)
             while word < n_words and expert < n_local:
                 mask = u32(mask | u32(places.bits[index(word, src_rank, expert)]))
                 expert = i32(expert + 32)
             mask = warp_or_u32(mask)
             if lane == 0:
-                places.here[task] = i32(mask)
+                places.any_expert[task] = i32(mask)
             task = i32(task + n_warps())
         n_rows = place_experts(params, (places, n_words), places.partial)
         syncthreads()
@@ -153,21 +152,21 @@ def placing(shape):
         if expert < n_local:
             i = index(word, src_rank, expert)
             mask = u32(places.bits[i])
-            row = i32(places.before[i] + popc(u32(mask & below(bit)))) if has(mask, bit) else i32(-1)
+            row = i32(places.first_row[i] + popc(u32(mask & below(bit)))) if has(mask, bit) else i32(-1)
         return row
 
     @device_fn
     def comes(places, src_rank, token):
         word, bit = split(token, a_word)
-        return has(u32(places.here[src_rank * most_words + word]), bit)
+        return has(u32(places.any_expert[src_rank * most_words + word]), bit)
 
     @device_fn
     def number(places, src_rank, token, lane):
         (word, bit), n, i = split(token, a_word), i32(0), i32(lane)
         its = i32(src_rank * most_words + word)
         while i < its:                          # words of earlier tokens
-            n, i = i32(n + popc(u32(places.here[i]))), i32(i + 32)
-        return i32(warp_sum_i32(n) + popc(u32(u32(places.here[its]) & below(bit))))
+            n, i = i32(n + popc(u32(places.any_expert[i]))), i32(i + 32)
+        return i32(warp_sum_i32(n) + popc(u32(u32(places.any_expert[its]) & below(bit))))
 
     return namespace("placing", allocate=allocate, words_used=words_used, tokens_for=tokens_for, place=place, row=row_of,
                      comes=comes, number=number)
