@@ -106,9 +106,9 @@ def clearing(shape, rows_of):
                 first = i32(start + n)
             left = u32(ballot(first < end))
             while left != u32(0):
-                row, behind = i32(warp_broadcast_i32(first, lowest(left))), i32(warp_broadcast_i32(end, lowest(left)))
+                row, stop = i32(warp_broadcast_i32(first, lowest(left))), i32(warp_broadcast_i32(end, lowest(left)))
                 row = i32(row + u32(i32(me + team) - i32(u32(row) % u32(team))) % u32(team))
-                while row < behind:
+                while row < stop:
                     clear_values(params[p.out] + u64(row) * u64(row_bytes), lane)
                     clear_scales(params[p.out_scales] + u64(row) * u64(scale_bytes), lane)
                     if has_probs and lane == 0:
@@ -145,9 +145,9 @@ def of_row(shape):
             left = but_lowest(left)
 
     @device_fn
-    def expand_probs(params, row, target, place):
+    def expand_probs(params, row, target, number):
         if target >= 0:
-            value = load_u32(word_in(params[p.source_probs], row, n_local, place))
+            value = load_u32(word_in(params[p.source_probs], row, n_local, number))
             store_u32(params[p.out_probs] + u64(4) * u64(target), value)
 
     @device_fn
@@ -194,7 +194,8 @@ def arriving(shape, flags, numbered):
 
     @device_fn
     def expand_rows(call, announced):
-        lane, (here, before), n_parts = i32(lane_id()), mail.received(announced, call.my_rank), flags.count(announced)
+        lane, n_parts = i32(lane_id()), flags.count(announced)
+        received, before = mail.received(announced, call.my_rank)
         if has_meta:                            # experts' rows begin where the leader block has written
             at = call.params[p.words] + u64(mailbox.RECORDED)
             if calls.is_leader() and thread_idx() == 0:     # its stores precede its last barrier
@@ -207,14 +208,14 @@ def arriving(shape, flags, numbered):
             return False
         me, warps = i32(warp_id() * grid_dim() + block_idx()), i32(n_warps() * grid_dim())
         clear_rows(call.params, call.params, me, warps, lane)
-        most = i32(max(warp_max_i32(here), call.num_tokens)) if from_input else warp_max_i32(here)
+        most = i32(max(warp_max_i32(received), call.num_tokens)) if from_input else warp_max_i32(received)
         unit, ok = claim(call, lane), True
         while ok and unit < most * ranks * n_parts:
             following = claim(call, lane)
             turn, part = split(unit, n_parts)       # the ranks' rows are expected to come at the same time
             number, step = split(turn, ranks)
             src_rank = around(i32(call.my_rank + step), ranks)
-            first, n_rows = i32(warp_broadcast_i32(before, src_rank)), i32(warp_broadcast_i32(here, src_rank))
+            first, n_rows = i32(warp_broadcast_i32(before, src_rank)), i32(warp_broadcast_i32(received, src_rank))
             row, src = row_here(call, src_rank, number, first, n_rows)
             if row >= 0:
                 # lane 1 waits for the first part, with which the row's metadata comes

@@ -104,9 +104,9 @@ def columns(shape, phase):
     def sum_up(call, column, first, step, end):
         at, ok, total, i = u64(call.params[p.columns] + u64(8) * u64(column)), True, i32(0), i32(first)
         while ok and i < end:
-            all_come, here = sum_of_words((at, i, i32(step), i32(end), call.epoch), (True, i32(0)))
+            all_come, n_added = sum_of_words((at, i, i32(step), i32(end), call.epoch), (True, i32(0)))
             if all_come:
-                total, i = i32(total + here), i32(i + IN_FLIGHT * step)
+                total, i = i32(total + n_added), i32(i + IN_FLIGHT * step)
             else:                               # waits until all blocks have stored the words that are added together
                 n, k = i32(0), i
                 while ok and n < IN_FLIGHT and k < end:
@@ -226,10 +226,10 @@ def make(shape, phase):
     count_ranks, number_ranks = (_numbering_map if expert_major else _numbering_ids)(shape)
     if expert_major:
         of_map = routing.map_columns(shape)
-        number_for = of_map.add_groups
+        count_of = of_map.add_groups
     else:
         count_experts = routing.experts_of_ids(shape)
-        number_for = device_fn(lambda experts, expert: i32(experts[expert]))
+        count_of = device_fn(lambda experts, expert: i32(experts[expert]))
     column, n_by_group = columns(shape, phase), groups * num_experts
 
     @by_warps
@@ -237,17 +237,17 @@ def make(shape, phase):
         """Tells the other blocks how many tokens go to the rank; by_warp becomes the sums over earlier warps."""
         lane = i32(lane_id())
         i = i32(lane * ranks + rank)
-        here = i32(by_warp[i]) if lane < n_warps() else i32(0)
-        up_to = i32(warp_inclusive_sum_i32(here))
+        n = i32(by_warp[i]) if lane < n_warps() else i32(0)
+        up_to = i32(warp_inclusive_sum_i32(n))
         if lane < n_warps():
-            by_warp[i] = i32(up_to - here)
+            by_warp[i] = i32(up_to - n)
         if lane == 31:
             column.publish(call, rank, up_to)
 
     @by_threads
     def publish_experts(expert, call, experts):
         """Tells the other blocks how many tokens go to the expert."""
-        column.publish(call, i32(ranks + expert), number_for(experts, expert))
+        column.publish(call, i32(ranks + expert), count_of(experts, expert))
 
     # number of sending blocks before this one; for the leader block all of them
     blocks_before = device_fn(lambda: i32(min(i32(block_idx()), num_senders())))
@@ -257,8 +257,8 @@ def make(shape, phase):
         """Sums the words of earlier blocks by rank. A warp takes a rank, a lane some of the blocks."""
         lane, rank, ok, end = i32(lane_id()), i32(warp_id()), True, blocks_before()
         while rank < ranks:
-            came, here = column.sum_up(call, rank, lane, i32(32), end)
-            ok, total = ok and came, i32(warp_sum_i32(here))
+            came, n = column.sum_up(call, rank, lane, i32(32), end)
+            ok, total = ok and came, i32(warp_sum_i32(n))
             if lane == 0:
                 totals[rank] = total
             rank = i32(rank + n_warps())
@@ -270,9 +270,9 @@ def make(shape, phase):
         ok, i = True, i32(thread_idx())
         while i < n_by_group:
             group, expert = split(i, num_experts)
-            came, here = column.sum_up(call, i32(ranks + expert), group, i32(groups), end)
-            if here != 0:
-                shared_add_i32(sums, i32(at + expert), here)
+            came, n = column.sum_up(call, i32(ranks + expert), group, i32(groups), end)
+            if n != 0:
+                shared_add_i32(sums, i32(at + expert), n)
             ok, i = ok and came, i32(i + block_dim())
         return not syncthreads_or(not ok)
 

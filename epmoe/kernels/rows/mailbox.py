@@ -123,13 +123,13 @@ def reading(n_ranks):
 
     @device_fn
     def mine_before(announced, my_rank):
-        here = count(announced, my_rank, i32(lane_id())) if lane_id() < n_ranks else i32(0)
-        return i32(warp_inclusive_sum_i32(here) - here)
+        n = count(announced, my_rank, i32(lane_id())) if lane_id() < n_ranks else i32(0)
+        return i32(warp_inclusive_sum_i32(n) - n)
 
     @device_fn
     def received(announced, my_rank):
-        here = count(announced, i32(lane_id()), my_rank) if lane_id() < n_ranks else i32(0)
-        return here, i32(warp_inclusive_sum_i32(here) - here)
+        n = count(announced, i32(lane_id()), my_rank) if lane_id() < n_ranks else i32(0)
+        return n, i32(warp_inclusive_sum_i32(n) - n)
 
     @device_fn
     def has_room(announced):

@@ -21,7 +21,7 @@ def of_part(shape, store=store16):
 
     unit(my_rank, unit, n_parts) -> (part, row's number among those for a rank, that rank) of a unit of work. First come
     the first rows of all ranks, so that tokens become complete one after another. row(params, row, to, first, end,
-    lane): stores its vectors [first, end) to the row at `to` by `store`. prob(params, row, i): its i-th number (bits).
+    lane): stores its vectors [first, end) to the row at `to` by `store`. prob(params, row, i): its i-th prob (bits).
     """
     ranks, row_bytes, n_meta = shape.n_ranks, shape.row_bytes, shape.n_meta
     expert_major, n_targets = shape.expert_major, max(n_targets_of(shape), 1)
@@ -44,7 +44,7 @@ def of_part(shape, store=store16):
 
     @device_fn
     def prob(params, row, i):
-        """The row's i-th number; expert-major: the number of the row of its i-th local expert, 0 if there is none."""
+        """The row's i-th prob; expert-major: the prob of the row of its i-th local expert, 0 if there is none."""
         at, there = u64(row) * u64(n_meta) + u64(i), True
         if expert_major:
             expert_row = i32(load_i32(params[p.expert_row] + u64(4) * at))
@@ -57,8 +57,8 @@ def of_part(shape, store=store16):
 def make(shape, flags):
     """Device function push(call, announced): pushes back the rows that this rank received.
 
-    Each row goes to its src_rank, to the place that the src_rank's handle has for it. Warps claim parts of rows; if
-    there are few blocks, whole rows. flags: of copy.py.
+    Each row goes to its src_rank. There, rows from lower ranks come first, and those of a rank keep their order. Warps
+    claim parts of rows; if there are few blocks, whole rows. flags: of copy.py.
     """
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
     mail, claim, part_of_row = mailbox.reading(ranks), calls.claims(mailbox.NEXT_TO_SEND), of_part(shape)
@@ -69,25 +69,26 @@ def make(shape, flags):
     @device_fn
     def push(call, announced):
         params, lane = call.params, i32(lane_id())
-        (here, before), first_row = mail.received(announced, call.my_rank), mail.returned_before_me(announced, call.my_rank)
+        received, before = mail.received(announced, call.my_rank)
+        first_row = mail.returned_before_me(announced, call.my_rank)
         rows_at = mail.place(params, announced, arrays.rows, lane) if lane < ranks else u64(0)
         probs_at = mail.place(params, announced, arrays.row_probs, lane) if lane < ranks else u64(0)
-        here = i32(0) if stays and lane == call.my_rank else here
-        n_parts, whole = flags.count(announced), grid_dim() < many_blocks
-        a_row = i32(1) if whole else i32(n_parts)
-        unit, n_units = claim(call, lane), i32(warp_max_i32(here) * n_targets * a_row)
+        received = i32(0) if stays and lane == call.my_rank else received
+        n_parts, whole_rows = flags.count(announced), grid_dim() < many_blocks
+        units_of_row = i32(1) if whole_rows else i32(n_parts)
+        unit, n_units = claim(call, lane), i32(warp_max_i32(received) * n_targets * units_of_row)
         while unit < n_units:
             following = claim(call, lane)
-            part, number, src_rank = part_of_row.unit(call.my_rank, unit, a_row)
+            part, number, src_rank = part_of_row.unit(call.my_rank, unit, units_of_row)
             row = i32(warp_broadcast_i32(before, src_rank) + number)
-            if number < warp_broadcast_i32(here, src_rank):
+            if number < warp_broadcast_i32(received, src_rank):
                 to_row = i32(warp_broadcast_i32(first_row, src_rank) + number)
-                to, (a, b) = u64(warp_broadcast_u64(rows_at, src_rank)), spans.span(part, a_row)
+                to, (a, b) = u64(warp_broadcast_u64(rows_at, src_rank)), spans.span(part, units_of_row)
                 part_of_row.row(params, row, u64(to + u64(to_row) * u64(row_bytes)), a, b, lane)
                 if has_probs and part == 0:
                     to_probs = u64(warp_broadcast_u64(probs_at, src_rank)) + u64(4) * u64(to_row) * u64(n_meta)
                     push_prob(n_meta, params, row, to_probs)
-                flags.raise_at(call, src_rank, to_row, part, i32(n_parts if whole else part + 1), lane)
+                flags.raise_at(call, src_rank, to_row, part, i32(n_parts if whole_rows else part + 1), lane)
             unit = i32(following)
 
     return push

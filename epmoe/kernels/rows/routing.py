@@ -140,9 +140,9 @@ def map_columns(shape):
     def add_groups(experts, expert):
         total, group = i32(0), i32(0)
         while group < groups:
-            here = i32(experts[group * num_experts + expert])
+            n = i32(experts[group * num_experts + expert])
             experts[group * num_experts + expert] = total
-            total, group = i32(total + here), i32(group + 1)
+            total, group = i32(total + n), i32(group + 1)
         return total
 
     @device_fn

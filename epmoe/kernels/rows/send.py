@@ -133,16 +133,16 @@ def _sending_experts(shape):
         (_, _, mask, row, at, lane), (rank, word), (number, prob) = given, split(window, n_masks), loaded
         sent = i32(0) if word == 0 else sent
         if window < ranks * n_masks:
-            to_row, here = u64(warp_broadcast_i32(row, rank)), u32(ballot(number >= 0))
+            to_row, present = u64(warp_broadcast_i32(row, rank)), u32(ballot(number >= 0))
             to_numbers, to_probs = u64(warp_broadcast_u64(at[0], rank)), u64(warp_broadcast_u64(at[1], rank))
-            to_masks, place = u64(warp_broadcast_u64(at[2], rank)), i32(sent + popc(u32(here & below(lane))))
+            to_masks, index = u64(warp_broadcast_u64(at[2], rank)), i32(sent + popc(u32(present & below(lane))))
             if number >= 0:
-                store_i32(word_in(to_numbers, to_row, n_local, place), number)
+                store_i32(word_in(to_numbers, to_row, n_local, index), number)
                 if has_probs:
-                    store_u32(word_in(to_probs, to_row, n_local, place), prob)
+                    store_u32(word_in(to_probs, to_row, n_local, index), prob)
             if lane == 0 and has(mask, rank):
-                store_u32(word_in(to_masks, to_row, n_masks, word), here)
-            sent = i32(sent + popc(here))
+                store_u32(word_in(to_masks, to_row, n_masks, word), present)
+            sent = i32(sent + popc(present))
         return sent
 
     send_windows, n_windows = in_fours(load_window, send_window), ranks * n_masks

@@ -28,16 +28,16 @@ def _pushing(shape):
 
     @device_fn
     def push_rows(call, announced):
-        lane, (here, before) = i32(lane_id()), mail.received(announced, call.my_rank)
+        lane, (received, before) = i32(lane_id()), mail.received(announced, call.my_rank)
         rows = at.rows(at.of(call.params, lane, call.my_rank), call.epoch) if lane < ranks else u64(0)
-        here = i32(0) if stays and lane == call.my_rank else here
-        n_turns, (unit, warps) = i32(warp_max_i32(here) * n_targets), warps_of_rank()
+        received = i32(0) if stays and lane == call.my_rank else received
+        n_turns, (unit, warps) = i32(warp_max_i32(received) * n_targets), warps_of_rank()
         n_parts = i32(max(fewest, spans.count(n_turns, warps)))
         while unit < n_turns * n_parts:
             part, number, src_rank = part_of_row.unit(call.my_rank, unit, n_parts)
             row, (a, b) = i32(warp_broadcast_i32(before, src_rank) + number), spans.span(part, n_parts)
             to = at.row(warp_broadcast_u64(rows, src_rank), number)
-            if number < warp_broadcast_i32(here, src_rank):
+            if number < warp_broadcast_i32(received, src_rank):
                 if a < b:
                     part_of_row.row(call.params, row, to, a, b, lane)
                 if has_probs and part == 0:

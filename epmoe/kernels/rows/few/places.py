@@ -1,9 +1,10 @@
 """The places of rows by expert in small batches, which every block computes from the bits of all ranks.
 
-A word holds an expert's bits for 32 tokens of a src_rank, and the number of the call. A rank's last warps make its words
-and store them at all ranks. Every block polls the words of all src_ranks, also of its own rank, and then computes each
-token's output rows by itself. An expert's rows follow those of the previous experts, padded. Among them lower ranks come first, and a rank's rows have the order of its tokens. Words are stored and polled
-relaxed: the call's number and the bits are in the same word. In the mailbox they follow the announcement (mailbox.py).
+A word holds an expert's bits for 32 tokens of a src_rank, and the number of the call. A rank's last warps make these
+words and store them at all ranks. Every block polls the words of all src_ranks, also of its own rank. Then it computes
+each token's output rows by itself. An expert's rows follow those of the previous experts, padded. Among them lower ranks
+come first, and a rank's rows have the order of its tokens. Words are stored and polled relaxed: the call's number and
+the bits are in the same word. In the mailbox they follow the announcement (mailbox.py).
 """
 
 from typing import NamedTuple

@@ -270,7 +270,7 @@ def numbering(shape, mask_of_token):
     masks_at, number_four = four(mask_at), adding_four(number_lanes)
 
     @by_warps
-    def number_for(rank, call, known, numbers, totals):
+    def number_rows(rank, call, known, numbers, totals):
         token, total = i32(lane_id()), i32(0)
         if call.num_tokens > 0:                 # four tokens of a lane in flight: these are all
             total = number_four(total, (call, numbers, rank), token, 32, masks_at((call, known), token, 32))
@@ -284,4 +284,4 @@ def numbering(shape, mask_of_token):
             store_i32(call.params[p.row_of] + u64(4) * u64(i), i32(numbers[i]))
             i = i32(i + block_dim())
 
-    return number_for, record
+    return number_rows, record
