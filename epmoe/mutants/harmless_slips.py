@@ -14,7 +14,7 @@ HARMLESS_SLIPS = {
     "rows/expand.py _expert_rows.expert_rows: early: syncwarp() before (row, src_rank), writes = (received, is_first and "
     "first == 0": VOTE,
     "rows/expand.py _expert_rows.expert_rows: swap: if has_meta and mine >= 0: / syncwarp()": VOTE,
-    "rows/reduce.py sum_of_experts.sum_at: swap: places = experts_from(params, row, expert, lane) / syncwarp()": VOTE,
+    "rows/reduce.py sum_of_experts.sum_at: swap: addresses = experts_from(params, row, expert, lane) / syncwarp()": VOTE,
     "plain/receive.py make.offset_groups: skip: out.row_offsets[0] = 0 left out by every other thread": "only lane 0 stores it",
     "plain/dispatch.py _sending.send_signal: swap: to_peers.signal(to, dst_rank, segment(local_expert, to.my_ra / if "
     "to_peers.is_near(dst_rank, to.my_rank):": "nobody waits for rank completion; it must be right only when the launch has ended",

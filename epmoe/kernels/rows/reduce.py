@@ -1,6 +1,7 @@
-"""Reduces returned rows: sums a token's rows over ascending ranks in float32, and rounds (first in each p2p world).
+"""Reduces returned rows: sums a token's rows over ascending ranks in float32, and rounds the sum once.
 
-A warp adds rows vector by vector. Each lane holds the address of one row.
+The sum of each p2p world is rounded first, if there are several. A warp adds rows vector by vector. Each lane holds
+the address of one row.
 """
 
 from epmoe.device import (add_rn, ballot, device_fn, f32, f32_as_u32, i32, lane_id, load16, load_i32, load_u32,
@@ -24,14 +25,14 @@ def at_vector(vector, end):
 
 
 @device_fn
-def gather(places, kept, n, lane):
-    """Appends the nonzero places to the n in `kept`, one a lane -> (kept, n). n also counts those past MOST."""
+def gather(addresses, kept, n, lane):
+    """Appends the nonzero addresses to the n in `kept`, one a lane -> (kept, n). n also counts those past MOST."""
     syncwarp()                                  # see "Lanes meet" in benchmarks/notes/rows.md
-    left = u32(ballot(places != u64(0)))
+    left = u32(ballot(addresses != u64(0)))
     while left != u32(0):
-        place = u64(warp_broadcast_u64(places, lowest(left)))
+        address = u64(warp_broadcast_u64(addresses, lowest(left)))
         if lane == n:
-            kept = place
+            kept = address
         n, left = i32(n + 1), but_lowest(left)
     return kept, n
 
@@ -73,7 +74,7 @@ def _one_by_one(sum_at, at_once=1):
 
 
 def sum_of_rows(dtype, most, store16=store16, often_more=False):
-    """Device function sum_rows(places, n, to, first, end, lane), called by a warp. dtype: "bf16", "fp16" or "fp32".
+    """Device function sum_rows(addresses, n, to, first, end, lane), called by a warp. dtype: "bf16", "fp16" or "fp32".
 
     It sums vectors [first, end) of the rows in the first n lanes, in lane order from +0.0, and stores them in the row
     at `to` by `store16`. Each n up to `most` has a loop of its own, with up to eight loads in flight. often_more: more
@@ -90,9 +91,9 @@ def sum_of_rows(dtype, most, store16=store16, often_more=False):
 
     @device_fn
     def sums_of_many(given, vector, end):
-        (places, n), i, sums, second = given, i32(0), zero_sums(), zero_sums()
+        (addresses, n), i, sums, second = given, i32(0), zero_sums(), zero_sums()
         while i < n:
-            rows = four_of((places, i32(n - 1)), i, 1)
+            rows = four_of((addresses, i32(n - 1)), i, 1)
             terms = load_four(rows, at_vector(vector, end))
             if often_more:
                 terms_of_second = load_four(rows, at_vector(i32(vector + 32), end))
@@ -101,8 +102,8 @@ def sum_of_rows(dtype, most, store16=store16, often_more=False):
         return sums, second
 
     def one_more(rows_of, sum_at, n):
-        """The two functions for n rows instead of n - 1: addresses in the first lanes, and the sum of a lane's vector."""
-        return (device_fn(lambda places: rows_of(places) + (u64(warp_broadcast_u64(places, i32(n - 1))),)),
+        """The functions for n rows from those for n - 1: addresses in the first lanes, the sum of a lane's vector."""
+        return (device_fn(lambda addresses: rows_of(addresses) + (u64(warp_broadcast_u64(addresses, i32(n - 1))),)),
                 device_fn(lambda rows, at: add(sum_at(rows, at), load16(rows[n - 1] + at))))
 
     def with_loop(n, rows_of, sum_at, sum_others):
@@ -111,17 +112,17 @@ def sum_of_rows(dtype, most, store16=store16, often_more=False):
         sum_n = _storing(numbers, at_once, _one_by_one(sum_at, at_once), store16)
 
         @device_fn
-        def sum_rows(places, n_rows, to, first, end, lane):
+        def sum_rows(addresses, n_rows, to, first, end, lane):
             if n_rows == n:
-                sum_n(rows_of(places), to, first, end, lane)
+                sum_n(rows_of(addresses), to, first, end, lane)
             else:
-                sum_others(places, n_rows, to, first, end, lane)
+                sum_others(addresses, n_rows, to, first, end, lane)
 
         return sum_rows
 
     sum_many = _storing(numbers, 2 if often_more else 1, sums_of_many, store16)
-    sum_rows = device_fn(lambda places, n, to, first, end, lane: sum_many((places, n), to, first, end, lane))
-    of_n = device_fn(lambda places: ()), device_fn(lambda rows, at: zero_sums())
+    sum_rows = device_fn(lambda addresses, n, to, first, end, lane: sum_many((addresses, n), to, first, end, lane))
+    of_n = device_fn(lambda addresses: ()), device_fn(lambda rows, at: zero_sums())
     for n in range(1, most + 1):
         of_n = one_more(*of_n, n)
         sum_rows = with_loop(n, *of_n, sum_rows)
@@ -150,11 +151,11 @@ def sum_of_experts(shape, store16=store16):
         """If there are more rows than lanes: window by window of experts, again for every vector."""
         (params, row, lane), of_rank, expert = given, zero_sums(), i32(0)
         while expert < n_local:
-            places = experts_from(params, row, expert, lane)
+            addresses = experts_from(params, row, expert, lane)
             syncwarp()                          # as in gather()
-            left = u32(ballot(places != u64(0)))
+            left = u32(ballot(addresses != u64(0)))
             while left != u32(0):
-                of_rank = add(of_rank, load16(u64(warp_broadcast_u64(places, lowest(left))) + at))
+                of_rank = add(of_rank, load16(u64(warp_broadcast_u64(addresses, lowest(left))) + at))
                 left = but_lowest(left)
             expert = i32(expert + 32)
         return of_rank
@@ -178,25 +179,25 @@ def sum_of_experts(shape, store16=store16):
 
 
 def _by_world(shape):
-    """Device function sum_row(places, to, first, end, lane): sums and rounds each p2p world, then sums the worlds."""
+    """Device function sum_row(addresses, to, first, end, lane): sums and rounds each p2p world, then their sums."""
     numbers, ranks, world_size = elements.make(shape.dtype), shape.n_ranks, shape.p2p_world_size
     zero_sums, add, pack = numbers.zeros, numbers.add, numbers.pack
 
     @device_fn
-    def of_world(places, at, first, end):
+    def of_world(addresses, at, first, end):
         sums, rank = zero_sums(), i32(first)
         while rank < end:
-            row = u64(warp_broadcast_u64(places, rank))
+            row = u64(warp_broadcast_u64(addresses, rank))
             if row != u64(0):
                 sums = add(sums, load16(row + at))
             rank = i32(rank + 1)
         return pack(sums)
 
     @device_fn
-    def sum_at(places, at):
+    def sum_at(addresses, at):
         total, rank = zero_sums(), i32(0)
         while rank < ranks:
-            total = add(total, of_world(places, at, rank, i32(rank + world_size)))
+            total = add(total, of_world(addresses, at, rank, i32(rank + world_size)))
             rank = i32(rank + world_size)
         return total
 
@@ -204,18 +205,18 @@ def _by_world(shape):
 
 
 def sum_over_ranks(shape):
-    """Device function sum_row(places, to, first, end, lane): stores vectors [first, end) of the sum over ranks at `to`.
+    """Device function sum_row(addresses, to, first, end, lane): stores vectors [first, end) of a sum of ranks at `to`.
 
-    places: lane r has the address of rank r's row, 0 for none; it reads no rows that do not exist. Every lane sums its
-    own vectors.
+    addresses: lane r has the address of rank r's row, 0 for none; it reads no rows that do not exist. Every lane sums
+    its own vectors.
     """
     if shape.by_world:
         return _by_world(shape)
     sum_rows = sum_of_rows(shape.dtype, min(shape.n_ranks, shape.tuning.loops_of_ranks))
 
     @device_fn
-    def sum_row(places, to, first, end, lane):
-        rows, n = gather(places, u64(0), i32(0), lane)
+    def sum_row(addresses, to, first, end, lane):
+        rows, n = gather(addresses, u64(0), i32(0), lane)
         sum_rows(rows, n, to, first, end, lane)
 
     return sum_row
@@ -242,9 +243,9 @@ def adding_rows(ranks, add, n, stays):
 def of_probs(shape, take, n, stays):
     """Device function (call, rows, token, own_row, lane) -> whether all arrived: a warp writes out_probs of a token.
 
-    With ids it sums each k over the token's ranks, ascending, from +0.0. In expert-major it copies each expert's number
+    With ids it sums each k over the token's ranks, ascending, from +0.0. In expert-major it copies each expert's prob
     from the expert's rank bit by bit, and writes zero for ranks that the token did not go to. rows, stays: as in
-    adding_rows. own_row: this rank's row, as it received it. take(call, rows, rank, i) -> (whether they arrived, number
+    adding_rows. own_row: this rank's row, as it received it. take(call, rows, rank, i) -> (whether they arrived, prob
     i, as bits, of n ranks from `rank` on).
     """
     ranks, n_local, n_meta, num_experts = shape.n_ranks, shape.num_local_experts, shape.n_meta, shape.num_experts
@@ -300,9 +301,9 @@ def make(shape, flags):
     sum_row, row_of = sum_over_ranks(shape), layout.row_of(ranks)
 
     @device_fn
-    def load_prob(call, places, rank, i):
-        """Number i of a rank's row, as bits; 0 if there is no row."""
-        there = u64(warp_broadcast_u64(places, rank))
+    def load_prob(call, addresses, rank, i):
+        """Prob i of a rank's row, as bits; 0 if there is no row."""
+        there = u64(warp_broadcast_u64(addresses, rank))
         return True, (u32(load_u32(there + u64(4) * u64(i))) if there != u64(0) and i < n_meta else u32(0),)
 
     reduce_probs = of_probs(shape, load_prob, 1, False)
