@@ -53,9 +53,7 @@ def announcing(shape, part, marks=True):
 
     @device_fn
     def load(call, first):
-        """For this lane's word: its address in calls of parity 0, the bytes from there to parity 1, its number unless
-        it is a count, and the word. Lanes past the last word have the last one.
-        """
+        """(address at parity 0, bytes to that at parity 1, number unless a count, word) of this or the last word."""
         peer, word = split(i32(min(i32(first + lane_id()), ranks * n - 1)), n)
         word, number = i32(begin + word), i32(call.num_tokens)
         if word < MAX_PLACES:
@@ -82,7 +80,8 @@ def announcing(shape, part, marks=True):
         if lane == 0:
             mark(call.params, stamps.ANNOUNCED)
 
-    announce_totals = device_fn(lambda call, totals, words: announce(call, i32(totals[min(lane_id(), ranks - 1)]), words))
+    announce_totals = device_fn(lambda call, totals, words:
+                                announce(call, i32(totals[min(lane_id(), ranks - 1)]), words))
     return namespace("announcing", load=load, announce=announce, announce_totals=announce_totals)
 
 

@@ -1,8 +1,8 @@
 """A call: its record, its beginning and end, and the part of each block.
 
-The last block, the leader block, talks to the peers and sends no rows. Of the others, all or some send. In the leader
-block the notify warp announces this rank. When a small batch is dispatched without a handle, the fence warp announces
-the places, which need a fence.
+The last block, the leader block, talks to the peers. In dispatches and small batches it sends no rows; of the others,
+all or some send. In other combines it reduces, and pushes if all blocks do. Its notify warp announces this rank. When a
+small batch is dispatched without a handle, its fence warp announces the places, which need a fence.
 """
 
 from functools import cache

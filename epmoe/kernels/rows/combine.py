@@ -1,12 +1,13 @@
 """Combine of rows: each rank pushes its rows back to the ranks of their tokens, which sum them by token.
 
 1. The notify warp announces where this rank's returned rows must be written. Each (token, rank) has its own place.
-2. Small batches do not wait for this (few/combine.py).
-3. Push (push.py): some of the blocks send row by row, with a flag for each part of a row. In expert-major, a row
-   is the sum over the local experts, rounded once.
+   Every block loads the counts of rows from the handle.
+2. Small batches go on in few/combine.py. In others every block waits for the announcements of all ranks.
+3. Push (push.py): some of the blocks, or all, send parts of rows and raise a flag for each. In expert-major, a row is
+   the sum over the local experts, rounded once.
 4. Reduce (reduce.py): the other blocks meanwhile, and all blocks when nothing is left to push. A part of a token is
    summed when its rows have arrived, over ascending ranks in float32, and rounded once.
-5. The leader block ends the call when all blocks have begun it.
+5. The leader block has reduced like the others. It ends the call when all blocks have begun it.
 """
 
 from functools import lru_cache
@@ -23,7 +24,7 @@ from .shape import BLOCK
 
 
 def pushing(shape):
-    """Device function () -> how many blocks push; the others reduce from the start."""
+    """Device function () -> how many blocks push, at times all; the others reduce from the start."""
     tuning = shape.tuning
     tenths, many_blocks, tenths_of_few = tuning.push_tenths, tuning.many_blocks, tuning.push_tenths
     if shape.expert_major:                      # whose pushing blocks also sum

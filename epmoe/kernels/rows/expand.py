@@ -40,15 +40,12 @@ def _expert_rows(shape):
 
     @device_fn
     def find_in_window(found, given, window, loaded):
-        """found: how many experts earlier windows have, and the lane's expert, or its output row without has_meta.
-
-        If it writes, experts that the row does not go to get -1 in the handle.
-        """
+        """found: how many experts earlier windows have, and the lane's expert, or its output row without has_meta."""
         (n, mine), (params, row, lane, first, writes), (bits, known) = found, given, loaded
         expert = i32(32 * window + lane)
         if not has_meta:
             bits = u32(ballot(known >= 0))
-        elif writes and expert < n_local and not has(bits, lane):
+        elif writes and expert < n_local and not has(bits, lane):       # the row does not go to this expert
             store_i32(word_in(params[p.expert_row], row, n_local, expert), i32(-1))
         while bits != u32(0):
             one = i32(32 * window + lowest(bits)) if has_meta else i32(warp_broadcast_i32(known, lowest(bits)))

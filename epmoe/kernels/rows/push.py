@@ -68,8 +68,7 @@ def make(shape, flags):
 
     @device_fn
     def push(call, announced):
-        params, lane = call.params, i32(lane_id())
-        received, before = mail.received(announced, call.my_rank)
+        params, lane, (received, before) = call.params, i32(lane_id()), mail.received(announced, call.my_rank)
         first_row = mail.returned_before_me(announced, call.my_rank)
         rows_at = mail.place(params, announced, arrays.rows, lane) if lane < ranks else u64(0)
         probs_at = mail.place(params, announced, arrays.row_probs, lane) if lane < ranks else u64(0)

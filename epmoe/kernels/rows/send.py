@@ -259,8 +259,7 @@ def make(shape, flags=None, numbered=None):
     @device_fn
     def work_of(call, announced):
         """This warp's Work."""
-        first, end = tokens.of_block(call.num_tokens)
-        warps = i32(n_warps())
+        (first, end), warps = tokens.of_block(call.num_tokens), i32(n_warps())
         if tokens.are_claimed(call.num_tokens):
             first, end, warps = i32(0), i32(call.num_tokens), i32(n_warps() * calls.num_senders())
         n_tokens = i32(end - first)

@@ -70,7 +70,7 @@ def raise_if_failed(words, rank: int, timeout_s: float, announced):
         return
     phase, waited_for = PHASES[int(words[status.FAILED])], int(words[status.WAITED_FOR])
     if waited_for == FOR_BLOCKS:
-        what = ("waited for this rank's own blocks, which do not all run at once: take fewer SMs or share the device "
+        text = ("waited for this rank's own blocks, which do not all run at once: take fewer SMs or share the device "
                 "less")
     else:
         missing, did = [int(words[status.INDEX])], "send all its rows"
@@ -79,8 +79,8 @@ def raise_if_failed(words, rank: int, timeout_s: float, announced):
             silent = np.flatnonzero(np.asarray(announced)[epoch & 1] != epoch).tolist()
             if waited_for == FOR_ANNOUNCEMENT or silent:
                 missing, did = silent or missing, "begin the call"
-        what = f"src_rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} did not {did}"
-    raise PeerTimeout(f"rank {rank}, {phase}: {what}; gave up after timeout={timeout_s:g} s")
+        text = f"src_rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} did not {did}"
+    raise PeerTimeout(f"rank {rank}, {phase}: {text}; gave up after timeout={timeout_s:g} s")
 
 
 def raise_if_bad_ids(words, rank: int):

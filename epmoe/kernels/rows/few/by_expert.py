@@ -3,8 +3,7 @@
 As in dispatch.py, but a row goes to a place of its own token, so no rank needs the numbers of other tokens' rows. Each
 rank tells all others, as bits, which of its tokens go to which expert. From these bits every block computes where
 experts' rows begin (places.py). So getting from ids to an expert's row takes one transfer of the row and, at the same
-time, one of the bits. The leader block also numbers rows for the handle and writes the numbers for the host. No block
-waits for this.
+time, one of the bits. The leader block meanwhile records rows for handle and host. No other block waits for this.
 """
 
 from epmoe.device import (ballot, device_fn, i32, int32, lane_id, load_u32, load_u8, shared_array, store_i32, store_u32,
@@ -171,7 +170,7 @@ def receiving(shape, mark):
 
 
 def dispatching(shape, mark, number_rows):
-    """Device function dispatch(call, last_call, announced, scratch), see dispatch.py. number_rows: ../dispatch.py."""
+    """Device function dispatch(call, last_call, announced, scratch), as in dispatch.py. number_rows: ../dispatch.py."""
     ranks, (_, end_call) = shape.n_ranks, calls.begin_and_end(shape.n_ranks)
     receiver, all_small = receiving(shape, mark), mailbox.all_small(ranks, shape.lamport, announced=True)
     bits, placing, rows, tell_host = receiver.bits, receiver.placing, receiver.rows, handle.telling_host(shape)

@@ -1,8 +1,9 @@
 """Dispatch in Lamport rows: sends rows as soon as tokens are read, while the ranks exchange their counts.
 
-A block that knows all counts stores the rows that arrive. No rank ends the call before all ranks have announced
-themselves. If a rank has too many tokens for this path, or no room for all tokens, each rank takes back the rows that
-it has sent, and all ranks go on with step 4 of ../dispatch.py.
+Every block numbers all tokens. All blocks but the leader block send, wait for all counts, and store arriving rows
+(send.py). The leader block announces and records the counts. It ends the call when all ranks have announced themselves.
+If a rank has too many tokens for this path, or no room for the tokens of all ranks, each rank resets the words that it
+has sent, and all ranks go on with step 4 of ../dispatch.py.
 """
 
 from epmoe.device import (device_fn, i32, int32, shared_array, store_u32, store_u64, syncthreads, u32, u64,
@@ -137,7 +138,7 @@ def dispatching(shape, mark):
         """The other blocks send at once, and store arriving rows as soon as they know all counts."""
         rows.send(call, numbers, prepared)
         mark(call.params, stamps.SENT)
-        record_numbers(call, numbers, tokens_of_block(call.num_tokens))
+        record_numbers(call, numbers, tokens_of_block(call.num_tokens))     # its share; each block has all numbers
         if not await_facts(call, announced):        # not for places, which come later and are for step 4
             return u64(calls.OVER)
         if not all_small(announced):

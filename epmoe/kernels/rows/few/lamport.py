@@ -40,7 +40,7 @@ BLOCKS_A_TOKEN = 4      # of a launch of one or two tokens; of more, tuning.lamp
 def bytes_for(shape):
     """Size in bytes of the windows of one parity for the calls of a kernel; 0 if it has no Lamport rows.
 
-    Its rows may be stored, expanded or summed as they come.
+    It has none if sums are rounded by world, windows take too much memory, or bits of experts too much shared memory.
     """
     has_room_for_bits = shape.top_k or not shape.has_meta or shape.num_experts <= shape.tuning.bits_experts
     n_bytes = shape.n_ranks * shape.tuning.lamport_tokens * _bytes_of_row(shape)

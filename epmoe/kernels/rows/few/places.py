@@ -2,9 +2,9 @@
 
 A word holds an expert's bits for 32 tokens of a src_rank, and the number of the call. A rank's last warps make these
 words and store them at all ranks. Every block polls the words of all src_ranks, also of its own rank. Then it computes
-each token's output rows by itself. An expert's rows follow those of the previous experts, padded. Among them lower ranks
-come first, and a rank's rows have the order of its tokens. Words are stored and polled relaxed: the call's number and
-the bits are in the same word. In the mailbox they follow the announcement (mailbox.py).
+each token's output rows by itself. An expert's rows follow those of the previous experts, padded. Lower ranks come
+first, and a rank's rows have the order of its tokens. The words follow the announcement in the mailbox. They are stored
+and polled relaxed: the call's number and the bits are in the same word.
 """
 
 from typing import NamedTuple

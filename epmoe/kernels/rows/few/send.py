@@ -2,7 +2,7 @@
 
 Some blocks send and others receive, because a multiprocessor's polls queue behind its own stores; by expert all do
 both. A warp sends a part of a row, or its metadata. The receiving blocks copy this rank's own rows while the first rows
-of other ranks are under way. Encoded rows travel through a window to their own rank, too, as they are made only once.
+of other ranks are under way. Metadata and encoded rows, which are made only once, use the window of the own rank, too.
 """
 
 from epmoe.device import (ballot, block_dim, block_idx, device_fn, f32_as_u32, grid_dim, i32, lane_id, n_warps, popc,
@@ -200,9 +200,7 @@ def make(shape, tokens, into):
 
     @device_fn
     def row_of_unit(call, known, arriving, unit, n_own, lane):
-        """(part, rank, row of its window, -1 for none). Own rows come first, then the first rows of all ranks, in the
-        order in which they are sent.
-        """
+        """(part, src_rank, row of its window or -1). Own rows come first, then others in the order of sending."""
         if unit < n_own:
             token, part = split(unit, units_of_row)
             return part, i32(call.my_rank), i32(into.own_row(call, known, token, lane))
