@@ -184,8 +184,8 @@ def _by_world(shape):
     zero_sums, add, pack = numbers.zeros, numbers.add, numbers.pack
 
     @device_fn
-    def of_world(addresses, at, first, end):
-        sums, rank = zero_sums(), i32(first)
+    def of_world(addresses, at, first_rank, end):
+        sums, rank = zero_sums(), i32(first_rank)
         while rank < end:
             row = u64(warp_broadcast_u64(addresses, rank))
             if row != u64(0):
