@@ -1,32 +1,33 @@
 """Combine: sends every expert output back to its token's rank, and every rank sums its tokens' rows.
 
-These are the steps, with the names of the specification and the module of each:
+These are the steps, and the module of each. Names of counters are those of the specification (epmoe_ref/counters.py).
 
 1. **way back** (send_back.py). Region A, written by dispatch, gives for each segment (local expert, src_rank) its end
-   row and its number of rows. A block sends a run of consecutive rows, a warp a row or a piece of one. It reads
+   row and its number of rows. A block sends a run of consecutive rows, a warp a row or a piece of one. The warp reads
    `src_info[row] = (token, k)` and writes the row to place [token, k] of src_rank's recv_buf. The place identifies the
    row, so the message is only the row.
 2. **signal** (send_back.py). The thread that knows that all rows of a segment are written stores the count into
    src_rank's recv_count at [local_expert, my_rank], release at system scope. The warps of a block count their pieces in
    shared memory. If all rows of the segment belong to one block, the warp with the last piece has acquired the others
    and signals. If they belong to several blocks, each adds its rows to `finished[local_expert, src_rank]`, acquire and
-   release at device scope. The block that completes the count resets the word to 0 and signals. If a segment has no
-   rows, it is sent at once.
+   release at device scope. The block that completes the count resets the word to 0 and signals. A segment without rows
+   is signalled at once.
 3. **wait** (await_rows.py). In every block a few warps acquire all words of the rank's recv_count at system scope, and
    raise a flag in shared memory for each.
-4. **cleaning up** (signal.resetting). When a block has seen all words, its last warp counts it in D: the block needs
+4. **cleaning up** (signal.resetting). When a block has seen all words, its last warp adds 1 to D: the block needs
    neither A nor recv_count any more. The last block resets recv_count, region A and D, so the next round finds the
-   memory as this one did.
-5. **reducing** (reduce.py, await_rows.py). A warp takes columns of a token and loads the rows' vectors as their flags go
+   memory as this one did. No peer signals the next combine before this rank's next dispatch, a later launch.
+5. **reducing** (reduce.py, await_rows.py). A warp takes columns of a token, and loads these of a row when its flag is
    up. It sums fma(w, x, sum) over k ascending from +0.0, rounds once to the output type, then adds the shared expert,
    then applies the epilogue.
 
 combine_async is steps 1 and 2, combine_wait 3 to 5, and combine_kernel all of them in one launch. There every block
 does all steps. So the blocks of a launch must be resident together: each waits for rows that all blocks of its peers
-return. The ready flags stay 0, because no block waits for another block that waits for all. If a round fails, tokens
-that miss a row are not written; others may have been reduced.
+return. The specification's ready flags are not used, since every block polls recv_count itself. If a round fails,
+tokens that miss a row are not written; others may have been reduced.
 
-A fused combine of few tokens may go without steps 2 to 4: each word of a row is its own ready flag (await_rows.py).
+without_signals: if rows are few (lamport.applies), a fused combine needs no signals, as each word of a row is its own
+ready flag (await_rows.py). Then blocks add 1 to D as soon as they have read region A, and the last one resets A and D.
 """
 
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ def _beginning(build):
 
 
 def _finishing(build):
-    """(n_flags, clear, finish). finish(call, flags): steps 3 to 5. flags: int32 [n_flags], zeroed by clear(flags)."""
+    """(n_flags, clear, finish). finish(call, flags): steps 3 to 5. flags: shared int32 [n_flags], after clear(flags)."""
     mark = stamps.make(build.trace, by_caller=build.signals)
     if not build.signals:
         reduce_tokens, await_begun = reduce.make(build, await_rows.without_signals(build)), await_rows.await_begun(build.cfg)
@@ -100,13 +101,13 @@ def _finishing(build):
         return 1, device_fn(lambda flags: None), reduce_and_leave
 
     polls = await_rows.polling(build)
-    count_out = signal.resetting(build.cfg, send_back.REGION_A)
+    leave = signal.resetting(build.cfg, send_back.REGION_A)
     reduce_tokens = reduce.make(build, await_rows.after_signals(build.cfg, polls.next_come))
 
     @device_fn
     def finish(call, flags):
         if polls.poll(call, flags):
-            count_out(call)
+            leave(call)
             if lane_id() == 0:
                 mark(call, stamps.LEFT)
         reduce_tokens(call, flags)
@@ -155,7 +156,7 @@ def _compile_fused(build):
 
 
 def _checked(cfg, router_weights, epilogue, elementwise_lambda_fn):
-    """Checks and returns router_weights, and the function for each value: epilogue, an OutputLambda, or None."""
+    """Checks them -> (router_weights, the function for each value: epilogue, an OutputLambda, or None)."""
     if elementwise_lambda_fn is not None and epilogue is not None:
         raise EPValueError("epilogue and elementwise_lambda_fn are both given: the second stores the result itself, so "
                            "it must also do what the first does")
@@ -180,7 +181,7 @@ def _call(compile, cfg, launch, tuning, signals=True, functions=()):
 def combine_async_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
     """Makes the kernel that sends the experts' rows back to the ranks of their tokens: steps 1 and 2 of this module.
 
-    Its launch ends when this rank's rows and signals are on their way.
+    Its launch ends when this rank's rows and signals are written.
 
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). tuning: for tests. The same arguments give the same
     compiled kernel. Errors: EPValueError. Source: the combine_async_kernel page (docs/pages.md).

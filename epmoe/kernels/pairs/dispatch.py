@@ -1,46 +1,47 @@
 """Dispatch: sends every token to the owners of its experts; every rank groups the tokens that it receives by expert.
 
-These are the steps, with the names of the specification and the module of each. In the fused kernel some blocks send
+These are the steps, and the module of each. recv_count and the counters reserved, finished and A to G are those of the
+specification (epmoe_ref/counters.py). A message is a token for one of its experts. In the fused kernel some blocks send
 and the others receive, both from the beginning. (Each split kernel has blocks of one kind.)
 
 1. **announcing** (signal.py). Block 0 counts the ids of each expert and announces the count to its owner: it writes
-   ANNOUNCED + count into the owner's recv_count at [local_expert, my_rank]. A count of 0 is the signal itself: 0.
+   ANNOUNCED + count into the owner's recv_count at [local_expert, my_rank]. If the count is 0, it signals at once.
 2. **reserved** (send.py). Each message claims a slot s by a fetch-add on `reserved[local_expert, dst_rank]`. It goes to
    the owner's recv_buf at [local_expert, my_rank, s].
-3. **sending** (send.py). Warps write messages, or pieces of them, in the same order in all blocks.
-4. **finished, signal** (signal.py). `finished[local_expert, dst_rank]` counts pieces, with acquire and release at
-   device scope. The warp that has written a piece adds to it; if all warps of a block have one, a thread adds for the
-   block after a barrier. Block 0 has subtracted the number of pieces in advance. The thread that brings the word to 0
-   has acquired all of these messages. It writes the count into the same word of recv_count, release at system scope:
+3. **sending** (send.py). Warps write messages, or pieces of them. All blocks send to the lowest local experts first.
+4. **finished, signal** (signal.py). For each piece that is written, 1 is added to `finished[local_expert, dst_rank]`,
+   with acquire and release at device scope: by its warp, or if no warp of a block has two, for a whole message by one
+   thread after a barrier. Block 0 subtracts the number of all pieces, before or after that. The thread that brings the
+   word to 0 has acquired all of these messages. It overwrites the announcement with the count, release at system scope:
    the signal. Release is cumulative, so the signal covers messages that other blocks wrote.
-5. **counts** (offsets.py). Every receiving block waits until all words of its recv_count hold a count, acquires them,
-   and computes all places: row_offsets, regions A and B. One block stores them.
-6. **waiting, copying** (receive.py). A warp takes a row, in the order of arrival. It acquires, at system scope, the
-   signal of the row's (local expert, src_rank), and decodes the message into the row.
-7. **cleaning up** (signal.resetting). A block counts itself in D when it no longer needs the counters, possibly before
-   it copies. The last block resets reserved, D, F and G to 0 and recv_count to MAX_FINITE. `finished` is 0 again
-   already, and A stays for combine. So the host need not reset anything between rounds.
+5. **counts** (offsets.py). Every receiving block waits until all words of its recv_count hold a count, announced or
+   signalled, acquires them, and computes all places: row_offsets, regions A and B. One block stores them.
+6. **waiting, copying** (receive.py). Rows are assigned to warps in the order of sending. A warp acquires, at system
+   scope, the signal of its row's (local expert, src_rank), and decodes the message into the row.
+7. **cleaning up** (signal.resetting). Every block of the launch, even if it only sends, adds 1 to D when it no longer
+   needs the counters, possibly before it copies. The last one resets reserved, D, F and G to 0 and recv_count to
+   MAX_FINITE. `finished` is 0 already, and A stays for combine. So the host need not reset anything between rounds.
 
-The specification has no announcement. It only saves time: places are known early, so copying overlaps sending. Rows are
-assigned, not claimed in C, and no block waits for another one's offsets, which E would signal.
+The specification has no announcements. They only save time: places are known early, so copying overlaps sending. C and
+E are not used: no block claims rows, and no block waits until another one has computed the places.
 
-A token's payload is sent to a rank once, with the message to the lowest of its experts there. The others are trailers,
-which refer to it (message.py). Messages to other p2p worlds, and all messages under skip_a2a, are whole, as in the
-specification. In small batches with shared payloads, one block for each dst_rank replaces steps 1 to 4 (few_tokens.py). A
-peer may use either way in the same round.
+A token's payload is sent to a rank once, with the message to the lowest of its experts there. Its other messages to
+that rank are trailers, which refer to this one (message.py). Under use_shmem and under skip_a2a every message has its
+own payload, as in the specification. Otherwise a rank with at most 8 tokens may replace steps 1 to 4 by one block for
+each dst_rank (few_tokens.py), whichever way its peers take in the same round.
 
 If blocks have several batches of tokens to send, no expert is complete before the last batch, and nothing could be
 copied meanwhile. Then all blocks of the fused kernel send first, and afterwards all receive.
 
-dispatch_async is steps 1 to 4, dispatch_wait 5 to 7, and dispatch_kernel all of them in one launch. The launch boundary
-orders the split kernels. The fused kernel replaces it as follows:
-- the last block to leave clears reserved, when no sender needs it any more (in both forms).
-- a receiving block may read recv_buf while peers write other messages to it, but never a message whose signal it has not
-  acquired.
+dispatch_async is steps 1 to 4, dispatch_wait 5 to 7, and dispatch_kernel all of them in one launch. Between the split
+kernels the end of the first launch orders everything. In the fused kernel
+- `reserved` is reset by the last of all blocks, so no sender still needs it.
+- a receiving block may read recv_buf while peers write other messages to it, but never a message before it has acquired
+  its signal.
 - sending blocks wait for no block, and they are the first blocks of the grid. Only receiving blocks wait, for senders.
-  Blocks that do both send first.
 
-The order within an (expert, src_rank) segment is the order of the claims: unspecified.
+Peers write recv_buf again only in their next dispatch, after their combine has received this rank's rows or signals, so
+after this launch. The order within an (expert, src_rank) segment is the order of the claims: unspecified.
 """
 
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ from .tuning import TUNING, Tuning
 class Build:
     """The compile-time choices of a dispatch kernel.
 
-    few: the most tokens that are sent as a small batch, -1 for none. are_few: no launch can have more tokens.
+    few: the most tokens that few_tokens.py sends, -1 for none. are_few: no launch can have more tokens.
     input_scale: a function i -> float32, or None for the number given at the call. id_bytes: size of an id of topk_ids.
     """
 
@@ -136,21 +137,21 @@ def _compile_fused(build):
     begin, send_tokens, receiving = peers.beginning(build, parameter_block(build.cfg)), _sending(build), receive.make(build)
     senders_of, mark = _senders_of(build), stamps.make(build.trace)
     batch = send.batch_of(build.cfg, build.tuning)
-    takes_turns = build.cfg.max_tokens_per_rank > build.tuning.turns_from * batch
+    may_send_first = build.cfg.max_tokens_per_rank > build.tuning.turns_from * batch
 
     @device_fn
     def send_and_receive(call, n_senders, failed):
-        """Whether the block has yet to leave. If blocks have several batches, all do both, otherwise each does one."""
+        """Whether the block has yet to leave (step 7). If blocks have several batches, all send first, then receive."""
         receiver, n_receivers = i32(block_idx() - n_senders), i32(grid_dim() - n_senders)
-        in_turns = takes_turns and call.num_tokens > batch * n_senders
-        if in_turns:
+        all_send_first = may_send_first and call.num_tokens > batch * n_senders
+        if all_send_first:
             n_senders, n_receivers = i32(grid_dim()), i32(grid_dim())
             if receiver < 0:
                 receiver = i32(receiver + n_receivers)
         stays = True
         if block_idx() < n_senders:
             stays = not send_tokens(call, n_senders, failed)
-            if not in_turns:
+            if not all_send_first:
                 return stays
         if stays:
             stays = receiving.receive(call, receiver, n_receivers, failed)
@@ -167,7 +168,7 @@ def _compile_fused(build):
 
 
 def _senders_of(build):
-    """Device function num_tokens -> how many blocks of the fused kernel send: the first ones."""
+    """Device function num_tokens -> how many blocks of the fused kernel send, unless all send first."""
     cfg, tuning, shares = build.cfg, build.tuning, message.shares_payloads(build.cfg)
     n_ranks, n_payloads = cfg.n_src_ranks, min(cfg.top_k, cfg.n_src_ranks)
     few = tuning.few_tokens if few_tokens.applies(cfg, tuning) else -1
@@ -179,7 +180,7 @@ def _senders_of(build):
         at_once = i32(max(min(n_senders, n_ranks), i32(grid_dim() * at_once_of_8 // 8)))
         if num_tokens <= few and n_senders >= n_ranks:
             n_senders = i32(n_ranks)
-        elif shares and num_tokens * n_payloads <= n_warps() * at_once:
+        elif shares and num_tokens * n_payloads <= n_warps() * at_once:     # a warp for each payload
             n_senders = at_once
         return n_senders
 
@@ -204,7 +205,7 @@ def _call(compile, halves, cfg, launch, tuning, *options, programmatic=False):
 def dispatch_async_kernel(cfg, launch=None, *, input_scale=None, id_bytes=4, tuning=TUNING) -> KernelCall:
     """Makes the kernel that sends this rank's tokens to the owners of their experts: steps 1 to 4 of this module.
 
-    Its launch ends when this rank's messages and signals are on their way.
+    Its launch ends when this rank's messages and signals are written.
 
     cfg: EPConfig. launch: LaunchConfig, default LaunchConfig(). input_scale: a function i -> float32, called with 0, or
     None for the number given at the call. id_bytes: 4 or 8, size of an id. tuning: for tests. Equal arguments give the
@@ -216,7 +217,7 @@ def dispatch_async_kernel(cfg, launch=None, *, input_scale=None, id_bytes=4, tun
 def dispatch_wait_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
     """Makes the kernel that waits for all messages of the round and groups them by expert: steps 5 to 7.
 
-    Its launch ends when they are in their rows. The order of rows in an (expert, src_rank) segment is not specified.
+    Its launch ends when they are in their rows. The order of rows in a segment, (expert, src_rank), is not specified.
 
     cfg, launch, tuning: as in dispatch_async_kernel. Errors: EPValueError. Source: the
     dispatch_wait_kernel page (docs/pages.md).
@@ -227,8 +228,8 @@ def dispatch_wait_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
 def dispatch_kernel(cfg, launch=None, *, input_scale=None, id_bytes=4, tuning=TUNING) -> KernelCall:
     """Makes one kernel of dispatch_async and dispatch_wait: all steps in one launch.
 
-    A launch of a few tokens takes fewer blocks and threads. The payload of a token is written to recv_buf once for each
-    rank; under use_shmem and skip_a2a once for each message. Arguments: as in dispatch_async_kernel. Errors:
+    A launch of at most 8 tokens takes fewer blocks and threads. The payload of a token is written to recv_buf once for
+    each rank; under use_shmem or skip_a2a once for each message. Arguments: as in dispatch_async_kernel. Errors:
     EPValueError. Source: the dispatch_kernel page (docs/pages.md).
     """
     return _call(_compile_fused, "both", cfg, launch, tuning, input_scale, id_bytes)

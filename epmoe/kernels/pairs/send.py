@@ -1,14 +1,14 @@
 """The sending blocks of dispatch send tokens to the owners of their experts, in an order that receivers can follow.
 
 Steps 2 and 3 of dispatch.py. A block takes a batch of tokens.
-1. It claims a slot for each message; a warp takes a token. It encodes the payloads; warps share a row.
+1. It claims a slot for each message; a warp takes a token. It encodes the payloads; several warps may share a row.
 2. It orders its messages by local expert, and for each local expert by dst_rank, from its own rank on. All blocks send
    in this order. So the links to all peers stay busy, and no two ranks send to the same peer at the same time. Messages
    to the first experts are complete long before the last message, and their receivers copy them meanwhile.
 3. It sends pieces of payloads, a warp each, 16 bytes a lane. With the first piece go the trailers. A piece of a shared
    payload counts as finished for all messages that refer to it, so the signal of any expert covers its payloads.
 
-Block 0 counts and announces (signal.py). It has no tokens, unless there are only a few sending blocks.
+Block 0 counts and announces (signal.py). It sends no tokens, unless fewer than tuning.counter_from blocks send.
 """
 
 from typing import NamedTuple
@@ -48,7 +48,7 @@ def batch_of(cfg, tuning):
 
 
 def scale_of(input_scale):
-    """Device function call -> input scale: the number given at the call, or input_scale(0) if that is a function."""
+    """Device function call -> the input scale: input_scale(0), or for None the number given at the call."""
     if input_scale is None:
         return device_fn(lambda call: u32_as_f32(u32(call.input_scale)))
     given = device_fn(input_scale)
@@ -71,11 +71,11 @@ def make(build):
     row_bytes, batch_size, no_payload = cfg.hidden * BF16_BYTES, batch_of(cfg, build.tuning), cfg.n_experts
     n_payloads = min(top_k, cfg.n_src_ranks) if shares else top_k       # of a token, at most
     n_slots, counter_from, token_bytes = batch_size * top_k, build.tuning.counter_from, build.id_bytes * top_k
-    of_ids_of_token, of_row, of_words = n_sectors(token_bytes), n_sectors(row_bytes), n_sectors(8 * cfg.n_experts)
+    id_sectors, row_sectors, counter_sectors = n_sectors(token_bytes), n_sectors(row_bytes), n_sectors(8 * cfg.n_experts)
 
     @by_warps
     def claim_token(i, call, batch):
-        """A warp cleans the ids of token i of the batch and claims slots for its messages; lane k holds k."""
+        """A warp cleans the ids of token i of the batch and claims slots for its messages; lane k holds the id at k."""
         token, lane = i32(batch.first + i * batch.stride), i32(lane_id())
         value = of_ids.load(call.topk_ids, token, lane)
         expert = of_ids.clean(value, i32(0), lane)
@@ -108,9 +108,9 @@ def make(build):
 
     @device_fn
     def send_pieces(call, batch, n_parts):
-        """Sends pieces. If no warp has more than one, it counts all together after a barrier, else each at once."""
+        """Warps send pieces. Each adds its own to `finished`, or if none has two, a thread those of a message."""
         unit, key, n_messages = i32(warp_id()), i32(-1), i32(batch.n * top_k)
-        in_turns = batch.n * n_payloads * n_parts > n_warps()
+        several = batch.n * n_payloads * n_parts > n_warps()        # a warp may have several pieces
         while unit < n_messages * n_parts and key != no_payload:
             i, part = split(unit, n_parts)
             m = i32(batch.order[i])
@@ -118,10 +118,10 @@ def make(build):
             if key != no_payload:
                 payloads.send(call, batch, m, part, n_parts)
                 syncwarp()              # the piece by all lanes, before one of them releases it
-                if in_turns:
+                if several:
                     payloads.finish(call, batch, m)
             unit = i32(unit + n_warps())
-        if not in_turns:
+        if not several:
             syncthreads()               # all pieces by all warps, before each thread releases a message
             m = i32(thread_idx())
             while m < n_messages:
@@ -133,12 +133,12 @@ def make(build):
     def prefetch_first(call, first, stride):
         """Prefetches the ids of the block's tokens, the first one's row, and the counters, all at once."""
         if first < call.num_tokens:
-            i, sector = split(i32(thread_idx()), i32(of_ids_of_token))
+            i, sector = split(i32(thread_idx()), i32(id_sectors))
             token = i32(first + i * stride)
             if i < batch_size and token < call.num_tokens:
                 prefetch(call.topk_ids + u64(token_bytes) * u64(token) + u64(SECTOR) * u64(sector))
-            fetch_sectors(of_row, call.input_tokens + u64(first) * u64(row_bytes))
-            fetch_sectors(of_words, word.reserved(call.ep_counters, 0))     # and finished, which follows it
+            fetch_sectors(row_sectors, call.input_tokens + u64(first) * u64(row_bytes))
+            fetch_sectors(counter_sectors, word.reserved(call.ep_counters, 0))     # and finished, which follows it
         if block_idx() == 0:                                    # which counts all ids
             fetch_sectors(divided_up(i32(call.num_tokens * token_bytes), i32(SECTOR)), call.topk_ids)
 
@@ -244,7 +244,7 @@ def _payloads(build, finish_one):
 
     @device_fn
     def store_trailers(call, batch, m, token, place):
-        """Stores trailers, as many at a time as there are lanes for them."""
+        """Stores the trailers of all messages of m's token to its rank. A lane stores a vector of one of them."""
         of_token, dst_rank = i32(m - m % top_k), i32(batch.experts[m] // local)
         lane, expert, first = i32(lane_id()), ids_of(batch, of_token), i32(0)
         carrier = u32((place - to.recv_buf(call, dst_rank)) // u64(msg.n_bytes) + u64(1))

@@ -14,16 +14,16 @@ class Tuning:
     # Dispatch: which blocks send
     senders_of_8: int = 4           # of 8 blocks; 4096 tokens: 414.3, with 3 of 8 444.1
     at_once_of_8: int = 3           # the same if their warps can send all payloads at once; 4 GPUs, 128 tokens: 35.1, with 4 36.1
-    counter_from: int = 4           # sending blocks from which block 0 only counts and announces
-    turns_from: int = 4             # batches of a block; kernels for fewer have no code for turns: 128 tokens 0.3 less
+    counter_from: int = 4           # if at least so many blocks send, block 0 only counts and announces
+    turns_from: int = 4             # kernels for at most so many batches cannot send all first: 128 tokens 0.3 less
 
     # Dispatch: what a block looks at at a time, in shared memory
     batch_messages: int = 512       # messages that a block sends in order; ordering takes the square of their number
     counted_experts: int = 2048     # experts whose messages block 0 counts; each window reads all ids again
     counts: int = 2048              # counts of a window of local experts
-    known_words: int = 256          # words of recv_count that are remembered, 2 kB
+    known_words: int = 256          # words of recv_count that a block keeps in shared memory, 2 kB
 
-    # Dispatch of a small batch (few_tokens.py)
+    # Dispatch of few tokens (few_tokens.py)
     few_tokens: int = 8             # at most 8, which a packed signal describes; 1 token: 11.3, as a large batch 16.5
     few_experts: int = 2048         # of a rank
     few_blocks_a_rank: int = 2      # blocks for each rank, one that sends and one that receives
