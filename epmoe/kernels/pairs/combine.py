@@ -87,7 +87,7 @@ def _beginning(build):
 
 
 def _finishing(build):
-    """(n_flags, clear, finish). finish(call, flags): steps 3 to 5. flags: shared int32 [n_flags], after clear(flags)."""
+    """(n_flags, clear, finish). finish(call, flags): steps 3 to 5. flags: shared int32 [n_flags], cleared first."""
     mark = stamps.make(build.trace, by_caller=build.signals)
     if not build.signals:
         reduce_tokens, await_begun = reduce.make(build, await_rows.without_signals(build)), await_rows.await_begun(build.cfg)

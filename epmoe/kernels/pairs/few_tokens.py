@@ -1,15 +1,15 @@
-"""Small batches, of at most 8 tokens: one block for each dst_rank does all of its work; no block waits for another.
+"""Dispatch of at most 8 tokens: one block for each dst_rank does all sending to it; no block waits for another.
 
-With a handful of tokens, a dispatch takes as long as its longest chain of dependent steps. The longest step is a
+With so few tokens, a dispatch takes as long as its longest chain of dependent steps. The longest step is a
 release, which waits until the peer has acknowledged everything sent before. So
 1. a block sends all payloads at once, before it knows their experts, each to a fixed place: row [local expert 0,
    my_rank, token] of recv_buf.
-2. A warp fences. Meanwhile the other warps clean the ids.
-3. The routing goes into the words of recv_count themselves (message.py).
+2. After a barrier warp 0 fences. Meanwhile the other warps clean the ids, and sum up each local expert's word.
+3. Warp 0 writes these words, packed signals (message.py), into the peer's recv_count.
 So there are no trailers, no slots to claim in `reserved`, no pieces to count in `finished`, and no announcement, since
 nothing is under way for long. A launch has only as many blocks and threads as have work, since idle threads slow the
-others down at each step. A kernel for small batches has no code for more tokens, because unused code still costs
-instruction fetches.
+others down at each step. If no launch can have more tokens, the kernel has no code for them, because unused code still
+costs instruction fetches.
 """
 
 from epmoe.device import (SIM, block_dim, block_idx, device_fn, fence_acq_rel_sys, i32, int32, lane_id, load16_nc,
@@ -29,8 +29,8 @@ HELD = 4        # vectors of a piece that a lane holds
 
 def applies(cfg, tuning):
     """Whether the configuration allows this path: payloads are shared, and not needed in send_buf."""
-    encodes_for_itself = cfg.fused_shared_expert and not formats.of(cfg).direct
-    return message.shares_payloads(cfg) and not encodes_for_itself and cfg.n_local_experts <= tuning.few_experts
+    needs_send_buf = cfg.fused_shared_expert and not formats.of(cfg).direct     # shared rows are decoded there
+    return message.shares_payloads(cfg) and not needs_send_buf and cfg.n_local_experts <= tuning.few_experts
 
 
 def most(cfg, launch, tuning):
@@ -77,7 +77,7 @@ def make(build):
 
     @device_fn
     def ask_piece(call, unit, n_parts):
-        """Begins to load the piece `unit` of a payload."""
+        """Begins to load a payload's piece `unit`, for `store_held`; a format that encodes loads nothing yet."""
         if direct and unit < call.num_tokens * n_parts:
             token, part = split(unit, n_parts)
             first, end = bounds(part, n_parts)
@@ -110,7 +110,7 @@ def make(build):
             add_low, add_high = message.bits_of(token, lane)
             shared_add_i32(low, i32(expert % local), add_low)
             shared_add_i32(high, i32(expert % local), add_high)
-        if dst_rank == call.my_rank:        # one of the blocks
+        if dst_rank == call.my_rank:        # so that only one block does this
             if lane < top_k:
                 store_i32(call.clean_topk_ids + u64(4) * u64(token * top_k + lane), expert)
             of_ids.record(value, expert, token, lane, call.status)
@@ -121,7 +121,7 @@ def make(build):
         # everything that comes from memory is under way before any of it is waited for
         lane, token, i = i32(lane_id()), i32(warp_id() - 1), i32(thread_idx())
         if token < 0:
-            token = i32(n_warps() - 1)          # the warp that fences has ids to clean only where tokens are many
+            token = i32(n_warps() - 1)          # the warp that fences cleans ids only if tokens are as many as warps
         to_buf = to.recv_buf(call, dst_rank)
         n_parts = parts_of_each(call.num_tokens, n_warps(), most_pieces)
         held = ask_piece(call, i32(warp_id()), n_parts)

@@ -1,8 +1,8 @@
 """The dispatch message `payload | src_info | topk_info`, its place in recv_buf, and its trailer: all but the payload.
 
-If a message's payload is in another message of the same token to the same rank, the second word of src_info, otherwise
-padding, is 1 + the row of that message in recv_buf [local_expert, src_rank, slot]. It is 0 if the message has its
-payload, as in the specification.
+The second word of src_info is 0, padding, if the message has its payload, as in the specification. If the payload is in
+another message of the same token to the same rank, the word refers to that message: it is 1 + its index among all
+places [local_expert, src_rank, slot] of recv_buf.
 
 Packed signals: if a rank has at most 8 tokens, words of recv_count describe its messages, which then have no
 trailers. A word of DESCRIBED holds how many messages go to the expert, which tokens, and k of each. Its bits, from the
@@ -24,7 +24,7 @@ FIRST_K, K_BITS, FIRST_HIGH = 12, 5, 3      # of a packed signal; k of tokens fr
 
 
 def shares_payloads(cfg) -> bool:
-    """Whether a payload is sent to a rank once: not to other p2p worlds, nor if nothing is sent."""
+    """Whether a token's payload is sent to a rank once, for all its experts there; not under use_shmem or skip_a2a."""
     return not cfg.use_shmem and not cfg.skip_a2a
 
 
@@ -38,8 +38,8 @@ def make(cfg):
         the cleaned id at the k of this lane, -1 from top_k on. reference: the second word of src_info.
     store_vector(place, i, q): vector i of the message's trailer.
     store_trailer(place, token, expert): a warp stores the trailer of a message with a payload of its own.
-    load_source(place) -> (token, reference), and load_id(place) -> the id at the k of this lane, which is not looked at,
-        so that other loads can follow at once.
+    load_source(place) -> (token, reference). load_id(place) -> the id at the k of this lane; it does not wait for the
+        load, so other loads can follow at once.
     """
     sizes, top_k, slots = layout.message(cfg), cfg.top_k, cfg.max_tokens_per_rank
     n_bytes, token_size, src_info, topk_info = (sizes.msg_bytes, sizes.token_size, sizes.src_info_offset,
@@ -110,7 +110,7 @@ def word_of(low, high):
 
 @device_fn
 def count_of(word):
-    """The number of messages, from any word that holds it."""
+    """The number of messages, from any word that holds it: announced, plain or packed."""
     is_described = (word & u64(DESCRIBED)) != u64(0)
     return i32(u32(word & u64(15))) if is_described else i32(u32(word))     # without ANNOUNCED
 

@@ -25,10 +25,10 @@ TILE_ROWS = 128         # rows of a tile of scales
 class Window(NamedTuple):
     """A window of the local experts, `here` of them from `first` on; the arrays are in shared memory.
 
-    counts, words [here, src_rank]: numbers of messages, and the words of recv_count that hold them (the first `known`
-    ones). before [here, src_rank]: rows of the expert from lower src_ranks. ends [here, src_rank]: rows of the window
+    counts, words [here, src_rank]: numbers of messages, and the words of recv_count that hold them (the first n_words of
+    them). before [here, src_rank]: rows of the expert from lower src_ranks. ends [here, src_rank]: rows of the window
     up to the end of this segment, without padding rows. starts, tiles [here]: the expert's first output row and tile.
-    partial: int32 [32].
+    partial: int32 [32], for block_sums.
     """
 
     first: int
@@ -43,8 +43,8 @@ class Window(NamedTuple):
 
 
 @device_fn
-def segment_of(ends, n_segments, row):
-    """The first segment that ends after the row; segments end in ascending order. A warp compares 32 ends at a time."""
+def segment_of_row(ends, n_segments, row):
+    """The segment that has the row: the first one that ends after it. `ends` ascend. A warp compares 32 at a time."""
     low, n = i32(0), i32(n_segments)
     while n > 1:
         stride = divided_up(n, i32(32))
@@ -57,10 +57,7 @@ def segment_of(ends, n_segments, row):
 
 @device_fn
 def block_sums(value, partial):
-    """(sum over the lower threads of the block, sum over all) of int32. partial: a shared int32 array of 32.
-
-    It has barriers for the block.
-    """
+    """(sum over the block's lower threads, sum over all) of int32; has barriers. partial: a shared int32 array of 32."""
     lane, warp = lane_id(), warp_id()
     inclusive = i32(warp_inclusive_sum_i32(value))
     syncthreads()                               # all have read `partial` of the earlier call
@@ -77,11 +74,11 @@ def block_sums(value, partial):
 def make(build):
     """Namespace "offsets" of device functions of a block, for windows of at most `experts` experts.
 
-    experts, counts: the most experts of a window, and counts of them. known: how many of their words are remembered.
+    n_experts, n_counts: the most experts of a window, and segments of these. n_words: of how many it keeps the word.
     has_tiles: whether the format keeps scales in 128-row tiles, whose places begin_group and finish_group settle.
-    await_counts(call, first, here, counts, words) -> (whether all came, whether each word, as far as this thread
-        looked, is final: its messages have come, and it never had another value, so all blocks see the same).
-    await_messages: like await_counts, but it waits until all messages have come.
+    await_counts(call, first, here, counts, words) -> (whether all came, is_final). is_final: every word that this thread
+        loaded is a packed signal or 0. Such words are never announced: all blocks see them so, and the messages are here.
+    await_messages: like await_counts, but it waits for signals: all messages are here.
     begin(call) -> (output row, 128-row tile) at which the first window begins.
     place(window, start) -> the next window's `start`; fills before, ends, starts and tiles, without a last barrier.
     write(call, window): the whole block writes the window's results: row_offsets, expert_ids, regions A and B,
@@ -95,7 +92,7 @@ def make(build):
     tiled, pad_rows, begin_group = "scales_offset" in fmt.output_fields, fmt.pad_rows, fmt.begin_group
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
     experts = max(1, min(local, threads, tuning.few_threads_a_token, tuning.counts // ranks))       # one thread an expert
-    known = min(experts * ranks, tuning.known_words)
+    n_words = min(experts * ranks, tuning.known_words)
 
     # rows of a group with its padding, and its tiles of scales
     padded = device_fn(lambda n_rows: i32(divided_up(n_rows, i32(pad_rows)) * pad_rows))
@@ -117,7 +114,7 @@ def make(build):
                 ok = seen != u64(MAX_FINITE)
                 if ok:
                     counts[i] = count_of(seen)
-                    if i < known:
+                    if i < n_words:
                         words[i] = seen
                     is_final = is_final and (seen == u64(0) or (seen >= u64(DESCRIBED) and seen < u64(ANNOUNCED)))
                 i = i32(i + block_dim())
@@ -191,7 +188,7 @@ def make(build):
             write_group(call, i32(front + window.first + i), i32(window.starts[i]),
                         i32(window.before[last] + window.counts[last]), i32(window.tiles[i]))
 
-    return namespace("offsets", experts=experts, counts=experts * ranks, known=known, has_tiles=tiled,
+    return namespace("offsets", n_experts=experts, n_counts=experts * ranks, n_words=n_words, has_tiles=tiled,
                      await_counts=awaiting(MAX_FINITE), await_messages=awaiting(ANNOUNCED), place=place,
                      begin=begin, write=write, write_first=write_first, write_segment=write_segment,
                      write_group=write_group)

@@ -1,9 +1,8 @@
 """The receiving blocks of dispatch copy messages from recv_buf into the rows of the grouped output, as they arrive.
 
-Steps 5 to 7 of dispatch.py. Warps take rows in order, the order in which messages are sent (send.py). If there are more
-warps than rows, a row has several parts. If all messages have arrived with their counts, and rows need no padding, no
-warp waits for another: each finds the places of its rows by itself. This takes less time than the barriers that a block
-would need to share the work.
+Steps 5 to 7 of dispatch.py. Rows are assigned to warps in the order in which messages are sent (send.py). If there are
+more warps than rows, a row has several parts. If all messages are here when the counts are, and rows need no padding,
+each warp works alone: it finds the places of its rows by itself, in less time than the block's barriers would take.
 """
 
 from epmoe.device import (ballot, device_fn, i32, int32, lane_id, n_warps, shared_array, shfl_idx, store_i32,
@@ -23,10 +22,10 @@ from . import message, offsets, shared_expert, signal
 def make(build):
     """Namespace "receiving" of device functions of a block.
 
-    receive(call, receiver, n_receivers, failed) -> whether the block has yet to leave. Not if it gave up, or left
-        before it copied, as no warp had to look at the counters again. Ends with a barrier if so. receiver: number of
-        this block among the n_receivers receiving ones; block 0 writes offsets and counts. failed: from failed_before.
-    leave(call): the block counts itself out.
+    receive(call, receiver, n_receivers, failed) -> whether the block has yet to leave; if so, it ended with a barrier.
+        If not, it gave up, or left before it copied, since it no longer needed the counters. receiver: number of this
+        block among the n_receivers receiving ones; number 0 writes offsets and counts. failed: from failed_before.
+    leave(call): the block adds 1 to D; the last one of the launch resets the counters (signal.resetting).
     """
     cfg, mark = build.cfg, stamps.make(build.trace)
     fmt, off = formats.of(cfg), offsets.make(build)
@@ -34,10 +33,10 @@ def make(build):
     leave = signal.resetting(cfg, ("reserved",), ("f", "g"))
     has_tiles, finish_group = off.has_tiles, fmt.finish_group
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
-    known, n_counts, n_experts = off.known, off.counts, off.experts
+    n_words, n_counts, n_experts = off.n_words, off.n_counts, off.n_experts
     leaves_early = not front                        # else other warps may still need F and G
     rows = _rows(build, off)
-    knows_rows = fmt.direct and not front and local * ranks <= known     # no padding, and all words are remembered
+    can_work_alone = fmt.direct and not front and local * ranks <= n_words  # no padding, and all words are kept
 
     @device_fn
     def finish_groups(call, window, workers):
@@ -54,10 +53,10 @@ def make(build):
             finish_group(call.format_handler, n_shared, i32(0), lane_id())
 
     @device_fn
-    def receive_known(call, receiver, n_receivers, counts, words):
-        """If all messages are here and rows need no padding, each warp of the block does its part by itself.
+    def receive_alone(call, receiver, n_receivers, counts, words):
+        """If all messages are here and rows need no padding, each warp of the block does its part alone.
 
-        The last warp of a block leaves for it. The first block writes, and copies rows only if it is the only one.
+        The last warp leaves. Block 0 of the receivers writes offsets, and copies rows only if there is no other.
         """
         others, last = i32(n_receivers - 1), i32(n_warps() - 1)
         n_free = i32(max(1, last))
@@ -68,23 +67,23 @@ def make(build):
             off.write_first(call)
         leave(call)
         if receiver == 0 and warp_id() == 0:
-            rows.write_known(call, counts)
+            rows.write_alone(call, counts)
         if (receiver > 0 or others == 0) and warp_id() < n_free:
-            rows.copy_known(call, worker, workers, counts, words)
+            rows.copy_alone(call, worker, workers, counts, words)
         mark(call, stamps.COPIED)
 
     @device_fn
     def receive_few(call, receiver, n_receivers, failed):
         """With so few messages it does not pay to begin with some of them before all are here."""
-        counts, words, ok = shared_array(n_counts, int32), shared_array(known, uint64), not failed
+        counts, words, ok = shared_array(n_counts, int32), shared_array(n_words, uint64), not failed
         if ok:
             ok, _ = off.await_messages(call, i32(0), local, counts, words)
         if syncthreads_or(not ok) == 0:                     # every thread acquired for all
             mark(call, stamps.COUNTED)
-            receive_known(call, receiver, n_receivers, counts, words)
+            receive_alone(call, receiver, n_receivers, counts, words)
         return False
 
-    if build.are_few and knows_rows:
+    if build.are_few and can_work_alone:
         return namespace("receiving", receive=receive_few, leave=leave)
 
     @device_fn
@@ -92,7 +91,7 @@ def make(build):
         counts, before = shared_array(n_counts, int32), shared_array(n_counts, int32)
         ends, partial = shared_array(n_counts, int32), shared_array(32, int32)
         starts, tiles = shared_array(n_experts, int32), shared_array(n_experts, int32)
-        words, others = shared_array(known, uint64), i32(n_receivers - 1)
+        words, others = shared_array(n_words, uint64), i32(n_receivers - 1)
         # Numbers of a block's warps are far apart, so that all blocks have work to the end. The block that writes the
         # results comes last. workers: (this warp, number of warps that copy, number of those that have no other task).
         warp = i32(n_warps() * others + warp_id()) if receiver == 0 else i32(warp_id() * others + receiver - 1)
@@ -105,12 +104,12 @@ def make(build):
                 ok, is_final = off.await_counts(call, first, here, counts, words)
             if syncthreads_or(not ok):                      # every thread acquired for all
                 return False
-            # this is the same in all blocks, which share the rows
-            is_final = syncthreads_or(not (here * ranks <= known and is_final)) == 0
+            # the same in all blocks: they divide the rows in the same way
+            is_final = syncthreads_or(not (here * ranks <= n_words and is_final)) == 0
             mark(call, stamps.COUNTED)
-            if knows_rows:
+            if can_work_alone:
                 if is_final:
-                    receive_known(call, receiver, n_receivers, counts, words)
+                    receive_alone(call, receiver, n_receivers, counts, words)
                     return False
             start = off.place(window, start)
             syncthreads()                                   # all places by all threads
@@ -138,12 +137,11 @@ def make(build):
 def _rows(build, off):
     """Namespace "rows" of device functions of a warp.
 
-    copy_window(call, window, workers, is_known) -> whether all arrived: copies its share of the window's rows.
-        is_known: the block has acquired all messages, and window.words are those of all segments.
-    If the block's threads have acquired all messages, the counts of the earlier words tell where a segment's rows
-    begin:
-    copy_known(call, worker, workers, counts, words): copies this worker's parts of rows.
-    write_known(call, counts): writes row_offsets, expert_ids, regions A and B, and counts.
+    copy_window(call, window, workers, is_final) -> whether all arrived: copies its share of the window's rows.
+        is_final: the block has acquired all messages, and window.words has the words of all segments.
+    These sum up counts by themselves, without a window. The block must have acquired all messages before:
+    copy_alone(call, worker, workers, counts, words): copies this worker's parts of rows.
+    write_alone(call, counts): writes row_offsets, expert_ids, regions A and B, and counts.
     """
     cfg, mark = build.cfg, stamps.make(build.trace)
     fmt, msg = formats.of(cfg), message.make(cfg)
@@ -177,17 +175,17 @@ def _rows(build, off):
                 store_i32(call.src_info + u64(4) * u64(2 * row.row + lane), k if lane == 1 else token)
 
     @device_fn
-    def copy_window(call, window, workers, is_known):
+    def copy_window(call, window, workers, is_final):
         n_here, (warp, warps, n_free) = i32(window.here * ranks), workers
         n_rows = i32(window.ends[n_here - 1])
         n_parts = parts_of_each(n_rows, n_free, decode_parts)
         unit, seen, ok, word = i32(warp), i32(-1), True, u64(0)
         while ok and unit < n_rows * n_parts:
             q, part = split(unit, n_parts)
-            j = offsets.segment_of(window.ends, n_here, q)
+            j = offsets.segment_of_row(window.ends, n_here, q)
             expert, segment = i32(j // ranks), i32(window.first * ranks + j)
             if segment != seen:
-                if is_known:
+                if is_final:
                     word = u64(window.words[j])
                 else:
                     if lane_id() == 0:
@@ -219,7 +217,7 @@ def _rows(build, off):
         return n_rows, i32(warp_inclusive_sum_i32(n_rows))
 
     @device_fn
-    def copy_known(call, worker, workers, counts, words):
+    def copy_alone(call, worker, workers, counts, words):
         here, end = rows_of_lane(counts)
         n_rows, unit = i32(shfl_idx(end, i32(LANES - 1))), i32(worker)
         n_parts = parts_of_each(n_rows, workers, decode_parts)
@@ -234,7 +232,7 @@ def _rows(build, off):
             unit = i32(unit + workers)
 
     @device_fn
-    def write_known(call, counts):
+    def write_alone(call, counts):
         lane = i32(lane_id())
         here, end = rows_of_lane(counts)
         start, i = i32(end - here), i32(0)
@@ -249,4 +247,4 @@ def _rows(build, off):
                 off.write_group(call, expert, start, before, i32(0))
             start, i = i32(start + before), i32(i + 1)
 
-    return namespace("rows", copy_window=copy_window, copy_known=copy_known, write_known=write_known)
+    return namespace("rows", copy_window=copy_window, copy_alone=copy_alone, write_alone=write_alone)

@@ -191,11 +191,11 @@ def make(build):
 def _payloads(build, finish_one):
     """Namespace "payloads" of device functions. m: the number of a message of a batch.
 
-    encode(call, batch), stage(n, call, batch): a block writes payloads, or n whole network messages, to send_buf.
+    encode(call, batch): a block writes payloads to send_buf. stage(n, call, batch): it makes n whole messages of them.
     carries(expert), by a warp with a token's cleaned ids, one in each lane -> whether the message has a payload.
     send(call, batch, m, part, n_parts): a warp sends a piece of message m, which has a payload, and with the first
         piece trailers: its own, or for a shared payload those of all messages of the token to that rank.
-    finish(call, batch, m): counts the warp's piece for each of these messages.
+    finish(call, batch, m): adds the warp's piece to `finished` of each of these messages.
     """
     cfg, shares = build.cfg, message.shares_payloads(build.cfg)
     fmt, to, msg, top_k, local = formats.of(cfg), peers.make(cfg), message.make(cfg), cfg.top_k, cfg.n_local_experts
@@ -247,7 +247,7 @@ def _payloads(build, finish_one):
         """Stores the trailers of all messages of m's token to its rank. A lane stores a vector of one of them."""
         of_token, dst_rank = i32(m - m % top_k), i32(batch.experts[m] // local)
         lane, expert, first = i32(lane_id()), ids_of(batch, of_token), i32(0)
-        carrier = u32((place - to.recv_buf(call, dst_rank)) // u64(msg.n_bytes) + u64(1))
+        carrier = u32((place - to.recv_buf(call, dst_rank)) // u64(msg.n_bytes) + u64(1))   # 1 + its row in recv_buf
         while first < top_k * msg.n_vectors:
             k = i32((first + lane) // msg.n_vectors)
             i = i32(first + lane - k * msg.n_vectors)
@@ -279,7 +279,7 @@ def _payloads(build, finish_one):
 
     @device_fn
     def finish(call, batch, m):
-        """Each lane counts the piece for one expert."""
+        """Each lane adds the piece to `finished` of one expert."""
         of_lane = i32(m - m % top_k + lane_id())
         if lane_id() < top_k and (shares or of_lane == m):
             expert = i32(batch.experts[of_lane])

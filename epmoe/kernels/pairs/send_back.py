@@ -21,7 +21,7 @@ from ..params import LANES, VECTOR, namespace
 from ..plain import counters
 from ..prefetch import SECTOR, fetch_sectors, n_sectors
 from . import peers, signal
-from .offsets import segment_of
+from .offsets import segment_of_row
 
 HELD = 7            # vectors that a lane holds at a time
 ROWS_AHEAD = 32     # rows to prefetch before their number is known
@@ -151,7 +151,7 @@ def _runs(build, pieces):
             row, first = i32(low + n_before), i32(part * vectors)
             end = i32(min(first + vectors, n_vectors))
             asked = pieces.ask(call, row, first, end)       # while the warp finds out whose it is
-            i = segment_of(segments.ends, segments.n, row)
+            i = segment_of_row(segments.ends, segments.n, row)
             last_row, count = i32(segments.ends[i]), i32(segments.counts[i])
             if row >= last_row - count:             # else it is a padding row between two experts
                 pieces.send(call, (row, first, end), asked, i32(segments.first + i), i32(row - last_row + count))

@@ -1,6 +1,6 @@
-"""Counts the messages to every expert, announces the counts at once, and signals when all messages are written.
+"""Counts the messages to every expert, announces the counts early, and signals when all messages are written.
 
-Steps 1 and 4 of dispatch.py. `finished` is 0 again at the end, and no block of the sending half waits for another.
+Steps 1, 4 and 7 of dispatch.py; combine uses `resetting`, too. No block waits for another here.
 """
 
 from epmoe.device import (atomic_add_acq_rel_gpu_i32, device_fn, grid_dim, i32, lane_id, load_i32, n_warps,
@@ -22,8 +22,8 @@ def make(build):
     announce(call, n_parts, failed) -> whether to go on: one block counts the ids, announces the counts, and subtracts
         n_parts pieces for each message. Every expert gets a word in every round, under skip_a2a only this rank's. A
         count of 0 is itself the signal. failed: from failed_before.
-    finish(call, expert, n): called by one thread when it, and all threads that a barrier joins it to, have written n
-        pieces of messages to the expert.
+    finish(call, expert, n): one thread adds n pieces of messages to the expert, which were written before a barrier of
+        the warp or block. It signals if they were the last.
     segment_of(expert): the index of `reserved` and of `finished` for messages to an expert.
     """
     cfg, mark = build.cfg, stamps.make(build.trace)
@@ -48,7 +48,7 @@ def make(build):
         # release: the pieces that were written here; acquire: all the others, if these are the last
         before = atomic_add_acq_rel_gpu_i32(word.finished(call.ep_counters, segment), i32(n))
         if before == -n:
-            # as many places were claimed as there are messages
+            # all messages have claimed their slots, so this is their number
             signal(call, expert, i32(load_i32(word.reserved(call.ep_counters, segment))))
 
     @device_fn
@@ -109,8 +109,8 @@ def make(build):
 def resetting(cfg, by_segment, single=(), *, recv_count=True):
     """Device function leave(call): the last block of a kernel to call it resets the counters, so the host need not.
 
-    The last warp of every block calls it when the block no longer needs the counters, and counts the block in D.
-    Everything that the block did must come before that warp's lane 0. It then comes before the last block's resets.
+    A block calls it when it no longer needs the counters. Its last warp adds 1 to D; the others return at once. What they
+    did with the counters must be ordered before lane 0 of the last warp: by a barrier, or by what lane 0 has acquired.
 
     by_segment, single: names of the words of `counters` to reset, for all segments and alone. D is reset, too, and so
     is this rank's recv_count, unless recv_count is False.
