@@ -26,9 +26,9 @@ def make(n_experts, top_k, id_bytes=4):
 
     read(topk_ids, i): id i of the list of all tokens' ids, as int32; one that does not fit becomes the nearest that does.
     load(topk_ids, token, lane): the id at k = lane; -1 for lanes past top_k.
-    clean(value, group, lane): -1 for an id outside [0, n_experts), and for one that a lower lane of the group holds,
-        too: the token has it at a smaller k. A group is one token; a warp may hold several.
-    record(value, cleaned, token, lane, status): counts what `clean` refused, except -1 itself.
+    clean(value, group, lane) -> the id, or -1 if it is outside [0, n_experts) or a lower lane of the group has it, too.
+        A group is the lanes of one token; a warp may hold several.
+    record(value, cleaned, token, lane, status): counts the ids, not the tokens, that `clean` refused, except -1 itself.
     load, clean and record are for a whole warp.
     """
     @device_fn

@@ -14,15 +14,15 @@ from epmoe_ref.errors import EPValueError, PeerTimeout
 
 # Words of the region
 FAILED = 0                      # 0, or the phase whose wait expired
-WAITED_FOR = 1                  # one of those below
-INDEX = 2                       # which word of that region
+WAITED_FOR = 1                  # one of FOR_...
+INDEX = 2                       # which word of the region that was waited for
 EXPECTED, SEEN = 3, 4
 BLOCK = 5
 BAD_IDS, REPEATED_IDS = 8, 9    # how many were treated as -1
-BAD_TOKEN, BAD_K, BAD_ID = 10, 11, 12    # the first that was recorded
+BAD_TOKEN, BAD_K, BAD_ID = 10, 11, 12    # the first that was recorded: 1 + token, k, the id
 MISSING_RANKS = 13              # FOR_ROWS: a bit for each src_rank of which something has not come
 
-# Phases that wait; combine_async never waits, and dispatch_async waits only for blocks of its own rank
+# Phases that wait; combine_async never waits, and dispatch_async only in the plain kernels, for blocks of its own rank
 DISPATCH_ASYNC, DISPATCH_WAIT, COMBINE_WAIT = 1, 2, 4
 PHASES = {DISPATCH_ASYNC: "dispatch_async", DISPATCH_WAIT: "dispatch_wait", COMBINE_WAIT: "combine_wait"}
 
@@ -63,7 +63,7 @@ def record_expired(status, phase, waited_for, index, expected, seen):
 
 @device_fn
 def record_bad_id(status, word, token, k, value):
-    """Counts an id that is treated as -1, in word BAD_IDS or REPEATED_IDS, and records the place of the first one."""
+    """Counts an id that is treated as -1, in `word`: BAD_IDS or REPEATED_IDS; records the first one and its place."""
     if atomic_add_relaxed_gpu_i32(status + u64(4 * word), i32(1)) == 0:
         if atomic_cas_relaxed_gpu_i32(status + u64(4 * BAD_TOKEN), i32(0), i32(token + 1)) == 0:
             store_i32(status + u64(4 * BAD_K), i32(k))

@@ -2,9 +2,9 @@
 
 Without signals, each 32-bit word of a row is its own ready flag (epmoe/kernels/lamport.py). A thread that has taken a
 vector restores ABSENT. This is safe because the next round's rows arrive only after this rank has dispatched again. A
-rank without rows for a peer must still signal that it has left the dispatch. So its combine begins with a word in
-recv_count at [0, my_rank], BEGUN, released, which the receiver waits for last, and resets. The other words of recv_count
-are neither written nor read. A row whose src_info is invalid is not sent: its receiver's wait expires.
+rank without rows for a peer must still tell it that its dispatch has ended. So every combine first releases the word
+BEGUN into each peer's recv_count at [0, my_rank]. The peer waits for these words last, and resets them. It neither
+writes nor reads other words of recv_count. A row whose src_info is invalid is not sent: its receiver's wait expires.
 
 With signals, the last warps of a block poll them for all of its warps, one word for each thread if there are enough
 threads, and raise a flag in shared memory for each word that they have acquired. The other warps poll these flags. If
@@ -59,7 +59,7 @@ def loading(cfg, load):
     return tuple_of(AT_ONCE, loading_one)
 
 
-# after_signals, without_signals: namespace "take" of device functions of a warp.
+# after_signals, without_signals: namespace "take" of device functions of a warp, which waits for rows.
 # eight(call, flags, rows, first) -> (vectors of k = first .. first + 7, whether they came). flags: of `polling`.
 # all_signals(flags, rows) -> whether all came: for rows that are not summed, which need signals.
 
@@ -120,7 +120,7 @@ def without_signals(build):
     def eight(call, flags, rows, first):
         held, late = none_held(), u32(u32(rows.wanted) >> u32(first) & u32(0xFF))
         polls, since, ok = 0, u64(0), True
-        if not rows.is_own:         # whose lane restores ABSENT as soon as it has seen the vector
+        if not rows.is_own:         # the lane whose vector it is may restore ABSENT before this lane sees it
             late = u32(0)
         while ok and late != u32(0):
             held = look_at_late(late, first, rows.place, held)
@@ -163,45 +163,45 @@ def polling(build):
     """Namespace "polls" of device functions for the flags int32 [n_flags] of a block, in shared memory.
 
     clear(flags): by all threads, a barrier before anything else.
-    poll(call, flags): called by all threads of a block. The polling warps return when they have seen their words, or
-        given up, the others at once. The last warp waits for all of them. It alone gets True, if all words came; its
-        lane 0 has then acquired them.
-    next_come(flags, segment, wanted) -> bits of the lanes whose words have come; called by a warp, each lane with a
-        word's index. It waits until some word of a lane in `wanted` has come, and acquires for the whole warp what
-        peers wrote before these signals. It returns 0 if the block's polling warps gave up.
+    poll(call, flags): called by all threads of a block. The polling warps, the last ones, return when they have seen
+        their words or given up, the others at once. The very last warp waits for all polling warps. It alone gets True,
+        if all words came; its lane 0 has then acquired them.
+    next_come(flags, segment, wanted) -> those of the lanes in `wanted`, as bits, whose words have come; called by a
+        warp, each lane with a word's index. It waits until some have come, and acquires for the whole warp what peers
+        wrote before these signals. It returns 0 if the block's polling warps gave up.
     """
     n_words, tuning = build.cfg.n_local_experts * build.cfg.n_src_ranks, build.tuning
-    gave_up = min(tuning.flags, n_words)        # the last flag but one says that a polling warp gave up
-    n_through = gave_up + 1                     # the last counts the polling warps that have seen their words
+    n_counts = min(tuning.flags, n_words)       # flag i counts the words i, i + n_counts, ... that have come
+    gave_up, done = n_counts, n_counts + 1      # two more: lanes that gave up; polling warps that have seen all words
     warps_a_poller, nap_ns = tuning.warps_a_poller, tuning.flag_nap_ns
 
     @device_fn
-    def all_through(flags, n_polling):
+    def all_done(flags, n_polling):
         """A warp waits until all polling warps have seen their words -> False if one has given up."""
         goes_on = lane_id() == 0
         if goes_on:
-            while goes_on and shared_add_i32(flags, n_through, i32(0)) != n_polling:
+            while goes_on and shared_add_i32(flags, done, i32(0)) != n_polling:
                 goes_on = shared_add_i32(flags, gave_up, i32(0)) == 0
             fence_acq_rel_cta()                         # acquire: the words that the others have seen
         return any_lane(goes_on)
 
     @device_fn
     def poll_words(call, flags, i, n_polling):
-        """A lane polls word i and every so many later ones; returns whether all came."""
-        since, polls, polling, through = u64(globaltimer()), 0, i < n_words, True
+        """A lane polls its words, i first, and raises their flags; returns whether all came."""
+        since, polls, polling, all_came = u64(globaltimer()), 0, i < n_words, True
         while polling:
             polls += 1
             if ld_acquire_sys_u64(call.recv_count_p + u64(8) * u64(i)) < u64(ANNOUNCED):
                 # inside the loop: a lane whose word has arrived must raise its flag without waiting for the others
                 fence_acq_rel_cta()                     # release: what this thread acquired, before the flag
-                shared_add_i32(flags, i32(i % gave_up), i32(1))
+                shared_add_i32(flags, i32(i % n_counts), i32(1))
                 i = i32(i + n_polling * 32)
                 polling = i < n_words
             elif polls % POLLS_PER_LOOK == 0 and gives_up(call.status, since, call.timeout_ns):
                 record_expired(call.status, COMBINE_WAIT, FOR_RECV_COUNT, i, 0, -1)
                 shared_add_i32(flags, gave_up, i32(1))
-                polling = through = False
-        return through
+                polling = all_came = False
+        return all_came
 
     @device_fn
     def poll(call, flags):
@@ -212,12 +212,13 @@ def polling(build):
                 syncwarp()                              # what its lanes have acquired, before lane 0 says so
                 if lane_id() == 0:
                     fence_acq_rel_cta()                 # release: this warp's words
-                    shared_add_i32(flags, n_through, i32(1))
-        return warp_id() == n_warps() - 1 and all_through(flags, n_polling)
+                    shared_add_i32(flags, done, i32(1))
+        return warp_id() == n_warps() - 1 and all_done(flags, n_polling)
 
     @device_fn
     def is_up(flags, flag):
-        return shared_add_i32(flags, flag, i32(0)) == (n_words - 1 - flag) // gave_up + 1
+        """Whether all words of a flag have come."""
+        return shared_add_i32(flags, flag, i32(0)) == (n_words - 1 - flag) // n_counts + 1
 
     @device_fn
     def wait_for(flags, flag):
@@ -233,7 +234,7 @@ def polling(build):
 
     @device_fn
     def next_come(flags, segment, wanted):
-        flag = i32(segment % gave_up)
+        flag = i32(segment % n_counts)
         up = has(wanted, lane_id()) and is_up(flags, flag)
         come = u32(ballot(up))
         if come == u32(0):                  # then wait for the first of them; the others are seen at the next look
@@ -245,5 +246,5 @@ def polling(build):
         syncwarp()                          # these lanes acquired for all
         return come
 
-    return namespace("polls", clear=device_fn(lambda flags: clear(n_through + 1, flags)), n_flags=n_through + 1, poll=poll,
+    return namespace("polls", clear=device_fn(lambda flags: clear(done + 1, flags)), n_flags=done + 1, poll=poll,
                      next_come=next_come)

@@ -25,7 +25,7 @@ TILE_ROWS = 128         # rows of a tile of scales
 class Window(NamedTuple):
     """A window of the local experts, `here` of them from `first` on; the arrays are in shared memory.
 
-    counts, words [here, src_rank]: numbers of messages, and the words of recv_count that hold them (the first n_words of
+    counts, words [here, src_rank]: numbers of messages, and the words of recv_count that hold them (only n_words of
     them). before [here, src_rank]: rows of the expert from lower src_ranks. ends [here, src_rank]: rows of the window
     up to the end of this segment, without padding rows. starts, tiles [here]: the expert's first output row and tile.
     partial: int32 [32], for block_sums.
@@ -57,7 +57,7 @@ def segment_of_row(ends, n_segments, row):
 
 @device_fn
 def block_sums(value, partial):
-    """(sum over the block's lower threads, sum over all) of int32; has barriers. partial: a shared int32 array of 32."""
+    """(sum over the block's lower threads, sum over all) of int32; has barriers. partial: shared int32 [32]."""
     lane, warp = lane_id(), warp_id()
     inclusive = i32(warp_inclusive_sum_i32(value))
     syncthreads()                               # all have read `partial` of the earlier call
@@ -76,8 +76,9 @@ def make(build):
 
     n_experts, n_counts: the most experts of a window, and segments of these. n_words: of how many it keeps the word.
     has_tiles: whether the format keeps scales in 128-row tiles, whose places begin_group and finish_group settle.
-    await_counts(call, first, here, counts, words) -> (whether all came, is_final). is_final: every word that this thread
-        loaded is a packed signal or 0. Such words are never announced: all blocks see them so, and the messages are here.
+    await_counts(call, first, here, counts, words) -> (whether all came, is_final). is_final: every word that this
+        thread loaded is 0 or a packed signal. No announcement precedes these, so all blocks see the same; and their
+        messages are here.
     await_messages: like await_counts, but it waits for signals: all messages are here.
     begin(call) -> (output row, 128-row tile) at which the first window begins.
     place(window, start) -> the next window's `start`; fills before, ends, starts and tiles, without a last barrier.

@@ -1,4 +1,4 @@
-"""The reducing part of combine_wait: the weighted sum of each token's rows, or the rows themselves.
+"""The reducing part of combine, step 5: the weighted sum of each token's rows, or the rows themselves.
 
 Rows' vectors are loaded as they arrive, in any order, and summed when all are there. So little work remains when the
 last row of the round arrives.
@@ -20,7 +20,7 @@ from .await_rows import AT_ONCE, TokenRows
 def make(build, take):
     """Device function reduce(call, flags), called by all warps. take: a namespace of await_rows.py, which uses `flags`.
 
-    A warp takes a run of columns of one token. If a round has failed, tokens whose rows do not come are not written.
+    A warp takes a run of columns of one token: a vector a lane. A run of which a row does not come is not written.
     """
     cfg, mark = build.cfg, stamps.make(build.trace)
     token_rows, n_runs = _token_rows(cfg), -(-layout.combine_msg_bytes(cfg) // VECTOR // LANES)     # one vector a lane

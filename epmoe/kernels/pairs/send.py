@@ -71,7 +71,7 @@ def make(build):
     row_bytes, batch_size, no_payload = cfg.hidden * BF16_BYTES, batch_of(cfg, build.tuning), cfg.n_experts
     n_payloads = min(top_k, cfg.n_src_ranks) if shares else top_k       # of a token, at most
     n_slots, counter_from, token_bytes = batch_size * top_k, build.tuning.counter_from, build.id_bytes * top_k
-    id_sectors, row_sectors, counter_sectors = n_sectors(token_bytes), n_sectors(row_bytes), n_sectors(8 * cfg.n_experts)
+    id_sectors, row_sectors, word_sectors = n_sectors(token_bytes), n_sectors(row_bytes), n_sectors(8 * cfg.n_experts)
 
     @by_warps
     def claim_token(i, call, batch):
@@ -138,7 +138,7 @@ def make(build):
             if i < batch_size and token < call.num_tokens:
                 prefetch(call.topk_ids + u64(token_bytes) * u64(token) + u64(SECTOR) * u64(sector))
             fetch_sectors(row_sectors, call.input_tokens + u64(first) * u64(row_bytes))
-            fetch_sectors(counter_sectors, word.reserved(call.ep_counters, 0))     # and finished, which follows it
+            fetch_sectors(word_sectors, word.reserved(call.ep_counters, 0))     # and finished, which follows it
         if block_idx() == 0:                                    # which counts all ids
             fetch_sectors(divided_up(i32(call.num_tokens * token_bytes), i32(SECTOR)), call.topk_ids)
 

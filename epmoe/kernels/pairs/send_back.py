@@ -29,7 +29,7 @@ REGION_A = "a_end", "a_count"       # its words of a segment, which combine rese
 
 
 class Segments(NamedTuple):
-    """A window of region A, n segments from `first` on, in shared memory; done: pieces that the block has sent of each."""
+    """n segments of region A from `first` on, in shared memory; done: pieces that the block has sent of each."""
 
     first: int
     n: int
@@ -41,12 +41,12 @@ class Segments(NamedTuple):
 def make(build):
     """Device function send_back(call, failed) -> whether it had to give up; called by all blocks.
 
-    It signals every segment in every round, even one without rows. Without signals, one block sends BEGUN to all peers,
+    It signals every segment in every round, even one without rows. Without signals, one block sends BEGUN to all ranks,
     and the last block that has read region A resets it. failed: from failed_before. It has a barrier before it sends.
     """
     cfg, signals, mark = build.cfg, build.signals, stamps.make(build.trace)
     word, to, n_segments, n_ranks = counters.words(cfg), peers.make(cfg), cfg.n_local_experts * cfg.n_src_ranks, cfg.n_ranks
-    window = min(build.tuning.returned_segments, n_segments) if signals else n_segments     # few without signals
+    window = min(build.tuning.returned_segments, n_segments) if signals else n_segments     # at most LAMPORT_EXPERTS
     pieces = _pieces(cfg, store_vector if signals else device_fn(lambda at, q: lamport.store_row(at, *q)))
     send_run, leave = _runs(build, pieces), signal.resetting(cfg, REGION_A, recv_count=False)
     bytes_a_row = layout.combine_msg_bytes(cfg)
@@ -62,8 +62,8 @@ def make(build):
             fetch_sectors(sectors_a_row, call.input_tokens + u64(bytes_a_row) * u64(block_idx()))
 
     @device_fn
-    def announce(call, segments):
-        """Tells peers what they must know before rows are sent: empty segments, or BEGUN."""
+    def signal_first(call, segments):
+        """The last block signals empty segments. Without signals, it sends BEGUN, and every block leaves."""
         i = i32(thread_idx())
         if not signals:
             if block_idx() == grid_dim() - 1 and i < n_ranks:
@@ -93,7 +93,7 @@ def make(build):
                 return True
             mark(call, stamps.COUNTED)
             segments = Segments(first, n, ends, counts, done)
-            announce(call, segments)
+            signal_first(call, segments)
             send_run(call, segments)
             first = i32(first + window)
             if first < n_segments:
@@ -105,7 +105,7 @@ def make(build):
 
 
 def _runs(build, pieces):
-    """Device function send_run(call, segments), by all blocks: sends the window's rows, and their signals."""
+    """Device function send_run(call, segments), by all blocks: sends the window's rows and signals their segments."""
     word, of_11, signals = counters.words(build.cfg), build.tuning.senders_of_11, build.signals
     bytes_a_row = layout.combine_msg_bytes(build.cfg)
     n_vectors, most = bytes_a_row // VECTOR, most_parts(bytes_a_row)
@@ -131,7 +131,7 @@ def _runs(build, pieces):
     def run_of(segments):
         """(low, n, n_parts, vectors): this block has n rows from `low` on, each in n_parts parts of so many vectors.
 
-        If all rows can be under way at once, only some of the blocks share them.
+        If the warps can send all rows at once, only tuning.senders_of_11 of 11 blocks share them.
         """
         start, last = i32(segments.ends[0] - segments.counts[0]), i32(segments.n - 1)
         n, blocks = i32(segments.ends[last] - segments.ends[0] + segments.counts[0]), grid_dim()
@@ -150,7 +150,7 @@ def _runs(build, pieces):
             n_before, part = split(unit, n_parts)
             row, first = i32(low + n_before), i32(part * vectors)
             end = i32(min(first + vectors, n_vectors))
-            asked = pieces.ask(call, row, first, end)       # while the warp finds out whose it is
+            asked = pieces.ask(call, row, first, end)       # while the warp finds the row's segment
             i = segment_of_row(segments.ends, segments.n, row)
             last_row, count = i32(segments.ends[i]), i32(segments.counts[i])
             if row >= last_row - count:             # else it is a padding row between two experts
@@ -175,7 +175,7 @@ def _pieces(cfg, store):
         after everything that it has written or acquired.
     """
     to, bytes_a_row, top_k = peers.make(cfg), layout.combine_msg_bytes(cfg), cfg.top_k
-    # load16_stream stays where it is; the compiler would move loads of the read-only path behind the look at src_info
+    # load16_stream stays where it is; the compiler would move loads of the read-only path behind the use of src_info
     stage = copy_part(bytes_a_row, read_only=True)
     load_held, deliver = copy_in_halves(HELD, load16_stream, store, short=True)
     ranks, tokens_per_rank, own_only = cfg.n_src_ranks, cfg.max_tokens_per_rank, cfg.skip_a2a

@@ -109,8 +109,8 @@ def make(build):
 def resetting(cfg, by_segment, single=(), *, recv_count=True):
     """Device function leave(call): the last block of a kernel to call it resets the counters, so the host need not.
 
-    A block calls it when it no longer needs the counters. Its last warp adds 1 to D; the others return at once. What they
-    did with the counters must be ordered before lane 0 of the last warp: by a barrier, or by what lane 0 has acquired.
+    A block calls it when it no longer needs the counters. Its last warp adds 1 to D; the others return at once. What
+    they did with the counters must be ordered before lane 0 of the last warp: by a barrier or an acquire of lane 0.
 
     by_segment, single: names of the words of `counters` to reset, for all segments and alone. D is reset, too, and so
     is this rank's recv_count, unless recv_count is False.
