@@ -27,7 +27,7 @@ class CombinePhase:
         self.engine, self.cfg, self.capacity = engine, engine.cfg, capacity
         self._read = ()  # (expert outputs, Dispatched) of each rank, until they are reduced
         self._kept = []  # the caller's arrays in device memory that kernels read, kept until the next combine
-        self._unplaced = []  # arrays that begin has checked: see Placing.enter
+        self._unplaced = []  # arrays that begin has checked: see Placing.fill_in
         self._stored = {}  # arrays that an elementwise_lambda_fn may store into: see _words
         of = engine.ranks[0].dispatch_result.fields
         self._src_info, self._topk_ids = (of[name].offset for name in READ)
@@ -39,9 +39,9 @@ class CombinePhase:
             named = dict(expert_outputs=expert_outputs, dispatched=dispatched)
             given = list(inputs.each_rank(engine.world, **named))
         self._read, kept, unplaced = given, [], []
-        for s, (y, d) in zip(engine.parts, given):
-            r, loan = s.plan.r, s.loan
-            if not isinstance(d, Dispatched) or d.round is not s:
+        for part, (y, d) in zip(engine.parts, given):
+            r, loan = part.plan.r, part.loan
+            if not isinstance(d, Dispatched) or d.round is not part:
                 raise EPValueError(_of_another_round(r.rank, d))
             form, at, y = (PEEKS.get(type(y)) or peek)(y, "expert_outputs")
             n_rows = engine.plans.get((r.rank, form))
@@ -52,36 +52,36 @@ class CombinePhase:
                 if n_rows == self.capacity:  # fewer must equal the round's number
                     engine.enter((r.rank, form), n_rows)
             base, own = loan.base, d.__dict__
-            s.words = words = [at, base + self._src_info, n_rows, 0, base + self._topk_ids, 0]
+            part.words = words = [at, base + self._src_info, n_rows, 0, base + self._topk_ids, 0]
             if at is None:
                 unplaced.append((words, 0, r.rank, "expert_outputs", y))
             elif not 0 <= at - base < loan.nbytes:
                 # not needed for lent memory: its next user launches after this round's kernels
                 kept.append(y)
-            if s.out is not None or "src_info" in own or "topk_ids" in own:
+            if part.out is not None or "src_info" in own or "topk_ids" in own:
                 for name, i in READ.items():  # the caller may have put another array there
                     array = view(getattr(d, name), name)
-                    words[i] = self._written_by_dispatch(s, name, array)
+                    words[i] = self._written_by_dispatch(part, name, array)
                     if words[i] is None:
                         unplaced.append((words, i, r.rank, name, array))
         self._kept, self._unplaced = kept, unplaced
 
-    def _written_by_dispatch(self, s, name, array):
+    def _written_by_dispatch(self, part, name, array):
         """Address of the array that dispatch wrote, if `array` is that memory or a copy; None if it must be placed."""
-        at = (s.out or s.loan).address(name)
+        at = (part.out or part.loan).address(name)
         # the caller's arrays (out=) are read with their present values
-        if array.address == at or s.out is not None:
-            return array.address if s.loan.holds(array) else None
-        what, field = f"{name} of the Dispatched of rank {s.rank}", s.loan.fields[name]
+        if array.address == at or part.out is not None:
+            return array.address if part.loan.holds(array) else None
+        what, field = f"{name} of the Dispatched of rank {part.rank}", part.loan.fields[name]
         if array.host is None:
             raise EPValueError(f"{what} is another array than dispatch wrote: leave it as it was")
-        n = s.num_tokens if name == "topk_ids" else array.shape[0] if array.shape else 0
+        n = part.num_tokens if name == "topk_ids" else array.shape[0] if array.shape else 0
         shape = n, *field.shape[1:]
         if array.dtype != field.dtype or array.shape != shape or n > field.shape[0]:
             raise EPValueError(
                 f"{what} is {array.dtype} {array.shape}, dispatch wrote {field.dtype} {shape}: leave it as it was"
             )
-        own = s.loan.read(name)[:n]
+        own = part.loan.read(name)[:n]
         for row in np.argwhere(array.host != own)[:1, 0].tolist():
             raise EPValueError(
                 f"{what} was changed: row {row} is {array.host[row].tolist()}, dispatch wrote {own[row].tolist()}; "
@@ -92,13 +92,13 @@ class CombinePhase:
     def launch_async(self):
         """Place the arrays that begin has checked, and launch the kernels of combine_async for every rank."""
         unplaced, self._unplaced = self._unplaced, []
-        self.engine.placing.enter(unplaced)
+        self.engine.placing.fill_in(unplaced)
         self.engine.start("combine_async", self._launches())
 
     def _launches(self):
         launches = []
-        for s in self.engine.parts:
-            launches.append((s.plan[ASYNC], s.words))  # the kernel reads the first three words
+        for part in self.engine.parts:
+            launches.append((part.plan[ASYNC], part.words))  # the kernel reads the first three words
         return launches
 
     def end(self, call, router_weights, functions, out, fused=False):
@@ -120,8 +120,8 @@ class CombinePhase:
         if engine.lists:
             named = dict(router_weights=weights[0], out=out)
             weights, given = zip(*inputs.each_rank(engine.world, **named))
-        for s, w, into in zip(parts, weights, given):
-            r, n, words = s.plan.r, s.plan.num_tokens, s.words
+        for part, w, into in zip(parts, weights, given):
+            r, n, words = part.plan.r, part.plan.num_tokens, part.words
             form, weights_at, types = None, 0, NO_TYPES
             if takes_weights:
                 look = PEEKS.get(type(w))
@@ -174,7 +174,7 @@ class CombinePhase:
         """Place the checked arrays; raises EPValueError if an array that is written overlaps one that is read."""
         if outs:
             self._expect_apart(outs, weights)
-        self.engine.placing.enter(unplaced)
+        self.engine.placing.fill_in(unplaced)
         self._stored = {}
         for i, *what in of_functions:
             launch, words = launches[i]
@@ -227,11 +227,11 @@ class CombinePhase:
     def _expect_apart(self, outs, weights):
         """Raise EPValueError if an array of the caller that is written overlaps one that is read."""
         read = []
-        for s, (y, d), w in zip(self.engine.parts, self._read, weights):
+        for part, (y, d), w in zip(self.engine.parts, self._read, weights):
             of_rank = [("expert_outputs", y), *((name, getattr(d, name)) for name in READ)]
             if w is not None:
                 of_rank.append(("router_weights", w))
-            read += [(f"{name} of rank {s.rank}", view(a, name)) for name, a in of_rank]
+            read += [(f"{name} of rank {part.rank}", view(a, name)) for name, a in of_rank]
         expect_apart([one for out in outs for one in out.named], read)
 
 

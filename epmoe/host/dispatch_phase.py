@@ -107,9 +107,9 @@ class DispatchPhase:
         if out is not None:
             self.into(parts, out)
         if unplaced:
-            engine.placing.enter(unplaced)
+            engine.placing.fill_in(unplaced)
         if engine.rounds.capture:
-            engine.captured += [s.loan for s in parts]
+            engine.captured += [part.loan for part in parts]
         engine.parts = parts
 
     def _checked(self, key, r, x, ids):
@@ -134,45 +134,45 @@ class DispatchPhase:
     def into(self, parts, out):
         """Make the results go into `out`, a Dispatched for each rank; arrays that are None there are lent as usual."""
         outs = []
-        for s, d in zip(parts, inputs.ranks_of(self.engine.world, "out", out)):
+        for part, d in zip(parts, inputs.ranks_of(self.engine.world, "out", out)):
             if d is not None and not isinstance(d, Dispatched):
-                raise EPValueError(f"out of rank {s.rank} is a {type(d).__name__}, no Dispatched")
+                raise EPValueError(f"out of rank {part.rank} is a {type(d).__name__}, no Dispatched")
             arrays = {} if d is None else _arrays_of(d)
             # dispatch_async writes the cleaned ids before out is known
             arrays.pop("topk_ids", None)
-            unknown = [name for name in arrays if name not in s.loan.fields]
+            unknown = [name for name in arrays if name not in part.loan.fields]
             if unknown:
                 raise EPValueError(
-                    f"out of rank {s.rank} has {', '.join(unknown)}, which token_format="
+                    f"out of rank {part.rank} has {', '.join(unknown)}, which token_format="
                     f"{self.cfg.token_format!r} does not produce: leave it None"
                 )
-            outs.append(Out(s.loan, self.engine.machine, s.rank, arrays))
+            outs.append(Out(part.loan, self.engine.machine, part.rank, arrays))
         names = [name for _, *names in self._named for name in names]
         read = [(what, view(a, what)) for what, a in zip(names, self._kept)]
         expect_apart([one for o in outs for one in o.named], read)
-        for s, o in zip(parts, outs):
-            s.out = o if o.arrays else None
+        for part, o in zip(parts, outs):
+            part.out = o if o.arrays else None
             for name, i in self._written.items():
-                s.words[i] = o.address(name)
+                part.words[i] = o.address(name)
 
     def launch(self, call, fused=False):
         """Launch a call's kernels for every rank. Returns Dispatched, or a list over ranks; None for dispatch_async."""
         launches, parts = [], self.engine.parts
         for factory in FUSED if fused else SPLIT[call]:
-            for s in parts:
-                launches.append((s.plan[factory], s.words))
+            for part in parts:
+                launches.append((part.plan[factory], part.words))
         self.engine.start(call, launches, fused)
         if call == "dispatch_async":
             return None
         made = []
-        for s in parts:
+        for part in parts:
             d = _new(Dispatched)
-            d.round = s
-            if s.out is None:
-                d.output_tokens = s.loan.part(self._tokens)
+            d.round = part
+            if part.out is None:
+                d.output_tokens = part.loan.part(self._tokens)
             else:
-                s.out.finish(self.engine)
-                d.output_tokens = s.array("output_tokens")
+                part.out.finish(self.engine)
+                d.output_tokens = part.array("output_tokens")
             made.append(d)
         return made if self.engine.lists else made[0]
 

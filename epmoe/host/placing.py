@@ -49,7 +49,7 @@ class Placing:
         """[address of each array]. dtypes: {name: dtype} for arrays that need a certain dtype."""
         return [self.place(rank, name, a, dtypes.get(name)) for name, a in zip(names, arrays)]
 
-    def enter(self, unplaced):
+    def fill_in(self, unplaced):
         """Place arrays, [(words, index, rank, name, array, dtype if any)], into words[index]; a refusal writes none."""
         for _, _, rank, name, array, *_ in unplaced:
             if not device.SIM and type(array) is Array and array.host is not None:

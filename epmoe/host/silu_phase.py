@@ -35,7 +35,7 @@ def fused_silu(engine, capacity, gate_up, dispatched, output_format, **limits):
         unplaced.append((words, 1, r.rank, "row_offsets", d.row_offsets))
         launches.append((engine.plans[key], words))
         made.append((loan, values[0] if len(values) == 1 else tuple(values)))
-    engine.placing.enter(unplaced)
+    engine.placing.fill_in(unplaced)
     if engine.rounds.captured_now():
         engine.captured += [loan for loan, _ in made]
     with engine.world.launching(False):
