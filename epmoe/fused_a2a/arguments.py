@@ -67,7 +67,7 @@ def matrices(buffer, name, given, *, dtypes=None, n_rows=None, n_columns=None, b
     """
     of_ranks = zip(buffer.ranks, inputs.ranks_of(buffer.world, name, given))
     named = [(f"{name} of rank {r.rank}", one) for r, one in of_ranks]
-    seen = [inputs._array(buffer.machine, one, what) for what, one in named]
+    seen = [inputs.readable(buffer.machine, one, what) for what, one in named]
     for i, ((what, _), a) in enumerate(zip(named, seen)):
         if len(a.shape) != (1 if n_columns == 0 else 2):
             needed = "an array [rows]" if n_columns == 0 else "a matrix"

@@ -118,7 +118,7 @@ def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=
     """FusedCombine.forward without a ctx; see there for arguments, results and errors."""
     if allocate_on_comm_stream:
         arguments.scheduling(async_finish, allocate_on_comm_stream)
-    buffer = buffer_of_both(handle, group)
+    buffer = buffer_for_combine(handle, group)
     return handle.combined(buffer, (x,)), None
 
 
@@ -142,7 +142,7 @@ def buffer_of_handle(handle):
     return buffer_of(handle.group) if handle.buffer.closed else handle.buffer
 
 
-def buffer_of_both(handle, group):
+def buffer_for_combine(handle, group):
     """buffer_of_handle(handle); raises EPValueError unless group is the handle's."""
     buffer = buffer_of_handle(handle)
     if handle.group is not group:

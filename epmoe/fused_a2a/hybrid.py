@@ -77,7 +77,7 @@ def needs(rows, row_bytes, local):
 class ExpandingPlan(Plan):
     """A plan in which rows arrive in the staging area and are expanded into the results, grouped by expert."""
 
-    def expect_results(self, shape, hidden, dtype):
+    def prepare_results(self, shape, hidden, dtype):
         """Prepare for results of this kind; self.of(rows) is a function made by arranged()."""
         self.shape, of_row = shape, {"out": ((hidden,), dtype)}
         if shape.has_probs:
@@ -143,7 +143,7 @@ class DispatchPlan(ExpandingPlan):
             of_kernel |= dict(value_bytes=hidden, scale_words=hidden // FP8_GROUP, encode=True)
         shape = buffer.launches.shape(local, row_bytes, num_sms, **of_kernel)
         buffer.agree_on_tokens(max(num_tokens), limit is None and not buffer.knows_all_ranks)
-        self.expect_results(shape, hidden, E4M3 if is_fp8 else dtype)
+        self.prepare_results(shape, hidden, E4M3 if is_fp8 else dtype)
         if limit is None:  # the host waits for the numbers of rows
             self.remedy = "give num_permuted_tokens"
             buffer.prepare_to_be_told(local)
@@ -153,7 +153,7 @@ class DispatchPlan(ExpandingPlan):
         if limit is None:
             self.receiving = self._calls(receive_kernel(shape))
         for i, n in enumerate(num_tokens):
-            self._expect(i, limit or 0)
+            self._prepare_for(i, limit or 0)
             if limit is None:
                 self.receiving[i].of(n)  # compiled before peers wait for this rank
         arrays = {
@@ -181,7 +181,7 @@ class DispatchPlan(ExpandingPlan):
     def _expert_row(self):
         return (self._most_rows(), self.local), np.int32
 
-    def _expect(self, i, most):
+    def _prepare_for(self, i, most):
         """Prepare the i-th rank's next results for `most` rows by expert and a few more; with a limit for exactly these."""
         room = size_class(most + most // 16, ROW_STEP) if self.limit is None else self.limit
         self.ready[i] = most, room, *self.of(room)
@@ -217,7 +217,7 @@ class DispatchPlan(ExpandingPlan):
                 yield launch, ()
                 room, results = n, self.of(n)[1]
             buffer.raise_bad_ids()
-            self._expect(i, max(n, most - most // 16))
+            self._prepare_for(i, max(n, most - most // 16))
         x, *more = results(out) if n == room else results(out, n)
         probs = more.pop(0) if self.shape.has_probs else None
         made[i] = x, probs, more[0] if more else None, per_expert
@@ -259,7 +259,7 @@ class CachedPlan(ExpandingPlan):
         row_bytes, local = hidden * dtype.itemsize, handle.sums["n_local_experts"]
         buffer.want_pool(self.facts, needs(capacity, row_bytes, 0))
         shape = replace(buffer.launches.shape(local, row_bytes, num_sms), lamport=0)
-        self.expect_results(shape, hidden, dtype)
+        self.prepare_results(shape, hidden, dtype)
         self.calls = self.rank_calls(resend_kernel(shape), self.stage(capacity, 0))
 
     def run(self, i, addresses, handle, made):

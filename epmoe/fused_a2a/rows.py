@@ -60,7 +60,7 @@ class RowsHandle(Handle):
 class ReceivingPlan(Plan):
     """A plan in which peers write rows into the pool's heap, or into the staging area if the heap has no room."""
 
-    def expect_results(self, hidden, dtype, top_k=0, n_scales=0):
+    def prepare_results(self, hidden, dtype, top_k=0, n_scales=0):
         """Prepare for rows of this kind; self.of(rows) is a function made by arranged()."""
         of_row = {"x": ((hidden,), dtype)}
         if top_k:
@@ -126,7 +126,7 @@ class DispatchPlan(ReceivingPlan):
         super().__init__(buffer, interface, names, num_tokens, num_sms, **facts)
         self.check_values([((), (x, one)) for x, one in zip(xs, ids)])
         buffer.want_experts(local, self.facts)
-        self.expect_results(hidden, dtype, top_k, n_scales)
+        self.prepare_results(hidden, dtype, top_k, n_scales)
         wide = all(a.dtype.itemsize == 8 for a in ids)
         # kernels read ids in this machine's byte order; on a GPU most ids need no conversion
         types = [a.dtype.newbyteorder("=") if wide else np.dtype(np.int32) for a in ids]
@@ -222,7 +222,7 @@ class CachedPlan(ReceivingPlan):
         (_, hidden), dtype = xs[0].shape, xs[0].dtype
         facts = dict(call="the gradient of combine", hidden=hidden, dtype=str(dtype))
         super().__init__(buffer, interface, names, num_tokens, num_sms, **facts)
-        self.expect_results(hidden, dtype)
+        self.prepare_results(hidden, dtype)
         of_kernel = dict(send=num_tokens, top_k=1)
         self.shape = buffer.launches.shape(1, hidden * dtype.itemsize, num_sms, **of_kernel)
 

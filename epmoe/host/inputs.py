@@ -57,7 +57,7 @@ def tokens(cfg, machine, rank, given):
     If the token format is bf16, fp16 and float32 arrays in host memory are rounded to bf16 here, once.
     """
     what = f"input_tokens of rank {rank}"
-    a = _array(machine, given, what)
+    a = readable(machine, given, what)
     if a.host is not None and cfg.token_format == "bf16" and a.dtype in (np.float16, np.float32):
         with np.errstate(all="ignore"):
             a = view(a.host.astype(BF16), what)
@@ -73,7 +73,7 @@ def tokens(cfg, machine, rank, given):
 def topk_ids(cfg, machine, rank, given, num_tokens):
     """Check topk_ids of a rank: integers (num_tokens, top_k); -1, or ids in [0, n_experts) distinct in a token."""
     what = f"topk_ids of rank {rank}"
-    a = _array(machine, given, what)
+    a = readable(machine, given, what)
     slots = dict(num_tokens=num_tokens, top_k=cfg.top_k)
     _expect(what, a, a.dtype.kind in "iu", a.shape == (num_tokens, cfg.top_k), **slots)
     if a.host is not None:
@@ -108,7 +108,7 @@ def expert_outputs(cfg, machine, rank, given, capacity, n_rows):
     rows: the exact number or capacity. n_rows() returns the exact number; called only if there are not capacity rows.
     """
     what = f"expert_outputs of rank {rank}"
-    a, dtype, hidden = _array(machine, given, what), COMBINE_DTYPE[cfg.combine_dtype], cfg.hidden
+    a, dtype, hidden = readable(machine, given, what), COMBINE_DTYPE[cfg.combine_dtype], cfg.hidden
     needs = dict(combine_dtype=cfg.combine_dtype, dtype=dtype, hidden=hidden)
     _expect(what, a, a.dtype == dtype, a.shape[1:] == (hidden,), **needs)
     return _one_for_each_row(a, what, capacity, n_rows)
@@ -117,7 +117,7 @@ def expert_outputs(cfg, machine, rank, given, capacity, n_rows):
 def gate_up(machine, rank, given, capacity, n_rows):
     """Check the experts' first product: bf16 (rows, 2 * width); rows as in expert_outputs."""
     what = f"gate_up of rank {rank}"
-    a = _array(machine, given, what)
+    a = readable(machine, given, what)
     has_pairs = len(a.shape) == 2 and a.shape[1] % 2 == 0 < a.shape[1]
     _expect(what, a, a.dtype == BF16, has_pairs)
     return _one_for_each_row(a, what, capacity, n_rows)
@@ -149,7 +149,7 @@ def router_weights(cfg, machine, rank, given, num_tokens):
             f"{what} is {given!r}; a float32 array (num_tokens={num_tokens}, top_k={cfg.top_k}) or a "
             "function (token, k, *router_weights_args) -> float32 is needed, a single number is refused"
         )
-    a = _array(machine, given, what)
+    a = readable(machine, given, what)
     slots = dict(num_tokens=num_tokens, top_k=cfg.top_k)
     _expect(what, a, a.dtype == np.float32, a.shape == (num_tokens, cfg.top_k), **slots)
     return a
@@ -193,7 +193,7 @@ def world(what, given):
 
 def result(machine, given, shape, dtype, what):
     """Check an out= array: shape and dtype must be the result's; writable; on a GPU C-contiguous."""
-    a = _array(machine, given, what)
+    a = readable(machine, given, what)
     if a.dtype != dtype or a.shape != tuple(shape):
         raise EPValueError(f"{what} is {a.dtype} {a.shape}, the result is {np.dtype(dtype)} {tuple(shape)}")
     if a.host is not None and not a.host.flags.writeable:
@@ -201,7 +201,7 @@ def result(machine, given, shape, dtype, what):
     return a
 
 
-def _array(machine, given, what, in_vectors=True):
+def readable(machine, given, what, in_vectors=True):
     """An array as Array, checked to be readable by this machine's kernels. in_vectors: in vectors, if rows allow it."""
     a = given if type(given) is Array else view(given, what)
     if a.host is not None:

@@ -173,7 +173,7 @@ def argument(machine, value, what, writable):
         return ScalarArg(int(value), "int32")
     if isinstance(value, (float, np.floating)):
         return ScalarArg(float(value), "float32")
-    array = inputs._array(machine, value, what, in_vectors=False)
+    array = inputs.readable(machine, value, what, in_vectors=False)
     host, has_axes = array.host, len(array.shape) in (1, 2)
     if host is not None:
         writable = writable and host.flags.writeable

@@ -4,7 +4,7 @@ import torch
 
 from epmoe.fused_a2a import arguments, fused
 from epmoe.fused_a2a.buffers import buffer_of
-from epmoe.fused_a2a.fused import buffer_of_both, buffer_of_handle
+from epmoe.fused_a2a.fused import buffer_for_combine, buffer_of_handle
 from epmoe.torch.gradients import gradients, refuse_gradients, remember
 from epmoe.torch.over_ranks import WorldFunction, any_gradient, is_recorded, leaves_of, once
 from epmoe.torch.process_group import world_of
@@ -74,13 +74,13 @@ class FusedDispatchOnDevice(WorldFunction):
 def _recorded(ctx, plain, x, token_indices, token_probs, *more):
     """The results of plain(). Saves in ctx which results and arguments have gradients."""
     if type(x) is not torch.Tensor or x.dtype not in SUMMED:
-        _expect_gradients(x, token_indices, token_probs)
+        _expect_computable(x, token_indices, token_probs)
     made = plain(x, token_indices, token_probs, *more)
     remember(ctx, made, token_probs, made[1], made[3])
     return made
 
 
-def _expect_gradients(x, token_indices, token_probs):
+def _expect_computable(x, token_indices, token_probs):
     """Raise EPValueError if gradients are required that cannot be computed: of FP8 pairs, or of another type's rows."""
     of_x = leaves_of(x)
     if len(of_x) > len(leaves_of(token_indices)):
@@ -103,7 +103,7 @@ class FusedCombine(WorldFunction):
         """The results of forward, without gradients."""
         if allocate_on_comm_stream:
             arguments.scheduling(async_finish, allocate_on_comm_stream)
-        buffer = buffer_of_both(handle, world_of(group))
+        buffer = buffer_for_combine(handle, world_of(group))
         return handle.combined(buffer, (x,), TENSORS), None
 
     @staticmethod
