@@ -7,7 +7,7 @@ from epmoe.host import inputs
 from epmoe.host.arrays import PEEKS, peek, view
 from epmoe.host.dispatched import Dispatched
 from epmoe.host.engine import Plan
-from epmoe.host.results import Out, expect_apart
+from epmoe.host.out_arrays import Out, expect_apart
 from epmoe.host.user_functions import NO_SUMS, NO_TYPES, SUMS, argument, of_rank, way_of
 from epmoe.kernels import ArrayArg
 from epmoe_ref.errors import EPValueError
@@ -46,8 +46,7 @@ class CombinePhase:
             form, at, y = (PEEKS.get(type(y)) or peek)(y, "expert_outputs")
             n_rows = engine.plans.get((r.rank, form))
             if n_rows is None:
-                rows = self.capacity, lambda d=d: d.n_rows
-                y = inputs.expert_outputs(self.cfg, engine.machine, r.rank, y, *rows)
+                y = inputs.expert_outputs(self.cfg, engine.machine, r.rank, y, self.capacity, d)
                 n_rows = y.shape[0]
                 if n_rows == self.capacity:  # fewer must equal the round's number
                     engine.enter((r.rank, form), n_rows)

@@ -6,8 +6,8 @@ from epmoe.host import inputs
 from epmoe.host.arrays import PEEKS, peek, view
 from epmoe.host.dispatched import ARRAYS, Dispatched
 from epmoe.host.engine import Plan
+from epmoe.host.out_arrays import Out, expect_apart
 from epmoe.host.rank_memory import dispatch_arrays
-from epmoe.host.results import Out, expect_apart
 from epmoe.host.user_functions import check_returned, check_signature, earlier
 from epmoe.kernels import formats
 from epmoe.kernels.params import float32_word
@@ -58,6 +58,7 @@ class DispatchPhase:
         self.engine, self.cfg = engine, engine.cfg
         fields = formats.of(engine.cfg).output_fields
         self.capacity = dispatch_arrays(engine.cfg)[1]
+        # words: input tokens, ids, clean ids, scale, the format's arrays, their capacity, the other arrays
         self._capacity_at = 4 + len(fields)
         written = *fields, "row_offsets", "expert_ids", "src_info", "recv_count"
         of = engine.ranks[0].dispatch_result.fields

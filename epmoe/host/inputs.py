@@ -74,8 +74,8 @@ def topk_ids(cfg, machine, rank, given, num_tokens):
     """Check topk_ids of a rank: integers (num_tokens, top_k); -1, or ids in [0, n_experts) distinct in a token."""
     what = f"topk_ids of rank {rank}"
     a = readable(machine, given, what)
-    slots = dict(num_tokens=num_tokens, top_k=cfg.top_k)
-    _expect(what, a, a.dtype.kind in "iu", a.shape == (num_tokens, cfg.top_k), **slots)
+    shape = num_tokens, cfg.top_k
+    _expect(what, a, a.dtype.kind in "iu", a.shape == shape, num_tokens=num_tokens, top_k=cfg.top_k)
     if a.host is not None:
         check_ids(what, a.host, "n_experts", cfg.n_experts)
     return a
@@ -102,25 +102,25 @@ def check_ids(what, ids, name, n_experts):
         )
 
 
-def expert_outputs(cfg, machine, rank, given, capacity, n_rows):
+def expert_outputs(cfg, machine, rank, given, capacity, d):
     """Check expert outputs of a rank: combine_dtype (rows, hidden), in the order of output_tokens.
 
-    rows: the exact number or capacity. n_rows() returns the exact number; called only if there are not capacity rows.
+    rows: the exact number or capacity. d: a Dispatched; its n_rows waits, and is read only if rows are not capacity.
     """
     what = f"expert_outputs of rank {rank}"
     a, dtype, hidden = readable(machine, given, what), COMBINE_DTYPE[cfg.combine_dtype], cfg.hidden
     needs = dict(combine_dtype=cfg.combine_dtype, dtype=dtype, hidden=hidden)
     _expect(what, a, a.dtype == dtype, a.shape[1:] == (hidden,), **needs)
-    return _one_for_each_row(a, what, capacity, n_rows)
+    return _one_for_each_row(a, what, capacity, d)
 
 
-def gate_up(machine, rank, given, capacity, n_rows):
-    """Check the experts' first product: bf16 (rows, 2 * width); rows as in expert_outputs."""
+def gate_up(machine, rank, given, capacity, d):
+    """Check the experts' first product: bf16 (rows, 2 * width); rows and d as in expert_outputs."""
     what = f"gate_up of rank {rank}"
     a = readable(machine, given, what)
     has_pairs = len(a.shape) == 2 and a.shape[1] % 2 == 0 < a.shape[1]
     _expect(what, a, a.dtype == BF16, has_pairs)
-    return _one_for_each_row(a, what, capacity, n_rows)
+    return _one_for_each_row(a, what, capacity, d)
 
 
 def _expect(what, a, has_dtype, has_shape, **values):
@@ -132,10 +132,10 @@ def _expect(what, a, has_dtype, has_shape, **values):
         raise EPValueError(f"{what} has shape {a.shape}, {SHAPES[name].format(**values)}")
 
 
-def _one_for_each_row(a, what, capacity, n_rows):
-    if a.shape[0] != capacity and a.shape[0] != n_rows():
+def _one_for_each_row(a, what, capacity, d):
+    if a.shape[0] != capacity and a.shape[0] != d.n_rows:
         raise EPValueError(
-            f"{what} has {a.shape[0]} rows; one is needed for each of the {n_rows()} dispatched rows, "
+            f"{what} has {a.shape[0]} rows; one is needed for each of the {d.n_rows} dispatched rows, "
             f"padding included, or for all {capacity} of the capacity"
         )
     return a
@@ -150,8 +150,8 @@ def router_weights(cfg, machine, rank, given, num_tokens):
             "function (token, k, *router_weights_args) -> float32 is needed, a single number is refused"
         )
     a = readable(machine, given, what)
-    slots = dict(num_tokens=num_tokens, top_k=cfg.top_k)
-    _expect(what, a, a.dtype == np.float32, a.shape == (num_tokens, cfg.top_k), **slots)
+    shape = num_tokens, cfg.top_k
+    _expect(what, a, a.dtype == np.float32, a.shape == shape, num_tokens=num_tokens, top_k=cfg.top_k)
     return a
 
 
@@ -202,7 +202,10 @@ def result(machine, given, shape, dtype, what):
 
 
 def readable(machine, given, what, in_vectors=True):
-    """An array as Array, checked to be readable by this machine's kernels. in_vectors: in vectors, if rows allow it."""
+    """Check that this machine's kernels can read an array, and return it as Array.
+
+    in_vectors: rows of whole 16-byte vectors must start at a multiple of 16 bytes.
+    """
     a = given if type(given) is Array else view(given, what)
     if a.host is not None:
         return a

@@ -18,7 +18,7 @@ def fused_silu(engine, capacity, gate_up, dispatched, output_format, **limits):
             raise EPValueError(
                 f"fused_silu of rank {r.rank} was given a {type(d).__name__}: it needs that rank's Dispatched, of this object"
             )
-        rows = inputs.gate_up(engine.machine, r.rank, rows, capacity, lambda d=d: d.n_rows)
+        rows = inputs.gate_up(engine.machine, r.rank, rows, capacity, d)
         n, width = rows.shape[0], rows.shape[1] // 2
         options = dict(intermediate=width, output_format=output_format, **limits)
         key = FACTORY, r.rank, *options.values()

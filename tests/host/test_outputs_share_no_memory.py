@@ -8,7 +8,7 @@ from worlds_at_hand import BF16, batch, config, parallel, same_bits
 
 from epmoe import EPValueError
 from epmoe.host.arrays import Array, view
-from epmoe.host.results import expect_apart
+from epmoe.host.out_arrays import expect_apart
 
 T, H = 4, 16
 
