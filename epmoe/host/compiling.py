@@ -23,8 +23,8 @@ def ahead(world, run, kernels, command):
     """Compile the kernels that the disk cache lacks: each host's first rank, while the others wait; collective.
 
     run: identifies the set of kernels. kernels(): all of them, for any rank. command: the command line of a process
-    that compiles its part; "i/n" is appended, i from 1. Returns (kernels, how many of them were compiled, by how many
-    processes) on the host of rank 0. Does nothing in the simulator.
+    that compiles its part; "i/n" is appended, i from 1. Returns numbers, of the host of rank 0: (kernels, those compiled,
+    processes that compiled them). Does nothing in the simulator.
     """
     counts = 0, 0, 0
     if not device.SIM and (world.lists or world.host.Get_rank() == 0):

@@ -72,7 +72,7 @@ class Engine:
         self._factories = factories or KERNELS[self.kernels]
         self._calls = {}  # KernelCall by factory and options
         self.plans = {}  # Plan or launch by key, which each phase defines
-        self.has_many = False  # plans or calls
+        self.has_many = False  # more plans or calls than forget_calls() keeps
         self.parts = ()  # of the open round: a Part for each rank
         self.captured = []  # loans of captured calls, which stay lent until close()
         self._unseen = None  # the error that leave() found recorded by kernels

@@ -26,7 +26,7 @@ class Placing:
         self._narrowing = {}  # (rank, name, dtype, count) -> launch, address of result
 
     def place(self, rank, name, array, dtype=None) -> int:
-        """Address of an array's elements in C order. dtype: np.int32 for ids."""
+        """Address of an array's elements in C order. dtype: what kernels read; in device memory only int32 is made."""
         if type(array) is not Array:
             array = view(array, name)
         if array.host is None:
@@ -50,7 +50,8 @@ class Placing:
         return [self.place(rank, name, a, dtypes.get(name)) for name, a in zip(names, arrays)]
 
     def fill_in(self, unplaced):
-        """Place arrays, [(words, index, rank, name, array, dtype if any)], into words[index]; a refusal writes none."""
+        """Place arrays, [(words, index, rank, name, array, dtype if any)], and store each address in words[index]."""
+        # a refusal comes before any word is written
         for _, _, rank, name, array, *_ in unplaced:
             if not device.SIM and type(array) is Array and array.host is not None:
                 self._expect_no_capture(rank, name)

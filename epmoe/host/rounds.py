@@ -36,7 +36,8 @@ _REASON = {
     "launched": "the open dispatch was launched and not captured: combine it before the capture begins",
     "captured": "the open dispatch was captured into a CUDA graph and has not run: capture its combine too",
 }
-REFUSALS = EPValueError, EPStateError  # errors of calls that have changed nothing
+# Errors that need no reset(): a call was refused, or ids in device memory were bad.
+REFUSALS = EPValueError, EPStateError
 
 
 def in_short(error):
@@ -93,7 +94,7 @@ def part_of_round(method):
         except REFUSALS:
             raise
         except BaseException as error:
-            if name not in _NEXT[rounds.state]:  # else nothing was launched
+            if name not in _NEXT[rounds.state]:  # else the call has not launched, and may be made again
                 rounds.fail(name, error)
             raise
         finally:
