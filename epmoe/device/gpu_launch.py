@@ -50,8 +50,8 @@ def loaded(kernel):
 class Launch:
     """A launch of one kernel that can be started repeatedly. start() copies the arguments before it returns.
 
-    words: of params. The first ones are given when the launch is prepared. The others are stored into `words`, or given
-    to start(), before each start. programmatic: it may begin before the previous launch has ended.
+    words: of params; any may be stored between starts. Those that are not given when the launch is prepared may also be
+    given to start(). programmatic: it may begin before the previous launch has ended.
     """
 
     __slots__ = ("words", "_machine", "_pack", "_at", "_places", "_call")

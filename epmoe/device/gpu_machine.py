@@ -130,7 +130,7 @@ class GpuMachine:
         self.n_sms = self.all_sms if n_sms is None else min(int(n_sms), self.all_sms)
         most_shared = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         self.shared_limit = check(cu.cuDeviceGetAttribute(most_shared, self.ordinal))
-        self.copies = new_stream()
+        self.copies = new_stream()  # for copies between host and device
         self.streams = []
         self.held = 0
         self.has_captured = False  # graphs may refer to memory that nothing here uses any more

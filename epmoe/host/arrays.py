@@ -139,7 +139,7 @@ def view(obj, what):
         return Array(None, obj.address, obj.shape, obj.dtype, obj.ordinal, obj.strides, obj)
     if isinstance(obj, np.ndarray):
         return _from_numpy(obj)
-    if is_torch(obj):
+    if hasattr(obj, "data_ptr") and str(getattr(obj, "dtype", "")).startswith("torch."):  # torch may not be installed
         return _from_torch(obj, what)
     if hasattr(obj, "__cuda_array_interface__"):
         return _from_cuda(obj)
@@ -173,11 +173,6 @@ def look(arrays, names):
         addresses.append(address)
         seen.append(array)
     return tuple(forms), addresses, seen
-
-
-def is_torch(obj):
-    """Whether an object is a torch tensor; does not import torch."""
-    return hasattr(obj, "data_ptr") and str(getattr(obj, "dtype", "")).startswith("torch.")
 
 
 def to_numpy(array):

@@ -44,7 +44,7 @@ class WorldFunction(torch.autograd.Function):
         if is_dynamo_compiling():
             return cls._apply_uncompiled(*arguments)
         given = arguments[cls.tensors]
-        if not is_recorded(*given):
+        if not is_recorded(*given):  # fused_dispatch and the like have asked, callers of apply() have not
             return cls.plain(*arguments)
         for one in given:
             if isinstance(one, (list, tuple)):
