@@ -60,13 +60,12 @@ def absent(argument):
 
 
 def matrices(buffer, name, given, *, dtypes=None, n_rows=None, n_columns=None, because="", vectors=False):
-    """A list of Array: one matrix for each rank of this process, of one width and dtype, readable by kernels.
+    """Check one matrix for each rank of this process, of one width and dtype: a list of Array, readable by kernels.
 
     n_rows: rows needed, for each rank. n_columns: columns needed; 0 means arrays [rows]. because: says in the message
     why that many columns. vectors: whether rows must be whole vectors of 16 bytes.
     """
-    of_ranks = zip(buffer.ranks, inputs.ranks_of(buffer.world, name, given))
-    named = [(f"{name} of rank {r.rank}", one) for r, one in of_ranks]
+    named = [(f"{name} of rank {r.rank}", one) for r, one in zip(buffer.ranks, given)]
     seen = [inputs.readable(buffer.machine, one, what) for what, one in named]
     for i, ((what, _), a) in enumerate(zip(named, seen)):
         if len(a.shape) != (1 if n_columns == 0 else 2):

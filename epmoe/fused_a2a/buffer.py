@@ -16,30 +16,30 @@ from epmoe.host.arrays import look
 from epmoe.host.memory_pool import results_of
 from epmoe.host.placing import Placing
 from epmoe.host.rounds import REFUSALS, Turn, in_short
-from epmoe.kernels.rows import handle as written
-from epmoe.kernels.rows import mailbox
-from epmoe.kernels.rows import wait as rows_wait
+from epmoe.kernels.rows import mailbox, wait
+from epmoe.kernels.rows.handle import HAS_ROOM, PADDED_ROWS, TOKENS, TOLD_STATUS
 from epmoe.kernels.rows.shape import parameter_block
+from epmoe.kernels.stamps import TraceBuffers
 from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout
 
 MOST_PLANS = 1024
-STATUS_BYTES = 4 * written.TOLD_STATUS
+STATUS_BYTES = 4 * TOLD_STATUS
 
 
 @dataclass(eq=False)
 class Interface:
     """How a kind of caller (NumPy, torch) gives arrays and gets results.
 
-    look: see host.arrays.look(). results_of: see memory_pool.results_of(). told: wraps a NumPy array on the host for
-    the caller; no copy, since the array is filled later. refuse(array, its name): before a plan is made, raises errors
+    look: see host.arrays.look(). results_of: see memory_pool.results_of(). wrap: gives the caller a NumPy array on the
+    host, without a copy, since the array is filled later. refuse(array, its name): before a plan is made, raises errors
     that look() does not check for. in_order(buffer): makes the next launches wait for the caller's stream. It returns
-    None if that is all, or else a function that takes the call's results, makes the caller's stream wait for them, and
-    returns them for the caller.
+    None if results need nothing more, or else a function that takes the call's results, makes the caller's stream wait
+    for them, and returns them for the caller.
     """
 
     look: Callable
     results_of: Callable
-    told: Callable
+    wrap: Callable
     refuse: Callable
     in_order: Callable | None = None
 
@@ -61,20 +61,21 @@ class Buffer(GroupMemory):
         self.capture = stream.capture
         # (number of the GPU, handle): epmoe.torch compares it with torch's current stream
         self.stream = getattr(group.machine, "ordinal", 0), int(getattr(stream, "handle", 0))
-        self.copies = getattr(group, "copies", None)  # of results
+        self.copies = getattr(group, "copies", None)  # whether results of epmoe.torch are copied
+        # group may be a proxy, and its bound methods would keep the world alive
         self.placing = Placing(group.machine, lambda rank: self.world.stream_of(rank))
         self.world_has_lists = bool(group.lists)
         # with all ranks in one process their numbers of tokens are known before the launch; tests change it
         self.knows_all_ranks = self.world_has_lists
-        # one rank in the simulator: launches need no world.launching()
+        # one rank in the simulator: launches start without world.launching(), as those of a rank with its own GPU
         self.is_alone = device.SIM and len(group.ranks) == 1
         self.failure, self.failed_call, self.closed = None, "a kernel", False
-        self.captured = []  # what graphs use at every replay: Loans, and the loans of their handles
+        self.captured = []  # what graphs use at every replay: Loans of calls, and of their handles
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
-        self._info = struct.Struct(f"={written.TOKENS + group.n_ranks + group.n_ranks**2}i")
+        self._info = struct.Struct(f"={TOKENS + group.n_ranks + group.n_ranks**2}i")
         self._all_well = [bytes(STATUS_BYTES)] * len(group.ranks)  # status words without an error
         self.turn, self._bad_ids = Turn(), None
-        super().__init__(group, Launches(group, launch), timeout)
+        super().__init__(group, Launches(group, launch), timeout)  # allocates memory, and so needs the attributes above
 
     @property
     def timeout(self):
@@ -90,10 +91,10 @@ class Buffer(GroupMemory):
     def call(self, name, kind, names=(), arrays=(), options=(), of=None, interface=PLAIN):
         """Run a call by the plan for arrays of these forms, made if there is none: (results, handle).
 
-        kind: the class of the plan; without arrays, a function to call instead. options: the rest of the plan's key.
-        of: the call's handle, or the group of a dispatch, which makes a handle. results: this rank's; or, for each
-        result, a list over ranks (None if no rank has it). After any exception but a refusal, including Ctrl-C, the
-        Buffer must be reset.
+        name: of the call, for messages. kind: the class of the plan; without arrays, a function to call instead. names:
+        of the arrays. options: with kind, interface and forms, the plan's key. of: the call's handle; for a dispatch,
+        which makes the handle, the group. results: this rank's; or, for each result, a list over ranks (None if no rank
+        has it). After any exception but a refusal, including Ctrl-C, the Buffer must be reset.
         """
         turn = self.turn
         try:
@@ -154,9 +155,10 @@ class Buffer(GroupMemory):
         return made if leave is None else leave(made), of
 
     def _run_together(self, plan, given, handle, made):
-        """Run the call of all ranks of this process, starting their launches together; returns lists over ranks.
+        """Run the call of all ranks of this process; returns lists over ranks.
 
-        Nothing between the launches may wait for the GPU: kernels of some ranks would run and wait for the others.
+        In each step every rank prepares a launch, then all launches start together. While they start, nothing may wait
+        for the GPU: kernels that run already wait for those of the other ranks.
         """
         runs = [plan.run(i, addresses, handle, made) for i, (addresses, _) in enumerate(given)]
         while steps := [step for run in runs if (step := next(run, None))]:
@@ -179,10 +181,8 @@ class Buffer(GroupMemory):
             for array, what in zip(arrays, names):
                 interface.refuse(array, f"{what}{of_rank}")
         # the arrays from look(), which may have copied one that kernels cannot read in place
-        of_ranks = [list(array) for array in zip(*[arrays for _, arrays in given])]
-        if not self.world_has_lists:
-            of_ranks = [array for (array,) in of_ranks]
-        plan = kind(self, interface, names, of_ranks, options, of)
+        by_name = [list(of_ranks) for of_ranks in zip(*[arrays for _, arrays in given])]
+        plan = kind(self, interface, names, by_name, options, of)
         if plan.dtypes is None and any(None in addresses for addresses, _ in given):
             plan.dtypes = {}  # arrays in host memory
         # stored only now: kind() may grow memory, which clears the plans
@@ -197,6 +197,7 @@ class Buffer(GroupMemory):
         return [(place(r.rank, plan.names, arrays, plan.dtypes), arrays) for r, (_, arrays) in zip(self.ranks, given)]
 
     def _look_at_lists(self, names, arrays, look):
+        """look() at arrays that are lists over ranks: (forms of all, (addresses, arrays) of each rank)."""
         for name, of_ranks in zip(names, arrays):
             if type(of_ranks) is not list or len(of_ranks) != len(self.ranks):
                 inputs.ranks_of(self.world, name, of_ranks)
@@ -208,7 +209,7 @@ class Buffer(GroupMemory):
         return tuple(forms), given
 
     def expect_open(self):
-        """Raise EPStateError after close(), or after an error left flags and words in the middle of a call."""
+        """Raise EPStateError after close() or a failed call. Both drop all plans, so only _plan() has to ask."""
         if self.closed:
             raise EPStateError("this Buffer is closed: get_buffer makes a new one")
         if self.failure is not None:
@@ -229,7 +230,7 @@ class Buffer(GroupMemory):
     def reset(self):
         """After an error: set words and flags as before the first call. Collective; handles and results stay valid."""
         if self.closed:
-            self.expect_open()
+            self.expect_open()  # raises
         self.call("reset", self.put_back)
         self.failure = None
 
@@ -253,13 +254,14 @@ class Buffer(GroupMemory):
     # ------------------------------------------------------------------ launches
     def prepare(self, kernel, r, num_tokens, grid):
         """Prepare a launch of a rank's kernel, and fill in the words that are the same for all launches of the rank."""
+        launches = self.launches
         pool = [0] * self.n_ranks if self._pool is None else list(self._pool.addresses)
         of_ranks = dict(control_ptrs=list(self._control.addresses), pool_ptrs=pool)
         block = parameter_block(self.n_ranks)
         words = [0] * block.n_words
         context = block.pack_context(of_ranks)
         values = dict(
-            context=self.launches.contexts.address(self.machine, r.rank, context),
+            context=launches.contexts.address(self.machine, r.rank, context),
             mailboxes_at=self.layout.mailboxes,
             mailbox_bytes=self.layout.mailbox_bytes,
             words=r.words.address,
@@ -268,33 +270,36 @@ class Buffer(GroupMemory):
             lamport_at=self.pool_layout.lamport_at,
             lamport_bytes=self.pool_layout.lamport_bytes,
         )
+        if launches.launch.trace:
+            stamps = launches.traces.setdefault(kernel.name, TraceBuffers())
+            values["trace"] = stamps.address(self.machine, r.rank, launches.most_blocks)
         fill(words, values)
         stream = self.world.stream_of(r.rank, fused=True)
-        return self.launches.prepare(kernel, r.rank, num_tokens, stream, words, grid)
+        return self.machine.prepared(kernel, grid, kernel.max_threads, words, num_tokens, r.rank, stream=stream)
 
     def told(self, i, n_local_experts, interface):
         """What the i-th rank's dispatch has told the host; for i = 0 it waits for all ranks here. Raises as check().
 
-        Returns (has_room, rows, counts, tokens_per_expert). rows: expert-major, this rank's, with padding. counts: a
-        tuple with the number of rows from src_rank to dst_rank at src_rank * R + dst_rank; has_room, too, is the same on
-        all ranks. tokens_per_expert: int64 [L], as the interface wraps it.
+        Returns (has_room, rows, counts, tokens_per_expert). has_room: whether all ranks had room to receive. rows: of
+        this rank, with padding, if expert-major. counts: a tuple with the number of rows from src_rank to dst_rank at
+        src_rank * R + dst_rank; the same on all ranks. tokens_per_expert: int64 [L], as the interface wraps it.
         The host polls its own memory. It goes on when counts are known, while rows are still travelling. If some do not
-        arrive, the next call that waits raises the error, as after a dispatch on the device. The most tokens of any rank
-        are remembered even if all rows had room, because the next call may not read the counts.
+        arrive, the next call that waits raises the error, as after a dispatch on the device. The most tokens of a rank
+        are remembered even if all rows had room: a later call that tells the host nothing relies on them.
         """
         # made before the wait, so that less is left to do after it
         counted = np.empty(n_local_experts, np.int64)
-        per_expert = interface.told(counted)
+        per_expert = interface.wrap(counted)
         raw, end = self.host_words.told[i], STATUS_BYTES + counted.nbytes
         source, target = raw[STATUS_BYTES:end], memoryview(counted).cast("B")
         if i == 0:
             self._hear()
         target[:] = source
-        info, counts_at = self._info.unpack_from(raw, end), written.TOKENS + self.n_ranks
-        most_tokens = max(info[written.TOKENS : counts_at])  # the same on all ranks
+        info, counts_at = self._info.unpack_from(raw, end), TOKENS + self.n_ranks
+        most_tokens = max(info[TOKENS:counts_at])  # the same on all ranks
         if most_tokens > self.max_tokens:
             self.want_tokens(most_tokens)
-        return info[written.HAS_ROOM], info[written.PADDED_ROWS], info[counts_at:], per_expert
+        return info[HAS_ROOM], info[PADDED_ROWS], info[counts_at:], per_expert
 
     def _hear(self):
         """Wait for what the dispatches of all ranks here tell the host. Raises errors as check().
@@ -334,9 +339,9 @@ class Buffer(GroupMemory):
             try:
                 boxes = control.read(np.uint64, (2, self.n_ranks, at.mailbox_bytes // 8), at.mailboxes)
                 num_tokens = boxes[:, :, mailbox.NUM_TOKENS] >> np.uint64(32)
-                rows_wait.raise_if_failed(words, r.rank, self._timeout, num_tokens)
+                wait.raise_if_failed(words, r.rank, self._timeout, num_tokens)
                 r.words.fill(0, mailbox.STATUS, STATUS_BYTES)
-                rows_wait.raise_if_bad_ids(words, r.rank)
+                wait.raise_if_bad_ids(words, r.rank)
             except PeerTimeout as error:
                 timeouts.append(error)
             except EPValueError as error:

@@ -172,7 +172,7 @@ class DispatchPlan(ExpandingPlan):
         self.scratch = [self.arranged("rows scratch", scratch)(n)[0] for n in num_tokens]
 
     def _calls(self, kernel):
-        """A RankCall of the kernel for each rank here. Grows the pool, on all ranks, to receive the most tokens so far."""
+        """A RankCall of the kernel for each rank here. All ranks' pools grow to receive the most tokens so far."""
         rows, local = self._most_rows(), self.local
         self.buffer.want_pool(self.facts, needs(rows, self.shape.row_bytes, local), self.shape)
         more = dict(num_rows=NO_LIMIT if self.limit is None else self.limit, pad_multiple=self.pad)
@@ -182,7 +182,7 @@ class DispatchPlan(ExpandingPlan):
         return (self._most_rows(), self.local), np.int32
 
     def _prepare_for(self, i, most):
-        """Prepare the i-th rank's next results for `most` rows by expert and a few more; with a limit for exactly these."""
+        """Prepare the i-th rank's next results for `most` rows by expert and a few more, or exactly the limit."""
         room = size_class(most + most // 16, ROW_STEP) if self.limit is None else self.limit
         self.ready[i] = most, room, *self.of(room)
 

@@ -1,4 +1,4 @@
-"""Launches rows kernels: chooses a kernel's shape and grid, and fills in the words that each call passes to it."""
+"""Launches of rows kernels: their shapes and grids, and the words that each call passes to them."""
 
 from dataclasses import replace
 
@@ -8,7 +8,6 @@ from epmoe.kernels.launch import SIMULATOR_BLOCKS, Contexts
 from epmoe.kernels.rows import shape as rows_shape
 from epmoe.kernels.rows.few import lamport
 from epmoe.kernels.rows.shape import FIRST, RowsShape, parameter_block
-from epmoe.kernels.stamps import TraceBuffers
 
 _BLOCK = parameter_block(1)  # indices do not depend on the number of ranks
 FIRST_OF_CALL = _BLOCK.index(FIRST)  # words from here on differ between calls
@@ -35,7 +34,7 @@ def smaller_blocks(num_tokens):
 
 
 class Launches:
-    """The launches of one Buffer. launch: its LaunchConfig."""
+    """Shapes of one Buffer's kernels, and memory that all its launches use. launch: its LaunchConfig."""
 
     def __init__(self, world, launch=None):
         self.world, self.machine = world, world.machine
@@ -44,14 +43,14 @@ class Launches:
         of_machine = SIMULATOR_BLOCKS if device.SIM else self.machine.n_sms
         self.most_blocks = self.launch.n_sms or of_machine
         self.contexts = Contexts()
-        self.traces = {}  # by kernel: stamps, if the LaunchConfig asks for them
+        self.traces = {}  # TraceBuffers by name of a kernel, if the LaunchConfig asks for stamps
         # tuning constants of kernels, small in the simulator
         self.tuning = rows_shape.SMALL if device.SIM else rows_shape.TUNING
 
     def shape(self, n_local_experts, row_bytes, num_sms, *, send=(), expand=(), combine=(), **more):
         """The RowsShape of a kernel. send, expand or combine (the one that the kernel does): the tokens of each rank here.
 
-        num_sms: SMs that the caller grants; None: all. Many kernels get smaller blocks if all SMs take part.
+        num_sms: SMs that the caller grants; None: all. Some blocks are smaller only if the launch may use all SMs.
         """
         most, fewer = max((*send, *expand, *combine), default=0), None
         more |= dict(trace=self.launch.trace, tuning=self.tuning)
@@ -66,16 +65,8 @@ class Launches:
                 fewer = THREADS_TO_EXPAND
         elif by_all and shape.top_k or most < MANY:
             to_send, to_combine = smaller_blocks(most)
-            fewer = send and to_send or combine and to_combine
+            fewer = to_send if send else to_combine if combine else None
         return replace(shape, threads=min(self.threads, fewer or self.threads))
-
-    def prepare(self, kernel, rank, num_tokens, stream, words, grid):
-        """Prepare a launch of a rank's kernel. words: its parameter block, with the words known so far."""
-        if self.launch.trace:
-            traces = self.traces.setdefault(kernel.name, TraceBuffers())
-            words[at("trace")] = traces.address(self.machine, rank, self.most_blocks)
-        threads = kernel.max_threads
-        return self.machine.prepared(kernel, grid, threads, words, num_tokens, rank, stream=stream)
 
     def close(self):
         """Free contexts and stamps; the launches that use them must have ended."""

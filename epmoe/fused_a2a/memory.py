@@ -19,7 +19,7 @@ from epmoe.worlds.agreement import differences
 from epmoe_ref.errors import EPStateError, PeerTimeout
 
 ALIGNMENT = 256  # bytes
-RESULTS_AT_ONCE = 2  # results in the pool that may be in use while another call needs room
+RESULTS_AT_ONCE = 2  # as many of the largest results have room in the heap
 INITIAL_LOCAL_EXPERTS = 64
 MOST_CALLS = 32
 PATIENCE_S = 2.0  # ranks that wait for each other give up at about the same time
@@ -149,7 +149,7 @@ class _Rank:
         self.rank, self.arena = rank, MemoryPool(machine, rank)
         self.words = machine.alloc(mailbox.WORDS_BYTES, "rows words", rank)
         self.scratch, self.retired = None, []  # columns of the layout, now and before
-        self.heap = MemoryPool(machine, rank, part=(None, 0, 0))
+        self.heap = MemoryPool(machine, rank, part=(None, 0, 0))  # has no room until there is a pool
 
 
 class GroupMemory:
@@ -158,6 +158,7 @@ class GroupMemory:
     The pool holds flags of rows, windows for Lamport rows, a staging area and a heap of results. It grows and never
     shrinks; results and handles in use stay valid. If the heap has no room for a result, it is received in the staging
     area and moved to memory of its own, so the numbers never depend on which results the caller keeps.
+    capture(), of the Buffer: the id of the CUDA graph capture that the stream is in, 0 for none.
     """
 
     def __init__(self, group, launches, timeout):
@@ -171,7 +172,7 @@ class GroupMemory:
         self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="get_buffer"))
 
     def changed(self):
-        """Drop all plans: memory or a setting that they depend on has changed."""
+        """Drop all plans: memory or a setting that they depend on has changed, or a call has failed."""
         self._plans.clear()
 
     def want_experts(self, n_local_experts, facts):

@@ -22,17 +22,18 @@ from epmoe.kernels.rows.handle import TOKENS
 MOST_ARRANGED = 256  # Arrangements kept for one kind of result, by number of rows
 CAPACITY, PLACES, X, PROBS = map(at, ("capacity", "places", "x", "probs"))
 TOLD, TOLD_NUMBER = map(at, ("told", "told_number"))
-NO_ROOM = 0xFFFFFFFF  # a capacity without room even for zero rows: all ranks grow, and send again
+NO_ROOM = 0xFFFFFFFF  # as capacity: -1, no room even for zero rows, so all ranks grow and send again
 
 
 class Handle:
     """The routing of a dispatch, for any number of combines and cached dispatches.
 
-    plan: the dispatch's. loans: each rank's memory of the routing; kernels get the addresses of its kept arrays. form:
-    part of the key of later plans; sums: see CombinePlan. num_tokens, num_rows: T and the rows of each rank of this
-    process. capacity: the most rows that a combine returns to any rank. Both are None until the host knows them.
-    plan.is_exact: whether arrays have as many rows as came, not room for the most. DISPATCH, COMBINE: names of calls.
-    GRADIENT: names of the gradients' arrays. CACHED: plan class of combine's gradient. num_sms: of each call.
+    plan: the dispatch's. loans: for each rank a tuple of Loans, the memory of the routing; kernels get the addresses of
+    its kept arrays. form: part of the key of later plans; sums: see CombinePlan. num_tokens, num_rows: T and the rows
+    of each rank of this process. capacity: the most rows that a combine returns to any rank. num_rows and capacity are
+    None until the host knows them. plan.is_exact: whether arrays have as many rows as came, not room for the most.
+    DISPATCH, COMBINE: names of calls. GRADIENT: names of the gradients' arrays. CACHED: plan class of combine's
+    gradient, a cached dispatch. num_sms: SMs that (calls that dispatch, calls that combine) may use; None: all.
     """
 
     __slots__ = "plan buffer loans group num_rows capacity __weakref__".split()
@@ -65,16 +66,18 @@ class Handle:
 class Plan:
     """The prepared launches for calls of one form: equal shapes, types and options.
 
-    facts: values that must be equal on all ranks, see CallLog. names: of the arrays, for messages. makes: a dispatch's
-    class of handles; None for calls of a handle, whose form is part of the key. rows_vary: whether the number of rows
-    differs between calls with an exact handle. dtypes: {name: type it must have} if arrays must be placed; None if
-    kernels read them in place. remedy: if the call waits for the device, what to call instead during graph capture.
-    check_values: checks the values of arrays in host memory, if the plan must. num_rows, capacity: of a dispatch's
-    handle; None if they are not known before the call.
+    It is made from the arguments of Buffer.call; arrays: for each name a list over the ranks here. facts: values that
+    must be equal on all ranks, see CallLog. names: of the arrays, for messages. makes: a dispatch's class of handles;
+    None for calls of a handle, whose form is part of the key. rows_vary: whether the number of rows differs between
+    calls with an exact handle. dtypes: {name: type it must have} if arrays must be placed; None if kernels read them in
+    place. remedy: if the call waits for the device, what to call instead during graph capture. check_values: checks the
+    values of arrays in host memory before each call in the simulator; on a GPU kernels do. num_rows, capacity: of a
+    dispatch's handle; None if they are not known before the call.
 
     run(i, addresses, handle, made) is a generator that runs the call of the i-th rank here. It yields (launch, the
-    Loans that the launch uses) and goes on when the launches of all ranks have started. made[i]: gets the results, a
-    tuple. handle: the given one, or the one that a dispatch makes: then run() adds the rank's Loans, and counts rows.
+    Loans that a CUDA graph with it must keep, () if it cannot be captured) and goes on when the launches of all ranks
+    have started. made[i]: gets the results, a tuple. handle: the given one, or the one that a dispatch makes: then
+    run() adds the rank's Loans, and counts rows.
     """
 
     makes = dtypes = remedy = check_values = num_rows = capacity = None
@@ -84,10 +87,9 @@ class Plan:
         self.buffer, self.interface, self.names, self.facts = buffer, interface, names, facts
         self.num_tokens, self.num_sms = num_tokens, num_sms
 
-    def rank_calls(self, kernel, values=None):
-        """A RankCall for each rank here. values: None, or {field: value} for each rank."""
-        n_ranks = len(self.num_tokens)
-        return [RankCall(self, i, kernel, values and values[i]) for i in range(n_ranks)]
+    def rank_calls(self, kernel, values):
+        """A RankCall for each rank here. values: {field: value} for each rank."""
+        return [RankCall(self, i, kernel, of_rank) for i, of_rank in enumerate(values)]
 
     def results_of(self, fields):
         """A function that turns a Loan into results, one for each of these fields."""
@@ -123,8 +125,8 @@ class CombinePlan(Plan):
         xs = arguments.hidden_rows(buffer, names[0], x, dtypes=handle.summed, n_rows=num_rows)
         (_, hidden), dtype, has_probs = xs[0].shape, xs[0].dtype, bool(probs)
         for of_ranks in probs:
-            of_probs = dict(n_rows=num_rows, n_columns=handle.probs_a_row)
-            arguments.matrices(buffer, names[1], of_ranks, dtypes=(FP32,), **of_probs)
+            n_columns = handle.probs_a_row
+            arguments.matrices(buffer, names[1], of_ranks, dtypes=(FP32,), n_rows=num_rows, n_columns=n_columns)
         of_kernel = dict(row_bytes=hidden * dtype.itemsize, dtype=NAMES[dtype], has_probs=has_probs)
         of_kernel |= dict(combine=handle.num_tokens, num_sms=num_sms)
         self.shape = shape = buffer.launches.shape(**of_kernel, **handle.sums)

@@ -68,7 +68,7 @@ class ReceivingPlan(Plan):
         if n_scales:
             of_row["scales"] = (n_scales,), FP32
         self.of, self._moves = self.arranged("rows result", of_row, PLACE_OF.get), {}
-        self.takes = slice(X, X + len(of_row))  # x, ids, probs, scales
+        self.takes = slice(X, X + len(of_row))  # words of the caller's x, ids, probs and scales
 
     def sending(self, kernel, i):
         """(RankCall, launch) of the i-th rank here, of a kernel that sends all tokens."""
@@ -117,14 +117,13 @@ class DispatchPlan(ReceivingPlan):
         num_tokens = [a.shape[0] for a in xs]
         ids = arguments.expert_indices(buffer, token_indices, num_tokens, self.num_experts)
         top_k, (_, hidden), dtype = ids[0].shape[1], xs[0].shape, xs[0].dtype
-        of_probs = dict(dtypes=(FP32,), n_rows=num_tokens, n_columns=top_k)
-        arguments.matrices(buffer, "token_probs", token_probs, **of_probs)
+        arguments.matrices(buffer, "token_probs", token_probs, dtypes=(FP32,), n_rows=num_tokens, n_columns=top_k)
         n_scales = scales[0].shape[1] if scales else 0
         facts = dict(call="fused_dispatch", hidden=hidden, dtype=str(dtype))
         facts |= dict(num_experts=self.num_experts, top_k=top_k)
         facts |= dict(has_scales=bool(n_scales), on_device=on_device)
         super().__init__(buffer, interface, names, num_tokens, num_sms, **facts)
-        self.check_values([((), (x, one)) for x, one in zip(xs, ids)])
+        self.check_values([((), of_rank) for of_rank in zip(xs, ids)])  # before memory grows
         buffer.want_experts(local, self.facts)
         self.prepare_results(hidden, dtype, top_k, n_scales)
         wide = all(a.dtype.itemsize == 8 for a in ids)
@@ -156,7 +155,10 @@ class DispatchPlan(ReceivingPlan):
             buffer.prepare_to_be_told(local)
 
     def check_values(self, given):
-        """Raise EPValueError for ids in host memory that are outside [-1, num_experts) or occur twice in a token."""
+        """Raise EPValueError for ids in host memory that are outside [-1, num_experts) or occur twice in a token.
+
+        given: (addresses, arrays) of each rank.
+        """
         for r, (_, arrays) in zip(self.buffer.ranks, given):
             if getattr(arrays[1], "host", None) is not None:
                 what = f"token_indices of rank {r.rank}"
@@ -168,7 +170,7 @@ class DispatchPlan(ReceivingPlan):
         For an exact dispatch the host waits for the numbers of rows.
         """
         (r, launch, memory, per_expert_of), results = self.parts[i], self.results
-        words, n, rows = launch.words, self.room, self.room
+        words, n, rows = launch.words, self.room, self.room  # n: of the results; rows: that memory is laid out for
         kept, loan = r.arena.lend(memory), r.heap.lend(self.whole)
         handle.loans.append((kept,))
         words[self.takes], words[CAPACITY] = array("Q", addresses), rows
@@ -223,8 +225,7 @@ class CachedPlan(ReceivingPlan):
         facts = dict(call="the gradient of combine", hidden=hidden, dtype=str(dtype))
         super().__init__(buffer, interface, names, num_tokens, num_sms, **facts)
         self.prepare_results(hidden, dtype)
-        of_kernel = dict(send=num_tokens, top_k=1)
-        self.shape = buffer.launches.shape(1, hidden * dtype.itemsize, num_sms, **of_kernel)
+        self.shape = buffer.launches.shape(1, hidden * dtype.itemsize, num_sms, send=num_tokens, top_k=1)
 
     def _want_room(self, rows):
         # All ranks know the counts, so all grow together. Then every rank has room in the staging area.
