@@ -23,7 +23,7 @@ def ahead(world, run, kernels, command):
     """Compile the kernels that the disk cache lacks: each host's first rank, while the others wait; collective.
 
     run: identifies the set of kernels. kernels(): all of them, for any rank. command: the command line of a process
-    that compiles its part; "i/n" is appended, i from 1. Returns numbers, of the host of rank 0: (kernels, those compiled,
+    that compiles its part; "i/n" is appended, i from 1. Returns numbers of the host of rank 0: (kernels, compiled ones,
     processes that compiled them). Does nothing in the simulator.
     """
     counts = 0, 0, 0
