@@ -23,7 +23,7 @@ INSTEAD = {
     "faults": ("write",),
     "thresholds": ("jobs",),
 }
-OF_MUTANTS = ("slips", "sample", "only", "seeds", "jobs", "list", "reports", "part")
+OF_MUTANTS = ("statements", "sample", "only", "seeds", "jobs", "list", "reports", "part")
 
 
 def add_arguments(parser):
@@ -52,7 +52,7 @@ def add_arguments(parser):
     parser.add_argument("--reports", action="store_true", help="also print the report for each killed mutant")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
-        "--slips",
+        "--statements",
         nargs="?",
         choices=("instead", "also"),
         const="instead",
@@ -120,13 +120,13 @@ def run(args, console=None):
         return show_as_they_are(args, console)
     start = time.perf_counter()
     verdicts = Verdicts(console, every=args.list or bool(args.patch), reports=args.reports)
-    tokens = [] if args.slips == "instead" else read_patches(args) or hunt.all_mutants()
-    mutants = None if args.slips else choose(args, tokens)
+    tokens = [] if args.statements == "instead" else read_patches(args) or hunt.all_mutants()
+    mutants = None if args.statements else choose(args, tokens)
     try:
         with hunt.pool(args.jobs) as workers:
-            if args.slips:
-                slips = hunt.slips_in_files() + hunt.slips_in_pairs(workers, args.only or "")
-                mutants = choose(args, tokens + slips)
+            if args.statements:
+                statements = hunt.statements_in_files() + hunt.statements_in_pairs(workers, args.only or "")
+                mutants = choose(args, tokens + statements)
             undecided = _hunt_with_progress(args, console, workers, mutants, verdicts)
     except EPValueError:
         raise
@@ -173,7 +173,7 @@ def _refuse_no_such_file(only):
         near = difflib.get_close_matches(file, there, 1)
         raise EPValueError(
             f"--only {only}: no file {file} in epmoe/kernels"
-            + (f"; did you mean {near[0]}?" if near else ", for instance spin.py, formats/row_copy.py")
+            + (f"; did you mean {near[0]}?" if near else ", for instance wait.py, formats/row_copy.py")
         )
 
 

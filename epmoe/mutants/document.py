@@ -19,9 +19,9 @@ in `harmless.py`, each with its reason, and it is an error if one of them is not
 | option | |
 |---|---|
 | `--only pairs/signal.py` | only tokens of that file; `FILE:LINE`: of that line; `pairs/`: of that folder |
-| `--only plain/ --slips also` | the plain kernels: every removed synchronisation and every slip |
+| `--only plain/ --statements also` | the plain kernels: every removed synchronisation and every edited statement |
 | `--sample 30`, `--part 1/2` | a fixed sample of 30; every second mutant |
-| `--slips` | other mistakes instead (exchanged statements, waits off by one, ...): see `slips.py`. `--slips also`: both |
+| `--statements` | other mistakes instead (exchanged statements, waits off by one, ...): see `statement_mutations.py`. `--statements also`: both |
 | `--list`, `--reports` | print every verdict; print every report |
 | `--patch FILE ...` | your own unified diffs (`git diff`) of the kernels, each a mutant: see below |
 | `--as-they-are` | the kernels of the tree, in all worlds: nothing may be reported |

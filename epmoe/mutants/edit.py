@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from epmoe.mutants.tokens import Token
+from epmoe.mutants.token_mutations import Token
 
 
 @dataclass(frozen=True, eq=False)

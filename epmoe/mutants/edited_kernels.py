@@ -80,7 +80,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 def load(edits, *, constants=None, seen_by=None, names=None):
     """The package with some files replaced. It discards the previous copy.
 
-    edits: {file: source or code}. constants: {"spin.POLLS_PER_LOOK": value}, set before any kernel is made. names: more
+    edits: {file: source or code}. constants: {"wait.POLLS_PER_LOOK": value}, set before any kernel is made. names: more
     global names for all modules. seen_by: the only module that uses the edited file; all others use the original.
     """
     package = _load(NAME, {} if seen_by else edits, names or {})

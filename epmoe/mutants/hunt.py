@@ -10,14 +10,14 @@ from epmoe.mutants import edited_kernels
 from epmoe.mutants.edit import Edit
 from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.mutants.marks import NAME, functions_of, marked_lines, marked_tokens
-from epmoe.mutants.pairs import seen_in, slips_of_pairs
+from epmoe.mutants.pairs import seen_in, statement_mutations_of_pairs
 from epmoe.mutants.plain_run import PlainRun
 from epmoe.mutants.public_run import PublicRun
 from epmoe.mutants.random_worlds import named
 from epmoe.mutants.rows_run import RowsRun
-from epmoe.mutants.slips import Slip, slips_of
+from epmoe.mutants.statement_mutations import StatementMutation, statement_mutations_of
 from epmoe.mutants.swiglu_run import SwigluRun
-from epmoe.mutants.tokens import entrances, for_importers, imports_of, mutants_of, names_in
+from epmoe.mutants.token_mutations import entrances, for_importers, imports_of, mutants_of, names_in
 from epmoe.mutants.world_kinds import PlainWorld, PublicWorld, RowsWorld, SwigluWorld, World
 from epmoe.mutants.world_run import WorldRun
 from epmoe.mutants.worlds import WORLDS
@@ -75,14 +75,14 @@ def all_mutants():
     return for_importers([m for file, source in sources.items() for m in mutants_of(file, source)], importers)
 
 
-def slips_in_pairs(workers, file):
-    """The slips of kind "both", found by running worlds: a folder's own ones if no others run the file, else all."""
-    return slips_of_pairs(set().union(*workers.map(_pairs, worlds_of([file], WORLDS))))
+def statements_in_pairs(workers, file):
+    """The edited statements of kind "both", found by running worlds: a folder's own ones if no others run the file, else all."""
+    return statement_mutations_of_pairs(set().union(*workers.map(_pairs, worlds_of([file], WORLDS))))
 
 
-def slips_in_files():
-    """The slips that are found from the source alone."""
-    return [s for file in edited_kernels.files() for s in slips_of(file, edited_kernels.source_of(file))]
+def statements_in_files():
+    """The edited statements that are found from the source alone."""
+    return [s for file in edited_kernels.files() for s in statement_mutations_of(file, edited_kernels.source_of(file))]
 
 
 def _pairs(name):
@@ -185,7 +185,7 @@ class Coverage:
     def worlds(self, mutant):
         """Worlds that run the mutant's token, by name; if none does (a second poll), those that run nearby tokens."""
         at, by = (mutant.token.file, mutant.token.start), mutant.seen_by
-        if isinstance(mutant, Slip):
+        if isinstance(mutant, StatementMutation):
             return self.around(mutant)
         if isinstance(mutant, Edit):
             return self.running(mutant)
@@ -212,7 +212,7 @@ class Coverage:
         first, last = getattr(mutant, "lines", (mutant.token.line,) * 2)
         tokens = [m.token for m in mutants_of(file, edited_kernels.source_of(file))]
         nearby = [lambda t: first <= t.line <= last, lambda t: t.function == mutant.token.function]
-        if isinstance(mutant, Slip):  # its function may have no other token
+        if isinstance(mutant, StatementMutation):  # its function may have no other token
             nearby.append(lambda t: True)
         for near in nearby:
             starts = {t.start for t in tokens if near(t)}

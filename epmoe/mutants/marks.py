@@ -20,7 +20,7 @@ SIMPLE = (
 
 
 def marked_tokens(file, source, tokens):
-    """The source with a call of visit__(file, start) at each token of {start: tokens.Token}."""
+    """The source with a call of visit__(file, start) at each token of {start: token_mutations.Token}."""
     for start in sorted(tokens, reverse=True):
         t = tokens[start]
         text = source[t.start : t.end]

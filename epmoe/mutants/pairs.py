@@ -1,12 +1,12 @@
-"""Finds, by running the worlds, which acquire reads which release. A slip relaxes both together."""
+"""Finds, by running the worlds, which acquire reads which release. A mutant relaxes both together."""
 
 from functools import lru_cache
 
 from epmoe.device.sim.detector import Detector
 from epmoe.device.sim.race_report import line_of
 from epmoe.mutants import edited_kernels
-from epmoe.mutants.slips import Slip
-from epmoe.mutants.tokens import STRONG, mutants_of
+from epmoe.mutants.statement_mutations import StatementMutation
+from epmoe.mutants.token_mutations import STRONG, mutants_of
 
 SITE = 7, 8, 6  # code, place and word of an access
 
@@ -36,7 +36,7 @@ def _site(access):
 
 @lru_cache(None)
 def _relaxed(file):
-    """{(line, word): the mutant of tokens.py that relaxes it}."""
+    """{(line, word): the mutant of token_mutations.py that relaxes it}."""
     return {
         (m.token.line, m.token.text): m
         for m in mutants_of(file, edited_kernels.source_of(file))
@@ -44,13 +44,15 @@ def _relaxed(file):
     }
 
 
-def slips_of_pairs(sites):
-    """A slip for each pair of sites."""
+def statement_mutations_of_pairs(sites):
+    """A mutant for each pair of sites."""
     out = []
     for release, acquire in sorted(sites):
         first, second = (_relaxed(file).get((line, word)) for file, line, word in (release, acquire))
         if first and second and first.token != second.token:
             what = f"{release[2]} and {acquire[0]}'s {acquire[2]} become relaxed"
-            parts = [Slip(m.token, "both", m.new, what, (m.token.line, m.token.line)) for m in (first, second)]
-            out.append(Slip(parts[0].token, "both", parts[0].new, what, parts[0].lines, other=parts[1]))
+            parts = [
+                StatementMutation(m.token, "both", m.new, what, (m.token.line, m.token.line)) for m in (first, second)
+            ]
+            out.append(StatementMutation(parts[0].token, "both", parts[0].new, what, parts[0].lines, other=parts[1]))
     return out

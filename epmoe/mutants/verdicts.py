@@ -3,7 +3,7 @@
 from collections import Counter
 
 from epmoe.mutants.harmless import HARMLESS
-from epmoe.mutants.harmless_slips import HARMLESS_SLIPS
+from epmoe.mutants.harmless_statements import HARMLESS_STATEMENTS
 
 MEANING = {
     "race": "data race reported",
@@ -44,8 +44,8 @@ UNUSED = "is run by no world of epmoe/mutants/worlds.py: add one"
 
 
 def harmless_ones():
-    """{key: reason} for the mutants and slips that change nothing."""
-    return HARMLESS | HARMLESS_SLIPS
+    """{key: reason} for the mutants that change nothing."""
+    return HARMLESS | HARMLESS_STATEMENTS
 
 
 def judge(verdicts):

@@ -11,7 +11,7 @@ class SmallWorld:
 
     name: str
     shape: tuple = field(default=(3, 64), kw_only=True)
-    constants: dict = field(default_factory=dict, kw_only=True)  # {"spin.POLLS_PER_LOOK": 1}
+    constants: dict = field(default_factory=dict, kw_only=True)  # {"wait.POLLS_PER_LOOK": 1}
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from rich.console import Console
 from epmoe import kernels, progress
 from epmoe.mutants import command, edited_kernels, hunt
 from epmoe.mutants.harmless import HARMLESS
-from epmoe.mutants.harmless_slips import HARMLESS_SLIPS
+from epmoe.mutants.harmless_statements import HARMLESS_STATEMENTS
 from epmoe.mutants.pieces import Hunt
 from epmoe.mutants.verdicts import judge
 from epmoe.mutants.world_kinds import SmallWorld
@@ -21,7 +21,7 @@ from epmoe.mutants.world_run import WorldRun
 from epmoe.mutants.worlds import WORLDS
 from epmoe_ref.errors import EPValueError
 
-SAMPLE, HARMLESS_SAMPLE, SLIPS = 6, 1, 3
+SAMPLE, HARMLESS_SAMPLE, STATEMENTS = 6, 1, 3
 SEEDS = 3  # as in `epmoe mutants`; the second is for survivors of the first
 PARTS = 6  # of all worlds; at least one runs
 
@@ -36,7 +36,7 @@ def arguments(*argv):
 
 def test_the_harmless_ones_are_mutants_that_there_are():
     assert set(HARMLESS) <= {m.key for m in all_mutants()}
-    assert set(HARMLESS_SLIPS) <= {m.key for m in hunt.slips_in_files()}
+    assert set(HARMLESS_STATEMENTS) <= {m.key for m in hunt.statements_in_files()}
 
 
 def content():
@@ -66,8 +66,8 @@ def test_a_sample_is_noticed_and_harmless_ones_are_not():
         run = [m for m in all_mutants() if (m.token.file, m.token.start) in seen]
         sample = chance.sample([m for m in run if m.key not in HARMLESS], SAMPLE)
         harmless = chance.sample([m for m in run if m.key in HARMLESS], HARMLESS_SAMPLE)
-        slips = [s for s in hunt.slips_in_files() if s.key not in HARMLESS_SLIPS and coverage.worlds(s)]
-        sample += chance.sample(slips, SLIPS)
+        statements = [s for s in hunt.statements_in_files() if s.key not in HARMLESS_STATEMENTS and coverage.worlds(s)]
+        sample += chance.sample(statements, STATEMENTS)
         runs = [
             [(name, seed) for seed in range(SEEDS) for name in (*coverage.worlds(m), *others(m, first))] for m in sample
         ] + [[(name, 0) for name in coverage.worlds(m)] for m in harmless]
@@ -80,12 +80,12 @@ def test_a_sample_is_noticed_and_harmless_ones_are_not():
 def test_one_place_by_the_command_line(capsys):
     for only, said in (
         ("nowhere.py", "no file nowhere.py"),
-        ("spinn.py", "did you mean spin.py"),
-        ("spin.py:1", "no synchronising token there"),
+        ("waitt.py", "did you mean wait.py"),
+        ("wait.py:1", "no synchronising token there"),
     ):
-        for slips in ([], ["--slips"])[: 1 + (":" not in only)]:
+        for option in ([], ["--statements"])[: 1 + (":" not in only)]:
             with pytest.raises(EPValueError, match=said):
-                command.run(arguments("--only", only, "--jobs", "100000", *slips))
+                command.run(arguments("--only", only, "--jobs", "100000", *option))
 
 
 def test_a_folder_is_hunted_alone_in_its_own_worlds():
@@ -103,9 +103,9 @@ def test_a_folder_is_hunted_alone_in_its_own_worlds():
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_removed_synchronisations_and_slips_in_one_hunt(capsys):
+def test_removed_synchronisations_and_statements_in_one_hunt(capsys):
     console = Console(file=io.StringIO(), soft_wrap=True)
-    args = arguments("--only", "plain/peers.py", "--slips", "also", "--jobs", "2", "--list")
+    args = arguments("--only", "plain/peers.py", "--statements", "also", "--jobs", "2", "--list")
     assert command.run(args, console) == 0
     shown = console.file.getvalue()
     assert "order: st_release_sys_u64 -> st_relaxed_sys_u64" in shown and "swap: " in shown
@@ -113,7 +113,7 @@ def test_removed_synchronisations_and_slips_in_one_hunt(capsys):
 
 
 def test_a_wait_that_names_another_word_than_it_waited_for_is_noticed(tonight):
-    wrong = [m for m in hunt.slips_in_files() if m.token.file == "plain/waits.py"]
+    wrong = [m for m in hunt.statements_in_files() if m.token.file == "plain/waits.py"]
     wrong = [m for m in wrong if m.kind == "off by one"]
     assert len(wrong) == 2
     for mutant in wrong if tonight else wrong[:1]:
@@ -123,7 +123,7 @@ def test_a_wait_that_names_another_word_than_it_waited_for_is_noticed(tonight):
 
 def test_a_part_without_mutants_is_no_pass():
     with pytest.raises(EPValueError, match="nothing would be tried"):
-        command.run(arguments("--only", "spin.py", "--sample", "1", "--part", "2/2"))
+        command.run(arguments("--only", "wait.py", "--sample", "1", "--part", "2/2"))
 
 
 def test_progress_is_told_where_there_is_no_terminal(capsys, monkeypatch):

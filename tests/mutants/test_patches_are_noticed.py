@@ -115,8 +115,8 @@ def test_an_added_line_and_a_missing_last_newline():
         ),
         (diff(RUNS, BARRIER, "").rpartition(" ")[0], "the hunk|does not apply"),
         ("--- /dev/null\n+++ b/epmoe/kernels/new.py\n@@ -0,0 +1 @@\n+x = 1\n", "makes or deletes epmoe/kernels/new.py"),
-        ("--- a/spin.py\n+++ b/spin.py\n@@ what @@\n", "'@@ what @@' is not the header of a hunk"),
-        ("rename from epmoe/kernels/spin.py\n", "does not change lines of a source"),
+        ("--- a/wait.py\n+++ b/wait.py\n@@ what @@\n", "'@@ what @@' is not the header of a hunk"),
+        ("rename from epmoe/kernels/wait.py\n", "does not change lines of a source"),
         (f"--- a/{RUNS}\n+++ b/{RUNS}\n@@ -84 +84 @@\n-{BARRIER}+{BARRIER}", "changes nothing of"),
     ],
 )
@@ -133,7 +133,7 @@ def test_bad_patches_end_before_anything_runs(tmp_path, monkeypatch):
     with pytest.raises(EPValueError, match="bad.patch: holds no change"):
         run("--patch", str(good), str(bad))
     with pytest.raises(EPValueError, match="leave it out with --patch"):
-        run("--patch", str(good), "--only", "spin.py")
+        run("--patch", str(good), "--only", "wait.py")
 
 
 def test_statements_of_lines_are_marked():
@@ -184,7 +184,7 @@ def test_worlds_that_run_only_the_function_come_last(monkeypatch):
         "rare": {(RUNS, -at, "") for at in around},
         "twice": {(RUNS, -line, "a"), (RUNS, -line, "b")},
         "random 4": {(RUNS, -line, "")},
-        "never": {("spin.py", -1, "")},
+        "never": {("wait.py", -1, "")},
     }
     coverage = hunt.Coverage({name: (seen[name], at) for at, name in enumerate(seen)})
     assert coverage.running(edit) == ["twice", "random 4"]

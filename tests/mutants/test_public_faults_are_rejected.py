@@ -35,7 +35,7 @@ def test_repaired_it_is_silent(fault):
 
 def test_an_edit_that_does_not_fit_the_kernels_is_refused():
     with pytest.raises(ValueError, match="holds 'no such text' 0 times, not once"):
-        edited((("spin.py", "no such text", ""),))
+        edited((("wait.py", "no such text", ""),))
 
 
 def test_the_document_shows_the_reports():

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from epmoe.mutants import edited_kernels
-from epmoe.mutants.hunt import all_mutants, slips_in_files
-from epmoe.mutants.tokens import mutants_of, names_in
+from epmoe.mutants.hunt import all_mutants, statements_in_files
+from epmoe.mutants.token_mutations import mutants_of, names_in
 
 WORDS = re.compile(
     r"\b((?:ld|st|red_add|atomic_\w+?)_(?:relaxed|acquire|release|acq_rel)_(?:cta|gpu|sys)_\w+"
@@ -39,8 +39,8 @@ def test_every_word_has_mutants(file):
     assert found <= covered
 
 
-@pytest.mark.parametrize("make, most", [(all_mutants, 150), (slips_in_files, 80)])
-def test_mutants_and_slips_compile_differ_and_have_names_of_their_own(make, most):
+@pytest.mark.parametrize("make, most", [(all_mutants, 150), (statements_in_files, 80)])
+def test_mutants_of_tokens_and_statements_compile_differ_and_have_names_of_their_own(make, most):
     mutants = make()
     assert len({m.key for m in mutants}) == len(mutants) > most
     for m in mutants:

@@ -24,7 +24,7 @@ from ..bits import has, lowest
 from ..formats.row_copy import no_vectors
 from ..lamport import is_absent
 from ..params import clear, in_turn, namespace, tuple_of
-from ..spin import POLLS_PER_LOOK, gives_up, wait_below
+from ..wait import POLLS_PER_LOOK, gives_up, wait_below
 from ..status import COMBINE_WAIT, FOR_RECV_COUNT, FOR_ROWS, MISSING_RANKS, record_expired
 
 AT_ONCE = 8         # rows whose vectors a lane holds

@@ -15,7 +15,7 @@ from ..bits import divided_up, lowest
 from ..params import namespace
 from ..plain import counters
 from ..plain.receive import shared_rows
-from ..spin import wait_below
+from ..wait import wait_below
 from ..status import DISPATCH_WAIT, FOR_RECV_COUNT
 from .message import count_of
 

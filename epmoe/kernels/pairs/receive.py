@@ -14,7 +14,7 @@ from .. import formats, stamps
 from ..bits import lowest, parts_of_each, split
 from ..params import LANES, namespace
 from ..plain.receive import shared_rows
-from ..spin import wait_below
+from ..wait import wait_below
 from ..status import DISPATCH_WAIT, FOR_RECV_COUNT
 from . import message, offsets, shared_expert, signal
 

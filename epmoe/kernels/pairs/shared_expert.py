@@ -13,7 +13,7 @@ from .. import formats
 from ..params import BF16_BYTES, namespace
 from ..plain import counters
 from ..plain.receive import shared_rows
-from ..spin import wait_for_own_blocks
+from ..wait import wait_for_own_blocks
 from ..status import DISPATCH_WAIT, FOR_SEND_BUF
 
 

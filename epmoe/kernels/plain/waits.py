@@ -10,7 +10,7 @@ from epmoe.device import (block_dim, device_fn, globaltimer, i32, ld_acquire_gpu
                           syncthreads_or, thread_idx, u64)
 from epmoe.layout import MAX_FINITE
 
-from ..spin import gives_up
+from ..wait import gives_up
 from ..status import FOR_RECV_COUNT, record_expired
 
 POLLS_PER_LOOK = 32     # polls between two looks at the clock and at FAILED

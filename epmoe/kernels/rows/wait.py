@@ -1,4 +1,4 @@
-"""Bounded waits (epmoe/kernels/spin.py) of the rows kernels, and the errors that they raise on the host.
+"""Bounded waits (epmoe/kernels/wait.py) of the rows kernels, and the errors that they raise on the host.
 
 what: (phase, FOR_...), recorded if the wait expires. index: number of the awaited thing, mostly a src_rank.
 """
@@ -10,7 +10,7 @@ from epmoe.device import (any_lane, device_fn, i32, ld_acquire_sys_i32, ld_acqui
 from epmoe_ref.errors import EPValueError, PeerTimeout
 
 from .. import status
-from ..spin import until, wait_for_own_blocks
+from ..wait import until, wait_for_own_blocks
 from . import mailbox
 from .shape import p
 

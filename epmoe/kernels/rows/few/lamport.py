@@ -24,7 +24,7 @@ from ... import stamps
 from ...bits import any_of_four, each_of_four
 from ...lamport import is_absent
 from ...params import VECTOR
-from ...spin import POLLS_PER_LOOK, gives_up
+from ...wait import POLLS_PER_LOOK, gives_up
 from ...status import record_expired
 from .. import announce, mailbox, wait
 from .. import call as calls

@@ -7,7 +7,7 @@
 | plain | a strong load, store or read-modify-write becomes weak |
 | barrier | a syncthreads, syncwarp, fence or wait for bulk copies is removed; syncthreads_or(p) becomes p |
 | reset | a store of a constant is removed |
-| wait | a call of one of spin.py's waits is removed, as if it had succeeded at once |
+| wait | a call of one of wait.py's waits is removed, as if it had succeeded at once |
 | nc | an ordinary vector load uses the non-coherent path |
 """
 
@@ -36,7 +36,7 @@ SUCCESS = {
     "mbar_try_wait": "True",
 }
 # Shared modules. Each user gets its own mutants, since one may need a synchronisation that another does not.
-PER_IMPORTER = ("params", "spin", "pairs/peers", "plain/waits", "plain/peers")
+PER_IMPORTER = ("params", "wait", "pairs/peers", "plain/waits", "plain/peers")
 
 
 @dataclass(frozen=True)

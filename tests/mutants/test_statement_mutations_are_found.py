@@ -1,7 +1,7 @@
-"""Slips: each kind is found where it should be."""
+"""Mutants of statements: each kind is found where it should be."""
 
 from epmoe.mutants import hunt
-from epmoe.mutants.slips import slips_of
+from epmoe.mutants.statement_mutations import statement_mutations_of
 
 SOURCE = """
 def make(at):
@@ -22,7 +22,9 @@ def make(at):
 
 
 def found(kind):
-    return [(s.token.line, s.new.splitlines()[0].strip()) for s in slips_of("f.py", SOURCE) if s.kind == kind]
+    return [
+        (s.token.line, s.new.splitlines()[0].strip()) for s in statement_mutations_of("f.py", SOURCE) if s.kind == kind
+    ]
 
 
 def test_neighbours_change_places_unless_one_needs_the_other():
@@ -55,11 +57,11 @@ def test_numbers_are_wrong():
 
 
 def test_a_release_and_its_acquire_are_found_by_running():
-    from epmoe.mutants.pairs import seen_in, slips_of_pairs
+    from epmoe.mutants.pairs import seen_in, statement_mutations_of_pairs
     from epmoe.mutants.worlds import WORLDS
 
-    assert not slips_of_pairs(set())
-    pairs = slips_of_pairs(seen_in(lambda: hunt.attempt(WORLDS["idle blocks"], 0, {})))
+    assert not statement_mutations_of_pairs(set())
+    pairs = statement_mutations_of_pairs(seen_in(lambda: hunt.attempt(WORLDS["idle blocks"], 0, {})))
     assert pairs and all("become relaxed" in s.what and s.other for s in pairs)
     edits = hunt.edits_of(pairs[0])
     assert all("_relaxed_" in text for text in (pairs[0].new, pairs[0].other.new))

@@ -1,4 +1,4 @@
-"""Slips: mistakes in whole statements. tokens.py changes single words.
+"""Mutants of whole statements. token_mutations.py changes single words.
 
 | kind | what is done to the source |
 |---|---|
@@ -10,14 +10,14 @@
 | whose | a synchronising statement uses another rank's number or another region's words |
 | both | a release and the acquire that reads it become relaxed, together (pairs.py finds them by running) |
 
-All but "both" are found from the source alone. harmless_slips.py lists those that change nothing.
+All but "both" are found from the source alone. harmless_statements.py lists those that change nothing.
 """
 
 import ast
 import re
 from dataclasses import dataclass
 
-from epmoe.mutants.tokens import BARRIERS, STORE, STRONG, SUCCESS, VOTES, Token, _is_constant
+from epmoe.mutants.token_mutations import BARRIERS, STORE, STRONG, SUCCESS, VOTES, Token, _is_constant
 
 PURE = re.compile(
     r"(i32|u32|u64|f32|min|max|len|range|lane_id|thread_idx|block_idx|block_dim|grid_dim|n_warps|ballot"
@@ -30,7 +30,7 @@ OFFSETS = {"at", "mailbox"}  # objects whose attributes are addresses of words
 
 
 @dataclass(frozen=True)
-class Slip:
+class StatementMutation:
     """One edit: `new` instead of source[token.start:token.end]. It has the interface of tokens.Mutant.
 
     lines: (first, last) of the statements. other: a second edit, in any file, that belongs to it.
@@ -41,7 +41,7 @@ class Slip:
     new: str
     what: str
     lines: tuple
-    other: "Slip | None" = None
+    other: "StatementMutation | None" = None
     seen_by = None
 
     @property
@@ -51,7 +51,7 @@ class Slip:
 
     @property
     def key(self):
-        """Its name in harmless_slips.py. It contains no line number."""
+        """Its name in harmless_statements.py. It contains no line number."""
         number = f" (number {self.token.number})" if self.token.number > 1 else ""
         return f"{self.token.file} {self.token.function}: {self.kind}: {self.what}{number}"
 
@@ -85,7 +85,7 @@ class _Source:
         """Add an edit of text[start:end]. what: in words, the same for equal edits of a function."""
         number = self.seen[function, kind, what] = self.seen.get((function, kind, what), 0) + 1
         token = Token(self.file, function, self.text[start:end], number, first.lineno, start, end)
-        self.found.append(Slip(token, kind, new, what, (first.lineno, last.end_lineno)))
+        self.found.append(StatementMutation(token, kind, new, what, (first.lineno, last.end_lineno)))
 
 
 def calls(node):
@@ -151,8 +151,8 @@ def releases(node):
     )
 
 
-def slips_of(file, text):
-    """All slips of one source file except kind "both", in the order of its lines."""
+def statement_mutations_of(file, text):
+    """All mutants of the statements of one source file except kind "both", in the order of its lines."""
     source = _Source(file, text)
     for function, node in _device_functions(ast.parse(text)):
         names = assigned(node) | {a.arg for n in ast.walk(node) if isinstance(n, ast.FunctionDef) for a in n.args.args}

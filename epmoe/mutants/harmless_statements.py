@@ -1,6 +1,6 @@
-"""Slips (edited statements) that change nothing, each with its reason. The hunt judges them like harmless.py.
+"""Edits of statements that change nothing, each with its reason. The hunt judges them like harmless.py.
 
-Names are Slip.key.
+Names are StatementMutation.key.
 """
 
 OTHERS = "the two touch different words, and the barrier before the signals follows both"
@@ -10,7 +10,7 @@ READ = "no kernel writes the inputs that it reads"
 
 VOTE = "the vote that follows synchronises the lanes too, as in harmless.py"
 
-HARMLESS_SLIPS = {
+HARMLESS_STATEMENTS = {
     "rows/expand.py _expert_rows.expert_rows: early: syncwarp() before (row, src_rank), writes = (received, is_first and "
     "first == 0": VOTE,
     "rows/expand.py _expert_rows.expert_rows: swap: if has_meta and mine >= 0: / syncwarp()": VOTE,
