@@ -5,7 +5,7 @@ from importlib import import_module
 from epmoe.host.plain_kernels import Factories
 from epmoe.mutants import edited_kernels
 from epmoe.mutants.page_worlds import PLAIN
-from epmoe.mutants.tokens import mutants_of
+from epmoe.mutants.token_mutations import mutants_of
 from epmoe.mutants.world_kinds import World
 from epmoe.mutants.world_run import WorldRun
 from epmoe_ref.errors import EPError, RaceError

@@ -11,7 +11,7 @@ from epmoe.device.intrinsics import INTRINSICS
 from epmoe.lessons.answers import Wrong, failed, function
 from epmoe.lessons.number_questions import Number
 from epmoe.mutants.plain_atomics import PLAIN_ATOMICS
-from epmoe.mutants.tokens import mutants_of
+from epmoe.mutants.token_mutations import mutants_of
 from epmoe_ref.errors import DeadlockError, EPError, OutOfBoundsError, RaceError
 
 STUB = '''

@@ -17,7 +17,7 @@ import numpy as np
 from epmoe.lessons.answers import Wrong
 from epmoe.lessons.telling import WIDTH
 from epmoe.mutants.plain_atomics import PLAIN_ATOMICS
-from epmoe.mutants.tokens import STRONG, mutants_of
+from epmoe.mutants.token_mutations import STRONG, mutants_of
 from epmoe.puzzles.holes import HOLE
 from epmoe.puzzles.world import Schedule
 
