@@ -67,29 +67,29 @@ def dispatch_kernel(shape):
         announced, scratch, shared_epoch = shared_array(n_announced, int32), allocate(), shared_array(1, uint64)
         mark(params, stamps.START)
         call = calls.Call(params, num_tokens, my_rank, u64(calls.OVER))
-        last_call = begin_call(params, shared_epoch)                    # 1
+        last_call = begin_call(params, shared_epoch)                     # 1
         # on a GPU larger batches have a kernel without the path for small ones; simulated ranks share one kernel
         if has_small and (not SIM or num_tokens <= most_tokens):
-            epoch = dispatch_small(call, last_call, announced, scratch) # 2
+            epoch = dispatch_small(call, last_call, announced, scratch)  # 2
         else:
-            epoch = number_rows(call, last_call, scratch)               # 3
+            epoch = number_rows(call, last_call, scratch)                # 3
         if epoch == u64(calls.OVER):            # step 2 has ended the call, or a wait has expired
             return
         call, ok = calls.at_epoch(call, epoch), True
         if expands:                             # otherwise the arrival counters imply it
             calls.signal_begun(call)
-        if not await_announcements(call, announced):                # 4
+        if not await_announcements(call, announced):                     # 4
             return
         mark(params, stamps.COUNTED)
         if not calls.is_leader():
-            ok = send_rows(call, announced)                         # 5
+            ok = send_rows(call, announced)                              # 5
             mark(params, stamps.SENT)
-        if calls.is_leader():                                       # 6
+        if calls.is_leader():                                            # 6
             ok = record(call, announced, has_room(announced), scratch.experts)
             ok = ok and (not expands or calls.leader_awaits_begun(call, wait.ROWS_DISPATCH))
             mark(params, stamps.PLACED)
-        if finish_rows(call, announced, ok) and calls.is_leader():  # 7
-            end_call(call)                                          # 8
+        if finish_rows(call, announced, ok) and calls.is_leader():       # 7
+            end_call(call)                                               # 8
         mark(params, stamps.LEFT)
 
     return rows_dispatch

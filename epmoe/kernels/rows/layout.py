@@ -286,7 +286,7 @@ def make(shape, phase):
         else:
             clear(num_experts, scratch.experts)   # number() counts them
         count_ranks(call.params, first, end, scratch.by_warp)
-        call = calls.share_epoch(call, last_call)        # and the counts of all warps
+        call = calls.share_epoch(call, last_call)    # and the counts of all warps
         if calls.is_over(call):
             return u64(calls.OVER)
         if not calls.is_leader():
