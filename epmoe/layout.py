@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from epmoe_ref.config import MAX_GPUS_PER_NODE, EPConfig
-from epmoe_ref.counters import EPLocalSyncCounters
 
 REGION_ALIGNMENT = 256  # bytes
 MAX_FINITE = 2**64 - 1  # a recv_count word that has not arrived
@@ -86,7 +85,7 @@ def regions(cfg: EPConfig) -> tuple[Region, ...]:
     """
     msg_bytes, combine_bytes = message(cfg).msg_bytes, combine_msg_bytes(cfg)
     local, ranks, tokens = cfg.n_local_experts, cfg.n_src_ranks, cfg.max_tokens_per_rank
-    by_peer = ("local_expert", "src_rank")
+    by_peer, last_counters = ("local_expert", "src_rank"), counter_regions(cfg)[-1]
     table = [
         ("dispatch_recv_buf", (local, ranks, tokens, msg_bytes), np.uint8, (*by_peer, "slot", "byte"), None),
         ("dispatch_recv_count", (local, ranks), np.uint64, by_peer, MAX_FINITE),
@@ -101,7 +100,7 @@ def regions(cfg: EPConfig) -> tuple[Region, ...]:
     if cfg.use_shmem:
         table.append(("combine_send_buf", (local * ranks * tokens, combine_bytes), np.uint8, ("row", "byte"), None))
     table += [
-        ("ep_counters", (EPLocalSyncCounters(cfg.n_experts).total_size(),), np.int32, ("word",), 0),
+        ("ep_counters", ((last_counters.offset + last_counters.nbytes) // 4,), np.int32, ("word",), 0),
         ("status", (STATUS_WORDS,), np.int32, ("word",), 0),
         ("clean_topk_ids", (tokens, cfg.top_k), np.int32, ("token", "k"), None),
     ]
@@ -131,7 +130,7 @@ def counter_regions(cfg: EPConfig) -> tuple[Region, ...]:
 
     Shapes show the words that are used. `reserved`, `finished`, A and B have one word per (local expert, rank), which
     is the whole region except under skip_a2a. Of C the first n_local_experts words are used. A's last axis is
-    (READY + end row, count). EPLocalSyncCounters has the same offsets, taken from the specification page
+    (READY + end row, count). EPLocalSyncCounters has the same offsets and size, taken from the specification page
     independently; a test compares the two.
     """
     local, ranks, n = cfg.n_local_experts, cfg.n_src_ranks, cfg.n_experts

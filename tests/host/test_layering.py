@@ -30,7 +30,7 @@ COMPARING = (
     "epmoe/puzzles",
     "epmoe/routing",
 )
-SHARED = {"epmoe_ref.config", "epmoe_ref.counters", "epmoe_ref.errors"}
+SHARED = {"epmoe_ref.config", "epmoe_ref.errors"}
 
 
 def sources(package):
