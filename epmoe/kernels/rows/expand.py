@@ -182,7 +182,7 @@ def arriving(shape, flags, numbered):
 
     @device_fn
     def row_here(call, src_rank, number, first, n_rows):
-        """(row or -1, address): a src_rank's number-th row, or in the input that of this rank's number-th token."""
+        """(row, address) of row `number` from a src_rank, or of this rank's token `number` in x. row: -1 for none."""
         row = i32(first + number) if number < n_rows else i32(-1)
         if not from_input or src_rank != call.my_rank:
             return row, u64(call.params[p.sources] + u64(row) * u64(row_bytes))

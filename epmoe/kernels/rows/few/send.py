@@ -2,7 +2,7 @@
 
 Some blocks send and others receive, because a multiprocessor's polls queue behind its own stores; by expert all do
 both. A warp sends a part of a row, or its metadata. The receiving blocks copy this rank's own rows while the first rows
-of other ranks are under way. Metadata and encoded rows, which are made only once, use the window of the own rank, too.
+of other ranks are under way. Metadata, and rows that are encoded on the way, go through this rank's own window, too.
 """
 
 from epmoe.device import (ballot, block_dim, block_idx, device_fn, f32_as_u32, grid_dim, i32, lane_id, n_warps, popc,
