@@ -25,7 +25,7 @@ def dispatch(num_tokens, bad=False):
 
 dispatch(1)
 try:
-    print(f"rank {group.rank}: {dispatch(50, bad=group.rank == 0)} rows", flush=True)
+    print(f"rank {group.rank}: {dispatch(16, bad=group.rank == 0)} rows", flush=True)
 except EPValueError as error:
     print(f"rank {group.rank} was told: {error}", flush=True)
-print(f"rank {group.rank} went on: {dispatch(50)} rows", flush=True)
+print(f"rank {group.rank} went on: {dispatch(16)} rows", flush=True)

@@ -24,10 +24,10 @@ def round_trip(num_tokens, hidden):
     assert (np.asarray(combined, np.float32) == 2 * np.asarray(x, np.float32)).all()
 
 
-round_trip(10, 64)
-round_trip(10, 1024)  # now the pool has room for the rows of the next call
-dispatched(fused_a2a.fused_dispatch_on_device, (40, 20)[world.rank], 64)
-round_trip(5, 1024)
-for _ in range(3):
-    round_trip(3, 64)
+round_trip(3, 16)
+round_trip(3, 256)  # now the pool has room for the rows of the next call
+dispatched(fused_a2a.fused_dispatch_on_device, (12, 6)[world.rank], 16)
+round_trip(2, 256)
+for _ in range(2):
+    round_trip(1, 16)
 print(f"right sums, at most {buffer.max_tokens} tokens, {buffer.pool_layout}", flush=True)

@@ -21,7 +21,7 @@ def round_of(num_permuted_tokens=None, columns=16):
 round_of()
 for of_rank_0, of_rank_1 in ((), (20,)), ((), None), ((None, 32), None):
     arguments = of_rank_1 if world.rank else of_rank_0
-    hybrid_ep_buffer(world).timeout = 1.0
+    hybrid_ep_buffer(world).timeout = 0.3
     for expected in PeerTimeout, EPStateError:
         try:
             if arguments is not None:

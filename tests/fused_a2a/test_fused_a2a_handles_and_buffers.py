@@ -4,7 +4,6 @@ import gc
 
 import numpy as np
 import pytest
-from against_reference import equal_hybrid
 from rows_group import assert_same, group_of, host, routing, tokens
 
 from epmoe import LocalWorld, fused_a2a
@@ -14,7 +13,6 @@ from epmoe.host.memory_pool import Arrangement, MemoryPool, size_class
 from epmoe.kernels.rows import mailbox, wait
 from epmoe_ref import fused_a2a as reference
 from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout
-from epmoe_ref.strategies import HybridWorld
 
 
 def dispatched(group, rng, num_tokens=(4, 3), hidden=8):
@@ -37,7 +35,7 @@ def test_results_and_handles_survive_growth():
     (*results, handle), (*want, known) = dispatched(group, rng)
     buffer = fused_a2a.get_buffer(group, 0)
     before = buffer.allocated_bytes
-    dispatched(group, rng, (30, 20), 64)
+    dispatched(group, rng, (8, 4), 64)
     assert buffer.allocated_bytes > before
     assert_same(results[0], want[0], "the result from before")
     rows = tokens(rng, known.num_rows, 8)
@@ -61,9 +59,11 @@ def test_a_rank_may_get_back_more_rows_than_any_rank_has_ever_received(source):
     """As many tokens go to a rank as before, and no more; but all of them are one rank's, and go to both."""
     group, rng = group_of(2, knows_all_ranks=False), np.random.default_rng(5)
     for sizes in ((3, 3), (7, 0) if source == 0 else (0, 7)):
-        maps = [np.arange(n)[:, None] % 8 < np.array([5, 0, 5, 0]) for n in sizes]
-        probs, x = [rng.random(m.shape, np.float32) for m in maps], tokens(rng, sizes, 16)
-        equal_hybrid(group, HybridWorld(x, maps, probs, 2, None, None, False, None), rng, hidden=16)
+        maps, x = [np.arange(n)[:, None] < np.array([5, 0, 5, 0]) for n in sizes], tokens(rng, sizes, 8)
+        *_, handle = fused_a2a.hybrid_ep_dispatch(x, maps, None, group, 2)
+    *_, known = reference.hybrid_dispatch_forward(x, maps, None, 2)
+    rows = tokens(rng, known.num_rows, 8)
+    assert_same(fused_a2a.hybrid_ep_combine(rows, handle), reference.hybrid_combine_forward(rows, known), "combined")
     # known to all, so a budget next would find room
     assert buffers.hybrid_ep_buffer(group).max_tokens == 7
 
@@ -93,7 +93,7 @@ def test_gradients_with_wrong_numbers_of_rows_are_not_taken_as_left_out(n_ranks)
 def test_results_that_are_kept_are_not_written_again():
     """More than the heap has room for: later ones are received in the staging area and moved."""
     group, rng = group_of(2), np.random.default_rng(3)
-    kept = [dispatched(group, rng) for _ in range(5)]
+    kept = [dispatched(group, rng) for _ in range(3)]
     for got, want in kept:
         for one, other, name in zip(got[:4], want[:4], ("recv_x", "recv_token_indices", "recv_token_probs", "counts")):
             assert_same(one, other, name)
@@ -112,7 +112,7 @@ def ctx_of(group, handle):
 def test_without_a_wait_of_the_host_results_have_room_for_the_worst_case():
     """More calls than the heap has room for, so that some results come through the staging area."""
     group, rng, kept = group_of(2), np.random.default_rng(7), []
-    for _ in range(4):
+    for _ in range(3):
         ids, probs = routing(rng, (4, 3), 4, 2)
         x = tokens(rng, (4, 3), 8)
         kept.append(
@@ -149,7 +149,7 @@ def test_a_steady_state_takes_no_more_memory():
     one()
     one()
     before = [b.allocated_bytes for b in used], n_spans()
-    for _ in range(4):
+    for _ in range(2):
         one()
     assert ([b.allocated_bytes for b in used], n_spans()) == before
 

@@ -7,7 +7,7 @@ from rows_group import assert_same, group_of, routing, tokens
 
 from epmoe import fused_a2a
 
-NUM_TOKENS, NUM_EXPERTS, TOP_K, HIDDEN = (6, 0, 5), 6, 3, 16
+NUM_TOKENS, NUM_EXPERTS, TOP_K, HIDDEN = (5, 0, 2), 6, 3, 8
 pytestmark = pytest.mark.filterwarnings("error")
 
 
