@@ -32,25 +32,24 @@ def test_garbage_ids_send_nothing_and_hurt_nobody(kind, fused):
     wide = dict(id_bytes=8, launch=FOUR_BLOCKS) if kind == "any int64" else {}
     world = KernelWorld(CFG, fused=fused, seed=2, racecheck=True, **wide)
     n = [12, 7]
-    for _ in range(2):
-        ids = [KINDS[kind](rng, (i, CFG.top_k)) for i in n]
-        tokens = [rows_of(rng, i, CFG) for i in n]
-        rows = []
-        for rank, d in enumerate(world.dispatch(tokens, ids)):
-            origin = check_dispatch(CFG, rank, ids, d)
-            block = np.zeros((world.capacity(), CFG.hidden), ml_dtypes.bfloat16)
-            block[: len(origin)] = [tokens[src][t] for src, t, _ in origin] if origin else 0
-            rows.append(block)
-            check_counts(world, rank, ids[rank])
-            clear_status(world, rank)
-        weights = [rng.random((i, CFG.top_k)).astype(np.float32) for i in n]
-        out = world.combine(rows, n, weights)
-        for rank in range(2):
-            expected = combine(
-                CFG, rank, ids, lambda src, t, e: tokens[src][t], weights[rank], np.dtype(ml_dtypes.bfloat16)
-            )
-            assert (out[rank].view(np.uint16) == expected.view(np.uint16)).all()
-        assert_clean(world)
+    ids = [KINDS[kind](rng, (i, CFG.top_k)) for i in n]
+    tokens = [rows_of(rng, i, CFG) for i in n]
+    rows = []
+    for rank, d in enumerate(world.dispatch(tokens, ids)):
+        origin = check_dispatch(CFG, rank, ids, d)
+        block = np.zeros((world.capacity(), CFG.hidden), ml_dtypes.bfloat16)
+        block[: len(origin)] = [tokens[src][t] for src, t, _ in origin] if origin else 0
+        rows.append(block)
+        check_counts(world, rank, ids[rank])
+        clear_status(world, rank)
+    weights = [rng.random((i, CFG.top_k)).astype(np.float32) for i in n]
+    out = world.combine(rows, n, weights)
+    for rank in range(2):
+        expected = combine(
+            CFG, rank, ids, lambda src, t, e: tokens[src][t], weights[rank], np.dtype(ml_dtypes.bfloat16)
+        )
+        assert (out[rank].view(np.uint16) == expected.view(np.uint16)).all()
+    assert_clean(world)
 
 
 def check_counts(world, rank, ids):

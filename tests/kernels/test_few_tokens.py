@@ -33,9 +33,7 @@ ENOUGH = LaunchConfig(n_sms=6, num_threads=64)
 def test_rounds_are_exact(name):
     case = CASES[name]
     world = KernelWorld(EPConfig(**case["cfg"]), fused=True, launch=ENOUGH, seed=1, racecheck=True)
-    rng = np.random.default_rng(7)
-    for _ in range(2):
-        run_round(world, case, rng)
+    run_round(world, case, np.random.default_rng(7))
 
 
 @pytest.mark.by_day(1)
@@ -44,7 +42,7 @@ def test_beside_ranks_with_many_tokens(seed, stale):
     """Of the two ranks one or the other has too many tokens, in turn."""
     cfg, tuning = EPConfig(**SMALL | dict(hidden=24)), dict(few_tokens=3)
     world = KernelWorld(cfg, fused=True, launch=ENOUGH, seed=seed, racecheck=True, stale=stale, tuning=tuning)
-    for tokens in ([3, 6], [4, 2], [1, 0]):
+    for tokens in ([3, 6], [4, 2]):
         run_round(world, dict(tokens=tokens), np.random.default_rng(5))
 
 
@@ -55,8 +53,7 @@ def test_kernels_for_few_tokens_alone_are_right_with_any_blocks(n_sms, num_threa
     launch, tuning = LaunchConfig(n_sms=n_sms, num_threads=num_threads), dict(few_blocks_a_rank=0)
     cfg = EPConfig(**SMALL | dict(n_ranks=3, hidden=40))
     world = KernelWorld(cfg, fused=True, launch=launch, seed=3, racecheck=True, tuning=tuning)
-    for tokens in ([3, 6, 1], [0, 2, 5]):
-        run_round(world, dict(tokens=tokens), np.random.default_rng(5))
+    run_round(world, dict(tokens=[3, 6, 0]), np.random.default_rng(5))
 
 
 def test_few_tokens_have_a_kernel_of_their_own_where_blocks_are_enough():
@@ -80,16 +77,16 @@ def test_counters_are_not_used(monkeypatch):
     run_round(world, dict(tokens=[6, 5]), np.random.default_rng(5))
 
 
-@pytest.mark.parametrize("tokens", [t for n in (1, 2, 3, 8) for t in itertools.combinations(range(8), n)])
-def test_a_word_says_all_about_its_messages(tokens):
-    slots = {t: (31, 0, 17, 5, 30, 9, 31, 1)[t] for t in tokens}
-    halves = [message.bits_of(t, k) for t, k in slots.items()]
-    low, high = (sum(column) for column in zip(*halves))
-    word = message.word_of(low, high)
-    assert low < 2**31 and high < 2**31  # sums of int32
-    assert layout.DESCRIBED <= word < layout.ANNOUNCED < layout.MAX_FINITE
-    assert message.count_of(word) == len(tokens)
-    assert [message.message_of(word, s) for s in range(len(tokens))] == sorted(slots.items())
+def test_a_word_says_all_about_its_messages():
+    for tokens in [t for n in (1, 2, 3, 8) for t in itertools.combinations(range(8), n)]:
+        slots = {t: (31, 0, 17, 5, 30, 9, 31, 1)[t] for t in tokens}
+        halves = [message.bits_of(t, k) for t, k in slots.items()]
+        low, high = (sum(column) for column in zip(*halves))
+        word = message.word_of(low, high)
+        assert low < 2**31 and high < 2**31  # sums of int32
+        assert layout.DESCRIBED <= word < layout.ANNOUNCED < layout.MAX_FINITE
+        assert message.count_of(word) == len(tokens)
+        assert [message.message_of(word, s) for s in range(len(tokens))] == sorted(slots.items())
 
 
 def test_other_words_say_how_many():

@@ -74,6 +74,7 @@ def check_length(token_format, hidden, alignment):
 
 @pytest.mark.parametrize("token_format, hidden", LENGTHS)
 @pytest.mark.parametrize("n_parts", [1, 2, 7])
+@pytest.mark.by_day
 def test_parts_by_several_warps_make_the_same_payload(token_format, hidden, n_parts):
     bits = below_a_maximum(np.arange(0x3F80, 0x3F82), hidden, seed=hidden)
     agree(config(token_format, hidden, alignment=64), bits, n_parts=n_parts)
@@ -81,6 +82,7 @@ def test_parts_by_several_warps_make_the_same_payload(token_format, hidden, n_pa
 
 @pytest.mark.parametrize("token_format, hidden", LENGTHS)
 @pytest.mark.parametrize("alignment", [16, 64, 1024])
+@pytest.mark.by_day
 def test_row_lengths_that_do_not_fill_a_warp_and_zero_padding(token_format, hidden, alignment):
     check_length(token_format, hidden, alignment)
 

@@ -18,10 +18,8 @@ SMALL = LaunchConfig(n_sms=3, num_threads=64)
 def test_a_signal_covers_the_payloads_of_other_experts():
     """All tokens want all experts: half of the receivers' rows are copies of payloads under another signal."""
     cfg = EPConfig(n_ranks=2, n_experts=6, top_k=6, hidden=16, max_tokens_per_rank=4)
-    for seed in range(2):
-        world = KernelWorld(cfg, fused=True, launch=SMALL, seed=seed, racecheck=True, stale=seed > 0)
-        for tokens in ([4, 4], [4, 1]):
-            run_round(world, dict(tokens=tokens), np.random.default_rng(seed))
+    world = KernelWorld(cfg, fused=True, launch=SMALL, seed=1, racecheck=True, stale=True)
+    run_round(world, dict(tokens=[4, 4]), np.random.default_rng(1))
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
