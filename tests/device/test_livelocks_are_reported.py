@@ -63,7 +63,7 @@ STEPS = {
 @pytest.fixture
 def soon(monkeypatch):
     """Start watching after fewer operations, to save time."""
-    monkeypatch.setattr(livelock, "QUIET", 20_000)
+    monkeypatch.setattr(livelock, "QUIET", 10_000)
     monkeypatch.setattr(livelock, "LENGTH", 4_000)
 
 
@@ -118,7 +118,7 @@ def test_two_that_keep_writing_what_the_other_waits_for(soon):
 def test_one_loops_and_the_others_wait_for_it_at_a_barrier_or_for_a_word(soon):
     @kernel()
     def waits(params, num_tokens, my_rank):
-        for _ in range(400):  # so long that they still wait when watching starts
+        for _ in range(200):  # so long that they still wait when watching starts
             atomic_add_relaxed_gpu_i32(params + u64(OUT), 1)
         if block_idx() == 0 and thread_idx() == 0:
             while ld_acquire_gpu_i32(params) == 0:
@@ -182,7 +182,7 @@ def test_a_long_wait_for_one_that_works_is_none(work, seed, soon):
             while ld_acquire_gpu_i32(params) == 0:
                 syncthreads()
             return
-        for i in range(1500):
+        for i in range(800):
             if work == "stores":
                 store_i32(params + u64(OUT + 4 * (i % 500)), i)
                 ld_relaxed_gpu_i32(params + u64(OTHER))
@@ -213,7 +213,7 @@ def test_a_slow_rank_is_waited_for(soon, tonight):
             while ld_acquire_gpu_i32(params) == 0:
                 syncwarp()
             return
-        for i in range(300):
+        for i in range(60):
             store_i32(params + u64(OUT + 4 * i), ld_relaxed_gpu_i32(params + u64(OTHER)))
         if thread_idx() == 0:
             st_release_gpu_i32(params, 1)

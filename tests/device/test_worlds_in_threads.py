@@ -70,16 +70,16 @@ def test_a_machine_may_be_used_by_one_thread_after_another():
 
 
 def test_rounds_of_two_worlds_at_once_are_those_of_one():
-    cfg = EPConfig(n_ranks=2, n_experts=4, top_k=2, hidden=128, max_tokens_per_rank=4)
+    cfg = EPConfig(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=3)
 
     def rounds(i):
         rng, out = np.random.default_rng(i), []
         with ExpertParallel(cfg, LocalWorld(2, seed=i)) as ep:
             for _ in range(2):
-                x = [rng.standard_normal((4, 128)).astype(ml_dtypes.bfloat16) for _ in range(2)]
-                ids = [rng.permuted(np.tile(np.arange(4, dtype=np.int32), (4, 1)), axis=1)[:, :2] for _ in range(2)]
+                x = [rng.standard_normal((3, 16)).astype(ml_dtypes.bfloat16) for _ in range(2)]
+                ids = [rng.permuted(np.tile(np.arange(4, dtype=np.int32), (3, 1)), axis=1)[:, :2] for _ in range(2)]
                 d = ep.dispatch(x, ids)
-                weights = [rng.random((4, 2)).astype(np.float32) for _ in range(2)]
+                weights = [rng.random((3, 2)).astype(np.float32) for _ in range(2)]
                 out += [np.array(y) for y in ep.combine([r.output_tokens for r in d], d, weights)]
         return np.stack(out).view(np.uint16)
 
