@@ -12,7 +12,7 @@ from benchmarks.measure import together
 from benchmarks.shapes import Shape
 from epmoe_ref.errors import PeerTimeout
 
-TINY = "--ranks 2 --shapes 3x64/4/2 --iterations 2".split()
+TINY = "--ranks 2 --shapes 2x16/2/1 --iterations 2".split()
 PHASES = {
     ("pairs fused", "dispatch"),
     ("pairs fused", "combine"),
@@ -80,8 +80,8 @@ def test_curves_of_the_figure_come_from_the_rows(tiny):
     record, _ = tiny
     lines, constants, floor = figure.curves(record, ("rows", "expert-major"), "combine", lambda shape: True)
     us = {r["kernels"]: r["us"] for r in record["rows"] if r["phase"] == "combine"}
-    assert lines == {name: [(3, us[name])] for name in ("rows", "expert-major")}
-    assert [n for n, _ in floor] == [3] and not constants  # they hold on H200s
+    assert lines == {name: [(2, us[name])] for name in ("rows", "expert-major")}
+    assert [n for n, _ in floor] == [2] and not constants  # they hold on H200s
 
 
 def test_parts_of_a_run_are_merged_and_resumed(tiny, tmp_path):
@@ -140,7 +140,7 @@ def test_a_case_that_fails_leaves_the_others_alone(monkeypatch, tmp_path):
     file = tmp_path / "some.json"
     out = printed_by(*TINY, "--only", "fused,expert-major", "--json", str(file))
     record = results.read(file)
-    assert "not run: pairs fused at 3x64/4/2:bf16:uniform: RuntimeError: on purpose" in out
+    assert "not run: pairs fused at 2x16/2/1:bf16:uniform: RuntimeError: on purpose" in out
     assert [n["kernels"] for n in record["not_run"]] == ["pairs fused"]
     assert {r["kernels"] for r in record["rows"]} == {"expert-major"}
 
