@@ -55,7 +55,7 @@ NEEDED = {
 }
 
 
-BY_DAY = ("cached dispatch", "receive fp8")  # one that meets its peers and one alone; at night all
+BY_DAY = ("cached dispatch", "move")  # one that meets its peers and one alone; at night all
 
 
 def kernels(names):

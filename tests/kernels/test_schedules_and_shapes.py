@@ -18,7 +18,7 @@ SMALL = dict(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
 def test_any_schedule_gives_the_same_answer(seed, fused):
     world = KernelWorld(EPConfig(**SMALL), fused=fused, seed=seed, racecheck=True)
     rng = np.random.default_rng(1)
-    for tokens in ([4, 3], [0, 4], [1, 2]):
+    for tokens in ([4, 3], [0, 4]):
         run_round(world, dict(tokens=tokens), rng)
 
 

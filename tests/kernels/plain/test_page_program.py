@@ -32,17 +32,9 @@ def test_it_has_forty_lines():
 
 
 def test_machines_of_gpus_have_what_it_calls():
-    pytest.importorskip("cuda.bindings")  # not on macOS
-    names = sorted(set(re.findall(r"machine\.(\w+)\(", PROGRAM)) - {"machine"})
-    look = f"from epmoe.device.gpu_machine import GpuMachine as m; print([n for n in {names} if not hasattr(m, n)])"
-    done = subprocess.run(
-        [sys.executable, "-c", look],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=os.environ | {"EPMOE_DEVICE": "gpu", "PYTHONPATH": str(ROOT)},
-    )
-    assert names and done.stdout == "[]\n", done.stdout + done.stderr[-3000:]
+    names = set(re.findall(r"machine\.(\w+)\(", PROGRAM)) - {"machine"}
+    source = (ROOT / "epmoe" / "device" / "gpu_machine.py").read_text()
+    assert names and names <= set(re.findall(r"^    def (\w+)\(", source, re.MULTILINE))
 
 
 def test_in_the_simulator():

@@ -63,9 +63,7 @@ def test_every_format_is_exact(name, fused):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_is_exact(name, fused):
     options, counts = OPTIONS[name]
-    world, rng = PlainWorld(EPConfig(**{**TWO, **options}), fused=fused), np.random.default_rng(2)
-    for _ in range(2):
-        run_round(world, rng, counts)
+    run_round(PlainWorld(EPConfig(**{**TWO, **options}), fused=fused), np.random.default_rng(2), counts)
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])

@@ -44,8 +44,7 @@ def random_world(seed):
 def test_a_random_world_is_exact(seed):
     cfg, counts, fused, launch = random_world(seed)
     world = PlainWorld(cfg, fused=fused, launch=launch, seed=seed, racecheck=True, stale=seed % 3 == 2)
-    for number in range(2):
-        run_round(world, np.random.default_rng([seed, number]), counts)
+    run_round(world, np.random.default_rng(seed), counts)
 
 
 @pytest.mark.parametrize("fused, shared_expert", [(True, False), (False, True)])
@@ -64,5 +63,4 @@ def test_rows_behind_padding_are_staged_inside_send_buf(fused, shared_expert):
         fused_shared_expert=shared_expert,
     )
     world = PlainWorld(cfg, fused=fused, seed=1, racecheck=True)
-    for number in range(2):
-        run_round(world, np.random.default_rng(number), [1, 1])
+    run_round(world, np.random.default_rng(0), [1, 1])
