@@ -139,10 +139,10 @@ def test_a_steady_state_takes_no_more_memory():
     group, rng = group_of(2), np.random.default_rng(4)
 
     def one():
-        (recv_x, *_, handle), _ = dispatched(group, rng)
+        (recv_x, *_, handle), _ = dispatched(group, rng, (2, 1))
         fused_a2a.fused_combine(recv_x, group, handle)
-        maps = [np.ones((3, 4), bool)] * 2
-        hidden, *_, handle = fused_a2a.hybrid_ep_dispatch(tokens(rng, (3, 3), 8), maps, None, group, 2)
+        maps = [np.ones((1, 4), bool)] * 2
+        hidden, *_, handle = fused_a2a.hybrid_ep_dispatch(tokens(rng, (1, 1), 8), maps, None, group, 2)
         fused_a2a.hybrid_ep_combine(hidden, handle)
 
     used = [fused_a2a.get_buffer(group, 0), buffers.hybrid_ep_buffer(group)]

@@ -71,7 +71,7 @@ def test_a_round_that_was_interrupted_anywhere_is_refused_until_reset(round_of, 
         _, _, many = prepared(grows)
         with at_function_call(None) as seen:
             many()
-        for n in places(len(seen) * 3 // 4, 4)[1:3] if grows else places(len(seen) * 3 // 4, 3)[1:]:
+        for n in places(len(seen) * 3 // 4, 4)[1:3] if grows else places(len(seen) * 3 // 4, 3)[1:2]:
             group, few, many = prepared(grows)
             with pytest.raises(Interruption) as ended, at_function_call(n):
                 many()

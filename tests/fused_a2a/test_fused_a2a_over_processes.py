@@ -35,7 +35,7 @@ def equal_on(n_ranks, *arguments, limit):
     ],
 )
 def test_every_rank_has_the_references_results(n_ranks, world):
-    equal_on(n_ranks, 5, 32, 2, 2 if n_ranks > 2 else 1, world, limit=60)
+    equal_on(n_ranks, 5, 16, 2, 2 if n_ranks > 2 else 1, world, limit=60)
 
 
 def test_ranks_that_grow_by_different_numbers_of_tokens_agree():

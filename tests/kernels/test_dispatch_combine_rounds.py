@@ -21,7 +21,7 @@ CASES = {
     "empty rank, three ranks": case([7, 0, 3], 3, n_experts=9, hidden=24, max_tokens_per_rank=7),
     "one rank": case([9], 3, n_experts=3, hidden=8, max_tokens_per_rank=9),
     "nobody has a token": case([0, 0], 1, n_experts=2, hidden=8, max_tokens_per_rank=2),
-    "hot expert": case([20, 17], 1, n_experts=8, hidden=40, max_tokens_per_rank=20, hot=5),
+    "hot expert": case([12, 9], 1, n_experts=8, hidden=40, max_tokens_per_rank=12, hot=5),
     "many experts, wide rows": case([3, 1], 3, n_experts=80, hidden=1288, max_tokens_per_rank=3, alignment=64),
     "top 32": case([1, 2], 32, n_experts=34, hidden=8, max_tokens_per_rank=2),
     "fp32": case([5, 6], 3, combine_dtype="fp32"),
