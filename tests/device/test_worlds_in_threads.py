@@ -72,19 +72,17 @@ def test_a_machine_may_be_used_by_one_thread_after_another():
 def test_rounds_of_two_worlds_at_once_are_those_of_one():
     cfg = EPConfig(n_ranks=2, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=3)
 
-    def rounds(i):
-        rng, out = np.random.default_rng(i), []
+    def a_round(i):
+        rng = np.random.default_rng(i)
         with ExpertParallel(cfg, LocalWorld(2, seed=i)) as ep:
-            for _ in range(2):
-                x = [rng.standard_normal((3, 16)).astype(ml_dtypes.bfloat16) for _ in range(2)]
-                ids = [rng.permuted(np.tile(np.arange(4, dtype=np.int32), (3, 1)), axis=1)[:, :2] for _ in range(2)]
-                d = ep.dispatch(x, ids)
-                weights = [rng.random((3, 2)).astype(np.float32) for _ in range(2)]
-                out += [np.array(y) for y in ep.combine([r.output_tokens for r in d], d, weights)]
-        return np.stack(out).view(np.uint16)
+            x = [rng.standard_normal((3, 16)).astype(ml_dtypes.bfloat16) for _ in range(2)]
+            ids = [rng.permuted(np.tile(np.arange(4, dtype=np.int32), (3, 1)), axis=1)[:, :2] for _ in range(2)]
+            d = ep.dispatch(x, ids)
+            weights = [rng.random((3, 2)).astype(np.float32) for _ in range(2)]
+            return np.stack(ep.combine([r.output_tokens for r in d], d, weights)).view(np.uint16)
 
-    alone = [rounds(i) for i in range(2)]
-    for together, want in zip(in_threads(2, rounds), alone):
+    alone = [a_round(i) for i in range(2)]
+    for together, want in zip(in_threads(2, a_round), alone):
         assert (together == want).all()
 
 
