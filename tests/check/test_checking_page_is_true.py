@@ -2,11 +2,16 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import wrong_words
+
+from epmoe.__main__ import main
+from epmoe.check import check
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "checking.md").read_text()
@@ -15,21 +20,22 @@ DIFFERS, WORDS, REPORTS = re.findall(r"^```text\n(.*?)^```", TEXT, re.M | re.S)
 EMPTY_SLOTS = re.compile(r"^ +weights = np\.where.*\n", re.M)
 
 
-def printed(folder, *command):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "EPMOE_DEVICE": "sim", "EPMOE_CACHE_DIR": str(folder)}
+def printed(folder, *command, device):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "EPMOE_DEVICE": device, "EPMOE_CACHE_DIR": str(folder)}
     done = subprocess.run(
         [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=100
     )
     return done.returncode, done.stdout + done.stderr
 
 
-def test_the_implementation_passes_and_its_mistake_is_told_as_shown(tmp_path):
+def test_the_implementation_passes_and_its_mistake_is_told_as_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
-    code, text = printed(tmp_path, "-m", "epmoe", "check", "mine:Mine", "--quiet")
+    code, text = main(["check", "mine:Mine", "--quiet"]), capsys.readouterr().out
     assert code == 0 and text.startswith("PASS mine:Mine: equal to the reference (14 of 49 cases served, 4 ranks"), text
     assert EMPTY_SLOTS.search(MINE)
     (tmp_path / "wrong.py").write_text(EMPTY_SLOTS.sub("", MINE))
-    code, text = printed(tmp_path, "-m", "epmoe", "check", "wrong:Mine", "--only", "slots without")
+    code, text = main(["check", "wrong:Mine", "--only", "slots without"]), capsys.readouterr().out
     assert code == 1 and all(line in text for line in DIFFERS.splitlines()), text
 
 
@@ -40,10 +46,6 @@ def test_the_inputs_of_a_case_are_got_as_shown():
 
 
 def test_a_wrong_word_is_reported_as_shown():
-    import wrong_words
-
-    from epmoe.check import check
-
     report = str(check(wrong_words.ReadyMissing, n_ranks=2, only="uneven"))
     assert all(line in report for line in WORDS.splitlines()), report
 
@@ -54,24 +56,22 @@ def test_random_worlds_find_the_mistake_too(tmp_path):
     (tmp_path / "test_mine.py").write_text(RANDOM.replace("deadline=None", unshrunk))
     command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py")
     (tmp_path / "mine.py").write_text(MINE)
-    code, text = printed(tmp_path, *command)
+    code, text = printed(tmp_path, *command, device="sim")
     assert code == 0, text
     (tmp_path / "mine.py").write_text(EMPTY_SLOTS.sub("", MINE) + "# of another length: no stale bytecode\n")
-    code, text = printed(tmp_path, *command)
+    code, text = printed(tmp_path, *command, device="sim")
     assert code == 1 and "output is nan" in text, text
 
 
-def test_the_kernel_runs_and_its_reports_are_those_shown(tmp_path):
+def test_the_kernel_runs_and_its_reports_are_those_shown(tmp_path, capsys):
     (tmp_path / "swap.py").write_text(SWAP)
-    code, text = printed(tmp_path, "swap.py")
-    assert code == 0 and all(line in text for line in REPORTS.splitlines()), text
+    runpy.run_path(str(tmp_path / "swap.py"))
+    text = capsys.readouterr().out
+    assert all(line in text for line in REPORTS.splitlines()), text
 
 
 def test_the_kernel_is_one_for_gpus_too(tmp_path):
     (tmp_path / "swap.py").write_text(SWAP.partition("\nfor seed in")[0] + "\nprint(exchange(True).ptx())\n")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "EPMOE_DEVICE": "gpu"}
-    done = subprocess.run(
-        [sys.executable, "swap.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    assert "red.release.sys.global.add" in done.stdout and "ld.acquire.sys" in done.stdout
+    code, text = printed(tmp_path, "swap.py", device="gpu")
+    assert code == 0, text
+    assert "red.release.sys.global.add" in text and "ld.acquire.sys" in text

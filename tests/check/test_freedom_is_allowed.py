@@ -8,6 +8,8 @@ import pytest
 from epmoe.check import check
 from epmoe.check.adapters.reference import Reference
 
+pytestmark = pytest.mark.usefixtures("each_case_once")
+
 VECTOR = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32, "mxfp4_rows": 32}
 GARBAGE = 0xA5
 

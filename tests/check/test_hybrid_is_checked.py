@@ -10,6 +10,7 @@ from epmoe.check import check
 from epmoe.check.adapters.reference import ReferenceHybrid
 from epmoe_ref import fused_a2a
 
+pytestmark = pytest.mark.usefixtures("each_case_once")
 NAMES = ("hidden", "probs", "scales", "counts")
 
 

@@ -2,22 +2,18 @@
 
 import pytest
 
-from epmoe.check import check, conformance
+from epmoe.check import check
 from epmoe.check.implementation import load
 
-
-@pytest.fixture(autouse=True)
-def each_case_once(monkeypatch):
-    """Many other tests run these kernels again."""
-    monkeypatch.setattr(conformance, "RUNS", 1)
+pytestmark = pytest.mark.usefixtures("each_case_once")
 
 
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("name", "case"),
     [
-        ("rows", "slots without an expert"),
         ("rows", "as many slots"),
+        ("rows", "slots without an expert"),
         ("hybrid", "overflow by padding"),
         ("hybrid", "fp8"),
         ("hybrid", "two p2p worlds"),

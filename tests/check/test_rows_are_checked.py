@@ -7,6 +7,8 @@ import pytest
 from epmoe.check import check
 from epmoe.check.adapters.reference import ReferenceRows
 
+pytestmark = pytest.mark.usefixtures("each_case_once")
+
 
 def changed(**functions):
     """A RowsImplementation that changes the named results of the reference, and combine's under `combined`."""

@@ -41,7 +41,7 @@ def test_the_example_has_ten_lines_or_fewer():
     assert len(example()[1]) <= 10
 
 
-def test_the_example_runs_and_passes(monkeypatch):
+def test_the_example_runs_and_passes(monkeypatch, each_case_once):
     monkeypatch.setitem(sys.modules, "my_library", library())
     names = {}
     exec(compile(example()[0], "mine.py", "exec"), names)

@@ -61,7 +61,7 @@ def reports():
 
 @pytest.mark.parametrize("n_ranks", [1, 2])
 @pytest.mark.by_day(1)
-def test_right_words_pass(n_ranks):
+def test_right_words_pass(n_ranks, each_case_once):
     report = check(WordWorld, n_ranks=n_ranks)
     assert report.passed, str(report)
     assert len(report.run) >= 15
