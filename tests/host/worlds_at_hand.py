@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import epmoe_ref
-from epmoe import EPConfig, EPValueError, ExpertParallel, LocalWorld, layout
+from epmoe import EPConfig, EPValueError, ExpertParallel, LaunchConfig, LocalWorld, layout
 from epmoe.check import compare_combined_world, compare_dispatched_world, report
 from epmoe.host.arrays import to_numpy
 
 BF16 = ml_dtypes.bfloat16
+SMALLEST = LaunchConfig(n_sms=2, num_threads=32)
 
 
 def config(**changes):
@@ -20,10 +21,10 @@ def config(**changes):
     return EPConfig(**sizes | changes)
 
 
-def parallel(cfg, **options):
+def parallel(cfg, *, launch=SMALLEST, **options):
     """An ExpertParallel over a LocalWorld; simulation options go to the world."""
     simulation = {k: options.pop(k) for k in ("seed", "racecheck", "expire_waits") if k in options}
-    return ExpertParallel(cfg, LocalWorld(cfg.n_ranks, **simulation), **options)
+    return ExpertParallel(cfg, LocalWorld(cfg.n_ranks, **simulation), launch=launch, **options)
 
 
 def batch(cfg, seed=0, num_tokens=None):
