@@ -1,6 +1,6 @@
 """What calls launch and cost, what makes them wrong, and how they fail: ExpertParallel, and the rows functions.
 
-`python checks_of_calls.py check_...`; test_host_cost.py runs all of them.
+Run by counted_rounds.py.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 from counted_driver import FakeDtype, FakeTensor, bfloat16, counted_machine, float32, int32, int64
-from counted_rounds import a_round, fails, run, since
+from counted_rounds import a_round, fails, since
 from host_cost import OneRankHere, at_hand, python_calls, tensors, without_python
 
 from epmoe import EPConfig, EPError, EPStateError, EPValueError, ExpertParallel, LocalWorld, device, fused_a2a
@@ -276,7 +276,3 @@ def check_a_closed_buffer_keeps_nothing_of_the_caller():
         for of in BUFFERS:
             of(world).close()
         assert given and not any(ref() is not None for ref in given)
-
-
-if __name__ == "__main__":
-    run(globals())

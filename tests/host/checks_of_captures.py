@@ -1,11 +1,11 @@
 """Calls that are captured into a CUDA graph.
 
-`python checks_of_captures.py check_...`; test_host_cost.py runs all of them.
+Run by counted_rounds.py.
 """
 
 import numpy as np
 from counted_driver import int64
-from counted_rounds import a_round, fails, run, since
+from counted_rounds import a_round, fails, since
 from host_cost import at_hand, tensors
 
 from epmoe import EPStateError, EPValueError
@@ -55,7 +55,3 @@ def check_rounds_are_captured_whole():
         ep.dispatch(x, ids)
         driver.capture = 0  # that capture was given up
         a_round(ep, x, ids, weights)
-
-
-if __name__ == "__main__":
-    run(globals())

@@ -1,13 +1,13 @@
 """Whose memory results are in: given again when nobody looks at it, and also where the host waits for their number.
 
-`python checks_of_results.py check_...`; test_host_cost.py runs all of them.
+Run by counted_rounds.py.
 """
 
 import ctypes
 
 import numpy as np
 from counted_driver import counted_machine, int64
-from counted_rounds import a_round, run, since
+from counted_rounds import a_round, since
 from host_cost import OneRankHere, at_hand, tensors
 
 from epmoe import fused_a2a
@@ -118,7 +118,3 @@ def check_rows_without_room_in_the_heap_are_moved():
         launched, _ = since(driver, lambda: held.append(dispatch()))
         assert [name for name, *_ in launched] == ["rows_dispatch", "rows_move"]
     assert not driver.waited_for
-
-
-if __name__ == "__main__":
-    run(globals())

@@ -1,6 +1,6 @@
 """How the host waits for what a kernel tells it: it polls its own memory, with a bound, and other threads run.
 
-`python checks_of_waits.py check_...`; test_host_cost.py runs all of them.
+Run by counted_rounds.py.
 """
 
 import signal
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 from checks_of_results import exact_dispatch
 from counted_driver import counted_machine
-from counted_rounds import a_round, error_of, fails, run, since
+from counted_rounds import a_round, error_of, fails, since
 from host_cost import at_hand
 
 from epmoe import EPError, EPStateError, PeerTimeout, layout
@@ -230,7 +230,3 @@ def check_memory_grows_with_what_is_told():
         assert len(driver.allocated()) == before + 1
     one.free()
     assert len(driver.allocated()) == before
-
-
-if __name__ == "__main__":
-    run(globals())

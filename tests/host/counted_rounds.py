@@ -1,13 +1,19 @@
-"""What checks of rounds on the counting driver have in common."""
+"""What checks of rounds on the counting driver have in common.
+
+`python counted_rounds.py [check_...]` runs those, or all of checks_of_*.py; each is told as it begins.
+"""
 
 import sys
+from importlib import import_module
+from pathlib import Path
 
 
-def run(checks):
-    """Those whose names are this program's arguments, each told as it begins."""
-    for check in sys.argv[1:]:
-        print(check, flush=True)
-        checks[check]()
+def main(wanted):
+    for program in sorted(Path(__file__).parent.glob("checks_of_*.py")):
+        for name, check in vars(import_module(program.stem)).items():
+            if name.startswith("check_") and (not wanted or name in wanted):
+                print(name, flush=True)
+                check()
 
 
 def fails(error, said, function, *args, **options):
@@ -38,3 +44,7 @@ def since(driver, function):
     driver.copied_on.clear()
     function()
     return list(driver.launches), list(driver.calls)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -67,7 +67,7 @@ def test_gpu_memory_in_the_simulator_is_refused_with_the_remedy():
 
 
 def test_strided_and_unaligned_host_arrays_are_taken():
-    cfg = config()
+    cfg = config(max_tokens_per_rank=2)
     x, ids, weights = batch(cfg)
     with parallel(cfg) as ep:
         want = ep.dispatch(x, ids)

@@ -57,12 +57,16 @@ def ways():
     ids, weights = [rng.integers(0, 4, (2, 1), np.int32)], [rng.random((2, 1), np.float32)]
     group = LocalWorld(1)
     with ExpertParallel(EPConfig(1, 4, 1, 16, 4), LocalWorld(1), kernels="fast") as ep:
-        for _ in range(3):  # the first one grows memory, the second one plans for it
-            found["dispatch"], d = way_of(ep.dispatch, x, ids)
-            rows = [one.output_tokens for one in d]
-            found["combine"], _ = way_of(ep.combine, rows, d, weights)
-            found["fused_dispatch"], made = way_of(fused_a2a.fused_dispatch, x, ids, weights, 4, group)
-            found["fused_combine"], _ = way_of(fused_a2a.fused_combine, made[0], group, made[-1])
+        for _ in range(2):  # the first one grows memory, the second one plans for it
+            d = ep.dispatch(x, ids)
+            ep.combine([one.output_tokens for one in d], d, weights)
+            made = fused_a2a.fused_dispatch(x, ids, weights, 4, group)
+            fused_a2a.fused_combine(made[0], group, made[-1])
+        found["dispatch"], d = way_of(ep.dispatch, x, ids)
+        rows = [one.output_tokens for one in d]
+        found["combine"], _ = way_of(ep.combine, rows, d, weights)
+        found["fused_dispatch"], made = way_of(fused_a2a.fused_dispatch, x, ids, weights, 4, group)
+        found["fused_combine"], _ = way_of(fused_a2a.fused_combine, made[0], group, made[-1])
     return found
 
 

@@ -96,7 +96,7 @@ def test_what_mutants_would_ignore_is_refused(capsys, argv, said):
     refused_in_a_line(capsys, said, "mutants", *argv.split())
 
 
-@pytest.mark.parametrize("command", ["verify", "check", "mutants", "explain", "soak", "doctor"])
+@pytest.mark.parametrize("command", ["verify", "doctor", "check", "mutants", "explain", "soak"])
 @pytest.mark.by_day(2)
 def test_a_device_that_is_none_is_refused_by_every_command(command):
     done = python("-m", "epmoe", command, EPMOE_DEVICE="nonsense")
@@ -119,14 +119,14 @@ def test_a_folder_that_cannot_be_made_is_named(capsys, tmp_path):
     assert status == 2 and f"epmoe vectors: {tmp_path / 'file'} is a file: give a folder" in out.err
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]], ids=["pictures", "json"])
+@pytest.mark.parametrize("words", [["lesson"], SMALL, [*SMALL, "--json"]], ids=["list", "pictures", "json"])
 @pytest.mark.by_day(1)
-def test_an_output_that_is_closed_or_full_is_no_difference(options):
+def test_an_output_that_is_closed_or_full_is_no_difference(words):
     """Closed from the start: the exit status alone is wanted. Full: the report is lost, so it could not be made.
 
     A reader that has left sees nothing more.
     """
-    command = [sys.executable, "-m", "epmoe", *SMALL, *options]
+    command = [sys.executable, "-m", "epmoe", *words]
     for where, status in ((">&-", 0), (">/dev/full", 2), ("| true; exit ${PIPESTATUS[0]}", 141)):
         done = subprocess.run(
             ["bash", "-c", f'"$@" {where}', "bash", *command], cwd=ROOT, capture_output=True, text=True, timeout=60

@@ -10,7 +10,9 @@ from commands_shown import shown
 from epmoe import doctor
 
 
-def test_doctor_reports_and_finds_this_machine_able(capsys):
+def test_doctor_reports_and_finds_this_machine_able(capsys, monkeypatch):
+    found = doctor.findings()
+    monkeypatch.setattr(doctor, "findings", lambda: found)
     status, out = shown(capsys, "doctor", "--json")
     record = json.loads(out.out)
     by_name = {f["what"]: f for f in record["findings"]}

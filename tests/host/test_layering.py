@@ -116,7 +116,8 @@ def test_importing_epmoe_loads_nothing_heavy(monkeypatch):
     assert done.stdout.strip() == "[]", done.stderr
 
 
-@pytest.mark.parametrize("environment", [{"EPMOE_DEVICE": "sim"}, {"NUMBA_ENABLE_CUDASIM": "1"}], ids=str)
+@pytest.mark.parametrize("environment", [{"NUMBA_ENABLE_CUDASIM": "1"}, {"EPMOE_DEVICE": "sim"}], ids=str)
+@pytest.mark.by_day(1)
 def test_the_simulator_needs_no_numba(environment, monkeypatch):
     monkeypatch.delenv("EPMOE_DEVICE")
     code = (

@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from commands_shown import SMALL, SMALL_BUT_EXPERTS, python, shown
+from commands_shown import SMALL, SMALL_BUT_EXPERTS, shown
 from rich.console import Console
 from worlds_at_hand import config
 
@@ -24,11 +24,11 @@ def options(argv):
     return parser.parse_args(argv)
 
 
-def test_the_main_job_passes_and_shows_what_it_did():
+def test_the_main_job_passes_and_shows_what_it_did(capsys):
     """The very command, with its own defaults, in an 80-column terminal."""
-    done = python("-m", "epmoe")
-    assert done.returncode == 0, done.stdout + done.stderr
-    text = done.stdout
+    status, out = shown(capsys)
+    text = out.out
+    assert status == 0, text + out.err
     for part in (
         "4 ranks x 4 experts, top-4",
         "(0 tokens)",
@@ -53,10 +53,10 @@ def test_counters_are_shown_with_their_names_if_asked_for(capsys):
 
 def test_the_token_shown_is_one_of_the_round():
     """Its rows are found again in what the ranks hold, and its products give the sum that combine returned."""
-    args = options(["--ranks", "4", "--rounds", "1", "--hidden", "16", "--combine-dtype", "fp32"])
+    args = options([*SMALL, "--top-k", "4", "--rounds", "1", "--combine-dtype", "fp32"])
     case = verify.case_of(args)
     batch = verify.batches(case, args, 1, None)
-    (r,) = rounds_of(case, LocalWorld(4), batch)
+    (r,) = rounds_of(case, LocalWorld(2), batch)
     way = one_token.of_round(case, r)
     ids = r.routed.topk_ids[way.src_rank][way.token]
     assert [pair[0] if pair else -1 for pair in way.pairs] == ids.tolist() and -1 in ids

@@ -20,14 +20,9 @@ def test_the_matrix_has_every_combination_once():
 
 
 def test_a_sample_of_the_matrix_passes(capsys):
-    status, out = shown(capsys, "verify", "--all", "--sample", "4")
-    assert status == 0 and "PASS  4 cases" in out.out and "mxfp4_rows slots" in out.out, out.out
-    assert max(len(line) for line in out.out.splitlines()) <= 80
-
-
-def test_the_matrix_has_as_many_ranks_as_asked_for(capsys):
-    status, out = shown(capsys, "verify", "--all", "--sample", "1", "--ranks", "3")
-    assert status == 0 and "3 ranks x 2 experts" in out.out and "PASS  1 case in" in out.out, out.out
+    status, out = shown(capsys, "verify", "--all", "--sample", "2", "--ranks", "3")
+    assert status == 0 and "PASS  2 cases" in out.out and "mxfp4_rows slots" in out.out, out.out
+    assert "3 ranks x 2 experts" in out.out and max(len(line) for line in out.out.splitlines()) <= 80
 
 
 def test_a_case_that_differs_fails_the_matrix(capsys, monkeypatch):
