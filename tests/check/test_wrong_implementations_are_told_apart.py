@@ -79,7 +79,7 @@ def reports():
     return cache(lambda name: check(WRONG[name], n_ranks=2))
 
 
-@pytest.mark.parametrize("n_ranks", [1, 3])
+@pytest.mark.parametrize("n_ranks", [3, pytest.param(4, marks=pytest.mark.nightly)])
 def test_a_right_implementation_passes(n_ranks):
     report = check(NumpyWorld, n_ranks=n_ranks)
     assert report.passed, str(report)

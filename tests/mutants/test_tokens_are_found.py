@@ -1,13 +1,18 @@
 """No synchronisation of the kernels is missed: mutants cover everything that a text search finds."""
 
 import ast
+import functools
 import re
 
 import pytest
 
-from epmoe.mutants import edited_kernels
-from epmoe.mutants.hunt import all_mutants, statements_in_files
+from epmoe.mutants import edited_kernels, hunt
+from epmoe.mutants.harmless import HARMLESS
+from epmoe.mutants.harmless_statements import HARMLESS_STATEMENTS
 from epmoe.mutants.token_mutations import mutants_of, names_in
+
+all_mutants = functools.cache(hunt.all_mutants)
+statements_in_files = functools.cache(hunt.statements_in_files)
 
 WORDS = re.compile(
     r"\b((?:ld|st|red_add|atomic_\w+?)_(?:relaxed|acquire|release|acq_rel)_(?:cta|gpu|sys)_\w+"
@@ -48,6 +53,11 @@ def test_mutants_of_tokens_and_statements_compile_differ_and_have_names_of_their
         edited = m.apply(source)
         assert edited != source and edited.count("\n") == source.count("\n")
         compile(edited, m.token.file, "exec")
+
+
+def test_the_harmless_ones_are_mutants_that_there_are():
+    assert set(HARMLESS) <= {m.key for m in all_mutants()}
+    assert set(HARMLESS_STATEMENTS) <= {m.key for m in statements_in_files()}
 
 
 def test_no_word_is_lost_where_each_user_of_a_module_has_mutants_of_its_own():

@@ -134,7 +134,7 @@ def test_a_hostile_file_gets_a_verdict(folder, capsys, code, says):
 
 def test_an_endless_loop_gets_a_verdict(folder, capsys, monkeypatch):
     assert child.PATIENCE_S < 10
-    monkeypatch.setattr(child, "PATIENCE_S", 2)
+    monkeypatch.setattr(child, "PATIENCE_S", 1)
     (folder / "puzzle01.py").write_text(right(1)[0].replace("row += grid_dim()", "pass"))
     assert main(["puzzle", "1", "--check"]) == 1
     said = " ".join(capsys.readouterr().out.split())
