@@ -135,11 +135,9 @@ def test_a_hostile_file_gets_a_verdict(folder, capsys, code, says):
 def test_an_endless_loop_gets_a_verdict(folder, capsys, monkeypatch):
     assert child.PATIENCE_S < 10
     monkeypatch.setattr(child, "PATIENCE_S", 1)
-    (folder / "puzzle01.py").write_text(right(1)[0].replace("row += grid_dim()", "pass"))
+    (folder / "puzzle01.py").write_text(right(1)[0].replace("row += grid_dim()", "while True: pass"))
     assert main(["puzzle", "1", "--check"]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    on_a_fast_machine = "a loop never ends"  # the simulator counts operations before the time is up
-    assert "is there a loop that does not end?" in said or on_a_fast_machine in said
+    assert "is there a loop that does not end?" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.nightly
