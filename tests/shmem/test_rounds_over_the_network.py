@@ -8,7 +8,8 @@ import pytest
 from epmoe import EPConfig, ExpertParallel, LocalWorld, PeerTimeout, layout, routing
 from epmoe.verify.checked_rounds import Case, rounds_of
 
-PLAIN = dict(n_ranks=4, n_experts=8, top_k=3, hidden=64, max_tokens_per_rank=5, use_shmem=True)
+PLAIN = dict(n_ranks=4, n_experts=8, top_k=3, hidden=64, max_tokens_per_rank=3, use_shmem=True)
+TWO_RANKS = PLAIN | dict(n_ranks=2, n_experts=4, p2p_world_size=1)
 FORMATS = {
     "bf16": {},
     "fp8_blockwise": dict(hidden=128),
@@ -29,14 +30,16 @@ def differences(case, seed, racecheck=None, rounds=2):
 
 @pytest.mark.by_day
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("n_ranks, world_size", [(2, 1), (4, 2), pytest.param(4, 1, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("seed", [None, 0, pytest.param(1, marks=pytest.mark.nightly)])
-def test_rounds_between_worlds_are_exact(world_size, fused, seed):
-    case = Case(EPConfig(**PLAIN, p2p_world_size=world_size), fused=fused)
+def test_rounds_between_worlds_are_exact(n_ranks, world_size, fused, seed):
+    sizes = dict(n_ranks=n_ranks, n_experts=2 * n_ranks, p2p_world_size=world_size)
+    case = Case(EPConfig(**PLAIN | sizes), fused=fused)
     assert not differences(case, seed, racecheck=True)
 
 
-@pytest.mark.parametrize("seed", [0, 2, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, *range(3, 8)))])
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.by_day(1)
 def test_rounds_are_exact_whatever_the_network_delays(seed):
     case = Case(EPConfig(**PLAIN, p2p_world_size=1 + seed % 2), fused=seed % 4 > 1)
     assert not differences(case, seed, racecheck=False)
@@ -70,13 +73,13 @@ def test_shapes_and_sizes(options):
 
 
 def test_unreduced_output_and_functions_cross_worlds():
-    cfg = EPConfig(**PLAIN, p2p_world_size=1)
+    cfg = EPConfig(**TWO_RANKS)
     assert not differences(Case(cfg, weights="none"), seed=5, rounds=1)
     assert not differences(Case(cfg, weights="function", epilogue=True, fused=True), seed=5, rounds=1)
 
 
 def test_a_world_of_all_ranks_needs_no_network(monkeypatch):
-    cfg = EPConfig(**PLAIN, p2p_world_size=4)
+    cfg = EPConfig(**TWO_RANKS | dict(p2p_world_size=2))
 
     def refuse(*args):
         raise AssertionError("something was sent through the network")
@@ -97,12 +100,12 @@ def test_direct_stores_reach_only_the_own_world():
 
 
 def test_counters_are_as_before_after_a_round():
-    cfg = EPConfig(**PLAIN, p2p_world_size=1)
+    cfg = EPConfig(**TWO_RANKS)
     routed = routing.make(cfg, 1)
-    with ExpertParallel(cfg, LocalWorld(4)) as ep:
+    with ExpertParallel(cfg, LocalWorld(2)) as ep:
         d = ep.dispatch(routed.x, routed.topk_ids)
         ep.combine([np.zeros((x.n_rows, cfg.hidden), x.numpy().output_tokens.dtype) for x in d], d, routed.topk_weights)
-        for rank in range(4):
+        for rank in range(2):
             for name in ("dispatch_recv_count", "combine_recv_count"):
                 assert (ep.region(name, rank) == layout.MAX_FINITE).all()
             for name in ("reserved", "finished", "A", "status"):
