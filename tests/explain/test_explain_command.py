@@ -91,7 +91,7 @@ def test_a_folder_that_is_not_there_is_refused_in_words(run, without_a_tape):
     assert status == 2 and "--out . is a folder: name a file" in err
 
 
-def test_the_page_links_a_tape_whose_name_is_no_text(tmp_path):
+def test_the_page_links_a_tape_whose_name_is_no_text(tmp_path, without_a_tape):
     out = os.fsdecode(bytes(tmp_path) + b"/a \xff.html")
     assert main(["explain", "--ranks", "1", "--tokens", "1", "--out", out]) == 0
     with open(out, encoding="utf-8") as file:

@@ -8,6 +8,8 @@ from epmoe.explain.arrays import NOT_ARRIVED
 from epmoe.explain.moments import moments
 from epmoe.explain.phases import PHASES, Timeline
 
+FP8 = dict(fused=True, seed=1, ranks=2, token_format="fp8_blockwise")
+
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_slices_of_a_block_follow_each_other(fused):
@@ -22,7 +24,7 @@ def test_slices_of_a_block_follow_each_other(fused):
     assert all(s.word for lane in timeline.lanes for s in lane.slices if s.phase == "wait")
 
 
-@pytest.mark.parametrize("options", [dict(), dict(fused=True), dict(fused=True, seed=1, ranks=2)], ids=str)
+@pytest.mark.parametrize("options", [dict(), dict(fused=True), FP8], ids=str)
 def test_an_arrow_leads_from_every_signal_to_the_rank_that_it_is_for(options):
     h = history(**options)
     arrows = Timeline(h).arrows
@@ -44,7 +46,7 @@ def test_moments_follow_each_other():
     assert every[0].step == 0 and {m.run for m in every} == {0, 1} and 40 < len(every) < 600
 
 
-@pytest.mark.parametrize("options", [dict(), dict(fused=True, seed=1, ranks=2, token_format="fp8_blockwise")], ids=str)
+@pytest.mark.parametrize("options", [dict(), FP8], ids=str)
 def test_every_step_of_the_tape_changes_a_word_and_every_word_changes(options):
     made = tape.data(history(**options))
     steps = [step for step, _ in made["moments"]]

@@ -7,8 +7,7 @@ import pytest
 from recorded_round import history
 
 from epmoe import LocalWorld
-from epmoe.explain import recorded_trace
-from epmoe.explain.gpu_round import stamped_rounds
+from epmoe.explain import gpu_round, recorded_trace
 from epmoe.explain.stamped import corrections, of_stamps
 from epmoe.kernels.stamps import MARKS, Stamps
 from epmoe_ref.config import EPConfig
@@ -102,10 +101,11 @@ def test_stamps_become_slices_and_arrows():
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_round_with_stamps(fused):
+def test_a_round_with_stamps(fused, monkeypatch):
     """As on a GPU, in the simulator: kernels write stamps, and nothing is recorded."""
-    cfg = EPConfig(2, 4, 2, 64, 3)
-    made = of_stamps(stamped_rounds(cfg, LocalWorld(2, seed=0), fused=fused, seed=0), {})
+    monkeypatch.setattr(gpu_round, "WARM_UP", 0)
+    cfg = EPConfig(2, 2, 1, 8, 1)
+    made = of_stamps(gpu_round.stamped_rounds(cfg, LocalWorld(2, seed=0), fused=fused, seed=0), {})
     assert check(made.events) == 4
     kernels = {(e["pid"], e["name"]) for e in made.events if e["ph"] == "X" and e["cat"] == "kernel"}
     names = ("dispatch", "combine") if fused else ("dispatch_async", "dispatch_wait", "combine_async", "combine_wait")

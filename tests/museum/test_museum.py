@@ -28,7 +28,9 @@ FOUND = {
 
 
 @pytest.fixture(autouse=True)
-def _plain():
+def _plain(monkeypatch, tonight):
+    if not tonight:
+        monkeypatch.setattr(exhibits, "SCHEDULES", 3)
     with plain_simulator():
         yield
 
@@ -43,15 +45,13 @@ def test_every_exhibit_is_tested():
     assert list(FILES) == list(FOUND) == list(range(1, len(FILES) + 1))
 
 
-@pytest.mark.parametrize("schedules", [5, pytest.param(exhibits.SCHEDULES, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("number", FILES)
-def test_an_exhibit_breaks_and_its_repair_is_silent(monkeypatch, number, schedules):
-    monkeypatch.setattr(exhibits, "SCHEDULES", schedules)
+def test_an_exhibit_breaks_and_its_repair_is_silent(number):
     exhibit, (how, says, by_results) = Exhibit(FILES[number]), FOUND[number]
     failure = exhibit.first_failure()
     assert failure.how == how and says in failure.says
     assert set(exhibit.counts(repaired=True)) == {"right"}
-    assert (exhibit.counts(racecheck=False) != {"right": schedules}) == by_results
+    assert (exhibit.counts(racecheck=False) != {"right": exhibits.SCHEDULES}) == by_results
     again = exhibit.run(failure.seed)  # a seed replays its schedule
     assert again.events == failure.events and again.how == failure.how
 
@@ -118,8 +118,7 @@ def test_a_line_that_the_report_names_is_not_the_guilty_one():
 
 
 @pytest.mark.parametrize("number", FILES)
-def test_an_exhibit_is_shown_within_the_terminal(capsys, monkeypatch, number):
-    monkeypatch.setattr(exhibits, "SCHEDULES", 3)
+def test_an_exhibit_is_shown_within_the_terminal(capsys, number):
     status, text = run(capsys, str(number))
     assert status == 0 and max(map(len, text.splitlines())) <= 100
     for part in ("The kernel", "The repair", "A schedule that breaks it: seed", "report\n|The error\n"):
@@ -127,7 +126,9 @@ def test_an_exhibit_is_shown_within_the_terminal(capsys, monkeypatch, number):
     assert f"word 2 of the region {exhibits.Exhibit(FILES[number]).first_region} of" in text
     story = text.partition("The kernel")[0]
     assert max(map(len, (line for line in story.splitlines() if "https" not in line))) <= 80
-    assert "repaired, with the race detector: 3 right" in text and FOUND[number][1][:20] in " ".join(text.split())
+    assert f"repaired, with the race detector: {exhibits.SCHEDULES} right" in text and FOUND[number][1][
+        :20
+    ] in " ".join(text.split())
 
 
 def test_the_list_names_every_exhibit_and_thread(capsys):

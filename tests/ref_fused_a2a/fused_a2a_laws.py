@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, settings
 
 # Derandomised, so that a run depends only on the code; slow machines do not fail.
 law = settings(
-    max_examples=40, derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=25, derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

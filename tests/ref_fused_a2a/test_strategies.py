@@ -1,5 +1,7 @@
 """The public strategies give valid worlds that reach corner cases, and garbage that is invalid."""
 
+from random import Random
+
 import numpy as np
 import pytest
 from fused_a2a_laws import law
@@ -69,7 +71,7 @@ CORNERS = {
 
 @pytest.mark.parametrize("corner", CORNERS)
 def test_rows_worlds_reach(corner):
-    find(strategies.rows_worlds(), CORNERS[corner], settings=search)
+    find(strategies.rows_worlds(), CORNERS[corner], settings=search, random=Random(1))
 
 
 HYBRID_CORNERS = {
@@ -87,13 +89,13 @@ HYBRID_CORNERS = {
 
 @pytest.mark.parametrize("corner", HYBRID_CORNERS)
 def test_hybrid_worlds_reach(corner):
-    find(strategies.hybrid_worlds(), HYBRID_CORNERS[corner], settings=search)
+    find(strategies.hybrid_worlds(), HYBRID_CORNERS[corner], settings=search, random=Random(1))
 
 
 def test_large_worlds_are_drawn_now_and_then():
     tokens, experts = [], []
 
-    @settings(law, max_examples=100, phases=(Phase.generate,))
+    @settings(law, max_examples=50, phases=(Phase.generate,))
     @given(strategies.configs(large=True), strategies.rows_worlds(large=True))
     def drawn(cfg, rows):
         tokens.append((cfg.max_tokens_per_rank, max(map(len, rows.x))))

@@ -1,9 +1,9 @@
-// The page's modules, tested by node: `node --test tests/explain/page`, or by pytest, which hands the worlds over.
+// The page's modules, tested by node: `node --test tests/explain/page`, or by pytest.
 
 import test from "node:test";
 import assert from "node:assert/strict";
 import {readFileSync, readdirSync} from "node:fs";
-import * as model from "../../../epmoe/explain/page/model.js";
+import {dispatch, makeWorld, traffic} from "../../../epmoe/explain/page/model.js";
 import {bf16, fma} from "../../../epmoe/explain/page/floats.js";
 import {CHAPTERS, stepsOf} from "../../../epmoe/explain/page/chapters.js";
 import {picture, storyOf} from "../../../epmoe/explain/page/picture.js";
@@ -11,9 +11,7 @@ import {drawn} from "../../../epmoe/explain/page/svg.js";
 import {film} from "../../../epmoe/explain/page/stills.js";
 import {stepped} from "../../../epmoe/explain/page/scrub.js";
 import {uniform, values} from "../../../epmoe/explain/page/words.js";
-import {firstDifference} from "./equals.mjs";
 
-const {makeWorld, dispatch, traffic} = model;
 const page = new URL("../../../epmoe/explain/page/", import.meta.url);
 const texts = Object.fromEntries(readdirSync(new URL("text/", page)).map((f) => [f.replace(/^\d+-|\.md$/g, ""), readFileSync(new URL(`text/${f}`, page), "utf8")]));
 const measured = JSON.parse(readFileSync(new URL("measured.json", page), "utf8"));
@@ -21,14 +19,6 @@ const numbers = {bigExperts: 256, bigTokens: 4096, bigTopK: 8, skew: 1};
 const order = Object.keys(CHAPTERS).filter((name) => name !== "broken");
 const sizes = [{ranks: 3, local: 2, topK: 2, tokens: 3}, {ranks: 2, local: 1, topK: 1, tokens: 1}, {ranks: 4, local: 3, topK: 3, tokens: 4}, {ranks: 2, local: 3, topK: 2, tokens: 4}];
 const story = (world) => storyOf({measured, numbers}, world, numbers);
-
-test("the model equals epmoe_ref", {skip: !process.env.EPMOE_WORLDS && "pytest makes the worlds"}, () => {
-  const cases = JSON.parse(readFileSync(process.env.EPMOE_WORLDS, "utf8"));
-  assert.equal(cases.length, 200);
-  assert.equal(firstDifference(model, cases), null);
-  cases[7].reference.row_offsets[0][1] += 1;
-  assert.match(firstDifference(model, cases), /world 7: row_offsets/);
-});
 
 test("bf16 and fma round once, ties to even", () => {
   assert.equal(bf16(1 + 2 ** -8), 1);
@@ -44,16 +34,14 @@ test("bf16 and fma round once, ties to even", () => {
 for (const size of sizes) {
   for (const width of [820, 374]) {
     test(`no step leaves the stage as it was: ${JSON.stringify(size)} at ${width}`, () => {
-      for (const seed of size === sizes[0] ? [0, 1] : [0]) {
-        const told = story(makeWorld({...size, skew: 0.3, seed})), steps = stepsOf(order, told);
-        assert.ok(steps.length >= 35);
-        let before = "";
-        steps.forEach((step, n) => {
-          const now = drawn(picture(told, steps, n, width).nodes);
-          assert.notEqual(now, before, `step ${n}, ${step.chapter} ${step.caption}, seed ${seed}`);
-          before = now;
-        });
-      }
+      const told = story(makeWorld({...size, skew: 0.3, seed: 0})), steps = stepsOf(order, told);
+      assert.ok(steps.length >= 35);
+      let before = "";
+      steps.forEach((step, n) => {
+        const now = drawn(picture(told, steps, n, width).nodes);
+        assert.notEqual(now, before, `step ${n}, ${step.chapter} ${step.caption}`);
+        before = now;
+      });
     });
   }
 }
