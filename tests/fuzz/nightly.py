@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 
 SAMPLE = 8
 WORLDS = int(os.environ.get("EPMOE_FUZZ", SAMPLE))
-FEWEST, A_BATCH = 4, 12  # batches, and worlds of one where there are more batches
+FEWEST, A_BATCH = 2, 12  # batches, and worlds of one where there are more batches
 PHASES = (Phase.generate, Phase.shrink) if "EPMOE_FUZZ" in os.environ else (Phase.generate,)
 
 

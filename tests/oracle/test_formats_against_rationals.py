@@ -1,6 +1,6 @@
 """Every encoder of epmoe_ref against the same formula in whole numbers: each bf16 bit pattern, and the edges.
 
-EPMOE_ALL_PATTERNS=1 runs all 65536 patterns in every test; CI runs every 7th, and one full pass over values.
+EPMOE_ALL_PATTERNS=1 runs all 65536 patterns in every test; CI runs every 23rd, and one full pass over values.
 """
 
 import os
@@ -15,7 +15,7 @@ from exact_formats import FACTS
 from random_worlds import bits_of
 
 ALL = os.environ.get("EPMOE_ALL_PATTERNS") == "1"
-STRIDE = 1 if ALL else 7
+STRIDE = 1 if ALL else 23
 SCALED = [name for name in FACTS if name != "bf16"]
 ABSMAX_PATTERNS = [
     0x0000,
@@ -95,10 +95,10 @@ def test_sizes_of_the_message(token_format, alignment):
 
 @pytest.mark.parametrize("token_format", FACTS)
 def test_every_bf16_pattern_among_others(token_format):
-    """All 65536 patterns, in random groups."""
+    """All 65536 patterns, or some of them, in random groups."""
     width = max(FACTS[token_format].hidden_unit, 128)
     for seed in range(3 if ALL else 1):
-        order = np.random.default_rng(seed).permutation(1 << 16)
+        order = np.random.default_rng(seed).permutation(1 << 16)[: 1 << (16 if ALL else 13)]
         check_rows(token_format, order.reshape(-1, width))
 
 
@@ -129,7 +129,7 @@ def test_every_pattern_alone_in_its_group(token_format):
 @pytest.mark.parametrize("absmax", ABSMAX_PATTERNS)
 def test_every_pattern_under_a_given_absmax(token_format, absmax):
     facts = FACTS[token_format]
-    patterns = np.arange(0, 1 << 16, STRIDE * 3)
+    patterns = np.arange(0, 1 << 16, STRIDE)
     patterns = patterns[(patterns & 0x7FFF) <= max(absmax, 0x3F80)]
     per_row = facts.hidden_unit // facts.group * (facts.group - 1)
     patterns = patterns[: len(patterns) // per_row * per_row]

@@ -40,7 +40,7 @@ def disagreement(seed):
 
 @pytest.mark.timeout(0 if "EPMOE_FUZZ" in os.environ else 120)
 @pytest.mark.parametrize("batch", range(BATCHES))
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 def test_they_find_the_same_first_race(batch):
     racing = 0
     seeds = range(batch, TRACES, BATCHES)

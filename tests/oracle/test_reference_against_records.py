@@ -16,7 +16,7 @@ FIRST = int(os.environ.get("EPMOE_FIRST_WORLD", "0"))
 BATCHES = 10
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(2)
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_random_worlds(batch):
@@ -30,13 +30,13 @@ def test_random_worlds(batch):
 @pytest.mark.parametrize("fused_shared_expert", [False, True])
 @pytest.mark.parametrize("skip_a2a", [False, True])
 def test_every_format_with_every_routing_option(token_format, fused_shared_expert, skip_a2a):
-    for seed in (1000, 1001):
+    for preshuffle in {False, token_format == "mxfp4_rows"}:
         world = random_world(
-            seed,
+            1000,
             token_format=token_format,
             fused_shared_expert=fused_shared_expert,
             skip_a2a=skip_a2a,
-            fuse_a_scale_preshuffle=token_format == "mxfp4_rows" and seed % 2 == 0,
+            fuse_a_scale_preshuffle=preshuffle,
         )
         difference = reference_difference(world)
         assert difference is None, difference
@@ -48,7 +48,7 @@ def test_groups_of_several_scale_tiles(token_format):
     """Groups of more and of fewer than 128 rows, so that scales_offset differs from the number of tiles before."""
     limits = Limits(ranks=3, local_experts=3, top_k=2, hidden=1, tokens=150, large_share=1.0)
     groups_far_out = 0
-    for seed in range(4000, 4004):
+    for seed in range(4000, 4002):
         world = random_world(
             seed,
             limits,

@@ -57,7 +57,7 @@ def test_random_worlds_round_after_round(batch):
         assert difference is None, difference
 
 
-@pytest.mark.parametrize("token_format", ["fp8_blockwise", "nvfp4", "mxfp4_rows"])
+@pytest.mark.parametrize("token_format", ["nvfp4", "fp8_blockwise", "mxfp4_rows"])
 @pytest.mark.by_day(1)
 def test_more_rows_than_a_scale_tile(token_format):
     """An expert gets more than 128 rows: its scales need a second tile, its rows a second block of work."""
@@ -76,7 +76,7 @@ def test_more_rows_than_a_scale_tile(token_format):
         )
         for seed in range(500)
     )
-    world = next(w for w in worlds if 140 < sum(len(t) for t in w.tokens))
+    world = next(w for w in worlds if 128 < sum(len(t) for t in w.tokens) < 140)
     world.topk_ids = [[[0] for _ in ids] for ids in world.topk_ids]
     difference = simulator_difference(world, fused=True, seed=None)
     assert difference is None, difference

@@ -19,7 +19,7 @@ def fingerprints(pieces):
     }
 
 
-chosen = random.Random(0).sample(list(cases(4, 256)), 12)
+chosen = random.Random(0).sample(list(cases(4, 256)), 5)
 pieces = compiled_first.pieces(chosen)
 phases = compiled_first.DISPATCH, compiled_first.COMBINE
 launched = fingerprints((case, phase) for case in chosen for phase in phases)

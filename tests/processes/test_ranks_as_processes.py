@@ -24,7 +24,7 @@ from epmoe.worlds.launcher import launched_size
     ],
 )
 def test_every_rank_has_the_reference_s_results_round_after_round(n_ranks, kind):
-    job = mpirun(n_ranks, "rounds_program.py", kind, 3)
+    job = mpirun(n_ranks, "rounds_program.py", kind, 2)
     assert job.status == 0, job.output
     assert sorted(job.said(r"rank (\d) of (\d) equal")) == [(str(r), str(n_ranks)) for r in range(n_ranks)], job.output
 
@@ -81,9 +81,9 @@ def test_a_launcher_of_another_mpi_is_recognised():
 
 
 def test_no_addition_to_a_shared_word_is_lost():
-    job = mpirun(3, "atomics_program.py", 300)
+    job = mpirun(3, "atomics_program.py", 100)
     counted = job.said(r"counted (\d+) and (\d+) of (\d+)")
-    assert job.status == 0 and counted == [("28800", "28800", "28800")], job.output
+    assert job.status == 0 and counted == [("9600", "9600", "9600")], job.output
 
 
 @pytest.mark.parametrize("value", ["", "x", "1.5", "-1", "\u00b2"])

@@ -138,7 +138,7 @@ def test_what_comes_from_another_p2p_world_may_be_under_way_until_the_wait():
     assert not fixed[0].any() and free[0].all(axis=-1).tolist() == [False, True]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_after_conditions_hold_after_every_step_of_random_worlds(data):
     cfg = data.draw(strategies.configs())
