@@ -95,7 +95,7 @@ def test_hybrid_worlds_reach(corner):
 def test_large_worlds_are_drawn_now_and_then():
     tokens, experts = [], []
 
-    @settings(law, max_examples=50, phases=(Phase.generate,))
+    @settings(law, max_examples=100, phases=(Phase.generate,))
     @given(strategies.configs(large=True), strategies.rows_worlds(large=True))
     def drawn(cfg, rows):
         tokens.append((cfg.max_tokens_per_rank, max(map(len, rows.x))))
