@@ -94,9 +94,9 @@ def test_memory_that_is_used_again_is_not_called_freed():
     memory, of = Memory(), bytearray(128)
     address = (ctypes.addressof(ctypes.c_char.from_buffer(of)) + 15) & ~15
     memory.remove(memory.add(Span(address, 64, "scratch", 0)))
-    assert memory.complaint(address + 16, 16, 16) == "scratch of rank 0 was freed (byte 16 of it)"
+    assert memory.complaint(address + 16, 16) == "scratch of rank 0 was freed (byte 16 of it)"
     memory.add(Span(address, 24, "row", 1))
-    assert "16 bytes after the start of row of rank 1, which has 24 bytes" in memory.complaint(address + 16, 16, 16)
+    assert "16 bytes after the start of row of rank 1, which has 24 bytes" in memory.complaint(address + 16, 16)
 
 
 def test_an_array_that_is_too_short_before_freed_memory_is_named_too():
@@ -104,7 +104,7 @@ def test_an_array_that_is_too_short_before_freed_memory_is_named_too():
     address = (ctypes.addressof(ctypes.c_char.from_buffer(of)) + 15) & ~15
     memory.add(Span(address, 8, "row", 1))
     memory.remove(memory.add(Span(address + 16, 48, "scratch", 0)))
-    assert memory.complaint(address + 16, 4, 4) == (
+    assert memory.complaint(address + 16, 4) == (
         "scratch of rank 0 was freed (byte 0 of it), or 16 bytes after the start of row of rank 1, which has 8 bytes"
     )
 

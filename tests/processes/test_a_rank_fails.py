@@ -11,7 +11,7 @@ from mpirun import WITHOUT_SIGNALS, mpirun
 TIMEOUT, GRACE = 1.0, 2.0
 PHASES = dict(start="configuration", dispatch="dispatch_wait", combine="combine_wait", leave="leaving")
 SLEEPING = "dispatch_async dispatch_wait dispatch combine_async combine_wait combine".split()
-BY_DAY = [("return", "dispatch", 1), ("return", "combine", 0), ("return", "leave", 0), ("raise", "combine", 1)]
+BY_DAY = [("kill", "dispatch", 0), ("return", "combine", 0), ("return", "leave", 0), ("raise", "combine", 1)]
 CASES = [
     pytest.param(how, phase, size, marks=[] if (how, phase, size) in BY_DAY else pytest.mark.nightly)
     for how in ("return", "raise", "kill")

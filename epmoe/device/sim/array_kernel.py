@@ -25,13 +25,14 @@ class SimArray:
         self._load, self._store = OPS.get("load_%s" % ty), OPS.get("store_%s" % ty)
 
     def _place(self, index):
-        index = index if isinstance(index, tuple) else (index,)
         if self._load is None:
             raise EPValueError("%s holds %s: kernels take its address, not its elements" % (self.name, self.dtype))
-        place = 0
+        index, place = index if isinstance(index, tuple) else (index,), 0
+        is_inside = len(index) == len(self.shape)
         for i, n in zip(index, self.shape):
+            is_inside = is_inside and 0 <= i < n
             place = place * n + int(i)
-        if len(index) != len(self.shape) or any(not 0 <= i < n for i, n in zip(index, self.shape)):
+        if not is_inside:
             raise out_of_bounds(
                 "index [%s]" % ", ".join(map(str, index)),
                 getcurrent().place(),

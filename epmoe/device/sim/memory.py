@@ -144,21 +144,19 @@ class Memory:
 
     def find(self, address, nbytes=1):
         """The span that holds all these bytes, or None. (Spans may overlap: two views of one array of the caller.)"""
-        span = self.spans[bisect_right(self.starts, address) - 1]
-        if address + nbytes <= span.high:
-            return span
-        return next((s for s in self.spans if s.low <= address and address + nbytes <= s.high), None)
+        for i in range(bisect_right(self.starts, address) - 1, 0, -1):
+            if address + nbytes <= self.spans[i].high:
+                return self.spans[i]
+        return None
 
     def describe(self, address):
         span = self.find(address)
         return span.describe(address) if span else "address %#x" % address
 
-    def complaint(self, address, nbytes, alignment):
-        """Why these bytes must not be touched; None if they may."""
+    def complaint(self, address, alignment):
+        """Why these bytes must not be touched: they are misaligned, or in no span."""
         if address % alignment:
             return "%s is not %d-byte aligned (address %#x)" % (self.describe(address), alignment, address)
-        if self.find(address, nbytes):
-            return None
         i, near = bisect_right(self.starts, address) - 1, []
         before = self.spans[i]
         if i >= 1:

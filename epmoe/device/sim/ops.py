@@ -53,10 +53,11 @@ WRAP = {"u8": _to_u8, "u16": _to_u16, "i32": _to_i32, "u32": _to_u32, "u64": _to
 
 def span_of(address, nbytes, name, alignment=None, write=False):
     """The span that holds these bytes. If none does, raises an error with the kernel's line, buffer and index."""
-    complaint = MEMORY.complaint(address, nbytes, alignment or nbytes)
-    span = MEMORY.find(address, nbytes)
-    if complaint is None and write and span.readonly:
+    alignment, span = alignment or nbytes, MEMORY.find(address, nbytes)
+    if span is None or address % alignment:
+        complaint = MEMORY.complaint(address, alignment)
+    elif write and span.readonly:
         complaint = "%s is read-only" % span.describe(address)
-    if complaint is None:
+    else:
         return span
     raise out_of_bounds("%s (%d bytes)" % (name, nbytes), getcurrent().place(), complaint)
