@@ -1,7 +1,7 @@
 """What calls of epmoe.torch cost the host besides those of epmoe.fused_a2a, on a CUDA driver that runs nothing.
 
-`python checks_of_torch_calls.py check_...`; test_torch_host_cost.py runs all of them. torch's CPU tensors pass for tensors
-on a GPU: addresses, shapes and lifetimes are as there.
+`python checks_of_torch_calls.py [check_...]` runs those, or all. torch's CPU tensors pass for tensors on a GPU:
+addresses, shapes and lifetimes are as there.
 """
 
 import os

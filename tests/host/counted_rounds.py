@@ -8,12 +8,12 @@ from importlib import import_module
 from pathlib import Path
 
 
-def main(wanted):
-    for program in sorted(Path(__file__).parent.glob("checks_of_*.py")):
-        for name, check in vars(import_module(program.stem)).items():
-            if name.startswith("check_") and (not wanted or name in wanted):
-                print(name, flush=True)
-                check()
+def run(checks):
+    """Those of checks, {name: function}, that this program's arguments name, or all; each is told as it begins."""
+    for name, check in checks.items():
+        if name.startswith("check_") and name in (sys.argv[1:] or checks):
+            print(name, flush=True)
+            check()
 
 
 def fails(error, said, function, *args, **options):
@@ -47,4 +47,5 @@ def since(driver, function):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    for program in sorted(Path(__file__).parent.glob("checks_of_*.py")):
+        run(vars(import_module(program.stem)))
