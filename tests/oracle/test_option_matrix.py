@@ -43,7 +43,7 @@ def with_kernels():
             yield pytest.param(case, kernels, id=f"{case}-{kernels}", marks=at_night)
 
 
-@pytest.mark.parametrize("case, kernels", with_kernels())
+@pytest.mark.parametrize("case, kernels", list(with_kernels()))
 @pytest.mark.by_day(8)
 def test_kernels_reference_and_records_agree(case, kernels):
     difference = difference_of(case, kernels=kernels)
