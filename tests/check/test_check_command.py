@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from numpy_world import NumpyWorld
 
-from epmoe.__main__ import main
 from epmoe.check import check
 from epmoe.check.adapters import ADAPTERS
 from epmoe.check.implementation import load
@@ -43,19 +42,6 @@ def run_ranks(command, python=("-m", "mpi4py", "-m", "epmoe")):
 def mpirun():
     beside = Path(sys.executable).with_name("mpirun")
     return str(beside) if beside.exists() else shutil.which("mpirun")
-
-
-@pytest.fixture
-def told(capsys, monkeypatch):
-    """As `run`, in this process."""
-    monkeypatch.chdir(HERE)
-
-    def called(command):
-        status = main(shlex.split(command))
-        out = capsys.readouterr()
-        return subprocess.CompletedProcess(command, status, out.out, out.err)
-
-    return called
 
 
 def test_a_right_implementation_exits_with_0():
@@ -123,6 +109,8 @@ def test_nothing_checked_is_no_pass_and_what_cannot_be_is_said_once(told):
     assert (result.returncode, result.stdout) == (2, "")
     assert "no case's name contains 'no such case'; there are: uneven ranks, " in result.stderr
     result = told("check nobody:Class nobody:Class")
+    assert result.returncode == 2 and result.stderr.count("epmoe check: ") == 1
+    result = told("check --ranks 0")
     assert result.returncode == 2 and result.stderr.count("epmoe check: ") == 1
 
 

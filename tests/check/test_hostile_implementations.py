@@ -4,8 +4,7 @@ import json
 
 import hostile_worlds
 import pytest
-from test_check_command import run_ranks, told  # noqa: F401
-from test_pytest_plugin import pytest_run  # noqa: F401
+from test_check_command import run_ranks
 
 from epmoe.check import check
 from epmoe.check.implementation import load, whole
@@ -21,13 +20,13 @@ from epmoe_ref.errors import EPValueError
     ],
 )
 @pytest.mark.by_day(1)
-def test_one_that_ends_the_process_differs(name, says, told):  # noqa: F811
+def test_one_that_ends_the_process_differs(name, says, told):
     result = told(f"check hostile_worlds:{name} --ranks 2 --only 'one slot' --quiet")
     assert result.returncode == 1 and says in result.stdout, result.stdout + result.stderr
     assert result.stdout.splitlines()[-1].startswith(f"FAIL hostile_worlds:{name}: ")
 
 
-def test_one_that_hangs_in_a_case_is_told_so_and_the_other_cases_run(told):  # noqa: F811
+def test_one_that_hangs_in_a_case_is_told_so_and_the_other_cases_run(told):
     result = told("check hostile_worlds:Hangs --ranks 2 --only slot --timeout 3 --json")
     record = json.loads(result.stdout)["implementations"][0]
     states = {case["case"]: case["state"] for case in record["cases"]}
@@ -55,7 +54,7 @@ def test_ranks_in_processes_that_hang_or_leave_differ(name, says):
 
 
 @pytest.mark.nightly
-def test_one_that_hangs_always_is_given_up(told):  # noqa: F811
+def test_one_that_hangs_always_is_given_up(told):
     result = told("check hostile_worlds:HangsAlways --ranks 2 --timeout 0.5 --quiet")
     verdict = result.stdout.splitlines()[-1]
     assert result.returncode == 1 and verdict.startswith("FAIL hostile_worlds:HangsAlways: 3 of 3"), result.stdout
@@ -109,10 +108,15 @@ def test_names_that_there_are_not_are_refused(name, says):
     assert says in str(refused.value)
 
 
-def test_serving_no_case_is_no_pass(told, pytest_run):  # noqa: F811
+def test_one_that_cannot_be_made_here_cannot_be_run(told):
+    result = told("check hostile_worlds:NoGpu --ranks 2")
+    assert (result.returncode, result.stdout) == (2, "") and "there is no GPU" in result.stderr
+
+
+def test_serving_no_case_is_no_pass(told, run_pytest):
     result = told("check hostile_worlds:ServesNothing --ranks 2 --quiet")
     assert result.returncode == 2 and "no case was run" in result.stdout
-    result = pytest_run("--epmoe-check", "hostile_worlds:ServesNothing", "--epmoe-ranks", "2")
+    result = run_pytest("--epmoe-check", "hostile_worlds:ServesNothing", "--epmoe-ranks", "2")
     assert result.returncode == 4 and "it serves none of the 49 cases" in result.stderr
 
 

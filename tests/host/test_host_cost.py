@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from commands_shown import python
 
-PROGRAMS = sorted(Path(__file__).parent.glob("checks_of_*.py"))
+HERE = Path(__file__).parent
+PROGRAMS = sorted(HERE.glob("checks_of_*.py"))
 
 
 def test_on_a_driver_that_counts():
     pytest.importorskip("cuda.bindings")  # not on macOS
     # in a process of its own: this one uses the simulator
-    done = python("-W", "error", str(PROGRAMS[0].with_name("counted_rounds.py")), EPMOE_DEVICE="gpu")
+    done = python("-W", "error", str(HERE / "counted_rounds.py"), EPMOE_DEVICE="gpu")
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
     checks = [name for p in PROGRAMS for name in re.findall(r"^def (check_\w+)", p.read_text(), re.MULTILINE)]
     assert done.stdout.split() == checks

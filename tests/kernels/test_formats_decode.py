@@ -120,7 +120,7 @@ def test_shortest_rows(token_format, hidden):
 
 
 @pytest.mark.by_day(2)
-@pytest.mark.parametrize("counts", [[128, 1, 33], [127, 0, 95, 65]])
+@pytest.mark.parametrize("counts", [[128, 1, 33], [127, 0, 95, 65], [130, 31]])
 @pytest.mark.parametrize("token_format", ["nvfp4", "mxfp8"])
 def test_tiles_with_every_amount_of_unused_rows(token_format, counts):
     check(token_format, {}, 128, counts, sum(counts))

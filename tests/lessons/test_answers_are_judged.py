@@ -364,6 +364,8 @@ def test_check_says_a_verdict_of_each_part(capsys, tmp_path):
     told = capsys.readouterr().out
     assert "NOT YET  warm-up: WARM_UP is not answered" in told
     assert "RIGHT    core: " in told and "NOT YET  stretch: STRETCH = 2: two experts" in told
+    assert main(["lesson", "2", "--check", str(file)]) == 1
+    assert "has no function place" in capsys.readouterr().out
 
 
 def test_the_verdict_as_json(capsys, tmp_path):
@@ -379,9 +381,11 @@ def test_the_verdict_as_json(capsys, tmp_path):
 
 
 def test_without_an_answer_there_is_no_verdict(capsys, tmp_path):
+    (tmp_path / "answer.txt").write_text("")
     for argv, says in (
         (["1", "--check", str(tmp_path / "nothing.py")], "lesson 1 --start"),
         (["1", "--json"], "--check"),
+        (["1", "--check", str(tmp_path / "answer.txt")], "must end in .py"),
         (["1", "--check", str(tmp_path)], "must end in .py"),
         (["--check"], "need a number"),
     ):

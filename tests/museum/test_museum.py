@@ -126,9 +126,8 @@ def test_an_exhibit_is_shown_within_the_terminal(capsys, number):
     assert f"word 2 of the region {exhibits.Exhibit(FILES[number]).first_region} of" in text
     story = text.partition("The kernel")[0]
     assert max(map(len, (line for line in story.splitlines() if "https" not in line))) <= 80
-    assert f"repaired, with the race detector: {exhibits.SCHEDULES} right" in text and FOUND[number][1][
-        :20
-    ] in " ".join(text.split())
+    assert f"repaired, with the race detector: {exhibits.SCHEDULES} right" in text
+    assert FOUND[number][1][:20] in " ".join(text.split())
 
 
 def test_the_list_names_every_exhibit_and_thread(capsys):
