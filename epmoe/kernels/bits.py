@@ -1,6 +1,7 @@
-"""Bits of masks, shares of work (which rank, token or part a number stands for), and loads that are in flight together."""
+"""Bits of masks, shares of work (what a number stands for), sums over a block, and loads that are in flight together."""
 
-from epmoe.device import block_idx, device_fn, ffs, grid_dim, i32, n_warps, shfl_xor, u32, warp_id
+from epmoe.device import (block_idx, device_fn, ffs, grid_dim, i32, lane_id, n_warps, shfl_idx, shfl_xor, syncthreads,
+                          u32, warp_id, warp_inclusive_sum_i32)
 
 
 def four(look, n=4):
@@ -153,3 +154,19 @@ def warps_of_rank():
     """(number of this warp among those of all blocks but the leader block, their number). Blocks take turns."""
     blocks = i32(grid_dim() - 1)
     return i32(warp_id() * blocks + block_idx()), i32(n_warps() * blocks)
+
+
+@device_fn
+def block_sums(value, partial):
+    """(sum over the block's lower threads, sum over all) of int32; has barriers. partial: shared int32 [32]."""
+    lane, warp = lane_id(), warp_id()
+    inclusive = i32(warp_inclusive_sum_i32(value))
+    syncthreads()                               # all have read `partial` of the earlier call
+    if lane == 31:
+        partial[warp] = inclusive
+    syncthreads()
+    up_to = i32(warp_inclusive_sum_i32(i32(partial[lane]) if lane < n_warps() else i32(0)))
+    before, total = i32(shfl_idx(up_to, i32((warp + 31) & 31))), i32(shfl_idx(up_to, i32(31)))
+    if warp == 0:
+        before = i32(0)
+    return i32(before + inclusive - value), total

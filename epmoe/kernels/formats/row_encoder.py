@@ -24,9 +24,8 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
 
     hidden, group: elements of a row, and of a group with one scale (16, 32, 64, ...; it divides hidden).
     quantise(dst_payload, chunk, there, ab, absmax, input_scale, lane): chunk counts the row's runs of 16 elements.
-    ab are its 8 + 8 bf16 values in 4 + 4 words. absmax is the whole group's, in all of the group's lanes. It
-    writes only if `there`: all lanes take every step, for the shuffles, and past the row's end they repeat its
-    last group.
+    ab are its 8 + 8 bf16 values in 4 + 4 words. absmax is the whole group's, in all of the group's lanes. It writes
+    only if `there`: all lanes take every step, for the shuffles, and past the row's end they repeat its last group.
     clear_rest(dst_payload, lane): zeroes the payload's padding. One warp does so; of several, the warp of part 0.
 
     Loads are ordinary ones: two consecutive ones share each 32-byte sector, which a load that bypasses L1 might fetch

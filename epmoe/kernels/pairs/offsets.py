@@ -5,13 +5,12 @@ Step 5 of dispatch.py. It takes less time than waiting for one block to do it fo
 
 from typing import NamedTuple
 
-from epmoe.device import (ballot, block_dim, device_fn, i32, lane_id, n_warps, shfl_idx, store_i32, syncthreads,
-                          thread_idx, u64, warp_id, warp_inclusive_sum_i32)
+from epmoe.device import ballot, block_dim, device_fn, i32, lane_id, store_i32, thread_idx, u64
 from epmoe.layout import ANNOUNCED, DESCRIBED, MAX_FINITE
 from epmoe_ref.config import READY
 
 from .. import formats
-from ..bits import divided_up, lowest
+from ..bits import block_sums, divided_up, lowest
 from ..params import namespace
 from ..plain import counters
 from ..plain.receive import shared_rows
@@ -53,22 +52,6 @@ def segment_of_row(ends, n_segments, row):
         n = i32(min(stride, n - part * stride))
         low = i32(low + part * stride)
     return low
-
-
-@device_fn
-def block_sums(value, partial):
-    """(sum over the block's lower threads, sum over all) of int32; has barriers. partial: shared int32 [32]."""
-    lane, warp = lane_id(), warp_id()
-    inclusive = i32(warp_inclusive_sum_i32(value))
-    syncthreads()                               # all have read `partial` of the earlier call
-    if lane == 31:
-        partial[warp] = inclusive
-    syncthreads()
-    up_to = i32(warp_inclusive_sum_i32(i32(partial[lane]) if lane < n_warps() else i32(0)))
-    before, total = i32(shfl_idx(up_to, i32((warp + 31) & 31))), i32(shfl_idx(up_to, i32(31)))
-    if warp == 0:
-        before = i32(0)
-    return i32(before + inclusive - value), total
 
 
 def make(build):

@@ -1,7 +1,7 @@
 """Kernels for rows: each rank receives a token once, even if several of its experts are there.
 
-In dispatch, resend and combine the ranks communicate. dispatch.py and combine.py describe the steps. receive and move
-send nothing.
+In dispatch, resend and combine the ranks communicate. dispatch.py and combine.py describe the steps; read dispatch.py
+first, then call, layout, mailbox, announce, send, copy, expand and handle. receive and move send nothing.
 """
 
 from .combine import combine_kernel

@@ -31,10 +31,10 @@ def mailbox_words(shape):
 
 
 def parts_of_announcement(shape):
-    """{part of an announcement: its words [begin, end)}. "all": without experts; "facts": that without places."""
+    """{part of an announcement: its words [begin, end)}. "header": all but experts; "sizes": that but places."""
     experts = mailbox.experts_at(shape.n_ranks)
-    return dict(all=(0, experts), without_counts=(0, mailbox.COUNTS), places=(0, MAX_PLACES), facts=(MAX_PLACES, experts),
-                tokens=(MAX_PLACES, mailbox.COUNTS), counts=(mailbox.COUNTS, experts),
+    return dict(header=(0, experts), without_counts=(0, mailbox.COUNTS), places=(0, MAX_PLACES),
+                sizes=(MAX_PLACES, experts), tokens=(MAX_PLACES, mailbox.COUNTS), counts=(mailbox.COUNTS, experts),
                 experts=(experts, experts + shape.num_local_experts))
 
 
@@ -162,12 +162,12 @@ def beginning(shape, mark, small):
     @device_fn
     def begin(call, announced, shared_epoch):
         mark(call.params, stamps.START)
-        last_call = begin_call(call.params, shared_epoch)
+        at_entry = begin_call(call.params, shared_epoch)
         if calls.is_notify_warp():
             announce_rank(call)
         load_counts(ranks * ranks, call.params[p.counts], announced)
         prepared = prepare(call)
-        return calls.share_epoch(call, last_call), prepared
+        return calls.share_epoch(call, at_entry), prepared
 
     return begin
 

@@ -83,9 +83,9 @@ def read_epoch(call):
 
 
 @device_fn
-def share_epoch(call, last_call):
+def share_epoch(call, at_entry):
     """The call with its number, after the block's first barrier; OVER if any wait of this rank has expired."""
-    has_failed, last_epoch, shared_epoch = last_call
+    has_failed, last_epoch, shared_epoch = at_entry
     if thread_idx() == 0:
         shared_epoch[0] = u64(last_epoch + u64(1))
     if syncthreads_or(has_failed):
@@ -133,7 +133,7 @@ def claims(counter):
 def begin_and_end(n_ranks):
     """(begin, end): device functions for the beginning and the end of a call.
 
-    begin(params, shared_epoch) -> last_call, the argument of share_epoch: (whether a wait has expired, number of the
+    begin(params, shared_epoch) -> at_entry, the argument of share_epoch: (whether a wait has expired, number of the
     last call, shared_epoch). The first two are only valid in thread 0. shared_epoch: shared uint64 array [1].
     end(call): the leader block calls it when all have begun; nobody uses the words that it clears (mailbox.py).
     """

@@ -1,7 +1,7 @@
 """Combine of rows: each rank pushes its rows back to the ranks of their tokens, which sum them by token.
 
-1. The notify warp announces where this rank's returned rows must be written. Each (token, rank) has its own place.
-   Every block loads the counts of rows from the handle.
+1. The notify warp announces where this rank's returned rows must be written, by rank of origin, then by token. Unless
+   expert-major, a rank's own rows stay where they are. Every block loads the counts of rows from the handle.
 2. Small batches go on in few/combine.py. In others every block waits for the announcements of all ranks.
 3. Push (push.py): some of the blocks, or all, send parts of rows and raise a flag for each. In expert-major, a row is
    the sum over the local experts, rounded once.
@@ -46,9 +46,8 @@ def combine_kernel(shape):
     mark, (_, end_call) = stamps.make(shape.trace, BLOCK), calls.begin_and_end(shape.n_ranks)
     small = small_batch.combining(shape, mark) if shape.lamport else None
     begin, has_small = announce.beginning(shape, mark, small), bool(shape.lamport)
-    n_announced = mailbox.numbers_announced(shape.n_ranks)
     await_announcements = announce.awaiting(shape, wait.ROWS_COMBINE, "without_counts")
-    flags = copy.flags(shape, wait.ROWS_COMBINE)
+    flags, n_announced = copy.flags(shape, wait.ROWS_COMBINE), mailbox.numbers_announced(shape.n_ranks)
     pushing_blocks, push_rows, reduce_rows = pushing(shape), push.make(shape, flags), reduce.make(shape, flags)
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)

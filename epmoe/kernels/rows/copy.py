@@ -103,7 +103,7 @@ def flag_bytes_for(n_rows):
 def flags(shape, phase):
     """Namespace of device functions that use the flags of rows.
 
-    count(announced) -> number of parts of a row, the same on all ranks; long rows have a few (`fewest`), so that parts
+    n_parts(announced) -> number of parts of a row, the same on all ranks; long rows have a few (`fewest`), so that parts
     alternate even if all warps have many rows. raise_parts(call, mask, row, part, n_parts, lane): a warp has written up
     to send_at_once parts, from `part` on, at the ranks of `mask`; in lane r, row is the row at rank r. raise_at(call,
     rank, row, part, end, lane): it has written the parts [part, end) of a row at one rank. wait_for(call, row, part,
@@ -119,7 +119,7 @@ def flags(shape, phase):
                         word_in(memory.pool(params, rank), row, mailbox.MOST_PARTS, part))
 
     @device_fn
-    def count(announced):
+    def n_parts(announced):
         rows = warp_max_i32(mail.arriving(announced))
         return i32(max(fewest, min(most, i32(u32(units) // u32(max(rows, 1))))))
 
@@ -148,7 +148,7 @@ def flags(shape, phase):
             ok, _ = wait.for_flag(call.params, at, call.epoch, what, src_rank)
         return wait.in_warp(ok)
 
-    return namespace("flags", count=count, raise_parts=raise_parts, raise_at=raise_at, wait_for=wait_for)
+    return namespace("flags", n_parts=n_parts, raise_parts=raise_parts, raise_at=raise_at, wait_for=wait_for)
 
 
 @lru_cache

@@ -12,19 +12,22 @@ finished sending. If a batch has at most one token for each block, all warps of 
 3. Number the rows (layout.py): the n-th of this rank's tokens that go to a rank is the n-th row that this rank sends
    there. The handle's row_of [T, R] has the numbers, -1 where a token does not go. Meanwhile the leader block
    announces this rank, and then how many tokens each expert gets (announce.py).
-4. Wait for the announcements of all ranks (`announced`). They tell where this rank's rows begin at each rank.
+4. Wait (ld.acquire.sys) for the announcements of all ranks (`announced`), stored with st.relaxed.sys after a
+   fence.acq_rel.sys. They tell where this rank's rows begin at each rank.
 5. Send (send.py) each row to its final place. If some rank has no room to receive all its rows (capacity), nobody
-   sends. If there are more tokens than blocks that send, warps claim parts of all tokens. Before a warp reads the
-   numbers of another block's token, it waits until all blocks have numbered theirs.
+   sends, and no row is lost: the hosts make room and launch rows_resend. If there are more tokens than blocks that
+   send, warps claim parts of all tokens. Before a warp reads the numbers of another block's token, it waits until all
+   blocks have numbered theirs.
 6. Meanwhile the leader block waits for the numbers of tokens by expert. It records for the handle the counts, where
-   experts' rows begin, and whether they and their padding exceed num_rows (overflow); the rows beyond are dropped. If
-   the host waits for the counts, the leader block also stores them in host memory (handle.py).
+   experts' rows begin, and whether they and their padding exceed num_rows (overflow). Rows beyond num_rows are lost.
+   If the host waits for the counts, the leader block also stores them in host memory (handle.py).
 7. Finish. A receiver learns in one of three ways that rows have arrived:
-   Counters (by_counters): when a sending block has written its rows, it adds one to its rank's counter at every rank.
-   The leader block waits until each counter has reached the number of blocks that its rank has announced.
-   Flags (by_flags), expert-major: senders raise a flag for each part of a row. Warps that do not send, or have finished
-   sending, expand the parts that have arrived (expand.py). Rows of a rank to itself are expanded from the input; only
-   if they are encoded are they sent like the others.
+   Counters (by_counters): when a sending block has written its rows, if any, it passes a barrier and adds one to its
+   rank's counter at every rank (red.release.sys). The leader block waits until each counter has reached the number of
+   blocks that its rank has announced (ld.acquire.sys).
+   Flags (by_flags), expert-major: senders raise a flag for each part of a row (st.release.sys). Warps that do not send,
+   or have finished sending, expand the parts that have arrived (expand.py). Rows of a rank to itself are expanded from
+   the input; only if they are encoded are they sent like the others.
    Lamport rows (step 2): each word is its own ready flag. A receiver polls a row's words until all have come.
 8. The leader block ends the call. All blocks have begun; in expert-major, other warps may still expand.
 
@@ -58,7 +61,7 @@ def dispatch_kernel(shape):
     if has_small:
         dispatch_small = (by_expert.dispatching(shape, mark, number_rows) if shape.expert_major
                           else small_batch.dispatching(shape, mark))
-    await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "all")
+    await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "header")
     (send_rows, finish_rows), expands = moving(shape, mark, layout.counter(shape, wait.ROWS_DISPATCH)), shape.expert_major
     record, has_room = handle.recording(shape, wait.ROWS_DISPATCH), mailbox.reading(shape.n_ranks).has_room
 
@@ -67,12 +70,12 @@ def dispatch_kernel(shape):
         announced, scratch, shared_epoch = shared_array(n_announced, int32), allocate(), shared_array(1, uint64)
         mark(params, stamps.START)
         call = calls.Call(params, num_tokens, my_rank, u64(calls.OVER))
-        last_call = begin_call(params, shared_epoch)                     # 1
+        at_entry = begin_call(params, shared_epoch)                      # 1
         # on a GPU larger batches have a kernel without the path for small ones; simulated ranks share one kernel
         if has_small and (not SIM or num_tokens <= most_tokens):
-            epoch = dispatch_small(call, last_call, announced, scratch)  # 2
+            epoch = dispatch_small(call, at_entry, announced, scratch)   # 2
         else:
-            epoch = number_rows(call, last_call, scratch)                # 3
+            epoch = number_rows(call, at_entry, scratch)                 # 3
         if epoch == u64(calls.OVER):            # step 2 has ended the call, or a wait has expired
             return
         call, ok = calls.at_epoch(call, epoch), True
@@ -96,20 +99,20 @@ def dispatch_kernel(shape):
 
 
 def numbering(shape, mark):
-    """Device function number_rows(call, last_call, scratch) -> this call's number, or OVER if a wait has expired.
+    """Device function number_rows(call, at_entry, scratch) -> this call's number, or OVER if a wait has expired.
 
     When it returns, a block that sends has numbered its own tokens, and the leader block has announced this rank.
     """
     ranks, expert_major, numbers = shape.n_ranks, shape.expert_major, layout.make(shape, wait.ROWS_DISPATCH)
-    announcement, announce_experts = announce.announcing(shape, "all"), announce.experts(shape)
+    announcement, announce_experts = announce.announcing(shape, "header"), announce.experts(shape)
 
     @device_fn
-    def number_rows(call, last_call, scratch):
+    def number_rows(call, at_entry, scratch):
         words = (u64(0), u64(0), i32(0), i32(0))
         if calls.is_notify_warp():
             fence_acq_rel_sys()                 # orders earlier launches of this rank before what it announces
             words = announcement.load(call, i32(0))
-        call = calls.at_epoch(call, numbers.count(call, last_call, scratch))
+        call = calls.at_epoch(call, numbers.count_and_publish(call, at_entry, scratch))
         if calls.is_over(call):
             return u64(calls.OVER)
         mark(call.params, stamps.CLAIMED)
@@ -168,7 +171,7 @@ def receive_kernel(shape):
     small = by_expert.receiving(shape, stamps.make(shape.trace, BLOCK)) if shape.lamport else None
     all_small = mailbox.all_small(shape.n_ranks, shape.lamport, announced=True)
     has_small, n_announced = bool(shape.lamport), mailbox.numbers_announced(shape.n_ranks)
-    await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "all")
+    await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "header")
     expand_rows = expand.arriving(shape, copy.flags(shape, wait.ROWS_DISPATCH), None)
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
@@ -192,9 +195,8 @@ def resend_kernel(shape):
     mark, (_, end_call) = stamps.make(shape.trace, BLOCK), calls.begin_and_end(shape.n_ranks)
     small, expands = small_batch.resending(shape, mark) if shape.lamport else None, shape.expert_major
     begin, has_small = announce.beginning(shape, mark, small), bool(shape.lamport)
-    n_announced = mailbox.numbers_announced(shape.n_ranks)
     await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "without_counts")
-    send_rows, finish_rows = moving(shape, mark)
+    (send_rows, finish_rows), n_announced = moving(shape, mark), mailbox.numbers_announced(shape.n_ranks)
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_resend(params, num_tokens, my_rank):

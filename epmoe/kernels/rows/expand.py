@@ -175,7 +175,7 @@ def arriving(shape, flags, numbered):
     nothing. flags: of copy.py. numbered: see send.make.
     """
     ranks, has_meta, mail = shape.n_ranks, shape.has_meta, mailbox.reading(shape.n_ranks)
-    from_input, row_of, row_bytes = send.keeps_own_rows(shape), layout.row_of(ranks), shape.row_bytes
+    from_input, row_of, row_bytes = send.expands_own_from_input(shape), layout.row_of(ranks), shape.row_bytes
     is_numbered_now, src_bytes = numbered is not None, shape.src_bytes
     expand_row, clear_rows = of_row(shape), clearing(shape, recorded_rows(shape))
     claim, spans = calls.claims(mailbox.NEXT_TO_RECEIVE), parts(shape.n_vectors)
@@ -191,7 +191,7 @@ def arriving(shape, flags, numbered):
 
     @device_fn
     def expand_rows(call, announced):
-        lane, n_parts = i32(lane_id()), flags.count(announced)
+        lane, n_parts = i32(lane_id()), flags.n_parts(announced)
         received, before = mail.received(announced, call.my_rank)
         if has_meta:                            # experts' rows begin where the leader block has written
             at = call.params[p.words] + u64(mailbox.RECORDED)

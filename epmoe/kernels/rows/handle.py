@@ -3,8 +3,7 @@
 from epmoe.device import (block_dim, device_fn, fence_acq_rel_gpu, i32, int32, ld_relaxed_gpu_i32, load_i32,
                           shared_array, st_release_sys_u64, store_i32, store_u64, syncthreads, thread_idx, u64)
 
-from ..bits import divided_up, split
-from ..pairs.offsets import block_sums
+from ..bits import block_sums, divided_up, split
 from ..params import by_threads
 from . import announce, mailbox, wait
 from .shape import namespace, p
@@ -60,9 +59,10 @@ def writing(shape, tokens_for):
     """Namespace of device functions of the leader block. tokens_for(known, src_rank, expert): tokens for an expert.
 
     known: what tokens_for reads. counts(params, announced, has_room): writes info; its last R * R words are the
-    handle's counts. tokens(n, params, known): writes tokens_per_expert int64 [n]. experts(params, known, partial): for
-    expert-major; also writes expert_base int32 [R, L], first rows of (src_rank, expert), expert_rows int32 [2, L],
-    experts' first rows and numbers of tokens, and overflow int32 [1], 1 if rows with padding are more than num_rows.
+    handle's counts. tokens(n, params, known): writes tokens_per_expert int64 [n]. experts(params, known, partial):
+    instead of it in expert-major. Writes tokens_per_expert (rows with padding, up to num_rows), expert_base int32 [R,
+    L], first rows of (src_rank, expert), expert_rows int32 [2, L], experts' first rows and numbers of tokens, and
+    overflow int32 [1], 1 if rows with padding are more than num_rows.
     """
     ranks, n_local, mail = shape.n_ranks, shape.num_local_experts, mailbox.reading(shape.n_ranks)
     pairs_of, expert_major = pairs_for(shape, tokens_for), shape.expert_major

@@ -213,10 +213,11 @@ def counter(shape, phase):
 def make(shape, phase):
     """Namespace of device functions for the kernel of a dispatch.
 
-    count(call, last_call, scratch): every block's first step. Returns the call's number, or OVER if a wait has expired.
-    Sets scratch.totals by rank. number(call, scratch) -> whether no wait expired: each sending block writes for its
-    tokens row_of [T, R] (-1 where a token does not go), expert-major also row_of_expert [T, E]. All warps of the block
-    may read them when it returns, other blocks' warps after wait_for of counter().
+    count_and_publish(call, at_entry, scratch): every block's first step, with the call's first barrier. A block counts
+    its tokens, tells the others, and waits for theirs. Returns the call's number, or OVER if a wait has expired. Sets
+    scratch.totals by rank. number(call, scratch) -> whether no wait expired: each sending block writes for its tokens
+    row_of [T, R] (-1 where a token does not go), expert-major also row_of_expert [T, E]. All warps of the block may
+    read them when it returns, other blocks' warps after wait_for of counter().
     sum_experts(call, scratch) -> whether all came: the leader block sums all blocks' tokens by expert. They are there
     after a barrier, in scratch.experts, or in expert-major in scratch.totals, after the ranks.
     """
@@ -277,7 +278,7 @@ def make(shape, phase):
         return not syncthreads_or(not ok)
 
     @device_fn
-    def count(call, last_call, scratch):
+    def count_and_publish(call, at_entry, scratch):
         first, end = tokens.of_block(call.num_tokens)
         clear(n_columns, scratch.totals)
         if expert_major:
@@ -286,7 +287,7 @@ def make(shape, phase):
         else:
             clear(num_experts, scratch.experts)   # number() counts them
         count_ranks(call.params, first, end, scratch.by_warp)
-        call = calls.share_epoch(call, last_call)    # and the counts of all warps
+        call = calls.share_epoch(call, at_entry)    # and the counts of all warps
         if calls.is_over(call):
             return u64(calls.OVER)
         if not calls.is_leader():
@@ -318,4 +319,4 @@ def make(shape, phase):
             return add_experts(call, scratch.totals, i32(ranks), num_senders())
         return add_experts(call, scratch.experts, i32(0), num_senders())
 
-    return namespace("layout", count=count, number=number, sum_experts=sum_experts)
+    return namespace("layout", count_and_publish=count_and_publish, number=number, sum_experts=sum_experts)

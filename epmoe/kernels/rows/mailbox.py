@@ -83,12 +83,13 @@ def reading(n_ranks):
     """Namespace of device functions that read `announced`.
 
     count(announced, src_rank, dst_rank): rows from one rank to another. tokens, blocks(announced, rank): of a rank.
-    place(params, announced, index, rank): address of array `index` of a rank. most_tokens(announced): the most of a
+    array_at(params, announced, index, rank): address of array `index` of a rank. most_tokens(announced): the most of a
     rank. has_room(announced): whether every rank has room, the same on all ranks; if one has none, no rank sends.
 
-    (announced, my_rank) -> numbers of rows, for rank r in lane r, 0 in lanes past the ranks. before_me: to r from ranks
-    before this. arriving(announced): to r from all. mine_before: from this rank to those before r. received: (from r to
-    this rank, from those before r). returned_before_me: from r to ranks before this.
+    (announced, my_rank) -> numbers of rows, for rank r in lane r, 0 in lanes past the ranks. With n(src, dst) the rows
+    from src to dst: before_me: sum of n(q, r) over q < my_rank. arriving(announced): over all q. mine_before: sum of
+    n(my_rank, q) over q < r. received: (n(r, my_rank), sum of n(q, my_rank) over q < r). returned_before_me: sum of
+    n(r, q) over q < my_rank.
     """
     n_words, memory = experts_at(n_ranks), memory_of(n_ranks)
 
@@ -97,7 +98,7 @@ def reading(n_ranks):
     blocks = device_fn(lambda announced, rank: i32(announced[rank * n_words + BLOCKS]))
 
     @device_fn
-    def place(params, announced, index, rank):
+    def array_at(params, announced, index, rank):
         offset = u64(PLACE_BYTES) * u64(u32(announced[rank * n_words + PLACES + i32(index)]))
         return u64(memory.pool(params, rank) + offset)
 
@@ -136,7 +137,7 @@ def reading(n_ranks):
         capacity = i32(announced[lane_id() * n_words + CAPACITY]) if lane_id() < n_ranks else i32(0)
         return all_lanes(arriving(announced) <= capacity) != 0
 
-    return namespace("mail", count=count, tokens=tokens, blocks=blocks, place=place, most_tokens=most_tokens,
+    return namespace("mail", count=count, tokens=tokens, blocks=blocks, array_at=array_at, most_tokens=most_tokens,
                      before_me=before_me, arriving=arriving, mine_before=mine_before, received=received,
                      returned_before_me=returned_before_me, has_room=has_room)
 

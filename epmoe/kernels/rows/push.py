@@ -13,7 +13,7 @@ from .shape import arrays, namespace, p
 
 def n_targets_of(shape):
     """Number of ranks that a rank pushes rows to."""
-    return shape.n_ranks - shape.keeps_own
+    return shape.n_ranks - shape.combine_reads_own
 
 
 def of_part(shape, store=store16):
@@ -62,7 +62,7 @@ def make(shape, flags):
     """
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
     mail, claim, part_of_row = mailbox.reading(ranks), calls.claims(mailbox.NEXT_TO_SEND), of_part(shape)
-    stays, n_targets, spans = shape.keeps_own, n_targets_of(shape), parts(shape.n_vectors)
+    stays, n_targets, spans = shape.combine_reads_own, n_targets_of(shape), parts(shape.n_vectors)
     push_prob = by_lanes(lambda i, params, row, to: store_u32(to + u64(4) * u64(i), part_of_row.prob(params, row, i)))
     many_blocks = shape.tuning.many_blocks  # fewer push whole rows: their warps wait less often for a release
 
@@ -70,10 +70,10 @@ def make(shape, flags):
     def push(call, announced):
         params, lane, (received, before) = call.params, i32(lane_id()), mail.received(announced, call.my_rank)
         first_row = mail.returned_before_me(announced, call.my_rank)
-        rows_at = mail.place(params, announced, arrays.rows, lane) if lane < ranks else u64(0)
-        probs_at = mail.place(params, announced, arrays.row_probs, lane) if lane < ranks else u64(0)
+        rows_at = mail.array_at(params, announced, arrays.rows, lane) if lane < ranks else u64(0)
+        probs_at = mail.array_at(params, announced, arrays.row_probs, lane) if lane < ranks else u64(0)
         received = i32(0) if stays and lane == call.my_rank else received
-        n_parts, whole_rows = flags.count(announced), grid_dim() < many_blocks
+        n_parts, whole_rows = flags.n_parts(announced), grid_dim() < many_blocks
         units_of_row = i32(1) if whole_rows else i32(n_parts)
         unit, n_units = claim(call, lane), i32(warp_max_i32(received) * n_targets * units_of_row)
         while unit < n_units:

@@ -297,7 +297,7 @@ def make(shape, flags):
     """
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
     mail, claim, spans, stays = (mailbox.reading(ranks), calls.claims(mailbox.NEXT_TO_RECEIVE), parts(shape.n_vectors),
-                                 shape.keeps_own)
+                                 shape.combine_reads_own)
     sum_row, row_of = sum_over_ranks(shape), layout.row_of(ranks)
 
     @device_fn
@@ -310,10 +310,10 @@ def make(shape, flags):
 
     @device_fn
     def reduce(call, announced):
-        params, lane, n_parts, ok = call.params, i32(lane_id()), flags.count(announced), True
+        params, lane, n_parts, ok = call.params, i32(lane_id()), flags.n_parts(announced), True
         is_own = stays and lane == call.my_rank
-        rows_at = mail.place(params, announced, arrays.rows, call.my_rank)
-        probs_at = mail.place(params, announced, arrays.row_probs, call.my_rank)
+        rows_at = mail.array_at(params, announced, arrays.rows, call.my_rank)
+        probs_at = mail.array_at(params, announced, arrays.row_probs, call.my_rank)
         first_row, (_, before) = mail.mine_before(announced, call.my_rank), mail.received(announced, call.my_rank)
         if is_own:                              # rows as this rank received them, among its own arrays
             rows_at, probs_at, first_row = params[p.x], params[p.probs], before

@@ -32,7 +32,7 @@ def expert_masks(num_local_experts):
     return -(-num_local_experts // 32)
 
 
-def keeps_own_rows(shape):
+def expands_own_from_input(shape):
     """Whether rows of a rank to itself stay in the input and are expanded from there."""
     return shape.expert_major and not shape.encode
 
@@ -165,9 +165,9 @@ def sending_metadata(shape):
     @device_fn
     def addresses(params, announced, lane):
         is_rank = lane < ranks
-        return (mail.place(params, announced, arrays.row_ids, lane) if has_meta and is_rank else u64(0),
-                mail.place(params, announced, arrays.row_probs, lane) if has_probs and is_rank else u64(0),
-                mail.place(params, announced, arrays.row_scales, lane) if has_more and is_rank else u64(0))
+        return (mail.array_at(params, announced, arrays.row_ids, lane) if has_meta and is_rank else u64(0),
+                mail.array_at(params, announced, arrays.row_probs, lane) if has_probs and is_rank else u64(0),
+                mail.array_at(params, announced, arrays.row_scales, lane) if has_more and is_rank else u64(0))
 
     @device_fn
     def send(params, token, mask, row, at, lane):
@@ -244,7 +244,7 @@ def make(shape, flags=None, numbered=None):
     mail, spans = mailbox.reading(ranks), parts(shape.n_vectors)
     tokens, claim = layout.sharing(shape), calls.claims(mailbox.NEXT_TO_SEND)
     raises, is_numbered_now, fewest = flags is not None, numbered is not None, fewest_parts(shape)
-    metadata, keeps_own = sending_metadata(shape), keeps_own_rows(shape)
+    metadata, own_stays = sending_metadata(shape), expands_own_from_input(shape)
     # 1: metadata is a unit of its own after the row's parts; 0: there is none, or it is sent with part 0
     n_apart = int((shape.has_meta or shape.scale_words > 0) and not shape.expert_major)
     rows, a_vector = copying(read_only=True), shape.src_bytes // shape.n_vectors    # bytes that become a vector
@@ -264,7 +264,7 @@ def make(shape, flags=None, numbered=None):
             first, end, warps = i32(0), i32(call.num_tokens), i32(n_warps() * calls.num_senders())
         n_tokens = i32(end - first)
         if raises:
-            n_parts = flags.count(announced)
+            n_parts = flags.n_parts(announced)
         else:
             n_parts = i32(max(fewest, spans.count(n_tokens, i32(warps - n_apart * n_tokens))))
         own, n_own, n_units = i32(-1), i32(0), i32(divided_up(n_parts, at_once) + n_apart)
@@ -312,7 +312,7 @@ def make(shape, flags=None, numbered=None):
         if not mail.has_room(announced):
             return True
         lane, first_row, start = i32(lane_id()), mail.before_me(announced, call.my_rank), i32((call.my_rank + 1) & 31)
-        rows_at = mail.place(call.params, announced, arrays.rows, lane) if lane < ranks else u64(0)
+        rows_at = mail.array_at(call.params, announced, arrays.rows, lane) if lane < ranks else u64(0)
         metadata_at = metadata.addresses(call.params, announced, lane)
         work, ok = work_of(call, announced), True
         are_numbered = not (is_numbered_now and tokens.are_claimed(call.num_tokens))
@@ -324,7 +324,7 @@ def make(shape, flags=None, numbered=None):
         while ok and unit < n_units:
             following = i32(unit + n_warps())
             if tokens.are_claimed(call.num_tokens):
-                following = claim(call, lane) if unit >= -1 else i32(unit + 1)
+                following = claim(call, lane) if unit >= -1 else i32(unit + 1)   # -1: its last own unit
             if is_numbered_now and unit >= 0 and not are_numbered:
                 ok, are_numbered = numbered.wait_for(call, lane), True
             token, part = part_of(work, unit)
@@ -338,7 +338,7 @@ def make(shape, flags=None, numbered=None):
             if encodes:
                 encode(src, to, mask, start, (a, b), lane, call.epoch)
             else:
-                others = u32(mask & ~(u32(1) << u32(call.my_rank))) if keeps_own else mask
+                others = u32(mask & ~(u32(1) << u32(call.my_rank))) if own_stays else mask
                 rows.copy(src, to, others, start, a, b, lane)
             if part == metadata_part:
                 metadata.send(call.params, token, mask, row, metadata_at, lane)

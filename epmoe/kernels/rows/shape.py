@@ -106,8 +106,8 @@ class RowsShape:
         return 1 < self.p2p_world_size < self.n_ranks
 
     @property
-    def keeps_own(self) -> bool:
-        """Whether combine reads a rank's own rows in place instead of pushing them."""
+    def combine_reads_own(self) -> bool:
+        """Whether combine reads a rank's own rows where they lie instead of pushing them."""
         return not self.expert_major
 
     @property

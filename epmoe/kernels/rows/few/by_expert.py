@@ -170,14 +170,14 @@ def receiving(shape, mark):
 
 
 def dispatching(shape, mark, number_rows):
-    """Device function dispatch(call, last_call, announced, scratch), as in dispatch.py. number_rows: ../dispatch.py."""
+    """Device function dispatch(call, at_entry, announced, scratch), as in dispatch.py. number_rows: ../dispatch.py."""
     ranks, (_, end_call) = shape.n_ranks, calls.begin_and_end(shape.n_ranks)
     receiver, all_small = receiving(shape, mark), mailbox.all_small(ranks, shape.lamport, announced=True)
     bits, placing, rows, tell_host = receiver.bits, receiver.placing, receiver.rows, handle.telling_host(shape)
     await_tokens = announce.awaiting(shape, wait.ROWS_DISPATCH, "tokens", acquires=False)
     announce_places = announce.early(shape, "places", marks=False)
     announce_tokens = announce.early(shape, "tokens", fences=False, marks=False)
-    may_end = announce.closing(shape, wait.ROWS_DISPATCH, "all")
+    may_end = announce.closing(shape, wait.ROWS_DISPATCH, "header")
     ranks_of_lane, most = routing.ranks_of_token(shape), max(shape.lamport, 1)
     number_tokens, record_numbers = send.numbering(shape, device_fn(lambda masks, token: u32(masks[token])))
     counts, write, n_numbers = announce.announcing(shape, "counts"), handle.writing(shape, placing.tokens_for), ranks * most
@@ -190,7 +190,7 @@ def dispatching(shape, mark, number_rows):
             masks[token] = i32(mask)
 
     @device_fn
-    def lead(call, last_call, announced, scratch, table):
+    def lead(call, at_entry, announced, scratch, table):
         """The leader block numbers rows for the handle, records counts, and ends the call -> whether it is over."""
         masks, numbers = shared_array(most, int32), shared_array(n_numbers, int32)
         if calls.is_fence_warp():
@@ -198,7 +198,7 @@ def dispatching(shape, mark, number_rows):
         if calls.is_notify_warp():
             announce_tokens(call)
         store_mask(call.num_tokens, call, masks)
-        call = calls.share_epoch(call, last_call)   # and the masks of all warps
+        call = calls.share_epoch(call, at_entry)   # and the masks of all warps
         if calls.is_over(call):
             return True
         mark(call.params, stamps.CLAIMED)
@@ -227,7 +227,7 @@ def dispatching(shape, mark, number_rows):
         return True
 
     @device_fn
-    def send_and_receive(call, last_call, announced, table):
+    def send_and_receive(call, at_entry, announced, table):
         """The other blocks send and receive -> whether the call is over."""
         prepared, (me, warps) = rows.prepare(call), warps_of_rank()
         from_last = i32(warps - 1 - me)         # the last warps announce bits; the first have rows to send
@@ -235,7 +235,7 @@ def dispatching(shape, mark, number_rows):
             this_call = calls.read_epoch(call)
             if not calls.is_over(this_call):
                 bits.announce(this_call, from_last, warps)
-        call = calls.share_epoch(call, last_call)
+        call = calls.share_epoch(call, at_entry)
         if calls.is_over(call):
             return True
         mark(call.params, stamps.CLAIMED)
@@ -256,12 +256,12 @@ def dispatching(shape, mark, number_rows):
         return True
 
     @device_fn
-    def dispatch(call, last_call, announced, scratch):
+    def dispatch(call, at_entry, announced, scratch):
         table = placing.allocate()
         if calls.is_leader():
-            is_over = lead(call, last_call, announced, scratch, table)
+            is_over = lead(call, at_entry, announced, scratch, table)
         else:
-            is_over = send_and_receive(call, last_call, announced, table)
-        return u64(calls.OVER) if is_over else number_rows(call, last_call, scratch)
+            is_over = send_and_receive(call, at_entry, announced, table)
+        return u64(calls.OVER) if is_over else number_rows(call, at_entry, scratch)
 
     return dispatch

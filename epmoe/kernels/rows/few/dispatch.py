@@ -94,17 +94,17 @@ def _into(shape, number):
 
 
 def dispatching(shape, mark):
-    """Device function dispatch(call, last_call, announced, scratch), called by all blocks of a rank with few tokens.
+    """Device function dispatch(call, at_entry, announced, scratch), called by all blocks of a rank with few tokens.
 
     It returns OVER, or else the call's number: then some rank has too many tokens or too little room, this rank's rows
     are numbered and announced, and all ranks go on with step 4 of ../dispatch.py.
     """
     ranks, (_, end_call) = shape.n_ranks, calls.begin_and_end(shape.n_ranks)
     announce_places = announce.early(shape, "places", marks=False)
-    facts, count_experts = announce.announcing(shape, "facts"), routing.experts_of_ids(shape)
+    sizes, count_experts = announce.announcing(shape, "sizes"), routing.experts_of_ids(shape)
     announce_experts, all_small = announce.experts(shape), mailbox.all_small(ranks, shape.lamport, announced=True)
-    may_end = announce.closing(shape, wait.ROWS_DISPATCH, "all")
-    await_facts = announce.awaiting(shape, wait.ROWS_DISPATCH, "facts", acquires=False)
+    may_end = announce.closing(shape, wait.ROWS_DISPATCH, "header")
+    await_sizes = announce.awaiting(shape, wait.ROWS_DISPATCH, "sizes", acquires=False)
     number_tokens, record_numbers = send.numbering(shape, routing.mask_by_thread(shape))
     row_of = device_fn(lambda numbers, token, lane: i32(numbers[token * ranks + lane]) if lane < ranks else i32(-1))
     record, tokens_of_block = handle.recording(shape, wait.ROWS_DISPATCH), layout.sharing(shape).of_block
@@ -116,7 +116,7 @@ def dispatching(shape, mark):
     def lead(call, announced, scratch, words):
         """The leader block announces counts by rank and by expert, records those of all ranks, and ends the call."""
         if calls.is_notify_warp():
-            facts.announce_totals(call, scratch.totals, words)
+            sizes.announce_totals(call, scratch.totals, words)
         count_experts(call.params, call.params[p.ids], i32(0), i32(call.num_tokens), scratch.experts)
         syncthreads()                           # the counts of all warps
         announce_experts(call, scratch.experts, 0)
@@ -139,7 +139,7 @@ def dispatching(shape, mark):
         rows.send(call, numbers, prepared)
         mark(call.params, stamps.SENT)
         record_numbers(call, numbers, tokens_of_block(call.num_tokens))     # its share; each block has all numbers
-        if not await_facts(call, announced):        # not for places, which come later and are for step 4
+        if not await_sizes(call, announced):        # not for places, which come later and are for step 4
             return u64(calls.OVER)
         if not all_small(announced):
             rows.erase(call, numbers, prepared)
@@ -153,17 +153,17 @@ def dispatching(shape, mark):
         return u64(calls.OVER)
 
     @device_fn
-    def dispatch(call, last_call, announced, scratch):
+    def dispatch(call, at_entry, announced, scratch):
         numbers, words = shared_array(n_numbers, int32), (u64(0), u64(0), i32(0), i32(0))
         if calls.is_fence_warp():
             announce_places(call)
         if calls.is_notify_warp():
-            words = facts.load(call, i32(0))
+            words = sizes.load(call, i32(0))
         if calls.is_leader():
             clear(num_experts, scratch.experts)
         prepared = rows.prepare(call)
         number_tokens(ranks, call, call.params[p.ids], numbers, scratch.totals)
-        call = calls.share_epoch(call, last_call)    # and all numbers
+        call = calls.share_epoch(call, at_entry)    # and all numbers
         if calls.is_over(call):
             return u64(calls.OVER)
         mark(call.params, stamps.CLAIMED)
