@@ -6,8 +6,8 @@ from epmoe import device
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.launch import SIMULATOR_BLOCKS, Contexts
 from epmoe.kernels.rows import shape as rows_shape
-from epmoe.kernels.rows.few import lamport
 from epmoe.kernels.rows.shape import FIRST, RowsShape, parameter_block
+from epmoe.kernels.rows.small import lamport
 
 _BLOCK = parameter_block(1)  # indices do not depend on the number of ranks
 FIRST_OF_CALL = _BLOCK.index(FIRST)  # words from here on differ between calls

@@ -13,8 +13,8 @@ from epmoe.device.telling import HostWords
 from epmoe.host.memory_pool import MemoryPool
 from epmoe.kernels.rows import mailbox
 from epmoe.kernels.rows.copy import flag_bytes_for
-from epmoe.kernels.rows.few import lamport
 from epmoe.kernels.rows.handle import told_words
+from epmoe.kernels.rows.small import lamport
 from epmoe.worlds.agreement import differences
 from epmoe_ref.errors import EPStateError, PeerTimeout
 

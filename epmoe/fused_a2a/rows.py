@@ -11,8 +11,8 @@ from epmoe.fused_a2a.plans import CAPACITY, NO_ROOM, PLACES, TOLD, TOLD_NUMBER, 
 from epmoe.host import inputs
 from epmoe.host.arrays import Field
 from epmoe.kernels.rows import dispatch_kernel, move_kernel, resend_kernel
-from epmoe.kernels.rows.few.lamport import blocks_for
 from epmoe.kernels.rows.shape import MAX_PLACES
+from epmoe.kernels.rows.small.lamport import blocks_for
 
 ARGUMENTS = "x", "token_indices", "token_probs", "scales"
 KEPT = "row_of", "counts"

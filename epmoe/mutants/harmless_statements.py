@@ -33,8 +33,8 @@ HARMLESS_STATEMENTS = {
     "pairs/await_rows.py polling.poll_words: swap: record_expired(call.status, COMBINE_WAIT, FOR_RECV_COUNT, i, / "
     "shared_add_i32(flags, gave_up, i32(1))": "the record is for the host, which reads it when the launch has ended",
     "pairs/await_rows.py polling.wait_for: swap: if polls % POLLS_PER_LOOK == 0: / up = is_up(flags, flag)": "the two read different words, in a loop",
-    "rows/few/dispatch.py _tokens.put_choice: swap: put(at.word(to[0], k), local_expert, to[1]) / if n_probs > 0:": WORDS,
-    "rows/few/send.py _parts.send: swap: if escape != u32(ABSENT): / if has(others, lane):": "the first changes the batch, and the second sends the escape",
+    "rows/small/dispatch.py _tokens.put_choice: swap: put(at.word(to[0], k), local_expert, to[1]) / if n_probs > 0:": WORDS,
+    "rows/small/send.py _parts.send: swap: if escape != u32(ABSENT): / if has(others, lane):": "the first changes the batch, and the second sends the escape",
     "rows/handle.py writing.write_counts: skip: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) left out by every other "
     "thread": "only expert-major dispatches use this word",
     "rows/routing.py experts_of_ids.count: swap: if expert >= 0: / record(seen, expert, token, k, "

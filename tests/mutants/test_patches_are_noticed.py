@@ -13,7 +13,7 @@ from epmoe.mutants.patches import edit_of
 from epmoe.mutants.pieces import Hunt, hunt_of_edits, runs_of_random
 from epmoe_ref.errors import EPValueError
 
-FEW, RUNS = "rows/few/dispatch.py", "pairs/send_back.py"
+SMALL, RUNS = "rows/small/dispatch.py", "pairs/send_back.py"
 BARRIER = "                    syncwarp()                      # the piece by all lanes, before lane 0 releases it\n"
 
 
@@ -69,11 +69,11 @@ def test_paths_begin_anywhere(path, context):
 
 
 def test_of_files_with_the_same_name_it_is_the_one_that_fits():
-    old = next(line for line in edited_kernels.source_of(FEW).splitlines(True) if "syncthreads()" in line)
+    old = next(line for line in edited_kernels.source_of(SMALL).splitlines(True) if "syncthreads()" in line)
     new = old.replace("syncthreads()", "pass")
-    assert list(edit_of("x", diff(FEW, old, new, "dispatch.py")).edits) == [FEW]
-    both = diff(FEW, old, new) + diff(RUNS, BARRIER, "")
-    assert set(edit_of("x", both).edits) == {FEW, RUNS}
+    assert list(edit_of("x", diff(SMALL, old, new, "dispatch.py")).edits) == [SMALL]
+    both = diff(SMALL, old, new) + diff(RUNS, BARRIER, "")
+    assert set(edit_of("x", both).edits) == {SMALL, RUNS}
     file = "rows/dispatch.py"
     old = next(line for line in edited_kernels.source_of(file).splitlines(True) if "expand_rows(call" in line)
     assert list(edit_of("x", diff(file, old, f"{old}\n", "dispatch.py")).edits) == [file]
@@ -169,7 +169,7 @@ def test_a_function_begins_at_its_first_statement():
 def test_worlds_that_run_the_lines_come_first():
     names = fused, small, of_rows = ("absent peer, split", "absent peer, few tokens", "rows, absent peer")
     few = edit_of("few", diff("pairs/few_tokens.py", "# and zeros before sums\n", "# zeros\n"))
-    rows = edit_of("rows", diff("rows/few/by_expert.py", "# a lane gets the address at its expert's rank\n", "\n"))
+    rows = edit_of("rows", diff("rows/small/by_expert.py", "# a lane gets the address at its expert's rank\n", "\n"))
     assert hunt.worlds_of(rows.lines, names) == [of_rows]
     coverage = hunt.cover_lines(InTurn(), [few, rows], names)
     assert coverage.running(few) == [small] and coverage.beside(few) == []

@@ -2,7 +2,7 @@
 
 1. The notify warp announces where this rank's returned rows must be written, by rank of origin, then by token. Unless
    expert-major, a rank's own rows stay where they are. Every block loads the counts of rows from the handle.
-2. Small batches go on in few/combine.py. In others every block waits for the announcements of all ranks.
+2. Small batches go on in small/combine.py. In others every block waits for the announcements of all ranks.
 3. Push (push.py): some of the blocks, or all, send parts of rows and raise a flag for each. In expert-major, a row is
    the sum over the local experts, rounded once.
 4. Reduce (reduce.py): the other blocks meanwhile, and all blocks when nothing is left to push. A part of a token is
@@ -19,7 +19,7 @@ from .. import stamps
 from ..params import CACHED
 from . import announce, copy, mailbox, push, reduce, wait
 from . import call as calls
-from .few import combine as small_batch
+from .small import combine as small_batch
 from .shape import BLOCK
 
 

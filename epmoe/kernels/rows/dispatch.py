@@ -6,9 +6,9 @@ of these blocks a share of the warps sends (tuning.send_tenths). All other warps
 finished sending. If a batch has at most one token for each block, all warps of these blocks send first.
 
 1. Begin: read the number of the last call, which this call adds 1 to (epoch), and whether a wait expired (call.py).
-2. Small batches are sent as Lamport rows, on a path of their own that ends the call (few/dispatch.py). Expert-major
-   also expands them as they arrive (few/by_expert.py). If some rank has too many tokens for this path, or may lack room
-   to receive, all ranks leave it. They do step 3 before they leave, and go on with step 4.
+2. Small batches are sent as Lamport rows, on a path of their own that ends the call (small/dispatch.py). Expert-major
+   also expands them as they arrive (small/by_expert.py). If some rank has too many tokens for this path, or may lack
+   room to receive, all ranks leave it. They do step 3 before they leave, and go on with step 4.
 3. Number the rows (layout.py): the n-th of this rank's tokens that go to a rank is the n-th row that this rank sends
    there. The handle's row_of [T, R] has the numbers, -1 where a token does not go. Meanwhile the leader block
    announces this rank, and then how many tokens each expert gets (announce.py).
@@ -46,8 +46,8 @@ from .. import stamps
 from ..params import CACHED
 from . import announce, copy, expand, handle, layout, mailbox, send, wait
 from . import call as calls
-from .few import by_expert
-from .few import dispatch as small_batch
+from .small import by_expert
+from .small import dispatch as small_batch
 from .shape import BLOCK
 
 

@@ -59,7 +59,7 @@ def experts_at(n_ranks: int) -> int:
 
 
 def bits_at(n_ranks: int, num_local_experts: int) -> int:
-    """The first word of an announcement's bits by token, [word, local expert] (few/places.py)."""
+    """The first word of an announcement's bits by token, [word, local expert] (small/places.py)."""
     return experts_at(n_ranks) + num_local_experts
 
 

@@ -69,7 +69,7 @@ class RowsShape:
     or behind the values (HybridEP). has_probs: whether a float32 for each k (or local expert) travels with a row.
     has_meta: whether ids (or numbers for experts) do. encode: rows are bf16 and become blockwise FP8 on their way.
     dtype: of sums, "bf16", "fp16" or "fp32". p2p_world_size: ranks whose sum is rounded first. lamport: the most tokens
-    of a rank that the kernel sends in Lamport rows (few/lamport.py); 0: it has no code for them. threads: of a block.
+    of a rank that the kernel sends in Lamport rows (small/lamport.py); 0: it has no code for them. threads: of a block.
     trace: whether blocks write stamps.
     """
 
