@@ -13,15 +13,19 @@ import numpy as np
 from epmoe_ref.config import MAX_GPUS_PER_NODE, EPConfig
 
 REGION_ALIGNMENT = 256  # bytes
-MAX_FINITE = 2**64 - 1  # a recv_count word that has not arrived
-ANNOUNCED = 2**62  # a dispatch recv_count word of ANNOUNCED + count: count messages are under way
+# A word of recv_count in dispatch. Below ANNOUNCED all of its messages have arrived.
+#   count (at most max_tokens_per_rank)   the number of messages: the plain signal
+#   DESCRIBED + bits                      a signal that also describes up to 8 messages: epmoe/kernels/pairs/message.py
+#   ANNOUNCED + count                     count messages are under way
+#   MAX_FINITE                            nothing has arrived (so too in combine)
+DESCRIBED = 2**57
+ANNOUNCED = 2**62
+MAX_FINITE = 2**64 - 1
 # the sentinel, a word of combine_lamport_buf that has not arrived: epmoe/kernels/lamport.py
 ABSENT = 2**32 - 1
 # the most that buffer may have; polling its rows pays off only for small batches
 LAMPORT_BYTES = 16 << 20
 LAMPORT_EXPERTS = 2048  # at most
-# a signal that describes a few messages, which have arrived: epmoe/kernels/pairs/message.py
-DESCRIBED = 2**57
 STATUS_WORDS = 16  # meanings: epmoe/kernels/status.py
 
 
