@@ -1,5 +1,6 @@
 """Waiting loops with a barrier, a warp operation or a write end too. Slow and long runs are no livelocks."""
 
+import re
 import time
 
 import pytest
@@ -204,6 +205,47 @@ def test_a_long_wait_for_one_that_works_is_none(work, seed, soon):
             st_release_gpu_i32(params, 1)
 
     assert execute(one_works, grid=2, block=32, seed=seed, racecheck=False)[0] == 1
+
+
+def test_threads_with_a_short_record_are_watched_on(soon):
+    """256 threads share the first recording: none has gone round its loop often enough, and none is at work."""
+    with pytest.raises(DeadlockError) as caught:
+        execute(loop_with(STEPS["a barrier"]), grid=4, block=64, racecheck=False)
+    operations = int(re.search(r"has changed in (\d+) operations", str(caught.value))[1])
+    assert operations < 3 * livelock.QUIET
+
+
+def test_a_word_that_changes_while_threads_are_watched_is_work(soon):
+    """Both threads do nothing new, but one changes the word for which the other waits, parked, to and fro."""
+
+    @kernel()
+    def one_changes_it_late(params, num_tokens, my_rank):
+        if block_idx() == 1:
+            while ld_acquire_gpu_i32(params) != 2:
+                pass
+            return
+        for i in range(10_000):
+            ld_relaxed_gpu_i32(params + u64(OTHER))
+            st_release_gpu_i32(params, i & 1 if i > 4200 else 0)  # soon after watching began
+        st_release_gpu_i32(params, 2)
+
+    assert execute(one_changes_it_late, grid=2, block=1, racecheck=False)[0] == 2
+
+
+def test_a_thread_without_a_record_may_be_at_work(soon):
+    """Warp 0 accesses no memory for a long time, and warp 1 waits for it."""
+
+    @kernel()
+    def one_computes(params, num_tokens, my_rank):
+        if thread_idx() >= 32:
+            while ld_acquire_gpu_i32(params) == 0:
+                syncwarp()
+            return
+        for _ in range(1000):
+            shfl_xor(1, 1)
+        st_release_gpu_i32(params, 1)
+
+    assert execute(one_computes, block=64, racecheck=False)[0] == 1
 
 
 def test_a_slow_rank_is_waited_for(soon, tonight):
