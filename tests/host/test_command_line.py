@@ -1,5 +1,6 @@
 """The command line: options refused, errors in a line, a reader that leaves, Ctrl-C; exit statuses 2, 130, 141."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -124,12 +125,17 @@ def test_a_folder_that_cannot_be_made_is_named(capsys, tmp_path):
 def test_an_output_that_is_closed_or_full_is_no_difference(words):
     """Closed from the start: the exit status alone is wanted. Full: the report is lost, so it could not be made.
 
-    A reader that has left sees nothing more.
+    A reader that has left sees nothing more. Output is buffered, so the interpreter writes the rest when it ends.
     """
-    command = [sys.executable, "-m", "epmoe", *words]
+    command, env = [sys.executable, "-m", "epmoe", *words], os.environ | {"PYTHONUNBUFFERED": ""}
     for where, status in ((">&-", 0), (">/dev/full", 2), ("| true; exit ${PIPESTATUS[0]}", 141)):
         done = subprocess.run(
-            ["bash", "-c", f'"$@" {where}', "bash", *command], cwd=ROOT, capture_output=True, text=True, timeout=60
+            ["bash", "-c", f'"$@" {where}', "bash", *command],
+            cwd=ROOT,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == status and "Traceback" not in done.stderr, (where, done.stderr)
         assert status != 141 or not done.stderr, done.stderr
