@@ -52,7 +52,7 @@ def write_all(folder, only=""):
     sums = {}
     for name, about, arrays in [*experts.vectors(), *fused_a2a.vectors()]:
         if only in name:
-            files.write(folder, name, about, arrays)
+            files.write(folder, name, about, arrays())
             for suffix in ("bin", "json", "npz"):
                 path = folder / f"{name}.{suffix}"
                 sums[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,5 +1,7 @@
 """Vectors of fused_a2a: rows of FusedDispatch and expert-major rows of HybridEPDispatch, forward and backward."""
 
+from functools import partial
+
 from epmoe.check import hybrid, rows
 from epmoe.check.made_arrays import GRAD_X, RETURNED
 from epmoe.vectors.files import Array, file_name, one_nan
@@ -9,7 +11,7 @@ N_RANKS = 4
 
 
 def vectors():
-    """(name, about, arrays) of every vector."""
+    """(name, about, function that makes the arrays) of every vector."""
     for case in rows.cases(N_RANKS):
         about = {
             "case": case.name,
@@ -20,7 +22,7 @@ def vectors():
             "hidden": case.hidden,
             "source": "FusedDispatch, FusedCombine",
         }
-        yield file_name("fused_a2a", case.name), about, _rows_arrays(case)
+        yield file_name("fused_a2a", case.name), about, partial(_rows_arrays, case)
     for case in hybrid.cases(N_RANKS):
         about = {
             "case": case.name,
@@ -31,7 +33,7 @@ def vectors():
             "options": case.options,
             "source": "HybridEPDispatch, HybridEPCombine",
         }
-        yield file_name("hybrid", case.name), about, _hybrid_arrays(case)
+        yield file_name("hybrid", case.name), about, partial(_hybrid_arrays, case)
 
 
 def _rows_arrays(case):

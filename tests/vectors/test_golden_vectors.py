@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from epmoe.check import random_bits
-from epmoe.vectors import command, files
+from epmoe.vectors import command, experts, files, fused_a2a
 from epmoe_ref.errors import EPValueError
 
 C_SOURCE = Path(__file__).with_name("read_vector.c")
@@ -226,8 +226,14 @@ def test_random_floats_stay_in_their_powers_of_two():
         assert len({int(e) for e in np.floor(np.log2(size))}) == 8
 
 
-def test_the_command_says_when_files_are_not_this_versions(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command.experts, "vectors", list)
+def test_only_the_chosen_vectors_are_computed(tmp_path, monkeypatch):
+    made = []
+    for module, name in ((experts, "_arrays"), (fused_a2a, "_rows_arrays"), (fused_a2a, "_hybrid_arrays")):
+        monkeypatch.setattr(module, name, lambda case, make=getattr(module, name): made.append(case.name) or make(case))
+    assert len(command.write_all(tmp_path, only="overflow_by_padding")) == 3 and made == ["overflow by padding"]
+
+
+def test_the_command_says_when_files_are_not_this_versions(tmp_path, capsys, monkeypatch):
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     arguments = parser.parse_args([str(tmp_path), "--only", "overflow_by_padding"])
@@ -244,8 +250,7 @@ def test_the_command_says_when_files_are_not_this_versions(tmp_path, monkeypatch
     "words, said",
     [(["--only", "zzz"], "no vector's name contains 'zzz'"), (["--only", "nvfp4", "--update"], "leave --only out")],
 )
-def test_the_command_refuses_to_do_nothing_or_to_forget_hashes(tmp_path, monkeypatch, words, said):
-    monkeypatch.setattr(command.experts, "vectors", list)
+def test_the_command_refuses_to_do_nothing_or_to_forget_hashes(tmp_path, words, said):
     before = command.SUMS.read_bytes()
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
