@@ -43,6 +43,18 @@ class Handle:
         self.plan, self.buffer, self.group = plan, plan.buffer, group
         self.loans, self.num_rows, self.capacity = [], plan.num_rows, plan.capacity
 
+    def __copy__(self, memo=None):
+        """The handle itself: calls never change it."""
+        return self
+
+    __deepcopy__ = __copy__
+
+    def __reduce__(self):
+        raise TypeError(
+            f"{type(self).__name__} is the routing of one {self.DISPATCH}, in memory of this process, and cannot be "
+            "pickled: keep token_indices or routing_map instead, and dispatch again where the handle is needed"
+        )
+
     def combined(self, buffer, given, interface=PLAIN):
         """The sum of the given rows by token."""
         how = self.num_sms[1:]

@@ -1,6 +1,8 @@
 """Handles are good for any number of calls, results stay as they were, and the buffer grows without either noticing."""
 
+import copy
 import gc
+import pickle
 
 import numpy as np
 import pytest
@@ -30,6 +32,13 @@ def test_a_handle_serves_many_calls_with_other_sizes_and_types():
         rows = tokens(rng, known.num_rows, hidden, dtype)
         combined, _ = fused_a2a.fused_combine(rows, group, handle)
         assert_same(combined, reference.combine_forward(rows, known), "combined")
+
+
+def test_a_copy_of_a_handle_is_the_handle_and_a_pickle_is_refused():
+    (*_, handle), _ = dispatched(group_of(2), np.random.default_rng(1))
+    assert copy.copy(handle) is copy.deepcopy([handle])[0] is handle
+    with pytest.raises(TypeError, match="RowsHandle is the routing of one fused_dispatch.*dispatch again"):
+        pickle.dumps(handle)
 
 
 def test_results_and_handles_survive_growth():
