@@ -101,6 +101,10 @@ def too_many_tokens(run):
     run.ids[0] = np.full((n, run.world.top_k), -1, np.int32)
 
 
+def ids_of_another_top_k(run):
+    run.ids[0] = run.ids[0][:, :-1]
+
+
 def ids_of_other_tokens(run):
     run.ids[0] = run.ids[0][:-1]
 
@@ -118,6 +122,7 @@ BAD_DISPATCHES = {
     "other hidden": wrong_width,
     "float ids": float_ids,
     "more tokens than max_tokens_per_rank": too_many_tokens,
+    "ids of a smaller top_k": ids_of_another_top_k,
     "ids of fewer tokens": ids_of_other_tokens,
     "a rank is missing": too_few_ranks,
 }

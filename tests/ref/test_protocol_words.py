@@ -16,6 +16,11 @@ X = [np.arange(3 * 8).reshape(3, 8).astype(bfloat16), np.full((1, 8), 99).astype
 IDS = [np.array([[0, 3], [3, -1], [3, 1]]), np.array([[2, 1]])]
 
 
+def test_a_p2p_world_with_more_ranks_than_rank_completion_has_words_is_refused():
+    with pytest.raises(EPValueError, match="p2p_world_size=9 must be at most 8, .*: use more p2p worlds"):
+        World(EPConfig(9, 9, 1, 8, 1, p2p_world_size=9))
+
+
 def by_hand():
     machine = World(CFG, fill=0xEE)
     for rank in range(2):
