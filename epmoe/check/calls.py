@@ -65,31 +65,60 @@ def made(implementation, *cfg):
     world.close()
 
 
-@np.errstate(all="ignore")  # some cases have NaN and overflow on purpose
-def call(implementation, ranks, function, arguments, *more, round_=None, **options):
-    """(results, differences) of one call.
+class Calls:
+    """Calls the functions of one object of an implementation, with lists over ranks. round: counted from 0."""
 
-    arguments: {name: list over ranks, or None}. With one rank a process the function gets that rank's entry.
-    more, options: passed unchanged. differences: the arguments that were written to.
-    """
-    given = {name: None if of is None else [np.array(a) for a in of] for name, of in arguments.items()}
-    name = getattr(function, "__name__", "a call")
-    progress.begin(name, round_)
-    if implementation.per_rank:
-        (rank,) = ranks.here
-        own = [None if of is None else of[rank] for of in given.values()]
-        results = function(*own, *more, **options)
-    else:
-        results = function(*given.values(), *more, **options)
-    progress.begin(f"the comparison after {name}", round_)
-    changed = [
-        Difference(name, "was written to", rank=rank, rule="inputs are read only")
-        for name, of in arguments.items()
-        if of is not None
-        for rank in ranks.here
-        if np.ascontiguousarray(of[rank]).tobytes() != np.ascontiguousarray(given[name][rank]).tobytes()
-    ]
-    return results, changed
+    def __init__(self, implementation, ranks):
+        self.per_rank, self.ranks, self.round = implementation.per_rank, ranks, 0
+
+    @np.errstate(all="ignore")  # some cases have NaN and overflow on purpose
+    def __call__(self, function, arguments, *more, **options):
+        """(results, differences) of one call. differences: the arguments that were written to.
+
+        arguments: {name: list over ranks, or None}, given as copies. With one rank a process the function gets that
+        rank's entries, also of lists in options. more: passed unchanged.
+        """
+        given = {name: None if of is None else [_copy(a) for a in of] for name, of in arguments.items()}
+        name, values = getattr(function, "__name__", "a call"), tuple(given.values())
+        progress.begin(name, self.round)
+        if self.per_rank:
+            (rank,) = self.ranks.here
+            values, options = _own(values, rank), {name: _own(value, rank) for name, value in options.items()}
+        results = function(*values, *more, **options)
+        progress.begin(f"the comparison after {name}", self.round)
+        changed = [
+            Difference(name, "was written to", rank=rank, rule="inputs are read only")
+            for name, of in arguments.items()
+            for rank in self.ranks.here
+            if of is not None and isinstance(of[rank], np.ndarray) and of[rank].tobytes() != given[name][rank].tobytes()
+        ]
+        return results, changed
+
+    def over_ranks(self, what, result, of="arrays", optional=False):
+        """A result as a list over all ranks, None for those of other processes. An optional one may be None.
+
+        Errors: WrongForm if it is not one for each rank. of: what the list should hold.
+        """
+        if result is None and optional:
+            return None
+        if self.per_rank:
+            return [result if rank in self.ranks.here else None for rank in range(self.ranks.size)]
+        return listed(what, result, self.ranks.size, of)
+
+    def each(self, compare):
+        """A function that returns the differences of compare(rank) over the ranks of this process."""
+        return lambda: [d for rank in self.ranks.here for d in compare(rank)]
+
+
+def _copy(value):
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _own(value, rank):
+    """A value for this rank: lists over ranks are replaced by its entry, also inside a tuple."""
+    if isinstance(value, tuple):
+        return tuple(_own(entry, rank) for entry in value)
+    return value[rank] if isinstance(value, list) else value
 
 
 def parts(what, results, names):
@@ -97,15 +126,6 @@ def parts(what, results, names):
     if isinstance(results, (list, tuple)) and len(results) == len(names):
         return results
     raise WrongForm(what, results, f"{len(names)} results are needed: {', '.join(names)}")
-
-
-def over_ranks(implementation, ranks, what, result, optional=False):
-    """One result, indexed by [rank]; None if there is none. Errors: WrongForm if it is not one for each rank."""
-    if result is None and optional:
-        return None
-    if implementation.per_rank:
-        return {ranks.here[0]: result}
-    return listed(what, result, ranks.size, "arrays")
 
 
 def listed(what, results, n_ranks, of):
@@ -117,33 +137,30 @@ def listed(what, results, n_ranks, of):
     return results
 
 
-def first_found(implementation, case, ranks, steps):
-    """The differences of the first step where some rank has any; [] if there are none.
+def first_found(implementation, case, ranks, steps, *cfg):
+    """The differences of the first call after which some rank has any; [] if there are none.
 
-    steps(world, case, ranks, round number): yields for each call the differences of arguments that were written to, and
-    a function of a rank that compares its results. It is called again at the end, in case a later call changed a result.
+    steps(world, call, round number): yields for each call of `call` (Calls) differences that are known, and a function
+    that returns those of the results. It is called again at the end, in case a later call changed a result.
     """
-
-    def all_of(compare):
-        return [d for rank in ranks.here for d in compare(rank)]
-
     later = []
-    with made(implementation) as world:
-        for round_ in range(case.rounds):
-            of_round = steps(world, case, ranks, round_)
-            while step := _next_step(of_round, all_of):
-                changed, compare, found = step
-                if any(ranks.gather(bool(changed + found))):
-                    return [d.in_round(round_) for d in changed + found]
-                later.append((round_, compare))
-        return [d.in_round(round_).because(LATER) for round_, one in later for d in all_of(one)]
+    with made(implementation, *cfg) as world:
+        call = Calls(implementation, ranks)
+        for call.round in range(case.rounds):
+            of_round = steps(world, call, call.round)
+            while step := _next_step(of_round):
+                found, compare = step
+                if any(ranks.gather(bool(found))):
+                    return [d.in_round(call.round) for d in found]
+                later.append((call.round, compare))
+        return [d.in_round(round_).because(LATER) for round_, compare in later for d in compare()]
 
 
-def _next_step(of_round, all_of):
-    """(differences of arguments, the function that compares, what it finds) of the next call; None after the last."""
+def _next_step(of_round):
+    """(differences after the next call, the function that compares its results again); None after the last call."""
     try:
-        for changed, compare in of_round:
-            return changed, compare, all_of(compare)
+        for found, compare in of_round:
+            return found + compare(), compare
     except WrongForm as wrong:
-        return [wrong.difference], None, []
+        return [wrong.difference], None
     return None

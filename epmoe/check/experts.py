@@ -8,10 +8,9 @@ import numpy as np
 
 import epmoe_ref
 from epmoe.check import combine_causes, dispatch_causes
-from epmoe.check.calls import LATER, WrongForm, listed, made, progress
+from epmoe.check.calls import first_found
 from epmoe.check.cases import epilogue, epilogue_args
 from epmoe.check.compare import compare_combined, compare_dispatched, field
-from epmoe.check.difference import Difference
 from epmoe.check.places import PADDING, SHARED, places_of
 from epmoe.check.words import WordsOf
 
@@ -26,23 +25,18 @@ def run_case(implementation, case, ranks, not_given):
 
     not_given: a set; the names of arrays that dispatch left out are added to it.
     """
-    with made(implementation, case.cfg) as world:
-        previous, memory = None, WordsOf(world, case.cfg, ranks, implementation.per_rank)
-        found = memory.differences()
-        if memory.wrong:
-            return [d.in_round(0) for d in found]
-        rounds = []
-        for round_ in range(case.rounds):
-            this = Round(case, round_, ranks.here, previous)
-            found = this.dispatch(world, implementation.per_rank, memory)
-            not_given |= this.not_given()
-            if not any(ranks.gather(bool(found))):
-                found = this.combine(world, implementation.per_rank, memory)
-            if any(ranks.gather(bool(found))):
-                return [d.in_round(round_) for d in found]
-            previous = this
-            rounds.append(this)
-        return [d.in_round(this.number).because(LATER) for this in rounds for d in this.compared()]
+    previous = memory = None
+
+    def steps(world, call, round_):
+        nonlocal previous, memory
+        if memory is None:
+            memory = WordsOf(world, case.cfg, ranks, implementation.per_rank)
+            yield memory.differences(), list
+        previous = this = Round(case, round_, ranks.here, previous)
+        yield from this.dispatch(world, call, memory, not_given)
+        yield from this.combine(world, call, memory)
+
+    return first_found(implementation, case, ranks, steps, case.cfg)
 
 
 class Round:
@@ -68,31 +62,21 @@ class Round:
             self.cfg, outputs, self.dispatched_want, router_weights=self.router_weights, **self.options
         )
 
-    def dispatch(self, world, per_rank, memory):
-        """Call dispatch, or its two halves. Returns the differences of results and of words."""
-        arguments = [self.input_tokens, self.topk_ids]
-        memory.step("dispatch_async", *arguments, **self.scale)
+    def dispatch(self, world, call, memory, not_given):
+        """Steps, for first_found: dispatch, or its two halves."""
+        arguments = dict(input_tokens=self.input_tokens, topk_ids=self.topk_ids)
+        memory.step("dispatch_async", *arguments.values(), **self.scale)
         if memory.halves:
-            changed, _ = self._call(world.dispatch_async, arguments, self.scale, per_rank)
-            changed += memory.differences()
-            if memory.wrong:
-                self.dispatched = ()
-                return changed
-            _, self.dispatched = self._call(world.dispatch_wait, [], {}, per_rank)
+            _, changed = call(world.dispatch_async, arguments, **self.scale)
+            yield changed + memory.differences(), list
+            dispatched, changed = call(world.dispatch_wait, {})
         else:
-            changed, self.dispatched = self._call(world.dispatch, arguments, self.scale, per_rank)
+            dispatched, changed = call(world.dispatch, arguments, **self.scale)
         memory.step("dispatch_wait")
         changed += memory.differences()
-        try:
-            self.dispatched = listed("dispatch", self.dispatched, self.cfg.n_ranks, DISPATCHED)
-        except WrongForm as wrong:
-            self.dispatched = ()
-            return [wrong.difference]
-        return changed + dispatch_causes.with_causes(self, self._compared_dispatch())
-
-    def compared(self):
-        """The differences of both calls' results, as they are now."""
-        return self._compared_dispatch() + self._compared_combine()
+        self.dispatched = call.over_ranks("dispatch", dispatched, DISPATCHED)
+        not_given |= self._not_given()
+        yield changed, lambda: dispatch_causes.with_causes(self, self._compared_dispatch())
 
     def _compared_dispatch(self):
         return [
@@ -110,68 +94,37 @@ class Round:
             )
         ]
 
-    def not_given(self):
+    def _not_given(self):
         """Names of the reference's arrays that the implementation's results lack."""
-        ranks = self.here if len(self.dispatched) == self.cfg.n_ranks else ()
         return {
             name
-            for rank in ranks
+            for rank in self.here
             for name in COMPARED
             if field(self.dispatched_want[rank], name) is not None and field(self.dispatched[rank], name) is None
         }
 
-    def combine(self, world, per_rank, memory):
-        """Call combine, or its two halves, on dispatch's result, in its row order. Returns the differences."""
+    def combine(self, world, call, memory):
+        """Steps, for first_found: combine of dispatch's result, in its row order, or its two halves."""
         outputs = [
             self.expert_outputs(rank, self.dispatched[rank]) if rank in self.here else None
             for rank in range(self.cfg.n_ranks)
         ]
         _, self.combined_want = self.reference_combine()
-        arguments = [outputs, self.dispatched, self.router_weights]
+        rows, weights = (
+            dict(expert_outputs=outputs, dispatched=self.dispatched),
+            dict(router_weights=self.router_weights),
+        )
         memory.step("combine_async", *memory.rows(self.expert_outputs))
         if memory.halves:
-            changed, _ = self._call(world.combine_async, arguments[:2], {}, per_rank)
-            changed += memory.differences()
-            if memory.wrong:
-                return changed
-            _, self.combined = self._call(world.combine_wait, arguments[2:], self.options, per_rank)
+            _, changed = call(world.combine_async, rows)
+            yield changed + memory.differences(), list
+            combined, changed = call(world.combine_wait, weights, **self.options)
         else:
-            changed, self.combined = self._call(world.combine, arguments, self.options, per_rank)
+            combined, changed = call(world.combine, rows | weights, **self.options)
         memory.step("combine_wait")
         changed += memory.differences()
-        try:
-            self.combined = listed("combine", self.combined, self.cfg.n_ranks, "arrays [num_tokens, hidden]")
-        except WrongForm as wrong:
-            return [wrong.difference]
-        return changed + combine_causes.with_causes(self, self._compared_combine())
-
-    @np.errstate(all="ignore")  # some cases have NaN and overflow on purpose
-    def _call(self, function, arguments, options, per_rank):
-        """(differences of inputs that were written to, results over ranks). The inputs are copies of ours."""
-        given = [[_copy(x) for x in argument] if argument is not None else None for argument in arguments]
-        progress.begin(function.__name__, self.number)
-        if not per_rank:
-            results = function(*given, **options)
-        else:
-            (rank,) = self.here
-            own = {name: _own(value, rank) for name, value in options.items()}
-            result = function(*(None if argument is None else argument[rank] for argument in given), **own)
-            results = [result if r == rank else None for r in range(self.cfg.n_ranks)]
-        progress.begin(f"the comparison after {function.__name__}", self.number)
-        changed = []
-        names = {
-            id(self.input_tokens): "input_tokens",
-            id(self.topk_ids): "topk_ids",
-            id(self.router_weights): "router_weights",
-            id(self.dispatched): None,
-        }
-        for ours, theirs in zip(arguments, given):
-            name = names.get(id(ours), "expert_outputs")
-            for rank in self.here if name and ours is not None else ():
-                if ours[rank].tobytes() != theirs[rank].tobytes():
-                    arrays, rule = (theirs[rank], ours[rank]), "inputs are read only"
-                    changed.append(Difference(name, "was written to", *arrays, rank, rule=rule))
-        return changed, results
+        self.combined = call.over_ranks("combine", combined, "arrays [num_tokens, hidden]")
+        yield changed, lambda: combine_causes.with_causes(self, self._compared_combine())
 
     def expert_outputs(self, rank, result):
         """Rows that depend on each row's identity, not on its place. Padding rows are NaN."""
@@ -184,14 +137,3 @@ class Round:
         outputs[shared] = self.case.shared_outputs(self.number, rank, int(shared.sum()))
         outputs[where.src_rank == PADDING] = NAN_ROW
         return outputs
-
-
-def _copy(value):
-    return value.copy() if isinstance(value, np.ndarray) else value
-
-
-def _own(value, rank):
-    """An option for this rank: lists over ranks are replaced by its entry, even inside a tuple."""
-    if isinstance(value, tuple):
-        return tuple(_own(entry, rank) for entry in value)
-    return value[rank] if isinstance(value, list) else value

@@ -1,11 +1,12 @@
 """HybridEP cases, and how to run one on a HybridImplementation: dispatch, made-up rows, combine, both gradients."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from epmoe.check import compare_hybrid, random_bits
-from epmoe.check.calls import call, first_found, over_ranks, parts
+from epmoe.check.calls import first_found, parts
 from epmoe.check.cancelling import cancelling
 from epmoe.check.cases import MANY_EXPERTS, large_batch
 from epmoe.check.edges import edge_rows, edge_tokens
@@ -130,64 +131,60 @@ def run_case(implementation, case, ranks, not_given):
 
     not_given: a set; "overflow" and "gradients" are added to it if they were not compared.
     """
-    return first_found(implementation, case, ranks, lambda *of_round: _steps(implementation, *of_round, not_given))
+    return first_found(implementation, case, ranks, partial(_steps, case, not_given))
 
 
-def _steps(implementation, world, case, ranks, round_, not_given):
-    """For each call: (differences of its arguments, a function that compares a rank's results)."""
-
-    def run(function, arguments, *more, **options):
-        return call(implementation, ranks, function, arguments, *more, round_=round_, **options)
-
-    def of_ranks(what, *results):
-        return [over_ranks(implementation, ranks, what, r) for r in results]
-
+def _steps(case, not_given, world, call, round_):
     x, routing_map, probs = case.x(round_), case.routing_map(round_), case.probs(round_)
     if probs is not None:  # only the probs of routed pairs are read
         probs = [np.where(routed, p, np.float32("nan")) for routed, p in zip(routing_map, probs)]
     *want, known = fused_a2a.hybrid_dispatch_forward(x, routing_map, probs, case.n_local_experts, **case.options)
-    results, changed = run(
-        world.dispatch, dict(x=x, routing_map=routing_map, probs=probs), case.n_local_experts, **case.options
-    )
+    arguments = dict(x=x, routing_map=routing_map, probs=probs)
+    results, changed = call(world.dispatch, arguments, case.n_local_experts, **case.options)
     *got, handle = parts("dispatch", results, (*FIELDS, "handle"))
     overflow = getattr(handle, "overflow", None)
     if overflow is None:
         not_given.add("overflow")
     names = *FIELDS, "overflow"
     got = {
-        name: over_ranks(implementation, ranks, f"dispatch: {name}", of, optional=name != "tokens_per_expert")
+        name: call.over_ranks(f"dispatch: {name}", of, optional=name != "tokens_per_expert")
         for name, of in zip(names, (*got, overflow))
     }
     want = dict(zip(names, (*want, known.overflow)))
-    yield changed, lambda rank: compare_hybrid.received(routing_map, known, rank, got, want)
+    yield changed, call.each(lambda rank: compare_hybrid.received(routing_map, known, rank, got, want))
 
     returned = case.telling_rows(round_, RETURNED, known, want["dispatched_hidden"])
-    combined, changed = run(world.combine, dict(x=returned), handle)
-    (combined,) = of_ranks("combine", combined)
+    combined, changed = call(world.combine, dict(x=returned), handle)
+    combined = call.over_ranks("combine", combined)
     sums = fused_a2a.hybrid_combine_forward(returned, known)
-    yield (changed, lambda rank: compare_hybrid.sums("combined_x", known, rank, combined[rank], sums[rank], returned))
+    yield (
+        changed,
+        call.each(lambda rank: compare_hybrid.sums("combined_x", known, rank, combined[rank], sums[rank], returned)),
+    )
 
-    if implementation.dispatch_backward is None or implementation.combine_backward is None:
+    if world.dispatch_backward is None or world.combine_backward is None:
         not_given.add("gradients")
         return
     rows = case.telling_rows(round_, GRAD_X, known, want["dispatched_hidden"])
     row_probs = case.gradients_of_probs(round_, want["dispatched_hidden"])
-    wanted = fused_a2a.hybrid_dispatch_backward(known, rows, row_probs)
-    back, changed = run(world.dispatch_backward, dict(grad_hidden=rows, grad_probs=row_probs), handle)
-    names = "grad_x", "grad_probs"
-    grad_x, grad_probs = parts("dispatch_backward", back, names)
-    (grad_x,) = of_ranks("dispatch_backward", grad_x)
-    grad_probs = over_ranks(implementation, ranks, "dispatch_backward: grad_probs", grad_probs, optional=True)
+    x_want, probs_want = fused_a2a.hybrid_dispatch_backward(known, rows, row_probs)
+    back, changed = call(world.dispatch_backward, dict(grad_hidden=rows, grad_probs=row_probs), handle)
+    grad_x, grad_probs = parts("dispatch_backward", back, ("grad_x", "grad_probs"))
+    grad_x = call.over_ranks("dispatch_backward", grad_x)
+    grad_probs = call.over_ranks("dispatch_backward: grad_probs", grad_probs, optional=True)
     yield (
         changed,
-        lambda rank: (
-            *compare_hybrid.sums("grad_x", known, rank, grad_x[rank], wanted[0][rank], rows),
-            *(compare_hybrid.dense_gradients(known, rank, grad_probs, wanted[1]) if row_probs is not None else ()),
+        call.each(
+            lambda rank: (
+                *compare_hybrid.sums("grad_x", known, rank, grad_x[rank], x_want[rank], rows),
+                *(compare_hybrid.dense_gradients(known, rank, grad_probs, probs_want) if row_probs is not None else ()),
+            )
         ),
     )
 
     grad_combined = case.gradients_of_combined(round_)
     rows_want = fused_a2a.hybrid_combine_backward(known, grad_combined)
-    back, changed = run(world.combine_backward, dict(grad_combined_x=grad_combined), handle)
-    (back,) = of_ranks("combine_backward", back)
-    yield (changed, lambda rank: compare_hybrid.rows("grad_x of combine", known, rank, back[rank], rows_want[rank]))
+    back, changed = call(world.combine_backward, dict(grad_combined_x=grad_combined), handle)
+    back = call.over_ranks("combine_backward", back)
+    name = "grad_x of combine"
+    yield changed, call.each(lambda rank: compare_hybrid.rows(name, known, rank, back[rank], rows_want[rank]))

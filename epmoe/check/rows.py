@@ -1,11 +1,12 @@
 """fused_a2a cases, and how to run one on a RowsImplementation: dispatch, made-up rows, combine, both gradients."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from epmoe.check import random_bits
-from epmoe.check.calls import call, first_found, over_ranks, parts
+from epmoe.check.calls import first_found, parts
 from epmoe.check.cancelling import cancelling
 from epmoe.check.cases import MANY_EXPERTS, large_batch
 from epmoe.check.compare_rows import compare_combined_rows, compare_prob_gradients, compare_received, compare_rows_back
@@ -126,56 +127,51 @@ def run_case(implementation, case, ranks, not_given):
 
     not_given: a set; "gradients" is added to it if the implementation has no backward functions.
     """
-    return first_found(implementation, case, ranks, lambda *of_round: _steps(implementation, *of_round, not_given))
+    return first_found(implementation, case, ranks, partial(_steps, case, not_given))
 
 
-def _steps(implementation, world, case, ranks, round_, not_given):
-    """For each call: (differences of its arguments, a function that compares a rank's results)."""
-
-    def run(function, arguments, *more):
-        return call(implementation, ranks, function, arguments, *more, round_=round_)
-
-    def of_ranks(what, *results):
-        return [over_ranks(implementation, ranks, what, r) for r in results]
-
+def _steps(case, not_given, world, call, round_):
     x, ids, probs = case.x(round_), case.token_indices(round_), case.token_probs(round_)
     *want, handle_want = fused_a2a.dispatch_forward(x, ids, probs, case.n_experts)
     rows = [np.stack(pair, axis=1) for pair in zip(handle_want.src_rank, handle_want.src_token)]
-    results, changed = run(world.dispatch, dict(x=x, token_indices=ids, token_probs=probs), case.n_experts)
+    results, changed = call(world.dispatch, dict(x=x, token_indices=ids, token_probs=probs), case.n_experts)
     *got, handle = parts("dispatch", results, (*FIELDS, "handle"))
-    got = [over_ranks(implementation, ranks, f"dispatch: {n}", r) for n, r in zip(FIELDS, got)]
-    yield (
-        changed,
-        lambda rank: compare_received(rank, rows[rank], [part[rank] for part in got], [part[rank] for part in want]),
-    )
+    got = [call.over_ranks(f"dispatch: {name}", of) for name, of in zip(FIELDS, got)]
+
+    def received(rank):
+        return compare_received(rank, rows[rank], [part[rank] for part in got], [part[rank] for part in want])
+
+    yield changed, call.each(received)
 
     returned = case.returned(round_, handle_want)
     if round_:  # in the first round they are the golden vector's
         returned = cancelling(returned, handle_want.row_of, 1, case.seed + round_)
     combined_want = fused_a2a.combine_forward(returned, handle_want)
-    combined, changed = run(world.combine, dict(x=returned), handle)
-    (combined,) = of_ranks("combine", combined)
-    yield changed, lambda rank: compare_combined_rows(rank, combined[rank], combined_want[rank])
+    combined, changed = call(world.combine, dict(x=returned), handle)
+    combined = call.over_ranks("combine", combined)
+    yield changed, call.each(lambda rank: compare_combined_rows(rank, combined[rank], combined_want[rank]))
 
-    if implementation.dispatch_backward is None or implementation.combine_backward is None:
+    if world.dispatch_backward is None or world.combine_backward is None:
         not_given.add("gradients")
         return
     grads, of_probs = case.gradients(round_, want[0], want[1])
-    grads = (cancelling(grads, handle_want.row_of, 1, case.seed + round_) if round_ else grads, of_probs)
-    grads_want = fused_a2a.dispatch_backward(handle_want, *grads)
-    back, changed = run(world.dispatch_backward, dict(zip(("grad_recv_x", "grad_recv_token_probs"), grads)), handle)
-    names = "grad_x", "grad_token_probs"
-    grad_x, grad_probs = of_ranks("dispatch_backward", *parts("dispatch_backward", back, names))
+    grads = cancelling(grads, handle_want.row_of, 1, case.seed + round_) if round_ else grads
+    x_want, probs_want = fused_a2a.dispatch_backward(handle_want, grads, of_probs)
+    back, changed = call(world.dispatch_backward, dict(grad_recv_x=grads, grad_recv_token_probs=of_probs), handle)
+    back = parts("dispatch_backward", back, ("grad_x", "grad_token_probs"))
+    grad_x, grad_probs = (call.over_ranks("dispatch_backward", of) for of in back)
     yield (
         changed,
-        lambda rank: (
-            *compare_combined_rows(rank, grad_x[rank], grads_want[0][rank], "grad_x"),
-            *compare_prob_gradients(rank, grad_probs[rank], grads_want[1][rank]),
+        call.each(
+            lambda rank: (
+                *compare_combined_rows(rank, grad_x[rank], x_want[rank], "grad_x"),
+                *compare_prob_gradients(rank, grad_probs[rank], probs_want[rank]),
+            )
         ),
     )
 
     grad_combined = case.gradients_of_combined(round_)
     rows_want = fused_a2a.combine_backward(handle_want, grad_combined)
-    back, changed = run(world.combine_backward, dict(grad_combined_x=grad_combined), handle)
-    (back,) = of_ranks("combine_backward", back)
-    yield changed, lambda rank: compare_rows_back(rank, rows[rank], back[rank], rows_want[rank])
+    back, changed = call(world.combine_backward, dict(grad_combined_x=grad_combined), handle)
+    back = call.over_ranks("combine_backward", back)
+    yield changed, call.each(lambda rank: compare_rows_back(rank, rows[rank], back[rank], rows_want[rank]))

@@ -141,13 +141,12 @@ def _under_way(state, regions):
 class WordsOf:
     """Compares an implementation's words with the model's, if it has buffers() or counters(). Otherwise does nothing.
 
-    halves: whether it is called by halves. wrong: whether some rank's memory was wrong at the last comparison; the same
-    on all ranks.
+    halves: whether it is called by halves.
     """
 
     def __init__(self, world, cfg, ranks, per_rank):
         self.world, self.cfg, self.ranks, self.per_rank = world, cfg, ranks, per_rank
-        self.halves, self.wrong = has_halves(world), False
+        self.halves = has_halves(world)
         self.memory = Memory(cfg) if world.buffers is not None or world.counters is not None else None
 
     def step(self, half, *of_ranks, **options):
@@ -163,20 +162,16 @@ class WordsOf:
         return [expert_outputs(rank, d) for rank, d in enumerate(dispatched)], [d.src_info for d in dispatched]
 
     def differences(self):
-        """The wrong words of this process's ranks after a half. Collective: all ranks have done the half."""
+        """The wrong words of this process's ranks after a half. Collective: all ranks have done the half.
+
+        Errors: WrongForm.
+        """
         if self.memory is None:
             return []
         self.ranks.gather(None)
-        held, found = {rank: {} for rank in self.ranks.here}, []
-        for rank, regions in held.items():
-            try:
-                regions |= self._read(rank)
-            except WrongForm as wrong:
-                found.append(wrong.difference)
-        found += [d for rank, regions in held.items() for d in misshapen(self.cfg, rank, regions)]
-        found = found or self.memory.compare(held)
-        self.wrong = any(self.ranks.gather(bool(found)))
-        return found
+        held = {rank: self._read(rank) for rank in self.ranks.here}
+        found = [d for rank, regions in held.items() for d in misshapen(self.cfg, rank, regions)]
+        return found or self.memory.compare(held)
 
     def _read(self, rank):
         """{region: array} of a rank. Errors: WrongForm."""
