@@ -78,8 +78,8 @@ def offsets_of(suspect, recv_count, pad=None):
 
 def counts_are_wrong(suspect):
     """Whether the result has a recv_count that differs from the reference's."""
-    recv_count = array(suspect.got, "recv_count")
-    return recv_count is not None and not same(recv_count, suspect.want.recv_count)
+    recv_count = array(suspect.result, "recv_count")
+    return recv_count is not None and not same(recv_count, suspect.reference.recv_count)
 
 
 def same(a, b):
@@ -94,10 +94,10 @@ def same(a, b):
 
 def _given(suspect, counts):
     """Whether the result's counts, or its offsets if it gives no counts, are these [n_local_experts, n_sources]."""
-    recv_count = array(suspect.got, "recv_count")
+    recv_count = array(suspect.result, "recv_count")
     if recv_count is not None:
         return same(recv_count, counts)
-    return same(array(suspect.got, "row_offsets"), offsets_of(suspect, counts))
+    return same(array(suspect.result, "row_offsets"), offsets_of(suspect, counts))
 
 
 def _test(mistaken):
@@ -107,7 +107,7 @@ def _test(mistaken):
         ids = [mistaken(cfg, rank, source, suspect.round.topk_ids[source]) for source in sources]
         counts = np.stack([np.bincount(i[i >= 0], minlength=cfg.n_experts) for i in ids], 1)
         counts = counts[rank * cfg.n_local_experts : (rank + 1) * cfg.n_local_experts]
-        if same(counts, suspect.want.recv_count):
+        if same(counts, suspect.reference.recv_count):
             return False  # the mistake would change nothing in this round
         return _given(suspect, counts)
 
@@ -116,15 +116,15 @@ def _test(mistaken):
 
 def _cut_off(suspect):
     """Whether all counts above some number are cut to that number."""
-    want = suspect.want.recv_count
+    want = suspect.reference.recv_count
     return any(_given(suspect, np.minimum(want, room)) for room in range(int(want.max(initial=0))))
 
 
 def _experts_cut_off(suspect):
     """Whether the experts' row counts above some number are cut to it, with the last sources' rows left out."""
-    before = np.cumsum(suspect.want.recv_count, axis=1) - suspect.want.recv_count
-    most = int(suspect.want.recv_count.sum(axis=1).max(initial=0))
-    return any(_given(suspect, np.clip(room - before, 0, suspect.want.recv_count)) for room in range(most))
+    before = np.cumsum(suspect.reference.recv_count, axis=1) - suspect.reference.recv_count
+    most = int(suspect.reference.recv_count.sum(axis=1).max(initial=0))
+    return any(_given(suspect, np.clip(room - before, 0, suspect.reference.recv_count)) for room in range(most))
 
 
 COUNT_CAUSES = [(sentence, _test(mistaken)) for sentence, mistaken in MISTAKES] + [

@@ -14,18 +14,22 @@ FLOOR = np.float32(1e-4) / np.float32(448)  # the scale of a group whose absmax 
 def matched(suspect):
     """Rows [n, 2] of the result and of the reference that hold the same message. src_info must be right."""
     where = suspect.where
-    rows = (array(x, "src_info")[: where.n_rows].astype(np.int64) for x in (suspect.got, suspect.want))
+    rows = (array(x, "src_info")[: where.n_rows].astype(np.int64) for x in (suspect.result, suspect.reference))
     pairs = compare_src_info(suspect.cfg, suspect.rank, where, *rows)[1]
     return pairs[where.src_rank[pairs[:, 1]] != -1]
 
 
+def matched_tokens(suspect):
+    """(result's, reference's) rows of output_tokens that hold the same message."""
+    pairs = matched(suspect)
+    return suspect.got[pairs[:, 0]].view(suspect.want.dtype), suspect.want[pairs[:, 1]]
+
+
 def _payloads(suspect):
     """(result's, reference's) elements that differ in their bits; None if a byte holds two elements."""
-    got, want = suspect.both("output_tokens")
     if packed(suspect.cfg):
         return None
-    pairs = matched(suspect)
-    a, b = got[pairs[:, 0]].view(want.dtype), want[pairs[:, 1]]
+    a, b = matched_tokens(suspect)
     different = bits(a) != bits(b)
     return a[different], b[different]
 
@@ -54,23 +58,13 @@ def _elements(test):
     return of
 
 
-def _bf16_rows(suspect):
-    """(result's, reference's) rows of matched messages if they are bf16; else None."""
-    if suspect.cfg.token_format != "bf16":
-        return None
-    got, want = suspect.both("output_tokens")
-    pairs = matched(suspect)
-    return got.view(want.dtype)[pairs[:, 0]], want[pairs[:, 1]]
-
-
 def _changed(change):
-    """A test: the result's rows are change(the reference's), and some row differs."""
+    """A test: the result's rows are bf16, change(the reference's), and some row differs."""
 
     def test(suspect):
-        rows = _bf16_rows(suspect)
-        if rows is None:
+        if suspect.cfg.token_format != "bf16":
             return False
-        got, want = rows
+        got, want = matched_tokens(suspect)
         made = change(want)
         same = (bits(got) == bits(made)) | (np.isnan(got) & np.isnan(made))
         return bool(same.all() and (bits(made) != bits(want)).any())
@@ -97,7 +91,7 @@ def _nan_of_other_bits(suspect):
 
 def _scales(suspect):
     """(result's, reference's) float32 scales of the rows; None for other scales."""
-    got, want = suspect.both("output_scales")
+    got, want = suspect.got, suspect.want
     if (
         want.dtype != np.float32
         or got.dtype != np.float32
@@ -105,7 +99,7 @@ def _scales(suspect):
     ):
         return None
     where, cfg = suspect.where, suspect.cfg
-    offsets, pairs = suspect.want.row_offsets, matched(suspect)
+    offsets, pairs = suspect.reference.row_offsets, matched(suspect)
     return tuple(
         scales_of(cfg, x, x.shape, rows, where, offsets).view(np.float32).astype(np.float64)
         for x, rows in ((got, pairs[:, 0]), (want, pairs[:, 1]))

@@ -9,7 +9,7 @@ import numpy as np
 
 from epmoe.check.compare import array
 from epmoe.check.difference import bits
-from epmoe.check.number_causes import matched
+from epmoe.check.number_causes import matched, matched_tokens
 from epmoe.check.places import places_of
 
 NEIGHBOURS = 1, -1
@@ -37,22 +37,19 @@ def last_columns_lost(got, want, wrong):
 
 def rows_lost(suspect):
     """Whether a dispatch's rows lack their last columns."""
-    got, want = suspect.both("output_tokens")
-    pairs = matched(suspect)
-    got, want = got[pairs[:, 0]].view(want.dtype), want[pairs[:, 1]]
-    return bool(len(pairs)) and last_columns_lost(got, want, bits(got) != bits(want))
+    got, want = matched_tokens(suspect)
+    return bool(len(got)) and last_columns_lost(got, want, bits(got) != bits(want))
 
 
 def rows_beside(suspect):
     """Whether each row of a dispatch has its neighbour's payload."""
-    got, want = suspect.both("output_tokens")
-    pairs = matched(suspect)
+    got, want, pairs = bits(suspect.got), bits(suspect.want), matched(suspect)
     right = np.full(suspect.where.n_rows + 2, -1)  # the reference's row of each row, from 1 on
     right[1 + pairs[:, 0]] = pairs[:, 1]
     for by in NEIGHBOURS:
         neighbour = right[1 + pairs[:, 0] + by]
         known = neighbour >= 0
-        if known.any() and (bits(got)[pairs[known, 0]] == bits(want)[neighbour[known]]).all():
+        if known.any() and (got[pairs[known, 0]] == want[neighbour[known]]).all():
             return True
     return False
 

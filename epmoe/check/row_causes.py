@@ -22,15 +22,14 @@ def same_up_to_segments(segment, got, want):
 
 def _stale_rows(suspect):
     """Every row that is not the reference's is the previous round's row in that place."""
-    before = suspect.before("output_tokens")
+    before, where = suspect.before, suspect.where
     if before is None:
         return False
-    (got, want), where = suspect.both("output_tokens"), suspect.where
-    got = bits(got)[: where.n_rows]
-    expected = {key: row.tobytes() for key, row in zip(_keys(where, suspect.want), bits(want))}
+    got = bits(suspect.got)[: where.n_rows]
+    expected = {key: row.tobytes() for key, row in zip(_keys(where, suspect.reference), bits(suspect.want))}
     wrong = [
         i
-        for i, key in enumerate(_keys(where, suspect.got))
+        for i, key in enumerate(_keys(where, suspect.result))
         if where.src_rank[i] != -1 and got[i].tobytes() != expected.get(key)
     ]
     return all(i < len(before) and bits(before)[i].tobytes() == got[i].tobytes() for i in wrong)
@@ -43,13 +42,16 @@ def _keys(where, result):
 
 
 def _payloads_alike(suspect, segment):
-    (got, want), real = suspect.both("output_tokens"), suspect.where.src_rank != -1
-    a, b = ([(s, row.tobytes()) for s, row in zip(segment[real], bits(x)[: len(real)][real])] for x in (got, want))
+    real = suspect.where.src_rank != -1
+    a, b = (
+        [(s, row.tobytes()) for s, row in zip(segment[real], bits(x)[: len(real)][real])]
+        for x in (suspect.got, suspect.want)
+    )
     return sorted(a) == sorted(b)
 
 
 def _payload_in_segment(suspect):
-    return _payloads_alike(suspect, suspect.where.group * 2**20 + suspect.where.src_rank)
+    return _payloads_alike(suspect, suspect.segment)
 
 
 def _payload_in_group(suspect):
@@ -58,14 +60,13 @@ def _payload_in_group(suspect):
 
 def _payload_of_other_rank(suspect):
     """Each row holds the token with the same number of another src_rank. The distance between the ranks is constant."""
-    got, _ = suspect.both("output_tokens")
     where, inputs = suspect.where, suspect.round.input_tokens
-    n, src_info = suspect.cfg.n_ranks, array(suspect.want, "src_info")
+    n, src_info = suspect.cfg.n_ranks, suspect.reference.src_info
     if suspect.cfg.token_format != "bf16" or suspect.cfg.skip_a2a:
         return False
     held = {
         (*key[:2], *key[3:]): row.tobytes()  # of (group, src_rank, token, k)
-        for key, row in zip(_keys(where, suspect.got), bits(got)[: where.n_rows])
+        for key, row in zip(_keys(where, suspect.result), bits(suspect.got)[: where.n_rows])
     }
     rows = [(int(where.group[i]), int(where.src_rank[i]), *map(int, src_info[i])) for i in where.routed()]
     for shift in range(1, n):
@@ -80,17 +81,14 @@ def _payload_of_other_rank(suspect):
 def _nibbles_swapped(suspect):
     if not packed(suspect.cfg):
         return False
-    (got, want), where = suspect.both("output_tokens"), suspect.where
-    got = bits(got)[: where.n_rows]
+    got = bits(suspect.got)[: suspect.where.n_rows]
     swapped = (got >> np.uint8(4)) | (got << np.uint8(4))
-    segment = where.group * 2**20 + where.src_rank
-    return same_up_to_segments(segment, swapped, bits(want))
+    return same_up_to_segments(suspect.segment, swapped, bits(suspect.want))
 
 
 def _never_written(suspect):
-    (got, want), where = suspect.both("output_tokens"), suspect.where
-    got, want = bits(got)[: where.n_rows], bits(want)
-    wrong = (got != want).any(axis=1)
+    got = bits(suspect.got)[: suspect.where.n_rows]
+    wrong = (got != bits(suspect.want)).any(axis=1)
     return len(np.unique(got[wrong])) == 1
 
 
