@@ -25,15 +25,6 @@ def matched_tokens(suspect):
     return suspect.got[pairs[:, 0]].view(suspect.want.dtype), suspect.want[pairs[:, 1]]
 
 
-def _payloads(suspect):
-    """(result's, reference's) elements that differ in their bits; None if a byte holds two elements."""
-    if packed(suspect.cfg):
-        return None
-    a, b = matched_tokens(suspect)
-    different = bits(a) != bits(b)
-    return a[different], b[different]
-
-
 NAN_LOST = "NaN is lost: every element that differs is NaN in the reference, and is none here"
 FLUSHED = "subnormal numbers are lost: every element that differs is one in the reference, and is 0 here"
 
@@ -41,6 +32,11 @@ FLUSHED = "subnormal numbers are lost: every element that differs is one in the 
 def nan_lost(got, want):
     """Whether all elements that differ, floats of any type, are NaN only in the reference."""
     return bool((np.isnan(want) & ~np.isnan(got)).all())
+
+
+def both_nan(got, want):
+    """Whether all elements that differ are NaN in both."""
+    return bool((np.isnan(got) & np.isnan(want)).all())
 
 
 def flushed(got, want):
@@ -51,9 +47,14 @@ def flushed(got, want):
 
 
 def _elements(test):
+    """A test of a suspect: test(result's, reference's elements that differ). Two elements in a byte do not pass it."""
+
     def of(suspect):
-        differing = _payloads(suspect)
-        return differing is not None and test(*differing)
+        if packed(suspect.cfg):
+            return False
+        got, want = matched_tokens(suspect)
+        different = bits(got) != bits(want)
+        return test(got[different], want[different])
 
     return of
 
@@ -84,53 +85,30 @@ def _through(kind):
     return lambda rows: rows.astype(np.float32).astype(kind).astype(np.float32).astype(rows.dtype)
 
 
-def _nan_of_other_bits(suspect):
-    differing = _payloads(suspect)
-    return differing is not None and bool((np.isnan(differing[0]) & np.isnan(differing[1])).all())
+def _scales(test):
+    """A test of a suspect: test(result's, reference's float32 scales of the rows). Other scales do not pass it."""
+
+    def of(suspect):
+        cfg, got, want = suspect.cfg, suspect.got, suspect.want
+        if not got.dtype == want.dtype == np.float32 or not row_shape_fits(cfg, "output_scales", got, want):
+            return False
+        where, offsets, pairs = suspect.where, suspect.reference.row_offsets, matched(suspect)
+        rows = (got, pairs[:, 0]), (want, pairs[:, 1])
+        held = (scales_of(cfg, x, x.shape, at, where, offsets).view(np.float32).astype(np.float64) for x, at in rows)
+        return bool(test(*held))
+
+    return of
 
 
-def _scales(suspect):
-    """(result's, reference's) float32 scales of the rows; None for other scales."""
-    got, want = suspect.got, suspect.want
-    if (
-        want.dtype != np.float32
-        or got.dtype != np.float32
-        or not row_shape_fits(suspect.cfg, "output_scales", got, want)
-    ):
-        return None
-    where, cfg = suspect.where, suspect.cfg
-    offsets, pairs = suspect.reference.row_offsets, matched(suspect)
-    return tuple(
-        scales_of(cfg, x, x.shape, rows, where, offsets).view(np.float32).astype(np.float64)
-        for x, rows in ((got, pairs[:, 0]), (want, pairs[:, 1]))
-    )
-
-
-def _reciprocals(suspect):
-    scales = _scales(suspect)
-    return scales is not None and np.allclose(scales[0] * scales[1], 1, rtol=1e-6)
-
-
-def _one_factor(suspect):
-    scales = _scales(suspect)
-    if scales is None:
-        return False
-    finite = np.isfinite(scales[1])
-    factors = scales[0][finite] / scales[1][finite]
+def _one_factor(got, want):
+    finite = np.isfinite(want)
+    factors = got[finite] / want[finite]
     return len(factors) > 1 and abs(factors[0] - 1) > 1e-5 and np.allclose(factors, factors[0], rtol=1e-6)
 
 
-def _off_by_an_ulp(suspect):
-    scales = _scales(suspect)
-    if scales is None:
-        return False
-    got, want = (bits(s.astype(np.float32)).astype(np.int64) for s in scales)
+def _off_by_an_ulp(got, want):
+    got, want = (bits(s.astype(np.float32)).astype(np.int64) for s in (got, want))
     return int(abs(got - want).max(initial=0)) == 1
-
-
-def _no_floor(suspect):
-    scales = _scales(suspect)
-    return scales is not None and bool((scales[1][scales[0] != scales[1]] == FLOOR).all())
 
 
 PAYLOAD_CAUSES = [
@@ -140,11 +118,20 @@ PAYLOAD_CAUSES = [
     ("the two bytes of each element are swapped", _changed(_bytes_swapped)),
     ("the tokens went through fp16 on their way, which has another range than bf16", _changed(_through(np.float16))),
     ("the tokens went through fp8 (e4m3) on their way", _changed(_through(ml_dtypes.float8_e4m3fn))),
-    ("NaN has other bits than the format's: the reference's have no sign", _nan_of_other_bits),
+    ("NaN has other bits than the format's: the reference's have no sign", _elements(both_nan)),
 ]
 SCALE_CAUSES = [
-    ("the scales are reciprocals: an element is its code times the scale", _reciprocals),
-    ("all scales are wrong by one factor: another largest number than the format's, 448", _one_factor),
-    ("scales are off by an ulp: absmax is multiplied by the reciprocal of 448, not divided by 448", _off_by_an_ulp),
-    ("the floor is missing: absmax is taken to be 1e-4 at least", _no_floor),
+    (
+        "the scales are reciprocals: an element is its code times the scale",
+        _scales(lambda got, want: np.allclose(got * want, 1, rtol=1e-6)),
+    ),
+    ("all scales are wrong by one factor: another largest number than the format's, 448", _scales(_one_factor)),
+    (
+        "scales are off by an ulp: absmax is multiplied by the reciprocal of 448, not divided by 448",
+        _scales(_off_by_an_ulp),
+    ),
+    (
+        "the floor is missing: absmax is taken to be 1e-4 at least",
+        _scales(lambda got, want: (want[got != want] == FLOOR).all()),
+    ),
 ]
