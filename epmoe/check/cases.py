@@ -166,65 +166,37 @@ def cases(n_ranks=4, only_hidden=None):
         Case("combine in fp32", cfg(combine_dtype="fp32"), uneven, "gaps"),
         Case("an epilogue", cfg(), uneven, "gaps", epilogue=True),
     ]
-    for token_format, hidden in (
-        ("fp8_blockwise", 384),
-        ("nvfp4", 192),
-        ("mxfp4", 256),
-        ("mxfp8", 256),
-        ("mxfp4_rows", 160),
-    ):
-        listed.append(Case(f"{token_format}", cfg(token_format=token_format, hidden=hidden), uneven, "gaps"))
-        listed.append(
-            Case(
-                f"{token_format} at the edges of its numbers",
-                cfg(token_format=token_format, hidden=hidden),
-                full,
-                edges=True,
-                rounds=1,
-            )
-        )
-        listed.append(
-            Case(
-                f"{token_format} with a shared expert",
-                cfg(token_format=token_format, hidden=hidden, fused_shared_expert=True),
-                uneven,
-                "gaps",
-            )
-        )
+    hidden_of = dict(fp8_blockwise=384, nvfp4=192, mxfp4=256, mxfp8=256, mxfp4_rows=160)
+    for name, hidden in hidden_of.items():
+        plain = cfg(token_format=name, hidden=hidden)
+        with_shared = cfg(token_format=name, hidden=hidden, fused_shared_expert=True)
+        listed += [
+            Case(name, plain, uneven, "gaps"),
+            Case(f"{name} at the edges of its numbers", plain, full, edges=True, rounds=1),
+            Case(f"{name} with a shared expert", with_shared, uneven, "gaps"),
+        ]
     slots = cfg(token_format="mxfp4_rows", hidden=256, fuse_a_scale_preshuffle=True)
+    scales = tuple(0.5 + 0.375 * rank for rank in range(n_ranks))
     everybody = cfg(skip_a2a=True)
+    everybody_shares = cfg(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=n_ranks)
     listed += [
-        Case(
-            "nvfp4 with an input scale",
-            cfg(token_format="nvfp4", hidden=192),
-            uneven,
-            "gaps",
-            input_scale=tuple(0.5 + 0.375 * rank for rank in range(n_ranks)),
-        ),
+        Case("nvfp4 with an input scale", cfg(token_format="nvfp4", hidden=192), uneven, "gaps", input_scale=scales),
         Case("mxfp4_rows with scales in slots", slots, uneven, "gaps"),
         Case("a shared expert", cfg(fused_shared_expert=True), one_empty, "gaps"),
         Case("a shared expert and an epilogue", cfg(fused_shared_expert=True), uneven, epilogue=True),
         Case("no exchange (skip_a2a)", everybody, (7,) * n_ranks, "gaps"),
         Case("no exchange, without router weights", everybody, (7,) * n_ranks, "gaps", weighted=False),
-        Case(
-            "no exchange, a shared expert",
-            cfg(skip_a2a=True, fused_shared_expert=True, allreduce_world_size=n_ranks),
-            (7,) * n_ranks,
-            "gaps",
-        ),
+        Case("no exchange, a shared expert", everybody_shares, (7,) * n_ranks, "gaps"),
         Case("messages aligned to 64 bytes", cfg(alignment=64, hidden=136), uneven, "gaps"),
     ]
     if n_ranks % 2 == 0:
         two = cfg(use_shmem=True, p2p_world_size=n_ranks // 2)
         listed.append(Case("two p2p worlds (use_shmem)", two, uneven, "gaps"))
-    for name, options in (
-        ("bf16", {}),
-        ("combine in fp16", {"combine_dtype": "fp16"}),
-        ("combine in fp32", {"combine_dtype": "fp32"}),
-    ):
-        listed.append(Case(f"{name} at the edges of its numbers", cfg(**options), full, edges=True, rounds=1))
+    for name, combine_dtype in (("bf16", "bf16"), ("combine in fp16", "fp16"), ("combine in fp32", "fp32")):
+        edges = cfg(combine_dtype=combine_dtype)
+        listed.append(Case(f"{name} at the edges of its numbers", edges, full, edges=True, rounds=1))
     listed += _large(n_ranks, cfg)
-    return [_numbered(case, number) for number, case in enumerate(listed)]
+    return [replace(case, seed=number) for number, case in enumerate(listed)]
 
 
 def large_batch(n_ranks):
@@ -246,19 +218,9 @@ def _large(n_ranks, cfg):
         large = cfg(token_format=name.split()[0], top_k=2, max_tokens_per_rank=tokens, **options)
         yield Case(f"{name}, many rows", large, (tokens,) * n_ranks, "hot", rounds=1)
     experts = n_ranks * min(MANY_EXPERTS, MAX_EXPERTS // n_ranks)
-    options = dict(top_k=2)
-    yield Case(
-        "many local experts, a large batch",
-        replace(cfg(max_tokens_per_rank=MANY_ROWS, **options), n_experts=experts),
-        large_batch(n_ranks),
-        rounds=1,
-    )
-    yield Case("five rounds", cfg(**options), (2,) * n_ranks, "gaps", rounds=5)
-
-
-def _numbered(case, number):
-    object.__setattr__(case, "seed", number)
-    return case
+    many = replace(cfg(max_tokens_per_rank=MANY_ROWS, top_k=2), n_experts=experts)
+    yield Case("many local experts, a large batch", many, large_batch(n_ranks), rounds=1)
+    yield Case("five rounds", cfg(top_k=2), (2,) * n_ranks, "gaps", rounds=5)
 
 
 def epilogue(token, col, value, scale, bias):

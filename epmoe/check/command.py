@@ -12,6 +12,12 @@ import sys
 import threading
 import traceback
 
+from epmoe.check import guarded
+from epmoe.check.adapters import ADAPTERS, OWN
+from epmoe.check.calls import progress
+from epmoe.check.conformance import Report, all_cases, check
+from epmoe.check.implementation import load
+from epmoe.check.ranks import process_number, ranks_of, started_as_rank, started_by_mpirun, started_with_others
 from epmoe.command_line import CANNOT_RUN, DIFFERS, EQUAL, at_least_one, positive_seconds
 from epmoe_ref.errors import EPError, EPValueError
 
@@ -23,16 +29,8 @@ STDERR = 2  # an implementation prints here while stdout holds JSON
 
 def add_arguments(parser):
     """Add the sub-command's arguments to an argparse parser."""
-    from epmoe.check.adapters import ADAPTERS
-
-    parser.add_argument(
-        "implementations",
-        nargs="*",
-        metavar="implementation",
-        help="module:Class, found from the current folder, or one of "
-        + ", ".join(ADAPTERS)
-        + "; none: this project's kernels",
-    )
+    what = f"module:Class, found from the current folder, or one of {', '.join(ADAPTERS)}; none: this project's kernels"
+    parser.add_argument("implementations", nargs="*", metavar="implementation", help=what)
     parser.add_argument(
         "--ranks",
         type=at_least_one,
@@ -65,8 +63,6 @@ def run(arguments):
         sys.path.insert(0, "")
     arguments.only = arguments.only or ""
     names = arguments.implementations or own()
-    from epmoe.check.ranks import process_number, started_as_rank
-
     said, records = set(), []
     try:
         if started_as_rank():
@@ -94,26 +90,17 @@ def _complain(message, said):
 
 
 def _no_case(names, arguments):
-    from epmoe.check.conformance import all_cases
-    from epmoe.check.implementation import load
-
     there = dict.fromkeys(case.name for name in names for case, *_ in all_cases(load(name), arguments.ranks))
     return f"no case's name contains {arguments.only!r}; there are: {', '.join(there)}"
 
 
 def own():
     """The names of this project's kernels."""
-    from epmoe.check.adapters import OWN
-    from epmoe.check.ranks import started_by_mpirun
-
     return [f"mpi_{name}" if started_by_mpirun() else name for name in OWN]
 
 
 def compile_first(names, only, n_ranks):
     """Compile this project's kernels in parallel. Otherwise GPUs would wait for them one after another."""
-    from epmoe.check.adapters import OWN
-    from epmoe.check.ranks import started_by_mpirun
-
     prefix = "mpi_" if started_by_mpirun() else ""
     ours = [f"mpi_{name}" for name in OWN if prefix + name in names]
     if ours:
@@ -124,9 +111,6 @@ def compile_first(names, only, n_ranks):
 
 def _check(name, arguments, said, records):
     """The exit code for one implementation. Prints its outcomes and verdict."""
-    from epmoe.check import guarded
-    from epmoe.check.ranks import process_number, started_as_rank
-
     prints, first_with = process_number() == 0 and not arguments.json, {}
 
     def tell(outcome):
@@ -139,18 +123,12 @@ def _check(name, arguments, said, records):
             print(text, flush=True)
 
     try:
-        report = (
-            _as_rank(name, arguments, tell)
-            if started_as_rank()
-            else guarded.check(
-                name,
-                n_ranks=arguments.ranks,
-                only=arguments.only,
-                timeout=arguments.timeout,
-                tell=tell,
-                output=STDERR if arguments.json else None,
-            )
-        )
+        if started_as_rank():
+            report = _as_rank(name, arguments, tell)
+        else:
+            report, output = Report(name, arguments.ranks), STDERR if arguments.json else None
+            for outcome in guarded.outcomes(report, arguments.only, arguments.timeout, output):
+                tell(outcome)
     except EPError as error:
         _complain(error, said)
         records.append({"name": name, "passed": False, "verdict": f"cannot be run: {error}", "cases": []})
@@ -165,9 +143,6 @@ def _check(name, arguments, said, records):
 
 def _as_rank(name, arguments, tell):
     """The Report of an implementation with one rank a process, run on this rank. A hang or an error ends all ranks."""
-    from epmoe.check.calls import progress
-    from epmoe.check.ranks import process_number
-
     leave, this_process = os._exit, os.getpid()
 
     def all_end(why):
@@ -193,11 +168,6 @@ def _as_rank(name, arguments, tell):
 
 
 def _checked_as_rank(name, arguments, tell, all_end):
-    from epmoe.check.calls import progress
-    from epmoe.check.conformance import check
-    from epmoe.check.implementation import load
-    from epmoe.check.ranks import ranks_of, started_with_others
-
     implementation = load(name)
     if started_with_others() and not implementation.per_rank:
         raise EPValueError(

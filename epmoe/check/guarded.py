@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from epmoe import guard
-from epmoe.check.conformance import Outcome, Report
+from epmoe.check.conformance import Outcome
 from epmoe.check.difference import Difference
 from epmoe_ref.errors import EPValueError
 
@@ -19,20 +19,12 @@ ADAPTERS = f"{os.sep}adapters{os.sep}"
 STACK_S, FRAMES = 2, 8  # seconds to wait for a stack, and how many of its lines are shown
 
 
-def check(name, *, n_ranks, only, timeout, tell, output=None):
-    """The Report on the implementation of this name. EPValueError if it cannot be run.
-
-    only: as for conformance.chosen. timeout: seconds for a case. tell: called with each Outcome. output: where the
-    implementation's prints go, as for subprocess; default: this process's stdout.
-    """
-    report = Report(name, n_ranks)
-    for outcome in outcomes(report, only, timeout, output):
-        tell(outcome)
-    return report
-
-
 def outcomes(report, only, timeout, output=None, timeout_option="--timeout"):
-    """Run the cases of a new Report, and yield the Outcome of each when it is known. Arguments: as for `check`."""
+    """Run the cases of a new Report, and yield the Outcome of each when it is known. EPValueError if it cannot be run.
+
+    only: as for conformance.chosen. timeout: seconds for a case, named in messages as the option that sets it. output:
+    where the implementation's prints go, as for subprocess; default: this process's stdout.
+    """
     lost = 0
     while True:
         task = dict(name=report.name, ranks=report.n_ranks, only=only)
