@@ -1,9 +1,10 @@
 """This project's kernels as an implementation: ExpertParallel over a LocalWorld, in the simulator or on a GPU."""
 
+from epmoe import ExpertParallel, LocalWorld
+from epmoe.check.adapters.fused_a2a import host
 from epmoe.check.adapters.reference import Reference
 from epmoe.check.implementation import OPTIONS, Implementation
 from epmoe.check.words import BUFFERS, flat_counters
-from epmoe.worlds.local import LocalWorld
 
 
 class Kernels(Implementation):
@@ -16,8 +17,6 @@ class Kernels(Implementation):
     kernels = None  # ExpertParallel chooses
 
     def __init__(self, cfg):
-        from epmoe import ExpertParallel
-
         super().__init__(cfg)
         self._ep = ExpertParallel(cfg, self.new_world(range(cfg.n_ranks)), fused=self.fused, kernels=self.kernels)
 
@@ -33,8 +32,6 @@ class Kernels(Implementation):
         return dispatched.numpy() if self.per_rank else [d.numpy() for d in dispatched]
 
     def combine(self, expert_outputs, dispatched, router_weights, **options):
-        from epmoe.check.adapters.fused_a2a import host
-
         return host(self._ep.combine(expert_outputs, dispatched, router_weights, **options))
 
     def close(self):
@@ -62,8 +59,6 @@ class PlainKernels(Kernels):
         self._ep.combine_async(expert_outputs, dispatched)
 
     def combine_wait(self, router_weights, **options):
-        from epmoe.check.adapters.fused_a2a import host
-
         return host(self._ep.combine_wait(router_weights, **options))
 
     def buffers(self):

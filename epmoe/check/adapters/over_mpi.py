@@ -4,6 +4,7 @@ mpirun -n 4 python -m mpi4py -m epmoe check                 # all of them
 mpirun -n 4 python -m mpi4py -m epmoe check mpi_rows
 """
 
+from epmoe import MPIWorld
 from epmoe.check.adapters import fused_a2a, kernels
 from epmoe.check.implementation import OPTIONS
 
@@ -15,8 +16,6 @@ class _OverMPIWorld:
 
     def new_world(self, per_rank):
         """This process's rank of the communicator."""
-        from epmoe import MPIWorld
-
         return MPIWorld()
 
 
