@@ -30,7 +30,7 @@ def run_case(implementation, case, ranks, not_given):
     def steps(world, call, round_):
         nonlocal previous, memory
         if memory is None:
-            memory = WordsOf(world, case.cfg, ranks, implementation.per_rank)
+            memory = WordsOf(world, case.cfg, call)
             yield memory.differences(), list
         previous = this = Round(case, round_, ranks.here, previous)
         yield from this.dispatch(world, call, memory, not_given)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from epmoe.check import word_causes
-from epmoe.check.calls import WrongForm, listed, progress
+from epmoe.check.calls import WrongForm, progress
 from epmoe.check.difference import Difference, as_array, form
 from epmoe.check.implementation import has_halves
 from epmoe_ref import EPLocalSyncCounters, format_of, words
@@ -18,69 +18,6 @@ from epmoe_ref.words import may_be_under_way
 
 BUFFERS = ("dispatch_recv_buf", "dispatch_recv_count", "combine_recv_buf", "combine_recv_count")
 FIELDS = ("READY + end row", "count")  # of region A
-
-
-class Memory:
-    """The model of one world, stepped together with an implementation, and the implementation's earlier memory.
-
-    `step` runs a half of the model on all ranks. `compare` then returns the wrong words in some ranks' memory.
-    """
-
-    def __init__(self, cfg):
-        self.cfg, self.model = cfg, World(cfg)
-        self.done, self.dispatched, self._before = "the start", None, {}
-
-    def step(self, half, *of_ranks, **options_of_ranks):
-        """Run a half of the model on all ranks. Arguments: lists over ranks of the step's arguments."""
-        take = getattr(self.model, half)
-        results = [
-            take(rank, *(arg[rank] for arg in of_ranks), **{n: of[rank] for n, of in options_of_ranks.items()})
-            for rank in range(self.cfg.n_ranks)
-        ]
-        if half == "dispatch_wait":
-            self.dispatched = results
-        self.done = half
-
-    def compare(self, held):
-        """Differences in {rank: {region: array}}: a Difference for each wrong region, with its likely cause.
-
-        Regions: the BUFFERS and "ep_counters" (int32 [8 * n_experts + 12]). Any may be missing.
-        """
-        by_rank = {rank: self._opened(rank, regions) for rank, regions in held.items()}
-        found = []
-        for rank, regions in by_rank.items():
-            state = self.model.ranks[rank]
-            for name, fixed in words.words(state, _under_way(state, regions)).items():
-                if name in regions:
-                    found += self._wrong(
-                        Suspect(state, self.done, name, fixed, by_rank, self.model.ranks, self._before.get(rank, {}))
-                    )
-        self._before = by_rank
-        return found
-
-    def _opened(self, rank, regions):
-        state = self.model.ranks[rank]
-        opened = {name: regions[name] for name in BUFFERS if name in regions}
-        if "ep_counters" in regions:
-            theirs = replace(state, ep_counters=np.asarray(regions["ep_counters"]))
-            opened |= {name: theirs.region(name) for name in EPLocalSyncCounters[self.cfg.n_experts].regions()}
-        return {name: np.array(array) for name, array in opened.items()}
-
-    def _wrong(self, suspect):
-        wrong = suspect.fixed.wrong(suspect.got)
-        if not len(wrong):
-            return []
-        return [
-            Difference(
-                suspect.name,
-                _says(suspect, wrong),
-                suspect.raw,
-                suspect.fixed.values,
-                suspect.state.rank,
-                rule=suspect.fixed.rule,
-                cause=word_causes.cause_of(suspect),
-            )
-        ]
 
 
 @dataclass(frozen=True)
@@ -141,57 +78,84 @@ def _under_way(state, regions):
 class WordsOf:
     """Compares an implementation's words with the model's, if it has buffers() or counters(). Otherwise does nothing.
 
-    halves: whether it is called by halves.
+    world: the implementation's object. call: Calls of it. halves: whether it is called by halves.
     """
 
-    def __init__(self, world, cfg, ranks, per_rank):
-        self.world, self.cfg, self.ranks, self.per_rank = world, cfg, ranks, per_rank
-        self.halves = has_halves(world)
-        self.memory = Memory(cfg) if world.buffers is not None or world.counters is not None else None
+    def __init__(self, world, cfg, call):
+        self.world, self.cfg, self.call, self.halves = world, cfg, call, has_halves(world)
+        self.model = World(cfg) if world.buffers is not None or world.counters is not None else None
+        self.done, self.dispatched, self._before = "the start", None, {}
 
-    def step(self, half, *of_ranks, **options):
-        """Run a half of the model on all ranks; arguments are lists over ranks."""
-        if self.memory is not None:
-            self.memory.step(half, *of_ranks, **options)
+    def step(self, half, *of_ranks, **options_of_ranks):
+        """Run a half of the model on all ranks. Arguments: lists over ranks of the step's arguments."""
+        if self.model is None:
+            return
+        take = getattr(self.model, half)
+        results = [
+            take(rank, *(arg[rank] for arg in of_ranks), **{n: of[rank] for n, of in options_of_ranks.items()})
+            for rank in range(self.cfg.n_ranks)
+        ]
+        if half == "dispatch_wait":
+            self.dispatched = results
+        self.done = half
 
     def rows(self, expert_outputs):
         """Arguments of the model's combine_async: its own rows of expert output, and their src_info."""
-        if self.memory is None:
+        if self.model is None:
             return ()
-        dispatched = self.memory.dispatched
-        return [expert_outputs(rank, d) for rank, d in enumerate(dispatched)], [d.src_info for d in dispatched]
+        return [expert_outputs(rank, d) for rank, d in enumerate(self.dispatched)], [
+            d.src_info for d in self.dispatched
+        ]
 
     def differences(self):
-        """The wrong words of this process's ranks after a half. Collective: all ranks have done the half.
+        """A Difference for each wrong region of this process's ranks, with its likely cause, after a half.
 
-        Errors: WrongForm.
+        Collective: all ranks have done the half. Errors: WrongForm.
         """
-        if self.memory is None:
+        if self.model is None:
             return []
-        self.ranks.gather(None)
-        held = {rank: self._read(rank) for rank in self.ranks.here}
+        self.call.ranks.gather(None)
+        held = self._read()
         found = [d for rank, regions in held.items() for d in misshapen(self.cfg, rank, regions)]
-        return found or self.memory.compare(held)
+        return found or self._compare({rank: self._opened(rank, regions) for rank, regions in held.items()})
 
-    def _read(self, rank):
-        """{region: array} of a rank. Errors: WrongForm."""
-        regions = {}
+    def _read(self):
+        """{rank: {region: array}} of this process's ranks: any of BUFFERS, and "ep_counters". Errors: WrongForm."""
+        read = {}
         if self.world.buffers is not None:
             progress.begin("buffers")
             buffers = self.world.buffers()
             if buffers is not None and not isinstance(buffers, dict):
                 raise WrongForm("buffers", buffers, "a dict {name of a buffer: array} is needed")
-            regions |= {name: self._of(rank, f"buffers: {name}", array) for name, array in (buffers or {}).items()}
+            read = {name: self.call.over_ranks(f"buffers: {name}", of) for name, of in (buffers or {}).items()}
         if self.world.counters is not None:
             progress.begin("counters")
             if (counters := self.world.counters()) is not None:
-                regions["ep_counters"] = self._of(rank, "counters", counters)
-        return regions
+                read["ep_counters"] = self.call.over_ranks("counters", counters)
+        return {rank: {name: as_array(of[rank]) for name, of in read.items()} for rank in self.call.ranks.here}
 
-    def _of(self, rank, what, of_ranks):
-        if not self.per_rank:
-            of_ranks = listed(what, of_ranks, self.cfg.n_ranks, "arrays")[rank]
-        return as_array(of_ranks)
+    def _opened(self, rank, regions):
+        """Copies of the regions, with each region of the counters in place of "ep_counters"."""
+        opened = dict(regions)
+        if "ep_counters" in opened:
+            theirs = replace(self.model.ranks[rank], ep_counters=opened.pop("ep_counters"))
+            opened |= {name: theirs.region(name) for name in EPLocalSyncCounters[self.cfg.n_experts].regions()}
+        return {name: np.array(array) for name, array in opened.items()}
+
+    def _compare(self, by_rank):
+        found, before, self._before = [], self._before, by_rank
+        for rank, regions in by_rank.items():
+            state = self.model.ranks[rank]
+            for name, fixed in words.words(state, _under_way(state, regions)).items():
+                if name not in regions:
+                    continue
+                suspect = Suspect(state, self.done, name, fixed, by_rank, self.model.ranks, before.get(rank, {}))
+                wrong = fixed.wrong(suspect.got)
+                if len(wrong):
+                    arrays, says = (suspect.raw, fixed.values), _says(suspect, wrong)
+                    cause = word_causes.cause_of(suspect)
+                    found.append(Difference(name, says, *arrays, rank, rule=fixed.rule, cause=cause))
+        return found
 
 
 def misshapen(cfg, rank, regions):

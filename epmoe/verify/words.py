@@ -1,6 +1,7 @@
 """`epmoe verify --words`: compares every word of the plain kernels' memory with the model, after each half of a round.
 
 The worlds are random: sizes, formats, options, routing, grid, and the simulator's schedule come from a seed.
+Results are compared with the reference too.
 """
 
 import json
@@ -8,19 +9,19 @@ import time
 
 import numpy as np
 
-from epmoe import device, routing
-from epmoe.check.words import BUFFERS, Memory, flat_counters
+from epmoe import device
+from epmoe.check import experts
+from epmoe.check.adapters.kernels import PlainKernels
+from epmoe.check.cases import Case
+from epmoe.check.difference import Difference
+from epmoe.check.ranks import MPIRank, WholeWorld
 from epmoe.command_line import DIFFERS, EQUAL
 from epmoe.expert_parallel import ExpertParallel
-from epmoe.host.inputs import COMBINE_DTYPE
 from epmoe.kernels import LaunchConfig
-from epmoe.verify.checked_rounds import Own
-from epmoe_ref import segments, shared_expert_share
+from epmoe.verify.matrix import FORMATS
+from epmoe.verify.report import MAX_DIFFERENCES
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
-
-MAX_DIFFERENCES = 3
-FORMS = [*((name, False) for name in TOKEN_FORMATS), ("mxfp4_rows", True)]
 
 
 def walk(args, console, worlds):
@@ -50,7 +51,7 @@ def walk(args, console, worlds):
 def random_world(seed, n_ranks=None, shmem=True, p2p_world_size=None):
     """(EPConfig, LaunchConfig, whether the kernels are fused) for a seed. Formats, and split and fused, alternate."""
     rng = np.random.default_rng(seed)
-    token_format, preshuffle = FORMS[seed % len(FORMS)]
+    token_format, preshuffle = FORMATS[seed % len(FORMATS)]
     n_ranks = n_ranks or int(rng.integers(1, 5))
     n_experts = n_ranks * int(rng.integers(1, 4))
     skip_a2a, shared = p2p_world_size is None and bool(rng.integers(4) == 0), bool(rng.integers(2))
@@ -76,85 +77,34 @@ def random_world(seed, n_ranks=None, shmem=True, p2p_world_size=None):
     return cfg, LaunchConfig(n_sms=int(rng.integers(2, 5)), num_threads=64), seed % 3 == 2
 
 
-class Compared:
-    """The plain kernels and the model over one world. Rounds stop at the first wrong word."""
+def _implementation(world, launch, fused, timeout):
+    """The plain kernels on this world as an implementation for epmoe.check, and in `words` how many were compared."""
 
-    def __init__(self, ep):
-        self.ep, self.cfg, self.own = ep, ep.cfg, Own(ep.world)
-        self.memory, self.words = Memory(self.cfg), 0
+    class Plain(PlainKernels):
+        per_rank = not world.lists
+        words = 0
 
-    def rounds(self, routed_rounds, seed):
-        """The differences of the first half that has any, each with its round's number; [] if every word was right."""
-        if found := self._wrong():
-            return found
-        for number, routed in enumerate(routed_rounds, 1):
-            for found in self._round(routed, np.random.default_rng([seed, number])):
-                if found:
-                    return [d.in_round(number - 1) for d in found]
-        return []
+        def __init__(self, cfg):
+            self.cfg = cfg
+            self._ep = ExpertParallel(cfg, world, launch=launch, fused=fused, kernels="plain", timeout=timeout)
 
-    def _round(self, routed, rng):
-        """Yield the differences after each half, or for fused kernels after dispatch and after combine."""
-        ep, memory, own = self.ep, self.memory, self.own
-        x, ids, weights = routed.x, routed.topk_ids, routed.topk_weights
-        memory.step("dispatch_async", x, ids)
-        if ep.fused:
-            dispatched = ep.dispatch(own(x), own(ids))
-        else:
-            ep.dispatch_async(own(x), own(ids))
-            yield self._wrong()
-            dispatched = ep.dispatch_wait()
-        memory.step("dispatch_wait")
-        yield self._wrong()
-        rows = _Rows(self.cfg, ids, rng)
-        theirs = {rank: rows(rank, d.trimmed().numpy()) for rank, d in own.by_rank(dispatched).items()}
-        memory.step(
-            "combine_async",
-            [rows(rank, d) for rank, d in enumerate(memory.dispatched)],
-            [d.src_info for d in memory.dispatched],
-        )
-        if ep.fused:
-            ep.combine(own(theirs), dispatched, own(weights))
-        else:
-            ep.combine_async(own(theirs), dispatched)
-            yield self._wrong()
-            ep.combine_wait(own(weights))
-        memory.step("combine_wait")
-        yield self._wrong()
+        def _of_ranks(self, read):
+            held = super()._of_ranks(read)
+            Plain.words += np.size(held)
+            return held
 
-    def _wrong(self):
-        ep = self.ep
-        ep.check()
-        self.own.of_all([], ep.timeout)  # until all ranks have finished the half
-        held = {
-            rank: {name: ep.region(name, rank) for name in BUFFERS}
-            | {"ep_counters": flat_counters(self.cfg, lambda name, rank=rank: ep.region(name, rank))}
-            for rank in ep.world.ranks
-        }
-        self.words += sum(array.size for regions in held.values() for array in regions.values())
-        return self.own.of_all(self.memory.compare(held), ep.timeout)
+        if fused:
+            dispatch_async = dispatch_wait = combine_async = combine_wait = None
+
+    return Plain
 
 
-class _Rows:
-    """The experts' outputs: a row for each (token, k) of each rank, so the order of rows does not matter."""
-
-    def __init__(self, cfg, topk_ids, rng):
-        dtype = COMBINE_DTYPE[cfg.combine_dtype]
-        self.cfg = cfg
-        self.returned = [rng.standard_normal((*ids.shape, cfg.hidden)).astype(dtype) for ids in topk_ids]
-        self.shared = [rng.standard_normal((len(ids), cfg.hidden)).astype(dtype) for ids in topk_ids]
-
-    def __call__(self, rank, d):
-        """Expert outputs of a rank in the order of d's rows; NaN in padding rows."""
-        rows = np.full((int(d.row_offsets[-1]), self.cfg.hidden), np.nan, self.shared[0].dtype)
-        if self.cfg.fused_shared_expert:
-            share = shared_expert_share(self.cfg, rank, d.num_tokens)[1]
-            rows[:share] = self.shared[rank][:share]
-        for segment in segments(d):
-            token, k = np.asarray(d.src_info)[segment.start : segment.end].T
-            source = rank if self.cfg.skip_a2a else segment.src_rank
-            rows[segment.start : segment.end] = self.returned[source][token, k]
-        return rows
+def _case(cfg, seed, rounds):
+    """Rounds of random routing. Some ids are -1, and ranks have different numbers of tokens."""
+    n_tokens = np.random.default_rng([seed, 1]).integers(0, cfg.max_tokens_per_rank + 1, cfg.n_ranks)
+    if cfg.skip_a2a:
+        n_tokens[:] = n_tokens[0]
+    return Case("a random world", cfg, tuple(map(int, n_tokens)), "gaps", rounds=rounds, seed=seed)
 
 
 def _compared(args, seed, worlds):
@@ -162,17 +112,16 @@ def _compared(args, seed, worlds):
     cfg, launch, fused = random_world(seed, n_ranks, device.SIM and not worlds.mpi, args.p2p_world_size)
     record = {"seed": seed, "case": _described(cfg, fused), "rounds": args.rounds, "passed": True, "differences": []}
     try:
-        with ExpertParallel(
-            cfg, worlds.make(cfg.n_ranks, seed), launch=launch, fused=fused, kernels="plain", timeout=args.timeout
-        ) as ep:
-            compared = Compared(ep)
-            found = compared.rounds([routing.make(cfg, [seed, n]) for n in range(args.rounds)], seed)
-            record |= {
-                "words": compared.words,
-                "passed": not found,
-                "differences": [d.record() for d in found],
-                "text": [str(d) for d in found],
-            }
+        plain = _implementation(worlds.make(cfg.n_ranks, seed), launch, fused, args.timeout)
+        ranks = MPIRank() if worlds.mpi else WholeWorld(cfg.n_ranks)
+        found = experts.run_case(plain, _case(cfg, seed, args.rounds), ranks, set())
+        found = [Difference(**d) for part in ranks.gather([d.told() for d in found]) for d in part]
+        record |= {
+            "words": plain.words,
+            "passed": not found,
+            "differences": [d.record() for d in found],
+            "text": [str(d) for d in found],
+        }
     except (EPValueError, UnavailableError):
         raise
     except EPError as error:  # a kernel that hung, raced, or left its memory
