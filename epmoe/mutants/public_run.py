@@ -17,7 +17,7 @@ from epmoe.kernels import LaunchConfig
 from epmoe.layout import ABSENT
 from epmoe.mutants import experts
 from epmoe.mutants.errors import WrongResult
-from epmoe.verify.checked_rounds import scale_and_shift, scaled_weight
+from epmoe.verify.checked_rounds import reduction
 from epmoe.worlds.local import LocalWorld
 
 SMALLEST = 2.0**-127  # of an e8m0 scale
@@ -81,19 +81,6 @@ def outputs(cfg, dispatched):
         if row[0] % 3 == 0:
             words[int(row[1]) % len(words)] = ABSENT
     return rows
-
-
-def reduction(world, weights):
-    """router_weights, epilogue and their arguments."""
-    options = {
-        "array": dict(router_weights=weights),
-        "none": {},
-        "function": dict(router_weights=scaled_weight, router_weights_args=(weights, 0.75)),
-    }[world.weights]
-    if world.epilogue:
-        bias = np.linspace(-1, 1, world.cfg.hidden, dtype=np.float32)
-        options |= dict(epilogue=scale_and_shift, epilogue_args=(bias, 1.25))
-    return options
 
 
 class PublicRun:

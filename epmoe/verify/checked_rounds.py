@@ -1,6 +1,7 @@
 """Rounds of dispatch, experts and combine. Every byte of both results is compared with the reference."""
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -106,10 +107,10 @@ def _round(case, ep, r, seed, shown_rank, regions):
     def look(moment):
         r.moments[moment] = {name: ep.region(name, shown_rank) for name in regions}
 
-    with _Clock(r, "reference_seconds"):
+    with _timed(r, "reference_seconds"):
         want = epmoe_ref.dispatch(cfg, routed.x, routed.topk_ids)
     look("before")
-    with _Clock(r, "kernel_seconds"):
+    with _timed(r, "kernel_seconds"):
         if halves:
             ep.dispatch_async(own(routed.x), own(routed.topk_ids))
             look("sent")
@@ -124,16 +125,15 @@ def _round(case, ep, r, seed, shown_rank, regions):
     if r.dispatch_differences:
         return r
     experts = Experts(cfg, seed, case.intermediate)
-    with _Clock(r, "reference_seconds"):
+    with _timed(r, "reference_seconds"):
         y_want = [experts(rank, d) for rank, d in enumerate(want)]
     # The same numbers in the kernels' row order. Spare rows hold NaN, which must not reach any result.
     y = {rank: reordered(cfg, want[rank], d, y_want[rank], rows=ep.capacity) for rank, d in r.seen.items()}
     r.expert_outputs = y
-    options = reduction(case, routed)
-    with _Clock(r, "reference_seconds"):
-        expected = epmoe_ref.combine(cfg, y_want, want, **options)
-    options = reduction(case, routed, own)
-    with _Clock(r, "kernel_seconds"):
+    with _timed(r, "reference_seconds"):
+        expected = epmoe_ref.combine(cfg, y_want, want, **reduction(case, routed.topk_weights))
+    options = reduction(case, own(routed.topk_weights))
+    with _timed(r, "kernel_seconds"):
         if halves:
             ep.combine_async(own(y), dispatched)
             look("returned")
@@ -175,9 +175,9 @@ class Own:
         return [Difference(**d) for of_process in told for d in of_process]
 
 
-def reduction(case, routed, own=list):
-    """router_weights, epilogue and their arguments, as the reference's combine takes them and (own) this process's."""
-    options, weights = {}, own(routed.topk_weights)
+def reduction(case, weights):
+    """router_weights, epilogue and their arguments for combine. weights: of all ranks, or of this process's."""
+    options = {}
     if case.weights == "array":
         options = dict(router_weights=weights)
     elif case.weights == "function":
@@ -188,14 +188,9 @@ def reduction(case, routed, own=list):
     return options
 
 
-class _Clock:
-    """Adds the seconds of a block to an attribute."""
-
-    def __init__(self, target, name):
-        self.target, self.name = target, name
-
-    def __enter__(self):
-        self.start = time.perf_counter()
-
-    def __exit__(self, *_):
-        setattr(self.target, self.name, getattr(self.target, self.name) + time.perf_counter() - self.start)
+@contextmanager
+def _timed(target, name):
+    """Context that adds its seconds to an attribute."""
+    start = time.perf_counter()
+    yield
+    setattr(target, name, getattr(target, name) + time.perf_counter() - start)

@@ -41,7 +41,7 @@ def kernels_of(case, phase):
         launched = list(world.machine.kernels)
         if phase == COMBINE:
             y = routed.x[0].repeat(ep.capacity, axis=0)[: ep.capacity]
-            ep.combine(y, d, **reduction(case, routed, lambda of_all: of_all[0]))
+            ep.combine(y, d, **reduction(case, routed.topk_weights[0]))
             launched = [kernel for kernel in world.machine.kernels if kernel not in launched]
     return launched
 
@@ -70,25 +70,10 @@ def compile_all(args, cases, world):
 
 
 def _command(args, world):
-    words = [
-        sys.executable,
-        "-m",
-        "epmoe",
-        "verify",
-        "--all",
-        "--world",
-        "local",
-        "--ranks",
-        world.n_ranks,
-        "--hidden",
-        args.hidden,
-        "--seed",
-        args.seed,
-        "--cc",
-        "%d.%d" % world.machine.compute_capability,
-    ]
-    words += ["--kernels", args.kernels] if args.kernels else []
-    words += ["--p2p-world-size", args.p2p_world_size] if args.p2p_world_size else []
-    words += ["--sample", args.sample] if args.sample else []
-    words += ["--part", "%d/%d" % args.part] if args.part else []
-    return [*map(str, words), "--json", "--compile"]
+    cc = "%d.%d" % world.machine.compute_capability
+    words = f"--world local --ranks {world.n_ranks} --hidden {args.hidden} --seed {args.seed} --cc {cc}"
+    words += f" --kernels {args.kernels}" if args.kernels else ""
+    words += f" --p2p-world-size {args.p2p_world_size}" if args.p2p_world_size else ""
+    words += f" --sample {args.sample}" if args.sample else ""
+    words += " --part %d/%d" % args.part if args.part else ""
+    return [sys.executable, "-m", "epmoe", "verify", "--all", *words.split(), "--json", "--compile"]
