@@ -2,21 +2,9 @@
 
 import ast
 
+from epmoe.mutants.token_mutations import spans
+
 NAME = "visit__"
-SIMPLE = (
-    ast.Expr,
-    ast.Assign,
-    ast.AugAssign,
-    ast.Return,
-    ast.Raise,
-    ast.Assert,
-    ast.Pass,
-    ast.Break,
-    ast.Continue,
-    ast.AnnAssign,
-    ast.Import,
-    ast.ImportFrom,
-)
 
 
 def marked_tokens(file, source, tokens):
@@ -52,28 +40,22 @@ def _first(function):
 
 def _part(node):
     """The part of a statement that is marked: all of it, its condition, or its iterable; None if there is none."""
-    if isinstance(node, SIMPLE):
+    if not hasattr(node, "body"):  # a simple statement
         return node
     return getattr(node, "test", getattr(node, "iter", None))
 
 
 def marked_lines(file, source, lines):
     """The source with a call of visit__(file, -line) at each statement or condition on one of these lines."""
-    starts, raw, insertions = [0], source.encode(), []
-    for line in raw.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
+    span, insertions = spans(source), []
     for node in ast.walk(ast.parse(source)):
-        part = _part(node)
-        if not isinstance(node, ast.stmt) or part is None:
+        if not isinstance(node, ast.stmt) or (part := _part(node)) is None:
             continue
         hit = lines & set(range(node.lineno, part.end_lineno + 1))
         if hit:
-            begin, end = (
-                starts[at - 1] + column
-                for at, column in ((part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset))
-            )
+            begin, end = span(part)
             call = " and ".join(f"{NAME}({file!r}, {-line})" for line in sorted(hit))
             insertions += [(begin, f"{call}; ")] if part is node else [(begin, f"({call} and ("), (end, "))")]
     for at, text in sorted(insertions, reverse=True):
-        raw = raw[:at] + text.encode() + raw[at:]
-    return raw.decode()
+        source = source[:at] + text + source[at:]
+    return source

@@ -17,7 +17,7 @@ import ast
 import re
 from dataclasses import dataclass
 
-from epmoe.mutants.token_mutations import BARRIERS, STORE, STRONG, SUCCESS, VOTES, Token, _is_constant
+from epmoe.mutants.token_mutations import BARRIERS, STORE, STRONG, SUCCESS, VOTES, Token, _is_constant, spans
 
 PURE = re.compile(
     r"(i32|u32|u64|f32|min|max|len|range|lane_id|thread_idx|block_idx|block_dim|grid_dim|n_warps|ballot"
@@ -66,26 +66,21 @@ class _Source:
 
     def __init__(self, file, text):
         self.file, self.text = file, text
-        self.raw, self.starts = text.encode(), [0]
-        for line in self.raw.splitlines(keepends=True):
-            self.starts.append(self.starts[-1] + len(line))
-        self.found, self.seen = [], {}
-
-    def span(self, node):
-        return tuple(
-            len(self.raw[: self.starts[line - 1] + column].decode())
-            for line, column in ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))
-        )
+        self.span, self.found, self.seen = spans(text), [], {}
 
     def of(self, node):
         start, end = self.span(node)
         return self.text[start:end]
 
-    def add(self, kind, function, start, end, new, what, first, last):
-        """Add an edit of text[start:end]. what: in words, the same for equal edits of a function."""
+    def add(self, kind, function, span, new, what, first, last=None):
+        """Add an edit of a span of the text. what: in words, the same for equal edits of a function.
+
+        first, last: the statements that it changes; one of them if last is left out.
+        """
+        start, end = span
         number = self.seen[function, kind, what] = self.seen.get((function, kind, what), 0) + 1
         token = Token(self.file, function, self.text[start:end], number, first.lineno, start, end)
-        self.found.append(StatementMutation(token, kind, new, what, (first.lineno, last.end_lineno)))
+        self.found.append(StatementMutation(token, kind, new, what, (first.lineno, (last or first).end_lineno)))
 
 
 def calls(node):
@@ -211,26 +206,16 @@ def _swaps(source, function, body):
         ):
             (start, end), (next_start, next_end) = source.span(a), source.span(b)
             new = source.text[next_start:next_end] + source.text[end:next_start] + source.text[start:end]
-            source.add("swap", function, start, next_end, new, f"{_words(a)} / {_words(b)}", a, b)
+            source.add("swap", function, (start, next_end), new, f"{_words(a)} / {_words(b)}", a, b)
 
 
 def _early(source, function, body):
     for i, statement in enumerate(body):
         if i < 2 or not releases(statement):
             continue
-        first = (
-            next(
-                (
-                    j
-                    for j in range(i - 1, -1, -1)
-                    if leaves(body[j])
-                    or not independent(body[j], statement)
-                    or isinstance(getattr(body[j], "value", None), ast.Constant)
-                ),
-                -1,
-            )
-            + 1
-        )
+        first = i
+        while first and _may_follow(body[first - 1], statement):
+            first -= 1
         if first >= i - 1 or not any(touches_memory(s) for s in body[first:i]):
             continue  # otherwise it is a swap
         (start, _), (own_start, own_end) = source.span(body[first]), source.span(statement)
@@ -243,16 +228,14 @@ def _early(source, function, body):
             else f"{source.of(statement)}\n{' ' * statement.col_offset}{between}"
         )
         if new.count("\n") <= source.text.count("\n", start, own_end):
-            source.add(
-                "early",
-                function,
-                start,
-                own_end,
-                new,
-                f"{_words(statement)} before {_words(body[first])}",
-                body[first],
-                statement,
-            )
+            what = f"{_words(statement)} before {_words(body[first])}"
+            source.add("early", function, (start, own_end), new, what, body[first], statement)
+
+
+def _may_follow(statement, release):
+    """Whether a statement may run after a release that is moved before it."""
+    is_constant = isinstance(getattr(statement, "value", None), ast.Constant)
+    return not leaves(statement) and independent(statement, release) and not is_constant
 
 
 def _skips(source, function, statement, names):
@@ -270,20 +253,11 @@ def _skips(source, function, statement, names):
         and _is_constant(statement.value)
     ):
         return
-    start, end = source.span(statement)
     conditions = [("my_rank & 1 == 0", "on odd ranks")] if "my_rank" in names else []
     conditions.append(("(thread_idx() + block_idx()) & 1 == 0", "by every other thread"))
     for condition, where in conditions:
-        source.add(
-            "skip",
-            function,
-            start,
-            end,
-            f"if {condition}: {source.text[start:end]}",
-            f"{_words(statement)} left out {where}",
-            statement,
-            statement,
-        )
+        new, what = f"if {condition}: {source.of(statement)}", f"{_words(statement)} left out {where}"
+        source.add("skip", function, source.span(statement), new, what, statement)
 
 
 def _from_atomics(function):
@@ -314,17 +288,8 @@ def _wrong_numbers(source, function, statement, names, whole, from_atomics):
                 and m[1] in ("red_add", "atomic_add")
                 and ast.unparse(n.args[1]) in ("i32(1)", "u64(1)", "1")
             ):
-                start, end = source.span(n.args[1])
-                source.add(
-                    "twice",
-                    function,
-                    start,
-                    end,
-                    source.of(n.args[1]).replace("1)", "2)"),
-                    f"{_words(n)} by 2",
-                    statement,
-                    statement,
-                )
+                new = source.of(n.args[1]).replace("1)", "2)")
+                source.add("twice", function, source.span(n.args[1]), new, f"{_words(n)} by 2", statement)
         if isinstance(n, ast.Compare) and len(n.ops) == 1:
             strong = [
                 side
@@ -339,18 +304,9 @@ def _wrong_numbers(source, function, statement, names, whole, from_atomics):
 
 
 def _off_by_one(source, function, node, statement):
-    start, end = source.span(node)
     for sign, word in (("+", "more"), ("-", "less")):
-        source.add(
-            "off by one",
-            function,
-            start,
-            end,
-            f"(({source.text[start:end]}) {sign} 1)",
-            f"one {word} than {_words(node)} in {_words(statement)}",
-            statement,
-            statement,
-        )
+        what = f"one {word} than {_words(node)} in {_words(statement)}"
+        source.add("off by one", function, source.span(node), f"(({source.of(node)}) {sign} 1)", what, statement)
 
 
 def _whose(source, function, statement, names, whole):
@@ -371,14 +327,5 @@ def _whose(source, function, statement, names, whole):
         elif isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in OFFSETS:
             others = [f"{base}.{attr}" for base, attr in places if base == n.value.id and attr != n.attr][:1]
         for other in others:
-            start, end = source.span(n)
-            source.add(
-                "whose",
-                function,
-                start,
-                end,
-                other,
-                f"{source.text[start:end]} -> {other} in {_words(statement)}",
-                statement,
-                statement,
-            )
+            what = f"{source.of(n)} -> {other} in {_words(statement)}"
+            source.add("whose", function, source.span(n), other, what, statement)

@@ -179,22 +179,27 @@ def _is_constant(node):
 _tree = lru_cache(None)(ast.parse)
 
 
+def spans(source):
+    """A function that gives a node's (start, end) in the source. Columns of the tree are bytes."""
+    raw, starts = source.encode(), [0]
+    for line in raw.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    def span(node):
+        ends = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+        return tuple(len(raw[: starts[line - 1] + column].decode()) for line, column in ends)
+
+    return span
+
+
 @lru_cache(None)
 def mutants_of(file, source):
     """All mutants of one source file, in line order."""
     finder = _Finder(source)
     finder.visit(_tree(source))
-    raw, starts = source.encode(), [0]
-    for line in raw.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
-
-    def offset(line, column):  # columns of the tree are bytes
-        return len(raw[: starts[line - 1] + column].decode())
-
-    made, seen = [], {}
+    span, made, seen = spans(source), [], {}
     for kind, node, function, replacements in finder.found:
-        start = offset(node.lineno, node.col_offset)
-        end = offset(node.end_lineno, node.end_col_offset)
+        start, end = span(node)
         text = source[start:end]
         places = seen.setdefault((function, text), [])
         if start not in places:
