@@ -29,6 +29,11 @@ def source_of(file):
     return (FOLDER / file).read_text()
 
 
+def is_of_copy(module):
+    """Whether this is the name of the copy or of one of its modules."""
+    return f"{module}.".startswith(f"{NAME}.")
+
+
 class _Loader(importlib.abc.Loader):
     def __init__(self, finder, file):
         self.finder, self.file = finder, file
@@ -49,11 +54,11 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     compiled = {}  # file -> code of the unedited source
 
-    def __init__(self, name, edits, names):
-        self.name, self.edits, self.names = name, edits, names
+    def __init__(self, edits, names):
+        self.edits, self.names = edits, names
 
     def find_spec(self, name, path=None, target=None):
-        if name != self.name and not name.startswith(self.name + "."):
+        if not is_of_copy(name):
             return None
         stem = "/".join(name.split(".")[1:])
         for file, is_package in ((f"{stem}/__init__.py".lstrip("/"), True), (f"{stem}.py", False)):
@@ -83,7 +88,11 @@ def load(edits, *, constants=None, seen_by=None, names=None):
     edits: {file: source or code}. constants: {"wait.POLLS_PER_LOOK": value}, set before any kernel is made. names: more
     global names for all modules. seen_by: the only module that uses the edited file; all others use the original.
     """
-    package = _load(NAME, {} if seen_by else edits, names or {})
+    for loaded in filter(is_of_copy, list(sys.modules)):
+        del sys.modules[loaded]
+    sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _Finder)]
+    sys.meta_path.insert(0, _Finder({} if seen_by else edits, names or {}))
+    package = importlib.import_module(NAME)
     if seen_by:
         ((file, _),) = edits.items()
         stem = file.removesuffix(".py").replace("/", ".")
@@ -113,12 +122,3 @@ def _replace(names, original, edited):
             names[name] = edited
         elif getattr(value, "__module__", None) == original.__name__ and vars(original).get(name) is value:
             names[name] = vars(edited)[name]
-
-
-def _load(name, edits, names):
-    for loaded in [m for m in sys.modules if m == name or m.startswith(name + ".")]:
-        del sys.modules[loaded]
-    finder = _Finder(name, edits, names)
-    sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _Finder)]
-    sys.meta_path.insert(0, finder)
-    return importlib.import_module(name)

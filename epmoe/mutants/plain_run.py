@@ -76,18 +76,11 @@ class PlainRun(WorldRun):
         return buffer.array(values.dtype, values.shape)
 
     def _launch_round(self, rank, x, ids, weights):
-        cfg, n, shapes = self.cfg, len(x), self.format.outputs(self.cfg, self.capacity)
+        cfg, n = self.cfg, len(x)
         tokens = self.array("input_tokens", rank, x.astype(INPUT[self.world.input_type]))
         topk_ids = self.array("topk_ids", rank, ids)
         clean = self.new("clean_topk_ids", rank, (cfg.max_tokens_per_rank, cfg.top_k), np.int32)
-        out = {name: (self.new(name, rank, shape, dtype), shape, dtype) for name, (shape, dtype) in shapes.items()}
-        for name, shape, dtype in (
-            ("row_offsets", (cfg.n_groups + 1,), np.uint32),
-            ("expert_ids", (cfg.n_groups,), np.int32),
-            ("src_info", (self.capacity, 2), np.int32),
-            ("recv_count", (cfg.n_local_experts, cfg.n_src_ranks), np.int32),
-        ):
-            out[name] = (self.new(name, rank, shape, dtype), shape, dtype)
+        out = self.outputs(rank)
         arrays = {name: b.array(dtype, shape) for name, (b, shape, dtype) in out.items()}
         groups = arrays, arrays["row_offsets"], arrays["expert_ids"], arrays["src_info"]
         if self.world.stuck == "dispatch" and rank == 0:

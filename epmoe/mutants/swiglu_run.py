@@ -8,6 +8,7 @@ import numpy as np
 from epmoe import device
 from epmoe.kernels import LaunchConfig, Wanted
 from epmoe.mutants.errors import WrongResult
+from epmoe.mutants.world_run import new_buffer
 from epmoe_ref.config import EPConfig
 from epmoe_ref.swiglu import fused_silu, fused_silu_fp8
 
@@ -68,11 +69,7 @@ class SwigluRun:
                 buffer.free()
 
     def _new(self, name, shape, dtype):
-        self.buffers.append(
-            self.machine.alloc(
-                int(np.prod(shape)) * np.dtype(dtype).itemsize, name, 0, regions=[(name, 0, shape, np.dtype(dtype), ())]
-            )
-        )
+        self.buffers.append(new_buffer(self.machine, name, 0, shape, dtype))
         return self.buffers[-1], shape, dtype
 
     def _read(self, array):

@@ -16,6 +16,12 @@ MAX_FINITE = np.uint64(layout.MAX_FINITE)
 ZERO_AFTER = ("reserved", "finished", "rank_completion", "A", "D", "E", "F", "G", "combine_ready")
 
 
+def new_buffer(machine, name, rank, shape, dtype):
+    """A buffer with one region of that name, so that the simulator knows its bounds."""
+    nbytes, region = int(np.prod(shape)) * np.dtype(dtype).itemsize, (name, 0, shape, np.dtype(dtype), ())
+    return machine.alloc(nbytes, name, rank, regions=[region])
+
+
 class WorldRun:
     """Memory and launches of one run. kernels: epmoe.kernels or an edited copy. simulation: options of the machine."""
 
@@ -81,11 +87,19 @@ class WorldRun:
     # ------------------------------------------------------------------ memory
     def new(self, name, rank, shape, dtype):
         """A new buffer with one named region."""
-        buffer = self.machine.alloc(
-            int(np.prod(shape)) * np.dtype(dtype).itemsize, name, rank, regions=[(name, 0, shape, np.dtype(dtype), ())]
-        )
-        self.buffers.append(buffer)
-        return buffer
+        self.buffers.append(new_buffer(self.machine, name, rank, shape, dtype))
+        return self.buffers[-1]
+
+    def outputs(self, rank):
+        """{name: (new buffer, shape, dtype)} of dispatch's outputs."""
+        cfg = self.cfg
+        shapes = self.format.outputs(cfg, self.capacity) | {
+            "row_offsets": ((cfg.n_groups + 1,), np.uint32),
+            "expert_ids": ((cfg.n_groups,), np.int32),
+            "src_info": ((self.capacity, 2), np.int32),
+            "recv_count": ((cfg.n_local_experts, cfg.n_src_ranks), np.int32),
+        }
+        return {name: (self.new(name, rank, shape, dtype), shape, dtype) for name, (shape, dtype) in shapes.items()}
 
     def put(self, name, rank, array):
         """Address of a new buffer that holds an array."""
@@ -115,18 +129,11 @@ class WorldRun:
             self._free()
 
     def _launch_round(self, rank, x, ids, weights):
-        cfg, n, shapes = self.cfg, len(x), self.format.outputs(self.cfg, self.capacity)
+        cfg, n = self.cfg, len(x)
         tokens = self.put("input_tokens", rank, x)
         topk_ids = self.put("topk_ids", rank, ids)
         clean = self.new("clean_topk_ids", rank, (cfg.max_tokens_per_rank, cfg.top_k), np.int32)
-        out = {name: (self.new(name, rank, shape, dtype), shape, dtype) for name, (shape, dtype) in shapes.items()}
-        for name, shape in (
-            ("row_offsets", (cfg.n_groups + 1,)),
-            ("expert_ids", (cfg.n_groups,)),
-            ("src_info", (self.capacity, 2)),
-            ("recv_count", (cfg.n_local_experts, cfg.n_src_ranks)),
-        ):
-            out[name] = (self.new(name, rank, shape, np.int32), shape, np.int32)
+        out = self.outputs(rank)
         written = [b.address for b, _, _ in out.values()]
         written.insert(len(self.format.output_fields), self.capacity)
         if self.world.stuck == "dispatch" and rank == 0:
