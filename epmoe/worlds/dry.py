@@ -11,6 +11,10 @@ FIRST_ADDRESS = 1 << 40
 N_SMS = 132  # needed to make a grid; most kernels do not depend on it
 
 
+def _nothing(self, *arguments, **options):
+    """Nothing: there is no device, and no other rank."""
+
+
 class DryBuffer:
     """A Buffer without memory. Writes are lost, and reads are zero."""
 
@@ -18,28 +22,20 @@ class DryBuffer:
         self.machine, self.address = machine, address
         self.nbytes, self.name, self.rank = int(nbytes), name, rank
 
-    def write(self, array, offset=0):
-        """Nothing."""
-
-    def fill(self, byte, offset=0, nbytes=None):
-        """Nothing."""
+    write = fill = free = _nothing
 
     def read(self, dtype, shape, offset=0):
         """Zeros."""
         return np.zeros(shape, dtype)
 
-    def array(self, dtype, shape, offset=0):
-        """Zeros, in the simulator."""
-        return np.zeros(shape, dtype)
-
-    def free(self):
-        """Nothing."""
+    array = read  # in the simulator
 
 
 class DryStream:
     """A stream without work."""
 
     handle = 0
+    wait = synchronize = _nothing
 
     def __init__(self, machine):
         self.machine = machine
@@ -47,12 +43,6 @@ class DryStream:
     def capture(self):
         """No capture into a graph."""
         return 0
-
-    def wait(self, other):
-        """Nothing."""
-
-    def synchronize(self):
-        """Nothing."""
 
     def wait_for(self, word, number, seconds):
         """Behaves as if the number had arrived at once."""
@@ -65,8 +55,7 @@ class DryLaunch:
     def __init__(self, words, n_words):
         self.words = [*words, *[0] * (n_words - len(words))]
 
-    def start(self, *words):
-        """Nothing."""
+    start = _nothing
 
 
 class DryMachine:
@@ -77,6 +66,7 @@ class DryMachine:
     ordinal = 0
     has_captured = False
     streams = ()
+    release = synchronize = activate = _nothing
 
     def __init__(self, n_sms):
         self.n_sms = self.all_sms = n_sms
@@ -91,45 +81,31 @@ class DryMachine:
         address, self._end = self._end, self._end + (int(nbytes) + 511) // 256 * 256
         return DryBuffer(self, address, nbytes, name, rank)
 
-    def host_memory(self, nbytes, name, rank=0):
-        """A DryBuffer. It holds zeros."""
-        return self.alloc(nbytes, name, rank)
+    host_memory = alloc
 
     def adopt(self, array, name, rank=0, *, regions=None):
         """An address for an array of the caller, in the simulator."""
         return self.alloc(array.nbytes, name).address
 
-    def release(self, address):
-        """Nothing."""
-
-    def launch(self, kernel, grid, block, args, *, stream, **options):
+    def prepare(self, kernel, *arguments, **options):
         """Record the kernel."""
         self.kernels[kernel] = None
 
-    def prepare(self, kernel):
-        """Record the kernel."""
-        self.kernels[kernel] = None
+    launch = prepare
 
     def prepared(self, kernel, grid, block, words, num_tokens, my_rank, **options):
         """Record the kernel. Its launch does nothing."""
         self.kernels[kernel] = None
         return DryLaunch(words, kernel.n_words)
 
-    def synchronize(self):
-        """Nothing."""
-
-    def activate(self):
-        """Nothing."""
-
 
 class DryMemory:
     """Addresses of all ranks, without memory."""
 
+    free = _nothing
+
     def __init__(self, buffer, n_ranks):
         self.buffers, self.addresses = {0: buffer}, [buffer.address] * n_ranks
-
-    def free(self, together, timeout, heaps=None):
-        """Nothing."""
 
 
 class DryWorld:
@@ -137,6 +113,7 @@ class DryWorld:
 
     lists, shmem = False, True
     rank, ranks = 0, range(1)
+    agree = same = connect = disconnect = barrier = _nothing
 
     def __init__(self, n_ranks, n_sms=N_SMS):
         self.n_ranks, self.machine = n_ranks, DryMachine(n_sms)
@@ -146,24 +123,9 @@ class DryWorld:
         """n_ranks."""
         return self.n_ranks
 
-    def agree(self, cfg, timeout, **options):
-        """There is no other rank to compare with."""
-
-    def same(self, what, facts, timeout):
-        """There is no other rank to compare with."""
-
     def allocate(self, nbytes, name, regions, timeout):
         """DryMemory."""
         return DryMemory(self.machine.alloc(nbytes, name), self.n_ranks)
-
-    def connect(self, memory):
-        """Nothing."""
-
-    def disconnect(self, memory):
-        """Nothing."""
-
-    def barrier(self, occasion, timeout):
-        """Nothing."""
 
     def tell(self, value, timeout):
         """[value for every rank]: all have this one."""
