@@ -167,9 +167,7 @@ def _refuse_no_such_file(only):
 
     file = only.partition(":")[0]
     there = edited_kernels.files()
-    if file.endswith("/") and any(name.startswith(file) for name in there):
-        return
-    if not {file, f"{file}.py"} & set(there):
+    if not any(_is_in(name, file) for name in there):
         near = difflib.get_close_matches(file, there, 1)
         raise EPValueError(
             f"--only {only}: no file {file} in epmoe/kernels"
@@ -177,16 +175,16 @@ def _refuse_no_such_file(only):
         )
 
 
+def _is_in(name, file):
+    """Whether a source is the file, named with or without .py, or lies in that folder, named with a slash."""
+    return name in (file, f"{file}.py") or file.endswith("/") and name.startswith(file)
+
+
 def choose(args, mutants):
     """The mutants that the options select."""
     if args.only:
         file, _, line = args.only.partition(":")
-        mutants = [
-            m
-            for m in mutants
-            if m.token.file in (file, f"{file}.py") or file.endswith("/") and m.token.file.startswith(file)
-            if line in ("", str(m.token.line))
-        ]
+        mutants = [m for m in mutants if _is_in(m.token.file, file) if line in ("", str(m.token.line))]
         if not mutants:
             raise EPValueError(
                 f"--only {args.only}: no synchronising token there; give a folder or a file of "
@@ -239,6 +237,7 @@ def show_as_they_are(args, console):
     """Run the unedited kernels in all worlds and print each report as it comes."""
     from epmoe.mutants import hunt
     from epmoe.mutants.pieces import runs_of_random
+    from epmoe.mutants.verdicts import word
     from epmoe.mutants.worlds import WORLDS
 
     start = time.perf_counter()
@@ -259,15 +258,8 @@ def show_as_they_are(args, console):
     except KeyboardInterrupt:
         pass
     ended = done == len(runs)
-    word = (
-        "[bold red]FAIL[/bold red]"
-        if reported
-        else "[bold green]PASS[/bold green]"
-        if ended
-        else "[bold red]INTERRUPTED[/bold red]"
-    )
     console.print(
-        f"{word}  the unedited kernels: {len(WORLDS)} worlds, {args.seeds} seeds each, and "
+        f"{word(reported, not ended)}  the unedited kernels: {len(WORLDS)} worlds, {args.seeds} seeds each, and "
         f"{args.random} random ones: {f'{reported} runs are' if reported else 'nothing is'} reported; "
         f"{'' if ended else f'{done} of {len(runs)} runs, '}{time.perf_counter() - start:.0f} s"
     )
@@ -308,6 +300,7 @@ def write_faults(console):
 def show_faults(console):
     """Show each public fault, and the report on it."""
     from epmoe.mutants.public_faults import FAULTS, repaired_is_silent, report
+    from epmoe.mutants.verdicts import word
 
     missed = 0
     for fault in FAULTS:
@@ -320,6 +313,7 @@ def show_faults(console):
             silent = repaired_is_silent(fault)
             missed += not silent
             console.print(f"repaired ({fault.repair_is}): {'silent' if silent else 'REPORTED'}", markup=False)
-    word = "[bold red]FAIL[/bold red]" if missed else "[bold green]PASS[/bold green]"
-    console.print(f"\n{word}  {len(FAULTS)} faults of public kernels, put into ours: {missed} not judged rightly")
+    console.print(
+        f"\n{word(missed)}  {len(FAULTS)} faults of public kernels, put into ours: {missed} not judged rightly"
+    )
     return DIFFERS if missed else EQUAL

@@ -134,14 +134,5 @@ def report(fault, seed=0):
 
 def repaired_is_silent(fault, seeds=3):
     """Whether the fault with its repair passes under this many schedules."""
-    kernels = _with_repair(fault)
+    kernels = edited(fault.edits + fault.repair)
     return not any(attempt(fault.world, seed, kernels)[0] for seed in range(seeds))
-
-
-def _with_repair(fault):
-    sources = edited(fault.edits)
-    for file, text, new in fault.repair:
-        if sources[file].count(text) != 1:
-            raise ValueError(f"the repair's text {text!r} is not in {file} with the fault in it")
-        sources[file] = sources[file].replace(text, new)
-    return sources

@@ -60,6 +60,13 @@ def judge(verdicts):
     return found
 
 
+def word(failed, interrupted=False):
+    """The word that begins the last line."""
+    if failed or interrupted:
+        return f"[bold red]{'FAIL' if failed else 'INTERRUPTED'}[/bold red]"
+    return "[bold green]PASS[/bold green]"
+
+
 class Verdicts:
     """All verdicts of a hunt. every: print a line for each, not only for survivors. reports: print the reports too."""
 
@@ -123,18 +130,11 @@ class Verdicts:
                     markup=False,
                 )
         harmless = sum(not v.killed for v in self.all) - sum(not v.killed for v, _ in unexpected)
-        word = (
-            "[bold red]FAIL[/bold red]"
-            if unexpected
-            else "[bold red]INTERRUPTED[/bold red]"
-            if undecided
-            else "[bold green]PASS[/bold green]"
-        )
         left = f", {len(undecided)} undecided" if undecided else ""
         n = len(self.all) + len(undecided)
         as_expected = len(self.all) - len(unexpected)
         self.console.print(
-            f"\n{word}  {n} mutants: {sum(v.killed for v in self.all)} noticed, {harmless} known to "
+            f"\n{word(unexpected, undecided)}  {n} mutants: {sum(v.killed for v in self.all)} noticed, {harmless} known to "
             f"be harmless, {len(unexpected)} not as expected{left}: {100 * as_expected // n} %; "
             f"{seeds} seeds, {seconds:.0f} s"
         )

@@ -21,7 +21,7 @@ from epmoe.verify.worlds import Worlds, between
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
-FORMATS = tuple(TOKEN_FORMATS)
+SIZES = ("n_ranks", "n_experts", "top_k", "hidden", "max_tokens_per_rank", "token_format")  # that --json writes
 ENDLESS = 1 << 30  # rounds
 ROUNDS, LOOK_EVERY = (5, 1) if SIM else (100, 20)  # a simulated round takes seconds
 
@@ -37,7 +37,7 @@ def add_arguments(parser):
     parser.add_argument("--seconds", type=positive_seconds, metavar="S", help="stop after S seconds of rounds")
     sizes_of_a_world(parser)
     options = parser.add_argument_group("what runs")
-    options.add_argument("--format", choices=FORMATS, default="bf16", help="token format (default bf16)")
+    options.add_argument("--format", choices=tuple(TOKEN_FORMATS), default="bf16", help="token format (default bf16)")
     kernels = options.add_mutually_exclusive_group()
     kernels.add_argument("--fused", dest="fused", action="store_true", default=True, help="fused kernels (the default)")
     kernels.add_argument("--split", dest="fused", action="store_false", help="split kernels")
@@ -61,7 +61,7 @@ def run(args):
     if args.json and worlds.prints:
         open(args.json, "a").close()  # refuse an unwritable file before the rounds, not after
     try:
-        record = soak(args, cfg, world, print if worlds.prints else _nothing)
+        record = soak(args, cfg, world, print if worlds.prints else lambda text: None)
     except (EPValueError, UnavailableError):
         raise
     except EPError as error:  # a wait that expired
@@ -107,10 +107,10 @@ def soak(args, cfg, world, say):
     wanted = args.rounds or (ENDLESS if args.seconds else ROUNDS)
     look_every = args.look_every or LOOK_EVERY
     done, begin = 0, time.perf_counter()
-    kernels = compile_all(cfg, world, **options)
+    kernels, compiled, processes = compile_all(cfg, world, **options) or (0, 0, 0)
     ready = time.perf_counter() - begin
     if kernels:
-        say(_ready(*kernels, ready))
+        say(_ready(kernels, compiled, processes, ready))
     with Soak(cfg, world, timeout=args.timeout, **options) as rounds:
         start = say_next = time.perf_counter()
         while True:
@@ -144,11 +144,11 @@ def soak(args, cfg, world, say):
         "errors": wrong,
         "seconds": round(now - start, 3),
         "rounds_per_second": round(rate, 1),
-        "kernels": kernels[0] if kernels else 0,
-        "kernels_compiled": kernels[1] if kernels else 0,
+        "kernels": kernels,
+        "kernels_compiled": compiled,
         "kernels_ready_seconds": round(ready, 3),
         "ranks": [asdict(f) for f in found],
-        "config": _sizes(cfg),
+        "config": {name: getattr(cfg, name) for name in SIZES},
         "fused": args.fused,
         "kernels_used": options["kernels"],
         "seed": args.seed,
@@ -170,12 +170,3 @@ def _of_all_ranks(world, found, timed_out, timeout):
     """The findings of all ranks, and whether time is up on any of them. The same on all ranks, so all end together."""
     told = world.tell(([asdict(f) for f in found], timed_out), 2 * timeout)
     return [Found(**f) for ranks, _ in told for f in ranks], any(over for _, over in told)
-
-
-def _sizes(cfg):
-    names = ("n_ranks", "n_experts", "top_k", "hidden", "max_tokens_per_rank", "token_format")
-    return {name: getattr(cfg, name) for name in names}
-
-
-def _nothing(text):
-    """Prints nothing, for ranks other than 0."""

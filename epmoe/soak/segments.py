@@ -92,6 +92,7 @@ def segments_kernel(cfg):
     def segments(params, number, my_rank):
         counts, starts = load_u64(params + u64(p_counts)), load_u64(params + u64(p_starts))
         errors, lane = load_u64(params + u64(p_errors)), i32(lane_id())
+        offsets, ids = load_u64(params + u64(p_offsets)), load_u64(params + u64(p_ids))
         base, carry = i32(0), i32(0)
         while base < local:
             expert, rows, r = i32(base + lane), i32(0), i32(0)
@@ -103,24 +104,8 @@ def segments_kernel(cfg):
             ends = i32(carry + warp_inclusive_sum_i32(padded))
             if expert < local:
                 start = i32(ends - padded)
-                same(
-                    errors,
-                    number,
-                    ROW_OFFSETS,
-                    expert,
-                    i32(0),
-                    start,
-                    load_u64(params + u64(p_offsets)) + u64(4) * u64(expert),
-                )
-                same(
-                    errors,
-                    number,
-                    EXPERT_IDS,
-                    expert,
-                    i32(0),
-                    expert,
-                    load_u64(params + u64(p_ids)) + u64(4) * u64(expert),
-                )
+                same(errors, number, ROW_OFFSETS, expert, i32(0), start, offsets + u64(4) * u64(expert))
+                same(errors, number, EXPERT_IDS, expert, i32(0), expert, ids + u64(4) * u64(expert))
                 r = i32(0)
                 while r < ranks:
                     place = u64(4) * u64(expert * ranks + r)
@@ -131,15 +116,7 @@ def segments_kernel(cfg):
             carry = i32(shfl_idx(ends, i32(31)))
             base = i32(base + 32)
         if lane == 0:
-            same(
-                errors,
-                number,
-                ROW_OFFSETS,
-                i32(local),
-                i32(0),
-                carry,
-                load_u64(params + u64(p_offsets)) + u64(4) * u64(local),
-            )
+            same(errors, number, ROW_OFFSETS, i32(local), i32(0), carry, offsets + u64(4) * u64(local))
             store_i32(starts + u64(4) * u64(local * ranks), carry)
             tally = errors + u64(4 * ROWS)
             store_u64(tally, u64(load_u64(tally) + u64(carry)))

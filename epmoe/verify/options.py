@@ -8,22 +8,10 @@ from epmoe.verify.checked_rounds import WEIGHTS
 from epmoe_ref.config import TOKEN_FORMATS
 from epmoe_ref.errors import EPValueError
 
-FORMATS = tuple(TOKEN_FORMATS)
 OF_THE_MATRIX = ("part", "compile", "cc", "sample")  # options that have a meaning only with --all
-WITH_THE_MATRIX = (
-    "all",
-    "kernels",
-    "ranks",
-    "hidden",
-    "seed",
-    "racecheck",
-    "world",
-    "p2p_world_size",
-    "timeout",
-    "json",
-    *OF_THE_MATRIX,
-)
-WITH_WORDS = ("words", "ranks", "rounds", "seed", "racecheck", "world", "p2p_world_size", "timeout", "json")
+WITH_BOTH = ("ranks", "seed", "racecheck", "world", "p2p_world_size", "timeout", "json")
+WITH_THE_MATRIX = ("all", "kernels", "hidden", *WITH_BOTH, *OF_THE_MATRIX)
+WITH_WORDS = ("words", "rounds", *WITH_BOTH)
 WORLDS = 14  # of --words: each format twice
 OF_A_FILE = ("experts_per_rank", "top_k", "hidden", "tokens", "rounds")  # --input's file says
 
@@ -42,7 +30,7 @@ def add_arguments(parser):
         "--rounds", type=at_least_one, default=3, help="rounds on the same buffers, without a reset (default 3)"
     )
     options = parser.add_argument_group("what runs")
-    options.add_argument("--format", choices=FORMATS, default="bf16", help="token format (default bf16)")
+    options.add_argument("--format", choices=tuple(TOKEN_FORMATS), default="bf16", help="token format (default bf16)")
     options.add_argument("--preshuffle", action="store_true", help="with mxfp4_rows: scales in the slot layout")
     options.add_argument("--combine-dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
     options.add_argument("--fused", action="store_true", help="fused kernels (default: split)")

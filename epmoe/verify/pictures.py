@@ -7,19 +7,7 @@ from rich.text import Text
 from epmoe import layout
 
 # Counter regions in the order in which a round uses them
-REGIONS = (
-    "reserved",
-    "finished",
-    "rank_completion",
-    "dispatch_recv_count",
-    "A",
-    "D",
-    "E",
-    "F",
-    "G",
-    "combine_recv_count",
-    "combine_ready",
-)
+REGIONS = "reserved finished rank_completion dispatch_recv_count A D E F G combine_recv_count combine_ready".split()
 MEANING = (
     "reserved counts claimed slots, finished complete messages, and rank_completion the signals to each peer. "
     "recv_count holds the signals that have arrived. dispatch_wait resets these, and writes A, which tells "
