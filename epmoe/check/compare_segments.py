@@ -6,7 +6,8 @@ Rows of a segment are matched by (token, k), so swapping whole rows makes no dif
 import numpy as np
 
 from epmoe.check.difference import Difference, bits, columns, shown, shown_fp4
-from epmoe.check.places import global_expert, layout, packed, scale_group, scale_index, src_rank_at, tiled
+from epmoe.check.places import global_expert, layout, packed, scale_index, src_rank_at
+from epmoe_ref import format_of
 from epmoe_ref.formats import scale_layout
 
 SWAP = "rows swapped within a segment: allowed, if output_tokens, scales and src_info move together"
@@ -100,14 +101,15 @@ def compare_scales(cfg, rank, where, pairs, src_info, got, want, row_offsets):
         n, k = (int(i) for i in np.argwhere(different)[0])
         row_got, row = (int(i) for i in pairs[n])
         values = [shown(x[n, k].reshape(1).view(want.dtype)[0]) for x in (a, b)]
-        V = scale_group(cfg)
+        V = format_of(cfg).group_size
         says = (
             f"of columns {k * V} to {k * V + V - 1} is {values[0]}, reference {values[1]}; first of "
             f"{int(different.sum())} differing scales in {int(different.any(axis=1).sum())} of {len(pairs)} rows"
         )
-        told = "output_scales", says, got, want, k * V, _layout_rule(cfg)
+        told = "output_scales", says, got, want, k * V, LAYOUT_RULES[layout(cfg)]
         return [_at_row(cfg, rank, where, src_info, row_got, row, *told)]
-    return _compare_tile_filling(cfg, rank, where, got, want, row_offsets) if tiled(cfg) else []
+    is_tiled = layout(cfg) is scale_layout.tiles_5d
+    return _compare_tile_filling(cfg, rank, where, got, want, row_offsets) if is_tiled else []
 
 
 def _compare_tile_filling(cfg, rank, where, got, want, row_offsets):
@@ -137,10 +139,6 @@ LAYOUT_RULES = {
     scale_layout.slots_4d: "scales lie in the slot layout of fuse_a_scale_preshuffle",
     scale_layout.row_major: "scales are row-major: [rows, hidden / elements a scale]",
 }
-
-
-def _layout_rule(cfg):
-    return LAYOUT_RULES[layout(cfg)]
 
 
 def _real(where, pairs):

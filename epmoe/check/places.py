@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from epmoe_ref import format_of
-from epmoe_ref.formats.scale_layout import tiles_5d
 
 PADDING = -1
 SHARED = -2
@@ -36,10 +35,6 @@ class Places:
     def routed(self):
         """Rows that hold a routed token."""
         return np.flatnonzero(self.src_rank >= 0)
-
-    def padding(self):
-        """Rows that only fill up a group."""
-        return np.flatnonzero(self.src_rank == PADDING)
 
     def shared(self):
         """Rows of the shared expert."""
@@ -92,19 +87,9 @@ def packed(cfg):
     return 2 * format_of(cfg).values_size() == cfg.hidden
 
 
-def scale_group(cfg):
-    """Elements of a row that share one scale; 0 for a format without scales."""
-    return format_of(cfg).group_size or 0
-
-
 def layout(cfg):
     """The layout of the format's scales: one of the functions of epmoe_ref.formats.scale_layout."""
     return format_of(cfg).scale_layout
-
-
-def tiled(cfg):
-    """True for formats whose scales lie in 5-D tiles of 128 rows."""
-    return layout(cfg) is tiles_5d
 
 
 def scale_index(cfg, shape, row_offsets, group, row_in_group):
