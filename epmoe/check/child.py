@@ -28,17 +28,12 @@ def run(task, say):
         compile_first([task["name"]], task["only"], task["ranks"])
         ranks = ranks_of(implementation, task["ranks"], task["name"])
         found = chosen(all_cases(implementation, ranks.size), task["only"])
+        say(["cases", [case.name for case, *_ in found], ranks.size])
+        for number in range(task["first"], len(found)):
+            say(["begin", number])
+            say(["done", outcome(implementation, *found[number], ranks).record()])
     except EPError as error:
         say(["cannot", str(error)])
-        return
-    say(["cases", [case.name for case, *_ in found], ranks.size])
-    for number in range(task["first"], len(found)):
-        say(["begin", number])
-        try:
-            say(["done", outcome(implementation, *found[number], ranks).record()])
-        except EPError as error:
-            say(["cannot", str(error)])
-            return
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from epmoe.check import experts, hybrid, rows
 from epmoe.check.calls import WrongForm, progress
 from epmoe.check.cases import cases
-from epmoe.check.difference import Difference
+from epmoe.check.difference import Difference, of_all_ranks
 from epmoe.check.implementation import HybridImplementation, Implementation, not_served, whole
 from epmoe.check.ranks import ranks_of
 from epmoe_ref.config import MAX_EXPERTS
@@ -167,8 +167,7 @@ def outcome(implementation, case, reason, run, ranks):
     not_given = set()
     for time in range(RUNS):
         found = _guarded(implementation, case, run, ranks, not_given)
-        told = ranks.gather([d.told() for d in found])
-        all_found = tuple(Difference(**d) for part in told for d in part)
+        all_found = tuple(of_all_ranks(found, ranks.gather))
         if all_found:
             break
     if time and all_found:

@@ -33,11 +33,6 @@ class Difference:
     cause: str = ""
     round: int | None = None
 
-    def told(self):
-        """The fields without the arrays, as a dict of plain data, for other ranks."""
-        plain = {name: value for name, value in vars(self).items() if name not in ("got", "want")}
-        return {name: value.item() if isinstance(value, np.generic) else value for name, value in plain.items()}
-
     def because(self, cause):
         """The same difference with its likely cause."""
         return replace(self, cause=cause)
@@ -47,9 +42,9 @@ class Difference:
         return replace(self, round=number + 1)
 
     def record(self):
-        """The difference as a dict for JSON: place, text, rule and likely cause, without the arrays."""
-        names = "what", "round", *PLACES, "says", "rule", "cause"
-        return {name: getattr(self, name) for name in names}
+        """Place, text, rule and likely cause, without the arrays, as a dict of plain data: for JSON, and other ranks."""
+        fields = {name: getattr(self, name) for name in ("what", "round", *PLACES, "says", "rule", "cause")}
+        return {name: value.item() if isinstance(value, np.generic) else value for name, value in fields.items()}
 
     @property
     def place(self):
@@ -68,6 +63,12 @@ class Difference:
         if self.cause:
             lines.append(f"    likely cause: {self.cause}")
         return "\n".join(lines)
+
+
+def of_all_ranks(differences, gather):
+    """The differences of all ranks, without the arrays; collective. gather(value): the value of each process."""
+    told = gather([d.record() for d in differences])
+    return [Difference(**d) for of_process in told for d in of_process]
 
 
 def columns(different):

@@ -13,27 +13,17 @@ N_RANKS = 4
 def vectors():
     """(name, about, function that makes the arrays) of every vector."""
     for case in rows.cases(N_RANKS):
-        about = {
-            "case": case.name,
-            "n_tokens": list(case.n_tokens),
-            "n_ranks": N_RANKS,
-            "num_experts": case.n_experts,
-            "top_k": case.top_k,
-            "hidden": case.hidden,
-            "source": "FusedDispatch, FusedCombine",
-        }
+        sizes = dict(num_experts=case.n_experts, top_k=case.top_k, hidden=case.hidden)
+        about = _about(case, "FusedDispatch, FusedCombine", sizes)
         yield file_name("fused_a2a", case.name), about, partial(_rows_arrays, case)
     for case in hybrid.cases(N_RANKS):
-        about = {
-            "case": case.name,
-            "n_tokens": list(case.n_tokens),
-            "n_ranks": N_RANKS,
-            "num_local_experts": case.n_local_experts,
-            "hidden": case.hidden,
-            "options": case.options,
-            "source": "HybridEPDispatch, HybridEPCombine",
-        }
+        sizes = dict(num_local_experts=case.n_local_experts, hidden=case.hidden, options=case.options)
+        about = _about(case, "HybridEPDispatch, HybridEPCombine", sizes)
         yield file_name("hybrid", case.name), about, partial(_hybrid_arrays, case)
+
+
+def _about(case, source, sizes):
+    return {"case": case.name, "n_tokens": list(case.n_tokens), "n_ranks": N_RANKS, **sizes, "source": source}
 
 
 def _rows_arrays(case):

@@ -9,7 +9,7 @@ import numpy as np
 import epmoe_ref
 from epmoe import device, fma_rn, mul_rn, routing
 from epmoe.check import compare_combined, compare_dispatched
-from epmoe.check.difference import Difference
+from epmoe.check.difference import of_all_ranks
 from epmoe.expert_parallel import ExpertParallel
 from epmoe.host.arrays import to_numpy
 from epmoe.verify.experts import Experts, reordered
@@ -171,8 +171,7 @@ class Own:
 
     def of_all(self, differences, timeout):
         """The differences that all ranks found, so that either all of them go on, or none."""
-        told = self.world.tell([d.told() for d in differences], timeout)
-        return [Difference(**d) for of_process in told for d in of_process]
+        return of_all_ranks(differences, lambda value: self.world.tell(value, timeout))
 
 
 def reduction(case, weights):

@@ -13,7 +13,7 @@ from epmoe import device
 from epmoe.check import experts
 from epmoe.check.adapters.kernels import PlainKernels
 from epmoe.check.cases import Case
-from epmoe.check.difference import Difference
+from epmoe.check.difference import of_all_ranks
 from epmoe.check.ranks import MPIRank, WholeWorld
 from epmoe.command_line import DIFFERS, EQUAL
 from epmoe.expert_parallel import ExpertParallel
@@ -115,7 +115,7 @@ def _compared(args, seed, worlds):
         plain = _implementation(worlds.make(cfg.n_ranks, seed), launch, fused, args.timeout)
         ranks = MPIRank() if worlds.mpi else WholeWorld(cfg.n_ranks)
         found = experts.run_case(plain, _case(cfg, seed, args.rounds), ranks, set())
-        found = [Difference(**d) for part in ranks.gather([d.told() for d in found]) for d in part]
+        found = of_all_ranks(found, ranks.gather)
         record |= {
             "words": plain.words,
             "passed": not found,
