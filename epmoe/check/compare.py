@@ -57,6 +57,10 @@ def compare_dispatched(cfg, rank, got, want):
     epmoe_ref.dispatch(cfg, ...)[rank]. The order of rows within an (expert, src_rank) segment is free. Everything else
     is compared bit for bit. Returns a list of Difference, empty if they are equal.
     """
+
+    def both(name):
+        return array(got, name), array(want, name)
+
     missing = [name for name in NEEDED if field(got, name) is None]
     if missing:
         says = f"has no {', '.join(missing)}; it has {_names(got)}"
@@ -65,33 +69,24 @@ def compare_dispatched(cfg, rank, got, want):
     found = [
         d
         for name in ("recv_count", "row_offsets", "expert_ids", "scales_offset", "topk_ids", "num_tokens")
-        if (d := _compare_small(cfg, rank, name, array(got, name), array(want, name)))
+        if (d := _compare_small(cfg, rank, name, *both(name)))
     ]
     if any(d.what in ("recv_count", "row_offsets") for d in found):
         return found  # without common segments no row has a counterpart
     where = places_of(cfg, rank, want)
-    shape = _compare_row_shapes(cfg, rank, got, want, where.n_rows)
+    names = "src_info", "output_tokens", "output_scales"
+    shape = [d for name in names if (d := _compare_row_shape(cfg, rank, name, *both(name)))]
     found += shape
     if any(d.what in ("src_info", "output_tokens") for d in shape):
         return found
-    src_got, src_want = (array(x, "src_info")[: where.n_rows].astype(np.int64) for x in (got, want))
+    src_got, src_want = (x[: where.n_rows].astype(np.int64) for x in both("src_info"))
     difference, pairs = compare_src_info(cfg, rank, where, src_got, src_want)
     if difference:
         return found + [difference]
-    found += compare_payload(
-        cfg, rank, where, pairs, src_want, array(got, "output_tokens"), array(want, "output_tokens")
-    )
-    if not shape and array(want, "output_scales") is not None and array(got, "output_scales") is not None:
-        found += compare_scales(
-            cfg,
-            rank,
-            where,
-            pairs,
-            src_want,
-            array(got, "output_scales"),
-            array(want, "output_scales"),
-            field(want, "row_offsets"),
-        )
+    found += compare_payload(cfg, rank, where, pairs, src_want, *both("output_tokens"))
+    scales = both("output_scales")
+    if not shape and all(of is not None for of in scales):
+        found += compare_scales(cfg, rank, where, pairs, src_want, *scales, field(want, "row_offsets"))
     return found
 
 
@@ -124,26 +119,20 @@ def _compare_small(cfg, rank, name, got, want):
     return Difference(name, says, got, want, rank, rule=RULE[name], **place)
 
 
-def _compare_row_shapes(cfg, rank, got, want, n_rows):
-    """Compare shapes and element sizes of the arrays that grow with the rows. Spare rows and tiles are allowed."""
-    found = []
-    for name in ("src_info", "output_tokens", "output_scales"):
-        a, b = array(got, name), array(want, name)
-        if b is None or a is None:
-            continue
-        axis = _rows_axis(cfg, name)
-        slots = name == "output_scales" and cfg.fuse_a_scale_preshuffle
-        fits = row_shape_fits(cfg, name, a, b)
-        if not fits or not same_type(a, b):
-            more = "" if slots or fits else f" (axis {axis} may be longer)"
-            says, rule = f"is {form(a)}, reference {form(b)}{more}", ""
-            if not same_type(a, b):
-                rule = (
-                    f"{name} holds {b.dtype}, or its bits as unsigned integers; values are "
-                    "looked at when the type is right"
-                )
-            found.append(Difference(name, says, a, b, rank, rule=rule))
-    return found
+def _compare_row_shape(cfg, rank, name, got, want):
+    """The Difference in shape or element size of an array that grows with the rows; None if there is none."""
+    if got is None or want is None:
+        return None
+    fits, has_type, more, rule = row_shape_fits(cfg, name, got, want), same_type(got, want), "", ""
+    if fits and has_type:
+        return None
+    if not fits and not (name == "output_scales" and cfg.fuse_a_scale_preshuffle):
+        more = f" (axis {_rows_axis(cfg, name)} may be longer)"
+    if not has_type:
+        rule = (
+            f"{name} holds {want.dtype}, or its bits as unsigned integers; values are looked at when the type is right"
+        )
+    return Difference(name, f"is {form(got)}, reference {form(want)}{more}", got, want, rank, rule=rule)
 
 
 def _rows_axis(cfg, name):

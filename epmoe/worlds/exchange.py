@@ -32,7 +32,10 @@ YIELDS = 50
 
 
 def heard(exchange, channel, value, timeout):
-    """hear() of an Exchange, or of another class that has gather()."""
+    """{rank: value} of this rank and of those that arrive in time. A rank that does not arrive is no error.
+
+    exchange: an Exchange, or an object of another class that has gather().
+    """
     try:
         return dict(enumerate(exchange.gather(channel, value, timeout)))
     except PeerTimeout:
@@ -82,9 +85,7 @@ class Exchange:
         self._deliver(deadline)
         return [values[rank] for rank in range(self.size)]
 
-    def hear(self, channel, value, timeout):
-        """{rank: value} of this rank and of those that arrive in time. A rank that does not arrive is no error."""
-        return heard(self, channel, value, timeout)
+    hear = heard
 
     def came(self, channel):
         """{rank: value} of the peers that have already begun the next exchange. Does not wait."""
