@@ -52,10 +52,10 @@ def _first(rank, rows, name, got, want, different, indices):
     return Difference(name, says, got, want, rank, rule=rule, cause=cause, **place)
 
 
-def compare_combined_rows(rank, got, want, name="combined_x", rule=SUM):
+def compare_combined_rows(rank, got, want, name="combined_x"):
     """Differences between one rank's combined_x, or another sum over a token's rows, and the reference's."""
     return [
-        replace(d, what=name, rule=rule, cause="" if d.token is None else best(of_sums(d.got, d.want)))
+        replace(d, what=name, rule=SUM, cause="" if d.token is None else best(of_sums(d.got, d.want)))
         for d in compare_combined(None, rank, got, want)
     ]
 

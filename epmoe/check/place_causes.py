@@ -22,10 +22,10 @@ ROWS_LOST, SUMS_LOST = (
 )
 
 
-def last_columns_lost(got, want, wrong):
+def last_columns_lost(got, wrong):
     """Whether exactly the columns from some column on are wrong in all rows: other numbers, or one value everywhere.
 
-    got, want [rows, columns]; wrong: which elements differ.
+    got [rows, columns]; wrong: which elements differ.
     """
     columns = wrong.any(axis=0)
     first = int(columns.argmax())
@@ -38,7 +38,7 @@ def last_columns_lost(got, want, wrong):
 def rows_lost(suspect):
     """Whether a dispatch's rows lack their last columns."""
     got, want = matched_tokens(suspect)
-    return bool(len(got)) and last_columns_lost(got, want, bits(got) != bits(want))
+    return bool(len(got)) and last_columns_lost(got, bits(got) != bits(want))
 
 
 def rows_beside(suspect):

@@ -26,7 +26,7 @@ def of_sums(got, want):
     got_there, want_there = got[wrong], want[wrong]
     if not (got_there.any() or want_there.any()):
         return [SIGN]
-    rows = (a.reshape(-1, a.shape[-1]) for a in (got, want, wrong))
+    rows = (a.reshape(-1, a.shape[-1]) for a in (got, wrong))
     return [
         cause
         for cause, holds in (
@@ -54,7 +54,7 @@ def of_rows(got, want):
             (BESIDE, beside),
             (NAN_LOST, nan_lost(got_there, want_there)),
             (FLUSHED, flushed(got_there, want_there)),
-            (ROWS_LOST, last_columns_lost(got, want, wrong)),
+            (ROWS_LOST, last_columns_lost(got, wrong)),
         )
         if holds
     ]

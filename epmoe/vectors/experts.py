@@ -1,6 +1,6 @@
 """Vectors of the expert-grouped layout: the first round of every case of epmoe.check at 4 ranks."""
 
-from dataclasses import fields
+from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -8,7 +8,6 @@ import numpy as np
 from epmoe.check.cases import cases, epilogue_args
 from epmoe.check.experts import Round
 from epmoe.vectors.files import Array, file_name, one_nan
-from epmoe_ref.config import EPConfig
 
 N_RANKS = 4
 FIELDS = ("output_tokens", "output_scales", "scales_offset", "row_offsets", "expert_ids", "src_info", "recv_count")
@@ -21,11 +20,10 @@ def vectors():
 
 
 def _about(case):
-    config = {f.name: getattr(case.cfg, f.name) for f in fields(EPConfig) if not f.name.startswith("_")}
     return {
         "case": case.name,
         "n_tokens": list(case.n_tokens),
-        "config": config,
+        "config": asdict(case.cfg),
         "weighted": case.weighted,
         "epilogue": "value * scale + bias, float32" if case.epilogue else None,
         "order": "rows of a segment in (token, slot) order; an implementation may use any order",

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import asdict
 
 import numpy as np
 
@@ -76,7 +77,7 @@ def case_of(args, batch=None):
     return Case(cfg, args.weights, args.epilogue, args.fused, args.rounds, kernels=args.kernels)
 
 
-def batches(case, args, seed, batch):
+def batches(case, seed, batch):
     """The inputs of each round: the file's for the only round, else made from the seed."""
     if batch is None:
         return [routing.make(case.cfg, [seed, number]) for number in range(case.rounds)]
@@ -92,10 +93,10 @@ def _verify(args, console, worlds):
     batch = routing.load(args.input) if args.input else None
     case = case_of(args, batch)
     notes = [] if batch is None else [*_which_experts(args, batch, case.cfg), *batch.notes]
-    record = {"case": str(case), "config": report.config(case.cfg), "notes": notes, "seeds": [], "passed": True}
+    record = {"case": str(case), "config": asdict(case.cfg), "notes": notes, "seeds": [], "passed": True}
     shown = not args.json
     for seed in _seeds(args, console, worlds):
-        routed = batches(case, args, seed, batch)
+        routed = batches(case, seed, batch)
         if args.dump and seed == args.seed and worlds.prints:
             routing.dump(args.dump, routed[0], case.cfg.n_experts)
         world = worlds.make(case.cfg.n_ranks, seed)

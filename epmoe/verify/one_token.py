@@ -67,13 +67,13 @@ def of_round(case, r):
             pairs.append(None)
             continue
         owner = cfg.owner(expert)
-        row = row_of(cfg, r.seen[owner], cfg.local_expert(expert), rank, token, k)
+        row = row_of(r.seen[owner], cfg.local_expert(expert), rank, token, k)
         result = float(r.expert_outputs[owner][row, 0])
         pairs.append((expert, owner, row, float(weights[k]), result))
     return Way(rank, token, pairs, float(r.combined[rank][token, 0]), cfg.combine_dtype)
 
 
-def row_of(cfg, d, local_expert, src_rank, token, k):
+def row_of(d, local_expert, src_rank, token, k):
     """The row of a Dispatched that holds a pair, found among the rows of its (local expert, src_rank) segment."""
     start = int(d.row_offsets[local_expert]) + int(d.recv_count[local_expert, :src_rank].sum())
     count = int(d.recv_count[local_expert, src_rank])

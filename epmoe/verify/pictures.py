@@ -70,7 +70,7 @@ def _by_owner(cfg, routed, matrix, width):
     return text
 
 
-def what_is_odd(cfg, routed):
+def what_is_odd(routed):
     """A sentence on ranks without tokens and ids of -1, which are intended; "" if there are none."""
     empty = [rank for rank, n in enumerate(routed.num_tokens) if n == 0]
     slots = sum(int((np.asarray(ids) < 0).sum()) for ids in routed.topk_ids)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import fields
 
 from epmoe.verify import one_token, pictures
 
@@ -28,7 +27,7 @@ def first_round(console, args, case, r, rank):
     section = (f"[bold]{n}. {name}.[/bold] " for n, name in enumerate(("Routing", "Dispatch", "One token", ""), 1))
     console.print(next(section) + "How many tokens each rank (line) sends to each expert (column).")
     console.print(pictures.routing(case.cfg, r.routed, console.width))
-    odd = pictures.what_is_odd(case.cfg, r.routed)
+    odd = pictures.what_is_odd(r.routed)
     if odd and not args.input:
         console.print(odd, style="dim")
     if r.dispatch_differences:
@@ -122,8 +121,3 @@ def round_record(case, r):
         "kernel_seconds": round(r.kernel_seconds, 4),
         "reference_seconds": round(r.reference_seconds, 4),
     }
-
-
-def config(cfg):
-    """An EPConfig for --json."""
-    return {f.name: getattr(cfg, f.name) for f in fields(cfg)}

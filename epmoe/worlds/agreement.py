@@ -1,13 +1,6 @@
 """Compares a dict over all ranks, and names the fields and ranks that differ."""
 
-from dataclasses import fields
-
 from epmoe_ref.errors import EPValueError
-
-
-def fields_of(cfg) -> dict:
-    """A dataclass as {field: value}."""
-    return {f.name: getattr(cfg, f.name) for f in fields(cfg)}
 
 
 def same(what, by_rank):

@@ -21,31 +21,31 @@ REMEDIES = (
 )
 
 
-def number(name, environ=os.environ):
+def number(name):
     """The whole number that a variable holds; None if it holds none."""
-    value = environ.get(name, "")
+    value = os.environ.get(name, "")
     return int(value) if value.isdecimal() else None
 
 
-def launched_size(environ=os.environ):
+def launched_size():
     """(number of processes, name of the launcher); (None, None) if no launcher started this process."""
     for name, launcher in SIZES.items():
-        size = number(name, environ)
+        size = number(name)
         if size is not None:
             return size, launcher
     for name, launcher in RANKS.items():
-        rank = number(name, environ)
+        rank = number(name)
         if rank is not None:
             return rank + 1, launcher  # there may be more
     return None, None
 
 
-def check_size(size, library, environ=os.environ):
+def check_size(size, library):
     """Raise if a launcher started several processes and each of them is an MPI world of its own.
 
     This happens if mpirun belongs to another MPI library than the one that mpi4py loads.
     """
-    launched, launcher = launched_size(environ)
+    launched, launcher = launched_size()
     if size == 1 and launched is not None and launched > 1:
         raise UnavailableError(
             f"{launcher} started {launched} or more processes, but MPI in this process knows only "
@@ -53,14 +53,14 @@ def check_size(size, library, environ=os.environ):
         )
 
 
-def trial_environment(environ=os.environ):
+def trial_environment():
     """Variables that let mpirun start a few processes as root and on few cores, for a trial on one host.
 
     By default Open MPI refuses both, and binds two ranks to the first two cores, also those of another job that runs
     at the same time. MPICH ignores these variables.
     """
     return {
-        **environ,
+        **os.environ,
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",

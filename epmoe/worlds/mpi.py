@@ -7,6 +7,7 @@ simulator for its own rank.
 import warnings
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import asdict
 
 from epmoe import device
 from epmoe.worlds import agreement, launcher
@@ -94,7 +95,7 @@ class MPIWorld:
 
     def agree(self, cfg, timeout, **options):
         """Raise, on every rank, unless all ranks gave the same EPConfig and options of ExpertParallel; collective."""
-        of_ranks = self.exchange.gather("configuration", (agreement.fields_of(cfg), options), timeout)
+        of_ranks = self.exchange.gather("configuration", (asdict(cfg), options), timeout)
         agreement.same("EPConfig", [fields for fields, _ in of_ranks])
         agreement.same("ExpertParallel", [options for _, options in of_ranks])
 

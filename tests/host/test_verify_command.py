@@ -55,7 +55,7 @@ def test_the_token_shown_is_one_of_the_round():
     """Its rows are found again in what the ranks hold, and its products give the sum that combine returned."""
     args = options([*SMALL, "--top-k", "4", "--rounds", "1", "--combine-dtype", "fp32"])
     case = verify.case_of(args)
-    batch = verify.batches(case, args, 1, None)
+    batch = verify.batches(case, 1, None)
     (r,) = rounds_of(case, LocalWorld(2), batch)
     way = one_token.of_round(case, r)
     ids = r.routed.topk_ids[way.src_rank][way.token]
@@ -74,7 +74,7 @@ def test_the_token_shown_is_one_of_the_round():
 def test_the_default_batch_is_uneven_with_an_empty_rank_and_empty_slots():
     args = options(["--ranks", "4"])
     case = verify.case_of(args)
-    for batch in verify.batches(case, args, 0, None):
+    for batch in verify.batches(case, 0, None):
         assert {0, case.cfg.max_tokens_per_rank} < set(batch.num_tokens)
         ids = np.concatenate(batch.topk_ids)
         assert (ids == -1).any() and (ids >= 0).any()
