@@ -76,23 +76,9 @@ class Round:
         changed += memory.differences()
         self.dispatched = call.over_ranks("dispatch", dispatched, DISPATCHED)
         not_given |= self._not_given()
-        yield changed, lambda: dispatch_causes.with_causes(self, self._compared_dispatch())
-
-    def _compared_dispatch(self):
-        return [
-            d
-            for rank in self.here
-            for d in compare_dispatched(self.cfg, rank, self.dispatched[rank], self.dispatched_want[rank])
-        ]
-
-    def _compared_combine(self):
-        return [
-            d
-            for rank in self.here
-            for d in compare_combined(
-                self.cfg, rank, self.combined[rank], self.combined_want[rank], topk_ids=self.topk_ids[rank]
-            )
-        ]
+        want = self.dispatched_want
+        compare = call.each(lambda rank: compare_dispatched(self.cfg, rank, self.dispatched[rank], want[rank]))
+        yield changed, lambda: dispatch_causes.with_causes(self, compare())
 
     def _not_given(self):
         """Names of the reference's arrays that the implementation's results lack."""
@@ -110,10 +96,8 @@ class Round:
             for rank in range(self.cfg.n_ranks)
         ]
         _, self.combined_want = self.reference_combine()
-        rows, weights = (
-            dict(expert_outputs=outputs, dispatched=self.dispatched),
-            dict(router_weights=self.router_weights),
-        )
+        rows = dict(expert_outputs=outputs, dispatched=self.dispatched)
+        weights = dict(router_weights=self.router_weights)
         memory.step("combine_async", *memory.rows(self.expert_outputs))
         if memory.halves:
             _, changed = call(world.combine_async, rows)
@@ -124,7 +108,12 @@ class Round:
         memory.step("combine_wait")
         changed += memory.differences()
         self.combined = call.over_ranks("combine", combined, "arrays [num_tokens, hidden]")
-        yield changed, lambda: combine_causes.with_causes(self, self._compared_combine())
+
+        def compare(rank):
+            got, want, ids = self.combined[rank], self.combined_want[rank], self.topk_ids[rank]
+            return compare_combined(self.cfg, rank, got, want, topk_ids=ids)
+
+        yield changed, lambda: combine_causes.with_causes(self, call.each(compare)())
 
     def expert_outputs(self, rank, result):
         """Rows that depend on each row's identity, not on its place. Padding rows are NaN."""
