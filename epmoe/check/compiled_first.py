@@ -101,15 +101,8 @@ def _call_rows(called, case, round_):
 def _call_hybrid(called, case, round_):
     x, probs = case.x(round_)[0], case.probs(round_)
     if round_:  # the ranks' tokens are known, but were not exchanged here
-        init_hybrid_ep_buffer(
-            called.world,
-            case.hidden,
-            max(1, len(x)),
-            case.n_local_experts,
-            24,
-            24,
-            case.options.get("fp8_dispatch", False),
-        )
+        fp8 = case.options.get("fp8_dispatch", False)
+        init_hybrid_ep_buffer(called.world, case.hidden, max(1, len(x)), case.n_local_experts, 24, 24, fp8)
     rows, probs, _, _, handle = called.dispatch(
         x, case.routing_map(round_)[0], None if probs is None else probs[0], case.n_local_experts, **case.options
     )

@@ -58,14 +58,9 @@ class RowsCase:
 
     def token_probs(self, round_):
         """float32 [T, K] over ranks, not zero where the id is -1."""
-        return [
-            np.abs(
-                random_bits.floats(
-                    "fp32", random_bits.stream(self.seed, round_, PROBS, rank), n * self.top_k, exponents=(-5, -1)
-                )
-            ).reshape(n, self.top_k)
-            for rank, n in enumerate(self.n_tokens)
-        ]
+        seeds = [random_bits.stream(self.seed, round_, PROBS, rank) for rank in range(len(self.n_tokens))]
+        probs = [random_bits.floats("fp32", s, n * self.top_k, (-5, -1)) for s, n in zip(seeds, self.n_tokens)]
+        return [np.abs(of_rank).reshape(-1, self.top_k) for of_rank in probs]
 
     def gradients(self, round_, recv_x, recv_ids):
         """(bf16 as recv_x, float32 as recv_ids and zero at its -1), over ranks: the arguments of dispatch_backward."""
@@ -103,23 +98,11 @@ def cases(n_ranks=4):
         ("a hot expert", uneven, n, 2, 128, "hot"),
         ("one slot", uneven, n, 1, 256),
         ("as many slots as experts", uneven, n, n, 128),
+        ("bf16 at the edges of its numbers", (8,) * n_ranks, n, min(4, n), 128, "spread", 1, True),
+        ("many local experts, a large batch", large_batch(n_ranks), MANY_EXPERTS * n_ranks, 2, 64, "spread", 1),
+        ("five rounds", (2,) * n_ranks, n, 2, 64, "gaps", 5),
     ]
-    return [
-        *(RowsCase(entry[0], seed, *entry[1:]) for seed, entry in enumerate(listed)),
-        RowsCase(
-            "bf16 at the edges of its numbers", len(listed), (8,) * n_ranks, n, min(4, n), 128, rounds=1, edges=True
-        ),
-        RowsCase(
-            "many local experts, a large batch",
-            len(listed) + 1,
-            large_batch(n_ranks),
-            MANY_EXPERTS * n_ranks,
-            2,
-            64,
-            rounds=1,
-        ),
-        RowsCase("five rounds", len(listed) + 2, (2,) * n_ranks, n, 2, 64, "gaps", rounds=5),
-    ]
+    return [RowsCase(name, seed, *sizes) for seed, (name, *sizes) in enumerate(listed)]
 
 
 def run_case(implementation, case, ranks, not_given):

@@ -27,16 +27,13 @@ def of_sums(got, want):
     if not (got_there.any() or want_there.any()):
         return [SIGN]
     rows = (a.reshape(-1, a.shape[-1]) for a in (got, wrong))
-    return [
-        cause
-        for cause, holds in (
-            (NEVER_CAME, not got[tokens].any()),
-            (NO_NAN, nan_lost(got_there, want_there)),
-            (NO_SUBNORMALS, flushed(got_there, want_there)),
-            (SUMS_LOST, last_columns_lost(*rows)),
-        )
-        if holds
-    ]
+    causes = {
+        NEVER_CAME: not got[tokens].any(),
+        NO_NAN: nan_lost(got_there, want_there),
+        NO_SUBNORMALS: flushed(got_there, want_there),
+        SUMS_LOST: last_columns_lost(*rows),
+    }
+    return [cause for cause, holds in causes.items() if holds]
 
 
 @np.errstate(all="ignore")
@@ -48,13 +45,10 @@ def of_rows(got, want):
     beside = len(a) > 1 and any(
         (a[max(0, -by) : len(a) - max(0, by)] == b[max(0, by) : len(b) + min(0, by)]).all() for by in NEIGHBOURS
     )
-    return [
-        cause
-        for cause, holds in (
-            (BESIDE, beside),
-            (NAN_LOST, nan_lost(got_there, want_there)),
-            (FLUSHED, flushed(got_there, want_there)),
-            (ROWS_LOST, last_columns_lost(got, wrong)),
-        )
-        if holds
-    ]
+    causes = {
+        BESIDE: beside,
+        NAN_LOST: nan_lost(got_there, want_there),
+        FLUSHED: flushed(got_there, want_there),
+        ROWS_LOST: last_columns_lost(got, wrong),
+    }
+    return [cause for cause, holds in causes.items() if holds]

@@ -37,14 +37,7 @@ class SwigluRun:
     def go(self):
         """Run the kernel. Raises the error that notices the edit."""
         world = self.world
-        cfg = EPConfig(
-            n_ranks=1,
-            n_experts=len(world.groups) - world.shared,
-            top_k=1,
-            hidden=8,
-            max_tokens_per_rank=1,
-            fused_shared_expert=world.shared,
-        )
+        cfg = EPConfig(1, len(world.groups) - world.shared, 1, 8, 1, fused_shared_expert=world.shared)
         offsets = np.cumsum([0, *world.groups]).astype(np.int32)
         n, options = int(offsets[-1]), dict(limit=world.limit) if world.limit else {}
         x = rows(n + SPARE, world.width)

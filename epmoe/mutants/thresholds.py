@@ -158,16 +158,11 @@ def sides_in(name):
 
 def crossings(seen):
     """[(threshold, {side: names of worlds})] for all thresholds. seen: {world's name: sides_in() of it}."""
-    return [
-        (
-            site,
-            {
-                side: [name for name, sides in seen.items() if side in sides.get(site, ())]
-                for side in (BELOW, AT, ABOVE)
-            },
-        )
-        for site in sorted(thresholds())
-    ]
+
+    def worlds(site, side):
+        return [name for name, sides in seen.items() if side in sides.get(site, ())]
+
+    return [(site, {side: worlds(site, side) for side in (BELOW, AT, ABOVE)}) for site in sorted(thresholds())]
 
 
 def uncrossed(found):

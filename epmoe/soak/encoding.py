@@ -119,14 +119,8 @@ def again_kernel(cfg):
                 payload = u64(load_u64(params + u64(p_payloads)) + u64(row) * u64(token_size))
                 encode(u64(load_u64(params + u64(p_tokens)) + u64(row) * u64(row_bytes)), payload, f32(1), 0, 1, lane)
                 syncwarp()  # all lanes have written the payload before any lane reads it
-                decode(
-                    payload,
-                    params + u64(p_again),
-                    RowPlace(row, group, i32(row - start), tiles_before(counts, group, lane)),
-                    0,
-                    1,
-                    lane,
-                )
+                place = RowPlace(row, group, i32(row - start), tiles_before(counts, group, lane))
+                decode(payload, params + u64(p_again), place, 0, 1, lane)
             row = i32(row + n_warps() * grid_dim())
 
     return again

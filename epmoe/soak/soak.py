@@ -31,8 +31,8 @@ class Soak:
         # a round needs them four times
         self.tokens = lru_cache(len(self.ranks))(hashing.make(cfg, seed, hashing.plain).tokens)
         self._out = self._given([Dispatched(**r.named(ARRAYS), num_tokens=0) for r in self.ranks])
-        # whole arrays are compared, so unwritten bytes must be equal
         self.kernels = {
+            # whole arrays of encoded rows are compared, so unwritten bytes must be equal
             "fill": fill.fill_kernel(cfg, seed, poison or is_encoded(cfg)),
             "count": segments.count_kernel(cfg, seed),
             "segments": segments.segments_kernel(cfg),
@@ -102,13 +102,8 @@ class Soak:
         blocks = blocks or (SIMULATOR_BLOCKS if device.SIM else self.machine.n_sms)
         threads = threads or (SIMULATOR_THREADS if device.SIM else self.kernels[name].max_threads)
         for r in self.ranks:
-            self.machine.launch(
-                self.kernels[name],
-                blocks,
-                threads,
-                (r.parameters.address, number, r.rank),
-                stream=self.world.stream_of(r.rank),
-            )
+            params, stream = (r.parameters.address, number, r.rank), self.world.stream_of(r.rank)
+            self.machine.launch(self.kernels[name], blocks, threads, params, stream=stream)
 
     def _each(self, name, number=None):
         """An array of every rank of this process, cut to the round's tokens, as ExpertParallel takes them."""

@@ -56,21 +56,18 @@ def write(folder, name, about, arrays):
     for array in arrays:
         blob += bytes(-len(blob) % ALIGNMENT)
         data = array.plain.tobytes()
-        lines.append(
-            json.dumps(
-                dict(
-                    name=array.name,
-                    rank=-1 if array.rank is None else array.rank,
-                    side=array.side,
-                    dtype=array.values.dtype.name,
-                    shape=list(array.values.shape),
-                    offset=len(blob),
-                    nbytes=len(data),
-                    crc32=zlib.crc32(data),
-                    sha256=hashlib.sha256(data).hexdigest(),
-                )
-            )
+        entry = dict(
+            name=array.name,
+            rank=-1 if array.rank is None else array.rank,
+            side=array.side,
+            dtype=array.values.dtype.name,
+            shape=list(array.values.shape),
+            offset=len(blob),
+            nbytes=len(data),
+            crc32=zlib.crc32(data),
+            sha256=hashlib.sha256(data).hexdigest(),
         )
+        lines.append(json.dumps(entry))
         blob += data
     head = {
         "format": FORMAT,

@@ -143,14 +143,11 @@ def _round(case, ep, r, seed, shown_rank, regions):
         ep.check()
         r.combined = {rank: to_numpy(out) for rank, out in own.by_rank(combined).items()}
     look("combined")
-    r.combine_differences = own.of_all(
-        [
-            d
-            for rank in world.ranks
-            for d in compare_combined(cfg, rank, r.combined[rank], expected[rank], topk_ids=r.seen[rank].topk_ids)
-        ],
-        ep.timeout,
-    )
+
+    def compare(rank):
+        return compare_combined(cfg, rank, r.combined[rank], expected[rank], topk_ids=r.seen[rank].topk_ids)
+
+    r.combine_differences = own.of_all([d for rank in world.ranks for d in compare(rank)], ep.timeout)
     return r
 
 

@@ -108,15 +108,8 @@ def _verify(args, console, worlds):
                 console.print(f"{args.dump} has the first round's tokens and routing; --input reads it\n", style="dim")
         rounds, reported = [], {}
         try:
-            for r in rounds_of(
-                case,
-                world,
-                routed,
-                seed=seed,
-                shown_rank=shown_rank,
-                regions=tuple(pictures.REGIONS),
-                timeout=args.timeout,
-            ):
+            looks = dict(shown_rank=shown_rank, regions=pictures.REGIONS)
+            for r in rounds_of(case, world, routed, seed=seed, timeout=args.timeout, **looks):
                 rounds.append(r)
                 if shown and r.number == 1 and seed == args.seed:
                     report.first_round(console, args, case, r, shown_rank)

@@ -17,9 +17,8 @@ from epmoe.verify.worlds import between
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
-# (token format, scales in the slot layout)
 CAPABILITY = (9, 0)  # of the GPU for which --compile compiles, unless --cc names another
-FORMATS = (*((name, False) for name in TOKEN_FORMATS), ("mxfp4_rows", True))
+FORMATS = (*((name, False) for name in TOKEN_FORMATS), ("mxfp4_rows", True))  # True: scales in the slot layout
 # N_RANKS: without --ranks and without mpirun
 N_RANKS, EXPERTS_PER_RANK, TOP_K, TOKENS, ROUNDS = 2, 2, 2, 5, 2
 
@@ -120,16 +119,9 @@ def walk(args, console, worlds):
     if not args.json:
         _show(console, n_ranks, args.hidden, results, failed, seconds)
     elif worlds.prints:
-        print(
-            json.dumps(
-                {
-                    "passed": not failed,
-                    "seconds": round(seconds, 3),
-                    "cases": [{"case": str(case), "difference": what} for case, what in results],
-                },
-                indent=1,
-            )
-        )
+        records = [{"case": str(case), "difference": what} for case, what in results]
+        record = {"passed": not failed, "seconds": round(seconds, 3), "cases": records}
+        print(json.dumps(record, indent=1))
     return DIFFERS if failed else EQUAL
 
 
@@ -162,12 +154,8 @@ def _show(console, n_ranks, hidden, results, failed, seconds):
                 and (case.cfg.token_format, case.cfg.fuse_a_scale_preshuffle) == (name, preshuffle)
             ]
             good = sum(what is None for what in of)
-            cells.append(
-                Text(
-                    f"{good} of {len(of)}" if of else "-",
-                    style="dim" if not of else "green" if good == len(of) else "red",
-                )
-            )
+            style = "dim" if not of else "green" if good == len(of) else "red"
+            cells.append(Text(f"{good} of {len(of)}" if of else "-", style=style))
         table.add_row(name + (" slots" if preshuffle else ""), *cells)
     console.print(table)
     for case, what in failed[:5]:
