@@ -157,10 +157,11 @@ def _steps(case, not_given, world, call, round_):
     combined, changed = call(world.combine, dict(x=returned), handle)
     combined = call.over_ranks("combine", combined)
     sums = fused_a2a.hybrid_combine_forward(returned, known)
-    yield (
-        changed,
-        call.each(lambda rank: compare_hybrid.sums("combined_x", known, rank, combined[rank], sums[rank], returned)),
-    )
+
+    def combined_rows(rank):
+        return compare_hybrid.sums("combined_x", known, rank, combined[rank], sums[rank], returned)
+
+    yield changed, call.each(combined_rows)
 
     if world.dispatch_backward is None or world.combine_backward is None:
         not_given.add("gradients")
@@ -172,15 +173,13 @@ def _steps(case, not_given, world, call, round_):
     grad_x, grad_probs = parts("dispatch_backward", back, ("grad_x", "grad_probs"))
     grad_x = call.over_ranks("dispatch_backward", grad_x)
     grad_probs = call.over_ranks("dispatch_backward: grad_probs", grad_probs, optional=True)
-    yield (
-        changed,
-        call.each(
-            lambda rank: (
-                *compare_hybrid.sums("grad_x", known, rank, grad_x[rank], x_want[rank], rows),
-                *(compare_hybrid.dense_gradients(known, rank, grad_probs, probs_want) if row_probs is not None else ()),
-            )
-        ),
-    )
+
+    def gradients(rank):
+        yield from compare_hybrid.sums("grad_x", known, rank, grad_x[rank], x_want[rank], rows)
+        if row_probs is not None:
+            yield from compare_hybrid.dense_gradients(known, rank, grad_probs, probs_want)
+
+    yield changed, call.each(gradients)
 
     grad_combined = case.gradients_of_combined(round_)
     rows_want = fused_a2a.hybrid_combine_backward(known, grad_combined)

@@ -83,11 +83,8 @@ class Implementation:
         """Called after the last round of a case."""
 
 
-class RowsImplementation:
-    """Megatron's fused_a2a (DeepEP V1): one row for each (token, dst_rank), in order of src_rank and token.
-
-    Arguments are lists over ranks, or this rank's with per_rank. An object serves one world, sized by its first call.
-    """
+class _OfMegatron:
+    """What both layouts of rows have in common."""
 
     per_rank = False
 
@@ -95,6 +92,20 @@ class RowsImplementation:
     def make(cls):
         """One object for one world. All rounds use the same object."""
         return cls()
+
+    dispatch_backward = combine_backward = None
+
+    def close(self):
+        """Called after the last round of a case."""
+
+
+class RowsImplementation(_OfMegatron):
+    """Megatron's fused_a2a (DeepEP V1): one row for each (token, dst_rank), in order of src_rank and token.
+
+    Arguments are lists over ranks, or this rank's with per_rank. An object serves one world, sized by its first call.
+    Optional, for gradients: dispatch_backward(grad_recv_x, grad_recv_token_probs, handle) -> (grad_x,
+    grad_token_probs), and combine_backward(grad_combined_x, handle) -> the gradient of combine's x.
+    """
 
     def dispatch(self, x, token_indices, token_probs, num_experts):
         """Returns (recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle).
@@ -109,30 +120,17 @@ class RowsImplementation:
         """Returns combined_x [T, H], of x's dtype: the sum of each token's rows, x [N, H] in dispatch's order."""
         raise NotImplementedError
 
-    dispatch_backward = None
-    """Optional, for gradients: (grad_recv_x, grad_recv_token_probs, handle) -> (grad_x, grad_token_probs)."""
 
-    combine_backward = None
-    """Optional, for gradients: a method (grad_combined_x, handle) -> the gradient of combine's x."""
-
-    def close(self):
-        """Called after the last round of a case."""
-
-
-class HybridImplementation:
+class HybridImplementation(_OfMegatron):
     """Megatron's HybridEP: one row for each (token, local expert), grouped by expert, padded or cut to a given size.
 
     options: the keyword arguments of dispatch that it serves, and "without_probs" for probs=None. Cases that need more
     are listed as not served. Arguments are lists over ranks, or this rank's with per_rank.
+    Optional, for gradients: dispatch_backward(grad_hidden, grad_probs, handle) -> (grad_x, grad_probs), and
+    combine_backward(grad_combined_x, handle) -> the gradient of combine's x.
     """
 
     options = frozenset({"num_permuted_tokens", "pad_multiple", "fp8_dispatch", "p2p_world_size", "without_probs"})
-    per_rank = False
-
-    @classmethod
-    def make(cls):
-        """One object for one world. All rounds use the same object."""
-        return cls()
 
     def dispatch(self, x, routing_map, probs, num_local_experts, **options):
         """Returns (dispatched_hidden, dispatched_probs, dispatched_scaling_factor, tokens_per_expert, handle).
@@ -147,15 +145,6 @@ class HybridImplementation:
     def combine(self, x, handle):
         """Returns combined_x [T, H], of x's dtype. Rows of x [P, H] without a token must not be read."""
         raise NotImplementedError
-
-    dispatch_backward = None
-    """Optional, for gradients: a method (grad_hidden, grad_probs, handle) -> (grad_x, grad_probs)."""
-
-    combine_backward = None
-    """Optional, for gradients: a method (grad_combined_x, handle) -> the gradient of combine's x."""
-
-    def close(self):
-        """Called after the last round of a case."""
 
 
 def load(name):

@@ -143,15 +143,12 @@ def _steps(case, not_given, world, call, round_):
     back, changed = call(world.dispatch_backward, dict(grad_recv_x=grads, grad_recv_token_probs=of_probs), handle)
     back = parts("dispatch_backward", back, ("grad_x", "grad_token_probs"))
     grad_x, grad_probs = (call.over_ranks("dispatch_backward", of) for of in back)
-    yield (
-        changed,
-        call.each(
-            lambda rank: (
-                *compare_combined_rows(rank, grad_x[rank], x_want[rank], "grad_x"),
-                *compare_prob_gradients(rank, grad_probs[rank], probs_want[rank]),
-            )
-        ),
-    )
+
+    def gradients(rank):
+        yield from compare_combined_rows(rank, grad_x[rank], x_want[rank], "grad_x")
+        yield from compare_prob_gradients(rank, grad_probs[rank], probs_want[rank])
+
+    yield changed, call.each(gradients)
 
     grad_combined = case.gradients_of_combined(round_)
     rows_want = fused_a2a.combine_backward(handle_want, grad_combined)
