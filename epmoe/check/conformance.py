@@ -1,10 +1,11 @@
 """`check(implementation)`: compares every case that it serves with the reference. The report names the differences."""
 
 import sysconfig
+import textwrap
 import traceback
 from dataclasses import dataclass, field
 
-from epmoe.check import experts, hybrid, rows
+from epmoe.check import compare, experts, hybrid, rows
 from epmoe.check.calls import WrongForm, progress
 from epmoe.check.cases import cases
 from epmoe.check.difference import Difference, of_all_ranks
@@ -55,10 +56,7 @@ class Outcome:
             return f"not served  {self.case}: {self.not_served}"
         if not self.differences:
             return f"ok          {self.case}"
-        texts = [str(d) for d in self.differences[:SHOWN]]
-        if len(self.differences) > SHOWN:
-            texts.append(f"... and {len(self.differences) - SHOWN} more")
-        return "\n".join([f"DIFFERS     {self.case}", *(f"  {line}" for text in texts for line in text.split("\n"))])
+        return f"DIFFERS     {self.case}\n" + textwrap.indent(compare.report(self.differences, SHOWN), "  ")
 
 
 @dataclass
