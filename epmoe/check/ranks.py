@@ -10,7 +10,6 @@ import sys
 import numpy as np
 
 from epmoe.worlds import launcher
-from epmoe.worlds.plain_data import decode, encode
 from epmoe_ref.errors import UnavailableError
 
 TIMEOUT_S = 1800  # seconds for all ranks to arrive: some compile while others wait
@@ -32,52 +31,22 @@ class WholeWorld:
         """Nothing to leave."""
 
 
-class MPIRank:
-    """One rank a process, started by mpirun."""
+class OneRank:
+    """One rank a process. exchange: an Exchange or a StoreExchange."""
 
-    def __init__(self):
-        from mpi4py import MPI
-
-        self._comm = MPI.COMM_WORLD
-        self.size, self.here = self._comm.size, (self._comm.rank,)
-
-    def gather(self, value):
-        """The values of all ranks, plain data, on all ranks; collective."""
-        raw = np.frombuffer(encode(value), np.uint8)
-        sizes, size = np.empty(self.size, np.int64), np.array([len(raw)], np.int64)
-        self._comm.Allgather(size, sizes)
-        told = np.empty(sizes.sum(), np.uint8)
-        self._comm.Allgatherv(raw, (told, sizes))
-        return [decode(part) for part in np.split(told, np.cumsum(sizes)[:-1])]
-
-    def close(self):
-        """Leave torch's process group, if the implementation made one. MPI ends with the process."""
-        if "torch.distributed" in sys.modules:
-            dist = sys.modules["torch.distributed"]
-            if dist.is_available() and dist.is_initialized():
-                dist.destroy_process_group()
-
-
-class TorchRank:
-    """One rank a process, started by torchrun."""
-
-    def __init__(self):
-        import torch.distributed as dist
-
-        torch_process_group()
-        from epmoe.torch.store_exchange import StoreExchange, store_of
-
-        self._dist, rank, self.size = dist, dist.get_rank(), dist.get_world_size()
-        self._exchange = StoreExchange(store_of(dist.group.WORLD), rank, self.size)
-        self.here = (rank,)
+    def __init__(self, exchange):
+        self._exchange, self.size, self.here = exchange, exchange.size, (exchange.rank,)
 
     def gather(self, value):
         """The values of all ranks, plain data, on all ranks; collective."""
         return self._exchange.gather("telling", value, TIMEOUT_S)
 
     def close(self):
-        """Leave the process group, as torch requires."""
-        self._dist.destroy_process_group()
+        """Leave torch's process group, as torch requires, if there is one. MPI ends with the process."""
+        if "torch.distributed" in sys.modules:
+            dist = sys.modules["torch.distributed"]
+            if dist.is_available() and dist.is_initialized():
+                dist.destroy_process_group()
 
 
 def ranks_of(implementation, n_ranks, name=None):
@@ -115,13 +84,27 @@ def process_number():
 def this_rank(name):
     """This process's rank under mpirun or torchrun."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        return TorchRank()
+        torch_process_group()
+        import torch.distributed as dist
+
+        from epmoe.torch.store_exchange import StoreExchange, store_of
+
+        return OneRank(StoreExchange(store_of(dist.group.WORLD), dist.get_rank(), dist.get_world_size()))
     if started_by_mpirun():
-        return MPIRank()
+        return rank_of_mpi()
     raise UnavailableError(
         f"{name} has one rank a process: start it with `torchrun --nproc-per-node N -m epmoe check "
         f"{name}` or `mpirun -n N python -m mpi4py -m epmoe check {name}`"
     )
+
+
+def rank_of_mpi():
+    """This process's rank under mpirun. Its messages are no others', such as those of the implementation."""
+    from mpi4py import MPI
+
+    from epmoe.worlds.exchange import Exchange
+
+    return OneRank(Exchange(MPI.COMM_WORLD.Dup(), MPI))
 
 
 def torch_process_group():

@@ -14,7 +14,7 @@ from epmoe.check import experts
 from epmoe.check.adapters.kernels import PlainKernels
 from epmoe.check.cases import Case
 from epmoe.check.difference import of_all_ranks
-from epmoe.check.ranks import MPIRank, WholeWorld
+from epmoe.check.ranks import WholeWorld, rank_of_mpi
 from epmoe.command_line import DIFFERS, EQUAL
 from epmoe.expert_parallel import ExpertParallel
 from epmoe.kernels import LaunchConfig
@@ -113,7 +113,7 @@ def _compared(args, seed, worlds):
     record = {"seed": seed, "case": _described(cfg, fused), "rounds": args.rounds, "passed": True, "differences": []}
     try:
         plain = _implementation(worlds.make(cfg.n_ranks, seed), launch, fused, args.timeout)
-        ranks = MPIRank() if worlds.mpi else WholeWorld(cfg.n_ranks)
+        ranks = rank_of_mpi() if worlds.mpi else WholeWorld(cfg.n_ranks)
         found = experts.run_case(plain, _case(cfg, seed, args.rounds), ranks, set())
         found = of_all_ranks(found, ranks.gather)
         record |= {
