@@ -6,6 +6,7 @@ verdict.
 
 import os
 import sys
+from functools import lru_cache
 
 import numpy as np
 
@@ -98,8 +99,9 @@ def this_rank(name):
     )
 
 
+@lru_cache(None)
 def rank_of_mpi():
-    """This process's rank under mpirun. Its messages are no others', such as those of the implementation."""
+    """This process's rank under mpirun. It has a communicator of its own, since implementations use COMM_WORLD."""
     from mpi4py import MPI
 
     from epmoe.worlds.exchange import Exchange

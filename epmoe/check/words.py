@@ -103,9 +103,8 @@ class WordsOf:
         """Arguments of the model's combine_async: its own rows of expert output, and their src_info."""
         if self.model is None:
             return ()
-        return [expert_outputs(rank, d) for rank, d in enumerate(self.dispatched)], [
-            d.src_info for d in self.dispatched
-        ]
+        own = self.dispatched
+        return [expert_outputs(rank, d) for rank, d in enumerate(own)], [d.src_info for d in own]
 
     def differences(self):
         """A Difference for each wrong region of this process's ranks, with its likely cause, after a half.
