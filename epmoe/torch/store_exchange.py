@@ -65,9 +65,7 @@ class StoreExchange:
             self._number.clear()
         return [values[rank] for rank in range(self.size)]
 
-    def hear(self, channel, value, timeout):
-        """{rank: value} of this rank and of the ranks that call it in time; none has to."""
-        return heard(self, channel, value, timeout)
+    hear = heard
 
     def _key(self, channel, what):
         return f"{self._n_resets}/{channel}/{self._number[channel]}/{what}"
