@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import sys
 import threading
 from importlib.util import find_spec
@@ -31,6 +32,24 @@ sys.path.append(str(Path(__file__).parents[1] / "processes"))
 from mpirun import as_torchrun
 
 HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "torch.md"
+
+# Results and gradients, computed on each rank with the weights of all ranks' experts.
+SHOWN_IS_RIGHT = """
+n_ranks, mine = dist.get_world_size(), torch.stack([expert.weight for expert in experts]).detach().float()
+of_ranks = [torch.zeros_like(mine) for _ in range(n_ranks)]
+dist.all_gather(of_ranks, mine)
+weights = torch.cat(of_ranks).requires_grad_()
+probs = logits.softmax(1).gather(1, ids)
+wanted = ((weights[ids] @ x.float()[:, None, :, None]).squeeze(-1) * probs[..., None]).sum(1)
+of_x, of_logits, of_weights = torch.autograd.grad(wanted.square().sum(), (x, logits, weights))
+dist.all_reduce(of_weights)
+of_mine = torch.stack([expert.weight.grad for expert in experts])
+pairs = (out, wanted), (x.grad, of_x), (logits.grad, of_logits), (of_mine, of_weights[4 * rank : 4 * rank + 4])
+for got, right in pairs:
+    assert torch.allclose(got.float(), right.float(), rtol=0.02, atol=0.02), (got, right)
+print(f"rank {rank} of {n_ranks}: as wanted")
+"""
 
 
 @pytest.fixture
@@ -59,6 +78,8 @@ def over_processes(program, n_ranks, *arguments, limit):
     """Run a program on n_ranks ranks as torchrun does, and look for the line of each."""
     beside = HERE.parent / "fused_a2a", os.environ.get("PYTHONPATH", "")
     given = dict(limit=limit, beside=beside, TORCHDYNAMO_DISABLE="1")  # else Megatron compiles long
+    if device.SIM:
+        given["CUDA_VISIBLE_DEVICES"] = ""
     jobs = as_torchrun(n_ranks, HERE / program, *arguments, **given)
     for rank, job in enumerate(jobs):
         wanted = f"rank {rank} of {n_ranks}: as wanted"
@@ -67,6 +88,15 @@ def over_processes(program, n_ranks, *arguments, limit):
 
 def test_megatrons_calls_need_no_world_and_no_mpi():
     over_processes("process_group_program.py", 2, 8, limit=100)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("n_ranks", [2, pytest.param(torch.cuda.device_count(), marks=pytest.mark.gpu)])
+def test_the_program_of_the_page_runs(n_ranks, tmp_path):
+    (program,) = re.findall(r"^```py\n(# layer.py\n.*?)(?=^dist.destroy)", PAGE.read_text(), re.M | re.S)
+    file = tmp_path / "layer.py"
+    file.write_text(program + SHOWN_IS_RIGHT + "dist.destroy_process_group()\n")
+    over_processes(file, n_ranks, limit=180)  # on a GPU it compiles
 
 
 @needs_megatron

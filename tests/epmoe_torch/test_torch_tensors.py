@@ -158,9 +158,9 @@ def test_errors_name_the_tensor():
             fused_dispatch([t.cpu() for t in x], ids, probs, 2, group)
 
 
-def test_the_program_in_readme_runs():
+def test_the_program_of_one_process_runs():
     blocks = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(), re.M | re.S)
-    block = next(b for b in blocks if "epmoe.torch" in b)
+    block = next(b for b in blocks if "LocalWorld(2)" in b)
     assert len(block.splitlines()) <= 13
     if not device.SIM:
         block = f"import torch\ntorch.set_default_device({str(DEVICE)!r})\n" + block
