@@ -1,6 +1,6 @@
-"""`python -m benchmarks aims FILE.json ...`: aims and results as a Markdown table.
+"""`python -m benchmarks aims FILE.json ...`: targets and results as a Markdown table.
 
-It takes a file for each number of GPUs. Results that a file lacks are left empty, and missed aims are marked.
+It takes a file for each number of GPUs. Results that a file lacks are left empty, and missed targets are marked.
 """
 
 import sys
@@ -45,7 +45,7 @@ def markdown(records):
         return []
     head = ["kernels", "tokens a rank", "what"]
     for record in records:
-        head += [f"{record['n_ranks']} GPUs: aim", "reached"]
+        head += [f"{record['n_ranks']} GPUs: target", "reached"]
     lines = [pages.row(head), pages.row("---" for _ in head)]
     for name in names:
         words = list(name)
@@ -62,7 +62,7 @@ def _order(name):
 
 
 def _column(record):
-    """{(kernels, tokens, what): (aim, reached)} of one file. Verdicts on many shapes share one line."""
+    """{(kernels, tokens, what): (target, reached)} of one file. Verdicts on many shapes share one line."""
     found, together = {}, {}
     for v in targets.verdicts(record["rows"], record["n_ranks"]) if "H200" in record["device"] else ():
         if (v.shape.hidden, v.shape.experts) != MODEL:
@@ -91,7 +91,7 @@ def below(records, files):
         for record, file in zip(records, files)
     )
     return (
-        "Aims, set from the best published libraries and from bare scatters of the same rows on the same machines "
+        "Targets, set from the best published libraries and from bare scatters of the same rows on the same machines "
         "(`benchmarks/targets.py`): microseconds of the slowest rank, median, launched without a CUDA graph; "
         f"{MODEL[0]} columns, {MODEL[1]} experts, top 8. A line without a number of tokens covers all measured shapes "
         "of that model. host: microseconds of host time for a dispatch call. against uniform: time with Zipf(1) routing "

@@ -87,7 +87,7 @@ def below(record, files, hidden=7168, experts=256):
         f"median, cold L2; {hidden} columns, {experts} experts, top {record['rows'][0]['top_k']}. Floor: the "
         "bytes that the routing sends to other ranks, divided by the links' speed of "
         f"{' to '.join(f'{gbps:g}' for gbps in (link[:1] + link[1:][-1:]))} GB/s, measured in the same run. "
-        "A star marks a figure from an earlier run on the same kind of machine."
+        "† marks a figure from an earlier run on the same kind of machine."
     )
 
 
@@ -97,7 +97,7 @@ def _line(kernels, shape, found):
         if r is None:
             words += [""] * 4
             continue
-        name = f"{pages.us(r['peer_us'])} {short(r['peer'])}{'' if r['peer_here'] else '*'}" if r["peer"] else "-"
+        name = f"{pages.us(r['peer_us'])} {short(r['peer'])}{'' if r['peer_here'] else '†'}" if r["peer"] else "-"
         words += [f"**{pages.us(r['us'])}**", pages.us(r["floor_us"]), _ratio(r["to_floor"]), name]
     return pages.row(words)
 

@@ -126,7 +126,7 @@ def test_readme_table_has_our_times_floors_and_peers(record, tmp_path, capsys):
     assert main(["table", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "| pairs | 128 |" in lines[2] and "**40.0**" in lines[2] and "50.0 NCCL |" in lines[2]
-    assert "**46.0**" in lines[2] and "62.7 DeepEP LL* |" in lines[2]
+    assert "**46.0**" in lines[2] and "62.7 DeepEP LL† |" in lines[2]
     assert lines[3].startswith("| rows | 4096 |") and lines[4].startswith("| rows Zipf | 4096 |")
     assert len({line.count("|") for line in lines[:5]}) == 1 and len(lines[0].split("|")) == 2 + len(
         readme_table.HEADINGS
@@ -172,7 +172,7 @@ def test_a_page_has_a_table_for_each_number_of_gpus(record, tmp_path):
         assert first.count("Microseconds") == 1 and second.endswith(".\n\nmore words\n")
 
 
-def test_aims_stand_beside_what_is_reached(record, tmp_path, capsys):
+def test_targets_stand_beside_what_is_reached(record, tmp_path, capsys):
     files, large = [tmp_path / "4.json", tmp_path / "2.json"], shapes.parse(targets.PLAIN_SHAPE)
     record["rows"] += [row(OURS, "combine", large, 1000.0)]
     record["rows"] += [row("pairs plain", "combine", large, 1500.0)]
@@ -180,7 +180,7 @@ def test_aims_stand_beside_what_is_reached(record, tmp_path, capsys):
         results.write(record | {"n_ranks": n}, file)
     assert main(["aims", *map(str, files)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    of_both = "4 GPUs: aim | reached | 2 GPUs: aim | reached |"
+    of_both = "4 GPUs: target | reached | 2 GPUs: target | reached |"
     assert lines[0] == "| kernels | tokens a rank | what | " + of_both
     assert "| pairs | 128 | dispatch | 42 | 40 | 33 | 40 **missed** |" in lines
     assert "| pairs | 128 | combine | 45 | 46 **missed** | 36 | 46 **missed** |" in lines
@@ -268,8 +268,8 @@ def test_readme_shows_a_part_of_the_table_of_loops():
     assert all([cell.strip() for cell in line.split("|")[1:-1]] in cells for line in table)
 
 
-def test_docs_show_the_aims_beside_what_the_files_of_results_say():
-    table, paragraph, files = measured("Aims, set from")
+def test_docs_show_the_targets_beside_what_the_files_of_results_say():
+    table, paragraph, files = measured("Targets, set from")
     records = [results.merged([results.read(ROOT / file)]) for file in files]
     assert table == aims.markdown(records) and [record["n_ranks"] for record in records] == [4, 2]
     assert paragraph == pages.paragraph(aims.below(records, files))
