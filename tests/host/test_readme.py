@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from epmoe.__main__ import COMMANDS
+from epmoe.__main__ import COMMANDS, main
 from epmoe.check import conformance
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,14 +29,21 @@ def blocks(language, text=TEXT):
 
 
 @pytest.mark.parametrize("page", [README, ROOT / "docs" / "using.md"], ids=lambda page: page.name)
-def test_the_python_blocks_run_in_order(page, monkeypatch):
-    monkeypatch.setattr(conformance, "RUNS", 1)  # the implementation shown is the reference
+def test_the_python_blocks_run_in_order(page):
     names = {}
     text = page.read_text()
     assert blocks("python", text)
     for block in blocks("python", text):
         exec(compile(block, page.name, "exec"), names)
     assert [len(a) for a in names["out"]] == [len(x) for x in names["x"]]
+
+
+def test_the_implementation_shown_passes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(conformance, "RUNS", 1)  # it is the reference
+    (tmp_path / "mine.py").write_text(blocks("python")[0])
+    assert main(["check", "mine:Mine", "--quiet"]) == 0
+    assert "14 of 49 cases served" in capsys.readouterr().out
 
 
 def test_the_readme_is_short_and_its_programs_fit_on_a_screen():
