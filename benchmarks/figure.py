@@ -5,6 +5,7 @@ from pathlib import Path
 
 from benchmarks import peers, results, shapes
 from benchmarks.readme_table import short
+from epmoe.provenance import install
 
 # title, kernels, phase
 PANELS = (
@@ -69,9 +70,7 @@ def run(args):
     try:
         import matplotlib
     except ImportError:
-        print(
-            "benchmarks figure: matplotlib is not installed: pip install 'epmoe[bench]', or matplotlib", file=sys.stderr
-        )
+        print(f"benchmarks figure: matplotlib is not installed: {install('bench')}, or matplotlib", file=sys.stderr)
         return 2
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt

@@ -14,6 +14,7 @@ from benchmarks.pairs import BF16, config, random_tokens
 from benchmarks.torch_peer import TorchPeer
 from epmoe import device, fused_a2a
 from epmoe.expert_parallel import ExpertParallel
+from epmoe.provenance import install
 from epmoe_ref.errors import UnavailableError
 
 HYBRID_SMS = 132
@@ -53,7 +54,7 @@ class _Ours:
         try:
             import torch
         except ImportError:
-            raise UnavailableError("torch is not installed: pip install 'epmoe[torch]'") from None
+            raise UnavailableError(f"torch is not installed: {install('torch')}") from None
         where = "cpu" if device.SIM else f"cuda:{self.world.machine.ordinal}"
         return [
             torch.from_numpy(a.view(np.int16)).view(torch.bfloat16).to(where)

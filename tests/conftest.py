@@ -221,9 +221,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 def pytest_terminal_summary(terminalreporter):
     for folder, (module, extra) in LEFT_OUT.items():
-        terminalreporter.write_line(
-            f"tests/{folder}: not run, {module} is not installed (pip install 'epmoe[{extra}]')"
-        )
+        terminalreporter.write_line(f"tests/{folder}: not run, {module} is not installed (pip install -e '.[{extra}]')")
 
 
 def content_of_kernels(program):

@@ -5,11 +5,12 @@ Kernels that use them are compiled with link-time optimisation against NVSHMEM's
 
 from numba import cuda
 
+from epmoe.provenance import install
 from epmoe_ref.errors import UnavailableError
 
 from .ptx_factory import typed_intrinsic, types, u64
 
-REMEDY = "pip install 'epmoe[shmem]'; `epmoe doctor` says what is missing"
+REMEDY = "%s; `epmoe doctor` says what is missing" % install("shmem")
 
 try:
     from nvshmem.bindings.device.numba import fence, quiet, signal_op, uint8_put_nbi_warp

@@ -19,7 +19,9 @@ Only this package imports torch.
 try:
     import torch  # noqa: F401
 except ImportError as error:
-    raise ImportError("epmoe.torch needs torch: pip install 'epmoe[torch]'") from error
+    from epmoe.provenance import install
+
+    raise ImportError(f"epmoe.torch needs torch: {install('torch')}") from error
 
 from epmoe.fused_a2a import get_hidden_bytes, set_deepep_num_sms
 from epmoe.torch.buffers import get_buffer, init_hybrid_ep_buffer, reset_hybrid_ep_buffer

@@ -15,9 +15,8 @@ SIZES = {
 # Variables that hold this process's number, for launchers that give no size.
 RANKS = {"PMIX_RANK": "a PMIx launcher (srun --mpi=pmix)"}
 REMEDIES = (
-    "start it with the mpirun of the MPI library that mpi4py uses (`epmoe doctor` names both), with "
-    "`pip install 'epmoe[mpi]'` that is the mpirun next to this Python; under Slurm try srun --mpi=pmix or "
-    "--mpi=pmi2"
+    "start it with the mpirun of the MPI library that mpi4py uses (`epmoe doctor` names both), with the extra `mpi` "
+    "that is the mpirun next to this Python; under Slurm try srun --mpi=pmix or --mpi=pmi2"
 )
 
 

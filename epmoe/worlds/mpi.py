@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 
 from epmoe import device
+from epmoe.provenance import install
 from epmoe.worlds import agreement, launcher
 from epmoe.worlds.cuda_stream import handle_of
 from epmoe.worlds.exchange import Exchange
@@ -145,6 +146,6 @@ def _mpi():
         from mpi4py import MPI
     except ImportError as error:
         raise UnavailableError(
-            f"MPI cannot be used ({error}): pip install 'epmoe[mpi]', or load your cluster's MPI module"
+            f"MPI cannot be used ({error}): {install('mpi')}, or load your cluster's MPI module"
         ) from error
     return MPI

@@ -7,9 +7,10 @@ from cuda.bindings import driver as cu
 
 from epmoe.device.gpu_driver import check
 from epmoe.device.gpu_memory import Buffer
+from epmoe.provenance import install
 from epmoe_ref.errors import EPValueError, UnavailableError
 
-REMEDY = "pip install 'epmoe[shmem]'; `epmoe doctor` says what is missing"
+REMEDY = f"{install('shmem')}; `epmoe doctor` says what is missing"
 ALIGNMENT = 256  # bytes: the layout's regions begin at multiples of it
 _started: dict = {}  # "members": (rank, number of ranks) that NVSHMEM was started with, "device": the GPU
 _abandoned: list = []  # memory of ranks that left after an error; peers may still write into it

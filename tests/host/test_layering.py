@@ -13,7 +13,7 @@ TOP = ROOT / "epmoe" / "__init__.py"  # names of all layers, imported when they 
 
 # From the bottom up; a module may import from its own layer and from those before it.
 LAYERS = [
-    ("epmoe.device", "epmoe.capability"),
+    ("epmoe.device", "epmoe.capability", "epmoe.provenance"),
     # the layout asks the formats in kernels for their sizes; plain kernels take the arrays that the host side takes
     ("epmoe.layout", "epmoe.kernels", "epmoe.worlds", "epmoe.host.arrays", "epmoe.host.dlpack"),
     ("epmoe.host", "epmoe.expert_parallel"),

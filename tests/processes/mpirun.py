@@ -43,7 +43,7 @@ def mpirun(n_ranks, *command, limit=60, beside=(), **environ):
     command: a program's file, which may be one beside this one, or "-m", module. beside: folders of its modules.
     """
     found = find_mpirun()
-    assert found, "no mpirun beside this Python or on PATH: pip install 'epmoe[test]'"
+    assert found, "no mpirun beside this Python or on PATH: pip install -e '.[test]'"
     first, *more = map(str, command)
     first = str(HERE / first) if first.endswith(".py") else first
     program = [sys.executable, "-m", "mpi4py", first, *more]

@@ -57,7 +57,7 @@ def can_run(job, p2p_world_size):
     """Whether the job could begin; between p2p worlds it needs NVSHMEM, and says so."""
     if not p2p_world_size or find_spec("nvshmem"):
         return True
-    assert job.status != 0 and "epmoe[shmem]" in job.output, job.output
+    assert job.status != 0 and "[shmem]'" in job.output, job.output
     return False
 
 
