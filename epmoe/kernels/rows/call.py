@@ -17,7 +17,7 @@ from ..status import has_failed
 from . import mailbox, wait
 from .shape import memory_of, p, parameter_block
 
-OVER = 0                # instead of a call's number: this block has ended it, or a wait has expired
+OVER = 0                # instead of a call's number: it has not begun, this block has ended it, or a wait has expired
 
 
 class Call(NamedTuple):
