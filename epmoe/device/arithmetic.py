@@ -10,6 +10,8 @@ F32 = np.float32
 MASK32 = 0xFFFFFFFF
 _NAN = F32(np.nan)
 _BF16_VALUES = (np.arange(1 << 16, dtype=np.uint32) << 16).view(F32)
+_F16_VALUES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(F32)
+_bits16, _bits32 = struct.Struct("=H").unpack, struct.Struct("=I").unpack
 
 
 def u64(x):
@@ -31,12 +33,12 @@ def i32(x):
 
 def f32(x):
     """x rounded to float32."""
-    return F32(x)
+    return x if x.__class__ is F32 else F32(x)
 
 
 def f32_as_u32(x):
     """The bits of an f32."""
-    return int((x if x.__class__ is F32 else F32(x)).view(np.uint32))
+    return _bits32(f32(x))[0]
 
 
 def u32_as_f32(x):
@@ -55,7 +57,7 @@ def bf16_hi(x):
 
 
 def _bf16_bits(x):
-    u = int((x if x.__class__ is F32 else F32(x)).view(np.uint32))
+    u = f32_as_u32(x)
     if u & 0x7FFFFFFF > 0x7F800000:
         return 0x7FFF  # the result of cvt.rn.bf16 for every NaN
     return (u + 0x7FFF + (u >> 16 & 1)) >> 16
@@ -68,17 +70,17 @@ def pack_bf16x2(lo, hi):
 
 def f16_lo(x):
     """The f16 in bits 0..15, as f32."""
-    return F32(np.uint16(x & 0xFFFF).view(np.float16))
+    return _F16_VALUES[x & 0xFFFF]
 
 
 def f16_hi(x):
     """The f16 in bits 16..31, as f32."""
-    return F32(np.uint16(x >> 16 & 0xFFFF).view(np.float16))
+    return _F16_VALUES[x >> 16 & 0xFFFF]
 
 
 def _f16_bits(x):
-    x = F32(x)
-    return 0x7FFF if x != x else int(np.float16(x).view(np.uint16))
+    x = f32(x)
+    return 0x7FFF if x != x else _bits16(np.float16(x))[0]
 
 
 def pack_f16x2(lo, hi):
@@ -91,12 +93,12 @@ _E4M3_VALUES = np.arange(256, dtype=np.uint8).view(E4M3).astype(F32)
 
 
 def _e4m3_bits(x):
-    x = F32(x)
+    x = f32(x)
     if x != x:
         return 0x7F
     if abs(x) >= 448:  # satfinite: infinities too
         return 0xFE if x < 0 else 0x7E
-    return int(np.asarray(x).astype(E4M3).view(np.uint8))
+    return E4M3(x).tobytes()[0]
 
 
 def pack_e4m3x2(lo, hi):
@@ -126,12 +128,12 @@ def add_rn(a, b):
 
 def sub_rn(a, b):
     """a - b, rounded once."""
-    return F32(a) - F32(b)
+    return f32(a) - f32(b)
 
 
 def div_rn(a, b):
     """a / b, rounded once."""
-    return F32(a) / F32(b)
+    return f32(a) / f32(b)
 
 
 def fma_rn(a, b, c):
@@ -142,17 +144,12 @@ def fma_rn(a, b, c):
     """
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) or isinstance(c, np.ndarray):
         return _fma_arrays(np.asarray(a, F32), np.asarray(b, F32), np.asarray(c, F32))
-    p = float(a) * float(b)
-    c = float(c)
+    p, c = float(a) * float(b), float(c)
     s = p + c
-    if not math.isfinite(s):
-        return F32(s)
     z = s - p
     error = (p - (s - z)) + (c - z)
-    if error:
-        bits = int.from_bytes(struct.pack("<d", s), "little")
-        if not bits & 1:
-            s = math.nextafter(s, math.inf if error > 0 else -math.inf)
+    if error and math.isfinite(s) and not struct.pack("<d", s)[0] & 1:
+        s = math.nextafter(s, math.inf if error > 0 else -math.inf)
     return F32(s)
 
 
@@ -170,27 +167,27 @@ def _fma_arrays(a, b, c):
 
 def max_f32(a, b):
     """The larger of a and b. If one is NaN, the other. +0 is larger than -0."""
-    a, b = F32(a), F32(b)
+    a, b = f32(a), f32(b)
     if a != a:
         return b if b == b else _NAN
     if b != b or a > b:
         return a
-    return b if a < b or np.signbit(a) else a
+    return b if a < b or math.copysign(1, a) < 0 else a
 
 
 def min_f32(a, b):
     """The smaller of a and b. If one is NaN, the other. -0 is smaller than +0."""
-    a, b = F32(a), F32(b)
+    a, b = f32(a), f32(b)
     if a != a:
         return b if b == b else _NAN
     if b != b or a < b:
         return a
-    return b if a > b or np.signbit(b) else a
+    return b if a > b or math.copysign(1, b) < 0 else a
 
 
 def abs_f32(a):
     """a without its sign."""
-    return abs(F32(a))
+    return abs(f32(a))
 
 
 def exp(a):
