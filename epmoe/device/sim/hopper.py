@@ -7,11 +7,9 @@ later time, at the latest when a thread waits for it. So code that does not wait
 import ctypes
 import sys
 
-from greenlet import getcurrent
-
 from epmoe_ref.errors import EPError
 
-from .ops import intrinsic, span_of
+from .ops import intrinsic, span_of, step
 from .scheduler import NOW
 from .shared import shared_span
 from .warp import meet
@@ -63,10 +61,7 @@ class Copy:
             return
         ctypes.memmove(self.target, self.data, self.nbytes)
         self.done = True
-        watchers = NOW.watchers
-        if watchers:
-            for granule in [g for g in watchers if self.target >> 4 <= g < self.target + self.nbytes + 15 >> 4]:
-                NOW.written(granule)
+        NOW.copied(self.target, self.nbytes)
         if self.mbarrier is not None:
             if NOW.detector is not None:
                 NOW.detector.copy_landed(self.mbarrier, self.ticket)
@@ -79,19 +74,12 @@ class Copy:
             self.perform()
 
 
-def _step():
-    NOW.fuel -= 1
-    if NOW.fuel < 0:
-        NOW.preempt()
-    return getcurrent()
-
-
 def _fault(t, text):
     raise EPError("%s: %s" % (t.place(), text))
 
 
 def _mbarrier(t, address, name):
-    real, span = shared_span(address, 8, name)
+    real, span = shared_span(t, address, 8, name)
     found = t.block.mbarriers.get(real)
     if found is None:
         _fault(t, "%s on shared address %d, where mbar_init has not made an mbarrier" % (name, address))
@@ -101,8 +89,8 @@ def _mbarrier(t, address, name):
 @intrinsic
 def mbar_init(mbar, count):
     """Make an mbarrier at a shared-window address (8 bytes, aligned) that takes `count` arrivals a phase."""
-    t = _step()
-    real, span = shared_span(mbar, 8, "mbar_init")
+    t = step()
+    real, span = shared_span(t, mbar, 8, "mbar_init")
     if NOW.detector is not None:
         NOW.detector.plain(t.actor, real, 8, True, "mbar_init", sys._getframe(1), span)
     t.block.mbarriers[real] = Mbarrier(int(count), real)
@@ -123,21 +111,21 @@ def _arrive(t, mbar, nbytes, name, frame):
 @intrinsic
 def mbar_expect_tx(mbar, nbytes):
     """Arrive, and extend the phase until nbytes more have been copied."""
-    t = _step()
+    t = step()
     _arrive(t, mbar, int(nbytes), "mbar_expect_tx", sys._getframe(1))
 
 
 @intrinsic
 def mbar_arrive(mbar):
     """Arrive (release, scope cta)."""
-    t = _step()
+    t = step()
     _arrive(t, mbar, 0, "mbar_arrive", sys._getframe(1))
 
 
 @intrinsic
 def mbar_try_wait(mbar, parity):
     """1 if the phase of this parity has ended (acquire, scope cta), else 0, perhaps after a while."""
-    t = _step()
+    t = step()
     bar, span = _mbarrier(t, mbar, "mbar_try_wait")
     if NOW.detector is not None:
         NOW.detector.touch_mbarrier(t.actor, bar, "mbar_try_wait", sys._getframe(1), span)
@@ -145,15 +133,7 @@ def mbar_try_wait(mbar, parity):
         if NOW.detector is not None:
             NOW.detector.sees_phase(t.actor, bar)
         return 1
-    time = t.operations + NOW.mark - NOW.fuel
-    if t.polled and time - t.poll_time > 1:
-        t.polled.clear()
-    t.poll_time = time
-    if t.polled.get(bar.address) == bar.phase:
-        NOW.spin(t)
-        t.poll_time = t.operations
-    else:
-        t.polled[bar.address] = bar.phase
+    NOW.poll(t, bar.address, bar.phase, bar.phase)
     return 0
 
 
@@ -165,12 +145,12 @@ def _check_bulk(t, name, nbytes):
 @intrinsic
 def bulk_load(shared_dst, src, nbytes, mbar):
     """Copy nbytes (multiple of 16) from global memory to a shared-window address; the mbarrier counts the bytes."""
-    t = _step()
+    t = step()
     nbytes = int(nbytes)
     _check_bulk(t, "bulk_load", nbytes)
     bar, bar_span = _mbarrier(t, mbar, "bulk_load")
     span = span_of(src, nbytes, "bulk_load", 16)
-    real, shared = shared_span(shared_dst, nbytes, "bulk_load", 16)
+    real, shared = shared_span(t, shared_dst, nbytes, "bulk_load", 16)
     ticket = None
     if NOW.detector is not None:
         ticket = NOW.detector.bulk_load(t.actor, real, src, nbytes, shared, span, sys._getframe(1), bar, bar_span)
@@ -180,11 +160,11 @@ def bulk_load(shared_dst, src, nbytes, mbar):
 @intrinsic
 def bulk_store(dst, shared_src, nbytes):
     """Copy nbytes (multiple of 16) from a shared-window address to global memory, in the thread's open bulk group."""
-    t = _step()
+    t = step()
     nbytes = int(nbytes)
     _check_bulk(t, "bulk_store", nbytes)
     span = span_of(dst, nbytes, "bulk_store", 16, write=True)
-    real, shared = shared_span(shared_src, nbytes, "bulk_store", 16)
+    real, shared = shared_span(t, shared_src, nbytes, "bulk_store", 16)
     if NOW.detector is not None:
         NOW.detector.bulk_store(t.actor, real, dst, nbytes, shared, span, sys._getframe(1))
     copy = Copy(t, real, dst, nbytes, span)
@@ -195,7 +175,7 @@ def bulk_store(dst, shared_src, nbytes):
 @intrinsic
 def bulk_commit():
     """Close the thread's current group of bulk stores."""
-    t = _step()
+    t = step()
     t.copies.extend(t.open_copies)
     t.open_copies = []
     if NOW.detector is not None:
@@ -205,7 +185,7 @@ def bulk_commit():
 @intrinsic
 def bulk_wait():
     """Wait until all closed groups of this thread are done. Their writes may then be signalled."""
-    t = _step()
+    t = step()
     for copy in t.copies:
         copy.finish()
     t.copies = []
@@ -216,7 +196,7 @@ def bulk_wait():
 @intrinsic
 def bulk_wait_read():
     """Wait until all closed groups of this thread have read their source. Shared memory may then be overwritten."""
-    t = _step()
+    t = step()
     for copy in t.copies:
         copy.read()
     if NOW.detector is not None:
@@ -226,7 +206,7 @@ def bulk_wait_read():
 @intrinsic
 def fence_proxy_async():
     """Make ordinary accesses before it visible to bulk copies issued after it (by any thread ordered after this one)."""
-    t = _step()
+    t = step()
     if NOW.detector is not None:
         NOW.detector.fence_proxy(t.actor)
 
@@ -244,7 +224,7 @@ def griddep_wait():
 
     Streams here never overlap launches, but the race detector assumes that they may.
     """
-    t = _step()
+    t = step()
     if NOW.detector is not None:
         NOW.detector.launch_before_has_ended(t)
 
@@ -252,4 +232,4 @@ def griddep_wait():
 @intrinsic
 def griddep_launch():
     """Programmatic launch: the next launch may begin. Streams here never overlap launches."""
-    _step()
+    step()

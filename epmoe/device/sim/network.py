@@ -16,12 +16,10 @@ import ctypes
 import sys
 from typing import NamedTuple
 
-from greenlet import getcurrent
-
 from epmoe_ref.errors import EPError, OutOfBoundsError
 
 from .memory import ONE_AT_A_TIME, VIEW
-from .ops import span_of
+from .ops import span_of, step
 from .scheduler import NOW
 from .warp import meet
 
@@ -138,10 +136,7 @@ class Put(Delivery):
 
     def arrive(self):
         ctypes.memmove(self.target, self.source, self.nbytes)
-        watchers = NOW.watchers
-        if watchers:
-            for granule in [g for g in watchers if self.target >> 4 <= g < self.target + self.nbytes >> 4]:
-                NOW.written(granule)
+        NOW.copied(self.target, self.nbytes)
 
 
 class Signal(Delivery):
@@ -170,13 +165,6 @@ class _Place:
     def __init__(self, frame, callers=1):
         self.f_code, self.f_lasti = frame.f_code, frame.f_lasti
         self.f_back = _Place(frame.f_back, callers - 1) if callers else None
-
-
-def _step():
-    NOW.fuel -= 1
-    if NOW.fuel < 0:
-        NOW.preempt()
-    return getcurrent()
 
 
 # ---------------------------------------------------------------- words
@@ -212,7 +200,7 @@ def shmem_put_nbi_warp(dst, src, nbytes, pe):
 
 def shmem_signal_set(word, value, pe):
     """Set the u64 word in the memory of rank pe. `word` is its address here. It arrives some time later."""
-    t, word, pe = _step(), int(word), int(pe)
+    t, word, pe = step(), int(word), int(pe)
     target = NOW.run.machine.network.at(t, word, 8, pe, "shmem_signal_set")
     span = span_of(target, 8, "shmem_signal_set", write=True)
     place, ticket = _Place(sys._getframe(1)), None
@@ -227,7 +215,7 @@ def shmem_fence():
 
     Also a fence of system scope: a later signal covers everything that this thread has written or acquired.
     """
-    t = _step()
+    t = step()
     t.sent = [d for d in t.sent if not d.done]
     t.fenced = {}
     for d in t.sent:
@@ -238,7 +226,7 @@ def shmem_fence():
 
 def shmem_quiet():
     """Wait for this thread's puts and signals, with its part of its warp's puts. Sources may then be reused."""
-    t = _step()
+    t = step()
     for d in t.sent:
         d.finish()
     t.sent, t.fenced = [], {}

@@ -11,6 +11,7 @@ import numpy as np
 from greenlet import getcurrent
 
 from .memory import MEMORY, out_of_bounds
+from .scheduler import NOW
 
 MASK32, MASK64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 SCOPES = {"cta": 1, "gpu": 2, "sys": 3}
@@ -26,6 +27,14 @@ def intrinsic(op, name=None, doc=None):
         op.__doc__ = doc
     OPS[op.__name__] = op
     return op
+
+
+def step():
+    """Count an operation, which may switch threads. Returns the current thread. The most frequent ones inline it."""
+    NOW.fuel -= 1
+    if NOW.fuel < 0:
+        NOW.preempt()
+    return getcurrent()
 
 
 def _to_i32(v):

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from greenlet import getcurrent
 
 from .memory import VIEW, WIDTH
-from .ops import MASK32, SPANS, STARTS, WRAP, intrinsic, read4, span_of, write4
+from .ops import MASK32, SPANS, STARTS, WRAP, intrinsic, read4, span_of, step, write4
 from .scheduler import NOW
 
 
@@ -100,7 +100,5 @@ _store16("store16_stream", "store16 that leaves no trace in the L1 cache.")
 @intrinsic
 def prefetch(address):
     """Prefetch the bytes around a global address into L2. Nothing is read, so no order is needed."""
-    NOW.fuel -= 1
-    if NOW.fuel < 0:
-        NOW.preempt()
+    step()
     span_of(address, 1, "prefetch")

@@ -37,7 +37,7 @@ class Scheduler:
         "quantum",
         "spent",
         "extra_ns",
-        "preemption",
+        "log_stay",
         "random",
         "draw",  # time and chance
         "ready",
@@ -77,7 +77,8 @@ class Scheduler:
         """Start a run. rng: random.Random, or None for round-robin. run.ended(thread) is called when a thread ends."""
         self.hub = greenlet.getcurrent()
         self.random = rng
-        self.preemption = rng.choice((0.0, 0.02, 0.1, 0.3)) if rng else 0.0
+        # of the probability that an operation does not end its thread's quantum
+        self.log_stay = log(1.0 - rng.choice((0.0, 0.02, 0.1, 0.3))) if rng else 0.0
         self.draw = rng.random if rng else None
         self.burst_length = rng.choice((1, 16, 128)) if rng else 0
         self.burst, self.current, self.boost = 0, None, 1.0
@@ -109,8 +110,8 @@ class Scheduler:
     # ------------------------------------------------------------------ time
     def refuel(self):
         self.spent += self.quantum - self.fuel
-        if self.preemption:
-            self.quantum = 1 + int(log(1.0 - self.random.random()) / log(1.0 - self.preemption))
+        if self.log_stay:
+            self.quantum = 1 + int(log(1.0 - self.draw()) / self.log_stay)
         else:
             self.quantum = FIFO_QUANTUM
         self.fuel = self.mark = self.quantum
@@ -150,10 +151,7 @@ class Scheduler:
             livelock.look(self)
         self.burst = 0
         self.wake(t.block, (t,))
-        nxt = self.pick()
-        if nxt is not t:
-            nxt.switch()
-        self.mark = self.fuel
+        self.park(t)
 
     def park(self, t):
         """Park the current thread t, whose wakers are registered. Returns when it runs again."""
@@ -169,20 +167,15 @@ class Scheduler:
             while not self.ready:
                 self.idle()
             return self.ready.popleft()
-        block = self.current
-        if block is not None and self.burst > 0 and block.ready:
+        if self.burst > 0 and self.current.ready:
             self.burst -= 1
+            ready = self.current.ready
         else:
-            block = self.choose_block()
-        ready = block.ready
-        n = len(ready)
-        if n == 1:
-            return ready.pop()
-        i = int(self.draw() * n)
-        t = ready[i]
-        ready[i] = ready[-1]
-        ready.pop()
-        return t
+            ready = self.choose_block().ready
+        if len(ready) > 1:
+            i = int(self.draw() * len(ready))
+            ready[i], ready[-1] = ready[-1], ready[i]
+        return ready.pop()
 
     def choose_block(self):
         """The block that runs for the next few turns: chosen at random, slow ones less often."""
@@ -213,6 +206,21 @@ class Scheduler:
         copies.pop(int(self.random.random() * len(copies)) if self.random else 0).perform()
 
     # ------------------------------------------------------------------ waiting for a word
+    def poll(self, t, look, value, newest):
+        """Thread t has looked at a word and seen a value. If it sees an unchanged newest value again, it spins.
+
+        look: the word's address, its lowest bit set if the load acquires. Other operations in between begin anew.
+        """
+        time, polled = t.operations + self.mark - self.fuel, t.polled
+        if polled and time - t.poll_time > 1:
+            polled.clear()
+        t.poll_time = time
+        if polled.get(look) == value == newest:
+            self.spin(t)
+            t.poll_time = t.operations
+        else:
+            polled[look] = value
+
     def spin(self, t):
         """Park t until one of the words in t.polled is written."""
         watchers = self.watchers
@@ -223,6 +231,11 @@ class Scheduler:
             watchers.setdefault(address >> 4, []).append(t)
         self.spinners[t] = None
         self.park(t)
+
+    def copied(self, target, nbytes):
+        """Whole vectors were copied to `target`."""
+        for granule in [g for g in self.watchers if target >> 4 <= g < target + nbytes >> 4]:
+            self.written(granule)
 
     def written(self, granule, changed=True):
         """A thread wrote a granule on which threads are parked. `changed`: the value is another one."""

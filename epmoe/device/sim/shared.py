@@ -1,13 +1,15 @@
 """Shared memory: arrays of a block, and intrinsics that take shared-window addresses."""
 
+import math
 import sys
 
 import numpy as np
 from greenlet import getcurrent
 
 from .memory import VIEW, WIDTH, out_of_bounds
-from .ops import MASK32, SCOPES, WRAP, intrinsic, read4, write4
+from .ops import MASK32, SCOPES, WRAP, intrinsic, read4, step, write4
 from .scheduler import NOW
+from .threads import SHARED_WINDOW
 
 int32, uint32, uint64, float32, uint8 = (np.dtype(n) for n in "int32 uint32 uint64 float32 uint8".split())
 VIEWS = {int32: "i32", uint32: "u32", uint64: "u64", float32: "f32", uint8: "u8"}
@@ -20,7 +22,7 @@ class SharedArray:
 
     def __init__(self, span, window, shape, dtype):
         self.span, self.window, self.shape = span, window, shape
-        self.size = int(np.prod(shape))
+        self.size = math.prod(shape)
         self.item = dtype.itemsize
         self.view = span.views[VIEW[VIEWS[dtype]]]
         self.wrap = WRAP[VIEWS[dtype]]
@@ -64,12 +66,12 @@ def shared_array(shape, dtype):
     """
     block = getcurrent().block
     frame = sys._getframe(1)
-    site = (frame.f_code, frame.f_lasti)
+    site = (id(frame.f_code), frame.f_lasti)  # code objects take long to hash
     array = block.shared.get(site)
     if array is None:
         dtype = np.dtype(dtype)
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        nbytes = int(np.prod(shape)) * dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize
         window = (block.shared_top + 127) & ~127
         block.shared_top = window + nbytes
         name = "shared array of %s:%d" % (frame.f_code.co_filename.rpartition("/")[2], frame.f_lineno)
@@ -87,7 +89,7 @@ def shared_addr(array):
 @intrinsic
 def dynamic_shared():
     """Shared-window address (u32) of the launch's dynamic shared memory, 16-byte aligned."""
-    return getcurrent().block.dynamic_window
+    return SHARED_WINDOW
 
 
 @intrinsic
@@ -96,19 +98,18 @@ def shared_add_i32(array, i, v):
 
     Adding 0 is a poll, and polls are spins, as for strong loads.
     """
-    NOW.fuel -= 1
-    if NOW.fuel < 0:
-        NOW.preempt()
+    t = step()
     if not 0 <= i < array.size:
         raise out_of_bounds(
-            "shared_add_i32 at index %d" % i, getcurrent().place(), "%s has %d elements" % (array.span.name, array.size)
+            "shared_add_i32 at index %d" % i, t.place(), "%s has %d elements" % (array.span.name, array.size)
         )
     old = array.view[i]
     new = array.wrap(old + v)
+    address = array.span.low + 4 * i
     if NOW.detector is not None:
         NOW.detector.strong(
-            getcurrent().actor,
-            array.span.low + 4 * i,
+            t.actor,
+            address,
             4,
             True,
             True,
@@ -122,27 +123,16 @@ def shared_add_i32(array, i, v):
             new,
         )
     array.view[i] = new
-    address = array.span.low + 4 * i
     if new != old:
         if address >> 4 in NOW.watchers:
             NOW.written(address >> 4)
     elif v == 0:
-        t = getcurrent()
-        time, polled = t.operations + NOW.mark - NOW.fuel, t.polled
-        if polled and time - t.poll_time > 1:
-            polled.clear()
-        t.poll_time = time
-        if polled.get(address) == old:
-            NOW.spin(t)
-            t.poll_time = t.operations
-        else:
-            polled[address] = old
+        NOW.poll(t, address, old, old)
     return old
 
 
-def shared_span(window_address, nbytes, name, alignment=None):
-    """(real address, span) of bytes at a shared-window address of the current block. An error names the line."""
-    t = getcurrent()
+def shared_span(t, window_address, nbytes, name, alignment=None):
+    """(real address, span) of bytes at a shared-window address of thread t's block. An error names the line."""
     found = t.block.locate(window_address, nbytes)
     if found is None or window_address % (alignment or nbytes):
         pieces = ", ".join("%d to %d: %s" % (w, w + s.high - s.low, s.name) for w, s in t.block.spans) or "none"
@@ -159,12 +149,10 @@ def _shared_load(ty):
     name, n, view = "shared_load_" + ty, WIDTH[ty], VIEW[ty]
 
     def load(address):
-        NOW.fuel -= 1
-        if NOW.fuel < 0:
-            NOW.preempt()
-        real, span = shared_span(address, n, name)
+        t = step()
+        real, span = shared_span(t, address, n, name)
         if NOW.detector is not None:
-            NOW.detector.plain(getcurrent().actor, real, n, False, name, sys._getframe(1), span)
+            NOW.detector.plain(t.actor, real, n, False, name, sys._getframe(1), span)
         return span.views[view][(real - span.origin) // n]
 
     return intrinsic(load, name, "The %s at a shared-window address." % ty)
@@ -174,12 +162,10 @@ def _shared_store(ty):
     name, n, view, wrap = "shared_store_" + ty, WIDTH[ty], VIEW[ty], WRAP[ty]
 
     def store(address, v):
-        NOW.fuel -= 1
-        if NOW.fuel < 0:
-            NOW.preempt()
-        real, span = shared_span(address, n, name)
+        t = step()
+        real, span = shared_span(t, address, n, name)
         if NOW.detector is not None:
-            NOW.detector.plain(getcurrent().actor, real, n, True, name, sys._getframe(1), span)
+            NOW.detector.plain(t.actor, real, n, True, name, sys._getframe(1), span)
         span.views[view][(real - span.origin) // n] = wrap(v)
 
     return intrinsic(store, name, "Store a %s at a shared-window address." % ty)
@@ -193,22 +179,18 @@ for _ty in ("i32", "u32", "u64", "f32"):
 @intrinsic
 def shared_load16(address):
     """Four u32 from a 16-byte aligned shared-window address."""
-    NOW.fuel -= 1
-    if NOW.fuel < 0:
-        NOW.preempt()
-    real, span = shared_span(address, 16, "shared_load16")
+    t = step()
+    real, span = shared_span(t, address, 16, "shared_load16")
     if NOW.detector is not None:
-        NOW.detector.plain(getcurrent().actor, real, 16, False, "shared_load16", sys._getframe(1), span)
+        NOW.detector.plain(t.actor, real, 16, False, "shared_load16", sys._getframe(1), span)
     return read4(span.views[0], real - span.origin)
 
 
 @intrinsic
 def shared_store16(address, a, b, c, d):
     """Store four u32 at a 16-byte aligned shared-window address."""
-    NOW.fuel -= 1
-    if NOW.fuel < 0:
-        NOW.preempt()
-    real, span = shared_span(address, 16, "shared_store16")
+    t = step()
+    real, span = shared_span(t, address, 16, "shared_store16")
     if NOW.detector is not None:
-        NOW.detector.plain(getcurrent().actor, real, 16, True, "shared_store16", sys._getframe(1), span)
+        NOW.detector.plain(t.actor, real, 16, True, "shared_store16", sys._getframe(1), span)
     write4(span.views[0], real - span.origin, a & MASK32, b & MASK32, c & MASK32, d & MASK32)

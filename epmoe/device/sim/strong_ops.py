@@ -6,7 +6,7 @@ from bisect import bisect_right
 from greenlet import getcurrent
 
 from .memory import VIEW, WIDTH
-from .ops import SCOPES, SPANS, STARTS, WRAP, intrinsic, span_of
+from .ops import SCOPES, SPANS, STARTS, WRAP, intrinsic, span_of, step
 from .scheduler import NOW
 
 
@@ -30,17 +30,7 @@ def _strong_load(order, scope, ty, depth=1):
             )
         # A second load of an unchanged word, with only such loads in between, waits until something changes. An
         # acquiring load that follows a relaxed one does not count as a second load: it comes after a wait has ended.
-        time = t.operations + NOW.mark - NOW.fuel
-        polled = t.polled
-        if polled and time - t.poll_time > 1:
-            polled.clear()
-        t.poll_time = time
-        look = address | acquire
-        if look in polled and polled[look] == value == newest:
-            NOW.spin(t)
-            t.poll_time = t.operations
-        else:
-            polled[look] = value
+        NOW.poll(t, address | acquire, value, newest)
         return value
 
     ld.__doc__ = "%s load of a %s, scope %s." % (order.capitalize(), ty, scope)
@@ -245,11 +235,9 @@ def _fence(scope):
     name, number = "fence_acq_rel_" + scope, SCOPES[scope]
 
     def fence():
-        NOW.fuel -= 1
-        if NOW.fuel < 0:
-            NOW.preempt()
+        t = step()
         if NOW.detector is not None:
-            NOW.detector.fence(getcurrent().actor, number)
+            NOW.detector.fence(t.actor, number)
 
     return intrinsic(
         fence, name, "fence.acq_rel, scope %s: orders this thread's accesses before it and after it." % scope

@@ -100,10 +100,6 @@ class Block:
         self.spans.append((window, span))
         return span
 
-    @property
-    def dynamic_window(self):
-        return SHARED_WINDOW
-
     def locate(self, window_address, nbytes):
         """(real address, span) of bytes at a shared-window address, or None if no piece holds them."""
         for first, span in self.spans:
@@ -115,15 +111,13 @@ class Block:
 class Warp:
     """32 lanes that meet in warp operations. `vals` collects the operands of the operation that lanes are joining."""
 
-    __slots__ = ("block", "index", "lanes", "live", "kind", "vals", "count", "waiting", "first")
+    __slots__ = ("block", "index", "live", "kind", "vals", "count", "waiting")
 
-    def __init__(self, block, index, lanes):
-        self.block, self.index, self.lanes, self.live = block, index, lanes, lanes
-        self.kind = None
-        self.vals = None
+    def __init__(self, block, index, live):
+        self.block, self.index, self.live = block, index, live
+        self.kind = self.vals = None
         self.count = 0
         self.waiting = []
-        self.first = None
 
 
 class SimThread(greenlet.greenlet):
