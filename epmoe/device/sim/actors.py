@@ -23,28 +23,9 @@ class Actor:
     """
 
     __slots__ = (
-        "idx",
-        "time",
-        "base",
-        "known",
-        "lore",
-        "proxy",
-        "rank",
-        "block",
-        "tid",
-        "launch",
-        "start",
-        "fences",
-        "observed",
-        "released",
-        "seen",
-        "reader",
-        "word",
-        "engines",
-        "issued",
-        "committed",
-        "read_waited",
-    )
+        "idx time base known lore proxy rank block tid launch start fences observed released seen "
+        "reader word engines issued committed read_waited"
+    ).split()
 
     def __init__(self, idx, base, block, tid, word=None, lore=None):
         self.idx, self.block, self.tid, self.word = idx, block, tid, word

@@ -39,22 +39,7 @@ class Span:
     the same views, except in memory that other processes also write (`shared`): there it holds the CPU's atomics.
     """
 
-    __slots__ = (
-        "low",
-        "high",
-        "origin",
-        "name",
-        "rank",
-        "readonly",
-        "regions",
-        "users",
-        "keep",
-        "host_accesses",
-        "bytes",
-        "views",
-        "strong",
-        "shared",
-    )
+    __slots__ = "low high origin name rank readonly regions users keep host_accesses bytes views strong shared".split()
 
     def __init__(self, address, nbytes, name, rank, *, readonly=False, regions=None, keep=None, shared=False):
         self.low, self.high = address, address + nbytes

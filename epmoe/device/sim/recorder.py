@@ -27,25 +27,8 @@ class Event:
     """
 
     __slots__ = (
-        "number",
-        "step",
-        "launch",
-        "rank",
-        "block",
-        "thread",
-        "kind",
-        "order",
-        "scope",
-        "word",
-        "span",
-        "address",
-        "nbytes",
-        "saw",
-        "wrote",
-        "sources",
-        "_code",
-        "_place",
-    )
+        "number step launch rank block thread kind order scope word span address nbytes saw wrote sources _code _place"
+    ).split()
 
     def __init__(
         self,

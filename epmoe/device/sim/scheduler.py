@@ -32,36 +32,11 @@ class Scheduler:
     """
 
     __slots__ = (
-        "fuel",
-        "mark",
-        "quantum",
-        "spent",
-        "extra_ns",
-        "log_stay",
-        "random",
-        "draw",  # time and chance
-        "ready",
-        "active",
-        "current",
-        "burst",
-        "burst_length",
-        "boost",
-        "live",
-        "hub",  # the running threads
-        "watchers",
-        "spinners",
-        "looks",
-        "quiet_since",
-        "stirred",
-        "next_look",
-        "watch",
-        "expire_waits",
-        "copies",  # waiting threads and copies
-        "detector",
-        "pool",
-        "run",
-        "real_time",
-    )
+        "fuel mark quantum spent extra_ns log_stay random draw real_time "  # time and chance
+        "ready active current burst burst_length boost live hub pool run "  # the running threads
+        "watchers spinners looks quiet_since stirred next_look watch expire_waits copies "  # waiting threads and copies
+        "detector"
+    ).split()
 
     def __init__(self):
         self.hub = None

@@ -57,23 +57,8 @@ class Block:
     """A running block: its barrier, its shared memory, its warps."""
 
     __slots__ = (
-        "launch",
-        "index",
-        "speed",
-        "live",
-        "arrived",
-        "votes",
-        "shared",
-        "spans",
-        "shared_top",
-        "warps",
-        "threads",
-        "rank",
-        "mbarriers",
-        "actors",
-        "ready",
-        "active",
-    )
+        "launch index rank speed live arrived votes shared spans shared_top warps threads mbarriers actors ready active"
+    ).split()
 
     def __init__(self, launch, index, speed):
         self.launch, self.index, self.speed, self.rank = launch, index, speed, launch.rank
@@ -124,22 +109,8 @@ class SimThread(greenlet.greenlet):
     """A CUDA thread. Later launches reuse the greenlet (starting one costs ten switches)."""
 
     __slots__ = (
-        "block",
-        "launch",
-        "rank",
-        "tid",
-        "lane",
-        "warp",
-        "operations",
-        "polled",
-        "poll_time",
-        "parked_on",
-        "actor",
-        "open_copies",
-        "copies",
-        "sent",
-        "fenced",
-    )
+        "block launch rank tid lane warp operations polled poll_time parked_on actor open_copies copies sent fenced"
+    ).split()
 
     def __init__(self, hub):
         super().__init__(self._main, hub)
