@@ -47,6 +47,10 @@ class Interface:
 PLAIN = Interface(look, results_of, np.asarray, lambda array, name: None)
 
 
+class NoRoom(Exception):
+    """No rank has sent rows, since one of them had no room. All know the most tokens now, and begin the call again."""
+
+
 class Buffer(GroupMemory):
     """Memory and launches for the fused_a2a functions of one group.
 
@@ -69,12 +73,12 @@ class Buffer(GroupMemory):
         self.knows_all_ranks = self.world_has_lists
         # one rank in the simulator: launches start without world.launching(), as those of a rank with its own GPU
         self.is_alone = device.SIM and len(group.ranks) == 1
-        self.failure, self.failed_call, self.closed = None, "a kernel", False
+        self.failure, self.failed_call, self.closed = None, None, False
         self.captured = []  # what graphs use at every replay: Loans of calls, and of their handles
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
         self._info = struct.Struct(f"={TOKENS + group.n_ranks + group.n_ranks**2}i")
         self._all_well = [bytes(STATUS_BYTES)] * len(group.ranks)  # status words without an error
-        self.turn, self._bad_ids = Turn(), None
+        self.turn = Turn()
         super().__init__(group, Launches(group, launch), timeout)  # allocates memory, and so needs the attributes above
 
     @property
@@ -143,16 +147,17 @@ class Buffer(GroupMemory):
                 if device.SIM:  # release the caller's arrays
                     self.machine.synchronize()
                     self.placing.let_go()
+            return made if leave is None else leave(made), of
+        except NoRoom:
+            group = of.group
         except REFUSALS:
             raise
         except BaseException as error:
-            if self.failure is None:
-                self.failed_call, self.failure = name, error
-            self.changed()
+            self._fail(name, error)
             raise
         finally:
             turn.free[:] = (True,)
-        return made if leave is None else leave(made), of
+        return self.call(name, kind, names, arrays, options, group, interface)
 
     def _run_together(self, plan, given, handle, made):
         """Run the call of all ranks of this process; returns lists over ranks.
@@ -280,9 +285,9 @@ class Buffer(GroupMemory):
     def told(self, i, n_local_experts, interface):
         """What the i-th rank's dispatch has told the host; for i = 0 it waits for all ranks here. Raises as check().
 
-        Returns (has_room, rows, counts, tokens_per_expert). has_room: whether all ranks had room to receive. rows: of
-        this rank, with padding, if expert-major. counts: a tuple with the number of rows from src_rank to dst_rank at
-        src_rank * R + dst_rank; the same on all ranks. tokens_per_expert: int64 [L], as the interface wraps it.
+        Returns (rows, counts, tokens_per_expert). rows: of this rank, with padding, if expert-major. counts: a tuple
+        with the number of rows from src_rank to dst_rank at src_rank * R + dst_rank; the same on all ranks.
+        tokens_per_expert: int64 [L], as the interface wraps it. If a rank had no room to receive, all raise NoRoom.
         The host polls its own memory. It goes on when counts are known, while rows are still travelling. If some do not
         arrive, the next call that waits raises the error, as after a dispatch on the device. The most tokens of a rank
         are remembered even if all rows had room: a later call that tells the host nothing relies on them.
@@ -292,20 +297,20 @@ class Buffer(GroupMemory):
         per_expert = interface.wrap(counted)
         raw, end = self.host_words.told[i], STATUS_BYTES + counted.nbytes
         source, target = raw[STATUS_BYTES:end], memoryview(counted).cast("B")
-        if i == 0:
-            self._hear()
+        bad_ids = self._hear() if i == 0 else None
         target[:] = source
         info, counts_at = self._info.unpack_from(raw, end), TOKENS + self.n_ranks
         most_tokens = max(info[TOKENS:counts_at])  # the same on all ranks
         if most_tokens > self.max_tokens:
             self.want_tokens(most_tokens)
-        return info[HAS_ROOM], info[PADDED_ROWS], info[counts_at:], per_expert
+        if not info[HAS_ROOM]:  # also on a rank with bad ids, since all begin again
+            raise NoRoom
+        if bad_ids is not None:
+            raise bad_ids
+        return info[PADDED_ROWS], info[counts_at:], per_expert
 
     def _hear(self):
-        """Wait for what the dispatches of all ranks here tell the host. Raises errors as check().
-
-        Bad ids are reported later, see raise_bad_ids(): if rows have to be sent again, this rank must take part.
-        """
+        """Wait for what the dispatches of all ranks here tell the host. Raises errors as check(), but returns bad ids'."""
         try:
             self.host_words.wait(self._timeout)
         except EPError as error:
@@ -314,20 +319,16 @@ class Buffer(GroupMemory):
             raise
         status = [raw[:STATUS_BYTES].tobytes() for raw in self.host_words.told]
         if status != self._all_well:
-            self._bad_ids = self._bad_ids_of([np.frombuffer(words, np.int32) for words in status])
-
-    def raise_bad_ids(self):
-        """Raise the EPValueError for bad ids in device memory that _hear() has found."""
-        error, self._bad_ids = self._bad_ids, None
-        if error is not None:
-            raise error
+            return self._bad_ids_of([np.frombuffer(words, np.int32) for words in status])
+        return None
 
     # ------------------------------------------------------------------ errors
     def check(self):
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if ids in device memory were bad."""
         words = (np.int32, (STATUS_BYTES // 4,), mailbox.STATUS)
-        self._bad_ids = self._bad_ids_of([r.words.read(*words) for r in self.ranks])
-        self.raise_bad_ids()
+        error = self._bad_ids_of([r.words.read(*words) for r in self.ranks])
+        if error is not None:
+            raise error
 
     def _bad_ids_of(self, status):
         """The EPValueError for bad ids that the ranks' status words tell, or None; raises PeerTimeout for waits."""
@@ -347,11 +348,16 @@ class Buffer(GroupMemory):
             except EPValueError as error:
                 bad_ids.append(error)
         if timeouts:
-            said = "\n".join(map(str, timeouts)) + self.log.compared(self._timeout)
-            self.failed_call, self.failure = "a kernel", PeerTimeout(said)
-            self.changed()
-            raise self.failure
+            error = PeerTimeout("\n".join(map(str, timeouts)) + self.log.compared(self._timeout))
+            self._fail("a kernel", error)
+            raise error
         return bad_ids[0] if bad_ids else None
+
+    def _fail(self, call, error):
+        """Record that an error or an interruption ended this call half-way; the first error is kept."""
+        if self.failure is None:
+            self.failed_call, self.failure = call, error
+        self.changed()
 
 
 def _without_rows(forms, num_rows):

@@ -13,8 +13,8 @@ import numpy as np
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import BF16, E4M3, FP8_GROUP, FP16, FP32
 from epmoe.fused_a2a.launches import at
-from epmoe.fused_a2a.plans import TOLD, TOLD_NUMBER, Handle, Plan, X, handle_memory
-from epmoe.host.memory_pool import Arrangement, arrange, size_class
+from epmoe.fused_a2a.plans import PLACES, TOLD, TOLD_NUMBER, Handle, Plan, X, handle_memory
+from epmoe.host.memory_pool import arrange, size_class
 from epmoe.kernels.rows import dispatch_kernel, receive_kernel, resend_kernel
 from epmoe.kernels.rows.send import expert_masks, fp8_format
 from epmoe.kernels.rows.shape import NO_LIMIT
@@ -49,7 +49,7 @@ class HybridHandle(Handle):
     @property
     def overflow(self):
         """The flag of each rank here, or this rank's own."""
-        flags = [results(kept)[0] for results, (kept, *_) in zip(self.plan.overflows, self.loans)]
+        flags = [results(kept)[0] for results, kept in zip(self.plan.overflows, self.loans)]
         return flags if self.buffer.world_has_lists else flags[0]
 
     def __getitem__(self, index):
@@ -161,7 +161,7 @@ class DispatchPlan(ExpandingPlan):
             "overflow": ((1,), np.int32),
             "expert_base": ((n_ranks, local), np.int32),
             "expert_rows": ((2, local), np.int32),
-            "expert_row": self._expert_row(),
+            "expert_row": ((self._most_rows(), local), np.int32),
         }
         of_ranks = [arrays | {"row_of": ((n, n_ranks), np.int32)} for n in num_tokens]
         self.kept = [handle_memory("hybrid handle", n_ranks, KEPT, of_rank) for of_rank in of_ranks]
@@ -177,9 +177,6 @@ class DispatchPlan(ExpandingPlan):
         self.buffer.want_pool(self.facts, needs(rows, self.shape.row_bytes, local), self.shape)
         more = dict(num_rows=NO_LIMIT if self.limit is None else self.limit, pad_multiple=self.pad)
         return self.rank_calls(kernel, [staged | more for staged in self.stage(rows, local)])
-
-    def _expert_row(self):
-        return (self._most_rows(), self.local), np.int32
 
     def _prepare_for(self, i, most):
         """Prepare the i-th rank's next results for `most` rows by expert and a few more, or exactly the limit."""
@@ -199,7 +196,7 @@ class DispatchPlan(ExpandingPlan):
         for loan in (kept, scratch, out):
             for at_words, run in loan.piece.words:
                 words[at_words] = run
-        handle.loans.append((kept,))
+        handle.loans.append(kept)
         if self.limit is not None:
             yield launch, (kept, out, scratch)
             (per_expert,) = self.per_expert[i](kept)
@@ -208,39 +205,22 @@ class DispatchPlan(ExpandingPlan):
             words[ROOM] = room
             words[TOLD], words[TOLD_NUMBER] = on_host.addresses[i], on_host.number
             yield launch, ()
-            has_room, n, _, per_expert = buffer.told(i, self.local, self.interface)
+            n, _, per_expert = buffer.told(i, self.local, self.interface)
             if i == 0:
                 handle.num_rows, handle.capacity = [], self._most_rows()
             handle.num_rows.append(n)
-            if n > room or not has_room:
-                launch, out = self._again(i, launch, handle, has_room)
-                yield launch, ()
-                room, results = n, self.of(n)[1]
-            buffer.raise_bad_ids()
+            if n > room:
+                arrangement, results = self.of(n)
+                again, out, room = self.receiving[i].of(self.num_tokens[i] + n), lend(arrangement), n
+                again.words[PLACES:] = words[PLACES:]
+                for at_words, run in out.piece.words:
+                    again.words[at_words] = run
+                again.words[ROOM] = NO_LIMIT
+                yield again, ()
             self._prepare_for(i, max(n, most - most // 16))
         x, *more = results(out) if n == room else results(out, n)
         probs = more.pop(0) if self.shape.has_probs else None
         made[i] = x, probs, more[0] if more else None, per_expert
-
-    def _again(self, i, earlier, handle, has_room):
-        """(launch that completes the call, whose number of rows is known now, Loan of the results).
-
-        If some rank had no room to receive, all ranks were told so and the same most tokens. All grow, and send again.
-        """
-        n, calls, lend = handle.num_rows[i], self.receiving, self.buffer.ranks[i].arena.lend
-        loans = [lend(self.of(n)[0])]
-        if not has_room:
-            if i == 0:  # no later call has this plan: told() has dropped all plans
-                self.calls = self._calls(resend_kernel(replace(self.shape, lamport=0)))
-            calls, words = self.calls, {"expert_row": at("expert_row")}
-            rows = Arrangement("hybrid rows", {"expert_row": self._expert_row()}, words=words, kept=words)
-            loans.append(lend(rows))
-            handle.loans[i] += (loans[1],)
-        launch = calls[i].like(calls[i].of(self.num_tokens[i] + n), earlier)
-        for loan in loans:
-            for at_words, run in loan.piece.words:
-                launch.words[at_words] = run
-        return launch, loans[0]
 
     def _most_rows(self):
         # combine may return more rows to the rank with a new largest batch than dispatch had room to receive
@@ -268,10 +248,7 @@ class CachedPlan(ExpandingPlan):
         launch, (out, results) = call.of(self.num_tokens[i] + n), self.of(n)
         words, loan = launch.words, call.r.arena.lend(out)
         words[X], words[N_ROWS], words[PAD] = addresses[0], n, handle.pad_multiple
-        for kept in handle.loans[i]:
-            for at_words, run in kept.piece.kept:
-                words[at_words] = run
-        for at_words, run in loan.piece.words:
+        for at_words, run in (*handle.loans[i].piece.kept, *loan.piece.words):
             words[at_words] = run
         yield launch, loan
         made[i] = results(loan)

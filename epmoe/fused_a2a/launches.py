@@ -6,11 +6,10 @@ from epmoe import device
 from epmoe.kernels import LaunchConfig
 from epmoe.kernels.launch import SIMULATOR_BLOCKS, Contexts
 from epmoe.kernels.rows import shape as rows_shape
-from epmoe.kernels.rows.shape import FIRST, RowsShape, parameter_block
+from epmoe.kernels.rows.shape import RowsShape, parameter_block
 from epmoe.kernels.rows.small import lamport
 
 _BLOCK = parameter_block(1)  # indices do not depend on the number of ranks
-FIRST_OF_CALL = _BLOCK.index(FIRST)  # words from here on differ between calls
 # Up to this many tokens a rank, blocks are smaller, which shortens the work that every warp does first.
 FEW_TO_SEND, THREADS_TO_SEND = 128, 256
 FEW_TO_COMBINE, THREADS_TO_COMBINE = 32, 512
@@ -107,9 +106,3 @@ class RankCall(dict):
     def of(self, n_rows):
         """The launch for n_rows rows."""
         return self[min(n_rows + 1, self.most)]
-
-    def like(self, launch, earlier):
-        """Copy the per-call words of an earlier launch into `launch`, then write this RankCall's fixed values."""
-        launch.words[FIRST_OF_CALL:] = earlier.words[FIRST_OF_CALL:]
-        fill(launch.words, self._values)
-        return launch

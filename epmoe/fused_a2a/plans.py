@@ -28,8 +28,8 @@ NO_ROOM = 0xFFFFFFFF  # as capacity: -1, no room even for zero rows, so all rank
 class Handle:
     """The routing of a dispatch, for any number of combines and cached dispatches.
 
-    plan: the dispatch's. loans: for each rank a tuple of Loans, the memory of the routing; kernels get the addresses of
-    its kept arrays. form: part of the key of later plans; sums: see CombinePlan. num_tokens, num_rows: T and the rows
+    plan: the dispatch's. loans: for each rank a Loan, the memory of the routing; kernels get the addresses of its kept
+    arrays. form: part of the key of later plans; sums: see CombinePlan. num_tokens, num_rows: T and the rows
     of each rank of this process. capacity: the most rows that a combine returns to any rank. num_rows and capacity are
     None until the host knows them. plan.is_exact: whether arrays have as many rows as came, not room for the most.
     DISPATCH, COMBINE: names of calls. GRADIENT: names of the gradients' arrays. CACHED: plan class of combine's
@@ -170,10 +170,7 @@ class CombinePlan(Plan):
         if self.has_probs:
             words[PROBS] = addresses[1]
             words[PLACES + 2] = self.staging_at + align(capacity * self.shape.row_bytes)
-        for kept in handle.loans[i]:
-            for at_words, run in kept.piece.kept:
-                words[at_words] = run
-        for at_words, run in loan.piece.words:
+        for at_words, run in (*handle.loans[i].piece.kept, *loan.piece.words):
             words[at_words] = run
         yield launch, loan
         made[i] = results(loan) if self.has_probs else (*results(loan), None)

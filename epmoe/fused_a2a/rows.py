@@ -38,7 +38,7 @@ class RowsHandle(Handle):
     def recv_count(self):
         """On the device: rows that came from each src_rank, int32 [R], N in all; with a LocalWorld a list over ranks."""
         n, made = self.buffer.n_ranks, []
-        for r, (kept,) in zip(self.buffer.ranks, self.loans):
+        for r, kept in zip(self.buffer.ranks, self.loans):
             at = kept.fields["counts"].offset + 4 * r.rank
             made += self.plan.results_of([Field((n,), np.int32, at, (4 * n,))])(kept)
         return made if self.buffer.world_has_lists else made[0]
@@ -172,7 +172,7 @@ class DispatchPlan(ReceivingPlan):
         (r, launch, memory, per_expert_of), results = self.parts[i], self.results
         words, n, rows = launch.words, self.room, self.room  # n: of the results; rows: that memory is laid out for
         kept, loan = r.arena.lend(memory), r.heap.lend(self.whole)
-        handle.loans.append((kept,))
+        handle.loans.append(kept)
         words[self.takes], words[CAPACITY] = array("Q", addresses), rows
         for at_words, run in kept.piece.words:
             words[at_words] = run
@@ -185,34 +185,16 @@ class DispatchPlan(ReceivingPlan):
             on_host = self.buffer.host_words
             words[TOLD], words[TOLD_NUMBER] = on_host.addresses[i], on_host.number
             yield launch, ()
-            has_room, _, counts, per_expert = self.buffer.told(i, self.local, self.interface)
+            _, counts, per_expert = self.buffer.told(i, self.local, self.interface)
             if i == 0:
                 handle.count_rows(counts)
             n = handle.num_rows[i]
-            if not has_room:  # on any rank
-                rows = self.buffer.n_ranks * self.buffer.max_tokens
-                launch, loan = self._again(i, launch, rows)
-                yield launch, ()
-                results = self.of(rows)[1]
-            self.buffer.raise_bad_ids()
         if loan is None:
             launch, loan = self.moved(i, rows, n)
             yield launch, loan
             rows, results = n, self.of(n)[1]
         x, ids, probs, *scales = results(loan) if n == rows else results(loan, n)
         made[i] = ((x, *scales) if scales else x), ids, probs, per_expert
-
-    def _again(self, i, earlier, rows):
-        """(launch that sends a rank's tokens again, with room for `rows`, Loan). All ranks do so."""
-        buffer, (arrangement, _) = self.buffer, self.of(rows)
-        buffer.want_pool(self.facts, dict(result_bytes=arrangement.nbytes))
-        call, launch = self.sending(resend_kernel(self.shape), i)
-        launch, loan = call.like(launch, earlier), call.r.heap.lend(arrangement)
-        launch.words[CAPACITY] = rows
-        room = self.staged(arrangement, rows) if loan is None else loan.piece.words
-        for at_words, run in room:
-            launch.words[at_words] = run
-        return launch, loan
 
 
 class CachedPlan(ReceivingPlan):
@@ -243,7 +225,7 @@ class CachedPlan(ReceivingPlan):
         words, loan = launch.words, call.r.heap.lend(arrangement)
         words[X], words[CAPACITY] = addresses[0], rows
         room = self.staged(arrangement, rows) if loan is None else loan.piece.words
-        for at_words, run in (*handle.loans[i][0].piece.kept, *room):
+        for at_words, run in (*handle.loans[i].piece.kept, *room):
             words[at_words] = run
         yield launch, loan
         if loan is None:

@@ -25,7 +25,7 @@ from host_cost import OneRankHere
 
 from benchmarks import plan, shapes, traffic
 from epmoe.device import gpu_machine
-from epmoe.fused_a2a.buffer import Buffer
+from epmoe.fused_a2a.buffer import Buffer, NoRoom
 from epmoe.worlds.symmetric import SymmetricMemory
 
 RANKS, HIDDEN, EXPERTS = 4, 256, 16
@@ -90,7 +90,9 @@ def told(buffer, shape, n_local_experts):
     counts = traffic.rows_matrix(shape, traffic.topk_ids(shape, RANKS)).ravel().tolist()
     buffer.want_tokens(shape.tokens)
     per_expert = np.zeros(n_local_experts, np.int64)
-    return buffer.pool_layout.staging_bytes > 0, 0, tuple(counts), per_expert
+    if not buffer.pool_layout.staging_bytes:
+        raise NoRoom
+    return 0, tuple(counts), per_expert
 
 
 def run(case, worlds, driver):

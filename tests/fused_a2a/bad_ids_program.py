@@ -1,6 +1,6 @@
 """Two ranks, an exact dispatch with room for too few rows, and bad ids that only rank 0's device sees.
 
-Rank 0 raises the error, after it has sent its rows again with rank 1. Then both go on.
+Rank 0 raises the error, after it has called again with rank 1. Then both go on.
 """
 
 from unittest.mock import patch

@@ -59,7 +59,7 @@ def test_sizes_that_both_ranks_know_are_told_when_a_wait_expires():
         assert f"rank {rank} went on: {16 * 3 * 1.0} {6 if rank == 0 else 0}" in printed, printed
 
 
-def test_a_rank_with_bad_ids_sends_again_with_the_others_before_it_says_so():
+def test_a_rank_with_bad_ids_calls_again_with_the_others_before_it_says_so():
     printed = mpirun(2, HERE / "bad_ids_program.py").output
     assert re.search(r"rank 0 was told: rank 0: token_indices\[0, 0\] is 7", printed), printed
     assert "rank 1: 0 rows" in printed, printed
