@@ -33,7 +33,7 @@ class HybridHandle(Handle):
 
     It depends only on the routing map and the options. num_rows: P. overflow: int32 [1], 1 if the padded rows did not
     all fit into P; with a LocalWorld a list over ranks. handle[-1] is overflow too, because upstream's handle is a
-    tuple that ends with it; a tensor under torch. capacity: most rows that a rank receives unexpanded, or gets back.
+    tuple that ends with it; a tensor under torch.
     """
 
     __slots__ = ()
@@ -42,7 +42,6 @@ class HybridHandle(Handle):
     GRADIENT = "grad_x", "probs of grad_x"
     summed, probs_a_row = TYPES, 0
 
-    form = property(attrgetter("plan.form", "capacity"))
     num_sms = property(attrgetter("plan.num_sms_of"))
     pad_multiple = property(attrgetter("plan.pad"))
 
@@ -148,10 +147,14 @@ class DispatchPlan(ExpandingPlan):
             self.remedy = "give num_permuted_tokens"
             buffer.prepare_to_be_told(local)
         else:
-            self.num_rows, self.capacity = [limit] * len(num_tokens), self._most_rows()
-        self.calls, self.ready = self._calls(dispatch_kernel(shape)), [None] * len(num_tokens)
+            self.num_rows = [limit] * len(num_tokens)
+        rows, self.ready = n_ranks * buffer.max_tokens, [None] * len(num_tokens)
+        buffer.want_pool(self.facts, needs(rows, row_bytes, local), shape)
+        more = dict(num_rows=NO_LIMIT if limit is None else limit, pad_multiple=self.pad)
+        values = [staged | more for staged in self.stage(rows, local)]
+        self.calls = self.rank_calls(dispatch_kernel(shape), values)
         if limit is None:
-            self.receiving = self._calls(receive_kernel(shape))
+            self.receiving = self.rank_calls(receive_kernel(shape), values)
         for i, n in enumerate(num_tokens):
             self._prepare_for(i, limit or 0)
             if limit is None:
@@ -161,7 +164,7 @@ class DispatchPlan(ExpandingPlan):
             "overflow": ((1,), np.int32),
             "expert_base": ((n_ranks, local), np.int32),
             "expert_rows": ((2, local), np.int32),
-            "expert_row": ((self._most_rows(), local), np.int32),
+            "expert_row": ((rows, local), np.int32),
         }
         of_ranks = [arrays | {"row_of": ((n, n_ranks), np.int32)} for n in num_tokens]
         self.kept = [handle_memory("hybrid handle", n_ranks, KEPT, of_rank) for of_rank in of_ranks]
@@ -170,13 +173,6 @@ class DispatchPlan(ExpandingPlan):
         )
         scratch = {"row_of_expert": ((shape.num_experts,), np.int32)}
         self.scratch = [self.arranged("rows scratch", scratch)(n)[0] for n in num_tokens]
-
-    def _calls(self, kernel):
-        """A RankCall of the kernel for each rank here. All ranks' pools grow to receive the most tokens so far."""
-        rows, local = self._most_rows(), self.local
-        self.buffer.want_pool(self.facts, needs(rows, self.shape.row_bytes, local), self.shape)
-        more = dict(num_rows=NO_LIMIT if self.limit is None else self.limit, pad_multiple=self.pad)
-        return self.rank_calls(kernel, [staged | more for staged in self.stage(rows, local)])
 
     def _prepare_for(self, i, most):
         """Prepare the i-th rank's next results for `most` rows by expert and a few more, or exactly the limit."""
@@ -207,7 +203,7 @@ class DispatchPlan(ExpandingPlan):
             yield launch, ()
             n, _, per_expert = buffer.told(i, self.local, self.interface)
             if i == 0:
-                handle.num_rows, handle.capacity = [], self._most_rows()
+                handle.know([])
             handle.num_rows.append(n)
             if n > room:
                 arrangement, results = self.of(n)
@@ -221,10 +217,6 @@ class DispatchPlan(ExpandingPlan):
         x, *more = results(out) if n == room else results(out, n)
         probs = more.pop(0) if self.shape.has_probs else None
         made[i] = x, probs, more[0] if more else None, per_expert
-
-    def _most_rows(self):
-        # combine may return more rows to the rank with a new largest batch than dispatch had room to receive
-        return self.buffer.n_ranks * self.buffer.max_tokens
 
 
 class CachedPlan(ExpandingPlan):

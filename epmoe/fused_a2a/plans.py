@@ -20,18 +20,17 @@ from epmoe.kernels.rows import combine_kernel
 from epmoe.kernels.rows.handle import TOKENS
 
 MOST_ARRANGED = 256  # Arrangements kept for one kind of result, by number of rows
-CAPACITY, PLACES, X, PROBS = map(at, ("capacity", "places", "x", "probs"))
+PLACES, X, PROBS = map(at, ("places", "x", "probs"))
 TOLD, TOLD_NUMBER = map(at, ("told", "told_number"))
-NO_ROOM = 0xFFFFFFFF  # as capacity: -1, no room even for zero rows, so all ranks grow and send again
 
 
 class Handle:
     """The routing of a dispatch, for any number of combines and cached dispatches.
 
     plan: the dispatch's. loans: for each rank a Loan, the memory of the routing; kernels get the addresses of its kept
-    arrays. form: part of the key of later plans; sums: see CombinePlan. num_tokens, num_rows: T and the rows
-    of each rank of this process. capacity: the most rows that a combine returns to any rank. num_rows and capacity are
-    None until the host knows them. plan.is_exact: whether arrays have as many rows as came, not room for the most.
+    arrays. form: part of the key of later plans; sums: see CombinePlan. num_tokens, num_rows: T and the rows of each
+    rank of this process; num_rows is None until the host knows them. capacity: the most rows that any rank received,
+    unexpanded, or gets back in combine. plan.is_exact: whether arrays have as many rows as came, not room for the most.
     DISPATCH, COMBINE: names of calls. GRADIENT: names of the gradients' arrays. CACHED: plan class of combine's
     gradient, a cached dispatch. num_sms: SMs that (calls that dispatch, calls that combine) may use; None: all.
     """
@@ -41,7 +40,12 @@ class Handle:
 
     def __init__(self, plan, group):
         self.plan, self.buffer, self.group = plan, plan.buffer, group
-        self.loans, self.num_rows, self.capacity = [], plan.num_rows, plan.capacity
+        self.loans = []
+        self.know(plan.num_rows)
+
+    def know(self, num_rows):
+        """Take the numbers of rows, when the host has been told them."""
+        self.num_rows, self.capacity = num_rows, self.buffer.n_ranks * self.buffer.max_tokens
 
     def __copy__(self, memo=None):
         """The handle itself: calls never change it."""
@@ -72,7 +76,8 @@ class Handle:
         call, names, how = f"the gradient of {self.COMBINE}", self.GRADIENT[:1], self.num_sms[:1]
         return buffer.call(call, self.CACHED, names, given, how, self, interface)[0][0]
 
-    form, num_tokens, sums = (property(attrgetter(f"plan.{name}")) for name in ("form", "num_tokens", "sums"))
+    form = property(attrgetter("plan.form", "capacity"))
+    num_tokens, sums = property(attrgetter("plan.num_tokens")), property(attrgetter("plan.sums"))
 
 
 class Plan:
@@ -83,8 +88,8 @@ class Plan:
     None for calls of a handle, whose form is part of the key. rows_vary: whether the number of rows differs between
     calls with an exact handle. dtypes: {name: type it must have} if arrays must be placed; None if kernels read them in
     place. remedy: if the call waits for the device, what to call instead during graph capture. check_values: checks the
-    values of arrays in host memory before each call in the simulator; on a GPU kernels do. num_rows, capacity: of a
-    dispatch's handle; None if they are not known before the call.
+    values of arrays in host memory before each call in the simulator; on a GPU kernels do. num_rows: of a dispatch's
+    handle; None if they are not known before the call.
 
     run(i, addresses, handle, made) is a generator that runs the call of the i-th rank here. It yields (launch, the
     Loans that a CUDA graph with it must keep, () if it cannot be captured) and goes on when the launches of all ranks
@@ -92,7 +97,7 @@ class Plan:
     run() adds the rank's Loans, and counts rows.
     """
 
-    makes = dtypes = remedy = check_values = num_rows = capacity = None
+    makes = dtypes = remedy = check_values = num_rows = None
     rows_vary = False
 
     def __init__(self, buffer, interface, names, num_tokens, num_sms, **facts):
@@ -133,7 +138,7 @@ class CombinePlan(Plan):
     rows_vary = True
 
     def __init__(self, buffer, interface, names, arrays, options, handle):
-        (x, *probs), (num_sms,), num_rows = arrays, options, handle.num_rows
+        (x, *probs), (num_sms,), num_rows, capacity = arrays, options, handle.num_rows, handle.capacity
         xs = arguments.hidden_rows(buffer, names[0], x, dtypes=handle.summed, n_rows=num_rows)
         (_, hidden), dtype, has_probs = xs[0].shape, xs[0].dtype, bool(probs)
         for of_ranks in probs:
@@ -141,35 +146,29 @@ class CombinePlan(Plan):
             arguments.matrices(buffer, names[1], of_ranks, dtypes=(FP32,), n_rows=num_rows, n_columns=n_columns)
         of_kernel = dict(row_bytes=hidden * dtype.itemsize, dtype=NAMES[dtype], has_probs=has_probs)
         of_kernel |= dict(combine=handle.num_tokens, num_sms=num_sms)
-        self.shape = shape = buffer.launches.shape(**of_kernel, **handle.sums)
-        n_probs, self.room, self.has_probs = shape.top_k or shape.num_experts, -1, has_probs
+        shape = buffer.launches.shape(**of_kernel, **handle.sums)
+        n_probs, self.has_probs = shape.top_k or shape.num_experts, has_probs
         facts = dict(call="combine", hidden=hidden, dtype=str(dtype), has_probs=has_probs)
         facts |= dict(probs_a_token=n_probs)
         super().__init__(buffer, interface, names, handle.num_tokens, num_sms, **facts)
         of_row = {"out": ((hidden,), dtype)} | ({"out_probs": ((n_probs,), FP32)} if probs else {})
         of = self.arranged("combine result", of_row)
         self.outs = [of(n) for n in self.num_tokens]
-
-    def _want_room(self, capacity):
-        buffer, shape = self.buffer, self.shape
-        nbytes = align(capacity * shape.row_bytes) + 4 * shape.n_meta * capacity * shape.has_probs
+        probs_at = align(capacity * shape.row_bytes)
+        nbytes = probs_at + 4 * shape.n_meta * capacity * has_probs
         buffer.want_pool(self.facts, dict(staging_bytes=nbytes, flag_rows=capacity), shape)
-        self.staging_at = buffer.pool_layout.staging_at
-        values = [{"places": self.staging_at}] * len(self.num_tokens)
-        self.calls, self.room = self.rank_calls(combine_kernel(shape), values), capacity
+        staging_at = buffer.pool_layout.staging_at
+        values = dict(places=[staging_at, 0, staging_at + probs_at], capacity=capacity)
+        self.calls = self.rank_calls(combine_kernel(shape), [values] * len(self.num_tokens))
 
     def run(self, i, addresses, handle, made):
         """See Plan. Results: sums of rows, probs of tokens or None."""
-        capacity = handle.capacity
-        if capacity > self.room:
-            self._want_room(capacity)
         call, (out, results) = self.calls[i], self.outs[i]
         launch = call[min(self.num_tokens[i] + handle.num_rows[i] + 1, call.most)]
         words, loan = launch.words, call.r.arena.lend(out)
-        words[CAPACITY], words[X] = capacity, addresses[0]
+        words[X] = addresses[0]
         if self.has_probs:
             words[PROBS] = addresses[1]
-            words[PLACES + 2] = self.staging_at + align(capacity * self.shape.row_bytes)
         for at_words, run in (*handle.loans[i].piece.kept, *loan.piece.words):
             words[at_words] = run
         yield launch, loan

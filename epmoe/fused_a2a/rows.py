@@ -7,7 +7,7 @@ import numpy as np
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import FP32, NAMES
 from epmoe.fused_a2a.launches import RankCall, fill
-from epmoe.fused_a2a.plans import CAPACITY, NO_ROOM, PLACES, TOLD, TOLD_NUMBER, Handle, Plan, X, handle_memory
+from epmoe.fused_a2a.plans import PLACES, TOLD, TOLD_NUMBER, Handle, Plan, X, handle_memory
 from epmoe.host import inputs
 from epmoe.host.arrays import Field
 from epmoe.kernels.rows import dispatch_kernel, move_kernel, resend_kernel
@@ -22,11 +22,11 @@ PLACE_OF = {name: PLACES + i for i, name in enumerate(("x", "ids", "probs", "sca
 class RowsHandle(Handle):
     """The routing of one FusedDispatch.forward, for any number of combines and cached dispatches.
 
-    It depends only on ids and numbers of tokens, so data of another hidden size or dtype may use it. counts: see
-    Buffer.told(). If they are only on the device, every rank has `capacity` rows, of which the first N hold tokens.
+    It depends only on ids and numbers of tokens, so data of another hidden size or dtype may use it. If the counts are
+    only on the device, every rank has `capacity` rows, of which the first N hold tokens.
     """
 
-    __slots__ = ("counts",)
+    __slots__ = ()
     DISPATCH, COMBINE = "fused_dispatch", "fused_combine"
     GRADIENT = "grad_output", "probs of grad_output"
     num_sms = None, None  # for all handles; set_deepep_num_sms replaces it
@@ -43,19 +43,6 @@ class RowsHandle(Handle):
             made += self.plan.results_of([Field((n,), np.int32, at, (4 * n,))])(kept)
         return made if self.buffer.world_has_lists else made[0]
 
-    def count_rows(self, counts):
-        """Take the counts that the host was told."""
-        self.counts, n = counts, self.buffer.n_ranks
-        self.num_rows = [sum(counts[r.rank :: n]) for r in self.buffer.ranks]
-        self.capacity = max([sum(counts[i : i + n]) for i in range(0, n * n, n)])
-
-    def most_rows(self):
-        """The most rows that any rank received; if only the device knows the counts, that it has room for."""
-        if not self.plan.is_exact:
-            return self.capacity
-        n = self.buffer.n_ranks
-        return max([sum(self.counts[rank::n]) for rank in range(n)])
-
 
 class ReceivingPlan(Plan):
     """A plan in which peers write rows into the pool's heap, or into the staging area if the heap has no room."""
@@ -70,32 +57,32 @@ class ReceivingPlan(Plan):
         self.of, self._moves = self.arranged("rows result", of_row, PLACE_OF.get), {}
         self.takes = slice(X, X + len(of_row))  # words of the caller's x, ids, probs and scales
 
-    def sending(self, kernel, i):
-        """(RankCall, launch) of the i-th rank here, of a kernel that sends all tokens."""
-        call = RankCall(self, i, kernel)
-        return call, call.of(blocks_for(self.num_tokens[i], self.shape.lamport))
+    def make_room(self, rows):
+        """On all ranks for results of `rows` rows: always in the staging area."""
+        self.room, (self.whole, self.results) = rows, self.of(rows)
+        self.buffer.want_pool(self.facts, dict(result_bytes=self.whole.nbytes), self.shape)
+        self.staged = self.whole.runs(self.buffer.pool_layout.staging_at, self.whole.words)
 
-    def staged(self, arrangement, rows):
-        """Launch words, as from Arrangement.runs(), that make kernels receive in the staging area."""
-        layout = self.buffer.pool_layout
-        capacity = rows if arrangement.nbytes <= layout.staging_bytes else NO_ROOM
-        at_capacity = slice(CAPACITY, CAPACITY + 1), array("Q", [capacity])
-        return *arrangement.runs(layout.staging_at, arrangement.words), at_capacity
+    def launches(self, kernel):
+        """A launch of each rank here, of a kernel that sends all tokens."""
+        calls = self.rank_calls(kernel, [dict(capacity=self.room)] * len(self.num_tokens))
+        return [call.of(blocks_for(n, self.shape.lamport)) for call, n in zip(calls, self.num_tokens)]
 
-    def moved(self, i, rows, n):
-        """(launch that moves a rank's n rows out of the staging area, laid out for `rows` rows; Loan of them)."""
+    def moved(self, i, n):
+        """Like run(): moves a rank's n rows out of the staging area; returns the results."""
         if i not in self._moves:
             self._moves[i] = RankCall(self, i, move_kernel(self.buffer.launches.threads))
-        r, (staged, _), (own, _) = self.buffer.ranks[i], self.of(rows), self.of(n)
+        r, (own, results) = self.buffer.ranks[i], self.of(n)
         launch, loan, at_staging = self._moves[i].of(n), r.arena.lend(own), self.buffer.staging(r)
         fields, more = own.fields, [0] * (MAX_PLACES - len(own.fields))
         values = dict(
-            sources=[at_staging + staged.fields[name].offset for name in fields],
+            sources=[at_staging + self.whole.fields[name].offset for name in fields],
             targets=[loan.base + field.offset for field in fields.values()],
             word_counts=[field.nbytes // 4 for field in fields.values()],
         )
         fill(launch.words, {name: words + more for name, words in values.items()})
-        return launch, loan
+        yield launch, loan
+        return results(loan)
 
 
 class DispatchPlan(ReceivingPlan):
@@ -135,21 +122,16 @@ class DispatchPlan(ReceivingPlan):
         of_kernel |= dict(top_k=top_k, id_bytes=8 if wide else 4)
         self.shape = buffer.launches.shape(local, hidden * dtype.itemsize, num_sms, **of_kernel)
         buffer.agree_on_tokens(max(num_tokens), not (buffer.knows_all_ranks or on_device))
-        room = self.of(n_ranks * buffer.max_tokens)[0].nbytes
-        buffer.want_pool(self.facts, dict(result_bytes=room), self.shape)
-        self.room = n_ranks * max(buffer.max_tokens, *num_tokens)
-        self.whole, self.results = self.of(self.room)
-        self.form = (top_k, *num_tokens, self.room if on_device else None)
-        self.sums = dict(n_local_experts=1, top_k=top_k)
+        self.make_room(n_ranks * buffer.max_tokens)
+        self.form, self.sums = (on_device, top_k, *num_tokens), dict(n_local_experts=1, top_k=top_k)
         if on_device:
-            self.num_rows, self.capacity = [self.room] * len(ids), self.room
+            self.num_rows = [self.room] * len(ids)
         self.parts, per_expert = [], {"tokens_per_expert": ((local,), np.int64)}
-        for i, n in enumerate(num_tokens):
-            call, launch = self.sending(dispatch_kernel(self.shape), i)
+        for r, n, launch in zip(buffer.ranks, num_tokens, self.launches(dispatch_kernel(self.shape))):
             arrays = per_expert | {"row_of": ((n, n_ranks), np.int32)}
             memory = handle_memory("rows handle", n_ranks, KEPT, arrays)
             per_expert_of = self.results_of([memory.fields["tokens_per_expert"]])
-            self.parts.append((call.r, launch, memory, per_expert_of))
+            self.parts.append((r, launch, memory, per_expert_of))
         if not on_device:
             self.remedy = "call fused_dispatch_on_device"
             buffer.prepare_to_be_told(local)
@@ -169,14 +151,12 @@ class DispatchPlan(ReceivingPlan):
 
         For an exact dispatch the host waits for the numbers of rows.
         """
-        (r, launch, memory, per_expert_of), results = self.parts[i], self.results
-        words, n, rows = launch.words, self.room, self.room  # n: of the results; rows: that memory is laid out for
+        r, launch, memory, per_expert_of = self.parts[i]
+        words, n, n_ranks = launch.words, self.room, self.buffer.n_ranks
         kept, loan = r.arena.lend(memory), r.heap.lend(self.whole)
         handle.loans.append(kept)
-        words[self.takes], words[CAPACITY] = array("Q", addresses), rows
-        for at_words, run in kept.piece.words:
-            words[at_words] = run
-        for at_words, run in self.staged(self.whole, rows) if loan is None else loan.piece.words:
+        words[self.takes] = array("Q", addresses)
+        for at_words, run in (*kept.piece.words, *(loan.piece.words if loan else self.staged)):
             words[at_words] = run
         if self.on_device:
             yield launch, (kept, loan)
@@ -187,13 +167,13 @@ class DispatchPlan(ReceivingPlan):
             yield launch, ()
             _, counts, per_expert = self.buffer.told(i, self.local, self.interface)
             if i == 0:
-                handle.count_rows(counts)
+                handle.know([sum(counts[r.rank :: n_ranks]) for r in self.buffer.ranks])
             n = handle.num_rows[i]
         if loan is None:
-            launch, loan = self.moved(i, rows, n)
-            yield launch, loan
-            rows, results = n, self.of(n)[1]
-        x, ids, probs, *scales = results(loan) if n == rows else results(loan, n)
+            results = yield from self.moved(i, n)
+        else:
+            results = self.results(loan) if n == self.room else self.results(loan, n)
+        x, ids, probs, *scales = results
         made[i] = ((x, *scales) if scales else x), ids, probs, per_expert
 
 
@@ -201,38 +181,28 @@ class CachedPlan(ReceivingPlan):
     """A plan for cached dispatches: sends x [T, H] where an earlier dispatch sent its tokens. options: num_sms."""
 
     def __init__(self, buffer, interface, names, arrays, options, handle):
-        (x,), (num_sms,), num_tokens, self.room = arrays, options, handle.num_tokens, -1
+        (x,), (num_sms,), num_tokens = arrays, options, handle.num_tokens
         xs = arguments.hidden_rows(buffer, names[0], x, n_rows=num_tokens)
         (_, hidden), dtype = xs[0].shape, xs[0].dtype
         facts = dict(call="the gradient of combine", hidden=hidden, dtype=str(dtype))
         super().__init__(buffer, interface, names, num_tokens, num_sms, **facts)
         self.prepare_results(hidden, dtype)
         self.shape = buffer.launches.shape(1, hidden * dtype.itemsize, num_sms, send=num_tokens, top_k=1)
-
-    def _want_room(self, rows):
-        # All ranks know the counts, so all grow together. Then every rank has room in the staging area.
-        needs = dict(result_bytes=self.of(rows)[0].nbytes)
-        self.buffer.want_pool(self.facts, needs, self.shape)
-        kernel, n_ranks = resend_kernel(self.shape), len(self.num_tokens)
-        self.parts, self.room = [self.sending(kernel, i) for i in range(n_ranks)], rows
+        self.make_room(handle.capacity)
+        self.parts = self.launches(resend_kernel(self.shape))
 
     def run(self, i, addresses, handle, made):
         """See Plan. Results: recv_x [N, H], of x's dtype."""
-        n, rows = handle.num_rows[i], handle.most_rows()
-        if rows > self.room:
-            self._want_room(rows)
-        (call, launch), (arrangement, results) = self.parts[i], self.of(rows)
-        words, loan = launch.words, call.r.heap.lend(arrangement)
-        words[X], words[CAPACITY] = addresses[0], rows
-        room = self.staged(arrangement, rows) if loan is None else loan.piece.words
-        for at_words, run in (*handle.loans[i].piece.kept, *room):
+        n, launch, loan = handle.num_rows[i], self.parts[i], self.buffer.ranks[i].heap.lend(self.whole)
+        words = launch.words
+        words[X] = addresses[0]
+        for at_words, run in (*handle.loans[i].piece.kept, *(loan.piece.words if loan else self.staged)):
             words[at_words] = run
         yield launch, loan
         if loan is None:
-            launch, loan = self.moved(i, rows, n)
-            yield launch, loan
-            rows, results = n, self.of(n)[1]
-        made[i] = results(loan) if n == rows else results(loan, n)
+            made[i] = yield from self.moved(i, n)
+        else:
+            made[i] = self.results(loan) if n == self.room else self.results(loan, n)
 
 
 RowsHandle.CACHED = CachedPlan
