@@ -69,8 +69,6 @@ class Buffer(GroupMemory):
         # group may be a proxy, and its bound methods would keep the world alive
         self.placing = Placing(group.machine, lambda rank: self.world.stream_of(rank))
         self.world_has_lists = bool(group.lists)
-        # with all ranks in one process their numbers of tokens are known before the launch; tests change it
-        self.knows_all_ranks = self.world_has_lists
         # one rank in the simulator: launches start without world.launching(), as those of a rank with its own GPU
         self.is_alone = device.SIM and len(group.ranks) == 1
         self.failure, self.failed_call, self.closed = None, None, False
@@ -260,8 +258,7 @@ class Buffer(GroupMemory):
     def prepare(self, kernel, r, num_tokens, grid):
         """Prepare a launch of a rank's kernel, and fill in the words that are the same for all launches of the rank."""
         launches = self.launches
-        pool = [0] * self.n_ranks if self._pool is None else list(self._pool.addresses)
-        of_ranks = dict(control_ptrs=list(self._control.addresses), pool_ptrs=pool)
+        of_ranks = dict(control_ptrs=list(self._control.addresses), pool_ptrs=list(self._pool.addresses))
         block = parameter_block(self.n_ranks)
         words = [0] * block.n_words
         context = block.pack_context(of_ranks)

@@ -141,7 +141,7 @@ class DispatchPlan(ExpandingPlan):
             row_bytes = fp8_format(hidden).token_size
             of_kernel |= dict(value_bytes=hidden, scale_words=hidden // FP8_GROUP, encode=True)
         shape = buffer.launches.shape(local, row_bytes, num_sms, **of_kernel)
-        buffer.agree_on_tokens(max(num_tokens), limit is None and not buffer.knows_all_ranks)
+        buffer.agree_on_tokens(max(num_tokens), limit is None)
         self.prepare_results(shape, hidden, E4M3 if is_fp8 else dtype)
         if limit is None:  # the host waits for the numbers of rows
             self.remedy = "give num_permuted_tokens"

@@ -16,6 +16,7 @@ from epmoe.kernels.rows.copy import flag_bytes_for
 from epmoe.kernels.rows.handle import told_words
 from epmoe.kernels.rows.small import lamport
 from epmoe.worlds.agreement import differences
+from epmoe.worlds.symmetric import SymmetricMemory
 from epmoe_ref.errors import EPStateError, PeerTimeout
 
 ALIGNMENT = 256  # bytes
@@ -166,7 +167,8 @@ class GroupMemory:
         self.n_ranks, self.log, self._timeout = group.n_ranks, CallLog(group), timeout
         self.ranks = [_Rank(self.machine, rank) for rank in group.ranks]
         self.n_local_experts, self.max_tokens = 0, 0
-        self.pool_layout, self._control, self._pool, self._retired = PoolLayout(), None, None, []
+        self._no_pool = self._pool = SymmetricMemory({}, [0] * group.n_ranks)
+        self.pool_layout, self._control, self._retired = PoolLayout(), None, []
         self.host_words = HostWords(self.machine, group.ranks, group.stream_of(group.ranks[0]))
         self._plans = {}  # plans, which hold addresses: see Buffer.call
         self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="get_buffer"))
@@ -206,7 +208,7 @@ class GroupMemory:
             r.words.fill(0)
             r.scratch.fill(0)
             self._control.buffers[r.rank].fill(0)
-            if self._pool is not None:
+            if r.rank in self._pool.buffers:
                 self.pool_layout.clear(self._pool.buffers[r.rank])
         self.world.barrier("reset", self._timeout)
 
@@ -251,8 +253,7 @@ class GroupMemory:
         self.changed()
         self.machine.synchronize()
         new = self.world.allocate(layout.nbytes, "rows pool", layout.regions(), self._timeout)
-        if self._pool is not None:
-            self._retired.append((self._pool, self._heaps()))  # results in use lie there
+        self._retired.append((self._pool, self._heaps()))  # results in use lie there
         self._pool, self.pool_layout = new, layout
         for r in self.ranks:
             layout.clear(new.buffers[r.rank])
@@ -261,11 +262,10 @@ class GroupMemory:
 
     def _make_heaps(self):
         """Make each rank lend results from the current pool."""
-        for r in self.ranks if self._pool is not None else ():
-            buffer, layout = self._pool.buffers[r.rank], self.pool_layout
+        for r in self.ranks:
+            buffer, layout = self._pool.buffers.get(r.rank), self.pool_layout
             if r.heap.buffer is not buffer:
-                part = buffer, layout.heap_at, layout.nbytes
-                r.heap = MemoryPool(self.machine, r.rank, part)
+                r.heap = MemoryPool(self.machine, r.rank, (buffer, layout.heap_at, layout.nbytes))
 
     def _heaps(self):
         return {r.rank: r.heap for r in self.ranks}
@@ -284,10 +284,8 @@ class GroupMemory:
             self.initialise()
             return
         # the failed call grew memory on some ranks only: all start with new memory
-        if self._pool is not None:
-            self._retired.append((self._pool, self._heaps()))
-        self._retired.append((self._control, {}))
-        self._pool, self.pool_layout, self._control = None, PoolLayout(), None
+        self._retired += [(self._pool, self._heaps()), (self._control, {})]
+        self._pool, self.pool_layout, self._control = self._no_pool, PoolLayout(), None
         self.n_local_experts = 0
         self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="reset"))
 
@@ -298,16 +296,13 @@ class GroupMemory:
             for memory in (r.words, r.scratch, *r.retired):
                 memory.free()
             r.arena.close()
-        pool = [] if self._pool is None else [(self._pool, self._heaps())]
-        for memory, heaps in [*self._retired, (self._control, {}), *pool]:
+        for memory, heaps in [*self._retired, (self._control, {}), (self._pool, self._heaps())]:
             memory.free(together, self._timeout, heaps)
         self._retired = []
 
     def staging(self, r):
         """Address of a rank's staging area."""
-        if self._pool is None:
-            return 0
-        return self._pool.buffers[r.rank].address + self.pool_layout.staging_at
+        return self._pool.addresses[r.rank] + self.pool_layout.staging_at
 
     def prepare_to_be_told(self, n_local_experts):
         """Allocate the host memory into which dispatches write their counts; call it before the launch."""

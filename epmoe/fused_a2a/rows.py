@@ -121,7 +121,7 @@ class DispatchPlan(ReceivingPlan):
         of_kernel = dict(send=num_tokens, has_probs=True, has_meta=True, scale_words=n_scales)
         of_kernel |= dict(top_k=top_k, id_bytes=8 if wide else 4)
         self.shape = buffer.launches.shape(local, hidden * dtype.itemsize, num_sms, **of_kernel)
-        buffer.agree_on_tokens(max(num_tokens), not (buffer.knows_all_ranks or on_device))
+        buffer.agree_on_tokens(max(num_tokens), not on_device)
         self.make_room(n_ranks * buffer.max_tokens)
         self.form, self.sums = (on_device, top_k, *num_tokens), dict(n_local_experts=1, top_k=top_k)
         if on_device:

@@ -90,7 +90,6 @@ class RowsRun:
         blocks, threads = self.world.shape
         with self._edited():
             buffer = Buffer(self.local, launch=LaunchConfig(blocks, threads, trace=self.world.trace), timeout=TIMEOUT)
-            buffer.knows_all_ranks = not self.world.asks
             buffer.max_tokens = int(self.world.asks)  # 0: it learns of the others'
             self._let_hosts_wait(buffer.host_words)
             try:

@@ -81,8 +81,8 @@ class RowsWorld(SmallWorld):
     HybridEP; None: exact results. pad: each expert's number of rows is rounded up to a multiple of it. fp8: rows are
     sent as blockwise FP8. local: experts of a rank. combines: more combines in a row, and cached dispatches. on_device:
     also dispatches that the device counts, in flight together. slow: ranks that are far slower than the others.
-    full_heap: ranks without free memory for results. asks: as with ranks in processes, no rank knows the others' sizes,
-    and there is room for one token of each. bad_ids: invalid and repeated ids, in device memory. absent: as in World.
+    full_heap: ranks without free memory for results. asks: there is room for one token of each rank
+    before the first call. bad_ids: invalid and repeated ids, in device memory. absent: as in World.
     pairs: tokens are pairs of e4m3 values and scales. dtype: of the first rows that are summed. from_expert: a rank's
     experts below it get nothing. trace: with stamps. stale: strong loads return older values. brief: one call of each
     kind. between: combines, and between them dispatches of at most `few` tokens of a rank. wide: columns of these

@@ -33,20 +33,18 @@ def group_of(
     *,
     n_sms=SMALL_LAUNCH.n_sms,
     num_threads=SMALL_LAUNCH.num_threads,
-    knows_all_ranks=True,
     timeout=30.0,
     lamport_rows=True,
     **simulation,
 ):
     """A LocalWorld whose two buffers use few threads in the simulator; on a GPU, the GPU's own.
 
-    lamport_rows=False: no row goes without flags. knows_all_ranks=False: the buffers learn of other ranks' tokens in the exchange alone, as one rank a process does.
+    lamport_rows=False: no row goes without flags.
     """
     group = LocalWorld(n_ranks, **simulation)
     launch = LaunchConfig(n_sms=n_sms, num_threads=num_threads) if device.SIM else None
     for of_kind in (buffers._buffer, buffers._hybrid_ep_buffer):
         buffer = of_kind[group] = Buffer(weakref.proxy(group), launch=launch, timeout=timeout)
-        buffer.knows_all_ranks = knows_all_ranks
         if not lamport_rows:
             buffer.launches.tuning = replace(buffer.launches.tuning, lamport_tokens=0)
         weakref.finalize(group, buffer.close, collective=False)

@@ -40,7 +40,7 @@ def by_expert(group, rng):
     "step, buffer_of", [(by_rows, buffers.buffer_of), (by_expert, buffers.hybrid_ep_buffer)], ids=["rows", "hybrid"]
 )
 def test_numbers_of_rows_differ_and_plans_do_not(step, buffer_of):
-    group, rng = group_of(2, knows_all_ranks=False), np.random.default_rng(8)
+    group, rng = group_of(2), np.random.default_rng(8)
     step(group, rng)
     seen, plans = {step(group, rng)}, dict(buffer_of(group)._plans)
     assert plans
@@ -58,7 +58,7 @@ def test_numbers_of_rows_differ_and_plans_do_not(step, buffer_of):
     ids=["rows", "hybrid"],
 )
 def test_while_a_graph_is_captured_memory_does_not_grow_and_nothing_is_launched(step, buffer_of, remedy, monkeypatch):
-    group, rng = group_of(2, knows_all_ranks=False), np.random.default_rng(8)
+    group, rng = group_of(2), np.random.default_rng(8)
     buffer = buffer_of(group)
 
     def expect_refused(said):
@@ -92,7 +92,7 @@ def test_another_thread_may_make_the_call(on):
 )
 def test_without_room_a_dispatch_begins_again(step, buffer_of, monkeypatch):
     """A rank that has more tokens than any before: there is no room for its rows, and all ranks come to the same."""
-    group, rng, begun = group_of(2, knows_all_ranks=False), np.random.default_rng(6), []
+    group, rng, begun = group_of(2), np.random.default_rng(6), []
     step(group, rng)
     monkeypatch.setattr(__import__(__name__), "T", (20, 3))
     buffer = buffer_of(group)

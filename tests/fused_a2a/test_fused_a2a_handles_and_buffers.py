@@ -68,7 +68,7 @@ def test_memory_that_a_graph_may_write_to_is_freed_with_the_buffer_alone():
 @pytest.mark.parametrize("source", [0, 1])
 def test_a_rank_may_get_back_more_rows_than_any_rank_has_ever_received(source):
     """As many tokens go to a rank as before, and no more; but all of them are one rank's, and go to both."""
-    group, rng = group_of(2, knows_all_ranks=False), np.random.default_rng(5)
+    group, rng = group_of(2), np.random.default_rng(5)
     for sizes in ((3, 3), (7, 0) if source == 0 else (0, 7)):
         maps = [np.arange(n)[:, None] % 8 < np.array([5, 0, 5, 0]) for n in sizes]
         probs, x = [rng.random(m.shape, np.float32) for m in maps], tokens(rng, sizes, 16)
@@ -79,7 +79,7 @@ def test_a_rank_may_get_back_more_rows_than_any_rank_has_ever_received(source):
 
 def test_the_most_tokens_of_a_rank_are_remembered_also_where_all_rows_have_room():
     """A call that does not look at the device may have as many next, on one rank alone."""
-    group, rng = group_of(2, knows_all_ranks=False), np.random.default_rng(6)
+    group, rng = group_of(2), np.random.default_rng(6)
     dispatched(group, rng, (3, 3))
     ids = [np.full((n, 1), -1) for n in (0, 7)]
     fused_a2a.fused_dispatch(tokens(rng, (0, 7), 8), ids, [a.astype(np.float32) for a in ids], 4, group)
@@ -88,7 +88,7 @@ def test_the_most_tokens_of_a_rank_are_remembered_also_where_all_rows_have_room(
 
 @pytest.mark.parametrize("n_ranks", [1, 2])
 def test_gradients_with_wrong_numbers_of_rows_are_not_taken_as_left_out(n_ranks):
-    group, rng = group_of(n_ranks, knows_all_ranks=False), np.random.default_rng(5)
+    group, rng = group_of(n_ranks), np.random.default_rng(5)
     (*_, handle), (*_, known) = dispatched(group, rng, (4, 3)[:n_ranks])
     rows, ctx = tokens(rng, known.num_rows, 8), fused_a2a.Context()
     ctx.group, ctx.handle = group, handle

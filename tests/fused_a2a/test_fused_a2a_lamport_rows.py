@@ -66,7 +66,7 @@ def test_more_ranks_than_are_added_up_at_once():
 
 def test_no_rank_knows_how_many_tokens_the_others_have():
     """As with one rank a process: without room nothing is stored, all ranks grow and send again."""
-    group = group_of(2, knows_all_ranks=False, seed=4, racecheck=True)
+    group = group_of(2, seed=4, racecheck=True)
     rng = np.random.default_rng(4)
     for num_tokens in ((2, 0), (1, FEW), (FEW + 2, 0)):
         equal_calls(group, rng, num_tokens, 8)

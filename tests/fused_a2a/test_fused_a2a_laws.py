@@ -51,8 +51,8 @@ def test_no_bit_depends_on_async_flags(expected, flags):
 def test_no_bit_depends_on_what_a_rank_knows_of_the_others(expected):
     """The first dispatch finds no room on any rank, and everybody sends again; results are the same."""
     rows, rows_results, hybrid, hybrid_results = expected
-    group = group_of(3, knows_all_ranks=False)
+    group = group_of(3)
     assert_same(rows_round(group, *rows), rows_results, "rows")
     assert_same(hybrid_round(group, *hybrid), hybrid_results, "rows by expert")
-    group = group_of(3, knows_all_ranks=False)
+    group = group_of(3)
     assert_same(hybrid_round(group, *hybrid, num_permuted_tokens=20)[3], hybrid_results[3], "combined, P given")

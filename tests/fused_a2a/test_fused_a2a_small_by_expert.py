@@ -56,7 +56,7 @@ def test_a_rank_by_itself():
 
 
 def test_no_rank_knows_how_many_tokens_the_others_have(tonight):
-    group, rng = checked(6, 2, n_sms=2, num_threads=32, knows_all_ranks=False)
+    group, rng = checked(6, 2, n_sms=2, num_threads=32)
     calls = [(2, 1), (FEW + 2, 0), (FEW, FEW), (1, FEW)]
     equal_calls(group, rng, calls if tonight else calls[:2], 2, 8, 24)
 
