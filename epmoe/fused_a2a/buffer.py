@@ -9,7 +9,7 @@ from threading import get_ident
 import numpy as np
 
 from epmoe import device
-from epmoe.fused_a2a.launches import Launches, fill
+from epmoe.fused_a2a.launches import Launches
 from epmoe.fused_a2a.memory import GroupMemory
 from epmoe.host import inputs
 from epmoe.host.arrays import look
@@ -17,7 +17,7 @@ from epmoe.host.memory_pool import results_of
 from epmoe.host.placing import Placing
 from epmoe.host.rounds import REFUSALS, Turn, in_short
 from epmoe.kernels.rows import mailbox, wait
-from epmoe.kernels.rows.handle import HAS_ROOM, PADDED_ROWS, TOKENS, TOLD_STATUS
+from epmoe.kernels.rows.handle import HAS_ROOM, PADDED_ROWS, TOKENS, TOLD_STATUS, told_words
 from epmoe.kernels.rows.shape import parameter_block
 from epmoe.kernels.stamps import TraceBuffers
 from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout
@@ -188,6 +188,8 @@ class Buffer(GroupMemory):
         plan = kind(self, interface, names, by_name, options, of)
         if plan.dtypes is None and any(None in addresses for addresses, _ in given):
             plan.dtypes = {}  # arrays in host memory
+        if plan.remedy:  # it is told its numbers of rows
+            self.host_words.prepare(4 * told_words(self.n_ranks, plan.local))
         # stored only now: kind() may grow memory, which clears the plans
         self._plans[key] = plan
         return plan
@@ -255,15 +257,13 @@ class Buffer(GroupMemory):
             self.free(together)
 
     # ------------------------------------------------------------------ launches
-    def prepare(self, kernel, r, num_tokens, grid):
-        """Prepare a launch of a rank's kernel, and fill in the words that are the same for all launches of the rank."""
+    def prepare(self, kernel, r, num_tokens, grid, values):
+        """Prepare a launch of a rank's kernel. values: {field: value} of words, besides the same for all its launches."""
         launches = self.launches
         of_ranks = dict(control_ptrs=list(self._control.addresses), pool_ptrs=list(self._pool.addresses))
         block = parameter_block(self.n_ranks)
-        words = [0] * block.n_words
-        context = block.pack_context(of_ranks)
-        values = dict(
-            context=launches.contexts.address(self.machine, r.rank, context),
+        same = dict(
+            context=launches.contexts.address(self.machine, r.rank, block.pack_context(of_ranks)),
             mailboxes_at=self.layout.mailboxes,
             mailbox_bytes=self.layout.mailbox_bytes,
             words=r.words.address,
@@ -274,8 +274,8 @@ class Buffer(GroupMemory):
         )
         if launches.launch.trace:
             stamps = launches.traces.setdefault(kernel.name, TraceBuffers())
-            values["trace"] = stamps.address(self.machine, r.rank, launches.most_blocks)
-        fill(words, values)
+            same["trace"] = stamps.address(self.machine, r.rank, launches.most_blocks)
+        words = block.pack(same | values).tolist()
         stream = self.world.stream_of(r.rank, fused=True)
         return self.machine.prepared(kernel, grid, kernel.max_threads, words, num_tokens, r.rank, stream=stream)
 

@@ -145,7 +145,6 @@ class DispatchPlan(ExpandingPlan):
         self.prepare_results(shape, hidden, E4M3 if is_fp8 else dtype)
         if limit is None:  # the host waits for the numbers of rows
             self.remedy = "give num_permuted_tokens"
-            buffer.prepare_to_be_told(local)
         else:
             self.num_rows = [limit] * len(num_tokens)
         rows, self.ready = n_ranks * buffer.max_tokens, [None] * len(num_tokens)

@@ -9,7 +9,7 @@ from epmoe.kernels.rows import shape as rows_shape
 from epmoe.kernels.rows.shape import RowsShape, parameter_block
 from epmoe.kernels.rows.small import lamport
 
-_BLOCK = parameter_block(1)  # indices do not depend on the number of ranks
+at = parameter_block(1).index  # of a field's first word; it does not depend on the number of ranks
 # Up to this many tokens a rank, blocks are smaller, which shortens the work that every warp does first.
 FEW_TO_SEND, THREADS_TO_SEND = 128, 256
 FEW_TO_COMBINE, THREADS_TO_COMBINE = 32, 512
@@ -73,34 +73,21 @@ class Launches:
             memory.close()
 
 
-def at(name):
-    """The index of a field's first word in a launch's parameter block."""
-    return _BLOCK.index(name)
-
-
-def fill(words, values):
-    """Write {field: value} into a launch's words; a value is a number, or one for each word of the field."""
-    for name, value in values.items():
-        for i, word in enumerate(value if isinstance(value, (list, tuple)) else (value,), at(name)):
-            words[i] = word
-
-
 class RankCall(dict):
     """One rank's launches of a kernel for one plan, {blocks: Launch}, each prepared when first looked up.
 
-    values: {field: value} of the words that stay the same. A launch has no more blocks than there is work for, plus the
+    values: {field: value} of words that stay the same, as for ParameterBlock.pack(). A launch has no more blocks than there is work for, plus the
     leader block, because fewer blocks start and end sooner. For n rows it is self[min(n + 1, self.most)].
     """
 
-    def __init__(self, plan, i, kernel, values=None):
-        self._buffer, self.r, self._values = plan.buffer, plan.buffer.ranks[i], values or {}
+    def __init__(self, plan, i, kernel, values):
+        self._buffer, self.r, self._values = plan.buffer, plan.buffer.ranks[i], values
         self._how = kernel, self.r, plan.num_tokens[i]
         most, granted = plan.buffer.launches.most_blocks, plan.num_sms
         self.most = most if granted is None else min(int(granted), most)
 
     def __missing__(self, blocks):
-        launch = self[blocks] = self._buffer.prepare(*self._how, max(2, blocks))
-        fill(launch.words, self._values)
+        launch = self[blocks] = self._buffer.prepare(*self._how, max(2, blocks), self._values)
         return launch
 
     def of(self, n_rows):

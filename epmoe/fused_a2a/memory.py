@@ -13,7 +13,6 @@ from epmoe.device.telling import HostWords
 from epmoe.host.memory_pool import MemoryPool
 from epmoe.kernels.rows import mailbox
 from epmoe.kernels.rows.copy import flag_bytes_for
-from epmoe.kernels.rows.handle import told_words
 from epmoe.kernels.rows.small import lamport
 from epmoe.worlds.agreement import differences
 from epmoe.worlds.symmetric import SymmetricMemory
@@ -303,10 +302,6 @@ class GroupMemory:
     def staging(self, r):
         """Address of a rank's staging area."""
         return self._pool.addresses[r.rank] + self.pool_layout.staging_at
-
-    def prepare_to_be_told(self, n_local_experts):
-        """Allocate the host memory into which dispatches write their counts; call it before the launch."""
-        self.host_words.prepare(4 * told_words(self.n_ranks, n_local_experts))
 
     @property
     def allocated_bytes(self):

@@ -158,7 +158,7 @@ class CombinePlan(Plan):
         nbytes = probs_at + 4 * shape.n_meta * capacity * has_probs
         buffer.want_pool(self.facts, dict(staging_bytes=nbytes, flag_rows=capacity), shape)
         staging_at = buffer.pool_layout.staging_at
-        values = dict(places=[staging_at, 0, staging_at + probs_at], capacity=capacity)
+        values = dict(places=[staging_at, 0, staging_at + probs_at, 0], capacity=capacity)
         self.calls = self.rank_calls(combine_kernel(shape), [values] * len(self.num_tokens))
 
     def run(self, i, addresses, handle, made):

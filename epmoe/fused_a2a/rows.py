@@ -6,16 +6,16 @@ import numpy as np
 
 from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import FP32, NAMES
-from epmoe.fused_a2a.launches import RankCall, fill
+from epmoe.fused_a2a.launches import at
 from epmoe.fused_a2a.plans import PLACES, TOLD, TOLD_NUMBER, Handle, Plan, X, handle_memory
 from epmoe.host import inputs
 from epmoe.host.arrays import Field
 from epmoe.kernels.rows import dispatch_kernel, move_kernel, resend_kernel
-from epmoe.kernels.rows.shape import MAX_PLACES
 from epmoe.kernels.rows.small.lamport import blocks_for
 
 ARGUMENTS = "x", "token_indices", "token_probs", "scales"
 KEPT = "row_of", "counts"
+SOURCES, TARGETS, WORD_COUNTS = map(at, ("sources", "targets", "word_counts"))
 PLACE_OF = {name: PLACES + i for i, name in enumerate(("x", "ids", "probs", "scales"))}
 
 
@@ -54,7 +54,8 @@ class ReceivingPlan(Plan):
             of_row |= {"ids": ((top_k,), np.int64), "probs": ((top_k,), FP32)}
         if n_scales:
             of_row["scales"] = (n_scales,), FP32
-        self.of, self._moves = self.arranged("rows result", of_row, PLACE_OF.get), {}
+        self.of = self.arranged("rows result", of_row, PLACE_OF.get)
+        self.moves = self.rank_calls(move_kernel(self.buffer.launches.threads), [{}] * len(self.num_tokens))
         self.takes = slice(X, X + len(of_row))  # words of the caller's x, ids, probs and scales
 
     def make_room(self, rows):
@@ -70,17 +71,11 @@ class ReceivingPlan(Plan):
 
     def moved(self, i, n):
         """Like run(): moves a rank's n rows out of the staging area; returns the results."""
-        if i not in self._moves:
-            self._moves[i] = RankCall(self, i, move_kernel(self.buffer.launches.threads))
-        r, (own, results) = self.buffer.ranks[i], self.of(n)
-        launch, loan, at_staging = self._moves[i].of(n), r.arena.lend(own), self.buffer.staging(r)
-        fields, more = own.fields, [0] * (MAX_PLACES - len(own.fields))
-        values = dict(
-            sources=[at_staging + self.whole.fields[name].offset for name in fields],
-            targets=[loan.base + field.offset for field in fields.values()],
-            word_counts=[field.nbytes // 4 for field in fields.values()],
-        )
-        fill(launch.words, {name: words + more for name, words in values.items()})
+        r, launch, (own, results) = self.buffer.ranks[i], self.moves[i].of(n), self.of(n)
+        words, loan, at_staging = launch.words, r.arena.lend(own), self.buffer.staging(r)
+        for j, (name, field) in enumerate(own.fields.items()):
+            words[SOURCES + j] = at_staging + self.whole.fields[name].offset
+            words[TARGETS + j], words[WORD_COUNTS + j] = loan.base + field.offset, field.nbytes // 4
         yield launch, loan
         return results(loan)
 
@@ -126,15 +121,14 @@ class DispatchPlan(ReceivingPlan):
         self.form, self.sums = (on_device, top_k, *num_tokens), dict(n_local_experts=1, top_k=top_k)
         if on_device:
             self.num_rows = [self.room] * len(ids)
+        else:
+            self.remedy = "call fused_dispatch_on_device"
         self.parts, per_expert = [], {"tokens_per_expert": ((local,), np.int64)}
         for r, n, launch in zip(buffer.ranks, num_tokens, self.launches(dispatch_kernel(self.shape))):
             arrays = per_expert | {"row_of": ((n, n_ranks), np.int32)}
             memory = handle_memory("rows handle", n_ranks, KEPT, arrays)
             per_expert_of = self.results_of([memory.fields["tokens_per_expert"]])
             self.parts.append((r, launch, memory, per_expert_of))
-        if not on_device:
-            self.remedy = "call fused_dispatch_on_device"
-            buffer.prepare_to_be_told(local)
 
     def check_values(self, given):
         """Raise EPValueError for ids in host memory that are outside [-1, num_experts) or occur twice in a token.
