@@ -94,16 +94,11 @@ def matrices(buffer, name, given, *, dtypes=None, n_rows=None, n_columns=None, b
     return seen
 
 
-def hidden_rows(buffer, name, given, *, dtypes=None, n_rows=None):
-    """Check hidden states: one matrix a rank, rows of whole 16-byte vectors."""
-    return matrices(buffer, name, given, dtypes=dtypes, n_rows=n_rows, vectors=True)
-
-
 def tokens(buffer, name, values, scales=None):
     """Check hidden states, one matrix a rank, and the float32 scales of e4m3 values (None without scales)."""
     if scales is None:
-        return hidden_rows(buffer, name, values), None
-    x = hidden_rows(buffer, name, values, dtypes=(E4M3,))
+        return matrices(buffer, name, values, vectors=True), None
+    x = matrices(buffer, name, values, dtypes=(E4M3,), vectors=True)
     hidden = x[0].shape[1]
     if hidden % FP8_GROUP:
         raise EPValueError(f"{name} has {hidden} columns, blockwise FP8 needs a multiple of {FP8_GROUP}")

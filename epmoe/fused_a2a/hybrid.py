@@ -115,7 +115,7 @@ class DispatchPlan(ExpandingPlan):
         a_world = n_ranks if a_world is None else arguments.whole("p2p_world_size", a_world, 1)
         if n_ranks % a_world:
             raise EPValueError(f"p2p_world_size={a_world} must divide n_ranks={n_ranks}")
-        xs = arguments.hidden_rows(buffer, "x", x, dtypes=TYPES)
+        xs = arguments.matrices(buffer, "x", x, dtypes=TYPES, vectors=True)
         (_, hidden), dtype = xs[0].shape, xs[0].dtype
         if is_fp8 and (dtype != BF16 or hidden % FP8_GROUP):
             raise EPValueError(
@@ -147,11 +147,11 @@ class DispatchPlan(ExpandingPlan):
             self.remedy = "give num_permuted_tokens"
         else:
             self.num_rows = [limit] * len(num_tokens)
-        rows, self.ready = n_ranks * buffer.max_tokens, [None] * len(num_tokens)
+        self.capacity = rows = n_ranks * buffer.max_tokens
         buffer.want_pool(self.facts, needs(rows, row_bytes, local), shape)
         more = dict(num_rows=NO_LIMIT if limit is None else limit, pad_multiple=self.pad)
         values = [staged | more for staged in self.stage(rows, local)]
-        self.calls = self.rank_calls(dispatch_kernel(shape), values)
+        self.calls, self.ready = self.rank_calls(dispatch_kernel(shape), values), [None] * len(num_tokens)
         if limit is None:
             self.receiving = self.rank_calls(receive_kernel(shape), values)
         for i, n in enumerate(num_tokens):
@@ -223,7 +223,7 @@ class CachedPlan(ExpandingPlan):
 
     def __init__(self, buffer, interface, names, arrays, options, handle):
         (x,), (num_sms,), capacity = arrays, options, handle.capacity
-        xs = arguments.hidden_rows(buffer, names[0], x, dtypes=TYPES, n_rows=handle.num_tokens)
+        xs = arguments.matrices(buffer, names[0], x, dtypes=TYPES, n_rows=handle.num_tokens, vectors=True)
         (_, hidden), dtype = xs[0].shape, xs[0].dtype
         facts = dict(call="the gradient of hybrid_ep_combine", hidden=hidden, dtype=str(dtype))
         super().__init__(buffer, interface, names, handle.num_tokens, num_sms, **facts)

@@ -308,7 +308,7 @@ class GroupMemory:
         """Bytes of one rank: control, pool, and memory of its own."""
         r = self.ranks[0]
         own = sum(memory.nbytes for memory in (r.words, r.scratch, *r.retired))
-        return self.layout.nbytes + self.pool_layout.nbytes + own + r.arena.allocated_bytes
+        return self.layout.nbytes + self.pool_layout.nbytes + own + sum(r.arena.bytes_by_name.values())
 
     @property
     def lent_bytes(self):

@@ -40,8 +40,7 @@ class Handle:
 
     def __init__(self, plan, group):
         self.plan, self.buffer, self.group = plan, plan.buffer, group
-        self.loans = []
-        self.know(plan.num_rows)
+        self.loans, self.num_rows, self.capacity = [], plan.num_rows, plan.capacity
 
     def know(self, num_rows):
         """Take the numbers of rows, when the host has been told them."""
@@ -88,8 +87,8 @@ class Plan:
     None for calls of a handle, whose form is part of the key. rows_vary: whether the number of rows differs between
     calls with an exact handle. dtypes: {name: type it must have} if arrays must be placed; None if kernels read them in
     place. remedy: if the call waits for the device, what to call instead during graph capture. check_values: checks the
-    values of arrays in host memory before each call in the simulator; on a GPU kernels do. num_rows: of a dispatch's
-    handle; None if they are not known before the call.
+    values of arrays in host memory before each call in the simulator; on a GPU kernels do. num_rows, capacity: of a
+    dispatch's handle; num_rows is None if it is not known before the call.
 
     run(i, addresses, handle, made) is a generator that runs the call of the i-th rank here. It yields (launch, the
     Loans that a CUDA graph with it must keep, () if it cannot be captured) and goes on when the launches of all ranks
@@ -139,7 +138,7 @@ class CombinePlan(Plan):
 
     def __init__(self, buffer, interface, names, arrays, options, handle):
         (x, *probs), (num_sms,), num_rows, capacity = arrays, options, handle.num_rows, handle.capacity
-        xs = arguments.hidden_rows(buffer, names[0], x, dtypes=handle.summed, n_rows=num_rows)
+        xs = arguments.matrices(buffer, names[0], x, dtypes=handle.summed, n_rows=num_rows, vectors=True)
         (_, hidden), dtype, has_probs = xs[0].shape, xs[0].dtype, bool(probs)
         for of_ranks in probs:
             n_columns = handle.probs_a_row

@@ -60,13 +60,13 @@ class ReceivingPlan(Plan):
 
     def make_room(self, rows):
         """On all ranks for results of `rows` rows: always in the staging area."""
-        self.room, (self.whole, self.results) = rows, self.of(rows)
+        self.capacity, (self.whole, self.results) = rows, self.of(rows)
         self.buffer.want_pool(self.facts, dict(result_bytes=self.whole.nbytes), self.shape)
         self.staged = self.whole.runs(self.buffer.pool_layout.staging_at, self.whole.words)
 
     def launches(self, kernel):
         """A launch of each rank here, of a kernel that sends all tokens."""
-        calls = self.rank_calls(kernel, [dict(capacity=self.room)] * len(self.num_tokens))
+        calls = self.rank_calls(kernel, [dict(capacity=self.capacity)] * len(self.num_tokens))
         return [call.of(blocks_for(n, self.shape.lamport)) for call, n in zip(calls, self.num_tokens)]
 
     def moved(self, i, n):
@@ -120,7 +120,7 @@ class DispatchPlan(ReceivingPlan):
         self.make_room(n_ranks * buffer.max_tokens)
         self.form, self.sums = (on_device, top_k, *num_tokens), dict(n_local_experts=1, top_k=top_k)
         if on_device:
-            self.num_rows = [self.room] * len(ids)
+            self.num_rows = [self.capacity] * len(ids)
         else:
             self.remedy = "call fused_dispatch_on_device"
         self.parts, per_expert = [], {"tokens_per_expert": ((local,), np.int64)}
@@ -146,11 +146,13 @@ class DispatchPlan(ReceivingPlan):
         For an exact dispatch the host waits for the numbers of rows.
         """
         r, launch, memory, per_expert_of = self.parts[i]
-        words, n, n_ranks = launch.words, self.room, self.buffer.n_ranks
+        words, n = launch.words, self.capacity
         kept, loan = r.arena.lend(memory), r.heap.lend(self.whole)
         handle.loans.append(kept)
         words[self.takes] = array("Q", addresses)
-        for at_words, run in (*kept.piece.words, *(loan.piece.words if loan else self.staged)):
+        for at_words, run in kept.piece.words:
+            words[at_words] = run
+        for at_words, run in self.staged if loan is None else loan.piece.words:
             words[at_words] = run
         if self.on_device:
             yield launch, (kept, loan)
@@ -161,12 +163,12 @@ class DispatchPlan(ReceivingPlan):
             yield launch, ()
             _, counts, per_expert = self.buffer.told(i, self.local, self.interface)
             if i == 0:
-                handle.know([sum(counts[r.rank :: n_ranks]) for r in self.buffer.ranks])
+                handle.know([sum(counts[r.rank :: self.buffer.n_ranks]) for r in self.buffer.ranks])
             n = handle.num_rows[i]
         if loan is None:
             results = yield from self.moved(i, n)
         else:
-            results = self.results(loan) if n == self.room else self.results(loan, n)
+            results = self.results(loan) if n == self.capacity else self.results(loan, n)
         x, ids, probs, *scales = results
         made[i] = ((x, *scales) if scales else x), ids, probs, per_expert
 
@@ -176,7 +178,7 @@ class CachedPlan(ReceivingPlan):
 
     def __init__(self, buffer, interface, names, arrays, options, handle):
         (x,), (num_sms,), num_tokens = arrays, options, handle.num_tokens
-        xs = arguments.hidden_rows(buffer, names[0], x, n_rows=num_tokens)
+        xs = arguments.matrices(buffer, names[0], x, n_rows=num_tokens, vectors=True)
         (_, hidden), dtype = xs[0].shape, xs[0].dtype
         facts = dict(call="the gradient of combine", hidden=hidden, dtype=str(dtype))
         super().__init__(buffer, interface, names, num_tokens, num_sms, **facts)
@@ -196,7 +198,7 @@ class CachedPlan(ReceivingPlan):
         if loan is None:
             made[i] = yield from self.moved(i, n)
         else:
-            made[i] = self.results(loan) if n == self.room else self.results(loan, n)
+            made[i] = self.results(loan) if n == self.capacity else self.results(loan, n)
 
 
 RowsHandle.CACHED = CachedPlan

@@ -13,7 +13,7 @@ from epmoe.kernels import ArrayArg
 from epmoe_ref.errors import EPValueError
 
 NO_ARGS = ()
-ASYNC = "combine_async_kernel"
+ASYNC = "combine_async_kernel"  # reads the first three words
 READ = {"src_info": 1, "topk_ids": 4}  # arrays of a Dispatched: index of their word
 ARGUMENTS = "router_weights_args", "epilogue_args"
 # a launch's words: expert outputs, src_info, n_rows, output_tokens, clean ids, router weights, arguments of functions
@@ -42,7 +42,11 @@ class CombinePhase:
         for part, (y, d) in zip(engine.parts, given):
             r, loan = part.plan.r, part.loan
             if not isinstance(d, Dispatched) or d.round is not part:
-                raise EPValueError(_of_another_round(r.rank, d))
+                kind = "of another round or rank" if isinstance(d, Dispatched) else f"a {type(d).__name__}"
+                raise EPValueError(
+                    f"combine of rank {r.rank} was given a Dispatched {kind}; it needs what the open "
+                    f"dispatch returned for rank {r.rank}, whole, trimmed() or numpy()"
+                )
             form, at, y = (PEEKS.get(type(y)) or peek)(y, "expert_outputs")
             n_rows = engine.plans.get((r.rank, form))
             if n_rows is None:
@@ -92,13 +96,7 @@ class CombinePhase:
         """Place the arrays that begin has checked, and launch the kernels of combine_async for every rank."""
         unplaced, self._unplaced = self._unplaced, []
         self.engine.placing.fill_in(unplaced)
-        self.engine.start("combine_async", self._launches())
-
-    def _launches(self):
-        launches = []
-        for part in self.engine.parts:
-            launches.append((part.plan[ASYNC], part.words))  # the kernel reads the first three words
-        return launches
+        self.engine.start("combine_async", [(part.plan[ASYNC], part.words) for part in self.engine.parts])
 
     def end(self, call, router_weights, functions, out, fused=False):
         """Launch the kernels of combine or combine_wait; returns the result, or a list over ranks.
@@ -162,7 +160,7 @@ class CombinePhase:
         if outs or unplaced or of_functions:
             self._place(launches, outs, weights, unplaced, of_functions)
         if call == "combine" and not fused:
-            launches = self._launches() + launches
+            launches = [(part.plan[ASYNC], part.words) for part in parts] + launches
         engine.start(call, launches, fused)
         self._read = engine.parts = ()  # the round's memory may be lent again
         if outs or of_functions or device.SIM:
@@ -232,11 +230,3 @@ class CombinePhase:
                 of_rank.append(("router_weights", w))
             read += [(f"{name} of rank {part.rank}", view(a, name)) for name, a in of_rank]
         expect_apart([one for out in outs for one in out.named], read)
-
-
-def _of_another_round(rank, d):
-    kind = "of another round or rank" if isinstance(d, Dispatched) else f"a {type(d).__name__}"
-    return (
-        f"combine of rank {rank} was given a Dispatched {kind}; it needs what the open "
-        f"dispatch returned for rank {rank}, whole, trimmed() or numpy()"
-    )

@@ -219,11 +219,6 @@ class MemoryPool:
             self._gaps.append((start, end))
 
     @property
-    def allocated_bytes(self):
-        """Bytes of all buffers made, lent or not."""
-        return sum(self.bytes_by_name.values())
-
-    @property
     def lent_bytes(self):
         """Bytes of the pieces in use."""
         free = sum(size * len(pieces) for size, pieces in self._free.items())

@@ -314,4 +314,4 @@ def test_the_arena_uses_a_buffer_again_when_its_arrays_are_gone():
     assert arena.lend(arranged(100, np.float32)).address("a") != address, "an array in use was overwritten"
     del array
     assert arena.lend(arranged(90, np.float32)).buffer.nbytes == size_class(512)
-    assert arena.allocated_bytes == 2 * size_class(512)
+    assert sum(arena.bytes_by_name.values()) == 2 * size_class(512)
