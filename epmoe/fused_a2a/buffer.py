@@ -96,7 +96,8 @@ class Buffer(GroupMemory):
         name: of the call, for messages. kind: the class of the plan; without arrays, a function to call instead. names:
         of the arrays. options: with kind, interface and forms, the plan's key. of: the call's handle; for a dispatch,
         which makes the handle, the group. results: this rank's; or, for each result, a list over ranks (None if no rank
-        has it). After any exception but a refusal, including Ctrl-C, the Buffer must be reset.
+        has it). A dispatch without room begins again. After any exception but a refusal, including Ctrl-C, the Buffer
+        must be reset.
         """
         turn = self.turn
         try:
@@ -258,7 +259,7 @@ class Buffer(GroupMemory):
 
     # ------------------------------------------------------------------ launches
     def prepare(self, kernel, r, num_tokens, grid, values):
-        """Prepare a launch of a rank's kernel. values: {field: value} of words, besides the same for all its launches."""
+        """Prepare a launch of a rank's kernel. values: {field: value}, beside those of all launches of the rank."""
         launches = self.launches
         of_ranks = dict(control_ptrs=list(self._control.addresses), pool_ptrs=list(self._pool.addresses))
         block = parameter_block(self.n_ranks)
@@ -300,14 +301,17 @@ class Buffer(GroupMemory):
         most_tokens = max(info[TOKENS:counts_at])  # the same on all ranks
         if most_tokens > self.max_tokens:
             self.want_tokens(most_tokens)
-        if not info[HAS_ROOM]:  # also on a rank with bad ids, since all begin again
+        if not info[HAS_ROOM]:
             raise NoRoom
         if bad_ids is not None:
             raise bad_ids
         return info[PADDED_ROWS], info[counts_at:], per_expert
 
     def _hear(self):
-        """Wait for what the dispatches of all ranks here tell the host. Raises errors as check(), but returns bad ids'."""
+        """Wait for what the dispatches of all ranks here tell the host: the EPValueError for bad ids, or None.
+
+        Raises other errors as check(). Those for bad ids wait: if all must begin again, this rank must take part.
+        """
         try:
             self.host_words.wait(self._timeout)
         except EPError as error:

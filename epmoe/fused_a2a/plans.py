@@ -29,8 +29,9 @@ class Handle:
 
     plan: the dispatch's. loans: for each rank a Loan, the memory of the routing; kernels get the addresses of its kept
     arrays. form: part of the key of later plans; sums: see CombinePlan. num_tokens, num_rows: T and the rows of each
-    rank of this process; num_rows is None until the host knows them. capacity: the most rows that any rank received,
-    unexpanded, or gets back in combine. plan.is_exact: whether arrays have as many rows as came, not room for the most.
+    rank of this process; num_rows is None until the host knows them. capacity: the most rows that a rank can have
+    received, unexpanded, and can get back; the same on all ranks. plan.is_exact: whether arrays have as many rows as
+    came, not room for the most.
     DISPATCH, COMBINE: names of calls. GRADIENT: names of the gradients' arrays. CACHED: plan class of combine's
     gradient, a cached dispatch. num_sms: SMs that (calls that dispatch, calls that combine) may use; None: all.
     """
@@ -43,7 +44,7 @@ class Handle:
         self.loans, self.num_rows, self.capacity = [], plan.num_rows, plan.capacity
 
     def know(self, num_rows):
-        """Take the numbers of rows, when the host has been told them."""
+        """Take the numbers of rows, which the host has been told, and the capacity that follows from all tokens."""
         self.num_rows, self.capacity = num_rows, self.buffer.n_ranks * self.buffer.max_tokens
 
     def __copy__(self, memo=None):

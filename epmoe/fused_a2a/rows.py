@@ -47,8 +47,8 @@ class RowsHandle(Handle):
 class ReceivingPlan(Plan):
     """A plan in which peers write rows into the pool's heap, or into the staging area if the heap has no room."""
 
-    def prepare_results(self, hidden, dtype, top_k=0, n_scales=0):
-        """Prepare for rows of this kind; self.of(rows) is a function made by arranged()."""
+    def prepare_results(self, capacity, hidden, dtype, top_k=0, n_scales=0):
+        """Make room on all ranks for `capacity` rows of this kind. self.of(rows) is a function made by arranged()."""
         of_row = {"x": ((hidden,), dtype)}
         if top_k:
             of_row |= {"ids": ((top_k,), np.int64), "probs": ((top_k,), FP32)}
@@ -57,10 +57,7 @@ class ReceivingPlan(Plan):
         self.of = self.arranged("rows result", of_row, PLACE_OF.get)
         self.moves = self.rank_calls(move_kernel(self.buffer.launches.threads), [{}] * len(self.num_tokens))
         self.takes = slice(X, X + len(of_row))  # words of the caller's x, ids, probs and scales
-
-    def make_room(self, rows):
-        """On all ranks for results of `rows` rows: always in the staging area."""
-        self.capacity, (self.whole, self.results) = rows, self.of(rows)
+        self.capacity, (self.whole, self.results) = capacity, self.of(capacity)
         self.buffer.want_pool(self.facts, dict(result_bytes=self.whole.nbytes), self.shape)
         self.staged = self.whole.runs(self.buffer.pool_layout.staging_at, self.whole.words)
 
@@ -93,8 +90,7 @@ class DispatchPlan(ReceivingPlan):
         (num_experts, num_sms, on_device), n_ranks = options, buffer.n_ranks
         arguments.ranks_that_fit(n_ranks)
         self.local = local = arguments.experts_per_rank(num_experts, n_ranks)
-        self.on_device, self.is_exact = on_device, not on_device
-        self.num_experts = local * n_ranks
+        self.num_experts, self.is_exact = local * n_ranks, not on_device
         xs, scales = arguments.tokens(buffer, "x", x, *scales)
         num_tokens = [a.shape[0] for a in xs]
         ids = arguments.expert_indices(buffer, token_indices, num_tokens, self.num_experts)
@@ -107,7 +103,6 @@ class DispatchPlan(ReceivingPlan):
         super().__init__(buffer, interface, names, num_tokens, num_sms, **facts)
         self.check_values([((), of_rank) for of_rank in zip(xs, ids)])  # before memory grows
         buffer.want_experts(local, self.facts)
-        self.prepare_results(hidden, dtype, top_k, n_scales)
         wide = all(a.dtype.itemsize == 8 for a in ids)
         # kernels read ids in this machine's byte order; on a GPU most ids need no conversion
         types = [a.dtype.newbyteorder("=") if wide else np.dtype(np.int32) for a in ids]
@@ -117,7 +112,7 @@ class DispatchPlan(ReceivingPlan):
         of_kernel |= dict(top_k=top_k, id_bytes=8 if wide else 4)
         self.shape = buffer.launches.shape(local, hidden * dtype.itemsize, num_sms, **of_kernel)
         buffer.agree_on_tokens(max(num_tokens), not on_device)
-        self.make_room(n_ranks * buffer.max_tokens)
+        self.prepare_results(n_ranks * buffer.max_tokens, hidden, dtype, top_k, n_scales)
         self.form, self.sums = (on_device, top_k, *num_tokens), dict(n_local_experts=1, top_k=top_k)
         if on_device:
             self.num_rows = [self.capacity] * len(ids)
@@ -154,7 +149,7 @@ class DispatchPlan(ReceivingPlan):
             words[at_words] = run
         for at_words, run in self.staged if loan is None else loan.piece.words:
             words[at_words] = run
-        if self.on_device:
+        if not self.is_exact:
             yield launch, (kept, loan)
             (per_expert,) = per_expert_of(kept)
         else:
@@ -182,9 +177,8 @@ class CachedPlan(ReceivingPlan):
         (_, hidden), dtype = xs[0].shape, xs[0].dtype
         facts = dict(call="the gradient of combine", hidden=hidden, dtype=str(dtype))
         super().__init__(buffer, interface, names, num_tokens, num_sms, **facts)
-        self.prepare_results(hidden, dtype)
         self.shape = buffer.launches.shape(1, hidden * dtype.itemsize, num_sms, send=num_tokens, top_k=1)
-        self.make_room(handle.capacity)
+        self.prepare_results(handle.capacity, hidden, dtype)
         self.parts = self.launches(resend_kernel(self.shape))
 
     def run(self, i, addresses, handle, made):
