@@ -25,7 +25,7 @@ ARGUMENTS = "x", "routing_map", "probs"
 # the arrays in a handle's memory that later calls read
 KEPT = "counts", "row_of", "expert_rows", "expert_base", "expert_row"
 ROW_STEP = 32  # at least; results whose number of rows is not known have a multiple of it
-N_ROWS, ROOM, PAD = at("num_rows"), at("room"), at("pad_multiple")
+N_ROWS, OUT_ROWS, PAD = at("num_rows"), at("out_rows"), at("pad_multiple")
 
 
 class HybridHandle(Handle):
@@ -90,7 +90,7 @@ class ExpandingPlan(Plan):
         buffer, layout = self.buffer, self.buffer.pool_layout
         fields, _ = _staged(rows, self.shape.row_bytes, local)
         offsets = [field.offset for field in fields.values()]
-        staged = dict(places=[layout.staging_at + offset for offset in offsets], capacity=rows, room=NO_LIMIT)
+        staged = dict(places=[layout.staging_at + offset for offset in offsets], capacity=rows, out_rows=NO_LIMIT)
         return [staged | dict(sources=[buffer.staging(r) + offset for offset in offsets]) for r in buffer.ranks]
 
 
@@ -197,7 +197,7 @@ class DispatchPlan(ExpandingPlan):
             (per_expert,) = self.per_expert[i](kept)
         else:
             buffer, on_host = self.buffer, self.buffer.host_words
-            words[ROOM] = room
+            words[OUT_ROWS] = room
             words[TOLD], words[TOLD_NUMBER] = on_host.addresses[i], on_host.number
             yield launch, ()
             n, _, per_expert = buffer.told(i, self.local, self.interface)
@@ -210,7 +210,7 @@ class DispatchPlan(ExpandingPlan):
                 again.words[PLACES:] = words[PLACES:]
                 for at_words, run in out.piece.words:
                     again.words[at_words] = run
-                again.words[ROOM] = NO_LIMIT
+                again.words[OUT_ROWS] = NO_LIMIT
                 yield again, ()
             self._prepare_for(i, max(n, most - most // 16))
         x, *more = results(out) if n == room else results(out, n)

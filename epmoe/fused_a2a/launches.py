@@ -76,8 +76,9 @@ class Launches:
 class RankCall(dict):
     """One rank's launches of a kernel for one plan, {blocks: Launch}, each prepared when first looked up.
 
-    values: {field: value} of words that stay the same, as for ParameterBlock.pack(). A launch has no more blocks than there is work for, plus the
-    leader block, because fewer blocks start and end sooner. For n rows it is self[min(n + 1, self.most)].
+    values: {field: value} of words that stay the same, as for ParameterBlock.pack(). A launch has no more blocks than
+    there is work for, plus the leader block, because fewer blocks start and end sooner. For n rows it is self[min(n + 1,
+    self.most)].
     """
 
     def __init__(self, plan, i, kernel, values):

@@ -109,6 +109,11 @@ class Loan:
         """The array that a Field describes."""
         return self._numpy(field) if SIM else DeviceArray(self, field)
 
+    def read(self, name):
+        """A copy of one of the arrays; waits for the kernels."""
+        field = self.fields[name]
+        return self.buffer.read(field.dtype, field.shape, self.start + field.offset)
+
     def read_bytes(self, offset, nbytes):
         """A copy of some bytes; waits for the kernels."""
         return self.buffer.read(np.uint8, (nbytes,), self.start + offset)

@@ -15,7 +15,7 @@ finished sending. If a batch has at most one token for each block, all warps of 
 4. Wait (ld.acquire.sys) for the announcements of all ranks (`announced`), stored with st.relaxed.sys after a
    fence.acq_rel.sys. They tell where this rank's rows begin at each rank.
 5. Send (send.py) each row to its final place. If some rank has no room to receive all its rows (capacity), nobody
-   sends, and no row is lost: the hosts make room and launch rows_resend. If there are more tokens than blocks that
+   sends, and no row is lost: all hosts make room and begin the call again. If there are more tokens than blocks that
    send, warps claim parts of all tokens. Before a warp reads the numbers of another block's token, it waits until all
    blocks have numbered theirs.
 6. Meanwhile the leader block waits for the numbers of tokens by expert. It records for the handle the counts, where
@@ -31,10 +31,10 @@ finished sending. If a batch has at most one token for each block, all warps of 
    Lamport rows (step 2): each word is its own ready flag. A receiver polls a row's words until all have come.
 8. The leader block ends the call. All blocks have begun; in expert-major, other warps may still expand.
 
-Two more kernels. rows_resend takes numbers and counts from a handle, for a cached dispatch, or to send again when the
-host has made room to receive. In step 3 it only announces this rank, without counts; it has no step 6. rows_receive
-only expands. An expert-major dispatch whose host waits has results for about as many rows by expert as usual (room). If
-there are more, it expands none. The host reads their number, makes room, and launches rows_receive on this rank alone.
+Two more kernels. rows_resend is a cached dispatch: it takes numbers and counts from a handle. In step 3 it only
+announces this rank, without counts; it has no step 6. rows_receive only expands. An expert-major dispatch whose host
+waits has results for about as many rows by expert as usual (out_rows). If there are more, it expands none. The host
+reads their number, makes room, and launches rows_receive on this rank alone.
 """
 
 from functools import lru_cache

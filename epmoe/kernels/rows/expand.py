@@ -171,7 +171,7 @@ def of_row(shape):
 def arriving(shape, flags, numbered):
     """Device function expand_rows(call, announced) -> whether all rows came. All warps call it; senders after sending.
 
-    Warps claim parts of rows, and expand each when it has come. If rows by expert are more than `room`, it does
+    Warps claim parts of rows, and expand each when it has come. If rows by expert are more than `out_rows`, it does
     nothing. flags: of copy.py. numbered: see send.make.
     """
     ranks, has_meta, mail = shape.n_ranks, shape.has_meta, mailbox.reading(shape.n_ranks)
@@ -199,7 +199,7 @@ def arriving(shape, flags, numbered):
                 st_release_gpu_i32(at, i32(call.epoch))
             if not wait.in_warp(lane != 0 or wait.for_blocks(call.params, at, i32(call.epoch), wait.ROWS_DISPATCH)):
                 return False
-            if load_i32(call.params[p.info] + u64(4 * handle.PADDED_ROWS)) > i32(call.params[p.room]):
+            if load_i32(call.params[p.info] + u64(4 * handle.PADDED_ROWS)) > i32(call.params[p.out_rows]):
                 return True
         if from_input and is_numbered_now and not numbered.wait_for(call, lane):
             return False

@@ -131,7 +131,7 @@ class RowsShape:
         return self.value_bytes * BF16_BYTES if self.encode else self.row_bytes
 
 
-NO_LIMIT = 2**31 - 1    # as num_rows: no row is dropped; as room: `out` holds all rows
+NO_LIMIT = 2**31 - 1    # as num_rows: no row is dropped; as out_rows: `out` holds all rows
 FIRST = "places"        # from here on fields differ from call to call
 FIELDS = (
     ("mailboxes_at", 1), ("mailbox_bytes", 1), ("words", 1), ("timeout_ns", 1), ("trace", 1), ("columns", 1),
@@ -139,7 +139,7 @@ FIELDS = (
     (FIRST, MAX_PLACES), ("capacity", 1),
     ("x", 1), ("ids", 1), ("probs", 1), ("scales", 1), ("row_of", 1), ("counts", 1), ("info", 1),
     ("tokens_per_expert", 1), ("row_of_expert", 1), ("expert_base", 1), ("expert_rows", 1), ("expert_row", 1),
-    ("overflow", 1), ("num_rows", 1), ("room", 1), ("pad_multiple", 1), ("out", 1), ("out_probs", 1), ("out_scales", 1),
+    ("overflow", 1), ("num_rows", 1), ("out_rows", 1), ("pad_multiple", 1), ("out", 1), ("out_probs", 1), ("out_scales", 1),
     ("sources", MAX_PLACES), ("targets", MAX_PLACES), ("word_counts", MAX_PLACES),
     ("told", 1), ("told_number", 1))
 
@@ -154,8 +154,8 @@ def parameter_block(n_ranks: int) -> ParameterBlock:
     offset in the pool of the windows of Lamport rows. lamport_bytes: size of those of one parity.
     told: host memory where the host awaits told_number and finds the counts (handle.py); 0: it does not wait. x, ids,
     probs, scales, out...: arrays of the caller and of results. row_of [T, R], counts [R, R], row_of_expert [T, E],
-    expert_row [N, L], the rest: of a handle. num_rows: P, the most rows by expert; NO_LIMIT: all. room: rows by expert
-    that `out` holds; if there are more, none is stored, and a launch of receive_kernel follows.
+    expert_row [N, L], the rest: of a handle. num_rows: P, the most rows by expert; NO_LIMIT: all. out_rows: rows by
+    expert that `out` holds; if there are more, none is stored, and a launch of receive_kernel follows.
     """
     return ParameterBlock(*FIELDS, context=(("control_ptrs", n_ranks), ("pool_ptrs", n_ranks)))
 

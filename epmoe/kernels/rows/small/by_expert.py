@@ -154,7 +154,7 @@ def receiving(shape, mark):
     @device_fn
     def receive(call, announced, table, n_rows, prepared):
         me, warps = warps_of_rank()
-        if 0 <= n_rows <= i32(call.params[p.room]):     # the first warps have most to receive
+        if 0 <= n_rows <= i32(call.params[p.out_rows]):     # the first warps have most to receive
             clear_rows(call.params, table, i32(warps - 1 - me), warps, i32(lane_id()))
             rows.receive(call, table, announced, prepared)
         mark(call.params, stamps.COPIED)

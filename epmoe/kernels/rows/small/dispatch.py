@@ -176,7 +176,7 @@ def dispatching(shape, mark):
 
 
 def resending(shape, mark):
-    """`small` for announce.beginning in a dispatch, whose host has made room."""
+    """`small` for announce.beginning in a cached dispatch."""
     row_of_token = layout.row_of(shape.n_ranks)
     rows = send.make(shape, _tokens(shape, row_of_token), _into(shape, row_of_token))
 
