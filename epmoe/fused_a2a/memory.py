@@ -80,6 +80,10 @@ class PoolLayout(NamedTuple):
         buffer.fill(0xFF, self.lamport_at, 2 * self.lamport_bytes)
 
 
+def _zero(buffer):
+    buffer.fill(0)
+
+
 def _control_regions(at, n_ranks):
     boxes, words = (2, n_ranks, at.mailbox_bytes // 8), ("parity", "src_rank", "word")
     return [
@@ -190,7 +194,7 @@ class GroupMemory:
         new = self.world.allocate(layout.nbytes, "rows control", regions, self._timeout)
         self._control, self.n_local_experts, self.layout = new, n_local_experts, layout
         if before is not None:
-            self._retired.append((before, {}))
+            self._retired.append((before, {}, _zero))
         n_columns = n_ranks * (1 + n_local_experts)
         for r in self.ranks:
             if r.scratch is not None:
@@ -201,15 +205,19 @@ class GroupMemory:
         self.initialise()
 
     def initialise(self):
-        """Reset words and flags to their state before the first call; collective."""
+        """Reset words and flags to their state before the first call, also those of captured graphs; collective."""
         self.world.barrier("reset", self._timeout)
         for r in self.ranks:
-            r.words.fill(0)
-            r.scratch.fill(0)
-            self._control.buffers[r.rank].fill(0)
-            if r.rank in self._pool.buffers:
-                self.pool_layout.clear(self._pool.buffers[r.rank])
+            for memory in (r.words, r.scratch, *r.retired):
+                memory.fill(0)
+        for memory, _, clear in self._memories():
+            for buffer in memory.buffers.values():
+                clear(buffer)
         self.world.barrier("reset", self._timeout)
+
+    def _memories(self):
+        """(memory, {rank: MemoryPool}, function that clears a rank's part) of each, also of those that graphs keep."""
+        return [*self._retired, (self._control, {}, _zero), (self._pool, self._heaps(), self.pool_layout.clear)]
 
     def want_tokens(self, max_tokens):
         """Remember the most tokens of any rank. All ranks must pass the same number."""
@@ -252,7 +260,7 @@ class GroupMemory:
         self.changed()
         self.machine.synchronize()
         new = self.world.allocate(layout.nbytes, "rows pool", layout.regions(), self._timeout)
-        self._retired.append((self._pool, self._heaps()))  # results in use lie there
+        self._retired.append((self._pool, self._heaps(), self.pool_layout.clear))  # results in use lie there
         self._pool, self.pool_layout = new, layout
         for r in self.ranks:
             layout.clear(new.buffers[r.rank])
@@ -283,7 +291,7 @@ class GroupMemory:
             self.initialise()
             return
         # the failed call grew memory on some ranks only: all start with new memory
-        self._retired += [(self._pool, self._heaps()), (self._control, {})]
+        self._retired = self._memories()
         self._pool, self.pool_layout, self._control = self._no_pool, PoolLayout(), None
         self.n_local_experts = 0
         self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="reset"))
@@ -295,7 +303,7 @@ class GroupMemory:
             for memory in (r.words, r.scratch, *r.retired):
                 memory.free()
             r.arena.close()
-        for memory, heaps in [*self._retired, (self._control, {}), (self._pool, self._heaps())]:
+        for memory, heaps, _ in self._memories():
             memory.free(together, self._timeout, heaps)
         self._retired = []
 

@@ -65,6 +65,29 @@ def test_memory_that_a_graph_may_write_to_is_freed_with_the_buffer_alone():
     assert freed == before
 
 
+def test_calls_numbered_anew_find_nothing_of_earlier_ones_in_memory_that_captured_graphs_use():
+    """Flags and mailboxes hold numbers of calls. Those of an earlier pool would name calls to come."""
+    group, rng = group_of(2), np.random.default_rng(8)
+
+    def dispatch(n):
+        maps = [rng.random((n, 4)) < 0.5 for _ in range(2)]
+        probs = [rng.random(m.shape, np.float32) for m in maps]
+        fused_a2a.hybrid_ep_dispatch(tokens(rng, (n, n), 16), maps, probs, group, 2)
+
+    dispatch(9)
+    buffer = buffers.hybrid_ep_buffer(group)
+    used = [(memory, buffer.pool_layout.flag_bytes) for memory in buffer._pool.buffers.values()]
+    used += [(memory, memory.nbytes) for memory in buffer._control.buffers.values()]
+
+    def hold_something():
+        return [memory.read(np.uint8, (nbytes,)).any() for memory, nbytes in used]
+
+    dispatch(300)
+    assert all(hold_something()) and buffer._pool.buffers[0] is not used[0][0]
+    buffer.want_experts(2 * buffer.n_local_experts, dict(call="a larger one"))
+    assert not any(hold_something())
+
+
 @pytest.mark.parametrize("source", [0, 1])
 def test_a_rank_may_get_back_more_rows_than_any_rank_has_ever_received(source):
     """As many tokens go to a rank as before, and no more; but all of them are one rank's, and go to both."""
