@@ -17,7 +17,7 @@ from epmoe.host.memory_pool import results_of
 from epmoe.host.placing import Placing
 from epmoe.host.rounds import REFUSALS, Turn, in_short
 from epmoe.kernels.rows import mailbox, wait
-from epmoe.kernels.rows.handle import NO_ROOM, PADDED_ROWS, TOKENS, TOLD_STATUS, told_words
+from epmoe.kernels.rows.handle import HAS_ROOM, PADDED_ROWS, TOKENS, TOLD_STATUS, told_words
 from epmoe.kernels.rows.shape import parameter_block
 from epmoe.kernels.stamps import TraceBuffers
 from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout
@@ -301,7 +301,7 @@ class Buffer(GroupMemory):
         most_tokens = max(info[TOKENS:counts_at])  # the same on all ranks
         if most_tokens > self.max_tokens:
             self.want_tokens(most_tokens)
-        if info[NO_ROOM]:
+        if most_tokens and not info[HAS_ROOM]:  # where nothing runs (worlds/dry.py), all words are 0
             raise NoRoom
         if bad_ids is not None:
             raise bad_ids

@@ -46,12 +46,12 @@ def check_memory_comes_back_when_nobody_looks_at_it():
 def exact_dispatch():
     """(function that makes a fused_dispatch of 2 ranks, 4 rows from each to each; driver; its stream; the words told).
 
-    The words are what the kernel would have told: no room, padded rows, tokens of each rank, rows [R, R], by expert.
+    The words are what the kernel would have told: has room, padded rows, tokens of each rank, rows [R, R], by expert.
     """
     machine, driver = counted_machine(2, 0)
     world, launch = OneRankHere(machine, 2), driver.cuLaunchKernelEx
     at_info, at_experts = at("info"), at("tokens_per_expert")
-    told, by_expert = np.array([0, 0, 4, 4, 2, 2, 2, 2], np.int32), np.arange(8, dtype=np.int64)
+    told, by_expert = np.array([1, 0, 4, 4, 2, 2, 2, 2], np.int32), np.arange(8, dtype=np.int64)
 
     def run(config, function, *how):
         result = launch(config, function, *how)
@@ -63,7 +63,7 @@ def exact_dispatch():
             if ctypes.c_int32.from_address(has_failed).value:
                 return result
             to_host = bytes(64) + by_expert.tobytes() + told.tobytes()  # no status word is set
-            told[0] = 0  # room is made
+            told[0] = 1  # room is made
             ctypes.memmove(words[at("told")] + 64, to_host, len(to_host))
             ctypes.c_uint64.from_address(words[at("told")]).value = words[at("told_number")]
         return result
@@ -105,7 +105,7 @@ def check_rows_that_somebody_holds_are_not_received_into():
     assert all(dispatch()[-1].loans[0].address("info") != held for _ in range(4))
     del handle
     assert dispatch()[-1].loans[0].address("info") in (held, info)
-    told[0] = 1  # a rank has no room
+    told[0] = 0  # no room, on any rank
     launched, _ = since(driver, dispatch)
     assert [name for name, *_ in launched] == ["rows_dispatch", "rows_dispatch"], launched
 

@@ -9,7 +9,7 @@ from . import announce, mailbox, wait
 from .shape import namespace, p
 
 # Words of `info`, int32
-NO_ROOM = 0             # whether some rank had no room to receive, so that no rows were sent
+HAS_ROOM = 0            # whether all ranks had room to receive, so that rows were sent
 PADDED_ROWS = 1         # expert-major: rows of all local experts, padding included
 TOKENS = 2              # then the tokens of each rank, and then the counts [R, R]
 
@@ -78,7 +78,7 @@ def writing(shape, tokens_for):
     def write_counts(params, announced, has_room):
         info, counts = params[p.info], params[p.counts]
         if thread_idx() == 0:
-            store_i32(info + u64(4 * NO_ROOM), i32(0) if has_room else i32(1))
+            store_i32(info + u64(4 * HAS_ROOM), i32(1) if has_room else i32(0))
             if not expert_major:
                 store_i32(info + u64(4 * PADDED_ROWS), i32(0))
         write_count(ranks * ranks, info, counts, announced)
