@@ -82,7 +82,7 @@ def test_calls_numbered_anew_find_nothing_of_earlier_ones_in_memory_that_capture
     def hold_something():
         return [memory.read(np.uint8, (nbytes,)).any() for memory, nbytes in used]
 
-    dispatch(300)
+    dispatch(30)
     assert all(hold_something()) and buffer._pool.buffers[0] is not used[0][0]
     buffer.want_experts(2 * buffer.n_local_experts, dict(call="a larger one"))
     assert not any(hold_something())
