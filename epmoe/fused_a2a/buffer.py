@@ -104,7 +104,7 @@ class Buffer(GroupMemory):
             turn.free.pop()
         except IndexError:
             turn.refuse(name)
-        turn.thread = get_ident()
+        turn.thread, group = get_ident(), None
         try:
             try:
                 if not arrays:
@@ -129,8 +129,7 @@ class Buffer(GroupMemory):
                 log = self.log
                 log.number += 1
                 log.recent.append((log.number, plan.facts))
-                if kind.makes is not None:
-                    of = kind.makes(plan, of)
+                of = of if kind.makes is None else kind.makes(plan, of)
                 made = [None] * len(given)
                 if self.world_has_lists:
                     made = self._run_together(plan, given, of, made)
@@ -146,7 +145,6 @@ class Buffer(GroupMemory):
                 if device.SIM:  # release the caller's arrays
                     self.machine.synchronize()
                     self.placing.let_go()
-            return made if leave is None else leave(made), of
         except NoRoom:
             group = of.group
         except REFUSALS:
@@ -156,7 +154,9 @@ class Buffer(GroupMemory):
             raise
         finally:
             turn.free[:] = (True,)
-        return self.call(name, kind, names, arrays, options, group, interface)
+        if group is not None:
+            return self.call(name, kind, names, arrays, options, group, interface)
+        return made if leave is None else leave(made), of
 
     def _run_together(self, plan, given, handle, made):
         """Run the call of all ranks of this process; returns lists over ranks.

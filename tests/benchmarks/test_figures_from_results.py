@@ -12,6 +12,7 @@ from benchmarks import aims, loop_table, pages, peers, plan, readme_table, resul
 from benchmarks.__main__ import main
 from benchmarks.measure import Row
 from benchmarks.shapes import Shape
+from epmoe.provenance import install
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = 350.0
@@ -196,7 +197,7 @@ def test_the_picture_is_written_as_svg_and_png(record, tmp_path, capsys):
     results.write(record, file)
     status = main(["figure", str(file), "--out", str(tmp_path / "picture")])
     if importlib.util.find_spec("matplotlib") is None:
-        assert status == 2 and "[bench]'" in capsys.readouterr().err
+        assert status == 2 and install("bench") in capsys.readouterr().err
         return
     assert status == 0
     assert (tmp_path / "picture.svg").read_text().count("<path") > 20
