@@ -1,15 +1,16 @@
 """Keeps the loops on a CPU that is fast now.
 
 Two virtual CPUs can share a core. While another machine uses the other one, Python takes up to twice as long here, for
-seconds at a time. A fixed piece of Python, sum(i for i in range(40)), says how fast a CPU is. The thread that calls is
-bound to the fastest of its rank's share of the CPUs, and moves when that becomes slow. Other threads use all CPUs; mpirun
-may have bound them to one. But autograd's threads follow: they wake up sooner on the CPU of the thread that waits.
+seconds at a time. A fixed piece of Python (host_time.py) says how fast a CPU is. The thread that calls is bound to the
+fastest of its rank's share of the CPUs, and moves when that becomes slow. Other threads use all CPUs; mpirun may have
+bound them to one. But autograd's threads follow: they wake up sooner on the CPU of the thread that waits.
 """
 
 import contextlib
 import os
 import statistics
-import time
+
+from benchmarks.host_time import time_piece
 
 SAMPLES = 40
 FAST = 1.1  # times the fastest piece: this CPU will do
@@ -18,12 +19,7 @@ SLOW = 1.25  # a loop on this CPU does not count
 
 def piece_us():
     """Microseconds of the piece, a median."""
-    times = []
-    for _ in range(SAMPLES):
-        begin = time.perf_counter()
-        sum(i for i in range(40))
-        times.append(1e6 * (time.perf_counter() - begin))
-    return statistics.median(times)
+    return statistics.median(time_piece() for _ in range(SAMPLES))
 
 
 class FastCpu:

@@ -25,7 +25,7 @@ LOOKS = {
     "DeepEP V1": ("#009E73", "D"),
     "DeepEP V2": ("#E69F00", "P"),
 }
-WIDTH_INCHES, HEIGHTS_INCHES, DOTS_AN_INCH = 8.0, {1: 3.9, 2: 6.4}, 130  # height by lines of panels
+WIDTH_INCHES, HEIGHTS_INCHES = 8.0, {1: 3.9, 2: 6.4}  # height by lines of panels
 LOWEST_US = 4  # only the floor of a few tokens is lower
 
 
@@ -36,7 +36,7 @@ def add_arguments(parser):
         "--out",
         metavar="STEM",
         default="benchmarks/results/time-against-tokens",
-        help="STEM.svg and STEM.png are written (default %(default)s)",
+        help="STEM.svg is written (default %(default)s)",
     )
     parser.add_argument("--hidden", type=int, default=7168, help="(default %(default)s)")
     parser.add_argument("--experts", type=int, default=256, help="(default %(default)s)")
@@ -127,11 +127,10 @@ def run(args):
         title="* measured before, not in this run" if titled else None,
         title_fontsize=9,
     )
-    for kind in ("svg", "png"):
-        file = Path(f"{args.out}.{kind}")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        fig.savefig(file, dpi=DOTS_AN_INCH, facecolor="white", metadata={"Date": None} if kind == "svg" else None)
-        print(f"written: {file}")
+    file = Path(f"{args.out}.svg")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(file, facecolor="white", metadata={"Date": None})
+    print(f"written: {file}")
     plt.close(fig)
     return 0
 

@@ -1,35 +1,43 @@
 """A contender with its phases captured into CUDA graphs, once, and replayed."""
 
+from functools import partial
+
+
+def capture(stream, launch):
+    """The graph of what launch() puts on a stream, ready for replay(). Capturing runs nothing."""
+    from epmoe.device.gpu_driver import check, cu
+
+    check(cu.cuStreamBeginCapture(stream.handle, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+    try:
+        launch()
+    finally:
+        graph = check(cu.cuStreamEndCapture(stream.handle))
+    return check(cu.cuGraphInstantiate(graph, 0))
+
+
+def replay(graph, stream):
+    """Put a graph on a stream."""
+    from epmoe.device.gpu_driver import check, cu
+
+    check(cu.cuGraphLaunch(graph, stream.handle))
+
 
 class Captured:
-    """The same phases, each a graph. Capturing runs nothing, so the phases still alternate."""
+    """The same phases, each a graph; they still alternate."""
 
     def __init__(self, contender):
-        from cuda.bindings import driver as cu
-
-        from epmoe.device.gpu_driver import check
-
-        self._cu, self._check, self._inner = cu, check, contender
+        self._inner = contender
         self.name, self.phases, self.world = contender.name, contender.phases, contender.world
         self.shape, self.bytes, self.stream = contender.shape, contender.bytes, contender.stream
-        for _ in range(2):  # compiles, allocates and writes parameter blocks
+        for _ in range(2):  # compiles and allocates
             for phase in self.phases:
                 contender.launch(phase)
         contender.check()
-        self._graphs = {phase: self._capture(phase) for phase in self.phases}
-
-    def _capture(self, phase):
-        cu, check = self._cu, self._check
-        check(cu.cuStreamBeginCapture(self.stream.handle, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
-        try:
-            self._inner.launch(phase)
-        finally:
-            graph = check(cu.cuStreamEndCapture(self.stream.handle))
-        return check(cu.cuGraphInstantiate(graph, 0))
+        self._graphs = {phase: capture(self.stream, partial(contender.launch, phase)) for phase in self.phases}
 
     def launch(self, phase):
         """Replay a phase."""
-        self._check(self._cu.cuGraphLaunch(self._graphs[phase], self.stream.handle))
+        replay(self._graphs[phase], self.stream)
 
     def check(self):
         """Raise the errors that the kernels recorded. Waits for them."""
@@ -37,5 +45,7 @@ class Captured:
 
     def close(self):
         """Drop the graphs. The contender stays."""
+        from epmoe.device.gpu_driver import check, cu
+
         for graph in self._graphs.values():
-            self._check(self._cu.cuGraphExecDestroy(graph))
+            check(cu.cuGraphExecDestroy(graph))

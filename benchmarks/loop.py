@@ -12,6 +12,7 @@ import contextlib
 import statistics
 import sys
 import time
+from functools import partial
 
 from benchmarks import loop_contenders, measure, results, shapes, table, torch_peer, worlds
 from benchmarks.fast_cpu import FastCpu
@@ -100,7 +101,7 @@ def run(args):
     speaks = world.ranks[0] == 0
     file = results.path(record, args.json) if speaks and args.json != "-" else None
     kinds = loop_contenders.chosen(args.only, args.against)
-    say = _say if speaks else _say_nothing
+    say = partial(print, flush=True) if speaks else lambda line: None
 
     def write():  # after each row, so that an interrupted run keeps its measurements
         if file and record["loop"]:
@@ -224,11 +225,3 @@ def _calls(contender, arrays):
         return (lambda i: [contender.inputs(LAYERS * i + j) for j in range(LAYERS)], contender.layers, LAYERS)
     replay = contender.captured(CHAIN)
     return lambda i: None, lambda _: replay(), CHAIN
-
-
-def _say(line):
-    print(line, flush=True)
-
-
-def _say_nothing(line):
-    return

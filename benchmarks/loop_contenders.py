@@ -9,7 +9,7 @@ from importlib import import_module
 
 import numpy as np
 
-from benchmarks import traffic
+from benchmarks import graph, traffic
 from benchmarks.pairs import BF16, config, random_tokens
 from benchmarks.torch_peer import TorchPeer
 from epmoe import device, fused_a2a
@@ -106,22 +106,11 @@ class _Ours:
 
     def captured(self, n):
         """A function that replays a graph of n pairs with the same inputs, one after another."""
-        from cuda.bindings import driver as cu
-
-        from epmoe.device.gpu_driver import check
-
-        stream = self.world.stream_of(self.world.ranks[0]).handle
-        given = self.inputs(0)
+        stream, given = self.world.stream_of(self.world.ranks[0]), self.inputs(0)
         self.pair(given)
         self.synchronize()
-        check(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
-        try:
-            for _ in range(n):
-                self.pair(given)
-        finally:
-            graph = check(cu.cuStreamEndCapture(stream))
-        made = check(cu.cuGraphInstantiate(graph, 0))
-        return lambda: check(cu.cuGraphLaunch(made, stream))
+        made = graph.capture(stream, lambda: [self.pair(given) for _ in range(n)])
+        return lambda: graph.replay(made, stream)
 
 
 class Pairs(_Ours):

@@ -23,7 +23,7 @@ class Row:
     """One phase of one contender at one shape. Microseconds are of the slowest rank, over the iterations.
 
     sms: the multiprocessors that it may use, None for all. floor_us: bytes over the link's bandwidth. host_us: of a
-    call, on the rank where it took longest. piece_us and the fields after it: OfHost of that rank.
+    call, on the rank where it took longest; piece_us: of the fixed piece of Python there (host_time.py).
     """
 
     kernels: str
@@ -45,10 +45,7 @@ class Row:
     floor_us: float
     to_floor: float
     host_us: float
-    piece_us: float | None = None
-    preempted: int | None = None
-    waited_us: float | None = None
-    stolen_ms: int | None = None
+    piece_us: float
 
     def asdict(self):
         """The row as a dict, for JSON."""

@@ -36,11 +36,6 @@ def _text(record):
     return text + "\n"
 
 
-def exists(file):
-    """Whether the file exists."""
-    return Path(file).exists()
-
-
 def read(file):
     """The record in a file. Raises EPValueError if the file is something else."""
     try:

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import sys
 import time
+from pathlib import Path
 
 from benchmarks import (
     compiling,
@@ -71,7 +72,7 @@ def run(args):
             "rows": [],
             "not_run": [],
         }
-        before = results.read(args.json) if args.resume and results.exists(args.json) else None
+        before = results.read(args.json) if args.resume and Path(args.json).exists() else None
     except (ValueError, EPError) as error:
         if process_number() == 0:  # the others would say the same
             print(f"benchmarks: {error}", file=sys.stderr)

@@ -50,9 +50,7 @@ def test_every_contender_has_a_row_for_each_phase(tiny):
     assert {(r["kernels"], r["phase"]) for r in record["rows"]} == PHASES
     for r in record["rows"]:
         assert r["iterations"] == 2 and 0 < r["p20_us"] <= r["us"] <= r["p80_us"] and r["host_us"] > 0
-        assert r["piece_us"] > 0 and all(
-            r[name] is None or r[name] >= 0 for name in ("preempted", "waited_us", "stolen_ms")
-        )
+        assert r["piece_us"] > 0
         assert r["floor_us"] == pytest.approx(r["bytes"] / record["link_gbps"] / 1e3, rel=0.01)
 
 
