@@ -109,7 +109,12 @@ class _Ours:
         stream, given = self.world.stream_of(self.world.ranks[0]), self.inputs(0)
         self.pair(given)
         self.synchronize()
-        made = graph.capture(stream, lambda: [self.pair(given) for _ in range(n)])
+
+        def pairs():
+            for _ in range(n):
+                self.pair(given)  # its result is dropped, so that the next one may lie there
+
+        made = graph.capture(stream, pairs)
         return lambda: graph.replay(made, stream)
 
 
