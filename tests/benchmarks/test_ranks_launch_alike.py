@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands_shown import WARNINGS_FAIL
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,7 +18,7 @@ def test_contenders_on_a_driver_that_runs_nothing():
     program = Path(__file__).with_name("ranks_program.py")
     # in another process, because this one uses the simulator
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(program)],
+        [sys.executable, *WARNINGS_FAIL, str(program)],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -4,7 +4,7 @@ import importlib.util
 import warnings
 
 import pytest
-from commands_shown import python
+from commands_shown import WARNINGS_FAIL, python
 
 PROGRAM = """
 import numpy as np
@@ -29,5 +29,5 @@ def test_what_overflows_is_infinite_and_no_warning():
 
 @pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda has no wheels for this system")
 def test_it_is_so_with_a_gpu_too():
-    done = python("-W", "error", "-c", PROGRAM, EPMOE_DEVICE="gpu")
+    done = python(*WARNINGS_FAIL, "-c", PROGRAM, EPMOE_DEVICE="gpu")
     assert done.returncode == 0 and not done.stderr, done.stderr
