@@ -53,33 +53,25 @@ def _is_main(node):
 
 def _texts(out, lines):
     """The paragraphs of the text between two pieces of code; a heading is a paragraph."""
-    paragraph = []
-    for line in [*lines, ""]:
+    paragraphs = [[]]
+    for line in lines:
+        text = line[2:]
         if line.startswith("# ## "):
-            out += [_text(paragraph), ("text", [line[2:]])]
-            paragraph = []
-        elif line.startswith("#") and line[2:].startswith(("Predict: ", "Answer: ")):
-            out.append(_text(paragraph))
-            paragraph = [line[2:]]
-        elif line.startswith("#") and _apart(paragraph) and not line[2:].strip():
-            out.append(_text(paragraph))
-            paragraph = []
-        elif line.startswith("#") and (line[2:].strip() or paragraph):
-            paragraph.append(line[2:])
-        elif not line.startswith("#"):
-            out.append(_text(paragraph))
-            paragraph = []
-    out[:] = [cell for cell in out if cell[1]]
+            paragraphs += [[text], []]
+        elif not line.startswith("#") or _apart(paragraphs[-1]) and not text.strip():
+            paragraphs.append([])
+        else:
+            if _apart([text]):
+                paragraphs.append([])
+            if text.strip() or paragraphs[-1]:
+                paragraphs[-1].append(text)
+    for paragraph in filter(None, paragraphs):
+        out.append((paragraph[0].partition(":")[0].lower() if _apart(paragraph) else "text", paragraph))
 
 
 def _apart(paragraph):
     """Whether it is a prediction or an answer, which end with their paragraph."""
     return bool(paragraph) and paragraph[0].startswith(("Predict: ", "Answer: "))
-
-
-def _text(paragraph):
-    kind = paragraph[0].partition(":")[0].lower() if _apart(paragraph) else "text"
-    return kind, paragraph
 
 
 def title(source):
@@ -109,9 +101,7 @@ def wrapped(text, width=WIDTH - len(INDENT)):
     out = []
     for line in str(text).splitlines():
         indent = " " * (len(line) - len(line.lstrip()) + 4)
-        out += textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [
-            ""
-        ]
+        out.append(textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False))
     return "\n".join(out)
 
 
@@ -198,26 +188,20 @@ class Teller:
 def plain_simulator():
     """Choose the simulator, which lessons need, and ignore its options in the environment."""
     os.environ["EPMOE_DEVICE"] = "sim"
-    kept = {name: os.environ.pop(name, None) for name in ("EPMOE_SEED", "EPMOE_RACECHECK")}
+    kept = {name: os.environ.pop(name) for name in ("EPMOE_SEED", "EPMOE_RACECHECK") if name in os.environ}
     os.environ["EPMOE_RACECHECK"] = "0"  # a lesson that wants the race detector says so
     try:
         yield
     finally:
-        for name, value in kept.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        del os.environ["EPMOE_RACECHECK"]
+        os.environ.update(kept)
 
 
-def tell(file, *, pause=False, stream=None):
-    """Print the lesson of a file; returns the names that it defined. A failing assertion in it is raised."""
-    with plain_simulator():
-        return _told(file, pause, stream)
-
-
-def _told(file, pause, stream):
+@plain_simulator()
+def tell(file, *, pause=False):
+    """Print the lesson of a file. A failing assertion in it is raised."""
     source = open(file, encoding="utf-8").read()
-    teller = Teller(stream or sys.stdout, pause)
+    teller = Teller(sys.stdout, pause)
     names = {"__name__": "lesson", "__file__": str(file)}
     teller.line(title(source), "bold underline")
     teller.line()
@@ -235,4 +219,3 @@ def _told(file, pause, stream):
             if kind == "code":
                 teller.recall()
                 teller.line()
-    return names

@@ -1,6 +1,5 @@
 """Each lesson runs in a terminal of 80 columns and asserts its own claims."""
 
-import io
 import json
 import os
 import re
@@ -30,10 +29,9 @@ def test_they_are_numbered_from_one():
     # the longest two at night: they run on every change as notebooks too
     [pytest.param(n, marks=pytest.mark.nightly if n in (5, 10) else []) for n in FILES],
 )
-def test_a_lesson_runs_and_fits_the_terminal(number):
-    told = io.StringIO()
-    tell(FILES[number], stream=told)
-    lines = told.getvalue().splitlines()
+def test_a_lesson_runs_and_fits_the_terminal(capsys, number):
+    tell(FILES[number])
+    lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80, [line for line in lines if len(line) > 80]
     source = FILES[number].read_text()
     for kind, *cell in cells(source):  # in order: each piece of text and code that is shown
@@ -81,14 +79,13 @@ def test_a_lesson_runs_as_a_plain_file():
     assert done.returncode == 0 and done.stdout.startswith(title(FILES[1].read_text())), done.stderr
 
 
-def test_a_claim_that_fails_stops_the_lesson_at_its_line(tmp_path):
+def test_a_claim_that_fails_stops_the_lesson_at_its_line(capsys, tmp_path):
     file = tmp_path / "lesson.py"
     file.write_text('"""A lesson."""\n\n# Text.\n\nx = 1\n\n# More.\n\ny = 2\nassert x == y\n')
-    told = io.StringIO()
     with pytest.raises(AssertionError) as error:
-        tell(file, stream=told)
+        tell(file)
     assert error.traceback[-1].lineno == 9 and str(error.traceback[-1].path) == str(file)
-    assert told.getvalue().splitlines() == [
+    assert capsys.readouterr().out.splitlines() == [
         "A lesson.",
         "",
         "Text.",
@@ -102,15 +99,14 @@ def test_a_claim_that_fails_stops_the_lesson_at_its_line(tmp_path):
     ]
 
 
-def test_text_and_output_take_turns(tmp_path):
+def test_text_and_output_take_turns(capsys, tmp_path):
     file = tmp_path / "lesson.py"
     file.write_text(
         '"""A lesson."""\n# ## One\n#\n# Text\n# goes on.\n\ndef f():\n    # code\n    return 1\n\n\n'
         'print("a")\nprint()\nprint("b", end="")\nprint("c")\n# ## Two\n'
     )
-    told = io.StringIO()
-    tell(file, stream=told)
-    assert [line.rstrip() for line in told.getvalue().splitlines()] == [
+    tell(file)
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
         "A lesson.",
         "",
         "One",
@@ -141,40 +137,43 @@ def test_a_step_at_a_time(monkeypatch, tmp_path):
     file, asked = tmp_path / "lesson.py", []
     file.write_text('"""A lesson."""\n# ## One\n# ## Two\n# ## Three\n')
     monkeypatch.setattr("builtins.input", asked.append)
-    tell(file, pause=True, stream=io.StringIO())
+    tell(file, pause=True)
     assert len(asked) == 2
 
 
-def test_a_prediction_is_asked_for_before_the_code_and_recalled_after_it(monkeypatch, tmp_path):
-    file, told = tmp_path / "lesson.py", io.StringIO()
+def test_a_prediction_is_asked_for_before_the_code_and_recalled_after_it(capsys, monkeypatch, tmp_path):
+    file = tmp_path / "lesson.py"
     file.write_text('"""A lesson."""\n# Text.\n#\n# Predict: One or\n# two?\n\nprint("two")\n# End.\n')
 
     def answered(question):
-        assert "One or\ntwo?" in told.getvalue() and "print" not in told.getvalue()
+        print(question)
         return "one"
 
     monkeypatch.setattr("builtins.input", answered)
-    tell(file, pause=True, stream=told)
-    at = [told.getvalue().index(text) for text in ("Predict:", "    two", "You predicted: one", "End.")]
+    tell(file, pause=True)
+    told = capsys.readouterr().out
+    said = ("Text.", "Predict: One or\ntwo?", "Your prediction: ", "print", "    two", "You predicted: one", "End.")
+    at = [told.index(text) for text in said]
     assert at == sorted(at)
-    told.truncate(0)
-    tell(file, stream=told)
-    assert "Predict: One or\ntwo?" in told.getvalue() and "predicted" not in told.getvalue()
+    tell(file)
+    told = capsys.readouterr().out
+    assert "Predict: One or\ntwo?" in told and "predict" not in told
 
 
 def test_answers_are_folded_and_their_numbers_checked(capsys, tmp_path):
-    file, told = tmp_path / "lesson.py", io.StringIO()
+    file = tmp_path / "lesson.py"
     file.write_text(
         '"""A lesson."""\n# ## Worked problems\n# 1. Six times seven?\n#\n# Answer: 42, of\n# course.\n\n'
         "n = 6 * 7\nassert n == 42\n\n# 2. More?\n#\n# ## Exercises\n#\n# CORE. Go on.\n"
     )
-    assert tell(file, stream=told)["n"] == 42
-    assert "Six times" in told.getvalue() and "2. More?" in told.getvalue()
-    assert "42" not in told.getvalue() and "course" not in told.getvalue()
+    tell(file)
+    told = capsys.readouterr().out
+    assert "Six times" in told and "2. More?" in told
+    assert "42" not in told and "course" not in told
     assert worked_problems(file.read_text()) == ("1. Six times seven?\n\nAnswer: 42, of\ncourse.\n\n2. More?")
     file.write_text(file.read_text().replace("6 * 7", "6 * 9"))
     with pytest.raises(AssertionError):
-        tell(file, stream=told)
+        tell(file)
 
 
 @pytest.mark.parametrize("number", FILES)
@@ -189,7 +188,7 @@ def test_options_of_the_simulator_do_not_reach_a_lesson(monkeypatch, tmp_path):
     monkeypatch.setenv("EPMOE_RACECHECK", "1")
     file = tmp_path / "lesson.py"
     file.write_text('"""A lesson."""\nfrom epmoe import LocalWorld\nassert not LocalWorld(1).machine.racecheck\n')
-    tell(file, stream=io.StringIO())
+    tell(file)
     assert os.environ["EPMOE_RACECHECK"] == "1"
 
 
@@ -269,7 +268,7 @@ def test_a_routing_that_lesson_7_cannot_take_is_refused(argv, says, capsys, monk
     assert status == 2 and says in text
 
 
-def test_lesson_9_shows_a_table_of_loops_if_there_is_one(monkeypatch, tmp_path):
+def test_lesson_9_shows_a_table_of_loops_if_there_is_one(capsys, monkeypatch, tmp_path):
     row = dict(kernels="ExpertParallel", arrays="new", tokens=128, us=55.5)
     record = dict(device="GPU X, 1", date="2", n_ranks=2, rows=[], loop=[row])
     (tmp_path / "a.json").write_text(json.dumps(record))
@@ -280,8 +279,9 @@ def test_lesson_9_shows_a_table_of_loops_if_there_is_one(monkeypatch, tmp_path):
     (tmp_path / "d.json").write_text(json.dumps(older | dict(date="0", loop=[slow])))
     monkeypatch.setattr(measured, "FOLDER", tmp_path)
     assert measured.loop() == ([slow, row], "2 x GPU X") and measured.newest() is None
-    told, file = io.StringIO(), tmp_path / "lesson.py"
+    file = tmp_path / "lesson.py"
     file.write_text(FILES[9].read_text().partition("# ## Graphs")[0])
-    tell(file, stream=told)
-    assert "us a pair of dispatch and combine, 128 tokens, 2 x GPU X" in told.getvalue()
-    assert f"{'ExpertParallel':36}   77.0*    55.5       -       -\n    *:" in told.getvalue()
+    tell(file)
+    told = capsys.readouterr().out
+    assert "us a pair of dispatch and combine, 128 tokens, 2 x GPU X" in told
+    assert f"{'ExpertParallel':36}   77.0*    55.5       -       -\n    *:" in told
