@@ -1,10 +1,9 @@
 """Loads a student's file and calls its functions; explains every way in which that can fail."""
 
 import copy
-import importlib.util
-import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -17,24 +16,19 @@ class Wrong(EPError):
 
 def load(file, number="N", command="lesson"):
     """The module of a student's file, the answer to exercise (or puzzle) `number`; Wrong if it fails, EPValueError if none is there."""
-    path = Path(file)
+    path = Path(file).absolute()
     if not path.exists():
         raise EPValueError(f"there is no file {file}: `epmoe {command} {number} --start {file}` writes one to fill in")
     if path.suffix != ".py" or not path.is_file():
         raise EPValueError(f"{file} is not a Python file: its name must end in .py")
-    spec = importlib.util.spec_from_file_location("answer", path)
-    module = importlib.util.module_from_spec(spec)
-    kept, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    module = ModuleType("answer")
+    module.__file__ = str(path)
     try:
-        spec.loader.exec_module(module)
-    except Wrong:
-        raise
+        exec(compile(path.read_bytes(), path, "exec"), vars(module))
     except SyntaxError as error:
         raise Wrong(f"{path.name} line {error.lineno} is not Python: {error.msg}") from None
     except (Exception, SystemExit) as error:
         raise Wrong(failed(path, error, "while the file was read")) from None
-    finally:
-        sys.dont_write_bytecode = kept
     return module
 
 
@@ -48,11 +42,9 @@ def function(answer, name):
 
 def call(answer, name, *arguments):
     """What the student's function returns; the arguments must be left as they are."""
-    given = copy.deepcopy(arguments)
+    given, called = copy.deepcopy(arguments), function(answer, name)
     try:
-        result = function(answer, name)(*given)
-    except Wrong:
-        raise
+        result = called(*given)
     except (Exception, SystemExit) as error:
         shown = ", ".join(map(_short, arguments))
         raise Wrong(failed(answer.__file__, error, f"in {name}({shown})")) from None
