@@ -109,17 +109,10 @@ def _path(came_from, state):
 
 
 def told(program, path):
-    """The steps of a path as lines: "rank 0  send 0   (round 2)"; for an unfinished step, how far it got."""
-    lines, open_steps = [], {}
-    for rank, (i, what, *_rest, number) in path:
-        if open_steps.get(rank) != i:
-            open_steps[rank] = i
-            lines.append([rank, i, number, what])
-        else:
-            line = next(entry for entry in reversed(lines) if entry[:2] == [rank, i])
-            line[3] = what
+    """The steps of a path as lines in the order in which they were begun: "rank 0  send 0  (round 2)"."""
+    begun = dict.fromkeys((rank, i, number) for rank, (i, *_, number) in path)
     return "\n".join(
         f"  {'all   ' if program[i] == 'barrier' else f'rank {rank}'}  {program[i]}"
         + (f"  (round {number})" if number else "")
-        for rank, i, number, _ in lines
+        for rank, i, number in begun
     )
