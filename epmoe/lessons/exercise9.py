@@ -23,15 +23,17 @@ WARM_UP = Number(
 )
 
 
-def finish(tasks):
-    """{name: end}."""
-    free, ends = {}, {}
-    for name, resource, us, before in tasks:
-        begin = max([0 if resource == "none" else free.get(resource, 0), *(ends[b] for b in before)])
+def finish(tasks, *, before=True, resources=True, none=True, blocks=True, pick=max, shown=lambda begin, end: end):
+    """{name: end}; each option makes one of the usual mistakes."""
+    free, ends, out = {}, {}, {}
+    for name, resource, us, names in tasks:
+        ready = [ends[b] for b in names] if before else []
+        busy = free.get(resource, 0) if resources and not (none and resource == "none") else 0
+        begin = max(busy, pick(ready) if ready else 0)
         ends[name] = begin + us
-        if resource != "none":
-            free[resource] = begin + us
-    return ends
+        out[name] = shown(begin, begin + us)
+        free[resource] = begin + us if blocks else busy + us
+    return out
 
 
 CASES = (
@@ -119,25 +121,20 @@ def _one(name, tasks, got):
 
 
 def _looks(tasks):
-    def ends(before=True, resources=True, none=True, blocks=True, pick=max, out=lambda b, e: e):
-        free, found, shown = {}, {}, {}
-        for name, resource, us, names in tasks:
-            ready = [found[b] for b in names] if before else []
-            busy = free.get(resource, 0) if resources and not (none and resource == "none") else 0
-            begin = max(busy, pick(ready) if ready else 0)
-            found[name] = begin + us
-            shown[name] = out(begin, begin + us)
-            free[resource] = begin + us if blocks else max(free.get(resource, 0), 0) + us
-        return shown
-
     return (
-        (ends(before=False), "The tasks in `before` are ignored."),
-        (ends(resources=False), "A resource runs one task at a time; here it runs several at once."),
-        (ends(none=False), 'The resource "none" is no resource: its tasks do not wait for each other.'),
-        (ends(pick=min), "ALL tasks in `before` must have ended, not the first of them."),
-        (ends(pick=lambda r: r[-1]), "ALL tasks in `before` must have ended, not the last of the list."),
-        (ends(pick=sum), "Tasks in `before` may overlap: the latest end counts, not the sum."),
-        (ends(blocks=False), "A resource is busy until its task ends, waiting included: tasks keep their order."),
-        (ends(out=lambda b, e: b), "These are the times at which tasks BEGIN."),
-        (ends(out=lambda b, e: e - b), "These are durations; the end counts from the beginning of all."),
+        (finish(tasks, before=False), "The tasks in `before` are ignored."),
+        (finish(tasks, resources=False), "A resource runs one task at a time; here it runs several at once."),
+        (finish(tasks, none=False), 'The resource "none" is no resource: its tasks do not wait for each other.'),
+        (finish(tasks, pick=min), "ALL tasks in `before` must have ended, not the first of them."),
+        (finish(tasks, pick=lambda r: r[-1]), "ALL tasks in `before` must have ended, not the last of the list."),
+        (finish(tasks, pick=sum), "Tasks in `before` may overlap: the latest end counts, not the sum."),
+        (
+            finish(tasks, blocks=False),
+            "A resource is busy until its task ends, waiting included: tasks keep their order.",
+        ),
+        (finish(tasks, shown=lambda begin, end: begin), "These are the times at which tasks BEGIN."),
+        (
+            finish(tasks, shown=lambda begin, end: end - begin),
+            "These are durations; the end counts from the beginning of all.",
+        ),
     )
