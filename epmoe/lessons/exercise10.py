@@ -75,9 +75,8 @@ def _cases():
     """[(what it is, topk_ids, n_ranks, n_experts, ranks_per_host, row_bytes, net_gbps)]."""
     rng = np.random.default_rng(10)
 
-    def ids(tokens, n_experts, top_k, hot=None):
-        score = np.zeros(n_experts) if hot is None else hot
-        return [np.argsort(-(score + rng.gumbel(size=(n, n_experts))), axis=1)[:, :top_k] for n in tokens]
+    def ids(tokens, n_experts, top_k, popularity=0.0):
+        return [np.argsort(-(popularity + rng.gumbel(size=(n, n_experts))), axis=1)[:, :top_k] for n in tokens]
 
     hot = np.zeros(16)
     hot[13] = 6.0

@@ -57,9 +57,8 @@ def _cases():
     """[(what it is, topk_ids, n_ranks, n_experts, row_bytes, link_gbps, extra_us)]."""
     rng = np.random.default_rng(6)
 
-    def ids(tokens, n_experts, top_k, popularity=None):
-        weights = np.zeros(n_experts) if popularity is None else popularity
-        return [np.argsort(-(weights + rng.gumbel(size=(n, n_experts))), axis=1)[:, :top_k] for n in tokens]
+    def ids(tokens, n_experts, top_k, popularity=0.0):
+        return [np.argsort(-(popularity + rng.gumbel(size=(n, n_experts))), axis=1)[:, :top_k] for n in tokens]
 
     one_hot = np.zeros(16)
     one_hot[5] = 9.0
@@ -118,8 +117,11 @@ def _one(answer, name, topk_ids, n_ranks, n_experts, row_bytes, gbps, extra_us):
         raise Wrong(f"decide must return three things, (pairs_us, rows_us, choice), not {got!r}")
     for layout, matrix, us, wanted in zip(("pairs", "rows"), (pairs, rows), floors, right):
         if not np.isclose(us, wanted, rtol=1e-6, atol=1e-9):
-            says = _why(us, layout, matrix, row_bytes, gbps, topk_ids, n_ranks, n_experts)
-            raise Wrong(f"{name}: the floor of {layout} came out as {us:.6g} us and is {wanted:.6g} us: {says}")
+            says = _why(us / (row_bytes / gbps / 1e3), layout, matrix, topk_ids, n_ranks, n_experts) or (
+                f"the busiest way carries {busiest(matrix)} of {int(matrix.sum())} messages of {row_bytes} bytes, at "
+                f"{gbps} GB/s"
+            )
+            raise Wrong(f"{name}: the floor of {layout} came out as {us:.6g} us and is {wanted:.6g} us: {says}.")
     if choice != best:
         if choice not in ("pairs", "rows"):
             raise Wrong(f'{name}: the choice is {choice!r} and must be "pairs" or "rows"')
@@ -130,44 +132,39 @@ def _one(answer, name, topk_ids, n_ranks, n_experts, row_bytes, gbps, extra_us):
     return best
 
 
-def _why(us, layout, matrix, row_bytes, gbps, topk_ids, n_ranks, n_experts):
+def _why(messages, layout, matrix, topk_ids, n_ranks, n_experts):
+    """What the wrong floor looks like, as a number of messages; "" if like nothing known."""
     others = matrix * (1 - np.eye(len(matrix), dtype=int))
-    each = row_bytes / gbps / 1e3
-    wrapped = [np.where(ids < 0, ids + n_experts, ids) for ids in topk_ids]
+    filled = [np.where(ids < 0, ids + n_experts, ids) for ids in topk_ids]
     tokens = np.array([[len(ids)] * n_ranks for ids in topk_ids])
     pairs, rows = matrices(topk_ids, n_ranks, n_experts)
+    most = busiest(matrix)
     looks = (
-        (busiest(matrix) * row_bytes / gbps, "this is in nanoseconds; GB/s are bytes a nanosecond"),
-        (busiest(matrix) * row_bytes / gbps / 1e6, "this is in milliseconds"),
-        (busiest(matrix) * row_bytes / (gbps * 2**30) * 1e6, "G is 10**9 here, not 2**30"),
+        (most * 1e3, "this is in nanoseconds; GB/s are bytes a nanosecond"),
+        (most / 1e3, "this is in milliseconds"),
+        (most * 1e9 / 2**30, "G is 10**9 here, not 2**30"),
         (
-            max(matrix.sum(axis=0).max(), matrix.sum(axis=1).max()) * each,
+            max(matrix.sum(axis=0).max(), matrix.sum(axis=1).max()),
             "what a rank sends to itself is counted too, and crosses no link",
         ),
-        (others.sum(axis=1).max() * each, "only the ways out are looked at; here a rank receives more than any sends"),
-        (others.sum(axis=0).max() * each, "only the ways in are looked at; here a rank sends more than any receives"),
-        (others.sum() * each, "this is what all ranks send together; their links work at the same time"),
-        (others.sum() / n_ranks * each, "this is the average rank; the busiest one decides"),
+        (others.sum(axis=1).max(), "only the ways out are looked at; here a rank receives more than any sends"),
+        (others.sum(axis=0).max(), "only the ways in are looked at; here a rank sends more than any receives"),
+        (others.sum(), "this is what all ranks send together; their links work at the same time"),
+        (others.sum() / n_ranks, "this is the average rank; the busiest one decides"),
         (
-            (others.sum(axis=0) + others.sum(axis=1)).max() * each,
+            (others.sum(axis=0) + others.sum(axis=1)).max(),
             "out and in are added; they work at the same time, the larger one counts",
         ),
         (
-            busiest(matrices(wrapped, n_ranks, n_experts)[layout == "rows"]) * each,
+            busiest(matrices(filled, n_ranks, n_experts)[layout == "rows"]),
             "-1 is an empty slot, and here it is counted as an expert",
         ),
         (
-            busiest(rows if layout == "pairs" else pairs) * each,
+            busiest(rows if layout == "pairs" else pairs),
             "this is the floor of the other layout: pairs send one message for each (token, k), rows one for each "
             "(token, rank with an expert of it)",
         ),
-        (busiest(tokens) * each, "not every token goes to every rank"),
-        (busiest(matrix) * each * 2, "this counts bytes twice: row_bytes is bytes, not numbers"),
+        (busiest(tokens), "not every token goes to every rank"),
+        (most * 2, "this counts bytes twice: row_bytes is bytes, not numbers"),
     )
-    for value, says in looks:
-        if np.isclose(us, value, rtol=1e-6):
-            return says + "."
-    return (
-        f"the busiest way carries {busiest(matrix)} of {int(matrix.sum())} messages of {row_bytes} bytes, at "
-        f"{gbps} GB/s."
-    )
+    return next((says for value, says in looks if np.isclose(messages, value, rtol=1e-6)), "")
