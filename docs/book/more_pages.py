@@ -62,7 +62,7 @@ def museum():
 
 
 def _exhibit(number, exhibit):
-    failure = exhibit.first_failure()
+    failure = exhibit.first_failure
     counts = [exhibit.counts(racecheck=False), exhibit.counts(), exhibit.counts(repaired=True)]
     seen = [how for how in OUTCOMES if any(how in found for found in counts)]
     alone, raced, repaired = (" | ".join(str(c.get(how, 0)) for how in seen) for c in counts)

@@ -1,5 +1,7 @@
 """`epmoe museum`: lists the exhibits, shows one, and asks for the line that is wrong."""
 
+import textwrap
+
 from epmoe.command_line import DIFFERS, EQUAL, at_least_one, number_of_one
 from epmoe.lessons.telling import WIDTH, plain_simulator, wrapped
 from epmoe.museum import FILES
@@ -75,7 +77,7 @@ def asked(number, exhibit):
 def shown(number, exhibit):
     """Story, code, repair, schedule, report, and how often it shows."""
     print(f"{number}. {exhibit.title}\n")
-    print(wrapped_text(exhibit.story))
+    print(textwrap.fill(exhibit.story, WIDTH - 2))
     if exhibit.links:
         print("\nRead on: " + "\n         ".join(exhibit.links))
     else:
@@ -87,7 +89,7 @@ def shown(number, exhibit):
     _print_code(exhibit)
     _heading("The repair")
     print("\n".join(exhibit.diff))
-    failure = exhibit.first_failure()
+    failure = exhibit.first_failure
     _heading(f"A schedule that breaks it: seed {failure.seed}")
     cut, name = len(failure.events) - SHOWN, exhibit.first_region
     if cut > 0:
@@ -96,18 +98,12 @@ def shown(number, exhibit):
     print(f"\n({name}[2] of 1: word 2 of the region {name} of rank 1; = written, -> read)")
     _heading({"race": "The race report", "hang": "The hang report"}.get(failure.how, "The error"))
     print(wrapped(failure.says, WIDTH))
-    _heading(f"Under {exhibit.schedules} schedules")
-    print(f"  broken, results alone looked at:  {_told(exhibit.counts(racecheck=False))}")
+    alone = exhibit.counts(racecheck=False)
+    _heading(f"Under {sum(alone.values())} schedules")
+    print(f"  broken, results alone looked at:  {_told(alone)}")
     print(f"  broken, with the race detector:   {_told(exhibit.counts())}")
     print(f"  repaired, with the race detector: {_told(exhibit.counts(repaired=True))}")
     return EQUAL
-
-
-def wrapped_text(text):
-    """A paragraph of the terminal's width."""
-    import textwrap
-
-    return textwrap.fill(text, WIDTH - 2)
 
 
 def _heading(text):

@@ -74,63 +74,41 @@ class Exhibit:
         recorder = Recorder() if racecheck else None
         machine = device.machine(RANKS, seed=seed, racecheck=racecheck, recorder=recorder)
         regions = [(name, at, (n,), np.int32, ("word",)) for name, at, n in names.REGIONS]
-        memories, nbytes = [], getattr(names, "BYTES", BYTES)
         table = machine.alloc(8 * RANKS, "addresses", regions=[("addresses", 0, (RANKS,), np.uint64, ("rank",))])
+        nbytes, shared = getattr(names, "BYTES", BYTES), getattr(names, "SHARED", 0)
+        memories = [machine.alloc(nbytes, "memory", rank, regions=regions) for rank in range(RANKS)]
         try:
-            for rank in range(RANKS):
-                memories.append(machine.alloc(nbytes, "memory", rank, regions=regions))
-                memories[-1].fill(0)
+            for memory in memories:
+                memory.fill(0)
                 if hasattr(names, "before"):
-                    names.before(memories[-1], np)
+                    names.before(memory, np)
             table.write(np.array([memory.address for memory in memories], np.uint64))
             streams = [machine.stream(rank) for rank in range(RANKS)]
-            how, says = self._launched(machine, names, kernel, table, streams)
-            if not how:
-                how, says = self._result(names, memories)
-            events = () if recorder is None else told(recorder)
-            return Outcome(how, says, seed, events)
+            for call in range(getattr(names, "CALLS", 1)):
+                for rank, stream in enumerate(streams):
+                    given = table.address, call, rank
+                    machine.launch(kernel, names.BLOCKS, 32 * names.WARPS, given, stream=stream, shared_bytes=shared)
+            machine.synchronize()
+            how, says = self._result(names, memories)
+        except EPError as error:
+            how, says = {RaceError: "race", DeadlockError: "hang"}.get(type(error), "error"), str(error)
         finally:
             for buffer in (*memories, table):
                 buffer.free()
-
-    @staticmethod
-    def _launched(machine, names, kernel, table, streams):
-        """(how it failed, the report), or ("", "")."""
-        try:
-            for call in range(getattr(names, "CALLS", 1)):
-                for rank, stream in enumerate(streams):
-                    machine.launch(
-                        kernel,
-                        names.BLOCKS,
-                        32 * names.WARPS,
-                        (table.address, call, rank),
-                        stream=stream,
-                        shared_bytes=getattr(names, "SHARED", 0),
-                    )
-            machine.synchronize()
-        except RaceError as error:
-            return "race", str(error)
-        except DeadlockError as error:
-            return "hang", str(error)
-        except EPError as error:
-            return "error", str(error)
-        return "", ""
+        return Outcome(how, says, seed, told(recorder) if recorder else ())
 
     @staticmethod
     def _result(names, memories):
-        at = {name: (place, n) for name, place, n in names.REGIONS}["result"]
+        at = next(place for name, place, _ in names.REGIONS if name == "result")
         for rank, want in names.EXPECTED.items():
-            got = memories[rank].read(np.int32, len(want), at[0]).tolist()
+            got = memories[rank].read(np.int32, len(want), at).tolist()
             if got != want:
                 return "wrong", f"rank {rank} got {got}, and must get {want}"
         return "right", ""
 
+    @cached_property
     def first_failure(self):
         """The Outcome of the first schedule that breaks it, if possible after some accesses; LookupError if none does."""
-        return self._failure
-
-    @cached_property
-    def _failure(self):
         first = None
         for seed in range(SCHEDULES):
             outcome = self.run(seed)
@@ -146,11 +124,6 @@ class Exhibit:
         """{how: under how many of SCHEDULES schedules}."""
         hows = [self.run(s, repaired=repaired, racecheck=racecheck).how for s in range(SCHEDULES)]
         return {how: hows.count(how) for how in dict.fromkeys(hows)}
-
-    @property
-    def schedules(self):
-        """How many schedules counts() tries."""
-        return SCHEDULES
 
     # ------------------------------------------------------------------ showing
     @cached_property
@@ -182,9 +155,8 @@ class Exhibit:
     @property
     def guilty(self):
         """Line numbers that answer "spot it": the first repair's text, and the texts in ALSO."""
-        texts = [self._broken.REPAIR[0][0], *getattr(self._broken, "ALSO", ())]
         found = set()
-        for text in texts:
+        for text in (self._broken.REPAIR[0][0], *getattr(self._broken, "ALSO", ())):
             first = self.source.count("\n", 0, self._at(self.source, text)) + 1
             found |= set(range(first, first + max(1, text.count("\n"))))
         return found
@@ -195,10 +167,10 @@ class Exhibit:
         if line in self.guilty:
             return True, f"it is line {line}: {at[line].strip()}"
         if line not in at:
-            return (False, f"there is no line {line} in the code: it has lines {min(at)} to {max(at)}.")
+            return False, f"there is no line {line} in the code: it has lines {min(at)} to {max(at)}."
         if not at[line].strip():
             return False, f"line {line} is empty."
-        if f"{self.file.name}:{line} " in self.first_failure().says:
+        if f"{self.file.name}:{line} " in self.first_failure.says:
             return (
                 False,
                 f"the report names line {line}, so the harm shows there. But the line does what it should; something "

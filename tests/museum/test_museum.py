@@ -48,7 +48,7 @@ def test_every_exhibit_is_tested():
 @pytest.mark.parametrize("number", FILES)
 def test_an_exhibit_breaks_and_its_repair_is_silent(number):
     exhibit, (how, says, by_results) = Exhibit(FILES[number]), FOUND[number]
-    failure = exhibit.first_failure()
+    failure = exhibit.first_failure
     assert failure.how == how and says in failure.says
     assert set(exhibit.counts(repaired=True)) == {"right"}
     assert (exhibit.counts(racecheck=False) != {"right": exhibits.SCHEDULES}) == by_results
@@ -64,7 +64,7 @@ def test_each_repair_is_needed(number, tmp_path):
     copy = tmp_path / FILES[number].name
     copy.write_text(exhibit.repaired_source)
     with pytest.raises(LookupError):
-        Exhibit(copy).first_failure()
+        _ = Exhibit(copy).first_failure
 
 
 @pytest.mark.parametrize("number", FILES)
