@@ -18,6 +18,10 @@ import pytest
 
 from epmoe.lessons import FILES
 from epmoe.lessons.telling import cells
+from epmoe.museum import FILES as EXHIBITS
+from epmoe.museum import exhibit
+from epmoe.puzzles import FILES as PUZZLES
+from epmoe.puzzles import puzzle
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "book"))
@@ -100,7 +104,8 @@ def test_a_notebook_runs_and_a_cell_that_raises_is_named(tmp_path, article, caps
     assert run_notebooks.main([str(tmp_path / "none")]) == 1
 
 
-def test_the_book_is_built_without_a_warning(tmp_path):
+def test_the_book_is_built_without_a_warning(monkeypatch, tmp_path):
+    monkeypatch.setattr(exhibit, "SCHEDULES", 3)
     html = build.build(tmp_path, [1], pictures=False)
     page = (html / "lesson1.html").read_text()
     first = next(c[1] for c in cells(FILES[1].read_text()) if c[0] == "code")
@@ -160,11 +165,8 @@ def test_code_runs_inside_the_page_and_can_be_changed(served):
 
 
 def test_the_museum_shows_code_without_its_repair():
-    from epmoe.museum import FILES as EXHIBITS
-    from epmoe.museum.exhibit import Exhibit
-
     for file in EXHIBITS.values():
-        blocks = list(more_pages._blocks(Exhibit(file).code))
+        blocks = list(more_pages._blocks(exhibit.Exhibit(file).code))
         assert blocks and not any("REPAIR" in block for block in blocks)
         for block in blocks:
             first = int(re.search(r":lineno-start: (\d+)", block)[1])
@@ -173,9 +175,6 @@ def test_the_museum_shows_code_without_its_repair():
 
 
 def test_every_puzzle_is_in_the_notebook_and_on_the_page():
-    from epmoe.puzzles import FILES as PUZZLES
-    from epmoe.puzzles import puzzle
-
     notebook = json.dumps(more_pages.puzzles_notebook("epmoe"))
     page = more_pages.puzzles()
     for number in PUZZLES:
