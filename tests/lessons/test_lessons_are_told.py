@@ -79,33 +79,15 @@ def test_a_lesson_runs_as_a_plain_file():
     assert done.returncode == 0 and done.stdout.startswith(title(FILES[1].read_text())), done.stderr
 
 
-def test_a_claim_that_fails_stops_the_lesson_at_its_line(capsys, tmp_path):
-    file = tmp_path / "lesson.py"
-    file.write_text('"""A lesson."""\n\n# Text.\n\nx = 1\n\n# More.\n\ny = 2\nassert x == y\n')
-    with pytest.raises(AssertionError) as error:
-        tell(file)
-    assert error.traceback[-1].lineno == 9 and str(error.traceback[-1].path) == str(file)
-    assert capsys.readouterr().out.splitlines() == [
-        "A lesson.",
-        "",
-        "Text.",
-        "",
-        "  5│x = 1",
-        "",
-        "More.",
-        "",
-        "  9│y = 2",
-        " 10│assert x == y",
-    ]
-
-
-def test_text_and_output_take_turns(capsys, tmp_path):
+def test_text_code_and_output_take_turns_until_a_claim_fails(capsys, tmp_path):
     file = tmp_path / "lesson.py"
     file.write_text(
         '"""A lesson."""\n# ## One\n#\n# Text\n# goes on.\n\ndef f():\n    # code\n    return 1\n\n\n'
-        'print("a")\nprint()\nprint("b", end="")\nprint("c")\n# ## Two\n'
+        'print("a")\nprint()\nprint("b", end="")\nprint("c")\n# ## Two\nassert f() == 2\n# ## Three\n'
     )
-    tell(file)
+    with pytest.raises(AssertionError) as error:
+        tell(file)
+    assert error.traceback[-1].lineno + 1 == 17 and str(error.traceback[-1].path) == str(file)
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
         "A lesson.",
         "",
@@ -130,6 +112,7 @@ def test_text_and_output_take_turns(capsys, tmp_path):
         "",
         "Two",
         "",
+        " 17│assert f() == 2",
     ]
 
 
@@ -143,7 +126,7 @@ def test_a_step_at_a_time(monkeypatch, tmp_path):
 
 def test_a_prediction_is_asked_for_before_the_code_and_recalled_after_it(capsys, monkeypatch, tmp_path):
     file = tmp_path / "lesson.py"
-    file.write_text('"""A lesson."""\n# Text.\n#\n# Predict: One or\n# two?\n\nprint("two")\n# End.\n')
+    file.write_text('"""A lesson."""\n# Text.\n#\n# Predict: One or\n# two?\n#\n# Run:\n\nprint("two")\n# End.\n')
 
     def answered(question):
         print(question)
@@ -152,7 +135,16 @@ def test_a_prediction_is_asked_for_before_the_code_and_recalled_after_it(capsys,
     monkeypatch.setattr("builtins.input", answered)
     tell(file, pause=True)
     told = capsys.readouterr().out
-    said = ("Text.", "Predict: One or\ntwo?", "Your prediction: ", "print", "    two", "You predicted: one", "End.")
+    said = (
+        "Text.",
+        "Predict: One or\ntwo?",
+        "Your prediction: ",
+        "Run:",
+        "print",
+        "    two",
+        "You predicted: one",
+        "End.",
+    )
     at = [told.index(text) for text in said]
     assert at == sorted(at)
     tell(file)
@@ -170,7 +162,7 @@ def test_answers_are_folded_and_their_numbers_checked(capsys, tmp_path):
     told = capsys.readouterr().out
     assert "Six times" in told and "2. More?" in told
     assert "42" not in told and "course" not in told
-    assert worked_problems(file.read_text()) == ("1. Six times seven?\n\nAnswer: 42, of\ncourse.\n\n2. More?")
+    assert worked_problems(file.read_text()) == "1. Six times seven?\n\nAnswer: 42, of\ncourse.\n\n2. More?"
     file.write_text(file.read_text().replace("6 * 7", "6 * 9"))
     with pytest.raises(AssertionError):
         tell(file)
@@ -230,11 +222,6 @@ def test_what_start_writes_is_python_and_not_yet_an_answer(capsys, number, tmp_p
     ):
         with plain_simulator(), pytest.raises(Wrong):
             judged()
-
-
-def test_options_need_a_lesson(capsys):
-    status, text = run(capsys, "--check")
-    assert status == 2 and "need a number" in text
 
 
 def test_lesson_7_takes_a_routing_of_the_readers_own(capsys, tmp_path):
