@@ -10,7 +10,6 @@ from epmoe.lessons.telling import WIDTH, exercise_text, plain_simulator, tell, t
 from epmoe_ref.errors import EPValueError
 
 STDERR = 2  # where an answer prints while stdout holds JSON
-HERE = "here"  # --start and --check without a file
 
 
 def add_arguments(parser):
@@ -24,7 +23,7 @@ def add_arguments(parser):
         ("--check", "judge such a file"),
     ):
         says = f"{does} (default answerN.py)"
-        what.add_argument(name, nargs="?", const=HERE, metavar="FILE", help=says)
+        what.add_argument(name, nargs="?", const=True, metavar="FILE", help=says)
     parser.add_argument(
         "--input", metavar="FILE", help="with lesson 7: a routing dump of your model, as `epmoe routing` reads it"
     )
@@ -44,17 +43,23 @@ def run(args):
     if args.answers:
         print(worked_problems(FILES[args.number].read_text(encoding="utf-8")))
         return EQUAL
-    own = f"answer{args.number}.py"
+    file = args.start or args.check
+    if file is True:
+        file = f"answer{args.number}.py"
     if args.start:
-        return start(args.number, own if args.start == HERE else args.start)
+        return start(args.number, file)
     if args.check:
-        return check(args.number, own if args.check == HERE else args.check, args.json)
+        return check(args.number, file, args.json)
     own_routing.INPUT = args.input
     try:
         tell(FILES[args.number], pause=args.step)
     finally:
         own_routing.INPUT = None
-    print(_how_to_answer(args.number))
+    print(
+        f"  epmoe lesson {args.number} --answers   answers the worked problems\n"
+        f"  epmoe lesson {args.number} --start     writes answer{args.number}.py\n"
+        f"  epmoe lesson {args.number} --check     judges it"
+    )
     return EQUAL
 
 
@@ -67,12 +72,13 @@ def listed():
     )
     for number, file in FILES.items():
         print(f"  {number:2}  {title(file.read_text(encoding='utf-8')).partition(': ')[2].rstrip('.')}")
+    folder, here = FILES[1].parent, Path.cwd()
     print(
         "\nepmoe lesson N             prints lesson N  (--step: section by section)\n"
         "epmoe lesson N --answers   shows the answers to its worked problems\n"
         "epmoe lesson N --start     writes answerN.py, for your answers\n"
         "epmoe lesson N --check     judges them, and says what is wrong\n\n"
-        f"The files are in {_shown(FILES[1].parent)}"
+        f"The files are in {folder.relative_to(here) if folder.is_relative_to(here) else folder}"
     )
     return EQUAL
 
@@ -91,14 +97,9 @@ def start(number, file):
 def new_answer(number):
     """The text of a file to be filled in."""
     question = exercise_text(FILES[number].read_text(encoding="utf-8"))
-    imports, gap, code = exercise(number).STUB.strip().partition("\n\n\n")
-    if imports.startswith("def "):
-        imports, code = "", imports + gap + code
-    return (
-        f'"""The exercises of lesson {number}.\n\n{question}\n"""\n\n'
-        + (f"{imports}\n\n" if imports else "")
-        + f"WARM_UP = None  # a number\n\n\n{code}\n\n\nSTRETCH = None  # a number\n"
-    )
+    imports, define, code = exercise(number).STUB.strip().partition("def ")
+    top = f'"""The exercises of lesson {number}.\n\n{question}\n"""', imports.strip(), "WARM_UP = None  # a number"
+    return "\n\n".join(filter(None, top)) + f"\n\n\n{define}{code}\n\n\nSTRETCH = None  # a number\n"
 
 
 def check(number, file, as_json):
@@ -113,16 +114,3 @@ def check(number, file, as_json):
             verdict = "RIGHT" if what == "right" else "NOT YET"
             print(wrapped(f"{verdict:7}  {part}: {says}", WIDTH))
     return EQUAL if passed else DIFFERS
-
-
-def _how_to_answer(number):
-    return (
-        f"  epmoe lesson {number} --answers   answers the worked problems\n"
-        f"  epmoe lesson {number} --start     writes answer{number}.py\n"
-        f"  epmoe lesson {number} --check     judges it"
-    )
-
-
-def _shown(folder):
-    here = Path.cwd()
-    return folder.relative_to(here) if folder.is_relative_to(here) else folder
