@@ -1,6 +1,7 @@
 """Exercises of lesson 4: the weakest orders and scopes that suffice for the chain message, counter, flag, ready flag."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from epmoe.device.intrinsics import INTRINSICS
 from epmoe.lessons.answers import Wrong, failed, function
 from epmoe.lessons.number_questions import Number
 from epmoe.mutants.plain_atomics import PLAIN_ATOMICS
-from epmoe.mutants.token_mutations import mutants_of
+from epmoe.mutants.token_mutations import NARROWER, mutants_of
 from epmoe_ref.errors import DeadlockError, EPError, OutOfBoundsError, RaceError
 
 STUB = '''
@@ -77,8 +78,7 @@ STRETCH = Number(
 WRITERS, SEEDS = 3, (None, *range(8))
 SENT = [10, 20, 30]  # a message of each writer
 NAMES = ("send", "signal", "receive", "read")
-FENCE = re.compile(r"fence_acq_rel_(sys|gpu)$")
-NARROWER = {"sys": ("gpu", "cta"), "gpu": ("cta",)}
+FENCE = re.compile(r"fence_acq_rel_(sys|gpu)\b")
 HINTS = (
     (r"data race on finished.*scopes", "the counter is used by several blocks of rank 0: which scope includes them?"),
     (r"data race on ready.*scopes", "the ready flag is used by several blocks of rank 1: which scope includes them?"),
@@ -102,12 +102,12 @@ def judge(answer):
     _expect_silence(answer, parties)
     source = Path(answer.__file__).read_text(encoding="utf-8")
     weaker = list(_weaker(Path(answer.__file__).name, source))
-    for token, change, edited in weaker:
-        if not _fails(_parties_of(edited, answer.__file__)):
+    for mutant in weaker:
+        if not _fails(_parties_of(mutant.apply(source), answer.__file__)):
             raise Wrong(
                 f"nothing races, and the messages arrive; but something is stronger than it must be: line "
-                f"{token.line}, in {token.function}: {change} would do as well. Ask who reads what is written "
-                "there, and how far away it is."
+                f"{mutant.token.line}, in {mutant.token.function}: {mutant.change} would do as well. Ask who reads "
+                "what is written there, and how far away it is."
             )
     return (
         f"no race under {len(SEEDS)} schedules, and each of the {len(weaker)} ways to weaken a word was noticed: "
@@ -258,18 +258,13 @@ def _expect_silence(answer, parties):
 
 
 def _weaker(file, source):
-    """(token, what is changed, edited source) for every word of the four functions made weaker in every way."""
-    found = [
-        m
-        for m in mutants_of(file, source)
-        if m.token.function in NAMES and m.kind in ("order", "scope", "plain", "barrier")
-    ]
-    for m in found:
-        yield m.token, m.change, m.apply(source)
-        fence = FENCE.match(m.token.text.partition("(")[0])
-        for scope in NARROWER[fence[1]] if fence else ():
-            new = f"fence_acq_rel_{scope}()"
-            yield (m.token, f"{m.token.text} -> {new}", source[: m.token.start] + new + source[m.token.end :])
+    """The mutants of the four functions: every word made weaker in every way, fences by scope too."""
+    for mutant in mutants_of(file, source):
+        if mutant.token.function in NAMES and mutant.kind in ("order", "scope", "plain", "barrier"):
+            yield mutant
+            fence = FENCE.match(mutant.token.text)
+            for scope in NARROWER[fence[1]] if fence else ():
+                yield replace(mutant, new=f"fence_acq_rel_{scope}()")
 
 
 def _parties_of(source, file):
