@@ -10,8 +10,10 @@
 | number_questions.py | judges a number, and recognises the usual mistakes |
 | command.py | the command line |
 | broken_kernel.py | for lesson 4: the plain kernels with one synchronisation removed |
-| two_dispatches.py, mailbox_model.py | for lesson 5: dispatches in a row; a search of every order of sends and waits |
-| measured.py | for lesson 6: the result files of the benchmarks |
+| two_dispatches.py, silent_rank.py | for lesson 5: dispatches in a row; a rank that never sends |
+| mailbox_model.py | for exercise 5: a search of every order of sends and waits |
+| measured.py | for lessons 6 and 9: the result files of the benchmarks |
+| own_routing.py | for lesson 7: the reader's own routing |
 """
 
 from importlib import import_module
