@@ -8,10 +8,11 @@
 
 A file of an exhibit holds a kernel and what it runs in:
 
-LINKS: threads. REGIONS: (name, byte, int32 words) of each rank's memory. EXPECTED: {rank: its region `result`
-in the end}. BLOCKS, WARPS: the grid, and warps of a block. REPAIR: ((text, its replacement), ...), each text once
-in the file; the lines of the first are the answer to "spot it", and so are the lines of the texts in ALSO. Where the defaults of exhibit.py do not fit: CALLS launches
-behind each other, SHARED bytes of a block, BYTES of a rank's memory, before(memory, np).
+REGIONS: (name, byte, int32 words) of each rank's memory. EXPECTED: {rank: its region `result` in the end}. BLOCKS,
+WARPS: the grid, and warps of a block. REPAIR: ((text, its replacement), ...), each text once in the file; the lines of
+the first are the answer to "spot it", and so are the lines of the texts in ALSO. Where the defaults of exhibit.py do not
+fit: LINKS, the threads; CALLS launches behind each other, SHARED bytes of a block, BYTES of a rank's memory,
+before(memory, np).
 """
 
 from pathlib import Path

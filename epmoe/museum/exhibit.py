@@ -40,7 +40,7 @@ class Exhibit:
         self.title, _, story = text.partition("\n\n")
         self.title, self.story = self.title.rstrip("."), " ".join(story.split())
         self._broken = self._names(self.source)
-        self.links = self._broken.LINKS
+        self.links = getattr(self._broken, "LINKS", ())
 
     def _names(self, source):
         names = {word: getattr(device, word) for word in INTRINSICS}  # a repair may need one more

@@ -21,7 +21,6 @@ from epmoe.device import (
 )
 
 BLOCKS, WARPS = 4, 1
-LINKS = ()
 MESSAGE, COUNTER, FLAG, RESULT = 0, 64, 80, 128
 REGIONS = (
     ("message", MESSAGE, BLOCKS),

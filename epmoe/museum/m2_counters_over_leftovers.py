@@ -18,7 +18,6 @@ from epmoe.device import (
 )
 
 BLOCKS, WARPS = 3, 1
-LINKS = ()
 CALLS = 2
 PREFIX, DONE, RESULT = 0, 64, 128
 REGIONS = (("prefix sums", PREFIX, 4), ("done", DONE, 1), ("result", RESULT, 1))

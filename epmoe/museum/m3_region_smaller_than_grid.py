@@ -21,7 +21,6 @@ from epmoe.device import (
 EXPERTS, ROWS, WARPS = 2, 6, 1
 FLAGS = 2 * EXPERTS
 BLOCKS = 1 + ROWS
-LINKS = ()
 ROW, RESULT, READY = 0, 64, 112
 REGIONS = (("row", ROW, ROWS), ("result", RESULT, ROWS), ("ready", READY, FLAGS))
 BYTES = READY + 4 * FLAGS

@@ -19,7 +19,6 @@ from epmoe.device import (
 )
 
 BLOCKS, WARPS = 1, 1
-LINKS = ()
 ROW, FLAG, RESULT = 0, 64, 128
 REGIONS = (("row", ROW, 4), ("flag", FLAG, 1), ("result", RESULT, 4))
 EXPECTED = {1: [5, 6, 7, 8]}
