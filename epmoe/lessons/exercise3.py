@@ -127,26 +127,23 @@ def _own(experts, first, got):
     if (got == right).all():
         return
     shown = f"own_slots({experts}, first={first}) gave {got.tolist()}"
-    for i, e in enumerate(experts):
-        if got[i] == right[i]:
-            continue
-        if e < 0:
-            raise Wrong(
-                f"{shown}: pair {i} has expert -1, an empty slot of the token; its answer is -1, and nothing "
-                "is counted."
-            )
-        if got[i] == right[i] + 1 and all(got[j] == right[j] + 1 for j, o in enumerate(experts) if o >= 0):
-            raise Wrong(f"{shown}: all are one too high; the first pair of an expert gets `first` itself.")
-        if got[i] == right[i] - first[e]:
-            raise Wrong(f"{shown}: the block's first slot is missing; pair {i} must get {int(right[i])}.")
-        if got[i] == first[e]:
-            raise Wrong(
-                f"{shown}: pair {i} is not the first one for expert {e} in this block, and gets the same slot "
-                "as another."
-            )
-        if got[i] == first[e] + i:
-            raise Wrong(f"{shown}: pair {i} counts all pairs before it; count only those for expert {e}.")
-        raise Wrong(f"{shown}: pair {i} (expert {e}) must get slot {int(right[i])}.")
+    i = int(np.argmax(got != right))
+    e = experts[i]
+    if e < 0:
+        raise Wrong(
+            f"{shown}: pair {i} has expert -1, an empty slot of the token; its answer is -1, and nothing is counted."
+        )
+    if all(got[j] == right[j] + 1 for j, other in enumerate(experts) if other >= 0):
+        raise Wrong(f"{shown}: all are one too high; the first pair of an expert gets `first` itself.")
+    if got[i] == right[i] - first[e]:
+        raise Wrong(f"{shown}: the block's first slot is missing; pair {i} must get {int(right[i])}.")
+    if got[i] == first[e]:
+        raise Wrong(
+            f"{shown}: pair {i} is not the first one for expert {e} in this block, and gets the same slot as another."
+        )
+    if got[i] == first[e] + i:
+        raise Wrong(f"{shown}: pair {i} counts all pairs before it; count only those for expert {e}.")
+    raise Wrong(f"{shown}: pair {i} (expert {e}) must get slot {int(right[i])}.")
 
 
 def _together(answer, pairs, blocks):

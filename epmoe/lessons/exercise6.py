@@ -92,13 +92,9 @@ def busiest(matrix):
 
 def judge(answer):
     """What was right; raises Wrong."""
-    cases, chosen = _cases(), []
-    for case in cases:
-        chosen.append(_one(answer, *case))
-    for case in cases:  # nothing may be left over from the calls before
-        _one(answer, *case)
+    chosen = [_one(answer, *case) for case in _cases()]
     return (
-        f"floors and choices are right in {len(cases)} worlds, for rows in {chosen.count('rows')} of them: uneven "
+        f"floors and choices are right in {len(chosen)} worlds, for rows in {chosen.count('rows')} of them: uneven "
         "ranks, a popular expert, empty slots, and one expert a token, where rows save nothing."
     )
 

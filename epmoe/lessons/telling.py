@@ -19,7 +19,6 @@ WIDTH = 80
 INDENT = "    "  # before each line that the code prints
 BAR = "│"  # between the number of a line of code and the line
 WORKED, EXERCISES = "## Worked problems", "## Exercises"  # the sections that end a lesson
-TEXTS = ("text", "predict", "answer")
 FOLDED = "The answers are folded."  # how a lesson says where they are; not shown with them
 
 
@@ -87,7 +86,7 @@ def exercise_text(source):
 
 def worked_problems(source):
     """The section "Worked problems" with its answers."""
-    texts = [cell[1] for cell in cells(source) if cell[0] in TEXTS]
+    texts = [cell[1] for cell in cells(source) if cell[0] in ("text", "predict", "answer")]
     shown = texts[texts.index([WORKED]) + 1 : texts.index([EXERCISES])]
     return _joined([lines[2:] if lines[0].startswith(FOLDED) else lines for lines in shown])
 
