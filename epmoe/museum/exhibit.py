@@ -168,8 +168,6 @@ class Exhibit:
             return True, f"it is line {line}: {at[line].strip()}"
         if line not in at:
             return False, f"there is no line {line} in the code: it has lines {min(at)} to {max(at)}."
-        if not at[line].strip():
-            return False, f"line {line} is empty."
         if f"{self.file.name}:{line} " in self.first_failure.says:
             return (
                 False,
