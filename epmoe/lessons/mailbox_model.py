@@ -31,10 +31,13 @@ class Fault(Exception):
 
 
 def _after(part, rank, boxes):
-    """The mailboxes after a step, or None if it must wait. boxes: {(owner, buffer, src_rank): (message, read?, word)}."""
+    """The mailboxes after a step, or None if it must wait. boxes: {(owner, buffer, src_rank): (message, read?, word)}.
+
+    No word is raised while it still stands: its message could be unread too, so the write before it is a Fault.
+    """
     _, what, peer, buffer, number = part
     key = (peer, buffer, rank) if what in ("write", "raise") else (rank, buffer, peer)
-    message, was_read, up = boxes.get(key, (0, True, 0))
+    message, was_read, up = boxes.get(key, (0, True, False))
     if what == "write":
         if not was_read:
             raise Fault(
@@ -43,12 +46,7 @@ def _after(part, rank, boxes):
             )
         new = number, False, up
     elif what == "raise":
-        if up:
-            raise Fault(
-                f"rank {rank} signals round {number} to rank {peer} while the signal of round {up} still "
-                f"stands: when rank {peer} puts the word back, both are gone, and it waits for ever"
-            )
-        new = message, was_read, number
+        new = message, was_read, True
     elif what == "see":
         return boxes if up else None
     elif what == "read":
@@ -59,7 +57,7 @@ def _after(part, rank, boxes):
             )
         new = message, True, up
     else:
-        new = message, was_read, 0
+        new = message, was_read, False
     return {**boxes, key: new}
 
 

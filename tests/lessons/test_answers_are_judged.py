@@ -114,7 +114,14 @@ WRONG = {
         ("range(rounds)", "range(1)", "each round is sent once"),
     ],
     (5, right.BARRIERS): [('"wait 0", "barrier"', '"barrier", "wait 0"', "has not read yet")],
-    (5, right.PREFETCHING): [("shortest way there",)],
+    (5, right.PREFETCHING): [
+        ("shortest way there",),
+        (
+            "wait {(i - 1) % 2}",
+            "wait {i % 2}",
+            "wants the message of round 1 from rank 1, and reads the message of round 2",
+        ),
+    ],
     (6, right.DECIDE): [
         ("local = n_experts", "topk_ids[0][:] = 0; local = n_experts", "changes its argument 1"),
         ("* row_bytes", ".astype(np.int32) * np.int32(row_bytes)", "messages of 64 MiB: the floor"),
