@@ -59,11 +59,10 @@ def _texts(out, lines):
             paragraphs += [[text], []]
         elif not line.startswith("#") or _apart(paragraphs[-1]) and not text.strip():
             paragraphs.append([])
-        else:
-            if _apart([text]):
-                paragraphs.append([])
-            if text.strip() or paragraphs[-1]:
-                paragraphs[-1].append(text)
+        elif _apart([text]):
+            paragraphs.append([text])
+        elif text.strip() or paragraphs[-1]:
+            paragraphs[-1].append(text)
     for paragraph in filter(None, paragraphs):
         out.append((paragraph[0].partition(":")[0].lower() if _apart(paragraph) else "text", paragraph))
 
@@ -129,11 +128,11 @@ class Teller:
     pause: wait for Enter before each section but the first, and for each prediction.
     """
 
-    def __init__(self, stream, pause=False):
+    def __init__(self, pause):
         from rich.console import Console
 
-        self.stream, self.pause, self.sections, self.predicted = stream, pause, 0, ""
-        self.console = Console(file=stream, highlight=False, width=WIDTH)
+        self.pause, self.sections, self.predicted = pause, 0, ""
+        self.console = Console(highlight=False, width=WIDTH)
 
     def line(self, text="", style=""):
         """One line, as it is."""
@@ -177,7 +176,7 @@ class Teller:
     def _asked(self, question):
         """A line that the reader types, "" if there is no input."""
         try:
-            return input(question) or ""
+            return input(question)
         except EOFError:
             self.pause = False
             return ""
@@ -200,7 +199,7 @@ def plain_simulator():
 def tell(file, *, pause=False):
     """Print the lesson of a file. A failing assertion in it is raised."""
     source = open(file, encoding="utf-8").read()
-    teller = Teller(sys.stdout, pause)
+    teller = Teller(pause)
     names = {"__name__": "lesson", "__file__": str(file)}
     teller.line(title(source), "bold underline")
     teller.line()
@@ -213,7 +212,7 @@ def tell(file, *, pause=False):
             first, lines = cell
             if kind == "code":
                 teller.code(first, lines)
-            with contextlib.redirect_stdout(_Indented(teller.stream)):
+            with contextlib.redirect_stdout(_Indented(sys.stdout)):
                 exec(compile("\n" * (first - 1) + "\n".join(lines), str(file), "exec"), names)
             if kind == "code":
                 teller.recall()
