@@ -48,8 +48,8 @@ WORLDS = (
     (3, 9, 9, 16, 2),
     (8, 256, 8, 7168, 128),
     (1, 6, 6, 64, 7),
-    (8, 256, 8, 7168, 4096),
-)  # the last has byte offsets beyond 32 bits
+    (8, 256, 8, 7168, 4096),  # byte offsets beyond 32 bits
+)
 
 
 def judge(answer):
@@ -74,32 +74,30 @@ def _one(answer, n_ranks, n_experts, top_k, hidden, max_tokens, expert, src, slo
     local = n_experts // n_ranks
     owner, le = expert // local, expert % local
     message = _align(2 * hidden) + 16 + _align(2 * top_k)
-    right = ((le * n_ranks + src) * max_tokens + slot) * message
+
+    def at(e=le, size=message):
+        return ((e * n_ranks + src) * max_tokens + slot) * size
+
+    right = at()
     arguments = n_ranks, n_experts, top_k, hidden, max_tokens, expert, src, slot
     got = call(answer, "place", *arguments)
     numbers = whole_numbers(got, "place")
     if numbers.shape != (2,):
         raise Wrong(f"place must return two numbers, (owner, offset), not {got!r}")
     got_owner, got_offset = numbers
-    right_owner = got_owner == owner
-    if right_owner and got_offset == right:
+    if got_owner == owner and got_offset == right:
         return
     names = ("n_ranks", "n_experts", "top_k", "hidden", "max_tokens", "expert", "src_rank", "slot")
     shown = f"place({', '.join(f'{n}={v}' for n, v in zip(names, arguments))}) gave {got_owner, got_offset}"
-    if not right_owner:
+    if got_owner != owner:
         if got_owner == expert % n_ranks:
             raise Wrong(
                 f"{shown}: experts are not assigned in turn (expert % n_ranks); the first "
                 f"{local} are on rank 0, the next {local} on rank 1, and so on."
             )
         raise Wrong(f"{shown}: expert {expert} is on rank {owner}; each rank has {local} consecutive experts.")
-
     if (got_offset - right) % (1 << 32) == 0:
         raise Wrong(f"{shown}: the offset must be {right}; it has wrapped, since 32 bits do not hold it.")
-
-    def at(e=le, size=message):
-        return ((e * n_ranks + src) * max_tokens + slot) * size
-
     payload, ids = _align(2 * hidden), _align(2 * top_k)
     for looks, says in (
         (
@@ -115,7 +113,7 @@ def _one(answer, n_ranks, n_experts, top_k, hidden, max_tokens, expert, src, slo
         (at(size=payload + 16 + 2 * top_k), f"topk_info is padded too: {2 * top_k} bytes become {ids}"),
         (at(size=hidden + 16 + ids), "a bf16 number takes 2 bytes"),
         (at(size=_align(4 * hidden) + 16 + ids), "a bf16 number takes 2 bytes, not 4"),
-        ((le * n_ranks + src) * max_tokens + slot, "this counts messages; the question asks for bytes"),
+        (at(size=1), "this counts messages; the question asks for bytes"),
         (
             ((src * local + le) * max_tokens + slot) * message,
             "the order of the axes is local expert, src_rank, slot: the local expert comes first",
