@@ -9,7 +9,7 @@
 | answers.py | loads a student's file and calls its functions |
 | number_questions.py | judges a number, and recognises the usual mistakes |
 | command.py | the command line |
-| broken_kernel.py | for lesson 4: the plain kernels with one synchronisation removed |
+| broken_kernel.py | for lesson 4: the plain kernels with one release relaxed |
 | two_dispatches.py, silent_rank.py | for lesson 5: dispatches in a row; a rank that never sends |
 | mailbox_model.py | for exercise 5: a search of every order of sends and waits |
 | measured.py | for lessons 6 and 9: the result files of the benchmarks |

@@ -1,6 +1,7 @@
-"""Finds a synchronisation of the plain kernels whose removal causes a race on a given region of memory."""
+"""Finds a release of the plain kernels that is needed: relaxed, it causes a race on a given region of memory."""
 
 from importlib import import_module
+from pathlib import Path
 
 from epmoe.host.plain_kernels import Factories
 from epmoe.mutants import edited_kernels
@@ -11,51 +12,30 @@ from epmoe.mutants.world_run import WorldRun
 from epmoe_ref.errors import EPError, RaceError
 
 SEEDS = 4
-FOLDER = "plain/"
 WORLD = World("split", PLAIN, ((5, 3),) * 2)
 
 
 def unordered(region):
-    """(Mutant, report) of the first fence or release whose removal causes a race on the region. Raises LookupError.
-
-    If several schedules race, a report that names the changed line is preferred.
-    """
-    for mutant in _candidates():
-        edits = {mutant.token.file: mutant.apply(edited_kernels.source_of(mutant.token.file))}
-        reports = []
+    """(Mutant, report) of the first relaxed release that a report of a race on the region names. Raises LookupError."""
+    for mutant in _relaxed():
+        file = mutant.token.file
+        package = edited_kernels.load({file: mutant.apply(edited_kernels.source_of(file))})
+        plain = Factories(import_module(f"{package.__name__}.plain"))
         for seed in range(SEEDS):
-            report = _race(seed, edits)
-            if not report.startswith(f"data race on {region}["):
-                break
-            reports.append(report)
-            if f"{mutant.token.file.rpartition('/')[2]}:{mutant.token.line} " in report:
-                return mutant, report
-        if reports:
-            return mutant, reports[0]
-    raise LookupError(f"no fence or release of epmoe/kernels/plain makes a race on {region} when it is lost")
+            try:
+                WorldRun(WORLD, plain, seed).go()
+            except RaceError as race:
+                report = str(race)
+                if report.startswith(f"data race on {region}[") and f"{Path(file).name}:{mutant.token.line} " in report:
+                    return mutant, report
+            except EPError:
+                pass
+    raise LookupError(f"no release of epmoe/kernels/plain makes a race on {region} when it is relaxed")
 
 
-def _race(seed, edits):
-    """The race report of a run with edited kernels; "" if the run does not end with a race."""
-    try:
-        package = edited_kernels.load(edits)
-        plain = import_module(f"{package.__name__}.plain")
-        WorldRun(WORLD, Factories(plain), seed).go()
-    except RaceError as race:
-        return str(race)
-    except EPError:
-        pass
-    return ""
-
-
-def _candidates():
-    """Sort key: removed fences first, then relaxed releases of system scope, then relaxed releases of device scope."""
-    found = [
-        m
-        for file in edited_kernels.files()
-        if file.startswith(FOLDER)
-        for m in mutants_of(file, edited_kernels.source_of(file))
-    ]
-    lost = [m for m in found if m.token.text.startswith("fence_acq_rel") and m.new == "pass"]
-    relaxed = [m for m in found if m.kind == "order" and "_release_" in m.token.text]
-    return lost + sorted(relaxed, key=lambda m: "_sys_" not in m.token.text)
+def _relaxed():
+    """Mutants of the plain kernels that relax a release, those of system scope first."""
+    plain = [file for file in edited_kernels.files() if file.startswith("plain/")]
+    mutants = [m for file in plain for m in mutants_of(file, edited_kernels.source_of(file))]
+    relaxed = [m for m in mutants if m.kind == "order" and "_release_" in m.token.text]
+    return sorted(relaxed, key=lambda m: "_sys_" not in m.token.text)

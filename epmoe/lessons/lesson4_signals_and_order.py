@@ -244,9 +244,9 @@ assert "data race on message" in report and "the read is relaxed" in report
 # ## The same in the real kernels
 #
 # This chain is dispatch, with recv_count as the flag. The next lines go
-# through the source of the plain kernels. They remove one fence or release
-# after another, and run the rest in a small world of two ranks, until a
-# removal causes a race on recv_buf:
+# through the source of the plain kernels. They relax one release after
+# another, and run the kernels in a small world of two ranks, until there is a
+# race on recv_buf:
 
 from epmoe.lessons.broken_kernel import unordered
 
