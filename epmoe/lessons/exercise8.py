@@ -117,7 +117,7 @@ def _why(name, got, x, ids, weights, matrix, grad_out):
     """What the wrong gradient looks like."""
 
     def made(of_pair, skip_empty=True, add=True):
-        out = np.zeros_like({"x": x, "weights": weights, "matrix": matrix}[name])
+        out = np.zeros_like(got)
         for t, k in np.ndindex(ids.shape):
             e = ids[t, k]
             if e < 0 and skip_empty:
@@ -126,52 +126,42 @@ def _why(name, got, x, ids, weights, matrix, grad_out):
             out[place] = out[place] * add + of_pair(t, k, e)
         return out
 
-    def gradient(t, k, e, w=True, transpose=True):
-        factor = weights[t, k] if w else 1.0
-        m = matrix[e].T if transpose else matrix[e]
-        return {
-            "x": lambda: factor * (grad_out[t] @ m),
-            "weights": lambda: (x[t] @ matrix[e]) @ grad_out[t],
-            "matrix": lambda: factor * np.outer(x[t], grad_out[t]),
-        }[name]()
-
-    looks = [
+    right = {
+        "x": lambda t, k, e: weights[t, k] * (grad_out[t] @ matrix[e].T),
+        "weights": lambda t, k, e: (x[t] @ matrix[e]) @ grad_out[t],
+        "matrix": lambda t, k, e: weights[t, k] * np.outer(x[t], grad_out[t]),
+    }[name]
+    wrong = {
+        "x": (
+            (lambda t, k, e: grad_out[t] @ matrix[e].T, "The router's weights are missing."),
+            (
+                lambda t, k, e: weights[t, k] * (grad_out[t] @ matrix[e]),
+                "x @ M has the gradient grad @ M.T; here M is not transposed.",
+            ),
+        ),
+        "weights": (
+            (lambda t, k, e: x[t] @ grad_out[t], "It needs the expert's RESULT, not the token that it got."),
+            (lambda t, k, e: weights[t, k] * right(t, k, e), "The weight itself is a factor too many."),
+        ),
+        "matrix": (
+            (lambda t, k, e: np.outer(x[t], grad_out[t]), "The router's weights are missing."),
+            (
+                lambda t, k, e: right(t, k, e).T,
+                "It is the transpose: x along the rows of the matrix, the gradient along its columns.",
+            ),
+            (lambda t, k, e: np.outer(x[t] @ matrix[e], grad_out[t]), "It needs the expert's input, not its result."),
+        ),
+    }[name]
+    looks = (
         (np.zeros_like(got), "It is 0 everywhere."),
-        (made(gradient, skip_empty=False), "-1 means no expert: nothing comes from it. matrix[-1] is the last expert."),
+        (made(right, skip_empty=False), "-1 means no expert: nothing comes from it. matrix[-1] is the last expert."),
         (
-            made(gradient, add=False),
+            made(right, add=False),
             "A token has several experts, and an expert several tokens: their gradients must be ADDED, not "
             "overwritten (x[i] += with a repeated index adds once).",
         ),
-    ]
-    if name != "weights":
-        looks.append((made(lambda *p: gradient(*p, w=False)), "The router's weights are missing."))
-    if name == "x":
-        looks.append(
-            (
-                made(lambda *p: gradient(*p, transpose=False)),
-                "x @ M has the gradient grad @ M.T; here M is not transposed.",
-            )
-        )
-    if name == "matrix":
-        looks += [
-            (
-                made(lambda t, k, e: weights[t, k] * np.outer(grad_out[t], x[t])),
-                "It is the transpose: x along the rows of the matrix, the gradient along its columns.",
-            ),
-            (
-                made(lambda t, k, e: np.outer(x[t] @ matrix[e], grad_out[t])),
-                "It needs the expert's input, not its result.",
-            ),
-        ]
-    if name == "weights":
-        looks += [
-            (made(lambda t, k, e: x[t] @ grad_out[t]), "It needs the expert's RESULT, not the token that it got."),
-            (
-                made(lambda t, k, e: weights[t, k] * ((x[t] @ matrix[e]) @ grad_out[t])),
-                "The weight itself is a factor too many.",
-            ),
-        ]
+        *((made(of_pair), says) for of_pair, says in wrong),
+    )
     for value, says in looks:
         if (got == value).all():
             return says
