@@ -103,7 +103,7 @@ def _one(answer, name, topk_ids, n_ranks, n_experts, row_bytes, gbps, extra_us):
     pairs, rows = matrices(topk_ids, n_ranks, n_experts)
     right = [busiest(m) * row_bytes / gbps / 1e3 for m in (pairs, rows)]
     best = "rows" if right[1] + extra_us < right[0] else "pairs"
-    got = call(answer, "decide", [i.copy() for i in topk_ids], n_ranks, n_experts, row_bytes, gbps, extra_us)
+    got = call(answer, "decide", topk_ids, n_ranks, n_experts, row_bytes, gbps, extra_us)
     try:
         *floors, choice = got
         floors = [float(f) for f in floors]

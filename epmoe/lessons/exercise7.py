@@ -92,7 +92,7 @@ def judge(answer):
     """What was right; raises Wrong."""
     cases = _cases()
     for ids, n_experts, capacity in cases:
-        _one(ids, n_experts, capacity, call(answer, "drop", ids.copy(), n_experts, capacity))
+        _one(ids, n_experts, capacity, call(answer, "drop", ids, n_experts, capacity))
     return (
         f"the first pairs of every expert stay in {len(cases)} routings, among them tokens without experts, a batch without "
         "tokens and a capacity of 0."

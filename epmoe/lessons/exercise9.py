@@ -92,8 +92,7 @@ STRETCH = Number(
 def judge(answer):
     """What was right; raises Wrong."""
     for name, tasks in CASES:
-        given = [(n, r, us, list(before)) for n, r, us, before in tasks]
-        _one(name, tasks, call(answer, "finish_times", given))
+        _one(name, tasks, call(answer, "finish_times", tasks))
     return (
         f"all tasks end when they must in {len(CASES)} programs. Now let it find the answer to STRETCH: try the orders "
         "of the tasks on each resource."
