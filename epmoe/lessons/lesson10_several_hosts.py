@@ -250,8 +250,6 @@ for name, n in (("pairs", 8 * 3 / 4), ("rows", copies(32, 24)),
 #
 # ## Worked problems
 #
-# The answers are folded. `epmoe lesson 10 --answers` shows them.
-#
 # 1. A token of rank 0 has experts on ranks 1, 8, 8, 9 and 20 (two of them on
 #    rank 8). A host has 8 ranks. How many copies cross the network as pairs,
 #    as rows, and one per host?

@@ -197,8 +197,6 @@ print(np.concatenate(out))
 #
 # ## Worked problems
 #
-# The answers are folded. `epmoe lesson 1 --answers` shows them.
-#
 # 1. 4 ranks hold 128 tokens each, and every token goes to 8 experts. How many
 #    pairs are there in all? How many does an expert get on average, if there
 #    are 256?

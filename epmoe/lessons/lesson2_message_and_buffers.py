@@ -220,8 +220,6 @@ assert room == 64 * 4 * 128 * real.format.msg_size()
 #
 # ## Worked problems
 #
-# The answers are folded. `epmoe lesson 2 --answers` shows them.
-#
 # 1. How long is a message with hidden = 7168 and top_k = 8?
 #
 # Answer: The payload has 14336 bytes, src_info 16, and topk_info 2 x 8 = 16.

@@ -229,8 +229,6 @@ assert not np.any(after)
 #
 # ## Worked problems
 #
-# The answers are folded. `epmoe lesson 3 --answers` shows them.
-#
 # 1. Two threads each claim once with the pencil: load, then store. In how
 #    many of the possible orders of these four steps do both get the same
 #    slot?

@@ -261,8 +261,6 @@ print(wrapped(report))
 #
 # ## Worked problems
 #
-# The answers are folded. `epmoe lesson 4 --answers` shows them.
-#
 # 1. A message of 14336 bytes is written by stores of 16 bytes. Suppose a
 #    release store costs 500 ns more than a plain one. What would it cost to
 #    make every store a release, in place of one signal at the end?

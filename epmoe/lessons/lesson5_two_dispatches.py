@@ -249,8 +249,6 @@ except DeadlockError as error:
 #
 # ## Worked problems
 #
-# The answers are folded. `epmoe lesson 5 --answers` shows them.
-#
 # 1. A word could count rounds instead of going back to 0. A round takes 20
 #    us. After which time does a signed word of 32 bits overflow?
 #

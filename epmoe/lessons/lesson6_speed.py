@@ -238,8 +238,6 @@ if found:
 #
 # ## Worked problems
 #
-# The answers are folded. `epmoe lesson 6 --answers` shows them.
-#
 # 1. 8 ranks, 256 tokens each, top 8, 7168 columns of bf16, every expert
 #    equally likely. What is the floor of pairs over links of 359 GB/s?
 #

@@ -279,8 +279,6 @@ print("with and without replicas:", twice[0][:, 0])
 
 # ## Worked problems
 #
-# The answers are folded. `epmoe lesson 7 --answers` shows them.
-#
 # 1. 4 ranks have 1000, 1000, 1400 and 600 rows. A row costs 0.05 us of
 #    computing. How long does the layer take, and how long on average is a GPU
 #    idle?

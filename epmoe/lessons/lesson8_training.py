@@ -209,8 +209,6 @@ assert 0.1 < np.mean(one != other) < 0.9
 
 # ## Worked problems
 #
-# The answers are folded. `epmoe lesson 8 --answers` shows them.
-#
 # 1. D is the matrix of a dispatch with 128 tokens and top_k = 8. How many
 #    ones has it? How many are in each column?
 #

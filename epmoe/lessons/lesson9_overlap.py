@@ -279,8 +279,6 @@ print("in turn and overlapped: the same bytes")
 
 # ## Worked problems
 #
-# The answers are folded. `epmoe lesson 9 --answers` shows them.
-#
 # 1. A layer launches 12 kernels, 5 us of host time each. There are 61 layers.
 #    How many tokens a second does one sequence get at most, if every step
 #    launches all of them?

@@ -19,7 +19,6 @@ WIDTH = 80
 INDENT = "    "  # before each line that the code prints
 BAR = "│"  # between the number of a line of code and the line
 WORKED, EXERCISES = "## Worked problems", "## Exercises"  # the sections that end a lesson
-FOLDED = "The answers are folded."  # how a lesson says where they are; not shown with them
 
 
 def cells(source):
@@ -86,8 +85,7 @@ def exercise_text(source):
 def worked_problems(source):
     """The section "Worked problems" with its answers."""
     texts = [cell[1] for cell in cells(source) if cell[0] in ("text", "predict", "answer")]
-    shown = texts[texts.index([WORKED]) + 1 : texts.index([EXERCISES])]
-    return _joined([lines[2:] if lines[0].startswith(FOLDED) else lines for lines in shown])
+    return _joined(texts[texts.index([WORKED]) + 1 : texts.index([EXERCISES])])
 
 
 def _joined(texts):
@@ -206,6 +204,9 @@ def tell(file, *, pause=False):
     for kind, *cell in cells(source):
         if kind == "text":
             teller.text(cell[0])
+            if cell[0] == [WORKED]:
+                name = title(source).partition(":")[0].lower()
+                teller.text([f"The answers are folded. `epmoe {name} --answers` shows them."])
         elif kind == "predict":
             teller.predict(cell[0])
         elif kind != "answer":
