@@ -14,7 +14,12 @@ streams, launches.
 
 import os as _os
 
+import numpy as _np
+
 from . import intrinsics as _intrinsics
+
+if not hasattr(_np, "row_stack"):  # NumPy 2.5; numba-cuda 0.30 asks for it, also when the caller imports it
+    _np.row_stack = _np.vstack
 
 
 def _simulate():
@@ -43,16 +48,15 @@ if SIM:
 
     machine = SimMachine
 else:
-    from . import ptx_factory as _ptx_factory  # first: it prepares NumPy for numba-cuda
     from .gpu_array_kernel import ArrayKernel
     from .gpu_decorators import device_fn, kernel
     from .gpu_machine import GpuMachine
     from .gpu_ops import DTYPES as _DTYPES
     from .gpu_ops import INTRINSICS as _INTRINSICS
     from .gpu_user_arrays import array_at
+    from .ptx_factory import address_of
     from .tuple_or_memory import output
 
-    address_of = _ptx_factory.address_of
     machine = GpuMachine
 
 globals().update({name: _INTRINSICS[name] for name in _intrinsics.INTRINSICS})

@@ -5,18 +5,9 @@ hoists, merges nor reorders it. Operations of several threads are marked converg
 branches.
 """
 
-import numpy as np
 from llvmlite import ir
 from numba.cuda import cgutils, types
 from numba.cuda.extending import _Intrinsic, intrinsic
-
-# NumPy 2.5 dropped it; one module of numba-cuda 0.30 asks for it, once
-if not hasattr(np, "row_stack"):
-    np.row_stack = np.vstack
-    try:
-        import numba.cuda.np.arrayobj  # noqa: F401
-    finally:
-        del np.row_stack
 
 i32, u32, u64, f32 = types.int32, types.uint32, types.uint64, types.float32
 _IR = {i32: (ir.IntType(32), "r"), u32: (ir.IntType(32), "r"), u64: (ir.IntType(64), "l"), f32: (ir.FloatType(), "f")}
