@@ -59,10 +59,8 @@ class Touched(NamedTuple):
     index: tuple
 
 
-def label(name, rank, index=None, axes=()):
+def label(name, rank, index, axes):
     """A place as text: "dispatch_recv_count[rank 1][local_expert 0, src_rank 2]"; names fields of A and src_info."""
-    if index is None:
-        return f"{name}[rank {rank}]"
     fields = {"A": ("end", "count"), "src_info": ("token", "k")}.get(name)
     words, tail = [], ""
     for n, i in enumerate(index):

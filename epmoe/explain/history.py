@@ -1,5 +1,6 @@
 """The history of memory in a recording: every element's values over the steps, and their writers."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -17,29 +18,18 @@ class Change(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """A message or a row was written: its first and last step, the last event, and the blocks that took part."""
+    """A message, row or result was written: the last event that wrote to it, and its token's number."""
 
-    begun: int
-    done: int
     event: object
-    blocks: tuple
-
-    @property
-    def who(self):
-        """The writers in words: "rank 1, blocks 0 and 2"."""
-        names = " and ".join(map(str, self.blocks))
-        return f"rank {self.event.rank}, block{'s' if len(self.blocks) > 1 else ''} {names}"
-
-
-class Message(NamedTuple):
-    """A message in recv_buf: how it was written, and its token's number."""
-
-    filled: Filled
     token: int
 
 
+# array -> how many of its first axes name one message, row or result
+FILLED = {"dispatch_recv_buf": 3, "output_tokens": 1, "combine_recv_buf": 2, "combined": 1}
+
+
 class History:
-    """The values written to each element of a recording's arrays, and the state at any step."""
+    """The values written to each element of a recording's arrays, and the events that wrote them."""
 
     def __init__(self, recording):
         self.recording, self.arrays = recording, Arrays(recording)
@@ -49,7 +39,6 @@ class History:
                 touched = self.arrays.find(event)
                 if touched is not None:
                     self._writes.setdefault((touched.array.name, touched.array.rank), []).append(event)
-        self._cache = {}
 
     def writes(self, name, rank):
         """Events that wrote to an array."""
@@ -66,77 +55,48 @@ class History:
 
     def of(self, name, rank):
         """{index: [Change, ...]} for each element of an array of small numbers; the first Change is the start value."""
-        key = name, rank
-        if key not in self._cache:
-            array = self.arrays.get(name, rank)
-            if array is None:
-                return {}
-            before = self.before(name, rank)
-            found = {
-                index: [] if before is None else [Change(0, int(before[index]), None)]
-                for index in np.ndindex(array.shape)
-            }
-            for event in self.writes(name, rank):
-                for index, value in elements(array, event):
-                    changes = found[index]
-                    if not changes or changes[-1].value != value:
-                        changes.append(Change(event.step, value, event))
-            self._cache[key] = found
-        return self._cache[key]
-
-    def at(self, name, rank, index, step):
-        """The value of an element after `step` operations, or None if it was not written by then."""
-        value = None
-        for change in self.of(name, rank).get(index, ()):
-            if change.step > step:
-                break
-            value = change.value
-        return value
-
-    def bytes_at_end(self, name, rank):
-        """uint8 content of an array: its content before the first step, with all recorded writes applied."""
         array = self.arrays.get(name, rank)
+        if array is None:
+            return {}
         before = self.before(name, rank)
-        raw = np.zeros(array.nbytes, np.uint8) if before is None else before.reshape(-1).view(np.uint8).copy()
+        found = {
+            index: [] if before is None else [Change(0, int(before[index]), None)] for index in np.ndindex(array.shape)
+        }
         for event in self.writes(name, rank):
+            for index, value in elements(array, event):
+                changes = found[index]
+                if not changes or changes[-1].value != value:
+                    changes.append(Change(event.step, value, event))
+        return found
+
+    def bytes_at_end(self, array):
+        """uint8 content of an array: its content before the first step, with all recorded writes applied."""
+        raw = self.before(array.name, array.rank).reshape(-1).view(np.uint8).copy()
+        for event in self.writes(array.name, array.rank):
             start = event.address - array.address
             raw[start : start + event.nbytes] = np.frombuffer(event.wrote, np.uint8)[: len(raw) - start]
         return raw
 
-    def filled(self, name, rank, axes):
-        """{index over the first `axes` axes: Filled} of the parts of an array that were written."""
+    def filled(self, name, rank):
+        """{index: Filled} of the messages, rows or results in an array that were written."""
         array = self.arrays.get(name, rank)
-        found = {}
         if array is None:
-            return found
-        part = int(np.prod(array.shape[axes:], dtype=np.int64)) * array.dtype.itemsize
+            return {}
+        shape, last = array.shape[: FILLED[name]], {}
+        part = array.nbytes // math.prod(shape)
         for event in self.writes(name, rank):
             start = event.address - array.address
             for n in range(start // part, (min(start + event.nbytes, array.nbytes) - 1) // part + 1):
-                index = tuple(int(i) for i in np.unravel_index(n, array.shape[:axes]))
-                begun, blocks = (found[index].begun, found[index].blocks) if index in found else (event.step, ())
-                found[index] = Filled(begun, event.step, event, tuple(sorted({*blocks, event.block})))
-        return found
-
-    def messages(self, rank):
-        """Messages that arrived at a rank: {(local_expert, src_rank, slot): Message}."""
-        sizes = layout.message(self.recording.cfg)
-        array = self.arrays.get("dispatch_recv_buf", rank)
-        if array is None:
-            return {}
-        raw = self.bytes_at_end("dispatch_recv_buf", rank).reshape(array.shape)
-        found = {}
-        for index, filled in self.filled("dispatch_recv_buf", rank, 3).items():
-            message = raw[index]
-            found[index] = Message(filled, int(message[sizes.src_info_offset :][:4].view(np.int32)[0]))
-        return found
-
-    def row_token(self, rank, row):
-        """(src_rank, token) of a row of output_tokens."""
-        d = self.recording.dispatched[rank]
-        group = int(np.searchsorted(d.row_offsets, row, "right")) - 1
-        ends = np.cumsum(d.recv_count[group])  # an expert's rows are ordered by src_rank
-        return int(np.searchsorted(ends, row - int(d.row_offsets[group]), "right")), int(d.src_info[row][0])
+                last[tuple(int(i) for i in np.unravel_index(n, shape))] = event
+        if name == "dispatch_recv_buf":
+            messages = self.bytes_at_end(array).reshape(array.shape)
+            at = layout.message(self.recording.cfg).src_info_offset
+            tokens = messages[..., at : at + 4].view(np.int32)[..., 0]
+        elif name == "output_tokens":
+            tokens = self.recording.dispatched[rank].src_info[:, 0]
+        else:
+            tokens = np.indices(shape)[0]
+        return {index: Filled(event, int(tokens[index])) for index, event in last.items()}
 
     def label(self, name, rank, index):
         """An element's place as text."""

@@ -14,21 +14,26 @@ KINDS = {
     "D": "through",
     "combine_ready": "ready",
 }
+# array -> kind of a message, row or result that is completely written, and words
+COMPLETED = {
+    "dispatch_recv_buf": ("message", "the message of token {token} of rank {index[1]} is in {place}"),
+    "output_tokens": ("row", "{place} is complete"),
+    "combine_recv_buf": ("way back", "the row is in {place}"),
+    "combined": ("sum", "{place} is complete"),
+}
 NEAR = 400  # steps: closer changes of one kind by one block may form one moment
 
 
 class Moment(NamedTuple):
-    """A moment: its step, a sentence that describes it, and its run (0: dispatch, 1: combine)."""
+    """A moment: its step, and a sentence that describes it."""
 
     step: int
     text: str
-    run: int
 
 
 class Happening(NamedTuple):
     """One change, before it is joined with neighbouring changes."""
 
-    step: int
     kind: str
     event: object
     what: str
@@ -36,59 +41,34 @@ class Happening(NamedTuple):
 
 def moments(history):
     """All moments in order, after one for the beginning."""
-    recording = history.recording
-    found = [Moment(0, "Nothing has happened yet: no kernel runs.", 0)]
-    group = []
-    for h in sorted(happenings(history), key=lambda h: h.step):
-        if group and not (h.kind == group[0].kind and who(h) == who(group[0]) and h.step - group[-1].step < NEAR):
-            found.append(_moment(recording, group))
-            group = []
-        group.append(h)
-    if group:
-        found.append(_moment(recording, group))
-    return sorted(found, key=lambda m: m.step)
+    groups = []
+    for h in sorted(happenings(history), key=lambda h: h.event.step):
+        if groups and _belongs(h, groups[-1]):
+            groups[-1].append(h)
+        else:
+            groups.append([h])
+    return [Moment(0, "Nothing has happened yet: no kernel runs."), *map(_moment, groups)]
 
 
-def who(h):
-    """The launch and block that made a change."""
-    return h.event.launch, h.event.block
+def _belongs(h, group):
+    kind, event, _ = group[-1]
+    same = (h.kind, h.event.launch, h.event.block) == (kind, event.launch, event.block)
+    return same and h.event.step - event.step < NEAR
 
 
 def happenings(history):
     """Yield every change that belongs to a moment."""
-    ranks = range(history.recording.cfg.n_ranks)
-    for rank in ranks:
+    for rank in range(history.recording.cfg.n_ranks):
         for name in (*COUNTERS, *SIGNALS, "row_offsets"):
             for index, changes in history.of(name, rank).items():
                 for before, change in zip([None, *changes], changes):
                     if change.event is not None:
-                        yield Happening(
-                            change.step,
-                            _kind(history, name, change),
-                            change.event,
-                            _change(history, name, rank, index, before, change),
-                        )
-        for index, message in history.messages(rank).items():
-            place = history.label("dispatch_recv_buf", rank, index)
-            yield Happening(
-                message.filled.done,
-                "message",
-                message.filled.event,
-                f"the message of token {message.token} of rank {index[1]} is in {place}",
-            )
-        for (row,), filled in history.filled("output_tokens", rank, 1).items():
-            yield Happening(
-                filled.done, "row", filled.event, f"{history.label('output_tokens', rank, (row,))} is complete"
-            )
-        for (t, k), filled in history.filled("combine_recv_buf", rank, 2).items():
-            yield Happening(
-                filled.done,
-                "way back",
-                filled.event,
-                f"the row is in {history.label('combine_recv_buf', rank, (t, k))}",
-            )
-        for (t,), filled in history.filled("combined", rank, 1).items():
-            yield Happening(filled.done, "sum", filled.event, f"{history.label('combined', rank, (t,))} is complete")
+                        what = _change(history, name, rank, index, before, change)
+                        yield Happening(_kind(history, name, change), change.event, what)
+        for name, (kind, what) in COMPLETED.items():
+            for index, (event, token) in history.filled(name, rank).items():
+                place = history.label(name, rank, index)
+                yield Happening(kind, event, what.format(place=place, index=index, token=token))
 
 
 def _kind(history, name, change):
@@ -125,9 +105,8 @@ SAYS = {
 }
 
 
-def _moment(recording, group):
-    event, last = group[0].event, group[-1]
+def _moment(group):
+    event = group[0].event
     says = SAYS.get(group[0].kind, "writes")
     shown = "; ".join(h.what for h in group[:2]) + (f"; and {len(group) - 2} more" if len(group) > 2 else "")
-    words = f"Rank {event.rank} block {event.block} {says}: {shown}."
-    return Moment(last.step, words, int(last.step > recording.dispatch_end))
+    return Moment(group[-1].event.step, f"Rank {event.rank} block {event.block} {says}: {shown}.")

@@ -77,7 +77,6 @@ class Lane(NamedTuple):
 
     rank: int
     block: int
-    launch: int
     kernel: str
     begin: int
     end: int
@@ -89,29 +88,20 @@ class Timeline:
     """Lanes of a recording by launch and block, and all arrows."""
 
     def __init__(self, history):
-        self.history = history
-        recording = history.recording
+        self.arrays, self.launches = history.arrays, history.recording.recorder.launches
         events = defaultdict(list)
-        for event in recording.events:
+        for event in history.recording.events:
             events[event.launch, event.block].append(event)
-        self.arrows = arrows(recording.events)
+        self.arrows = arrows(history.recording.events)
         self._releases = {a.source.number for a in self.arrows}
-        self.lanes = [
-            self._lane(recording, launch, block, of_block) for (launch, block), of_block in sorted(events.items())
-        ]
-
-    def run(self, number):
-        """Lanes of one run: 0 is dispatch, 1 is combine."""
-        launches = self.history.recording.recorder.launches
-        return [lane for lane in self.lanes if launches[lane.launch].run == number]
+        self.lanes = [self._lane(of_block) for _, of_block in sorted(events.items())]
 
     def phase_of(self, event):
         """The phase that an event belongs to; None if the event does not tell."""
-        touched = self.history.arrays.find(event)
+        touched = self.arrays.find(event)
         if touched is None:
             return None
-        name = touched.array.name
-        kernel = self.history.recording.recorder.launches[event.launch].kernel
+        name, kernel = touched.array.name, self.launches[event.launch].kernel
         if event.kind == "load":
             if name == "dispatch_recv_count" and event.order != "weak":
                 return "place" if int.from_bytes(event.saw, "little") != NOT_ARRIVED else None
@@ -133,21 +123,19 @@ class Timeline:
             return "copy" if event.kind == "atomic" else "place"
         return WRITES.get(name)
 
-    def _lane(self, recording, launch, block, events):
+    def _lane(self, events):
         first, last = events[0], events[-1]
-        waits = self._waits(events, last.step - first.step)
-        slices = cut(self._phases(events), waits)
+        slices = cut(self._phases(events), self._waits(events, last.step - first.step))
         marks = [Mark(kind, e) for e in events if (kind := self.mark_of(e))]
-        return Lane(
-            first.rank, block, launch, recording.recorder.launches[launch].kernel, first.step, last.step, slices, marks
-        )
+        kernel = self.launches[first.launch].kernel
+        return Lane(first.rank, first.block, kernel, first.step, last.step, slices, marks)
 
     def mark_of(self, event):
         """The kind of mark that an event gets in the timeline, or None."""
         if event.kind in ("barrier", "fence"):
             return event.kind
         if event.kind in ("store", "atomic") and event.order != "weak":
-            touched = self.history.arrays.find(event)
+            touched = self.arrays.find(event)
             value = int.from_bytes(event.wrote, "little") if event.wrote is not None else None
             if touched is not None and touched.array.name in SIGNALS and value != NOT_ARRIVED:
                 return "signal"
@@ -187,9 +175,8 @@ class Timeline:
         for event in events:
             polled = event.kind == "load" and event.order != "weak"
             before = polling.pop(event.thread, None)
-            if before is not None:
-                if polled and event.address == before.address:
-                    polls.append((before.step, event.step, before))
+            if before is not None and polled and event.address == before.address:
+                polls.append((before.step, event.step, before))
             if polled:
                 polling[event.thread] = event
             elif event.kind not in ("barrier", "warp barrier", "begin", "end"):
@@ -201,7 +188,7 @@ class Timeline:
                 if b - a > LEAST * max(length, 1):
                     if found and a - found[-1][1] < 2 * LEAST * length:
                         a = found.pop()[0]
-                    found.append((a, b, self.history.arrays.place(event)))
+                    found.append((a, b, self.arrays.place(event)))
         return found
 
 

@@ -9,7 +9,6 @@ from epmoe.check import compare_combined, compare_dispatched
 from epmoe.device.sim.recorder import Recorder
 from epmoe.expert_parallel import ExpertParallel
 from epmoe.host.arrays import to_numpy
-from epmoe.routing import Routed
 from epmoe.verify.experts import Experts, reordered
 from epmoe.worlds.local import LocalWorld
 from epmoe_ref.config import EPConfig
@@ -19,22 +18,16 @@ INTERMEDIATE = 16  # width of the experts
 
 @dataclass
 class Recording:
-    """One round: its inputs, its results, and the recorder's events.
+    """One round: the recorder's events, and what the kernels made.
 
-    routed: tokens bf16, topk_ids, topk_weights. dispatched: the kernels' Dispatched (NumPy, exact rows).
-    expert_outputs [rows, hidden] in the kernels' row order. combined [num_tokens, hidden]. All lists over ranks.
-    differences: places where the kernels' results differ from the reference's; empty if they are correct.
-    dispatch_end: the last step of dispatch; combine's steps come after it.
+    dispatched: over ranks, the kernels' Dispatched (NumPy, exact rows). differences: places where the kernels' results
+    differ from the reference's; empty if they are correct.
     """
 
     cfg: EPConfig
-    fused: bool
     seed: int
-    routed: Routed
     recorder: Recorder
     dispatched: list
-    expert_outputs: list
-    combined: list
     differences: list
 
     @property
@@ -44,7 +37,7 @@ class Recording:
 
     @property
     def dispatch_end(self):
-        """The last step of dispatch; the second run's steps come after it."""
+        """The last step of dispatch; combine's steps come after it."""
         return self.recorder.runs[1].first_step
 
     @property
@@ -72,4 +65,4 @@ def record(cfg, routed, *, fused=False, seed=0):
         for r in world.ranks
         for e in compare_combined(cfg, r, combined[r], expected[r], topk_ids=dispatched[r].topk_ids)
     ]
-    return Recording(cfg, fused, seed, routed, recorder, dispatched, y, combined, differences)
+    return Recording(cfg, seed, recorder, dispatched, differences)

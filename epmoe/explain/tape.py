@@ -61,7 +61,7 @@ def data(history):
         "moments": every,
         "regions": found,
         "runs": [0, recording.dispatch_end, recording.end + 1],
-        "phases": {name: what for name, what in PHASES.items()},
+        "phases": PHASES,
         "lanes": [lane_of(lane, history) for lane in timeline.lanes],
         "arrows": [
             [
@@ -83,7 +83,6 @@ def lane_of(lane, history):
     return {
         "rank": lane.rank,
         "block": lane.block,
-        "kernel": lane.kernel,
         "begin": lane.begin,
         "end": lane.end,
         "slices": [[s.phase, s.begin, s.end, s.word] for s in lane.slices],
@@ -95,7 +94,7 @@ def lane_of(lane, history):
 
 
 def regions(history):
-    """Arrays that changed: [{name, meaning, ranks: [[{name, index, changes: [[step, text, src_rank or None]]}]]}]."""
+    """Arrays that changed: [{name, meaning, ranks: [[{name, index, changes: [[step, text]]}]]}]."""
     made = []
     for name, meaning in MEANING.items():
         ranks = [list(cells(history, name, rank)) for rank in range(history.recording.cfg.n_ranks)]
@@ -109,24 +108,11 @@ def cells(history, name, rank):
     if name in (*COUNTERS, *SIGNALS, "row_offsets"):
         for index, changes in history.of(name, rank).items():
             if len(changes) > 1 or changes and changes[0].event is not None:
-                yield cell(
-                    history,
-                    name,
-                    rank,
-                    index,
-                    [[c.step, word(name, c.value), None] for c in changes if name != "row_offsets" or c.event],
-                )
+                told = [[c.step, word(name, c.value)] for c in changes if name != "row_offsets" or c.event]
+                yield cell(history, name, rank, index, told)
         return
-    places = {
-        "dispatch_recv_buf": (3, lambda i: (i[1], history.messages(rank)[i].token)),
-        "output_tokens": (1, lambda i: history.row_token(rank, i[0])),
-        "combine_recv_buf": (2, lambda i: (rank, i[0])),
-        "combined": (1, lambda i: (rank, i[0])),
-    }
-    axes, token_of = places[name]
-    for index, filled in sorted(history.filled(name, rank, axes).items()):
-        src, token = token_of(index)
-        yield cell(history, name, rank, index, [[filled.done, f"t{token}", src]])
+    for index, (event, token) in sorted(history.filled(name, rank).items()):
+        yield cell(history, name, rank, index, [[event.step, f"t{token}"]])
 
 
 def cell(history, name, rank, index, changes):

@@ -43,7 +43,7 @@ def test_moments_follow_each_other():
     h = history()
     every = moments(h)
     assert [m.step for m in every] == sorted(m.step for m in every)
-    assert every[0].step == 0 and {m.run for m in every} == {0, 1} and 40 < len(every) < 600
+    assert every[0].step == 0 and 40 < len(every) < 600
 
 
 @pytest.mark.parametrize("options", [dict(), FP8], ids=str)
@@ -57,14 +57,14 @@ def test_every_step_of_the_tape_changes_a_word_and_every_word_changes(options):
         assert any(before < c <= step for c in changes), step
     for region in made["regions"]:
         for cell in (cell for cells in region["ranks"] for cell in cells):
-            values = [text for _, text, _ in cell["changes"]]
+            values = [text for _, text in cell["changes"]]
             assert all(a != b for a, b in zip(values, values[1:])) and max(c[0] for c in cell["changes"]) > 0, cell
 
 
 def test_the_tape_ends_with_what_the_reference_says():
     h = history()
     made = {
-        (region["name"], rank, cell["index"]): [t for _, t, _ in cell["changes"]]
+        (region["name"], rank, cell["index"]): [t for _, t in cell["changes"]]
         for region in tape.data(h)["regions"]
         for rank, cells in enumerate(region["ranks"])
         for cell in cells
